@@ -1,0 +1,3 @@
+"""Replay for GFlowNets, native to TorchRL."""
+
+__version__ = "0.1.0"

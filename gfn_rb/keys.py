@@ -1,0 +1,29 @@
+"""Every TensorDict key name this library reads or writes."""
+
+from __future__ import annotations
+
+from typing import Final
+
+STATE: Final = "state"
+ACTION: Final = "action"
+LENGTH: Final = "length"
+LOG_REWARD: Final = "log_reward"
+LOG_PROB: Final = "log_prob"
+ESTIMATOR_OUTPUT: Final = "estimator_output"
+CONDITION: Final = "condition"
+IS_BACKWARD: Final = "is_backward"
+IS_TERMINATING: Final = "is_terminating"
+
+NEXT: Final = "next"
+DONE: Final = "done"
+TERMINATED: Final = "terminated"
+REWARD: Final = "reward"
+NEXT_STATE: Final = (NEXT, STATE)
+NEXT_DONE: Final = (NEXT, DONE)
+
+FORWARD_MASK: Final = "action_mask"  # TorchRL's own name for the mask of legal actions
+BACKWARD_MASK: Final = "backward_mask"
+LOGITS: Final = "logits"
+
+INDEX: Final = "index"  # written by TensorDictReplayBuffer into what it samples
+BUFFER_ID: Final = "buffer_id"

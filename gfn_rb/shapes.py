@@ -1,0 +1,24 @@
+"""Shaped tensor types: jaxtyping's where it is installed, plain tensors where it is not.
+
+The core needs only torch, torchrl, tensordict and numpy. The test run installs jaxtyping and
+beartype and checks every annotation below at each call.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Float64, Int, Int64, Shaped
+else:
+    try:
+        from jaxtyping import Bool, Float, Float64, Int, Int64, Shaped
+    except ImportError:
+
+        class _Unchecked:
+            def __class_getitem__(cls, item: tuple[Any, str]) -> Any:
+                return item[0]
+
+        Bool = Float = Float64 = Int = Int64 = Shaped = _Unchecked
+
+__all__ = ["Bool", "Float", "Float64", "Int", "Int64", "Shaped"]
