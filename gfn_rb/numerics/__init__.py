@@ -1,1 +1,6 @@
-"""TODO."""
+"""Pure tensor mathematics: mutable distributions and selections. No TorchRL, no I/O."""
+
+from gfn_rb.numerics.extremes import Extremes
+from gfn_rb.numerics.weighted_tree import WeightedTree
+
+__all__ = ["Extremes", "WeightedTree"]

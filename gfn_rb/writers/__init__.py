@@ -1,1 +1,5 @@
-"""TODO."""
+"""Writers: which of the offered items a storage keeps."""
+
+from gfn_rb.writers.reward import RewardPrioritizedWriter
+
+__all__ = ["RewardPrioritizedWriter"]

@@ -1,0 +1,267 @@
+"""What every sampler that draws by a stored number shares."""
+
+from __future__ import annotations
+
+import json
+import math
+from abc import abstractmethod
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import torch
+from tensordict import NestedKey
+from torch import Tensor
+from torchrl.data.replay_buffers.samplers import Sampler
+from torchrl.data.replay_buffers.storages import Storage
+
+from gfn_rb.column import KeyColumn
+from gfn_rb.errors import (
+    ArgumentError,
+    CheckpointMismatchError,
+    EmptyBufferError,
+    GfnRbError,
+    NaNError,
+)
+from gfn_rb.keys import LOG_PROB, LOG_REWARD
+
+Replacement = Literal["auto", True, False]
+
+_FILE = "parameters.json"
+
+
+class Distribution(Protocol):
+    """A mutable discrete distribution over rows, such as :class:`~gfn_rb.numerics.WeightedTree`."""
+
+    @property
+    def log_total(self) -> Tensor:
+        """Log of the total mass, 0-d."""
+        ...
+
+    def update(self, index: Tensor, log_weight: Tensor, /) -> None:
+        """Change some rows."""
+        ...
+
+    def assign(self, log_weight: Tensor, /) -> None:
+        """Set the first rows, and remove the others."""
+        ...
+
+    def log_prob(self, index: Tensor, /) -> Tensor:
+        """Return log p of rows."""
+        ...
+
+    def draw(self, n: int, generator: torch.Generator | None, /) -> Tensor:
+        """Draw with replacement."""
+        ...
+
+    def draw_distinct(self, n: int, generator: torch.Generator | None, /) -> tuple[Tensor, Tensor]:
+        """Draw without, and say whether there were enough rows."""
+        ...
+
+
+class _KeepReplacement(type(Sampler)):  # type: ignore[misc]
+    """TorchRL's metaclass takes ``replacement=`` away before the constructor sees it."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        return type.__call__(cls, *args, **kwargs)
+
+
+class KeySampler(Sampler, metaclass=_KeepReplacement):
+    """Draws rows by a number that the storage holds for each of them.
+
+    A subclass says how the stored numbers become a distribution, in one method. The rest is
+    here: following the storage, replacement, empty buffers, state.
+
+    What is drawn from is what the storage holds at that moment. Rows written through any buffer
+    attached to the storage cost a partial update; any other change (another process, an in-place
+    write) has the column read anew. On CUDA it is read anew after every change, which takes no
+    longer there and waits for nothing; impossible draws then stop on the device, as
+    ``torch.multinomial``'s do.
+
+    Args:
+        key: the key to draw by, one float per item.
+        replacement: whether an item may appear twice in a batch. ``"auto"``: only when the batch
+            exceeds the number of items that can be drawn.
+        log_prob_key: name under which the log-probability of each draw is returned along with
+            the batch, float32, when drawing with replacement; None for not at all.
+
+    Raises:
+        ArgumentError: another ``replacement``.
+    """
+
+    def __init__(
+        self,
+        key: NestedKey = LOG_REWARD,
+        replacement: Replacement = "auto",
+        log_prob_key: str | None = LOG_PROB,
+    ) -> None:
+        if replacement not in ("auto", True, False):
+            raise ArgumentError(f"replacement must be 'auto', True or False, got {replacement!r}")
+        self.key = key
+        self.replacement = replacement
+        self.log_prob_key = log_prob_key
+        self._column = KeyColumn(key)
+        self._distribution: Distribution | None = None
+
+    @abstractmethod
+    def _make_distribution(self, capacity: int, device: torch.device) -> Distribution:
+        """Return an empty distribution over that many rows."""
+
+    @abstractmethod
+    def _log_weight(self, value: Tensor) -> Tensor:
+        """Turn stored numbers into what the distribution takes, float64, same shape."""
+
+    # What TorchRL calls.
+
+    def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
+        """Draw a batch of rows.
+
+        Args:
+            storage: a one-dimensional tensor storage.
+            batch_size: number of rows.
+
+        Returns:
+            Their indices, int64 of shape [batch_size], and what else is known of the draw.
+
+        Raises:
+            ArgumentError: ``batch_size`` below 1, or more than can be drawn without replacement.
+            EmptyBufferError: nothing is stored, or every item has weight zero.
+            KeyMismatchError, ShapeError: the storage has no such key, or not one number per item.
+            NaNError: a stored number is NaN.
+        """
+        self._check_request(storage, batch_size)
+        distribution = self._follow(storage)
+        _require(distribution.log_total > -math.inf, EmptyBufferError, self._NOTHING, self.key)
+        if self.replacement is True or (self.replacement == "auto" and batch_size > len(storage)):
+            return self._draw(distribution, storage, batch_size)
+        index, enough = distribution.draw_distinct(batch_size, self._rng)
+        if self.replacement is False:
+            _require(enough, ArgumentError, self._TOO_FEW, batch_size)
+        elif enough.device.type == "cuda":
+            index = torch.where(enough, index, distribution.draw(batch_size, self._rng))
+        elif not enough:
+            return self._draw(distribution, storage, batch_size)
+        return index, {}
+
+    def mark_update(self, index: int | Tensor, *, storage: Storage | None = None) -> None:
+        """Take note that rows were written.
+
+        Args:
+            index: the rows, -1 for one that was rejected.
+            storage: where.
+        """
+        if storage is not None and self._distribution is not None:
+            self._column.announce(storage, torch.as_tensor(index, dtype=torch.int64))
+
+    def can_sample(self, storage: Storage, batch_size: int) -> bool:
+        """Return whether a batch of this size can be drawn."""
+        return len(storage) >= (batch_size if self.replacement is False else 1)
+
+    def _empty(self) -> None:
+        self._column.forget()
+
+    # Drawing.
+
+    _NOTHING = "no item can be drawn: every stored {!r} has weight zero (all -inf?)"
+    _TOO_FEW = "batch_size={} exceeds the items of positive weight, and replacement is False"
+
+    def _draw(
+        self, distribution: Distribution, storage: Storage, batch_size: int
+    ) -> tuple[Tensor, dict[str, Any]]:
+        index = distribution.draw(batch_size, self._rng)
+        if self.log_prob_key is None:
+            return index, {}
+        name = self.log_prob_key
+        if name in storage._storage.keys():  # noqa: SIM118
+            name = f"draw_{name}"
+        return index, {name: distribution.log_prob(index).to(torch.float32)}
+
+    def _follow(self, storage: Storage) -> Distribution:
+        """Bring the distribution up to date with the storage."""
+        values = self._column.values(storage)
+        if self._distribution is None:
+            self._distribution = self._make_distribution(storage.max_size, values.device)
+            self._column.forget()
+        rows = self._column.changed(storage)
+        if rows is None:
+            self._distribution.assign(self._checked(values))
+        elif rows.shape[0]:
+            self._distribution.update(rows, self._checked(values[rows]))
+        return self._distribution
+
+    def _checked(self, values: Tensor) -> Tensor:
+        if values.device.type == "cpu" and bool(torch.isnan(values).any()):
+            self._column.forget()
+            raise NaNError(f"the storage holds NaN under {self.key!r}: expected numbers or -inf")
+        return self._log_weight(values)
+
+    def _check_request(self, storage: Storage, batch_size: int) -> None:
+        stored = len(storage)
+        if batch_size < 1:
+            raise ArgumentError(f"batch_size must be at least 1, got {batch_size}")
+        if stored == 0:
+            raise EmptyBufferError(f"cannot draw {batch_size} items: the buffer is empty")
+        if self.replacement is False and batch_size > stored:
+            raise ArgumentError(
+                f"batch_size={batch_size} exceeds the {stored} stored items, and replacement "
+                "is False"
+            )
+
+    # State: the storage holds all but the parameters.
+
+    _parameters: tuple[str, ...] = ()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the parameters that may be annealed."""
+        return {name: getattr(self, name) for name in self._parameters}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the parameters.
+
+        Args:
+            state_dict: from a sampler of the same class.
+
+        Raises:
+            CheckpointMismatchError: from one with other parameters.
+        """
+        if set(state_dict) != set(self._parameters):
+            raise CheckpointMismatchError(
+                f"sampler state holds {sorted(state_dict)}, {type(self).__name__} expects "
+                f"{sorted(self._parameters)}"
+            )
+        for name, value in state_dict.items():
+            setattr(self, name, value)
+        self._column.forget()
+
+    def dumps(self, path: str | Path) -> None:
+        """Write the parameters into a folder.
+
+        Args:
+            path: the folder, made if missing.
+        """
+        path = Path(path)
+        path.mkdir(exist_ok=True)
+        (path / _FILE).write_text(json.dumps(self.state_dict()))
+
+    def loads(self, path: str | Path) -> None:
+        """Read the parameters from a folder that :meth:`dumps` wrote.
+
+        Args:
+            path: the folder.
+
+        Raises:
+            CheckpointMismatchError: see :meth:`load_state_dict`.
+        """
+        self.load_state_dict(json.loads((Path(path) / _FILE).read_text()))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what is read from the storage again."""
+        state = super().__getstate__()
+        return {**state, "_distribution": None, "_column": KeyColumn(self.key)}
+
+
+def _require(condition: Tensor, error: type[GfnRbError], message: str, *args: Any) -> None:
+    """Raise unless a 0-d tensor is true; on CUDA, on the device, so as not to wait for it."""
+    if condition.device.type == "cuda":
+        torch._assert_async(condition, message.format(*args))
+    elif not condition:
+        raise error(message.format(*args))

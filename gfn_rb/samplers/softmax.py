@@ -1,0 +1,71 @@
+"""Drawing in proportion to a power of the reward."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from tensordict import NestedKey
+from torch import Tensor
+
+from gfn_rb.errors import ArgumentError
+from gfn_rb.keys import LOG_PROB, LOG_REWARD
+from gfn_rb.numerics import WeightedTree
+from gfn_rb.samplers.base import Distribution, KeySampler, Replacement
+
+
+class SoftmaxRewardSampler(KeySampler):
+    r"""Draws item i with probability :math:`p_i \propto \exp(\log R_i / T)`.
+
+    At temperature 1 an item is drawn in proportion to its reward, as in torchgfn's
+    ``prioritized_sampling``. Everything happens in the log domain: rewards of 1e4 nats and items
+    of reward zero (-inf) are fine.
+
+    Args:
+        key: the log-reward of each item, in nats.
+        temperature: T > 0. May be annealed, by assignment or by a TorchRL scheduler; each change
+            has the column read anew.
+        replacement: see :class:`~gfn_rb.samplers.base.KeySampler`.
+        log_prob_key: likewise. If the items themselves hold an entry of that name, the draw's
+            is called ``draw_`` and the name.
+
+    Raises:
+        ArgumentError: a temperature that is not a positive number.
+    """
+
+    _parameters = ("temperature",)
+
+    def __init__(
+        self,
+        key: NestedKey = LOG_REWARD,
+        temperature: float = 1.0,
+        replacement: Replacement = "auto",
+        log_prob_key: str | None = LOG_PROB,
+    ) -> None:
+        super().__init__(key, replacement, log_prob_key)
+        self.temperature = temperature
+
+    @property
+    def temperature(self) -> float:
+        """T: above 1 flatter than the reward, below 1 more peaked."""
+        return self._temperature
+
+    @temperature.setter
+    def temperature(self, value: Any) -> None:
+        if not 0 < float(value) < math.inf:
+            raise ArgumentError(f"temperature must be a positive number, got {value!r}")
+        self._temperature = float(value)
+        self._column.forget()
+
+    def _make_distribution(self, capacity: int, device: torch.device) -> Distribution:
+        return WeightedTree(capacity, device)
+
+    def _log_weight(self, value: Tensor) -> Tensor:
+        return value.to(torch.float64) / self._temperature
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}(key={self.key!r}, temperature={self.temperature}, "
+            f"replacement={self.replacement!r})"
+        )

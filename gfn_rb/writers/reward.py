@@ -1,0 +1,322 @@
+"""Keeping the items of highest reward."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from tensordict import NestedKey, TensorDictBase
+from torch import Tensor
+from torchrl.data.replay_buffers.storages import Storage, TensorStorage
+from torchrl.data.replay_buffers.writers import Writer
+
+from gfn_rb.column import KeyColumn
+from gfn_rb.errors import ArgumentError, CheckpointMismatchError, ShapeError
+from gfn_rb.keys import LOG_REWARD
+from gfn_rb.numerics import Extremes
+from gfn_rb.shapes import Float, Float64, Int64
+from gfn_rb.writers.rows import Layout, check_number, scalar_key
+
+Tie = Literal["newest", "oldest"]
+
+_OFFERED, _WRITTEN, _REVISION = range(3)
+_FILE = "writer.pt"
+
+
+class RewardPrioritizedWriter(Writer):
+    """A writer that keeps the ``capacity`` items of highest key ever offered.
+
+    Where TorchRL's ``TensorDictMaxValueWriter`` walks a heap row by row in Python, a batch is
+    merged whole: its best rows, in descending order, meet the worst stored ones, in ascending
+    order, and replace them pair by pair as long as they win. The worst stored rows come from
+    :class:`~gfn_rb.numerics.Extremes`, whose cost hardly depends on the capacity.
+
+    The key column of the storage is the truth: rows relabelled behind the writer's back count
+    with their new keys from the next call on. On CUDA one ``extend`` waits for the device once
+    (which rows win decides shapes), apart from what TorchRL's storage does itself.
+
+    Args:
+        key: the key to rank items by, one float per item.
+        tie: among equal keys, whether the "newest" or the "oldest" items are kept.
+
+    Raises:
+        ArgumentError: ``tie`` is neither.
+
+    Examples:
+        >>> rb = TensorDictReplayBuffer(
+        ...     storage=LazyTensorStorage(2), writer=RewardPrioritizedWriter(), batch_size=2
+        ... )
+        >>> rb.extend(TensorDict({"log_reward": torch.tensor([1.0, 3.0, 2.0])}, [3]))
+        tensor([-1,  0,  1])
+    """
+
+    def __init__(self, key: NestedKey = LOG_REWARD, tie: Tie = "newest") -> None:
+        super().__init__()
+        if tie not in ("newest", "oldest"):
+            raise ArgumentError(f"tie must be 'newest' or 'oldest', got {tie!r}")
+        self.key = key
+        self.tie = tie
+        self._column = KeyColumn(key)
+        self._layout = Layout()
+        self._extremes: Extremes | None = None
+        # Rows offered, rows written, storage revision the extremes are in step with. On the CPU,
+        # and a tensor, so that processes sharing the buffer share it.
+        self._counters = torch.zeros(3, dtype=torch.int64)
+        self._local: tuple[int, int] | None = None
+
+    # What TorchRL calls.
+
+    def register_storage(self, storage: Storage) -> None:
+        """Attach the storage to write to.
+
+        Args:
+            storage: a one-dimensional tensor storage: one row per item.
+
+        Raises:
+            ShapeError: any other storage.
+        """
+        if not isinstance(storage, TensorStorage) or storage.ndim != 1:
+            raise ShapeError(
+                "storage must be a LazyTensorStorage, LazyMemmapStorage or TensorStorage with "
+                f"ndim=1, got {type(storage).__name__} with ndim={storage.ndim}"
+            )
+        super().register_storage(storage)
+
+    def add(self, data: TensorDictBase) -> int:
+        """Offer one item.
+
+        Args:
+            data: batch size [].
+
+        Returns:
+            Its slot, or -1 if it was not kept.
+
+        Raises:
+            KeyMismatchError, ShapeError, NaNError: see :meth:`extend`.
+        """
+        return int(self.extend(data.unsqueeze(0))[0])
+
+    def extend(self, data: TensorDictBase) -> Int64[Tensor, "n"]:
+        """Offer a batch; earlier rows count as older.
+
+        Args:
+            data: batch size [n], with the key, shape [n] or [n, 1].
+
+        Returns:
+            One slot per row, -1 for a row that was not kept.
+
+        Raises:
+            KeyMismatchError: the key is missing, or keys differ from the stored ones.
+            ShapeError: wrong batch size, or an entry unlike the stored one.
+            NaNError: a key is NaN.
+        """
+        key = scalar_key(data, self.key)
+        check_number(key, self.key)
+        data = self._layout.check(data, self._storage)
+        chosen, target = self._place(key)
+        slot = torch.full(key.shape, -1, dtype=torch.int64, device=key.device)
+        if target.shape[0]:
+            slot[chosen] = target
+            self._write(data if chosen.shape == key.shape else data[chosen], target)
+            self._record(target, key[chosen], chosen)
+        self._count[_OFFERED] += key.shape[0]
+        return slot
+
+    # What users call.
+
+    @property
+    def threshold(self) -> float:
+        """The lowest key kept, ``-inf`` until the storage is full."""
+        if not self._storage._is_full:
+            return -math.inf
+        return float(self._in_step().minimum)
+
+    def update(self, index: Int64[Tensor, "m"], key: Float[Tensor, "m"]) -> None:
+        """Relabel stored items, in the storage and here. Their age is unchanged.
+
+        Args:
+            index: slots in [0, len(storage)).
+            key: their new keys.
+
+        Raises:
+            ArgumentError: a slot that holds no item.
+            ShapeError: index and key differ in length.
+            NaNError: a key is NaN.
+        """
+        index, key = index.reshape(-1), key.detach().reshape(-1)
+        self._check_update(index, key)
+        extremes = self._in_step()
+        values = self._column.values(self._storage)
+        values[index] = key.to(values)
+        self._storage._bump_mutation_revision()
+        extremes.update(index, values[index], extremes.rank[index])
+        self._now_in_step()
+        self._tell(index)
+
+    # Keeping the extremes in step with the storage.
+
+    def _in_step(self) -> Extremes:
+        """Return the extremes, read anew if the storage changed behind the writer's back."""
+        storage = self._storage
+        if self._extremes is None:
+            device = None if storage.device == "auto" else storage.device
+            self._extremes = Extremes(storage.max_size, device)
+        if not storage.initialized:
+            return self._extremes
+        moment = self._column.moment(storage)
+        known = int(self._count[_REVISION]) == moment.revision
+        if not known or (moment.version, moment.address) != self._local:
+            values = self._column.values(storage)
+            self._extremes.assign(values, self._extremes.rank[: len(values)].clone())
+            self._now_in_step()
+        return self._extremes
+
+    def _now_in_step(self) -> None:
+        moment = self._column.moment(self._storage)
+        self._count[_REVISION] = moment.revision
+        self._local = (moment.version, moment.address)
+
+    # Choosing and writing.
+
+    def _place(self, key: Float64[Tensor, "n"]) -> tuple[Int64[Tensor, "k"], Int64[Tensor, "k"]]:
+        """Return the rows that are kept and the slot of each."""
+        stored, capacity = len(self._storage), self._storage.max_size
+        free, n = capacity - stored, key.shape[0]
+        if n <= free:
+            self._in_step()
+            return _range(0, n, key), _range(stored, stored + n, key)
+        extremes = self._in_step()
+        rows = self._best_first(key, extremes.minimum if free == 0 else None)[:capacity]
+        if rows.shape[0] == 0:
+            return rows, rows
+        fresh, rest = rows[:free], rows[free:]
+        worst = extremes.smallest(rest.shape[0])
+        wins = self._beats(key[rest], worst.key.to(key.device))
+        chosen = torch.cat([fresh, rest[wins]])
+        return chosen, torch.cat([_range(stored, stored + fresh.shape[0], key), worst.index[wins]])
+
+    def _beats(self, key: Tensor, stored: Tensor) -> Tensor:
+        return key >= stored if self.tie == "newest" else key > stored
+
+    def _best_first(self, key: Tensor, floor: Tensor | None) -> Tensor:
+        """Return the rows that beat the floor, best first, ties as ``tie`` says."""
+        rows = _range(0, key.shape[0], key) if floor is None else self._beats(key, floor).nonzero()
+        rows = rows.reshape(-1)
+        if self.tie == "newest":
+            rows = rows.flip(0)
+        return rows[key[rows].argsort(descending=True, stable=True)]
+
+    def _write(self, rows: TensorDictBase, target: Tensor) -> None:
+        length = len(self._storage)
+        try:
+            self._storage.set(target, rows)
+        except BaseException:
+            self._storage._len = length  # set() counts rows before it writes them
+            raise
+        self._tell(target)
+
+    def _tell(self, index: Tensor) -> None:
+        for entity in self._storage._attached_entities_iter():
+            entity.mark_update(index)
+
+    def _record(self, target: Tensor, key: Tensor, row: Tensor) -> None:
+        assert self._extremes is not None
+        age = row + int(self._count[_OFFERED])
+        rank = age if self.tie == "newest" else -age
+        self._extremes.update(target, key, rank)
+        self._count[_WRITTEN] += target.shape[0]
+        self._now_in_step()
+
+    def _check_update(self, index: Tensor, key: Tensor) -> None:
+        if index.shape != key.shape:
+            raise ShapeError(f"index and key must have one length, got {len(index)} and {len(key)}")
+        check_number(key, self.key)
+        stored = len(self._storage)
+        if index.numel() and not bool(((index >= 0) & (index < stored)).all()):
+            raise ArgumentError(
+                f"index must name stored items, 0 to {stored - 1}, got {int(index.min())} to "
+                f"{int(index.max())}"
+            )
+
+    # State.
+
+    @property
+    def _count(self) -> Any:
+        """The counters as a NumPy view, which is far quicker to read and write one by one."""
+        return self._counters.numpy()
+
+    @property
+    def _write_count(self) -> int:
+        return int(self._count[_WRITTEN])
+
+    def _empty(self, empty_write_count: bool = True) -> None:
+        self._count[_OFFERED] = 0
+        if empty_write_count:
+            self._count[_WRITTEN] = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the storage does not hold: the age of each item, and counters."""
+        rank = self._in_step().rank[: len(self._storage)].clone()
+        return {
+            "tie": self.tie,
+            "rank": rank,
+            "offered": int(self._count[_OFFERED]),
+            "written": int(self._count[_WRITTEN]),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned. Keys are read from the storage when needed.
+
+        Args:
+            state_dict: from a writer of the same ``tie``.
+
+        Raises:
+            CheckpointMismatchError: it comes from another ``tie`` or a larger storage.
+        """
+        rank = state_dict["rank"]
+        if state_dict["tie"] != self.tie or rank.shape[0] > self._storage.max_size:
+            raise CheckpointMismatchError(
+                f"writer state is of tie={state_dict['tie']!r} with {rank.shape[0]} items, "
+                f"expected tie={self.tie!r} and at most {self._storage.max_size}"
+            )
+        extremes = self._in_step()
+        extremes.assign(torch.zeros_like(rank, dtype=torch.float64), rank)
+        self._count[_OFFERED] = state_dict["offered"]
+        self._count[_WRITTEN] = state_dict["written"]
+        self._local = None
+
+    def dumps(self, path: str | Path) -> None:
+        """Write the state into a folder.
+
+        Args:
+            path: the folder, made if missing.
+        """
+        path = Path(path)
+        path.mkdir(exist_ok=True)
+        torch.save(self.state_dict(), path / _FILE)
+
+    def loads(self, path: str | Path) -> None:
+        """Read the state from a folder that :meth:`dumps` wrote.
+
+        Args:
+            path: the folder.
+
+        Raises:
+            CheckpointMismatchError: see :meth:`load_state_dict`.
+        """
+        self.load_state_dict(torch.load(Path(path) / _FILE, weights_only=True))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Make sure that a process this is sent to shares the state, rather than starts its own."""
+        if self._storage is not None:
+            self._in_step()
+        return super().__getstate__()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(key={self.key!r}, tie={self.tie!r})"
+
+
+def _range(start: int, stop: int, like: Tensor) -> Tensor:
+    return torch.arange(start, stop, device=like.device)

@@ -1,0 +1,110 @@
+"""Checks on rows before they reach a storage, so that nothing is half-written."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import torch
+from tensordict import NestedKey, TensorDictBase
+from torch import Tensor
+from torchrl.data.replay_buffers.storages import TensorStorage
+
+from gfn_rb.errors import KeyMismatchError, NaNError, ShapeError
+from gfn_rb.keys import INDEX
+
+
+def scalar_key(data: TensorDictBase, key: NestedKey) -> Tensor:
+    """Return one float64 per row of a batch.
+
+    Args:
+        data: rows, batch size [n].
+        key: where the number stands, shape [n] or [n, 1].
+
+    Raises:
+        KeyMismatchError: the key is missing.
+        ShapeError: batch size other than [n], several numbers per row, or not real numbers.
+    """
+    if data.ndim != 1:
+        raise ShapeError(
+            f"data must have batch size [n], one entry per item, got {list(data.batch_size)}"
+        )
+    value = data.get(key, None)
+    if value is None:
+        held = sorted(map(str, data.keys(True, True)))
+        raise KeyMismatchError(f"data lacks the key {key!r}: it holds {held}")
+    if value.numel() != data.shape[0] or not value.is_floating_point():
+        raise ShapeError(
+            f"key {key!r} must hold one float per item, got {value.dtype} of shape "
+            f"{tuple(value.shape)} for batch size {list(data.batch_size)}"
+        )
+    return value.detach().reshape(-1).to(torch.float64)
+
+
+def check_number(values: Tensor, name: NestedKey) -> None:
+    """Raise if a value is NaN.
+
+    Args:
+        values: shape [n].
+        name: how the error calls them.
+
+    Raises:
+        NaNError: with the count and the first position.
+    """
+    nan = torch.isnan(values)
+    if nan.any():
+        first = int(nan.to(torch.uint8).argmax())
+        raise NaNError(
+            f"key {name!r} is NaN in {int(nan.sum())} of {len(values)} items, first at position "
+            f"{first}: expected numbers or infinities, nothing was written"
+        )
+
+
+class Layout:
+    """What each item of a storage looks like: the names, shapes and dtypes of its entries."""
+
+    def __init__(self) -> None:
+        self._stored: TensorDictBase | None = None
+        self._entries: dict[NestedKey, tuple[torch.Size, torch.dtype]] = {}
+
+    def check(self, data: TensorDictBase, storage: TensorStorage) -> TensorDictBase:
+        """Return the rows without bookkeeping, after comparing them with what is stored.
+
+        Args:
+            data: rows, batch size [n].
+            storage: where they are about to go.
+
+        Raises:
+            KeyMismatchError: keys are missing or unknown to an initialised storage.
+            ShapeError: an entry has another shape or dtype than the stored one.
+        """
+        entries = _entries(data)
+        if entries.pop(INDEX, None) is not None:  # left by an earlier extend of the same batch
+            data = data.exclude(INDEX)
+        if not storage.initialized:
+            return data
+        if self._stored is not storage._storage:
+            self._stored = storage._storage
+            self._entries = _entries(storage._storage)
+            self._entries.pop(INDEX, None)
+        if entries != self._entries:
+            _explain(entries, self._entries)
+        return data
+
+
+def _entries(data: TensorDictBase) -> dict[NestedKey, tuple[torch.Size, torch.dtype]]:
+    return {name: (value.shape[1:], value.dtype) for name, value in data.items(True, True)}
+
+
+def _explain(came: dict[NestedKey, Any], expected: dict[NestedKey, Any]) -> NoReturn:
+    missing = sorted(map(str, expected.keys() - came.keys()))
+    unknown = sorted(map(str, came.keys() - expected.keys()))
+    if missing or unknown:
+        raise KeyMismatchError(
+            f"data does not match the storage: missing keys {missing}, unknown keys {unknown}"
+        )
+    name = next(name for name in came if came[name] != expected[name])
+    (shape, dtype), (stored_shape, stored_dtype) = came[name], expected[name]
+    raise ShapeError(
+        f"key {name!r} does not fit the storage: got {dtype} of shape {tuple(shape)} per item, "
+        f"expected {stored_dtype} of shape {tuple(stored_shape)}"
+    )
