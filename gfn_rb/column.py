@@ -10,7 +10,7 @@ whatever else moves them means "anything may have changed".
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from tensordict import NestedKey, TensorDictBase
@@ -105,6 +105,10 @@ class KeyColumn:
         leaf = self._leaf(storage)
         return Moment(int(storage._mutation_revision), leaf._version, leaf.data_ptr())
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the counters and tensors of this process."""
+        return KeyColumn(self.key).__dict__
+
     def _leaf(self, storage: Storage) -> Tensor:
         """Return the key tensor as a plain one, checked where it was not seen before.
 
@@ -112,12 +116,11 @@ class KeyColumn:
         """
         data = getattr(storage, "_storage", None)
         raw = data.get(self.key, None) if isinstance(data, TensorDictBase) else None
-        if raw is None or raw is not self._raw or self._plain is None:
-            self._check(storage, raw)
-            self._raw, self._plain = raw, raw.as_subclass(torch.Tensor)
+        if self._plain is None or raw is None or raw is not self._raw:
+            self._raw, self._plain = raw, self._checked(storage, raw).as_subclass(torch.Tensor)
         return self._plain
 
-    def _check(self, storage: Storage, leaf: Tensor | None) -> None:
+    def _checked(self, storage: Storage, leaf: Tensor | None) -> Tensor:
         if not isinstance(storage, TensorStorage) or storage.ndim != 1:
             raise ShapeError(
                 "storage must be a LazyTensorStorage, LazyMemmapStorage or TensorStorage with "
@@ -131,3 +134,4 @@ class KeyColumn:
                 f"key {self.key!r} must hold one number per row, got shape "
                 f"{tuple(leaf.shape[1:])} per row"
             )
+        return leaf

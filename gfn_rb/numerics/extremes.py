@@ -18,7 +18,7 @@ _LAST = torch.iinfo(torch.int64).max
 class Smallest(NamedTuple):
     """Rows in ascending (key, rank) order, as :meth:`Extremes.smallest` returns them."""
 
-    index: Tensor
+    row: Tensor
     key: Tensor
 
 
@@ -103,8 +103,8 @@ class Extremes:
         block = _smallest(self._block_key, self._block_rank, min(k, self._block_key.shape[0]))
         key, rank = self._key[block].view(-1), self._rank[block].view(-1)
         position = _smallest(key, rank, k)
-        index = block[position.div(width, rounding_mode="floor")] * width + position % width
-        return Smallest(index, key[position])
+        row = block[position.div(width, rounding_mode="floor")] * width + position % width
+        return Smallest(row, key[position])
 
 
 def _smallest_rank(

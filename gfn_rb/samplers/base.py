@@ -256,7 +256,7 @@ class KeySampler(Sampler, metaclass=_KeepReplacement):
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what is read from the storage again."""
         state = super().__getstate__()
-        return {**state, "_distribution": None, "_column": KeyColumn(self.key)}
+        return {**state, "_distribution": None}
 
 
 def _require(condition: Tensor, error: type[GfnRbError], message: str, *args: Any) -> None:

@@ -1,5 +1,6 @@
 """Writers: which of the offered items a storage keeps."""
 
+from gfn_rb.writers.fifo import FIFOWriter
 from gfn_rb.writers.reward import RewardPrioritizedWriter
 
-__all__ = ["RewardPrioritizedWriter"]
+__all__ = ["FIFOWriter", "RewardPrioritizedWriter"]

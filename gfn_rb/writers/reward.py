@@ -119,7 +119,10 @@ class RewardPrioritizedWriter(Writer):
         slot = torch.full(key.shape, -1, dtype=torch.int64, device=key.device)
         if target.shape[0]:
             slot[chosen] = target
-            self._write(data if chosen.shape == key.shape else data[chosen], target)
+            if target.shape == key.shape:
+                self._write(data, slot)
+            else:
+                self._write(data[chosen], target)
             self._record(target, key[chosen], chosen)
         self._count[_OFFERED] += key.shape[0]
         return slot
@@ -195,7 +198,7 @@ class RewardPrioritizedWriter(Writer):
         worst = extremes.smallest(rest.shape[0])
         wins = self._beats(key[rest], worst.key.to(key.device))
         chosen = torch.cat([fresh, rest[wins]])
-        return chosen, torch.cat([_range(stored, stored + fresh.shape[0], key), worst.index[wins]])
+        return chosen, torch.cat([_range(stored, stored + fresh.shape[0], key), worst.row[wins]])
 
     def _beats(self, key: Tensor, stored: Tensor) -> Tensor:
         return key >= stored if self.tie == "newest" else key > stored

@@ -1,0 +1,171 @@
+"""Replay buffers ready for use.
+
+Each preset is a ``TensorDictReplayBuffer`` built from a storage, a writer, a sampler and
+transforms; whatever it cannot be asked for is built from the same parts by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from tensordict import NestedKey, TensorDictBase
+from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+from torchrl.data.replay_buffers.samplers import RandomSampler, Sampler
+from torchrl.data.replay_buffers.storages import Storage
+from torchrl.data.replay_buffers.writers import Writer
+from torchrl.envs.transforms import ExcludeTransform, Transform
+
+from gfn_rb.buffers.transforms import KeepTerminatingStates, PadTrajectories
+from gfn_rb.errors import ArgumentError
+from gfn_rb.keys import ESTIMATOR_OUTPUT, INDEX, LOG_PROB, LOG_REWARD
+from gfn_rb.samplers import SoftmaxRewardSampler
+from gfn_rb.samplers.base import Replacement
+from gfn_rb.writers import FIFOWriter, RewardPrioritizedWriter
+from gfn_rb.writers.reward import Tie
+
+_STALE = (LOG_PROB, ESTIMATOR_OUTPUT)
+
+
+def reward_prioritized_buffer(
+    capacity: int,
+    *,
+    key: NestedKey = LOG_REWARD,
+    tie: Tie = "newest",
+    temperature: float = 1.0,
+    replacement: Replacement = "auto",
+    sampler: Sampler | None = None,
+    max_length: int | None = None,
+    keep: Sequence[str] = (),
+    storage: Storage | None = None,
+    device: torch.device | str = "cpu",
+    **buffer_kwargs: Any,
+) -> TensorDictReplayBuffer:
+    """Return a buffer that keeps the best items and draws them by reward.
+
+    Torchgfn's ``ReplayBuffer(prioritized_capacity=True, prioritized_sampling=True)``.
+
+    Args:
+        capacity: the number of items kept.
+        key: what items are ranked and drawn by, one float per item.
+        tie: which of equal items are kept, see :class:`~gfn_rb.RewardPrioritizedWriter`.
+        temperature: see :class:`~gfn_rb.SoftmaxRewardSampler`.
+        replacement: likewise.
+        sampler: another sampler instead; ``temperature`` and ``replacement`` then mean nothing.
+        max_length: pad trajectories to this many actions; needed where their lengths differ
+            from batch to batch.
+        keep: which of ``log_prob`` and ``estimator_output`` to store. The policy that made them
+            moves on, so by default they are dropped on insertion.
+        storage: another storage of ``capacity`` rows, such as a ``LazyMemmapStorage``.
+        device: where the storage lives, unless given.
+        **buffer_kwargs: for ``TensorDictReplayBuffer``: ``batch_size``, ``prefetch``,
+            ``transform``, ``generator``, ``shared``, ...
+
+    Raises:
+        ArgumentError: an option breaks its rule, or the storage is of another capacity.
+    """
+    if sampler is None:
+        sampler = SoftmaxRewardSampler(key, temperature, replacement)
+    writer = RewardPrioritizedWriter(key, tie)
+    transforms = _on_insertion(max_length, keep)
+    return _buffer(capacity, storage, device, writer, sampler, transforms, buffer_kwargs)
+
+
+def fifo_buffer(
+    capacity: int,
+    *,
+    sampler: Sampler | None = None,
+    max_length: int | None = None,
+    keep: Sequence[str] = (),
+    storage: Storage | None = None,
+    device: torch.device | str = "cpu",
+    **buffer_kwargs: Any,
+) -> TensorDictReplayBuffer:
+    """Return a buffer that keeps the newest items and draws them uniformly.
+
+    Args:
+        capacity: the number of items kept.
+        sampler: another sampler, e.g. :class:`~gfn_rb.SoftmaxRewardSampler`.
+        max_length: see :func:`reward_prioritized_buffer`, as all that follow.
+        keep: likewise.
+        storage: likewise.
+        device: likewise.
+        **buffer_kwargs: likewise.
+
+    Raises:
+        ArgumentError: an option breaks its rule, or the storage is of another capacity.
+    """
+    sampler = RandomSampler() if sampler is None else sampler
+    writer = FIFOWriter()
+    transforms = _on_insertion(max_length, keep)
+    return _buffer(capacity, storage, device, writer, sampler, transforms, buffer_kwargs)
+
+
+def terminating_state_buffer(
+    capacity: int,
+    *,
+    regenerate: Callable[[TensorDictBase], TensorDictBase] | None = None,
+    writer: Writer | None = None,
+    sampler: Sampler | None = None,
+    storage: Storage | None = None,
+    device: torch.device | str = "cpu",
+    **buffer_kwargs: Any,
+) -> TensorDictReplayBuffer:
+    """Return a buffer of terminating states: x and its log-reward, no path to it.
+
+    Trajectories are taken apart on insertion; the backward policy makes new ones when they are
+    drawn. That costs less memory, and what is replayed never goes stale.
+
+    Args:
+        capacity: the number of items kept.
+        regenerate: turns drawn rows (``state`` [n, *S], ``log_reward`` [n]) into what ``sample``
+            returns, such as trajectories from a backward rollout. Without it, rows are returned
+            as they are.
+        writer: which items are kept; by default those of highest reward.
+        sampler: which items are drawn; by default in proportion to the reward.
+        storage: see :func:`reward_prioritized_buffer`, as all that follow.
+        device: likewise.
+        **buffer_kwargs: likewise.
+
+    Raises:
+        ArgumentError: an option breaks its rule, or the storage is of another capacity.
+    """
+    writer = RewardPrioritizedWriter() if writer is None else writer
+    sampler = SoftmaxRewardSampler() if sampler is None else sampler
+    transforms: list[Transform] = [KeepTerminatingStates(regenerate)]
+    return _buffer(capacity, storage, device, writer, sampler, transforms, buffer_kwargs)
+
+
+def _on_insertion(max_length: int | None, keep: Sequence[str]) -> list[Transform]:
+    unknown = set(keep) - set(_STALE)
+    if unknown:
+        raise ArgumentError(f"keep takes names out of {_STALE}, got {sorted(unknown)}")
+    dropped = (INDEX, *(name for name in _STALE if name not in keep))
+    transforms: list[Transform] = [ExcludeTransform(*dropped, inverse=True)]
+    return transforms if max_length is None else [*transforms, PadTrajectories(max_length)]
+
+
+def _buffer(
+    capacity: int,
+    storage: Storage | None,
+    device: torch.device | str,
+    writer: Writer,
+    sampler: Sampler,
+    transforms: list[Transform],
+    kwargs: dict[str, Any],
+) -> TensorDictReplayBuffer:
+    if capacity < 1:
+        raise ArgumentError(f"capacity must be at least 1, got {capacity}")
+    if storage is None:
+        storage = LazyTensorStorage(capacity, device=device)
+    if storage.max_size != capacity:
+        raise ArgumentError(
+            f"storage must hold capacity={capacity} rows, got one of {storage.max_size}"
+        )
+    users = kwargs.pop("transform", None)
+    buffer = TensorDictReplayBuffer(storage=storage, writer=writer, sampler=sampler, **kwargs)
+    # Inverse transforms run from the last to the first: the user's come first on the way in.
+    for transform in [*reversed(transforms), *([] if users is None else [users])]:
+        buffer.append_transform(transform)
+    return buffer

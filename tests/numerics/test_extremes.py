@@ -1,0 +1,62 @@
+import math
+
+import pytest
+import torch
+from gfn_rb.errors import ArgumentError
+from gfn_rb.numerics import Extremes
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
+# Few different keys, so that ties abound; infinities of both signs.
+keys = st.one_of(st.integers(-2, 2).map(float), st.sampled_from([math.inf, -math.inf, 1e-300]))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@settings(max_examples=80, deadline=None)
+@given(
+    capacity=st.integers(1, 90),
+    batches=st.lists(
+        st.lists(st.tuples(st.integers(0, 89), keys, st.integers(-50, 50)), max_size=20), max_size=6
+    ),
+    k=st.integers(1, 90),
+    whole=st.booleans(),
+)
+def test_smallest_rows_are_those_of_a_sort(device, capacity, batches, k, whole):
+    extremes, plain = Extremes(capacity, device), {}
+    for number, batch in enumerate(batches):
+        # Ranks are unique, as the callers' are.
+        rows = {i % capacity: (key, (number * 100 + rank) * 97 + i) for i, key, rank in batch}
+        plain.update(rows)
+        index, key, rank = (
+            list(rows),
+            [r[0] for r in rows.values()],
+            [r[1] for r in rows.values()],
+        )
+        extremes.update(
+            torch.tensor(index, dtype=torch.int64, device=device),
+            torch.tensor(key, dtype=torch.float64, device=device),
+            torch.tensor(rank, dtype=torch.int64, device=device),
+        )
+    if whole:
+        extremes.assign(extremes.key.clone(), extremes.rank.clone())
+    k = min(k, len(plain))
+    if k:
+        expected = sorted(plain, key=plain.__getitem__)[:k]
+        smallest = extremes.smallest(k)
+        assert smallest.row.tolist() == expected
+        assert smallest.key.tolist() == [plain[i][0] for i in expected]
+        assert float(extremes.minimum) == plain[expected[0]][0]
+
+
+def test_rows_past_an_assignment_are_forgotten():
+    extremes = Extremes(4)
+    extremes.assign(torch.tensor([3.0, 1.0, 2.0]), torch.arange(3))
+    extremes.assign(torch.tensor([5.0]), torch.arange(1))
+    assert extremes.minimum == 5.0
+    assert extremes.smallest(1).row.tolist() == [0]
+
+
+def test_capacity_must_be_positive():
+    with pytest.raises(ArgumentError, match="capacity must be at least 1, got -1"):
+        Extremes(-1)

@@ -1,0 +1,266 @@
+import copy
+import math
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from gfn_rb.errors import (
+    ArgumentError,
+    CheckpointMismatchError,
+    EmptyBufferError,
+    KeyMismatchError,
+    NaNError,
+    ShapeError,
+)
+from gfn_rb.samplers import SoftmaxRewardSampler
+from gfn_rb.writers import RewardPrioritizedWriter
+from statistics_of_draws import chi_square_p
+from tensordict import TensorDict
+from torchrl.data import (
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    ListStorage,
+    TensorDictReplayBuffer,
+)
+from torchrl.data.replay_buffers.scheduler import LinearScheduler
+
+LOG_REWARD = [0.0, 1.0, -1.0, 2.0, -math.inf, 0.5]
+
+
+def buffer(log_reward=LOG_REWARD, capacity=None, storage=None, seed=0, **kwargs):
+    storage = storage or LazyTensorStorage(capacity or len(log_reward))
+    generator = torch.Generator().manual_seed(seed)
+    sampler = SoftmaxRewardSampler(**kwargs)
+    rb = TensorDictReplayBuffer(storage=storage, sampler=sampler, generator=generator)
+    if len(log_reward):
+        rb.extend(rows(log_reward))
+    return rb
+
+
+def rows(log_reward):
+    log_reward = torch.as_tensor(log_reward, dtype=torch.float32)
+    return TensorDict({"log_reward": log_reward, "x": torch.arange(len(log_reward))}, log_reward.shape)
+
+
+def fits(rb, log_weight, n=40_000):
+    """Whether draws with replacement have the law of the softmax."""
+    counts = np.bincount(rb.sample(n)["index"], minlength=len(log_weight))
+    p = torch.softmax(torch.tensor(log_weight, dtype=torch.float64), 0)
+    return chi_square_p(counts, p) > 1e-3
+
+
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 5.0])
+def test_draws_follow_the_tempered_reward(temperature):
+    rb = buffer(temperature=temperature, replacement=True)
+    assert fits(rb, [r / temperature for r in LOG_REWARD])
+
+
+def test_rewards_of_ten_thousand_nats():
+    rb = buffer([1e4, 1e4 + 1, -1e4], replacement=True)
+    assert fits(rb, [0.0, 1.0, -math.inf])
+
+
+def test_log_prob_is_that_of_each_draw():
+    rb = buffer(temperature=2.0, replacement=True)
+    batch = rb.sample(50)
+    expected = torch.log_softmax(torch.tensor(LOG_REWARD) / 2, 0)[batch["index"]]
+    torch.testing.assert_close(batch["log_prob"], expected)
+
+
+def test_log_prob_makes_way_for_the_items_own():
+    rb = buffer([], capacity=3, replacement=True)
+    rb.extend(rows([0.0, 1.0]).set("log_prob", torch.tensor([7.0, 8.0])))
+    batch = rb.sample(5)
+    assert set(batch["log_prob"].tolist()) <= {7.0, 8.0}
+    assert (batch["draw_log_prob"] < 0).all()
+    assert "draw_log_prob" not in buffer(log_prob_key=None, replacement=True).sample(5)
+
+
+def test_auto_repeats_only_when_it_must():
+    rb = buffer()
+    for _ in range(20):
+        batch = rb.sample(5)
+        assert len(set(batch["index"].tolist())) == 5
+        assert "log_prob" not in batch
+    for n in (6, 7):  # only five of the six can be drawn
+        batch = rb.sample(n)
+        assert 4 not in batch["index"]
+        assert batch["log_prob"].shape == (n,)
+
+
+def test_first_of_a_batch_without_replacement_follows_the_reward():
+    rb = buffer(replacement=False)
+    first = [int(rb.sample(3)["index"][0]) for _ in range(5000)]
+    p = torch.softmax(torch.tensor(LOG_REWARD, dtype=torch.float64), 0)
+    assert chi_square_p(np.bincount(first, minlength=6), p) > 1e-3
+
+
+@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])
+def test_what_is_drawn_is_what_is_stored_now(storage):
+    rb = buffer([0.0] * 8, storage=storage(8), replacement=True)
+    rb.sample(1)
+    log_reward = [0.0] * 8
+
+    def check(change, index, values):
+        change()
+        for i, v in zip(index, values, strict=True):
+            log_reward[i] = v
+        assert rb[:]["log_reward"].tolist() == log_reward
+        assert fits(rb, log_reward, 4000)
+
+    check(lambda: rb.extend(rows([3.0])), [0], [3.0])
+    check(lambda: rb[:]["log_reward"].__setitem__(2, 4.0), [2], [4.0])
+    check(lambda: rb.set_at_("log_reward", torch.tensor([2.0]), torch.tensor([5])), [5], [2.0])
+    check(lambda: rb.__setitem__(slice(6, 8), rows([1.0, -1.0])), [6, 7], [1.0, -1.0])
+    # A write that was announced must not hide one that was not.
+    check(
+        lambda: (rb[:]["log_reward"].__setitem__(3, 5.0), rb.extend(rows([-2.0]))),
+        [3, 1],
+        [5.0, -2.0],
+    )
+    other = TensorDictReplayBuffer(storage=rb.storage, sampler=SoftmaxRewardSampler())
+    check(lambda: other.extend(rows([2.5])), [0], [2.5])
+    state = copy.deepcopy(rb.state_dict())
+    rb.extend(rows([9.0] * 5))
+    rb.sample(1)
+    check(lambda: rb.load_state_dict(state), [], [])
+    rb.empty()
+    log_reward[:] = log_reward[2:3]
+    check(lambda: rb.extend(rows([1.5])), [0], [1.5])
+
+
+def test_rejected_rows_do_not_hide_other_changes():
+    rb = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(3),
+        writer=RewardPrioritizedWriter(),
+        sampler=SoftmaxRewardSampler(replacement=True),
+        generator=torch.Generator().manual_seed(0),
+    )
+    rb.extend(rows([0.0, 0.0, 0.0]))
+    rb.sample(1)
+    rb[:]["log_reward"][1] = 2.0
+    assert rb.extend(rows([-1.0])).tolist() == [-1]
+    assert fits(rb, [0.0, 2.0, 0.0])
+
+
+def test_a_long_run_of_writes_stays_exact():
+    rb = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(600),
+        writer=RewardPrioritizedWriter(),
+        sampler=SoftmaxRewardSampler(replacement=True),
+    )
+    generator = torch.Generator().manual_seed(0)
+    for step in range(100):
+        rb.extend(rows(torch.randn(37, generator=generator) + step / 20))
+        if step % 3 == 0:
+            batch = rb.sample(16)
+            expected = torch.log_softmax(rb[:]["log_reward"].double(), 0)[batch["index"]]
+            torch.testing.assert_close(batch["log_prob"], expected.float(), rtol=1e-5, atol=1e-5)
+
+
+def test_the_same_seed_draws_the_same_and_a_restored_buffer_goes_on(tmp_path):
+    first, second = buffer(seed=3), buffer(seed=3)
+    assert torch.equal(first.sample(4)["index"], second.sample(4)["index"])
+    first.dumps(tmp_path / "rb")
+    third = buffer([], capacity=6, seed=99)
+    third.loads(tmp_path / "rb")
+    for rb in (first, second, third, pickle.loads(pickle.dumps(first))):
+        rb.extend(rows([1.0, 2.0]))
+    drawn = [rb.sample(4)["index"] for rb in (first, second, third)]
+    assert torch.equal(drawn[0], drawn[1])
+    assert torch.equal(drawn[0], drawn[2])
+
+
+def test_temperature_is_annealed_by_torchrls_schedulers_and_survives(tmp_path):
+    rb = buffer(replacement=True)
+    rb.sample(1)
+    scheduler = LinearScheduler(rb, "temperature", final_value=0.25, num_steps=3)
+    for _ in range(3):
+        scheduler.step()
+    assert rb.sampler.temperature == pytest.approx(0.25)
+    assert fits(rb, [r * 4 for r in LOG_REWARD])
+    rb.dumps(tmp_path / "rb")
+    again = buffer([], capacity=6)
+    again.loads(tmp_path / "rb")
+    assert again.sampler.temperature == rb.sampler.temperature
+
+
+def test_prefetching_and_iteration():
+    rb = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(6),
+        sampler=SoftmaxRewardSampler(),
+        batch_size=3,
+        prefetch=2,
+    )
+    rb.extend(rows(LOG_REWARD))
+    for _, batch in zip(range(10), rb, strict=False):
+        assert batch.shape == (3,)
+        assert 4 not in batch["index"]
+
+
+@pytest.mark.parametrize(
+    ("log_reward", "options", "n", "error", "message"),
+    [
+        ([], {}, 3, EmptyBufferError, "cannot draw 3 items: the buffer is empty"),
+        ([-math.inf] * 2, {}, 1, EmptyBufferError, "every stored 'log_reward' has weight zero"),
+        ([-math.inf] * 2, {"replacement": True}, 1, EmptyBufferError, "weight zero"),
+        ([0.0, math.nan], {}, 1, NaNError, "holds NaN under 'log_reward'"),
+        ([0.0, 1.0], {"replacement": False}, 3, ArgumentError, "batch_size=3 exceeds the 2 stored"),
+        ([0.0, -math.inf], {"replacement": False}, 2, ArgumentError, "items of positive weight"),
+        ([0.0, 1.0], {}, 0, ArgumentError, "batch_size must be at least 1, got 0"),
+        ([0.0, 1.0], {"key": "reward"}, 1, KeyMismatchError, "'reward' is not in the storage.*'x'"),
+    ],
+)
+def test_impossible_draws_are_named(log_reward, options, n, error, message):
+    rb = buffer(log_reward, capacity=4, **options)
+    for _ in range(2):  # the second time as well
+        with pytest.raises(error, match=message):
+            rb.sample(n)
+
+
+def test_unsuitable_storages_are_named():
+    rb = TensorDictReplayBuffer(storage=ListStorage(3), sampler=SoftmaxRewardSampler())
+    rb.extend(rows([0.0, 1.0]))
+    with pytest.raises(ShapeError, match="ndim=1, got ListStorage"):
+        rb.sample(1)
+    rb = buffer([], capacity=3)
+    rb.extend(TensorDict({"log_reward": torch.zeros(2, 3)}, [2]))
+    with pytest.raises(ShapeError, match=r"one number per row, got shape \(3,\)"):
+        rb.sample(1)
+
+
+@pytest.mark.parametrize("temperature", [0.0, -1.0, math.inf, math.nan])
+def test_bad_temperature(temperature):
+    with pytest.raises(ArgumentError, match=f"temperature must be a positive number, got {temperature}"):
+        SoftmaxRewardSampler(temperature=temperature)
+
+
+def test_bad_replacement_and_foreign_state():
+    with pytest.raises(ArgumentError, match="replacement must be 'auto', True or False, got 'yes'"):
+        SoftmaxRewardSampler(replacement="yes")
+    with pytest.raises(CheckpointMismatchError, match=r"holds \['alpha'\].*expects \['temperature'\]"):
+        SoftmaxRewardSampler().load_state_dict({"alpha": 1.0})
+
+
+@pytest.mark.cuda
+def test_cuda_draws_without_waiting_for_the_device():
+    rb = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(6, device="cuda"),
+        sampler=SoftmaxRewardSampler(replacement=True),
+        generator=torch.Generator("cuda").manual_seed(0),
+    )
+    rb.extend(rows(LOG_REWARD).to("cuda"))
+    rb.sampler.sample(rb.storage, 4)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for replacement in (True, "auto"):
+            rb.sampler.replacement = replacement
+            index, _ = rb.sampler.sample(rb.storage, 4)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert index.device.type == "cuda"
+    rb.sampler.replacement = True
+    counts = np.bincount(rb.sample(40_000)["index"].cpu(), minlength=6)
+    p = torch.softmax(torch.tensor(LOG_REWARD, dtype=torch.float64), 0)
+    assert chi_square_p(counts, p) > 1e-3
