@@ -55,6 +55,8 @@ def test_rows_past_an_assignment_are_forgotten():
     extremes.assign(torch.tensor([5.0]), torch.arange(1))
     assert extremes.minimum == 5.0
     assert extremes.smallest(1).row.tolist() == [0]
+    extremes.assign(torch.tensor([math.inf]), torch.tensor([5]))
+    assert extremes.smallest(1).row.tolist() == [0]
 
 
 def test_capacity_must_be_positive():

@@ -88,9 +88,9 @@ def successive(p):
 @pytest.mark.parametrize("method", ["draw_distinct", "_perturbed"])
 @pytest.mark.parametrize("spread", [0.5, 6.0])
 def test_distinct_draws_have_the_law_of_successive_sampling(device, method, spread):
-    # Rows in two blocks, and a spread at which most draws with replacement repeat.
-    rows = [0, 5, 14, 17, 18]
-    log_weight = torch.full((20,), -math.inf, dtype=torch.float64)
+    # More blocks than draws, and a spread at which most draws with replacement repeat.
+    rows = [0, 5, 40, 97, 98]
+    log_weight = torch.full((120,), -math.inf, dtype=torch.float64)
     log_weight[rows] = torch.linspace(0, spread, 5, dtype=torch.float64) - 2000
     tree = tree_of(log_weight.tolist(), device)
     generator = torch.Generator(device).manual_seed(2)
@@ -121,8 +121,10 @@ def test_distinct_draws_say_when_too_few_rows_have_weight(device):
     assert torch.equal(tree.log_weight.cpu(), torch.tensor([0, -math.inf, 1, -math.inf]).double())
 
 
-def test_rows_of_infinite_weight_share_the_mass():
-    tree = tree_of([0.0, math.inf, 500.0, math.inf])
+@pytest.mark.parametrize("method", ["assign", "update"])
+def test_rows_of_infinite_weight_share_the_mass(method):
+    tree, log_weight = WeightedTree(4), torch.tensor([0.0, math.inf, 500.0, math.inf])
+    tree.assign(log_weight) if method == "assign" else tree.update(torch.arange(4), log_weight)
     draws = tree.draw(2000, torch.Generator().manual_seed(0))
     assert set(draws.tolist()) == {1, 3}
     index, _ = tree.draw_distinct(4, torch.Generator().manual_seed(0))

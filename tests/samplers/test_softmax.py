@@ -21,6 +21,7 @@ from torchrl.data import (
     LazyMemmapStorage,
     LazyTensorStorage,
     ListStorage,
+    TensorDictMaxValueWriter,
     TensorDictReplayBuffer,
 )
 from torchrl.data.replay_buffers.scheduler import LinearScheduler
@@ -130,16 +131,19 @@ def test_what_is_drawn_is_what_is_stored_now(storage):
     check(lambda: rb.extend(rows([1.5])), [0], [1.5])
 
 
-def test_rejected_rows_do_not_hide_other_changes():
+@pytest.mark.parametrize(
+    "writer", [RewardPrioritizedWriter(), TensorDictMaxValueWriter(rank_key="log_reward")]
+)
+def test_rejected_rows_do_not_hide_other_changes(writer):
     rb = TensorDictReplayBuffer(
         storage=LazyTensorStorage(3),
-        writer=RewardPrioritizedWriter(),
+        writer=writer,
         sampler=SoftmaxRewardSampler(replacement=True),
         generator=torch.Generator().manual_seed(0),
     )
     rb.extend(rows([0.0, 0.0, 0.0]))
     rb.sample(1)
-    rb[:]["log_reward"][1] = 2.0
+    rb.set_at_("log_reward", torch.tensor([2.0]), torch.tensor([1]))
     assert rb.extend(rows([-1.0])).tolist() == [-1]
     assert fits(rb, [0.0, 2.0, 0.0])
 

@@ -152,6 +152,19 @@ def test_a_batch_larger_than_the_buffer_keeps_its_best():
     assert contents(rb) == [(3.0, 2), (4.0, 3), (5.0, 1)]
 
 
+@pytest.mark.parametrize("tie", ["newest", "oldest"])
+def test_age_goes_on_after_a_restoration(tie):
+    rb, again = buffer(3, tie), buffer(3, tie)
+    rb.extend(rows([0.0, 0.0, 0.0]))
+    again.load_state_dict(rb.state_dict())
+    for serial in range(3, 5):
+        for each in (rb, again):
+            each.extend(rows([0.0], serial))
+    assert contents(again) == contents(rb)
+    expected = [2, 3, 4] if tie == "newest" else [0, 1, 2]
+    assert contents(again) == [(0.0, serial) for serial in expected]
+
+
 def test_slots_of_an_all_rejected_batch():
     rb = buffer(2)
     rb.extend(rows([1.0, 2.0]))
