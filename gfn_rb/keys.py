@@ -20,6 +20,13 @@ TERMINATED: Final = "terminated"
 REWARD: Final = "reward"
 NEXT_STATE: Final = (NEXT, STATE)
 NEXT_DONE: Final = (NEXT, DONE)
+NEXT_TERMINATED: Final = (NEXT, TERMINATED)
+NEXT_REWARD: Final = (NEXT, REWARD)
+NEXT_LOG_REWARD: Final = (NEXT, LOG_REWARD)
+
+COLLECTOR: Final = "collector"  # where TorchRL's collectors keep what they know about a batch
+MASK: Final = "mask"
+TRAJ_IDS: Final = "traj_ids"
 
 FORWARD_MASK: Final = "action_mask"  # TorchRL's own name for the mask of legal actions
 BACKWARD_MASK: Final = "backward_mask"
@@ -27,3 +34,4 @@ LOGITS: Final = "logits"
 
 INDEX: Final = "index"  # written by TensorDictReplayBuffer into what it samples
 BUFFER_ID: Final = "buffer_id"
+DRAW_LOG_PROB: Final = "draw_log_prob"  # of a sampler's draw; log_prob is that of the actions

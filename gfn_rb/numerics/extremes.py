@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,13 +12,6 @@ from gfn_rb.numerics.blocks import block_count, block_size
 from gfn_rb.shapes import Float, Float64, Int64
 
 _LAST = torch.iinfo(torch.int64).max
-
-
-class Smallest(NamedTuple):
-    """Rows in ascending (key, rank) order, as :meth:`Extremes.smallest` returns them."""
-
-    row: Tensor
-    key: Tensor
 
 
 class Extremes:
@@ -41,6 +33,7 @@ class Extremes:
             raise ArgumentError(f"capacity must be at least 1, got {capacity}")
         self.capacity = capacity
         shape = (block_count(capacity), block_size(capacity))
+        self._width = shape[1]
         self._key = torch.full(shape, math.inf, dtype=torch.float64, device=device)
         self._rank = torch.full(shape, _LAST, dtype=torch.int64, device=device)
         self._block_key = torch.full(shape[:1], math.inf, dtype=torch.float64, device=device)
@@ -53,7 +46,7 @@ class Extremes:
 
     @property
     def rank(self) -> Int64[Tensor, "N"]:
-        """The rank of every row. A view: do not write to it."""
+        """The rank of every row. A view, which may be written to before an :meth:`assign`."""
         return self._rank.view(-1)[: self.capacity]
 
     @property
@@ -62,7 +55,7 @@ class Extremes:
         return self._block_key.min()
 
     def update(
-        self, index: Int64[Tensor, "m"], key: Float[Tensor, "m"], rank: Int64[Tensor, "m"]
+        self, index: Int64[Tensor, "m"], key: Float64[Tensor, "m"], rank: Int64[Tensor, "m"]
     ) -> None:
         """Change some rows.
 
@@ -71,12 +64,16 @@ class Extremes:
             key: their keys, not NaN.
             rank: their ranks, below 2^63 - 1.
         """
-        self._key.view(-1)[index] = key.to(torch.float64)
-        self._rank.view(-1)[index] = rank
-        block = index.div(self._key.shape[1], rounding_mode="floor")
-        rows, ranks = self._key[block], self._rank[block]
-        self._block_key[block] = smallest = rows.amin(1)
-        self._block_rank[block] = _smallest_rank(rows, ranks, smallest)
+        self._key.view(-1).index_copy_(0, index, key)
+        self._rank.view(-1).index_copy_(0, index, rank)
+        if index.shape[0] >= self._block_key.shape[0]:
+            self._summarise()
+            return
+        block = index.div(self._width, rounding_mode="floor")
+        rows, ranks = self._key.index_select(0, block), self._rank.index_select(0, block)
+        smallest = rows.amin(1)
+        self._block_key.index_copy_(0, block, smallest)
+        self._block_rank.index_copy_(0, block, _smallest_rank(rows, ranks, smallest))
 
     def assign(self, key: Float[Tensor, "n"], rank: Int64[Tensor, "n"]) -> None:
         """Set the first n rows; the others become as if never written.
@@ -90,21 +87,65 @@ class Extremes:
         self._key.view(-1)[n:] = math.inf
         self._rank.view(-1)[:n] = rank
         self._rank.view(-1)[n:] = _LAST
+        self._summarise()
+
+    def _summarise(self) -> None:
         torch.amin(self._key, 1, out=self._block_key)
         self._block_rank.copy_(_smallest_rank(self._key, self._rank, self._block_key))
 
     def smallest(self, k: int) -> Smallest:
-        """Return the k smallest rows, in ascending order.
+        """Look up the k smallest keys.
 
         Args:
             k: how many, at most the number of rows written.
         """
-        width = self._key.shape[1]
-        block = _smallest(self._block_key, self._block_rank, min(k, self._block_key.shape[0]))
-        key, rank = self._key[block].view(-1), self._rank[block].view(-1)
-        position = _smallest(key, rank, k)
-        row = block[position.div(width, rounding_mode="floor")] * width + position % width
-        return Smallest(row, key[position])
+        # One more than asked, to see whether a tie reaches beyond.
+        block = self._block_key.topk(min(k + 1, self._block_key.shape[0]), largest=False).indices
+        rows = self._key.index_select(0, block).view(-1)
+        key, position = rows.topk(min(k + 1, rows.shape[0]), largest=False)
+        return Smallest(self, k, key, block, position)
+
+    def _rows(self, block: Int64[Tensor, "b"], position: Int64[Tensor, "m"]) -> Int64[Tensor, "m"]:
+        """Return the rows that stand at positions of blocks laid end to end."""
+        start = block[position.div(self._width, rounding_mode="floor")]
+        return torch.add(position % self._width, start, alpha=self._width)
+
+    def _first_by_rank(self, m: int) -> Int64[Tensor, "m"]:
+        """Return the m smallest rows, in no order, where ranks may have to decide."""
+        block = _first(self._block_key, self._block_rank, min(m, self._block_key.shape[0]))
+        position = _first(self._key[block].view(-1), self._rank[block].view(-1), m)
+        return self._rows(block, position)
+
+
+class Smallest:
+    """The k smallest keys, and on demand the rows behind some of them.
+
+    Which of several rows with one key comes first is worked out only where it matters.
+    """
+
+    def __init__(
+        self, extremes: Extremes, k: int, key: Tensor, block: Tensor, position: Tensor
+    ) -> None:
+        self._extremes, self._k = extremes, k
+        self._key, self._block, self._position = key, block, position
+
+    @property
+    def key(self) -> Float64[Tensor, "k"]:
+        """The keys, in ascending order."""
+        return self._key[: self._k]
+
+    def rows(self, m: int) -> Int64[Tensor, "m"]:
+        """Return the m smallest rows by (key, rank), in no particular order.
+
+        Args:
+            m: how many, at most k.
+        """
+        if m == 0:
+            return self._position[:0]
+        tied = m < self._key.shape[0] and bool(self._key[m - 1] == self._key[m])
+        if tied:
+            return self._extremes._first_by_rank(m)
+        return self._extremes._rows(self._block, self._position[:m])
 
 
 def _smallest_rank(
@@ -113,14 +154,8 @@ def _smallest_rank(
     return torch.where(rows == smallest[:, None], ranks, _LAST).amin(1)
 
 
-def _smallest(key: Float64[Tensor, "n"], rank: Int64[Tensor, "n"], k: int) -> Int64[Tensor, "k"]:
-    """Return the positions of the k smallest (key, rank) pairs, in ascending order."""
-    value, position = key.topk(min(k + 1, key.shape[0]), largest=False)
-    # Off CUDA, where looking costs nothing, stop when there is no tie for the ranks to decide.
-    if key.device.type != "cuda" and not bool((value[1:] == value[:-1]).any()):
-        return position[:k]
-    border = value[k - 1 : k]
+def _first(key: Float64[Tensor, "n"], rank: Int64[Tensor, "n"], k: int) -> Int64[Tensor, "k"]:
+    """Return the positions of the k smallest (key, rank) pairs, in no order."""
+    border = key.kthvalue(k).values
     order = torch.where(key < border, -_LAST, torch.where(key == border, rank, _LAST))
-    position = order.topk(k, largest=False, sorted=False).indices
-    position = position[rank[position].argsort()]
-    return position[key[position].argsort(stable=True)]
+    return order.topk(k, largest=False, sorted=False).indices

@@ -72,12 +72,16 @@ class WeightedTree:
             index: rows to change, in [0, N). Where a row stands twice, either value may win.
             log_weight: their log-weights in nats.
         """
-        self._flat[index] = log_weight.to(torch.float64).clamp(max=_LARGEST)
-        block = index.div(self._width, rounding_mode="floor")
-        inside, mass = _summarise(self._rows[block])
-        self._inside[block], self._mass[block] = inside, mass
-        self._scaled[block] = torch.exp(mass - self._reference)
+        self._flat.index_copy_(0, index, log_weight.to(torch.float64).clamp(max=_LARGEST))
         self._cumulative = None
+        if index.shape[0] >= self._mass.shape[0]:
+            self._summarise()
+            return
+        block = index.div(self._width, rounding_mode="floor")
+        inside, mass = _summarise(self._rows.index_select(0, block))
+        self._inside.index_copy_(0, block, inside)
+        self._mass.index_copy_(0, block, mass)
+        self._scaled.index_copy_(0, block, torch.exp(mass - self._reference))
 
     def assign(self, log_weight: Float[Tensor, "n"]) -> None:
         """Set the first n rows; the others get ``-inf``.
@@ -89,9 +93,12 @@ class WeightedTree:
         self._flat[:n] = log_weight
         self._flat[:n].clamp_(max=_LARGEST)
         self._flat[n:] = -math.inf
+        self._cumulative = None
+        self._summarise()
+
+    def _summarise(self) -> None:
         self._inside, self._mass = _summarise(self._rows)
         self._reference = math.nan
-        self._cumulative = None
 
     def log_prob(self, index: Int64[Tensor, "k"]) -> Float64[Tensor, "k"]:
         """Return log p of rows, each taken as a single draw.
@@ -115,7 +122,8 @@ class WeightedTree:
         # The first position whose cumulative mass exceeds the uniform: never one of weight zero.
         # A uniform below 1 times the total rounds to less than the total.
         block = torch.searchsorted(cumulative, uniform[0, :, 0] * cumulative[-1], right=True)
-        column = torch.searchsorted(self._inside[block], uniform[1], right=True)
+        inside = self._inside.index_select(0, block)
+        column = torch.searchsorted(inside, uniform[1], right=True)
         return column.squeeze(1).add_(block, alpha=self._width)
 
     def draw_distinct(

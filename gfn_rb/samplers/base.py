@@ -22,7 +22,7 @@ from gfn_rb.errors import (
     GfnRbError,
     NaNError,
 )
-from gfn_rb.keys import LOG_PROB, LOG_REWARD
+from gfn_rb.keys import DRAW_LOG_PROB, LOG_REWARD
 
 Replacement = Literal["auto", True, False]
 
@@ -77,28 +77,23 @@ class KeySampler(Sampler, metaclass=_KeepReplacement):
     longer there and waits for nothing; impossible draws then stop on the device, as
     ``torch.multinomial``'s do.
 
+    Draws with replacement come with ``draw_log_prob``, the log-probability of each, float32; it is
+    not called ``log_prob``, because items may hold one of their own, that of their actions.
+
     Args:
         key: the key to draw by, one float per item.
         replacement: whether an item may appear twice in a batch. ``"auto"``: only when the batch
             exceeds the number of items that can be drawn.
-        log_prob_key: name under which the log-probability of each draw is returned along with
-            the batch, float32, when drawing with replacement; None for not at all.
 
     Raises:
         ArgumentError: another ``replacement``.
     """
 
-    def __init__(
-        self,
-        key: NestedKey = LOG_REWARD,
-        replacement: Replacement = "auto",
-        log_prob_key: str | None = LOG_PROB,
-    ) -> None:
+    def __init__(self, key: NestedKey = LOG_REWARD, replacement: Replacement = "auto") -> None:
         if replacement not in ("auto", True, False):
             raise ArgumentError(f"replacement must be 'auto', True or False, got {replacement!r}")
         self.key = key
         self.replacement = replacement
-        self.log_prob_key = log_prob_key
         self._column = KeyColumn(key)
         self._distribution: Distribution | None = None
 
@@ -120,7 +115,7 @@ class KeySampler(Sampler, metaclass=_KeepReplacement):
             batch_size: number of rows.
 
         Returns:
-            Their indices, int64 of shape [batch_size], and what else is known of the draw.
+            Their indices, int64 [batch_size], and with replacement ``draw_log_prob`` [batch_size].
 
         Raises:
             ArgumentError: ``batch_size`` below 1, or more than can be drawn without replacement.
@@ -132,14 +127,14 @@ class KeySampler(Sampler, metaclass=_KeepReplacement):
         distribution = self._follow(storage)
         _require(distribution.log_total > -math.inf, EmptyBufferError, self._NOTHING, self.key)
         if self.replacement is True or (self.replacement == "auto" and batch_size > len(storage)):
-            return self._draw(distribution, storage, batch_size)
+            return self._draw(distribution, batch_size)
         index, enough = distribution.draw_distinct(batch_size, self._rng)
         if self.replacement is False:
             _require(enough, ArgumentError, self._TOO_FEW, batch_size)
         elif enough.device.type == "cuda":
             index = torch.where(enough, index, distribution.draw(batch_size, self._rng))
         elif not enough:
-            return self._draw(distribution, storage, batch_size)
+            return self._draw(distribution, batch_size)
         return index, {}
 
     def mark_update(self, index: int | Tensor, *, storage: Storage | None = None) -> None:
@@ -164,16 +159,9 @@ class KeySampler(Sampler, metaclass=_KeepReplacement):
     _NOTHING = "no item can be drawn: every stored {!r} has weight zero (all -inf?)"
     _TOO_FEW = "batch_size={} exceeds the items of positive weight, and replacement is False"
 
-    def _draw(
-        self, distribution: Distribution, storage: Storage, batch_size: int
-    ) -> tuple[Tensor, dict[str, Any]]:
+    def _draw(self, distribution: Distribution, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
         index = distribution.draw(batch_size, self._rng)
-        if self.log_prob_key is None:
-            return index, {}
-        name = self.log_prob_key
-        if name in storage._storage.keys():  # noqa: SIM118
-            name = f"draw_{name}"
-        return index, {name: distribution.log_prob(index).to(torch.float32)}
+        return index, {DRAW_LOG_PROB: distribution.log_prob(index).to(torch.float32)}
 
     def _follow(self, storage: Storage) -> Distribution:
         """Bring the distribution up to date with the storage."""

@@ -10,7 +10,7 @@ from tensordict import NestedKey
 from torch import Tensor
 
 from gfn_rb.errors import ArgumentError
-from gfn_rb.keys import LOG_PROB, LOG_REWARD
+from gfn_rb.keys import LOG_REWARD
 from gfn_rb.numerics import WeightedTree
 from gfn_rb.samplers.base import Distribution, KeySampler, Replacement
 
@@ -27,8 +27,6 @@ class SoftmaxRewardSampler(KeySampler):
         temperature: T > 0. May be annealed, by assignment or by a TorchRL scheduler; each change
             has the column read anew.
         replacement: see :class:`~gfn_rb.samplers.base.KeySampler`.
-        log_prob_key: likewise. If the items themselves hold an entry of that name, the draw's
-            is called ``draw_`` and the name.
 
     Raises:
         ArgumentError: a temperature that is not a positive number.
@@ -41,9 +39,8 @@ class SoftmaxRewardSampler(KeySampler):
         key: NestedKey = LOG_REWARD,
         temperature: float = 1.0,
         replacement: Replacement = "auto",
-        log_prob_key: str | None = LOG_PROB,
     ) -> None:
-        super().__init__(key, replacement, log_prob_key)
+        super().__init__(key, replacement)
         self.temperature = temperature
 
     @property

@@ -16,8 +16,8 @@ from gfn_rb.column import KeyColumn
 from gfn_rb.errors import ArgumentError, CheckpointMismatchError, ShapeError
 from gfn_rb.keys import LOG_REWARD
 from gfn_rb.numerics import Extremes
-from gfn_rb.shapes import Float, Float64, Int64
-from gfn_rb.writers.rows import Layout, check_number, scalar_key
+from gfn_rb.shapes import Float, Int64
+from gfn_rb.writers.rows import Layout, check_number, scalar_key, take
 
 Tie = Literal["newest", "oldest"]
 
@@ -29,13 +29,13 @@ class RewardPrioritizedWriter(Writer):
     """A writer that keeps the ``capacity`` items of highest key ever offered.
 
     Where TorchRL's ``TensorDictMaxValueWriter`` walks a heap row by row in Python, a batch is
-    merged whole: its best rows, in descending order, meet the worst stored ones, in ascending
-    order, and replace them pair by pair as long as they win. The worst stored rows come from
+    merged whole: its rows from the best down meet the stored ones from the worst up, and replace
+    them pair by pair as long as they win. The worst stored rows come from
     :class:`~gfn_rb.numerics.Extremes`, whose cost hardly depends on the capacity.
 
     The key column of the storage is the truth: rows relabelled behind the writer's back count
-    with their new keys from the next call on. On CUDA one ``extend`` waits for the device once
-    (which rows win decides shapes), apart from what TorchRL's storage does itself.
+    with their new keys from the next call on. On CUDA, ``extend`` waits for the device: how many
+    rows win decides the shape of what is written (and TorchRL's storage looks at the slots).
 
     Args:
         key: the key to rank items by, one float per item.
@@ -113,17 +113,15 @@ class RewardPrioritizedWriter(Writer):
             NaNError: a key is NaN.
         """
         key = scalar_key(data, self.key)
-        check_number(key, self.key)
+        highest = check_number(key, self.key)
         data = self._layout.check(data, self._storage)
-        chosen, target = self._place(key)
-        slot = torch.full(key.shape, -1, dtype=torch.int64, device=key.device)
-        if target.shape[0]:
-            slot[chosen] = target
-            if target.shape == key.shape:
-                self._write(data, slot)
-            else:
-                self._write(data[chosen], target)
-            self._record(target, key[chosen], chosen)
+        free = self._storage.max_size - len(self._storage)
+        if key.shape[0] <= free:
+            slot = self._append(data)
+        elif free == 0 and not self._beats(highest, floor := self.threshold):
+            slot = torch.full(key.shape, -1, dtype=torch.int64, device=key.device)
+        else:
+            slot = self._merge(data, key, free, floor if free == 0 else -math.inf)
         self._count[_OFFERED] += key.shape[0]
         return slot
 
@@ -154,7 +152,7 @@ class RewardPrioritizedWriter(Writer):
         values = self._column.values(self._storage)
         values[index] = key.to(values)
         self._storage._bump_mutation_revision()
-        extremes.update(index, values[index], extremes.rank[index])
+        extremes.update(index, values[index].to(torch.float64), extremes.rank[index])
         self._now_in_step()
         self._tell(index)
 
@@ -162,18 +160,21 @@ class RewardPrioritizedWriter(Writer):
 
     def _in_step(self) -> Extremes:
         """Return the extremes, read anew if the storage changed behind the writer's back."""
-        storage = self._storage
-        if self._extremes is None:
-            device = None if storage.device == "auto" else storage.device
-            self._extremes = Extremes(storage.max_size, device)
+        extremes, storage = self._allocated(), self._storage
         if not storage.initialized:
-            return self._extremes
+            return extremes
         moment = self._column.moment(storage)
         known = int(self._count[_REVISION]) == moment.revision
         if not known or (moment.version, moment.address) != self._local:
             values = self._column.values(storage)
-            self._extremes.assign(values, self._extremes.rank[: len(values)].clone())
+            extremes.assign(values, extremes.rank[: len(values)].clone())
             self._now_in_step()
+        return extremes
+
+    def _allocated(self) -> Extremes:
+        if self._extremes is None:
+            device = None if self._storage.device == "auto" else self._storage.device
+            self._extremes = Extremes(self._storage.max_size, device)
         return self._extremes
 
     def _now_in_step(self) -> None:
@@ -183,33 +184,56 @@ class RewardPrioritizedWriter(Writer):
 
     # Choosing and writing.
 
-    def _place(self, key: Float64[Tensor, "n"]) -> tuple[Int64[Tensor, "k"], Int64[Tensor, "k"]]:
-        """Return the rows that are kept and the slot of each."""
-        stored, capacity = len(self._storage), self._storage.max_size
-        free, n = capacity - stored, key.shape[0]
-        if n <= free:
-            self._in_step()
-            return _range(0, n, key), _range(stored, stored + n, key)
-        extremes = self._in_step()
-        rows = self._best_first(key, extremes.minimum if free == 0 else None)[:capacity]
-        if rows.shape[0] == 0:
-            return rows, rows
-        fresh, rest = rows[:free], rows[free:]
-        worst = extremes.smallest(rest.shape[0])
-        wins = self._beats(key[rest], worst.key.to(key.device))
-        chosen = torch.cat([fresh, rest[wins]])
-        return chosen, torch.cat([_range(stored, stored + fresh.shape[0], key), worst.row[wins]])
+    def _append(self, data: TensorDictBase) -> Tensor:
+        """Write the whole batch into free slots. Nothing is compared before the storage is full."""
+        stored, extremes = len(self._storage), self._allocated()
+        slot = torch.arange(stored, stored + len(data), device=extremes.key.device)
+        extremes.rank[stored : stored + len(data)] = self._rank(slot - stored)
+        self._write(data, slot)
+        return slot
 
-    def _beats(self, key: Tensor, stored: Tensor) -> Tensor:
+    def _merge(self, data: TensorDictBase, key: Tensor, free: int, floor: float) -> Tensor:
+        """Write the rows that win a slot: a free one, or that of one of the worst items."""
+        extremes = self._in_step()
+        key = key.to(extremes.key)
+        order, contest = self._contestants(key, free, floor)
+        worst = extremes.smallest(contest.shape[0])
+        wins = int(self._beats(contest.flip(0), worst.key).sum())
+        chosen, target = order[order.shape[0] - free - wins :], worst.rows(wins)
+        if free:
+            fresh = torch.arange(len(self._storage), self._storage.max_size, device=key.device)
+            target = torch.cat([target, fresh])
+        slot = torch.full(key.shape, -1, dtype=torch.int64, device=key.device)
+        slot[chosen] = target
+        # A batch that is kept whole is written in its own order.
+        self._write(*((data, slot) if len(target) == len(key) else (take(data, chosen), target)))
+        extremes.update(target, key[chosen], self._rank(chosen))
+        self._now_in_step()
+        return slot
+
+    def _contestants(self, key: Tensor, free: int, floor: float) -> tuple[Tensor, Tensor]:
+        """Return the rows that may enter, worst first, and the keys of those without a free slot.
+
+        Among equal keys the one to keep comes last. There are more rows than free slots.
+        """
+        if self.tie == "newest":
+            value, order = key.sort(stable=True)
+        else:
+            value, order = key.flip(0).sort(stable=True)
+            order = key.shape[0] - 1 - order
+        lost = max(key.shape[0] - self._storage.max_size, 0)
+        if free == 0:
+            below = torch.searchsorted(value, floor, right=self.tie == "oldest")
+            lost = max(lost, int(below))
+        return order[lost:], value[lost : value.shape[0] - free]
+
+    def _beats(self, key: Any, stored: Any) -> Any:
         return key >= stored if self.tie == "newest" else key > stored
 
-    def _best_first(self, key: Tensor, floor: Tensor | None) -> Tensor:
-        """Return the rows that beat the floor, best first, ties as ``tie`` says."""
-        rows = _range(0, key.shape[0], key) if floor is None else self._beats(key, floor).nonzero()
-        rows = rows.reshape(-1)
-        if self.tie == "newest":
-            rows = rows.flip(0)
-        return rows[key[rows].argsort(descending=True, stable=True)]
+    def _rank(self, row: Tensor) -> Tensor:
+        """Return what orders rows of the current batch among equal keys, the first to go lowest."""
+        age = row + int(self._count[_OFFERED])
+        return age if self.tie == "newest" else -age
 
     def _write(self, rows: TensorDictBase, target: Tensor) -> None:
         length = len(self._storage)
@@ -218,19 +242,12 @@ class RewardPrioritizedWriter(Writer):
         except BaseException:
             self._storage._len = length  # set() counts rows before it writes them
             raise
+        self._count[_WRITTEN] += target.shape[0]
         self._tell(target)
 
     def _tell(self, index: Tensor) -> None:
         for entity in self._storage._attached_entities_iter():
             entity.mark_update(index)
-
-    def _record(self, target: Tensor, key: Tensor, row: Tensor) -> None:
-        assert self._extremes is not None
-        age = row + int(self._count[_OFFERED])
-        rank = age if self.tie == "newest" else -age
-        self._extremes.update(target, key, rank)
-        self._count[_WRITTEN] += target.shape[0]
-        self._now_in_step()
 
     def _check_update(self, index: Tensor, key: Tensor) -> None:
         if index.shape != key.shape:
@@ -247,7 +264,10 @@ class RewardPrioritizedWriter(Writer):
 
     @property
     def _count(self) -> Any:
-        """The counters as a NumPy view, which is far quicker to read and write one by one."""
+        """The counters as NumPy numbers, far quicker to read and write one by one.
+
+        Made anew each time: sharing a tensor between processes moves its memory.
+        """
         return self._counters.numpy()
 
     @property
@@ -261,10 +281,9 @@ class RewardPrioritizedWriter(Writer):
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the storage does not hold: the age of each item, and counters."""
-        rank = self._in_step().rank[: len(self._storage)].clone()
         return {
             "tie": self.tie,
-            "rank": rank,
+            "rank": self._allocated().rank[: len(self._storage)].clone(),
             "offered": int(self._count[_OFFERED]),
             "written": int(self._count[_WRITTEN]),
         }
@@ -284,8 +303,7 @@ class RewardPrioritizedWriter(Writer):
                 f"writer state is of tie={state_dict['tie']!r} with {rank.shape[0]} items, "
                 f"expected tie={self.tie!r} and at most {self._storage.max_size}"
             )
-        extremes = self._in_step()
-        extremes.assign(torch.zeros_like(rank, dtype=torch.float64), rank)
+        self._allocated().rank[: len(rank)] = rank
         self._count[_OFFERED] = state_dict["offered"]
         self._count[_WRITTEN] = state_dict["written"]
         self._local = None
@@ -314,7 +332,7 @@ class RewardPrioritizedWriter(Writer):
     def __getstate__(self) -> dict[str, Any]:
         """Make sure that a process this is sent to shares the state, rather than starts its own."""
         if self._storage is not None:
-            self._in_step()
+            self._allocated()
         return super().__getstate__()
 
     def __repr__(self) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NoReturn
 
 import torch
-from tensordict import NestedKey, TensorDictBase
+from tensordict import NestedKey, TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.data.replay_buffers.storages import TensorStorage
 
@@ -14,7 +15,7 @@ from gfn_rb.keys import INDEX
 
 
 def scalar_key(data: TensorDictBase, key: NestedKey) -> Tensor:
-    """Return one float64 per row of a batch.
+    """Return one float per row of a batch.
 
     Args:
         data: rows, batch size [n].
@@ -37,11 +38,11 @@ def scalar_key(data: TensorDictBase, key: NestedKey) -> Tensor:
             f"key {key!r} must hold one float per item, got {value.dtype} of shape "
             f"{tuple(value.shape)} for batch size {list(data.batch_size)}"
         )
-    return value.detach().reshape(-1).to(torch.float64)
+    return value.detach().reshape(-1)
 
 
-def check_number(values: Tensor, name: NestedKey) -> None:
-    """Raise if a value is NaN.
+def check_number(values: Tensor, name: NestedKey) -> float:
+    """Return the largest value, or raise if one is NaN.
 
     Args:
         values: shape [n].
@@ -50,13 +51,31 @@ def check_number(values: Tensor, name: NestedKey) -> None:
     Raises:
         NaNError: with the count and the first position.
     """
-    nan = torch.isnan(values)
-    if nan.any():
+    highest = float(values.max()) if values.numel() else -math.inf  # of NaN and others: NaN
+    if math.isnan(highest):
+        nan = torch.isnan(values)
         first = int(nan.to(torch.uint8).argmax())
         raise NaNError(
             f"key {name!r} is NaN in {int(nan.sum())} of {len(values)} items, first at position "
             f"{first}: expected numbers or infinities, nothing was written"
         )
+    return highest
+
+
+def take(data: TensorDictBase, index: Tensor) -> TensorDict:
+    """Return some rows; quicker than indexing, which works out the batch size of any index.
+
+    Args:
+        data: rows, batch size [n].
+        index: their positions, int64 [k].
+    """
+    rows = {
+        name: take(value, index)
+        if isinstance(value, TensorDictBase)
+        else value.index_select(0, index)
+        for name, value in data.items()
+    }
+    return TensorDict(rows, [index.shape[0]], device=index.device)
 
 
 class Layout:

@@ -56,7 +56,9 @@ def test_any_history_gives_the_bits_of_a_fresh_tree():
     worn.assign(torch.randn(5000, generator=generator) * 40)
     for _ in range(50):
         index = torch.randint(5000, (37,), generator=generator)
-        worn.update(index.unique(), (torch.randn(37, generator=generator) * 40)[: len(index.unique())])
+        worn.update(
+            index.unique(), (torch.randn(37, generator=generator) * 40)[: len(index.unique())]
+        )
     worn.draw(3)
     fresh = tree_of(worn.log_weight)
     assert torch.equal(worn.log_total, fresh.log_total)

@@ -5,16 +5,6 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from gfn_rb.errors import (
-    ArgumentError,
-    CheckpointMismatchError,
-    EmptyBufferError,
-    KeyMismatchError,
-    NaNError,
-    ShapeError,
-)
-from gfn_rb.samplers import SoftmaxRewardSampler
-from gfn_rb.writers import RewardPrioritizedWriter
 from statistics_of_draws import chi_square_p
 from tensordict import TensorDict
 from torchrl.data import (
@@ -25,6 +15,17 @@ from torchrl.data import (
     TensorDictReplayBuffer,
 )
 from torchrl.data.replay_buffers.scheduler import LinearScheduler
+
+from gfn_rb.errors import (
+    ArgumentError,
+    CheckpointMismatchError,
+    EmptyBufferError,
+    KeyMismatchError,
+    NaNError,
+    ShapeError,
+)
+from gfn_rb.samplers import SoftmaxRewardSampler
+from gfn_rb.writers import RewardPrioritizedWriter
 
 LOG_REWARD = [0.0, 1.0, -1.0, 2.0, -math.inf, 0.5]
 
@@ -41,7 +42,9 @@ def buffer(log_reward=LOG_REWARD, capacity=None, storage=None, seed=0, **kwargs)
 
 def rows(log_reward):
     log_reward = torch.as_tensor(log_reward, dtype=torch.float32)
-    return TensorDict({"log_reward": log_reward, "x": torch.arange(len(log_reward))}, log_reward.shape)
+    return TensorDict(
+        {"log_reward": log_reward, "x": torch.arange(len(log_reward))}, log_reward.shape
+    )
 
 
 def fits(rb, log_weight, n=40_000):
@@ -66,16 +69,15 @@ def test_log_prob_is_that_of_each_draw():
     rb = buffer(temperature=2.0, replacement=True)
     batch = rb.sample(50)
     expected = torch.log_softmax(torch.tensor(LOG_REWARD) / 2, 0)[batch["index"]]
-    torch.testing.assert_close(batch["log_prob"], expected)
+    torch.testing.assert_close(batch["draw_log_prob"], expected)
 
 
-def test_log_prob_makes_way_for_the_items_own():
+def test_the_items_own_log_prob_is_left_alone():
     rb = buffer([], capacity=3, replacement=True)
     rb.extend(rows([0.0, 1.0]).set("log_prob", torch.tensor([7.0, 8.0])))
     batch = rb.sample(5)
     assert set(batch["log_prob"].tolist()) <= {7.0, 8.0}
     assert (batch["draw_log_prob"] < 0).all()
-    assert "draw_log_prob" not in buffer(log_prob_key=None, replacement=True).sample(5)
 
 
 def test_auto_repeats_only_when_it_must():
@@ -83,11 +85,11 @@ def test_auto_repeats_only_when_it_must():
     for _ in range(20):
         batch = rb.sample(5)
         assert len(set(batch["index"].tolist())) == 5
-        assert "log_prob" not in batch
+        assert "draw_log_prob" not in batch
     for n in (6, 7):  # only five of the six can be drawn
         batch = rb.sample(n)
         assert 4 not in batch["index"]
-        assert batch["log_prob"].shape == (n,)
+        assert batch["draw_log_prob"].shape == (n,)
 
 
 def test_first_of_a_batch_without_replacement_follows_the_reward():
@@ -160,7 +162,9 @@ def test_a_long_run_of_writes_stays_exact():
         if step % 3 == 0:
             batch = rb.sample(16)
             expected = torch.log_softmax(rb[:]["log_reward"].double(), 0)[batch["index"]]
-            torch.testing.assert_close(batch["log_prob"], expected.float(), rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(
+                batch["draw_log_prob"], expected.float(), rtol=1e-5, atol=1e-5
+            )
 
 
 def test_the_same_seed_draws_the_same_and_a_restored_buffer_goes_on(tmp_path):
@@ -236,14 +240,18 @@ def test_unsuitable_storages_are_named():
 
 @pytest.mark.parametrize("temperature", [0.0, -1.0, math.inf, math.nan])
 def test_bad_temperature(temperature):
-    with pytest.raises(ArgumentError, match=f"temperature must be a positive number, got {temperature}"):
+    with pytest.raises(
+        ArgumentError, match=f"temperature must be a positive number, got {temperature}"
+    ):
         SoftmaxRewardSampler(temperature=temperature)
 
 
 def test_bad_replacement_and_foreign_state():
     with pytest.raises(ArgumentError, match="replacement must be 'auto', True or False, got 'yes'"):
         SoftmaxRewardSampler(replacement="yes")
-    with pytest.raises(CheckpointMismatchError, match=r"holds \['alpha'\].*expects \['temperature'\]"):
+    with pytest.raises(
+        CheckpointMismatchError, match=r"holds \['alpha'\].*expects \['temperature'\]"
+    ):
         SoftmaxRewardSampler().load_state_dict({"alpha": 1.0})
 
 

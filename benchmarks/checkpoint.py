@@ -1,0 +1,151 @@
+"""How fast a replay buffer is saved and loaded, against what the machine can do.
+
+Three comparisons for saving a full buffer held in memory, three for loading it into one that is
+in use, so that no run pays for fresh memory: gfn_rb's checkpoint against ``torch.save`` (synced, as a
+checkpoint is) and ``torch.load`` of the same tensors, against TorchRL's ``dumps`` and ``loads``,
+and against the floor: the same bytes written and synced, or read, with nothing else done. Files
+are in the page cache when they are read. A ratio of 1 means "as fast"; below 1, faster.
+
+    python -m benchmarks.checkpoint [--gigabytes 1] [--seconds 60] [--folder .]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+
+from benchmarks.timing import Contender, Effort, interleave
+from gfn_rb.checkpoint import load_checkpoint, save_checkpoint
+
+_WIDTH = 248  # float32 per row; with the log-reward and TorchRL's index, 1 kB or so
+_PIECE = 1 << 24
+
+
+def full_buffer(nbytes: float) -> TensorDictReplayBuffer:
+    """Return a buffer filled with so many bytes of random rows.
+
+    Args:
+        nbytes: roughly.
+    """
+    n = max(1, int(nbytes / (4 * _WIDTH + 12)))
+    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(n), batch_size=128)
+    rb.extend(TensorDict({"state": torch.randn(n, _WIDTH), "log_reward": torch.randn(n)}, [n]))
+    return rb
+
+
+def tensors_of(rb: TensorDictReplayBuffer) -> dict[str, Tensor]:
+    """Return the storage's tensors by name.
+
+    Args:
+        rb: a buffer that is full.
+    """
+    return dict(rb.storage[:].items())
+
+
+# The contenders.
+
+
+def torch_save(tensors: dict[str, Tensor], path: Path) -> None:
+    """Write with torch.save, and sync."""
+    with path.open("wb") as stream:
+        torch.save(tensors, stream)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def torch_load(tensors: dict[str, Tensor], path: Path) -> None:
+    """Read with torch.load, and copy to where the rows belong."""
+    for name, loaded in torch.load(path, mmap=True).items():
+        tensors[name].copy_(loaded)
+
+
+def raw_write(tensors: dict[str, Tensor], path: Path) -> None:
+    """Write the bytes, and sync."""
+    with path.open("wb", buffering=0) as stream:
+        for tensor in tensors.values():
+            for piece in tensor.reshape(-1).view(torch.uint8).split(_PIECE):
+                stream.write(piece.numpy())
+        os.fsync(stream.fileno())
+
+
+def raw_read(tensors: dict[str, Tensor], path: Path) -> None:
+    """Read the bytes to where they belong."""
+    with path.open("rb", buffering=0) as stream:
+        for tensor in tensors.values():
+            for piece in tensor.reshape(-1).view(torch.uint8).split(_PIECE):
+                stream.readinto(piece.numpy())
+
+
+def contenders(rb: TensorDictReplayBuffer, folder: Path) -> dict[str, dict[str, Callable[[], Any]]]:
+    """Return what is timed, ours first.
+
+    Args:
+        rb: a full buffer.
+        folder: where to write.
+    """
+    tensors = tensors_of(rb)
+    return {
+        "save": {
+            "save_checkpoint": lambda: save_checkpoint(folder / "ours", rb),
+            "torch.save + fsync": lambda: torch_save(tensors, folder / "torch"),
+            "rb.dumps": lambda: rb.dumps(folder / "torchrl"),
+            "write + fsync": lambda: raw_write(tensors, folder / "raw"),
+        },
+        "load": {
+            "load_checkpoint": lambda: load_checkpoint(folder / "ours", rb),
+            "torch.load + copy": lambda: torch_load(tensors, folder / "torch"),
+            "rb.loads": lambda: rb.loads(folder / "torchrl"),
+            "read": lambda: raw_read(tensors, folder / "raw"),
+        },
+    }
+
+
+def report(runs: dict[str, Callable[[], Any]], nbytes: int, effort: Effort) -> None:
+    """Run the contenders in turn, and print ours against each other one.
+
+    Args:
+        runs: what to time, ours first.
+        nbytes: how much each moves.
+        effort: when to stop.
+    """
+    seconds = interleave({name: Contender(lambda _, f=f: f()) for name, f in runs.items()}, effort)
+    ours, *others = seconds
+    print(f"{ours}: {nbytes / 1e9 / median(seconds[ours]):.2f} GB/s")
+    for other in others:
+        ratios = [a / b for a, b in zip(seconds[ours], seconds[other], strict=True)]
+        speed = nbytes / 1e9 / median(seconds[other])
+        print(f"  time against {other:<20} {median(ratios):5.2f}   ({speed:.2f} GB/s)")
+
+
+def main() -> None:
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--gigabytes", type=float, default=1.0)
+    parser.add_argument("--seconds", type=float, default=60.0, help="per table")
+    parser.add_argument("--folder", type=Path, default=Path())
+    options = parser.parse_args()
+    rb = full_buffer(1e9 * options.gigabytes)
+    nbytes = sum(tensor.nbytes for tensor in tensors_of(rb).values())
+    effort = Effort(seconds=options.seconds, least=3, most=15, warmup=1)
+    folder = Path(tempfile.mkdtemp(dir=options.folder))
+    try:
+        print(f"{len(rb):,} rows, {nbytes / 1e9:.2f} GB; medians of paired runs")
+        for runs in contenders(rb, folder).values():
+            report(runs, nbytes, effort)
+    finally:
+        shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    main()

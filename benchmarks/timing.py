@@ -1,0 +1,229 @@
+"""Paired timing.
+
+How a ratio is measured here, and why it can be trusted on a machine that others use as well. Ours
+and the peer run in turn (A B A B ...), so that whatever slows the machine down slows both. Each
+call gets a fresh argument from its ``setup``, outside the clock, so that no call works on what an
+earlier one left behind. After a warm-up, every round gives one ratio, and the figure reported is
+the median of these ratios; the median times stand next to it for orientation only. One thread,
+garbage collector off. A bound is the largest ratio allowed: 2 means "at most twice the peer's
+time", 1/20 means "at least twenty times faster".
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import platform
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+_PACKAGES = ("torch", "torchrl", "tensordict", "torchgfn")
+_LAYOUT = "{:<54} {:>9} {:>13} {:>13} {:>8} {:>8}  {}"
+
+
+@dataclass(frozen=True)
+class Contender:
+    """What is timed.
+
+    Args:
+        run: the work, given what ``setup`` returned.
+        setup: makes the argument of one run, outside the clock.
+    """
+
+    run: Callable[[Any], object]
+    setup: Callable[[], Any] = lambda: None
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long one comparison may take.
+
+    Args:
+        seconds: start no further round after this time, setup included.
+        least: rounds to run in any case.
+        most: rounds to stop after.
+        warmup: rounds before the clock counts.
+    """
+
+    seconds: float
+    least: int = 3
+    most: int = 400
+    warmup: int = 5
+
+
+@dataclass(frozen=True)
+class Result:
+    """One comparison, times in microseconds per call.
+
+    ``low`` and ``high`` are the quartiles of the ratios; ``bound`` and ``met`` are None for a
+    figure that is only reported.
+    """
+
+    name: str
+    capacity: int
+    ours: float
+    peer: float
+    ratio: float
+    low: float
+    high: float
+    rounds: int
+    bound: float | None
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the ratio keeps its bound."""
+        return None if self.bound is None else self.ratio <= self.bound
+
+
+def interleave(contenders: Mapping[str, Contender], effort: Effort) -> dict[str, list[float]]:
+    """Run the contenders in turn, round after round, and time each call.
+
+    Args:
+        contenders: what to run, in this order within each round.
+        effort: when to stop.
+
+    Returns:
+        The seconds of each call, per contender; entry i of each comes from round i.
+    """
+    torch.set_num_threads(1)
+    for _ in range(effort.warmup):
+        _round(contenders)
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    rounds, start = 0, time.perf_counter()
+    while rounds < effort.least or (
+        rounds < effort.most and time.perf_counter() - start < effort.seconds
+    ):
+        for name, elapsed in _round(contenders).items():
+            seconds[name].append(elapsed)
+        rounds += 1
+    return seconds
+
+
+def compare(
+    name: str,
+    capacity: int,
+    ours: Contender,
+    peer: Contender,
+    effort: Effort,
+    bound: float | None = None,
+) -> Result:
+    """Time ours against a peer, print the row and return it.
+
+    Args:
+        name: what the row is called.
+        capacity: rows the buffers hold.
+        ours: the work done with this library.
+        peer: the same work done without it.
+        effort: when to stop.
+        bound: the largest ratio of ours to the peer allowed, None to report it only.
+    """
+    seconds = interleave({"ours": ours, "peer": peer}, effort)
+    ratios = sorted(a / b for a, b in zip(seconds["ours"], seconds["peer"], strict=True))
+    n = len(ratios)
+    result = Result(
+        name=name,
+        capacity=capacity,
+        ours=median(seconds["ours"]) * 1e6,
+        peer=median(seconds["peer"]) * 1e6,
+        ratio=median(ratios),
+        low=ratios[n // 4],
+        high=ratios[(3 * n) // 4],
+        rounds=n,
+        bound=bound,
+    )
+    print(row(result), flush=True)
+    return result
+
+
+def _round(contenders: Mapping[str, Contender]) -> dict[str, float]:
+    elapsed = {}
+    for name, contender in contenders.items():
+        argument = contender.setup()
+        enabled = gc.isenabled()
+        gc.disable()
+        try:
+            start = time.perf_counter()
+            contender.run(argument)
+            elapsed[name] = time.perf_counter() - start
+        finally:
+            if enabled:
+                gc.enable()
+        del argument  # before the next setup: it may be a whole buffer
+    return elapsed
+
+
+# Reporting.
+
+
+def header() -> str:
+    """Return the line above the table."""
+    line = _LAYOUT.format("", "capacity", "ours (us)", "peer (us)", "ratio", "bound", "")
+    return f"{line}\n{'-' * len(line)}"
+
+
+def row(result: Result) -> str:
+    """Return one line of the table."""
+    verdict = {None: "reported", True: "pass", False: "MISS"}[result.met]
+    return _LAYOUT.format(
+        result.name,
+        f"{result.capacity:,}",
+        f"{result.ours:,.1f}",
+        f"{result.peer:,.1f}",
+        _fraction(result.ratio),
+        "" if result.bound is None else _fraction(result.bound),
+        verdict,
+    )
+
+
+def summary(results: Iterable[Result]) -> str:
+    """Return one line: how many bounds are met, and which are not."""
+    bounded = [result for result in results if result.met is not None]
+    missed = [f"{result.name} at {result.capacity:,}" for result in bounded if not result.met]
+    line = f"{len(bounded) - len(missed)} of {len(bounded)} bounds met"
+    return f"{line}; missed: {', '.join(missed)}" if missed else line
+
+
+def environment() -> dict[str, str]:
+    """Return what the figures depend on."""
+    found = {"python": platform.python_version(), "cpu": _cpu()}
+    found["threads"] = str(torch.get_num_threads())
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    return found
+
+
+def write_json(path: Path, results: Iterable[Result], facts: Mapping[str, Any]) -> None:
+    """Write the figures and what they depend on.
+
+    Args:
+        path: the file.
+        results: the comparisons.
+        facts: anything else worth keeping, by name.
+    """
+    rows = [{**asdict(result), "met": result.met} for result in results]
+    report = {"environment": environment(), **facts, "results": rows}
+    path.write_text(json.dumps(report, indent=2) + "\n")
+
+
+def _fraction(ratio: float) -> str:
+    """Write a ratio up to a tenth as 1/n, which reads as "n times faster"."""
+    return f"{ratio:.2f}" if ratio > 0.1 else f"1/{1 / ratio:.0f}"
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()

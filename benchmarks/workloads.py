@@ -1,0 +1,167 @@
+"""The buffers and batches that the comparisons share.
+
+An item is a row of 16 int64 under "state" and a float32 under "log_reward". Full buffers hold
+log-rewards drawn from N(0, scale^2); what is offered to them later comes from the same normal,
+cut where the comparison needs it, so that the distribution of what is stored stays what it was.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+from torchrl.data import (
+    LazyTensorStorage,
+    RandomSampler,
+    TensorDictReplayBuffer,
+    TensorDictRoundRobinWriter,
+)
+
+from gfn_rb.writers import RewardPrioritizedWriter
+
+BATCH = 128
+WIDTH = 16
+HEIGHT = 8
+
+# TorchRL logs each storage it allocates, which would stand in the table and in the timed fills.
+logging.getLogger("torchrl").setLevel(logging.WARNING)
+
+
+def items(log_reward: Tensor) -> TensorDict:
+    """Return one item per log-reward, with a random state.
+
+    Args:
+        log_reward: shape [n].
+    """
+    n = log_reward.shape[0]
+    state = torch.randint(0, HEIGHT, (n, WIDTH))
+    return TensorDict({"state": state, "log_reward": log_reward.to(torch.float32)}, [n])
+
+
+def random_items(n: int, scale: float = 1.0) -> TensorDict:
+    """Return n items whose log-rewards are N(0, scale^2).
+
+    Args:
+        n: how many.
+        scale: standard deviation, in nats.
+    """
+    return items(scale * torch.randn(n))
+
+
+def buffer(capacity: int, writer: Any = None, sampler: Any = None) -> TensorDictReplayBuffer:
+    """Return an empty buffer in memory.
+
+    Args:
+        capacity: rows.
+        writer: TorchRL's round-robin writer if None.
+        sampler: TorchRL's uniform sampler if None.
+    """
+    return TensorDictReplayBuffer(
+        storage=LazyTensorStorage(capacity),
+        writer=TensorDictRoundRobinWriter() if writer is None else writer,
+        sampler=RandomSampler() if sampler is None else sampler,
+        batch_size=BATCH,
+    )
+
+
+def fill(rb: TensorDictReplayBuffer, capacity: int, scale: float = 1.0) -> TensorDictReplayBuffer:
+    """Fill a buffer with random items, and return it.
+
+    Args:
+        rb: an empty buffer.
+        capacity: rows to write.
+        scale: standard deviation of their log-rewards, in nats.
+    """
+    rb.extend(random_items(capacity, scale))
+    return rb
+
+
+def challenge(log_reward: Tensor, accepted: int, scale: float = 1.0) -> Tensor:
+    """Return the log-rewards of a batch of which a full buffer accepts exactly so many rows.
+
+    The rows to be accepted beat the ``accepted`` lowest rewards stored, and are drawn from the
+    normal above these; the others lie below all that is stored. Their order is random.
+
+    Args:
+        log_reward: what is stored, shape [capacity].
+        accepted: how many rows to have accepted, at most 128.
+        scale: standard deviation of the normal, in nats.
+
+    Returns:
+        Shape [128], float32.
+    """
+    lowest = log_reward.min()
+    cut = log_reward.kthvalue(max(accepted, 1)).values
+    below = lowest - 0.1 - torch.rand(BATCH - accepted)
+    batch = torch.cat([below, _normal_above(cut / scale, accepted) * scale])
+    return batch[torch.randperm(BATCH)]
+
+
+def _normal_above(cut: Tensor, n: int) -> Tensor:
+    """Draw from the standard normal above a cut, by inverting its upper tail."""
+    tail = torch.special.ndtr(-cut.double()) * torch.rand(n, dtype=torch.float64)
+    return (-torch.special.ndtri(tail.clamp(min=1e-300))).clamp(min=cut.double())
+
+
+def challenge_to(rb: TensorDictReplayBuffer, accepted: int, scale: float = 1.0) -> TensorDict:
+    """Return a batch of which a full buffer accepts exactly so many rows.
+
+    Args:
+        rb: the buffer. What a round-robin buffer gets is made from its own content likewise.
+        accepted: see :func:`challenge`.
+        scale: likewise.
+    """
+    return items(challenge(rb[:].get("log_reward"), accepted, scale))
+
+
+def check_challenge() -> None:
+    """Raise unless batches are accepted as announced, for a benchmark must do what it says."""
+    rb = fill(buffer(1000, RewardPrioritizedWriter()), 1000)
+    for accepted in (0, BATCH // 2, BATCH):
+        for _ in range(20):
+            got = int((rb.extend(challenge_to(rb, accepted)) >= 0).sum())
+            if got != accepted:
+                raise RuntimeError(f"{got} of {BATCH} rows were accepted, {accepted} expected")
+
+
+def tensors(part: Any, seen: dict[int, Any] | None = None) -> Iterator[Tensor]:
+    """Yield every tensor reachable from a writer or sampler through this library's own objects.
+
+    Args:
+        part: the object to walk.
+        seen: objects walked before, by id; holding them keeps an id from being used twice.
+    """
+    seen = {} if seen is None else seen
+    if id(part) in seen:
+        return
+    seen[id(part)] = part
+    entries: list[Any] = []
+    if isinstance(part, Tensor):
+        yield part
+    elif isinstance(part, (list, tuple, set)):
+        entries = list(part)
+    elif isinstance(part, dict):
+        entries = list(part.values())
+    elif type(part).__module__.startswith("gfn_rb."):
+        entries = list(vars(part).values())
+    for entry in entries:
+        yield from tensors(entry, seen)
+
+
+def bytes_beyond_storage(rb: TensorDictReplayBuffer) -> int:
+    """Return the bytes that writer and sampler hold, views on the storage not counted.
+
+    Args:
+        rb: a filled buffer.
+    """
+    stored = {leaf.untyped_storage().data_ptr() for leaf in rb[:].values(True, True)}
+    held = {}
+    for tensor in tensors([rb.writer, rb.sampler]):
+        memory = tensor.untyped_storage()
+        if memory.data_ptr() not in stored:
+            held[memory.data_ptr()] = memory.nbytes()
+    return sum(held.values())

@@ -1,0 +1,231 @@
+"""What the three containers share: one batch-first TensorDict whose fields are checked.
+
+A container holds nothing but that TensorDict. It is a class of its own rather than a tensorclass:
+a tensorclass refuses the keys a replay buffer adds to what it samples, checks neither shape nor
+dtype, and concatenates without padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+from typing_extensions import Self
+
+from gfn_rb import keys
+from gfn_rb.containers.fields import Field, Values, assemble
+from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
+from gfn_rb.shapes import Float, Shaped
+
+
+class Container:
+    """Rows of one kind of item, held in a single batch-first TensorDict.
+
+    Indexing by an int, slice, list, index tensor or boolean mask gives a container of the chosen
+    rows; slices share memory with the original. No method changes its container.
+    """
+
+    __slots__ = ("_td",)
+    _td: TensorDictBase
+    _fields: ClassVar[tuple[Field, ...]]
+    _plurals: ClassVar[dict[str, str]]
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls._plurals = {f"{f.key}s": f.key for f in cls._fields if isinstance(f.key, str)}
+
+    @classmethod
+    def from_tensordict(cls, td: TensorDictBase) -> Self:
+        """Take the container's own fields out of a TensorDict and leave every other key behind.
+
+        Args:
+            td: TensorDict of batch size [n]. Its tensors are shared, not copied.
+
+        Returns:
+            The container; ``to_tensordict`` gives the fields back unchanged.
+
+        Raises:
+            KeyMismatchError: If a required field is missing or stands under its plural.
+            ShapeError: If a batch size, shape or dtype is not the table's.
+        """
+        if td.batch_dims != 1:
+            raise ShapeError(
+                f"{cls.__name__}: td has batch size {list(td.batch_size)}; expected [n]"
+            )
+        values = {f.key: v for f in cls._fields if (v := td.get(f.key, None)) is not None}
+        if not cls._plurals.keys().isdisjoint(td.keys()):
+            cls._refuse_plurals(values, td)
+        return cls._checked(values, td.device)
+
+    def to_tensordict(self) -> TensorDict:
+        """Give the fields as a TensorDict of batch size [n] that shares the container's tensors.
+
+        Keys set in the result do not reach the container.
+        """
+        return self._td.select(*(field.key for field in self._fields), strict=False)
+
+    @classmethod
+    def cat(cls, containers: Sequence[Self]) -> Self:
+        """Join containers row after row into a new one.
+
+        A container without ``is_backward`` holds forward rows and joins as such.
+
+        Args:
+            containers: At least one, all with the same optional fields, row shapes and dtypes.
+
+        Returns:
+            A container of their rows, in order, with storage of its own.
+
+        Raises:
+            ArgumentError: If there is none, or one of another kind or on another device.
+            KeyMismatchError: If an optional field is in some containers only.
+            ShapeError: If row shapes or dtypes differ.
+        """
+        if not containers:
+            raise ArgumentError(f"containers is empty; expected at least one {cls.__name__}")
+        for i, container in enumerate(containers):
+            if type(container) is not cls:
+                kind = type(container).__name__
+                raise ArgumentError(f"containers[{i}] is a {kind}; expected {cls.__name__}")
+        tds = _with_direction([c.to_tensordict() for c in cls._aligned(containers)])
+        for i, td in enumerate(tds[1:], start=1):
+            _require_same_rows(tds[0], td, i)
+        return cls._wrap(torch.cat(tds, 0))
+
+    def drop(self, *names: str) -> Self:
+        """Return the container without some of its optional fields.
+
+        Args:
+            *names: Optional fields; one the container does not have is passed over.
+
+        Raises:
+            ArgumentError: If a name is not that of an optional field.
+        """
+        optional = {f.key for f in self._fields if f.optional}
+        for name in names:
+            if name not in optional:
+                raise ArgumentError(
+                    f"names has {name!r}; expected optional fields of {type(self).__name__}: "
+                    f"{sorted(map(str, optional))}"
+                )
+        return self._wrap(self._td.exclude(*names))
+
+    def to(self, device: torch.device | str) -> Self:
+        """Return the container with every tensor on a device."""
+        return self._wrap(self._td.to(torch.device(device)))
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors are."""
+        return self._td.get(keys.STATE).device
+
+    @property
+    def state(self) -> Shaped[Tensor, "n *S"]:
+        """The states, one row per item."""
+        return self._td.get(keys.STATE)
+
+    @property
+    def log_reward(self) -> Float[Tensor, "n"]:
+        """Log-reward of each row; -inf where a row of states or transitions is not terminating."""
+        return self._td.get(keys.LOG_REWARD)
+
+    @property
+    def condition(self) -> Shaped[Tensor, "n *C"] | None:
+        """What each row was conditioned on."""
+        return self._td.get(keys.CONDITION, None)
+
+    def __len__(self) -> int:
+        return self._td.batch_size[0]
+
+    def __getitem__(self, index: int | slice | list | np.ndarray | Tensor) -> Self:
+        return self._wrap(self._td[_row_index(index, len(self))])
+
+    def __repr__(self) -> str:
+        shapes = ", ".join(
+            f"{field.key!r}: {list(self._td.get(field.key).shape)}"
+            for field in self._fields
+            if self._td.get(field.key, None) is not None
+        )
+        return f"{type(self).__name__}({shapes})"
+
+    @classmethod
+    def _wrap(cls, td: TensorDictBase) -> Self:
+        container = cls.__new__(cls)
+        container._td = td
+        return container
+
+    @classmethod
+    def _checked(cls, values: Values, device: torch.device | None = None) -> Self:
+        sizes: dict[str, Any] = {"": 0}
+        for field in cls._fields:
+            if field.key in values:
+                field.check(values[field.key], sizes, cls.__name__)
+            elif not field.optional:
+                raise KeyMismatchError(
+                    f"{cls.__name__}: {field.key!r} is missing; of its fields there are {[*values]}"
+                )
+        return cls._wrap(assemble(values, (sizes["n"],), device))
+
+    @classmethod
+    def _refuse_plurals(cls, values: Values, td: TensorDictBase) -> None:
+        for plural, name in cls._plurals.items():
+            if name not in values and td.get(plural, None) is not None:
+                raise KeyMismatchError(
+                    f"{cls.__name__}: {plural!r} is not one of its fields; expected {name!r}"
+                )
+
+    @classmethod
+    def _aligned(cls, containers: Sequence[Self]) -> Sequence[Self]:
+        """Bring containers to row shapes that can be joined."""
+        return containers
+
+
+def _row_index(
+    index: int | slice | list | np.ndarray | Tensor, n_rows: int
+) -> slice | Shaped[Tensor, "k"]:
+    """Turn an index into one that keeps the batch dimension; a mask is looked through once."""
+    if isinstance(index, slice):
+        return index
+    if isinstance(index, int) and not isinstance(index, bool):
+        row = range(n_rows)[index]
+        return slice(row, row + 1)
+    rows = torch.as_tensor(index)
+    if rows.ndim > 1:
+        raise ArgumentError(f"index has shape {list(rows.shape)}; expected at most one dimension")
+    if rows.dtype == torch.bool:
+        if rows.shape != (n_rows,):
+            raise ArgumentError(f"index is a mask of shape {list(rows.shape)}; expected [{n_rows}]")
+        return rows.nonzero().squeeze(1)
+    return rows.reshape(-1) if rows.numel() else rows.reshape(-1).long()
+
+
+def _with_direction(tds: list[TensorDict]) -> list[TensorDict]:
+    """Say of rows without a direction that they are forward, where other rows have one."""
+    forward_only = [td for td in tds if td.get(keys.IS_BACKWARD, None) is None]
+    if len(forward_only) < len(tds):
+        for td in forward_only:
+            td.set(keys.IS_BACKWARD, torch.zeros_like(td.get(keys.LOG_REWARD), dtype=torch.bool))
+    return tds
+
+
+def _require_same_rows(first: TensorDict, other: TensorDict, i: int) -> None:
+    own, others = set(first.keys(True, True)), set(other.keys(True, True))
+    for key in sorted(own ^ others):
+        has, lacks = (0, i) if key in own else (i, 0)
+        raise KeyMismatchError(
+            f"containers[{has}] has {key!r} and containers[{lacks}] does not; "
+            f"drop({key!r}) it or add it everywhere"
+        )
+    for key in own:
+        a, b = first.get(key), other.get(key)
+        if a.device != b.device:
+            raise ArgumentError(f"containers[{i}] is on {b.device}; expected {a.device}")
+        if (a.shape[1:], a.dtype) != (b.shape[1:], b.dtype):
+            raise ShapeError(
+                f"containers[{i}]: {key!r} has rows of shape {list(b.shape[1:])} and {b.dtype}; "
+                f"expected {list(a.shape[1:])} and {a.dtype}"
+            )

@@ -1,0 +1,159 @@
+"""Trajectories turned around, padded, and taken apart into transitions and states.
+
+Every function is pure: TensorDict in, TensorDict out, without a loop over rows.
+"""
+
+from __future__ import annotations
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+
+from gfn_rb import keys
+from gfn_rb.containers.fields import Key, assemble, present
+from gfn_rb.shapes import Bool, Int64, Shaped
+
+_STEP_FILL = {keys.ACTION: -1, keys.LOG_PROB: 0, keys.ESTIMATOR_OUTPUT: 0}
+
+
+def real_steps(td: TensorDictBase) -> Bool[Tensor, "n T"]:
+    """Tell real actions from padding."""
+    steps = torch.arange(td.get(keys.ACTION).shape[1], device=td.get(keys.LENGTH).device)
+    return steps < td.get(keys.LENGTH)[:, None]
+
+
+def direction(td: TensorDictBase) -> Int64[Tensor, "n"]:
+    """Give 1 for each backward row and 0 for each forward row."""
+    length, is_backward = td.get(keys.LENGTH), td.get(keys.IS_BACKWARD, None)
+    return torch.zeros_like(length) if is_backward is None else is_backward.long()
+
+
+def exit_step(td: TensorDictBase) -> Int64[Tensor, "n"]:
+    """Find the step between x and the sink: a row's last forward, its first backward."""
+    return (td.get(keys.LENGTH) - 1) * (1 - direction(td))
+
+
+def transitions_of(td: TensorDictBase) -> TensorDict:
+    """Take trajectories apart into one row per real action.
+
+    ``estimator_output`` is left behind: transitions have no such field.
+
+    Args:
+        td: Fields of ``Trajectories``.
+
+    Returns:
+        Fields of ``Transitions``, the rows of a trajectory together and in its order.
+    """
+    row, step = real_steps(td).nonzero(as_tuple=True)
+    state, is_exit = td.get(keys.STATE), step == exit_step(td)[row]
+    values: dict[Key, Tensor | None] = {
+        keys.STATE: state[row, step],
+        keys.ACTION: td.get(keys.ACTION)[row, step],
+        keys.NEXT_STATE: state[row, step + 1],
+        keys.NEXT_DONE: is_exit[:, None],
+        keys.LOG_REWARD: _only_where(is_exit, td.get(keys.LOG_REWARD)[row]),
+        keys.LOG_PROB: _at(td, keys.LOG_PROB, row, step),
+        keys.CONDITION: _at(td, keys.CONDITION, row),
+        keys.IS_BACKWARD: _at(td, keys.IS_BACKWARD, row),
+    }
+    return assemble(present(values), (len(row),), td.device)
+
+
+def states_of_trajectories(td: TensorDictBase) -> TensorDict:
+    """Take trajectories apart into one row per visited state, without the sink.
+
+    Args:
+        td: Fields of ``Trajectories``.
+
+    Returns:
+        Fields of ``States``, the rows of a trajectory together and in its order.
+    """
+    row, step = real_steps(td).nonzero(as_tuple=True)
+    is_exit = step == exit_step(td)[row]
+    # Of the two ends of a step the one nearer the source comes first forward, last backward.
+    values: dict[Key, Tensor | None] = {
+        keys.STATE: td.get(keys.STATE)[row, step + direction(td)[row]],
+        keys.IS_TERMINATING: is_exit,
+        keys.LOG_REWARD: _only_where(is_exit, td.get(keys.LOG_REWARD)[row]),
+        keys.CONDITION: _at(td, keys.CONDITION, row),
+    }
+    return assemble(present(values), (len(row),), td.device)
+
+
+def states_of_transitions(td: TensorDictBase) -> TensorDict:
+    """Give the end of each transition that is nearer the source.
+
+    Args:
+        td: Fields of ``Transitions``.
+
+    Returns:
+        Fields of ``States``, one row per transition, in order.
+    """
+    state, is_backward = td.get(keys.STATE), td.get(keys.IS_BACKWARD, None)
+    if is_backward is not None:
+        state = torch.where(_like(is_backward, state), td.get(keys.NEXT_STATE), state)
+    values: dict[Key, Tensor | None] = {
+        keys.STATE: state,
+        keys.IS_TERMINATING: td.get(keys.NEXT_DONE).squeeze(1),
+        keys.LOG_REWARD: td.get(keys.LOG_REWARD),
+        keys.CONDITION: td.get(keys.CONDITION, None),
+    }
+    return assemble(present(values), tuple(td.batch_size), td.device)
+
+
+def turned(td: TensorDictBase, rows: Bool[Tensor, "n"]) -> TensorDict:
+    """Turn some trajectories around: flip their length + 1 states and length actions in time.
+
+    Args:
+        td: Fields of ``Trajectories``.
+        rows: Which rows to turn.
+
+    Returns:
+        The same fields, with ``is_backward`` toggled on those rows.
+    """
+    length, n_steps = td.get(keys.LENGTH)[:, None], td.get(keys.ACTION).shape[1]
+    states = torch.arange(n_steps + 1, device=length.device)
+    actions = states[:-1]
+    state_at = torch.where(rows[:, None] & (states <= length), length - states, states)
+    action_at = torch.where(rows[:, None] & (actions < length), length - 1 - actions, actions)
+    row = torch.arange(len(rows), device=length.device)[:, None]
+    out = td.copy().set(keys.STATE, td.get(keys.STATE)[row, state_at])
+    for key in _STEP_FILL.keys() & td.keys():
+        out.set(key, td.get(key)[row, action_at])
+    return out.set(keys.IS_BACKWARD, direction(td).bool() ^ rows)
+
+
+def padded(td: TensorDictBase, n_steps: int) -> TensorDict:
+    """Append sink states, dummy actions and zeros up to ``n_steps`` steps."""
+    extra = n_steps - td.get(keys.ACTION).shape[1]
+    state = td.get(keys.STATE)
+    row = torch.arange(len(state), device=state.device)
+    sink = state[row, td.get(keys.LENGTH) * (1 - direction(td))]
+    tail = sink[:, None].expand(-1, extra, *sink.shape[1:])
+    out = td.copy().set(keys.STATE, torch.cat([state, tail], 1))
+    for key in _STEP_FILL.keys() & td.keys():
+        value = td.get(key)
+        fill = value.new_full((len(value), extra, *value.shape[2:]), _STEP_FILL[key])
+        out.set(key, torch.cat([value, fill], 1))
+    return out
+
+
+def cut(td: TensorDictBase, n_steps: int) -> TensorDict:
+    """Cut everything after ``n_steps`` steps."""
+    out = td.copy().set(keys.STATE, td.get(keys.STATE)[:, : n_steps + 1])
+    for key in _STEP_FILL.keys() & td.keys():
+        out.set(key, td.get(key)[:, :n_steps])
+    return out
+
+
+def _only_where(mask: Bool[Tensor, "n"], value: Shaped[Tensor, "n"]) -> Shaped[Tensor, "n"]:
+    return value.masked_fill(~mask, -torch.inf)
+
+
+def _at(td: TensorDictBase, key: str, *index: Tensor) -> Tensor | None:
+    value = td.get(key, None)
+    return None if value is None else value[index]
+
+
+def _like(mask: Bool[Tensor, "n"], value: Shaped[Tensor, "n *S"]) -> Bool[Tensor, "n *ones"]:
+    return mask.reshape(-1, *(1,) * (value.ndim - 1))

@@ -1,0 +1,116 @@
+"""The table behind a container: which keys, of what shapes and dtypes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from gfn_rb.errors import ShapeError
+
+Key = str | tuple[str, ...]
+Values = dict[Key, Tensor]
+
+
+class DTypes(NamedTuple):
+    """A set of dtypes and what to call it in a message; ``members=None`` allows every dtype."""
+
+    name: str
+    members: frozenset[torch.dtype] | None
+
+
+_FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
+_SIGNED_INTS = frozenset({torch.int8, torch.int16, torch.int32, torch.int64})
+ANY = DTypes("any dtype", None)
+BOOL = DTypes("torch.bool", frozenset({torch.bool}))
+FLOATING = DTypes("a floating point dtype", _FLOATS)
+INT64 = DTypes("torch.int64", frozenset({torch.int64}))
+SIGNED = DTypes("a signed dtype, as the dummy action is -1", _SIGNED_INTS | _FLOATS)
+
+
+class Field:
+    """One entry of a container's table: its key, shape and dtypes.
+
+    Args:
+        key: Where the field lies in the TensorDict.
+        shape: Dimensions by name, as in ``"n T+1 *S"``: equal names have equal sizes across the
+            fields of a container, a number stands for itself and a starred name for all the rest.
+        dtypes: The dtypes allowed.
+        optional: Whether a container can lack the field.
+    """
+
+    __slots__ = ("dtypes", "key", "lead", "optional", "shape", "tail")
+
+    def __init__(self, key: Key, shape: str, dtypes: DTypes, optional: bool = False) -> None:
+        names = shape.split()
+        self.key, self.dtypes, self.optional = key, dtypes, optional
+        self.shape = f"[{', '.join(names)}]"
+        self.tail = names.pop() if names[-1].startswith("*") else None
+        self.lead = tuple(_name_and_offset(name) for name in names)
+
+    def check(self, value: Any, sizes: dict[str, Any], owner: str) -> None:
+        """Check one value against the table and the sizes known so far, and note new ones.
+
+        Args:
+            value: What stands under the field's key.
+            sizes: Size of each named dimension; the empty name has size 0.
+            owner: Name of the container, for the message.
+
+        Raises:
+            ShapeError: If the value is no tensor, or its dtype or shape does not fit.
+        """
+        if not isinstance(value, Tensor):
+            raise ShapeError(f"{owner}: {self.key!r} is a {type(value).__name__}, not a tensor")
+        if self.dtypes.members is not None and value.dtype not in self.dtypes.members:
+            raise ShapeError(
+                f"{owner}: {self.key!r} has dtype {value.dtype}; expected {self.dtypes.name}"
+            )
+        if not self._fits(value.shape, sizes):
+            known = ", ".join(f"{name}={_plain(size)}" for name, size in sizes.items() if name)
+            raise ShapeError(
+                f"{owner}: {self.key!r} has shape {list(value.shape)}; expected {self.shape}"
+                + (f" with {known}" if known else "")
+            )
+
+    def _fits(self, shape: torch.Size, sizes: dict[str, Any]) -> bool:
+        n_lead = len(self.lead)
+        if len(shape) < n_lead or (self.tail is None and len(shape) > n_lead):
+            return False
+        for size, (name, offset) in zip(shape, self.lead, strict=False):
+            rest = size - offset
+            if rest < 0 or sizes.setdefault(name, rest) != rest:
+                return False
+        tail = shape[n_lead:]
+        return self.tail is None or sizes.setdefault(self.tail, tail) == tail
+
+
+def _name_and_offset(name: str) -> tuple[str, int]:
+    if name.isdigit():
+        return "", int(name)
+    base, _, offset = name.partition("+")
+    return base, int(offset or 0)
+
+
+def _plain(size: int | torch.Size) -> int | list[int]:
+    return size if isinstance(size, int) else list(size)
+
+
+def assemble(
+    values: Values, batch_size: tuple[int, ...], device: torch.device | None = None
+) -> TensorDict:
+    """Build a TensorDict from values under flat or one-level nested keys."""
+    nested: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(key, str):
+            nested[key] = value
+        else:
+            nested.setdefault(key[0], {})[key[1]] = value
+    return TensorDict(nested, batch_size=batch_size, device=device)
+
+
+def present(values: Mapping[Any, Tensor | None]) -> Values:
+    """Leave out the values that are None."""
+    return {key: value for key, value in values.items() if value is not None}

@@ -1,0 +1,210 @@
+"""TorchRL rollouts and collector batches, read into trajectories and written from them."""
+
+from __future__ import annotations
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+
+from gfn_rb import keys
+from gfn_rb.containers.convert import real_steps
+from gfn_rb.containers.fields import Key, Values, assemble, present
+from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
+from gfn_rb.shapes import Bool, Int64, Shaped
+
+_CARRIED = (keys.LOG_PROB, keys.ESTIMATOR_OUTPUT)
+
+
+def trajectories_of(rollout: TensorDictBase, source_state: Tensor | None = None) -> Values:
+    """Take the finished episodes out of a rollout or collector batch.
+
+    Read are ``state``, ``action``, ``("next", "state")``, ``("next", "done")``,
+    ``("next", "terminated")`` (without it, done means terminated) and ``("next", "log_reward")``,
+    and where present ``log_prob``, ``estimator_output`` and ``condition``. An episode ends with its
+    done step; where ``("collector", "traj_ids")`` changes another one begins. Left out are
+
+    * steps under a false ``("collector", "mask")`` or ``"mask"``;
+    * without mask and ids, the copies of its last step that
+      ``env.rollout(break_when_all_done=True)`` fills a finished row with;
+    * episodes that are not terminated: cut by the end of the batch, or truncated;
+    * given ``source_state``, episodes that do not start there: they began in an earlier batch.
+
+    An episode that two collector batches share is therefore in neither, which loses long episodes
+    more often than short ones; ``torch.cat`` of the batches along time keeps it.
+
+    Args:
+        rollout: TensorDict of batch size [*B, T], time last.
+        source_state: The source s0, of shape [*S].
+
+    Returns:
+        Fields of forward ``Trajectories``, in order of rows and of time, padded to the longest.
+
+    Raises:
+        ArgumentError: If ``source_state`` is not given and the finished episodes do not all start
+            in the same state: some then began in an earlier batch.
+        KeyMismatchError: If a key is missing.
+        ShapeError: If the batch size has no time, or a flag is not one per step.
+    """
+    _require_rollout(rollout)
+    starts, ends = _episodes(rollout)
+    state = _flat(rollout, keys.STATE)
+    first, last = _complete(starts, ends, state, source_state)
+    length = last - first + 1
+    steps = torch.arange(int(length.max()) if len(length) else 0, device=length.device)
+    at = torch.minimum(first[:, None] + steps, last[:, None])
+    past = steps >= length[:, None]
+    sink = _flat(rollout, keys.NEXT_STATE)[last][:, None]
+    values: dict[Key, Tensor | None] = {
+        keys.STATE: torch.cat([_fill(state[at], past, sink), sink], 1),
+        keys.ACTION: _fill(_flat(rollout, keys.ACTION)[at], past, -1),
+        keys.LENGTH: length,
+        keys.LOG_REWARD: _flag(rollout, keys.NEXT_LOG_REWARD).reshape(-1)[last],
+    }
+    for key in _CARRIED:
+        if rollout.get(key, None) is not None:
+            values[key] = _fill(_flat(rollout, key)[at], past, 0)
+    if rollout.get(keys.CONDITION, None) is not None:
+        values[keys.CONDITION] = _flat(rollout, keys.CONDITION)[first]
+    return present(values)
+
+
+def rollout_of(td: TensorDictBase) -> TensorDict:
+    """Lay forward trajectories out as TorchRL lays out a rollout split into episodes.
+
+    Padded steps stay in the sink, are done, earn nothing, and are false in
+    ``("collector", "mask")``. ``("next", "reward")`` is exp(log_reward) at the terminating step,
+    which overflows to inf above 88 nats; ``("next", "log_reward")`` is exact.
+
+    Args:
+        td: Fields of forward ``Trajectories``.
+
+    Returns:
+        TensorDict of batch size [n, T].
+    """
+    is_real, state = real_steps(td), td.get(keys.STATE)
+    n, n_steps = is_real.shape
+    rows = torch.arange(n, device=is_real.device)
+    steps = torch.arange(1, n_steps + 1, device=is_real.device)
+    next_done = (steps >= td.get(keys.LENGTH)[:, None])[..., None]
+    is_exit = next_done & is_real[..., None]
+    log_reward = td.get(keys.LOG_REWARD)[:, None, None].expand(n, n_steps, 1)
+    log_reward = log_reward.masked_fill(~is_exit, -torch.inf)
+    values: dict[Key, Tensor | None] = {
+        keys.STATE: state[:, :-1],
+        keys.ACTION: td.get(keys.ACTION),
+        keys.DONE: ~is_real[..., None],
+        keys.TERMINATED: ~is_real[..., None],
+        keys.NEXT_STATE: state[:, 1:],
+        keys.NEXT_DONE: next_done,
+        keys.NEXT_TERMINATED: next_done.clone(),
+        keys.NEXT_LOG_REWARD: log_reward,
+        keys.NEXT_REWARD: log_reward.exp(),
+        (keys.COLLECTOR, keys.MASK): is_real,
+        (keys.COLLECTOR, keys.TRAJ_IDS): rows[:, None].repeat(1, n_steps),
+        **{key: td.get(key, None) for key in _CARRIED},
+    }
+    if td.get(keys.CONDITION, None) is not None:
+        condition = td.get(keys.CONDITION)[:, None]
+        values[keys.CONDITION] = condition.expand(n, n_steps, *condition.shape[2:])
+    return assemble(present(values), (n, n_steps), td.device)
+
+
+def _require_rollout(rollout: TensorDictBase) -> None:
+    if rollout.batch_dims < 1:
+        raise ShapeError("rollout has an empty batch size; expected [*B, T], time last")
+    for key in (keys.STATE, keys.ACTION, keys.NEXT_STATE, keys.NEXT_DONE, keys.NEXT_LOG_REWARD):
+        if rollout.get(key, None) is None:
+            present_keys = sorted(map(str, rollout.keys(True, True)))
+            raise KeyMismatchError(f"rollout has no {key!r}; got {present_keys}")
+    for key in (keys.NEXT_DONE, keys.NEXT_TERMINATED, keys.NEXT_LOG_REWARD):
+        value = rollout.get(key, None)
+        if value is not None and value.shape not in (rollout.shape, (*rollout.shape, 1)):
+            raise ShapeError(
+                f"rollout: {key!r} has shape {list(value.shape)}; "
+                f"expected {[*rollout.shape, 1]}, one per step"
+            )
+
+
+def _episodes(rollout: TensorDictBase) -> tuple[Int64[Tensor, "e"], Int64[Tensor, "f"]]:
+    """Find the flat positions where episodes start, and where they terminate."""
+    done = _flag(rollout, keys.NEXT_DONE)
+    mask, ids = _collected(rollout, keys.MASK), _collected(rollout, keys.TRAJ_IDS)
+    if mask is None:
+        mask = torch.ones_like(done) if ids is not None else ~_frozen(rollout, done)
+    is_start = _after(done | ~mask)
+    is_start[:, :1] = True
+    if ids is not None:
+        is_start[:, 1:] |= ids[:, 1:] != ids[:, :-1]
+    has_terminated = rollout.get(keys.NEXT_TERMINATED, None) is not None
+    is_end = done & _flag(rollout, keys.NEXT_TERMINATED) if has_terminated else done
+    return _positions(is_start & mask), _positions(is_end & mask)
+
+
+def _complete(
+    starts: Int64[Tensor, "e"],
+    ends: Int64[Tensor, "f"],
+    state: Shaped[Tensor, "N *S"],
+    source_state: Tensor | None,
+) -> tuple[Int64[Tensor, "k"], Int64[Tensor, "k"]]:
+    """Pair each terminating step with the start of its episode; check where that is."""
+    if source_state is not None and source_state.shape != state.shape[1:]:
+        raise ShapeError(
+            f"source_state has shape {list(source_state.shape)}; expected {list(state.shape[1:])}"
+        )
+    first = starts[torch.searchsorted(starts, ends, right=True) - 1]
+    source = state[first[:1]] if source_state is None else source_state
+    at_source = _all_features(state[first] == source, 1)
+    if source_state is None and not bool(at_source.all()):
+        raise ArgumentError(
+            f"rollout: {int((~at_source).sum())} of {len(first)} finished episodes do not start "
+            "where the first one does; give source_state to drop those that began before this batch"
+        )
+    return first[at_source], ends[at_source]
+
+
+def _frozen(rollout: TensorDictBase, done: Bool[Tensor, "B T"]) -> Bool[Tensor, "B T"]:
+    """Mark the copies of its last step that fill up a row which was done before the others."""
+    is_copy = done & _after(done)
+    for key in (keys.STATE, keys.ACTION, keys.NEXT_STATE):
+        value = _flat(rollout, key).unflatten(0, done.shape)
+        is_copy[:, 1:] &= _all_features(value[:, 1:] == value[:, :-1], 2)
+    was_done = (done.cumsum(1) - done.long()) > 0
+    # Where episodes follow each other, a row is not copies to its end.
+    return was_done & (is_copy | ~was_done).all(1, keepdim=True)
+
+
+def _after(mask: Bool[Tensor, "B T"]) -> Bool[Tensor, "B T"]:
+    shifted = torch.zeros_like(mask)
+    shifted[:, 1:] = mask[:, :-1]
+    return shifted
+
+
+def _collected(rollout: TensorDictBase, name: str) -> Shaped[Tensor, "B T"] | None:
+    for key in ((keys.COLLECTOR, name), name):
+        value = rollout.get(key, None)
+        if value is not None and value.shape == rollout.shape:  # an env can have its own "mask"
+            return value.reshape(rollout.shape[:-1].numel(), rollout.shape[-1])
+    return None
+
+
+def _flag(rollout: TensorDictBase, key: Key) -> Shaped[Tensor, "B T"]:
+    return rollout.get(key).reshape(rollout.shape[:-1].numel(), rollout.shape[-1])
+
+
+def _positions(mask: Bool[Tensor, "B T"]) -> Int64[Tensor, "k"]:
+    return mask.reshape(-1).nonzero().squeeze(1)
+
+
+def _flat(rollout: TensorDictBase, key: Key) -> Tensor:
+    value = rollout.get(key)
+    return value.reshape(rollout.shape.numel(), *value.shape[rollout.batch_dims :])
+
+
+def _all_features(equal: Tensor, batch_dims: int) -> Tensor:
+    features = tuple(range(batch_dims, equal.ndim))
+    return equal.all(features) if features else equal
+
+
+def _fill(value: Tensor, past: Bool[Tensor, "k T"], fill: Tensor | int) -> Tensor:
+    mask = past.reshape(*past.shape, *(1,) * (value.ndim - 2))
+    return torch.where(mask, fill, value)

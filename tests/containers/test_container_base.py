@@ -1,0 +1,156 @@
+"""Indexing and the way into and out of TensorDicts, the same for all three containers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from containers.container_paths import Kind, kind_and_paths, same, stack, two_rows, unstack
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensordict import LazyStackedTensorDict
+from torchrl.data import LazyMemmapStorage, LazyTensorStorage, TensorDictReplayBuffer
+
+from gfn_rb.containers import States, Trajectories, Transitions
+from gfn_rb.containers.base import Container
+from gfn_rb.errors import ArgumentError, ShapeError
+
+EACH = [two_rows(), two_rows().to_transitions(), two_rows().to_states()]
+each = pytest.mark.parametrize("rows", EACH, ids=[type(rows).__name__ for rows in EACH])
+
+
+@each
+def test_to_and_from_tensordict_are_inverses(rows: Container) -> None:
+    td = rows.to_tensordict()
+    again = type(rows).from_tensordict(td)
+    assert same(again.to_tensordict(), td)
+    assert again.state.data_ptr() == td["state"].data_ptr()
+
+
+@each
+def test_what_a_buffer_adds_is_left_behind(rows: Container) -> None:
+    td = rows.to_tensordict()
+    td["index"] = torch.arange(len(rows))
+    td["buffer_id"] = torch.zeros(len(rows), dtype=torch.int64)
+    td["next", "reward"] = torch.zeros(len(rows), 1)
+    td["priority"] = torch.ones(len(rows))
+    assert same(type(rows).from_tensordict(td)._td, rows._td)
+
+
+@each
+def test_keys_set_in_the_tensordict_do_not_reach_the_container(rows: Container) -> None:
+    before = rows.to_tensordict().clone()
+    td = rows.to_tensordict()
+    td["index"] = torch.arange(len(rows))
+    td["next", "extra"] = torch.zeros(len(rows))
+    td["state"] = td["state"] + 1
+    assert same(rows._td, before)
+
+
+@each
+@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])
+def test_a_replay_buffer_gives_back_what_it_was_given(rows: Container, storage: type) -> None:
+    buffer = TensorDictReplayBuffer(storage=storage(16), batch_size=5)
+    buffer.extend(rows.to_tensordict())
+    sample = buffer.sample()
+    drawn = type(rows).from_tensordict(sample)
+    assert same(drawn.to_tensordict(), rows[sample["index"]].to_tensordict())
+    assert same(type(rows).from_tensordict(buffer[:]).to_tensordict(), rows.to_tensordict())
+
+
+@each
+def test_a_lazy_stack_becomes_dense(rows: Container) -> None:
+    lazy = LazyStackedTensorDict(*rows.to_tensordict().unbind(0), stack_dim=0)
+    assert same(type(rows).from_tensordict(lazy).to_tensordict(), rows.to_tensordict())
+
+
+@each
+def test_batch_size_must_be_rows(rows: Container) -> None:
+    td = rows.to_tensordict()
+    with pytest.raises(ShapeError, match=rf"td has batch size \[1, {len(rows)}\]; expected \[n\]"):
+        type(rows).from_tensordict(td[None])
+    with pytest.raises(ShapeError, match=r"td has batch size \[\]; expected \[n\]"):
+        type(rows).from_tensordict(td[0])
+
+
+def index_forms(n: int, chosen: list[int]) -> list[tuple[Any, list[int]]]:
+    mask = [i in chosen for i in range(n)]
+    where = [i for i in range(n) if mask[i]]
+    return [
+        (chosen, chosen),
+        (torch.tensor(chosen, dtype=torch.int64), chosen),
+        (torch.tensor(chosen, dtype=torch.int32), chosen),
+        (np.array(chosen, dtype=np.int64), chosen),
+        (mask, where),
+        (torch.tensor(mask, dtype=torch.bool), where),
+        (np.array(mask, dtype=bool), where),
+    ]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_every_kind_of_index_chooses_the_same_rows(data: st.DataObject) -> None:
+    kind, paths = data.draw(kind_and_paths(min_size=1))
+    n = len(paths)
+    rows = stack(kind, paths)
+    for index, expected in index_forms(n, data.draw(st.lists(st.integers(0, n - 1), max_size=6))):
+        assert unstack(kind, rows[index]) == [paths[i] for i in expected]
+    one = data.draw(st.integers(-n, n - 1))
+    for index in (one, torch.tensor(one)):
+        assert unstack(kind, rows[index]) == [paths[one]]
+    piece = slice(data.draw(st.integers(-n, n)), data.draw(st.none() | st.integers(-n, n)), 2)
+    assert unstack(kind, rows[piece]) == paths[piece]
+
+
+@each
+def test_an_index_keeps_the_batch_dimension(rows: Container) -> None:
+    for index in (1, -1, torch.tensor(1), [1], slice(1, 2)):
+        assert type(rows[index]) is type(rows)
+        assert len(rows[index]) == 1
+    assert [row.state.tolist() for row in rows] == [[s] for s in rows.state.tolist()]
+    assert len(rows[[]]) == len(rows[torch.zeros(0, dtype=torch.int64)]) == 0
+
+
+@each
+def test_an_index_that_fits_no_row_is_refused(rows: Container) -> None:
+    n = len(rows)
+    for index in (n, -n - 1, [n], torch.tensor([0, n])):
+        with pytest.raises(IndexError):
+            rows[index]
+    with pytest.raises(ArgumentError, match=rf"index is a mask of shape \[1\]; expected \[{n}\]"):
+        rows[[True]]
+    with pytest.raises(ArgumentError, match=r"index has shape \[1, 1\]; expected at most one dim"):
+        rows[[[0]]]
+
+
+def test_state_and_transition_rows_join() -> None:
+    transitions, states = two_rows().to_transitions(), two_rows().to_states()
+    twice = Transitions.cat([transitions, transitions[:2]])
+    assert twice.state.tolist() == [*transitions.state.tolist(), *transitions.state[:2].tolist()]
+    assert twice.next_done.tolist() == [*transitions.next_done.tolist(), [False], [False]]
+    assert len(States.cat([states, states, states])) == 3 * len(states)
+
+
+def test_cat_of_mixed_conditions_names_the_field() -> None:
+    states = two_rows().to_states()
+    td = states.to_tensordict()
+    td["condition"] = torch.zeros(len(states), 2)
+    with pytest.raises(KeyError, match=r"containers\[1\] has 'condition' and containers\[0\]"):
+        States.cat([states, States.from_tensordict(td)])
+
+
+def test_device_of_the_tensordict_is_kept() -> None:
+    rows = stack(Kind(), [])
+    assert rows.to_tensordict().device is None
+    moved = rows.to("cpu")
+    assert moved.to_tensordict().device == torch.device("cpu")
+    assert Trajectories.from_tensordict(moved.to_tensordict())._td.device == torch.device("cpu")
+    assert moved.to_transitions()._td.device == moved.to_states()._td.device == torch.device("cpu")
+
+
+def test_device_mismatch_is_refused() -> None:
+    rows = two_rows()
+    with pytest.raises(ArgumentError, match=r"containers\[1\] is on meta; expected cpu"):
+        Trajectories.cat([rows, rows.to("meta")])

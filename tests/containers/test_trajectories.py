@@ -1,0 +1,255 @@
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from containers.container_paths import (
+    SINK,
+    Kind,
+    Path,
+    kind_and_paths,
+    paths_of,
+    same,
+    stack,
+    two_rows,
+    unstack,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensordict import TensorDict
+
+from gfn_rb.containers import Trajectories
+from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
+
+
+def forward_only() -> TensorDict:
+    return two_rows()[:1].drop("is_backward", "log_prob").to_tensordict()
+
+
+def test_fields_are_read_as_given() -> None:
+    rows = two_rows()
+    assert len(rows) == 2
+    assert rows.n_steps == 4
+    assert rows.device == torch.device("cpu")
+    assert rows.length.tolist() == [3, 2]
+    assert rows.action.tolist() == [[3, 2, 9, -1], [9, 2, -1, -1]]
+    assert rows.state[1].tolist() == [SINK, 2, 0, SINK, SINK]
+    assert rows.log_reward.tolist() == [1.5, -2.0]
+    assert rows.log_prob is not None
+    assert rows.log_prob[1].tolist() == pytest.approx([0.0, -0.7, 0.0, 0.0])
+    assert rows.is_backward is not None
+    assert rows.is_backward.tolist() == [False, True]
+    assert rows.condition is None
+    assert rows.estimator_output is None
+
+
+def test_terminating_state_is_next_to_the_sink_in_both_directions() -> None:
+    assert two_rows().terminating_states.tolist() == [5, 2]
+    assert Trajectories.from_tensordict(forward_only()).terminating_states.tolist() == [5]
+
+
+def test_real_steps_end_at_length() -> None:
+    assert two_rows().real_steps.int().tolist() == [[1, 1, 1, 0], [1, 1, 0, 0]]
+
+
+def test_reverse_flips_what_is_real_and_leaves_the_padding() -> None:
+    turned = two_rows().reverse()
+    assert turned.state.tolist() == [[SINK, 5, 3, 0, SINK], [0, 2, SINK, SINK, SINK]]
+    assert turned.action.tolist() == [[9, 2, 3, -1], [2, 9, -1, -1]]
+    assert turned.log_prob is not None
+    assert turned.log_prob.tolist() == [
+        pytest.approx([-0.3, -0.2, -0.1, 0.0]),
+        pytest.approx([-0.7, 0.0, 0.0, 0.0]),
+    ]
+    assert turned.is_backward is not None
+    assert turned.is_backward.tolist() == [True, False]
+    assert turned.log_reward.tolist() == [1.5, -2.0]
+    assert turned.terminating_states.tolist() == [5, 2]
+
+
+def test_forward_turns_backward_rows_only() -> None:
+    turned = two_rows().forward()
+    assert turned.state.tolist() == [[0, 3, 5, SINK, SINK], [0, 2, SINK, SINK, SINK]]
+    assert turned.action.tolist() == [[3, 2, 9, -1], [2, 9, -1, -1]]
+    assert turned.is_backward is not None
+    assert turned.is_backward.tolist() == [False, False]
+
+
+def test_rows_without_direction_are_forward() -> None:
+    rows = Trajectories.from_tensordict(forward_only())
+    assert rows.is_backward is None
+    assert rows.forward() is rows
+    backward = rows.reverse()
+    assert backward.is_backward is not None
+    assert backward.is_backward.tolist() == [True]
+    assert backward.state.tolist() == [[SINK, 5, 3, 0, SINK]]
+
+
+def test_padding_repeats_the_sink_of_each_row() -> None:
+    rows = two_rows().pad_to(5)
+    assert rows.state.tolist() == [[0, 3, 5, SINK, SINK, SINK], [SINK, 2, 0, SINK, SINK, SINK]]
+    assert rows.action.tolist() == [[3, 2, 9, -1, -1], [9, 2, -1, -1, -1]]
+    assert rows.log_prob is not None
+    assert rows.log_prob[:, 4].tolist() == [0.0, 0.0]
+
+
+def test_trim_cuts_to_the_longest_row() -> None:
+    rows = two_rows()
+    assert rows.trim().n_steps == 3
+    assert rows[1].trim().state.tolist() == [[SINK, 2, 0]]
+    assert rows[:0].trim().n_steps == 0
+
+
+def test_pad_to_refuses_to_cut_real_steps() -> None:
+    assert two_rows().pad_to(3).n_steps == 3
+    with pytest.raises(ArgumentError, match=r"n_steps=2 would cut a row of 3 real steps"):
+        two_rows().pad_to(2)
+
+
+def test_cat_pads_to_the_longest_and_leaves_its_inputs() -> None:
+    short, long = two_rows().trim(), two_rows()[1:].pad_to(5)
+    before = short.to_tensordict().clone()
+    joined = Trajectories.cat([short, long])
+    assert joined.n_steps == 5
+    assert joined.length.tolist() == [3, 2, 2]
+    assert joined.state[0].tolist() == [0, 3, 5, SINK, SINK, SINK]
+    assert same(short.to_tensordict(), before)
+    joined.state.zero_()
+    assert same(short.to_tensordict(), before)
+
+
+def test_cat_takes_rows_without_direction_as_forward() -> None:
+    plain = Trajectories.from_tensordict(forward_only())
+    joined = Trajectories.cat([plain, two_rows().drop("log_prob")])
+    assert joined.is_backward is not None
+    assert joined.is_backward.tolist() == [False, False, True]
+    assert plain.is_backward is None
+
+
+def test_cat_names_the_field_that_only_some_have() -> None:
+    rows = two_rows()
+    with pytest.raises(
+        KeyMismatchError, match=r"containers\[0\] has 'log_prob' and .*\[1\] does not"
+    ):
+        Trajectories.cat([rows, rows.drop("log_prob")])
+    with pytest.raises(
+        KeyMismatchError, match=r"containers\[1\] has 'log_prob' and .*\[0\] does not"
+    ):
+        Trajectories.cat([rows.drop("log_prob"), rows])
+
+
+def test_cat_refuses_other_rows() -> None:
+    rows, td = two_rows(), two_rows().to_tensordict()
+    td["state"] = td["state"].float()
+    with pytest.raises(ShapeError, match=r"containers\[1\]: 'state' .* torch.float32; expected"):
+        Trajectories.cat([rows, Trajectories.from_tensordict(td)])
+    td["state"] = td["state"].long()[..., None]
+    with pytest.raises(ShapeError, match=r"'state' has rows of shape \[5, 1\].*expected \[5\]"):
+        Trajectories.cat([rows, Trajectories.from_tensordict(td)])
+    with pytest.raises(ArgumentError, match="containers is empty; expected at least one"):
+        Trajectories.cat([])
+    with pytest.raises(ArgumentError, match=r"containers\[1\] is a Transitions; expected Traj"):
+        Trajectories.cat([rows, rows.to_transitions()])
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("action", torch.zeros(2, 5, dtype=torch.int64), r"'action' has shape \[2, 5\].*T=4"),
+        ("action", torch.zeros(3, 4, dtype=torch.int64), r"'action' has shape \[3, 4\].*n=2"),
+        ("action", torch.zeros(2, 4, dtype=torch.uint8), r"'action' has dtype torch.uint8"),
+        ("length", torch.zeros(2, 1, dtype=torch.int64), r"'length' has shape \[2, 1\].*\[n\]"),
+        ("length", torch.zeros(2), r"'length' has dtype torch.float32; expected torch.int64"),
+        ("log_reward", torch.zeros(2, dtype=torch.int64), r"'log_reward' has dtype torch.int64"),
+        ("log_prob", torch.zeros(2), r"'log_prob' has shape \[2\]; expected \[n, T\]"),
+        ("log_prob", torch.zeros(2, 5), r"'log_prob' has shape \[2, 5\]"),
+        ("estimator_output", torch.zeros(2, 5, 3), r"'estimator_output' has shape \[2, 5, 3\]"),
+        ("is_backward", torch.zeros(2), r"'is_backward' has dtype torch.float32"),
+        ("state", torch.zeros(2), r"'state' has shape \[2\]; expected \[n, T\+1, \*S\]"),
+        ("state", torch.zeros(2, 0), r"'state' has shape \[2, 0\]; expected \[n, T\+1, \*S\]"),
+    ],
+)
+def test_a_field_that_does_not_fit_is_named(key: str, value: torch.Tensor, message: str) -> None:
+    fields = {k: v for k, v in two_rows().to_tensordict().items() if k != key}
+    with pytest.raises(ShapeError, match=f"^Trajectories: {message}"):
+        Trajectories(**fields, **{key: value})
+
+
+def test_missing_and_misnamed_keys_are_named() -> None:
+    td = two_rows().to_tensordict()
+    with pytest.raises(KeyMismatchError, match="Trajectories: 'length' is missing"):
+        Trajectories.from_tensordict(td.exclude("length"))
+    td.rename_key_("log_prob", "log_probs")
+    with pytest.raises(KeyMismatchError, match=r"'log_probs' is not one of its .*expected 'log_p"):
+        Trajectories.from_tensordict(td)
+    td.rename_key_("log_probs", "log_prob").rename_key_("state", "states")
+    with pytest.raises(KeyMismatchError, match="'states' is not one of its fields; expected 's"):
+        Trajectories.from_tensordict(td)
+
+
+def test_drop_leaves_optional_fields_out() -> None:
+    rows = two_rows()
+    kept = rows.drop("log_prob", "condition")
+    assert kept.log_prob is None
+    assert rows.log_prob is not None
+    assert kept.is_backward is not None
+    with pytest.raises(ArgumentError, match="names has 'length'; expected optional fields of Traj"):
+        rows.drop("length")
+
+
+def test_repr_tells_fields_and_shapes() -> None:
+    assert repr(two_rows().drop("log_prob", "is_backward")) == (
+        "Trajectories('state': [2, 5], 'action': [2, 4], 'length': [2], 'log_reward': [2])"
+    )
+
+
+def test_copies_and_pickles() -> None:
+    rows = two_rows()
+    for other in (copy.deepcopy(rows), pickle.loads(pickle.dumps(rows)), rows.to("cpu")):
+        assert same(other.to_tensordict(), rows.to_tensordict())
+
+
+def test_empty_containers_work() -> None:
+    none = two_rows()[[]]
+    assert len(none) == 0
+    assert none.terminating_states.shape == (0,)
+    assert none.reverse().state.shape == (0, 5)
+    assert none.pad_to(6).state.shape == (0, 7)
+    assert none.trim().action.shape == (0, 0)
+    assert len(none.to_transitions()) == len(none.to_states()) == 0
+    assert len(Trajectories.from_rollout(none.to_rollout())) == 0
+    assert len(Trajectories.from_rollout(none.trim().to_rollout())) == 0
+    assert Trajectories.cat([none.trim(), two_rows()]).length.tolist() == [3, 2]
+
+
+@settings(max_examples=60, deadline=None)
+@given(kind_and_paths(), st.integers(0, 2))
+def test_flips_pads_and_reads_as_the_oracle(case: tuple[Kind, list[Path]], extra: int) -> None:
+    kind, paths = case
+    rows = stack(kind, paths)
+    rows = rows.pad_to(rows.n_steps + extra)
+    assert unstack(kind, rows) == paths
+    assert unstack(kind, rows.reverse()) == [p.reversed() for p in paths]
+    assert same(rows.reverse().reverse().to_tensordict(), rows.to_tensordict())
+    assert unstack(kind, rows.forward()) == [p.forward() for p in paths]
+    assert rows.terminating_states.tolist() == [p.terminating_state for p in paths]
+    assert same(rows.trim().to_tensordict(), stack(kind, paths).to_tensordict())
+    assert same(Trajectories.from_tensordict(rows.to_tensordict()).to_tensordict(), rows._td)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_cat_joins_and_indexing_takes_apart(data: st.DataObject) -> None:
+    kind, first = data.draw(kind_and_paths())
+    parts = [first, data.draw(paths_of(kind)), data.draw(paths_of(kind))]
+    containers = [stack(kind, paths) for paths in parts]
+    joined = Trajectories.cat(containers)
+    every = [path for paths in parts for path in paths]
+    assert unstack(kind, joined) == every
+    assert same(joined.trim().to_tensordict(), stack(kind, every).to_tensordict())
+    stops = [0, *torch.tensor([len(c) for c in containers]).cumsum(0).tolist()]
+    for container, start, stop in zip(containers, stops, stops[1:], strict=False):
+        part = joined[start:stop].trim()
+        assert same(part.to_tensordict(), container.to_tensordict())

@@ -1,0 +1,142 @@
+"""The code blocks of README.md run, and print what the README says they print.
+
+A block fenced as ``python`` runs in a fresh namespace, one fenced as ``python continued`` in that
+of the block before it. A block fenced as ``text`` that directly follows is its whole output.
+"""
+
+import contextlib
+import io
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+
+README = Path(__file__).parent.parent / "README.md"
+
+FENCE = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<body>.*?)^```[ \t]*$", re.MULTILINE | re.DOTALL)
+
+
+@dataclass
+class Block:
+    line: int  # of the first line of code, from 1
+    code: str
+    output: str | None = None
+
+
+@dataclass
+class Example:
+    """Blocks that share a namespace."""
+
+    blocks: list[Block] = field(default_factory=list)
+
+
+def parse(markdown: str) -> list[Example]:
+    examples: list[Example] = []
+    end = None  # where the python block ended that output may follow
+    for match in FENCE.finditer(markdown):
+        info, body = match["info"].split(), match["body"]
+        gap = markdown[end : match.start()] if end is not None else "no block before"
+        end = None
+        if info == ["python"] or info == ["python", "continued"]:
+            if len(info) == 1:
+                examples.append(Example())
+            line = markdown.count("\n", 0, match.start("body")) + 1
+            assert examples, f"line {line}: nothing to continue"
+            examples[-1].blocks.append(Block(line, body))
+            end = match.end()
+        elif info == ["text"] and not gap.strip():
+            examples[-1].blocks[-1].output = body
+        else:
+            assert info[:1] != ["python"], f"unknown fence {match['info']!r}"
+    return examples
+
+
+def mismatches(example: Example, name: str = "README.md") -> Iterator[str]:
+    """Run the blocks of an example in order; yield where the output is not the one given."""
+    namespace: dict[str, object] = {"__name__": "__main__"}
+    for block in example.blocks:
+        printed = io.StringIO()
+        code = compile("\n" * (block.line - 1) + block.code, name, "exec", dont_inherit=True)
+        with contextlib.redirect_stdout(printed):
+            exec(code, namespace)
+        if block.output is not None and printed.getvalue() != block.output:
+            yield (
+                f"{name}:{block.line} printed\n{printed.getvalue()}\nwhere it says\n{block.output}"
+            )
+
+
+EXAMPLES = parse(README.read_text()) if README.exists() else []
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Run in an empty folder, and leave torch's random state as it was."""
+    monkeypatch.chdir(tmp_path)
+    with torch.random.fork_rng():
+        yield
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda e: f"line-{e.blocks[0].line}")
+def test_example(example: Example) -> None:
+    found = list(mismatches(example))
+    assert not found, "\n".join(found)
+
+
+def test_readme_has_an_example_with_its_output() -> None:
+    blocks = [block for example in EXAMPLES for block in example.blocks]
+    assert any(block.output is not None for block in blocks)
+
+
+def check(markdown: str) -> list[str]:
+    return [text for example in parse(markdown) for text in mismatches(example)]
+
+
+RIGHT = "Some words.\n\n```python\nx = 1 + 1\nprint(x)\n```\n\n```text\n2\n```\n"
+
+
+def test_right_output_passes() -> None:
+    assert check(RIGHT) == []
+
+
+@pytest.mark.parametrize("output", ["3\n", "", "2\n\n", " 2\n", "2\n2\n"])
+def test_wrong_output_is_found(output: str) -> None:
+    found = check(RIGHT.replace("text\n2\n", f"text\n{output}"))
+    assert found == [f"README.md:4 printed\n2\n\nwhere it says\n{output}"]
+
+
+def test_every_block_is_checked() -> None:
+    assert len(check(RIGHT + RIGHT.replace("text\n2", "text\n3") + RIGHT)) == 1
+
+
+def test_text_after_other_words_is_not_output() -> None:
+    assert check(RIGHT.replace("```\n\n```text\n2", "```\nFor instance:\n```text\n3")) == []
+    assert check("```text\n1\n```\n" + RIGHT) == []
+
+
+def test_a_failing_block_names_its_line() -> None:
+    with pytest.raises(ZeroDivisionError) as caught:
+        check("# Title\n\n```python\nx = 0\n1 / x\n```\n")
+    last = caught.traceback[-1]
+    assert (str(last.path).endswith("README.md"), last.lineno + 1) == (True, 5)
+
+
+def test_each_block_has_a_fresh_namespace() -> None:
+    with pytest.raises(NameError):
+        check(RIGHT + "```python\nprint(x)\n```\n")
+
+
+def test_a_continued_block_keeps_the_namespace() -> None:
+    assert check(RIGHT + "```python continued\nprint(x + 1)\n```\n```text\n3\n```\n") == []
+
+
+@pytest.mark.parametrize("info", ["python continued", "python skip"])
+def test_a_fence_that_makes_no_sense_is_refused(info: str) -> None:
+    with pytest.raises(AssertionError):
+        check(f"```{info}\nprint(1)\n```\n")
+
+
+def test_other_blocks_are_left_alone() -> None:
+    assert parse("```bash\nfalse\n```\n```\nplain\n```\n```json\n{}\n```\n") == []
