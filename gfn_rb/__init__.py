@@ -1,3 +1,29 @@
-"""Replay for GFlowNets, native to TorchRL."""
+"""Replay for GFlowNets, native to TorchRL.
+
+Items (trajectories, transitions, states) travel as flat TensorDicts; writers decide which of them
+a storage keeps, samplers which of them make a batch. All plug into ``TensorDictReplayBuffer``.
+"""
+
+from gfn_rb.buffers import fifo_buffer, reward_prioritized_buffer, terminating_state_buffer
+from gfn_rb.checkpoint import load_checkpoint, save_checkpoint
+from gfn_rb.containers import States, Trajectories, Transitions
+from gfn_rb.rollout import Sampler
+from gfn_rb.samplers import SoftmaxRewardSampler
+from gfn_rb.writers import FIFOWriter, RewardPrioritizedWriter
+
+__all__ = [
+    "FIFOWriter",
+    "RewardPrioritizedWriter",
+    "Sampler",
+    "SoftmaxRewardSampler",
+    "States",
+    "Trajectories",
+    "Transitions",
+    "fifo_buffer",
+    "load_checkpoint",
+    "reward_prioritized_buffer",
+    "save_checkpoint",
+    "terminating_state_buffer",
+]
 
 __version__ = "0.1.0"

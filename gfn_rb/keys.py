@@ -31,6 +31,7 @@ TRAJ_IDS: Final = "traj_ids"
 FORWARD_MASK: Final = "action_mask"  # TorchRL's own name for the mask of legal actions
 BACKWARD_MASK: Final = "backward_mask"
 LOGITS: Final = "logits"
+STEPPING: Final = "_step"  # TorchRL's mark of the rows that a step shall advance
 
 INDEX: Final = "index"  # written by TensorDictReplayBuffer into what it samples
 BUFFER_ID: Final = "buffer_id"

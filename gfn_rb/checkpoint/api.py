@@ -1,0 +1,123 @@
+"""Saving and loading: the public functions."""
+
+from __future__ import annotations
+
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from torchrl.data import ReplayBuffer
+
+from gfn_rb.checkpoint.atomic import published
+from gfn_rb.checkpoint.buffers import captured, restore
+from gfn_rb.checkpoint.layout import BUFFERS, EXTRA, ROWS, STATE
+from gfn_rb.checkpoint.reading import CheckpointFile
+from gfn_rb.checkpoint.tree import Encoder
+from gfn_rb.checkpoint.writing import write_file
+from gfn_rb.errors import CheckpointError, CheckpointMismatchError
+
+
+def save_checkpoint(path: str | PathLike[str], rb: ReplayBuffer, **extra: Any) -> None:
+    """Save a replay buffer, and whatever else belongs to the run, in one file.
+
+    The file is written aside, synced, and takes the place of an older one in one step: killed at
+    any instant, a process leaves the last complete checkpoint. Only the rows in use are written,
+    straight from the storage's memory; a storage on disk may be larger than memory. The buffer
+    can be used by other threads again once this returns.
+
+    Args:
+        path: the file to make or replace.
+        rb: a buffer whose storage is a ``LazyTensorStorage``, ``LazyMemmapStorage`` or
+            ``TensorStorage``, and whose writer and sampler have a ``state_dict``; or a
+            ``ReplayBufferEnsemble`` of such buffers.
+        **extra: values by name: tensors, TensorDicts, NumPy arrays, numbers, strings, None, and
+            dicts, lists and tuples of these, such as the ``state_dict`` of a module or optimiser,
+            or ``torch.get_rng_state()``. Nothing is pickled.
+
+    Raises:
+        CheckpointError: something cannot be saved, named in the message; or the disk refused.
+            The older file is then unchanged.
+
+    Examples:
+        >>> save_checkpoint("run.ckpt", rb, model=policy.state_dict(), step=1000)
+        >>> extra = load_checkpoint("run.ckpt", rb)
+        >>> policy.load_state_dict(extra["model"])
+    """
+    with captured(rb) as (state, rows):
+        _save(path, {ROWS: rows, BUFFERS: state, EXTRA: extra})
+
+
+def load_checkpoint(path: str | PathLike[str], rb: ReplayBuffer) -> dict[str, Any]:
+    """Restore a replay buffer, and return what was saved along with it.
+
+    What the buffer held is replaced. It then continues bit for bit like the one that was saved:
+    rows, writer, sampler, transforms, batch size, random generator, prefetched batches. The whole
+    file is verified, and compared with the buffer, before anything in the buffer changes.
+
+    Args:
+        path: a file that :func:`save_checkpoint` wrote.
+        rb: a buffer built like the one that was saved, fresh or in use. Its storage may be on
+            disk where the other was in memory, and the other way round.
+
+    Returns:
+        The ``extra`` of :func:`save_checkpoint`, its tensors on the CPU.
+
+    Raises:
+        CheckpointError: there is no such file, or it cannot be read.
+        CheckpointCorruptError: it is truncated or damaged.
+        CheckpointMismatchError: it does not fit the buffer. Whatever is raised, the buffer is as
+            it was.
+    """
+    file = CheckpointFile(Path(path))
+    if BUFFERS not in file.sections:
+        raise CheckpointMismatchError(f"{path} holds no buffer: expected one of save_checkpoint")
+    file.verify()
+    extra: dict[str, Any] = file.load(EXTRA)
+    restore(rb, lambda device: file.load(BUFFERS, device), file.views(ROWS))
+    return extra
+
+
+def save_state(path: str | PathLike[str], state: dict[str, Any]) -> None:
+    """Save nested values in one file, as :func:`save_checkpoint` does.
+
+    Args:
+        path: the file to make or replace.
+        state: what may be an ``extra`` of :func:`save_checkpoint`.
+
+    Raises:
+        CheckpointError: something in it cannot be saved, named in the message; or the disk
+            refused. The older file is then unchanged.
+    """
+    _save(path, {STATE: state})
+
+
+def load_state(path: str | PathLike[str]) -> dict[str, Any]:
+    """Return what :func:`save_state` wrote, tensors as copies on the CPU.
+
+    Of a file that :func:`save_checkpoint` wrote, return the ``extra`` alone, for instance to
+    learn how to build the buffer that :func:`load_checkpoint` needs.
+
+    Args:
+        path: the file.
+
+    Raises:
+        CheckpointError: there is no such file, or it cannot be read.
+        CheckpointCorruptError: it is truncated or damaged.
+    """
+    file = CheckpointFile(Path(path))
+    file.verify()
+    state: dict[str, Any] = file.load(EXTRA if BUFFERS in file.sections else STATE)
+    return state
+
+
+def _save(path: str | PathLike[str], values: dict[str, Any]) -> None:
+    target = Path(path).resolve()
+    if target.is_dir():
+        raise CheckpointError(f"path must name a file, got the folder {path}")
+    encoder = Encoder()
+    sections = {name: encoder.encode(value, name) for name, value in values.items()}
+    try:
+        with published(target) as stream:
+            write_file(stream, sections, encoder.tensors)
+    except OSError as error:
+        raise CheckpointError(f"cannot write {path}: {error.strerror}") from error

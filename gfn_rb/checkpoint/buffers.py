@@ -1,0 +1,175 @@
+"""What a replay buffer consists of: taking it out, comparing it, putting it back.
+
+The rows are kept apart from the rest: they are many, and move between storage and file without
+a copy in between. An ensemble is listed as its members, one after another, and itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torchrl.data import ReplayBuffer, ReplayBufferEnsemble
+from torchrl.data.replay_buffers.storages import TensorStorage
+
+from gfn_rb.checkpoint.parts import (
+    expect,
+    generator_state,
+    load_part,
+    part_state,
+    restore_generator,
+    try_generator,
+    try_part,
+    try_transform,
+)
+from gfn_rb.checkpoint.storages import (
+    prepare,
+    restore_rows,
+    storage_state,
+    stored_rows,
+    try_rows,
+)
+from gfn_rb.errors import CheckpointError, CheckpointMismatchError
+
+State = dict[str, Any]
+
+
+@contextmanager
+def captured(rb: ReplayBuffer) -> Iterator[tuple[list[State], list[Any]]]:
+    """Yield the state and the rows of a buffer and its members, all of one moment.
+
+    Nothing is copied, so until the context ends no other thread can use the buffer.
+
+    Args:
+        rb: the buffer.
+
+    Raises:
+        CheckpointError: a part of it cannot be saved.
+    """
+    rbs = _with_members(rb)
+    with _held(rbs) as queues:
+        states = [_state(each, queue) for each, queue in zip(rbs, queues, strict=True)]
+        yield states, [None if _members(each) else stored_rows(each.storage) for each in rbs]
+
+
+def restore(rb: ReplayBuffer, load: Callable[[torch.device], list[State]], rows: list[Any]) -> None:
+    """Put state and rows back, once it is known that all of them fit.
+
+    Args:
+        rb: the buffer.
+        load: returns the states, given where to put tensors that did not live on the CPU.
+        rows: as :func:`captured` yields them.
+
+    Raises:
+        CheckpointMismatchError: they do not fit. The buffer is then as it was.
+    """
+    rbs = _with_members(rb)
+    states = load(_device(rbs))
+    expect("number of buffers", len(states), len(rbs))
+    with _held(rbs):
+        for i, parts in enumerate(zip(rbs, states, rows, strict=True)):
+            try:
+                _check(*parts)
+            except CheckpointMismatchError as error:
+                member = f"buffer {i + 1} of {len(rbs)}: " if len(rbs) > 1 else ""
+                raise CheckpointMismatchError(f"{member}{error}") from error
+        for each, state, content in zip(rbs, states, rows, strict=True):
+            if not state["members"]:
+                prepare(each.storage, state["storage"], content)
+        for parts in zip(rbs, states, rows, strict=True):
+            _restore(*parts)
+
+
+# Which buffers, and for how long.
+
+
+def _members(rb: ReplayBuffer) -> tuple[ReplayBuffer, ...]:
+    return tuple(rb._rbs) if isinstance(rb, ReplayBufferEnsemble) else ()
+
+
+def _with_members(rb: Any) -> list[ReplayBuffer]:
+    if not isinstance(rb, ReplayBuffer):
+        raise CheckpointError(f"rb must be a TorchRL ReplayBuffer, got {type(rb).__qualname__}")
+    if type(rb).state_dict is not ReplayBuffer.state_dict:
+        raise CheckpointError(
+            f"cannot save a {type(rb).__qualname__}: it overrides state_dict, so it holds more "
+            "than storage, sampler, writer and transform"
+        )
+    members = _members(rb)
+    if not members and not isinstance(rb.storage, TensorStorage):
+        raise CheckpointError(
+            f"cannot save a {type(rb.storage).__qualname__}: expected a LazyTensorStorage, "
+            "LazyMemmapStorage or TensorStorage"
+        )
+    return [*(each for member in members for each in _with_members(member)), rb]
+
+
+@contextmanager
+def _held(rbs: list[ReplayBuffer]) -> Iterator[list[Any]]:
+    """Keep other threads, and processes that share a buffer, from changing it meanwhile.
+
+    Yields:
+        The batches that each has prefetched.
+    """
+    with ExitStack() as stack:
+        queues = []
+        for rb in reversed(rbs):
+            prefetched = stack.enter_context(rb._capture_prefetch_state(clone_queue=False))
+            stack.enter_context(rb._write_lock)
+            queues.append(prefetched["queue"])
+        yield queues[::-1]
+
+
+def _device(rbs: list[ReplayBuffer]) -> torch.device:
+    """Return where the first storage lives that does not live on the CPU."""
+    devices = [getattr(rb.storage, "device", None) for rb in rbs]
+    found = (each for each in devices if isinstance(each, torch.device) and each.type != "cpu")
+    return next(found, torch.device("cpu"))
+
+
+# One buffer.
+
+
+def _state(rb: ReplayBuffer, queue: tuple[Any, ...]) -> State:
+    return {
+        "class": type(rb).__qualname__,
+        "members": len(_members(rb)),
+        "storage": None if _members(rb) else storage_state(rb.storage),
+        "sampler": part_state(rb.sampler),
+        "writer": part_state(rb.writer),
+        "transform": rb.transform.state_dict(),
+        "generator": generator_state(rb._rng),
+        "batch_size": rb._batch_size,
+        "consume_after_n_samples": rb._consume_after_n_samples,
+        "prefetch": rb._prefetch_cap,
+        "queue": queue,
+    }
+
+
+def _check(rb: ReplayBuffer, state: State, rows: Any) -> None:
+    expect("number of members", state["members"], len(_members(rb)))
+    if not state["members"]:
+        try_rows(rb.storage, state["storage"], rows)
+    expect("prefetch capacity", state["prefetch"], rb._prefetch_cap)
+    try_generator(rb._rng, state["generator"])
+    try_transform(rb.transform, state["transform"])
+    try_part(rb.sampler, state["sampler"], rb.storage, "sampler")
+    try_part(rb.writer, state["writer"], rb.storage, "writer")
+
+
+def _restore(rb: ReplayBuffer, state: State, rows: Any) -> None:
+    # Samplers and writers take note of what the storage held when their state was loaded.
+    if not state["members"]:
+        restore_rows(rb.storage, state["storage"], rows)
+    load_part(rb.sampler, state["sampler"])
+    load_part(rb.writer, state["writer"])
+    rb.transform.load_state_dict(state["transform"])
+    rb._batch_size = state["batch_size"]
+    rb._consume_after_n_samples = state["consume_after_n_samples"]
+    restore_generator(rb, state["generator"])
+    rb._clear_prefetch_queue_locked()
+    rb._restore_prefetch_queue_locked(
+        {"version": 1, "capacity": state["prefetch"], "queue": state["queue"]}, clone_queue=False
+    )

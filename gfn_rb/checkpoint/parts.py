@@ -1,0 +1,189 @@
+"""The parts of a buffer that hold state apart from the rows: sampler, writer, transform, generator.
+
+Each has three functions: one that takes its state, one that raises unless a state fits and
+changes nothing, and one that puts a state back.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchrl.data import ReplayBuffer
+from torchrl.data.replay_buffers.samplers import Sampler, SamplerEnsemble
+from torchrl.data.replay_buffers.storages import Storage
+from torchrl.data.replay_buffers.writers import Writer, WriterEnsemble
+from torchrl.envs.transforms import Transform
+
+from gfn_rb.errors import CheckpointError, CheckpointMismatchError
+
+# How many batches are left before the data runs out bounds what is prefetched; TorchRL's
+# samplers leave it out of their state_dict.
+_REMAINING = "_remaining_batches"
+# Stamps of a storage's slots, which writers that track them keep on the storage.
+_GENERATIONS = "_slot_generations"
+# The state of these is the state of their members, which are saved on their own.
+_ENSEMBLES = (SamplerEnsemble.state_dict, WriterEnsemble.state_dict)
+
+
+def expect(what: str, came: Any, expected: Any) -> None:
+    """Raise unless what the checkpoint holds is what the buffer has.
+
+    Args:
+        what: how the error calls it.
+        came: from the checkpoint.
+        expected: from the buffer.
+
+    Raises:
+        CheckpointMismatchError: they differ.
+    """
+    if came != expected:
+        raise CheckpointMismatchError(
+            f"the {what} of the checkpoint is {came}, expected {expected} as in the buffer"
+        )
+
+
+# Samplers and writers.
+
+
+def part_state(part: Sampler | Writer) -> dict[str, Any]:
+    """Return the class and state of a sampler or writer.
+
+    Args:
+        part: the sampler or writer.
+
+    Raises:
+        CheckpointError: it has no ``state_dict``.
+    """
+    name = type(part).__qualname__
+    try:
+        state = None if type(part).state_dict in _ENSEMBLES else part.state_dict()
+    except NotImplementedError:
+        raise CheckpointError(f"cannot save a buffer with {name}: it has no state_dict") from None
+    return {"class": name, "state": state, "remaining": vars(part).get(_REMAINING)}
+
+
+def try_part(part: Sampler | Writer, state: dict[str, Any], storage: Storage, what: str) -> None:
+    """Raise unless a state fits. It is loaded for a trial, and the present one loaded again.
+
+    Args:
+        part: the sampler or writer.
+        state: from :func:`part_state`.
+        storage: what it works on.
+        what: how errors call it.
+
+    Raises:
+        CheckpointMismatchError: it is of another class, or does not load.
+    """
+    expect(f"class of the {what}", state["class"], type(part).__qualname__)
+    present, generations = deepcopy(part_state(part)), vars(storage).get(_GENERATIONS)
+    try:
+        load_part(part, deepcopy(state))
+    except CheckpointMismatchError:
+        raise
+    except Exception as error:
+        raise CheckpointMismatchError(
+            f"the state of the {what} does not load into {state['class']}: {one_line(error)}"
+        ) from error
+    finally:
+        load_part(part, present)
+        if hasattr(storage, _GENERATIONS):
+            setattr(storage, _GENERATIONS, generations)
+
+
+def load_part(part: Sampler | Writer, state: dict[str, Any]) -> None:
+    """Put a state back.
+
+    Args:
+        part: the sampler or writer.
+        state: from :func:`part_state`.
+    """
+    if state["state"] is not None:
+        part.load_state_dict(state["state"])
+    if state["remaining"] is None:
+        vars(part).pop(_REMAINING, None)
+    else:
+        setattr(part, _REMAINING, state["remaining"])
+
+
+# Transforms.
+
+
+def try_transform(transform: Transform, state: dict[str, Any]) -> None:
+    """Raise unless a state has the entries that a transform has.
+
+    Args:
+        transform: of the buffer.
+        state: the ``state_dict`` of another.
+
+    Raises:
+        CheckpointMismatchError: entries are missing, unknown or of another shape.
+    """
+    present = transform.state_dict()
+    expect("set of transform entries", sorted(state), sorted(present))
+    for name, value in present.items():
+        if isinstance(value, Tensor) and isinstance(state[name], Tensor):
+            expect(f"shape of transform entry {name}", state[name].shape, value.shape)
+
+
+# Generators.
+
+
+def generator_state(generator: torch.Generator | None) -> dict[str, Any] | None:
+    """Return the kind and state of a random generator.
+
+    Args:
+        generator: None where a buffer uses PyTorch's global one.
+    """
+    if generator is None:
+        return None
+    return {"device": generator.device.type, "state": generator.get_state()}
+
+
+def try_generator(generator: torch.Generator | None, state: dict[str, Any] | None) -> None:
+    """Raise unless a state fits.
+
+    Args:
+        generator: of the buffer.
+        state: from :func:`generator_state`.
+
+    Raises:
+        CheckpointMismatchError: the saved buffer used the global generator and this one does
+            not, or they are of different devices.
+    """
+    if state is None:
+        expect("generator", "the global one", "the global one" if generator is None else "its own")
+        return
+    if generator is not None:
+        expect("device of the generator", state["device"], generator.device.type)
+    try:
+        torch.Generator(state["device"]).set_state(state["state"])
+    except RuntimeError as error:
+        raise CheckpointMismatchError(
+            f"the generator of the checkpoint cannot be restored: {one_line(error)}"
+        ) from error
+
+
+def restore_generator(rb: ReplayBuffer, state: dict[str, Any] | None) -> None:
+    """Put the state back into the buffer's generator, which is made if it has none.
+
+    Args:
+        rb: the buffer.
+        state: from :func:`generator_state`.
+    """
+    if state is None:
+        return
+    if rb._rng is None:
+        rb.set_rng(torch.Generator(state["device"]))
+    rb._rng.set_state(state["state"])
+
+
+def one_line(error: Exception) -> str:
+    """Return an error's type and message in one line.
+
+    Args:
+        error: of any kind.
+    """
+    return " ".join(f"{type(error).__name__}: {error}".split())

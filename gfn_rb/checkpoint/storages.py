@@ -1,0 +1,143 @@
+"""The rows of a storage."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+from torch.utils._pytree import tree_map
+from torchrl.data.replay_buffers.storages import TensorStorage
+
+from gfn_rb.checkpoint.parts import expect, one_line
+from gfn_rb.errors import CheckpointError
+
+Path = tuple[Any, ...]
+
+
+def storage_state(storage: TensorStorage) -> dict[str, Any]:
+    """Return what is known of a storage apart from its rows.
+
+    Args:
+        storage: of any kind that holds tensors.
+    """
+    return {
+        "class": type(storage).__qualname__,
+        "capacity": storage.max_size,
+        "ndim": storage.ndim,
+        "length": len(storage),
+        "cursor": storage._last_cursor_index,
+    }
+
+
+def stored_rows(storage: TensorStorage) -> Any:
+    """Return the rows in use, as a view on the storage; None before the first was written.
+
+    Args:
+        storage: of any kind that holds tensors.
+    """
+    if not storage.initialized:
+        return None
+    return _indexed(storage._storage, slice(storage._len_along_dim0))
+
+
+def try_rows(storage: TensorStorage, state: dict[str, Any], rows: Any) -> None:
+    """Raise unless rows fit a storage.
+
+    Args:
+        storage: where they shall go.
+        state: from :func:`storage_state`.
+        rows: from :func:`stored_rows`.
+
+    Raises:
+        CheckpointMismatchError: the capacity differs; or keys, dtypes or shapes do, where the
+            storage has some.
+    """
+    expect("number of storage dimensions", state["ndim"], storage.ndim)
+    expect("capacity", state["capacity"], _capacity(storage, rows))
+    if rows is None or not storage.initialized:
+        return
+    came, present = _layout(rows), _layout(storage._storage)
+    expect("set of storage keys", sorted(came), sorted(present))
+    for key in came:
+        expect(f"dtype and shape of storage key {key!r}", came[key], present[key])
+
+
+def prepare(storage: TensorStorage, state: dict[str, Any], rows: Any) -> None:
+    """Allocate a storage that has not seen a row yet.
+
+    Args:
+        storage: where rows shall go.
+        state: from :func:`storage_state`.
+        rows: from :func:`stored_rows`.
+
+    Raises:
+        CheckpointError: it cannot be allocated.
+    """
+    if storage.initialized or not state["length"]:
+        return
+    try:
+        storage._init(_indexed(rows, 0))
+    except Exception as error:
+        raise CheckpointError(f"the storage cannot be allocated: {one_line(error)}") from error
+
+
+def restore_rows(storage: TensorStorage, state: dict[str, Any], rows: Any) -> None:
+    """Replace the content of a storage that has been prepared.
+
+    Args:
+        storage: what to change.
+        state: from :func:`storage_state`.
+        rows: from :func:`stored_rows`.
+    """
+    if state["length"]:
+        targets = leaves(storage._storage)
+        for path, rows_of_key in leaves(rows).items():
+            target = targets[path].as_subclass(torch.Tensor)
+            target[: len(rows_of_key)].copy_(rows_of_key)
+    storage._len = state["length"]
+    storage._set_last_cursor(state["cursor"])
+    storage._bump_mutation_revision()
+
+
+def leaves(rows: Any, path: Path = ()) -> dict[Path, Tensor]:
+    """Return the tensors that rows consist of, by their path.
+
+    Args:
+        rows: a tensor, or TensorDicts, dicts, lists and tuples of tensors.
+        path: where they lie.
+    """
+    if isinstance(rows, Tensor):
+        return {path: rows}
+    found: dict[Path, Tensor] = {}
+    named = rows.items() if hasattr(rows, "items") else enumerate(rows)
+    for name, entry in named:
+        found |= leaves(entry, (*path, name))
+    return found
+
+
+def _indexed(rows: Any, index: int | slice) -> Any:
+    if isinstance(rows, (Tensor, TensorDictBase)):
+        return rows[index]
+    return tree_map(lambda leaf: leaf[index], rows)
+
+
+def _layout(rows: Any) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+    return {
+        "/".join(map(str, path)): (leaf.dtype, tuple(leaf.shape[1:]))
+        for path, leaf in leaves(rows).items()
+    }
+
+
+def _capacity(storage: TensorStorage, rows: Any) -> int:
+    """Return the capacity that a storage has, or will have once it is allocated.
+
+    One of several dimensions rounds it up to whole rows as it learns of their length.
+    """
+    if storage.ndim == 1 or storage.initialized or rows is None:
+        return int(storage.max_size)
+    shape = getattr(rows, "shape", None) or next(iter(leaves(rows).values())).shape
+    inner = math.prod(shape[1 : storage.ndim])
+    return -(-storage.max_size // inner) * math.prod(shape[1:])

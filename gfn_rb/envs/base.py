@@ -1,0 +1,183 @@
+"""A GFlowNet's environment as a TorchRL environment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+from torchrl.data import Binary, Categorical, Composite, TensorSpec, Unbounded
+from torchrl.envs import EnvBase
+
+from gfn_rb import keys
+from gfn_rb.envs.core import GFNCore
+from gfn_rb.errors import ArgumentError
+from gfn_rb.shapes import Bool, Float, Int64, Shaped
+
+
+class GFNEnv(GFNCore, EnvBase):
+    """A GFlowNet's environment: ``GFNCore``'s functions, and TorchRL's interface over them.
+
+    ``reset``, ``step`` and ``rollout`` use the keys "state", "action_mask" (legal actions),
+    "backward_mask" (moves that could have led here) and "log_reward" (-inf unless a step
+    terminates), under "next" also "reward" (exp(log_reward), so 0 until the end), and refuse an
+    action outside its mask. Without ``batch_size`` they take TensorDicts of any batch size;
+    with one the environment is locked to it, and a collector runs that many trajectories at once.
+
+    ``rollout`` without a policy and ``rand_action`` draw legal actions, so no ``ActionMask``
+    transform is needed; a collector does with ``policy=env.rand_action``. What samples from the
+    action spec alone (a collector without policy, SerialEnv and ParallelEnv) knows no masks.
+
+    A subclass defines ``forward_mask``, ``backward_mask``, ``_move``, ``_undo``, ``log_reward`` and
+    ``encode``, and ``sample_condition`` if its rewards depend on one.
+
+    Args:
+        source_state: s0, [*S].
+        sink_state: the state after the exit action, [*S]; no other state may equal it.
+        n_actions: number of actions, the exit action included.
+        max_length: actions in the longest trajectory, the exit action included.
+        encoded_size: width of the rows that ``encode`` returns.
+        condition_shape: shape of one condition, or None where rewards take none.
+        batch_size: batch size of the TorchRL interface; () takes any.
+        device: where the environment's tensors live.
+    """
+
+    def __init__(
+        self,
+        source_state: Shaped[Tensor, "*state"],
+        sink_state: Shaped[Tensor, "*state"],
+        *,
+        n_actions: int,
+        max_length: int,
+        encoded_size: int,
+        condition_shape: torch.Size | None = None,
+        batch_size: Sequence[int] = (),
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__(device=device, batch_size=torch.Size(batch_size))
+        self.register_buffer("source_state", source_state.to(device), persistent=False)
+        self.register_buffer("sink_state", sink_state.to(device), persistent=False)
+        self.state_shape, self.state_dtype = source_state.shape, source_state.dtype
+        self.n_actions, self.exit_action = n_actions, n_actions - 1
+        self.max_length, self.encoded_size = max_length, encoded_size
+        self.condition_shape = condition_shape
+        self._set_specs()
+
+    @property
+    def batch_locked(self) -> bool:
+        """Whether TensorDicts must have the environment's batch size: only where it has one."""
+        return len(self.batch_size) > 0
+
+    def rand_action(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
+        """Write a uniform draw among each state's legal actions.
+
+        Args:
+            tensordict: holds "state"; None stands for a fresh ``reset()``.
+
+        Returns:
+            ``tensordict`` with "action"; rows in the sink get the exit action.
+        """
+        tensordict = self.reset() if tensordict is None else tensordict
+        mask = self.forward_mask(self._rows(tensordict, keys.STATE, self.state_shape))
+        mask[:, self.exit_action] |= ~mask.any(1)
+        action = torch.multinomial(mask.float(), 1) if len(mask) else mask.nonzero()[:, :1]
+        return tensordict.set(keys.ACTION, action.reshape(tensordict.batch_size))
+
+    def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: object) -> TensorDict:
+        batch = self.batch_size if tensordict is None else tensordict.batch_size
+        state = self.source(batch.numel())
+        log_reward = torch.full((len(state),), -torch.inf, device=state.device)
+        return self._observe(state, log_reward, self.sample_condition(len(state)), batch)
+
+    def _step(self, tensordict: TensorDictBase) -> TensorDict:
+        state = self._rows(tensordict, keys.STATE, self.state_shape)
+        action = self._rows(tensordict, keys.ACTION, torch.Size())
+        condition = None
+        if self.condition_shape is not None:
+            condition = self._rows(tensordict, keys.CONDITION, self.condition_shape)
+        steps = self._stepping_rows(tensordict)
+        self._check_legal(state, action, steps)
+        next_state = self.forward_step(state, action).where(self._per_row(steps), state)
+        exits = steps & (action == self.exit_action)
+        log_reward = self._exit_log_reward(state, condition, exits)
+        out = self._observe(next_state, log_reward, condition, tensordict.batch_size)
+        done = self.is_sink(next_state).reshape(*tensordict.batch_size, 1)
+        out.update({keys.DONE: done, keys.TERMINATED: done.clone()})
+        return out.set(keys.REWARD, out[keys.LOG_REWARD].exp().unsqueeze(-1))
+
+    def _set_seed(self, seed: int | None) -> None:
+        """Do nothing: transitions are deterministic, and random actions use torch's generator."""
+
+    def _rows(self, tensordict: TensorDictBase, key: str, shape: torch.Size) -> Tensor:
+        return tensordict.get(key).reshape(tensordict.batch_size.numel(), *shape)
+
+    def _stepping_rows(self, tensordict: TensorDictBase) -> Bool[Tensor, "n"]:
+        """Read TorchRL's mark of the rows that a batch-locked environment shall advance."""
+        marked = tensordict.get(keys.STEPPING, None)
+        if marked is None:
+            n = tensordict.batch_size.numel()
+            return torch.ones(n, dtype=torch.bool, device=self.source_state.device)
+        return marked.reshape(-1)
+
+    def _check_legal(
+        self, state: Tensor, action: Int64[Tensor, "n"], steps: Bool[Tensor, "n"]
+    ) -> None:
+        mask = self.forward_mask(state)
+        inside = (action >= 0) & (action < self.n_actions)
+        legal = inside & mask.gather(1, action.where(inside, 0)[:, None])[:, 0]
+        bad = steps & ~legal
+        if bad.any():
+            row = int(bad.nonzero()[0])
+            raise ArgumentError(
+                f"action must be legal in its state, got {int(action[row])} in row {row} with "
+                f"state {state[row].tolist()}, expected one of {mask[row].nonzero()[:, 0].tolist()}"
+            )
+
+    def _exit_log_reward(
+        self, state: Tensor, condition: Tensor | None, exits: Bool[Tensor, "n"]
+    ) -> Float[Tensor, "n"]:
+        log_reward = torch.full(exits.shape, -torch.inf, device=exits.device)
+        at_exit = None if condition is None else condition[exits]
+        log_reward[exits] = self.log_reward(state[exits], at_exit)
+        return log_reward
+
+    def _observe(
+        self,
+        state: Shaped[Tensor, "n *state"],
+        log_reward: Float[Tensor, "n"],
+        condition: Tensor | None,
+        batch: torch.Size,
+    ) -> TensorDict:
+        rows = {
+            keys.STATE: state,
+            keys.FORWARD_MASK: self.forward_mask(state),
+            keys.BACKWARD_MASK: self.backward_mask(state),
+            keys.LOG_REWARD: log_reward,
+        }
+        if condition is not None:
+            rows[keys.CONDITION] = condition
+        shaped = {key: value.reshape(batch + value.shape[1:]) for key, value in rows.items()}
+        return TensorDict(shaped, batch_size=batch, device=self.device)
+
+    def _set_specs(self) -> None:
+        read = {keys.STATE: self._spec(Unbounded, *self.state_shape, dtype=self.state_dtype)}
+        if self.condition_shape is not None:
+            read[keys.CONDITION] = self._spec(Unbounded, *self.condition_shape)
+        written = {
+            keys.FORWARD_MASK: self._spec(Binary, self.n_actions, dtype=torch.bool),
+            keys.BACKWARD_MASK: self._spec(Binary, self.n_actions - 1, dtype=torch.bool),
+            keys.LOG_REWARD: self._spec(Unbounded),
+        }
+        flags = {
+            key: self._spec(Binary, 1, dtype=torch.bool) for key in (keys.DONE, keys.TERMINATED)
+        }
+        one = {"shape": self.batch_size, "device": self.device}
+        self.state_spec = Composite(read, **one).clone()
+        self.observation_spec = Composite({**read, **written}, **one)
+        self.action_spec = Categorical(self.n_actions, dtype=torch.int64, **one)
+        self.reward_spec = self._spec(Unbounded, 1)
+        self.done_spec = Composite(flags, **one)
+
+    def _spec(self, kind: type, *shape: int, dtype: torch.dtype = torch.float32) -> TensorSpec:
+        return kind(shape=(*self.batch_size, *shape), device=self.device, dtype=dtype)

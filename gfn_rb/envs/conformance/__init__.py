@@ -1,0 +1,13 @@
+"""Conformance suites: a new environment is tested by a class of one method.
+
+    class TestMyEnv(GFNEnvConformance):
+        def make_env(self):
+            return MyEnv()
+
+Derive from ``EnumerableEnvConformance`` instead if the environment is an ``EnumerableEnv``. This
+package, unlike the rest of the library, needs pytest.
+"""
+
+from gfn_rb.envs.conformance.suites import EnumerableEnvConformance, GFNEnvConformance
+
+__all__ = ["EnumerableEnvConformance", "GFNEnvConformance"]

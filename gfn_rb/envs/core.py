@@ -1,0 +1,150 @@
+"""The pure functions of a GFlowNet's environment, on batches of states."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+from gfn_rb.errors import ArgumentError, ShapeError
+from gfn_rb.shapes import Bool, Float, Int64, Shaped
+
+
+class GFNCore(ABC):
+    """A deterministic, acyclic state graph with one source, one sink and discrete actions.
+
+    Every trajectory starts in the source, takes moves (actions ``0 .. n_actions - 2``) and ends
+    with the exit action ``n_actions - 1``, which leads from a terminating state x to the sink.
+    Each method takes and returns batch-first tensors of any number of rows, works on their device,
+    changes none of them and, for speed, trusts its input unless it says otherwise.
+
+    Attributes:
+        source_state: s0, [*S].
+        sink_state: the state after the exit action, [*S]; no other state equals it.
+        state_shape: S.
+        state_dtype: dtype of states.
+        n_actions: number of actions, the exit action included.
+        exit_action: the last action.
+        dummy_action: the action that pads a trajectory after its end.
+        max_length: actions in the longest trajectory, the exit action included.
+        encoded_size: width of the rows that ``encode`` returns.
+        condition_shape: shape of one condition, or None where rewards take none.
+    """
+
+    source_state: Tensor
+    sink_state: Tensor
+    state_shape: torch.Size
+    state_dtype: torch.dtype
+    n_actions: int
+    exit_action: int
+    dummy_action: int = -1
+    max_length: int
+    encoded_size: int
+    condition_shape: torch.Size | None = None
+
+    def source(self, n: int) -> Shaped[Tensor, "n *state"]:
+        """Return ``n`` rows of the source state."""
+        return self.source_state.expand(n, *self.state_shape).clone()
+
+    def is_source(self, state: Shaped[Tensor, "n *state"]) -> Bool[Tensor, "n"]:
+        """Tell which rows are the source."""
+        return self._equals(state, self.source_state)
+
+    def is_sink(self, state: Shaped[Tensor, "n *state"]) -> Bool[Tensor, "n"]:
+        """Tell which rows are the sink."""
+        return self._equals(state, self.sink_state)
+
+    @abstractmethod
+    def forward_mask(self, state: Shaped[Tensor, "n *state"]) -> Bool[Tensor, "n actions"]:
+        """Tell which actions are legal; none is in the sink."""
+
+    @abstractmethod
+    def backward_mask(self, state: Shaped[Tensor, "n *state"]) -> Bool[Tensor, "n moves"]:
+        """Tell which moves could have led here; none did to the source or the sink."""
+
+    def forward_step(
+        self, state: Shaped[Tensor, "n *state"], action: Int64[Tensor, "n"]
+    ) -> Shaped[Tensor, "n *state"]:
+        """Take one action per row; the exit action and the dummy action lead to the sink."""
+        is_move = self._is_move(action)
+        moved = self._move(state, action.where(is_move, 0))
+        return moved.where(self._per_row(is_move), self.sink_state)
+
+    def backward_step(
+        self, state: Shaped[Tensor, "n *state"], action: Int64[Tensor, "n"]
+    ) -> Shaped[Tensor, "n *state"]:
+        """Undo one move per row; rows with the dummy action (padding) become the sink.
+
+        The exit action cannot be undone, since the sink does not tell where it was entered from.
+        """
+        is_move = self._is_move(action)
+        undone = self._undo(state, action.where(is_move, 0))
+        return undone.where(self._per_row(is_move), self.sink_state)
+
+    @abstractmethod
+    def log_reward(
+        self,
+        state: Shaped[Tensor, "n *state"],
+        condition: Shaped[Tensor, "n *condition"] | None = None,
+    ) -> Float[Tensor, "n"]:
+        """Return log R(x) of terminating states, in nats, float32.
+
+        Args:
+            state: terminating states x.
+            condition: one condition per row, where the environment has conditions.
+
+        Raises:
+            ShapeError: ``state`` is no batch of states.
+            ArgumentError: the exit action is illegal in some row.
+        """
+
+    @abstractmethod
+    def encode(self, state: Shaped[Tensor, "n *state"]) -> Float[Tensor, "n encoded"]:
+        """Return the float32 input that a network sees for each state."""
+
+    def sample_condition(self, n: int) -> Shaped[Tensor, "n *condition"] | None:
+        """Draw ``n`` conditions for new trajectories; None where the environment has none."""
+        return None
+
+    @abstractmethod
+    def _move(
+        self, state: Shaped[Tensor, "n *state"], move: Int64[Tensor, "n"]
+    ) -> Shaped[Tensor, "n *state"]:
+        """Apply one move per row, out of place; rows where it is illegal may hold anything."""
+
+    @abstractmethod
+    def _undo(
+        self, state: Shaped[Tensor, "n *state"], move: Int64[Tensor, "n"]
+    ) -> Shaped[Tensor, "n *state"]:
+        """Undo one move per row, out of place; rows where it is illegal may hold anything."""
+
+    def check_state(self, state: Tensor) -> None:
+        """Raise ShapeError unless ``state`` is a batch of states of this environment."""
+        if state.ndim == 0 or state.shape[1:] != self.state_shape:
+            expected = ", ".join(["n", *map(str, self.state_shape)])
+            raise ShapeError(f"state must have shape [{expected}], got {list(state.shape)}")
+        if state.dtype != self.state_dtype:
+            raise ShapeError(f"state must be {self.state_dtype}, got {state.dtype}")
+
+    def check_terminating(self, state: Tensor) -> None:
+        """Raise ArgumentError unless the exit action is legal in every row of ``state``."""
+        self.check_state(state)
+        legal = self.forward_mask(state)[:, self.exit_action]
+        if not legal.all():
+            row = int((~legal).nonzero()[0])
+            raise ArgumentError(
+                f"state must be terminating (its exit action legal), got {state[row].tolist()} "
+                f"in row {row}"
+            )
+
+    def _is_move(self, action: Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:
+        return (action >= 0) & (action < self.exit_action)
+
+    def _per_row(self, flag: Bool[Tensor, "n"]) -> Bool[Tensor, "n *ones"]:
+        return flag.view(-1, *(1 for _ in self.state_shape))
+
+    def _equals(
+        self, state: Shaped[Tensor, "n *state"], one: Shaped[Tensor, "*state"]
+    ) -> Bool[Tensor, "n"]:
+        return (state == one).reshape(len(state), self.state_shape.numel()).all(1)

@@ -1,0 +1,203 @@
+"""Environments small enough to enumerate, and exact answers about policies on them."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gfn_rb.envs.base import GFNEnv
+from gfn_rb.envs.core import GFNCore
+from gfn_rb.errors import ArgumentError, NaNError, ShapeError
+from gfn_rb.shapes import Bool, Float, Float64, Int64, Shaped
+
+LogPF = Callable[[Tensor], Tensor]
+
+MAX_STATES = 20_000_000
+
+
+class Layer(NamedTuple):
+    """The states that one number of actions reaches, and the edges to the next layer.
+
+    Attributes:
+        state: the states, [k, *S].
+        mask: their legal actions, [k, n_actions].
+        child: row of each move's result in the next layer, [k, n_actions - 1]; -1 if illegal.
+        n_children: rows of the next layer.
+    """
+
+    state: Tensor
+    mask: Tensor
+    child: Tensor
+    n_children: int
+
+
+class Graph(NamedTuple):
+    """Every state of an environment by layers, and its terminating states in order of their key."""
+
+    layers: list[Layer]
+    terminating: Tensor
+    terminating_key: Tensor
+
+
+class EnumerableEnv(GFNEnv):
+    """An environment whose states can be listed, with its exact target and policy distributions.
+
+    All paths to a state must have the same length. The graph is built at the first question that
+    needs it and kept until the environment moves to another device; its tensors are handed out as
+    they are, so leave them unchanged. Probabilities are float64.
+    A subclass adds ``state_key``, ``mode_index`` and ``n_modes`` to what ``GFNEnv`` asks for.
+    """
+
+    n_modes: int
+
+    @abstractmethod
+    def state_key(self, state: Shaped[Tensor, "n *state"]) -> Int64[Tensor, "n"]:
+        """Return an integer that no two states share; terminating states are ordered by it."""
+
+    @abstractmethod
+    def mode_index(self, state: Shaped[Tensor, "n *state"]) -> Int64[Tensor, "n"]:
+        """Return which mode each terminating state belongs to, in [0, n_modes); -1 for none."""
+
+    def is_mode(self, state: Shaped[Tensor, "n *state"]) -> Bool[Tensor, "n"]:
+        """Tell which terminating states belong to a mode."""
+        return self.mode_index(state) >= 0
+
+    def layers(self) -> Iterator[Shaped[Tensor, "k *state"]]:
+        """Yield all states but the sink, grouped by their number of actions from the source."""
+        return (layer.state for layer in self._graph.layers)
+
+    def terminating_states(self) -> Shaped[Tensor, "m *state"]:
+        """Return every terminating state, in order of ``state_key``."""
+        return self._graph.terminating
+
+    @property
+    def n_terminating(self) -> int:
+        """Number of terminating states."""
+        return len(self._graph.terminating)
+
+    def terminating_index(self, state: Shaped[Tensor, "n *state"]) -> Int64[Tensor, "n"]:
+        """Return each terminating state's row in ``terminating_states()``."""
+        self.check_terminating(state)
+        return torch.searchsorted(self._graph.terminating_key, self.state_key(state))
+
+    @property
+    def log_z(self) -> float:
+        """The log partition function, log sum_x R(x), in nats."""
+        return float(self._terminating_log_reward.logsumexp(0))
+
+    def target_log_prob(self) -> Float64[Tensor, "m"]:
+        """Return log R(x) - log Z of every terminating state."""
+        return self._terminating_log_reward.log_softmax(0)
+
+    @torch.no_grad()
+    def policy_log_prob(self, log_pf: LogPF, chunk_size: int = 16384) -> Float64[Tensor, "m"]:
+        """Return a forward policy's exact log-probability of ending in each terminating state.
+
+        Flows follow the layers: F(s0) = 1, F(s') = sum over edges s -> s' of F(s) P_F(s'|s), and
+        P(x) = F(x) P_F(exit|x), all in the log domain (Bengio et al. 2023, GFlowNet Foundations).
+
+        Args:
+            log_pf: maps states [k, *S] to normalised log-probabilities [k, n_actions], -inf at
+                illegal actions; asked only about states with more than one legal action.
+            chunk_size: most states in one call of ``log_pf``.
+
+        Raises:
+            ArgumentError: ``log_pf`` is not normalised over the legal actions.
+            ShapeError: ``log_pf`` returns another shape.
+            NaNError: ``log_pf`` returns NaN.
+        """
+        out = torch.full_like(self._graph.terminating_key, -torch.inf, dtype=torch.float64)
+        log_flow = out.new_zeros(1)
+        for layer in self._graph.layers:
+            log_p = self._layer_log_pf(layer, log_pf, chunk_size)
+            exits, edges = layer.mask[:, -1], layer.mask[:, :-1]
+            out[self.terminating_index(layer.state[exits])] = (log_flow + log_p[:, -1])[exits]
+            edge_flow = (log_flow[:, None] + log_p[:, :-1])[edges]
+            log_flow = _scatter_logsumexp(edge_flow, layer.child[edges], layer.n_children)
+        return out
+
+    def _layer_log_pf(
+        self, layer: Layer, log_pf: LogPF, chunk_size: int
+    ) -> Float64[Tensor, "k actions"]:
+        zero = torch.zeros((), dtype=torch.float64, device=layer.mask.device)
+        log_p = zero.where(layer.mask, -torch.inf)
+        choices = (layer.mask.sum(1) > 1).nonzero()[:, 0]
+        for rows in choices.split(chunk_size):
+            log_p[rows] = _checked(log_pf(layer.state[rows]), layer.mask[rows])
+        return log_p
+
+    @cached_property
+    def _terminating_log_reward(self) -> Float64[Tensor, "m"]:
+        return self.log_reward(self._graph.terminating).double()
+
+    @cached_property
+    def _graph(self) -> Graph:
+        layers = []
+        state, n_states = self.source(1), 0
+        while len(state):
+            n_states += len(state)
+            if n_states > MAX_STATES:
+                raise ArgumentError(f"env must have at most {MAX_STATES} states to be enumerated")
+            layer, state = self._expand(state)
+            layers.append(layer)
+        terminating = torch.cat([layer.state[layer.mask[:, -1]] for layer in layers])
+        key, order = self.state_key(terminating).sort()
+        return Graph(layers, terminating[order], key)
+
+    def _expand(self, state: Shaped[Tensor, "k *state"]) -> tuple[Layer, Tensor]:
+        """Return ``state`` as a layer, and the states of the next one."""
+        mask = self.forward_mask(state)
+        row, move = mask[:, :-1].nonzero(as_tuple=True)
+        result = self.forward_step(state[row], move)
+        key, child = self.state_key(result).unique(return_inverse=True)
+        first = torch.empty_like(key).scatter_(0, child, torch.arange(len(row), device=key.device))
+        table = torch.full_like(mask[:, :-1], -1, dtype=torch.int64)
+        table[row, move] = child
+        return Layer(state, mask, table, len(key)), result[first]
+
+    def _apply(self, *args: Any, **kwargs: Any) -> EnumerableEnv:
+        for name in ("_graph", "_terminating_log_reward"):  # they live on the old device
+            self.__dict__.pop(name, None)
+        return super()._apply(*args, **kwargs)
+
+
+def uniform_log_pf(env: GFNCore) -> LogPF:
+    """Return the policy that takes each legal action of ``env`` with the same probability."""
+
+    def log_pf(state: Shaped[Tensor, "k *state"]) -> Float64[Tensor, "k actions"]:
+        mask = env.forward_mask(state).double()
+        return (mask / mask.sum(1, keepdim=True)).log()
+
+    return log_pf
+
+
+def _scatter_logsumexp(
+    value: Float64[Tensor, "e"], index: Int64[Tensor, "e"], size: int
+) -> Float64[Tensor, "k"]:
+    """Return log sum exp of the values that share an index; -inf where there are none."""
+    highest = value.new_full((size,), -torch.inf).scatter_reduce_(0, index, value, "amax")
+    highest = highest.where(highest.isfinite(), 0.0)  # -inf - -inf would be NaN
+    total = value.new_zeros(size).index_add_(0, index, (value - highest[index]).exp())
+    return total.log() + highest
+
+
+def _checked(
+    log_p: Float[Tensor, "..."], mask: Bool[Tensor, "k actions"]
+) -> Float64[Tensor, "k actions"]:
+    if log_p.shape != mask.shape:
+        raise ShapeError(f"log_pf must return shape {list(mask.shape)}, got {list(log_p.shape)}")
+    if log_p.isnan().any():
+        raise NaNError("log_pf must return log-probabilities, got NaN")
+    log_p = log_p.double().where(mask, -torch.inf)
+    total = log_p.logsumexp(1)
+    if (total.abs() > 1e-3).any():
+        worst = float(total[total.abs().argmax()].exp())
+        raise ArgumentError(
+            f"log_pf must be normalised over legal actions, got a total probability of {worst:.4g}"
+        )
+    return log_p

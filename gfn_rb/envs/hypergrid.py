@@ -1,0 +1,138 @@
+"""HyperGrid: walk from the corner of a grid towards rewards far apart."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gfn_rb.envs.enumerable import EnumerableEnv
+from gfn_rb.errors import ArgumentError
+from gfn_rb.shapes import Bool, Float, Int64
+
+
+class HyperGrid(EnumerableEnv):
+    """A grid {0, ..., height-1}^ndim, walked upwards from the origin (Bengio et al. 2021).
+
+    Move d adds one to coordinate d; the exit action is legal everywhere, so every state is
+    terminating. With x_d = i_d / (height-1),
+
+        R(x) = r0 + r1 prod_d 1[0.25 < |x_d - 0.5| <= 0.5] + r2 prod_d 1[0.3 < |x_d - 0.5| < 0.4]
+
+    decided in integers, so that no state on a border is misjudged by rounding.
+
+    Modes are the 2^ndim regions of highest reward, one per corner (at height 8, one state each).
+    At heights 2 to 6 and 11 no grid point lies in the 0.3-0.4 band; the highest reward is then
+    r0 + r1 and the regions are the 0.25-0.5 bands around the corners.
+
+    Args:
+        ndim: number of coordinates, at least 1.
+        height: grid points per coordinate, at least 2.
+        r0: reward everywhere, positive.
+        r1: reward added in the outer bands, positive.
+        r2: reward added in the inner bands, positive.
+        batch_size: batch size of the TorchRL interface; () takes any.
+        device: where the environment's tensors live.
+
+    Raises:
+        ArgumentError: an argument is out of its range.
+    """
+
+    def __init__(
+        self,
+        ndim: int,
+        height: int,
+        r0: float = 0.1,
+        r1: float = 0.5,
+        r2: float = 2.0,
+        *,
+        batch_size: Sequence[int] = (),
+        device: torch.device | str | None = None,
+    ) -> None:
+        if ndim < 1:
+            raise ArgumentError(f"ndim must be at least 1, got {ndim}")
+        if height < 2:
+            raise ArgumentError(f"height must be at least 2, got {height}")
+        for name, value in {"r0": r0, "r1": r1, "r2": r2}.items():
+            if not 0 < value < math.inf:
+                raise ArgumentError(f"{name} must be positive and finite, got {value}")
+        super().__init__(
+            torch.zeros(ndim, dtype=torch.int64),
+            torch.full((ndim,), -1),
+            n_actions=ndim + 1,
+            max_length=ndim * (height - 1) + 1,
+            encoded_size=ndim * height,
+            batch_size=batch_size,
+            device=device,
+        )
+        self.n_dims, self.height = ndim, height
+        self.r0, self.r1, self.r2 = r0, r1, r2
+        self.n_modes = 2**ndim
+        self._has_inner_band = bool(self._in_inner_band(torch.arange(height)[:, None]).any())
+
+    def forward_mask(self, state: Int64[Tensor, "n *state"]) -> Bool[Tensor, "n actions"]:
+        """Allow a move where it stays on the grid, and the exit action everywhere."""
+        mask = torch.cat(
+            [state < self.height - 1, torch.ones_like(state[:, :1], dtype=torch.bool)], 1
+        )
+        return mask & ~self.is_sink(state)[:, None]
+
+    def backward_mask(self, state: Int64[Tensor, "n *state"]) -> Bool[Tensor, "n moves"]:
+        """Tell which coordinates are above zero."""
+        return state > 0
+
+    def log_reward(
+        self, state: Int64[Tensor, "n *state"], condition: Tensor | None = None
+    ) -> Float[Tensor, "n"]:
+        """Return log R(x), in nats (the class's equation)."""
+        self.check_terminating(state)
+        reward = (
+            self.r0 + self.r1 * self._in_outer_band(state) + self.r2 * self._in_inner_band(state)
+        )
+        return reward.log().float()
+
+    def encode(self, state: Int64[Tensor, "n *state"]) -> Float[Tensor, "n encoded"]:
+        """Return one one-hot vector per coordinate; zeros for the sink."""
+        heights = torch.arange(self.height, device=state.device)
+        return (state[:, :, None] == heights).flatten(1).float()
+
+    def mode_index(self, state: Int64[Tensor, "n *state"]) -> Int64[Tensor, "n"]:
+        """Return each state's corner (bit d, most significant first, set where x_d > 0.5) or -1."""
+        self.check_terminating(state)
+        in_mode = self._in_inner_band(state) if self._has_inner_band else self._in_outer_band(state)
+        bits = 2 ** torch.arange(self.n_dims - 1, -1, -1, device=state.device)
+        corner = ((2 * state > self.height - 1) * bits).sum(1)
+        return corner.where(in_mode, -1)
+
+    def state_key(self, state: Int64[Tensor, "n *state"]) -> Int64[Tensor, "n"]:
+        """Read the coordinates as digits in base ``height``."""
+        powers = self.height ** torch.arange(self.n_dims - 1, -1, -1, device=state.device)
+        return (state * powers).sum(1)
+
+    def _move(
+        self, state: Int64[Tensor, "n *state"], move: Int64[Tensor, "n"]
+    ) -> Int64[Tensor, "n *state"]:
+        return state + self._unit(state, move)
+
+    def _undo(
+        self, state: Int64[Tensor, "n *state"], move: Int64[Tensor, "n"]
+    ) -> Int64[Tensor, "n *state"]:
+        return state - self._unit(state, move)
+
+    def _unit(
+        self, state: Int64[Tensor, "n *state"], move: Int64[Tensor, "n"]
+    ) -> Int64[Tensor, "n *state"]:
+        return torch.zeros_like(state).scatter(1, move[:, None], 1)
+
+    def _in_outer_band(self, state: Int64[Tensor, "n *state"]) -> Bool[Tensor, "n"]:
+        return (2 * self._doubled_offset(state) > self.height - 1).all(1)
+
+    def _in_inner_band(self, state: Int64[Tensor, "n *state"]) -> Bool[Tensor, "n"]:
+        offset = 5 * self._doubled_offset(state)
+        return ((3 * (self.height - 1) < offset) & (offset < 4 * (self.height - 1))).all(1)
+
+    def _doubled_offset(self, state: Int64[Tensor, "n *state"]) -> Int64[Tensor, "n *state"]:
+        """Return |2 i - (height-1)|, which is 2 (height-1) |x - 0.5|."""
+        return (2 * state - (self.height - 1)).abs()

@@ -1,0 +1,118 @@
+"""TFBind8: DNA 8-mers rewarded by how strongly the transcription factor SIX6 binds them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gfn_rb.envs.enumerable import EnumerableEnv
+from gfn_rb.envs.sequence import SequenceEnv
+from gfn_rb.envs.tfbind8_table import LENGTH, LETTERS, load_scores
+from gfn_rb.errors import ArgumentError, ShapeError
+from gfn_rb.shapes import Float, Int64
+
+MODE_FRACTION = 0.005
+
+
+class TFBind8(SequenceEnv, EnumerableEnv):
+    """Write a DNA 8-mer, letters ACGT as 0..3, rewarded by its measured binding to SIX6.
+
+        log R(x) = beta log max(r(x), min_reward)
+
+    where r is the E-score of Barrera et al. (2016), min-max normalised over all 65,536 8-mers, and
+    beta = 3 is the usual exponent (Shen et al. 2023; Kim et al. 2023). The weakest 8-mer has
+    r = 0 exactly; ``min_reward`` keeps its log R finite, and the default lies below every other
+    8-mer's r (0.00196), so that no two different scores are merged.
+
+    Modes are the int(0.005 * 65536) = 327 8-mers with the highest score. The two strands of an
+    8-mer share a score, and the last place falls between two strands: equal scores are ranked in
+    alphabetical order, so CCCTATCA is a mode and its reverse complement TGATAGGG is not.
+
+    Args:
+        form: "append", or "prepend_append" to write at both ends (see ``SequenceEnv``).
+        beta: exponent of the reward, positive.
+        min_reward: floor of r, in (0, 1].
+        batch_size: batch size of the TorchRL interface; () takes any.
+        device: where the environment's tensors live.
+
+    Raises:
+        ArgumentError: an argument is out of its range.
+    """
+
+    def __init__(
+        self,
+        form: str = "append",
+        beta: float = 3.0,
+        min_reward: float = 1e-3,
+        *,
+        batch_size: Sequence[int] = (),
+        device: torch.device | str | None = None,
+    ) -> None:
+        if not 0 < beta < math.inf:
+            raise ArgumentError(f"beta must be positive and finite, got {beta}")
+        if not 0 < min_reward <= 1:
+            raise ArgumentError(f"min_reward must be in (0, 1], got {min_reward}")
+        super().__init__(len(LETTERS), LENGTH, form, batch_size=batch_size, device=device)
+        self.beta, self.min_reward = beta, min_reward
+        e_score = load_scores().double()
+        score = (e_score - e_score.min()) / (e_score.max() - e_score.min())
+        self.n_modes = int(MODE_FRACTION * len(score))
+        modes = score.sort(descending=True, stable=True).indices[: self.n_modes]
+        mode = torch.full(score.shape, -1).scatter(0, modes, torch.arange(self.n_modes))
+        log_reward = beta * score.clamp(min=min_reward).log()
+        self.register_buffer("_score", score.float().to(device), persistent=False)
+        self.register_buffer("_log_reward", log_reward.float().to(device), persistent=False)
+        self.register_buffer("_mode", mode.to(device), persistent=False)
+
+    def log_reward(
+        self, state: Int64[Tensor, "n *state"], condition: Tensor | None = None
+    ) -> Float[Tensor, "n"]:
+        """Return log R(x), in nats (the class's equation)."""
+        return self._log_reward[self.terminating_index(state)]
+
+    def score(self, state: Int64[Tensor, "n *state"]) -> Float[Tensor, "n"]:
+        """Return r(x), the E-score scaled to [0, 1], without floor or exponent."""
+        return self._score[self.terminating_index(state)]
+
+    def mode_index(self, state: Int64[Tensor, "n *state"]) -> Int64[Tensor, "n"]:
+        """Return the rank (0 is the strongest) of each 8-mer that is a mode, -1 for the others."""
+        return self._mode[self.terminating_index(state)]
+
+    def terminating_index(self, state: Int64[Tensor, "n *state"]) -> Int64[Tensor, "n"]:
+        """Read each finished 8-mer as a number in base 4."""
+        self.check_terminating(state)
+        powers = torch.arange(LENGTH - 1, -1, -1, device=state.device)
+        return (state * len(LETTERS) ** powers).sum(1)
+
+    def to_strings(self, state: Int64[Tensor, "n *state"]) -> list[str]:
+        """Spell out states, finished or not.
+
+        Raises:
+            ShapeError: ``state`` is no batch of states.
+            ArgumentError: a row is the sink.
+        """
+        self.check_state(state)
+        if self.is_sink(state).any():
+            raise ArgumentError("state must hold letters, got the sink")
+        alphabet = np.frombuffer(LETTERS.encode() + b"\0", dtype="S1")  # -1, empty, is the last
+        letters = np.ascontiguousarray(alphabet[state.cpu().numpy()])
+        return [text.decode() for text in letters.view(f"S{LENGTH}")[:, 0]]
+
+    def from_strings(self, strings: Sequence[str]) -> Int64[Tensor, "n 8"]:
+        """Return the states that ``strings`` spell, at most 8 letters of ACGT each.
+
+        Raises:
+            ShapeError: a string is longer than 8 letters.
+            ArgumentError: a string holds another letter.
+        """
+        if too_long := [text for text in strings if len(text) > LENGTH]:
+            raise ShapeError(f"strings must have at most {LENGTH} letters, got {too_long[0]!r}")
+        if wrong := [text for text in strings if set(text) - set(LETTERS)]:
+            raise ArgumentError(f"strings must hold only the letters {LETTERS}, got {wrong[0]!r}")
+        rows = [[LETTERS.find(c) for c in text.ljust(LENGTH)] for text in strings]  # -1 is empty
+        state = torch.tensor(rows, dtype=torch.int64, device=self.source_state.device)
+        return state.reshape(-1, LENGTH)

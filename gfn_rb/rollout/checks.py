@@ -1,0 +1,126 @@
+"""What a rollout asks of its arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from torch import Tensor
+
+from gfn_rb.envs.core import GFNCore
+from gfn_rb.errors import ArgumentError, ShapeError
+from gfn_rb.rollout.categorical import Exploration
+
+
+def exploration_from(policy_kwargs: Mapping[str, Any], is_backward: bool) -> Exploration:
+    """Build an Exploration from a caller's keywords.
+
+    Raises:
+        ArgumentError: a keyword is unknown, out of its range or not for this direction.
+    """
+    known = [field.name for field in fields(Exploration)]
+    if unknown := sorted(policy_kwargs.keys() - set(known)):
+        raise ArgumentError(f"policy_kwargs must be among {known}, got {unknown}")
+    exploration = Exploration(**policy_kwargs)
+    if is_backward and exploration.exit_bias:
+        raise ArgumentError(
+            f"exit_bias must be 0 for a backward policy, which has no exit, "
+            f"got {exploration.exit_bias}"
+        )
+    return exploration
+
+
+def starting_states(
+    env: GFNCore, n: int | None, states: Tensor | None, is_backward: bool
+) -> Tensor:
+    """Return the states that trajectories start from: those given, or ``n`` times the source.
+
+    Raises:
+        ArgumentError: not exactly one of ``n`` and ``states`` is given, ``n`` is negative or given
+            for a backward policy, or a state is the sink, or not terminating for a backward policy.
+        ShapeError: the shape or dtype of ``states`` is not the environment's.
+    """
+    if is_backward and (states is None or n is not None):
+        raise ArgumentError(
+            f"states alone must be given for a backward policy, which starts from terminating "
+            f"states, got n={n} and {'no' if states is None else len(states)} states"
+        )
+    if (n is None) == (states is None):
+        given = "neither" if n is None else "both"
+        raise ArgumentError(f"exactly one of n and states must be given, got {given}")
+    if n is not None and n < 0:
+        raise ArgumentError(f"n must be at least 0, got {n}")
+    if states is None:
+        return env.source(n or 0)
+    check_states(env, states)
+    _check_can_start(env, states, is_backward)
+    return states
+
+
+def check_states(env: GFNCore, states: Tensor) -> None:
+    """Check a batch of states.
+
+    Raises:
+        ShapeError: the shape or dtype is not the environment's.
+    """
+    if states.ndim == 0 or states.shape[1:] != env.state_shape or states.dtype != env.state_dtype:
+        expected = ", ".join(["n", *map(str, env.state_shape)])
+        raise ShapeError(
+            f"states must be {env.state_dtype} of shape [{expected}], got {states.dtype} of shape "
+            f"{list(states.shape)}"
+        )
+
+
+def check_conditions(env: GFNCore, states: Tensor, conditions: Tensor | None) -> None:
+    """Check that there is one condition per state, if the environment has any.
+
+    Raises:
+        ShapeError: another number or shape of conditions.
+        ArgumentError: the environment has conditions and none are given.
+    """
+    shape = env.condition_shape
+    if conditions is None:
+        if shape is not None:
+            raise ArgumentError(f"conditions must be given for {type(env).__name__}, got None")
+        return
+    fits = shape is None or conditions.shape[1:] == shape
+    if conditions.shape[:1] != states.shape[:1] or not fits:
+        row = ["..."] if shape is None else map(str, shape)
+        raise ShapeError(
+            f"conditions must have shape [{', '.join([str(len(states)), *row])}], one row per "
+            f"state, got {list(conditions.shape)}"
+        )
+
+
+def _check_can_start(env: GFNCore, states: Tensor, is_backward: bool) -> None:
+    if is_backward:
+        wrong, rule = ~env.forward_mask(states)[:, env.exit_action], "terminating for a backward"
+    else:
+        wrong, rule = env.is_sink(states), "other than the sink for a forward"
+    if wrong.any():
+        row = int(wrong.nonzero()[0])
+        raise ArgumentError(
+            f"states must be {rule} policy, got {states[row].tolist()} in row {row}"
+        )
+
+
+def check_log_rewards(log_rewards: Tensor | None, states: Tensor, is_backward: bool) -> None:
+    """Check log-rewards handed in for states.
+
+    Raises:
+        ArgumentError: they are given for a forward policy.
+        ShapeError: they are not one floating point number per state.
+    """
+    if log_rewards is None:
+        return
+    if not is_backward:
+        raise ArgumentError(
+            "log_rewards must be None for a forward policy, whose terminating states are not "
+            f"known beforehand, got shape {list(log_rewards.shape)}"
+        )
+    if log_rewards.shape != states.shape[:1] or not log_rewards.is_floating_point():
+        raise ShapeError(
+            f"log_rewards must be floating point of shape [{len(states)}], got "
+            f"{log_rewards.dtype} of shape {list(log_rewards.shape)}"
+        )

@@ -1,0 +1,141 @@
+"""What a policy says of states, and of the actions in trajectories."""
+
+from __future__ import annotations
+
+from tensordict import TensorDict
+from tensordict.nn import TensorDictModuleBase
+from torch import Tensor
+
+from gfn_rb import keys
+from gfn_rb.containers import Trajectories
+from gfn_rb.envs.core import GFNCore
+from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
+from gfn_rb.rollout.categorical import masked_log_softmax
+from gfn_rb.shapes import Bool, Float, Int64, Shaped
+
+
+def require_direction(policy: TensorDictModuleBase) -> bool:
+    """Return ``policy.is_backward``.
+
+    Raises:
+        ArgumentError: the policy does not say which way it goes.
+    """
+    is_backward = getattr(policy, "is_backward", None)
+    if not isinstance(is_backward, bool):
+        raise ArgumentError(
+            f"policy must have an attribute is_backward, True or False, got {is_backward!r} "
+            f"from {type(policy).__name__}"
+        )
+    return is_backward
+
+
+def legal_actions(
+    policy: TensorDictModuleBase, env: GFNCore, state: Shaped[Tensor, "n *state"]
+) -> Bool[Tensor, "n actions"]:
+    """Return the actions that a policy, forward or backward, may take in each state."""
+    return env.backward_mask(state) if policy.is_backward else env.forward_mask(state)
+
+
+def policy_logits(
+    policy: TensorDictModuleBase,
+    state: Shaped[Tensor, "n *state"],
+    condition: Shaped[Tensor, "n *condition"] | None,
+    n_actions: int,
+) -> Float[Tensor, "n actions"]:
+    """Return a policy's logits in each state.
+
+    Args:
+        policy: reads "state", and "condition" where there is one; writes "logits".
+        state: states.
+        condition: one condition per state.
+        n_actions: how many logits to expect per state.
+
+    Raises:
+        KeyMismatchError: the policy wrote no "logits".
+        ShapeError: it wrote another number of them.
+    """
+    source = {keys.STATE: state}
+    if condition is not None:
+        source[keys.CONDITION] = condition
+    logits = policy(TensorDict(source, batch_size=state.shape[:1])).get(keys.LOGITS, None)
+    if logits is None:
+        raise KeyMismatchError(
+            f"policy must write {keys.LOGITS!r}, {type(policy).__name__} did not"
+        )
+    if logits.shape != (len(state), n_actions):
+        raise ShapeError(
+            f"policy must write {keys.LOGITS!r} of shape {[len(state), n_actions]}, got "
+            f"{list(logits.shape)} from {type(policy).__name__}"
+        )
+    return logits
+
+
+def action_log_probs(
+    policy: TensorDictModuleBase,
+    env: GFNCore,
+    state: Shaped[Tensor, "n *state"],
+    condition: Shaped[Tensor, "n *condition"] | None = None,
+) -> Float[Tensor, "n actions"]:
+    """Compute the log-probability of every action in each state, with gradient.
+
+    Args:
+        policy: a forward or backward policy.
+        env: says which actions are legal.
+        state: states with at least one legal action each.
+        condition: one condition per state.
+
+    Returns:
+        log P(. | s) in nats, -inf at illegal actions; A is ``env.n_actions`` for a forward policy
+        and one less for a backward one.
+
+    Raises:
+        KeyMismatchError, ShapeError: the policy wrote no logits, or a wrong number of them.
+    """
+    mask = legal_actions(policy, env, state)
+    return masked_log_softmax(policy_logits(policy, state, condition, mask.shape[1]), mask)
+
+
+def trajectory_log_probs(
+    policy: TensorDictModuleBase, env: GFNCore, trajectories: Trajectories
+) -> Float[Tensor, "n T"]:
+    """Compute the log-probability of each action of trajectories under a policy, with gradient.
+
+    A forward policy gives log P_F(s_{t+1} | s_t) at every step; a backward policy
+    log P_B(s_t | s_{t+1}) at every step but the exit, where it is 0, as the sink has no other
+    way back. Each value stands at the action's own place in its row, whichever way that row runs.
+    The network is called once, on the real steps alone.
+
+    Args:
+        policy: a forward or backward policy.
+        env: where the trajectories come from.
+        trajectories: forward and backward rows in any mixture.
+
+    Returns:
+        Log-probabilities in nats, 0 after each row's length; -inf for an illegal action.
+
+    Raises:
+        ArgumentError: the policy has no direction.
+        KeyMismatchError, ShapeError: it wrote no logits, or a wrong number of them.
+    """
+    is_backward = require_direction(policy)
+    action, steps = trajectories.action, trajectories.real_steps
+    if is_backward:
+        steps = steps & (action != env.exit_action)
+    row, step = steps.nonzero(as_tuple=True)
+    state = trajectories.state[row, step + _state_offset(trajectories, is_backward, row)]
+    condition = None if trajectories.condition is None else trajectories.condition[row]
+    log_prob = action_log_probs(policy, env, state, condition)
+    chosen = log_prob.gather(1, action[row, step].unsqueeze(1)).squeeze(1)
+    return chosen.new_zeros(steps.shape).index_put((row, step), chosen)
+
+
+def _state_offset(
+    trajectories: Trajectories, is_backward: bool, row: Int64[Tensor, "m"]
+) -> int | Bool[Tensor, "m"]:
+    """Tell whether an action is decided in the state before it (0) or after it (1).
+
+    Before it in the rows that run the policy's own way, after it in the others.
+    """
+    if trajectories.is_backward is None:
+        return int(is_backward)
+    return trajectories.is_backward[row] != is_backward

@@ -1,0 +1,198 @@
+from __future__ import annotations
+
+import pickle
+
+import pytest
+import torch
+from envs.toy_envs import CountOnes, Ladder
+from scipy.stats import chisquare
+from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import TensorDictModule
+from torchrl.envs import SerialEnv, StepCounter, TransformedEnv
+from torchrl.envs.utils import check_env_specs
+from torchrl.modules import MaskedCategorical, ProbabilisticActor
+
+from gfn_rb.envs import HyperGrid, TFBind8
+from gfn_rb.errors import ArgumentError
+
+
+def upwards(tensordict: TensorDictBase) -> TensorDictBase:
+    """Take the first legal action."""
+    return tensordict.set("action", tensordict["action_mask"].int().argmax(-1))
+
+
+def test_rollout_of_a_policy_by_hand() -> None:
+    env = HyperGrid(2, 2)
+    td = env.rollout(10, upwards, tensordict=TensorDict(batch_size=[1]))
+    assert td["state"][0].tolist() == [[0, 0], [1, 0], [1, 1]]
+    assert td["action"][0].tolist() == [0, 1, 2]
+    assert td["action_mask"][0].int().tolist() == [[1, 1, 1], [0, 1, 1], [0, 0, 1]]
+    assert td["backward_mask"][0].int().tolist() == [[0, 0], [1, 0], [1, 1]]
+    assert td["next", "state"][0].tolist() == [[1, 0], [1, 1], [-1, -1]]
+    assert td["next", "done"][0, :, 0].tolist() == [False, False, True]
+    assert td["next", "terminated"][0, :, 0].tolist() == [False, False, True]
+    assert td["log_reward"][0].tolist() == [-torch.inf] * 3
+    reward = torch.tensor([0.0, 0.0, 0.6])  # r0 + r1: height 2 has no inner band
+    torch.testing.assert_close(td["next", "reward"][0, :, 0], reward)
+    torch.testing.assert_close(td["next", "log_reward"][0], reward.log())
+
+
+def test_random_actions_are_uniform_over_legal_ones() -> None:
+    env = HyperGrid(3, 3)
+    state = torch.tensor([0, 2, 1]).expand(6000, 3)  # move 1 is illegal
+    torch.manual_seed(0)
+    td = env.rand_action(TensorDict(state=state, batch_size=[6000]))
+    counts = torch.bincount(td["action"], minlength=4)
+    assert counts[1] == 0
+    assert chisquare(counts[[0, 2, 3]]).pvalue > 0.01
+
+
+def test_random_action_without_a_tensordict_starts_at_the_source() -> None:
+    td = TFBind8(batch_size=(4,)).rand_action()
+    assert td["action"].shape == (4,)
+    assert (td["action"] < 4).all()  # exit is illegal in the source
+    assert (td["state"] == -1).all()
+
+
+def test_random_actions_pass_through_transforms() -> None:
+    env = TransformedEnv(CountOnes(2, 3), StepCounter())
+    td = env.rollout(10)
+    assert td["next", "step_count"][:, 0].tolist() == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("batch", [(), (5,), (2, 3)])
+def test_specs_with_a_batch_size(batch: tuple[int, ...]) -> None:
+    for env in (
+        HyperGrid(2, 4, batch_size=batch),
+        TFBind8("prepend_append", batch_size=batch, device="cpu"),
+        Ladder(3, batch_size=batch),
+    ):
+        check_env_specs(env, break_when_any_done="both")
+        assert env.batch_locked == (batch != ())
+        assert env.reset().batch_size == torch.Size(batch)
+
+
+def test_rollout_until_all_are_done_with_a_batch_size() -> None:
+    env = HyperGrid(2, 4, batch_size=(32,))
+    torch.manual_seed(0)
+    td = env.rollout(env.max_length, break_when_all_done=True)
+    done = td["next", "done"].squeeze(-1)
+    assert done[:, -1].all()
+    first = done.int().argmax(1)
+    assert len(first.unique()) > 1
+    after_end = torch.arange(td.shape[1]) > first[:, None]
+    repeated = td[torch.arange(32), first][:, None].expand(td.shape)  # TorchRL repeats the end
+    for key in ("state", "action", ("next", "log_reward")):
+        assert td[key][after_end].equal(repeated[key][after_end])
+
+
+def test_rows_that_torchrl_does_not_step_stay_where_they_are() -> None:
+    env = HyperGrid(2, 4, batch_size=(3,))
+    td = env.reset()
+    td["state"] = torch.tensor([[1, 0], [1, 0], [-1, -1]])
+    td["action"] = torch.tensor([0, 2, 2])
+    td["_step"] = torch.tensor([True, False, False])
+    after = env.step(td)["next"]
+    assert after["state"].tolist() == [[2, 0], [1, 0], [-1, -1]]
+    assert after["done"][:, 0].tolist() == [False, False, True]
+    assert after["log_reward"].tolist() == [-torch.inf] * 3
+
+
+def test_partial_reset() -> None:
+    env = HyperGrid(1, 4, batch_size=(3,))
+    td = env.reset()
+    td["state"] = torch.tensor([[2], [-1], [-1]])
+    td["_reset"] = torch.tensor([[False], [True], [True]])
+    assert env.reset(td)["state"].tolist() == [[2], [0], [0]]
+
+
+def test_rollout_goes_on_after_the_end() -> None:
+    env = CountOnes(2, 3, batch_size=(4,))
+    td = env.rollout(12, break_when_any_done=False)
+    assert td.shape == (4, 12)
+    assert td["next", "done"][:, 3::4].all()
+    assert td["next", "done"].sum() == 12
+    assert (td["state"][:, ::4] == -1).all()
+
+
+def test_conditions_are_drawn_at_reset_and_carried() -> None:
+    env = Ladder(3)
+    torch.manual_seed(0)
+    td = env.rollout(4, upwards, tensordict=TensorDict(batch_size=[5]))
+    condition = td["condition"]
+    assert condition.shape == (5, 4, 1)
+    assert len(condition[:, 0].unique()) == 5
+    assert condition.equal(condition[:, :1].expand(5, 4, 1))
+    assert td["next", "condition"].equal(condition)
+    torch.testing.assert_close(td["next", "log_reward"][:, -1], 3 * condition[:, 0, 0])
+
+
+def test_serial_env() -> None:
+    env = SerialEnv(2, lambda: HyperGrid(2, 3))
+    td = env.rollout(10, upwards, break_when_any_done=False)
+    assert td.shape == (2, 10)
+    assert td["next", "done"][..., 0].nonzero()[:, 1].tolist() == [4, 9, 4, 9]
+
+
+def test_pickled_environment_is_the_same() -> None:
+    env = TFBind8("prepend_append")
+    copy = pickle.loads(pickle.dumps(env))
+    state = env.terminating_states()[::1000]
+    assert copy.log_reward(state).equal(env.log_reward(state))
+    assert copy.rollout(9).shape == (9,)
+
+
+def test_environment_has_no_weights() -> None:
+    assert TFBind8().state_dict() == {}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # TorchRL's own, at import
+@pytest.mark.parametrize("batch", [(), (4,)])
+def test_collector(batch: tuple[int, ...]) -> None:
+    from torchrl.collectors import Collector
+
+    env = TFBind8(batch_size=batch)
+    collector = Collector(env, env.rand_action, frames_per_batch=36, total_frames=72)
+    for td in collector:
+        assert td.numel() == 36
+        assert td["next", "done"].sum() == 4
+        exits = td["action"] == env.exit_action
+        assert td["next", "done"][..., 0].equal(exits)
+        expected = env.log_reward(td["state"][exits])
+        torch.testing.assert_close(td["next", "log_reward"][exits], expected)
+        assert (td["next", "log_reward"][~exits] == -torch.inf).all()
+    collector.shutdown()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_collector_with_a_masked_actor() -> None:
+    from torchrl.collectors import Collector
+
+    env = HyperGrid(2, 3, batch_size=(3,))
+    logits = TensorDictModule(
+        lambda state: torch.zeros(*state.shape[:-1], env.n_actions), ["state"], ["logits"]
+    )
+    actor = ProbabilisticActor(
+        logits,
+        in_keys={"logits": "logits", "mask": "action_mask"},
+        distribution_class=MaskedCategorical,
+        spec=env.action_spec,
+    )
+    collector = Collector(
+        env, actor, frames_per_batch=30, total_frames=30, auto_register_policy_transforms=False
+    )
+    for td in collector:
+        assert td["action_mask"].gather(-1, td["action"][..., None]).all()
+        assert td["next", "done"].any()
+    collector.shutdown()
+
+
+def test_illegal_actions_are_named() -> None:
+    env = HyperGrid(2, 4)
+    td = env.reset(TensorDict(batch_size=[2]))
+    td["state"] = torch.tensor([[0, 0], [3, 0]])
+    td["action"] = torch.tensor([0, 0])
+    message = r"got 0 in row 1 with state \[3, 0\], expected one of \[1, 2\]"
+    with pytest.raises(ArgumentError, match=message):
+        env.step(td)
+    assert "next" not in td

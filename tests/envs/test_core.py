@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from envs.toy_envs import CountOnes, Ladder
+
+from gfn_rb.envs.conformance import GFNEnvConformance
+from gfn_rb.errors import ArgumentError, ShapeError
+
+
+class TestScalarStatesAndConditions(GFNEnvConformance):
+    def make_env(self) -> Ladder:
+        return Ladder(4)
+
+
+def test_exit_and_dummy_lead_to_the_sink_and_moves_do_not() -> None:
+    env = Ladder(4)
+    state = torch.tensor([2, 2, 2, -1])
+    assert env.forward_step(state, torch.tensor([0, 1, -1, -1])).tolist() == [3, -1, -1, -1]
+    assert env.backward_step(state, torch.tensor([0, 0, -1, -1])).tolist() == [1, 1, -1, -1]
+
+
+def test_source_and_sink_are_recognised_by_every_coordinate() -> None:
+    env = CountOnes(2, 2)
+    state = torch.tensor([[-1, -1], [0, -1], [-2, -2], [-2, 0]])
+    assert env.is_source(state).tolist() == [True, False, False, False]
+    assert env.is_sink(state).tolist() == [False, False, True, False]
+    ladder = Ladder(2)
+    assert ladder.is_source(torch.tensor([0, 1, -1])).tolist() == [True, False, False]
+
+
+def test_checks_name_what_came() -> None:
+    env = CountOnes(2, 2)
+    env.check_state(torch.zeros(0, 2, dtype=torch.int64))
+    env.check_terminating(torch.tensor([[1, 0]]))
+    with pytest.raises(ShapeError, match=r"state must have shape \[n, 2\], got \[2\]"):
+        env.check_state(torch.tensor([1, 0]))
+    with pytest.raises(ShapeError, match=r"state must have shape \[n\], got \[\]"):
+        Ladder(2).check_state(torch.tensor(1))
+    with pytest.raises(ShapeError, match=r"state must be torch\.int64, got torch\.int32"):
+        env.check_state(torch.zeros(1, 2, dtype=torch.int32))
+    with pytest.raises(ArgumentError, match=r"got \[1, -1\] in row 1$"):
+        env.check_terminating(torch.tensor([[1, 0], [1, -1]]))

@@ -1,0 +1,203 @@
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable
+
+import pytest
+import torch
+from envs.toy_envs import CountOnes
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from gfn_rb.envs import EnumerableEnv, HyperGrid, TFBind8, enumerable, uniform_log_pf
+from gfn_rb.errors import ArgumentError, NaNError, ShapeError
+
+
+def linear_log_pf(env: EnumerableEnv, seed: int, scale: float = 1.0) -> Callable[[Tensor], Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(env.encoded_size, env.n_actions, generator=generator, dtype=torch.float64)
+
+    def log_pf(state: Tensor) -> Tensor:
+        logits = scale * env.encode(state).double() @ weight
+        return logits.masked_fill(~env.forward_mask(state), -torch.inf).log_softmax(1)
+
+    return log_pf
+
+
+def brute_force(env: EnumerableEnv, log_pf: Callable[[Tensor], Tensor]) -> dict[tuple, float]:
+    """Follow every trajectory, one after the other."""
+    total: dict[tuple, float] = defaultdict(float)
+
+    def follow(state: Tensor, probability: float) -> None:
+        log_p, mask = log_pf(state)[0], env.forward_mask(state)[0]
+        for action in range(env.n_actions):
+            if mask[action]:
+                p = probability * math.exp(log_p[action])
+                if action == env.exit_action:
+                    total[tuple(state[0].tolist())] += p
+                else:
+                    follow(env.forward_step(state, torch.tensor([action])), p)
+
+    follow(env.source(1), 1.0)
+    return total
+
+
+ENVS = [
+    HyperGrid(2, 3),
+    HyperGrid(1, 4),
+    HyperGrid(3, 2),
+    CountOnes(2, 3),
+    CountOnes(2, 3, "prepend_append"),
+]
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.sampled_from(ENVS), st.integers(0, 1000), st.integers(1, 5))
+def test_policy_distribution_equals_all_trajectories(
+    env: EnumerableEnv, seed: int, chunk_size: int
+) -> None:
+    log_pf = linear_log_pf(env, seed, scale=2.0)
+    expected = brute_force(env, log_pf)
+    p = env.policy_log_prob(log_pf, chunk_size).exp()
+    oracle = [expected[tuple(state)] for state in env.terminating_states().tolist()]
+    torch.testing.assert_close(p, torch.tensor(oracle, dtype=torch.float64))
+
+
+def test_uniform_policy_on_2x2_by_hand() -> None:
+    # exit at once: 1/3; one step, then exit or step: 1/3 * 1/2 each; the far corner by two paths
+    env = HyperGrid(2, 2)
+    p = env.policy_log_prob(uniform_log_pf(env)).exp()
+    assert env.terminating_states().tolist() == [[0, 0], [0, 1], [1, 0], [1, 1]]
+    expected = torch.tensor([1 / 3, 1 / 6, 1 / 6, 1 / 3], dtype=torch.float64)
+    torch.testing.assert_close(p, expected)
+
+
+def test_two_edges_to_one_state_both_count() -> None:
+    # from "0": append 0 and prepend 0 both give 00, append 1 gives 01, prepend 1 gives 10
+    env = CountOnes(2, 2, "prepend_append")
+    p = env.policy_log_prob(uniform_log_pf(env)).exp()
+    torch.testing.assert_close(p, torch.full((4,), 0.25, dtype=torch.float64))
+    biased = torch.tensor([0.7, 0.1, 0.1, 0.1, 1.0]).log()  # append 0 mostly
+
+    def log_pf(state: Tensor) -> Tensor:
+        return biased.where(env.forward_mask(state), -torch.inf)
+
+    # P("0") = .8, P("1") = .2; 00 = .8*.8, 01 = .8*.1 + .2*.1, 10 = .8*.1 + .2*.7, 11 = .2*.2
+    expected = torch.tensor([0.64, 0.1, 0.22, 0.04], dtype=torch.float64)
+    torch.testing.assert_close(env.policy_log_prob(log_pf).exp(), expected)
+
+
+def test_probabilities_below_the_smallest_float_are_exact() -> None:
+    env = HyperGrid(1, 3)  # 0 -> 1 -> 2, each step with probability e^-1000
+
+    def log_pf(state: Tensor) -> Tensor:
+        mask = env.forward_mask(state)
+        return torch.tensor([-1000.0, 0.0], dtype=torch.float64).where(mask, -torch.inf)
+
+    assert env.policy_log_prob(log_pf).tolist() == [0.0, -1000.0, -2000.0]
+
+
+def test_unreachable_states_have_log_prob_minus_infinity() -> None:
+    env = HyperGrid(2, 3)
+    never_along_1 = torch.tensor([0.5, 0.0, 0.5]).log()
+
+    def log_pf(state: Tensor) -> Tensor:
+        return never_along_1.where(env.forward_mask(state), -torch.inf).log_softmax(1)
+
+    p = env.policy_log_prob(log_pf).exp()
+    expected = torch.tensor([1 / 2, 0, 0, 1 / 4, 0, 0, 1 / 4, 0, 0], dtype=torch.float64)
+    torch.testing.assert_close(p, expected)
+
+
+def test_log_pf_sees_small_chunks_of_states_with_a_choice() -> None:
+    env = TFBind8()
+    seen = []
+    uniform = uniform_log_pf(env)
+
+    def log_pf(state: Tensor) -> Tensor:
+        seen.append(state)
+        return uniform(state)
+
+    log_p = env.policy_log_prob(log_pf, chunk_size=1000)
+    assert max(map(len, seen)) == 1000
+    assert len(torch.cat(seen)) == (4**8 - 1) // 3  # every unfinished 8-mer, once
+    torch.testing.assert_close(log_p, torch.full_like(log_p, -8 * math.log(4)))
+
+
+def test_log_pf_may_be_a_network_that_needs_gradients() -> None:
+    env = HyperGrid(2, 3)
+    net = torch.nn.Linear(env.encoded_size, env.n_actions)
+
+    def log_pf(state: Tensor) -> Tensor:
+        mask = env.forward_mask(state)
+        return net(env.encode(state)).masked_fill(~mask, -torch.inf).log_softmax(1)
+
+    assert not env.policy_log_prob(log_pf).requires_grad
+
+
+@pytest.mark.parametrize(
+    ("log_pf", "error", "message"),
+    [
+        (lambda s: torch.zeros(len(s), 2), ShapeError, r"must return shape \[1, 3\], got \[1, 2\]"),
+        (lambda s: torch.full((len(s), 3), torch.nan), NaNError, "log_pf must return .* NaN"),
+        (lambda s: torch.zeros(len(s), 3), ArgumentError, "total probability of 3$"),
+    ],
+)
+def test_wrong_log_pf(log_pf: Callable[[Tensor], Tensor], error: type, message: str) -> None:
+    with pytest.raises(error, match=message):
+        HyperGrid(2, 3).policy_log_prob(log_pf)
+
+
+def test_mass_on_illegal_actions_is_refused() -> None:
+    env = HyperGrid(1, 2)
+
+    def unmasked(state: Tensor) -> Tensor:
+        return torch.full((len(state), 3), 1 / 3).log()
+
+    with pytest.raises(ArgumentError, match="normalised over legal actions"):
+        HyperGrid(2, 3).policy_log_prob(unmasked)
+    assert env.policy_log_prob(uniform_log_pf(env)).exp().tolist() == [0.5, 0.5]
+
+
+def test_only_terminating_states_have_an_index() -> None:
+    env = CountOnes(2, 3)
+    assert env.terminating_index(torch.tensor([[1, 0, 1]])).tolist() == [5]
+    with pytest.raises(ArgumentError, match=r"got \[1, 0, -1\] in row 1"):
+        env.terminating_index(torch.tensor([[1, 0, 1], [1, 0, -1]]))
+    with pytest.raises(ShapeError, match=r"state must have shape \[n, 3\], got \[1, 4\]"):
+        env.terminating_index(torch.zeros(1, 4, dtype=torch.int64))
+    with pytest.raises(ShapeError, match=r"state must be torch\.int64"):
+        env.check_state(torch.zeros(1, 3))
+
+
+def test_target_by_hand() -> None:
+    env = CountOnes(2, 2)  # rewards 1, e, e, e^2
+    z = 1 + 2 * math.e + math.e**2
+    assert env.log_z == pytest.approx(math.log(z), abs=1e-12)
+    expected = torch.tensor([1, math.e, math.e, math.e**2], dtype=torch.float64) / z
+    torch.testing.assert_close(env.target_log_prob().exp(), expected)
+
+
+def test_graph_is_built_once() -> None:
+    env = HyperGrid(2, 3)
+    first = env.terminating_states()
+    assert env.terminating_states() is first
+    assert next(env.layers()) is next(env.layers())
+
+
+def test_graph_is_dropped_when_the_environment_moves() -> None:
+    env = HyperGrid(2, 3)
+    first, reward = env.terminating_states(), env._terminating_log_reward
+    env.to("cpu")  # it had no device before
+    assert env.terminating_states() is not first
+    assert env._terminating_log_reward is not reward
+
+
+def test_too_large_an_environment_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(enumerable, "MAX_STATES", 8)
+    with pytest.raises(ArgumentError, match="at most 8 states"):
+        HyperGrid(2, 3).terminating_states()
+    monkeypatch.setattr(enumerable, "MAX_STATES", 9)
+    assert HyperGrid(2, 3).n_terminating == 9

@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gfn_rb.envs import HyperGrid
+from gfn_rb.envs.conformance import EnumerableEnvConformance
+from gfn_rb.errors import ArgumentError
+
+
+class TestHyperGrid8x8(EnumerableEnvConformance):
+    def make_env(self) -> HyperGrid:
+        return HyperGrid(2, 8)
+
+
+class TestHyperGridWithoutInnerBand(EnumerableEnvConformance):
+    def make_env(self) -> HyperGrid:
+        return HyperGrid(3, 4)
+
+
+class TestSmallestHyperGrid(EnumerableEnvConformance):
+    def make_env(self) -> HyperGrid:
+        return HyperGrid(1, 2)
+
+
+def reward_in_fractions(
+    state: tuple[int, ...], height: int, r0: float = 0.1, r1: float = 0.5, r2: float = 2.0
+) -> float:
+    offset = [abs(Fraction(i, height - 1) - Fraction(1, 2)) for i in state]
+    outer = all(Fraction(1, 4) < x <= Fraction(1, 2) for x in offset)
+    inner = all(Fraction(3, 10) < x < Fraction(4, 10) for x in offset)
+    return r0 + r1 * outer + r2 * inner
+
+
+def test_rewards_of_height_8_by_hand() -> None:
+    # x_d = i/7, |x_d - 1/2|: 0 -> .5, 1 -> .357, 2 -> .214, 3 -> .071, and mirrored
+    state = torch.tensor([[0, 0], [1, 1], [1, 6], [0, 1], [2, 1], [3, 4], [7, 7], [5, 6]])
+    expected = torch.tensor([0.6, 2.6, 2.6, 0.6, 0.1, 0.1, 0.6, 0.1]).log()
+    torch.testing.assert_close(HyperGrid(2, 8).log_reward(state), expected)
+
+
+def test_borders_are_decided_exactly() -> None:
+    # height 11: i=8 has |x - 1/2| = 0.3 exactly (0.30000000000000004 in floating point), not > 0.3
+    # height 21: i=5 and i=15 have |x - 1/2| = 0.25 exactly, not > 0.25; i=2 has 0.4, not < 0.4
+    state = torch.tensor([[8], [2], [9], [1]])
+    log_reward = HyperGrid(1, 11).log_reward(state)
+    torch.testing.assert_close(log_reward.exp(), torch.full((4,), 0.6))
+    log_reward = HyperGrid(1, 21).log_reward(torch.tensor([[5], [15], [2], [3]]))
+    torch.testing.assert_close(log_reward.exp(), torch.tensor([0.1, 0.1, 0.6, 2.6]))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(2, 40), st.lists(st.integers(0, 1000), min_size=1, max_size=4))
+def test_reward_equals_its_definition_in_fractions(height: int, digits: list[int]) -> None:
+    state = tuple(digit % height for digit in digits)
+    env = HyperGrid(len(state), height, r0=0.01, r1=0.3, r2=3.0)
+    expected = math.log(reward_in_fractions(state, height, 0.01, 0.3, 3.0))
+    assert env.log_reward(torch.tensor([state])).item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_log_z_of_8x8_by_hand() -> None:
+    # 64 states at 0.1; 16 outer (i in {0,1,6,7} on both axes) add 0.5; 4 inner ({1,6}) add 2
+    assert HyperGrid(2, 8).log_z == pytest.approx(math.log(6.4 + 8.0 + 8.0), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("height", "per_side"),
+    [(2, 1), (3, 1), (4, 1), (5, 1), (6, 2), (7, 1), (8, 1), (9, 1), (11, 3), (12, 1), (20, 2)],
+)
+def test_mode_states_per_side(height: int, per_side: int) -> None:
+    # heights 2-6 and 11 have no point in the 0.3-0.4 band: the 0.25-0.5 band counts there
+    env = HyperGrid(2, height)
+    state = env.terminating_states()
+    mode = env.mode_index(state)
+    assert env.n_modes == 4
+    assert torch.bincount(mode[mode >= 0]).tolist() == [per_side**2] * 4
+    highest = max(reward_in_fractions(tuple(s), height) for s in state.tolist())
+    torch.testing.assert_close(
+        env.log_reward(state[mode >= 0]).exp(), torch.full((4 * per_side**2,), highest)
+    )
+
+
+def test_mode_index_reads_corners_as_bits() -> None:
+    env = HyperGrid(3, 8)
+    state = torch.tensor([[1, 1, 1], [1, 1, 6], [6, 1, 1], [6, 6, 6], [0, 1, 1], [7, 7, 7]])
+    assert env.mode_index(state).tolist() == [0, 1, 4, 7, -1, -1]
+    assert env.is_mode(state).tolist() == [True, True, True, True, False, False]
+
+
+def test_masks_and_steps_by_hand() -> None:
+    env = HyperGrid(2, 3)
+    state = torch.tensor([[0, 0], [2, 1], [2, 2], [-1, -1]])
+    assert env.forward_mask(state).int().tolist() == [[1, 1, 1], [0, 1, 1], [0, 0, 1], [0, 0, 0]]
+    assert env.backward_mask(state).int().tolist() == [[0, 0], [1, 1], [1, 1], [0, 0]]
+    action = torch.tensor([0, 1, 2, -1])
+    after = [[1, 0], [2, 2], [-1, -1], [-1, -1]]
+    assert env.forward_step(state, action).tolist() == after
+    before = [[0, 0], [1, 1], [2, 1], [-1, -1]]
+    action = torch.tensor([0, 0, 1, -1])
+    state = torch.tensor([[1, 0], [2, 1], [2, 2], [0, 0]])
+    assert env.backward_step(state, action).tolist() == before
+    assert env.encode(state[:1]).tolist() == [[0, 1, 0, 1, 0, 0]]
+    assert (env.n_actions, env.max_length, env.encoded_size) == (3, 5, 6)
+
+
+def test_terminating_states_come_in_row_major_order() -> None:
+    env = HyperGrid(2, 3)
+    expected = [[i, j] for i in range(3) for j in range(3)]
+    assert env.terminating_states().tolist() == expected
+    assert [len(layer) for layer in env.layers()] == [1, 2, 3, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"ndim": 0, "height": 8}, "ndim must be at least 1, got 0"),
+        ({"ndim": 2, "height": 1}, "height must be at least 2, got 1"),
+        ({"ndim": 2, "height": 8, "r0": 0.0}, "r0 must be positive and finite, got 0.0"),
+        ({"ndim": 2, "height": 8, "r1": -1.0}, "r1 must be positive"),
+        ({"ndim": 2, "height": 8, "r2": math.nan}, "r2 must be positive"),
+        ({"ndim": 2, "height": 8, "r2": math.inf}, "r2 must be positive"),
+    ],
+)
+def test_wrong_arguments(arguments: dict[str, float], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        HyperGrid(**arguments)

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from envs.toy_envs import CountOnes
+
+from gfn_rb.envs.conformance import EnumerableEnvConformance
+from gfn_rb.errors import ArgumentError
+
+
+class TestAppend(EnumerableEnvConformance):
+    def make_env(self) -> CountOnes:
+        return CountOnes(2, 5, "append")
+
+
+class TestPrependAppend(EnumerableEnvConformance):
+    def make_env(self) -> CountOnes:
+        return CountOnes(2, 5, "prepend_append")
+
+
+class TestOneLetter(EnumerableEnvConformance):
+    def make_env(self) -> CountOnes:
+        return CountOnes(1, 1, "prepend_append")
+
+
+def test_append_by_hand() -> None:
+    env = CountOnes(2, 3)
+    assert env.source(1).tolist() == [[-1, -1, -1]]
+    state = torch.tensor([[-1, -1, -1], [1, -1, -1], [1, 0, 1], [-2, -2, -2]])
+    assert env.forward_mask(state).int().tolist() == [[1, 1, 0], [1, 1, 0], [0, 0, 1], [0, 0, 0]]
+    assert env.backward_mask(state).int().tolist() == [[0, 0], [0, 1], [0, 1], [0, 0]]
+    after = env.forward_step(state, torch.tensor([0, 0, 2, -1]))
+    assert after.tolist() == [[0, -1, -1], [1, 0, -1], [-2, -2, -2], [-2, -2, -2]]
+    before = env.backward_step(state, torch.tensor([-1, 1, 1, -1]))
+    assert before.tolist() == [[-2, -2, -2], [-1, -1, -1], [1, 0, -1], [-2, -2, -2]]
+    assert env.encode(state[1:2]).tolist() == [[0, 1, 0, 0, 0, 0]]
+
+
+def test_prepend_append_by_hand() -> None:
+    env = CountOnes(2, 3, "prepend_append")
+    assert (env.n_actions, env.exit_action) == (5, 4)
+    state = torch.tensor([[1, -1, -1], [1, 0, -1], [1, 0, -1], [-1, -1, -1]])
+    after = env.forward_step(state, torch.tensor([2, 3, 1, 3]))
+    assert after.tolist() == [[0, 1, -1], [1, 1, 0], [1, 0, 1], [1, -1, -1]]
+    state = torch.tensor([[1, 0, -1], [1, 1, 1], [0, -1, -1]])
+    assert env.backward_mask(state).int().tolist() == [[1, 0, 0, 1], [0, 1, 0, 1], [1, 0, 1, 0]]
+    before = env.backward_step(state, torch.tensor([3, 1, 2]))
+    assert before.tolist() == [[0, -1, -1], [1, 1, -1], [-1, -1, -1]]
+
+
+def test_keys_follow_the_dictionary() -> None:
+    env = CountOnes(2, 2)
+    state = torch.tensor([[-1, -1], [0, -1], [0, 0], [0, 1], [1, -1], [1, 0], [1, 1]])
+    assert env.state_key(state).tolist() == [0, 3, 4, 5, 6, 7, 8]
+    assert env.terminating_states().tolist() == [[0, 0], [0, 1], [1, 0], [1, 1]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((2, 3, "insert"), r"form must be one of \['append', 'prepend_append'\], got 'insert'"),
+        ((0, 3), "n_letters must be at least 1, got 0"),
+        ((2, 0), "length must be at least 1, got 0"),
+    ],
+)
+def test_wrong_arguments(arguments: tuple[int, ...], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        CountOnes(*arguments)

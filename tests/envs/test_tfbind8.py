@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from gfn_rb.envs import TFBind8
+from gfn_rb.envs.conformance import EnumerableEnvConformance
+from gfn_rb.envs.tfbind8_table import load_scores
+from gfn_rb.errors import ArgumentError, ShapeError
+
+
+class TestTFBind8Append(EnumerableEnvConformance):
+    def make_env(self) -> TFBind8:
+        return TFBind8("append")
+
+
+class TestTFBind8PrependAppend(EnumerableEnvConformance):
+    def make_env(self) -> TFBind8:
+        return TFBind8("prepend_append")
+
+
+def test_rewards_by_hand() -> None:
+    # r = (E + 0.47907) / (0.49105 + 0.47907): AAAAAAAA has E 0.03000, AAAAAAAC -0.12351
+    env = TFBind8()
+    state = env.from_strings(["AAAAAAAA", "TTTTTTTT", "AAAAAAAC"])
+    r = torch.tensor([0.50907, 0.50907, 0.35556]) / 0.97012
+    torch.testing.assert_close(env.score(state), r)
+    torch.testing.assert_close(env.log_reward(state), 3 * r.log())
+    torch.testing.assert_close(TFBind8(beta=1.5).log_reward(state), 1.5 * r.log())
+
+
+def test_the_weakest_8mer_is_floored_and_stays_the_weakest() -> None:
+    env = TFBind8()
+    order = env.score(env.terminating_states()).argsort()
+    weakest, next_weakest = env.terminating_states()[order[:2]].split(1)
+    assert env.score(weakest).item() == 0
+    assert env.log_reward(weakest).item() == pytest.approx(3 * math.log(1e-3))
+    assert env.log_reward(weakest) < env.log_reward(next_weakest)
+    floored = TFBind8(min_reward=0.5)
+    assert floored.log_reward(floored.terminating_states()).min() == pytest.approx(
+        3 * math.log(0.5)
+    )
+
+
+def test_log_z_from_the_table() -> None:
+    scores = load_scores().numpy().astype(np.float64)
+    r = (scores - scores.min()) / (scores.max() - scores.min())
+    expected = np.log((np.maximum(r, 1e-3) ** 3).sum())
+    assert TFBind8().log_z == pytest.approx(expected, abs=1e-6)
+    assert TFBind8("prepend_append").log_z == pytest.approx(expected, abs=1e-6)
+
+
+def test_modes_are_the_327_strongest_and_ties_go_by_the_alphabet() -> None:
+    env = TFBind8()
+    state = env.terminating_states()
+    rank = env.mode_index(state)
+    modes = rank >= 0
+    assert env.n_modes == 327 == int(modes.sum())
+    assert rank[modes].sort().values.tolist() == list(range(327))
+    score = env.score(state)
+    ranked = state[modes][rank[modes].argsort()]
+    assert (env.score(ranked).diff() <= 0).all()
+    last, tied = env.from_strings(["CCCTATCA"]), env.from_strings(["TGATAGGG"])
+    assert env.score(last).equal(env.score(tied))
+    assert env.mode_index(torch.cat([last, tied])).tolist() == [326, -1]
+    assert score[modes].min() == env.score(last)
+    assert int((score > env.score(last)).sum()) == 326
+    assert int((score >= env.score(last)).sum()) == 328
+
+
+def test_strings_and_states() -> None:
+    env = TFBind8()
+    state = env.from_strings(["ACGTACGT", "GA", ""])
+    assert state.tolist() == [[0, 1, 2, 3] * 2, [2, 0] + [-1] * 6, [-1] * 8]
+    assert env.to_strings(state) == ["ACGTACGT", "GA", ""]
+    assert env.from_strings([]).shape == (0, 8)
+    assert env.to_strings(env.from_strings([])) == []
+    every = env.terminating_states()
+    assert env.from_strings(env.to_strings(every)).equal(every)
+
+
+def test_terminating_states_come_in_alphabetical_order() -> None:
+    for form in ("append", "prepend_append"):
+        env = TFBind8(form)
+        texts = env.to_strings(env.terminating_states())
+        assert len(texts) == 65536
+        assert texts == sorted(texts)
+    assert [len(layer) for layer in env.layers()] == [4**k for k in range(9)]
+
+
+def test_both_forms_write_the_same_8mer() -> None:
+    append, both = TFBind8("append"), TFBind8("prepend_append")
+    assert (append.n_actions, both.n_actions) == (5, 9)
+    assert append.max_length == both.max_length == 9
+    state = both.source(1)
+    for move in [2, 4, 3, 5, 0, 0, 0, 6]:  # G AG AGT CAGT CAGTA CAGTAA CAGTAAA GCAGTAAA
+        state = both.forward_step(state, torch.tensor([move]))
+    assert both.to_strings(state) == ["GCAGTAAA"]
+    assert both.forward_mask(state).int().tolist() == [[0] * 8 + [1]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"form": "insert"}, "form must be one of"),
+        ({"beta": 0.0}, "beta must be positive and finite, got 0.0"),
+        ({"beta": math.inf}, "beta must be positive"),
+        ({"min_reward": 0.0}, r"min_reward must be in \(0, 1\], got 0.0"),
+        ({"min_reward": 1.5}, "min_reward must be in"),
+    ],
+)
+def test_wrong_arguments(arguments: dict[str, float], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        TFBind8(**arguments)
+
+
+def test_wrong_states_and_strings() -> None:
+    env = TFBind8()
+    with pytest.raises(ShapeError, match=r"state must have shape \[n, 8\], got \[1, 7\]"):
+        env.score(torch.zeros(1, 7, dtype=torch.int64))
+    with pytest.raises(ArgumentError, match="state must be terminating"):
+        env.score(env.from_strings(["ACG"]))
+    with pytest.raises(ArgumentError, match="got the sink"):
+        env.to_strings(env.sink_state[None])
+    with pytest.raises(ShapeError, match="at most 8 letters, got 'ACGTACGTA'"):
+        env.from_strings(["ACGTACGTA"])
+    with pytest.raises(ArgumentError, match="letters ACGT, got 'ACGU'"):
+        env.from_strings(["ACGT", "ACGU"])

@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import kstest
+from statistics_of_draws import chi_square_p
+
+from gfn_rb.errors import ArgumentError, NaNError
+from gfn_rb.rollout import Exploration, masked_log_softmax
+from gfn_rb.rollout.categorical import draw, explain_no_draw
+
+LOG3 = math.log(3)
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def test_masked_log_softmax_normalises_over_legal_actions_alone():
+    logits = torch.tensor([[0.0, LOG3, 50.0], [-1e4, 2.0, 2.0]])
+    mask = torch.tensor([[True, True, False], [True, False, False]])
+    expected = torch.tensor([[0.25, 0.75, 0.0], [1.0, 0.0, 0.0]]).log()
+    torch.testing.assert_close(masked_log_softmax(logits, mask), expected)
+
+
+def test_masked_log_softmax_sends_no_gradient_to_illegal_actions():
+    logits = torch.tensor([[0.0, LOG3, 50.0]], requires_grad=True)
+    mask = torch.tensor([[True, True, False]])
+    masked_log_softmax(logits, mask)[0, 0].backward()
+    torch.testing.assert_close(logits.grad, torch.tensor([[0.75, -0.75, 0.0]]))
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, [0.25, 0.75, 0.0]),
+        ({"epsilon": 0.4}, [0.35, 0.65, 0.0]),
+        ({"epsilon": 1.0}, [0.5, 0.5, 0.0]),
+        ({"temperature": 0.5}, [0.1, 0.9, 0.0]),
+        ({"temperature": 0.5, "epsilon": 0.5}, [0.3, 0.7, 0.0]),
+    ],
+)
+def test_probabilities_by_hand(options, expected):
+    logits = torch.tensor([[0.0, LOG3, 9.0]])
+    mask = torch.tensor([[True, True, False]])
+    p = Exploration(**options).probabilities(logits, mask)
+    torch.testing.assert_close(p, torch.tensor([expected]))
+
+
+def test_exit_bias_is_taken_off_before_the_temperature():
+    # exit logit: (log 9 + 1 - 1) / 2 = log 3
+    logits = torch.tensor([[0.0, math.log(9) + 1]])
+    explored = Exploration(exit_bias=1.0, temperature=2.0)
+    p = explored.probabilities(logits, torch.ones(1, 2, dtype=torch.bool))
+    torch.testing.assert_close(p, torch.tensor([[0.25, 0.75]]))
+
+
+def test_noise_is_gaussian_on_each_logit():
+    logits = torch.tensor([[1.0, 3.0]]).repeat(4000, 1)
+    mask = torch.ones_like(logits, dtype=torch.bool)
+    p = Exploration(noise=0.5, generator=seeded()).probabilities(logits, mask).log()
+    log_ratio = (p[:, 1] - p[:, 0]).numpy()
+    # the difference of two logits with noise of standard deviation 0.5 each
+    assert kstest(log_ratio, "norm", args=(2.0, 0.5 * math.sqrt(2))).pvalue > 1e-3
+
+
+def test_options_leave_the_logits_as_they_are():
+    logits = torch.randn(5, 3, generator=seeded())
+    before = logits.clone()
+    explored = Exploration(0.1, 2.0, 0.3, 0.7, seeded())
+    explored.probabilities(logits, torch.ones(5, 3, dtype=torch.bool))
+    assert torch.equal(logits, before)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.floats(-30, 30), st.booleans()), min_size=1, max_size=6),
+    st.floats(0, 1),
+    st.floats(0.1, 10),
+)
+def test_probabilities_equal_a_plain_oracle(actions, epsilon, temperature):
+    actions = [(0.5, True), *actions]
+    weights = [math.exp(logit / temperature) if legal else 0.0 for logit, legal in actions]
+    n_legal = sum(legal for _, legal in actions)
+    expected = [
+        (1 - epsilon) * weight / sum(weights) + epsilon * legal / n_legal
+        for weight, (_, legal) in zip(weights, actions, strict=True)
+    ]
+    logits = torch.tensor([[logit for logit, _ in actions]])
+    mask = torch.tensor([[legal for _, legal in actions]])
+    p = Exploration(epsilon, temperature).probabilities(logits, mask)
+    np.testing.assert_allclose(p[0].numpy(), expected, rtol=2e-4, atol=1e-7)
+    assert (p[~mask] == 0).all()
+
+
+def test_draw_follows_the_probabilities():
+    p = torch.tensor([0.05, 0.0, 0.5, 0.15, 0.3, 0.0])
+    action = draw(p.expand(20_000, -1), seeded())
+    assert chi_square_p(action.bincount(minlength=6), p / p.sum()) > 1e-3
+
+
+def test_rows_are_drawn_from_independently_and_need_not_be_normalised():
+    p = torch.tensor([[1.0, 3.0], [3.0, 1.0]]).repeat(8_000, 1)
+    action = draw(p, seeded(3)).reshape(-1, 2)
+    cells = (2 * action[:, 0] + action[:, 1]).bincount(minlength=4)
+    assert chi_square_p(cells, np.array([3, 1, 9, 3]) / 16) > 1e-3
+
+
+@pytest.mark.parametrize(("u", "expected"), [(0.0, 1), (1 - 2.0**-53, 3)])
+def test_extreme_uniforms_give_actions_of_positive_probability(monkeypatch, u, expected):
+    monkeypatch.setattr(torch, "rand", lambda shape, **kw: torch.full(shape, u, dtype=kw["dtype"]))
+    p = torch.tensor([[0.0, 0.3, 0.3, 0.4, 0.0, 0.0]])
+    assert draw(p).tolist() == [expected]
+
+
+@pytest.mark.parametrize("bad", [[0.0, 0.0], [math.nan, 0.5], [0.5, math.nan]])
+def test_draw_gives_none_where_a_row_has_no_distribution(bad):
+    assert draw(torch.tensor([[0.5, 0.5], bad])) is None
+
+
+def test_draw_of_no_rows():
+    assert draw(torch.empty(0, 3)).shape == (0,)
+
+
+def test_the_generator_alone_decides():
+    p = torch.full((100, 7), 1 / 7)
+    state = torch.get_rng_state()
+    assert torch.equal(draw(p, seeded(5)), draw(p, seeded(5)))
+    assert not torch.equal(draw(p, seeded(5)), draw(p, seeded(6)))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"epsilon": -0.1}, r"epsilon must be in \[0, 1\], got -0.1"),
+        ({"epsilon": math.nan}, r"epsilon must be in \[0, 1\], got nan"),
+        ({"temperature": 0.0}, "temperature must be positive and finite, got 0.0"),
+        ({"temperature": math.inf}, "temperature must be positive and finite, got inf"),
+        ({"noise": -1.0}, "noise must be at least 0 and finite, got -1.0"),
+    ],
+)
+def test_options_out_of_range(options, message):
+    with pytest.raises(ArgumentError, match=message):
+        Exploration(**options)
+
+
+def test_the_reason_names_the_state():
+    state = torch.tensor([[1, 2], [3, 4]])
+    logits, legal = torch.zeros(2, 2), torch.tensor([[True, True], [False, False]])
+    error = explain_no_draw(logits, legal, state)
+    assert isinstance(error, ArgumentError)
+    assert str(error) == "states must have a legal action, got none for [3, 4] in row 1"
+    logits[1, 0] = math.nan
+    error = explain_no_draw(logits, torch.tensor([[True, True], [True, False]]), state)
+    assert isinstance(error, NaNError)
+    assert "got [nan] for state [3, 4] in row 1" in str(error)

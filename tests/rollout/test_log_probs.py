@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from envs.toy_envs import Ladder
+from tensordict.nn import TensorDictModule
+
+from gfn_rb.containers import Trajectories
+from gfn_rb.envs import HyperGrid, TFBind8
+from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
+from gfn_rb.rollout import Sampler, action_log_probs, trajectory_log_probs
+
+ENVS = {"grid": lambda: HyperGrid(3, 4), "dna": lambda: TFBind8("prepend_append")}
+
+
+def policy_of(logits, is_backward, *in_keys):
+    policy = TensorDictModule(logits, in_keys=["state", *in_keys], out_keys=["logits"])
+    policy.is_backward = is_backward
+    return policy
+
+
+def random_policy(env, is_backward, seed=1):
+    """A linear policy with logits well apart."""
+    shape = (env.encoded_size, env.n_actions - is_backward)
+    weight = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+    weight = torch.nn.Parameter(weight)
+    policy = policy_of(lambda state: env.encode(state) @ weight, is_backward)
+    policy.weight = weight
+    return policy
+
+
+def some_trajectories(env, kind):
+    """Five rows of one direction or ten of both, with padding beyond the longest."""
+    generator = torch.Generator().manual_seed(7)
+    forward = Sampler(random_policy(env, False)).sample_trajectories(env, 5, generator=generator)
+    backward = Sampler(random_policy(env, True)).sample_trajectories(
+        env, states=forward.terminating_states, generator=generator
+    )
+    kinds = {"forward": [forward], "backward": [backward], "mixed": [backward, forward]}
+    rows = Trajectories.cat(kinds[kind])
+    return rows.pad_to(rows.n_steps + 2)
+
+
+def one_by_one(policy, env, trajectories):
+    """The same numbers, one state at a time, each row read from the source to the sink."""
+    rows = torch.zeros(trajectories.action.shape)
+    for i in range(len(trajectories)):
+        m = int(trajectories.length[i])
+        state, action = trajectories.state[i, : m + 1], trajectories.action[i, :m]
+        flipped = trajectories.is_backward is not None and bool(trajectories.is_backward[i])
+        if flipped:
+            state, action = state.flip(0), action.flip(0)
+        log_p = torch.zeros(m)
+        for t in range(m - policy.is_backward):
+            at = state[t + policy.is_backward][None]
+            mask = env.backward_mask(at) if policy.is_backward else env.forward_mask(at)
+            legal = mask[0].nonzero()[:, 0].tolist()
+            logits = policy(state=at)[0]
+            log_total = logits[legal].logsumexp(0)
+            log_p[t] = logits[action[t]] - log_total
+        rows[i, :m] = log_p.flip(0) if flipped else log_p
+    return rows
+
+
+@pytest.mark.parametrize("is_backward", [False, True])
+@pytest.mark.parametrize("kind", ["forward", "backward", "mixed"])
+@pytest.mark.parametrize("name", ENVS)
+def test_equal_to_one_by_one_with_gradient(name, kind, is_backward):
+    env = ENVS[name]()
+    trajectories = some_trajectories(env, kind)
+    policy = random_policy(env, is_backward, seed=2)
+    weight = torch.linspace(0.5, 1.5, trajectories.n_steps)
+    log_prob = trajectory_log_probs(policy, env, trajectories)
+    expected = one_by_one(policy, env, trajectories)
+    assert expected.abs().max() > 0.5
+    torch.testing.assert_close(log_prob, expected, atol=1e-5, rtol=1e-5)
+    (gradient,) = torch.autograd.grad((log_prob * weight).sum(), policy.weight)
+    (wanted,) = torch.autograd.grad((expected * weight).sum(), policy.weight)
+    torch.testing.assert_close(gradient, wanted, atol=1e-4, rtol=1e-4)
+
+
+def test_padding_and_the_backward_exit_are_exactly_zero():
+    env = HyperGrid(3, 4)
+    trajectories = some_trajectories(env, "mixed")
+    forward, backward = (
+        trajectory_log_probs(random_policy(env, way), env, trajectories) for way in (False, True)
+    )
+    padding = ~trajectories.real_steps
+    assert padding.any()
+    assert (forward[padding] == 0).all()
+    exits = trajectories.action == env.exit_action
+    assert (backward[padding | exits] == 0).all()
+    assert (forward[exits] < 0).all()
+
+
+@pytest.mark.parametrize("is_backward", [False, True])
+def test_the_network_is_asked_once_about_real_steps_alone(is_backward):
+    env = HyperGrid(3, 4)
+    trajectories = some_trajectories(env, "mixed")
+    asked = []
+
+    def logits(state):
+        asked.append(state)
+        return torch.zeros(len(state), 4 - is_backward)
+
+    trajectory_log_probs(policy_of(logits, is_backward), env, trajectories)
+    assert len(asked) == 1
+    assert len(asked[0]) == int((trajectories.length - int(is_backward)).sum())
+    assert not env.is_sink(asked[0]).any()
+
+
+def test_by_hand():
+    # From (0, 0) over (0, 1) to x = (1, 1) on a 2 x 2 grid; P_F has three legal actions, then
+    # two, then the exit alone; P_B has two moves back from (1, 1), then one.
+    env = HyperGrid(2, 2)
+    trajectories = Trajectories(
+        state=torch.tensor([[[0, 0], [0, 1], [1, 1], [-1, -1]]]),
+        action=torch.tensor([[1, 0, 2]]),
+        length=torch.tensor([3]),
+        log_reward=torch.zeros(1),
+    )
+    even = {
+        way: policy_of(lambda s, k=3 - way: torch.zeros(len(s), k), way) for way in (False, True)
+    }
+    log_pf = trajectory_log_probs(even[False], env, trajectories)
+    torch.testing.assert_close(log_pf.exp(), torch.tensor([[1 / 3, 1 / 2, 1.0]]))
+    log_pb = trajectory_log_probs(even[True], env, trajectories)
+    torch.testing.assert_close(log_pb.exp(), torch.tensor([[1.0, 1 / 2, 1.0]]))
+    turned = trajectory_log_probs(even[True], env, trajectories.reverse())
+    torch.testing.assert_close(turned.exp(), torch.tensor([[1.0, 1 / 2, 1.0]]))
+
+
+def test_an_illegal_action_has_probability_zero():
+    env = HyperGrid(2, 2)
+    trajectories = Trajectories(
+        state=torch.tensor([[[0, 0], [1, 0], [1, 0], [-1, -1]]]),
+        action=torch.tensor([[0, 0, 2]]),
+        length=torch.tensor([3]),
+        log_reward=torch.zeros(1),
+    )
+    log_pf = trajectory_log_probs(random_policy(env, False), env, trajectories)
+    assert log_pf[0].isneginf().tolist() == [False, True, False]
+
+
+def test_action_log_probs_are_normalised_over_legal_actions():
+    env = HyperGrid(2, 3)
+    states = env.terminating_states()
+    log_p = action_log_probs(random_policy(env, False), env, states)
+    torch.testing.assert_close(log_p.exp().sum(1), torch.ones(9))
+    assert torch.equal(log_p > -torch.inf, env.forward_mask(states))
+
+
+def test_each_step_is_seen_with_its_rows_condition():
+    env = Ladder(3)
+    trajectories = Trajectories(
+        state=torch.tensor([[0, 1, -1, -1], [0, 1, 2, -1]]),
+        action=torch.tensor([[0, 1, -1], [0, 0, 1]]),
+        length=torch.tensor([2, 3]),
+        log_reward=torch.zeros(2),
+        condition=torch.tensor([[1.0], [2.0]]),
+    )
+    policy = policy_of(lambda s, c: torch.cat([torch.zeros_like(c), c], 1), False, "condition")
+    log_p = trajectory_log_probs(policy, env, trajectories)
+    up, out = -torch.tensor([1.0, 2.0]).exp().log1p(), -torch.tensor([-1.0, -2.0]).exp().log1p()
+    expected = torch.stack([up[0], out[0], torch.tensor(0.0), up[1], up[1], out[1]]).reshape(2, 3)
+    torch.testing.assert_close(log_p, expected)
+
+
+def test_bad_policies_are_named():
+    env = HyperGrid(2, 4)
+    trajectories = some_trajectories(env, "forward")
+    undirected = TensorDictModule(torch.zeros_like, in_keys=["state"], out_keys=["logits"])
+    with pytest.raises(ArgumentError, match="attribute is_backward, True or False, got None"):
+        trajectory_log_probs(undirected, env, trajectories)
+    narrow = policy_of(lambda state: torch.zeros(len(state), 2), False)
+    with pytest.raises(ShapeError, match=r"'logits' of shape \[\d+, 3\], got \[\d+, 2\]"):
+        trajectory_log_probs(narrow, env, trajectories)
+    silent = TensorDictModule(torch.zeros_like, in_keys=["state"], out_keys=["action_value"])
+    silent.is_backward = False
+    with pytest.raises(KeyMismatchError, match="policy must write 'logits'"):
+        trajectory_log_probs(silent, env, trajectories)

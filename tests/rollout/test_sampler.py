@@ -1,0 +1,300 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from envs.toy_envs import Ladder
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from statistics_of_draws import chi_square_p
+from tensordict.nn import TensorDictModule
+
+from gfn_rb.envs import HyperGrid, TFBind8
+from gfn_rb.errors import ArgumentError, ShapeError
+from gfn_rb.rollout import Exploration, Sampler, action_log_probs, trajectory_log_probs
+
+ENVS = {
+    "grid": HyperGrid(3, 4),
+    "append": TFBind8("append"),
+    "prepend_append": TFBind8("prepend_append"),
+}
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def policy_of(logits, is_backward, *in_keys):
+    policy = TensorDictModule(logits, in_keys=["state", *in_keys], out_keys=["logits"])
+    policy.is_backward = is_backward
+    return policy
+
+
+def linear_policy(env, is_backward, seed=1):
+    weight = torch.randn(env.encoded_size, env.n_actions - is_backward, generator=seeded(seed))
+    policy = policy_of(lambda state: env.encode(state) @ weight.requires_grad_(), is_backward)
+    policy.weight = weight
+    return policy
+
+
+def assert_sound(env, trajectories, start=None):
+    """Every row is a legal forward trajectory in the layout of ``Trajectories``."""
+    state, action, length = trajectories.state, trajectories.action, trajectories.length
+    n, n_steps = action.shape
+    step = torch.arange(n_steps)
+    real = step < length[:, None]
+    assert n_steps == length.max()
+    assert torch.equal(state[:, 0], env.source(n) if start is None else start)
+    assert torch.equal(action == env.exit_action, step == length[:, None] - 1)
+    assert torch.equal(action == -1, ~real)
+    row, at = real.nonzero(as_tuple=True)
+    assert env.forward_mask(state[row, at])[torch.arange(len(row)), action[row, at]].all()
+    assert torch.equal(env.forward_step(state[row, at], action[row, at]), state[row, at + 1])
+    beyond = torch.arange(n_steps + 1) >= length[:, None]
+    assert env.is_sink(state[beyond]).all()
+    x = state[torch.arange(n), length - 1]
+    assert torch.equal(trajectories.log_reward, env.log_reward(x))
+
+
+@pytest.mark.parametrize("name", ENVS)
+def test_forward_from_the_source(name):
+    env = ENVS[name]
+    rows = Sampler(linear_policy(env, False)).sample_trajectories(env, 40, generator=seeded())
+    assert rows.is_backward is rows.log_prob is rows.estimator_output is rows.condition is None
+    assert_sound(env, rows)
+
+
+def test_forward_from_given_states():
+    env = HyperGrid(3, 4)
+    start = env.terminating_states()
+    before = start.clone()
+    rows = Sampler(linear_policy(env, False)).sample_trajectories(env, states=start)
+    assert_sound(env, rows, start)
+    assert torch.equal(start, before)
+    assert rows.length[(start == 3).all(1)].tolist() == [1]
+
+
+@pytest.mark.parametrize("name", ENVS)
+def test_backward_from_terminating_states(name):
+    env = ENVS[name]
+    forward = Sampler(linear_policy(env, False)).sample_trajectories(env, 40, generator=seeded())
+    x = forward.terminating_states
+    rows = Sampler(linear_policy(env, True)).sample_trajectories(env, states=x, generator=seeded(2))
+    assert rows.is_backward.all()
+    assert env.is_sink(rows.state[:, 0]).all()
+    assert (rows.action[:, 0] == env.exit_action).all()
+    assert torch.equal(rows.state[:, 1], x)
+    assert torch.equal(rows.terminating_states, x)
+    assert_sound(env, rows.reverse())
+
+
+def test_backward_from_the_source_is_the_exit_alone():
+    env = HyperGrid(2, 4)
+    rows = Sampler(linear_policy(env, True)).sample_trajectories(
+        env, states=env.source(2), save_logprobs=True, save_estimator_outputs=True
+    )
+    assert rows.state.tolist() == [[[-1, -1], [0, 0]]] * 2
+    assert rows.action.tolist() == [[2]] * 2
+    assert rows.length.tolist() == [1, 1]
+    assert rows.log_prob.tolist() == [[0.0]] * 2
+    assert rows.estimator_output.tolist() == [[[0.0, 0.0]]] * 2
+
+
+@pytest.mark.parametrize("is_backward", [False, True])
+@pytest.mark.parametrize("name", ENVS)
+def test_saved_log_probs_equal_recomputed_ones(name, is_backward):
+    env = ENVS[name]
+    policy = linear_policy(env, is_backward)
+    x = Sampler(linear_policy(env, False)).sample_trajectories(env, 30).terminating_states
+    start = {"states": x} if is_backward else {"n": 30}
+    rows = Sampler(policy).sample_trajectories(env, **start, save_logprobs=True)
+    recomputed = trajectory_log_probs(policy, env, rows)
+    assert recomputed.requires_grad
+    torch.testing.assert_close(rows.log_prob, recomputed.detach(), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("is_backward", [False, True])
+def test_saved_log_probs_are_those_of_the_distribution_drawn_from(is_backward):
+    env = HyperGrid(3, 4)
+    options = {"epsilon": 0.3, "temperature": 2.5}
+    policy = linear_policy(env, is_backward)
+    start = {"states": env.terminating_states()} if is_backward else {"n": 64}
+    rows = Sampler(policy).sample_trajectories(
+        env, **start, save_logprobs=True, save_estimator_outputs=True, **options
+    )
+    first = int(is_backward)
+    real = rows.real_steps
+    real[:, :first] = False
+    state, action, logits = rows.state[:, :-1][real], rows.action[real], rows.estimator_output
+    torch.testing.assert_close(logits[real], policy(state=state).detach())
+    assert (logits[~real] == 0).all()
+    assert (rows.log_prob[~real] == 0).all()
+    mask = env.backward_mask(state) if is_backward else env.forward_mask(state)
+    p = Exploration(**options).probabilities(logits[real], mask)
+    expected = p.gather(1, action[:, None])[:, 0].log()
+    torch.testing.assert_close(rows.log_prob[real], expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("options", [{}, {"epsilon": 0.5}, {"temperature": 3.0, "exit_bias": 1.0}])
+def test_terminating_states_follow_the_exact_distribution(options):
+    env = HyperGrid(2, 4)
+    policy = linear_policy(env, False, seed=4)
+
+    def explored_log_pf(state):
+        logits = policy(state=state).detach()
+        return Exploration(**options).probabilities(logits, env.forward_mask(state)).log()
+
+    rows = Sampler(policy).sample_trajectories(env, 8_000, generator=seeded(5), **options)
+    count = env.terminating_index(rows.terminating_states).bincount(minlength=16)
+    exact = env.policy_log_prob(explored_log_pf).exp()
+    assert exact.min() < 0.02 < 0.1 < exact.max()
+    assert chi_square_p(count, exact) > 1e-3
+
+
+def test_backward_paths_follow_the_exact_distribution():
+    # From (2, 1) back to (0, 0): the move of coordinate 1 is undone first, second or third.
+    # With P_B(0) = 3/4 wherever both moves are possible: 1/4, 3/4 * 1/4 and 9/16.
+    env = HyperGrid(2, 4)
+    logits = torch.tensor([[3.0, 1.0]]).log()
+    policy = policy_of(lambda state: logits.repeat(len(state), 1), True)
+    start = torch.tensor([[2, 1]]).repeat(6_000, 1)
+    rows = Sampler(policy).sample_trajectories(env, states=start, generator=seeded(1))
+    undone_at = (rows.action[:, 1:] == 1).long().argmax(1)
+    assert chi_square_p(undone_at.bincount(minlength=3), [1 / 4, 3 / 16, 9 / 16]) > 1e-3
+
+
+@pytest.mark.parametrize("is_backward", [False, True])
+def test_sampled_actions_follow_the_policy(is_backward):
+    env = HyperGrid(3, 4)
+    policy = linear_policy(env, is_backward)
+    state = torch.tensor([[1, 3, 2]])
+    options = {"epsilon": 0.2, "temperature": 1.5}
+    action, log_prob, logits = Sampler(policy).sample_actions(
+        env,
+        state.repeat(6_000, 1),
+        save_estimator_outputs=True,
+        save_logprobs=True,
+        generator=seeded(8),
+        **options,
+    )
+    mask = env.backward_mask(state) if is_backward else env.forward_mask(state)
+    p = Exploration(**options).probabilities(policy(state=state).detach(), mask)[0]
+    assert chi_square_p(action.bincount(minlength=len(p)), p / p.sum()) > 1e-3
+    torch.testing.assert_close(log_prob, p[action].log())
+    torch.testing.assert_close(logits[0], policy(state=state)[0].detach())
+
+
+def test_sample_actions_returns_only_what_is_asked_for():
+    env = HyperGrid(2, 4)
+    action, log_prob, logits = Sampler(linear_policy(env, False)).sample_actions(env, env.source(3))
+    assert action.shape == (3,)
+    assert action.dtype == torch.int64
+    assert log_prob is logits is None
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 12), st.integers(1, 3), st.integers(2, 4), st.integers(0, 9))
+def test_any_grid_any_number_of_rows(n, ndim, height, seed):
+    env = HyperGrid(ndim, height)
+    forward = Sampler(linear_policy(env, False, seed)).sample_trajectories(env, n)
+    states = forward.terminating_states
+    backward = Sampler(linear_policy(env, True, seed)).sample_trajectories(env, states=states)
+    assert len(forward) == len(backward) == n
+    if n:
+        assert_sound(env, forward)
+        assert_sound(env, backward.reverse())
+        assert torch.equal(forward.length, backward.length)
+
+
+def test_known_log_rewards_cost_no_reward_call(monkeypatch):
+    env = HyperGrid(2, 4)
+    sampler, states = Sampler(linear_policy(env, True)), env.terminating_states()
+    known = torch.arange(16.0)
+    monkeypatch.setattr(env, "log_reward", lambda *_: pytest.fail("the reward was asked for"))
+    rows = sampler.sample_trajectories(env, states=states, log_rewards=known)
+    assert torch.equal(rows.log_reward, known)
+    rows = sampler.sample_trajectories(env, states=states, log_rewards=known.double())
+    assert rows.log_reward.dtype == torch.float32
+
+
+def test_the_reward_is_asked_for_once(monkeypatch):
+    env = HyperGrid(2, 4)
+    calls = []
+    real = env.log_reward
+    monkeypatch.setattr(env, "log_reward", lambda state: calls.append(len(state)) or real(state))
+    Sampler(linear_policy(env, False)).sample_trajectories(env, 9)
+    assert calls == [9]
+
+
+@pytest.mark.parametrize("is_backward", [False, True])
+def test_conditions_reach_policy_reward_and_trajectories(is_backward):
+    env = Ladder(3)
+    asked = []
+
+    def logits(state, condition):
+        asked.append((state, condition))
+        return torch.zeros(len(state), 2 - is_backward)
+
+    sampler = Sampler(policy_of(logits, is_backward, "condition"))
+    states, conditions = torch.tensor([3, 1, 2]), torch.tensor([[0.5], [2.0], [3.0]])
+    rows = sampler.sample_trajectories(env, states=states, conditions=conditions)
+    assert torch.equal(rows.condition, conditions)
+    assert torch.equal(rows.log_reward, conditions[:, 0] * rows.terminating_states)
+    given = dict(zip([0.5, 2.0, 3.0], states.tolist(), strict=True))
+    for state, condition in asked:
+        moved = state - torch.tensor([given[c] for c in condition[:, 0].tolist()])
+        assert ((moved <= 0) if is_backward else (moved >= 0)).all()
+
+
+def test_conditions_are_drawn_where_none_are_given():
+    env = Ladder(3)
+    policy = policy_of(lambda state, condition: torch.zeros(len(state), 2), False, "condition")
+    rows = Sampler(policy).sample_trajectories(env, 50)
+    assert rows.condition.shape == (50, 1)
+    assert rows.condition.unique().numel() > 40
+    torch.testing.assert_close(rows.log_reward, rows.condition[:, 0] * rows.terminating_states)
+
+
+def test_the_generator_decides_everything():
+    env = HyperGrid(3, 4)
+    sampler = Sampler(linear_policy(env, False))
+    state = torch.get_rng_state()
+    first, again, other = (
+        sampler.sample_trajectories(env, 20, epsilon=0.1, noise=0.5, generator=seeded(seed))
+        for seed in (3, 3, 4)
+    )
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(first.action, again.action)
+    assert first.action.shape != other.action.shape or not torch.equal(first.action, other.action)
+
+
+def test_autograd_records_nothing():
+    env = HyperGrid(2, 4)
+    policy = linear_policy(env, False)
+    assert action_log_probs(policy, env, env.source(1)).requires_grad
+    rows = Sampler(policy).sample_trajectories(
+        env, 3, save_logprobs=True, save_estimator_outputs=True
+    )
+    assert not rows.log_prob.requires_grad
+    assert not rows.estimator_output.requires_grad
+
+
+def test_bad_calls():
+    env = HyperGrid(2, 4)
+    undirected = TensorDictModule(torch.zeros_like, in_keys=["state"], out_keys=["logits"])
+    with pytest.raises(ArgumentError, match="is_backward, True or False, got None"):
+        Sampler(undirected)
+    sampler, back = Sampler(linear_policy(env, False)), Sampler(linear_policy(env, True))
+    with pytest.raises(ArgumentError, match="exactly one of n and states must be given"):
+        sampler.sample_trajectories(env)
+    with pytest.raises(ArgumentError, match="states alone must be given for a backward policy"):
+        back.sample_trajectories(env, 3)
+    with pytest.raises(ArgumentError, match="log_rewards must be None for a forward policy"):
+        sampler.sample_trajectories(env, 3, log_rewards=torch.zeros(3))
+    with pytest.raises(ArgumentError, match="policy_kwargs must be among"):
+        sampler.sample_trajectories(env, 3, greedy=True)
+    with pytest.raises(ArgumentError, match="exit_bias must be 0 for a backward policy"):
+        back.sample_actions(env, torch.ones(1, 2, dtype=torch.int64), exit_bias=1.0)
+    with pytest.raises(ShapeError, match="conditions must have shape"):
+        sampler.sample_trajectories(env, 3, conditions=torch.zeros(4, 1))
+    with pytest.raises(ShapeError, match=r"states must be torch\.int64"):
+        sampler.sample_actions(env, torch.zeros(1, 2))
