@@ -1,9 +1,9 @@
 """Check every jaxtyping annotation of the package at each call of the test run."""
 
-from jaxtyping import install_import_hook
+import jaxtyping
 
-with install_import_hook("gfn_rb", "beartype.beartype"):
-    import gfn_rb  # noqa: F401
+jaxtyping.install_import_hook("gfn_rb", "beartype.beartype")
+
 
 import pytest
 import torch
@@ -20,3 +20,11 @@ def pytest_collection_modifyitems(items):
         for item in items:
             if item.get_closest_marker("cuda"):
                 item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+@pytest.fixture
+def unchecked():
+    """Switch the type checks off, to see what a user without them is told of a wrong type."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)

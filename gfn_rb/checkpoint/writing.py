@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, BinaryIO
 
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor
 from gfn_rb.checkpoint.layout import BLOCK, HEAD, MAGIC, PREFIX, SUM, VERSION, aligned
 from gfn_rb.checkpoint.tree import Node, dtype_name
 
-_INLINE = 1 << 16  # smaller pieces are summed at once: handing them to a thread takes longer
+_STEP = 1 << 20  # what is summed fits the cache when it is written; divides the block
 
 
 def write_file(stream: BinaryIO, sections: dict[str, Node], tensors: list[Tensor]) -> None:
@@ -33,15 +32,14 @@ def write_file(stream: BinaryIO, sections: dict[str, Node], tensors: list[Tensor
     blocks = -(-end // BLOCK)
     length = end + (blocks + 1) * SUM.size
     prefix = PREFIX.pack(MAGIC, VERSION, len(header), length, zlib.crc32(header))
-    with ThreadPoolExecutor(1) as pool:
-        out = _Summed(stream, pool)
-        out.write(prefix + SUM.pack(zlib.crc32(prefix)) + header)
-        for tensor in tensors:
-            out.align()
-            for piece in _pieces(tensor):
-                out.write(piece)
+    out = _Summed(stream)
+    out.write(prefix + SUM.pack(zlib.crc32(prefix)) + header)
+    for tensor in tensors:
         out.align()
-    sums = b"".join(map(SUM.pack, out.sums()))
+        for piece in _pieces(tensor):
+            out.write(piece)
+    out.align()
+    sums = b"".join(map(SUM.pack, out.sums))
     stream.write(sums + SUM.pack(zlib.crc32(sums)))
 
 
@@ -75,41 +73,27 @@ def _pieces(tensor: Tensor) -> Iterator[memoryview]:
 
 
 class _Summed:
-    """Writes to a file and sums what it writes, block by block.
+    """Writes to a file and sums what it writes, block by block."""
 
-    A piece is summed in a thread while it is written: both leave the interpreter to others.
-    """
-
-    def __init__(self, stream: BinaryIO, pool: ThreadPoolExecutor) -> None:
+    def __init__(self, stream: BinaryIO) -> None:
+        self.sums: list[int] = []  # CRC-32 of each block begun so far
         self._stream = stream
-        self._pool = pool
         self._position = 0
-        self._sums: list[int] = []  # of the blocks begun so far
 
     def write(self, data: bytes | memoryview) -> None:
-        """Write some bytes."""
         view = memoryview(data)
         while view:
-            room = BLOCK - self._position % BLOCK
-            self._write_within_block(view[:room])
+            room = _STEP - self._position % _STEP
+            self._write_step(view[:room])
             view = view[room:]
 
     def align(self) -> None:
         """Write zeros up to the next multiple of 64."""
         self.write(bytes(aligned(self._position) - self._position))
 
-    def sums(self) -> list[int]:
-        """Return the CRC-32 of each block written."""
-        return self._sums
-
-    def _write_within_block(self, piece: memoryview) -> None:
+    def _write_step(self, piece: memoryview) -> None:
         if self._position % BLOCK == 0:
-            self._sums.append(0)
-        if len(piece) < _INLINE:
-            self._sums[-1] = zlib.crc32(piece, self._sums[-1])
-            self._stream.write(piece)
-        else:
-            summing = self._pool.submit(zlib.crc32, piece, self._sums[-1])
-            self._stream.write(piece)
-            self._sums[-1] = summing.result()
+            self.sums.append(0)
+        self.sums[-1] = zlib.crc32(piece, self.sums[-1])
+        self._stream.write(piece)
         self._position += len(piece)

@@ -8,18 +8,19 @@ dtype, and concatenates without padding.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
-from typing_extensions import Self
 
 from gfn_rb import keys
 from gfn_rb.containers.fields import Field, Values, assemble
 from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
 from gfn_rb.shapes import Float, Shaped
+
+C = TypeVar("C", bound="Container")
 
 
 class Container:
@@ -39,7 +40,7 @@ class Container:
         cls._plurals = {f"{f.key}s": f.key for f in cls._fields if isinstance(f.key, str)}
 
     @classmethod
-    def from_tensordict(cls, td: TensorDictBase) -> Self:
+    def from_tensordict(cls: type[C], td: TensorDictBase) -> C:
         """Take the container's own fields out of a TensorDict and leave every other key behind.
 
         Args:
@@ -69,7 +70,7 @@ class Container:
         return self._td.select(*(field.key for field in self._fields), strict=False)
 
     @classmethod
-    def cat(cls, containers: Sequence[Self]) -> Self:
+    def cat(cls: type[C], containers: Sequence[C]) -> C:
         """Join containers row after row into a new one.
 
         A container without ``is_backward`` holds forward rows and joins as such.
@@ -96,7 +97,7 @@ class Container:
             _require_same_rows(tds[0], td, i)
         return cls._wrap(torch.cat(tds, 0))
 
-    def drop(self, *names: str) -> Self:
+    def drop(self: C, *names: str) -> C:
         """Return the container without some of its optional fields.
 
         Args:
@@ -114,7 +115,7 @@ class Container:
                 )
         return self._wrap(self._td.exclude(*names))
 
-    def to(self, device: torch.device | str) -> Self:
+    def to(self: C, device: torch.device | str) -> C:
         """Return the container with every tensor on a device."""
         return self._wrap(self._td.to(torch.device(device)))
 
@@ -141,7 +142,7 @@ class Container:
     def __len__(self) -> int:
         return self._td.batch_size[0]
 
-    def __getitem__(self, index: int | slice | list | np.ndarray | Tensor) -> Self:
+    def __getitem__(self: C, index: int | slice | list | np.ndarray | Tensor) -> C:
         return self._wrap(self._td[_row_index(index, len(self))])
 
     def __repr__(self) -> str:
@@ -153,13 +154,13 @@ class Container:
         return f"{type(self).__name__}({shapes})"
 
     @classmethod
-    def _wrap(cls, td: TensorDictBase) -> Self:
+    def _wrap(cls: type[C], td: TensorDictBase) -> C:
         container = cls.__new__(cls)
         container._td = td
         return container
 
     @classmethod
-    def _checked(cls, values: Values, device: torch.device | None = None) -> Self:
+    def _checked(cls: type[C], values: Values, device: torch.device | None = None) -> C:
         sizes: dict[str, Any] = {"": 0}
         for field in cls._fields:
             if field.key in values:
@@ -179,7 +180,7 @@ class Container:
                 )
 
     @classmethod
-    def _aligned(cls, containers: Sequence[Self]) -> Sequence[Self]:
+    def _aligned(cls: type[C], containers: Sequence[C]) -> Sequence[C]:
         """Bring containers to row shapes that can be joined."""
         return containers
 

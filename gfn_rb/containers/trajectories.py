@@ -8,7 +8,6 @@ from typing import ClassVar
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
-from typing_extensions import Self
 
 from gfn_rb import keys
 from gfn_rb.containers import convert, rollouts
@@ -79,7 +78,9 @@ class Trajectories(Container):
         self._td = self._checked(present(values))._td
 
     @classmethod
-    def from_rollout(cls, rollout: TensorDictBase, source_state: Tensor | None = None) -> Self:
+    def from_rollout(
+        cls, rollout: TensorDictBase, source_state: Tensor | None = None
+    ) -> Trajectories:
         """Take the finished episodes out of a TorchRL rollout or collector batch.
 
         See :func:`gfn_rb.containers.rollouts.trajectories_of`, which says what is read and dropped.
@@ -101,7 +102,7 @@ class Trajectories(Container):
         """Give one row per visited state, source included and sink left out, in order."""
         return States._wrap(convert.states_of_trajectories(self._td))
 
-    def reverse(self) -> Self:
+    def reverse(self) -> Trajectories:
         """Turn every row around: forward rows become backward ones and the other way about.
 
         ``log_prob`` and ``estimator_output`` turn with their actions and still belong to the policy
@@ -109,13 +110,13 @@ class Trajectories(Container):
         """
         return self._wrap(convert.turned(self._td, torch.ones_like(self.length, dtype=torch.bool)))
 
-    def forward(self) -> Self:
+    def forward(self) -> Trajectories:
         """Turn the backward rows around, so that every row runs from source to sink."""
         if self.is_backward is None:
             return self
         return self._wrap(convert.turned(self._td, self.is_backward))
 
-    def pad_to(self, n_steps: int) -> Self:
+    def pad_to(self, n_steps: int) -> Trajectories:
         """Pad, or cut padding, to a number of steps.
 
         Args:
@@ -133,7 +134,7 @@ class Trajectories(Container):
             raise ArgumentError(f"n_steps={n_steps} would cut a row of {longest} real steps")
         return self._wrap(convert.cut(self._td, n_steps))
 
-    def trim(self) -> Self:
+    def trim(self) -> Trajectories:
         """Cut the padding that no row needs; the result shares memory."""
         return self.pad_to(self._longest())
 
@@ -184,7 +185,7 @@ class Trajectories(Container):
         return self._td.get(keys.IS_BACKWARD, None)
 
     @classmethod
-    def _aligned(cls, containers: Sequence[Self]) -> Sequence[Self]:
+    def _aligned(cls, containers: Sequence[Trajectories]) -> Sequence[Trajectories]:
         n_steps = max(container.n_steps for container in containers)
         return [container.pad_to(n_steps) for container in containers]
 

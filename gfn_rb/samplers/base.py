@@ -6,7 +6,7 @@ import json
 import math
 from abc import abstractmethod
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from tensordict import NestedKey
@@ -29,6 +29,7 @@ Replacement = Literal["auto", True, False]
 _FILE = "parameters.json"
 
 
+@runtime_checkable
 class Distribution(Protocol):
     """A mutable discrete distribution over rows, such as :class:`~gfn_rb.numerics.WeightedTree`."""
 

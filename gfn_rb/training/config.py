@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import torch
 
@@ -82,10 +82,10 @@ class TrainConfig(ABC):
     """TorchRL logger that is given the rows of metrics.csv as well."""
 
     def __post_init__(self) -> None:
+        for f in fields(self):
+            _check(f.name, getattr(self, f.name), *_TYPE_RULES.get(type(f.default), _ANYTHING))
         for name, (rule, expected) in _RULES.items():
-            value = getattr(self, name)
-            if not _holds(rule, value):
-                raise ArgumentError(f"{name} must be {expected}, got {value!r}")
+            _check(name, getattr(self, name), rule, expected)
 
     @abstractmethod
     def make_env(self) -> EnumerableEnv:
@@ -171,50 +171,57 @@ CONFIGS: dict[str, type[TrainConfig]] = {
 }
 
 
-# Rules of the fields. Those of an environment's own fields are the environment's.
+# Rules of the fields. The ranges of an environment's own fields are the environment's business.
+
+Rule = tuple[Callable[[Any], bool], str]
 
 
-def _at_least_1(value: Any) -> bool:
-    return isinstance(value, int) and value >= 1
-
-
-def _positive(value: Any) -> bool:
-    return 0 < value < math.inf
-
-
-def _device(value: Any) -> bool:
+def _is_device(value: str) -> bool:
     device = torch.device(value)
     if device.type != "cuda":
         return value == "cpu"
     return (device.index or 0) < torch.cuda.device_count()
 
 
-def _one_of(names: Any) -> tuple[Callable[[Any], bool], str]:
+def _one_of(names: Iterable[str]) -> Rule:
     return lambda value: value in names, f"one of {', '.join(names)}"
 
 
-_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
+_ANYTHING: Rule = (lambda _: True, "anything")
+_TYPE_RULES: dict[type, Rule] = {
+    int: (lambda v: type(v) is int, "a whole number"),
+    float: (lambda v: type(v) in (int, float), "a number"),
+    str: (lambda v: type(v) is str, "a word"),
+}
+_RULES: dict[str, Rule] = {
     **dict.fromkeys(
         ("steps", "batch_size", "capacity", "threads", "eval_every", "checkpoint_every"),
-        (_at_least_1, "a whole number of at least 1"),
+        (lambda v: v >= 1, "at least 1"),
     ),
-    **dict.fromkeys(("temperature", "lr", "lr_log_z"), (_positive, "positive and finite")),
-    "seed": (lambda v: isinstance(v, int) and 0 <= v < 2**63, "a whole number in [0, 2^63)"),
+    **dict.fromkeys(
+        ("temperature", "lr", "lr_log_z"), (lambda v: 0 < v < math.inf, "positive and finite")
+    ),
+    "seed": (lambda v: 0 <= v < 2**63, "in [0, 2^63)"),
     "replay_ratio": (lambda v: 0 <= v < math.inf, "at least 0 and finite"),
     "epsilon": (lambda v: 0 <= v <= 1, "in [0, 1]"),
-    "hidden": (lambda v: bool(v) and all(map(_at_least_1, v)), "at least one width of at least 1"),
-    "log_z": (lambda v: v is None or math.isfinite(v), "finite"),
+    "hidden": (
+        lambda v: len(v) > 0 and all(type(width) is int and width >= 1 for width in v),
+        "at least one width of at least 1",
+    ),
+    "log_z": (lambda v: v is None or math.isfinite(v), "a finite number"),
     "replay": _one_of(REPLAY),
     "keep": _one_of(KEEP),
     "draw": _one_of(DRAW),
-    "backward": _one_of(("learned", "uniform")),
-    "logger": _one_of(("none", "csv", "tensorboard", "wandb")),
-    "device": (_device, "cpu, or cuda where torch finds such a device"),
+    "backward": _one_of(get_args(Backward)),
+    "logger": _one_of(get_args(LoggerName)),
+    "device": (_is_device, "cpu, or cuda where torch finds such a device"),
 }
 
 
-def _holds(rule: Callable[[Any], bool], value: Any) -> bool:
+def _check(name: str, value: Any, rule: Callable[[Any], bool], expected: str) -> None:
     try:
-        return rule(value)
-    except (TypeError, RuntimeError):  # of another type; no device's name
-        return False
+        holds = rule(value)
+    except (TypeError, RuntimeError):  # of another type; no name of a device
+        holds = False
+    if not holds:
+        raise ArgumentError(f"{name} must be {expected}, got {value!r}")

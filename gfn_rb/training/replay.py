@@ -14,8 +14,6 @@ from torchrl.data.replay_buffers.writers import Writer
 
 from gfn_rb.buffers import fifo_buffer, reward_prioritized_buffer, terminating_state_buffer
 from gfn_rb.envs import GFNEnv
-from gfn_rb.keys import LOG_REWARD, STATE
-from gfn_rb.rollout import Sampler
 from gfn_rb.samplers import SoftmaxRewardSampler
 from gfn_rb.writers import FIFOWriter, RewardPrioritizedWriter
 
@@ -42,17 +40,15 @@ KEEP: dict[str, Kept] = {
     "recent": Kept(fifo_buffer, FIFOWriter),
 }
 
-# Each takes the temperature. Trajectories have a log_prob of their own, so the draw's stays out.
+# Each takes the temperature.
 DRAW: dict[str, Callable[[float], ItemSampler]] = {
-    "softmax": lambda temperature: SoftmaxRewardSampler(
-        temperature=temperature, log_prob_key=None
-    ),
+    "softmax": lambda temperature: SoftmaxRewardSampler(temperature=temperature),
     "uniform": lambda _: RandomSampler(),
 }
 
 
 def trajectory_buffer(
-    config: TrainConfig, env: GFNEnv, backward: Sampler, generator: torch.Generator
+    config: TrainConfig, env: GFNEnv, regenerate: Regenerate, generator: torch.Generator
 ) -> TensorDictReplayBuffer:
     """Return a buffer that stores trajectories as they were sampled."""
     return KEEP[config.keep].preset(
@@ -65,12 +61,12 @@ def trajectory_buffer(
 
 
 def terminal_buffer(
-    config: TrainConfig, env: GFNEnv, backward: Sampler, generator: torch.Generator
+    config: TrainConfig, env: GFNEnv, regenerate: Regenerate, generator: torch.Generator
 ) -> TensorDictReplayBuffer:
-    """Return a buffer of terminating states, whose trajectories are sampled anew at each draw."""
+    """Return a buffer of terminating states, which ``regenerate`` turns into trajectories."""
     return terminating_state_buffer(
         config.capacity,
-        regenerate=backward_rollout(env, backward, generator),
+        regenerate=regenerate,
         writer=KEEP[config.keep].writer(),
         sampler=DRAW[config.draw](config.temperature),
         device=config.device,
@@ -79,30 +75,8 @@ def terminal_buffer(
 
 
 REPLAY: dict[
-    str, Callable[[TrainConfig, GFNEnv, Sampler, torch.Generator], TensorDictReplayBuffer]
+    str, Callable[[TrainConfig, GFNEnv, Regenerate, torch.Generator], TensorDictReplayBuffer]
 ] = {
     "trajectories": trajectory_buffer,
     "terminal": terminal_buffer,
 }
-
-
-def backward_rollout(env: GFNEnv, backward: Sampler, generator: torch.Generator) -> Regenerate:
-    """Return a function from terminating states to forward trajectories that end in them.
-
-    Args:
-        env: the environment; its reward is not asked for.
-        backward: samples from the backward policy.
-        generator: source of the random numbers.
-
-    Returns:
-        Takes rows of ``state`` [n, *S] and ``log_reward`` [n]; gives the fields of
-        :class:`gfn_rb.containers.Trajectories`.
-    """
-
-    def regenerate(rows: TensorDictBase) -> TensorDictBase:
-        trajectories = backward.sample_trajectories(
-            env, states=rows.get(STATE), log_rewards=rows.get(LOG_REWARD), generator=generator
-        )
-        return trajectories.forward().to_tensordict()
-
-    return regenerate

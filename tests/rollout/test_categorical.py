@@ -69,12 +69,14 @@ def test_noise_is_gaussian_on_each_logit():
     assert kstest(log_ratio, "norm", args=(2.0, 0.5 * math.sqrt(2))).pvalue > 1e-3
 
 
-def test_options_leave_the_logits_as_they_are():
+@pytest.mark.parametrize("name", ["epsilon", "temperature", "noise", "exit_bias"])
+def test_options_leave_the_logits_as_they_are(name):
     logits = torch.randn(5, 3, generator=seeded())
     before = logits.clone()
-    explored = Exploration(0.1, 2.0, 0.3, 0.7, seeded())
-    explored.probabilities(logits, torch.ones(5, 3, dtype=torch.bool))
+    mask = torch.ones(5, 3, dtype=torch.bool)
+    p = Exploration(**{name: 0.7}).probabilities(logits, mask)
     assert torch.equal(logits, before)
+    assert not torch.allclose(p, logits.softmax(1))
 
 
 @settings(max_examples=60, deadline=None)

@@ -246,7 +246,7 @@ def test_bad_temperature(temperature):
         SoftmaxRewardSampler(temperature=temperature)
 
 
-def test_bad_replacement_and_foreign_state():
+def test_bad_replacement_and_foreign_state(unchecked):
     with pytest.raises(ArgumentError, match="replacement must be 'auto', True or False, got 'yes'"):
         SoftmaxRewardSampler(replacement="yes")
     with pytest.raises(

@@ -99,7 +99,7 @@ def test_a_copy_gives_the_same_logits():
 
 
 def test_log_z_starts_where_told():
-    log_z = LogZ(3)
+    log_z = LogZ(3.0)
     assert log_z().item() == 3.0
     assert log_z().shape == ()
     log_z().backward()

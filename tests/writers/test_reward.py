@@ -243,7 +243,7 @@ def test_bad_rows_are_named_and_nothing_is_written(spoil, error, message):
         ([0], [math.nan], NaNError, "NaN in 1 of 1"),
     ],
 )
-def test_bad_updates_are_named_and_nothing_is_changed(index, key, error, message):
+def test_bad_updates_are_named_and_nothing_is_changed(index, key, error, message, unchecked):
     rb = buffer(4)
     rb.extend(rows([1.0, 2.0]))
     with pytest.raises(error, match=message):
@@ -251,7 +251,7 @@ def test_bad_updates_are_named_and_nothing_is_changed(index, key, error, message
     assert contents(rb) == [(1.0, 0), (2.0, 1)]
 
 
-def test_bad_construction():
+def test_bad_construction(unchecked):
     with pytest.raises(ArgumentError, match="tie must be 'newest' or 'oldest', got 'any'"):
         RewardPrioritizedWriter(tie="any")
     for storage in (ListStorage(3), LazyTensorStorage(3, ndim=2)):

@@ -1,0 +1,155 @@
+"""A run's folder: its configuration, its table of metrics, its checkpoint and its report."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+
+from gfn_rb.errors import ArgumentError, CheckpointCorruptError
+from gfn_rb.training.config import TrainConfig
+from gfn_rb.training.loop import Row
+
+RUNS = Path("runs")
+
+
+class RunFolder:
+    """Names the files of a run.
+
+    Args:
+        path: the folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / "config.json"
+        self.metrics = path / "metrics.csv"
+        self.checkpoint = path / "checkpoint.gfnrb"
+        self.report = path / "report.png"
+        self.logs = path / "logs"
+
+    @classmethod
+    def create(cls, config: TrainConfig) -> RunFolder:
+        """Make the folder of a new run, with its configuration inside, in one step.
+
+        Args:
+            config: names the folder in ``out``; otherwise the next free one in ``runs/`` is made.
+
+        Raises:
+            ArgumentError: ``out`` exists and is not an empty folder.
+        """
+        if config.out is not None:
+            if _claimed(config.out, config):
+                return cls(config.out)
+            raise ArgumentError(
+                f"out must be a new or an empty folder, got {config.out}, which exists; "
+                f"to continue a run: gfn-rb resume {config.out}"
+            )
+        names = (RUNS / f"{config.env}-seed{config.seed}-{n:03d}" for n in count(1))
+        return cls(next(path for path in names if not path.exists() and _claimed(path, config)))
+
+    @classmethod
+    def open(cls, path: Path) -> RunFolder:
+        """Return the folder of an earlier run.
+
+        Raises:
+            ArgumentError: it is no such folder.
+        """
+        folder = cls(path)
+        if not folder.config.is_file():
+            raise ArgumentError(f"run must be a folder that holds a {folder.config.name}, got {path}")
+        return folder
+
+    def read_config(self) -> TrainConfig:
+        """Return the run's configuration.
+
+        Raises:
+            CheckpointCorruptError: the file is damaged.
+            ArgumentError: a field is missing, unknown or out of its range.
+        """
+        try:
+            values = json.loads(self.config.read_text())
+        except ValueError as error:
+            raise CheckpointCorruptError(f"{self.config} is no JSON: {error}") from error
+        if not isinstance(values, dict):
+            raise CheckpointCorruptError(f"{self.config} must hold an object, got {values!r}")
+        try:
+            return TrainConfig.from_dict(values)
+        except ArgumentError as error:
+            raise ArgumentError(f"{self.config}: {error}") from error
+
+    def write_config(self, config: TrainConfig) -> None:
+        """Replace the run's configuration."""
+        with replacing(self.config) as temporary:
+            temporary.write_text(_as_json(config))
+
+
+class MetricsFile:
+    """A table of rows in CSV, flushed row by row.
+
+    Args:
+        path: the file, written anew.
+        rows: what it holds at first, at least one row.
+    """
+
+    def __init__(self, path: Path, rows: Sequence[Row]) -> None:
+        with replacing(path) as temporary, temporary.open("w", newline="") as stream:
+            writer = csv.DictWriter(stream, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+        self._stream = path.open("a", newline="")
+        self._writer = csv.DictWriter(self._stream, list(rows[0]))
+
+    def append(self, row: Row) -> None:
+        """Add a row."""
+        self._writer.writerow(row)
+        self._stream.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._stream.close()
+
+
+def read_metrics(path: Path) -> list[dict[str, str]]:
+    """Return the rows of a table, as text."""
+    with path.open(newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield where to write a file that takes the place of ``path`` once it is complete."""
+    temporary = path.with_name(f".{secrets.token_hex(4)}.{path.name}")
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _claimed(path: Path, config: TrainConfig) -> bool:
+    """Make a folder with a configuration inside; False if there is something in its place."""
+    target = path.resolve()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+    temporary.mkdir()
+    try:
+        RunFolder(temporary).config.write_text(_as_json(config))
+        os.rename(temporary, target)  # refuses to replace anything but an empty folder
+    except OSError:
+        if not target.exists():
+            raise
+        return False
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return True
+
+
+def _as_json(config: TrainConfig) -> str:
+    return json.dumps(config.to_dict(), indent=2) + "\n"

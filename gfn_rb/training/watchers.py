@@ -1,0 +1,102 @@
+"""What goes on around a run: the progress bar, TorchRL's loggers, signals to stop."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from types import FrameType
+from typing import Any
+
+from torchrl.record.loggers import get_logger
+
+from gfn_rb.errors import ArgumentError, GfnRbError
+from gfn_rb.training.config import TrainConfig
+from gfn_rb.training.folder import RunFolder
+from gfn_rb.training.loop import Row, Trainer
+
+_EXTRA = ("tqdm", "matplotlib")
+
+
+def check_installed(logger: str) -> None:
+    """Check that what a run will need at some point is there.
+
+    Raises:
+        GfnRbError: part of the "train" extra is missing.
+        ArgumentError: the logger is.
+    """
+    if missing := [name for name in _EXTRA if not _is_installed(name)]:
+        raise GfnRbError(f"training runs need {missing[0]}: pip install 'gfn_rb[train]'")
+    if logger not in ("none", "csv") and not _is_installed(logger):
+        raise ArgumentError(f"logger {logger} is not installed: pip install {logger}")
+
+
+@contextmanager
+def progress_bar(trainer: Trainer) -> Iterator[Callable[[float], None]]:
+    """Show a progress bar on stderr; yield what is to be called after each step with its loss."""
+    from tqdm import tqdm
+
+    tally, total = trainer.tally, trainer.config.steps
+    with tqdm(total=total, initial=trainer.steps_done, unit="step", dynamic_ncols=True) as bar:
+
+        def advance(loss: float) -> None:
+            bar.set_postfix_str(
+                f"loss {loss:.3f}, log Z {trainer.log_z:.2f}, "
+                f"modes {tally.modes_found}/{trainer.env.n_modes}, {tally.calls:,} reward calls",
+                refresh=False,
+            )
+            bar.update()
+
+        yield advance
+
+
+def loggers(config: TrainConfig, folder: RunFolder) -> Callable[[Row], None]:
+    """Start a TorchRL logger, afresh; return what is to be called with each row."""
+    if config.logger == "none":
+        return lambda _: None
+    shutil.rmtree(folder.logs, ignore_errors=True)
+    name = folder.path.resolve().name
+    logger = get_logger(config.logger, str(folder.logs), name, wandb_kwargs={"project": "gfn_rb"})
+    assert logger is not None
+
+    def log(row: Row) -> None:
+        for name, value in row.items():
+            if value is not None and name != "step":
+                logger.log_scalar(name, value, step=row["step"])
+
+    return log
+
+
+class StopSignals:
+    """Turns the first SIGINT or SIGTERM into a request to stop; a second SIGINT acts at once.
+
+    Attributes:
+        received: the signal, once there was one.
+    """
+
+    _signals = (signal.SIGINT, signal.SIGTERM)
+
+    def __init__(self) -> None:
+        self.received: signal.Signals | None = None
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> StopSignals:
+        if threading.current_thread() is threading.main_thread():  # others cannot handle signals
+            self._before = {number: signal.signal(number, self._note) for number in self._signals}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.received is not None:
+            raise KeyboardInterrupt
+        self.received = signal.Signals(number)
+
+
+def _is_installed(name: str) -> bool:
+    return find_spec(name) is not None

@@ -1,0 +1,40 @@
+import pytest
+import torch
+from gfn_rb.errors import KeyMismatchError, ShapeError
+from gfn_rb.writers import FIFOWriter
+from tensordict import TensorDict
+from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+
+
+def rows(values, width=2):
+    state = torch.tensor(values)[:, None].expand(-1, width).clone()
+    return TensorDict({"state": state, "log_reward": state[:, 0].float()}, [len(values)])
+
+
+def buffer():
+    return TensorDictReplayBuffer(storage=LazyTensorStorage(3), writer=FIFOWriter())
+
+
+def test_the_newest_items_are_kept():
+    rb = buffer()
+    assert rb.extend(rows([0, 1])).tolist() == [0, 1]
+    assert rb.extend(rows([2, 3])).tolist() == [2, 0]
+    assert rb.add(rows([4])[0]) == 1
+    assert sorted(rb[:]["state"][:, 0].tolist()) == [2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("batch", "error", "message"),
+    [
+        (rows([7, 8], width=3), ShapeError, r"'state' does not fit.*\(3,\).*\(2,\)"),
+        (rows([7, 8]).exclude("state"), KeyMismatchError, r"missing keys \['state'\]"),
+    ],
+)
+def test_rows_that_do_not_fit_are_refused_whole(batch, error, message):
+    rb = buffer()
+    rb.extend(rows([0, 1]))
+    for write in (lambda: rb.extend(batch), lambda: rb.add(batch[0])):
+        with pytest.raises(error, match=message):
+            write()
+        assert rb[:]["log_reward"].tolist() == [0.0, 1.0]
+    assert rb.extend(rows([2])).tolist() == [2]
