@@ -12,7 +12,7 @@ from torch import Tensor
 from torchrl.data.replay_buffers.storages import Storage, TensorStorage
 from torchrl.data.replay_buffers.writers import Writer
 
-from gfn_rb.column import KeyColumn
+from gfn_rb.column import KeyColumn, Moment
 from gfn_rb.errors import ArgumentError, CheckpointMismatchError, ShapeError
 from gfn_rb.keys import LOG_REWARD
 from gfn_rb.numerics import Extremes
@@ -64,7 +64,9 @@ class RewardPrioritizedWriter(Writer):
         # Rows offered, rows written, storage revision the extremes are in step with. On the CPU,
         # and a tensor, so that processes sharing the buffer share it.
         self._counters = torch.zeros(3, dtype=torch.int64)
-        self._local: tuple[int, int] | None = None
+        # The content that the extremes are in step with, and its lowest key, as seen from here.
+        self._moment: Moment | None = None
+        self._floor: tuple[Moment | None, float] | None = None
 
     # What TorchRL calls.
 
@@ -118,7 +120,7 @@ class RewardPrioritizedWriter(Writer):
         free = self._storage.max_size - len(self._storage)
         if key.shape[0] <= free:
             slot = self._append(data)
-        elif free == 0 and not self._beats(highest, floor := self.threshold):
+        elif free == 0 and not self._beats(highest, floor := self._lowest()):
             slot = torch.full(key.shape, -1, dtype=torch.int64, device=key.device)
         else:
             slot = self._merge(data, key, free, floor if free == 0 else -math.inf)
@@ -132,7 +134,7 @@ class RewardPrioritizedWriter(Writer):
         """The lowest key kept, ``-inf`` until the storage is full."""
         if not self._storage._is_full:
             return -math.inf
-        return float(self._in_step().minimum)
+        return self._lowest()
 
     def update(self, index: Int64[Tensor, "m"], key: Float[Tensor, "m"]) -> None:
         """Relabel stored items, in the storage and here. Their age is unchanged.
@@ -153,7 +155,7 @@ class RewardPrioritizedWriter(Writer):
         values[index] = key.to(values)
         self._storage._bump_mutation_revision()
         extremes.update(index, values[index].to(torch.float64), extremes.rank[index])
-        self._now_in_step()
+        self._now_in_step(self._column.moment(self._storage))
         self._tell(index)
 
     # Keeping the extremes in step with the storage.
@@ -164,12 +166,22 @@ class RewardPrioritizedWriter(Writer):
         if not storage.initialized:
             return extremes
         moment = self._column.moment(storage)
-        known = int(self._count[_REVISION]) == moment.revision
-        if not known or (moment.version, moment.address) != self._local:
+        if moment == self._moment:
+            return extremes
+        # Another process that shares the state keeps it in step, and moves the revision alone.
+        mine = self._moment is not None and moment[1:] == self._moment[1:]
+        if not mine or int(self._count[_REVISION]) != moment.revision:
             values = self._column.values(storage)
             extremes.assign(values, extremes.rank[: len(values)].clone())
-            self._now_in_step()
+        self._now_in_step(moment)
         return extremes
+
+    def _lowest(self) -> float:
+        """Return the lowest key of a full storage, looked up once for each content."""
+        extremes = self._in_step()
+        if self._floor is None or self._floor[0] is not self._moment:
+            self._floor = (self._moment, float(extremes.minimum))
+        return self._floor[1]
 
     def _allocated(self) -> Extremes:
         if self._extremes is None:
@@ -177,10 +189,9 @@ class RewardPrioritizedWriter(Writer):
             self._extremes = Extremes(self._storage.max_size, device)
         return self._extremes
 
-    def _now_in_step(self) -> None:
-        moment = self._column.moment(self._storage)
+    def _now_in_step(self, moment: Moment) -> None:
         self._count[_REVISION] = moment.revision
-        self._local = (moment.version, moment.address)
+        self._moment = moment
 
     # Choosing and writing.
 
@@ -208,7 +219,7 @@ class RewardPrioritizedWriter(Writer):
         # A batch that is kept whole is written in its own order.
         self._write(*((data, slot) if len(target) == len(key) else (take(data, chosen), target)))
         extremes.update(target, key[chosen], self._rank(chosen))
-        self._now_in_step()
+        self._now_in_step(self._column.moment(self._storage))
         return slot
 
     def _contestants(self, key: Tensor, free: int, floor: float) -> tuple[Tensor, Tensor]:
@@ -306,7 +317,7 @@ class RewardPrioritizedWriter(Writer):
         self._allocated().rank[: len(rank)] = rank
         self._count[_OFFERED] = state_dict["offered"]
         self._count[_WRITTEN] = state_dict["written"]
-        self._local = None
+        self._moment = None
 
     def dumps(self, path: str | Path) -> None:
         """Write the state into a folder.
@@ -333,7 +344,7 @@ class RewardPrioritizedWriter(Writer):
         """Make sure that a process this is sent to shares the state, rather than starts its own."""
         if self._storage is not None:
             self._allocated()
-        return super().__getstate__()
+        return {**super().__getstate__(), "_moment": None, "_floor": None}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(key={self.key!r}, tie={self.tie!r})"
