@@ -38,6 +38,14 @@ class Extremes:
         self._rank = torch.full(shape, _LAST, dtype=torch.int64, device=device)
         self._block_key = torch.full(shape[:1], math.inf, dtype=torch.float64, device=device)
         self._block_rank = torch.full(shape[:1], _LAST, dtype=torch.int64, device=device)
+        # Only ties need the blocks' ranks: those of blocks written since the last one are stale.
+        self._stale: list[Tensor] = []
+        self._stale_count = 0
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors live."""
+        return self._key.device
 
     @property
     def key(self) -> Float64[Tensor, "N"]:
@@ -70,10 +78,12 @@ class Extremes:
             self._summarise()
             return
         block = index.div(self._width, rounding_mode="floor")
-        rows, ranks = self._key.index_select(0, block), self._rank.index_select(0, block)
-        smallest = rows.amin(1)
-        self._block_key.index_copy_(0, block, smallest)
-        self._block_rank.index_copy_(0, block, _smallest_rank(rows, ranks, smallest))
+        self._block_key.index_copy_(0, block, self._key.index_select(0, block).amin(1))
+        self._stale_count += block.shape[0]
+        if self._stale_count < self._block_rank.shape[0]:
+            self._stale.append(block)
+        else:
+            self._stale = []
 
     def assign(self, key: Float[Tensor, "n"], rank: Int64[Tensor, "n"]) -> None:
         """Set the first n rows; the others become as if never written.
@@ -91,7 +101,20 @@ class Extremes:
 
     def _summarise(self) -> None:
         torch.amin(self._key, 1, out=self._block_key)
-        self._block_rank.copy_(_smallest_rank(self._key, self._rank, self._block_key))
+        self._stale, self._stale_count = [], self._block_rank.shape[0]
+
+    def _refresh_ranks(self) -> None:
+        """Work out the lowest rank among the smallest keys of each stale block."""
+        if self._stale_count == 0:
+            return
+        if self._stale_count < self._block_rank.shape[0]:
+            block = torch.cat(self._stale)
+        else:
+            block = torch.arange(self._block_rank.shape[0], device=self._key.device)
+        rows, ranks = self._key.index_select(0, block), self._rank.index_select(0, block)
+        tied = torch.where(rows == self._block_key[block, None], ranks, _LAST)
+        self._block_rank.index_copy_(0, block, tied.amin(1))
+        self._stale, self._stale_count = [], 0
 
     def smallest(self, k: int) -> Smallest:
         """Look up the k smallest keys.
@@ -112,6 +135,7 @@ class Extremes:
 
     def _first_by_rank(self, m: int) -> Int64[Tensor, "m"]:
         """Return the m smallest rows, in no order, where ranks may have to decide."""
+        self._refresh_ranks()
         block = _first(self._block_key, self._block_rank, min(m, self._block_key.shape[0]))
         position = _first(self._key[block].view(-1), self._rank[block].view(-1), m)
         return self._rows(block, position)
@@ -142,16 +166,10 @@ class Smallest:
         """
         if m == 0:
             return self._position[:0]
-        tied = m < self._key.shape[0] and bool(self._key[m - 1] == self._key[m])
-        if tied:
+        last, beyond = self._key[m - 1 : m + 1].tolist() if m < len(self._key) else (0.0, 1.0)
+        if last == beyond:
             return self._extremes._first_by_rank(m)
         return self._extremes._rows(self._block, self._position[:m])
-
-
-def _smallest_rank(
-    rows: Float64[Tensor, "m B"], ranks: Int64[Tensor, "m B"], smallest: Float64[Tensor, "m"]
-) -> Int64[Tensor, "m"]:
-    return torch.where(rows == smallest[:, None], ranks, _LAST).amin(1)
 
 
 def _first(key: Float64[Tensor, "n"], rank: Int64[Tensor, "n"], k: int) -> Int64[Tensor, "k"]:

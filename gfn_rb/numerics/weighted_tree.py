@@ -146,7 +146,7 @@ class WeightedTree:
         """
         if self.device.type == "cuda":
             return self._perturbed(n, generator)
-        index = _first_occurrences(self.draw(n + n // 8 + 8, generator))[:n]
+        index = first_occurrences(self.draw(n + n // 8 + 8, generator))[:n]
         missing = n - index.shape[0]
         if missing == 0:
             return index, torch.ones((), dtype=torch.bool)
@@ -159,11 +159,27 @@ class WeightedTree:
     def _perturbed(
         self, n: int, generator: torch.Generator | None
     ) -> tuple[Int64[Tensor, "n"], Bool[Tensor, ""]]:
-        """Draw n different rows as the n largest Gumbel-perturbed log-weights.
+        index, score = self.perturbed(n, generator)
+        return index, score[-1] > -math.inf
+
+    def perturbed(
+        self, n: int, generator: torch.Generator | None = None
+    ) -> tuple[Int64[Tensor, "n"], Float64[Tensor, "n"]]:
+        """Return the n rows of largest Gumbel-perturbed log-weight, largest first.
+
+        They have the law of n draws without replacement, in order. Next to those of another tree,
+        the largest of both have the law of draws from the two together.
 
         The maximum over a block of perturbed log-weights is its log-mass plus one Gumbel variable,
         and the n winners lie in the n blocks of highest maximum. Only these are perturbed row by
         row, given their maximum (Kool et al. 2019, arXiv:1903.06059, appendix B.3).
+
+        Args:
+            n: number of rows, n <= N.
+            generator: source of randomness, on the same device.
+
+        Returns:
+            The rows, and their perturbed log-weights: ``-inf`` for a row of weight zero.
         """
         k = min(n, self._mass.shape[0])
         maximum, block = (self._mass + self._gumbel(self._mass.shape, generator)).topk(k)
@@ -178,7 +194,7 @@ class WeightedTree:
         score, position = shifted.flatten().topk(n)
         column = position % self._width
         chosen = block[position.div(self._width, rounding_mode="floor")]
-        return chosen * self._width + column, score[-1] > -math.inf
+        return chosen * self._width + column, score
 
     def _accumulate(self) -> Float64[Tensor, "blocks"]:
         """Return the cumulative mass of the blocks, relative to the reference."""
@@ -224,10 +240,13 @@ def _summarise(
     return cumulative / mass, (mass.log() + largest).squeeze(1)
 
 
-def _first_occurrences(values: Int64[Tensor, "m"]) -> Int64[Tensor, "k"]:
+def first_occurrences(values: Int64[Tensor, "m"]) -> Int64[Tensor, "k"]:
     """Return the different values in the order in which each first appears.
 
     A dict keeps that order in one pass, a third of the time that sorting takes.
+
+    Args:
+        values: on the CPU.
     """
     distinct = dict.fromkeys(values.tolist())
     return values if len(distinct) == len(values) else torch.tensor(list(distinct))

@@ -17,7 +17,7 @@ from gfn_rb.errors import ArgumentError, CheckpointMismatchError, ShapeError
 from gfn_rb.keys import LOG_REWARD
 from gfn_rb.numerics import Extremes
 from gfn_rb.shapes import Float, Int64
-from gfn_rb.writers.rows import Layout, check_number, scalar_key, take
+from gfn_rb.writers.rows import Layout, check_number, overwrite, scalar_key
 
 Tie = Literal["newest", "oldest"]
 
@@ -200,13 +200,13 @@ class RewardPrioritizedWriter(Writer):
         stored, extremes = len(self._storage), self._allocated()
         slot = torch.arange(stored, stored + len(data), device=extremes.key.device)
         extremes.rank[stored : stored + len(data)] = self._rank(slot - stored)
-        self._write(data, slot)
+        self._write(slot, data)
         return slot
 
     def _merge(self, data: TensorDictBase, key: Tensor, free: int, floor: float) -> Tensor:
         """Write the rows that win a slot: a free one, or that of one of the worst items."""
         extremes = self._in_step()
-        key = key.to(extremes.key)
+        key = key.to(extremes.device, torch.float64)
         order, contest = self._contestants(key, free, floor)
         worst = extremes.smallest(contest.shape[0])
         wins = int(self._beats(contest.flip(0), worst.key).sum())
@@ -216,8 +216,7 @@ class RewardPrioritizedWriter(Writer):
             target = torch.cat([target, fresh])
         slot = torch.full(key.shape, -1, dtype=torch.int64, device=key.device)
         slot[chosen] = target
-        # A batch that is kept whole is written in its own order.
-        self._write(*((data, slot) if len(target) == len(key) else (take(data, chosen), target)))
+        self._write(target, data, chosen)
         extremes.update(target, key[chosen], self._rank(chosen))
         self._now_in_step(self._column.moment(self._storage))
         return slot
@@ -246,10 +245,16 @@ class RewardPrioritizedWriter(Writer):
         age = row + int(self._count[_OFFERED])
         return age if self.tie == "newest" else -age
 
-    def _write(self, rows: TensorDictBase, target: Tensor) -> None:
+    def _write(self, target: Tensor, data: TensorDictBase, chosen: Tensor | None = None) -> None:
+        """Write a batch, or the chosen rows of it, into slots."""
         length = len(self._storage)
         try:
-            self._storage.set(target, rows)
+            if chosen is None:
+                self._storage.set(target, data)
+            elif length < self._storage.max_size:
+                self._storage.set(target, data[chosen])
+            else:
+                overwrite(self._storage, target, data, chosen)
         except BaseException:
             self._storage._len = length  # set() counts rows before it writes them
             raise

@@ -6,7 +6,7 @@ import math
 from typing import Any, NoReturn
 
 import torch
-from tensordict import NestedKey, TensorDict, TensorDictBase
+from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 from torchrl.data.replay_buffers.storages import TensorStorage
 
@@ -62,20 +62,23 @@ def check_number(values: Tensor, name: NestedKey) -> float:
     return highest
 
 
-def take(data: TensorDictBase, index: Tensor) -> TensorDict:
-    """Return some rows; quicker than indexing, which works out the batch size of any index.
+def overwrite(storage: TensorStorage, target: Tensor, data: TensorDictBase, chosen: Tensor) -> None:
+    """Write some rows of a batch over stored ones.
+
+    What ``storage.set(target, data[chosen])`` does to a full storage, in a quarter of the time: it
+    need not work out the batch size of any index, nor how the length changes.
 
     Args:
-        data: rows, batch size [n].
-        index: their positions, int64 [k].
+        storage: initialised and full.
+        target: slots, int64 [k], each once.
+        data: rows that have the storage's layout, batch size [n].
+        chosen: positions in the batch, int64 [k].
     """
-    rows = {
-        name: take(value, index)
-        if isinstance(value, TensorDictBase)
-        else value.index_select(0, index)
-        for name, value in data.items()
-    }
-    return TensorDict(rows, [index.shape[0]], device=index.device)
+    stored = storage._storage
+    for name, value in data.items(True, True):
+        leaf = stored.get(name)
+        leaf.index_copy_(0, target, value.index_select(0, chosen).to(leaf.device))
+    storage._bump_mutation_revision()
 
 
 class Layout:
