@@ -1,5 +1,7 @@
 """Check every jaxtyping annotation of the package at each call of the test run."""
 
+import logging
+
 import jaxtyping
 
 jaxtyping.install_import_hook("gfn_rb", "beartype.beartype")
@@ -9,6 +11,7 @@ import pytest
 import torch
 
 torch.set_num_threads(1)
+logging.getLogger("torchrl").setLevel(logging.WARNING)  # it logs a line for every storage
 
 
 def pytest_configure(config):
