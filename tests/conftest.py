@@ -1,6 +1,6 @@
 """Check every jaxtyping annotation of the package at each call of the test run."""
 
-import logging
+import os
 
 import jaxtyping
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 
 torch.set_num_threads(1)
-logging.getLogger("torchrl").setLevel(logging.WARNING)  # it logs a line for every storage
+os.environ.setdefault("RL_LOGGING_LEVEL", "WARNING")  # it logs a line for every storage
 
 
 def pytest_configure(config):
