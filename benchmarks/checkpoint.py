@@ -3,8 +3,8 @@
 A full buffer held in memory is saved, and loaded back into itself. Peers: ``torch.save`` of the
 same tensors, synced as a checkpoint is, and ``torch.load``, plain and mapped; TorchRL's ``dumps``
 and ``loads``, which neither sync nor sum. The floor: the same bytes written and synced, or read,
-with nothing else done. Files are in the page cache when they are read. A ratio of 1 means as much
-time as the peer takes, 2 twice as much.
+with nothing else done. All write new files, and read what is in the page cache. A ratio of 1 means
+as much time as the peer takes, 2 twice as much.
 
     python -m benchmarks.checkpoint [--gigabytes 1] [--seconds 60] [--folder .]
 """
@@ -18,7 +18,6 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import torch
 from tensordict import TensorDict
@@ -87,40 +86,67 @@ def raw_read(tensors: dict[str, Tensor], path: Path) -> None:
                 stream.readinto(piece.numpy())
 
 
-def contenders(rb: TensorDictReplayBuffer, folder: Path) -> dict[str, dict[str, Callable[[], Any]]]:
-    """Return what is timed, ours first.
+def savers(rb: TensorDictReplayBuffer, folder: Path) -> dict[str, Contender]:
+    """Return what is timed for saving, ours first.
 
     Args:
         rb: a full buffer.
         folder: where to write.
     """
     tensors = tensors_of(rb)
+    runs: dict[str, tuple[str, Callable[[Path], None]]] = {
+        "save_checkpoint": ("ours", lambda path: save_checkpoint(path, rb)),
+        "torch.save + fsync": ("torch", lambda path: torch_save(tensors, path)),
+        "rb.dumps": ("torchrl", rb.dumps),
+        "write + fsync": ("raw", lambda path: raw_write(tensors, path)),
+    }
     return {
-        "save": {
-            "save_checkpoint": lambda: save_checkpoint(folder / "ours", rb),
-            "torch.save + fsync": lambda: torch_save(tensors, folder / "torch"),
-            "rb.dumps": lambda: rb.dumps(folder / "torchrl"),
-            "write + fsync": lambda: raw_write(tensors, folder / "raw"),
-        },
-        "load": {
-            "load_checkpoint": lambda: load_checkpoint(folder / "ours", rb),
-            "torch.load": lambda: torch_load(tensors, folder / "torch", mapped=False),
-            "torch.load(mmap=True)": lambda: torch_load(tensors, folder / "torch", mapped=True),
-            "rb.loads": lambda: rb.loads(folder / "torchrl"),
-            "read": lambda: raw_read(tensors, folder / "raw"),
-        },
+        name: Contender(run, lambda file=file: removed(folder / file))
+        for name, (file, run) in runs.items()
     }
 
 
-def report(runs: dict[str, Callable[[], Any]], nbytes: int, effort: Effort) -> None:
+def loaders(rb: TensorDictReplayBuffer, folder: Path) -> dict[str, Contender]:
+    """Return what is timed for loading, ours first.
+
+    Args:
+        rb: a full buffer.
+        folder: where the savers wrote.
+    """
+    tensors = tensors_of(rb)
+    return {
+        "load_checkpoint": Contender(lambda _: load_checkpoint(folder / "ours", rb)),
+        "torch.load": Contender(lambda _: torch_load(tensors, folder / "torch", mapped=False)),
+        "torch.load(mmap=True)": Contender(
+            lambda _: torch_load(tensors, folder / "torch", mapped=True)
+        ),
+        "rb.loads": Contender(lambda _: rb.loads(folder / "torchrl")),
+        "read": Contender(lambda _: raw_read(tensors, folder / "raw")),
+    }
+
+
+def removed(path: Path) -> Path:
+    """Return a path where nothing is, with nothing left for the disk to do.
+
+    Args:
+        path: a file or folder, or neither.
+    """
+    if path.is_dir():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
+    os.sync()
+    return path
+
+
+def report(contenders: dict[str, Contender], nbytes: int, effort: Effort) -> None:
     """Run the contenders in turn, and print ours against each other one.
 
     Args:
-        runs: what to time, ours first.
+        contenders: what to time, ours first.
         nbytes: how much each moves.
         effort: when to stop.
     """
-    seconds = interleave({name: Contender(lambda _, f=f: f()) for name, f in runs.items()}, effort)
+    seconds = interleave(contenders, effort)
     ours, *others = seconds
     print(f"{ours}: {nbytes / 1e9 / median(seconds[ours]):.2f} GB/s")
     for other in others:
@@ -142,8 +168,8 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(dir=options.folder))
     try:
         print(f"{len(rb):,} rows, {nbytes / 1e9:.2f} GB; medians of paired runs")
-        for runs in contenders(rb, folder).values():
-            report(runs, nbytes, effort)
+        report(savers(rb, folder), nbytes, effort)
+        report(loaders(rb, folder), nbytes, effort)
     finally:
         shutil.rmtree(folder)
 

@@ -1,9 +1,17 @@
 """Replay buffers ready for use, made of the parts."""
 
+from gfn_rb.buffers.experience import ExperienceMemory
+from gfn_rb.buffers.merged import MergedReplayBuffer
 from gfn_rb.buffers.presets import (
     fifo_buffer,
     reward_prioritized_buffer,
     terminating_state_buffer,
 )
 
-__all__ = ["fifo_buffer", "reward_prioritized_buffer", "terminating_state_buffer"]
+__all__ = [
+    "ExperienceMemory",
+    "MergedReplayBuffer",
+    "fifo_buffer",
+    "reward_prioritized_buffer",
+    "terminating_state_buffer",
+]

@@ -138,9 +138,8 @@ def terminating_state_buffer(
 
 
 def _on_insertion(max_length: int | None, keep: Sequence[str]) -> list[Transform]:
-    unknown = set(keep) - set(_STALE)
-    if unknown:
-        raise ArgumentError(f"keep takes names out of {_STALE}, got {sorted(unknown)}")
+    if isinstance(keep, str) or not set(keep) <= set(_STALE):
+        raise ArgumentError(f"keep must be a list of names out of {_STALE}, got {keep!r}")
     dropped = (INDEX, *(name for name in _STALE if name not in keep))
     transforms: list[Transform] = [ExcludeTransform(*dropped, inverse=True)]
     return transforms if max_length is None else [*transforms, PadTrajectories(max_length)]

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from tensordict import TensorDictBase
 from torchrl.envs.transforms import Transform
 
-from gfn_rb.containers import Trajectories
-from gfn_rb.errors import ArgumentError, ShapeError
-from gfn_rb.keys import ACTION, CONDITION, LENGTH, LOG_REWARD, STATE
+from gfn_rb.containers import Trajectories, convert
+from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
+from gfn_rb.keys import ACTION, CONDITION, IS_TERMINATING, LENGTH, LOG_REWARD, STATE
 
 
 class PadTrajectories(Transform):
@@ -31,20 +31,24 @@ class PadTrajectories(Transform):
         self.n_steps = n_steps
 
     def _inv_call(self, tensordict: TensorDictBase) -> TensorDictBase:
-        if ACTION not in tensordict.keys():  # noqa: SIM118
+        if not _are_trajectories(tensordict):
             return tensordict
         if tensordict.get(ACTION).shape[tensordict.ndim] == self.n_steps:
             return tensordict
         rows = tensordict if tensordict.ndim else tensordict.unsqueeze(0)
-        longest = int(rows.get(LENGTH).max())
+        fitted = self._fitted(rows, Trajectories.from_tensordict(rows))
+        return fitted if tensordict.ndim else fitted[0]
+
+    def _fitted(self, rows: TensorDictBase, trajectories: Trajectories) -> TensorDictBase:
+        if trajectories.n_steps < self.n_steps:
+            return convert.padded(rows, self.n_steps)
+        longest = int(trajectories.length.max()) if len(rows) else 0
         if longest > self.n_steps:
             raise ShapeError(
                 f"a trajectory of {longest} actions does not fit: the buffer holds at most "
                 f"max_length={self.n_steps}"
             )
-        trajectories = Trajectories.from_tensordict(rows).trim().pad_to(self.n_steps)
-        padded = trajectories.to_tensordict()
-        return padded if tensordict.ndim else padded[0]
+        return convert.cut(rows, self.n_steps)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Return what is sampled as it is."""
@@ -70,12 +74,38 @@ class KeepTerminatingStates(Transform):
         self.regenerate = regenerate
 
     def _inv_call(self, tensordict: TensorDictBase) -> TensorDictBase:
-        if ACTION not in tensordict.keys():  # noqa: SIM118
-            return tensordict
-        rows = tensordict.select(LOG_REWARD, CONDITION, strict=False)
-        rows.set(STATE, Trajectories.from_tensordict(tensordict).terminating_states)
-        return rows
+        rows = tensordict if tensordict.ndim else tensordict.unsqueeze(0)
+        kept = rows.select(STATE, LOG_REWARD, CONDITION, strict=False)
+        if _are_trajectories(rows):
+            kept.set(STATE, Trajectories.from_tensordict(rows).terminating_states)
+        else:
+            _require_terminating(rows)
+        return kept if tensordict.ndim else kept[0]
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Return what is sampled, regenerated if so asked."""
-        return tensordict if self.regenerate is None else self.regenerate(tensordict)
+        if self.regenerate is None:
+            return tensordict
+        if tensordict.ndim == 0:  # a single item, as rb[0]
+            return self.regenerate(tensordict.unsqueeze(0))[0]
+        return self.regenerate(tensordict)
+
+
+def _are_trajectories(rows: TensorDictBase) -> bool:
+    return set(rows.keys()) >= {ACTION, LENGTH}
+
+
+def _require_terminating(rows: TensorDictBase) -> None:
+    if ACTION in rows.keys():  # noqa: SIM118
+        raise KeyMismatchError(
+            f"rows hold {ACTION!r} and no {LENGTH!r}: expected trajectories or terminating states, "
+            "not transitions"
+        )
+    if STATE not in rows.keys():  # noqa: SIM118
+        raise KeyMismatchError(f"rows lack {STATE!r}: they hold {sorted(map(str, rows.keys()))}")
+    terminating = rows.get(IS_TERMINATING, None)
+    if terminating is not None and not bool(terminating.all()):
+        raise ArgumentError(
+            f"{int((~terminating).sum())} of {len(rows)} states are not terminating: expected "
+            "terminating states alone"
+        )

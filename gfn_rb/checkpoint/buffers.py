@@ -16,6 +16,7 @@ from torchrl.data.replay_buffers.storages import TensorStorage
 
 from gfn_rb.checkpoint.parts import (
     expect,
+    expect_class,
     generator_state,
     load_part,
     part_state,
@@ -113,13 +114,16 @@ def _held(rbs: list[ReplayBuffer]) -> Iterator[list[Any]]:
     Yields:
         The batches that each has prefetched.
     """
+    whole = rbs[-1]
+    # An ensemble, then its members in one order, or two ensembles could wait for each other.
+    distinct = {id(rb): rb for rb in (whole, *sorted(rbs, key=id))}
     with ExitStack() as stack:
-        queues = []
-        for rb in reversed(rbs):
+        queues = {}
+        for key, rb in distinct.items():
             prefetched = stack.enter_context(rb._capture_prefetch_state(clone_queue=False))
             stack.enter_context(rb._write_lock)
-            queues.append(prefetched["queue"])
-        yield queues[::-1]
+            queues[key] = prefetched["queue"]
+        yield [queues[id(rb)] for rb in rbs]
 
 
 def _device(rbs: list[ReplayBuffer]) -> torch.device:
@@ -150,6 +154,8 @@ def _state(rb: ReplayBuffer, queue: tuple[Any, ...]) -> State:
 
 def _check(rb: ReplayBuffer, state: State, rows: Any) -> None:
     expect("number of members", state["members"], len(_members(rb)))
+    expect_class(rb.sampler, state["sampler"], "sampler")
+    expect_class(rb.writer, state["writer"], "writer")
     if not state["members"]:
         try_rows(rb.storage, state["storage"], rows)
     expect("prefetch capacity", state["prefetch"], rb._prefetch_cap)

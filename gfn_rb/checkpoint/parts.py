@@ -65,6 +65,20 @@ def part_state(part: Sampler | Writer) -> dict[str, Any]:
     return {"class": name, "state": state, "remaining": vars(part).get(_REMAINING)}
 
 
+def expect_class(part: Sampler | Writer, state: dict[str, Any], what: str) -> None:
+    """Raise unless a state is of the same class.
+
+    Args:
+        part: the sampler or writer.
+        state: from :func:`part_state`.
+        what: how errors call it.
+
+    Raises:
+        CheckpointMismatchError: it is not.
+    """
+    expect(f"class of the {what}", state["class"], type(part).__qualname__)
+
+
 def try_part(part: Sampler | Writer, state: dict[str, Any], storage: Storage, what: str) -> None:
     """Raise unless a state fits. It is loaded for a trial, and the present one loaded again.
 
@@ -75,9 +89,8 @@ def try_part(part: Sampler | Writer, state: dict[str, Any], storage: Storage, wh
         what: how errors call it.
 
     Raises:
-        CheckpointMismatchError: it is of another class, or does not load.
+        CheckpointMismatchError: it does not load.
     """
-    expect(f"class of the {what}", state["class"], type(part).__qualname__)
     present, generations = deepcopy(part_state(part)), vars(storage).get(_GENERATIONS)
     try:
         load_part(part, deepcopy(state))

@@ -100,7 +100,8 @@ class CheckpointFile:
 
         def load(index: int) -> Tensor:
             on_cpu = self._header["tensors"][index]["device"] == "cpu"
-            return self._view(index).to(_CPU if on_cpu else accelerator, copy=True)
+            content = self._content(index).to(_CPU if on_cpu else accelerator, copy=True)
+            return self._shaped(index, content)
 
         return self._decode(section, load, accelerator)
 
@@ -126,15 +127,22 @@ class CheckpointFile:
             ) from None
 
     def _view(self, index: int) -> Tensor:
+        return self._shaped(index, self._content(index))
+
+    def _content(self, index: int) -> Tensor:
+        """Return the bytes of a tensor, in the file."""
         entry = self._header["tensors"][index]
-        dtype, shape = DTYPES[entry["dtype"]], entry["shape"]
-        if entry["nbytes"] == 0:
-            return torch.empty(shape, dtype=dtype)
         start = self._data + entry["offset"]
         content = self._bytes[start : start + entry["nbytes"]]
+        if not content:
+            return torch.empty(0, dtype=torch.uint8)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning)
-            return torch.frombuffer(content, dtype=dtype).reshape(shape)
+            return torch.frombuffer(content, dtype=torch.uint8)
+
+    def _shaped(self, index: int, content: Tensor) -> Tensor:
+        entry = self._header["tensors"][index]
+        return content.view(DTYPES[entry["dtype"]]).reshape(entry["shape"])
 
     def _read_prefix(self) -> int:
         """Return the length of the header, once it is known to be whole."""

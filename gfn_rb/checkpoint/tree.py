@@ -1,12 +1,13 @@
 """Nested values as JSON plus a list of tensors, and back.
 
 None, bools, integers and strings stand for themselves. Anything else becomes an object of one
-entry: its kind and its content. Tensors, arrays and bytes are listed apart; their content is the
-position in that list.
+entry: its kind and its content. Floats are their bits in hex. Tensors, arrays and bytes are
+listed apart; their content is the position in that list.
 """
 
 from __future__ import annotations
 
+import struct
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
@@ -123,7 +124,7 @@ class Encoder:
 
 
 _ENCODERS: dict[type, tuple[str, Callable[[Encoder, Any, str, int], Node]]] = {
-    float: ("float", lambda _, value, *__: value.hex()),
+    float: ("float", lambda _, value, *__: struct.pack(">d", value).hex()),
     bytes: ("bytes", Encoder._bytes),
     dict: ("dict", Encoder._mapping),
     OrderedDict: ("ordered_dict", Encoder._mapping),
@@ -183,7 +184,7 @@ class Decoder:
 
 
 _DECODERS: dict[str, Callable[[Decoder, Node], Any]] = {
-    "float": lambda _, content: float.fromhex(content),
+    "float": lambda _, content: struct.unpack(">d", bytes.fromhex(content))[0],
     "bytes": lambda self, content: self._tensor(content).numpy().tobytes(),
     "dict": lambda self, content: dict(self._items(content)),
     "ordered_dict": lambda self, content: OrderedDict(self._items(content)),

@@ -64,8 +64,9 @@ def _pieces(tensor: Tensor) -> Iterator[memoryview]:
     """Yield the bytes of a tensor in C order."""
     nbytes = tensor.numel() * tensor.element_size()
     if nbytes <= BLOCK or (tensor.device.type == "cpu" and tensor.is_contiguous()):
-        plain = tensor.as_subclass(torch.Tensor).resolve_conj().resolve_neg().cpu()
-        yield plain.contiguous().reshape(-1).view(torch.uint8).numpy().data
+        plain = tensor.as_subclass(torch.Tensor).resolve_conj().resolve_neg().cpu().contiguous()
+        # Strides of contiguous tensors mean nothing, and can be anything, in dimensions of one.
+        yield plain.as_strided((plain.numel(),), (1,)).view(torch.uint8).numpy().data
         return
     rows = BLOCK * len(tensor) // nbytes
     for part in tensor.split(rows) if rows else tensor.unbind():

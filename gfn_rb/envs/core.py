@@ -68,7 +68,7 @@ class GFNCore(ABC):
     ) -> Shaped[Tensor, "n *state"]:
         """Take one action per row; the exit action and the dummy action lead to the sink."""
         is_move = self._is_move(action)
-        moved = self._move(state, action.where(is_move, 0))
+        moved = self.move(state, action.where(is_move, 0))
         return moved.where(self._per_row(is_move), self.sink_state)
 
     def backward_step(
@@ -79,8 +79,20 @@ class GFNCore(ABC):
         The exit action cannot be undone, since the sink does not tell where it was entered from.
         """
         is_move = self._is_move(action)
-        undone = self._undo(state, action.where(is_move, 0))
+        undone = self.undo(state, action.where(is_move, 0))
         return undone.where(self._per_row(is_move), self.sink_state)
+
+    def move(
+        self, state: Shaped[Tensor, "n *state"], move: Int64[Tensor, "n"]
+    ) -> Shaped[Tensor, "n *state"]:
+        """Make one move per row: ``forward_step`` for rows of which none exits or is padding."""
+        return self._move(state, move)
+
+    def undo(
+        self, state: Shaped[Tensor, "n *state"], move: Int64[Tensor, "n"]
+    ) -> Shaped[Tensor, "n *state"]:
+        """Undo one move per row: ``backward_step`` for rows of which none is padding."""
+        return self._undo(state, move)
 
     @abstractmethod
     def log_reward(

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.functional import embedding
 
 from gfn_rb.envs.enumerable import EnumerableEnv
 from gfn_rb.errors import ArgumentError
@@ -71,13 +72,17 @@ class HyperGrid(EnumerableEnv):
         self.r0, self.r1, self.r2 = r0, r1, r2
         self.n_modes = 2**ndim
         self._has_inner_band = bool(self._in_inner_band(torch.arange(height)[:, None]).any())
+        code = torch.eye(height + 1, height).roll(1, 0)  # of -1 (the sink), 0, 1, ...
+        self.register_buffer("_code", code.to(device), persistent=False)
+
+    def is_source(self, state: Int64[Tensor, "n *state"]) -> Bool[Tensor, "n"]:
+        """Tell which rows are the origin."""
+        return state.sum(1) == 0
 
     def forward_mask(self, state: Int64[Tensor, "n *state"]) -> Bool[Tensor, "n actions"]:
         """Allow a move where it stays on the grid, and the exit action everywhere."""
-        mask = torch.cat(
-            [state < self.height - 1, torch.ones_like(state[:, :1], dtype=torch.bool)], 1
-        )
-        return mask & ~self.is_sink(state)[:, None]
+        on_grid = state[:, :1] >= 0  # only the sink is not
+        return torch.cat([(state < self.height - 1) & on_grid, on_grid], 1)
 
     def backward_mask(self, state: Int64[Tensor, "n *state"]) -> Bool[Tensor, "n moves"]:
         """Tell which coordinates are above zero."""
@@ -95,8 +100,7 @@ class HyperGrid(EnumerableEnv):
 
     def encode(self, state: Int64[Tensor, "n *state"]) -> Float[Tensor, "n encoded"]:
         """Return one one-hot vector per coordinate; zeros for the sink."""
-        heights = torch.arange(self.height, device=state.device)
-        return (state[:, :, None] == heights).flatten(1).float()
+        return embedding(state + 1, self._code).flatten(1)
 
     def mode_index(self, state: Int64[Tensor, "n *state"]) -> Int64[Tensor, "n"]:
         """Return each state's corner (bit d, most significant first, set where x_d > 0.5) or -1."""
@@ -114,17 +118,14 @@ class HyperGrid(EnumerableEnv):
     def _move(
         self, state: Int64[Tensor, "n *state"], move: Int64[Tensor, "n"]
     ) -> Int64[Tensor, "n *state"]:
-        return state + self._unit(state, move)
+        index = move[:, None]
+        return state.scatter_add(1, index, torch.ones_like(index))
 
     def _undo(
         self, state: Int64[Tensor, "n *state"], move: Int64[Tensor, "n"]
     ) -> Int64[Tensor, "n *state"]:
-        return state - self._unit(state, move)
-
-    def _unit(
-        self, state: Int64[Tensor, "n *state"], move: Int64[Tensor, "n"]
-    ) -> Int64[Tensor, "n *state"]:
-        return torch.zeros_like(state).scatter(1, move[:, None], 1)
+        index = move[:, None]
+        return state.scatter_add(1, index, torch.full_like(index, -1))
 
     def _in_outer_band(self, state: Int64[Tensor, "n *state"]) -> Bool[Tensor, "n"]:
         return (2 * self._doubled_offset(state) > self.height - 1).all(1)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.functional import embedding
 
 from gfn_rb.envs.base import GFNEnv
 from gfn_rb.errors import ArgumentError
@@ -59,24 +60,31 @@ class SequenceEnv(GFNEnv):
             device=device,
         )
         self.n_letters, self.length, self.form = n_letters, length, form
+        code = torch.eye(n_letters + 2, n_letters).roll(2, 0)  # of SINK, EMPTY, 0, 1, ...
+        self.register_buffer("_code", code.to(device), persistent=False)
+        mask = torch.zeros(n_letters + 2, self.n_actions, dtype=torch.bool)
+        mask[EMPTY - SINK, :-1] = True
+        mask[-SINK:, -1] = True
+        self.register_buffer("_mask", mask.to(device), persistent=False)
+        self._writes_left = form == "prepend_append"
+
+    def is_source(self, state: Int64[Tensor, "n *state"]) -> Bool[Tensor, "n"]:
+        """Tell which rows hold no letter yet."""
+        return state[:, 0] == EMPTY
 
     def forward_mask(self, state: Int64[Tensor, "n *state"]) -> Bool[Tensor, "n actions"]:
         """Allow every move until the sequence is full, then the exit action."""
-        room = (state == EMPTY).any(1, keepdim=True)
-        full = (state >= 0).all(1, keepdim=True)
-        return torch.cat([room.expand(-1, self.n_actions - 1), full], 1)
+        return self._mask[state[:, -1] - SINK]  # the last place is the last to be filled
 
     def backward_mask(self, state: Int64[Tensor, "n *state"]) -> Bool[Tensor, "n moves"]:
         """Tell which letter stands last, and for "prepend_append" also which stands first."""
-        last = state.gather(1, (self._n_written(state) - 1).clamp(min=0)[:, None])
         letters = torch.arange(self.n_letters, device=state.device)
-        ends = torch.cat([last == letters, state[:, :1] == letters], 1)
-        return ends[:, : self.n_actions - 1]
+        last = state.gather(1, self._last_written(state)) == letters
+        return torch.cat([last, state[:, :1] == letters], 1) if self._writes_left else last
 
     def encode(self, state: Int64[Tensor, "n *state"]) -> Float[Tensor, "n encoded"]:
         """Return one one-hot vector per place; zeros where it is empty."""
-        letters = torch.arange(self.n_letters, device=state.device)
-        return (state[:, :, None] == letters).flatten(1).float()
+        return embedding(state - SINK, self._code).flatten(1)
 
     def state_key(self, state: Int64[Tensor, "n *state"]) -> Int64[Tensor, "n"]:
         """Read the places as digits in base n_letters + 1, empty being 0: dictionary order."""
@@ -86,20 +94,25 @@ class SequenceEnv(GFNEnv):
     def _move(
         self, state: Int64[Tensor, "n *state"], move: Int64[Tensor, "n"]
     ) -> Int64[Tensor, "n *state"]:
+        next_place = (state[:, :-1] >= 0).sum(1, keepdim=True)
+        if not self._writes_left:
+            return state.scatter(1, next_place, move[:, None])
         letter = (move % self.n_letters)[:, None]
-        place = self._n_written(state).clamp(max=self.length - 1)[:, None]
         prepended = torch.cat([letter, state[:, :-1]], 1)
-        return prepended.where(self._at_left(move), state.scatter(1, place, letter))
+        return prepended.where(self._at_left(move), state.scatter(1, next_place, letter))
 
     def _undo(
         self, state: Int64[Tensor, "n *state"], move: Int64[Tensor, "n"]
     ) -> Int64[Tensor, "n *state"]:
-        place = (self._n_written(state) - 1).clamp(min=0)[:, None]
+        shortened = state.scatter(1, self._last_written(state), EMPTY)
+        if not self._writes_left:
+            return shortened
         beheaded = torch.cat([state[:, 1:], torch.full_like(state[:, :1], EMPTY)], 1)
-        return beheaded.where(self._at_left(move), state.scatter(1, place, EMPTY))
+        return beheaded.where(self._at_left(move), shortened)
 
     def _at_left(self, move: Int64[Tensor, "n"]) -> Bool[Tensor, "n 1"]:
         return move[:, None] >= self.n_letters
 
-    def _n_written(self, state: Int64[Tensor, "n *state"]) -> Int64[Tensor, "n"]:
-        return (state >= 0).sum(1)
+    def _last_written(self, state: Int64[Tensor, "n *state"]) -> Int64[Tensor, "n 1"]:
+        """Return the place of the last letter; 0 where there is none."""
+        return (state[:, 1:] >= 0).sum(1, keepdim=True)

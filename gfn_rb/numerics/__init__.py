@@ -1,6 +1,7 @@
 """Pure tensor mathematics: mutable distributions and selections. No TorchRL, no I/O."""
 
 from gfn_rb.numerics.extremes import Extremes
+from gfn_rb.numerics.ranked import RankedDistribution
 from gfn_rb.numerics.weighted_tree import WeightedTree
 
-__all__ = ["Extremes", "WeightedTree"]
+__all__ = ["Extremes", "RankedDistribution", "WeightedTree"]

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from gfn_rb.envs.core import GFNCore
-from gfn_rb.errors import ArgumentError, ShapeError
+from gfn_rb.errors import ArgumentError, NaNError, ShapeError
 from gfn_rb.rollout.categorical import Exploration
 
 
@@ -123,4 +123,18 @@ def check_log_rewards(log_rewards: Tensor | None, states: Tensor, is_backward: b
         raise ShapeError(
             f"log_rewards must be floating point of shape [{len(states)}], got "
             f"{log_rewards.dtype} of shape {list(log_rewards.shape)}"
+        )
+
+
+def check_rewards(log_reward: Tensor, states: Tensor) -> None:
+    """Check what an environment says of terminating states.
+
+    Raises:
+        NaNError: a log-reward is NaN.
+    """
+    if log_reward.isnan().any():
+        row = int(log_reward.isnan().nonzero()[0])
+        raise NaNError(
+            f"env.log_reward must return numbers, got nan for state {states[row].tolist()} "
+            f"in row {row}"
         )

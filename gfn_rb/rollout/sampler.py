@@ -116,7 +116,7 @@ class Sampler:
                 the policy's direction, a state on the way has no legal action, or an option is
                 unknown or out of range.
             ShapeError: a shape or dtype is not the environment's.
-            NaNError: the logits give no distribution.
+            NaNError: the logits give no distribution, or a reward is NaN.
         """
         exploration = checks.exploration_from(policy_kwargs, self.is_backward)
         start = checks.starting_states(env, n, states, self.is_backward)
@@ -162,4 +162,6 @@ def _laid_out(
 def _log_reward(
     env: GFNCore, x: Shaped[Tensor, "n *state"], condition: Shaped[Tensor, "n *condition"] | None
 ) -> Float[Tensor, "n"]:
-    return env.log_reward(x) if env.condition_shape is None else env.log_reward(x, condition)
+    log_reward = env.log_reward(x) if env.condition_shape is None else env.log_reward(x, condition)
+    checks.check_rewards(log_reward, x)
+    return log_reward

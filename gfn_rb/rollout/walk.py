@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from tensordict.nn import TensorDictModuleBase
@@ -13,7 +14,22 @@ from gfn_rb.errors import ArgumentError
 from gfn_rb.rollout.categorical import Exploration, draw, explain_no_draw
 from gfn_rb.rollout.log_probs import legal_actions, policy_logits
 from gfn_rb.rollout.steps import Drawn, Steps
-from gfn_rb.shapes import Bool, Int64, Shaped
+from gfn_rb.shapes import Int64, Shaped
+
+
+class _Rows(NamedTuple):
+    """The trajectories under way: which they are, where they are, and their conditions."""
+
+    row: Tensor
+    state: Tensor
+    condition: Tensor | None
+
+    def take(self, rest: Int64[Tensor, "l"]) -> _Rows:
+        """Return the rows that go on; all of them without a copy."""
+        if len(rest) == len(self.row):
+            return self
+        condition = None if self.condition is None else self.condition[rest]
+        return _Rows(self.row[rest], self.state[rest], condition)
 
 
 @dataclass(frozen=True)
@@ -74,28 +90,31 @@ class Walk:
         """
         is_backward = self.policy.is_backward
         steps = Steps(len(state), first=int(is_backward), device=state.device)
-        row = torch.arange(len(state), device=state.device)
-        going = ~self.env.is_source(state) if is_backward else torch.ones_like(row).bool()
+        at = _Rows(torch.arange(len(state), device=state.device), state, condition)
+        if is_backward:
+            at = self._past_source(at)
         for _ in range(self.env.max_length + 1):
-            rest = going.nonzero().squeeze(1)
-            if len(rest) < len(row):
-                row, state = row[rest], state[rest]
-                condition = None if condition is None else condition[rest]
-            if not len(row):
+            if not len(at.row):
                 return steps
-            drawn = self.draw(state, condition)
-            steps.add(row, state, drawn)
-            state, going = self._take(state, drawn.action)
+            drawn = self.draw(at.state, at.condition)
+            steps.add(at.row, at.state, drawn)
+            at = (self._undo if is_backward else self._move)(at, drawn.action)
         raise ArgumentError(
             f"env must end every trajectory within max_length={self.env.max_length} actions, got "
-            f"{state[0].tolist()} after them"
+            f"{at.state[0].tolist()} after them"
         )
 
-    def _take(
-        self, state: Shaped[Tensor, "k *state"], action: Int64[Tensor, "k"]
-    ) -> tuple[Shaped[Tensor, "k *state"], Bool[Tensor, "k"]]:
-        """Return the next states, and which rows have not reached their end."""
-        if self.policy.is_backward:
-            state = self.env.backward_step(state, action)
-            return state, ~self.env.is_source(state)
-        return self.env.forward_step(state, action), action != self.env.exit_action
+    def _move(self, at: _Rows, action: Int64[Tensor, "k"]) -> _Rows:
+        """Take the actions; rows that exit are dropped first."""
+        rest = (action != self.env.exit_action).nonzero().squeeze(1)
+        if len(rest) < len(action):
+            at, action = at.take(rest), action[rest]
+        return at._replace(state=self.env.move(at.state, action))
+
+    def _undo(self, at: _Rows, action: Int64[Tensor, "k"]) -> _Rows:
+        """Undo the actions; rows that thereby reach the source are dropped."""
+        return self._past_source(at._replace(state=self.env.undo(at.state, action)))
+
+    def _past_source(self, at: _Rows) -> _Rows:
+        """Drop the rows in the source."""
+        return at.take((~self.env.is_source(at.state)).nonzero().squeeze(1))

@@ -30,6 +30,27 @@ _FILE = "parameters.json"
 
 
 @runtime_checkable
+class Column(Protocol):
+    """One number per stored row, and which of them changed: :class:`~gfn_rb.column.KeyColumn`."""
+
+    def values(self, storage: Storage, /) -> Tensor:
+        """Return the number of every stored row."""
+        ...
+
+    def announce(self, storage: Storage, index: Tensor, /) -> None:
+        """Take note that rows were just written."""
+        ...
+
+    def changed(self, storage: Storage, /) -> Tensor | None:
+        """Return the rows that changed since the last call, or None for "perhaps all"."""
+        ...
+
+    def forget(self) -> None:
+        """Make the next :meth:`changed` answer "perhaps all"."""
+        ...
+
+
+@runtime_checkable
 class Distribution(Protocol):
     """A mutable discrete distribution over rows, such as :class:`~gfn_rb.numerics.WeightedTree`."""
 
@@ -95,12 +116,12 @@ class KeySampler(Sampler, metaclass=_KeepReplacement):
             raise ArgumentError(f"replacement must be 'auto', True or False, got {replacement!r}")
         self.key = key
         self.replacement = replacement
-        self._column = KeyColumn(key)
+        self._column: Column = KeyColumn(key)
         self._distribution: Distribution | None = None
 
     @abstractmethod
-    def _make_distribution(self, capacity: int, device: torch.device) -> Distribution:
-        """Return an empty distribution over that many rows."""
+    def _make_distribution(self, capacity: int, like: Tensor) -> Distribution:
+        """Return an empty distribution over that many rows, for numbers such as those."""
 
     @abstractmethod
     def _log_weight(self, value: Tensor) -> Tensor:
@@ -168,7 +189,7 @@ class KeySampler(Sampler, metaclass=_KeepReplacement):
         """Bring the distribution up to date with the storage."""
         values = self._column.values(storage)
         if self._distribution is None:
-            self._distribution = self._make_distribution(storage.max_size, values.device)
+            self._distribution = self._make_distribution(storage.max_size, values)
             self._column.forget()
         rows = self._column.changed(storage)
         if rows is None:

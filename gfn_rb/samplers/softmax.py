@@ -55,8 +55,8 @@ class SoftmaxRewardSampler(KeySampler):
         self._temperature = float(value)
         self._column.forget()
 
-    def _make_distribution(self, capacity: int, device: torch.device) -> Distribution:
-        return WeightedTree(capacity, device)
+    def _make_distribution(self, capacity: int, like: Tensor) -> Distribution:
+        return WeightedTree(capacity, like.device)
 
     def _log_weight(self, value: Tensor) -> Tensor:
         return value.to(torch.float64) / self._temperature

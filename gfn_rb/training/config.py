@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
@@ -16,7 +16,9 @@ from gfn_rb.errors import ArgumentError
 from gfn_rb.training.replay import DRAW, KEEP, REPLAY
 
 if TYPE_CHECKING:  # for a type checker names in a table are strings, for the command line choices
-    Keep = Draw = Replay = str
+    Keep = str
+    Draw = str
+    Replay = str
 else:
     Keep, Draw, Replay = Literal[tuple(KEEP)], Literal[tuple(DRAW)], Literal[tuple(REPLAY)]
 
@@ -30,9 +32,6 @@ class TrainConfig(ABC):
 
     The defaults are what did best on TFBind8 at 16,000 and 32,000 reward calls, with and without
     replay; ``python -m benchmarks.learning`` compares others.
-
-    Raises:
-        ArgumentError: a field is out of its range.
     """
 
     env: ClassVar[str]
@@ -55,7 +54,7 @@ class TrainConfig(ABC):
     keep: Keep = "top"
     """Which items it keeps: those of highest reward, or the most recent."""
     draw: Draw = "softmax"
-    """How replayed items are drawn: in proportion to exp(log reward / temperature), or all alike."""
+    """How replayed items are drawn: by exp(log reward / temperature), or all alike."""
     temperature: float = 1.0
     """Temperature of the softmax draw. 1 draws in proportion to the reward; above 1 is flatter."""
     epsilon: float = 0.0
@@ -74,18 +73,22 @@ class TrainConfig(ABC):
     """cpu, cuda or cuda:N."""
     threads: int = 1
     """CPU threads. More than one is slower for networks of the default size."""
-    eval_every: int = 20
+    eval_every: int = 25
     """Steps between rows of metrics.csv, each with the exact distance to the target."""
     checkpoint_every: int = 200
     """Steps between checkpoints."""
     logger: LoggerName = "none"
     """TorchRL logger that is given the rows of metrics.csv as well."""
 
-    def __post_init__(self) -> None:
-        for f in fields(self):
-            _check(f.name, getattr(self, f.name), *_TYPE_RULES.get(type(f.default), _ANYTHING))
-        for name, (rule, expected) in _RULES.items():
-            _check(name, getattr(self, name), rule, expected)
+    def validate(self) -> None:
+        """Check every field that is not the environment's own.
+
+        Not done at construction, where tyro would take the error for one in its own parsing.
+
+        Raises:
+            ArgumentError: a field is out of its range.
+        """
+        _check_fields(type(self), vars(self))
 
     @abstractmethod
     def make_env(self) -> EnumerableEnv:
@@ -119,6 +122,7 @@ class TrainConfig(ABC):
             raise ArgumentError(f"{wrong[0]} is {state} in a configuration of {env}")
         if isinstance(rest["hidden"], list):
             rest["hidden"] = tuple(rest["hidden"])
+        _check_fields(CONFIGS[env], rest)
         return CONFIGS[env](**rest)
 
     def with_steps(self, steps: int) -> TrainConfig:
@@ -187,7 +191,6 @@ def _one_of(names: Iterable[str]) -> Rule:
     return lambda value: value in names, f"one of {', '.join(names)}"
 
 
-_ANYTHING: Rule = (lambda _: True, "anything")
 _TYPE_RULES: dict[type, Rule] = {
     int: (lambda v: type(v) is int, "a whole number"),
     float: (lambda v: type(v) in (int, float), "a number"),
@@ -216,6 +219,14 @@ _RULES: dict[str, Rule] = {
     "logger": _one_of(get_args(LoggerName)),
     "device": (_is_device, "cpu, or cuda where torch finds such a device"),
 }
+
+
+def _check_fields(config: type[TrainConfig], values: Mapping[str, Any]) -> None:
+    for f in fields(config):
+        if type(f.default) in _TYPE_RULES:
+            _check(f.name, values[f.name], *_TYPE_RULES[type(f.default)])
+    for name, rule in _RULES.items():
+        _check(name, values[name], *rule)
 
 
 def _check(name: str, value: Any, rule: Callable[[Any], bool], expected: str) -> None:

@@ -63,7 +63,9 @@ class RunFolder:
         """
         folder = cls(path)
         if not folder.config.is_file():
-            raise ArgumentError(f"run must be a folder that holds a {folder.config.name}, got {path}")
+            raise ArgumentError(
+                f"run must be a folder that holds a {folder.config.name}, got {path}"
+            )
         return folder
 
     def read_config(self) -> TrainConfig:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 from os import PathLike
-from typing import Any
 
 import torch
 from tensordict import TensorDictBase
@@ -41,7 +40,8 @@ class Trainer:
         config: what to train, on what and how.
 
     Raises:
-        ArgumentError: the environment refuses its options, or is too large to enumerate.
+        ArgumentError: a field of the configuration is out of its range, or the environment is too
+            large to enumerate.
 
     Examples:
         >>> trainer = Trainer(TFBind8Config(seed=1))
@@ -51,6 +51,7 @@ class Trainer:
     """
 
     def __init__(self, config: TrainConfig) -> None:
+        config.validate()
         self.config = config
         self.watch = Stopwatch(PHASES, config.device)
         self.env = config.make_env()
@@ -119,7 +120,7 @@ class Trainer:
     def _fit_log_z(self, batch: Trajectories) -> None:
         """Set log Z to where the loss of a batch is least: its mean residual becomes 0."""
         with self.watch("learning"):
-            self.loss.log_z.value -= self.loss.residual(batch).mean()
+            self.loss.get_parameter("log_z.value").sub_(self.loss.residual(batch).mean())
 
     def _regenerate(self, rows: TensorDictBase) -> TensorDictBase:
         """Sample forward trajectories to stored terminating states. Costs no reward calls."""
@@ -137,7 +138,7 @@ class Trainer:
     @property
     def log_z(self) -> float:
         """The learned log Z, in nats."""
-        return float(self.loss.log_z.value.detach())
+        return float(self.loss.get_parameter("log_z.value").detach())
 
     def policy_log_prob(self) -> Float64[Tensor, "m"]:
         """Return the policy's exact log-probability of each terminating state."""
@@ -270,10 +271,7 @@ _BACKWARD: dict[str, Callable[[EnumerableEnv, tuple[int, ...]], TensorDictModule
 
 
 def _make_optimizer(config: TrainConfig, loss: TrajectoryBalance) -> torch.optim.Adam:
-    log_z = list(loss.log_z.parameters())
-    policies = [
-        *loss.forward_policy.parameters(),
-        *loss.backward_policy.parameters(),
-    ]
-    groups = [{"params": policies, "lr": config.lr}, {"params": log_z, "lr": config.lr_log_z}]
+    log_z = loss.get_parameter("log_z.value")
+    policies = [parameter for parameter in loss.parameters() if parameter is not log_z]
+    groups = [{"params": policies, "lr": config.lr}, {"params": [log_z], "lr": config.lr_log_z}]
     return torch.optim.Adam(groups, fused=True)

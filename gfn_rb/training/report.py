@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter, StrMethodFormatter
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import MaxNLocator, PercentFormatter, StrMethodFormatter
 from torch import Tensor
 
+from gfn_rb.envs import EnumerableEnv
 from gfn_rb.keys import LOG_REWARD
-from gfn_rb.shapes import Float, Float64
+from gfn_rb.shapes import Float64
 from gfn_rb.training.folder import replacing
 from gfn_rb.training.loop import Row, Trainer
 
@@ -22,23 +25,137 @@ BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#767676"
 N_BINS = 40
 
 
-def write_report(path: Path, trainer: Trainer) -> None:
+def write_report(path: Path, trainer: Trainer, rows: Sequence[Row]) -> None:
     """Draw the report of a run and write it as PNG.
 
     Args:
         path: the file to make or replace.
-        trainer: the run.
+        trainer: the run, at its end.
+        rows: what was measured on the way.
     """
     with replacing(path) as temporary:
-        FigureCanvasAgg(draw_report(trainer)).print_png(str(temporary))
+        FigureCanvasAgg(draw_report(trainer, rows)).print_png(str(temporary))
 
 
-def draw_report(trainer: Trainer) -> Figure:
+def draw_report(trainer: Trainer, rows: Sequence[Row]) -> Figure:
     """Return the report of a run: three panels side by side."""
-    figure = Figure(figsize=(16, 5), dpi=120, layout="constrained")
+    figure = Figure(
+        figsize=(16, 5), dpi=120, layout=ConstrainedLayoutEngine(wspace=0.05, h_pad=0.08)
+    )
     modes, rewards, distance = figure.subplots(1, 3)
     figure.suptitle(_headline(trainer), fontsize=13, fontweight="bold")
-    draw_modes(modes, trainer)
+    draw_modes(modes, trainer.env, rows)
     draw_rewards(rewards, trainer)
-    draw_distance(distance, trainer)
+    draw_distance(distance, rows)
     return figure
+
+
+def draw_modes(axes: Axes, env: EnumerableEnv, rows: Sequence[Row]) -> None:
+    """Draw modes found against reward calls, and how many the target's own draws would find."""
+    calls, found = _column(rows, "reward_calls"), _column(rows, "modes_found")
+    grid = np.linspace(0, calls[-1], 200)
+    expected = expected_modes(_mode_mass(env), grid)
+    axes.axhline(env.n_modes, color=GREY, linewidth=1, linestyle=":", label=f"all {env.n_modes}")
+    axes.plot(
+        grid, expected, color=GREY, linewidth=1.5, linestyle="--", label="drawing from the target"
+    )
+    axes.plot(calls, found, color=BLUE, linewidth=2.5, label="this run")
+    axes.annotate(
+        f"{found[-1]:.0f}",
+        (calls[-1], found[-1]),
+        (6, 0),
+        textcoords="offset points",
+        color=BLUE,
+        va="center",
+        fontweight="bold",
+    )
+    axes.set_ylim(0, 1.08 * env.n_modes)
+    _dress(axes, "Modes found", "modes found", "lower right")
+    _calls_axis(axes)
+
+
+def draw_rewards(axes: Axes, trainer: Trainer) -> None:
+    """Draw how the buffer's items, the policy and the target are distributed over the reward."""
+    reward = trainer.env.log_reward(trainer.env.terminating_states()).double().exp()
+    stored = trainer.rb.storage[:].get(LOG_REWARD).double().exp()
+    edges = np.linspace(0, float(reward.max()), N_BINS + 1)
+    target = histogram(reward, trainer.target.exp(), edges)
+    policy = histogram(reward, trainer.policy_log_prob().exp(), edges)
+    buffer = histogram(stored, stored.new_full(stored.shape, 1 / len(stored)), edges)
+    axes.stairs(target, edges, fill=True, color=GREY, alpha=0.35, label="target")
+    axes.stairs(buffer, edges, color=ORANGE, linewidth=2, label=f"buffer ({len(stored):,} items)")
+    axes.stairs(policy, edges, color=BLUE, linewidth=2, label="policy (exact)")
+    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    axes.set_xlabel("reward R(x)")
+    _dress(axes, "Rewards of what is sampled and stored", "probability per bin", "best")
+
+
+def draw_distance(axes: Axes, rows: Sequence[Row]) -> None:
+    """Draw the exact distances between policy and target against reward calls."""
+    calls = _column(rows, "reward_calls")
+    for key, label, color, style in (
+        ("total_variation", "total variation", BLUE, "-"),
+        ("jensen_shannon_distance", "Jensen-Shannon distance", ORANGE, "--"),
+    ):
+        values = _column(rows, key)
+        label = f"{label}: {values[-1]:.3f}"
+        axes.plot(calls, values, color=color, linewidth=2.5, linestyle=style, label=label)
+    axes.set_ylim(bottom=0)
+    _dress(axes, "Exact distance from policy to target", "distance", "upper right")
+    _calls_axis(axes)
+
+
+def expected_modes(
+    mass: Float64[Tensor, "modes"], n_draws: Float64[np.ndarray, "k"]
+) -> Float64[np.ndarray, "k"]:
+    r"""Return how many modes n independent draws are expected to reach, sum_m 1 - (1 - p_m)^n.
+
+    Args:
+        mass: p_m, the probability of each mode.
+        n_draws: numbers of draws n.
+    """
+    log_miss = np.log1p(-mass.cpu().numpy())
+    return -np.expm1(n_draws[:, None] * log_miss).sum(1)
+
+
+def histogram(
+    value: Float64[Tensor, "n"], weight: Float64[Tensor, "n"], edges: Float64[np.ndarray, "k"]
+) -> Float64[np.ndarray, "bins"]:
+    """Return the weight in each bin."""
+    return np.histogram(value.cpu().numpy(), edges, weights=weight.cpu().numpy())[0]
+
+
+def _mode_mass(env: EnumerableEnv) -> Float64[Tensor, "modes"]:
+    """Return the target's probability of each mode."""
+    mode, target = env.mode_index(env.terminating_states()), env.target_log_prob().exp()
+    mass = target.new_zeros(env.n_modes + 1)  # no mode is -1, the last place
+    return mass.index_put_((mode,), target, accumulate=True)[:-1]
+
+
+def _headline(trainer: Trainer) -> str:
+    config = trainer.config
+    replay = f"{config.replay_ratio:g} replayed per fresh" if config.n_replayed else "no replay"
+    return (
+        f"{config.env}, {trainer.steps_done:,} steps of {config.batch_size}, {replay}, "
+        f"seed {config.seed}"
+    )
+
+
+def _column(rows: Sequence[Row], key: str) -> Float64[np.ndarray, "k"]:
+    return np.array([row[key] for row in rows], dtype=np.float64)
+
+
+def _dress(axes: Axes, title: str, ylabel: str, legend: str) -> None:
+    axes.set_title(title, fontsize=13, loc="left")
+    axes.set_ylabel(ylabel)
+    axes.grid(color="0.9")
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(loc=legend, frameon=False)
+
+
+def _calls_axis(axes: Axes) -> None:
+    axes.set_xlabel("reward calls")
+    axes.set_xlim(0, 1.08 * axes.dataLim.x1)
+    axes.xaxis.set_major_locator(MaxNLocator(5))
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))

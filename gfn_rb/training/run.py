@@ -42,6 +42,7 @@ def train(config: TrainConfig) -> Outcome:
         ArgumentError: an option cannot be honoured, or the folder exists. Nothing is written.
         NaNError: the loss is no longer finite.
     """
+    config.validate()
     check_installed(config.logger)
     torch.set_num_threads(config.threads)
     trainer = Trainer(config)
@@ -63,6 +64,7 @@ def resume(path: Path, steps: int | None = None) -> Outcome:
     folder = RunFolder.open(path)
     config = folder.read_config()
     config = config if steps is None else config.with_steps(steps)
+    config.validate()
     check_installed(config.logger)
     torch.set_num_threads(config.threads)
     trainer = Trainer(config)
@@ -88,7 +90,7 @@ def _run(trainer: Trainer, folder: RunFolder) -> Outcome:
             row = trainer.measure()
             if row["step"] != trainer.history[-1]["step"]:
                 rows.append(row)  # not in the history: a longer run would not have it
-        _write_report(trainer, folder)
+        _write_report(trainer, folder, row)
     return Outcome(trainer, folder, row, None)
 
 
@@ -124,7 +126,8 @@ class _Rows:
         self._file.close()
 
 
-def _write_report(trainer: Trainer, folder: RunFolder) -> None:
+def _write_report(trainer: Trainer, folder: RunFolder, last: Row) -> None:
     from gfn_rb.training.report import write_report  # matplotlib takes a while to load
 
-    write_report(folder.report, trainer)
+    is_new = last["step"] != trainer.history[-1]["step"]
+    write_report(folder.report, trainer, [*trainer.history, last] if is_new else trainer.history)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from envs.toy_envs import CountOnes, Ladder
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from gfn_rb import envs
 from gfn_rb.envs import EnumerableEnv, GFNEnv, HyperGrid
@@ -64,7 +65,7 @@ class AnyLetter(CountOnes):
 
 class UndoesTwo(HyperGrid):
     def _undo(self, state: Tensor, move: Tensor) -> Tensor:
-        return state - 2 * self._unit(state, move)
+        return state - 2 * one_hot(move, self.n_dims)
 
 
 class OffTheGrid(HyperGrid):
@@ -95,7 +96,7 @@ class MixesRows(HyperGrid):
 
 class InPlace(HyperGrid):
     def _move(self, state: Tensor, move: Tensor) -> Tensor:
-        return state.add_(self._unit(state, move))
+        return state.add_(one_hot(move, self.n_dims))
 
 
 class DefaultDevice(HyperGrid):
@@ -144,7 +145,7 @@ class Shortcut(HyperGrid):
 
     def _move(self, state: Tensor, move: Tensor) -> Tensor:
         jump = self.is_source(state) & (move == 0)
-        return super()._move(state, move) + jump[:, None] * self._unit(state, move)
+        return super()._move(state, move) + jump[:, None] * one_hot(move, self.n_dims)
 
 
 class HiddenStates(HyperGrid):

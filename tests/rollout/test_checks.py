@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gfn_rb.envs import HyperGrid, TFBind8
-from gfn_rb.errors import ArgumentError, ShapeError
+from gfn_rb.errors import ArgumentError, NaNError, ShapeError
 from gfn_rb.rollout import checks
 
 GRID = HyperGrid(2, 4)
@@ -87,3 +87,9 @@ def test_log_rewards():
         checks.check_log_rewards(torch.zeros(2), ORIGIN, True)
     with pytest.raises(ShapeError, match=r"floating point of shape \[3\], got torch.int64"):
         checks.check_log_rewards(torch.zeros(3, dtype=torch.int64), ORIGIN, True)
+
+
+def test_rewards():
+    checks.check_rewards(torch.tensor([0.0, -torch.inf, 2.0]), ORIGIN)
+    with pytest.raises(NaNError, match=r"got nan for state \[0, 0\] in row 1"):
+        checks.check_rewards(torch.tensor([0.0, torch.nan, torch.nan]), ORIGIN)

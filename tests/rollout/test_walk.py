@@ -103,7 +103,7 @@ class Endless(HyperGrid):
     def forward_mask(self, state):
         return torch.ones(len(state), 3, dtype=torch.bool)
 
-    def forward_step(self, state, action):
+    def _move(self, state, move):
         return (state + 1) % self.height
 
 

@@ -1,0 +1,398 @@
+"""ObjectRL's replay buffer, on the parts of this library."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensordict import NestedKey, TensorDict, TensorDictBase
+from torch import Tensor
+from torchrl.data import LazyMemmapStorage, LazyTensorStorage, TensorDictReplayBuffer
+from torchrl.data.replay_buffers.storages import TensorStorage
+
+from gfn_rb.buffers.presets import fifo_buffer
+from gfn_rb.checkpoint import load_checkpoint, load_state, save_checkpoint
+from gfn_rb.errors import (
+    ArgumentError,
+    CheckpointMismatchError,
+    EmptyBufferError,
+    KeyMismatchError,
+    ShapeError,
+)
+from gfn_rb.keys import ESTIMATOR_OUTPUT, LOG_PROB
+from gfn_rb.shapes import Int64
+
+Indices = Sequence[int] | Tensor
+
+_SUFFIX = ".metadata"
+_BUFFER_SIZE, _DATA_SIZE, _POINTER = "buffer_size", "data_size", "pointer"
+
+
+class ExperienceMemory:
+    """A memory of the newest experiences, for single draws, batches and epochs.
+
+    It has the interface of ObjectRL's ``ReplayBuffer``, and holds a ``TensorDictReplayBuffer``,
+    :attr:`memory`. Where that one saves its counters alone, this one saves its contents too.
+    Experiences are stored in memory-mapped files on the CPU, in tensors elsewhere; every batch
+    comes with the ``index`` of its rows, and is a copy, on the working device.
+
+    Args:
+        device: where batches are used.
+        storing_device: where experiences are stored.
+        buffer_size: how many are kept.
+        print_gc_warning: warn when the garbage collector is run, to close files that nothing
+            refers to any more, because no further one can be opened.
+        generator: source of randomness, on the storing device; by default PyTorch's global one.
+
+    Raises:
+        ArgumentError: ``buffer_size`` below 1.
+
+    Examples:
+        >>> buffer = ExperienceMemory("cpu", "cpu", buffer_size=1000)
+        >>> buffer.add_batch(TensorDict({"obs": torch.randn(8, 3), "action": torch.zeros(8)}, [8]))
+        >>> obs, action = buffer.sample_by_index_fields([0, 5], fields=["obs", "action"])
+        >>> for _ in range(buffer.get_steps_and_iterator(n_epochs=2, max_iter=0, batch_size=4)):
+        ...     train_step(buffer.get_next_batch(batch_size=4))
+    """
+
+    memory: TensorDictReplayBuffer
+    epoch_iterator: Iterator[TensorDictBase] | None
+
+    def __init__(
+        self,
+        device: torch.device | str,
+        storing_device: torch.device | str,
+        buffer_size: int,
+        print_gc_warning: bool = False,
+        *,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        self.device = torch.device(device)
+        self.storing_device = torch.device(storing_device)
+        self.print_gc_warning = print_gc_warning
+        self._generator = generator
+        self.reset(buffer_size)
+
+    def reset(self, buffer_size: int | None = None) -> None:
+        """Forget all experiences, and the epochs begun.
+
+        Args:
+            buffer_size: how many are kept from now on; by default as many as before.
+
+        Raises:
+            ArgumentError: ``buffer_size`` below 1.
+        """
+        self._hold(self._made(self.buffer_size if buffer_size is None else buffer_size))
+
+    @property
+    def buffer_size(self) -> int:
+        """How many experiences are kept."""
+        capacity: int = self.memory.storage.max_size
+        return capacity
+
+    @property
+    def size(self) -> int:
+        """How many experiences are stored."""
+        return len(self)
+
+    @property
+    def pointer(self) -> int:
+        """Where the next experience is written."""
+        cursor: int = self.memory.writer._cursor
+        return cursor
+
+    def __len__(self) -> int:
+        return len(self.memory)
+
+    # Writing.
+
+    def add(self, experience: TensorDictBase | Mapping[str, Any]) -> None:
+        """Store one experience.
+
+        Args:
+            experience: batch size [].
+
+        Raises:
+            ShapeError: a batch size, or an entry of another shape or dtype than the stored one.
+            KeyMismatchError: keys are missing, or unknown to the memory.
+        """
+        item = _tensordict(experience)
+        if item.ndim:
+            raise ShapeError(f"experience must have batch size [], got {list(item.batch_size)}")
+        self._write(lambda memory: memory.add(item))
+
+    def add_batch(self, batch: TensorDictBase) -> None:
+        """Store a batch; of one longer than the memory, the last experiences.
+
+        Args:
+            batch: batch size [n].
+
+        Raises:
+            ShapeError: another batch size, or an entry of another shape or dtype than the stored.
+            KeyMismatchError: keys are missing, or unknown to the memory.
+        """
+        rows = _tensordict(batch)
+        if rows.ndim != 1:
+            raise ShapeError(f"batch must have batch size [n], got {list(rows.batch_size)}")
+        if len(rows):
+            self._write(lambda memory: memory.extend(rows[-self.buffer_size :]))
+
+    # Drawing.
+
+    def sample_batch(self, batch_size: int) -> TensorDictBase:
+        """Draw experiences uniformly, with replacement.
+
+        Args:
+            batch_size: how many.
+
+        Raises:
+            ArgumentError: ``batch_size`` below 1.
+            EmptyBufferError: nothing is stored.
+        """
+        _require_positive("batch_size", batch_size)
+        self._require_some(f"draw {batch_size} experiences")
+        rows: TensorDictBase = self.memory.sample(batch_size).to(self.device)
+        return rows
+
+    def sample_random(self, batch_size: int) -> TensorDictBase:
+        """Do as :meth:`sample_batch` does."""
+        return self.sample_batch(batch_size)
+
+    def sample_by_index(self, indices: Indices) -> TensorDictBase:
+        """Return experiences by their place.
+
+        Args:
+            indices: numbers in [0, size), in any order; one may stand there repeatedly.
+
+        Raises:
+            ArgumentError: something else.
+        """
+        rows: TensorDictBase = self.memory.storage[self._places(indices)].to(self.device)
+        return rows
+
+    def sample_by_index_fields(
+        self, indices: Indices, fields: Sequence[NestedKey]
+    ) -> Tensor | tuple[Tensor, ...]:
+        """Return some fields of experiences by their place, and read no others.
+
+        Args:
+            indices: see :meth:`sample_by_index`.
+            fields: names; of a nested field, the names on the way to it as a tuple.
+
+        Returns:
+            The field, a tensor [n, ...], if there is one, a tuple of such if there are several.
+
+        Raises:
+            ArgumentError: ``indices`` as for :meth:`sample_by_index`, or no field.
+            KeyMismatchError: a field that does not exist.
+        """
+        places = self._places(indices)
+        stored = self.memory.storage[:] if len(self) else TensorDict()
+        held = set(stored.keys(True, True))
+        if isinstance(fields, str) or not fields:
+            raise ArgumentError(f"fields must be a list of at least one name, got {fields!r}")
+        for field in fields:
+            if field not in held:
+                raise KeyMismatchError(
+                    f"fields must be among {sorted(map(str, held))}, got {field!r}"
+                )
+        values = [stored.get(field)[places].to(self.device) for field in fields]
+        return values[0] if len(values) == 1 else tuple(values)
+
+    def sample_all(self) -> TensorDictBase:
+        """Return all experiences in the order of their places.
+
+        Raises:
+            EmptyBufferError: nothing is stored.
+        """
+        self._require_some("return all experiences")
+        return self.sample_by_index(range(len(self)))
+
+    # Epochs.
+
+    def create_epoch_iterator(
+        self, batch_size: int, n_epochs: int = 1, shuffle: bool = False
+    ) -> Iterator[TensorDictBase]:
+        """Return batches that run through all experiences, again and again.
+
+        :meth:`get_next_batch` takes from the same iterator. Which places are gone through is
+        settled now, what stands there when a batch is taken.
+
+        Args:
+            batch_size: of each batch; the last of an epoch may be smaller.
+            n_epochs: how often to run through.
+            shuffle: whether in a new random order each time, or in that of their places.
+
+        Raises:
+            ArgumentError: ``batch_size`` or ``n_epochs`` below 1.
+            EmptyBufferError: nothing is stored.
+        """
+        _require_positive("batch_size", batch_size)
+        _require_positive("n_epochs", n_epochs)
+        self._require_some("create an epoch iterator")
+        epochs = self._epochs(len(self), batch_size, n_epochs, shuffle)
+        self.epoch_iterator = epochs
+        return epochs
+
+    def get_next_batch(self, batch_size: int) -> TensorDictBase:
+        """Return the next batch of the epochs begun, or without such a random one.
+
+        Args:
+            batch_size: of a random batch.
+
+        Raises:
+            StopIteration: the epochs are over.
+        """
+        if self.epoch_iterator is None:
+            return self.sample_batch(batch_size)
+        return next(self.epoch_iterator)
+
+    def calculate_num_batches(self, batch_size: int) -> int:
+        """Return how many batches make an epoch, the last and perhaps smaller one included.
+
+        Args:
+            batch_size: of each batch.
+
+        Raises:
+            ArgumentError: ``batch_size`` below 1.
+        """
+        _require_positive("batch_size", batch_size)
+        return -(-len(self) // batch_size)
+
+    def get_steps_and_iterator(
+        self, n_epochs: int, max_iter: int, batch_size: int, shuffle: bool = False
+    ) -> int:
+        """Return how many batches to take with :meth:`get_next_batch`, and prepare them.
+
+        Args:
+            n_epochs: run so often through all experiences; 0 for ``max_iter`` random batches.
+            max_iter: how many random batches.
+            batch_size: of each batch.
+            shuffle: see :meth:`create_epoch_iterator`.
+
+        Raises:
+            ArgumentError: ``n_epochs`` or ``max_iter`` below 0, or ``batch_size`` below 1.
+            EmptyBufferError: epochs are asked for, and nothing is stored.
+        """
+        if n_epochs < 0 or max_iter < 0:
+            raise ArgumentError(
+                f"n_epochs and max_iter must be at least 0, got {n_epochs} and {max_iter}"
+            )
+        n_batches = self.calculate_num_batches(batch_size)
+        if n_epochs == 0:
+            self.epoch_iterator = None
+            return max_iter
+        self.create_epoch_iterator(batch_size, n_epochs, shuffle)
+        return n_epochs * n_batches
+
+    # Files.
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Save the contents, and all that is needed to go on alike, in one file.
+
+        It takes the place of an older one in one step, see :func:`~gfn_rb.save_checkpoint`.
+
+        Args:
+            path: of the file, less its suffix ``.metadata``.
+
+        Raises:
+            CheckpointError: the disk refuses.
+        """
+        counters = {_BUFFER_SIZE: self.buffer_size, _DATA_SIZE: len(self), _POINTER: self.pointer}
+        save_checkpoint(_file(path), self.memory, **counters)
+
+    def load(self, path: str | PathLike[str]) -> None:
+        """Restore what :meth:`save` saved, the size of the memory included.
+
+        Args:
+            path: as for :meth:`save`.
+
+        Raises:
+            CheckpointError: there is no such file, it is damaged, or not one of :meth:`save`. The
+                memory is then as it was.
+        """
+        counters = load_state(_file(path))
+        if counters.keys() != {_BUFFER_SIZE, _DATA_SIZE, _POINTER}:
+            raise CheckpointMismatchError(f"{_file(path)} was not saved by an ExperienceMemory")
+        memory = self._made(counters[_BUFFER_SIZE])
+        load_checkpoint(_file(path), memory)
+        self._hold(memory)
+
+    # Within.
+
+    def _made(self, buffer_size: int) -> TensorDictReplayBuffer:
+        _require_positive("buffer_size", buffer_size)
+        on_disk = self.storing_device.type == "cpu"
+        storage: TensorStorage = (LazyMemmapStorage if on_disk else LazyTensorStorage)(
+            buffer_size, device=self.storing_device
+        )
+        keep = (LOG_PROB, ESTIMATOR_OUTPUT)
+        return fifo_buffer(buffer_size, storage=storage, keep=keep, generator=self._generator)
+
+    def _hold(self, memory: TensorDictReplayBuffer) -> None:
+        self.memory = memory
+        self._generator = memory._rng
+        self.epoch_iterator = None
+
+    def _write(self, write: Callable[[TensorDictReplayBuffer], Any]) -> None:
+        try:
+            write(self.memory)
+        except OSError as error:
+            if self.print_gc_warning:
+                warnings.warn(f"running the garbage collector, because of {error}", stacklevel=3)
+            gc.collect()
+            if not self.memory.storage.initialized:
+                self.reset()  # files are made on the first write, and the counters before them
+            write(self.memory)
+
+    def _epochs(
+        self, n: int, batch_size: int, n_epochs: int, shuffle: bool
+    ) -> Iterator[TensorDictBase]:
+        for _ in range(n_epochs):
+            for indices in self._order(n, shuffle).split(batch_size):
+                yield self.sample_by_index(indices)
+
+    def _order(self, n: int, shuffle: bool) -> Int64[Tensor, "n"]:
+        if not shuffle:
+            return torch.arange(n)
+        device = self._generator.device if self._generator is not None else None
+        return torch.randperm(n, generator=self._generator, device=device)
+
+    def _places(self, indices: Indices) -> Int64[Tensor, "k"]:
+        places = indices if isinstance(indices, Tensor) else torch.tensor([*indices])
+        if places.numel() == 0:
+            places = places.long()
+        if places.ndim != 1 or places.is_floating_point() or places.dtype == torch.bool:
+            raise ArgumentError(f"indices must be a list of whole numbers, got {indices!r}")
+        if places.numel() and not 0 <= int(places.min()) <= int(places.max()) < len(self):
+            raise ArgumentError(
+                f"indices must lie in [0, {len(self)}), got {int(places.min())} to "
+                f"{int(places.max())}"
+            )
+        return places.to(self.storing_device, torch.int64)
+
+    def _require_some(self, what: str) -> None:
+        if not len(self):
+            raise EmptyBufferError(f"cannot {what}: the memory is empty")
+
+
+def _tensordict(data: Any) -> TensorDictBase:
+    if isinstance(data, TensorDictBase):
+        return data
+    if isinstance(data, Mapping):
+        return TensorDict(dict(data))
+    raise ArgumentError(f"experiences must come in a TensorDict, got a {type(data).__name__}")
+
+
+def _require_positive(name: str, value: int) -> None:
+    if value < 1:
+        raise ArgumentError(f"{name} must be at least 1, got {value}")
+
+
+def _file(path: str | PathLike[str]) -> Path:
+    return Path(fspath(path) + _SUFFIX)

@@ -1,0 +1,219 @@
+"""Several buffers drawn from as one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import LazyStackedTensorDict, TensorDictBase
+from torch import Tensor
+from torchrl.data import ReplayBuffer, ReplayBufferEnsemble
+from torchrl.data.replay_buffers.samplers import SamplerEnsemble
+from torchrl.envs.transforms import Transform
+
+from gfn_rb.buffers.joining import entries_of, joined, require_alike
+from gfn_rb.buffers.merged_sampler import MergedSampler, Shares
+from gfn_rb.errors import ArgumentError, ShapeError
+from gfn_rb.keys import BUFFER_ID, BUFFER_IDS, DRAW_LOG_PROB, INDEX
+from gfn_rb.numerics.groups import Groups
+
+_TAGS = (INDEX, BUFFER_ID, DRAW_LOG_PROB)
+
+
+class MergedReplayBuffer(ReplayBufferEnsemble):
+    """Buffers that stay apart, and give batches as if they were one.
+
+    Where a ``ReplayBufferEnsemble`` draws k of its members, and as many rows from each, this draws
+    row by row: ``sample(n)`` gives a flat batch of exactly n rows, whatever n, in the order of
+    their draws. Empty members are passed over. Trajectories are padded to the longest in the
+    batch. Each row is tagged with ``buffer_id``, the number of its member, and ``index``, its
+    place in there; ``draw_log_prob`` is the log-probability of its draw, where that is defined.
+
+    With ``p="mass"``, the members need a :class:`~gfn_rb.SoftmaxRewardSampler` each, of one key,
+    temperature and replacement; the batch is then drawn from the softmax over all their rows.
+
+    All else is as in the ensemble: ``rb[i]`` is a member, to be extended or drawn from alone, and
+    ``rb[i:j]`` a merged buffer of some; members' transforms apply to their rows, the merged one's
+    to the batch; ``len`` counts members. So is the shape of a batch, [k, n / k], stacked by
+    member, in two cases. First, where ``sample_from_all`` or ``num_buffer_sampled`` asks for it.
+    Second, with weights for ``p``, where the members hold different data sets, made alike by
+    nothing but their transforms (rows of different keys, and not all of them with a
+    ``log_reward``): TorchRL's own example of an ensemble. What is stored there has no rows in
+    common that a flat batch could be drawn from, and code written for it expects the stack.
+    ``"mass"`` and ``"size"`` never stack.
+
+    Args:
+        *members: the buffers.
+        p: ``"mass"``, ``"size"``, or one weight per member, None for equal ones; see
+            :class:`~gfn_rb.buffers.merged_sampler.MergedSampler`.
+        batch_size: n, unless given to ``sample``.
+        transform: applied to merged batches.
+        collate_fn: joins the members' batches, listed in their order, row after row; by default
+            they are padded and concatenated.
+        generator: source of randomness of merged draws, and from now on of the members. Without
+            one the members keep theirs, and merged draws use PyTorch's global one.
+        sample_from_all: draw n / k rows from each member, stacked; needs ``p=None``.
+        num_buffer_sampled: draw n / k rows from each of k members, stacked; needs weights.
+        **kwargs: see ``ReplayBufferEnsemble``: ``prefetch``, ``shared``, ``storages``, ...
+
+    Raises:
+        ArgumentError: ``p`` does not fit the members, or a member is an ensemble itself.
+
+    Examples:
+        >>> rb = MergedReplayBuffer(local, fed_by_manager, p="mass", batch_size=64)
+        >>> rb[0].extend(trajectories.to_tensordict())
+        >>> batch = rb.sample()
+    """
+
+    def __init__(
+        self,
+        *members: ReplayBuffer,
+        p: Shares = "mass",
+        batch_size: int | None = None,
+        transform: Transform | Callable[[Any], Any] | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        generator: torch.Generator | None = None,
+        sample_from_all: bool = False,
+        num_buffer_sampled: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        _require_members(members, kwargs)
+        self._stacks = sample_from_all or num_buffer_sampled is not None
+        if self._stacks and isinstance(p, str):
+            raise ArgumentError(
+                "sample_from_all and num_buffer_sampled stack batches by member: p must be None "
+                f"or weights, got {p!r}"
+            )
+        self._shares = p
+        self._join = collate_fn
+        super().__init__(
+            *members,
+            p=p if self._stacks else None,
+            sample_from_all=sample_from_all,
+            num_buffer_sampled=num_buffer_sampled,
+            batch_size=batch_size,
+            transform=transform,
+            collate_fn=collate_fn,
+            generator=generator,
+            **kwargs,
+        )
+
+    def set_rng(self, generator: torch.Generator | None) -> None:
+        """Draw with a generator from now on, and have the members do so.
+
+        Args:
+            generator: None for PyTorch's global one; the members then keep theirs.
+        """
+        if not self.initialized:
+            self._init()
+        self._rng = generator
+        for part in (self._storage, self._sampler, self._writer):
+            part._rng_private = generator
+        if generator is not None:
+            for member in self._rbs:
+                member.set_rng(generator)
+
+    def _maybe_make_sampler(self, sampler: Any) -> SamplerEnsemble:
+        ensemble: SamplerEnsemble = super()._maybe_make_sampler(sampler)
+        return ensemble if self._stacks else MergedSampler(*ensemble._samplers, p=self._shares)
+
+    # Sampling.
+
+    def _sample(self, batch_size: int) -> tuple[Any, Any]:
+        if self._stacks or self._sampler.stacks(self._storage):
+            return self._stacked(batch_size)
+        with self._held():
+            drawn, known = self._sampler.sample(self._storage, batch_size)
+            rows = self._rows(drawn)
+        if len(self._transform):
+            rows = self._transform(rows)
+        info = {INDEX: drawn[INDEX], BUFFER_ID: drawn[BUFFER_IDS], **known}
+        for key, value in info.items():
+            rows.set(key, value)
+        return (rows.pin_memory() if self._pin_memory else rows), info
+
+    def _stacked(self, batch_size: int) -> tuple[Any, Any]:
+        """Sample as TorchRL's ensemble does."""
+        batch, info = super()._sample(batch_size)
+        member = info[INDEX, BUFFER_IDS]
+        if isinstance(batch, LazyStackedTensorDict):
+            rows = [entries_of(each.exclude(*_TAGS)) for each in batch.unbind(0)]
+            require_alike(rows, member[:, 0].tolist())
+        if isinstance(batch, TensorDictBase):
+            batch.set(BUFFER_ID, member)
+        return batch, info
+
+    @contextmanager
+    def _held(self) -> Iterator[None]:
+        """Keep other threads, and processes that share a member, from writing meanwhile."""
+        with ExitStack() as stack:
+            # In one order, or two merged buffers could wait for each other.
+            for rb in (self, *sorted(self._rbs, key=id)):
+                stack.enter_context(rb._replay_lock)
+                stack.enter_context(rb._write_lock)
+            yield
+
+    def _rows(self, drawn: TensorDictBase) -> TensorDictBase:
+        groups = Groups(drawn[BUFFER_IDS], len(self._rbs))
+        parts = enumerate(groups.split(drawn[INDEX]))
+        batches = {i: self._rows_of(i, index) for i, index in parts if index.shape[0]}
+        members, listed = [*batches], [*batches.values()]
+        if self._join is not None:
+            return self._join(listed)[groups.rank]
+        return joined(listed, members, groups.order)
+
+    def _rows_of(self, member: int, index: Tensor) -> TensorDictBase:
+        rows: TensorDictBase = self._rbs[member][index]
+        if rows.batch_size[:1] != index.shape:
+            raise ShapeError(
+                f"member {member} must give one row per item, got batch size "
+                f"{list(rows.batch_size)} for {index.shape[0]} items: do its transforms keep rows?"
+            )
+        return rows.exclude(*_TAGS)
+
+    # Members.
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, (list, range, np.ndarray, Tensor, slice)) and index != slice(None):
+            return self._some(torch.arange(len(self._rbs))[_indices(index)].tolist())
+        return super().__getitem__(index)
+
+    def _some(self, members: int | list[int]) -> Any:
+        if isinstance(members, int):
+            return self._rbs[members]
+        p, sampler = self._sampler.p, self._sampler
+        return type(self)(
+            *(self._rbs[i] for i in members),
+            p=p[members] if isinstance(p, Tensor) else p,
+            batch_size=self._batch_size,
+            transform=self._transform,
+            collate_fn=self._join,
+            collate_fns=[self._collate_fns[i] for i in members],
+            generator=self._rng,
+            sample_from_all=self._stacks and sampler.sample_from_all,
+            num_buffer_sampled=sampler.num_buffer_sampled if self._stacks else None,
+        )
+
+    def __repr__(self) -> str:
+        name = type(self).__name__
+        return super().__repr__().replace(ReplayBufferEnsemble.__name__, name, 1)
+
+
+def _require_members(members: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    if not members and "storages" not in kwargs:
+        raise ArgumentError("members must be at least one buffer, got none")
+    for i, member in enumerate(members):
+        if not isinstance(member, ReplayBuffer) or isinstance(member, ReplayBufferEnsemble):
+            raise ArgumentError(
+                f"members must be replay buffers, and no ensembles of such, got a "
+                f"{type(member).__name__} as member {i}"
+            )
+        if any(member is other for other in members[:i]):
+            raise ArgumentError(f"members must differ, got member {i} twice")
+
+
+def _indices(index: Any) -> Any:
+    return list(index) if isinstance(index, range) else index

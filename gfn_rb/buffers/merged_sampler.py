@@ -1,0 +1,267 @@
+"""Which rows of which buffer a merged batch is made of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from tensordict import NestedKey, TensorDict, TensorDictBase
+from torch import Tensor
+from torchrl.data.replay_buffers.samplers import Sampler, SamplerEnsemble
+from torchrl.data.replay_buffers.storages import Storage, StorageEnsemble
+
+from gfn_rb.errors import ArgumentError, EmptyBufferError, KeyMismatchError, ShapeError
+from gfn_rb.keys import BUFFER_IDS, DRAW_LOG_PROB, INDEX, LOG_REWARD
+from gfn_rb.numerics import WeightedTree
+from gfn_rb.numerics.groups import Groups
+from gfn_rb.numerics.weighted_union import WeightedUnion, categorical
+from gfn_rb.samplers import SoftmaxRewardSampler
+
+Shares = Literal["mass", "size"] | Sequence[float | int] | Tensor | None
+Drawn = tuple[TensorDict, dict[str, Any]]
+
+
+class MergedSampler(SamplerEnsemble):
+    r"""Draws rows of several storages as if they were one.
+
+    Each row of a batch is drawn for itself: a member, then one of its rows. The members' shares:
+
+    ``"mass"``
+        The softmax over all rows: row j of member i has probability
+        :math:`\exp(\log R_{ij} / T) / \sum_{k,l} \exp(\log R_{kl} / T)`. Without replacement, rows
+        are drawn one after another, each from what the earlier ones left in all members.
+    ``"size"``
+        In proportion to the number of rows.
+    weights
+        Fixed, but zero for members that are empty. None stands for equal weights.
+
+    In all but the first, the members' own samplers draw the rows within. A draw's
+    ``draw_log_prob`` is that of member and row together, where each of them knows its part.
+
+    Args:
+        *samplers: those of the members.
+        p: the shares. May be assigned anew.
+
+    Raises:
+        ArgumentError: ``p`` is something else, has a weight that is not a number above or equal
+            zero, or none above zero, or the samplers do not allow it.
+    """
+
+    _p: Any
+
+    def __init__(self, *samplers: Sampler, p: Shares = "mass") -> None:
+        super().__init__(*samplers)
+        self.p = p
+
+    @property
+    def p(self) -> Any:
+        """The members' shares; weights sum to one."""
+        return self._p
+
+    @p.setter
+    def p(self, value: Shares) -> None:
+        if isinstance(value, str) and value not in ("mass", "size"):
+            raise ArgumentError(f"p must be 'mass', 'size' or one weight per member, got {value!r}")
+        if isinstance(value, str) and value == "mass":
+            _softmax_of(self._samplers)
+        if value is None or isinstance(value, str):
+            self._p = value
+        else:
+            self._p = _shares(value, len(self._samplers))
+
+    # TorchRL's own gives its members a generator even where it has none.
+    @property
+    def _rng(self) -> torch.Generator | None:
+        generator: torch.Generator | None = self._rng_private
+        return generator
+
+    @_rng.setter
+    def _rng(self, value: torch.Generator | None) -> None:
+        self._rng_private = value
+        if value is not None:
+            for sampler in self._samplers:
+                sampler._rng = value
+
+    def stacks(self, storage: StorageEnsemble) -> bool:
+        """Return whether batches stay stacked by member, [k, n / k], as TorchRL's do.
+
+        So it is with weights, where members hold different kinds of data, which their transforms
+        make alike: rows of different keys, not all of which have a log-reward.
+
+        Args:
+            storage: the members' storages.
+        """
+        if isinstance(self._p, str):
+            return False
+        kinds = [keys for each in storage._storages if len(each) and (keys := _stored_keys(each))]
+        alike = all(keys == kinds[0] for keys in kinds)
+        return not alike and not all(LOG_REWARD in keys for keys in kinds)
+
+    def sample(self, storage: StorageEnsemble, batch_size: int) -> Drawn:
+        """Draw a batch of rows.
+
+        Args:
+            storage: the members' storages, in the order of the samplers.
+            batch_size: number of rows n.
+
+        Returns:
+            ``buffer_ids`` and ``index`` of each row, both int64 [n], or [k] and [k, n / k] where
+            :meth:`stacks` says so; and what is known of the draws, such as ``draw_log_prob`` [n].
+
+        Raises:
+            ArgumentError: ``batch_size`` below 1, or more than can be drawn without replacement.
+            EmptyBufferError: no member of positive weight holds anything of positive weight.
+            KeyMismatchError: ``batch_size`` is not a multiple of k where batches are stacked.
+        """
+        if batch_size < 1:
+            raise ArgumentError(f"batch_size must be at least 1, got {batch_size}")
+        if not any(len(each) for each in storage._storages):
+            raise EmptyBufferError(f"cannot draw {batch_size} items: all members are empty")
+        if isinstance(self._p, str) and self._p == "mass":
+            return self._by_mass(storage._storages, batch_size)
+        if self.stacks(storage):
+            return self._stacked(storage, batch_size)
+        return self._by_member(storage._storages, batch_size)
+
+    def can_sample(self, storage: StorageEnsemble, batch_size: int) -> bool:
+        """Return whether a batch of this size can be drawn."""
+        n_rows = sum(len(each) for each in storage._storages)
+        if n_rows == 0 or isinstance(self._p, str):
+            strict = self._p == "mass" and self._samplers[0].replacement is False
+            return n_rows >= (batch_size if strict else 1)
+        if self.stacks(storage) and batch_size % len(self._samplers):
+            return False
+        return bool(self._weights(storage._storages).any())
+
+    # Drawing.
+
+    def _by_mass(self, storages: Sequence[Storage], n: int) -> Drawn:
+        sampler = _softmax_of(self._samplers)
+        held = [i for i, each in enumerate(storages) if len(each)]
+        union = WeightedUnion([self._tree(i, storages[i]) for i in held])
+        if not union.log_total > -math.inf:
+            raise EmptyBufferError(sampler._NOTHING.format(sampler.key))
+        replacement = sampler.replacement
+        if replacement is not True and n <= sum(len(each) for each in storages):
+            part, row, enough = union.draw_distinct(n, self._rng)
+            if enough:
+                return _drawn(torch.tensor(held, device=part.device)[part], row, {})
+        if replacement is False:
+            raise ArgumentError(sampler._TOO_FEW.format(n))
+        part, row = union.draw(n, self._rng)
+        log_prob = union.log_prob(part, row).to(torch.float32)
+        member = torch.tensor(held, device=part.device)[part]
+        return _drawn(member, row, {DRAW_LOG_PROB: log_prob})
+
+    def _tree(self, member: int, storage: Storage) -> WeightedTree:
+        tree = self._samplers[member]._follow(storage)
+        assert isinstance(tree, WeightedTree)
+        return tree
+
+    def _by_member(self, storages: Sequence[Storage], n: int) -> Drawn:
+        share = self._weights(storages)
+        if not share.any():
+            raise EmptyBufferError(f"cannot draw {n} items: all members of positive p are empty")
+        member = categorical(share, n, self._rng)
+        groups = Groups(member, len(storages))
+        drawn = [
+            _rows_of(sampler, storage, count) if count else (member.new_empty(0), {})
+            for sampler, storage, count in zip(self._samplers, storages, groups.counts, strict=True)
+        ]
+        info = _known_of_all(groups, [each for _, each in drawn])
+        if DRAW_LOG_PROB in info:
+            within = info[DRAW_LOG_PROB]
+            info[DRAW_LOG_PROB] = within + torch.log(share / share.sum())[member].to(within)
+        return _drawn(member, groups.join([index.to(member) for index, _ in drawn]), info)
+
+    def _weights(self, storages: Sequence[Storage]) -> Tensor:
+        """Return the members' shares, zero for empty ones."""
+        device = self._rng.device if self._rng is not None else None
+        sizes = torch.tensor([len(each) for each in storages], dtype=torch.float64, device=device)
+        if isinstance(self._p, str):
+            return sizes
+        weights = torch.ones_like(sizes) if self._p is None else self._p.to(sizes)
+        return weights.where(sizes > 0, 0.0)
+
+    def _stacked(self, storage: StorageEnsemble, n: int) -> Drawn:
+        k = len(self._samplers)
+        if n % k:
+            raise KeyMismatchError(
+                f"the {k} members store rows of different keys, so that batches are stacked by "
+                f"member: batch_size must be a multiple of {k}, got {n}"
+            )
+        ensemble = SamplerEnsemble(*self._samplers, p=self._weights(storage._storages))
+        ensemble._rng_private = self._rng
+        drawn: Drawn = ensemble.sample(storage, n)
+        return drawn
+
+    def __repr__(self) -> str:
+        return f"{super().__repr__()[:-1]},\n    p={self._p})"
+
+
+def _drawn(member: Tensor, row: Tensor, info: dict[str, Any]) -> Drawn:
+    return TensorDict({BUFFER_IDS: member, INDEX: row}, [row.shape[0]]), info
+
+
+def _rows_of(sampler: Sampler, storage: Storage, n: int) -> tuple[Tensor, dict[str, Any]]:
+    """Draw n rows of one member; its sampler may give them in several goes."""
+    index, info = sampler.sample(storage, n)
+    if not isinstance(index, Tensor) or index.ndim != 1:
+        raise ShapeError(f"members must be stored in one dimension, got {storage} with more")
+    if index.shape[0] == n:
+        return index, info
+    if not 0 < index.shape[0] < n:
+        raise ShapeError(f"{sampler} drew {index.shape[0]} rows, expected at most {n}")
+    rest, _ = _rows_of(sampler, storage, n - index.shape[0])
+    return torch.cat([index, rest]), {}
+
+
+def _known_of_all(groups: Groups, infos: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return, row by row, what the samplers of all drawn members say."""
+    said = [info for info, count in zip(infos, groups.counts, strict=True) if count]
+    counts = [count for count in groups.counts if count]
+    known = {}
+    for key in said[0]:
+        values: list[Any] = [info.get(key) for info in said]
+        if all(_one_each(value, n) for value, n in zip(values, counts, strict=True)):
+            known[key] = groups.join(values)
+    return known
+
+
+def _one_each(value: Any, n: int) -> bool:
+    return isinstance(value, Tensor) and value.shape[:1] == (n,)
+
+
+def _stored_keys(storage: Storage) -> set[NestedKey]:
+    stored = getattr(storage, "_storage", None)
+    return set(stored.keys(True, True)) - {INDEX} if isinstance(stored, TensorDictBase) else set()
+
+
+def _shares(weights: Sequence[float | int] | Tensor, k: int) -> Tensor:
+    share = torch.as_tensor(weights, dtype=torch.float64)
+    if share.shape != (k,):
+        raise ArgumentError(f"p must hold one weight for each of {k} members, got {weights!r}")
+    if not bool((share >= 0).all() and share.sum() > 0 and share.isfinite().all()):
+        raise ArgumentError(f"p must hold weights of at least 0, one above it, got {weights!r}")
+    return share / share.sum()
+
+
+def _softmax_of(samplers: Sequence[Sampler]) -> SoftmaxRewardSampler:
+    """Return what all samplers agree on, or raise."""
+    for i, sampler in enumerate(samplers):
+        if not isinstance(sampler, SoftmaxRewardSampler):
+            raise ArgumentError(
+                "p='mass' needs a SoftmaxRewardSampler in every member, got "
+                f"{type(sampler).__name__} in member {i}: pass p='size' or weights"
+            )
+        for name in ("key", "temperature", "replacement"):
+            one, other = getattr(samplers[0], name), getattr(sampler, name)
+            if one != other:
+                raise ArgumentError(
+                    f"p='mass' needs one {name} in all members, got {one!r} in member 0 and "
+                    f"{other!r} in member {i}"
+                )
+    first: SoftmaxRewardSampler = samplers[0]
+    return first

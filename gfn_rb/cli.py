@@ -1,0 +1,46 @@
+"""The command line: ``gfn-rb train``, ``gfn-rb resume`` and ``gfn-rb inspect``."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence
+
+from torchrl import torchrl_logger
+
+from gfn_rb.errors import ArgumentError, GfnRbError
+
+_FAILURE, _USAGE, _INTERRUPTED = 1, 2, 130
+_EXTRA = ("tyro", "rich", "tqdm", "matplotlib")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command. A mistake of the user's is answered in one line on stderr.
+
+    Args:
+        arguments: the words after the program's name, ``sys.argv`` if None.
+
+    Returns:
+        The exit code: 0; 1 if something failed; 2 if an argument makes no sense; 130 and 143 after
+        SIGINT and SIGTERM.
+    """
+    torchrl_logger.setLevel(logging.WARNING)
+    try:
+        from gfn_rb.training.commands import parse
+
+        return parse(arguments)()
+    except ArgumentError as error:
+        return _complain(str(error), _USAGE)
+    except (GfnRbError, OSError) as error:
+        return _complain(str(error), _FAILURE)
+    except ModuleNotFoundError as error:
+        if error.name not in _EXTRA:
+            raise
+        return _complain(f"{error.name} is not installed: pip install 'gfn_rb[train]'", _FAILURE)
+    except KeyboardInterrupt:
+        return _complain("interrupted", _INTERRUPTED)
+
+
+def _complain(message: str, code: int) -> int:
+    print(f"gfn-rb: {message}", file=sys.stderr)
+    return code

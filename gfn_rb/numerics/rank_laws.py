@@ -1,0 +1,145 @@
+"""Probability laws over ranks, drawn from by inverting their cumulative mass in closed form."""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from gfn_rb.shapes import Float64, Int64
+
+# Ranks whose mass is summed one by one.
+_HEAD = 16384
+
+
+@runtime_checkable
+class RankLaw(Protocol):
+    """A law over the ranks 0 to n - 1."""
+
+    @property
+    def n(self) -> int:
+        """The number of ranks."""
+        ...
+
+    @property
+    def support(self) -> int:
+        """How many ranks have a positive probability."""
+        ...
+
+    def quantile(self, uniform: Tensor, /) -> Tensor:
+        """Return the smallest ranks whose cumulative probability exceeds numbers in [0, 1)."""
+        ...
+
+    def log_prob(self, rank: Tensor, /) -> Tensor:
+        """Return the log-probability of ranks."""
+        ...
+
+
+class HarmonicLaw:
+    r"""Rank r has probability :math:`p_r \propto 1 / (a + r)`.
+
+    The cumulative mass :math:`\psi(a + r + 1) - \psi(a)` is summed for the first ranks, and
+    inverted for those beyond by the expansion of the digamma function about half-integers,
+    :math:`\psi(y + 1/2) = \log y + 1/(24 y^2) - 7/(960 y^4) + \dots`, where the third term is
+    below the precision of float64. No step takes longer for larger n, and none loses digits when
+    a is huge (the uniform law) or tiny (rank 0 takes all).
+
+    Args:
+        n: number of ranks, at least 1.
+        offset: a > 0.
+        device: where ranks are drawn.
+    """
+
+    def __init__(self, n: int, offset: float, device: torch.device | str | None = None) -> None:
+        self.n, self._offset = n, offset
+        head = torch.arange(min(n, _HEAD), dtype=torch.float64, device=device)
+        self._head = head.add_(offset).reciprocal_().cumsum_(0)
+        self._head_mass = self._head[-1]
+        self._total = self._head_mass
+        self._origin = offset + _HEAD - 0.5
+        self._correction = 1 / (24 * self._origin**2)
+        if n > _HEAD:
+            end = self._origin + n - _HEAD
+            tail = math.log1p((n - _HEAD) / self._origin) + 1 / (24 * end**2) - self._correction
+            self._total = self._head_mass + tail
+
+    @property
+    def support(self) -> int:
+        """How many ranks have a positive probability: all."""
+        return self.n
+
+    def quantile(self, uniform: Float64[Tensor, "k"]) -> Int64[Tensor, "k"]:
+        """Return the smallest ranks whose cumulative probability exceeds given numbers.
+
+        Args:
+            uniform: in [0, 1).
+        """
+        mass = uniform * self._total
+        rank = torch.searchsorted(self._head, mass, right=True)
+        if self.n <= _HEAD:
+            return rank.clamp_(max=self.n - 1)
+        return rank.add_(self._beyond(mass.sub_(self._head_mass)))
+
+    def _beyond(self, mass: Float64[Tensor, "k"]) -> Int64[Tensor, "k"]:
+        """Return how many ranks after the first ones are wholly within a mass, which is used up.
+
+        The r that solves :math:`\log(1 + r/b) + 1/(24 (b + r)^2) - 1/(24 b^2) = mass`, to first
+        order in the two corrections: their square is below the precision of float64.
+        """
+        rank = mass.expm1_().mul_(self._origin)
+        end = rank + self._origin
+        rank.add_(end, alpha=self._correction).sub_(end.reciprocal_(), alpha=1 / 24)
+        return rank.clamp_(0, self.n - 1 - _HEAD).to(torch.int64)
+
+    def log_prob(self, rank: Int64[Tensor, "k"]) -> Float64[Tensor, "k"]:
+        """Return the log-probability of ranks.
+
+        Args:
+            rank: in [0, n).
+        """
+        return (rank + self._offset).mul_(self._total).log_().neg_()
+
+
+class StepLaw:
+    """The first ranks share a part of the probability evenly, the others what is left.
+
+    Where either group is empty, the other has all.
+
+    Args:
+        n: number of ranks, at least 1.
+        n_top: how many come first, 1 to n.
+        share: the probability that they have together, 0 to 1.
+    """
+
+    def __init__(self, n: int, n_top: int, share: float) -> None:
+        self.n, self._n_top = n, n_top
+        self._share = share if n_top < n else 1.0
+        self._p_top = self._share / n_top
+        self._p_rest = (1 - self._share) / max(n - n_top, 1)
+
+    @property
+    def support(self) -> int:
+        """How many ranks have a positive probability."""
+        top = self._n_top if self._p_top > 0 else 0
+        return top + (self.n - self._n_top if self._p_rest > 0 else 0)
+
+    def quantile(self, uniform: Float64[Tensor, "k"]) -> Int64[Tensor, "k"]:
+        """Return the smallest ranks whose cumulative probability exceeds given numbers.
+
+        Args:
+            uniform: in [0, 1).
+        """
+        top = uniform.div(self._p_top).clamp_(max=self._n_top - 1)
+        rest = uniform.sub(self._share).div_(self._p_rest).add_(self._n_top).clamp_(max=self.n - 1)
+        return torch.where(uniform < self._share, top, rest).to(torch.int64)
+
+    def log_prob(self, rank: Int64[Tensor, "k"]) -> Float64[Tensor, "k"]:
+        """Return the log-probability of ranks.
+
+        Args:
+            rank: in [0, n).
+        """
+        p = torch.full_like(rank, self._p_rest, dtype=torch.float64)
+        return p.masked_fill_(rank < self._n_top, self._p_top).log_()

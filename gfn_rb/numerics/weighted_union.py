@@ -1,0 +1,137 @@
+"""Several discrete distributions over rows taken as one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gfn_rb.numerics.groups import Groups
+from gfn_rb.numerics.weighted_tree import WeightedTree, first_occurrences
+from gfn_rb.shapes import Bool, Float64, Int64
+
+
+class WeightedUnion:
+    r"""The distribution over all rows of several :class:`WeightedTree`\ s, by their weights.
+
+    Row ``j`` of part ``i`` is drawn with probability
+    :math:`\exp(w_{ij} - \log\sum_{k,l} \exp w_{kl})`. Its total is taken when it is made: make a
+    new one after a part has changed.
+
+    Args:
+        parts: at least one, all on one device.
+    """
+
+    def __init__(self, parts: Sequence[WeightedTree]) -> None:
+        self.parts = tuple(parts)
+        self._log_mass = torch.stack([part.log_total for part in self.parts])
+
+    @property
+    def log_total(self) -> Float64[Tensor, ""]:
+        """Log of the total mass, ``-inf`` when no row can be drawn."""
+        return self._log_mass.logsumexp(0)
+
+    def log_prob(self, part: Int64[Tensor, "n"], row: Int64[Tensor, "n"]) -> Float64[Tensor, "n"]:
+        """Return log p of rows, each taken as a single draw.
+
+        Args:
+            part: which of the parts.
+            row: which of its rows.
+        """
+        groups = Groups(part, len(self.parts))
+        rows = zip(self.parts, groups.split(row), strict=True)
+        return groups.join([tree.log_weight[index] for tree, index in rows]) - self.log_total
+
+    def draw(
+        self, n: int, generator: torch.Generator | None = None
+    ) -> tuple[Int64[Tensor, "n"], Int64[Tensor, "n"]]:
+        """Draw n rows with replacement: a part by its mass, then one of its rows.
+
+        At least one row must have a finite weight.
+
+        Args:
+            n: number of draws.
+            generator: source of randomness, on the same device.
+
+        Returns:
+            The part and the row of each draw.
+        """
+        part = categorical(torch.softmax(self._log_mass, 0), n, generator)
+        groups = Groups(part, len(self.parts))
+        rows = [
+            tree.draw(count, generator) if count else part.new_empty(0)
+            for tree, count in zip(self.parts, groups.counts, strict=True)
+        ]
+        return part, groups.join(rows)
+
+    def draw_distinct(
+        self, n: int, generator: torch.Generator | None = None
+    ) -> tuple[Int64[Tensor, "n"], Int64[Tensor, "n"], Bool[Tensor, ""]]:
+        """Draw n different rows, one after another, each from what the earlier ones left.
+
+        As :meth:`WeightedTree.draw_distinct` does: the first different values of draws with
+        replacement, and where these are too few, the largest perturbed log-weights of the rest.
+
+        Args:
+            n: number of draws, at most the rows of all parts.
+            generator: source of randomness, on the same device.
+
+        Returns:
+            The part and the row of each draw, in order, and whether n rows of positive weight
+            exist: if not, those at the end are not draws.
+        """
+        if self._log_mass.device.type == "cuda":
+            return self._perturbed(n, generator)
+        part, row = self._different(*self.draw(n + n // 8 + 8, generator))
+        part, row = part[:n], row[:n]
+        missing = n - row.shape[0]
+        if missing == 0:
+            return part, row, torch.ones((), dtype=torch.bool)
+        taken = Groups(part, len(self.parts)).split(row)
+        kept = [tree.log_weight[rows] for tree, rows in zip(self.parts, taken, strict=True)]
+        self._reweigh(taken, [torch.full_like(weights, -math.inf) for weights in kept])
+        more_part, more_row, enough = self._perturbed(missing, generator)
+        self._reweigh(taken, kept)
+        return torch.cat([part, more_part]), torch.cat([row, more_row]), enough
+
+    def _different(self, part: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the different rows among draws, in the order in which each first appears."""
+        k = len(self.parts)
+        code = first_occurrences(row * k + part)
+        return code % k, code.div(k, rounding_mode="floor")
+
+    def _reweigh(self, rows: Sequence[Tensor], log_weights: Sequence[Tensor]) -> None:
+        for tree, index, log_weight in zip(self.parts, rows, log_weights, strict=True):
+            if index.shape[0]:
+                tree.update(index, log_weight)
+
+    def _perturbed(
+        self, n: int, generator: torch.Generator | None
+    ) -> tuple[Int64[Tensor, "n"], Int64[Tensor, "n"], Bool[Tensor, ""]]:
+        """Draw n different rows as the n largest Gumbel-perturbed log-weights of all parts.
+
+        They are among the n largest of each part.
+        """
+        drawn = [tree.perturbed(min(n, tree.capacity), generator) for tree in self.parts]
+        row, score = (torch.cat(values) for values in zip(*drawn, strict=True))
+        part = torch.cat([rows.new_full(rows.shape, i) for i, (rows, _) in enumerate(drawn)])
+        score, best = score.topk(n)
+        return part[best], row[best], score[-1] > -math.inf
+
+
+def categorical(
+    weight: Float64[Tensor, "k"], n: int, generator: torch.Generator | None = None
+) -> Int64[Tensor, "n"]:
+    """Draw n numbers in [0, k) with replacement, never one of weight zero.
+
+    Args:
+        weight: not negative, with a finite positive sum.
+        n: number of draws.
+        generator: source of randomness, on the same device.
+    """
+    uniform = torch.rand(n, dtype=torch.float64, device=weight.device, generator=generator)
+    cumulative = weight.cumsum(0)
+    # The first position whose cumulative weight exceeds the uniform: its own weight is positive.
+    return torch.searchsorted(cumulative, uniform * cumulative[-1], right=True)

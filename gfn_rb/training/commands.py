@@ -1,0 +1,113 @@
+"""The commands of ``gfn-rb``, as dataclasses that tyro turns into a command line."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from operator import or_
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+from rich.console import Console
+
+from gfn_rb.training import run
+from gfn_rb.training.config import CONFIGS, TrainConfig
+from gfn_rb.training.tables import inspection, result_table
+
+
+def _one_of(choices: Mapping[str, type]) -> Any:
+    """Return the type of which tyro makes subcommands of these names."""
+    named = [
+        Annotated[choice, tyro.conf.subcommand(name, prefix_name=False)]
+        for name, choice in choices.items()
+    ]
+    return reduce(or_, named)
+
+
+if TYPE_CHECKING:
+    Environment = TrainConfig
+else:
+    Environment = _one_of(CONFIGS)
+
+
+@dataclass
+class Train:
+    """Train a GFlowNet with replay, and write a report."""
+
+    config: Annotated[Environment, tyro.conf.arg(name="")]
+
+    def __call__(self) -> int:
+        """Do it, and return the exit code."""
+        return _conclude(run.train(self.config))
+
+
+@dataclass
+class Resume:
+    """Continue a run from its last checkpoint, exactly."""
+
+    run: tyro.conf.Positional[Path]
+    """Folder of the run."""
+    steps: int | None = None
+    """Train up to this many steps in all, instead of those configured."""
+
+    def __call__(self) -> int:
+        """Do it, and return the exit code."""
+        return _conclude(run.resume(self.run, self.steps))
+
+
+@dataclass
+class Inspect:
+    """Show what a run or a checkpoint holds."""
+
+    path: tyro.conf.Positional[Path]
+    """Folder of a run, or a checkpoint file."""
+
+    def __call__(self) -> int:
+        """Do it, and return the exit code."""
+        _print(*inspection(self.path))
+        return 0
+
+
+Command = Train | Resume | Inspect
+
+
+def parse(arguments: Sequence[str] | None) -> Command:
+    """Return the command that a command line asks for.
+
+    Args:
+        arguments: the words after the program's name, ``sys.argv`` if None.
+
+    Raises:
+        SystemExit: after ``--help``, and after words that make no sense.
+    """
+    command: Command = tyro.cli(
+        _one_of({"train": Train, "resume": Resume, "inspect": Inspect}),
+        prog="gfn-rb",
+        description="Replay for GFlowNets: training runs on enumerable environments.",
+        args=arguments,
+        config=(tyro.conf.OmitSubcommandPrefixes,),
+    )
+    return command
+
+
+def _conclude(outcome: run.Outcome) -> int:
+    folder = outcome.folder
+    if outcome.stopped_by is not None:
+        done = outcome.trainer.steps_done
+        print(
+            f"stopped after {done:,} steps; continue with: gfn-rb resume {folder.path}",
+            file=sys.stderr,
+        )
+        return 128 + outcome.stopped_by
+    _print(result_table(outcome.trainer, outcome.row))
+    print(f"report   {folder.report}")
+    print(f"metrics  {folder.metrics}")
+    print(f"go on    gfn-rb resume {folder.path} --steps {2 * outcome.trainer.steps_done}")
+    return 0
+
+
+def _print(*tables: Any) -> None:
+    Console().print(*tables)

@@ -1,0 +1,105 @@
+"""What the command line prints: the end of a run, and what runs and checkpoints hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+from gfn_rb.checkpoint import inspect_checkpoint
+from gfn_rb.errors import ArgumentError
+from gfn_rb.training.folder import RunFolder, read_metrics
+from gfn_rb.training.loop import PHASES, Row, Trainer
+
+Lines = Iterable[tuple[str, str]]
+
+
+def result_table(trainer: Trainer, row: Row) -> Table:
+    """Return the table at the end of a run.
+
+    Args:
+        trainer: the run.
+        row: what was measured last.
+    """
+    config = trainer.config
+    title = f"{config.env}, {row['step']:,} steps of {config.batch_size}, seed {config.seed}"
+    return _table(title, [*_quality(trainer, row), *_times(row)])
+
+
+def inspection(path: Path) -> list[Table]:
+    """Return tables of what a run folder or a checkpoint holds.
+
+    Args:
+        path: the folder, or the file.
+
+    Raises:
+        ArgumentError: it is neither.
+        CheckpointError: it cannot be read or is damaged.
+    """
+    if not path.exists():
+        raise ArgumentError(f"path must be a run folder or a checkpoint, got {path}, which is not")
+    if path.is_dir():
+        return _run_tables(RunFolder.open(path))
+    return _checkpoint_tables(path)
+
+
+def _quality(trainer: Trainer, row: Mapping[str, Any]) -> Lines:
+    true, n_modes = trainer.env.log_z, trainer.env.n_modes
+    found = row["modes_found"]
+    return [
+        ("total variation, policy to target", f"{row['total_variation']:.4f} (exact)"),
+        ("Jensen-Shannon distance", f"{row['jensen_shannon_distance']:.4f} (exact)"),
+        ("log Z", f"{row['log_z']:.3f}, true {true:.3f} ({row['log_z'] - true:+.3f})"),
+        ("modes found", f"{found:,} of {n_modes:,} ({found / n_modes:.0%})"),
+        ("distinct reward calls", f"{row['distinct_reward_calls']:,} of {row['reward_calls']:,}"),
+    ]
+
+
+def _times(row: Mapping[str, Any]) -> Lines:
+    total = row["time_total"]
+    seconds = {name: row[f"time_{name}"] for name in PHASES}
+    seconds["other"] = total - sum(seconds.values())
+    split = [(f"  {name}", f"{s:.1f} s ({s / total:.0%})") for name, s in seconds.items()]
+    return [("wall time", f"{total:.1f} s"), *split]
+
+
+def _run_tables(folder: RunFolder) -> list[Table]:
+    values = folder.read_config().to_dict()
+    tables = [_table(f"{folder.path}: configuration", _shown(values))]
+    if folder.metrics.exists() and (rows := read_metrics(folder.metrics)):
+        tables.append(_table(f"{folder.metrics}: last of {len(rows)} rows", rows[-1].items()))
+    if folder.checkpoint.exists():
+        tables += _checkpoint_tables(folder.checkpoint)
+    return tables
+
+
+def _checkpoint_tables(path: Path) -> list[Table]:
+    summary = inspect_checkpoint(path)
+    size = f"{summary['nbytes'] / 1e6:,.1f} MB, {summary['n_tensors']:,} tensors"
+    head = [("size", size), ("values", ", ".join(map(str, summary["values"])))]
+    buffers = [_table("buffer", _buffer_lines(buffer)) for buffer in summary["buffers"]]
+    return [_table(str(path), head), *buffers]
+
+
+def _buffer_lines(buffer: dict[str, Any]) -> Lines:
+    rows = buffer.pop("rows")
+    keys = [(f"key {name}", f"{key['dtype']} {key['shape']}") for name, key in rows.items()]
+    return [*_shown({k: v for k, v in buffer.items() if v is not None}), *keys]
+
+
+def _shown(values: Mapping[str, Any]) -> Lines:
+    return [
+        (name, f"{value:,}" if type(value) is int else str(value)) for name, value in values.items()
+    ]
+
+
+def _table(title: str, lines: Lines) -> Table:
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in lines:
+        table.add_row(name, value)
+    return table

@@ -1,0 +1,46 @@
+"""Members and rows shared by the tests of merged buffers."""
+
+import itertools
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+
+from gfn_rb.buffers import MergedReplayBuffer
+from gfn_rb.samplers import SoftmaxRewardSampler
+
+
+def rows(log_reward, start=0, **more):
+    """Rows numbered from ``start`` under ``x``."""
+    log_reward = torch.as_tensor(log_reward, dtype=torch.float32)
+    n = len(log_reward)
+    x = torch.arange(start, start + n)
+    return TensorDict({"x": x, "log_reward": log_reward, **more}, [n])
+
+
+def member(log_reward=(), sampler=None, capacity=None, **kwargs):
+    sampler = SoftmaxRewardSampler(**kwargs) if sampler is None else sampler
+    storage = LazyTensorStorage(capacity or max(len(log_reward), 1))
+    rb = TensorDictReplayBuffer(storage=storage, sampler=sampler)
+    if len(log_reward):
+        rb.extend(rows(log_reward))
+    return rb
+
+
+def merged(log_rewards, p="mass", seed=0, **kwargs):
+    """One member per list of log-rewards, with a seeded generator."""
+    members = [member(each, **kwargs) for each in log_rewards]
+    return MergedReplayBuffer(*members, p=p, generator=torch.Generator().manual_seed(seed))
+
+
+def counts_of(log_rewards, batch):
+    """How often each row was drawn, members one after another."""
+    start = np.cumsum([0, *map(len, log_rewards)])
+    drawn = start[batch["buffer_id"].numpy()] + batch["index"].numpy()
+    return np.bincount(drawn, minlength=start[-1])
+
+
+def softmax(log_rewards, temperature=1.0):
+    flat = torch.tensor(list(itertools.chain(*log_rewards)), dtype=torch.float64)
+    return torch.softmax(flat / temperature, 0).numpy()

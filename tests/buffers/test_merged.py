@@ -1,0 +1,434 @@
+import copy
+import doctest
+import pickle
+import threading
+
+import numpy as np
+import pytest
+import torch
+import torchrl.data
+import torchrl.envs
+from buffers.merging import counts_of, member, merged, rows, softmax
+from containers.container_paths import two_rows
+from statistics_of_draws import chi_square_p
+from tensordict import TensorDict
+from torchrl.data import (
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    ReplayBufferEnsemble,
+    TensorDictReplayBuffer,
+)
+from torchrl.data.replay_buffers.samplers import RandomSampler, SamplerEnsemble
+from torchrl.data.replay_buffers.storages import StorageEnsemble
+from torchrl.data.replay_buffers.writers import WriterEnsemble
+from torchrl.envs.transforms import RenameTransform, Transform
+
+from gfn_rb import Trajectories, load_checkpoint, save_checkpoint
+from gfn_rb.buffers import (
+    MergedReplayBuffer,
+    fifo_buffer,
+    reward_prioritized_buffer,
+    terminating_state_buffer,
+)
+from gfn_rb.errors import (
+    ArgumentError,
+    CheckpointMismatchError,
+    EmptyBufferError,
+    KeyMismatchError,
+    ShapeError,
+)
+
+LOG_REWARDS = [[0.0, 1.0, 2.0], [], [1.5] * 5]
+
+
+class Resize(Transform):
+    """What the example needs of torchvision's, which need not be installed."""
+
+    def __init__(self, width, in_keys, out_keys=None):
+        super().__init__(in_keys=in_keys, out_keys=in_keys if out_keys is None else out_keys)
+        self.width = width
+
+    def _apply_transform(self, image):
+        flat = image.reshape(-1, *image.shape[-3:])
+        resized = torch.nn.functional.interpolate(flat, size=(self.width, self.width))
+        return resized.reshape(*image.shape[:-2], self.width, self.width)
+
+    def forward(self, tensordict):
+        return self._call(tensordict)
+
+
+class Marks(Transform):
+    """Writes a number into the rows it sees on their way out."""
+
+    def __init__(self, key, value):
+        super().__init__()
+        self.key, self.value = key, value
+
+    def forward(self, tensordict):
+        return tensordict.set(self.key, torch.full(tensordict.batch_size, self.value))
+
+
+def test_the_ensembles_own_example_runs_unchanged(monkeypatch, capsys):
+    monkeypatch.setattr(torchrl.data, "ReplayBufferEnsemble", MergedReplayBuffer)
+    try:
+        import torchvision  # noqa: F401
+    except ImportError:
+        monkeypatch.setattr(torchrl.envs, "Resize", Resize)
+    example = doctest.script_from_examples(ReplayBufferEnsemble.__doc__)
+    assert "rb.sample(10)" in example
+    assert example.count("torch.Size([2, 5, 3, 32, 32])") == 2
+    names = {}
+    exec(example, names)
+    assert isinstance(names["rb"], MergedReplayBuffer)
+    assert capsys.readouterr().out.startswith("MergedReplayBuffer(")
+    for _ in range(5):  # which members are drawn is up to p
+        sample = names["rb"].sample(10)
+        assert sample["buffer_id"].shape == (2, 5)
+        assert (sample["buffer_id"] == sample["buffer_id"][:, :1]).all()
+    with pytest.raises(KeyMismatchError, match="2 members store rows of different keys.*got 7"):
+        names["rb"].sample(7)
+    names["rb"].sampler.p = "size"  # never stacks
+    assert names["rb"].sample(7)["renamed"].shape == (7,)
+
+
+# Flat batches.
+
+
+@pytest.mark.parametrize("p", ["mass", "size", [1.0, 5.0, 2.0], None])
+@pytest.mark.parametrize("n", [1, 7, 100])
+def test_batches_are_flat_and_of_the_size_asked_for(p, n):
+    rb = merged(LOG_REWARDS, p=p)
+    batch, info = rb.sample(n, return_info=True)
+    assert batch.batch_size == (n,)
+    assert set(batch.keys()) - {"draw_log_prob"} == {"x", "log_reward", "buffer_id", "index"}
+    assert set(batch["buffer_id"].tolist()) <= {0, 2}
+    assert torch.equal(batch["x"], batch["index"])
+    for key in ("buffer_id", "index"):
+        assert batch[key].dtype == torch.int64
+        assert torch.equal(info[key], batch[key])
+    assert ("draw_log_prob" in batch) == ("draw_log_prob" in info)
+
+
+def test_rows_stand_in_the_order_of_their_draws():
+    # Were they sorted by member, the first row of a batch would not follow the law.
+    log_rewards = [[0.0], [1.0]]
+    rb = merged(log_rewards)
+    first = [int(rb.sample(2)["buffer_id"][0]) for _ in range(800)]
+    assert chi_square_p(np.bincount(first, minlength=2), softmax(log_rewards)) > 1e-3
+
+
+def test_trajectories_of_different_lengths_merge():
+    short, long = fifo_buffer(4, max_length=3), fifo_buffer(4, max_length=6)
+    short.extend(two_rows().forward().trim().to_tensordict())
+    long.extend(two_rows().to_tensordict())
+    rb = MergedReplayBuffer(short, long, p=[1, 1])
+    batch = rb.sample(50)
+    assert set(batch["buffer_id"].tolist()) == {0, 1}
+    trajectories = Trajectories.from_tensordict(batch)
+    assert trajectories.n_steps == 6
+    assert set(trajectories.terminating_states.tolist()) == {2, 5}
+    is_source = trajectories.forward().state[:, 0] == 0
+    assert is_source.all()
+
+
+def test_regenerated_trajectories_merge_with_stored_ones():
+    def regenerate(rows):
+        n, zero = len(rows), torch.zeros_like(rows["state"])
+        return Trajectories(
+            state=torch.stack([zero - 1, rows["state"], zero], 1),
+            action=torch.tensor([9, 1]).expand(n, 2),
+            length=torch.full((n,), 2),
+            log_reward=rows["log_reward"],
+            is_backward=torch.ones(n, dtype=torch.bool),
+        ).to_tensordict()
+
+    made, stored = terminating_state_buffer(4, regenerate=regenerate), reward_prioritized_buffer(4)
+    for rb in (made, stored):
+        rb.extend(two_rows().to_tensordict())
+    for p in ("mass", [1, 1]):  # what is stored has other keys, and a log-reward
+        rb = MergedReplayBuffer(made, stored, p=p)
+        trajectories = Trajectories.from_tensordict(rb.sample(33))
+        assert len(trajectories) == 33
+        assert set(trajectories.terminating_states.tolist()) == {2, 5}
+
+
+def test_what_is_drawn_can_be_stored_and_drawn_again():
+    rb = merged(LOG_REWARDS)
+    batch = rb.sample(20)
+    assert "draw_log_prob" in batch
+    again = reward_prioritized_buffer(20)
+    again.extend(batch)
+    both = MergedReplayBuffer(again, rb[0]).sample(40)
+    assert set(both["buffer_id"].tolist()) == {0, 1}
+
+
+@pytest.mark.parametrize("p", ["mass", "size", [1, 1]])
+def test_members_of_different_kinds_are_named(p):
+    plain = member([0.0] * 9)
+    for entry, error, message in [
+        ({"extra": torch.zeros(9)}, KeyMismatchError, r"members 0 and 1.*second \['extra'\]"),
+        ({"x": torch.zeros(9)}, ShapeError, "members 0 and 1 differ in 'x': torch.int64 and"),
+        ({"x": torch.zeros(9, 2).long()}, ShapeError, r"in 'x': rows of shape \[\] and \[2\]"),
+    ]:
+        other = member(capacity=9)
+        other.extend(rows([0.0] * 9).update(entry))
+        rb = MergedReplayBuffer(plain, other, p=p)
+        with pytest.raises(error, match=message):
+            rb.sample(9)
+
+
+def test_members_without_log_rewards_of_different_keys_are_named():
+    members = []
+    for name in ("y", "z"):
+        members.append(
+            TensorDictReplayBuffer(storage=LazyTensorStorage(4), sampler=RandomSampler())
+        )
+        members[-1].extend(TensorDict({"x": torch.zeros(4), name: torch.zeros(4)}, [4]))
+    rb = MergedReplayBuffer(*members, p=[1, 1], generator=torch.Generator().manual_seed(0))
+    with pytest.raises(KeyMismatchError, match="members . and . hold rows of different keys"):
+        for _ in range(20):
+            rb.sample(4)
+    with pytest.raises(KeyMismatchError, match="different keys.*a multiple of 2, got 3"):
+        rb.sample(3)
+
+
+def test_a_transform_that_loses_rows_is_named():
+    class Halves(Transform):
+        def forward(self, tensordict):
+            return tensordict[: len(tensordict) // 2]
+
+    rb = MergedReplayBuffer(member([0.0] * 4), p="size")
+    rb[0].append_transform(Halves())
+    with pytest.raises(ShapeError, match="member 0 must give one row per item, got batch size"):
+        rb.sample(4)
+
+
+# The habits of an ensemble.
+
+
+def test_members_are_had_by_index():
+    rb = merged(LOG_REWARDS)
+    assert isinstance(rb, ReplayBufferEnsemble)
+    assert len(rb) == 3
+    assert rb.stats()["size"] == 8
+    assert rb[0] is rb._rbs[0]
+    assert rb[-1] is rb._rbs[2]
+    assert rb[:] is rb
+    assert rb[2, 1:3]["log_reward"].tolist() == [1.5, 1.5]
+    rb[1].extend(rows([7.0]))
+    assert 1 in rb.sample(9)["buffer_id"]
+    with pytest.raises(IndexError):
+        rb[3]
+
+
+@pytest.mark.parametrize(
+    "index", [slice(0, 3, 2), [0, 2], range(0, 3, 2), torch.tensor([0, 2]), np.array([0, 2])]
+)
+@pytest.mark.parametrize("p", ["mass", [3.0, 1.0, 1.0]])
+def test_some_members_make_a_merged_buffer(index, p):
+    rb = merged(LOG_REWARDS, p=p)
+    some = rb[index]
+    assert isinstance(some, MergedReplayBuffer)
+    assert some._rbs == (rb[0], rb[2])
+    assert some.sampler.p == p if p == "mass" else some.sampler.p.tolist() == [0.75, 0.25]
+    assert set(some.sample(30)["buffer_id"].tolist()) == {0, 1}
+    assert some[:, :2].batch_size == (2, 2)
+
+
+def test_transforms_of_members_and_of_the_whole():
+    rb = merged(LOG_REWARDS, p="size")
+    rb[0].append_transform(Marks("mark", 1))
+    rb[2].append_transform(Marks("mark", 2))
+    rb.append_transform(RenameTransform(["mark"], ["renamed"]))
+    batch = rb.sample(40)
+    assert torch.equal(batch["renamed"], 1 + batch["buffer_id"] // 2)
+    assert "mark" not in batch
+    rb = MergedReplayBuffer(member([0.0]), transform=lambda td: td.set("y", td["x"] + 1))
+    assert rb.sample(1)["y"].tolist() == [1]
+
+
+def test_collate_fn_joins_the_members_batches():
+    seen = []
+
+    def collate(batches):
+        seen.append(sorted(len(batch) for batch in batches))
+        return torch.cat(batches)
+
+    rb = MergedReplayBuffer(member([0.0] * 3), member([1.0] * 3), p="size", collate_fn=collate)
+    batch = rb.sample(8)
+    assert sum(seen[0]) == 8
+    assert torch.equal(batch["log_reward"], batch["buffer_id"].float())
+
+
+@pytest.mark.parametrize("options", [{"sample_from_all": True}, {"num_buffer_sampled": 2}])
+def test_torchrls_own_arguments_stack_batches(options):
+    rb = MergedReplayBuffer(member([0.0] * 3), member([1.0] * 3), p=None, **options)
+    assert type(rb.sampler) is SamplerEnsemble
+    batch = rb.sample(6)
+    assert batch.batch_size == (2, 3)
+    assert torch.equal(batch["buffer_id"], batch["log_reward"].long())
+    assert torch.equal(batch["buffer_id"], batch["index", "buffer_ids"])
+    assert rb[0:2].sample(4).batch_size == (2, 2)
+    with pytest.raises(ArgumentError, match="stack batches by member.*got 'mass'"):
+        MergedReplayBuffer(member(), member(), **options)
+
+
+def test_it_is_made_of_components_too():
+    storages = [LazyTensorStorage(3), LazyTensorStorage(3)]
+    made = [TensorDictReplayBuffer(storage=storage) for storage in storages]
+    rb = MergedReplayBuffer(
+        storages=StorageEnsemble(*storages, transforms=[Marks("mark", 1), None]),
+        samplers=SamplerEnsemble(RandomSampler(), RandomSampler()),
+        writers=WriterEnsemble(*(each.writer for each in made)),
+        p="size",
+    )
+    for each in made:
+        each.extend(rows([0.0] * 3))
+    rb.empty()
+    assert [len(each) for each in made] == [0, 0]
+    rb[1].extend(rows([0.0] * 3))
+    assert rb.sample(5)["buffer_id"].tolist() == [1] * 5
+
+
+def test_writes_are_routed_by_key():
+    rb = MergedReplayBuffer(member(capacity=4), member(capacity=4), routing_key="to")
+    rb.extend(rows([0.0, 1.0, 2.0], to=torch.tensor([1, 0, 1])))
+    assert rb[0][:]["log_reward"].tolist() == [1.0]
+    assert rb[1][:]["log_reward"].tolist() == [0.0, 2.0]
+
+
+@pytest.mark.parametrize("p", ["mass", "size", [1, 2, 3]])
+@pytest.mark.parametrize("way", ["dumps", "state_dict", "checkpoint", "pickle"])
+def test_it_is_saved_and_goes_on_alike(p, way, tmp_path):
+    rb, other = merged(LOG_REWARDS, p=p), merged([[0.0] * 3, [0.0], [0.0] * 5], p=p, seed=9)
+    other[1].empty()
+    rb.sample(3)
+    if way == "dumps":
+        rb.dumps(tmp_path / "rb")
+        other.loads(tmp_path / "rb")
+    elif way == "state_dict":
+        other.load_state_dict(copy.deepcopy(rb.state_dict()))
+    elif way == "checkpoint":
+        save_checkpoint(tmp_path / "rb", rb, step=3)
+        assert load_checkpoint(tmp_path / "rb", other) == {"step": 3}
+    else:
+        other = pickle.loads(pickle.dumps(rb))
+    for each in (rb, other):
+        each[1].extend(rows([0.5]))
+    for n in (4, 20):
+        assert (rb.sample(n) == other.sample(n)).all()
+
+
+def test_a_checkpoint_of_other_members_is_refused(tmp_path):
+    save_checkpoint(tmp_path / "rb", merged([[0.0], [0.0]]))
+    with pytest.raises(CheckpointMismatchError):
+        load_checkpoint(tmp_path / "rb", merged([[0.0]]))
+
+
+def test_members_keep_their_state_and_their_generators():
+    kept = reward_prioritized_buffer(3, generator=torch.Generator().manual_seed(1))
+    kept.extend(rows([0.0, 1.0, 2.0]))
+    generator = kept._rng
+    rb = MergedReplayBuffer(kept, member([0.0]))
+    assert kept.sampler._rng is kept.storage._rng is kept._rng is generator
+    assert rb[0].extend(rows([-1.0])).tolist() == [-1]  # the writer knows what it keeps
+    assert rb[0].extend(rows([5.0])).tolist() == [0]
+    torch.manual_seed(0)
+    one = rb.sample(4)
+    torch.manual_seed(0)
+    assert (rb.sample(4) == one).all()
+    rb.set_rng(torch.Generator().manual_seed(5))
+    assert kept.sampler._rng is rb[1].sampler._rng is rb._rng
+
+
+def test_prefetching_and_iteration():
+    rb = MergedReplayBuffer(member([0.0] * 4), member([1.0] * 4), batch_size=3, prefetch=2)
+    for _, batch in zip(range(6), rb, strict=False):
+        assert batch.batch_size == (3,)
+        assert torch.equal(batch["log_reward"], batch["buffer_id"].float())
+    rb.shutdown()
+
+
+def test_delayed_initialisation():
+    rb = MergedReplayBuffer(member([0.0]), member([0.0]), delayed_init=True)
+    rb.set_rng(torch.Generator().manual_seed(0))
+    assert rb.sample(5).batch_size == (5,)
+    assert rb[0].sampler._rng is rb._rng
+
+
+def test_memory_mapped_members():
+    members = [
+        reward_prioritized_buffer(4, storage=LazyMemmapStorage(4)),
+        reward_prioritized_buffer(4),
+    ]
+    for each in members:
+        each.extend(rows([0.0, 1.0]))
+    assert MergedReplayBuffer(*members).sample(4)["log_reward"].sort().values.tolist() == [
+        0.0,
+        0.0,
+        1.0,
+        1.0,
+    ]
+
+
+def test_members_may_be_written_meanwhile_by_another_thread():
+    # Rows and tags belong together: x is written as ten times the log-reward.
+    rb = MergedReplayBuffer(*(fifo_buffer(64) for _ in range(2)), p="size")
+    stop, failures = threading.Event(), []
+
+    def write():
+        i = 0
+        while not stop.is_set():
+            i += 1
+            log_reward = torch.full((32,), float(i % 50))
+            rb[i % 2].extend(rows(log_reward).set("x", log_reward.long() * 10))
+
+    rb[0].extend(rows([0.0] * 64).set("x", torch.zeros(64, dtype=torch.int64)))
+    writer = threading.Thread(target=write)
+    writer.start()
+    for _ in range(60):
+        batch = rb.sample(32)
+        if not torch.equal(batch["x"], batch["log_reward"].long() * 10):
+            failures.append(batch)
+    stop.set()
+    writer.join()
+    assert not failures
+
+
+def test_printing_names_the_class_and_the_shares():
+    text = repr(merged(LOG_REWARDS, p="size"))
+    assert text.startswith("MergedReplayBuffer(")
+    assert "p=size" in text
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: MergedReplayBuffer(), "members must be at least one buffer, got none"),
+        (lambda: MergedReplayBuffer([member()]), "members must be replay buffers.*a list as"),
+        (
+            lambda: MergedReplayBuffer(member(), merged([[0.0]])),
+            "no ensembles of such, got a MergedReplayBuffer as member 1",
+        ),
+        (lambda: MergedReplayBuffer(*[member()] * 2), "members must differ, got member 1 twice"),
+    ],
+)
+def test_bad_members_are_named(make, message, unchecked):
+    with pytest.raises(ArgumentError, match=message):
+        make()
+
+
+def test_all_empty():
+    rb = MergedReplayBuffer(fifo_buffer(3), fifo_buffer(3), p="size")
+    with pytest.raises(EmptyBufferError, match="cannot draw 2 items: all members are empty"):
+        rb.sample(2)
+
+
+def test_counting_draws_of_a_law_over_members_of_presets():
+    members = [reward_prioritized_buffer(c, replacement=True) for c in (2, 50, 1)]
+    log_rewards = [[0.0, 2.0], [-1.0] * 50, [3.0]]
+    for each, log_reward in zip(members, log_rewards, strict=True):
+        each.extend(rows(log_reward))
+    rb = MergedReplayBuffer(*members, generator=torch.Generator().manual_seed(0))
+    stored = [each[:]["log_reward"].tolist() for each in members]
+    assert chi_square_p(counts_of(stored, rb.sample(20_000)), softmax(stored)) > 1e-3

@@ -1,0 +1,233 @@
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from buffers.merging import counts_of, member, merged, rows, softmax
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from statistics_of_draws import chi_square_p
+from torchrl.data.replay_buffers.samplers import (
+    RandomSampler,
+    SamplerWithoutReplacement,
+)
+from torchrl.data.replay_buffers.scheduler import LinearScheduler
+
+from gfn_rb.buffers import MergedReplayBuffer
+from gfn_rb.errors import ArgumentError, EmptyBufferError
+
+INF = math.inf
+# Of very different size and scale of reward; members without any mass, or any rows.
+MEMBERS = {
+    "sizes": [[1.0], [-3.0] * 150, [0.0, 0.5, -1.0]],
+    "scales": [[1e4, 1e4 + 1], [-1e4] * 5, [1e4 - 1, 9.9e3]],
+    "empty": [[], [0.0, 1.0], [], [2.0]],
+    "worthless": [[-INF] * 3, [0.0, -INF, 1.0], [0.5]],
+}
+
+
+@pytest.mark.parametrize("log_rewards", MEMBERS.values(), ids=MEMBERS)
+@pytest.mark.parametrize("temperature", [1.0, 3.0])
+def test_mass_draws_from_the_softmax_of_the_union(log_rewards, temperature):
+    rb = merged(log_rewards, temperature=temperature, replacement=True)
+    counts = counts_of(log_rewards, rb.sample(30_000))
+    assert chi_square_p(counts, softmax(log_rewards, temperature)) > 1e-3
+
+
+@pytest.mark.parametrize("spread", [1.0, 8.0])
+def test_mass_without_replacement_draws_one_after_another(spread):
+    # At the larger spread a batch comes from repeated draws as good as never.
+    log_rewards = [[0.0, spread], [], [spread / 2], [-INF, spread / 4]]
+    rb = merged(log_rewards)
+    p = softmax(log_rewards)
+    alive = [i for i, each in enumerate(p) if each > 0]
+    counts = dict.fromkeys(itertools.permutations(alive, 2), 0)
+    start = np.array([0, 2, 2, 3])
+    for _ in range(500):
+        batch = rb.sample(2)
+        counts[tuple(start[batch["buffer_id"].numpy()] + batch["index"].numpy())] += 1
+        assert "draw_log_prob" not in batch
+    law = [p[i] * p[j] / (1 - p[i]) for i, j in counts]
+    assert chi_square_p(list(counts.values()), law) > 1e-3
+
+
+def test_auto_repeats_only_when_it_must():
+    log_rewards = [[0.0, 1.0], [2.0, -INF], []]
+    rb = merged(log_rewards)
+    for _ in range(10):
+        assert counts_of(log_rewards, rb.sample(3)).tolist() == [1, 1, 1, 0]
+    for n in (4, 5, 50):  # four rows are stored, of which three can be drawn
+        batch = rb.sample(n)
+        assert batch["draw_log_prob"].shape == (n,)
+        assert counts_of(log_rewards, batch)[3] == 0
+
+
+def test_mass_gives_the_log_probability_of_each_draw():
+    rb = merged([[math.log(1), math.log(2)], [math.log(5)]], replacement=True)
+    batch = rb.sample(60)
+    p = torch.tensor([[1 / 8, 2 / 8], [5 / 8, 0.0]])[batch["buffer_id"], batch["index"]]
+    torch.testing.assert_close(batch["draw_log_prob"], p.log())
+    assert set(p.tolist()) == {1 / 8, 2 / 8, 5 / 8}
+
+
+def test_mass_follows_what_is_written():
+    rb = merged([[0.0, 0.0], [0.0]], replacement=True)
+    rb.sample(1)
+    rb[1].extend(rows([2.0]))
+    rb[0].set_at_("log_reward", torch.tensor([1.0]), torch.tensor([1]))
+    now = [[0.0, 1.0], [2.0]]
+    assert chi_square_p(counts_of(now, rb.sample(20_000)), softmax(now)) > 1e-3
+    rb[1].empty()
+    assert set(rb.sample(100)["buffer_id"].tolist()) == {0}
+
+
+def test_temperatures_are_annealed_together():
+    rb = merged([[0.0, 1.0], [2.0]], replacement=True)
+    schedulers = [
+        LinearScheduler(each, "temperature", final_value=0.5, num_steps=1) for each in rb._rbs
+    ]
+    schedulers[0].step()
+    with pytest.raises(ArgumentError, match="one temperature in all members"):
+        rb.sample(3)
+    schedulers[1].step()
+    now = [[0.0, 1.0], [2.0]]
+    assert chi_square_p(counts_of(now, rb.sample(20_000)), softmax(now, 0.5)) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("p", "law"),
+    [
+        ("size", [0.25, 0.25, 0.25, 0.25]),
+        ([3, 2, 5], [3 / 16, 3 / 16, 10 / 32, 10 / 32]),
+        (torch.tensor([0.0, 9.0, 0.1]), [0.0, 0.0, 0.5, 0.5]),
+        (None, [0.25, 0.25, 0.25, 0.25]),
+    ],
+)
+def test_other_shares_have_their_law_among_members_that_are_not_empty(p, law):
+    sizes = [[0.0, 0.0], [], [0.0, 0.0]]
+    rb = merged(sizes, p=p, sampler=RandomSampler())
+    assert chi_square_p(counts_of(sizes, rb.sample(20_000)), law) > 1e-3
+
+
+def test_other_shares_know_the_log_probability_that_the_members_know():
+    rb = merged([[0.0, math.log(3)], [5.0], []], p=[1, 2, 1], replacement=True)
+    batch = rb.sample(200)
+    p = torch.tensor([[1 / 12, 3 / 12], [2 / 3, 0.0]])[batch["buffer_id"], batch["index"]]
+    torch.testing.assert_close(batch["draw_log_prob"], p.log())
+    counts = counts_of([[0] * 2, [0]], batch)
+    assert chi_square_p(counts, [1 / 12, 3 / 12, 2 / 3]) > 1e-3
+    rb = MergedReplayBuffer(
+        member([0.0], replacement=True), member([0.0], RandomSampler()), p=[1, 1]
+    )
+    assert "draw_log_prob" not in rb.sample(50)
+
+
+def test_a_sampler_that_runs_out_is_asked_again():
+    rb = merged([[0.0] * 3], p="size", sampler=SamplerWithoutReplacement(shuffle=False))
+    assert rb.sample(5)["index"].tolist() == [0, 1, 2, 0, 1]
+
+
+@pytest.mark.parametrize("p", ["mass", "size", [1, 1, 1]])
+def test_a_seed_settles_all_draws(p):
+    one, other = (merged([[0.0] * 5, [], [1.0] * 4], p=p, seed=3) for _ in range(2))
+    for n in (4, 9, 30):
+        assert (one.sample(n) == other.sample(n)).all()
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.lists(st.lists(st.sampled_from([-INF, -2e3, 0.0, 1.0]), max_size=6), min_size=1, max_size=4),
+    st.sampled_from(["mass", "size", "weights"]),
+    st.integers(1, 12),
+)
+def test_batches_are_flat_and_exact_for_any_size_and_any_members(log_rewards, p, n):
+    rb = merged(log_rewards, p=[1.0 + i for i in range(len(log_rewards))] if p == "weights" else p)
+    worth = [w for each in log_rewards for w in each if p != "mass" or w > -INF]
+    if any(each and max(each) == -INF for each in log_rewards) and p != "mass":
+        return  # nothing can be drawn from such a member: its own error
+    if not worth:
+        with pytest.raises(EmptyBufferError):
+            rb.sample(n)
+        return
+    batch = rb.sample(n)
+    assert batch.batch_size == (n,)
+    assert batch["buffer_id"].dtype == batch["index"].dtype == torch.int64
+    for i, row, x, w in zip(
+        *(batch[k].tolist() for k in ("buffer_id", "index", "x", "log_reward")), strict=True
+    ):
+        assert (x, w) == (row, log_rewards[i][row])
+    if p == "mass" and n <= len(worth):
+        assert counts_of(log_rewards, batch).max() == 1
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: merged([[0.0]], p="sum"), "p must be 'mass', 'size' or one weight.*got 'sum'"),
+        (lambda: merged([[0.0]], p=[1, 2]), r"one weight for each of 1 members, got \[1, 2\]"),
+        (lambda: merged([[0.0]] * 2, p=[1, -2]), r"weights of at least 0.*got \[1, -2\]"),
+        (lambda: merged([[0.0]] * 2, p=[0, 0]), "one above it"),
+        (lambda: merged([[0.0]] * 2, p=[1, math.nan]), "at least 0"),
+        (lambda: merged([[0.0]] * 2, p=[1, INF]), "at least 0"),
+        (
+            lambda: merged([[0.0]], sampler=RandomSampler()),
+            "p='mass' needs a SoftmaxRewardSampler in every member, got RandomSampler in member 0",
+        ),
+        (
+            lambda: MergedReplayBuffer(member(), member(key="score")),
+            "needs one key in all members, got 'log_reward' in member 0 and 'score' in member 1",
+        ),
+        (lambda: MergedReplayBuffer(member(), member(temperature=2.0)), "one temperature in all"),
+        (lambda: MergedReplayBuffer(member(), member(replacement=True)), "one replacement in all"),
+    ],
+)
+def test_shares_that_do_not_fit_are_named(make, message, unchecked):
+    with pytest.raises(ArgumentError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("log_rewards", "options", "n", "error", "message"),
+    [
+        ([[], []], {}, 3, EmptyBufferError, "cannot draw 3 items: all members are empty"),
+        ([[], []], {"p": "size"}, 3, EmptyBufferError, "all members are empty"),
+        ([[0.0], []], {"p": [0, 1]}, 3, EmptyBufferError, "all members of positive p are empty"),
+        (
+            [[-INF], [-INF] * 2],
+            {},
+            1,
+            EmptyBufferError,
+            "every stored 'log_reward' has weight zero",
+        ),
+        ([[0.0], [1.0]], {}, 0, ArgumentError, "batch_size must be at least 1, got 0"),
+        ([[0.0], [1.0]], {"replacement": False}, 3, ArgumentError, "batch_size=3 exceeds"),
+        ([[0.0], [-INF]], {"replacement": False}, 2, ArgumentError, "batch_size=2 exceeds"),
+    ],
+)
+def test_impossible_draws_are_named(log_rewards, options, n, error, message):
+    rb = merged(log_rewards, **options)
+    for _ in range(2):
+        with pytest.raises(error, match=message):
+            rb.sample(n)
+
+
+def test_shares_can_be_assigned():
+    rb = merged([[0.0] * 3, [0.0]], p="size")
+    rb.sampler.p = [0, 1]
+    assert set(rb.sample(20)["buffer_id"].tolist()) == {1}
+    rb.sampler.p = "mass"
+    assert set(rb.sample(4)["buffer_id"].tolist()) == {0, 1}
+    with pytest.raises(ArgumentError, match="one weight for each of 2"):
+        rb.sampler.p = [1]
+    assert rb.sampler.p == "mass"
+
+
+def test_whether_a_batch_can_be_drawn():
+    rb = merged([[], [0.0]], replacement=False)
+    assert rb.can_sample(1)
+    assert not rb.can_sample(2)
+    assert merged([[], [0.0]]).can_sample(9)
+    assert not merged([[], []]).can_sample(1)
+    assert merged([[], [0.0]], p=[1, 1]).can_sample(9)
+    assert not merged([[], [0.0]], p=[1, 0]).can_sample(9)

@@ -1,0 +1,315 @@
+import numpy as np
+import pytest
+import torch
+from containers.container_paths import two_rows
+from statistics_of_draws import chi_square_p
+from tensordict import TensorDict
+from torchrl.data import LazyMemmapStorage, LazyTensorStorage, TensorDictReplayBuffer
+from torchrl.data.replay_buffers.samplers import RandomSampler
+from torchrl.envs.transforms import Transform
+
+from gfn_rb import Trajectories
+from gfn_rb.buffers import fifo_buffer, reward_prioritized_buffer, terminating_state_buffer
+from gfn_rb.errors import ArgumentError, EmptyBufferError, KeyMismatchError, ShapeError
+from gfn_rb.samplers import SoftmaxRewardSampler
+from gfn_rb.writers import FIFOWriter, RewardPrioritizedWriter
+
+PRESETS = [reward_prioritized_buffer, fifo_buffer]
+ALL = [*PRESETS, terminating_state_buffer]
+
+
+def full_rows():
+    """The two rows with every optional field, and one key that no container knows."""
+    td = two_rows().to_tensordict()
+    td.set("estimator_output", torch.arange(16.0).reshape(2, 4, 2))
+    td.set("condition", torch.tensor([7, 8]))
+    return td.set("weight", torch.tensor([0.5, 0.25]))
+
+
+def states(log_reward, **more):
+    log_reward = torch.as_tensor(log_reward, dtype=torch.float32)
+    n = len(log_reward)
+    return TensorDict({"state": torch.arange(n), "log_reward": log_reward, **more}, [n])
+
+
+class Doubles(Transform):
+    """Doubles x on the way in, and adds one to it on the way out."""
+
+    def _inv_call(self, tensordict):
+        return tensordict.copy().set("state", tensordict["state"] * 2)
+
+    def forward(self, tensordict):
+        return tensordict.set("state", tensordict["state"] + 1)
+
+
+# What is kept, and what is drawn.
+
+
+def test_the_best_are_kept_and_drawn_by_reward():
+    rb = reward_prioritized_buffer(3, temperature=2.0, replacement=True)
+    slots = rb.extend(states([0.0, 5.0, 1.0, 3.0])).tolist()
+    assert (slots[0], sorted(slots[1:])) == (-1, [0, 1, 2])
+    assert sorted(rb[:]["log_reward"].tolist()) == [1.0, 3.0, 5.0]
+    assert (rb.sampler.temperature, rb.sampler.replacement) == (2.0, True)
+    rewards = rb.sample(4000)["log_reward"]
+    counts = [int((rewards == r).sum()) for r in (1.0, 3.0, 5.0)]
+    assert chi_square_p(counts, torch.softmax(torch.tensor([0.5, 1.5, 2.5]), 0)) > 1e-3
+
+
+def test_the_newest_are_kept_and_drawn_uniformly():
+    rb = fifo_buffer(3, generator=torch.Generator().manual_seed(0))
+    rb.extend(states([9.0, 0.0, 1.0, 2.0]))
+    drawn = rb.sample(6000)["log_reward"].long()
+    counts = np.bincount(drawn, minlength=3)
+    assert counts.sum() == 6000
+    assert chi_square_p(counts, [1 / 3] * 3) > 1e-3
+
+
+@pytest.mark.parametrize(("tie", "slots"), [("newest", [0, 1]), ("oldest", [-1, -1])])
+def test_ties_and_another_key(tie, slots):
+    rb = reward_prioritized_buffer(2, tie=tie, key="score")
+    rb.extend(states([0.0, 0.0], score=torch.ones(2)))
+    assert sorted(rb.extend(states([9.0, 9.0], score=torch.ones(2))).tolist()) == slots
+    assert rb.sampler.key == "score"
+
+
+# On insertion.
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize(
+    ("keep", "dropped"),
+    [
+        ((), {"log_prob", "estimator_output"}),
+        (("log_prob",), {"estimator_output"}),
+        (("log_prob", "estimator_output"), set()),
+    ],
+)
+def test_stale_entries_are_dropped_unless_kept(preset, keep, dropped):
+    rb, td = preset(4, keep=keep), full_rows()
+    rb.extend(td)
+    assert set(rb.sample(2).keys()) - {"index"} == set(td.keys()) - {"index"} - dropped
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("n_steps", [3, 4, 6])
+def test_trajectories_are_fitted_to_one_length_with_all_they_carry(preset, n_steps):
+    rb, td = preset(4, max_length=n_steps, keep=["log_prob"]), full_rows()
+    rb.extend(td)
+    rb.extend(full_rows()[:1].exclude("index"))
+    rows = rb[:][rb[:]["log_reward"].argsort()][:2]
+    got = Trajectories.from_tensordict(rows)
+    assert got.n_steps == n_steps
+    expected = two_rows().pad_to(n_steps)[[1, 0]]
+    for name in ("state", "action", "length", "log_prob", "is_backward"):
+        assert torch.equal(getattr(got, name), getattr(expected, name)), name
+    assert rows["condition"].tolist() == [8, 7]
+    assert rows["weight"].tolist() == [0.25, 0.5]
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_trajectory_too_long_is_refused_whole(preset):
+    rb = preset(4, max_length=2)
+    rb.extend(two_rows()[1].to_tensordict())
+    with pytest.raises(ShapeError, match=r"of 3 actions does not fit.*at most max_length=2"):
+        rb.extend(two_rows().to_tensordict())
+    with pytest.raises(ShapeError, match="of 3 actions"):
+        rb.add(two_rows().to_tensordict()[0])
+    assert rb[:]["log_reward"].tolist() == [-2.0]
+
+
+def test_no_row_at_all_fits_any_length():
+    rb = fifo_buffer(4, max_length=2)
+    rb.extend(two_rows()[1].to_tensordict())
+    assert len(rb.extend(two_rows().to_tensordict()[:0])) == 0
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_rows_that_are_no_trajectories_need_no_padding(preset):
+    rb, transitions = preset(9, max_length=6), two_rows().to_transitions().to_tensordict()
+    rb.extend(transitions)
+    assert sorted(rb[:]["action"].tolist()) == sorted(transitions["action"].tolist())
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_what_is_sampled_is_a_batch_of_trajectories(preset):
+    rb = preset(8, max_length=6, batch_size=2)
+    rb.extend(two_rows().to_tensordict())
+    batch = Trajectories.from_tensordict(rb.sample())
+    assert set(batch.terminating_states.tolist()) <= {5, 2}
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_single_trajectory_is_added(preset):
+    rb = preset(4, max_length=6)
+    assert rb.add(two_rows().to_tensordict()[0]) == 0
+    assert rb.add(two_rows().to_tensordict()[1]) == 1
+    assert rb[:]["action"].tolist() == [[3, 2, 9, -1, -1, -1], [9, 2, -1, -1, -1, -1]]
+
+
+@pytest.mark.parametrize("preset", ALL)
+def test_the_callers_rows_are_left_alone(preset):
+    rb, td = preset(4), full_rows()
+    before = td.clone()
+    rb.extend(td)
+    assert set(td.keys()) == set(before.keys())
+    assert (td == before).all()
+
+
+# Terminating states.
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_terminating_states_are_taken_from_either_direction(turned):
+    trajectories = two_rows().reverse() if turned else two_rows()
+    rb = terminating_state_buffer(4)
+    rb.extend(trajectories.to_tensordict())
+    assert set(rb[:].keys()) == {"state", "log_reward"}
+    assert dict(zip(rb[:]["state"].tolist(), rb[:]["log_reward"].tolist(), strict=True)) == {
+        5: 1.5,
+        2: -2.0,
+    }
+
+
+def test_terminating_states_keep_their_condition_and_nothing_else():
+    rb = terminating_state_buffer(4, writer=FIFOWriter())
+    rb.extend(full_rows())
+    rb.add(full_rows()[0])
+    assert set(rb[:].keys()) - {"index"} == {"state", "log_reward", "condition"}
+    assert rb[:]["state"].tolist() == [5, 2, 5]
+    assert rb[:]["condition"].tolist() == [7, 8, 7]
+
+
+def test_terminating_states_come_as_they_are_too():
+    rb = terminating_state_buffer(4)
+    terminating = two_rows().to_states()
+    terminating = terminating[terminating.to_tensordict()["is_terminating"]]
+    rb.extend(terminating.to_tensordict())
+    rb.add(states([3.0])[0])
+    assert sorted(rb[:]["state"].tolist()) == [0, 2, 5]
+    assert set(rb[:].keys()) == {"state", "log_reward"}
+
+
+def test_regenerated_rows_are_what_is_sampled():
+    def regenerate(rows):
+        assert rows.ndim == 1
+        n = len(rows)
+        state = torch.stack([torch.full((n,), -1), rows["state"], torch.zeros_like(rows["state"])])
+        return Trajectories(
+            state=state.T.contiguous(),
+            action=torch.tensor([9, 1]).expand(n, 2),
+            length=torch.full((n,), 2),
+            log_reward=rows["log_reward"],
+            is_backward=torch.ones(n, dtype=torch.bool),
+        ).to_tensordict()
+
+    rb = terminating_state_buffer(4, regenerate=regenerate)
+    rb.extend(two_rows().to_tensordict())
+    batch = rb.sample(2)
+    assert sorted(batch["index"].tolist()) == [0, 1]
+    trajectories = Trajectories.from_tensordict(batch)
+    assert sorted(trajectories.terminating_states.tolist()) == [2, 5]
+    assert rb[0]["state"].tolist() == [-1, 5, 0]
+    rb.extend(batch)  # what is drawn can be stored again
+    assert sorted(rb.storage[:]["state"].tolist()) == [2, 2, 5, 5]
+
+
+@pytest.mark.parametrize(
+    ("rows", "error", "message"),
+    [
+        (two_rows().to_transitions(), KeyMismatchError, "hold 'action' and no 'length'"),
+        (two_rows().to_states(), ArgumentError, "3 of 5 states are not terminating"),
+        (states([0.0]).exclude("state"), KeyMismatchError, r"rows lack 'state'.*\['log_reward'\]"),
+        (states([0.0]).exclude("log_reward"), KeyMismatchError, "lacks the key 'log_reward'"),
+    ],
+)
+def test_what_is_no_terminating_state_is_refused(rows, error, message):
+    rb = terminating_state_buffer(4)
+    with pytest.raises(error, match=message):
+        rb.extend(rows if isinstance(rows, TensorDict) else rows.to_tensordict())
+    assert len(rb) == 0
+
+
+# Options.
+
+
+@pytest.mark.parametrize("preset", ALL)
+def test_rows_live_in_the_storage_given(preset, tmp_path):
+    storage = LazyMemmapStorage(4, scratch_dir=tmp_path)
+    rb = preset(4, storage=storage)
+    rb.extend(two_rows().to_tensordict())
+    assert rb.storage is storage
+    assert len(list(tmp_path.rglob("*log_reward*")))
+    assert sorted(rb.sample(2)["log_reward"].tolist())[-1] in (1.5, -2.0)
+
+
+@pytest.mark.parametrize("preset", ALL)
+def test_what_a_preset_is_made_of(preset):
+    rb = preset(4, device="cpu")
+    assert isinstance(rb, TensorDictReplayBuffer)
+    assert isinstance(rb.storage, LazyTensorStorage)
+    assert rb.storage.device == torch.device("cpu")
+    newest = preset is fifo_buffer
+    assert type(rb.writer) is (FIFOWriter if newest else RewardPrioritizedWriter)
+    assert type(rb.sampler) is (RandomSampler if newest else SoftmaxRewardSampler)
+    sampler = SoftmaxRewardSampler(temperature=3.0)
+    assert preset(4, sampler=sampler).sampler is sampler
+
+
+@pytest.mark.parametrize("preset", ALL)
+def test_options_reach_the_buffer(preset):
+    def made():
+        generator = torch.Generator().manual_seed(3)
+        rb = preset(8, batch_size=2, prefetch=2, generator=generator, transform=Doubles())
+        rb.extend(states([0.0, 1.0, 2.0, 3.0]))
+        return rb
+
+    one, other = made(), made()
+    assert one.batch_size == 2
+    drawn = [rb.sample()["state"].tolist() for rb in (one, other)]
+    assert drawn[0] == drawn[1]
+    assert set(drawn[0]) <= {1, 3, 5, 7}  # 2 x + 1
+    assert one.sample().batch_size == (2,)
+    assert len(one._prefetch_queue) == 2
+    one.shutdown()
+    other.shutdown()
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_users_transforms_run_before_ours_on_the_way_in(preset):
+    class Renames(Transform):
+        def _inv_call(self, tensordict):
+            return tensordict.copy().rename_key_("steps", "length")
+
+        def forward(self, tensordict):
+            return tensordict
+
+    rb = preset(4, max_length=6, transform=Renames())
+    rb.extend(two_rows().to_tensordict().rename_key_("length", "steps"))
+    assert rb[:]["action"].shape == (2, 6)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: fifo_buffer(0), "capacity must be at least 1, got 0"),
+        (
+            lambda: fifo_buffer(3, storage=LazyTensorStorage(4)),
+            "storage must hold capacity=3 rows, got one of 4",
+        ),
+        (lambda: fifo_buffer(3, keep=["log_reward"]), r"keep must be.*got \['log_reward'\]"),
+        (lambda: fifo_buffer(3, keep="log_prob"), "keep must be a list of names.*got 'log_prob'"),
+        (lambda: fifo_buffer(3, max_length=0), "max_length must be at least 1, got 0"),
+        (lambda: reward_prioritized_buffer(3, temperature=0.0), "temperature must be a positive"),
+        (lambda: reward_prioritized_buffer(3, tie="first"), "tie must be 'newest' or 'oldest'"),
+    ],
+)
+def test_bad_options_are_named(make, message, unchecked):
+    with pytest.raises(ArgumentError, match=message):
+        make()
+
+
+@pytest.mark.parametrize("preset", [reward_prioritized_buffer, terminating_state_buffer])
+def test_nothing_is_drawn_from_an_empty_preset(preset):
+    with pytest.raises(EmptyBufferError, match="the buffer is empty"):
+        preset(4).sample(2)

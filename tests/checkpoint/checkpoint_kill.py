@@ -1,0 +1,144 @@
+"""Kill a process that saves over one path in a loop, again and again, and look at what is left.
+
+Run as a script, so that a fresh interpreter without other threads does the forking. The last line
+that it prints is what it found, as JSON; see ``kill_loop`` and ``memory``:
+
+    python checkpoint_kill.py FOLDER N_KILLS SEED
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from tensordict import TensorDict
+from torchrl.data import (
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    TensorDictReplayBuffer,
+    TensorDictRoundRobinWriter,
+)
+from torchrl.data.replay_buffers.storages import TensorStorage
+
+from gfn_rb.checkpoint import load_checkpoint, save_checkpoint
+
+ROWS = 64
+WIDTH = 8192  # float32: 2 MB in all, so that most of a save's time is spent writing
+
+
+def make_buffer(storage: TensorStorage | None = None) -> TensorDictReplayBuffer:
+    return TensorDictReplayBuffer(
+        storage=LazyTensorStorage(ROWS) if storage is None else storage,
+        writer=TensorDictRoundRobinWriter(),
+        batch_size=8,
+    )
+
+
+def generation(k: int) -> TensorDict:
+    return TensorDict({"k": torch.full((ROWS, WIDTH), float(k))}, [ROWS])
+
+
+def save_for_ever(path: Path, k: int) -> None:
+    rb = make_buffer()
+    while True:
+        rb.extend(generation(k))
+        save_checkpoint(path, rb, k=k)
+        k += 1
+
+
+def forked(work: Callable[[], None]) -> int:
+    """Run in a child, which never returns; give its process id."""
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+        finally:
+            os._exit(0)
+    return child
+
+
+def loaded_generation(path: Path) -> int:
+    """The generation in the file, which all its rows and the extra must agree on."""
+    rb = make_buffer()
+    k = load_checkpoint(path, rb)["k"]
+    assert len(rb) == ROWS
+    assert bool((rb[:].get("k") == k).all())
+    return int(k)
+
+
+def kill_loop(path: Path, n_kills: int, seed: int) -> dict[str, list[int]]:
+    """After each kill: the generation that loads, and how many files lie about."""
+    pick = random.Random(seed)
+    rb = make_buffer()
+    rb.extend(generation(0))
+    save_checkpoint(path, rb, k=0)
+    found: dict[str, list[int]] = {"generations": [0], "files": []}
+    for _ in range(n_kills):
+        child = forked(lambda: save_for_ever(path, found["generations"][-1] + 1))
+        time.sleep(pick.uniform(0.02, 0.12))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        found["files"].append(len(os.listdir(path.parent)))
+        found["generations"].append(loaded_generation(path))
+    save_checkpoint(path, rb, k=0)
+    found["files"].append(len(os.listdir(path.parent)))
+    return found
+
+
+def data_segment() -> int:
+    """Bytes of private memory that the process has been given, the quantity RLIMIT_DATA bounds."""
+    status = Path("/proc/self/status").read_text()
+    return 1024 * next(int(line.split()[1]) for line in status.splitlines() if "VmData" in line)
+
+
+def within(nbytes: int, work: Callable[[], object]) -> bool:
+    """Whether work succeeds in a child that may not allocate more than so many bytes."""
+
+    def limited() -> None:
+        limit = data_segment() + nbytes
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+        try:
+            work()
+        except BaseException:
+            os._exit(1)
+
+    _, status = os.waitpid(forked(limited), 0)
+    return os.waitstatus_to_exitcode(status) == 0
+
+
+def memory(folder: Path) -> dict[str, bool]:
+    """Save and load 128 MB between storages on disk, with 64 MB of memory to spend."""
+    n, width = 256, 131072
+
+    def on_disk(name: str) -> TensorDictReplayBuffer:
+        storage = LazyMemmapStorage(n, scratch_dir=folder / name, auto_cleanup=False)
+        rb = TensorDictReplayBuffer(storage=storage, batch_size=8)
+        rb.extend(TensorDict({"x": torch.zeros(1, width)}, [1]))
+        return rb
+
+    source, target, path = on_disk("a"), on_disk("b"), folder / "checkpoint"
+    for i in range(1, n):
+        source.extend(TensorDict({"x": torch.full((1, width), float(i))}, [1]))
+    return {
+        "copy": within(1 << 26, lambda: source[:].get("x").clone()),
+        "save": within(1 << 26, lambda: save_checkpoint(path, source)),
+        "load": within(1 << 26, lambda: load_checkpoint(path, target)),
+        "rows": bool((target.storage._storage["x"][:, 0] == torch.arange(n)).all()),
+    }
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    place, n_kills, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    for name in ("killed", "memory"):
+        (place / name).mkdir()
+    killed = kill_loop(place / "killed" / "run.ckpt", n_kills, seed)
+    print(json.dumps({"killed": killed, "memory": memory(place / "memory")}))

@@ -1,0 +1,506 @@
+"""A restored buffer continues bit for bit like the one that was saved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torchrl.data import (
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    RandomSampler,
+    ReplayBuffer,
+    ReplayBufferEnsemble,
+    RoundRobinWriter,
+    SamplerWithoutReplacement,
+    SliceSampler,
+    TensorDictReplayBuffer,
+    TensorDictRoundRobinWriter,
+    TensorStorage,
+)
+from torchrl.data.replay_buffers.samplers import ConsumingSampler
+from torchrl.envs.transforms import Compose, ExcludeTransform, RewardScaling, Transform
+
+from gfn_rb.buffers import (
+    MergedReplayBuffer,
+    fifo_buffer,
+    reward_prioritized_buffer,
+    terminating_state_buffer,
+)
+from gfn_rb.checkpoint import load_checkpoint, load_state, save_checkpoint
+from gfn_rb.samplers import QuantileRewardSampler, RankRewardSampler
+from gfn_rb.writers import RewardPrioritizedWriter
+
+CAPACITY = 20
+Make = Callable[[], ReplayBuffer]
+
+
+def rows(n: int) -> TensorDict:
+    nested = TensorDict({"reward": torch.randn(n, 1)}, [n])
+    tied = torch.randint(-3, 4, (n,)).to(torch.float32)
+    return TensorDict({"state": torch.randn(n, 3), "log_reward": tied, "next": nested}, [n])
+
+
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(7)
+
+
+def buffer(**changes: Any) -> TensorDictReplayBuffer:
+    parts = {
+        "storage": LazyTensorStorage(CAPACITY),
+        "sampler": RandomSampler(),
+        "writer": TensorDictRoundRobinWriter(),
+        "batch_size": 4,
+        "generator": generator(),
+    }
+    return TensorDictReplayBuffer(**{**parts, **changes})
+
+
+def assert_equal(one: Any, other: Any) -> None:
+    if isinstance(one, torch.Tensor):
+        assert torch.equal(one, other)
+    elif hasattr(one, "items"):
+        assert list(one.keys()) == list(other.keys())
+        for key in one.keys():  # noqa: SIM118
+            assert_equal(one[key], other[key])
+    elif isinstance(one, (list, tuple)):
+        for a, b in zip(one, other, strict=True):
+            assert_equal(a, b)
+    else:
+        assert one == other
+
+
+def assert_same_content(rb: ReplayBuffer, other: ReplayBuffer) -> None:
+    assert len(rb) == len(other)
+    if len(rb):
+        assert_equal(rb.storage[:], other.storage[:])
+    assert_equal(rb.writer.state_dict(), other.writer.state_dict())
+    assert_equal(rb.sampler.state_dict(), other.sampler.state_dict())
+
+
+def continue_both(
+    rb: ReplayBuffer, other: ReplayBuffer, make_rows: Callable[[int], Any] = rows, n: int = 12
+) -> None:
+    """Draw from both and write to both, alternately: they must agree on every bit."""
+    for i in range(n):
+        state = torch.get_rng_state()
+        batch = rb.sample()
+        rb.synchronize()  # or prefetching in threads would race with the writing below
+        after = torch.get_rng_state()
+        torch.set_rng_state(state)
+        assert_equal(other.sample(), batch)
+        other.synchronize()
+        assert torch.equal(torch.get_rng_state(), after)
+        fresh = make_rows(i % 5 + 1)
+        assert_equal(rb.extend(fresh.clone()), other.extend(fresh.clone()))
+    assert_same_content(rb, other)
+
+
+def used(rb: ReplayBuffer, make_rows: Callable[[int], Any] = rows, n: int = 13) -> ReplayBuffer:
+    rb.extend(make_rows(n))
+    for _ in range(3):
+        rb.sample()
+        rb.synchronize()
+    return rb
+
+
+def restored(rb: ReplayBuffer, target: ReplayBuffer, folder: Path) -> ReplayBuffer:
+    save_checkpoint(folder / "rb", rb)
+    assert load_checkpoint(folder / "rb", target) == {}
+    return target
+
+
+# Every kind of part, into a fresh buffer and into one in use.
+
+
+STORAGES: dict[str, Callable[[], Any]] = {
+    "memory": lambda: LazyTensorStorage(CAPACITY),
+    "disk": lambda: LazyMemmapStorage(CAPACITY),
+}
+
+
+@pytest.mark.parametrize("fresh", [True, False], ids=["fresh", "in use"])
+@pytest.mark.parametrize("prefetch", [None, 1])
+@pytest.mark.parametrize("sampler", [RandomSampler, SamplerWithoutReplacement])
+@pytest.mark.parametrize("target_storage", STORAGES)
+@pytest.mark.parametrize("storage", STORAGES)
+def test_a_run_continues(
+    storage: str,
+    target_storage: str,
+    sampler: Any,
+    prefetch: int | None,
+    fresh: bool,
+    tmp_path: Path,
+) -> None:
+    rb = buffer(storage=STORAGES[storage](), sampler=sampler(), prefetch=prefetch)
+    target = buffer(storage=STORAGES[target_storage](), sampler=sampler(), prefetch=prefetch)
+    if not fresh:
+        used(target, n=17)
+    continue_both(used(rb), restored(rb, target, tmp_path))
+
+
+class Shift(Transform):
+    """Has state, a buffer that moves with every batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("shift", torch.zeros(()))
+
+    def forward(self, tensordict: TensorDict) -> TensorDict:
+        self.shift += 1
+        return tensordict.set("state", tensordict.get("state") + self.shift)
+
+
+def trajectories(n: int) -> TensorDict:
+    n_actions = 4
+    return TensorDict(
+        {
+            "state": torch.randint(5, (n, n_actions + 1, 2)),
+            "action": torch.randint(5, (n, n_actions)),
+            "length": torch.randint(1, n_actions + 1, (n,)),
+            "log_reward": torch.randint(-3, 4, (n,)).to(torch.float32),
+            "is_backward": torch.zeros(n, dtype=torch.bool),
+        },
+        [n],
+    )
+
+
+def episodes(n: int) -> TensorDict:
+    ids = torch.arange(n) // 3
+    return TensorDict({"x": torch.randn(n), "episode": ids, "done": ids < 0}, [n])
+
+
+KINDS: dict[str, tuple[Make, Callable[[int], Any]]] = {
+    "PyTorch's generator": (lambda: buffer(generator=None), rows),
+    "no batch left over": (
+        lambda: buffer(sampler=SamplerWithoutReplacement(drop_last=True, shuffle=False)),
+        rows,
+    ),
+    "generation stamps": (
+        lambda: buffer(writer=TensorDictRoundRobinWriter(track_generations=True)),
+        rows,
+    ),
+    "rows used up": (
+        lambda: buffer(sampler=ConsumingSampler(2), consume_after_n_samples=2, batch_size=1),
+        rows,
+    ),
+    "slices": (
+        lambda: buffer(sampler=SliceSampler(num_slices=2, traj_key="episode"), batch_size=2),
+        episodes,
+    ),
+    "transforms": (lambda: buffer(transform=Compose(Shift(), ExcludeTransform("next"))), rows),
+    "a given storage": (
+        lambda: buffer(storage=TensorStorage(rows(CAPACITY).set("index", torch.arange(CAPACITY)))),
+        rows,
+    ),
+    "late construction": (
+        lambda: buffer(storage=lambda: LazyTensorStorage(CAPACITY), writer=None, delayed_init=True),
+        rows,
+    ),
+    "shared memory": (lambda: buffer(shared=True), rows),
+    "highest rewards": (lambda: reward_prioritized_buffer(CAPACITY, batch_size=4), rows),
+    "oldest of equals": (
+        lambda: reward_prioritized_buffer(
+            CAPACITY, batch_size=4, tie="oldest", generator=generator(), replacement=True
+        ),
+        rows,
+    ),
+    "highest rewards on disk": (
+        lambda: reward_prioritized_buffer(
+            CAPACITY, batch_size=4, storage=LazyMemmapStorage(CAPACITY), prefetch=1
+        ),
+        rows,
+    ),
+    "by rank": (
+        lambda: reward_prioritized_buffer(CAPACITY, batch_size=4, sampler=RankRewardSampler(k=0.1)),
+        rows,
+    ),
+    "by quantile": (
+        lambda: reward_prioritized_buffer(
+            CAPACITY, batch_size=4, sampler=QuantileRewardSampler(top_share=0.7, replacement=True)
+        ),
+        rows,
+    ),
+    "newest trajectories": (
+        lambda: fifo_buffer(CAPACITY, batch_size=4, max_length=6, generator=generator()),
+        trajectories,
+    ),
+    "terminating states": (lambda: terminating_state_buffer(CAPACITY, batch_size=4), trajectories),
+}
+
+
+@pytest.mark.parametrize("n", [5, 13, 45], ids=["begun", "half full", "overwritten"])
+@pytest.mark.parametrize("fresh", [True, False], ids=["fresh", "in use"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_kind_continues(kind: str, fresh: bool, n: int, tmp_path: Path) -> None:
+    make, make_rows = KINDS[kind]
+    rb, target = make(), make()
+    for _ in range(n // 15 + 1):
+        rb.extend(make_rows(min(n, 15)))
+    if not fresh:
+        used(target, make_rows)
+    rb.sample()
+    rb.synchronize()
+    continue_both(rb, restored(rb, target, tmp_path), make_rows)
+
+
+def test_an_annealed_temperature_comes_back(tmp_path: Path) -> None:
+    rb, target = reward_prioritized_buffer(5), reward_prioritized_buffer(5)
+    rb.extend(rows(5))
+    rb.sampler.temperature = 0.25
+    assert restored(rb, target, tmp_path).sampler.temperature == 0.25
+
+
+def test_relabelled_rewards_come_back(tmp_path: Path) -> None:
+    rb, target = reward_prioritized_buffer(3), reward_prioritized_buffer(3)
+    rb.extend(rows(3))
+    rb.writer.update(torch.arange(3), torch.tensor([5.0, 7.0, 6.0]))
+    restored(rb, target, tmp_path)
+    assert target.writer.threshold == 5.0
+    better = rows(2).set("log_reward", torch.tensor([5.5, 4.0]))
+    assert target.extend(better).tolist() == [0, -1]
+
+
+# Things that are easily forgotten.
+
+
+def test_the_rest_of_an_epoch_bounds_what_is_prefetched(tmp_path: Path) -> None:
+    def make() -> TensorDictReplayBuffer:
+        sampler = SamplerWithoutReplacement(drop_last=True)
+        return buffer(sampler=sampler, prefetch=3)
+
+    rb = make()
+    rb.extend(rows(16))  # four batches, of which the fourth is left
+    for _ in range(3):
+        rb.sample()
+        rb.synchronize()
+    target = restored(rb, make(), tmp_path)
+    for each in (rb, target):
+        each.sample()
+        each.synchronize()
+    assert len(target._prefetch_queue) == len(rb._prefetch_queue)
+
+
+def test_prefetched_batches_are_those_of_their_time(tmp_path: Path) -> None:
+    rb = buffer(prefetch=2)
+    rb.extend(rows(CAPACITY))
+    rb.sample()
+    rb.synchronize()
+    drawn_before = [future.result()[0].clone() for future in rb._prefetch_queue]
+    rb.extend(rows(CAPACITY))  # the storage holds none of these rows any more
+    target = used(buffer(prefetch=2))
+    restored(rb, target, tmp_path)
+    for batch in drawn_before:
+        assert_equal(target.sample().exclude("index"), batch.exclude("index"))
+
+
+def test_the_generator_given_to_the_buffer_is_the_one_that_is_restored(tmp_path: Path) -> None:
+    mine = torch.Generator().manual_seed(99)
+    rb = used(buffer())
+    target = restored(rb, buffer(generator=mine), tmp_path)
+    assert target._rng is mine
+    assert target.sampler._rng is mine
+    assert torch.equal(mine.get_state(), rb._rng.get_state())
+
+
+def test_a_buffer_without_generator_gets_one(tmp_path: Path) -> None:
+    continue_both(rb := used(buffer()), restored(rb, buffer(generator=None), tmp_path))
+
+
+def test_batch_size_is_restored(tmp_path: Path) -> None:
+    assert restored(used(buffer()), buffer(batch_size=9), tmp_path).sample().shape == (4,)
+
+
+def test_a_smaller_content_replaces_a_larger_one(tmp_path: Path) -> None:
+    rb = buffer()
+    rb.extend(rows(5))
+    target = restored(rb, used(buffer(), n=CAPACITY), tmp_path)
+    assert len(target) == 5
+    continue_both(rb, target, n=2)
+
+
+@pytest.mark.parametrize("fresh", [True, False], ids=["fresh", "in use"])
+def test_buffers_without_rows(fresh: bool, tmp_path: Path) -> None:
+    emptied = used(buffer())
+    emptied.empty()
+    for rb in (buffer(), emptied):
+        target = restored(rb, buffer() if fresh else used(buffer()), tmp_path)
+        assert len(target) == 0
+        batch = rows(6)
+        rb.extend(batch.clone())
+        target.extend(batch.clone())
+        continue_both(rb, target, n=3)
+
+
+def test_only_the_rows_in_use_are_written(tmp_path: Path) -> None:
+    rb = buffer(storage=LazyMemmapStorage(10**6))
+    rb.extend(rows(10))
+    save_checkpoint(tmp_path / "rb", rb)
+    assert (tmp_path / "rb").stat().st_size < 20_000
+
+
+def test_a_buffer_that_is_saved_goes_on_undisturbed(tmp_path: Path) -> None:
+    rb, twin = used(buffer(prefetch=1)), buffer(prefetch=1)
+    restored(rb, twin, tmp_path)
+    save_checkpoint(tmp_path / "again", rb)
+    continue_both(rb, twin)
+
+
+# Rows that are not TensorDicts, and more dimensions than one.
+
+
+@pytest.mark.parametrize("fresh", [True, False], ids=["fresh", "in use"])
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize(
+    "make_rows",
+    [
+        lambda n: torch.randn(n, 3),
+        lambda n: {"a": torch.randn(n), "b": (torch.randn(n, 2), torch.arange(n))},
+    ],
+    ids=["tensor", "dict"],
+)
+def test_other_rows(make_rows: Any, storage: str, fresh: bool, tmp_path: Path) -> None:
+    def make() -> ReplayBuffer:
+        return ReplayBuffer(
+            storage=STORAGES[storage](),
+            writer=RoundRobinWriter(),
+            batch_size=3,
+            generator=generator(),
+        )
+
+    rb, target = make(), make()
+    rb.extend(make_rows(12))
+    if not fresh:
+        target.extend(make_rows(7))
+    restored(rb, target, tmp_path)
+    assert_same_content(rb, target)
+    for _ in range(3):
+        assert_equal(target.sample(), rb.sample())
+
+
+@pytest.mark.parametrize("fresh", [True, False], ids=["fresh", "in use"])
+@pytest.mark.parametrize(
+    "make_rows",
+    [
+        lambda n: TensorDict({"x": torch.randn(n, 3, 2)}, [n, 3]),
+        lambda n: torch.randn(n, 3),
+    ],
+    ids=["TensorDict", "tensor"],
+)
+def test_two_dimensions(make_rows: Any, fresh: bool, tmp_path: Path) -> None:
+    def make() -> ReplayBuffer:
+        return ReplayBuffer(
+            storage=LazyTensorStorage(20, ndim=2), batch_size=4, generator=generator(), dim_extend=0
+        )
+
+    rb, target = make(), make()
+    rb.extend(make_rows(5))
+    if not fresh:
+        target.extend(make_rows(2))
+    restored(rb, target, tmp_path)
+    assert (len(target), target.storage.max_size) == (15, 21)
+    assert_same_content(rb, target)
+    for _ in range(4):
+        assert_equal(target.sample(), rb.sample())
+
+
+# Ensembles.
+
+
+def ensemble(prefetch: int | None = None) -> ReplayBufferEnsemble:
+    members = [
+        buffer(generator=None),
+        buffer(storage=LazyMemmapStorage(9), writer=RewardPrioritizedWriter(), generator=None),
+    ]
+    return ReplayBufferEnsemble(
+        *members, p=[0.3, 0.7], batch_size=6, generator=generator(), prefetch=prefetch
+    )
+
+
+def merged(prefetch: int | None = None) -> MergedReplayBuffer:
+    members = [reward_prioritized_buffer(n, generator=generator()) for n in (CAPACITY, 9)]
+    return MergedReplayBuffer(*members, batch_size=6, prefetch=prefetch)
+
+
+@pytest.mark.parametrize("make", [ensemble, merged])
+@pytest.mark.parametrize("prefetch", [None, 1])
+@pytest.mark.parametrize("fresh", [True, False], ids=["fresh", "in use"])
+def test_ensembles_continue(fresh: bool, prefetch: int | None, make: Any, tmp_path: Path) -> None:
+    rb, target = make(prefetch), make(prefetch)
+    for each in (rb,) if fresh else (rb, target):
+        each[0].extend(rows(12))
+        each[1].extend(rows(12))
+        each.sample()
+        each.synchronize()
+    restored(rb, target, tmp_path)
+    for _ in range(6):
+        state = torch.get_rng_state()
+        batch = rb.sample()
+        rb.synchronize()
+        torch.set_rng_state(state)
+        assert_equal(target.sample(), batch)
+        target.synchronize()
+        for member in (0, 1):
+            fresh_rows = rows(3)
+            came = target[member].extend(fresh_rows.clone())
+            assert_equal(rb[member].extend(fresh_rows.clone()), came)
+    for member in (0, 1):
+        assert_same_content(rb[member], target[member])
+
+
+def test_a_member_may_stand_in_an_ensemble_twice(tmp_path: Path) -> None:
+    def make() -> ReplayBufferEnsemble:
+        member = buffer(shared=True)
+        return ReplayBufferEnsemble(member, member, batch_size=4)
+
+    rb = make()
+    rb[0].extend(rows(5))
+    assert_same_content(rb[1], restored(rb, make(), tmp_path)[1])
+
+
+# What is saved along.
+
+
+def test_extra_values_come_back(tmp_path: Path) -> None:
+    path, rb = tmp_path / "rb", used(buffer())
+    model = torch.nn.Linear(2, 2)
+    save_checkpoint(path, rb, model=model.state_dict(), step=3, name=None)
+    for extra in (load_checkpoint(path, buffer()), load_state(path)):
+        assert list(extra) == ["model", "step", "name"]
+        assert (extra["step"], extra["name"]) == (3, None)
+        assert_equal(extra["model"], model.state_dict())
+
+
+def test_scaling_transforms_keep_their_constants(tmp_path: Path) -> None:
+    def make(scale: float) -> TensorDictReplayBuffer:
+        reward = ("next", "reward")
+        return buffer(transform=RewardScaling(1.0, scale, in_keys=[reward]))
+
+    target = restored(used(make(2.0)), make(5.0), tmp_path)
+    assert target.transform[0].scale == 2.0
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: buffer(
+            storage=LazyTensorStorage(CAPACITY, device="cuda"),
+            sampler=SamplerWithoutReplacement(),
+            generator=torch.Generator("cuda").manual_seed(7),
+        ),
+        lambda: reward_prioritized_buffer(
+            CAPACITY, device="cuda", batch_size=4, generator=torch.Generator("cuda").manual_seed(7)
+        ),
+    ],
+    ids=["TorchRL", "highest rewards"],
+)
+def test_buffers_on_an_accelerator_continue(make: Make, tmp_path: Path) -> None:
+    rb = make()
+    rb.extend(rows(13).to("cuda"))
+    rb.sample()
+    continue_both(rb, restored(rb, make(), tmp_path), lambda n: rows(n).to("cuda"))

@@ -1,0 +1,305 @@
+"""A checkpoint that does not fit a buffer is refused in one line, and changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from checkpoint.test_checkpoint_buffers import (
+    CAPACITY,
+    buffer,
+    continue_both,
+    ensemble,
+    generator,
+    restored,
+    rows,
+    used,
+)
+from tensordict import tensorclass
+from torchrl.data import (
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    ListStorage,
+    RandomSampler,
+    ReplayBuffer,
+    ReplayBufferEnsemble,
+    SamplerWithoutReplacement,
+    TensorDictMaxValueWriter,
+    TensorDictReplayBuffer,
+    TensorDictRoundRobinWriter,
+)
+from torchrl.envs.transforms import RewardScaling
+
+from gfn_rb.buffers import reward_prioritized_buffer
+from gfn_rb.checkpoint import load_checkpoint, save_checkpoint, save_state
+from gfn_rb.checkpoint.parts import try_generator
+from gfn_rb.errors import CheckpointCorruptError, CheckpointError, CheckpointMismatchError
+from gfn_rb.writers import RewardPrioritizedWriter
+
+Make = Callable[[], Any]
+
+
+def refused(
+    path: Path, target: Any, message: str, error: type[CheckpointError] = CheckpointMismatchError
+) -> None:
+    with pytest.raises(error, match=message) as caught:
+        load_checkpoint(path, target)
+    assert "\n" not in str(caught.value)
+
+
+def rewarded(tie: Any) -> TensorDictReplayBuffer:
+    return reward_prioritized_buffer(CAPACITY, tie=tie, batch_size=4, generator=generator())
+
+
+def scaled(scale: Any) -> TensorDictReplayBuffer:
+    return buffer(transform=RewardScaling(scale, scale, in_keys=[("next", "reward")]))
+
+
+class Case(NamedTuple):
+    saved: Make
+    target: Make
+    message: str
+    saved_rows: Any = rows
+
+
+CASES = {
+    "capacity": Case(
+        buffer,
+        lambda: buffer(storage=LazyTensorStorage(21)),
+        "the capacity of the checkpoint is 20, expected 21 as in the buffer",
+    ),
+    "sampler": Case(
+        buffer,
+        lambda: buffer(sampler=SamplerWithoutReplacement()),
+        "class of the sampler of the checkpoint is RandomSampler, expected SamplerWithoutRepl",
+    ),
+    "writer": Case(
+        lambda: buffer(writer=RewardPrioritizedWriter()),
+        buffer,
+        "class of the writer of the checkpoint is RewardPrioritizedWriter, expected TensorDictRou",
+    ),
+    "the writer's own terms": Case(
+        lambda: rewarded("oldest"),
+        lambda: rewarded("newest"),
+        "writer state is of tie='oldest' with 15 items, expected tie='newest'",
+    ),
+    "prefetching": Case(
+        lambda: buffer(prefetch=1),
+        buffer,
+        "prefetch capacity of the checkpoint is 1, expected 0",
+    ),
+    "PyTorch's generator": Case(
+        lambda: buffer(generator=None),
+        buffer,
+        "generator of the checkpoint is the global one, expected its own",
+    ),
+    "transform": Case(
+        lambda: scaled(torch.ones(1)),
+        buffer,
+        r"set of transform entries of the checkpoint is \['transforms.0.loc', .* expected \[\]",
+    ),
+    "shape of a transform": Case(
+        lambda: scaled(torch.ones(1)),
+        lambda: scaled(1.0),
+        r"transform entry transforms.0.loc of the checkpoint is torch.Size\(\[1\]\), expected tor",
+    ),
+}
+IN_USE = {
+    "keys": Case(
+        buffer,
+        buffer,
+        r"set of storage keys of the checkpoint is \['index', 'length', .*expected \['index', 'log",
+        lambda n: rows(n).set("length", torch.zeros(n)),
+    ),
+    "dtype": Case(
+        buffer,
+        buffer,
+        r"'state' of the checkpoint is \(torch.int64, \(3,\)\), expected \(torch.float32, \(3,\)\)",
+        lambda n: rows(n).set("state", torch.zeros(n, 3, dtype=torch.int64)),
+    ),
+    "shape": Case(
+        lambda: buffer(storage=LazyMemmapStorage(CAPACITY)),
+        buffer,
+        r"'state' of the checkpoint is \(torch.float32, \(4,\)\), expected \(torch.float32, \(3,\)",
+        lambda n: rows(n).set("state", torch.zeros(n, 4)),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", [*CASES, *IN_USE])
+def test_a_buffer_in_use_stays_as_it_was(case: str, tmp_path: Path) -> None:
+    make, make_target, message, saved_rows = {**CASES, **IN_USE}[case]
+    target = used(make_target())
+    twin = restored(target, make_target(), tmp_path)
+    save_checkpoint(tmp_path / "other", used(make(), saved_rows, 15))
+    refused(tmp_path / "other", target, message)
+    continue_both(twin, target)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_fresh_buffer_stays_fresh(case: str, tmp_path: Path) -> None:
+    make, make_target, message, saved_rows = CASES[case]
+    target = make_target()
+    save_checkpoint(tmp_path / "other", used(make(), saved_rows, 15))
+    refused(tmp_path / "other", target, message)
+    assert not target.storage.initialized
+    assert len(target) == 0
+    twin, batch = make_target(), rows(13)
+    for each in (target, twin):
+        each.extend(batch.clone())
+    continue_both(twin, target)
+
+
+def test_another_number_of_dimensions(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "rb", used(buffer()))
+    target = buffer(storage=LazyTensorStorage(CAPACITY, ndim=2))
+    refused(tmp_path / "rb", target, "number of storage dimensions of the checkpoint is 1, expec")
+    assert not target.storage.initialized
+
+
+class Fussy(RandomSampler):
+    """Notices only half-way through that a state is not to its taste."""
+
+    def __init__(self, taste: str) -> None:
+        self.taste = taste
+        self.loaded = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"loaded": self.loaded, "taste": self.taste}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.loaded = state_dict.pop("loaded")
+        if state_dict["taste"] != self.taste:
+            raise KeyError("not to my\ntaste")
+
+
+def test_a_state_that_does_not_load_is_taken_back(tmp_path: Path) -> None:
+    source = used(buffer(sampler=Fussy("sweet")))
+    source.sampler.loaded = 5
+    save_checkpoint(tmp_path / "rb", source)
+    target = used(buffer(sampler=Fussy("sour")))
+    message = "state of the sampler does not load into Fussy: KeyError: 'not to my.*taste'"
+    refused(tmp_path / "rb", target, message)
+    assert target.sampler.loaded == 0
+    good = buffer(sampler=Fussy("sweet"))
+    assert load_checkpoint(tmp_path / "rb", good) == {}
+    assert good.sampler.loaded == 5
+
+
+def stamped(capacity: int) -> TensorDictReplayBuffer:
+    writer = TensorDictRoundRobinWriter(track_generations=True)
+    return buffer(storage=LazyTensorStorage(capacity), writer=writer, generator=None)
+
+
+def test_members_are_compared_before_any_of_them_changes(tmp_path: Path) -> None:
+    rb = ReplayBufferEnsemble(stamped(20), stamped(20), batch_size=4)
+    for member in (0, 1):
+        rb[member].extend(rows(5))
+    save_checkpoint(tmp_path / "rb", rb)
+    target = ReplayBufferEnsemble(stamped(20), stamped(21), batch_size=4)
+    message = "buffer 2 of 3: the capacity of the checkpoint is 20, expected 21"
+    refused(tmp_path / "rb", target, message)
+    assert not target[0].storage.initialized
+    assert target[0].writer.state_dict() == stamped(20).writer.state_dict()
+
+
+def test_another_number_of_members(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "one", used(buffer()))
+    refused(tmp_path / "one", ensemble(), "number of buffers of the checkpoint is 1, expected 3")
+    save_checkpoint(tmp_path / "three", ensemble())
+    refused(tmp_path / "three", buffer(), "number of buffers of the checkpoint is 3, expected 1")
+
+
+def test_a_damaged_file_changes_nothing(tmp_path: Path) -> None:
+    path, target = tmp_path / "other", used(buffer())
+    twin = restored(target, buffer(), tmp_path)
+    save_checkpoint(path, used(buffer()))
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 4
+    path.write_bytes(content)
+    refused(path, target, "is no sound checkpoint: the checksum of", CheckpointCorruptError)
+    path.unlink()
+    refused(path, target, "there is no checkpoint at", CheckpointError)
+    continue_both(twin, target)
+
+
+def test_a_file_without_buffer(tmp_path: Path) -> None:
+    save_state(tmp_path / "state", {})
+    refused(tmp_path / "state", buffer(), "holds no buffer: expected one of save_checkpoint")
+
+
+def test_a_storage_that_cannot_be_allocated(tmp_path: Path) -> None:
+    def on_disk() -> TensorDictReplayBuffer:
+        return buffer(storage=LazyMemmapStorage(CAPACITY, scratch_dir=tmp_path / "scratch"))
+
+    save_checkpoint(tmp_path / "rb", used(on_disk()))
+    target = on_disk()  # finds the files of the first
+    refused(tmp_path / "rb", target, "the storage cannot be allocated: ", CheckpointError)
+    assert len(target) == 0
+    assert not target.storage.initialized
+
+
+def test_a_generator_of_a_device_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointMismatchError, match=r"device of the generator .* is cuda, expec"):
+        try_generator(generator(), {"device": "cuda", "state": torch.zeros(16).to(torch.uint8)})
+    with pytest.raises(CheckpointMismatchError, match="generator of the checkpoint cannot be rest"):
+        try_generator(None, {"device": "cpu", "state": torch.zeros(3, dtype=torch.uint8)})
+
+
+# Buffers that cannot be saved.
+
+
+@tensorclass
+class Item:
+    x: torch.Tensor
+
+
+class Remembering(TensorDictReplayBuffer):
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "memory": 1}
+
+
+def holding_items() -> ReplayBuffer:
+    rb = ReplayBuffer(storage=LazyTensorStorage(3))
+    rb.extend(Item(x=torch.zeros(2), batch_size=[2]))
+    return rb
+
+
+def with_a_sampler_holding(value: Any) -> ReplayBuffer:
+    rb = buffer(sampler=Fussy("sweet"))
+    rb.sampler.taste = value
+    return rb
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: ReplayBuffer(storage=ListStorage(3)), "cannot save a ListStorage: expected a Laz"),
+        (
+            lambda: buffer(writer=TensorDictMaxValueWriter(rank_key="log_reward")),
+            "cannot save a buffer with TensorDictMaxValueWriter: it has no state_dict",
+        ),
+        (
+            lambda: Remembering(storage=LazyTensorStorage(3)),
+            "cannot save a Remembering: it overrides state_dict",
+        ),
+        (holding_items, r"cannot save rows\[0\]: got .*\.Item, expected"),
+        (
+            lambda: with_a_sampler_holding(len),
+            r"cannot save buffers\[0\]\['sampler'\]\['state'\]\['taste'\]: got builtins",
+        ),
+    ],
+)
+def test_what_cannot_be_saved_is_named(make: Make, message: str, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        save_checkpoint(tmp_path / "rb", make())
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_something_else_than_a_buffer(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="rb must be a TorchRL ReplayBuffer, got list"):
+        save_checkpoint(tmp_path / "rb", [])  # type: ignore[arg-type]

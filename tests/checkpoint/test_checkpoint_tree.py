@@ -1,0 +1,255 @@
+"""Nested values come back exactly, type by type, or are refused by name."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections import Counter, OrderedDict, namedtuple
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tensordict import LazyStackedTensorDict, MemoryMappedTensor, TensorDict
+from torch import Tensor
+
+from gfn_rb.checkpoint import load_state, save_state
+from gfn_rb.checkpoint.tree import DTYPES
+from gfn_rb.errors import CheckpointError
+
+
+def round_trip(value: Any, folder: Path) -> Any:
+    save_state(folder / "state", {"value": value})
+    return load_state(folder / "state")["value"]
+
+
+def assert_same(came: Any, expected: Any) -> None:
+    """Same type, same content, to the bit."""
+    assert type(came) is type(expected)
+    if isinstance(expected, (TensorDict, LazyStackedTensorDict)):
+        assert came.batch_size == expected.batch_size
+        assert came.device == expected.device
+        assert came.names == expected.names
+        assert list(came.keys()) == list(expected.keys())
+        for key in expected.keys():  # noqa: SIM118
+            assert_same(came.get(key), expected.get(key))
+    elif isinstance(expected, Tensor):
+        assert (came.dtype, came.shape) == (expected.dtype, expected.shape)
+        assert raw(came) == raw(expected)
+    elif isinstance(expected, (np.ndarray, np.generic)):
+        assert (came.dtype, came.shape) == (expected.dtype, expected.shape)
+        assert came.tobytes() == expected.tobytes()
+    elif isinstance(expected, dict):
+        assert [(type(key), key) for key in came] == [(type(key), key) for key in expected]
+        for key in expected:
+            assert_same(came[key], expected[key])
+    elif isinstance(expected, (list, tuple)):
+        assert len(came) == len(expected)
+        for one, other in zip(came, expected, strict=True):
+            assert_same(one, other)
+    elif isinstance(expected, float):
+        assert struct.pack("<d", came) == struct.pack("<d", expected)
+    else:
+        assert came == expected
+
+
+def raw(tensor: Tensor) -> bytes:
+    dense = torch.cat([tensor.resolve_conj().resolve_neg().reshape(-1)])
+    return dense.view(torch.uint8).numpy().tobytes()
+
+
+VALUES: dict[str, Any] = {
+    "none": None,
+    "bools": [True, False],
+    "integers": [0, -1, 2**63, -(2**200)],
+    "floats": [0.1, -0.0, 5e-324, math.inf, -math.inf, math.nan, -math.nan],
+    "strings": ["", "log Z", "é\n\x00", "\ud800"],
+    "bytes": [b"", b"\x00\xff"],
+    "empty containers": [{}, [], (), OrderedDict()],
+    "integer keys": {0: {"exp_avg": 1.0}, "0": 2, -7: None},
+    "ordered": OrderedDict([("b", 1), ("a", (1, [2, (3,)]))]),
+    "torch things": [torch.Size([2, 0]), torch.device("cuda:1"), torch.bfloat16, torch.Size([])],
+    "NumPy scalars": [np.float32(0.1), np.int8(-3), np.bool_(True), np.float64(1.0)],
+    "arrays": [np.arange(6).reshape(2, 3).T, np.zeros((0, 2), np.uint16), np.array(3.0)],
+    "read-only array": np.broadcast_to(np.arange(3), (2, 3)),
+    "reversed array": np.arange(5)[::-1],
+    "empty array": np.zeros(0),
+}
+
+
+@pytest.mark.parametrize("value", VALUES.values(), ids=VALUES)
+def test_values_come_back_exactly(value: Any, tmp_path: Path) -> None:
+    assert_same(round_trip(value, tmp_path), value)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    {
+        "scalar": torch.tensor(3.5),
+        "empty": torch.zeros(0, 3),
+        "transposed": torch.arange(6).reshape(2, 3).T,
+        "strided": torch.arange(20.0)[3::4],
+        "expanded": torch.tensor([1.0, 2.0]).expand(3, 2),
+        "bools": torch.tensor([True, False, True]),
+        "conjugated": torch.tensor([1 + 2j, 3j]).conj(),
+        "negated": torch.tensor([1 + 2j, 3j]).conj().imag,
+        "part of a storage": torch.arange(10)[4:6],
+        "one element, expanded": torch.tensor(3.0).expand(1, 1),
+        "one element, strided": torch.arange(4.0)[1::2][:1],
+    }.items(),
+    ids=lambda pair: pair[0],
+)
+def test_tensors_come_back_exactly(tensor: tuple[str, Tensor], tmp_path: Path) -> None:
+    came = round_trip(tensor[1], tmp_path)
+    assert_same(came, tensor[1].clone())
+    assert not came.is_conj()
+
+
+QUANTISED = {"qint8", "qint32", "quint8", "quint2x4", "quint4x2"}
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
+@pytest.mark.parametrize("name", sorted(set(DTYPES) - QUANTISED))
+def test_every_dtype_comes_back(name: str, tmp_path: Path) -> None:
+    content = torch.randint(0, 2, (48,), dtype=torch.uint8)
+    tensor = content.view(DTYPES[name])
+    came = round_trip([tensor, tensor[:0]], tmp_path)
+    assert [each.dtype for each in came] == [DTYPES[name]] * 2
+    assert torch.equal(came[0].view(torch.uint8), content)
+
+
+def test_the_table_names_the_dtypes() -> None:
+    assert DTYPES["bfloat16"] is torch.bfloat16
+    assert DTYPES["bool"] is torch.bool
+    assert DTYPES["int64"] is torch.long
+
+
+def test_parameters_and_mapped_tensors_become_plain_tensors(tmp_path: Path) -> None:
+    plain = torch.arange(3.0)
+    mapped = MemoryMappedTensor.from_tensor(plain)
+    for came in round_trip([torch.nn.Parameter(plain), mapped, mapped[:3]], tmp_path):
+        assert_same(came, plain)
+        assert not came.requires_grad
+
+
+def test_tensordicts_come_back_exactly(tmp_path: Path) -> None:
+    nested = TensorDict({"d": torch.zeros(2, 3, 1), "e": TensorDict({}, [2])}, [2, 3])
+    outer = TensorDict({"b": torch.arange(2), "a": nested}, [2], device="cpu")
+    named = TensorDict({"b": torch.arange(2)}, [2], names=["time"])
+    lazy = LazyStackedTensorDict(
+        TensorDict({"x": torch.zeros(1)}, []), TensorDict({"x": torch.ones(1)}, []), stack_dim=0
+    )
+    for value in (outer, named, TensorDict({}, [4]), lazy):
+        assert_same(round_trip(value, tmp_path), value)
+
+
+def test_what_is_loaded_is_a_copy_that_may_be_written_to(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    save_state(path, {"x": torch.zeros(3), "y": np.zeros(3)})
+    state = load_state(path)
+    state["x"].fill_(1.0)
+    state["y"][:] = 1.0
+    assert torch.equal(load_state(path)["x"], torch.zeros(3))
+
+
+leaves = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(st.characters(exclude_categories=[])),
+    st.binary(),
+    st.sampled_from([torch.float16, torch.device("cpu"), torch.Size([1])]),
+    st.lists(st.floats(width=32)).map(torch.tensor),
+    st.lists(st.integers(0, 255)).map(lambda entries: torch.tensor(entries, dtype=torch.uint8)),
+    st.lists(st.floats()).map(np.array),
+)
+nested = st.recursive(
+    leaves,
+    lambda inner: st.one_of(
+        st.lists(inner),
+        st.lists(inner).map(tuple),
+        st.dictionaries(st.text() | st.integers(), inner),
+        st.dictionaries(st.text(), inner).map(OrderedDict),
+    ),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(value=nested)
+def test_any_nesting_comes_back(tmp_path_factory: pytest.TempPathFactory, value: Any) -> None:
+    assert_same(round_trip(value, tmp_path_factory.getbasetemp()), value)
+
+
+def test_an_optimiser_continues_bit_for_bit(tmp_path: Path) -> None:
+    def make() -> tuple[torch.nn.Module, torch.optim.Optimizer, Any]:
+        torch.manual_seed(1)
+        model = torch.nn.Linear(3, 2)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        return model, optimizer, torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+
+    def train(parts: tuple[torch.nn.Module, torch.optim.Optimizer, Any], n: int) -> None:
+        model, optimizer, schedule = parts
+        for _ in range(n):
+            optimizer.zero_grad()
+            model(torch.randn(4, 3)).square().sum().backward()
+            optimizer.step()
+            schedule.step()
+
+    straight = make()
+    train(straight, 3)
+    names = ("model", "optimizer", "schedule")
+    state = {name: part.state_dict() for name, part in zip(names, straight, strict=True)}
+    save_state(tmp_path / "state", {**state, "rng": torch.get_rng_state()})
+    train(straight, 3)
+    restored, loaded = make(), load_state(tmp_path / "state")
+    for name, part in zip(names, restored, strict=True):
+        part.load_state_dict(loaded[name])
+    torch.set_rng_state(loaded["rng"])
+    train(restored, 3)
+    for one, other in zip(restored, straight, strict=True):
+        assert_same(one.state_dict(), other.state_dict())
+
+
+# What is refused.
+
+
+Point = namedtuple("Point", "x y")
+circle: list[Any] = []
+circle.append(circle)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ({"a": [1, {"f": len}]}, r"state\['a'\]\[1\]\['f'\]: got builtins.builtin_function"),
+        ({"s": {1, 2}}, r"state\['s'\]: got builtins.set"),
+        ({"p": Point(1, 2)}, r"state\['p'\]: got .*Point"),
+        ({"c": Counter("ab")}, r"state\['c'\]: got collections.Counter"),
+        ({"k": {(1, 2): 3}}, r"state\['k'\]: its key \(1, 2\) is of type tuple, expected str or"),
+        ({"k": {True: 3}}, r"state\['k'\]: its key True is of type bool"),
+        ({"x": torch.zeros(2, 2).to_sparse()}, r"state\['x'\]: got a tensor of layout torch.spars"),
+        ({"x": torch.zeros(2, device="meta")}, r"state\['x'\]: got a tensor of .* on meta"),
+        ({"x": np.array([None])}, r"state\['x'\]: got a NumPy array of object"),
+        ({"x": np.array(["a"])}, r"state\['x'\]: got a NumPy array of <U1"),
+        (
+            {"t": TensorDict({"f": "a string"}, [2])},
+            r"state\['t'\]\['f'\]: got tensordict.*NonTens",
+        ),
+        ({"c": circle}, r"state\['c'\]\[0\]\[0\].*: nested over 100 deep"),
+    ],
+)
+def test_what_cannot_be_saved_is_named_and_nothing_is_written(
+    value: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "state"
+    save_state(path, {"old": 1})
+    with pytest.raises(CheckpointError, match=message) as caught:
+        save_state(path, value)
+    assert "\n" not in str(caught.value)
+    assert load_state(path) == {"old": 1}
+    assert [entry.name for entry in tmp_path.iterdir()] == ["state"]

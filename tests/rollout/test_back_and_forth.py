@@ -1,0 +1,280 @@
+from __future__ import annotations
+
+import math
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from envs.toy_envs import CountOnes
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensordict.nn import TensorDictModule
+
+from gfn_rb.containers import Trajectories
+from gfn_rb.envs import HyperGrid
+from gfn_rb.errors import ArgumentError, ShapeError
+from gfn_rb.rollout import Exploration, Sampler, trajectory_log_probs
+from gfn_rb.rollout.back_and_forth import (
+    BackAndForth,
+    back_steps_rule,
+    log_acceptance,
+    metropolis_hastings,
+    moves_back,
+    rescored,
+    spliced,
+)
+from gfn_rb.rollout.walk import Walk
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def walk(env, is_backward, seed=1, **options):
+    """A linear policy at work, with probabilities well apart."""
+    shape = (env.encoded_size, env.n_actions - is_backward)
+    weight = torch.randn(shape, generator=seeded(seed + is_backward))
+    policy = TensorDictModule(
+        lambda state: env.encode(state) @ weight, in_keys=["state"], out_keys=["logits"]
+    )
+    policy.is_backward = is_backward
+    return Walk(policy, env, Exploration(**options), False, False)
+
+
+@cache
+def action_probabilities(job, state):
+    """Plain numbers: what the walk draws in one state, by action."""
+    state = torch.tensor([state])
+    env, is_backward = job.env, job.policy.is_backward
+    mask = env.backward_mask(state) if is_backward else env.forward_mask(state)
+    p = job.exploration.probabilities(job.policy(state=state), mask)[0].double()
+    return {a: float(p[a]) for a in range(len(p)) if mask[0, a]}
+
+
+@cache
+def onwards(job, state):
+    """Every way forward from a state as ([states], [actions], [probabilities]), exit included."""
+    env, found = job.env, []
+    for action, p in action_probabilities(job, state).items():
+        if action == env.exit_action:
+            found.append(([state], [action], [p]))
+            continue
+        child = env.forward_step(torch.tensor([state]), torch.tensor([action]))[0].tolist()
+        for states, actions, rest in onwards(job, tuple(child)):
+            found.append(([state, *states], [action, *actions], [p, *rest]))
+    return found
+
+
+@cache
+def ways(job, state):
+    """Every way back to the source, turned forward, and last of all the exit."""
+    env, found = job.env, []
+    if bool(env.is_source(torch.tensor([state]))[0]):
+        return [([state], [env.exit_action], [1.0])]
+    for action, p in action_probabilities(job, state).items():
+        parent = env.backward_step(torch.tensor([state]), torch.tensor([action]))[0].tolist()
+        for states, (*actions, end), (*rest, one) in ways(job, tuple(parent)):
+            found.append(([*states, state], [*actions, action, end], [*rest, p, one]))
+    return found
+
+
+def as_trajectories(env, paths):
+    length = [len(actions) for _, actions, _ in paths]
+    n, n_steps = len(paths), max(length)
+    state = env.sink_state.expand(n, n_steps + 1, -1).clone()
+    action, log_prob = torch.full((n, n_steps), -1), torch.zeros(n, n_steps)
+    for i, (states, actions, p) in enumerate(paths):
+        state[i, : length[i]] = torch.tensor(states)
+        action[i, : length[i]] = torch.tensor(actions)
+        log_prob[i, : length[i]] = torch.tensor(p).log()
+    length = torch.tensor(length)
+    x = state[torch.arange(n), length - 1]
+    return Trajectories(
+        state=state, action=action, length=length, log_reward=env.log_reward(x), log_prob=log_prob
+    )
+
+
+def all_searches(env, pf, pb, rule):
+    """Every (way, onward) there is, with the probability of walking it from its x."""
+    rows = []
+    for x in env.terminating_states().tolist():
+        for way in ways(pb, tuple(x)):
+            moves = len(way[1]) - 1
+            junction = moves - int(rule(torch.tensor([moves]))[0])
+            for onward in onwards(pf, way[0][junction]):
+                rows.append((way, onward, junction, math.prod(way[2]) * math.prod(onward[2])))
+    way, onward, junction, q = zip(*rows, strict=True)
+    search = BackAndForth(
+        as_trajectories(env, way), as_trajectories(env, onward), torch.tensor(junction), pf, pb
+    )
+    return search, torch.tensor(q, dtype=torch.float64)
+
+
+RULES = {
+    "half": back_steps_rule(None, 0.5, 0),
+    "all": back_steps_rule(None, 1.0, 0),
+    "up to two": lambda moves: moves.clamp(max=2),
+}
+ENVS = {"grid": lambda: HyperGrid(2, 3), "strings": lambda: CountOnes(2, 3, "prepend_append")}
+OPTIONS = {"plain": {}, "explored": {"epsilon": 0.3, "temperature": 2.0}}
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("name", ENVS)
+def test_the_exact_chain_leaves_the_target_invariant(name, rule, options):
+    env, rule = ENVS[name](), RULES[rule]
+    pf, pb = (walk(env, is_backward, **OPTIONS[options]) for is_backward in (False, True))
+    search, q = all_searches(env, pf, pb, rule)
+    m = env.n_terminating
+    x = env.terminating_index(search.way.terminating_states)
+    to = env.terminating_index(search.onward.terminating_states)
+    np.testing.assert_allclose(torch.zeros(m).double().index_add(0, x, q), 1, atol=1e-5)
+    moved = torch.zeros(m, m, dtype=torch.float64)
+    moved.index_put_((x, to), q * log_acceptance(search, rule).exp(), accumulate=True)
+    target = env.target_log_prob().exp()
+    flow = target[:, None] * moved
+    np.testing.assert_allclose(flow, flow.T, atol=1e-6)
+    chain = moved + torch.diag(1 - moved.sum(1))
+    np.testing.assert_allclose(target @ chain, target, atol=1e-6)
+    proposed = torch.zeros(m, m, dtype=torch.float64).index_put_((x, to), q, accumulate=True)
+    assert (target @ proposed - target).abs().sum() > 0.1  # acceptance matters
+    assert (flow - flow.diag().diag()).sum() > 0.05  # and moves are made
+
+
+def two_letters(p_one, options=None):
+    """Strings of two letters; a one is written with probability ``p_one``."""
+    env = CountOnes(2, 2)
+    logits = torch.tensor([[1 - p_one, p_one, 1.0]]).log()
+    pf = TensorDictModule(
+        lambda s: logits.repeat(len(s), 1), in_keys=["state"], out_keys=["logits"]
+    )
+    pb = TensorDictModule(lambda s: torch.zeros(len(s), 2), in_keys=["state"], out_keys=["logits"])
+    pf.is_backward, pb.is_backward = False, True
+    explored = Exploration(**(options or {}))
+    return [Walk(policy, env, explored, False, False) for policy in (pf, pb)]
+
+
+def rewrite(pf, pb, old, new):
+    """The search from one string to another, both moves undone."""
+    env = pf.env
+    way = ways(pb, old)
+    onward = [found for found in onwards(pf, (-1, -1)) if found[0][-1] == new]
+    return BackAndForth(
+        as_trajectories(env, way), as_trajectories(env, onward), torch.tensor([0]), pf, pb
+    )
+
+
+def test_acceptance_by_hand():
+    # log R = number of ones; on a tree P_B = 1; P_F(00) = 1/16 and P_F(11) = 9/16
+    pf, pb = two_letters(3 / 4)
+    rule = back_steps_rule(2, None, 1)
+    up = rewrite(pf, pb, (0, 0), (1, 1))
+    assert log_acceptance(up, rule).exp().item() == pytest.approx(math.e**2 / 9, rel=1e-5)
+    down = rewrite(pf, pb, (1, 1), (0, 0))
+    assert log_acceptance(down, rule).item() == 0
+    # with half of the draws uniform P_F(1) = 5/8, so P_F(00) = 9/64 and P_F(11) = 25/64
+    pf, pb = two_letters(3 / 4, {"epsilon": 0.5})
+    up = rewrite(pf, pb, (0, 0), (1, 1))
+    assert log_acceptance(up, rule).item() == pytest.approx(min(0, 2 + math.log(9 / 25)))
+
+
+def test_acceptance_is_drawn_with_its_probability():
+    pf, pb = two_letters(3 / 4)
+    one = rewrite(pf, pb, (0, 0), (1, 1))
+    rows = torch.zeros(4000, dtype=torch.int64)
+    search = BackAndForth(one.way[rows], one.onward[rows], rows, pf, pb)
+    accepted = metropolis_hastings(search, back_steps_rule(2, None, 4000), seeded(1))
+    p = math.e**2 / 9
+    assert abs(accepted.double().mean() - p) < 4 * math.sqrt(p * (1 - p) / 4000)
+
+
+def test_what_cannot_be_reversed_is_not_accepted():
+    pf, pb = two_letters(1 / 2)
+    search = rewrite(pf, pb, (0, 0), (1, 1))
+    assert log_acceptance(search, lambda moves: moves).item() == 0
+    assert log_acceptance(search, lambda moves: moves - 1).item() == -torch.inf
+
+
+def test_an_object_of_reward_zero_is_left():
+    pf, pb = two_letters(3 / 4)
+    search = rewrite(pf, pb, (0, 0), (1, 1))
+    search.way.log_reward.fill_(-torch.inf)
+    rule = back_steps_rule(2, None, 1)
+    assert log_acceptance(search, rule).item() == 0
+    search.onward.log_reward.fill_(-torch.inf)
+    assert log_acceptance(search, rule).item() == 0
+    search.way.log_reward.fill_(0)
+    assert log_acceptance(search, rule).item() == -torch.inf
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_spliced_equals_a_loop_over_rows(data):
+    n, a, b = (data.draw(st.integers(low, 5)) for low in (0, 1, 1))
+    columns = data.draw(st.integers(0, 10))
+    at = data.draw(st.lists(st.integers(0, a), min_size=n, max_size=n))
+    head = torch.arange(n * a * 2).reshape(n, a, 2)
+    tail = -torch.arange(1, n * b * 2 + 1).reshape(n, b, 2)
+    out = spliced(head, tail, torch.tensor(at, dtype=torch.int64), columns)
+    assert out.shape == (n, columns, 2)
+    for i, k in enumerate(at):
+        joined = [*head[i, :k], *tail[i]] + [tail[i, -1]] * columns
+        assert out[i].tolist() == [item.tolist() for item in joined[:columns]]
+
+
+@pytest.mark.parametrize("is_backward", [False, True])
+def test_rescored_is_what_policies_say_of_trajectories(is_backward):
+    env = HyperGrid(3, 4)
+    job = walk(env, is_backward)
+    rows = Sampler(walk(env, False).policy).sample_trajectories(env, 20, generator=seeded())
+    rows = rows.pad_to(rows.n_steps + 2)
+    log_prob, logits = rescored(job, rows)
+    torch.testing.assert_close(log_prob, trajectory_log_probs(job.policy, env, rows))
+    asked = rows.real_steps & ~(is_backward & (rows.action == env.exit_action))
+    at = rows.state[:, 1:] if is_backward else rows.state[:, :-1]
+    torch.testing.assert_close(logits[asked], job.policy(state=at[asked]))
+    assert (logits[~asked] == 0).all()
+
+
+def test_rescored_is_of_what_is_drawn():
+    env, options = HyperGrid(3, 4), {"epsilon": 0.4, "temperature": 3.0, "exit_bias": 1.0}
+    job = walk(env, False, **options)
+    rows = Sampler(job.policy).sample_trajectories(
+        env, 20, save_logprobs=True, generator=seeded(), **options
+    )
+    torch.testing.assert_close(rescored(job, rows).log_prob, rows.log_prob)
+
+
+def test_rules_by_hand():
+    moves = torch.tensor([0, 1, 2, 5, 10])
+    assert back_steps_rule(None, 0.5, 5)(moves).tolist() == [0, 1, 1, 3, 5]
+    assert back_steps_rule(None, 0.7, 5)(moves).tolist() == [0, 1, 2, 4, 7]
+    assert back_steps_rule(None, 1.0, 5)(moves).tolist() == [0, 1, 2, 5, 10]
+    assert back_steps_rule(3, None, 5)(moves).tolist() == [3] * 5
+    each = torch.tensor([0, 1, 0, 5, 2])
+    assert moves_back(back_steps_rule(each, None, 5), moves).tolist() == each.tolist()
+
+
+def test_a_ratio_is_not_rounded_up_by_mistake():
+    # 0.07 * 100 is 7.000000000000001 in floating point
+    assert back_steps_rule(None, 0.07, 1)(torch.tensor([100])).tolist() == [7]
+
+
+def test_bad_rules():
+    with pytest.raises(ArgumentError, match=r"exactly one of back_steps and back_ratio .*neither"):
+        back_steps_rule(None, None, 2)
+    with pytest.raises(ArgumentError, match=r"exactly one of back_steps and back_ratio .*both"):
+        back_steps_rule(1, 0.5, 2)
+    for ratio in (0.0, -0.5, 1.5, math.nan):
+        with pytest.raises(ArgumentError, match=r"back_ratio must be in \(0, 1\], got"):
+            back_steps_rule(None, ratio, 2)
+    with pytest.raises(ArgumentError, match="back_steps must be at least 0, got -2"):
+        back_steps_rule(torch.tensor([1, -2]), None, 2)
+    with pytest.raises(ShapeError, match=r"int64 of shape \[3\], got torch.int64 of shape \[2\]"):
+        back_steps_rule(torch.tensor([1, 2]), None, 3)
+    with pytest.raises(ShapeError, match=r"got torch.float32 of shape \[\]"):
+        back_steps_rule(torch.tensor(1.0), None, 3)
+    with pytest.raises(ArgumentError, match=r"most the moves .*got 4 in row 1, which has 3"):
+        moves_back(back_steps_rule(4, None, 2), torch.tensor([4, 3]))

@@ -1,0 +1,441 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from envs.toy_envs import CountOnes, Ladder
+from statistics_of_draws import chi_square_p
+from tensordict.nn import TensorDictModule
+
+from gfn_rb.buffers import terminating_state_buffer
+from gfn_rb.containers import States, Trajectories
+from gfn_rb.envs import HyperGrid, TFBind8
+from gfn_rb.errors import ArgumentError, NaNError, ShapeError
+from gfn_rb.rollout import Exploration, LocalSearchSampler, Sampler, trajectory_log_probs
+
+ENVS = {
+    "grid": HyperGrid(3, 4),
+    "append": TFBind8("append"),
+    "prepend_append": TFBind8("prepend_append"),
+}
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def policy_of(logits, is_backward, *in_keys):
+    policy = TensorDictModule(logits, in_keys=["state", *in_keys], out_keys=["logits"])
+    policy.is_backward = is_backward
+    return policy
+
+
+def linear_policy(env, is_backward, seed=1):
+    weight = torch.randn(env.encoded_size, env.n_actions - is_backward, generator=seeded(seed))
+    return policy_of(lambda state: env.encode(state) @ weight, is_backward)
+
+
+def searcher(env, seed=1):
+    return LocalSearchSampler(linear_policy(env, False, seed), linear_policy(env, True, seed + 1))
+
+
+def states_of(env, x):
+    log_reward = env.log_reward(x)
+    return States(
+        state=x, is_terminating=torch.ones(len(x), dtype=torch.bool), log_reward=log_reward
+    )
+
+
+def assert_sound(env, rows):
+    """Every row is a legal forward trajectory from the source, in the layout of Trajectories."""
+    state, action, length = rows.state, rows.action, rows.length
+    step = torch.arange(rows.n_steps)
+    real = step < length[:, None]
+    assert torch.equal(state[:, 0], env.source(len(rows)))
+    assert torch.equal(action == env.exit_action, step == length[:, None] - 1)
+    assert torch.equal(action == -1, ~real)
+    row, at = real.nonzero(as_tuple=True)
+    assert env.forward_mask(state[row, at])[torch.arange(len(row)), action[row, at]].all()
+    assert torch.equal(env.forward_step(state[row, at], action[row, at]), state[row, at + 1])
+    assert env.is_sink(state[torch.arange(rows.n_steps + 1) >= length[:, None]]).all()
+    assert torch.equal(rows.log_reward, env.log_reward(rows.terminating_states))
+
+
+@pytest.mark.parametrize("use_metropolis_hastings", [False, True])
+@pytest.mark.parametrize("name", ENVS)
+def test_proposals_are_sound_trajectories(name, use_metropolis_hastings):
+    env = ENVS[name]
+    sampler = searcher(env)
+    start = sampler.sample_trajectories(env, 50, generator=seeded())
+    rows, updated = sampler.local_search(
+        env,
+        start,
+        back_ratio=0.6,
+        use_metropolis_hastings=use_metropolis_hastings,
+        generator=seeded(1),
+    )
+    assert_sound(env, rows)
+    assert len(rows) == 50
+    assert rows.n_steps == rows.length.max()
+    assert rows.log_prob is rows.estimator_output is rows.is_backward is None
+    assert 0 < updated.sum() < 50
+
+
+def test_each_row_goes_back_by_its_own_number_of_moves():
+    env = TFBind8("append")
+    sampler = searcher(env)
+    start = sampler.sample_trajectories(env, 900, generator=seeded())
+    back = torch.arange(900) % 9
+    rows, _ = sampler.local_search(env, start, back_steps=back, generator=seeded(1))
+    old, new = start.terminating_states, rows.terminating_states
+    kept = torch.arange(8) < 8 - back[:, None]
+    assert (old == new)[kept].all()
+    first_anew = torch.arange(8) == 8 - back[:, None]
+    assert (old != new)[first_anew].float().mean() > 0.4
+
+
+def test_the_junction_is_where_the_backward_policy_leads():
+    # the backward policy takes letters off at the left only, so 8 - K letters of the right remain
+    env = TFBind8("prepend_append")
+    left = torch.tensor([[-99.0] * 4 + [0.0] * 4])
+    right_end = torch.tensor([[0.0] * 4 + [-99.0] * 4 + [0.0]])
+    sampler = LocalSearchSampler(
+        policy_of(lambda state: right_end.repeat(len(state), 1), False),
+        policy_of(lambda state: left.repeat(len(state), 1), True),
+    )
+    start = states_of(env, torch.randint(0, 4, (90, 8), generator=seeded()))
+    back = torch.arange(90) % 9
+    rows, _ = sampler.local_search(env, start, back_steps=back, generator=seeded(1))
+    assert_sound(env, rows)
+    for i, k in enumerate(back.tolist()):
+        assert rows.terminating_states[i, : 8 - k].tolist() == start.state[i, k:].tolist()
+
+
+def test_only_higher_rewards_are_accepted():
+    env = CountOnes(2, 4)
+    sampler = searcher(env)
+    start = states_of(env, env.terminating_states().repeat(10, 1))
+    rows, updated = sampler.local_search(env, start, back_steps=2, generator=seeded())
+    gain = rows.log_reward - start.log_reward
+    assert torch.equal(updated, gain > 0)
+    assert all((gain.sign() == sign).any() for sign in (-1, 0, 1))
+
+
+def target_states(env, n, seed):
+    p = env.target_log_prob().exp()
+    index = torch.multinomial(p, n, replacement=True, generator=seeded(seed))
+    return states_of(env, env.terminating_states()[index]), p
+
+
+@pytest.mark.parametrize("options", [{}, {"epsilon": 0.2, "temperature": 1.5, "exit_bias": 0.5}])
+@pytest.mark.parametrize("name", ["grid", "strings"])
+def test_metropolis_hastings_leaves_the_target_invariant(name, options):
+    env = HyperGrid(2, 4) if name == "grid" else CountOnes(2, 4, "prepend_append")
+    sampler, n, generator = searcher(env), 6_000, seeded(2)
+    current, p = target_states(env, n, seed=1)
+    back = {"back_ratio": 0.5}
+    if name == "strings":
+        back = {"back_steps": torch.randint(0, 5, (n,), generator=generator)}
+    n_updated = 0
+    for _ in range(4):
+        rows, updated = sampler.local_search(
+            env, current, **back, use_metropolis_hastings=True, generator=generator, **options
+        )
+        moved = (rows.terminating_states != current.state).any(1)
+        n_updated += int((updated & moved).sum())
+        x = torch.where(updated[:, None], rows.terminating_states, current.state)
+        current = states_of(env, x)
+        proposed = env.terminating_index(rows.terminating_states).bincount(minlength=len(p))
+        assert chi_square_p(proposed, p) < 1e-6  # acceptance matters
+    assert chi_square_p(env.terminating_index(current.state).bincount(minlength=len(p)), p) > 1e-3
+    assert n_updated > n / 4
+
+
+def test_with_a_fixed_number_of_steps_back_the_length_stays():
+    env = HyperGrid(2, 5)
+    sampler = searcher(env)
+    x = env.terminating_states()
+    start = states_of(env, x[x.sum(1) >= 3].repeat(30, 1))
+    rows, updated = sampler.local_search(
+        env, start, back_steps=3, use_metropolis_hastings=True, generator=seeded()
+    )
+    same = rows.terminating_states.sum(1) == start.state.sum(1)
+    assert updated.any()
+    assert not updated[~same].any()
+    assert not same.all()
+
+
+@pytest.mark.parametrize("options", [{}, {"epsilon": 0.3, "temperature": 2.0}])
+@pytest.mark.parametrize("use_metropolis_hastings", [False, True])
+@pytest.mark.parametrize("name", ENVS)
+def test_saved_numbers_are_the_forward_policys_on_the_whole_row(
+    name, use_metropolis_hastings, options
+):
+    env = ENVS[name]
+    sampler = searcher(env)
+    start = sampler.sample_trajectories(env, 20, generator=seeded())
+    rows, _ = sampler.local_search(
+        env,
+        start,
+        back_ratio=0.5,
+        use_metropolis_hastings=use_metropolis_hastings,
+        save_estimator_outputs=True,
+        save_logprobs=True,
+        generator=seeded(3),
+        **options,
+    )
+    real, policy = rows.real_steps, sampler.forward.policy
+    state = rows.state[:, :-1][real]
+    torch.testing.assert_close(rows.estimator_output[real], policy(state=state))
+    assert (rows.estimator_output[~real] == 0).all()
+    assert (rows.log_prob[~real] == 0).all()
+    p = Exploration(**options).probabilities(policy(state=state), env.forward_mask(state))
+    expected = p.gather(1, rows.action[real][:, None])[:, 0].log()
+    torch.testing.assert_close(rows.log_prob[real], expected, atol=1e-5, rtol=0)
+    if not options:
+        again = trajectory_log_probs(policy, env, rows)
+        torch.testing.assert_close(rows.log_prob, again, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("keeps", ["save_estimator_outputs", "save_logprobs"])
+def test_only_what_is_asked_for_is_saved(keeps):
+    env = HyperGrid(2, 4)
+    rows = searcher(env).sample_trajectories(
+        env, 8, n_local_search_loops=1, back_ratio=0.5, generator=seeded(), **{keeps: True}
+    )
+    assert (rows.estimator_output is not None) == (keeps == "save_estimator_outputs")
+    assert (rows.log_prob is not None) == (keeps == "save_logprobs")
+
+
+def test_each_loop_searches_around_what_was_accepted_before():
+    env = TFBind8("append")
+    sampler, n, loops = searcher(env), 60, 4
+    rows = sampler.sample_trajectories(
+        env, n, n_local_search_loops=loops, back_steps=2, generator=seeded(), epsilon=0.5
+    )
+    assert len(rows) == n * (1 + loops)
+    assert_sound(env, rows)
+    assert sampler.n_reward_calls == len(rows)
+    x, log_reward = (part.split(n) for part in (rows.terminating_states, rows.log_reward))
+    n_updated = 0
+    for i in range(n):
+        best = 0
+        for loop in range(1, loops + 1):
+            assert torch.equal(x[loop][i, :6], x[best][i, :6])
+            if log_reward[loop][i] > log_reward[best][i]:
+                best, n_updated = loop, n_updated + 1
+    assert n_updated > n
+
+
+@pytest.mark.parametrize("use_metropolis_hastings", [False, True])
+def test_loops_equal_searches_made_by_hand(use_metropolis_hastings):
+    env = CountOnes(2, 4, "prepend_append")
+    sampler, n, generator = searcher(env), 40, seeded(4)
+    options = {"generator": generator, "epsilon": 0.2, "save_logprobs": True}
+    options |= {"save_estimator_outputs": True}
+    search = {
+        "back_steps": torch.arange(n) % 5,
+        "use_metropolis_hastings": use_metropolis_hastings,
+    }
+    batches = [Sampler(sampler.forward.policy).sample_trajectories(env, n, **options)]
+    x = batches[0].terminating_states
+    for _ in range(3):
+        batch, updated = sampler.local_search(env, states_of(env, x), **search, **options)
+        x = torch.where(updated[:, None], batch.terminating_states, x)
+        batches.append(batch)
+    expected = Trajectories.cat(batches)
+    generator.manual_seed(4)
+    rows = sampler.sample_trajectories(env, n, n_local_search_loops=3, **search, **options)
+    for name in ("state", "action", "length", "log_reward", "log_prob", "estimator_output"):
+        assert torch.equal(getattr(rows, name), getattr(expected, name)), name
+
+
+def test_without_loops_it_samples():
+    env = HyperGrid(3, 4)
+    sampler = searcher(env)
+    rows = sampler.sample_trajectories(env, 12, save_logprobs=True, generator=seeded(5))
+    expected = Sampler(sampler.forward.policy).sample_trajectories(
+        env, 12, save_logprobs=True, generator=seeded(5)
+    )
+    assert torch.equal(rows.action, expected.action)
+    assert torch.equal(rows.log_prob, expected.log_prob)
+
+
+def test_searches_start_from_backward_trajectories_and_given_states():
+    env = HyperGrid(2, 4)
+    sampler = searcher(env)
+    backward = sampler.backward.sample_trajectories(env, states=env.terminating_states())
+    by_rows, _ = sampler.local_search(env, backward, back_ratio=0.5, generator=seeded())
+    by_states, _ = sampler.local_search(
+        env, states_of(env, env.terminating_states()), back_ratio=0.5, generator=seeded()
+    )
+    assert torch.equal(by_rows.state, by_states.state)
+    start = torch.tensor([[1, 2], [0, 3]])
+    rows = sampler.sample_trajectories(
+        env, states=start, n_local_search_loops=2, back_ratio=1.0, generator=seeded()
+    )
+    assert len(rows) == 6
+    assert torch.equal(rows.state[:2, 0], start)
+    assert (rows.state[2:, 0] == 0).all()
+
+
+def test_rewards_are_asked_for_proposals_alone(monkeypatch):
+    env = HyperGrid(2, 4)
+    buffer = terminating_state_buffer(16, batch_size=7)
+    rows = Sampler(linear_policy(env, False)).sample_trajectories(env, 30, generator=seeded())
+    buffer.extend(rows.to_tensordict())
+    calls, real = [], env.log_reward
+    monkeypatch.setattr(env, "log_reward", lambda state: calls.append(len(state)) or real(state))
+    drawn = buffer.sample()
+    start = States(
+        state=drawn["state"],
+        is_terminating=torch.ones(7, dtype=torch.bool),
+        log_reward=drawn["log_reward"],
+    )
+    sampler = searcher(env)
+    sampler.local_search(env, start, back_ratio=0.5)
+    assert calls == [7]
+    assert sampler.n_reward_calls == 7
+    sampler.local_search(env, start, back_ratio=0.5, use_metropolis_hastings=True)
+    assert sampler.n_reward_calls == sum(calls) == 14
+
+
+@pytest.mark.parametrize("use_metropolis_hastings", [False, True])
+def test_conditions_stay_with_their_rows(use_metropolis_hastings):
+    env = Ladder(3)
+    sampler = LocalSearchSampler(
+        policy_of(lambda state, c: torch.cat([c, 1 - c], 1), False, "condition"),
+        policy_of(lambda state, c: c, True, "condition"),
+    )
+    conditions = torch.linspace(-2, 2, 20)[:, None]
+    rows = sampler.sample_trajectories(
+        env,
+        20,
+        conditions=conditions,
+        n_local_search_loops=3,
+        back_ratio=0.5,
+        use_metropolis_hastings=use_metropolis_hastings,
+        save_logprobs=True,
+        generator=seeded(),
+    )
+    assert torch.equal(rows.condition, conditions.repeat(4, 1))
+    assert torch.equal(rows.log_reward, rows.condition[:, 0] * rows.terminating_states)
+    again = trajectory_log_probs(sampler.forward.policy, env, rows)
+    torch.testing.assert_close(rows.log_prob, again, atol=1e-5, rtol=0)
+
+
+def test_the_generator_decides_everything():
+    env = HyperGrid(3, 4)
+    sampler = searcher(env)
+    state = torch.get_rng_state()
+    first, again, other = (
+        sampler.sample_trajectories(
+            env,
+            20,
+            n_local_search_loops=2,
+            back_ratio=0.5,
+            use_metropolis_hastings=True,
+            generator=seeded(seed),
+        ).terminating_states
+        for seed in (3, 3, 4)
+    )
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_no_row_at_all():
+    env = HyperGrid(2, 4)
+    sampler = searcher(env)
+    for n_loops in (0, 2):
+        rows = sampler.sample_trajectories(
+            env, 0, n_local_search_loops=n_loops, back_ratio=0.5, use_metropolis_hastings=True
+        )
+        assert len(rows) == 0
+    assert sampler.n_reward_calls == 0
+
+
+def test_policies_must_go_their_way():
+    env = HyperGrid(2, 4)
+    pf, pb = linear_policy(env, False), linear_policy(env, True)
+    with pytest.raises(ArgumentError, match="pf must be a forward policy"):
+        LocalSearchSampler(pb, pb)
+    with pytest.raises(ArgumentError, match="pb must be a backward policy"):
+        LocalSearchSampler(pf, pf)
+    del pb.is_backward
+    with pytest.raises(ArgumentError, match="is_backward, True or False, got None"):
+        LocalSearchSampler(pf, pb)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "exactly one of back_steps and back_ratio must be given, got neither"),
+        ({"back_steps": 1, "back_ratio": 0.5}, "exactly one of .* given, got both"),
+        ({"back_ratio": 1.5}, "back_ratio must be in"),
+        ({"back_ratio": 0.5, "greedy": True}, "policy_kwargs must be among"),
+        ({"back_ratio": 0.5, "noise": 1.0, "use_metropolis_hastings": True}, "noise must be 0"),
+    ],
+)
+def test_bad_options_cost_no_reward_call(options, message):
+    env = HyperGrid(2, 4)
+    sampler = searcher(env)
+    with pytest.raises(ArgumentError, match=message):
+        sampler.sample_trajectories(env, 5, n_local_search_loops=1, **options)
+    with pytest.raises(ArgumentError, match=message):
+        sampler.local_search(env, states_of(env, env.terminating_states()), **options)
+    assert sampler.n_reward_calls == 0
+
+
+def test_bad_calls():
+    env = HyperGrid(2, 4)
+    sampler = searcher(env)
+    start = states_of(env, torch.tensor([[2, 2], [1, 1], [0, 3]]))
+    with pytest.raises(ArgumentError, match=r"back_steps .* got 3 in row 1, which has 2"):
+        sampler.local_search(env, start, back_steps=3)
+    with pytest.raises(ShapeError, match=r"back_steps must be .* shape \[3\]"):
+        sampler.local_search(env, start, back_steps=torch.ones(2, dtype=torch.int64))
+    with pytest.raises(ArgumentError, match="exactly one of n and states must be given, got nei"):
+        sampler.sample_trajectories(env, n_local_search_loops=1, back_steps=1)
+    with pytest.raises(ArgumentError, match="exactly one of n and states must be given, got both"):
+        sampler.sample_trajectories(env, 3, start.state, n_local_search_loops=1, back_steps=1)
+    with pytest.raises(ArgumentError, match="n_local_search_loops must be at least 0, got -1"):
+        sampler.sample_trajectories(env, 3, n_local_search_loops=-1)
+    visited = States(
+        state=start.state,
+        is_terminating=torch.tensor([True, False, True]),
+        log_reward=start.log_reward,
+    )
+    with pytest.raises(ArgumentError, match="is_terminating False in row 1"):
+        sampler.local_search(env, visited, back_steps=1)
+    assert sampler.n_reward_calls == 0
+
+
+def test_unfinished_states_are_refused():
+    env = CountOnes(2, 3)
+    states = torch.tensor([[1, 0, -1]])
+    start = States(state=states, is_terminating=torch.tensor([True]), log_reward=torch.zeros(1))
+    with pytest.raises(ArgumentError, match="states must be terminating"):
+        searcher(env).local_search(env, start, back_steps=1)
+
+
+class NaNAtTheTop(HyperGrid):
+    def log_reward(self, state, condition=None):
+        return super().log_reward(state).where((state < 3).any(1), torch.nan)
+
+
+def test_nan_rewards_are_named():
+    env = NaNAtTheTop(2, 4)
+    top = torch.tensor([[0, 1], [3, 3]])
+    known = States(state=top, is_terminating=torch.ones(2).bool(), log_reward=torch.zeros(2))
+    sampler = LocalSearchSampler(
+        policy_of(lambda state: torch.tensor([[0.0, 0.0, -99.0]]).repeat(len(state), 1), False),
+        linear_policy(env, True),
+    )
+    with pytest.raises(NaNError, match=r"log_reward must .* got nan for state \[3, 3\] in row 0"):
+        sampler.local_search(env, known, back_ratio=0.5)
+    assert sampler.n_reward_calls == 0
+    unknown = States(
+        state=top, is_terminating=torch.ones(2).bool(), log_reward=torch.tensor([0.0, torch.nan])
+    )
+    with pytest.raises(NaNError, match="log_reward without NaN, got one in row 1"):
+        sampler.local_search(env, unknown, back_ratio=0.5)

@@ -1,0 +1,258 @@
+"""The command line, from its words to its exit code, and what a person reads."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from training.training_runs import timeless
+
+import gfn_rb
+from gfn_rb import cli
+from gfn_rb.checkpoint import load_state
+from gfn_rb.cli import main
+from gfn_rb.training import Trainer
+from gfn_rb.training.folder import RunFolder, read_metrics
+
+QUICK = ["--batch-size", "8", "--hidden", "16", "--eval-every", "5", "--checkpoint-every", "4"]
+GRID = ["train", "hypergrid", "--ndim", "2", "--height", "6", *QUICK]
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+
+
+def refusal(capsys, *words):
+    """Run a command that must fail; return its exit code and its one line."""
+    code = main([str(word) for word in words])
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "Traceback" not in err
+    (line,) = err.splitlines()
+    return code, line
+
+
+def results(path):
+    folder = RunFolder(Path(path))
+    weights = load_state(folder.checkpoint)["policies"]
+    return (
+        [timeless(row) for row in read_metrics(folder.metrics)],
+        {name: value.tolist() for name, value in weights.items()},
+    )
+
+
+def test_train_then_inspect_then_resume(capsys, tmp_path):
+    assert main([*GRID, "--steps", "7", "--seed", "3", "--out", "run"]) == 0
+    out, err = capsys.readouterr()
+    for words in (
+        "hypergrid, 7 steps of 8, seed 3", "total variation", "(exact)", "log Z", "true 2.451",
+        "modes found", "of 4", "of 56", "wall time", "rollout", "buffer", "learning", "evaluation",
+        "run/report.png", "gfn-rb resume run",
+    ):  # fmt: skip
+        assert words in out
+    assert "7/7" in err
+    assert "INFO" not in err
+    assert main(["inspect", "run"]) == 0
+    assert main(["inspect", "run/checkpoint.gfnrb"]) == 0
+    assert "RewardPrioritizedWriter" in capsys.readouterr().out
+    assert main(["resume", "run", "--steps", "12"]) == 0
+    assert "12 steps of 8" in capsys.readouterr().out
+    assert main([*GRID, "--steps", "12", "--seed", "3", "--out", "whole"]) == 0
+    assert results("run") == results("whole")
+
+
+def test_every_option_reaches_the_configuration():
+    options = (
+        "--steps 1 --seed 5 --batch-size 4 --replay-ratio 0.5 --replay terminal --capacity 64 "
+        "--keep recent --draw uniform --temperature 2.5 --epsilon 0.1 --backward learned "
+        "--hidden 8 4 --lr 0.01 --lr-log-z 0.2 --log-z 1.5 --device cpu --threads 1 "
+        "--eval-every 3 --checkpoint-every 2 --logger csv --form prepend_append --beta 2.0"
+    )
+    assert main(["train", "tfbind8", *options.split()]) == 0
+    config = RunFolder(Path("runs/tfbind8-seed5-001")).read_config()
+    assert config.to_dict() == {
+        "env": "tfbind8", "steps": 1, "seed": 5, "batch_size": 4, "replay_ratio": 0.5,
+        "replay": "terminal", "capacity": 64, "keep": "recent", "draw": "uniform",
+        "temperature": 2.5, "epsilon": 0.1, "backward": "learned", "hidden": [8, 4], "lr": 0.01,
+        "lr_log_z": 0.2, "log_z": 1.5, "device": "cpu", "threads": 1, "eval_every": 3,
+        "checkpoint_every": 2, "logger": "csv", "form": "prepend_append", "beta": 2.0,
+    }  # fmt: skip
+
+
+# Mistakes.
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ("--steps 0", "gfn-rb: steps must be at least 1, got 0"),
+        ("--replay-ratio -1", "gfn-rb: replay_ratio must be at least 0 and finite, got -1.0"),
+        ("--temperature 0", "gfn-rb: temperature must be positive and finite, got 0.0"),
+        ("--epsilon 2", "gfn-rb: epsilon must be in [0, 1], got 2.0"),
+        ("--height 1", "gfn-rb: height must be at least 2, got 1"),
+        ("--r0 0", "gfn-rb: r0 must be positive and finite, got 0.0"),
+    ],
+)
+def test_a_bad_value_is_named(options, line, capsys, tmp_path):
+    assert refusal(capsys, *GRID, *options.split()) == (2, line)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["train", "chess"], ["chess", "tfbind8, hypergrid"]),
+        (["train", "tfbind8", "--stesp", "3"], ["--stesp", "--steps"]),
+        (["train", "tfbind8", "--ndim", "3"], ["--ndim"]),
+        (["train", "tfbind8", "--steps", "many"], ["--steps", "many"]),
+        (["train", "tfbind8", "--keep", "best"], ["--keep", "best", "top", "recent"]),
+        (["train", "tfbind8", "--form", "middle"], ["--form", "middle", "append"]),
+        (["train"], ["tfbind8", "hypergrid"]),
+        (["fly"], ["fly", "train", "resume", "inspect"]),
+        ([], ["train", "resume", "inspect"]),
+        (["resume"], ["PATH"]),
+    ],
+)
+def test_words_that_make_no_sense_are_named(words, named, capsys, tmp_path):
+    with pytest.raises(SystemExit) as caught:
+        main(words)
+    assert caught.value.code == 2
+    err = capsys.readouterr().err
+    assert "Traceback" not in err
+    assert [word for word in named if word not in err] == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_help_explains_every_option(capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["train", "tfbind8", "--help"])
+    assert caught.value.code == 0
+    out = capsys.readouterr().out
+    assert "--replay-ratio FLOAT" in out
+    assert "Replayed trajectories per fresh one; 0 turns replay off." in " ".join(
+        out.replace("│", "").split()
+    )
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_an_unavailable_device_is_named(capsys):
+    code, line = refusal(capsys, *GRID, "--device", "cuda")
+    assert code == 2
+    assert line == (
+        "gfn-rb: device must be cpu, or cuda where torch finds such a device, got 'cuda'"
+    )
+
+
+def test_an_existing_folder_is_refused(capsys, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "thesis.txt").write_text("mine")
+    code, line = refusal(capsys, *GRID, "--out", "run")
+    assert code == 2
+    assert line == (
+        "gfn-rb: out must be a new or an empty folder, got run, which exists; "
+        "to continue a run: gfn-rb resume run"
+    )
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["thesis.txt"]
+
+
+def test_what_cannot_be_resumed_is_named(capsys, tmp_path):
+    code, line = refusal(capsys, "resume", "nothing")
+    assert (code, line) == (
+        2, "gfn-rb: run must be a folder that holds a config.json, got nothing",
+    )  # fmt: skip
+    main([*GRID, "--steps", "4", "--out", "run"])
+    capsys.readouterr()
+    assert refusal(capsys, "resume", "run", "--steps", "2")[1].startswith(
+        "gfn-rb: steps must be at least the 4 taken already, got 2"
+    )
+    path = tmp_path / "run" / "checkpoint.gfnrb"
+    path.write_bytes(path.read_bytes()[:-100])
+    code, line = refusal(capsys, "resume", "run")
+    assert code == 1
+    assert line.startswith("gfn-rb: run/checkpoint.gfnrb is no sound checkpoint")
+    assert refusal(capsys, "inspect", "run/checkpoint.gfnrb")[0] == 1
+    assert refusal(capsys, "inspect", "elsewhere")[0] == 2
+
+
+def test_a_place_that_cannot_be_written_is_named(capsys, tmp_path):
+    (tmp_path / "file").write_text("")
+    code, line = refusal(capsys, *GRID, "--out", "file/run")
+    assert code == 1
+    assert "file" in line
+
+
+@pytest.mark.parametrize("name", ["tyro", "rich"])
+def test_a_missing_extra_is_named(name, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, name, None)
+    for module in ("commands", "tables"):
+        monkeypatch.delitem(sys.modules, f"gfn_rb.training.{module}", raising=False)
+    assert refusal(capsys, *GRID) == (
+        1, f"gfn-rb: {name} is not installed: pip install 'gfn_rb[train]'",
+    )  # fmt: skip
+
+
+def test_another_missing_module_is_no_mistake_of_the_users(monkeypatch):
+    monkeypatch.setitem(sys.modules, "gfn_rb.training.commands", None)
+    with pytest.raises(ModuleNotFoundError, match=r"gfn_rb\.training\.commands"):
+        main(GRID)
+
+
+# Stopping.
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_says_how_to_go_on(number, code, capsys, monkeypatch):
+    original = Trainer.step
+
+    def patched(self):
+        if self.steps_done == 6:
+            signal.raise_signal(number)
+        return original(self)
+
+    monkeypatch.setattr(Trainer, "step", patched)
+    assert main([*GRID, "--steps", "12", "--out", "run"]) == code
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.splitlines()[-1] == "stopped after 7 steps; continue with: gfn-rb resume run"
+    monkeypatch.setattr(Trainer, "step", original)
+    assert main(["resume", "run"]) == 0
+    assert main([*GRID, "--steps", "12", "--out", "whole"]) == 0
+    assert results("run") == results("whole")
+
+
+def test_an_interrupt_before_training_ends_quietly(capsys, monkeypatch):
+    def interrupted(self, config):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Trainer, "__init__", interrupted)
+    assert refusal(capsys, *GRID) == (130, "gfn-rb: interrupted")
+
+
+def test_killed_at_any_time_a_run_goes_on_as_if_it_had_not_been(tmp_path):
+    """The real command, killed by SIGKILL wherever it happens to be."""
+    words = [*GRID, "--steps", "60", "--out"]
+    command = [sys.executable, "-c", "import sys; from gfn_rb.cli import main; sys.exit(main())"]
+    env = {**os.environ, "PYTHONPATH": str(Path(gfn_rb.__file__).parents[1])}
+    child = subprocess.Popen([*command, *words, "run"], stderr=subprocess.DEVNULL, env=env)
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "run" / "checkpoint.gfnrb").exists():
+        assert child.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    os.kill(child.pid, signal.SIGKILL)
+    assert child.wait() == -signal.SIGKILL
+    assert main(["resume", "run"]) == 0
+    assert main([*words, "whole"]) == 0
+    assert results("run") == results("whole")
+
+
+def test_main_reads_the_command_line(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["gfn-rb", "inspect", "nothing"])
+    assert cli.main() == 2
+    assert "got nothing" in capsys.readouterr().err

@@ -1,0 +1,131 @@
+import json
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import torch
+
+from gfn_rb.envs import HyperGrid, TFBind8
+from gfn_rb.errors import ArgumentError
+from gfn_rb.training import HyperGridConfig, TFBind8Config, TrainConfig
+from gfn_rb.training.config import CONFIGS
+
+
+def test_environments_are_made_as_configured():
+    env = HyperGridConfig(ndim=3, height=5, r0=0.2).make_env()
+    assert isinstance(env, HyperGrid)
+    assert (env.n_dims, env.height, env.r0) == (3, 5, 0.2)
+    env = TFBind8Config(form="prepend_append", beta=2.0).make_env()
+    assert isinstance(env, TFBind8)
+    assert (env.form, env.beta) == ("prepend_append", 2.0)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        TFBind8Config(),
+        TFBind8Config(seed=5, hidden=(8,), log_z=1.5, keep="recent", lr=1e-4, beta=2.5),
+        HyperGridConfig(ndim=2, replay="terminal", epsilon=0.25),
+    ],
+)
+def test_json_round_trip(config):
+    values = json.loads(json.dumps(config.to_dict()))
+    assert TrainConfig.from_dict(values) == config
+
+
+def test_the_folder_is_no_part_of_the_configuration():
+    assert "out" not in TFBind8Config(out=Path("x")).to_dict()
+    assert TFBind8Config(out=Path("x")) == TFBind8Config()
+
+
+def test_other_steps_change_nothing_else():
+    config = TFBind8Config(seed=7, lr=0.5)
+    longer = config.with_steps(1234)
+    assert {**config.to_dict(), "steps": 1234} == longer.to_dict()
+
+
+@pytest.mark.parametrize(
+    ("ratio", "batch", "n"), [(0.0, 32, 0), (1.0, 32, 32), (0.3, 10, 3), (2.5, 3, 8), (0.01, 32, 0)]
+)
+def test_replayed_per_step(ratio, batch, n):
+    assert TFBind8Config(replay_ratio=ratio, batch_size=batch).n_replayed == n
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("steps", 0, "at least 1"),
+        ("batch_size", -3, "at least 1"),
+        ("capacity", 0, "at least 1"),
+        ("eval_every", 0, "at least 1"),
+        ("checkpoint_every", 0, "at least 1"),
+        ("threads", 0, "at least 1"),
+        ("seed", -1, "in [0, 2^63)"),
+        ("seed", 2**63, "in [0, 2^63)"),
+        ("replay_ratio", -0.5, "at least 0 and finite"),
+        ("replay_ratio", float("nan"), "at least 0 and finite"),
+        ("replay_ratio", float("inf"), "at least 0 and finite"),
+        ("temperature", 0.0, "positive and finite"),
+        ("lr", -1.0, "positive and finite"),
+        ("lr_log_z", float("inf"), "positive and finite"),
+        ("epsilon", 1.5, "in [0, 1]"),
+        ("hidden", (), "at least one width of at least 1"),
+        ("hidden", (8, 0), "at least one width of at least 1"),
+        ("log_z", float("nan"), "a finite number"),
+        ("device", "tpu?", "cpu, or cuda where torch finds such a device"),
+        ("device", "meta", "cpu, or cuda where torch finds such a device"),
+        ("device", "cuda:99", "cpu, or cuda where torch finds such a device"),
+    ],
+)
+def test_a_value_out_of_range_is_named(name, value, expected):
+    with pytest.raises(ArgumentError) as caught:
+        TFBind8Config(**{name: value}).validate()
+    assert str(caught.value) == f"{name} must be {expected}, got {value!r}"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_cuda_is_refused_where_there_is_none():
+    with pytest.raises(ArgumentError, match="device must be cpu, or cuda where"):
+        TFBind8Config(device="cuda").validate()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"env": "chess"}, "env must be one of ['hypergrid', 'tfbind8'], got 'chess'"),
+        ({"env": None}, "env must be one of ['hypergrid', 'tfbind8'], got None"),
+        ({"depth": 3}, "depth is unknown in a configuration of tfbind8"),
+        ({"ndim": 3}, "ndim is unknown in a configuration of tfbind8"),
+        ({"steps": "10"}, "steps must be a whole number, got '10'"),
+        ({"steps": 10.0}, "steps must be a whole number, got 10.0"),
+        ({"steps": True}, "steps must be a whole number, got True"),
+        ({"lr": "fast"}, "lr must be a number, got 'fast'"),
+        ({"beta": None}, "beta must be a number, got None"),
+        ({"hidden": 3}, "hidden must be at least one width of at least 1, got 3"),
+        ({"hidden": ["8"]}, "hidden must be at least one width of at least 1, got ('8',)"),
+        ({"log_z": "low"}, "log_z must be a finite number, got 'low'"),
+        ({"form": 3}, "form must be a word, got 3"),
+        ({"keep": "best"}, "keep must be one of top, recent, got 'best'"),
+        ({"draw": "first"}, "draw must be one of softmax, uniform, got 'first'"),
+        ({"replay": "states"}, "replay must be one of trajectories, terminal, got 'states'"),
+        ({"backward": "no"}, "backward must be one of learned, uniform, got 'no'"),
+        ({"logger": "pen"}, "logger must be one of none, csv, tensorboard, wandb, got 'pen'"),
+    ],
+)
+def test_a_wrong_entry_is_named(change, message):
+    with pytest.raises(ArgumentError) as caught:
+        TrainConfig.from_dict({**TFBind8Config().to_dict(), **change})
+    assert str(caught.value) == message
+
+
+def test_a_missing_entry_is_named():
+    values = TFBind8Config().to_dict()
+    del values["lr"]
+    with pytest.raises(ArgumentError, match="lr is missing in a configuration of tfbind8"):
+        TrainConfig.from_dict(values)
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_every_field_has_a_default(config):
+    assert config().env in CONFIGS
+    assert all(hasattr(config(), f.name) for f in fields(config))

@@ -1,0 +1,105 @@
+import json
+
+import pytest
+from training.training_runs import GRID, grid
+
+from gfn_rb.errors import ArgumentError, CheckpointCorruptError
+from gfn_rb.training.folder import MetricsFile, RunFolder, read_metrics, replacing
+
+ROWS = [
+    {"step": 0, "loss": None, "time_total": 0.1},
+    {"step": 5, "loss": 1 / 3, "time_total": 2.5},
+]
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def test_folders_are_numbered(tmp_path):
+    names = [RunFolder.create(GRID).path.as_posix() for _ in range(3)]
+    assert names == [f"runs/hypergrid-seed0-00{n}" for n in (1, 2, 3)]
+    assert RunFolder.create(grid(seed=8)).path.as_posix() == "runs/hypergrid-seed8-001"
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == [
+        "hypergrid-seed0-001", "hypergrid-seed0-002", "hypergrid-seed0-003", "hypergrid-seed8-001",
+    ]  # fmt: skip
+
+
+def test_a_new_folder_holds_its_configuration(tmp_path):
+    folder = RunFolder.create(grid(out=tmp_path / "deep" / "run", seed=4))
+    assert [path.name for path in folder.path.iterdir()] == ["config.json"]
+    assert RunFolder.open(tmp_path / "deep" / "run").read_config() == grid(seed=4)
+    assert json.loads(folder.config.read_text())["env"] == "hypergrid"
+
+
+def test_an_empty_folder_may_be_used(tmp_path):
+    (tmp_path / "run").mkdir()
+    RunFolder.create(grid(out=tmp_path / "run"))
+    assert (tmp_path / "run" / "config.json").exists()
+
+
+@pytest.mark.parametrize("kind", ["folder", "file"])
+def test_what_exists_is_left_alone(kind, tmp_path):
+    out = tmp_path / "run"
+    if kind == "folder":
+        out.mkdir()
+        (out / "thesis.txt").write_text("mine")
+    else:
+        out.write_text("mine")
+    with pytest.raises(ArgumentError, match=r"out must be a new or an empty folder, got .*run"):
+        RunFolder.create(grid(out=out))
+    left = [path.relative_to(tmp_path).as_posix() for path in sorted(tmp_path.rglob("*"))]
+    assert left == (["run", "run/thesis.txt"] if kind == "folder" else ["run"])
+
+
+def test_what_is_no_run_is_not_opened(tmp_path):
+    for path in (tmp_path, tmp_path / "nothing"):
+        with pytest.raises(ArgumentError, match=r"run must be a folder that holds a config\.json"):
+            RunFolder.open(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "message"),
+    [
+        ("{", CheckpointCorruptError, "config.json is no JSON"),
+        ("[1]", CheckpointCorruptError, "must hold an object, got [1]"),
+        ('{"env": "go"}', ArgumentError, "config.json: env must be one of"),
+    ],
+)
+def test_a_damaged_configuration_is_named(text, error, message, tmp_path):
+    folder = RunFolder.create(grid(out=tmp_path / "run"))
+    folder.config.write_text(text)
+    with pytest.raises(error) as caught:
+        folder.read_config()
+    assert message in str(caught.value)
+
+
+def test_metrics_are_written_row_by_row(tmp_path):
+    path = tmp_path / "metrics.csv"
+    path.write_text("left over from a killed run")
+    metrics = MetricsFile(path, ROWS[:1])
+    assert path.read_text().splitlines() == ["step,loss,time_total", "0,,0.1"]
+    metrics.append(ROWS[1])  # on disk at once
+    assert path.read_text().splitlines()[2] == "5,0.3333333333333333,2.5"
+    metrics.close()
+    assert float(read_metrics(path)[1]["loss"]) == 1 / 3
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "file"
+    path.write_text("old")
+
+    def fail():
+        with replacing(path) as temporary:
+            temporary.write_text("half")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert path.read_text() == "old"
+    with replacing(path) as temporary:
+        temporary.write_text("new")
+        assert path.read_text() == "old"
+    assert path.read_text() == "new"
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]

@@ -1,0 +1,357 @@
+import math
+
+import pytest
+import torch
+from statistics_of_draws import chi_square_p
+from training.training_runs import DNA, GRID, equal, grid, take, timeless, trained
+
+from gfn_rb.checkpoint import save_checkpoint
+from gfn_rb.containers import Trajectories
+from gfn_rb.envs import jensen_shannon_distance, total_variation
+from gfn_rb.errors import CheckpointCorruptError, CheckpointError, CheckpointMismatchError
+from gfn_rb.training import Trainer
+
+VARIANTS = {
+    "trajectories": GRID,
+    "terminal": grid(replay="terminal"),
+    "recent, uniform": grid(keep="recent", draw="uniform"),
+    "terminal, recent": grid(replay="terminal", keep="recent", replay_ratio=2.5),
+    "no replay": grid(replay_ratio=0.0, backward="uniform"),
+    "explored": grid(epsilon=0.3, temperature=0.5, log_z=1.0),
+}
+
+
+def state(trainer):
+    """Everything that the next step depends on."""
+    return {
+        "weights": dict(trainer.loss.named_parameters()),
+        "optimizer": trainer.optimizer.state_dict(),
+        "rows": trainer.rb.storage[:].to_dict(),
+        "writer": trainer.rb.writer.state_dict(),
+        "generators": (trainer.generator.get_state(), trainer.rb._rng.get_state()),
+        "seen": trainer.tally.seen,
+        "counts": (trainer.steps_done, trainer.tally.calls, trainer.tally.modes_found),
+        "history": [timeless(row) for row in trainer.history],
+        "row": timeless(trainer.measure()),
+    }
+
+
+def assert_same(one, other):
+    equal(state(one), state(other))
+
+
+# Repeating and continuing.
+
+
+@pytest.mark.parametrize("config", VARIANTS.values(), ids=VARIANTS)
+def test_same_seed_gives_the_same_numbers(config):
+    assert_same(trained(config, 7), trained(config, 7))
+
+
+def test_another_seed_gives_others():
+    rows = [timeless(trained(grid(seed=seed), 5).history[-1]) for seed in (0, 1)]
+    assert rows[0]["loss"] != rows[1]["loss"]
+    assert rows[0]["log_z"] != rows[1]["log_z"]
+
+
+def test_the_global_generator_is_neither_read_nor_moved():
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    one = trained(GRID, 3)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(6)
+    assert_same(one, trained(GRID, 3))
+
+
+@pytest.mark.parametrize("config", VARIANTS.values(), ids=VARIANTS)
+@pytest.mark.parametrize("saved_at", [3, 5])  # between two rows of the history, and at one
+def test_a_restored_run_equals_one_never_interrupted(config, saved_at, tmp_path):
+    trained(config, saved_at).save(tmp_path / "checkpoint")
+    restored = Trainer(config)
+    restored.load(tmp_path / "checkpoint")
+    take(restored, 12 - saved_at)
+    assert_same(restored, trained(config, 12))
+
+
+def test_restoring_replaces_what_was_learnt(tmp_path):
+    first = trained(GRID, 4)
+    first.save(tmp_path / "checkpoint")
+    other = trained(GRID, 9)
+    other.load(tmp_path / "checkpoint")
+    assert_same(other, first)
+
+
+def test_time_goes_on_from_the_checkpoint(tmp_path):
+    first = trained(GRID, 4)
+    first.watch.seconds["rollout"] = 1000.0
+    first.save(tmp_path / "checkpoint")
+    restored = Trainer(GRID)
+    restored.load(tmp_path / "checkpoint")
+    row = restored.measure()
+    assert 1000 <= row["time_rollout"] < 1001
+    assert 1000 <= row["time_total"] < 1100
+
+
+def test_another_number_of_steps_may_continue(tmp_path):
+    trained(GRID, 4).save(tmp_path / "checkpoint")
+    Trainer(grid(steps=99)).load(tmp_path / "checkpoint")
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        (grid(lr=0.5), "lr is 0.003, expected 0.5"),
+        (grid(seed=3), "seed is 0, expected 3"),
+        (grid(height=5), "height is 6, expected 5"),
+        (DNA, "env is 'hypergrid', expected 'tfbind8'"),
+    ],
+)
+def test_a_checkpoint_of_another_configuration_is_refused(config, named, tmp_path):
+    trained(GRID, 4).save(tmp_path / "checkpoint")
+    trainer, untouched = Trainer(config), Trainer(config)
+    with pytest.raises(CheckpointMismatchError, match=named):
+        trainer.load(tmp_path / "checkpoint")
+    take(trainer, 2)
+    take(untouched, 2)
+    assert_same(trainer, untouched)
+
+
+def test_what_is_no_run_is_refused(tmp_path):
+    trainer = Trainer(GRID)
+    save_checkpoint(tmp_path / "buffer", trained(GRID, 1).rb, config="mine")
+    with pytest.raises(CheckpointMismatchError, match="holds no training run"):
+        trainer.load(tmp_path / "buffer")
+    (tmp_path / "text").write_text("hello " * 100)
+    with pytest.raises(CheckpointCorruptError, match="no sound checkpoint"):
+        trainer.load(tmp_path / "text")
+    with pytest.raises(CheckpointError, match="there is no checkpoint"):
+        trainer.load(tmp_path / "nothing")
+
+
+# Reward calls.
+
+
+@pytest.mark.parametrize("config", VARIANTS.values(), ids=VARIANTS)
+def test_reward_calls_are_counted_exactly(config, monkeypatch):
+    trainer = Trainer(config)
+    asked = []
+    log_reward = trainer.env.log_reward
+    monkeypatch.setattr(
+        trainer.env, "log_reward", lambda x, *rest: asked.append(x) or log_reward(x, *rest)
+    )
+    for _ in range(5):
+        trainer.step()
+    states = torch.cat(asked)
+    row = trainer.measure()
+    assert row["reward_calls"] == len(states) == 40
+    assert row["distinct_reward_calls"] == len(states.unique(dim=0))
+    modes = trainer.env.mode_index(states)
+    assert row["modes_found"] == len(modes[modes >= 0].unique())
+
+
+# What is learnt from.
+
+
+class Recorded(Trainer):
+    """Keeps the batches it learnt from."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.batches = []
+
+    def _learn(self, batch):
+        self.batches.append(batch)
+        return super()._learn(batch)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "sizes"), [(0, [8]), (0.5, [8, 4]), (1, [8, 8]), (2.5, [8, 8, 8, 4]), (0.05, [8])]
+)
+def test_replayed_batches_follow_the_ratio(ratio, sizes):
+    trainer = Recorded(grid(replay_ratio=float(ratio)))
+    trainer.step()
+    trainer.step()
+    assert [len(batch) for batch in trainer.batches] == sizes * 2
+
+
+def test_without_replay_nothing_is_drawn(monkeypatch):
+    trainer = Trainer(grid(replay_ratio=0.0))
+    monkeypatch.setattr(trainer.rb, "sample", None)
+    trainer.step()
+    assert trainer.measure()["replay_loss"] is None
+    assert len(trainer.rb) == 8
+
+
+@pytest.mark.parametrize("replay", ["trajectories", "terminal"])
+def test_replayed_trajectories_end_in_what_is_stored(replay):
+    trainer = Recorded(grid(replay=replay, replay_ratio=3.0))
+    take(trainer, 6)
+    stored = trainer.rb.storage[:]
+    last = Trajectories.from_tensordict(torch.cat(trainer.batches[-3:]))
+    assert not (last.is_backward is not None and last.is_backward.any())
+    torch.testing.assert_close(last.log_reward, trainer.env.log_reward(last.terminating_states))
+    kept = (
+        stored["state"]
+        if replay == "terminal"
+        else Trajectories.from_tensordict(stored).terminating_states
+    )
+    known = {tuple(x) for x in kept.tolist()}
+    assert {tuple(x) for x in last.terminating_states.tolist()} <= known
+    assert trainer.loss.residual(last).isfinite().all()
+
+
+def test_terminal_replay_regenerates_paths():
+    """The same terminating state is reached along different paths in different draws."""
+    trainer = Recorded(grid(replay="terminal", keep="recent", capacity=8, replay_ratio=4.0))
+    trainer.step()
+    drawn = Trajectories.from_tensordict(torch.cat(trainer.batches[1:]))
+    inner = (drawn.terminating_states > 0).all(1)
+    x, path = drawn.terminating_states[inner], drawn.action[inner]
+    assert len(x.unique(dim=0)) < len(torch.cat([x, path], 1).unique(dim=0))
+
+
+def test_top_keeps_the_best_ever_sampled():
+    trainer = Recorded(GRID)
+    take(trainer, 10)
+    offered = torch.cat([batch.log_reward for batch in trainer.batches[::2]])
+    assert len(offered) == 80
+    best = offered.sort(descending=True).values[:24]
+    assert torch.equal(trainer.rb.storage[:]["log_reward"].sort(descending=True).values, best)
+
+
+def test_recent_keeps_the_newest():
+    trainer = Recorded(grid(keep="recent"))
+    take(trainer, 10)
+    newest = torch.cat([batch.log_reward for batch in trainer.batches[::2]])[-24:]
+    assert torch.equal(trainer.rb.storage[:]["log_reward"].sort().values, newest.sort().values)
+
+
+# How it is learnt.
+
+
+def test_log_z_starts_where_the_first_batch_fits_best():
+    trainer = Recorded(GRID)
+    trainer.step()
+    fresh = trainer.batches[0]
+    start = Trainer(GRID)
+    assert start.log_z == 0
+    with torch.no_grad():
+        expected = -start.loss.residual(fresh).mean()
+        start._fit_log_z(fresh)
+        assert start.loss.residual(fresh).mean().abs() < 1e-5
+    torch.testing.assert_close(start.log_z, float(expected))
+
+
+def test_log_z_starts_where_it_is_told():
+    trainer = Trainer(grid(log_z=4.5, lr_log_z=1e-6))
+    assert trainer.log_z == 4.5
+    trainer.step()
+    assert trainer.log_z == pytest.approx(4.5, abs=1e-4)
+
+
+def test_learning_rates_reach_their_parameters():
+    """Adam's first step moves every parameter by its learning rate."""
+    trainer = Trainer(grid(lr=1e-3, lr_log_z=0.25, log_z=0.0, replay_ratio=0.0))
+    before = {name: p.detach().clone() for name, p in trainer.loss.named_parameters()}
+    trainer.step()
+    after = trainer.loss.named_parameters()
+    moved = {name: (p.detach() - before[name]).abs().max() for name, p in after}
+    assert moved.pop("log_z.value") == pytest.approx(0.25, rel=1e-3)
+    assert len(moved) == 8  # two layers of two policies, weight and bias
+    assert all(float(step) == pytest.approx(1e-3, rel=1e-2) for step in moved.values())
+
+
+def test_epsilon_1_ignores_the_policy():
+    options = {"epsilon": 1.0, "replay_ratio": 0.0}
+    one, other = Recorded(grid(lr=1e-6, **options)), Recorded(grid(lr=0.1, **options))
+    take(one, 4)
+    take(other, 4)
+    assert torch.equal(one.batches[3].state, other.batches[3].state)
+    assert one.log_z != other.log_z
+
+
+def test_learning_from_a_batch_lowers_its_loss():
+    trainer = Recorded(grid(batch_size=64, lr=1e-3))
+    trainer.step()
+    losses = [trainer._learn(trainer.batches[0]) for _ in range(6)]
+    assert losses == sorted(losses, reverse=True)
+
+
+@pytest.mark.parametrize("options", [{}, {"replay": "terminal"}, {"replay_ratio": 0.0}])
+def test_the_target_is_learnt(options):
+    """A 6x6 grid, exactly measured: from far off to close by."""
+    trainer = Trainer(grid(batch_size=16, hidden=(32,), lr=5e-3, capacity=4000, **options))
+    start = trainer.measure()
+    for _ in range(100):
+        trainer.step()
+    end = trainer.measure()
+    assert start["total_variation"] > 0.5
+    assert end["total_variation"] < 0.1
+    assert end["log_z"] == pytest.approx(trainer.env.log_z, abs=0.15)
+    assert end["modes_found"] == 4
+
+
+# What is measured.
+
+
+def test_losses_are_means_since_the_last_row():
+    trainer = Recorded(GRID)
+    first = [trainer.step() for _ in range(3)]
+    row = trainer.record()
+    assert row["loss"] == pytest.approx(sum(first) / 3)
+    second = [trainer.step() for _ in range(2)]
+    assert trainer.measure()["loss"] == pytest.approx(sum(second) / 2)
+    assert trainer.record()["loss"] == pytest.approx(sum(second) / 2)
+    assert trainer.measure()["loss"] is None
+
+
+def test_replay_loss_is_the_mean_over_batches(monkeypatch):
+    trainer = Trainer(grid(replay_ratio=2.0))
+    losses = iter([5.0, 1.0, 2.0, 7.0, 3.0, 6.0])
+    monkeypatch.setattr(trainer, "_learn", lambda _: next(losses))
+    assert [trainer.step(), trainer.step()] == [5.0, 7.0]
+    row = trainer.record()
+    assert (row["loss"], row["replay_loss"]) == (6.0, 3.0)
+
+
+def test_distances_are_those_of_the_exact_distributions():
+    trainer = trained(GRID, 5)
+    row = trainer.measure()
+    log_p = trainer.policy_log_prob()
+    assert log_p.exp().sum() == pytest.approx(1)
+    assert row["total_variation"] == total_variation(log_p, trainer.env.target_log_prob())
+    assert row["jensen_shannon_distance"] == jensen_shannon_distance(log_p, trainer.target)
+
+
+def test_the_exact_policy_is_the_one_that_is_sampled():
+    """Pearson's chi-square of 4,000 samples against the exact distribution, fixed seed."""
+    trainer = trained(GRID, 12)
+    p = trainer.policy_log_prob().exp()
+    generator = torch.Generator().manual_seed(1)
+    fresh = trainer.forward.sample_trajectories(trainer.env, n=4000, generator=generator)
+    index = trainer.env.terminating_index(fresh.terminating_states)
+    assert chi_square_p(torch.bincount(index, minlength=len(p)), p) > 1e-3
+
+
+def test_times_add_up():
+    row = trained(grid(replay="terminal"), 5).measure()
+    parts = [row[f"time_{name}"] for name in ("rollout", "buffer", "learning", "evaluation")]
+    assert all(part > 0 for part in parts)
+    assert sum(parts) <= row["time_total"]
+
+
+@pytest.mark.parametrize("form", ["append", "prepend_append"])
+def test_tfbind8_trains(form):
+    trainer = trained(type(DNA)(**{**vars(DNA), "form": form, "backward": "learned"}), 3)
+    assert trainer.history[-1]["step"] == 3
+    assert math.isfinite(trainer.history[-1]["loss"])
+
+
+@pytest.mark.cuda
+def test_it_trains_on_cuda(tmp_path):
+    trainer = trained(grid(device="cuda", replay="terminal"), 5)
+    trainer.save(tmp_path / "checkpoint")
+    restored = Trainer(grid(device="cuda", replay="terminal"))
+    restored.load(tmp_path / "checkpoint")
+    assert restored.steps_done == 5
+    assert restored.loss.log_z.value.device.type == "cuda"

@@ -1,0 +1,108 @@
+import numpy as np
+import pytest
+import torch
+from matplotlib.image import imread
+from training.training_runs import DNA, GRID, grid, take, trained
+
+from gfn_rb.training.report import draw_report, expected_modes, histogram, write_report
+
+HEIGHT, WIDTH = 600, 1920
+
+
+@pytest.fixture(scope="module")
+def trainer():
+    trainer = trained(GRID, 0)
+    trainer.record()
+    take(trainer, 10)
+    return trainer
+
+
+@pytest.fixture(scope="module")
+def panels(trainer):
+    return draw_report(trainer, trainer.history).axes
+
+
+def lines(axes):
+    """What is plotted, by label."""
+    return {line.get_label(): line.get_xydata().T for line in axes.get_lines()}
+
+
+def test_expected_modes_by_hand():
+    """After one draw sum p; after two, 1 - (1 - p)^2 each: 0.75 + 0.4375."""
+    mass = torch.tensor([0.5, 0.25], dtype=torch.float64)
+    np.testing.assert_allclose(
+        expected_modes(mass, np.array([0.0, 1.0, 2.0])), [0, 0.75, 1.1875], atol=1e-15
+    )
+
+
+def test_histogram_by_hand():
+    value = torch.tensor([0.1, 0.9, 0.2, 1.0], dtype=torch.float64)
+    weight = torch.tensor([0.25, 0.5, 0.125, 0.125], dtype=torch.float64)
+    binned = histogram(value, weight, np.array([0.0, 0.5, 1.0]))
+    np.testing.assert_array_equal(binned, [0.375, 0.625])
+
+
+def test_modes_are_drawn_against_reward_calls(panels, trainer):
+    drawn = lines(panels[0])
+    calls = [0, 40, 80]
+    found = [row["modes_found"] for row in trainer.history]
+    np.testing.assert_array_equal(drawn["this run"], [calls, found])
+    np.testing.assert_array_equal(drawn["all 4"][1], [4, 4])
+    n, expected = drawn["drawing from the target"]
+    mode = trainer.env.mode_index(trainer.env.terminating_states())
+    p = np.array([float(trainer.target.exp()[mode == m].sum()) for m in range(4)])
+    assert n[-1] == 80
+    np.testing.assert_allclose(expected[-1], (1 - (1 - p) ** 80).sum())
+    assert panels[0].get_xlabel() == "reward calls"
+
+
+def test_rewards_are_drawn_as_distributions(panels, trainer):
+    steps = {patch.get_label(): patch.get_data() for patch in panels[1].patches}
+    assert set(steps) == {"target", "buffer (24 items)", "policy (exact)"}
+    for data in steps.values():
+        assert data.values.sum() == pytest.approx(1)
+    # R is 0.1 in the middle and 0.6 in the corners of 2 x 2; the 6 x 6 grid has no inner band.
+    top = steps["target"].edges > 0.5
+    assert steps["target"].values[top[1:]].sum() == pytest.approx(16 * 0.6 / (16 * 0.6 + 20 * 0.1))
+    stored = trainer.rb.storage[:]["log_reward"].exp()
+    share = float((stored > 0.5).float().mean())
+    assert steps["buffer (24 items)"].values[top[1:]].sum() == pytest.approx(share)
+    assert panels[1].get_xlabel() == "reward R(x)"
+
+
+def test_distances_are_drawn_against_reward_calls(panels, trainer):
+    drawn = lines(panels[2])
+    last = trainer.history[-1]
+    tv = drawn[f"total variation: {last['total_variation']:.3f}"]
+    np.testing.assert_array_equal(tv[0], [0, 40, 80])
+    assert tv[1][-1] == last["total_variation"]
+    jsd = drawn[f"Jensen-Shannon distance: {last['jensen_shannon_distance']:.3f}"]
+    assert jsd[1][0] == trainer.history[0]["jensen_shannon_distance"]
+
+
+def test_every_panel_says_what_it_shows(panels):
+    for axes in panels:
+        assert axes.get_title(loc="left")
+        assert axes.get_xlabel()
+        assert axes.get_ylabel()
+        assert axes.get_legend() is not None
+
+
+@pytest.mark.parametrize("config", [grid(replay="terminal", replay_ratio=0.0), DNA])
+def test_the_picture_is_written_whole(config, tmp_path):
+    trainer = trained(config, 3)
+    trainer.record()
+    (tmp_path / "report.png").write_text("an older one")
+    write_report(tmp_path / "report.png", trainer, trainer.history)
+    picture = imread(tmp_path / "report.png")
+    assert picture.shape == (HEIGHT, WIDTH, 4)
+    assert 0.5 < picture[..., :3].mean() < 0.999  # neither black nor empty
+    assert [path.name for path in tmp_path.iterdir()] == ["report.png"]
+
+
+def test_drawing_changes_nothing(trainer):
+    before = trainer.generator.get_state(), trainer.rb._rng.get_state(), trainer.measure()["log_z"]
+    draw_report(trainer, trainer.history)
+    assert torch.equal(trainer.generator.get_state(), before[0])
+    assert torch.equal(trainer.rb._rng.get_state(), before[1])
+    assert trainer.measure()["log_z"] == before[2]

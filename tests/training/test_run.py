@@ -1,0 +1,234 @@
+import json
+import shutil
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from training.training_runs import DNA, GRID, equal, grid, timeless
+
+from gfn_rb.checkpoint import load_state
+from gfn_rb.errors import (
+    ArgumentError,
+    CheckpointCorruptError,
+    CheckpointMismatchError,
+)
+from gfn_rb.training import Trainer, report, resume, train
+from gfn_rb.training.folder import RunFolder, read_metrics
+
+
+class Killed(BaseException):
+    """Stands for what no code can handle."""
+
+
+@pytest.fixture
+def at_step(monkeypatch):
+    """Have something happen once, right after a step was taken."""
+
+    def arrange(step, action):
+        original = Trainer.step
+
+        def patched(self):
+            loss = original(self)
+            if self.steps_done == step:
+                monkeypatch.setattr(Trainer, "step", original)
+                action()
+            return loss
+
+        monkeypatch.setattr(Trainer, "step", patched)
+
+    return arrange
+
+
+def kill():
+    raise Killed
+
+
+def run(config, path):
+    return train(replace(config, out=path))
+
+
+def results(path):
+    """All that must repeat: the table and the checkpoint, less their times."""
+    folder = RunFolder(path)
+    saved = load_state(folder.checkpoint)
+    del saved["time"]
+    saved["history"] = [timeless(row) for row in saved["history"]]
+    return [timeless(row) for row in read_metrics(folder.metrics)], saved
+
+
+def assert_same_results(one, other):
+    equal(results(one), results(other))
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    path = tmp_path_factory.mktemp("runs") / "reference"
+    run(GRID, path)
+    return path
+
+
+@pytest.fixture
+def reference(finished, tmp_path):
+    """A run of 12 steps that nothing interrupted, with its report."""
+    return Path(shutil.copytree(finished, tmp_path / "reference"))
+
+
+@pytest.fixture(autouse=True)
+def _quick_reports(finished, monkeypatch):
+    """Draw no report but that of the finished run, which is drawn before this takes effect."""
+    monkeypatch.setattr(report, "write_report", lambda path, trainer, rows: path.write_text(""))
+
+
+def test_a_run_leaves_its_files(reference):
+    assert sorted(path.name for path in reference.iterdir()) == [
+        "checkpoint.gfnrb", "config.json", "metrics.csv", "report.png",
+    ]  # fmt: skip
+    assert json.loads((reference / "config.json").read_text()) == GRID.to_dict()
+    assert (reference / "report.png").read_bytes().startswith(b"\x89PNG")
+    assert load_state(reference / "checkpoint.gfnrb")["steps_done"] == 12
+
+
+def test_metrics_have_a_row_at_the_start_at_intervals_and_at_the_end(reference):
+    rows = read_metrics(reference / "metrics.csv")
+    assert [row["step"] for row in rows] == ["0", "5", "10", "12"]
+    assert [row["reward_calls"] for row in rows] == ["0", "40", "80", "96"]
+    assert rows[0]["loss"] == rows[0]["replay_loss"] == ""
+    timed = {name for name in rows[0] if "time" in name}
+    assert timed == {
+        "time_total", "time_rollout", "time_buffer", "time_learning", "time_evaluation",
+    }  # fmt: skip
+
+
+def test_the_end_is_no_row_of_its_own_where_a_row_is_due(tmp_path):
+    outcome = run(grid(steps=10), tmp_path / "run")
+    rows = read_metrics(tmp_path / "run" / "metrics.csv")
+    assert [row["step"] for row in rows] == ["0", "5", "10"]
+    assert timeless(outcome.row) != timeless(outcome.trainer.history[-2])
+    assert float(rows[-1]["total_variation"]) == outcome.row["total_variation"]
+
+
+@pytest.mark.parametrize("config", [GRID, grid(replay="terminal", keep="recent"), DNA])
+def test_the_same_seed_gives_the_same_files(config, tmp_path):
+    for name in ("one", "other"):
+        run(config, tmp_path / name)
+    assert_same_results(tmp_path / "one", tmp_path / "other")
+
+
+@pytest.mark.parametrize("step", [1, 4, 6, 11, 12])
+def test_a_killed_run_resumes_as_if_nothing_had_happened(step, reference, tmp_path, at_step):
+    """Checkpoints are at steps 4, 8 and 12, rows at 5 and 10."""
+    at_step(step, kill)
+    with pytest.raises(Killed):
+        run(GRID, tmp_path / "run")
+    assert not (tmp_path / "run" / "report.png").exists()
+    outcome = resume(tmp_path / "run")
+    assert outcome.stopped_by is None
+    assert_same_results(tmp_path / "run", reference)
+
+
+def test_rows_past_the_checkpoint_are_dropped(tmp_path, at_step):
+    at_step(7, kill)
+    with pytest.raises(Killed):
+        run(GRID, tmp_path / "run")
+    rows = read_metrics(tmp_path / "run" / "metrics.csv")
+    assert [row["step"] for row in rows] == ["0", "5"]  # 5 comes after the checkpoint at 4
+    at_step(5, kill)
+    with pytest.raises(Killed):
+        resume(tmp_path / "run")
+    assert [row["step"] for row in read_metrics(tmp_path / "run" / "metrics.csv")] == ["0"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_after_the_step_with_a_checkpoint(number, reference, tmp_path, at_step):
+    at_step(7, lambda: signal.raise_signal(number))
+    before = signal.getsignal(number)
+    outcome = run(GRID, tmp_path / "run")
+    assert outcome.stopped_by == number
+    assert signal.getsignal(number) is before
+    assert load_state(tmp_path / "run" / "checkpoint.gfnrb")["steps_done"] == 7
+    assert not (tmp_path / "run" / "report.png").exists()
+    resume(tmp_path / "run")
+    assert_same_results(tmp_path / "run", reference)
+
+
+def test_an_extended_run_equals_a_long_one(reference, tmp_path):
+    run(grid(steps=7), tmp_path / "run")  # ends with a row at 7, which the long run does not have
+    resume(tmp_path / "run", steps=12)
+    assert_same_results(tmp_path / "run", reference)
+    assert RunFolder(tmp_path / "run").read_config() == GRID
+
+
+def test_a_finished_run_resumes_to_the_same_end(reference, tmp_path):
+    before = results(reference)
+    (reference / "report.png").unlink()
+    resume(reference)
+    equal(results(reference), before)
+    assert (reference / "report.png").exists()
+
+
+def test_a_moved_run_resumes(tmp_path, reference):
+    run(grid(steps=6), tmp_path / "run")
+    (tmp_path / "run").rename(tmp_path / "moved")
+    resume(tmp_path / "moved", 12)
+    assert_same_results(tmp_path / "moved", reference)
+
+
+def test_fewer_steps_than_taken_are_refused(reference):
+    before = results(reference)
+    with pytest.raises(ArgumentError, match="steps must be at least the 12 taken already, got 11"):
+        resume(reference, 11)
+    assert RunFolder(reference).read_config() == GRID
+    equal(results(reference), before)
+
+
+def test_a_checkpoint_of_another_run_is_refused(reference, tmp_path):
+    run(grid(seed=1), tmp_path / "run")
+    (tmp_path / "run" / "checkpoint.gfnrb").replace(reference / "checkpoint.gfnrb")
+    with pytest.raises(CheckpointMismatchError, match="another configuration: seed is 1"):
+        resume(reference)
+
+
+def test_a_damaged_checkpoint_is_refused_and_left(reference):
+    path = reference / "checkpoint.gfnrb"
+    damaged = bytearray(path.read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    path.write_bytes(damaged)
+    with pytest.raises(CheckpointCorruptError, match=r"checkpoint\.gfnrb is no sound checkpoint"):
+        resume(reference)
+    assert path.read_bytes() == damaged
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"height": 1}, "height must be at least 2, got 1"),
+        ({"ndim": 30, "height": 9}, "env must have at most"),
+        ({"logger": "wandb"}, "logger wandb is not installed"),
+    ],
+)
+def test_a_run_that_cannot_start_writes_nothing(options, message, tmp_path, monkeypatch):
+    monkeypatch.setattr("gfn_rb.envs.enumerable.MAX_STATES", 10_000)
+    monkeypatch.setattr("gfn_rb.training.watchers._is_installed", lambda name: name != "wandb")
+    with pytest.raises(ArgumentError, match=message):
+        run(grid(**options), tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_existing_run_is_refused(reference):
+    before = results(reference)
+    with pytest.raises(ArgumentError, match="out must be a new or an empty folder"):
+        run(GRID, reference)
+    equal(results(reference), before)
+
+
+def test_the_csv_logger_is_given_every_row_once(tmp_path, at_step, reference):
+    config = grid(logger="csv")
+    at_step(7, kill)
+    with pytest.raises(Killed):
+        run(config, tmp_path / "run")
+    resume(tmp_path / "run")
+    scalars = tmp_path / "run" / "logs" / "run" / "scalars"
+    logged = (scalars / "total_variation.csv").read_text().split()
+    rows = read_metrics(reference / "metrics.csv")
+    assert logged == [f"{row['step']},{row['total_variation']}" for row in rows]

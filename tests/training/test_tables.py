@@ -1,0 +1,91 @@
+import io
+
+import pytest
+from rich.console import Console
+from training.training_runs import GRID, trained
+
+from gfn_rb.checkpoint import save_state
+from gfn_rb.errors import ArgumentError, CheckpointCorruptError
+from gfn_rb.training.folder import MetricsFile, RunFolder
+from gfn_rb.training.tables import inspection, result_table
+
+ROW = {
+    "step": 1500,
+    "reward_calls": 12_000,
+    "distinct_reward_calls": 36,
+    "modes_found": 3,
+    "log_z": 2.5,
+    "total_variation": 0.12345,
+    "jensen_shannon_distance": 0.2,
+    "time_total": 10.0,
+    "time_rollout": 4.0,
+    "time_buffer": 1.0,
+    "time_learning": 2.5,
+    "time_evaluation": 2.0,
+}
+
+
+def lines(*tables):
+    """What is printed, as pairs of name and value."""
+    console = Console(width=100, file=io.StringIO())
+    console.print(*tables)
+    rows = (line.strip().split("  ", 1) for line in console.file.getvalue().splitlines())
+    return {row[0]: row[1].strip() for row in rows if len(row) == 2}
+
+
+def test_the_final_table_states_what_came_out():
+    trainer = trained(GRID, 1)  # log Z is log(16 * 0.6 + 20 * 0.1) = log 11.6
+    assert lines(result_table(trainer, ROW)) == {
+        "total variation, policy to target": "0.1235 (exact)",
+        "Jensen-Shannon distance": "0.2000 (exact)",
+        "log Z": "2.500, true 2.451 (+0.049)",
+        "modes found": "3 of 4 (75%)",
+        "distinct reward calls": "36 of 12,000",
+        "wall time": "10.0 s",
+        "rollout": "4.0 s (40%)",
+        "buffer": "1.0 s (10%)",
+        "learning": "2.5 s (25%)",
+        "evaluation": "2.0 s (20%)",
+        "other": "0.5 s (5%)",
+    }
+
+
+def test_the_title_says_what_was_run():
+    title = result_table(trained(GRID, 1), ROW).title
+    assert title == "hypergrid, 1,500 steps of 8, seed 0"
+
+
+def test_a_run_is_shown_with_configuration_progress_and_checkpoint(tmp_path):
+    trainer = trained(GRID, 5)
+    folder = RunFolder(tmp_path)
+    folder.write_config(GRID)
+    shown = lines(*inspection(tmp_path))  # killed before anything else was written
+    assert shown["env"] == "hypergrid"
+    assert shown["hidden"] == "[16]"
+    assert "reward_calls" not in shown
+    MetricsFile(folder.metrics, trainer.history).close()
+    trainer.save(folder.checkpoint)
+    shown = lines(*inspection(tmp_path))
+    assert shown["reward_calls"] == "40"
+    assert shown["writer"] == "RewardPrioritizedWriter"
+    assert shown["length"] == "24"
+    assert shown["key action"] == "int64 [11]"
+
+
+def test_a_checkpoint_is_shown_alone(tmp_path):
+    trained(GRID, 1).save(tmp_path / "checkpoint")
+    shown = lines(*inspection(tmp_path / "checkpoint"))
+    assert shown["capacity"] == "24"
+    assert "policies" in shown["values"]
+    save_state(tmp_path / "state", {"mine": 3})
+    assert lines(*inspection(tmp_path / "state"))["values"] == "mine"
+
+
+def test_what_cannot_be_shown_is_named(tmp_path):
+    with pytest.raises(ArgumentError, match="path must be a run folder or a checkpoint, got"):
+        inspection(tmp_path / "nothing")
+    with pytest.raises(ArgumentError, match=r"run must be a folder that holds a config\.json"):
+        inspection(tmp_path)
+    (tmp_path / "text").write_text("hello")
+    with pytest.raises(CheckpointCorruptError):
+        inspection(tmp_path / "text")

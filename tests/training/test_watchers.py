@@ -1,0 +1,84 @@
+import signal
+import threading
+import time
+
+import pytest
+from training.training_runs import GRID, grid, trained
+
+from gfn_rb.errors import ArgumentError, GfnRbError
+from gfn_rb.training import watchers
+from gfn_rb.training.folder import RunFolder
+from gfn_rb.training.watchers import StopSignals, check_installed, loggers, progress_bar
+
+
+def test_a_signal_is_noted_and_handlers_are_put_back():
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    with StopSignals() as stop:
+        assert stop.received is None
+        signal.raise_signal(signal.SIGTERM)
+        assert stop.received is signal.SIGTERM
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+def test_a_second_signal_acts_at_once():
+    with StopSignals():
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_other_threads_leave_signals_alone():
+    errors = []
+
+    def work():
+        try:
+            with StopSignals() as stop:
+                assert stop.received is None
+        except ValueError as error:  # what signal.signal raises there
+            errors.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert errors == []
+
+
+def test_the_bar_shows_how_training_stands(capsys):
+    trainer = trained(grid(steps=10), 3)
+    with progress_bar(trainer) as advance:
+        for _ in range(2):
+            time.sleep(0.11)  # tqdm draws ten times a second at most
+            loss = trainer.step()
+            advance(loss)
+    shown = capsys.readouterr().err
+    assert "5/10" in shown
+    assert f"loss {loss:.3f}, log Z {trainer.log_z:.2f}" in shown
+    assert f"modes {trainer.tally.modes_found}/4, 40 reward calls" in shown
+
+
+def test_missing_parts_are_named(monkeypatch):
+    check_installed("csv")
+    monkeypatch.setattr(watchers, "_is_installed", lambda name: name not in ("tqdm", "wandb"))
+    with pytest.raises(GfnRbError, match=r"need tqdm: pip install 'gfn_rb\[train\]'"):
+        check_installed("none")
+    monkeypatch.setattr(watchers, "_is_installed", lambda name: name != "wandb")
+    check_installed("tensorboard")
+    with pytest.raises(ArgumentError, match="logger wandb is not installed: pip install wandb"):
+        check_installed("wandb")
+
+
+def test_without_a_logger_nothing_is_written(tmp_path):
+    loggers(GRID, RunFolder(tmp_path))({"step": 0, "loss": 1.0})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_logger_starts_afresh(tmp_path):
+    folder, config = RunFolder(tmp_path / "run"), grid(logger="csv")
+    for loss in (1.0, 2.0):
+        log = loggers(config, folder)
+        log({"step": 0, "loss": None, "log_z": 0.5})
+        log({"step": 5, "loss": loss, "log_z": 0.25})
+    scalars = folder.logs / "run" / "scalars"
+    assert (scalars / "loss.csv").read_text() == "5,2.0\n"
+    assert (scalars / "log_z.csv").read_text() == "0,0.5\n5,0.25\n"
+    assert not (scalars / "step.csv").exists()
