@@ -177,9 +177,11 @@ class MergedReplayBuffer(ReplayBufferEnsemble):
     # Members.
 
     def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, (list, range, np.ndarray, Tensor, slice)) and index != slice(None):
-            return self._some(torch.arange(len(self._rbs))[_indices(index)].tolist())
-        return super().__getitem__(index)
+        whole = isinstance(index, slice) and index == slice(None)
+        if whole or not isinstance(index, (list, range, np.ndarray, Tensor, slice)):
+            return super().__getitem__(index)
+        places = list(index) if isinstance(index, range) else index
+        return self._some(torch.arange(len(self._rbs))[places].tolist())
 
     def _some(self, members: int | list[int]) -> Any:
         if isinstance(members, int):
@@ -213,7 +215,3 @@ def _require_members(members: Sequence[Any], kwargs: dict[str, Any]) -> None:
             )
         if any(member is other for other in members[:i]):
             raise ArgumentError(f"members must differ, got member {i} twice")
-
-
-def _indices(index: Any) -> Any:
-    return list(index) if isinstance(index, range) else index

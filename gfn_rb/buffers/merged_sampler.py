@@ -20,7 +20,7 @@ from gfn_rb.numerics.weighted_union import WeightedUnion, categorical
 from gfn_rb.samplers import SoftmaxRewardSampler
 
 Shares = Literal["mass", "size"] | Sequence[float | int] | Tensor | None
-Drawn = tuple[TensorDict, dict[str, Any]]
+Drawn = tuple[TensorDictBase, Any]
 
 
 class MergedSampler(SamplerEnsemble):

@@ -72,7 +72,7 @@ def test_the_ensembles_own_example_runs_unchanged(monkeypatch, capsys):
     monkeypatch.setattr(torchrl.data, "ReplayBufferEnsemble", MergedReplayBuffer)
     try:
         import torchvision  # noqa: F401
-    except ImportError:
+    except (ImportError, RuntimeError):  # missing, or built for another torch
         monkeypatch.setattr(torchrl.envs, "Resize", Resize)
     example = doctest.script_from_examples(ReplayBufferEnsemble.__doc__)
     assert "rb.sample(10)" in example
@@ -85,7 +85,7 @@ def test_the_ensembles_own_example_runs_unchanged(monkeypatch, capsys):
         sample = names["rb"].sample(10)
         assert sample["buffer_id"].shape == (2, 5)
         assert (sample["buffer_id"] == sample["buffer_id"][:, :1]).all()
-    with pytest.raises(KeyMismatchError, match="2 members store rows of different keys.*got 7"):
+    with pytest.raises(KeyMismatchError, match=r"2 members store rows of different keys.*got 7"):
         names["rb"].sample(7)
     names["rb"].sampler.p = "size"  # never stacks
     assert names["rb"].sample(7)["renamed"].shape == (7,)
@@ -113,7 +113,7 @@ def test_rows_stand_in_the_order_of_their_draws():
     # Were they sorted by member, the first row of a batch would not follow the law.
     log_rewards = [[0.0], [1.0]]
     rb = merged(log_rewards)
-    first = [int(rb.sample(2)["buffer_id"][0]) for _ in range(800)]
+    first = [int(rb.sample(2)["buffer_id"][0]) for _ in range(400)]
     assert chi_square_p(np.bincount(first, minlength=2), softmax(log_rewards)) > 1e-3
 
 
@@ -146,10 +146,12 @@ def test_regenerated_trajectories_merge_with_stored_ones():
     for rb in (made, stored):
         rb.extend(two_rows().to_tensordict())
     for p in ("mass", [1, 1]):  # what is stored has other keys, and a log-reward
-        rb = MergedReplayBuffer(made, stored, p=p)
-        trajectories = Trajectories.from_tensordict(rb.sample(33))
-        assert len(trajectories) == 33
-        assert set(trajectories.terminating_states.tolist()) == {2, 5}
+        batch = MergedReplayBuffer(made, stored, p=p).sample(99)
+        assert set(batch["buffer_id"].tolist()) == {0, 1}
+        trajectories = Trajectories.from_tensordict(batch)
+        assert len(trajectories) == 99
+        expected = torch.where(batch["log_reward"] == 1.5, 5, 2)
+        assert torch.equal(trajectories.terminating_states, expected)
 
 
 def test_what_is_drawn_can_be_stored_and_drawn_again():
@@ -185,10 +187,10 @@ def test_members_without_log_rewards_of_different_keys_are_named():
         )
         members[-1].extend(TensorDict({"x": torch.zeros(4), name: torch.zeros(4)}, [4]))
     rb = MergedReplayBuffer(*members, p=[1, 1], generator=torch.Generator().manual_seed(0))
-    with pytest.raises(KeyMismatchError, match="members . and . hold rows of different keys"):
-        for _ in range(20):
-            rb.sample(4)
-    with pytest.raises(KeyMismatchError, match="different keys.*a multiple of 2, got 3"):
+    drawn_together = r"members (0 and 1|1 and 0) hold rows of different keys"
+    with pytest.raises(KeyMismatchError, match=drawn_together):
+        [rb.sample(4) for _ in range(20)]
+    with pytest.raises(KeyMismatchError, match=r"different keys.*a multiple of 2, got 3"):
         rb.sample(3)
 
 
@@ -230,7 +232,8 @@ def test_some_members_make_a_merged_buffer(index, p):
     some = rb[index]
     assert isinstance(some, MergedReplayBuffer)
     assert some._rbs == (rb[0], rb[2])
-    assert some.sampler.p == p if p == "mass" else some.sampler.p.tolist() == [0.75, 0.25]
+    shares = some.sampler.p
+    assert shares == p if p == "mass" else shares.tolist() == pytest.approx([0.75, 0.25])
     assert set(some.sample(30)["buffer_id"].tolist()) == {0, 1}
     assert some[:, :2].batch_size == (2, 2)
 
@@ -269,7 +272,7 @@ def test_torchrls_own_arguments_stack_batches(options):
     assert torch.equal(batch["buffer_id"], batch["log_reward"].long())
     assert torch.equal(batch["buffer_id"], batch["index", "buffer_ids"])
     assert rb[0:2].sample(4).batch_size == (2, 2)
-    with pytest.raises(ArgumentError, match="stack batches by member.*got 'mass'"):
+    with pytest.raises(ArgumentError, match=r"stack batches by member.*got 'mass'"):
         MergedReplayBuffer(member(), member(), **options)
 
 
@@ -320,7 +323,7 @@ def test_it_is_saved_and_goes_on_alike(p, way, tmp_path):
 
 
 def test_a_checkpoint_of_other_members_is_refused(tmp_path):
-    save_checkpoint(tmp_path / "rb", merged([[0.0], [0.0]]))
+    save_checkpoint(tmp_path / "rb", merged([[0.0] * 2, [0.0] * 2]))
     with pytest.raises(CheckpointMismatchError):
         load_checkpoint(tmp_path / "rb", merged([[0.0]]))
 

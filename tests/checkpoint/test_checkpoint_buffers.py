@@ -270,19 +270,42 @@ def test_relabelled_rewards_come_back(tmp_path: Path) -> None:
 
 def test_the_rest_of_an_epoch_bounds_what_is_prefetched(tmp_path: Path) -> None:
     def make() -> TensorDictReplayBuffer:
-        sampler = SamplerWithoutReplacement(drop_last=True)
-        return buffer(sampler=sampler, prefetch=3)
+        return buffer(sampler=SamplerWithoutReplacement(drop_last=True), prefetch=2)
 
     rb = make()
-    rb.extend(rows(16))  # four batches, of which the fourth is left
-    for _ in range(3):
+    rb.extend(rows(16))  # four batches: two drawn, one waiting, one left
+    for _ in range(2):
         rb.sample()
         rb.synchronize()
+    assert (len(rb._prefetch_queue), rb.sampler._remaining_batches) == (1, 1)
     target = restored(rb, make(), tmp_path)
-    for each in (rb, target):
-        each.sample()
-        each.synchronize()
-    assert len(target._prefetch_queue) == len(rb._prefetch_queue)
+    assert (len(target._prefetch_queue), target.sampler._remaining_batches) == (1, 1)
+    fresh = restored(make(), target, tmp_path)
+    assert fresh.sampler._remaining_batches == make().sampler._remaining_batches
+
+
+class Watching(RandomSampler):
+    """Looks at the storage while its state is loaded, as samplers may that follow its content."""
+
+    def __init__(self) -> None:
+        self.storage: Any = None
+        self.seen: tuple[int, int] | None = None
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.seen = (len(self.storage), self.storage._mutation_revision)
+
+
+@pytest.mark.parametrize("fresh", [True, False], ids=["fresh", "in use"])
+def test_the_parts_find_the_rows_in_place_and_announced(fresh: bool, tmp_path: Path) -> None:
+    target = buffer(sampler=Watching())
+    target.sampler.storage = target.storage
+    if not fresh:
+        used(target, n=17)
+    before = target.storage._mutation_revision
+    save_checkpoint(tmp_path / "rb", used(buffer(sampler=Watching())))
+    load_checkpoint(tmp_path / "rb", target)
+    assert target.sampler.seen == (13, target.storage._mutation_revision)
+    assert target.storage._mutation_revision > before
 
 
 def test_prefetched_batches_are_those_of_their_time(tmp_path: Path) -> None:

@@ -93,15 +93,19 @@ def test_each_row_goes_back_by_its_own_number_of_moves():
     assert (old != new)[first_anew].float().mean() > 0.4
 
 
-def test_the_junction_is_where_the_backward_policy_leads():
-    # the backward policy takes letters off at the left only, so 8 - K letters of the right remain
-    env = TFBind8("prepend_append")
-    left = torch.tensor([[-99.0] * 4 + [0.0] * 4])
-    right_end = torch.tensor([[0.0] * 4 + [-99.0] * 4 + [0.0]])
-    sampler = LocalSearchSampler(
-        policy_of(lambda state: right_end.repeat(len(state), 1), False),
-        policy_of(lambda state: left.repeat(len(state), 1), True),
+def shifter():
+    """Take letters of 8-mers off at the left only, and write new ones at the right only."""
+    forward = torch.tensor([[0.0] * 4 + [-99.0] * 4 + [0.0]])
+    backward = torch.tensor([[-99.0] * 4 + [0.0] * 4])
+    return LocalSearchSampler(
+        policy_of(lambda state: forward.repeat(len(state), 1), False),
+        policy_of(lambda state: backward.repeat(len(state), 1), True),
     )
+
+
+def test_the_junction_is_where_the_backward_policy_leads():
+    env = TFBind8("prepend_append")
+    sampler = shifter()
     start = states_of(env, torch.randint(0, 4, (90, 8), generator=seeded()))
     back = torch.arange(90) % 9
     rows, _ = sampler.local_search(env, start, back_steps=back, generator=seeded(1))
@@ -207,10 +211,10 @@ def test_only_what_is_asked_for_is_saved(keeps):
 
 
 def test_each_loop_searches_around_what_was_accepted_before():
-    env = TFBind8("append")
-    sampler, n, loops = searcher(env), 60, 4
+    env = TFBind8("prepend_append")
+    sampler, n, loops = shifter(), 60, 4
     rows = sampler.sample_trajectories(
-        env, n, n_local_search_loops=loops, back_steps=2, generator=seeded(), epsilon=0.5
+        env, n, n_local_search_loops=loops, back_steps=2, generator=seeded()
     )
     assert len(rows) == n * (1 + loops)
     assert_sound(env, rows)
@@ -220,7 +224,7 @@ def test_each_loop_searches_around_what_was_accepted_before():
     for i in range(n):
         best = 0
         for loop in range(1, loops + 1):
-            assert torch.equal(x[loop][i, :6], x[best][i, :6])
+            assert torch.equal(x[loop][i, :6], x[best][i, 2:])
             if log_reward[loop][i] > log_reward[best][i]:
                 best, n_updated = loop, n_updated + 1
     assert n_updated > n

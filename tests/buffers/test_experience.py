@@ -1,0 +1,436 @@
+import gc
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from statistics_of_draws import chi_square_p
+from tensordict import TensorDict
+from torchrl.data import LazyMemmapStorage, LazyTensorStorage, TensorDictReplayBuffer
+
+from gfn_rb.buffers import ExperienceMemory
+from gfn_rb.checkpoint import save_state
+from gfn_rb.errors import (
+    ArgumentError,
+    CheckpointCorruptError,
+    CheckpointError,
+    CheckpointMismatchError,
+    EmptyBufferError,
+    KeyMismatchError,
+    ShapeError,
+)
+
+
+def transitions(numbers):
+    """Experiences told apart by their number."""
+    number = torch.as_tensor(numbers)
+    n = len(number)
+    return TensorDict(
+        {
+            "obs": number[:, None].float().expand(n, 3).clone(),
+            "action": number.clone(),
+            "next": {"obs": number[:, None] + torch.tensor([0.5, 0.5, 0.5])},
+        },
+        [n],
+    )
+
+
+def memory(n=0, size=10, **options):
+    buffer = ExperienceMemory(torch.device("cpu"), torch.device("cpu"), size, **options)
+    if n:
+        buffer.add_batch(transitions(range(n)))
+    return buffer
+
+
+def actions(rows):
+    return rows["action"].tolist()
+
+
+# Writing.
+
+
+def test_single_experiences_and_batches_are_stored_in_turn():
+    buffer = memory(size=4)
+    buffer.add(transitions([7])[0])
+    buffer.add({"obs": torch.ones(3), "action": torch.tensor(8), "next": {"obs": torch.ones(3)}})
+    assert (len(buffer), buffer.size, buffer.pointer) == (2, 2, 2)
+    buffer.add_batch(transitions([9, 10, 11]))
+    assert (len(buffer), buffer.size, buffer.pointer, buffer.buffer_size) == (4, 4, 1, 4)
+    assert actions(buffer.sample_all()) == [11, 8, 9, 10]
+
+
+def test_of_a_batch_longer_than_the_memory_the_last_are_kept():
+    buffer = memory(size=3)
+    buffer.add(transitions([50])[0])
+    buffer.add_batch(transitions(range(8)))
+    assert sorted(actions(buffer.sample_all())) == [5, 6, 7]
+    buffer.add_batch(transitions([]))
+    assert len(buffer) == 3
+
+
+def test_the_callers_experiences_are_left_alone():
+    batch = transitions(range(3))
+    keys = set(batch.keys())
+    buffer = memory()
+    buffer.add_batch(batch)
+    buffer.add(one := transitions([3])[0])
+    assert set(batch.keys()) == set(one.keys()) == keys
+    batch["action"].zero_()
+    assert actions(buffer.sample_all()) == [0, 1, 2, 3]
+
+
+def test_plain_numbers_and_log_probs_are_stored():
+    # As ObjectRL's agents give them.
+    buffer = memory()
+    buffer.add(TensorDict({"reward": 0.5, "step": 3, "log_prob": torch.tensor(-1.0)}))
+    rows = buffer.sample_all()
+    assert (rows["reward"].item(), rows["step"].item(), rows["log_prob"].item()) == (0.5, 3, -1.0)
+
+
+def test_a_batch_can_be_taken_out_added_to_and_put_back():
+    # As ObjectRL's PPO does with its advantages.
+    buffer = memory(4)
+    batch = buffer.sample_all()
+    batch["advantage"] = torch.arange(4.0)
+    buffer.reset()
+    buffer.add_batch(TensorDict(dict(batch), [4]))
+    assert buffer.sample_all()["advantage"].tolist() == [0.0, 1.0, 2.0, 3.0]
+    assert actions(buffer.sample_all()) == [0, 1, 2, 3]
+
+
+def test_storages_and_devices():
+    buffer = ExperienceMemory("cpu", "cpu", 5)
+    assert isinstance(buffer.memory, TensorDictReplayBuffer)
+    assert isinstance(buffer.memory.storage, LazyMemmapStorage)
+    assert (buffer.device, buffer.storing_device) == (torch.device("cpu"),) * 2
+    elsewhere = ExperienceMemory("cpu", "meta", 5)
+    assert isinstance(elsewhere.memory.storage, LazyTensorStorage)
+    assert elsewhere.memory.storage.device.type == "meta"
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize(("device", "storing"), [("cuda", "cpu"), ("cpu", "cuda"), ("cuda",) * 2])
+def test_batches_arrive_on_the_working_device(device, storing, tmp_path):
+    buffer = ExperienceMemory(device, storing, 8)
+    buffer.add_batch(transitions(range(4)).to(device))
+    buffer.add(transitions([4])[0])
+    drawn = [
+        buffer.sample_batch(3),
+        buffer.sample_by_index([4, 0]),
+        buffer.sample_all(),
+        buffer.sample_by_index_fields(torch.tensor([1], device=device), ["obs"]),
+        next(buffer.create_epoch_iterator(2, shuffle=True)),
+    ]
+    assert all(each.device.type == device for each in drawn)
+    assert buffer.memory.storage.device.type == storing
+    buffer.save(tmp_path / "buffer")
+    again = ExperienceMemory(device, storing, 1)
+    again.load(tmp_path / "buffer")
+    assert actions(again.sample_all()) == [0, 1, 2, 3, 4]
+
+
+def test_reset_forgets_and_resizes():
+    buffer = memory(4)
+    buffer.create_epoch_iterator(2)
+    buffer.reset()
+    assert (len(buffer), buffer.pointer, buffer.buffer_size) == (0, 0, 10)
+    assert buffer.epoch_iterator is None
+    buffer.add_batch(TensorDict({"other": torch.zeros(2)}, [2]))
+    buffer.reset(3)
+    assert (len(buffer), buffer.buffer_size) == (0, 3)
+
+
+# Drawing.
+
+
+@pytest.mark.parametrize("method", ["sample_batch", "sample_random"])
+def test_random_batches_are_uniform_and_copies(method):
+    buffer = memory(5, generator=torch.Generator().manual_seed(0))
+    sample = getattr(buffer, method)
+    rows = sample(10_000)
+    assert chi_square_p(np.bincount(rows["action"], minlength=5), [0.2] * 5) > 1e-3
+    assert torch.equal(rows["index"], rows["action"])
+    assert torch.equal(rows["next", "obs"][:, 0], rows["action"] + 0.5)
+    rows["action"].fill_(-1)
+    assert actions(buffer.sample_all()) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    "indices", [[4, 0, 4], range(4, -1, -2), torch.tensor([3, 1]), torch.tensor([2]).int(), []]
+)
+def test_experiences_are_had_by_index(indices):
+    buffer = memory(5)
+    rows = buffer.sample_by_index(indices)
+    assert rows.batch_size == (len(indices),)
+    assert actions(rows) == [int(i) for i in indices]
+    rows.zero_()
+    assert actions(buffer.sample_all()) == [0, 1, 2, 3, 4]
+    assert "index" in rows
+
+
+def test_fields_are_had_by_index():
+    buffer = memory(5)
+    action = buffer.sample_by_index_fields([3, 1], fields=["action"])
+    assert type(action) is torch.Tensor
+    assert action.tolist() == [3, 1]
+    both = buffer.sample_by_index_fields(range(2), ["obs", ("next", "obs")])
+    assert type(both) is tuple
+    assert [tuple(each.shape) for each in both] == [(2, 3), (2, 3)]
+    assert both[1][:, 0].tolist() == [0.5, 1.5]
+    action.zero_()
+    assert actions(buffer.sample_all()) == [0, 1, 2, 3, 4]
+
+
+# Epochs.
+
+
+def test_epochs_go_through_all_in_order():
+    buffer = memory(5)
+    iterator = buffer.create_epoch_iterator(batch_size=2, n_epochs=2)
+    assert [actions(rows) for rows in iterator] == [[0, 1], [2, 3], [4]] * 2
+
+
+def test_shuffled_epochs_go_through_all_in_new_orders():
+    buffer = memory(8, generator=torch.Generator().manual_seed(0))
+    order = [a for rows in buffer.create_epoch_iterator(3, 3, shuffle=True) for a in actions(rows)]
+    epochs = [order[:8], order[8:16], order[16:]]
+    assert all(sorted(epoch) == list(range(8)) for epoch in epochs)
+    assert len({*map(tuple, epochs), tuple(range(8))}) == 4
+    again = memory(8, generator=torch.Generator().manual_seed(0))
+    same = [a for rows in again.create_epoch_iterator(3, 3, shuffle=True) for a in actions(rows)]
+    assert same == order
+
+
+def test_the_next_batch_is_of_the_epochs_begun_or_random():
+    buffer = memory(5)
+    assert set(actions(buffer.get_next_batch(40))) == {0, 1, 2, 3, 4}
+    assert buffer.get_steps_and_iterator(n_epochs=2, max_iter=99, batch_size=2) == 6
+    assert [len(buffer.get_next_batch(50)) for _ in range(6)] == [2, 2, 1] * 2
+    with pytest.raises(StopIteration):
+        buffer.get_next_batch(2)
+    assert buffer.get_steps_and_iterator(n_epochs=0, max_iter=7, batch_size=2) == 7
+    assert len(buffer.get_next_batch(50)) == 50
+    steps = buffer.get_steps_and_iterator(1, 0, 2, shuffle=True)
+    assert sorted(a for _ in range(steps) for a in actions(buffer.get_next_batch(2))) == list(
+        range(5)
+    )
+
+
+@pytest.mark.parametrize(
+    ("n", "batch_size", "batches"), [(0, 3, 0), (6, 3, 2), (7, 3, 3), (2, 3, 1)]
+)
+def test_how_many_batches_make_an_epoch(n, batch_size, batches):
+    buffer = memory(n)
+    assert buffer.calculate_num_batches(batch_size) == batches
+    if n:
+        assert len(list(buffer.create_epoch_iterator(batch_size))) == batches
+
+
+def test_an_epoch_begun_ends_with_what_it_began_with():
+    buffer = memory(4, size=4)
+    iterator = buffer.create_epoch_iterator(2)
+    assert actions(next(iterator)) == [0, 1]
+    buffer.add_batch(transitions([10, 11, 12]))
+    assert actions(next(iterator)) == [12, 3]
+    iterator = buffer.create_epoch_iterator(2)
+    buffer.reset()
+    with pytest.raises(ArgumentError, match=r"indices must lie in \[0, 0\), got 0 to 1"):
+        next(iterator)
+
+
+# Files.
+
+
+def test_contents_are_restored_into_a_fresh_memory_that_goes_on_alike(tmp_path):
+    buffer = memory(8, size=6, generator=torch.Generator().manual_seed(1))
+    buffer.save(str(tmp_path / "buffer"))
+    assert [each.name for each in tmp_path.iterdir()] == ["buffer.metadata"]
+    again = ExperienceMemory("cpu", "cpu", 3)
+    again.load(str(tmp_path / "buffer"))
+    assert (again.buffer_size, again.size, again.pointer) == (6, 6, buffer.pointer)
+    assert (again.sample_all() == buffer.sample_all()).all()
+    for each in (buffer, again):
+        each.add_batch(transitions([20, 21, 22]))
+        each.create_epoch_iterator(2, shuffle=True)
+    for _ in range(3):
+        assert (again.get_next_batch(2) == buffer.get_next_batch(2)).all()
+        assert (again.sample_batch(5) == buffer.sample_batch(5)).all()
+
+
+def test_an_empty_memory_is_restored_too(tmp_path):
+    memory(size=4).save(tmp_path / "buffer")
+    again = memory(3)
+    again.load(tmp_path / "buffer")
+    assert (len(again), again.buffer_size) == (0, 4)
+    again.add_batch(TensorDict({"other": torch.zeros(2)}, [2]))
+
+
+def test_what_cannot_be_loaded_changes_nothing(tmp_path):
+    buffer = memory(3)
+    buffer.save(tmp_path / "good")
+    content = (tmp_path / "good.metadata").read_bytes()
+    (tmp_path / "cut.metadata").write_bytes(content[:-9])
+    save_state(tmp_path / "other.metadata", {"step": 1})
+    buffer.create_epoch_iterator(1)
+    for name, error in [
+        ("cut", CheckpointCorruptError),
+        ("other", CheckpointMismatchError),
+        ("none", CheckpointError),
+    ]:
+        with pytest.raises(error, match=name):
+            buffer.load(tmp_path / name)
+    assert actions(buffer.get_next_batch(1)) == [0]
+    assert actions(buffer.sample_all()) == [0, 1, 2]
+
+
+# Too many open files.
+
+
+@pytest.mark.parametrize("warns", [False, True])
+@pytest.mark.parametrize("add", ["add", "add_batch"])
+def test_files_are_freed_when_no_more_can_be_opened(monkeypatch, warns, add):
+    buffer, collected = memory(print_gc_warning=warns), []
+    make, fail = LazyMemmapStorage._init, [True]
+
+    def fails_once(self, *args, **kwargs):
+        if fail.pop() if fail else False:
+            raise OSError("Too many open files")
+        return make(self, *args, **kwargs)
+
+    monkeypatch.setattr(LazyMemmapStorage, "_init", fails_once)
+    monkeypatch.setattr(gc, "collect", lambda: collected.append(True))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        getattr(buffer, add)(transitions([5])[0] if add == "add" else transitions([5]))
+    assert collected == [True]
+    assert [str(each.message) for each in caught] == (
+        ["running the garbage collector, because of Too many open files"] if warns else []
+    )
+    assert (len(buffer), buffer.pointer) == (1, 1)
+    assert actions(buffer.sample_all()) == [5]
+
+
+# Bad input.
+
+
+@pytest.mark.parametrize(
+    ("n", "call", "error", "message"),
+    [
+        (0, lambda b: b.sample_batch(2), EmptyBufferError, "cannot draw 2 experiences: the memory"),
+        (0, lambda b: b.sample_random(2), EmptyBufferError, "is empty"),
+        (0, lambda b: b.sample_all(), EmptyBufferError, "cannot return all experiences"),
+        (0, lambda b: b.get_next_batch(2), EmptyBufferError, "is empty"),
+        (0, lambda b: b.create_epoch_iterator(2), EmptyBufferError, "create an epoch iterator"),
+        (0, lambda b: b.get_steps_and_iterator(1, 0, 2), EmptyBufferError, "is empty"),
+        (0, lambda b: b.sample_by_index([0]), ArgumentError, r"must lie in \[0, 0\), got 0 to 0"),
+        (3, lambda b: b.sample_batch(0), ArgumentError, "batch_size must be at least 1, got 0"),
+        (3, lambda b: b.create_epoch_iterator(0), ArgumentError, "batch_size must be at least 1"),
+        (3, lambda b: b.create_epoch_iterator(1, 0), ArgumentError, "n_epochs must be at least 1"),
+        (3, lambda b: b.calculate_num_batches(-1), ArgumentError, "batch_size must be at least 1"),
+        (3, lambda b: b.get_steps_and_iterator(-1, 0, 1), ArgumentError, "got -1 and 0"),
+        (3, lambda b: b.get_steps_and_iterator(0, -2, 1), ArgumentError, "got 0 and -2"),
+        (3, lambda b: b.get_steps_and_iterator(0, 2, 0), ArgumentError, "batch_size must be"),
+        (3, lambda b: b.sample_by_index([0, 3]), ArgumentError, r"lie in \[0, 3\), got 0 to 3"),
+        (3, lambda b: b.sample_by_index([-1]), ArgumentError, r"in \[0, 3\), got -1 to -1"),
+        (3, lambda b: b.sample_by_index([0.5]), ArgumentError, r"whole numbers, got \[0.5\]"),
+        (3, lambda b: b.sample_by_index([True]), ArgumentError, r"whole numbers, got \[True\]"),
+        (3, lambda b: b.sample_by_index(torch.tensor(1)), ArgumentError, "list of whole numbers"),
+        (
+            3,
+            lambda b: b.sample_by_index_fields([0], ["obs", "reward"]),
+            KeyMismatchError,
+            r"fields must be among .*'obs'.*got 'reward'",
+        ),
+        (3, lambda b: b.sample_by_index_fields([0], ["next"]), KeyMismatchError, "got 'next'"),
+        (3, lambda b: b.sample_by_index_fields([0], []), ArgumentError, r"one name, got \[\]"),
+        (3, lambda b: b.sample_by_index_fields([0], "obs"), ArgumentError, "a list of.*got 'obs'"),
+        (3, lambda b: b.add(transitions([1])), ShapeError, r"batch size \[\], got \[1\]"),
+        (3, lambda b: b.add_batch(transitions([1])[0]), ShapeError, r"size \[n\], got \[\]"),
+        (3, lambda b: b.add_batch([1]), ArgumentError, "must come in a TensorDict, got a list"),
+        (
+            3,
+            lambda b: b.add_batch(transitions([1]).exclude("obs")),
+            KeyMismatchError,
+            r"missing keys \['obs'\]",
+        ),
+        (
+            3,
+            lambda b: b.add(transitions([1])[0].set("reward", torch.zeros(()))),
+            KeyMismatchError,
+            r"unknown keys \['reward'\]",
+        ),
+        (3, lambda b: b.add_batch(transitions([1]).float()), ShapeError, "'action' does not fit"),
+        (3, lambda b: b.reset(0), ArgumentError, "buffer_size must be at least 1, got 0"),
+    ],
+)
+def test_bad_input_is_named_and_changes_nothing(n, call, error, message, unchecked):
+    buffer = memory(n)
+    with pytest.raises(error, match=message):
+        call(buffer)
+    assert (len(buffer), buffer.pointer, buffer.epoch_iterator) == (n, n, None)
+    if n:
+        assert actions(buffer.sample_all()) == [0, 1, 2]
+
+
+def test_bad_size():
+    with pytest.raises(ArgumentError, match="buffer_size must be at least 1, got 0"):
+        memory(size=0)
+
+
+class Against(RuleBasedStateMachine):
+    """Any sequence of writes, resets and saves, against a plain list."""
+
+    @initialize(size=st.integers(1, 5))
+    def start(self, size):
+        self.buffer, self.slots, self.size = memory(size=size), [], size
+        self.cursor = self.number = 0
+
+    def _write(self, number):
+        if len(self.slots) <= self.cursor:
+            self.slots.append(number)
+        else:
+            self.slots[self.cursor] = number
+        self.cursor = (self.cursor + 1) % self.size
+
+    @rule()
+    def add(self):
+        self.number += 1
+        self.buffer.add(transitions([self.number])[0])
+        self._write(self.number)
+
+    @rule(n=st.integers(0, 5))
+    def add_batch(self, n):
+        n = min(n, self.size)
+        numbers = [self.number + 1 + i for i in range(n)]
+        self.number += n
+        self.buffer.add_batch(transitions(numbers))
+        for each in numbers:
+            self._write(each)
+
+    @rule(size=st.one_of(st.none(), st.integers(1, 5)))
+    def reset(self, size):
+        self.buffer.reset(size)
+        self.slots, self.cursor, self.size = [], 0, size or self.size
+
+    @precondition(lambda self: self.slots)
+    @rule(batch_size=st.integers(1, 4))
+    def epoch(self, batch_size):
+        batches = [actions(rows) for rows in self.buffer.create_epoch_iterator(batch_size)]
+        assert [a for batch in batches for a in batch] == self.slots
+        assert all(len(batch) == batch_size for batch in batches[:-1])
+        assert len(batches) == self.buffer.calculate_num_batches(batch_size)
+
+    @invariant()
+    def agree(self):
+        assert (len(self.buffer), self.buffer.pointer) == (len(self.slots), self.cursor)
+        assert self.buffer.buffer_size == self.size
+        if self.slots:
+            assert actions(self.buffer.sample_all()) == self.slots
+            assert set(actions(self.buffer.sample_batch(3))) <= set(self.slots)
+
+
+TestAgainst = Against.TestCase
+TestAgainst.settings = settings(max_examples=15, stateful_step_count=15, deadline=None)
