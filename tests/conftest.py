@@ -3,15 +3,12 @@
 import os
 
 import jaxtyping
-
-jaxtyping.install_import_hook("gfn_rb", "beartype.beartype")
-
-
 import pytest
 import torch
 
-torch.set_num_threads(1)
+jaxtyping.install_import_hook("gfn_rb", "beartype.beartype")
 os.environ.setdefault("RL_LOGGING_LEVEL", "WARNING")  # it logs a line for every storage
+torch.set_num_threads(1)
 
 
 def pytest_configure(config):

@@ -2,10 +2,11 @@ import pickle
 
 import pytest
 import torch
-from gfn_rb.column import KeyColumn
-from gfn_rb.errors import KeyMismatchError, ShapeError
 from tensordict import TensorDict
 from torchrl.data import LazyMemmapStorage, LazyTensorStorage, ListStorage
+
+from gfn_rb.column import KeyColumn
+from gfn_rb.errors import KeyMismatchError, ShapeError
 
 
 def storage_of(values, kind=LazyTensorStorage, capacity=32):

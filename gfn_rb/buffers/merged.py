@@ -128,8 +128,7 @@ class MergedReplayBuffer(ReplayBufferEnsemble):
         with self._held():
             drawn, known = self._sampler.sample(self._storage, batch_size)
             rows = self._rows(drawn)
-        if len(self._transform):
-            rows = self._transform(rows)
+        rows = _transformed(self._transform, rows)
         info = {INDEX: drawn[INDEX], BUFFER_ID: drawn[BUFFER_IDS], **known}
         for key, value in info.items():
             rows.set(key, value)
@@ -166,7 +165,8 @@ class MergedReplayBuffer(ReplayBufferEnsemble):
         return joined(listed, members, groups.order)
 
     def _rows_of(self, member: int, index: Tensor) -> TensorDictBase:
-        rows: TensorDictBase = self._rbs[member][index]
+        rb = self._rbs[member]
+        rows = _transformed(rb._transform, self._collate_fns[member](rb._storage.get(index)))
         if rows.batch_size[:1] != index.shape:
             raise ShapeError(
                 f"member {member} must give one row per item, got batch size "
@@ -202,6 +202,14 @@ class MergedReplayBuffer(ReplayBufferEnsemble):
     def __repr__(self) -> str:
         name = type(self).__name__
         return super().__repr__().replace(ReplayBufferEnsemble.__name__, name, 1)
+
+
+def _transformed(transform: Any, rows: TensorDictBase) -> TensorDictBase:
+    if not len(transform):
+        return rows
+    with rows.unlock_():
+        changed: TensorDictBase = transform(rows)
+    return changed
 
 
 def _require_members(members: Sequence[Any], kwargs: dict[str, Any]) -> None:

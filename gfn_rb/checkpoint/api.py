@@ -63,7 +63,8 @@ def load_checkpoint(path: str | PathLike[str], rb: ReplayBuffer) -> dict[str, An
         The ``extra`` of :func:`save_checkpoint`, its tensors on the CPU.
 
     Raises:
-        CheckpointError: there is no such file, or it cannot be read.
+        CheckpointError: there is no such file, or it cannot be read; or the storage cannot be
+            allocated.
         CheckpointCorruptError: it is truncated or damaged.
         CheckpointMismatchError: it does not fit the buffer. Whatever is raised, the buffer is as
             it was.

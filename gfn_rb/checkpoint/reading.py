@@ -38,10 +38,7 @@ class CheckpointFile:
         self.path = path
         self._bytes = memoryview(_mapped(path))
         header_end = HEAD + self._read_prefix()
-        try:
-            self._header = json.loads(self._bytes[HEAD:header_end].tobytes())
-        except ValueError as error:
-            raise self._corrupt(f"its header is no JSON: {error}") from None
+        self._header = json.loads(self._bytes[HEAD:header_end].tobytes())
         self._data = aligned(header_end)
 
     @property

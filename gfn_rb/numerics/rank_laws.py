@@ -59,11 +59,10 @@ class HarmonicLaw:
         self._head_mass = self._head[-1]
         self._total = self._head_mass
         self._origin = offset + _HEAD - 0.5
-        self._correction = 1 / (24 * self._origin**2)
         if n > _HEAD:
             end = self._origin + n - _HEAD
-            tail = math.log1p((n - _HEAD) / self._origin) + 1 / (24 * end**2) - self._correction
-            self._total = self._head_mass + tail
+            correction = 1 / (24 * end**2) - 1 / (24 * self._origin**2)
+            self._total = self._head_mass + math.log1p((n - _HEAD) / self._origin) + correction
 
     @property
     def support(self) -> int:
@@ -83,14 +82,14 @@ class HarmonicLaw:
         return rank.add_(self._beyond(mass.sub_(self._head_mass)))
 
     def _beyond(self, mass: Float64[Tensor, "k"]) -> Int64[Tensor, "k"]:
-        """Return how many ranks after the first ones are wholly within a mass, which is used up.
+        """Return how many ranks after the first ones a mass covers.
 
-        The r that solves :math:`\log(1 + r/b) + 1/(24 (b + r)^2) - 1/(24 b^2) = mass`, to first
-        order in the two corrections: their square is below the precision of float64.
+        The r that solves log(1 + r/b) + 1/(24 (b + r)^2) - 1/(24 b^2) = mass, with x = exp(mass):
+        b x (1 + 1/(24 b^2)) - 1/(24 b x) - b, the squares of the two corrections being below the
+        precision of float64. Written in x - 1, so as not to lose the digits of a small mass.
         """
-        rank = mass.expm1_().mul_(self._origin)
-        end = rank + self._origin
-        rank.add_(end, alpha=self._correction).sub_(end.reciprocal_(), alpha=1 / 24)
+        more, small = mass.expm1_(), 1 / (24 * self._origin)
+        rank = torch.addcdiv(more * (self._origin + small), more, more + 1, value=small)
         return rank.clamp_(0, self.n - 1 - _HEAD).to(torch.int64)
 
     def log_prob(self, rank: Int64[Tensor, "k"]) -> Float64[Tensor, "k"]:
@@ -99,7 +98,7 @@ class HarmonicLaw:
         Args:
             rank: in [0, n).
         """
-        return (rank + self._offset).mul_(self._total).log_().neg_()
+        return (rank.to(torch.float64) + self._offset).mul_(self._total).log_().neg_()
 
 
 class StepLaw:

@@ -199,7 +199,7 @@ class KeySampler(Sampler, metaclass=_KeepReplacement):
         return self._distribution
 
     def _checked(self, values: Tensor) -> Tensor:
-        if values.device.type == "cpu" and bool(torch.isnan(values).any()):
+        if values.device.type == "cpu" and _has_nan(values):
             self._column.forget()
             raise NaNError(f"the storage holds NaN under {self.key!r}: expected numbers or -inf")
         return self._log_weight(values)
@@ -275,3 +275,8 @@ def _require(condition: Tensor, error: type[GfnRbError], message: str, *args: An
         torch._assert_async(condition, message.format(*args))
     elif not condition:
         raise error(message.format(*args))
+
+
+def _has_nan(values: Tensor) -> bool:
+    """Return whether a number is NaN. Their sum is, then; it may also be without one, seldom."""
+    return math.isnan(values.sum()) and bool(values.isnan().any())

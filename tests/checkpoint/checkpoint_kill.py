@@ -65,6 +65,12 @@ def forked(work: Callable[[], None]) -> int:
     return child
 
 
+def timed(work: Callable[[], None]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
 def loaded_generation(path: Path) -> int:
     """The generation in the file, which all its rows and the extra must agree on."""
     rb = make_buffer()
@@ -79,11 +85,11 @@ def kill_loop(path: Path, n_kills: int, seed: int) -> dict[str, list[int]]:
     pick = random.Random(seed)
     rb = make_buffer()
     rb.extend(generation(0))
-    save_checkpoint(path, rb, k=0)
+    a_save = max(timed(lambda: save_checkpoint(path, rb, k=0)) for _ in range(3))
     found: dict[str, list[int]] = {"generations": [0], "files": []}
     for _ in range(n_kills):
         child = forked(lambda: save_for_ever(path, found["generations"][-1] + 1))
-        time.sleep(pick.uniform(0.02, 0.12))
+        time.sleep(0.02 + pick.uniform(0.0, 4.0) * a_save)
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         found["files"].append(len(os.listdir(path.parent)))

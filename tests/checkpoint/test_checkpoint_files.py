@@ -16,9 +16,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tensordict import TensorDict
 
 from gfn_rb.checkpoint import inspect_checkpoint, load_state, reading, save_state, writing
 from gfn_rb.checkpoint.layout import PREFIX, SUM
+from gfn_rb.checkpoint.reading import CheckpointFile
+from gfn_rb.checkpoint.tree import Encoder
 from gfn_rb.checkpoint.writing import write_file
 from gfn_rb.errors import CheckpointCorruptError, CheckpointError, CheckpointMismatchError
 
@@ -310,3 +313,21 @@ def test_other_tensors_are_copied_block_by_block(
     pieces = [bytes(piece) for piece in writing._pieces(tensor)]
     assert max(map(len, pieces)) <= 1 << 12
     assert b"".join(pieces) == tensor.contiguous().numpy().tobytes()
+
+
+def test_what_lived_on_an_accelerator_goes_to_the_one_asked_for(path: Path) -> None:
+    # The meta device stands for an accelerator, on which there is no content to compare.
+    on_cpu, elsewhere = torch.arange(3), TensorDict({"x": torch.ones(2)}, [2], device="cpu")
+    encoder = Encoder()
+    node = encoder.encode({"a": on_cpu, "b": elsewhere}, "state")
+    with path.open("wb") as stream:
+        write_file(stream, {"state": node}, encoder.tensors)
+    file = CheckpointFile(path)
+    file._header["tensors"][1]["device"] = "cuda"
+    file.sections["state"]["dict"][1][1]["tensordict"]["device"] = "cuda"
+    for device in (torch.device("cpu"), torch.device("meta")):
+        state = file.load("state", device)
+        assert torch.equal(state["a"], on_cpu)
+        assert state["b"].device == device
+        assert state["b"]["x"].device == device
+        assert (state["b"]["x"].dtype, state["b"]["x"].shape) == (torch.float32, (2,))

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from checkpoint.test_checkpoint_buffers import (
+from checkpoint.checkpoint_runs import (
     CAPACITY,
     buffer,
     continue_both,

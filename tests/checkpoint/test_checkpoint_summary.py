@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import torch
-from checkpoint.test_checkpoint_buffers import buffer, ensemble, rows, used
+from checkpoint.checkpoint_runs import buffer, ensemble, rows, used
 from torchrl.data import LazyMemmapStorage
 
 from gfn_rb.checkpoint import inspect_checkpoint, save_checkpoint, save_state

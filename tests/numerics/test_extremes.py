@@ -2,10 +2,11 @@ import math
 
 import pytest
 import torch
-from gfn_rb.errors import ArgumentError
-from gfn_rb.numerics import Extremes
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from gfn_rb.errors import ArgumentError
+from gfn_rb.numerics import Extremes
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 # Few different keys, so that ties abound; infinities of both signs.

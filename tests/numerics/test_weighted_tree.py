@@ -4,11 +4,12 @@ import math
 import numpy as np
 import pytest
 import torch
-from gfn_rb.errors import ArgumentError
-from gfn_rb.numerics import WeightedTree
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from statistics_of_draws import chi_square_p
+
+from gfn_rb.errors import ArgumentError
+from gfn_rb.numerics import WeightedTree
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 weights = st.one_of(st.floats(-1e4, 1e4), st.just(-math.inf))

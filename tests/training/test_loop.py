@@ -242,6 +242,15 @@ def test_log_z_starts_where_the_first_batch_fits_best():
     torch.testing.assert_close(start.log_z, float(expected))
 
 
+def test_log_z_is_fitted_once():
+    trainer = Trainer(grid(lr_log_z=1e-6))
+    trainer.step()
+    fitted = trainer.log_z
+    assert abs(fitted) > 0.1
+    trainer.step()
+    assert trainer.log_z == pytest.approx(fitted, abs=1e-4)
+
+
 def test_log_z_starts_where_it_is_told():
     trainer = Trainer(grid(log_z=4.5, lr_log_z=1e-6))
     assert trainer.log_z == 4.5

@@ -1,9 +1,10 @@
 import pytest
 import torch
-from gfn_rb.errors import KeyMismatchError, ShapeError
-from gfn_rb.writers import FIFOWriter
 from tensordict import TensorDict
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+
+from gfn_rb.errors import KeyMismatchError, ShapeError
+from gfn_rb.writers import FIFOWriter
 
 
 def rows(values, width=2):
