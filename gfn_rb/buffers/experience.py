@@ -15,6 +15,7 @@ from torch import Tensor
 from torchrl.data import LazyMemmapStorage, LazyTensorStorage, TensorDictReplayBuffer
 from torchrl.data.replay_buffers.storages import TensorStorage
 
+from gfn_rb.buffers.indices import Indices, batches_of, checked, in_order, shuffled
 from gfn_rb.buffers.presets import fifo_buffer
 from gfn_rb.checkpoint import load_checkpoint, load_state, save_checkpoint
 from gfn_rb.errors import (
@@ -26,8 +27,6 @@ from gfn_rb.errors import (
 )
 from gfn_rb.keys import ESTIMATOR_OUTPUT, LOG_PROB
 from gfn_rb.shapes import Int64
-
-Indices = Sequence[int] | Tensor
 
 _SUFFIX = ".metadata"
 _BUFFER_SIZE, _DATA_SIZE, _POINTER = "buffer_size", "data_size", "pointer"
@@ -172,7 +171,7 @@ class ExperienceMemory:
         Raises:
             ArgumentError: something else.
         """
-        rows: TensorDictBase = self.memory.storage[self._places(indices)].to(self.device)
+        rows: TensorDictBase = self.memory.storage[self._places_of(indices)].to(self.device)
         return rows
 
     def sample_by_index_fields(
@@ -191,7 +190,7 @@ class ExperienceMemory:
             ArgumentError: ``indices`` as for :meth:`sample_by_index`, or no field.
             KeyMismatchError: a field that does not exist.
         """
-        places = self._places(indices)
+        places = self._places_of(indices)
         stored = self.memory.storage[:] if len(self) else TensorDict()
         held = set(stored.keys(True, True))
         if isinstance(fields, str) or not fields:
@@ -235,7 +234,9 @@ class ExperienceMemory:
         _require_positive("batch_size", batch_size)
         _require_positive("n_epochs", n_epochs)
         self._require_some("create an epoch iterator")
-        epochs = self._epochs(len(self), batch_size, n_epochs, shuffle)
+        order = shuffled if shuffle else in_order
+        indices = batches_of(order, len(self), batch_size, n_epochs, self._generator)
+        epochs = map(self.sample_by_index, indices)
         self.epoch_iterator = epochs
         return epochs
 
@@ -350,31 +351,8 @@ class ExperienceMemory:
                 self.reset()  # files are made on the first write, and the counters before them
             write(self.memory)
 
-    def _epochs(
-        self, n: int, batch_size: int, n_epochs: int, shuffle: bool
-    ) -> Iterator[TensorDictBase]:
-        for _ in range(n_epochs):
-            for indices in self._order(n, shuffle).split(batch_size):
-                yield self.sample_by_index(indices)
-
-    def _order(self, n: int, shuffle: bool) -> Int64[Tensor, "n"]:
-        if not shuffle:
-            return torch.arange(n)
-        device = self._generator.device if self._generator is not None else None
-        return torch.randperm(n, generator=self._generator, device=device)
-
-    def _places(self, indices: Indices) -> Int64[Tensor, "k"]:
-        places = indices if isinstance(indices, Tensor) else torch.tensor([*indices])
-        if places.numel() == 0:
-            places = places.long()
-        if places.ndim != 1 or places.is_floating_point() or places.dtype == torch.bool:
-            raise ArgumentError(f"indices must be a list of whole numbers, got {indices!r}")
-        if places.numel() and not 0 <= int(places.min()) <= int(places.max()) < len(self):
-            raise ArgumentError(
-                f"indices must lie in [0, {len(self)}), got {int(places.min())} to "
-                f"{int(places.max())}"
-            )
-        return places.to(self.storing_device, torch.int64)
+    def _places_of(self, indices: Indices) -> Int64[Tensor, "k"]:
+        return checked(indices, len(self)).to(self.storing_device)
 
     def _require_some(self, what: str) -> None:
         if not len(self):

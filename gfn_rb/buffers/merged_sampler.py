@@ -71,19 +71,6 @@ class MergedSampler(SamplerEnsemble):
         else:
             self._p = _shares(value, len(self._samplers))
 
-    # TorchRL's own gives its members a generator even where it has none.
-    @property
-    def _rng(self) -> torch.Generator | None:
-        generator: torch.Generator | None = self._rng_private
-        return generator
-
-    @_rng.setter
-    def _rng(self, value: torch.Generator | None) -> None:
-        self._rng_private = value
-        if value is not None:
-            for sampler in self._samplers:
-                sampler._rng = value
-
     def stacks(self, storage: StorageEnsemble) -> bool:
         """Return whether batches stay stacked by member, [k, n / k], as TorchRL's do.
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from gfn_rb.shapes import Float64, Int64
 
 # Ranks whose mass is summed one by one.
-_HEAD = 16384
+_HEAD = 2048
 
 
 @runtime_checkable

@@ -113,6 +113,13 @@ def test_distinct_draws_are_distinct_and_leave_the_weights_alone(parts, data):
         assert torch.equal(tree.log_total, other.log_total)
 
 
+@pytest.mark.parametrize(("uniform", "drawn"), [(0.0, 1), (0.75, 3), (1 - 2**-53, 3)])
+def test_categorical_at_the_ends(monkeypatch, uniform, drawn):
+    monkeypatch.setattr(torch, "rand", lambda n, dtype, **_: torch.full((n,), uniform, dtype=dtype))
+    weight = torch.tensor([0.0, 3.0, 0.0, 1.0, 0.0], dtype=torch.float64)
+    assert categorical(weight, 2).tolist() == [drawn] * 2
+
+
 def test_categorical_never_draws_a_weight_of_zero():
     weight = torch.tensor([0.0, 3.0, 0.0, 1.0, 0.0], dtype=torch.float64)
     draws = categorical(weight, 20_000, torch.Generator().manual_seed(0))

@@ -64,6 +64,9 @@ def test_rewards_are_drawn_as_distributions(panels, trainer):
     # R is 0.1 in the middle and 0.6 in the corners of 2 x 2; the 6 x 6 grid has no inner band.
     top = steps["target"].edges > 0.5
     assert steps["target"].values[top[1:]].sum() == pytest.approx(16 * 0.6 / (16 * 0.6 + 20 * 0.1))
+    rewarded = trainer.env.log_reward(trainer.env.terminating_states()).exp() > 0.5
+    sampled = float(trainer.policy_log_prob().exp()[rewarded].sum())
+    assert steps["policy (exact)"].values[top[1:]].sum() == pytest.approx(sampled)
     stored = trainer.rb.storage[:]["log_reward"].exp()
     share = float((stored > 0.5).float().mean())
     assert steps["buffer (24 items)"].values[top[1:]].sum() == pytest.approx(share)

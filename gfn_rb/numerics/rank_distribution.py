@@ -28,7 +28,9 @@ class RankedDistribution:
         ArgumentError: capacity below 1.
     """
 
-    def __init__(self, capacity: int, like: Tensor, law: Callable[[int, torch.device], RankLaw]) -> None:
+    def __init__(
+        self, capacity: int, like: Tensor, law: Callable[[int, torch.device], RankLaw]
+    ) -> None:
         self._ranking = ranking(capacity, like)
         self._law = law
         self._some = torch.zeros((), dtype=torch.float64, device=like.device)
@@ -40,7 +42,7 @@ class RankedDistribution:
 
     @property
     def log_total(self) -> Float64[Tensor, ""]:
-        """Log of the total mass: 0, or -inf where no row has a key."""
+        """Log of the total mass: 0, -inf where no row has a key, on CUDA NaN where one is NaN."""
         return self._some if len(self._ranking) else torch.full_like(self._some, -math.inf)
 
     def update(self, index: Int64[Tensor, "m"], key: Float[Tensor, "m"]) -> None:
@@ -56,9 +58,11 @@ class RankedDistribution:
         """Set the keys of the first n rows; the others have none.
 
         Args:
-            key: keys, not NaN, n <= N.
+            key: keys, n <= N, not NaN on the CPU.
         """
         self._ranking.assign(key)
+        if key.device.type == "cuda":
+            self._some = torch.where(key.isnan().any(), math.nan, torch.zeros_like(self._some))
 
     def log_prob(self, index: Int64[Tensor, "k"]) -> Float64[Tensor, "k"]:
         """Return log p of rows, each taken as a single draw.
@@ -147,6 +151,5 @@ class RankedDistribution:
 
 def _first_occurrences(value: Int64[Tensor, "m"]) -> Int64[Tensor, "k"]:
     """Return the different values in the order in which each first appears."""
-    first = np.unique(value.numpy(), return_index=True)[1]
-    first.sort()
-    return value if len(first) == len(value) else value[torch.from_numpy(first)]
+    distinct = dict.fromkeys(value.tolist())
+    return torch.from_numpy(np.fromiter(distinct, np.int64, len(distinct)))
