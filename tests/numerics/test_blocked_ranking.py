@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+
 from gfn_rb.numerics.blocked_ranking import BlockedRanking
 
 N, M = 4000, 100

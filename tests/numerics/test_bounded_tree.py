@@ -2,9 +2,10 @@ import math
 
 import pytest
 import torch
-from gfn_rb.numerics import BoundedTree, WeightedTree
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from gfn_rb.numerics import BoundedTree, WeightedTree
 
 weights = st.one_of(st.floats(-1e4, 1e4), st.just(-math.inf))
 

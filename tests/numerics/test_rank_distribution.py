@@ -4,9 +4,10 @@ import math
 import numpy as np
 import pytest
 import torch
+from statistics_of_draws import chi_square_p
+
 from gfn_rb.numerics import RankedDistribution
 from gfn_rb.numerics.rank_laws import HarmonicLaw, StepLaw
-from statistics_of_draws import chi_square_p
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 

@@ -4,9 +4,10 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from gfn_rb.numerics.rank_laws import HarmonicLaw, StepLaw
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from gfn_rb.numerics.rank_laws import HarmonicLaw, StepLaw
 
 BELOW_1 = 1 - 2.0**-53
 

@@ -2,11 +2,12 @@ import math
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from gfn_rb.errors import ArgumentError
 from gfn_rb.numerics.blocked_ranking import BlockedRanking
 from gfn_rb.numerics.ranking import SortedRanking, ranking
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 SINGLE, DOUBLE = torch.float32, torch.float64
 # Each makes an empty ranking of a capacity; narrow blocks are cut and closed up all the time.
@@ -22,8 +23,22 @@ kinds = pytest.mark.parametrize("kind", KINDS)
 # Few different keys, so that ties abound; neighbours among the floats, and what bits get wrong.
 TINY = 2.0**-149
 keys = st.sampled_from(
-    [0.0, -0.0, TINY, -TINY, 1.0, 1.0 + 2.0**-23, -1.0, -1.0 - 2.0**-23, 3e38, -3e38]
-    + [math.inf, -math.inf, 1e4, -1e4]
+    [
+        0.0,
+        -0.0,
+        TINY,
+        -TINY,
+        1.0,
+        1.0 + 2.0 ** (-23),
+        -1.0,
+        -1.0 - 2.0 ** (-23),
+        3e38,
+        -3e38,
+        math.inf,
+        -math.inf,
+        10000.0,
+        -10000.0,
+    ]
 )
 
 
