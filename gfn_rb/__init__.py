@@ -4,15 +4,24 @@ Items (trajectories, transitions, states) travel as flat TensorDicts; writers de
 a storage keeps, samplers which of them make a batch. All plug into ``TensorDictReplayBuffer``.
 """
 
-from gfn_rb.buffers import fifo_buffer, reward_prioritized_buffer, terminating_state_buffer
+from gfn_rb.buffers import (
+    ExperienceMemory,
+    MergedReplayBuffer,
+    fifo_buffer,
+    reward_prioritized_buffer,
+    terminating_state_buffer,
+)
 from gfn_rb.checkpoint import load_checkpoint, save_checkpoint
 from gfn_rb.containers import States, Trajectories, Transitions
-from gfn_rb.rollout import Sampler
+from gfn_rb.rollout import LocalSearchSampler, Sampler
 from gfn_rb.samplers import SoftmaxRewardSampler
 from gfn_rb.writers import FIFOWriter, RewardPrioritizedWriter
 
 __all__ = [
+    "ExperienceMemory",
     "FIFOWriter",
+    "LocalSearchSampler",
+    "MergedReplayBuffer",
     "RewardPrioritizedWriter",
     "Sampler",
     "SoftmaxRewardSampler",
