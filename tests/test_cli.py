@@ -1,5 +1,6 @@
 """The command line, from its words to its exit code, and what a person reads."""
 
+import logging
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torchrl import torchrl_logger
 from training.training_runs import timeless
 
 import gfn_rb
@@ -57,7 +59,6 @@ def test_train_then_inspect_then_resume(capsys, tmp_path):
     ):  # fmt: skip
         assert words in out
     assert "7/7" in err
-    assert "INFO" not in err
     assert main(["inspect", "run"]) == 0
     assert main(["inspect", "run/checkpoint.gfnrb"]) == 0
     assert "RewardPrioritizedWriter" in capsys.readouterr().out
@@ -83,6 +84,19 @@ def test_every_option_reaches_the_configuration():
         "lr_log_z": 0.2, "log_z": 1.5, "device": "cpu", "threads": 1, "eval_every": 3,
         "checkpoint_every": 2, "logger": "csv", "form": "prepend_append", "beta": 2.0,
     }  # fmt: skip
+
+
+def test_torchrl_keeps_its_notes_to_itself(monkeypatch):
+    monkeypatch.setattr(torchrl_logger, "level", logging.INFO)
+    notes = []
+    handler = logging.Handler()
+    handler.emit = notes.append
+    torchrl_logger.addHandler(handler)
+    try:
+        main([*GRID, "--steps", "1"])
+    finally:
+        torchrl_logger.removeHandler(handler)
+    assert notes == []
 
 
 # Mistakes.

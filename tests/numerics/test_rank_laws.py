@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gfn_rb.numerics.rank_laws import HarmonicLaw, StepLaw
+from gfn_rb.numerics.rank_laws import _HEAD, HarmonicLaw, StepLaw
 
 BELOW_1 = 1 - 2.0**-53
 
@@ -26,15 +26,15 @@ def test_harmonic_law_by_hand():
 
 
 # Below, at and above the number of ranks that are summed one by one; nearly uniform and peaked.
-@pytest.mark.parametrize("n", [1, 5, 2047, 2048, 2049, 2050, 30_000, 300_000])
-@pytest.mark.parametrize("offset", [1e-9, 0.3, 1.0, 300.0, 1e9, 1e15])
+@pytest.mark.parametrize("n", [1, 5, _HEAD - 1, _HEAD, _HEAD + 1, _HEAD + 2, 30_000, 300_000])
+@pytest.mark.parametrize("offset", [1e-6, 0.3, 1.0, 300.0, 1e9, 1e15])
 def test_harmonic_law_is_inverted_exactly(n, offset):
     law = HarmonicLaw(n, offset)
     weight = 1 / (np.longdouble(offset) + np.arange(n, dtype=np.longdouble))
     cumulative = weight.cumsum() / weight.sum()
     rank = np.unique(np.geomspace(1, n, 300).astype(int)) - 1
-    # At a distance of each border that is the width of some 1e-6 ranks.
-    margin = np.maximum(1e-6 * weight[rank] / weight.sum(), 4e-16)
+    # Beside each border, by a millionth of the narrower of the two ranks that meet there.
+    margin = np.maximum(1e-6 * weight[np.minimum(rank + 1, n - 1)] / weight.sum(), 4e-15)
     above, below = cumulative[rank] + margin, cumulative[rank] - margin
     assert quantile(law, below.astype(float).tolist()) == rank.tolist()
     assert quantile(law, above.astype(float)[:-1].tolist()) == (rank[:-1] + 1).tolist()

@@ -22,24 +22,8 @@ kinds = pytest.mark.parametrize("kind", KINDS)
 
 # Few different keys, so that ties abound; neighbours among the floats, and what bits get wrong.
 TINY = 2.0**-149
-keys = st.sampled_from(
-    [
-        0.0,
-        -0.0,
-        TINY,
-        -TINY,
-        1.0,
-        1.0 + 2.0 ** (-23),
-        -1.0,
-        -1.0 - 2.0 ** (-23),
-        3e38,
-        -3e38,
-        math.inf,
-        -math.inf,
-        10000.0,
-        -10000.0,
-    ]
-)
+NEAR = [0.0, -0.0, TINY, -TINY, 1.0, 1.0 + 2.0**-23, -1.0, -1.0 - 2.0**-23]
+keys = st.sampled_from([*NEAR, 3e38, -3e38, math.inf, -math.inf])
 
 
 def order_of(plain):
