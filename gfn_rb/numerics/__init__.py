@@ -3,3 +3,5 @@
 from gfn_rb.numerics.extremes import Extremes
 from gfn_rb.numerics.rank_distribution import RankedDistribution
 from gfn_rb.numerics.weighted_tree import WeightedTree
+
+__all__ = ["Extremes", "RankedDistribution", "WeightedTree"]
