@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
-from functools import partial
+from dataclasses import dataclass
 from os import PathLike
+from typing import Any
 
 import torch
 from tensordict import TensorDictBase
-from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
+from torchrl.data import ReplayBuffer
 
 from gfn_rb import keys
 from gfn_rb.checkpoint import load_checkpoint, load_state, save_checkpoint
 from gfn_rb.containers import Trajectories
-from gfn_rb.envs import EnumerableEnv, jensen_shannon_distance, total_variation
+from gfn_rb.containers.base import Container
 from gfn_rb.errors import CheckpointMismatchError
-from gfn_rb.rollout import Sampler, action_log_probs
-from gfn_rb.shapes import Float64
+from gfn_rb.rollout import Sampler
+from gfn_rb.shapes import Float
 from gfn_rb.training.config import TrainConfig
-from gfn_rb.training.losses import TrajectoryBalance
-from gfn_rb.training.policies import BackwardPolicy, ForwardPolicy, LogZ, UniformBackwardPolicy
-from gfn_rb.training.replay import REPLAY
+from gfn_rb.training.losses import Loss
+from gfn_rb.training.measures import fit_of
+from gfn_rb.training.objectives import (
+    backward_policy,
+    converted,
+    fit_log_z,
+    make_loss,
+    make_optimizer,
+)
+from gfn_rb.training.replay import DRAW, REPLAY, loss_per_item
+from gfn_rb.training.sources import make_source
 from gfn_rb.training.tally import Stopwatch, Tally
 
 Row = dict[str, int | float | None]
@@ -29,19 +39,39 @@ Row = dict[str, int | float | None]
 PHASES = ("rollout", "buffer", "learning", "evaluation")
 
 
-class Trainer:
-    """A GFlowNet in training by trajectory balance, on fresh and on replayed trajectories.
+@dataclass(frozen=True)
+class Hooks:
+    """What else is done in the course of a training step.
 
-    One step samples a fresh batch with the forward policy, stores it, and takes one optimiser step
-    on it and one on each batch of replayed trajectories. (Separate steps on the two learn faster
-    than one step on both together.) Everything random comes from the seed.
+    Args:
+        replayed: given the buffer of the run, returns the one to draw from, such as an ensemble of
+            it and others; checkpoints hold what it returns.
+        store: puts fresh items into the buffer.
+        gradients: called with the loss module when its gradients are there, before they are used.
+        stepped: called with the trainer after each step.
+    """
+
+    replayed: Callable[[ReplayBuffer], ReplayBuffer] = lambda rb: rb
+    store: Callable[[ReplayBuffer, TensorDictBase], Any] = lambda rb, items: rb.extend(items)
+    gradients: Callable[[Loss], None] = lambda loss: None
+    stepped: Callable[[Trainer], None] = lambda trainer: None
+
+
+class Trainer:
+    """A GFlowNet in training, on fresh and on replayed items.
+
+    One step takes fresh trajectories from its source, stores them, and takes one optimiser step on
+    each batch of them and one on each batch of what is replayed. (Separate steps on the two learn
+    faster than one step on both together.) Everything random comes from the seed.
 
     Args:
         config: what to train, on what and how.
+        stream: which of the independent streams of random numbers to sample by. Initial weights
+            are the same in all of them.
+        hooks: what else is done in the course of a step.
 
     Raises:
-        ArgumentError: a field of the configuration is out of its range, or the environment is too
-            large to enumerate.
+        ArgumentError: a field of the configuration is out of its range, or two do not go together.
 
     Examples:
         >>> trainer = Trainer(TFBind8Config(seed=1))
@@ -50,25 +80,28 @@ class Trainer:
         >>> trainer.measure()["modes_found"]
     """
 
-    def __init__(self, config: TrainConfig) -> None:
+    def __init__(self, config: TrainConfig, *, stream: int = 0, hooks: Hooks | None = None) -> None:
         config.validate()
-        self.config = config
+        self.config, self.hooks = config, Hooks() if hooks is None else hooks
         self.watch = Stopwatch(PHASES, config.device)
         self.env = config.make_env()
-        initial, rollout, replay = _seeds(config.seed)
-        self.loss = _make_loss(config, self.env, initial)
-        self.optimizer = _make_optimizer(config, self.loss)
+        initial, rollout, replay = _seeds(config.seed, stream)
+        self.loss = make_loss(config, self.env, initial)
+        self.optimizer = make_optimizer(config, self.loss)
         self.generator = torch.Generator(config.device).manual_seed(rollout)
-        self.forward = Sampler(self.loss.forward_policy)
-        self.backward = Sampler(self.loss.backward_policy)
-        self.rb = REPLAY[config.replay](
+        pf, pb = self.loss.forward_policy, backward_policy(self.loss)
+        self.backward = Sampler(pb)
+        self.source = make_source(config, self.env, pf, pb, self.generator)
+        self.replay = REPLAY[config.replay]
+        self.rb = self.replay.make(
             config,
             self.env,
             self._regenerate,
             torch.Generator(config.device).manual_seed(replay),
         )
+        self.replayed = self.hooks.replayed(self.rb)
         self.tally = Tally(self.env)
-        self.target = self.env.target_log_prob()
+        self.fit = fit_of(self.env, self.loss)
         self.steps_done = 0
         self.history: list[Row] = []
         self._loss_sums = [0.0, 0.0]  # fresh and replayed, since the last row of the history
@@ -77,50 +110,63 @@ class Trainer:
         """Take one training step.
 
         Returns:
-            The loss of the fresh batch, before it was learnt from.
+            The mean loss of the fresh batches, each before it was learnt from.
 
         Raises:
             NaNError, ArgumentError: the loss is no longer finite.
         """
         with self.watch("rollout"):
-            fresh = self.forward.sample_trajectories(
-                self.env,
-                n=self.config.batch_size,
-                epsilon=self.config.epsilon,
-                generator=self.generator,
-            )
-            self.tally.add(fresh.terminating_states)
+            fresh = self.source.sample(self.config.batch_size)
+            self.tally.add(fresh)
         with self.watch("buffer"):
-            self.rb.extend(fresh.to_tensordict())
+            self.hooks.store(self.rb, fresh.to_tensordict())
         if self.steps_done == 0 and self.config.log_z is None:
             self._fit_log_z(fresh)
-        loss = self._learn(fresh)
-        replayed = [self._learn(batch) for batch in self._replayed()]
+        size = self.config.batch_size  # a search makes several batches of one
+        batches = [fresh[i : i + size] for i in range(0, len(fresh), size)]
+        losses = [float(self._learn(batch).mean()) for batch in batches]
+        replayed = [float(loss.mean()) for loss in self._learn_replayed(fresh, len(batches))]
+        loss = sum(losses) / len(losses)
         self._loss_sums[0] += loss
         self._loss_sums[1] += sum(replayed) / max(len(replayed), 1)
         self.steps_done += 1
+        self.hooks.stepped(self)
         return loss
 
-    def _replayed(self) -> Iterator[TensorDictBase]:
-        """Draw what is replayed in one step, in batches of at most the size of a fresh one."""
-        if self.config.n_replayed:
-            with self.watch("buffer"):
-                drawn = self.rb.sample(self.config.n_replayed)
-            yield from drawn.split(self.config.batch_size)
+    def close(self) -> None:
+        """Let go of what samples for it."""
+        self.source.close()
 
-    def _learn(self, batch: Trajectories | TensorDictBase) -> float:
+    def _learn_replayed(
+        self, fresh: Trajectories, n_batches: int
+    ) -> Iterator[Float[Tensor, "n"]]:
+        """Learn from what is replayed in one step, in batches of the size of a fresh one."""
+        n_items = self.replay.n_items(fresh)
+        n_drawn = round(self.config.replay_ratio * n_items) if self.config.n_replayed else 0
+        if not n_drawn:
+            return
+        with self.watch("buffer"):
+            drawn = self.replayed.sample(n_drawn)
+        for rows in drawn.split(math.ceil(n_items / n_batches)):
+            batch = self.replay.gives.from_tensordict(rows)
+            loss = self._learn(batch)
+            with self.watch("buffer"):
+                DRAW[self.config.draw].learnt(self.replayed, rows, loss_per_item(batch, loss))
+            yield loss
+
+    def _learn(self, batch: Container) -> Float[Tensor, "n"]:
+        """Take one optimiser step; return the loss of each row before it."""
         with self.watch("learning"):
             self.optimizer.zero_grad()
-            loss = self.loss(batch)
-            loss.backward()
+            loss = self.loss.row_loss(converted(batch, self.loss.reads))
+            loss.mean().backward()
+            self.hooks.gradients(self.loss)
             self.optimizer.step()
-            return float(loss.detach())
+            return loss.detach()
 
-    @torch.no_grad()
-    def _fit_log_z(self, batch: Trajectories) -> None:
-        """Set log Z to where the loss of a batch is least: its mean residual becomes 0."""
+    def _fit_log_z(self, fresh: Trajectories) -> None:
         with self.watch("learning"):
-            self.loss.get_parameter("log_z.value").sub_(self.loss.residual(batch).mean())
+            fit_log_z(self.loss, fresh)
 
     def _regenerate(self, rows: TensorDictBase) -> TensorDictBase:
         """Sample forward trajectories to stored terminating states. Costs no reward calls."""
@@ -128,6 +174,7 @@ class Trainer:
             trajectories = self.backward.sample_trajectories(
                 self.env,
                 states=rows.get(keys.STATE),
+                conditions=rows.get(keys.CONDITION, None),
                 log_rewards=rows.get(keys.LOG_REWARD),
                 generator=self.generator,
             )
@@ -137,13 +184,8 @@ class Trainer:
 
     @property
     def log_z(self) -> float:
-        """The learned log Z, in nats."""
-        return float(self.loss.get_parameter("log_z.value").detach())
-
-    def policy_log_prob(self) -> Float64[Tensor, "m"]:
-        """Return the policy's exact log-probability of each terminating state."""
-        log_pf = partial(action_log_probs, self.loss.forward_policy, self.env)
-        return self.env.policy_log_prob(log_pf)
+        """The learned log Z, in nats; where there are conditions, its mean over some."""
+        return self.fit.learned_log_z()
 
     def measure(self) -> Row:
         """Return what there is to know after the steps taken so far, by name.
@@ -153,22 +195,15 @@ class Trainer:
         seed.
         """
         with self.watch("evaluation"):
-            log_p = self.policy_log_prob()
-            distance = {
-                "total_variation": total_variation(log_p, self.target),
-                "jensen_shannon_distance": jensen_shannon_distance(log_p, self.target),
-            }
+            known = {"log_z": self.log_z, **self.fit.columns()}
         losses = self._mean_losses()
         seconds = self.watch.read()
         return {
             "step": self.steps_done,
-            "reward_calls": self.tally.calls,
-            "distinct_reward_calls": self.tally.distinct_calls,
-            "modes_found": self.tally.modes_found,
+            **self.tally.columns(),
             "loss": losses[0],
             "replay_loss": losses[1],
-            "log_z": self.log_z,
-            **distance,
+            **known,
             "buffer_size": len(self.rb),
             "time_total": sum(seconds.values()),
             **{f"time_{phase}": seconds[phase] for phase in PHASES},
@@ -203,14 +238,13 @@ class Trainer:
         """
         save_checkpoint(
             path,
-            self.rb,
+            self.replayed,
             config=self.config.to_dict(),
             policies=self.loss.state_dict(),
             optimizer=self.optimizer.state_dict(),
             generator=self.generator.get_state(),
             steps_done=self.steps_done,
-            reward_calls=self.tally.calls,
-            seen=self.tally.seen,
+            tally=self.tally.state_dict(),
             history=self.history,
             loss_sums=self._loss_sums,
             time=self.watch.read(),
@@ -228,12 +262,12 @@ class Trainer:
             CheckpointMismatchError: it is of another configuration, or not of a training run.
         """
         self._check_same(path)
-        extra = load_checkpoint(path, self.rb)
+        extra = load_checkpoint(path, self.replayed)
         self.loss.load_state_dict(extra["policies"])
         self.optimizer.load_state_dict(extra["optimizer"])
         self.generator.set_state(extra["generator"])
         self.steps_done = extra["steps_done"]
-        self.tally.restore(extra["reward_calls"], extra["seen"])
+        self.tally.restore(extra["tally"])
         self.history, self._loss_sums = extra["history"], extra["loss_sums"]
         self.watch.restore(extra["time"])
 
@@ -249,29 +283,9 @@ class Trainer:
                 )
 
 
-def _seeds(seed: int) -> list[int]:
+def _seeds(seed: int, stream: int) -> list[int]:
     """Return the seeds of the initial weights, of rollouts and of the buffer."""
     generator = torch.Generator().manual_seed(seed)
-    return torch.randint(2**62, (3,), generator=generator).tolist()
-
-
-def _make_loss(config: TrainConfig, env: EnumerableEnv, seed: int) -> TrajectoryBalance:
-    """Return the loss with new policies. Their weights are drawn on the CPU, for any device."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        forward = ForwardPolicy(env, config.hidden)
-        backward = _BACKWARD[config.backward](env, config.hidden)
-    return TrajectoryBalance(forward, backward, env, LogZ(config.log_z or 0.0)).to(config.device)
-
-
-_BACKWARD: dict[str, Callable[[EnumerableEnv, tuple[int, ...]], TensorDictModuleBase]] = {
-    "learned": BackwardPolicy,
-    "uniform": lambda env, _: UniformBackwardPolicy(env),
-}
-
-
-def _make_optimizer(config: TrainConfig, loss: TrajectoryBalance) -> torch.optim.Adam:
-    log_z = loss.get_parameter("log_z.value")
-    policies = [parameter for parameter in loss.parameters() if parameter is not log_z]
-    groups = [{"params": policies, "lr": config.lr}, {"params": [log_z], "lr": config.lr_log_z}]
-    return torch.optim.Adam(groups, fused=True)
+    initial, *first = torch.randint(2**62, (3,), generator=generator).tolist()
+    others = torch.randint(2**62, (2 * stream,), generator=generator).tolist()
+    return [initial, *[*first, *others][2 * stream :]]

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from tensordict import TensorDictBase
-from torchrl.data import TensorDictReplayBuffer
+from torch import Tensor
+from torchrl.data import ReplayBuffer, TensorDictReplayBuffer
 from torchrl.data.replay_buffers.samplers import RandomSampler
 from torchrl.data.replay_buffers.samplers import Sampler as ItemSampler
 from torchrl.data.replay_buffers.writers import Writer
 
-from gfn_rb.buffers import fifo_buffer, reward_prioritized_buffer, terminating_state_buffer
+from gfn_rb.buffers import (
+    fifo_buffer,
+    reward_prioritized_buffer,
+    state_buffer,
+    terminating_state_buffer,
+    transition_buffer,
+)
+from gfn_rb.containers import States, Trajectories, Transitions
+from gfn_rb.containers.base import Container
 from gfn_rb.envs import GFNEnv
-from gfn_rb.samplers import SoftmaxRewardSampler
+from gfn_rb.keys import EPISODE_LOG_REWARD, INDEX, LOG_REWARD
+from gfn_rb.samplers import QuantileRewardSampler, RankRewardSampler, SoftmaxRewardSampler
+from gfn_rb.shapes import Float
 from gfn_rb.writers import FIFOWriter, RewardPrioritizedWriter
 
 if TYPE_CHECKING:
@@ -23,28 +34,62 @@ if TYPE_CHECKING:
 Regenerate = Callable[[TensorDictBase], TensorDictBase]
 
 
+# What to keep.
+
+
 class Kept(NamedTuple):
     """How a rule of what to keep is made.
 
     Attributes:
         preset: returns a buffer of trajectories.
-        writer: returns the writer alone, for a buffer of terminating states.
+        writer: returns the writer alone, given the key that ranks items.
     """
 
     preset: Callable[..., TensorDictReplayBuffer]
-    writer: Callable[[], Writer]
+    writer: Callable[[TrainConfig, str], Writer]
 
 
 KEEP: dict[str, Kept] = {
-    "top": Kept(reward_prioritized_buffer, RewardPrioritizedWriter),
-    "recent": Kept(fifo_buffer, FIFOWriter),
+    "top": Kept(reward_prioritized_buffer, lambda _, key: RewardPrioritizedWriter(key)),
+    "recent": Kept(fifo_buffer, lambda *_: FIFOWriter()),
 }
 
-# Each takes the temperature.
-DRAW: dict[str, Callable[[float], ItemSampler]] = {
-    "softmax": lambda temperature: SoftmaxRewardSampler(temperature=temperature),
-    "uniform": lambda _: RandomSampler(),
+
+# What to draw.
+
+
+def _learns_nothing(rb: ReplayBuffer, rows: TensorDictBase, loss: Float[Tensor, "n"]) -> None:
+    """Leave the draw as it is."""
+
+
+def _update_priority(rb: ReplayBuffer, rows: TensorDictBase, loss: Float[Tensor, "n"]) -> None:
+    """Let the size of an item's residual be its priority: the loss is its square."""
+    rb.update_priority(rows.get(INDEX), loss.sqrt())
+
+
+class Drawn(NamedTuple):
+    """How a rule of what to draw is made.
+
+    Attributes:
+        sampler: returns the sampler, given the key that weighs items.
+        learnt: called with the buffer, rows drawn from it, and the loss of each of them.
+    """
+
+    sampler: Callable[[TrainConfig, str], ItemSampler]
+    learnt: Callable[[ReplayBuffer, TensorDictBase, Tensor], None] = _learns_nothing
+
+
+DRAW: dict[str, Drawn] = {
+    "softmax": Drawn(lambda config, key: SoftmaxRewardSampler(key, config.temperature)),
+    "rank": Drawn(lambda config, key: RankRewardSampler(key, config.rank_k)),
+    "quantile": Drawn(
+        lambda config, key: QuantileRewardSampler(key, config.top_fraction, config.top_share)
+    ),
+    "uniform": Drawn(lambda *_: RandomSampler()),
 }
+
+
+# What to store.
 
 
 def trajectory_buffer(
@@ -53,7 +98,7 @@ def trajectory_buffer(
     """Return a buffer that stores trajectories as they were sampled."""
     return KEEP[config.keep].preset(
         config.capacity,
-        sampler=DRAW[config.draw](config.temperature),
+        sampler=DRAW[config.draw].sampler(config, LOG_REWARD),
         max_length=env.max_length,
         device=config.device,
         generator=generator,
@@ -65,18 +110,73 @@ def terminal_buffer(
 ) -> TensorDictReplayBuffer:
     """Return a buffer of terminating states, which ``regenerate`` turns into trajectories."""
     return terminating_state_buffer(
-        config.capacity,
-        regenerate=regenerate,
-        writer=KEEP[config.keep].writer(),
-        sampler=DRAW[config.draw](config.temperature),
-        device=config.device,
-        generator=generator,
+        config.capacity, regenerate=regenerate, **_parts(config, LOG_REWARD, generator)
     )
 
 
-REPLAY: dict[
-    str, Callable[[TrainConfig, GFNEnv, Regenerate, torch.Generator], TensorDictReplayBuffer]
-] = {
-    "trajectories": trajectory_buffer,
-    "terminal": terminal_buffer,
+def step_buffer(
+    config: TrainConfig, env: GFNEnv, regenerate: Regenerate, generator: torch.Generator
+) -> TensorDictReplayBuffer:
+    """Return a buffer of transitions, ranked by what their episode came to."""
+    return transition_buffer(config.capacity, **_parts(config, EPISODE_LOG_REWARD, generator))
+
+
+def visit_buffer(
+    config: TrainConfig, env: GFNEnv, regenerate: Regenerate, generator: torch.Generator
+) -> TensorDictReplayBuffer:
+    """Return a buffer of visited states, ranked by what their episode came to."""
+    return state_buffer(config.capacity, **_parts(config, EPISODE_LOG_REWARD, generator))
+
+
+def _parts(config: TrainConfig, key: str, generator: torch.Generator) -> dict[str, Any]:
+    return {
+        "writer": KEEP[config.keep].writer(config, key),
+        "sampler": DRAW[config.draw].sampler(config, key),
+        "device": config.device,
+        "generator": generator,
+    }
+
+
+def n_trajectories(fresh: Trajectories) -> int:
+    """Return how many items trajectories are where they are stored whole."""
+    return len(fresh)
+
+
+def n_steps(fresh: Trajectories) -> int:
+    """Return how many items trajectories are where they are taken apart."""
+    return int(fresh.length.sum())
+
+
+class Replay(NamedTuple):
+    """What is stored, and what comes back.
+
+    Attributes:
+        gives: the container that what is drawn fits into.
+        n_items: how many items some trajectories are.
+        make: returns the buffer.
+    """
+
+    gives: type[Container]
+    n_items: Callable[[Trajectories], int]
+    make: Callable[[TrainConfig, GFNEnv, Regenerate, torch.Generator], TensorDictReplayBuffer]
+
+
+REPLAY: dict[str, Replay] = {
+    "trajectories": Replay(Trajectories, n_trajectories, trajectory_buffer),
+    "transitions": Replay(Transitions, n_steps, step_buffer),
+    "states": Replay(States, n_steps, visit_buffer),
+    "terminal": Replay(Trajectories, n_trajectories, terminal_buffer),
 }
+
+
+def loss_per_item(items: Container, loss: Float[Tensor, "m"]) -> Float[Tensor, "n"]:
+    """Return the loss of each item, the mean over what it was taken apart into.
+
+    Args:
+        items: what was drawn.
+        loss: of each item, or of each step of each trajectory.
+    """
+    if len(loss) == len(items) or not isinstance(items, Trajectories):
+        return loss
+    item = torch.arange(len(items), device=loss.device).repeat_interleave(items.length)
+    return loss.new_zeros(len(items)).index_add_(0, item, loss) / items.length

@@ -5,55 +5,90 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from gfn_rb.envs import EnumerableEnv
-from gfn_rb.shapes import Bool, Shaped
+from gfn_rb.containers import Trajectories
+from gfn_rb.envs import GFNEnv
+from gfn_rb.envs.core import GFNCore
+from gfn_rb.numerics import KeySet
+from gfn_rb.shapes import Float, Shaped
+
+N_TOP = 100
 
 
 class Tally:
-    """Counts reward calls, and the terminating states and modes they reached.
+    """Counts reward calls, and the distinct terminating states and modes they reached.
 
     Args:
         env: the environment.
     """
 
-    def __init__(self, env: EnumerableEnv) -> None:
+    def __init__(self, env: GFNEnv) -> None:
         self._env = env
-        self._mode = env.mode_index(env.terminating_states())
-        self.calls = 0
-        self.restore(0, torch.zeros(env.n_terminating, dtype=torch.bool))
+        self.restore({"calls": 0, "seen": _NOTHING, "modes": _NOTHING, "top": torch.zeros(0)})
 
-    def add(self, state: Shaped[Tensor, "n *state"]) -> None:
-        """Count one reward call for each terminating state."""
-        index = self._env.terminating_index(state)
-        self.calls += len(index)
-        self.seen[index] = True
-        self._found[self._mode[index]] = True  # no mode is -1, the last place
-
-    def restore(self, calls: int, seen: Bool[Tensor, "m"]) -> None:
-        """Start from counts made earlier.
-
-        Args:
-            calls: reward calls.
-            seen: which terminating states they reached.
-        """
-        device = self._mode.device
-        self.calls, self.seen = calls, seen.to(device)
-        self._found = torch.zeros(self._env.n_modes + 1, dtype=torch.bool, device=device)
-        self._found[self._mode[self.seen]] = True
+    def add(self, trajectories: Trajectories) -> None:
+        """Count one reward call for each trajectory."""
+        state = trajectories.terminating_states
+        self.calls += len(state)
+        new = self._seen.add(self._env.fingerprint(state))
+        self._modes.add(self._env.modes_reached(state[new]))
+        score = self._score(state[new], trajectories.log_reward[new])
+        self.top = torch.cat([self.top, score]).sort(descending=True).values[:N_TOP]
 
     @property
     def distinct_calls(self) -> int:
         """How many different terminating states were reached."""
-        return int(self.seen.sum())
+        return len(self._seen)
 
     @property
     def modes_found(self) -> int:
         """How many different modes were reached."""
-        return int(self._found[:-1].sum())
+        return len(self._modes)
+
+    def columns(self) -> dict[str, int | float | None]:
+        """Return the counts, and the mean score of the best distinct states, by name."""
+        return {
+            "reward_calls": self.calls,
+            "distinct_reward_calls": self.distinct_calls,
+            "modes_found": self.modes_found,
+            "top_100_score": float(self.top.double().mean()) if len(self.top) else None,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all counts."""
+        return {
+            "calls": self.calls,
+            "seen": self._seen.keys(),
+            "modes": self._modes.keys(),
+            "top": self.top,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Start from counts made earlier.
+
+        Args:
+            state: of ``state_dict``.
+        """
+        device = self._env.source_state.device
+        self.calls = state["calls"]
+        self.top: Float[Tensor, "k"] = state["top"].to(device)
+        self._seen, self._modes = KeySet(device), KeySet(device)
+        self._seen.add(state["seen"].to(device))
+        self._modes.add(state["modes"].to(device))
+
+    def _score(
+        self, state: Shaped[Tensor, "n *state"], log_reward: Float[Tensor, "n"]
+    ) -> Float[Tensor, "n"]:
+        if type(self._env).score is GFNCore.score:  # then it is the reward, which is paid for
+            return log_reward.exp()
+        return self._env.score(state)
+
+
+_NOTHING = torch.zeros(0, dtype=torch.int64)
 
 
 class Stopwatch:

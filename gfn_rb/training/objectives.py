@@ -1,0 +1,140 @@
+"""What a training run minimises: the loss by name, with the networks that it asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from tensordict.nn import TensorDictModuleBase
+from torch import nn
+
+from gfn_rb.containers import States, Trajectories, Transitions
+from gfn_rb.containers.base import Container
+from gfn_rb.envs import GFNEnv
+from gfn_rb.errors import ArgumentError
+from gfn_rb.training.losses import LOSSES, DetailedBalance, Loss, TrajectoryBalance
+from gfn_rb.training.policies import (
+    BackwardPolicy,
+    ConditionalLogZ,
+    ForwardPolicy,
+    LogZ,
+    StateFlow,
+    UniformBackwardPolicy,
+)
+
+if TYPE_CHECKING:
+    from gfn_rb.training.config import TrainConfig
+
+LOG_Z = "log_z.value"  # the parameter, in a loss that has one
+
+BACKWARD: dict[str, Callable[[GFNEnv, tuple[int, ...]], TensorDictModuleBase]] = {
+    "learned": BackwardPolicy,
+    "uniform": lambda env, _: UniformBackwardPolicy(env),
+}
+
+# How to make each network that a loss may ask for.
+_NETWORKS: dict[str, Callable[[TrainConfig, GFNEnv], nn.Module]] = {
+    "forward_policy": lambda config, env: ForwardPolicy(env, config.hidden),
+    "backward_policy": lambda config, env: BACKWARD[config.backward](env, config.hidden),
+    "log_z": lambda config, env: _log_z(config, env),
+    "state_flow": lambda config, env: StateFlow(env, config.hidden, initial=config.log_z or 0.0),
+}
+# Options that a loss takes beside its networks.
+_OPTIONS: dict[str, Callable[[TrainConfig], Mapping[str, Any]]] = {
+    "subtb": lambda config: {"subtb_lambda": config.subtb_lambda},
+}
+# How rows of one container become rows of another, and how many of each.
+_CONVERSIONS: dict[tuple[type[Container], type[Container]], Callable[[Any], Container]] = {
+    (Trajectories, Transitions): Trajectories.to_transitions,
+    (Trajectories, States): Trajectories.to_states,
+    (Transitions, States): Transitions.to_states,
+}
+
+
+def make_loss(config: TrainConfig, env: GFNEnv, seed: int) -> Loss:
+    """Return the configured loss with new networks. Weights are drawn on the CPU, for any device.
+
+    Args:
+        config: names the loss, and the sizes of its networks.
+        env: the environment.
+        seed: of the weights.
+    """
+    kind = LOSSES[config.loss]
+    options = _OPTIONS.get(config.loss, lambda _: {})(config)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        networks = {name: _NETWORKS[name](config, env) for name in kind.networks}
+    return kind(env=env, **networks, **options).to(config.device)
+
+
+def make_optimizer(config: TrainConfig, loss: Loss) -> torch.optim.Adam:
+    """Return Adam, with a learning rate of its own for log Z.
+
+    Args:
+        config: gives the learning rates.
+        loss: gives the parameters; log Z is a number of its own where there are no conditions.
+    """
+    log_z = [p for name, p in loss.named_parameters() if name == LOG_Z]
+    networks = [p for name, p in loss.named_parameters() if name != LOG_Z]
+    groups = [{"params": networks, "lr": config.lr}]
+    if log_z:
+        groups.append({"params": log_z, "lr": config.lr_log_z})
+    return torch.optim.Adam(groups, fused=True)
+
+
+def converts(given: type[Container], wanted: type[Container]) -> bool:
+    """Tell whether rows of one container can become rows of another."""
+    return given is wanted or (given, wanted) in _CONVERSIONS
+
+
+def converted(rows: Container, wanted: type[Container]) -> Container:
+    """Return rows as another container, those of one item together and in order.
+
+    Raises:
+        ArgumentError: that cannot be done.
+    """
+    if type(rows) is wanted:
+        return rows
+    if not converts(type(rows), wanted):
+        raise ArgumentError(
+            f"rows must be convertible to {wanted.__name__}, got {type(rows).__name__}"
+        )
+    return _CONVERSIONS[type(rows), wanted](rows)
+
+
+def backward_policy(loss: Loss) -> TensorDictModuleBase:
+    """Return the loss's backward policy; the uniform one where it learns none."""
+    policy = getattr(loss, "backward_policy", None)
+    return UniformBackwardPolicy(loss.env) if policy is None else policy
+
+
+@torch.no_grad()
+def fit_log_z(loss: Loss, fresh: Trajectories) -> None:
+    """Set log Z, or the scale of all flows, to where the ends of some trajectories fit best.
+
+    The mean residual becomes 0: of trajectory balance, or of detailed balance at the terminating
+    steps. Losses without either are left as they are.
+
+    Args:
+        loss: with a network ``log_z`` or ``state_flow``, or neither.
+        fresh: the first batch.
+    """
+    if isinstance(loss, TrajectoryBalance):
+        log_z, residual = loss.log_z, loss.residual(fresh)
+        offset = log_z.value if isinstance(log_z, LogZ) else log_z.head.bias
+    elif "state_flow" in loss.networks:
+        nets = (loss.forward_policy, loss.backward_policy, loss.env, loss.state_flow)
+        steps = fresh.to_transitions()
+        residual = DetailedBalance(*nets).residual(steps[steps.is_terminating])
+        offset = loss.state_flow.head.bias
+    else:
+        return
+    offset.sub_(residual.mean())
+
+
+def _log_z(config: TrainConfig, env: GFNEnv) -> nn.Module:
+    initial = config.log_z or 0.0
+    if env.condition_shape is None:
+        return LogZ(initial)
+    return ConditionalLogZ(env, config.hidden, initial=initial)

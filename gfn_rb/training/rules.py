@@ -1,0 +1,91 @@
+"""What the fields of a training configuration may hold."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from gfn_rb.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from gfn_rb.training.config import TrainConfig
+
+Rule = tuple[Callable[[Any], bool], str]
+
+
+def check_fields(
+    config: type[TrainConfig], values: Mapping[str, Any], choices: Mapping[str, Iterable[str]]
+) -> None:
+    """Check each field by itself. Ranges of an environment's own fields are its own business.
+
+    Args:
+        config: the class of the configuration; the type of a field is that of its default.
+        values: by field.
+        choices: the names that a field may hold.
+
+    Raises:
+        ArgumentError: a value is of another type, or out of its range.
+    """
+    for f in fields(config):
+        if type(f.default) in _TYPES:
+            _check(f.name, values[f.name], *_TYPES[type(f.default)])
+    for name, rule in _RULES.items():
+        _check(name, values[name], *rule)
+    for name, names in choices.items():
+        _check(name, values[name], *_one_of(names))
+
+
+def _check(name: str, value: Any, rule: Callable[[Any], bool], expected: str) -> None:
+    try:
+        holds = rule(value)
+    except (TypeError, RuntimeError):  # of another type; no name of a device
+        holds = False
+    if not holds:
+        raise ArgumentError(f"{name} must be {expected}, got {value!r}")
+
+
+def _one_of(names: Iterable[str]) -> Rule:
+    return lambda value: value in names, f"one of {', '.join(names)}"
+
+
+def _is_device(value: str) -> bool:
+    device = torch.device(value)
+    if device.type != "cuda":
+        return value == "cpu"
+    return (device.index or 0) < torch.cuda.device_count()
+
+
+_TYPES: dict[type, Rule] = {
+    int: (lambda v: type(v) is int, "a whole number"),
+    float: (lambda v: type(v) in (int, float), "a number"),
+    str: (lambda v: type(v) is str, "a word"),
+}
+_RULES: dict[str, Rule] = {
+    **dict.fromkeys(
+        ("steps", "batch_size", "capacity", "threads", "eval_every", "checkpoint_every"),
+        (lambda v: v >= 1, "at least 1"),
+    ),
+    **dict.fromkeys(("local_search", "workers"), (lambda v: v >= 0, "at least 0")),
+    **dict.fromkeys(
+        ("temperature", "rank_k", "lr", "lr_log_z", "subtb_lambda"),
+        (lambda v: 0 < v < math.inf, "positive and finite"),
+    ),
+    **dict.fromkeys(
+        ("replay_ratio", "priority_alpha"), (lambda v: 0 <= v < math.inf, "at least 0 and finite")
+    ),
+    **dict.fromkeys(("epsilon", "top_share"), (lambda v: 0 <= v <= 1, "in [0, 1]")),
+    "seed": (lambda v: 0 <= v < 2**63, "in [0, 2^63)"),
+    "cutoff": (math.isfinite, "finite"),
+    "top_fraction": (lambda v: 0 < v < 1, "above 0 and below 1"),
+    "back_ratio": (lambda v: 0 < v <= 1, "in (0, 1]"),
+    "hidden": (
+        lambda v: len(v) > 0 and all(type(width) is int and width >= 1 for width in v),
+        "at least one width of at least 1",
+    ),
+    "log_z": (lambda v: v is None or math.isfinite(v), "a finite number"),
+    "device": (_is_device, "cpu, or cuda where torch finds such a device"),
+}

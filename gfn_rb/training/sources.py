@@ -1,0 +1,131 @@
+"""Where a training run's fresh trajectories come from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import torch
+from tensordict.nn import TensorDictModuleBase
+
+from gfn_rb.containers import Trajectories
+from gfn_rb.envs import GFNEnv
+from gfn_rb.rollout import LocalSearchSampler, Sampler
+
+if TYPE_CHECKING:
+    from gfn_rb.training.config import TrainConfig
+
+
+@runtime_checkable
+class Source(Protocol):
+    """Gives trajectories of the policy as it is now, each with its reward, paid for."""
+
+    def sample(self, n: int) -> Trajectories:
+        """Return fresh forward trajectories, a multiple of ``n`` of them."""
+        ...
+
+    def close(self) -> None:
+        """Let go of what the source holds; it gives nothing afterwards."""
+        ...
+
+
+class PolicySource:
+    """Samples in this process, from the environment's source state.
+
+    Args:
+        env: the environment.
+        policy: the forward policy.
+        generator: draws the actions, and the conditions where there are any.
+        **exploration: fields of :class:`gfn_rb.rollout.Exploration`.
+    """
+
+    def __init__(
+        self,
+        env: GFNEnv,
+        policy: TensorDictModuleBase,
+        generator: torch.Generator,
+        **exploration: Any,
+    ) -> None:
+        self._env, self._sampler = env, Sampler(policy)
+        self._options = {**exploration, "generator": generator}
+
+    def sample(self, n: int) -> Trajectories:
+        """Return ``n`` trajectories."""
+        return self._sampler.sample_trajectories(self._env, n=n, **self._options)
+
+    def close(self) -> None:
+        """Do nothing: nothing is held."""
+
+
+class SearchedSource:
+    """Follows each trajectory of another source by those that local search makes of it.
+
+    Each loop searches once around what the loops before accepted in each row, a proposal of
+    strictly higher reward (Kim et al. 2023, arXiv:2310.02710). Every proposal is returned, accepted
+    or not, and has cost a reward call.
+
+    Args:
+        source: where the search starts.
+        search: what searches.
+        env: the environment.
+        loops: how often to search.
+        back_ratio: share of a trajectory's moves that a search undoes.
+        generator: draws the actions.
+        **exploration: fields of :class:`gfn_rb.rollout.Exploration`.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        search: LocalSearchSampler,
+        env: GFNEnv,
+        loops: int,
+        back_ratio: float,
+        generator: torch.Generator,
+        **exploration: Any,
+    ) -> None:
+        self._source, self._search, self._env, self._loops = source, search, env, loops
+        self._options: Mapping[str, Any] = {
+            "back_ratio": back_ratio,
+            "generator": generator,
+            **exploration,
+        }
+
+    def sample(self, n: int) -> Trajectories:
+        """Return n * (1 + loops) trajectories: the source's, then each loop's proposals."""
+        current = self._source.sample(n)
+        batches = [current]
+        for _ in range(self._loops):
+            proposed, accepted = self._search.local_search(self._env, current, **self._options)
+            row = torch.arange(n, device=accepted.device)
+            batches.append(proposed)
+            current = Trajectories.cat([current, proposed])[row + n * accepted]
+        return Trajectories.cat(batches)
+
+    def close(self) -> None:
+        """Close the source it starts from."""
+        self._source.close()
+
+
+def make_source(
+    config: TrainConfig,
+    env: GFNEnv,
+    pf: TensorDictModuleBase,
+    pb: TensorDictModuleBase,
+    generator: torch.Generator,
+) -> Source:
+    """Return the source that a configuration asks for.
+
+    Args:
+        config: the configuration.
+        env: its environment.
+        pf: the forward policy, in training.
+        pb: the backward policy.
+        generator: draws the actions.
+    """
+    source: Source = PolicySource(env, pf, generator, epsilon=config.epsilon)
+    if config.local_search:
+        search = LocalSearchSampler(pf, pb)
+        loops, ratio = config.local_search, config.back_ratio
+        source = SearchedSource(source, search, env, loops, ratio, generator)
+    return source
