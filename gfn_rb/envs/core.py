@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from abc import ABC, abstractmethod
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -19,6 +21,10 @@ class GFNCore(ABC):
     Each method takes and returns batch-first tensors of any number of rows, works on their device,
     changes none of them and, for speed, trusts its input unless it says otherwise.
 
+    What a run has found is counted with three functions of terminating states, which an environment
+    overrides where it knows better: ``fingerprint`` tells distinct states apart, ``modes_reached``
+    tells which modes they stand for, and ``score`` how good they are.
+
     Attributes:
         source_state: s0, [*S].
         sink_state: the state after the exit action, [*S]; no other state equals it.
@@ -30,6 +36,7 @@ class GFNCore(ABC):
         max_length: actions in the longest trajectory, the exit action included.
         encoded_size: width of the rows that ``encode`` returns.
         condition_shape: shape of one condition, or None where rewards take none.
+        n_modes: number of modes; 0 where none are defined, None where nobody knows how many.
     """
 
     source_state: Tensor
@@ -42,6 +49,7 @@ class GFNCore(ABC):
     max_length: int
     encoded_size: int
     condition_shape: torch.Size | None = None
+    n_modes: int | None = 0
 
     def source(self, n: int) -> Shaped[Tensor, "n *state"]:
         """Return ``n`` rows of the source state."""
@@ -115,9 +123,56 @@ class GFNCore(ABC):
     def encode(self, state: Shaped[Tensor, "n *state"]) -> Float[Tensor, "n encoded"]:
         """Return the float32 input that a network sees for each state."""
 
-    def sample_condition(self, n: int) -> Shaped[Tensor, "n *condition"] | None:
-        """Draw ``n`` conditions for new trajectories; None where the environment has none."""
+    def sample_condition(
+        self, n: int, generator: torch.Generator | None = None
+    ) -> Shaped[Tensor, "n *condition"] | None:
+        """Draw ``n`` conditions for new trajectories; None where the environment has none.
+
+        Args:
+            n: how many.
+            generator: source of the random numbers; torch's own if None.
+        """
         return None
+
+    def fixed_conditions(self, n: int) -> Shaped[Tensor, "n *condition"] | None:
+        """Return ``n`` conditions, always the same, that span the law of ``sample_condition``.
+
+        Policies are measured under them. None where the environment has no conditions.
+        """
+        return None
+
+    def encode_condition(
+        self, condition: Shaped[Tensor, "n *condition"]
+    ) -> Float[Tensor, "n encoded"]:
+        """Return the float32 input that a network sees for each condition, flat and well scaled."""
+        return condition.flatten(1).float()
+
+    def fingerprint(self, state: Shaped[Tensor, "n *state"]) -> Int64[Tensor, "n"]:
+        """Return 64 bits of identity: equal for equal states, different for different ones.
+
+        A sum of coordinates times fixed random odd numbers, modulo 2^64, takes any two of a
+        million states for one with a probability of about 1e-7. Environments that can number their
+        states return the number instead. A state has the same fingerprint in every process.
+        """
+        rows = state.reshape(len(state), self.state_shape.numel())
+        return (rows * _random_odd(rows.shape[1], rows.device)).sum(1)
+
+    def modes_reached(self, state: Shaped[Tensor, "n *state"]) -> Int64[Tensor, "m"]:
+        """Return the identity of every mode that some terminating state in the batch reaches.
+
+        A state may reach none, one or several modes; a mode may be listed once or often, and modes
+        found so far are the distinct identities seen so far. Identities are numbers in
+        [0, n_modes), or any numbers where ``n_modes`` is None.
+        """
+        return state.new_empty(0, dtype=torch.int64)
+
+    def score(self, state: Shaped[Tensor, "n *state"]) -> Float[Tensor, "n"]:
+        """Return how good terminating states are, on the scale that their field reports.
+
+        It orders states as log R does, without an exponent, a floor or a condition; R(x) itself
+        unless an environment says otherwise.
+        """
+        return self.log_reward(state).exp()
 
     @abstractmethod
     def _move(
@@ -160,3 +215,10 @@ class GFNCore(ABC):
         self, state: Shaped[Tensor, "n *state"], one: Shaped[Tensor, "*state"]
     ) -> Bool[Tensor, "n"]:
         return (state == one).reshape(len(state), self.state_shape.numel()).all(1)
+
+
+@lru_cache
+def _random_odd(n: int, device: torch.device) -> Int64[Tensor, "n"]:
+    """Return ``n`` odd numbers drawn once and for all from the whole range of int64."""
+    rng = random.Random(0)
+    return torch.tensor([2 * rng.getrandbits(63) + 1 - 2**63 for _ in range(n)], device=device)

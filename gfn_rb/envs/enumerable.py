@@ -15,7 +15,7 @@ from gfn_rb.envs.core import GFNCore
 from gfn_rb.errors import ArgumentError, NaNError, ShapeError
 from gfn_rb.shapes import Bool, Float, Float64, Int64, Shaped
 
-LogPF = Callable[[Tensor], Tensor]
+LogPF = Callable[..., Tensor]
 
 MAX_STATES = 20_000_000
 
@@ -49,15 +49,31 @@ class EnumerableEnv(GFNEnv):
 
     All paths to a state must have the same length. The graph is built at the first question that
     needs it and kept until the environment moves to another device; its tensors are handed out as
-    they are, so leave them unchanged. Probabilities are float64.
-    A subclass adds ``state_key``, ``mode_index`` and ``n_modes`` to what ``GFNEnv`` asks for.
+    they are, so leave them unchanged. Probabilities are float64. An instance with too many states
+    to list says so in ``is_enumerable``, works as any other environment, and refuses questions that
+    need the list. Where rewards depend on a condition, questions about them take one, [*C].
+    A subclass adds ``n_states``, ``state_key``, ``mode_index`` and ``n_modes`` to what ``GFNEnv``
+    asks for.
     """
 
     n_modes: int
 
+    @property
+    @abstractmethod
+    def n_states(self) -> int:
+        """Number of states, the sink not counted."""
+
+    @property
+    def is_enumerable(self) -> bool:
+        """Whether the states are few enough to be listed."""
+        return self.n_states <= MAX_STATES
+
     @abstractmethod
     def state_key(self, state: Shaped[Tensor, "n *state"]) -> Int64[Tensor, "n"]:
-        """Return an integer that no two states share; terminating states are ordered by it."""
+        """Return an integer that no two states share; terminating states are ordered by it.
+
+        Asked only where the states are few enough to be listed.
+        """
 
     @abstractmethod
     def mode_index(self, state: Shaped[Tensor, "n *state"]) -> Int64[Tensor, "n"]:
@@ -66,6 +82,15 @@ class EnumerableEnv(GFNEnv):
     def is_mode(self, state: Shaped[Tensor, "n *state"]) -> Bool[Tensor, "n"]:
         """Tell which terminating states belong to a mode."""
         return self.mode_index(state) >= 0
+
+    def modes_reached(self, state: Shaped[Tensor, "n *state"]) -> Int64[Tensor, "m"]:
+        """Return the mode of each terminating state that belongs to one."""
+        mode = self.mode_index(state)
+        return mode[mode >= 0]
+
+    def fingerprint(self, state: Shaped[Tensor, "n *state"]) -> Int64[Tensor, "n"]:
+        """Return each state's key, or a hash of the state where there are too many to list."""
+        return self.state_key(state) if self.is_enumerable else super().fingerprint(state)
 
     def layers(self) -> Iterator[Shaped[Tensor, "k *state"]]:
         """Yield all states but the sink, grouped by their number of actions from the source."""
@@ -87,15 +112,41 @@ class EnumerableEnv(GFNEnv):
 
     @property
     def log_z(self) -> float:
-        """The log partition function, log sum_x R(x), in nats."""
-        return float(self._terminating_log_reward.logsumexp(0))
+        """The log partition function of an environment without conditions, in nats."""
+        return self.log_partition()
 
-    def target_log_prob(self) -> Float64[Tensor, "m"]:
-        """Return log R(x) - log Z of every terminating state."""
-        return self._terminating_log_reward.log_softmax(0)
+    def log_partition(self, condition: Shaped[Tensor, "*condition"] | None = None) -> float:
+        """Return log Z = log sum_x R(x), in nats.
+
+        Args:
+            condition: one condition, [*C], where the environment has conditions.
+
+        Raises:
+            ArgumentError: a condition is missing, or given to an environment without any.
+            ShapeError: it has another shape.
+        """
+        return float(self._log_rewards(condition).logsumexp(0))
+
+    def target_log_prob(
+        self, condition: Shaped[Tensor, "*condition"] | None = None
+    ) -> Float64[Tensor, "m"]:
+        """Return log R(x) - log Z of every terminating state.
+
+        Args:
+            condition: see ``log_partition``.
+
+        Raises:
+            ArgumentError, ShapeError: see ``log_partition``.
+        """
+        return self._log_rewards(condition).log_softmax(0)
 
     @torch.no_grad()
-    def policy_log_prob(self, log_pf: LogPF, chunk_size: int = 16384) -> Float64[Tensor, "m"]:
+    def policy_log_prob(
+        self,
+        log_pf: LogPF,
+        chunk_size: int = 16384,
+        condition: Shaped[Tensor, "*condition"] | None = None,
+    ) -> Float64[Tensor, "m"]:
         """Return a forward policy's exact log-probability of ending in each terminating state.
 
         Flows follow the layers: F(s0) = 1, F(s') = sum over edges s -> s' of F(s) P_F(s'|s), and
@@ -103,8 +154,10 @@ class EnumerableEnv(GFNEnv):
 
         Args:
             log_pf: maps states [k, *S] to normalised log-probabilities [k, n_actions], -inf at
-                illegal actions; asked only about states with more than one legal action.
+                illegal actions; asked only about states with more than one legal action. With a
+                condition it is also given that, once per state, [k, *C].
             chunk_size: most states in one call of ``log_pf``.
+            condition: one condition, [*C]; None asks for a policy that takes none.
 
         Raises:
             ArgumentError: ``log_pf`` is not normalised over the legal actions.
@@ -113,6 +166,8 @@ class EnumerableEnv(GFNEnv):
         """
         out = torch.full_like(self._graph.terminating_key, -torch.inf, dtype=torch.float64)
         log_flow = out.new_zeros(1)
+        if condition is not None:
+            log_pf = _given(log_pf, condition)
         for layer in self._graph.layers:
             log_p = self._layer_log_pf(layer, log_pf, chunk_size)
             exits, edges = layer.mask[:, -1], layer.mask[:, :-1]
@@ -131,18 +186,43 @@ class EnumerableEnv(GFNEnv):
             log_p[rows] = _checked(log_pf(layer.state[rows]), layer.mask[rows])
         return log_p
 
+    def _log_rewards(self, condition: Shaped[Tensor, "*condition"] | None) -> Float64[Tensor, "m"]:
+        """Return log R(x) of every terminating state."""
+        if condition is None and self.condition_shape is None:
+            return self._terminating_log_reward
+        condition = self._checked_condition(condition)
+        state = self._graph.terminating
+        return self.log_reward(state, condition.expand(len(state), *condition.shape)).double()
+
+    def _checked_condition(self, condition: Tensor | None) -> Tensor:
+        name = type(self).__name__
+        if condition is None:
+            raise ArgumentError(f"condition must be given for {name}, got None")
+        if self.condition_shape is None:
+            raise ArgumentError(
+                f"condition must be None for {name}, got shape {list(condition.shape)}"
+            )
+        if condition.shape != self.condition_shape:
+            raise ShapeError(
+                f"condition must have shape {list(self.condition_shape)}, got "
+                f"{list(condition.shape)}"
+            )
+        return condition
+
     @cached_property
     def _terminating_log_reward(self) -> Float64[Tensor, "m"]:
         return self.log_reward(self._graph.terminating).double()
 
     @cached_property
     def _graph(self) -> Graph:
+        if not self.is_enumerable:
+            raise ArgumentError(
+                f"env must have at most {MAX_STATES} states to be enumerated, "
+                f"{type(self).__name__} has {self.n_states:.4g}"
+            )
         layers = []
-        state, n_states = self.source(1), 0
+        state = self.source(1)
         while len(state):
-            n_states += len(state)
-            if n_states > MAX_STATES:
-                raise ArgumentError(f"env must have at most {MAX_STATES} states to be enumerated")
             layer, state = self._expand(state)
             layers.append(layer)
         terminating = torch.cat([layer.state[layer.mask[:, -1]] for layer in layers])
@@ -174,6 +254,15 @@ def uniform_log_pf(env: GFNCore) -> LogPF:
         return (mask / mask.sum(1, keepdim=True)).log()
 
     return log_pf
+
+
+def _given(log_pf: LogPF, condition: Shaped[Tensor, "*condition"]) -> LogPF:
+    """Return ``log_pf`` as a function of states alone."""
+
+    def of_states(state: Shaped[Tensor, "k *state"]) -> Float[Tensor, "k actions"]:
+        return log_pf(state, condition.expand(len(state), *condition.shape))
+
+    return of_states
 
 
 def _scatter_logsumexp(

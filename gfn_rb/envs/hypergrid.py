@@ -75,6 +75,11 @@ class HyperGrid(EnumerableEnv):
         code = torch.eye(height + 1, height).roll(1, 0)  # of -1 (the sink), 0, 1, ...
         self.register_buffer("_code", code.to(device), persistent=False)
 
+    @property
+    def n_states(self) -> int:
+        """Number of grid points."""
+        return self.height**self.n_dims
+
     def is_source(self, state: Int64[Tensor, "n *state"]) -> Bool[Tensor, "n"]:
         """Tell which rows are the origin."""
         return state.sum(1) == 0

@@ -68,6 +68,11 @@ class SequenceEnv(GFNEnv):
         self.register_buffer("_mask", mask.to(device), persistent=False)
         self._writes_left = form == "prepend_append"
 
+    @property
+    def n_states(self) -> int:
+        """Number of strings of at most ``length`` letters."""
+        return sum(self.n_letters**written for written in range(self.length + 1))
+
     def is_source(self, state: Int64[Tensor, "n *state"]) -> Bool[Tensor, "n"]:
         """Tell which rows hold no letter yet."""
         return state[:, 0] == EMPTY

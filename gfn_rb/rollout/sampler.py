@@ -121,7 +121,7 @@ class Sampler:
         exploration = checks.exploration_from(policy_kwargs, self.is_backward)
         start = checks.starting_states(env, n, states, self.is_backward)
         if n is not None and conditions is None:
-            conditions = env.sample_condition(n)
+            conditions = env.sample_condition(n, exploration.generator)
         checks.check_conditions(env, start, conditions)
         checks.check_log_rewards(log_rewards, start, self.is_backward)
         walk = Walk(self.policy, env, exploration, save_logprobs, save_estimator_outputs)

@@ -131,8 +131,23 @@ class Lenient(HyperGrid):
 
 
 class ForgetfulLadder(Ladder):
-    def sample_condition(self, n: int) -> Tensor:
+    def sample_condition(self, n: int, generator: torch.Generator | None = None) -> Tensor:
         return torch.rand(n, 2)
+
+
+class SharedFingerprints(HyperGrid):
+    def fingerprint(self, state: Tensor) -> Tensor:
+        return state.sum(1)
+
+
+class UpsideDown(HyperGrid):
+    def score(self, state: Tensor) -> Tensor:
+        return -super().score(state)
+
+
+class UnnumberedModes(HyperGrid):
+    def modes_reached(self, state: Tensor) -> Tensor:
+        return self.mode_index(state)
 
 
 class SharedKeys(HyperGrid):
@@ -201,6 +216,9 @@ BROKEN = [
     (RewardsEverywhere, "test_rollout_equals_the_functions"),
     (Lenient, "test_step_refuses_illegal_actions"),
     (ForgetfulLadder, "test_conditions_have_their_shape"),
+    (SharedFingerprints, "test_fingerprints_tell_states_apart"),
+    (UpsideDown, "test_scores_order_states_as_rewards_do"),
+    (UnnumberedModes, "test_modes_reached_are_numbered"),
     (SharedKeys, "test_walks_stay_within_the_layers"),
     (OffTheGrid, "test_layers_hold_each_state_once"),
     (Shortcut, "test_layers_hold_each_state_once"),

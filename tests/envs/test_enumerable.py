@@ -197,7 +197,7 @@ def test_graph_is_dropped_when_the_environment_moves() -> None:
 
 def test_too_large_an_environment_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(enumerable, "MAX_STATES", 8)
-    with pytest.raises(ArgumentError, match="at most 8 states"):
+    with pytest.raises(ArgumentError, match=r"at most 8 states .*, HyperGrid has 9$"):
         HyperGrid(2, 3).terminating_states()
     monkeypatch.setattr(enumerable, "MAX_STATES", 9)
     assert HyperGrid(2, 3).n_terminating == 9

@@ -53,8 +53,14 @@ class Ladder(GFNEnv):
     def encode(self, state: Tensor) -> Tensor:
         return state[:, None].float()
 
-    def sample_condition(self, n: int) -> Tensor:
-        return torch.rand(n, 1, device=self.source_state.device)
+    def sample_condition(self, n: int, generator: torch.Generator | None = None) -> Tensor:
+        return torch.rand(n, 1, device=self.source_state.device, generator=generator)
+
+    def fixed_conditions(self, n: int) -> Tensor:
+        return torch.linspace(0.1, 1, n, device=self.source_state.device)[:, None]
+
+    def score(self, state: Tensor) -> Tensor:
+        return state.float()
 
     def _move(self, state: Tensor, move: Tensor) -> Tensor:
         return state + 1

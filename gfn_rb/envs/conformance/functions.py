@@ -178,8 +178,55 @@ class FunctionsConformance(RandomWalks):
         assert_close(there.log_reward(state.to(device), moved).cpu(), expected)
 
     def test_conditions_have_their_shape(self) -> None:
-        """``sample_condition`` agrees with ``condition_shape``."""
+        """Conditions, drawn and fixed, agree with ``condition_shape`` and repeat."""
         env = self.make_env()
-        condition = env.sample_condition(3)
+        generator = torch.Generator().manual_seed(3)
+        condition = env.sample_condition(3, generator)
         shape = None if condition is None else condition.shape[1:]
         assert shape == env.condition_shape
+        fixed = env.fixed_conditions(3)
+        assert (None if fixed is None else fixed.shape[1:]) == env.condition_shape
+        if condition is not None and fixed is not None:
+            assert_close(env.fixed_conditions(3), fixed, rtol=0, atol=0)
+            again = env.sample_condition(3, generator.manual_seed(3))
+            assert_close(again, condition, rtol=0, atol=0)
+            code = env.encode_condition(condition)
+            assert code.shape[0] == 3
+            assert code.ndim == 2
+            assert code.dtype == torch.float32
+
+    def test_fingerprints_tell_states_apart(self) -> None:
+        """Different states have different fingerprints, equal ones the same."""
+        env = self.make_env()
+        state = self.visited(env)
+        key = env.fingerprint(state)
+        assert key.shape == (len(state),)
+        assert key.dtype == torch.int64
+        assert len(key.unique()) == len(state), "two states share one fingerprint"
+        assert env.fingerprint(state.flip(0)).equal(key.flip(0))
+
+    def test_scores_order_states_as_rewards_do(self) -> None:
+        """Sorted by ``score``, states without a condition never fall in reward."""
+        env = self.make_env()
+        state = self.terminating(env)
+        score = env.score(state)
+        assert score.shape == (len(state),)
+        assert score.dtype == torch.float32
+        assert score.isfinite().all(), "score holds NaN or inf"
+        condition = env.fixed_conditions(1)
+        if condition is not None:
+            condition = condition.expand(len(state), *condition.shape[1:])
+        log_reward = env.log_reward(state, condition)[score.argsort()]
+        assert (log_reward.diff() >= -1e-4 * log_reward[1:].abs()).all()
+
+    def test_modes_reached_are_numbered(self) -> None:
+        """Modes reached are those of the single states together, below ``n_modes`` if known."""
+        env = self.make_env()
+        state = self.terminating(env)
+        modes = env.modes_reached(state)
+        assert modes.ndim == 1
+        assert modes.dtype == torch.int64
+        alone = torch.cat([env.modes_reached(one[None]) for one in state])
+        assert modes.unique().equal(alone.unique())
+        if env.n_modes is not None and len(modes):
+            assert 0 <= int(modes.min()) <= int(modes.max()) < env.n_modes
