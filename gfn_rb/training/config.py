@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
-import torch
-
-from gfn_rb.envs import EnumerableEnv, HyperGrid, TFBind8
+from gfn_rb.envs import GFNEnv, HyperGrid, TFBind8
 from gfn_rb.errors import ArgumentError
+from gfn_rb.training.losses import LOSSES
+from gfn_rb.training.objectives import BACKWARD
 from gfn_rb.training.replay import DRAW, KEEP, REPLAY
+from gfn_rb.training.rules import check_fields, check_together
 
 if TYPE_CHECKING:  # for a type checker names in a table are strings, for the command line choices
-    Keep = str
-    Draw = str
-    Replay = str
+    LossName = Keep = Draw = Replay = Backward = str
 else:
-    Keep, Draw, Replay = Literal[tuple(KEEP)], Literal[tuple(DRAW)], Literal[tuple(REPLAY)]
+    LossName, Keep, Draw = Literal[tuple(LOSSES)], Literal[tuple(KEEP)], Literal[tuple(DRAW)]
+    Replay, Backward = Literal[tuple(REPLAY)], Literal[tuple(BACKWARD)]
 
-Backward = Literal["learned", "uniform"]
 LoggerName = Literal["none", "csv", "tensorboard", "wandb"]
+
+CHOICES = {
+    "loss": LOSSES,
+    "replay": REPLAY,
+    "keep": KEEP,
+    "draw": DRAW,
+    "backward": BACKWARD,
+    "logger": get_args(LoggerName),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,44 +43,65 @@ class TrainConfig(ABC):
     env: ClassVar[str]
 
     steps: int = 1000
-    """Training steps. Each samples one fresh batch, which takes batch-size reward calls."""
+    """Training steps. Each samples one fresh batch, which takes batch-size reward calls, and as
+    many again for each loop of local search."""
     seed: int = 0
     """Seed of all random numbers. The same seed gives the same numbers."""
     out: Path | None = field(default=None, compare=False)
     """Run folder to make. By default the next free runs/ENV-seedS-NNN."""
     batch_size: int = 32
     """Fresh trajectories per step."""
+    loss: LossName = "tb"
+    """Trajectory balance, sub-trajectory balance, detailed balance, its modified form (where every
+    state is terminating), or flow matching."""
+    subtb_lambda: float = 0.9
+    """Sub-trajectory balance weighs a piece of k steps by this to the power of k."""
     replay_ratio: float = 1.0
-    """Replayed trajectories per fresh one; 0 turns replay off."""
+    """Replayed items per fresh one; 0 turns replay off."""
     replay: Replay = "trajectories"
-    """Replay stored trajectories, or store terminating states and have the backward policy
-    regenerate trajectories to them."""
+    """What is stored: trajectories; their transitions (for db, mdb, fm) or states (for fm) one by
+    one; or terminating states, to which the backward policy regenerates trajectories."""
     capacity: int = 100_000
     """Items the buffer keeps."""
     keep: Keep = "top"
     """Which items it keeps: those of highest reward, or the most recent."""
     draw: Draw = "softmax"
-    """How replayed items are drawn: by exp(log reward / temperature), or all alike."""
+    """How replayed items are drawn: by exp(log reward / temperature), by rank, a share from the
+    best, by how badly they were fitted when last replayed, or all alike."""
     temperature: float = 1.0
     """Temperature of the softmax draw. 1 draws in proportion to the reward; above 1 is flatter."""
+    rank_k: float = 0.01
+    """The rank draw weighs the item of rank r among N by 1 / (k N + r)."""
+    top_fraction: float = 0.1
+    """Which part of the items the quantile draw takes for the best."""
+    top_share: float = 0.5
+    """Which part of its draws come from these."""
     epsilon: float = 0.0
     """Share of uniformly random actions when sampling fresh trajectories."""
+    local_search: int = 0
+    """Loops of local search around each fresh trajectory: undo its last moves, make new ones, go
+    on from the better one. Each loop takes batch-size reward calls."""
+    back_ratio: float = 0.5
+    """Share of a trajectory's moves that a search undoes."""
+    workers: int = 0
+    """Processes that sample fresh trajectories; 0 samples in the main process."""
     backward: Backward = "learned"
-    """Backward policy."""
+    """Backward policy. Flow matching learns none and always has the uniform one."""
     hidden: tuple[int, ...] = (128, 128)
     """Widths of the hidden layers of each policy."""
     lr: float = 3e-3
-    """Adam's learning rate for the policies."""
+    """Adam's learning rate for the networks."""
     lr_log_z: float = 0.1
-    """Adam's learning rate for log Z."""
+    """Adam's learning rate for log Z, where it is a number of its own."""
     log_z: float | None = None
-    """Initial log Z, in nats. By default the value that fits the first fresh batch best."""
+    """Initial log Z, in nats, of tb, subtb and db. By default what fits the first fresh batch."""
     device: str = "cpu"
     """cpu, cuda or cuda:N."""
     threads: int = 1
     """CPU threads. More than one is slower for networks of the default size."""
     eval_every: int = 25
-    """Steps between rows of metrics.csv, each with the exact distance to the target."""
+    """Steps between rows of metrics.csv. They have the exact distance to the target where the
+    environment can be enumerated."""
     checkpoint_every: int = 200
     """Steps between checkpoints."""
     logger: LoggerName = "none"
@@ -86,17 +113,18 @@ class TrainConfig(ABC):
         Not done at construction, where tyro would take the error for one in its own parsing.
 
         Raises:
-            ArgumentError: a field is out of its range.
+            ArgumentError: a field is out of its range, or two do not go together.
         """
-        _check_fields(type(self), vars(self))
+        check_fields(type(self), vars(self), CHOICES)
+        check_together(self)
 
     @abstractmethod
-    def make_env(self) -> EnumerableEnv:
+    def make_env(self) -> GFNEnv:
         """Return the environment, on the configured device."""
 
     @property
     def n_replayed(self) -> int:
-        """Trajectories replayed per step."""
+        """Trajectories replayed per batch of fresh ones."""
         return round(self.replay_ratio * self.batch_size)
 
     def to_dict(self) -> dict[str, Any]:
@@ -122,7 +150,7 @@ class TrainConfig(ABC):
             raise ArgumentError(f"{wrong[0]} is {state} in a configuration of {env}")
         if isinstance(rest["hidden"], list):
             rest["hidden"] = tuple(rest["hidden"])
-        _check_fields(CONFIGS[env], rest)
+        check_fields(CONFIGS[env], rest, CHOICES)
         return CONFIGS[env](**rest)
 
     def with_steps(self, steps: int) -> TrainConfig:
@@ -173,66 +201,3 @@ class HyperGridConfig(TrainConfig):
 CONFIGS: dict[str, type[TrainConfig]] = {
     config.env: config for config in (TFBind8Config, HyperGridConfig)
 }
-
-
-# Rules of the fields. The ranges of an environment's own fields are the environment's business.
-
-Rule = tuple[Callable[[Any], bool], str]
-
-
-def _is_device(value: str) -> bool:
-    device = torch.device(value)
-    if device.type != "cuda":
-        return value == "cpu"
-    return (device.index or 0) < torch.cuda.device_count()
-
-
-def _one_of(names: Iterable[str]) -> Rule:
-    return lambda value: value in names, f"one of {', '.join(names)}"
-
-
-_TYPE_RULES: dict[type, Rule] = {
-    int: (lambda v: type(v) is int, "a whole number"),
-    float: (lambda v: type(v) in (int, float), "a number"),
-    str: (lambda v: type(v) is str, "a word"),
-}
-_RULES: dict[str, Rule] = {
-    **dict.fromkeys(
-        ("steps", "batch_size", "capacity", "threads", "eval_every", "checkpoint_every"),
-        (lambda v: v >= 1, "at least 1"),
-    ),
-    **dict.fromkeys(
-        ("temperature", "lr", "lr_log_z"), (lambda v: 0 < v < math.inf, "positive and finite")
-    ),
-    "seed": (lambda v: 0 <= v < 2**63, "in [0, 2^63)"),
-    "replay_ratio": (lambda v: 0 <= v < math.inf, "at least 0 and finite"),
-    "epsilon": (lambda v: 0 <= v <= 1, "in [0, 1]"),
-    "hidden": (
-        lambda v: len(v) > 0 and all(type(width) is int and width >= 1 for width in v),
-        "at least one width of at least 1",
-    ),
-    "log_z": (lambda v: v is None or math.isfinite(v), "a finite number"),
-    "replay": _one_of(REPLAY),
-    "keep": _one_of(KEEP),
-    "draw": _one_of(DRAW),
-    "backward": _one_of(get_args(Backward)),
-    "logger": _one_of(get_args(LoggerName)),
-    "device": (_is_device, "cpu, or cuda where torch finds such a device"),
-}
-
-
-def _check_fields(config: type[TrainConfig], values: Mapping[str, Any]) -> None:
-    for f in fields(config):
-        if type(f.default) in _TYPE_RULES:
-            _check(f.name, values[f.name], *_TYPE_RULES[type(f.default)])
-    for name, rule in _RULES.items():
-        _check(name, values[name], *rule)
-
-
-def _check(name: str, value: Any, rule: Callable[[Any], bool], expected: str) -> None:
-    try:
-        holds = rule(value)
-    except (TypeError, RuntimeError):  # of another type; no name of a device
-        holds = False
-    if not holds:
-        raise ArgumentError(f"{name} must be {expected}, got {value!r}")

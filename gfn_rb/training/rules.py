@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gfn_rb.errors import ArgumentError
+from gfn_rb.training.losses import LOSSES
+from gfn_rb.training.objectives import converts
+from gfn_rb.training.replay import REPLAY
 
 if TYPE_CHECKING:
     from gfn_rb.training.config import TrainConfig
@@ -37,6 +40,21 @@ def check_fields(
         _check(name, values[name], *rule)
     for name, names in choices.items():
         _check(name, values[name], *_one_of(names))
+
+
+def check_together(config: TrainConfig) -> None:
+    """Check the fields that depend on each other.
+
+    Raises:
+        ArgumentError: two fields do not go together.
+    """
+    wanted = LOSSES[config.loss].reads
+    fitting = [name for name, kind in REPLAY.items() if converts(kind.gives, wanted)]
+    if config.replay not in fitting:
+        raise ArgumentError(
+            f"replay must be one of {', '.join(fitting)} with loss {config.loss}, which reads "
+            f"{wanted.__name__.lower()}, got {config.replay!r}"
+        )
 
 
 def _check(name: str, value: Any, rule: Callable[[Any], bool], expected: str) -> None:
