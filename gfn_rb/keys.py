@@ -13,6 +13,8 @@ ESTIMATOR_OUTPUT: Final = "estimator_output"
 CONDITION: Final = "condition"
 IS_BACKWARD: Final = "is_backward"
 IS_TERMINATING: Final = "is_terminating"
+EPISODE: Final = "episode"  # which episode a stored transition or state belongs to
+EPISODE_LOG_REWARD: Final = "episode_log_reward"  # that episode's log R(x), in each of its rows
 
 NEXT: Final = "next"
 DONE: Final = "done"
@@ -31,6 +33,7 @@ TRAJ_IDS: Final = "traj_ids"
 FORWARD_MASK: Final = "action_mask"  # TorchRL's own name for the mask of legal actions
 BACKWARD_MASK: Final = "backward_mask"
 LOGITS: Final = "logits"
+LOG_FLOW: Final = "log_flow"
 STEPPING: Final = "_step"  # TorchRL's mark of the rows that a step shall advance
 
 INDEX: Final = "index"  # written by TensorDictReplayBuffer into what it samples

@@ -7,7 +7,7 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
 from gfn_rb import keys
-from gfn_rb.containers import Trajectories
+from gfn_rb.containers import Trajectories, Transitions
 from gfn_rb.envs.core import GFNCore
 from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
 from gfn_rb.rollout.categorical import masked_log_softmax
@@ -127,6 +127,51 @@ def trajectory_log_probs(
     log_prob = action_log_probs(policy, env, state, condition)
     chosen = log_prob.gather(1, action[row, step].unsqueeze(1)).squeeze(1)
     return chosen.new_zeros(steps.shape).index_put((row, step), chosen)
+
+
+def transition_log_probs(
+    policy: TensorDictModuleBase, env: GFNCore, transitions: Transitions
+) -> Float[Tensor, "n"]:
+    """Compute the log-probability of each transition's action under a policy, with gradient.
+
+    A forward policy gives log P_F(s' | s), a backward policy log P_B(s | s'), whichever way the row
+    itself runs; 0 for the exit under a backward policy, as the sink has no other way back. The
+    network is called once.
+
+    Args:
+        policy: a forward or backward policy.
+        env: where the transitions come from.
+        transitions: forward and backward rows in any mixture.
+
+    Returns:
+        Log-probabilities in nats; -inf for an illegal action.
+
+    Raises:
+        ArgumentError: the policy has no direction.
+        KeyMismatchError, ShapeError: it wrote no logits, or a wrong number of them.
+    """
+    is_backward, action = require_direction(policy), transitions.action
+    parent, child = edge_ends(transitions)
+    if not is_backward:
+        log_prob = action_log_probs(policy, env, parent, transitions.condition)
+        return log_prob.gather(1, action.unsqueeze(1)).squeeze(1)
+    (row,) = (action != env.exit_action).nonzero(as_tuple=True)
+    condition = None if transitions.condition is None else transitions.condition[row]
+    log_prob = action_log_probs(policy, env, child[row], condition)
+    chosen = log_prob.gather(1, action[row].unsqueeze(1)).squeeze(1)
+    return chosen.new_zeros(action.shape).index_put((row,), chosen)
+
+
+def edge_ends(
+    transitions: Transitions,
+) -> tuple[Shaped[Tensor, "n *state"], Shaped[Tensor, "n *state"]]:
+    """Return the end of each transition that is nearer the source, and the one further from it."""
+    state, next_state = transitions.state, transitions.next_state
+    is_backward = transitions.is_backward
+    if is_backward is None:
+        return state, next_state
+    flip = is_backward.reshape(-1, *(1,) * (state.ndim - 1))
+    return next_state.where(flip, state), state.where(flip, next_state)
 
 
 def _state_offset(

@@ -1,4 +1,4 @@
-"""Policies: TensorDict modules from "state" to "logits", and the log Z parameter."""
+"""Policies: TensorDict modules from "state" to "logits"; state flows; and log Z."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from gfn_rb import keys
 from gfn_rb.envs.core import GFNCore
 from gfn_rb.errors import ArgumentError, ShapeError
-from gfn_rb.shapes import Float
+from gfn_rb.shapes import Float, Shaped
 
 
 class Trunk(nn.Module):
@@ -41,16 +41,66 @@ class Trunk(nn.Module):
         return x
 
 
-class Policy(TensorDictModuleBase):
-    """A multilayer perceptron that writes one logit per action: trunk, then a linear head.
+class StateNetwork(TensorDictModuleBase):
+    """A multilayer perceptron on states: trunk, then a linear head.
 
-    It reads "state" through ``env.encode`` and, where the environment has conditions, "condition",
-    and writes "logits". Illegal actions are masked by whoever reads the logits.
+    It reads "state" through ``env.encode`` and, where the environment has conditions, "condition".
+
+    Args:
+        env: gives the encoding; it does not become a submodule.
+        out_key: what it writes.
+        out_features: numbers per state.
+        hidden: widths of a new trunk's layers.
+        trunk: another network's trunk, to share; ``hidden`` is then passed over.
+
+    Raises:
+        ArgumentError: a width is not positive.
+        ShapeError: ``trunk`` takes another width than the environment encodes to.
+    """
+
+    def __init__(
+        self,
+        env: GFNCore,
+        out_key: str,
+        out_features: int,
+        hidden: Sequence[int],
+        trunk: Trunk | None,
+    ) -> None:
+        super().__init__()
+        self.in_keys, self.out_keys = [keys.STATE], [out_key]
+        in_features = env.encoded_size
+        if env.condition_shape is not None:
+            self.in_keys.append(keys.CONDITION)
+            in_features += env.condition_shape.numel()
+        self.trunk = Trunk(in_features, hidden) if trunk is None else trunk
+        if self.trunk.in_features != in_features:
+            raise ShapeError(
+                f"trunk must take {in_features} features, got one of {self.trunk.in_features}"
+            )
+        self.head = nn.Linear(self.trunk.out_features, out_features)
+        self._encode = env.encode
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Write what the network says of each row."""
+        x = self._encode(tensordict.get(keys.STATE))
+        if len(self.in_keys) > 1:
+            condition = tensordict.get(keys.CONDITION)
+            x = torch.cat([x, condition.flatten(1).to(x.dtype)], 1)
+        return tensordict.set(self.out_keys[0], self._shaped(self.head(self.trunk(x))))
+
+    def _shaped(self, out: Float[Tensor, "n out"]) -> Float[Tensor, "n ..."]:
+        return out
+
+
+class Policy(StateNetwork):
+    """A network that writes one logit per action, "logits". See ``StateNetwork``.
+
+    Illegal actions are masked by whoever reads the logits.
 
     Args:
         env: gives the encoding and the number of actions; it does not become a submodule.
         hidden: widths of a new trunk's layers.
-        trunk: another policy's trunk, to share; ``hidden`` is then passed over.
+        trunk: another network's trunk, to share; ``hidden`` is then passed over.
 
     Raises:
         ArgumentError: a width is not positive.
@@ -62,27 +112,7 @@ class Policy(TensorDictModuleBase):
     def __init__(
         self, env: GFNCore, hidden: Sequence[int] = (128, 128), trunk: Trunk | None = None
     ) -> None:
-        super().__init__()
-        self.in_keys, self.out_keys = [keys.STATE], [keys.LOGITS]
-        in_features = env.encoded_size
-        if env.condition_shape is not None:
-            self.in_keys.append(keys.CONDITION)
-            in_features += env.condition_shape.numel()
-        self.trunk = Trunk(in_features, hidden) if trunk is None else trunk
-        if self.trunk.in_features != in_features:
-            raise ShapeError(
-                f"trunk must take {in_features} features, got one of {self.trunk.in_features}"
-            )
-        self.head = nn.Linear(self.trunk.out_features, env.n_actions - self.is_backward)
-        self._encode = env.encode
-
-    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Write the logits of each row."""
-        x = self._encode(tensordict.get(keys.STATE))
-        if len(self.in_keys) > 1:
-            condition = tensordict.get(keys.CONDITION)
-            x = torch.cat([x, condition.flatten(1).to(x.dtype)], 1)
-        return tensordict.set(keys.LOGITS, self.head(self.trunk(x)))
+        super().__init__(env, keys.LOGITS, env.n_actions - self.is_backward, hidden, trunk)
 
 
 class ForwardPolicy(Policy):
@@ -119,6 +149,34 @@ class UniformBackwardPolicy(TensorDictModuleBase):
         )
 
 
+class StateFlow(StateNetwork):
+    """log F(s): the log of what flows through a state, "log_flow", in nats. See ``StateNetwork``.
+
+    Args:
+        env: gives the encoding; it does not become a submodule.
+        hidden: widths of a new trunk's layers.
+        trunk: another network's trunk, to share; ``hidden`` is then passed over.
+        initial: what the bias of the output starts at.
+
+    Raises:
+        ArgumentError: a width is not positive.
+        ShapeError: ``trunk`` takes another width than the environment encodes to.
+    """
+
+    def __init__(
+        self,
+        env: GFNCore,
+        hidden: Sequence[int] = (128, 128),
+        trunk: Trunk | None = None,
+        initial: float = 0.0,
+    ) -> None:
+        super().__init__(env, keys.LOG_FLOW, 1, hidden, trunk)
+        nn.init.constant_(self.head.bias, initial)
+
+    def _shaped(self, out: Float[Tensor, "n out"]) -> Float[Tensor, "n ..."]:
+        return out.squeeze(1)
+
+
 class LogZ(nn.Module):
     """The learned log partition function log Z_theta, one number in nats.
 
@@ -130,6 +188,44 @@ class LogZ(nn.Module):
         super().__init__()
         self.value = nn.Parameter(torch.tensor(float(initial)))
 
-    def forward(self) -> Float[Tensor, ""]:
-        """Return log Z_theta."""
+    def forward(self, condition: Shaped[Tensor, "n *condition"] | None = None) -> Float[Tensor, ""]:
+        """Return log Z_theta.
+
+        Args:
+            condition: makes no difference; see :class:`ConditionalLogZ`.
+        """
         return self.value
+
+
+class ConditionalLogZ(nn.Module):
+    """The log partition function of rewards that depend on a condition: log Z_theta(condition).
+
+    Args:
+        env: gives the shape of conditions; it does not become a submodule.
+        hidden: widths of the layers between condition and log Z.
+        initial: what the bias of the output starts at, in nats.
+
+    Raises:
+        ArgumentError: the environment has no conditions, or a width is not positive.
+    """
+
+    def __init__(
+        self, env: GFNCore, hidden: Sequence[int] = (128, 128), initial: float = 0.0
+    ) -> None:
+        super().__init__()
+        if env.condition_shape is None:
+            raise ArgumentError("env must have conditions for ConditionalLogZ, got one without")
+        self.trunk = Trunk(env.condition_shape.numel(), hidden)
+        self.head = nn.Linear(self.trunk.out_features, 1)
+        nn.init.constant_(self.head.bias, initial)
+
+    def forward(self, condition: Shaped[Tensor, "n *condition"] | None) -> Float[Tensor, "n"]:
+        """Return log Z_theta for each condition, in nats.
+
+        Raises:
+            ArgumentError: there are no conditions.
+        """
+        if condition is None:
+            raise ArgumentError("condition must be given to ConditionalLogZ, got rows without")
+        x = condition.flatten(1).to(self.head.weight.dtype)
+        return self.head(self.trunk(x)).squeeze(1)

@@ -1,0 +1,30 @@
+"""Losses on trajectories, transitions and states.
+
+Each reads one container and is zero, in every row, once the policy samples in proportion to the
+reward. ``LOSSES`` names them for configurations; what they share is in
+:class:`~gfn_rb.training.losses.base.Loss`.
+"""
+
+from gfn_rb.training.losses.base import Loss
+from gfn_rb.training.losses.detailed_balance import DetailedBalance, ModifiedDetailedBalance
+from gfn_rb.training.losses.flow_matching import FlowMatching
+from gfn_rb.training.losses.sub_trajectory_balance import SubTrajectoryBalance
+from gfn_rb.training.losses.trajectory_balance import TrajectoryBalance
+
+LOSSES: dict[str, type[Loss]] = {
+    "tb": TrajectoryBalance,
+    "subtb": SubTrajectoryBalance,
+    "db": DetailedBalance,
+    "mdb": ModifiedDetailedBalance,
+    "fm": FlowMatching,
+}
+
+__all__ = [
+    "LOSSES",
+    "DetailedBalance",
+    "FlowMatching",
+    "Loss",
+    "ModifiedDetailedBalance",
+    "SubTrajectoryBalance",
+    "TrajectoryBalance",
+]

@@ -1,0 +1,162 @@
+"""What every loss is: numbers per row of one kind of container, and their mean penalty."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModuleBase
+from torch import Tensor, nn
+
+from gfn_rb.containers.base import Container
+from gfn_rb.envs.core import GFNCore
+from gfn_rb.errors import ArgumentError
+from gfn_rb.rollout.log_probs import require_direction
+from gfn_rb.shapes import Float, Shaped
+
+C = TypeVar("C", bound=Container)
+Penalty = Callable[[Tensor], Tensor]
+
+
+class Loss(nn.Module, ABC, Generic[C]):
+    """A training objective: constraints that hold in every row once the policy is right.
+
+    ``residual`` says how far each row is from that, in nats, ``row_loss`` what that costs, and a
+    call gives the mean over rows. Rows may come from anywhere: log-probabilities that are stored
+    with them are not used.
+
+    A subclass names the container it reads and the networks its constructor takes, and computes
+    ``residual``.
+
+    Attributes:
+        reads: the container it reads.
+        networks: the names of those arguments of its constructor that are modules.
+        forward_policy: P_F, for rollouts and exact evaluation.
+
+    Args:
+        env: where the rows come from; it does not become a submodule.
+        penalty: the cost of residuals; a Huber loss, say, in place of the square.
+        min_log_reward: floor under log R(x) in nats; none if None.
+    """
+
+    reads: type[C]
+    networks: tuple[str, ...]
+    forward_policy: TensorDictModuleBase
+
+    def __init__(self, env: GFNCore, penalty: Penalty, min_log_reward: float | None) -> None:
+        super().__init__()
+        self.penalty, self.min_log_reward = penalty, min_log_reward
+        self._env = (env,)  # in a tuple, so that an environment's buffers stay out of state_dict
+
+    def forward(self, batch: C | TensorDictBase) -> Float[Tensor, ""]:
+        """Return the mean of ``row_loss``.
+
+        Args:
+            batch: see ``residual``; at least one row.
+
+        Raises:
+            ArgumentError, NaNError: see ``residual``; also if there is no row.
+        """
+        if not len(batch):
+            name = self.reads.__name__.lower()
+            raise ArgumentError(f"{name} must have at least one row, got none")
+        return self.row_loss(batch).mean()
+
+    def row_loss(self, batch: C | TensorDictBase) -> Float[Tensor, "n"]:
+        """Return the cost of each row, with gradient.
+
+        Args:
+            batch: see ``residual``.
+
+        Raises:
+            ArgumentError, NaNError: see ``residual``.
+        """
+        return self.penalty(self.residual(batch))
+
+    @abstractmethod
+    def residual(self, batch: C | TensorDictBase) -> Float[Tensor, "n"]:
+        """Return how far each row is from what it should be, in nats, with gradient.
+
+        Args:
+            batch: the container, or the TensorDict of its fields that a replay buffer gives.
+
+        Raises:
+            ArgumentError: another container, an infinite log-reward, or an illegal action.
+            NaNError: a log-reward, or what a network gives, is NaN.
+            KeyMismatchError, ShapeError: a TensorDict does not hold the container's fields.
+        """
+
+    @abstractmethod
+    def estimate_log_z(
+        self, condition: Shaped[Tensor, "n *condition"] | None = None
+    ) -> Float[Tensor, "..."]:
+        """Return what the loss has learned to be log Z, in nats.
+
+        Args:
+            condition: conditions, where the environment has them.
+
+        Returns:
+            A number for each condition; a single one, without dimension, where there is none.
+        """
+
+    @property
+    def env(self) -> GFNCore:
+        """Where the rows come from."""
+        return self._env[0]
+
+    def _rows(self, batch: C | TensorDictBase) -> C:
+        if isinstance(batch, TensorDictBase):
+            return self.reads.from_tensordict(batch)
+        if not isinstance(batch, self.reads):
+            raise ArgumentError(
+                f"{type(self).__name__} reads {self.reads.__name__}, got {type(batch).__name__}"
+            )
+        return batch
+
+    def _floored(self, log_reward: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+        if self.min_log_reward is None:
+            return log_reward
+        return log_reward.clamp(min=self.min_log_reward)
+
+
+class SumLoss(Loss[C]):
+    """A loss whose rows have several weighted constraints each.
+
+    With residuals delta_k of weight w_k, the cost of a row is sum_k w_k penalty(delta_k) and its
+    ``residual`` sqrt(sum_k w_k delta_k^2), which is never negative.
+    """
+
+    @abstractmethod
+    def terms(self, batch: C | TensorDictBase) -> tuple[Float[Tensor, "n k"], Float[Tensor, "n k"]]:
+        """Return each row's residuals, in nats, with gradient, and their weights, at least 0.
+
+        Args:
+            batch: see ``residual``.
+
+        Raises:
+            ArgumentError, NaNError: see ``residual``.
+        """
+
+    def row_loss(self, batch: C | TensorDictBase) -> Float[Tensor, "n"]:
+        """Return the weighted sum of each row's penalties, with gradient. See the base class."""
+        delta, weight = self.terms(batch)
+        return (weight * self.penalty(delta)).sum(1)
+
+    def residual(self, batch: C | TensorDictBase) -> Float[Tensor, "n"]:
+        """Return the root of each row's weighted sum of squares. See the base class."""
+        delta, weight = self.terms(batch)
+        return torch.linalg.vector_norm(weight.sqrt() * delta, dim=1)  # has a gradient at 0, too
+
+
+def require_pair(
+    forward_policy: TensorDictModuleBase, backward_policy: TensorDictModuleBase
+) -> None:
+    """Raise ArgumentError unless the policies go forward and backward."""
+    if require_direction(forward_policy) or not require_direction(backward_policy):
+        raise ArgumentError(
+            "forward_policy must have is_backward False and backward_policy True, got "
+            f"{forward_policy.is_backward} and {backward_policy.is_backward}"
+        )

@@ -1,0 +1,196 @@
+"""Detailed balance: one constraint per transition."""
+
+from __future__ import annotations
+
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModuleBase
+from torch import Tensor
+
+from gfn_rb.containers import Transitions
+from gfn_rb.envs.core import GFNCore
+from gfn_rb.rollout import action_log_probs, transition_log_probs
+from gfn_rb.rollout.log_probs import edge_ends
+from gfn_rb.shapes import Bool, Float, Int64, Shaped
+from gfn_rb.training.losses.base import Loss, Penalty, require_pair
+from gfn_rb.training.losses.finite import require_finite
+from gfn_rb.training.losses.flows import count, log_flows, source_log_flow
+
+
+class DetailedBalance(Loss[Transitions]):
+    """The detailed balance loss (Bengio et al. 2023, GFlowNet Foundations, arXiv:2111.09266).
+
+    For a transition s -> s' with residual
+
+        delta(s, s') = log F(s) + log P_F(s' | s) - log F(s') - log P_B(s | s')
+
+    where for the terminating transition x -> sink log R(x) stands for the last two terms, the loss
+    is the mean of delta^2 over transitions. Forward and backward rows can be mixed, and the rows of
+    an episode need not come together.
+
+    Args:
+        forward_policy: P_F.
+        backward_policy: P_B.
+        env: where the transitions come from; it does not become a submodule.
+        state_flow: log F, such as :class:`gfn_rb.training.policies.StateFlow`.
+        penalty: what is averaged in place of the square.
+        min_log_reward: floor under log R(x) in nats; none if None.
+
+    Raises:
+        ArgumentError: a policy goes the wrong way or does not say which.
+    """
+
+    reads = Transitions
+    networks = ("forward_policy", "backward_policy", "state_flow")
+
+    def __init__(
+        self,
+        forward_policy: TensorDictModuleBase,
+        backward_policy: TensorDictModuleBase,
+        env: GFNCore,
+        state_flow: TensorDictModuleBase,
+        *,
+        penalty: Penalty = torch.square,
+        min_log_reward: float | None = None,
+    ) -> None:
+        super().__init__(env, penalty, min_log_reward)
+        require_pair(forward_policy, backward_policy)
+        self.forward_policy, self.backward_policy = forward_policy, backward_policy
+        self.state_flow = state_flow
+
+    def residual(self, batch: Transitions | TensorDictBase) -> Float[Tensor, "n"]:
+        """Return delta(s, s') of each row, in nats, with gradient.
+
+        Args:
+            batch: transitions, forward and backward rows in any mixture.
+
+        Raises:
+            ArgumentError: a terminating row's log R(x) is infinite, or an action is illegal.
+            NaNError: a log-reward or what a network gives is NaN.
+            KeyMismatchError, ShapeError: a TensorDict does not hold transitions.
+        """
+        transitions = self._rows(batch)
+        exits = transitions.action == self.env.exit_action
+        log_reward = self._floored(transitions.log_reward[exits])
+        log_pf = transition_log_probs(self.forward_policy, self.env, transitions)
+        log_pb = transition_log_probs(self.backward_policy, self.env, transitions)
+        flow, next_flow = self._flows(transitions, exits)
+        target = log_reward.new_zeros(exits.shape).masked_scatter(exits, log_reward)
+        residual = flow + log_pf - (target + next_flow) - log_pb
+        terms = {"log_reward": log_reward, "log P_F": log_pf, "log P_B": log_pb}
+        require_finite(residual, {**terms, "log F": flow + next_flow})
+        return residual
+
+    def estimate_log_z(
+        self, condition: Shaped[Tensor, "n *condition"] | None = None
+    ) -> Float[Tensor, "..."]:
+        """Return log F(s_0). See the base class."""
+        return source_log_flow(self.state_flow, self.env, condition)
+
+    def _flows(
+        self, transitions: Transitions, exits: Bool[Tensor, "n"]
+    ) -> tuple[Float[Tensor, "n"], Float[Tensor, "n"]]:
+        """Return log F(s) and log F(s'), 0 where s' is the sink; the network is called once."""
+        (moves,) = (~exits).nonzero(as_tuple=True)
+        state, condition = _both_ends(transitions, moves)
+        flow, moved = log_flows(self.state_flow, state, condition).split([len(exits), len(moves)])
+        return flow, torch.zeros_like(flow).index_put((moves,), moved)
+
+
+class ModifiedDetailedBalance(Loss[Transitions]):
+    """The modified detailed balance loss (Deleu et al. 2022, arXiv:2202.13903).
+
+    In an environment where every state is terminating, F(s) = R(s) / P_F(sink | s), and no network
+    of flows is needed: for a transition s -> s' the residual of detailed balance is
+
+        delta(s, s') = log R(s) - log P_F(sink | s) + log P_F(s' | s)
+                       - log R(s') + log P_F(sink | s') - log P_B(s | s')
+
+    For the terminating transition it is 0 whatever the policies, and so is that row here. The
+    rewards of both ends are asked of the environment: the container knows them at the end of an
+    episode only. They are reward calls like any other.
+
+    Args:
+        forward_policy: P_F.
+        backward_policy: P_B.
+        env: where the transitions come from; it does not become a submodule.
+        penalty: what is averaged in place of the square.
+        min_log_reward: floor under log R in nats; none if None.
+
+    Raises:
+        ArgumentError: a policy goes the wrong way or does not say which.
+    """
+
+    reads = Transitions
+    networks = ("forward_policy", "backward_policy")
+
+    def __init__(
+        self,
+        forward_policy: TensorDictModuleBase,
+        backward_policy: TensorDictModuleBase,
+        env: GFNCore,
+        *,
+        penalty: Penalty = torch.square,
+        min_log_reward: float | None = None,
+    ) -> None:
+        super().__init__(env, penalty, min_log_reward)
+        require_pair(forward_policy, backward_policy)
+        self.forward_policy, self.backward_policy = forward_policy, backward_policy
+
+    def residual(self, batch: Transitions | TensorDictBase) -> Float[Tensor, "n"]:
+        """Return delta(s, s') of each row, in nats, with gradient; 0 at the terminating ones.
+
+        Args:
+            batch: transitions, forward and backward rows in any mixture.
+
+        Raises:
+            ArgumentError: a log-reward is infinite, an action is illegal, or a state is not
+                terminating.
+            NaNError: a log-reward or what a network gives is NaN.
+            KeyMismatchError, ShapeError: a TensorDict does not hold transitions.
+        """
+        transitions = self._rows(batch)
+        (moves,) = (transitions.action != self.env.exit_action).nonzero(as_tuple=True)
+        delta = self._residual_of_moves(transitions[moves])
+        return delta.new_zeros(len(transitions)).index_put((moves,), delta)
+
+    def estimate_log_z(
+        self, condition: Shaped[Tensor, "n *condition"] | None = None
+    ) -> Float[Tensor, "..."]:
+        """Return log R(s_0) - log P_F(sink | s_0). See the base class."""
+        source = self.env.source(count(condition))
+        log_pf = action_log_probs(self.forward_policy, self.env, source, condition)
+        flow = self._log_reward(source, condition) - log_pf[:, self.env.exit_action]
+        return flow[0] if condition is None else flow
+
+    def _residual_of_moves(self, moves: Transitions) -> Float[Tensor, "m"]:
+        every = torch.arange(len(moves), device=moves.device)
+        state, condition = _both_ends(moves, every)
+        log_p = action_log_probs(self.forward_policy, self.env, state, condition)
+        log_exit = log_p[:, self.env.exit_action]
+        log_pf = log_p[every, moves.action]
+        log_pb = transition_log_probs(self.backward_policy, self.env, moves)
+        log_reward = self._log_reward(state, condition)
+        flow, next_flow = (log_reward - log_exit).split(len(moves))
+        residual = flow + log_pf - next_flow - log_pb
+        terms = {"log P_F(exit)": log_exit, "log P_F": log_pf, "log P_B": log_pb}
+        require_finite(residual, {"log_reward": log_reward, **terms})
+        return residual
+
+    def _log_reward(
+        self,
+        state: Shaped[Tensor, "n *state"],
+        condition: Shaped[Tensor, "n *condition"] | None,
+    ) -> Float[Tensor, "n"]:
+        return self._floored(self.env.log_reward(state, condition))
+
+
+def _both_ends(
+    transitions: Transitions, moves: Int64[Tensor, "m"]
+) -> tuple[Shaped[Tensor, "k *state"], Shaped[Tensor, "k *condition"] | None]:
+    """Return the states s of all rows, then s' of some, and their conditions."""
+    parent, child = edge_ends(transitions)
+    condition = transitions.condition
+    if condition is not None:
+        condition = torch.cat([condition, condition[moves]])
+    return torch.cat([parent, child[moves]]), condition

@@ -1,0 +1,104 @@
+"""Trajectory balance: one constraint per trajectory."""
+
+from __future__ import annotations
+
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModuleBase
+from torch import Tensor, nn
+
+from gfn_rb.containers import Trajectories
+from gfn_rb.envs.core import GFNCore
+from gfn_rb.errors import ShapeError
+from gfn_rb.rollout import trajectory_log_probs
+from gfn_rb.shapes import Float, Shaped
+from gfn_rb.training.losses.base import Loss, Penalty, require_pair
+from gfn_rb.training.losses.finite import require_finite
+
+
+class TrajectoryBalance(Loss[Trajectories]):
+    """The trajectory balance loss (Malkin et al. 2022, arXiv:2201.13259).
+
+    For a trajectory tau = (s_0, ..., s_m = x, sink) with residual
+
+        delta(tau) = log Z_theta + sum_t log P_F(s_{t+1} | s_t)
+                     - log R(x) - sum_t log P_B(s_t | s_{t+1})
+
+    the loss is the mean of delta^2 over trajectories, from wherever they come: their stored
+    log-probabilities are not used. Forward and backward rows can be mixed.
+
+    A trajectory with R(x) = 0 has no finite residual. It is refused unless ``min_log_reward`` says
+    what to take for log R(x), which then holds for every lower value too.
+
+    Args:
+        forward_policy: P_F.
+        backward_policy: P_B.
+        env: where the trajectories come from; it does not become a submodule.
+        log_z: gives log Z_theta when called with the conditions [n, *C] of n trajectories, or with
+            None where they have none: one number for all, such as
+            :class:`gfn_rb.training.policies.LogZ`, or one for each, such as
+            :class:`gfn_rb.training.policies.ConditionalLogZ`.
+        penalty: what is averaged over rows, as a function of the residuals; a Huber loss, say,
+            in place of the square.
+        min_log_reward: floor under log R(x) in nats; none if None.
+
+    Raises:
+        ArgumentError: a policy goes the wrong way or does not say which.
+    """
+
+    reads = Trajectories
+    networks = ("forward_policy", "backward_policy", "log_z")
+
+    def __init__(
+        self,
+        forward_policy: TensorDictModuleBase,
+        backward_policy: TensorDictModuleBase,
+        env: GFNCore,
+        log_z: nn.Module,
+        *,
+        penalty: Penalty = torch.square,
+        min_log_reward: float | None = None,
+    ) -> None:
+        super().__init__(env, penalty, min_log_reward)
+        require_pair(forward_policy, backward_policy)
+        self.forward_policy, self.backward_policy = forward_policy, backward_policy
+        self.log_z = log_z
+
+    def residual(self, batch: Trajectories | TensorDictBase) -> Float[Tensor, "n"]:
+        """Return delta(tau) of each row, in nats, with gradient.
+
+        Args:
+            batch: trajectories, forward and backward rows in any mixture, as a container or as the
+                TensorDict a replay buffer gives.
+
+        Raises:
+            ArgumentError: a row's log R(x) is infinite, or an action is illegal where it stands.
+            NaNError: a log-reward or a log-probability is NaN.
+            KeyMismatchError, ShapeError: a TensorDict does not hold trajectories, or log_z gives
+                neither one number nor one per row.
+        """
+        trajectories = self._rows(batch)
+        log_z = self._log_z_of(trajectories)
+        log_reward = self._floored(trajectories.log_reward)
+        log_pf = trajectory_log_probs(self.forward_policy, self.env, trajectories).sum(1)
+        log_pb = trajectory_log_probs(self.backward_policy, self.env, trajectories).sum(1)
+        residual = log_z + log_pf - log_reward - log_pb
+        terms = {"log_reward": log_reward, "log P_F": log_pf, "log P_B": log_pb, "log_z": log_z}
+        require_finite(residual, terms)
+        return residual
+
+    def estimate_log_z(
+        self, condition: Shaped[Tensor, "n *condition"] | None = None
+    ) -> Float[Tensor, "..."]:
+        """Return log Z_theta. See the base class."""
+        log_z = self.log_z(condition)
+        return log_z if condition is None else log_z.expand(len(condition))
+
+    def _log_z_of(self, trajectories: Trajectories) -> Float[Tensor, "n"]:
+        log_z = self.log_z(trajectories.condition)
+        if log_z.shape not in ((), (len(trajectories),)):
+            raise ShapeError(
+                f"log_z must give one number or one for each of {len(trajectories)} rows, got "
+                f"shape {list(log_z.shape)}"
+            )
+        return log_z.expand(len(trajectories))
