@@ -65,6 +65,9 @@ class TrainConfig(ABC):
     """Items the buffer keeps."""
     keep: Keep = "top"
     """Which items it keeps: those of highest reward, or the most recent."""
+    cutoff: float = 1.0
+    """Items of a diverse buffer are further apart than this: in places that differ, or in steps on
+    a grid. 0 rules out duplicates."""
     draw: Draw = "softmax"
     """How replayed items are drawn: by exp(log reward / temperature), by rank, a share from the
     best, by how badly they were fitted when last replayed, or all alike."""
@@ -76,6 +79,8 @@ class TrainConfig(ABC):
     """Which part of the items the quantile draw takes for the best."""
     top_share: float = 0.5
     """Which part of its draws come from these."""
+    priority_alpha: float = 0.6
+    """The priority draw weighs an item by its residual to this power; 0 is uniform."""
     epsilon: float = 0.0
     """Share of uniformly random actions when sampling fresh trajectories."""
     local_search: int = 0

@@ -54,7 +54,7 @@ class Hooks:
     replayed: Callable[[ReplayBuffer], ReplayBuffer] = lambda rb: rb
     store: Callable[[ReplayBuffer, TensorDictBase], Any] = lambda rb, items: rb.extend(items)
     gradients: Callable[[Loss], None] = lambda loss: None
-    stepped: Callable[[Trainer], None] = lambda trainer: None
+    stepped: Callable[["Trainer"], None] = lambda trainer: None
 
 
 class Trainer:
@@ -137,9 +137,7 @@ class Trainer:
         """Let go of what samples for it."""
         self.source.close()
 
-    def _learn_replayed(
-        self, fresh: Trajectories, n_batches: int
-    ) -> Iterator[Float[Tensor, "n"]]:
+    def _learn_replayed(self, fresh: Trajectories, n_batches: int) -> Iterator[Float[Tensor, "n"]]:
         """Learn from what is replayed in one step, in batches of the size of a fresh one."""
         n_items = self.replay.n_items(fresh)
         n_drawn = round(self.config.replay_ratio * n_items) if self.config.n_replayed else 0

@@ -14,7 +14,6 @@ from gfn_rb.rollout import action_log_probs
 from gfn_rb.shapes import Float64, Shaped
 from gfn_rb.training.losses import Loss
 
-
 N_CONDITIONS = 5
 
 
@@ -24,9 +23,11 @@ class Fit(Protocol):
 
     Attributes:
         log_z: the true log partition function, in nats; None where nobody knows it.
+        manner: how distances are measured, in a word or two; nothing where none is.
     """
 
     log_z: float | None
+    manner: str
 
     def learned_log_z(self) -> float:
         """Return the learned log Z, in nats."""
@@ -46,6 +47,7 @@ class UnknownFit:
     """
 
     log_z: float | None = None
+    manner = ""
 
     def __init__(self, loss: Loss, conditions: Shaped[Tensor, "k *condition"] | None) -> None:
         self._loss, self._conditions = loss, conditions
@@ -67,6 +69,8 @@ class ExactFit(UnknownFit):
         loss: what is learned.
         env: small enough to enumerate, and without conditions.
     """
+
+    manner = "exact"
 
     def __init__(self, loss: Loss, env: EnumerableEnv) -> None:
         super().__init__(loss, None)
@@ -95,7 +99,7 @@ class ConditionalFit(UnknownFit):
         self, loss: Loss, env: EnumerableEnv, conditions: Shaped[Tensor, "k *condition"]
     ) -> None:
         super().__init__(loss, conditions)
-        self._env = env
+        self._env, self.manner = env, f"exact, mean over {len(conditions)} conditions"
         self._targets = [env.target_log_prob(condition) for condition in conditions]
         self.log_z = fmean(env.log_partition(condition) for condition in conditions)
 

@@ -13,7 +13,7 @@ from gfn_rb.containers import States, Trajectories, Transitions
 from gfn_rb.containers.base import Container
 from gfn_rb.envs import GFNEnv
 from gfn_rb.errors import ArgumentError
-from gfn_rb.training.losses import LOSSES, DetailedBalance, Loss, TrajectoryBalance
+from gfn_rb.training.losses import LOSSES, DetailedBalance, FlowMatching, Loss, TrajectoryBalance
 from gfn_rb.training.policies import (
     BackwardPolicy,
     ConditionalLogZ,
@@ -113,11 +113,11 @@ def backward_policy(loss: Loss) -> TensorDictModuleBase:
 def fit_log_z(loss: Loss, fresh: Trajectories) -> None:
     """Set log Z, or the scale of all flows, to where the ends of some trajectories fit best.
 
-    The mean residual becomes 0: of trajectory balance, or of detailed balance at the terminating
-    steps. Losses without either are left as they are.
+    The mean residual becomes 0: of trajectory balance, or of the constraint that ties the flow at
+    the end of a trajectory to its reward. A loss without flows is left as it is.
 
     Args:
-        loss: with a network ``log_z`` or ``state_flow``, or neither.
+        loss: with new networks.
         fresh: the first batch.
     """
     if isinstance(loss, TrajectoryBalance):
@@ -128,6 +128,10 @@ def fit_log_z(loss: Loss, fresh: Trajectories) -> None:
         steps = fresh.to_transitions()
         residual = DetailedBalance(*nets).residual(steps[steps.is_terminating])
         offset = loss.state_flow.head.bias
+    elif isinstance(loss, FlowMatching):
+        states = fresh.to_states()
+        residual = loss.terms(states)[0][states.is_terminating, 1]
+        offset = loss.forward_policy.head.bias
     else:
         return
     offset.sub_(residual.mean())

@@ -1,8 +1,8 @@
-"""The report of a run, as a picture: modes found, rewards, distance to the target."""
+"""The report of a run, as a picture: modes found, rewards, distance to the target where known."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +18,7 @@ from gfn_rb.keys import LOG_REWARD
 from gfn_rb.shapes import Float64
 from gfn_rb.training.folder import replacing
 from gfn_rb.training.loop import Row, Trainer
+from gfn_rb.training.measures import ConditionalFit, ExactFit, Fit, UnknownFit
 
 # Told apart with any kind of colour vision (Okabe and Ito 2008).
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#767676"
@@ -42,55 +43,68 @@ def draw_report(trainer: Trainer, rows: Sequence[Row]) -> Figure:
     figure = Figure(
         figsize=(16, 5), dpi=120, layout=ConstrainedLayoutEngine(wspace=0.05, h_pad=0.08)
     )
-    modes, rewards, distance = figure.subplots(1, 3)
     figure.suptitle(_headline(trainer), fontsize=13, fontweight="bold")
-    draw_modes(modes, trainer.env, rows)
-    draw_rewards(rewards, trainer)
-    draw_distance(distance, rows)
+    for axes, draw in zip(figure.subplots(1, 3), PANELS[type(trainer.fit)], strict=True):
+        draw(axes, trainer, rows)
     return figure
 
 
-def draw_modes(axes: Axes, env: EnumerableEnv, rows: Sequence[Row]) -> None:
-    """Draw modes found against reward calls, and how many the target's own draws would find."""
-    calls, found = _column(rows, "reward_calls"), _column(rows, "modes_found")
-    grid = np.linspace(0, calls[-1], 200)
-    expected = expected_modes(_mode_mass(env), grid)
-    axes.axhline(env.n_modes, color=GREY, linewidth=1, linestyle=":", label=f"all {env.n_modes}")
-    axes.plot(
-        grid, expected, color=GREY, linewidth=1.5, linestyle="--", label="drawing from the target"
-    )
-    axes.plot(calls, found, color=BLUE, linewidth=2.5, label="this run")
-    axes.annotate(
-        f"{found[-1]:.0f}",
-        (calls[-1], found[-1]),
-        (6, 0),
-        textcoords="offset points",
-        color=BLUE,
-        va="center",
-        fontweight="bold",
-    )
-    axes.set_ylim(0, 1.08 * env.n_modes)
+def draw_modes(axes: Axes, trainer: Trainer, rows: Sequence[Row]) -> None:
+    """Draw modes found against reward calls, and how many there are, where that is known."""
+    n_modes = trainer.env.n_modes
+    if n_modes:
+        axes.axhline(n_modes, color=GREY, linewidth=1, linestyle=":", label=f"all {n_modes}")
+    _draw_run(axes, rows, "modes_found", "{:,.0f}")
+    axes.set_ylim(0, 1.08 * n_modes if n_modes else None)
     _dress(axes, "Modes found", "modes found", "lower right")
     _calls_axis(axes)
 
 
-def draw_rewards(axes: Axes, trainer: Trainer) -> None:
+def draw_modes_of_target(axes: Axes, trainer: Trainer, rows: Sequence[Row]) -> None:
+    """Draw modes found against reward calls, and how many the target's own draws would find."""
+    grid = np.linspace(0, _column(rows, "reward_calls")[-1], 200)
+    expected = expected_modes(_mode_mass(trainer), grid)
+    axes.plot(
+        grid, expected, color=GREY, linewidth=1.5, linestyle="--", label="drawing from the target"
+    )
+    draw_modes(axes, trainer, rows)
+
+
+def draw_rewards(axes: Axes, trainer: Trainer, rows: Sequence[Row]) -> None:
     """Draw how the buffer's items, the policy and the target are distributed over the reward."""
-    reward = trainer.env.log_reward(trainer.env.terminating_states()).double().exp()
-    stored = trainer.rb.storage[:].get(LOG_REWARD).double().exp()
+    env, fit, stored = trainer.env, trainer.fit, _stored(trainer).exp()
+    assert isinstance(env, EnumerableEnv)
+    assert isinstance(fit, ExactFit)
+    reward = env.log_reward(env.terminating_states()).double().exp()
     edges = np.linspace(0, float(reward.max()), N_BINS + 1)
-    target = histogram(reward, trainer.target.exp(), edges)
-    policy = histogram(reward, trainer.policy_log_prob().exp(), edges)
-    buffer = histogram(stored, stored.new_full(stored.shape, 1 / len(stored)), edges)
+    target = histogram(reward, fit.target.exp(), edges)
+    policy = histogram(reward, fit.policy_log_prob().exp(), edges)
     axes.stairs(target, edges, fill=True, color=GREY, alpha=0.35, label="target")
-    axes.stairs(buffer, edges, color=ORANGE, linewidth=2, label=f"buffer ({len(stored):,} items)")
+    axes.stairs(_shares(stored, edges), edges, color=ORANGE, linewidth=2, label=_buffer(trainer))
     axes.stairs(policy, edges, color=BLUE, linewidth=2, label="policy (exact)")
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     axes.set_xlabel("reward R(x)")
     _dress(axes, "Rewards of what is sampled and stored", "probability per bin", "best")
 
 
-def draw_distance(axes: Axes, rows: Sequence[Row]) -> None:
+def draw_stored(axes: Axes, trainer: Trainer, rows: Sequence[Row]) -> None:
+    """Draw how the buffer's items are distributed over the log-reward."""
+    stored = _stored(trainer)
+    edges = np.histogram_bin_edges(stored.cpu().numpy(), N_BINS)
+    axes.stairs(_shares(stored, edges), edges, color=ORANGE, linewidth=2, label=_buffer(trainer))
+    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    axes.set_xlabel("log-reward log R(x), nats")
+    _dress(axes, "Log-rewards of what is stored", "share per bin", "best")
+
+
+def draw_top(axes: Axes, trainer: Trainer, rows: Sequence[Row]) -> None:
+    """Draw the mean score of the best 100 distinct states against reward calls."""
+    _draw_run(axes, rows, "top_100_score", "{:.3f}")
+    _dress(axes, "Best 100 found", "mean score", "lower right")
+    _calls_axis(axes)
+
+
+def draw_distance(axes: Axes, trainer: Trainer, rows: Sequence[Row]) -> None:
     """Draw the exact distances between policy and target against reward calls."""
     calls = _column(rows, "reward_calls")
     for key, label, color, style in (
@@ -101,8 +115,20 @@ def draw_distance(axes: Axes, rows: Sequence[Row]) -> None:
         label = f"{label}: {values[-1]:.3f}"
         axes.plot(calls, values, color=color, linewidth=2.5, linestyle=style, label=label)
     axes.set_ylim(bottom=0)
-    _dress(axes, "Exact distance from policy to target", "distance", "upper right")
+    _dress(
+        axes, f"Distance from policy to target ({trainer.fit.manner})", "distance", "upper right"
+    )
     _calls_axis(axes)
+
+
+Panel = Callable[[Axes, Trainer, Sequence[Row]], None]
+
+# What to show, by what is known of the fit.
+PANELS: dict[type[Fit], tuple[Panel, Panel, Panel]] = {
+    ExactFit: (draw_modes_of_target, draw_rewards, draw_distance),
+    ConditionalFit: (draw_modes, draw_stored, draw_distance),
+    UnknownFit: (draw_modes, draw_top, draw_stored),
+}
 
 
 def expected_modes(
@@ -125,11 +151,45 @@ def histogram(
     return np.histogram(value.cpu().numpy(), edges, weights=weight.cpu().numpy())[0]
 
 
-def _mode_mass(env: EnumerableEnv) -> Float64[Tensor, "modes"]:
+def _mode_mass(trainer: Trainer) -> Float64[Tensor, "modes"]:
     """Return the target's probability of each mode."""
-    mode, target = env.mode_index(env.terminating_states()), env.target_log_prob().exp()
+    env, fit = trainer.env, trainer.fit
+    assert isinstance(env, EnumerableEnv)
+    assert isinstance(fit, ExactFit)
+    mode, target = env.mode_index(env.terminating_states()), fit.target.exp()
     mass = target.new_zeros(env.n_modes + 1)  # no mode is -1, the last place
     return mass.index_put_((mode,), target, accumulate=True)[:-1]
+
+
+def _stored(trainer: Trainer) -> Float64[Tensor, "n"]:
+    """Return the log-rewards in the buffer, those of terminating rows where it holds others."""
+    log_reward = trainer.rb.storage[:].get(LOG_REWARD).double()
+    return log_reward[log_reward.isfinite()]
+
+
+def _shares(
+    value: Float64[Tensor, "n"], edges: Float64[np.ndarray, "k"]
+) -> Float64[np.ndarray, "bins"]:
+    return histogram(value, value.new_full(value.shape, 1 / max(len(value), 1)), edges)
+
+
+def _buffer(trainer: Trainer) -> str:
+    return f"buffer ({len(trainer.rb):,} items)"
+
+
+def _draw_run(axes: Axes, rows: Sequence[Row], key: str, number: str) -> None:
+    """Draw a column against reward calls, its last value beside the end of the line."""
+    calls, values = _column(rows, "reward_calls"), _column(rows, key)
+    axes.plot(calls, values, color=BLUE, linewidth=2.5, label="this run")
+    axes.annotate(
+        number.format(values[-1]),
+        (calls[-1], values[-1]),
+        (6, 0),
+        textcoords="offset points",
+        color=BLUE,
+        va="center",
+        fontweight="bold",
+    )
 
 
 def _headline(trainer: Trainer) -> str:

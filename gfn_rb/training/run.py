@@ -45,8 +45,8 @@ def train(config: TrainConfig) -> Outcome:
     config.validate()
     check_installed(config.logger)
     torch.set_num_threads(config.threads)
-    trainer = Trainer(config)
-    return _run(trainer, RunFolder.create(config))
+    with closing(Trainer(config)) as trainer:
+        return carry_out(trainer, RunFolder.create(config))
 
 
 def resume(path: Path, steps: int | None = None) -> Outcome:
@@ -67,18 +67,24 @@ def resume(path: Path, steps: int | None = None) -> Outcome:
     config.validate()
     check_installed(config.logger)
     torch.set_num_threads(config.threads)
-    trainer = Trainer(config)
-    if folder.checkpoint.exists():  # otherwise it was killed before its first: start again
-        trainer.load(folder.checkpoint)
-    if trainer.steps_done > config.steps:
-        raise ArgumentError(
-            f"steps must be at least the {trainer.steps_done} taken already, got {config.steps}"
-        )
-    folder.write_config(config)
-    return _run(trainer, folder)
+    with closing(Trainer(config)) as trainer:
+        if folder.checkpoint.exists():  # otherwise it was killed before its first: start again
+            trainer.load(folder.checkpoint)
+        if trainer.steps_done > config.steps:
+            raise ArgumentError(
+                f"steps must be at least the {trainer.steps_done} taken already, got {config.steps}"
+            )
+        folder.write_config(config)
+        return carry_out(trainer, folder)
 
 
-def _run(trainer: Trainer, folder: RunFolder) -> Outcome:
+def carry_out(trainer: Trainer, folder: RunFolder) -> Outcome:
+    """Train until the steps are done or a signal says stop, and write everything down.
+
+    Args:
+        trainer: new, or restored from the folder's checkpoint.
+        folder: where to write, with the trainer's configuration inside.
+    """
     with StopSignals() as stop:
         if not trainer.history:
             trainer.record()

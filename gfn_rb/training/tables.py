@@ -16,6 +16,11 @@ from gfn_rb.training.loop import PHASES, Row, Trainer
 
 Lines = Iterable[tuple[str, str]]
 
+_DISTANCES = {
+    "total_variation": "total variation, policy to target",
+    "jensen_shannon_distance": "Jensen-Shannon distance",
+}
+
 
 def result_table(trainer: Trainer, row: Row) -> Table:
     """Return the table at the end of a run.
@@ -47,15 +52,26 @@ def inspection(path: Path) -> list[Table]:
 
 
 def _quality(trainer: Trainer, row: Mapping[str, Any]) -> Lines:
-    true, n_modes = trainer.env.log_z, trainer.env.n_modes
-    found = row["modes_found"]
+    shown = [
+        (title, f"{row[name]:.4f} ({trainer.fit.manner})")
+        for name, title in _DISTANCES.items()
+        if name in row
+    ]
     return [
-        ("total variation, policy to target", f"{row['total_variation']:.4f} (exact)"),
-        ("Jensen-Shannon distance", f"{row['jensen_shannon_distance']:.4f} (exact)"),
-        ("log Z", f"{row['log_z']:.3f}, true {true:.3f} ({row['log_z'] - true:+.3f})"),
-        ("modes found", f"{found:,} of {n_modes:,} ({found / n_modes:.0%})"),
+        *shown,
+        ("log Z", _beside(row["log_z"], trainer.fit.log_z)),
+        ("modes found", _out_of(row["modes_found"], trainer.env.n_modes)),
+        ("mean score of the best 100", f"{row['top_100_score']:.4f}"),
         ("distinct reward calls", f"{row['distinct_reward_calls']:,} of {row['reward_calls']:,}"),
     ]
+
+
+def _beside(log_z: float, true: float | None) -> str:
+    return f"{log_z:.3f}" + ("" if true is None else f", true {true:.3f} ({log_z - true:+.3f})")
+
+
+def _out_of(found: int, n_modes: int | None) -> str:
+    return f"{found:,}" + (f" of {n_modes:,} ({found / n_modes:.0%})" if n_modes else "")
 
 
 def _times(row: Mapping[str, Any]) -> Lines:

@@ -49,13 +49,18 @@ class Tally:
         """How many different modes were reached."""
         return len(self._modes)
 
+    @property
+    def top_score(self) -> float | None:
+        """Mean score of the best 100 different terminating states that were reached."""
+        return float(self.top.double().mean()) if len(self.top) else None
+
     def columns(self) -> dict[str, int | float | None]:
-        """Return the counts, and the mean score of the best distinct states, by name."""
+        """Return the counts and the mean score of the best by name."""
         return {
             "reward_calls": self.calls,
             "distinct_reward_calls": self.distinct_calls,
             "modes_found": self.modes_found,
-            "top_100_score": float(self.top.double().mean()) if len(self.top) else None,
+            "top_100_score": self.top_score,
         }
 
     def state_dict(self) -> dict[str, Any]:

@@ -39,18 +39,25 @@ def progress_bar(trainer: Trainer) -> Iterator[Callable[[float], None]]:
     """Show a progress bar on stderr; yield what is to be called after each step with its loss."""
     from tqdm import tqdm
 
-    tally, total = trainer.tally, trainer.config.steps
+    total = trainer.config.steps
     with tqdm(total=total, initial=trainer.steps_done, unit="step", dynamic_ncols=True) as bar:
 
         def advance(loss: float) -> None:
-            bar.set_postfix_str(
-                f"loss {loss:.3f}, log Z {trainer.log_z:.2f}, "
-                f"modes {tally.modes_found}/{trainer.env.n_modes}, {tally.calls:,} reward calls",
-                refresh=False,
-            )
+            bar.set_postfix_str(progress(trainer, loss), refresh=False)
             bar.update()
 
         yield advance
+
+
+def progress(trainer: Trainer, loss: float) -> str:
+    """Return how training stands, in a few words."""
+    tally, n_modes = trainer.tally, trainer.env.n_modes
+    modes = f"{tally.modes_found}/{n_modes}" if n_modes else f"{tally.modes_found:,}"
+    best = "" if trainer.fit.manner else f"best 100 {tally.top_score:.3f}, "
+    return (
+        f"loss {loss:.3f}, log Z {trainer.log_z:.2f}, modes {modes}, {best}"
+        f"{tally.calls:,} reward calls"
+    )
 
 
 def loggers(config: TrainConfig, folder: RunFolder) -> Callable[[Row], None]:
