@@ -9,7 +9,9 @@ from gfn_rb.buffers import (
     MergedReplayBuffer,
     fifo_buffer,
     reward_prioritized_buffer,
+    state_buffer,
     terminating_state_buffer,
+    transition_buffer,
 )
 from gfn_rb.checkpoint import load_checkpoint, save_checkpoint
 from gfn_rb.containers import States, Trajectories, Transitions
@@ -34,7 +36,9 @@ __all__ = [
     "load_checkpoint",
     "reward_prioritized_buffer",
     "save_checkpoint",
+    "state_buffer",
     "terminating_state_buffer",
+    "transition_buffer",
 ]
 
 __version__ = "0.1.0"

@@ -5,7 +5,9 @@ from gfn_rb.buffers.merged import MergedReplayBuffer
 from gfn_rb.buffers.presets import (
     fifo_buffer,
     reward_prioritized_buffer,
+    state_buffer,
     terminating_state_buffer,
+    transition_buffer,
 )
 
 __all__ = [
@@ -13,5 +15,7 @@ __all__ = [
     "MergedReplayBuffer",
     "fifo_buffer",
     "reward_prioritized_buffer",
+    "state_buffer",
     "terminating_state_buffer",
+    "transition_buffer",
 ]

@@ -17,9 +17,10 @@ from torchrl.data.replay_buffers.storages import Storage
 from torchrl.data.replay_buffers.writers import Writer
 from torchrl.envs.transforms import ExcludeTransform, Transform
 
+from gfn_rb.buffers.episodes import KeepStates, KeepTransitions
 from gfn_rb.buffers.transforms import KeepTerminatingStates, PadTrajectories
 from gfn_rb.errors import ArgumentError
-from gfn_rb.keys import ESTIMATOR_OUTPUT, INDEX, LOG_PROB, LOG_REWARD
+from gfn_rb.keys import EPISODE_LOG_REWARD, ESTIMATOR_OUTPUT, INDEX, LOG_PROB, LOG_REWARD
 from gfn_rb.samplers import SoftmaxRewardSampler
 from gfn_rb.samplers.base import Replacement
 from gfn_rb.writers import FIFOWriter, RewardPrioritizedWriter
@@ -135,6 +136,88 @@ def terminating_state_buffer(
     sampler = SoftmaxRewardSampler() if sampler is None else sampler
     transforms: list[Transform] = [KeepTerminatingStates(regenerate)]
     return _buffer(capacity, storage, device, writer, sampler, transforms, buffer_kwargs)
+
+
+def transition_buffer(
+    capacity: int,
+    *,
+    writer: Writer | None = None,
+    sampler: Sampler | None = None,
+    keep: Sequence[str] = (),
+    storage: Storage | None = None,
+    device: torch.device | str = "cpu",
+    **buffer_kwargs: Any,
+) -> TensorDictReplayBuffer:
+    """Return a buffer of transitions: trajectories go in, single steps come out.
+
+    Each row is stamped with ``episode_log_reward``, log R(x) of the trajectory it is of, and
+    ``episode``, that trajectory's number. By the first the rows of an episode are kept and drawn
+    alike, whichever of them the reward stands in; ``log_reward`` itself is -inf in the others.
+
+    What is kept is whole: the rows of an episode enter and leave together, but for the one episode
+    that fills the capacity up, the least of those kept. Of it the last rows are stored.
+
+    Args:
+        capacity: the number of transitions kept.
+        writer: which are kept; by default those of the episodes of highest reward. One that ranks
+            needs ``key="episode_log_reward"``.
+        sampler: which are drawn; by default in proportion to their episode's reward. The same
+            holds for its key. With it, or uniformly, the rows of an episode are drawn equally
+            often; samplers by rank give them neighbouring ranks.
+        keep: ``["log_prob"]`` to store it, see :func:`reward_prioritized_buffer`.
+        storage: see :func:`reward_prioritized_buffer`, as all that follow.
+        device: likewise.
+        **buffer_kwargs: likewise.
+
+    Raises:
+        ArgumentError: an option breaks its rule, or the storage is of another capacity.
+    """
+    if isinstance(keep, str) or not set(keep) <= {LOG_PROB}:
+        raise ArgumentError(f"keep must be a list of names out of {(LOG_PROB,)}, got {keep!r}")
+    rows = KeepTransitions(() if LOG_PROB in keep else (LOG_PROB,))
+    return _row_buffer(capacity, storage, device, writer, sampler, rows, buffer_kwargs)
+
+
+def state_buffer(
+    capacity: int,
+    *,
+    writer: Writer | None = None,
+    sampler: Sampler | None = None,
+    storage: Storage | None = None,
+    device: torch.device | str = "cpu",
+    **buffer_kwargs: Any,
+) -> TensorDictReplayBuffer:
+    """Return a buffer of visited states: trajectories go in, single states come out.
+
+    As in :func:`transition_buffer`, each row is stamped with ``episode_log_reward`` and
+    ``episode``, and kept and drawn by the first.
+
+    Args:
+        capacity: the number of states kept.
+        writer: see :func:`transition_buffer`, as all that follow.
+        sampler: likewise.
+        storage: likewise.
+        device: likewise.
+        **buffer_kwargs: likewise.
+
+    Raises:
+        ArgumentError: an option breaks its rule, or the storage is of another capacity.
+    """
+    return _row_buffer(capacity, storage, device, writer, sampler, KeepStates(), buffer_kwargs)
+
+
+def _row_buffer(
+    capacity: int,
+    storage: Storage | None,
+    device: torch.device | str,
+    writer: Writer | None,
+    sampler: Sampler | None,
+    rows: Transform,
+    kwargs: dict[str, Any],
+) -> TensorDictReplayBuffer:
+    writer = RewardPrioritizedWriter(EPISODE_LOG_REWARD) if writer is None else writer
+    sampler = SoftmaxRewardSampler(EPISODE_LOG_REWARD) if sampler is None else sampler
+    return _buffer(capacity, storage, device, writer, sampler, [rows], kwargs)
 
 
 def _on_insertion(max_length: int | None, keep: Sequence[str]) -> list[Transform]:
