@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
@@ -15,14 +16,18 @@ from gfn_rb.training.replay import DRAW, KEEP, REPLAY
 from gfn_rb.training.rules import check_fields, check_together
 
 if TYPE_CHECKING:  # for a type checker names in a table are strings, for the command line choices
-    LossName = Keep = Draw = Replay = Backward = str
+    LossName = str
+    Keep = str
+    Draw = str
+    Replay = str
+    Backward = str
 else:
     LossName, Keep, Draw = Literal[tuple(LOSSES)], Literal[tuple(KEEP)], Literal[tuple(DRAW)]
     Replay, Backward = Literal[tuple(REPLAY)], Literal[tuple(BACKWARD)]
 
 LoggerName = Literal["none", "csv", "tensorboard", "wandb"]
 
-CHOICES = {
+CHOICES: dict[str, Iterable[str]] = {
     "loss": LOSSES,
     "replay": REPLAY,
     "keep": KEEP,

@@ -29,6 +29,7 @@ from gfn_rb.training.objectives import (
     fit_log_z,
     make_loss,
     make_optimizer,
+    n_asked,
 )
 from gfn_rb.training.replay import DRAW, REPLAY, loss_per_item
 from gfn_rb.training.sources import make_source
@@ -156,7 +157,9 @@ class Trainer:
         """Take one optimiser step; return the loss of each row before it."""
         with self.watch("learning"):
             self.optimizer.zero_grad()
-            loss = self.loss.row_loss(converted(batch, self.loss.reads))
+            rows = converted(batch, self.loss.reads)
+            self.tally.calls += n_asked(self.loss, rows)
+            loss = self.loss.row_loss(rows)
             loss.mean().backward()
             self.hooks.gradients(self.loss)
             self.optimizer.step()

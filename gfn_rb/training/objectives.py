@@ -13,7 +13,15 @@ from gfn_rb.containers import States, Trajectories, Transitions
 from gfn_rb.containers.base import Container
 from gfn_rb.envs import GFNEnv
 from gfn_rb.errors import ArgumentError
-from gfn_rb.training.losses import LOSSES, DetailedBalance, FlowMatching, Loss, TrajectoryBalance
+from gfn_rb.training.losses import (
+    LOSSES,
+    DetailedBalance,
+    FlowMatching,
+    Loss,
+    ModifiedDetailedBalance,
+    SubTrajectoryBalance,
+    TrajectoryBalance,
+)
 from gfn_rb.training.policies import (
     BackwardPolicy,
     ConditionalLogZ,
@@ -60,11 +68,11 @@ def make_loss(config: TrainConfig, env: GFNEnv, seed: int) -> Loss:
         env: the environment.
         seed: of the weights.
     """
-    kind = LOSSES[config.loss]
+    kind: Callable[..., Loss] = LOSSES[config.loss]
     options = _OPTIONS.get(config.loss, lambda _: {})(config)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        networks = {name: _NETWORKS[name](config, env) for name in kind.networks}
+        networks = {name: _NETWORKS[name](config, env) for name in LOSSES[config.loss].networks}
     return kind(env=env, **networks, **options).to(config.device)
 
 
@@ -109,6 +117,14 @@ def backward_policy(loss: Loss) -> TensorDictModuleBase:
     return UniformBackwardPolicy(loss.env) if policy is None else policy
 
 
+def n_asked(loss: Loss, rows: Container) -> int:
+    """Return how many rewards a loss asks the environment for when it looks at some rows."""
+    if not isinstance(loss, ModifiedDetailedBalance):
+        return 0
+    assert isinstance(rows, Transitions)
+    return 2 * int((~rows.is_terminating).sum())  # at both ends of each move
+
+
 @torch.no_grad()
 def fit_log_z(loss: Loss, fresh: Trajectories) -> None:
     """Set log Z, or the scale of all flows, to where the ends of some trajectories fit best.
@@ -120,21 +136,23 @@ def fit_log_z(loss: Loss, fresh: Trajectories) -> None:
         loss: with new networks.
         fresh: the first batch.
     """
+    offset: tuple[str, ...]
     if isinstance(loss, TrajectoryBalance):
-        log_z, residual = loss.log_z, loss.residual(fresh)
-        offset = log_z.value if isinstance(log_z, LogZ) else log_z.head.bias
-    elif "state_flow" in loss.networks:
+        offset, residual = (LOG_Z, "log_z.head.bias"), loss.residual(fresh)
+    elif isinstance(loss, DetailedBalance | SubTrajectoryBalance):
         nets = (loss.forward_policy, loss.backward_policy, loss.env, loss.state_flow)
         steps = fresh.to_transitions()
         residual = DetailedBalance(*nets).residual(steps[steps.is_terminating])
-        offset = loss.state_flow.head.bias
+        offset = ("state_flow.head.bias",)
     elif isinstance(loss, FlowMatching):
         states = fresh.to_states()
         residual = loss.terms(states)[0][states.is_terminating, 1]
-        offset = loss.forward_policy.head.bias
+        offset = ("forward_policy.head.bias",)
     else:
         return
-    offset.sub_(residual.mean())
+    for name, parameter in loss.named_parameters():
+        if name in offset:
+            parameter.sub_(residual.mean())
 
 
 def _log_z(config: TrainConfig, env: GFNEnv) -> nn.Module:

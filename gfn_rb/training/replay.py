@@ -16,12 +16,14 @@ from torchrl.data.replay_buffers.writers import Writer
 from gfn_rb.buffers import (
     fifo_buffer,
     reward_prioritized_buffer,
+    state_buffer,
     terminating_state_buffer,
+    transition_buffer,
 )
-from gfn_rb.containers import Trajectories
+from gfn_rb.containers import States, Trajectories, Transitions
 from gfn_rb.containers.base import Container
 from gfn_rb.envs import GFNEnv
-from gfn_rb.keys import INDEX, LOG_REWARD
+from gfn_rb.keys import EPISODE_LOG_REWARD, INDEX, LOG_REWARD
 from gfn_rb.samplers import QuantileRewardSampler, RankRewardSampler, SoftmaxRewardSampler
 from gfn_rb.shapes import Float
 from gfn_rb.writers import FIFOWriter, RewardPrioritizedWriter
@@ -112,6 +114,20 @@ def terminal_buffer(
     )
 
 
+def step_buffer(
+    config: TrainConfig, env: GFNEnv, regenerate: Regenerate, generator: torch.Generator
+) -> TensorDictReplayBuffer:
+    """Return a buffer of transitions, ranked by what their episode came to."""
+    return transition_buffer(config.capacity, **_parts(config, EPISODE_LOG_REWARD, generator))
+
+
+def visit_buffer(
+    config: TrainConfig, env: GFNEnv, regenerate: Regenerate, generator: torch.Generator
+) -> TensorDictReplayBuffer:
+    """Return a buffer of visited states, ranked by what their episode came to."""
+    return state_buffer(config.capacity, **_parts(config, EPISODE_LOG_REWARD, generator))
+
+
 def _parts(config: TrainConfig, key: str, generator: torch.Generator) -> dict[str, Any]:
     return {
         "writer": KEEP[config.keep].writer(config, key),
@@ -147,6 +163,8 @@ class Replay(NamedTuple):
 
 REPLAY: dict[str, Replay] = {
     "trajectories": Replay(Trajectories, n_trajectories, trajectory_buffer),
+    "transitions": Replay(Transitions, n_steps, step_buffer),
+    "states": Replay(States, n_steps, visit_buffer),
     "terminal": Replay(Trajectories, n_trajectories, terminal_buffer),
 }
 

@@ -28,7 +28,10 @@ class Tally:
 
     def __init__(self, env: GFNEnv) -> None:
         self._env = env
-        self.restore({"calls": 0, "seen": _NOTHING, "modes": _NOTHING, "top": torch.zeros(0)})
+        self.calls = 0
+        device = env.source_state.device
+        self.top: Float[Tensor, "k"] = torch.zeros(0, device=device)
+        self._seen, self._modes = KeySet(device), KeySet(device)
 
     def add(self, trajectories: Trajectories) -> None:
         """Count one reward call for each trajectory."""
@@ -79,8 +82,7 @@ class Tally:
             state: of ``state_dict``.
         """
         device = self._env.source_state.device
-        self.calls = state["calls"]
-        self.top: Float[Tensor, "k"] = state["top"].to(device)
+        self.calls, self.top = state["calls"], state["top"].to(device)
         self._seen, self._modes = KeySet(device), KeySet(device)
         self._seen.add(state["seen"].to(device))
         self._modes.add(state["modes"].to(device))
@@ -91,9 +93,6 @@ class Tally:
         if type(self._env).score is GFNCore.score:  # then it is the reward, which is paid for
             return log_reward.exp()
         return self._env.score(state)
-
-
-_NOTHING = torch.zeros(0, dtype=torch.int64)
 
 
 class Stopwatch:
