@@ -29,8 +29,8 @@ def state(trainer):
         "rows": trainer.rb.storage[:].to_dict(),
         "writer": trainer.rb.writer.state_dict(),
         "generators": (trainer.generator.get_state(), trainer.rb._rng.get_state()),
-        "seen": trainer.tally.seen,
-        "counts": (trainer.steps_done, trainer.tally.calls, trainer.tally.modes_found),
+        "tally": trainer.tally.state_dict(),
+        "steps_done": trainer.steps_done,
         "history": [timeless(row) for row in trainer.history],
         "row": timeless(trainer.measure()),
     }
@@ -187,7 +187,7 @@ def test_replayed_trajectories_end_in_what_is_stored(replay):
     trainer = Recorded(grid(replay=replay, replay_ratio=3.0))
     take(trainer, 6)
     stored = trainer.rb.storage[:]
-    last = Trajectories.from_tensordict(torch.cat(trainer.batches[-3:]))
+    last = Trajectories.cat(trainer.batches[-3:])
     assert not (last.is_backward is not None and last.is_backward.any())
     torch.testing.assert_close(last.log_reward, trainer.env.log_reward(last.terminating_states))
     kept = (
@@ -204,7 +204,7 @@ def test_terminal_replay_regenerates_paths():
     """The same terminating state is reached along different paths in different draws."""
     trainer = Recorded(grid(replay="terminal", keep="recent", capacity=8, replay_ratio=4.0))
     trainer.step()
-    drawn = Trajectories.from_tensordict(torch.cat(trainer.batches[1:]))
+    drawn = Trajectories.cat(trainer.batches[1:])
     inner = (drawn.terminating_states > 0).all(1)
     x, path = drawn.terminating_states[inner], drawn.action[inner]
     assert len(x.unique(dim=0)) < len(torch.cat([x, path], 1).unique(dim=0))
@@ -282,7 +282,7 @@ def test_epsilon_1_ignores_the_policy():
 def test_learning_from_a_batch_lowers_its_loss():
     trainer = Recorded(grid(batch_size=64, lr=1e-3))
     trainer.step()
-    losses = [trainer._learn(trainer.batches[0]) for _ in range(6)]
+    losses = [float(trainer._learn(trainer.batches[0]).mean()) for _ in range(6)]
     assert losses == sorted(losses, reverse=True)
 
 
@@ -317,7 +317,7 @@ def test_losses_are_means_since_the_last_row():
 def test_replay_loss_is_the_mean_over_batches(monkeypatch):
     trainer = Trainer(grid(replay_ratio=2.0))
     losses = iter([5.0, 1.0, 2.0, 7.0, 3.0, 6.0])
-    monkeypatch.setattr(trainer, "_learn", lambda _: next(losses))
+    monkeypatch.setattr(trainer, "_learn", lambda batch: torch.full((len(batch),), next(losses)))
     assert [trainer.step(), trainer.step()] == [5.0, 7.0]
     row = trainer.record()
     assert (row["loss"], row["replay_loss"]) == (6.0, 3.0)
@@ -326,18 +326,17 @@ def test_replay_loss_is_the_mean_over_batches(monkeypatch):
 def test_distances_are_those_of_the_exact_distributions():
     trainer = trained(GRID, 5)
     row = trainer.measure()
-    log_p = trainer.policy_log_prob()
+    log_p, target = trainer.fit.policy_log_prob(), trainer.env.target_log_prob()
     assert log_p.exp().sum() == pytest.approx(1)
-    assert row["total_variation"] == total_variation(log_p, trainer.env.target_log_prob())
-    assert row["jensen_shannon_distance"] == jensen_shannon_distance(log_p, trainer.target)
+    assert row["total_variation"] == total_variation(log_p, target)
+    assert row["jensen_shannon_distance"] == jensen_shannon_distance(log_p, target)
 
 
 def test_the_exact_policy_is_the_one_that_is_sampled():
     """Pearson's chi-square of 4,000 samples against the exact distribution, fixed seed."""
     trainer = trained(GRID, 12)
-    p = trainer.policy_log_prob().exp()
-    generator = torch.Generator().manual_seed(1)
-    fresh = trainer.forward.sample_trajectories(trainer.env, n=4000, generator=generator)
+    p = trainer.fit.policy_log_prob().exp()
+    fresh = trainer.source.sample(4000)
     index = trainer.env.terminating_index(fresh.terminating_states)
     assert chi_square_p(torch.bincount(index, minlength=len(p)), p) > 1e-3
 

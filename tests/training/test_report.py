@@ -50,7 +50,7 @@ def test_modes_are_drawn_against_reward_calls(panels, trainer):
     np.testing.assert_array_equal(drawn["all 4"][1], [4, 4])
     n, expected = drawn["drawing from the target"]
     mode = trainer.env.mode_index(trainer.env.terminating_states())
-    p = np.array([float(trainer.target.exp()[mode == m].sum()) for m in range(4)])
+    p = np.array([float(trainer.fit.target.exp()[mode == m].sum()) for m in range(4)])
     assert n[-1] == 80
     np.testing.assert_allclose(expected[-1], (1 - (1 - p) ** 80).sum())
     assert panels[0].get_xlabel() == "reward calls"
@@ -65,7 +65,7 @@ def test_rewards_are_drawn_as_distributions(panels, trainer):
     top = steps["target"].edges > 0.5
     assert steps["target"].values[top[1:]].sum() == pytest.approx(16 * 0.6 / (16 * 0.6 + 20 * 0.1))
     rewarded = trainer.env.log_reward(trainer.env.terminating_states()).exp() > 0.5
-    sampled = float(trainer.policy_log_prob().exp()[rewarded].sum())
+    sampled = float(trainer.fit.policy_log_prob().exp()[rewarded].sum())
     assert steps["policy (exact)"].values[top[1:]].sum() == pytest.approx(sampled)
     stored = trainer.rb.storage[:]["log_reward"].exp()
     share = float((stored > 0.5).float().mean())
