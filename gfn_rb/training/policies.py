@@ -74,14 +74,13 @@ class Policy(TensorDictModuleBase):
                 f"trunk must take {in_features} features, got one of {self.trunk.in_features}"
             )
         self.head = nn.Linear(self.trunk.out_features, env.n_actions - self.is_backward)
-        self._encode = env.encode
+        self._encode, self._encode_condition = env.encode, env.encode_condition
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write the logits of each row."""
         x = self._encode(tensordict.get(keys.STATE))
         if len(self.in_keys) > 1:
-            condition = tensordict.get(keys.CONDITION)
-            x = torch.cat([x, condition.flatten(1).to(x.dtype)], 1)
+            x = torch.cat([x, self._encode_condition(tensordict.get(keys.CONDITION))], 1)
         return tensordict.set(keys.LOGITS, self.head(self.trunk(x)))
 
 
