@@ -12,7 +12,7 @@ import pytest
 import gfn_rb
 
 # Import names of the optional dependencies and of what only the tests use.
-HEAVY = ("matplotlib", "mpi4py", "tyro", "tqdm", "rich", "gfn", "scipy")
+HEAVY = ("matplotlib", "mpi4py", "tyro", "tqdm", "rich", "gfn", "scipy", "RNA")
 CHECKERS = ("jaxtyping", "beartype")
 # Modules whose business an optional dependency is.
 OPTIONAL = tuple(

@@ -38,6 +38,7 @@ ONLY_IN = {
     "beartype": set(),
     "mpi4py": {"transports"},
     "gfn": {"interop"},
+    "RNA": {"envs"},
 }
 # Numerics is tensor mathematics and nothing else.
 IN_NUMERICS = {"__future__", "collections", "gfn_rb", "math", "numpy", "torch", "typing"}

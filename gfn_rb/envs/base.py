@@ -61,7 +61,8 @@ class GFNEnv(GFNCore, EnvBase):
         self.state_shape, self.state_dtype = source_state.shape, source_state.dtype
         self.n_actions, self.exit_action = n_actions, n_actions - 1
         self.max_length, self.encoded_size = max_length, encoded_size
-        self.condition_shape = condition_shape
+        if condition_shape is not None:  # a class may also say it once for all
+            self.condition_shape = condition_shape
         self._set_specs()
 
     @property

@@ -144,7 +144,10 @@ class GFNCore(ABC):
     def encode_condition(
         self, condition: Shaped[Tensor, "n *condition"]
     ) -> Float[Tensor, "n encoded"]:
-        """Return the float32 input that a network sees for each condition, flat and well scaled."""
+        """Return the float32 input that a network sees for each condition, well scaled.
+
+        It is as wide as a condition has elements.
+        """
         return condition.flatten(1).float()
 
     def fingerprint(self, state: Shaped[Tensor, "n *state"]) -> Int64[Tensor, "n"]:

@@ -29,6 +29,8 @@ class SequenceEnv(GFNEnv):
         n_letters: size of the alphabet, at least 1.
         length: letters in a finished sequence, at least 1.
         form: "append" or "prepend_append".
+        letter_code: what ``encode`` writes for each letter, [n_letters, width], no two rows the
+            same and none all zeros; one-hot vectors if None.
         batch_size: batch size of the TorchRL interface; () takes any.
         device: where the environment's tensors live.
 
@@ -42,6 +44,7 @@ class SequenceEnv(GFNEnv):
         length: int,
         form: str = "append",
         *,
+        letter_code: Float[Tensor, "letters width"] | None = None,
         batch_size: Sequence[int] = (),
         device: torch.device | str | None = None,
     ) -> None:
@@ -50,18 +53,19 @@ class SequenceEnv(GFNEnv):
         for name, value in {"n_letters": n_letters, "length": length}.items():
             if value < 1:
                 raise ArgumentError(f"{name} must be at least 1, got {value}")
+        letter_code = torch.eye(n_letters) if letter_code is None else letter_code
         super().__init__(
             torch.full((length,), EMPTY),
             torch.full((length,), SINK),
             n_actions=n_letters * _ENDS[form] + 1,
             max_length=length + 1,
-            encoded_size=length * n_letters,
+            encoded_size=length * letter_code.shape[1],
             batch_size=batch_size,
             device=device,
         )
         self.n_letters, self.length, self.form = n_letters, length, form
-        code = torch.eye(n_letters + 2, n_letters).roll(2, 0)  # of SINK, EMPTY, 0, 1, ...
-        self.register_buffer("_code", code.to(device), persistent=False)
+        code = torch.cat([torch.zeros_like(letter_code[:1]).expand(2, -1), letter_code])
+        self.register_buffer("_code", code.to(device), persistent=False)  # of SINK, EMPTY, 0, ...
         mask = torch.zeros(n_letters + 2, self.n_actions, dtype=torch.bool)
         mask[EMPTY - SINK, :-1] = True
         mask[-SINK:, -1] = True
@@ -88,7 +92,7 @@ class SequenceEnv(GFNEnv):
         return torch.cat([last, state[:, :1] == letters], 1) if self._writes_left else last
 
     def encode(self, state: Int64[Tensor, "n *state"]) -> Float[Tensor, "n encoded"]:
-        """Return one one-hot vector per place; zeros where it is empty."""
+        """Return the code of the letter in each place; zeros where it is empty."""
         return embedding(state - SINK, self._code).flatten(1)
 
     def state_key(self, state: Int64[Tensor, "n *state"]) -> Int64[Tensor, "n"]:

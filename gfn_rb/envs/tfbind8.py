@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from gfn_rb.envs.enumerable import EnumerableEnv
 from gfn_rb.envs.sequence import SequenceEnv
+from gfn_rb.envs.spelling import read, spell
 from gfn_rb.envs.tfbind8_table import LENGTH, LETTERS, load_scores
-from gfn_rb.errors import ArgumentError, ShapeError
+from gfn_rb.errors import ArgumentError
 from gfn_rb.shapes import Float, Int64
 
 MODE_FRACTION = 0.005
@@ -96,11 +96,7 @@ class TFBind8(SequenceEnv, EnumerableEnv):
             ArgumentError: a row is the sink.
         """
         self.check_state(state)
-        if self.is_sink(state).any():
-            raise ArgumentError("state must hold letters, got the sink")
-        alphabet = np.frombuffer(LETTERS.encode() + b"\0", dtype="S1")  # -1, empty, is the last
-        letters = np.ascontiguousarray(alphabet[state.cpu().numpy()])
-        return [text.decode() for text in letters.view(f"S{LENGTH}")[:, 0]]
+        return spell(state, LETTERS)
 
     def from_strings(self, strings: Sequence[str]) -> Int64[Tensor, "n 8"]:
         """Return the states that ``strings`` spell, at most 8 letters of ACGT each.
@@ -109,10 +105,4 @@ class TFBind8(SequenceEnv, EnumerableEnv):
             ShapeError: a string is longer than 8 letters.
             ArgumentError: a string holds another letter.
         """
-        if too_long := [text for text in strings if len(text) > LENGTH]:
-            raise ShapeError(f"strings must have at most {LENGTH} letters, got {too_long[0]!r}")
-        if wrong := [text for text in strings if set(text) - set(LETTERS)]:
-            raise ArgumentError(f"strings must hold only the letters {LETTERS}, got {wrong[0]!r}")
-        rows = [[LETTERS.find(c) for c in text.ljust(LENGTH)] for text in strings]  # -1 is empty
-        state = torch.tensor(rows, dtype=torch.int64, device=self.source_state.device)
-        return state.reshape(-1, LENGTH)
+        return read(strings, LETTERS, LENGTH).to(self.source_state.device)

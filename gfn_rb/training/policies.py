@@ -78,14 +78,13 @@ class StateNetwork(TensorDictModuleBase):
                 f"trunk must take {in_features} features, got one of {self.trunk.in_features}"
             )
         self.head = nn.Linear(self.trunk.out_features, out_features)
-        self._encode = env.encode
+        self._encode, self._encode_condition = env.encode, env.encode_condition
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write what the network says of each row."""
         x = self._encode(tensordict.get(keys.STATE))
         if len(self.in_keys) > 1:
-            condition = tensordict.get(keys.CONDITION)
-            x = torch.cat([x, condition.flatten(1).to(x.dtype)], 1)
+            x = torch.cat([x, self._encode_condition(tensordict.get(keys.CONDITION))], 1)
         return tensordict.set(self.out_keys[0], self._shaped(self.head(self.trunk(x))))
 
     def _shaped(self, out: Float[Tensor, "n out"]) -> Float[Tensor, "n ..."]:
@@ -215,6 +214,7 @@ class ConditionalLogZ(nn.Module):
         super().__init__()
         if env.condition_shape is None:
             raise ArgumentError("env must have conditions for ConditionalLogZ, got one without")
+        self._encode_condition = env.encode_condition
         self.trunk = Trunk(env.condition_shape.numel(), hidden)
         self.head = nn.Linear(self.trunk.out_features, 1)
         nn.init.constant_(self.head.bias, initial)
@@ -227,5 +227,4 @@ class ConditionalLogZ(nn.Module):
         """
         if condition is None:
             raise ArgumentError("condition must be given to ConditionalLogZ, got rows without")
-        x = condition.flatten(1).to(self.head.weight.dtype)
-        return self.head(self.trunk(x)).squeeze(1)
+        return self.head(self.trunk(self._encode_condition(condition))).squeeze(1)

@@ -174,12 +174,12 @@ class Unordered(HyperGrid):
 
 
 class Unnormalised(HyperGrid):
-    def target_log_prob(self) -> Tensor:
+    def target_log_prob(self, condition: Tensor | None = None) -> Tensor:
         return super().target_log_prob() + 0.1
 
 
 class LeakyFlow(HyperGrid):
-    def policy_log_prob(self, log_pf, chunk_size: int = 1) -> Tensor:
+    def policy_log_prob(self, log_pf, chunk_size: int = 1, condition=None) -> Tensor:
         return super().policy_log_prob(log_pf) - 0.1
 
 

@@ -24,6 +24,18 @@ class EnumerableEnvConformance(GFNEnvConformance):
     def make_env(self) -> EnumerableEnv:
         """Return a new environment without a batch size, on the CPU."""
 
+    def conditions(self, env: EnumerableEnv) -> list[Tensor | None]:
+        """Return what to ask for: some conditions, or None alone where there are none."""
+        fixed = env.fixed_conditions(3)
+        return [None] if fixed is None else list(fixed)
+
+    def log_rewards(self, env: EnumerableEnv, condition: Tensor | None) -> Tensor:
+        """Return log R of every terminating state under one condition."""
+        state = env.terminating_states()
+        if condition is None:
+            return env.log_reward(state)
+        return env.log_reward(state, condition.expand(len(state), *condition.shape))
+
     def test_layers_hold_each_state_once(self) -> None:
         """Layers begin with the source, are disjoint, and a move leads to the next layer."""
         env = self.make_env()
@@ -70,12 +82,14 @@ class EnumerableEnvConformance(GFNEnvConformance):
     def test_target_is_the_normalised_reward(self) -> None:
         """The target sums to one, and log R(x) - log p(x) is log Z everywhere."""
         env = self.make_env()
-        log_p = env.target_log_prob()
-        assert log_p.dtype == torch.float64
-        assert_close(log_p.exp().sum().item(), 1.0, rtol=0, atol=1e-9)
-        log_reward = env.log_reward(env.terminating_states()).double()
-        at = log_p.isfinite()
-        assert_close(log_reward[at] - log_p[at], torch.full_like(log_p[at], env.log_z))
+        for condition in self.conditions(env):
+            log_p = env.target_log_prob(condition)
+            assert log_p.dtype == torch.float64
+            assert_close(log_p.exp().sum().item(), 1.0, rtol=0, atol=1e-9)
+            log_reward = self.log_rewards(env, condition).double()
+            at = log_p.isfinite()
+            log_z = torch.full_like(log_p[at], env.log_partition(condition))
+            assert_close(log_reward[at] - log_p[at], log_z)
 
     def test_policy_distribution_sums_to_one(self) -> None:
         """The exact distributions of the uniform and of a random policy sum to one."""
@@ -88,8 +102,15 @@ class EnumerableEnvConformance(GFNEnvConformance):
             logits = env.encode(state) @ weight
             return logits.masked_fill(~env.forward_mask(state), -torch.inf).log_softmax(1)
 
-        for log_pf in (uniform_log_pf(env), random_log_pf):
-            log_p = env.policy_log_prob(log_pf, chunk_size=1000)
+        def conditional_log_pf(state: Tensor, condition: Tensor) -> Tensor:
+            assert condition.shape == (len(state), *(env.condition_shape or ()))
+            return random_log_pf(state)
+
+        asked = [(uniform_log_pf(env), None), (random_log_pf, None)]
+        if env.condition_shape is not None:
+            asked += [(conditional_log_pf, condition) for condition in self.conditions(env)]
+        for log_pf, condition in asked:
+            log_p = env.policy_log_prob(log_pf, chunk_size=1000, condition=condition)
             assert log_p.shape == (env.n_terminating,)
             assert log_p.dtype == torch.float64
             assert_close(log_p.exp().sum().item(), 1.0, rtol=0, atol=1e-5)
@@ -103,9 +124,10 @@ class EnumerableEnvConformance(GFNEnvConformance):
         assert mode.unique().tolist()[-env.n_modes :] == list(range(env.n_modes))
         assert int(mode.min()) >= -1
         assert env.is_mode(state).equal(mode >= 0)
-        log_reward = env.log_reward(state)
-        rest = log_reward[mode < 0]
-        assert len(rest) == 0 or log_reward[mode >= 0].min() >= rest.max()
+        for condition in self.conditions(env):
+            log_reward = self.log_rewards(env, condition)
+            rest = log_reward[mode < 0]
+            assert len(rest) == 0 or log_reward[mode >= 0].min() >= rest.max()
 
     def test_graph_follows_the_environment_to_a_device(self) -> None:
         """Enumerating, moving and enumerating again gives tensors on the new device."""
@@ -114,6 +136,7 @@ class EnumerableEnvConformance(GFNEnvConformance):
         before, log_p = env.terminating_states(), env.policy_log_prob(uniform_log_pf(env))
         env.to(device)
         assert env.terminating_states().device.type == device
-        assert env.target_log_prob().device.type == device
+        condition = self.conditions(env)[0]
+        assert env.target_log_prob(condition).device.type == device
         assert env.terminating_states().cpu().equal(before)
         assert_close(env.policy_log_prob(uniform_log_pf(env)).cpu(), log_p)

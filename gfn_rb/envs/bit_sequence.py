@@ -1,0 +1,186 @@
+"""BitSequence: write a string of bits, word by word, close to one of a few hidden strings."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gfn_rb.envs.enumerable import EnumerableEnv
+from gfn_rb.envs.sequence import EMPTY, SequenceEnv
+from gfn_rb.envs.spelling import read, spell
+from gfn_rb.errors import ArgumentError, ShapeError
+from gfn_rb.shapes import Float, Int64
+
+BLOCKS = ("00000000", "11111111", "11110000", "00001111", "00111100")
+BLOCK_BITS = 8
+MOST_WORD_BITS = 16
+
+
+class BitSequence(SequenceEnv, EnumerableEnv):
+    """Write ``n_bits`` bits in words of ``word_bits`` bits (Malkin et al. 2022, section 5.3).
+
+    A state holds one number per word, its first bit the most significant. With the modes M,
+
+        R(x) = exp(-min_{y in M} d(x, y) / n_bits) ^ beta
+
+    where d is the Hamming distance, as in torchgfn and in Tiapkin et al. 2024 (the original counts
+    edits, and has a further constant factor, which leaves the distribution as it is). Beta = n_bits
+    makes it exp(-d): each bit astray costs one nat.
+
+    Modes are strings of blocks drawn from {00000000, 11111111, 11110000, 00001111, 00111100}, all
+    different. A mode is found by any x within distance ``delta`` of it, so that one x may find
+    several; ``mode_index`` names the nearest. Networks see each bit as -1 or 1, empty words as 0.
+
+    The default is the original's: 120 bits and 60 modes, found within 28 bits. It is far too large
+    to enumerate; strings of up to about 20 bits have exact distributions (``is_enumerable``).
+
+    Args:
+        n_bits: bits in a finished string, a positive multiple of 8.
+        word_bits: bits in a word, a divisor of ``n_bits`` of at most 16; there are 2^word_bits
+            words.
+        form: "append", or "prepend_append" to write at both ends (see ``SequenceEnv``).
+        n_modes: number of modes, at most 5^(n_bits / 8).
+        beta: exponent of the reward, positive; 2 n_bits if None.
+        delta: distance within which a mode is found, in bits, in [0, n_bits]; 28/120 of ``n_bits``,
+            rounded down, if None.
+        seed: which modes are drawn.
+        batch_size: batch size of the TorchRL interface; () takes any.
+        device: where the environment's tensors live.
+
+    Raises:
+        ArgumentError: an argument is out of its range.
+    """
+
+    n_modes: int
+
+    def __init__(
+        self,
+        n_bits: int = 120,
+        word_bits: int = 8,
+        form: str = "append",
+        n_modes: int = 60,
+        beta: float | None = None,
+        delta: int | None = None,
+        seed: int = 0,
+        *,
+        batch_size: Sequence[int] = (),
+        device: torch.device | str | None = None,
+    ) -> None:
+        beta = 2.0 * n_bits if beta is None else beta
+        delta = 28 * n_bits // 120 if delta is None else delta
+        _check(n_bits, word_bits, n_modes, beta, delta)
+        super().__init__(
+            2**word_bits,
+            n_bits // word_bits,
+            form,
+            letter_code=_bits_of(torch.arange(2**word_bits), word_bits) * 2.0 - 1,
+            batch_size=batch_size,
+            device=device,
+        )
+        self.n_bits, self.word_bits = n_bits, word_bits
+        self.n_modes, self.beta, self.delta = n_modes, beta, delta
+        modes = self.from_strings(draw_modes(n_bits, n_modes, seed))
+        self.register_buffer("modes", modes, persistent=False)
+        self.register_buffer("_mode_code", self.encode(modes).T, persistent=False)
+
+    def log_reward(
+        self, state: Int64[Tensor, "n *state"], condition: Tensor | None = None
+    ) -> Float[Tensor, "n"]:
+        """Return log R(x), in nats (the class's equation)."""
+        return -self.beta / self.n_bits * self._to_nearest(state)
+
+    def score(self, state: Int64[Tensor, "n *state"]) -> Float[Tensor, "n"]:
+        """Return the share of bits that agree with the nearest mode."""
+        return 1 - self._to_nearest(state) / self.n_bits
+
+    def distances(self, state: Int64[Tensor, "n *state"]) -> Int64[Tensor, "n modes"]:
+        """Return the Hamming distance of each finished string to each mode, in bits.
+
+        Raises:
+            ShapeError: ``state`` is no batch of states.
+            ArgumentError: a string is not finished.
+        """
+        return self._distances(state).long()
+
+    def mode_index(self, state: Int64[Tensor, "n *state"]) -> Int64[Tensor, "n"]:
+        """Return the nearest mode of each string, if within ``delta``, else -1; ties by number."""
+        distance, mode = self._distances(state).min(1)
+        return mode.where(distance <= self.delta, -1)
+
+    def modes_reached(self, state: Int64[Tensor, "n *state"]) -> Int64[Tensor, "m"]:
+        """Return every mode within ``delta`` of some string, each once."""
+        return (self._distances(state) <= self.delta).any(0).nonzero()[:, 0]
+
+    def to_strings(self, state: Int64[Tensor, "n *state"]) -> list[str]:
+        """Spell out states, finished or not, in zeros and ones.
+
+        Raises:
+            ShapeError: ``state`` is no batch of states.
+            ArgumentError: a row is the sink.
+        """
+        self.check_state(state)
+        bits = _bits_of(state, self.word_bits).where(state[:, :, None] >= 0, state[:, :, None])
+        return spell(bits.flatten(1), "01")
+
+    def from_strings(self, strings: Sequence[str]) -> Int64[Tensor, "n words"]:
+        """Return the states that ``strings`` of zeros and ones spell.
+
+        Raises:
+            ShapeError: a string is longer than ``n_bits``, or holds no whole number of words.
+            ArgumentError: a string holds anything but zeros and ones.
+        """
+        if torn := [text for text in strings if len(text) % self.word_bits]:
+            raise ShapeError(f"strings must hold words of {self.word_bits} bits, got {torn[0]!r}")
+        bits = read(strings, "01", self.n_bits).to(self.source_state.device)
+        bits = bits.reshape(-1, self.length, self.word_bits)
+        powers = 2 ** torch.arange(self.word_bits - 1, -1, -1, device=bits.device)
+        return (bits * powers).sum(2).where(bits[:, :, 0] >= 0, EMPTY)
+
+    def _to_nearest(self, state: Int64[Tensor, "n *state"]) -> Float[Tensor, "n"]:
+        return self._distances(state).amin(1)
+
+    def _distances(self, state: Int64[Tensor, "n *state"]) -> Float[Tensor, "n modes"]:
+        """Count bits by the product of -1s and 1s: (bits that agree) - (bits that do not)."""
+        self.check_terminating(state)
+        return (self.n_bits - self.encode(state) @ self._mode_code) / 2
+
+
+def draw_modes(n_bits: int, n_modes: int, seed: int) -> list[str]:
+    """Draw different strings of blocks.
+
+    Args:
+        n_bits: bits in each, a multiple of 8.
+        n_modes: how many, at most 5^(n_bits / 8).
+        seed: the same seed gives the same strings, on any machine.
+    """
+    rng = random.Random(seed)
+    modes: dict[str, None] = {}
+    while len(modes) < n_modes:
+        modes["".join(rng.choices(BLOCKS, k=n_bits // BLOCK_BITS))] = None
+    return list(modes)
+
+
+def _bits_of(word: Int64[Tensor, "*n"], word_bits: int) -> Int64[Tensor, "*n bits"]:
+    """Write words in binary, the most significant bit first."""
+    return word.unsqueeze(-1) >> torch.arange(word_bits - 1, -1, -1, device=word.device) & 1
+
+
+def _check(n_bits: int, word_bits: int, n_modes: int, beta: float, delta: int) -> None:
+    if n_bits < 1 or n_bits % BLOCK_BITS:
+        raise ArgumentError(f"n_bits must be a positive multiple of {BLOCK_BITS}, got {n_bits}")
+    if not 1 <= word_bits <= MOST_WORD_BITS or n_bits % word_bits:
+        raise ArgumentError(
+            f"word_bits must be a divisor of n_bits={n_bits} in [1, {MOST_WORD_BITS}], "
+            f"got {word_bits}"
+        )
+    most = len(BLOCKS) ** (n_bits // BLOCK_BITS)
+    if not 1 <= n_modes <= most:
+        raise ArgumentError(f"n_modes must be in [1, {most}] for {n_bits} bits, got {n_modes}")
+    if not 0 < beta < math.inf:
+        raise ArgumentError(f"beta must be positive and finite, got {beta}")
+    if not 0 <= delta <= n_bits:
+        raise ArgumentError(f"delta must be in [0, {n_bits}], got {delta}")

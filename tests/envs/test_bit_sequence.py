@@ -1,0 +1,187 @@
+from __future__ import annotations
+
+import math
+from itertools import product
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from gfn_rb.envs import BitSequence, uniform_log_pf
+from gfn_rb.envs.bit_sequence import BLOCKS, draw_modes
+from gfn_rb.envs.conformance import EnumerableEnvConformance, GFNEnvConformance
+from gfn_rb.errors import ArgumentError, ShapeError
+
+
+class TestBitSequence(EnumerableEnvConformance):
+    def make_env(self) -> BitSequence:
+        return BitSequence(8, 2, n_modes=3)
+
+
+class TestBitSequencePrependAppend(EnumerableEnvConformance):
+    def make_env(self) -> BitSequence:
+        return BitSequence(8, 2, "prepend_append", n_modes=2, seed=1)
+
+
+class TestBitByBit(EnumerableEnvConformance):
+    def make_env(self) -> BitSequence:
+        return BitSequence(8, 1, n_modes=5, delta=2)
+
+
+class TestBitSequenceOf120Bits(GFNEnvConformance):
+    def make_env(self) -> BitSequence:
+        return BitSequence(word_bits=10)
+
+
+def hamming(one: str, other: str) -> int:
+    return sum(a != b for a, b in zip(one, other, strict=True))
+
+
+def test_words_by_hand() -> None:
+    env = BitSequence(16, 4, n_modes=1)
+    state = env.from_strings(["0000000111111010", "01011100", ""])
+    assert state.tolist() == [[0, 1, 15, 10], [5, 12, -1, -1], [-1, -1, -1, -1]]
+    assert env.to_strings(state) == ["0000000111111010", "01011100", ""]
+    assert env.from_strings([]).shape == (0, 4)
+    assert env.encode(state)[1].tolist() == [-1, 1, -1, 1, 1, 1, -1, -1] + [0] * 8
+    assert (env.n_actions, env.exit_action, env.max_length, env.encoded_size) == (17, 16, 5, 16)
+
+
+def test_the_default_is_the_original_task() -> None:
+    env = BitSequence()
+    assert (env.n_bits, env.word_bits, env.n_modes, env.delta) == (120, 8, 60, 28)
+    assert (env.n_actions, env.max_length, env.encoded_size) == (257, 16, 120)
+    modes = env.to_strings(env.modes)
+    assert len(set(modes)) == 60
+    assert all(mode[i : i + 8] in BLOCKS for mode in modes for i in range(0, 120, 8))
+    assert env.modes_reached(env.modes).tolist() == list(range(60))
+
+
+@pytest.mark.parametrize("word_bits", [1, 2, 4, 6, 8, 10])
+def test_every_word_length_has_the_same_modes_and_rewards(word_bits: int) -> None:
+    env, other = BitSequence(word_bits=word_bits), BitSequence(word_bits=8)
+    assert env.to_strings(env.modes) == other.to_strings(other.modes)
+    generator = torch.Generator().manual_seed(0)
+    texts = ["".join(map(str, row)) for row in torch.randint(2, (9, 120), generator=generator)
+             .tolist()]  # fmt: skip
+    mine, its = env.from_strings(texts), other.from_strings(texts)
+    torch.testing.assert_close(env.log_reward(mine), other.log_reward(its), rtol=0, atol=0)
+
+
+def test_modes_depend_on_the_seed_alone() -> None:
+    assert draw_modes(120, 60, 3) == draw_modes(120, 60, 3) != draw_modes(120, 60, 4)
+    assert draw_modes(120, 40, 3) == draw_modes(120, 60, 3)[:40]
+    assert sorted(draw_modes(8, 5, 0)) == sorted(BLOCKS)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.text("01", min_size=24, max_size=24), st.integers(0, 5), st.integers(0, 24))
+def test_distances_rewards_and_modes_equal_their_definition(
+    text: str, seed: int, delta: int
+) -> None:
+    env = BitSequence(24, 3, n_modes=4, beta=6.0, delta=delta, seed=seed)
+    expected = [hamming(text, mode) for mode in draw_modes(24, 4, seed)]
+    state, nearest = env.from_strings([text]), min(expected)
+    assert env.distances(state).tolist() == [expected]
+    assert env.log_reward(state).item() == pytest.approx(-6.0 * nearest / 24)
+    assert env.score(state).item() == pytest.approx(1 - nearest / 24)
+    assert env.modes_reached(state).tolist() == [i for i in range(4) if expected[i] <= delta]
+    index = expected.index(nearest) if nearest <= delta else -1
+    assert env.mode_index(state).tolist() == [index]
+
+
+def test_rewards_by_hand() -> None:
+    # the one mode of seed 0 with 8 bits is one of the blocks; flip 0, 1 and 8 of its bits
+    env = BitSequence(8, 4, n_modes=1)
+    mode = env.to_strings(env.modes)[0]
+    flip = str.maketrans("01", "10")
+    texts = [mode, mode[:7] + mode[7].translate(flip), mode.translate(flip)]
+    log_reward = env.log_reward(env.from_strings(texts))
+    assert log_reward.tolist() == [0, -2, -16]  # beta 2 n_bits: two nats a bit
+    unit = BitSequence(8, 4, n_modes=1, beta=8.0)
+    assert unit.log_reward(unit.from_strings(texts)).tolist() == [0, -1, -8]
+    assert env.modes_reached(env.from_strings(texts[1:])).tolist() == [0]  # delta 28*8/120 = 1
+
+
+def test_one_string_may_reach_several_modes() -> None:
+    env = BitSequence(8, 8, n_modes=5, delta=4)
+    state = env.from_strings(["00000000"])
+    reached = {env.to_strings(env.modes)[i] for i in env.modes_reached(state).tolist()}
+    assert reached == set(BLOCKS) - {"11111111"}
+    assert env.to_strings(env.modes[env.mode_index(state)]) == ["00000000"]
+
+
+def test_log_z_by_counting_strings() -> None:
+    env = BitSequence(16, 4, n_modes=3, beta=16.0)
+    modes = draw_modes(16, 3, 0)
+    every = ["".join(bits) for bits in product("01", repeat=16)]
+    total = sum(math.exp(-min(hamming(x, mode) for mode in modes)) for x in every)
+    assert env.log_z == pytest.approx(math.log(total), abs=1e-6)
+    assert env.n_terminating == 2**16
+    uniform = env.policy_log_prob(uniform_log_pf(env))
+    torch.testing.assert_close(uniform, torch.full_like(uniform, -16 * math.log(2)))
+
+
+def test_what_is_enumerable() -> None:
+    assert BitSequence(16, 4, n_modes=3).is_enumerable
+    assert BitSequence(16, 4, n_modes=3).n_states == 1 + 16 + 16**2 + 16**3 + 16**4
+    env = BitSequence()
+    assert not env.is_enumerable
+    message = r"at most 20000000 states to be enumerated, BitSequence has 1\.334e\+36"
+    with pytest.raises(ArgumentError, match=message):
+        env.terminating_states()
+
+
+def neighbours(env: BitSequence) -> Tensor:
+    """Return a mode, and it with each of its bits flipped."""
+    mode = env.to_strings(env.modes)[0]
+    flipped = [mode[:i] + str(1 - int(mode[i])) + mode[i + 1 :] for i in range(len(mode))]
+    return env.from_strings([mode, *flipped])
+
+
+def test_fingerprints_of_long_strings() -> None:
+    env = BitSequence(word_bits=1)
+    state = neighbours(env)
+    key = env.fingerprint(state)
+    assert len(key.unique()) == 121
+    assert BitSequence(word_bits=1).fingerprint(state).equal(key)
+    # 3^k modulo 2^64 would confuse strings: keys in base 3 are no use here
+    assert (env.n_letters + 1) ** env.length > 2**64
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"n_bits": 12}, "n_bits must be a positive multiple of 8, got 12"),
+        ({"n_bits": 0}, "n_bits must be a positive multiple of 8, got 0"),
+        ({"word_bits": 7}, r"word_bits must be a divisor of n_bits=120 in \[1, 16\], got 7"),
+        ({"word_bits": 20}, "word_bits must be a divisor"),
+        ({"word_bits": 0}, "word_bits must be a divisor"),
+        ({"n_bits": 8, "n_modes": 6}, r"n_modes must be in \[1, 5\] for 8 bits, got 6"),
+        ({"n_modes": 0}, "n_modes must be in"),
+        ({"beta": 0.0}, "beta must be positive and finite, got 0.0"),
+        ({"beta": math.nan}, "beta must be positive"),
+        ({"delta": -1}, r"delta must be in \[0, 120\], got -1"),
+        ({"delta": 121}, "delta must be in"),
+        ({"form": "insert"}, "form must be one of"),
+    ],
+)
+def test_wrong_arguments(arguments: dict[str, float], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        BitSequence(**arguments)
+
+
+def test_wrong_states_and_strings() -> None:
+    env = BitSequence(16, 4, n_modes=1)
+    with pytest.raises(ArgumentError, match="state must be terminating"):
+        env.distances(env.from_strings(["0000"]))
+    with pytest.raises(ShapeError, match="strings must hold words of 4 bits, got '00000'"):
+        env.from_strings(["00000"])
+    with pytest.raises(ShapeError, match="at most 16 letters"):
+        env.from_strings(["0" * 20])
+    with pytest.raises(ArgumentError, match="letters 01, got '0120'"):
+        env.from_strings(["0120"])
+    with pytest.raises(ArgumentError, match="got the sink"):
+        env.to_strings(env.sink_state[None])

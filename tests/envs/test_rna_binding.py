@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+import math
+import pickle
+import sys
+
+import pytest
+import RNA
+import torch
+
+from gfn_rb.envs import EnumerableEnv, RNABinding, rna_binding
+from gfn_rb.envs.conformance import GFNEnvConformance
+from gfn_rb.envs.rna_binding import TARGETS, lowest_energy
+from gfn_rb.errors import ArgumentError, GfnRbError, ShapeError
+
+SHORT = ("GGGCAAUGCC", "AUGGCUUACG")  # short targets, quick to fold
+
+
+class TestRNABindingAppend(GFNEnvConformance):
+    def make_env(self) -> RNABinding:
+        return RNABinding(SHORT, 4, threshold=0.5)
+
+
+class TestRNABindingPrependAppend(GFNEnvConformance):
+    def make_env(self) -> RNABinding:
+        return RNABinding(SHORT[:1], 4, "prepend_append")
+
+
+def test_energies_are_those_of_viennarna() -> None:
+    env = RNABinding(["RNA1", "RNA3"])
+    texts = ["AUGGGCCGGACCCC", "GCCCCGCCGGAAUG", "UCUUGGGGACUUUU", "AAAAAAAAAAAAAA"]
+    energy = env.energy(env.from_strings(texts))
+    expected = [[RNA.duplexfold(TARGETS[t], x).energy for t in ("RNA1", "RNA3")] for x in texts]
+    torch.testing.assert_close(energy, torch.tensor(expected))
+    assert energy[3].tolist() == pytest.approx([2.7, 1.5])  # no pair without U in the target's way
+
+
+def test_scores_by_hand() -> None:
+    # E(RNA1 with its complement) = -260.1 kcal/mol over 100 letters: 14 letters' share is -36.414
+    env = RNABinding()
+    assert lowest_energy(TARGETS["RNA1"]) == pytest.approx(-260.1, abs=0.05)
+    state = env.from_strings(["AUGGGCCGGACCCC", "GGGGGGGGGGGGGG", "AAAAAAAAAAAAAA"])
+    r = torch.tensor([19.8, 23.8, -2.7]) / 36.414
+    torch.testing.assert_close(env.score(state), r, rtol=1e-4, atol=0)
+    floored = torch.tensor([r[0], r[1], 1e-3])
+    torch.testing.assert_close(env.log_reward(state), 8 * floored.log(), rtol=1e-4, atol=0)
+    loose = RNABinding(beta=2.0, min_reward=0.6)
+    torch.testing.assert_close(
+        loose.log_reward(state), 2 * torch.tensor([0.6, 23.8 / 36.414, 0.6]).log()
+    )
+
+
+def test_two_targets_give_the_mean() -> None:
+    both = RNABinding(["RNA1", "RNA2"])
+    state = both.from_strings(["AUGGGCCGGACCCC", "GGAUAACAAUUCAU"])
+    alone = [RNABinding([target]).score(state) for target in ("RNA1", "RNA2")]
+    torch.testing.assert_close(both.score(state), (alone[0] + alone[1]) / 2)
+
+
+def test_the_best_complement_of_a_window_binds_best() -> None:
+    target = TARGETS["RNA4"]
+    complement = target.translate(str.maketrans("ACGU", "UGCA"))[::-1]
+    env = RNABinding(["RNA4"])
+    windows = env.score(env.from_strings([complement[i : i + 14] for i in range(0, 87, 3)]))
+    assert 1 < windows.max() < 1.2
+    assert env.is_mode(env.from_strings([complement[:14]])).tolist() == [bool(windows[0] >= 0.8)]
+
+
+def test_no_sequence_is_folded_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    env = RNABinding(SHORT, 4)
+    folded = []
+    duplex = rna_binding._duplex
+    monkeypatch.setattr(
+        rna_binding, "_duplex", lambda t, x: (folded.append((t, x)), duplex(t, x))[1]
+    )
+    first = env.from_strings(["GCAU", "AAAA", "GCAU", "GCAU"])
+    energy = env.energy(first)
+    assert sorted(folded) == sorted((t, x) for t in SHORT for x in ("GCAU", "AAAA"))
+    assert energy[0].equal(energy[2])
+    env.log_reward(first.flip(0))
+    env.modes_reached(env.from_strings(["AAAA", "GCCU"]))
+    assert len(folded) == 6
+    assert env.n_scored == 3
+
+
+def test_modes_are_distinct_strong_binders() -> None:
+    env = RNABinding(SHORT[:1], 4, threshold=0.5)
+    texts = ["GCCC", "GCCC", "AAAA", "UGCC"]
+    state = env.from_strings(texts)
+    strong = [RNA.duplexfold(SHORT[0], x).energy / lowest_energy(SHORT[0]) * 2.5 >= 0.5
+              for x in texts]  # fmt: skip
+    assert strong[0]
+    assert not strong[2]
+    assert env.is_mode(state).tolist() == strong
+    expected = env.fingerprint(state)[torch.tensor(strong)]
+    assert env.modes_reached(state).equal(expected)
+    assert env.n_modes is None
+    assert not isinstance(env, EnumerableEnv)
+
+
+def test_fingerprints_are_the_places_in_a_dictionary() -> None:
+    env = RNABinding(length=27)
+    last = env.from_strings(["U" * 27, "U" * 26 + "G", "A", ""])
+    assert env.fingerprint(last).tolist() == [5**27 - 1, 5**27 - 2, 5**26, 0]
+
+
+def test_strings_and_states() -> None:
+    env = RNABinding()
+    state = env.from_strings(["ACGUACGUACGUAC", "GA", ""])
+    assert state[1].tolist() == [2, 0] + [-1] * 12
+    assert env.to_strings(state) == ["ACGUACGUACGUAC", "GA", ""]
+
+
+def test_scores_are_no_state_of_the_environment_and_survive_pickling() -> None:
+    env = RNABinding(SHORT, 4)
+    state = env.from_strings(["GCAU"])
+    score = env.score(state)
+    assert env.state_dict() == {}
+    copy = pickle.loads(pickle.dumps(env))
+    assert copy.score(state).equal(score)
+    assert copy.n_scored == 1
+
+
+def test_random_sequences_rarely_reach_the_threshold() -> None:
+    env = RNABinding()
+    state = torch.randint(4, (300, 14), generator=torch.Generator().manual_seed(0))
+    score = env.score(state)
+    assert 0.25 < score.median() < 0.35
+    assert not env.is_mode(state).any()
+
+
+def test_a_missing_viennarna_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "RNA", None)
+    with pytest.raises(
+        GfnRbError, match=r"RNABinding needs ViennaRNA: pip install 'gfn_rb\[rna\]'"
+    ):
+        RNABinding()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"targets": "RNA1"}, "targets must be a sequence of one or more, got 'RNA1'"),
+        ({"targets": []}, r"targets must be a sequence of one or more, got \[\]"),
+        ({"targets": ["RNA9"]}, r"targets must be among \['RNA1', .*\] or spelt in ACGU, got"),
+        ({"targets": ["GATTACA"]}, "spelt in ACGU, got 'GATTACA'"),
+        ({"targets": ["AAAA"]}, "targets must bind their complement, 'AAAA' has"),
+        ({"length": 0}, r"length must be in \[1, 27\], got 0"),
+        ({"length": 28}, r"length must be in \[1, 27\], got 28"),
+        ({"beta": -1.0}, "beta must be positive and finite, got -1.0"),
+        ({"min_reward": 0.0}, r"min_reward must be in \(0, 1\], got 0.0"),
+        ({"threshold": 0.0}, "threshold must be finite and at least min_reward=0.001, got 0.0"),
+        ({"threshold": math.nan}, "threshold must be finite"),
+        ({"form": "insert"}, "form must be one of"),
+    ],
+)
+def test_wrong_arguments(arguments: dict[str, float], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        RNABinding(**arguments)
+
+
+def test_wrong_states() -> None:
+    env = RNABinding()
+    with pytest.raises(ArgumentError, match="state must be terminating"):
+        env.energy(env.from_strings(["ACG"]))
+    with pytest.raises(ShapeError, match=r"state must have shape \[n, 14\], got \[1, 7\]"):
+        env.score(torch.zeros(1, 7, dtype=torch.int64))
+    with pytest.raises(ArgumentError, match="letters ACGU, got 'ACGT'"):
+        env.from_strings(["ACGT"])
+    with pytest.raises(ArgumentError, match="got the sink"):
+        env.to_strings(env.sink_state[None])

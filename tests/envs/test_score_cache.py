@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from gfn_rb.envs.score_cache import ScoreCache
+from gfn_rb.errors import NaNError
+
+
+class Counted:
+    """An oracle that remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def __call__(self, key: Tensor) -> Tensor:
+        self.asked += key.tolist()
+        return torch.stack([key * 0.5, -key], 1)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.lists(st.integers(-20, 60), max_size=12), max_size=12))
+def test_each_key_is_asked_once_and_answered_always(batches: list[list[int]]) -> None:
+    oracle = Counted()
+    cache = ScoreCache(oracle, 2)
+    for batch in batches:
+        value = cache(torch.tensor(batch, dtype=torch.int64))
+        assert value.tolist() == [[key / 2, -key] for key in batch]
+    every = {key for batch in batches for key in batch}
+    assert sorted(oracle.asked) == sorted(every)
+    assert len(cache) == len(every)
+
+
+def test_nothing_is_kept_of_a_failed_call() -> None:
+    broken = True
+    cache = ScoreCache(lambda key: torch.full((len(key), 1), torch.nan if broken else 2.0))
+    with pytest.raises(NaNError, match="oracle must return numbers, got NaN"):
+        cache(torch.tensor([3, 4]))
+    assert len(cache) == 0
+    broken = False
+    assert cache(torch.tensor([3, 4])).tolist() == [[2.0], [2.0]]
+
+
+def test_few_runs_hold_many_keys() -> None:
+    cache = ScoreCache(lambda key: key[:, None].float())
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(300):
+        cache(torch.randint(2**40, (16,), generator=generator))
+    assert len(cache) == 300 * 16
+    assert len(cache._runs) <= 13  # log2(4800) + 1
+    for key, value in cache._runs:
+        assert (key.diff() > 0).all()
+        assert value[:, 0].equal(key.float())
+
+
+def test_infinite_values_are_values() -> None:
+    oracle = Counted()
+    cache = ScoreCache(lambda key: oracle(key)[:, :1] * torch.inf)
+    assert cache(torch.tensor([2, -1])).tolist() == [[torch.inf], [-torch.inf]]
+    cache(torch.tensor([2, -1]))
+    assert oracle.asked == [-1, 2]
