@@ -11,7 +11,7 @@ from torch import Tensor
 from gfn_rb.shapes import Float64, Int64
 
 # Ranks whose mass is summed one by one.
-_HEAD = 2048
+_HEAD = 16384
 
 
 @runtime_checkable
@@ -48,14 +48,17 @@ class HarmonicLaw:
 
     Args:
         n: number of ranks, at least 1.
-        offset: a > 0.
+        offset: a > 0. Beyond 1e-300 and 1e300 the law no longer changes.
         device: where ranks are drawn.
     """
 
     def __init__(self, n: int, offset: float, device: torch.device | str | None = None) -> None:
+        offset = min(max(offset, 1e-300), 1e300)
         self.n, self._offset = n, offset
         head = torch.arange(min(n, _HEAD), dtype=torch.float64, device=device)
-        self._head = head.add_(offset).reciprocal_().cumsum_(0)
+        head.add_(offset).reciprocal_()
+        head[0] = 0  # added last: were it huge, each sum would lose digits of the others
+        self._head = head.cumsum_(0).add_(1 / offset)
         self._head_mass = self._head[-1]
         self._total = self._head_mass
         self._origin = offset + _HEAD - 0.5

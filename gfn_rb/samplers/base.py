@@ -106,17 +106,23 @@ class KeySampler(Sampler, metaclass=_KeepReplacement):
         key: the key to draw by, one float per item.
         replacement: whether an item may appear twice in a batch. ``"auto"``: only when the batch
             exceeds the number of items that can be drawn.
+        column: where the numbers are, by default in the storage, under the key.
 
     Raises:
         ArgumentError: another ``replacement``.
     """
 
-    def __init__(self, key: NestedKey = LOG_REWARD, replacement: Replacement = "auto") -> None:
+    def __init__(
+        self,
+        key: NestedKey | None = LOG_REWARD,
+        replacement: Replacement = "auto",
+        column: Column | None = None,
+    ) -> None:
         if replacement not in ("auto", True, False):
             raise ArgumentError(f"replacement must be 'auto', True or False, got {replacement!r}")
         self.key = key
         self.replacement = replacement
-        self._column: Column = KeyColumn(key)
+        self._column: Column = KeyColumn(key) if column is None else column
         self._distribution: Distribution | None = None
 
     @abstractmethod

@@ -229,13 +229,14 @@ def test_members_are_had_by_index():
 )
 @pytest.mark.parametrize("p", ["mass", [3.0, 1.0, 1.0]])
 def test_some_members_make_a_merged_buffer(index, p):
-    rb = merged(LOG_REWARDS, p=p)
+    rb = merged(LOG_REWARDS, p=p, batch_size=30)
     some = rb[index]
     assert isinstance(some, MergedReplayBuffer)
     assert some._rbs == (rb[0], rb[2])
     shares = some.sampler.p
     assert shares == p if p == "mass" else shares.tolist() == pytest.approx([0.75, 0.25])
-    assert set(some.sample(30)["buffer_id"].tolist()) == {0, 1}
+    assert some._rng is rb._rng
+    assert set(some.sample()["buffer_id"].tolist()) == {0, 1}
     assert some[:, :2].batch_size == (2, 2)
 
 
@@ -390,12 +391,14 @@ def test_members_may_be_written_meanwhile_by_another_thread():
     rb[0].extend(rows([0.0] * 64).set("x", torch.zeros(64, dtype=torch.int64)))
     writer = threading.Thread(target=write)
     writer.start()
-    for _ in range(60):
-        batch = rb.sample(32)
-        if not torch.equal(batch["x"], batch["log_reward"].long() * 10):
-            failures.append(batch)
-    stop.set()
-    writer.join()
+    try:
+        for _ in range(60):
+            batch = rb.sample(32)
+            if not torch.equal(batch["x"], batch["log_reward"].long() * 10):
+                failures.append(batch)
+    finally:
+        stop.set()
+        writer.join()
     assert not failures
 
 
