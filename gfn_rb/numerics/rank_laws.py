@@ -11,7 +11,7 @@ from torch import Tensor
 from gfn_rb.shapes import Float64, Int64
 
 # Ranks whose mass is summed one by one.
-_HEAD = 16384
+_HEAD = 2048
 
 
 @runtime_checkable
@@ -48,12 +48,12 @@ class HarmonicLaw:
 
     Args:
         n: number of ranks, at least 1.
-        offset: a > 0. Beyond 1e-300 and 1e300 the law no longer changes.
+        offset: a > 0. Beyond 1e-150 and 1e150 the law no longer changes.
         device: where ranks are drawn.
     """
 
     def __init__(self, n: int, offset: float, device: torch.device | str | None = None) -> None:
-        offset = min(max(offset, 1e-300), 1e300)
+        offset = min(max(offset, 1e-150), 1e150)
         self.n, self._offset = n, offset
         head = torch.arange(min(n, _HEAD), dtype=torch.float64, device=device)
         head.add_(offset).reciprocal_()

@@ -172,7 +172,7 @@ class KeySampler(Sampler, metaclass=_KeepReplacement):
             index: the rows, -1 for one that was rejected.
             storage: where.
         """
-        if storage is not None and self._distribution is not None:
+        if storage is not None:
             self._column.announce(storage, torch.as_tensor(index, dtype=torch.int64))
 
     def can_sample(self, storage: Storage, batch_size: int) -> bool:

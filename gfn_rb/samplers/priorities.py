@@ -14,20 +14,42 @@ from gfn_rb.errors import CheckpointMismatchError, ShapeError
 from gfn_rb.samplers.base import Column
 from gfn_rb.shapes import Float, Float64, Int64
 
-_PRIORITY, _LARGEST = "priority", "max_priority"
+_PRIORITY, _DEFAULT = "priority", "default_priority"
+# Stands for "leave it as it is" where the storage holds the priority of each item already.
+AS_STORED = -1.0
 
 
 @runtime_checkable
 class Priorities(Column, Protocol):
     """A column of priorities, which may be written to."""
 
+    default: float  # of an item that brings none
+
     def write(self, storage: Storage, index: Tensor, priority: Tensor, /) -> None:
         """Set the priorities of stored rows."""
         ...
 
+    def clear(self) -> None:
+        """Take note that the storage was emptied."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """Return what there is to save."""
+        ...
+
+    def restore(self, state: dict[str, Any], /) -> None:
+        """Take over what :meth:`state` returned."""
+        ...
+
 
 class StoredPriorities(KeyColumn):
-    """Priorities that the storage holds under a key."""
+    """Priorities that the storage holds under a key, and saves.
+
+    Attributes:
+        default: leaves the priority of an item as it is stored.
+    """
+
+    default = AS_STORED
 
     def write(
         self, storage: Storage, index: Int64[Tensor, "m"], priority: Float[Tensor, "m"]
@@ -44,6 +66,22 @@ class StoredPriorities(KeyColumn):
         storage._bump_mutation_revision()
         self.announce(storage, index)
 
+    def clear(self) -> None:
+        """Make the next :meth:`changed` answer "perhaps all"."""
+        self.forget()
+
+    def state(self) -> dict[str, Any]:
+        """Return that there is nothing to save."""
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Make the next :meth:`changed` answer "perhaps all".
+
+        Args:
+            state: empty.
+        """
+        self.forget()
+
 
 class HeldPriorities:
     """Priorities that are held here, one for each slot of a storage.
@@ -53,7 +91,7 @@ class HeldPriorities:
     attached) keep the priority of the item before.
 
     Attributes:
-        largest: the largest priority set so far, at first 1.
+        default: of an item that brings none: the largest priority set so far, at first 1.
     """
 
     def __init__(self) -> None:
@@ -63,8 +101,8 @@ class HeldPriorities:
         """Forget all priorities."""
         self._set(torch.empty(0, dtype=torch.float64), 1.0)
 
-    def _set(self, known: Float64[Tensor, "n"], largest: float) -> None:
-        self.largest = largest
+    def _set(self, known: Float64[Tensor, "n"], default: float) -> None:
+        self.default = default
         self._known = known  # of the first slots, until all are laid out
         # One more than there are slots: -1, of a row that was rejected, writes to the last.
         self._priority: Tensor | None = None
@@ -87,7 +125,7 @@ class HeldPriorities:
             self.forget()
         elif stored > self._stored:
             fresh = priority[self._stored : stored]
-            fresh.masked_fill_(fresh.isnan(), self.largest)
+            fresh.masked_fill_(fresh.isnan(), self.default)
             self._note(torch.arange(self._stored, stored), storage)
         self._stored = stored
         return priority[:stored]
@@ -100,7 +138,7 @@ class HeldPriorities:
             index: the rows, -1 for one that was not.
         """
         priority, index = self._of(storage), index.reshape(-1)
-        priority[index.to(priority.device)] = self.largest
+        priority[index.to(priority.device)] = self.default
         self._note(index[index >= 0] if priority.device.type == "cpu" else index, storage)
 
     def write(
@@ -116,7 +154,7 @@ class HeldPriorities:
         held = self._of(storage)
         held[index.to(held.device)] = priority.to(held)
         if priority.shape[0]:
-            self.largest = max(self.largest, float(priority.max()))
+            self.default = max(self.default, float(priority.max()))
         self._note(index, storage)
 
     def changed(self, storage: Storage) -> Int64[Tensor, "m"] | None:
@@ -135,12 +173,12 @@ class HeldPriorities:
         self._changed = None
 
     def state(self) -> dict[str, Any]:
-        """Return what there is to save: the priorities up to the last known, and the largest."""
+        """Return what there is to save: the priorities up to the last known, and the default."""
         known = self._known
         if self._priority is not None:
             slots = (~self._priority[:-1].isnan()).nonzero()
             known = self._priority[: int(slots.max()) + 1 if len(slots) else 0]
-        return {_PRIORITY: known.clone(), _LARGEST: self.largest}
+        return {_PRIORITY: known.clone(), _DEFAULT: self.default}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take over what :meth:`state` returned.
@@ -154,7 +192,7 @@ class HeldPriorities:
         known = state[_PRIORITY]
         if self._priority is not None:
             _check_size(known, self._priority.shape[0] - 1)
-        self._set(known.clone(), state[_LARGEST])
+        self._set(known.clone(), state[_DEFAULT])
 
     def _of(self, storage: Storage) -> Float64[Tensor, "slots"]:
         """Return the priorities of all slots, which are laid out when the storage is known."""

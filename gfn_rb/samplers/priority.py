@@ -16,12 +16,9 @@ from gfn_rb.errors import ArgumentError, CheckpointMismatchError, NaNError, Shap
 from gfn_rb.keys import PRIORITY_WEIGHT
 from gfn_rb.numerics import BoundedTree
 from gfn_rb.samplers.base import Distribution, KeySampler, Replacement
-from gfn_rb.samplers.priorities import HeldPriorities, Priorities, StoredPriorities
+from gfn_rb.samplers.priorities import AS_STORED, HeldPriorities, Priorities, StoredPriorities
 
 _FILE = "priorities.pt"
-# What TorchRL is told to give an item that brings no priority of its own, where the storage holds
-# one already.
-_AS_STORED = -1.0
 
 
 class PrioritySampler(KeySampler):
@@ -110,26 +107,19 @@ class PrioritySampler(KeySampler):
         self._beta = _at_least_0("beta", value)
 
     @property
-    def max_priority(self) -> float:
-        """The largest priority set so far, at least 1: that of items to come.
-
-        Assign to it to have larger ones forgotten. Only where the sampler holds the priorities.
-        """
-        if isinstance(self._column, HeldPriorities):
-            return self._column.largest
-        raise ArgumentError(f"max_priority is not kept where key={self.key!r} holds priorities")
-
-    @max_priority.setter
-    def max_priority(self, value: Any) -> None:
-        if not isinstance(self._column, HeldPriorities):
-            raise ArgumentError(f"max_priority is not kept where key={self.key!r} holds priorities")
-        self._column.largest = _at_least_0("max_priority", value)
-
-    @property
     def default_priority(self) -> float:
-        """What TorchRL passes on for items without a priority of their own."""
-        held = isinstance(self._column, HeldPriorities)
-        return self.max_priority if held else _AS_STORED
+        """What an item gets that brings none: the largest priority set so far, at least 1.
+
+        Assign to it to have larger ones forgotten, such as those of an early, bad policy. Where
+        the storage holds priorities, each item brings its own, and there is no default.
+        """
+        return self._column.default
+
+    @default_priority.setter
+    def default_priority(self, value: Any) -> None:
+        if self.key is not None:
+            raise ArgumentError(f"default_priority has no meaning where items bring {self.key!r}")
+        self._column.default = _at_least_0("default_priority", value)
 
     # Drawing.
 
@@ -202,33 +192,20 @@ class PrioritySampler(KeySampler):
                 f"{value.shape[0]}"
             )
         value = value.expand_as(row)
-        given = (row >= 0) if self.key is None else (row >= 0) & (value != _AS_STORED)
+        given = row >= 0 if self.key is None else (row >= 0) & (value != AS_STORED)
         row, value = row[given], value[given]
         if row.shape[0]:
             _check(row, value, len(storage))
             self._column.write(storage, row, value)
 
-    def mark_update(self, index: int | Tensor, *, storage: Storage | None = None) -> None:
-        """Take note that rows were written.
-
-        Args:
-            index: the rows, -1 for one that was rejected.
-            storage: where.
-        """
-        if storage is not None and (self.key is None or self._distribution is not None):
-            self._column.announce(storage, torch.as_tensor(index, dtype=torch.int64))
-
     def _empty(self) -> None:
-        if isinstance(self._column, HeldPriorities):
-            self._column.clear()
-        super()._empty()
+        self._column.clear()
 
     # State.
 
     def state_dict(self) -> dict[str, Any]:
         """Return the parameters, and the priorities where the sampler holds them."""
-        held = self._column.state() if isinstance(self._column, HeldPriorities) else {}
-        return {**super().state_dict(), **held}
+        return {**super().state_dict(), **self._column.state()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned.
@@ -244,8 +221,7 @@ class PrioritySampler(KeySampler):
                 f"sampler state holds {sorted(state_dict)}, this {type(self).__name__} expects "
                 f"{sorted(self.state_dict())}"
             )
-        if isinstance(self._column, HeldPriorities):
-            self._column.restore(state_dict)
+        self._column.restore(state_dict)
         super().load_state_dict({name: state_dict[name] for name in self._parameters})
 
     def dumps(self, path: str | Path) -> None:

@@ -82,7 +82,7 @@ def test_state_is_exact_and_needs_no_storage():
     held.write(storage, torch.arange(3), priority)
     state = held.state()
     assert torch.equal(state["priority"], priority)
-    assert state["max_priority"] == 7
+    assert state["default_priority"] == 7
     held.write(storage, torch.tensor([0]), torch.tensor([9.0]))  # the state is a copy
     fresh = HeldPriorities()
     fresh.restore(state)

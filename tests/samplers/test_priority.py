@@ -110,9 +110,9 @@ def test_new_items_get_the_largest_priority_so_far():
     rb.update_priority(torch.tensor([0, 1]), torch.tensor([3.0, 1.0]))
     rb.update_priority(0, 0.5)
     rb.extend(rows(2))
-    assert rb.sampler.max_priority == rb.sampler.default_priority == 3
+    assert rb.sampler.default_priority == 3
     assert fits(rb, np.array([0.5, 1, 3, 3]) / 7.5)
-    rb.sampler.max_priority = 1.0  # forgets the larger one
+    rb.sampler.default_priority = 1.0  # forgets the larger one
     rb.add(rows(1)[0])
     assert fits(rb, np.array([1, 1, 3, 3]) / 8)
 
@@ -282,9 +282,9 @@ def test_a_restored_buffer_goes_on_like_one_never_interrupted(key, tmp_path):
 
 def test_an_emptied_buffer_begins_anew():
     rb = buffer(alpha=1.0, eps=0.0)
-    assert rb.sampler.max_priority == 8
+    assert rb.sampler.default_priority == 8
     rb.empty()
-    assert rb.sampler.max_priority == 1
+    assert rb.sampler.default_priority == 1
     rb.extend(rows(2))
     assert fits(rb, [0.5, 0.5])
 
@@ -333,8 +333,8 @@ def test_bad_priorities_change_nothing(key, index, priority, error, message):
 def test_other_bad_input_is_named():
     with pytest.raises(ArgumentError, match=r"storage must be given.*got None"):
         PrioritySampler().update_priority(torch.tensor([0]), torch.tensor([1.0]))
-    with pytest.raises(ArgumentError, match="max_priority is not kept where key='loss'"):
-        PrioritySampler("loss").max_priority = 3.0
+    with pytest.raises(ArgumentError, match="default_priority has no meaning where items bring 'loss'"):
+        PrioritySampler("loss").default_priority = 3.0
     with pytest.raises(KeyMismatchError, match="'td_error' is not in the storage"):
         buffer(key="td_error").sample(1)
     for value, error, message in (
