@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from abc import abstractmethod
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -273,6 +274,32 @@ class KeySampler(Sampler, metaclass=_KeepReplacement):
         """Leave out what is read from the storage again."""
         state = super().__getstate__()
         return {**state, "_distribution": None}
+
+
+def number(name: str, value: Any, rule: str, fits: Callable[[float], bool]) -> float:
+    """Return a parameter as a float.
+
+    Args:
+        name: what the error calls it.
+        value: what came, perhaps from a scheduler: any kind of number.
+        rule: what the error says it must be.
+        fits: whether a number keeps the rule; NaN must not.
+
+    Raises:
+        ArgumentError: it does not, or is no number.
+    """
+    try:
+        converted = float(value)
+    except (TypeError, ValueError):
+        raise ArgumentError(f"{name} must be {rule}, got {value!r}") from None
+    if not fits(converted):
+        raise ArgumentError(f"{name} must be {rule}, got {converted}")
+    return converted
+
+
+def is_positive(value: float) -> bool:
+    """Return whether a number is above 0 and finite."""
+    return 0 < value < math.inf
 
 
 def _require(condition: Tensor, error: type[GfnRbError], message: str, *args: Any) -> None:

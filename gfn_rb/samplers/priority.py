@@ -15,7 +15,7 @@ from torchrl.data.replay_buffers.storages import Storage
 from gfn_rb.errors import ArgumentError, CheckpointMismatchError, NaNError, ShapeError
 from gfn_rb.keys import PRIORITY_WEIGHT
 from gfn_rb.numerics import BoundedTree
-from gfn_rb.samplers.base import Distribution, KeySampler, Replacement
+from gfn_rb.samplers.base import Distribution, KeySampler, Replacement, number
 from gfn_rb.samplers.priorities import AS_STORED, HeldPriorities, Priorities, StoredPriorities
 
 _FILE = "priorities.pt"
@@ -257,9 +257,7 @@ PrioritizedSampler.register(PrioritySampler)
 
 
 def _at_least_0(name: str, value: Any) -> float:
-    if not 0 <= float(value) < math.inf:
-        raise ArgumentError(f"{name} must be a number of at least 0, got {value!r}")
-    return float(value)
+    return number(name, value, "a number of at least 0", lambda number: 0 <= number < math.inf)
 
 
 def _check(row: Tensor, priority: Tensor, stored: int) -> None:

@@ -333,7 +333,9 @@ def test_bad_priorities_change_nothing(key, index, priority, error, message):
 def test_other_bad_input_is_named():
     with pytest.raises(ArgumentError, match=r"storage must be given.*got None"):
         PrioritySampler().update_priority(torch.tensor([0]), torch.tensor([1.0]))
-    with pytest.raises(ArgumentError, match="default_priority has no meaning where items bring 'loss'"):
+    with pytest.raises(
+        ArgumentError, match="default_priority has no meaning where items bring 'loss'"
+    ):
         PrioritySampler("loss").default_priority = 3.0
     with pytest.raises(KeyMismatchError, match="'td_error' is not in the storage"):
         buffer(key="td_error").sample(1)
