@@ -16,7 +16,12 @@ from gfn_rb.buffers import (
 from gfn_rb.checkpoint import load_checkpoint, save_checkpoint
 from gfn_rb.containers import States, Trajectories, Transitions
 from gfn_rb.rollout import LocalSearchSampler, Sampler
-from gfn_rb.samplers import QuantileRewardSampler, RankRewardSampler, SoftmaxRewardSampler
+from gfn_rb.samplers import (
+    PrioritySampler,
+    QuantileRewardSampler,
+    RankRewardSampler,
+    SoftmaxRewardSampler,
+)
 from gfn_rb.writers import FIFOWriter, RewardPrioritizedWriter
 
 __all__ = [
@@ -24,6 +29,7 @@ __all__ = [
     "FIFOWriter",
     "LocalSearchSampler",
     "MergedReplayBuffer",
+    "PrioritySampler",
     "QuantileRewardSampler",
     "RankRewardSampler",
     "RewardPrioritizedWriter",

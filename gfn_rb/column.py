@@ -63,9 +63,8 @@ class KeyColumn:
             storage: where they were written.
             index: the rows.
         """
-        now = self.moment(storage)
         seen = self._seen
-        if seen is None or now == seen or index.device.type != "cpu":
+        if seen is None or index.device.type != "cpu" or (now := self.moment(storage)) == seen:
             return
         rows = index.reshape(-1)
         rows = rows[rows >= 0]

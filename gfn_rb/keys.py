@@ -40,3 +40,4 @@ INDEX: Final = "index"  # written by TensorDictReplayBuffer into what it samples
 BUFFER_ID: Final = "buffer_id"
 BUFFER_IDS: Final = "buffer_ids"  # what TorchRL's ensembles call it
 DRAW_LOG_PROB: Final = "draw_log_prob"  # of a sampler's draw; log_prob is that of the actions
+PRIORITY_WEIGHT: Final = "priority_weight"  # TorchRL's own name for importance weights

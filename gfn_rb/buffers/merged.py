@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
 from torch import Tensor
-from torchrl.data import ReplayBuffer, ReplayBufferEnsemble
+from torchrl.data import ReplayBuffer, ReplayBufferEnsemble, TensorDictReplayBuffer
 from torchrl.data.replay_buffers.samplers import SamplerEnsemble
 from torchrl.envs.transforms import Transform
 
@@ -34,6 +34,8 @@ class MergedReplayBuffer(ReplayBufferEnsemble):
 
     With ``p="mass"``, the members need a :class:`~gfn_rb.SoftmaxRewardSampler` each, of one key,
     temperature and replacement; the batch is then drawn from the softmax over all their rows.
+    Members that draw by rank, quantile or priority have no mass to compare: they need ``"size"``
+    or weights, and then each draws its rows in its own way.
 
     All else is as in the ensemble: ``rb[i]`` is a member, to be extended or drawn from alone, and
     ``rb[i:j]`` a merged buffer of some; members' transforms apply to their rows, the merged one's
@@ -175,6 +177,25 @@ class MergedReplayBuffer(ReplayBufferEnsemble):
         return rows.exclude(*_TAGS)
 
     # Members.
+
+    def update_tensordict_priority(self, data: TensorDictBase) -> None:
+        """Have the members take up the priorities of rows that were drawn from them.
+
+        Each reads its own ``priority_key``, and ignores it if it does not draw by priority: see
+        ``TensorDictReplayBuffer.update_tensordict_priority``.
+
+        Args:
+            data: a flat batch, or rows of one, with their ``buffer_id`` and ``index``.
+
+        Raises:
+            ShapeError: the batch is stacked.
+        """
+        if data.ndim != 1:
+            raise ShapeError(f"data must have batch size [n], got {list(data.batch_size)}")
+        member = data.get(BUFFER_ID)
+        for i in member.unique().tolist():
+            if isinstance(self._rbs[i], TensorDictReplayBuffer):
+                self._rbs[i].update_tensordict_priority(data[member == i])
 
     def __getitem__(self, index: Any) -> Any:
         whole = isinstance(index, slice) and index == slice(None)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -12,7 +14,13 @@ from torch import Tensor
 from torchrl.data.replay_buffers.samplers import Sampler, SamplerEnsemble
 from torchrl.data.replay_buffers.storages import Storage, StorageEnsemble
 
-from gfn_rb.errors import ArgumentError, EmptyBufferError, KeyMismatchError, ShapeError
+from gfn_rb.errors import (
+    ArgumentError,
+    CheckpointMismatchError,
+    EmptyBufferError,
+    KeyMismatchError,
+    ShapeError,
+)
 from gfn_rb.keys import BUFFER_IDS, DRAW_LOG_PROB, INDEX, LOG_REWARD
 from gfn_rb.numerics import WeightedTree
 from gfn_rb.numerics.groups import Groups
@@ -21,6 +29,8 @@ from gfn_rb.samplers import SoftmaxRewardSampler
 
 Shares = Literal["mass", "size"] | Sequence[float | int] | Tensor | None
 Drawn = tuple[TensorDictBase, Any]
+
+_P, _FILE = "p", "shares.json"
 
 
 class MergedSampler(SamplerEnsemble):
@@ -39,6 +49,10 @@ class MergedSampler(SamplerEnsemble):
 
     In all but the first, the members' own samplers draw the rows within. A draw's
     ``draw_log_prob`` is that of member and row together, where each of them knows its part.
+
+    Only the softmax gives members a mass that can be compared. By rank, quantile or priority an
+    item is likely or not beside those of its own buffer, so such samplers go with ``"size"`` or
+    weights. The ``priority_weight`` of a row is then that within its member.
 
     Args:
         *samplers: those of the members.
@@ -183,6 +197,70 @@ class MergedSampler(SamplerEnsemble):
         ensemble._rng_private = self._rng
         drawn: Drawn = ensemble.sample(storage, n)
         return drawn
+
+    # State: the shares, beside that of the members.
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the members' samplers, by their number, and ``p``."""
+        return {**super().state_dict(), _P: self._p}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned.
+
+        Args:
+            state_dict: from a sampler of as many members. Without ``p``, as TorchRL's ensemble
+                leaves it, the shares stay what they are.
+
+        Raises:
+            CheckpointMismatchError: from one of another number.
+        """
+        shares = self._fitting(state_dict.get(_P, self._p))
+        super().load_state_dict(state_dict)
+        self._p = shares
+
+    def dumps(self, path: str | Path) -> None:
+        """Write the state into a folder.
+
+        Args:
+            path: the folder, made if missing.
+        """
+        super().dumps(Path(path))
+        shares = self._p.tolist() if isinstance(self._p, Tensor) else self._p
+        (Path(path) / _FILE).write_text(json.dumps(shares))
+
+    def loads(self, path: str | Path) -> None:
+        """Read the state from a folder that :meth:`dumps` wrote.
+
+        Args:
+            path: the folder. Without shares, as TorchRL's ensemble writes it, they stay.
+
+        Raises:
+            CheckpointMismatchError: see :meth:`load_state_dict`.
+        """
+        file = Path(path) / _FILE
+        shares = self._fitting(json.loads(file.read_text()) if file.exists() else self._p)
+        super().loads(Path(path))
+        self._p = shares
+
+    def _fitting(self, p: Any) -> Any:
+        """Return shares that were saved, if they are for as many members."""
+        if p is None or isinstance(p, str):
+            return p
+        share = torch.as_tensor(p, dtype=torch.float64)
+        if share.shape != (len(self._samplers),):
+            raise CheckpointMismatchError(
+                f"the p that was saved holds {share.numel()} weights, expected one for each of "
+                f"{len(self._samplers)} members"
+            )
+        return share
+
+    def __getitem__(self, index: Any) -> Any:
+        places = list(index) if isinstance(index, range) else index
+        chosen = torch.arange(len(self._samplers))[places].tolist()
+        if isinstance(chosen, int):
+            return self._samplers[chosen]
+        p = self._p[chosen] if isinstance(self._p, Tensor) else self._p
+        return type(self)(*(self._samplers[i] for i in chosen), p=p)
 
     def __repr__(self) -> str:
         return f"{super().__repr__()[:-1]},\n    p={self._p})"

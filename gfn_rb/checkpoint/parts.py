@@ -24,8 +24,8 @@ from gfn_rb.errors import CheckpointError, CheckpointMismatchError
 _REMAINING = "_remaining_batches"
 # Stamps of a storage's slots, which writers that track them keep on the storage.
 _GENERATIONS = "_slot_generations"
-# The state of these is the state of their members, which are saved on their own.
-_ENSEMBLES = (SamplerEnsemble.state_dict, WriterEnsemble.state_dict)
+# Their state holds that of their members by number, which are saved on their own.
+_ENSEMBLES = (SamplerEnsemble, WriterEnsemble)
 
 
 def expect(what: str, came: Any, expected: Any) -> None:
@@ -59,9 +59,11 @@ def part_state(part: Sampler | Writer) -> dict[str, Any]:
     """
     name = type(part).__qualname__
     try:
-        state = None if type(part).state_dict in _ENSEMBLES else part.state_dict()
+        state = part.state_dict()
     except NotImplementedError:
         raise CheckpointError(f"cannot save a buffer with {name}: it has no state_dict") from None
+    if isinstance(part, _ENSEMBLES):
+        state = {key: value for key, value in state.items() if not key.isdigit()} or None
     return {"class": name, "state": state, "remaining": vars(part).get(_REMAINING)}
 
 
@@ -114,7 +116,8 @@ def load_part(part: Sampler | Writer, state: dict[str, Any]) -> None:
         state: from :func:`part_state`.
     """
     if state["state"] is not None:
-        part.load_state_dict(state["state"])
+        members = part.state_dict() if isinstance(part, _ENSEMBLES) else {}
+        part.load_state_dict({**members, **state["state"]})
     if state["remaining"] is None:
         vars(part).pop(_REMAINING, None)
     else:

@@ -48,14 +48,17 @@ class HarmonicLaw:
 
     Args:
         n: number of ranks, at least 1.
-        offset: a > 0.
+        offset: a > 0. Beyond 1e-150 and 1e150 the law no longer changes.
         device: where ranks are drawn.
     """
 
     def __init__(self, n: int, offset: float, device: torch.device | str | None = None) -> None:
+        offset = min(max(offset, 1e-150), 1e150)
         self.n, self._offset = n, offset
         head = torch.arange(min(n, _HEAD), dtype=torch.float64, device=device)
-        self._head = head.add_(offset).reciprocal_().cumsum_(0)
+        head.add_(offset).reciprocal_()
+        head[0] = 0  # added last: were it huge, each sum would lose digits of the others
+        self._head = head.cumsum_(0).add_(1 / offset)
         self._head_mass = self._head[-1]
         self._total = self._head_mass
         self._origin = offset + _HEAD - 0.5

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from abc import abstractmethod
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -106,17 +107,23 @@ class KeySampler(Sampler, metaclass=_KeepReplacement):
         key: the key to draw by, one float per item.
         replacement: whether an item may appear twice in a batch. ``"auto"``: only when the batch
             exceeds the number of items that can be drawn.
+        column: where the numbers are, by default in the storage, under the key.
 
     Raises:
         ArgumentError: another ``replacement``.
     """
 
-    def __init__(self, key: NestedKey = LOG_REWARD, replacement: Replacement = "auto") -> None:
+    def __init__(
+        self,
+        key: NestedKey | None = LOG_REWARD,
+        replacement: Replacement = "auto",
+        column: Column | None = None,
+    ) -> None:
         if replacement not in ("auto", True, False):
             raise ArgumentError(f"replacement must be 'auto', True or False, got {replacement!r}")
         self.key = key
         self.replacement = replacement
-        self._column: Column = KeyColumn(key)
+        self._column: Column = KeyColumn(key) if column is None else column
         self._distribution: Distribution | None = None
 
     @abstractmethod
@@ -166,7 +173,7 @@ class KeySampler(Sampler, metaclass=_KeepReplacement):
             index: the rows, -1 for one that was rejected.
             storage: where.
         """
-        if storage is not None and self._distribution is not None:
+        if storage is not None:
             self._column.announce(storage, torch.as_tensor(index, dtype=torch.int64))
 
     def can_sample(self, storage: Storage, batch_size: int) -> bool:
@@ -267,6 +274,32 @@ class KeySampler(Sampler, metaclass=_KeepReplacement):
         """Leave out what is read from the storage again."""
         state = super().__getstate__()
         return {**state, "_distribution": None}
+
+
+def number(name: str, value: Any, rule: str, fits: Callable[[float], bool]) -> float:
+    """Return a parameter as a float.
+
+    Args:
+        name: what the error calls it.
+        value: what came, perhaps from a scheduler: any kind of number.
+        rule: what the error says it must be.
+        fits: whether a number keeps the rule; NaN must not.
+
+    Raises:
+        ArgumentError: it does not, or is no number.
+    """
+    try:
+        converted = float(value)
+    except (TypeError, ValueError):
+        raise ArgumentError(f"{name} must be {rule}, got {value!r}") from None
+    if not fits(converted):
+        raise ArgumentError(f"{name} must be {rule}, got {converted}")
+    return converted
+
+
+def is_positive(value: float) -> bool:
+    """Return whether a number is above 0 and finite."""
+    return 0 < value < math.inf
 
 
 def _require(condition: Tensor, error: type[GfnRbError], message: str, *args: Any) -> None:

@@ -9,10 +9,9 @@ from typing import Any
 import torch
 from tensordict import NestedKey
 
-from gfn_rb.errors import ArgumentError
 from gfn_rb.keys import LOG_REWARD
 from gfn_rb.numerics.rank_laws import RankLaw, StepLaw
-from gfn_rb.samplers.base import Replacement
+from gfn_rb.samplers.base import Replacement, number
 from gfn_rb.samplers.ranked import RankSampler
 
 
@@ -61,9 +60,8 @@ class QuantileRewardSampler(RankSampler):
 
     @top_fraction.setter
     def top_fraction(self, value: Any) -> None:
-        if not 0 < float(value) < 1:
-            raise ArgumentError(f"top_fraction must be above 0 and below 1, got {value!r}")
-        self._top_fraction = float(value)
+        rule = "above 0 and below 1"
+        self._top_fraction = number("top_fraction", value, rule, lambda part: 0 < part < 1)
         self._current = None
 
     @property
@@ -73,9 +71,7 @@ class QuantileRewardSampler(RankSampler):
 
     @top_share.setter
     def top_share(self, value: Any) -> None:
-        if not 0 <= float(value) <= 1:
-            raise ArgumentError(f"top_share must be from 0 to 1, got {value!r}")
-        self._top_share = float(value)
+        self._top_share = number("top_share", value, "from 0 to 1", lambda share: 0 <= share <= 1)
         self._current = None
 
     def _law(self, n: int, device: torch.device) -> RankLaw:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 from tensordict import NestedKey
 
-from gfn_rb.errors import ArgumentError
 from gfn_rb.keys import LOG_REWARD
 from gfn_rb.numerics.rank_laws import HarmonicLaw, RankLaw
-from gfn_rb.samplers.base import Replacement
+from gfn_rb.samplers.base import Replacement, is_positive, number
 from gfn_rb.samplers.ranked import RankSampler
 
 
@@ -47,9 +45,7 @@ class RankRewardSampler(RankSampler):
 
     @k.setter
     def k(self, value: Any) -> None:
-        if not 0 < float(value) < math.inf:
-            raise ArgumentError(f"k must be a positive number, got {value!r}")
-        self._k = float(value)
+        self._k = number("k", value, "a positive number", is_positive)
         self._current = None
 
     def _law(self, n: int, device: torch.device) -> RankLaw:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 from tensordict import NestedKey
 from torch import Tensor
 
-from gfn_rb.errors import ArgumentError
 from gfn_rb.keys import LOG_REWARD
 from gfn_rb.numerics import WeightedTree
-from gfn_rb.samplers.base import Distribution, KeySampler, Replacement
+from gfn_rb.samplers.base import Distribution, KeySampler, Replacement, is_positive, number
 
 
 class SoftmaxRewardSampler(KeySampler):
@@ -50,9 +48,7 @@ class SoftmaxRewardSampler(KeySampler):
 
     @temperature.setter
     def temperature(self, value: Any) -> None:
-        if not 0 < float(value) < math.inf:
-            raise ArgumentError(f"temperature must be a positive number, got {value!r}")
-        self._temperature = float(value)
+        self._temperature = number("temperature", value, "a positive number", is_positive)
         self._column.forget()
 
     def _make_distribution(self, capacity: int, like: Tensor) -> Distribution:

@@ -28,10 +28,11 @@ def member(log_reward=(), sampler=None, capacity=None, **kwargs):
     return rb
 
 
-def merged(log_rewards, p="mass", seed=0, **kwargs):
+def merged(log_rewards, p="mass", seed=0, batch_size=None, **kwargs):
     """One member per list of log-rewards, with a seeded generator."""
     members = [member(each, **kwargs) for each in log_rewards]
-    return MergedReplayBuffer(*members, p=p, generator=torch.Generator().manual_seed(seed))
+    generator = torch.Generator().manual_seed(seed)
+    return MergedReplayBuffer(*members, p=p, batch_size=batch_size, generator=generator)
 
 
 def counts_of(log_rewards, batch):

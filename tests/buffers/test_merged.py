@@ -30,6 +30,7 @@ from gfn_rb.buffers import (
     reward_prioritized_buffer,
     terminating_state_buffer,
 )
+from gfn_rb.checkpoint.parts import part_state
 from gfn_rb.errors import (
     ArgumentError,
     CheckpointMismatchError,
@@ -37,6 +38,7 @@ from gfn_rb.errors import (
     KeyMismatchError,
     ShapeError,
 )
+from gfn_rb.samplers import PrioritySampler
 
 LOG_REWARDS = [[0.0, 1.0, 2.0], [], [1.5] * 5]
 
@@ -229,13 +231,14 @@ def test_members_are_had_by_index():
 )
 @pytest.mark.parametrize("p", ["mass", [3.0, 1.0, 1.0]])
 def test_some_members_make_a_merged_buffer(index, p):
-    rb = merged(LOG_REWARDS, p=p)
+    rb = merged(LOG_REWARDS, p=p, batch_size=30)
     some = rb[index]
     assert isinstance(some, MergedReplayBuffer)
     assert some._rbs == (rb[0], rb[2])
     shares = some.sampler.p
     assert shares == p if p == "mass" else shares.tolist() == pytest.approx([0.75, 0.25])
-    assert set(some.sample(30)["buffer_id"].tolist()) == {0, 1}
+    assert some._rng is rb._rng
+    assert set(some.sample()["buffer_id"].tolist()) == {0, 1}
     assert some[:, :2].batch_size == (2, 2)
 
 
@@ -304,7 +307,8 @@ def test_writes_are_routed_by_key():
 @pytest.mark.parametrize("p", ["mass", "size", [1, 2, 3]])
 @pytest.mark.parametrize("way", ["dumps", "state_dict", "checkpoint", "pickle"])
 def test_it_is_saved_and_goes_on_alike(p, way, tmp_path):
-    rb, other = merged(LOG_REWARDS, p=p), merged([[0.0] * 3, [0.0], [0.0] * 5], p=p, seed=9)
+    rb = merged(LOG_REWARDS, p=p)
+    other = merged([[0.0] * 3, [0.0], [0.0] * 5], p=None if p == "size" else [0, 0, 1], seed=9)
     other[1].empty()
     rb.sample(3)
     if way == "dumps":
@@ -317,6 +321,8 @@ def test_it_is_saved_and_goes_on_alike(p, way, tmp_path):
         assert load_checkpoint(tmp_path / "rb", other) == {"step": 3}
     else:
         other = pickle.loads(pickle.dumps(rb))
+    shares = other.sampler.p
+    assert torch.equal(shares, rb.sampler.p) if isinstance(shares, torch.Tensor) else shares == p
     for each in (rb, other):
         each[1].extend(rows([0.5]))
     for n in (4, 20):
@@ -327,6 +333,56 @@ def test_a_checkpoint_of_other_members_is_refused(tmp_path):
     save_checkpoint(tmp_path / "rb", merged([[0.0] * 2, [0.0] * 2]))
     with pytest.raises(CheckpointMismatchError):
         load_checkpoint(tmp_path / "rb", merged([[0.0]]))
+
+
+def test_shares_of_another_number_of_members_are_refused_and_nothing_changes(tmp_path):
+    rb, other = merged([[0.0], [0.0]], p=[1, 2]), merged([[0.0]] * 3, p="size", temperature=2.0)
+    rb.dumps(tmp_path / "rb")
+    before = other.sampler.state_dict()
+    for load in (
+        lambda: other.sampler.load_state_dict(rb.sampler.state_dict()),
+        lambda: other.sampler.loads(tmp_path / "rb" / "sampler"),
+    ):
+        with pytest.raises(CheckpointMismatchError, match="2 weights, expected one for each of 3"):
+            load()
+        assert other.sampler.state_dict() == before
+
+
+def test_the_state_of_torchrls_ensemble_leaves_the_shares(tmp_path):
+    rb = merged([[0.0], [0.0]], p=[1, 3])
+    theirs = SamplerEnsemble(*(each.sampler for each in merged([[0.0]] * 2, temperature=2.0)._rbs))
+    theirs.dumps(tmp_path)
+    for load in (
+        lambda: rb.sampler.load_state_dict(theirs.state_dict()),
+        lambda: rb.sampler.loads(tmp_path),
+    ):
+        rb[0].sampler.temperature = 5.0
+        load()
+        assert [each.sampler.temperature for each in rb._rbs] == [2.0, 2.0]
+        assert rb.sampler.p.tolist() == [0.25, 0.75]
+
+
+def test_a_checkpoint_holds_the_members_state_once(tmp_path):
+    rb = MergedReplayBuffer(*(member([0.0] * 9, PrioritySampler()) for _ in range(2)), p="size")
+    members = sum(each.sampler.state_dict()["priority"].nbytes for each in rb._rbs)
+    assert members == 2 * 9 * 8
+    state = part_state(rb.sampler)
+    assert state["state"] == {"p": "size"}
+
+
+def test_losses_find_the_members_that_their_rows_came_from():
+    kinds = (PrioritySampler(alpha=1.0), RandomSampler(), PrioritySampler(alpha=1.0))
+    rb = MergedReplayBuffer(*(member([0.0] * 3, each) for each in kinds), p="size")
+    batch = rb.sample(100)
+    assert {"priority_weight"} & set(batch.keys()) == set()  # not all members know it
+    loss = (1 + batch["buffer_id"]) * 10 + batch["index"]
+    rb.update_tensordict_priority(batch.set("td_error", loss.float()))
+    held = [rb[i].sampler.state_dict()["priority"].tolist() for i in (0, 2)]
+    assert held == [[10, 11, 12], [30, 31, 32]]
+    weighed = rb[[0, 2]].sample(10)
+    assert weighed["priority_weight"].shape == (10,)
+    with pytest.raises(ShapeError, match=r"must have batch size \[n\], got \[2, 3\]"):
+        rb.update_tensordict_priority(batch[:6].reshape(2, 3))
 
 
 def test_members_keep_their_state_and_their_generators():
@@ -390,12 +446,14 @@ def test_members_may_be_written_meanwhile_by_another_thread():
     rb[0].extend(rows([0.0] * 64).set("x", torch.zeros(64, dtype=torch.int64)))
     writer = threading.Thread(target=write)
     writer.start()
-    for _ in range(60):
-        batch = rb.sample(32)
-        if not torch.equal(batch["x"], batch["log_reward"].long() * 10):
-            failures.append(batch)
-    stop.set()
-    writer.join()
+    try:
+        for _ in range(60):
+            batch = rb.sample(32)
+            if not torch.equal(batch["x"], batch["log_reward"].long() * 10):
+                failures.append(batch)
+    finally:
+        stop.set()
+        writer.join()
     assert not failures
 
 

@@ -16,6 +16,7 @@ from torchrl.data.replay_buffers.scheduler import LinearScheduler
 
 from gfn_rb.buffers import MergedReplayBuffer
 from gfn_rb.errors import ArgumentError, EmptyBufferError
+from gfn_rb.samplers import PrioritySampler, QuantileRewardSampler, RankRewardSampler
 
 INF = math.inf
 # Of very different size and scale of reward; members without any mass, or any rows.
@@ -210,6 +211,36 @@ def test_impossible_draws_are_named(log_rewards, options, n, error, message):
     for _ in range(2):
         with pytest.raises(error, match=message):
             rb.sample(n)
+
+
+@pytest.mark.parametrize("sampler", [RankRewardSampler, QuantileRewardSampler, PrioritySampler])
+def test_samplers_without_a_mass_are_named_and_merge_by_size(sampler):
+    with pytest.raises(ArgumentError, match=f"got {sampler.__name__} in member 0: pass p='size'"):
+        MergedReplayBuffer(*(member([0.0], sampler()) for _ in range(2)))
+    log_rewards = [[0.0, 1.0], [], [2.0, 1.0, 3.0]]
+    members = [member(each, sampler(replacement=True)) for each in log_rewards]
+    rb = MergedReplayBuffer(*members, p="size", generator=torch.Generator().manual_seed(0))
+    within = [each.sample(1000) if len(each) else None for each in members]
+    law = [
+        float(within[i]["draw_log_prob"][within[i]["index"] == row][0].exp()) * len(each) / 5
+        for i, each in enumerate(log_rewards)
+        for row in range(len(each))
+    ]
+    batch = rb.sample(20_000)
+    assert chi_square_p(counts_of(log_rewards, batch), law) > 1e-3
+    start = torch.tensor([0, 2, 2])
+    expected = torch.tensor(law)[start[batch["buffer_id"]] + batch["index"]].log()
+    torch.testing.assert_close(batch["draw_log_prob"], expected)
+
+
+def test_members_are_chosen_by_index():
+    sampler = merged([[0.0]] * 3, p=[1, 2, 1]).sampler
+    assert sampler[1] is sampler._samplers[1]
+    for index in (slice(1, 3), [1, 2], range(1, 3), torch.tensor([1, 2])):
+        some = sampler[index]
+        assert some.p.tolist() == pytest.approx([2 / 3, 1 / 3])
+        assert some._samplers == sampler._samplers[1:]
+    assert merged([[0.0]] * 3).sampler[:2].p == "mass"
 
 
 def test_shares_can_be_assigned():

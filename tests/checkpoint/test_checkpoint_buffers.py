@@ -45,7 +45,7 @@ from gfn_rb.buffers import (
     terminating_state_buffer,
 )
 from gfn_rb.checkpoint import load_checkpoint, load_state, save_checkpoint
-from gfn_rb.samplers import QuantileRewardSampler, RankRewardSampler
+from gfn_rb.samplers import PrioritySampler, QuantileRewardSampler, RankRewardSampler
 
 # Every kind of part, into a fresh buffer and into one in use.
 
@@ -107,6 +107,10 @@ def episodes(n: int) -> TensorDict:
     return TensorDict({"x": torch.randn(n), "episode": ids, "done": ids < 0}, [n])
 
 
+def losses(n: int) -> TensorDict:
+    return rows(n).set("loss", torch.rand(n))
+
+
 KINDS: dict[str, tuple[Make, Callable[[int], Any]]] = {
     "PyTorch's generator": (lambda: buffer(generator=None), rows),
     "no batch left over": (
@@ -158,6 +162,8 @@ KINDS: dict[str, tuple[Make, Callable[[int], Any]]] = {
         ),
         rows,
     ),
+    "by priority": (lambda: buffer(sampler=PrioritySampler(beta=0.7), priority_key="loss"), losses),
+    "by a stored priority": (lambda: buffer(sampler=PrioritySampler("loss")), losses),
     "newest trajectories": (
         lambda: fifo_buffer(CAPACITY, batch_size=4, max_length=6, generator=generator()),
         trajectories,

@@ -50,6 +50,13 @@ def test_harmonic_law_of_many_ranks_costs_no_memory():
     assert quantile(law, [0.5])[0] == pytest.approx(10**13 * (math.sqrt(101) - 1), rel=1e-6)
 
 
+def test_harmonic_law_at_its_limits():
+    assert quantile(HarmonicLaw(50_000, 5e-324), [0.0, 0.5, BELOW_1]) == [0, 0, 0]
+    for n in (1000, 50_000):  # uniform; between the borders of two ranks, not at one
+        drawn = quantile(HarmonicLaw(n, math.inf), [0.0, 0.25 + 0.5 / n, 0.5 + 0.5 / n, BELOW_1])
+        assert drawn == [0, n // 4, n // 2, n - 1]
+
+
 @settings(max_examples=100, deadline=None)
 @given(n=st.integers(1, 50), top=st.integers(1, 50), share=st.integers(0, 16))
 def test_step_law_is_inverted_exactly(n, top, share):

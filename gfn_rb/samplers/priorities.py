@@ -1,0 +1,227 @@
+"""Where the priorities of stored items are kept: in the storage, or beside it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+from torchrl.data.replay_buffers.storages import Storage
+
+from gfn_rb.column import KeyColumn
+from gfn_rb.errors import CheckpointMismatchError, ShapeError
+from gfn_rb.samplers.base import Column
+from gfn_rb.shapes import Float, Float64, Int64
+
+_PRIORITY, _DEFAULT = "priority", "default_priority"
+# Stands for "leave it as it is" where the storage holds the priority of each item already.
+AS_STORED = -1.0
+
+
+@runtime_checkable
+class Priorities(Column, Protocol):
+    """A column of priorities, which may be written to."""
+
+    default: float  # of an item that brings none
+
+    def write(self, storage: Storage, index: Tensor, priority: Tensor, /) -> None:
+        """Set the priorities of stored rows."""
+        ...
+
+    def clear(self) -> None:
+        """Take note that the storage was emptied."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """Return what there is to save."""
+        ...
+
+    def restore(self, state: dict[str, Any], /) -> None:
+        """Take over what :meth:`state` returned."""
+        ...
+
+
+class StoredPriorities(KeyColumn):
+    """Priorities that the storage holds under a key, and saves.
+
+    Attributes:
+        default: leaves the priority of an item as it is stored.
+    """
+
+    default = AS_STORED
+
+    def write(
+        self, storage: Storage, index: Int64[Tensor, "m"], priority: Float[Tensor, "m"]
+    ) -> None:
+        """Set the priorities of stored rows.
+
+        Args:
+            storage: the storage that holds them.
+            index: the rows.
+            priority: their priorities.
+        """
+        values = self.values(storage)
+        values[index] = priority.to(values)
+        storage._bump_mutation_revision()
+        self.announce(storage, index)
+
+    def clear(self) -> None:
+        """Make the next :meth:`changed` answer "perhaps all"."""
+        self.forget()
+
+    def state(self) -> dict[str, Any]:
+        """Return that there is nothing to save."""
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Make the next :meth:`changed` answer "perhaps all".
+
+        Args:
+            state: empty.
+        """
+        self.forget()
+
+
+class HeldPriorities:
+    """Priorities that are held here, one for each slot of a storage.
+
+    An item that is written gets the largest priority set so far, so that it is drawn soon. The
+    slots it learns nothing about (written by another process, or through a buffer that is not
+    attached) keep the priority of the item before.
+
+    Attributes:
+        default: of an item that brings none: the largest priority set so far, at first 1.
+    """
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all priorities."""
+        self._set(torch.empty(0, dtype=torch.float64), 1.0)
+
+    def _set(self, known: Float64[Tensor, "n"], default: float) -> None:
+        self.default = default
+        self._known = known  # of the first slots, until all are laid out
+        # One more than there are slots: -1, of a row that was rejected, writes to the last.
+        self._priority: Tensor | None = None
+        self._stored = 0
+        self._changed: list[Tensor] | None = None
+
+    def values(self, storage: Storage) -> Float64[Tensor, "len"]:
+        """Return the priority of every stored row.
+
+        Args:
+            storage: one-dimensional, of any kind.
+
+        Raises:
+            ShapeError: another storage.
+            CheckpointMismatchError: it has fewer slots than there are priorities restored.
+        """
+        priority, stored = self._of(storage), len(storage)
+        if stored < self._stored:
+            priority[stored:] = math.nan
+            self.forget()
+        elif stored > self._stored:
+            fresh = priority[self._stored : stored]
+            fresh.masked_fill_(fresh.isnan(), self.default)
+            self._note(torch.arange(self._stored, stored), storage)
+        self._stored = stored
+        return priority[:stored]
+
+    def announce(self, storage: Storage, index: Int64[Tensor, "*m"]) -> None:
+        """Give rows that were just written the largest priority.
+
+        Args:
+            storage: where they were written.
+            index: the rows, -1 for one that was not.
+        """
+        priority, index = self._of(storage), index.reshape(-1)
+        priority[index.to(priority.device)] = self.default
+        self._note(index[index >= 0] if priority.device.type == "cpu" else index, storage)
+
+    def write(
+        self, storage: Storage, index: Int64[Tensor, "m"], priority: Float[Tensor, "m"]
+    ) -> None:
+        """Set the priorities of stored rows.
+
+        Args:
+            storage: the storage that holds the items.
+            index: the rows.
+            priority: their priorities, finite.
+        """
+        held = self._of(storage)
+        held[index.to(held.device)] = priority.to(held)
+        if priority.shape[0]:
+            self.default = max(self.default, float(priority.max()))
+        self._note(index, storage)
+
+    def changed(self, storage: Storage) -> Int64[Tensor, "m"] | None:
+        """Return the rows that changed since the last call, or None for "perhaps all".
+
+        Args:
+            storage: the storage to look at.
+        """
+        changed, self._changed = self._changed, []
+        if changed is None or (changed and self._of(storage).device.type != "cpu"):
+            return None
+        return torch.cat(changed) if changed else torch.empty(0, dtype=torch.int64)
+
+    def forget(self) -> None:
+        """Make the next :meth:`changed` answer "perhaps all"."""
+        self._changed = None
+
+    def state(self) -> dict[str, Any]:
+        """Return what there is to save: the priorities up to the last known, and the default."""
+        known = self._known
+        if self._priority is not None:
+            slots = (~self._priority[:-1].isnan()).nonzero()
+            known = self._priority[: int(slots.max()) + 1 if len(slots) else 0]
+        return {_PRIORITY: known.clone(), _DEFAULT: self.default}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take over what :meth:`state` returned.
+
+        Args:
+            state: the state.
+
+        Raises:
+            CheckpointMismatchError: it has more priorities than there are slots.
+        """
+        known = state[_PRIORITY]
+        if self._priority is not None:
+            _check_size(known, self._priority.shape[0] - 1)
+        self._set(known.clone(), state[_DEFAULT])
+
+    def _of(self, storage: Storage) -> Float64[Tensor, "slots"]:
+        """Return the priorities of all slots, which are laid out when the storage is known."""
+        if self._priority is None:
+            if storage.ndim != 1:
+                raise ShapeError(
+                    f"storage must have one row per item, got {type(storage).__name__} with "
+                    f"ndim={storage.ndim}"
+                )
+            _check_size(self._known, storage.max_size)
+            device = getattr(storage, "device", None)
+            self._priority = torch.full(
+                (storage.max_size + 1,),
+                math.nan,
+                dtype=torch.float64,
+                device=None if device == "auto" else device,
+            )
+            self._priority[: len(self._known)] = self._known
+        return self._priority
+
+    def _note(self, index: Tensor, storage: Storage) -> None:
+        if self._changed is not None:
+            self._changed.append(index)
+            if sum(map(len, self._changed)) > len(storage) // 4:
+                self.forget()
+
+
+def _check_size(known: Float64[Tensor, "n"], slots: int) -> None:
+    if len(known) > slots:
+        raise CheckpointMismatchError(
+            f"there are {len(known)} priorities to restore, expected at most {slots}"
+        )

@@ -1,0 +1,272 @@
+"""Drawing by how much there is to learn from an item."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensordict import NestedKey
+from torch import Tensor
+from torchrl.data.replay_buffers.samplers import PrioritizedSampler
+from torchrl.data.replay_buffers.storages import Storage
+
+from gfn_rb.errors import ArgumentError, CheckpointMismatchError, NaNError, ShapeError
+from gfn_rb.keys import PRIORITY_WEIGHT
+from gfn_rb.numerics import BoundedTree
+from gfn_rb.samplers.base import Distribution, KeySampler, Replacement, number
+from gfn_rb.samplers.priorities import AS_STORED, HeldPriorities, Priorities, StoredPriorities
+
+_FILE = "priorities.pt"
+
+
+class PrioritySampler(KeySampler):
+    r"""Draws item i with probability :math:`P_i \propto (p_i + \epsilon)^\alpha`.
+
+    Prioritised experience replay (Schaul et al. 2016, arXiv:1511.05952) with the conventions of
+    TorchRL's ``PrioritizedSampler``, which this stands in for without its compiled extension. The
+    priority :math:`p_i \ge 0` is usually the loss of the item when it was last drawn::
+
+        batch = rb.sample()
+        loss = ...  # one number per item
+        rb.update_priority(batch["index"], loss.detach())
+
+    An item that is written gets the largest priority so far, so that it is drawn soon. Draws come
+    with ``priority_weight``, the importance weights
+
+    .. math:: w_i = (N P_i)^{-\beta} / \max_j (N P_j)^{-\beta} = (P_i / \min_j P_j)^{-\beta},
+
+    the maximum over all items that can be drawn, float32. They correct for draws with replacement;
+    without, they are the same and do so only roughly.
+
+    ``rb.update_tensordict_priority(td)``, ``rb.extend(td)`` and ``rb.add(td)`` of a
+    ``TensorDictReplayBuffer`` take the priority from its ``priority_key``, where td has it.
+
+    Args:
+        key: an entry of the items that holds their priority, which is then stored, shared and
+            relabelled with them, and which each item must bring. None: the sampler holds the
+            priorities itself; they are part of its state.
+        alpha: at least 0: how much priorities matter; 0 draws uniformly.
+        eps: at least 0: keeps an item of priority 0 from never being drawn.
+        beta: at least 0: how much the weights correct; 1 entirely. It, ``alpha`` and ``eps`` may
+            be annealed, by assignment or by a TorchRL scheduler.
+        replacement: see :class:`~gfn_rb.samplers.base.KeySampler`.
+
+    Raises:
+        ArgumentError: an argument breaks its rule.
+
+    Attributes:
+        reduction: how several priorities of one item become one: "max", "min", "mean", "median".
+    """
+
+    _parameters = ("alpha", "eps", "beta")
+    _NOTHING = "no item can be drawn: every priority is 0, and so is eps"
+    reduction = "max"
+
+    def __init__(
+        self,
+        key: NestedKey | None = None,
+        alpha: float = 0.6,
+        eps: float = 1e-8,
+        beta: float = 0.4,
+        replacement: Replacement = True,
+    ) -> None:
+        column = HeldPriorities() if key is None else StoredPriorities(key)
+        super().__init__(key, replacement, column)
+        self._column: Priorities = column
+        self.alpha, self.eps, self.beta = alpha, eps, beta
+
+    @property
+    def alpha(self) -> float:
+        """How much priorities matter."""
+        return self._alpha
+
+    @alpha.setter
+    def alpha(self, value: Any) -> None:
+        self._alpha = _at_least_0("alpha", value)
+        self._column.forget()
+
+    @property
+    def eps(self) -> float:
+        """What is added to priorities."""
+        return self._eps
+
+    @eps.setter
+    def eps(self, value: Any) -> None:
+        self._eps = _at_least_0("eps", value)
+        self._column.forget()
+
+    @property
+    def beta(self) -> float:
+        """How much the weights correct for the draw."""
+        return self._beta
+
+    @beta.setter
+    def beta(self, value: Any) -> None:
+        self._beta = _at_least_0("beta", value)
+
+    @property
+    def default_priority(self) -> float:
+        """What an item gets that brings none: the largest priority set so far, at least 1.
+
+        Assign to it to have larger ones forgotten, such as those of an early, bad policy. Where
+        the storage holds priorities, each item brings its own, and there is no default.
+        """
+        return self._column.default
+
+    @default_priority.setter
+    def default_priority(self, value: Any) -> None:
+        if self.key is not None:
+            raise ArgumentError(f"default_priority has no meaning where items bring {self.key!r}")
+        self._column.default = _at_least_0("default_priority", value)
+
+    # Drawing.
+
+    def _make_distribution(self, capacity: int, like: Tensor) -> Distribution:
+        return BoundedTree(capacity, like.device)
+
+    def _checked(self, values: Tensor) -> Tensor:
+        if self.key is None:  # checked as they were set
+            return self._log_weight(values)
+        if values.device.type == "cpu" and float(lowest := values.min()) < 0:
+            self._column.forget()
+            raise ArgumentError(
+                f"the storage holds {float(lowest)} under {self.key!r}: expected priorities of at "
+                "least 0"
+            )
+        return super()._checked(values)
+
+    def _log_weight(self, value: Tensor) -> Tensor:
+        return torch.special.xlogy(self._alpha, value.to(torch.float64) + self._eps)
+
+    def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
+        """Draw a batch of rows.
+
+        Args:
+            storage: a one-dimensional storage.
+            batch_size: number of rows.
+
+        Returns:
+            Their indices, int64 [batch_size], ``priority_weight`` [batch_size] and, with
+            replacement, ``draw_log_prob`` [batch_size].
+
+        Raises:
+            ArgumentError, EmptyBufferError, KeyMismatchError, ShapeError, NaNError: see
+                :meth:`KeySampler.sample`.
+        """
+        index, info = super().sample(storage, batch_size)
+        tree = self._distribution
+        assert isinstance(tree, BoundedTree)
+        excess = tree.log_weight[index] - tree.lowest
+        return index, {**info, PRIORITY_WEIGHT: (-self._beta * excess).exp_().to(torch.float32)}
+
+    # Priorities.
+
+    def update_priority(
+        self,
+        index: int | Tensor,
+        priority: float | Tensor,
+        *,
+        storage: Storage | None = None,
+    ) -> None:
+        """Set the priorities of stored items. On CUDA this waits for the device.
+
+        Args:
+            index: their rows, -1 for one that was rejected.
+            priority: at least 0 and finite, one per row or one for all.
+            storage: where they are stored; ``rb.update_priority`` passes it on.
+
+        Raises:
+            ArgumentError: no storage, a row that holds no item, or a priority out of range.
+            ShapeError: neither one priority per row nor one for all.
+            NaNError: a priority is NaN.
+        """
+        if storage is None:
+            raise ArgumentError("storage must be given, as rb.update_priority does, got None")
+        row = torch.as_tensor(index, dtype=torch.int64).reshape(-1)
+        value = torch.as_tensor(priority, dtype=torch.float64).detach().reshape(-1).to(row.device)
+        if value.shape[0] not in (1, row.shape[0]):
+            raise ShapeError(
+                f"priority must hold one number for each of {row.shape[0]} rows, got "
+                f"{value.shape[0]}"
+            )
+        value = value.expand_as(row)
+        given = row >= 0 if self.key is None else (row >= 0) & (value != AS_STORED)
+        row, value = row[given], value[given]
+        if row.shape[0]:
+            _check(row, value, len(storage))
+            self._column.write(storage, row, value)
+
+    def _empty(self) -> None:
+        self._column.clear()
+
+    # State.
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the parameters, and the priorities where the sampler holds them."""
+        return {**super().state_dict(), **self._column.state()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned.
+
+        Args:
+            state_dict: from a sampler that keeps priorities in the same place.
+
+        Raises:
+            CheckpointMismatchError: it does not, or there are fewer slots than priorities.
+        """
+        if set(state_dict) != set(self.state_dict()):
+            raise CheckpointMismatchError(
+                f"sampler state holds {sorted(state_dict)}, this {type(self).__name__} expects "
+                f"{sorted(self.state_dict())}"
+            )
+        self._column.restore(state_dict)
+        super().load_state_dict({name: state_dict[name] for name in self._parameters})
+
+    def dumps(self, path: str | Path) -> None:
+        """Write the state into a folder.
+
+        Args:
+            path: the folder, made if missing.
+        """
+        path = Path(path)
+        path.mkdir(exist_ok=True)
+        torch.save(self.state_dict(), path / _FILE)
+
+    def loads(self, path: str | Path) -> None:
+        """Read the state from a folder that :meth:`dumps` wrote.
+
+        Args:
+            path: the folder.
+
+        Raises:
+            CheckpointMismatchError: see :meth:`load_state_dict`.
+        """
+        self.load_state_dict(torch.load(Path(path) / _FILE, weights_only=True))
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}(key={self.key!r}, alpha={self.alpha}, eps={self.eps}, "
+            f"beta={self.beta}, replacement={self.replacement!r})"
+        )
+
+
+# TorchRL's buffers ask isinstance(sampler, PrioritizedSampler) before they pass priorities on.
+PrioritizedSampler.register(PrioritySampler)
+
+
+def _at_least_0(name: str, value: Any) -> float:
+    return number(name, value, "a number of at least 0", lambda number: 0 <= number < math.inf)
+
+
+def _check(row: Tensor, priority: Tensor, stored: int) -> None:
+    if int(row.max()) >= stored:
+        raise ArgumentError(
+            f"index must name stored items, 0 to {stored - 1}, got {int(row.max())}"
+        )
+    if bool(priority.isnan().any()):
+        raise NaNError("priority is NaN: expected numbers of at least 0")
+    low, high = (float(bound) for bound in priority.aminmax())
+    if low < 0 or high == math.inf:
+        raise ArgumentError(f"priority must be at least 0 and finite, got {low} to {high}")

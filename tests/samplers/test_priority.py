@@ -1,0 +1,371 @@
+import copy
+import math
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from statistics_of_draws import chi_square_p
+from tensordict import TensorDict
+from torchrl.data import (
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    ListStorage,
+    PrioritizedSampler,
+    TensorDictReplayBuffer,
+)
+from torchrl.data.replay_buffers.scheduler import LinearScheduler, StepScheduler
+
+from gfn_rb.errors import (
+    ArgumentError,
+    CheckpointMismatchError,
+    EmptyBufferError,
+    KeyMismatchError,
+    NaNError,
+    ShapeError,
+)
+from gfn_rb.samplers import PrioritySampler
+from gfn_rb.writers import RewardPrioritizedWriter
+
+PRIORITY = [0.5, 2.0, 0.0, 8.0, 1.0]
+# The two places where priorities can be.
+places = pytest.mark.parametrize("key", [None, "loss"])
+
+
+def rows(n, **entries):
+    return TensorDict({"x": torch.arange(n), "log_reward": torch.zeros(n), **entries}, [n])
+
+
+def buffer(priority=PRIORITY, key=None, capacity=None, storage=None, seed=0, **kwargs):
+    """A buffer whose items have these priorities, however it keeps them."""
+    sampler_kwargs = {
+        name: kwargs.pop(name) for name in ("alpha", "beta", "eps", "replacement") if name in kwargs
+    }
+    rb = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(capacity or len(priority)) if storage is None else storage,
+        sampler=PrioritySampler(key, **sampler_kwargs),
+        generator=torch.Generator().manual_seed(seed),
+        **kwargs,
+    )
+    if len(priority):
+        fill(rb, priority)
+    return rb
+
+
+def fill(rb, priority):
+    priority = torch.as_tensor(priority)
+    index = rb.extend(rows(len(priority), loss=priority))
+    if rb.sampler.key is None:
+        rb.update_priority(index, priority)
+
+
+def law(priority, alpha=0.6, eps=1e-8):
+    weight = (np.asarray(priority, float) + eps) ** alpha
+    return weight / weight.sum()
+
+
+def fits(rb, p, beta=None, n=20_000):
+    """Whether draws have these probabilities, and are weighted and scored by them."""
+    batch = rb.sample(n)
+    index, p = batch["index"], np.asarray(p)
+    np.testing.assert_allclose(batch["draw_log_prob"].exp(), p[index], rtol=1e-5)
+    # The formula of Schaul et al., normalised by the largest weight that can occur.
+    weight = (len(p) * p) ** -(rb.sampler.beta if beta is None else beta)
+    np.testing.assert_allclose(batch["priority_weight"], (weight / weight.max())[index], rtol=1e-5)
+    assert batch["priority_weight"].dtype == torch.float32
+    return chi_square_p(np.bincount(index, minlength=len(p)), p) > 1e-3
+
+
+@places
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0, 3.0])
+@pytest.mark.parametrize("beta", [0.0, 0.4, 1.0])
+def test_draws_and_weights_follow_torchrls_formulas(key, alpha, beta):
+    eps = 1e-2  # so that the item of priority 0 is drawn too
+    rb = buffer(key=key, alpha=alpha, beta=beta, eps=eps)
+    assert fits(rb, law(PRIORITY, alpha, eps))
+
+
+def test_example_of_torchrls_documentation():
+    # Priorities 0 and 1000, alpha = beta = 1: only the second is drawn, weighted by 1e-11.
+    rb = buffer([0.0, 1000.0], alpha=1.0, beta=1.0)
+    batch = rb.sample(10)
+    assert batch["index"].tolist() == [1] * 10
+    assert batch["priority_weight"].tolist() == pytest.approx([1e-11] * 10)
+
+
+@places
+def test_the_lowest_priority_of_all_scales_the_weights_though_it_is_not_drawn(key):
+    rb = buffer([1e-6, 5.0, 5.0], key=key, alpha=1.0, beta=1.0)
+    batch = rb.sample(5)
+    assert 0 not in batch["index"]
+    assert batch["priority_weight"].tolist() == pytest.approx([1.01e-6 / 5] * 5)
+    rb.update_priority(torch.tensor([0]), torch.tensor([2.5]))
+    assert set(rb.sample(50)["priority_weight"].tolist()) == {0.5, 1.0}
+
+
+def test_new_items_get_the_largest_priority_so_far():
+    rb = buffer([], capacity=4, alpha=1.0, eps=0.0)
+    rb.extend(rows(2))
+    assert fits(rb, [0.5, 0.5])
+    rb.update_priority(torch.tensor([0, 1]), torch.tensor([3.0, 1.0]))
+    rb.update_priority(0, 0.5)
+    rb.extend(rows(2))
+    assert rb.sampler.default_priority == 3
+    assert fits(rb, np.array([0.5, 1, 3, 3]) / 7.5)
+    rb.sampler.default_priority = 1.0  # forgets the larger one
+    rb.add(rows(1)[0])
+    assert fits(rb, np.array([1, 1, 3, 3]) / 8)
+
+
+def test_many_updates_stay_exact():
+    rb = buffer([], capacity=700, alpha=0.7, writer=RewardPrioritizedWriter())
+    generator = torch.Generator().manual_seed(0)
+    plain, largest = torch.full((700,), math.nan, dtype=torch.float64), 1.0
+    for _ in range(60):
+        new = rows(40).set("log_reward", torch.randn(40, generator=generator))
+        index = rb.extend(new)  # some are rejected
+        plain[index[index >= 0]] = largest
+        index = rb.sample(32)["index"].unique()
+        loss = torch.rand(index.shape, generator=generator).double() * 3
+        rb.update_priority(index, loss)
+        plain[index], largest = loss, max(largest, float(loss.max()))
+    assert len(rb) == 700
+    assert fits(rb, law(plain.numpy(), 0.7), n=50_000)
+
+
+@places
+def test_without_replacement(key):
+    rb = buffer(key=key, replacement=False, alpha=1.0, eps=0.25, beta=1.0)
+    p, first = law(PRIORITY, 1.0, 0.25), []
+    for _ in range(2000):
+        batch = rb.sample(3)
+        first.append(int(batch["index"][0]))
+        assert len(set(batch["index"].tolist())) == 3
+    assert chi_square_p(np.bincount(first, minlength=5), p) > 1e-3
+    expected = p.min() / p[batch["index"]]
+    assert batch["priority_weight"].tolist() == pytest.approx(expected.tolist())
+    assert "draw_log_prob" not in batch
+    with pytest.raises(ArgumentError, match="batch_size=6 exceeds the 5 stored items"):
+        rb.sample(6)
+
+
+@places
+def test_items_of_priority_zero_are_never_drawn_where_eps_is_zero(key):
+    rb = buffer(key=key, eps=0.0, alpha=1.0, beta=1.0)
+    batch = rb.sample(300)
+    assert 2 not in batch["index"]
+    expected = 0.5 / torch.tensor(PRIORITY)[batch["index"]]
+    torch.testing.assert_close(batch["priority_weight"], expected)
+    rb.sampler.alpha = 0.0  # 0 ** 0 is 1
+    assert fits(rb, [0.2] * 5, beta=1.0)
+    with pytest.raises(EmptyBufferError, match="every priority is 0, and so is eps"):
+        buffer([0.0, 0.0], key, eps=0.0).sample(1)
+
+
+# With TorchRL's buffers.
+
+
+def test_it_is_a_prioritized_sampler_to_torchrl():
+    assert isinstance(PrioritySampler(), PrioritizedSampler)
+
+
+@places
+def test_priorities_of_a_tensordict_are_taken_up(key):
+    rb = buffer([1.0] * 4, key=key, alpha=1.0, eps=0.0, priority_key="td")
+    batch = rb[:4]
+    batch["index"] = torch.arange(4)
+    batch["td"] = torch.tensor([[1.0], [2.0], [3.0], [2.0]])
+    rb.update_tensordict_priority(batch)
+    assert fits(rb, [1 / 8, 2 / 8, 3 / 8, 2 / 8])
+    # Of several priorities of one item, the largest.
+    batch["td"] = torch.tensor([[1.0, 5.0], [4.0, 1.0], [0.5, 0.5], [0.0, 0.5]])
+    rb.update_tensordict_priority(batch)
+    assert fits(rb, [5 / 10, 4 / 10, 0.5 / 10, 0.5 / 10])
+
+
+@places
+def test_extend_and_add_take_up_priorities_and_ignore_rejected_rows(key):
+    rb = buffer([], key, 3, alpha=1.0, eps=0.0, priority_key="td", writer=RewardPrioritizedWriter())
+
+    def offer(log_reward, td):
+        td, log_reward = torch.tensor(td), torch.tensor(log_reward)
+        return rows(len(td), td=td, loss=td, log_reward=log_reward)
+
+    rb.extend(offer([1.0, 2.0, 3.0], [1.0, 2.0, 3.0]))
+    assert fits(rb, [1 / 6, 2 / 6, 3 / 6])
+    index = rb.extend(offer([0.0, 9.0], [7.0, 4.0]))
+    assert index.tolist() == [-1, 0]
+    assert fits(rb, [4 / 9, 2 / 9, 3 / 9])
+    assert rb.add(offer([0.0], [7.0])[0]) == -1
+    rb.add(offer([8.0], [5.0])[0])
+    assert fits(rb, [4 / 12, 5 / 12, 3 / 12])
+
+
+def test_stored_priorities_are_left_alone_where_an_item_brings_none_of_torchrls():
+    rb = buffer([1.0, 2.0, 3.0], "loss", capacity=4, alpha=1.0, eps=0.0)
+    # Buffers with a prioritized sampler give the default priority to what is there already,
+    other = buffer([], "loss", storage=rb.storage)
+    assert rb[:]["loss"].tolist() == other[:]["loss"].tolist() == [1, 2, 3]
+    rb.add(rows(1, loss=torch.tensor([4.0]))[0])  # and to what is added.
+    assert rb[:]["loss"].tolist() == [1, 2, 3, 4]
+    assert fits(rb, [0.1, 0.2, 0.3, 0.4])
+    assert fits(buffer([], storage=rb.storage), [0.25] * 4)
+
+
+def test_held_priorities_work_on_any_storage():
+    rb = buffer([], storage=ListStorage(4), alpha=1.0, eps=0.0)
+    for x in range(3):
+        rb.add(TensorDict({"x": torch.tensor(x)}, []))
+    rb.update_priority(torch.arange(3), torch.tensor([1.0, 2.0, 1.0]))
+    assert fits(rb, [0.25, 0.5, 0.25])
+
+
+@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])
+def test_stored_priorities_are_what_the_storage_holds_now(storage):
+    rb = buffer([1.0, 1.0, 1.0], "loss", storage=storage(3), alpha=1.0, eps=0.0)
+    rb.sample(1)
+    rb.set_at_("loss", torch.tensor([2.0]), torch.tensor([0]))
+    assert fits(rb, [0.5, 0.25, 0.25])
+    rb[:]["loss"][1] = 5.0
+    assert fits(rb, [2 / 8, 5 / 8, 1 / 8])
+    other = buffer([], "loss", storage=rb.storage)
+    other.update_priority(torch.tensor([2]), torch.tensor([3.0]))
+    assert fits(rb, [2 / 10, 5 / 10, 3 / 10])
+
+
+@places
+def test_alpha_and_beta_are_annealed_by_torchrls_schedulers(key):
+    rb = buffer(key=key, alpha=1.0, beta=0.4, eps=0.1)
+    rb.sample(1)
+    to_uniform = LinearScheduler(rb, "alpha", final_value=0.5, num_steps=2)
+    to_one = StepScheduler(rb, "beta", gamma=0.3, mode="additive", max_value=1.0)
+    for p in (law(PRIORITY, 0.75, 0.1), law(PRIORITY, 0.5, 0.1)):
+        to_uniform.step()
+        to_one.step()
+        assert fits(rb, p)
+    assert rb.sampler.beta == pytest.approx(1.0)
+
+
+# State.
+
+
+@places
+def test_a_restored_buffer_goes_on_like_one_never_interrupted(key, tmp_path):
+    first, second = (buffer([1.0] * 50, key, 60, seed=3, replacement="auto") for _ in range(2))
+    losses = torch.rand(2, 20, 16, generator=torch.Generator().manual_seed(0))
+
+    def go_on(rb, losses):
+        drawn = []
+        for loss in losses:
+            batch = rb.sample(16)
+            drawn += [batch["index"], batch["priority_weight"]]
+            rb.update_priority(batch["index"], loss * 4)
+            rb.extend(rows(3, loss=loss[:3]))
+        return torch.cat(drawn)
+
+    assert torch.equal(go_on(first, losses[0]), go_on(second, losses[0]))
+    first.sampler.beta = second.sampler.beta = 0.7
+    first.dumps(tmp_path / "rb")
+    third = buffer([], key, 60, seed=99, replacement="auto", alpha=0.1)
+    third.loads(tmp_path / "rb")
+    fourth = buffer([0.1] * 7, key, 60, seed=98, replacement="auto")
+    fourth.load_state_dict(copy.deepcopy(first.state_dict()))
+    fifth = pickle.loads(pickle.dumps(first))
+    for rb in (fourth, fifth):
+        rb.set_rng(torch.Generator())
+        rb._rng.set_state(first._rng.get_state())
+    expected = go_on(second, losses[1])
+    for rb in (first, third, fourth, fifth):
+        assert torch.equal(go_on(rb, losses[1]), expected)
+        assert rb.sampler.default_priority == second.sampler.default_priority
+
+
+def test_an_emptied_buffer_begins_anew():
+    rb = buffer(alpha=1.0, eps=0.0)
+    assert rb.sampler.default_priority == 8
+    rb.empty()
+    assert rb.sampler.default_priority == 1
+    rb.extend(rows(2))
+    assert fits(rb, [0.5, 0.5])
+
+
+def test_state_of_the_other_kind_or_of_another_sampler_is_refused():
+    held, stored = PrioritySampler(), PrioritySampler("loss")
+    for sampler, state in (
+        (held, stored.state_dict()),
+        (stored, held.state_dict()),
+        (held, {"k": 1.0}),
+    ):
+        before = sampler.state_dict()
+        with pytest.raises(CheckpointMismatchError, match=r"holds \[.*\], this PrioritySampler"):
+            sampler.load_state_dict(state)
+        assert str(sampler.state_dict()) == str(before)
+
+
+# Bad input.
+
+
+@pytest.mark.parametrize("name", ["alpha", "beta", "eps"])
+@pytest.mark.parametrize("value", [-0.1, math.inf, math.nan])
+def test_bad_parameters(name, value):
+    with pytest.raises(ArgumentError, match=f"{name} must be a number of at least 0, got {value}"):
+        PrioritySampler(**{name: value})
+
+
+@places
+@pytest.mark.parametrize(
+    ("index", "priority", "error", "message"),
+    [
+        ([0, 5], [1.0, 1.0], ArgumentError, "index must name stored items, 0 to 4, got 5"),
+        ([0, 1], [1.0, -2.0], ArgumentError, "at least 0 and finite, got -2.0 to 1.0"),
+        ([0, 1], [1.0, math.inf], ArgumentError, "at least 0 and finite, got 1.0 to inf"),
+        ([0, 1], [1.0, math.nan], NaNError, "priority is NaN"),
+        ([0, 1], [1.0, 1.0, 1.0], ShapeError, "one number for each of 2 rows, got 3"),
+    ],
+)
+def test_bad_priorities_change_nothing(key, index, priority, error, message):
+    rb = buffer(key=key, eps=0.1)
+    with pytest.raises(error, match=message):
+        rb.update_priority(torch.tensor(index), torch.tensor(priority))
+    assert fits(rb, law(PRIORITY, eps=0.1))
+
+
+def test_other_bad_input_is_named():
+    with pytest.raises(ArgumentError, match=r"storage must be given.*got None"):
+        PrioritySampler().update_priority(torch.tensor([0]), torch.tensor([1.0]))
+    with pytest.raises(
+        ArgumentError, match="default_priority has no meaning where items bring 'loss'"
+    ):
+        PrioritySampler("loss").default_priority = 3.0
+    with pytest.raises(KeyMismatchError, match="'td_error' is not in the storage"):
+        buffer(key="td_error").sample(1)
+    for value, error, message in (
+        (-1.5, ArgumentError, "the storage holds -1.5 under 'loss': expected priorities of at"),
+        (math.nan, NaNError, "holds NaN under 'loss'"),
+    ):
+        rb = buffer([1.0, value], "loss")
+        for _ in range(2):  # the second time as well
+            with pytest.raises(error, match=message):
+                rb.sample(1)
+
+
+@pytest.mark.cuda
+@places
+def test_cuda_draws_without_waiting_for_the_device(key):
+    rb = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(5, device="cuda"),
+        sampler=PrioritySampler(key, eps=0.1),
+        generator=torch.Generator("cuda").manual_seed(0),
+    )
+    priority = torch.tensor(PRIORITY, device="cuda")
+    index = rb.extend(rows(5).to("cuda").set("loss", priority))
+    rb.update_priority(index, priority)
+    rb.sampler.sample(rb.storage, 4)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        index, info = rb.sampler.sample(rb.storage, 4)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert index.device.type == info["priority_weight"].device.type == "cuda"
+    counts = np.bincount(rb.sample(20_000)["index"].cpu(), minlength=5)
+    assert chi_square_p(counts, law(PRIORITY, eps=0.1)) > 1e-3

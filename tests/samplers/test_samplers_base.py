@@ -1,0 +1,107 @@
+"""What all samplers share: their parameters, and annealing them by TorchRL's schedulers."""
+
+import math
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+from torchrl.data.replay_buffers.scheduler import LambdaScheduler, LinearScheduler, StepScheduler
+
+from gfn_rb.errors import ArgumentError
+from gfn_rb.samplers import (
+    PrioritySampler,
+    QuantileRewardSampler,
+    RankRewardSampler,
+    SoftmaxRewardSampler,
+)
+
+# Sampler, parameter, two values of it, one out of its range.
+PARAMETERS = [
+    (SoftmaxRewardSampler, "temperature", 2.0, 0.5, -1.0),
+    (RankRewardSampler, "k", 1.0, 0.01, 0.0),
+    (QuantileRewardSampler, "top_fraction", 0.9, 0.1, 1.5),
+    (QuantileRewardSampler, "top_share", 1.0, 0.2, -0.25),
+    (PrioritySampler, "alpha", 1.0, 0.25, -0.5),
+    (PrioritySampler, "beta", 1.0, 0.4, -0.5),
+    (PrioritySampler, "eps", 1.0, 0.125, -0.5),
+]
+parameters = pytest.mark.parametrize(
+    ("kind", "name", "start", "end", "bad"), PARAMETERS, ids=[name for _, name, *_ in PARAMETERS]
+)
+
+
+def buffer(kind, **options):
+    rb = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(30), sampler=kind(**options, replacement=True)
+    )
+    log_reward = torch.linspace(-3, 3, 30)
+    index = rb.extend(TensorDict({"log_reward": log_reward}, [30]))
+    if kind is PrioritySampler:
+        rb.update_priority(index, log_reward.exp())
+    return rb
+
+
+def draws_like(rb, kind, name, value):
+    """Whether a buffer draws what one does whose parameter was that value from the start."""
+    fresh = buffer(kind, **{name: value})
+    for each in (rb, fresh):
+        each.set_rng(torch.Generator().manual_seed(3))
+    return bool((rb.sample(200) == fresh.sample(200)).all())
+
+
+@parameters
+def test_linear_schedules(kind, name, start, end, bad):
+    rb = buffer(kind, **{name: start})
+    anneal = LinearScheduler(rb, name, final_value=end, num_steps=4)
+    for i in range(1, 6):
+        rb.sample(5)
+        anneal.step()
+        expected = start + (end - start) * min(i / 4, 1)
+        assert getattr(rb.sampler, name) == pytest.approx(expected)
+        assert draws_like(rb, kind, name, getattr(rb.sampler, name))
+    assert not draws_like(rb, kind, name, start)
+
+
+@parameters
+def test_schedules_by_a_function(kind, name, start, end, bad):
+    rb = buffer(kind, **{name: start})
+    anneal = LambdaScheduler(rb.sampler, name, lambda i: 0.5**i, min_value=end)
+    for i in range(1, 9):
+        anneal.step()
+        assert getattr(rb.sampler, name) == max(start * 0.5**i, end)
+        assert draws_like(rb, kind, name, max(start * 0.5**i, end))
+
+
+@parameters
+@pytest.mark.parametrize("mode", ["additive", "multiplicative"])
+def test_schedules_by_steps(kind, name, start, end, bad, mode):
+    gamma = (end - start) / 3 if mode == "additive" else (end / start) ** (1 / 3)
+    rb = buffer(kind, **{name: start})
+    anneal = StepScheduler(rb, name, gamma=gamma, n_steps=2, mode=mode, min_value=end)
+    value = start
+    for i in range(1, 9):
+        anneal.step()
+        if i % 2 == 0:
+            value = max(value + gamma if mode == "additive" else value * gamma, end)
+        assert getattr(rb.sampler, name) == pytest.approx(value, rel=1e-12)
+        assert draws_like(rb, kind, name, getattr(rb.sampler, name))
+    assert value == pytest.approx(end)
+
+
+@parameters
+def test_a_schedule_that_leaves_the_range_is_named_and_changes_nothing(kind, name, start, end, bad):
+    rb = buffer(kind, **{name: end})
+    rb.sample(5)
+    anneal = LinearScheduler(rb, name, final_value=bad, num_steps=1)
+    with pytest.raises(ArgumentError, match=rf"^{name} must be .*, got {bad}$"):
+        anneal.step()
+    assert getattr(rb.sampler, name) == end
+    assert draws_like(rb, kind, name, end)
+
+
+@parameters
+@pytest.mark.parametrize("value", [math.nan, math.inf, "high", None, [1.0, 2.0]])
+def test_what_is_no_number_of_the_range_is_named(kind, name, start, end, bad, value, unchecked):
+    with pytest.raises(ArgumentError, match=rf"^{name} must be .*, got "):
+        kind(**{name: value})
