@@ -171,7 +171,7 @@ class ModifiedDetailedBalance(Loss[Transitions]):
         log_pf = log_p[every, moves.action]
         log_pb = transition_log_probs(self.backward_policy, self.env, moves)
         log_reward = self._log_reward(state, condition)
-        flow, next_flow = (log_reward - log_exit).split(len(moves))
+        flow, next_flow = (log_reward - log_exit).tensor_split(2)
         residual = flow + log_pf - next_flow - log_pb
         terms = {"log P_F(exit)": log_exit, "log P_F": log_pf, "log P_B": log_pb}
         require_finite(residual, {"log_reward": log_reward, **terms})
