@@ -8,7 +8,14 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
-from gfn_rb.envs import GFNEnv, HyperGrid, TFBind8
+from gfn_rb.envs import (
+    BitSequence,
+    ConditionalHyperGrid,
+    GFNEnv,
+    HyperGrid,
+    RNABinding,
+    TFBind8,
+)
 from gfn_rb.errors import ArgumentError
 from gfn_rb.training.losses import LOSSES
 from gfn_rb.training.objectives import BACKWARD
@@ -25,6 +32,7 @@ else:
     LossName, Keep, Draw = Literal[tuple(LOSSES)], Literal[tuple(KEEP)], Literal[tuple(DRAW)]
     Replay, Backward = Literal[tuple(REPLAY)], Literal[tuple(BACKWARD)]
 
+Form = Literal["append", "prepend_append"]
 LoggerName = Literal["none", "csv", "tensorboard", "wandb"]
 
 CHOICES: dict[str, Iterable[str]] = {
@@ -139,7 +147,7 @@ class TrainConfig(ABC):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON knows them, without ``out``: a run may be moved."""
-        values = {**asdict(self), "hidden": list(self.hidden)}
+        values = {name: list(v) if type(v) is tuple else v for name, v in asdict(self).items()}
         del values["out"]
         return {"env": self.env, **values}
 
@@ -158,8 +166,7 @@ class TrainConfig(ABC):
         if wrong := sorted(known ^ rest.keys()):
             state = "unknown" if wrong[0] in rest else "missing"
             raise ArgumentError(f"{wrong[0]} is {state} in a configuration of {env}")
-        if isinstance(rest["hidden"], list):
-            rest["hidden"] = tuple(rest["hidden"])
+        rest = {name: tuple(v) if type(v) is list else v for name, v in rest.items()}
         check_fields(CONFIGS[env], rest, CHOICES)
         return CONFIGS[env](**rest)
 
@@ -174,7 +181,7 @@ class TFBind8Config(TrainConfig):
 
     env: ClassVar[str] = "tfbind8"
 
-    form: Literal["append", "prepend_append"] = "append"
+    form: Form = "append"
     """Write letters at the right end, or at both ends."""
     beta: float = 3.0
     """Exponent of the reward."""
@@ -208,6 +215,109 @@ class HyperGridConfig(TrainConfig):
         return HyperGrid(self.ndim, self.height, self.r0, self.r1, self.r2, device=self.device)
 
 
+@dataclass(frozen=True, kw_only=True)
+class ConditionalHyperGridConfig(TrainConfig):
+    """Find the rewarded corners of a grid at any temperature that the policy is told."""
+
+    env: ClassVar[str] = "conditional_hypergrid"
+
+    ndim: int = 2
+    """Coordinates."""
+    height: int = 8
+    """Grid points per coordinate."""
+    r0: float = 0.1
+    """Reward everywhere."""
+    r1: float = 0.5
+    """Reward added in the outer bands."""
+    r2: float = 2.0
+    """Reward added in the inner bands."""
+    min_beta: float = 0.5
+    """Lowest exponent of the reward (inverse temperature)."""
+    max_beta: float = 2.0
+    """Highest exponent of the reward."""
+
+    def make_env(self) -> ConditionalHyperGrid:
+        """Return the environment, on the configured device."""
+        return ConditionalHyperGrid(
+            self.ndim,
+            self.height,
+            self.r0,
+            self.r1,
+            self.r2,
+            self.min_beta,
+            self.max_beta,
+            device=self.device,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BitSequenceConfig(TrainConfig):
+    """Write long bit strings that come close to hidden ones."""
+
+    env: ClassVar[str] = "bit_sequence"
+
+    n_bits: int = 120
+    """Bits in a string."""
+    word_bits: int = 8
+    """Bits written at a time."""
+    form: Form = "append"
+    """Write words at the right end, or at both ends."""
+    modes: int = 60
+    """Hidden strings."""
+    beta: float | None = None
+    """Exponent of the reward; twice the bits by default, 2 nats per bit astray."""
+    delta: int | None = None
+    """A mode is found by any string within this many bits; 28/120 of the bits by default."""
+
+    def make_env(self) -> BitSequence:
+        """Return the environment, on the configured device."""
+        return BitSequence(
+            self.n_bits,
+            self.word_bits,
+            self.form,
+            self.modes,
+            self.beta,
+            self.delta,
+            device=self.device,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RNABindingConfig(TrainConfig):
+    """Design RNA that binds to given RNA, by ViennaRNA's thermodynamic model."""
+
+    env: ClassVar[str] = "rna_binding"
+
+    targets: tuple[str, ...] = ("RNA1",)
+    """RNA to bind: names among RNA1 to RNA4, or sequences of ACGU; the score is the mean."""
+    length: int = 14
+    """Letters to write."""
+    form: Form = "append"
+    """Write letters at the right end, or at both ends."""
+    beta: float = 8.0
+    """Exponent of the reward."""
+    threshold: float = 0.8
+    """Sequences that score this much are counted as modes."""
+
+    def make_env(self) -> RNABinding:
+        """Return the environment, on the configured device."""
+        return RNABinding(
+            self.targets,
+            self.length,
+            self.form,
+            self.beta,
+            threshold=self.threshold,
+            device=self.device,
+        )
+
+
 CONFIGS: dict[str, type[TrainConfig]] = {
-    config.env: config for config in (TFBind8Config, HyperGridConfig)
+    config.env: config
+    for config in (
+        TFBind8Config,
+        HyperGridConfig,
+        ConditionalHyperGridConfig,
+        BitSequenceConfig,
+        RNABindingConfig,
+    )
 }

@@ -244,6 +244,7 @@ class Trainer:
             policies=self.loss.state_dict(),
             optimizer=self.optimizer.state_dict(),
             generator=self.generator.get_state(),
+            source=self.source.state_dict(),
             steps_done=self.steps_done,
             tally=self.tally.state_dict(),
             history=self.history,
@@ -267,6 +268,7 @@ class Trainer:
         self.loss.load_state_dict(extra["policies"])
         self.optimizer.load_state_dict(extra["optimizer"])
         self.generator.set_state(extra["generator"])
+        self.source.load_state_dict(extra["source"])
         self.steps_done = extra["steps_done"]
         self.tally.restore(extra["tally"])
         self.history, self._loss_sums = extra["history"], extra["loss_sums"]

@@ -24,7 +24,12 @@ from gfn_rb.containers import States, Trajectories, Transitions
 from gfn_rb.containers.base import Container
 from gfn_rb.envs import GFNEnv
 from gfn_rb.keys import EPISODE_LOG_REWARD, INDEX, LOG_REWARD
-from gfn_rb.samplers import QuantileRewardSampler, RankRewardSampler, SoftmaxRewardSampler
+from gfn_rb.samplers import (
+    PrioritySampler,
+    QuantileRewardSampler,
+    RankRewardSampler,
+    SoftmaxRewardSampler,
+)
 from gfn_rb.shapes import Float
 from gfn_rb.writers import FIFOWriter, RewardPrioritizedWriter
 
@@ -84,6 +89,9 @@ DRAW: dict[str, Drawn] = {
     "rank": Drawn(lambda config, key: RankRewardSampler(key, config.rank_k)),
     "quantile": Drawn(
         lambda config, key: QuantileRewardSampler(key, config.top_fraction, config.top_share)
+    ),
+    "priority": Drawn(
+        lambda config, _: PrioritySampler(alpha=config.priority_alpha), _update_priority
     ),
     "uniform": Drawn(lambda *_: RandomSampler()),
 }

@@ -28,6 +28,14 @@ class Source(Protocol):
         """Let go of what the source holds; it gives nothing afterwards."""
         ...
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the next trajectories depend on, beside the policy and its generator."""
+        ...
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from an earlier state."""
+        ...
+
 
 class PolicySource:
     """Samples in this process, from the environment's source state.
@@ -55,6 +63,13 @@ class PolicySource:
 
     def close(self) -> None:
         """Do nothing: nothing is held."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return nothing: everything is in the generator."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Do nothing."""
 
 
 class SearchedSource:
@@ -105,6 +120,14 @@ class SearchedSource:
     def close(self) -> None:
         """Close the source it starts from."""
         self._source.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the source it starts from."""
+        return self._source.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore it."""
+        self._source.load_state_dict(state_dict)
 
 
 def make_source(
