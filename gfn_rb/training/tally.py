@@ -12,9 +12,8 @@ from torch import Tensor
 
 from gfn_rb.containers import Trajectories
 from gfn_rb.envs import GFNEnv
-from gfn_rb.envs.core import GFNCore
 from gfn_rb.numerics import KeySet
-from gfn_rb.shapes import Float, Shaped
+from gfn_rb.shapes import Float
 
 N_TOP = 100
 
@@ -38,8 +37,9 @@ class Tally:
         state = trajectories.terminating_states
         self.calls += len(state)
         new = self._seen.add(self._env.fingerprint(state))
-        self._modes.add(self._env.modes_reached(state[new]))
-        score = self._score(state[new], trajectories.log_reward[new])
+        fresh = state[new], trajectories.log_reward[new]
+        self._modes.add(self._env.modes_reached(*fresh))
+        score = self._env.score(*fresh)
         self.top = torch.cat([self.top, score]).sort(descending=True).values[:N_TOP]
 
     @property
@@ -86,13 +86,6 @@ class Tally:
         self._seen, self._modes = KeySet(device), KeySet(device)
         self._seen.add(state["seen"].to(device))
         self._modes.add(state["modes"].to(device))
-
-    def _score(
-        self, state: Shaped[Tensor, "n *state"], log_reward: Float[Tensor, "n"]
-    ) -> Float[Tensor, "n"]:
-        if type(self._env).score is GFNCore.score:  # then it is the reward, which is paid for
-            return log_reward.exp()
-        return self._env.score(state)
 
 
 class Stopwatch:

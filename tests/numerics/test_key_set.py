@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,7 +28,7 @@ def test_runs_stay_few():
         keys.add(torch.randint(2**60, (32,), generator=generator))
     lengths = [len(run) for run in keys._runs]
     assert sum(lengths) == len(keys) == 9600
-    assert all(one > 2 * next_one for one, next_one in zip(lengths, lengths[1:], strict=False))
+    assert all(one > 2 * next_one for one, next_one in pairwise(lengths))
     assert len(lengths) <= 9  # log2(9600 / 32) + 1
 
 

@@ -112,7 +112,7 @@ def test_a_reward_that_is_paid_for_is_not_asked_for_again(tally, monkeypatch):
 
 def test_scores_are_the_environments_own():
     class Scored(HyperGrid):
-        def score(self, state):
+        def score(self, state, log_reward=None):
             return state.sum(1).float()
 
     tally = Counted(Scored(2, 8))

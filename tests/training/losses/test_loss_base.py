@@ -246,9 +246,7 @@ def test_gradients_reach_all_parameters(name, make_env):
     if env.condition_shape is None:
         rows = some_rows(loss, env, 32)
     else:
-        rows = as_read(
-            loss, Sampler(loss.forward_policy).sample_trajectories(env, 32, epsilon=0.5)
-        )
+        rows = as_read(loss, Sampler(loss.forward_policy).sample_trajectories(env, 32, epsilon=0.5))
     loss(rows).backward()
     # The ladder has one way back; what its backward policy says makes no difference.
     free = [
