@@ -7,21 +7,24 @@ a storage keeps, samplers which of them make a batch. All plug into ``TensorDict
 from gfn_rb.buffers import (
     ExperienceMemory,
     MergedReplayBuffer,
+    PackTrajectories,
     fifo_buffer,
     reward_prioritized_buffer,
     terminating_state_buffer,
 )
 from gfn_rb.checkpoint import load_checkpoint, save_checkpoint
 from gfn_rb.containers import States, Trajectories, Transitions
-from gfn_rb.rollout import LocalSearchSampler, Sampler
+from gfn_rb.rollout import ActionSampler, LocalSearchSampler, Sampler
 from gfn_rb.samplers import QuantileRewardSampler, RankRewardSampler, SoftmaxRewardSampler
 from gfn_rb.writers import FIFOWriter, RewardPrioritizedWriter
 
 __all__ = [
+    "ActionSampler",
     "ExperienceMemory",
     "FIFOWriter",
     "LocalSearchSampler",
     "MergedReplayBuffer",
+    "PackTrajectories",
     "QuantileRewardSampler",
     "RankRewardSampler",
     "RewardPrioritizedWriter",

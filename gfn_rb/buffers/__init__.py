@@ -2,6 +2,7 @@
 
 from gfn_rb.buffers.experience import ExperienceMemory
 from gfn_rb.buffers.merged import MergedReplayBuffer
+from gfn_rb.buffers.packing import PackTrajectories
 from gfn_rb.buffers.presets import (
     fifo_buffer,
     reward_prioritized_buffer,
@@ -11,6 +12,7 @@ from gfn_rb.buffers.presets import (
 __all__ = [
     "ExperienceMemory",
     "MergedReplayBuffer",
+    "PackTrajectories",
     "fifo_buffer",
     "reward_prioritized_buffer",
     "terminating_state_buffer",
