@@ -7,6 +7,7 @@ a storage keeps, samplers which of them make a batch. All plug into ``TensorDict
 from gfn_rb.buffers import (
     ExperienceMemory,
     MergedReplayBuffer,
+    PackTrajectories,
     fifo_buffer,
     reward_prioritized_buffer,
     state_buffer,
@@ -15,7 +16,7 @@ from gfn_rb.buffers import (
 )
 from gfn_rb.checkpoint import load_checkpoint, save_checkpoint
 from gfn_rb.containers import States, Trajectories, Transitions
-from gfn_rb.rollout import LocalSearchSampler, Sampler
+from gfn_rb.rollout import ActionSampler, LocalSearchSampler, Sampler
 from gfn_rb.samplers import (
     PrioritySampler,
     QuantileRewardSampler,
@@ -25,10 +26,12 @@ from gfn_rb.samplers import (
 from gfn_rb.writers import FIFOWriter, RewardPrioritizedWriter
 
 __all__ = [
+    "ActionSampler",
     "ExperienceMemory",
     "FIFOWriter",
     "LocalSearchSampler",
     "MergedReplayBuffer",
+    "PackTrajectories",
     "PrioritySampler",
     "QuantileRewardSampler",
     "RankRewardSampler",

@@ -113,6 +113,7 @@ class KeyColumn:
 
         A memory-mapped tensor dispatches every operation through Python; its plain view does not.
         """
+        open_shared(storage)
         data = getattr(storage, "_storage", None)
         raw = data.get(self.key, None) if isinstance(data, TensorDictBase) else None
         if self._plain is None or raw is None or raw is not self._raw:
@@ -134,3 +135,16 @@ class KeyColumn:
                 f"{tuple(leaf.shape[1:])} per row"
             )
         return leaf
+
+
+def open_shared(storage: Storage) -> None:
+    """Open a storage that another process has laid out.
+
+    With ``shared_init=True`` the first process to write lays the storage out; the others know its
+    length at once, but its memory only when they ask for it.
+
+    Args:
+        storage: any storage.
+    """
+    if getattr(storage, "shared_init", False) and not storage.initialized and len(storage):
+        storage._wait_for_init()

@@ -2,6 +2,7 @@
 
 from gfn_rb.buffers.experience import ExperienceMemory
 from gfn_rb.buffers.merged import MergedReplayBuffer
+from gfn_rb.buffers.packing import PackTrajectories
 from gfn_rb.buffers.presets import (
     fifo_buffer,
     reward_prioritized_buffer,
@@ -13,6 +14,7 @@ from gfn_rb.buffers.presets import (
 __all__ = [
     "ExperienceMemory",
     "MergedReplayBuffer",
+    "PackTrajectories",
     "fifo_buffer",
     "reward_prioritized_buffer",
     "state_buffer",

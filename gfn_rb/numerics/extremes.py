@@ -99,9 +99,13 @@ class Extremes:
         self._rank.view(-1)[n:] = _LAST
         self._summarise()
 
+    def doubt_ranks(self) -> None:
+        """Take note that another process, which shares the tensors, updated some rows."""
+        self._stale, self._stale_count = [], self._block_rank.shape[0]
+
     def _summarise(self) -> None:
         torch.amin(self._key, 1, out=self._block_key)
-        self._stale, self._stale_count = [], self._block_rank.shape[0]
+        self.doubt_ranks()
 
     def _refresh_ranks(self) -> None:
         """Work out the lowest rank among the smallest keys of each stale block."""

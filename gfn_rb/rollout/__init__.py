@@ -1,5 +1,6 @@
 """Rollouts: from policies to trajectories, and back to log-probabilities."""
 
+from gfn_rb.rollout.acting import ActionSampler
 from gfn_rb.rollout.categorical import Exploration, masked_log_softmax
 from gfn_rb.rollout.local_search import LocalSearchSampler
 from gfn_rb.rollout.log_probs import (
@@ -10,6 +11,7 @@ from gfn_rb.rollout.log_probs import (
 from gfn_rb.rollout.sampler import Sampler
 
 __all__ = [
+    "ActionSampler",
     "Exploration",
     "LocalSearchSampler",
     "Sampler",

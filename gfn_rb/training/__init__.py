@@ -1,5 +1,6 @@
 """Training: policies, losses, and the loop that uses them."""
 
+from gfn_rb.training.collect import WorkerSource
 from gfn_rb.training.config import HyperGridConfig, TFBind8Config, TrainConfig
 from gfn_rb.training.loop import Trainer
 from gfn_rb.training.losses import (
@@ -41,6 +42,7 @@ __all__ = [
     "Trainer",
     "TrajectoryBalance",
     "UniformBackwardPolicy",
+    "WorkerSource",
     "resume",
     "train",
 ]

@@ -54,6 +54,7 @@ class TrainConfig(ABC):
     """
 
     env: ClassVar[str]
+    every_state_terminates: ClassVar[bool] = False
 
     steps: int = 1000
     """Training steps. Each samples one fresh batch, which takes batch-size reward calls, and as
@@ -198,6 +199,7 @@ class HyperGridConfig(TrainConfig):
     """Find the rewarded corners of a grid."""
 
     env: ClassVar[str] = "hypergrid"
+    every_state_terminates: ClassVar[bool] = True
 
     ndim: int = 4
     """Coordinates."""
@@ -220,6 +222,7 @@ class ConditionalHyperGridConfig(TrainConfig):
     """Find the rewarded corners of a grid at any temperature that the policy is told."""
 
     env: ClassVar[str] = "conditional_hypergrid"
+    every_state_terminates: ClassVar[bool] = True
 
     ndim: int = 2
     """Coordinates."""

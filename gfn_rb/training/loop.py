@@ -92,7 +92,7 @@ class Trainer:
         self.generator = torch.Generator(config.device).manual_seed(rollout)
         pf, pb = self.loss.forward_policy, backward_policy(self.loss)
         self.backward = Sampler(pb)
-        self.source = make_source(config, self.env, pf, pb, self.generator)
+        self.source = make_source(config, self.env, pf, pb, self.generator, rollout)
         self.replay = REPLAY[config.replay]
         self.rb = self.replay.make(
             config,

@@ -36,6 +36,8 @@ def check_fields(
     for f in fields(config):
         if type(f.default) in _TYPES:
             _check(f.name, values[f.name], *_TYPES[type(f.default)])
+        elif f.name in _OPTIONAL:
+            _check(f.name, values[f.name], *_OPTIONAL[f.name])
     for name, rule in _RULES.items():
         _check(name, values[name], *rule)
     for name, names in choices.items():
@@ -49,6 +51,12 @@ def check_together(config: TrainConfig) -> None:
         ArgumentError: two fields do not go together.
     """
     wanted = LOSSES[config.loss].reads
+    if config.loss == "mdb" and not config.every_state_terminates:
+        others = ", ".join(name for name in LOSSES if name != "mdb")
+        raise ArgumentError(
+            f"loss must be one of {others} with {config.env}, where not every state is "
+            f"terminating, got 'mdb'"
+        )
     fitting = [name for name, kind in REPLAY.items() if converts(kind.gives, wanted)]
     if config.replay not in fitting:
         raise ArgumentError(
@@ -81,6 +89,11 @@ _TYPES: dict[type, Rule] = {
     int: (lambda v: type(v) is int, "a whole number"),
     float: (lambda v: type(v) in (int, float), "a number"),
     str: (lambda v: type(v) is str, "a word"),
+}
+# Of fields whose default is None, where a configuration has them.
+_OPTIONAL: dict[str, Rule] = {
+    "beta": (lambda v: v is None or type(v) in (int, float), "a number"),
+    "delta": (lambda v: v is None or type(v) is int, "a whole number"),
 }
 _RULES: dict[str, Rule] = {
     **dict.fromkeys(

@@ -11,6 +11,7 @@ from tensordict.nn import TensorDictModuleBase
 from gfn_rb.containers import Trajectories
 from gfn_rb.envs import GFNEnv
 from gfn_rb.rollout import LocalSearchSampler, Sampler
+from gfn_rb.training.collect import WorkerSource
 
 if TYPE_CHECKING:
     from gfn_rb.training.config import TrainConfig
@@ -136,6 +137,7 @@ def make_source(
     pf: TensorDictModuleBase,
     pb: TensorDictModuleBase,
     generator: torch.Generator,
+    seed: int,
 ) -> Source:
     """Return the source that a configuration asks for.
 
@@ -144,11 +146,29 @@ def make_source(
         env: its environment.
         pf: the forward policy, in training.
         pb: the backward policy.
-        generator: draws the actions.
+        generator: draws actions in this process.
+        seed: draws actions in others.
     """
-    source: Source = PolicySource(env, pf, generator, epsilon=config.epsilon)
+    source = _workers(config, pf, seed) if config.workers else _alone(config, env, pf, generator)
     if config.local_search:
         search = LocalSearchSampler(pf, pb)
         loops, ratio = config.local_search, config.back_ratio
         source = SearchedSource(source, search, env, loops, ratio, generator)
     return source
+
+
+def _alone(
+    config: TrainConfig, env: GFNEnv, pf: TensorDictModuleBase, generator: torch.Generator
+) -> Source:
+    return PolicySource(env, pf, generator, epsilon=config.epsilon)
+
+
+def _workers(config: TrainConfig, pf: TensorDictModuleBase, seed: int) -> Source:
+    return WorkerSource(
+        config.make_env,
+        pf,
+        config.workers,
+        seed=seed,
+        device=config.device,
+        epsilon=config.epsilon,
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data.replay_buffers.writers import TensorDictRoundRobinWriter
@@ -39,11 +40,13 @@ class FIFOWriter(TensorDictRoundRobinWriter):
             data: batch size [n].
 
         Returns:
-            One slot per row.
+            One slot per row; none for an empty batch.
 
         Raises:
             KeyMismatchError: keys are missing or unknown to the storage.
             ShapeError: an entry has another shape or dtype than the stored one.
         """
+        if not data.shape[0]:
+            return torch.empty(0, dtype=torch.int64)
         self._layout.check(data, self._storage)
         return super().extend(data)

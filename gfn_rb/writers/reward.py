@@ -12,7 +12,7 @@ from torch import Tensor
 from torchrl.data.replay_buffers.storages import Storage, TensorStorage
 from torchrl.data.replay_buffers.writers import Writer
 
-from gfn_rb.column import KeyColumn, Moment
+from gfn_rb.column import KeyColumn, Moment, open_shared
 from gfn_rb.errors import ArgumentError, CheckpointMismatchError, ShapeError
 from gfn_rb.keys import LOG_REWARD
 from gfn_rb.numerics import Extremes
@@ -116,6 +116,8 @@ class RewardPrioritizedWriter(Writer):
         """
         key = scalar_key(data, self.key)
         highest = check_number(key, self.key)
+        if not key.shape[0]:
+            return torch.empty(0, dtype=torch.int64)
         data = self._layout.check(data, self._storage)
         free = self._storage.max_size - len(self._storage)
         if key.shape[0] <= free:
@@ -131,10 +133,13 @@ class RewardPrioritizedWriter(Writer):
 
     @property
     def threshold(self) -> float:
-        """The lowest key kept, ``-inf`` until the storage is full."""
+        """The lowest key kept, ``-inf`` until the storage is full.
+
+        Read from the storage, so it may be asked for while other processes write.
+        """
         if not self._storage._is_full:
             return -math.inf
-        return self._lowest()
+        return float(self._column.values(self._storage).min())
 
     def update(self, index: Int64[Tensor, "m"], key: Float[Tensor, "m"]) -> None:
         """Relabel stored items, in the storage and here. Their age is unchanged.
@@ -163,6 +168,7 @@ class RewardPrioritizedWriter(Writer):
     def _in_step(self) -> Extremes:
         """Return the extremes, read anew if the storage changed behind the writer's back."""
         extremes, storage = self._allocated(), self._storage
+        open_shared(storage)
         if not storage.initialized:
             return extremes
         moment = self._column.moment(storage)
@@ -173,6 +179,8 @@ class RewardPrioritizedWriter(Writer):
         if not mine or int(self._count[_REVISION]) != moment.revision:
             values = self._column.values(storage)
             extremes.assign(values, extremes.rank[: len(values)].clone())
+        else:
+            extremes.doubt_ranks()
         self._now_in_step(moment)
         return extremes
 

@@ -10,6 +10,7 @@ from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 from torchrl.data.replay_buffers.storages import TensorStorage
 
+from gfn_rb.column import open_shared
 from gfn_rb.errors import KeyMismatchError, NaNError, ShapeError
 from gfn_rb.keys import INDEX
 
@@ -102,6 +103,7 @@ class Layout:
         entries = _entries(data)
         if entries.pop(INDEX, None) is not None:  # left by an earlier extend of the same batch
             data = data.exclude(INDEX)
+        open_shared(storage)
         if not storage.initialized:
             return data
         if self._stored is not storage._storage:

@@ -1,0 +1,192 @@
+"""From the frames that TorchRL's collectors deliver to trajectories, one per row."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+from torchrl.envs.transforms import Transform
+
+from gfn_rb import keys
+from gfn_rb.containers import Trajectories
+from gfn_rb.envs.core import GFNCore
+from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
+from gfn_rb.shapes import Bool, Int64
+
+_IDS = (keys.COLLECTOR, keys.TRAJ_IDS)
+_MASK = (keys.COLLECTOR, keys.MASK)
+_FIELDS = (
+    keys.STATE,
+    keys.ACTION,
+    keys.LOG_PROB,
+    keys.ESTIMATOR_OUTPUT,
+    keys.CONDITION,
+    keys.NEXT_STATE,
+    keys.NEXT_DONE,
+    keys.NEXT_TERMINATED,
+    keys.NEXT_LOG_REWARD,
+    _IDS,
+)
+
+
+class PackTrajectories(Transform):
+    """Packs the frames of collector batches into whole trajectories, one per row.
+
+    A collector of TorchRL hands over a number of steps at a time, whatever episodes they belong to.
+    This puts each episode's steps together by their ``("collector", "traj_ids")`` and gives the
+    fields of :class:`~gfn_rb.Trajectories` for those that have terminated. The steps of the others
+    are kept until later batches complete them, so no episode is lost or cut, wherever batches end.
+
+    Used as a buffer's transform it packs on the way in: ``replay_buffer=rb`` then fills ``rb`` with
+    trajectories. In a multi-process collector each worker's copy of the buffer has a packer of its
+    own, for the episodes of that worker. Without a buffer it is a collector's ``postproc``. It goes
+    with ``trajs_per_batch`` and ``split_trajs`` too, and leaves alone what holds no frames:
+    trajectories that are stored directly, and whatever is sampled.
+
+    A batch in which no episode ends gives no rows, which the writers of this library take. Episodes
+    that end truncated, or of which the beginning was never seen, are left out. The steps under way
+    are not part of any ``state_dict``: a collector that is made anew begins new episodes.
+
+    Args:
+        env: its source is where whole trajectories start.
+        patience: how many batches in a row may leave an episode as it is before its steps are
+            dropped. A collector that resets its environments abandons episodes; one worker of
+            several that share a ``postproc`` may be late.
+
+    Raises:
+        ArgumentError: ``patience`` below 1.
+
+    Examples:
+        >>> rb = fifo_buffer(1000, max_length=env.max_length, transform=PackTrajectories(env))
+        >>> for _ in Collector(env, policy, frames_per_batch=64, replay_buffer=rb):
+        ...     batch = Trajectories.from_tensordict(rb.sample(16))
+    """
+
+    def __init__(self, env: GFNCore, patience: int = 100) -> None:
+        if patience < 1:
+            raise ArgumentError(f"patience must be at least 1, got {patience}")
+        super().__init__()
+        self.patience = patience
+        self.register_buffer("_source", env.source_state.detach().clone(), persistent=False)
+        self._under_way: _UnderWay | None = None
+
+    def forget(self) -> None:
+        """Drop the steps of all episodes that are under way."""
+        self._under_way = None
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Pack a batch of frames; return anything else, such as what is sampled, as it is.
+
+        Args:
+            tensordict: frames of batch size [*B, T], or rows.
+
+        Raises:
+            KeyMismatchError, ShapeError, ArgumentError: the frames are not those of a collector
+                with trajectory ids, or of more than one. Nothing is packed or kept then.
+        """
+        return self._inv_call(tensordict)
+
+    def _inv_call(self, tensordict: TensorDictBase) -> TensorDictBase:
+        if tensordict.get(keys.NEXT_LOG_REWARD, None) is None:
+            return tensordict
+        at_hand = _UnderWay.of(_frames(tensordict))
+        if self._under_way is not None:
+            at_hand = self._under_way.followed_by(at_hand)
+        _check_continuity(at_hand.frames)
+        is_over, waited = at_hand.episodes()
+        packed = Trajectories.from_rollout(at_hand.frames[is_over], self._source.to(waited.device))
+        self._under_way = at_hand.take(~is_over & (waited <= self.patience), waited)
+        return packed.to_tensordict()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the episodes under way: a copy serves another collector."""
+        return {**super().__getstate__(), "_under_way": None}
+
+
+class _UnderWay(NamedTuple):
+    """Frames of episodes, those of each next to each other and in time.
+
+    Attributes:
+        frames: batch size [m].
+        waited: for how many batches each frame has been here, [m].
+    """
+
+    frames: TensorDictBase
+    waited: Tensor
+
+    @classmethod
+    def of(cls, frames: TensorDictBase, waited: Int64[Tensor, "m"] | None = None) -> _UnderWay:
+        """Put frames in order; those of one episode come in time already."""
+        order = _ids(frames).argsort(stable=True)
+        waited = torch.zeros_like(order) if waited is None else waited[order]
+        return cls(frames[order], waited)
+
+    def followed_by(self, new: _UnderWay) -> _UnderWay:
+        """Put the frames of another batch behind these. Fields that some frames lack are dropped.
+
+        A policy does not write its log-probabilities while a collector draws random actions.
+        """
+        common = set(self.frames.keys(True, True)) & set(new.frames.keys(True, True))
+        frames = torch.cat([part.frames.select(*common) for part in (self, new)])
+        return self.of(frames, torch.cat([self.waited + 1, new.waited]))
+
+    def episodes(self) -> tuple[Bool[Tensor, "m"], Int64[Tensor, "m"]]:
+        """Tell of each frame whether its episode is over, and how long that has waited for more."""
+        ids = _ids(self.frames)
+        is_last = torch.ones_like(ids, dtype=torch.bool)
+        is_last[:-1] = ids[1:] != ids[:-1]
+        number = is_last.cumsum(0) - is_last.long()
+        is_over = self.frames.get(keys.NEXT_DONE).reshape(-1)[is_last]
+        # The latest frames of an episode are the last to have come.
+        return is_over[number], self.waited[is_last][number]
+
+    def take(self, chosen: Bool[Tensor, "m"], waited: Int64[Tensor, "m"]) -> _UnderWay:
+        """Return some of the frames, with how long they have waited."""
+        return _UnderWay(self.frames[chosen], waited[chosen])
+
+
+def _frames(batch: TensorDictBase) -> TensorDictBase:
+    """Return the frames of a batch that are part of an episode, [m], in copies.
+
+    A collector writes its next batch over the memory of this one.
+    """
+    ids = batch.get(_IDS, None)
+    if ids is None:
+        raise KeyMismatchError(
+            f"frames must have {_IDS!r}, which a collector writes with track_traj_ids=True; got "
+            f"{sorted(map(str, batch.keys(True, True)))}; Trajectories.from_rollout reads rollouts"
+        )
+    if ids.shape != batch.shape:
+        raise ShapeError(f"{_IDS!r} has shape {list(ids.shape)}; expected {list(batch.shape)}")
+    is_real = _is_real(batch, ids)
+    frames = batch.select(*_FIELDS, strict=False)
+    return frames.contiguous().reshape(-1)[is_real.reshape(-1).nonzero().squeeze(1)]
+
+
+def _is_real(batch: TensorDictBase, ids: Int64[Tensor, "*batch"]) -> Bool[Tensor, "*batch"]:
+    """Tell frames from padding and from those that an interrupted collector did not reach."""
+    mask = batch.get(_MASK, None)
+    return ids >= 0 if mask is None else mask & (ids >= 0)
+
+
+def _ids(frames: TensorDictBase) -> Int64[Tensor, "m"]:
+    return frames.get(_IDS)
+
+
+def _check_continuity(frames: TensorDictBase) -> None:
+    """Check that each episode goes on from where it was.
+
+    Raises:
+        ArgumentError: it does not: two collectors number their episodes alike.
+    """
+    ids, state, came_to = _ids(frames), frames.get(keys.STATE), frames.get(keys.NEXT_STATE)
+    differs = (state[1:] != came_to[:-1]).reshape(-1, state.shape[1:].numel()).any(1)
+    broken = differs & (ids[1:] == ids[:-1])
+    if broken.any():
+        row = int(broken.nonzero()[0])
+        raise ArgumentError(
+            f"frames of trajectory {int(ids[row])} must go on from state {came_to[row].tolist()}, "
+            f"got {state[row + 1].tolist()}: each collector needs a PackTrajectories of its own"
+        )

@@ -1,0 +1,112 @@
+"""A policy's draw of actions as a TensorDict module, for whatever steps TorchRL environments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tensordict import NestedKey, TensorDictBase
+from tensordict.nn import TensorDictModuleBase
+from torch import Tensor
+from torchrl.envs.utils import ExplorationType, exploration_type
+
+from gfn_rb import keys
+from gfn_rb.errors import ArgumentError
+from gfn_rb.rollout.categorical import draw, explain_no_draw
+from gfn_rb.rollout.checks import exploration_from
+from gfn_rb.rollout.log_probs import policy_logits, require_direction
+from gfn_rb.shapes import Bool, Float, Int64, Shaped
+
+
+class ActionSampler(TensorDictModuleBase):
+    """Draws a legal action from a policy's logits, for ``env.rollout`` and TorchRL's collectors.
+
+    It reads "state", "action_mask" and what else the policy reads, at any batch size, and writes
+    "action". Rows in the sink, which have no legal action, get the exit action, which changes
+    nothing there. Under an ``exploration_type`` of TorchRL other than random the most likely action
+    is taken. Nothing is recorded by autograd.
+
+    Args:
+        policy: a forward policy, see :class:`gfn_rb.Sampler`. It is a submodule: a collector sends
+            its weights to its workers.
+        save_estimator_outputs: whether to write the policy's logits, "estimator_output".
+        save_logprobs: whether to write "log_prob", in nats, that of the distribution drawn from.
+        **policy_kwargs: fields of :class:`gfn_rb.rollout.Exploration`: epsilon, temperature, noise,
+            exit_bias, generator.
+
+    Raises:
+        ArgumentError: the policy does not go forward, or an option is unknown or out of range.
+
+    Examples:
+        >>> policy = ActionSampler(ForwardPolicy(env), epsilon=0.1)
+        >>> collector = Collector(env, policy, frames_per_batch=256, replay_buffer=rb)
+    """
+
+    def __init__(
+        self,
+        policy: TensorDictModuleBase,
+        save_estimator_outputs: bool = False,
+        save_logprobs: bool = False,
+        **policy_kwargs: Any,
+    ) -> None:
+        super().__init__()
+        if require_direction(policy):
+            raise ArgumentError("policy must be a forward one, got one with is_backward=True")
+        self.policy = policy
+        self.exploration = exploration_from(policy_kwargs, is_backward=False)
+        self.save_estimator_outputs, self.save_logprobs = save_estimator_outputs, save_logprobs
+        self.in_keys: list[NestedKey] = list(
+            dict.fromkeys([*policy.in_keys, keys.STATE, keys.FORWARD_MASK])
+        )
+        self.out_keys: list[NestedKey] = [
+            keys.ACTION,
+            *[keys.LOG_PROB] * save_logprobs,
+            *[keys.ESTIMATOR_OUTPUT] * save_estimator_outputs,
+        ]
+
+    @torch.no_grad()
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Write one action per row.
+
+        Args:
+            tensordict: as an environment's ``reset`` or ``step`` gives it, of any batch size.
+
+        Raises:
+            NaNError: the logits give no distribution.
+            KeyMismatchError, ShapeError: the policy wrote no logits, or a wrong number of them.
+        """
+        state, mask = self._rows(tensordict, keys.STATE), self._rows(tensordict, keys.FORWARD_MASK)
+        condition = None
+        if keys.CONDITION in self.in_keys:
+            condition = self._rows(tensordict, keys.CONDITION)
+        mask = torch.cat([mask[:, :-1], mask[:, -1:] | ~mask.any(1, keepdim=True)], 1)
+        logits = policy_logits(self.policy, state, condition, mask.shape[1])
+        p = self.exploration.probabilities(logits, mask)
+        action = self._choose(p, logits, mask, state)
+        written = {keys.ACTION: action}
+        if self.save_logprobs:
+            written[keys.LOG_PROB] = p.gather(1, action[:, None]).squeeze(1).log()
+        if self.save_estimator_outputs:
+            written[keys.ESTIMATOR_OUTPUT] = logits
+        for key, value in written.items():
+            tensordict.set(key, value.reshape(tensordict.batch_size + value.shape[1:]))
+        return tensordict
+
+    def _choose(
+        self,
+        p: Float[Tensor, "n actions"],
+        logits: Float[Tensor, "n actions"],
+        mask: Bool[Tensor, "n actions"],
+        state: Shaped[Tensor, "n *state"],
+    ) -> Int64[Tensor, "n"]:
+        is_random = exploration_type() in (None, ExplorationType.RANDOM)
+        if not is_random and not p.isnan().any():
+            return p.argmax(1)
+        action = draw(p, self.exploration.generator)
+        if action is None:
+            raise explain_no_draw(logits, mask, state)
+        return action
+
+    def _rows(self, tensordict: TensorDictBase, key: str) -> Tensor:
+        value = tensordict.get(key)
+        return value.reshape(tensordict.batch_size.numel(), *value.shape[tensordict.ndim :])
