@@ -1,8 +1,15 @@
 """Training: policies, losses, and the loop that uses them."""
 
 from gfn_rb.training.collect import WorkerSource
-from gfn_rb.training.config import HyperGridConfig, TFBind8Config, TrainConfig
-from gfn_rb.training.loop import Trainer
+from gfn_rb.training.config import (
+    BitSequenceConfig,
+    ConditionalHyperGridConfig,
+    HyperGridConfig,
+    RNABindingConfig,
+    TFBind8Config,
+    TrainConfig,
+)
+from gfn_rb.training.loop import Hooks, Trainer
 from gfn_rb.training.losses import (
     LOSSES,
     DetailedBalance,
@@ -19,22 +26,27 @@ from gfn_rb.training.policies import (
     StateFlow,
     UniformBackwardPolicy,
 )
-from gfn_rb.training.replay import DRAW, KEEP
+from gfn_rb.training.replay import DRAW, KEEP, REPLAY
 from gfn_rb.training.run import Outcome, resume, train
 
 __all__ = [
     "DRAW",
     "KEEP",
     "LOSSES",
+    "REPLAY",
     "BackwardPolicy",
+    "BitSequenceConfig",
+    "ConditionalHyperGridConfig",
     "ConditionalLogZ",
     "DetailedBalance",
     "FlowMatching",
     "ForwardPolicy",
+    "Hooks",
     "HyperGridConfig",
     "LogZ",
     "ModifiedDetailedBalance",
     "Outcome",
+    "RNABindingConfig",
     "StateFlow",
     "SubTrajectoryBalance",
     "TFBind8Config",

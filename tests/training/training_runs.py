@@ -4,13 +4,24 @@ from dataclasses import replace
 
 import torch
 
-from gfn_rb.training import HyperGridConfig, TFBind8Config, Trainer
+from gfn_rb.training import (
+    BitSequenceConfig,
+    ConditionalHyperGridConfig,
+    HyperGridConfig,
+    RNABindingConfig,
+    TFBind8Config,
+    Trainer,
+)
 
 GRID = HyperGridConfig(
     ndim=2, height=6, steps=12, batch_size=8, capacity=24, hidden=(16,), eval_every=5,
     checkpoint_every=4,
 )  # fmt: skip
-DNA = TFBind8Config(steps=6, batch_size=8, hidden=(16,), eval_every=3, checkpoint_every=2)
+SMALL = {"batch_size": 8, "hidden": (16,), "eval_every": 3, "checkpoint_every": 2}
+DNA = TFBind8Config(steps=6, **SMALL)
+WARM_GRID = ConditionalHyperGridConfig(ndim=2, height=6, steps=6, capacity=24, **SMALL)
+BITS = BitSequenceConfig(n_bits=40, word_bits=4, modes=5, steps=6, **SMALL)
+RNA = RNABindingConfig(targets=("GGGAAACCCU",), length=6, steps=6, **SMALL)
 
 
 def grid(**options):
