@@ -1,16 +1,20 @@
-"""What replay does for learning: ``python -m benchmarks.learning``.
+"""What replay does for learning: ``python -m benchmarks.learning [ENV]``.
 
-    --env NAME         tfbind8 or hypergrid, in their default configurations
+    ENV, --env ENV     any environment that gfn-rb trains, in its default configuration; tfbind8
     --keep, --draw     rules to compare, every pair of them; by name
+    --local-search N   also compare replay with N loops of local search; 1 for rna_binding
     --seeds N          seeds 0 to N-1
     --calls N ...      reward calls at which to compare
+    --capacity N       items a buffer keeps; 2,000 where several rules of keeping are compared
     --replay-ratio X   replayed trajectories per fresh one, in the runs with replay
     --lr X             learning rate of all runs
     --jobs N           processes, of one thread each
-    --out FOLDER       where learning_ENV.json and learning_ENV.png go
+    --out FOLDER       where learning_ENV.json and learning_ENV.png go, with "_pairs" in their names
+                       if there are several pairs
 
 Every run is one of ``gfn_rb.training.Trainer``; runs of one seed start from the same weights. All
-figures are exact but for the choice of seeds, and repeat. Replay costs no reward calls.
+figures are exact but for the choice of seeds, and repeat. Replay costs no reward calls; each loop
+of local search costs as many as sampling, so that runs with it take fewer steps.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ import json
 import logging
 import multiprocessing
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -31,21 +35,20 @@ from typing import Any
 
 import numpy as np
 import torch
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Picture
 from matplotlib.ticker import StrMethodFormatter
 
 from benchmarks.timing import environment
-from gfn_rb.training import (
-    DRAW,
-    KEEP,
-    HyperGridConfig,
-    TFBind8Config,
-    TrainConfig,
-    Trainer,
-)
+from gfn_rb.errors import ArgumentError
+from gfn_rb.training import DRAW, KEEP, TrainConfig, Trainer
+from gfn_rb.training.config import CONFIGS
 
-CONFIGS: dict[str, TrainConfig] = {"tfbind8": TFBind8Config(), "hypergrid": HyperGridConfig()}
+LOOPS = {"rna_binding": 1}  # of local search, where nothing else is asked for
+CAPACITY = 2_000  # a buffer that never fills keeps everything, whatever the rule
+BASELINE = "no replay"
+N_RANGES = 3  # lines whose range over seeds still can be told apart
 ROOT = Path(__file__).parent
 # Okabe and Ito's colours; no replay is grey.
 COLORS = ("#767676", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -58,10 +61,19 @@ class Arm:
     Args:
         name: what it is called.
         config: its configuration, but for the seed.
+        panel: which part of the picture it belongs to; None for all.
+        line: what its line is called there.
     """
 
     name: str
     config: TrainConfig
+    panel: str | None = None
+    line: str = BASELINE
+
+    @property
+    def calls_per_step(self) -> int:
+        """How many reward calls one of its steps takes."""
+        return self.config.batch_size * (1 + self.config.local_search)
 
 
 @dataclass(frozen=True)
@@ -88,10 +100,12 @@ class Figure:
     """A number that runs are compared by.
 
     Args:
+        title: what it is called.
         key: its name in a row.
         digits: how many decimals to print.
     """
 
+    title: str
     key: str
     digits: int
 
@@ -100,11 +114,12 @@ class Figure:
         return [curve.at(calls)[self.key] for curve in curves if curve.arm == arm.name]
 
 
-FIGURES = {
-    "modes found": Figure("modes_found", 1),
-    "total variation": Figure("total_variation", 4),
-    "JS distance": Figure("jensen_shannon_distance", 4),
-}
+FIGURES = (
+    Figure("modes found", "modes_found", 1),
+    Figure("total variation", "total_variation", 4),
+    Figure("JS distance", "jensen_shannon_distance", 4),
+    Figure("best 100, mean score", "top_100_score", 4),
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -114,37 +129,36 @@ def main(arguments: Sequence[str] | None = None) -> None:
         arguments: the command line, ``sys.argv`` if None.
     """
     options = _parse(arguments)
-    config = CONFIGS[options.env]
-    if options.lr is not None:
-        config = replace(config, lr=options.lr)
-    arms = make_arms(config, options.keep, options.draw, options.replay_ratio)
+    arms = options.arms
     curves = run_all(arms, range(options.seeds), options.calls, options.jobs)
     print(table(arms, curves, options.calls))
     options.out.mkdir(parents=True, exist_ok=True)
-    name = f"learning_{options.env}"
+    name = f"learning_{options.env}" + ("_pairs" if _are_pairs(options) else "")
     write_json(options.out / f"{name}.json", arms, curves, options.calls)
     draw(options.out / f"{name}.png", arms, curves, options.env)
 
 
 def make_arms(
-    config: TrainConfig, keeps: Iterable[str], draws: Iterable[str], ratio: float
+    config: TrainConfig, keeps: Sequence[str], draws: Sequence[str], ratio: float, loops: int
 ) -> list[Arm]:
-    """Return no replay, and every pair of what to keep and how to draw.
+    """Return no replay, every pair of what to keep and how to draw, and those with local search.
 
     Args:
         config: what all have in common.
         keeps: names out of ``gfn_rb.training.KEEP``.
         draws: names out of ``gfn_rb.training.DRAW``.
         ratio: replayed trajectories per fresh one.
+        loops: of local search; 0 for none.
     """
-    pairs = [(keep, draw) for keep in keeps for draw in draws]
-    return [
-        Arm("no replay", replace(config, replay_ratio=0.0)),
-        *(
-            Arm(f"{keep}, {draw}", replace(config, keep=keep, draw=draw, replay_ratio=ratio))
-            for keep, draw in pairs
-        ),
-    ]
+    arms = [Arm(BASELINE, replace(config, replay_ratio=0.0))]
+    for n in [0, loops] if loops else [0]:
+        search = ", local search" if n else ""
+        for keep in keeps:
+            for rule in draws:
+                options = {"keep": keep, "draw": rule, "replay_ratio": ratio, "local_search": n}
+                name = f"{keep}, {rule}{search}"
+                arms.append(Arm(name, replace(config, **options), keep, rule + search))
+    return arms
 
 
 def run_all(
@@ -179,10 +193,12 @@ def run_one(arm: Arm, seed: int, calls: Sequence[int]) -> Curve:
     torch.set_num_threads(1)
     trainer = Trainer(replace(arm.config, seed=seed))
     trainer.record()
-    while trainer.tally.calls < max(calls):
+    while trainer.steps_done * arm.calls_per_step < max(calls):
         trainer.step()
-        if trainer.steps_done % arm.config.eval_every == 0 or trainer.tally.calls in calls:
+        done = trainer.steps_done * arm.calls_per_step
+        if done % (arm.config.eval_every * arm.config.batch_size) == 0 or done in calls:
             trainer.record()
+    trainer.close()
     rows = [{k: v for k, v in row.items() if "time" not in k} for row in trainer.history]
     print(f"{arm.name}, seed {seed}: done", file=sys.stderr, flush=True)
     return Curve(arm.name, seed, rows)
@@ -203,12 +219,12 @@ def table(arms: Sequence[Arm], curves: Sequence[Curve], calls: Sequence[int]) ->
         f"Mean ± standard deviation over {_n_seeds(curves)} seeds. In brackets: the difference to "
         f"{arms[0].name} with the\nsame seed, mean ± standard error."
     )
-    lines = [head]
+    lines, figures = [head], _figures(curves)
     for n in calls:
-        titles = "".join(f"{title:40}" for title in FIGURES)
+        titles = "".join(f"{figure.title:40}" for figure in figures)
         lines += ["", f"{f'{n:,} reward calls':24}{titles}"]
         for arm in arms:
-            cells = (_cell(figure, arm, arms[0], curves, n) for figure in FIGURES.values())
+            cells = (_cell(figure, arm, arms[0], curves, n) for figure in figures)
             lines.append(f"{arm.name:24}{''.join(f'{cell:40}' for cell in cells)}")
     return "\n".join(line.rstrip() for line in lines)
 
@@ -253,7 +269,7 @@ def write_json(
 
 
 def draw(path: Path, arms: Sequence[Arm], curves: Sequence[Curve], title: str) -> None:
-    """Draw modes found and total variation against reward calls.
+    """Draw two figures against reward calls: a column for each rule of what to keep.
 
     Args:
         path: the PNG to write.
@@ -261,45 +277,100 @@ def draw(path: Path, arms: Sequence[Arm], curves: Sequence[Curve], title: str) -
         curves: what came out.
         title: name of the environment.
     """
-    picture = Picture(figsize=(13, 5), dpi=120, layout="constrained")
-    for axes, (name, figure) in zip(picture.subplots(1, 2), list(FIGURES.items())[:2], strict=True):
-        for arm, color in zip(arms, cycle(COLORS)):
-            own = [curve for curve in curves if curve.arm == arm.name]
-            calls = [row["reward_calls"] for row in own[0].rows]
-            values = np.array([[row[figure.key] for row in curve.rows] for curve in own])
-            axes.fill_between(calls, values.min(0), values.max(0), color=color, alpha=0.2, lw=0)
-            axes.plot(calls, values.mean(0), color=color, lw=2.5, label=arm.name)
-        axes.set_title(f"{name.capitalize()}, {title}", loc="left", fontsize=13)
-        axes.set_xlabel("reward calls")
-        axes.set_ylabel(name)
-        axes.set_xlim(left=0)
-        axes.set_ylim(bottom=0)
-        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-        axes.grid(color="0.9")
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(frameon=False, title=f"mean and range of {_n_seeds(curves)} seeds")
+    panels = list(dict.fromkeys(arm.panel for arm in arms if arm.panel is not None))
+    names = dict.fromkeys(arm.line for arm in arms)
+    colors = dict(zip(names, cycle(COLORS)))
+    shape = (1, 2) if len(panels) == 1 else (2, len(panels))
+    picture = Picture(figsize=(6.5 * shape[1], 5 * shape[0]), dpi=110, layout="constrained")
+    grid = picture.subplots(*shape, sharey="row" if shape[0] > 1 else False).reshape(2, -1)
+    for row, figure in zip(grid, _figures(curves)[:2], strict=True):
+        for axes, panel in zip(row, panels, strict=True):
+            own = [arm for arm in arms if arm.panel in (None, panel)]
+            _draw_panel(axes, figure, own, curves, colors)
+            kept = f", keeping {panel}" if len(panels) > 1 else ""
+            axes.set_title(f"{figure.title.capitalize()}, {title}{kept}", loc="left", fontsize=13)
+    grid[0, 0].legend(frameon=False, title=f"mean of {_n_seeds(curves)} seeds")
     FigureCanvasAgg(picture).print_png(str(path))
+
+
+def _draw_panel(
+    axes: Axes,
+    figure: Figure,
+    arms: Sequence[Arm],
+    curves: Sequence[Curve],
+    colors: Mapping[str, str],
+) -> None:
+    for arm in arms:
+        own = [curve for curve in curves if curve.arm == arm.name]
+        rows = [i for i, row in enumerate(own[0].rows) if row[figure.key] is not None]
+        calls = [own[0].rows[i]["reward_calls"] for i in rows]
+        values = np.array([[curve.rows[i][figure.key] for i in rows] for curve in own])
+        if len(arms) <= N_RANGES:
+            low, high, color = values.min(0), values.max(0), colors[arm.line]
+            axes.fill_between(calls, low, high, color=color, alpha=0.15, lw=0)
+        axes.plot(calls, values.mean(0), color=colors[arm.line], lw=2, label=arm.line)
+    axes.set_xlabel("reward calls")
+    axes.set_ylabel(figure.title)
+    axes.set_xlim(left=0)
+    axes.set_ylim(bottom=0)
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    axes.grid(color="0.9")
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _figures(curves: Sequence[Curve]) -> list[Figure]:
+    """Return what the environment lets one measure; the exact distances before the scores."""
+    known = [figure for figure in FIGURES if figure.key in curves[0].rows[-1]]
+    return known[:3]
+
+
+def _are_pairs(options: argparse.Namespace) -> bool:
+    return len(options.keep) * len(options.draw) > 1
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="benchmarks.learning", description=main.__doc__)
-    parser.add_argument("--env", choices=CONFIGS, default="tfbind8")
+    parser.add_argument("name", nargs="?", choices=CONFIGS, metavar="ENV")
+    parser.add_argument("--env", choices=CONFIGS)
     parser.add_argument("--keep", nargs="+", choices=KEEP, default=["top"])
     parser.add_argument("--draw", nargs="+", choices=DRAW, default=["softmax"])
+    parser.add_argument("--local-search", type=int, metavar="N")
     parser.add_argument("--seeds", type=int, default=5, metavar="N")
     parser.add_argument("--calls", nargs="+", type=int, default=[16_000, 32_000], metavar="N")
+    parser.add_argument("--capacity", type=int, metavar="N")
     parser.add_argument("--replay-ratio", type=float, default=1.0, metavar="X")
     parser.add_argument("--lr", type=float, metavar="X")
     parser.add_argument("--jobs", type=int, default=2, metavar="N")
     parser.add_argument("--out", type=Path, default=ROOT / "results", metavar="FOLDER")
     options = parser.parse_args(arguments)
-    batch = CONFIGS[options.env].batch_size
-    if wrong := [n for n in options.calls if n < 1 or n % batch]:
-        parser.error(f"--calls must be multiples of the batch size {batch}, got {wrong[0]}")
+    if options.name and options.env:
+        parser.error(f"the environment is given twice, {options.name} and --env {options.env}")
+    options.env = options.name or options.env or "tfbind8"
     for name in ("seeds", "jobs"):
         if getattr(options, name) < 1:
             parser.error(f"--{name} must be at least 1, got {getattr(options, name)}")
+    try:
+        options.arms = _arms(options)
+    except ArgumentError as error:
+        parser.error(str(error))
+    step = max(arm.calls_per_step for arm in options.arms)
+    if wrong := [n for n in options.calls if n < 1 or n % step]:
+        parser.error(f"--calls must be multiples of {step}, got {wrong[0]}")
     return options
+
+
+def _arms(options: argparse.Namespace) -> list[Arm]:
+    config = CONFIGS[options.env]()
+    if options.lr is not None:
+        config = replace(config, lr=options.lr)
+    if options.capacity is not None or len(options.keep) > 1:
+        config = replace(config, capacity=options.capacity or CAPACITY)
+    loops = options.local_search
+    loops = LOOPS.get(options.env, 0) if loops is None else loops
+    arms = make_arms(config, options.keep, options.draw, options.replay_ratio, loops)
+    for arm in arms:
+        arm.config.validate()
+    return arms
 
 
 if __name__ == "__main__":

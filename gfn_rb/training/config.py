@@ -271,6 +271,8 @@ class BitSequenceConfig(TrainConfig):
     """Exponent of the reward; twice the bits by default, 2 nats per bit astray."""
     delta: int | None = None
     """A mode is found by any string within this many bits; 28/120 of the bits by default."""
+    lr: float = 1e-3
+    """Adam's learning rate for the networks."""
 
     def make_env(self) -> BitSequence:
         """Return the environment, on the configured device."""
