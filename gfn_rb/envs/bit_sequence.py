@@ -93,7 +93,9 @@ class BitSequence(SequenceEnv, EnumerableEnv):
         """Return log R(x), in nats (the class's equation)."""
         return -self.beta / self.n_bits * self._to_nearest(state)
 
-    def score(self, state: Int64[Tensor, "n *state"]) -> Float[Tensor, "n"]:
+    def score(
+        self, state: Int64[Tensor, "n *state"], log_reward: Float[Tensor, "n"] | None = None
+    ) -> Float[Tensor, "n"]:
         """Return the share of bits that agree with the nearest mode."""
         return 1 - self._to_nearest(state) / self.n_bits
 
@@ -111,7 +113,9 @@ class BitSequence(SequenceEnv, EnumerableEnv):
         distance, mode = self._distances(state).min(1)
         return mode.where(distance <= self.delta, -1)
 
-    def modes_reached(self, state: Int64[Tensor, "n *state"]) -> Int64[Tensor, "m"]:
+    def modes_reached(
+        self, state: Int64[Tensor, "n *state"], log_reward: Float[Tensor, "n"] | None = None
+    ) -> Int64[Tensor, "m"]:
         """Return every mode within ``delta`` of some string, each once."""
         return (self._distances(state) <= self.delta).any(0).nonzero()[:, 0]
 

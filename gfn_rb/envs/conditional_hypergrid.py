@@ -83,7 +83,9 @@ class ConditionalHyperGrid(HyperGrid):
             )
         return condition[:, 0].float() * log_reward
 
-    def score(self, state: Int64[Tensor, "n *state"]) -> Float[Tensor, "n"]:
+    def score(
+        self, state: Int64[Tensor, "n *state"], log_reward: Float[Tensor, "n"] | None = None
+    ) -> Float[Tensor, "n"]:
         """Return R(x), the reward at beta = 1."""
         return super().log_reward(state).exp()
 

@@ -160,22 +160,34 @@ class GFNCore(ABC):
         rows = state.reshape(len(state), self.state_shape.numel())
         return (rows * _random_odd(rows.shape[1], rows.device)).sum(1)
 
-    def modes_reached(self, state: Shaped[Tensor, "n *state"]) -> Int64[Tensor, "m"]:
+    def modes_reached(
+        self, state: Shaped[Tensor, "n *state"], log_reward: Float[Tensor, "n"] | None = None
+    ) -> Int64[Tensor, "m"]:
         """Return the identity of every mode that some terminating state in the batch reaches.
 
         A state may reach none, one or several modes; a mode may be listed once or often, and modes
         found so far are the distinct identities seen so far. Identities are numbers in
         [0, n_modes), or any numbers where ``n_modes`` is None.
+
+        Args:
+            state: terminating states.
+            log_reward: log R of each where it is known already: a costly one is not computed anew.
         """
         return state.new_empty(0, dtype=torch.int64)
 
-    def score(self, state: Shaped[Tensor, "n *state"]) -> Float[Tensor, "n"]:
+    def score(
+        self, state: Shaped[Tensor, "n *state"], log_reward: Float[Tensor, "n"] | None = None
+    ) -> Float[Tensor, "n"]:
         """Return how good terminating states are, on the scale that their field reports.
 
         It orders states as log R does, without an exponent, a floor or a condition; R(x) itself
         unless an environment says otherwise.
+
+        Args:
+            state: terminating states.
+            log_reward: see ``modes_reached``.
         """
-        return self.log_reward(state).exp()
+        return (self.log_reward(state) if log_reward is None else log_reward).exp()
 
     @abstractmethod
     def _move(

@@ -83,7 +83,9 @@ class EnumerableEnv(GFNEnv):
         """Tell which terminating states belong to a mode."""
         return self.mode_index(state) >= 0
 
-    def modes_reached(self, state: Shaped[Tensor, "n *state"]) -> Int64[Tensor, "m"]:
+    def modes_reached(
+        self, state: Shaped[Tensor, "n *state"], log_reward: Float[Tensor, "n"] | None = None
+    ) -> Int64[Tensor, "m"]:
         """Return the mode of each terminating state that belongs to one."""
         mode = self.mode_index(state)
         return mode[mode >= 0]

@@ -99,8 +99,17 @@ class RNABinding(SequenceEnv):
         """Return log R(x), in nats (the class's equation)."""
         return self.beta * self.score(state).clamp(min=self.min_reward).log()
 
-    def score(self, state: Int64[Tensor, "n *state"]) -> Float[Tensor, "n"]:
-        """Return r(x), without floor or exponent."""
+    def score(
+        self, state: Int64[Tensor, "n *state"], log_reward: Float[Tensor, "n"] | None = None
+    ) -> Float[Tensor, "n"]:
+        """Return r(x), without exponent, and without floor unless ``log_reward`` is given.
+
+        Args:
+            state: finished sequences.
+            log_reward: log R of each where it is known already; ViennaRNA is then not asked.
+        """
+        if log_reward is not None:
+            return (log_reward / self.beta).exp()
         return (self.energy(state) / self._full_energy).mean(1)
 
     def energy(self, state: Int64[Tensor, "n *state"]) -> Float[Tensor, "n targets"]:
@@ -113,13 +122,22 @@ class RNABinding(SequenceEnv):
         self.check_terminating(state)
         return self.cache(self.fingerprint(state))
 
-    def is_mode(self, state: Int64[Tensor, "n *state"]) -> Bool[Tensor, "n"]:
-        """Tell which sequences have r of at least ``threshold``."""
-        return self.score(state) >= self.threshold
+    def is_mode(
+        self, state: Int64[Tensor, "n *state"], log_reward: Float[Tensor, "n"] | None = None
+    ) -> Bool[Tensor, "n"]:
+        """Tell which sequences have r of at least ``threshold``, but for rounding.
 
-    def modes_reached(self, state: Int64[Tensor, "n *state"]) -> Int64[Tensor, "m"]:
+        Args:
+            state: finished sequences.
+            log_reward: see ``score``.
+        """
+        return self.score(state, log_reward) >= self.threshold * (1 - 1e-6)
+
+    def modes_reached(
+        self, state: Int64[Tensor, "n *state"], log_reward: Float[Tensor, "n"] | None = None
+    ) -> Int64[Tensor, "m"]:
         """Return the fingerprint of every sequence with r of at least ``threshold``."""
-        return self.fingerprint(state)[self.is_mode(state)]
+        return self.fingerprint(state)[self.is_mode(state, log_reward)]
 
     def fingerprint(self, state: Int64[Tensor, "n *state"]) -> Int64[Tensor, "n"]:
         """Return each string's own number, see ``state_key``."""

@@ -74,7 +74,9 @@ class TFBind8(SequenceEnv, EnumerableEnv):
         """Return log R(x), in nats (the class's equation)."""
         return self._log_reward[self.terminating_index(state)]
 
-    def score(self, state: Int64[Tensor, "n *state"]) -> Float[Tensor, "n"]:
+    def score(
+        self, state: Int64[Tensor, "n *state"], log_reward: Float[Tensor, "n"] | None = None
+    ) -> Float[Tensor, "n"]:
         """Return r(x), the E-score scaled to [0, 1], without floor or exponent."""
         return self._score[self.terminating_index(state)]
 

@@ -98,6 +98,20 @@ def test_modes_are_distinct_strong_binders() -> None:
     assert not isinstance(env, EnumerableEnv)
 
 
+def test_rewards_known_from_elsewhere_need_no_scoring() -> None:
+    """With a threshold that some score exactly, so that rounding the wrong way would show."""
+    env = RNABinding(SHORT[:1], 4)
+    state = torch.cartesian_prod(*[torch.arange(4)] * 4)
+    score, log_reward = env.score(state), env.log_reward(state)
+    for threshold in score[score > 0.3].unique().tolist():
+        here, elsewhere = (RNABinding(SHORT[:1], 4, threshold=threshold) for _ in range(2))
+        known = elsewhere.modes_reached(state, log_reward)
+        assert known.equal(here.modes_reached(state))
+        assert len(known) == int((score >= threshold - 1e-6).sum())
+        assert elsewhere.n_scored == 0
+    torch.testing.assert_close(env.score(state, log_reward), score.clamp(min=env.min_reward))
+
+
 def test_fingerprints_are_the_places_in_a_dictionary() -> None:
     env = RNABinding(length=27)
     last = env.from_strings(["U" * 27, "U" * 26 + "G", "A", ""])
