@@ -62,8 +62,9 @@ class Effort:
 class Result:
     """One comparison, times in microseconds per call.
 
-    ``low`` and ``high`` are the quartiles of the ratios; ``bound`` and ``met`` are None for a
-    figure that is only reported.
+    ``capacity`` is the size of what is compared, of a batch where there is no buffer; ``low`` and
+    ``high`` are the quartiles of the ratios; ``bound`` and ``met`` are None for a figure that is
+    only reported.
     """
 
     name: str
@@ -162,9 +163,13 @@ def _round(contenders: Mapping[str, Contender]) -> dict[str, float]:
 # Reporting.
 
 
-def header() -> str:
-    """Return the line above the table."""
-    line = _LAYOUT.format("", "capacity", "ours (us)", "peer (us)", "ratio", "bound", "")
+def header(size: str = "capacity") -> str:
+    """Return the line above the table.
+
+    Args:
+        size: what the second column holds.
+    """
+    line = _LAYOUT.format("", size, "ours (us)", "peer (us)", "ratio", "bound", "")
     return f"{line}\n{'-' * len(line)}"
 
 

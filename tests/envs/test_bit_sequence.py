@@ -32,7 +32,7 @@ class TestBitByBit(EnumerableEnvConformance):
 
 class TestBitSequenceOf120Bits(GFNEnvConformance):
     def make_env(self) -> BitSequence:
-        return BitSequence(word_bits=10)
+        return BitSequence(word_bits=6)
 
 
 def hamming(one: str, other: str) -> int:

@@ -141,12 +141,12 @@ class SharedFingerprints(HyperGrid):
 
 
 class UpsideDown(HyperGrid):
-    def score(self, state: Tensor) -> Tensor:
+    def score(self, state: Tensor, log_reward: Tensor | None = None) -> Tensor:
         return -super().score(state)
 
 
 class UnnumberedModes(HyperGrid):
-    def modes_reached(self, state: Tensor) -> Tensor:
+    def modes_reached(self, state: Tensor, log_reward: Tensor | None = None) -> Tensor:
         return self.mode_index(state)
 
 

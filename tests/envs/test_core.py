@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 from envs.toy_envs import CountOnes, Ladder
 
+from gfn_rb.envs import BitSequence
 from gfn_rb.envs.conformance import GFNEnvConformance
+from gfn_rb.envs.core import GFNCore
 from gfn_rb.errors import ArgumentError, ShapeError
 
 
@@ -37,6 +41,35 @@ def test_source_and_sink_are_recognised_by_every_coordinate() -> None:
     assert env.is_sink(state).tolist() == [False, False, True, False]
     ladder = Ladder(2)
     assert ladder.is_source(torch.tensor([0, 1, -1])).tolist() == [True, False, False]
+
+
+def test_fingerprints_are_sums_of_fixed_odd_multiples() -> None:
+    rng = random.Random(0)
+    odd = [2 * rng.getrandbits(63) + 1 for _ in range(120)]
+    env = BitSequence(word_bits=1)
+    state = torch.randint(2, (5, 120), generator=torch.Generator().manual_seed(0))
+    for row, key in zip(state.tolist(), env.fingerprint(state).tolist(), strict=True):
+        # numbers drawn from [0, 2^64) stand for themselves less 2^63, so a row's sum shifts
+        expected = sum(a * (b - 2**63) for a, b in zip(row, odd, strict=True))
+        assert (key - expected) % 2**64 == 0
+    assert Ladder(4).fingerprint(torch.tensor([1, 2, 1])).unique().numel() == 2
+
+
+def test_what_counts_where_an_environment_says_nothing() -> None:
+    class Plain(Ladder):
+        condition_shape = None
+        score = GFNCore.score
+
+        def log_reward(self, state: torch.Tensor, condition: object = None) -> torch.Tensor:
+            return state.log()
+
+    env = Plain(4)
+    assert env.n_modes == 0
+    assert env.modes_reached(torch.tensor([1, 2])).tolist() == []
+    torch.testing.assert_close(env.score(torch.tensor([0, 3])), torch.tensor([0.0, 3.0]))
+    assert GFNCore.fixed_conditions(env, 3) is None
+    code = GFNCore.encode_condition(env, torch.tensor([[[1, 2]], [[3, 4]]]))
+    assert code.equal(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
 
 
 def test_checks_name_what_came() -> None:

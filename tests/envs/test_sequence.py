@@ -4,6 +4,7 @@ import pytest
 import torch
 from envs.toy_envs import CountOnes
 
+from gfn_rb.envs import SequenceEnv
 from gfn_rb.envs.conformance import EnumerableEnvConformance
 from gfn_rb.errors import ArgumentError
 
@@ -53,6 +54,23 @@ def test_keys_follow_the_dictionary() -> None:
     state = torch.tensor([[-1, -1], [0, -1], [0, 0], [0, 1], [1, -1], [1, 0], [1, 1]])
     assert env.state_key(state).tolist() == [0, 3, 4, 5, 6, 7, 8]
     assert env.terminating_states().tolist() == [[0, 0], [0, 1], [1, 0], [1, 1]]
+
+
+class Coded(CountOnes):
+    def __init__(self) -> None:
+        code = torch.tensor([[0.5, 1.0], [2.0, 0.0], [-1.0, 3.0]])
+        SequenceEnv.__init__(self, 3, 2, letter_code=code)
+
+
+class TestLetterCode(EnumerableEnvConformance):
+    def make_env(self) -> Coded:
+        return Coded()
+
+
+def test_letter_code_by_hand() -> None:
+    state = torch.tensor([[2, 0], [1, -1], [-2, -2]])
+    expected = [[-1.0, 3.0, 0.5, 1.0], [2.0, 0.0, 0.0, 0.0], [0.0] * 4]
+    assert Coded().encode(state).tolist() == expected
 
 
 @pytest.mark.parametrize(

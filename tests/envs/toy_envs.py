@@ -59,7 +59,7 @@ class Ladder(GFNEnv):
     def fixed_conditions(self, n: int) -> Tensor:
         return torch.linspace(0.1, 1, n, device=self.source_state.device)[:, None]
 
-    def score(self, state: Tensor) -> Tensor:
+    def score(self, state: Tensor, log_reward: Tensor | None = None) -> Tensor:
         return state.float()
 
     def _move(self, state: Tensor, move: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from envs.toy_envs import Ladder
 from tensordict import TensorDict
 
-from gfn_rb.envs import HyperGrid, TFBind8
+from gfn_rb.envs import ConditionalHyperGrid, HyperGrid, TFBind8
 from gfn_rb.errors import ArgumentError, ShapeError
 from gfn_rb.training.policies import (
     BackwardPolicy,
@@ -111,3 +111,13 @@ def test_bad_arguments():
         ForwardPolicy(HyperGrid(2, 4), hidden=(8, 0))
     with pytest.raises(ShapeError, match="trunk must take 8 features, got one of 7"):
         BackwardPolicy(HyperGrid(2, 4), trunk=Trunk(7, [4]))
+
+
+def test_conditions_are_encoded_by_the_environment():
+    env = ConditionalHyperGrid(1, 3, min_beta=0.25, max_beta=4.0)
+    policy = ForwardPolicy(env, hidden=())
+    assert policy.head.in_features == 4
+    state, condition = torch.tensor([[1], [2]]), torch.tensor([[0.25], [2.0]])
+    x = torch.tensor([[0.0, 1.0, 0.0, -1.0], [0.0, 0.0, 1.0, 0.5]])
+    expected = x @ policy.head.weight.T + policy.head.bias
+    torch.testing.assert_close(policy(batch(state, condition=condition))["logits"], expected)

@@ -206,7 +206,7 @@ class FunctionsConformance(RandomWalks):
         assert env.fingerprint(state.flip(0)).equal(key.flip(0))
 
     def test_scores_order_states_as_rewards_do(self) -> None:
-        """Sorted by ``score``, states without a condition never fall in reward."""
+        """Sorted by ``score``, states under one condition never fall in reward, known or not."""
         env = self.make_env()
         state = self.terminating(env)
         score = env.score(state)
@@ -216,8 +216,10 @@ class FunctionsConformance(RandomWalks):
         condition = env.fixed_conditions(1)
         if condition is not None:
             condition = condition.expand(len(state), *condition.shape[1:])
-        log_reward = env.log_reward(state, condition)[score.argsort()]
-        assert (log_reward.diff() >= -1e-4 * log_reward[1:].abs()).all()
+        log_reward = env.log_reward(state, condition)
+        for order in (score.argsort(), env.score(state, log_reward).argsort()):
+            ordered = log_reward[order]
+            assert (ordered.diff() >= -1e-4 * ordered[1:].abs()).all()
 
     def test_modes_reached_are_numbered(self) -> None:
         """Modes reached are those of the single states together, below ``n_modes`` if known."""
@@ -228,5 +230,7 @@ class FunctionsConformance(RandomWalks):
         assert modes.dtype == torch.int64
         alone = torch.cat([env.modes_reached(one[None]) for one in state])
         assert modes.unique().equal(alone.unique())
+        if env.condition_shape is None:
+            assert env.modes_reached(state, env.log_reward(state)).unique().equal(modes.unique())
         if env.n_modes is not None and len(modes):
             assert 0 <= int(modes.min()) <= int(modes.max()) < env.n_modes

@@ -10,7 +10,7 @@ from torch.testing import assert_close
 
 from gfn_rb.envs.conformance.functions import FunctionsConformance
 from gfn_rb.envs.conformance.interface import InterfaceConformance
-from gfn_rb.envs.enumerable import EnumerableEnv, uniform_log_pf
+from gfn_rb.envs.enumerable import EnumerableEnv, LogPF, uniform_log_pf
 
 
 class GFNEnvConformance(FunctionsConformance, InterfaceConformance):
@@ -106,7 +106,10 @@ class EnumerableEnvConformance(GFNEnvConformance):
             assert condition.shape == (len(state), *(env.condition_shape or ()))
             return random_log_pf(state)
 
-        asked = [(uniform_log_pf(env), None), (random_log_pf, None)]
+        asked: list[tuple[LogPF, Tensor | None]] = [
+            (uniform_log_pf(env), None),
+            (random_log_pf, None),
+        ]
         if env.condition_shape is not None:
             asked += [(conditional_log_pf, condition) for condition in self.conditions(env)]
         for log_pf, condition in asked:
