@@ -4,13 +4,12 @@ import math
 
 import pytest
 import torch
-from envs.toy_envs import CountOnes
 from tensordict.nn import TensorDictModule
 
 from gfn_rb.containers import Trajectories
-from gfn_rb.envs import HyperGrid, TFBind8, total_variation
+from gfn_rb.envs import HyperGrid, TFBind8
 from gfn_rb.errors import ArgumentError, KeyMismatchError, NaNError
-from gfn_rb.rollout import Sampler, action_log_probs, trajectory_log_probs
+from gfn_rb.rollout import Sampler
 from gfn_rb.training import (
     BackwardPolicy,
     ForwardPolicy,
