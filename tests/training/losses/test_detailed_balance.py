@@ -154,7 +154,7 @@ def test_terms_that_are_not_finite():
 
 def test_a_row_that_exits_without_a_reward_is_refused():
     loss = DetailedBalance(*even_networks(HyperGrid(2, 2)))
-    with pytest.raises(ArgumentError, match="log_reward must be finite, got -inf in 1 of 1 rows"):
+    with pytest.raises(ArgumentError, match="log_reward must be finite, got -inf in 1 of 2 rows"):
         loss(two_steps(-torch.inf))
 
 

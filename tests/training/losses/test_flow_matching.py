@@ -110,9 +110,9 @@ def test_the_source_alone_is_fine():
 def test_terms_that_are_not_finite():
     env = HyperGrid(2, 2)
     nan = FlowMatching(policy_of(lambda s: torch.full((len(s), 3), torch.nan)), env)
-    with pytest.raises(NaNError, match=r"log F\(exit\) must be finite, got nan in 1 of 1 rows"):
+    with pytest.raises(NaNError, match=r"log F\(exit\) must be finite, got nan in 1 of 3 rows"):
         nan(visits())
-    with pytest.raises(NaNError, match="log F must be finite, got nan in 3 of 3 rows"):
+    with pytest.raises(NaNError, match="log F must be finite, got nan in 2 of 2 rows"):
         nan(visits()[:2])
     letters = CountOnes(2, 3)
     rows = States(
