@@ -42,7 +42,9 @@ from gfn_rb.buffers import (
     MergedReplayBuffer,
     fifo_buffer,
     reward_prioritized_buffer,
+    state_buffer,
     terminating_state_buffer,
+    transition_buffer,
 )
 from gfn_rb.checkpoint import load_checkpoint, load_state, save_checkpoint
 from gfn_rb.samplers import PrioritySampler, QuantileRewardSampler, RankRewardSampler
@@ -139,6 +141,8 @@ KINDS: dict[str, tuple[Make, Callable[[int], Any]]] = {
         rows,
     ),
     "shared memory": (lambda: buffer(shared=True), rows),
+    "transitions": (lambda: transition_buffer(CAPACITY, batch_size=4), trajectories),
+    "states": (lambda: state_buffer(CAPACITY, batch_size=4), trajectories),
     "highest rewards": (lambda: reward_prioritized_buffer(CAPACITY, batch_size=4), rows),
     "oldest of equals": (
         lambda: reward_prioritized_buffer(

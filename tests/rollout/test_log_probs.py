@@ -5,10 +5,18 @@ import torch
 from envs.toy_envs import Ladder
 from tensordict.nn import TensorDictModule
 
-from gfn_rb.containers import Trajectories
+from gfn_rb.buffers import fifo_buffer, transition_buffer
+from gfn_rb.containers import Trajectories, Transitions
 from gfn_rb.envs import HyperGrid, TFBind8
 from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
-from gfn_rb.rollout import Sampler, action_log_probs, trajectory_log_probs
+from gfn_rb.rollout import (
+    Sampler,
+    action_log_probs,
+    trajectory_log_probs,
+    transition_log_probs,
+)
+from gfn_rb.samplers import SoftmaxRewardSampler
+from gfn_rb.training import BackwardPolicy, ForwardPolicy
 
 ENVS = {"grid": lambda: HyperGrid(3, 4), "dna": lambda: TFBind8("prepend_append")}
 
@@ -164,6 +172,149 @@ def test_each_step_is_seen_with_its_rows_condition():
     up, out = -torch.tensor([1.0, 2.0]).exp().log1p(), -torch.tensor([-1.0, -2.0]).exp().log1p()
     expected = torch.stack([up[0], out[0], torch.tensor(0.0), up[1], up[1], out[1]]).reshape(2, 3)
     torch.testing.assert_close(log_p, expected)
+
+
+class TiltedGrid(HyperGrid):
+    """A grid whose log-reward is multiplied by the first of two conditions."""
+
+    def __init__(self):
+        super().__init__(3, 4)
+        self.condition_shape = torch.Size([2])
+
+    def log_reward(self, state, condition=None):
+        return condition[:, 0] * super().log_reward(state)
+
+
+SAVED = {
+    "grid": lambda: HyperGrid(3, 4),
+    "dna": lambda: TFBind8("prepend_append"),
+    "conditional grid": TiltedGrid,
+}
+
+
+def network(env, is_backward):
+    """A multilayer perceptron with logits well apart."""
+    torch.manual_seed(3 + is_backward)
+    policy = (BackwardPolicy if is_backward else ForwardPolicy)(env, (16,))
+    with torch.no_grad():
+        policy.head.weight.mul_(8)
+    return policy
+
+
+def with_saved_log_probs(env, policy, n=24):
+    """Trajectories that the policy drew, with the log-probabilities it drew them by."""
+    generator = torch.Generator().manual_seed(0)
+    condition = torch.randn(n, 2, generator=generator) if isinstance(env, TiltedGrid) else None
+    start = env.source(n)
+    if policy.is_backward:
+        start = env.terminating_states()
+        start = start[torch.randint(len(start), (n,), generator=generator)]
+    return Sampler(policy).sample_trajectories(
+        env, states=start, conditions=condition, save_logprobs=True, generator=generator
+    )
+
+
+def buffered(rows, max_length, **options):
+    """The same rows, in some order, after a stay in a buffer."""
+    rb = fifo_buffer(len(rows), max_length=max_length, keep=["log_prob"], **options)
+    rb.extend(rows.to_tensordict())
+    return Trajectories.from_tensordict(rb.sample(len(rows)))
+
+
+STAYS = {
+    "as drawn": lambda rows, env: rows,
+    "padded": lambda rows, env: rows.pad_to(rows.n_steps + 3),
+    "turned around": lambda rows, env: rows.pad_to(rows.n_steps + 1).reverse(),
+    "from a buffer": lambda rows, env: buffered(rows, env.max_length + 2),
+    "from a buffer, by reward": lambda rows, env: buffered(
+        rows, env.max_length + 2, sampler=SoftmaxRewardSampler(replacement=True)
+    ),
+    "from a buffer of turned rows": lambda rows, env: buffered(rows.reverse(), env.max_length),
+    "beside longer rows": lambda rows, env: Trajectories.cat(
+        [rows[rows.length == rows.length.min()].trim(), rows]
+    ),
+}
+
+
+@pytest.mark.parametrize("stay", STAYS)
+@pytest.mark.parametrize("is_backward", [False, True])
+@pytest.mark.parametrize("name", SAVED)
+def test_saved_while_sampling_equal_to_recomputed(name, is_backward, stay):
+    env = SAVED[name]()
+    policy = network(env, is_backward)
+    drawn = with_saved_log_probs(env, policy)
+    rows = STAYS[stay](drawn, env)
+    recomputed = trajectory_log_probs(policy, env, rows)
+    assert drawn.log_prob.min() < -1
+    assert rows.log_prob.shape == rows.action.shape
+    torch.testing.assert_close(rows.log_prob, recomputed, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("stay", STAYS)
+@pytest.mark.parametrize("is_backward", [False, True])
+@pytest.mark.parametrize("name", SAVED)
+def test_saved_in_transitions_too(name, is_backward, stay):
+    env = SAVED[name]()
+    policy = network(env, is_backward)
+    rows = STAYS[stay](with_saved_log_probs(env, policy), env).to_transitions()
+    recomputed = transition_log_probs(policy, env, rows)
+    assert recomputed.shape == (len(rows),)
+    torch.testing.assert_close(rows.log_prob, recomputed, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("is_backward", [False, True])
+@pytest.mark.parametrize("name", SAVED)
+def test_saved_in_a_buffer_of_transitions(name, is_backward):
+    env = SAVED[name]()
+    policy = network(env, is_backward)
+    rb = transition_buffer(1000, keep=["log_prob"])
+    rb.extend(with_saved_log_probs(env, policy).to_tensordict())
+    rows = Transitions.from_tensordict(rb.sample(64))
+    recomputed = transition_log_probs(policy, env, rows)
+    assert recomputed.min() < -1
+    torch.testing.assert_close(rows.log_prob, recomputed, atol=1e-5, rtol=0)
+
+
+# Of transitions.
+
+
+@pytest.mark.parametrize("is_backward", [False, True])
+@pytest.mark.parametrize("kind", ["forward", "backward", "mixed"])
+@pytest.mark.parametrize("name", ENVS)
+def test_transitions_have_the_log_probs_of_their_trajectories(name, kind, is_backward):
+    env = ENVS[name]()
+    trajectories = some_trajectories(env, kind)
+    policy = random_policy(env, is_backward, seed=2)
+    log_prob = transition_log_probs(policy, env, trajectories.to_transitions())
+    expected = one_by_one(policy, env, trajectories)[trajectories.real_steps]
+    torch.testing.assert_close(log_prob, expected, atol=1e-5, rtol=1e-5)
+    (gradient,) = torch.autograd.grad(log_prob.square().sum(), policy.weight)
+    (wanted,) = torch.autograd.grad(expected.square().sum(), policy.weight)
+    torch.testing.assert_close(gradient, wanted, atol=1e-3, rtol=1e-4)
+
+
+@pytest.mark.parametrize("is_backward", [False, True])
+def test_the_network_is_asked_once_about_transitions(is_backward):
+    env = HyperGrid(3, 4)
+    rows = some_trajectories(env, "mixed").to_transitions()
+    asked = []
+
+    def logits(state):
+        asked.append(state)
+        return torch.zeros(len(state), 4 - is_backward)
+
+    log_prob = transition_log_probs(policy_of(logits, is_backward), env, rows)
+    n_exits = int(rows.is_terminating.sum())
+    assert [len(state) for state in asked] == [len(rows) - is_backward * n_exits]
+    assert not env.is_sink(asked[0]).any()
+    assert (log_prob[rows.is_terminating] == 0).all() == is_backward
+
+
+def test_transitions_without_a_direction_are_refused():
+    env = HyperGrid(3, 4)
+    undirected = TensorDictModule(torch.zeros_like, in_keys=["state"], out_keys=["logits"])
+    with pytest.raises(ArgumentError, match="attribute is_backward, True or False, got None"):
+        transition_log_probs(undirected, env, some_trajectories(env, "mixed").to_transitions())
 
 
 def test_bad_policies_are_named():

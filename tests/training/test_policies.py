@@ -11,8 +11,10 @@ from gfn_rb.envs import ConditionalHyperGrid, HyperGrid, TFBind8
 from gfn_rb.errors import ArgumentError, ShapeError
 from gfn_rb.training.policies import (
     BackwardPolicy,
+    ConditionalLogZ,
     ForwardPolicy,
     LogZ,
+    StateFlow,
     Trunk,
     UniformBackwardPolicy,
 )
@@ -106,7 +108,43 @@ def test_log_z_starts_where_told():
     assert log_z.value.grad.item() == 1.0
 
 
+def test_a_state_flow_is_one_number_per_state():
+    env = HyperGrid(2, 4)
+    flow = StateFlow(env, hidden=(5,), initial=3.0)
+    assert (flow.in_keys, flow.out_keys) == (["state"], ["log_flow"])
+    state = env.terminating_states()
+    x = env.encode(state)
+    layer = flow.trunk.layers[0]
+    hidden = (x @ layer.weight.T + layer.bias).clamp(min=0)
+    expected = (hidden @ flow.head.weight.T)[:, 0] + 3
+    torch.testing.assert_close(flow(batch(state))["log_flow"], expected)
+    shared = StateFlow(env, trunk=flow.trunk)
+    assert shared.trunk is flow.trunk
+    conditional = StateFlow(Ladder(3), hidden=())
+    with torch.no_grad():
+        conditional.head.weight.copy_(torch.tensor([[1.0, 10.0]]))
+    td = batch(torch.tensor([1, 2]), condition=torch.tensor([[0.5], [0.25]]))
+    torch.testing.assert_close(conditional(td)["log_flow"], torch.tensor([6.0, 4.5]))
+
+
+def test_a_log_z_for_each_condition():
+    log_z = ConditionalLogZ(Ladder(3), hidden=(4,), initial=2.0)
+    condition = torch.tensor([[0.5], [-1.0], [0.5]])
+    layer = log_z.trunk.layers[0]
+    hidden = (condition @ layer.weight.T + layer.bias).clamp(min=0)
+    expected = (hidden @ log_z.head.weight.T)[:, 0] + 2
+    torch.testing.assert_close(log_z(condition), expected)
+    assert log_z(condition.double()).dtype == torch.float32
+    log_z(condition).sum().backward()
+    assert all(p.grad is not None for p in log_z.parameters())
+    assert LogZ(3.0)(condition).item() == 3.0
+
+
 def test_bad_arguments():
+    with pytest.raises(ArgumentError, match="env must have conditions for ConditionalLogZ"):
+        ConditionalLogZ(HyperGrid(2, 4))
+    with pytest.raises(ArgumentError, match="condition must be given to ConditionalLogZ"):
+        ConditionalLogZ(Ladder(3))(None)
     with pytest.raises(ArgumentError, match=r"hidden must hold positive widths, got \[8, 0\]"):
         ForwardPolicy(HyperGrid(2, 4), hidden=(8, 0))
     with pytest.raises(ShapeError, match="trunk must take 8 features, got one of 7"):

@@ -71,12 +71,11 @@ class DetailedBalance(Loss[Transitions]):
         """
         transitions = self._rows(batch)
         exits = transitions.action == self.env.exit_action
-        log_reward = self._floored(transitions.log_reward[exits])
+        log_reward = self._floored(transitions.log_reward).where(exits, 0)
         log_pf = transition_log_probs(self.forward_policy, self.env, transitions)
         log_pb = transition_log_probs(self.backward_policy, self.env, transitions)
         flow, next_flow = self._flows(transitions, exits)
-        target = log_reward.new_zeros(exits.shape).masked_scatter(exits, log_reward)
-        residual = flow + log_pf - (target + next_flow) - log_pb
+        residual = flow + log_pf - (log_reward + next_flow) - log_pb
         terms = {"log_reward": log_reward, "log P_F": log_pf, "log P_B": log_pb}
         require_finite(residual, {**terms, "log F": flow + next_flow})
         return residual

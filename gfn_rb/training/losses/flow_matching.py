@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import torch
 from tensordict import TensorDictBase
@@ -14,18 +13,10 @@ from gfn_rb.containers import States
 from gfn_rb.envs.core import GFNCore
 from gfn_rb.errors import ArgumentError
 from gfn_rb.rollout.log_probs import policy_logits, require_direction
-from gfn_rb.shapes import Float, Int64, Shaped
+from gfn_rb.shapes import Float, Shaped
 from gfn_rb.training.losses.base import Penalty, SumLoss
 from gfn_rb.training.losses.finite import require_finite
 from gfn_rb.training.losses.flows import count
-
-
-class _Edges(NamedTuple):
-    """The edges into a batch of states: row of the child, move, and parent of each."""
-
-    row: Tensor
-    move: Tensor
-    parent: Tensor
 
 
 class FlowMatching(SumLoss[States]):
@@ -89,20 +80,17 @@ class FlowMatching(SumLoss[States]):
             ArgumentError, NaNError: see ``residual``.
         """
         states = self._rows(batch)
-        edges = _edges_into(self.env, states.state)
-        out_flow, in_flow = self._edge_flows(states, edges)
-        x = states.is_terminating.nonzero().squeeze(1)
-        log_reward, exit_flow = self._floored(states.log_reward[x]), out_flow[x, -1]
-        inner, inflow = _total(in_flow, edges, len(states))
-        outflow = out_flow.logsumexp(1)
-        flow, reward = inflow - outflow[inner], exit_flow - log_reward
-        terms = {"log_reward": log_reward, "log F(exit)": exit_flow}
-        every = torch.cat([outflow, in_flow])
-        require_finite(torch.cat([flow, reward]), {**terms, "log F": every})
-        delta = torch.stack([_spread(flow, inner, outflow), _spread(reward, x, outflow)], 1)
-        ones = [torch.ones_like(inflow), torch.full_like(reward, self.reward_weight)]
-        weight = [_spread(ones[0], inner, outflow), _spread(ones[1], x, outflow)]
-        return delta, torch.stack(weight, 1)
+        out_flow, in_flow = self._edge_flows(states)
+        outflow, exit_flow = out_flow.logsumexp(1), out_flow[:, self.env.exit_action]
+        inner, ends = ~self.env.is_source(states.state), states.is_terminating
+        inflow = in_flow.where(inner[:, None], 0).logsumexp(1)
+        log_reward = self._floored(states.log_reward).to(outflow.dtype)
+        at_exit = {"log_reward": log_reward.where(ends, 0), "log F(exit)": exit_flow.where(ends, 0)}
+        flow = (inflow - outflow).where(inner, 0)
+        delta = torch.stack([flow, at_exit["log F(exit)"] - at_exit["log_reward"]], 1)
+        require_finite(delta, {**at_exit, "log F": inflow + outflow})
+        weight = torch.stack([inner.to(delta.dtype), ends * self.reward_weight], 1)
+        return delta, weight
 
     def estimate_log_z(
         self, condition: Shaped[Tensor, "n *condition"] | None = None
@@ -113,15 +101,19 @@ class FlowMatching(SumLoss[States]):
         return flow[0] if condition is None else flow
 
     def _edge_flows(
-        self, states: States, edges: _Edges
-    ) -> tuple[Float[Tensor, "n actions"], Float[Tensor, "e"]]:
-        """Return log F along each edge out of the states, and along those into them."""
+        self, states: States
+    ) -> tuple[Float[Tensor, "n actions"], Float[Tensor, "n moves"]]:
+        """Return log F along the edges out of and into each state, -inf where there is none."""
+        mask = self.env.backward_mask(states.state)
+        row, move = mask.nonzero(as_tuple=True)
+        parent = self.env.undo(states.state[row], move)
         condition = states.condition
         if condition is not None:
-            condition = torch.cat([condition, condition[edges.row]])
-        every = torch.cat([states.state, edges.parent])
-        out, parents = self._log_flows(every, condition).split([len(states), len(edges.row)])
-        return out, parents.gather(1, edges.move[:, None]).squeeze(1)
+            condition = torch.cat([condition, condition[row]])
+        flows = self._log_flows(torch.cat([states.state, parent]), condition)
+        out, of_parents = flows.split([len(states), len(row)])
+        into = of_parents.gather(1, move[:, None]).squeeze(1)
+        return out, out.new_full(mask.shape, -torch.inf).index_put((row, move), into)
 
     def _log_flows(
         self,
@@ -130,25 +122,3 @@ class FlowMatching(SumLoss[States]):
     ) -> Float[Tensor, "n actions"]:
         logits = policy_logits(self.forward_policy, state, condition, self.env.n_actions)
         return logits.where(self.env.forward_mask(state), -torch.inf)
-
-
-def _edges_into(env: GFNCore, state: Shaped[Tensor, "n *state"]) -> _Edges:
-    row, move = env.backward_mask(state).nonzero(as_tuple=True)
-    return _Edges(row, move, env.undo(state[row], move))
-
-
-def _total(
-    log_flow: Float[Tensor, "e"], edges: _Edges, n: int
-) -> tuple[Int64[Tensor, "m"], Float[Tensor, "m"]]:
-    """Return the rows with an edge into them, and the log of the sum of each one's flows."""
-    highest = log_flow.new_full((n,), -torch.inf)
-    highest.scatter_reduce_(0, edges.row, log_flow.detach(), "amax")
-    inner = torch.bincount(edges.row, minlength=n).nonzero().squeeze(1)
-    total = log_flow.new_zeros(n).index_add(0, edges.row, (log_flow - highest[edges.row]).exp())
-    return inner, total[inner].log() + highest[inner]
-
-
-def _spread(
-    value: Float[Tensor, "m"], row: Int64[Tensor, "m"], like: Float[Tensor, "n"]
-) -> Float[Tensor, "n"]:
-    return torch.zeros_like(like).index_put((row,), value.to(like.dtype))

@@ -1,16 +1,17 @@
-"""The flow that a backward policy determines, worked out child by child, and losses that know it."""
+"""The flow that a backward policy determines, child by child, and losses that know it."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
-from tensordict.nn import TensorDictModule
+from tensordict.nn import TensorDictModule, TensorDictModuleBase
 from torch import Tensor
 
 from gfn_rb.containers import Trajectories
 from gfn_rb.rollout import Sampler, action_log_probs
-from gfn_rb.training import BackwardPolicy
+from gfn_rb.training import BackwardPolicy, LogZ
 from gfn_rb.training.losses import LOSSES
 
 
@@ -88,6 +89,30 @@ def exact_networks(env, backward):
     }
 
 
+class Table(TensorDictModuleBase):
+    """Random numbers in double precision, one row of them for each ``env.state_key``."""
+
+    def __init__(self, env, out_key, *shape, is_backward=None):
+        super().__init__()
+        self.in_keys, self.out_keys, self.key = ["state"], [out_key], env.state_key
+        n_keys = 1 + max(int(env.state_key(states).max()) for states in env.layers())
+        generator = torch.Generator().manual_seed(len(shape) + bool(is_backward))
+        values = torch.randn(n_keys, *shape, generator=generator, dtype=torch.float64)
+        self.values, self.is_backward = torch.nn.Parameter(values), is_backward
+
+    def forward(self, tensordict):
+        return tensordict.set(self.out_keys[0], self.values[self.key(tensordict["state"])])
+
+
+def tabular_networks(env):
+    return {
+        "forward_policy": Table(env, "logits", env.n_actions, is_backward=False),
+        "backward_policy": Table(env, "logits", env.n_actions - 1, is_backward=True),
+        "state_flow": Table(env, "log_flow"),
+        "log_z": LogZ(1.0).double(),
+    }
+
+
 def make_loss(name, env, networks, **options):
     kind = LOSSES[name]
     return kind(env=env, **{part: networks[part] for part in kind.networks}, **options)
@@ -114,3 +139,64 @@ def both_ways(env, forward, backward, n=16, seed=0, conditions=None):
     )  # fmt: skip
     both = Trajectories.cat([rows, back])
     return both.pad_to(both.n_steps + 1)
+
+
+class Plain:
+    """Tabular networks read one state at a time, with Python's own arithmetic.
+
+    States are tuples; numbers are logs.
+    """
+
+    def __init__(self, env, networks):
+        self.env, self.networks = env, networks
+
+    def _row(self, part, state):
+        network = self.networks[part]
+        return network.values[int(self.env.state_key(torch.tensor([state])))].tolist()
+
+    def _legal(self, state, is_backward):
+        env, one = self.env, torch.tensor([state])
+        mask = env.backward_mask(one) if is_backward else env.forward_mask(one)
+        return mask[0].nonzero()[:, 0].tolist()
+
+    def edges(self, state):
+        """log F(s, a) of every legal action."""
+        row = self._row("forward_policy", state)
+        return {action: row[action] for action in self._legal(state, False)}
+
+    def pf(self, state, action):
+        edges = self.edges(state)
+        return edges[action] - log_sum(edges.values())
+
+    def pb(self, state, move):
+        row = self._row("backward_policy", state)
+        moves = [row[each] for each in self._legal(state, True)]
+        return row[move] - log_sum(moves)
+
+    def flow(self, state):
+        return self._row("state_flow", state)
+
+    def log_reward(self, state):
+        return float(self.env.log_reward(torch.tensor([state]))[0])
+
+    def parents(self, state):
+        """Each move into a state, and where it comes from."""
+        one = torch.tensor([state])
+        undone = {m: self.env.undo(one, torch.tensor([m])) for m in self._legal(state, True)}
+        return {move: tuple(parent[0].tolist()) for move, parent in undone.items()}
+
+
+def log_sum(values):
+    return math.log(sum(map(math.exp, values)))
+
+
+def walks(trajectories):
+    """Each row as its states, from the source to the terminating one, and its actions."""
+    found = []
+    for i, length in enumerate(trajectories.length.tolist()):
+        states = trajectories.state[i, : length + 1].tolist()
+        actions = trajectories.action[i, :length].tolist()
+        if trajectories.is_backward is not None and trajectories.is_backward[i]:
+            states, actions = states[::-1], actions[::-1]
+        found.append(([tuple(state) for state in states[:-1]], actions))
+    return found

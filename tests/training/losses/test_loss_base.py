@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 from envs.toy_envs import CountOnes, Ladder
-from tensordict.nn import TensorDictModule, TensorDictModuleBase
+from tensordict.nn import TensorDictModule
 from training.losses.exact_flows import (
     as_read,
     both_ways,
     exact_networks,
     make_loss,
+    tabular_networks,
     uneven_backward_policy,
 )
 
@@ -45,29 +46,6 @@ def new_networks(env, seed=0, hidden=(16,)):
         "backward_policy": BackwardPolicy(env, hidden),
         "state_flow": StateFlow(env, hidden, initial=1.0),
         "log_z": ConditionalLogZ(env, hidden, 1.0) if conditional else LogZ(1.0),
-    }
-
-
-class Table(TensorDictModuleBase):
-    """Random numbers in double precision, one row of them for each ``env.state_key``."""
-
-    def __init__(self, env, out_key, *shape, is_backward=None):
-        super().__init__()
-        self.in_keys, self.out_keys, self.key = ["state"], [out_key], env.state_key
-        generator = torch.Generator().manual_seed(len(shape) + bool(is_backward))
-        values = torch.randn(env.n_terminating, *shape, generator=generator, dtype=torch.float64)
-        self.values, self.is_backward = torch.nn.Parameter(values), is_backward
-
-    def forward(self, tensordict):
-        return tensordict.set(self.out_keys[0], self.values[self.key(tensordict["state"])])
-
-
-def tabular_networks(env):
-    return {
-        "forward_policy": Table(env, "logits", env.n_actions, is_backward=False),
-        "backward_policy": Table(env, "logits", env.n_actions - 1, is_backward=True),
-        "state_flow": Table(env, "log_flow"),
-        "log_z": LogZ(1.0).double(),
     }
 
 
@@ -406,9 +384,10 @@ def test_a_floor_under_the_log_reward(name):
         costs.append(loss.row_loss(some_rows(loss, env)))
     torch.testing.assert_close(*costs)
     assert costs[0].isfinite().all()
+    loss = make_loss(name, Half(2, 3), networks)
+    rows = some_rows(loss, Half(2, 3))
     with pytest.raises(ArgumentError, match="log_reward must be finite, got -inf"):
-        loss = make_loss(name, Half(2, 3), networks)
-        loss(some_rows(loss, Half(2, 3)))
+        loss(rows)
 
 
 @pytest.mark.parametrize("name", LOSSES)

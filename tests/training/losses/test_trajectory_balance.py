@@ -4,15 +4,16 @@ import math
 
 import pytest
 import torch
-from envs.toy_envs import CountOnes
+from envs.toy_envs import Ladder
 from tensordict.nn import TensorDictModule
 
 from gfn_rb.containers import Trajectories
-from gfn_rb.envs import HyperGrid, TFBind8, total_variation
-from gfn_rb.errors import ArgumentError, KeyMismatchError, NaNError
-from gfn_rb.rollout import Sampler, action_log_probs, trajectory_log_probs
+from gfn_rb.envs import HyperGrid, TFBind8
+from gfn_rb.errors import ArgumentError, KeyMismatchError, NaNError, ShapeError
+from gfn_rb.rollout import Sampler
 from gfn_rb.training import (
     BackwardPolicy,
+    ConditionalLogZ,
     ForwardPolicy,
     LogZ,
     TrajectoryBalance,
@@ -145,3 +146,56 @@ def test_bad_arguments():
         TrajectoryBalance(forward, undirected, env, LogZ())
     with pytest.raises(ArgumentError, match="trajectories must have at least one row, got none"):
         even_loss()(trajectory()[:0])
+
+
+# Rewards that depend on a condition.
+
+
+def conditional_rows():
+    """The first two states of a ladder, then the sink, under two conditions."""
+    return Trajectories(
+        state=torch.tensor([[0, 1, -1], [0, 1, -1]]),
+        action=torch.tensor([[0, 1], [0, 1]]),
+        length=torch.tensor([2, 2]),
+        log_reward=torch.tensor([0.5, 1.5]),
+        condition=torch.tensor([[0.5], [1.5]]),
+    )
+
+
+def conditional_loss(log_z):
+    env = Ladder(3)
+    forward = TensorDictModule(lambda s: torch.zeros(len(s), 2), ["state"], ["logits"])
+    forward.is_backward = False
+    return TrajectoryBalance(forward, UniformBackwardPolicy(env), env, log_z)
+
+
+class Linear(torch.nn.Module):
+    def forward(self, condition):
+        return 2 * condition[:, 0]
+
+
+def test_log_z_is_asked_for_each_condition():
+    delta = conditional_loss(Linear()).residual(conditional_rows())
+    log_pf = 2 * math.log(1 / 2)
+    torch.testing.assert_close(delta, torch.tensor([1 + log_pf - 0.5, 3 + log_pf - 1.5]))
+    same = conditional_loss(LogZ(7.0))
+    torch.testing.assert_close(
+        same.residual(conditional_rows()), torch.tensor([7 + log_pf - 0.5, 7 + log_pf - 1.5])
+    )
+    condition = torch.tensor([[1.0], [2.0], [3.0]])
+    assert conditional_loss(Linear()).estimate_log_z(condition).tolist() == [2, 4, 6]
+    assert same.estimate_log_z(condition).tolist() == [7, 7, 7]
+    assert same.estimate_log_z().shape == ()
+
+
+def test_log_z_of_another_shape_or_without_conditions():
+    class Column(torch.nn.Module):
+        def forward(self, condition):
+            return condition
+
+    with pytest.raises(ShapeError, match=r"one for each of 2 rows, got shape \[2, 1\]"):
+        conditional_loss(Column())(conditional_rows())
+    loss = even_loss()
+    loss.log_z = ConditionalLogZ(Ladder(3))
+    with pytest.raises(ArgumentError, match="condition must be given to ConditionalLogZ"):
+        loss(trajectory())

@@ -1,0 +1,376 @@
+"""Buffers of transitions and of states: rows that know their episode."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from containers.container_paths import kind_and_paths, stack, two_rows
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from statistics_of_draws import chi_square_p
+from tensordict import TensorDict
+from torchrl.data.replay_buffers.samplers import RandomSampler, SliceSampler
+
+from gfn_rb import Sampler, States, Trajectories, Transitions
+from gfn_rb.buffers import MergedReplayBuffer, state_buffer, transition_buffer
+from gfn_rb.checkpoint import load_checkpoint, save_checkpoint
+from gfn_rb.envs import HyperGrid
+from gfn_rb.errors import ArgumentError, EmptyBufferError, KeyMismatchError, NaNError
+from gfn_rb.keys import EPISODE, EPISODE_LOG_REWARD
+from gfn_rb.samplers import QuantileRewardSampler, RankRewardSampler, SoftmaxRewardSampler
+from gfn_rb.training import (
+    BackwardPolicy,
+    DetailedBalance,
+    FlowMatching,
+    ForwardPolicy,
+    StateFlow,
+)
+from gfn_rb.writers import FIFOWriter, RewardPrioritizedWriter
+
+PRESETS = [transition_buffer, state_buffer]
+INF = torch.inf
+
+
+def newest(preset, capacity=100, **options):
+    """A buffer that stores rows in the order they come."""
+    return preset(capacity, writer=FIFOWriter(), sampler=RandomSampler(), **options)
+
+
+def episodes(lengths, log_rewards, name=0):
+    """Forward trajectories on a line; the first coordinate of states and actions is ``name``."""
+    n_steps = max(lengths)
+    at = torch.arange(n_steps + 1).expand(len(lengths), -1)
+    length = torch.tensor(lengths)
+    return Trajectories(
+        state=torch.stack([torch.full_like(at, name), at.where(at < length[:, None], -1)], 2),
+        action=torch.zeros(len(lengths), n_steps, dtype=torch.int64),
+        length=length,
+        log_reward=torch.tensor(log_rewards, dtype=torch.float32),
+    )
+
+
+def column(rb, key):
+    return rb[:][key].tolist()
+
+
+# What is stored.
+
+
+def test_transitions_of_either_direction_are_stamped():
+    rb = newest(transition_buffer)
+    rb.extend(two_rows().to_tensordict())
+    assert column(rb, EPISODE) == [0, 0, 0, 1, 1]
+    assert column(rb, EPISODE_LOG_REWARD) == [1.5, 1.5, 1.5, -2.0, -2.0]
+    assert column(rb, "log_reward") == [-INF, -INF, 1.5, -2.0, -INF]
+    got, expected = Transitions.from_tensordict(rb[:]), two_rows().to_transitions()
+    for name in ("state", "action", "next_state", "next_done", "is_backward"):
+        assert torch.equal(getattr(got, name), getattr(expected, name)), name
+    assert got.log_prob is None
+    assert len(rb.extend(two_rows().to_transitions().to_tensordict()[:0])) == 0
+
+
+@pytest.mark.parametrize("via", ["trajectories", "transitions"])
+def test_states_are_stamped(via):
+    rows = two_rows() if via == "trajectories" else two_rows().to_transitions()
+    rb = newest(state_buffer)
+    rb.extend(rows.to_tensordict())
+    assert column(rb, EPISODE) == [0, 0, 0, 1, 1]
+    assert column(rb, EPISODE_LOG_REWARD) == [1.5, 1.5, 1.5, -2.0, -2.0]
+    assert column(rb, "state") == [0, 3, 5, 2, 0]
+    assert column(rb, "is_terminating") == [False, False, True, True, False]
+    assert set(rb[:].keys()) - {"index"} == {
+        "state", "is_terminating", "log_reward", EPISODE, EPISODE_LOG_REWARD,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_no_two_episodes_have_the_same_number(preset):
+    rb = newest(preset)
+    for _ in range(2):
+        rb.extend(episodes([2, 1], [0.0, 1.0]).to_tensordict())
+    rb.extend(episodes([1, 1], [0.0, 1.0]).to_transitions().to_tensordict()
+              if preset is transition_buffer else
+              episodes([1, 1], [0.0, 1.0]).to_states().to_tensordict())  # fmt: skip
+    assert column(rb, EPISODE) == [0, 0, 1, 2, 2, 3, 4, 5]
+
+
+@settings(max_examples=25, deadline=None)
+@given(kind_and_paths(min_size=1))
+def test_rows_tell_their_episodes_as_trajectories_do(drawn):
+    trajectories = stack(*drawn)
+    one, other, third = newest(transition_buffer), newest(transition_buffer), newest(state_buffer)
+    one.extend(trajectories.to_tensordict())
+    other.extend(trajectories.to_transitions().to_tensordict())
+    third.extend(trajectories.to_transitions().to_tensordict())
+    assert (one[:].exclude("index") == other[:].exclude("index")).all()
+    assert torch.equal(one[:][EPISODE], third[:][EPISODE])
+    expected = torch.arange(len(trajectories)).repeat_interleave(trajectories.length)
+    assert torch.equal(one[:][EPISODE], expected)
+    assert torch.equal(one[:][EPISODE_LOG_REWARD], trajectories.log_reward[expected])
+
+
+def test_forward_states_tell_their_episodes():
+    rb = newest(state_buffer)
+    rb.extend(episodes([3, 1, 2], [0.0, 1.0, 2.0]).to_states().to_tensordict())
+    assert column(rb, EPISODE) == [0, 0, 0, 1, 2, 2]
+    assert column(rb, EPISODE_LOG_REWARD) == [0, 0, 0, 1, 2, 2]
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_drawn_rows_keep_their_stamps(preset):
+    rb, other = newest(preset), newest(preset)
+    rb.extend(episodes([2, 3], [0.0, 1.0]).to_tensordict())
+    rb.extend(episodes([2, 3], [2.0, 3.0]).to_tensordict())
+    drawn = rb.sample(20)
+    other.extend(drawn)
+    assert column(other, EPISODE) == drawn[EPISODE].tolist()
+    assert column(other, EPISODE_LOG_REWARD) == drawn[EPISODE_LOG_REWARD].tolist()
+    other.add(rb[0])
+    assert column(other, EPISODE)[-1] == 0
+
+
+def test_log_probabilities_are_dropped_unless_kept():
+    rows = two_rows()
+    for keep, expected in (((), None), (["log_prob"], rows.to_transitions().log_prob)):
+        for given_rows in (rows, rows.to_transitions()):
+            rb = newest(transition_buffer, keep=keep)
+            rb.extend(given_rows.to_tensordict())
+            got = Transitions.from_tensordict(rb[:]).log_prob
+            assert (got is None) == (expected is None)
+            assert got is None or torch.equal(got, expected)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_the_callers_rows_are_left_alone(preset):
+    rb = preset(8)
+    td = two_rows().to_tensordict()
+    before = td.clone()
+    rb.extend(td)
+    assert set(td.keys()) == set(before.keys())
+    assert (td == before).all()
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_what_a_preset_is_made_of(preset):
+    rb = preset(4)
+    assert isinstance(rb.writer, RewardPrioritizedWriter)
+    assert isinstance(rb.sampler, SoftmaxRewardSampler)
+    assert rb.writer.key == rb.sampler.key == EPISODE_LOG_REWARD
+    writer, sampler = FIFOWriter(), RandomSampler()
+    rb = preset(4, writer=writer, sampler=sampler, batch_size=3)
+    assert rb.writer is writer
+    assert rb.sampler is sampler
+    assert rb.batch_size == 3
+
+
+# What is kept where there is no room for all.
+
+
+def cut_episodes(rb, lengths):
+    """The episodes of which some rows are stored, and not all."""
+    stored = Counter(column(rb, EPISODE))
+    return {episode for episode, count in stored.items() if count != lengths[episode]}
+
+
+batches = st.lists(
+    st.lists(st.tuples(st.integers(1, 5), st.integers(-2, 3)), min_size=1, max_size=4),
+    min_size=1,
+    max_size=8,
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(batches, st.integers(1, 12))
+@pytest.mark.parametrize("preset", PRESETS)
+def test_at_most_the_least_episode_is_cut(preset, offered, capacity):
+    rb = preset(capacity)
+    lengths, rewards = [], []
+    for batch in offered:
+        lengths += [length for length, _ in batch]
+        rewards += [reward for _, reward in batch]
+        rb.extend(episodes(*zip(*batch, strict=True)).to_tensordict())
+        assert set(column(rb, EPISODE_LOG_REWARD)) == {
+            float(rewards[episode]) for episode in column(rb, EPISODE)
+        }
+        # Best first, newer first among equals, and the last rows of the one that is cut.
+        order = sorted(range(len(lengths)), key=lambda e: (-rewards[e], -e))
+        best = [(e, step) for e in order for step in reversed(range(lengths[e]))][:capacity]
+        steps = [state[1] for state in column(rb, "state")]
+        assert sorted(zip(column(rb, EPISODE), steps, strict=True)) == sorted(best)
+        cut = cut_episodes(rb, lengths)
+        assert len(cut) <= 1
+        assert all(e == min(column(rb, EPISODE), key=lambda e: (rewards[e], e)) for e in cut)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_at_most_the_oldest_episode_is_cut(preset):
+    rb, lengths = newest(preset, 11), []
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(30):
+        batch = torch.randint(1, 5, (2,), generator=generator).tolist()
+        lengths += batch
+        rb.extend(episodes(batch, [0.0, 1.0]).to_tensordict())
+        assert cut_episodes(rb, lengths) <= {min(column(rb, EPISODE))}
+    assert len(rb) == 11
+
+
+# What is drawn.
+
+
+LENGTHS, REWARDS = [4, 1, 2, 3], [1.0, 2.0, 0.0, -1.0]
+
+
+def filled(preset, sampler=None, capacity=10, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    rb = preset(capacity, writer=FIFOWriter(), sampler=sampler, generator=generator)
+    rb.extend(episodes(LENGTHS, REWARDS).to_tensordict())
+    return rb
+
+
+def drawn_counts(rb, n=20_000):
+    return np.bincount(rb.sample(n)["index"], minlength=len(rb))
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("temperature", [1.0, 2.0])
+def test_all_rows_of_an_episode_are_drawn_equally_often(preset, temperature):
+    sampler = SoftmaxRewardSampler(EPISODE_LOG_REWARD, temperature, replacement=True)
+    rb = filled(preset, sampler)
+    counts = drawn_counts(rb)
+    weight = np.exp(np.repeat(REWARDS, LENGTHS) / temperature)
+    assert chi_square_p(counts, weight / weight.sum()) > 1e-3
+    first = counts[:4]  # of the first episode, three rows are not terminating
+    assert chi_square_p(first, [1 / 4] * 4) > 1e-3
+    naive = filled(preset, SoftmaxRewardSampler(replacement=True))
+    assert (drawn_counts(naive)[np.isneginf(column(naive, "log_reward"))] == 0).all()
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_rows_of_an_episode_have_neighbouring_ranks(preset):
+    rb = filled(preset, RankRewardSampler(EPISODE_LOG_REWARD, k=0.5, replacement=True))
+    rank = np.array([1, 2, 3, 4, 0, 5, 6, 7, 8, 9])  # 4 rows of e^1, one of e^2, then in order
+    weight = 1 / (0.5 * 10 + rank)
+    assert chi_square_p(drawn_counts(rb), weight / weight.sum()) > 1e-3
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_the_top_quantile_is_one_of_episodes(preset):
+    sampler = QuantileRewardSampler(EPISODE_LOG_REWARD, 0.5, 0.8, replacement=True)
+    rb = filled(preset, sampler)
+    weight = np.array([0.8 / 5] * 5 + [0.2 / 5] * 5)  # the best two episodes are half of the rows
+    assert chi_square_p(drawn_counts(rb), weight) > 1e-3
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_merged_buffers_draw_from_the_episodes_of_both(preset):
+    def member(lengths, rewards, name):
+        rb = preset(
+            10,
+            writer=FIFOWriter(),
+            sampler=SoftmaxRewardSampler(EPISODE_LOG_REWARD, replacement=True),
+        )
+        rb.extend(episodes(lengths, rewards, name).to_tensordict())
+        return rb
+
+    generator = torch.Generator().manual_seed(0)
+    merged = MergedReplayBuffer(
+        member([3, 2], [1.0, 0.0], 0), member([1, 2], [2.0, -1.0], 1), p="mass", generator=generator
+    )
+    rows = merged.sample(20_000)
+    place = 5 * rows["buffer_id"] + rows["index"]
+    weight = np.exp([1.0] * 3 + [0.0] * 2 + [2.0] + [-1.0] * 2)
+    assert chi_square_p(np.bincount(place, minlength=8), weight / weight.sum()) > 1e-3
+
+
+def test_slices_are_whole_episodes():
+    """TorchRL's slice sampler goes by the key ``episode``."""
+    rb = transition_buffer(
+        40, writer=FIFOWriter(), sampler=SliceSampler(slice_len=3, traj_key=EPISODE), batch_size=12,
+        generator=torch.Generator().manual_seed(0),
+    )  # fmt: skip
+    rb.extend(episodes([3] * 10, [float(i) for i in range(10)]).to_tensordict())
+    rows = rb.sample().reshape(4, 3)
+    assert (rows[EPISODE] == rows[EPISODE][:, :1]).all()
+    assert rows["state"][..., 1].tolist() == [[0, 1, 2]] * 4
+
+
+def test_losses_read_what_is_drawn():
+    torch.manual_seed(0)
+    env = HyperGrid(2, 3)
+    forward, backward, flow = ForwardPolicy(env), BackwardPolicy(env), StateFlow(env)
+    rows = Sampler(forward).sample_trajectories(env, 32)
+    back = Sampler(backward).sample_trajectories(env, states=rows.terminating_states)
+    both = Trajectories.cat([rows, back])
+    for preset, container, loss in (
+        (transition_buffer, Transitions, DetailedBalance(forward, backward, env, flow)),
+        (state_buffer, States, FlowMatching(forward, env)),
+    ):
+        rb = preset(len(both.to_transitions()))
+        rb.extend(both.to_tensordict())
+        drawn = rb.sample(len(rb))
+        assert sorted(drawn["index"].tolist()) == list(range(len(rb)))
+        ends = container.from_tensordict(drawn).is_terminating
+        assert torch.equal(drawn["log_reward"] > -INF, ends)
+        assert torch.equal(drawn["log_reward"][ends], drawn[EPISODE_LOG_REWARD][ends])
+        apart = both.to_transitions() if container is Transitions else both.to_states()
+        torch.testing.assert_close(loss(drawn), loss(apart))
+
+
+# Keeping it.
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_restored_buffer_goes_on_numbering(preset, tmp_path):
+    rb, other = preset(20), preset(20)
+    rb.extend(episodes([2, 1], [0.0, 1.0]).to_tensordict())
+    save_checkpoint(tmp_path / "rb", rb)
+    load_checkpoint(tmp_path / "rb", other)
+    other.extend(episodes([1], [2.0]).to_tensordict())
+    assert column(other, EPISODE) == [0, 0, 1, 2]
+
+
+# Bad input.
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_parts_of_episodes_are_refused_whole(preset):
+    rb = preset(9)
+    part = episodes([3, 2], [0.0, 1.0]).to_transitions()[:4]
+    part = part if preset is transition_buffer else part.to_states()
+    with pytest.raises(ArgumentError, match=r"rows must be whole episodes.*1 of 2 episodes"):
+        rb.extend(part.to_tensordict())
+    assert len(rb) == 0
+    with pytest.raises(EmptyBufferError):
+        rb.sample(1)
+
+
+def test_backward_states_without_their_trajectories_are_refused():
+    backward = episodes([3, 2], [0.0, 1.0]).reverse()
+    rb = newest(state_buffer)
+    with pytest.raises(ArgumentError, match="rows must be whole episodes"):
+        rb.extend(backward.to_states().to_tensordict())
+    rb.extend(backward.to_tensordict())
+    assert column(rb, EPISODE) == [0, 0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_what_cannot_be_stored_is_named(preset):
+    rb = preset(9)
+    with pytest.raises(ArgumentError, match="add takes a single row, got a trajectory: use extend"):
+        rb.add(two_rows().to_tensordict()[0])
+    with pytest.raises(KeyMismatchError, match="is missing"):
+        rb.extend(TensorDict({"log_reward": torch.zeros(2)}, [2]))
+    with pytest.raises(NaNError, match="key 'episode_log_reward' is NaN in 2 of 3 items"):
+        rb.extend(episodes([1, 2], [0.0, torch.nan]).to_tensordict())
+    assert len(rb) == 0
+
+
+def test_bad_options_are_named(unchecked):
+    for keep in ("log_prob", ["estimator_output"]):
+        with pytest.raises(ArgumentError, match="keep must be a list of names out of"):
+            transition_buffer(3, keep=keep)
+    with pytest.raises(ArgumentError, match="capacity must be at least 1, got 0"):
+        state_buffer(0)
