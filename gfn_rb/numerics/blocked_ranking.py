@@ -124,7 +124,8 @@ class BlockedRanking:
     def _end(self) -> Int64[np.ndarray, "blocks"]:
         """Return how many codes there are up to the end of each block."""
         if self._ends is None:
-            self._ends = self._count.cumsum()
+            # PyTorch adds up several times as fast as NumPy does.
+            self._ends = torch.from_numpy(self._count).cumsum(0).numpy()
         return self._ends
 
     def _remove(self, row: Int64[np.ndarray, "m"]) -> None:
