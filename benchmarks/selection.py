@@ -14,11 +14,14 @@ import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
-from torchrl.data import TensorDictReplayBuffer
+from tensordict import TensorDict
+from torch import Tensor
+from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
 from benchmarks import workloads as work
 from benchmarks.timing import Contender, Effort, Result, compare, header, summary, write_json
@@ -29,7 +32,10 @@ from gfn_rb.samplers import (
     RankRewardSampler,
     SoftmaxRewardSampler,
 )
+from gfn_rb.writers import DiversityWriter, RewardPrioritizedWriter
 
+HALF = work.BATCH // 2
+NEAR = 0.25  # of points: beyond their near twins, below the others about the same centre
 MEMBERS = 4
 SAMPLERS: dict[str, Callable[[], Any]] = {
     "softmax, distinct rows": SoftmaxRewardSampler,
@@ -49,12 +55,16 @@ class Scale:
     Args:
         capacities: rows of the full buffers.
         faster: per capacity, how many times faster than torchgfn's diverse buffer ours must be.
+        points: rows of the buffers of real-valued features.
+        points_faster: how many times faster than torchgfn's ours must be there.
         effort: for calls of well under a millisecond.
         slow: for calls that last longer.
     """
 
     capacities: tuple[int, ...]
     faster: dict[int, float | None]
+    points: int
+    points_faster: float | None
     effort: Effort
     slow: Effort
 
@@ -62,31 +72,90 @@ class Scale:
 FULL = Scale(
     capacities=(10_000, 100_000, 1_000_000),
     faster={10_000: 10, 100_000: 40},
+    points=100_000,
+    points_faster=10,
     effort=Effort(seconds=5, most=1000, warmup=20),
     slow=Effort(seconds=20, least=5, most=60, warmup=1),
 )
 QUICK = Scale(
     capacities=(10_000,),
     faster={10_000: None},
+    points=2_000,
+    points_faster=None,
     effort=Effort(seconds=0.2, warmup=2),
     slow=Effort(seconds=0.5, warmup=1),
 )
+
+
+def diverse(scale: Scale) -> list[Result]:
+    """Compare writing 128 items, none within a cutoff of 1, with torchgfn's diverse buffer."""
+    if not _has_torchgfn():
+        return []
+    from benchmarks.torchgfn import TorchGFNDiverseBuffer
+
+    results = []
+    for capacity, faster in scale.faster.items():
+        ours = work.fill(work.buffer(capacity, DiversityWriter(cutoff_distance=1, p=1)), capacity)
+        peer = TorchGFNDiverseBuffer(work.random_items(capacity), 1, 1)
+        pair = _extending(ours), Contender(peer.rb.add, partial(peer.challenge, HALF))
+        label = "extend, cutoff 1 in 1-norm, against torchgfn"
+        results.append(compare(label, capacity, *pair, scale.slow, _bound(faster)))
+    return results
+
+
+def duplicates(scale: Scale) -> list[Result]:
+    """Compare writing 128 items, refusing exact duplicates, with writing them by reward alone."""
+    results = []
+    for capacity in scale.capacities:
+        ours = work.fill(work.buffer(capacity, DiversityWriter(cutoff_distance=0)), capacity)
+        peer = work.fill(work.buffer(capacity, RewardPrioritizedWriter()), capacity)
+        pair = _extending(ours), _extending(peer)
+        label = "extend, no duplicates, against the reward writer"
+        results.append(compare(label, capacity, *pair, scale.effort, 1.5))
+    return results
+
+
+def features(scale: Scale) -> list[Result]:
+    """Compare writing 128 points, some close to stored ones, with torchgfn's diverse buffer."""
+    if not _has_torchgfn():
+        return []
+    from benchmarks.torchgfn import TorchGFNDiverseBuffer
+
+    centre, capacity = work.centres(), scale.points
+    ours = work.buffer(capacity, DiversityWriter(cutoff_distance=NEAR, p=2))
+    while len(ours) < capacity:
+        ours.extend(work.points(centre, torch.randn(min(capacity, 10_000))))
+    peer = TorchGFNDiverseBuffer(work.points(centre, torch.randn(capacity)), NEAR, 2)
+
+    def batch(stored: TensorDict) -> TensorDict:
+        log_reward = work.challenge(stored["log_reward"], HALF)
+        return work.nearby(work.points(centre, log_reward), stored["state"])
+
+    pair = (
+        Contender(ours.extend, lambda: batch(ours[:])),
+        Contender(peer.rb.add, lambda: peer.container(batch(peer.rows()))),
+    )
+    label = f"extend, {work.FEATURES} features, cutoff {NEAR} in 2-norm, against torchgfn"
+    return [compare(label, capacity, *pair, scale.slow, _bound(scale.points_faster))]
 
 
 def sample(scale: Scale) -> list[Result]:
     """Compare drawing 128 items, just after 128 were written, with drawing them uniformly."""
     results = []
     for capacity in scale.capacities:
-        peer = work.fill(work.buffer(capacity), capacity)
+        peer = _filled(capacity)
         for name, sampler in SAMPLERS.items():
-            ours = work.fill(work.buffer(capacity, sampler=sampler()), capacity)
+            ours = _filled(capacity, sampler())
             label = f"sample after writing, {name}"
             pair = _drawing(ours), _drawing(peer)
             results.append(compare(label, capacity, *pair, scale.effort, 4.0))
             if isinstance(ours.sampler, PrioritySampler):
-                label = "the same, and update_priority of what was drawn"
-                pair = _learning(ours), _drawing(peer)
+                label = "the same, priorities of the last draw set as well"
+                pair = Contender(ours.sample, partial(_learn, ours)), _drawing(peer)
                 results.append(compare(label, capacity, *pair, scale.effort, 4.0))
+                label = "update_priority of what was drawn"
+                pair = _prioritizing(ours), _drawing(peer)
+                results.append(compare(label, capacity, *pair, scale.effort))
     return results
 
 
@@ -108,7 +177,13 @@ def merged(scale: Scale) -> list[Result]:
     return results
 
 
-PARTS: dict[str, Callable[[Scale], list[Result]]] = {"sample": sample, "merged": merged}
+PARTS: dict[str, Callable[[Scale], list[Result]]] = {
+    "diverse": diverse,
+    "duplicates": duplicates,
+    "features": features,
+    "sample": sample,
+    "merged": merged,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -135,7 +210,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _filled(capacity: int, sampler: Any = None) -> TensorDictReplayBuffer:
-    return work.fill(work.buffer(capacity, sampler=sampler), capacity)
+    storage = LazyTensorStorage(capacity)
+    return work.fill(TensorDictReplayBuffer(storage=storage, sampler=sampler), capacity)
+
+
+def _extending(rb: TensorDictReplayBuffer) -> Contender:
+    return Contender(rb.extend, partial(work.challenge_to, rb, HALF))
 
 
 def _write(rb: TensorDictReplayBuffer) -> None:
@@ -147,23 +227,38 @@ def _drawing(rb: TensorDictReplayBuffer) -> Contender:
     return Contender(lambda _: rb.sample(work.BATCH), partial(_write, rb))
 
 
-def _learning(rb: TensorDictReplayBuffer) -> Contender:
-    """Draw a batch and set its priorities, as a loss would."""
+def _learn(rb: TensorDictReplayBuffer) -> int:
+    """Write a batch, and do to another what a training step does; return how many to draw."""
+    _write(rb)
+    rb.update_priority(rb.sample(work.BATCH)["index"], torch.rand(work.BATCH))
+    return work.BATCH
 
-    def setup() -> torch.Tensor:
+
+def _prioritizing(rb: TensorDictReplayBuffer) -> Contender:
+    """Set the priorities of a batch that was drawn outside the clock."""
+
+    def setup() -> tuple[Tensor, Tensor]:
         _write(rb)
-        return torch.rand(work.BATCH)
+        return rb.sample(work.BATCH)["index"], torch.rand(work.BATCH)
 
-    def run(loss: torch.Tensor) -> None:
-        rb.update_priority(rb.sample(work.BATCH)["index"], loss)
-
-    return Contender(run, setup)
+    return Contender(lambda drawn: rb.update_priority(*drawn), setup)
 
 
 def _alone(members: Sequence[TensorDictReplayBuffer]) -> Contender:
     """Draw an equal part of a batch from each."""
     n = work.BATCH // len(members)
     return Contender(lambda _: [rb.sample(n) for rb in members])
+
+
+def _has_torchgfn() -> bool:
+    found = find_spec("gfn") is not None
+    if not found:
+        print("torchgfn is not installed: not compared")
+    return found
+
+
+def _bound(faster: float | None) -> float | None:
+    return None if faster is None else 1 / faster
 
 
 if __name__ == "__main__":
