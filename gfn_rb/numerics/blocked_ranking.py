@@ -145,7 +145,10 @@ class BlockedRanking:
         column = self._used[block] + nth
         crowded = column >= self._width
         if np.count_nonzero(crowded):
-            self._close_up(np.unique(block[crowded]))
+            # With those that soon will be: many at once cost little more than a few.
+            due = self._used >= self._width - self._width // 8
+            due[block[crowded]] = True
+            self._close_up(np.flatnonzero(due))
             column = self._used[block] + nth
             crowded = column >= self._width
             if np.count_nonzero(crowded):
