@@ -1,4 +1,4 @@
-"""The same items in torchgfn's prioritised ``ReplayBuffer``."""
+"""The same items in torchgfn's prioritised buffers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import inspect
 from typing import Any
 
 import torch
-from gfn.containers import ReplayBuffer, StatesContainer
+from gfn.containers import NormBasedDiversePrioritizedReplayBuffer, ReplayBuffer, StatesContainer
 from gfn.gym import HyperGrid
 from tensordict import TensorDict
 
@@ -25,7 +25,7 @@ class TorchGFNBuffer:
     """
 
     def __init__(self, capacity: int, **options: Any) -> None:
-        self._env = HyperGrid(ndim=WIDTH, height=HEIGHT, validate_modes=False)
+        self._env = _env(WIDTH)
         self.rb = ReplayBuffer(
             self._env, capacity, prioritized_capacity=True, prioritized_sampling=True, **options
         )
@@ -44,6 +44,12 @@ class TorchGFNBuffer:
             log_rewards=rows["log_reward"],
         )
 
+    def rows(self) -> TensorDict:
+        """Return what is stored, states and log-rewards."""
+        stored = self.rb.training_container
+        entries = {"state": stored.states.tensor, "log_reward": stored.log_rewards}
+        return TensorDict(entries, [len(stored)])
+
     def challenge(self, accepted: int) -> StatesContainer:
         """Return a batch of which the buffer keeps exactly so many rows.
 
@@ -51,3 +57,24 @@ class TorchGFNBuffer:
             accepted: see :func:`benchmarks.workloads.challenge`.
         """
         return self.container(items(challenge(self.rb.training_container.log_rewards, accepted)))
+
+
+class TorchGFNDiverseBuffer(TorchGFNBuffer):
+    """A full torchgfn buffer that drops a state near one of higher reward, or near a stored one.
+
+    Args:
+        rows: what it holds, states and log-rewards.
+        cutoff_distance: how near.
+        p: of the norm.
+    """
+
+    def __init__(self, rows: TensorDict, cutoff_distance: float, p: float) -> None:
+        self._env = _env(rows["state"].shape[1])
+        self.rb = NormBasedDiversePrioritizedReplayBuffer(
+            self._env, len(rows), cutoff_distance=cutoff_distance, p_norm_distance=p
+        )
+        self.rb.add(self.container(rows))
+
+
+def _env(width: int) -> HyperGrid:
+    return HyperGrid(ndim=width, height=HEIGHT, validate_modes=False)

@@ -3,6 +3,9 @@
 An item is a row of 16 int64 under "state" and a float32 under "log_reward". Full buffers hold
 log-rewards drawn from N(0, scale^2); what is offered to them later comes from the same normal,
 cut where the comparison needs it, so that the distribution of what is stored stays what it was.
+
+A point is an item whose state is 64 float32 about one of a thousand centres, as embeddings of
+molecules or images would be: 0.57 from others of its centre, 11 from those of others, give or take.
 """
 
 from __future__ import annotations
@@ -26,6 +29,8 @@ from gfn_rb.writers import RewardPrioritizedWriter
 BATCH = 128
 WIDTH = 16
 HEIGHT = 8
+FEATURES = 64
+SCATTER, JITTER = 0.05, 0.01
 
 # TorchRL logs each storage it allocates, which would stand in the table and in the timed fills.
 logging.getLogger("torchrl").setLevel(logging.WARNING)
@@ -50,6 +55,37 @@ def random_items(n: int, scale: float = 1.0) -> TensorDict:
         scale: standard deviation, in nats.
     """
     return items(scale * torch.randn(n))
+
+
+def centres() -> Tensor:
+    """Return a thousand places, standard normal in 64 dimensions."""
+    return torch.randn(1000, FEATURES)
+
+
+def points(centre: Tensor, log_reward: Tensor) -> TensorDict:
+    """Return one point per log-reward, each about a centre of its own.
+
+    Args:
+        centre: places to choose from, shape [c, 64].
+        log_reward: shape [n].
+    """
+    n = log_reward.shape[0]
+    state = centre[torch.randint(len(centre), (n,))] + SCATTER * torch.randn(n, FEATURES)
+    return TensorDict({"state": state, "log_reward": log_reward.to(torch.float32)}, [n])
+
+
+def nearby(batch: TensorDict, state: Tensor, share: float = 1 / 8) -> TensorDict:
+    """Return a batch of which some points all but repeat stored ones, at a distance of 0.08.
+
+    Args:
+        batch: points.
+        state: what is stored, shape [capacity, 64].
+        share: which part of the batch.
+    """
+    n = round(len(batch) * share)
+    twin = state[torch.randint(len(state), (n,))]
+    batch["state"][torch.randperm(len(batch))[:n]] = twin + JITTER * torch.randn(n, FEATURES)
+    return batch
 
 
 def buffer(capacity: int, writer: Any = None, sampler: Any = None) -> TensorDictReplayBuffer:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gfn_rb.numerics.weighted_tree import WeightedTree
-from gfn_rb.shapes import Float, Float64, Int64
+from gfn_rb.shapes import Float64, Int64
 
 
 class BoundedTree(WeightedTree):
@@ -24,27 +24,22 @@ class BoundedTree(WeightedTree):
 
     def __init__(self, capacity: int, device: torch.device | str | None = None) -> None:
         super().__init__(capacity, device)
-        # The log-weights, +inf in the place of -inf, and the lowest of each block.
-        self._finite = torch.full_like(self._rows, math.inf)
         self._lowest = torch.full_like(self._mass, math.inf)
 
     @property
     def lowest(self) -> Float64[Tensor, ""]:
         """The lowest log-weight of those that can be drawn, ``+inf`` where none can."""
-        return self._lowest.min()
+        return self._lowest.amin()
 
-    def update(self, index: Int64[Tensor, "m"], log_weight: Float[Tensor, "m"]) -> None:
-        """Change the log-weight of some rows: see :meth:`WeightedTree.update`."""
-        super().update(index, log_weight)
-        self._finite.view(-1).index_copy_(0, index, _finite(self._flat.index_select(0, index)))
-        block = index.div(self._width, rounding_mode="floor")
-        self._lowest.index_copy_(0, block, self._finite.index_select(0, block).amin(1))
+    def _refresh(self, block: Int64[Tensor, "b"], rows: Float64[Tensor, "b B"]) -> None:
+        super()._refresh(block, rows)
+        self._lowest.index_copy_(0, block, _lowest(rows))
 
     def _summarise(self) -> None:
         super()._summarise()
-        self._finite = _finite(self._rows)
-        self._lowest = self._finite.amin(1)
+        self._lowest = _lowest(self._rows)
 
 
-def _finite(log_weight: Float64[Tensor, "*m"]) -> Float64[Tensor, "*m"]:
-    return log_weight.masked_fill(log_weight == -math.inf, math.inf)
+def _lowest(rows: Float64[Tensor, "b B"]) -> Float64[Tensor, "b"]:
+    """Return the lowest log-weight above ``-inf`` of each block, ``+inf`` where there is none."""
+    return rows.nan_to_num(math.nan, math.inf, math.inf).amin(1)

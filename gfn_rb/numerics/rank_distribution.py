@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from gfn_rb.numerics.rank_laws import RankLaw
 from gfn_rb.numerics.ranking import ranking
+from gfn_rb.numerics.weighted_tree import first_occurrences
 from gfn_rb.shapes import Bool, Float, Float64, Int64
 
 _TINY = 1e-300
@@ -126,10 +126,10 @@ class RankedDistribution:
         if self._some.device.type == "cuda":
             return self._perturbed(law, n, generator)
         drawn = self._ranks(law, n + n // 8 + 8, generator)
-        rank = _first_occurrences(drawn)
+        rank = first_occurrences(drawn)
         while rank.shape[0] < n and drawn.shape[0] < law.n // 16:
             drawn = torch.cat([drawn, self._ranks(law, drawn.shape[0], generator)])
-            rank = _first_occurrences(drawn)
+            rank = first_occurrences(drawn)
         if rank.shape[0] < n:
             rank = torch.cat([rank, self._perturbed(law, n - rank.shape[0], generator, rank)])
         return rank[:n]
@@ -147,9 +147,3 @@ class RankedDistribution:
             log_prob[without] = -math.inf
         exponential = torch.empty_like(log_prob).exponential_(generator=generator)
         return (log_prob - exponential.clamp_(min=_TINY).log_()).topk(n).indices
-
-
-def _first_occurrences(value: Int64[Tensor, "m"]) -> Int64[Tensor, "k"]:
-    """Return the different values in the order in which each first appears."""
-    distinct = dict.fromkeys(value.tolist())
-    return torch.from_numpy(np.fromiter(distinct, np.int64, len(distinct)))

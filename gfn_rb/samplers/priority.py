@@ -158,8 +158,8 @@ class PrioritySampler(KeySampler):
         index, info = super().sample(storage, batch_size)
         tree = self._distribution
         assert isinstance(tree, BoundedTree)
-        excess = tree.log_weight[index] - tree.lowest
-        return index, {**info, PRIORITY_WEIGHT: (-self._beta * excess).exp_().to(torch.float32)}
+        log_excess = tree.log_weight.index_select(0, index).sub_(tree.lowest)
+        return index, {**info, PRIORITY_WEIGHT: log_excess.mul_(-self._beta).exp_().float()}
 
     # Priorities.
 
@@ -193,7 +193,8 @@ class PrioritySampler(KeySampler):
             )
         value = value.expand_as(row)
         given = row >= 0 if self.key is None else (row >= 0) & (value != AS_STORED)
-        row, value = row[given], value[given]
+        if not given.all():
+            row, value = row[given], value[given]
         if row.shape[0]:
             _check(row, value, len(storage))
             self._column.write(storage, row, value)
@@ -265,8 +266,8 @@ def _check(row: Tensor, priority: Tensor, stored: int) -> None:
         raise ArgumentError(
             f"index must name stored items, 0 to {stored - 1}, got {int(row.max())}"
         )
-    if bool(priority.isnan().any()):
-        raise NaNError("priority is NaN: expected numbers of at least 0")
     low, high = (float(bound) for bound in priority.aminmax())
+    if math.isnan(low):
+        raise NaNError("priority is NaN: expected numbers of at least 0")
     if low < 0 or high == math.inf:
         raise ArgumentError(f"priority must be at least 0 and finite, got {low} to {high}")
