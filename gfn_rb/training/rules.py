@@ -36,8 +36,8 @@ def check_fields(
     for f in fields(config):
         if type(f.default) in _TYPES:
             _check(f.name, values[f.name], *_TYPES[type(f.default)])
-        elif f.name in _OPTIONAL:
-            _check(f.name, values[f.name], *_OPTIONAL[f.name])
+        elif f.name in _OWN:
+            _check(f.name, values[f.name], *_OWN[f.name])
     for name, rule in _RULES.items():
         _check(name, values[name], *rule)
     for name, names in choices.items():
@@ -90,10 +90,14 @@ _TYPES: dict[type, Rule] = {
     float: (lambda v: type(v) in (int, float), "a number"),
     str: (lambda v: type(v) is str, "a word"),
 }
-# Of fields whose default is None, where a configuration has them.
-_OPTIONAL: dict[str, Rule] = {
+# Of fields that not every configuration has, and whose default does not tell their type.
+_OWN: dict[str, Rule] = {
     "beta": (lambda v: v is None or type(v) in (int, float), "a number"),
     "delta": (lambda v: v is None or type(v) is int, "a whole number"),
+    "targets": (
+        lambda v: type(v) is tuple and all(type(target) is str for target in v),
+        "a list of words",
+    ),
 }
 _RULES: dict[str, Rule] = {
     **dict.fromkeys(

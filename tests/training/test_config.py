@@ -5,10 +5,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from gfn_rb.envs import HyperGrid, TFBind8
+from gfn_rb.envs import BitSequence, ConditionalHyperGrid, HyperGrid, RNABinding, TFBind8
 from gfn_rb.errors import ArgumentError
-from gfn_rb.training import HyperGridConfig, TFBind8Config, TrainConfig
+from gfn_rb.training import (
+    BitSequenceConfig,
+    ConditionalHyperGridConfig,
+    HyperGridConfig,
+    RNABindingConfig,
+    TFBind8Config,
+    TrainConfig,
+)
 from gfn_rb.training.config import CONFIGS
+
+ENVIRONMENTS = ["bit_sequence", "conditional_hypergrid", "hypergrid", "rna_binding", "tfbind8"]
 
 
 def test_environments_are_made_as_configured():
@@ -18,6 +27,15 @@ def test_environments_are_made_as_configured():
     env = TFBind8Config(form="prepend_append", beta=2.0).make_env()
     assert isinstance(env, TFBind8)
     assert (env.form, env.beta) == ("prepend_append", 2.0)
+    env = ConditionalHyperGridConfig(ndim=3, height=5, r1=0.25, max_beta=4.0).make_env()
+    assert isinstance(env, ConditionalHyperGrid)
+    assert (env.n_dims, env.height, env.r1, env.max_beta) == (3, 5, 0.25, 4.0)
+    env = BitSequenceConfig(n_bits=40, word_bits=4, modes=7, beta=3.0, delta=2).make_env()
+    assert isinstance(env, BitSequence)
+    assert (env.n_bits, env.word_bits, env.n_modes, env.beta, env.delta) == (40, 4, 7, 3.0, 2)
+    env = RNABindingConfig(targets=("RNA2", "RNA3"), length=9, threshold=0.5).make_env()
+    assert isinstance(env, RNABinding)
+    assert (len(env.targets), env.length, env.beta, env.threshold) == (2, 9, 8.0, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -26,6 +44,8 @@ def test_environments_are_made_as_configured():
         TFBind8Config(),
         TFBind8Config(seed=5, hidden=(8,), log_z=1.5, keep="recent", lr=1e-4, beta=2.5),
         HyperGridConfig(ndim=2, replay="terminal", epsilon=0.25),
+        BitSequenceConfig(delta=3),
+        RNABindingConfig(targets=("RNA2", "GGCC")),
     ],
 )
 def test_json_round_trip(config):
@@ -92,8 +112,8 @@ def test_cuda_is_refused_where_there_is_none():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"env": "chess"}, "env must be one of ['hypergrid', 'tfbind8'], got 'chess'"),
-        ({"env": None}, "env must be one of ['hypergrid', 'tfbind8'], got None"),
+        ({"env": "chess"}, f"env must be one of {ENVIRONMENTS}, got 'chess'"),
+        ({"env": None}, f"env must be one of {ENVIRONMENTS}, got None"),
         ({"depth": 3}, "depth is unknown in a configuration of tfbind8"),
         ({"ndim": 3}, "ndim is unknown in a configuration of tfbind8"),
         ({"steps": "10"}, "steps must be a whole number, got '10'"),
@@ -106,8 +126,15 @@ def test_cuda_is_refused_where_there_is_none():
         ({"log_z": "low"}, "log_z must be a finite number, got 'low'"),
         ({"form": 3}, "form must be a word, got 3"),
         ({"keep": "best"}, "keep must be one of top, recent, got 'best'"),
-        ({"draw": "first"}, "draw must be one of softmax, uniform, got 'first'"),
-        ({"replay": "states"}, "replay must be one of trajectories, terminal, got 'states'"),
+        (
+            {"draw": "first"},
+            "draw must be one of softmax, rank, quantile, priority, uniform, got 'first'",
+        ),
+        (
+            {"replay": "pixels"},
+            "replay must be one of trajectories, transitions, states, terminal, got 'pixels'",
+        ),
+        ({"loss": "mse"}, "loss must be one of tb, subtb, db, mdb, fm, got 'mse'"),
         ({"backward": "no"}, "backward must be one of learned, uniform, got 'no'"),
         ({"logger": "pen"}, "logger must be one of none, csv, tensorboard, wandb, got 'pen'"),
     ],

@@ -1,28 +1,49 @@
 import pytest
 import torch
 from tensordict import TensorDict
-from training.training_runs import grid
+from training.training_runs import grid, trained
 
-from gfn_rb.keys import LOG_REWARD
+from gfn_rb.keys import INDEX, LOG_REWARD
 from gfn_rb.training import Trainer
-from gfn_rb.training.replay import DRAW, KEEP, REPLAY
+from gfn_rb.training.replay import DRAW, KEEP, REPLAY, loss_per_item, n_steps, n_trajectories
+
+LOSS = {"trajectories": "tb", "transitions": "db", "states": "fm", "terminal": "subtb"}
 
 
 @pytest.mark.parametrize("keep", KEEP)
 @pytest.mark.parametrize("draw", DRAW)
-@pytest.mark.parametrize("replay", REPLAY)
+@pytest.mark.parametrize("replay", ["trajectories", "terminal"])
 def test_every_choice_trains(keep, draw, replay):
-    trainer = Trainer(grid(keep=keep, draw=draw, replay=replay))
-    for _ in range(4):
-        trainer.step()
+    trainer = trained(grid(keep=keep, draw=draw, replay=replay), 4)
     assert len(trainer.rb) == 24
     assert trainer.measure()["replay_loss"] > 0
 
 
+@pytest.mark.parametrize("keep", ["top", "recent"])
+@pytest.mark.parametrize("draw", DRAW)
+@pytest.mark.parametrize("replay", ["transitions", "states"])
+def test_every_choice_trains_on_single_steps(keep, draw, replay):
+    trainer = trained(grid(keep=keep, draw=draw, replay=replay, loss=LOSS[replay], capacity=60), 3)
+    assert 40 < len(trainer.rb) <= 60
+    assert trainer.measure()["replay_loss"] > 0
+
+
+def test_every_replay_has_its_loss():
+    assert set(LOSS) == set(REPLAY)
+
+
 @pytest.mark.parametrize("replay", REPLAY)
-def test_temperature_reaches_the_draw(replay):
-    trainer = Trainer(grid(replay=replay, temperature=0.25))
-    assert trainer.rb.sampler.temperature == 0.25
+def test_options_reach_the_draw(replay):
+    options = {"temperature": 0.25, "rank_k": 0.5, "top_fraction": 0.2, "top_share": 0.75,
+               "priority_alpha": 0.9}  # fmt: skip
+
+    def sampler(draw):
+        return Trainer(grid(replay=replay, draw=draw, loss=LOSS[replay], **options)).rb.sampler
+
+    assert sampler("softmax").temperature == 0.25
+    assert sampler("rank").k == 0.5
+    assert (sampler("quantile").top_fraction, sampler("quantile").top_share) == (0.2, 0.75)
+    assert sampler("priority").alpha == 0.9
 
 
 @pytest.mark.parametrize(
@@ -39,3 +60,91 @@ def test_draws_follow_their_rule(draw, temperature, expected):
     assert float(share) == pytest.approx(
         expected, abs=4 * (expected * (1 - expected) / 4000) ** 0.5
     )
+
+
+def test_steps_are_drawn_by_what_their_episode_came_to():
+    """An episode of reward 3 and one of reward 1, of equal length: shares 3/4 and 1/4 of draws."""
+    trainer = Trainer(grid(loss="db", replay="transitions", capacity=1000))
+    batch = trainer.source.sample(200)
+    short = batch[(batch.length == 4).nonzero()[:2, 0]].to_tensordict()
+    short.set(LOG_REWARD, torch.tensor([3.0, 1.0]).log())
+    trainer.rb.extend(short)
+    drawn = trainer.rb.sample(4000)
+    share = (drawn[INDEX] < 4).float().mean()
+    assert float(share) == pytest.approx(0.75, abs=4 * (0.75 * 0.25 / 4000) ** 0.5)
+
+
+# Priorities.
+
+
+def priorities(trainer):
+    """The priority of each stored item, as its chances tell."""
+    return trainer.rb.sampler._column.values(trainer.rb.storage)
+
+
+@pytest.mark.parametrize("replay", ["trajectories", "transitions"])
+def test_an_item_learnt_from_has_its_residual_for_priority(replay):
+    """With a learning rate of nothing the residuals can still be worked out afterwards."""
+    options = {"loss": LOSS[replay], "draw": "priority", "replay_ratio": 0.5, "capacity": 500}
+    trainer = Trainer(grid(replay=replay, lr=1e-12, lr_log_z=1e-12, **options))
+    drawn = []
+    sample = trainer.rb.sample
+    trainer.rb.sample = lambda n: drawn.append(sample(n)) or drawn[-1]
+    trainer.step()
+    (rows,) = drawn
+    residual = trainer.loss.residual(trainer.replay.gives.from_tensordict(rows)).detach().abs()
+    held = priorities(trainer)
+    torch.testing.assert_close(held[rows[INDEX]].float(), residual, rtol=1e-3, atol=1e-5)
+    others = torch.ones(len(held), dtype=torch.bool)
+    others[rows[INDEX]] = False
+    assert others.any()
+    assert (held[others] == 1).all()  # not drawn yet: what new items get at first
+
+
+def test_new_items_get_the_largest_priority():
+    trainer = trained(grid(draw="priority", capacity=1000), 4)
+    largest = max(float(priorities(trainer).max()), 1.0)
+    trainer.rb.extend(trainer.source.sample(8).to_tensordict())
+    assert float(priorities(trainer)[-8:].min()) >= largest
+
+
+def test_the_loss_of_an_item_is_the_mean_over_its_steps():
+    trainer = Trainer(grid())
+    items = trainer.source.sample(5)
+    step = torch.arange(float(items.length.sum()))
+    expected = [part.mean() for part in step.split(items.length.tolist())]
+    torch.testing.assert_close(loss_per_item(items, step), torch.stack(expected))
+    loss = torch.rand(5)
+    assert loss_per_item(items, loss) is loss
+
+
+def test_steps_that_turn_into_others_keep_their_loss():
+    steps = Trainer(grid()).source.sample(3).to_transitions()
+    loss = torch.rand(len(steps))
+    assert loss_per_item(steps, loss) is loss
+
+
+def test_items_are_counted_as_they_are_stored():
+    trainer = Trainer(grid())
+    fresh = trainer.source.sample(6)
+    assert n_trajectories(fresh) == 6
+    assert n_steps(fresh) == len(fresh.to_transitions()) == len(fresh.to_states())
+
+
+@pytest.mark.parametrize("replay", ["transitions", "states"])
+def test_single_steps_are_replayed_as_often_as_they_are_sampled(replay):
+    trainer = Trainer(grid(loss=LOSS[replay], replay=replay, replay_ratio=2.0, capacity=1000))
+    asked = []
+    sample = trainer.rb.sample
+    trainer.rb.sample = lambda n: asked.append(n) or sample(n)
+    trainer.step()
+    assert asked == [2 * len(trainer.rb)]
+
+
+def test_regenerated_rows_know_their_place():
+    """So that priorities reach terminating states, too."""
+    trainer = trained(grid(replay="terminal", draw="priority"), 2)
+    rows = trainer.rb.sample(12)
+    stored = trainer.rb.storage[:]["state"]
+    batch = trainer.replay.gives.from_tensordict(rows)
+    assert torch.equal(batch.terminating_states, stored[rows[INDEX]])

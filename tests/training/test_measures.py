@@ -1,0 +1,72 @@
+import pytest
+import torch
+from training.training_runs import BITS, GRID, RNA, WARM_GRID, grid, trained
+
+from gfn_rb.envs import jensen_shannon_distance, total_variation
+from gfn_rb.rollout import action_log_probs
+from gfn_rb.training import Trainer
+from gfn_rb.training.measures import ConditionalFit, ExactFit, UnknownFit, distances
+
+
+@pytest.mark.parametrize(
+    ("config", "kind", "manner"),
+    [
+        (GRID, ExactFit, "exact"),
+        (WARM_GRID, ConditionalFit, "exact, mean over 5 conditions"),
+        (BITS, UnknownFit, ""),
+        (RNA, UnknownFit, ""),
+        (grid(ndim=20), UnknownFit, ""),
+    ],
+)
+def test_what_can_be_known_depends_on_the_environment(config, kind, manner):
+    fit = Trainer(config).fit
+    assert type(fit) is kind
+    assert fit.manner == manner
+    named = {"total_variation", "jensen_shannon_distance"} if manner else set()
+    assert set(fit.columns()) == named
+    assert (fit.log_z is None) is (not manner)
+
+
+def test_the_true_log_z():
+    """16 grid points of 6 x 6 have reward 0.6, the others 0.1; under beta, to that power."""
+    assert Trainer(GRID).fit.log_z == pytest.approx(torch.tensor(16 * 0.6 + 20 * 0.1).log().item())
+    trainer = Trainer(WARM_GRID)
+    beta = trainer.env.fixed_conditions(5)[:, 0].double()
+    log_z = (16 * 0.6**beta + 20 * 0.1**beta).log()
+    assert trainer.fit.log_z == pytest.approx(float(log_z.mean()), rel=1e-5)
+
+
+def test_conditional_distances_are_means_of_exact_ones():
+    trainer = trained(WARM_GRID, 3)
+    policy, env = trainer.loss.forward_policy, trainer.env
+
+    def log_pf(state, condition):
+        return action_log_probs(policy, env, state, condition)
+
+    each = []
+    for condition in env.fixed_conditions(5):
+        log_p = env.policy_log_prob(log_pf, condition=condition)
+        log_q = env.target_log_prob(condition)
+        each.append([total_variation(log_p, log_q), jensen_shannon_distance(log_p, log_q)])
+    expected = torch.tensor(each, dtype=torch.float64).mean(0)
+    assert len(set(map(tuple, each))) == 5
+    assert list(trainer.fit.columns().values()) == pytest.approx(expected.tolist(), rel=1e-9)
+
+
+def test_conditional_log_z_is_a_mean():
+    trainer = trained(WARM_GRID, 1)
+    log_z = trainer.loss.log_z(trainer.env.fixed_conditions(5))
+    assert trainer.log_z == pytest.approx(float(log_z.mean()))
+
+
+@pytest.mark.parametrize("loss", ["tb", "subtb", "db", "mdb", "fm"])
+def test_every_loss_says_what_log_z_it_learned(loss):
+    trainer = Trainer(grid(loss=loss))
+    assert trainer.log_z == pytest.approx(float(trainer.loss.estimate_log_z().detach()))
+
+
+def test_distances_by_hand():
+    p, q = torch.tensor([0.5, 0.5]).double().log(), torch.tensor([1.0, 0.0]).double().log()
+    measured = distances(p, q)
+    assert measured["total_variation"] == 0.5
+    assert measured["jensen_shannon_distance"] == jensen_shannon_distance(p, q)
