@@ -17,11 +17,12 @@ from training.training_runs import (
     trained,
 )
 
+from gfn_rb.buffers import MergedReplayBuffer
 from gfn_rb.checkpoint import save_checkpoint
 from gfn_rb.containers import Trajectories
 from gfn_rb.envs import jensen_shannon_distance, total_variation
 from gfn_rb.errors import CheckpointCorruptError, CheckpointError, CheckpointMismatchError
-from gfn_rb.training import Trainer
+from gfn_rb.training import Hooks, Trainer
 
 VARIANTS = {
     "trajectories": GRID,
@@ -187,8 +188,8 @@ def test_reward_calls_are_counted_exactly(config, monkeypatch):
 class Recorded(Trainer):
     """Keeps the batches it learnt from."""
 
-    def __init__(self, config):
-        super().__init__(config)
+    def __init__(self, config, **options):
+        super().__init__(config, **options)
         self.batches = []
 
     def _learn(self, batch):
@@ -330,6 +331,101 @@ def test_the_target_is_learnt(options):
     assert end["total_variation"] < 0.1
     assert end["log_z"] == pytest.approx(trainer.env.log_z, abs=0.15)
     assert end["modes_found"] == 4
+
+
+@pytest.mark.parametrize("loss", ["subtb", "db", "mdb", "fm"])
+def test_the_target_is_learnt_by_every_loss(loss):
+    trainer = Trainer(grid(loss=loss, batch_size=16, hidden=(32,), lr=5e-3, capacity=4000))
+    for _ in range(60):
+        trainer.step()
+    end = trainer.measure()
+    assert end["total_variation"] < 0.25
+    assert end["log_z"] == pytest.approx(trainer.env.log_z, abs=0.5)
+
+
+@pytest.mark.parametrize("loops", [1, 2])
+def test_what_a_search_finds_is_learnt_in_batches_of_the_usual_size(loops):
+    trainer = Recorded(grid(local_search=loops, replay_ratio=0.5))
+    trainer.step()
+    fresh, replayed = trainer.batches[: 1 + loops], trainer.batches[1 + loops :]
+    assert [len(batch) for batch in fresh] == [8] * (1 + loops)
+    assert sum(map(len, replayed)) == 4 * (1 + loops)
+    assert len(trainer.rb) == min(8 * (1 + loops), 24)
+    assert trainer.measure()["reward_calls"] == 8 * (1 + loops)
+
+
+# What else can be done in a step.
+
+
+def test_streams_share_their_weights_and_nothing_else():
+    """Three ranks of a run start alike and sample differently; stream 0 is the plain run."""
+    trainers = [Trainer(GRID, stream=stream) for stream in range(3)]
+    weights = [trainer.loss.state_dict() for trainer in trainers]
+    for name, value in weights[0].items():
+        assert all(torch.equal(value, other[name]) for other in weights)
+    drawn = [trainer.source.sample(50) for trainer in trainers]
+    seeds = {trainer.rb._rng.initial_seed() for trainer in trainers}
+    seeds |= {trainer.generator.initial_seed() for trainer in trainers}
+    assert len(seeds) == 6
+    assert len({tuple(batch.terminating_states.flatten().tolist()) for batch in drawn}) == 3
+    equal(drawn[0].state.tolist(), Trainer(GRID).source.sample(50).state.tolist())
+
+
+def test_hooks_see_every_step():
+    seen = []
+    hooks = Hooks(
+        store=lambda rb, items: seen.append(("store", len(items))) or rb.extend(items),
+        gradients=lambda loss: seen.append(("gradients", loss.log_z.value.grad is not None)),
+        stepped=lambda trainer: seen.append(("stepped", trainer.steps_done)),
+    )
+    trainer = Trainer(GRID, hooks=hooks)
+    trainer.step()
+    trainer.step()
+    step = [("store", 8), ("gradients", True), ("gradients", True)]
+    assert seen == [*step, ("stepped", 1), *step, ("stepped", 2)]
+
+
+def test_gradients_can_be_replaced_before_they_are_used():
+    def zero(loss):
+        for parameter in loss.parameters():
+            parameter.grad.zero_()
+
+    trainer = Trainer(grid(log_z=1.0), hooks=Hooks(gradients=zero))
+    before = [parameter.detach().clone() for parameter in trainer.loss.parameters()]
+    trainer.step()
+    after = trainer.loss.parameters()
+    assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+
+
+def merged_with(other):
+    return Hooks(replayed=lambda rb: MergedReplayBuffer(rb, other, p=[0.0, 1.0]))
+
+
+def test_what_is_replayed_may_come_from_elsewhere(tmp_path):
+    """From a second buffer, which checkpoints then hold as well."""
+    elsewhere = Trainer(grid(seed=9, capacity=8))
+    elsewhere.rb.extend(elsewhere.source.sample(8).to_tensordict())
+    known = {tuple(x) for x in elsewhere.rb.storage[:]["action"].tolist()}
+    trainer = Recorded(grid(capacity=8), hooks=merged_with(elsewhere.rb))
+    take(trainer, 3)
+    assert {tuple(x) for batch in trainer.batches[1::2] for x in batch.action.tolist()} <= known
+    assert len(trainer.rb) == 8
+    trainer.save(tmp_path / "checkpoint")
+    empty = Trainer(grid(seed=9, capacity=8)).rb
+    restored = Recorded(grid(capacity=8), hooks=merged_with(empty))
+    restored.load(tmp_path / "checkpoint")
+    assert torch.equal(empty.storage[:]["action"], elsewhere.rb.storage[:]["action"])
+    take(trainer, 3)
+    take(restored, 3)
+    assert_same(restored, trainer)
+
+
+def test_a_trainer_closes_its_source():
+    trainer = Trainer(GRID)
+    closed = []
+    trainer.source.close = lambda: closed.append(True)
+    trainer.close()
+    assert closed == [True]
 
 
 # What is measured.

@@ -10,20 +10,27 @@ from gfn_rb.training import Trainer, WorkerSource
 from gfn_rb.training.sources import PolicySource, SearchedSource, Source
 
 
-class Scripted:
-    """A source, and a search, that give what they are told."""
+class ScriptedSearch(LocalSearchSampler):
+    """Proposes and accepts what it is told, and notes what it was asked."""
 
-    def __init__(self, *batches, accepted=()):
-        self.batches, self.accepted = list(batches), [torch.tensor(row) for row in accepted]
-        self.started_from, self.options, self.closed = [], [], False
-
-    def sample(self, n):
-        return self.batches.pop(0)
+    def __init__(self, proposed=(), accepted=()):
+        self.proposed, self.accepted = list(proposed), [torch.tensor(row) for row in accepted]
+        self.started_from, self.options = [], []
 
     def local_search(self, env, trajectories, **options):
         self.started_from.append(trajectories)
         self.options.append(options)
-        return self.batches.pop(0), self.accepted.pop(0)
+        return self.proposed.pop(0), self.accepted.pop(0)
+
+
+class Scripted:
+    """A source that gives what it is told."""
+
+    def __init__(self, *batches):
+        self.batches, self.closed = list(batches), False
+
+    def sample(self, n):
+        return self.batches.pop(0)
 
     def close(self):
         self.closed = True
@@ -59,9 +66,9 @@ def test_the_policy_is_sampled_as_told():
 def test_each_loop_goes_on_from_what_was_accepted(batches):
     first, second, third = batches
     start = Scripted(first)
-    search = Scripted(second, third, accepted=[[True, False, True], [False] * 3])
+    search = ScriptedSearch([second, third], [[True, False, True], [False] * 3])
     generator = torch.Generator()
-    source = SearchedSource(start, search, None, 2, 0.25, generator, epsilon=0.5)
+    source = SearchedSource(start, search, GRID.make_env(), 2, 0.25, generator, epsilon=0.5)
     found = source.sample(3)
     equal(found.state.tolist(), Trajectories.cat(batches).state.tolist())
     assert len(found) == 9
@@ -77,7 +84,7 @@ def test_each_loop_goes_on_from_what_was_accepted(batches):
 
 def test_what_is_searched_around_keeps_its_state_and_is_closed(batches):
     start = Scripted(*batches)
-    source = SearchedSource(start, Scripted(), None, 1, 0.5, torch.Generator())
+    source = SearchedSource(start, ScriptedSearch(), GRID.make_env(), 1, 0.5, torch.Generator())
     source.load_state_dict({"closed": False})
     assert source.state_dict() == {"closed": False}
     source.close()
@@ -109,7 +116,7 @@ def test_a_search_undoes_the_share_it_is_told():
 
 
 def test_workers_sample_and_go_on_where_they_were(tmp_path):
-    config = grid(workers=2, local_search=1, batch_size=6)
+    config = grid(workers=1, local_search=1, batch_size=6)
     whole = trained(config, 2)
     try:
         assert len(whole.rb) == 24
