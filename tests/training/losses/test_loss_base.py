@@ -213,6 +213,19 @@ def test_stored_log_probabilities_are_not_used(name):
     assert torch.equal(loss(doubtful), loss(as_read(loss, trajectories)))
 
 
+@pytest.mark.cuda
+@pytest.mark.parametrize("name", LOSSES)
+def test_rows_cost_the_same_on_cuda(name):
+    env, there = HyperGrid(2, 3), HyperGrid(2, 3, device="cuda")
+    loss, twin = new_loss(name, env), new_loss(name, there).to("cuda")
+    twin.load_state_dict(loss.state_dict())
+    rows = some_rows(loss, env)
+    torch.testing.assert_close(
+        twin.row_loss(rows.to("cuda")).cpu(), loss.row_loss(rows), atol=1e-4, rtol=1e-4
+    )
+    twin(rows.to("cuda")).backward()
+
+
 # Learning.
 
 
