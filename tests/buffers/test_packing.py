@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import copy
 import pickle
-from itertools import islice
+from itertools import islice, pairwise
 
 import pytest
 import torch
@@ -127,7 +127,7 @@ def rows_of(pack, *parts):
 @given(st.lists(st.integers(0, 40), max_size=12))
 def test_where_batches_are_cut_does_not_matter(cuts):
     edges = [0, *sorted(cuts), 40]
-    parts = [LONG[:, a:b] for a, b in zip(edges[:-1], edges[1:], strict=True)]
+    parts = [LONG[:, a:b] for a, b in pairwise(edges)]
     found = rows_of(PackTrajectories(ladder()), *parts)
     assert sorted(found) == sorted(WHOLE)
 
@@ -309,7 +309,7 @@ def test_frames_without_ids_are_refused():
     env = ladder(3)
     rb = buffer(env)
     source = collector(env, frames_per_batch=6, replay_buffer=rb, track_traj_ids=False)
-    with pytest.raises(KeyMismatchError, match="must have .*traj_ids.*track_traj_ids=True; got"):
+    with pytest.raises(KeyMismatchError, match=r"must have .*traj_ids.*track_traj_ids=True; got"):
         next(iter(source))
     source.shutdown()
     assert len(rb) == 0
@@ -323,6 +323,6 @@ def test_bad_input(unchecked):
     frames["collector", "traj_ids"] = frames["collector", "traj_ids"][..., None]
     with pytest.raises(ShapeError, match=r"traj_ids.* has shape \[3, 4, 1\]; expected \[3, 4\]"):
         pack(frames)
-    with pytest.raises(KeyMismatchError, match="no .*next.*state"):
+    with pytest.raises(KeyMismatchError, match=r"no .*next.*state"):
         pack(LONG.exclude(("next", "state")))
     assert sorted(rows_of(pack, LONG)) == sorted(WHOLE)

@@ -165,7 +165,5 @@ def test_a_worker_that_dies_is_noticed():
 
 
 def test_an_environment_that_cannot_be_made():
-    with pytest.raises(
-        WorkerError, match=r"^worker 0: ZeroDivisionError: integer division or modulo by zero$"
-    ):
+    with pytest.raises(WorkerError, match=r"^worker 0: ZeroDivisionError: .*by zero$"):
         WorkerSource(lambda: Ladder(1 // 0), make_policy(), 1)
