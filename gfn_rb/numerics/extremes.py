@@ -99,6 +99,15 @@ class Extremes:
         self._rank.view(-1)[n:] = _LAST
         self._summarise()
 
+    def remove(self, index: Int64[Tensor, "m"]) -> None:
+        """Make rows as if never written.
+
+        Args:
+            index: rows, each at most once.
+        """
+        key = torch.full(index.shape, math.inf, dtype=torch.float64, device=index.device)
+        self.update(index, key, torch.full_like(index, _LAST))
+
     def _summarise(self) -> None:
         torch.amin(self._key, 1, out=self._block_key)
         self._stale, self._stale_count = [], self._block_rank.shape[0]

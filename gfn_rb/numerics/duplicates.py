@@ -1,0 +1,123 @@
+"""Rows equal to others."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gfn_rb.numerics.near_index import Look, NearIndex, Pairs
+from gfn_rb.numerics.row_hash import RowHash
+from gfn_rb.shapes import Shaped
+
+_WIDTH = 16  # cells of a bucket
+_LOAD = 4  # of which so many are filled on average: one bucket in a million overflows
+_EMPTY = -1
+_ALL_AT_ONCE = 2**62
+
+
+class Duplicates(NearIndex):
+    """An index of equal rows: a hash table that is read and written whole batches at a time.
+
+    A bucket is one row of a matrix, each cell of it a hash and a slot in one integer, so that one
+    gather looks a batch up. Rows whose bucket is full are kept on a list. Equal hashes only
+    suggest that rows are equal; the rows themselves decide.
+
+    Args:
+        capacity: number of slots.
+        like: any rows of the width, dtype and device of those to come.
+    """
+
+    chunk = _ALL_AT_ONCE
+
+    def __init__(self, capacity: int, like: Shaped[Tensor, "n d"]) -> None:
+        super().__init__(capacity, like)
+        device = like.device
+        self._hash = RowHash(like.shape[1], 1, device)
+        self._n_buckets = max(1, capacity // _LOAD)
+        # One cell more than there are, which stands for "on the list".
+        self._nowhere = self._n_buckets * _WIDTH
+        self._cells = torch.full((self._nowhere + 1,), _EMPTY, dtype=torch.int64, device=device)
+        self._buckets = self._cells[: self._nowhere].view(self._n_buckets, _WIDTH)
+        self._cell_of = torch.full((capacity,), self._nowhere, dtype=torch.int64, device=device)
+        self._listed = torch.empty(0, dtype=torch.int64, device=device)
+
+    def sibling(self, capacity: int) -> Duplicates:
+        """Return an empty index of another capacity; see :meth:`NearIndex.sibling`."""
+        return Duplicates(capacity, self.rows)
+
+    def look(self, rows: Shaped[Tensor, "n d"]) -> Look:
+        """Hash rows; see :meth:`NearIndex.look`."""
+        return Look(rows, self._hash(rows), rows[:, :0])
+
+    def near(self, look: Look) -> Pairs:
+        """Return the slots of equal rows; see :meth:`NearIndex.near`."""
+        key = look.key[:, 0]
+        cells = self._buckets.index_select(0, self._bucket(key))
+        i, place = ((cells >> 32) == key[:, None]).nonzero().unbind(1)
+        slot = cells[i, place] & 0xFFFFFFFF
+        if self._listed.shape[0]:
+            listed = self._hash(self.rows[self._listed])[:, 0]
+            more, place = (key[:, None] == listed).nonzero().unbind(1)
+            i, slot = torch.cat([i, more]), torch.cat([slot, self._listed[place]])
+        if i.shape[0] == 0:
+            return i, slot
+        equal = (look.rows[i] == self.rows[slot]).all(1)
+        return i[equal], slot[equal]
+
+    def near_each_other(self, look: Look) -> Pairs:
+        """Pair each row with the first one equal to it; see :meth:`NearIndex.near_each_other`."""
+        first, other = _with_first(look.key[:, 0])
+        if first.shape[0] and not torch.equal(look.rows[first], look.rows[other]):
+            return _with_first(torch.unique(look.rows, dim=0, return_inverse=True)[1])
+        return first, other
+
+    def shorten(self, length: int) -> None:
+        """Take out the rows from a slot on; see :meth:`NearIndex.shorten`."""
+        self._leave(torch.arange(length, self.length, device=self.rows.device))
+        self.length = length
+
+    def _enter(self, slot: Tensor, look: Look) -> None:
+        self._leave(slot)
+        key = look.key[:, 0]
+        bucket, entry = self._bucket(key), (key << 32) | slot
+        while slot.shape[0]:
+            low, place = self._buckets.index_select(0, bucket).min(1)
+            cell = torch.where(low < 0, bucket * _WIDTH + place, self._nowhere)
+            self._cells.index_copy_(0, cell, entry)  # of rows that meet in a cell, one stays
+            stays = self._cells[cell] == entry
+            full = cell == self._nowhere
+            settled = stays | full
+            self._cell_of[slot] = cell  # for those that are not settled, of no meaning yet
+            if bool(full.any()):
+                self._listed = torch.cat([self._listed, slot[full]])
+            again = (~settled).nonzero()[:, 0]
+            slot, bucket, entry = slot[again], bucket[again], entry[again]
+
+    def _enter_all(self) -> None:
+        self._cells.fill_(_EMPTY)
+        self._cell_of.fill_(self._nowhere)
+        self._listed = self._listed[:0]
+        slot = torch.arange(self.length, device=self.rows.device)
+        self._enter(slot, self.look(self.rows[: self.length]))
+
+    def _leave(self, slot: Tensor) -> None:
+        self._cells.index_fill_(0, self._cell_of.index_select(0, slot), _EMPTY)
+        self._cell_of.index_fill_(0, slot, self._nowhere)
+        if self._listed.shape[0]:
+            self._listed = self._listed[~torch.isin(self._listed, slot)]
+
+    def _bucket(self, key: Tensor) -> Tensor:
+        """Return the bucket of a hash by its upper bits."""
+        return (key * self._n_buckets) >> 31
+
+
+def _with_first(key: Tensor) -> Pairs:
+    """Pair each position with the first one of the same key, itself left out."""
+    key, order = key.sort(stable=True)
+    opens = torch.ones_like(key, dtype=torch.bool)
+    torch.ne(key[1:], key[:-1], out=opens[1:])
+    later = (~opens).nonzero()[:, 0]
+    if later.shape[0] == 0:
+        return later, later
+    start = torch.where(opens, torch.arange(key.shape[0], device=key.device), 0).cummax(0).values
+    return order[start[later]], order[later]
