@@ -41,7 +41,7 @@ class ColumnGroups(Neighbours):
 
     def _probes(self, look: Look) -> Pairs:
         rows = torch.arange(look.key.shape[0], device=look.key.device)
-        return rows[:, None].expand_as(look.key).reshape(-1), look.key.reshape(-1)
+        return rows.repeat_interleave(self._n_keys), look.key.view(-1)
 
     def _plausible(self, look: Look, i: Tensor, slot: Tensor) -> Pairs:
         return i, slot
@@ -51,7 +51,7 @@ class ColumnGroups(Neighbours):
         return torch.stack(masks).any(0) if len(masks) > 1 else masks[0]
 
     def _n_buckets(self, n_rows: int) -> int:
-        return 2 * n_rows
+        return 4 * n_rows
 
     def _enter_all(self) -> None:
         self._key_of[: self.length] = self.look(self.rows[: self.length]).key

@@ -12,6 +12,7 @@ from gfn_rb.shapes import Shaped
 _WIDTH = 16  # cells of a bucket
 _LOAD = 4  # of which so many are filled on average: one bucket in a million overflows
 _EMPTY = -1
+_SLOT = 0xFFFFFFFF  # the bits of an entry that are the slot; those above are the hash
 _ALL_AT_ONCE = 2**62
 
 
@@ -54,13 +55,18 @@ class Duplicates(NearIndex):
         key = look.key[:, 0]
         cells = self._buckets.index_select(0, self._bucket(key))
         i, place = ((cells >> 32) == key[:, None]).nonzero().unbind(1)
-        slot = cells[i, place] & 0xFFFFFFFF
         if self._listed.shape[0]:
-            listed = self._hash(self.rows[self._listed])[:, 0]
-            more, place = (key[:, None] == listed).nonzero().unbind(1)
-            i, slot = torch.cat([i, more]), torch.cat([slot, self._listed[place]])
+            return self._equal(look, *self._with_listed(key, i, cells[i, place]))
         if i.shape[0] == 0:
-            return i, slot
+            return i, place
+        return self._equal(look, i, cells[i, place] & _SLOT)
+
+    def _with_listed(self, key: Tensor, i: Tensor, entry: Tensor) -> Pairs:
+        listed = self._hash(self.rows[self._listed])[:, 0]
+        more, place = (key[:, None] == listed).nonzero().unbind(1)
+        return torch.cat([i, more]), torch.cat([entry & _SLOT, self._listed[place]])
+
+    def _equal(self, look: Look, i: Tensor, slot: Tensor) -> Pairs:
         equal = (look.rows[i] == self.rows[slot]).all(1)
         return i[equal], slot[equal]
 
@@ -73,7 +79,9 @@ class Duplicates(NearIndex):
 
     def shorten(self, length: int) -> None:
         """Take out the rows from a slot on; see :meth:`NearIndex.shorten`."""
-        self._leave(torch.arange(length, self.length, device=self.rows.device))
+        slot = torch.arange(length, self.length, device=self.rows.device)
+        self._leave(slot)
+        self._cell_of.index_fill_(0, slot, self._nowhere)
         self.length = length
 
     def _enter(self, slot: Tensor, look: Look) -> None:
@@ -82,15 +90,14 @@ class Duplicates(NearIndex):
         bucket, entry = self._bucket(key), (key << 32) | slot
         while slot.shape[0]:
             low, place = self._buckets.index_select(0, bucket).min(1)
-            cell = torch.where(low < 0, bucket * _WIDTH + place, self._nowhere)
+            cell = bucket * _WIDTH + place
+            if int(low.max()) != _EMPTY:
+                cell = torch.where(low == _EMPTY, cell, self._nowhere)
+                self._listed = torch.cat([self._listed, slot[low != _EMPTY]])
             self._cells.index_copy_(0, cell, entry)  # of rows that meet in a cell, one stays
-            stays = self._cells[cell] == entry
-            full = cell == self._nowhere
-            settled = stays | full
-            self._cell_of[slot] = cell  # for those that are not settled, of no meaning yet
-            if bool(full.any()):
-                self._listed = torch.cat([self._listed, slot[full]])
-            again = (~settled).nonzero()[:, 0]
+            self._cell_of.index_copy_(0, slot, cell)
+            moves = (self._cells.index_select(0, cell) != entry) & (low == _EMPTY)
+            again = moves.nonzero()[:, 0]
             slot, bucket, entry = slot[again], bucket[again], entry[again]
 
     def _enter_all(self) -> None:
@@ -101,8 +108,8 @@ class Duplicates(NearIndex):
         self._enter(slot, self.look(self.rows[: self.length]))
 
     def _leave(self, slot: Tensor) -> None:
+        """Empty the cells of slots."""
         self._cells.index_fill_(0, self._cell_of.index_select(0, slot), _EMPTY)
-        self._cell_of.index_fill_(0, slot, self._nowhere)
         if self._listed.shape[0]:
             self._listed = self._listed[~torch.isin(self._listed, slot)]
 
@@ -114,10 +121,9 @@ class Duplicates(NearIndex):
 def _with_first(key: Tensor) -> Pairs:
     """Pair each position with the first one of the same key, itself left out."""
     key, order = key.sort(stable=True)
-    opens = torch.ones_like(key, dtype=torch.bool)
-    torch.ne(key[1:], key[:-1], out=opens[1:])
-    later = (~opens).nonzero()[:, 0]
+    later = (key[1:] == key[:-1]).nonzero()[:, 0] + 1
     if later.shape[0] == 0:
         return later, later
-    start = torch.where(opens, torch.arange(key.shape[0], device=key.device), 0).cummax(0).values
-    return order[start[later]], order[later]
+    start = torch.arange(key.shape[0], device=key.device)
+    start[later] = 0
+    return order[start.cummax(0).values[later]], order[later]

@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from gfn_rb.shapes import Int64
+
+
+class Spans(NamedTuple):
+    """Where the values lie that look-ups yield.
+
+    Args:
+        start: of each look-up, int64 [m].
+        count: likewise.
+        total: how many values that are.
+    """
+
+    start: Tensor
+    count: Tensor
+    total: int
 
 
 class Multimap:
@@ -15,7 +31,7 @@ class Multimap:
     down, and whoever asks looks closer.
 
     Args:
-        key: not negative.
+        key: from 0 on.
         value: what to file under each.
         n_buckets: at most as many different keys are told apart.
     """
@@ -23,28 +39,30 @@ class Multimap:
     def __init__(self, key: Int64[Tensor, "n"], value: Int64[Tensor, "n"], n_buckets: int) -> None:
         self._n_buckets = n_buckets
         bucket = key % n_buckets
-        self._value = value[bucket.argsort()]
-        self._count = bucket.bincount(minlength=n_buckets)
-        self._start = self._count.cumsum(0) - self._count
+        self._value = value[bucket.to(torch.int32).argsort()]
+        self._start = torch.zeros(n_buckets + 1, dtype=torch.int64, device=key.device)
+        torch.cumsum(bucket.bincount(minlength=n_buckets), 0, out=self._start[1:])
 
-    def counts(self, key: Int64[Tensor, "m"]) -> Int64[Tensor, "m"]:
-        """Return how many values each look-up yields.
-
-        Args:
-            key: to look up.
-        """
-        return self._count[key % self._n_buckets]
-
-    def find(self, key: Int64[Tensor, "m"]) -> tuple[Int64[Tensor, "k"], Int64[Tensor, "k"]]:
-        """Return pairs of a position among the keys and a value.
+    def spans(self, key: Int64[Tensor, "m"]) -> Spans:
+        """Look keys up, without fetching what is filed under them.
 
         Args:
             key: to look up.
         """
         bucket = key % self._n_buckets
-        count = self._count[bucket]
-        ends = count.cumsum(0)
-        asked = torch.arange(key.shape[0], device=key.device).repeat_interleave(count)
-        place = torch.arange(asked.shape[0], device=key.device)
-        place += (self._start[bucket] - (ends - count))[asked]
-        return asked, self._value[place]
+        start = self._start.index_select(0, bucket)
+        count = self._start.index_select(0, bucket + 1) - start
+        return Spans(start, count, int(count.sum()))
+
+    def fetch(self, spans: Spans) -> tuple[Int64[Tensor, "k"], Int64[Tensor, "k"]]:
+        """Return pairs of a position among the keys looked up and a value.
+
+        Args:
+            spans: from :meth:`spans`.
+        """
+        start, count, total = spans
+        asked = torch.arange(count.shape[0], device=count.device)
+        asked = asked.repeat_interleave(count, output_size=total)
+        place = torch.arange(total, device=count.device)
+        place += (start - count.cumsum(0) + count).index_select(0, asked)
+        return asked, self._value.index_select(0, place)

@@ -23,8 +23,9 @@ class Neighbours(NearIndex):
     """An index of rows within a cutoff of each other.
 
     Rows are filed under integer keys such that near rows are found by looking few keys up; what
-    is found is measured. The rows written last are filed apart, in a table that is made anew with
-    every write; once it has grown it is made one with the other.
+    is found is measured. The table of keys is fixed. The rows written since are few, and are
+    searched the other way round: they look up who is looking for them. Once they are many, the
+    table is made anew.
 
     Args:
         capacity: number of slots.
@@ -43,8 +44,9 @@ class Neighbours(NearIndex):
         self.p, self.cutoff = p, cutoff
         self._key_of = torch.zeros((capacity, n_keys), dtype=torch.int64, device=like.device)
         self._none = torch.empty(0, dtype=torch.int64, device=like.device)
+        self._n_keys = n_keys
         self._recent_slot = self._none
-        self._tables: list[Multimap] = []
+        self._table: Multimap | None = None
 
     # What a subclass says.
 
@@ -71,19 +73,29 @@ class Neighbours(NearIndex):
         n = look.rows.shape[0]
         if n == 0 or self.length == 0:
             return self._none, self._none
-        if not self._tables:
+        if self._table is None:
             return self._measured_all(look)
         row, key = self._probes(look)
-        total = sum(int(table.counts(key).sum()) for table in self._tables)
+        recent, asking = self._recent(row, key)
+        spans, recent_spans = self._table.spans(key), asking.spans(recent)
+        total = spans.total + recent_spans.total
         if total * _WORTHWHILE > n * self.length + BATCH_OF_PAIRS // 8:
             return self._measured_all(look)
         if total > BATCH_OF_PAIRS and n > 1:
             return self._by_halves(look)
-        found = [table.find(key) for table in self._tables]
-        i = row[torch.cat([asked for asked, _ in found])]
-        slot = torch.cat([value for _, value in found])
+        if total == 0:
+            return self._none, self._none
+        asked, slot = self._table.fetch(spans)
+        filed, i = asking.fetch(recent_spans)
+        i = torch.cat([row.index_select(0, asked), i])
+        slot = torch.cat([slot, self._recent_slot.index_select(0, filed // self._n_keys)])
         held = (slot < self.length).nonzero()[:, 0]
         return self._measured(look, *self._plausible(look, i[held], slot[held]))
+
+    def _recent(self, row: Tensor, key: Tensor) -> tuple[Tensor, Multimap]:
+        """Return the keys of the rows written last, and a table of who is looking for which."""
+        recent = self._key_of.index_select(0, self._recent_slot).view(-1)
+        return recent, Multimap(key, row, 4 * key.shape[0] + 1)
 
     def near_each_other(self, look: Look) -> Pairs:
         """Return near rows i < j; see :meth:`NearIndex.near_each_other`."""
@@ -124,19 +136,16 @@ class Neighbours(NearIndex):
     def _enter(self, slot: Tensor, look: Look) -> None:
         self._key_of.index_copy_(0, slot, look.key)
         self._recent_slot = torch.cat([self._recent_slot, slot])
-        if self._recent_slot.shape[0] > max(_FEW, 8 * math.isqrt(self.length)):
+        if self._table is None or self._recent_slot.shape[0] > _FEW + 8 * math.isqrt(self.length):
             self._file_all()
-        else:
-            self._tables = [*self._tables[:1], self._filed(self._recent_slot)]
 
     def _file_all(self) -> None:
+        """Make one table of all rows."""
         slot = torch.arange(self.length, device=self.rows.device)
-        self._tables, self._recent_slot = [self._filed(slot)], self._none
-
-    def _filed(self, slot: Tensor) -> Multimap:
-        key = self._key_of.index_select(0, slot)
-        slot = slot[:, None].expand_as(key).reshape(-1)
-        return Multimap(key.view(-1), slot, self._n_buckets(slot.shape[0]))
+        slot = slot.repeat_interleave(self._n_keys)
+        key = self._key_of[: self.length].reshape(-1)
+        self._table = Multimap(key, slot, self._n_buckets(key.shape[0]))
+        self._recent_slot = self._none
 
 
 def _joined(found: list[Pairs]) -> Pairs:

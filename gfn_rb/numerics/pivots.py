@@ -85,7 +85,7 @@ class Pivots(Neighbours):
             super()._enter(slot, look)
 
     def _enter_all(self) -> None:
-        self._tables, self._recent_slot = [], self._none
+        self._table, self._recent_slot = None, self._none
         self._pivots, self._chosen_for = self.rows[:0], 0
         if self.length < _FEWEST:
             return

@@ -159,9 +159,11 @@ class DiversityWriter(RewardPrioritizedWriter):
         """
         extremes = self._allocated()
         n = min(contest.shape[0] + beaten.shape[0], len(self._storage))
-        slot = extremes.smallest(n).rows(n)
-        if beaten.shape[0]:
-            slot = slot[~torch.isin(slot, beaten)]
+        worst = extremes.smallest(n)
+        if not beaten.shape[0]:
+            return worst.rows(int(self._beats(contest[:n], worst.key).sum()))
+        slot = worst.rows(n)
+        slot = slot[~torch.isin(slot, beaten)]
         slot = slot[extremes.rank[slot].argsort()]
         value, place = extremes.key[slot].sort(stable=True)
         n = min(contest.shape[0], slot.shape[0])
@@ -180,7 +182,7 @@ class DiversityWriter(RewardPrioritizedWriter):
         if move.length < before:
             storage._bump_mutation_revision()  # or samplers would take it for a write to some rows
         self._count[_WRITTEN] += chosen.shape[0]
-        self._tell(torch.cat([move.target, move.hole]))
+        self._tell(move.target if not move.hole.shape[0] else torch.cat([move.target, move.hole]))
 
     def _follow_up(self, move: _Moves, key: Tensor, rank: Tensor, look: Look) -> None:
         """Do to the extremes and to the index what was done to the storage."""
@@ -278,11 +280,13 @@ class _Moves(NamedTuple):
 
 def _moves(n: int, removed: Tensor, stored: int) -> _Moves:
     """Put n rows over removed ones and then at the end, or close holes with rows from the end."""
-    removed = removed.sort().values
     length = stored + n - removed.shape[0]
-    if length >= stored:
+    if length == stored:
+        return _Moves(removed, removed[:0], removed[:0], length)
+    if length > stored:
         fresh = torch.arange(stored, length, device=removed.device)
         return _Moves(torch.cat([removed, fresh]), fresh[:0], fresh[:0], length)
+    removed = removed.sort().values
     tail = torch.arange(length, stored, device=removed.device)
     source = tail[~torch.isin(tail, removed)]
     return _Moves(removed[:n], source, removed[n : n + source.shape[0]], length)
