@@ -63,8 +63,9 @@ def _by_chunks(
         look = index.look(rows[here])
         near = _without(index.near(look), [each.beaten for each in parts])
         chosen = _settle(look, near, index.near_each_other(look), lambda i, s, h=here: beats(h[i], s))
-        slot = torch.arange(chosen.kept.shape[0], device=rows.device) + peers.length
-        peers.write(slot, peers.look(chosen.look.rows))
+        length = peers.length + chosen.kept.shape[0]
+        slot = torch.arange(peers.length, length, device=rows.device)
+        peers.write(slot, peers.look(chosen.look.rows), length)
         parts.append(chosen._replace(kept=here[chosen.kept]))
     kept, beaten, looks = zip(*parts, strict=True)
     look = Look(*(torch.cat(each) for each in zip(*looks, strict=True)))

@@ -91,13 +91,16 @@ class Duplicates(NearIndex):
         while slot.shape[0]:
             low, place = self._buckets.index_select(0, bucket).min(1)
             cell = bucket * _WIDTH + place
-            if int(low.max()) != _EMPTY:
-                cell = torch.where(low == _EMPTY, cell, self._nowhere)
-                self._listed = torch.cat([self._listed, slot[low != _EMPTY]])
+            full = low != _EMPTY
+            if bool(full.any()):
+                cell = torch.where(full, self._nowhere, cell)
+                self._listed = torch.cat([self._listed, slot[full]])
             self._cells.index_copy_(0, cell, entry)  # of rows that meet in a cell, one stays
             self._cell_of.index_copy_(0, slot, cell)
-            moves = (self._cells.index_select(0, cell) != entry) & (low == _EMPTY)
-            again = moves.nonzero()[:, 0]
+            stays = self._cells.index_select(0, cell)
+            if torch.equal(stays, entry):
+                return
+            again = ((stays != entry) & ~full).nonzero()[:, 0]
             slot, bucket, entry = slot[again], bucket[again], entry[again]
 
     def _enter_all(self) -> None:

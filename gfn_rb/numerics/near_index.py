@@ -97,17 +97,16 @@ class NearIndex(ABC):
             look: from :meth:`look`.
         """
 
-    def write(self, slot: Int64[Tensor, "n"], look: Look) -> None:
+    def write(self, slot: Int64[Tensor, "n"], look: Look, length: int) -> None:
         """Put rows into slots, over what they hold.
 
         Args:
-            slot: below the length, or next to it without a gap; each once.
+            slot: below the new length; each once.
             look: the rows, from :meth:`look`.
+            length: how many slots then hold rows, no fewer than now.
         """
-        if slot.shape[0] == 0:
-            return
         self.rows.index_copy_(0, slot, look.rows)
-        self.length = max(self.length, int(slot.max()) + 1)
+        self.length = length
         self._enter(slot, look)
 
     def assign(self, rows: Shaped[Tensor, "n d"]) -> None:

@@ -100,10 +100,14 @@ class Neighbours(NearIndex):
     def near_each_other(self, look: Look) -> Pairs:
         """Return near rows i < j; see :meth:`NearIndex.near_each_other`."""
         i, j = self._may_be_near(look).triu(1).nonzero().unbind(1)
+        if not i.shape[0]:
+            return i, j
         near = within(look.rows, look.rows, i, j, self.p, self.cutoff)
         return i[near], j[near]
 
     def _measured(self, look: Look, i: Tensor, slot: Tensor) -> Pairs:
+        if not i.shape[0]:
+            return i, slot
         near = within(look.rows, self.rows, i, slot, self.p, self.cutoff)
         return i[near], slot[near]
 

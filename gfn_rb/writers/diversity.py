@@ -115,24 +115,24 @@ class DiversityWriter(RewardPrioritizedWriter):
         rows = self._features(data)
         device = self._in_step().device
         rows, key = rows.to(device), key.to(device, torch.float64)
-        index = self._followed(rows)
-        if key.shape[0] == 0 or (full and not self._beats(highest, self._lowest())):
+        floor = self._lowest() if full else -math.inf
+        if key.shape[0] == 0 or (full and not self._beats(highest, floor)):
             return _no_slot(key)
+        index = self._followed(rows)
         value, order = self._worst_first(key)
-        hopeless = self._below(value, self._lowest()) if full else 0
-        order = order.flip(0)
-        choice = self._chosen(index, rows, value.flip(0), order[: order.shape[0] - hopeless])
-        room = choice.kept.shape[0] < choice.beaten.shape[0]
-        if hopeless and room:
-            choice = self._chosen(index, rows, value.flip(0), order)
+        hopeless = self._below(value, floor) if full else 0
+        value, order = value.flip(0), order.flip(0)
+        choice = self._chosen(index, rows, value, order[: order.shape[0] - hopeless])
+        if hopeless and choice.kept.shape[0] < choice.beaten.shape[0]:  # there is room after all
+            choice = self._chosen(index, rows, value, order)
         return self._carry_out(data, key, order, choice)
 
     def _chosen(self, index: NearIndex, rows: Tensor, key: Tensor, order: Tensor) -> Choice:
         """Choose among rows in an order from the best to the worst, whose keys are given."""
         if self.near == "reject":
-            return choose(index, rows[order], lambda i, slot: torch.zeros_like(i, dtype=torch.bool))
+            return choose(index, rows.index_select(0, order), lambda i, slot: torch.zeros_like(i, dtype=torch.bool))
         stored = self._allocated().key
-        return choose(index, rows[order], lambda i, slot: self._beats(key[i], stored[slot]))
+        return choose(index, rows.index_select(0, order), lambda i, slot: self._beats(key[i], stored[slot]))
 
     # Writing.
 
@@ -189,10 +189,10 @@ class DiversityWriter(RewardPrioritizedWriter):
         extremes, index = self._allocated(), self._index
         assert index is not None
         extremes.update(move.target, key, rank)
-        index.write(move.target, look)
+        index.write(move.target, look, max(move.length, index.length))
         if move.source.shape[0]:
             extremes.update(move.hole, extremes.key[move.source], extremes.rank[move.source])
-            index.write(move.hole, index.look(index.rows[move.source]))
+            index.write(move.hole, index.look(index.rows[move.source]), index.length)
         if move.length < index.length:
             extremes.remove(torch.arange(move.length, index.length, device=extremes.device))
             index.shorten(move.length)

@@ -12,10 +12,12 @@ from torchrl.data.replay_buffers.storages import TensorStorage
 
 from gfn_rb.containers import convert
 from gfn_rb.errors import ArgumentError, KeyMismatchError, NaNError, ShapeError
-from gfn_rb.keys import ACTION, CONDITION, LENGTH, NEXT_STATE, STATE
+from gfn_rb.keys import ACTION, CONDITION, IS_BACKWARD, LENGTH, NEXT, NEXT_STATE, STATE
 from gfn_rb.shapes import Shaped
 
 Moment = tuple[int, ...]
+
+_READ_BY_DEFAULT = (STATE, NEXT_STATE, LENGTH, IS_BACKWARD, CONDITION)
 
 
 class Features:
@@ -52,9 +54,8 @@ class Features:
             NaNError: a feature is NaN or infinite.
         """
         rows = self._of(data)
-        condition = data.get(CONDITION, None)
-        if condition is not None:
-            rows = _side_by_side(rows, _flat(condition))
+        if CONDITION in data.keys():  # noqa: SIM118
+            rows = _side_by_side(rows, _flat(data.get(CONDITION)))
         if rows.is_floating_point() and not bool(torch.isfinite(rows).all()):
             _refuse(rows)
         return rows.detach()
@@ -92,9 +93,10 @@ class Features:
     def _keys(self, data: TensorDictBase) -> list[NestedKey]:
         """Return the keys of a storage that its features depend on."""
         names = list(data.keys(True, True))
-        if self.source is None or callable(self.source):
+        if callable(self.source):
             return names
-        return [name for name in names if name in (self.source, CONDITION)]
+        read = _READ_BY_DEFAULT if self.source is None else (self.source, CONDITION)
+        return [name for name in names if name in read]
 
 
 def _default(data: TensorDictBase) -> Tensor:
@@ -103,7 +105,7 @@ def _default(data: TensorDictBase) -> Tensor:
     if ACTION in names and LENGTH in names:
         step = convert.exit_step(data) + convert.direction(data)
         return _flat(state[torch.arange(state.shape[0], device=state.device), step])
-    after = data.get(NEXT_STATE, None)
+    after = data.get(NEXT_STATE, None) if NEXT in names else None
     return _flat(state) if after is None else torch.cat([_flat(state), _flat(after)], 1)
 
 
