@@ -37,7 +37,8 @@ class ColumnGroups(Neighbours):
 
     def look(self, rows: Shaped[Tensor, "n d"]) -> Look:
         """Hash rows; see :meth:`NearIndex.look`."""
-        return Look(rows, self._hash(rows), rows[:, :0])
+        key = self._hash(rows)
+        return Look(rows, key, key)
 
     def _probes(self, look: Look) -> Pairs:
         rows = torch.arange(look.key.shape[0], device=look.key.device)

@@ -48,31 +48,32 @@ class Duplicates(NearIndex):
 
     def look(self, rows: Shaped[Tensor, "n d"]) -> Look:
         """Hash rows; see :meth:`NearIndex.look`."""
-        return Look(rows, self._hash(rows), rows[:, :0])
+        key = self._hash(rows).view(-1)
+        return Look(rows, key, (key * self._n_buckets) >> 31)
 
     def near(self, look: Look) -> Pairs:
         """Return the slots of equal rows; see :meth:`NearIndex.near`."""
-        key = look.key[:, 0]
-        cells = self._buckets.index_select(0, self._bucket(key))
-        i, place = ((cells >> 32) == key[:, None]).nonzero().unbind(1)
+        cells = self._buckets.index_select(0, look.place)
+        hits = ((cells >> 32) == look.key[:, None]).nonzero()
+        if not hits.shape[0] and not self._listed.shape[0]:
+            return self._listed, self._listed
+        i, place = hits.unbind(1)
+        slot = cells[i, place] & _SLOT
         if self._listed.shape[0]:
-            return self._equal(look, *self._with_listed(key, i, cells[i, place]))
-        if i.shape[0] == 0:
-            return i, place
-        return self._equal(look, i, cells[i, place] & _SLOT)
-
-    def _with_listed(self, key: Tensor, i: Tensor, entry: Tensor) -> Pairs:
-        listed = self._hash(self.rows[self._listed])[:, 0]
-        more, place = (key[:, None] == listed).nonzero().unbind(1)
-        return torch.cat([i, more]), torch.cat([entry & _SLOT, self._listed[place]])
-
-    def _equal(self, look: Look, i: Tensor, slot: Tensor) -> Pairs:
+            i, slot = self._with_listed(look.key, i, slot)
         equal = (look.rows[i] == self.rows[slot]).all(1)
         return i[equal], slot[equal]
 
+    def _with_listed(self, key: Tensor, i: Tensor, slot: Tensor) -> Pairs:
+        listed = self.look(self.rows[self._listed]).key
+        more, place = (key[:, None] == listed).nonzero().unbind(1)
+        return torch.cat([i, more]), torch.cat([slot, self._listed[place]])
+
     def near_each_other(self, look: Look) -> Pairs:
         """Pair each row with the first one equal to it; see :meth:`NearIndex.near_each_other`."""
-        first, other = _with_first(look.key[:, 0])
+        if look.key.unique().shape[0] == look.key.shape[0]:
+            return self._listed[:0], self._listed[:0]
+        first, other = _with_first(look.key)
         if first.shape[0] and not torch.equal(look.rows[first], look.rows[other]):
             return _with_first(torch.unique(look.rows, dim=0, return_inverse=True)[1])
         return first, other
@@ -86,13 +87,12 @@ class Duplicates(NearIndex):
 
     def _enter(self, slot: Tensor, look: Look) -> None:
         self._leave(slot)
-        key = look.key[:, 0]
-        bucket, entry = self._bucket(key), (key << 32) | slot
+        bucket, entry = look.place, torch.add(slot, look.key, alpha=_SLOT + 1)
         while slot.shape[0]:
             low, place = self._buckets.index_select(0, bucket).min(1)
-            cell = bucket * _WIDTH + place
-            full = low != _EMPTY
-            if bool(full.any()):
+            cell = torch.add(place, bucket, alpha=_WIDTH)
+            if int(low.max()) != _EMPTY:
+                full = low != _EMPTY
                 cell = torch.where(full, self._nowhere, cell)
                 self._listed = torch.cat([self._listed, slot[full]])
             self._cells.index_copy_(0, cell, entry)  # of rows that meet in a cell, one stays
@@ -100,7 +100,7 @@ class Duplicates(NearIndex):
             stays = self._cells.index_select(0, cell)
             if torch.equal(stays, entry):
                 return
-            again = ((stays != entry) & ~full).nonzero()[:, 0]
+            again = ((stays != entry) & (low == _EMPTY)).nonzero()[:, 0]
             slot, bucket, entry = slot[again], bucket[again], entry[again]
 
     def _enter_all(self) -> None:
@@ -115,10 +115,6 @@ class Duplicates(NearIndex):
         self._cells.index_fill_(0, self._cell_of.index_select(0, slot), _EMPTY)
         if self._listed.shape[0]:
             self._listed = self._listed[~torch.isin(self._listed, slot)]
-
-    def _bucket(self, key: Tensor) -> Tensor:
-        """Return the bucket of a hash by its upper bits."""
-        return (key * self._n_buckets) >> 31
 
 
 def _with_first(key: Tensor) -> Pairs:

@@ -18,13 +18,13 @@ class Look(NamedTuple):
 
     Args:
         rows: [n, d].
-        key: [n, g], integers.
-        reach: [n, K], distances; of no columns where an index needs none.
+        key: integers, [n] or [n, g].
+        place: whatever else the index needs of each, [n, ...].
     """
 
     rows: Tensor
     key: Tensor
-    reach: Tensor
+    place: Tensor
 
     def select(self, index: Int64[Tensor, "k"]) -> Look:
         """Return some of the rows.
@@ -40,7 +40,7 @@ class Look(NamedTuple):
         Args:
             n: how many.
         """
-        return Look(*(each[:n] for each in self))
+        return self if n == self.rows.shape[0] else Look(*(each[:n] for each in self))
 
 
 class NearIndex(ABC):

@@ -60,12 +60,12 @@ class Pivots(Neighbours):
         return self.cutoff * (1 + RELATIVE) + 2 * self._rounding
 
     def _probes(self, look: Look) -> Pairs:
-        closest = look.reach.amin(1, keepdim=True)
-        return (look.reach <= closest * (1 + RELATIVE) + 2 * self._slack).nonzero().unbind(1)
+        closest = look.place.amin(1, keepdim=True)
+        return (look.place <= closest * (1 + RELATIVE) + 2 * self._slack).nonzero().unbind(1)
 
     def _plausible(self, look: Look, i: Tensor, slot: Tensor) -> Pairs:
         pivot = self._key_of[:, 0].index_select(0, slot)
-        reach = look.reach.view(-1).index_select(0, i * look.reach.shape[1] + pivot)
+        reach = look.place.view(-1).index_select(0, i * look.place.shape[1] + pivot)
         radius = self._radius.index_select(0, slot)
         bound = self._slack + RELATIVE * reach
         near = ((reach - radius).abs_() <= bound).nonzero()[:, 0]
@@ -81,7 +81,7 @@ class Pivots(Neighbours):
         if self.length >= max(_FEWEST, 2 * self._chosen_for):
             self._enter_all()
         elif self._pivots.shape[0]:
-            self._radius.index_copy_(0, slot, look.reach.amin(1))
+            self._radius.index_copy_(0, slot, look.place.amin(1))
             super()._enter(slot, look)
 
     def _enter_all(self) -> None:
@@ -94,7 +94,7 @@ class Pivots(Neighbours):
         self._chosen_for = self.length
         step = max(1, BATCH_OF_PAIRS // self._pivots.shape[0])
         looks = [self.look(part) for part in rows.split(step)]
-        self._radius[: self.length] = torch.cat([look.reach.amin(1) for look in looks])
+        self._radius[: self.length] = torch.cat([look.place.amin(1) for look in looks])
         self._key_of[: self.length] = torch.cat([look.key for look in looks])
         self._file_all()
 

@@ -121,28 +121,29 @@ class DiversityWriter(RewardPrioritizedWriter):
         index = self._followed(rows)
         value, order = self._worst_first(key)
         hopeless = self._below(value, floor) if full else 0
-        value, order = value.flip(0), order.flip(0)
-        choice = self._chosen(index, rows, value, order[: order.shape[0] - hopeless])
+        order = order.flip(0)
+        choice = self._chosen(index, rows, key, order[: order.shape[0] - hopeless])
         if hopeless and choice.kept.shape[0] < choice.beaten.shape[0]:  # there is room after all
-            choice = self._chosen(index, rows, value, order)
+            choice = self._chosen(index, rows, key, order)
         return self._carry_out(data, key, order, choice)
 
     def _chosen(self, index: NearIndex, rows: Tensor, key: Tensor, order: Tensor) -> Choice:
-        """Choose among rows in an order from the best to the worst, whose keys are given."""
+        """Choose among rows in an order from the best to the worst."""
         if self.near == "reject":
             return choose(index, rows.index_select(0, order), lambda i, slot: torch.zeros_like(i, dtype=torch.bool))
         stored = self._allocated().key
-        return choose(index, rows.index_select(0, order), lambda i, slot: self._beats(key[i], stored[slot]))
+        return choose(index, rows.index_select(0, order), lambda i, slot: self._beats(key[order[i]], stored[slot]))
 
     # Writing.
 
     def _carry_out(self, data: TensorDictBase, key: Tensor, order: Tensor, choice: Choice) -> Tensor:
         """Cut what was chosen to the capacity, write it, and return one slot per row."""
         free = self._storage.max_size - len(self._storage) + choice.beaten.shape[0]
-        chosen, removed = order[choice.kept], choice.beaten
+        chosen, removed = order.index_select(0, choice.kept), choice.beaten
         if chosen.shape[0] > free:
             out = self._driven_out(key[chosen[free:]], removed)
-            chosen, removed = chosen[: free + out.shape[0]], torch.cat([removed, out])
+            chosen = chosen[: free + out.shape[0]]
+            removed = torch.cat([removed, out]) if removed.shape[0] else out
         move = _moves(chosen.shape[0], removed, len(self._storage))
         self._store(data, chosen, move)
         self._follow_up(move, key[chosen], self._rank(chosen), choice.look.first(len(chosen)))
@@ -282,7 +283,8 @@ def _moves(n: int, removed: Tensor, stored: int) -> _Moves:
     """Put n rows over removed ones and then at the end, or close holes with rows from the end."""
     length = stored + n - removed.shape[0]
     if length == stored:
-        return _Moves(removed, removed[:0], removed[:0], length)
+        none = removed[:0]
+        return _Moves(removed, none, none, length)
     if length > stored:
         fresh = torch.arange(stored, length, device=removed.device)
         return _Moves(torch.cat([removed, fresh]), fresh[:0], fresh[:0], length)

@@ -53,12 +53,13 @@ class Features:
             ShapeError: the callable returned no tensor of shape [n, d], or no real numbers.
             NaNError: a feature is NaN or infinite.
         """
-        rows = self._of(data)
-        if CONDITION in data.keys():  # noqa: SIM118
+        names = set(data.keys())  # a lookup in a TensorDict takes longer
+        rows = _default(data, names) if self.source is None else self._of(data)
+        if CONDITION in names:
             rows = _side_by_side(rows, _flat(data.get(CONDITION)))
         if rows.is_floating_point() and not bool(torch.isfinite(rows).all()):
             _refuse(rows)
-        return rows.detach()
+        return rows.detach() if rows.requires_grad else rows
 
     def moment(self, storage: TensorStorage) -> Moment:
         """Return what identifies the content of an initialised storage, as far as it is read here.
@@ -78,8 +79,6 @@ class Features:
         return {**self.__dict__, "_stored": None}
 
     def _of(self, data: TensorDictBase) -> Tensor:
-        if self.source is None:
-            return _default(data)
         if not callable(self.source):
             return _flat(_entry(data, self.source))
         rows = self.source(data)
@@ -99,9 +98,8 @@ class Features:
         return [name for name in names if name in read]
 
 
-def _default(data: TensorDictBase) -> Tensor:
+def _default(data: TensorDictBase, names: set[str]) -> Tensor:
     state = _entry(data, STATE)
-    names = data.keys()
     if ACTION in names and LENGTH in names:
         step = convert.exit_step(data) + convert.direction(data)
         return _flat(state[torch.arange(state.shape[0], device=state.device), step])
@@ -118,7 +116,9 @@ def _entry(data: TensorDictBase, key: NestedKey) -> Tensor:
 
 
 def _flat(value: Tensor) -> Tensor:
-    return _real(value.as_subclass(Tensor).reshape(value.shape[0], value.shape[1:].numel()))
+    if type(value) is not Tensor:  # a memory-mapped one
+        value = value.as_subclass(Tensor)
+    return _real(value if value.ndim == 2 else value.reshape(value.shape[0], value.shape[1:].numel()))
 
 
 def _real(rows: Tensor) -> Tensor:
