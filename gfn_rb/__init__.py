@@ -7,6 +7,7 @@ a storage keeps, samplers which of them make a batch. All plug into ``TensorDict
 from gfn_rb.buffers import (
     ExperienceMemory,
     MergedReplayBuffer,
+    diverse_buffer,
     fifo_buffer,
     reward_prioritized_buffer,
     terminating_state_buffer,
@@ -15,9 +16,10 @@ from gfn_rb.checkpoint import load_checkpoint, save_checkpoint
 from gfn_rb.containers import States, Trajectories, Transitions
 from gfn_rb.rollout import LocalSearchSampler, Sampler
 from gfn_rb.samplers import QuantileRewardSampler, RankRewardSampler, SoftmaxRewardSampler
-from gfn_rb.writers import FIFOWriter, RewardPrioritizedWriter
+from gfn_rb.writers import DiversityWriter, FIFOWriter, RewardPrioritizedWriter
 
 __all__ = [
+    "DiversityWriter",
     "ExperienceMemory",
     "FIFOWriter",
     "LocalSearchSampler",
@@ -30,6 +32,7 @@ __all__ = [
     "States",
     "Trajectories",
     "Transitions",
+    "diverse_buffer",
     "fifo_buffer",
     "load_checkpoint",
     "reward_prioritized_buffer",

@@ -3,6 +3,7 @@
 from gfn_rb.buffers.experience import ExperienceMemory
 from gfn_rb.buffers.merged import MergedReplayBuffer
 from gfn_rb.buffers.presets import (
+    diverse_buffer,
     fifo_buffer,
     reward_prioritized_buffer,
     terminating_state_buffer,
@@ -11,6 +12,7 @@ from gfn_rb.buffers.presets import (
 __all__ = [
     "ExperienceMemory",
     "MergedReplayBuffer",
+    "diverse_buffer",
     "fifo_buffer",
     "reward_prioritized_buffer",
     "terminating_state_buffer",

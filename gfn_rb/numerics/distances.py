@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from gfn_rb.errors import ArgumentError
-from gfn_rb.shapes import Bool, Float64, Int64, Shaped
+from gfn_rb.shapes import Bool, Float, Float64, Int64, Shaped
 
 _COARSE = 16  # columns that a row is first judged by
-_ROUNDING = 1e-5  # more than float32 numbers lose in a sum of that many
+_ROUNDING = 1e-6  # more than float32 numbers lose in a sum, for each of them
 _OVERFLOW = 1e15  # a cutoff whose square leaves float32 room
 
 
@@ -67,28 +67,30 @@ def within(
         cutoff: the largest distance that counts as near.
     """
     pairs = torch.arange(i.shape[0], device=i.device)
-    if rows.shape[1] > 2 * _COARSE and (p <= 2 or p == math.inf) and cutoff < _OVERFLOW:
-        # Part of the columns lie no further apart than all of them.
-        a, b = rows[:, :_COARSE].index_select(0, i), others[:, :_COARSE].index_select(0, j)
-        part = torch.linalg.vector_norm(_coarse_difference(a, b), p, dim=1)
-        pairs = (part <= cutoff * (1 + _ROUNDING)).nonzero()[:, 0]
+    width = rows.shape[1]
+    if width > 2 * _COARSE and (p <= 2 or p == math.inf) and cutoff < _OVERFLOW:
+        # A part of the columns lies no further apart than all of them.
+        for n_columns in (_COARSE, width):
+            a = rows[:, :n_columns].index_select(0, i[pairs])
+            b = others[:, :n_columns].index_select(0, j[pairs])
+            apart = torch.linalg.vector_norm(_coarse_difference(a, b), p, dim=1)
+            pairs = pairs[apart <= cutoff * (1 + _ROUNDING * n_columns)]
         i, j = i[pairs], j[pairs]
     near = distance(rows.index_select(0, i), others.index_select(0, j), p) <= cutoff
     return pairs[near]
 
 
 def rough_distances(
-    a: Shaped[Tensor, "n d"], b: Shaped[Tensor, "N d"], p: float
-) -> tuple[Float64[Tensor, "n N"], Float64[Tensor, ""]]:
+    a: Float[Tensor, "n d"], b: Float[Tensor, "N d"], p: float
+) -> tuple[Float[Tensor, "n N"], Float[Tensor, ""]]:
     """Return the distances of all rows to all others, quickly, and what rounding may add to them.
 
     Args:
-        a: finite rows.
-        b: others.
+        a: finite rows, float32 or float64.
+        b: others, of the same dtype.
         p: see :func:`check_norm`.
     """
-    a, b = a.to(torch.float64), b.to(torch.float64)
-    width, epsilon = a.shape[1], torch.finfo(torch.float64).eps
+    width, epsilon = a.shape[1], torch.finfo(a.dtype).eps
     # For p = 2 wide rows are multiplied, which costs digits where rows are nearly equal.
     loss = width * math.sqrt(epsilon) if p == 2 else width * epsilon
     largest = torch.maximum(_largest(a), _largest(b))

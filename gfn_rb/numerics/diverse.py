@@ -12,6 +12,8 @@ from gfn_rb.numerics.distances import greedy
 from gfn_rb.numerics.near_index import Look, NearIndex, Pairs
 from gfn_rb.shapes import Shaped
 
+Beats = Callable[[Tensor, Tensor], Tensor]
+
 
 class Choice(NamedTuple):
     """What :func:`choose` chose.
@@ -30,7 +32,7 @@ class Choice(NamedTuple):
 def choose(
     index: NearIndex,
     rows: Shaped[Tensor, "n d"],
-    beats: Callable[[Tensor, Tensor], Tensor],
+    beats: Beats,
 ) -> Choice:
     """Keep each row that is near none better, whether among the rows kept or in the index.
 
@@ -49,9 +51,7 @@ def choose(
     return _by_chunks(index, rows, beats)
 
 
-def _by_chunks(
-    index: NearIndex, rows: Tensor, beats: Callable[[Tensor, Tensor], Tensor]
-) -> Choice:
+def _by_chunks(index: NearIndex, rows: Tensor, beats: Beats) -> Choice:
     """Choose among some rows after the other; those kept so far are found by another index."""
     peers = index.sibling(rows.shape[0])
     parts: list[Choice] = []
@@ -62,7 +62,7 @@ def _by_chunks(
         here = start + (~taken).nonzero()[:, 0]
         look = index.look(rows[here])
         near = _without(index.near(look), [each.beaten for each in parts])
-        chosen = _settle(look, near, index.near_each_other(look), lambda i, s, h=here: beats(h[i], s))
+        chosen = _settle(look, near, index.near_each_other(look), _shifted(beats, here))
         length = peers.length + chosen.kept.shape[0]
         slot = torch.arange(peers.length, length, device=rows.device)
         peers.write(slot, peers.look(chosen.look.rows), length)
@@ -72,9 +72,7 @@ def _by_chunks(
     return Choice(torch.cat(kept), torch.cat(beaten), look)
 
 
-def _settle(
-    look: Look, near: Pairs, peers: Pairs, beats: Callable[[Tensor, Tensor], Tensor]
-) -> Choice:
+def _settle(look: Look, near: Pairs, peers: Pairs, beats: Beats) -> Choice:
     """Choose among rows, given who is near whom."""
     (i, slot), (better, worse) = near, peers
     n = look.rows.shape[0]
@@ -87,6 +85,11 @@ def _settle(
     stays = greedy(n + held.shape[0], better, worse)
     kept = stays[:n].nonzero()[:, 0]
     return Choice(kept, held[~stays[n:]], look.select(kept))
+
+
+def _shifted(beats: Beats, here: Tensor) -> Beats:
+    """Take positions among some of the rows for positions among all."""
+    return lambda i, slot: beats(here[i], slot)
 
 
 def _without(near: Pairs, beaten: list[Tensor]) -> Pairs:

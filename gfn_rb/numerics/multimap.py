@@ -15,12 +15,12 @@ class Spans(NamedTuple):
 
     Args:
         start: of each look-up, int64 [m].
-        count: likewise.
-        total: how many values that are.
+        size: how many, likewise.
+        total: how many in all.
     """
 
     start: Tensor
-    count: Tensor
+    size: Tensor
     total: int
 
 
@@ -51,8 +51,8 @@ class Multimap:
         """
         bucket = key % self._n_buckets
         start = self._start.index_select(0, bucket)
-        count = self._start.index_select(0, bucket + 1) - start
-        return Spans(start, count, int(count.sum()))
+        size = self._start.index_select(0, bucket + 1) - start
+        return Spans(start, size, int(size.sum()))
 
     def fetch(self, spans: Spans) -> tuple[Int64[Tensor, "k"], Int64[Tensor, "k"]]:
         """Return pairs of a position among the keys looked up and a value.
@@ -60,9 +60,9 @@ class Multimap:
         Args:
             spans: from :meth:`spans`.
         """
-        start, count, total = spans
-        asked = torch.arange(count.shape[0], device=count.device)
-        asked = asked.repeat_interleave(count, output_size=total)
-        place = torch.arange(total, device=count.device)
-        place += (start - count.cumsum(0) + count).index_select(0, asked)
+        start, size, total = spans
+        asked = torch.arange(size.shape[0], device=size.device)
+        asked = asked.repeat_interleave(size, output_size=total)
+        place = torch.arange(total, device=size.device)
+        place += (start - size.cumsum(0) + size).index_select(0, asked)
         return asked, self._value.index_select(0, place)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gfn_rb.shapes import Int64, Shaped
 
-Pairs = tuple[Int64[Tensor, "k"], Int64[Tensor, "k"]]
+Pairs = tuple[Tensor, Tensor]  # int64, of one length
 
 
 class Look(NamedTuple):

@@ -128,8 +128,9 @@ class Neighbours(NearIndex):
         return _joined([(half[i], slot) for half, (i, slot) in zip(halves, found, strict=True)])
 
     def _roughly_near(self, a: Tensor, b: Tensor) -> Tensor:
-        apart, rounding = rough_distances(a, b, self.p)
-        return apart <= self.cutoff * (1 + RELATIVE) + rounding
+        dtype = torch.float32 if a.dtype == torch.float32 else torch.float64
+        apart, rounding = rough_distances(a.to(dtype), b.to(dtype), self.p)
+        return ~(apart > self.cutoff * (1 + RELATIVE) + rounding)  # NaN of an overflow: perhaps
 
     # Writing.
 

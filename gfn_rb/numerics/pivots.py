@@ -13,7 +13,7 @@ from gfn_rb.numerics.neighbours import BATCH_OF_PAIRS, RELATIVE, Neighbours
 from gfn_rb.shapes import Shaped
 
 _FEWEST = 512  # rows that pivots are chosen for
-_MOST_PIVOTS = 512
+_MOST_PIVOTS = 1024
 _SAMPLE = 4096
 
 
@@ -32,9 +32,7 @@ class Pivots(Neighbours):
         cutoff: the largest distance that counts as near.
     """
 
-    def __init__(
-        self, capacity: int, like: Shaped[Tensor, "n d"], p: float, cutoff: float
-    ) -> None:
+    def __init__(self, capacity: int, like: Shaped[Tensor, "n d"], p: float, cutoff: float) -> None:
         super().__init__(capacity, like, p, cutoff, 1)
         self._pivots = self.rows[:0]
         self._chosen_for = 0
@@ -50,7 +48,7 @@ class Pivots(Neighbours):
         if not self._pivots.shape[0] or not rows.shape[0]:
             key = torch.zeros((rows.shape[0], 1), dtype=torch.int64, device=rows.device)
             return Look(rows, key, self._radius.new_zeros((rows.shape[0], len(self._pivots))))
-        reach, rounding = rough_distances(rows, self._pivots, self.p)
+        reach, rounding = rough_distances(rows.to(torch.float64), self._pivots, self.p)
         self._rounding = torch.maximum(self._rounding, rounding)
         return Look(rows, reach.argmin(1, keepdim=True), reach)
 
@@ -61,7 +59,8 @@ class Pivots(Neighbours):
 
     def _probes(self, look: Look) -> Pairs:
         closest = look.place.amin(1, keepdim=True)
-        return (look.place <= closest * (1 + RELATIVE) + 2 * self._slack).nonzero().unbind(1)
+        row, pivot = (look.place <= closest * (1 + RELATIVE) + 2 * self._slack).nonzero().unbind(1)
+        return row, pivot
 
     def _plausible(self, look: Look, i: Tensor, slot: Tensor) -> Pairs:
         pivot = self._key_of[:, 0].index_select(0, slot)
@@ -90,7 +89,7 @@ class Pivots(Neighbours):
         if self.length < _FEWEST:
             return
         rows = self.rows[: self.length]
-        self._pivots = _far_apart(rows, min(2 * math.isqrt(self.length), _MOST_PIVOTS), self.p)
+        self._pivots = _far_apart(rows, min(4 * math.isqrt(self.length), _MOST_PIVOTS), self.p)
         self._chosen_for = self.length
         step = max(1, BATCH_OF_PAIRS // self._pivots.shape[0])
         looks = [self.look(part) for part in rows.split(step)]

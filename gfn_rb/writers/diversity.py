@@ -63,7 +63,7 @@ class DiversityWriter(RewardPrioritizedWriter):
 
     Examples:
         >>> rb = TensorDictReplayBuffer(
-        ...     storage=LazyTensorStorage(4), writer=DiversityWriter(cutoff_distance=1), batch_size=2
+        ...     storage=LazyTensorStorage(4), writer=DiversityWriter(cutoff_distance=1.0)
         ... )
         >>> state, log_reward = torch.tensor([[0], [1], [2]]), torch.tensor([1.0, 3.0, 2.0])
         >>> rb.extend(TensorDict({"state": state, "log_reward": log_reward}, [3]))
@@ -129,14 +129,17 @@ class DiversityWriter(RewardPrioritizedWriter):
 
     def _chosen(self, index: NearIndex, rows: Tensor, key: Tensor, order: Tensor) -> Choice:
         """Choose among rows in an order from the best to the worst."""
+        rows = rows.index_select(0, order)
         if self.near == "reject":
-            return choose(index, rows.index_select(0, order), lambda i, slot: torch.zeros_like(i, dtype=torch.bool))
+            return choose(index, rows, _never)
         stored = self._allocated().key
-        return choose(index, rows.index_select(0, order), lambda i, slot: self._beats(key[order[i]], stored[slot]))
+        return choose(index, rows, lambda i, slot: self._beats(key[order[i]], stored[slot]))
 
     # Writing.
 
-    def _carry_out(self, data: TensorDictBase, key: Tensor, order: Tensor, choice: Choice) -> Tensor:
+    def _carry_out(
+        self, data: TensorDictBase, key: Tensor, order: Tensor, choice: Choice
+    ) -> Tensor:
         """Cut what was chosen to the capacity, write it, and return one slot per row."""
         free = self._storage.max_size - len(self._storage) + choice.beaten.shape[0]
         chosen, removed = order.index_select(0, choice.kept), choice.beaten
@@ -277,6 +280,10 @@ class _Moves(NamedTuple):
     source: Tensor
     hole: Tensor
     length: int
+
+
+def _never(row: Tensor, slot: Tensor) -> Tensor:
+    return torch.zeros_like(row, dtype=torch.bool)
 
 
 def _moves(n: int, removed: Tensor, stored: int) -> _Moves:

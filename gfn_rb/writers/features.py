@@ -118,7 +118,9 @@ def _entry(data: TensorDictBase, key: NestedKey) -> Tensor:
 def _flat(value: Tensor) -> Tensor:
     if type(value) is not Tensor:  # a memory-mapped one
         value = value.as_subclass(Tensor)
-    return _real(value if value.ndim == 2 else value.reshape(value.shape[0], value.shape[1:].numel()))
+    return _real(
+        value if value.ndim == 2 else value.reshape(value.shape[0], value.shape[1:].numel())
+    )
 
 
 def _real(rows: Tensor) -> Tensor:
