@@ -213,6 +213,11 @@ def test_states_are_known_by_their_number_where_they_can_be_listed() -> None:
     assert HyperGrid(2, 8).fingerprint(state).tolist() == [14, 63]
     large = torch.cat([state] * 8, 1)
     assert HyperGrid(16, 8).fingerprint(large).unique().numel() == 2
+    env = CountOnes(3, 40)  # keys in base 4 would lose the first letters: 4^32 is 0 modulo 2^64
+    one = torch.ones(40, dtype=torch.int64)
+    texts = torch.stack([one, one - torch.eye(40, dtype=torch.int64)[0]])
+    assert env.state_key(texts).unique().numel() == 1
+    assert env.fingerprint(texts).unique().numel() == 2
 
 
 def test_too_large_an_environment_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
