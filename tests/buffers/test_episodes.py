@@ -52,6 +52,13 @@ def episodes(lengths, log_rewards, name=0):
     )
 
 
+def apart(preset, trajectories):
+    """The rows that a preset stores of trajectories, without stamps."""
+    if preset is transition_buffer:
+        return trajectories.to_transitions().to_tensordict()
+    return trajectories.to_states().to_tensordict()
+
+
 def column(rb, key):
     return rb[:][key].tolist()
 
@@ -91,9 +98,7 @@ def test_no_two_episodes_have_the_same_number(preset):
     rb = newest(preset)
     for _ in range(2):
         rb.extend(episodes([2, 1], [0.0, 1.0]).to_tensordict())
-    rb.extend(episodes([1, 1], [0.0, 1.0]).to_transitions().to_tensordict()
-              if preset is transition_buffer else
-              episodes([1, 1], [0.0, 1.0]).to_states().to_tensordict())  # fmt: skip
+    rb.extend(apart(preset, episodes([1, 1], [0.0, 1.0])))
     assert column(rb, EPISODE) == [0, 0, 1, 2, 2, 3, 4, 5]
 
 
@@ -319,6 +324,21 @@ def test_losses_read_what_is_drawn():
         torch.testing.assert_close(loss(drawn), loss(apart))
 
 
+@pytest.mark.cuda
+@pytest.mark.parametrize("preset", PRESETS)
+def test_rows_are_stamped_on_cuda(preset):
+    rb, here = preset(20, device="cuda"), preset(20)
+    for _ in range(2):
+        rows = episodes([3, 2], [0.0, 1.0])
+        rb.extend(rows.to("cuda").to_tensordict())
+        rb.extend(apart(preset, rows.to("cuda")))
+        here.extend(rows.to_tensordict())
+        here.extend(rows.to_tensordict())
+    assert rb[:][EPISODE].device.type == "cuda"
+    for key in (EPISODE, EPISODE_LOG_REWARD):
+        assert sorted(column(rb, key)) == sorted(column(here, key))
+
+
 # Keeping it.
 
 
@@ -338,10 +358,9 @@ def test_a_restored_buffer_goes_on_numbering(preset, tmp_path):
 @pytest.mark.parametrize("preset", PRESETS)
 def test_parts_of_episodes_are_refused_whole(preset):
     rb = preset(9)
-    part = episodes([3, 2], [0.0, 1.0]).to_transitions()[:4]
-    part = part if preset is transition_buffer else part.to_states()
+    part = apart(preset, episodes([3, 2], [0.0, 1.0]))[:4]
     with pytest.raises(ArgumentError, match=r"rows must be whole episodes.*1 of 2 episodes"):
-        rb.extend(part.to_tensordict())
+        rb.extend(part)
     assert len(rb) == 0
     with pytest.raises(EmptyBufferError):
         rb.sample(1)

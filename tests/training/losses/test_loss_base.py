@@ -213,6 +213,19 @@ def test_stored_log_probabilities_are_not_used(name):
     assert torch.equal(loss(doubtful), loss(as_read(loss, trajectories)))
 
 
+@pytest.mark.cuda
+@pytest.mark.parametrize("name", LOSSES)
+def test_rows_cost_the_same_on_cuda(name):
+    env, there = HyperGrid(2, 3), HyperGrid(2, 3, device="cuda")
+    loss, twin = new_loss(name, env), new_loss(name, there).to("cuda")
+    twin.load_state_dict(loss.state_dict())
+    rows = some_rows(loss, env)
+    torch.testing.assert_close(
+        twin.row_loss(rows.to("cuda")).cpu(), loss.row_loss(rows), atol=1e-4, rtol=1e-4
+    )
+    twin(rows.to("cuda")).backward()
+
+
 # Learning.
 
 
@@ -279,7 +292,7 @@ def test_a_residual_has_a_finite_gradient_where_it_is_zero(name):
 @pytest.mark.parametrize("name", LOSSES)
 def test_training_reaches_the_target(name):
     generator = torch.Generator().manual_seed(0)
-    env = HyperGrid(2, 4)
+    env = HyperGrid(2, 3)
     loss = make_loss(name, env, new_networks(env, hidden=(32, 32)))
     sampler = Sampler(loss.forward_policy)
     optimizer = torch.optim.Adam(
@@ -288,21 +301,21 @@ def test_training_reaches_the_target(name):
             {"params": [p for n, p in loss.named_parameters() if "log_z" in n], "lr": 0.1},
         ]
     )
-    decay = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.05, total_iters=250)
+    decay = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.05, total_iters=150)
 
     def distance():
         log_p = env.policy_log_prob(lambda state: action_log_probs(loss.forward_policy, env, state))
         return total_variation(log_p, env.target_log_prob())
 
     before = distance()
-    for _ in range(250):
+    for _ in range(150):
         rows = sampler.sample_trajectories(env, 32, epsilon=0.1, generator=generator)
         optimizer.zero_grad()
         loss(as_read(loss, rows)).backward()
         optimizer.step()
         decay.step()
     assert before > 0.3
-    assert distance() < 0.02
+    assert distance() < 0.04
     assert float(loss.estimate_log_z().detach()) == pytest.approx(env.log_z, abs=0.02)
 
 
