@@ -5,7 +5,7 @@ import torch
 from tensordict import TensorDict
 from torchrl.data import LazyMemmapStorage, LazyTensorStorage, ListStorage
 
-from gfn_rb.column import KeyColumn
+from gfn_rb.column import KeyColumn, open_shared
 from gfn_rb.errors import KeyMismatchError, ShapeError
 
 
@@ -95,3 +95,16 @@ def test_unsuitable_storages():
         KeyColumn("log_reward").values(ListStorage(3))
     with pytest.raises(KeyMismatchError, match=r"'reward' is not in the storage.*log_reward"):
         KeyColumn("reward").values(storage_of([1.0]))
+
+
+@pytest.mark.parametrize("kind", [LazyTensorStorage, LazyMemmapStorage])
+def test_a_storage_that_another_process_lays_out_is_opened(kind, tmp_path):
+    options = {"scratch_dir": tmp_path} if kind is LazyMemmapStorage else {}
+    storage = kind(8, shared_init=True, **options)
+    other = object.__new__(kind)
+    other.__dict__.update(storage.__dict__)  # shares what processes share
+    open_shared(other)
+    assert not other.initialized
+    storage.set(torch.arange(2), rows([1.0, 2.0]))
+    assert KeyColumn("log_reward").values(other).tolist() == [1.0, 2.0]
+    assert other.initialized

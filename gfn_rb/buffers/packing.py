@@ -11,6 +11,7 @@ from torchrl.envs.transforms import Transform
 
 from gfn_rb import keys
 from gfn_rb.containers import Trajectories
+from gfn_rb.containers.rollouts import require_rollout
 from gfn_rb.envs.core import GFNCore
 from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
 from gfn_rb.shapes import Bool, Int64
@@ -152,6 +153,7 @@ def _frames(batch: TensorDictBase) -> TensorDictBase:
 
     A collector writes its next batch over the memory of this one.
     """
+    require_rollout(batch)
     ids = batch.get(_IDS, None)
     if ids is None:
         raise KeyMismatchError(
@@ -162,7 +164,7 @@ def _frames(batch: TensorDictBase) -> TensorDictBase:
         raise ShapeError(f"{_IDS!r} has shape {list(ids.shape)}; expected {list(batch.shape)}")
     is_real = _is_real(batch, ids)
     frames = batch.select(*_FIELDS, strict=False)
-    return frames.contiguous().reshape(-1)[is_real.reshape(-1).nonzero().squeeze(1)]
+    return frames.contiguous().reshape(ids.numel())[is_real.reshape(-1).nonzero().squeeze(1)]
 
 
 def _is_real(batch: TensorDictBase, ids: Int64[Tensor, "*batch"]) -> Bool[Tensor, "*batch"]:

@@ -45,7 +45,7 @@ def trajectories_of(rollout: TensorDictBase, source_state: Tensor | None = None)
         KeyMismatchError: If a key is missing.
         ShapeError: If the batch size has no time, or a flag is not one per step.
     """
-    _require_rollout(rollout)
+    require_rollout(rollout)
     starts, ends = _episodes(rollout)
     state = _flat(rollout, keys.STATE)
     first, last = _complete(starts, ends, state, source_state)
@@ -109,7 +109,13 @@ def rollout_of(td: TensorDictBase) -> TensorDict:
     return assemble(present(values), (n, n_steps), td.device)
 
 
-def _require_rollout(rollout: TensorDictBase) -> None:
+def require_rollout(rollout: TensorDictBase) -> None:
+    """Check that a rollout or collector batch holds what is read of it.
+
+    Raises:
+        KeyMismatchError: If a key is missing.
+        ShapeError: If the batch size has no time, or a flag is not one per step.
+    """
     if rollout.batch_dims < 1:
         raise ShapeError("rollout has an empty batch size; expected [*B, T], time last")
     for key in (keys.STATE, keys.ACTION, keys.NEXT_STATE, keys.NEXT_DONE, keys.NEXT_LOG_REWARD):

@@ -11,7 +11,7 @@ from torch import Tensor
 from torchrl.envs.utils import ExplorationType, exploration_type
 
 from gfn_rb import keys
-from gfn_rb.errors import ArgumentError
+from gfn_rb.errors import ArgumentError, KeyMismatchError
 from gfn_rb.rollout.categorical import draw, explain_no_draw
 from gfn_rb.rollout.checks import exploration_from
 from gfn_rb.rollout.log_probs import policy_logits, require_direction
@@ -22,9 +22,9 @@ class ActionSampler(TensorDictModuleBase):
     """Draws a legal action from a policy's logits, for ``env.rollout`` and TorchRL's collectors.
 
     It reads "state", "action_mask" and what else the policy reads, at any batch size, and writes
-    "action". Rows in the sink, which have no legal action, get the exit action, which changes
-    nothing there. Under an ``exploration_type`` of TorchRL other than random the most likely action
-    is taken. Nothing is recorded by autograd.
+    "action". Rows in the sink, which have no legal action, get the exit action, as from
+    ``env.rand_action``. Under an ``exploration_type`` of TorchRL other than random the most likely
+    action is taken. Nothing is recorded by autograd.
 
     Args:
         policy: a forward policy, see :class:`gfn_rb.Sampler`. It is a submodule: a collector sends
@@ -73,7 +73,8 @@ class ActionSampler(TensorDictModuleBase):
 
         Raises:
             NaNError: the logits give no distribution.
-            KeyMismatchError, ShapeError: the policy wrote no logits, or a wrong number of them.
+            KeyMismatchError: a key is missing, or the policy wrote no logits.
+            ShapeError: it wrote another number of them than there are actions.
         """
         state, mask = self._rows(tensordict, keys.STATE), self._rows(tensordict, keys.FORWARD_MASK)
         condition = None
@@ -108,5 +109,8 @@ class ActionSampler(TensorDictModuleBase):
         return action
 
     def _rows(self, tensordict: TensorDictBase, key: str) -> Tensor:
-        value = tensordict.get(key)
+        value = tensordict.get(key, None)
+        if value is None:
+            held = sorted(map(str, tensordict.keys(True, True)))
+            raise KeyMismatchError(f"tensordict must have {key!r}, got {held}")
         return value.reshape(tensordict.batch_size.numel(), *value.shape[tensordict.ndim :])

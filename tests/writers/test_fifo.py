@@ -39,3 +39,13 @@ def test_rows_that_do_not_fit_are_refused_whole(batch, error, message):
             write()
         assert rb[:]["log_reward"].tolist() == [0.0, 1.0]
     assert rb.extend(rows([2])).tolist() == [2]
+
+
+@pytest.mark.parametrize("n_stored", [0, 2])
+def test_an_empty_batch_is_nothing_to_write(n_stored):
+    rb = buffer()
+    if n_stored:
+        rb.extend(rows([0, 1]))
+    assert rb.extend(rows([])).tolist() == []
+    assert (len(rb), rb.write_count) == (n_stored, n_stored)
+    assert rb.extend(rows([7])).tolist() == [n_stored]

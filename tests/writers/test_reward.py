@@ -294,3 +294,49 @@ def test_processes_share_the_writer():
     expected = torch.tensor(sorted(keys)[-16:])
     torch.testing.assert_close(rb[:]["log_reward"].sort().values, expected)
     assert rb.write_count <= len(keys)
+
+
+def _replace_in_child(rb, event):
+    event.wait()
+    rb.extend(rows([0.0] * 16, 48))
+
+
+def test_ties_are_decided_by_age_whoever_wrote_last():
+    # Two blocks of 16 rows: the parent knows which block holds the oldest row, then the child
+    # replaces all rows of that block.
+    rb = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(32), writer=RewardPrioritizedWriter(), batch_size=4, shared=True
+    )
+    rb.extend(rows([0.0] * 32))
+    context = mp.get_context("spawn")
+    event = context.Event()
+    child = context.Process(target=_replace_in_child, args=(rb, event))
+    child.start()  # moves all into shared memory
+    rb.extend(rows([0.0] * 15, 32))
+    rb.extend(rows([0.0], 47))
+    event.set()
+    child.join(120)
+    assert child.exitcode == 0
+    rb.extend(rows([0.0], 64))
+    assert sorted(rb[:]["state"][:, 0].tolist()) == list(range(33, 65))
+
+
+@pytest.mark.parametrize("n_stored", [0, 3])
+def test_an_empty_batch_is_nothing_to_write(n_stored):
+    rb = buffer(3)
+    rb.extend(rows([1.0] * n_stored))
+    assert rb.extend(rows([])).tolist() == []
+    assert (len(rb), rb.write_count) == (n_stored, n_stored)
+
+
+def test_a_storage_that_another_process_lays_out():
+    rb = buffer(3, shared_init=True)
+    view = object.__new__(LazyTensorStorage)
+    view.__dict__.update(rb._storage.__dict__)  # shares what processes share
+    other = TensorDictReplayBuffer(storage=view, writer=RewardPrioritizedWriter(), batch_size=2)
+    assert other.writer.threshold == -math.inf
+    rb.extend(rows([1.0, 5.0, 3.0]))
+    assert (len(other), other._storage.initialized) == (3, False)
+    assert other.extend(rows([2.0], 3)).tolist() == [0]
+    assert contents(rb) == contents(other) == [(2.0, 3), (3.0, 2), (5.0, 1)]
+    assert rb.writer.threshold == 2.0

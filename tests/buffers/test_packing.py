@@ -1,0 +1,328 @@
+from __future__ import annotations
+
+import copy
+import pickle
+from itertools import islice, pairwise
+
+import pytest
+import torch
+from buffers.packed_episodes import PlainPacker, episodes_in
+from envs.toy_envs import Ladder
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensordict import TensorDict
+from torchrl.collectors import Collector
+from torchrl.collectors.utils import split_trajectories
+
+from gfn_rb import (
+    PackTrajectories,
+    Sampler,
+    Trajectories,
+    fifo_buffer,
+    reward_prioritized_buffer,
+    terminating_state_buffer,
+)
+from gfn_rb.envs import HyperGrid
+from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
+from gfn_rb.rollout import ActionSampler, trajectory_log_probs
+from gfn_rb.training import ForwardPolicy
+
+TOP = 4
+
+
+def ladder(*batch_size):
+    return Ladder(TOP, batch_size)
+
+
+def collector(env, policy=None, **options):
+    """A collector of legal actions at random; TorchRL warns of transforms no policy here needs."""
+    policy = env.rand_action if policy is None else policy
+    options = {"auto_register_policy_transforms": False, "total_frames": -1, **options}
+    return Collector(env, policy, **options)
+
+
+def buffer(env, **options):
+    transform = PackTrajectories(env)
+    return fifo_buffer(500, max_length=env.max_length, transform=transform, **options)
+
+
+def frames_of(env, n_steps, seed=0):
+    """One long collector batch, [*B, n_steps]."""
+    torch.manual_seed(seed)
+    source = collector(env, frames_per_batch=n_steps * env.batch_size.numel())
+    try:
+        return next(iter(source)).clone()
+    finally:
+        source.shutdown()
+
+
+@pytest.mark.parametrize("n_steps", [1, 2, 3, 7])
+@pytest.mark.parametrize("batch_size", [(), (3,), (2, 2)])
+def test_a_collector_fills_a_buffer_with_every_whole_episode(batch_size, n_steps):
+    torch.manual_seed(1)
+    env, log = ladder(*batch_size), []
+    rb = buffer(env)
+    source = collector(
+        env,
+        frames_per_batch=n_steps * env.batch_size.numel(),
+        replay_buffer=rb,
+        postproc=lambda frames: log.append(frames.clone()) or frames,
+    )
+    plain, expected = PlainPacker(), []
+    for _ in islice(source, 12):
+        expected += plain.pack(log[-1])
+        assert len(rb) == len(expected)
+    source.shutdown()
+    assert len(expected) >= 3
+    assert episodes_in(rb[:]) == expected
+    stored = Trajectories.from_tensordict(rb[:])
+    assert torch.equal(stored.log_reward, stored.condition[:, 0] * stored.terminating_states)
+
+
+@pytest.mark.parametrize("options", [{}, {"use_buffers": False}])
+def test_as_a_postproc_it_outlives_the_memory_a_collector_reuses(options):
+    torch.manual_seed(2)
+    env, log, plain = ladder(3), [], PlainPacker()
+    pack = PackTrajectories(env)
+
+    def packed(frames):
+        log.extend(plain.pack(frames))
+        return pack(frames)
+
+    source = collector(env, frames_per_batch=6, postproc=packed, **options)
+    found = [row for batch in islice(source, 15) for row in episodes_in(batch)]
+    source.shutdown()
+    assert len(found) > 10
+    assert found == log
+
+
+@pytest.mark.parametrize("n_steps", [2, 9])
+def test_with_whole_trajectories_from_the_collector(n_steps):
+    torch.manual_seed(3)
+    env = ladder(3)
+    rb = buffer(env)
+    source = collector(
+        env, frames_per_batch=3 * n_steps, replay_buffer=rb, trajs_per_batch=2, total_frames=54
+    )
+    for _ in source:
+        pass
+    stored = Trajectories.from_tensordict(rb[:])
+    assert len(rb) > 8
+    assert torch.equal(stored.log_reward, stored.condition[:, 0] * stored.terminating_states)
+    assert 54 - 3 * TOP <= int(stored.length.sum()) <= 54
+
+
+LONG = frames_of(ladder(3), 40)
+WHOLE = PlainPacker().pack(LONG)
+# After this step an episode has made one move, and will have made two after the next.
+CUT = int((LONG["next", "state"] == 2).any(0).nonzero()[3])
+
+
+def rows_of(pack, *parts):
+    """The episodes that a packer makes of one batch after the other."""
+    return [row for part in parts for row in episodes_in(pack(part))]
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.integers(0, 40), max_size=12))
+def test_where_batches_are_cut_does_not_matter(cuts):
+    edges = [0, *sorted(cuts), 40]
+    parts = [LONG[:, a:b] for a, b in pairwise(edges)]
+    found = rows_of(PackTrajectories(ladder()), *parts)
+    assert sorted(found) == sorted(WHOLE)
+
+
+@settings(max_examples=5, deadline=None)
+@given(st.lists(st.permutations(range(3)), min_size=8, max_size=8))
+def test_workers_may_come_in_any_order(orders):
+    # As a postproc in the main process: one batch of each worker at a time.
+    parts = [LONG[w : w + 1, 5 * i : 5 * i + 5] for i, order in enumerate(orders) for w in order]
+    assert sorted(rows_of(PackTrajectories(ladder()), *parts)) == sorted(WHOLE)
+
+
+def test_padding_is_no_frame():
+    pack = PackTrajectories(ladder())
+    parts = [split_trajectories(LONG[:, a : a + 8], prefix="collector") for a in range(0, 40, 8)]
+    assert not all(part["collector", "mask"].all() for part in parts)
+    assert sorted(rows_of(pack, *parts)) == sorted(WHOLE)
+
+
+def test_frames_that_an_interrupted_collector_did_not_reach_are_left_out():
+    first, rest = LONG[:, :10].clone(), LONG[:, 4:]
+    first["collector", "traj_ids"][:, 4:] = -1
+    assert sorted(rows_of(PackTrajectories(ladder()), first, rest)) == sorted(WHOLE)
+
+
+def test_truncated_episodes_are_left_out():
+    torch.manual_seed(4)
+    env, log = ladder(3), []
+    rb = buffer(env)
+    source = collector(
+        env,
+        frames_per_batch=9,
+        replay_buffer=rb,
+        max_frames_per_traj=2,
+        total_frames=90,
+        postproc=lambda frames: log.append(frames.clone()) or frames,
+    )
+    for _ in source:
+        pass
+    plain = PlainPacker()
+    expected = [row for frames in log for row in plain.pack(frames)]
+    ends = torch.cat([frames["next", "done"] for frames in log]).sum()
+    assert 0 < len(expected) < int(ends)
+    assert episodes_in(rb[:]) == expected
+
+
+def test_episodes_of_which_the_beginning_is_missing_are_left_out():
+    late = LONG[:, 1:]
+    began = {int(i) for i in LONG["collector", "traj_ids"][:, 0]}
+    n_long = sum(int((LONG["collector", "traj_ids"] == i).sum()) > 1 for i in began)
+    assert n_long > 0
+    found = rows_of(PackTrajectories(ladder()), late)
+    assert len(found) == len(WHOLE) - len(began)
+    assert set(map(str, found)) < set(map(str, WHOLE))
+
+
+def test_abandoned_episodes_are_never_stored_and_dropped_in_the_end():
+    torch.manual_seed(5)
+    env = ladder(4)
+    pack = PackTrajectories(env, patience=3)
+    source = collector(env, frames_per_batch=4, postproc=pack, reset_at_each_iter=True)
+    kept = []
+    for batch in islice(source, 40):
+        assert (batch["length"] == 1).all()
+        kept.append(len(pack._under_way.frames))
+    source.shutdown()
+    # Of each batch at most one frame per environment, for three batches after its own.
+    assert max(kept) <= 16
+    assert min(kept[10:]) >= 1
+
+
+def test_patience_counts_batches_that_do_not_continue_an_episode():
+    row, other = LONG[:1, :1], LONG[1:2]
+    number = int(row["collector", "traj_ids"])
+    length = int((LONG["collector", "traj_ids"] == number).sum())
+    assert length > 1
+    for n_others, n_found in ((2, 1), (3, 0)):
+        pack = PackTrajectories(ladder(), patience=2)
+        pack(row)
+        for i in range(n_others):
+            pack(other[:, i : i + 1])
+        assert len(episodes_in(pack(LONG[:1, 1:length]))) == n_found
+
+
+def test_forgotten_episodes_are_not_completed():
+    pack = PackTrajectories(ladder())
+    began = {int(i) for i in LONG["collector", "traj_ids"][:, 3]}
+    before = rows_of(pack, LONG[:, :4])
+    pack.forget()
+    after = rows_of(pack, LONG[:, 4:])
+    cut = sum(int((LONG["collector", "traj_ids"][:, 4:] == i).sum()) > 0 for i in began)
+    assert cut > 0
+    assert len(before) + len(after) == len(WHOLE) - cut
+
+
+def test_log_probs_are_those_of_the_actions():
+    torch.manual_seed(6)
+    env = HyperGrid(2, 4, batch_size=(3,))
+    policy = ForwardPolicy(env, (8,))
+    rb = buffer(env, keep=["log_prob", "estimator_output"])
+    acting = ActionSampler(policy, save_logprobs=True, save_estimator_outputs=True)
+    for _ in collector(env, acting, frames_per_batch=12, replay_buffer=rb, total_frames=120):
+        pass
+    stored = Trajectories.from_tensordict(rb[:])
+    assert len(stored) > 10
+    recomputed = trajectory_log_probs(policy, env, stored).detach()
+    torch.testing.assert_close(stored.log_prob, recomputed, atol=1e-5, rtol=0)
+    logits = policy(TensorDict({"state": stored.state[:, 0]}, [len(stored)]))["logits"]
+    torch.testing.assert_close(stored.estimator_output[:, 0], logits.detach())
+    is_past = torch.arange(stored.n_steps) >= stored.length[:, None]
+    assert (stored.log_prob[is_past] == 0).all()
+
+
+def test_fields_that_only_some_frames_of_a_batch_have_are_dropped():
+    first, rest = LONG[:, :4].clone(), LONG[:, 4:].clone()
+    rest["log_prob"] = torch.zeros(rest.shape)
+    pack = PackTrajectories(ladder())
+    assert sorted(rows_of(pack, first, rest)) == sorted(WHOLE)
+    assert "log_prob" not in pack(rest[:, :0]).keys()  # noqa: SIM118
+
+
+@pytest.mark.parametrize("make", [fifo_buffer, reward_prioritized_buffer])
+def test_a_batch_in_which_no_episode_ends_writes_nothing(make):
+    env = ladder(1)
+    rb = make(10, max_length=env.max_length, transform=PackTrajectories(env))
+    step = LONG[:1, :1]
+    assert not step["next", "done"].any()
+    assert rb.extend(step).tolist() == []
+    assert (len(rb), rb.write_count) == (0, 0)
+    rb.extend(Sampler(ForwardPolicy(env)).sample_trajectories(env, 2).to_tensordict())
+    other = step.clone()
+    other["collector", "traj_ids"] += 99
+    assert rb.extend(other).tolist() == []
+    assert (len(rb), rb.write_count) == (2, 2)
+
+
+def test_a_buffer_of_terminating_states_takes_frames_too():
+    env = ladder(3)
+    rb = terminating_state_buffer(100, transform=PackTrajectories(env), batch_size=5)
+    for i in range(0, 40, 5):
+        rb.extend(LONG[:, i : i + 5])
+    assert sorted(rb[:]["state"].tolist()) == sorted(row[0][-2] for row in WHOLE)
+    assert rb.sample().keys() >= {"state", "log_reward", "condition"}
+
+
+def test_what_holds_no_frames_passes():
+    env = HyperGrid(2, 4)
+    trajectories = Sampler(ForwardPolicy(env)).sample_trajectories(env, 5)
+    pack = PackTrajectories(env)
+    for item in (trajectories, trajectories.to_transitions(), trajectories.to_states()):
+        rows = item.to_tensordict()
+        assert pack(rows) is rows
+        assert (pack.inv(rows) == rows).all()
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+def test_a_copy_has_no_episodes_under_way(duplicate):
+    pack = PackTrajectories(ladder(), patience=7)
+    before = rows_of(pack, LONG[:, :4])
+    other = duplicate(pack)
+    assert other.patience == 7
+    assert sorted(rows_of(other, LONG)) == sorted(WHOLE)
+    assert sorted(before + rows_of(pack, LONG[:, 4:])) == sorted(WHOLE)
+
+
+def test_episodes_that_do_not_go_on_where_they_were_are_refused_and_nothing_is_lost():
+    # As when two collectors, which number their episodes alike, share a packer.
+    pack = PackTrajectories(ladder())
+    found = rows_of(pack, LONG[:, :CUT])
+    message = "each collector needs a PackTrajectories of its own"
+    with pytest.raises(
+        ArgumentError, match=rf"trajectory \d+ must go on from state 1, .*: {message}"
+    ):
+        pack(LONG[:, CUT + 1 :])
+    assert sorted(found + rows_of(pack, LONG[:, CUT:])) == sorted(WHOLE)
+
+
+def test_frames_without_ids_are_refused():
+    env = ladder(3)
+    rb = buffer(env)
+    source = collector(env, frames_per_batch=6, replay_buffer=rb, track_traj_ids=False)
+    with pytest.raises(KeyMismatchError, match=r"must have .*traj_ids.*track_traj_ids=True; got"):
+        next(iter(source))
+    source.shutdown()
+    assert len(rb) == 0
+
+
+def test_bad_input(unchecked):
+    with pytest.raises(ArgumentError, match="patience must be at least 1, got 0"):
+        PackTrajectories(ladder(), patience=0)
+    pack = PackTrajectories(ladder())
+    frames = LONG[:, :4].clone()
+    frames["collector", "traj_ids"] = frames["collector", "traj_ids"][..., None]
+    with pytest.raises(ShapeError, match=r"traj_ids.* has shape \[3, 4, 1\]; expected \[3, 4\]"):
+        pack(frames)
+    with pytest.raises(KeyMismatchError, match=r"no .*next.*state"):
+        pack(LONG.exclude(("next", "state")))
+    assert sorted(rows_of(pack, LONG)) == sorted(WHOLE)

@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from envs.toy_envs import Ladder
+from statistics_of_draws import chi_square_p
+from tensordict import TensorDict
+from tensordict.nn import TensorDictModule
+from torchrl.envs.utils import ExplorationType, set_exploration_type
+
+from gfn_rb import ActionSampler, Trajectories
+from gfn_rb.envs import HyperGrid
+from gfn_rb.errors import ArgumentError, KeyMismatchError, NaNError
+from gfn_rb.rollout import Exploration, trajectory_log_probs
+from gfn_rb.training import BackwardPolicy, ForwardPolicy
+
+GRID = HyperGrid(2, 3)
+
+
+def constant_policy(*logits):
+    """A policy that gives the same logits everywhere."""
+
+    def give(state):
+        return torch.tensor(logits).expand(len(state), len(logits))
+
+    policy = TensorDictModule(give, in_keys=["state"], out_keys=["logits"])
+    policy.is_backward = False
+    return policy
+
+
+def at(*states, env=GRID):
+    """What the environment observes in states."""
+    state = torch.tensor(states)
+    return TensorDict({"state": state, "action_mask": env.forward_mask(state)}, [len(state)])
+
+
+@pytest.mark.parametrize("batch_size", [(), (3,), (2, 2)])
+def test_rollouts_of_any_batch_size(batch_size):
+    torch.manual_seed(0)
+    env = HyperGrid(2, 3, batch_size=batch_size)
+    policy = ForwardPolicy(env, (8,))
+    acting = ActionSampler(policy, save_logprobs=True)
+    rollout = env.rollout(
+        20, acting, break_when_any_done=False, break_when_all_done=bool(batch_size)
+    )
+    assert rollout["action"].shape == rollout["log_prob"].shape == rollout.shape
+    rows = Trajectories.from_rollout(rollout, env.source_state)
+    assert len(rows) >= env.batch_size.numel()
+    recomputed = trajectory_log_probs(policy, env, rows).detach()
+    torch.testing.assert_close(rows.log_prob, recomputed, atol=1e-5, rtol=0)
+
+
+def test_conditions_reach_the_policy():
+    torch.manual_seed(1)
+    env = Ladder(3, (50,))
+    policy = TensorDictModule(
+        # Exit at once where the condition is above 1/2, never before the top where it is not.
+        lambda state, condition: torch.cat([0 * condition, (condition - 0.5) * 1e6], 1),
+        in_keys=["state", "condition"],
+        out_keys=["logits"],
+    )
+    policy.is_backward = False
+    acting = ActionSampler(policy)
+    assert acting.in_keys == ["state", "condition", "action_mask"]
+    rows = Trajectories.from_rollout(
+        env.rollout(10, acting, break_when_any_done=False, break_when_all_done=True)
+    )
+    assert torch.equal(rows.length == 1, rows.condition[:, 0] > 0.5)
+    assert set(rows.length.tolist()) == {1, 4}
+
+
+def test_draws_follow_the_distribution_of_the_options():
+    options = {"epsilon": 0.3, "temperature": 2.0, "exit_bias": 0.5}
+    td = at(*[[0, 2]] * 4000)  # the second coordinate is at its end: two legal actions
+    logits = torch.tensor([[0.3, 5.0, 1.0]])
+    acting = ActionSampler(
+        constant_policy(0.3, 5.0, 1.0),
+        save_logprobs=True,
+        save_estimator_outputs=True,
+        generator=torch.Generator().manual_seed(5),
+        **options,
+    )
+    out = acting(td)
+    p = Exploration(**options).probabilities(logits, GRID.forward_mask(torch.tensor([[0, 2]])))[0]
+    assert p[1] == 0
+    counts = torch.bincount(out["action"], minlength=3)
+    assert counts[1] == 0
+    assert chi_square_p(counts[[0, 2]], p[[0, 2]]) > 1e-3
+    torch.testing.assert_close(out["log_prob"], p[out["action"]].log())
+    assert torch.equal(out["estimator_output"], logits.expand(4000, 3))
+
+
+def test_keys_written_are_those_announced():
+    policy = constant_policy(0.0, 0.0, 0.0)
+    for options, added in (
+        ({}, []),
+        ({"save_logprobs": True}, ["log_prob"]),
+        ({"save_estimator_outputs": True}, ["estimator_output"]),
+        (
+            {"save_logprobs": True, "save_estimator_outputs": True},
+            ["log_prob", "estimator_output"],
+        ),
+    ):
+        acting = ActionSampler(policy, **options)
+        assert acting.in_keys == ["state", "action_mask"]
+        assert acting.out_keys == ["action", *added]
+        td = acting(at([0, 0]))
+        assert set(td.keys()) == {"state", "action_mask", "action", *added}
+
+
+@pytest.mark.parametrize(
+    "kind", [ExplorationType.MODE, ExplorationType.DETERMINISTIC, ExplorationType.MEAN]
+)
+def test_deterministic_exploration_takes_the_most_likely_legal_action(kind):
+    acting = ActionSampler(constant_policy(2.0, 3.0, 1.0), save_logprobs=True)
+    with set_exploration_type(kind):
+        out = acting(at([0, 0], [0, 2], [2, 2]))
+    assert out["action"].tolist() == [1, 0, 2]
+    expected = torch.tensor([2.0, 3.0, 1.0]).log_softmax(0)[1]
+    torch.testing.assert_close(out["log_prob"][0], expected)
+    assert out["log_prob"][2] == 0
+    with set_exploration_type(ExplorationType.RANDOM):
+        assert len(acting(at(*[[0, 0]] * 200))["action"].unique()) == 3
+
+
+def test_rows_in_the_sink_exit():
+    acting = ActionSampler(constant_policy(0.0, 0.0, 0.0), save_logprobs=True)
+    out = acting(at([-1, -1], [2, 2]))
+    assert out["action"].tolist() == [2, 2]
+    assert out["log_prob"].tolist() == [0, 0]
+
+
+def test_the_mask_is_that_of_the_tensordict():
+    td = at([0, 0])
+    td["action_mask"] = torch.tensor([[False, True, False]])
+    before = td["action_mask"].clone()
+    assert ActionSampler(constant_policy(9.0, 0.0, 9.0))(td)["action"].tolist() == [1]
+    assert torch.equal(td["action_mask"], before)
+
+
+def test_the_policys_weights_are_its_own_and_nothing_is_recorded():
+    policy = ForwardPolicy(GRID, (4,))
+    acting = ActionSampler(policy, save_logprobs=True, save_estimator_outputs=True)
+    assert {id(p) for p in acting.parameters()} == {id(p) for p in policy.parameters()}
+    out = acting(at([0, 0]))
+    assert not out["log_prob"].requires_grad
+    assert not out["estimator_output"].requires_grad
+
+
+@pytest.mark.parametrize("kind", [ExplorationType.RANDOM, ExplorationType.MODE])
+def test_logits_that_are_no_numbers(kind):
+    acting = ActionSampler(constant_policy(0.0, torch.nan, 0.0))
+    with set_exploration_type(kind), pytest.raises(NaNError, match=r"nan.*for state \[0, 0\]"):
+        acting(at([0, 2], [0, 0]))
+
+
+def test_bad_input():
+    with pytest.raises(ArgumentError, match="forward one, got one with is_backward=True"):
+        ActionSampler(BackwardPolicy(GRID))
+    with pytest.raises(ArgumentError, match=r"is_backward.*None"):
+        ActionSampler(TensorDictModule(lambda x: x, in_keys=["state"], out_keys=["logits"]))
+    with pytest.raises(ArgumentError, match=r"among .*got \['eps'\]"):
+        ActionSampler(ForwardPolicy(GRID), eps=0.1)
+    with pytest.raises(ArgumentError, match=r"epsilon must be in \[0, 1\], got 2"):
+        ActionSampler(ForwardPolicy(GRID), epsilon=2.0)
+    with pytest.raises(KeyMismatchError, match=r"action_mask.*got.*state"):
+        ActionSampler(ForwardPolicy(GRID))(TensorDict({"state": GRID.source(1)}, [1]))

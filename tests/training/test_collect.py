@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+import copy
+import os
+import signal
+import threading
+
+import pytest
+import torch
+from envs.toy_envs import Ladder
+
+from gfn_rb import Sampler, Trajectories
+from gfn_rb.errors import ArgumentError, CheckpointMismatchError, WorkerError
+from gfn_rb.rollout import trajectory_log_probs
+from gfn_rb.training import BackwardPolicy, ForwardPolicy, WorkerSource
+from gfn_rb.training.collect import _seed_of
+
+SEED = 7
+
+
+def make_policy():
+    torch.manual_seed(3)
+    return ForwardPolicy(Ladder(4), (8,))
+
+
+@pytest.fixture(scope="module")
+def source():
+    with WorkerSource(lambda: Ladder(4), make_policy(), 2, seed=SEED, epsilon=0.25) as source:
+        yield source
+
+
+@pytest.fixture(autouse=True)
+def _from_the_start(request):
+    if "source" in request.fixturenames:
+        source = request.getfixturevalue("source")
+        source._policy.load_state_dict(make_policy().state_dict())
+        source.batches_drawn = 0
+
+
+def expected(policy, n, batch, worker):
+    """What a worker samples, sampled here."""
+    with torch.random.fork_rng():
+        torch.manual_seed(_seed_of(SEED, batch, worker))
+        return Sampler(policy).sample_trajectories(Ladder(4), n, epsilon=0.25)
+
+
+def assert_equal(one, other):
+    assert (one.to_tensordict() == other.to_tensordict()).all()
+
+
+@pytest.mark.parametrize("n", [7, 6, 1])
+def test_a_batch_is_that_of_each_worker_in_turn(source, n):
+    for batch in range(2):
+        parts = [expected(make_policy(), k, batch, i) for i, k in enumerate([n - n // 2, n // 2])]
+        fresh = source.sample(n)
+        assert len(fresh) == n
+        assert_equal(fresh, Trajectories.cat(parts))
+        assert torch.equal(fresh.log_reward, fresh.condition[:, 0] * fresh.terminating_states)
+
+
+def test_no_trajectories_and_an_interrupt(source):
+    for worker in source._workers:
+        os.kill(worker.process.pid, signal.SIGINT)  # Ctrl-C is the main process's business
+    assert len(source.sample(0)) == 0
+    assert len(source.sample(2)) == 2
+
+
+def test_current_weights_are_used(source):
+    before = source.sample(64)
+    with torch.no_grad():
+        source._policy.head.bias.copy_(torch.tensor([1e6, 0.0]))  # up to the top
+    after = source.sample(64)
+    assert (before.length < 5).any()
+    # A share epsilon of the draws, half of them exits, is uniform.
+    assert 0.4 < float((after.length == 5).double().mean()) < 0.8
+    assert_equal(after, Trajectories.cat([expected(source._policy, 32, 1, i) for i in range(2)]))
+    assert all(p.requires_grad for p in source._policy.parameters())
+    trajectory_log_probs(source._policy, Ladder(4), after).sum().backward()  # it still learns
+
+
+def test_a_source_goes_on_where_another_was(source):
+    source.sample(5)
+    state = copy.deepcopy(source.state_dict())
+    second = source.sample(5)
+    source.batches_drawn = 0
+    assert not torch.equal(source.sample(5).condition, second.condition)
+    source.load_state_dict(state)
+    assert_equal(source.sample(5), second)
+
+
+def test_state_of_another_source_is_refused(source):
+    state = source.state_dict()
+    assert state == {"seed": SEED, "n_workers": 2, "batches_drawn": 0}
+    with pytest.raises(CheckpointMismatchError, match="state is of n_workers=3, expected 2"):
+        source.load_state_dict({**state, "n_workers": 3})
+    with pytest.raises(CheckpointMismatchError, match="state is of seed=8, expected 7"):
+        source.load_state_dict({**state, "seed": 8})
+
+
+def test_a_negative_number_is_refused(source):
+    with pytest.raises(ArgumentError, match="n must be at least 0, got -1"):
+        source.sample(-1)
+
+
+def test_seeds_differ():
+    seeds = {_seed_of(s, b, w) for s in range(3) for b in range(20) for w in range(5)}
+    assert len(seeds) == 300
+
+
+def test_bad_options():
+    policy = make_policy()
+    for n_workers, options, message in [
+        (0, {}, "n_workers must be at least 1, got 0"),
+        (1, {"seed": -1}, "seed must be at least 0, got -1"),
+        (1, {"generator": torch.Generator()}, "generator must not be given"),
+        (1, {"epsilon": 1.5}, r"epsilon must be in \[0, 1\], got 1.5"),
+        (1, {"temprature": 1.5}, r"policy_kwargs must be among .* got \['temprature'\]"),
+    ]:
+        with pytest.raises(ArgumentError, match=message):
+            WorkerSource(lambda: Ladder(4), policy, n_workers, **options)
+    with pytest.raises(ArgumentError, match="forward one, got one with is_backward=True"):
+        WorkerSource(lambda: Ladder(4), BackwardPolicy(Ladder(4)), 1)
+    lock = threading.Lock()
+    with pytest.raises(ArgumentError, match="make_env must be picklable: cannot pickle"):
+        WorkerSource(lambda: (lock, Ladder(4))[1], policy, 1)
+
+
+class Failing(Ladder):
+    """Fails when asked for the reward of the top; ends its process for that of the source."""
+
+    def log_reward(self, state, condition=None):
+        if (state == self.top).any():
+            raise FileNotFoundError("no table\nof rewards")
+        if (state == 0).any():
+            os._exit(3)
+        return super().log_reward(state, condition)
+
+
+def is_gone(process):
+    process.join(10)
+    return not process.is_alive()
+
+
+def test_what_fails_in_a_worker_is_raised_here_and_ends_all():
+    policy = make_policy()
+    with torch.no_grad():
+        policy.head.bias.copy_(torch.tensor([1e6, 0.0]))
+    source = WorkerSource(lambda: Failing(3), policy, 2)
+    processes = [worker.process for worker in source._workers]
+    with pytest.raises(WorkerError, match=r"^worker 0: FileNotFoundError: no table$") as caught:
+        source.sample(4)
+    assert "in log_reward" in str(caught.value.__cause__)
+    assert all(map(is_gone, processes))
+    with pytest.raises(ArgumentError, match="the workers are stopped"):
+        source.sample(4)
+
+
+def test_a_worker_that_dies_is_noticed():
+    policy = make_policy()
+    with torch.no_grad():
+        policy.head.bias.copy_(torch.tensor([0.0, 1e6]))
+    source = WorkerSource(lambda: Failing(3), policy, 1)
+    with pytest.raises(WorkerError, match=r"^worker 0 died, exit code 3$"):
+        source.sample(4)
+
+
+def test_an_environment_that_cannot_be_made():
+    with pytest.raises(WorkerError, match=r"^worker 0: ZeroDivisionError: .*by zero$"):
+        WorkerSource(lambda: Ladder(1 // 0), make_policy(), 1)
