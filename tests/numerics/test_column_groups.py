@@ -30,3 +30,13 @@ def test_a_table_of_all_rows_is_made_when_those_apart_are_many():
         assert index._recent_slot.shape[0] < 512 + 8 * 71
     look = index.look(rows[[7, 4800]] + torch.tensor([0, 0, 0, 0, 0, 1]))
     assert [each.tolist() for each in index.near(look)] == [[0, 1], [7, 4800]]
+
+
+def test_an_index_emptied_and_filled_again():
+    rows = torch.arange(18).view(3, 6)
+    index = ColumnGroups(4, rows, 1.0, 1.0, 1)
+    index.assign(rows)
+    index.assign(rows[:0])
+    assert index.near(index.look(rows))[0].tolist() == []
+    index.write(torch.arange(2), index.look(rows[1:]), 2)
+    assert [each.tolist() for each in index.near(index.look(rows))] == [[1, 2], [0, 1]]
