@@ -175,7 +175,7 @@ KINDS: dict[str, tuple[Make, Callable[[int], Any]]] = {
     ),
     "far apart on disk": (
         lambda: diverse_buffer(
-            CAPACITY, batch_size=4, cutoff_distance=2, storage=LazyMemmapStorage(CAPACITY)
+            CAPACITY, batch_size=4, cutoff_distance=2.0, storage=LazyMemmapStorage(CAPACITY)
         ),
         trajectories,
     ),
