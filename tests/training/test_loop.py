@@ -345,11 +345,12 @@ def test_the_target_is_learnt_by_every_loss(loss):
 
 @pytest.mark.parametrize("loops", [1, 2])
 def test_what_a_search_finds_is_learnt_in_batches_of_the_usual_size(loops):
-    trainer = Recorded(grid(local_search=loops, replay_ratio=0.5))
+    trainer = Recorded(grid(local_search=loops, replay_ratio=1.5))
     trainer.step()
     fresh, replayed = trainer.batches[: 1 + loops], trainer.batches[1 + loops :]
     assert [len(batch) for batch in fresh] == [8] * (1 + loops)
-    assert sum(map(len, replayed)) == 4 * (1 + loops)
+    assert sum(map(len, replayed)) == 12 * (1 + loops)
+    assert max(map(len, replayed)) == 8
     assert len(trainer.rb) == min(8 * (1 + loops), 24)
     assert trainer.measure()["reward_calls"] == 8 * (1 + loops)
 

@@ -89,15 +89,16 @@ def test_draws_follow_their_rule(draw, temperature, expected):
 
 
 def test_steps_are_drawn_by_what_their_episode_came_to():
-    """An episode of reward 3 and one of reward 1, of equal length: shares 3/4 and 1/4 of draws."""
+    """An episode of reward 3 and one of reward 1, of 4 steps each: 3/16 and 1/16 of the draws."""
     trainer = Trainer(grid(loss="db", replay="transitions", capacity=1000))
     batch = trainer.source.sample(200)
     short = batch[(batch.length == 4).nonzero()[:2, 0]].to_tensordict()
     short.set(LOG_REWARD, torch.tensor([3.0, 1.0]).log())
     trainer.rb.extend(short)
     drawn = trainer.rb.sample(4000)
-    share = (drawn[INDEX] < 4).float().mean()
-    assert float(share) == pytest.approx(0.75, abs=4 * (0.75 * 0.25 / 4000) ** 0.5)
+    share = torch.bincount(drawn[INDEX], minlength=8) / 4000
+    expected = torch.tensor([3 / 16] * 4 + [1 / 16] * 4)
+    torch.testing.assert_close(share, expected, rtol=0, atol=4 * (3 / 16 * 13 / 16 / 4000) ** 0.5)
 
 
 # Priorities.
