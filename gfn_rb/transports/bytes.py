@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from gfn_rb.shapes import Int
+from gfn_rb.transports.base import Late, Part
 
 
 def blank(nbytes: int) -> Int[Tensor, "n"]:
@@ -19,17 +20,17 @@ def blank(nbytes: int) -> Int[Tensor, "n"]:
     return torch.empty(nbytes, dtype=torch.uint8)
 
 
-def joined(parts: Sequence[memoryview], nbytes: int) -> Int[Tensor, "n"]:
+def joined(parts: Sequence[Part], nbytes: int) -> Int[Tensor, "n"]:
     """Return a copy of buffers, one after another.
 
     Args:
-        parts: the buffers, as bytes.
+        parts: the buffers.
         nbytes: what they amount to.
     """
     data = blank(nbytes)
     view = data.numpy().data
     end = 0
     for part in parts:
-        start, end = end, end + len(part)
-        view[start:end] = part
+        start, end = end, end + part.nbytes
+        view[start:end] = part.make() if isinstance(part, Late) else part
     return data

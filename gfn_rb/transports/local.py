@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TypeVar
 
 from torch import Tensor
 
 from gfn_rb.errors import ArgumentError, PeerLostError, TransportTimeoutError
-from gfn_rb.transports.base import MAX_NBYTES, TIMEOUT, Envelope, Transport
+from gfn_rb.transports.base import MAX_NBYTES, TIMEOUT, Envelope, Part, Payload, Transport
 from gfn_rb.transports.bytes import joined
 
 T = TypeVar("T")
@@ -56,13 +56,11 @@ class LocalTransport(Transport):
         post = Post(size)
         return [cls(rank, post, timeout, max_nbytes) for rank in range(size)]
 
-    def send(
-        self, payload: Sequence, dest: int, tag: int = 0, timeout: float | None = None
-    ) -> None:
+    def send(self, payload: Payload, dest: int, tag: int = 0, timeout: float | None = None) -> None:
         """Send a message; it is copied, so this does not wait.
 
         Args:
-            payload: buffers, which arrive joined.
+            payload: buffers, or ``Late`` ones, which arrive joined.
             dest: rank of the receiver; may be this one.
             tag: 0 to 32,000: what the receiver can choose by.
             timeout: is not needed.
@@ -75,7 +73,7 @@ class LocalTransport(Transport):
         self._seconds(timeout)
         self.isend(payload, dest, tag)
 
-    def _isend(self, parts: list[memoryview], nbytes: int, dest: int, tag: int) -> Letter:
+    def _isend(self, parts: list[Part], nbytes: int, dest: int, tag: int) -> Letter:
         letter = Letter(self.rank, dest, tag, joined(parts, nbytes), self._post, self.timeout)
         with self._post.changed:
             if dest in self._post.closed:
