@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -319,6 +320,14 @@ class Transport(ABC):
 
 
 def checked_timeout(timeout: float) -> float:
+    """Return a timeout that makes sense.
+
+    Args:
+        timeout: in seconds.
+
+    Raises:
+        ArgumentError: it is negative or NaN.
+    """
     if math.isnan(timeout) or timeout < 0:
         raise ArgumentError(f"timeout is {timeout}; expected seconds, 0 or more")
     return timeout
@@ -340,19 +349,26 @@ def _any(what: str, which: int | None) -> str:
     return f"any {what}" if which is None else f"{what} {which}"
 
 
-_EAGER = 2e-3  # seconds: most answers come within
+_EAGER = 2e-3  # seconds: most answers come within, and the shortest sleep takes longer than many
 _LONGEST = 2e-3
 
 
 def polled(look: Callable[[], T | None], seconds: float) -> T | None:
-    """Call again and again: without pause at first, then more and more seldom.
+    """Call again and again until the result is not None, or time is up; return it.
 
-    At first it only lets other processes run in between, for a sleep takes longer than a small
-    message; later it sleeps, at most a tenth of the time waited and never above 2 ms.
+    At first it only lets other processes run in between; later it sleeps, a tenth of the time
+    waited but never above 2 ms.
+
+    Args:
+        look: what to call.
+        seconds: how long.
     """
     start = time.monotonic()
     waited = 0.0
     while (found := look()) is None and waited < seconds:
-        time.sleep(0 if waited < _EAGER else min(waited / 10, _LONGEST, seconds - waited))
+        if waited < _EAGER:
+            os.sched_yield()
+        else:
+            time.sleep(min(waited / 10, _LONGEST, seconds - waited))
         waited = time.monotonic() - start
     return found
