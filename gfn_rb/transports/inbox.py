@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from gfn_rb.errors import PeerLostError, TransportTimeoutError
+from gfn_rb.errors import PeerLostError, TransportError, TransportTimeoutError
 from gfn_rb.transports.base import Envelope, Transport, checked_timeout
 
 T = TypeVar("T")
@@ -27,6 +27,8 @@ class Post:
         self.inboxes: list[list[Letter]] = [[] for _ in range(size)]
         self.gone: dict[int, str] = {}
         """The ranks that are gone, and how that is known."""
+        self.shut = False
+        """Whether messages that still arrive are dropped."""
 
     def put(self, letter: Letter) -> None:
         """Put a message into the inbox of its receiver.
@@ -83,6 +85,8 @@ class Letter:
         self.tag = tag
         self.data = data
         self.delivered = False
+        self.refusal = ""
+        """Why it was not taken off the line whole."""
         self._post = post
         self._timeout = timeout
 
@@ -149,6 +153,8 @@ class InboxTransport(Transport):
             assert letter is not None
             self._inbox.remove(letter)
             letter.deliver()
+        if letter.refusal:
+            raise TransportError(letter.refusal)
         return letter.data
 
     def _first(self, source: int | None, tag: int | None) -> Letter | None:
