@@ -8,13 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gfn_rb.shapes import Int
+from gfn_rb.shapes import Shaped
 
 _STRIDES = (512, 511)  # coprime: no two words of a block share both remainders
 _WORDS = 1 << 17  # of a block: below 512 * 511, and what a cache holds between the two passes
 
 
-def checksum(data: Int[Tensor, "n"]) -> int:
+def checksum(data: Shaped[Tensor, "n"]) -> int:
     r"""Return 64 bits that depend on every byte and on where it stands.
 
     Of each block of 131,072 words :math:`w_i` of 64 bits,

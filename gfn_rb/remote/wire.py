@@ -38,7 +38,7 @@ from gfn_rb.errors import (
 )
 from gfn_rb.remote.checksum import checksum
 from gfn_rb.remote.schema import MAX_SCHEMA_NBYTES, Field, Schema, assembled, described
-from gfn_rb.shapes import Int
+from gfn_rb.shapes import Shaped
 from gfn_rb.transports.base import Buffer, Late
 
 MAGIC = b"gfn_rb\r\n"
@@ -158,7 +158,7 @@ class FrameReader:
         self._next = 0
         self._known: dict[int, Schema] = {}
 
-    def read(self, data: Int[Tensor, "n"]) -> Frame:
+    def read(self, data: Shaped[Tensor, "n"]) -> Frame:
         """Return what a message says. Items are views of it.
 
         Args:
@@ -227,7 +227,7 @@ class Prefix(NamedTuple):
     n_rows: int
 
     @classmethod
-    def read(cls, data: Int[Tensor, "n"]) -> Prefix:
+    def read(cls, data: Shaped[Tensor, "n"]) -> Prefix:
         """Return what a frame begins with, its sizes and the checksum of its head checked.
 
         Args:
@@ -379,7 +379,7 @@ def _decoded(text: bytes) -> Meta:
     return meta
 
 
-def _items(data: Int[Tensor, "n"], prefix: Prefix, fields: tuple[Field, ...]) -> TensorDict:
+def _items(data: Shaped[Tensor, "n"], prefix: Prefix, fields: tuple[Field, ...]) -> TensorDict:
     texts_end = _PREFIX.size + prefix.schema_nbytes + prefix.meta_nbytes
     plan = Plan(fields, prefix.n_rows, texts_end)
     if (prefix.head_nbytes, prefix.nbytes) != (plan.head_nbytes, plan.nbytes):
@@ -393,7 +393,7 @@ def _items(data: Int[Tensor, "n"], prefix: Prefix, fields: tuple[Field, ...]) ->
 
 
 def _check_sums(
-    data: Int[Tensor, "n"], prefix: Prefix, plan: Plan, fields: tuple[Field, ...]
+    data: Shaped[Tensor, "n"], prefix: Prefix, plan: Plan, fields: tuple[Field, ...]
 ) -> None:
     sums = memoryview(data[plan.sums_at :].numpy())
     for k, i in enumerate(plan.large):
@@ -408,7 +408,7 @@ def _check_sums(
 
 
 def _views(
-    data: Int[Tensor, "n"], plan: Plan, fields: tuple[Field, ...], n_rows: int
+    data: Shaped[Tensor, "n"], plan: Plan, fields: tuple[Field, ...], n_rows: int
 ) -> list[Tensor]:
     typed = {field.dtype: data.view(field.dtype) for field in fields}
     views = []

@@ -12,7 +12,13 @@ from typing import Any, NamedTuple, Protocol, TypeVar, Union, runtime_checkable
 
 from torch import Tensor
 
-from gfn_rb.errors import ArgumentError, PeerLostError, TransportClosedError, TransportTimeoutError
+from gfn_rb.errors import (
+    ArgumentError,
+    PeerLostError,
+    TransportClosedError,
+    TransportError,
+    TransportTimeoutError,
+)
 
 T = TypeVar("T")
 
@@ -298,6 +304,11 @@ class Transport(ABC):
             raise self._lost[self._untold.pop(0)]
         if source in self._lost:
             raise self._lost[source]
+
+    def _too_large(self, source: int, nbytes: int) -> TransportError:
+        return TransportError(
+            f"rank {source} sent {nbytes} bytes; expected at most max_nbytes, {self.max_nbytes}"
+        )
 
     # Checks.
 

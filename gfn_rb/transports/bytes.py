@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gfn_rb.shapes import Int
+from gfn_rb.shapes import Shaped
 from gfn_rb.transports.base import Late, Part
 
 
-def blank(nbytes: int) -> Int[Tensor, "n"]:
+def blank(nbytes: int) -> Shaped[Tensor, "n"]:
     """Return bytes yet to be filled, aligned to 64 bytes.
 
     Args:
@@ -20,7 +20,7 @@ def blank(nbytes: int) -> Int[Tensor, "n"]:
     return torch.empty(nbytes, dtype=torch.uint8)
 
 
-def joined(parts: Sequence[Part], nbytes: int) -> Int[Tensor, "n"]:
+def joined(parts: Sequence[Part], nbytes: int) -> Shaped[Tensor, "n"]:
     """Return a copy of buffers, one after another.
 
     Args:

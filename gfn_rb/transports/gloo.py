@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -66,9 +65,7 @@ class GlooTransport(InboxTransport):
         store, rank, size = _store(where, rank, size, timedelta(seconds=seconds))
         super().__init__(rank, Post(size), timeout, max_nbytes)
         self._hosts, self._group = _connected(store, rank, size, timedelta(seconds=seconds))
-        self._lines = {
-            peer: Line(self._group, peer, self._post, max_nbytes, rank) for peer in self._peers
-        }
+        self._lines = {peer: Line(self, peer) for peer in set(range(size)) - {rank}}
         for line in self._lines.values():
             line.start()
 
@@ -79,10 +76,6 @@ class GlooTransport(InboxTransport):
             rank: any.
         """
         return self._hosts[rank]
-
-    @property
-    def _peers(self) -> set[int]:
-        return set(range(self.size)) - {self.rank}
 
     def _isend(self, parts: list[Part], nbytes: int, dest: int, tag: int) -> Letter:
         self._check_present(dest)
@@ -106,8 +99,8 @@ class GlooTransport(InboxTransport):
         stuck = [peer for peer, line in self._lines.items() if line.sender.is_alive()]
         if stuck:
             raise TransportTimeoutError(
-                f"rank {self.rank} closed its endpoint with messages on their way to ranks {stuck}, "
-                f"which did not take them within {seconds:g} s"
+                f"rank {self.rank} closed its endpoint with messages on their way to ranks "
+                f"{stuck}, which did not take them within {seconds:g} s"
             )
 
 
@@ -115,24 +108,18 @@ class Line:
     """The connection to one peer, and the two threads that serve it.
 
     Args:
-        group: of Gloo.
+        transport: the endpoint here.
         peer: the rank at the other end.
-        post: where the inbox of this endpoint is.
-        max_nbytes: how much the inbox may hold.
-        rank: of this endpoint.
     """
 
-    def __init__(
-        self, group: dist.ProcessGroupGloo, peer: int, post: Post, max_nbytes: int, rank: int
-    ) -> None:
+    def __init__(self, transport: GlooTransport, peer: int) -> None:
         self.outgoing: queue.SimpleQueue[Letter | None] = queue.SimpleQueue()
         self.sender = self._thread(self._send_all, "send to")
         self._receiver = self._thread(self._receive_all, "receive from")
-        self._group = group
+        self._transport = transport
+        self._group = transport._group
+        self._post = transport._post
         self._peer = peer
-        self._post = post
-        self._max_nbytes = max_nbytes
-        self._rank = rank
         self._held: list[Letter] = []
 
     def start(self) -> None:
@@ -179,19 +166,17 @@ class Line:
                 self._post.put(letter)
 
     def _letter(self, nbytes: int, tag: int) -> Letter:
-        if nbytes > self._max_nbytes:
+        here = self._transport
+        if nbytes > here.max_nbytes:
             self._drop(nbytes)
-            letter = Letter(self._peer, self._rank, tag, blank(0), self._post, 0.0)
-            letter.refusal = (
-                f"rank {self._peer} sent {nbytes} bytes; expected at most max_nbytes, "
-                f"{self._max_nbytes}"
-            )
+            letter = Letter(self._peer, here.rank, tag, blank(0), self._post, 0.0)
+            letter.refused = nbytes
             return letter
         self._post.wait(lambda: self._has_room(nbytes) or self._post.shut or None, math.inf)
         data = blank(nbytes)
         for chunk in data.split(_CHUNK) if nbytes else ():
             self._receive(chunk)
-        letter = Letter(self._peer, self._rank, tag, data, self._post, 0.0)
+        letter = Letter(self._peer, here.rank, tag, data, self._post, 0.0)
         self._held.append(letter)
         return letter
 
@@ -199,7 +184,7 @@ class Line:
         """Return whether what came on this line and was not taken leaves room for more."""
         self._held = [letter for letter in self._held if not letter.delivered]
         held = sum(len(letter.data) for letter in self._held)
-        return held + nbytes <= self._max_nbytes
+        return held + nbytes <= self._transport.max_nbytes
 
     def _drop(self, nbytes: int) -> None:
         scratch = blank(min(nbytes, _CHUNK))

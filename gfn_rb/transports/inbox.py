@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from gfn_rb.errors import PeerLostError, TransportError, TransportTimeoutError
+from gfn_rb.errors import PeerLostError, TransportTimeoutError
 from gfn_rb.transports.base import Envelope, Transport, checked_timeout
 
 T = TypeVar("T")
@@ -85,8 +85,8 @@ class Letter:
         self.tag = tag
         self.data = data
         self.delivered = False
-        self.refusal = ""
-        """Why it was not taken off the line whole."""
+        self.refused = 0
+        """How many bytes it had, where these were too many to be taken off the line."""
         self._post = post
         self._timeout = timeout
 
@@ -153,8 +153,9 @@ class InboxTransport(Transport):
             assert letter is not None
             self._inbox.remove(letter)
             letter.deliver()
-        if letter.refusal:
-            raise TransportError(letter.refusal)
+        nbytes = letter.refused or len(letter.data)
+        if nbytes > self.max_nbytes or letter.refused:
+            raise self._too_large(letter.source, nbytes)
         return letter.data
 
     def _first(self, source: int | None, tag: int | None) -> Letter | None:

@@ -166,10 +166,7 @@ class MPITransport(Transport):
         inline = head[PREAMBLE.size :]
         if envelope.nbytes > self.max_nbytes:
             self._drop(envelope, sizes)
-            raise TransportError(
-                f"rank {envelope.source} sent {envelope.nbytes} bytes; expected at most "
-                f"max_nbytes, {self.max_nbytes}"
-            )
+            raise self._too_large(envelope.source, envelope.nbytes)
         return self._joined(envelope, inline, sizes) if sizes else inline
 
     def _joined(self, envelope: Envelope, inline: Tensor, sizes: list[int]) -> Tensor:
@@ -354,7 +351,8 @@ def _mpi() -> ModuleType:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise TransportError(
-            f"MPITransport needs mpi4py and an MPI library, as in pip install 'gfn_rb[mpi]': {error}"
+            "MPITransport needs mpi4py and an MPI library: pip install 'gfn_rb[mpi]'; importing "
+            f"mpi4py.MPI says: {error}"
         ) from error
     return MPI
 
