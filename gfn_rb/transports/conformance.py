@@ -118,17 +118,17 @@ def check_tags_are_chosen_and_kept_in_order(t: Transport) -> None:
 
 def check_probe(t: Transport) -> None:
     """A probe says what will be received, and receives nothing."""
-    assert t.probe() is None
+    assert t.probe(tag=5) is None
     assert t.probe(_left(t), 5, timeout=0.01) is None
     meet(t)
     handles = [t.isend([_content(n, 0)], _right(t), 5) for n in (70_000, 7)]
     for n in (70_000, 7):
-        envelope = t.probe(timeout=t.timeout)
+        envelope = t.probe(tag=5, timeout=t.timeout)
         assert envelope == (_left(t), 5, n)
-        assert t.probe() == envelope
+        assert t.probe(_left(t), 5) == envelope
         assert t.probe(tag=4) is None
         assert len(t.recv(*envelope[:2]).data) == n
-    assert t.probe() is None
+    assert t.probe(tag=5) is None
     _wait(handles)
 
 
@@ -178,7 +178,7 @@ def check_bad_arguments(t: Transport) -> None:
     ):
         _refused(ArgumentError, wrong)
     meet(t)
-    assert t.probe() is None
+    assert t.probe(tag=0) is None
 
 
 def check_payload_outlives_its_names(t: Transport) -> None:
@@ -239,7 +239,7 @@ def check_traffic(t: Transport) -> None:
         assert seen[rank] == expected
     _wait(handles + totals)
     meet(t)
-    assert t.probe() is None
+    assert t.probe(tag=2) is None
 
 
 def check_close(t: Transport) -> None:
