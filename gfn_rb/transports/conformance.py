@@ -10,6 +10,7 @@ import gc
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeVar
 
 import numpy as np
@@ -48,7 +49,8 @@ def run(transport: Transport) -> dict[str, str]:
         except Exception as error:
             found[check.__name__] = " ".join(f"{type(error).__name__}: {error}".split())
             break
-    transport.close(0.0)
+    with suppress(TransportTimeoutError):
+        transport.close(1.0)
     return found
 
 
