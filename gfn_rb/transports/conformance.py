@@ -109,8 +109,8 @@ def check_payloads_are_joined(t: Transport) -> None:
 def check_tags_are_chosen_and_kept_in_order(t: Transport) -> None:
     """Messages of one tag arrive in order, and any tag can be received first."""
     handles = [t.isend([_content(n, i)], _right(t), i % 3) for i, n in enumerate(SIZES)]
-    for tag in (2, MAX_TAG, 0, 1):
-        if tag == MAX_TAG:
+    for tag in (2, 9, 0, 1):
+        if tag == 9:
             assert t.probe(tag=tag) is None
         else:
             for i in range(tag, len(SIZES), 3):

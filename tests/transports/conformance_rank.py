@@ -14,7 +14,7 @@ import torch
 from gfn_rb.transports import GlooTransport, MPITransport
 from gfn_rb.transports.conformance import run
 
-TIMEOUT = 20.0
+TIMEOUT = 60.0
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
