@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
+import zlib
 
 import pytest
 import torch
@@ -46,9 +47,11 @@ def same_bits(a: TensorDict, b: TensorDict) -> bool:
     return keys == set(b.keys(True, True)) and all(
         a.get(k).dtype == b.get(k).dtype
         and a.get(k).shape == b.get(k).shape
-        and a.get(k).contiguous().reshape(-1).view(torch.uint8).equal(
-            b.get(k).contiguous().reshape(-1).view(torch.uint8)
-        )
+        and a.get(k)
+        .contiguous()
+        .reshape(-1)
+        .view(torch.uint8)
+        .equal(b.get(k).contiguous().reshape(-1).view(torch.uint8))
         for k in keys
     )
 
@@ -65,14 +68,15 @@ def test_round_trip_of_large_and_small() -> None:
         assert n == 0 or all(v.data_ptr() in inside for v in frame.items.values(True, True))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_round_trip_of_anything(data: st.DataObject) -> None:
     n = data.draw(st.integers(0, 9))
     td, writer, reader = TensorDict({}, [n]), FrameWriter(), FrameReader()
     names = st.text("abü", min_size=1, max_size=2)
     for name in data.draw(st.lists(names, unique=True, max_size=5)):
-        shape = data.draw(st.lists(st.sampled_from([0, 1, 2, 3, 900]), max_size=3))
+        shape = data.draw(st.lists(st.sampled_from([0, 1, 2, 3]), max_size=2))
+        shape += data.draw(st.sampled_from([[], [2000]]))
         dtype = DTYPES[data.draw(st.sampled_from(sorted(DTYPES)))]
         numel = n * math.prod(shape) * (1 if dtype == torch.bool else dtype.itemsize)
         raw = torch.randint(0, 2 if dtype == torch.bool else 256, (numel,), dtype=torch.uint8)
@@ -97,7 +101,10 @@ def test_metadata_alone() -> None:
 
 
 def test_tensors_with_gaps_are_sent_whole() -> None:
-    td = TensorDict({"x": torch.arange(40_000).reshape(2, 20_000).t(), "z": torch.ones(1).expand(20_000)}, [20_000])
+    td = TensorDict(
+        {"x": torch.arange(40_000).reshape(2, 20_000).t(), "z": torch.ones(1).expand(20_000)},
+        [20_000],
+    )
     assert same_bits(FrameReader().read(message(FrameWriter().frame(0, td))).items, td)
 
 
@@ -105,7 +112,7 @@ def test_tensors_with_gaps_are_sent_whole() -> None:
 def test_every_flipped_byte_is_noticed_or_harmless(n: int) -> None:
     td = TensorDict({"a": torch.arange(4 * n).view(n, 4), "b": torch.rand(n) > 0.5}, [n])
     data = message(FrameWriter().frame(2, td, {"k": 1}))
-    for at in [*range(0, len(data), 1 if n == 3 else 131), *range(len(data) - 64, len(data))]:
+    for at in [*range(0, len(data), 1 if n == 3 else 331), *range(len(data) - 64, len(data))]:
         for flip in (1, 0x80, 0xFF):
             data[at] ^= flip
             try:
@@ -130,15 +137,15 @@ def test_every_truncation_is_noticed(n: int) -> None:
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 63), st.integers(0, 255)), max_size=12), st.booleans())
 def test_fuzzed_headers_raise_the_named_errors_alone(changes: list, mend: bool) -> None:
-    import zlib
-
     data = message(FrameWriter().frame(2, items(), {"k": 1}))
     for at, value in changes:
         data[at] = value
     if mend:  # as a sender who means harm would
         head = struct.unpack_from("<I", data.numpy().data, 24)[0]
         raw = data.numpy().tobytes()[: max(64, head)]
-        data[12:16] = torch.tensor(list(struct.pack("<I", zlib.crc32(raw[16:], zlib.crc32(raw[:12])))), dtype=torch.uint8)
+        data[12:16] = torch.tensor(
+            list(struct.pack("<I", zlib.crc32(raw[16:], zlib.crc32(raw[:12])))), dtype=torch.uint8
+        )
     try:
         frame = FrameReader().read(data)
     except WireError:
@@ -201,10 +208,18 @@ def test_more_schemas_than_are_remembered() -> None:
 
 def test_what_cannot_be_sent_is_refused() -> None:
     writer = FrameWriter()
-    for kind, td, meta in ((-1, None, None), (0, None, {"a": {1, 2}}), (0, None, {"a": "x" * (1 << 20)})):
+    for kind, td, meta in (
+        (-1, None, None),
+        (0, None, {"a": {1, 2}}),
+        (0, None, {"a": "x" * (1 << 20)}),
+    ):
         with pytest.raises(ArgumentError):
             writer.frame(kind, td, meta)
-    for td in (TensorDict({}, []), TensorDict({"a": torch.eye(3).to_sparse()}, [3]), TensorDict({"a": "text"}, [3])):
+    for td in (
+        TensorDict({}, []),
+        TensorDict({"a": torch.eye(3).to_sparse()}, [3]),
+        TensorDict({"a": "text"}, [3]),
+    ):
         with pytest.raises(ShapeError):
             writer.frame(0, td)
     assert writer.sequence == 0

@@ -1,7 +1,7 @@
 """One rank of the conformance suite, run as a process of its own; prints what it found as JSON.
 
-    python conformance_rank.py mpi
-    python conformance_rank.py gloo FILE RANK SIZE
+python conformance_rank.py mpi
+python conformance_rank.py gloo FILE RANK SIZE
 """
 
 from __future__ import annotations

@@ -49,7 +49,9 @@ def test_many_segments_become_one() -> None:
     assert sizes_after(memoryview(head), 0) == (SMALL * len(parts), [SMALL * len(parts)])
 
 
-@pytest.mark.parametrize("head", [b"", b"x" * 63, PREAMBLE.pack(5, *[0] * 7), PREAMBLE.pack(*[1] * 8)])
+@pytest.mark.parametrize(
+    "head", [b"", b"x" * 63, PREAMBLE.pack(5, *[0] * 7), PREAMBLE.pack(*[1] * 8)]
+)
 def test_contradictions_are_refused(head: bytes) -> None:
     with pytest.raises(TransportError, match="rank 3"):
         sizes_after(memoryview(head), 3)
