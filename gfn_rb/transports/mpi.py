@@ -106,11 +106,11 @@ class MPITransport(Transport):
             error: an ``MPI.Exception``.
             rank: with whom it happened.
         """
-        if self._is_failure(error):
-            self._note_failures()
-            if rank is not None:
-                self._lose(rank, "its process died")
-                return self._lost[rank]
+        self._note_failures()
+        if rank is not None and self._is_failure(error):
+            self._lose(rank, "its process died")
+        if rank in self._lost:  # of several requests, MPI says only that one went wrong
+            return self._lost[rank]
         return TransportError(f"MPI refuses on rank {self.rank}: {error.Get_error_string()}")
 
     def _isend(self, parts: list[Part], nbytes: int, dest: int, tag: int) -> MPISend:
