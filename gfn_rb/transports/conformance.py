@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -48,7 +49,7 @@ def run(transport: Transport) -> dict[str, str]:
             meet(transport)
             found[check.__name__] = ""
         except Exception as error:
-            found[check.__name__] = " ".join(f"{type(error).__name__}: {error}".split())
+            found[check.__name__] = _told(error)
             break
     with suppress(TransportTimeoutError):
         transport.close(1.0)
@@ -149,6 +150,8 @@ def check_receive_from_any(t: Transport) -> None:
             assert _bytes(message) == _content(n, message.source).tobytes()
             seen[message.source] += 1
         assert seen == dict.fromkeys(range(t.size), len(sizes))
+        handles += [t.isend([b"all came"], rank, 21) for rank in range(t.size)]
+    t.recv(0, 21)  # before anything else is sent, which would be received from any as well
     _wait(handles)
 
 
@@ -279,6 +282,13 @@ CHECKS: tuple[Check, ...] = (
     check_traffic,
     check_close,
 )
+
+
+def _told(error: Exception) -> str:
+    """Return what went wrong and on which line, in one."""
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == __file__]
+    return " ".join(f"{type(error).__name__} on line {lines[-1]}: {error}".split())
 
 
 def _right(t: Transport) -> int:

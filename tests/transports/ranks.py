@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 PROGRAM = Path(__file__).with_name("conformance_rank.py")
-SECONDS = 150  # then everything is killed
+SECONDS = 60  # then everything is killed
 FOUND = list[dict[str, Any]]
 
 
