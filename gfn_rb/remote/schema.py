@@ -27,6 +27,7 @@ DTYPES: dict[str, torch.dtype] = {
     if isinstance(dtype, torch.dtype)
     and not _NOT_PLAIN.fullmatch(name := str(dtype).removeprefix("torch."))
 }
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 MAX_FIELDS = 1024
 MAX_DEPTH = 32
 MAX_DIMS = 32
@@ -156,7 +157,7 @@ def _leaves(td: TensorDictBase, path: Key) -> Iterator[tuple[Key, Tensor]]:
     for name, value in td.items():
         key = (*path, name)
         if isinstance(value, Tensor):
-            if value.layout is not torch.strided or dtype_name(value.dtype) not in DTYPES:
+            if value.layout is not torch.strided or value.dtype not in _NAMES:
                 raise ShapeError(
                     f"items have {value.layout} of {value.dtype} at {key}; expected dense tensors"
                 )

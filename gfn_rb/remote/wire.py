@@ -25,6 +25,7 @@ import zlib
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
@@ -37,6 +38,7 @@ from gfn_rb.errors import (
     WireVersionError,
 )
 from gfn_rb.remote.checksum import checksum
+from gfn_rb.remote.content import plain_bytes, viewed
 from gfn_rb.remote.schema import MAX_SCHEMA_NBYTES, Field, Schema, assembled, described
 from gfn_rb.shapes import Shaped
 from gfn_rb.transports.base import Buffer, Late
@@ -124,13 +126,13 @@ class FrameWriter:
         head[_PREFIX.size : _PREFIX.size + len(texts)] = texts
         for at, value in zip(plan.positions, values, strict=True):
             if at < plan.head_nbytes:
-                content = _content(value)
+                content = plain_bytes(value)
                 head[at : at + len(content)] = content
         sizes = (plan.nbytes, plan.head_nbytes, len(announcement), len(text))
         known = (self.sequence, 0 if schema is None else schema.id, n_rows)
         _PREFIX.pack_into(head, 0, MAGIC, VERSION, kind, 0, *sizes, *known)
         _CRC.pack_into(head, _CRC_AT, _head_crc(memoryview(head)))
-        large = [_content(values[i]) for i in plan.large]
+        large = [plain_bytes(values[i]) for i in plan.large]
         if not large:
             return [head]
         late = Late(plan.nbytes - plan.large_end, lambda: _sums(large, plan))
@@ -342,18 +344,9 @@ def _encoded(meta: Meta | None) -> bytes:
     return text
 
 
-def _content(value: Tensor) -> memoryview:
-    """Return the bytes of a tensor in C order, without a copy where they are on the CPU."""
-    if value.numel() == 0:
-        return memoryview(b"")
-    plain = value.detach().as_subclass(Tensor).resolve_conj().resolve_neg().cpu().contiguous()
-    # Strides of contiguous tensors mean nothing, and can be anything, in dimensions of one.
-    return plain.as_strided((plain.numel(),), (1,)).view(torch.uint8).numpy().data
-
-
 def _sums(contents: list[memoryview], plan: Plan) -> bytes:
     sums = bytearray(plan.nbytes - plan.large_end)
-    values = [checksum(torch.frombuffer(content, dtype=torch.uint8)) for content in contents]
+    values = [checksum(content) for content in contents]
     struct.pack_into(f"<{len(values)}Q", sums, plan.sums_at - plan.large_end, *values)
     return bytes(sums)
 
@@ -388,17 +381,22 @@ def _items(data: Shaped[Tensor, "n"], prefix: Prefix, fields: tuple[Field, ...])
             f"them head; expected {plan.nbytes} and {plan.head_nbytes}"
         )
     _check_sums(data, prefix, plan, fields)
-    views = _views(data, plan, fields, prefix.n_rows)
+    views = [
+        viewed(data, at, field.dtype, (prefix.n_rows, *field.shape))
+        for field, at in zip(fields, plan.positions, strict=True)
+    ]
+    _check_truths(prefix, fields, views)
     return assembled(fields, views, prefix.n_rows)
 
 
 def _check_sums(
     data: Shaped[Tensor, "n"], prefix: Prefix, plan: Plan, fields: tuple[Field, ...]
 ) -> None:
-    sums = data[plan.sums_at :].numpy().data
+    content = data.numpy().data
+    sums = content[plan.sums_at :]
     for k, i in enumerate(plan.large):
         start = plan.positions[i]
-        came = checksum(data[start : start + prefix.n_rows * fields[i].row_nbytes])
+        came = checksum(content[start : start + prefix.n_rows * fields[i].row_nbytes])
         (expected,) = _SUM.unpack_from(sums, k * _SUM.size)
         if came != expected:
             raise WireCorruptError(
@@ -407,20 +405,10 @@ def _check_sums(
             )
 
 
-def _views(
-    data: Shaped[Tensor, "n"], plan: Plan, fields: tuple[Field, ...], n_rows: int
-) -> list[Tensor]:
-    typed = {field.dtype: data.view(field.dtype) for field in fields}
-    views = []
-    for field, at in zip(fields, plan.positions, strict=True):
-        base, shape = typed[field.dtype], (n_rows, *field.shape)
-        start = base.storage_offset() + at // field.dtype.itemsize
-        views.append(base.as_strided(shape, _strides(shape), start))
-    return views
-
-
-def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    strides = [1]
-    for size in shape[:0:-1]:
-        strides.append(strides[-1] * max(size, 1))
-    return tuple(reversed(strides))
+def _check_truths(prefix: Prefix, fields: tuple[Field, ...], views: list[Tensor]) -> None:
+    """See that truth values are bytes of 0 or 1: what torch makes of others is undefined."""
+    for field, view in zip(fields, views, strict=True):
+        if field.dtype is torch.bool and view.numpy().view(np.uint8).max(initial=0) > 1:
+            raise WireCorruptError(
+                f"{field.key} in {prefix} holds truth values of bytes above 1; expected 0 or 1"
+            )

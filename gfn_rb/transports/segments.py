@@ -7,22 +7,26 @@ from collections.abc import Sequence
 
 from gfn_rb.errors import TransportError
 from gfn_rb.transports.base import Late, Part
-from gfn_rb.transports.bytes import joined
 
+WHOLE = 1 << 18  # messages up to here are sent in one piece: a copy costs less than a second one
 SMALL = 1 << 15  # parts below are copied together; others are sent from where they are
 MAX_SEGMENTS = 7
 PREAMBLE = struct.Struct(f"<{1 + MAX_SEGMENTS}Q")  # of the message, and of each later segment
+_NO_SIZES = (0,) * MAX_SEGMENTS
 
 
 def cut(parts: Sequence[Part], nbytes: int) -> tuple[bytes, list[Part]]:
     """Return the preamble of a message with its first few bytes, and its other segments.
 
-    Small parts are joined with their neighbours, up to a late one, which begins a segment.
+    Small parts are joined with their neighbours, up to a late one, which begins a segment. A small
+    message is all in the first piece.
 
     Args:
         parts: of the message.
         nbytes: what they amount to.
     """
+    if nbytes <= WHOLE:
+        return b"".join([PREAMBLE.pack(nbytes, *_NO_SIZES), *map(_made, parts)]), []
     groups: list[list[Part]] = [[]]
     begin = False
     for part in parts:
@@ -36,9 +40,9 @@ def cut(parts: Sequence[Part], nbytes: int) -> tuple[bytes, list[Part]]:
         first, later = [], groups
     segments = [_merged(group) for group in later if _nbytes(group)]
     if len(segments) > MAX_SEGMENTS:
-        segments = [joined(segments, nbytes - _nbytes(first)).numpy().data]
+        segments = [memoryview(b"".join(map(_made, segments)))]
     sizes = [segment.nbytes for segment in segments] + [0] * (MAX_SEGMENTS - len(segments))
-    return PREAMBLE.pack(nbytes, *sizes) + joined(first, _nbytes(first)).numpy().tobytes(), segments
+    return b"".join([PREAMBLE.pack(nbytes, *sizes), *map(_made, first)]), segments
 
 
 def sizes_after(head: memoryview, source: int) -> tuple[int, list[int]]:
@@ -66,10 +70,14 @@ def _nbytes(group: Sequence[Part]) -> int:
     return sum(part.nbytes for part in group)
 
 
+def _made(part: Part) -> bytes | memoryview:
+    return part.make() if isinstance(part, Late) else part
+
+
 def _merged(group: list[Part]) -> Part:
     if len(group) == 1:
         return group[0]
     nbytes = _nbytes(group)
     if isinstance(group[0], Late):
-        return Late(nbytes, lambda: joined(group, nbytes).numpy().tobytes())
-    return joined(group, nbytes).numpy().data
+        return Late(nbytes, lambda: b"".join(map(_made, group)))
+    return memoryview(b"".join(map(_made, group)))

@@ -7,9 +7,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gfn_rb.remote.checksum import checksum
+from gfn_rb.remote import checksum as module
 
 SIZES = (0, 1, 7, 8, 9, 4087, 4088, 4096, 4097, 20_000, (1 << 20) - 8, (1 << 20) + 4099)
+
+
+def checksum(data: torch.Tensor) -> int:
+    return module.checksum(data.numpy().data)
 
 
 def content(nbytes: int, seed: int = 0, below: int = 256) -> torch.Tensor:

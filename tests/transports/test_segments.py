@@ -7,9 +7,9 @@ import pytest
 
 from gfn_rb.errors import TransportError
 from gfn_rb.transports.base import Late
-from gfn_rb.transports.segments import MAX_SEGMENTS, PREAMBLE, SMALL, cut, sizes_after
+from gfn_rb.transports.segments import MAX_SEGMENTS, PREAMBLE, WHOLE, cut, sizes_after
 
-LARGE = memoryview(np.arange(SMALL, dtype=np.uint8))
+LARGE = memoryview(np.arange(WHOLE, dtype=np.uint8))
 
 
 def view(text: bytes) -> memoryview:
@@ -23,18 +23,27 @@ def test_small_messages_are_one_piece() -> None:
     assert sizes_after(memoryview(head), 0) == (3, [])
 
 
+def test_messages_up_to_a_limit_are_one_piece() -> None:
+    late = Late(2, lambda: b"zz")
+    parts = [view(b"a"), LARGE[: WHOLE - 4], late, view(b"!")]
+    head, segments = cut(parts, WHOLE)
+    assert segments == []
+    assert head[PREAMBLE.size :] == b"a" + bytes(LARGE[: WHOLE - 4]) + b"zz!"
+    assert cut([*parts, view(b"?")], WHOLE + 1)[1][0] is parts[1]
+
+
 def test_large_parts_are_not_copied() -> None:
-    head, segments = cut([view(b"head"), LARGE, view(b"x"), view(b"y"), LARGE], 6 + 2 * SMALL)
+    head, segments = cut([view(b"head"), LARGE, view(b"x"), view(b"y"), LARGE], 6 + 2 * WHOLE)
     assert segments[0] is LARGE
     assert segments[2] is LARGE
     assert bytes(segments[1]) == b"xy"
-    assert sizes_after(memoryview(head), 0) == (6 + 2 * SMALL, [SMALL, 2, SMALL])
+    assert sizes_after(memoryview(head), 0) == (6 + 2 * WHOLE, [WHOLE, 2, WHOLE])
 
 
 def test_late_parts_are_made_last() -> None:
     made = []
     late = Late(2, lambda: made.append(1) or b"zz")
-    head, segments = cut([view(b"head"), LARGE, late, view(b"!")], 7 + SMALL)
+    head, segments = cut([view(b"head"), LARGE, late, view(b"!")], 7 + WHOLE)
     assert not made
     assert isinstance(segments[1], Late)
     assert segments[1].make() == b"zz!"
@@ -43,10 +52,10 @@ def test_late_parts_are_made_last() -> None:
 
 def test_many_segments_become_one() -> None:
     parts = [LARGE] * (MAX_SEGMENTS + 1)
-    head, segments = cut(parts, SMALL * len(parts))
+    head, segments = cut(parts, WHOLE * len(parts))
     assert len(segments) == 1
     assert bytes(segments[0]) == bytes(LARGE) * len(parts)
-    assert sizes_after(memoryview(head), 0) == (SMALL * len(parts), [SMALL * len(parts)])
+    assert sizes_after(memoryview(head), 0) == (WHOLE * len(parts), [WHOLE * len(parts)])
 
 
 @pytest.mark.parametrize(
