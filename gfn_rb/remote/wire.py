@@ -176,9 +176,11 @@ class FrameReader:
         head = data[: prefix.head_nbytes].numpy().data
         text, meta = self._texts(prefix, head)
         schema = self._schema(prefix, text)
-        items = _items(data, prefix, () if schema is None else schema.fields)
+        fields = () if schema is None else schema.fields
+        plan = _planned(prefix, fields)
+        items = None if schema is None else _items(data, prefix, plan, fields)
         self._accept(prefix, schema)
-        return Frame(prefix.kind, prefix.sequence, meta, items if schema else None, len(data))
+        return Frame(prefix.kind, prefix.sequence, meta, items, len(data))
 
     def _texts(self, prefix: Prefix, head: memoryview) -> tuple[bytes, Meta]:
         end = _PREFIX.size + prefix.schema_nbytes
@@ -372,7 +374,8 @@ def _decoded(text: bytes) -> Meta:
     return meta
 
 
-def _items(data: Shaped[Tensor, "n"], prefix: Prefix, fields: tuple[Field, ...]) -> TensorDict:
+def _planned(prefix: Prefix, fields: tuple[Field, ...]) -> Plan:
+    """Return where everything lies, which the sizes in the prefix must bear out."""
     texts_end = _PREFIX.size + prefix.schema_nbytes + prefix.meta_nbytes
     plan = Plan(fields, prefix.n_rows, texts_end)
     if (prefix.head_nbytes, prefix.nbytes) != (plan.head_nbytes, plan.nbytes):
@@ -380,6 +383,12 @@ def _items(data: Shaped[Tensor, "n"], prefix: Prefix, fields: tuple[Field, ...])
             f"{prefix} has {prefix.n_rows} rows in {prefix.nbytes} bytes, {prefix.head_nbytes} of "
             f"them head; expected {plan.nbytes} and {plan.head_nbytes}"
         )
+    return plan
+
+
+def _items(
+    data: Shaped[Tensor, "n"], prefix: Prefix, plan: Plan, fields: tuple[Field, ...]
+) -> TensorDict:
     _check_sums(data, prefix, plan, fields)
     views = [
         viewed(data, at, field.dtype, (prefix.n_rows, *field.shape))
