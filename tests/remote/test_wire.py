@@ -178,6 +178,30 @@ def test_schemas_beyond_reason_are_refused(text: str) -> None:
         Schema.from_json(text.encode())
 
 
+@pytest.mark.parametrize("n", [5, 40_000])
+def test_truth_values_other_than_0_and_1_are_refused(n: int) -> None:
+    truth = torch.zeros(n, dtype=torch.bool)
+    td = TensorDict({"a": {"b": truth}, "c": torch.full((n,), 255, dtype=torch.uint8)}, [n])
+    reader = FrameReader()
+    assert reader.read(message(FrameWriter().frame(0, td))).items["a", "b"].equal(truth)
+    for wrong in (2, 255):
+        truth.view(torch.uint8)[n - 1] = wrong
+        with pytest.raises(WireCorruptError, match=r"\('a', 'b'\) in frame 0 .* expected 0 or 1"):
+            reader.read(message(FrameWriter().frame(0, td)))
+
+
+def test_metadata_must_be_an_object() -> None:
+    data = message(FrameWriter().frame(3, meta={"a": 1}))
+    for text in (b'["a",1]', b"{'a':1}", b'{"a": \xff'):
+        changed = data.clone()
+        changed[64:71] = torch.tensor(list(text.ljust(7))[:7], dtype=torch.uint8)
+        raw = changed.numpy().tobytes()
+        crc = struct.pack("<I", zlib.crc32(raw[16:], zlib.crc32(raw[:12])))
+        changed[12:16] = torch.tensor(list(crc), dtype=torch.uint8)
+        with pytest.raises(WireCorruptError, match="metadata of a frame"):
+            FrameReader().read(changed)
+
+
 def test_another_version_is_named() -> None:
     data = message(FrameWriter().frame(2))
     data[8] = 9

@@ -1,23 +1,19 @@
 """One rank of the conformance suite, run as a process of its own; prints what it found as JSON.
 
-python conformance_rank.py mpi
-python conformance_rank.py gloo FILE RANK SIZE
+python -m transports.conformance_rank mpi
+python -m transports.conformance_rank gloo FILE RANK SIZE
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 
 import torch
+import transports.little  # noqa: F401
 
-# Transports need little of the package: without the rest, processes start in a third of the time.
-spec = importlib.util.find_spec("gfn_rb")
-sys.modules["gfn_rb"] = importlib.util.module_from_spec(spec)
-
-from gfn_rb.transports import GlooTransport, MPITransport  # noqa: E402
-from gfn_rb.transports.conformance import run  # noqa: E402
+from gfn_rb.transports import GlooTransport, MPITransport
+from gfn_rb.transports.conformance import run
 
 TIMEOUT = 20.0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
@@ -27,9 +28,20 @@ def mpiexec() -> str:
     return found
 
 
+def mpi_kind() -> str:
+    """The MPI library of this Python, "" for none; without starting it."""
+    if importlib.util.find_spec("mpi4py") is None:
+        return ""
+    command = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; "
+    command += "print(MPI.get_vendor()[0])"
+    done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True)
+    return done.stdout.strip()
+
+
 def environment() -> dict[str, str]:
     allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    path = os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")]))
+    here = str(PROGRAM.parents[1])
+    path = os.pathsep.join(filter(None, [os.getcwd(), here, os.environ.get("PYTHONPATH")]))
     return {**os.environ, **allowed, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
 
 
