@@ -37,6 +37,6 @@ def _stride_crc(words: np.ndarray, stride: int) -> int:
         block = words[start : start + _WORDS]
         whole = len(block) // stride * stride
         if whole:
-            crc = zlib.crc32(np.add.reduce(block[:whole].reshape(-1, stride), 0), crc)
-        crc = zlib.crc32(block[whole:], crc)
+            crc = zlib.crc32(np.add.reduce(block[:whole].reshape(-1, stride), 0).data, crc)
+        crc = zlib.crc32(block[whole:].data, crc)
     return crc

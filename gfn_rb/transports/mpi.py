@@ -207,7 +207,7 @@ class MPITransport(Transport):
 
     def _drop(self, envelope: Envelope, sizes: list[int]) -> None:
         """Take a message off the line without room for it."""
-        scratch = blank(min(max(sizes), _CHUNK))
+        scratch = blank(min(max(sizes, default=0), _CHUNK))
         for size in sizes:
             for start, end in _chunks(0, size):
                 self._receive(envelope, [scratch[: end - start]])
