@@ -1,0 +1,63 @@
+"""Tensors as bytes, and bytes as tensors, without a copy."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gfn_rb.remote.schema import DTYPES
+from gfn_rb.shapes import Shaped
+
+# By way of NumPy, a view takes a third of the time that torch takes to make one.
+_NUMPY = {
+    dtype: np.dtype(name)
+    for name, dtype in DTYPES.items()
+    if re.fullmatch(r"bool|u?int(8|16|32|64)|float(16|32|64)|complex(64|128)", name)
+}
+
+
+def plain_bytes(value: Tensor) -> memoryview:
+    """Return the bytes of a tensor in C order, without a copy where they are on the CPU.
+
+    Args:
+        value: dense, on any device.
+    """
+    if value.numel() == 0:
+        return memoryview(b"")
+    if _is_plain(value) and not value.is_complex():
+        return value.numpy().data.cast("B")
+    plain = value.detach().as_subclass(Tensor).resolve_conj().resolve_neg().cpu().contiguous()
+    # Strides of contiguous tensors mean nothing, and can be anything, in dimensions of one.
+    return plain.as_strided((plain.numel(),), (1,)).view(torch.uint8).numpy().data
+
+
+def viewed(
+    data: Shaped[Tensor, "n"], at: int, dtype: torch.dtype, shape: tuple[int, ...]
+) -> Tensor:
+    """Return the tensor whose bytes in C order lie somewhere in others, as a view of them.
+
+    Args:
+        data: bytes on the CPU, writable.
+        at: where it begins, in bytes.
+        dtype: its own.
+        shape: its own.
+    """
+    if dtype in _NUMPY:
+        return torch.from_numpy(np.ndarray(shape, _NUMPY[dtype], data.numpy(), at))
+    part = data[at : at + math.prod(shape) * dtype.itemsize]
+    return part.view(dtype).view(shape)
+
+
+def _is_plain(value: Tensor) -> bool:
+    """Return whether the bytes of a tensor are where NumPy can show them."""
+    return (
+        type(value) is Tensor
+        and value.device.type == "cpu"
+        and value.dtype in _NUMPY
+        and value.is_contiguous()
+        and not (value.requires_grad or value.is_conj() or value.is_neg())
+    )

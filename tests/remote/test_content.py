@@ -1,0 +1,73 @@
+"""Tensors as bytes: by hand, in place where they can be, whatever their kind."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gfn_rb.remote.content import plain_bytes, viewed
+from gfn_rb.remote.schema import DTYPES
+
+
+def address(content: memoryview) -> int:
+    return torch.frombuffer(content, dtype=torch.uint8).data_ptr()
+
+
+def test_bytes_are_little_endian_and_in_c_order() -> None:
+    assert bytes(plain_bytes(torch.tensor([1, -2], dtype=torch.int16))) == b"\x01\x00\xfe\xff"
+    assert bytes(plain_bytes(torch.tensor([[1, 2], [3, 4]], dtype=torch.uint8).t())) == b"\1\3\2\4"
+    assert bytes(plain_bytes(torch.tensor([True, False]))) == b"\x01\x00"
+    assert bytes(plain_bytes(torch.tensor([1.0], dtype=torch.bfloat16))) == b"\x80\x3f"
+
+
+@pytest.mark.parametrize("name", sorted(DTYPES))
+def test_any_dtype_goes_and_comes_back_without_a_copy(name: str) -> None:
+    dtype = DTYPES[name]
+    raw = torch.randint(0, 2, (6 * dtype.itemsize,), dtype=torch.uint8)
+    value = raw.view(dtype).view(2, 3)
+    content = plain_bytes(value)
+    assert address(content) == value.data_ptr()
+    assert bytes(content) == bytes(raw.numpy())
+    data = torch.cat([torch.zeros(64, dtype=torch.uint8), raw])
+    back = viewed(data, 64, dtype, (2, 3))
+    assert (back.dtype, back.shape, back.data_ptr()) == (dtype, (2, 3), data.data_ptr() + 64)
+    assert back.reshape(-1).view(torch.uint8).equal(raw)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_tensors_without_elements(dtype: torch.dtype) -> None:
+    assert len(plain_bytes(torch.zeros(0, 3, dtype=dtype))) == 0
+    data = torch.zeros(64, dtype=torch.uint8)
+    assert viewed(data, 64, dtype, (2, 0, 5)).shape == (2, 0, 5)
+
+
+def test_views_see_what_is_written_and_can_be_written() -> None:
+    data = torch.zeros(128, dtype=torch.uint8)
+    for dtype in (torch.int32, torch.bfloat16):
+        view = viewed(data, 64, dtype, (2, 2))
+        view[1, 1] = 1
+        assert int(data[64:].count_nonzero()) > 0
+        data.zero_()
+        assert int(view.count_nonzero()) == 0
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        torch.nn.Parameter(torch.arange(3.0)),
+        torch.arange(3.0).requires_grad_() * 1,
+        torch.tensor([0j, 1 - 2j, 2 + 1j]).conj(),
+        torch.tensor([0j, 1 - 2j]).conj().imag,
+        torch.ones(1).expand(4, 3),
+        torch.arange(6.0).view(1, 6).as_strided((1, 6), (1, 1)),
+        torch.arange(20.0)[::3],
+    ],
+)
+def test_tensors_that_are_not_what_their_memory_says(value: torch.Tensor) -> None:
+    plain = torch.tensor(value.tolist(), dtype=value.dtype)
+    assert bytes(plain_bytes(value)) == plain.numpy().tobytes()
+
+
+@pytest.mark.cuda
+def test_tensors_on_a_device() -> None:
+    assert bytes(plain_bytes(torch.tensor([1, 2], dtype=torch.int8, device="cuda"))) == b"\1\2"

@@ -1,0 +1,27 @@
+"""Memory for messages is aligned, and joined copies are exact."""
+
+from __future__ import annotations
+
+import pytest
+
+from gfn_rb.transports.base import Late
+from gfn_rb.transports.bytes import blank, joined
+
+
+@pytest.mark.parametrize("nbytes", [1, 63, 64, 4097, 1_000_003])
+def test_blank_memory_is_aligned_and_writable(nbytes: int) -> None:
+    data = blank(nbytes)
+    assert data.data_ptr() % 64 == 0
+    data.fill_(7)
+    assert int(data.sum()) == 7 * nbytes
+
+
+def test_no_bytes_at_all() -> None:
+    assert len(blank(0)) == len(joined([], 0)) == len(joined([memoryview(b"")], 0)) == 0
+
+
+def test_joined_is_one_after_another_and_a_copy() -> None:
+    first = bytearray(b"ab")
+    data = joined([memoryview(first), Late(3, lambda: b"cde"), memoryview(b"f")], 6)
+    first[:] = b"zz"
+    assert bytes(data.numpy()) == b"abcdef"

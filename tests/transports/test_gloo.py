@@ -1,0 +1,124 @@
+"""Gloo: how processes find each other, or do not, and what a death looks like."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+from transports.ranks import environment
+
+from gfn_rb.errors import ArgumentError, PeerLostError, TransportTimeoutError
+from gfn_rb.transports import GlooTransport
+
+DYING = """
+import os, signal, sys
+import transports.little
+from gfn_rb.transports import GlooTransport
+transport = GlooTransport(sys.argv[1], 1, 2, timeout=20.0)
+transport.send([b"last words"], 0)
+transport.recv(0)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.fixture
+def pair() -> Iterator[list[GlooTransport]]:
+    """Two endpoints in threads of this process."""
+    store = dist.HashStore()
+    with ThreadPoolExecutor(2) as pool:
+        made = list(pool.map(lambda rank: GlooTransport(store, rank, 2, timeout=10.0), range(2)))
+        yield made
+        list(pool.map(lambda transport: transport.close(), made))
+
+
+def test_a_store_will_do(pair: list[GlooTransport]) -> None:
+    a, b = pair
+    assert [(t.rank, t.size, t.host(1 - t.rank)) for t in pair] == [
+        (rank, 2, socket.gethostname()) for rank in range(2)
+    ]
+    a.send([b"to", b"gether"], 1, 3)
+    message = b.recv()
+    assert (message.source, message.tag, bytes(message.data.numpy())) == (0, 3, b"together")
+
+
+def test_messages_move_while_nobody_calls(pair: list[GlooTransport]) -> None:
+    a, b = pair
+    handle = a.isend([bytes(5_000_000)], 1)
+    end = time.monotonic() + 10.0
+    while not (handle.done() and b._inbox) and time.monotonic() < end:
+        time.sleep(0.001)
+    assert handle.done()
+    assert len(b._inbox) == 1
+
+
+def test_an_endpoint_holds_no_more_than_its_limit(pair: list[GlooTransport]) -> None:
+    a, b = pair
+    b.max_nbytes = 1000
+    handles = [a.isend([bytes(600)], 1) for _ in range(3)]
+    assert b.probe(timeout=5.0) is not None
+    time.sleep(0.05)
+    assert len(b._inbox) == 1
+    for _ in range(3):
+        assert len(b.recv().data) == 600
+    for handle in handles:
+        handle.wait()
+
+
+def test_a_closed_peer_is_lost(pair: list[GlooTransport]) -> None:
+    a, b = pair
+    a.send([b"x"], 1)
+    with ThreadPoolExecutor(1) as pool:
+        closing = pool.submit(a.close)
+        assert b.recv(0).tag == 0
+        with pytest.raises(PeerLostError, match=r"rank 0 on .* is lost: it closed its endpoint"):
+            b.recv(0, timeout=10.0)
+        closing.result()
+    with pytest.raises(PeerLostError):
+        b.isend([b"y"], 0)
+
+
+def test_whoever_comes_alone_is_told_in_time(tmp_path: Path) -> None:
+    start = time.monotonic()
+    with pytest.raises(TransportTimeoutError, match=r"rank 0 did not meet all 2 .* within 0\.3 s"):
+        GlooTransport(f"file://{tmp_path / 'store'}", 0, 2, timeout=0.3)
+    assert time.monotonic() - start < 10.0
+
+
+@pytest.mark.parametrize("where", ["nonsense://here", "env://", "tcp://"])
+def test_places_that_are_none_are_refused(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ArgumentError, match=f"where is '{where}'") as caught:
+        GlooTransport(where)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("rank", "size"), [(2, 2), (-1, 2), (0, 0)])
+def test_ranks_beyond_the_size_are_refused(rank: int, size: int) -> None:
+    with pytest.raises(ArgumentError, match=f"rank is {rank} of size {size}"):
+        GlooTransport(dist.HashStore(), rank, size)
+
+
+def test_a_killed_process_is_lost_after_its_last_message(tmp_path: Path) -> None:
+    where = f"file://{tmp_path / 'store'}"
+    peer = subprocess.Popen([sys.executable, "-c", DYING, where], env=environment())
+    try:
+        with GlooTransport(where, 0, 2, timeout=20.0) as transport:
+            assert bytes(transport.recv(1).data.numpy()) == b"last words"
+            transport.send([b"die"], 1)
+            with pytest.raises(PeerLostError) as caught:
+                transport.recv(timeout=20.0)
+            assert (caught.value.rank, caught.value.host) == (1, socket.gethostname())
+            with pytest.raises(PeerLostError):
+                transport.send([b"anybody?"], 1)
+        assert peer.wait(20.0) == -9
+    finally:
+        peer.kill()
+        peer.wait()

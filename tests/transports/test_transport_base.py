@@ -1,0 +1,107 @@
+"""What all transports share: rules for arguments, waiting, and how losses are told."""
+
+from __future__ import annotations
+
+import math
+import time
+import tracemalloc
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gfn_rb.errors import ArgumentError, TransportClosedError
+from gfn_rb.transports import LocalTransport
+from gfn_rb.transports.base import MAX_TAG, Late, checked_timeout, polled
+
+
+@pytest.fixture
+def alone() -> LocalTransport:
+    return LocalTransport.group(1, timeout=5.0)[0]
+
+
+@pytest.mark.parametrize("timeout", [-1.0, -1e-9, math.nan, -math.inf])
+def test_timeouts_that_make_no_sense_are_refused(timeout: float) -> None:
+    with pytest.raises(ArgumentError, match=r"timeout is .*; expected seconds, 0 or more"):
+        checked_timeout(timeout)
+    with pytest.raises(ArgumentError, match="timeout"):
+        LocalTransport.group(1, timeout=timeout)
+
+
+@pytest.mark.parametrize("timeout", [0.0, 1e-9, 3.0, math.inf])
+def test_timeouts_that_make_sense_are_kept(timeout: float) -> None:
+    assert checked_timeout(timeout) == timeout
+
+
+@pytest.mark.parametrize("max_nbytes", [0, -1, 1 << 31])
+def test_limits_that_make_no_sense_are_refused(max_nbytes: int) -> None:
+    with pytest.raises(ArgumentError, match=f"max_nbytes is {max_nbytes}; expected 1 to"):
+        LocalTransport.group(1, max_nbytes=max_nbytes)
+
+
+def test_errors_name_the_argument_and_what_came(alone: LocalTransport) -> None:
+    for call, words in (
+        (lambda: alone.isend([b""], 1), "dest is 1; expected a rank, 0 to 0"),
+        (lambda: alone.recv(-1), "source is -1; expected a rank, 0 to 0"),
+        (lambda: alone.isend([b""], 0, MAX_TAG + 1), "tag is 32001; expected 0 to 32000"),
+        (lambda: alone.probe(tag=-1), "tag is -1; expected 0 to 32000"),
+        (lambda: alone.isend([np.zeros(4)[::2]], 0), "payload has a buffer with gaps"),
+    ):
+        with pytest.raises(ArgumentError) as caught:
+            call()
+        assert words in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+def test_what_is_too_large_is_refused_before_it_is_made() -> None:
+    (small,) = LocalTransport.group(1, max_nbytes=1000)
+    made: list[Any] = []
+    small.send([bytes(999), Late(1, lambda: made.append(1) or b"x")], 0)
+    assert made == [1]
+    tracemalloc.start()
+    with pytest.raises(ArgumentError, match="payload has 1001 bytes; expected at most max_nbytes"):
+        small.isend([bytes(999), Late(2, lambda: made.append(2) or b"xx")], 0)
+    assert tracemalloc.get_traced_memory()[1] < 100_000
+    tracemalloc.stop()
+    assert made == [1]
+
+
+def test_leaving_a_with_block_closes() -> None:
+    (transport,) = LocalTransport.group(1)
+    with transport as entered:
+        assert entered is transport
+        assert not transport.closed
+    assert transport.closed
+    with pytest.raises(TransportClosedError, match=r"LocalTransport\(rank=0, size=1\) is closed"):
+        transport.send([b""], 0)
+
+
+def test_an_error_in_a_with_block_is_the_one_heard_of() -> None:
+    (transport,) = LocalTransport.group(1)
+    with pytest.raises(KeyError), transport:
+        raise KeyError("mine")
+    assert transport.closed
+
+
+def test_polling_looks_until_there_is_something() -> None:
+    answers = iter([None, None, None, 0])
+    assert polled(lambda: next(answers), math.inf) == 0
+    assert next(answers, "all were asked for") == "all were asked for"
+
+
+def test_polling_ends_on_time_and_mostly_sleeps() -> None:
+    looks = 0
+
+    def look() -> None:
+        nonlocal looks
+        looks += 1
+
+    start, cpu = time.monotonic(), time.process_time()
+    assert polled(look, 0.3) is None
+    assert 0.3 <= time.monotonic() - start < 3.0
+    assert time.process_time() - cpu < 0.1
+    assert looks > 20
+
+
+def test_polling_looks_at_least_once() -> None:
+    assert polled(lambda: "there", 0.0) == "there"
