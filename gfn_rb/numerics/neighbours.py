@@ -62,10 +62,6 @@ class Neighbours(NearIndex):
     def _may_be_near(self, look: Look) -> Tensor:
         """Return a mask of the pairs of rows that may be near, bool [n, n]."""
 
-    @abstractmethod
-    def _n_buckets(self, n_rows: int) -> int:
-        """Return how many buckets to file rows in."""
-
     # Looking up.
 
     def near(self, look: Look) -> Pairs:
@@ -76,7 +72,8 @@ class Neighbours(NearIndex):
         if self._table is None:
             return self._measured_all(look)
         row, key = self._probes(look)
-        recent, asking = self._recent(row, key)
+        recent = self._key_of.index_select(0, self._recent_slot).view(-1)
+        asking = Multimap(key, row)
         spans, recent_spans = self._table.spans(key), asking.spans(recent)
         total = spans.total + recent_spans.total
         if total * _WORTHWHILE > n * self.length + BATCH_OF_PAIRS // 8:
@@ -91,11 +88,6 @@ class Neighbours(NearIndex):
         slot = torch.cat([slot, self._recent_slot.index_select(0, filed // self._n_keys)])
         held = (slot < self.length).nonzero()[:, 0]
         return self._measured(look, *self._plausible(look, i[held], slot[held]))
-
-    def _recent(self, row: Tensor, key: Tensor) -> tuple[Tensor, Multimap]:
-        """Return the keys of the rows written last, and a table of who is looking for which."""
-        recent = self._key_of.index_select(0, self._recent_slot).view(-1)
-        return recent, Multimap(key, row, 4 * key.shape[0] + 1)
 
     def near_each_other(self, look: Look) -> Pairs:
         """Return near rows i < j; see :meth:`NearIndex.near_each_other`."""
@@ -152,7 +144,7 @@ class Neighbours(NearIndex):
         slot = torch.arange(self.length, device=self.rows.device)
         slot = slot.repeat_interleave(self._n_keys)
         key = self._key_of[: self.length].reshape(-1)
-        self._table = Multimap(key, slot, self._n_buckets(key.shape[0]))
+        self._table = Multimap(key, slot)
 
 
 def _joined(found: list[Pairs]) -> Pairs:
