@@ -141,19 +141,21 @@ class DiversityWriter(RewardPrioritizedWriter):
         self, data: TensorDictBase, key: Tensor, order: Tensor, choice: Choice
     ) -> Tensor:
         """Cut what was chosen to the capacity, write it, and return one slot per row."""
-        free = self._storage.max_size - len(self._storage) + choice.beaten.shape[0]
+        stored = self._stored()
         chosen, removed = order.index_select(0, choice.kept), choice.beaten
+        value, look = key.index_select(0, chosen), choice.look
+        free = self._storage.max_size - stored + removed.shape[0]
         if chosen.shape[0] > free:
-            out = self._driven_out(key[chosen[free:]], removed)
-            chosen = chosen[: free + out.shape[0]]
+            out = self._driven_out(value[free:], removed)
+            n = free + out.shape[0]
+            chosen, value, look = chosen[:n], value[:n], look.first(n)
             removed = torch.cat([removed, out]) if removed.shape[0] else out
-        look = choice.look.first(chosen.shape[0])
         if chosen.shape[0] > removed.shape[0]:  # rows line up at the end as they came
             chosen, place = chosen.sort()
-            look = look.select(place)
-        move = _moves(chosen.shape[0], removed, len(self._storage))
+            value, look = value.index_select(0, place), look.select(place)
+        move = _moves(chosen.shape[0], removed, stored)
         self._store(data, chosen, move)
-        self._follow_up(move, key[chosen], self._rank(chosen), look)
+        self._follow_up(move, value, self._rank(chosen), look)
         slot = _no_slot(key)
         slot[chosen] = move.target
         return slot
@@ -166,7 +168,7 @@ class DiversityWriter(RewardPrioritizedWriter):
             beaten: slots given up already.
         """
         extremes = self._allocated()
-        n = min(contest.shape[0] + beaten.shape[0], len(self._storage))
+        n = min(contest.shape[0] + beaten.shape[0], self._stored())
         worst = extremes.smallest(n)
         if not beaten.shape[0]:
             return worst.rows(int(self._beats(contest[:n], worst.key).sum()))
@@ -179,14 +181,15 @@ class DiversityWriter(RewardPrioritizedWriter):
 
     def _store(self, data: TensorDictBase, chosen: Tensor, move: _Moves) -> None:
         storage = self._storage
-        before = len(storage)
+        before = self._stored()
         if not storage.initialized:
             self._write(move.target, data, chosen)
             return
         overwrite(storage, move.target, data, chosen)
         if move.source.shape[0]:
             relocate(storage, move.source, move.hole)
-        storage._len = move.length
+        if move.length != before:
+            storage._len = move.length
         if move.length < before:
             storage._bump_mutation_revision()  # or samplers would take it for a write to some rows
         self._count[_WRITTEN] += chosen.shape[0]
@@ -230,6 +233,11 @@ class DiversityWriter(RewardPrioritizedWriter):
             self._indexed = content
         self._index = index
         return index
+
+    def _stored(self) -> int:
+        """Return the length of the storage, which the index in step with it knows sooner."""
+        assert self._index is not None
+        return self._index.length
 
     def _content(self) -> Moment | None:
         return self._features.moment(self._storage) if self._storage.initialized else None
