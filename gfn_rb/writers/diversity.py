@@ -113,9 +113,9 @@ class DiversityWriter(RewardPrioritizedWriter):
         if self.cutoff_distance < 0 or (self.when == "full" and not full):
             return super()._offer(data, key, highest)
         rows = self._features(data)
-        device = self._in_step().device
-        rows, key = rows.to(device), key.to(device, torch.float64)
         floor = self._lowest() if full else -math.inf
+        device = (self._allocated() if full else self._in_step()).device
+        rows, key = rows.to(device), key.to(device, torch.float64)
         if key.shape[0] == 0 or (full and not self._beats(highest, floor)):
             return _no_slot(key)
         index = self._followed(rows)
@@ -125,25 +125,28 @@ class DiversityWriter(RewardPrioritizedWriter):
         choice = self._chosen(index, rows, key, order[: order.shape[0] - hopeless])
         if hopeless and choice.kept.shape[0] < choice.beaten.shape[0]:  # there is room after all
             choice = self._chosen(index, rows, key, order)
-        return self._carry_out(data, key, order, choice)
+        return self._carry_out(data, key, choice)
 
     def _chosen(self, index: NearIndex, rows: Tensor, key: Tensor, order: Tensor) -> Choice:
-        """Choose among rows in an order from the best to the worst."""
-        rows = rows.index_select(0, order)
-        if self.near == "reject":
-            return choose(index, rows, _never)
+        """Choose among rows in an order from the best to the worst; name them by their place."""
         stored = self._allocated().key
-        return choose(index, rows, lambda i, slot: self._beats(key[order[i]], stored[slot]))
+
+        def beats(i: Tensor, slot: Tensor) -> Any:
+            return self._beats(key[order[i]], stored[slot])
+
+        rows = rows.index_select(0, order)
+        choice = choose(index, rows, beats if self.near == "replace" else _never)
+        if choice.kept.shape[0] == order.shape[0]:
+            return choice._replace(kept=order)
+        return choice._replace(kept=order.index_select(0, choice.kept))
 
     # Writing.
 
-    def _carry_out(
-        self, data: TensorDictBase, key: Tensor, order: Tensor, choice: Choice
-    ) -> Tensor:
+    def _carry_out(self, data: TensorDictBase, key: Tensor, choice: Choice) -> Tensor:
         """Cut what was chosen to the capacity, write it, and return one slot per row."""
         stored = self._stored()
-        chosen, removed = order.index_select(0, choice.kept), choice.beaten
-        value, look = key.index_select(0, chosen), choice.look
+        chosen, removed, look = choice
+        value = key.index_select(0, chosen)
         free = self._storage.max_size - stored + removed.shape[0]
         if chosen.shape[0] > free:
             out = self._driven_out(value[free:], removed)
@@ -208,7 +211,7 @@ class DiversityWriter(RewardPrioritizedWriter):
             extremes.remove(torch.arange(move.length, index.length, device=extremes.device))
             index.shorten(move.length)
         self._now_in_step(self._column.moment(self._storage))
-        self._indexed = self._content()
+        self._indexed = self._features.moment_after(self._storage)
 
     # Keeping the index in step with the storage.
 
