@@ -7,7 +7,7 @@ from torch import Tensor
 
 from gfn_rb.numerics.near_index import Look, Pairs
 from gfn_rb.numerics.neighbours import Neighbours
-from gfn_rb.numerics.row_hash import RowHash
+from gfn_rb.numerics.row_hash import RowHash, all_differ
 from gfn_rb.shapes import Shaped
 
 
@@ -47,12 +47,15 @@ class ColumnGroups(Neighbours):
     def _plausible(self, look: Look, i: Tensor, slot: Tensor) -> Pairs:
         return i, slot
 
+    def near_each_other(self, look: Look) -> Pairs:
+        """Return near rows i < j; see :meth:`NearIndex.near_each_other`."""
+        if all_differ(look.key.view(-1)):
+            return self._none, self._none
+        return super().near_each_other(look)
+
     def _may_be_near(self, look: Look) -> Tensor:
         masks = [key[:, None] == key for key in look.key.unbind(1)]
         return torch.stack(masks).any(0) if len(masks) > 1 else masks[0]
-
-    def _n_buckets(self, n_rows: int) -> int:
-        return 4 * n_rows
 
     def _enter_all(self) -> None:
         self._key_of[: self.length] = self.look(self.rows[: self.length]).key

@@ -15,7 +15,7 @@ _ROUNDING = 1e-6  # more than float32 numbers lose in a sum, for each of them
 _OVERFLOW = 1e15  # a cutoff whose square leaves float32 room
 
 
-def check_norm(p: float) -> float:
+def check_norm(p: float | int) -> float:
     """Return p if distances can be measured with it.
 
     Args:

@@ -6,12 +6,11 @@ import torch
 from torch import Tensor
 
 from gfn_rb.numerics.near_index import Look, NearIndex, Pairs
-from gfn_rb.numerics.row_hash import RowHash
+from gfn_rb.numerics.row_hash import RowHash, all_differ
 from gfn_rb.shapes import Shaped
 
 _WIDTH = 16  # cells of a bucket
 _LOAD = 4  # of which so many are filled on average: one bucket in a million overflows
-_EMPTY = -1
 _SLOT = 0xFFFFFFFF  # the bits of an entry that are the slot; those above are the hash
 _ALL_AT_ONCE = 2**62
 
@@ -20,7 +19,8 @@ class Duplicates(NearIndex):
     """An index of equal rows: a hash table that is read and written whole batches at a time.
 
     A bucket is one row of a matrix, each cell of it a hash and a slot in one integer, so that one
-    gather looks a batch up. Rows whose bucket is full are kept on a list. Equal hashes only
+    gather looks a batch up. An empty cell holds the complement of its position, a negative number.
+    Rows whose bucket is full are kept on a list. Equal hashes only
     suggest that rows are equal; the rows themselves decide.
 
     Args:
@@ -37,7 +37,7 @@ class Duplicates(NearIndex):
         self._n_buckets = max(1, capacity // _LOAD)
         # One cell more than there are, which stands for "on the list".
         self._nowhere = self._n_buckets * _WIDTH
-        self._cells = torch.full((self._nowhere + 1,), _EMPTY, dtype=torch.int64, device=device)
+        self._cells = ~torch.arange(self._nowhere + 1, device=device)
         self._buckets = self._cells[: self._nowhere].view(self._n_buckets, _WIDTH)
         self._cell_of = torch.full((capacity,), self._nowhere, dtype=torch.int64, device=device)
         self._listed = torch.empty(0, dtype=torch.int64, device=device)
@@ -49,7 +49,7 @@ class Duplicates(NearIndex):
     def look(self, rows: Shaped[Tensor, "n d"]) -> Look:
         """Hash rows; see :meth:`NearIndex.look`."""
         key = self._hash(rows).view(-1)
-        return Look(rows, key, (key * self._n_buckets) >> 31)
+        return Look(rows, key, key % self._n_buckets)
 
     def near(self, look: Look) -> Pairs:
         """Return the slots of equal rows; see :meth:`NearIndex.near`."""
@@ -65,13 +65,13 @@ class Duplicates(NearIndex):
         return i[equal], slot[equal]
 
     def _with_listed(self, key: Tensor, i: Tensor, slot: Tensor) -> Pairs:
-        listed = self.look(self.rows[self._listed]).key
+        listed = self._hash(self.rows[self._listed]).view(-1)
         more, place = (key[:, None] == listed).nonzero().unbind(1)
         return torch.cat([i, more]), torch.cat([slot, self._listed[place]])
 
     def near_each_other(self, look: Look) -> Pairs:
         """Pair each row with the first one equal to it; see :meth:`NearIndex.near_each_other`."""
-        if look.key.unique().shape[0] == look.key.shape[0]:
+        if all_differ(look.key):
             return self._listed[:0], self._listed[:0]
         first, other = _with_first(look.key)
         if first.shape[0] and not torch.equal(look.rows[first], look.rows[other]):
@@ -89,10 +89,12 @@ class Duplicates(NearIndex):
         self._leave(slot)
         bucket, entry = look.place, torch.add(slot, look.key, alpha=_SLOT + 1)
         while slot.shape[0]:
-            low, place = self._buckets.index_select(0, bucket).min(1)
+            # The smallest number is an empty cell's, another one for each slot.
+            cells = self._buckets.index_select(0, bucket).bitwise_xor_(slot[:, None])
+            low, place = cells.min(1)
             cell = torch.add(place, bucket, alpha=_WIDTH)
-            if int(low.max()) != _EMPTY:
-                full = low != _EMPTY
+            if int(low.max()) >= 0:
+                full = low >= 0
                 cell = torch.where(full, self._nowhere, cell)
                 self._listed = torch.cat([self._listed, slot[full]])
             self._cells.index_copy_(0, cell, entry)  # of rows that meet in a cell, one stays
@@ -100,11 +102,11 @@ class Duplicates(NearIndex):
             stays = self._cells.index_select(0, cell)
             if torch.equal(stays, entry):
                 return
-            again = ((stays != entry) & (low == _EMPTY)).nonzero()[:, 0]
+            again = ((stays != entry) & (low < 0)).nonzero()[:, 0]
             slot, bucket, entry = slot[again], bucket[again], entry[again]
 
     def _enter_all(self) -> None:
-        self._cells.fill_(_EMPTY)
+        self._cells.copy_(~torch.arange(self._nowhere + 1, device=self._cells.device))
         self._cell_of.fill_(self._nowhere)
         self._listed = self._listed[:0]
         slot = torch.arange(self.length, device=self.rows.device)
@@ -112,7 +114,8 @@ class Duplicates(NearIndex):
 
     def _leave(self, slot: Tensor) -> None:
         """Empty the cells of slots."""
-        self._cells.index_fill_(0, self._cell_of.index_select(0, slot), _EMPTY)
+        cell = self._cell_of.index_select(0, slot)
+        self._cells.index_copy_(0, cell, ~cell)
         if self._listed.shape[0]:
             self._listed = self._listed[~torch.isin(self._listed, slot)]
 

@@ -9,50 +9,51 @@ from torch import Tensor
 
 from gfn_rb.shapes import Int64
 
+_LAST = torch.iinfo(torch.int64).max
+
 
 class Spans(NamedTuple):
-    """Where the values lie that look-ups yield.
+    """Where the values lie that look-ups yield; look-ups that yield none are left out.
 
     Args:
-        start: of each look-up, int64 [m].
+        asked: positions of the look-ups, int64 [m].
+        start: of each, int64 [m].
         size: how many, likewise.
         total: how many in all.
     """
 
+    asked: Tensor
     start: Tensor
     size: Tensor
     total: int
 
 
 class Multimap:
-    """A fixed table from integers to the values filed under them.
-
-    Keys share buckets, so a look-up may also yield values of other keys: it narrows a search
-    down, and whoever asks looks closer.
+    """A fixed table from integers to the values filed under them, in the order of the integers.
 
     Args:
-        key: from 0 on.
+        key: below 2^63 - 1.
         value: what to file under each.
-        n_buckets: at most as many different keys are told apart.
     """
 
-    def __init__(self, key: Int64[Tensor, "n"], value: Int64[Tensor, "n"], n_buckets: int) -> None:
-        self._n_buckets = n_buckets
-        bucket = key % n_buckets
-        self._value = value[bucket.to(torch.int32).argsort()]
-        self._start = torch.zeros(n_buckets + 1, dtype=torch.int64, device=key.device)
-        torch.cumsum(bucket.bincount(minlength=n_buckets), 0, out=self._start[1:])
+    def __init__(self, key: Int64[Tensor, "n"], value: Int64[Tensor, "n"]) -> None:
+        ordered, order = key.sort()
+        self._key = torch.cat([ordered, ordered.new_full((1,), _LAST)])  # beyond any asked for
+        self._value = value.index_select(0, order)
 
     def spans(self, key: Int64[Tensor, "m"]) -> Spans:
         """Look keys up, without fetching what is filed under them.
 
         Args:
-            key: to look up.
+            key: to look up, below 2^63 - 1.
         """
-        bucket = key % self._n_buckets
-        start = self._start.index_select(0, bucket)
-        size = self._start.index_select(0, bucket + 1) - start
-        return Spans(start, size, int(size.sum()))
+        start = torch.searchsorted(self._key, key)
+        asked = (self._key.index_select(0, start) == key).nonzero()[:, 0]
+        if not asked.shape[0]:
+            return Spans(asked, asked, asked, 0)
+        start = start.index_select(0, asked)
+        size = torch.searchsorted(self._key, key.index_select(0, asked), right=True) - start
+        return Spans(asked, start, size, int(size.sum()))
 
     def fetch(self, spans: Spans) -> tuple[Int64[Tensor, "k"], Int64[Tensor, "k"]]:
         """Return pairs of a position among the keys looked up and a value.
@@ -60,9 +61,11 @@ class Multimap:
         Args:
             spans: from :meth:`spans`.
         """
-        start, size, total = spans
-        asked = torch.arange(size.shape[0], device=size.device)
-        asked = asked.repeat_interleave(size, output_size=total)
+        asked, start, size, total = spans
+        if not total:
+            return asked, asked
+        turn = torch.arange(size.shape[0], device=size.device)
+        turn = turn.repeat_interleave(size, output_size=total)
         place = torch.arange(total, device=size.device)
-        place += (start - size.cumsum(0) + size).index_select(0, asked)
-        return asked, self._value.index_select(0, place)
+        place += (start - size.cumsum(0) + size).index_select(0, turn)
+        return asked.index_select(0, turn), self._value.index_select(0, place)

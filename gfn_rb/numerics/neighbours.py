@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gfn_rb.numerics.distances import rough_distances, within
-from gfn_rb.numerics.multimap import Multimap
+from gfn_rb.numerics.multimap import Multimap, Spans
 from gfn_rb.numerics.near_index import Look, NearIndex, Pairs
 from gfn_rb.shapes import Shaped
 
@@ -17,15 +17,17 @@ BATCH_OF_PAIRS = 2**21  # looked at together, so that memory stays bounded
 _WORTHWHILE = 4  # a look-up that leaves more than one row in so many is not worth its trouble
 RELATIVE = 1e-9  # what rounding may do to a distance, relative to it, and more
 _FEW = 512  # rows that are always worth a table of their own
+_FLAGS = 128  # for each slot, so that few keys share one
+_MOST_FLAGS = 2**22
 
 
 class Neighbours(NearIndex):
     """An index of rows within a cutoff of each other.
 
     Rows are filed under integer keys such that near rows are found by looking few keys up; what
-    is found is measured. The table of keys is fixed. The rows written since are few, and are
-    searched the other way round: they look up who is looking for them. Once they are many, the
-    table is made anew.
+    is found is measured. The table of keys is fixed. The rows written since are few; a flag is
+    raised for each of their keys, and where one is met, they are searched the other way round:
+    they look up who is looking for them. Once they are many, the table is made anew.
 
     Args:
         capacity: number of slots.
@@ -46,7 +48,10 @@ class Neighbours(NearIndex):
         self._none = torch.empty(0, dtype=torch.int64, device=like.device)
         self._n_keys = n_keys
         self._recent_slot = self._none
+        n_flags = min(_FLAGS * capacity, _MOST_FLAGS)
+        self._flags = torch.zeros(n_flags, dtype=torch.bool, device=like.device)
         self._table: Multimap | None = None
+        self._nobody = Multimap(self._none, self._none)
 
     # What a subclass says.
 
@@ -62,10 +67,6 @@ class Neighbours(NearIndex):
     def _may_be_near(self, look: Look) -> Tensor:
         """Return a mask of the pairs of rows that may be near, bool [n, n]."""
 
-    @abstractmethod
-    def _n_buckets(self, n_rows: int) -> int:
-        """Return how many buckets to file rows in."""
-
     # Looking up.
 
     def near(self, look: Look) -> Pairs:
@@ -76,9 +77,9 @@ class Neighbours(NearIndex):
         if self._table is None:
             return self._measured_all(look)
         row, key = self._probes(look)
-        recent, asking = self._recent(row, key)
-        spans, recent_spans = self._table.spans(key), asking.spans(recent)
-        total = spans.total + recent_spans.total
+        spans = self._table.spans(key)
+        asking, recent = self._recent(row, key)
+        total = spans.total + recent.total
         if total * _WORTHWHILE > n * self.length + BATCH_OF_PAIRS // 8:
             return self._measured_all(look)
         if total > BATCH_OF_PAIRS and n > 1:
@@ -86,16 +87,19 @@ class Neighbours(NearIndex):
         if total == 0:
             return self._none, self._none
         asked, slot = self._table.fetch(spans)
-        filed, i = asking.fetch(recent_spans)
+        filed, i = asking.fetch(recent)
         i = torch.cat([row.index_select(0, asked), i])
         slot = torch.cat([slot, self._recent_slot.index_select(0, filed // self._n_keys)])
         held = (slot < self.length).nonzero()[:, 0]
         return self._measured(look, *self._plausible(look, i[held], slot[held]))
 
-    def _recent(self, row: Tensor, key: Tensor) -> tuple[Tensor, Multimap]:
-        """Return the keys of the rows written last, and a table of who is looking for which."""
-        recent = self._key_of.index_select(0, self._recent_slot).view(-1)
-        return recent, Multimap(key, row, 4 * key.shape[0] + 1)
+    def _recent(self, row: Tensor, key: Tensor) -> tuple[Multimap, Spans]:
+        """Return who looks for which flagged key, and where rows written last meet them."""
+        flagged = self._flags.index_select(0, key % self._flags.shape[0]).nonzero()[:, 0]
+        if not flagged.shape[0]:
+            return self._nobody, self._nobody.spans(self._none)
+        asking = Multimap(key.index_select(0, flagged), row.index_select(0, flagged))
+        return asking, asking.spans(self._key_of.index_select(0, self._recent_slot).view(-1))
 
     def near_each_other(self, look: Look) -> Pairs:
         """Return near rows i < j; see :meth:`NearIndex.near_each_other`."""
@@ -141,18 +145,20 @@ class Neighbours(NearIndex):
     def _enter(self, slot: Tensor, look: Look) -> None:
         self._key_of.index_copy_(0, slot, look.key)
         self._recent_slot = torch.cat([self._recent_slot, slot])
+        self._flags.index_fill_(0, look.key.view(-1) % self._flags.shape[0], True)
         if self._table is None or self._recent_slot.shape[0] > _FEW + 8 * math.isqrt(self.length):
             self._file_all()
 
     def _file_all(self) -> None:
         """Make one table of all rows."""
         self._table, self._recent_slot = None, self._none
+        self._flags.zero_()
         if self.length == 0:
             return
         slot = torch.arange(self.length, device=self.rows.device)
         slot = slot.repeat_interleave(self._n_keys)
         key = self._key_of[: self.length].reshape(-1)
-        self._table = Multimap(key, slot, self._n_buckets(key.shape[0]))
+        self._table = Multimap(key, slot)
 
 
 def _joined(found: list[Pairs]) -> Pairs:

@@ -73,9 +73,6 @@ class Pivots(Neighbours):
     def _may_be_near(self, look: Look) -> Tensor:
         return self._roughly_near(look.rows, look.rows)
 
-    def _n_buckets(self, n_rows: int) -> int:
-        return self._pivots.shape[0]
-
     def _enter(self, slot: Tensor, look: Look) -> None:
         if self.length >= max(_FEWEST, 2 * self._chosen_for):
             self._enter_all()

@@ -45,6 +45,15 @@ class RowHash:
         return (total >> 33) & 0x7FFFFFFF
 
 
+def all_differ(hashes: Int64[Tensor, "n"]) -> bool:
+    """Tell whether no two hashes are equal. A set of Python is quicker than sorting them.
+
+    Args:
+        hashes: of a batch of rows.
+    """
+    return len(set(hashes.tolist())) == hashes.shape[0]
+
+
 def _bits(rows: Tensor) -> Int64[Tensor, "n d"]:
     """Return integers that are equal where the numbers are."""
     if not rows.is_floating_point():

@@ -74,8 +74,8 @@ class DiversityWriter(RewardPrioritizedWriter):
         self,
         key: NestedKey = LOG_REWARD,
         features: NestedKey | Callable[[TensorDictBase], Tensor] | None = None,
-        cutoff_distance: float = 0.0,
-        p: float = 1.0,
+        cutoff_distance: float | int = 0.0,
+        p: float | int = 1.0,
         near: Near = "replace",
         when: When = "always",
         tie: Tie = "newest",
@@ -113,9 +113,9 @@ class DiversityWriter(RewardPrioritizedWriter):
         if self.cutoff_distance < 0 or (self.when == "full" and not full):
             return super()._offer(data, key, highest)
         rows = self._features(data)
-        device = self._in_step().device
-        rows, key = rows.to(device), key.to(device, torch.float64)
         floor = self._lowest() if full else -math.inf
+        device = (self._allocated() if full else self._in_step()).device
+        rows, key = rows.to(device), key.to(device, torch.float64)
         if key.shape[0] == 0 or (full and not self._beats(highest, floor)):
             return _no_slot(key)
         index = self._followed(rows)
@@ -125,35 +125,40 @@ class DiversityWriter(RewardPrioritizedWriter):
         choice = self._chosen(index, rows, key, order[: order.shape[0] - hopeless])
         if hopeless and choice.kept.shape[0] < choice.beaten.shape[0]:  # there is room after all
             choice = self._chosen(index, rows, key, order)
-        return self._carry_out(data, key, order, choice)
+        return self._carry_out(data, key, choice)
 
     def _chosen(self, index: NearIndex, rows: Tensor, key: Tensor, order: Tensor) -> Choice:
-        """Choose among rows in an order from the best to the worst."""
-        rows = rows.index_select(0, order)
-        if self.near == "reject":
-            return choose(index, rows, _never)
+        """Choose among rows in an order from the best to the worst; name them by their place."""
         stored = self._allocated().key
-        return choose(index, rows, lambda i, slot: self._beats(key[order[i]], stored[slot]))
+
+        def beats(i: Tensor, slot: Tensor) -> Any:
+            return self._beats(key[order[i]], stored[slot])
+
+        rows = rows.index_select(0, order)
+        choice = choose(index, rows, beats if self.near == "replace" else _never)
+        if choice.kept.shape[0] == order.shape[0]:
+            return choice._replace(kept=order)
+        return choice._replace(kept=order.index_select(0, choice.kept))
 
     # Writing.
 
-    def _carry_out(
-        self, data: TensorDictBase, key: Tensor, order: Tensor, choice: Choice
-    ) -> Tensor:
+    def _carry_out(self, data: TensorDictBase, key: Tensor, choice: Choice) -> Tensor:
         """Cut what was chosen to the capacity, write it, and return one slot per row."""
-        free = self._storage.max_size - len(self._storage) + choice.beaten.shape[0]
-        chosen, removed = order.index_select(0, choice.kept), choice.beaten
+        stored = self._stored()
+        chosen, removed, look = choice
+        value = key.index_select(0, chosen)
+        free = self._storage.max_size - stored + removed.shape[0]
         if chosen.shape[0] > free:
-            out = self._driven_out(key[chosen[free:]], removed)
-            chosen = chosen[: free + out.shape[0]]
+            out = self._driven_out(value[free:], removed)
+            n = free + out.shape[0]
+            chosen, value, look = chosen[:n], value[:n], look.first(n)
             removed = torch.cat([removed, out]) if removed.shape[0] else out
-        look = choice.look.first(chosen.shape[0])
         if chosen.shape[0] > removed.shape[0]:  # rows line up at the end as they came
             chosen, place = chosen.sort()
-            look = look.select(place)
-        move = _moves(chosen.shape[0], removed, len(self._storage))
+            value, look = value.index_select(0, place), look.select(place)
+        move = _moves(chosen.shape[0], removed, stored)
         self._store(data, chosen, move)
-        self._follow_up(move, key[chosen], self._rank(chosen), look)
+        self._follow_up(move, value, self._rank(chosen), look)
         slot = _no_slot(key)
         slot[chosen] = move.target
         return slot
@@ -166,7 +171,7 @@ class DiversityWriter(RewardPrioritizedWriter):
             beaten: slots given up already.
         """
         extremes = self._allocated()
-        n = min(contest.shape[0] + beaten.shape[0], len(self._storage))
+        n = min(contest.shape[0] + beaten.shape[0], self._stored())
         worst = extremes.smallest(n)
         if not beaten.shape[0]:
             return worst.rows(int(self._beats(contest[:n], worst.key).sum()))
@@ -179,14 +184,15 @@ class DiversityWriter(RewardPrioritizedWriter):
 
     def _store(self, data: TensorDictBase, chosen: Tensor, move: _Moves) -> None:
         storage = self._storage
-        before = len(storage)
+        before = self._stored()
         if not storage.initialized:
             self._write(move.target, data, chosen)
             return
         overwrite(storage, move.target, data, chosen)
         if move.source.shape[0]:
             relocate(storage, move.source, move.hole)
-        storage._len = move.length
+        if move.length != before:
+            storage._len = move.length
         if move.length < before:
             storage._bump_mutation_revision()  # or samplers would take it for a write to some rows
         self._count[_WRITTEN] += chosen.shape[0]
@@ -205,7 +211,7 @@ class DiversityWriter(RewardPrioritizedWriter):
             extremes.remove(torch.arange(move.length, index.length, device=extremes.device))
             index.shorten(move.length)
         self._now_in_step(self._column.moment(self._storage))
-        self._indexed = self._content()
+        self._indexed = self._features.moment_after(self._storage)
 
     # Keeping the index in step with the storage.
 
@@ -230,6 +236,11 @@ class DiversityWriter(RewardPrioritizedWriter):
             self._indexed = content
         self._index = index
         return index
+
+    def _stored(self) -> int:
+        """Return the length of the storage, which the index in step with it knows sooner."""
+        assert self._index is not None
+        return self._index.length
 
     def _content(self) -> Moment | None:
         return self._features.moment(self._storage) if self._storage.initialized else None

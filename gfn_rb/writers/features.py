@@ -41,6 +41,7 @@ class Features:
         self.source = source
         self._stored: TensorDictBase | None = None
         self._watched: list[NestedKey] = []
+        self._leaves: list[Tensor] = []  # the entries watched
 
     def __call__(self, data: TensorDictBase) -> Shaped[Tensor, "n d"]:
         """Return one row per item.
@@ -70,13 +71,25 @@ class Features:
         data = storage._storage
         if data is not self._stored:
             self._stored, self._watched = data, self._keys(data)
-        leaves = [data.get(name) for name in self._watched]
-        versions = [number for leaf in leaves for number in (leaf._version, leaf.data_ptr())]
+        self._leaves = [data.get(name) for name in self._watched]
+        return self._of_leaves(storage)
+
+    def moment_after(self, storage: TensorStorage) -> Moment:
+        """Return the :meth:`moment` after a write in place, which leaves each entry where it was.
+
+        Args:
+            storage: the storage.
+        """
+        known = storage._storage is self._stored
+        return self._of_leaves(storage) if known else self.moment(storage)
+
+    def _of_leaves(self, storage: TensorStorage) -> Moment:
+        versions = [n for leaf in self._leaves for n in (leaf._version, leaf.data_ptr())]
         return (int(storage._mutation_revision), *versions)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what belongs to this process."""
-        return {**self.__dict__, "_stored": None}
+        return {**self.__dict__, "_stored": None, "_leaves": []}
 
     def _of(self, data: TensorDictBase) -> Tensor:
         if not callable(self.source):

@@ -48,6 +48,18 @@ def test_more_equal_rows_than_a_bucket_holds():
     assert as_set(index.near(look)) == {(0, 0), (0, 1)}
 
 
+def test_rows_written_over_leave_their_cells():
+    index = Duplicates(50, torch.zeros(1, 1))
+    index.assign(torch.arange(50)[:, None].float())
+    for step in range(40):
+        rows = 100 * (step + 1) + torch.arange(30)[:, None].float()
+        index.write((torch.arange(30) + step) % 50, index.look(rows), 50)
+        occupied = int((index._cells[:-1] >= 0).sum())
+        assert occupied + index._listed.unique().shape[0] == 50
+    index.shorten(10)
+    assert int((index._cells[:-1] >= 0).sum()) + index._listed.shape[0] == 10
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_many_rows(device):
     rows = torch.randperm(20_000, device=device)[:, None].expand(-1, 2).contiguous()

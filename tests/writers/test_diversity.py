@@ -381,6 +381,13 @@ def test_a_state_of_another_configuration_is_refused(change):
         other.writer.load_state_dict(rb.writer.state_dict())
 
 
+def test_whole_numbers_will_do_for_options():
+    writer = DiversityWriter(cutoff_distance=1, p=2)
+    assert (writer.cutoff_distance, writer.p) == (1.0, 2.0)
+    assert isinstance(writer.cutoff_distance, float)
+    assert isinstance(writer.p, float)
+
+
 def test_an_empty_batch_and_what_a_writer_is_called():
     rb = buffer(3, cutoff_distance=1.0)
     assert rb.extend(rows([], torch.zeros(0, 2).long())).tolist() == []
