@@ -220,12 +220,13 @@ def table(arms: Sequence[Arm], curves: Sequence[Curve], calls: Sequence[int]) ->
         f"{arms[0].name} with the\nsame seed, mean ± standard error."
     )
     lines, figures = [head], _figures(curves)
+    width = max(24, *(len(arm.name) + 2 for arm in arms))
     for n in calls:
         titles = "".join(f"{figure.title:40}" for figure in figures)
-        lines += ["", f"{f'{n:,} reward calls':24}{titles}"]
+        lines += ["", f"{f'{n:,} reward calls':{width}}{titles}"]
         for arm in arms:
             cells = (_cell(figure, arm, arms[0], curves, n) for figure in figures)
-            lines.append(f"{arm.name:24}{''.join(f'{cell:40}' for cell in cells)}")
+            lines.append(f"{arm.name:{width}}{''.join(f'{cell:40}' for cell in cells)}")
     return "\n".join(line.rstrip() for line in lines)
 
 

@@ -8,6 +8,7 @@ from gfn_rb.buffers import (
     ExperienceMemory,
     MergedReplayBuffer,
     PackTrajectories,
+    diverse_buffer,
     fifo_buffer,
     reward_prioritized_buffer,
     state_buffer,
@@ -23,10 +24,11 @@ from gfn_rb.samplers import (
     RankRewardSampler,
     SoftmaxRewardSampler,
 )
-from gfn_rb.writers import FIFOWriter, RewardPrioritizedWriter
+from gfn_rb.writers import DiversityWriter, FIFOWriter, RewardPrioritizedWriter
 
 __all__ = [
     "ActionSampler",
+    "DiversityWriter",
     "ExperienceMemory",
     "FIFOWriter",
     "LocalSearchSampler",
@@ -41,6 +43,7 @@ __all__ = [
     "States",
     "Trajectories",
     "Transitions",
+    "diverse_buffer",
     "fifo_buffer",
     "load_checkpoint",
     "reward_prioritized_buffer",

@@ -2,10 +2,12 @@
 
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from gfn_rb import cli
 from gfn_rb.checkpoint import load_state
 from gfn_rb.cli import main
 from gfn_rb.training import Trainer
+from gfn_rb.training.config import CONFIGS
 from gfn_rb.training.folder import RunFolder, read_metrics
 
 QUICK = ["--batch-size", "8", "--hidden", "16", "--eval-every", "5", "--checkpoint-every", "4"]
@@ -72,6 +75,8 @@ def test_every_option_reaches_the_configuration():
     options = (
         "--steps 1 --seed 5 --batch-size 4 --replay-ratio 0.5 --replay terminal --capacity 64 "
         "--keep recent --draw uniform --temperature 2.5 --epsilon 0.1 --backward learned "
+        "--loss subtb --subtb-lambda 0.8 --cutoff 2.0 --rank-k 0.1 --top-fraction 0.3 "
+        "--top-share 0.6 --priority-alpha 0.7 --local-search 1 --back-ratio 0.25 --workers 0 "
         "--hidden 8 4 --lr 0.01 --lr-log-z 0.2 --log-z 1.5 --device cpu --threads 1 "
         "--eval-every 3 --checkpoint-every 2 --logger csv --form prepend_append --beta 2.0"
     )
@@ -83,6 +88,9 @@ def test_every_option_reaches_the_configuration():
         "temperature": 2.5, "epsilon": 0.1, "backward": "learned", "hidden": [8, 4], "lr": 0.01,
         "lr_log_z": 0.2, "log_z": 1.5, "device": "cpu", "threads": 1, "eval_every": 3,
         "checkpoint_every": 2, "logger": "csv", "form": "prepend_append", "beta": 2.0,
+        "loss": "subtb", "subtb_lambda": 0.8, "cutoff": 2.0, "rank_k": 0.1, "top_fraction": 0.3,
+        "top_share": 0.6, "priority_alpha": 0.7, "local_search": 1, "back_ratio": 0.25,
+        "workers": 0,
     }  # fmt: skip
 
 
@@ -111,6 +119,13 @@ def test_torchrl_keeps_its_notes_to_itself(monkeypatch):
         ("--epsilon 2", "gfn-rb: epsilon must be in [0, 1], got 2.0"),
         ("--height 1", "gfn-rb: height must be at least 2, got 1"),
         ("--r0 0", "gfn-rb: r0 must be positive and finite, got 0.0"),
+        ("--local-search -1", "gfn-rb: local_search must be at least 0, got -1"),
+        ("--back-ratio 0", "gfn-rb: back_ratio must be in (0, 1], got 0.0"),
+        (
+            "--replay states",
+            "gfn-rb: replay must be one of trajectories, terminal with loss tb, which reads "
+            "trajectories, got 'states'",
+        ),
     ],
 )
 def test_a_bad_value_is_named(options, line, capsys, tmp_path):
@@ -121,7 +136,8 @@ def test_a_bad_value_is_named(options, line, capsys, tmp_path):
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        (["train", "chess"], ["chess", "tfbind8, hypergrid"]),
+        (["train", "chess"], ["chess", "tfbind8", "hypergrid", "rna_binding", "bit_sequence"]),
+        (["train", "tfbind8", "--loss", "mse"], ["--loss", "mse", "subtb"]),
         (["train", "tfbind8", "--stesp", "3"], ["--stesp", "--steps"]),
         (["train", "tfbind8", "--ndim", "3"], ["--ndim"]),
         (["train", "tfbind8", "--steps", "many"], ["--steps", "many"]),
@@ -143,15 +159,35 @@ def test_words_that_make_no_sense_are_named(words, named, capsys, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_help_explains_every_option(capsys):
+@pytest.mark.parametrize("env", CONFIGS)
+def test_help_explains_every_option(env, capsys):
     with pytest.raises(SystemExit) as caught:
-        main(["train", "tfbind8", "--help"])
+        main(["train", env, "--help"])
     assert caught.value.code == 0
+    out = " ".join(capsys.readouterr().out.replace("│", "").split())
+    assert "--replay-ratio FLOAT Replayed items per fresh one; 0 turns replay off." in out
+    for option in fields(CONFIGS[env]):
+        words = rf"--{option.name.replace('_', '-')} [^-]*?[A-Za-z][^()]*[.,;:]"
+        assert re.search(words, out), option.name
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        ("rna_binding --targets GGGAAACCCU --length 6", ["best 100", "modes found"]),
+        ("bit_sequence --n-bits 40 --word-bits 4 --modes 5", ["best 100", "of 5"]),
+        ("conditional_hypergrid --height 6 --local-search 1", ["(exact, mean over 5 conditions)"]),
+        ("hypergrid --ndim 2 --loss fm --replay states --draw priority", ["(exact)", "of 4"]),
+    ],
+)
+def test_other_environments_losses_and_replays(words, shown, capsys):
+    assert main(["train", *words.split(), *QUICK, "--steps", "3", "--out", "run"]) == 0
     out = capsys.readouterr().out
-    assert "--replay-ratio FLOAT" in out
-    assert "Replayed trajectories per fresh one; 0 turns replay off." in " ".join(
-        out.replace("│", "").split()
-    )
+    assert [text for text in shown if text not in out] == []
+    assert (Path("run") / "report.png").read_bytes().startswith(b"\x89PNG")
+    assert main(["resume", "run", "--steps", "5"]) == 0
+    assert main(["train", *words.split(), *QUICK, "--steps", "5", "--out", "whole"]) == 0
+    assert results("run") == results("whole")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")

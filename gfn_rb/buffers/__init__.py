@@ -4,6 +4,7 @@ from gfn_rb.buffers.experience import ExperienceMemory
 from gfn_rb.buffers.merged import MergedReplayBuffer
 from gfn_rb.buffers.packing import PackTrajectories
 from gfn_rb.buffers.presets import (
+    diverse_buffer,
     fifo_buffer,
     reward_prioritized_buffer,
     state_buffer,
@@ -15,6 +16,7 @@ __all__ = [
     "ExperienceMemory",
     "MergedReplayBuffer",
     "PackTrajectories",
+    "diverse_buffer",
     "fifo_buffer",
     "reward_prioritized_buffer",
     "state_buffer",

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from tensordict import NestedKey, TensorDictBase
+from torch import Tensor
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 from torchrl.data.replay_buffers.samplers import RandomSampler, Sampler
 from torchrl.data.replay_buffers.storages import Storage
@@ -23,7 +24,8 @@ from gfn_rb.errors import ArgumentError
 from gfn_rb.keys import EPISODE_LOG_REWARD, ESTIMATOR_OUTPUT, INDEX, LOG_PROB, LOG_REWARD
 from gfn_rb.samplers import SoftmaxRewardSampler
 from gfn_rb.samplers.base import Replacement
-from gfn_rb.writers import FIFOWriter, RewardPrioritizedWriter
+from gfn_rb.writers import DiversityWriter, FIFOWriter, RewardPrioritizedWriter
+from gfn_rb.writers.diversity import Near, When
 from gfn_rb.writers.reward import Tie
 
 _STALE = (LOG_PROB, ESTIMATOR_OUTPUT)
@@ -69,6 +71,58 @@ def reward_prioritized_buffer(
     if sampler is None:
         sampler = SoftmaxRewardSampler(key, temperature, replacement)
     writer = RewardPrioritizedWriter(key, tie)
+    transforms = _on_insertion(max_length, keep)
+    return _buffer(capacity, storage, device, writer, sampler, transforms, buffer_kwargs)
+
+
+def diverse_buffer(
+    capacity: int,
+    *,
+    key: NestedKey = LOG_REWARD,
+    features: NestedKey | Callable[[TensorDictBase], Tensor] | None = None,
+    cutoff_distance: float = 0.0,
+    p: float = 1.0,
+    near: Near = "replace",
+    when: When = "always",
+    tie: Tie = "newest",
+    temperature: float = 1.0,
+    replacement: Replacement = "auto",
+    sampler: Sampler | None = None,
+    max_length: int | None = None,
+    keep: Sequence[str] = (),
+    storage: Storage | None = None,
+    device: torch.device | str = "cpu",
+    **buffer_kwargs: Any,
+) -> TensorDictReplayBuffer:
+    """Return a buffer that keeps the best items that are far apart and draws them by reward.
+
+    Torchgfn's ``NormBasedDiversePrioritizedReplayBuffer`` is ``near="reject", when="full"``.
+
+    Args:
+        capacity: the number of items kept.
+        key: what items are ranked and drawn by, one float per item.
+        features: what distances are measured between, see :class:`~gfn_rb.DiversityWriter`; by
+            default the terminating state of trajectories, or the state.
+        cutoff_distance: items this close or closer do not stand beside each other.
+        p: of the norm; 0 counts the features that differ.
+        near: whether a better item shall "replace" those near it, or "reject" it like any other.
+        when: whether to compare "always", or only batches that find the storage "full".
+        tie: which of equal items are kept.
+        temperature: see :func:`reward_prioritized_buffer`, as all that follow.
+        replacement: likewise.
+        sampler: likewise.
+        max_length: likewise.
+        keep: likewise.
+        storage: likewise.
+        device: likewise.
+        **buffer_kwargs: likewise.
+
+    Raises:
+        ArgumentError: an option breaks its rule, or the storage is of another capacity.
+    """
+    if sampler is None:
+        sampler = SoftmaxRewardSampler(key, temperature, replacement)
+    writer = DiversityWriter(key, features, cutoff_distance, p, near, when, tie)
     transforms = _on_insertion(max_length, keep)
     return _buffer(capacity, storage, device, writer, sampler, transforms, buffer_kwargs)
 

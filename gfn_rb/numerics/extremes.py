@@ -103,6 +103,15 @@ class Extremes:
         """Take note that another process, which shares the tensors, updated some rows."""
         self._stale, self._stale_count = [], self._block_rank.shape[0]
 
+    def remove(self, index: Int64[Tensor, "m"]) -> None:
+        """Make rows as if never written.
+
+        Args:
+            index: rows, each at most once.
+        """
+        key = torch.full(index.shape, math.inf, dtype=torch.float64, device=index.device)
+        self.update(index, key, torch.full_like(index, _LAST))
+
     def _summarise(self) -> None:
         torch.amin(self._key, 1, out=self._block_key)
         self.doubt_ranks()

@@ -86,7 +86,7 @@ def parse(arguments: Sequence[str] | None) -> Command:
     command: Command = tyro.cli(
         _one_of({"train": Train, "resume": Resume, "inspect": Inspect}),
         prog="gfn-rb",
-        description="Replay for GFlowNets: training runs on enumerable environments.",
+        description="Replay for GFlowNets: training runs with a report, to resume and to inspect.",
         args=arguments,
         config=(tyro.conf.OmitSubcommandPrefixes,),
     )

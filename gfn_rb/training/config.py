@@ -55,6 +55,7 @@ class TrainConfig(ABC):
 
     env: ClassVar[str]
     every_state_terminates: ClassVar[bool] = False
+    distance_p: ClassVar[float] = 0.0  # between states; 0 counts the places that differ
 
     steps: int = 1000
     """Training steps. Each samples one fresh batch, which takes batch-size reward calls, and as
@@ -78,9 +79,10 @@ class TrainConfig(ABC):
     capacity: int = 100_000
     """Items the buffer keeps."""
     keep: Keep = "top"
-    """Which items it keeps: those of highest reward, or the most recent."""
-    cutoff: float = 1.0
-    """Items of a diverse buffer are further apart than this: in places that differ, or in steps on
+    """Which items it keeps: those of highest reward, of these only such as end far apart, or the
+    most recent."""
+    cutoff: float = 0.0
+    """Items of a diverse buffer end further apart than this, in places that differ or in steps on
     a grid. 0 rules out duplicates."""
     draw: Draw = "softmax"
     """How replayed items are drawn: by exp(log reward / temperature), by rank, a share from the
@@ -200,6 +202,7 @@ class HyperGridConfig(TrainConfig):
 
     env: ClassVar[str] = "hypergrid"
     every_state_terminates: ClassVar[bool] = True
+    distance_p: ClassVar[float] = 1.0
 
     ndim: int = 4
     """Coordinates."""
@@ -223,6 +226,7 @@ class ConditionalHyperGridConfig(TrainConfig):
 
     env: ClassVar[str] = "conditional_hypergrid"
     every_state_terminates: ClassVar[bool] = True
+    distance_p: ClassVar[float] = 1.0
 
     ndim: int = 2
     """Coordinates."""

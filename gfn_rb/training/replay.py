@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ from torchrl.data.replay_buffers.samplers import Sampler as ItemSampler
 from torchrl.data.replay_buffers.writers import Writer
 
 from gfn_rb.buffers import (
+    diverse_buffer,
     fifo_buffer,
     reward_prioritized_buffer,
     state_buffer,
@@ -31,7 +33,7 @@ from gfn_rb.samplers import (
     SoftmaxRewardSampler,
 )
 from gfn_rb.shapes import Float
-from gfn_rb.writers import FIFOWriter, RewardPrioritizedWriter
+from gfn_rb.writers import DiversityWriter, FIFOWriter, RewardPrioritizedWriter
 
 if TYPE_CHECKING:
     from gfn_rb.training.config import TrainConfig
@@ -46,17 +48,25 @@ class Kept(NamedTuple):
     """How a rule of what to keep is made.
 
     Attributes:
-        preset: returns a buffer of trajectories.
+        preset: returns what returns a buffer of trajectories.
         writer: returns the writer alone, given the key that ranks items.
     """
 
-    preset: Callable[..., TensorDictReplayBuffer]
+    preset: Callable[[TrainConfig], Callable[..., TensorDictReplayBuffer]]
     writer: Callable[[TrainConfig, str], Writer]
 
 
+def _apart(config: TrainConfig) -> dict[str, Any]:
+    return {"cutoff_distance": config.cutoff, "p": config.distance_p}
+
+
 KEEP: dict[str, Kept] = {
-    "top": Kept(reward_prioritized_buffer, lambda _, key: RewardPrioritizedWriter(key)),
-    "recent": Kept(fifo_buffer, lambda *_: FIFOWriter()),
+    "top": Kept(lambda _: reward_prioritized_buffer, lambda _, key: RewardPrioritizedWriter(key)),
+    "diverse": Kept(
+        lambda config: partial(diverse_buffer, **_apart(config)),
+        lambda config, key: DiversityWriter(key, **_apart(config)),
+    ),
+    "recent": Kept(lambda _: fifo_buffer, lambda *_: FIFOWriter()),
 }
 
 
@@ -104,7 +114,7 @@ def trajectory_buffer(
     config: TrainConfig, env: GFNEnv, regenerate: Regenerate, generator: torch.Generator
 ) -> TensorDictReplayBuffer:
     """Return a buffer that stores trajectories as they were sampled."""
-    return KEEP[config.keep].preset(
+    return KEEP[config.keep].preset(config)(
         config.capacity,
         sampler=DRAW[config.draw].sampler(config, LOG_REWARD),
         max_length=env.max_length,

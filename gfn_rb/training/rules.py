@@ -63,6 +63,11 @@ def check_together(config: TrainConfig) -> None:
             f"replay must be one of {', '.join(fitting)} with loss {config.loss}, which reads "
             f"{wanted.__name__.lower()}, got {config.replay!r}"
         )
+    if config.keep == "diverse" and config.replay in ("transitions", "states"):
+        raise ArgumentError(
+            f"keep must be one of top, recent with replay {config.replay}, whose episodes pass "
+            f"through the same states, got 'diverse'"
+        )
 
 
 def _check(name: str, value: Any, rule: Callable[[Any], bool], expected: str) -> None:

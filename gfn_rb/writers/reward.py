@@ -119,13 +119,7 @@ class RewardPrioritizedWriter(Writer):
         if not key.shape[0]:
             return torch.empty(0, dtype=torch.int64)
         data = self._layout.check(data, self._storage)
-        free = self._storage.max_size - len(self._storage)
-        if key.shape[0] <= free:
-            slot = self._append(data)
-        elif free == 0 and not self._beats(highest, floor := self._lowest()):
-            slot = torch.full(key.shape, -1, dtype=torch.int64, device=key.device)
-        else:
-            slot = self._merge(data, key, free, floor if free == 0 else -math.inf)
+        slot = self._offer(data, key, highest)
         self._count[_OFFERED] += key.shape[0]
         return slot
 
@@ -203,6 +197,15 @@ class RewardPrioritizedWriter(Writer):
 
     # Choosing and writing.
 
+    def _offer(self, data: TensorDictBase, key: Tensor, highest: float) -> Tensor:
+        """Write what is to be kept of a sound batch, and return one slot per row."""
+        free = self._storage.max_size - len(self._storage)
+        if key.shape[0] <= free:
+            return self._append(data)
+        if free == 0 and not self._beats(highest, floor := self._lowest()):
+            return _no_slot(key)
+        return self._merge(data, key, free, floor if free == 0 else -math.inf)
+
     def _append(self, data: TensorDictBase) -> Tensor:
         """Write the whole batch into free slots. Nothing is compared before the storage is full."""
         stored, extremes = len(self._storage), self._allocated()
@@ -222,7 +225,7 @@ class RewardPrioritizedWriter(Writer):
         if free:
             fresh = torch.arange(len(self._storage), self._storage.max_size, device=key.device)
             target = torch.cat([target, fresh])
-        slot = torch.full(key.shape, -1, dtype=torch.int64, device=key.device)
+        slot = _no_slot(key)
         slot[chosen] = target
         self._write(target, data, chosen)
         extremes.update(target, key[chosen], self._rank(chosen))
@@ -234,16 +237,22 @@ class RewardPrioritizedWriter(Writer):
 
         Among equal keys the one to keep comes last. There are more rows than free slots.
         """
-        if self.tie == "newest":
-            value, order = key.sort(stable=True)
-        else:
-            value, order = key.flip(0).sort(stable=True)
-            order = key.shape[0] - 1 - order
+        value, order = self._worst_first(key)
         lost = max(key.shape[0] - self._storage.max_size, 0)
         if free == 0:
-            below = torch.searchsorted(value, floor, right=self.tie == "oldest")
-            lost = max(lost, int(below))
+            lost = max(lost, self._below(value, floor))
         return order[lost:], value[lost : value.shape[0] - free]
+
+    def _worst_first(self, key: Tensor) -> tuple[Tensor, Tensor]:
+        """Sort keys; return them and their positions. Of equal ones the one to keep comes last."""
+        if self.tie == "newest":
+            return key.sort(stable=True)
+        value, order = key.flip(0).sort(stable=True)
+        return value, key.shape[0] - 1 - order
+
+    def _below(self, value: Tensor, floor: float) -> int:
+        """Return how many of the sorted keys do not beat the lowest one stored."""
+        return int(torch.searchsorted(value, floor, right=self.tie == "oldest"))
 
     def _beats(self, key: Any, stored: Any) -> Any:
         return key >= stored if self.tie == "newest" else key > stored
@@ -363,5 +372,5 @@ class RewardPrioritizedWriter(Writer):
         return f"{type(self).__name__}(key={self.key!r}, tie={self.tie!r})"
 
 
-def _range(start: int, stop: int, like: Tensor) -> Tensor:
-    return torch.arange(start, stop, device=like.device)
+def _no_slot(key: Tensor) -> Tensor:
+    return torch.full(key.shape, -1, dtype=torch.int64, device=key.device)

@@ -67,10 +67,10 @@ def overwrite(storage: TensorStorage, target: Tensor, data: TensorDictBase, chos
     """Write some rows of a batch over stored ones.
 
     What ``storage.set(target, data[chosen])`` does to a full storage, in a quarter of the time: it
-    need not work out the batch size of any index, nor how the length changes.
+    need not work out the batch size of any index. The length is left as it is.
 
     Args:
-        storage: initialised and full.
+        storage: initialised.
         target: slots, int64 [k], each once.
         data: rows that have the storage's layout, batch size [n].
         chosen: positions in the batch, int64 [k].
@@ -79,6 +79,19 @@ def overwrite(storage: TensorStorage, target: Tensor, data: TensorDictBase, chos
     for name, value in data.items(True, True):
         leaf = stored.get(name)
         leaf.index_copy_(0, target, value.index_select(0, chosen).to(leaf.device))
+    storage._bump_mutation_revision()
+
+
+def relocate(storage: TensorStorage, source: Tensor, target: Tensor) -> None:
+    """Write stored rows over others.
+
+    Args:
+        storage: initialised.
+        source: slots to copy from, int64 [k].
+        target: slots to copy to, none of them among the former.
+    """
+    for leaf in storage._storage.values(True, True):
+        leaf.index_copy_(0, target, leaf.index_select(0, source))
     storage._bump_mutation_revision()
 
 

@@ -9,12 +9,17 @@ from torchrl.data.replay_buffers.samplers import RandomSampler
 from torchrl.envs.transforms import Transform
 
 from gfn_rb import Trajectories
-from gfn_rb.buffers import fifo_buffer, reward_prioritized_buffer, terminating_state_buffer
+from gfn_rb.buffers import (
+    diverse_buffer,
+    fifo_buffer,
+    reward_prioritized_buffer,
+    terminating_state_buffer,
+)
 from gfn_rb.errors import ArgumentError, EmptyBufferError, KeyMismatchError, ShapeError
 from gfn_rb.samplers import SoftmaxRewardSampler
-from gfn_rb.writers import FIFOWriter, RewardPrioritizedWriter
+from gfn_rb.writers import DiversityWriter, FIFOWriter, RewardPrioritizedWriter
 
-PRESETS = [reward_prioritized_buffer, fifo_buffer]
+PRESETS = [reward_prioritized_buffer, diverse_buffer, fifo_buffer]
 ALL = [*PRESETS, terminating_state_buffer]
 
 
@@ -72,6 +77,17 @@ def test_ties_and_another_key(tie, slots):
     rb.extend(states([0.0, 0.0], score=torch.ones(2)))
     assert sorted(rb.extend(states([9.0, 9.0], score=torch.ones(2))).tolist()) == slots
     assert rb.sampler.key == "score"
+
+
+def test_the_best_that_are_far_apart_are_kept():
+    options = {"cutoff_distance": 1.0, "p": 2.0, "tie": "oldest", "key": "score"}
+    rb = diverse_buffer(3, features="x", near="reject", when="full", **options)
+    writer = rb.writer
+    assert (writer.near, writer.when, writer.tie, writer.p) == ("reject", "full", "oldest", 2.0)
+    assert (writer.key, writer.features, rb.sampler.key) == ("score", "x", "score")
+    rb = diverse_buffer(3, cutoff_distance=1.0, temperature=2.0)
+    assert rb.extend(states([0.0, 5.0, 1.0, 3.0])).tolist() == [-1, 0, -1, 1]
+    assert rb.sampler.temperature == 2.0
 
 
 # On insertion.
@@ -251,7 +267,8 @@ def test_what_a_preset_is_made_of(preset):
     assert isinstance(rb.storage, LazyTensorStorage)
     assert rb.storage.device == torch.device("cpu")
     newest = preset is fifo_buffer
-    assert type(rb.writer) is (FIFOWriter if newest else RewardPrioritizedWriter)
+    writers = {fifo_buffer: FIFOWriter, diverse_buffer: DiversityWriter}
+    assert type(rb.writer) is writers.get(preset, RewardPrioritizedWriter)
     assert type(rb.sampler) is (RandomSampler if newest else SoftmaxRewardSampler)
     sampler = SoftmaxRewardSampler(temperature=3.0)
     assert preset(4, sampler=sampler).sampler is sampler
@@ -310,7 +327,9 @@ def test_bad_options_are_named(make, message, unchecked):
         make()
 
 
-@pytest.mark.parametrize("preset", [reward_prioritized_buffer, terminating_state_buffer])
+@pytest.mark.parametrize(
+    "preset", [reward_prioritized_buffer, diverse_buffer, terminating_state_buffer]
+)
 def test_nothing_is_drawn_from_an_empty_preset(preset):
     with pytest.raises(EmptyBufferError, match="the buffer is empty"):
         preset(4).sample(2)

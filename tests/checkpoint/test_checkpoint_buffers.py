@@ -40,6 +40,7 @@ from torchrl.envs.transforms import Compose, ExcludeTransform, RewardScaling, Tr
 
 from gfn_rb.buffers import (
     MergedReplayBuffer,
+    diverse_buffer,
     fifo_buffer,
     reward_prioritized_buffer,
     state_buffer,
@@ -168,6 +169,16 @@ KINDS: dict[str, tuple[Make, Callable[[int], Any]]] = {
     ),
     "by priority": (lambda: buffer(sampler=PrioritySampler(beta=0.7), priority_key="loss"), losses),
     "by a stored priority": (lambda: buffer(sampler=PrioritySampler("loss")), losses),
+    "far apart": (
+        lambda: diverse_buffer(CAPACITY, batch_size=4, cutoff_distance=1.5, p=2.0),
+        rows,
+    ),
+    "far apart on disk": (
+        lambda: diverse_buffer(
+            CAPACITY, batch_size=4, cutoff_distance=2, storage=LazyMemmapStorage(CAPACITY)
+        ),
+        trajectories,
+    ),
     "newest trajectories": (
         lambda: fifo_buffer(CAPACITY, batch_size=4, max_length=6, generator=generator()),
         trajectories,

@@ -125,7 +125,7 @@ def test_cuda_is_refused_where_there_is_none():
         ({"hidden": ["8"]}, "hidden must be at least one width of at least 1, got ('8',)"),
         ({"log_z": "low"}, "log_z must be a finite number, got 'low'"),
         ({"form": 3}, "form must be a word, got 3"),
-        ({"keep": "best"}, "keep must be one of top, recent, got 'best'"),
+        ({"keep": "best"}, "keep must be one of top, diverse, recent, got 'best'"),
         (
             {"draw": "first"},
             "draw must be one of softmax, rank, quantile, priority, uniform, got 'first'",

@@ -1,8 +1,9 @@
 import pytest
 import torch
 from tensordict import TensorDict
-from training.training_runs import grid, trained
+from training.training_runs import DNA, grid, trained
 
+from gfn_rb.containers import Trajectories
 from gfn_rb.keys import INDEX, LOG_REWARD
 from gfn_rb.training import Trainer
 from gfn_rb.training.replay import DRAW, KEEP, REPLAY, loss_per_item, n_steps, n_trajectories
@@ -15,7 +16,10 @@ LOSS = {"trajectories": "tb", "transitions": "db", "states": "fm", "terminal": "
 @pytest.mark.parametrize("replay", ["trajectories", "terminal"])
 def test_every_choice_trains(keep, draw, replay):
     trainer = trained(grid(keep=keep, draw=draw, replay=replay), 4)
-    assert len(trainer.rb) == 24
+    if keep == "diverse":  # as many as differ
+        assert 8 <= len(trainer.rb) == len(ends(trainer).unique(dim=0)) <= 24
+    else:
+        assert len(trainer.rb) == 24
     assert trainer.measure()["replay_loss"] > 0
 
 
@@ -26,6 +30,28 @@ def test_every_choice_trains_on_single_steps(keep, draw, replay):
     trainer = trained(grid(keep=keep, draw=draw, replay=replay, loss=LOSS[replay], capacity=60), 3)
     assert 40 < len(trainer.rb) <= 60
     assert trainer.measure()["replay_loss"] > 0
+
+
+def ends(trainer):
+    """The terminating states in the buffer."""
+    rows = trainer.rb.storage[:]
+    if trainer.config.replay == "terminal":
+        return rows["state"]
+    return Trajectories.from_tensordict(rows).terminating_states
+
+
+@pytest.mark.parametrize("replay", ["trajectories", "terminal"])
+@pytest.mark.parametrize(
+    ("config", "p"), [(grid(ndim=3), 1), (DNA, 0)], ids=["steps on a grid", "places that differ"]
+)
+def test_a_diverse_buffer_holds_what_is_far_apart(config, p, replay):
+    options = {"keep": "diverse", "cutoff": 2.0, "replay": replay, "capacity": 500}
+    trainer = trained(type(config)(**{**vars(config), **options}), 5)
+    x = ends(trainer).double()
+    distance = torch.cdist(x, x, p=p) + 100 * torch.eye(len(x))
+    assert len(x) > 5
+    assert distance.min() > 2
+    assert distance.min() == 3
 
 
 def test_every_replay_has_its_loss():

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.image import imread
-from training.training_runs import DNA, GRID, grid, take, trained
+from training.training_runs import BITS, DNA, GRID, RNA, WARM_GRID, grid, take, trained
 
 from gfn_rb.training.report import draw_report, expected_modes, histogram, write_report
 
@@ -91,7 +91,61 @@ def test_every_panel_says_what_it_shows(panels):
         assert axes.get_legend() is not None
 
 
-@pytest.mark.parametrize("config", [grid(replay="terminal", replay_ratio=0.0), DNA])
+@pytest.fixture(scope="module")
+def open_ended():
+    """A run in an environment that nobody can enumerate."""
+    trainer = trained(BITS, 0)
+    trainer.record()
+    take(trainer, 6)
+    return trainer
+
+
+def test_without_exact_answers_the_best_are_drawn(open_ended):
+    modes, top, stored = draw_report(open_ended, open_ended.history).axes
+    calls = [0, 24, 48]
+    found = [row["modes_found"] for row in open_ended.history]
+    np.testing.assert_array_equal(lines(modes)["this run"], [calls, found])
+    assert set(lines(modes)) == {"this run", "all 5"}
+    best = lines(top)["this run"]
+    assert np.isnan(best[1, 0])  # nothing was found before the first step
+    np.testing.assert_array_equal(best[1, 1:], [r["top_100_score"] for r in open_ended.history[1:]])
+    (patch,) = stored.patches
+    assert patch.get_label() == "buffer (48 items)"
+    assert patch.get_data().values.sum() == pytest.approx(1)
+    log_reward = open_ended.rb.storage[:]["log_reward"]
+    edges = patch.get_data().edges
+    assert edges[0] == pytest.approx(float(log_reward.min()))
+    assert edges[-1] == pytest.approx(float(log_reward.max()))
+    mean = (patch.get_data().values * (edges[1:] + edges[:-1])).sum() / 2
+    assert mean == pytest.approx(float(log_reward.mean()), abs=(edges[1] - edges[0]) / 2)
+
+
+def test_under_conditions_distances_are_means():
+    trainer = trained(WARM_GRID, 0)
+    trainer.record()
+    take(trainer, 3)
+    modes, stored, distance = draw_report(trainer, trainer.history).axes
+    assert set(lines(modes)) == {"this run", "all 4"}
+    assert stored.get_xlabel() == "log-reward log R(x), nats"
+    assert distance.get_title(loc="left").endswith("(exact, mean over 5 conditions)")
+    last = trainer.history[-1]["total_variation"]
+    assert lines(distance)[f"total variation: {last:.3f}"][1, -1] == last
+
+
+def test_single_steps_in_the_buffer_count_where_they_terminate():
+    trainer = trained(grid(loss="db", replay="transitions", capacity=1000), 2)
+    trainer.record()
+    rewards = draw_report(trainer, trainer.history).axes[1]
+    steps = {patch.get_label(): patch.get_data() for patch in rewards.patches}
+    n_items = len(trainer.rb)
+    assert n_items > 16
+    buffer = steps[f"buffer ({n_items} items)"]
+    assert buffer.values.sum() == pytest.approx(1)
+    rewarded = buffer.values[buffer.edges[1:] > 0.5].sum()
+    assert rewarded * 16 == pytest.approx(round(rewarded * 16))  # 16 episodes ended
+
+
+@pytest.mark.parametrize("config", [grid(replay="terminal", replay_ratio=0.0), DNA, RNA])
 def test_the_picture_is_written_whole(config, tmp_path):
     trainer = trained(config, 3)
     trainer.record()

@@ -41,6 +41,16 @@ def test_what_does_not_go_together_is_named():
     )
 
 
+@pytest.mark.parametrize(("loss", "replay"), [("db", "transitions"), ("fm", "states")])
+def test_episodes_taken_apart_are_not_kept_apart(loss, replay):
+    with pytest.raises(ArgumentError) as caught:
+        grid(loss=loss, replay=replay, keep="diverse").validate()
+    assert str(caught.value) == (
+        f"keep must be one of top, recent with replay {replay}, whose episodes pass through the "
+        "same states, got 'diverse'"
+    )
+
+
 @pytest.mark.parametrize("config", [GRID, WARM_GRID, DNA, BITS, RNA], ids=lambda c: c.env)
 def test_configurations_say_rightly_whether_every_state_terminates(config):
     env = config.make_env()

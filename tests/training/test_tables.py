@@ -2,7 +2,7 @@ import io
 
 import pytest
 from rich.console import Console
-from training.training_runs import GRID, trained
+from training.training_runs import GRID, RNA, WARM_GRID, trained
 
 from gfn_rb.checkpoint import save_state
 from gfn_rb.errors import ArgumentError, CheckpointCorruptError
@@ -50,6 +50,22 @@ def test_the_final_table_states_what_came_out():
         "evaluation": "2.0 s (20%)",
         "other": "0.5 s (5%)",
     }
+
+
+def test_what_is_not_known_is_not_shown():
+    row = {k: v for k, v in ROW.items() if k not in ("total_variation", "jensen_shannon_distance")}
+    shown = lines(result_table(trained(RNA, 1), {**row, "modes_found": 1234}))
+    assert "total variation, policy to target" not in shown
+    assert shown["log Z"] == "2.500"
+    assert shown["modes found"] == "1,234"
+    assert shown["mean score of the best 100"] == "0.5555"
+
+
+def test_means_over_conditions_are_called_so():
+    shown = lines(result_table(trained(WARM_GRID, 1), ROW))
+    title = "total variation, policy to target"
+    assert shown[title] == "0.1235 (exact, mean over 5 conditions)"
+    assert "true" in shown["log Z"]
 
 
 def test_the_title_says_what_was_run():

@@ -3,12 +3,18 @@ import threading
 import time
 
 import pytest
-from training.training_runs import GRID, grid, trained
+from training.training_runs import GRID, RNA, WARM_GRID, grid, trained
 
 from gfn_rb.errors import ArgumentError, GfnRbError
 from gfn_rb.training import watchers
 from gfn_rb.training.folder import RunFolder
-from gfn_rb.training.watchers import StopSignals, check_installed, loggers, progress_bar
+from gfn_rb.training.watchers import (
+    StopSignals,
+    check_installed,
+    loggers,
+    progress,
+    progress_bar,
+)
 
 
 def test_a_signal_is_noted_and_handlers_are_put_back():
@@ -54,6 +60,18 @@ def test_the_bar_shows_how_training_stands(capsys):
     assert "5/10" in shown
     assert f"loss {loss:.3f}, log Z {trainer.log_z:.2f}" in shown
     assert f"modes {trainer.tally.modes_found}/4, 40 reward calls" in shown
+
+
+def test_progress_is_told_by_what_is_known():
+    trainer = trained(RNA, 2)
+    tally = trainer.tally
+    assert progress(trainer, 1.25) == (
+        f"loss 1.250, log Z {trainer.log_z:.2f}, modes {tally.modes_found}, "
+        f"best 100 {tally.top_score:.3f}, 16 reward calls"
+    )
+    trainer = trained(WARM_GRID, 1)
+    found = trainer.tally.modes_found
+    assert progress(trainer, 2.0).endswith(f"modes {found}/4, 8 reward calls")
 
 
 def test_missing_parts_are_named(monkeypatch):

@@ -296,7 +296,8 @@ def test_processes_share_the_writer():
     assert rb.write_count <= len(keys)
 
 
-def _replace_in_child(rb):
+def _replace_in_child(rb, event):
+    event.wait()
     rb.extend(rows([0.0] * 16, 48))
 
 
@@ -307,10 +308,13 @@ def test_ties_are_decided_by_age_whoever_wrote_last():
         storage=LazyTensorStorage(32), writer=RewardPrioritizedWriter(), batch_size=4, shared=True
     )
     rb.extend(rows([0.0] * 32))
+    context = mp.get_context("spawn")
+    event = context.Event()
+    child = context.Process(target=_replace_in_child, args=(rb, event))
+    child.start()  # moves all into shared memory
     rb.extend(rows([0.0] * 15, 32))
     rb.extend(rows([0.0], 47))
-    child = mp.get_context("spawn").Process(target=_replace_in_child, args=(rb,))
-    child.start()
+    event.set()
     child.join(120)
     assert child.exitcode == 0
     rb.extend(rows([0.0], 64))

@@ -1,0 +1,128 @@
+"""Rows equal to others."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gfn_rb.numerics.near_index import Look, NearIndex, Pairs
+from gfn_rb.numerics.row_hash import RowHash
+from gfn_rb.shapes import Shaped
+
+_WIDTH = 16  # cells of a bucket
+_LOAD = 4  # of which so many are filled on average: one bucket in a million overflows
+_EMPTY = -1
+_SLOT = 0xFFFFFFFF  # the bits of an entry that are the slot; those above are the hash
+_ALL_AT_ONCE = 2**62
+
+
+class Duplicates(NearIndex):
+    """An index of equal rows: a hash table that is read and written whole batches at a time.
+
+    A bucket is one row of a matrix, each cell of it a hash and a slot in one integer, so that one
+    gather looks a batch up. Rows whose bucket is full are kept on a list. Equal hashes only
+    suggest that rows are equal; the rows themselves decide.
+
+    Args:
+        capacity: number of slots.
+        like: any rows of the width, dtype and device of those to come.
+    """
+
+    chunk = _ALL_AT_ONCE
+
+    def __init__(self, capacity: int, like: Shaped[Tensor, "n d"]) -> None:
+        super().__init__(capacity, like)
+        device = like.device
+        self._hash = RowHash(like.shape[1], 1, device)
+        self._n_buckets = max(1, capacity // _LOAD)
+        # One cell more than there are, which stands for "on the list".
+        self._nowhere = self._n_buckets * _WIDTH
+        self._cells = torch.full((self._nowhere + 1,), _EMPTY, dtype=torch.int64, device=device)
+        self._buckets = self._cells[: self._nowhere].view(self._n_buckets, _WIDTH)
+        self._cell_of = torch.full((capacity,), self._nowhere, dtype=torch.int64, device=device)
+        self._listed = torch.empty(0, dtype=torch.int64, device=device)
+
+    def sibling(self, capacity: int) -> Duplicates:
+        """Return an empty index of another capacity; see :meth:`NearIndex.sibling`."""
+        return Duplicates(capacity, self.rows)
+
+    def look(self, rows: Shaped[Tensor, "n d"]) -> Look:
+        """Hash rows; see :meth:`NearIndex.look`."""
+        key = self._hash(rows).view(-1)
+        return Look(rows, key, (key * self._n_buckets) >> 31)
+
+    def near(self, look: Look) -> Pairs:
+        """Return the slots of equal rows; see :meth:`NearIndex.near`."""
+        cells = self._buckets.index_select(0, look.place)
+        hits = ((cells >> 32) == look.key[:, None]).nonzero()
+        if not hits.shape[0] and not self._listed.shape[0]:
+            return self._listed, self._listed
+        i, place = hits.unbind(1)
+        slot = cells[i, place] & _SLOT
+        if self._listed.shape[0]:
+            i, slot = self._with_listed(look.key, i, slot)
+        equal = (look.rows[i] == self.rows[slot]).all(1)
+        return i[equal], slot[equal]
+
+    def _with_listed(self, key: Tensor, i: Tensor, slot: Tensor) -> Pairs:
+        listed = self.look(self.rows[self._listed]).key
+        more, place = (key[:, None] == listed).nonzero().unbind(1)
+        return torch.cat([i, more]), torch.cat([slot, self._listed[place]])
+
+    def near_each_other(self, look: Look) -> Pairs:
+        """Pair each row with the first one equal to it; see :meth:`NearIndex.near_each_other`."""
+        if look.key.unique().shape[0] == look.key.shape[0]:
+            return self._listed[:0], self._listed[:0]
+        first, other = _with_first(look.key)
+        if first.shape[0] and not torch.equal(look.rows[first], look.rows[other]):
+            return _with_first(torch.unique(look.rows, dim=0, return_inverse=True)[1])
+        return first, other
+
+    def shorten(self, length: int) -> None:
+        """Take out the rows from a slot on; see :meth:`NearIndex.shorten`."""
+        slot = torch.arange(length, self.length, device=self.rows.device)
+        self._leave(slot)
+        self._cell_of.index_fill_(0, slot, self._nowhere)
+        self.length = length
+
+    def _enter(self, slot: Tensor, look: Look) -> None:
+        self._leave(slot)
+        bucket, entry = look.place, torch.add(slot, look.key, alpha=_SLOT + 1)
+        while slot.shape[0]:
+            low, place = self._buckets.index_select(0, bucket).min(1)
+            cell = torch.add(place, bucket, alpha=_WIDTH)
+            if int(low.max()) != _EMPTY:
+                full = low != _EMPTY
+                cell = torch.where(full, self._nowhere, cell)
+                self._listed = torch.cat([self._listed, slot[full]])
+            self._cells.index_copy_(0, cell, entry)  # of rows that meet in a cell, one stays
+            self._cell_of.index_copy_(0, slot, cell)
+            stays = self._cells.index_select(0, cell)
+            if torch.equal(stays, entry):
+                return
+            again = ((stays != entry) & (low == _EMPTY)).nonzero()[:, 0]
+            slot, bucket, entry = slot[again], bucket[again], entry[again]
+
+    def _enter_all(self) -> None:
+        self._cells.fill_(_EMPTY)
+        self._cell_of.fill_(self._nowhere)
+        self._listed = self._listed[:0]
+        slot = torch.arange(self.length, device=self.rows.device)
+        self._enter(slot, self.look(self.rows[: self.length]))
+
+    def _leave(self, slot: Tensor) -> None:
+        """Empty the cells of slots."""
+        self._cells.index_fill_(0, self._cell_of.index_select(0, slot), _EMPTY)
+        if self._listed.shape[0]:
+            self._listed = self._listed[~torch.isin(self._listed, slot)]
+
+
+def _with_first(key: Tensor) -> Pairs:
+    """Pair each position with the first one of the same key, itself left out."""
+    key, order = key.sort(stable=True)
+    later = (key[1:] == key[:-1]).nonzero()[:, 0] + 1
+    if later.shape[0] == 0:
+        return later, later
+    start = torch.arange(key.shape[0], device=key.device)
+    start[later] = 0
+    return order[start.cummax(0).values[later]], order[later]

@@ -1,0 +1,136 @@
+"""What every index of near rows has in common: the rows themselves, by slot."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gfn_rb.shapes import Int64, Shaped
+
+Pairs = tuple[Tensor, Tensor]  # int64, of one length
+
+
+class Look(NamedTuple):
+    """Rows, and what an index looks them up by.
+
+    Args:
+        rows: [n, d].
+        key: integers, [n] or [n, g].
+        place: whatever else the index needs of each, [n, ...].
+    """
+
+    rows: Tensor
+    key: Tensor
+    place: Tensor
+
+    def select(self, index: Int64[Tensor, "k"]) -> Look:
+        """Return some of the rows.
+
+        Args:
+            index: which.
+        """
+        return Look(*(each.index_select(0, index) for each in self))
+
+    def first(self, n: int) -> Look:
+        """Return the first n rows.
+
+        Args:
+            n: how many.
+        """
+        return self if n == self.rows.shape[0] else Look(*(each[:n] for each in self))
+
+
+class NearIndex(ABC):
+    """Rows in slots, and which of them lie near other rows. Exact: no pair is missed or made up.
+
+    Slots 0 to ``length - 1`` hold rows.
+
+    Args:
+        capacity: number of slots.
+        like: any rows of the width, dtype and device of those to come.
+    """
+
+    chunk: int
+    """How many rows are best compared with each other at a time."""
+
+    def __init__(self, capacity: int, like: Shaped[Tensor, "n d"]) -> None:
+        self.capacity = capacity
+        self.length = 0
+        self.rows = torch.zeros((capacity, like.shape[1]), dtype=like.dtype, device=like.device)
+
+    @abstractmethod
+    def sibling(self, capacity: int) -> NearIndex:
+        """Return an empty index of another capacity.
+
+        Args:
+            capacity: number of slots.
+        """
+
+    @abstractmethod
+    def look(self, rows: Shaped[Tensor, "n d"]) -> Look:
+        """Work out what rows are looked up by. It is good until the index is next written to.
+
+        Args:
+            rows: finite, of the dtype and device of the index.
+        """
+
+    @abstractmethod
+    def near(self, look: Look) -> Pairs:
+        """Return every pair of a row looked up and a slot that holds a row near it.
+
+        A pair may be returned twice.
+
+        Args:
+            look: from :meth:`look`.
+        """
+
+    @abstractmethod
+    def near_each_other(self, look: Look) -> Pairs:
+        """Return pairs of rows i < j that lie near each other.
+
+        Where being near carries over from one row to the next, those of the first row suffice.
+
+        Args:
+            look: from :meth:`look`.
+        """
+
+    def write(self, slot: Int64[Tensor, "n"], look: Look, length: int) -> None:
+        """Put rows into slots, over what they hold.
+
+        Args:
+            slot: below the new length; each once.
+            look: the rows, from :meth:`look`.
+            length: how many slots then hold rows, no fewer than now.
+        """
+        self.rows.index_copy_(0, slot, look.rows)
+        self.length = length
+        self._enter(slot, look)
+
+    def assign(self, rows: Shaped[Tensor, "n d"]) -> None:
+        """Put rows into the first slots, and take all others out.
+
+        Args:
+            rows: n <= capacity.
+        """
+        self.rows[: rows.shape[0]] = rows
+        self.length = rows.shape[0]
+        self._enter_all()
+
+    @abstractmethod
+    def shorten(self, length: int) -> None:
+        """Take out the rows from a slot on.
+
+        Args:
+            length: how many to leave.
+        """
+
+    @abstractmethod
+    def _enter(self, slot: Tensor, look: Look) -> None:
+        """Make rows found that were just put into slots, and what these held before not."""
+
+    @abstractmethod
+    def _enter_all(self) -> None:
+        """Make exactly the rows found that are held now."""

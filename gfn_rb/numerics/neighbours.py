@@ -1,0 +1,157 @@
+"""Rows within a distance of others."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+
+import torch
+from torch import Tensor
+
+from gfn_rb.numerics.distances import rough_distances, within
+from gfn_rb.numerics.multimap import Multimap
+from gfn_rb.numerics.near_index import Look, NearIndex, Pairs
+from gfn_rb.shapes import Shaped
+
+BATCH_OF_PAIRS = 2**21  # looked at together, so that memory stays bounded
+_WORTHWHILE = 4  # a look-up that leaves more than one row in so many is not worth its trouble
+RELATIVE = 1e-9  # what rounding may do to a distance, relative to it, and more
+_FEW = 512  # rows that are always worth a table of their own
+
+
+class Neighbours(NearIndex):
+    """An index of rows within a cutoff of each other.
+
+    Rows are filed under integer keys such that near rows are found by looking few keys up; what
+    is found is measured. The table of keys is fixed. The rows written since are few, and are
+    searched the other way round: they look up who is looking for them. Once they are many, the
+    table is made anew.
+
+    Args:
+        capacity: number of slots.
+        like: any rows of the width, dtype and device of those to come.
+        p: see :func:`~gfn_rb.numerics.distances.check_norm`.
+        cutoff: the largest distance that counts as near.
+        n_keys: under how many keys a row is filed.
+    """
+
+    chunk = 1024
+
+    def __init__(
+        self, capacity: int, like: Shaped[Tensor, "n d"], p: float, cutoff: float, n_keys: int
+    ) -> None:
+        super().__init__(capacity, like)
+        self.p, self.cutoff = p, cutoff
+        self._key_of = torch.zeros((capacity, n_keys), dtype=torch.int64, device=like.device)
+        self._none = torch.empty(0, dtype=torch.int64, device=like.device)
+        self._n_keys = n_keys
+        self._recent_slot = self._none
+        self._table: Multimap | None = None
+
+    # What a subclass says.
+
+    @abstractmethod
+    def _probes(self, look: Look) -> Pairs:
+        """Return which keys to look up for which row."""
+
+    @abstractmethod
+    def _plausible(self, look: Look, i: Tensor, slot: Tensor) -> Pairs:
+        """Drop pairs that a bound rules out."""
+
+    @abstractmethod
+    def _may_be_near(self, look: Look) -> Tensor:
+        """Return a mask of the pairs of rows that may be near, bool [n, n]."""
+
+    @abstractmethod
+    def _n_buckets(self, n_rows: int) -> int:
+        """Return how many buckets to file rows in."""
+
+    # Looking up.
+
+    def near(self, look: Look) -> Pairs:
+        """Return the slots of near rows; see :meth:`NearIndex.near`."""
+        n = look.rows.shape[0]
+        if n == 0 or self.length == 0:
+            return self._none, self._none
+        if self._table is None:
+            return self._measured_all(look)
+        row, key = self._probes(look)
+        recent, asking = self._recent(row, key)
+        spans, recent_spans = self._table.spans(key), asking.spans(recent)
+        total = spans.total + recent_spans.total
+        if total * _WORTHWHILE > n * self.length + BATCH_OF_PAIRS // 8:
+            return self._measured_all(look)
+        if total > BATCH_OF_PAIRS and n > 1:
+            return self._by_halves(look)
+        if total == 0:
+            return self._none, self._none
+        asked, slot = self._table.fetch(spans)
+        filed, i = asking.fetch(recent_spans)
+        i = torch.cat([row.index_select(0, asked), i])
+        slot = torch.cat([slot, self._recent_slot.index_select(0, filed // self._n_keys)])
+        held = (slot < self.length).nonzero()[:, 0]
+        return self._measured(look, *self._plausible(look, i[held], slot[held]))
+
+    def _recent(self, row: Tensor, key: Tensor) -> tuple[Tensor, Multimap]:
+        """Return the keys of the rows written last, and a table of who is looking for which."""
+        recent = self._key_of.index_select(0, self._recent_slot).view(-1)
+        return recent, Multimap(key, row, 4 * key.shape[0] + 1)
+
+    def near_each_other(self, look: Look) -> Pairs:
+        """Return near rows i < j; see :meth:`NearIndex.near_each_other`."""
+        i, j = self._may_be_near(look).triu(1).nonzero().unbind(1)
+        if not i.shape[0]:
+            return i, j
+        near = within(look.rows, look.rows, i, j, self.p, self.cutoff)
+        return i[near], j[near]
+
+    def _measured(self, look: Look, i: Tensor, slot: Tensor) -> Pairs:
+        if not i.shape[0]:
+            return i, slot
+        near = within(look.rows, self.rows, i, slot, self.p, self.cutoff)
+        return i[near], slot[near]
+
+    def _measured_all(self, look: Look) -> Pairs:
+        """Compare with every row, some of them at a time."""
+        step = max(1, BATCH_OF_PAIRS // look.rows.shape[0])
+        found = []
+        for start in range(0, self.length, step):
+            rows = self.rows[start : min(start + step, self.length)]
+            i, j = self._roughly_near(look.rows, rows).nonzero().unbind(1)
+            found.append(self._measured(look, i, j + start))
+        return _joined(found)
+
+    def _by_halves(self, look: Look) -> Pairs:
+        rows = torch.arange(look.rows.shape[0], device=look.rows.device)
+        halves = rows.tensor_split(2)
+        found = [self.near(look.select(half)) for half in halves]
+        return _joined([(half[i], slot) for half, (i, slot) in zip(halves, found, strict=True)])
+
+    def _roughly_near(self, a: Tensor, b: Tensor) -> Tensor:
+        dtype = torch.float32 if a.dtype == torch.float32 else torch.float64
+        apart, rounding = rough_distances(a.to(dtype), b.to(dtype), self.p)
+        return ~(apart > self.cutoff * (1 + RELATIVE) + rounding)  # NaN of an overflow: perhaps
+
+    # Writing.
+
+    def shorten(self, length: int) -> None:
+        """Take out the rows from a slot on; see :meth:`NearIndex.shorten`."""
+        self.length = length
+
+    def _enter(self, slot: Tensor, look: Look) -> None:
+        self._key_of.index_copy_(0, slot, look.key)
+        self._recent_slot = torch.cat([self._recent_slot, slot])
+        if self._table is None or self._recent_slot.shape[0] > _FEW + 8 * math.isqrt(self.length):
+            self._file_all()
+
+    def _file_all(self) -> None:
+        """Make one table of all rows."""
+        slot = torch.arange(self.length, device=self.rows.device)
+        slot = slot.repeat_interleave(self._n_keys)
+        key = self._key_of[: self.length].reshape(-1)
+        self._table = Multimap(key, slot, self._n_buckets(key.shape[0]))
+        self._recent_slot = self._none
+
+
+def _joined(found: list[Pairs]) -> Pairs:
+    return torch.cat([i for i, _ in found]), torch.cat([slot for _, slot in found])

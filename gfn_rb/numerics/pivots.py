@@ -1,0 +1,109 @@
+"""Near rows by their distances to others."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from gfn_rb.numerics.distances import rough_distances
+from gfn_rb.numerics.near_index import Look, Pairs
+from gfn_rb.numerics.neighbours import BATCH_OF_PAIRS, RELATIVE, Neighbours
+from gfn_rb.shapes import Shaped
+
+_FEWEST = 512  # rows that pivots are chosen for
+_MOST_PIVOTS = 1024
+_SAMPLE = 4096
+
+
+class Pivots(Neighbours):
+    """Finds near rows by their distances to some of the rows, the pivots.
+
+    Each row x is filed under its nearest pivot. By the triangle inequality a row q near x can
+    have no pivot closer by more than twice the cutoff than x's pivot, and its distance to that
+    one differs from x's by at most the cutoff. Pivots lie far from each other (farthest-first
+    traversal, Gonzalez 1985), so that clusters of rows have their own.
+
+    Args:
+        capacity: number of slots.
+        like: any rows of the width, dtype and device of those to come.
+        p: see :func:`~gfn_rb.numerics.distances.check_norm`.
+        cutoff: the largest distance that counts as near.
+    """
+
+    def __init__(self, capacity: int, like: Shaped[Tensor, "n d"], p: float, cutoff: float) -> None:
+        super().__init__(capacity, like, p, cutoff, 1)
+        self._pivots = self.rows[:0]
+        self._chosen_for = 0
+        self._radius = torch.zeros(capacity, dtype=torch.float64, device=like.device)
+        self._rounding = self._radius.new_zeros(())
+
+    def sibling(self, capacity: int) -> Pivots:
+        """Return an empty index of another capacity; see :meth:`NearIndex.sibling`."""
+        return Pivots(capacity, self.rows, self.p, self.cutoff)
+
+    def look(self, rows: Shaped[Tensor, "n d"]) -> Look:
+        """Measure how far rows lie from the pivots; see :meth:`NearIndex.look`."""
+        if not self._pivots.shape[0] or not rows.shape[0]:
+            key = torch.zeros((rows.shape[0], 1), dtype=torch.int64, device=rows.device)
+            return Look(rows, key, self._radius.new_zeros((rows.shape[0], len(self._pivots))))
+        reach, rounding = rough_distances(rows.to(torch.float64), self._pivots, self.p)
+        self._rounding = torch.maximum(self._rounding, rounding)
+        return Look(rows, reach.argmin(1, keepdim=True), reach)
+
+    @property
+    def _slack(self) -> Tensor:
+        """The cutoff, and what rounding may add to a difference of two distances."""
+        return self.cutoff * (1 + RELATIVE) + 2 * self._rounding
+
+    def _probes(self, look: Look) -> Pairs:
+        closest = look.place.amin(1, keepdim=True)
+        row, pivot = (look.place <= closest * (1 + RELATIVE) + 2 * self._slack).nonzero().unbind(1)
+        return row, pivot
+
+    def _plausible(self, look: Look, i: Tensor, slot: Tensor) -> Pairs:
+        pivot = self._key_of[:, 0].index_select(0, slot)
+        reach = look.place.view(-1).index_select(0, i * look.place.shape[1] + pivot)
+        radius = self._radius.index_select(0, slot)
+        bound = self._slack + RELATIVE * reach
+        near = ((reach - radius).abs_() <= bound).nonzero()[:, 0]
+        return i[near], slot[near]
+
+    def _may_be_near(self, look: Look) -> Tensor:
+        return self._roughly_near(look.rows, look.rows)
+
+    def _n_buckets(self, n_rows: int) -> int:
+        return self._pivots.shape[0]
+
+    def _enter(self, slot: Tensor, look: Look) -> None:
+        if self.length >= max(_FEWEST, 2 * self._chosen_for):
+            self._enter_all()
+        elif self._pivots.shape[0]:
+            self._radius.index_copy_(0, slot, look.place.amin(1))
+            super()._enter(slot, look)
+
+    def _enter_all(self) -> None:
+        self._table, self._recent_slot = None, self._none
+        self._pivots, self._chosen_for = self.rows[:0], 0
+        if self.length < _FEWEST:
+            return
+        rows = self.rows[: self.length]
+        self._pivots = _far_apart(rows, min(4 * math.isqrt(self.length), _MOST_PIVOTS), self.p)
+        self._chosen_for = self.length
+        step = max(1, BATCH_OF_PAIRS // self._pivots.shape[0])
+        looks = [self.look(part) for part in rows.split(step)]
+        self._radius[: self.length] = torch.cat([look.place.amin(1) for look in looks])
+        self._key_of[: self.length] = torch.cat([look.key for look in looks])
+        self._file_all()
+
+
+def _far_apart(rows: Tensor, n: int, p: float) -> Tensor:
+    """Choose rows, each as far as can be from those chosen before, among a sample of them."""
+    sample = rows[:: max(1, rows.shape[0] // _SAMPLE)].to(torch.float64)
+    chosen = torch.zeros(n, dtype=torch.int64, device=rows.device)
+    apart = torch.cdist(sample[:1], sample, p)[0]
+    for k in range(1, n):
+        chosen[k] = apart.argmax()
+        apart = torch.minimum(apart, torch.cdist(sample[chosen[k : k + 1]], sample, p)[0])
+    return sample[chosen]

@@ -1,0 +1,301 @@
+"""Keeping the items of highest reward among those that are far apart."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import torch
+from tensordict import NestedKey, TensorDictBase
+from torch import Tensor
+
+from gfn_rb.errors import ArgumentError, CheckpointMismatchError, ShapeError
+from gfn_rb.keys import LOG_REWARD
+from gfn_rb.numerics.distances import check_norm
+from gfn_rb.numerics.diverse import Choice, choose
+from gfn_rb.numerics.near_index import Look, NearIndex
+from gfn_rb.numerics.near_rows import near_index
+from gfn_rb.shapes import Float, Int64
+from gfn_rb.writers.features import Features, Moment
+from gfn_rb.writers.reward import _WRITTEN, RewardPrioritizedWriter, Tie, _no_slot
+from gfn_rb.writers.rows import overwrite, relocate
+
+Near = Literal["replace", "reject"]
+When = Literal["always", "full"]
+
+
+class DiversityWriter(RewardPrioritizedWriter):
+    """A writer that keeps items of high key, any two of them further apart than a cutoff.
+
+    Each batch is gone through together with what is stored, from the highest key to the lowest:
+    an item is kept if it lies further than ``cutoff_distance`` from every item kept before it,
+
+        ``(sum_j |x_j - y_j|^p)^(1/p) > cutoff_distance``,
+
+    until ``capacity`` items are kept. So the best of each neighbourhood stays, and nothing gives
+    way to an item that is itself dropped. An item may take the place of several; the slots left
+    over go to other rows of the batch, then to rows from the end of the storage, which thus has no
+    holes but may become shorter.
+
+    The search is exact. Equal items are found by hashing, integers that differ in few columns
+    (and small Hamming distances) by hashing groups of columns, all others by the triangle
+    inequality: see :mod:`gfn_rb.numerics`. The features of what is stored are held beside it, on
+    the storage's device, and read anew if the storage was written to by others. Rows written by
+    others are not compared with each other.
+
+    Args:
+        key: the key to rank items by, one float per item.
+        features: what distances are measured between: a key, whose entry is flattened, or a
+            callable from items, batch size [n], to a tensor [n, d]. An item's ``condition`` is
+            appended. By default the terminating state of trajectories, the state and the next one
+            of transitions, and the state of all other items.
+        cutoff_distance: items this close or closer do not stand beside each other. 0 refuses
+            exact duplicates only; below 0 nothing is compared.
+        p: of the norm, at least 1 or ``inf``; 0 counts the features that differ (Hamming).
+        near: whether a better item shall "replace" the stored ones near it, or "reject" an item
+            near a stored one, whatever its key.
+        when: whether to compare "always", or only batches that find the storage "full".
+        tie: among equal keys, whether the "newest" or the "oldest" items are kept.
+
+    Raises:
+        ArgumentError: an option breaks its rule.
+
+    Examples:
+        >>> rb = TensorDictReplayBuffer(
+        ...     storage=LazyTensorStorage(4), writer=DiversityWriter(cutoff_distance=1.0)
+        ... )
+        >>> state, log_reward = torch.tensor([[0], [1], [2]]), torch.tensor([1.0, 3.0, 2.0])
+        >>> rb.extend(TensorDict({"state": state, "log_reward": log_reward}, [3]))
+        tensor([-1,  0, -1])
+    """
+
+    def __init__(
+        self,
+        key: NestedKey = LOG_REWARD,
+        features: NestedKey | Callable[[TensorDictBase], Tensor] | None = None,
+        cutoff_distance: float = 0.0,
+        p: float = 1.0,
+        near: Near = "replace",
+        when: When = "always",
+        tie: Tie = "newest",
+    ) -> None:
+        super().__init__(key, tie)
+        if math.isnan(cutoff_distance):
+            raise ArgumentError("cutoff_distance must be a number, got nan")
+        if near not in ("replace", "reject"):
+            raise ArgumentError(f"near must be 'replace' or 'reject', got {near!r}")
+        if when not in ("always", "full"):
+            raise ArgumentError(f"when must be 'always' or 'full', got {when!r}")
+        self.features = features
+        self.cutoff_distance = float(cutoff_distance)
+        self.p = check_norm(p)
+        self.near = near
+        self.when = when
+        self._features = Features(features)
+        self._index: NearIndex | None = None
+        self._indexed: Moment | None = None  # the content that the index is in step with
+
+    def update(self, index: Int64[Tensor, "m"], key: Float[Tensor, "m"]) -> None:
+        """Relabel stored items; see :meth:`RewardPrioritizedWriter.update`."""
+        before = self._content()
+        super().update(index, key)
+        if before is not None and before == self._indexed:
+            after = self._content()
+            # Only the revision has moved, unless the features depend on the key.
+            if after is not None and after[1:] == before[1:]:
+                self._indexed = after
+
+    # Choosing.
+
+    def _offer(self, data: TensorDictBase, key: Tensor, highest: float) -> Tensor:
+        full = self._storage._is_full
+        if self.cutoff_distance < 0 or (self.when == "full" and not full):
+            return super()._offer(data, key, highest)
+        rows = self._features(data)
+        device = self._in_step().device
+        rows, key = rows.to(device), key.to(device, torch.float64)
+        floor = self._lowest() if full else -math.inf
+        if key.shape[0] == 0 or (full and not self._beats(highest, floor)):
+            return _no_slot(key)
+        index = self._followed(rows)
+        value, order = self._worst_first(key)
+        hopeless = self._below(value, floor) if full else 0
+        order = order.flip(0)
+        choice = self._chosen(index, rows, key, order[: order.shape[0] - hopeless])
+        if hopeless and choice.kept.shape[0] < choice.beaten.shape[0]:  # there is room after all
+            choice = self._chosen(index, rows, key, order)
+        return self._carry_out(data, key, order, choice)
+
+    def _chosen(self, index: NearIndex, rows: Tensor, key: Tensor, order: Tensor) -> Choice:
+        """Choose among rows in an order from the best to the worst."""
+        rows = rows.index_select(0, order)
+        if self.near == "reject":
+            return choose(index, rows, _never)
+        stored = self._allocated().key
+        return choose(index, rows, lambda i, slot: self._beats(key[order[i]], stored[slot]))
+
+    # Writing.
+
+    def _carry_out(
+        self, data: TensorDictBase, key: Tensor, order: Tensor, choice: Choice
+    ) -> Tensor:
+        """Cut what was chosen to the capacity, write it, and return one slot per row."""
+        free = self._storage.max_size - len(self._storage) + choice.beaten.shape[0]
+        chosen, removed = order.index_select(0, choice.kept), choice.beaten
+        if chosen.shape[0] > free:
+            out = self._driven_out(key[chosen[free:]], removed)
+            chosen = chosen[: free + out.shape[0]]
+            removed = torch.cat([removed, out]) if removed.shape[0] else out
+        move = _moves(chosen.shape[0], removed, len(self._storage))
+        self._store(data, chosen, move)
+        self._follow_up(move, key[chosen], self._rank(chosen), choice.look.first(len(chosen)))
+        slot = _no_slot(key)
+        slot[chosen] = move.target
+        return slot
+
+    def _driven_out(self, contest: Tensor, beaten: Tensor) -> Tensor:
+        """Return the slots of the worst items, each of which loses against one of the keys.
+
+        Args:
+            contest: from the best down; the first meets the worst item, and so on.
+            beaten: slots given up already.
+        """
+        extremes = self._allocated()
+        n = min(contest.shape[0] + beaten.shape[0], len(self._storage))
+        worst = extremes.smallest(n)
+        if not beaten.shape[0]:
+            return worst.rows(int(self._beats(contest[:n], worst.key).sum()))
+        slot = worst.rows(n)
+        slot = slot[~torch.isin(slot, beaten)]
+        slot = slot[extremes.rank[slot].argsort()]
+        value, place = extremes.key[slot].sort(stable=True)
+        n = min(contest.shape[0], slot.shape[0])
+        return slot[place[: int(self._beats(contest[:n], value[:n]).sum())]]
+
+    def _store(self, data: TensorDictBase, chosen: Tensor, move: _Moves) -> None:
+        storage = self._storage
+        before = len(storage)
+        if not storage.initialized:
+            self._write(move.target, data, chosen)
+            return
+        overwrite(storage, move.target, data, chosen)
+        if move.source.shape[0]:
+            relocate(storage, move.source, move.hole)
+        storage._len = move.length
+        if move.length < before:
+            storage._bump_mutation_revision()  # or samplers would take it for a write to some rows
+        self._count[_WRITTEN] += chosen.shape[0]
+        self._tell(move.target if not move.hole.shape[0] else torch.cat([move.target, move.hole]))
+
+    def _follow_up(self, move: _Moves, key: Tensor, rank: Tensor, look: Look) -> None:
+        """Do to the extremes and to the index what was done to the storage."""
+        extremes, index = self._allocated(), self._index
+        assert index is not None
+        extremes.update(move.target, key, rank)
+        index.write(move.target, look, max(move.length, index.length))
+        if move.source.shape[0]:
+            extremes.update(move.hole, extremes.key[move.source], extremes.rank[move.source])
+            index.write(move.hole, index.look(index.rows[move.source]), index.length)
+        if move.length < index.length:
+            extremes.remove(torch.arange(move.length, index.length, device=extremes.device))
+            index.shorten(move.length)
+        self._now_in_step(self._column.moment(self._storage))
+        self._indexed = self._content()
+
+    # Keeping the index in step with the storage.
+
+    def _followed(self, rows: Tensor) -> NearIndex:
+        """Return the index of what is stored, read anew if the storage changed meanwhile.
+
+        Args:
+            rows: features of rows about to be looked up.
+        """
+        index = self._index
+        if index is None:
+            index = near_index(self._storage.max_size, rows, self.p, self.cutoff_distance)
+        elif rows.shape[1:] != index.rows.shape[1:] or rows.dtype != index.rows.dtype:
+            raise ShapeError(
+                f"features must stay alike: got {rows.dtype} of width {rows.shape[1]}, expected "
+                f"{index.rows.dtype} of width {index.rows.shape[1]} as before"
+            )
+        content = self._content()
+        if content is not None and content != self._indexed:
+            stored = self._features(self._storage._storage[: len(self._storage)])
+            index.assign(stored.to(index.rows.device))
+            self._indexed = content
+        self._index = index
+        return index
+
+    def _content(self) -> Moment | None:
+        return self._features.moment(self._storage) if self._storage.initialized else None
+
+    # State.
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the storage does not hold; see :meth:`RewardPrioritizedWriter.state_dict`."""
+        return {**super().state_dict(), "cutoff_distance": self.cutoff_distance, "p": self.p}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned. Features are read from the storage.
+
+        Args:
+            state_dict: from a writer of the same ``tie``, ``cutoff_distance`` and ``p``.
+
+        Raises:
+            CheckpointMismatchError: it comes from another, or from a larger storage.
+        """
+        came = (state_dict.get("cutoff_distance"), state_dict.get("p"))
+        if came != (self.cutoff_distance, self.p):
+            raise CheckpointMismatchError(
+                f"writer state is of cutoff_distance={came[0]} and p={came[1]}, expected "
+                f"cutoff_distance={self.cutoff_distance} and p={self.p}"
+            )
+        super().load_state_dict(state_dict)
+        self._indexed = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the index, which each process makes from the storage."""
+        return {**super().__getstate__(), "_index": None, "_indexed": None}
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}(key={self.key!r}, features={self.features!r}, "
+            f"cutoff_distance={self.cutoff_distance}, p={self.p}, near={self.near!r}, "
+            f"when={self.when!r}, tie={self.tie!r})"
+        )
+
+
+class _Moves(NamedTuple):
+    """Which rows of a storage are written and moved.
+
+    Args:
+        target: slots for the new rows.
+        source: slots of rows that move, all of them from ``length`` on.
+        hole: where these move to.
+        length: of the storage afterwards.
+    """
+
+    target: Tensor
+    source: Tensor
+    hole: Tensor
+    length: int
+
+
+def _never(row: Tensor, slot: Tensor) -> Tensor:
+    return torch.zeros_like(row, dtype=torch.bool)
+
+
+def _moves(n: int, removed: Tensor, stored: int) -> _Moves:
+    """Put n rows over removed ones and then at the end, or close holes with rows from the end."""
+    length = stored + n - removed.shape[0]
+    if length == stored:
+        none = removed[:0]
+        return _Moves(removed, none, none, length)
+    if length > stored:
+        fresh = torch.arange(stored, length, device=removed.device)
+        return _Moves(torch.cat([removed, fresh]), fresh[:0], fresh[:0], length)
+    removed = removed.sort().values
+    tail = torch.arange(length, stored, device=removed.device)
+    source = tail[~torch.isin(tail, removed)]
+    return _Moves(removed[:n], source, removed[n : n + source.shape[0]], length)

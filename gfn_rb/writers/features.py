@@ -1,0 +1,146 @@
+"""What the items of a buffer are compared by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from tensordict import NestedKey, TensorDictBase
+from torch import Tensor
+from torchrl.data.replay_buffers.storages import TensorStorage
+
+from gfn_rb.containers import convert
+from gfn_rb.errors import ArgumentError, KeyMismatchError, NaNError, ShapeError
+from gfn_rb.keys import ACTION, CONDITION, IS_BACKWARD, LENGTH, NEXT, NEXT_STATE, STATE
+from gfn_rb.shapes import Shaped
+
+Moment = tuple[int, ...]
+
+_READ_BY_DEFAULT = (STATE, NEXT_STATE, LENGTH, IS_BACKWARD, CONDITION)
+
+
+class Features:
+    """Turns items into rows of numbers to measure distances between.
+
+    Args:
+        source: a key, whose entry is flattened; a callable from items, batch size [n], to rows
+            [n, d]; or None for the state that items are about: the terminating state of
+            trajectories, the state and the next one of transitions, else the state. The item's
+            ``condition`` is appended in any case.
+
+    Raises:
+        ArgumentError: something else.
+    """
+
+    def __init__(self, source: NestedKey | Callable[[TensorDictBase], Tensor] | None) -> None:
+        if not (source is None or callable(source) or isinstance(source, (str, tuple))):
+            raise ArgumentError(
+                f"features must be a key, a callable or None, got a {type(source).__name__}"
+            )
+        self.source = source
+        self._stored: TensorDictBase | None = None
+        self._watched: list[NestedKey] = []
+
+    def __call__(self, data: TensorDictBase) -> Shaped[Tensor, "n d"]:
+        """Return one row per item.
+
+        Args:
+            data: items, batch size [n].
+
+        Raises:
+            KeyMismatchError: the key is missing.
+            ShapeError: the callable returned no tensor of shape [n, d], or no real numbers.
+            NaNError: a feature is NaN or infinite.
+        """
+        names = set(data.keys())  # a lookup in a TensorDict takes longer
+        rows = _default(data, names) if self.source is None else self._of(data)
+        if CONDITION in names:
+            rows = _side_by_side(rows, _flat(data.get(CONDITION)))
+        if rows.is_floating_point() and not bool(torch.isfinite(rows).all()):
+            _refuse(rows)
+        return rows.detach() if rows.requires_grad else rows
+
+    def moment(self, storage: TensorStorage) -> Moment:
+        """Return what identifies the content of an initialised storage, as far as it is read here.
+
+        Args:
+            storage: the storage.
+        """
+        data = storage._storage
+        if data is not self._stored:
+            self._stored, self._watched = data, self._keys(data)
+        leaves = [data.get(name) for name in self._watched]
+        versions = [number for leaf in leaves for number in (leaf._version, leaf.data_ptr())]
+        return (int(storage._mutation_revision), *versions)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what belongs to this process."""
+        return {**self.__dict__, "_stored": None}
+
+    def _of(self, data: TensorDictBase) -> Tensor:
+        if not callable(self.source):
+            return _flat(_entry(data, self.source))
+        rows = self.source(data)
+        if not isinstance(rows, Tensor) or rows.ndim != 2 or rows.shape[0] != data.shape[0]:
+            came = list(rows.shape) if isinstance(rows, Tensor) else f"a {type(rows).__name__}"
+            raise ShapeError(
+                f"features must return a tensor of shape [n, d] with n={data.shape[0]}, got {came}"
+            )
+        return _real(rows)
+
+    def _keys(self, data: TensorDictBase) -> list[NestedKey]:
+        """Return the keys of a storage that its features depend on."""
+        names = list(data.keys(True, True))
+        if callable(self.source):
+            return names
+        read = _READ_BY_DEFAULT if self.source is None else (self.source, CONDITION)
+        return [name for name in names if name in read]
+
+
+def _default(data: TensorDictBase, names: set[str]) -> Tensor:
+    state = _entry(data, STATE)
+    if ACTION in names and LENGTH in names:
+        step = convert.exit_step(data) + convert.direction(data)
+        return _flat(state[torch.arange(state.shape[0], device=state.device), step])
+    after = data.get(NEXT_STATE, None) if NEXT in names else None
+    return _flat(state) if after is None else torch.cat([_flat(state), _flat(after)], 1)
+
+
+def _entry(data: TensorDictBase, key: NestedKey) -> Tensor:
+    value = data.get(key, None)
+    if value is None:
+        held = sorted(map(str, data.keys(True, True)))
+        raise KeyMismatchError(f"data lacks the features {key!r}: it holds {held}")
+    return value
+
+
+def _flat(value: Tensor) -> Tensor:
+    if type(value) is not Tensor:  # a memory-mapped one
+        value = value.as_subclass(Tensor)
+    return _real(
+        value if value.ndim == 2 else value.reshape(value.shape[0], value.shape[1:].numel())
+    )
+
+
+def _real(rows: Tensor) -> Tensor:
+    if rows.is_complex():
+        raise ShapeError(f"features must be real numbers, got {rows.dtype}")
+    return rows
+
+
+def _side_by_side(rows: Tensor, condition: Tensor) -> Tensor:
+    """Append the condition, in a dtype that holds both without loss."""
+    dtype = torch.promote_types(rows.dtype, condition.dtype)
+    if rows.is_floating_point() != condition.is_floating_point():
+        dtype = torch.float64
+    return torch.cat([rows.to(dtype), condition.to(dtype)], 1)
+
+
+def _refuse(rows: Tensor) -> None:
+    bad = ~torch.isfinite(rows).all(1)
+    first = int(bad.to(torch.uint8).argmax())
+    raise NaNError(
+        f"features are NaN or infinite in {int(bad.sum())} of {rows.shape[0]} items, first at "
+        f"position {first}: expected finite numbers, nothing was written"
+    )

@@ -1,0 +1,71 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gfn_rb.errors import ArgumentError
+from gfn_rb.numerics.distances import check_norm, distance, greedy, rough_distances, within
+
+
+@pytest.mark.parametrize(
+    ("p", "expected"),
+    [(0, 2.0), (1, 7.0), (2, 5.0), (3, 91 ** (1 / 3)), (1.5, (8 + 27**0.5) ** (2 / 3)), (200, 4.0)],
+)
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.float32, torch.float16])
+def test_distances_worked_out_by_hand(p, expected, dtype):
+    a, b = torch.tensor([[3, 0, 9]]).to(dtype), torch.tensor([[0, 4, 9]]).to(dtype)
+    assert float(distance(a, b, float(p))) == pytest.approx(expected, rel=1e-12)
+    assert float(distance(a, a, float(p))) == 0.0
+
+
+def test_the_largest_difference_and_large_numbers():
+    a, b = torch.tensor([[3.0, 0.0]]), torch.tensor([[0.0, 4.0]])
+    assert float(distance(a, b, math.inf)) == 4.0
+    huge = torch.tensor([[1e30, 0.0]], dtype=torch.float64)
+    assert float(distance(huge, -huge, 50.0)) == 2e30
+    one, other = torch.tensor([[2**62 + 1]]), torch.tensor([[2**62]])
+    assert float(distance(one, other, 1.0)) == 1.0
+
+
+@pytest.mark.parametrize("p", [-1, 0.5, math.nan, -math.inf])
+def test_norms_that_are_none(p, unchecked):
+    with pytest.raises(ArgumentError, match=r"p must be 0 .*, at least 1, or inf"):
+        check_norm(p)
+
+
+@pytest.mark.parametrize("p", [0.0, 1.0, 1.5, 2.0, 7.0, math.inf])
+@pytest.mark.parametrize("width", [3, 40])
+def test_near_pairs_are_those_whose_distance_says_so(p, width):
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randint(0, 3, (30, width), generator=generator)
+    i, j = torch.cartesian_prod(torch.arange(30), torch.arange(30)).unbind(1)
+    for cutoff in (1.0, 2.0, 4.0, 20.0):
+        for dtype in (torch.int64, torch.float32):
+            some = rows.to(dtype)
+            expected = (distance(some[i], some[j], p) <= cutoff).nonzero()[:, 0]
+            assert torch.equal(within(some, some, i, j, p, cutoff), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("p", [0.0, 1.0, 1.5, 2.0, math.inf])
+def test_rough_distances_are_off_by_no_more_than_they_say(p, dtype):
+    rows = torch.randn(40, 33, generator=torch.Generator().manual_seed(0), dtype=dtype) + 50
+    apart, rounding = rough_distances(rows, rows, p)
+    i, j = torch.cartesian_prod(torch.arange(40), torch.arange(40)).unbind(1)
+    exact = distance(rows[i], rows[j], p)
+    assert float((apart.view(-1) - exact).abs().max()) <= float(rounding)
+
+
+@settings(max_examples=200, deadline=None)
+@given(n=st.integers(1, 12), data=st.data())
+def test_greedy_keeps_what_going_through_one_by_one_keeps(n, data):
+    node = st.integers(0, n - 1)
+    edges = data.draw(st.lists(st.tuples(node, node).filter(lambda e: e[0] < e[1]), max_size=30))
+    kept: list[int] = []
+    for k in range(n):
+        if not any((j, k) in edges for j in kept):
+            kept.append(k)
+    better, worse = torch.tensor(edges, dtype=torch.int64).view(-1, 2).unbind(1)
+    assert greedy(n, better, worse).nonzero()[:, 0].tolist() == kept

@@ -1,0 +1,61 @@
+import math
+
+import pytest
+import torch
+from numerics.near_indexes import as_set, check_after_any_writes
+
+from gfn_rb.numerics import duplicates
+from gfn_rb.numerics.duplicates import Duplicates
+from gfn_rb.numerics.row_hash import RowHash
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
+
+
+def maker(dtype):
+    def rows(n, generator):
+        return torch.randint(-1, 2, (n, 3), generator=generator).to(dtype)
+
+    return rows
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.int64, torch.uint8, torch.bool, torch.float32, torch.float64, torch.bfloat16]
+)
+@pytest.mark.parametrize("width", [1, 16])
+def test_equal_rows_are_found(dtype, width, monkeypatch):
+    monkeypatch.setattr(duplicates, "_WIDTH", width)  # 1: most rows end on the list
+    make = maker(dtype)
+    index = Duplicates(24, make(1, None))
+    check_after_any_writes(index, make, 1.0, 0.0, transitive=True, rounds=25)
+
+
+def test_rows_of_equal_hash_are_told_apart(monkeypatch):
+    monkeypatch.setattr(RowHash, "__call__", lambda self, rows: torch.zeros(len(rows), 1).long())
+    make = maker(torch.int64)
+    index = Duplicates(24, make(1, None))
+    check_after_any_writes(index, make, 1.0, 0.0, transitive=True, rounds=25)
+
+
+def test_more_equal_rows_than_a_bucket_holds():
+    rows = torch.zeros(40, 2)
+    index = Duplicates(50, rows)
+    index.write(torch.arange(40), index.look(rows), 40)
+    look = index.look(torch.tensor([[0.0, -0.0], [1.0, 0.0]]))
+    assert as_set(index.near(look)) == {(0, slot) for slot in range(40)}
+    index.write(torch.arange(5, 40), index.look(torch.ones(35, 2)), 40)
+    assert as_set(index.near(look)) == {(0, slot) for slot in range(5)}
+    index.shorten(2)
+    assert as_set(index.near(look)) == {(0, 0), (0, 1)}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_many_rows(device):
+    rows = torch.randperm(20_000, device=device)[:, None].expand(-1, 2).contiguous()
+    index = Duplicates(20_000, rows)
+    index.assign(rows)
+    look = index.look(torch.tensor([[17, 17], [17, 18], [19_999, 19_999]], device=device))
+    i, slot = index.near(look)
+    assert i.tolist() == [0, 2]
+    assert rows[slot, 0].tolist() == [17, 19_999]
+    assert index._listed.shape[0] < 20
+    assert math.isclose(float((index._cells >= 0).sum()), 20_000, abs_tol=20)

@@ -1,0 +1,30 @@
+import pytest
+import torch
+
+from gfn_rb.numerics.row_hash import RowHash
+
+FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, *FLOATS])
+def test_equal_rows_hash_alike_and_others_do_not(dtype):
+    rows = torch.cartesian_prod(*[torch.arange(12)] * 3).to(dtype)
+    key = RowHash(3, 1, rows.device)(rows)
+    assert torch.equal(key, RowHash(3, 1, rows.device)(rows.clone()))
+    assert int(key.min()) >= 0
+    assert int(key.max()) < 2**31
+    assert key.unique().shape[0] > 1720  # 1728 of 2^31 hashes: less than one pair is expected
+    spread = (key[:, 0] >> 27).bincount(minlength=16)
+    assert int(spread.min()) > 50  # the upper bits are used too
+
+
+def test_both_zeros_are_equal():
+    key = RowHash(1, 1, torch.device("cpu"))(torch.tensor([[0.0], [-0.0]]))
+    assert key[0] == key[1]
+
+
+def test_a_group_depends_on_its_columns_alone():
+    hashes, rows = RowHash(5, 2, torch.device("cpu")), torch.zeros(6, 5)
+    rows[1:] = torch.eye(5)
+    changed = (hashes(rows)[1:] != hashes(rows)[0]).tolist()
+    assert changed == [[True, False], [False, True], [True, False], [False, True], [True, False]]
