@@ -41,7 +41,7 @@ ONLY_IN = {
     "RNA": {"envs"},
 }
 # Numerics is tensor mathematics and nothing else.
-IN_NUMERICS = {"__future__", "collections", "gfn_rb", "math", "numpy", "torch", "typing"}
+IN_NUMERICS = {"__future__", "abc", "collections", "gfn_rb", "math", "numpy", "torch", "typing"}
 
 ROOT = Path(gfn_rb.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))

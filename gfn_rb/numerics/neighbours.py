@@ -146,11 +146,13 @@ class Neighbours(NearIndex):
 
     def _file_all(self) -> None:
         """Make one table of all rows."""
+        self._table, self._recent_slot = None, self._none
+        if self.length == 0:
+            return
         slot = torch.arange(self.length, device=self.rows.device)
         slot = slot.repeat_interleave(self._n_keys)
         key = self._key_of[: self.length].reshape(-1)
         self._table = Multimap(key, slot, self._n_buckets(key.shape[0]))
-        self._recent_slot = self._none
 
 
 def _joined(found: list[Pairs]) -> Pairs:

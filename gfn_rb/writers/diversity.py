@@ -147,9 +147,13 @@ class DiversityWriter(RewardPrioritizedWriter):
             out = self._driven_out(key[chosen[free:]], removed)
             chosen = chosen[: free + out.shape[0]]
             removed = torch.cat([removed, out]) if removed.shape[0] else out
+        look = choice.look.first(chosen.shape[0])
+        if chosen.shape[0] > removed.shape[0]:  # rows line up at the end as they came
+            chosen, place = chosen.sort()
+            look = look.select(place)
         move = _moves(chosen.shape[0], removed, len(self._storage))
         self._store(data, chosen, move)
-        self._follow_up(move, key[chosen], self._rank(chosen), choice.look.first(len(chosen)))
+        self._follow_up(move, key[chosen], self._rank(chosen), look)
         slot = _no_slot(key)
         slot[chosen] = move.target
         return slot

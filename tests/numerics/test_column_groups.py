@@ -1,6 +1,6 @@
 import pytest
 import torch
-from numerics.near_indexes import check_after_any_writes
+from numerics.near_indexes import as_set, check_after_any_writes
 
 from gfn_rb.numerics import neighbours
 from gfn_rb.numerics.column_groups import ColumnGroups
@@ -29,4 +29,14 @@ def test_a_table_of_all_rows_is_made_when_those_apart_are_many():
         )
         assert index._recent_slot.shape[0] < 512 + 8 * 71
     look = index.look(rows[[7, 4800]] + torch.tensor([0, 0, 0, 0, 0, 1]))
-    assert [each.tolist() for each in index.near(look)] == [[0, 1], [7, 4800]]
+    assert as_set(index.near(look)) == {(0, 7), (1, 4800)}
+
+
+def test_an_index_emptied_and_filled_again():
+    rows = torch.arange(18).view(3, 6)
+    index = ColumnGroups(4, rows, 1.0, 1.0, 1)
+    index.assign(rows)
+    index.assign(rows[:0])
+    assert index.near(index.look(rows))[0].tolist() == []
+    index.write(torch.arange(2), index.look(rows[1:]), 2)
+    assert as_set(index.near(index.look(rows))) == {(1, 0), (2, 1)}

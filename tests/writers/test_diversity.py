@@ -1,0 +1,387 @@
+import math
+import pickle
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensordict import TensorDict
+from torchrl.data import (
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    SamplerWithoutReplacement,
+    TensorDictReplayBuffer,
+)
+from writers.diverse_rule import Item, rule, torchgfn_rule
+
+from gfn_rb.errors import (
+    ArgumentError,
+    CheckpointMismatchError,
+    KeyMismatchError,
+    NaNError,
+    ShapeError,
+)
+from gfn_rb.numerics import neighbours, pivots
+from gfn_rb.samplers import SoftmaxRewardSampler
+from gfn_rb.writers import DiversityWriter, RewardPrioritizedWriter
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
+
+
+def buffer(capacity, storage=LazyTensorStorage, device="cpu", **options):
+    writer = DiversityWriter(**options)
+    return TensorDictReplayBuffer(storage=storage(capacity, device=device), writer=writer)
+
+
+def rows(keys, states, first=0, device=None, **more):
+    """Items that know their serial number."""
+    n = len(keys)
+    data = {
+        "log_reward": torch.tensor(keys, dtype=torch.float32),
+        "state": torch.as_tensor(states),
+        "serial": torch.arange(first, first + n),
+    }
+    return TensorDict({**data, **more}, [n], device=device)
+
+
+def serials(rb):
+    return sorted(rb[:]["serial"].tolist()) if len(rb) else []
+
+
+# Any sequence of writes.
+
+SETTINGS = st.fixed_dictionaries(
+    {
+        "p": st.sampled_from([0.0, 1.0, 1.5, 2.0, math.inf]),
+        "cutoff_distance": st.sampled_from([0.0, 0.0, 1.0, 1.0, 1.5, 2.0, 3.0, -1.0]),
+        "near": st.sampled_from(["replace", "replace", "reject"]),
+        "when": st.sampled_from(["always", "always", "full"]),
+        "tie": st.sampled_from(["newest", "oldest"]),
+    }
+)
+keys = st.integers(-2, 3).map(float)  # few, so that ties decide often
+
+
+def batches(width, dtype):
+    number = st.integers(0, 4)
+    number = number if dtype == torch.int64 else number.map(lambda x: x / 2)
+    row = st.tuples(keys, st.tuples(*[number] * width))
+    some = st.lists(row, min_size=1, max_size=20)
+    return st.one_of(
+        st.tuples(st.just("extend"), some),
+        st.tuples(st.just("extend"), some),
+        st.tuples(st.just("add"), st.lists(row, min_size=1, max_size=1)),
+        st.tuples(st.just("update"), st.lists(row, min_size=1, max_size=1)),
+        st.tuples(st.sampled_from(["state_dict", "dumps", "pickle", "empty"]), st.just([])),
+    )
+
+
+# TorchRL's storages do not restore their cursor from a state_dict, and say so at the next dumps.
+@pytest.mark.filterwarnings("ignore:last_cursor is None")
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("few", [2, 1024], ids=["tables", "plain"])
+@settings(max_examples=40, deadline=None)
+@given(data=st.data(), capacity=st.integers(1, 14), options=SETTINGS)
+def test_storage_holds_what_the_rule_keeps(device, few, data, capacity, options, tmp_path_factory):
+    dtype = data.draw(st.sampled_from([torch.int64, torch.float32]))
+    width = data.draw(st.sampled_from([1, 2, 6]))
+    actions = data.draw(st.lists(batches(width, dtype), max_size=8))
+    step = rule(*(options[n] for n in ("near", "when", "cutoff_distance", "p")), capacity)
+    sign = 1 if options["tie"] == "newest" else -1
+    rb, items, serial = buffer(capacity, device=device, **options), [], 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pivots, "_FEWEST", few)
+        patch.setattr(neighbours, "_FEW", few)
+        patch.setattr(neighbours.Neighbours, "chunk", 2 * few)
+        for name, some in actions:
+            values = [key for key, _ in some]
+            states = torch.tensor([state for _, state in some], dtype=dtype)
+            if name in ("extend", "add"):
+                td = rows(values, states, serial, device)
+                slots = rb.extend(td).tolist() if name == "extend" else [rb.add(td[0])]
+                numbered = [(*row, serial + i) for i, row in enumerate(some)]
+                batch = [Item(key, sign * n, state, n) for key, state, n in numbered]
+                items, serial = step(items, batch), serial + len(some)
+                for item, slot in zip(batch, slots, strict=True):
+                    assert (slot >= 0) == (item in items)
+                    assert slot < 0 or rb[slot]["serial"] == item.serial
+            elif name == "update" and items:
+                slot = serial % len(items)
+                changed = int(rb[slot]["serial"])
+                rb.writer.update(
+                    torch.tensor([slot], device=device), torch.tensor(values, device=device)
+                )
+                items = [i._replace(key=values[0]) if i.serial == changed else i for i in items]
+            elif name == "state_dict":
+                state, rb = rb.state_dict(), buffer(capacity, device=device, **options)
+                rb.load_state_dict(state)
+            elif name == "dumps" and items:
+                path = tmp_path_factory.mktemp("buffer")
+                rb.dumps(path)
+                rb = buffer(capacity, device=device, **options)
+                rb.loads(path)
+            elif name == "pickle":
+                rb = pickle.loads(pickle.dumps(rb))
+            elif name == "empty":
+                rb.empty()
+                items = []
+            assert serials(rb) == sorted(item.serial for item in items)
+            full = len(items) == capacity
+            assert rb.writer.threshold == (min(items).key if full else -math.inf)
+
+
+# Cases worked out by hand.
+
+
+def test_the_best_of_a_neighbourhood_stays():
+    rb = buffer(9, cutoff_distance=1.0)
+    assert rb.extend(rows([1.0, 3.0, 2.0], [[0], [1], [2]])).tolist() == [-1, 0, -1]
+    assert serials(rb) == [1]
+
+
+def test_nothing_gives_way_to_what_is_itself_dropped():
+    rb = buffer(9, cutoff_distance=1.0)
+    # 1 loses to 0; so 2, which is near 1 but not near 0, has nothing to fear.
+    rb.extend(rows([3.0, 2.0, 1.0], [[0], [1], [2]]))
+    assert serials(rb) == [0, 2]
+
+
+def test_one_item_takes_the_place_of_several_and_no_hole_stays():
+    rb = buffer(5, cutoff_distance=1.0)
+    rb.extend(rows([1.0, 2.0, 1.5, 0.5], [[0], [2], [9], [20]]))
+    slot = rb.add(rows([3.0], [[1]], 4)[0])
+    assert (len(rb), serials(rb)) == (3, [2, 3, 4])
+    assert rb[slot]["serial"] == 4
+    assert rb.writer.threshold == -math.inf
+    rb.extend(rows([0.0, 0.1, 0.2], [[30], [40], [50]], 5))
+    assert serials(rb) == [2, 3, 4, 6, 7]  # full again: the worst of the batch is left out
+    assert rb.writer.threshold == pytest.approx(0.1)
+
+
+def test_room_made_by_a_good_item_goes_to_one_below_the_threshold():
+    rb = buffer(3, cutoff_distance=1.0)
+    rb.extend(rows([1.0, 2.0, 3.0], [[0], [2], [9]]))
+    assert rb.writer.threshold == 1.0
+    slots = rb.extend(rows([5.0, 0.0], [[1], [20]], 3)).tolist()
+    assert sorted(slots) == [0, 1]
+    assert serials(rb) == [2, 3, 4]
+
+
+def test_a_better_item_is_rejected_where_asked():
+    rb = buffer(3, cutoff_distance=1.0, near="reject")
+    rb.extend(rows([1.0], [[0]]))
+    assert rb.extend(rows([5.0, 4.0], [[1], [2]], 1)).tolist() == [-1, 1]
+
+
+@pytest.mark.parametrize(("tie", "kept"), [("newest", [1]), ("oldest", [0])])
+def test_of_equal_items_the_one_to_keep_is_kept(tie, kept):
+    for split in (False, True):
+        rb, batch = buffer(3, tie=tie), rows([1.0, 1.0], [[7], [7]])
+        for part in batch.split(1) if split else [batch]:
+            rb.extend(part)
+        assert serials(rb) == kept
+
+
+def test_the_same_state_under_another_condition_is_another_item():
+    rb = buffer(4)
+    rb.extend(rows([1.0, 2.0, 3.0], [[7], [7], [7]], condition=torch.tensor([0.0, 0.5, 0.5])))
+    assert serials(rb) == [0, 2]
+
+
+def test_a_large_batch_into_a_large_buffer():
+    generator = torch.Generator().manual_seed(0)
+    state = torch.rand(3000, 2, generator=generator) * 40
+    key = torch.randn(3000, generator=generator)
+    rb = buffer(1500, cutoff_distance=1.0, p=2.0)
+    rb.extend(rows(key.tolist(), state))
+    kept = rb[:]["state"]
+    close = torch.cdist(state, kept, compute_mode="donot_use_mm_for_euclid_dist") <= 1.0
+    best = torch.where(close, rb[:]["log_reward"], -math.inf).amax(1)
+    assert int(close[rb[:]["serial"]].sum()) == len(rb)  # each only near itself
+    assert bool((best >= key).all())  # whatever was dropped is near a better one
+    assert 500 < len(rb) < 1500
+
+
+# torchgfn's class.
+
+
+@pytest.mark.parametrize("cutoff", [-1.0, 0.0, 1.0])
+@pytest.mark.parametrize("size", [1, 9])
+def test_torchgfns_rule_is_reproduced(cutoff, size):
+    generator = torch.Generator().manual_seed(0)
+    options = {"near": "reject", "when": "full", "cutoff_distance": cutoff}
+    rb, items = buffer(20, **options), []
+    for first in range(0, 40 * size, size):
+        key = (10 * torch.randn(size, generator=generator)).tolist()
+        # Far apart within a batch: torchgfn also drops what is near an item dropped itself.
+        state = torch.randint(0, 9, (size, 2), generator=generator)
+        if cutoff >= 0 and size > 1:
+            state = (state.clamp(max=2) + 6 * torch.arange(size)[:, None]) % 25
+        batch = rows(key, state, first)
+        rb.extend(batch)
+        exact = zip(batch["log_reward"].tolist(), state.tolist(), strict=True)
+        new = [Item(k, first + i, tuple(s), first + i) for i, (k, s) in enumerate(exact)]
+        items = torchgfn_rule(items, new, 20, cutoff, 1.0)
+        assert serials(rb) == sorted(item.serial for item in items)
+
+
+def test_a_negative_cutoff_is_the_reward_writer():
+    generator = torch.Generator().manual_seed(0)
+    rb = buffer(7, cutoff_distance=-1.0)
+    peer = TensorDictReplayBuffer(storage=LazyTensorStorage(7), writer=RewardPrioritizedWriter())
+    for first in range(0, 60, 6):
+        batch = rows(torch.randn(6, generator=generator).tolist(), torch.zeros(6, 2), first)
+        assert torch.equal(rb.extend(batch.clone()), peer.extend(batch.clone()))
+    assert serials(rb) == serials(peer)
+
+
+# Living with others.
+
+
+def test_rows_rewritten_by_others_count_as_they_are():
+    rb = buffer(4)
+    rb.extend(rows([1.0, 2.0], [[1], [2]]))
+    rb[:]["state"][0] = 5
+    assert rb.extend(rows([0.0, 0.0], [[5], [1]], 2)).tolist() == [-1, 2]
+    rb[2] = rows([0.0], [[8]], 2)[0]
+    assert rb.extend(rows([-1.0, -1.0], [[8], [1]], 4)).tolist() == [-1, 3]
+
+
+def test_relabelled_items_give_way_and_features_of_the_key_follow():
+    rb = buffer(4, cutoff_distance=1.0)
+    rb.extend(rows([1.0, 2.0], [[1], [5]]))
+    rb.writer.update(torch.tensor([1]), torch.tensor([-1.0]))
+    assert rb.extend(rows([0.0, 0.0], [[5], [1]], 2)).tolist() == [1, -1]
+    rb = buffer(4, features=lambda td: td["log_reward"][:, None])
+    rb.extend(rows([1.0, 2.0], [[1], [5]]))
+    rb.writer.update(torch.tensor([1]), torch.tensor([7.0]))
+    assert sorted(rb.extend(rows([2.0, 7.0], [[5], [1]], 2)).tolist()) == [1, 2]
+    assert serials(rb) == [0, 2, 3]
+
+
+@pytest.mark.parametrize("sampler", [SoftmaxRewardSampler, SamplerWithoutReplacement])
+def test_samplers_forget_rows_that_are_gone(sampler):
+    generator = torch.Generator().manual_seed(0)
+    writer = DiversityWriter(cutoff_distance=2.0)
+    rb = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(30), writer=writer, sampler=sampler(), batch_size=4
+    )
+    shrunk = 0
+    for first in range(0, 300, 3):
+        before = len(rb)
+        keys = (first / 100 + torch.rand(3, generator=generator)).tolist()
+        rb.extend(rows(keys, torch.randint(0, 60, (3, 1), generator=generator), first))
+        shrunk += len(rb) < before
+        batch = rb.sample()
+        assert int(batch["index"].max()) < len(rb)
+        assert set(batch["serial"].tolist()) <= set(serials(rb))
+    assert shrunk > 5
+
+
+def test_memory_mapped_storage(tmp_path):
+    rb = buffer(6, storage=LazyMemmapStorage, cutoff_distance=1.0)
+    rb.extend(rows([1.0, 2.0, 1.5, 0.5], [[0], [2], [9], [20]]))
+    rb.extend(rows([3.0], [[1]], 4))
+    assert serials(rb) == [2, 3, 4]
+    rb.dumps(tmp_path)
+    again = buffer(6, storage=LazyMemmapStorage, cutoff_distance=1.0)
+    again.loads(tmp_path)
+    assert again.extend(rows([0.0, 9.0], [[20], [8]], 5)).tolist()[0] == -1
+    assert serials(again) == [3, 4, 6]
+
+
+def _extend_in_child(rb, barrier):
+    barrier.wait()
+    for i in range(15):
+        rb.extend(rows([i / 7.0, i / 7.0], [[2 * i], [2 * i + 1]], 1000 + 2 * i))
+
+
+def test_processes_share_the_writer():
+    context = mp.get_context("spawn")
+    writer = DiversityWriter(cutoff_distance=0.0)
+    rb = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(60), writer=writer, batch_size=4, shared=True
+    )
+    rb.extend(rows([-1.0], [[0]]))
+    barrier = context.Barrier(2)
+    child = context.Process(target=_extend_in_child, args=(rb, barrier))
+    child.start()
+    barrier.wait()
+    for i in range(15):
+        rb.extend(rows([i / 9.0, i / 9.0], [[2 * i], [i + 100]], 100 + 2 * i))
+    child.join(60)
+    assert child.exitcode == 0
+    rb.extend(rows([-9.0], [[0]], 500))
+    states = rb[:]["state"][:, 0].tolist()
+    assert sorted(states) == [*range(30), *range(100, 115)]
+    best = {2 * i: i / 7.0 for i in range(15)}
+    got = dict(zip(states, rb[:]["log_reward"].tolist(), strict=True))
+    assert all(got[state] == pytest.approx(key) for state, key in best.items())
+
+
+# Bad input.
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"p": -1.0}, r"p must be 0 \(Hamming distance\), at least 1, or inf, got -1.0"),
+        ({"p": 0.5}, "p must be 0 .*got 0.5"),
+        ({"p": math.nan}, "p must be 0 .*got nan"),
+        ({"cutoff_distance": math.nan}, "cutoff_distance must be a number, got nan"),
+        ({"near": "keep"}, "near must be 'replace' or 'reject', got 'keep'"),
+        ({"when": "never"}, "when must be 'always' or 'full', got 'never'"),
+        ({"tie": "any"}, "tie must be 'newest' or 'oldest', got 'any'"),
+        ({"features": 3}, "features must be a key, a callable or None, got a int"),
+    ],
+)
+def test_bad_options_are_named(options, message, unchecked):
+    with pytest.raises(ArgumentError, match=message):
+        DiversityWriter(**options)
+
+
+def width_of_batch(td):
+    return torch.zeros(len(td), len(td))
+
+
+@pytest.mark.parametrize(
+    ("features", "spoil", "error", "message"),
+    [
+        ("x", lambda b: b, KeyMismatchError, "lacks the features 'x'"),
+        (lambda td: td["state"][:1], lambda b: b, ShapeError, r"with n=2, got \[1, 1\]"),
+        (lambda td: None, lambda b: b, ShapeError, "got a NoneType"),
+        (None, lambda b: b.set("state", b["state"] / 0), NaNError, "infinite in 2 of 2 items"),
+        (width_of_batch, lambda b: b, ShapeError, "of width 2, expected torch.float32 of width 1"),
+        (None, lambda b: b.set("log_reward", torch.full((2,), math.nan)), NaNError, "is NaN in 2"),
+    ],
+)
+def test_bad_rows_are_named_and_nothing_is_written(features, spoil, error, message):
+    good = features if features is width_of_batch else None
+    rb = buffer(4, features=good)
+    rb.extend(rows([1.0], [[1.0]]))
+    if good is None:
+        rb.writer._features.source = features
+    with pytest.raises(error, match=message) as caught:
+        rb.extend(spoil(rows([7.0, 8.0], [[2.0], [3.0]], 1)))
+    assert "\n" not in str(caught.value)
+    assert serials(rb) == [0]
+    assert rb.write_count == 1
+    rb.writer._features.source = good
+    rb.extend(rows([2.0], [[4.0]], 1))
+    assert serials(rb) == ([0, 1] if good is None else [1])
+
+
+@pytest.mark.parametrize("change", [{"cutoff_distance": 2.0}, {"p": 2.0}, {"tie": "oldest"}])
+def test_a_state_of_another_configuration_is_refused(change):
+    rb = buffer(3, cutoff_distance=1.0)
+    rb.extend(rows([1.0], [[1]]))
+    other = buffer(3, **{"cutoff_distance": 1.0, **change})
+    with pytest.raises(CheckpointMismatchError, match=next(iter(change))):
+        other.writer.load_state_dict(rb.writer.state_dict())
+
+
+def test_an_empty_batch_and_what_a_writer_is_called():
+    rb = buffer(3, cutoff_distance=1.0)
+    assert rb.extend(rows([], torch.zeros(0, 2).long())).tolist() == []
+    assert "cutoff_distance=1.0, p=1.0, near='replace'" in repr(rb.writer)

@@ -1,0 +1,85 @@
+import pytest
+import torch
+from containers.container_paths import two_rows
+from tensordict import TensorDict
+from torchrl.data import LazyMemmapStorage, LazyTensorStorage
+
+from gfn_rb.errors import ArgumentError, KeyMismatchError, NaNError, ShapeError
+from gfn_rb.writers.features import Features
+
+
+def items(**entries):
+    return TensorDict(entries, [2])
+
+
+def test_what_items_are_compared_by_unless_told():
+    trajectories = two_rows()
+    assert Features(None)(trajectories.to_tensordict()).tolist() == [[5], [2]]
+    assert Features(None)(trajectories.reverse().to_tensordict()).tolist() == [[5], [2]]
+    board = torch.arange(12).view(2, 2, 3)
+    assert torch.equal(Features(None)(items(state=board)), board.view(2, 6))
+    step = items(state=torch.tensor([1, 2]), next=items(state=torch.tensor([3, 4])))
+    assert Features(None)(step).tolist() == [[1, 3], [2, 4]]
+
+
+def test_keys_callables_and_conditions():
+    data = items(state=torch.tensor([1, 2]), deep=items(x=torch.tensor([[5], [6]])))
+    assert Features(("deep", "x"))(data).tolist() == [[5], [6]]
+    double = Features(lambda td: 2.5 * td["state"][:, None])
+    assert double(data).tolist() == [[2.5], [5.0]]
+    data["condition"] = torch.tensor([[7, 8], [9, 10]])
+    assert Features("state")(data).tolist() == [[1, 7, 8], [2, 9, 10]]
+    assert double(data).tolist() == [[2.5, 7, 8], [5.0, 9, 10]]
+
+
+def test_large_integers_survive_a_fractional_condition():
+    data = items(state=torch.tensor([2**30, 2**30 + 1]), condition=torch.tensor([0.5, 0.5]))
+    assert Features(None)(data).tolist() == [[2**30, 0.5], [2**30 + 1, 0.5]]
+
+
+def test_gradients_are_not_kept():
+    weight = torch.ones(2, 1, requires_grad=True)
+    assert not Features(lambda td: weight)(items(state=torch.zeros(2))).requires_grad
+
+
+@pytest.mark.parametrize(
+    ("source", "error", "message"),
+    [
+        ("x", KeyMismatchError, r"lacks the features 'x': it holds \['state'\]"),
+        (lambda td: td["state"][:, 0], ShapeError, r"\[n, d\] with n=2, got \[2\]"),
+        (lambda td: td["state"][:1], ShapeError, r"with n=2, got \[1, 3\]"),
+        (lambda td: [1, 2], ShapeError, "got a list"),
+        (lambda td: td["state"] * 1j, ShapeError, "real numbers, got torch.complex64"),
+        (lambda td: 1 / td["state"][:, :1], NaNError, "infinite in 1 of 2 items, first at .* 1:"),
+        (lambda td: td["state"] * torch.nan, NaNError, "NaN or infinite in 2 of 2"),
+    ],
+)
+def test_features_that_are_none(source, error, message):
+    data = items(state=torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 2.0]]))
+    with pytest.raises(error, match=message):
+        Features(source)(data)
+
+
+def test_a_source_of_no_kind(unchecked):
+    with pytest.raises(
+        ArgumentError, match="features must be a key, a callable or None, got a int"
+    ):
+        Features(3)
+
+
+@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])
+@pytest.mark.parametrize("source", [None, "state", lambda td: td["state"][:, None]])
+def test_every_write_to_what_is_read_is_noticed(storage, source):
+    features, storage = Features(source), storage(2)
+    data = items(state=torch.tensor([1, 2]), log_reward=torch.zeros(2))
+    storage.set(torch.arange(2), data)
+    before = features.moment(storage)
+    assert features.moment(storage) == before
+    storage._storage["state"][0] = 5
+    between = features.moment(storage)
+    assert between != before
+    storage.set(torch.arange(2), data)
+    assert features.moment(storage) != between
+    before = features.moment(storage)
+    storage._storage["log_reward"][0] = 5
+    assert (features.moment(storage) != before) == callable(source)
