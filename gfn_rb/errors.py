@@ -6,9 +6,17 @@ GfnRbError
 ├── ShapeError (ValueError)             wrong batch size, feature shape or dtype
 ├── NaNError (ValueError)               a NaN where a number must be
 ├── EmptyBufferError (RuntimeError)     nothing to draw from
-└── CheckpointError (RuntimeError)      a checkpoint cannot be written or read
-    ├── CheckpointCorruptError          truncated, or its checksum does not match
-    └── CheckpointMismatchError         sound, but made by another configuration
+├── CheckpointError (RuntimeError)      a checkpoint cannot be written or read
+│   ├── CheckpointCorruptError          truncated, or its checksum does not match
+│   └── CheckpointMismatchError         sound, but made by another configuration
+├── TransportError (RuntimeError)       a message cannot be sent or received
+│   ├── TransportTimeoutError (TimeoutError)  nothing happened within the time given
+│   ├── TransportClosedError            this endpoint has been closed
+│   └── PeerLostError                   the process at the other end is gone
+└── WireError (ValueError)              bytes that arrived are no frame to believe
+    ├── WireCorruptError                foreign, truncated, or a checksum does not match
+    ├── WireVersionError                a frame of another version of the format
+    └── WireSchemaError                 sound, but of a schema that was never announced
 
 Every message names the argument, what came and what was expected, in one line. Each class also
 inherits the builtin a caller would expect, so ``except ValueError`` works.
@@ -54,3 +62,51 @@ class CheckpointCorruptError(CheckpointError):
 
 class CheckpointMismatchError(CheckpointError):
     """A checkpoint is sound, but was made by another configuration."""
+
+
+class TransportError(GfnRbError, RuntimeError):
+    """A message cannot be sent or received."""
+
+
+class TransportTimeoutError(TransportError, TimeoutError):
+    """A message was neither sent nor received within the time given."""
+
+
+class TransportClosedError(TransportError):
+    """The endpoint has been closed, and carries no more messages."""
+
+
+class PeerLostError(TransportError):
+    """The process at the other end is gone: it died, or closed its endpoint.
+
+    Args:
+        rank: which one.
+        reason: how that is known.
+        host: the machine it ran on, where that is known.
+    """
+
+    def __init__(self, rank: int, reason: str, host: str | None = None) -> None:
+        super().__init__(rank, reason, host)
+        self.rank = rank
+        self.reason = reason
+        self.host = host
+
+    def __str__(self) -> str:
+        place = f" on {self.host}" if self.host else ""
+        return f"rank {self.rank}{place} is lost: {self.reason}"
+
+
+class WireError(GfnRbError, ValueError):
+    """Bytes that arrived are no frame to believe."""
+
+
+class WireCorruptError(WireError):
+    """A frame is foreign, truncated, or does not match its checksum."""
+
+
+class WireVersionError(WireError):
+    """A frame is of another version of the format."""
+
+
+class WireSchemaError(WireError):
+    """A frame is sound, but of a schema that was never announced, or that cannot be."""

@@ -1,0 +1,348 @@
+"""What every transport promises: bytes from one rank to another, in order, whole or not at all."""
+
+from __future__ import annotations
+
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+
+from torch import Tensor
+
+from gfn_rb.errors import ArgumentError, PeerLostError, TransportClosedError, TransportTimeoutError
+
+T = TypeVar("T")
+
+Buffer = Any  # bytes, memoryview, array: anything contiguous that memoryview takes
+Payload = Sequence[Buffer]
+
+MAX_TAG = 32_000
+MAX_NBYTES = 1 << 30
+TIMEOUT = 60.0
+
+
+class Envelope(NamedTuple):
+    """What is known of a message before it is received."""
+
+    source: int
+    tag: int
+    nbytes: int
+
+
+class Message(NamedTuple):
+    """A message received."""
+
+    source: int
+    tag: int
+    data: Tensor
+    """Its bytes: uint8 on the CPU, writable, aligned to 64 bytes, shared with nobody."""
+
+
+@runtime_checkable
+class SendHandle(Protocol):
+    """A message on its way. It keeps the payload alive for as long as that is needed."""
+
+    def done(self) -> bool:
+        """Return whether the payload may be changed; does not wait.
+
+        Raises:
+            PeerLostError: the receiver is gone.
+        """
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait until the payload may be changed.
+
+        Args:
+            timeout: in seconds; None stands for that of the transport.
+
+        Raises:
+            TransportTimeoutError: it may not yet. The message stays on its way.
+            PeerLostError: the receiver is gone.
+        """
+
+
+class Transport(ABC):
+    """Messages of bytes between ranks 0 to size - 1.
+
+    Between two ranks, messages of one tag arrive in the order in which they were sent, each whole
+    and once. What they mean is not the transport's business.
+
+    Every wait ends: after ``timeout`` seconds (of the call, or else of the transport) with
+    :class:`~gfn_rb.errors.TransportTimeoutError`; ``math.inf`` waits for ever. A rank that is gone
+    raises :class:`~gfn_rb.errors.PeerLostError` in whoever sends to it, and in whoever waits for
+    it once its last message has been received. Whoever waits for any rank is told of each lost one
+    once, and can go on with the others.
+
+    An endpoint is used by one thread at a time, and closed by leaving its ``with`` block.
+
+    Args:
+        rank: of this endpoint.
+        size: how many endpoints there are.
+        timeout: how long calls wait that are given no timeout, in seconds.
+        max_nbytes: the largest message that is sent, or received: no more is ever allocated.
+
+    Raises:
+        ArgumentError: an argument breaks its rule.
+    """
+
+    def __init__(
+        self, rank: int, size: int, timeout: float = TIMEOUT, max_nbytes: int = MAX_NBYTES
+    ) -> None:
+        if not 0 < max_nbytes < 1 << 31:
+            raise ArgumentError(f"max_nbytes is {max_nbytes}; expected 1 to {(1 << 31) - 1}")
+        self.rank = rank
+        self.size = size
+        self.max_nbytes = max_nbytes
+        self.timeout = _checked_timeout(timeout)
+        self.closed = False
+        self._lost: dict[int, PeerLostError] = {}
+        self._untold: list[int] = []  # lost, but those who wait for any rank were not told
+
+    @property
+    def lost(self) -> frozenset[int]:
+        """The ranks known to be gone."""
+        return frozenset(self._lost)
+
+    def host(self, rank: int) -> str | None:
+        """Return the name of the machine a rank runs on, None if that is not known.
+
+        Args:
+            rank: any.
+        """
+
+    def send(
+        self, payload: Payload, dest: int, tag: int = 0, timeout: float | None = None
+    ) -> None:
+        """Send a message, and wait until its payload may be changed.
+
+        Args:
+            payload: buffers, which arrive joined.
+            dest: rank of the receiver; may be this one.
+            tag: 0 to 32,000: what the receiver can choose by.
+            timeout: in seconds; None stands for that of the transport.
+
+        Raises:
+            ArgumentError: an argument breaks its rule.
+            TransportTimeoutError: the receiver did not take it in time. It may still arrive.
+            PeerLostError: the receiver is gone.
+            TransportClosedError: this endpoint is closed.
+        """
+        self.isend(payload, dest, tag).wait(timeout)
+
+    def isend(self, payload: Payload, dest: int, tag: int = 0) -> SendHandle:
+        """Begin to send a message, and return at once.
+
+        Until the handle is done, the content of the payload must not change. Ask now and then
+        whether it is: some transports move bytes only while one of their methods is called.
+
+        Args:
+            payload: buffers, which arrive joined.
+            dest: rank of the receiver; may be this one.
+            tag: 0 to 32,000: what the receiver can choose by.
+
+        Raises:
+            ArgumentError: an argument breaks its rule.
+            PeerLostError: the receiver is known to be gone.
+            TransportClosedError: this endpoint is closed.
+        """
+        self._check_open()
+        self._check_rank("dest", dest)
+        _check_tag(tag)
+        parts = [_bytes(part) for part in payload]
+        nbytes = sum(map(len, parts))
+        if nbytes > self.max_nbytes:
+            raise ArgumentError(
+                f"payload has {nbytes} bytes; expected at most max_nbytes, {self.max_nbytes}"
+            )
+        if dest in self._lost:
+            raise self._lost[dest]
+        return self._isend(parts, nbytes, dest, tag)
+
+    def probe(
+        self, source: int | None = None, tag: int | None = None, timeout: float = 0.0
+    ) -> Envelope | None:
+        """Return the envelope of the message that ``recv`` would return, None if there is none.
+
+        The message is not received. After a probe, a ``recv`` of the envelope's source and tag
+        returns that message.
+
+        Args:
+            source: rank of the sender; None for any.
+            tag: of the message; None for any.
+            timeout: how long to wait for one, in seconds.
+
+        Raises:
+            ArgumentError: an argument breaks its rule.
+            PeerLostError: there is none, and the source is gone; or, waiting for any, a rank is
+                gone of which this was not said before.
+            TransportClosedError: this endpoint is closed.
+        """
+        self._check_wanted(source, tag)
+        return self._wait(lambda: self._look(source, tag), _checked_timeout(timeout))
+
+    def recv(
+        self, source: int | None = None, tag: int | None = None, timeout: float | None = None
+    ) -> Message:
+        """Wait for a message and return it.
+
+        Args:
+            source: rank of the sender; None for any.
+            tag: of the message; None for any.
+            timeout: in seconds; None stands for that of the transport.
+
+        Raises:
+            ArgumentError: an argument breaks its rule.
+            TransportTimeoutError: none came in time.
+            TransportError: a message is larger than ``max_nbytes``. It is dropped.
+            PeerLostError: there is none, and the source is gone; or, waiting for any, a rank is
+                gone of which this was not said before.
+            TransportClosedError: this endpoint is closed.
+        """
+        self._check_wanted(source, tag)
+        seconds = self._seconds(timeout)
+        envelope = self._wait(lambda: self._look(source, tag), seconds)
+        if envelope is None:
+            raise TransportTimeoutError(
+                f"rank {self.rank} received no message from {_any('rank', source)} of "
+                f"{_any('tag', tag)} within {seconds:g} s"
+            )
+        return Message(envelope.source, envelope.tag, self._take(envelope))
+
+    def close(self, timeout: float | None = None) -> None:
+        """Close the endpoint, after the messages on their way have left.
+
+        Those that were not received here are dropped. Closing again does nothing.
+
+        Args:
+            timeout: how long to wait for messages to leave, in seconds; None stands for that of
+                the transport.
+
+        Raises:
+            TransportTimeoutError: some did not leave. The endpoint is closed all the same.
+        """
+        if not self.closed:
+            seconds = self._seconds(timeout)
+            self.closed = True
+            self._close(seconds)
+
+    def __enter__(self: T) -> T:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close(None if error is None else 0.0)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(rank={self.rank}, size={self.size})"
+
+    # What a transport is made of.
+
+    @abstractmethod
+    def _isend(self, parts: list[memoryview], nbytes: int, dest: int, tag: int) -> SendHandle:
+        """Begin to send; arguments are checked."""
+
+    @abstractmethod
+    def _poll(self, source: int | None, tag: int | None) -> Envelope | None:
+        """Return the first message that matches, None if there is none; do not wait.
+
+        Peers found to be gone are reported to ``_lose``.
+        """
+
+    @abstractmethod
+    def _take(self, envelope: Envelope) -> Tensor:
+        """Receive the message that ``_poll`` returned last."""
+
+    @abstractmethod
+    def _close(self, seconds: float) -> None:
+        """Let messages leave, then let go of everything."""
+
+    def _wait(self, look: Callable[[], T | None], seconds: float) -> T | None:
+        """Call until the result is not None, or time is up."""
+        found = look()
+        if found is None and seconds > 0:
+            found = _polled(look, seconds)
+        return found
+
+    def _look(self, source: int | None, tag: int | None) -> Envelope | None:
+        self._check_open()
+        envelope = self._poll(source, tag)
+        if envelope is None and self._lost:
+            self._tell(source)
+        return envelope
+
+    def _lose(self, rank: int, reason: str) -> None:
+        """Note that a rank is gone."""
+        if rank not in self._lost:
+            self._lost[rank] = PeerLostError(rank, reason, self.host(rank))
+            self._untold.append(rank)
+
+    def _tell(self, source: int | None) -> None:
+        if source is None and self._untold:
+            raise self._lost[self._untold.pop(0)]
+        if source in self._lost:
+            raise self._lost[source]
+
+    # Checks.
+
+    def _seconds(self, timeout: float | None) -> float:
+        return self.timeout if timeout is None else _checked_timeout(timeout)
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise TransportClosedError(f"{self!r} is closed")
+
+    def _check_rank(self, name: str, rank: int) -> None:
+        if not 0 <= rank < self.size:
+            raise ArgumentError(f"{name} is {rank}; expected a rank, 0 to {self.size - 1}")
+
+    def _check_wanted(self, source: int | None, tag: int | None) -> None:
+        if source is not None:
+            self._check_rank("source", source)
+        if tag is not None:
+            _check_tag(tag)
+
+
+def _checked_timeout(timeout: float) -> float:
+    if math.isnan(timeout) or timeout < 0:
+        raise ArgumentError(f"timeout is {timeout}; expected seconds, 0 or more")
+    return timeout
+
+
+def _check_tag(tag: int) -> None:
+    if not 0 <= tag <= MAX_TAG:
+        raise ArgumentError(f"tag is {tag}; expected 0 to {MAX_TAG}")
+
+
+def _bytes(part: Buffer) -> memoryview:
+    view = memoryview(part)
+    if not view.c_contiguous:
+        raise ArgumentError("payload has a buffer with gaps; expected contiguous ones")
+    return view.cast("B") if view.nbytes else memoryview(b"")
+
+
+def _any(what: str, which: int | None) -> str:
+    return f"any {what}" if which is None else f"{what} {which}"
+
+
+_EAGER = 2e-3  # seconds: most answers come within
+_LONGEST = 2e-3
+
+
+def _polled(look: Callable[[], T | None], seconds: float) -> T | None:
+    """Call again and again: without pause at first, then more and more seldom.
+
+    At first it only lets other processes run in between, for a sleep takes longer than a small
+    message; later it sleeps, at most a tenth of the time waited and never above 2 ms.
+    """
+    start = time.monotonic()
+    waited = 0.0
+    while (found := look()) is None and waited < seconds:
+        time.sleep(0 if waited < _EAGER else min(waited / 10, _LONGEST, seconds - waited))
+        waited = time.monotonic() - start
+    return found
