@@ -161,7 +161,9 @@ class PercentileBaseline(Baseline):
         """Return the percentile of all buffers together."""
         # Each order statistic stands for an equal share of its buffer's rows.
         points = sorted(
-            (value, each.rows / len(each.quantiles)) for each in summaries for value in each.quantiles
+            (value, each.rows / len(each.quantiles))
+            for each in summaries
+            for value in each.quantiles
         )
         target, below = self.percentile * sum(weight for _, weight in points), 0.0
         for value, weight in points:
@@ -207,14 +209,20 @@ class BaselineKeeper:
         self._rows = 0
         self._written = math.inf  # rows written since the quantiles were read
 
-    def observe(self, log_reward: Float[Tensor, "n"], written: int = 0) -> None:
+    def written(self, rows: int) -> None:
+        """Take note that rows of the buffer changed.
+
+        Args:
+            rows: how many.
+        """
+        self._written += rows
+
+    def observe(self, log_reward: Float[Tensor, "n"]) -> None:
         """Take note of a batch.
 
         Args:
             log_reward: of its rows; infinite ones and NaN do not count.
-            written: how many rows of the buffer it changed.
         """
-        self._written += written
         finite = log_reward[log_reward.isfinite()]
         if len(finite):
             lowest, alpha = float(finite.min()), self.strategy.alpha

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from tensordict import TensorDictBase
+from torch import Tensor
 from torchrl.data import ReplayBuffer
 
 from gfn_rb.errors import ArgumentError
@@ -72,17 +73,18 @@ class Subscription:
         """
         names = identities(rows)
         self._fed.look()
-        new, _ = distinct(names, self._fed)
+        unseen, _ = distinct(names, self._fed)
+        new = [i for i in unseen.tolist() if names[i] not in self._before]
         if local is not None:
             local.look()
-            new = new[torch.tensor(local.slots([names[i] for i in new])) < 0]
-        new = torch.tensor([i for i in new.tolist() if names[i] not in self._before]).long()
-        if len(new):
-            self.buffer.extend(rows[new])
-            self._remember(names[i] for i in new.tolist())
+            slots = local.slots([names[i] for i in new])
+            new = [i for i, slot in zip(new, slots, strict=True) if slot < 0]
+        if new:
+            self.buffer.extend(rows[torch.tensor(new)])
+            self._remember([names[i] for i in new])
         return len(rows) - len(new)
 
-    def _remember(self, names: Any) -> None:
+    def _remember(self, names: Sequence[bytes | None]) -> None:
         for name in names:
             if name is not None:
                 self._before[name] = None

@@ -81,13 +81,16 @@ class _Ordered(Shelf):
         log_reward: Float[Tensor, "m"],
         arrival: Int64[Tensor, "m"],
     ) -> None:
+        """Put rows in, or change them."""
         self._extremes.update(rows, self._key(log_reward.to(torch.float64), arrival), -arrival)
 
     def remove(self, rows: Int64[Tensor, "m"]) -> None:
+        """Take rows out."""
         absent = torch.full(rows.shape, math.inf, dtype=torch.float64)
         self._extremes.update(rows, absent, torch.zeros_like(rows))
 
     def pick(self, k: int, generator: torch.Generator | None = None) -> Int64[Tensor, "j"]:
+        """Return up to k rows."""
         smallest = self._extremes.smallest(min(k, self._extremes.capacity))
         rows = smallest.rows(int((smallest.key < math.inf).sum()))
         return rows[self._extremes.key[rows].sort(stable=True).indices]
@@ -115,6 +118,7 @@ class Diverse(Top):
     """
 
     def pick(self, k: int, generator: torch.Generator | None = None) -> Int64[Tensor, "j"]:
+        """Return up to k rows."""
         pool = super().pick(_POOL * k, generator)
         if len(pool) <= k:
             return pool
@@ -135,12 +139,15 @@ class Softmax(Shelf):
         log_reward: Float[Tensor, "m"],
         arrival: Int64[Tensor, "m"],
     ) -> None:
+        """Put rows in, or change them."""
         self._tree.update(rows, log_reward.to(torch.float64))
 
     def remove(self, rows: Int64[Tensor, "m"]) -> None:
+        """Take rows out."""
         self._tree.update(rows, torch.full(rows.shape, -math.inf, dtype=torch.float64))
 
     def pick(self, k: int, generator: torch.Generator | None = None) -> Int64[Tensor, "j"]:
+        """Return up to k rows."""
         rows, score = self._tree.perturbed(min(k, self._tree.capacity), generator)
         return rows[score > -math.inf]
 

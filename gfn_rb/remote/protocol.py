@@ -60,3 +60,12 @@ def remote_error(rank: int, values: Any) -> RemoteError:
     said = values if isinstance(values, dict) else {}
     message = f"{said.get('type', 'an error')}: {said.get('message', 'not described')}"
     return RemoteError(rank, message, str(said.get("traceback", "")))
+
+
+def one_line(text: str) -> str:
+    """Return a text in one line, of some hundred characters at most.
+
+    Args:
+        text: any.
+    """
+    return " ".join(text.split())[:500]

@@ -8,7 +8,7 @@ from typing import Any
 
 from gfn_rb.remote.statistics import SenderStatistics
 
-EXPECTED, HERE, GONE, LOST = "expected", "here", "gone", "lost"
+EXPECTED, HERE, GONE, LOST, REFUSED = "expected", "here", "gone", "lost", "refused"
 
 
 class Roster:
@@ -33,7 +33,7 @@ class Roster:
     @property
     def finished(self) -> bool:
         """Whether no worker will send anything more."""
-        return all(each.state in (GONE, LOST) for each in self.senders.values())
+        return all(each.state not in (EXPECTED, HERE) for each in self.senders.values())
 
     @property
     def present(self) -> list[int]:
@@ -66,7 +66,7 @@ class Roster:
 
         Args:
             rank: which.
-            state: ``"gone"`` or ``"lost"``.
+            state: ``"gone"``, ``"lost"`` or ``"refused"``.
 
         Returns:
             Whether that is news: who has gone cannot be lost.

@@ -17,7 +17,7 @@ class Outcomes:
         rejected: its writer did not keep them.
         duplicates: it held the same object, or the batch did.
         scored: they were scored alone, because that was asked for or there is no buffer.
-        refused: they do not fit the buffer, or came as a frame that cannot be read.
+        refused: they do not fit its buffer.
     """
 
     stored: int = 0
@@ -62,7 +62,8 @@ class SenderStatistics(Outcomes):
         unreadable: frames that could not be read.
         errors: batches that could not be stored or scored.
         last_seen: when it last sent anything, in seconds since the epoch; 0 if never.
-        state: ``"expected"``, ``"here"``, ``"gone"`` (said goodbye) or ``"lost"``.
+        state: ``"expected"``, ``"here"``, ``"gone"`` (said goodbye), ``"lost"``, or
+            ``"refused"`` (speaks another version).
     """
 
     batches: int = 0
@@ -77,9 +78,10 @@ class SenderStatistics(Outcomes):
 
 @dataclass
 class WorkerStatistics(Outcomes):
-    """What a worker counts. ``offered`` is ``filtered + skipped + sent`` and what is still pending.
+    """What a worker counts.
 
-    ``sent`` is the sum of the outcomes, ``lost`` and what is still unanswered.
+    ``offered`` is the sum of ``reduced``, ``filtered``, ``skipped``, ``sent`` and what is still
+    pending; ``sent`` that of the outcomes, ``lost`` and what is still unanswered.
 
     Attributes:
         offered: rows given to the worker.
