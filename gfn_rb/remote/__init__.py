@@ -7,7 +7,9 @@ from gfn_rb.remote.manager import ReplayBufferManager
 from gfn_rb.remote.modes import AwaitReply, CollectLater, Mode, NonBlocking
 from gfn_rb.remote.payload import BaselineFilter
 from gfn_rb.remote.queries import ManagerQueries
+from gfn_rb.remote.schema import Schema
 from gfn_rb.remote.statistics import SenderStatistics, WorkerStatistics
+from gfn_rb.remote.wire import Frame, FrameReader, FrameWriter
 from gfn_rb.remote.worker import ReplayBufferWorker
 
 __all__ = [
@@ -16,6 +18,9 @@ __all__ = [
     "BaselineFilter",
     "CollectLater",
     "EMABaseline",
+    "Frame",
+    "FrameReader",
+    "FrameWriter",
     "ManagerQueries",
     "MinBaseline",
     "Mode",
@@ -24,6 +29,7 @@ __all__ = [
     "Reply",
     "ReplayBufferManager",
     "ReplayBufferWorker",
+    "Schema",
     "SenderStatistics",
     "Subscription",
     "WorkerStatistics",

@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Iterator
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -83,7 +84,7 @@ class Schema:
         except (ValueError, TypeError, RecursionError) as error:
             raise WireSchemaError(f"a schema makes no sense: {error}") from None
         keys = [field.key for field in fields]
-        if keys != sorted(set(keys)) or any(a == b[: len(a)] for a, b in zip(keys, keys[1:])):
+        if keys != sorted(set(keys)) or any(a == b[: len(a)] for a, b in pairwise(keys)):
             raise WireSchemaError(f"a schema has keys {keys}; expected distinct ones, in order")
         return cls(fields)
 

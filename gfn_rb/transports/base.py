@@ -112,9 +112,7 @@ class Transport(ABC):
             rank: any.
         """
 
-    def send(
-        self, payload: Payload, dest: int, tag: int = 0, timeout: float | None = None
-    ) -> None:
+    def send(self, payload: Payload, dest: int, tag: int = 0, timeout: float | None = None) -> None:
         """Send a message, and wait until its payload may be changed.
 
         Args:
