@@ -38,6 +38,12 @@ class Stopwatch:
         self._switch(self._phase)
         return dict(self.seconds)
 
+    def summary(self) -> str:
+        """Return in one line where the time went."""
+        seconds = self.read()
+        total = sum(seconds.values()) or 1.0
+        return ", ".join(f"{name} {s:.2f} s ({s / total:.0%})" for name, s in seconds.items())
+
     def restore(self, seconds: dict[str, float]) -> None:
         """Go on from an earlier reading."""
         self.seconds = dict(seconds)

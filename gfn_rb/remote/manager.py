@@ -5,23 +5,23 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from os import PathLike, fspath
+from os import PathLike
 from typing import Any, Literal
 
 import torch
+from tensordict import TensorDictBase
 from torchrl.data import ReplayBuffer
 
-from gfn_rb.checkpoint import load_checkpoint, load_state, save_checkpoint, save_state
 from gfn_rb.errors import (
     ArgumentError,
-    CheckpointError,
     GfnRbError,
     PeerLostError,
     WireVersionError,
 )
-from gfn_rb.keys import LOG_REWARD
-from gfn_rb.remote.baseline import Baseline, BaselineKeeper, MinBaseline, Summary
+from gfn_rb.remote.baseline import Baseline, BaselineKeeper, MinBaseline
+from gfn_rb.remote.intake import Intake
 from gfn_rb.remote.link import Link, Parcel
+from gfn_rb.remote.peers import Peers
 from gfn_rb.remote.protocol import (
     DATA_TAG,
     METADATA_TAG,
@@ -33,15 +33,15 @@ from gfn_rb.remote.protocol import (
 )
 from gfn_rb.remote.ranks import ranks_of
 from gfn_rb.remote.roster import GONE, LOST, REFUSED, Roster
-from gfn_rb.remote.scores import ScoreFunction, no_scores, pack
+from gfn_rb.remote.saving import ManagerFile
+from gfn_rb.remote.scores import ScoreFunction, no_scores
 from gfn_rb.remote.store import Duplicates, Store
 from gfn_rb.stopwatch import Stopwatch
 from gfn_rb.transports.base import Transport
-from gfn_rb.writers.rows import scalar_key
 
 log = logging.getLogger(__name__)
 
-PHASES = ("idle", "receive", "store", "score", "reply", "checkpoint")
+PHASES = ("idle", "receive", "store", "score", "feed", "reply", "checkpoint")
 _TICK = 0.2  # seconds between looks at what no message tells: silence, checkpoints that are due
 _GRACE = 5.0  # seconds that answers have to leave at the end
 _UNTAKEN = 64  # answers a worker may leave untaken before it counts as lost
@@ -110,11 +110,6 @@ class ReplayBufferManager:
             raise ArgumentError(
                 f"on_score_error must be 'continue' or 'stop', got {on_score_error!r}"
             )
-        if checkpoint_every is not None and (checkpoint is None or checkpoint_every < 1):
-            raise ArgumentError(
-                "checkpoint_every must be at least 1 and needs checkpoint, got "
-                f"{checkpoint_every} with checkpoint={checkpoint!r}"
-            )
         self.transport = transport
         self.buffer = buffer
         self.batches = 0
@@ -126,20 +121,18 @@ class ReplayBufferManager:
                 f"managers must hold this rank, {transport.rank}, and no worker, got "
                 f"{self.managers} and workers {workers}"
             )
-        self._peers = [rank for rank in self.managers if rank != transport.rank]
+        peers = [rank for rank in self.managers if rank != transport.rank]
         self._roster = Roster(workers, worker_timeout)
         self._store = Store(buffer, transport.size, duplicates, generator)
         strategy = MinBaseline() if baseline is None else baseline
-        self._baseline = BaselineKeeper(strategy, buffer, [transport.rank, *self._peers])
-        self._score = score
+        self._baseline = BaselineKeeper(strategy, buffer, [transport.rank, *peers])
         self._stops_on_error = on_score_error == "stop"
         self._metadata = metadata
-        self._path = None if checkpoint is None else fspath(checkpoint)
-        self._every = checkpoint_every
-        self._saved_at = 0
+        self._file = ManagerFile(checkpoint, checkpoint_every, buffer)
         self._link = Link(transport)
-        self._told: Summary | None = None
         self._watch = Stopwatch(PHASES)
+        self._peers = Peers(peers, self._link, self._baseline)
+        self._intake = Intake(self._store, score, self._baseline, self._watch)
         self._answers = {
             Kind.HELLO: self._hello,
             Kind.ITEMS: self._items,
@@ -213,10 +206,7 @@ class ReplayBufferManager:
 
     def timing_summary(self) -> str:
         """Return in one line where the time went."""
-        seconds = self._watch.read()
-        total = sum(seconds.values()) or 1.0
-        parts = (f"{name} {value:.2f} s ({value / total:.0%})" for name, value in seconds.items())
-        return f"rank {self.transport.rank}: {self.batches} batches; {', '.join(parts)}"
+        return f"{self._name}: {self.batches} batches; {self._watch.summary()}"
 
     def save(self) -> str:
         """Save buffer, statistics, baseline and who was fed what.
@@ -227,16 +217,8 @@ class ReplayBufferManager:
         Raises:
             CheckpointError: there is no file to save to, or it cannot be written.
         """
-        if self._path is None:
-            raise CheckpointError("the manager has no file to save to: pass checkpoint=")
         with self._watch("checkpoint"):
-            state = self._state()
-            if self.buffer is None:
-                save_state(self._path, {"manager": state})
-            else:
-                save_checkpoint(self._path, self.buffer, manager=state)
-        self._saved_at = self.batches
-        return self._path
+            return self._file.save(self._state())
 
     def load(self, path: str | PathLike[str] | None = None) -> None:
         """Go on where a manager was when it saved. All workers are expected anew.
@@ -247,18 +229,12 @@ class ReplayBufferManager:
         Raises:
             CheckpointError: it cannot be read, or is of another kind of manager.
         """
-        path = self._path if path is None else path
-        if path is None:
-            raise CheckpointError("the manager has no file to load from: pass path or checkpoint=")
-        state = load_state(path) if self.buffer is None else load_checkpoint(path, self.buffer)
-        if "manager" not in state:
-            raise CheckpointError(f"{fspath(path)} holds no manager, but {sorted(state)}")
-        state = state["manager"]
+        state = self._file.load(path)
         self._store.load_state_dict(state["store"])
         self._baseline.load_state_dict(state["baseline"])
         self._roster.load_state_dict(state["senders"])
         self._watch.restore(state["seconds"])
-        self.batches = self._saved_at = state["batches"]
+        self.batches = state["batches"]
 
     def _state(self) -> dict[str, Any]:
         return {
@@ -313,53 +289,33 @@ class ReplayBufferManager:
         if rows is None:
             self._refuse(parcel, "a frame of items holds none")
             return
+        verdict = self._intake.take(rows, source, bool(parcel.meta.get("store", True)))
+        error = verdict.unstored or verdict.unscored
         sender = self._roster.senders[source]
-        sender.batches, sender.items = sender.batches + 1, sender.items + len(rows)
-        answer: dict[str, Any] = {"to": parcel.meta.get("id")}
-        with self._watch("store"):
-            outcomes, failure = self._stored(parcel)
-        sender.count(**outcomes)
-        with self._watch("score"):
-            scores, per_row, unscored = self._scored(parcel)
-        failure = failure or unscored
-        if failure is not None:
-            sender.errors += 1
-            answer["error"] = described(failure)
-        fed = self._store.next_for(source)
-        sender.fed += 0 if fed is None else len(fed)
+        sender.count(batches=1, items=len(rows), errors=error is not None, **verdict.outcomes)
         self.batches += 1
-        answer |= {"outcomes": outcomes, "scores": scores, "baseline": self.baseline}
-        self._reply(parcel, Kind.SCORES, {**answer, "feeds": fed is not None}, per_row)
+        fed = self._next_for(source)
+        answer = {
+            "to": parcel.meta.get("id"),
+            "outcomes": verdict.outcomes,
+            "scores": verdict.scores,
+            "baseline": self.baseline,
+            "feeds": fed is not None,
+        }
+        if error is not None:
+            self._log_refusal(parcel, f"{len(rows)} items: {type(error).__name__}: {error}")
+            answer["error"] = described(error)
+        self._reply(parcel, Kind.SCORES, answer, verdict.per_row)
         if fed is not None:
             self._reply(parcel, Kind.FEED, {}, fed)
-        if unscored is not None and self._stops_on_error:
-            raise unscored
+        if verdict.unscored is not None and self._stops_on_error:
+            raise verdict.unscored
 
-    def _stored(self, parcel: Parcel) -> tuple[dict[str, int], Exception | None]:
-        rows = parcel.rows
-        assert rows is not None
-        try:
-            self._baseline.observe(scalar_key(rows, LOG_REWARD))
-            if not parcel.meta.get("store", True):
-                return {"scored": len(rows)}, None
-            outcomes = self._store.put(rows, parcel.source)
-        except (GfnRbError, RuntimeError, ValueError, KeyError, TypeError) as error:
-            self._log_refusal(parcel, f"items cannot be stored: {error}")
-            return {"refused": len(rows)}, error
-        self._baseline.written(outcomes.get("stored", 0))
-        return outcomes, None
-
-    def _scored(self, parcel: Parcel) -> tuple[dict[str, float], Any, Exception | None]:
-        rows = parcel.rows
-        assert rows is not None
-        try:
-            return *pack(self._score(rows, parcel.source), len(rows)), None
-        except Exception as error:
-            log.warning(
-                "%s: scoring %d items of worker %d raised %s: %s",
-                *(self._name, len(rows), parcel.source, type(error).__name__, error),
-            )
-            return {}, None, error
+    def _next_for(self, rank: int, quota: int | None = None) -> TensorDictBase | None:
+        with self._watch("feed"):
+            fed = self._store.next_for(rank, quota)
+        self._roster.senders[rank].fed += 0 if fed is None else len(fed)
+        return fed
 
     def _fetch(self, parcel: Parcel) -> None:
         quota = parcel.meta.get("quota")
@@ -368,8 +324,7 @@ class ReplayBufferManager:
         elif quota is not None and (type(quota) is not int or quota < 1):
             self._refuse(parcel, f"quota must be at least 1, got {quota!r}")
         else:
-            fed = self._store.next_for(parcel.source, quota)
-            self._roster.senders[parcel.source].fed += 0 if fed is None else len(fed)
+            fed = self._next_for(parcel.source, quota)
             self._reply(parcel, Kind.FEED, {"asked": True}, fed)
 
     def _goodbye(self, parcel: Parcel) -> None:
@@ -396,7 +351,7 @@ class ReplayBufferManager:
 
     def _hear(self, parcel: Parcel) -> None:
         try:
-            self._baseline.hear(parcel.source, Summary.from_json(parcel.meta))
+            self._peers.hear(parcel)
         except ArgumentError as error:
             self._log_refusal(parcel, str(error))
 
@@ -437,27 +392,17 @@ class ReplayBufferManager:
     def _look_after(self) -> None:
         for rank in self._roster.silent():
             self._lose(rank, "it has been silent for too long")
-        if self._every is not None and self.batches - self._saved_at >= self._every:
+        if self._file.due(self.batches):
             self.save()
         self._tell_peers()
 
     def _tell_peers(self) -> None:
-        """Send what is known of rewards, where it is new and the last word has been taken."""
-        summary = self._baseline.summary() if self._peers else None
-        if summary == self._told or any(self._link.leaving(rank) for rank in self._peers):
-            return
-        assert summary is not None
-        for rank in [*self._peers]:
-            try:
-                self._link.post(rank, PEER_TAG, Kind.SUMMARY, summary.to_json())
-            except PeerLostError as error:
-                self._lose(rank, str(error))
-        self._told = summary
+        for error in self._peers.tell():
+            self._lose(error.rank, str(error))
 
     def _lose(self, rank: int, why: str, state: str = LOST) -> None:
         if rank in self._peers:
-            self._peers.remove(rank)
-            self._baseline.drop_peer(rank)
+            self._peers.drop(rank)
             log.warning("%s: manager %d is gone: %s", self._name, rank, why)
         elif rank in self._roster and self._roster.leave(rank, state):
             n, left = len(self._roster.senders), len(self._roster.present)
@@ -471,7 +416,7 @@ class ReplayBufferManager:
         untaken = self._link.flush(_GRACE)
         if untaken:
             log.warning("%s: %d answers were not taken", self._name, untaken)
-        if self._path is not None:
+        if self._file.path is not None:
             self.save()
         log.info(self.timing_summary())
 
