@@ -104,7 +104,7 @@ class Subscriber:
         ArgumentError: the terms are none.
     """
 
-    def __init__(self, rank: int, terms: Mapping[str, Any], ledger: Ledger) -> None:
+    def __init__(self, rank: int, terms: Any, ledger: Ledger) -> None:
         self.rank = rank
         self.quota, self.own = _checked(terms)
         self.terms = dict(terms)
@@ -152,8 +152,12 @@ class Subscriber:
         return given.cpu()
 
 
-def _checked(terms: Mapping[str, Any]) -> tuple[int, bool]:
+def _checked(terms: Any) -> tuple[int, bool]:
+    if not isinstance(terms, Mapping):
+        raise ArgumentError(f"subscription must be terms by name, got {terms!r}")
     quota, own = terms.get("quota"), terms.get("own", False)
-    if type(quota) is not int or quota < 1 or type(own) is not bool:
+    if type(own) is not bool:
+        raise ArgumentError(f"own must be true or false, got {own!r}")
+    if type(quota) is not int or quota < 1:
         raise ArgumentError(f"quota must be a number of at least 1, got {quota!r}")
     return quota, own

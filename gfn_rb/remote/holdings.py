@@ -31,6 +31,7 @@ class Holdings:
     def __init__(self, rb: ReplayBuffer) -> None:
         self.storage: Storage = rb.storage
         self._column = KeyColumn(LOG_REWARD)
+        self._length = 0
         self._name: list[bytes | None] = [None] * self.storage.max_size
         self._slot: dict[bytes, int] = {}
         self._more: dict[bytes, set[int]] = {}  # further rows of the same object
@@ -58,11 +59,11 @@ class Holdings:
         """
         if not self.storage.initialized:
             return torch.empty(0, dtype=torch.int64)
-        rows = self._column.changed(self.storage)
-        rows = torch.arange(len(self.storage)) if rows is None else rows.unique()
+        rows, beyond = self._changed(), range(len(self.storage), self._length)
+        self._length = len(self.storage)
+        gone = self._forget([*rows.tolist(), *beyond])
         if len(rows):
             names = [name for part in rows.split(_AT_ONCE) for name in self._read(part)]
-            gone = self._forget(rows.tolist())
             before = [-1 if n is None else self._slot.get(n, gone.get(n, -1)) for n in names]
             self._moved(rows, torch.tensor(before))
             self._remember(rows.tolist(), names)
@@ -83,6 +84,12 @@ class Holdings:
             names: from :func:`~gfn_rb.remote.identity.identities`.
         """
         return [-1 if name is None else self._slot.get(name, -1) for name in names]
+
+    def _changed(self) -> Tensor:
+        if len(self.storage) < self._length:  # it was emptied
+            self._column.forget()
+        rows = self._column.changed(self.storage)
+        return torch.arange(len(self.storage)) if rows is None else rows.unique()
 
     def _read(self, rows: Tensor) -> list[bytes | None]:
         return identities(self.storage.get(rows))

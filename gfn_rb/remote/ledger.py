@@ -109,19 +109,19 @@ class Ledger(Holdings):
         """Go on with what :meth:`state_dict` returned, over a storage restored to that moment.
 
         Args:
-            state: from a ledger of as many ranks.
+            state: from another ledger; where that had fewer ranks, or more, the others are unknown.
 
         Raises:
-            CheckpointMismatchError: it is of another number of rows or ranks.
+            CheckpointMismatchError: it is of another number of rows.
         """
-        n, came = len(self.storage), tuple(state["origin"].shape)
-        if came != (n, self._origin.shape[1]):
-            raise CheckpointMismatchError(
-                f"ledger of {came[0]} rows and {came[1]} ranks, expected {n} rows and "
-                f"{self._origin.shape[1]} ranks"
-            )
+        n, came = len(self.storage), len(state["arrival"])
+        if came != n:
+            raise CheckpointMismatchError(f"ledger of {came} rows, expected {n} as are stored")
         self._column.forget()
         self.look()
-        for name in ("origin", "given", "arrival"):
-            getattr(self, f"_{name}")[:n] = state[name]
+        ranks = min(state["origin"].shape[1], self._origin.shape[1])
+        self._origin[:n], self._given[:n] = False, False
+        self._origin[:n, :ranks] = state["origin"][:, :ranks]
+        self._given[:n, :ranks] = state["given"][:, :ranks]
+        self._arrival[:n] = state["arrival"]
         self._arrived = state["arrived"]

@@ -8,7 +8,14 @@ from typing import Any, NamedTuple
 
 from tensordict import TensorDict, TensorDictBase
 
-from gfn_rb.errors import PeerLostError, TransportTimeoutError, WireError
+from gfn_rb.errors import (
+    GfnRbError,
+    PeerLostError,
+    TransportClosedError,
+    TransportError,
+    TransportTimeoutError,
+    WireError,
+)
 from gfn_rb.remote.wire import FrameReader, FrameWriter
 from gfn_rb.transports.base import SendHandle, Transport
 
@@ -22,7 +29,7 @@ class Parcel(NamedTuple):
     meta: dict[str, Any]
     rows: TensorDict | None
     nbytes: int
-    error: WireError | None
+    error: GfnRbError | None
     """Why it cannot be read; all but source, tag and size are then meaningless."""
 
 
@@ -107,11 +114,17 @@ class Link:
             source: rank of the sender.
             tag: of the message.
         """
-        data = self.transport.recv(source, tag).data
+        nbytes = 0
         try:
+            data = self.transport.recv(source, tag).data
+            nbytes = len(data)
             frame = self._readers[source, tag].read(data)
         except WireError as error:
-            return Parcel(source, tag, 0, {}, None, len(data), error)
+            return Parcel(source, tag, 0, {}, None, nbytes, error)
+        except (PeerLostError, TransportClosedError, TransportTimeoutError):
+            raise
+        except TransportError as error:  # too large a message, which was dropped
+            return Parcel(source, tag, 0, {}, None, nbytes, error)
         known = (frame.kind, frame.meta, frame.items, frame.nbytes)
         return Parcel(source, tag, *known, None)
 

@@ -14,8 +14,8 @@ from torchrl.data import ReplayBuffer
 
 from gfn_rb.errors import (
     ArgumentError,
-    GfnRbError,
     PeerLostError,
+    ShapeError,
     WireVersionError,
 )
 from gfn_rb.remote.baseline import Baseline, BaselineKeeper, MinBaseline
@@ -31,7 +31,7 @@ from gfn_rb.remote.protocol import (
     described,
     one_line,
 )
-from gfn_rb.remote.ranks import ranks_of
+from gfn_rb.remote.ranks import roles
 from gfn_rb.remote.roster import GONE, LOST, REFUSED, Roster
 from gfn_rb.remote.saving import ManagerFile
 from gfn_rb.remote.scores import ScoreFunction, no_scores
@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 PHASES = ("idle", "receive", "store", "score", "feed", "reply", "checkpoint")
 _TICK = 0.2  # seconds between looks at what no message tells: silence, checkpoints that are due
 _GRACE = 5.0  # seconds that answers have to leave at the end
-_UNTAKEN = 64  # answers a worker may leave untaken before it counts as lost
+_UNTAKEN = 256  # answers a worker may leave untaken before it counts as lost
 
 Answer = tuple[Kind, dict[str, Any], Any]
 
@@ -113,16 +113,9 @@ class ReplayBufferManager:
         self.transport = transport
         self.buffer = buffer
         self.batches = 0
-        self.managers = ranks_of("managers", managers, (transport.rank,), transport)
-        others = set(range(transport.size)) - set(self.managers)
-        workers = ranks_of("workers", workers, sorted(others), transport)
-        if transport.rank not in self.managers or set(workers) & set(self.managers):
-            raise ArgumentError(
-                f"managers must hold this rank, {transport.rank}, and no worker, got "
-                f"{self.managers} and workers {workers}"
-            )
+        self.managers, ranks = roles(transport, managers, workers)
         peers = [rank for rank in self.managers if rank != transport.rank]
-        self._roster = Roster(workers, worker_timeout)
+        self._roster = Roster(ranks, worker_timeout)
         self._store = Store(buffer, transport.size, duplicates, generator)
         strategy = MinBaseline() if baseline is None else baseline
         self._baseline = BaselineKeeper(strategy, buffer, [transport.rank, *peers])
@@ -276,12 +269,12 @@ class ReplayBufferManager:
             self._refuse(parcel, f"it speaks protocol {version}, this manager speaks {PROTOCOL}")
             self._lose(parcel.source, "it speaks another version", REFUSED)
             return
-        try:
-            if terms is not None:
+        if terms is not None:
+            try:
                 self._store.subscribe(parcel.source, terms)
-        except (GfnRbError, AttributeError) as error:
-            self._refuse(parcel, str(error))
-            return
+            except ArgumentError as error:
+                self._refuse(parcel, str(error))
+                return
         self._reply(parcel, Kind.WELCOME, {"protocol": PROTOCOL, "baseline": self.baseline})
 
     def _items(self, parcel: Parcel) -> None:
@@ -364,7 +357,8 @@ class ReplayBufferManager:
                 self._link.post(dest, parcel.tag, kind, meta, rows)
         except PeerLostError as error:
             self._lose(dest, str(error))
-            return
+        except (ArgumentError, ShapeError) as error:  # too large, or no plain tensors
+            self._refuse(parcel, f"the answer cannot be sent: {error}")
         if self._link.leaving(dest) > _UNTAKEN:
             self._lose(dest, f"it has left {_UNTAKEN} answers untaken")
 

@@ -30,3 +30,27 @@ def ranks_of(
             f"{chosen}"
         )
     return chosen
+
+
+def roles(
+    transport: Transport, managers: Sequence[int] | None, workers: Sequence[int] | None
+) -> tuple[list[int], list[int]]:
+    """Return the ranks of managers and of workers, checked.
+
+    Args:
+        transport: of a manager.
+        managers: those of all managers; by default the transport's own alone.
+        workers: by default all others.
+
+    Raises:
+        ArgumentError: they are no ranks, overlap, or the transport's is not among the managers.
+    """
+    chosen = ranks_of("managers", managers, [transport.rank], transport)
+    others = sorted(set(range(transport.size)) - set(chosen))
+    served = ranks_of("workers", workers, others, transport)
+    if transport.rank not in chosen or set(served) & set(chosen):
+        raise ArgumentError(
+            f"managers must hold this rank, {transport.rank}, and no worker, got {chosen} and "
+            f"workers {served}"
+        )
+    return chosen, served

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
@@ -75,7 +74,7 @@ class Store:
         rejected = len(new) - len(slots)
         return {"stored": len(slots), "rejected": rejected, "duplicates": duplicates}
 
-    def subscribe(self, rank: int, terms: Mapping[str, Any]) -> None:
+    def subscribe(self, rank: int, terms: Any) -> None:
         """Feed a worker from now on.
 
         Args:
@@ -130,10 +129,10 @@ class Store:
         """Go on from what :meth:`state_dict` returned, over a buffer restored to that moment.
 
         Args:
-            state: from a manager of as many ranks.
+            state: from another manager.
 
         Raises:
-            CheckpointMismatchError: it is from another.
+            CheckpointMismatchError: it is of another buffer.
         """
         if self._ledger is not None and state["ledger"] is not None:
             self._ledger.load_state_dict(state["ledger"])
