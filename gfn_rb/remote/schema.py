@@ -1,4 +1,4 @@
-"""What the rows of a TensorDict look like: what two ranks must agree on before they exchange any."""
+"""What the rows of a TensorDict look like, which two ranks must agree on to exchange any."""
 
 from __future__ import annotations
 

@@ -8,8 +8,9 @@ schema     JSON, in the first frame that needs it (:mod:`gfn_rb.remote.schema`)
 metadata   JSON: an object
 small      the tensors below 16 KiB, each at the next multiple of 64 bytes
            -- up to here, and to the next multiple of 64, it is the head --
-large      the other tensors, each at the next multiple of 64 bytes
-sums       a checksum of 8 bytes for each large tensor, at the next multiple of 64
+large      the other tensors, those of wide dtypes first, which aligns each to its dtype
+sums       after zeros up to a multiple of 8, a checksum of 8 bytes for each large tensor; zeros
+           up to a multiple of 64
 =========  ==================================================================================
 
 Sizes and positions follow from the schema and the number of rows. Large tensors are sent from
@@ -21,7 +22,6 @@ from __future__ import annotations
 import json
 import struct
 import zlib
-from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -38,8 +38,8 @@ from gfn_rb.errors import (
 )
 from gfn_rb.remote.checksum import checksum
 from gfn_rb.remote.schema import MAX_SCHEMA_NBYTES, Field, Schema, assembled, described
-from gfn_rb.shapes import Int
-from gfn_rb.transports.base import Buffer
+from gfn_rb.shapes import Shaped
+from gfn_rb.transports.base import Buffer, Late
 
 MAGIC = b"gfn_rb\r\n"
 VERSION = 1
@@ -50,13 +50,11 @@ MAX_SCHEMAS = 256
 
 Meta = dict[str, Any]
 
-_ALIGN = 64
 _SMALL = 1 << 14
 _CRC = struct.Struct("<I")
 _PREFIX = struct.Struct("<8sHHIQIIIxxxxQQQ")
 _CRC_AT = 12
 _SUM = struct.Struct("<Q")
-_ZEROS = bytes(_ALIGN)
 
 
 class Frame(NamedTuple):
@@ -133,7 +131,10 @@ class FrameWriter:
         _PREFIX.pack_into(head, 0, MAGIC, VERSION, kind, 0, *sizes, *known)
         _CRC.pack_into(head, _CRC_AT, _head_crc(memoryview(head)))
         large = [_content(values[i]) for i in plan.large]
-        return [head, *_padded(large), _sums(large)]
+        if not large:
+            return [head]
+        late = Late(plan.nbytes - plan.large_end, lambda: _sums(large, plan))
+        return [head, *large, late]
 
     def _announcement(self, schema: Schema | None) -> bytes:
         """Return what says how rows look, nothing if the other side knows."""
@@ -157,7 +158,7 @@ class FrameReader:
         self._next = 0
         self._known: dict[int, Schema] = {}
 
-    def read(self, data: Int[Tensor, "n"]) -> Frame:
+    def read(self, data: Shaped[Tensor, "n"]) -> Frame:
         """Return what a message says. Items are views of it.
 
         Args:
@@ -226,7 +227,7 @@ class Prefix(NamedTuple):
     n_rows: int
 
     @classmethod
-    def read(cls, data: Int[Tensor, "n"]) -> Prefix:
+    def read(cls, data: Shaped[Tensor, "n"]) -> Prefix:
         """Return what a frame begins with, its sizes and the checksum of its head checked.
 
         Args:
@@ -286,6 +287,7 @@ class Plan:
         sizes = [field.row_nbytes * n_rows for field in fields]
         self.positions = [0] * len(fields)
         self.large = [i for i, nbytes in enumerate(sizes) if nbytes >= _SMALL]
+        self.large.sort(key=lambda i: -fields[i].dtype.itemsize)
         end = texts_end
         for i, nbytes in enumerate(sizes):
             if nbytes < _SMALL:
@@ -295,18 +297,20 @@ class Plan:
         end = self.head_nbytes
         for i in self.large:
             self.positions[i] = end
-            end = aligned(end + sizes[i])
-        self.sums_at = end
-        self.nbytes = aligned(end + _SUM.size * len(self.large))
+            end += sizes[i]
+        self.large_end = end
+        self.sums_at = aligned(end, _SUM.size)
+        self.nbytes = aligned(self.sums_at + _SUM.size * len(self.large))
 
 
-def aligned(position: int) -> int:
-    """Return the next multiple of 64.
+def aligned(position: int, alignment: int = 64) -> int:
+    """Return the next multiple.
 
     Args:
         position: in bytes.
+        alignment: of what.
     """
-    return -(-position // _ALIGN) * _ALIGN
+    return -(-position // alignment) * alignment
 
 
 # Writing.
@@ -347,16 +351,11 @@ def _content(value: Tensor) -> memoryview:
     return memoryview(plain.as_strided((plain.numel(),), (1,)).view(torch.uint8).numpy())
 
 
-def _padded(contents: list[memoryview]) -> Iterator[Buffer]:
-    for content in contents:
-        yield content
-        if len(content) % _ALIGN:
-            yield _ZEROS[len(content) % _ALIGN :]
-
-
-def _sums(contents: list[memoryview]) -> bytes:
-    sums = b"".join(_SUM.pack(checksum(torch.frombuffer(c, dtype=torch.uint8))) for c in contents)
-    return sums.ljust(aligned(len(sums)), b"\0")
+def _sums(contents: list[memoryview], plan: Plan) -> bytes:
+    sums = bytearray(plan.nbytes - plan.large_end)
+    values = [checksum(torch.frombuffer(content, dtype=torch.uint8)) for content in contents]
+    struct.pack_into(f"<{len(values)}Q", sums, plan.sums_at - plan.large_end, *values)
+    return bytes(sums)
 
 
 def _head_crc(head: memoryview) -> int:
@@ -380,7 +379,7 @@ def _decoded(text: bytes) -> Meta:
     return meta
 
 
-def _items(data: Int[Tensor, "n"], prefix: Prefix, fields: tuple[Field, ...]) -> TensorDict:
+def _items(data: Shaped[Tensor, "n"], prefix: Prefix, fields: tuple[Field, ...]) -> TensorDict:
     texts_end = _PREFIX.size + prefix.schema_nbytes + prefix.meta_nbytes
     plan = Plan(fields, prefix.n_rows, texts_end)
     if (prefix.head_nbytes, prefix.nbytes) != (plan.head_nbytes, plan.nbytes):
@@ -394,7 +393,7 @@ def _items(data: Int[Tensor, "n"], prefix: Prefix, fields: tuple[Field, ...]) ->
 
 
 def _check_sums(
-    data: Int[Tensor, "n"], prefix: Prefix, plan: Plan, fields: tuple[Field, ...]
+    data: Shaped[Tensor, "n"], prefix: Prefix, plan: Plan, fields: tuple[Field, ...]
 ) -> None:
     sums = memoryview(data[plan.sums_at :].numpy())
     for k, i in enumerate(plan.large):
@@ -409,7 +408,7 @@ def _check_sums(
 
 
 def _views(
-    data: Int[Tensor, "n"], plan: Plan, fields: tuple[Field, ...], n_rows: int
+    data: Shaped[Tensor, "n"], plan: Plan, fields: tuple[Field, ...], n_rows: int
 ) -> list[Tensor]:
     typed = {field.dtype: data.view(field.dtype) for field in fields}
     views = []

@@ -1,6 +1,17 @@
 """Transports: bytes between threads, processes and machines."""
 
-from gfn_rb.transports.base import Envelope, Message, SendHandle, Transport
+from gfn_rb.transports.base import Envelope, Late, Message, SendHandle, Transport
+from gfn_rb.transports.gloo import GlooTransport
 from gfn_rb.transports.local import LocalTransport
+from gfn_rb.transports.mpi import MPITransport
 
-__all__ = ["Envelope", "LocalTransport", "Message", "SendHandle", "Transport"]
+__all__ = [
+    "Envelope",
+    "GlooTransport",
+    "Late",
+    "LocalTransport",
+    "MPITransport",
+    "Message",
+    "SendHandle",
+    "Transport",
+]

@@ -3,24 +3,42 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeVar, Union, runtime_checkable
 
 from torch import Tensor
 
-from gfn_rb.errors import ArgumentError, PeerLostError, TransportClosedError, TransportTimeoutError
+from gfn_rb.errors import (
+    ArgumentError,
+    PeerLostError,
+    TransportClosedError,
+    TransportError,
+    TransportTimeoutError,
+)
 
 T = TypeVar("T")
 
-Buffer = Any  # bytes, memoryview, array: anything contiguous that memoryview takes
+Buffer = Any  # bytes, memoryview, array: anything contiguous that memoryview takes; or Late
 Payload = Sequence[Buffer]
+Part = Union[memoryview, "Late"]
 
 MAX_TAG = 32_000
 MAX_NBYTES = 1 << 30
 TIMEOUT = 60.0
+
+
+class Late(NamedTuple):
+    """A buffer that is made while those before it may already be on their way.
+
+    So a checksum can be computed while what it sums is being sent.
+    """
+
+    nbytes: int
+    make: Callable[[], bytes]
 
 
 class Envelope(NamedTuple):
@@ -95,7 +113,7 @@ class Transport(ABC):
         self.rank = rank
         self.size = size
         self.max_nbytes = max_nbytes
-        self.timeout = _checked_timeout(timeout)
+        self.timeout = checked_timeout(timeout)
         self.closed = False
         self._lost: dict[int, PeerLostError] = {}
         self._untold: list[int] = []  # lost, but those who wait for any rank were not told
@@ -111,12 +129,13 @@ class Transport(ABC):
         Args:
             rank: any.
         """
+        return None
 
     def send(self, payload: Payload, dest: int, tag: int = 0, timeout: float | None = None) -> None:
         """Send a message, and wait until its payload may be changed.
 
         Args:
-            payload: buffers, which arrive joined.
+            payload: buffers, or :class:`Late` ones, which arrive joined.
             dest: rank of the receiver; may be this one.
             tag: 0 to 32,000: what the receiver can choose by.
             timeout: in seconds; None stands for that of the transport.
@@ -136,7 +155,7 @@ class Transport(ABC):
         whether it is: some transports move bytes only while one of their methods is called.
 
         Args:
-            payload: buffers, which arrive joined.
+            payload: buffers, or :class:`Late` ones, which arrive joined.
             dest: rank of the receiver; may be this one.
             tag: 0 to 32,000: what the receiver can choose by.
 
@@ -148,8 +167,8 @@ class Transport(ABC):
         self._check_open()
         self._check_rank("dest", dest)
         _check_tag(tag)
-        parts = [_bytes(part) for part in payload]
-        nbytes = sum(map(len, parts))
+        parts = [part if isinstance(part, Late) else _bytes(part) for part in payload]
+        nbytes = sum(part.nbytes for part in parts)
         if nbytes > self.max_nbytes:
             raise ArgumentError(
                 f"payload has {nbytes} bytes; expected at most max_nbytes, {self.max_nbytes}"
@@ -178,7 +197,7 @@ class Transport(ABC):
             TransportClosedError: this endpoint is closed.
         """
         self._check_wanted(source, tag)
-        return self._wait(lambda: self._look(source, tag), _checked_timeout(timeout))
+        return self._wait(lambda: self._look(source, tag), checked_timeout(timeout))
 
     def recv(
         self, source: int | None = None, tag: int | None = None, timeout: float | None = None
@@ -242,7 +261,7 @@ class Transport(ABC):
     # What a transport is made of.
 
     @abstractmethod
-    def _isend(self, parts: list[memoryview], nbytes: int, dest: int, tag: int) -> SendHandle:
+    def _isend(self, parts: list[Part], nbytes: int, dest: int, tag: int) -> SendHandle:
         """Begin to send; arguments are checked."""
 
     @abstractmethod
@@ -264,7 +283,7 @@ class Transport(ABC):
         """Call until the result is not None, or time is up."""
         found = look()
         if found is None and seconds > 0:
-            found = _polled(look, seconds)
+            found = polled(look, seconds)
         return found
 
     def _look(self, source: int | None, tag: int | None) -> Envelope | None:
@@ -286,10 +305,15 @@ class Transport(ABC):
         if source in self._lost:
             raise self._lost[source]
 
+    def _too_large(self, source: int, nbytes: int) -> TransportError:
+        return TransportError(
+            f"rank {source} sent {nbytes} bytes; expected at most max_nbytes, {self.max_nbytes}"
+        )
+
     # Checks.
 
     def _seconds(self, timeout: float | None) -> float:
-        return self.timeout if timeout is None else _checked_timeout(timeout)
+        return self.timeout if timeout is None else checked_timeout(timeout)
 
     def _check_open(self) -> None:
         if self.closed:
@@ -306,7 +330,15 @@ class Transport(ABC):
             _check_tag(tag)
 
 
-def _checked_timeout(timeout: float) -> float:
+def checked_timeout(timeout: float) -> float:
+    """Return a timeout that makes sense.
+
+    Args:
+        timeout: in seconds.
+
+    Raises:
+        ArgumentError: it is negative or NaN.
+    """
     if math.isnan(timeout) or timeout < 0:
         raise ArgumentError(f"timeout is {timeout}; expected seconds, 0 or more")
     return timeout
@@ -328,19 +360,26 @@ def _any(what: str, which: int | None) -> str:
     return f"any {what}" if which is None else f"{what} {which}"
 
 
-_EAGER = 2e-3  # seconds: most answers come within
+_EAGER = 2e-3  # seconds: most answers come within, and the shortest sleep takes longer than many
 _LONGEST = 2e-3
 
 
-def _polled(look: Callable[[], T | None], seconds: float) -> T | None:
-    """Call again and again: without pause at first, then more and more seldom.
+def polled(look: Callable[[], T | None], seconds: float) -> T | None:
+    """Call again and again until the result is not None, or time is up; return it.
 
-    At first it only lets other processes run in between, for a sleep takes longer than a small
-    message; later it sleeps, at most a tenth of the time waited and never above 2 ms.
+    At first it only lets other processes run in between; later it sleeps, a tenth of the time
+    waited but never above 2 ms.
+
+    Args:
+        look: what to call.
+        seconds: how long.
     """
     start = time.monotonic()
     waited = 0.0
     while (found := look()) is None and waited < seconds:
-        time.sleep(0 if waited < _EAGER else min(waited / 10, _LONGEST, seconds - waited))
+        if waited < _EAGER:
+            os.sched_yield()
+        else:
+            time.sleep(min(waited / 10, _LONGEST, seconds - waited))
         waited = time.monotonic() - start
     return found

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gfn_rb.shapes import Int
+from gfn_rb.shapes import Shaped
+from gfn_rb.transports.base import Late, Part
 
 
-def blank(nbytes: int) -> Int[Tensor, "n"]:
+def blank(nbytes: int) -> Shaped[Tensor, "n"]:
     """Return bytes yet to be filled, aligned to 64 bytes.
 
     Args:
@@ -19,17 +20,17 @@ def blank(nbytes: int) -> Int[Tensor, "n"]:
     return torch.empty(nbytes, dtype=torch.uint8)
 
 
-def joined(parts: Sequence[memoryview], nbytes: int) -> Int[Tensor, "n"]:
+def joined(parts: Sequence[Part], nbytes: int) -> Shaped[Tensor, "n"]:
     """Return a copy of buffers, one after another.
 
     Args:
-        parts: the buffers, as bytes.
+        parts: the buffers.
         nbytes: what they amount to.
     """
     data = blank(nbytes)
     view = data.numpy().data
     end = 0
     for part in parts:
-        start, end = end, end + len(part)
-        view[start:end] = part
+        start, end = end, end + part.nbytes
+        view[start:end] = part.make() if isinstance(part, Late) else part
     return data

@@ -1,0 +1,231 @@
+"""Messages between processes by torch.distributed's Gloo: TCP, and nothing to install."""
+
+from __future__ import annotations
+
+import math
+import queue
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from gfn_rb.errors import (
+    ArgumentError,
+    TransportError,
+    TransportTimeoutError,
+)
+from gfn_rb.transports.base import MAX_NBYTES, TIMEOUT, Part, checked_timeout
+from gfn_rb.transports.bytes import blank, joined
+from gfn_rb.transports.inbox import InboxTransport, Letter, Post
+
+_HEAD = struct.Struct("<qq")  # bytes and tag of the message that follows; or the goodbye
+_GOODBYE = -1
+_CHUNK = 1 << 24
+_FOREVER = timedelta(days=365)  # threads wait for what may never come
+
+
+class GlooTransport(InboxTransport):
+    """The endpoint of this process in a Gloo group of its own.
+
+    Making one waits until all have been made. Two threads for each peer send and receive, so that
+    messages move at any time. An endpoint holds messages of ``max_nbytes`` in all that were not
+    received yet; until there is room, its peers' next ones stay on their way. A handle is done
+    when the message has left the process.
+
+    Args:
+        where: how the processes find each other: ``"env://"``, ``"tcp://HOST:PORT"``,
+            ``"file:///PATH"``, or a ``torch.distributed.Store``.
+        rank: of this process; -1 takes ``RANK`` from the environment.
+        size: how many processes there are; -1 takes ``WORLD_SIZE`` from the environment.
+        timeout: how long calls wait that are given no timeout, and the processes for each other
+            at first, in seconds.
+        max_nbytes: the largest message that is sent or received.
+
+    Raises:
+        ArgumentError: an argument breaks its rule.
+        TransportTimeoutError: not all others came in time.
+        TransportError: this torch has no Gloo, or it refuses.
+    """
+
+    def __init__(
+        self,
+        where: str | dist.Store = "env://",
+        rank: int = -1,
+        size: int = -1,
+        timeout: float = TIMEOUT,
+        max_nbytes: int = MAX_NBYTES,
+    ) -> None:
+        seconds = min(checked_timeout(timeout), _FOREVER.total_seconds())
+        store, rank, size = _store(where, rank, size, timedelta(seconds=seconds))
+        super().__init__(rank, Post(size), timeout, max_nbytes)
+        self._hosts, self._group = _connected(store, rank, size, timedelta(seconds=seconds))
+        self._lines = {peer: Line(self, peer) for peer in set(range(size)) - {rank}}
+        for line in self._lines.values():
+            line.start()
+
+    def host(self, rank: int) -> str | None:
+        """Return the name of the machine a rank runs on.
+
+        Args:
+            rank: any.
+        """
+        return self._hosts[rank]
+
+    def _isend(self, parts: list[Part], nbytes: int, dest: int, tag: int) -> Letter:
+        self._check_present(dest)
+        letter = Letter(self.rank, dest, tag, joined(parts, nbytes), self._post, self.timeout)
+        if dest == self.rank:
+            self._post.put(letter)
+        else:
+            self._lines[dest].outgoing.put(letter)
+        return letter
+
+    def _close(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        for line in self._lines.values():
+            line.outgoing.put(None)
+        for line in self._lines.values():
+            line.sender.join(min(max(0.0, end - time.monotonic()), threading.TIMEOUT_MAX))
+        with self._post.changed:
+            self._inbox.clear()
+            self._post.shut = True
+            self._post.changed.notify_all()
+        stuck = [peer for peer, line in self._lines.items() if line.sender.is_alive()]
+        if stuck:
+            raise TransportTimeoutError(
+                f"rank {self.rank} closed its endpoint with messages on their way to ranks "
+                f"{stuck}, which did not take them within {seconds:g} s"
+            )
+
+
+class Line:
+    """The connection to one peer, and the two threads that serve it.
+
+    Args:
+        transport: the endpoint here.
+        peer: the rank at the other end.
+    """
+
+    def __init__(self, transport: GlooTransport, peer: int) -> None:
+        self.outgoing: queue.SimpleQueue[Letter | None] = queue.SimpleQueue()
+        self.sender = self._thread(self._send_all, "send to")
+        self._receiver = self._thread(self._receive_all, "receive from")
+        self._transport = transport
+        self._group = transport._group
+        self._post = transport._post
+        self._peer = peer
+        self._held: list[Letter] = []
+
+    def start(self) -> None:
+        """Begin to send and receive."""
+        self.sender.start()
+        self._receiver.start()
+
+    def _thread(self, work: Callable[[], None], what: str) -> threading.Thread:
+        def run() -> None:
+            try:
+                work()
+            except RuntimeError as error:  # Gloo has no kinds of errors
+                reason = " ".join(str(error).split())[:200]
+                self._post.lose(self._peer, f"cannot {what} it: {reason}")
+
+        return threading.Thread(target=run, daemon=True)
+
+    def _send_all(self) -> None:
+        while (letter := self.outgoing.get()) is not None:
+            if self._peer in self._post.gone:
+                continue
+            self._send(_HEAD.pack(len(letter.data), letter.tag))
+            for chunk in letter.data.split(_CHUNK) if len(letter.data) else ():
+                self._group.send([chunk], self._peer, 0).wait(_FOREVER)
+            letter.deliver()
+        if self._peer not in self._post.gone:
+            self._send(_HEAD.pack(_GOODBYE, 0))
+
+    def _send(self, head: bytes) -> None:
+        self._group.send(
+            [torch.frombuffer(bytearray(head), dtype=torch.uint8)], self._peer, 0
+        ).wait(_FOREVER)
+
+    def _receive_all(self) -> None:
+        head = blank(_HEAD.size)
+        while True:
+            self._receive(head)
+            nbytes, tag = _HEAD.unpack(head.numpy().data)
+            if nbytes < 0:
+                self._post.lose(self._peer, "it closed its endpoint")
+                return
+            letter = self._letter(nbytes, tag)
+            if not self._post.shut:
+                self._post.put(letter)
+
+    def _letter(self, nbytes: int, tag: int) -> Letter:
+        here = self._transport
+        if nbytes > here.max_nbytes:
+            self._drop(nbytes)
+            letter = Letter(self._peer, here.rank, tag, blank(0), self._post, 0.0)
+            letter.refused = nbytes
+            return letter
+        self._post.wait(lambda: self._has_room(nbytes) or self._post.shut or None, math.inf)
+        data = blank(nbytes)
+        for chunk in data.split(_CHUNK) if nbytes else ():
+            self._receive(chunk)
+        letter = Letter(self._peer, here.rank, tag, data, self._post, 0.0)
+        self._held.append(letter)
+        return letter
+
+    def _has_room(self, nbytes: int) -> bool:
+        """Return whether what came on this line and was not taken leaves room for more."""
+        self._held = [letter for letter in self._held if not letter.delivered]
+        held = sum(len(letter.data) for letter in self._held)
+        return held + nbytes <= self._transport.max_nbytes
+
+    def _drop(self, nbytes: int) -> None:
+        scratch = blank(min(nbytes, _CHUNK))
+        for start in range(0, nbytes, _CHUNK):
+            self._receive(scratch[: nbytes - start])
+
+    def _receive(self, place: Tensor) -> None:
+        self._group.recv([place], self._peer, 0).wait(_FOREVER)
+
+
+def _store(
+    where: str | dist.Store, rank: int, size: int, patience: timedelta
+) -> tuple[dist.Store, int, int]:
+    if not dist.is_available() or not dist.is_gloo_available():
+        raise TransportError("GlooTransport needs a torch built with Gloo")
+    if isinstance(where, str):
+        try:
+            store, rank, size = next(dist.rendezvous(where, rank, size, timeout=patience))
+        except (ValueError, RuntimeError) as error:
+            raise ArgumentError(
+                f"where is {where!r}, by which rank {rank} of {size} did not find the others: "
+                f"{' '.join(str(error).split())[:200]}"
+            ) from error
+    else:
+        store = where
+    if not 0 <= rank < size:
+        raise ArgumentError(f"rank is {rank} of size {size}; expected 0 to {size - 1}")
+    store.set_timeout(patience)
+    return dist.PrefixStore("gfn_rb", store), rank, size
+
+
+def _connected(
+    store: dist.Store, rank: int, size: int, patience: timedelta
+) -> tuple[list[str], dist.ProcessGroupGloo]:
+    """Return the names of all machines and the group, once all have come."""
+    try:
+        store.set(f"host/{rank}", socket.gethostname())
+        hosts = [store.get(f"host/{each}").decode() for each in range(size)]
+        return hosts, dist.ProcessGroupGloo(store, rank, size, patience)
+    except RuntimeError as error:
+        raise TransportTimeoutError(
+            f"rank {rank} did not meet all {size} ranks within {patience.total_seconds():g} s: "
+            f"{' '.join(str(error).split())[:200]}"
+        ) from error

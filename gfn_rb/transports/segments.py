@@ -1,0 +1,76 @@
+"""Cutting a message into pieces that are worth sending on their own."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+from gfn_rb.errors import TransportError
+from gfn_rb.transports.base import Late, Part
+from gfn_rb.transports.bytes import joined
+
+SMALL = 1 << 15  # parts below are copied together; others are sent from where they are
+MAX_SEGMENTS = 7
+PREAMBLE = struct.Struct(f"<{1 + MAX_SEGMENTS}Q")  # of the message, and of each later segment
+
+
+def cut(parts: Sequence[Part], nbytes: int) -> tuple[bytes, list[Part]]:
+    """Return the preamble of a message with its first few bytes, and its other segments.
+
+    Small parts are joined with their neighbours, up to a late one, which begins a segment.
+
+    Args:
+        parts: of the message.
+        nbytes: what they amount to.
+    """
+    groups: list[list[Part]] = [[]]
+    for part in parts:
+        if part.nbytes >= SMALL or isinstance(part, Late) or _is_large(groups[-1]):
+            groups.append([])
+        groups[-1].append(part)
+    first, *later = groups
+    if _nbytes(first) >= 2 * SMALL:
+        first, later = [], groups
+    segments = [_merged(group) for group in later if _nbytes(group)]
+    if len(segments) > MAX_SEGMENTS:
+        segments = [memoryview(joined(segments, nbytes - _nbytes(first)).numpy())]
+    sizes = [segment.nbytes for segment in segments] + [0] * (MAX_SEGMENTS - len(segments))
+    return b"".join([PREAMBLE.pack(nbytes, *sizes), *first]), segments
+
+
+def sizes_after(head: memoryview, source: int) -> tuple[int, list[int]]:
+    """Return what a preamble says: the bytes of the message, and of each segment to come.
+
+    Args:
+        head: what arrived first.
+        source: who sent it.
+
+    Raises:
+        TransportError: it contradicts itself.
+    """
+    if len(head) < PREAMBLE.size:
+        raise TransportError(f"rank {source} sent {len(head)} bytes, too few for a preamble")
+    nbytes, *sizes = PREAMBLE.unpack(head[: PREAMBLE.size])
+    inline = len(head) - PREAMBLE.size
+    if inline + sum(sizes) != nbytes:
+        raise TransportError(
+            f"rank {source} announced {nbytes} bytes, in pieces of {inline} and {sizes}"
+        )
+    return nbytes, [size for size in sizes if size]
+
+
+def _nbytes(group: Sequence[Part]) -> int:
+    return sum(part.nbytes for part in group)
+
+
+def _is_large(group: Sequence[Part]) -> bool:
+    return any(part.nbytes >= SMALL for part in group)
+
+
+def _merged(group: list[Part]) -> Part:
+    if len(group) == 1:
+        return group[0]
+    nbytes = _nbytes(group)
+    if isinstance(group[0], Late):
+        return Late(nbytes, lambda: joined(group, nbytes).numpy().tobytes())
+    return memoryview(joined(group, nbytes).numpy())
