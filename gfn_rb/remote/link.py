@@ -17,7 +17,7 @@ from gfn_rb.errors import (
     WireError,
 )
 from gfn_rb.remote.wire import FrameReader, FrameWriter
-from gfn_rb.transports.base import SendHandle, Transport
+from gfn_rb.transports.base import Buffer, Late, SendHandle, Transport
 
 
 class Parcel(NamedTuple):
@@ -80,7 +80,7 @@ class Link:
             raise
         self._leaving[dest].append(handle)
         self.leaving(dest)
-        return sum(memoryview(part).nbytes for part in frame)
+        return sum(_nbytes(part) for part in frame)
 
     def begin_anew(self, dest: int, tag: int) -> None:
         """Announce everything again in the next frame, to a rank that lost track.
@@ -161,3 +161,7 @@ class Link:
                 except PeerLostError:
                     self._leaving[dest].clear()
         return sum(map(len, self._leaving.values()))
+
+
+def _nbytes(part: Buffer) -> int:
+    return part.nbytes if isinstance(part, Late) else memoryview(part).nbytes

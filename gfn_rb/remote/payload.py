@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDictBase
 
 from gfn_rb.buffers.joining import joined
-from gfn_rb.errors import ArgumentError
+from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
 from gfn_rb.keys import ESTIMATOR_OUTPUT, INDEX, LOG_PROB, LOG_REWARD
 from gfn_rb.remote.identity import are_whole, terminating
 
@@ -34,6 +34,24 @@ def check_payload(payload: str, keep: Sequence[str]) -> tuple[str, ...]:
     if isinstance(keep, str) or not set(keep) <= set(_STALE):
         raise ArgumentError(f"keep must be a list of names out of {_STALE}, got {keep!r}")
     return (INDEX, *(name for name in _STALE if name not in keep))
+
+
+def require_fit(pending: Sequence[TensorDictBase], rows: TensorDictBase) -> None:
+    """Raise unless a batch can be sent together with those that wait for it.
+
+    Args:
+        pending: batches.
+        rows: batch size [n].
+
+    Raises:
+        KeyMismatchError: its keys differ.
+        ShapeError: its dtypes or shapes do.
+        ArgumentError: it lies on another device.
+    """
+    try:
+        packed([batch[:1] for batch in (*pending[-1:], rows)], "items", ())
+    except (KeyMismatchError, ShapeError, ArgumentError) as error:
+        raise type(error)(f"items do not go with those added before: {error}") from None
 
 
 def packed(

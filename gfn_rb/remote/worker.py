@@ -17,7 +17,7 @@ from gfn_rb.remote.desk import Desk, Reply
 from gfn_rb.remote.feed import Subscription
 from gfn_rb.remote.holdings import Holdings
 from gfn_rb.remote.modes import AwaitReply, Mode
-from gfn_rb.remote.payload import BaselineFilter, Payload, check_payload, packed
+from gfn_rb.remote.payload import BaselineFilter, Payload, check_payload, packed, require_fit
 from gfn_rb.remote.protocol import Kind
 from gfn_rb.remote.ranks import ranks_of
 from gfn_rb.remote.statistics import WorkerStatistics
@@ -103,6 +103,7 @@ class ReplayBufferWorker:
         self._local = None if buffer is None or subscription is None else Holdings(buffer)
         self._desk = Desk(transport, managers, timeout, self.statistics, self._feed)
         self._connected = False
+        self._adds = 0
         self._pending: list[TensorDictBase] = []
         self._name = f"worker {transport.rank}"
 
@@ -168,12 +169,12 @@ class ReplayBufferWorker:
         """
         rows = items if isinstance(items, TensorDictBase) else items.to_tensordict()
         scalar_key(rows, LOG_REWARD)
+        require_fit(self._pending, rows)
         self.connect()
-        if self.buffer is not None and len(rows):
-            self.buffer.extend(rows.copy())
-        self.statistics.offered += len(rows)
-        self._pending.append(rows if self.frequency == 1 else rows.clone())
-        if len(self._pending) >= self.frequency:
+        if len(rows):
+            self._keep(rows)
+        self._adds += 1
+        if self._adds % self.frequency == 0:
             self._send()
         else:
             self._desk.collect()
@@ -271,6 +272,12 @@ class ReplayBufferWorker:
 
     # Sending.
 
+    def _keep(self, rows: TensorDictBase) -> None:
+        if self.buffer is not None:
+            self.buffer.extend(rows.copy())
+        self.statistics.offered += len(rows)
+        self._pending.append(rows if self.frequency == 1 else rows.clone())
+
     def _send(self) -> None:
         may_send = self.mode.before(self._desk)
         rows = self._ready()
@@ -283,7 +290,7 @@ class ReplayBufferWorker:
 
     def _ready(self) -> TensorDictBase | None:
         """Return what is pending as it is sent: reduced and filtered."""
-        batches, self._pending = [batch for batch in self._pending if len(batch)], []
+        batches, self._pending = self._pending, []
         if not batches:
             return None
         added = sum(map(len, batches))
@@ -316,8 +323,8 @@ class ReplayBufferWorker:
             raise errors[0]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the counters; buffers are saved on their own."""
-        return {"statistics": self.statistics.to_json()}
+        """Return the counters; buffers are saved on their own, and what is pending is not."""
+        return {"statistics": self.statistics.to_json(), "adds": self._adds}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from earlier counters.
@@ -326,3 +333,4 @@ class ReplayBufferWorker:
             state: what :meth:`state_dict` gave.
         """
         self.statistics.restore(state["statistics"])
+        self._adds = state["adds"]

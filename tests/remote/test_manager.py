@@ -195,7 +195,7 @@ def test_a_subscription_needs_a_buffer():
 
 def test_a_worker_of_another_version_is_not_listened_to_until_it_is_replaced(caplog):
     rb = fifo_buffer(3)
-    manager, one, _ = made(rb, n=2) + (None,)
+    manager, one = made(rb, n=2)
     one.ask(Kind.HELLO, {"protocol": 99})
     assert manager.metadata()["senders"]["1"]["state"] == "refused"
     assert manager.finished
@@ -278,7 +278,7 @@ def test_what_is_no_score_is_an_error_in_scoring(scores):
 
 
 def test_metadata_is_told_on_a_tag_of_its_own():
-    manager, one, _ = made(fifo_buffer(3), metadata=lambda manager: {"mine": manager.batches})
+    _, one, _ = made(fifo_buffer(3), metadata=lambda manager: {"mine": manager.batches})
     one.post(Kind.ITEMS, {"id": 1}, objects([1, 2]))
     answer = one.ask(Kind.METADATA, tag=METADATA_TAG)
     assert answer.kind == Kind.METADATA
@@ -290,7 +290,7 @@ def test_metadata_is_told_on_a_tag_of_its_own():
 
 
 def test_bad_questions_are_answered(caplog):
-    manager, one, _ = made(metadata=lambda manager: {"bad": object()})
+    _, one, _ = made(metadata=lambda manager: {"bad": object()})
     assert one.ask(Kind.METADATA, tag=METADATA_TAG).kind == Kind.ERROR
     assert one.ask(Kind.ITEMS, tag=METADATA_TAG).kind == Kind.ERROR
     no_file = one.ask(Kind.CHECKPOINT, tag=METADATA_TAG)
@@ -298,7 +298,7 @@ def test_bad_questions_are_answered(caplog):
 
 
 def test_a_rank_that_is_no_worker_is_refused_but_may_ask():
-    manager, one, other = made(fifo_buffer(2), workers=[1])
+    _, _, other = made(fifo_buffer(2), workers=[1])
     assert "is not expected" in other.send(objects([1])).meta["error"]["message"]
     assert other.ask(Kind.METADATA, tag=METADATA_TAG).meta["stored"] == 0
     assert other.ask(Kind.SUMMARY, {}, tag=PEER_TAG).kind == Kind.ERROR
@@ -339,7 +339,7 @@ def test_a_worker_whose_endpoint_closes_is_lost_once(caplog):
 
 
 def test_a_worker_that_said_goodbye_may_close(caplog):
-    manager, one, other = made(fifo_buffer(3))
+    manager, one, _ = made(fifo_buffer(3))
     one.ask(Kind.GOODBYE)
     one.link.transport.close()
     while manager.step():
@@ -388,7 +388,7 @@ def test_managers_keep_one_baseline_in_step():
     link = Link(transports[2])
 
     def settle():
-        while any([manager.step() for manager in managers]):
+        while sum(manager.step() for manager in managers):
             pass
 
     link.post(0, DATA_TAG, Kind.ITEMS, {"id": 1}, objects([4, 6]))
