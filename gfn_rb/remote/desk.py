@@ -99,6 +99,7 @@ class Desk:
         self._in_flight: dict[int, Sent] = {}
         self._answer: dict[int, Parcel] = {}
         self._n_sent = 0
+        self._lost: set[int] = set()
 
     # What modes ask for.
 
@@ -231,7 +232,7 @@ class Desk:
                 self.ask(rank, Kind.GOODBYE, {}, timeout)
             except GfnRbError as error:
                 log.warning("%s: manager %d did not say goodbye: %s", self._name, rank, error)
-        self._link.flush(timeout)
+        self._link.flush(timeout, self._lost)
 
     def give_up(self) -> None:
         """Count what is unanswered as lost, and no longer wait for it."""
@@ -357,6 +358,7 @@ class Desk:
         if rank not in self.managers:
             return  # another worker that is done
         self.managers.remove(rank)
+        self._lost.add(rank)
         for number, sent in [*self._in_flight.items()]:
             if sent.manager == rank:
                 self._finish(number)

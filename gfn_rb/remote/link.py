@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict, deque
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 from tensordict import TensorDict, TensorDictBase
@@ -142,17 +143,19 @@ class Link:
             handles.clear()
         return len(handles)
 
-    def flush(self, timeout: float) -> int:
+    def flush(self, timeout: float, but: Collection[int] = ()) -> int:
         """Wait until all frames have left.
 
         Args:
             timeout: how long, in seconds.
+            but: ranks whose frames are not waited for.
 
         Returns:
             How many have not.
         """
         end = time.monotonic() + timeout
-        for dest in list(self._leaving):
+        ranks = [rank for rank in self._leaving if rank not in but]
+        for dest in ranks:
             while self.leaving(dest):
                 try:
                     self._leaving[dest][0].wait(max(0.0, end - time.monotonic()))
@@ -160,7 +163,7 @@ class Link:
                     break
                 except PeerLostError:
                     self._leaving[dest].clear()
-        return sum(map(len, self._leaving.values()))
+        return sum(len(self._leaving[rank]) for rank in ranks)
 
 
 def _nbytes(part: Buffer) -> int:

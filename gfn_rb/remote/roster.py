@@ -40,6 +40,11 @@ class Roster:
         """The workers that may yet send something."""
         return [rank for rank, each in self.senders.items() if each.state in (EXPECTED, HERE)]
 
+    @property
+    def lost(self) -> list[int]:
+        """The workers that are lost."""
+        return [rank for rank, each in self.senders.items() if each.state == LOST]
+
     def wait_anew(self) -> None:
         """Count silence from now on."""
         self._heard = dict.fromkeys(self._heard, time.monotonic())

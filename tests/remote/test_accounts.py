@@ -55,7 +55,7 @@ def test_counters_add_up_at_both_ends(mode, n_managers):
     managers = [
         ReplayBufferManager(
             transports[rank],
-            reward_prioritized_buffer(150),
+            reward_prioritized_buffer(120),
             refusing,
             PercentileBaseline(),
             managers=ranks,
@@ -69,9 +69,9 @@ def test_counters_add_up_at_both_ends(mode, n_managers):
             mode=mode,
             on_error="log",
             timeout=LIMIT,
-            payload="scoring" if rank == 3 else "items",
-            frequency=1 + rank % 2 if rank < 3 else 1,
-            filter=BaselineFilter(3) if rank == 2 else None,
+            payload="scoring" if rank == 3 and n_managers == 1 else "items",
+            frequency=2 if rank == 1 else 1,
+            filter=BaselineFilter(3) if rank == 2 and n_managers == 1 else None,
             subscription=Subscription(fifo_buffer(60), 4, "softmax") if rank < 3 else None,
         )
         for rank in range(n_managers, 4)
@@ -81,7 +81,8 @@ def test_counters_add_up_at_both_ends(mode, n_managers):
         pass
     check(managers, workers, range(n_managers, 4))
     if isinstance(mode, AwaitReply):  # in other modes chance decides what is skipped
-        for name in ("refused", "duplicates", "rejected", "scored", "errors", "filtered", "fed"):
+        met = ["refused", "duplicates", "rejected", "errors", "fed"]
+        for name in [*met, *(["scored", "filtered"] if n_managers == 1 else [])]:
             assert sum(getattr(w.statistics, name) for w in workers) > 0, name
 
 

@@ -182,7 +182,7 @@ def test_a_worker_whose_manager_closes_goes_on_alone(caplog, mode):
 def test_a_worker_whose_manager_falls_silent_goes_on_alone(caplog, mode):
     transports = group(2)
     manager = ReplayBufferManager(transports[0], fifo_buffer(9))
-    local = fifo_buffer(9)
+    local = fifo_buffer(999)
     worker = ReplayBufferWorker(transports[1], 0, local, mode=mode(), timeout=0.2)
     with threads(lambda: manager.step(LIMIT)):
         worker.connect()
@@ -194,6 +194,7 @@ def test_a_worker_whose_manager_falls_silent_goes_on_alone(caplog, mode):
     assert "manager 0 is lost: it did not answer within 0.2 s" in caplog.text
     worker.extend(objects([4]))
     worker.close()
+    assert time.monotonic() < start + LIMIT / 2
     assert {1, 2, 4} <= set(values_of(local))
     statistics = worker.statistics
     assert statistics.offered == statistics.lost + statistics.skipped

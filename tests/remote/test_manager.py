@@ -350,7 +350,7 @@ def test_a_worker_that_said_goodbye_may_close(caplog):
 
 def test_a_worker_that_takes_no_answers_is_lost(caplog, monkeypatch):
     monkeypatch.setattr("gfn_rb.remote.manager._UNTAKEN", 3)
-    manager, one, _ = made(fifo_buffer(9))
+    _, one, _ = made(fifo_buffer(9))
     for i in range(4):
         one.post(Kind.ITEMS, {"id": i}, objects([i]))
     assert "worker 1 is lost: it has left 3 answers untaken" in caplog.text
