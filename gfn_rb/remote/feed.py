@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -126,9 +127,9 @@ class Subscriber:
         known = self._ledger.given(rows, self.rank)
         if not self.own:
             known = known | self._ledger.sent(rows, self.rank)
-        self._shelf.remove(rows[known])
-        new = rows[~known]
-        self._shelf.put(new, self._ledger.log_reward(new), self._ledger.arrival(new))
+        # What is known is put in as worth nothing: one update instead of two.
+        log_reward = self._ledger.log_reward(rows).masked_fill(known, -math.inf)
+        self._shelf.put(rows, log_reward, self._ledger.arrival(rows))
 
     def next(self, quota: int, generator: torch.Generator | None) -> TensorDictBase | None:
         """Return the rows to give next, and note that they were given.
