@@ -69,5 +69,5 @@ def test_only_empty_batches_in_a_row_count():
 def test_bad_arguments_are_named():
     with pytest.raises(ArgumentError, match="refresh_after must be at least 1, got 0"):
         BaselineFilter(0)
-    with pytest.raises(ArgumentError, match="payload must be one of .*, got 'all'"):
+    with pytest.raises(ArgumentError, match=r"payload must be one of .*, got 'all'"):
         check_payload("all", ())
