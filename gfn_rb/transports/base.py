@@ -7,6 +7,7 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol, TypeVar, Union, runtime_checkable
 
@@ -253,7 +254,11 @@ class Transport(ABC):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.close(None if error is None else 0.0)
+        if error is None:
+            self.close()
+        else:  # which is the one to hear of
+            with suppress(TransportTimeoutError):
+                self.close(0.0)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(rank={self.rank}, size={self.size})"

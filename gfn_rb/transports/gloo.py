@@ -26,6 +26,7 @@ from gfn_rb.transports.inbox import InboxTransport, Letter, Post
 
 _HEAD = struct.Struct("<qq")  # bytes and tag of the message that follows; or the goodbye
 _GOODBYE = -1
+_FAREWELL = -2  # the answer to a goodbye: after it, nobody has to wait for this line
 _CHUNK = 1 << 24
 _FOREVER = timedelta(days=365)  # threads wait for what may never come
 
@@ -88,14 +89,16 @@ class GlooTransport(InboxTransport):
 
     def _close(self, seconds: float) -> None:
         end = time.monotonic() + seconds
-        for line in self._lines.values():
-            line.outgoing.put(None)
-        for line in self._lines.values():
-            line.sender.join(min(max(0.0, end - time.monotonic()), threading.TIMEOUT_MAX))
         with self._post.changed:
             self._inbox.clear()
             self._post.shut = True
             self._post.changed.notify_all()
+        for line in self._lines.values():
+            line.outgoing.put(None)
+        # A thread that waits inside Gloo must not outlive the interpreter.
+        for line in self._lines.values():
+            for thread in (line.sender, line.receiver):
+                thread.join(min(max(0.0, end - time.monotonic()), threading.TIMEOUT_MAX))
         stuck = [peer for peer, line in self._lines.items() if line.sender.is_alive()]
         if stuck:
             raise TransportTimeoutError(
@@ -113,9 +116,9 @@ class Line:
     """
 
     def __init__(self, transport: GlooTransport, peer: int) -> None:
-        self.outgoing: queue.SimpleQueue[Letter | None] = queue.SimpleQueue()
+        self.outgoing: queue.SimpleQueue[Letter | bytes | None] = queue.SimpleQueue()
         self.sender = self._thread(self._send_all, "send to")
-        self._receiver = self._thread(self._receive_all, "receive from")
+        self.receiver = self._thread(self._receive_all, "receive from")
         self._transport = transport
         self._group = transport._group
         self._post = transport._post
@@ -125,7 +128,7 @@ class Line:
     def start(self) -> None:
         """Begin to send and receive."""
         self.sender.start()
-        self._receiver.start()
+        self.receiver.start()
 
     def _thread(self, work: Callable[[], None], what: str) -> threading.Thread:
         def run() -> None:
@@ -139,6 +142,9 @@ class Line:
 
     def _send_all(self) -> None:
         while (letter := self.outgoing.get()) is not None:
+            if isinstance(letter, bytes):
+                self._send(letter)
+                continue
             if self._peer in self._post.gone:
                 continue
             self._send(_HEAD.pack(len(letter.data), letter.tag))
@@ -160,6 +166,7 @@ class Line:
             nbytes, tag = _HEAD.unpack(head.numpy().data)
             if nbytes < 0:
                 self._post.lose(self._peer, "it closed its endpoint")
+                self.outgoing.put(_HEAD.pack(_FAREWELL, 0))
                 return
             letter = self._letter(nbytes, tag)
             if not self._post.shut:

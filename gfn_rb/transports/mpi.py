@@ -28,6 +28,7 @@ from gfn_rb.transports.segments import PREAMBLE, cut, sizes_after
 _GOODBYE = 0  # the MPI tag of an endpoint that closes; others are one more than ours
 _HOST_NBYTES = 256
 _SELDOM = 8  # how often to look in vain for a message before looking after the peers
+_CHUNK = 1 << 24  # longer segments are sent in pieces, so that they can be dropped in little room
 _abandoned: list[Any] = []  # what MPI may still read from or write to
 
 
@@ -120,7 +121,8 @@ class MPITransport(Transport):
         send.begin(self._heads, memoryview(head), tag + 1)
         for part in segments:
             content = memoryview(part.make()) if isinstance(part, Late) else part
-            send.begin(self._bodies, content, tag + 1)
+            for start, end in _chunks(0, len(content)):
+                send.begin(self._bodies, content[start:end], tag + 1)
         return send
 
     def _poll(self, source: int | None, tag: int | None) -> Envelope | None:
@@ -171,20 +173,24 @@ class MPITransport(Transport):
 
     def _joined(self, envelope: Envelope, inline: Tensor, sizes: list[int]) -> Tensor:
         data = blank(envelope.nbytes)
-        view = data.numpy()
-        end = len(inline)
-        view[:end] = inline.numpy()
-        requests = []
+        data[: len(inline)] = inline
+        places, end = [], len(inline)
+        for size in sizes:
+            places += [data[i:j] for i, j in _chunks(end, end + size)]
+            end += size
+        self._receive(envelope, places)
+        return data
+
+    def _receive(self, envelope: Envelope, places: list[Tensor]) -> None:
+        mpi, requests = self._mpi, []
         try:
-            for size in sizes:
-                start, end = end, end + size
-                place = [view[start:end], self._mpi.BYTE]
-                requests.append(self._bodies.Irecv(place, envelope.source, envelope.tag + 1))
+            for place in places:
+                buffer = [place.numpy(), mpi.BYTE]
+                requests.append(self._bodies.Irecv(buffer, envelope.source, envelope.tag + 1))
             self._await(envelope, requests)
         except BaseException:
-            _abandoned.append((requests, data))
+            _abandoned.append((requests, places))
             raise
-        return data
 
     def _await(self, envelope: Envelope, requests: list[Any]) -> None:
         try:
@@ -201,16 +207,10 @@ class MPITransport(Transport):
 
     def _drop(self, envelope: Envelope, sizes: list[int]) -> None:
         """Take a message off the line without room for it."""
-        for _ in sizes:
-            try:
-                place = [bytearray(0), self._mpi.BYTE]
-                self._await(
-                    envelope, [self._bodies.Irecv(place, envelope.source, envelope.tag + 1)]
-                )
-            except TransportTimeoutError:
-                raise
-            except TransportError:
-                pass  # truncated, as meant
+        scratch = blank(min(max(sizes), _CHUNK))
+        for size in sizes:
+            for start, end in _chunks(0, size):
+                self._receive(envelope, [scratch[: end - start]])
 
     def _note_failures(self) -> None:
         """Learn from MPI which processes have died, and let it go on without them."""
@@ -355,6 +355,10 @@ def _mpi() -> ModuleType:
             f"mpi4py.MPI says: {error}"
         ) from error
     return MPI
+
+
+def _chunks(start: int, end: int) -> list[tuple[int, int]]:
+    return [(i, min(i + _CHUNK, end)) for i in range(start, end, _CHUNK)]
 
 
 def _hosts(mpi: ModuleType, comm: Any) -> list[str]:

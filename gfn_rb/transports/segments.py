@@ -24,10 +24,13 @@ def cut(parts: Sequence[Part], nbytes: int) -> tuple[bytes, list[Part]]:
         nbytes: what they amount to.
     """
     groups: list[list[Part]] = [[]]
+    begin = False
     for part in parts:
-        if part.nbytes >= SMALL or isinstance(part, Late) or _is_large(groups[-1]):
+        is_large = part.nbytes >= SMALL
+        if begin or is_large or isinstance(part, Late):
             groups.append([])
         groups[-1].append(part)
+        begin = is_large
     first, *later = groups
     if _nbytes(first) >= 2 * SMALL:
         first, later = [], groups
@@ -61,10 +64,6 @@ def sizes_after(head: memoryview, source: int) -> tuple[int, list[int]]:
 
 def _nbytes(group: Sequence[Part]) -> int:
     return sum(part.nbytes for part in group)
-
-
-def _is_large(group: Sequence[Part]) -> bool:
-    return any(part.nbytes >= SMALL for part in group)
 
 
 def _merged(group: list[Part]) -> Part:

@@ -1,7 +1,7 @@
 """One rank of the conformance suite, run as a process of its own; prints what it found as JSON.
 
-    python conformance_rank.py mpi
-    python conformance_rank.py gloo FILE RANK SIZE
+python conformance_rank.py mpi
+python conformance_rank.py gloo FILE RANK SIZE
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from gfn_rb.transports import GlooTransport, MPITransport
 from gfn_rb.transports.conformance import run
 
-TIMEOUT = 30.0
+TIMEOUT = 60.0
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
