@@ -12,12 +12,7 @@ import torch
 from tensordict import TensorDictBase
 from torchrl.data import ReplayBuffer
 
-from gfn_rb.errors import (
-    ArgumentError,
-    PeerLostError,
-    ShapeError,
-    WireVersionError,
-)
+from gfn_rb.errors import ArgumentError, PeerLostError, ShapeError, WireVersionError
 from gfn_rb.remote.baseline import Baseline, BaselineKeeper, MinBaseline
 from gfn_rb.remote.intake import Intake
 from gfn_rb.remote.link import Link, Parcel
@@ -45,8 +40,6 @@ PHASES = ("idle", "receive", "store", "score", "feed", "reply", "checkpoint")
 _TICK = 0.2  # seconds between looks at what no message tells: silence, checkpoints that are due
 _GRACE = 5.0  # seconds that answers have to leave at the end
 _UNTAKEN = 256  # answers a worker may leave untaken before it counts as lost
-
-Answer = tuple[Kind, dict[str, Any], Any]
 
 
 class ReplayBufferManager:
@@ -210,8 +203,15 @@ class ReplayBufferManager:
         Raises:
             CheckpointError: there is no file to save to, or it cannot be written.
         """
+        state = {
+            "store": self._store.state_dict(),
+            "baseline": self._baseline.state_dict(),
+            "senders": self._roster.state_dict(),
+            "seconds": self._watch.read(),
+            "batches": self.batches,
+        }
         with self._watch("checkpoint"):
-            return self._file.save(self._state())
+            return self._file.save(state)
 
     def load(self, path: str | PathLike[str] | None = None) -> None:
         """Go on where a manager was when it saved. All workers are expected anew.
@@ -228,15 +228,6 @@ class ReplayBufferManager:
         self._roster.load_state_dict(state["senders"])
         self._watch.restore(state["seconds"])
         self.batches = state["batches"]
-
-    def _state(self) -> dict[str, Any]:
-        return {
-            "store": self._store.state_dict(),
-            "baseline": self._baseline.state_dict(),
-            "senders": self._roster.state_dict(),
-            "seconds": self._watch.read(),
-            "batches": self.batches,
-        }
 
     # Messages.
 
