@@ -398,7 +398,7 @@ class ReplayBufferManager:
 
     def _end(self) -> None:
         self._tell_peers()
-        untaken = self._link.flush(_GRACE, self._roster.lost)
+        untaken = self._link.flush(_GRACE, {*self._roster.lost, *self.managers})
         if untaken:
             log.warning("%s: %d answers were not taken", self._name, untaken)
         if self._file.path is not None:

@@ -145,6 +145,8 @@ def test_a_worker_that_cannot_read_an_answer_goes_on(caplog, spoilt):
             for value in range(4):
                 worker.extend(objects([value]))
         other.post(0, DATA_TAG, Kind.GOODBYE)
+        while not manager.finished or other.receive(timeout=0.05) is not None:
+            pass
     assert "cannot read what manager 0 sent" in caplog.text
     assert worker.managers == [0]
     assert worker.statistics.sent == worker.statistics.outcomes + worker.statistics.lost == 4
