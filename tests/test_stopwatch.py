@@ -52,3 +52,13 @@ def test_a_restored_watch_goes_on(clock):
     with watch("a"):
         clock.now = 102
     assert watch.read() == {"a": 9, "other": 1}
+
+
+def test_a_summary_says_where_the_time_went(clock):
+    watch = Stopwatch(("a",))
+    with watch("a"):
+        clock.now = 3
+    clock.now = 4
+    assert watch.summary() == "a 3.00 s (75%), other 1.00 s (25%)"
+    clock.now = 0
+    assert Stopwatch(("a",)).summary() == "a 0.00 s (0%), other 0.00 s (0%)"

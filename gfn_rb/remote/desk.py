@@ -179,7 +179,7 @@ class Desk:
             try:
                 nbytes = self._link.post(manager, DATA_TAG, Kind.ITEMS, meta, rows)
             except PeerLostError as error:
-                self._lose(manager, str(error))
+                self.lose(manager, str(error))
                 continue
             self._in_flight[self._n_sent] = Sent(manager, len(rows), time.monotonic())
             self._count.count(sent=len(rows), batches=1, bytes_sent=nbytes)
@@ -252,7 +252,7 @@ class Desk:
         except PeerLostError as error:
             if source is not None:
                 raise
-            self._lose(error.rank, str(error))
+            self.lose(error.rank, str(error))
             return True
         finally:
             if timeout > 0:
@@ -308,7 +308,7 @@ class Desk:
         try:
             self._link.post(parcel.source, DATA_TAG, Kind.ERROR, {"unreadable": True})
         except PeerLostError as error:
-            self._lose(parcel.source, str(error))
+            self.lose(parcel.source, str(error))
 
     def _was_unreadable(self, parcel: Parcel) -> None:
         self._link.begin_anew(parcel.source, DATA_TAG)
@@ -352,9 +352,15 @@ class Desk:
     def _give_up_overdue(self) -> None:
         limit = time.monotonic() - self._timeout
         for rank in {sent.manager for sent in self._in_flight.values() if sent.since <= limit}:
-            self._lose(rank, f"it did not answer within {self._timeout:g} s")
+            self.lose(rank, f"it did not answer within {self._timeout:g} s")
 
-    def _lose(self, rank: int, why: str) -> None:
+    def lose(self, rank: int, why: str) -> None:
+        """Give a manager up.
+
+        Args:
+            rank: which; another is passed over.
+            why: for the log.
+        """
         if rank not in self.managers:
             return  # another worker that is done
         self.managers.remove(rank)

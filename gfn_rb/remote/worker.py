@@ -11,7 +11,7 @@ from tensordict import TensorDictBase
 from torchrl.data import ReplayBuffer
 
 from gfn_rb.containers import States, Trajectories, Transitions
-from gfn_rb.errors import ArgumentError, GfnRbError
+from gfn_rb.errors import ArgumentError, GfnRbError, PeerLostError, TransportTimeoutError
 from gfn_rb.keys import LOG_REWARD
 from gfn_rb.remote.desk import Desk, Reply
 from gfn_rb.remote.feed import Subscription
@@ -209,7 +209,11 @@ class ReplayBufferWorker:
         self.connect()
         before = self.statistics.fed - self.statistics.fed_duplicates
         for rank in self.managers:
-            answer = self._desk.ask(rank, Kind.FETCH, {"quota": quota})
+            try:
+                answer = self._desk.ask(rank, Kind.FETCH, {"quota": quota})
+            except (PeerLostError, TransportTimeoutError) as error:
+                self._desk.lose(rank, str(error))
+                continue
             if answer.rows is not None:
                 self._feed(answer.rows)
         return self.statistics.fed - self.statistics.fed_duplicates - before

@@ -222,6 +222,22 @@ def test_a_worker_goes_on_with_the_managers_that_are_left(caplog):
     assert len(managers[1].buffer) == worker.statistics.stored == 4 - lost
 
 
+@pytest.mark.parametrize("closes", [True, False])
+def test_fetching_from_a_lost_manager_fetches_nothing(caplog, closes):
+    transports = group(2)
+    manager = ReplayBufferManager(transports[0], fifo_buffer(9))
+    subscription = Subscription(fifo_buffer(9), 1)
+    worker = ReplayBufferWorker(transports[1], 0, subscription=subscription, timeout=0.2)
+    with threads(lambda: manager.step(LIMIT)):
+        worker.connect()
+    if closes:
+        transports[0].close()
+    assert worker.fetch() == 0
+    assert worker.managers == []
+    assert worker.fetch() == 0
+    assert "worker 1: manager 0 is lost" in caplog.text
+
+
 def test_a_drain_ends_in_time(caplog):
     transports = group(2)
     manager = ReplayBufferManager(transports[0], fifo_buffer(9))
