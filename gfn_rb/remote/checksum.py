@@ -33,7 +33,7 @@ def checksum(data: Shaped[Tensor, "n"]) -> int:
     words = aligned.numpy()[: len(data) // 8 * 8].view(np.int64)
     high, low = (_stride_crc(words, stride) for stride in _STRIDES)
     rest = aligned.numpy()[words.nbytes :]
-    return zlib.crc32(rest, high) << 32 | zlib.crc32(rest, low)
+    return zlib.crc32(rest.data, high) << 32 | zlib.crc32(rest.data, low)
 
 
 def _stride_crc(words: np.ndarray, stride: int) -> int:
@@ -43,6 +43,6 @@ def _stride_crc(words: np.ndarray, stride: int) -> int:
         whole = len(block) // stride * stride
         if whole:
             rows = torch.from_numpy(block[:whole]).view(-1, stride)
-            crc = zlib.crc32(rows.sum(0).numpy(), crc)
-        crc = zlib.crc32(block[whole:], crc)
+            crc = zlib.crc32(rows.sum(0).numpy().data, crc)
+        crc = zlib.crc32(block[whole:].data, crc)
     return crc

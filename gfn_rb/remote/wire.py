@@ -171,7 +171,7 @@ class FrameReader:
                 reader is as it was.
         """
         prefix = Prefix.read(data)
-        head = memoryview(data[: prefix.head_nbytes].numpy())
+        head = data[: prefix.head_nbytes].numpy().data
         text, meta = self._texts(prefix, head)
         schema = self._schema(prefix, text)
         items = _items(data, prefix, () if schema is None else schema.fields)
@@ -237,7 +237,7 @@ class Prefix(NamedTuple):
             WireCorruptError: it is no frame, truncated, or its head is damaged.
             WireVersionError: it is a frame of another version.
         """
-        view = memoryview(data.numpy())
+        view = data.numpy().data
         if len(view) < _PREFIX.size:
             raise WireCorruptError(
                 f"a frame has {len(view)} bytes; expected {_PREFIX.size} or more"
@@ -348,7 +348,7 @@ def _content(value: Tensor) -> memoryview:
         return memoryview(b"")
     plain = value.detach().as_subclass(Tensor).resolve_conj().resolve_neg().cpu().contiguous()
     # Strides of contiguous tensors mean nothing, and can be anything, in dimensions of one.
-    return memoryview(plain.as_strided((plain.numel(),), (1,)).view(torch.uint8).numpy())
+    return plain.as_strided((plain.numel(),), (1,)).view(torch.uint8).numpy().data
 
 
 def _sums(contents: list[memoryview], plan: Plan) -> bytes:
@@ -395,7 +395,7 @@ def _items(data: Shaped[Tensor, "n"], prefix: Prefix, fields: tuple[Field, ...])
 def _check_sums(
     data: Shaped[Tensor, "n"], prefix: Prefix, plan: Plan, fields: tuple[Field, ...]
 ) -> None:
-    sums = memoryview(data[plan.sums_at :].numpy())
+    sums = data[plan.sums_at :].numpy().data
     for k, i in enumerate(plan.large):
         start = plan.positions[i]
         came = checksum(data[start : start + prefix.n_rows * fields[i].row_nbytes])

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -225,7 +226,7 @@ def _store(
 
 def _connected(
     store: dist.Store, rank: int, size: int, patience: timedelta
-) -> tuple[list[str], dist.ProcessGroupGloo]:
+) -> tuple[list[str], Any]:
     """Return the names of all machines and the group, once all have come."""
     try:
         store.set(f"host/{rank}", socket.gethostname())

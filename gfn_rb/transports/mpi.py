@@ -106,11 +106,11 @@ class MPITransport(Transport):
             error: an ``MPI.Exception``.
             rank: with whom it happened.
         """
-        if self._is_failure(error):
-            self._note_failures()
-            if rank is not None:
-                self._lose(rank, "its process died")
-                return self._lost[rank]
+        self._note_failures()
+        if rank is not None and self._is_failure(error):
+            self._lose(rank, "its process died")
+        if rank in self._lost:  # of several requests, MPI says only that one went wrong
+            return self._lost[rank]
         return TransportError(f"MPI refuses on rank {self.rank}: {error.Get_error_string()}")
 
     def _isend(self, parts: list[Part], nbytes: int, dest: int, tag: int) -> MPISend:
@@ -157,14 +157,14 @@ class MPITransport(Transport):
         if envelope.tag + 1 == _GOODBYE:
             self._lose(envelope.source, "it closed its endpoint")
             return self._match(source, tag)
-        nbytes, _ = sizes_after(memoryview(head.numpy()), envelope.source)
+        nbytes, _ = sizes_after(head.numpy().data, envelope.source)
         self._matched.append((envelope._replace(nbytes=nbytes), head))
         return self._matched[-1][0]
 
     def _take(self, envelope: Envelope) -> Tensor:
         index = next(i for i, (each, _) in enumerate(self._matched) if each == envelope)
         head = self._matched.pop(index)[1]
-        _, sizes = sizes_after(memoryview(head.numpy()), envelope.source)
+        _, sizes = sizes_after(head.numpy().data, envelope.source)
         inline = head[PREAMBLE.size :]
         if envelope.nbytes > self.max_nbytes:
             self._drop(envelope, sizes)

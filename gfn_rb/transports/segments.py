@@ -36,9 +36,9 @@ def cut(parts: Sequence[Part], nbytes: int) -> tuple[bytes, list[Part]]:
         first, later = [], groups
     segments = [_merged(group) for group in later if _nbytes(group)]
     if len(segments) > MAX_SEGMENTS:
-        segments = [memoryview(joined(segments, nbytes - _nbytes(first)).numpy())]
+        segments = [joined(segments, nbytes - _nbytes(first)).numpy().data]
     sizes = [segment.nbytes for segment in segments] + [0] * (MAX_SEGMENTS - len(segments))
-    return b"".join([PREAMBLE.pack(nbytes, *sizes), *first]), segments
+    return PREAMBLE.pack(nbytes, *sizes) + joined(first, _nbytes(first)).numpy().tobytes(), segments
 
 
 def sizes_after(head: memoryview, source: int) -> tuple[int, list[int]]:
@@ -72,4 +72,4 @@ def _merged(group: list[Part]) -> Part:
     nbytes = _nbytes(group)
     if isinstance(group[0], Late):
         return Late(nbytes, lambda: joined(group, nbytes).numpy().tobytes())
-    return memoryview(joined(group, nbytes).numpy())
+    return joined(group, nbytes).numpy().data
