@@ -283,3 +283,16 @@ def test_frames_of_strangers_are_ignored(caplog):
         worker.drain(LIMIT)
     assert "worker 1: ignored a frame of rank 2" in caplog.text
     assert worker.statistics.stored == 1
+
+
+def test_what_a_manager_passes_over_is_lost():
+    transports = group(2)
+    manager = Link(transports[0])
+    worker = ReplayBufferWorker(transports[1], 0, mode=NonBlocking(), timeout=LIMIT)
+    manager.post(1, DATA_TAG, Kind.WELCOME, {"protocol": PROTOCOL})
+    worker.extend(objects([1, 2]))
+    worker.extend(objects([3]))
+    answer = {"to": 2, "outcomes": {"scored": 1}, "scores": {}, "baseline": None, "feeds": False}
+    manager.post(1, DATA_TAG, Kind.SCORES, answer)
+    assert [reply.n for reply in worker.drain(LIMIT)] == [1]
+    assert (worker.statistics.lost, worker.statistics.scored) == (2, 1)
