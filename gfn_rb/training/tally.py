@@ -1,21 +1,15 @@
-"""What a run has seen and how long it took: counts of reward calls, and a stopwatch."""
+"""What a run has seen: counts of reward calls, and the terminating states they reached."""
 
 from __future__ import annotations
-
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from gfn_rb.containers import Trajectories
-from gfn_rb.envs import GFNEnv
-from gfn_rb.numerics import KeySet
-from gfn_rb.shapes import Float
+from gfn_rb.envs import EnumerableEnv
+from gfn_rb.shapes import Bool, Shaped
+from gfn_rb.stopwatch import Stopwatch
 
-N_TOP = 100
+__all__ = ["Stopwatch", "Tally"]
 
 
 class Tally:
@@ -50,82 +44,4 @@ class Tally:
     @property
     def modes_found(self) -> int:
         """How many different modes were reached."""
-        return len(self._modes)
-
-    @property
-    def top_score(self) -> float | None:
-        """Mean score of the best 100 different terminating states that were reached."""
-        return float(self.top.double().mean()) if len(self.top) else None
-
-    def columns(self) -> dict[str, int | float | None]:
-        """Return the counts and the mean score of the best by name."""
-        return {
-            "reward_calls": self.calls,
-            "distinct_reward_calls": self.distinct_calls,
-            "modes_found": self.modes_found,
-            "top_100_score": self.top_score,
-        }
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return all counts."""
-        return {
-            "calls": self.calls,
-            "seen": self._seen.keys(),
-            "modes": self._modes.keys(),
-            "top": self.top,
-        }
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Start from counts made earlier.
-
-        Args:
-            state: of ``state_dict``.
-        """
-        device = self._env.source_state.device
-        self.calls, self.top = state["calls"], state["top"].to(device)
-        self._seen, self._modes = KeySet(device), KeySet(device)
-        self._seen.add(state["seen"].to(device))
-        self._modes.add(state["modes"].to(device))
-
-
-class Stopwatch:
-    """Adds up wall time by phase, exclusively: while an inner phase runs, the outer one stands.
-
-    Time outside of all phases counts as "other".
-
-    Args:
-        phases: their names.
-        device: waited for at each change of phase, where it works asynchronously.
-    """
-
-    def __init__(self, phases: tuple[str, ...], device: torch.device | str = "cpu") -> None:
-        self.seconds = dict.fromkeys((*phases, "other"), 0.0)
-        self._device = torch.device(device)
-        self._phase, self._since = "other", time.perf_counter()
-
-    @contextmanager
-    def __call__(self, phase: str) -> Iterator[None]:
-        """Attribute the time spent inside to ``phase``."""
-        outer = self._switch(phase)
-        try:
-            yield
-        finally:
-            self._switch(outer)
-
-    def read(self) -> dict[str, float]:
-        """Return the seconds of each phase up to now."""
-        self._switch(self._phase)
-        return dict(self.seconds)
-
-    def restore(self, seconds: dict[str, float]) -> None:
-        """Go on from an earlier reading."""
-        self.seconds = dict(seconds)
-        self._since = time.perf_counter()
-
-    def _switch(self, phase: str) -> str:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        now, outer = time.perf_counter(), self._phase
-        self.seconds[outer] += now - self._since
-        self._phase, self._since = phase, now
-        return outer
+        return int(self._found[:-1].sum())
