@@ -201,7 +201,9 @@ def waiting(bench: Bench, transport: Transport, name: str, nominal: float) -> Re
             assert worker is None or worker.statistics.skipped == 0, "the manager fell behind"
     bound = BLOCKED if name == "MPI" else None
     nbytes = sum(value.nbytes for value in batches[0].values())
-    return _result(f"{name}: {nominal} MB, not waiting against waiting", nbytes, took, "awaited", bound)
+    return _result(
+        f"{name}: {nominal} MB, not waiting against waiting", nbytes, took, "awaited", bound
+    )
 
 
 def _result(

@@ -296,7 +296,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 except TooLate:
                     late += 1
                     if late > options.times + 5:
-                        raise SystemExit(f"{kind}: ranks are done before they can be killed") from None
+                        raise SystemExit(
+                            f"{kind}: ranks are done before they can be killed"
+                        ) from None
                     continue
                 except Failed as error:
                     print(f"{kind}, try {i}: {error}", file=sys.stderr, flush=True)
@@ -305,7 +307,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         failures += options.times - passed
         lines.append(f"| {kind} | {passed} of {options.times} | {late} | {median(took):.0f} |")
         print(lines[-1], file=sys.stderr, flush=True)
-    print("| killed | as promised | too late, repeated | seconds, median |\n| --- | ---: | ---: | ---: |")
+    print(
+        "| killed | as promised | too late, repeated | seconds, median |\n"
+        "| --- | ---: | ---: | ---: |"
+    )
     print("\n".join(lines))
     return int(failures > 0)
 

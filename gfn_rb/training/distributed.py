@@ -149,9 +149,7 @@ def _manage(config: TrainConfig, transport: Transport, roles: Layout, folder: Ru
     _write_json(folder.exchange, manager.metadata())
 
 
-def _train(
-    config: TrainConfig, transport: Transport, team: Team, folder: RunFolder
-) -> run.Outcome:
+def _train(config: TrainConfig, transport: Transport, team: Team, folder: RunFolder) -> run.Outcome:
     roles, rank = team.layout, transport.rank
     together = roles.workers if config.average_gradients else (rank,)
     average = GradientAverage(transport, together, config.patience)
