@@ -13,7 +13,8 @@ GfnRbError
 ├── TransportError (RuntimeError)       a message cannot be sent or received
 │   ├── TransportTimeoutError (TimeoutError)  nothing happened within the time given
 │   ├── TransportClosedError            this endpoint has been closed
-│   └── PeerLostError                   the process at the other end is gone
+│   ├── PeerLostError                   the process at the other end is gone
+│   └── RemoteError                     another rank could not do what it was asked to
 └── WireError (ValueError)              bytes that arrived are no frame to believe
     ├── WireCorruptError                foreign, truncated, or a checksum does not match
     ├── WireVersionError                a frame of another version of the format
@@ -99,6 +100,26 @@ class PeerLostError(TransportError):
     def __str__(self) -> str:
         place = f" on {self.host}" if self.host else ""
         return f"rank {self.rank}{place} is lost: {self.reason}"
+
+
+class RemoteError(TransportError):
+    """Another rank could not do what it was asked to, or refused.
+
+    Args:
+        rank: which one.
+        reason: what it said, in one line.
+        traceback: the last steps on the way to its error, where there was one.
+    """
+
+    def __init__(self, rank: int, reason: str, traceback: str = "") -> None:
+        super().__init__(rank, reason, traceback)
+        self.rank = rank
+        self.reason = reason
+        self.traceback = traceback
+
+    def __str__(self) -> str:
+        steps = f"\n{self.traceback.rstrip()}" if self.traceback else ""
+        return f"rank {self.rank}: {self.reason}{steps}"
 
 
 class WireError(GfnRbError, ValueError):

@@ -88,6 +88,8 @@ def test_every_option_reaches_the_configuration():
         "temperature": 2.5, "epsilon": 0.1, "backward": "learned", "hidden": [8, 4], "lr": 0.01,
         "lr_log_z": 0.2, "log_z": 1.5, "device": "cpu", "threads": 1, "eval_every": 3,
         "checkpoint_every": 2, "logger": "csv", "form": "prepend_append", "beta": 2.0,
+        "managers": 0, "feed": "none", "feed_quota": 32, "send": "deferred", "send_every": 1,
+        "baseline": "min", "average_gradients": False, "patience": 120.0,
         "loss": "subtb", "subtb_lambda": 0.8, "cutoff": 2.0, "rank_k": 0.1, "top_fraction": 0.3,
         "top_share": 0.6, "priority_alpha": 0.7, "local_search": 1, "back_ratio": 0.25,
         "workers": 0,

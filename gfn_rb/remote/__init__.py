@@ -1,6 +1,36 @@
-"""Buffers across ranks: frames of rows."""
+"""Buffers across ranks: workers send items to managers, which score, keep and share them."""
 
+from gfn_rb.remote.baseline import Baseline, EMABaseline, MinBaseline, PercentileBaseline
+from gfn_rb.remote.desk import Reply
+from gfn_rb.remote.feed import Subscription
+from gfn_rb.remote.manager import ReplayBufferManager
+from gfn_rb.remote.modes import AwaitReply, CollectLater, Mode, NonBlocking
+from gfn_rb.remote.payload import BaselineFilter
+from gfn_rb.remote.queries import ManagerQueries
 from gfn_rb.remote.schema import Schema
+from gfn_rb.remote.statistics import SenderStatistics, WorkerStatistics
 from gfn_rb.remote.wire import Frame, FrameReader, FrameWriter
+from gfn_rb.remote.worker import ReplayBufferWorker
 
-__all__ = ["Frame", "FrameReader", "FrameWriter", "Schema"]
+__all__ = [
+    "AwaitReply",
+    "Baseline",
+    "BaselineFilter",
+    "CollectLater",
+    "EMABaseline",
+    "Frame",
+    "FrameReader",
+    "FrameWriter",
+    "ManagerQueries",
+    "MinBaseline",
+    "Mode",
+    "NonBlocking",
+    "PercentileBaseline",
+    "ReplayBufferManager",
+    "ReplayBufferWorker",
+    "Reply",
+    "Schema",
+    "SenderStatistics",
+    "Subscription",
+    "WorkerStatistics",
+]

@@ -1,10 +1,7 @@
-"""What a run has seen and how long it took: counts of reward calls, and a stopwatch."""
+"""What a run has seen: counts of reward calls, of distinct objects and of modes."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -86,46 +83,3 @@ class Tally:
         self._seen, self._modes = KeySet(device), KeySet(device)
         self._seen.add(state["seen"].to(device))
         self._modes.add(state["modes"].to(device))
-
-
-class Stopwatch:
-    """Adds up wall time by phase, exclusively: while an inner phase runs, the outer one stands.
-
-    Time outside of all phases counts as "other".
-
-    Args:
-        phases: their names.
-        device: waited for at each change of phase, where it works asynchronously.
-    """
-
-    def __init__(self, phases: tuple[str, ...], device: torch.device | str = "cpu") -> None:
-        self.seconds = dict.fromkeys((*phases, "other"), 0.0)
-        self._device = torch.device(device)
-        self._phase, self._since = "other", time.perf_counter()
-
-    @contextmanager
-    def __call__(self, phase: str) -> Iterator[None]:
-        """Attribute the time spent inside to ``phase``."""
-        outer = self._switch(phase)
-        try:
-            yield
-        finally:
-            self._switch(outer)
-
-    def read(self) -> dict[str, float]:
-        """Return the seconds of each phase up to now."""
-        self._switch(self._phase)
-        return dict(self.seconds)
-
-    def restore(self, seconds: dict[str, float]) -> None:
-        """Go on from an earlier reading."""
-        self.seconds = dict(seconds)
-        self._since = time.perf_counter()
-
-    def _switch(self, phase: str) -> str:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        now, outer = time.perf_counter(), self._phase
-        self.seconds[outer] += now - self._since
-        self._phase, self._since = phase, now
-        return outer

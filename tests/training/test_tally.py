@@ -1,11 +1,9 @@
-import time
-
 import pytest
 import torch
 
 from gfn_rb.containers import Trajectories
 from gfn_rb.envs import HyperGrid
-from gfn_rb.training.tally import Stopwatch, Tally
+from gfn_rb.training.tally import Tally
 
 # On the 8 x 8 grid the modes are the four states whose coordinates are 1 or 6, of reward 2.6; the
 # others of the outer bands have 0.6, the rest 0.1.
@@ -134,52 +132,3 @@ def test_restoring_replaces_what_was_counted(tally):
     tally.add(MODES)
     tally.restore(Counted(HyperGrid(2, 8)).state_dict())
     assert counts(tally) == (0, 0, 0)
-
-
-class Clock:
-    """A clock that is set by hand."""
-
-    def __init__(self, monkeypatch):
-        self.now = 0
-        monkeypatch.setattr(time, "perf_counter", lambda: self.now)
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    return Clock(monkeypatch)
-
-
-def test_time_goes_to_the_innermost_phase(clock):
-    watch = Stopwatch(("a", "b"))
-    clock.now = 1
-    with watch("a"):
-        clock.now = 3
-        with watch("b"):
-            clock.now = 7
-        clock.now = 15
-    clock.now = 31
-    assert watch.read() == {"a": 10, "b": 4, "other": 17}
-    assert sum(watch.read().values()) == 31
-
-
-def test_an_error_ends_its_phase(clock):
-    watch = Stopwatch(("a",))
-
-    def fail():
-        with watch("a"):
-            clock.now = 2
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        fail()
-    clock.now = 5
-    assert watch.read() == {"a": 2, "other": 3}
-
-
-def test_a_restored_watch_goes_on(clock):
-    watch = Stopwatch(("a",))
-    clock.now = 100
-    watch.restore({"a": 7.0, "other": 1.0})
-    with watch("a"):
-        clock.now = 102
-    assert watch.read() == {"a": 9, "other": 1}

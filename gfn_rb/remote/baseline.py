@@ -1,0 +1,301 @@
+"""The log-reward below which a manager has no use for an item.
+
+A worker that knows it need not send what would be evicted at once. Several managers keep one
+baseline in step: each tells the others, without waiting, a summary of what it knows; each makes
+the baseline of all summaries it has. Managers that have the same summaries have the same
+baseline; a manager whose word is late or lost is counted with its last one.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchrl.data import ReplayBuffer
+
+from gfn_rb.column import KeyColumn
+from gfn_rb.errors import ArgumentError
+from gfn_rb.keys import LOG_REWARD
+from gfn_rb.shapes import Float
+
+_SKETCH = tuple(i / 64 for i in range(65))
+_STALE = 256  # the part of a buffer that may change before its order statistics are read again
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What one manager knows of log-rewards.
+
+    Attributes:
+        quantiles: order statistics of the finite log-rewards of its buffer, ascending; empty
+            until the buffer is full, or where there is none.
+        rows: how many these are of.
+        ema: the running mean of the lowest finite log-reward of each batch, None before the first.
+        batches: how many that is of.
+    """
+
+    quantiles: tuple[float, ...] = ()
+    rows: int = 0
+    ema: float | None = None
+    batches: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the summary as plain values."""
+        return {**asdict(self), "quantiles": list(self.quantiles)}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Summary:
+        """Return the summary that :meth:`to_json` gave.
+
+        Args:
+            values: from another manager.
+
+        Raises:
+            ArgumentError: they are something else.
+        """
+        try:
+            quantiles = tuple(float(each) for each in values["quantiles"])
+            ema = None if values["ema"] is None else float(values["ema"])
+            summary = cls(quantiles, int(values["rows"]), ema, int(values["batches"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ArgumentError(f"values must be those of a Summary, got {values!r}") from error
+        if not all(map(math.isfinite, (*quantiles, ema or 0.0))):
+            raise ArgumentError(f"values must be finite, got {values!r}")
+        return summary
+
+
+class Baseline(ABC):
+    """How a baseline is made of what managers know.
+
+    Args:
+        alpha: the share of the newest batch in the running mean, in (0, 1].
+
+    Raises:
+        ArgumentError: another ``alpha``.
+    """
+
+    def __init__(self, alpha: float = 0.1) -> None:
+        if not 0 < alpha <= 1:
+            raise ArgumentError(f"alpha must be above 0 and at most 1, got {alpha}")
+        self.alpha = alpha
+
+    @abstractmethod
+    def levels(self, n_managers: int) -> tuple[float, ...]:
+        """Return which quantiles each manager is to know, ascending in [0, 1].
+
+        Args:
+            n_managers: how many there are.
+        """
+
+    @abstractmethod
+    def of_full(self, summaries: Sequence[Summary]) -> float:
+        """Return the baseline where all buffers are full.
+
+        Args:
+            summaries: of all managers.
+        """
+
+    def of(self, summaries: Sequence[Summary]) -> float | None:
+        """Return the baseline, None where nothing is known.
+
+        Until all buffers are full, and where there are none, it is the mean of the managers'
+        running means, each weighted with its number of batches.
+
+        Args:
+            summaries: of all managers.
+        """
+        if all(summary.quantiles for summary in summaries) and self.levels(len(summaries)):
+            return self.of_full(summaries)
+        known = [(each.ema, each.batches) for each in summaries if each.ema is not None]
+        total = sum(batches for _, batches in known)
+        return sum(ema * batches for ema, batches in known) / total if total else None
+
+    def __repr__(self) -> str:
+        named = ", ".join(f"{name}={value}" for name, value in vars(self).items())
+        return f"{type(self).__name__}({named})"
+
+
+class MinBaseline(Baseline):
+    """The lowest finite log-reward that is kept anywhere."""
+
+    def levels(self, n_managers: int) -> tuple[float, ...]:
+        """Return the lowest."""
+        return (0.0,)
+
+    def of_full(self, summaries: Sequence[Summary]) -> float:
+        """Return the lowest of all."""
+        return min(summary.quantiles[0] for summary in summaries)
+
+
+class PercentileBaseline(Baseline):
+    """The log-reward that a share of what is kept lies below.
+
+    Of n log-rewards the one of rank floor(percentile (n - 1)), counted from the lowest and 0. Where
+    there are several managers, each tells 65 order statistics, and the percentile of all buffers
+    together is right to within 1/64 in rank.
+
+    Args:
+        percentile: the share, in [0, 1].
+        alpha: see :class:`Baseline`.
+
+    Raises:
+        ArgumentError: an argument is out of its range.
+    """
+
+    def __init__(self, percentile: float = 0.1, alpha: float = 0.1) -> None:
+        super().__init__(alpha)
+        if not 0 <= percentile <= 1:
+            raise ArgumentError(f"percentile must be in [0, 1], got {percentile}")
+        self.percentile = percentile
+
+    def levels(self, n_managers: int) -> tuple[float, ...]:
+        """Return the percentile itself, or enough to combine that of several managers."""
+        return (self.percentile,) if n_managers == 1 else _SKETCH
+
+    def of_full(self, summaries: Sequence[Summary]) -> float:
+        """Return the percentile of all buffers together."""
+        # Each order statistic stands for an equal share of its buffer's rows.
+        points = sorted(
+            (value, each.rows / len(each.quantiles))
+            for each in summaries
+            for value in each.quantiles
+        )
+        target, below = self.percentile * sum(weight for _, weight in points), 0.0
+        for value, weight in points:
+            below += weight
+            if below >= target:
+                return value
+        return points[-1][0]
+
+
+class EMABaseline(Baseline):
+    """The running mean of the lowest finite log-reward of each batch."""
+
+    def levels(self, n_managers: int) -> tuple[float, ...]:
+        """Return none: buffers do not matter."""
+        return ()
+
+    def of_full(self, summaries: Sequence[Summary]) -> float:
+        """Refuse: without levels no buffer is looked at."""
+        raise AssertionError("an EMABaseline looks at no buffer")
+
+
+class BaselineKeeper:
+    """One manager's baseline: follows its buffer, the batches that come in and the other managers.
+
+    Args:
+        strategy: how the baseline is made.
+        rb: the manager's buffer, or None.
+        managers: the ranks of all managers, this one's first.
+    """
+
+    def __init__(
+        self, strategy: Baseline, rb: ReplayBuffer | None = None, managers: Sequence[int] = (0,)
+    ) -> None:
+        self.strategy = strategy
+        self.rank, *peers = managers
+        self.peers = dict.fromkeys(peers, Summary())
+        self._storage = None if rb is None else rb.storage
+        self._column = KeyColumn(LOG_REWARD)
+        self._levels = strategy.levels(len(managers))
+        self._ema: float | None = None
+        self._batches = 0
+        self._quantiles: tuple[float, ...] = ()
+        self._rows = 0
+        self._written = math.inf  # rows written since the quantiles were read
+
+    def written(self, rows: int) -> None:
+        """Take note that rows of the buffer changed.
+
+        Args:
+            rows: how many.
+        """
+        self._written += rows
+
+    def observe(self, log_reward: Float[Tensor, "n"]) -> None:
+        """Take note of a batch.
+
+        Args:
+            log_reward: of its rows; infinite ones and NaN do not count.
+        """
+        finite = log_reward[log_reward.isfinite()]
+        if len(finite):
+            lowest, alpha = float(finite.min()), self.strategy.alpha
+            self._ema = lowest if self._ema is None else alpha * lowest + (1 - alpha) * self._ema
+            self._batches += 1
+
+    def summary(self) -> Summary:
+        """Return what this manager knows."""
+        self._read()
+        return Summary(self._quantiles, self._rows, self._ema, self._batches)
+
+    def value(self) -> float | None:
+        """Return the baseline, None where nothing is known yet."""
+        summaries = {self.rank: self.summary(), **self.peers}
+        return self.strategy.of([summaries[rank] for rank in sorted(summaries)])
+
+    def hear(self, rank: int, summary: Summary) -> None:
+        """Take note of what another manager knows.
+
+        Args:
+            rank: of the other manager.
+            summary: its newest.
+
+        Raises:
+            ArgumentError: the rank is that of no other manager.
+        """
+        if rank not in self.peers:
+            raise ArgumentError(f"rank must be one of the managers {[*self.peers]}, got {rank}")
+        self.peers[rank] = summary
+
+    def drop_peer(self, rank: int) -> None:
+        """Go on without another manager.
+
+        Args:
+            rank: which was lost.
+        """
+        self.peers.pop(rank, None)
+
+    def _read(self) -> None:
+        """Read the order statistics, where enough has changed to matter."""
+        storage = self._storage
+        if storage is None or not self._levels or len(storage) < storage.max_size:
+            return
+        if self._written * _STALE < storage.max_size:
+            return
+        values = self._column.values(storage)
+        values = values[values.isfinite()].to("cpu", torch.float64)
+        self._quantiles, self._rows = _order_statistics(values, self._levels), len(values)
+        self._written = 0
+
+    # State.
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the buffer does not hold."""
+        peers = {str(rank): summary.to_json() for rank, summary in self.peers.items()}
+        return {"ema": self._ema, "batches": self._batches, "peers": peers}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what :meth:`state_dict` returned.
+
+        Args:
+            state: from another keeper.
+        """
+        self._ema, self._batches = state["ema"], state["batches"]
+        self.peers = {int(k): Summary.from_json(v) for k, v in state["peers"].items()}
+        self._written = math.inf
+
+
+def _order_statistics(values: Tensor, levels: tuple[float, ...]) -> tuple[float, ...]:
+    n = len(values)
+    if n == 0:
+        return ()
+    ranks = [math.floor(level * (n - 1)) for level in levels]
+    if len(ranks) == 1:
+        return (float(values.kthvalue(ranks[0] + 1).values),)
+    return tuple(values.sort().values[ranks].tolist())

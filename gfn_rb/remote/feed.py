@@ -1,0 +1,164 @@
+"""Items that come back from a manager: who is to be given which, and where they land."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+from torchrl.data import ReplayBuffer
+
+from gfn_rb.errors import ArgumentError
+from gfn_rb.keys import INDEX
+from gfn_rb.remote.holdings import Holdings, distinct
+from gfn_rb.remote.identity import identities
+from gfn_rb.remote.ledger import Ledger
+from gfn_rb.remote.policies import POLICIES, check_policy
+from gfn_rb.shapes import Int64
+
+_REMEMBERED = 100_000  # objects fed earlier that are known to a worker at least
+
+
+class Subscription:
+    """A worker's wish to be given what others found: which items, how many, and where to.
+
+    Objects that the worker holds already, or was given before, are dropped on arrival.
+
+    Args:
+        buffer: where they are stored, a second buffer beside the worker's own; draw from both
+            through a :class:`~gfn_rb.MergedReplayBuffer`.
+        quota: how many rows come with each reply, at most.
+        policy: which of the rows that the worker does not know yet: the ``"top"`` ones,
+            ``"diverse"`` ones out of these, a ``"softmax"`` draw, or the ``"newest"``.
+        own: whether to be given also what came from this worker.
+
+    Raises:
+        ArgumentError: ``quota`` below 1, or an unknown ``policy``.
+
+    Examples:
+        >>> fed = reward_prioritized_buffer(10_000)
+        >>> worker = ReplayBufferWorker(transport, 0, local, subscription=Subscription(fed, 32))
+        >>> rb = MergedReplayBuffer(local, fed, p="mass", batch_size=64)
+    """
+
+    def __init__(
+        self, buffer: ReplayBuffer, quota: int, policy: str = "top", own: bool = False
+    ) -> None:
+        if quota < 1:
+            raise ArgumentError(f"quota must be at least 1, got {quota}")
+        self.buffer = buffer
+        self.quota = quota
+        self.policy = check_policy(policy)
+        self.own = own
+        self._fed = Holdings(buffer)
+        self._before: dict[bytes, None] = {}  # in the order in which they were fed
+        self._remembered = max(_REMEMBERED, 2 * self._fed.storage.max_size)
+
+    def terms(self) -> dict[str, Any]:
+        """Return what the manager has to know."""
+        fresh = len(self.buffer) == 0
+        return {"quota": self.quota, "policy": self.policy, "own": self.own, "fresh": fresh}
+
+    def receive(self, rows: TensorDictBase, local: Holdings | None) -> int:
+        """Store rows that the worker does not know.
+
+        Args:
+            rows: from a manager, batch size [n].
+            local: what the worker holds itself.
+
+        Returns:
+            How many were dropped, because held, or fed before.
+        """
+        names = identities(rows)
+        self._fed.look()
+        unseen, _ = distinct(names, self._fed)
+        new = [i for i in unseen.tolist() if names[i] not in self._before]
+        if local is not None:
+            local.look()
+            slots = local.slots([names[i] for i in new])
+            new = [i for i, slot in zip(new, slots, strict=True) if slot < 0]
+        if new:
+            self.buffer.extend(rows[torch.tensor(new)])
+            self._remember([names[i] for i in new])
+        return len(rows) - len(new)
+
+    def _remember(self, names: Sequence[bytes | None]) -> None:
+        for name in names:
+            if name is not None:
+                self._before[name] = None
+        while len(self._before) > self._remembered:
+            del self._before[next(iter(self._before))]
+
+
+class Subscriber:
+    """A worker that a manager feeds.
+
+    Args:
+        rank: of the worker.
+        terms: what :meth:`Subscription.terms` gave.
+        ledger: of the manager's buffer.
+
+    Raises:
+        ArgumentError: the terms are none.
+    """
+
+    def __init__(self, rank: int, terms: Any, ledger: Ledger) -> None:
+        self.rank = rank
+        self.quota, self.own = _checked(terms)
+        self.terms = dict(terms)
+        self._ledger = ledger
+        self._shelf = POLICIES[check_policy(terms.get("policy"))](ledger.storage)
+        if terms.get("fresh"):
+            ledger.forget_receiver(rank)
+        ledger.look()
+        self.offer(torch.arange(len(ledger.storage)))
+
+    def offer(self, rows: Int64[Tensor, "m"]) -> None:
+        """Take note that rows of the manager's buffer changed, or who knows them.
+
+        Args:
+            rows: each once.
+        """
+        if len(rows) == 0:
+            return
+        known = self._ledger.given(rows, self.rank)
+        if not self.own:
+            known = known | self._ledger.sent(rows, self.rank)
+        # What is known is put in as worth nothing: one update instead of two.
+        log_reward = self._ledger.log_reward(rows).masked_fill(known, -math.inf)
+        self._shelf.put(rows, log_reward, self._ledger.arrival(rows))
+
+    def next(self, quota: int, generator: torch.Generator | None) -> TensorDictBase | None:
+        """Return the rows to give next, and note that they were given.
+
+        Args:
+            quota: how many at most, at least 1.
+            generator: source of randomness, on the CPU.
+
+        Returns:
+            The rows, None if there are none.
+        """
+        if not self._ledger.storage.initialized:
+            return None
+        rows = self._shelf.pick(quota, generator)
+        rows = rows[rows < len(self._ledger.storage)]
+        if len(rows) == 0:
+            return None
+        self._ledger.give(rows, self.rank)
+        self._shelf.remove(rows)
+        given: TensorDictBase = self._ledger.storage.get(rows).exclude(INDEX)
+        return given.cpu()
+
+
+def _checked(terms: Any) -> tuple[int, bool]:
+    if not isinstance(terms, Mapping):
+        raise ArgumentError(f"subscription must be terms by name, got {terms!r}")
+    quota, own = terms.get("quota"), terms.get("own", False)
+    if type(own) is not bool:
+        raise ArgumentError(f"own must be true or false, got {own!r}")
+    if type(quota) is not int or quota < 1:
+        raise ArgumentError(f"quota must be a number of at least 1, got {quota!r}")
+    return quota, own

@@ -1,0 +1,127 @@
+"""Who sent what a manager's buffer holds, and who was given it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchrl.data import ReplayBuffer
+
+from gfn_rb.errors import CheckpointMismatchError
+from gfn_rb.remote.holdings import Holdings
+from gfn_rb.shapes import Bool, Int64
+
+
+class Ledger(Holdings):
+    """The objects a manager holds, with their origin.
+
+    An object may come from several ranks; all of them are its origin. What is known of an object
+    moves with it from row to row, and ends when it leaves the buffer.
+
+    Args:
+        rb: the manager's buffer.
+        n_ranks: how many ranks there are.
+    """
+
+    def __init__(self, rb: ReplayBuffer, n_ranks: int) -> None:
+        super().__init__(rb)
+        capacity = self.storage.max_size
+        self._origin = torch.zeros(capacity, n_ranks, dtype=torch.bool)
+        self._given = torch.zeros(capacity, n_ranks, dtype=torch.bool)
+        self._arrival = torch.zeros(capacity, dtype=torch.int64)
+        self._arrived = 0
+
+    def credit(self, rows: Int64[Tensor, "m"], sender: int) -> None:
+        """Note that a rank sent what some rows hold.
+
+        Args:
+            rows: in [0, capacity).
+            sender: the rank.
+        """
+        self._origin[rows, sender] = True
+
+    def give(self, rows: Int64[Tensor, "m"], receiver: int) -> None:
+        """Note that a rank was given what some rows hold.
+
+        Args:
+            rows: in [0, capacity).
+            receiver: the rank.
+        """
+        self._given[rows, receiver] = True
+
+    def sent(self, rows: Int64[Tensor, "m"], rank: int) -> Bool[Tensor, "m"]:
+        """Return whether what rows hold came from a rank.
+
+        Args:
+            rows: in [0, capacity).
+            rank: which.
+        """
+        return self._origin[rows, rank]
+
+    def given(self, rows: Int64[Tensor, "m"], rank: int) -> Bool[Tensor, "m"]:
+        """Return whether what rows hold was given to a rank.
+
+        Args:
+            rows: in [0, capacity).
+            rank: which.
+        """
+        return self._given[rows, rank]
+
+    def arrival(self, rows: Int64[Tensor, "m"]) -> Int64[Tensor, "m"]:
+        """Return a number that is the larger, the later what a row holds arrived.
+
+        Args:
+            rows: in [0, capacity).
+        """
+        return self._arrival[rows]
+
+    def forget_receiver(self, rank: int) -> None:
+        """Forget what a rank was given, as when it starts anew.
+
+        Args:
+            rank: which.
+        """
+        self._given[:, rank] = False
+
+    def _moved(self, rows: Tensor, before: Tensor) -> None:
+        new = before < 0
+        fresh = self._arrived + torch.arange(len(rows))
+        self._arrived += len(rows)
+        origin, given = self._origin[before], self._given[before]
+        arrival = torch.where(new, fresh, self._arrival[before])
+        origin[new], given[new] = False, False
+        self._origin[rows], self._given[rows], self._arrival[rows] = origin, given, arrival
+
+    # State.
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the storage does not hold."""
+        n = len(self.storage)
+        return {
+            "origin": self._origin[:n].clone(),
+            "given": self._given[:n].clone(),
+            "arrival": self._arrival[:n].clone(),
+            "arrived": self._arrived,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with what :meth:`state_dict` returned, over a storage restored to that moment.
+
+        Args:
+            state: from another ledger; where that had fewer ranks, or more, the others are unknown.
+
+        Raises:
+            CheckpointMismatchError: it is of another number of rows.
+        """
+        n, came = len(self.storage), len(state["arrival"])
+        if came != n:
+            raise CheckpointMismatchError(f"ledger of {came} rows, expected {n} as are stored")
+        self._column.forget()
+        self.look()
+        ranks = min(state["origin"].shape[1], self._origin.shape[1])
+        self._origin[:n], self._given[:n] = False, False
+        self._origin[:n, :ranks] = state["origin"][:, :ranks]
+        self._given[:n, :ranks] = state["given"][:, :ranks]
+        self._arrival[:n] = state["arrival"]
+        self._arrived = state["arrived"]

@@ -1,0 +1,170 @@
+"""Frames over a transport: one connection to each rank and tag."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict, deque
+from collections.abc import Collection
+from typing import Any, NamedTuple
+
+from tensordict import TensorDict, TensorDictBase
+
+from gfn_rb.errors import (
+    GfnRbError,
+    PeerLostError,
+    TransportClosedError,
+    TransportError,
+    TransportTimeoutError,
+    WireError,
+)
+from gfn_rb.remote.wire import FrameReader, FrameWriter
+from gfn_rb.transports.base import Buffer, Late, SendHandle, Transport
+
+
+class Parcel(NamedTuple):
+    """A frame that came, or what came instead."""
+
+    source: int
+    tag: int
+    kind: int
+    meta: dict[str, Any]
+    rows: TensorDict | None
+    nbytes: int
+    error: GfnRbError | None
+    """Why it cannot be read; all but source, tag and size are then meaningless."""
+
+
+class Link:
+    """Sends and receives frames, and holds on to what is on its way.
+
+    Args:
+        transport: which is used by nobody else for the same tags.
+    """
+
+    def __init__(self, transport: Transport) -> None:
+        self.transport = transport
+        self._writers: defaultdict[tuple[int, int], FrameWriter] = defaultdict(FrameWriter)
+        self._readers: defaultdict[tuple[int, int], FrameReader] = defaultdict(FrameReader)
+        self._leaving: defaultdict[int, deque[SendHandle]] = defaultdict(deque)
+
+    def post(
+        self,
+        dest: int,
+        tag: int,
+        kind: int,
+        meta: dict[str, Any] | None = None,
+        rows: TensorDictBase | None = None,
+    ) -> int:
+        """Send a frame without waiting.
+
+        Args:
+            dest: rank of the receiver.
+            tag: of the message.
+            kind: of the frame.
+            meta: what JSON can say.
+            rows: batch size [n]; must not change until it has left.
+
+        Returns:
+            The size of the frame in bytes.
+
+        Raises:
+            ArgumentError: the metadata or the frame are too large.
+            ShapeError: the rows cannot be sent.
+            PeerLostError: the receiver is known to be gone.
+        """
+        writer = self._writers[dest, tag]
+        frame = writer.frame(kind, rows, meta)
+        try:
+            handle = self.transport.isend(frame, dest, tag)
+        except BaseException:
+            writer.forget()  # the frame made was not sent
+            raise
+        self._leaving[dest].append(handle)
+        self.leaving(dest)
+        return sum(_nbytes(part) for part in frame)
+
+    def begin_anew(self, dest: int, tag: int) -> None:
+        """Announce everything again in the next frame, to a rank that lost track.
+
+        Args:
+            dest: the rank.
+            tag: of the connection.
+        """
+        self._writers[dest, tag].forget()
+
+    def receive(
+        self, source: int | None = None, tag: int | None = None, timeout: float = 0.0
+    ) -> Parcel | None:
+        """Return the next frame, None if none comes in time.
+
+        Args:
+            source: rank of the sender; None for any.
+            tag: of the message; None for any.
+            timeout: how long to wait for one, in seconds.
+
+        Raises:
+            PeerLostError: the source is gone, or any rank of which this was not said before.
+        """
+        envelope = self.transport.probe(source, tag, timeout)
+        return None if envelope is None else self.take(envelope.source, envelope.tag)
+
+    def take(self, source: int, tag: int) -> Parcel:
+        """Receive a frame that is there.
+
+        Args:
+            source: rank of the sender.
+            tag: of the message.
+        """
+        nbytes = 0
+        try:
+            data = self.transport.recv(source, tag).data
+            nbytes = len(data)
+            frame = self._readers[source, tag].read(data)
+        except WireError as error:
+            return Parcel(source, tag, 0, {}, None, nbytes, error)
+        except (PeerLostError, TransportClosedError, TransportTimeoutError):
+            raise
+        except TransportError as error:  # too large a message, which was dropped
+            return Parcel(source, tag, 0, {}, None, nbytes, error)
+        known = (frame.kind, frame.meta, frame.items, frame.nbytes)
+        return Parcel(source, tag, *known, None)
+
+    def leaving(self, dest: int) -> int:
+        """Return how many frames to a rank are still on their way, and let go of the others.
+
+        Args:
+            dest: the rank.
+        """
+        handles = self._leaving[dest]
+        try:
+            while handles and handles[0].done():
+                handles.popleft()
+        except PeerLostError:  # whoever waits for a message is told as well
+            handles.clear()
+        return len(handles)
+
+    def flush(self, timeout: float, but: Collection[int] = ()) -> int:
+        """Wait until all frames have left.
+
+        Args:
+            timeout: how long, in seconds.
+            but: ranks whose frames are not waited for.
+
+        Returns:
+            How many have not.
+        """
+        end = time.monotonic() + timeout
+        ranks = [rank for rank in self._leaving if rank not in but]
+        for dest in ranks:
+            while self.leaving(dest):
+                try:
+                    self._leaving[dest][0].wait(max(0.0, end - time.monotonic()))
+                except TransportTimeoutError:
+                    break
+                except PeerLostError:
+                    self._leaving[dest].clear()
+        return sum(len(self._leaving[rank]) for rank in ranks)
+
+
+def _nbytes(part: Buffer) -> int:
+    return part.nbytes if isinstance(part, Late) else memoryview(part).nbytes

@@ -1,0 +1,410 @@
+"""The rank that keeps the best of everyone."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
+from typing import Any, Literal
+
+import torch
+from tensordict import TensorDictBase
+from torchrl.data import ReplayBuffer
+
+from gfn_rb.errors import ArgumentError, PeerLostError, ShapeError, WireVersionError
+from gfn_rb.remote.baseline import Baseline, BaselineKeeper, MinBaseline
+from gfn_rb.remote.intake import Intake
+from gfn_rb.remote.link import Link, Parcel
+from gfn_rb.remote.peers import Peers
+from gfn_rb.remote.protocol import (
+    DATA_TAG,
+    METADATA_TAG,
+    PEER_TAG,
+    PROTOCOL,
+    Kind,
+    described,
+    one_line,
+)
+from gfn_rb.remote.ranks import roles
+from gfn_rb.remote.roster import GONE, LOST, REFUSED, Roster
+from gfn_rb.remote.saving import ManagerFile
+from gfn_rb.remote.scores import ScoreFunction, no_scores
+from gfn_rb.remote.store import Duplicates, Store
+from gfn_rb.stopwatch import Stopwatch
+from gfn_rb.transports.base import Transport
+
+log = logging.getLogger(__name__)
+
+PHASES = ("idle", "receive", "store", "score", "feed", "reply", "checkpoint")
+_TICK = 0.2  # seconds between looks at what no message tells: silence, checkpoints that are due
+_GRACE = 5.0  # seconds that answers have to leave at the end
+_UNTAKEN = 256  # answers a worker may leave untaken before it counts as lost
+
+
+class ReplayBufferManager:
+    """Receives items from workers, keeps and scores them, and gives some of them to others.
+
+    Each batch is answered with its scores, what became of its rows, and a baseline: the log-reward
+    below which items are not worth sending. Workers that subscribe are fed. What a worker sends
+    that makes no sense is refused, logged in one line that names the worker, and answered; the
+    manager goes on.
+
+    Args:
+        transport: to the workers and the other managers.
+        buffer: where items are stored, any replay buffer over a one-dimensional tensor storage;
+            None to score alone.
+        score: ``fn(items, sender)`` to scores by name, see
+            :data:`~gfn_rb.remote.scores.ScoreFunction`.
+        baseline: how the baseline is made, by default :class:`~gfn_rb.remote.MinBaseline`.
+        workers: the ranks that send items; by default all but the managers.
+        managers: the ranks of all managers. They keep one baseline in step.
+        duplicates: ``"drop"`` items whose object (terminating state and condition) is stored
+            already, or ``"keep"`` them. Transitions have no object, and are always kept.
+        on_score_error: when ``score`` raises, the worker is told, and the manager ``"continue"``s
+            or ``"stop"``s: the error then leaves :meth:`run` or :meth:`step`.
+        metadata: what to answer metadata queries with, in addition to what the manager knows; a
+            function of the manager that returns what JSON can say.
+        checkpoint: a file to save to, on request, at the end of :meth:`run` and, where asked for,
+            in between.
+        checkpoint_every: save after so many batches.
+        worker_timeout: seconds of silence after which a worker counts as lost.
+        generator: source of randomness of softmax draws for workers.
+
+    Attributes:
+        batches: how many batches were answered.
+
+    Raises:
+        ArgumentError: an argument breaks its rule.
+
+    Examples:
+        >>> manager = ReplayBufferManager(transport, reward_prioritized_buffer(10_000), novelty)
+        >>> manager.run()
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        buffer: ReplayBuffer | None = None,
+        score: ScoreFunction = no_scores,
+        baseline: Baseline | None = None,
+        *,
+        workers: Sequence[int] | None = None,
+        managers: Sequence[int] | None = None,
+        duplicates: Duplicates = "drop",
+        on_score_error: Literal["continue", "stop"] = "continue",
+        metadata: Callable[[ReplayBufferManager], Mapping[str, Any]] | None = None,
+        checkpoint: str | PathLike[str] | None = None,
+        checkpoint_every: int | None = None,
+        worker_timeout: float = 600.0,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        if on_score_error not in ("continue", "stop"):
+            raise ArgumentError(
+                f"on_score_error must be 'continue' or 'stop', got {on_score_error!r}"
+            )
+        self.transport = transport
+        self.buffer = buffer
+        self.batches = 0
+        self.managers, ranks = roles(transport, managers, workers)
+        peers = [rank for rank in self.managers if rank != transport.rank]
+        self._roster = Roster(ranks, worker_timeout)
+        self._store = Store(buffer, transport.size, duplicates, generator)
+        strategy = MinBaseline() if baseline is None else baseline
+        self._baseline = BaselineKeeper(strategy, buffer, [transport.rank, *peers])
+        self._stops_on_error = on_score_error == "stop"
+        self._metadata = metadata
+        self._file = ManagerFile(checkpoint, checkpoint_every, buffer)
+        self._link = Link(transport)
+        self._watch = Stopwatch(PHASES)
+        self._peers = Peers(peers, self._link, self._baseline)
+        self._intake = Intake(self._store, score, self._baseline, self._watch)
+        self._answers = {
+            Kind.HELLO: self._hello,
+            Kind.ITEMS: self._items,
+            Kind.FETCH: self._fetch,
+            Kind.GOODBYE: self._goodbye,
+            Kind.ERROR: self._begin_anew,
+        }
+
+    # What users call.
+
+    @property
+    def finished(self) -> bool:
+        """Whether every worker has said goodbye or is lost."""
+        return self._roster.finished
+
+    @property
+    def baseline(self) -> float | None:
+        """The log-reward below which items are not worth sending, None while nothing is known."""
+        return self._baseline.value()
+
+    def run(self, timeout: float | None = None) -> None:
+        """Serve until every worker has said goodbye or is lost.
+
+        Args:
+            timeout: stop after so many seconds all the same; None for never.
+        """
+        self._roster.wait_anew()
+        end = None if timeout is None else time.monotonic() + timeout
+        while not self.finished:
+            left = _TICK if end is None else min(_TICK, end - time.monotonic())
+            if left < 0:
+                break
+            self.step(left)
+        self._end()
+
+    def step(self, timeout: float = 0.0) -> bool:
+        """Handle one message, for use within another loop.
+
+        Args:
+            timeout: how long to wait for one, in seconds.
+
+        Returns:
+            Whether there was one.
+        """
+        try:
+            with self._watch("idle"):
+                envelope = self.transport.probe(timeout=timeout)
+            if envelope is not None:
+                with self._watch("receive"):
+                    parcel = self._link.take(envelope.source, envelope.tag)
+                self._handle(parcel)
+        except PeerLostError as error:
+            self._lose(error.rank, str(error))
+            return True
+        self._look_after()
+        return envelope is not None
+
+    def metadata(self) -> dict[str, Any]:
+        """Return what is known here, as plain values: what a metadata query is answered with."""
+        known = {
+            "rank": self.transport.rank,
+            "stored": 0 if self.buffer is None else len(self.buffer),
+            "capacity": 0 if self.buffer is None else self.buffer.storage.max_size,
+            "baseline": self.baseline,
+            "batches": self.batches,
+            "subscribers": sorted(self._store.subscribers),
+            "senders": self._roster.state_dict(),
+            "seconds": self._watch.read(),
+        }
+        return known if self._metadata is None else {**known, **self._metadata(self)}
+
+    def timing_summary(self) -> str:
+        """Return in one line where the time went."""
+        return f"{self._name}: {self.batches} batches; {self._watch.summary()}"
+
+    def save(self) -> str:
+        """Save buffer, statistics, baseline and who was fed what.
+
+        Returns:
+            The file.
+
+        Raises:
+            CheckpointError: there is no file to save to, or it cannot be written.
+        """
+        state = {
+            "store": self._store.state_dict(),
+            "baseline": self._baseline.state_dict(),
+            "senders": self._roster.state_dict(),
+            "seconds": self._watch.read(),
+            "batches": self.batches,
+        }
+        with self._watch("checkpoint"):
+            return self._file.save(state)
+
+    def load(self, path: str | PathLike[str] | None = None) -> None:
+        """Go on where a manager was when it saved. All workers are expected anew.
+
+        Args:
+            path: the file; by default the one to save to.
+
+        Raises:
+            CheckpointError: it cannot be read, or is of another kind of manager.
+        """
+        state = self._file.load(path)
+        self._store.load_state_dict(state["store"])
+        self._baseline.load_state_dict(state["baseline"])
+        self._roster.load_state_dict(state["senders"])
+        self._watch.restore(state["seconds"])
+        self.batches = state["batches"]
+
+    # Messages.
+
+    def _handle(self, parcel: Parcel) -> None:
+        if parcel.error is not None:
+            self._refuse_unreadable(parcel)
+        elif parcel.tag == PEER_TAG and parcel.source in self._peers:
+            self._hear(parcel)
+        elif parcel.tag == METADATA_TAG:
+            self._question(parcel)
+        elif parcel.tag == DATA_TAG and parcel.source in self._roster:
+            self._data(parcel)
+        else:
+            self._refuse(parcel, f"tag {parcel.tag} from rank {parcel.source} is not expected")
+
+    def _data(self, parcel: Parcel) -> None:
+        sender = self._roster.senders[parcel.source]
+        if sender.state == REFUSED and parcel.kind != Kind.HELLO:
+            return
+        if self._roster.heard(parcel.source, parcel.nbytes):
+            log.warning("%s: worker %d is back", self._name, parcel.source)
+        if parcel.kind in self._answers:
+            self._answers[Kind(parcel.kind)](parcel)
+        else:
+            self._refuse(parcel, f"a frame of kind {parcel.kind} means nothing to a manager")
+
+    def _hello(self, parcel: Parcel) -> None:
+        version, terms = parcel.meta.get("protocol"), parcel.meta.get("subscription")
+        if version != PROTOCOL:
+            self._refuse(parcel, f"it speaks protocol {version}, this manager speaks {PROTOCOL}")
+            self._lose(parcel.source, "it speaks another version", REFUSED)
+            return
+        if terms is not None:
+            try:
+                self._store.subscribe(parcel.source, terms)
+            except ArgumentError as error:
+                self._refuse(parcel, str(error))
+                return
+        self._reply(parcel, Kind.WELCOME, {"protocol": PROTOCOL, "baseline": self.baseline})
+
+    def _items(self, parcel: Parcel) -> None:
+        rows, source = parcel.rows, parcel.source
+        if rows is None:
+            self._refuse(parcel, "a frame of items holds none")
+            return
+        verdict = self._intake.take(rows, source, bool(parcel.meta.get("store", True)))
+        error = verdict.unstored or verdict.unscored
+        sender = self._roster.senders[source]
+        sender.count(batches=1, items=len(rows), errors=error is not None, **verdict.outcomes)
+        self.batches += 1
+        fed = self._next_for(source)
+        answer = {
+            "to": parcel.meta.get("id"),
+            "outcomes": verdict.outcomes,
+            "scores": verdict.scores,
+            "baseline": self.baseline,
+            "feeds": fed is not None,
+        }
+        if error is not None:
+            self._log_refusal(parcel, f"{len(rows)} items: {type(error).__name__}: {error}")
+            answer["error"] = described(error)
+        self._reply(parcel, Kind.SCORES, answer, verdict.per_row)
+        if fed is not None:
+            self._reply(parcel, Kind.FEED, {}, fed)
+        if verdict.unscored is not None and self._stops_on_error:
+            raise verdict.unscored
+
+    def _next_for(self, rank: int, quota: int | None = None) -> TensorDictBase | None:
+        with self._watch("feed"):
+            fed = self._store.next_for(rank, quota)
+        self._roster.senders[rank].fed += 0 if fed is None else len(fed)
+        return fed
+
+    def _fetch(self, parcel: Parcel) -> None:
+        quota = parcel.meta.get("quota")
+        if parcel.source not in self._store.subscribers:
+            self._refuse(parcel, "it asks for items and has not subscribed")
+        elif quota is not None and (type(quota) is not int or quota < 1):
+            self._refuse(parcel, f"quota must be at least 1, got {quota!r}")
+        else:
+            fed = self._next_for(parcel.source, quota)
+            self._reply(parcel, Kind.FEED, {"asked": True}, fed)
+
+    def _goodbye(self, parcel: Parcel) -> None:
+        self._roster.leave(parcel.source, GONE)
+        self._reply(parcel, Kind.BYE, self._roster.senders[parcel.source].to_json())
+
+    def _begin_anew(self, parcel: Parcel) -> None:
+        """Announce everything again to a worker that could not read an answer."""
+        log.warning("%s: worker %d could not read an answer", self._name, parcel.source)
+        self._link.begin_anew(parcel.source, parcel.tag)
+
+    def _question(self, parcel: Parcel) -> None:
+        try:
+            if parcel.kind == Kind.METADATA:
+                answer = dict(self.metadata())
+            elif parcel.kind == Kind.CHECKPOINT:
+                answer = {"path": self.save()}
+            else:
+                raise ArgumentError(f"a frame of kind {parcel.kind} is no question")
+            self._reply(parcel, Kind(parcel.kind), answer)
+        except Exception as error:
+            self._log_refusal(parcel, f"{type(error).__name__}: {error}")
+            self._reply(parcel, Kind.ERROR, {"error": described(error)})
+
+    def _hear(self, parcel: Parcel) -> None:
+        try:
+            self._peers.hear(parcel)
+        except ArgumentError as error:
+            self._log_refusal(parcel, str(error))
+
+    # Answers.
+
+    def _reply(self, parcel: Parcel, kind: Kind, meta: dict[str, Any], rows: Any = None) -> None:
+        dest = parcel.source
+        try:
+            with self._watch("reply"):
+                self._link.post(dest, parcel.tag, kind, meta, rows)
+        except PeerLostError as error:
+            self._lose(dest, str(error))
+        except (ArgumentError, ShapeError) as error:  # too large, or no plain tensors
+            self._refuse(parcel, f"the answer cannot be sent: {error}")
+        if self._link.leaving(dest) > _UNTAKEN:
+            self._lose(dest, f"it has left {_UNTAKEN} answers untaken")
+
+    def _refuse(self, parcel: Parcel, why: str) -> None:
+        self._log_refusal(parcel, why)
+        error = {"type": "refused", "message": why}
+        self._reply(parcel, Kind.ERROR, {"to": parcel.meta.get("id"), "error": error})
+
+    def _refuse_unreadable(self, parcel: Parcel) -> None:
+        """Tell a rank that its frame was lost, so that it announces everything anew."""
+        self._log_refusal(parcel, str(parcel.error))
+        if parcel.source in self._roster:
+            self._roster.senders[parcel.source].unreadable += 1
+        assert parcel.error is not None
+        if parcel.tag in (DATA_TAG, METADATA_TAG):
+            self._reply(parcel, Kind.ERROR, {"unreadable": True, "error": described(parcel.error)})
+        if isinstance(parcel.error, WireVersionError):
+            self._lose(parcel.source, "it speaks another version", REFUSED)
+
+    def _log_refusal(self, parcel: Parcel, why: str) -> None:
+        log.warning("%s: refused what rank %d sent: %s", self._name, parcel.source, one_line(why))
+
+    # What no message tells.
+
+    def _look_after(self) -> None:
+        for rank in self._roster.silent():
+            self._lose(rank, "it has been silent for too long")
+        if self._file.due(self.batches):
+            self.save()
+        self._tell_peers()
+
+    def _tell_peers(self) -> None:
+        for error in self._peers.tell():
+            self._lose(error.rank, str(error))
+
+    def _lose(self, rank: int, why: str, state: str = LOST) -> None:
+        if rank in self._peers:
+            self._peers.drop(rank)
+            log.warning("%s: manager %d is gone: %s", self._name, rank, why)
+        elif rank in self._roster and self._roster.leave(rank, state):
+            n, left = len(self._roster.senders), len(self._roster.present)
+            log.warning(
+                "%s: worker %d is lost: %s; going on with %d of %d workers",
+                *(self._name, rank, one_line(why), left, n),
+            )
+
+    def _end(self) -> None:
+        self._tell_peers()
+        untaken = self._link.flush(_GRACE, {*self._roster.lost, *self.managers})
+        if untaken:
+            log.warning("%s: %d answers were not taken", self._name, untaken)
+        if self._file.path is not None:
+            self.save()
+        log.info(self.timing_summary())
+
+    @property
+    def _name(self) -> str:
+        return f"manager {self.transport.rank}"

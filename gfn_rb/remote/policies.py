@@ -1,0 +1,187 @@
+"""Which of the items that a worker does not know it is given next."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchrl.data.replay_buffers.storages import Storage
+
+from gfn_rb.errors import ArgumentError
+from gfn_rb.numerics import Extremes, WeightedTree
+from gfn_rb.remote.identity import objects
+from gfn_rb.shapes import Float, Int64
+
+_POOL = 8  # how many candidates the diverse policy looks at for each that it gives
+
+
+class Shelf(ABC):
+    """Rows of a manager's buffer that one worker could be given, ready to be picked from.
+
+    Putting m rows in, or picking k, costs some m or k times the square root of the capacity at
+    most, never a pass over it.
+
+    Args:
+        storage: the manager's.
+    """
+
+    def __init__(self, storage: Storage) -> None:
+        self.storage = storage
+
+    @abstractmethod
+    def put(
+        self,
+        rows: Int64[Tensor, "m"],
+        log_reward: Float[Tensor, "m"],
+        arrival: Int64[Tensor, "m"],
+    ) -> None:
+        """Put rows in, or change them; those of log-reward -inf are worth nothing.
+
+        Args:
+            rows: each once.
+            log_reward: of each.
+            arrival: of each, larger is later.
+        """
+
+    @abstractmethod
+    def remove(self, rows: Int64[Tensor, "m"]) -> None:
+        """Take rows out; those that were not in are passed over.
+
+        Args:
+            rows: each once.
+        """
+
+    @abstractmethod
+    def pick(self, k: int, generator: torch.Generator | None = None) -> Int64[Tensor, "j"]:
+        """Return up to k rows, best first where the policy has an order; they stay in.
+
+        Args:
+            k: how many at most, at least 1.
+            generator: source of randomness, on the CPU.
+        """
+
+
+class _Ordered(Shelf):
+    """Rows by a key, the smallest first."""
+
+    def __init__(self, storage: Storage) -> None:
+        super().__init__(storage)
+        self._extremes = Extremes(storage.max_size)
+
+    @abstractmethod
+    def _key(self, log_reward: Tensor, arrival: Tensor) -> Tensor:
+        """Return what to order rows by, float64, inf for what is worth nothing."""
+
+    def put(
+        self,
+        rows: Int64[Tensor, "m"],
+        log_reward: Float[Tensor, "m"],
+        arrival: Int64[Tensor, "m"],
+    ) -> None:
+        """Put rows in, or change them."""
+        self._extremes.update(rows, self._key(log_reward.to(torch.float64), arrival), -arrival)
+
+    def remove(self, rows: Int64[Tensor, "m"]) -> None:
+        """Take rows out."""
+        absent = torch.full(rows.shape, math.inf, dtype=torch.float64)
+        self._extremes.update(rows, absent, torch.zeros_like(rows))
+
+    def pick(self, k: int, generator: torch.Generator | None = None) -> Int64[Tensor, "j"]:
+        """Return up to k rows."""
+        smallest = self._extremes.smallest(min(k, self._extremes.capacity))
+        rows = smallest.rows(int((smallest.key < math.inf).sum()))
+        return rows[self._extremes.key[rows].sort(stable=True).indices]
+
+
+class Top(_Ordered):
+    """The items of highest reward, of equal ones the newest."""
+
+    def _key(self, log_reward: Tensor, arrival: Tensor) -> Tensor:
+        return -log_reward
+
+
+class Newest(_Ordered):
+    """The items that arrived last."""
+
+    def _key(self, log_reward: Tensor, arrival: Tensor) -> Tensor:
+        return torch.where(log_reward > -math.inf, -arrival.to(torch.float64), math.inf)
+
+
+class Diverse(Top):
+    """Items of high reward far from each other.
+
+    Of the 8 k items of highest reward, the best; then again and again the one whose terminating
+    state is, in L1 distance, furthest from all taken before (Gonzalez 1985).
+    """
+
+    def pick(self, k: int, generator: torch.Generator | None = None) -> Int64[Tensor, "j"]:
+        """Return up to k rows."""
+        pool = super().pick(_POOL * k, generator)
+        if len(pool) <= k:
+            return pool
+        found = objects(self.storage.get(pool))
+        return pool[:k] if found is None else pool[_furthest(found[0], k)]
+
+
+class Softmax(Shelf):
+    """Items drawn without replacement in proportion to exp(log-reward)."""
+
+    def __init__(self, storage: Storage) -> None:
+        super().__init__(storage)
+        self._tree = WeightedTree(storage.max_size)
+
+    def put(
+        self,
+        rows: Int64[Tensor, "m"],
+        log_reward: Float[Tensor, "m"],
+        arrival: Int64[Tensor, "m"],
+    ) -> None:
+        """Put rows in, or change them."""
+        self._tree.update(rows, log_reward.to(torch.float64))
+
+    def remove(self, rows: Int64[Tensor, "m"]) -> None:
+        """Take rows out."""
+        self._tree.update(rows, torch.full(rows.shape, -math.inf, dtype=torch.float64))
+
+    def pick(self, k: int, generator: torch.Generator | None = None) -> Int64[Tensor, "j"]:
+        """Return up to k rows."""
+        rows, score = self._tree.perturbed(min(k, self._tree.capacity), generator)
+        return rows[score > -math.inf]
+
+
+POLICIES: dict[str, type[Shelf]] = {
+    "top": Top,
+    "diverse": Diverse,
+    "softmax": Softmax,
+    "newest": Newest,
+}
+
+
+def check_policy(policy: Any) -> str:
+    """Return the name of a policy, or raise.
+
+    Args:
+        policy: the name.
+
+    Raises:
+        ArgumentError: there is none of that name.
+    """
+    if not isinstance(policy, str) or policy not in POLICIES:
+        raise ArgumentError(f"policy must be one of {sorted(POLICIES)}, got {policy!r}")
+    return policy
+
+
+def _furthest(state: Tensor, k: int) -> Int64[Tensor, "k"]:
+    """Return k positions, the first and then those furthest from all before."""
+    point = state.reshape(len(state), -1).to(torch.float64)
+    taken = torch.zeros(k, dtype=torch.int64)
+    nearest = torch.full(point.shape[:1], math.inf, dtype=torch.float64)
+    for i in range(1, k):
+        last = int(taken[i - 1])
+        nearest = torch.minimum(nearest, (point - point[last]).abs().sum(1))
+        nearest[last] = -1.0
+        taken[i] = nearest.argmax()
+    return taken

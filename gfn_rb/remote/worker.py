@@ -1,0 +1,340 @@
+"""A rank that samples, keeps a buffer of its own, and sends what is worth sending."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Literal, TypeAlias
+
+from tensordict import TensorDictBase
+from torchrl.data import ReplayBuffer
+
+from gfn_rb.containers import States, Trajectories, Transitions
+from gfn_rb.errors import ArgumentError, GfnRbError, PeerLostError, TransportTimeoutError
+from gfn_rb.keys import LOG_REWARD
+from gfn_rb.remote.desk import Desk, Reply
+from gfn_rb.remote.feed import Subscription
+from gfn_rb.remote.holdings import Holdings
+from gfn_rb.remote.modes import AwaitReply, Mode
+from gfn_rb.remote.payload import BaselineFilter, Payload, check_payload, packed, require_fit
+from gfn_rb.remote.protocol import Kind
+from gfn_rb.remote.ranks import ranks_of
+from gfn_rb.remote.statistics import WorkerStatistics
+from gfn_rb.transports.base import Transport
+from gfn_rb.writers.rows import scalar_key
+
+log = logging.getLogger(__name__)
+
+Items: TypeAlias = TensorDictBase | Trajectories | Transitions | States
+
+
+class ReplayBufferWorker:
+    """Adds items to a local buffer, and sends them to one or several managers.
+
+    The local buffer comes first: items are added to it before anything is sent, and when no
+    manager is left, the worker goes on with it alone. Until then, every row is accounted for in
+    :attr:`statistics`.
+
+    Args:
+        transport: to the managers.
+        manager: rank of the manager, or ranks of several, which take turns. To keep to the one
+            on the same machine, name that one alone.
+        buffer: the local buffer; None to keep nothing.
+        mode: when to send and whether to wait: :class:`~gfn_rb.remote.AwaitReply`,
+            :class:`~gfn_rb.remote.CollectLater` or :class:`~gfn_rb.remote.NonBlocking`. In the
+            last two, items must not be changed in place after they were added.
+        frequency: send at every ``frequency``-th add what was added since the last time.
+        payload: what to send: whole ``"items"``; ``"terminating"`` states with their log-reward
+            and condition; or the same for ``"scoring"`` alone, not to be stored.
+        filter: leaves out rows below the managers' baseline, see
+            :class:`~gfn_rb.remote.BaselineFilter`; None to send all.
+        subscription: what the managers are to feed.
+        keep: which of ``log_prob`` and ``estimator_output`` to send; by default neither.
+        on_error: when a manager could not store or score a batch, :meth:`extend` and the like
+            ``"raise"`` a :class:`~gfn_rb.errors.RemoteError`, all else being done, or ``"log"`` it.
+        timeout: seconds to wait for an answer before a manager counts as lost.
+
+    Attributes:
+        statistics: what was counted.
+
+    Raises:
+        ArgumentError: an argument breaks its rule.
+
+    Examples:
+        >>> with ReplayBufferWorker(transport, 0, local, mode=NonBlocking()) as worker:
+        ...     worker.extend(sampler.sample_trajectories(env, n=16))
+        ...     batch = local.sample()
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        manager: int | Sequence[int],
+        buffer: ReplayBuffer | None = None,
+        *,
+        mode: Mode | None = None,
+        frequency: int = 1,
+        payload: Payload = "items",
+        filter: BaselineFilter | None = None,
+        subscription: Subscription | None = None,
+        keep: Sequence[str] = (),
+        on_error: Literal["raise", "log"] = "raise",
+        timeout: float = 30.0,
+    ) -> None:
+        managers = [manager] if isinstance(manager, int) else manager
+        managers = ranks_of("manager", managers, (), transport)
+        if transport.rank in managers:
+            raise ArgumentError(f"manager must be another rank than this one, {transport.rank}")
+        if frequency < 1:
+            raise ArgumentError(f"frequency must be at least 1, got {frequency}")
+        if on_error not in ("raise", "log"):
+            raise ArgumentError(f"on_error must be 'raise' or 'log', got {on_error!r}")
+        self.buffer = buffer
+        self.subscription = subscription
+        self.statistics = WorkerStatistics()
+        self.frequency = frequency
+        self.mode = AwaitReply() if mode is None else mode
+        self.filter = filter
+        self.payload = payload
+        self._dropped = check_payload(payload, keep)
+        self._raises = on_error == "raise"
+        self._timeout = timeout
+        self._local = None if buffer is None or subscription is None else Holdings(buffer)
+        self._desk = Desk(transport, managers, timeout, self.statistics, self._feed)
+        self._connected = False
+        self._adds = 0
+        self._pending: list[TensorDictBase] = []
+        self._name = f"worker {transport.rank}"
+
+    # What users call.
+
+    @property
+    def baseline(self) -> float | None:
+        """The log-reward below which items are not worth sending, None while unknown."""
+        return self._desk.baseline
+
+    @property
+    def managers(self) -> list[int]:
+        """The managers that are not lost."""
+        return [*self._desk.managers]
+
+    @property
+    def unanswered(self) -> int:
+        """How many batches are still to be answered."""
+        return self._desk.unanswered
+
+    @property
+    def pending(self) -> int:
+        """How many rows wait to be sent."""
+        return sum(map(len, self._pending))
+
+    def connect(self) -> None:
+        """Greet the managers. The first add does so too.
+
+        Raises:
+            TransportTimeoutError: a rank does not answer: it is no manager.
+            PeerLostError: a rank is gone.
+            RemoteError: a manager refuses the subscription, or this version.
+            WireError: a rank speaks another version.
+        """
+        if not self._connected:
+            self._desk.connect(None if self.subscription is None else self.subscription.terms())
+            self._connected = True
+
+    def add(self, item: TensorDictBase) -> Reply | None:
+        """Add one item.
+
+        Args:
+            item: batch size [].
+
+        Returns:
+            See :meth:`extend`.
+        """
+        return self.extend(item.unsqueeze(0))
+
+    def extend(self, items: Items) -> Reply | None:
+        """Add items to the local buffer, and send what is due.
+
+        Args:
+            items: a container, or a TensorDict of batch size [n] with a ``log_reward``.
+
+        Returns:
+            The newest answer that came in the meantime, if any: to these items or to earlier ones,
+            depending on the mode.
+
+        Raises:
+            KeyMismatchError, ShapeError, NaNError: the items do not fit. Nothing was sent.
+            RemoteError: a manager could not store or score a batch.
+        """
+        rows = items if isinstance(items, TensorDictBase) else items.to_tensordict()
+        scalar_key(rows, LOG_REWARD)
+        require_fit(self._pending, rows)
+        self.connect()
+        if len(rows):
+            self._keep(rows)
+        self._adds += 1
+        if self._adds % self.frequency == 0:
+            self._send()
+        else:
+            self._desk.collect()
+        return self._newest()
+
+    def flush(self) -> Reply | None:
+        """Send what is pending, without waiting for the next add that is due.
+
+        Returns:
+            See :meth:`extend`.
+        """
+        self._send()
+        return self._newest()
+
+    def fetch(self, quota: int | None = None) -> int:
+        """Ask the managers for items now.
+
+        Args:
+            quota: how many from each, at most; by default that of the subscription.
+
+        Returns:
+            How many were new.
+
+        Raises:
+            ArgumentError: ``quota`` below 1, or the worker has no subscription.
+            RemoteError: a manager refuses.
+        """
+        if self.subscription is None:
+            raise ArgumentError("the worker has no subscription, so that nothing can be fetched")
+        if quota is not None and quota < 1:
+            raise ArgumentError(f"quota must be at least 1, got {quota}")
+        self.connect()
+        before = self.statistics.fed - self.statistics.fed_duplicates
+        for rank in self.managers:
+            try:
+                answer = self._desk.ask(rank, Kind.FETCH, {"quota": quota})
+            except (PeerLostError, TransportTimeoutError) as error:
+                self._desk.lose(rank, str(error))
+                continue
+            if answer.rows is not None:
+                self._feed(answer.rows)
+        return self.statistics.fed - self.statistics.fed_duplicates - before
+
+    def drain(self, timeout: float = 30.0) -> list[Reply]:
+        """Send what is pending, and wait for all answers.
+
+        Args:
+            timeout: how long, in seconds. What is unanswered then is counted as lost.
+
+        Returns:
+            The answers that nobody has seen, oldest first.
+
+        Raises:
+            RemoteError: see :meth:`extend`.
+        """
+        if self._connected:
+            self._send()
+            if not self._desk.wait(timeout):
+                n = self.unanswered
+                log.warning("%s: %d batches unanswered after %g s", self._name, n, timeout)
+                self._desk.give_up()
+        replies, self._desk.replies = self._desk.replies, []
+        self._settle_errors()
+        return replies
+
+    def close(self, timeout: float = 30.0) -> None:
+        """Drain, and say goodbye to the managers. The transport stays open.
+
+        Args:
+            timeout: how long to wait for answers, and for each manager's goodbye, in seconds.
+
+        Raises:
+            RemoteError: see :meth:`extend`.
+        """
+        if not self._connected:
+            return
+        try:
+            self.drain(timeout)
+        finally:
+            self._desk.leave(timeout)
+            self._connected = False
+
+    def __enter__(self) -> ReplayBufferWorker:
+        self.connect()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            self.close()
+        except GfnRbError as later:
+            if error is None:
+                raise
+            log.warning("%s: %s", self._name, later)
+
+    # Sending.
+
+    def _keep(self, rows: TensorDictBase) -> None:
+        if self.buffer is not None:
+            self.buffer.extend(rows.copy())
+        self.statistics.offered += len(rows)
+        self._pending.append(rows if self.frequency == 1 else rows.clone())
+
+    def _send(self) -> None:
+        may_send = self.mode.before(self._desk)
+        rows = self._ready()
+        if rows is None or not len(rows):
+            return
+        if not may_send or not self._desk.send(rows, self.payload != "scoring"):
+            self.statistics.skipped += len(rows)
+        else:
+            self.mode.after(self._desk)
+
+    def _ready(self) -> TensorDictBase | None:
+        """Return what is pending as it is sent: reduced and filtered."""
+        batches, self._pending = self._pending, []
+        if not batches:
+            return None
+        added = sum(map(len, batches))
+        rows = packed(batches, self.payload, self._dropped)
+        self.statistics.reduced += added - len(rows)
+        if self.filter is None or not len(rows):
+            return rows
+        kept = self.filter(rows, self.baseline)
+        self.statistics.filtered += len(rows) - len(kept)
+        self.statistics.refreshes = self.filter.refreshes
+        return kept
+
+    # What comes back.
+
+    def _feed(self, rows: TensorDictBase) -> None:
+        if self.subscription is not None:
+            dropped = self.subscription.receive(rows, self._local)
+            self.statistics.count(fed=len(rows), fed_duplicates=dropped)
+
+    def _newest(self) -> Reply | None:
+        replies, self._desk.replies = self._desk.replies, []
+        self._settle_errors()
+        return replies[-1] if replies else None
+
+    def _settle_errors(self) -> None:
+        errors, self._desk.errors = self._desk.errors, []
+        for error in errors[1:] if self._raises else errors:
+            log.warning("%s: %s", self._name, error.reason)
+        if errors and self._raises:
+            raise errors[0]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the counters; buffers are saved on their own, and what is pending is not."""
+        return {"statistics": self.statistics.to_json(), "adds": self._adds}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from earlier counters.
+
+        Args:
+            state: what :meth:`state_dict` gave.
+        """
+        self.statistics.restore(state["statistics"])
+        self._adds = state["adds"]

@@ -1,0 +1,183 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from remote.remote_runs import objects
+
+from gfn_rb import fifo_buffer
+from gfn_rb.errors import ArgumentError
+from gfn_rb.remote.baseline import (
+    BaselineKeeper,
+    EMABaseline,
+    MinBaseline,
+    PercentileBaseline,
+    Summary,
+)
+
+
+def offer(keeper, rb, values):
+    rows = objects(range(len(values)), torch.tensor(values))
+    rb.extend(rows)
+    keeper.written(len(values))
+    keeper.observe(rows["log_reward"])
+
+
+def test_the_running_mean_is_that_of_batch_minima():
+    keeper = BaselineKeeper(EMABaseline(alpha=0.25))
+    assert keeper.value() is None
+    keeper.observe(torch.tensor([4.0, 2.0]))
+    assert keeper.value() == 2.0
+    keeper.observe(torch.tensor([10.0, 11.0]))
+    assert keeper.value() == 0.25 * 10 + 0.75 * 2
+
+
+def test_rewards_that_are_not_finite_do_not_count():
+    keeper = BaselineKeeper(EMABaseline())
+    keeper.observe(torch.tensor([-math.inf, math.nan, math.inf]))
+    assert keeper.value() is None
+    keeper.observe(torch.tensor([-math.inf, 3.0, math.nan]))
+    assert keeper.value() == 3.0
+
+
+def test_min_is_the_mean_until_the_buffer_is_full_and_then_its_lowest():
+    rb = fifo_buffer(4)
+    keeper = BaselineKeeper(MinBaseline(alpha=0.5), rb)
+    offer(keeper, rb, [1.0, 5.0])
+    offer(keeper, rb, [3.0])
+    assert keeper.value() == 2.0
+    offer(keeper, rb, [-math.inf])
+    assert keeper.value() == 1.0
+    offer(keeper, rb, [7.0])  # in the place of the 1
+    assert keeper.value() == 3.0
+
+
+def test_the_ema_takes_no_notice_of_a_full_buffer():
+    rb = fifo_buffer(2)
+    keeper = BaselineKeeper(EMABaseline(alpha=1.0), rb)
+    offer(keeper, rb, [1.0, 5.0])
+    keeper.observe(torch.tensor([9.0]))
+    assert keeper.value() == 9.0
+
+
+@pytest.mark.parametrize(
+    ("percentile", "expected"), [(0.0, 10.0), (0.24, 10.0), (0.25, 20.0), (0.5, 30.0), (1.0, 50.0)]
+)
+def test_the_percentile_is_an_order_statistic(percentile, expected):
+    rb = fifo_buffer(6)
+    keeper = BaselineKeeper(PercentileBaseline(percentile), rb)
+    offer(keeper, rb, [30.0, 10.0, 50.0, 20.0, 40.0, -math.inf])
+    assert keeper.value() == expected
+
+
+def test_a_buffer_without_finite_rewards_has_no_order_statistics():
+    rb = fifo_buffer(2)
+    keeper = BaselineKeeper(MinBaseline(), rb)
+    offer(keeper, rb, [-math.inf, -math.inf])
+    assert keeper.value() is None
+
+
+def test_order_statistics_of_large_buffers_are_read_when_enough_has_changed():
+    rb = fifo_buffer(1024)
+    keeper = BaselineKeeper(MinBaseline(), rb)
+    offer(keeper, rb, [5.0] * 1024)
+    assert keeper.value() == 5.0
+    offer(keeper, rb, [4.0] * 3)
+    assert keeper.value() == 5.0
+    offer(keeper, rb, [4.5])
+    assert keeper.value() == 4.0
+
+
+def test_managers_combine_what_they_know():
+    full = [Summary((2.0,), 10, 0.0, 1), Summary((3.0,), 10, 9.0, 3)]
+    assert MinBaseline().of(full) == 2.0
+    assert EMABaseline().of(full) == 9.0 * 3 / 4
+    assert MinBaseline().of([*full, Summary((), 0, None, 0)]) == 9.0 * 3 / 4
+    assert MinBaseline().of([Summary(), Summary()]) is None
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(st.integers(130, 400), min_size=2, max_size=3), st.floats(0, 1), st.integers(0, 999)
+)
+def test_the_percentile_of_several_buffers_is_right_to_a_64th_in_rank(sizes, percentile, seed):
+    strategy, rng = PercentileBaseline(percentile), torch.Generator().manual_seed(seed)
+    buffers = [torch.randn(n, generator=rng).mul(3).round().tolist() for n in sizes]
+    summaries = []
+    for rank, values in enumerate(buffers):
+        rb = fifo_buffer(len(values))
+        keeper = BaselineKeeper(strategy, rb, [rank, 9])
+        offer(keeper, rb, values)
+        summaries.append(keeper.summary())
+    everything = sorted(torch.tensor([v for values in buffers for v in values]).tolist())
+    low, high = (percentile + d / 64 for d in (-1.5, 1.5))
+    bounds = [
+        everything[min(len(everything) - 1, max(0, f(level * (len(everything) - 1))))]
+        for f, level in ((math.floor, low), (math.ceil, high))
+    ]
+    assert bounds[0] <= strategy.of(summaries) <= bounds[1]
+
+
+def test_managers_with_the_same_summaries_have_the_same_baseline():
+    keepers = [BaselineKeeper(EMABaseline(0.3), None, ranks) for ranks in ([0, 1, 2], [2, 0, 1])]
+    values = {0: 0.1, 2: 0.2}
+    for keeper in keepers:
+        keeper.observe(torch.tensor([values[keeper.rank]]))
+    mine, yours = (keeper.summary() for keeper in keepers)
+    third = Summary((), 0, 0.7, 5)
+    keepers[0].hear(2, yours)
+    keepers[1].hear(0, mine)
+    for keeper in keepers:
+        keeper.hear(1, third)
+    assert keepers[0].value() == keepers[1].value() == pytest.approx((0.1 + 0.2 + 3.5) / 7)
+    for keeper in keepers:
+        keeper.drop_peer(1)
+    assert keepers[0].value() == keepers[1].value() == pytest.approx(0.15)
+    with pytest.raises(ArgumentError, match=r"rank must be one of the managers \[2\], got 1"):
+        keepers[0].hear(1, third)
+
+
+def test_a_restored_keeper_goes_on():
+    def follow(keeper, steps):
+        for step in steps:
+            keeper.observe(torch.tensor([float(step)]))
+        return keeper.value()
+
+    one, other = (BaselineKeeper(EMABaseline(), None, [0, 1]) for _ in range(2))
+    one.hear(1, Summary((), 0, 5.0, 2))
+    follow(one, range(3))
+    other.load_state_dict(one.state_dict())
+    assert follow(one, range(3, 6)) == follow(other, range(3, 6))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({}, "must be those of a Summary"),
+        ({"quantiles": 3, "rows": 0, "ema": None, "batches": 0}, "must be those of a Summary"),
+        ({"quantiles": [math.nan], "rows": 1, "ema": None, "batches": 0}, "must be finite"),
+        ({"quantiles": [], "rows": 1, "ema": math.inf, "batches": 0}, "must be finite"),
+    ],
+)
+def test_what_is_no_summary_is_refused(values, message):
+    with pytest.raises(ArgumentError, match=message):
+        Summary.from_json(values)
+
+
+def test_a_summary_survives_the_journey():
+    summary = Summary((1.0, 2.0), 7, 0.5, 3)
+    assert Summary.from_json(summary.to_json()) == summary
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: EMABaseline(alpha=0.0), "alpha must be above 0 and at most 1, got 0.0"),
+        (lambda: MinBaseline(alpha=1.5), "alpha must be above 0 and at most 1, got 1.5"),
+        (lambda: PercentileBaseline(1.5), r"percentile must be in \[0, 1\], got 1.5"),
+    ],
+)
+def test_bad_arguments_are_named(make, message):
+    with pytest.raises(ArgumentError, match=message):
+        make()

@@ -1,0 +1,298 @@
+"""What goes wrong on one rank is noticed, named in a log line, and survived by the others."""
+
+import time
+
+import pytest
+import torch
+from remote.remote_runs import LIMIT, group, objects, threads, values_of
+
+from gfn_rb import fifo_buffer
+from gfn_rb.errors import RemoteError, WireVersionError
+from gfn_rb.remote import (
+    AwaitReply,
+    CollectLater,
+    NonBlocking,
+    ReplayBufferManager,
+    ReplayBufferWorker,
+    Subscription,
+)
+from gfn_rb.remote.link import Link
+from gfn_rb.remote.protocol import DATA_TAG, PROTOCOL, Kind
+from gfn_rb.remote.wire import FrameWriter
+
+MODES = [AwaitReply, CollectLater, NonBlocking]
+
+
+def bytes_of(payload):
+    transport = group(1)[0]
+    transport.send(payload, 0)
+    return transport.recv(0).data
+
+
+def frame(number=1):
+    return bytes_of(FrameWriter().frame(Kind.ITEMS, objects([7]), {"id": number}))
+
+
+def garbage():
+    return torch.arange(200, dtype=torch.uint8)
+
+
+def truncated():
+    return frame()[:-8]
+
+
+def damaged():
+    data = frame()
+    data[len(data) // 2] ^= 1
+    return data
+
+
+def of_another_version():
+    data = frame()
+    data[8] += 1
+    return data
+
+
+def settle(manager):
+    while manager.step():
+        pass
+
+
+@pytest.mark.parametrize("make", [garbage, truncated, damaged])
+def test_a_manager_survives_frames_it_cannot_read(caplog, make):
+    transports = group(3)
+    manager = ReplayBufferManager(transports[0], fifo_buffer(9))
+    one, other = Link(transports[1]), Link(transports[2])
+    transports[1].send([make().numpy()], 0, DATA_TAG)
+    settle(manager)
+    assert len([r for r in caplog.records if "refused what rank 1 sent" in r.message]) == 1
+    answer = one.receive()
+    assert answer.kind == Kind.ERROR
+    assert answer.meta["unreadable"] is True
+    assert manager.metadata()["senders"]["1"]["unreadable"] == 1
+    for link, value in ((one, 1), (other, 2)):
+        link.post(0, DATA_TAG, Kind.ITEMS, {"id": 1}, objects([value]))
+    settle(manager)
+    assert values_of(manager.buffer) == [1, 2]
+
+
+def test_a_manager_drops_a_worker_of_another_format(caplog):
+    transports = group(2)
+    manager = ReplayBufferManager(transports[0], fifo_buffer(9))
+    transports[1].send([of_another_version().numpy()], 0, DATA_TAG)
+    settle(manager)
+    assert "worker 1 is lost: it speaks another version" in caplog.text
+    assert manager.finished
+    assert Link(transports[1]).receive().meta["error"]["type"] == "WireVersionError"
+
+
+def test_a_manager_survives_messages_that_are_too_large(caplog):
+    transports = group(3)
+    transports[0].max_nbytes = 2000
+    manager = ReplayBufferManager(transports[0], fifo_buffer(900))
+    one, other = Link(transports[1]), Link(transports[2])
+    one.post(0, DATA_TAG, Kind.ITEMS, {"id": 1}, objects(range(300)))
+    other.post(0, DATA_TAG, Kind.ITEMS, {"id": 1}, objects([5]))
+    settle(manager)
+    assert "refused what rank 1 sent" in caplog.text
+    assert values_of(manager.buffer) == [5]
+
+
+class Damage:
+    """A transport of a worker that spoils some of the messages it sends."""
+
+    def __init__(self, transport, spoilt):
+        self.count, self.spoilt, self.isend = 0, spoilt, transport.isend
+        transport.isend = self
+
+    def __call__(self, payload, dest, tag=0):
+        self.count += 1
+        if self.count in self.spoilt:
+            payload = [bytes_of(payload)[:-8].numpy()]
+        return self.isend(payload, dest, tag)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_worker_whose_frame_was_damaged_goes_on(caplog, mode):
+    transports = group(2)
+    manager = ReplayBufferManager(transports[0], fifo_buffer(99))
+    Damage(transports[1], {2, 5})  # the first batch, with its schema, and the fourth
+    worker = ReplayBufferWorker(transports[1], 0, mode=mode(), on_error="log", timeout=LIMIT)
+    with threads(manager.run), worker:
+        for value in range(8):
+            worker.extend(objects([value, value + 10]))
+            worker.drain(LIMIT)
+    statistics = worker.statistics
+    assert (statistics.sent, statistics.stored, statistics.lost) == (16, 12, 4)
+    assert values_of(manager.buffer) == [1, 2, 4, 5, 6, 7, 11, 12, 14, 15, 16, 17]
+    assert worker.managers == [0]
+    assert manager.metadata()["senders"]["1"]["unreadable"] == 2
+
+
+@pytest.mark.parametrize("spoilt", [{2}, {3}, {4}])
+def test_a_worker_that_cannot_read_an_answer_goes_on(caplog, spoilt):
+    transports = group(3)
+    manager = ReplayBufferManager(transports[0], fifo_buffer(99), score_rows)
+    Damage(transports[0], spoilt)  # a score, the items fed, or the next score
+    fed = fifo_buffer(9)
+    other = Link(transports[2])
+    other.post(0, DATA_TAG, Kind.ITEMS, {"id": 1}, objects([50]))
+    transports[0].isend.count = -1  # the answer to that
+    worker = ReplayBufferWorker(transports[1], 0, subscription=Subscription(fed, 1), timeout=LIMIT)
+    with threads(manager.run):
+        time.sleep(0.02)
+        with worker:
+            for value in range(4):
+                worker.extend(objects([value]))
+        other.post(0, DATA_TAG, Kind.GOODBYE)
+        while not manager.finished or other.receive(timeout=0.05) is not None:
+            pass
+    assert "cannot read what manager 0 sent" in caplog.text
+    assert worker.managers == [0]
+    assert worker.statistics.sent == worker.statistics.outcomes + worker.statistics.lost == 4
+    assert worker.statistics.lost <= 1
+    assert values_of(manager.buffer) == [0, 1, 2, 3, 50]
+
+
+def score_rows(items, sender):
+    return {"each": items["log_reward"]}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_worker_whose_manager_closes_goes_on_alone(caplog, mode):
+    transports = group(2)
+    manager = ReplayBufferManager(transports[0], fifo_buffer(9))
+    local = fifo_buffer(9)
+    worker = ReplayBufferWorker(transports[1], 0, local, mode=mode(), timeout=LIMIT)
+    with threads(lambda: manager.run(timeout=1e-9) or manager.step(LIMIT)):
+        worker.connect()
+    transports[0].close()
+    for value in range(4):
+        assert worker.extend(objects([value])) is None
+    worker.close()
+    assert values_of(local) == [0, 1, 2, 3]
+    assert worker.managers == []
+    statistics = worker.statistics
+    assert statistics.offered == 4 == statistics.lost + statistics.skipped
+    lines = [r.message for r in caplog.records if "manager 0 is lost" in r.message]
+    assert len(lines) == 1
+    assert lines[0].startswith("worker 1: manager 0 is lost: rank 0 is lost: it closed")
+    assert lines[0].endswith("going on with its own buffer alone")
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_worker_whose_manager_falls_silent_goes_on_alone(caplog, mode):
+    transports = group(2)
+    manager = ReplayBufferManager(transports[0], fifo_buffer(9))
+    local = fifo_buffer(999)
+    worker = ReplayBufferWorker(transports[1], 0, local, mode=mode(), timeout=0.2)
+    with threads(lambda: manager.step(LIMIT)):
+        worker.connect()
+    start = time.monotonic()
+    worker.extend(objects([1, 2]))
+    while worker.managers and time.monotonic() < start + LIMIT:
+        worker.extend(objects([3]))
+        time.sleep(0.01)
+    assert "manager 0 is lost: it did not answer within 0.2 s" in caplog.text
+    worker.extend(objects([4]))
+    worker.close()
+    assert time.monotonic() < start + LIMIT / 2
+    assert {1, 2, 4} <= set(values_of(local))
+    statistics = worker.statistics
+    assert statistics.offered == statistics.lost + statistics.skipped
+    assert statistics.lost >= 2
+
+
+def test_a_worker_goes_on_with_the_managers_that_are_left(caplog):
+    transports = group(3)
+    managers = [
+        ReplayBufferManager(t, fifo_buffer(9), managers=[0, 1], workers=[2]) for t in transports[:2]
+    ]
+    worker = ReplayBufferWorker(transports[2], [0, 1], timeout=LIMIT)
+    with threads(managers[1].run):
+        with threads(lambda: managers[0].step(LIMIT)):
+            worker.connect()
+        transports[0].close()
+        for value in range(4):
+            worker.extend(objects([value]))
+        worker.close()
+    assert "manager 0 is lost" in caplog.text
+    assert "going on with managers [1]" in caplog.text
+    lost = worker.statistics.lost
+    assert len(managers[1].buffer) == worker.statistics.stored == 4 - lost
+
+
+@pytest.mark.parametrize("closes", [True, False])
+def test_fetching_from_a_lost_manager_fetches_nothing(caplog, closes):
+    transports = group(2)
+    manager = ReplayBufferManager(transports[0], fifo_buffer(9))
+    subscription = Subscription(fifo_buffer(9), 1)
+    worker = ReplayBufferWorker(transports[1], 0, subscription=subscription, timeout=0.2)
+    with threads(lambda: manager.step(LIMIT)):
+        worker.connect()
+    if closes:
+        transports[0].close()
+    assert worker.fetch() == 0
+    assert worker.managers == []
+    assert worker.fetch() == 0
+    assert "worker 1: manager 0 is lost" in caplog.text
+
+
+def test_a_drain_ends_in_time(caplog):
+    transports = group(2)
+    manager = ReplayBufferManager(transports[0], fifo_buffer(9))
+    worker = ReplayBufferWorker(transports[1], 0, mode=NonBlocking(), timeout=LIMIT)
+    with threads(lambda: manager.step(LIMIT)):
+        worker.connect()
+    worker.extend(objects([1, 2]))
+    start = time.monotonic()
+    assert worker.drain(0.05) == []
+    assert time.monotonic() - start < LIMIT / 2
+    assert "worker 1: 1 batches unanswered after 0.05 s" in caplog.text
+    assert (worker.unanswered, worker.statistics.lost) == (0, 2)
+    manager.step()
+    worker.extend(objects([3]))  # the late answer changes nothing
+    assert worker.statistics.lost == 2
+    manager.step()
+    assert [reply.n for reply in worker.drain(LIMIT)] == [1]
+
+
+def test_a_worker_names_a_manager_of_another_format():
+    transports = group(2)
+    worker = ReplayBufferWorker(transports[1], 0, timeout=LIMIT)
+    transports[0].send([of_another_version().numpy()], 1, DATA_TAG)
+    with pytest.raises(WireVersionError):
+        worker.connect()
+
+
+def test_a_worker_names_a_manager_of_another_protocol():
+    transports = group(2)
+    worker = ReplayBufferWorker(transports[1], 0, timeout=LIMIT)
+    Link(transports[0]).post(1, DATA_TAG, Kind.WELCOME, {"protocol": PROTOCOL + 1})
+    with pytest.raises(RemoteError, match=f"expected protocol {PROTOCOL}"):
+        worker.connect()
+
+
+def test_frames_of_strangers_are_ignored(caplog):
+    transports = group(3)
+    manager = ReplayBufferManager(transports[0], fifo_buffer(9), workers=[1])
+    worker = ReplayBufferWorker(transports[1], 0, mode=NonBlocking(), timeout=LIMIT)
+    Link(transports[2]).post(1, DATA_TAG, Kind.WELCOME, {"protocol": 99})
+    with threads(manager.run), worker:
+        worker.extend(objects([1]))
+        worker.drain(LIMIT)
+    assert "worker 1: ignored a frame of rank 2" in caplog.text
+    assert worker.statistics.stored == 1
+
+
+def test_what_a_manager_passes_over_is_lost():
+    transports = group(2)
+    manager = Link(transports[0])
+    worker = ReplayBufferWorker(transports[1], 0, mode=NonBlocking(), timeout=LIMIT)
+    manager.post(1, DATA_TAG, Kind.WELCOME, {"protocol": PROTOCOL})
+    worker.extend(objects([1, 2]))
+    worker.extend(objects([3]))
+    answer = {"to": 2, "outcomes": {"scored": 1}, "scores": {}, "baseline": None, "feeds": False}
+    manager.post(1, DATA_TAG, Kind.SCORES, answer)
+    assert worker.extend(objects([])).n == 1
+    assert (worker.unanswered, worker.statistics.lost, worker.statistics.scored) == (0, 2, 1)

@@ -1,0 +1,172 @@
+import pytest
+import torch
+from remote.remote_runs import objects, trajectories, values_of
+
+from gfn_rb import fifo_buffer, reward_prioritized_buffer
+from gfn_rb.errors import ArgumentError
+from gfn_rb.remote.feed import Subscriber, Subscription
+from gfn_rb.remote.holdings import Holdings
+from gfn_rb.remote.ledger import Ledger
+
+
+def terms(quota=2, policy="top", own=False, fresh=True):
+    return {"quota": quota, "policy": policy, "own": own, "fresh": fresh}
+
+
+@pytest.fixture
+def rb():
+    return reward_prioritized_buffer(6)
+
+
+@pytest.fixture
+def ledger(rb):
+    return Ledger(rb, 4)
+
+
+def put(rb, ledger, values, sender, *subscribers):
+    slots = rb.extend(objects(values))
+    changed = ledger.look()
+    ledger.credit(slots[slots >= 0], sender)
+    for subscriber in subscribers:
+        subscriber.offer(changed)
+
+
+def given(subscriber, quota=2):
+    rows = subscriber.next(quota, None)
+    return [] if rows is None else rows["state"][:, 0].tolist()
+
+
+def test_a_worker_is_given_what_others_sent_once(rb, ledger):
+    subscriber = Subscriber(1, terms(), ledger)
+    put(rb, ledger, [5, 1], 1, subscriber)
+    put(rb, ledger, [3, 4, 2], 2, subscriber)
+    assert given(subscriber) == [4, 3]
+    assert given(subscriber) == [2]
+    assert given(subscriber) == []
+    put(rb, ledger, [9], 3, subscriber)
+    assert given(subscriber) == [9]
+
+
+def test_a_worker_is_given_its_own_where_it_asks_for_it(rb, ledger):
+    subscriber = Subscriber(1, terms(own=True), ledger)
+    put(rb, ledger, [5, 1], 1, subscriber)
+    put(rb, ledger, [3], 2, subscriber)
+    assert given(subscriber) == [5, 3]
+    assert given(subscriber) == [1]
+
+
+def test_who_comes_late_is_given_what_is_there(rb, ledger):
+    put(rb, ledger, [3, 4], 2)
+    put(rb, ledger, [5], 1)
+    assert given(Subscriber(1, terms(), ledger), 9) == [4, 3]
+
+
+def test_what_was_evicted_is_not_given(rb, ledger):
+    subscriber = Subscriber(1, terms(), ledger)
+    put(rb, ledger, [1, 2, 3, 4, 5, 6], 2, subscriber)
+    put(rb, ledger, [7, 8, 9, 10, 11], 1, subscriber)
+    assert given(subscriber, 9) == [6]
+
+
+def test_a_restarted_worker_is_given_everything_again_but_a_returning_one_is_not(rb, ledger):
+    put(rb, ledger, [3, 4], 2)
+    assert given(Subscriber(1, terms(), ledger), 9) == [4, 3]
+    assert given(Subscriber(1, terms(fresh=False), ledger), 9) == []
+    assert given(Subscriber(1, terms(fresh=True), ledger), 9) == [4, 3]
+
+
+def test_what_is_given_holds_no_bookkeeping_and_is_a_copy(rb, ledger):
+    put(rb, ledger, [3], 2)
+    rows = Subscriber(1, terms(), ledger).next(1, None)
+    assert set(rows.keys()) == {"state", "log_reward"}
+    rows["log_reward"].zero_()
+    assert rb[:]["log_reward"].tolist() == [3.0]
+
+
+def test_relabelled_rewards_count(rb, ledger):
+    subscriber = Subscriber(1, terms(), ledger)
+    put(rb, ledger, [3, 4], 2, subscriber)
+    slot = int((rb[:]["state"][:, 0] == 3).nonzero())
+    rb.writer.update(torch.tensor([slot]), torch.tensor([9.0]))
+    subscriber.offer(ledger.look())
+    assert given(subscriber) == [3, 4]
+
+
+def test_an_empty_buffer_gives_nothing(ledger):
+    assert Subscriber(1, terms(), ledger).next(2, None) is None
+
+
+@pytest.mark.parametrize("policy", ["top", "diverse", "softmax", "newest"])
+def test_every_policy_gives_all_there_is_and_nothing_twice(rb, ledger, policy):
+    subscriber = Subscriber(1, terms(policy=policy), ledger)
+    put(rb, ledger, [3, 4, 2, 1], 2, subscriber)
+    assert sorted(given(subscriber) + given(subscriber) + given(subscriber)) == [1, 2, 3, 4]
+
+
+def test_fed_rows_land_in_the_second_buffer():
+    fed = reward_prioritized_buffer(4)
+    subscription = Subscription(fed, 3)
+    assert subscription.terms() == {"quota": 3, "policy": "top", "own": False, "fresh": True}
+    assert subscription.receive(objects([1, 2]), None) == 0
+    assert values_of(fed) == [1, 2]
+    assert subscription.terms()["fresh"] is False
+
+
+def test_duplicates_are_dropped_on_arrival():
+    local, fed = fifo_buffer(4), fifo_buffer(2)
+    held, subscription = Holdings(local), Subscription(fed, 3)
+    local.extend(objects([1, 1, 2]))
+    assert subscription.receive(objects([1, 3, 3, 4]), held) == 2
+    assert values_of(fed) == [3, 4]
+    local.extend(objects([5, 6]))  # in the place of a 1, and behind
+    assert subscription.receive(objects([5, 1, 2]), held) == 3
+    assert subscription.receive(objects([7, 8]), held) == 0
+    assert values_of(fed) == [7, 8]
+    assert subscription.receive(objects([3]), held) == 1  # fed before, and gone since
+
+
+def test_an_object_is_known_by_its_terminating_state():
+    local, fed = fifo_buffer(4), fifo_buffer(4)
+    local.extend(trajectories([1, 2]))
+    subscription = Subscription(fed, 3)
+    assert subscription.receive(trajectories([2, 3], length=3), Holdings(local)) == 1
+    assert fed[:]["state"][:, 2].tolist() == [[3]]
+
+
+def test_only_the_last_objects_fed_are_remembered(monkeypatch):
+    monkeypatch.setattr("gfn_rb.remote.feed._REMEMBERED", 3)
+    subscription = Subscription(fifo_buffer(1), 3)
+    assert subscription.receive(objects([1, 2, 3]), None) == 0
+    assert subscription.receive(objects([1]), None) == 1
+    assert subscription.receive(objects([4]), None) == 0
+    assert subscription.receive(objects([2]), None) == 1
+    assert subscription.receive(objects([1]), None) == 0
+
+
+@pytest.mark.parametrize("quota", [0, -1])
+def test_a_quota_below_one_is_refused(quota):
+    with pytest.raises(ArgumentError, match=f"quota must be at least 1, got {quota}"):
+        Subscription(fifo_buffer(1), quota)
+
+
+def test_an_unknown_policy_is_refused():
+    with pytest.raises(ArgumentError, match="policy must be one of"):
+        Subscription(fifo_buffer(1), 1, policy="best")
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (3, "subscription must be terms by name, got 3"),
+        ({}, "quota must be a number of at least 1, got None"),
+        (terms(quota=0), "quota must be a number of at least 1, got 0"),
+        (terms(quota=True), "quota must be a number of at least 1, got True"),
+        (terms(quota="2"), "quota must be a number of at least 1, got '2'"),
+        (terms(policy="best"), "policy must be one of"),
+        ({"quota": 1}, "policy must be one of"),
+        (terms(own=1), "own must be true or false, got 1"),
+    ],
+)
+def test_foreign_terms_are_not_believed(ledger, bad, message):
+    with pytest.raises(ArgumentError, match=message):
+        Subscriber(1, bad, ledger)

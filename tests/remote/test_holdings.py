@@ -1,0 +1,93 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from remote.remote_runs import objects, transitions
+
+from gfn_rb import fifo_buffer, reward_prioritized_buffer
+from gfn_rb.remote.holdings import Holdings, distinct
+from gfn_rb.remote.identity import identities
+
+
+def names(values):
+    return identities(objects(values))
+
+
+@pytest.mark.parametrize("make", [fifo_buffer, reward_prioritized_buffer])
+@settings(max_examples=40)
+@given(st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=6), max_size=12))
+def test_what_is_held_is_what_the_storage_holds(make, batches):
+    rb = make(7)
+    held = Holdings(rb)
+    for values in batches:
+        rb.extend(objects(values))
+        rows = held.look()
+        assert len(rows) == len(rows.unique())
+        stored = rb[:]["state"][:, 0].tolist()
+        assert len(held) == len(set(stored))
+        for value, slot in zip(range(10), held.slots(names(range(10))), strict=True):
+            assert (slot >= 0) == (value in stored)
+            assert slot < 0 or stored[slot] == value
+
+
+def test_only_rows_that_changed_are_read_again():
+    rb = fifo_buffer(40)
+    held = Holdings(rb)
+    rb.extend(objects(range(40)))
+    assert held.look().tolist() == list(range(40))
+    assert held.look().tolist() == []
+    rb.extend(objects([50, 51]))
+    assert held.look().tolist() == [0, 1]
+
+
+def test_rows_written_behind_the_buffers_back_are_seen():
+    rb = fifo_buffer(4)
+    held = Holdings(rb)
+    rb.extend(objects([1, 2, 3]))
+    held.look()
+    rb[1:2] = objects([9])
+    held.look()
+    assert held.slots(names([1, 2, 3, 9])) == [0, -1, 2, 1]
+
+
+def test_what_is_no_object_is_not_held():
+    rb = fifo_buffer(4)
+    held = Holdings(rb)
+    rb.extend(transitions([1, 2]))
+    assert held.look().tolist() == [0, 1]
+    assert len(held) == 0
+    assert held.slots([None, None]) == [-1, -1]
+
+
+def test_an_emptied_buffer_holds_nothing():
+    rb = fifo_buffer(4)
+    held = Holdings(rb)
+    rb.extend(objects([1, 2, 3]))
+    held.look()
+    rb.empty()
+    rb.extend(objects([2]))
+    held.look()
+    assert held.slots(names([1, 2, 3])) == [-1, 0, -1]
+
+
+def test_log_rewards_are_read_by_row():
+    rb = fifo_buffer(4)
+    held = Holdings(rb)
+    rb.extend(objects([1, 2, 3], [0.5, 1.5, 2.5]))
+    assert held.log_reward(torch.tensor([2, 0])).tolist() == [2.5, 0.5]
+
+
+def test_new_objects_are_kept_once_and_in_order():
+    rb = fifo_buffer(4)
+    held = Holdings(rb)
+    rb.extend(objects([5, 6]))
+    held.look()
+    keep, repeats = distinct([*names([7, 5, 7, 8, 6]), None, None], held)
+    assert keep.tolist() == [0, 3, 5, 6]
+    assert repeats.tolist() == [0, 1]
+    assert distinct(names([1, 1]))[0].tolist() == [0]
+
+
+def test_an_empty_batch_has_nothing_to_keep():
+    keep, repeats = distinct([])
+    assert keep.tolist() == repeats.tolist() == []

@@ -1,0 +1,527 @@
+import logging
+import math
+
+import pytest
+import torch
+from remote.remote_runs import group, objects, trajectories, transitions, values_of
+
+from gfn_rb import fifo_buffer, reward_prioritized_buffer, terminating_state_buffer
+from gfn_rb.errors import ArgumentError, CheckpointError
+from gfn_rb.remote import EMABaseline, ReplayBufferManager
+from gfn_rb.remote.link import Link
+from gfn_rb.remote.protocol import DATA_TAG, METADATA_TAG, PEER_TAG, PROTOCOL, Kind
+
+
+class Client:
+    """A worker reduced to its frames; the manager is driven by hand."""
+
+    def __init__(self, transport, manager):
+        self.link, self.manager = Link(transport), manager
+
+    def post(self, kind, meta=None, rows=None, tag=DATA_TAG):
+        self.link.post(0, tag, kind, meta, rows)
+        while self.manager.step():
+            pass
+
+    def receive(self, tag=DATA_TAG):
+        return self.link.receive(0, tag)
+
+    def ask(self, *args, tag=DATA_TAG, **kwargs):
+        self.post(*args, tag=tag, **kwargs)
+        return self.receive(tag)
+
+    def send(self, rows, number=1, **meta):
+        return self.ask(Kind.ITEMS, {"id": number, **meta}, rows)
+
+    def subscribe(self, **terms):
+        terms = {"quota": 2, "policy": "top", "own": False, "fresh": True, **terms}
+        return self.ask(Kind.HELLO, {"protocol": PROTOCOL, "subscription": terms})
+
+
+def made(buffer=None, score=None, n=3, **kwargs):
+    transports = group(n)
+    scored = {} if score is None else {"score": score}
+    manager = ReplayBufferManager(transports[0], buffer, **scored, **kwargs)
+    return manager, *(Client(transport, manager) for transport in transports[1:])
+
+
+def test_items_are_stored_and_accounted_for():
+    rb = reward_prioritized_buffer(3)
+    manager, one, other = made(rb)
+    assert one.send(objects([1, 2, 2])).meta["outcomes"] == {
+        "stored": 2,
+        "rejected": 0,
+        "duplicates": 1,
+    }
+    assert other.send(objects([2, 0, 3, 4])).meta["outcomes"] == {
+        "stored": 2,
+        "rejected": 1,
+        "duplicates": 1,
+    }
+    assert values_of(rb) == [2, 3, 4]
+    senders = manager.metadata()["senders"]
+    assert [senders["1"][name] for name in ("batches", "items", "stored", "duplicates")] == [
+        *(1, 3, 2, 1)
+    ]
+    assert [senders["2"][name] for name in ("items", "stored", "rejected")] == [4, 2, 1]
+    assert senders["1"]["bytes"] > 0
+    assert senders["1"]["last_seen"] > 0
+
+
+def test_the_answer_names_the_batch_and_holds_scores():
+    seen = []
+
+    def score(items, sender):
+        seen.append((items["state"][:, 0].tolist(), sender))
+        return {"mean": items["log_reward"].mean(), "n": 2, "each": items["log_reward"] + 1}
+
+    _, one, _ = made(None, score)
+    answer = one.send(objects([3, 5]), number=7)
+    assert answer.kind == Kind.SCORES
+    assert answer.meta["to"] == 7
+    assert answer.meta["scores"] == {"mean": 4.0, "n": 2.0}
+    assert answer.rows["each"].tolist() == [4.0, 6.0]
+    assert answer.meta["outcomes"] == {"scored": 2}
+    assert seen == [([3, 5], 1)]
+
+
+def test_items_for_scoring_alone_are_not_stored():
+    rb = fifo_buffer(3)
+    _, one, _ = made(rb)
+    assert one.send(objects([1]), store=False).meta["outcomes"] == {"scored": 1}
+    assert len(rb) == 0
+
+
+def test_duplicates_are_kept_where_asked_for():
+    rb = fifo_buffer(4)
+    _, one, _ = made(rb, duplicates="keep")
+    assert one.send(objects([1, 1])).meta["outcomes"]["stored"] == 2
+    assert values_of(rb) == [1, 1]
+
+
+def test_transitions_are_never_duplicates():
+    rb = fifo_buffer(8)
+    _, one, other = made(rb)
+    assert one.send(transitions([1, 2])).meta["outcomes"]["stored"] == 2
+    assert other.send(transitions([1, 2])).meta["outcomes"]["stored"] == 2
+    assert len(rb) == 4
+
+
+def test_trajectories_end_up_in_a_buffer_of_terminating_states():
+    rb = terminating_state_buffer(8)
+    _, one, other = made(rb)
+    one.send(trajectories([1, 2]))
+    assert other.send(trajectories([2, 3], length=4)).meta["outcomes"]["duplicates"] == 1
+    assert sorted(rb[:]["state"].flatten().tolist()) == [1, 2, 3]
+
+
+def test_the_baseline_is_told():
+    rb = fifo_buffer(3)
+    manager, one, other = made(rb)
+    hello = one.ask(Kind.HELLO, {"protocol": PROTOCOL, "subscription": None})
+    assert hello.kind == Kind.WELCOME
+    assert hello.meta["baseline"] is None
+    assert one.send(objects([4, 6])).meta["baseline"] == 4.0  # of batch minima
+    assert other.send(objects([5, 7])).meta["baseline"] == 5.0  # of the full buffer: 5, 6, 7
+    assert manager.baseline == 5.0
+    late = other.ask(Kind.HELLO, {"protocol": PROTOCOL, "subscription": None})
+    assert late.meta["baseline"] == 5.0
+
+
+def test_a_strategy_can_be_given():
+    manager, one, _ = made(fifo_buffer(1), baseline=EMABaseline(alpha=0.5))
+    one.send(objects([4]))
+    one.send(objects([8]))
+    assert manager.baseline == 6.0
+
+
+def test_a_subscriber_is_fed_with_its_answers():
+    manager, one, other = made(reward_prioritized_buffer(9))
+    assert one.subscribe().kind == Kind.WELCOME
+    other.send(objects([1, 2, 3]))
+    answer = one.send(objects([2, 9]))
+    assert answer.meta["feeds"] is True
+    assert answer.meta["outcomes"] == {"stored": 1, "rejected": 0, "duplicates": 1}
+    feed = one.receive()
+    assert feed.kind == Kind.FEED
+    assert feed.rows["state"][:, 0].tolist() == [3, 1]  # not 2, which it has just sent
+    assert one.send(objects([9])).meta["feeds"] is False
+    assert one.receive() is None
+    assert manager.metadata()["senders"]["1"]["fed"] == 2
+    assert manager.metadata()["subscribers"] == [1]
+
+
+def test_a_subscriber_is_fed_on_request():
+    _, one, other = made(reward_prioritized_buffer(9))
+    one.subscribe()
+    other.send(objects([1, 2, 3, 4]))
+    assert one.ask(Kind.FETCH, {"quota": 3}).rows["state"][:, 0].tolist() == [4, 3, 2]
+    assert one.ask(Kind.FETCH, {"quota": None}).rows["state"][:, 0].tolist() == [1]
+    nothing = one.ask(Kind.FETCH, {"quota": None})
+    assert (nothing.kind, nothing.rows) == (Kind.FEED, None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "meta", "message"),
+    [
+        (Kind.FETCH, {"quota": 1}, "has not subscribed"),
+        (Kind.SCORES, {}, "a frame of kind 4 means nothing to a manager"),
+        (99, {}, "a frame of kind 99 means nothing to a manager"),
+        (Kind.ITEMS, {}, "a frame of items holds none"),
+        (Kind.HELLO, {"protocol": 99}, f"it speaks protocol 99, this manager speaks {PROTOCOL}"),
+        (Kind.HELLO, {}, "it speaks protocol None"),
+        (Kind.HELLO, {"protocol": PROTOCOL, "subscription": 3}, "subscription must be terms"),
+        (
+            Kind.HELLO,
+            {"protocol": PROTOCOL, "subscription": {"quota": 0, "policy": "top"}},
+            "quota must be a number of at least 1, got 0",
+        ),
+    ],
+)
+def test_what_makes_no_sense_is_refused(caplog, kind, meta, message):
+    manager, one, other = made(fifo_buffer(3))
+    answer = one.ask(kind, meta)
+    assert answer.kind == Kind.ERROR
+    assert message in answer.meta["error"]["message"]
+    assert "manager 0: refused what rank 1 sent" in caplog.text
+    assert other.send(objects([1])).meta["outcomes"]["stored"] == 1
+    assert not manager.finished
+
+
+def test_a_subscription_needs_a_buffer():
+    _, one, _ = made(None)
+    assert "this manager keeps no items" in one.subscribe().meta["error"]["message"]
+
+
+def test_a_worker_of_another_version_is_not_listened_to_until_it_is_replaced(caplog):
+    rb = fifo_buffer(3)
+    manager, one = made(rb, n=2)
+    one.ask(Kind.HELLO, {"protocol": 99})
+    assert manager.metadata()["senders"]["1"]["state"] == "refused"
+    assert manager.finished
+    assert one.send(objects([1])) is None
+    assert len(rb) == 0
+    one.ask(Kind.HELLO, {"protocol": PROTOCOL})
+    assert one.send(objects([1])).meta["outcomes"]["stored"] == 1
+
+
+def other_key(rows):
+    return rows.set("more", torch.zeros(len(rows)))
+
+
+def other_dtype(rows):
+    return rows.set("state", rows["state"].float())
+
+
+def without_reward(rows):
+    return rows.exclude("log_reward")
+
+
+def with_nan(rows):
+    return rows.set("log_reward", rows["log_reward"] * math.nan)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (other_key, "unknown keys ['more']"),
+        (other_dtype, "key 'state' does not fit the storage"),
+        (without_reward, "data lacks the key 'log_reward'"),
+        (with_nan, "key 'log_reward' is NaN in 2 of 2 items"),
+    ],
+)
+def test_items_that_do_not_fit_are_refused_whole(caplog, change, message):
+    rb = reward_prioritized_buffer(4)
+    manager, one, other = made(rb)
+    one.send(objects([1, 2]))
+    answer = other.send(change(objects([3, 4])), number=5)
+    assert answer.meta["to"] == 5
+    assert answer.meta["outcomes"] == {"refused": 2}
+    assert message in answer.meta["error"]["message"]
+    lines = [r.message for r in caplog.records if r.name.startswith("gfn_rb")]
+    assert [message in line for line in lines] == [True]
+    assert "rank 2" in caplog.text
+    assert values_of(rb) == [1, 2]
+    sender = manager.metadata()["senders"]["2"]
+    assert (sender["items"], sender["refused"], sender["errors"]) == (2, 2, 1)
+    assert other.send(objects([3])).meta["outcomes"]["stored"] == 1
+
+
+def failing(items, sender):
+    raise ZeroDivisionError("no oracle")
+
+
+def test_an_error_in_scoring_is_told_and_survived(caplog):
+    rb = fifo_buffer(4)
+    manager, one, other = made(rb, failing)
+    answer = one.send(objects([1, 2]))
+    assert answer.meta["error"]["type"] == "ZeroDivisionError"
+    assert answer.meta["error"]["message"] == "no oracle"
+    assert 'raise ZeroDivisionError("no oracle")' in answer.meta["error"]["traceback"]
+    assert answer.meta["outcomes"]["stored"] == 2
+    assert "rank 1" in caplog.text
+    assert other.send(objects([3])).meta["outcomes"]["stored"] == 1
+    assert manager.metadata()["senders"]["1"]["errors"] == 1
+
+
+def test_an_error_in_scoring_stops_the_manager_where_asked_for():
+    manager, one, _ = made(None, failing, on_score_error="stop")
+    one.link.post(0, DATA_TAG, Kind.ITEMS, {"id": 1}, objects([1]))
+    with pytest.raises(ZeroDivisionError, match="no oracle"):
+        manager.run(timeout=5.0)
+    assert one.receive().meta["error"]["message"] == "no oracle"
+
+
+@pytest.mark.parametrize("scores", [3, {1: 2.0}, {"a": torch.zeros(3)}, {"a": "b"}])
+def test_what_is_no_score_is_an_error_in_scoring(scores):
+    _, one, _ = made(None, lambda items, sender: scores)
+    assert one.send(objects([1, 2])).meta["error"]["type"] == "ArgumentError"
+
+
+def test_metadata_is_told_on_a_tag_of_its_own():
+    _, one, _ = made(fifo_buffer(3), metadata=lambda manager: {"mine": manager.batches})
+    one.post(Kind.ITEMS, {"id": 1}, objects([1, 2]))
+    answer = one.ask(Kind.METADATA, tag=METADATA_TAG)
+    assert answer.kind == Kind.METADATA
+    assert answer.meta["stored"] == 2
+    assert answer.meta["capacity"] == 3
+    assert answer.meta["mine"] == 1
+    assert set(answer.meta["seconds"]) >= {"idle", "receive", "store", "score", "reply"}
+    assert one.receive().kind == Kind.SCORES  # still there
+
+
+def test_bad_questions_are_answered(caplog):
+    _, one, _ = made(metadata=lambda manager: {"bad": object()})
+    assert one.ask(Kind.METADATA, tag=METADATA_TAG).kind == Kind.ERROR
+    assert one.ask(Kind.ITEMS, tag=METADATA_TAG).kind == Kind.ERROR
+    no_file = one.ask(Kind.CHECKPOINT, tag=METADATA_TAG)
+    assert "pass checkpoint=" in no_file.meta["error"]["message"]
+
+
+def test_a_rank_that_is_no_worker_is_refused_but_may_ask():
+    _, _, other = made(fifo_buffer(2), workers=[1])
+    assert "is not expected" in other.send(objects([1])).meta["error"]["message"]
+    assert other.ask(Kind.METADATA, tag=METADATA_TAG).meta["stored"] == 0
+    assert other.ask(Kind.SUMMARY, {}, tag=PEER_TAG).kind == Kind.ERROR
+
+
+def test_it_is_finished_when_all_workers_have_said_goodbye():
+    manager, one, other = made(fifo_buffer(2))
+    one.send(objects([1]))
+    bye = one.ask(Kind.GOODBYE)
+    assert bye.kind == Kind.BYE
+    assert bye.meta["stored"] == 1
+    assert not manager.finished
+    one.ask(Kind.METADATA, tag=METADATA_TAG)  # who asks does not come back
+    other.ask(Kind.GOODBYE)
+    assert manager.finished
+    manager.run()
+
+
+def test_silent_workers_are_lost(caplog):
+    manager, one, _ = made(worker_timeout=0.05)
+    one.ask(Kind.HELLO, {"protocol": PROTOCOL})
+    manager.run(timeout=5.0)
+    assert manager.finished
+    assert "worker 1 is lost: it has been silent for too long; going on with" in caplog.text
+    assert "worker 2 is lost" in caplog.text
+
+
+def test_a_worker_whose_endpoint_closes_is_lost_once(caplog):
+    manager, one, other = made(fifo_buffer(3))
+    one.send(objects([1]))
+    one.link.transport.close()
+    while manager.step():
+        pass
+    assert manager.metadata()["senders"]["1"]["state"] == "lost"
+    assert caplog.text.count("worker 1 is lost") == 1
+    assert "going on with 1 of 2 workers" in caplog.text
+    assert other.send(objects([2])).meta["outcomes"]["stored"] == 1
+
+
+def test_a_worker_that_said_goodbye_may_close(caplog):
+    manager, one, _ = made(fifo_buffer(3))
+    one.ask(Kind.GOODBYE)
+    one.link.transport.close()
+    while manager.step():
+        pass
+    assert manager.metadata()["senders"]["1"]["state"] == "gone"
+    assert "lost" not in caplog.text
+
+
+def test_a_worker_that_takes_no_answers_is_lost(caplog, monkeypatch):
+    monkeypatch.setattr("gfn_rb.remote.manager._UNTAKEN", 3)
+    _, one, _ = made(fifo_buffer(9))
+    for i in range(4):
+        one.post(Kind.ITEMS, {"id": i}, objects([i]))
+    assert "worker 1 is lost: it has left 3 answers untaken" in caplog.text
+
+
+def test_a_lost_worker_may_come_back(caplog):
+    manager, one, _ = made(fifo_buffer(9), worker_timeout=0.0)
+    manager.step()
+    manager.step()
+    assert manager.finished
+    assert one.send(objects([1])).meta["outcomes"]["stored"] == 1
+    assert "worker 1 is back" in caplog.text
+
+
+def test_answers_that_cannot_be_sent_are_refused(caplog):
+    transports = group(2)
+    transports[0].max_nbytes = 4000
+    manager = ReplayBufferManager(
+        transports[0], None, lambda items, sender: {"wide": torch.zeros(len(items), 1000)}
+    )
+    one = Client(transports[1], manager)
+    answer = one.send(objects([1, 2]), number=3)
+    assert answer.kind == Kind.ERROR
+    assert answer.meta["to"] == 3
+    assert "the answer cannot be sent" in answer.meta["error"]["message"]
+    assert one.send(objects([])).kind == Kind.SCORES
+
+
+def test_managers_keep_one_baseline_in_step():
+    transports = group(4)
+    managers = [
+        ReplayBufferManager(t, fifo_buffer(2), managers=[0, 1], workers=[2, 3])
+        for t in transports[:2]
+    ]
+    link = Link(transports[2])
+
+    def settle():
+        while sum(manager.step() for manager in managers):
+            pass
+
+    link.post(0, DATA_TAG, Kind.ITEMS, {"id": 1}, objects([4, 6]))
+    settle()
+    assert managers[0].baseline == managers[1].baseline == 4.0  # a mean: one is not full
+    link.post(1, DATA_TAG, Kind.ITEMS, {"id": 2}, objects([3, 9]))
+    settle()
+    assert managers[0].baseline == managers[1].baseline == 3.0
+    link.post(1, DATA_TAG, Kind.ITEMS, {"id": 3}, objects([8]))
+    settle()
+    assert managers[0].baseline == managers[1].baseline == 4.0
+    transports[1].close()
+    while managers[0].step():
+        pass
+    assert managers[0].baseline == 4.0
+    assert not managers[0].finished
+
+
+def test_foreign_news_are_not_believed(caplog):
+    transports = group(3)
+    manager = ReplayBufferManager(transports[0], managers=[0, 1], workers=[2])
+    Link(transports[1]).post(0, PEER_TAG, Kind.SUMMARY, {"quantiles": "x"})
+    manager.step()
+    assert "refused what rank 1 sent: values must be those of a Summary" in caplog.text
+
+
+@pytest.mark.parametrize("buffer", [True, False])
+def test_a_restored_manager_goes_on(tmp_path, buffer):
+    def new():
+        rb = reward_prioritized_buffer(5) if buffer else None
+        return made(rb, checkpoint=tmp_path / "manager.ckpt")
+
+    def act(one, other, steps):
+        found = []
+        for step in steps:
+            one.post(Kind.ITEMS, {"id": step}, objects([step, 9 - step]))
+            other.post(Kind.ITEMS, {"id": step}, objects([2 * step]))
+            for client in (one, other):
+                while (answer := client.receive()) is not None:
+                    rows = None if answer.rows is None else answer.rows["state"].tolist()
+                    found.append((answer.kind, answer.meta, rows))
+        return found
+
+    def greet(*clients):
+        for client in clients:
+            if buffer:
+                client.subscribe(quota=1, fresh=False)
+
+    manager, *clients = new()
+    greet(*clients)
+    act(*clients, range(4))
+    manager.save()
+    expected = act(*clients, range(4, 7))
+    again, *clients = new()
+    again.load()
+    assert act(*clients, range(4, 7)) == expected
+    if buffer:
+        assert any(kind == Kind.FEED for kind, _, _ in expected)
+    known, restored = (
+        {k: v for k, v in each.metadata().items() if k != "seconds"} for each in (manager, again)
+    )
+    for each in (known, restored):
+        for sender in each["senders"].values():
+            del sender["last_seen"], sender["bytes"]  # schemas are announced again
+    assert restored == known
+
+
+def test_checkpoints_are_made_every_so_often_on_request_and_at_the_end(tmp_path):
+    path = tmp_path / "manager.ckpt"
+    manager, one, other = made(fifo_buffer(9), checkpoint=path, checkpoint_every=2)
+    one.send(objects([1]))
+    assert not path.exists()
+    one.send(objects([2]))
+    assert path.exists()
+    path.unlink()
+    assert one.ask(Kind.CHECKPOINT, tag=METADATA_TAG).meta == {"path": str(path)}
+    assert path.exists()
+    path.unlink()
+    for client in (one, other):
+        client.ask(Kind.GOODBYE)
+    manager.run()
+    again = made(fifo_buffer(9))[0]
+    again.load(path)
+    assert again.batches == 2
+    assert values_of(again.buffer) == [1, 2]
+    assert not again.finished
+
+
+def test_what_is_no_managers_checkpoint_is_refused(tmp_path):
+    from gfn_rb import save_checkpoint
+
+    manager = made(fifo_buffer(2))[0]
+    with pytest.raises(CheckpointError, match="no file to load from"):
+        manager.load()
+    save_checkpoint(tmp_path / "other.ckpt", fifo_buffer(2), step=1)
+    with pytest.raises(CheckpointError, match=r"holds no manager, but \['step'\]"):
+        manager.load(tmp_path / "other.ckpt")
+
+
+def test_time_is_accounted_for():
+    manager, one, _ = made(fifo_buffer(3))
+    one.send(objects([1]))
+    summary = manager.timing_summary()
+    assert summary.startswith("manager 0: 1 batches; idle ")
+    for phase in ("receive", "store", "score", "reply"):
+        assert f"{phase} 0." in summary
+    assert manager.metadata()["seconds"]["store"] > 0
+
+
+def test_run_ends_in_time_and_says_where_the_time_went(caplog):
+    caplog.set_level(logging.INFO)
+    manager = made()[0]
+    manager.run(timeout=0.05)
+    assert not manager.finished
+    assert "manager 0: 0 batches; idle" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"managers": [1]}, r"managers must hold this rank, 0, and no worker, got \[1\]"),
+        ({"managers": [0, 3]}, r"managers must be different ranks in 0 to 2.*got \[0, 3\]"),
+        ({"managers": [0, 1, 2]}, r"workers must be different ranks.*got \[\]"),
+        ({"workers": [0, 1]}, "managers must hold this rank, 0, and no worker"),
+        ({"workers": [1, 1]}, "workers must be different ranks"),
+        ({"workers": [-1]}, "workers must be different ranks"),
+        ({"duplicates": "maybe"}, "duplicates must be 'drop' or 'keep', got 'maybe'"),
+        ({"on_score_error": "cry"}, "on_score_error must be 'continue' or 'stop', got 'cry'"),
+        ({"checkpoint_every": 1}, "checkpoint_every must be at least 1 and needs checkpoint"),
+        ({"checkpoint_every": 0, "checkpoint": "a"}, "checkpoint_every must be at least 1"),
+    ],
+)
+def test_bad_arguments_are_named(unchecked, kwargs, message):
+    with pytest.raises(ArgumentError, match=message):
+        ReplayBufferManager(group(3)[0], fifo_buffer(2), **kwargs)

@@ -1,0 +1,120 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from remote.remote_runs import objects, transitions
+from statistics_of_draws import chi_square_p
+
+from gfn_rb import fifo_buffer
+from gfn_rb.errors import ArgumentError
+from gfn_rb.remote.policies import POLICIES, Diverse, Newest, Softmax, Top, check_policy
+
+
+def storage(n, log_reward=None):
+    rb = fifo_buffer(n)
+    rb.extend(objects(range(n), log_reward))
+    return rb.storage
+
+
+def filled(kind, log_reward, arrival=None):
+    log_reward = torch.tensor(log_reward)
+    rows = torch.arange(len(log_reward))
+    shelf = kind(storage(len(log_reward), log_reward))
+    shelf.put(rows, log_reward, rows if arrival is None else torch.tensor(arrival))
+    return shelf
+
+
+changes = st.lists(
+    st.tuples(
+        st.integers(0, 39), st.one_of(st.none(), st.integers(-3, 3).map(float), st.just(-math.inf))
+    ),
+    max_size=30,
+)
+
+
+@pytest.mark.parametrize("kind", [Top, Newest])
+@settings(max_examples=60)
+@given(changes, st.integers(1, 50))
+def test_orders_agree_with_sorting(kind, changes, k):
+    shelf, inside = kind(storage(40)), {}
+    for arrival, (row, log_reward) in enumerate(changes):
+        if log_reward is None:
+            shelf.remove(torch.tensor([row]))
+            inside.pop(row, None)
+        else:
+            shelf.put(torch.tensor([row]), torch.tensor([log_reward]), torch.tensor([arrival]))
+            inside[row] = (log_reward, arrival)
+    inside = {row: pair for row, pair in inside.items() if pair[0] > -math.inf}
+    by = (lambda r: inside[r]) if kind is Top else (lambda r: inside[r][1])
+    expected = sorted(inside, key=by, reverse=True)[:k]
+    picked = shelf.pick(k).tolist()
+    assert sorted(picked) == sorted(expected)
+    keys = [inside[row][0 if kind is Top else 1] for row in picked]
+    assert keys == sorted(keys, reverse=True)
+
+
+def test_what_was_picked_stays_in():
+    shelf = filled(Top, [1.0, 3.0, 2.0])
+    assert shelf.pick(2).tolist() == shelf.pick(2).tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("kind", POLICIES.values())
+def test_nothing_is_picked_from_nothing(kind):
+    shelf = kind(storage(40))
+    assert shelf.pick(3).tolist() == []
+    shelf.put(torch.arange(2), torch.full((2,), -math.inf), torch.arange(2))
+    assert shelf.pick(3).tolist() == []
+
+
+@pytest.mark.parametrize("kind", POLICIES.values())
+def test_no_more_is_picked_than_there_is(kind):
+    shelf = filled(kind, [1.0, 2.0, -math.inf, 0.0])
+    assert sorted(shelf.pick(9).tolist()) == [0, 1, 3]
+    shelf.remove(torch.tensor([1]))
+    assert sorted(shelf.pick(9).tolist()) == [0, 3]
+
+
+def test_softmax_draws_have_their_law():
+    log_reward = [0.0, 1.0, 2.0, -math.inf, 1e-3]
+    shelf, rng = filled(Softmax, log_reward), torch.Generator().manual_seed(0)
+    counts = torch.zeros(5)
+    for _ in range(1500):
+        counts[shelf.pick(1, rng)] += 1
+    assert chi_square_p(counts, torch.tensor(log_reward).softmax(0)) > 1e-3
+
+
+def test_softmax_draws_do_not_repeat_a_row():
+    shelf, rng = filled(Softmax, [0.0] * 30), torch.Generator().manual_seed(0)
+    for _ in range(20):
+        assert len(set(shelf.pick(20, rng).tolist())) == 20
+
+
+def test_diverse_picks_are_far_apart():
+    # The states are [v, 0] for v = row: the best of 64 is 50, furthest from it 0, then 63 or 25.
+    log_reward = torch.zeros(64)
+    log_reward[50] = 1.0
+    shelf = filled(Diverse, log_reward.tolist())
+    assert shelf.pick(8)[:3].tolist() == [50, 0, 25]
+
+
+def test_diverse_picks_come_from_the_best():
+    shelf = filled(Diverse, torch.arange(64.0).tolist())
+    assert min(shelf.pick(2).tolist()) == 64 - 16  # a pool of 8 times as many
+    assert shelf.pick(2)[0] == 63
+
+
+def test_diverse_transitions_are_the_best_ones():
+    rb = fifo_buffer(20)
+    rb.extend(transitions(range(20)))
+    shelf = Diverse(rb.storage)
+    shelf.put(torch.arange(20), torch.arange(20.0), torch.arange(20))
+    assert shelf.pick(2).tolist() == [19, 18]
+
+
+@pytest.mark.parametrize("policy", ["best", "", 3, ["top"]])
+def test_an_unknown_policy_is_named(policy):
+    message = r"policy must be one of \['diverse', 'newest', 'softmax', 'top'\], got"
+    with pytest.raises(ArgumentError, match=message):
+        check_policy(policy)

@@ -1,0 +1,389 @@
+import threading
+
+import pytest
+import torch
+from remote.remote_runs import (
+    LIMIT,
+    group,
+    objects,
+    threads,
+    trajectories,
+    transitions,
+    values_of,
+)
+
+from gfn_rb import MergedReplayBuffer, Trajectories, fifo_buffer, reward_prioritized_buffer
+from gfn_rb.errors import (
+    ArgumentError,
+    KeyMismatchError,
+    NaNError,
+    PeerLostError,
+    RemoteError,
+    TransportTimeoutError,
+)
+from gfn_rb.remote import (
+    AwaitReply,
+    BaselineFilter,
+    CollectLater,
+    NonBlocking,
+    ReplayBufferManager,
+    ReplayBufferWorker,
+    Subscription,
+)
+
+MODES = [AwaitReply, CollectLater, NonBlocking]
+
+
+class Pair:
+    """A worker, and a manager in a thread that can be told to pause."""
+
+    def __init__(self, rb, score=None, n=2, **kwargs):
+        self.transports = group(n)
+        scored = {} if score is None else {"score": score}
+        self.manager = ReplayBufferManager(self.transports[0], rb, **scored)
+        self.kwargs = {"timeout": LIMIT, **kwargs}
+        self.go_on, self.pauses = threading.Event(), threading.Event()
+        self.go_on.set()
+
+    def serve(self):
+        while not self.manager.finished:
+            if not self.go_on.is_set():
+                self.pauses.set()
+            assert self.go_on.wait(LIMIT)
+            self.manager.step(0.01)
+
+    def worker(self, rank=1, buffer=None, **kwargs):
+        return ReplayBufferWorker(self.transports[rank], 0, buffer, **{**self.kwargs, **kwargs})
+
+
+def mean(items, sender):
+    return {"mean": items["log_reward"].mean(), "each": items["log_reward"] * sender}
+
+
+def test_an_awaited_reply_is_that_to_the_items_just_added():
+    pair, local = Pair(reward_prioritized_buffer(3), mean), fifo_buffer(9)
+    with threads(pair.serve), pair.worker(buffer=local, mode=AwaitReply()) as worker:
+        reply = worker.extend(objects([1, 3]))
+        assert (reply.manager, reply.n, reply.error) == (0, 2, None)
+        assert reply.scores["mean"] == 2.0
+        assert reply.scores["each"].tolist() == [1.0, 3.0]
+        assert reply.outcomes == {"stored": 2, "rejected": 0, "duplicates": 0}
+        assert reply.baseline == 1.0
+        assert worker.extend(objects([5])).scores["mean"] == 5.0
+        assert worker.unanswered == 0
+    assert values_of(local) == values_of(pair.manager.buffer) == [1, 3, 5]
+    assert pair.manager.finished
+
+
+def test_a_deferred_reply_is_that_to_the_last_items():
+    pair = Pair(None, mean)
+    with threads(pair.serve), pair.worker(mode=CollectLater()) as worker:
+        assert worker.extend(objects([1])) is None
+        assert worker.unanswered == 1
+        assert worker.extend(objects([2])).scores["mean"] == 1.0
+        assert worker.extend(objects([3])).scores["mean"] == 2.0
+        assert [reply.scores["mean"] for reply in worker.drain()] == [3.0]
+        assert worker.extend(objects([4])) is None
+
+
+def test_without_waiting_no_more_than_a_bound_are_on_their_way():
+    pair = Pair(fifo_buffer(20), mean)
+    with threads(pair.serve), pair.worker(mode=NonBlocking(in_flight=3)) as worker:
+        pair.go_on.clear()
+        assert pair.pauses.wait(LIMIT)
+        blocked = worker.statistics.seconds_blocked
+        for value in range(5):
+            assert worker.extend(objects([value, value + 10])) is None
+        assert worker.unanswered == 3
+        assert worker.statistics.sent == 6
+        assert worker.statistics.skipped == 4
+        assert worker.statistics.seconds_blocked == blocked
+        pair.go_on.set()
+        replies = worker.drain()
+        assert [reply.scores["mean"] for reply in replies] == [5.0, 6.0, 7.0]
+        worker.extend(objects([9]))
+    assert values_of(pair.manager.buffer) == [0, 1, 2, 9, 10, 11, 12]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_items_are_sent_at_every_so_manyth_add(mode):
+    pair = Pair(fifo_buffer(20))
+    with threads(pair.serve), pair.worker(mode=mode(), frequency=3) as worker:
+        batch = trajectories([1, 2])
+        worker.extend(batch)
+        batch["log_reward"].zero_()  # what is pending is a copy
+        worker.extend(trajectories([3], length=2, n_steps=4))
+        assert (worker.pending, worker.statistics.sent) == (3, 0)
+        worker.extend(trajectories([4]))
+        assert (worker.pending, worker.statistics.sent, worker.statistics.batches) == (0, 4, 1)
+        worker.extend(trajectories([5], n_steps=4))
+        worker.drain()
+        assert (worker.pending, worker.statistics.sent) == (0, 5)
+    assert pair.manager.buffer[:]["log_reward"].tolist() == [1.0, 2.0, 3.0, 4.0, 5.0]
+    assert pair.manager.buffer[:]["state"].shape == (5, 5, 1)
+
+
+def test_containers_and_single_items_can_be_added():
+    pair, local = Pair(fifo_buffer(20)), fifo_buffer(20)
+    with threads(pair.serve), pair.worker(buffer=local) as worker:
+        worker.extend(Trajectories.from_tensordict(trajectories([1, 2])))
+        worker.add(trajectories([3])[0])
+    assert len(local) == len(pair.manager.buffer) == 3
+
+
+def test_what_goes_stale_is_not_sent_unless_kept():
+    pair = Pair(None, lambda items, sender: {"keys": float(len(items.keys()))})
+    rows = trajectories([1]).set("log_prob", torch.zeros(1, 2))
+    rows.set("estimator_output", torch.zeros(1, 2, 3)).set("index", torch.zeros(1))
+    with threads(pair.serve), pair.worker() as worker:
+        assert worker.extend(rows).scores == {"keys": 4.0}
+    pair = Pair(None, lambda items, sender: {"keys": float(len(items.keys()))})
+    with threads(pair.serve), pair.worker(keep=["log_prob"]) as worker:
+        assert worker.extend(rows).scores == {"keys": 5.0}
+
+
+@pytest.mark.parametrize(("payload", "stored"), [("terminating", 2), ("scoring", 0)])
+def test_items_can_be_reduced_to_terminating_states(payload, stored):
+    seen = []
+
+    def score(items, sender):
+        seen.append((set(items.keys()), items["state"].tolist()))
+        return {}
+
+    pair, local = Pair(fifo_buffer(20), score), fifo_buffer(20)
+    with threads(pair.serve), pair.worker(buffer=local, payload=payload) as worker:
+        worker.extend(trajectories([1, 2]))
+        assert worker.statistics.reduced == 0
+        assert worker.statistics.scored == 2 - stored
+    keys = {"state", "log_reward", "is_terminating"}
+    assert seen == [(keys, [[1], [2]])]
+    assert len(pair.manager.buffer) == stored
+    assert len(local) == 2
+
+
+def test_reduced_transitions_are_those_that_terminate():
+    pair = Pair(fifo_buffer(20))
+    with threads(pair.serve), pair.worker(payload="terminating") as worker:
+        worker.extend(transitions([1, 2, 3]))
+        assert (worker.statistics.sent, worker.statistics.reduced) == (1, 2)
+
+
+def test_rows_below_the_baseline_are_not_sent():
+    pair, local = Pair(reward_prioritized_buffer(2)), fifo_buffer(20)
+    filtering = BaselineFilter(refresh_after=2)
+    with threads(pair.serve), pair.worker(buffer=local, filter=filtering) as worker:
+        worker.extend(objects([5, 7]))
+        assert worker.baseline == 5.0
+        worker.extend(objects([4, 5, 6]))
+        assert (worker.statistics.sent, worker.statistics.filtered) == (4, 1)
+        assert worker.baseline == 6.0
+        for _ in range(2):
+            assert worker.extend(objects([1, 2])) is None
+        assert (worker.statistics.sent, worker.statistics.filtered) == (4, 5)
+        assert worker.extend(objects([1, 2])).outcomes["rejected"] == 2  # to learn it anew
+        assert worker.statistics.refreshes == 1
+        assert worker.extend(objects([1, 2])) is None
+    assert len(local) == 2 + 3 + 8
+
+
+def test_transitions_are_not_filtered():
+    pair = Pair(fifo_buffer(4))
+    with threads(pair.serve), pair.worker(filter=BaselineFilter()) as worker:
+        worker.extend(transitions([1, 2, 3, 4]))
+        assert worker.baseline == 1.0
+        worker.extend(transitions([5, 6]))
+        assert (worker.statistics.sent, worker.statistics.filtered) == (6, 0)
+
+
+def test_a_worker_is_fed_what_others_found():
+    pair = Pair(reward_prioritized_buffer(20), n=3)
+    local, fed = reward_prioritized_buffer(20), reward_prioritized_buffer(20)
+    with threads(pair.serve), pair.worker(rank=2) as other:
+        other.extend(objects([1, 2, 3, 4, 5]))
+        with pair.worker(buffer=local, subscription=Subscription(fed, 2)) as worker:
+            local.extend(objects([5]))  # known here, but never sent
+            worker.extend(objects([9, 4]))
+            assert values_of(fed) == [3]
+            assert (worker.statistics.fed, worker.statistics.fed_duplicates) == (2, 1)
+            worker.extend(objects([8]))
+            assert values_of(fed) == [1, 2, 3]
+            other.extend(objects([10, 11, 12]))
+            assert worker.fetch(1) == 1
+            assert values_of(fed) == [1, 2, 3, 12]
+            assert worker.fetch() == 2
+            assert worker.fetch() == 0
+            merged = MergedReplayBuffer(local, fed, p="mass")
+            merged.set_rng(torch.Generator().manual_seed(0))
+            drawn = merged.sample(400)["state"][:, 0].unique().tolist()
+            assert {9, 10, 11, 12} <= set(drawn) <= set(range(13))
+    sender = pair.manager.metadata()["senders"]["1"]
+    assert sender["fed"] == worker.statistics.fed == 7
+    assert other.statistics.fed == 0
+
+
+def test_several_managers_take_turns():
+    transports = group(3)
+    managers = [
+        ReplayBufferManager(t, fifo_buffer(9), managers=[0, 1], workers=[2]) for t in transports[:2]
+    ]
+    worker = ReplayBufferWorker(transports[2], [0, 1], timeout=LIMIT)
+    with threads(*(manager.run for manager in managers)), worker:
+        assert [worker.extend(objects([v])).manager for v in range(4)] == [0, 1, 0, 1]
+    assert [values_of(manager.buffer) for manager in managers] == [[0, 2], [1, 3]]
+
+
+def failing(items, sender):
+    raise ZeroDivisionError("no oracle")
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_remote_error_is_raised_when_all_else_is_done(mode):
+    pair, local = Pair(fifo_buffer(9), failing), fifo_buffer(9)
+    with threads(pair.serve):
+        worker = pair.worker(buffer=local, mode=mode())
+
+        def act():
+            worker.extend(objects([1]))
+            worker.drain()
+
+        with pytest.raises(RemoteError, match="rank 0: ZeroDivisionError: no oracle") as raised:
+            act()
+        assert raised.value.rank == 0
+        assert 'raise ZeroDivisionError("no oracle")' in raised.value.traceback
+        assert worker.drain() == []
+        worker.close()
+    assert values_of(local) == values_of(pair.manager.buffer) == [1]
+    assert worker.statistics.errors == 1
+    assert worker.statistics.stored == 1
+
+
+def test_a_remote_error_can_be_logged_instead(caplog):
+    pair = Pair(None, failing)
+    with threads(pair.serve), pair.worker(on_error="log") as worker:
+        reply = worker.extend(objects([1]))
+        assert reply.error.reason == "ZeroDivisionError: no oracle"
+    assert "worker 1: ZeroDivisionError: no oracle" in caplog.text
+
+
+def test_items_of_another_schema_are_refused_and_accounted_for():
+    pair = Pair(fifo_buffer(9))
+    with threads(pair.serve), pair.worker() as worker:
+        worker.extend(objects([1]))
+        with pytest.raises(RemoteError, match=r"KeyMismatchError.*unknown keys \['more'\]"):
+            worker.extend(objects([2, 3]).set("more", torch.zeros(2)))
+        worker.extend(objects([4]))
+        assert (worker.statistics.refused, worker.statistics.stored) == (2, 2)
+
+
+def test_items_that_do_not_fit_the_local_buffer_are_not_sent():
+    pair, local = Pair(fifo_buffer(9)), reward_prioritized_buffer(9)
+    with threads(pair.serve), pair.worker(buffer=local, frequency=2) as worker:
+        worker.extend(objects([1]))
+        with pytest.raises(NaNError):
+            worker.extend(objects([2], [torch.nan]))
+        with pytest.raises(KeyMismatchError, match="data lacks the key 'log_reward'"):
+            worker.extend(objects([2]).exclude("log_reward"))
+        assert (worker.pending, worker.statistics.offered) == (1, 1)
+
+
+def test_batches_that_do_not_go_together_are_refused_before_anything_happens():
+    pair, local = Pair(fifo_buffer(9)), fifo_buffer(9)
+    with threads(pair.serve), pair.worker(buffer=local, frequency=2) as worker:
+        worker.extend(objects([1]))
+        message = "items do not go with those added before: .*different keys"
+        with pytest.raises(KeyMismatchError, match=message):
+            worker.extend(objects([2]).set("more", torch.zeros(1)))
+        assert (len(local), worker.pending) == (1, 1)
+        assert worker.extend(objects([3])).n == 2
+
+
+def test_an_empty_batch_is_nothing():
+    pair, local = Pair(fifo_buffer(9)), fifo_buffer(9)
+    with threads(pair.serve), pair.worker(buffer=local) as worker:
+        assert worker.extend(objects([])) is None
+        assert worker.statistics.batches == 0
+
+
+def test_a_rank_that_is_no_manager_is_named():
+    transports = group(2)
+    worker = ReplayBufferWorker(transports[0], 1, fifo_buffer(2), timeout=0.05)
+    message = r"rank 1 did not answer within 0.05 s: expected a running ReplayBufferManager there"
+    with pytest.raises(TransportTimeoutError, match=message):
+        worker.extend(objects([1]))
+    assert len(worker.buffer) == 0
+    worker.close()  # there is nobody to say goodbye to
+
+
+def test_a_rank_that_is_gone_is_named():
+    transports = group(2)
+    transports[1].close()
+    with pytest.raises(PeerLostError, match="rank 1 is lost"):
+        ReplayBufferWorker(transports[0], 1, timeout=LIMIT).connect()
+
+
+def test_sides_of_different_versions_say_so(monkeypatch):
+    pair = Pair(None)
+    worker, message = pair.worker(), "speaks protocol 2, this manager speaks 1"
+    monkeypatch.setattr("gfn_rb.remote.desk.PROTOCOL", 2)
+    with threads(pair.serve), pytest.raises(RemoteError, match=message):
+        worker.connect()
+
+
+def test_a_subscription_needs_a_manager_with_a_buffer():
+    pair = Pair(None)
+    with threads(pair.serve):
+        with pytest.raises(RemoteError, match="this manager keeps no items"):
+            pair.worker(subscription=Subscription(fifo_buffer(2), 1)).connect()
+        pair.worker().close()
+        with pair.worker():
+            pass
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"manager": 2}, r"manager must be different ranks in 0 to 1, at least one, got \[2\]"),
+        ({"manager": -1}, "manager must be different ranks in 0 to 1"),
+        ({"manager": []}, "manager must be different ranks in 0 to 1, at least one"),
+        ({"manager": [0, 0]}, "manager must be different ranks"),
+        ({"manager": 1}, "manager must be another rank than this one, 1"),
+        ({"frequency": 0}, "frequency must be at least 1, got 0"),
+        ({"payload": "all"}, "payload must be one of .*, got 'all'"),
+        ({"keep": ["state"]}, "keep must be a list of names"),
+        ({"keep": "log_prob"}, "keep must be a list of names"),
+        ({"on_error": "cry"}, "on_error must be 'raise' or 'log', got 'cry'"),
+    ],
+)
+def test_bad_arguments_are_named(unchecked, kwargs, message):
+    with pytest.raises(ArgumentError, match=message):
+        ReplayBufferWorker(group(2)[1], **{"manager": 0, **kwargs})
+
+
+def test_fetching_needs_a_subscription_and_a_quota():
+    pair = Pair(fifo_buffer(3))
+    with pytest.raises(ArgumentError, match="the worker has no subscription"):
+        pair.worker().fetch()
+    with pytest.raises(ArgumentError, match="quota must be at least 1, got 0"):
+        pair.worker(subscription=Subscription(fifo_buffer(2), 1)).fetch(0)
+
+
+def test_bytes_and_seconds_are_counted_at_both_ends():
+    pair = Pair(fifo_buffer(9))
+    with threads(pair.serve), pair.worker() as worker:
+        worker.extend(objects(range(9)))
+        statistics = worker.statistics
+        assert statistics.bytes_sent == pair.manager.metadata()["senders"]["1"]["bytes"]
+        assert statistics.bytes_received > 0
+        assert statistics.seconds_blocked > 0
+        assert statistics.seconds_sending > 0
+        seconds = statistics.seconds_blocked + statistics.seconds_sending
+        assert statistics.bandwidth == statistics.bytes_sent / seconds
+
+
+def test_counters_are_restored():
+    pair = Pair(fifo_buffer(9))
+    with threads(pair.serve), pair.worker() as worker:
+        worker.extend(objects([1]))
+    again = pair.worker()
+    again.load_state_dict(worker.state_dict())
+    assert again.statistics == worker.statistics
