@@ -31,7 +31,6 @@ class Holdings:
         self._length = 0
         self._objects = Registry(self.storage.max_size)
         self._number = torch.full((self.storage.max_size,), -1)  # of the object in each row
-        self._row = torch.zeros(self.storage.max_size, dtype=torch.int64)  # of each number, one
         self.storage.attach(self)
 
     def __len__(self) -> int:
@@ -65,8 +64,8 @@ class Holdings:
         if left.shape[0]:
             names = identities(self.storage._storage, rows)
             number, new = self._objects.replace(left, names)
-            self._number[rows], self._row[number] = number, rows
-            self._born(new)
+            self._number[rows] = number
+            self._placed(rows, number, new)
         return rows
 
     def log_reward(self, rows: Int64[Tensor, "m"]) -> Float[Tensor, "m"]:
@@ -92,18 +91,20 @@ class Holdings:
             names: what is no whole object is never a repetition.
 
         Returns:
-            The positions, in order; and rows that hold what the others repeat, one of each.
+            The positions, in order; and the numbers of the objects held that others repeat.
         """
         number, leader = self._objects.find(names)
-        keep = (number < 0) & (leader == torch.arange(leader.shape[0]))
-        held = self._row[number[number >= 0].unique()]
-        return keep.nonzero()[:, 0], held[self._number[held] >= 0]
+        is_held = number >= 0
+        keep = ~is_held & (leader == torch.arange(leader.shape[0]))
+        return keep.nonzero()[:, 0], number[is_held]
 
     def _changed(self) -> Tensor:
         if len(self.storage) < self._length:  # it was emptied
             self._column.forget()
         rows = self._column.changed(self.storage)
-        return torch.arange(len(self.storage)) if rows is None else rows.unique()
+        if rows is None:
+            return torch.arange(len(self.storage))
+        return rows.unique() if rows.shape[0] else rows
 
-    def _born(self, number: Int64[Tensor, "k"]) -> None:
-        """Do what there is to do where numbers stand for objects that were not held before."""
+    def _placed(self, rows: Tensor, number: Tensor, new: Tensor) -> None:
+        """Do what there is to do where rows hold objects, some of which were not held before."""

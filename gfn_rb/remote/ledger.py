@@ -32,6 +32,7 @@ class Ledger(Holdings):
         self._given = torch.zeros(capacity, n_ranks, dtype=torch.bool)
         self._arrival = torch.zeros(capacity, dtype=torch.int64)
         self._arrived = 0
+        self._row = torch.zeros(capacity, dtype=torch.int64)  # of each object, the last written
 
     def credit(self, rows: Int64[Tensor, "m"], sender: int) -> None:
         """Note that a rank sent what some rows hold.
@@ -41,6 +42,20 @@ class Ledger(Holdings):
             sender: the rank.
         """
         self._origin[self._number[rows], sender] = True
+
+    def recognise(self, number: Int64[Tensor, "m"], sender: int) -> Int64[Tensor, "j"]:
+        """Note that a rank sent objects that are held.
+
+        Args:
+            number: of the objects, from :meth:`new`.
+            sender: the rank.
+
+        Returns:
+            Rows that hold them, perhaps not all.
+        """
+        self._origin[number, sender] = True
+        rows = self._row[number]
+        return rows[self._number[rows] == number]
 
     def give(self, rows: Int64[Tensor, "m"], receiver: int) -> None:
         """Note that a rank was given what some rows hold.
@@ -85,11 +100,12 @@ class Ledger(Holdings):
         """
         self._given[:, rank] = False
 
-    def _born(self, number: Int64[Tensor, "k"]) -> None:
-        self._origin.index_fill_(0, number, False)
-        self._given.index_fill_(0, number, False)
-        self._arrival[number] = self._arrived + torch.arange(len(number))
-        self._arrived += len(number)
+    def _placed(self, rows: Tensor, number: Tensor, new: Tensor) -> None:
+        self._row[number] = rows
+        self._origin.index_fill_(0, new, False)
+        self._given.index_fill_(0, new, False)
+        self._arrival[new] = self._arrived + torch.arange(new.shape[0])
+        self._arrived += new.shape[0]
 
     # State.
 

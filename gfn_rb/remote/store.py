@@ -105,9 +105,9 @@ class Store:
             return torch.arange(len(rows))
         self._offer(ledger.look())
         new, held = ledger.new(identities(rows))
-        ledger.credit(held, sender)
+        known = ledger.recognise(held, sender)
         if sender in self.subscribers:
-            self.subscribers[sender].offer(held)
+            self.subscribers[sender].offer(known)
         return new
 
     def _offer(self, changed: torch.Tensor) -> None:
