@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import sys
+import traceback
 from collections.abc import Sequence
 
 from torchrl import torchrl_logger
 
 from gfn_rb.errors import ArgumentError, GfnRbError
+from gfn_rb.transports.launch import end_process, launched
 
 _FAILURE, _USAGE, _INTERRUPTED = 1, 2, 130
 _EXTRA = ("tyro", "rich", "tqdm", "matplotlib")
@@ -25,10 +27,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         SIGINT and SIGTERM.
     """
     torchrl_logger.setLevel(logging.WARNING)
+    code = _attempt(arguments)
+    if code in (_FAILURE, _INTERRUPTED):
+        end_process(code)  # one of several ranks must not leave the others waiting
+    return code
+
+
+def _attempt(arguments: Sequence[str] | None) -> int:
     try:
         from gfn_rb.training.commands import parse
+        from gfn_rb.training.team import RefusedError
 
-        return parse(arguments)()
+        try:
+            return parse(arguments)()
+        except RefusedError:
+            return _USAGE
     except ArgumentError as error:
         return _complain(str(error), _USAGE)
     except (GfnRbError, OSError) as error:
@@ -39,8 +52,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _complain(f"{error.name} is not installed: pip install 'gfn_rb[train]'", _FAILURE)
     except KeyboardInterrupt:
         return _complain("interrupted", _INTERRUPTED)
+    except Exception:
+        traceback.print_exc()
+        end_process(_FAILURE)
+        raise
 
 
 def _complain(message: str, code: int) -> int:
-    print(f"gfn-rb: {message}", file=sys.stderr)
+    started = launched()
+    rank = None if started is None or started.size == 1 else started.rank
+    if not (rank and code == _USAGE):  # all ranks find the same fault with what they were given
+        print(f"gfn-rb: {'' if rank is None else f'rank {rank}: '}{message}", file=sys.stderr)
     return code

@@ -6,6 +6,7 @@ GfnRbError
 ├── ShapeError (ValueError)             wrong batch size, feature shape or dtype
 ├── NaNError (ValueError)               a NaN where a number must be
 ├── EmptyBufferError (RuntimeError)     nothing to draw from
+├── WorkerError (RuntimeError)          a process that samples failed or died
 ├── CheckpointError (RuntimeError)      a checkpoint cannot be written or read
 │   ├── CheckpointCorruptError          truncated, or its checksum does not match
 │   └── CheckpointMismatchError         sound, but made by another configuration

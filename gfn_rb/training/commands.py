@@ -93,7 +93,9 @@ def parse(arguments: Sequence[str] | None) -> Command:
     return command
 
 
-def _conclude(outcome: run.Outcome) -> int:
+def _conclude(outcome: run.Outcome | None) -> int:
+    if outcome is None:  # another rank speaks for this one
+        return 0
     folder = outcome.folder
     if outcome.stopped_by is not None:
         done = outcome.trainer.steps_done

@@ -17,6 +17,7 @@ from gfn_rb.envs import (
     TFBind8,
 )
 from gfn_rb.errors import ArgumentError
+from gfn_rb.training.exchange import BASELINE, FEED, SEND
 from gfn_rb.training.losses import LOSSES
 from gfn_rb.training.objectives import BACKWARD
 from gfn_rb.training.replay import DRAW, KEEP, REPLAY
@@ -28,9 +29,13 @@ if TYPE_CHECKING:  # for a type checker names in a table are strings, for the co
     Draw = str
     Replay = str
     Backward = str
+    Feed = str
+    Send = str
+    BaselineName = str
 else:
     LossName, Keep, Draw = Literal[tuple(LOSSES)], Literal[tuple(KEEP)], Literal[tuple(DRAW)]
     Replay, Backward = Literal[tuple(REPLAY)], Literal[tuple(BACKWARD)]
+    Feed, Send, BaselineName = Literal[FEED], Literal[tuple(SEND)], Literal[tuple(BASELINE)]
 
 Form = Literal["append", "prepend_append"]
 LoggerName = Literal["none", "csv", "tensorboard", "wandb"]
@@ -42,6 +47,9 @@ CHOICES: dict[str, Iterable[str]] = {
     "draw": DRAW,
     "backward": BACKWARD,
     "logger": get_args(LoggerName),
+    "feed": FEED,
+    "send": SEND,
+    "baseline": BASELINE,
 }
 
 
@@ -127,6 +135,28 @@ class TrainConfig(ABC):
     """Steps between checkpoints."""
     logger: LoggerName = "none"
     """TorchRL logger that is given the rows of metrics.csv as well."""
+    managers: int = 0
+    """Ranks that keep the best of everyone instead of training. Under mpiexec or srun they are
+    among the ranks started; otherwise they run beside training, in this process."""
+    feed: Feed = "none"
+    """Which of the items that others found come back from a manager, to be replayed with one's own:
+    those of highest reward, diverse ones out of these, drawn by reward, or the newest."""
+    feed_quota: int = 32
+    """How many of them come with each reply, at most."""
+    send: Send = "deferred"
+    """How to send to a manager: wait for the reply, look for it at the next step, or never wait
+    and leave out what it cannot take."""
+    send_every: int = 1
+    """Steps between sendings."""
+    baseline: BaselineName = "min"
+    """Not to be sent are items below a manager's lowest, a low percentile of its items, or a
+    running mean of the lowest of each batch. With none, all are sent."""
+    average_gradients: bool = False
+    """Average gradients over the ranks that train, which then all have the same weights. Otherwise
+    each trains its own. When a rank is lost, the others go on averaging; when rank 0 is, each goes
+    on alone."""
+    patience: float = 120.0
+    """Seconds of silence after which another rank counts as lost."""
 
     def validate(self) -> None:
         """Check every field that is not the environment's own.
@@ -176,6 +206,10 @@ class TrainConfig(ABC):
     def with_steps(self, steps: int) -> TrainConfig:
         """Return the same configuration with another number of steps."""
         return replace(self, steps=steps)
+
+    def on_cpu(self) -> TrainConfig:
+        """Return the same configuration with everything on the CPU."""
+        return replace(self, device="cpu")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,15 +24,20 @@ class RunFolder:
 
     Args:
         path: the folder.
+        rank: whose table, checkpoint and logs are meant, in a run of several.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, rank: int = 0) -> None:
+        of_rank = f"-rank{rank}" if rank else ""
+        self.path, self.rank = path, rank
         self.config = path / "config.json"
-        self.metrics = path / "metrics.csv"
-        self.checkpoint = path / "checkpoint.gfnrb"
+        self.metrics = path / f"metrics{of_rank}.csv"
+        self.checkpoint = path / f"checkpoint{of_rank}.gfnrb"
+        self.exchange = path / f"manager{of_rank}.json"
         self.report = path / "report.png"
-        self.logs = path / "logs"
+        self.ranks = path / "ranks.json"
+        self.ranks_report = path / "report.json"
+        self.logs = path / f"logs{of_rank}"
 
     @classmethod
     def create(cls, config: TrainConfig) -> RunFolder:

@@ -20,6 +20,7 @@ from gfn_rb.containers.base import Container
 from gfn_rb.errors import CheckpointMismatchError
 from gfn_rb.rollout import Sampler
 from gfn_rb.shapes import Float
+from gfn_rb.stopwatch import Stopwatch
 from gfn_rb.training.config import TrainConfig
 from gfn_rb.training.losses import Loss
 from gfn_rb.training.measures import fit_of
@@ -33,7 +34,7 @@ from gfn_rb.training.objectives import (
 )
 from gfn_rb.training.replay import DRAW, REPLAY, loss_per_item
 from gfn_rb.training.sources import make_source
-from gfn_rb.training.tally import Stopwatch, Tally
+from gfn_rb.training.tally import Tally
 
 Row = dict[str, int | float | None]
 

@@ -68,6 +68,21 @@ def check_together(config: TrainConfig) -> None:
             f"keep must be one of top, recent with replay {config.replay}, whose episodes pass "
             f"through the same states, got 'diverse'"
         )
+    if config.feed != "none":
+        _check_feed(config)
+
+
+def _check_feed(config: TrainConfig) -> None:
+    if config.managers < 1:
+        raise ArgumentError(f"managers must be at least 1 with feed {config.feed}, got 0")
+    if config.replay != "trajectories":
+        raise ArgumentError(
+            f"replay must be trajectories with feed {config.feed}, got {config.replay!r}"
+        )
+    if config.draw == "priority":
+        raise ArgumentError(
+            f"draw must be another than priority with feed {config.feed}, got 'priority'"
+        )
 
 
 def _check(name: str, value: Any, rule: Callable[[Any], bool], expected: str) -> None:
@@ -93,6 +108,7 @@ def _is_device(value: str) -> bool:
 _TYPES: dict[type, Rule] = {
     int: (lambda v: type(v) is int, "a whole number"),
     float: (lambda v: type(v) in (int, float), "a number"),
+    bool: (lambda v: type(v) is bool, "true or false"),
     str: (lambda v: type(v) is str, "a word"),
 }
 # Of fields that not every configuration has, and whose default does not tell their type.
@@ -106,12 +122,15 @@ _OWN: dict[str, Rule] = {
 }
 _RULES: dict[str, Rule] = {
     **dict.fromkeys(
-        ("steps", "batch_size", "capacity", "threads", "eval_every", "checkpoint_every"),
+        (
+            *("steps", "batch_size", "capacity", "threads", "eval_every", "checkpoint_every"),
+            *("feed_quota", "send_every"),
+        ),
         (lambda v: v >= 1, "at least 1"),
     ),
-    **dict.fromkeys(("local_search", "workers"), (lambda v: v >= 0, "at least 0")),
+    **dict.fromkeys(("local_search", "workers", "managers"), (lambda v: v >= 0, "at least 0")),
     **dict.fromkeys(
-        ("temperature", "rank_k", "lr", "lr_log_z", "subtb_lambda"),
+        ("temperature", "rank_k", "lr", "lr_log_z", "subtb_lambda", "patience"),
         (lambda v: 0 < v < math.inf, "positive and finite"),
     ),
     **dict.fromkeys(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from collections.abc import Callable
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from signal import Signals
 from typing import NamedTuple
@@ -14,6 +15,8 @@ from gfn_rb.training.config import TrainConfig
 from gfn_rb.training.folder import MetricsFile, RunFolder
 from gfn_rb.training.loop import Row, Trainer
 from gfn_rb.training.watchers import StopSignals, check_installed, loggers, progress_bar
+
+Watch = Callable[[Trainer], AbstractContextManager[Callable[[float], None]]]
 
 
 class Outcome(NamedTuple):
@@ -32,77 +35,145 @@ class Outcome(NamedTuple):
     stopped_by: Signals | None
 
 
-def train(config: TrainConfig) -> Outcome:
+def train(config: TrainConfig) -> Outcome | None:
     """Train, and write everything into a new folder.
+
+    Started by an MPI launcher, this is one rank of the run, and all of them call it.
 
     Args:
         config: what to train; ``config.threads`` holds for the whole process.
 
+    Returns:
+        How the run ended; None on all ranks but the first.
+
     Raises:
         ArgumentError: an option cannot be honoured, or the folder exists. Nothing is written.
         NaNError: the loss is no longer finite.
+        TransportError: the ranks of the run cannot be connected.
+        WorkerError: this rank of several failed.
     """
-    config.validate()
-    check_installed(config.logger)
-    torch.set_num_threads(config.threads)
+    from gfn_rb.training import distributed
+
+    _get_ready(config)
+    if distributed.is_distributed(config):
+        return distributed.take_part(config, lambda: distributed.new_folder(config))
     with closing(Trainer(config)) as trainer:
         return carry_out(trainer, RunFolder.create(config))
 
 
-def resume(path: Path, steps: int | None = None) -> Outcome:
+def resume(path: Path, steps: int | None = None) -> Outcome | None:
     """Continue a run from its last checkpoint, as if it had never stopped.
+
+    A run of several ranks goes on from the last checkpoint of each, with as many ranks.
 
     Args:
         path: its folder.
         steps: train up to this many steps instead of those configured.
 
+    Returns:
+        How the run ended; None on all ranks but the first.
+
     Raises:
-        ArgumentError: there is no run, or ``steps`` are fewer than were taken already.
+        ArgumentError: there is no run, it had another number of ranks, or ``steps`` are fewer than
+            were taken already.
         CheckpointCorruptError: the checkpoint is damaged.
         CheckpointMismatchError: the checkpoint is of another configuration.
     """
+    from gfn_rb.training import distributed
+
     folder = RunFolder.open(path)
+    distributed.check_ranks(folder)
     config = folder.read_config()
     config = config if steps is None else config.with_steps(steps)
+    _get_ready(config)
+
+    def prepare() -> RunFolder:
+        folder.write_config(config)
+        return folder
+
+    if distributed.is_distributed(config):
+        return distributed.take_part(config, prepare)
+    with closing(Trainer(config)) as trainer:
+        if folder.checkpoint.exists():  # otherwise it was killed before its first: start again
+            restore(trainer, folder)
+        return carry_out(trainer, prepare())
+
+
+def restore(trainer: Trainer, folder: RunFolder) -> None:
+    """Load the checkpoint of a run.
+
+    Args:
+        trainer: of the same configuration.
+        folder: of the run.
+
+    Raises:
+        CheckpointError: it cannot be read, or is of another configuration.
+        ArgumentError: it is of a later step than is to be trained to.
+    """
+    trainer.load(folder.checkpoint)
+    if trainer.steps_done > trainer.config.steps:
+        raise ArgumentError(
+            f"steps must be at least the {trainer.steps_done} taken already, got "
+            f"{trainer.config.steps}"
+        )
+
+
+def _get_ready(config: TrainConfig) -> None:
     config.validate()
     check_installed(config.logger)
     torch.set_num_threads(config.threads)
-    with closing(Trainer(config)) as trainer:
-        if folder.checkpoint.exists():  # otherwise it was killed before its first: start again
-            trainer.load(folder.checkpoint)
-        if trainer.steps_done > config.steps:
-            raise ArgumentError(
-                f"steps must be at least the {trainer.steps_done} taken already, got {config.steps}"
-            )
-        folder.write_config(config)
-        return carry_out(trainer, folder)
 
 
-def carry_out(trainer: Trainer, folder: RunFolder) -> Outcome:
+def write_report(trainer: Trainer, folder: RunFolder, last: Row) -> None:
+    """Draw the report of a run into its folder.
+
+    Args:
+        trainer: at its end.
+        folder: of the run.
+        last: what was measured there.
+    """
+    from gfn_rb.training import report  # matplotlib takes a while to load
+
+    is_new = last["step"] != trainer.history[-1]["step"]
+    report.write_report(
+        folder.report, trainer, [*trainer.history, last] if is_new else trainer.history
+    )
+
+
+def carry_out(
+    trainer: Trainer,
+    folder: RunFolder,
+    watch: Watch = progress_bar,
+    conclude: Callable[[Trainer, RunFolder, Row], None] = write_report,
+) -> Outcome:
     """Train until the steps are done or a signal says stop, and write everything down.
 
     Args:
         trainer: new, or restored from the folder's checkpoint.
         folder: where to write, with the trainer's configuration inside.
+        watch: shows how training goes, see :func:`gfn_rb.training.watchers.progress_bar`.
+        conclude: called with what was measured last, when the steps are done.
     """
     with StopSignals() as stop:
         if not trainer.history:
             trainer.record()
         with closing(_Rows(trainer, folder)) as rows:
-            _take_steps(trainer, folder, rows, stop)
+            _take_steps(trainer, folder, rows, stop, watch)
             trainer.save(folder.checkpoint)
             if stop.received is not None:
                 return Outcome(trainer, folder, trainer.history[-1], stop.received)
             row = trainer.measure()
             if row["step"] != trainer.history[-1]["step"]:
                 rows.append(row)  # not in the history: a longer run would not have it
-        _write_report(trainer, folder, row)
+        conclude(trainer, folder, row)
     return Outcome(trainer, folder, row, None)
 
 
-def _take_steps(trainer: Trainer, folder: RunFolder, rows: _Rows, stop: StopSignals) -> None:
+def _take_steps(
+    trainer: Trainer, folder: RunFolder, rows: _Rows, stop: StopSignals, watch: Watch
+) -> None:
     config = trainer.config
-    with progress_bar(trainer) as advance:
+    with watch(trainer) as advance:
         while trainer.steps_done < config.steps and stop.received is None:
             advance(trainer.step())
             if trainer.steps_done % config.eval_every == 0:
@@ -130,10 +201,3 @@ class _Rows:
 
     def close(self) -> None:
         self._file.close()
-
-
-def _write_report(trainer: Trainer, folder: RunFolder, last: Row) -> None:
-    from gfn_rb.training.report import write_report  # matplotlib takes a while to load
-
-    is_new = last["step"] != trainer.history[-1]["step"]
-    write_report(folder.report, trainer, [*trainer.history, last] if is_new else trainer.history)

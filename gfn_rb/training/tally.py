@@ -1,15 +1,18 @@
-"""What a run has seen: counts of reward calls, and the terminating states they reached."""
+"""What a run has seen: counts of reward calls, of distinct objects and of modes."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from gfn_rb.envs import EnumerableEnv
-from gfn_rb.shapes import Bool, Shaped
-from gfn_rb.stopwatch import Stopwatch
+from gfn_rb.containers import Trajectories
+from gfn_rb.envs import GFNEnv
+from gfn_rb.numerics import KeySet
+from gfn_rb.shapes import Float
 
-__all__ = ["Stopwatch", "Tally"]
+N_TOP = 100
 
 
 class Tally:
@@ -44,4 +47,39 @@ class Tally:
     @property
     def modes_found(self) -> int:
         """How many different modes were reached."""
-        return int(self._found[:-1].sum())
+        return len(self._modes)
+
+    @property
+    def top_score(self) -> float | None:
+        """Mean score of the best 100 different terminating states that were reached."""
+        return float(self.top.double().mean()) if len(self.top) else None
+
+    def columns(self) -> dict[str, int | float | None]:
+        """Return the counts and the mean score of the best by name."""
+        return {
+            "reward_calls": self.calls,
+            "distinct_reward_calls": self.distinct_calls,
+            "modes_found": self.modes_found,
+            "top_100_score": self.top_score,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all counts."""
+        return {
+            "calls": self.calls,
+            "seen": self._seen.keys(),
+            "modes": self._modes.keys(),
+            "top": self.top,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Start from counts made earlier.
+
+        Args:
+            state: of ``state_dict``.
+        """
+        device = self._env.source_state.device
+        self.calls, self.top = state["calls"], state["top"].to(device)
+        self._seen, self._modes = KeySet(device), KeySet(device)
+        self._seen.add(state["seen"].to(device))
+        self._modes.add(state["modes"].to(device))

@@ -35,15 +35,28 @@ def check_installed(logger: str) -> None:
 
 
 @contextmanager
-def progress_bar(trainer: Trainer) -> Iterator[Callable[[float], None]]:
-    """Show a progress bar on stderr; yield what is to be called after each step with its loss."""
+def quiet(trainer: Trainer) -> Iterator[Callable[[float], None]]:
+    """Show nothing; yield what may be called after each step with its loss."""
+    yield lambda loss: None
+
+
+@contextmanager
+def progress_bar(
+    trainer: Trainer, describe: Callable[[Trainer, float], str] | None = None
+) -> Iterator[Callable[[float], None]]:
+    """Show a progress bar on stderr; yield what is to be called after each step with its loss.
+
+    Args:
+        trainer: whose steps are shown.
+        describe: says how training stands, by default :func:`progress`.
+    """
     from tqdm import tqdm
 
     total = trainer.config.steps
     with tqdm(total=total, initial=trainer.steps_done, unit="step", dynamic_ncols=True) as bar:
 
         def advance(loss: float) -> None:
-            bar.set_postfix_str(progress(trainer, loss), refresh=False)
+            bar.set_postfix_str((describe or progress)(trainer, loss), refresh=False)
             bar.update()
 
         yield advance

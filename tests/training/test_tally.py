@@ -126,3 +126,9 @@ def test_restored_counts_are_the_same(tally):
     assert restored.columns() == tally.columns()
     restored.add(MODES)
     assert counts(restored) == (9, 5, 4)
+
+
+def test_restoring_replaces_what_was_counted(tally):
+    tally.add(MODES)
+    tally.restore(Counted(HyperGrid(2, 8)).state_dict())
+    assert counts(tally) == (0, 0, 0)

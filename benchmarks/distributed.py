@@ -1,0 +1,280 @@
+"""Ranks against raw MPI and torchgfn's exchange: ``python -m benchmarks.distributed``.
+
+    --quick        a smoke run, whose figures mean nothing
+    --json PATH    also write the figures to a file
+
+Starts itself on two ranks under mpiexec where it was not. A worker sends 64 trajectories to a
+manager that keeps and scores nothing, and awaits the reply. Its peers move the same bytes: raw, a
+``Send`` and a small answer by mpi4py; and as torchgfn's main branch does, pickled with dill, the
+size first. What is sent is another payload each time, out of twelve: a program that sends one
+payload again and again measures its cache. All take turns, round by round; see
+:mod:`benchmarks.timing` for how a ratio is made. The exit status is 0 whatever the figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+
+from benchmarks import ranks
+from benchmarks.timing import Result, header, row, summary, write_json
+from gfn_rb.remote import AwaitReply, NonBlocking, ReplayBufferManager, ReplayBufferWorker
+from gfn_rb.remote.modes import Mode
+from gfn_rb.transports import GlooTransport, MPITransport, Transport
+from gfn_rb.transports.launch import launched
+
+WORKER, MANAGER = 0, 1
+N, WIDTH = 64, 8  # trajectories of a batch, numbers of a state
+PAYLOADS = 12
+MEGABYTES = (0.1, 0.9, 3.5)
+RAW_SHARE = {0.9: 0.6, 3.5: 0.6}  # of the bandwidth of raw MPI, at least
+FASTER = {0.1: 10, 3.5: 5}  # times as fast as pickled, at least
+BLOCKED = 0.05  # of the time awaited
+SCORING, TRAINING = 0.01, 0.015  # seconds, where waiting is measured
+
+Act = Callable[[int], object]
+
+
+def trajectories(nbytes: float) -> TensorDict:
+    """Return trajectories of about so many bytes in all."""
+    steps = max(1, round(nbytes / (N * 8 * (WIDTH + 1.5))))
+    return TensorDict(
+        {
+            "state": torch.randint(0, 9, (N, steps + 1, WIDTH)),
+            "action": torch.randint(0, 9, (N, steps)),
+            "length": torch.full((N,), steps),
+            "log_reward": torch.randn(N),
+            "log_prob": torch.randn(N, steps),
+        },
+        [N],
+    )
+
+
+class Bench:
+    """Both ranks in step.
+
+    Args:
+        comm: of mpi4py, for the peers and to keep step.
+        rounds: how often each contender runs, warm-up included.
+    """
+
+    def __init__(self, comm: Any, rounds: int) -> None:
+        self.comm, self.rounds = comm, rounds
+        self.rank = comm.Get_rank()
+
+    def interleave(self, contenders: dict[str, Act]) -> dict[str, list[float]]:
+        """Run all in turn, and return the seconds of each but for the first few rounds."""
+        took: dict[str, list[float]] = {name: [] for name in contenders}
+        for i in range(self.rounds):
+            for name, act in contenders.items():
+                self.comm.Barrier()
+                start = time.perf_counter()
+                act(i)
+                took[name].append(time.perf_counter() - start)
+        return {name: times[self.rounds // 10 :] for name, times in took.items()}
+
+    def raw(self, nbytes: int) -> Act:
+        """Return a Send of so many bytes, and a small answer."""
+        from mpi4py import MPI
+
+        generator = np.random.default_rng(0)
+        payloads = [generator.integers(0, 255, nbytes, np.uint8) for _ in range(PAYLOADS)]
+        places = [np.empty(nbytes, np.uint8) for _ in range(PAYLOADS)]
+        small = np.zeros(64, np.uint8)
+
+        def act(i: int) -> None:
+            if self.rank == WORKER:
+                self.comm.Send([payloads[i % PAYLOADS], MPI.BYTE], MANAGER)
+                self.comm.Recv([small, MPI.BYTE], MANAGER)
+            else:
+                self.comm.Recv([places[i % PAYLOADS], MPI.BYTE], WORKER)
+                self.comm.Send([small, MPI.BYTE], WORKER)
+
+        return act
+
+    def pickled(self, batches: list[TensorDict]) -> Act:
+        """Return torchgfn's exchange: size, then pickle, there and back."""
+        import dill
+
+        def send(content: Any, dest: int) -> None:
+            data = np.frombuffer(dill.dumps(content), np.uint8)
+            self.comm.Send(np.array([len(data)], np.int64), dest)
+            self.comm.Send(data, dest)
+
+        def receive(source: int) -> Any:
+            size = np.empty(1, np.int64)
+            self.comm.Recv(size, source)
+            data = np.empty(size[0], np.uint8)
+            self.comm.Recv(data, source)
+            return dill.loads(data.tobytes())
+
+        def act(i: int) -> None:
+            if self.rank == WORKER:
+                send(batches[i % PAYLOADS], MANAGER)
+                receive(MANAGER)
+            else:
+                receive(WORKER)
+                send({"score": 1.0, "baseline": 0.0}, WORKER)
+
+        return act
+
+    @contextmanager
+    def exchange(
+        self,
+        transport: Transport,
+        batches: list[TensorDict],
+        mode: Mode | None = None,
+        score: Callable[..., Any] | None = None,
+    ) -> Iterator[tuple[Act, ReplayBufferWorker | None]]:
+        """Yield this library's exchange, and the worker on its rank."""
+        if self.rank == WORKER:
+            worker = ReplayBufferWorker(transport, MANAGER, mode=mode, keep=("log_prob",))
+            worker.connect()
+            yield lambda i: worker.extend(batches[i % PAYLOADS]), worker
+            worker.close()
+            return
+        scoring = {} if score is None else {"score": score}
+        manager = ReplayBufferManager(transport, None, workers=[WORKER], **scoring)
+
+        def serve(_: int) -> None:
+            served = manager.batches
+            while manager.batches == served:
+                manager.step(0.2)
+
+        while not manager.step(0.2):  # the greeting
+            pass
+        yield serve, None
+        manager.run()
+
+
+def compare(bench: Bench, transport: Transport, name: str, nominal: float) -> list[Result]:
+    """Compare the exchange of batches of one size with its peers."""
+    batches = [trajectories(nominal * 1e6) for _ in range(PAYLOADS)]
+    nbytes = sum(value.nbytes for value in batches[0].values())
+    with bench.exchange(transport, batches) as (act, _):
+        took = bench.interleave(
+            {"ours": act, "raw": bench.raw(nbytes), "dill": bench.pickled(batches)}
+        )
+    is_mpi = name == "MPI"
+    share, times = RAW_SHARE.get(nominal), FASTER.get(nominal)
+    return [
+        _result(f"{name}: {nominal} MB and reply, against raw Send", nbytes, took, "raw",
+                1 / share if share and is_mpi else None),
+        _result(f"{name}: {nominal} MB and reply, against dill", nbytes, took, "dill",
+                1 / times if times and is_mpi else None),
+    ]  # fmt: skip
+
+
+def waiting(bench: Bench, transport: Transport, name: str, nominal: float) -> Result:
+    """Compare how long adds take that never wait, with adds that await a scoring of 10 ms.
+
+    Blocked is the time within ``extend``, all its work included, and not only what the worker
+    itself counts as waiting.
+    """
+    batches = [trajectories(nominal * 1e6) for _ in range(PAYLOADS)]
+
+    def score(*_: Any) -> dict[str, float]:
+        time.sleep(SCORING)
+        return {"score": 1.0}
+
+    took: dict[str, list[float]] = {}
+    for key, mode in (("ours", NonBlocking()), ("awaited", AwaitReply())):
+        with bench.exchange(transport, batches, mode, score) as (act, worker):
+            took[key] = []
+            for i in range(bench.rounds):
+                start = time.perf_counter()
+                act(i)
+                took[key].append(time.perf_counter() - start)
+                if worker is not None:
+                    time.sleep(TRAINING)
+            assert worker is None or worker.statistics.skipped == 0, "the manager fell behind"
+    bound = BLOCKED if name == "MPI" else None
+    nbytes = sum(value.nbytes for value in batches[0].values())
+    return _result(f"{name}: {nominal} MB, not waiting against waiting", nbytes, took, "awaited", bound)
+
+
+def _result(
+    name: str, nbytes: int, took: dict[str, list[float]], peer: str, bound: float | None
+) -> Result:
+    ratios = sorted(a / b for a, b in zip(took["ours"], took[peer], strict=True))
+    n = len(ratios)
+    return Result(
+        name=name,
+        capacity=nbytes,
+        ours=median(took["ours"]) * 1e6,
+        peer=median(took[peer]) * 1e6,
+        ratio=median(ratios),
+        low=ratios[n // 4],
+        high=ratios[(3 * n) // 4],
+        rounds=n,
+        bound=bound,
+    )
+
+
+def measure(options: argparse.Namespace) -> None:
+    """Do this rank's part, and print the table on the worker's."""
+    from mpi4py import MPI
+
+    comm = MPI.COMM_WORLD
+    bench = Bench(comm, 20 if options.quick else 200)
+    if bench.rank == WORKER:
+        print(header("bytes"))
+    results: list[Result] = []
+
+    def report(*found: Result) -> None:
+        results.extend(found)
+        if bench.rank == WORKER:
+            print(*map(row, found), sep="\n", flush=True)
+
+    with tempfile.TemporaryDirectory() as folder:
+        store = comm.bcast(f"file://{folder}/store")
+        for name, connect in (
+            ("MPI", lambda: MPITransport(comm)),
+            ("Gloo", lambda: GlooTransport(store, bench.rank, 2)),
+        ):
+            with connect() as transport:
+                for nominal in MEGABYTES:
+                    report(*compare(bench, transport, name, nominal))
+                report(waiting(bench, transport, name, 0.9))
+        comm.Barrier()
+    if bench.rank == WORKER:
+        print(summary(results) + (" (quick run: no measurement)" if options.quick else ""))
+        if options.json:
+            write_json(options.json, results, {"quick": options.quick})
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the comparisons, under mpiexec.
+
+    Args:
+        arguments: the command line, ``sys.argv`` if None.
+    """
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    parser = argparse.ArgumentParser(description="Exchanges between ranks against their peers.")
+    parser.add_argument("--quick", action="store_true", help="smoke run: the figures mean nothing")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="also write the figures here")
+    options = parser.parse_args(words)
+    started = launched()
+    if started is None:
+        return ranks.run(2, ["-m", "benchmarks.distributed", *words])
+    if started.size != 2:
+        parser.error(f"two ranks are needed, got {started.size}: mpiexec -n 2")
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    measure(options)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

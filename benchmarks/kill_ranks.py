@@ -1,0 +1,337 @@
+"""Ranks that die: ``python -m benchmarks.kill_ranks --times 20``.
+
+    --times N      how often to try each kind
+    --kinds ...    some of: worker manager stopped job
+    --seed S       of the instants
+
+Each try starts ``mpiexec -n 4 gfn-rb train tfbind8 --managers 1 --feed top``, waits until training
+is under way, and at a random instant kills (SIGKILL) or stops (SIGSTOP) one rank:
+
+worker     a worker, under ``--with-ft ulfm``: the others train to the end, one report is written,
+           the lost rank is named, and the accounts of the others agree at both ends, row by row;
+manager    the manager, under ``--with-ft ulfm``: all workers train to the end on their own;
+stopped    a worker that answers no more, likewise: as for one that is killed;
+job        any rank, without fault tolerance: the job ends within seconds, in failure, and
+           ``gfn-rb resume`` takes it to its end from the checkpoints.
+
+A try in which the rank was done before it could be killed does not count, and is repeated. The exit
+status is 1 if any try failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import random
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+from benchmarks.ranks import command, environment
+
+SIZE, MANAGER = 4, 3
+STEPS = 400
+TOKEN = "GFN_RB_TRY"
+SECONDS = 150  # then a try hangs
+PROMPT = 15  # seconds in which a job without fault tolerance ends
+PROGRAM = ["-c", "import sys; from gfn_rb.cli import main; sys.exit(main())"]
+OPTIONS = (
+    f"--steps {STEPS} --hidden 16 --batch-size 32 --eval-every 100 --checkpoint-every 5 "
+    f"--managers 1 --feed top --patience 5"
+).split()
+FAULT_TOLERANT = ("--with-ft", "ulfm")
+OUTCOMES = ("stored", "rejected", "duplicates", "scored", "refused")
+
+
+class TooLate(Exception):
+    """The rank was done before it could be killed."""
+
+
+class Failed(Exception):
+    """What was promised did not happen."""
+
+
+class Job:
+    """A run under mpiexec.
+
+    Args:
+        words: for gfn-rb.
+        options: of mpiexec.
+        log: where its output goes.
+    """
+
+    def __init__(self, words: Sequence[str], options: Sequence[str], log: Path) -> None:
+        self._token, self._log = secrets.token_hex(8), log
+        with log.open("wb") as stream:
+            self.process = subprocess.Popen(
+                command(SIZE, [*PROGRAM, *words], options),
+                env={**environment(), TOKEN: self._token, "PYTHONPATH": os.getcwd()},
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+            )
+
+    @property
+    def said(self) -> str:
+        """What it printed, without its progress."""
+        lines = self._log.read_text(errors="replace").replace("\r", "\n").splitlines()
+        return "\n".join(line for line in lines if "step/s" not in line)
+
+    def pids(self) -> dict[int, int]:
+        """Return the process of each rank."""
+        found = {}
+        for path in Path("/proc").glob("[0-9]*/environ"):
+            try:
+                entries = path.read_bytes().decode(errors="replace").split("\0")
+            except OSError:
+                continue
+            known = dict(entry.split("=", 1) for entry in entries if "=" in entry)
+            rank = known.get("OMPI_COMM_WORLD_RANK")
+            if known.get(TOKEN) == self._token and rank is not None:
+                found[int(rank)] = int(path.parent.name)
+        return found
+
+    def wait(self, seconds: float) -> int:
+        """Return the exit code.
+
+        Raises:
+            Failed: it hangs.
+        """
+        try:
+            return self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise Failed(f"still running after {seconds:g} s:\n{self.said}") from None
+
+    def end(self) -> None:
+        """Kill whatever is left of it."""
+        for pid in self.pids().values():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(5)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+
+
+class Try(NamedTuple):
+    """A run that is to be disturbed.
+
+    Attributes:
+        job: the run.
+        folder: of the run.
+        draw: source of instants.
+    """
+
+    job: Job
+    folder: Path
+    draw: random.Random
+
+    def hit(self, rank: int, number: int) -> float:
+        """Send a signal to a rank at a random instant of the training, and return when."""
+        _until(lambda: (self.folder / "checkpoint.gfnrb").exists(), self.job)
+        time.sleep(self.draw.uniform(0.0, 3.0))
+        pid = self.job.pids().get(rank)
+        step = self.last_step(rank)
+        if pid is None or self.job.process.poll() is not None or step == STEPS:
+            raise TooLate
+        _signal(pid, number)
+        return time.monotonic()
+
+    def last_step(self, rank: int) -> int:
+        """Return the last step in the table of a rank, 0 if there is none."""
+        path = self.folder / f"metrics{f'-rank{rank}' if rank else ''}.csv"
+        if not path.exists():
+            return 0
+        with path.open(newline="") as stream:
+            return max((int(row["step"]) for row in csv.DictReader(stream)), default=0)
+
+    def report(self) -> dict[str, Any]:
+        """Return the report of the run."""
+        path = self.folder / "report.json"
+        _check(path.exists(), f"no report was written:\n{self.job.said}")
+        return json.loads(path.read_text())
+
+
+def worker(attempt: Try) -> None:
+    """Kill a worker."""
+    _without_worker(attempt, signal.SIGKILL)
+
+
+def stopped(attempt: Try) -> None:
+    """Stop a worker."""
+    _without_worker(attempt, signal.SIGSTOP)
+
+
+def _without_worker(attempt: Try, number: int) -> None:
+    rank = attempt.draw.choice((1, 2))
+    attempt.hit(rank, number)
+    _until(lambda: (attempt.folder / "report.json").exists(), attempt.job)
+    _until(lambda: (attempt.folder / "manager-rank3.json").exists(), attempt.job)
+    report = attempt.report()
+    if not report["lost"]:
+        raise TooLate
+    _check(list(report["lost"]) == [str(rank)], f"lost is {report['lost']}, expected {rank}")
+    others = [each for each in (0, 1, 2) if each != rank]
+    _check(sorted(map(int, report["ranks"])) == others, f"ranks are {report['ranks'].keys()}")
+    for each in others:
+        _check(attempt.last_step(each) == STEPS, f"rank {each} did not train to the end")
+    manager = json.loads((attempt.folder / "manager-rank3.json").read_text())
+    states = {int(each): known["state"] for each, known in manager["senders"].items()}
+    _check(states == {**dict.fromkeys(others, "gone"), rank: "lost"}, f"states are {states}")
+    for each in others:
+        _check_accounts(report["ranks"][str(each)]["exchange"], manager["senders"][str(each)])
+    _check(f"without rank {rank}" in attempt.job.said, f"rank {rank} is not named")
+    _check(f"worker {rank} is lost" in attempt.job.said, f"worker {rank} is not named")
+
+
+def _check_accounts(sent: dict[str, Any], received: dict[str, Any]) -> None:
+    _check(sent["sent"] > 0 and sent["lost"] == 0, f"counters are {sent}")
+    _check(sent["sent"] == received["items"], f"sent {sent['sent']}, came {received['items']}")
+    for name in OUTCOMES:
+        _check(sent[name] == received[name], f"{name}: {sent[name]} and {received[name]}")
+
+
+def manager(attempt: Try) -> None:
+    """Kill the manager."""
+    attempt.hit(MANAGER, signal.SIGKILL)
+    _until(lambda: (attempt.folder / "report.json").exists(), attempt.job)
+    report = attempt.report()
+    _check(sorted(report["ranks"]) == ["0", "1", "2"], f"ranks are {report['ranks'].keys()}")
+    if report["ranks"]["0"]["exchange"]["managers"]:
+        raise TooLate
+    for rank in (0, 1, 2):
+        _check(attempt.last_step(rank) == STEPS, f"rank {rank} did not train to the end")
+        known = report["ranks"][str(rank)]["exchange"]
+        _check(known["managers"] == [], f"rank {rank} still has managers {known['managers']}")
+        total = sum(known[name] for name in (*OUTCOMES, "lost"))
+        _check(known["sent"] == total, f"rank {rank} sent {known['sent']}, of which {total}")
+        named = f"worker {rank}: manager {MANAGER} is lost"
+        _check(named in attempt.job.said, f"rank {rank} does not say so")
+
+
+def job(attempt: Try) -> None:
+    """Kill any rank of a job without fault tolerance, and resume it."""
+    rank = attempt.draw.randrange(SIZE)
+    since = attempt.hit(rank, signal.SIGKILL)
+    code = attempt.job.wait(PROMPT)
+    if attempt.last_step(0) == STEPS and (attempt.folder / "report.json").exists():
+        raise TooLate
+    _check(code != 0, "the exit code is 0")
+    _check(time.monotonic() - since < PROMPT, "it took too long")
+    _check(f"rank {rank}" in attempt.job.said, f"rank {rank} is not named:\n{attempt.job.said}")
+    before = attempt.last_step(0)
+    log = attempt.folder.with_suffix(".resumed")
+    resumed = Job(["resume", str(attempt.folder)], (), log)
+    try:
+        code = resumed.wait(SECONDS)
+        _check(code == 0, f"resume fails with exit code {code}:\n{resumed.said}")
+    finally:
+        resumed.end()
+    report = attempt.report()
+    _check(before < STEPS, "there was nothing left to do")
+    _check(sorted(report["ranks"]) == ["0", "1", "2"], f"ranks are {report['ranks'].keys()}")
+    for each in (0, 1, 2):
+        _check(attempt.last_step(each) == STEPS, f"rank {each} did not train to the end")
+
+
+KINDS: dict[str, tuple[Callable[[Try], None], tuple[str, ...]]] = {
+    "worker": (worker, FAULT_TOLERANT),
+    "manager": (manager, FAULT_TOLERANT),
+    "stopped": (stopped, FAULT_TOLERANT),
+    "job": (job, ()),
+}
+
+
+def attempt(kind: str, draw: random.Random) -> None:
+    """Try a kind once.
+
+    Raises:
+        Failed: what was promised did not happen.
+        TooLate: the rank was done before.
+    """
+    check, options = KINDS[kind]
+    with tempfile.TemporaryDirectory() as parent:
+        folder = Path(parent) / "run"
+        words = ["train", "tfbind8", *OPTIONS, "--out", str(folder)]
+        running = Job(words, options, Path(parent) / "log")
+        try:
+            check(Try(running, folder, draw))
+        finally:
+            running.end()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Try all kinds, print a table, and return the exit code.
+
+    Args:
+        arguments: the command line, ``sys.argv`` if None.
+    """
+    parser = argparse.ArgumentParser(description="Ranks that die, and what becomes of the others.")
+    parser.add_argument("--times", type=int, default=20)
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args(arguments)
+    draw, failures, lines = random.Random(options.seed), 0, []
+    for kind in options.kinds:
+        passed, late, took = 0, 0, []
+        for i in range(options.times):
+            start = time.monotonic()
+            while True:
+                try:
+                    attempt(kind, draw)
+                    passed += 1
+                except TooLate:
+                    late += 1
+                    if late > options.times + 5:
+                        raise SystemExit(f"{kind}: ranks are done before they can be killed") from None
+                    continue
+                except Failed as error:
+                    print(f"{kind}, try {i}: {error}", file=sys.stderr, flush=True)
+                break
+            took.append(time.monotonic() - start)
+        failures += options.times - passed
+        lines.append(f"| {kind} | {passed} of {options.times} | {late} | {median(took):.0f} |")
+        print(lines[-1], file=sys.stderr, flush=True)
+    print("| killed | as promised | too late, repeated | seconds, median |\n| --- | ---: | ---: | ---: |")
+    print("\n".join(lines))
+    return int(failures > 0)
+
+
+def _until(happened: Callable[[], bool], running: Job) -> None:
+    """Wait until something has happened, in this run."""
+    end = time.monotonic() + SECONDS
+    while not happened():
+        if running.process.poll() is not None and not happened():
+            raise Failed(f"ended with exit code {running.process.returncode}:\n{running.said}")
+        if time.monotonic() > end:
+            raise Failed(f"nothing after {SECONDS} s:\n{running.said}")
+        time.sleep(0.02)
+
+
+def _signal(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        raise TooLate from None
+
+
+def _check(holds: bool, message: str) -> None:
+    if not holds:
+        raise Failed(message)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,115 @@
+"""Which ranks train and which manage, and who talks to whom."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from gfn_rb.errors import ArgumentError
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The roles of all ranks.
+
+    Args:
+        size: how many ranks there are.
+        managers: those that manage, ascending; there may be none.
+        manager_of: the manager of each other rank, where there are any.
+
+    Raises:
+        ArgumentError: a rank has no manager, or one that is none.
+    """
+
+    size: int
+    managers: tuple[int, ...]
+    manager_of: Mapping[int, int]
+
+    def __post_init__(self) -> None:
+        expected = set(self.workers) if self.managers else set()
+        if set(self.manager_of) != expected:
+            raise ArgumentError(
+                f"manager_of must name the manager of ranks {sorted(expected)}, got "
+                f"{dict(self.manager_of)}"
+            )
+        for worker, manager in self.manager_of.items():
+            if manager not in self.managers:
+                raise ArgumentError(
+                    f"manager_of rank {worker} must be one of the managers, "
+                    f"{list(self.managers)}, got {manager}"
+                )
+
+    @property
+    def workers(self) -> tuple[int, ...]:
+        """The ranks that train, ascending."""
+        return tuple(rank for rank in range(self.size) if rank not in self.managers)
+
+    def workers_of(self, manager: int) -> tuple[int, ...]:
+        """Return the ranks that send to a manager.
+
+        Args:
+            manager: its rank.
+
+        Raises:
+            ArgumentError: it is no manager.
+        """
+        if manager not in self.managers:
+            raise ArgumentError(
+                f"manager must be one of the managers, {list(self.managers)}, got {manager}"
+            )
+        return tuple(rank for rank in self.workers if self.manager_of[rank] == manager)
+
+
+def layout(size: int, n_managers: int, hosts: Sequence[str | None]) -> Layout:
+    """Return who trains and who manages.
+
+    Rank 0 trains. Managers are spread over machines in proportion to their ranks, by d'Hondt's
+    rule: each goes where there then are the most ranks per manager, and is the last rank there
+    that trains. A worker belongs to a manager of its own machine where there is one, to any
+    otherwise; each to the one with the fewest workers.
+
+    Args:
+        size: how many ranks there are.
+        n_managers: how many are to manage.
+        hosts: the machine of each rank; None where that is not known, as good as one machine.
+
+    Raises:
+        ArgumentError: there are not enough ranks, or not as many machines named.
+    """
+    if len(hosts) != size:
+        raise ArgumentError(f"hosts must name the machine of {size} ranks, got {len(hosts)} names")
+    if n_managers < 0 or n_managers >= max(size, 1):
+        ranks = "1 rank was" if size == 1 else f"{size} ranks were"
+        raise ArgumentError(
+            f"managers must be at least 0 and fewer than the ranks, got {n_managers} where {ranks} "
+            f"started: at least one has to train"
+        )
+    managers: list[int] = []
+    for _ in range(n_managers):
+        managers.append(_next_manager(hosts, managers))
+    managers.sort()
+    return Layout(size, tuple(managers), _assigned(hosts, managers))
+
+
+def _next_manager(hosts: Sequence[str | None], managers: Sequence[int]) -> int:
+    """Return the rank of one more manager."""
+    ranks = Counter(hosts)
+    managed = Counter(hosts[rank] for rank in managers)
+    training = [rank for rank in range(1, len(hosts)) if rank not in managers]
+    # max returns the first of equals: the machine that comes first.
+    host = max((hosts[rank] for rank in training), key=lambda h: ranks[h] / (managed[h] + 1))
+    return max(rank for rank in training if hosts[rank] == host)
+
+
+def _assigned(hosts: Sequence[str | None], managers: Sequence[int]) -> dict[int, int]:
+    """Return the manager of each worker; those with one on their own machine choose first."""
+    load = dict.fromkeys(managers, 0)
+    chosen: dict[int, int] = {}
+    workers = [rank for rank in range(len(hosts)) if rank not in load] if managers else []
+    at_home = {rank: [m for m in managers if hosts[m] == hosts[rank]] for rank in workers}
+    for rank in sorted(workers, key=lambda rank: not at_home[rank]):
+        manager = min(at_home[rank] or managers, key=lambda m: load[m])
+        chosen[rank] = manager
+        load[manager] += 1
+    return dict(sorted(chosen.items()))

@@ -1,0 +1,255 @@
+"""Runs of several ranks: some train, some manage, and rank 0 speaks for all.
+
+Started by an MPI launcher, every process is a rank. Otherwise managers are threads of this
+process, and the same code runs over :class:`~gfn_rb.transports.LocalTransport`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from gfn_rb.errors import ArgumentError, GfnRbError, TransportError, WorkerError
+from gfn_rb.remote.layout import Layout, layout
+from gfn_rb.training import run
+from gfn_rb.training.averaging import GradientAverage
+from gfn_rb.training.config import TrainConfig
+from gfn_rb.training.exchange import Exchange, make_manager
+from gfn_rb.training.folder import RunFolder, replacing
+from gfn_rb.training.loop import Hooks, Row, Trainer
+from gfn_rb.training.team import Found, RefusedError, Team
+from gfn_rb.training.watchers import StopSignals, progress_bar, quiet
+from gfn_rb.transports import LocalTransport, MPITransport, Transport
+from gfn_rb.transports.launch import Launch, launched
+
+log = logging.getLogger(__name__)
+
+_CLOSING = 30.0  # seconds that managers have at the end
+
+
+def is_distributed(config: TrainConfig) -> bool:
+    """Return whether a run has more than one rank.
+
+    Args:
+        config: of the run.
+    """
+    return config.managers > 0 or n_ranks() > 1
+
+
+def n_ranks() -> int:
+    """Return how many processes a launcher started, 1 where none did."""
+    started = launched()
+    return 1 if started is None else started.size
+
+
+def take_part(config: TrainConfig, prepare: Callable[[], RunFolder]) -> run.Outcome | None:
+    """Do this process's part of a run, a new or an earlier one, from its beginning to its end.
+
+    Args:
+        config: of the run, the same on all ranks.
+        prepare: called on rank 0, returns the folder of the run.
+
+    Returns:
+        How it ended on rank 0; None on others.
+
+    Raises:
+        ArgumentError: there are too few ranks for so many managers, or the folder cannot be made.
+        TransportError: MPI is not there, or not the one that the launcher belongs to.
+        RefusedError: rank 0 raises either of these.
+        WorkerError: this rank failed in the course of the run.
+    """
+    started = launched()
+    if started is None:
+        return _with_threads(config, prepare)
+    with _connected(started, config) as transport:
+        hosts = [transport.host(rank) for rank in range(transport.size)]
+        roles = layout(transport.size, config.managers, hosts)
+        return _as_rank(config, transport, roles, prepare)
+
+
+def _with_threads(config: TrainConfig, prepare: Callable[[], RunFolder]) -> run.Outcome | None:
+    """Train in this thread, and manage in others."""
+    size = 1 + config.managers
+    first, *managing = LocalTransport.group(size, timeout=config.patience)
+    roles = Layout(size, tuple(range(1, size)), {0: 1})
+    with _threads(config, managing, roles), first:
+        return _as_rank(config, first, roles, prepare)
+
+
+@contextmanager
+def _threads(config: TrainConfig, transports: list[Any], roles: Layout) -> Iterator[None]:
+    """Run managers in threads, which end when their worker has gone."""
+
+    def manage(transport: Transport) -> None:
+        try:
+            with transport:
+                _as_rank(config, transport, roles, _unprepared)
+        except RefusedError:
+            pass  # which the main thread tells
+        except GfnRbError as error:
+            log.error("%s", error)
+
+    threads = [threading.Thread(target=manage, args=(each,), daemon=True) for each in transports]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        for thread in threads:
+            thread.join(_CLOSING)
+
+
+def _unprepared() -> RunFolder:
+    raise AssertionError("rank 0 prepares the folder")
+
+
+def _connected(started: Launch, config: TrainConfig) -> Transport:
+    """Connect the ranks by MPI. Where that cannot be, rank 0 says so for all."""
+    try:
+        transport = MPITransport(timeout=config.patience)
+        if transport.size != started.size:
+            raise TransportError(
+                f"{started.size} ranks were started, and MPI knows of {transport.size}: mpi4py "
+                "uses another MPI library than the launcher belongs to"
+            )
+    except TransportError as error:
+        if started.rank:
+            raise RefusedError(str(error)) from error
+        raise
+    return transport
+
+
+def _as_rank(
+    config: TrainConfig, transport: Transport, roles: Layout, prepare: Callable[[], RunFolder]
+) -> run.Outcome | None:
+    team = Team(transport, roles, config.patience)
+    rank = transport.rank
+    folder = RunFolder(team.agree(lambda: prepare().path), rank)
+    try:
+        if rank in roles.managers:
+            _manage(config, transport, roles, folder)
+            return None
+        outcome = _train(config, transport, team, folder)
+        return None if rank else outcome
+    except (GfnRbError, OSError) as error:
+        raise WorkerError(f"{type(error).__name__}: {error}") from error
+
+
+def _manage(config: TrainConfig, transport: Transport, roles: Layout, folder: RunFolder) -> None:
+    manager = make_manager(config, transport, roles, folder)
+    with StopSignals():  # it ends when its workers have
+        manager.run()
+    _write_json(folder.exchange, manager.metadata())
+
+
+def _train(
+    config: TrainConfig, transport: Transport, team: Team, folder: RunFolder
+) -> run.Outcome:
+    roles, rank = team.layout, transport.rank
+    together = roles.workers if config.average_gradients else (rank,)
+    average = GradientAverage(transport, together, config.patience)
+    exchange = Exchange(config, transport, roles) if roles.managers else None
+    hooks = Hooks(gradients=average, stepped=team.stepped)
+    if exchange is not None:
+        hooks = Hooks(exchange.replayed, exchange.store, average, team.stepped)
+    ending = _Ending(team, average, exchange)
+    watch = quiet if rank else partial(progress_bar, describe=team.progress)
+    with closing(Trainer(config, stream=roles.workers.index(rank), hooks=hooks)) as trainer:
+        if folder.checkpoint.exists():
+            run.restore(trainer, folder)
+        outcome = run.carry_out(trainer, folder, watch, ending)
+        ending.leave()  # where that was not done, because it was stopped
+        return outcome
+
+
+class _Ending:
+    """What is done when a rank has taken its last step.
+
+    Args:
+        team: all ranks.
+        average: of gradients.
+        exchange: with a manager, where there is one.
+    """
+
+    def __init__(self, team: Team, average: GradientAverage, exchange: Exchange | None) -> None:
+        self._team, self._average, self._exchange = team, average, exchange
+        self._start = time.perf_counter()
+
+    def __call__(self, trainer: Trainer, folder: RunFolder, last: Row) -> None:
+        self.leave()
+        counters: dict[str, Any] = {}
+        if self._exchange is not None:
+            worker = self._exchange.worker
+            counters = {"managers": worker.managers, **worker.statistics.to_json()}
+        self._team.finish(Found(last, counters, trainer.tally.state_dict()["modes"]))
+        if folder.rank == 0:
+            _write_json(folder.ranks_report, self._report())
+            run.write_report(trainer, folder, last)
+
+    def leave(self) -> None:
+        """Have others go on without this rank. Doing so again does nothing."""
+        self._average.close()
+        if self._exchange is not None:
+            self._exchange.worker.close()
+
+    def _report(self) -> dict[str, Any]:
+        team = self._team
+        found = sorted(team.found.items())
+        return {
+            "size": team.layout.size,
+            "managers": [*team.layout.managers],
+            "lost": {str(rank): why for rank, why in sorted(team.lost.items())},
+            "reward_calls": sum(int(each.row["reward_calls"] or 0) for _, each in found),
+            "modes_found": team.modes_found(),
+            "wall_seconds": time.perf_counter() - self._start,
+            "ranks": {
+                str(rank): {"measured": each.row, "exchange": each.exchange} for rank, each in found
+            },
+        }
+
+
+# Folders.
+
+
+def new_folder(config: TrainConfig) -> RunFolder:
+    """Make the folder of a new run, on rank 0.
+
+    Args:
+        config: of the run.
+
+    Raises:
+        ArgumentError: there is something in its place.
+    """
+    folder = RunFolder.create(config)
+    _write_json(folder.ranks, {"size": n_ranks()})
+    return folder
+
+
+def check_ranks(folder: RunFolder) -> None:
+    """Check that an earlier run goes on with as many ranks as it had.
+
+    Args:
+        folder: of the run.
+
+    Raises:
+        ArgumentError: it does not.
+    """
+    size = json.loads(folder.ranks.read_text())["size"] if folder.ranks.exists() else 1
+    if n_ranks() != size:
+        how = "gfn-rb" if size == 1 else f"mpiexec -n {size} gfn-rb"
+        raise ArgumentError(
+            f"run must go on with the number of ranks it had, {size}, got {n_ranks()}: "
+            f"{how} resume {folder.path}"
+        )
+
+
+def _write_json(path: Path, values: dict[str, Any]) -> None:
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps(values, indent=2) + "\n")

@@ -1,0 +1,152 @@
+"""What a training rank and its manager do for each other, as a configuration asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from tensordict import TensorDictBase
+from torchrl.data import ReplayBuffer, TensorDictReplayBuffer
+
+from gfn_rb.buffers import MergedReplayBuffer
+from gfn_rb.remote import (
+    AwaitReply,
+    BaselineFilter,
+    CollectLater,
+    EMABaseline,
+    MinBaseline,
+    Mode,
+    NonBlocking,
+    PercentileBaseline,
+    ReplayBufferManager,
+    ReplayBufferWorker,
+    Subscription,
+)
+from gfn_rb.remote.baseline import Baseline
+from gfn_rb.remote.layout import Layout
+from gfn_rb.training.replay import trajectory_buffer
+from gfn_rb.transports import Transport
+
+if TYPE_CHECKING:
+    from gfn_rb.training.config import TrainConfig
+    from gfn_rb.training.folder import RunFolder
+
+
+class Bar(NamedTuple):
+    """How it is told what is not worth sending.
+
+    Attributes:
+        baseline: returns how managers make their baseline.
+        filter: returns what leaves out items below it.
+    """
+
+    baseline: Callable[[], Baseline]
+    filter: Callable[[], BaselineFilter | None]
+
+
+FEED = ("none", "top", "diverse", "softmax", "newest")
+SEND: dict[str, Callable[[], Mode]] = {
+    "awaited": AwaitReply,
+    "deferred": CollectLater,
+    "nonblocking": NonBlocking,
+}
+BASELINE: dict[str, Bar] = {
+    "min": Bar(MinBaseline, BaselineFilter),
+    "percentile": Bar(PercentileBaseline, BaselineFilter),
+    "ema": Bar(EMABaseline, BaselineFilter),
+    "none": Bar(MinBaseline, lambda: None),
+}
+# The draw that a merged buffer makes of both its members: exactly that of one buffer of all items
+# where they are drawn by their rewards, and by how many they are otherwise.
+_MERGED = {"softmax": "mass"}
+
+
+class Exchange:
+    """A training rank's dealings with its manager, as hooks of a trainer.
+
+    Args:
+        config: of the run.
+        transport: to the manager.
+        layout: the roles of all ranks.
+    """
+
+    def __init__(self, config: TrainConfig, transport: Transport, layout: Layout) -> None:
+        self._config, self._transport = config, transport
+        self._manager = layout.manager_of[transport.rank]
+        self._worker: ReplayBufferWorker | None = None
+
+    @property
+    def worker(self) -> ReplayBufferWorker:
+        """The worker, once the trainer has a buffer."""
+        assert self._worker is not None
+        return self._worker
+
+    def replayed(self, rb: ReplayBuffer) -> ReplayBuffer:
+        """Return the buffer to draw from: with items that a manager feeds, where asked for.
+
+        Args:
+            rb: the buffer of the run.
+        """
+        config = self._config
+        self._worker = ReplayBufferWorker(
+            self._transport,
+            self._manager,
+            rb,
+            mode=SEND[config.send](),
+            frequency=config.send_every,
+            filter=BASELINE[config.baseline].filter(),
+            subscription=None if config.feed == "none" else self._subscription(),
+            on_error="log",
+            timeout=config.patience,
+        )
+        if self._worker.subscription is None:
+            return rb
+        fed = self._worker.subscription.buffer
+        return MergedReplayBuffer(rb, fed, p=_MERGED.get(config.draw, "size"))
+
+    def store(self, rb: ReplayBuffer, items: TensorDictBase) -> Any:
+        """Put items into the buffer of the run, and send them.
+
+        Args:
+            rb: the buffer, which the worker knows.
+            items: fresh trajectories.
+        """
+        return self.worker.extend(items)
+
+    def _subscription(self) -> Subscription:
+        buffer = _buffer(self._config, self._transport.rank)
+        return Subscription(buffer, self._config.feed_quota, self._config.feed)
+
+
+def make_manager(
+    config: TrainConfig, transport: Transport, layout: Layout, folder: RunFolder
+) -> ReplayBufferManager:
+    """Return the manager that a configuration asks for, as it was when it last saved.
+
+    Args:
+        config: of the run.
+        transport: to the workers.
+        layout: the roles of all ranks.
+        folder: of the run, as this rank sees it.
+    """
+    workers = layout.workers_of(transport.rank)
+    manager = ReplayBufferManager(
+        transport,
+        _buffer(config.on_cpu(), transport.rank),
+        baseline=BASELINE[config.baseline].baseline(),
+        workers=workers,
+        managers=layout.managers,
+        checkpoint=folder.checkpoint,
+        checkpoint_every=max(1, config.checkpoint_every * len(workers) // config.send_every),
+        worker_timeout=config.patience,
+        generator=torch.Generator().manual_seed(config.seed),
+    )
+    if folder.checkpoint.exists():
+        manager.load()
+    return manager
+
+
+def _buffer(config: TrainConfig, rank: int) -> TensorDictReplayBuffer:
+    generator = torch.Generator(config.device).manual_seed(config.seed ^ rank)
+    return trajectory_buffer(config, config.make_env(), lambda rows: rows, generator)

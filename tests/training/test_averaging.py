@@ -1,0 +1,133 @@
+"""Gradients of several ranks, in threads."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import nn
+
+from gfn_rb.training.averaging import GradientAverage
+from gfn_rb.transports import LocalTransport
+
+
+def module(rank):
+    found = nn.Linear(3, 2).requires_grad_(True)
+    with torch.no_grad():
+        found.weight.fill_(rank)
+        found.bias.fill_(10.0 * rank)
+    return found
+
+
+def graded(found, value):
+    for parameter in found.parameters():
+        parameter.grad = torch.full_like(parameter, value)
+    return found
+
+
+def together(*functions):
+    with ThreadPoolExecutor(len(functions)) as pool:
+        return [future.result(20) for future in [pool.submit(each) for each in functions]]
+
+
+@pytest.fixture
+def three():
+    transports = LocalTransport.group(3, timeout=5.0)
+    return [GradientAverage(each, range(3), timeout=5.0) for each in transports], transports
+
+
+def averaged(averages, modules, values):
+    def one(average, found, value):
+        average(graded(found, value))
+        return found.weight.grad[0, 0].item(), found.bias.grad[0].item()
+
+    rows = zip(averages, modules, values, strict=True)
+    return together(*[lambda row=row: one(*row) for row in rows])
+
+
+def test_all_have_the_mean(three):
+    averages, _ = three
+    modules = [module(rank) for rank in range(3)]
+    assert averaged(averages, modules, [1.0, 2.0, 6.0]) == [(3.0, 3.0)] * 3
+    assert averaged(averages, modules, [0.0, -3.0, 0.0]) == [(-1.0, -1.0)] * 3
+
+
+def test_parameters_become_the_same_in_the_first_round_alone(three):
+    averages, _ = three
+    modules = [module(rank) for rank in range(3)]
+    averaged(averages, modules, [1.0, 1.0, 1.0])
+    assert all(torch.equal(each.weight, torch.full((2, 3), 1.0)) for each in modules)
+    assert all(torch.equal(each.bias, torch.full((2,), 10.0)) for each in modules)
+    with torch.no_grad():
+        modules[0].weight.fill_(7.0)
+    averaged(averages, modules, [1.0, 1.0, 1.0])
+    assert [each.weight[0, 0].item() for each in modules] == [7.0, 1.0, 1.0]
+
+
+def test_equal_numbers_stay_what_they_are(three):
+    averages, _ = three
+    modules = [nn.Linear(50, 50) for _ in range(3)]
+    for each in modules[1:]:
+        each.load_state_dict(modules[0].state_dict())
+    before = modules[0].weight.clone()
+    averaged(averages, modules, [0.1, 0.1, 0.1])
+    assert all(torch.equal(each.weight, before) for each in modules)
+
+
+def test_a_parameter_without_a_gradient_counts_as_zero(three):
+    averages, _ = three
+    modules = [graded(module(rank), 3.0) for rank in range(3)]
+    modules[1].bias.grad = None
+    together(*[lambda i=i: averages[i](modules[i]) for i in range(3)])
+    assert [each.bias.grad[0].item() for each in modules] == [2.0] * 3
+
+
+def test_who_is_done_is_left_out_in_silence(three, caplog):
+    averages, _ = three
+    modules = [module(rank) for rank in range(3)]
+    averaged(averages, modules, [1.0, 2.0, 6.0])
+    averages[2].close()
+    assert averaged(averages[:2], modules[:2], [1.0, 2.0]) == [(1.5, 1.5)] * 2
+    assert averages[0].ranks == [0, 1]
+    assert caplog.messages == []
+
+
+def test_who_is_lost_is_left_out_and_named(three, caplog):
+    averages, transports = three
+    modules = [module(rank) for rank in range(3)]
+    averaged(averages, modules, [1.0, 2.0, 6.0])
+    transports[1].close()
+    others = [averages[0], averages[2]]
+    assert averaged(others, [modules[0], modules[2]], [1.0, 2.0]) == [(1.5, 1.5)] * 2
+    (message,) = caplog.messages
+    assert "rank 0: rank 1 is left out: rank 1 is lost" in message
+    assert "the mean of 2 ranks" in message
+
+
+def test_who_is_silent_is_left_out_and_told_so_when_it_comes_back(caplog):
+    transports = LocalTransport.group(2, timeout=5.0)
+    averages = [GradientAverage(each, range(2), timeout=0.1) for each in transports]
+    modules = [graded(module(rank), float(rank)) for rank in range(2)]
+    averages[0](modules[0])
+    assert modules[0].weight.grad[0, 0] == 0.0
+    assert "rank 1 is left out: it sent no gradients within 0.1 s" in caplog.text
+    averages[1](modules[1])
+    assert modules[1].weight.grad[0, 0] == 1.0
+    assert averages[0].ranks == [0]
+
+
+def test_without_the_first_rank_each_goes_on_alone(three, caplog):
+    averages, transports = three
+    modules = [module(rank) for rank in range(3)]
+    transports[0].close()
+    assert averaged(averages[1:], modules[1:], [2.0, 6.0]) == [(2.0, 2.0), (6.0, 6.0)]
+    assert averaged(averages[1:], modules[1:], [3.0, 5.0]) == [(3.0, 3.0), (5.0, 5.0)]
+    assert len(caplog.messages) == 2
+    assert all("rank 0 is left out" in each for each in caplog.messages)
+
+
+def test_a_rank_alone_sends_nothing():
+    (transport,) = LocalTransport.group(1)
+    average, found = GradientAverage(transport, [0]), graded(module(0), 4.0)
+    average(found)
+    average.close()
+    assert found.weight.grad[0, 0] == 4.0
