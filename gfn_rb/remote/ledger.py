@@ -43,7 +43,7 @@ class Ledger(Holdings):
         """
         self._origin[self._number[rows], sender] = True
 
-    def recognise(self, number: Int64[Tensor, "m"], sender: int) -> Int64[Tensor, "j"]:
+    def recognise(self, number: Int64[Tensor, "m"], sender: int) -> Int64[Tensor, "m"]:
         """Note that a rank sent objects that are held.
 
         Args:
@@ -51,11 +51,10 @@ class Ledger(Holdings):
             sender: the rank.
 
         Returns:
-            Rows that hold them, perhaps not all.
+            The row that each was last written to.
         """
         self._origin[number, sender] = True
-        rows = self._row[number]
-        return rows[self._number[rows] == number]
+        return self._row[number]
 
     def give(self, rows: Int64[Tensor, "m"], receiver: int) -> None:
         """Note that a rank was given what some rows hold.

@@ -72,6 +72,10 @@ def test_an_emptied_buffer_holds_nothing():
     rb.extend(objects([2]))
     held.look()
     assert held_of(held, [1, 2, 3]) == [2]
+    rb.extend(objects([1, 3]))
+    held.look()
+    assert held_of(held, [1, 2, 3]) == [1, 2, 3]
+    assert len(held) == 3
 
 
 def test_log_rewards_are_read_by_row():

@@ -16,10 +16,12 @@ def content(rows):
 def test_trajectories_are_their_terminating_state_however_they_came_there():
     short, long = trajectories([5, 7]), trajectories([5, 7], length=3, n_steps=6)
     assert content(short) == content(long)
-    backward = trajectories([5, 7])
+    backward = trajectories([5, 7], length=3)
     backward.set("state", backward["state"].flip(1)).set("is_backward", torch.ones(2).bool())
     assert content(backward) == content(short)
-    mixed = torch.cat([backward, short.set("is_backward", torch.zeros(2).bool())])
+    mixed = torch.cat(
+        [backward, trajectories([5, 7], length=3).set("is_backward", torch.zeros(2).bool())]
+    )
     assert content(mixed) == 2 * content(short)
 
 

@@ -26,6 +26,9 @@ def test_parts_of_objects_are_not_remembered():
     memory = Memory(4)
     memory.add(identities(transitions([1, 2])))
     assert not memory.holds(identities(transitions([1, 2]))).any()
+    memory.add(names([1]))
+    visited = objects([1, 1]).set("is_terminating", torch.tensor([True, False]))
+    assert memory.holds(identities(visited)).tolist() == [True, False]
 
 
 def test_objects_of_another_size_are_not_remembered():

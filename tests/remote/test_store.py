@@ -55,6 +55,25 @@ def test_an_object_kept_in_several_rows_is_one_to_those_it_was_sent_by_or_given_
     assert given(store, 1) is None
 
 
+def test_an_object_in_two_rows_is_given_once():
+    store = Store(fifo_buffer(4), 4, duplicates="keep")
+    store.subscribe(1, terms(quota=1))
+    store.put(objects([7, 7]), 3)
+    assert given(store, 1) == [7]
+    assert given(store, 1) is None
+
+
+def test_an_emptied_buffer_gives_nothing():
+    store = Store(fifo_buffer(4), 4)
+    store.subscribe(1, terms())
+    store.put(objects([7, 8]), 3)
+    assert given(store, 1, 1) == [8]
+    store.rb.empty()
+    assert given(store, 1) is None
+    store.put(objects([8]), 3)
+    assert given(store, 1) == [8]
+
+
 def test_a_batch_that_does_not_fit_leaves_nothing_behind():
     store = Store(reward_prioritized_buffer(3), 3)
     store.put(objects([1, 2]), 1)
