@@ -7,7 +7,7 @@ from torch import Tensor
 
 from gfn_rb.numerics.near_index import Look, NearIndex, Pairs
 from gfn_rb.numerics.row_hash import RowHash, all_differ
-from gfn_rb.shapes import Shaped
+from gfn_rb.shapes import Int64, Shaped
 
 _WIDTH = 16  # cells of a bucket
 _LOAD = 4  # of which so many are filled on average: one bucket in a million overflows
@@ -84,6 +84,15 @@ class Duplicates(NearIndex):
         self._leave(slot)
         self._cell_of.index_fill_(0, slot, self._nowhere)
         self.length = length
+
+    def discard(self, slot: Int64[Tensor, "k"]) -> None:
+        """Let the rows in some slots not be found any more; the slots may be written to again.
+
+        Args:
+            slot: each once.
+        """
+        self._leave(slot)
+        self._cell_of.index_fill_(0, slot, self._nowhere)
 
     def _enter(self, slot: Tensor, look: Look) -> None:
         self._leave(slot)

@@ -269,7 +269,9 @@ class BaselineKeeper:
         if self._written * _STALE < storage.max_size:
             return
         values = self._column.values(storage)
-        values = values[values.isfinite()].to("cpu", torch.float64)
+        if not bool(torch.stack(values.aminmax()).isfinite().all()):
+            values = values[values.isfinite()]
+        values = values.to("cpu", torch.float64)
         self._quantiles, self._rows = _order_statistics(values, self._levels), len(values)
         self._written = 0
 
@@ -295,6 +297,8 @@ def _order_statistics(values: Tensor, levels: tuple[float, ...]) -> tuple[float,
     n = len(values)
     if n == 0:
         return ()
+    if levels == (0.0,):
+        return (float(values.min()),)
     ranks = [math.floor(level * (n - 1)) for level in levels]
     if len(ranks) == 1:
         return (float(values.kthvalue(ranks[0] + 1).values),)

@@ -171,7 +171,8 @@ class Desk:
             Whether there was a manager to send it to.
         """
         start = time.perf_counter()
-        rows = rows.cpu()
+        if any(value.device.type != "cpu" for value in rows.values(True, True)):
+            rows = rows.cpu()
         while self.managers:
             manager = self.managers[self._n_sent % len(self.managers)]
             self._n_sent += 1

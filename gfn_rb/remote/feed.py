@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,9 +13,10 @@ from torchrl.data import ReplayBuffer
 
 from gfn_rb.errors import ArgumentError
 from gfn_rb.keys import INDEX
-from gfn_rb.remote.holdings import Holdings, distinct
+from gfn_rb.remote.holdings import Holdings
 from gfn_rb.remote.identity import identities
 from gfn_rb.remote.ledger import Ledger
+from gfn_rb.remote.memory import Memory
 from gfn_rb.remote.policies import POLICIES, check_policy
 from gfn_rb.shapes import Int64
 
@@ -54,8 +55,7 @@ class Subscription:
         self.policy = check_policy(policy)
         self.own = own
         self._fed = Holdings(buffer)
-        self._before: dict[bytes, None] = {}  # in the order in which they were fed
-        self._remembered = max(_REMEMBERED, 2 * self._fed.storage.max_size)
+        self._before = Memory(max(_REMEMBERED, 2 * self._fed.storage.max_size))
 
     def terms(self) -> dict[str, Any]:
         """Return what the manager has to know."""
@@ -74,23 +74,15 @@ class Subscription:
         """
         names = identities(rows)
         self._fed.look()
-        unseen, _ = distinct(names, self._fed)
-        new = [i for i in unseen.tolist() if names[i] not in self._before]
+        new, _ = self._fed.new(names)
+        new = new[~self._before.holds(names.select(new))]
         if local is not None:
             local.look()
-            slots = local.slots([names[i] for i in new])
-            new = [i for i, slot in zip(new, slots, strict=True) if slot < 0]
-        if new:
-            self.buffer.extend(rows[torch.tensor(new)])
-            self._remember([names[i] for i in new])
+            new = new[~local.holds(names.select(new))]
+        if len(new):
+            self.buffer.extend(rows[new])
+            self._before.add(names.select(new))
         return len(rows) - len(new)
-
-    def _remember(self, names: Sequence[bytes | None]) -> None:
-        for name in names:
-            if name is not None:
-                self._before[name] = None
-        while len(self._before) > self._remembered:
-            del self._before[next(iter(self._before))]
 
 
 class Subscriber:
@@ -114,7 +106,7 @@ class Subscriber:
         if terms.get("fresh"):
             ledger.forget_receiver(rank)
         ledger.look()
-        self.offer(torch.arange(len(ledger.storage)))
+        self._changed = torch.arange(len(ledger.storage))
 
     def offer(self, rows: Int64[Tensor, "m"]) -> None:
         """Take note that rows of the manager's buffer changed, or who knows them.
@@ -122,14 +114,36 @@ class Subscriber:
         Args:
             rows: each once.
         """
-        if len(rows) == 0:
-            return
+        self._changed = torch.cat([self._changed, rows])
+        if len(self._changed) > 2 * self._ledger.storage.max_size:
+            self._changed = self._changed.unique()
+
+    def _catch_up(self) -> None:
+        """Put what changed on the shelf: once for all changes since the last reply."""
+        rows = self._changed.unique()
+        rows = rows[: int(torch.searchsorted(rows, len(self._ledger.storage)))]
+        self._changed = rows[:0]
+        if len(rows):
+            # What is known is put in as worth nothing: one update instead of two.
+            log_reward = self._ledger.log_reward(rows).masked_fill(self._known(rows), -math.inf)
+            self._shelf.put(rows, log_reward, self._ledger.arrival(rows))
+
+    def _known(self, rows: Tensor) -> Tensor:
         known = self._ledger.given(rows, self.rank)
-        if not self.own:
-            known = known | self._ledger.sent(rows, self.rank)
-        # What is known is put in as worth nothing: one update instead of two.
-        log_reward = self._ledger.log_reward(rows).masked_fill(known, -math.inf)
-        self._shelf.put(rows, log_reward, self._ledger.arrival(rows))
+        return known if self.own else known | self._ledger.sent(rows, self.rank)
+
+    def _pick(self, quota: int, generator: torch.Generator | None) -> Tensor:
+        """Take rows off the shelf, and return those that still hold what the worker lacks.
+
+        Rows may have been emptied, or hold what another row held that was given.
+        """
+        while len(rows := self._shelf.pick(quota, generator)):
+            self._shelf.remove(rows)
+            rows = rows[rows < len(self._ledger.storage)]
+            rows = rows[~self._known(rows)]
+            if len(rows):
+                break
+        return rows
 
     def next(self, quota: int, generator: torch.Generator | None) -> TensorDictBase | None:
         """Return the rows to give next, and note that they were given.
@@ -143,12 +157,11 @@ class Subscriber:
         """
         if not self._ledger.storage.initialized:
             return None
-        rows = self._shelf.pick(quota, generator)
-        rows = rows[rows < len(self._ledger.storage)]
+        self._catch_up()
+        rows = self._pick(quota, generator)
         if len(rows) == 0:
             return None
         self._ledger.give(rows, self.rank)
-        self._shelf.remove(rows)
         given: TensorDictBase = self._ledger.storage.get(rows).exclude(INDEX)
         return given.cpu()
 

@@ -17,7 +17,8 @@ class Ledger(Holdings):
     """The objects a manager holds, with their origin.
 
     An object may come from several ranks; all of them are its origin. What is known of an object
-    moves with it from row to row, and ends when it leaves the buffer.
+    is known of every row that holds it, moves with it from row to row, and ends when it leaves
+    the buffer.
 
     Args:
         rb: the manager's buffer.
@@ -31,6 +32,7 @@ class Ledger(Holdings):
         self._given = torch.zeros(capacity, n_ranks, dtype=torch.bool)
         self._arrival = torch.zeros(capacity, dtype=torch.int64)
         self._arrived = 0
+        self._row = torch.zeros(capacity, dtype=torch.int64)  # of each object, the last written
 
     def credit(self, rows: Int64[Tensor, "m"], sender: int) -> None:
         """Note that a rank sent what some rows hold.
@@ -39,7 +41,20 @@ class Ledger(Holdings):
             rows: in [0, capacity).
             sender: the rank.
         """
-        self._origin[rows, sender] = True
+        self._origin[self._number[rows], sender] = True
+
+    def recognise(self, number: Int64[Tensor, "m"], sender: int) -> Int64[Tensor, "m"]:
+        """Note that a rank sent objects that are held.
+
+        Args:
+            number: of the objects, from :meth:`new`.
+            sender: the rank.
+
+        Returns:
+            The row that each was last written to.
+        """
+        self._origin[number, sender] = True
+        return self._row[number]
 
     def give(self, rows: Int64[Tensor, "m"], receiver: int) -> None:
         """Note that a rank was given what some rows hold.
@@ -48,7 +63,7 @@ class Ledger(Holdings):
             rows: in [0, capacity).
             receiver: the rank.
         """
-        self._given[rows, receiver] = True
+        self._given[self._number[rows], receiver] = True
 
     def sent(self, rows: Int64[Tensor, "m"], rank: int) -> Bool[Tensor, "m"]:
         """Return whether what rows hold came from a rank.
@@ -57,7 +72,7 @@ class Ledger(Holdings):
             rows: in [0, capacity).
             rank: which.
         """
-        return self._origin[rows, rank]
+        return self._origin[self._number[rows], rank]
 
     def given(self, rows: Int64[Tensor, "m"], rank: int) -> Bool[Tensor, "m"]:
         """Return whether what rows hold was given to a rank.
@@ -66,7 +81,7 @@ class Ledger(Holdings):
             rows: in [0, capacity).
             rank: which.
         """
-        return self._given[rows, rank]
+        return self._given[self._number[rows], rank]
 
     def arrival(self, rows: Int64[Tensor, "m"]) -> Int64[Tensor, "m"]:
         """Return a number that is the larger, the later what a row holds arrived.
@@ -74,7 +89,7 @@ class Ledger(Holdings):
         Args:
             rows: in [0, capacity).
         """
-        return self._arrival[rows]
+        return self._arrival[self._number[rows]]
 
     def forget_receiver(self, rank: int) -> None:
         """Forget what a rank was given, as when it starts anew.
@@ -84,24 +99,23 @@ class Ledger(Holdings):
         """
         self._given[:, rank] = False
 
-    def _moved(self, rows: Tensor, before: Tensor) -> None:
-        new = before < 0
-        fresh = self._arrived + torch.arange(len(rows))
-        self._arrived += len(rows)
-        origin, given = self._origin[before], self._given[before]
-        arrival = torch.where(new, fresh, self._arrival[before])
-        origin[new], given[new] = False, False
-        self._origin[rows], self._given[rows], self._arrival[rows] = origin, given, arrival
+    def _placed(self, rows: Tensor, number: Tensor, new: Tensor) -> None:
+        self._row[number] = rows
+        self._origin.index_fill_(0, new, False)
+        self._given.index_fill_(0, new, False)
+        self._arrival[new] = self._arrived + torch.arange(new.shape[0])
+        self._arrived += new.shape[0]
 
     # State.
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the storage does not hold."""
-        n = len(self.storage)
+        self.look()
+        number = self._number[: len(self.storage)]
         return {
-            "origin": self._origin[:n].clone(),
-            "given": self._given[:n].clone(),
-            "arrival": self._arrival[:n].clone(),
+            "origin": self._origin[number],
+            "given": self._given[number],
+            "arrival": self._arrival[number],
             "arrived": self._arrived,
         }
 
@@ -119,9 +133,9 @@ class Ledger(Holdings):
             raise CheckpointMismatchError(f"ledger of {came} rows, expected {n} as are stored")
         self._column.forget()
         self.look()
-        ranks = min(state["origin"].shape[1], self._origin.shape[1])
-        self._origin[:n], self._given[:n] = False, False
-        self._origin[:n, :ranks] = state["origin"][:, :ranks]
-        self._given[:n, :ranks] = state["given"][:, :ranks]
-        self._arrival[:n] = state["arrival"]
+        number, ranks = self._number[:n], min(state["origin"].shape[1], self._origin.shape[1])
+        for mine, theirs in ((self._origin, state["origin"]), (self._given, state["given"])):
+            mine[number] = False
+            mine[number, :ranks] = theirs[:, :ranks]
+        self._arrival[number] = state["arrival"]
         self._arrived = state["arrived"]

@@ -48,8 +48,10 @@ def require_fit(pending: Sequence[TensorDictBase], rows: TensorDictBase) -> None
         ShapeError: its dtypes or shapes do.
         ArgumentError: it lies on another device.
     """
+    if not pending:
+        return
     try:
-        packed([batch[:1] for batch in (*pending[-1:], rows)], "items", ())
+        packed([pending[-1][:1], rows[:1]], "items", ())
     except (KeyMismatchError, ShapeError, ArgumentError) as error:
         raise type(error)(f"items do not go with those added before: {error}") from None
 

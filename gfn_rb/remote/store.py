@@ -10,7 +10,6 @@ from torchrl.data import ReplayBuffer
 
 from gfn_rb.errors import ArgumentError
 from gfn_rb.remote.feed import Subscriber
-from gfn_rb.remote.holdings import distinct
 from gfn_rb.remote.identity import identities
 from gfn_rb.remote.ledger import Ledger
 
@@ -105,10 +104,10 @@ class Store:
         if not self._drop:
             return torch.arange(len(rows))
         self._offer(ledger.look())
-        new, held = distinct(identities(rows), ledger)
-        ledger.credit(held, sender)
+        new, held = ledger.new(identities(rows))
+        known = ledger.recognise(held, sender)
         if sender in self.subscribers:
-            self.subscribers[sender].offer(held.unique())
+            self.subscribers[sender].offer(known)
         return new
 
     def _offer(self, changed: torch.Tensor) -> None:

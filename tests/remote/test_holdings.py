@@ -5,12 +5,17 @@ from hypothesis import strategies as st
 from remote.remote_runs import objects, transitions
 
 from gfn_rb import fifo_buffer, reward_prioritized_buffer
-from gfn_rb.remote.holdings import Holdings, distinct
+from gfn_rb.remote.holdings import Holdings
 from gfn_rb.remote.identity import identities
 
 
 def names(values):
     return identities(objects(values))
+
+
+def held_of(held, values):
+    """Those of some values that are held."""
+    return [v for v, is_held in zip(values, held.holds(names(values)), strict=True) if is_held]
 
 
 @pytest.mark.parametrize("make", [fifo_buffer, reward_prioritized_buffer])
@@ -25,9 +30,7 @@ def test_what_is_held_is_what_the_storage_holds(make, batches):
         assert len(rows) == len(rows.unique())
         stored = rb[:]["state"][:, 0].tolist()
         assert len(held) == len(set(stored))
-        for value, slot in zip(range(10), held.slots(names(range(10))), strict=True):
-            assert (slot >= 0) == (value in stored)
-            assert slot < 0 or stored[slot] == value
+        assert held_of(held, range(10)) == sorted(set(stored))
 
 
 def test_only_rows_that_changed_are_read_again():
@@ -47,7 +50,7 @@ def test_rows_written_behind_the_buffers_back_are_seen():
     held.look()
     rb[1:2] = objects([9])
     held.look()
-    assert held.slots(names([1, 2, 3, 9])) == [0, -1, 2, 1]
+    assert held_of(held, [1, 2, 3, 9]) == [1, 3, 9]
 
 
 def test_what_is_no_object_is_not_held():
@@ -56,7 +59,8 @@ def test_what_is_no_object_is_not_held():
     rb.extend(transitions([1, 2]))
     assert held.look().tolist() == [0, 1]
     assert len(held) == 0
-    assert held.slots([None, None]) == [-1, -1]
+    assert not held.holds(identities(transitions([1, 2]))).any()
+    assert held.new(identities(transitions([1, 1])))[0].tolist() == [0, 1]
 
 
 def test_an_emptied_buffer_holds_nothing():
@@ -67,7 +71,11 @@ def test_an_emptied_buffer_holds_nothing():
     rb.empty()
     rb.extend(objects([2]))
     held.look()
-    assert held.slots(names([1, 2, 3])) == [-1, 0, -1]
+    assert held_of(held, [1, 2, 3]) == [2]
+    rb.extend(objects([1, 3]))
+    held.look()
+    assert held_of(held, [1, 2, 3]) == [1, 2, 3]
+    assert len(held) == 3
 
 
 def test_log_rewards_are_read_by_row():
@@ -82,12 +90,13 @@ def test_new_objects_are_kept_once_and_in_order():
     held = Holdings(rb)
     rb.extend(objects([5, 6]))
     held.look()
-    keep, repeats = distinct([*names([7, 5, 7, 8, 6]), None, None], held)
-    assert keep.tolist() == [0, 3, 5, 6]
-    assert repeats.tolist() == [0, 1]
-    assert distinct(names([1, 1]))[0].tolist() == [0]
+    keep, repeats = held.new(names([7, 5, 7, 8, 6, 5]))
+    assert keep.tolist() == [0, 3]
+    five, six = held.new(names([5, 6]))[1].tolist()
+    assert repeats.tolist() == [five, six, five]
+    assert five != six
 
 
 def test_an_empty_batch_has_nothing_to_keep():
-    keep, repeats = distinct([])
+    keep, repeats = Holdings(fifo_buffer(4)).new(names([]))
     assert keep.tolist() == repeats.tolist() == []

@@ -5,44 +5,59 @@ from hypothesis import strategies as st
 from remote.remote_runs import objects, trajectories, transitions
 from tensordict import TensorDict
 
-from gfn_rb.errors import KeyMismatchError
+from gfn_rb.errors import ArgumentError, KeyMismatchError
 from gfn_rb.remote.identity import are_whole, identities, terminating
+
+
+def content(rows):
+    return identities(rows).content.tolist()
 
 
 def test_trajectories_are_their_terminating_state_however_they_came_there():
     short, long = trajectories([5, 7]), trajectories([5, 7], length=3, n_steps=6)
-    assert identities(short) == identities(long)
-    backward = trajectories([5, 7])
+    assert content(short) == content(long)
+    backward = trajectories([5, 7], length=3)
     backward.set("state", backward["state"].flip(1)).set("is_backward", torch.ones(2).bool())
-    assert identities(backward) == identities(short)
+    assert content(backward) == content(short)
+    mixed = torch.cat(
+        [backward, trajectories([5, 7], length=3).set("is_backward", torch.zeros(2).bool())]
+    )
+    assert content(mixed) == 2 * content(short)
 
 
 def test_trajectories_and_terminating_states_share_identities():
     states = TensorDict({"state": torch.tensor([[5], [7]]), "log_reward": torch.zeros(2)}, [2])
-    assert identities(states) == identities(trajectories([5, 7]))
+    assert content(states) == content(trajectories([5, 7]))
 
 
 @given(st.lists(st.lists(st.integers(0, 2), min_size=3, max_size=3), min_size=1, max_size=12))
 def test_identities_are_equal_exactly_if_objects_are(rows):
-    names = identities(TensorDict({"state": torch.tensor(rows)}, [len(rows)]))
-    wide = torch.tensor(rows).repeat_interleave(50, 1)  # beyond what is kept plain
-    digests = identities(TensorDict({"state": wide}, [len(rows)]))
+    names = content(TensorDict({"state": torch.tensor(rows)}, [len(rows)]))
     for i, one in enumerate(rows):
         for j, other in enumerate(rows):
-            assert (names[i] == names[j]) == (one == other) == (digests[i] == digests[j])
-    assert {len(name) for name in digests} == {32}
+            assert (names[i] == names[j]) == (one == other)
+
+
+def test_some_rows_are_looked_at_alone():
+    rows = trajectories([5, 6, 7]).set("condition", torch.tensor([[0.0], [1.0], [2.0]]))
+    some = torch.tensor([2, 0])
+    assert identities(rows, some).content.equal(identities(rows[some]).content)
+    visited = objects([1, 2]).set("is_terminating", torch.tensor([False, True]))
+    assert identities(visited, torch.tensor([1])).whole.tolist() == [True]
+    assert identities(transitions([1, 2]), torch.tensor([1])).whole.tolist() == [False]
 
 
 def test_conditions_tell_objects_apart():
     rows = objects([1, 1, 1]).set("condition", torch.tensor([[0.0], [1.0], [-0.0]]))
-    one, other, same = identities(rows)
+    one, other, same = content(rows)
     assert one == same != other
 
 
 def test_parts_of_objects_have_no_identity():
-    assert identities(transitions([1, 2])) == [None, None]
+    assert identities(transitions([1, 2])).whole.tolist() == [False, False]
     visited = objects([1, 2]).set("is_terminating", torch.tensor([False, True]))
-    assert identities(visited) == [None, identities(objects([2]))[0]]
+    assert identities(visited).whole.tolist() == [False, True]
+    assert identities(visited).content[1:].equal(identities(objects([2])).content)
     assert not are_whole(visited)
     assert not are_whole(transitions([1]))
     assert are_whole(objects([1]))
@@ -52,18 +67,25 @@ def test_parts_of_objects_have_no_identity():
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.bfloat16, torch.float64])
 def test_any_dtype_will_do(dtype):
     state = torch.tensor([[0, 1], [1, 0], [0, 1]]).to(dtype)
-    one, other, same = identities(TensorDict({"state": state}, [3]))
+    one, other, same = content(TensorDict({"state": state}, [3]))
     assert one == same != other
 
 
 def test_nothing_has_no_identity():
-    assert identities(objects([])) == []
-    assert identities(TensorDict({"state": torch.zeros(2, 0)}, [2])) == [b"", b""]
+    assert content(objects([])) == []
+    assert content(TensorDict({"state": torch.zeros(2, 0)}, [2])) == [[], []]
 
 
 def test_rows_without_states_are_refused():
     with pytest.raises(KeyMismatchError, match="items lack 'state': they hold"):
         identities(TensorDict({"log_reward": torch.zeros(1)}, [1]))
+
+
+@pytest.mark.parametrize("length", [0, 4])
+def test_a_length_outside_of_the_states_is_refused(length):
+    rows = trajectories([5, 7]).set("length", torch.tensor([2, length]))
+    with pytest.raises(ArgumentError, match="length must be 1 to 3 in every row, got"):
+        identities(rows)
 
 
 def test_items_are_reduced_to_terminating_states():
