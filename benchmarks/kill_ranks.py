@@ -83,9 +83,8 @@ class Job:
 
     @property
     def said(self) -> str:
-        """What it printed, without its progress."""
-        lines = self._log.read_text(errors="replace").replace("\r", "\n").splitlines()
-        return "\n".join(line for line in lines if "step/s" not in line)
+        """What it printed. Messages may stand behind progress, on the same line."""
+        return self._log.read_text(errors="replace").replace("\r", "\n")
 
     def pids(self) -> dict[int, int]:
         """Return the process of each rank."""
