@@ -120,9 +120,11 @@ class GradientAverage:
         try:
             data = self._transport.recv(rank, GRADIENT_TAG, timeout).data
         except TransportTimeoutError:
-            return self._leave_out(rank, f"it sent no gradients within {timeout:g} s")
+            self._leave_out(rank, f"it sent no gradients within {timeout:g} s")
+            return None
         except TransportError as error:
-            return self._leave_out(rank, str(error))
+            self._leave_out(rank, str(error))
+            return None
         (kind,) = _HEAD.unpack(data[: _HEAD.size].numpy().tobytes())
         if kind == _Kind.GRADIENT:
             return data[_HEAD.size :].view(torch.float32)
@@ -136,8 +138,10 @@ class GradientAverage:
             rest = f"the mean of {1 + len(self._others)} ranks"
         else:
             rest = "those of each rank"
-        log.warning("%s: rank %d is left out: %s; going on with gradients that are %s",
-                    self._name, rank, why, rest)  # fmt: skip
+        log.warning(
+            "%s: rank %d is left out: %s; going on with gradients that are %s",
+            *(self._name, rank, why, rest),
+        )
 
 
 def _gradient(parameter: Tensor) -> Tensor:

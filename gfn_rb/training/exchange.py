@@ -59,7 +59,7 @@ BASELINE: dict[str, Bar] = {
 }
 # The draw that a merged buffer makes of both its members: exactly that of one buffer of all items
 # where they are drawn by their rewards, and by how many they are otherwise.
-_MERGED = {"softmax": "mass"}
+_MERGED: dict[str, Literal["mass", "size"]] = {"softmax": "mass"}
 
 
 class Exchange:
