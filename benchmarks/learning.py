@@ -334,7 +334,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("name", nargs="?", choices=CONFIGS, metavar="ENV")
     parser.add_argument("--env", choices=CONFIGS)
     parser.add_argument("--keep", nargs="+", choices=KEEP, default=["top"])
-    parser.add_argument("--draw", nargs="+", choices=DRAW, default=["softmax"])
+    parser.add_argument("--draw", nargs="+", choices=DRAW, default=["rank"])
     parser.add_argument("--local-search", type=int, metavar="N")
     parser.add_argument("--seeds", type=int, default=5, metavar="N")
     parser.add_argument("--calls", nargs="+", type=int, default=[16_000, 32_000], metavar="N")
