@@ -169,7 +169,8 @@ def test_help_explains_every_option(env, capsys):
     out = " ".join(capsys.readouterr().out.replace("│", "").split())
     assert "--replay-ratio FLOAT Replayed items per fresh one; 0 turns replay off." in out
     for option in fields(CONFIGS[env]):
-        words = rf"--{option.name.replace('_', '-')} [^-]*?[A-Za-z][^()]*[.,;:]"
+        name = option.name.replace("_", "-")
+        words = rf"--{name}(, --no-{name})? [^-]*?[A-Za-z][^()]*[.,;:]"
         assert re.search(words, out), option.name
 
 

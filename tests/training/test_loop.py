@@ -235,7 +235,8 @@ def test_replayed_trajectories_end_in_what_is_stored(replay):
 
 def test_terminal_replay_regenerates_paths():
     """The same terminating state is reached along different paths in different draws."""
-    trainer = Recorded(grid(replay="terminal", keep="recent", capacity=8, replay_ratio=4.0))
+    config = grid(replay="terminal", keep="recent", draw="softmax", capacity=8, replay_ratio=4.0)
+    trainer = Recorded(config)
     trainer.step()
     drawn = Trajectories.cat(trainer.batches[1:])
     inner = (drawn.terminating_states > 0).all(1)
