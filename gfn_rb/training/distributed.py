@@ -143,6 +143,9 @@ def _as_rank(
 
 
 def _manage(config: TrainConfig, transport: Transport, roles: Layout, folder: RunFolder) -> None:
+    if not roles.workers_of(transport.rank):
+        log.warning("manager %d has no workers, and leaves: fewer will do", transport.rank)
+        return
     manager = make_manager(config, transport, roles, folder)
     with StopSignals():  # it ends when its workers have
         manager.run()

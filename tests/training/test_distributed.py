@@ -107,11 +107,11 @@ def test_somebody_has_to_train(tmp_path):
 
 
 def test_without_a_launcher_managers_are_threads(tmp_path, capsys):
-    words = [*TRAIN, "--managers", "2", "--feed", "top", "--out", str(tmp_path / "run")]
+    words = [*TRAIN, "--managers", "1", "--feed", "top", "--out", str(tmp_path / "run")]
     assert main(words) == 0
     assert f"{STEPS} steps of 8" in capsys.readouterr().out
     report = read_json(tmp_path / "run" / "report.json")
-    assert report["managers"] == [1, 2]
+    assert report["managers"] == [1]
     assert report["lost"] == {}
     assert report["reward_calls"] == 8 * STEPS
     manager = read_json(tmp_path / "run" / "manager-rank1.json")
@@ -124,6 +124,16 @@ def test_without_a_launcher_managers_are_threads(tmp_path, capsys):
     again = rows(tmp_path / "run", 0)
     assert [row["step"] for row in again] == ["0", "6", "12", "14"]
     assert again[0] == first  # times included: it is that of the checkpoint
+
+
+def test_a_manager_without_workers_leaves(tmp_path, caplog):
+    words = [*TRAIN, "--managers", "2", "--out", str(tmp_path / "run")]
+    assert main(words) == 0
+    assert caplog.messages == ["manager 2 has no workers, and leaves: fewer will do"]
+    report = read_json(tmp_path / "run" / "report.json")
+    assert report["managers"] == [1, 2]
+    manager = read_json(tmp_path / "run" / "manager-rank1.json")
+    assert_same_account(report["ranks"]["0"]["exchange"], manager["senders"]["0"])
 
 
 def refusal(capsys, words):

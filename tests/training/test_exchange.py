@@ -52,7 +52,7 @@ class Runs:
     @property
     def received(self):
         senders = self.manager.metadata()["senders"]
-        return [senders[rank] for rank in self.roles.workers]
+        return [senders[str(rank)] for rank in self.roles.workers]
 
 
 def objects(rb):
