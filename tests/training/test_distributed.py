@@ -97,8 +97,8 @@ def test_somebody_has_to_train(tmp_path):
     code, lines = finished(2, words, tmp_path / "job")
     assert code == 2
     assert said(lines) == [
-        "gfn-rb: managers must be at least 0 and fewer than the ranks, got 2 where 2 ranks were "
-        "started: at least one has to train"
+        "gfn-rb: rank 0: managers must be at least 0 and fewer than the ranks, got 2 where 2 "
+        "ranks were started: at least one has to train"
     ]
     assert not (tmp_path / "run").exists()
 
