@@ -41,7 +41,7 @@ from benchmarks.ranks import command, environment
 
 SIZE, MANAGER = 4, 3
 STEPS = 400
-TOKEN = "GFN_RB_TRY"
+TOKEN, RANK = "GFN_RB_TRY", "OMPI_COMM_WORLD_RANK"
 SECONDS = 150  # then a try hangs
 PROMPT = 15  # seconds in which a job without fault tolerance ends
 PROGRAM = ["-c", "import sys; from gfn_rb.cli import main; sys.exit(main())"]
@@ -89,15 +89,13 @@ class Job:
     def pids(self) -> dict[int, int]:
         """Return the process of each rank."""
         found = {}
-        for path in Path("/proc").glob("[0-9]*/environ"):
-            try:
-                entries = path.read_bytes().decode(errors="replace").split("\0")
-            except OSError:
-                continue
-            known = dict(entry.split("=", 1) for entry in entries if "=" in entry)
-            rank = known.get("OMPI_COMM_WORLD_RANK")
-            if known.get(TOKEN) == self._token and rank is not None:
-                found[int(rank)] = int(path.parent.name)
+        for path in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):  # it has ended
+                known = _variables(path)
+                rank, parent = known.get(RANK), _variables(Path("/proc") / _parent(path))
+                # What a rank started, such as Python's resource tracker, has its variables, too.
+                if known.get(TOKEN) == self._token and rank is not None and RANK not in parent:
+                    found[int(rank)] = int(path.name)
         return found
 
     def wait(self, seconds: float) -> int:
@@ -312,6 +310,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     print("\n".join(lines))
     return int(failures > 0)
+
+
+def _variables(process: Path) -> dict[str, str]:
+    """Return the environment of a process, given its folder in /proc."""
+    entries = (process / "environ").read_bytes().decode(errors="replace").split("\0")
+    return dict(entry.split("=", 1) for entry in entries if "=" in entry)
+
+
+def _parent(process: Path) -> str:
+    return (process / "stat").read_text().rpartition(")")[2].split()[1]
 
 
 def _until(happened: Callable[[], bool], running: Job) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import struct
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import IntEnum
 
@@ -19,6 +20,7 @@ log = logging.getLogger(__name__)
 
 GRADIENT_TAG = 20
 _HEAD = struct.Struct("<q")
+_STRETCH = 0.1  # seconds between looks at whether this rank is to stop
 
 
 class _Kind(IntEnum):
@@ -41,12 +43,19 @@ class GradientAverage:
         transport: between the ranks.
         ranks: those that train; the first of them adds up.
         timeout: how long the first rank waits for another, in seconds.
+        stopped: whether this rank was told to stop. Then it leaves rather than wait for others.
     """
 
-    def __init__(self, transport: Transport, ranks: Sequence[int], timeout: float = 60.0) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        ranks: Sequence[int],
+        timeout: float = 60.0,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._transport = transport
         self._root, *self._others = sorted(ranks)
-        self._timeout = timeout
+        self._timeout, self._stopped = timeout, stopped
         self._patience = timeout * len(ranks)  # the first rank may have waited for each other
         self._rounds = 0
         self._name = f"rank {transport.rank}"
@@ -90,12 +99,12 @@ class GradientAverage:
                 total += values
                 present.append(rank)
         mean = (total / (1 + len(present))).to(own.dtype)
-        for handle in [self._send(rank, _Kind.GRADIENT, mean) for rank in present]:
-            self._wait(handle, self._timeout)
+        for rank, handle in [(r, self._send(r, _Kind.GRADIENT, mean)) for r in present]:
+            self._wait(rank, handle, self._timeout)
         return mean
 
     def _follow(self, own: Float[Tensor, "p"]) -> Float[Tensor, "p"] | None:
-        self._wait(self._send(self._root, _Kind.GRADIENT, own), self._patience)
+        self._wait(self._root, self._send(self._root, _Kind.GRADIENT, own), self._patience)
         mean = self._receive(self._root, self._patience)
         if mean is None:
             self._others = []
@@ -110,18 +119,32 @@ class GradientAverage:
         except TransportError:
             return None  # it is gone, which whoever waits for it is told
 
-    def _wait(self, handle: SendHandle | None, timeout: float) -> None:
+    def _wait(self, rank: int, handle: SendHandle | None, timeout: float) -> None:
+        """Wait until a rank has taken a message, or has sent one: it has it, or has left."""
         with suppress(TransportError):  # likewise
             if handle is not None:
-                handle.wait(timeout)
+                self._within(timeout, lambda s: _has_left(handle, s) or self._has_come(rank, 0.0))
+
+    def _within(self, timeout: float, happened: Callable[[float], bool]) -> bool:
+        """Wait for something, in short stretches; return whether it happened.
+
+        Args:
+            timeout: how long, in seconds; less where this rank is told to stop.
+            happened: waits for so many seconds, and returns whether it happened.
+        """
+        end = time.monotonic() + timeout
+        while not happened(max(0.0, min(_STRETCH, end - time.monotonic()))):
+            if self._stopped() or time.monotonic() >= end:
+                return False
+        return True
 
     def _receive(self, rank: int, timeout: float) -> Float[Tensor, "p"] | None:
         """Return the next values of a rank; None if there are none, and none are expected then."""
         try:
-            data = self._transport.recv(rank, GRADIENT_TAG, timeout).data
-        except TransportTimeoutError:
-            self._leave_out(rank, f"it sent no gradients within {timeout:g} s")
-            return None
+            if not self._within(timeout, lambda seconds: self._has_come(rank, seconds)):
+                self._give_up(rank, timeout)
+                return None
+            data = self._transport.recv(rank, GRADIENT_TAG).data
         except TransportError as error:
             self._leave_out(rank, str(error))
             return None
@@ -131,6 +154,15 @@ class GradientAverage:
         if rank in self._others:
             self._others.remove(rank)
         return None
+
+    def _has_come(self, rank: int, seconds: float) -> bool:
+        return self._transport.probe(rank, GRADIENT_TAG, seconds) is not None
+
+    def _give_up(self, rank: int, timeout: float) -> None:
+        if self._stopped():
+            self.close()
+        else:
+            self._leave_out(rank, f"it sent no gradients within {timeout:g} s")
 
     def _leave_out(self, rank: int, why: str) -> None:
         if rank in self._others:
@@ -142,6 +174,14 @@ class GradientAverage:
             "%s: rank %d is left out: %s; going on with gradients that are %s",
             *(self._name, rank, why, rest),
         )
+
+
+def _has_left(handle: SendHandle, seconds: float) -> bool:
+    try:
+        handle.wait(seconds)
+    except TransportTimeoutError:
+        return False
+    return True
 
 
 def _gradient(parameter: Tensor) -> Tensor:

@@ -143,6 +143,9 @@ def _as_rank(
 
 
 def _manage(config: TrainConfig, transport: Transport, roles: Layout, folder: RunFolder) -> None:
+    if not roles.workers_of(transport.rank):
+        log.warning("manager %d has no workers, and leaves: fewer will do", transport.rank)
+        return
     manager = make_manager(config, transport, roles, folder)
     with StopSignals():  # it ends when its workers have
         manager.run()
@@ -152,17 +155,18 @@ def _manage(config: TrainConfig, transport: Transport, roles: Layout, folder: Ru
 def _train(config: TrainConfig, transport: Transport, team: Team, folder: RunFolder) -> run.Outcome:
     roles, rank = team.layout, transport.rank
     together = roles.workers if config.average_gradients else (rank,)
-    average = GradientAverage(transport, together, config.patience)
+    stop = StopSignals()
+    average = GradientAverage(transport, together, config.patience, lambda: stop.wanted)
     exchange = Exchange(config, transport, roles) if roles.managers else None
     hooks = Hooks(gradients=average, stepped=team.stepped)
     if exchange is not None:
         hooks = Hooks(exchange.replayed, exchange.store, average, team.stepped)
-    ending = _Ending(team, average, exchange)
+    ending = _Ending(team, average, exchange, stop)
     watch = quiet if rank else partial(progress_bar, describe=team.progress)
     with closing(Trainer(config, stream=roles.workers.index(rank), hooks=hooks)) as trainer:
         if folder.checkpoint.exists():
             run.restore(trainer, folder)
-        outcome = run.carry_out(trainer, folder, watch, ending)
+        outcome = run.carry_out(trainer, folder, watch, ending, stop)
         ending.leave()  # where that was not done, because it was stopped
         return outcome
 
@@ -174,10 +178,13 @@ class _Ending:
         team: all ranks.
         average: of gradients.
         exchange: with a manager, where there is one.
+        stop: tells of signals.
     """
 
-    def __init__(self, team: Team, average: GradientAverage, exchange: Exchange | None) -> None:
-        self._team, self._average, self._exchange = team, average, exchange
+    def __init__(
+        self, team: Team, average: GradientAverage, exchange: Exchange | None, stop: StopSignals
+    ) -> None:
+        self._team, self._average, self._exchange, self._stop = team, average, exchange, stop
         self._start = time.perf_counter()
 
     def __call__(self, trainer: Trainer, folder: RunFolder, last: Row) -> None:
@@ -186,7 +193,8 @@ class _Ending:
         if self._exchange is not None:
             worker = self._exchange.worker
             counters = {"managers": worker.managers, **worker.statistics.to_json()}
-        self._team.finish(Found(last, counters, trainer.tally.state_dict()["modes"]))
+        found = Found(last, counters, trainer.tally.state_dict()["modes"])
+        self._team.finish(found, lambda: self._stop.wanted)
         if folder.rank == 0:
             _write_json(folder.ranks_report, self._report())
             run.write_report(trainer, folder, last)

@@ -136,7 +136,7 @@ def make_manager(
         _buffer(config.on_cpu(), transport.rank),
         baseline=BASELINE[config.baseline].baseline(),
         workers=workers,
-        managers=layout.managers,
+        managers=[rank for rank in layout.managers if layout.workers_of(rank)],
         checkpoint=folder.checkpoint,
         checkpoint_every=max(1, config.checkpoint_every * len(workers) // config.send_every),
         worker_timeout=config.patience,

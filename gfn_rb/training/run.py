@@ -145,6 +145,7 @@ def carry_out(
     folder: RunFolder,
     watch: Watch = progress_bar,
     conclude: Callable[[Trainer, RunFolder, Row], None] = write_report,
+    stop: StopSignals | None = None,
 ) -> Outcome:
     """Train until the steps are done or a signal says stop, and write everything down.
 
@@ -153,8 +154,9 @@ def carry_out(
         folder: where to write, with the trainer's configuration inside.
         watch: shows how training goes, see :func:`gfn_rb.training.watchers.progress_bar`.
         conclude: called with what was measured last, when the steps are done.
+        stop: for those who want to know of signals as well.
     """
-    with StopSignals() as stop:
+    with StopSignals() if stop is None else stop as stop:
         if not trainer.history:
             trainer.record()
         with closing(_Rows(trainer, folder)) as rows:

@@ -161,11 +161,12 @@ class Team:
 
     # Ending together.
 
-    def finish(self, found: Found) -> None:
+    def finish(self, found: Found, stopped: Callable[[], bool] = lambda: False) -> None:
         """Tell rank 0 what this rank found; on rank 0, wait for what the others found.
 
         Args:
             found: on this rank.
+            stopped: whether rank 0 was told to stop. Then it does without those that still train.
         """
         self.found[self._transport.rank] = found
         if self._transport.rank:
@@ -178,7 +179,9 @@ class Team:
         while waiting := self.training_elsewhere():
             self.look()
             for rank in waiting:
-                if time.monotonic() - self._heard[rank] > self._patience:
+                if stopped():
+                    self._lose(rank, "rank 0 was told to stop waiting for it")
+                elif time.monotonic() - self._heard[rank] > self._patience:
                     self._lose(rank, f"it has been silent for {self._patience:g} s")
             time.sleep(0.01)
 

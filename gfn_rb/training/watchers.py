@@ -93,6 +93,8 @@ def loggers(config: TrainConfig, folder: RunFolder) -> Callable[[Row], None]:
 class StopSignals:
     """Turns the first SIGINT or SIGTERM into a request to stop; a second SIGINT acts at once.
 
+    It may be looked at before it is entered, by what is made earlier than that.
+
     Attributes:
         received: the signal, once there was one.
     """
@@ -111,6 +113,11 @@ class StopSignals:
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+
+    @property
+    def wanted(self) -> bool:
+        """Whether there was a signal."""
+        return self.received is not None
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None:

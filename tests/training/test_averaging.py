@@ -1,12 +1,14 @@
 """Gradients of several ranks, in threads."""
 
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from torch import nn
 
-from gfn_rb.training.averaging import GradientAverage
+from gfn_rb.training.averaging import GRADIENT_TAG, GradientAverage
 from gfn_rb.transports import LocalTransport
 
 
@@ -131,3 +133,39 @@ def test_a_rank_alone_sends_nothing():
     average(found)
     average.close()
     assert found.weight.grad[0, 0] == 4.0
+
+
+def stopping(which, told):
+    """Two ranks with much patience, of which one may be told to stop."""
+    transports = LocalTransport.group(2, timeout=60.0)
+    stopped = [told.is_set if rank == which else lambda: False for rank in range(2)]
+    return [GradientAverage(transports[i], range(2), 60.0, stopped[i]) for i in range(2)]
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_rank_told_to_stop_does_not_wait_for_others(which, caplog):
+    told = threading.Event()
+    averages = stopping(which, told)
+    modules = [graded(module(rank), float(rank + 1)) for rank in range(2)]
+    threading.Timer(0.2, told.set).start()
+    start = time.monotonic()
+    averages[which](modules[which])  # the other does not come
+    assert 0.2 <= time.monotonic() - start < 5.0
+    assert modules[which].weight.grad[0, 0] == which + 1
+    averages[1 - which](modules[1 - which])  # it goes on, and need not wait
+    # Rank 1 had sent its gradient before it was told.
+    assert modules[1 - which].weight.grad[0, 0] == (2.0 if which == 0 else 1.5)
+    assert caplog.messages == []
+
+
+def test_a_rank_told_to_stop_takes_what_is_there():
+    told = threading.Event()
+    told.set()
+    averages = stopping(0, told)
+    modules = [graded(module(rank), float(rank + 1)) for rank in range(2)]
+    other = threading.Thread(target=averages[1], args=(modules[1],))
+    other.start()
+    assert averages[0]._transport.probe(1, GRADIENT_TAG, 5.0) is not None
+    averages[0](modules[0])
+    other.join(5)
+    assert [each.weight.grad[0, 0].item() for each in modules] == [1.5, 1.5]

@@ -1,0 +1,193 @@
+"""Runs of several ranks, under a real mpiexec and in threads."""
+
+import subprocess
+import sys
+
+import pytest
+from training.distributed_runs import (
+    QUICK,
+    assert_same_account,
+    finished,
+    read_json,
+    rows,
+    said,
+)
+from transports.ranks import environment, mpi_kind
+
+from gfn_rb.cli import main
+from gfn_rb.training.folder import RunFolder
+
+STEPS = 12
+TRAIN = ["train", "tfbind8", "--steps", str(STEPS), "--eval-every", "6", *QUICK]
+needs_mpi = pytest.mark.skipif(not mpi_kind(), reason="needs MPI")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """The folder of a run of two workers and a manager, and what was printed."""
+    place = tmp_path_factory.mktemp("run")
+    words = [*TRAIN, "--managers", "1", "--feed", "top", "--out", place / "run"]
+    code, lines = finished(3, words, place / "job")
+    assert code == 0, "\n".join(lines)
+    return place / "run", lines
+
+
+@needs_mpi
+def test_one_report_speaks_for_all_ranks(run):
+    folder, lines = run
+    report = read_json(folder / "report.json")
+    assert report["size"] == 3
+    assert report["managers"] == [2]
+    assert report["lost"] == {}
+    assert sorted(report["ranks"]) == ["0", "1"]
+    measured = [report["ranks"][rank]["measured"] for rank in ("0", "1")]
+    assert [row["step"] for row in measured] == [STEPS, STEPS]
+    assert report["reward_calls"] == sum(row["reward_calls"] for row in measured) == 2 * 8 * STEPS
+    found = [row["modes_found"] for row in measured]
+    assert max(found) <= report["modes_found"] <= sum(found)
+    assert (folder / "report.png").stat().st_size > 10_000
+    assert sum(line.startswith("report  ") for line in lines) == 1
+    assert any(f"{STEPS}/{STEPS}" in line for line in lines)
+
+
+@needs_mpi
+def test_every_item_is_accounted_for_at_both_ends(run):
+    folder, _ = run
+    report, manager = read_json(folder / "report.json"), read_json(folder / "manager-rank2.json")
+    for rank in ("0", "1"):
+        exchange = report["ranks"][rank]["exchange"]
+        assert exchange["offered"] == 8 * STEPS
+        assert exchange["stored"] > 0
+        assert exchange["fed"] > 0
+        assert_same_account(exchange, manager["senders"][rank])
+    stored = sum(manager["senders"][rank]["stored"] for rank in ("0", "1"))
+    assert manager["stored"] == stored  # it has room for all
+
+
+@needs_mpi
+def test_each_training_rank_has_a_table_and_numbers_of_its_own(run):
+    folder, _ = run
+    tables = [rows(folder, rank) for rank in (0, 1)]
+    assert [[row["step"] for row in table] for table in tables] == [["0", "6", "12"]] * 2
+    assert tables[0][0]["total_variation"] == tables[1][0]["total_variation"]  # the same weights
+    assert tables[0][1]["loss"] != tables[1][1]["loss"]
+    names = {path.name for path in folder.iterdir()}
+    assert names == {
+        "config.json", "ranks.json", "report.json", "report.png", "manager-rank2.json",
+        "metrics.csv", "metrics-rank1.csv",
+        "checkpoint.gfnrb", "checkpoint-rank1.gfnrb", "checkpoint-rank2.gfnrb",
+    }  # fmt: skip
+
+
+@needs_mpi
+def test_a_run_goes_on_with_as_many_ranks_alone(run, capsys):
+    folder, _ = run
+    assert main(["resume", str(folder), "--steps", "20"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == (
+        "gfn-rb: run must go on with the number of ranks it had, 3, got 1: "
+        f"mpiexec -n 3 gfn-rb resume {folder}"
+    )
+    assert [row["step"] for row in rows(folder, 0)] == ["0", "6", "12"]
+
+
+@needs_mpi
+def test_somebody_has_to_train(tmp_path):
+    words = [*TRAIN, "--managers", "2", "--out", tmp_path / "run"]
+    code, lines = finished(2, words, tmp_path / "job")
+    assert code == 2
+    assert said(lines) == [
+        "gfn-rb: rank 0: managers must be at least 0 and fewer than the ranks, got 2 where 2 "
+        "ranks were started: at least one has to train"
+    ]
+    assert not (tmp_path / "run").exists()
+
+
+# Without a launcher.
+
+
+def test_without_a_launcher_managers_are_threads(tmp_path, capsys):
+    words = [*TRAIN, "--managers", "1", "--feed", "top", "--out", str(tmp_path / "run")]
+    assert main(words) == 0
+    assert f"{STEPS} steps of 8" in capsys.readouterr().out
+    report = read_json(tmp_path / "run" / "report.json")
+    assert report["managers"] == [1]
+    assert report["lost"] == {}
+    assert report["reward_calls"] == 8 * STEPS
+    manager = read_json(tmp_path / "run" / "manager-rank1.json")
+    exchange = report["ranks"]["0"]["exchange"]
+    assert exchange["stored"] > 0
+    assert_same_account(exchange, manager["senders"]["0"])
+    assert [row["step"] for row in rows(tmp_path / "run", 0)] == ["0", "6", "12"]
+    first = rows(tmp_path / "run", 0)[0]
+    assert main(["resume", str(tmp_path / "run"), "--steps", "14"]) == 0
+    again = rows(tmp_path / "run", 0)
+    assert [row["step"] for row in again] == ["0", "6", "12", "14"]
+    assert again[0] == first  # times included: it is that of the checkpoint
+
+
+def test_a_manager_without_workers_leaves(tmp_path, caplog):
+    words = [*TRAIN, "--managers", "2", "--out", str(tmp_path / "run")]
+    assert main(words) == 0
+    assert caplog.messages == ["manager 2 has no workers, and leaves: fewer will do"]
+    report = read_json(tmp_path / "run" / "report.json")
+    assert report["managers"] == [1, 2]
+    manager = read_json(tmp_path / "run" / "manager-rank1.json")
+    assert_same_account(report["ranks"]["0"]["exchange"], manager["senders"]["0"])
+
+
+def refusal(capsys, words):
+    """Run a command that must fail; return its exit code and its lines on stderr."""
+    code = main([str(word) for word in words])
+    out, err = capsys.readouterr()
+    assert out == ""
+    return code, err.splitlines()
+
+
+def test_only_managers_feed(capsys, tmp_path):
+    words = [*TRAIN, "--feed", "top", "--out", tmp_path / "run"]
+    line = "gfn-rb: managers must be at least 1 with feed top, got 0"
+    assert refusal(capsys, words) == (2, [line])
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_without_mpi4py_one_rank_says_what_to_install(rank, capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", str(rank))
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    code, lines = refusal(capsys, [*TRAIN, "--managers", "1", "--out", tmp_path / "run"])
+    assert code != 0
+    assert not (tmp_path / "run").exists()
+    if rank:
+        assert lines == []
+    else:
+        (line,) = lines
+        assert line.startswith("gfn-rb: rank 0: MPITransport needs mpi4py")
+        assert "pip install 'gfn_rb[mpi]'" in line
+
+
+@needs_mpi
+def test_a_launcher_of_another_mpi_is_noticed(tmp_path):
+    """Each process finds itself alone, where a launcher started two."""
+    command = "import sys; from gfn_rb.cli import main; sys.exit(main())"
+    done = subprocess.run(
+        [sys.executable, "-c", command, *TRAIN, "--managers", "1", "--out", str(tmp_path / "run")],
+        env={**environment(), "PMI_SIZE": "2", "PMI_RANK": "0"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    (line,) = said(done.stderr.splitlines())
+    assert line.startswith("gfn-rb: rank 0: 2 ranks were started, and MPI knows of 1: mpi4py uses")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_in_a_folder_that_exists_is_refused_once(tmp_path, capsys):
+    RunFolder(tmp_path).config.write_text("mine")
+    code, lines = refusal(capsys, [*TRAIN, "--managers", "1", "--out", tmp_path])
+    assert code == 2
+    (line,) = lines
+    assert line.startswith("gfn-rb: out must be a new or an empty folder, got")
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]

@@ -1,0 +1,79 @@
+"""Runs of several ranks of which some are killed."""
+
+import time
+
+import pytest
+from training.distributed_runs import (
+    QUICK,
+    Job,
+    assert_adds_up,
+    finished,
+    read_json,
+    rows,
+    said,
+)
+from transports.ranks import mpi_kind
+
+from gfn_rb.checkpoint import load_state
+from gfn_rb.training.folder import RunFolder
+
+TRAIN = ["train", "tfbind8", "--feed", "top", "--managers", "1", "--eval-every", "1000", *QUICK]
+PROMPT = 15.0  # seconds in which a job without fault tolerance ends
+
+pytestmark = pytest.mark.skipif(mpi_kind() != "Open MPI", reason="needs Open MPI")
+
+
+def test_others_go_on_after_a_worker_and_the_manager_were_killed(tmp_path):
+    steps = 150
+    words = [*TRAIN, "--steps", steps, "--average-gradients", "--out", tmp_path / "run"]
+    with Job(4, words, tmp_path / "job", ("--with-ft", "ulfm")) as job:
+        for rank in range(4):
+            job.until_exists(RunFolder(tmp_path / "run", rank).checkpoint)
+        job.kill(1)
+        time.sleep(0.5)
+        job.kill(3)
+        job.until_exists(tmp_path / "run" / "report.png")
+        job.wait()
+        text = "\n".join(job.lines)
+    report = read_json(tmp_path / "run" / "report.json")
+    assert list(report["lost"]) == ["1"]
+    assert sorted(report["ranks"]) == ["0", "2"]
+    for rank in (0, 2):
+        assert rows(tmp_path / "run", rank)[-1]["step"] == str(steps)
+        exchange = report["ranks"][str(rank)]["exchange"]
+        assert exchange["managers"] == []
+        assert exchange["skipped"] > 0  # it went on with its own buffer
+        assert_adds_up(exchange)
+        assert f"worker {rank}: manager 3 is lost" in text
+    assert rows(tmp_path / "run", 1)[-1]["step"] == "0"
+    assert "rank 0: goes on without rank 1" in text
+    assert "rank 0: rank 1 is left out" in text
+    assert "the mean of 2 ranks" in text
+
+
+def test_a_job_without_fault_tolerance_ends_and_goes_on_from_its_checkpoints(tmp_path):
+    steps, folders = 3000, [RunFolder(tmp_path / "run", rank) for rank in range(3)]
+    words = [*TRAIN, "--steps", steps, "--average-gradients", "--out", tmp_path / "run"]
+    with Job(3, words, tmp_path / "job") as job:
+        for folder in folders:
+            job.until_exists(folder.checkpoint)
+        job.kill(1)
+        assert job.wait(PROMPT) != 0
+    done = [load_state(folder.checkpoint)["steps_done"] for folder in folders[:2]]
+    assert all(0 < each < steps for each in done)
+    first = [rows(tmp_path / "run", rank)[0] for rank in (0, 1)]
+    steps = max(done) + 4
+    resume = ["resume", tmp_path / "run", "--steps", steps]
+    code, lines = finished(3, resume, tmp_path / "again")
+    assert code == 0, "\n".join(lines)
+    assert said(lines) == []
+    for rank in (0, 1):
+        table = rows(tmp_path / "run", rank)
+        assert table[0] == first[rank]  # times included: it is that of the checkpoint
+        assert table[-1]["step"] == str(steps)
+    report = read_json(tmp_path / "run" / "report.json")
+    assert report["lost"] == {}
+    assert sorted(report["ranks"]) == ["0", "1"]
+    for known in report["ranks"].values():
+        assert known["exchange"]["managers"] == [2]
+        assert_adds_up(known["exchange"])

@@ -1,0 +1,148 @@
+"""A training rank and its manager, in threads."""
+
+from dataclasses import replace
+
+import pytest
+from remote.remote_runs import threads
+from training.distributed_runs import assert_adds_up, assert_same_account
+from training.training_runs import grid
+
+from gfn_rb.buffers import MergedReplayBuffer
+from gfn_rb.remote.layout import layout
+from gfn_rb.training.exchange import BASELINE, FEED, SEND, Exchange, make_manager
+from gfn_rb.training.folder import RunFolder
+from gfn_rb.training.loop import Hooks, Trainer
+from gfn_rb.transports import LocalTransport
+
+STEPS = 6
+CONFIG = grid(managers=1, feed="top", baseline="none", capacity=200, patience=10.0)
+
+
+class Runs:
+    """Workers that train one after the other, and their manager.
+
+    Args:
+        config: of all.
+        path: of a run's folder.
+        size: number of ranks; the last is the manager.
+    """
+
+    def __init__(self, config, path, size=2):
+        self.transports = LocalTransport.group(size, timeout=10.0)
+        self.roles = layout(size, 1, [None] * size)
+        self.manager = make_manager(
+            config, self.transports[-1], self.roles, RunFolder(path, size - 1)
+        )
+        self.exchanges = [Exchange(config, each, self.roles) for each in self.transports[:-1]]
+        with threads(self.manager.run):
+            self.trainers = [
+                Trainer(config, stream=i, hooks=Hooks(each.replayed, each.store))
+                for i, each in enumerate(self.exchanges)
+            ]
+            for _ in range(STEPS):
+                for trainer in self.trainers:
+                    trainer.step()
+            for exchange in self.exchanges:
+                exchange.worker.close()
+
+    @property
+    def sent(self):
+        return [each.worker.statistics.to_json() for each in self.exchanges]
+
+    @property
+    def received(self):
+        senders = self.manager.metadata()["senders"]
+        return [senders[str(rank)] for rank in self.roles.workers]
+
+
+def objects(rb):
+    """The terminating states that a buffer of trajectories holds."""
+    rows = rb[:]
+    last = rows["length"] - 1
+    return {tuple(state[i].tolist()) for state, i in zip(rows["state"], last, strict=True)}
+
+
+def test_a_manager_keeps_the_objects_of_all_workers(tmp_path):
+    runs = Runs(CONFIG, tmp_path, size=3)
+    for sent, received in zip(runs.sent, runs.received, strict=True):
+        assert sent["offered"] == sent["sent"] == 8 * STEPS
+        assert_same_account(sent, received)
+    everything = set.union(*[objects(trainer.rb) for trainer in runs.trainers])
+    assert objects(runs.manager.buffer) == everything
+    assert len(runs.manager.buffer) == len(everything)
+
+
+def test_what_is_fed_was_found_by_others_and_is_replayed(tmp_path):
+    runs = Runs(CONFIG, tmp_path, size=3)
+    own = [objects(trainer.rb) for trainer in runs.trainers]
+    fed = [exchange.worker.subscription.buffer for exchange in runs.exchanges]
+    for i, trainer in enumerate(runs.trainers):
+        assert isinstance(trainer.replayed, MergedReplayBuffer)
+        assert trainer.replayed[0] is trainer.rb
+        assert trainer.replayed[1] is fed[i]
+        assert len(fed[i]) > 0
+        assert objects(fed[i]) <= own[1 - i]
+    drawn = runs.trainers[0].replayed.sample(500)
+    assert set(drawn["buffer_id"].tolist()) == {0, 1}
+
+
+@pytest.mark.parametrize("feed", FEED[1:])
+def test_every_choice_of_feed_is_one_that_managers_know(feed, tmp_path):
+    runs = Runs(replace(CONFIG, feed=feed, send="awaited"), tmp_path, size=3)
+    assert all(sent["fed"] > 0 for sent in runs.sent)
+    assert runs.manager.metadata()["subscribers"] == [0, 1]
+
+
+def test_one_worker_alone_is_fed_what_it_found_itself_at_most(tmp_path):
+    runs = Runs(CONFIG, tmp_path)
+    fed = runs.exchanges[0].worker.subscription.buffer
+    assert (objects(fed) if len(fed) else set()) <= objects(runs.trainers[0].rb)
+
+
+def test_without_feed_the_buffer_is_replayed_alone(tmp_path):
+    runs = Runs(replace(CONFIG, feed="none"), tmp_path)
+    (trainer,) = runs.trainers
+    assert trainer.replayed is trainer.rb
+    assert runs.sent[0]["fed"] == 0
+    assert runs.sent[0]["stored"] == len(objects(trainer.rb))
+    assert runs.manager.metadata()["subscribers"] == []
+
+
+@pytest.mark.parametrize(("draw", "p"), [("softmax", "mass"), ("uniform", "size")])
+def test_members_are_drawn_from_as_from_one_buffer(draw, p, tmp_path):
+    runs = Runs(replace(CONFIG, draw=draw), tmp_path)
+    assert runs.trainers[0].replayed._shares == p
+
+
+@pytest.mark.parametrize("baseline", [name for name in BASELINE if name != "none"])
+def test_a_baseline_leaves_out_items_that_are_worse(baseline, tmp_path):
+    runs = Runs(replace(CONFIG, baseline=baseline, capacity=4, send="awaited"), tmp_path)
+    (sent,) = runs.sent
+    assert 0 < sent["filtered"] < sent["offered"]
+    assert_same_account(sent, runs.received[0])
+
+
+@pytest.mark.parametrize("send", SEND)
+def test_every_way_of_sending_accounts_for_all(send, tmp_path):
+    runs = Runs(replace(CONFIG, send=send, send_every=2), tmp_path)
+    (sent,) = runs.sent
+    assert sent["batches"] <= STEPS // 2
+    assert_adds_up(sent)
+    if send != "nonblocking":
+        assert sent["batches"] == STEPS // 2
+        assert sent["skipped"] == 0
+    assert_same_account(sent, runs.received[0])
+
+
+def test_feed_quota_bounds_each_answer(tmp_path):
+    runs = Runs(replace(CONFIG, feed_quota=1, send="awaited"), tmp_path, size=3)
+    assert all(0 < sent["fed"] <= STEPS for sent in runs.sent)
+
+
+def test_a_manager_goes_on_where_it_saved(tmp_path):
+    first = Runs(CONFIG, tmp_path).manager
+    again = make_manager(
+        CONFIG, LocalTransport.group(2)[1], layout(2, 1, [None] * 2), RunFolder(tmp_path, 1)
+    )
+    assert again.batches == first.batches == STEPS
+    assert objects(again.buffer) == objects(first.buffer)
