@@ -19,8 +19,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -28,7 +26,7 @@ import torch
 from tensordict import TensorDict
 
 from benchmarks import ranks
-from benchmarks.timing import Result, header, row, summary, write_json
+from benchmarks.timing import Result, conclude, header, options_of, row
 from gfn_rb.remote import AwaitReply, NonBlocking, ReplayBufferManager, ReplayBufferWorker
 from gfn_rb.remote.modes import Mode
 from gfn_rb.transports import GlooTransport, MPITransport, Transport
@@ -169,11 +167,18 @@ def compare(bench: Bench, transport: Transport, name: str, nominal: float) -> li
     is_mpi = name == "MPI"
     share, times = RAW_SHARE.get(nominal), FASTER.get(nominal)
     return [
-        _result(f"{name}: {nominal} MB and reply, against raw Send", nbytes, took, "raw",
-                1 / share if share and is_mpi else None),
-        _result(f"{name}: {nominal} MB and reply, against dill", nbytes, took, "dill",
-                1 / times if times and is_mpi else None),
-    ]  # fmt: skip
+        Result.of(
+            f"{name}: {nominal} MB and reply, against {peer}",
+            nbytes,
+            took["ours"],
+            took[key],
+            bound,
+        )
+        for peer, key, bound in (
+            ("raw Send", "raw", 1 / share if share and is_mpi else None),
+            ("dill", "dill", 1 / times if times and is_mpi else None),
+        )
+    ]
 
 
 def waiting(bench: Bench, transport: Transport, name: str, nominal: float) -> Result:
@@ -201,27 +206,8 @@ def waiting(bench: Bench, transport: Transport, name: str, nominal: float) -> Re
             assert worker is None or worker.statistics.skipped == 0, "the manager fell behind"
     bound = BLOCKED if name == "MPI" else None
     nbytes = sum(value.nbytes for value in batches[0].values())
-    return _result(
-        f"{name}: {nominal} MB, not waiting against waiting", nbytes, took, "awaited", bound
-    )
-
-
-def _result(
-    name: str, nbytes: int, took: dict[str, list[float]], peer: str, bound: float | None
-) -> Result:
-    ratios = sorted(a / b for a, b in zip(took["ours"], took[peer], strict=True))
-    n = len(ratios)
-    return Result(
-        name=name,
-        capacity=nbytes,
-        ours=median(took["ours"]) * 1e6,
-        peer=median(took[peer]) * 1e6,
-        ratio=median(ratios),
-        low=ratios[n // 4],
-        high=ratios[(3 * n) // 4],
-        rounds=n,
-        bound=bound,
-    )
+    label = f"{name}: {nominal} MB, not waiting against waiting"
+    return Result.of(label, nbytes, took["ours"], took["awaited"], bound)
 
 
 def measure(options: argparse.Namespace) -> None:
@@ -251,9 +237,7 @@ def measure(options: argparse.Namespace) -> None:
                 report(waiting(bench, transport, name, 0.9))
         comm.Barrier()
     if bench.rank == WORKER:
-        print(summary(results) + (" (quick run: no measurement)" if options.quick else ""))
-        if options.json:
-            write_json(options.json, results, {"quick": options.quick})
+        conclude(results, options)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -263,9 +247,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: the command line, ``sys.argv`` if None.
     """
     words = sys.argv[1:] if arguments is None else list(arguments)
-    parser = argparse.ArgumentParser(description="Exchanges between ranks against their peers.")
-    parser.add_argument("--quick", action="store_true", help="smoke run: the figures mean nothing")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="also write the figures here")
+    parser = options_of("Exchanges between ranks against their peers.")
     options = parser.parse_args(words)
     started = launched()
     if started is None:

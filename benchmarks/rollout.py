@@ -14,22 +14,12 @@ the figures.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
-from benchmarks.timing import (
-    Contender,
-    Effort,
-    Result,
-    compare,
-    header,
-    summary,
-    write_json,
-)
+from benchmarks.timing import Contender, Effort, Result, compare, run_parts
 from benchmarks.torchgfn_rollouts import TorchGFNSampler
 from gfn_rb import Sampler, Trajectories
 from gfn_rb.envs import BitSequence, GFNEnv, HyperGrid
@@ -157,19 +147,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Args:
         arguments: the command line, ``sys.argv`` if None.
     """
-    parser = argparse.ArgumentParser(description="Rollouts against torchgfn's Sampler.")
-    parser.add_argument("--quick", action="store_true", help="smoke run: the figures mean nothing")
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--json", type=Path, metavar="PATH", help="also write the figures here")
-    options = parser.parse_args(arguments)
-    torch.manual_seed(0)
-    torch.set_num_threads(1)
-    print(header("batch"))
-    results = [r for part in options.parts for r in PARTS[part](QUICK if options.quick else FULL)]
-    print(speeds(results))
-    print(summary(results) + (" (quick run: no measurement)" if options.quick else ""))
-    if options.json:
-        write_json(options.json, results, {"quick": options.quick})
+    run_parts(
+        "Rollouts against torchgfn's Sampler.",
+        PARTS,
+        FULL,
+        QUICK,
+        arguments,
+        size="batch",
+        notes=speeds,
+    )
 
 
 if __name__ == "__main__":

@@ -10,12 +10,10 @@ Batches are of 128 items, on one thread; see :mod:`benchmarks.workloads` for the
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,7 +22,7 @@ from torch import Tensor
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
 from benchmarks import workloads as work
-from benchmarks.timing import Contender, Effort, Result, compare, header, summary, write_json
+from benchmarks.timing import Contender, Effort, Result, compare, run_parts
 from gfn_rb.buffers import MergedReplayBuffer
 from gfn_rb.samplers import (
     PrioritySampler,
@@ -192,18 +190,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Args:
         arguments: the command line, ``sys.argv`` if None.
     """
-    parser = argparse.ArgumentParser(description="What is kept and what is drawn.")
-    parser.add_argument("--quick", action="store_true", help="smoke run: the figures mean nothing")
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--json", type=Path, metavar="PATH", help="also write the figures here")
-    options = parser.parse_args(arguments)
-    torch.manual_seed(0)
-    torch.set_num_threads(1)
-    print(header())
-    results = [r for part in options.parts for r in PARTS[part](QUICK if options.quick else FULL)]
-    print(summary(results) + (" (quick run: no measurement)" if options.quick else ""))
-    if options.json:
-        write_json(options.json, results, {"quick": options.quick})
+    run_parts("What is kept and what is drawn.", PARTS, FULL, QUICK, arguments)
 
 
 # Contenders.

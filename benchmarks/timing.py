@@ -11,20 +11,23 @@ time", 1/20 means "at least twenty times faster".
 
 from __future__ import annotations
 
+import argparse
 import gc
 import json
 import platform
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 _PACKAGES = ("torch", "torchrl", "tensordict", "torchgfn")
+S = TypeVar("S")
+
 _LAYOUT = "{:<54} {:>9} {:>13} {:>13} {:>8} {:>8}  {}"
 
 
@@ -82,6 +85,38 @@ class Result:
         """Whether the ratio keeps its bound."""
         return None if self.bound is None else self.ratio <= self.bound
 
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        capacity: int,
+        ours: Sequence[float],
+        peer: Sequence[float],
+        bound: float | None,
+    ) -> Result:
+        """Return what comes of the seconds of each call.
+
+        Args:
+            name: what the row is called.
+            capacity: the size of what is compared.
+            ours: seconds of our calls, one per round.
+            peer: seconds of the peer's, of the same rounds.
+            bound: the largest ratio of ours to the peer allowed, None to report it only.
+        """
+        ratios = sorted(a / b for a, b in zip(ours, peer, strict=True))
+        n = len(ratios)
+        return cls(
+            name=name,
+            capacity=capacity,
+            ours=median(ours) * 1e6,
+            peer=median(peer) * 1e6,
+            ratio=median(ratios),
+            low=ratios[n // 4],
+            high=ratios[(3 * n) // 4],
+            rounds=n,
+            bound=bound,
+        )
+
 
 def interleave(contenders: Mapping[str, Contender], effort: Effort) -> dict[str, list[float]]:
     """Run the contenders in turn, round after round, and time each call.
@@ -126,19 +161,7 @@ def compare(
         bound: the largest ratio of ours to the peer allowed, None to report it only.
     """
     seconds = interleave({"ours": ours, "peer": peer}, effort)
-    ratios = sorted(a / b for a, b in zip(seconds["ours"], seconds["peer"], strict=True))
-    n = len(ratios)
-    result = Result(
-        name=name,
-        capacity=capacity,
-        ours=median(seconds["ours"]) * 1e6,
-        peer=median(seconds["peer"]) * 1e6,
-        ratio=median(ratios),
-        low=ratios[n // 4],
-        high=ratios[(3 * n) // 4],
-        rounds=n,
-        bound=bound,
-    )
+    result = Result.of(name, capacity, seconds["ours"], seconds["peer"], bound)
     print(row(result), flush=True)
     return result
 
@@ -160,7 +183,64 @@ def _round(contenders: Mapping[str, Contender]) -> dict[str, float]:
     return elapsed
 
 
-# Reporting.
+# Running, and reporting.
+
+
+def options_of(description: str) -> argparse.ArgumentParser:
+    """Return the options that every comparison takes.
+
+    Args:
+        description: what is compared.
+    """
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--quick", action="store_true", help="smoke run: the figures mean nothing")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="also write the figures here")
+    return parser
+
+
+def run_parts(
+    description: str,
+    parts: Mapping[str, Callable[[S], list[Result]]],
+    full: S,
+    quick: S,
+    arguments: Sequence[str] | None,
+    size: str = "capacity",
+    notes: Callable[[list[Result]], str] | None = None,
+) -> None:
+    """Run the parts of a benchmark that the command line asks for, and print the table.
+
+    Args:
+        description: what is compared.
+        parts: the comparisons by name, each a function of a scale.
+        full: the scale of a measurement.
+        quick: the scale of a smoke run.
+        arguments: the command line, ``sys.argv`` if None.
+        size: what the second column holds.
+        notes: what else to say of the results.
+    """
+    parser = options_of(description)
+    parser.add_argument("--parts", nargs="+", choices=parts, default=list(parts))
+    options = parser.parse_args(arguments)
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    print(header(size))
+    results = [r for part in options.parts for r in parts[part](quick if options.quick else full)]
+    if notes is not None:
+        print(notes(results))
+    conclude(results, options)
+
+
+def conclude(results: Iterable[Result], options: argparse.Namespace) -> None:
+    """Print which bounds are met, and write the figures where they were asked for.
+
+    Args:
+        results: the comparisons.
+        options: as of ``options_of``.
+    """
+    results = list(results)
+    print(summary(results) + (" (quick run: no measurement)" if options.quick else ""))
+    if options.json:
+        write_json(options.json, results, {"quick": options.quick})
 
 
 def header(size: str = "capacity") -> str:
