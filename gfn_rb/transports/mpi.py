@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from types import ModuleType
 from typing import Any
 
@@ -23,6 +24,7 @@ from gfn_rb.transports.base import (
     polled,
 )
 from gfn_rb.transports.bytes import blank
+from gfn_rb.transports.launch import is_fault_tolerant
 from gfn_rb.transports.segments import PREAMBLE, cut, sizes_after
 
 _GOODBYE = 0  # the MPI tag of an endpoint that closes; others are one more than ours
@@ -41,7 +43,8 @@ class MPITransport(Transport):
 
     Large buffers are sent from where they are. Under a fault tolerant MPI (Open MPI: ``mpiexec
     --with-ft ulfm``) the death of a process is noticed, and the others go on; under any other,
-    MPI ends the job.
+    MPI ends the job. A program that begins MPI itself, before its first endpoint, wants ``--mca
+    async_mpi_finalize 1`` as well, or may hang at its very end after a death.
 
     Args:
         comm: an mpi4py intracommunicator; None stands for ``MPI.COMM_WORLD``.
@@ -347,6 +350,10 @@ class MPISend:
 
 
 def _mpi() -> ModuleType:
+    if is_fault_tolerant():
+        # Read when MPI begins. Without it, finalizing waits for all processes in a fence, which now
+        # and then never ends once one of them has died.
+        os.environ.setdefault("OMPI_MCA_async_mpi_finalize", "1")
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:

@@ -14,7 +14,6 @@ from collections.abc import Callable
 
 import torch
 import transports.little  # noqa: F401
-from mpi4py import MPI
 
 from gfn_rb.errors import GfnRbError, PeerLostError
 from gfn_rb.transports import MPITransport
@@ -61,8 +60,10 @@ def die(transport: MPITransport) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    refused = outcome(lambda: MPITransport(MPI.COMM_WORLD.Get_group()))
     transport = MPITransport(timeout=15.0)
+    from mpi4py import MPI  # begun by now
+
+    refused = outcome(lambda: MPITransport(MPI.COMM_WORLD.Get_group()))
     if transport.rank == 1:
         die(transport)
     saw = (stay if transport.rank == 0 else go_on)(transport)
