@@ -15,7 +15,7 @@ from rich.console import Console
 
 from gfn_rb.training import run
 from gfn_rb.training.config import CONFIGS, TrainConfig
-from gfn_rb.training.tables import inspection, result_table
+from gfn_rb.training.tables import inspection, ranks_tables, result_table
 
 
 def _one_of(choices: Mapping[str, type]) -> Any:
@@ -104,7 +104,7 @@ def _conclude(outcome: run.Outcome | None) -> int:
             file=sys.stderr,
         )
         return 128 + outcome.stopped_by
-    _print(result_table(outcome.trainer, outcome.row))
+    _print(result_table(outcome.trainer, outcome.row), *ranks_tables(folder))
     print(f"report   {folder.report}")
     print(f"metrics  {folder.metrics}")
     print(f"go on    gfn-rb resume {folder.path} --steps {2 * outcome.trainer.steps_done}")

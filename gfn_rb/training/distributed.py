@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gfn_rb.errors import ArgumentError, GfnRbError, TransportError, WorkerError
 from gfn_rb.remote.layout import Layout, layout
@@ -22,12 +22,15 @@ from gfn_rb.training import run
 from gfn_rb.training.averaging import GradientAverage
 from gfn_rb.training.config import TrainConfig
 from gfn_rb.training.exchange import Exchange, make_manager
-from gfn_rb.training.folder import RunFolder, replacing
+from gfn_rb.training.folder import RunFolder, read_metrics, replacing
 from gfn_rb.training.loop import Hooks, Row, Trainer
 from gfn_rb.training.team import Found, RefusedError, Team
 from gfn_rb.training.watchers import StopSignals, progress_bar, quiet
 from gfn_rb.transports import LocalTransport, MPITransport, Transport
 from gfn_rb.transports.launch import Launch, launched
+
+if TYPE_CHECKING:
+    from gfn_rb.training.report import Others
 
 log = logging.getLogger(__name__)
 
@@ -197,13 +200,22 @@ class _Ending:
         self._team.finish(found, lambda: self._stop.wanted)
         if folder.rank == 0:
             _write_json(folder.ranks_report, self._report())
-            run.write_report(trainer, folder, last)
+            run.write_report(trainer, folder, last, self._others(folder))
 
     def leave(self) -> None:
         """Have others go on without this rank. Doing so again does nothing."""
         self._average.close()
         if self._exchange is not None:
             self._exchange.worker.close()
+
+    def _others(self, folder: RunFolder) -> Others | None:
+        """Return what the tables of other ranks say, as far as this one can read them."""
+        from gfn_rb.training.report import Others  # matplotlib takes a while to load
+
+        team = self._team
+        tables = {rank: RunFolder(folder.path, rank).metrics for rank in sorted(team.found)[1:]}
+        rows = {rank: read_metrics(path) for rank, path in tables.items() if path.exists()}
+        return Others(rows, team.modes_found(), len(team.lost)) if rows or team.lost else None
 
     def _report(self) -> dict[str, Any]:
         team = self._team

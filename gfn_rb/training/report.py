@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -26,52 +27,88 @@ BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#767676"
 N_BINS = 40
 
 
-def write_report(path: Path, trainer: Trainer, rows: Sequence[Row]) -> None:
+class Others(NamedTuple):
+    """What the other ranks of a run did.
+
+    Attributes:
+        rows: what each measured on the way, by rank; numbers may be text, as in a table.
+        modes_found: by all ranks together.
+        lost: how many ranks were lost.
+    """
+
+    rows: Mapping[int, Sequence[Mapping[str, Any]]]
+    modes_found: int
+    lost: int = 0
+
+
+class Story(NamedTuple):
+    """What a report tells.
+
+    Attributes:
+        trainer: the run, at its end; of several ranks, the first.
+        rows: what was measured on the way.
+        others: the other ranks, None where there are none.
+    """
+
+    trainer: Trainer
+    rows: Sequence[Row]
+    others: Others | None = None
+
+
+def write_report(path: Path, story: Story) -> None:
     """Draw the report of a run and write it as PNG.
 
     Args:
         path: the file to make or replace.
-        trainer: the run, at its end.
-        rows: what was measured on the way.
+        story: what to tell.
     """
     with replacing(path) as temporary:
-        FigureCanvasAgg(draw_report(trainer, rows)).print_png(str(temporary))
+        FigureCanvasAgg(draw_report(story)).print_png(str(temporary))
 
 
-def draw_report(trainer: Trainer, rows: Sequence[Row]) -> Figure:
-    """Return the report of a run: three panels side by side."""
+def draw_report(story: Story) -> Figure:
+    """Return the report of a run: three panels side by side.
+
+    Args:
+        story: what to tell.
+    """
     figure = Figure(
         figsize=(16, 5), dpi=120, layout=ConstrainedLayoutEngine(wspace=0.05, h_pad=0.08)
     )
-    figure.suptitle(_headline(trainer), fontsize=13, fontweight="bold")
-    for axes, draw in zip(figure.subplots(1, 3), PANELS[type(trainer.fit)], strict=True):
-        draw(axes, trainer, rows)
+    figure.suptitle(_headline(story), fontsize=13, fontweight="bold")
+    for axes, draw in zip(figure.subplots(1, 3), PANELS[type(story.trainer.fit)], strict=True):
+        draw(axes, story)
     return figure
 
 
-def draw_modes(axes: Axes, trainer: Trainer, rows: Sequence[Row]) -> None:
+def draw_modes(axes: Axes, story: Story) -> None:
     """Draw modes found against reward calls, and how many there are, where that is known."""
-    n_modes = trainer.env.n_modes
+    n_modes = story.trainer.env.n_modes
     if n_modes:
         axes.axhline(n_modes, color=GREY, linewidth=1, linestyle=":", label=f"all {n_modes}")
-    _draw_run(axes, rows, "modes_found", "{:,.0f}")
+    if story.others is not None:
+        together = story.others.modes_found
+        label = f"all ranks together: {together:,}"
+        axes.axhline(together, color=ORANGE, linewidth=1.5, linestyle="--", label=label)
+    _draw_run(axes, story, "modes_found", "{:,.0f}")
     axes.set_ylim(0, 1.08 * n_modes if n_modes else None)
-    _dress(axes, "Modes found", "modes found", "lower right")
-    _calls_axis(axes)
+    _dress(axes, "Modes found", "modes found", "best")
+    _calls_axis(axes, story)
 
 
-def draw_modes_of_target(axes: Axes, trainer: Trainer, rows: Sequence[Row]) -> None:
+def draw_modes_of_target(axes: Axes, story: Story) -> None:
     """Draw modes found against reward calls, and how many the target's own draws would find."""
-    grid = np.linspace(0, _column(rows, "reward_calls")[-1], 200)
-    expected = expected_modes(_mode_mass(trainer), grid)
+    grid = np.linspace(0, _column(story.rows, "reward_calls")[-1], 200)
+    expected = expected_modes(_mode_mass(story.trainer), grid)
     axes.plot(
         grid, expected, color=GREY, linewidth=1.5, linestyle="--", label="drawing from the target"
     )
-    draw_modes(axes, trainer, rows)
+    draw_modes(axes, story)
 
 
-def draw_rewards(axes: Axes, trainer: Trainer, rows: Sequence[Row]) -> None:
+def draw_rewards(axes: Axes, story: Story) -> None:
     """Draw how the buffer's items, the policy and the target are distributed over the reward."""
+    trainer = story.trainer
     env, fit, stored = trainer.env, trainer.fit, _stored(trainer).exp()
     assert isinstance(env, EnumerableEnv)
     assert isinstance(fit, ExactFit)
@@ -87,41 +124,41 @@ def draw_rewards(axes: Axes, trainer: Trainer, rows: Sequence[Row]) -> None:
     _dress(axes, "Rewards of what is sampled and stored", "probability per bin", "best")
 
 
-def draw_stored(axes: Axes, trainer: Trainer, rows: Sequence[Row]) -> None:
+def draw_stored(axes: Axes, story: Story) -> None:
     """Draw how the buffer's items are distributed over the log-reward."""
-    stored = _stored(trainer)
+    stored, buffer = _stored(story.trainer), _buffer(story.trainer)
     edges = np.histogram_bin_edges(stored.cpu().numpy(), N_BINS)
-    axes.stairs(_shares(stored, edges), edges, color=ORANGE, linewidth=2, label=_buffer(trainer))
+    axes.stairs(_shares(stored, edges), edges, color=ORANGE, linewidth=2, label=buffer)
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     axes.set_xlabel("log-reward log R(x), nats")
     _dress(axes, "Log-rewards of what is stored", "share per bin", "best")
 
 
-def draw_top(axes: Axes, trainer: Trainer, rows: Sequence[Row]) -> None:
+def draw_top(axes: Axes, story: Story) -> None:
     """Draw the mean score of the best 100 distinct states against reward calls."""
-    _draw_run(axes, rows, "top_100_score", "{:.3f}")
+    _draw_run(axes, story, "top_100_score", "{:.3f}")
     _dress(axes, "Best 100 found", "mean score", "lower right")
-    _calls_axis(axes)
+    _calls_axis(axes, story)
 
 
-def draw_distance(axes: Axes, trainer: Trainer, rows: Sequence[Row]) -> None:
+def draw_distance(axes: Axes, story: Story) -> None:
     """Draw the exact distances between policy and target against reward calls."""
-    calls = _column(rows, "reward_calls")
+    calls = _column(story.rows, "reward_calls")
     for key, label, color, style in (
         ("total_variation", "total variation", BLUE, "-"),
         ("jensen_shannon_distance", "Jensen-Shannon distance", ORANGE, "--"),
     ):
-        values = _column(rows, key)
+        _draw_others(axes, story, key, color, style)
+        values = _column(story.rows, key)
         label = f"{label}: {values[-1]:.3f}"
         axes.plot(calls, values, color=color, linewidth=2.5, linestyle=style, label=label)
     axes.set_ylim(bottom=0)
-    _dress(
-        axes, f"Distance from policy to target ({trainer.fit.manner})", "distance", "upper right"
-    )
-    _calls_axis(axes)
+    manner = story.trainer.fit.manner
+    _dress(axes, f"Distance from policy to target ({manner})", "distance", "upper right")
+    _calls_axis(axes, story)
 
 
-Panel = Callable[[Axes, Trainer, Sequence[Row]], None]
+Panel = Callable[[Axes, Story], None]
 
 # What to show, by what is known of the fit.
 PANELS: dict[type[Fit], tuple[Panel, Panel, Panel]] = {
@@ -177,10 +214,12 @@ def _buffer(trainer: Trainer) -> str:
     return f"buffer ({len(trainer.rb):,} items)"
 
 
-def _draw_run(axes: Axes, rows: Sequence[Row], key: str, number: str) -> None:
+def _draw_run(axes: Axes, story: Story, key: str, number: str) -> None:
     """Draw a column against reward calls, its last value beside the end of the line."""
-    calls, values = _column(rows, "reward_calls"), _column(rows, key)
-    axes.plot(calls, values, color=BLUE, linewidth=2.5, label="this run")
+    _draw_others(axes, story, key, BLUE, "-")
+    calls, values = _column(story.rows, "reward_calls"), _column(story.rows, key)
+    label = "this run" if story.others is None else "rank 0"
+    axes.plot(calls, values, color=BLUE, linewidth=2.5, label=label)
     axes.annotate(
         number.format(values[-1]),
         (calls[-1], values[-1]),
@@ -192,17 +231,35 @@ def _draw_run(axes: Axes, rows: Sequence[Row], key: str, number: str) -> None:
     )
 
 
-def _headline(trainer: Trainer) -> str:
-    config = trainer.config
+def _draw_others(axes: Axes, story: Story, key: str, color: str, style: str) -> None:
+    """Draw a column of the other ranks, each against its own reward calls."""
+    for rank, rows in ({} if story.others is None else story.others.rows).items():
+        (line,) = axes.plot(
+            _column(rows, "reward_calls"), _column(rows, key),
+            color=color, linewidth=1, alpha=0.5, linestyle=style,
+        )  # fmt: skip
+        line.set_gid(f"rank {rank}")
+
+
+def _headline(story: Story) -> str:
+    config = story.trainer.config
     replay = f"{config.replay_ratio:g} replayed per fresh" if config.n_replayed else "no replay"
     return (
-        f"{config.env}, {trainer.steps_done:,} steps of {config.batch_size}, {replay}, "
-        f"seed {config.seed}"
+        f"{config.env}, {story.trainer.steps_done:,} steps of {config.batch_size}"
+        f"{_company(story.others)}, {replay}, seed {config.seed}"
     )
 
 
-def _column(rows: Sequence[Row], key: str) -> Float64[np.ndarray, "k"]:
-    return np.array([row[key] for row in rows], dtype=np.float64)
+def _company(others: Others | None) -> str:
+    if others is None:
+        return ""
+    lost = f" ({others.lost} lost)" if others.lost else ""
+    return f" on each of {1 + len(others.rows)} ranks{lost}"
+
+
+def _column(rows: Sequence[Mapping[str, Any]], key: str) -> Float64[np.ndarray, "k"]:
+    values = [row[key] for row in rows]
+    return np.array([np.nan if v in (None, "") else float(v) for v in values], dtype=np.float64)
 
 
 def _dress(axes: Axes, title: str, ylabel: str, legend: str) -> None:
@@ -214,8 +271,8 @@ def _dress(axes: Axes, title: str, ylabel: str, legend: str) -> None:
     axes.legend(loc=legend, frameon=False)
 
 
-def _calls_axis(axes: Axes) -> None:
-    axes.set_xlabel("reward calls")
+def _calls_axis(axes: Axes, story: Story) -> None:
+    axes.set_xlabel("reward calls" if story.others is None else "reward calls of each rank")
     axes.set_xlim(0, 1.08 * axes.dataLim.x1)
     axes.xaxis.set_major_locator(MaxNLocator(5))
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))

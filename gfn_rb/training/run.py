@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from signal import Signals
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -15,6 +15,9 @@ from gfn_rb.training.config import TrainConfig
 from gfn_rb.training.folder import MetricsFile, RunFolder
 from gfn_rb.training.loop import Row, Trainer
 from gfn_rb.training.watchers import StopSignals, check_installed, loggers, progress_bar
+
+if TYPE_CHECKING:
+    from gfn_rb.training.report import Others
 
 Watch = Callable[[Trainer], AbstractContextManager[Callable[[float], None]]]
 
@@ -124,20 +127,22 @@ def _get_ready(config: TrainConfig) -> None:
     torch.set_num_threads(config.threads)
 
 
-def write_report(trainer: Trainer, folder: RunFolder, last: Row) -> None:
+def write_report(
+    trainer: Trainer, folder: RunFolder, last: Row, others: Others | None = None
+) -> None:
     """Draw the report of a run into its folder.
 
     Args:
         trainer: at its end.
         folder: of the run.
         last: what was measured there.
+        others: what other ranks did.
     """
     from gfn_rb.training import report  # matplotlib takes a while to load
 
     is_new = last["step"] != trainer.history[-1]["step"]
-    report.write_report(
-        folder.report, trainer, [*trainer.history, last] if is_new else trainer.history
-    )
+    rows = [*trainer.history, last] if is_new else trainer.history
+    report.write_report(folder.report, report.Story(trainer, rows, others))
 
 
 def carry_out(

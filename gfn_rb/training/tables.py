@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,32 @@ def result_table(trainer: Trainer, row: Row) -> Table:
     config = trainer.config
     title = f"{config.env}, {row['step']:,} steps of {config.batch_size}, seed {config.seed}"
     return _table(title, [*_quality(trainer, row), *_times(row)])
+
+
+def ranks_tables(folder: RunFolder) -> list[Table]:
+    """Return the table of what each rank of a finished run did; none where it had but one.
+
+    Args:
+        folder: of the run.
+    """
+    if not folder.ranks_report.exists():
+        return []
+    report = json.loads(folder.ranks_report.read_text())
+    table = Table(title="ranks", title_justify="left", box=box.SIMPLE_HEAD)
+    table.add_column()
+    for heading in ("reward calls", "modes found", "total variation", "sent", "fed"):
+        table.add_column(heading, justify="right")
+    for rank, done in report["ranks"].items():
+        row, exchange = done["measured"], done["exchange"]
+        table.add_row(
+            f"rank {rank}",
+            *(_number(row.get(key)) for key in ("reward_calls", "modes_found", "total_variation")),
+            *(_number(exchange.get(key)) for key in ("sent", "fed")),
+        )
+    table.add_row("together", _number(report["reward_calls"]), _number(report["modes_found"]))
+    lost = (f"rank {rank} was lost: {why}" for rank, why in report["lost"].items())
+    table.caption, table.caption_justify = "\n".join(lost) or None, "left"
+    return [table]
 
 
 def inspection(path: Path) -> list[Table]:
@@ -74,6 +101,12 @@ def _out_of(found: int, n_modes: int | None) -> str:
     return f"{found:,}" + (f" of {n_modes:,} ({found / n_modes:.0%})" if n_modes else "")
 
 
+def _number(value: int | float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4f}"
+
+
 def _times(row: Mapping[str, Any]) -> Lines:
     total = row["time_total"]
     seconds = {name: row[f"time_{name}"] for name in PHASES}
@@ -87,6 +120,7 @@ def _run_tables(folder: RunFolder) -> list[Table]:
     tables = [_table(f"{folder.path}: configuration", _shown(values))]
     if folder.metrics.exists() and (rows := read_metrics(folder.metrics)):
         tables.append(_table(f"{folder.metrics}: last of {len(rows)} rows", rows[-1].items()))
+    tables += ranks_tables(folder)
     if folder.checkpoint.exists():
         tables += _checkpoint_tables(folder.checkpoint)
     return tables

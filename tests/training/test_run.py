@@ -77,7 +77,7 @@ def reference(finished, tmp_path):
 @pytest.fixture(autouse=True)
 def _quick_reports(finished, monkeypatch):
     """Draw no report but that of the finished run, which is drawn before this takes effect."""
-    monkeypatch.setattr(report, "write_report", lambda path, trainer, rows: path.write_text(""))
+    monkeypatch.setattr(report, "write_report", lambda path, story: path.write_text(""))
 
 
 def test_a_run_leaves_its_files(reference):

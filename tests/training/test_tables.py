@@ -1,4 +1,5 @@
 import io
+import json
 
 import pytest
 from rich.console import Console
@@ -7,7 +8,7 @@ from training.training_runs import GRID, RNA, WARM_GRID, trained
 from gfn_rb.checkpoint import save_state
 from gfn_rb.errors import ArgumentError, CheckpointCorruptError
 from gfn_rb.training.folder import MetricsFile, RunFolder
-from gfn_rb.training.tables import inspection, result_table
+from gfn_rb.training.tables import inspection, ranks_tables, result_table
 
 ROW = {
     "step": 1500,
@@ -107,3 +108,27 @@ def test_what_cannot_be_shown_is_named(tmp_path):
     (tmp_path / "text").write_text("hello")
     with pytest.raises(CheckpointCorruptError):
         inspection(tmp_path / "text")
+
+
+def test_what_each_rank_did_stands_below(tmp_path):
+    measured = {"reward_calls": 1200, "modes_found": 40, "total_variation": 0.25}
+    report = {
+        "lost": {"2": "its process died"},
+        "reward_calls": 2400,
+        "modes_found": 61,
+        "ranks": {
+            "0": {"measured": measured, "exchange": {"sent": 900, "fed": 77}},
+            "1": {"measured": {"reward_calls": 1200, "modes_found": 39}, "exchange": {}},
+        },
+    }
+    folder = RunFolder(tmp_path)
+    assert ranks_tables(folder) == []  # a run of one rank writes no such report
+    folder.ranks_report.write_text(json.dumps(report))
+    (table,) = ranks_tables(folder)
+    assert table.caption == "rank 2 was lost: its process died"
+    assert {name: row.split() for name, row in lines(table).items()} == {
+        "rank 0": ["1,200", "40", "0.2500", "900", "77"],
+        "rank 1": ["1,200", "39"],
+        "together": ["2,400", "61"],
+        "reward calls": ["modes", "found", "total", "variation", "sent", "fed"],
+    }
