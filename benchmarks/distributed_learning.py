@@ -220,7 +220,7 @@ def _cell(numbers: Sequence[float]) -> str:
 
 
 def verdict(arms: Sequence[Arm], points: Sequence[Point], cost: float, n_points: int) -> str:
-    """Return how an arm's runs compare with those of others of the same seeds, at the end."""
+    """Return how arms compare with others at the end: ratios of means, and seed by seed."""
     by_name = {arm.name: arm for arm in arms}
     lines = []
     for one, other in ((FED, APART), (FED, ALONE), (AVERAGED, ALONE)):
@@ -228,10 +228,10 @@ def verdict(arms: Sequence[Arm], points: Sequence[Point], cost: float, n_points:
             continue
         for key in ("modes", "total_variation", "seconds"):
             a, b = (values(points, by_name[name], cost, n_points, key) for name in (one, other))
-            ratios = [x / y for x, y in zip(a, b, strict=True)]
-            low, high = min(ratios), max(ratios)
+            better = [x > y if key == "modes" else x < y for x, y in zip(a, b, strict=True)]
             lines.append(
-                f"{one} / {other}: {FIGURES[key]} {mean(a) / mean(b):.2f} ({low:.2f} to {high:.2f})"
+                f"{one} : {other}, {FIGURES[key]}: {mean(a) / mean(b):.2f} times, better with "
+                f"{sum(better)} of {len(better)} seeds"
             )
     return "\n".join([*lines, ""])
 
@@ -245,7 +245,7 @@ def draw(path: Path, arms: Sequence[Arm], points: Sequence[Point], costs: dict[f
         for axes, (cost, against) in zip(row, panels, strict=True):
             _panel(axes, arms, points, (cost, costs[cost]), against, key)
         row[0].set_ylabel(FIGURES[key])
-        row[0].set_ylim(bottom=0)
+    grid[0, 0].set_ylim(bottom=0)
     for axes, (cost, against) in zip(grid[0], panels, strict=True):
         rewards = f"a reward costs {1000 * cost:g} ms" if cost else "rewards cost nothing"
         axes.set_title(f"against {against}, {rewards}" if against == "seconds" else "against calls")

@@ -162,6 +162,9 @@ def test_what_is_rejected_or_overwritten_has_not_arrived():
     assert sorted(values(arrivals[1].take())) == [1.0, 6.0]
     best.extend(rows_of(0.0, 1.0))
     assert arrivals[0].take() is None
+    newest.extend(rows_of(7.0))
+    newest.empty()
+    assert arrivals[1].take() is None
 
 
 def test_what_a_checkpoint_restores_has_not_arrived(tmp_path):
