@@ -162,6 +162,8 @@ def test_what_is_rejected_or_overwritten_has_not_arrived():
     assert sorted(values(arrivals[1].take())) == [1.0, 6.0]
     best.extend(rows_of(0.0, 1.0))
     assert arrivals[0].take() is None
+    arrivals[0].mark_update(torch.tensor([-1, 1, -1]))  # as TorchRL's writers tell it
+    assert len(arrivals[0].take()) == 1
     newest.extend(rows_of(7.0))
     newest.empty()
     assert arrivals[1].take() is None
