@@ -59,7 +59,8 @@ class TrainConfig(ABC):
 
     The defaults did best on TFBind8 at 16,000 reward calls, where drawing by rank finds most modes
     whatever is kept, and are level with the best on a grid and on RNA binding;
-    ``python -m benchmarks.learning`` compares others.
+    ``python -m benchmarks.learning`` compares others, ``python -m benchmarks.distributed_learning``
+    what ranks give each other.
     """
 
     env: ClassVar[str]
@@ -81,7 +82,7 @@ class TrainConfig(ABC):
     subtb_lambda: float = 0.9
     """Sub-trajectory balance weighs a piece of k steps by this to the power of k."""
     replay_ratio: float = 1.0
-    """Replayed items per fresh one; 0 turns replay off."""
+    """Replayed items per fresh one, and per one that a manager feeds; 0 turns replay off."""
     replay: Replay = "trajectories"
     """What is stored: trajectories; their transitions (for db, mdb, fm) or states (for fm) one by
     one; or terminating states, to which the backward policy regenerates trajectories."""
@@ -140,18 +141,21 @@ class TrainConfig(ABC):
     """Ranks that keep the best of everyone instead of training. Under mpiexec or srun they are
     among the ranks started; otherwise they run beside training, in this process."""
     feed: Feed = "none"
-    """Which of the items that others found come back from a manager, to be replayed with one's own:
-    those of highest reward, diverse ones out of these, drawn by reward, or the newest."""
-    feed_quota: int = 32
-    """How many of them come with each reply, at most."""
+    """Which of the items that others found come back from a manager: those of highest reward,
+    diverse ones out of these, drawn by reward, or the newest. Each is learnt from like a fresh one
+    when it comes, and replayed with one's own from then on."""
+    feed_quota: int = 64
+    """How many of them come with each reply, at most. What all others find, batch-size per step
+    each, teaches most; fewer save time."""
     send: Send = "deferred"
     """How to send to a manager: wait for the reply, look for it at the next step, or never wait
     and leave out what it cannot take."""
     send_every: int = 1
     """Steps between sendings."""
-    baseline: BaselineName = "min"
+    baseline: BaselineName = "none"
     """Not to be sent are items below a manager's lowest, a low percentile of its items, or a
-    running mean of the lowest of each batch. With none, all are sent."""
+    running mean of the lowest of each batch, which stands for the others until its buffer is full.
+    With none, all are sent: what has little reward teaches those who are fed, too."""
     average_gradients: bool = False
     """Average gradients over the ranks that train, which then all have the same weights. Otherwise
     each trains its own. When a rank is lost, the others go on averaging; when rank 0 is, each goes

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 from tensordict import TensorDictBase
+from torch import Tensor
 from torchrl.data import ReplayBuffer, TensorDictReplayBuffer
+from torchrl.data.replay_buffers.storages import Storage
 
 from gfn_rb.buffers import MergedReplayBuffer
 from gfn_rb.remote import (
@@ -62,6 +64,38 @@ BASELINE: dict[str, Bar] = {
 _MERGED: dict[str, Literal["mass", "size"]] = {"softmax": "mass"}
 
 
+class Arrivals:
+    """What was written into a buffer since one last asked.
+
+    Rows that were overwritten meanwhile are given as they are now, each once.
+
+    Args:
+        rb: a buffer over a one-dimensional tensor storage.
+    """
+
+    def __init__(self, rb: ReplayBuffer) -> None:
+        self._storage: Storage = rb.storage
+        self._written: list[Tensor] = []
+        self._storage.attach(self)
+
+    def mark_update(self, index: int | Tensor) -> None:
+        """Take note that rows were written: TorchRL's call to what is attached to a storage.
+
+        Args:
+            index: the rows, -1 for one that was rejected.
+        """
+        self._written.append(torch.as_tensor(index).reshape(-1))
+
+    def take(self) -> TensorDictBase | None:
+        """Return the rows written since the last call, None if there are none."""
+        if not self._written:
+            return None
+        rows = torch.cat(self._written).unique()
+        self._written = []
+        rows = rows[(rows >= 0) & (rows < len(self._storage))]
+        return self._storage.get(rows) if len(rows) else None
+
+
 class Exchange:
     """A training rank's dealings with its manager, as hooks of a trainer.
 
@@ -75,6 +109,7 @@ class Exchange:
         self._config, self._transport = config, transport
         self._manager = layout.manager_of[transport.rank]
         self._worker: ReplayBufferWorker | None = None
+        self._arrived: Arrivals | None = None
 
     @property
     def worker(self) -> ReplayBufferWorker:
@@ -103,16 +138,21 @@ class Exchange:
         if self._worker.subscription is None:
             return rb
         fed = self._worker.subscription.buffer
+        self._arrived = Arrivals(fed)
         return MergedReplayBuffer(rb, fed, p=_MERGED.get(config.draw, "size"))
 
-    def store(self, rb: ReplayBuffer, items: TensorDictBase) -> Any:
+    def store(self, rb: ReplayBuffer, items: TensorDictBase) -> TensorDictBase | None:
         """Put items into the buffer of the run, and send them.
 
         Args:
             rb: the buffer, which the worker knows.
             items: fresh trajectories.
+
+        Returns:
+            The items that a manager fed since the last call, None where there are none.
         """
-        return self.worker.extend(items)
+        self.worker.extend(items)
+        return None if self._arrived is None else self._arrived.take()
 
     def _subscription(self) -> Subscription:
         buffer = _buffer(self._config, self._transport.rank)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from os import PathLike
-from typing import Any
 
 import torch
 from tensordict import TensorDictBase
@@ -41,6 +40,10 @@ Row = dict[str, int | float | None]
 PHASES = ("rollout", "buffer", "learning", "evaluation")
 
 
+def _store(rb: ReplayBuffer, items: TensorDictBase) -> None:
+    rb.extend(items)
+
+
 @dataclass(frozen=True)
 class Hooks:
     """What else is done in the course of a training step.
@@ -48,13 +51,14 @@ class Hooks:
     Args:
         replayed: given the buffer of the run, returns the one to draw from, such as an ensemble of
             it and others; checkpoints hold what it returns.
-        store: puts fresh items into the buffer.
+        store: puts fresh items into the buffer, and returns trajectories that were found elsewhere
+            in the meantime, to be learnt from like those sampled here; None where there are none.
         gradients: called with the loss module when its gradients are there, before they are used.
         stepped: called with the trainer after each step.
     """
 
     replayed: Callable[[ReplayBuffer], ReplayBuffer] = lambda rb: rb
-    store: Callable[[ReplayBuffer, TensorDictBase], Any] = lambda rb, items: rb.extend(items)
+    store: Callable[[ReplayBuffer, TensorDictBase], TensorDictBase | None] = _store
     gradients: Callable[[Loss], None] = lambda loss: None
     stepped: Callable[["Trainer"], None] = lambda trainer: None
 
@@ -64,7 +68,8 @@ class Trainer:
 
     One step takes fresh trajectories from its source, stores them, and takes one optimiser step on
     each batch of them and one on each batch of what is replayed. (Separate steps on the two learn
-    faster than one step on both together.) Everything random comes from the seed.
+    faster than one step on both together.) What others found, and a hook brings, is learnt from
+    like the fresh ones, and as much more is replayed. Everything random comes from the seed.
 
     Args:
         config: what to train, on what and how.
@@ -121,13 +126,13 @@ class Trainer:
             fresh = self.source.sample(self.config.batch_size)
             self.tally.add(fresh)
         with self.watch("buffer"):
-            self.hooks.store(self.rb, fresh.to_tensordict())
+            arrived = self.hooks.store(self.rb, fresh.to_tensordict())
         if self.steps_done == 0 and self.config.log_z is None:
             self._fit_log_z(fresh)
-        size = self.config.batch_size  # a search makes several batches of one
-        batches = [fresh[i : i + size] for i in range(0, len(fresh), size)]
-        losses = [float(self._learn(batch).mean()) for batch in batches]
-        replayed = [float(loss.mean()) for loss in self._learn_replayed(fresh, len(batches))]
+        sampled = self._batches(fresh)
+        losses = [float(self._learn(batch).mean()) for batch in sampled]
+        found = [*sampled, *self._learn_arrived(arrived)]
+        replayed = [float(loss.mean()) for loss in self._learn_replayed(found)]
         loss = sum(losses) / len(losses)
         self._loss_sums[0] += loss
         self._loss_sums[1] += sum(replayed) / max(len(replayed), 1)
@@ -139,15 +144,28 @@ class Trainer:
         """Let go of what samples for it."""
         self.source.close()
 
-    def _learn_replayed(self, fresh: Trajectories, n_batches: int) -> Iterator[Float[Tensor, "n"]]:
-        """Learn from what is replayed in one step, in batches of the size of a fresh one."""
-        n_items = self.replay.n_items(fresh)
+    def _batches(self, found: Trajectories) -> list[Trajectories]:
+        """Return trajectories in batches alike, as near to the configured size as they can be."""
+        n_batches = max(1, round(len(found) / self.config.batch_size))
+        size = math.ceil(len(found) / n_batches)
+        return [found[i : i + size] for i in range(0, len(found), size)]
+
+    def _learn_arrived(self, rows: TensorDictBase | None) -> list[Trajectories]:
+        """Learn from what others found, where there is any; return it in batches."""
+        batches = [] if rows is None else self._batches(Trajectories.from_tensordict(rows))
+        for batch in batches:
+            self._learn(batch)
+        return batches
+
+    def _learn_replayed(self, found: Sequence[Trajectories]) -> Iterator[Float[Tensor, "n"]]:
+        """Learn from what is replayed in one step, in batches of the size of those just found."""
+        n_items = sum(map(self.replay.n_items, found))
         n_drawn = round(self.config.replay_ratio * n_items) if self.config.n_replayed else 0
         if not n_drawn:
             return
         with self.watch("buffer"):
             drawn = self.replayed.sample(n_drawn)
-        for rows in drawn.split(math.ceil(n_items / n_batches)):
+        for rows in drawn.split(math.ceil(n_items / len(found))):
             batch = self.replay.gives.from_tensordict(rows)
             loss = self._learn(batch)
             with self.watch("buffer"):

@@ -3,19 +3,34 @@
 from dataclasses import replace
 
 import pytest
+import torch
 from remote.remote_runs import threads
+from tensordict import TensorDict
 from training.distributed_runs import assert_adds_up, assert_same_account
 from training.training_runs import grid
 
-from gfn_rb.buffers import MergedReplayBuffer
+from gfn_rb.buffers import MergedReplayBuffer, fifo_buffer, reward_prioritized_buffer
+from gfn_rb.checkpoint import load_checkpoint, save_checkpoint
 from gfn_rb.remote.layout import layout
-from gfn_rb.training.exchange import BASELINE, FEED, SEND, Exchange, make_manager
+from gfn_rb.training.exchange import BASELINE, FEED, SEND, Arrivals, Exchange, make_manager
 from gfn_rb.training.folder import RunFolder
 from gfn_rb.training.loop import Hooks, Trainer
 from gfn_rb.transports import LocalTransport
 
 STEPS = 6
 CONFIG = grid(managers=1, feed="top", baseline="none", capacity=200, patience=10.0)
+
+
+class Noted(Exchange):
+    """Keeps what was fed at each step."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.fed = []
+
+    def store(self, rb, items):
+        self.fed.append(super().store(rb, items))
+        return self.fed[-1]
 
 
 class Runs:
@@ -33,7 +48,7 @@ class Runs:
         self.manager = make_manager(
             config, self.transports[-1], self.roles, RunFolder(path, size - 1)
         )
-        self.exchanges = [Exchange(config, each, self.roles) for each in self.transports[:-1]]
+        self.exchanges = [Noted(config, each, self.roles) for each in self.transports[:-1]]
         with threads(self.manager.run):
             self.trainers = [
                 Trainer(config, stream=i, hooks=Hooks(each.replayed, each.store))
@@ -57,9 +72,20 @@ class Runs:
 
 def objects(rb):
     """The terminating states that a buffer of trajectories holds."""
-    rows = rb[:]
+    return set(ends(rb[:]))
+
+
+def ends(rows):
     last = rows["length"] - 1
-    return {tuple(state[i].tolist()) for state, i in zip(rows["state"], last, strict=True)}
+    return [tuple(state[i].tolist()) for state, i in zip(rows["state"], last, strict=True)]
+
+
+def rows_of(*log_rewards):
+    return TensorDict({"log_reward": torch.tensor(log_rewards)}, [len(log_rewards)])
+
+
+def values(rows):
+    return None if rows is None else rows["log_reward"].tolist()
 
 
 def test_a_manager_keeps_the_objects_of_all_workers(tmp_path):
@@ -86,6 +112,23 @@ def test_what_is_fed_was_found_by_others_and_is_replayed(tmp_path):
     assert set(drawn["buffer_id"].tolist()) == {0, 1}
 
 
+@pytest.mark.parametrize("send", ["awaited", "deferred"])
+def test_each_item_that_is_fed_is_learnt_from_once_when_it_comes(send, tmp_path):
+    runs = Runs(replace(CONFIG, send=send, feed_quota=5), tmp_path, size=3)
+    for i, exchange in enumerate(runs.exchanges):
+        came = [[] if rows is None else ends(rows) for rows in exchange.fed]
+        assert 0 < max(map(len, came)) <= 5
+        learnt = [x for step in came for x in step]
+        fed = objects(exchange.worker.subscription.buffer)
+        assert len(learnt) == len(set(learnt))
+        # The answer to the last batch comes when training is over, unless it was waited for.
+        assert set(learnt) == fed if send == "awaited" else len(fed - set(learnt)) <= 5
+        rows = runs.trainers[1 - i].rb[:]
+        log_reward = dict(zip(ends(rows), rows["log_reward"].tolist(), strict=True))
+        for rows in exchange.fed:
+            assert rows is None or values(rows) == [log_reward[end] for end in ends(rows)]
+
+
 @pytest.mark.parametrize("feed", FEED[1:])
 def test_every_choice_of_feed_is_one_that_managers_know(feed, tmp_path):
     runs = Runs(replace(CONFIG, feed=feed, send="awaited"), tmp_path, size=3)
@@ -99,10 +142,49 @@ def test_one_worker_alone_is_fed_what_it_found_itself_at_most(tmp_path):
     assert (objects(fed) if len(fed) else set()) <= objects(runs.trainers[0].rb)
 
 
+def test_what_arrives_is_told_once():
+    rb = reward_prioritized_buffer(3)
+    arrivals = Arrivals(rb)
+    assert arrivals.take() is None
+    rb.extend(rows_of(1.0, 2.0))
+    rb.add(rows_of(3.0)[0])
+    assert values(arrivals.take()) == [1.0, 2.0, 3.0]
+    assert arrivals.take() is None
+
+
+def test_what_is_rejected_or_overwritten_has_not_arrived():
+    best, newest = reward_prioritized_buffer(2), fifo_buffer(2)
+    arrivals = [Arrivals(rb) for rb in (best, newest)]
+    for rows in (rows_of(5.0, 4.0), rows_of(1.0, 6.0)):
+        best.extend(rows.clone())
+        newest.extend(rows.clone())
+    assert sorted(values(arrivals[0].take())) == [5.0, 6.0]
+    assert sorted(values(arrivals[1].take())) == [1.0, 6.0]
+    best.extend(rows_of(0.0, 1.0))
+    assert arrivals[0].take() is None
+    arrivals[0].mark_update(torch.tensor([-1, 1, -1]))  # as TorchRL's writers tell it
+    assert len(arrivals[0].take()) == 1
+    newest.extend(rows_of(7.0))
+    newest.empty()
+    assert arrivals[1].take() is None
+
+
+def test_what_a_checkpoint_restores_has_not_arrived(tmp_path):
+    saved, rb = (reward_prioritized_buffer(4) for _ in range(2))
+    saved.extend(rows_of(1.0, 2.0))
+    save_checkpoint(tmp_path / "saved", saved)
+    arrivals = Arrivals(rb)
+    load_checkpoint(tmp_path / "saved", rb)
+    assert arrivals.take() is None
+    rb.extend(rows_of(3.0))
+    assert values(arrivals.take()) == [3.0]
+
+
 def test_without_feed_the_buffer_is_replayed_alone(tmp_path):
     runs = Runs(replace(CONFIG, feed="none"), tmp_path)
     (trainer,) = runs.trainers
     assert trainer.replayed is trainer.rb
+    assert runs.exchanges[0].fed == [None] * STEPS
     assert runs.sent[0]["fed"] == 0
     assert runs.sent[0]["stored"] == len(objects(trainer.rb))
     assert runs.manager.metadata()["subscribers"] == []

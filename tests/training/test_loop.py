@@ -376,15 +376,49 @@ def test_streams_share_their_weights_and_nothing_else():
 def test_hooks_see_every_step():
     seen = []
     hooks = Hooks(
-        store=lambda rb, items: seen.append(("store", len(items))) or rb.extend(items),
+        store=lambda rb, items: seen.append(("store", len(items))),
         gradients=lambda loss: seen.append(("gradients", loss.log_z.value.grad is not None)),
         stepped=lambda trainer: seen.append(("stepped", trainer.steps_done)),
     )
     trainer = Trainer(GRID, hooks=hooks)
+    trainer.rb.extend(trainer.source.sample(8).to_tensordict())
     trainer.step()
     trainer.step()
     step = [("store", 8), ("gradients", True), ("gradients", True)]
     assert seen == [*step, ("stepped", 1), *step, ("stepped", 2)]
+
+
+@pytest.mark.parametrize(
+    ("brought", "sizes"),
+    [(0, [8, 8]), (1, [8, 1, 5, 4]), (11, [8, 11, 10, 9]), (12, [8, 6, 6, 7, 7, 6]),
+     (16, [8, 8, 8, 8, 8, 8])],
+)  # fmt: skip
+def test_what_others_found_is_learnt_like_what_was_sampled(brought, sizes):
+    """In batches of about 8, after the 8 sampled; as many of all are replayed as both together."""
+    elsewhere = Trainer(grid(seed=9)).source.sample(16)[:brought]
+
+    def store(rb, items):
+        rb.extend(items)
+        return elsewhere.to_tensordict() if brought else None
+
+    trainer = Recorded(GRID, hooks=Hooks(store=store))
+    trainer.step()
+    assert [len(batch) for batch in trainer.batches] == sizes
+    n_brought = len(sizes) // 2 - 1
+    learnt = [state for batch in trainer.batches[1 : 1 + n_brought] for state in batch.state]
+    assert len(learnt) == brought
+    assert all(map(torch.equal, learnt, elsewhere.state))
+    row = trainer.record()
+    assert (row["reward_calls"], row["buffer_size"]) == (8, 8)
+
+
+def test_what_others_found_is_learnt_without_replay_too():
+    others = Trainer(grid(seed=9)).source.sample(8)
+    hooks = Hooks(store=lambda rb, items: others.to_tensordict())
+    trainer = Recorded(grid(replay_ratio=0.0), hooks=hooks)
+    trainer.step()
+    assert len(trainer.batches) == 2
+    assert torch.equal(trainer.batches[1].state, others.state)
 
 
 def test_gradients_can_be_replaced_before_they_are_used():
