@@ -45,7 +45,7 @@ from benchmarks.ranks import command, environment
 SIZE, MANAGER = 4, 3
 STEPS = 60
 TOKEN, RANK = "GFN_RB_TRY", "OMPI_COMM_WORLD_RANK"
-SECONDS = 150  # then a try hangs
+SECONDS = 240  # then a try hangs
 PROMPT = 15  # seconds in which a job without fault tolerance ends
 PROGRAM = ["-c", "import sys; from gfn_rb.cli import main; sys.exit(main())"]
 OPTIONS = (
@@ -78,7 +78,12 @@ class Job:
         with log.open("wb") as stream:
             self.process = subprocess.Popen(
                 command(SIZE, [*PROGRAM, *words], options),
-                env={**environment(), TOKEN: self._token, "PYTHONPATH": os.getcwd()},
+                env={
+                    **environment(),
+                    TOKEN: self._token,
+                    "PYTHONPATH": os.getcwd(),
+                    "PYTHONFAULTHANDLER": "1",
+                },
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=subprocess.STDOUT,
@@ -88,6 +93,12 @@ class Job:
     def said(self) -> str:
         """What it printed. Messages may stand behind progress, on the same line."""
         return self._log.read_text(errors="replace").replace("\r", "\n")
+
+    @property
+    def messages(self) -> str:
+        """What it printed, without its progress."""
+        text = re.sub(r"[^\n]*step/s[^]\n]*\]", "", self.said)
+        return "\n".join(line for line in text.splitlines() if line.strip())
 
     def pids(self) -> dict[int, int]:
         """Return the process of each rank."""
@@ -110,7 +121,14 @@ class Job:
         try:
             return self.process.wait(seconds)
         except subprocess.TimeoutExpired:
-            raise Failed(f"still running after {seconds:g} s:\n{self.said}") from None
+            self.abort()
+            raise Failed(f"still running after {seconds:g} s") from None
+
+    def abort(self) -> None:
+        """Have its ranks say where they are, and end: mpiexec hands the signal on."""
+        with suppress(subprocess.TimeoutExpired):
+            self.process.send_signal(signal.SIGABRT)
+            self.process.wait(5)
 
     def end(self) -> None:
         """Kill whatever is left of it."""
@@ -188,7 +206,7 @@ class Try(NamedTuple):
     def report(self) -> dict[str, Any]:
         """Return the report of the run."""
         path = self.folder / "report.json"
-        _check(path.exists(), f"no report was written:\n{self.job.said}")
+        _check(path.exists(), "no report was written")
         return json.loads(path.read_text())
 
 
@@ -263,12 +281,12 @@ def job(attempt: Try) -> float:
     if attempt.last_step(0) == STEPS and (attempt.folder / "report.json").exists():
         raise TooLate
     _check(code != 0, "the exit code is 0")
-    _check(f"rank {rank}" in attempt.job.said, f"rank {rank} is not named:\n{attempt.job.said}")
+    _check(f"rank {rank}" in attempt.job.said, f"rank {rank} is not named")
     log = attempt.folder.with_suffix(".resumed")
     resumed = Job(["resume", str(attempt.folder)], (), log)
     try:
         code = resumed.wait(SECONDS)
-        _check(code == 0, f"resume fails with exit code {code}:\n{resumed.said}")
+        _check(code == 0, f"resume fails with exit code {code}:\n{resumed.messages}")
     finally:
         resumed.end()
     report = attempt.report()
@@ -300,6 +318,8 @@ def attempt(kind: str, draw: random.Random) -> float:
         running = Job(words, options, Path(parent) / "log")
         try:
             return check(Try(running, folder, draw))
+        except Failed as error:
+            raise Failed(f"{error}\n{running.messages}") from None
         finally:
             running.end()
 
@@ -363,9 +383,10 @@ def _until(happened: Callable[[], bool], running: Job) -> None:
     end = time.monotonic() + SECONDS
     while not happened():
         if running.process.poll() is not None and not happened():
-            raise Failed(f"ended with exit code {running.process.returncode}:\n{running.said}")
+            raise Failed(f"ended with exit code {running.process.returncode}")
         if time.monotonic() > end:
-            raise Failed(f"nothing after {SECONDS} s:\n{running.said}")
+            running.abort()
+            raise Failed(f"nothing after {SECONDS} s")
         time.sleep(0.02)
 
 
