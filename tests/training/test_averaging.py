@@ -147,8 +147,8 @@ def test_a_rank_told_to_stop_does_not_wait_for_others(which, caplog):
     told = threading.Event()
     averages = stopping(which, told)
     modules = [graded(module(rank), float(rank + 1)) for rank in range(2)]
-    threading.Timer(0.2, told.set).start()
     start = time.monotonic()
+    threading.Timer(0.2, told.set).start()
     averages[which](modules[which])  # the other does not come
     assert 0.2 <= time.monotonic() - start < 5.0
     assert modules[which].weight.grad[0, 0] == which + 1

@@ -78,7 +78,8 @@ def test_progress_is_that_of_all_ranks():
     assert shown == f"loss 1.250, modes {modes} of 4, {calls} reward calls"
 
 
-def test_news_is_told_now_and_then():
+def test_news_is_told_now_and_then(monkeypatch):
+    monkeypatch.setattr("gfn_rb.training.team._EVERY", 60.0)
     members, _ = teams(2)
     trainer = trained(GRID, 1)
     members[1].stepped(trainer)
@@ -122,12 +123,12 @@ def test_rank_0_does_without_a_rank_that_is_silent(caplog):
 
 
 def test_a_rank_that_tells_news_is_waited_for():
-    members, _ = teams(2, patience=0.4)
+    members, _ = teams(2, patience=1.0)
     trainer = trained(GRID, 1)
     waiting = threading.Thread(target=members[0].finish, args=(found(1),))
     waiting.start()
-    for _ in range(3):
-        time.sleep(0.25)
+    for _ in range(8):
+        time.sleep(0.2)
         members[1]._next = 0.0  # news are told every half second
         members[1].stepped(trainer)
     members[1].finish(found(2))
