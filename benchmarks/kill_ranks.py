@@ -259,7 +259,7 @@ def manager(attempt: Try) -> float:
     _until(attempt.is_over, attempt.job)
     report = attempt.report()
     _check(sorted(report["ranks"]) == ["0", "1", "2"], f"ranks are {report['ranks'].keys()}")
-    if report["ranks"]["0"]["exchange"]["managers"]:
+    if not hit.training:
         raise TooLate
     for rank in (0, 1, 2):
         _check(attempt.last_step(rank) == STEPS, f"rank {rank} did not train to the end")
@@ -353,7 +353,7 @@ def _line(kind: str, times: int, draw: random.Random) -> tuple[str, bool]:
         start = time.monotonic()
         try:
             took.append(attempt(kind, draw))
-            what = f"{took[-1]:.1f} s"
+            what = f"{took[-1]:.2f} s"
         except TooLate:
             late += 1
             what = "too late"
@@ -364,7 +364,7 @@ def _line(kind: str, times: int, draw: random.Random) -> tuple[str, bool]:
             what = str(error)
         told = f"{kind}, {len(took)} of {times}: {what} (a try of {time.monotonic() - start:.0f} s)"
         print(told, file=sys.stderr, flush=True)
-    seconds = f"{median(took):.1f} | {max(took):.1f}" if took else " | "
+    seconds = f"{median(took):.2f} | {max(took):.2f}" if took else " | "
     return f"| {kind} | {len(took)} of {times} | {late} | {seconds} |", not failed
 
 

@@ -10,6 +10,7 @@ from tensordict import TensorDictBase
 from torchrl.data import ReplayBuffer, TensorDictReplayBuffer
 
 from gfn_rb.buffers import MergedReplayBuffer
+from gfn_rb.errors import PeerLostError
 from gfn_rb.remote import (
     AwaitReply,
     BaselineFilter,
@@ -108,15 +109,43 @@ class Exchange:
     def store(self, rb: ReplayBuffer, items: TensorDictBase) -> Any:
         """Put items into the buffer of the run, and send them.
 
+        A manager that was lost before it could be greeted is done without, as one that is lost
+        later.
+
         Args:
             rb: the buffer, which the worker knows.
             items: fresh trajectories.
         """
+        try:
+            self.worker.connect()
+        except PeerLostError as error:
+            self.worker.go_on_without(error.rank, str(error))
         return self.worker.extend(items)
 
     def _subscription(self) -> Subscription:
         buffer = _buffer(self._config, self._transport.rank)
         return Subscription(buffer, self._config.feed_quota, self._config.feed)
+
+
+def longest_silence(config: TrainConfig, layout: Layout) -> float:
+    """Return how long a rank that lives may say nothing to those it trains with, in seconds.
+
+    While it waits for its manager it says nothing to anybody, and the manager may have as long as
+    that just when the others have begun to wait.
+
+    Args:
+        config: of the run.
+        layout: the roles of all ranks.
+    """
+    return config.patience * (2 if layout.managers else 1)
+
+
+def _worker_timeout(config: TrainConfig, layout: Layout) -> float:
+    """Return how long a worker that lives may say nothing to its manager, in seconds."""
+    if not config.average_gradients:
+        return config.patience
+    # The first rank waits for each other one in turn, and the rest for it.
+    return config.patience + longest_silence(config, layout) * len(layout.workers)
 
 
 def make_manager(
@@ -139,7 +168,7 @@ def make_manager(
         managers=[rank for rank in layout.managers if layout.workers_of(rank)],
         checkpoint=folder.checkpoint,
         checkpoint_every=max(1, config.checkpoint_every * len(workers) // config.send_every),
-        worker_timeout=config.patience,
+        worker_timeout=_worker_timeout(config, layout),
         generator=torch.Generator().manual_seed(config.seed),
     )
     if folder.checkpoint.exists():

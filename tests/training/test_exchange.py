@@ -9,7 +9,14 @@ from training.training_runs import grid
 
 from gfn_rb.buffers import MergedReplayBuffer
 from gfn_rb.remote.layout import layout
-from gfn_rb.training.exchange import BASELINE, FEED, SEND, Exchange, make_manager
+from gfn_rb.training.exchange import (
+    BASELINE,
+    FEED,
+    SEND,
+    Exchange,
+    longest_silence,
+    make_manager,
+)
 from gfn_rb.training.folder import RunFolder
 from gfn_rb.training.loop import Hooks, Trainer
 from gfn_rb.transports import LocalTransport
@@ -146,3 +153,33 @@ def test_a_manager_goes_on_where_it_saved(tmp_path):
     )
     assert again.batches == first.batches == STEPS
     assert objects(again.buffer) == objects(first.buffer)
+
+
+def test_a_manager_lost_before_it_was_greeted_is_done_without(caplog):
+    mine, theirs = LocalTransport.group(2, timeout=10.0)
+    exchange = Exchange(CONFIG, mine, layout(2, 1, [None] * 2))
+    trainer = Trainer(CONFIG, hooks=Hooks(exchange.replayed, exchange.store))
+    theirs.close()
+    for _ in range(2):
+        trainer.step()
+    exchange.worker.close()
+    assert len(trainer.rb) > 0
+    assert exchange.worker.managers == []
+    assert exchange.worker.statistics.skipped == 8 * 2
+    (message,) = caplog.messages
+    assert message.startswith("worker 0: manager 1 is lost: rank 1 is lost: it closed")
+
+
+def test_ranks_that_train_have_time_to_lose_their_manager_first(tmp_path):
+    alone, managed = layout(4, 0, [None] * 4), layout(4, 1, [None] * 4)
+    assert longest_silence(CONFIG, alone) == CONFIG.patience
+    assert longest_silence(CONFIG, managed) > CONFIG.patience
+    together = replace(CONFIG, average_gradients=True)
+    managers = [
+        make_manager(each, LocalTransport.group(4)[3], managed, RunFolder(tmp_path, 3))
+        for each in (CONFIG, together)
+    ]
+    waits = [manager._roster._timeout for manager in managers]
+    assert waits[0] == CONFIG.patience
+    # Each but one of three workers may be waited for in vain, and all the others are silent then.
+    assert waits[1] > 2 * longest_silence(together, managed)
