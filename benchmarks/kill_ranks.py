@@ -336,36 +336,61 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
     draw = random.Random(options.seed)
-    lines, passed = zip(*(_line(kind, options.times, draw) for kind in options.kinds), strict=True)
+    tallies = [Tally(kind) for kind in options.kinds]
+    for _ in range(options.times):
+        for tally in tallies:
+            tally.once(draw)
     print(
         "| killed | as promised | too late, repeated | seconds, median | largest |\n"
         "| --- | ---: | ---: | ---: | ---: |"
     )
-    print("\n".join(lines))
-    return int(not all(passed))
+    print("\n".join(map(str, tallies)))
+    return int(any(tally.failed for tally in tallies))
 
 
-def _line(kind: str, times: int, draw: random.Random) -> tuple[str, bool]:
-    """Try a kind so often, and return its line of the table, and whether all went as promised."""
-    took: list[float] = []
-    late = failed = 0
-    while len(took) + failed < times:
-        start = time.monotonic()
+class Tally:
+    """What became of all tries of a kind.
+
+    Args:
+        kind: one of ``KINDS``.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.seconds: list[float] = []
+        self.late = self.failed = 0
+
+    def once(self, draw: random.Random) -> None:
+        """Try until it is not too late."""
+        tried = self.tried
+        while self.tried == tried:
+            start = time.monotonic()
+            what = self._attempt(draw)
+            told = f"{self.kind}, {self.tried}: {what} (a try of {time.monotonic() - start:.0f} s)"
+            print(told, file=sys.stderr, flush=True)
+
+    @property
+    def tried(self) -> int:
+        """How many tries count."""
+        return len(self.seconds) + self.failed
+
+    def _attempt(self, draw: random.Random) -> str:
         try:
-            took.append(attempt(kind, draw))
-            what = f"{took[-1]:.2f} s"
+            self.seconds.append(attempt(self.kind, draw))
         except TooLate:
-            late += 1
-            what = "too late"
-            if late > times + 5:
-                raise SystemExit(f"{kind}: ranks are done before they can be killed") from None
+            self.late += 1
+            if self.late > 2 * self.tried + 10:
+                raise SystemExit(f"{self.kind}: ranks are done before they are killed") from None
+            return "too late"
         except Failed as error:
-            failed += 1
-            what = str(error)
-        told = f"{kind}, {len(took)} of {times}: {what} (a try of {time.monotonic() - start:.0f} s)"
-        print(told, file=sys.stderr, flush=True)
-    seconds = f"{median(took):.2f} | {max(took):.2f}" if took else " | "
-    return f"| {kind} | {len(took)} of {times} | {late} | {seconds} |", not failed
+            self.failed += 1
+            return f"FAILED: {error}"
+        return f"{self.seconds[-1]:.2f} s"
+
+    def __str__(self) -> str:
+        took = f"{median(self.seconds):.2f} | {max(self.seconds):.2f}" if self.seconds else "| "
+        passed = f"{len(self.seconds)} of {self.tried}"
+        return f"| {self.kind} | {passed} | {self.late} | {took} |"
 
 
 def _variables(process: Path) -> dict[str, str]:
