@@ -177,7 +177,7 @@ class Try(NamedTuple):
         _until(lambda: self.shown() >= step, self.job)
         time.sleep(self.draw.uniform(0.0, 0.1))
         if pid is None or self.job.process.poll() is not None or self.last_step(rank) == STEPS:
-            raise TooLate
+            raise TooLate(f"rank {rank} is done at step {step} of rank 0")
         _signal(pid, number)
         return Hit(time.monotonic(), [each for each in (0, 1, 2) if self.last_step(each) < STEPS])
 
@@ -228,7 +228,7 @@ def _without_worker(attempt: Try, number: int) -> float:
     _until(lambda: (attempt.folder / "manager-rank3.json").exists(), attempt.job)
     report = attempt.report()
     if not report["lost"]:
-        raise TooLate
+        raise TooLate("nobody missed it")
     _check(list(report["lost"]) == [str(rank)], f"lost is {report['lost']}, expected {rank}")
     others = [each for each in (0, 1, 2) if each != rank]
     _check(sorted(map(int, report["ranks"])) == others, f"ranks are {report['ranks'].keys()}")
@@ -260,7 +260,7 @@ def manager(attempt: Try) -> float:
     report = attempt.report()
     _check(sorted(report["ranks"]) == ["0", "1", "2"], f"ranks are {report['ranks'].keys()}")
     if not hit.training:
-        raise TooLate
+        raise TooLate("nobody needed it any more")
     for rank in (0, 1, 2):
         _check(attempt.last_step(rank) == STEPS, f"rank {rank} did not train to the end")
         known = report["ranks"][str(rank)]["exchange"]
@@ -279,7 +279,7 @@ def job(attempt: Try) -> float:
     code = attempt.job.wait(PROMPT)
     took = time.monotonic() - hit.at
     if attempt.last_step(0) == STEPS and (attempt.folder / "report.json").exists():
-        raise TooLate
+        raise TooLate("the run was over")
     _check(code != 0, "the exit code is 0")
     _check(f"rank {rank}" in attempt.job.said, f"rank {rank} is not named")
     log = attempt.folder.with_suffix(".resumed")
@@ -377,11 +377,11 @@ class Tally:
     def _attempt(self, draw: random.Random) -> str:
         try:
             self.seconds.append(attempt(self.kind, draw))
-        except TooLate:
+        except TooLate as error:
             self.late += 1
             if self.late > 2 * self.tried + 10:
                 raise SystemExit(f"{self.kind}: ranks are done before they are killed") from None
-            return "too late"
+            return f"too late: {error}"
         except Failed as error:
             self.failed += 1
             return f"FAILED: {error}"
@@ -419,7 +419,7 @@ def _signal(pid: int, number: int) -> None:
     try:
         os.kill(pid, number)
     except ProcessLookupError:
-        raise TooLate from None
+        raise TooLate("its process has ended") from None
 
 
 def _check(holds: bool, message: str) -> None:
