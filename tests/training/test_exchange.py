@@ -3,11 +3,15 @@
 from dataclasses import replace
 
 import pytest
+import torch
 from remote.remote_runs import threads
+from tensordict import TensorDict
 from training.distributed_runs import assert_adds_up, assert_same_account
 from training.training_runs import grid
 
+from gfn_rb import fifo_buffer
 from gfn_rb.buffers import MergedReplayBuffer
+from gfn_rb.remote import ReplayBufferManager
 from gfn_rb.remote.layout import layout
 from gfn_rb.training.exchange import (
     BASELINE,
@@ -168,6 +172,20 @@ def test_a_manager_lost_before_it_was_greeted_is_done_without(caplog):
     assert exchange.worker.statistics.skipped == 8 * 2
     (message,) = caplog.messages
     assert message.startswith("worker 0: manager 1 is lost: rank 1 is lost: it closed")
+
+
+def test_what_a_manager_refuses_is_logged_and_training_goes_on(caplog):
+    mine, theirs = LocalTransport.group(2, timeout=10.0)
+    exchange = Exchange(CONFIG, mine, layout(2, 1, [None] * 2))
+    of_another_kind = fifo_buffer(9)
+    of_another_kind.extend(TensorDict({"state": torch.zeros(1, 2), "log_reward": [0.0]}, [1]))
+    with threads(ReplayBufferManager(theirs, of_another_kind).run):
+        trainer = Trainer(CONFIG, hooks=Hooks(exchange.replayed, exchange.store))
+        for _ in range(2):
+            trainer.step()
+        exchange.worker.close()
+    assert exchange.worker.statistics.refused == exchange.worker.statistics.sent > 0
+    assert "worker 0: KeyMismatchError: " in caplog.text
 
 
 def test_ranks_that_train_have_time_to_lose_their_manager_first(tmp_path):

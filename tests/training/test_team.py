@@ -61,6 +61,17 @@ def test_all_are_told_why_there_is_no_folder():
             member.agree(unprepared)
 
 
+def test_all_are_told_when_rank_0_is_interrupted():
+    def interrupted():
+        raise KeyboardInterrupt
+
+    members, _ = teams(2)
+    with pytest.raises(KeyboardInterrupt):
+        members[0].agree(interrupted)
+    with pytest.raises(RefusedError):
+        members[1].agree(unprepared)
+
+
 def test_rank_0_that_says_nothing_is_named():
     members, _ = teams(2, patience=0.05)
     with pytest.raises(TransportError, match=r"rank 0 named no run folder within 0\.05 s"):
@@ -120,6 +131,28 @@ def test_rank_0_does_without_a_rank_that_is_silent(caplog):
     members[0].finish(found(1))
     assert members[0].lost == {1: "it has been silent for 0.1 s"}
     assert "goes on without rank 1" in caplog.text
+
+
+def test_silence_counts_from_when_rank_0_begins_to_wait():
+    members, _ = teams(2, patience=5.0)
+    members[0]._heard[1] -= 100.0  # it had better things to do than listen
+    waiting = threading.Thread(target=members[0].finish, args=(found(1),))
+    waiting.start()
+    time.sleep(0.1)
+    members[1].finish(found(2))
+    waiting.join(5)
+    assert sorted(members[0].found) == [0, 1]
+    assert members[0].lost == {}
+
+
+def test_a_rank_that_told_what_it_found_may_leave(caplog):
+    members, transports = teams(2)
+    members[1].finish(found(2))
+    transports[1].close()
+    members[0].finish(found(1))
+    assert sorted(members[0].found) == [0, 1]
+    assert members[0].lost == {}
+    assert caplog.messages == []
 
 
 def test_a_rank_that_tells_news_is_waited_for():
