@@ -4,8 +4,9 @@
     --kinds ...    some of: worker manager stopped job
     --seed S       of the instants
 
-Each try starts ``mpiexec -n 4 gfn-rb train tfbind8 --managers 1 --feed top``, waits until training
-is under way, and at a random instant kills (SIGKILL) or stops (SIGSTOP) one rank:
+Each try starts ``mpiexec -n 4 gfn-rb train tfbind8 --managers 1 --feed top``, draws a step that
+rank 0 has to reach and some time to wait from there on, and kills (SIGKILL) or stops (SIGSTOP) one
+rank, whatever that does at the moment: sample, learn, send, receive or save.
 
 worker     a worker, under ``--with-ft ulfm``: the others train to the end, one report is written,
            the lost rank is named, and the accounts of the others agree at both ends, row by row;
@@ -14,8 +15,9 @@ stopped    a worker that answers no more, likewise: as for one that is killed;
 job        any rank, without fault tolerance: the job ends within seconds, in failure, and
            ``gfn-rb resume`` takes it to its end from the checkpoints.
 
-A try in which the rank was done before it could be killed does not count, and is repeated. The exit
-status is 1 if any try failed.
+A try in which the rank was done before it could be killed does not count, and is repeated. The
+table has the seconds from the signal until all others had said whom they go on without, or, of a
+job, until it had ended. The exit status is 1 if any try failed.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ import csv
 import json
 import os
 import random
+import re
 import secrets
 import signal
 import subprocess
@@ -40,13 +43,13 @@ from typing import Any, NamedTuple
 from benchmarks.ranks import command, environment
 
 SIZE, MANAGER = 4, 3
-STEPS = 400
+STEPS = 60
 TOKEN, RANK = "GFN_RB_TRY", "OMPI_COMM_WORLD_RANK"
-SECONDS = 150  # then a try hangs
+SECONDS = 240  # then a try hangs
 PROMPT = 15  # seconds in which a job without fault tolerance ends
 PROGRAM = ["-c", "import sys; from gfn_rb.cli import main; sys.exit(main())"]
 OPTIONS = (
-    f"--steps {STEPS} --hidden 16 --batch-size 32 --eval-every 100 --checkpoint-every 5 "
+    f"--steps {STEPS} --hidden 16 --batch-size 32 --eval-every {STEPS} --checkpoint-every 5 "
     f"--managers 1 --feed top --patience 5"
 ).split()
 FAULT_TOLERANT = ("--with-ft", "ulfm")
@@ -75,7 +78,12 @@ class Job:
         with log.open("wb") as stream:
             self.process = subprocess.Popen(
                 command(SIZE, [*PROGRAM, *words], options),
-                env={**environment(), TOKEN: self._token, "PYTHONPATH": os.getcwd()},
+                env={
+                    **environment(),
+                    TOKEN: self._token,
+                    "PYTHONPATH": os.getcwd(),
+                    "PYTHONFAULTHANDLER": "1",
+                },
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=subprocess.STDOUT,
@@ -85,6 +93,12 @@ class Job:
     def said(self) -> str:
         """What it printed. Messages may stand behind progress, on the same line."""
         return self._log.read_text(errors="replace").replace("\r", "\n")
+
+    @property
+    def messages(self) -> str:
+        """What it printed, without its progress."""
+        text = re.sub(r"[^\n]*step/s[^]\n]*\]", "", self.said)
+        return "\n".join(line for line in text.splitlines() if line.strip())
 
     def pids(self) -> dict[int, int]:
         """Return the process of each rank."""
@@ -107,7 +121,14 @@ class Job:
         try:
             return self.process.wait(seconds)
         except subprocess.TimeoutExpired:
-            raise Failed(f"still running after {seconds:g} s:\n{self.said}") from None
+            self.abort()
+            raise Failed(f"still running after {seconds:g} s") from None
+
+    def abort(self) -> None:
+        """Have its ranks say where they are, and end: mpiexec hands the signal on."""
+        with suppress(subprocess.TimeoutExpired):
+            self.process.send_signal(signal.SIGABRT)
+            self.process.wait(5)
 
     def end(self) -> None:
         """Kill whatever is left of it."""
@@ -123,6 +144,18 @@ class Job:
                 self.process.wait()
 
 
+class Hit(NamedTuple):
+    """A signal that was sent.
+
+    Attributes:
+        at: when, of the monotonic clock.
+        training: the ranks that had steps to take yet, and so have to notice.
+    """
+
+    at: float
+    training: list[int]
+
+
 class Try(NamedTuple):
     """A run that is to be disturbed.
 
@@ -136,16 +169,31 @@ class Try(NamedTuple):
     folder: Path
     draw: random.Random
 
-    def hit(self, rank: int, number: int) -> float:
-        """Send a signal to a rank at a random instant of the training, and return when."""
-        _until(lambda: (self.folder / "checkpoint.gfnrb").exists(), self.job)
-        time.sleep(self.draw.uniform(0.0, 3.0))
+    def hit(self, rank: int, number: int) -> Hit:
+        """Send a signal to a rank at a random instant of the training."""
+        step = self.draw.randrange(STEPS)
+        _until(lambda: self.shown() >= 0, self.job)
         pid = self.job.pids().get(rank)
-        step = self.last_step(rank)
-        if pid is None or self.job.process.poll() is not None or step == STEPS:
-            raise TooLate
+        _until(lambda: self.shown() >= step, self.job)
+        time.sleep(self.draw.uniform(0.0, 0.1))
+        if pid is None or self.job.process.poll() is not None or self.last_step(rank) == STEPS:
+            raise TooLate(f"rank {rank} is done at step {step} of rank 0")
         _signal(pid, number)
+        return Hit(time.monotonic(), [each for each in (0, 1, 2) if self.last_step(each) < STEPS])
+
+    def shown(self) -> int:
+        """Return the step that the progress bar of rank 0 shows, -1 before there is one."""
+        steps = re.findall(rf"(\d+)/{STEPS} \[", self.job.said)
+        return int(steps[-1]) if steps else -1
+
+    def named(self, *lines: str) -> float:
+        """Wait until it has said all of this, and return when."""
+        _until(lambda: all(line in self.job.said for line in lines) or self.is_over(), self.job)
         return time.monotonic()
+
+    def is_over(self) -> bool:
+        """Return whether rank 0 has written its report."""
+        return (self.folder / "report.json").exists()
 
     def last_step(self, rank: int) -> int:
         """Return the last step in the table of a rank, 0 if there is none."""
@@ -158,28 +206,29 @@ class Try(NamedTuple):
     def report(self) -> dict[str, Any]:
         """Return the report of the run."""
         path = self.folder / "report.json"
-        _check(path.exists(), f"no report was written:\n{self.job.said}")
+        _check(path.exists(), "no report was written")
         return json.loads(path.read_text())
 
 
-def worker(attempt: Try) -> None:
-    """Kill a worker."""
-    _without_worker(attempt, signal.SIGKILL)
+def worker(attempt: Try) -> float:
+    """Kill a worker, and return how long it took the others to notice, in seconds."""
+    return _without_worker(attempt, signal.SIGKILL)
 
 
-def stopped(attempt: Try) -> None:
-    """Stop a worker."""
-    _without_worker(attempt, signal.SIGSTOP)
+def stopped(attempt: Try) -> float:
+    """Stop a worker, and return likewise."""
+    return _without_worker(attempt, signal.SIGSTOP)
 
 
-def _without_worker(attempt: Try, number: int) -> None:
+def _without_worker(attempt: Try, number: int) -> float:
     rank = attempt.draw.choice((1, 2))
-    attempt.hit(rank, number)
-    _until(lambda: (attempt.folder / "report.json").exists(), attempt.job)
+    hit = attempt.hit(rank, number)
+    noticed = attempt.named(f"goes on without rank {rank}", f"worker {rank} is lost")
+    _until(attempt.is_over, attempt.job)
     _until(lambda: (attempt.folder / "manager-rank3.json").exists(), attempt.job)
     report = attempt.report()
     if not report["lost"]:
-        raise TooLate
+        raise TooLate("nobody missed it")
     _check(list(report["lost"]) == [str(rank)], f"lost is {report['lost']}, expected {rank}")
     others = [each for each in (0, 1, 2) if each != rank]
     _check(sorted(map(int, report["ranks"])) == others, f"ranks are {report['ranks'].keys()}")
@@ -190,8 +239,9 @@ def _without_worker(attempt: Try, number: int) -> None:
     _check(states == {**dict.fromkeys(others, "gone"), rank: "lost"}, f"states are {states}")
     for each in others:
         _check_accounts(report["ranks"][str(each)]["exchange"], manager["senders"][str(each)])
-    _check(f"without rank {rank}" in attempt.job.said, f"rank {rank} is not named")
+    _check(f"goes on without rank {rank}" in attempt.job.said, f"rank {rank} is not named")
     _check(f"worker {rank} is lost" in attempt.job.said, f"worker {rank} is not named")
+    return noticed - hit.at
 
 
 def _check_accounts(sent: dict[str, Any], received: dict[str, Any]) -> None:
@@ -201,50 +251,52 @@ def _check_accounts(sent: dict[str, Any], received: dict[str, Any]) -> None:
         _check(sent[name] == received[name], f"{name}: {sent[name]} and {received[name]}")
 
 
-def manager(attempt: Try) -> None:
-    """Kill the manager."""
-    attempt.hit(MANAGER, signal.SIGKILL)
-    _until(lambda: (attempt.folder / "report.json").exists(), attempt.job)
+def manager(attempt: Try) -> float:
+    """Kill the manager, and return how long it took all workers to notice, in seconds."""
+    hit = attempt.hit(MANAGER, signal.SIGKILL)
+    lines = {rank: f"worker {rank}: manager {MANAGER} is lost" for rank in hit.training}
+    noticed = attempt.named(*lines.values())
+    _until(attempt.is_over, attempt.job)
     report = attempt.report()
     _check(sorted(report["ranks"]) == ["0", "1", "2"], f"ranks are {report['ranks'].keys()}")
-    if report["ranks"]["0"]["exchange"]["managers"]:
-        raise TooLate
+    if not hit.training:
+        raise TooLate("nobody needed it any more")
     for rank in (0, 1, 2):
         _check(attempt.last_step(rank) == STEPS, f"rank {rank} did not train to the end")
         known = report["ranks"][str(rank)]["exchange"]
-        _check(known["managers"] == [], f"rank {rank} still has managers {known['managers']}")
         total = sum(known[name] for name in (*OUTCOMES, "lost"))
         _check(known["sent"] == total, f"rank {rank} sent {known['sent']}, of which {total}")
-        named = f"worker {rank}: manager {MANAGER} is lost"
-        _check(named in attempt.job.said, f"rank {rank} does not say so")
+        if rank in hit.training:
+            _check(known["managers"] == [], f"rank {rank} still has managers {known['managers']}")
+            _check(lines[rank] in attempt.job.said, f"rank {rank} does not say so")
+    return noticed - hit.at
 
 
-def job(attempt: Try) -> None:
-    """Kill any rank of a job without fault tolerance, and resume it."""
+def job(attempt: Try) -> float:
+    """Kill any rank of a job without fault tolerance, and resume it; return when it ended."""
     rank = attempt.draw.randrange(SIZE)
-    since = attempt.hit(rank, signal.SIGKILL)
+    hit = attempt.hit(rank, signal.SIGKILL)
     code = attempt.job.wait(PROMPT)
+    took = time.monotonic() - hit.at
     if attempt.last_step(0) == STEPS and (attempt.folder / "report.json").exists():
-        raise TooLate
+        raise TooLate("the run was over")
     _check(code != 0, "the exit code is 0")
-    _check(time.monotonic() - since < PROMPT, "it took too long")
-    _check(f"rank {rank}" in attempt.job.said, f"rank {rank} is not named:\n{attempt.job.said}")
-    before = attempt.last_step(0)
+    _check(f"rank {rank}" in attempt.job.said, f"rank {rank} is not named")
     log = attempt.folder.with_suffix(".resumed")
     resumed = Job(["resume", str(attempt.folder)], (), log)
     try:
         code = resumed.wait(SECONDS)
-        _check(code == 0, f"resume fails with exit code {code}:\n{resumed.said}")
+        _check(code == 0, f"resume fails with exit code {code}:\n{resumed.messages}")
     finally:
         resumed.end()
     report = attempt.report()
-    _check(before < STEPS, "there was nothing left to do")
     _check(sorted(report["ranks"]) == ["0", "1", "2"], f"ranks are {report['ranks'].keys()}")
     for each in (0, 1, 2):
         _check(attempt.last_step(each) == STEPS, f"rank {each} did not train to the end")
+    return took
 
 
-KINDS: dict[str, tuple[Callable[[Try], None], tuple[str, ...]]] = {
+KINDS: dict[str, tuple[Callable[[Try], float], tuple[str, ...]]] = {
     "worker": (worker, FAULT_TOLERANT),
     "manager": (manager, FAULT_TOLERANT),
     "stopped": (stopped, FAULT_TOLERANT),
@@ -252,8 +304,8 @@ KINDS: dict[str, tuple[Callable[[Try], None], tuple[str, ...]]] = {
 }
 
 
-def attempt(kind: str, draw: random.Random) -> None:
-    """Try a kind once.
+def attempt(kind: str, draw: random.Random) -> float:
+    """Try a kind once, and return how many seconds it took the others to notice, or to end.
 
     Raises:
         Failed: what was promised did not happen.
@@ -265,7 +317,9 @@ def attempt(kind: str, draw: random.Random) -> None:
         words = ["train", "tfbind8", *OPTIONS, "--out", str(folder)]
         running = Job(words, options, Path(parent) / "log")
         try:
-            check(Try(running, folder, draw))
+            return check(Try(running, folder, draw))
+        except Failed as error:
+            raise Failed(f"{error}\n{running.messages}") from None
         finally:
             running.end()
 
@@ -281,35 +335,62 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
-    draw, failures, lines = random.Random(options.seed), 0, []
-    for kind in options.kinds:
-        passed, late, took = 0, 0, []
-        for i in range(options.times):
-            start = time.monotonic()
-            while True:
-                try:
-                    attempt(kind, draw)
-                    passed += 1
-                except TooLate:
-                    late += 1
-                    if late > options.times + 5:
-                        raise SystemExit(
-                            f"{kind}: ranks are done before they can be killed"
-                        ) from None
-                    continue
-                except Failed as error:
-                    print(f"{kind}, try {i}: {error}", file=sys.stderr, flush=True)
-                break
-            took.append(time.monotonic() - start)
-        failures += options.times - passed
-        lines.append(f"| {kind} | {passed} of {options.times} | {late} | {median(took):.0f} |")
-        print(lines[-1], file=sys.stderr, flush=True)
+    draw = random.Random(options.seed)
+    tallies = [Tally(kind) for kind in options.kinds]
+    for _ in range(options.times):
+        for tally in tallies:
+            tally.once(draw)
     print(
-        "| killed | as promised | too late, repeated | seconds, median |\n"
-        "| --- | ---: | ---: | ---: |"
+        "| killed | as promised | too late, repeated | seconds, median | largest |\n"
+        "| --- | ---: | ---: | ---: | ---: |"
     )
-    print("\n".join(lines))
-    return int(failures > 0)
+    print("\n".join(map(str, tallies)))
+    return int(any(tally.failed for tally in tallies))
+
+
+class Tally:
+    """What became of all tries of a kind.
+
+    Args:
+        kind: one of ``KINDS``.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.seconds: list[float] = []
+        self.late = self.failed = 0
+
+    def once(self, draw: random.Random) -> None:
+        """Try until it is not too late."""
+        tried = self.tried
+        while self.tried == tried:
+            start = time.monotonic()
+            what = self._attempt(draw)
+            told = f"{self.kind}, {self.tried}: {what} (a try of {time.monotonic() - start:.0f} s)"
+            print(told, file=sys.stderr, flush=True)
+
+    @property
+    def tried(self) -> int:
+        """How many tries count."""
+        return len(self.seconds) + self.failed
+
+    def _attempt(self, draw: random.Random) -> str:
+        try:
+            self.seconds.append(attempt(self.kind, draw))
+        except TooLate as error:
+            self.late += 1
+            if self.late > 2 * self.tried + 10:
+                raise SystemExit(f"{self.kind}: ranks are done before they are killed") from None
+            return f"too late: {error}"
+        except Failed as error:
+            self.failed += 1
+            return f"FAILED: {error}"
+        return f"{self.seconds[-1]:.2f} s"
+
+    def __str__(self) -> str:
+        took = f"{median(self.seconds):.2f} | {max(self.seconds):.2f}" if self.seconds else "| "
+        passed = f"{len(self.seconds)} of {self.tried}"
+        return f"| {self.kind} | {passed} | {self.late} | {took} |"
 
 
 def _variables(process: Path) -> dict[str, str]:
@@ -327,9 +408,10 @@ def _until(happened: Callable[[], bool], running: Job) -> None:
     end = time.monotonic() + SECONDS
     while not happened():
         if running.process.poll() is not None and not happened():
-            raise Failed(f"ended with exit code {running.process.returncode}:\n{running.said}")
+            raise Failed(f"ended with exit code {running.process.returncode}")
         if time.monotonic() > end:
-            raise Failed(f"nothing after {SECONDS} s:\n{running.said}")
+            running.abort()
+            raise Failed(f"nothing after {SECONDS} s")
         time.sleep(0.02)
 
 
@@ -337,7 +419,7 @@ def _signal(pid: int, number: int) -> None:
     try:
         os.kill(pid, number)
     except ProcessLookupError:
-        raise TooLate from None
+        raise TooLate("its process has ended") from None
 
 
 def _check(holds: bool, message: str) -> None:

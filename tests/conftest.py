@@ -2,6 +2,7 @@
 
 import os
 
+import hypothesis
 import jaxtyping
 import pytest
 import torch
@@ -9,6 +10,11 @@ import torch
 jaxtyping.install_import_hook("gfn_rb", "beartype.beartype")
 os.environ.setdefault("RL_LOGGING_LEVEL", "WARNING")  # it logs a line for every storage
 torch.set_num_threads(1)
+# How long an example takes says more of what else the machine does than of the code.
+hypothesis.settings.register_profile(
+    "untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("untimed")
 
 
 def pytest_configure(config):

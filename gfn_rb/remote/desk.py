@@ -231,6 +231,8 @@ class Desk:
         for rank in [*self.managers]:
             try:
                 self.ask(rank, Kind.GOODBYE, {}, timeout)
+            except (PeerLostError, TransportTimeoutError) as error:
+                self.lose(rank, str(error))
             except GfnRbError as error:
                 log.warning("%s: manager %d did not say goodbye: %s", self._name, rank, error)
         self._link.flush(timeout, self._lost)

@@ -142,6 +142,15 @@ class ReplayBufferWorker:
             self._desk.connect(None if self.subscription is None else self.subscription.terms())
             self._connected = True
 
+    def go_on_without(self, manager: int, why: str) -> None:
+        """Count a manager as lost.
+
+        Args:
+            manager: its rank; one that is lost already, or is none, is passed over.
+            why: for the log.
+        """
+        self._desk.lose(manager, why)
+
     def add(self, item: TensorDictBase) -> Reply | None:
         """Add one item.
 

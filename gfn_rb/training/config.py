@@ -161,7 +161,8 @@ class TrainConfig(ABC):
     each trains its own. When a rank is lost, the others go on averaging; when rank 0 is, each goes
     on alone."""
     patience: float = 120.0
-    """Seconds of silence after which another rank counts as lost."""
+    """Seconds of silence after which another rank counts as lost; among ranks that train, and may
+    have to wait for a manager themselves, twice as many."""
 
     def validate(self) -> None:
         """Check every field that is not the environment's own.

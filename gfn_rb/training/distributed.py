@@ -21,7 +21,7 @@ from gfn_rb.remote.layout import Layout, layout
 from gfn_rb.training import run
 from gfn_rb.training.averaging import GradientAverage
 from gfn_rb.training.config import TrainConfig
-from gfn_rb.training.exchange import Exchange, make_manager
+from gfn_rb.training.exchange import Exchange, longest_silence, make_manager
 from gfn_rb.training.folder import RunFolder, read_metrics, replacing
 from gfn_rb.training.loop import Hooks, Row, Trainer
 from gfn_rb.training.team import Found, RefusedError, Team
@@ -132,7 +132,7 @@ def _connected(started: Launch, config: TrainConfig) -> Transport:
 def _as_rank(
     config: TrainConfig, transport: Transport, roles: Layout, prepare: Callable[[], RunFolder]
 ) -> run.Outcome | None:
-    team = Team(transport, roles, config.patience)
+    team = Team(transport, roles, longest_silence(config, roles))
     rank = transport.rank
     folder = RunFolder(team.agree(lambda: prepare().path), rank)
     try:
@@ -159,7 +159,8 @@ def _train(config: TrainConfig, transport: Transport, team: Team, folder: RunFol
     roles, rank = team.layout, transport.rank
     together = roles.workers if config.average_gradients else (rank,)
     stop = StopSignals()
-    average = GradientAverage(transport, together, config.patience, lambda: stop.wanted)
+    silence = longest_silence(config, roles)
+    average = GradientAverage(transport, together, silence, lambda: stop.wanted)
     exchange = Exchange(config, transport, roles) if roles.managers else None
     hooks = Hooks(gradients=average, stepped=team.stepped)
     if exchange is not None:

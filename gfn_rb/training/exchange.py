@@ -12,6 +12,7 @@ from torchrl.data import ReplayBuffer, TensorDictReplayBuffer
 from torchrl.data.replay_buffers.storages import Storage
 
 from gfn_rb.buffers import MergedReplayBuffer
+from gfn_rb.errors import PeerLostError
 from gfn_rb.remote import (
     AwaitReply,
     BaselineFilter,
@@ -144,6 +145,9 @@ class Exchange:
     def store(self, rb: ReplayBuffer, items: TensorDictBase) -> TensorDictBase | None:
         """Put items into the buffer of the run, and send them.
 
+        A manager that was lost before it could be greeted is done without, as one that is lost
+        later.
+
         Args:
             rb: the buffer, which the worker knows.
             items: fresh trajectories.
@@ -151,12 +155,37 @@ class Exchange:
         Returns:
             The items that a manager fed since the last call, None where there are none.
         """
+        try:
+            self.worker.connect()
+        except PeerLostError as error:
+            self.worker.go_on_without(error.rank, str(error))
         self.worker.extend(items)
         return None if self._arrived is None else self._arrived.take()
 
     def _subscription(self) -> Subscription:
         buffer = _buffer(self._config, self._transport.rank)
         return Subscription(buffer, self._config.feed_quota, self._config.feed)
+
+
+def longest_silence(config: TrainConfig, layout: Layout) -> float:
+    """Return how long a rank that lives may say nothing to those it trains with, in seconds.
+
+    While it waits for its manager it says nothing to anybody, and the manager may have as long as
+    that just when the others have begun to wait.
+
+    Args:
+        config: of the run.
+        layout: the roles of all ranks.
+    """
+    return config.patience * (2 if layout.managers else 1)
+
+
+def _worker_timeout(config: TrainConfig, layout: Layout) -> float:
+    """Return how long a worker that lives may say nothing to its manager, in seconds."""
+    if not config.average_gradients:
+        return config.patience
+    # The first rank waits for each other one in turn, and the rest for it.
+    return config.patience + longest_silence(config, layout) * len(layout.workers)
 
 
 def make_manager(
@@ -179,7 +208,7 @@ def make_manager(
         managers=[rank for rank in layout.managers if layout.workers_of(rank)],
         checkpoint=folder.checkpoint,
         checkpoint_every=max(1, config.checkpoint_every * len(workers) // config.send_every),
-        worker_timeout=config.patience,
+        worker_timeout=_worker_timeout(config, layout),
         generator=torch.Generator().manual_seed(config.seed),
     )
     if folder.checkpoint.exists():

@@ -115,3 +115,14 @@ def test_a_greeting_is_answered_in_the_same_protocol():
 def test_a_rank_that_does_not_answer_a_greeting_is_no_manager():
     with pytest.raises(TransportTimeoutError, match=r"rank 1 did not answer within 0\.05 s: "):
         Office(timeout=0.05).desk.connect(None)
+
+
+@pytest.mark.parametrize("closes", [True, False])
+def test_a_manager_that_says_no_goodbye_is_lost(closes, caplog):
+    office = Office(timeout=0.05)
+    if closes:
+        office.managers[1].transport.close()
+    office.desk.leave(0.05)
+    assert office.desk.managers == []
+    (message,) = caplog.messages
+    assert message.startswith("worker 0: manager 1 is lost: ")

@@ -321,6 +321,19 @@ def test_a_rank_that_is_gone_is_named():
         ReplayBufferWorker(transports[0], 1, timeout=LIMIT).connect()
 
 
+def test_a_worker_told_to_goes_on_without_a_manager_it_never_met(caplog):
+    transports = group(2)
+    transports[1].close()
+    worker = ReplayBufferWorker(transports[0], 1, fifo_buffer(2), timeout=LIMIT)
+    worker.go_on_without(1, "it never came")
+    worker.extend(objects([1]))
+    worker.close()
+    assert worker.managers == []
+    assert values_of(worker.buffer) == [1]
+    assert (worker.statistics.offered, worker.statistics.skipped) == (1, 1)
+    assert "manager 1 is lost: it never came; going on with its own buffer alone" in caplog.text
+
+
 def test_sides_of_different_versions_say_so(monkeypatch):
     pair = Pair(None)
     worker, message = pair.worker(), "speaks protocol 2, this manager speaks 1"

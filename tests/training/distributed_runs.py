@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from transports.ranks import environment, mpiexec
+from transports.ranks import abort, environment, mpiexec
 
 from gfn_rb.training.folder import RunFolder, read_metrics
 
@@ -54,13 +54,7 @@ class Job:
         return self
 
     def __exit__(self, *_):
-        if self._process.poll() is None:
-            self._process.terminate()  # which ends all ranks
-            try:
-                self._process.wait(5)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+        abort(self._process)
 
     @property
     def lines(self):
@@ -69,9 +63,12 @@ class Job:
 
     def until_exists(self, path):
         end = time.monotonic() + SECONDS
-        while not path.exists():
-            assert self._process.poll() is None, "\n".join(self.lines)
-            assert time.monotonic() < end, "\n".join(self.lines)
+        while True:
+            has_ended = self._process.poll() is not None  # asked first: it may end just after
+            if path.exists():
+                return
+            if has_ended or time.monotonic() > end:
+                self._fail(f"there is no {path}")
             time.sleep(0.01)
 
     def kill(self, rank):
@@ -83,7 +80,12 @@ class Job:
         try:
             return self._process.wait(seconds)
         except subprocess.TimeoutExpired:
-            raise AssertionError("it hangs:\n" + "\n".join(self.lines)) from None
+            self._fail(f"it is still running after {seconds:g} s")
+
+    def _fail(self, why):
+        """Have all ranks say where they are, and raise with all they said."""
+        abort(self._process)
+        raise AssertionError("\n".join([why, *self.lines]))
 
 
 def finished(size, words, place, options=()):

@@ -117,6 +117,25 @@ def test_who_is_silent_is_left_out_and_told_so_when_it_comes_back(caplog):
     assert averages[0].ranks == [0]
 
 
+def test_others_wait_while_the_first_waits_for_each_in_turn():
+    transports = LocalTransport.group(4, timeout=5.0)
+    averages = [GradientAverage(each, range(4), timeout=0.5) for each in transports]
+    modules = [module(rank) for rank in range(4)]
+    ends = [(averages[i], modules[i], value) for i, value in ((0, 1.0), (3, 4.0))]
+    assert averaged(*zip(*ends, strict=True)) == [(2.5, 2.5)] * 2  # ranks 1 and 2 are silent
+    assert averages[0].ranks == [0, 3]
+
+
+def test_when_the_first_is_done_each_goes_on_alone_in_silence(three, caplog):
+    averages, _ = three
+    modules = [module(rank) for rank in range(3)]
+    averaged(averages, modules, [1.0, 2.0, 6.0])
+    averages[0].close()
+    assert averaged(averages[1:], modules[1:], [2.0, 6.0]) == [(2.0, 2.0), (6.0, 6.0)]
+    assert averages[1].ranks == [0]
+    assert caplog.messages == []
+
+
 def test_without_the_first_rank_each_goes_on_alone(three, caplog):
     averages, transports = three
     modules = [module(rank) for rank in range(3)]
@@ -147,8 +166,8 @@ def test_a_rank_told_to_stop_does_not_wait_for_others(which, caplog):
     told = threading.Event()
     averages = stopping(which, told)
     modules = [graded(module(rank), float(rank + 1)) for rank in range(2)]
-    threading.Timer(0.2, told.set).start()
     start = time.monotonic()
+    threading.Timer(0.2, told.set).start()
     averages[which](modules[which])  # the other does not come
     assert 0.2 <= time.monotonic() - start < 5.0
     assert modules[which].weight.grad[0, 0] == which + 1

@@ -167,6 +167,37 @@ def test_without_mpi4py_one_rank_says_what_to_install(rank, capsys, tmp_path, mo
         assert "pip install 'gfn_rb[mpi]'" in line
 
 
+WITHOUT_MPI4PY = """
+import sys
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "mpi4py":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Blocker())
+from gfn_rb.cli import main
+sys.exit(main())
+"""
+
+
+def test_a_command_without_mpi4py_ends_in_one_line(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_MPI4PY, *TRAIN, "--out", str(tmp_path / "run")],
+        env={**environment(), "PMI_SIZE": "2", "PMI_RANK": "0"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    (line,) = done.stderr.splitlines()
+    assert line == (
+        "gfn-rb: rank 0: MPITransport needs mpi4py and an MPI library: pip install 'gfn_rb[mpi]'; "
+        "importing mpi4py.MPI says: No module named 'mpi4py'"
+    )
+    assert not (tmp_path / "run").exists()
+
+
 @needs_mpi
 def test_a_launcher_of_another_mpi_is_noticed(tmp_path):
     """Each process finds itself alone, where a launcher started two."""

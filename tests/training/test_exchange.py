@@ -11,8 +11,17 @@ from training.training_runs import grid
 
 from gfn_rb.buffers import MergedReplayBuffer, fifo_buffer, reward_prioritized_buffer
 from gfn_rb.checkpoint import load_checkpoint, save_checkpoint
+from gfn_rb.remote import ReplayBufferManager
 from gfn_rb.remote.layout import layout
-from gfn_rb.training.exchange import BASELINE, FEED, SEND, Arrivals, Exchange, make_manager
+from gfn_rb.training.exchange import (
+    BASELINE,
+    FEED,
+    SEND,
+    Arrivals,
+    Exchange,
+    longest_silence,
+    make_manager,
+)
 from gfn_rb.training.folder import RunFolder
 from gfn_rb.training.loop import Hooks, Trainer
 from gfn_rb.transports import LocalTransport
@@ -228,3 +237,47 @@ def test_a_manager_goes_on_where_it_saved(tmp_path):
     )
     assert again.batches == first.batches == STEPS
     assert objects(again.buffer) == objects(first.buffer)
+
+
+def test_a_manager_lost_before_it_was_greeted_is_done_without(caplog):
+    mine, theirs = LocalTransport.group(2, timeout=10.0)
+    exchange = Exchange(CONFIG, mine, layout(2, 1, [None] * 2))
+    trainer = Trainer(CONFIG, hooks=Hooks(exchange.replayed, exchange.store))
+    theirs.close()
+    for _ in range(2):
+        trainer.step()
+    exchange.worker.close()
+    assert len(trainer.rb) > 0
+    assert exchange.worker.managers == []
+    assert exchange.worker.statistics.skipped == 8 * 2
+    (message,) = caplog.messages
+    assert message.startswith("worker 0: manager 1 is lost: rank 1 is lost: it closed")
+
+
+def test_what_a_manager_refuses_is_logged_and_training_goes_on(caplog):
+    mine, theirs = LocalTransport.group(2, timeout=10.0)
+    exchange = Exchange(CONFIG, mine, layout(2, 1, [None] * 2))
+    of_another_kind = fifo_buffer(9)
+    of_another_kind.extend(TensorDict({"state": torch.zeros(1, 2), "log_reward": [0.0]}, [1]))
+    with threads(ReplayBufferManager(theirs, of_another_kind).run):
+        trainer = Trainer(CONFIG, hooks=Hooks(exchange.replayed, exchange.store))
+        for _ in range(2):
+            trainer.step()
+        exchange.worker.close()
+    assert exchange.worker.statistics.refused == exchange.worker.statistics.sent > 0
+    assert "worker 0: KeyMismatchError: " in caplog.text
+
+
+def test_ranks_that_train_have_time_to_lose_their_manager_first(tmp_path):
+    alone, managed = layout(4, 0, [None] * 4), layout(4, 1, [None] * 4)
+    assert longest_silence(CONFIG, alone) == CONFIG.patience
+    assert longest_silence(CONFIG, managed) > CONFIG.patience
+    together = replace(CONFIG, average_gradients=True)
+    managers = [
+        make_manager(each, LocalTransport.group(4)[3], managed, RunFolder(tmp_path, 3))
+        for each in (CONFIG, together)
+    ]
+    waits = [manager._roster._timeout for manager in managers]
+    assert waits[0] == CONFIG.patience
+    # Each but one of three workers may be waited for in vain, and all the others are silent then.
+    assert waits[1] > 2 * longest_silence(together, managed)

@@ -61,6 +61,17 @@ def test_all_are_told_why_there_is_no_folder():
             member.agree(unprepared)
 
 
+def test_all_are_told_when_rank_0_is_interrupted():
+    def interrupted():
+        raise KeyboardInterrupt
+
+    members, _ = teams(2)
+    with pytest.raises(KeyboardInterrupt):
+        members[0].agree(interrupted)
+    with pytest.raises(RefusedError):
+        members[1].agree(unprepared)
+
+
 def test_rank_0_that_says_nothing_is_named():
     members, _ = teams(2, patience=0.05)
     with pytest.raises(TransportError, match=r"rank 0 named no run folder within 0\.05 s"):
@@ -78,7 +89,8 @@ def test_progress_is_that_of_all_ranks():
     assert shown == f"loss 1.250, modes {modes} of 4, {calls} reward calls"
 
 
-def test_news_is_told_now_and_then():
+def test_news_is_told_now_and_then(monkeypatch):
+    monkeypatch.setattr("gfn_rb.training.team._EVERY", 60.0)
     members, _ = teams(2)
     trainer = trained(GRID, 1)
     members[1].stepped(trainer)
@@ -121,13 +133,35 @@ def test_rank_0_does_without_a_rank_that_is_silent(caplog):
     assert "goes on without rank 1" in caplog.text
 
 
+def test_silence_counts_from_when_rank_0_begins_to_wait():
+    members, _ = teams(2, patience=5.0)
+    members[0]._heard[1] -= 100.0  # it had better things to do than listen
+    waiting = threading.Thread(target=members[0].finish, args=(found(1),))
+    waiting.start()
+    time.sleep(0.1)
+    members[1].finish(found(2))
+    waiting.join(5)
+    assert sorted(members[0].found) == [0, 1]
+    assert members[0].lost == {}
+
+
+def test_a_rank_that_told_what_it_found_may_leave(caplog):
+    members, transports = teams(2)
+    members[1].finish(found(2))
+    transports[1].close()
+    members[0].finish(found(1))
+    assert sorted(members[0].found) == [0, 1]
+    assert members[0].lost == {}
+    assert caplog.messages == []
+
+
 def test_a_rank_that_tells_news_is_waited_for():
-    members, _ = teams(2, patience=0.4)
+    members, _ = teams(2, patience=1.0)
     trainer = trained(GRID, 1)
     waiting = threading.Thread(target=members[0].finish, args=(found(1),))
     waiting.start()
-    for _ in range(3):
-        time.sleep(0.25)
+    for _ in range(8):
+        time.sleep(0.2)
         members[1]._next = 0.0  # news are told every half second
         members[1].stepped(trainer)
     members[1].finish(found(2))

@@ -6,15 +6,19 @@ import importlib.util
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import pytest
 
 PROGRAM = Path(__file__).with_name("conformance_rank.py")
-SECONDS = 60  # then everything is killed
+SECONDS = 60  # then everything is ended
 FOUND = list[dict[str, Any]]
 
 
@@ -39,46 +43,73 @@ def mpi_kind() -> str:
 
 
 def environment() -> dict[str, str]:
+    """The environment of ranks, in which they say where they are when they are aborted."""
     allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    quiet = {"OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1", "RL_LOGGING_LEVEL": "WARNING"}
     here = str(PROGRAM.parents[1])
     path = os.pathsep.join(filter(None, [os.getcwd(), here, os.environ.get("PYTHONPATH")]))
-    return {**os.environ, **allowed, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+    return {**os.environ, **allowed, **quiet, "PYTHONPATH": path}
 
 
 def under_mpiexec(size: int, program: Path, *arguments: str, options: tuple[str, ...] = ()) -> str:
     """Run a program on so many ranks, and return what they printed."""
     oversubscribe = () if size <= 2 else ("--oversubscribe",)
     command = [mpiexec(), *options, *oversubscribe, "-n", str(size), sys.executable]
-    return _finished(_started([*command, str(program), *arguments]))
+    return finished([[*command, str(program), *arguments]])
 
 
 def side_by_side(size: int, program: Path, *arguments: str) -> str:
     """Run so many processes of a program, each told its rank and the size last."""
     ranks = [[*arguments, str(rank), str(size)] for rank in range(size)]
-    running = [_started([sys.executable, str(program), *rank]) for rank in ranks]
-    return "".join(map(_finished, running))
+    return finished([[sys.executable, str(program), *rank] for rank in ranks])
 
 
-def _started(command: list[str]) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        command,
-        env=environment(),
-        text=True,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+def abort(process: subprocess.Popen) -> None:
+    """End a command that hangs. Its ranks say where they are; mpiexec hands the signal on."""
+    for number in (signal.SIGABRT, signal.SIGKILL):
+        if process.poll() is None:
+            process.send_signal(number)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(5)
 
 
-def _finished(process: subprocess.Popen[str]) -> str:
-    try:
-        out, err = process.communicate(timeout=SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        out, err = process.communicate()
-        raise AssertionError(f"still running after {SECONDS} s:\n{out}\n{err}") from None
-    assert process.returncode == 0, f"exit code {process.returncode}:\n{out}\n{err}"
-    return out
+def finished(commands: list[list[str]]) -> str:
+    """Run commands side by side to their end, and return what they print.
+
+    As soon as one of them fails, and when they hang, all are ended, and all that they printed is
+    in the error.
+    """
+    with ExitStack() as stack:
+        out, err = ([stack.enter_context(TemporaryFile("w+")) for _ in commands] for _ in range(2))
+        running = [
+            subprocess.Popen(
+                command, env=environment(), stdin=subprocess.DEVNULL, stdout=o, stderr=e
+            )
+            for command, o, e in zip(commands, out, err, strict=True)
+        ]
+        try:
+            codes = _codes(running)
+        finally:
+            for process in running:
+                abort(process)
+        assert codes == [0] * len(running), f"exit codes {codes}:\n{_read(out)}\n{_read(err)}"
+        return _read(out)
+
+
+def _codes(running: list[subprocess.Popen]) -> list[int | None]:
+    """Wait until all have ended, or one has failed; return their exit codes, None while running."""
+    end = time.monotonic() + SECONDS
+    codes = [process.poll() for process in running]
+    while None in codes and not any(codes) and time.monotonic() < end:
+        time.sleep(0.005)
+        codes = [process.poll() for process in running]
+    return codes
+
+
+def _read(files: list[Any]) -> str:
+    for file in files:
+        file.seek(0)
+    return "".join(file.read() for file in files)
 
 
 def reports(text: str) -> FOUND:

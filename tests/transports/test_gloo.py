@@ -14,7 +14,12 @@ import pytest
 import torch.distributed as dist
 from transports.ranks import environment
 
-from gfn_rb.errors import ArgumentError, PeerLostError, TransportTimeoutError
+from gfn_rb.errors import (
+    ArgumentError,
+    PeerLostError,
+    TransportError,
+    TransportTimeoutError,
+)
 from gfn_rb.transports import GlooTransport
 
 DYING = """
@@ -82,6 +87,40 @@ def test_a_closed_peer_is_lost(pair: list[GlooTransport]) -> None:
         closing.result()
     with pytest.raises(PeerLostError):
         b.isend([b"y"], 0)
+
+
+def test_who_closes_does_not_wait_for_others_to_close(pair: list[GlooTransport]) -> None:
+    start = time.monotonic()
+    pair[0].close(60.0)
+    assert time.monotonic() - start < 20.0
+
+
+def test_closing_with_messages_on_their_way_says_so(pair: list[GlooTransport]) -> None:
+    a, b = pair
+    b.max_nbytes = 6_000_000
+    for _ in range(2):  # of which there is room for one
+        a.isend([bytes(5_000_000)], 1)
+    assert b.probe(timeout=10.0) is not None
+    with pytest.raises(TransportTimeoutError, match=r"on their way to ranks \[1\], .* within 0\.1"):
+        a.close(0.1)
+    b.close(60.0)  # which takes them off the line
+    a._lines[1].sender.join(20.0)
+    assert not a._lines[1].sender.is_alive()
+
+
+def test_long_messages_travel_in_pieces(
+    pair: list[GlooTransport], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = pair
+    monkeypatch.setattr("gfn_rb.transports.gloo._CHUNK", 1000)
+    b.max_nbytes = 2500
+    content = [bytes(range(250)) * 10, bytes(2501), b"next"]
+    for each in content:
+        a.isend([each], 1)
+    assert bytes(b.recv().data.numpy()) == content[0]  # exactly as much as is allowed
+    with pytest.raises(TransportError, match="rank 0 sent 2501 bytes; expected at most"):
+        b.recv()
+    assert bytes(b.recv().data.numpy()) == b"next"
 
 
 def test_whoever_comes_alone_is_told_in_time(tmp_path: Path) -> None:

@@ -1,0 +1,145 @@
+"""Thousands of messages between four processes: every row sent is accounted for at both ends.
+
+``GFN_RB_MESSAGES=6000 pytest tests/remote/test_traffic.py`` has each worker add so many batches in
+each of the two rounds, for as long as that takes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from remote.traffic_rank import LARGEST, MODES, ROUNDS, WORKERS
+from transports import ranks
+
+from gfn_rb.remote.statistics import OUTCOMES
+
+MESSAGES = int(os.environ.get("GFN_RB_MESSAGES", "200"))  # of each worker in each round
+PROGRAM = Path(__file__).with_name("traffic_rank.py")
+
+
+class Round(NamedTuple):
+    """What one round left behind.
+
+    Attributes:
+        manager: what the manager holds and says.
+        workers: what each worker did, by rank.
+    """
+
+    manager: dict[str, Any]
+    workers: dict[int, dict[str, Any]]
+
+    def sender(self, rank: int) -> dict[str, Any]:
+        """What the manager knows of a worker."""
+        return self.manager["senders"][str(rank)]
+
+    @property
+    def to_store(self) -> list[int]:
+        """All that was sent to be stored and fits, over and over where it was."""
+        return [value for each in self.workers.values() for value in each["to_store"]]
+
+
+@pytest.fixture(scope="module", params=["mpi", "gloo"])
+def rounds(request: pytest.FixtureRequest, tmp_path_factory: Any) -> dict[str, Round]:
+    """Both rounds, played by four processes."""
+    folder = tmp_path_factory.mktemp(request.param)
+    arguments = (request.param, str(folder), str(MESSAGES))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(ranks, "SECONDS", ranks.SECONDS + MESSAGES / 4)
+        if request.param == "mpi":
+            ranks.under_mpiexec(4, PROGRAM, *arguments)
+        else:
+            ranks.side_by_side(4, PROGRAM, *arguments)
+
+    def read(name: str) -> Round:
+        texts = [(folder / f"{name}-{rank}.json").read_text() for rank in range(4)]
+        manager, *workers = map(json.loads, texts)
+        return Round(manager, dict(zip(WORKERS, workers, strict=True)))
+
+    return {name: read(name) for name in ROUNDS}
+
+
+@pytest.mark.parametrize("name", ROUNDS)
+def test_counters_of_each_worker_are_those_of_the_manager(
+    rounds: dict[str, Round], name: str
+) -> None:
+    played = rounds[name]
+    for rank, worker in played.workers.items():
+        mine, theirs = worker["counts"], played.sender(rank)
+        for outcome in (*OUTCOMES, "errors", "batches", "fed"):
+            assert mine[outcome] == theirs[outcome], (rank, outcome)
+        assert mine["sent"] == theirs["items"] == sum(mine[each] for each in OUTCOMES) > 0
+        assert mine["bytes_sent"] == theirs["bytes"]
+        assert mine["replies"] == mine["batches"]
+        assert mine["lost"] == worker["unanswered"] == theirs["unreadable"] == 0
+        parts = ("reduced", "filtered", "skipped", "sent")
+        assert mine["offered"] == sum(mine[each] for each in parts)
+        assert theirs["state"] == "gone"
+    batches = sum(worker["counts"]["batches"] for worker in played.workers.values())
+    assert played.manager["batches"] == batches
+
+
+def test_every_mode_had_its_share(rounds: dict[str, Round]) -> None:
+    modes = {mode.__name__ for mode in MODES}
+    for played in rounds.values():
+        assert {worker["mode"] for worker in played.workers.values()} == modes
+        for worker in played.workers.values():
+            counts = worker["counts"]
+            assert 8 < counts["batches"] <= MESSAGES
+            assert counts["skipped"] == 0 or worker["mode"] == "NonBlocking"
+    largest = max(
+        worker["largest"] for played in rounds.values() for worker in played.workers.values()
+    )
+    assert largest > LARGEST // 2
+
+
+def test_a_roomy_buffer_holds_exactly_what_was_sent(rounds: dict[str, Round]) -> None:
+    played = rounds["roomy"]
+    sent, held = played.to_store, played.manager["held"]
+    assert sorted(held) == sorted(set(sent))
+    counts = [played.sender(rank) for rank in WORKERS]
+    assert sum(each["stored"] for each in counts) == played.manager["stored"] == len(held)
+    assert sum(each["duplicates"] for each in counts) == len(sent) - len(held) > 0
+    assert sum(each["rejected"] + each["scored"] for each in counts) == 0
+
+
+def test_a_crowded_buffer_holds_exactly_the_best(rounds: dict[str, Round]) -> None:
+    played = rounds["crowded"]
+    assert sorted(played.manager["held"]) == sorted(set(played.to_store))[-500:]
+    counts = Counter[str]()
+    for rank in WORKERS:
+        counts.update({name: played.sender(rank)[name] for name in OUTCOMES})
+    assert counts["rejected"] > 0
+    assert counts["stored"] > 500
+    assert counts["stored"] + counts["rejected"] + counts["duplicates"] == len(played.to_store)
+    assert played.workers[2]["counts"]["scored"] == counts["scored"] > 0
+    assert played.workers[1]["counts"]["filtered"] > 0
+
+
+@pytest.mark.parametrize("name", ROUNDS)
+def test_rows_that_do_not_fit_are_refused_and_no_others(
+    rounds: dict[str, Round], name: str
+) -> None:
+    played = rounds[name]
+    for rank, worker in played.workers.items():
+        assert played.sender(rank)["refused"] == worker["unfit"]
+    assert sum(worker["unfit"] for worker in played.workers.values()) > 0
+
+
+@pytest.mark.parametrize("name", ROUNDS)
+def test_what_is_fed_is_what_others_found_and_arrives_unharmed(
+    rounds: dict[str, Round], name: str
+) -> None:
+    played = rounds[name]
+    everything = set(played.to_store)
+    assert played.manager["intact"]
+    for rank, worker in played.workers.items():
+        fed, counts = worker["fed"], worker["counts"]
+        assert worker["intact"]
+        assert len(fed) == len(set(fed)) == counts["fed"] - counts["fed_duplicates"] > 0
+        assert set(fed) <= everything
+        assert not any(value % 4 == rank for value in fed)  # which only it could have sent
