@@ -126,8 +126,7 @@ class Desk:
         end = None if timeout is None else time.monotonic() + timeout
         while self._in_flight:
             now = time.monotonic()
-            overdue = min(sent.since for sent in self._in_flight.values()) + self._timeout
-            until = overdue if end is None else end
+            until = self._oldest().since + self._timeout if end is None else end
             if not self._pump(max(0.0, until - now)) and time.monotonic() >= until:
                 if end is not None:
                     return False
@@ -164,15 +163,13 @@ class Desk:
         """Send a batch to the manager whose turn it is.
 
         Args:
-            rows: batch size [n].
+            rows: batch size [n], on any device.
             store: whether they are to be stored, or only scored.
 
         Returns:
             Whether there was a manager to send it to.
         """
         start = time.perf_counter()
-        if any(value.device.type != "cpu" for value in rows.values(True, True)):
-            rows = rows.cpu()
         while self.managers:
             manager = self.managers[self._n_sent % len(self.managers)]
             self._n_sent += 1
@@ -182,9 +179,12 @@ class Desk:
             except PeerLostError as error:
                 self.lose(manager, str(error))
                 continue
-            self._in_flight[self._n_sent] = Sent(manager, len(rows), time.monotonic())
-            self._count.count(sent=len(rows), batches=1, bytes_sent=nbytes)
-            self._count.seconds_sending += time.perf_counter() - start
+            n, count = len(rows), self._count
+            self._in_flight[self._n_sent] = Sent(manager, n, time.monotonic())
+            count.sent += n
+            count.batches += 1
+            count.bytes_sent += nbytes
+            count.seconds_sending += time.perf_counter() - start
             return True
         return False
 
@@ -350,8 +350,13 @@ class Desk:
                 return number
         return None
 
+    def _oldest(self) -> Sent:
+        return next(iter(self._in_flight.values()))
+
     def _give_up_overdue(self) -> None:
         limit = time.monotonic() - self._timeout
+        if not self._in_flight or self._oldest().since > limit:
+            return
         for rank in {sent.manager for sent in self._in_flight.values() if sent.since <= limit}:
             self.lose(rank, f"it did not answer within {self._timeout:g} s")
 

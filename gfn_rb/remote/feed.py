@@ -15,7 +15,7 @@ from torchrl.data import ReplayBuffer
 from gfn_rb.errors import ArgumentError
 from gfn_rb.keys import INDEX
 from gfn_rb.remote.holdings import Holdings
-from gfn_rb.remote.identity import identities
+from gfn_rb.remote.identity import identities, some
 from gfn_rb.remote.ledger import Ledger
 from gfn_rb.remote.memory import Memory
 from gfn_rb.remote.policies import POLICIES, check_policy
@@ -82,7 +82,7 @@ class Subscription:
             fresh &= ~local.holds(names)[new]
         new = new[fresh]
         if len(new):
-            self.buffer.extend(rows[torch.from_numpy(new)])
+            self.buffer.extend(some(rows, torch.from_numpy(new)))
             self._before.add([names[i] for i in new.tolist()])
         return len(rows) - len(new)
 
@@ -171,8 +171,7 @@ class Subscriber:
         if len(rows) == 0:
             return None
         self._ledger.give(rows, self.rank)
-        given: TensorDictBase = self._ledger.storage.get(rows).exclude(INDEX)
-        return given.cpu()
+        return some(self._ledger.storage._storage, rows, but=(INDEX,)).cpu()
 
 
 def _checked(terms: Any) -> tuple[int, bool]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from itertools import repeat
 from operator import is_not
 from typing import TypeAlias
 
 import numpy as np
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from gfn_rb.containers import Transitions
@@ -23,6 +24,11 @@ from gfn_rb.keys import (
     STATE,
 )
 from gfn_rb.shapes import Bool, Int64, Shaped
+
+_IN_NUMPY = {
+    *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+    *(torch.float16, torch.float32, torch.float64),
+}
 
 Names: TypeAlias = list[bytes | None]
 """What is the same for two rows exactly if they stand for the same object.
@@ -105,6 +111,27 @@ def are_named(names: Names) -> Bool[np.ndarray, "n"]:
     return np.fromiter(map(is_not, names, repeat(None)), bool, len(names))
 
 
+def some(
+    rows: TensorDictBase, at: Int64[Tensor, "m"], but: Collection[str] = ()
+) -> TensorDictBase:
+    """Return some rows, in a third of the time that indexing a TensorDict takes.
+
+    Args:
+        rows: batch size [n], on any device.
+        at: which.
+        but: names of entries to leave out.
+
+    Returns:
+        A TensorDict of copies.
+    """
+    kept = {
+        name: value.index_select(0, at.to(value.device)) if isinstance(value, Tensor) else value[at]
+        for name, value in rows.items()
+        if name not in but
+    }
+    return TensorDict._new_unsafe(kept, batch_size=at.shape)
+
+
 def terminating(rows: TensorDictBase) -> TensorDictBase:
     """Reduce items to their terminating states, log-rewards and conditions.
 
@@ -129,18 +156,23 @@ def _of_transitions(rows: TensorDictBase) -> TensorDictBase:
     return states[states.get(IS_TERMINATING)]
 
 
-def _exit_states(rows: TensorDictBase, at: Tensor | None) -> Tensor:
+def _exit_states(rows: TensorDictBase, at: Tensor | None) -> Shaped[Tensor, "m *S"]:
     """Return the last state before the sink, which of a backward row is its second."""
-    state, last = rows.get(STATE), _some(rows.get(LENGTH), at) - 1
-    if last.numel():
-        _check_within(state.shape[1], *torch.stack(last.aminmax()).tolist())
+    state = rows.get(STATE).detach()
+    step = _some(rows.get(LENGTH), at).cpu().numpy() - 1
+    if len(step):
+        _check_within(state.shape[1], step)
     backward = rows.get(IS_BACKWARD, None)
     if backward is not None:
-        last = last.masked_fill(_some(backward, at), 1)
-    return state[torch.arange(len(state), device=state.device) if at is None else at, last]
+        step = np.where(_some(backward, at).cpu().numpy(), 1, step)
+    row = np.arange(len(step)) if at is None else at.cpu().numpy()
+    if state.is_cpu and state.dtype in _IN_NUMPY:  # which takes half the time
+        return torch.from_numpy(state.numpy()[row, step])
+    return state[torch.from_numpy(row).to(state.device), torch.from_numpy(step).to(state.device)]
 
 
-def _check_within(room: int, lowest: int, highest: int) -> None:
+def _check_within(room: int, step: Int64[np.ndarray, "m"]) -> None:
+    lowest, highest = int(step.min()), int(step.max())
     if not 0 <= lowest <= highest < room:
         raise ArgumentError(
             f"length must be 1 to {room} in every row, got {lowest + 1} to {highest + 1}"
@@ -157,10 +189,13 @@ def _some(value: Tensor, at: Tensor | None) -> Tensor:
 
 def _bytes(value: Tensor) -> Shaped[np.ndarray, "n w"]:
     """Return the bytes of each row."""
-    flat = value.detach().reshape(value.shape[0], value.shape[1:].numel())
+    flat = value.detach().reshape(value.shape[0], value.shape[1:].numel()).cpu()
     if flat.is_floating_point():
         flat = flat + 0.0  # -0.0 and 0.0 are one number
-    return flat.cpu().contiguous().view(torch.uint8).numpy()
+    if flat.dtype not in _IN_NUMPY:
+        flat = flat.contiguous().view(torch.uint8)
+    content: np.ndarray = flat.numpy()
+    return np.ascontiguousarray(content).view(np.uint8)
 
 
 def _named(content: Shaped[np.ndarray, "n w"]) -> Names:

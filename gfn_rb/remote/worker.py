@@ -297,9 +297,8 @@ class ReplayBufferWorker:
         batches, self._pending = self._pending, []
         if not batches:
             return None
-        added = sum(map(len, batches))
         rows = packed(batches, self.payload, self._dropped)
-        self.statistics.reduced += added - len(rows)
+        self.statistics.reduced += sum(map(len, batches)) - len(rows)
         if self.filter is None or not len(rows):
             return rows
         kept = self.filter(rows, self.baseline)
