@@ -75,8 +75,11 @@ class Job:
             time.sleep(0.01)
 
     def kill(self, rank):
+        self.send(signal.SIGKILL, rank)
+
+    def send(self, number, rank):
         assert self._process.poll() is None, "\n".join(self.lines)
-        os.kill(int((self._pids / str(rank)).read_text()), signal.SIGKILL)
+        os.kill(int((self._pids / str(rank)).read_text()), number)
 
     def wait(self, seconds=SECONDS):
         """The exit code."""

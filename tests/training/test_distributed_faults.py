@@ -1,5 +1,6 @@
 """Runs of several ranks of which some are killed."""
 
+import signal
 import time
 
 import pytest
@@ -77,3 +78,26 @@ def test_a_job_without_fault_tolerance_ends_and_goes_on_from_its_checkpoints(tmp
     for known in report["ranks"].values():
         assert known["exchange"]["managers"] == [2]
         assert_adds_up(known["exchange"])
+
+
+def test_a_worker_told_to_stop_saves_though_its_manager_hangs(tmp_path):
+    folders = [RunFolder(tmp_path / "run", rank) for rank in range(2)]
+    words = [*TRAIN, "--steps", 100_000, "--send", "awaited", "--out", tmp_path / "run"]
+    words[words.index("--patience") + 1] = "500"
+    with Job(2, words, tmp_path / "job", ("--with-ft", "ulfm")) as job:
+        for folder in folders:
+            job.until_exists(folder.checkpoint)
+        job.send(signal.SIGSTOP, 1)
+        time.sleep(0.5)  # the worker sends, and waits
+        before = time.monotonic()
+        saved = folders[0].checkpoint.stat().st_mtime_ns
+        job.send(signal.SIGTERM, 0)
+        while folders[0].checkpoint.stat().st_mtime_ns == saved:
+            assert time.monotonic() - before < PROMPT
+            time.sleep(0.01)
+        while "did not say goodbye" not in "\n".join(job.lines):
+            assert time.monotonic() - before < PROMPT
+            time.sleep(0.01)
+        job.send(signal.SIGCONT, 1)
+        job.wait()
+    assert load_state(folders[0].checkpoint)["steps_done"] > 0
