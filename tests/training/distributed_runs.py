@@ -81,6 +81,13 @@ class Job:
         assert self._process.poll() is None, "\n".join(self.lines)
         os.kill(int((self._pids / str(rank)).read_text()), number)
 
+    def is_running(self, rank):
+        stat = Path("/proc", (self._pids / str(rank)).read_text(), "stat")
+        try:
+            return stat.read_text().rsplit(")", 1)[1].split()[0] != "Z"
+        except OSError:
+            return False
+
     def wait(self, seconds=SECONDS):
         """The exit code."""
         try:
