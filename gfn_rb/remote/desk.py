@@ -96,8 +96,7 @@ class Desk:
         self.errors: list[RemoteError] = []
         self._name = f"worker {transport.rank}"
         self._link = Link(transport)
-        self._timeout = timeout
-        self._count = statistics
+        self._timeout, self._count = timeout, statistics
         self._feed = feed
         self._patience = Patience(stopped)
         self._in_flight: dict[int, Sent] = {}
@@ -215,7 +214,9 @@ class Desk:
         self._count.count(bytes_sent=nbytes)
         while rank not in self._answer:
             if self._patience.left(end) < 0 or rank not in self.managers:
-                raise TransportTimeoutError(f"rank {rank} did not answer {self._when(end, seconds)}")
+                raise TransportTimeoutError(
+                    f"rank {rank} did not answer {self._when(end, seconds)}"
+                )
             self._pump(self._patience.stretch(end), rank)
         answer = self._answer.pop(rank)
         if answer.error is not None:

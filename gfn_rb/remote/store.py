@@ -103,9 +103,7 @@ class Store:
             return None
         return subscriber.next(quota or subscriber.quota, self._generator)
 
-    def _new(
-        self, rows: TensorDictBase, sender: int, ledger: Ledger
-    ) -> Int64[np.ndarray, "k"]:
+    def _new(self, rows: TensorDictBase, sender: int, ledger: Ledger) -> Int64[np.ndarray, "k"]:
         """Return which rows are to be stored; of the others, note that the sender has them too."""
         if not self._drop:
             return np.arange(len(rows))

@@ -152,7 +152,7 @@ def test_rank_0_told_to_stop_waits_no_longer():
 
 
 def test_a_rank_told_to_stop_does_not_wait_for_rank_0():
-    members, transports = teams(2, patience=60.0)
+    members, _ = teams(2, patience=60.0)
     stop = threading.Event()
     waiting = threading.Thread(target=members[1].finish, args=(found(2), stop.is_set))
     waiting.start()
