@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from torchrl import torchrl_logger
 
 from gfn_rb.errors import ArgumentError, GfnRbError
-from gfn_rb.transports.launch import end_process, launched
+from gfn_rb.transports.launch import end_process, is_fault_tolerant, launched
 
-_FAILURE, _USAGE, _INTERRUPTED = 1, 2, 130
+_FAILURE, _USAGE, _INTERRUPTED, _TERMINATED = 1, 2, 130, 143
 _EXTRA = ("tyro", "rich", "tqdm", "matplotlib")
 
 
@@ -30,6 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     code = _attempt(arguments)
     if code in (_FAILURE, _INTERRUPTED):
         end_process(code)  # one of several ranks must not leave the others waiting
+    if code == _TERMINATED and is_fault_tolerant():
+        end_process(code)  # nor wait for those that hang, as MPI does at its end
     return code
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from types import TracebackType
 
 import torch
 
@@ -22,16 +21,12 @@ class Stopwatch:
     def __init__(self, phases: tuple[str, ...], device: torch.device | str = "cpu") -> None:
         self.seconds = dict.fromkeys((*phases, "other"), 0.0)
         self._device = torch.device(device)
+        self._waits = self._device.type == "cuda"
         self._phase, self._since = "other", time.perf_counter()
 
-    @contextmanager
-    def __call__(self, phase: str) -> Iterator[None]:
-        """Attribute the time spent inside to ``phase``."""
-        outer = self._switch(phase)
-        try:
-            yield
-        finally:
-            self._switch(outer)
+    def __call__(self, phase: str) -> Phase:
+        """Attribute the time spent inside of a ``with`` to ``phase``."""
+        return Phase(self, phase)
 
     def read(self) -> dict[str, float]:
         """Return the seconds of each phase up to now."""
@@ -50,9 +45,34 @@ class Stopwatch:
         self._since = time.perf_counter()
 
     def _switch(self, phase: str) -> str:
-        if self._device.type == "cuda":
+        if self._waits:
             torch.cuda.synchronize(self._device)
         now, outer = time.perf_counter(), self._phase
         self.seconds[outer] += now - self._since
         self._phase, self._since = phase, now
         return outer
+
+
+class Phase:
+    """A stretch of time to be attributed to a phase.
+
+    Args:
+        watch: which adds it up.
+        name: of the phase.
+    """
+
+    __slots__ = ("_name", "_outer", "_watch")
+
+    def __init__(self, watch: Stopwatch, name: str) -> None:
+        self._watch, self._name, self._outer = watch, name, ""
+
+    def __enter__(self) -> None:
+        self._outer = self._watch._switch(self._name)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._watch._switch(self._outer)

@@ -223,9 +223,8 @@ class BaselineKeeper:
         Args:
             log_reward: of its rows; infinite ones and NaN do not count.
         """
-        finite = log_reward[log_reward.isfinite()]
-        if len(finite):
-            lowest, alpha = float(finite.min()), self.strategy.alpha
+        lowest, alpha = _lowest_finite(log_reward), self.strategy.alpha
+        if lowest is not None:
             self._ema = lowest if self._ema is None else alpha * lowest + (1 - alpha) * self._ema
             self._batches += 1
 
@@ -269,10 +268,14 @@ class BaselineKeeper:
         if self._written * _STALE < storage.max_size:
             return
         values = self._column.values(storage)
-        if not bool(torch.stack(values.aminmax()).isfinite().all()):
+        lowest, highest = (float(each) for each in values.aminmax())
+        if not (math.isfinite(lowest) and math.isfinite(highest)):
             values = values[values.isfinite()]
-        values = values.to("cpu", torch.float64)
-        self._quantiles, self._rows = _order_statistics(values, self._levels), len(values)
+        self._rows = len(values)
+        if self._levels == (0.0,) and math.isfinite(lowest):
+            self._quantiles = (lowest,)
+        else:
+            self._quantiles = _order_statistics(values.to("cpu", torch.float64), self._levels)
         self._written = 0
 
     # State.
@@ -291,6 +294,15 @@ class BaselineKeeper:
         self._ema, self._batches = state["ema"], state["batches"]
         self.peers = {int(k): Summary.from_json(v) for k, v in state["peers"].items()}
         self._written = math.inf
+
+
+def _lowest_finite(values: Float[Tensor, "n"]) -> float | None:
+    """Return the lowest of the numbers that are neither infinite nor NaN, None if none is."""
+    lowest = float(values.min()) if values.numel() else math.inf  # of NaN and others: NaN
+    if not math.isfinite(lowest):
+        finite = values[values.isfinite()]
+        lowest = float(finite.min()) if finite.numel() else math.inf
+    return lowest if lowest < math.inf else None
 
 
 def _order_statistics(values: Tensor, levels: tuple[float, ...]) -> tuple[float, ...]:

@@ -12,6 +12,7 @@ from tensordict import TensorDictBase
 
 from gfn_rb.errors import GfnRbError, PeerLostError, RemoteError, TransportTimeoutError
 from gfn_rb.remote.link import Link, Parcel
+from gfn_rb.remote.patience import Patience, never
 from gfn_rb.remote.protocol import DATA_TAG, PROTOCOL, Kind, remote_error
 from gfn_rb.remote.scores import Scores, unpack
 from gfn_rb.remote.statistics import OUTCOMES, WorkerStatistics
@@ -71,6 +72,7 @@ class Desk:
         timeout: seconds to wait for an answer.
         statistics: what is counted in.
         feed: called with the rows a manager feeds.
+        stopped: whether this rank is to stop, see :class:`~gfn_rb.remote.patience.Patience`.
 
     Attributes:
         managers: those not lost.
@@ -86,6 +88,7 @@ class Desk:
         timeout: float,
         statistics: WorkerStatistics,
         feed: Callable[[TensorDictBase], None],
+        stopped: Callable[[], bool] = never,
     ) -> None:
         self.managers = list(managers)
         self.baseline: float | None = None
@@ -93,9 +96,9 @@ class Desk:
         self.errors: list[RemoteError] = []
         self._name = f"worker {transport.rank}"
         self._link = Link(transport)
-        self._timeout = timeout
-        self._count = statistics
+        self._timeout, self._count = timeout, statistics
         self._feed = feed
+        self._patience = Patience(stopped)
         self._in_flight: dict[int, Sent] = {}
         self._answer: dict[int, Parcel] = {}
         self._n_sent = 0
@@ -121,17 +124,16 @@ class Desk:
             timeout: stop waiting earlier, after so many seconds, and give nobody up.
 
         Returns:
-            Whether all are answered.
+            Whether all are answered. Where this rank is to stop, they may not be.
         """
         end = None if timeout is None else time.monotonic() + timeout
         while self._in_flight:
-            now = time.monotonic()
-            overdue = min(sent.since for sent in self._in_flight.values()) + self._timeout
-            until = overdue if end is None else end
-            if not self._pump(max(0.0, until - now)) and time.monotonic() >= until:
-                if end is not None:
-                    return False
-                self._give_up_overdue()
+            until = self._oldest().since + self._timeout if end is None else end
+            if self._pump(self._patience.stretch(until)) or self._patience.left(until) > 0:
+                continue
+            if end is not None or time.monotonic() < until:
+                return False
+            self._give_up_overdue()
         return True
 
     # Sending.
@@ -151,10 +153,9 @@ class Desk:
         for rank in self.managers:
             try:
                 answer = self.ask(rank, Kind.HELLO, {"protocol": PROTOCOL, "subscription": terms})
-            except TransportTimeoutError:
+            except TransportTimeoutError as error:
                 raise TransportTimeoutError(
-                    f"rank {rank} did not answer within {self._timeout:g} s: expected a running "
-                    "ReplayBufferManager there"
+                    f"{error}: expected a running ReplayBufferManager there"
                 ) from None
             if answer.meta.get("protocol") != PROTOCOL:
                 raise RemoteError(rank, f"speaks {answer.meta}, expected protocol {PROTOCOL}")
@@ -164,15 +165,13 @@ class Desk:
         """Send a batch to the manager whose turn it is.
 
         Args:
-            rows: batch size [n].
+            rows: batch size [n], on any device.
             store: whether they are to be stored, or only scored.
 
         Returns:
             Whether there was a manager to send it to.
         """
         start = time.perf_counter()
-        if any(value.device.type != "cpu" for value in rows.values(True, True)):
-            rows = rows.cpu()
         while self.managers:
             manager = self.managers[self._n_sent % len(self.managers)]
             self._n_sent += 1
@@ -182,9 +181,12 @@ class Desk:
             except PeerLostError as error:
                 self.lose(manager, str(error))
                 continue
-            self._in_flight[self._n_sent] = Sent(manager, len(rows), time.monotonic())
-            self._count.count(sent=len(rows), batches=1, bytes_sent=nbytes)
-            self._count.seconds_sending += time.perf_counter() - start
+            n, count = len(rows), self._count
+            self._in_flight[self._n_sent] = Sent(manager, n, time.monotonic())
+            count.sent += n
+            count.batches += 1
+            count.bytes_sent += nbytes
+            count.seconds_sending += time.perf_counter() - start
             return True
         return False
 
@@ -211,10 +213,11 @@ class Desk:
         nbytes = self._link.post(rank, DATA_TAG, kind, meta)
         self._count.count(bytes_sent=nbytes)
         while rank not in self._answer:
-            left = end - time.monotonic()
-            if left < 0 or rank not in self.managers:
-                raise TransportTimeoutError(f"rank {rank} did not answer within {seconds:g} s")
-            self._pump(left, rank)
+            if self._patience.left(end) < 0 or rank not in self.managers:
+                raise TransportTimeoutError(
+                    f"rank {rank} did not answer {self._when(end, seconds)}"
+                )
+            self._pump(self._patience.stretch(end), rank)
         answer = self._answer.pop(rank)
         if answer.error is not None:
             raise answer.error
@@ -235,7 +238,8 @@ class Desk:
                 self.lose(rank, str(error))
             except GfnRbError as error:
                 log.warning("%s: manager %d did not say goodbye: %s", self._name, rank, error)
-        self._link.flush(timeout, self._lost)
+        left = self._patience.left(time.monotonic() + timeout)
+        self._link.flush(max(0.0, left), self._lost)
 
     def give_up(self) -> None:
         """Count what is unanswered as lost, and no longer wait for it."""
@@ -259,7 +263,9 @@ class Desk:
             return True
         finally:
             if timeout > 0:
-                self._count.seconds_blocked += time.perf_counter() - start
+                seconds = time.perf_counter() - start
+                self._count.seconds_blocked += seconds
+                self._patience.spend(seconds)
         if envelope is not None:
             self._handle(self._link.take(envelope.source, DATA_TAG))
         return envelope is not None
@@ -352,8 +358,17 @@ class Desk:
                 return number
         return None
 
+    def _when(self, end: float, seconds: float) -> str:
+        is_cut = time.monotonic() < end
+        return "before this rank was to stop" if is_cut else f"within {seconds:g} s"
+
+    def _oldest(self) -> Sent:
+        return next(iter(self._in_flight.values()))
+
     def _give_up_overdue(self) -> None:
         limit = time.monotonic() - self._timeout
+        if not self._in_flight or self._oldest().since > limit:
+            return
         for rank in {sent.manager for sent in self._in_flight.values() if sent.since <= limit}:
             self.lose(rank, f"it did not answer within {self._timeout:g} s")
 

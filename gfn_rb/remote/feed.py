@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
@@ -14,7 +15,7 @@ from torchrl.data import ReplayBuffer
 from gfn_rb.errors import ArgumentError
 from gfn_rb.keys import INDEX
 from gfn_rb.remote.holdings import Holdings
-from gfn_rb.remote.identity import identities
+from gfn_rb.remote.identity import identities, some
 from gfn_rb.remote.ledger import Ledger
 from gfn_rb.remote.memory import Memory
 from gfn_rb.remote.policies import POLICIES, check_policy
@@ -75,13 +76,14 @@ class Subscription:
         names = identities(rows)
         self._fed.look()
         new, _ = self._fed.new(names)
-        new = new[~self._before.holds(names.select(new))]
+        fresh = ~self._before.holds(names)[new]
         if local is not None:
             local.look()
-            new = new[~local.holds(names.select(new))]
+            fresh &= ~local.holds(names)[new]
+        new = new[fresh]
         if len(new):
-            self.buffer.extend(rows[new])
-            self._before.add(names.select(new))
+            self.buffer.extend(some(rows, torch.from_numpy(new)))
+            self._before.add([names[i] for i in new.tolist()])
         return len(rows) - len(new)
 
 
@@ -106,7 +108,8 @@ class Subscriber:
         if terms.get("fresh"):
             ledger.forget_receiver(rank)
         ledger.look()
-        self._changed = torch.arange(len(ledger.storage))
+        self._changed = [torch.arange(len(ledger.storage))]
+        self._n_changed = len(ledger.storage)
 
     def offer(self, rows: Int64[Tensor, "m"]) -> None:
         """Take note that rows of the manager's buffer changed, or who knows them.
@@ -114,15 +117,21 @@ class Subscriber:
         Args:
             rows: each once.
         """
-        self._changed = torch.cat([self._changed, rows])
-        if len(self._changed) > 2 * self._ledger.storage.max_size:
-            self._changed = self._changed.unique()
+        if len(rows) == 0:
+            return
+        self._changed.append(rows)
+        self._n_changed += len(rows)
+        if self._n_changed > 2 * self._ledger.storage.max_size:
+            self._changed = [torch.cat(self._changed).unique()]
+            self._n_changed = len(self._changed[0])
 
     def _catch_up(self) -> None:
         """Put what changed on the shelf: once for all changes since the last reply."""
-        rows = self._changed.unique()
-        rows = rows[: int(torch.searchsorted(rows, len(self._ledger.storage)))]
-        self._changed = rows[:0]
+        if self._n_changed == 0:
+            return
+        changed = np.unique(torch.cat(self._changed).numpy())
+        self._changed, self._n_changed = [], 0
+        rows = torch.from_numpy(changed[: np.searchsorted(changed, len(self._ledger.storage))])
         if len(rows):
             # What is known is put in as worth nothing: one update instead of two.
             log_reward = self._ledger.log_reward(rows).masked_fill(self._known(rows), -math.inf)
@@ -162,8 +171,7 @@ class Subscriber:
         if len(rows) == 0:
             return None
         self._ledger.give(rows, self.rank)
-        given: TensorDictBase = self._ledger.storage.get(rows).exclude(INDEX)
-        return given.cpu()
+        return some(self._ledger.storage._storage, rows, but=(INDEX,)).cpu()
 
 
 def _checked(terms: Any) -> tuple[int, bool]:

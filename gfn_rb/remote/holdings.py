@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 from torchrl.data import ReplayBuffer
@@ -9,9 +10,9 @@ from torchrl.data.replay_buffers.storages import Storage
 
 from gfn_rb.column import KeyColumn
 from gfn_rb.keys import LOG_REWARD
-from gfn_rb.remote.identity import Identities, identities
+from gfn_rb.remote.identity import Names, identities
 from gfn_rb.remote.registry import Registry
-from gfn_rb.shapes import Float, Int64
+from gfn_rb.shapes import Bool, Float, Int64
 
 
 class Holdings:
@@ -30,7 +31,7 @@ class Holdings:
         self._column = KeyColumn(LOG_REWARD)
         self._length = 0
         self._objects = Registry(self.storage.max_size)
-        self._number = torch.full((self.storage.max_size,), -1)  # of the object in each row
+        self._number = np.full(self.storage.max_size, -1)  # of the object in each row
         self.storage.attach(self)
 
     def __len__(self) -> int:
@@ -53,20 +54,19 @@ class Holdings:
         Returns:
             The rows that were read again, each once.
         """
-        if not self.storage.initialized:
-            return torch.empty(0, dtype=torch.int64)
         rows, length = self._changed(), len(self.storage)
         left = self._number[rows]
         if length < self._length:
-            left = torch.cat([left, self._number[length : self._length]])
+            left = np.concatenate([left, self._number[length : self._length]])
             self._number[length : self._length] = -1
         self._length = length
-        if left.shape[0]:
-            names = identities(self.storage._storage, rows)
+        written = torch.from_numpy(rows)
+        if len(left):
+            names = identities(self.storage._storage, written)
             number, new = self._objects.replace(left, names)
             self._number[rows] = number
             self._placed(rows, number, new)
-        return rows
+        return written
 
     def log_reward(self, rows: Int64[Tensor, "m"]) -> Float[Tensor, "m"]:
         """Return the log-rewards of rows.
@@ -76,7 +76,7 @@ class Holdings:
         """
         return self._column.values(self.storage)[rows].cpu()
 
-    def holds(self, names: Identities) -> Tensor:
+    def holds(self, names: Names) -> Bool[np.ndarray, "n"]:
         """Return which objects are held, as of the last look.
 
         Args:
@@ -84,7 +84,7 @@ class Holdings:
         """
         return self._objects.find(names).number >= 0
 
-    def new(self, names: Identities) -> tuple[Int64[Tensor, "k"], Int64[Tensor, "j"]]:
+    def new(self, names: Names) -> tuple[Int64[np.ndarray, "k"], Int64[np.ndarray, "j"]]:
         """Return the positions of the objects that are neither held nor repeated.
 
         Args:
@@ -95,16 +95,17 @@ class Holdings:
         """
         number, leader = self._objects.find(names)
         is_held = number >= 0
-        keep = ~is_held & (leader == torch.arange(leader.shape[0]))
-        return keep.nonzero()[:, 0], number[is_held]
+        keep = ~is_held & (leader == np.arange(len(leader)))
+        return np.flatnonzero(keep), number[is_held]
 
-    def _changed(self) -> Tensor:
+    def _changed(self) -> Int64[np.ndarray, "m"]:
+        """Return the rows to look at again, in order."""
+        if not self.storage.initialized:
+            return np.empty(0, np.int64)
         if len(self.storage) < self._length:  # it was emptied
             self._column.forget()
         rows = self._column.changed(self.storage)
-        if rows is None:
-            return torch.arange(len(self.storage))
-        return rows.unique() if rows.shape[0] else rows
+        return np.arange(len(self.storage)) if rows is None else np.unique(rows.numpy())
 
-    def _placed(self, rows: Tensor, number: Tensor, new: Tensor) -> None:
+    def _placed(self, rows: np.ndarray, number: np.ndarray, new: np.ndarray) -> None:
         """Do what there is to do where rows hold objects, some of which were not held before."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torchrl.data import ReplayBuffer
@@ -28,11 +29,11 @@ class Ledger(Holdings):
     def __init__(self, rb: ReplayBuffer, n_ranks: int) -> None:
         super().__init__(rb)
         capacity = self.storage.max_size
-        self._origin = torch.zeros(capacity, n_ranks, dtype=torch.bool)
-        self._given = torch.zeros(capacity, n_ranks, dtype=torch.bool)
-        self._arrival = torch.zeros(capacity, dtype=torch.int64)
+        self._origin = np.zeros((capacity, n_ranks), bool)
+        self._given = np.zeros((capacity, n_ranks), bool)
+        self._arrival = np.zeros(capacity, np.int64)
         self._arrived = 0
-        self._row = torch.zeros(capacity, dtype=torch.int64)  # of each object, the last written
+        self._row = np.zeros(capacity, np.int64)  # of each object, the last written
 
     def credit(self, rows: Int64[Tensor, "m"], sender: int) -> None:
         """Note that a rank sent what some rows hold.
@@ -41,9 +42,9 @@ class Ledger(Holdings):
             rows: in [0, capacity).
             sender: the rank.
         """
-        self._origin[self._number[rows], sender] = True
+        self._origin[self._number[rows.numpy()], sender] = True
 
-    def recognise(self, number: Int64[Tensor, "m"], sender: int) -> Int64[Tensor, "m"]:
+    def recognise(self, number: Int64[np.ndarray, "m"], sender: int) -> Int64[Tensor, "m"]:
         """Note that a rank sent objects that are held.
 
         Args:
@@ -54,7 +55,7 @@ class Ledger(Holdings):
             The row that each was last written to.
         """
         self._origin[number, sender] = True
-        return self._row[number]
+        return torch.from_numpy(self._row[number])
 
     def give(self, rows: Int64[Tensor, "m"], receiver: int) -> None:
         """Note that a rank was given what some rows hold.
@@ -63,7 +64,7 @@ class Ledger(Holdings):
             rows: in [0, capacity).
             receiver: the rank.
         """
-        self._given[self._number[rows], receiver] = True
+        self._given[self._number[rows.numpy()], receiver] = True
 
     def sent(self, rows: Int64[Tensor, "m"], rank: int) -> Bool[Tensor, "m"]:
         """Return whether what rows hold came from a rank.
@@ -72,7 +73,7 @@ class Ledger(Holdings):
             rows: in [0, capacity).
             rank: which.
         """
-        return self._origin[self._number[rows], rank]
+        return torch.from_numpy(self._origin[self._number[rows.numpy()], rank])
 
     def given(self, rows: Int64[Tensor, "m"], rank: int) -> Bool[Tensor, "m"]:
         """Return whether what rows hold was given to a rank.
@@ -81,7 +82,7 @@ class Ledger(Holdings):
             rows: in [0, capacity).
             rank: which.
         """
-        return self._given[self._number[rows], rank]
+        return torch.from_numpy(self._given[self._number[rows.numpy()], rank])
 
     def arrival(self, rows: Int64[Tensor, "m"]) -> Int64[Tensor, "m"]:
         """Return a number that is the larger, the later what a row holds arrived.
@@ -89,7 +90,7 @@ class Ledger(Holdings):
         Args:
             rows: in [0, capacity).
         """
-        return self._arrival[self._number[rows]]
+        return torch.from_numpy(self._arrival[self._number[rows.numpy()]])
 
     def forget_receiver(self, rank: int) -> None:
         """Forget what a rank was given, as when it starts anew.
@@ -99,12 +100,12 @@ class Ledger(Holdings):
         """
         self._given[:, rank] = False
 
-    def _placed(self, rows: Tensor, number: Tensor, new: Tensor) -> None:
+    def _placed(self, rows: np.ndarray, number: np.ndarray, new: np.ndarray) -> None:
         self._row[number] = rows
-        self._origin.index_fill_(0, new, False)
-        self._given.index_fill_(0, new, False)
-        self._arrival[new] = self._arrived + torch.arange(new.shape[0])
-        self._arrived += new.shape[0]
+        self._origin[new] = False
+        self._given[new] = False
+        self._arrival[new] = np.arange(self._arrived, self._arrived + len(new))
+        self._arrived += len(new)
 
     # State.
 
@@ -113,9 +114,9 @@ class Ledger(Holdings):
         self.look()
         number = self._number[: len(self.storage)]
         return {
-            "origin": self._origin[number],
-            "given": self._given[number],
-            "arrival": self._arrival[number],
+            "origin": torch.from_numpy(self._origin[number]),
+            "given": torch.from_numpy(self._given[number]),
+            "arrival": torch.from_numpy(self._arrival[number]),
             "arrived": self._arrived,
         }
 
@@ -136,6 +137,6 @@ class Ledger(Holdings):
         number, ranks = self._number[:n], min(state["origin"].shape[1], self._origin.shape[1])
         for mine, theirs in ((self._origin, state["origin"]), (self._given, state["given"])):
             mine[number] = False
-            mine[number, :ranks] = theirs[:, :ranks]
-        self._arrival[number] = state["arrival"]
+            mine[number, :ranks] = theirs.numpy()[:, :ranks]
+        self._arrival[number] = state["arrival"].numpy()
         self._arrived = state["arrived"]

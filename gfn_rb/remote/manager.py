@@ -12,7 +12,8 @@ import torch
 from tensordict import TensorDictBase
 from torchrl.data import ReplayBuffer
 
-from gfn_rb.errors import ArgumentError, PeerLostError, ShapeError, WireVersionError
+from gfn_rb.errors import ArgumentError, PeerLostError, WireVersionError
+from gfn_rb.remote.answers import Answers
 from gfn_rb.remote.baseline import Baseline, BaselineKeeper, MinBaseline
 from gfn_rb.remote.intake import Intake
 from gfn_rb.remote.link import Link, Parcel
@@ -39,7 +40,6 @@ log = logging.getLogger(__name__)
 PHASES = ("idle", "receive", "store", "score", "feed", "reply", "checkpoint")
 _TICK = 0.2  # seconds between looks at what no message tells: silence, checkpoints that are due
 _GRACE = 5.0  # seconds that answers have to leave at the end
-_UNTAKEN = 256  # answers a worker may leave untaken before it counts as lost
 
 
 class ReplayBufferManager:
@@ -119,7 +119,8 @@ class ReplayBufferManager:
         self._watch = Stopwatch(PHASES)
         self._peers = Peers(peers, self._link, self._baseline)
         self._intake = Intake(self._store, score, self._baseline, self._watch)
-        self._answers = {
+        self._answers = Answers(self._link, self._name, self._watch, self._lose)
+        self._handlers: dict[int, Callable[[Parcel], None]] = {
             Kind.HELLO: self._hello,
             Kind.ITEMS: self._items,
             Kind.FETCH: self._fetch,
@@ -233,7 +234,7 @@ class ReplayBufferManager:
 
     def _handle(self, parcel: Parcel) -> None:
         if parcel.error is not None:
-            self._refuse_unreadable(parcel)
+            self._unreadable(parcel)
         elif parcel.tag == PEER_TAG and parcel.source in self._peers:
             self._hear(parcel)
         elif parcel.tag == METADATA_TAG:
@@ -241,7 +242,9 @@ class ReplayBufferManager:
         elif parcel.tag == DATA_TAG and parcel.source in self._roster:
             self._data(parcel)
         else:
-            self._refuse(parcel, f"tag {parcel.tag} from rank {parcel.source} is not expected")
+            self._answers.refuse(
+                parcel, f"tag {parcel.tag} from rank {parcel.source} is not expected"
+            )
 
     def _data(self, parcel: Parcel) -> None:
         sender = self._roster.senders[parcel.source]
@@ -249,29 +252,44 @@ class ReplayBufferManager:
             return
         if self._roster.heard(parcel.source, parcel.nbytes):
             log.warning("%s: worker %d is back", self._name, parcel.source)
-        if parcel.kind in self._answers:
-            self._answers[Kind(parcel.kind)](parcel)
+        handle = self._handlers.get(parcel.kind)
+        if handle is not None:
+            handle(parcel)
         else:
-            self._refuse(parcel, f"a frame of kind {parcel.kind} means nothing to a manager")
+            self._answers.refuse(
+                parcel, f"a frame of kind {parcel.kind} means nothing to a manager"
+            )
+
+    def _unreadable(self, parcel: Parcel) -> None:
+        if parcel.source in self._roster:
+            self._roster.senders[parcel.source].unreadable += 1
+        if parcel.tag in (DATA_TAG, METADATA_TAG):
+            self._answers.refuse_unreadable(parcel)
+        else:
+            self._answers.note_refusal(parcel, str(parcel.error))
+        if isinstance(parcel.error, WireVersionError):
+            self._lose(parcel.source, "it speaks another version", REFUSED)
 
     def _hello(self, parcel: Parcel) -> None:
         version, terms = parcel.meta.get("protocol"), parcel.meta.get("subscription")
         if version != PROTOCOL:
-            self._refuse(parcel, f"it speaks protocol {version}, this manager speaks {PROTOCOL}")
+            self._answers.refuse(
+                parcel, f"it speaks protocol {version}, this manager speaks {PROTOCOL}"
+            )
             self._lose(parcel.source, "it speaks another version", REFUSED)
             return
         if terms is not None:
             try:
                 self._store.subscribe(parcel.source, terms)
             except ArgumentError as error:
-                self._refuse(parcel, str(error))
+                self._answers.refuse(parcel, str(error))
                 return
-        self._reply(parcel, Kind.WELCOME, {"protocol": PROTOCOL, "baseline": self.baseline})
+        self._answers.reply(parcel, Kind.WELCOME, {"protocol": PROTOCOL, "baseline": self.baseline})
 
     def _items(self, parcel: Parcel) -> None:
         rows, source = parcel.rows, parcel.source
         if rows is None:
-            self._refuse(parcel, "a frame of items holds none")
+            self._answers.refuse(parcel, "a frame of items holds none")
             return
         verdict = self._intake.take(rows, source, bool(parcel.meta.get("store", True)))
         error = verdict.unstored or verdict.unscored
@@ -287,11 +305,13 @@ class ReplayBufferManager:
             "feeds": fed is not None,
         }
         if error is not None:
-            self._log_refusal(parcel, f"{len(rows)} items: {type(error).__name__}: {error}")
+            self._answers.note_refusal(
+                parcel, f"{len(rows)} items: {type(error).__name__}: {error}"
+            )
             answer["error"] = described(error)
-        self._reply(parcel, Kind.SCORES, answer, verdict.per_row)
+        self._answers.reply(parcel, Kind.SCORES, answer, verdict.per_row)
         if fed is not None:
-            self._reply(parcel, Kind.FEED, {}, fed)
+            self._answers.reply(parcel, Kind.FEED, {}, fed)
         if verdict.unscored is not None and self._stops_on_error:
             raise verdict.unscored
 
@@ -304,16 +324,16 @@ class ReplayBufferManager:
     def _fetch(self, parcel: Parcel) -> None:
         quota = parcel.meta.get("quota")
         if parcel.source not in self._store.subscribers:
-            self._refuse(parcel, "it asks for items and has not subscribed")
+            self._answers.refuse(parcel, "it asks for items and has not subscribed")
         elif quota is not None and (type(quota) is not int or quota < 1):
-            self._refuse(parcel, f"quota must be at least 1, got {quota!r}")
+            self._answers.refuse(parcel, f"quota must be at least 1, got {quota!r}")
         else:
             fed = self._next_for(parcel.source, quota)
-            self._reply(parcel, Kind.FEED, {"asked": True}, fed)
+            self._answers.reply(parcel, Kind.FEED, {"asked": True}, fed)
 
     def _goodbye(self, parcel: Parcel) -> None:
         self._roster.leave(parcel.source, GONE)
-        self._reply(parcel, Kind.BYE, self._roster.senders[parcel.source].to_json())
+        self._answers.reply(parcel, Kind.BYE, self._roster.senders[parcel.source].to_json())
 
     def _begin_anew(self, parcel: Parcel) -> None:
         """Announce everything again to a worker that could not read an answer."""
@@ -328,49 +348,16 @@ class ReplayBufferManager:
                 answer = {"path": self.save()}
             else:
                 raise ArgumentError(f"a frame of kind {parcel.kind} is no question")
-            self._reply(parcel, Kind(parcel.kind), answer)
+            self._answers.reply(parcel, Kind(parcel.kind), answer)
         except Exception as error:
-            self._log_refusal(parcel, f"{type(error).__name__}: {error}")
-            self._reply(parcel, Kind.ERROR, {"error": described(error)})
+            self._answers.note_refusal(parcel, f"{type(error).__name__}: {error}")
+            self._answers.reply(parcel, Kind.ERROR, {"error": described(error)})
 
     def _hear(self, parcel: Parcel) -> None:
         try:
             self._peers.hear(parcel)
         except ArgumentError as error:
-            self._log_refusal(parcel, str(error))
-
-    # Answers.
-
-    def _reply(self, parcel: Parcel, kind: Kind, meta: dict[str, Any], rows: Any = None) -> None:
-        dest = parcel.source
-        try:
-            with self._watch("reply"):
-                self._link.post(dest, parcel.tag, kind, meta, rows)
-        except PeerLostError as error:
-            self._lose(dest, str(error))
-        except (ArgumentError, ShapeError) as error:  # too large, or no plain tensors
-            self._refuse(parcel, f"the answer cannot be sent: {error}")
-        if self._link.leaving(dest) > _UNTAKEN:
-            self._lose(dest, f"it has left {_UNTAKEN} answers untaken")
-
-    def _refuse(self, parcel: Parcel, why: str) -> None:
-        self._log_refusal(parcel, why)
-        error = {"type": "refused", "message": why}
-        self._reply(parcel, Kind.ERROR, {"to": parcel.meta.get("id"), "error": error})
-
-    def _refuse_unreadable(self, parcel: Parcel) -> None:
-        """Tell a rank that its frame was lost, so that it announces everything anew."""
-        self._log_refusal(parcel, str(parcel.error))
-        if parcel.source in self._roster:
-            self._roster.senders[parcel.source].unreadable += 1
-        assert parcel.error is not None
-        if parcel.tag in (DATA_TAG, METADATA_TAG):
-            self._reply(parcel, Kind.ERROR, {"unreadable": True, "error": described(parcel.error)})
-        if isinstance(parcel.error, WireVersionError):
-            self._lose(parcel.source, "it speaks another version", REFUSED)
-
-    def _log_refusal(self, parcel: Parcel, why: str) -> None:
-        log.warning("%s: refused what rank %d sent: %s", self._name, parcel.source, one_line(why))
+            self._answers.note_refusal(parcel, str(error))
 
     # What no message tells.
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from collections import deque
 
-from gfn_rb.numerics.duplicates import Duplicates
-from gfn_rb.remote.identity import Identities
+import numpy as np
+
+from gfn_rb.remote.identity import Names
 from gfn_rb.shapes import Bool
 
 
@@ -19,32 +19,26 @@ class Memory:
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        self._index: Duplicates | None = None
-        self._n_added = 0
+        self._held: set[bytes] = set()
+        self._oldest_first: deque[bytes] = deque()
 
-    def holds(self, names: Identities) -> Bool[Tensor, "n"]:
+    def holds(self, names: Names) -> Bool[np.ndarray, "n"]:
         """Return which objects are remembered.
 
         Args:
-            names: of the objects.
+            names: of the objects; what is no whole object is not remembered.
         """
-        held = torch.zeros_like(names.whole)
-        if self._index is not None and names.content.shape[1] == self._index.rows.shape[1]:
-            held[self._index.near(self._index.look(names.content))[0]] = True
-        return held & names.whole
+        return np.fromiter(map(self._held.__contains__, names), bool, len(names))
 
-    def add(self, names: Identities) -> None:
+    def add(self, names: Names) -> None:
         """Remember objects.
 
         Args:
             names: of objects that are different and not remembered; what is no whole object is
                 passed over.
         """
-        content = names.content[names.whole][-self.capacity :]
-        if len(content) == 0:
-            return
-        if self._index is None or self._index.rows.shape[1] != content.shape[1]:
-            self._index = Duplicates(self.capacity, content)
-        slot = (self._n_added + torch.arange(len(content))) % self.capacity
-        self._n_added += len(content)
-        self._index.write(slot, self._index.look(content), self.capacity)
+        whole = [name for name in names if name is not None]
+        self._held.update(whole)
+        self._oldest_first.extend(whole)
+        excess = max(0, len(self._oldest_first) - self.capacity)
+        self._held.difference_update([self._oldest_first.popleft() for _ in range(excess)])

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
+from itertools import repeat
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
+import numpy as np
 
-from gfn_rb.numerics.duplicates import Duplicates
-from gfn_rb.numerics.near_index import Look
-from gfn_rb.remote.identity import Identities
+from gfn_rb.remote.identity import Names, are_named
 from gfn_rb.shapes import Int64
 
 
@@ -17,12 +16,12 @@ class Found(NamedTuple):
     """Which of the objects looked up are held, and which are the same.
 
     Args:
-        number: of each object, -1 where it is not held, int64 [n].
+        number: of each object, -1 where it is not held.
         leader: the position of the first one that is the same, its own if it is the first.
     """
 
-    number: Tensor
-    leader: Tensor
+    number: Int64[np.ndarray, "n"]
+    leader: Int64[np.ndarray, "n"]
 
 
 class Registry:
@@ -30,7 +29,8 @@ class Registry:
 
     Rows of the same object share its number. What is no whole object has a number of its own that
     no look-up finds. Finding, holding and letting go of m objects costs what m rows cost, however
-    many there are. The objects themselves are kept, and compared: hashes alone decide nothing.
+    many there are; all that grows is bounded by the capacity. Objects are compared whole: hashes
+    alone decide nothing.
 
     Args:
         capacity: how many rows there are.
@@ -38,29 +38,28 @@ class Registry:
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        self._index: Duplicates | None = None
-        self._holders = torch.zeros(capacity, dtype=torch.int64)
-        self._is_findable = torch.zeros(capacity, dtype=torch.bool)
-        self._n_findable = 0
-        self._unused = torch.arange(capacity - 1, -1, -1)  # a stack
+        self._index: dict[bytes | None, int] = {}
+        self._name = np.full(capacity, None, object)  # of each number, for letting go
+        self._holders = np.zeros(capacity, np.int64)
+        self._unused = np.arange(capacity - 1, -1, -1)  # a stack
         self._n_unused = capacity
 
     def __len__(self) -> int:
         """Return how many different objects are held."""
-        return self._n_findable
+        return len(self._index)
 
-    def find(self, names: Identities) -> Found:
+    def find(self, names: Names) -> Found:
         """Look objects up.
 
         Args:
             names: of the objects; what is no whole object is not held, and like nothing else.
         """
-        index = self._index_for(names.content)
-        return self._find(index, index.look(names.content), names.whole)
+        number = np.fromiter(map(self._index.get, names, repeat(-1)), np.int64, len(names))
+        return Found(number, _leaders(names))
 
     def replace(
-        self, left: Int64[Tensor, "k"], names: Identities
-    ) -> tuple[Int64[Tensor, "m"], Int64[Tensor, "j"]]:
+        self, left: Int64[np.ndarray, "k"], names: Names
+    ) -> tuple[Int64[np.ndarray, "m"], Int64[np.ndarray, "j"]]:
         """Let rows go that held objects, and hold others.
 
         What leaves one row and enters another keeps its number.
@@ -72,68 +71,42 @@ class Registry:
         Returns:
             The number of each object; and the new ones of these, in the order of the rows.
         """
-        index = self._index_for(names.content)
-        look = index.look(names.content)
-        number, leader = self._find(index, look, names.whole)
-        is_new, left = number < 0, left[left >= 0]
-        self._count(left, -1)
-        self._count(number[~is_new], 1)
-        self._release(left[self._holders[left] == 0].unique())
-        first = (is_new & (leader == torch.arange(leader.shape[0]))).nonzero()[:, 0]
-        new = self._take(first.shape[0])
-        number[first] = new
+        number, leader = self.find(names)
+        is_new = number < 0
+        first = np.flatnonzero(is_new & (leader == np.arange(len(leader))))
+        left = left[left >= 0]
+        np.add.at(self._holders, left, -1)
+        np.add.at(self._holders, number[~is_new], 1)
+        self._release(np.unique(left[self._holders[left] == 0]))
+        number[first] = new = self._take(len(first))
         number = number[leader]
-        self._count(number[is_new], 1)
-        whole = names.whole[first]
-        self._enter(new[whole], look.select(first[whole]))
+        np.add.at(self._holders, number[is_new], 1)
+        self._enter(new, [names[i] for i in first.tolist()])
         return number, new
 
-    def _index_for(self, content: Tensor) -> Duplicates:
-        """Return the index; for objects of another kind than those held, an empty one."""
-        if self._index is not None and content.shape[1] == self._index.rows.shape[1]:
-            return self._index
-        if self._n_findable:
-            return Duplicates(1, content)
-        self._index = Duplicates(self.capacity, content)
-        return self._index
-
-    def _find(self, index: Duplicates, look: Look, whole: Tensor) -> Found:
-        number, leader = torch.full(whole.shape, -1), torch.arange(whole.shape[0])
-        if bool(whole.all()):
-            row, found = index.near(look)
-            first, other = index.near_each_other(look)
-            number[row], leader[other] = found, first
-            return Found(number, leader)
-        rows = whole.nonzero()[:, 0]
-        if rows.shape[0]:
-            among = self._find(index, look.select(rows), whole[rows])
-            number[rows], leader[rows] = among.number, rows[among.leader]
-        return Found(number, leader)
-
-    def _count(self, number: Tensor, change: int) -> None:
-        self._holders.index_add_(0, number, torch.full_like(number, change))
-
-    def _release(self, number: Tensor) -> None:
+    def _release(self, number: Int64[np.ndarray, "k"]) -> None:
         """Let numbers stand for nothing."""
-        n = number.shape[0]
-        self._unused[self._n_unused : self._n_unused + n] = number
-        self._n_unused += n
-        gone = number[self._is_findable[number]]
-        if self._index is not None and gone.shape[0]:
-            self._index.discard(gone)
-            self._is_findable[gone] = False
-            self._n_findable -= gone.shape[0]
+        self._unused[self._n_unused : self._n_unused + len(number)] = number
+        self._n_unused += len(number)
+        deque(map(self._index.pop, self._name[number], repeat(None)), 0)
+        self._name[number] = None
 
-    def _take(self, n: int) -> Tensor:
+    def _take(self, n: int) -> Int64[np.ndarray, "n"]:
         """Return n numbers that stand for nothing."""
         self._n_unused -= n
-        return self._unused[self._n_unused : self._n_unused + n].clone()
+        return self._unused[self._n_unused : self._n_unused + n].copy()
 
-    def _enter(self, number: Tensor, look: Look) -> None:
+    def _enter(self, number: Int64[np.ndarray, "k"], names: Names) -> None:
         """Let objects be found."""
-        if number.shape[0] == 0:
-            return
-        index = self._index_for(look.rows)
-        self._is_findable[number] = True
-        self._n_findable += number.shape[0]
-        index.write(number, look, self.capacity)
+        self._name[number] = names
+        self._index.update(zip(names, number.tolist(), strict=True))
+        self._index.pop(None, None)  # is no object
+
+
+def _leaders(names: Names) -> Int64[np.ndarray, "n"]:
+    """Return the position of the first of each that is the same."""
+    first: dict[bytes | None, int] = {}
+    leader = np.fromiter(map(first.setdefault, names, range(len(names))), np.int64, len(names))
+    if None in first:
+        leader = np.where(are_named(names), leader, np.arange(len(names)))
+    return leader

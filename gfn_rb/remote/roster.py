@@ -26,6 +26,7 @@ class Roster:
         self.senders = {rank: SenderStatistics() for rank in ranks}
         self._timeout = timeout
         self._heard = dict.fromkeys(ranks, time.monotonic())
+        self._next_look = 0.0  # nobody can have been silent for too long before
 
     def __contains__(self, rank: int) -> bool:
         return rank in self.senders
@@ -59,7 +60,8 @@ class Roster:
         Returns:
             Whether it had been thought lost.
         """
-        sender, was_lost = self.senders[rank], self.senders[rank].state == LOST
+        sender = self.senders[rank]
+        was_lost = sender.state == LOST
         sender.bytes += nbytes
         sender.last_seen = time.time()
         sender.state = HERE
@@ -84,8 +86,12 @@ class Roster:
 
     def silent(self) -> list[int]:
         """Return the workers that have been silent for too long."""
-        limit = time.monotonic() - self._timeout
-        return [rank for rank in self.present if self._heard[rank] < limit]
+        now = time.monotonic()
+        if now < self._next_look:
+            return []
+        limit, heard = now - self._timeout, {rank: self._heard[rank] for rank in self.present}
+        self._next_look = min(heard.values(), default=now) + self._timeout
+        return [rank for rank, when in heard.items() if when < limit]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the statistics of all workers."""

@@ -47,10 +47,10 @@ def pack(result: Any, n: int) -> tuple[dict[str, float], TensorDict | None]:
     if not isinstance(result, Mapping) or not all(isinstance(name, str) for name in result):
         raise ArgumentError(f"score must return a dict of scores by name, got {result!r:.200}")
     numbers: dict[str, float] = {}
-    rows = TensorDict(batch_size=[n])
+    rows: dict[str, Tensor] = {}
     for name, value in result.items():
         if isinstance(value, Tensor) and value.ndim and value.shape[0] == n:
-            rows.set(name, value.detach().cpu())
+            rows[name] = value.detach().cpu()
         elif isinstance(value, Real) or (isinstance(value, Tensor) and value.numel() == 1):
             numbers[name] = float(value)
         else:
@@ -58,7 +58,7 @@ def pack(result: Any, n: int) -> tuple[dict[str, float], TensorDict | None]:
             raise ArgumentError(
                 f"score {name!r} must be a number or a tensor of {n} rows, got {what}"
             )
-    return numbers, None if rows.is_empty() else rows
+    return numbers, TensorDict(rows, [n]) if rows else None
 
 
 def unpack(numbers: Mapping[str, Any], rows: TensorDictBase | None) -> Scores:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from tensordict import TensorDictBase
+from torch import Tensor
 from torchrl.data import ReplayBuffer
 
 from gfn_rb.errors import ArgumentError
 from gfn_rb.remote.feed import Subscriber
-from gfn_rb.remote.identity import identities
+from gfn_rb.remote.identity import identities, some
 from gfn_rb.remote.ledger import Ledger
+from gfn_rb.shapes import Int64
 
 Duplicates = Literal["drop", "keep"]
 
@@ -61,17 +64,18 @@ class Store:
         if self.rb is None or self._ledger is None:
             return {"scored": len(rows)}
         new = self._new(rows, sender, self._ledger)
-        duplicates = len(rows) - len(new)
-        slots = torch.empty(0, dtype=torch.int64)
-        if len(new):
-            slots = torch.as_tensor(self.rb.extend(rows[new] if duplicates else rows.copy()))
-            slots = slots.reshape(-1).cpu()
-            slots = slots[slots >= 0]
+        n_new, n_stored = len(new), 0
+        if n_new:
+            # A buffer writes their slots into what it is given.
+            chosen = rows.copy() if n_new == len(rows) else some(rows, torch.from_numpy(new))
+            slots = torch.as_tensor(self.rb.extend(chosen)).reshape(-1).cpu()
             changed = self._ledger.look()
+            slots = slots[slots >= 0]
+            n_stored = len(slots)
             self._ledger.credit(slots, sender)
             self._offer(changed)
-        rejected = len(new) - len(slots)
-        return {"stored": len(slots), "rejected": rejected, "duplicates": duplicates}
+        duplicates = len(rows) - n_new
+        return {"stored": n_stored, "rejected": n_new - n_stored, "duplicates": duplicates}
 
     def subscribe(self, rank: int, terms: Any) -> None:
         """Feed a worker from now on.
@@ -99,18 +103,19 @@ class Store:
             return None
         return subscriber.next(quota or subscriber.quota, self._generator)
 
-    def _new(self, rows: TensorDictBase, sender: int, ledger: Ledger) -> torch.Tensor:
+    def _new(self, rows: TensorDictBase, sender: int, ledger: Ledger) -> Int64[np.ndarray, "k"]:
         """Return which rows are to be stored; of the others, note that the sender has them too."""
         if not self._drop:
-            return torch.arange(len(rows))
+            return np.arange(len(rows))
         self._offer(ledger.look())
         new, held = ledger.new(identities(rows))
-        known = ledger.recognise(held, sender)
-        if sender in self.subscribers:
-            self.subscribers[sender].offer(known)
+        if len(held):
+            known = ledger.recognise(held, sender)
+            if sender in self.subscribers:
+                self.subscribers[sender].offer(known)
         return new
 
-    def _offer(self, changed: torch.Tensor) -> None:
+    def _offer(self, changed: Int64[Tensor, "m"]) -> None:
         for subscriber in self.subscribers.values():
             subscriber.offer(changed)
 

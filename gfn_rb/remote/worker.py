@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Literal, TypeAlias
 
@@ -17,6 +18,7 @@ from gfn_rb.remote.desk import Desk, Reply
 from gfn_rb.remote.feed import Subscription
 from gfn_rb.remote.holdings import Holdings
 from gfn_rb.remote.modes import AwaitReply, Mode
+from gfn_rb.remote.patience import never
 from gfn_rb.remote.payload import BaselineFilter, Payload, check_payload, packed, require_fit
 from gfn_rb.remote.protocol import Kind
 from gfn_rb.remote.ranks import ranks_of
@@ -54,6 +56,9 @@ class ReplayBufferWorker:
         on_error: when a manager could not store or score a batch, :meth:`extend` and the like
             ``"raise"`` a :class:`~gfn_rb.errors.RemoteError`, all else being done, or ``"log"`` it.
         timeout: seconds to wait for an answer before a manager counts as lost.
+        stopped: whether this rank is to stop, as a signal may have told it. It is asked in the
+            course of all waits, which then last a second in all; what is unanswered is counted as
+            lost when the worker is closed.
 
     Attributes:
         statistics: what was counted.
@@ -81,6 +86,7 @@ class ReplayBufferWorker:
         keep: Sequence[str] = (),
         on_error: Literal["raise", "log"] = "raise",
         timeout: float = 30.0,
+        stopped: Callable[[], bool] = never,
     ) -> None:
         managers = [manager] if isinstance(manager, int) else manager
         managers = ranks_of("manager", managers, (), transport)
@@ -101,7 +107,7 @@ class ReplayBufferWorker:
         self._raises = on_error == "raise"
         self._timeout = timeout
         self._local = None if buffer is None or subscription is None else Holdings(buffer)
-        self._desk = Desk(transport, managers, timeout, self.statistics, self._feed)
+        self._desk = Desk(transport, managers, timeout, self.statistics, self._feed, stopped)
         self._connected = False
         self._adds = 0
         self._pending: list[TensorDictBase] = []
@@ -241,9 +247,10 @@ class ReplayBufferWorker:
         """
         if self._connected:
             self._send()
+            start = time.monotonic()
             if not self._desk.wait(timeout):
-                n = self.unanswered
-                log.warning("%s: %d batches unanswered after %g s", self._name, n, timeout)
+                n, seconds = self.unanswered, time.monotonic() - start
+                log.warning("%s: %d batches unanswered after %.1f s", self._name, n, seconds)
                 self._desk.give_up()
         replies, self._desk.replies = self._desk.replies, []
         self._settle_errors()
@@ -306,9 +313,8 @@ class ReplayBufferWorker:
         batches, self._pending = self._pending, []
         if not batches:
             return None
-        added = sum(map(len, batches))
         rows = packed(batches, self.payload, self._dropped)
-        self.statistics.reduced += added - len(rows)
+        self.statistics.reduced += sum(map(len, batches)) - len(rows)
         if self.filter is None or not len(rows):
             return rows
         kept = self.filter(rows, self.baseline)

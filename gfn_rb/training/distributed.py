@@ -11,13 +11,20 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gfn_rb.errors import ArgumentError, GfnRbError, TransportError, WorkerError
+from gfn_rb.errors import (
+    ArgumentError,
+    GfnRbError,
+    TransportError,
+    TransportTimeoutError,
+    WorkerError,
+)
 from gfn_rb.remote.layout import Layout, layout
+from gfn_rb.remote.patience import GRACE
 from gfn_rb.training import run
 from gfn_rb.training.averaging import GradientAverage
 from gfn_rb.training.config import TrainConfig
@@ -159,9 +166,13 @@ def _train(config: TrainConfig, transport: Transport, team: Team, folder: RunFol
     roles, rank = team.layout, transport.rank
     together = roles.workers if config.average_gradients else (rank,)
     stop = StopSignals()
+
+    def stopped() -> bool:
+        return stop.wanted
+
     silence = longest_silence(config, roles)
-    average = GradientAverage(transport, together, silence, lambda: stop.wanted)
-    exchange = Exchange(config, transport, roles) if roles.managers else None
+    average = GradientAverage(transport, together, silence, stopped)
+    exchange = Exchange(config, transport, roles, stopped) if roles.managers else None
     hooks = Hooks(gradients=average, stepped=team.stepped)
     if exchange is not None:
         hooks = Hooks(exchange.replayed, exchange.store, average, team.stepped)
@@ -172,7 +183,10 @@ def _train(config: TrainConfig, transport: Transport, team: Team, folder: RunFol
             run.restore(trainer, folder)
         outcome = run.carry_out(trainer, folder, watch, ending, stop)
         ending.leave()  # where that was not done, because it was stopped
-        return outcome
+    if stop.wanted:  # what others have not taken, they may never take
+        with suppress(TransportTimeoutError):
+            transport.close(GRACE)
+    return outcome
 
 
 class _Ending:

@@ -28,6 +28,7 @@ from gfn_rb.remote import (
 )
 from gfn_rb.remote.baseline import Baseline
 from gfn_rb.remote.layout import Layout
+from gfn_rb.remote.patience import never
 from gfn_rb.training.replay import trajectory_buffer
 from gfn_rb.transports import Transport
 
@@ -104,10 +105,17 @@ class Exchange:
         config: of the run.
         transport: to the manager.
         layout: the roles of all ranks.
+        stopped: whether this rank is to stop.
     """
 
-    def __init__(self, config: TrainConfig, transport: Transport, layout: Layout) -> None:
-        self._config, self._transport = config, transport
+    def __init__(
+        self,
+        config: TrainConfig,
+        transport: Transport,
+        layout: Layout,
+        stopped: Callable[[], bool] = never,
+    ) -> None:
+        self._config, self._transport, self._stopped = config, transport, stopped
         self._manager = layout.manager_of[transport.rank]
         self._worker: ReplayBufferWorker | None = None
         self._arrived: Arrivals | None = None
@@ -135,6 +143,7 @@ class Exchange:
             subscription=None if config.feed == "none" else self._subscription(),
             on_error="log",
             timeout=config.patience,
+            stopped=self._stopped,
         )
         if self._worker.subscription is None:
             return rb

@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 
 TEAM_TAG = 21
 _EVERY = 0.5  # seconds between news of one rank
+_STRETCH = 0.1  # seconds between looks at whether this rank is to stop
 _MODES = "mode"
 
 
@@ -166,14 +167,17 @@ class Team:
 
         Args:
             found: on this rank.
-            stopped: whether rank 0 was told to stop. Then it does without those that still train.
+            stopped: whether this rank was told to stop. Then it waits for nobody: rank 0 does
+                without those that still train.
         """
         self.found[self._transport.rank] = found
         if self._transport.rank:
             meta = {"row": found.row, "exchange": found.exchange}
             modes = TensorDict({_MODES: found.modes.cpu()}, [len(found.modes)])
             self._post(_Kind.FOUND, meta, modes if len(modes) else None)
-            self._link.flush(self._patience)
+            end = time.monotonic() + self._patience
+            while self._link.flush(_STRETCH) and not stopped() and time.monotonic() < end:
+                pass
             return
         self._heard = dict.fromkeys(self._heard, time.monotonic())
         while waiting := self.training_elsewhere():

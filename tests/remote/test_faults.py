@@ -1,5 +1,6 @@
 """What goes wrong on one rank is noticed, named in a log line, and survived by the others."""
 
+import threading
 import time
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from remote.remote_runs import LIMIT, group, objects, threads, values_of
 
 from gfn_rb import fifo_buffer
-from gfn_rb.errors import RemoteError, WireVersionError
+from gfn_rb.errors import RemoteError, TransportTimeoutError, WireVersionError
 from gfn_rb.remote import (
     AwaitReply,
     CollectLater,
@@ -248,13 +249,58 @@ def test_a_drain_ends_in_time(caplog):
     start = time.monotonic()
     assert worker.drain(0.05) == []
     assert time.monotonic() - start < LIMIT / 2
-    assert "worker 1: 1 batches unanswered after 0.05 s" in caplog.text
+    assert "worker 1: 1 batches unanswered after 0." in caplog.text
     assert (worker.unanswered, worker.statistics.lost) == (0, 2)
     manager.step()
     worker.extend(objects([3]))  # the late answer changes nothing
     assert worker.statistics.lost == 2
     manager.step()
     assert [reply.n for reply in worker.drain(LIMIT)] == [1]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_worker_that_is_to_stop_waits_a_second_for_a_manager_that_hangs(caplog, mode):
+    told = threading.Event()
+    transports = group(2)
+    manager = ReplayBufferManager(transports[0], fifo_buffer(9))
+    worker = ReplayBufferWorker(
+        transports[1], 0, mode=mode(), timeout=1e3, stopped=told.is_set, on_error="log"
+    )
+    with threads(lambda: manager.step(LIMIT)):
+        worker.connect()
+    threading.Timer(0.2, told.set).start()
+    start = time.monotonic()
+    worker.extend(objects([1, 2]))
+    worker.extend(objects([3]))
+    told.wait()
+    worker.close(1e3)
+    assert 1.0 <= time.monotonic() - start < 3.0
+    assert worker.managers == [0]  # nobody was given up: it may be slow
+    statistics = worker.statistics
+    assert (statistics.offered, statistics.sent, statistics.lost) == (3, 3, 3)
+    assert "manager 0 did not say goodbye: rank 0 did not answer before this rank" in caplog.text
+
+
+def test_a_worker_that_is_to_stop_does_not_wait_to_be_greeted():
+    worker = ReplayBufferWorker(group(2)[1], 0, timeout=1e3, stopped=lambda: True)
+    start = time.monotonic()
+    message = "rank 0 did not answer before this rank was to stop: expected a running"
+    with pytest.raises(TransportTimeoutError, match=message):
+        worker.connect()
+    assert time.monotonic() - start < 3.0
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_worker_that_is_to_stop_takes_the_answers_of_a_manager_that_does_not_hang(caplog, mode):
+    transports = group(2)
+    manager = ReplayBufferManager(transports[0], fifo_buffer(99))
+    worker = ReplayBufferWorker(transports[1], 0, mode=mode(), timeout=1e3, stopped=lambda: True)
+    with threads(manager.run), worker:
+        for value in range(5):
+            worker.extend(objects([value]))
+    statistics = worker.statistics
+    assert (statistics.sent, statistics.stored, statistics.lost) == (5, 5, 0)
+    assert caplog.messages == []
 
 
 def test_a_worker_names_a_manager_of_another_format():

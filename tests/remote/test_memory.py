@@ -19,7 +19,7 @@ def test_the_last_objects_are_remembered(batches):
         memory.add(names(new))
         expected = (expected + new)[-5:]
         held = memory.holds(names(range(21)))
-        assert held.nonzero()[:, 0].tolist() == sorted(expected)
+        assert held.nonzero()[0].tolist() == sorted(expected)
 
 
 def test_parts_of_objects_are_not_remembered():

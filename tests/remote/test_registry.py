@@ -1,20 +1,21 @@
+import numpy as np
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from remote.remote_runs import objects, transitions
 
-from gfn_rb.numerics.row_hash import RowHash
-from gfn_rb.remote.identity import Identities, identities
+from gfn_rb.remote.identity import identities
 from gfn_rb.remote.registry import Registry
 
 
 def names(values, whole=None):
-    content = identities(objects(values)).content
-    everything = torch.ones(len(values), dtype=torch.bool)
-    return Identities(content, everything if whole is None else torch.tensor(whole))
+    found = identities(objects(values))
+    if whole is None:
+        return found
+    return [name if known else None for name, known in zip(found, whole, strict=True)]
 
 
-NOTHING = torch.empty(0, dtype=torch.int64)
+NOTHING = np.empty(0, np.int64)
 
 changes = st.lists(
     st.dictionaries(st.integers(0, 7), st.tuples(st.integers(0, 5), st.booleans()), min_size=1),
@@ -26,9 +27,9 @@ changes = st.lists(
 @given(changes)
 def test_rows_of_one_object_share_a_number_as_long_as_one_is_left(changes):
     registry = Registry(8)
-    rows, number, known = {}, torch.full((8,), -1), {}
+    rows, number, known = {}, np.full(8, -1), {}
     for change in changes:
-        slots = torch.tensor([*change])
+        slots = np.array([*change])
         values, whole = map(list, zip(*change.values(), strict=True))
         numbers, new = registry.replace(number[slots], names(values, whole))
         number[slots] = numbers
@@ -69,15 +70,13 @@ def test_repeated_objects_follow_their_first():
     assert registry.find(names([4, 4, 3, 3, 4], whole)).leader.tolist() == [0, 1, 2, 3, 1]
 
 
-def test_equal_hashes_make_no_equal_objects(monkeypatch):
-    monkeypatch.setattr(
-        RowHash, "__call__", lambda self, rows: torch.zeros(len(rows), 1, dtype=torch.int64)
-    )
-    registry = Registry(40)
-    number, new = registry.replace(NOTHING, names(range(30)))
-    assert number.unique().tolist() == new.sort().values.tolist() == list(range(30))
-    assert registry.find(names(range(40))).number.tolist() == number.tolist() + [-1] * 10
-    assert registry.find(names([50, 51, 50])).leader.tolist() == [0, 1, 0]
+def test_what_is_let_go_is_forgotten_whole():
+    registry = Registry(4)
+    number, _ = registry.replace(NOTHING, names([0, 256, 65536], [True, True, False]))
+    registry.replace(number, names([7]))
+    assert len(registry) == 1
+    assert registry.find(names([0, 256, 65536])).number.tolist() == [-1] * 3
+    assert registry._name.tolist().count(None) == 3
 
 
 def test_objects_of_another_size_are_not_held():

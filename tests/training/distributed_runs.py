@@ -72,8 +72,18 @@ class Job:
             time.sleep(0.01)
 
     def kill(self, rank):
+        self.send(signal.SIGKILL, rank)
+
+    def send(self, number, rank):
         assert self._process.poll() is None, "\n".join(self.lines)
-        os.kill(int((self._pids / str(rank)).read_text()), signal.SIGKILL)
+        os.kill(int((self._pids / str(rank)).read_text()), number)
+
+    def is_running(self, rank):
+        stat = Path("/proc", (self._pids / str(rank)).read_text(), "stat")
+        try:
+            return stat.read_text().rsplit(")", 1)[1].split()[0] != "Z"
+        except OSError:
+            return False
 
     def wait(self, seconds=SECONDS):
         """The exit code."""

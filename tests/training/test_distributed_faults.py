@@ -1,5 +1,6 @@
 """Runs of several ranks of which some are killed."""
 
+import signal
 import time
 
 import pytest
@@ -77,3 +78,24 @@ def test_a_job_without_fault_tolerance_ends_and_goes_on_from_its_checkpoints(tmp
     for known in report["ranks"].values():
         assert known["exchange"]["managers"] == [2]
         assert_adds_up(known["exchange"])
+
+
+def test_a_worker_told_to_stop_saves_though_its_manager_hangs(tmp_path):
+    folders = [RunFolder(tmp_path / "run", rank) for rank in range(2)]
+    words = [*TRAIN, "--steps", 100_000, "--send", "awaited", "--out", tmp_path / "run"]
+    words[words.index("--patience") + 1] = "500"
+    with Job(2, words, tmp_path / "job", ("--with-ft", "ulfm")) as job:
+        for folder in folders:
+            job.until_exists(folder.checkpoint)
+        job.send(signal.SIGSTOP, 1)
+        time.sleep(0.5)  # the worker sends, and waits
+        before = time.monotonic()
+        job.send(signal.SIGTERM, 0)
+        while job.is_running(0):
+            assert time.monotonic() - before < PROMPT, "\n".join(job.lines)
+            time.sleep(0.01)
+        job.send(signal.SIGKILL, 1)
+        job.wait()
+        text = "\n".join(job.lines)
+    assert "manager 1 did not say goodbye" in text
+    assert f"stopped after {load_state(folders[0].checkpoint)['steps_done']} steps" in text

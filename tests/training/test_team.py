@@ -185,6 +185,18 @@ def test_rank_0_told_to_stop_waits_no_longer():
     assert members[0].lost == {2: "rank 0 was told to stop waiting for it"}
 
 
+def test_a_rank_told_to_stop_does_not_wait_for_rank_0():
+    members, _ = teams(2, patience=60.0)
+    stop = threading.Event()
+    waiting = threading.Thread(target=members[1].finish, args=(found(2), stop.is_set))
+    waiting.start()
+    time.sleep(0.2)
+    assert waiting.is_alive()  # rank 0 has not taken it
+    stop.set()
+    waiting.join(5)
+    assert not waiting.is_alive()
+
+
 def test_without_rank_0_a_rank_goes_on(caplog):
     members, transports = teams(2)
     transports[0].close()

@@ -1,0 +1,80 @@
+import pytest
+import torch
+from remote.remote_runs import group, objects
+
+from gfn_rb.errors import WireCorruptError
+from gfn_rb.remote.answers import Answers
+from gfn_rb.remote.link import Link, Parcel
+from gfn_rb.remote.protocol import METADATA_TAG, Kind
+from gfn_rb.stopwatch import Stopwatch
+
+
+class Desk:
+    """Rank 0 that answers rank 1."""
+
+    def __init__(self):
+        mine, theirs = group(2)
+        self.other = Link(theirs)
+        self.lost = []
+        watch = Stopwatch(("reply",))
+        self.answers = Answers(
+            Link(mine), "manager 0", watch, lambda rank, why: self.lost.append((rank, why))
+        )
+
+    def answer(self):
+        return self.other.receive(0, METADATA_TAG)
+
+
+@pytest.fixture
+def desk():
+    return Desk()
+
+
+def question(error=None, **meta):
+    return Parcel(1, METADATA_TAG, Kind.METADATA, meta, None, 64, error)
+
+
+def test_a_question_is_answered_on_the_tag_it_came_on(desk):
+    desk.answers.reply(question(), Kind.METADATA, {"stored": 3}, objects([4]))
+    answer = desk.answer()
+    assert (answer.kind, answer.meta) == (Kind.METADATA, {"stored": 3})
+    assert answer.rows["state"].tolist() == [[4, 0]]
+    assert desk.lost == []
+
+
+def test_a_refusal_names_what_it_refuses(desk, caplog):
+    desk.answers.refuse(question(id=7), "no\nsuch thing")
+    answer = desk.answer()
+    assert answer.kind == Kind.ERROR
+    assert answer.meta == {"to": 7, "error": {"type": "refused", "message": "no\nsuch thing"}}
+    assert caplog.messages == ["manager 0: refused what rank 1 sent: no such thing"]
+
+
+def test_who_sent_what_cannot_be_read_is_told(desk, caplog):
+    desk.answers.refuse_unreadable(question(WireCorruptError("damaged")))
+    answer = desk.answer()
+    assert answer.meta["unreadable"] is True
+    assert answer.meta["error"]["type"] == "WireCorruptError"
+    assert caplog.messages == ["manager 0: refused what rank 1 sent: damaged"]
+
+
+def test_an_answer_that_cannot_be_sent_becomes_a_refusal(desk, caplog):
+    desk.answers.reply(question(id=2), Kind.METADATA, {"value": torch.zeros(1)})
+    answer = desk.answer()
+    assert (answer.kind, answer.meta["to"]) == (Kind.ERROR, 2)
+    assert "the answer cannot be sent: meta is nothing that JSON can say" in caplog.text
+
+
+def test_who_is_gone_is_lost(desk):
+    desk.other.transport.close()
+    desk.answers.reply(question(), Kind.METADATA, {})
+    assert [rank for rank, _ in desk.lost] == [1]
+
+
+def test_who_leaves_answers_untaken_is_lost(desk, monkeypatch):
+    monkeypatch.setattr("gfn_rb.remote.answers._UNTAKEN", 2)
+    for _ in range(2):
+        desk.answers.reply(question(), Kind.METADATA, {})
+    assert desk.lost == []
+    desk.answers.reply(question(), Kind.METADATA, {})
+    assert desk.lost == [(1, "it has left 2 answers untaken")]
