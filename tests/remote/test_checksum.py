@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -76,6 +77,32 @@ def test_exchanged_pages_of_equal_sums_are_noticed() -> None:
 def test_length_is_noticed() -> None:
     sums = {checksum(torch.zeros(n, dtype=torch.uint8)) for n in range(1, 300)}
     assert len(sums) == 299
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_any_flipped_bit_is_noticed(data: st.DataObject) -> None:
+    words = content(data.draw(st.sampled_from(SIZES[1:])))
+    expected = checksum(words)
+    at = data.draw(st.integers(0, len(words) - 1))
+    words[at] ^= 1 << data.draw(st.integers(0, 7))
+    assert checksum(words) != expected
+
+
+def test_zeros_cut_off_or_added_are_noticed() -> None:
+    data = torch.cat([content(1000), torch.zeros(5000, dtype=torch.uint8)])
+    assert len({checksum(data[:n]) for n in range(1000, 6001, 8)}) == 626
+
+
+def test_the_seed_counts() -> None:
+    data = content(100).numpy().data
+    assert len({module.checksum(data, seed) for seed in (0, 1, 1 << 63)}) == 3
+
+
+def test_values_are_those_of_xxh3() -> None:
+    # Of the reference implementation's own sanity checks.
+    assert module.checksum(memoryview(b"")) == 0x2D06800538D394C2
+    assert checksum(content(5)) == xxhash.xxh3_64_intdigest(bytes(content(5).numpy()))
 
 
 def test_bytes_need_no_alignment() -> None:
