@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 import torch
 import xxhash
@@ -17,9 +19,14 @@ def checksum(data: torch.Tensor) -> int:
     return module.checksum(data.numpy().data)
 
 
-def content(nbytes: int, seed: int = 0, below: int = 256) -> torch.Tensor:
+@cache
+def drawn(seed: int, below: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
-    return torch.randint(0, below, (nbytes,), dtype=torch.uint8, generator=generator)
+    return torch.randint(0, below, (SIZES[-1],), dtype=torch.uint8, generator=generator)
+
+
+def content(nbytes: int, seed: int = 0, below: int = 256) -> torch.Tensor:
+    return drawn(seed, below)[:nbytes].clone()
 
 
 @pytest.mark.parametrize("nbytes", SIZES)
