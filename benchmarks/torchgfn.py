@@ -6,7 +6,13 @@ import inspect
 from typing import Any
 
 import torch
-from gfn.containers import NormBasedDiversePrioritizedReplayBuffer, ReplayBuffer, StatesContainer
+from gfn.containers import (
+    NormBasedDiversePrioritizedReplayBuffer,
+    ReplayBuffer,
+    StatesContainer,
+    Trajectories,
+)
+from gfn.containers.message import Message, MessageType
 from gfn.gym import HyperGrid
 from tensordict import TensorDict
 
@@ -74,6 +80,29 @@ class TorchGFNDiverseBuffer(TorchGFNBuffer):
             self._env, len(rows), cutoff_distance=cutoff_distance, p_norm_distance=p
         )
         self.rb.add(self.container(rows))
+
+
+def message_of(rows: TensorDict) -> Message:
+    """Return what torchgfn sends to a manager: its own trajectories, their environment included.
+
+    Args:
+        rows: trajectories with ``state``, ``action``, ``length``, ``log_reward`` and ``log_prob``.
+    """
+    env = _env(rows["state"].shape[2])
+    trajectories = Trajectories(
+        env,
+        states=env.states_from_tensor(rows["state"].transpose(0, 1).contiguous()),
+        actions=env.actions_from_tensor(rows["action"].t().contiguous()[..., None]),
+        terminating_idx=rows["length"],
+        log_rewards=rows["log_reward"],
+        log_probs=rows["log_prob"].t().contiguous(),
+    )
+    return Message(MessageType.DATA, trajectories)
+
+
+def answer() -> Message:
+    """Return what torchgfn's manager answers."""
+    return Message(MessageType.DATA, {"score": 1.0, "baseline_log_reward": 0.0})
 
 
 def _env(width: int) -> HyperGrid:

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from gfn_rb.remote.schema import DTYPES
-from gfn_rb.shapes import Shaped
 
 # By way of NumPy, a view takes a third of the time that torch takes to make one.
 _NUMPY = {
@@ -35,28 +34,26 @@ def plain_bytes(value: Tensor) -> memoryview:
     return plain.as_strided((plain.numel(),), (1,)).view(torch.uint8).numpy().data
 
 
-def viewed(
-    data: Shaped[Tensor, "n"], at: int, dtype: torch.dtype, shape: tuple[int, ...]
-) -> Tensor:
+def viewed(content: np.ndarray, at: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
     """Return the tensor whose bytes in C order lie somewhere in others, as a view of them.
 
     Args:
-        data: bytes on the CPU, writable.
+        content: bytes, writable.
         at: where it begins, in bytes.
         dtype: its own.
         shape: its own.
     """
     if dtype in _NUMPY:
-        return torch.from_numpy(np.ndarray(shape, _NUMPY[dtype], data.numpy(), at))
-    part = data[at : at + math.prod(shape) * dtype.itemsize]
-    return part.view(dtype).view(shape)
+        return torch.from_numpy(np.ndarray(shape, _NUMPY[dtype], content, at))
+    part = content[at : at + math.prod(shape) * dtype.itemsize]
+    return torch.from_numpy(part).view(dtype).view(shape)
 
 
 def _is_plain(value: Tensor) -> bool:
     """Return whether the bytes of a tensor are where NumPy can show them."""
     return (
         type(value) is Tensor
-        and value.device.type == "cpu"
+        and value.is_cpu
         and value.dtype in _NUMPY
         and value.is_contiguous()
         and not (value.requires_grad or value.is_conj() or value.is_neg())

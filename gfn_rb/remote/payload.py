@@ -69,9 +69,16 @@ def packed(
     Raises:
         KeyMismatchError, ShapeError: the batches do not go together.
     """
-    order = torch.arange(sum(map(len, batches)))
-    rows = joined([batch.exclude(*dropped) for batch in batches], range(len(batches)), order)
+    kept = [_without(batch, dropped) for batch in batches]
+    rows = kept[0]
+    if len(kept) > 1:
+        rows = joined(kept, range(len(kept)), torch.arange(sum(map(len, kept))))
     return rows if payload == "items" else terminating(rows)
+
+
+def _without(rows: TensorDictBase, dropped: Sequence[str]) -> TensorDictBase:
+    held = rows.keys()
+    return rows.exclude(*dropped) if any(name in held for name in dropped) else rows
 
 
 class BaselineFilter:

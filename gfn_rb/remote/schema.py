@@ -6,7 +6,6 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterator
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -18,6 +17,7 @@ from torch import Tensor
 from gfn_rb.errors import ShapeError, WireSchemaError
 
 Key = tuple[str, ...]
+Signature = tuple[tuple[Key, torch.dtype, torch.Size, torch.layout], ...]
 
 # Quantised ones need more than their bytes, and those below eight bits have no rows of whole bytes.
 _NOT_PLAIN = re.compile(r"q.*|bits.*|u?int[1-7]|float4.*")
@@ -119,11 +119,44 @@ def described(td: TensorDictBase) -> tuple[tuple[Field, ...], list[Tensor]]:
     Raises:
         ShapeError: its batch size is another, or it holds something else.
     """
-    if td.batch_dims != 1:
+    signature, values = signature_of(td)
+    fields, order = fields_of(signature)
+    return fields, [values[i] for i in order]
+
+
+def signature_of(td: TensorDictBase) -> tuple[Signature, list[Tensor]]:
+    """Return what the fields of a TensorDict follow from, and its tensors.
+
+    It is what is cheap to find out and to look up: see :func:`fields_of`.
+
+    Args:
+        td: of batch size [n], holding tensors alone.
+
+    Raises:
+        ShapeError: its batch size is another, or it holds something else.
+    """
+    if len(td.batch_size) != 1:
         raise ShapeError(f"items have batch size {list(td.batch_size)}; expected [n]")
-    leaves = sorted(_leaves(td, ()))
-    fields = tuple(Field(key, value.dtype, tuple(value.shape[1:])) for key, value in leaves)
-    return fields, [value for _, value in leaves]
+    leaves = _leaves(td, ())
+    values = [value for _, value in leaves]
+    return tuple([(key, v.dtype, v.shape, v.layout) for key, v in leaves]), values
+
+
+def fields_of(signature: Signature) -> tuple[tuple[Field, ...], tuple[int, ...]]:
+    """Return the fields of a signature in the order of the keys, and that order.
+
+    Args:
+        signature: of a TensorDict.
+
+    Raises:
+        ShapeError: one of its tensors is not dense.
+    """
+    for key, dtype, _, layout in signature:
+        if layout is not torch.strided or dtype not in _NAMES:
+            raise ShapeError(f"items have {layout} of {dtype} at {key}; expected dense tensors")
+    order = tuple(sorted(range(len(signature)), key=lambda i: signature[i][0]))
+    entries = [signature[i] for i in order]
+    return tuple(Field(key, dtype, tuple(shape[1:])) for key, dtype, shape, _ in entries), order
 
 
 def assembled(fields: tuple[Field, ...], values: list[Tensor], n_rows: int) -> TensorDict:
@@ -136,11 +169,12 @@ def assembled(fields: tuple[Field, ...], values: list[Tensor], n_rows: int) -> T
     """
     batch = torch.Size([n_rows])
     nested: dict[str, Any] = {}
-    for field, value in zip(fields, values, strict=True):
+    for (key, _, _), value in zip(fields, values, strict=True):
         place = nested
-        for name in field.key[:-1]:
-            place = place.setdefault(name, {})
-        place[field.key[-1]] = value
+        if len(key) > 1:
+            for name in key[:-1]:
+                place = place.setdefault(name, {})
+        place[key[-1]] = value
     return _tensordict(nested, batch)
 
 
@@ -153,19 +187,17 @@ def _tensordict(nested: dict[str, Any], batch: torch.Size) -> TensorDict:
     return TensorDict._new_unsafe(content, batch_size=batch)
 
 
-def _leaves(td: TensorDictBase, path: Key) -> Iterator[tuple[Key, Tensor]]:
+def _leaves(td: TensorDictBase, path: Key) -> list[tuple[Key, Tensor]]:
+    leaves = []
     for name, value in td.items():
         key = (*path, name)
         if isinstance(value, Tensor):
-            if value.layout is not torch.strided or value.dtype not in _NAMES:
-                raise ShapeError(
-                    f"items have {value.layout} of {value.dtype} at {key}; expected dense tensors"
-                )
-            yield key, value
+            leaves.append((key, value))
         elif type(value) is TensorDict:
-            yield from _leaves(value, key)
+            leaves += _leaves(value, key)
         else:
             raise ShapeError(f"items have a {type(value).__name__} at {key}; expected tensors")
+    return leaves
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -1,9 +1,9 @@
 """Frames: a kind, a little metadata and the rows of a TensorDict, as bytes. Nothing is pickled.
 
 =========  ==================================================================================
-prefix     64 bytes, little-endian: magic, version, kind, CRC-32 of the head but for these four
-           bytes, bytes of the frame, of the head, of the schema, of the metadata, sequence,
-           schema id (0: no rows), number of rows
+prefix     64 bytes, little-endian: magic, version, kind, bytes of the head, checksum of the head
+           but for magic and checksum, bytes of the frame, of the schema, of the metadata,
+           sequence, schema id (0: no rows), number of rows (:mod:`gfn_rb.remote.prefix`)
 schema     JSON, in the first frame that needs it (:mod:`gfn_rb.remote.schema`)
 metadata   JSON: an object
 small      the tensors below 16 KiB, each at the next multiple of 64 bytes
@@ -13,50 +13,44 @@ sums       after zeros up to a multiple of 8, a checksum of 8 bytes for each lar
            up to a multiple of 64
 =========  ==================================================================================
 
-Sizes and positions follow from the schema and the number of rows. Large tensors are sent from
-where they are and received to where they stay: the TensorDict is made of views.
+Sizes and positions follow from the schema and the number of rows (:mod:`gfn_rb.remote.plan`).
+Large tensors are sent from where they are and received to where they stay: the TensorDict is made
+of views.
 """
 
 from __future__ import annotations
 
 import json
-import struct
-import zlib
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-from gfn_rb.errors import (
-    ArgumentError,
-    ShapeError,
-    WireCorruptError,
-    WireSchemaError,
-    WireVersionError,
-)
+from gfn_rb.errors import ArgumentError, ShapeError, WireCorruptError, WireSchemaError
 from gfn_rb.remote.checksum import checksum
 from gfn_rb.remote.content import plain_bytes, viewed
-from gfn_rb.remote.schema import MAX_SCHEMA_NBYTES, Field, Schema, assembled, described
+from gfn_rb.remote.plan import Plan, aligned, planned
+from gfn_rb.remote.prefix import MAX_META_NBYTES, PREFIX_NBYTES, VERSION, Prefix
+from gfn_rb.remote.schema import (
+    MAX_SCHEMA_NBYTES,
+    Schema,
+    Signature,
+    assembled,
+    fields_of,
+    signature_of,
+)
 from gfn_rb.shapes import Shaped
 from gfn_rb.transports.base import Buffer, Late
 
-MAGIC = b"gfn_rb\r\n"
-VERSION = 1
 MAX_KIND = (1 << 16) - 1
-MAX_META_NBYTES = 1 << 20
-MAX_ROWS = 1 << 31
 MAX_SCHEMAS = 256
 
 Meta = dict[str, Any]
 
-_SMALL = 1 << 14
-_CRC = struct.Struct("<I")
-_PREFIX = struct.Struct("<8sHHIQIIIxxxxQQQ")
-_CRC_AT = 12
-_SUM = struct.Struct("<Q")
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+_decode = json.JSONDecoder().decode
 
 
 class Frame(NamedTuple):
@@ -79,7 +73,7 @@ class FrameWriter:
 
     def __init__(self) -> None:
         self.sequence = 0
-        self._announced: set[tuple[Field, ...]] = set()
+        self._announced: set[int] = set()
 
     def frame(
         self, kind: int, items: TensorDictBase | None = None, meta: Meta | None = None
@@ -103,10 +97,12 @@ class FrameWriter:
             raise ArgumentError(f"kind is {kind}; expected 0 to {MAX_KIND}")
         text = _encoded(meta)
         if items is None:
-            buffers = self._buffers(kind, text, None, [], 0)
+            buffers = self._buffers(kind, text, None, NO_ROWS, [])
         else:
-            fields, values = described(items)
-            buffers = self._buffers(kind, text, _schema(fields), values, items.batch_size[0])
+            signature, values = signature_of(items)
+            schema, plan, order = _outlined(signature, items.batch_size[0])
+            buffers = self._buffers(kind, text, schema, plan, [values[i] for i in order])
+            self._announced.add(schema.id)
         self.sequence += 1
         return buffers
 
@@ -116,35 +112,30 @@ class FrameWriter:
         self._announced.clear()
 
     def _buffers(
-        self, kind: int, text: bytes, schema: Schema | None, values: list[Tensor], n_rows: int
+        self, kind: int, text: bytes, schema: Schema | None, plan: Plan, values: list[Tensor]
     ) -> list[Buffer]:
         announcement = self._announcement(schema)
-        fields = () if schema is None else schema.fields
-        texts = announcement + text
-        plan = Plan(fields, n_rows, _PREFIX.size + len(texts))
-        head = bytearray(plan.head_nbytes)
-        head[_PREFIX.size : _PREFIX.size + len(texts)] = texts
-        for at, value in zip(plan.positions, values, strict=True):
-            if at < plan.head_nbytes:
-                content = plain_bytes(value)
-                head[at : at + len(content)] = content
-        sizes = (plan.nbytes, plan.head_nbytes, len(announcement), len(text))
-        known = (self.sequence, 0 if schema is None else schema.id, n_rows)
-        _PREFIX.pack_into(head, 0, MAGIC, VERSION, kind, 0, *sizes, *known)
-        _CRC.pack_into(head, _CRC_AT, _head_crc(memoryview(head)))
-        large = [plain_bytes(values[i]) for i in plan.large]
+        texts_end = PREFIX_NBYTES + len(announcement) + len(text)
+        head = bytearray(plan.head_nbytes(texts_end))
+        view, base = memoryview(head), aligned(texts_end)
+        view[PREFIX_NBYTES:texts_end] = announcement + text
+        for i, start, end in plan.small:
+            view[base + start : base + end] = plain_bytes(values[i])
+        large = [plain_bytes(values[i]) for i, _, _ in plan.large]
+        sizes = (len(head) + plan.tail_nbytes, len(announcement), len(text))
+        known = (self.sequence, 0 if schema is None else schema.id, plan.n_rows)
+        Prefix(VERSION, kind, len(head), 0, *sizes, *known).seal(view)
         if not large:
             return [head]
-        late = Late(plan.nbytes - plan.large_end, lambda: _sums(large, plan))
+        late = Late(plan.tail_nbytes - plan.large_nbytes, lambda: _sums(large, plan))
         return [head, *large, late]
 
     def _announcement(self, schema: Schema | None) -> bytes:
         """Return what says how rows look, nothing if the other side knows."""
-        if schema is None or schema.fields in self._announced:
+        if schema is None or schema.id in self._announced:
             return b""
         if len(self._announced) == MAX_SCHEMAS:
             self._announced.clear()
-        self._announced.add(schema.fields)
         return schema.json
 
 
@@ -172,24 +163,20 @@ class FrameReader:
             WireSchemaError: its schema is malformed, or was not announced. Whatever is raised, the
                 reader is as it was.
         """
-        prefix = Prefix.read(data)
-        head = data[: prefix.head_nbytes].numpy().data
-        text, meta = self._texts(prefix, head)
-        schema = self._schema(prefix, text)
-        fields = () if schema is None else schema.fields
-        plan = _planned(prefix, fields)
-        items = None if schema is None else _items(data, prefix, plan, fields)
+        content = data.numpy()
+        frame = content.data
+        prefix = Prefix.read(frame)
+        schema, meta = self._schema(prefix, frame), _meta(prefix, frame)
+        plan = NO_ROWS if schema is None else planned(schema.fields, prefix.n_rows)
+        _check_sizes(prefix, plan)
+        items = None if schema is None else _items(content, prefix, plan)
         self._accept(prefix, schema)
-        return Frame(prefix.kind, prefix.sequence, meta, items, len(data))
+        return Frame(prefix.kind, prefix.sequence, meta, items, prefix.nbytes)
 
-    def _texts(self, prefix: Prefix, head: memoryview) -> tuple[bytes, Meta]:
-        end = _PREFIX.size + prefix.schema_nbytes
-        text = bytes(head[_PREFIX.size : end])
-        return text, _decoded(bytes(head[end : end + prefix.meta_nbytes]))
-
-    def _schema(self, prefix: Prefix, text: bytes) -> Schema | None:
-        if text:
-            schema = Schema.from_json(text)
+    def _schema(self, prefix: Prefix, frame: memoryview) -> Schema | None:
+        if prefix.schema_nbytes:
+            end = PREFIX_NBYTES + prefix.schema_nbytes
+            schema = Schema.from_json(bytes(frame[PREFIX_NBYTES:end]))
             if schema.id != prefix.schema_id:
                 raise WireSchemaError(f"{prefix} announces the schema {schema.id:016x}")
             return schema
@@ -216,120 +203,23 @@ class FrameReader:
                 del self._known[next(iter(self._known))]
 
 
-class Prefix(NamedTuple):
-    """The first 64 bytes of a frame."""
-
-    version: int
-    kind: int
-    crc: int
-    nbytes: int
-    head_nbytes: int
-    schema_nbytes: int
-    meta_nbytes: int
-    sequence: int
-    schema_id: int
-    n_rows: int
-
-    @classmethod
-    def read(cls, data: Shaped[Tensor, "n"]) -> Prefix:
-        """Return what a frame begins with, its sizes and the checksum of its head checked.
-
-        Args:
-            data: the bytes of one message.
-
-        Raises:
-            WireCorruptError: it is no frame, truncated, or its head is damaged.
-            WireVersionError: it is a frame of another version.
-        """
-        view = data.numpy().data
-        if len(view) < _PREFIX.size:
-            raise WireCorruptError(
-                f"a frame has {len(view)} bytes; expected {_PREFIX.size} or more"
-            )
-        magic, *values = _PREFIX.unpack(view[: _PREFIX.size])
-        prefix = cls(*values)
-        if magic != MAGIC:
-            raise WireCorruptError(f"a message begins with {magic!r}; expected {MAGIC!r}")
-        if prefix.version != VERSION:
-            raise WireVersionError(f"{prefix} is of version {prefix.version}; expected {VERSION}")
-        if prefix.nbytes != len(view):
-            raise WireCorruptError(f"{prefix} has {len(view)} bytes; expected {prefix.nbytes}")
-        prefix._check_bounds()
-        if (came := _head_crc(view[: prefix.head_nbytes])) != prefix.crc:
-            raise WireCorruptError(
-                f"the checksum of the head of {prefix} is {came:08x}; expected {prefix.crc:08x}"
-            )
-        return prefix
-
-    def _check_bounds(self) -> None:
-        texts = _PREFIX.size + self.schema_nbytes + self.meta_nbytes
-        if not texts <= self.head_nbytes <= self.nbytes or self.n_rows > MAX_ROWS:
-            raise WireCorruptError(
-                f"{self} has a head of {self.head_nbytes} bytes with texts up to {texts}, and "
-                f"{self.n_rows} rows; expected it to hold the texts, and {MAX_ROWS} rows at most"
-            )
-        if self.schema_nbytes > MAX_SCHEMA_NBYTES or self.meta_nbytes > MAX_META_NBYTES:
-            raise WireCorruptError(
-                f"{self} has a schema of {self.schema_nbytes} and metadata of {self.meta_nbytes} "
-                f"bytes; expected at most {MAX_SCHEMA_NBYTES} and {MAX_META_NBYTES}"
-            )
-
-    def __str__(self) -> str:
-        return f"frame {self.sequence} of kind {self.kind}"
-
-
-class Plan:
-    """Where everything in a frame lies.
-
-    Args:
-        fields: of the schema.
-        n_rows: of each tensor.
-        texts_end: where prefix, schema and metadata end.
-    """
-
-    def __init__(self, fields: tuple[Field, ...], n_rows: int, texts_end: int) -> None:
-        sizes = [field.row_nbytes * n_rows for field in fields]
-        self.positions = [0] * len(fields)
-        self.large = [i for i, nbytes in enumerate(sizes) if nbytes >= _SMALL]
-        self.large.sort(key=lambda i: -fields[i].dtype.itemsize)
-        end = texts_end
-        for i, nbytes in enumerate(sizes):
-            if nbytes < _SMALL:
-                self.positions[i] = aligned(end)
-                end = self.positions[i] + nbytes
-        self.head_nbytes = aligned(end)
-        end = self.head_nbytes
-        for i in self.large:
-            self.positions[i] = end
-            end += sizes[i]
-        self.large_end = end
-        self.sums_at = aligned(end, _SUM.size)
-        self.nbytes = aligned(self.sums_at + _SUM.size * len(self.large))
-
-
-def aligned(position: int, alignment: int = 64) -> int:
-    """Return the next multiple.
-
-    Args:
-        position: in bytes.
-        alignment: of what.
-    """
-    return -(-position // alignment) * alignment
-
-
 # Writing.
 
 
-@lru_cache(maxsize=2 * MAX_SCHEMAS)
-def _schema(fields: tuple[Field, ...]) -> Schema:
-    """Return a schema that the other side will not refuse."""
+@lru_cache(maxsize=128)
+def _outlined(signature: Signature, n_rows: int) -> tuple[Schema, Plan, tuple[int, ...]]:
+    """Return what the other side will not refuse: how rows look, and where tensors go.
+
+    The last is the order of the tensors.
+    """
+    fields, order = fields_of(signature)
     schema = Schema(fields)
     if len(schema.json) > MAX_SCHEMA_NBYTES:
         raise ShapeError(
             f"items have a schema of {len(schema.json)} bytes; expected {MAX_SCHEMA_NBYTES} at most"
         )
     try:
-        return Schema.from_json(schema.json)
+        return Schema.from_json(schema.json), planned(fields, n_rows), order
     except WireSchemaError as error:
         raise ShapeError(f"items cannot be sent: {error}") from None
 
@@ -338,7 +228,7 @@ def _encoded(meta: Meta | None) -> bytes:
     if not meta:
         return b""
     try:
-        text = json.dumps(meta, separators=(",", ":")).encode()
+        text = _encode(meta).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise ArgumentError(f"meta is nothing that JSON can say: {error}") from None
     if len(text) > MAX_META_NBYTES:
@@ -347,24 +237,19 @@ def _encoded(meta: Meta | None) -> bytes:
 
 
 def _sums(contents: list[memoryview], plan: Plan) -> bytes:
-    sums = bytearray(plan.nbytes - plan.large_end)
-    values = [checksum(content) for content in contents]
-    struct.pack_into(f"<{len(values)}Q", sums, plan.sums_at - plan.large_end, *values)
+    sums = bytearray(plan.tail_nbytes - plan.large_nbytes)
+    plan.sums.pack_into(sums, plan.sums_at - plan.large_nbytes, *map(checksum, contents))
     return bytes(sums)
-
-
-def _head_crc(head: memoryview) -> int:
-    return zlib.crc32(head[_CRC_AT + _CRC.size :], zlib.crc32(head[:_CRC_AT]))
 
 
 # Reading.
 
 
-def _decoded(text: bytes) -> Meta:
-    if not text:
+def _meta(prefix: Prefix, frame: memoryview) -> Meta:
+    if not prefix.meta_nbytes:
         return {}
     try:
-        meta = json.loads(text)
+        meta = _decode(str(frame[prefix.texts_end - prefix.meta_nbytes : prefix.texts_end], "utf8"))
     except (ValueError, RecursionError) as error:
         raise WireCorruptError(f"the metadata of a frame is no JSON: {error}") from None
     if not isinstance(meta, dict):
@@ -374,50 +259,48 @@ def _decoded(text: bytes) -> Meta:
     return meta
 
 
-def _planned(prefix: Prefix, fields: tuple[Field, ...]) -> Plan:
-    """Return where everything lies, which the sizes in the prefix must bear out."""
-    texts_end = _PREFIX.size + prefix.schema_nbytes + prefix.meta_nbytes
-    plan = Plan(fields, prefix.n_rows, texts_end)
-    if (prefix.head_nbytes, prefix.nbytes) != (plan.head_nbytes, plan.nbytes):
+def _check_sizes(prefix: Prefix, plan: Plan) -> None:
+    """See that the sizes in the prefix are those that the rows bear out."""
+    head_nbytes = plan.head_nbytes(prefix.texts_end)
+    nbytes = head_nbytes + plan.tail_nbytes
+    if (prefix.head_nbytes, prefix.nbytes) != (head_nbytes, nbytes):
         raise WireCorruptError(
             f"{prefix} has {prefix.n_rows} rows in {prefix.nbytes} bytes, {prefix.head_nbytes} of "
-            f"them head; expected {plan.nbytes} and {plan.head_nbytes}"
+            f"them head; expected {nbytes} and {head_nbytes}"
         )
-    return plan
 
 
-def _items(
-    data: Shaped[Tensor, "n"], prefix: Prefix, plan: Plan, fields: tuple[Field, ...]
-) -> TensorDict:
-    _check_sums(data, prefix, plan, fields)
-    views = [
-        viewed(data, at, field.dtype, (prefix.n_rows, *field.shape))
-        for field, at in zip(fields, plan.positions, strict=True)
-    ]
-    _check_truths(prefix, fields, views)
-    return assembled(fields, views, prefix.n_rows)
+def _items(content: np.ndarray, prefix: Prefix, plan: Plan) -> TensorDict:
+    if plan.large:
+        _check_sums(content.data[prefix.head_nbytes :], prefix, plan)
+    views: list[Any] = [None] * len(plan.fields)
+    small, n_rows = aligned(prefix.texts_end), (plan.n_rows,)
+    for base, places in ((small, plan.small), (prefix.head_nbytes, plan.large)):
+        for i, start, _ in places:
+            field = plan.fields[i]
+            views[i] = viewed(content, base + start, field.dtype, n_rows + field.shape)
+    for i in plan.truths:
+        _check_truth(prefix, plan, i, views[i])
+    return assembled(plan.fields, views, plan.n_rows)
 
 
-def _check_sums(
-    data: Shaped[Tensor, "n"], prefix: Prefix, plan: Plan, fields: tuple[Field, ...]
-) -> None:
-    content = data.numpy().data
-    sums = content[plan.sums_at :]
-    for k, i in enumerate(plan.large):
-        start = plan.positions[i]
-        came = checksum(content[start : start + prefix.n_rows * fields[i].row_nbytes])
-        (expected,) = _SUM.unpack_from(sums, k * _SUM.size)
-        if came != expected:
+def _check_sums(tail: memoryview, prefix: Prefix, plan: Plan) -> None:
+    sums = plan.sums.unpack_from(tail, plan.sums_at)
+    for (i, start, end), expected in zip(plan.large, sums, strict=True):
+        if (came := checksum(tail[start:end])) != expected:
             raise WireCorruptError(
-                f"the checksum of {fields[i].key} in {prefix} is {came:016x}; expected "
+                f"the checksum of {plan.fields[i].key} in {prefix} is {came:016x}; expected "
                 f"{expected:016x}"
             )
 
 
-def _check_truths(prefix: Prefix, fields: tuple[Field, ...], views: list[Tensor]) -> None:
+def _check_truth(prefix: Prefix, plan: Plan, index: int, view: Tensor) -> None:
     """See that truth values are bytes of 0 or 1: what torch makes of others is undefined."""
-    for field, view in zip(fields, views, strict=True):
-        if field.dtype is torch.bool and view.numpy().view(np.uint8).max(initial=0) > 1:
-            raise WireCorruptError(
-                f"{field.key} in {prefix} holds truth values of bytes above 1; expected 0 or 1"
-            )
+    if view.numpy().view(np.uint8).max(initial=0) > 1:
+        raise WireCorruptError(
+            f"{plan.fields[index].key} in {prefix} holds truth values of bytes above 1; expected "
+            "0 or 1"
+        )
+
+
+NO_ROWS = Plan((), 0)

@@ -25,7 +25,9 @@ from gfn_rb.transports.base import MAX_NBYTES, TIMEOUT, Part, checked_timeout
 from gfn_rb.transports.bytes import blank, joined
 from gfn_rb.transports.inbox import InboxTransport, Letter, Post
 
-_HEAD = struct.Struct("<qq")  # bytes and tag of the message that follows; or the goodbye
+_HEAD = struct.Struct("<qq")  # bytes and tag of a message, its first bytes after it; or the goodbye
+_FIRST = 4096  # bytes of what is sent first: most messages are all in it
+_INLINE = _FIRST - _HEAD.size
 _GOODBYE = -1
 _FAREWELL = -2  # the answer to a goodbye: after it, nobody has to wait for this line
 _CHUNK = 1 << 24
@@ -85,7 +87,8 @@ class GlooTransport(InboxTransport):
         if dest == self.rank:
             self._post.put(letter)
         else:
-            self._lines[dest].outgoing.put(letter)
+            self._lines[dest].post(letter)
+            self._check_present(dest)
         return letter
 
     def _close(self, seconds: float) -> None:
@@ -117,7 +120,9 @@ class Line:
     """
 
     def __init__(self, transport: GlooTransport, peer: int) -> None:
-        self.outgoing: queue.SimpleQueue[Letter | bytes | None] = queue.SimpleQueue()
+        self.outgoing: queue.SimpleQueue[tuple[Letter | None, list[tuple[Any, Tensor]]] | None] = (
+            queue.SimpleQueue()
+        )
         self.sender = self._thread(self._send_all, "send to")
         self.receiver = self._thread(self._receive_all, "receive from")
         self._transport = transport
@@ -125,64 +130,100 @@ class Line:
         self._post = transport._post
         self._peer = peer
         self._held: list[Letter] = []
+        self._posting = threading.Lock()
 
     def start(self) -> None:
         """Begin to send and receive."""
         self.sender.start()
         self.receiver.start()
 
+    def post(self, letter: Letter) -> None:
+        """Begin to send a message; the thread that sends sees it off.
+
+        Args:
+            letter: the message. Nothing is sent if the peer is gone.
+        """
+        with self._posting:
+            if self._peer in self._post.gone:
+                return
+            try:
+                works = self._begin(letter.tag, letter.data)
+            except RuntimeError as error:
+                self._fail("send to", error)
+                return
+        self.outgoing.put((letter, works))
+
+    def _begin(self, tag: int, data: Tensor) -> list[tuple[Any, Tensor]]:
+        """Begin to send a message: its head with its first bytes, then the others."""
+        first = blank(_FIRST)
+        _HEAD.pack_into(first.numpy().data, 0, len(data), tag)
+        inline = data[:_INLINE]
+        first[_HEAD.size : _HEAD.size + len(inline)] = inline
+        rest = data[_INLINE:].split(_CHUNK) if len(data) > _INLINE else ()
+        # Gloo does not keep alive what it sends.
+        return [(self._group.send([part], self._peer, 0), part) for part in (first, *rest)]
+
+    def _part(self, what: int) -> None:
+        """Say goodbye, or farewell to one who did."""
+        last = torch.zeros(_FIRST, dtype=torch.uint8)
+        _HEAD.pack_into(last.numpy().data, 0, what, 0)
+        self._group.send([last], self._peer, 0).wait(_FOREVER)
+
     def _thread(self, work: Callable[[], None], what: str) -> threading.Thread:
         def run() -> None:
             try:
                 work()
-            except RuntimeError as error:  # Gloo has no kinds of errors
-                reason = " ".join(str(error).split())[:200]
-                self._post.lose(self._peer, f"cannot {what} it: {reason}")
+            except RuntimeError as error:
+                self._fail(what, error)
 
         return threading.Thread(target=run, daemon=True)
 
-    def _send_all(self) -> None:
-        while (letter := self.outgoing.get()) is not None:
-            if isinstance(letter, bytes):
-                self._send(letter)
-                continue
-            if self._peer in self._post.gone:
-                continue
-            self._send(_HEAD.pack(len(letter.data), letter.tag))
-            for chunk in letter.data.split(_CHUNK) if len(letter.data) else ():
-                self._group.send([chunk], self._peer, 0).wait(_FOREVER)
-            letter.deliver()
-        if self._peer not in self._post.gone:
-            self._send(_HEAD.pack(_GOODBYE, 0))
+    def _fail(self, what: str, error: RuntimeError) -> None:  # Gloo has no kinds of errors
+        reason = " ".join(str(error).split())[:200]
+        self._post.lose(self._peer, f"cannot {what} it: {reason}")
 
-    def _send(self, head: bytes) -> None:
-        self._group.send(
-            [torch.frombuffer(bytearray(head), dtype=torch.uint8)], self._peer, 0
-        ).wait(_FOREVER)
+    def _send_all(self) -> None:
+        while (posted := self.outgoing.get()) is not None:
+            letter, works = posted
+            if letter is None:
+                self._bid_farewell()
+                continue
+            for work, _ in works:
+                work.wait(_FOREVER)
+            letter.deliver()
+        with self._posting:
+            if self._peer not in self._post.gone:
+                self._part(_GOODBYE)
+
+    def _bid_farewell(self) -> None:
+        """Answer a goodbye, after everything posted before: the peer reads until then."""
+        with self._posting:
+            self._post.lose(self._peer, "it closed its endpoint")
+            self._part(_FAREWELL)
 
     def _receive_all(self) -> None:
-        head = blank(_HEAD.size)
+        first = blank(_FIRST)
         while True:
-            self._receive(head)
-            nbytes, tag = _HEAD.unpack(head.numpy().data)
+            self._receive(first)
+            nbytes, tag = _HEAD.unpack_from(first.numpy().data)
             if nbytes < 0:
-                self._post.lose(self._peer, "it closed its endpoint")
-                self.outgoing.put(_HEAD.pack(_FAREWELL, 0))
+                self.outgoing.put((None, []))
                 return
-            letter = self._letter(nbytes, tag)
+            letter = self._letter(nbytes, tag, first[_HEAD.size :][:nbytes])
             if not self._post.shut:
                 self._post.put(letter)
 
-    def _letter(self, nbytes: int, tag: int) -> Letter:
-        here = self._transport
+    def _letter(self, nbytes: int, tag: int, inline: Tensor) -> Letter:
+        here, n_left = self._transport, nbytes - len(inline)
         if nbytes > here.max_nbytes:
-            self._drop(nbytes)
+            self._drop(n_left)
             letter = Letter(self._peer, here.rank, tag, blank(0), self._post, 0.0)
             letter.refused = nbytes
             return letter
         self._post.wait(lambda: self._has_room(nbytes) or self._post.shut or None, math.inf)
         data = blank(nbytes)
-        for chunk in data.split(_CHUNK) if nbytes else ():
+        data[: len(inline)] = inline
+        for chunk in data[len(inline) :].split(_CHUNK) if n_left else ():
             self._receive(chunk)
         letter = Letter(self._peer, here.rank, tag, data, self._post, 0.0)
         self._held.append(letter)

@@ -72,7 +72,7 @@ class MPITransport(Transport):
         except self._mpi.Exception as error:
             raise self.mapped(error) from error
         self._status = self._mpi.Status()
-        self._matched: list[tuple[Envelope, Tensor]] = []
+        self._matched: list[tuple[Envelope, Tensor, list[int]]] = []
         self._sending: list[MPISend] = []
         self._in_vain = 0
 
@@ -129,7 +129,7 @@ class MPITransport(Transport):
         return send
 
     def _poll(self, source: int | None, tag: int | None) -> Envelope | None:
-        for envelope, _ in self._matched:
+        for envelope, _, _ in self._matched:
             if source in (None, envelope.source) and tag in (None, envelope.tag):
                 return envelope
         found = self._match(source, tag)
@@ -149,25 +149,26 @@ class MPITransport(Transport):
             message = self._heads.Improbe(rank, mpi_tag, self._status)
             if message is None:
                 return None
-            envelope = Envelope(self._status.Get_source(), self._status.Get_tag() - 1, 0)
+            came_from, came_as = self._status.Get_source(), self._status.Get_tag()
             head = blank(self._status.Get_count(mpi.BYTE))
-            message.Recv([head.numpy(), mpi.BYTE])
+            content = head.numpy().data
+            message.Recv([content, mpi.BYTE])
         except mpi.Exception as error:
             if not self._is_failure(error):
                 raise self.mapped(error) from error
             self._note_failures()
             return None
-        if envelope.tag + 1 == _GOODBYE:
-            self._lose(envelope.source, "it closed its endpoint")
+        if came_as == _GOODBYE:
+            self._lose(came_from, "it closed its endpoint")
             return self._match(source, tag)
-        nbytes, _ = sizes_after(head.numpy().data, envelope.source)
-        self._matched.append((envelope._replace(nbytes=nbytes), head))
-        return self._matched[-1][0]
+        nbytes, sizes = sizes_after(content, came_from)
+        envelope = Envelope(came_from, came_as - 1, nbytes)
+        self._matched.append((envelope, head, sizes))
+        return envelope
 
     def _take(self, envelope: Envelope) -> Tensor:
-        index = next(i for i, (each, _) in enumerate(self._matched) if each == envelope)
-        head = self._matched.pop(index)[1]
-        _, sizes = sizes_after(head.numpy().data, envelope.source)
+        index = next(i for i, (each, _, _) in enumerate(self._matched) if each == envelope)
+        _, head, sizes = self._matched.pop(index)
         inline = head[PREAMBLE.size :]
         if envelope.nbytes > self.max_nbytes:
             self._drop(envelope, sizes)
@@ -176,19 +177,20 @@ class MPITransport(Transport):
 
     def _joined(self, envelope: Envelope, inline: Tensor, sizes: list[int]) -> Tensor:
         data = blank(envelope.nbytes)
-        data[: len(inline)] = inline
-        places, end = [], len(inline)
+        content, end = data.numpy().data, len(inline)
+        content[:end] = inline.numpy().data
+        places = []
         for size in sizes:
-            places += [data[i:j] for i, j in _chunks(end, end + size)]
+            places += [content[i:j] for i, j in _chunks(end, end + size)]
             end += size
         self._receive(envelope, places)
         return data
 
-    def _receive(self, envelope: Envelope, places: list[Tensor]) -> None:
+    def _receive(self, envelope: Envelope, places: list[memoryview]) -> None:
         mpi, requests = self._mpi, []
         try:
             for place in places:
-                buffer = [place.numpy(), mpi.BYTE]
+                buffer = [place, mpi.BYTE]
                 requests.append(self._bodies.Irecv(buffer, envelope.source, envelope.tag + 1))
             self._await(envelope, requests)
         except BaseException:
@@ -210,7 +212,7 @@ class MPITransport(Transport):
 
     def _drop(self, envelope: Envelope, sizes: list[int]) -> None:
         """Take a message off the line without room for it."""
-        scratch = blank(min(max(sizes, default=0), _CHUNK))
+        scratch = blank(min(max(sizes, default=0), _CHUNK)).numpy().data
         for size in sizes:
             for start, end in _chunks(0, size):
                 self._receive(envelope, [scratch[: end - start]])

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 import torch
+import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,9 +19,14 @@ def checksum(data: torch.Tensor) -> int:
     return module.checksum(data.numpy().data)
 
 
-def content(nbytes: int, seed: int = 0, below: int = 256) -> torch.Tensor:
+@cache
+def drawn(seed: int, below: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
-    return torch.randint(0, below, (nbytes,), dtype=torch.uint8, generator=generator)
+    return torch.randint(0, below, (SIZES[-1],), dtype=torch.uint8, generator=generator)
+
+
+def content(nbytes: int, seed: int = 0, below: int = 256) -> torch.Tensor:
+    return drawn(seed, below)[:nbytes].clone()
 
 
 @pytest.mark.parametrize("nbytes", SIZES)
@@ -76,6 +84,32 @@ def test_exchanged_pages_of_equal_sums_are_noticed() -> None:
 def test_length_is_noticed() -> None:
     sums = {checksum(torch.zeros(n, dtype=torch.uint8)) for n in range(1, 300)}
     assert len(sums) == 299
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_any_flipped_bit_is_noticed(data: st.DataObject) -> None:
+    words = content(data.draw(st.sampled_from(SIZES[1:])))
+    expected = checksum(words)
+    at = data.draw(st.integers(0, len(words) - 1))
+    words[at] ^= 1 << data.draw(st.integers(0, 7))
+    assert checksum(words) != expected
+
+
+def test_zeros_cut_off_or_added_are_noticed() -> None:
+    data = torch.cat([content(1000), torch.zeros(5000, dtype=torch.uint8)])
+    assert len({checksum(data[:n]) for n in range(1000, 6001, 8)}) == 626
+
+
+def test_the_seed_counts() -> None:
+    data = content(100).numpy().data
+    assert len({module.checksum(data, seed) for seed in (0, 1, 1 << 63)}) == 3
+
+
+def test_values_are_those_of_xxh3() -> None:
+    # Of the reference implementation's own sanity checks.
+    assert module.checksum(memoryview(b"")) == 0x2D06800538D394C2
+    assert checksum(content(5)) == xxhash.xxh3_64_intdigest(bytes(content(5).numpy()))
 
 
 def test_bytes_need_no_alignment() -> None:

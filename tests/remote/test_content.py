@@ -29,7 +29,7 @@ def test_any_dtype_goes_and_comes_back_without_a_copy(name: str) -> None:
     assert address(content) == value.data_ptr()
     assert bytes(content) == bytes(raw.numpy())
     data = torch.cat([torch.zeros(64, dtype=torch.uint8), raw])
-    back = viewed(data, 64, dtype, (2, 3))
+    back = viewed(data.numpy(), 64, dtype, (2, 3))
     assert (back.dtype, back.shape, back.data_ptr()) == (dtype, (2, 3), data.data_ptr() + 64)
     assert back.reshape(-1).view(torch.uint8).equal(raw)
 
@@ -38,13 +38,13 @@ def test_any_dtype_goes_and_comes_back_without_a_copy(name: str) -> None:
 def test_tensors_without_elements(dtype: torch.dtype) -> None:
     assert len(plain_bytes(torch.zeros(0, 3, dtype=dtype))) == 0
     data = torch.zeros(64, dtype=torch.uint8)
-    assert viewed(data, 64, dtype, (2, 0, 5)).shape == (2, 0, 5)
+    assert viewed(data.numpy(), 64, dtype, (2, 0, 5)).shape == (2, 0, 5)
 
 
 def test_views_see_what_is_written_and_can_be_written() -> None:
     data = torch.zeros(128, dtype=torch.uint8)
     for dtype in (torch.int32, torch.bfloat16):
-        view = viewed(data, 64, dtype, (2, 2))
+        view = viewed(data.numpy(), 64, dtype, (2, 2))
         view[1, 1] = 1
         assert int(data[64:].count_nonzero()) > 0
         data.zero_()
