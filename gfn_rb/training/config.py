@@ -157,9 +157,10 @@ class TrainConfig(ABC):
     running mean of the lowest of each batch, which stands for the others until its buffer is full.
     With none, all are sent: what has little reward teaches those who are fed, too."""
     average_gradients: bool = False
-    """Average gradients over the ranks that train, which then all have the same weights. Otherwise
-    each trains its own. When a rank is lost, the others go on averaging; when rank 0 is, each goes
-    on alone."""
+    """Average gradients over the ranks that train, which then all have the same weights, and learn
+    as one process would from batches as large as theirs together: make them smaller. Otherwise each
+    trains its own. When a rank is lost, the others go on averaging; when rank 0 is, each goes on
+    alone."""
     patience: float = 120.0
     """Seconds of silence after which another rank counts as lost."""
 
