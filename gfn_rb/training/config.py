@@ -82,7 +82,7 @@ class TrainConfig(ABC):
     subtb_lambda: float = 0.9
     """Sub-trajectory balance weighs a piece of k steps by this to the power of k."""
     replay_ratio: float = 1.0
-    """Replayed items per fresh one, and per one that a manager feeds; 0 turns replay off."""
+    """Replayed items per fresh one; 0 turns replay off. What a manager feeds counts as fresh."""
     replay: Replay = "trajectories"
     """What is stored: trajectories; their transitions (for db, mdb, fm) or states (for fm) one by
     one; or terminating states, to which the backward policy regenerates trajectories."""
