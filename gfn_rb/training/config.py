@@ -82,7 +82,7 @@ class TrainConfig(ABC):
     subtb_lambda: float = 0.9
     """Sub-trajectory balance weighs a piece of k steps by this to the power of k."""
     replay_ratio: float = 1.0
-    """Replayed items per fresh one, and per one that a manager feeds; 0 turns replay off."""
+    """Replayed items per fresh one; 0 turns replay off. What a manager feeds counts as fresh."""
     replay: Replay = "trajectories"
     """What is stored: trajectories; their transitions (for db, mdb, fm) or states (for fm) one by
     one; or terminating states, to which the backward policy regenerates trajectories."""
@@ -157,9 +157,10 @@ class TrainConfig(ABC):
     running mean of the lowest of each batch, which stands for the others until its buffer is full.
     With none, all are sent: what has little reward teaches those who are fed, too."""
     average_gradients: bool = False
-    """Average gradients over the ranks that train, which then all have the same weights. Otherwise
-    each trains its own. When a rank is lost, the others go on averaging; when rank 0 is, each goes
-    on alone."""
+    """Average gradients over the ranks that train, which then all have the same weights, and learn
+    as one process would from batches as large as theirs together: make them smaller. Otherwise each
+    trains its own. When a rank is lost, the others go on averaging; when rank 0 is, each goes on
+    alone."""
     patience: float = 120.0
     """Seconds of silence after which another rank counts as lost; among ranks that train, and may
     have to wait for a manager themselves, twice as many."""
