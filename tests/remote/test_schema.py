@@ -70,6 +70,15 @@ def test_assembled_undoes_described() -> None:
     assert all(td[key] is value for key, value in zip([f.key for f in fields], values, strict=True))
 
 
+def test_tensors_nested_deeply_are_assembled_where_they_were() -> None:
+    td = TensorDict({"a": {"b": {"c": torch.arange(2)}, "d": torch.ones(2)}, "e": {}}, [2])
+    fields, values = described(td)
+    assert [field.key for field in fields] == [("a", "b", "c"), ("a", "d")]
+    back = assembled(fields, values, 2)
+    assert back["a", "b", "c"].equal(torch.arange(2))
+    assert set(back.keys(True, True)) == {("a", "b", "c"), ("a", "d")}
+
+
 def test_no_rows_of_nothing() -> None:
     schema = Schema.of(TensorDict({"empty": {}}, [4]))
     assert schema.fields == ()

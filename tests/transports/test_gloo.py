@@ -11,15 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 from transports.ranks import environment
 
-from gfn_rb.errors import (
-    ArgumentError,
-    PeerLostError,
-    TransportError,
-    TransportTimeoutError,
-)
+from gfn_rb.errors import ArgumentError, PeerLostError, TransportError, TransportTimeoutError
 from gfn_rb.transports import GlooTransport
 
 DYING = """
@@ -74,6 +70,41 @@ def test_an_endpoint_holds_no_more_than_its_limit(pair: list[GlooTransport]) -> 
         assert len(b.recv().data) == 600
     for handle in handles:
         handle.wait()
+
+
+def test_messages_around_the_size_of_the_first_piece(pair: list[GlooTransport]) -> None:
+    a, b = pair
+    room = 4096 - 16
+    for nbytes in (0, 1, room - 1, room, room + 1, 2 * room, 100_000):
+        content = torch.arange(nbytes).to(torch.uint8)
+        a.send([content.numpy()], 1, 3)
+        message = b.recv(0, 3)
+        assert message.data.equal(content)
+        assert message.data.data_ptr() % 64 == 0
+
+
+def test_messages_too_large_leave_the_next_ones_whole(pair: list[GlooTransport]) -> None:
+    a, b = pair
+    b.max_nbytes = 100
+    for nbytes in (101, 4080, 4081, 50_000):
+        a.send([bytes(nbytes)], 1)
+        with pytest.raises(TransportError, match=f"sent {nbytes} bytes; expected at most"):
+            b.recv(0)
+    a.send([b"next"], 1)
+    assert bytes(b.recv(0).data.numpy()) == b"next"
+
+
+def test_what_was_taken_before_a_goodbye_counts_as_sent(pair: list[GlooTransport]) -> None:
+    a, b = pair
+    handles = [a.isend([bytes(nbytes)], 1) for nbytes in (1, 5000, 200_000)]
+    for _ in handles:
+        b.recv(0)
+    with ThreadPoolExecutor(1) as pool:
+        closing = pool.submit(b.close)
+        with pytest.raises(PeerLostError):
+            a.recv(1, timeout=10.0)
+        assert all(handle.done() for handle in handles)
+        closing.result()
 
 
 def test_a_closed_peer_is_lost(pair: list[GlooTransport]) -> None:
