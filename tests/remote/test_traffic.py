@@ -93,7 +93,7 @@ def test_every_mode_had_its_share(rounds: dict[str, Round]) -> None:
         assert {worker["mode"] for worker in played.workers.values()} == modes
         for worker in played.workers.values():
             counts = worker["counts"]
-            assert 8 < counts["batches"] <= played.messages
+            assert 8 <= counts["batches"] <= played.messages
             assert counts["skipped"] == 0 or worker["mode"] == "NonBlocking"
     largest = max(
         worker["largest"] for played in rounds.values() for worker in played.workers.values()
@@ -131,7 +131,8 @@ def test_rows_that_do_not_fit_are_refused_and_no_others(
     played = rounds[name]
     for rank, worker in played.workers.items():
         assert played.sender(rank)["refused"] == worker["unfit"]
-    assert sum(worker["unfit"] for worker in played.workers.values()) > 0
+    if name == "roomy":  # where a worker that leaves out nothing has some
+        assert played.workers[1]["unfit"] > 0
 
 
 @pytest.mark.parametrize("name", ROUNDS)
