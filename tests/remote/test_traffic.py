@@ -18,7 +18,8 @@ from transports import ranks
 
 from gfn_rb.remote.statistics import OUTCOMES
 
-MESSAGES = int(os.environ.get("GFN_RB_MESSAGES", "200"))  # of each worker in each round
+MESSAGES = int(os.environ.get("GFN_RB_MESSAGES", "200"))  # of each worker in each round, over MPI
+FEWER = 3  # by so much over Gloo, which differs in the transport alone
 PROGRAM = Path(__file__).with_name("traffic_rank.py")
 
 
@@ -26,10 +27,12 @@ class Round(NamedTuple):
     """What one round left behind.
 
     Attributes:
+        messages: how many batches each worker added.
         manager: what the manager holds and says.
         workers: what each worker did, by rank.
     """
 
+    messages: int
     manager: dict[str, Any]
     workers: dict[int, dict[str, Any]]
 
@@ -47,7 +50,8 @@ class Round(NamedTuple):
 def rounds(request: pytest.FixtureRequest, tmp_path_factory: Any) -> dict[str, Round]:
     """Both rounds, played by four processes."""
     folder = tmp_path_factory.mktemp(request.param)
-    arguments = (request.param, str(folder), str(MESSAGES))
+    messages = MESSAGES if request.param == "mpi" else MESSAGES // FEWER
+    arguments = (request.param, str(folder), str(messages))
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(ranks, "SECONDS", ranks.SECONDS + MESSAGES / 4)
         if request.param == "mpi":
@@ -58,7 +62,7 @@ def rounds(request: pytest.FixtureRequest, tmp_path_factory: Any) -> dict[str, R
     def read(name: str) -> Round:
         texts = [(folder / f"{name}-{rank}.json").read_text() for rank in range(4)]
         manager, *workers = map(json.loads, texts)
-        return Round(manager, dict(zip(WORKERS, workers, strict=True)))
+        return Round(messages, manager, dict(zip(WORKERS, workers, strict=True)))
 
     return {name: read(name) for name in ROUNDS}
 
@@ -89,7 +93,7 @@ def test_every_mode_had_its_share(rounds: dict[str, Round]) -> None:
         assert {worker["mode"] for worker in played.workers.values()} == modes
         for worker in played.workers.values():
             counts = worker["counts"]
-            assert 8 < counts["batches"] <= MESSAGES
+            assert 8 <= counts["batches"] <= played.messages
             assert counts["skipped"] == 0 or worker["mode"] == "NonBlocking"
     largest = max(
         worker["largest"] for played in rounds.values() for worker in played.workers.values()
@@ -127,7 +131,8 @@ def test_rows_that_do_not_fit_are_refused_and_no_others(
     played = rounds[name]
     for rank, worker in played.workers.items():
         assert played.sender(rank)["refused"] == worker["unfit"]
-    assert sum(worker["unfit"] for worker in played.workers.values()) > 0
+    if name == "roomy":  # where a worker that leaves out nothing has some
+        assert played.workers[1]["unfit"] > 0
 
 
 @pytest.mark.parametrize("name", ROUNDS)
