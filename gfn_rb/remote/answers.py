@@ -36,7 +36,7 @@ class Answers:
     def reply(
         self, parcel: Parcel, kind: Kind, meta: dict[str, Any], rows: TensorDictBase | None = None
     ) -> None:
-        """Answer a frame.
+        """Answer a frame; no more once its sender is lost for not taking answers.
 
         Args:
             parcel: the frame.
@@ -45,6 +45,8 @@ class Answers:
             rows: that come with it.
         """
         dest = parcel.source
+        if self._link.leaving(dest) > _UNTAKEN:
+            return
         try:
             with self._watch("reply"):
                 self._link.post(dest, parcel.tag, kind, meta, rows)

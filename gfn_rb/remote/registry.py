@@ -77,7 +77,8 @@ class Registry:
         left = left[left >= 0]
         np.add.at(self._holders, left, -1)
         np.add.at(self._holders, number[~is_new], 1)
-        self._release(np.unique(left[self._holders[left] == 0]))
+        gone = left[self._holders[left] == 0]
+        self._release(np.fromiter({*gone.tolist()}, np.int64))  # each once
         number[first] = new = self._take(len(first))
         number = number[leader]
         np.add.at(self._holders, number[is_new], 1)

@@ -12,7 +12,7 @@ from torchrl.data import ReplayBuffer
 
 from gfn_rb.errors import ArgumentError
 from gfn_rb.remote.feed import Subscriber
-from gfn_rb.remote.identity import identities, some
+from gfn_rb.remote.identity import identities, shallow, some
 from gfn_rb.remote.ledger import Ledger
 from gfn_rb.shapes import Int64
 
@@ -67,7 +67,7 @@ class Store:
         n_new, n_stored = len(new), 0
         if n_new:
             # A buffer writes their slots into what it is given.
-            chosen = rows.copy() if n_new == len(rows) else some(rows, torch.from_numpy(new))
+            chosen = shallow(rows) if n_new == len(rows) else some(rows, torch.from_numpy(new))
             slots = torch.as_tensor(self.rb.extend(chosen)).reshape(-1).cpu()
             changed = self._ledger.look()
             slots = slots[slots >= 0]

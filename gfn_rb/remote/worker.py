@@ -17,6 +17,7 @@ from gfn_rb.keys import LOG_REWARD
 from gfn_rb.remote.desk import Desk, Reply
 from gfn_rb.remote.feed import Subscription
 from gfn_rb.remote.holdings import Holdings
+from gfn_rb.remote.identity import shallow
 from gfn_rb.remote.modes import AwaitReply, Mode
 from gfn_rb.remote.patience import never
 from gfn_rb.remote.payload import BaselineFilter, Payload, check_payload, packed, require_fit
@@ -294,7 +295,7 @@ class ReplayBufferWorker:
 
     def _keep(self, rows: TensorDictBase) -> None:
         if self.buffer is not None:
-            self.buffer.extend(rows.copy())
+            self.buffer.extend(shallow(rows))
         self.statistics.offered += len(rows)
         self._pending.append(rows if self.frequency == 1 else rows.clone())
 

@@ -17,8 +17,9 @@ class Desk:
         self.other = Link(theirs)
         self.lost = []
         watch = Stopwatch(("reply",))
+        self.link = Link(mine)
         self.answers = Answers(
-            Link(mine), "manager 0", watch, lambda rank, why: self.lost.append((rank, why))
+            self.link, "manager 0", watch, lambda rank, why: self.lost.append((rank, why))
         )
 
     def answer(self):
@@ -78,3 +79,10 @@ def test_who_leaves_answers_untaken_is_lost(desk, monkeypatch):
     assert desk.lost == []
     desk.answers.reply(question(), Kind.METADATA, {})
     assert desk.lost == [(1, "it has left 2 answers untaken")]
+    for _ in range(5):
+        desk.answers.reply(question(), Kind.METADATA, {})
+    assert desk.link.leaving(1) == 3  # no more are kept for it
+    while desk.answer():
+        pass
+    desk.answers.reply(question(), Kind.METADATA, {"back": True})
+    assert desk.answer().meta == {"back": True}

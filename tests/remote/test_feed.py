@@ -1,6 +1,7 @@
 import pytest
 import torch
 from remote.remote_runs import objects, trajectories, values_of
+from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
 from gfn_rb import fifo_buffer, reward_prioritized_buffer
 from gfn_rb.errors import ArgumentError
@@ -81,6 +82,15 @@ def test_what_is_given_holds_no_bookkeeping_and_is_a_copy(rb, ledger):
     assert set(rows.keys()) == {"state", "log_reward"}
     rows["log_reward"].zero_()
     assert rb[:]["log_reward"].tolist() == [3.0]
+
+
+def test_slots_that_a_buffer_stores_are_not_given():
+    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(4))
+    ledger = Ledger(rb, 4)
+    rb.extend(objects([3]).set("index", torch.zeros(1, dtype=torch.int64)))
+    assert "index" in rb.storage._storage.keys()  # noqa: SIM118
+    rows = Subscriber(1, terms(), ledger).next(1, None)
+    assert set(rows.keys()) == {"state", "log_reward"}
 
 
 def test_relabelled_rewards_count(rb, ledger):
