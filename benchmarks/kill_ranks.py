@@ -43,7 +43,7 @@ from typing import Any, NamedTuple
 from benchmarks.ranks import command, environment
 
 SIZE, MANAGER = 4, 3
-STEPS = 60
+STEPS = 150
 TOKEN, RANK = "GFN_RB_TRY", "OMPI_COMM_WORLD_RANK"
 SECONDS = 240  # then a try hangs
 PROMPT = 15  # seconds in which a job without fault tolerance ends
@@ -337,9 +337,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     draw = random.Random(options.seed)
     tallies = [Tally(kind) for kind in options.kinds]
-    for _ in range(options.times):
-        for tally in tallies:
-            tally.once(draw)
+    with suppress(KeyboardInterrupt):  # the table is of what was tried so far, then
+        for _ in range(options.times):
+            for tally in tallies:
+                tally.once(draw)
     print(
         "| killed | as promised | too late, repeated | seconds, median | largest |\n"
         "| --- | ---: | ---: | ---: | ---: |"
