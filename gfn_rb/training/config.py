@@ -143,7 +143,8 @@ class TrainConfig(ABC):
     feed: Feed = "none"
     """Which of the items that others found come back from a manager: those of highest reward,
     diverse ones out of these, drawn by reward, or the newest. Each is learnt from like a fresh one
-    when it comes, and replayed with one's own from then on."""
+    when it comes, and replayed with one's own from then on; where gradients are averaged, and so
+    are those of everybody's items already, it is only replayed."""
     feed_quota: int = 64
     """How many of them come with each reply, at most. What all others find, batch-size per step
     each, teaches most; fewer save time."""

@@ -148,7 +148,8 @@ class Exchange:
         if self._worker.subscription is None:
             return rb
         fed = self._worker.subscription.buffer
-        self._arrived = Arrivals(fed)
+        if not config.average_gradients:  # which are of everybody's items, in step
+            self._arrived = Arrivals(fed)
         return MergedReplayBuffer(rb, fed, p=_MERGED.get(config.draw, "size"))
 
     def store(self, rb: ReplayBuffer, items: TensorDictBase) -> TensorDictBase | None:
@@ -162,7 +163,8 @@ class Exchange:
             items: fresh trajectories.
 
         Returns:
-            The items that a manager fed since the last call, None where there are none.
+            The items that a manager fed since the last call, to be learnt from; None where there
+            are none, or gradients are averaged.
         """
         try:
             self.worker.connect()

@@ -138,6 +138,14 @@ def test_each_item_that_is_fed_is_learnt_from_once_when_it_comes(send, tmp_path)
             assert rows is None or values(rows) == [log_reward[end] for end in ends(rows)]
 
 
+def test_what_is_fed_is_only_replayed_where_gradients_are_averaged(tmp_path):
+    """Ranks would get out of step, each fed as many as it happens to be."""
+    runs = Runs(replace(CONFIG, send="awaited", average_gradients=True), tmp_path, size=3)
+    for exchange in runs.exchanges:
+        assert len(exchange.worker.subscription.buffer) > 0
+        assert exchange.fed == [None] * STEPS
+
+
 @pytest.mark.parametrize("feed", FEED[1:])
 def test_every_choice_of_feed_is_one_that_managers_know(feed, tmp_path):
     runs = Runs(replace(CONFIG, feed=feed, send="awaited"), tmp_path, size=3)
