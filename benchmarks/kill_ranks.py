@@ -4,9 +4,9 @@
     --kinds ...    some of: worker manager stopped job
     --seed S       of the instants
 
-Each try starts ``mpiexec -n 4 gfn-rb train tfbind8 --managers 1 --feed top``, draws a step that
-rank 0 has to reach and some time to wait from there on, and kills (SIGKILL) or stops (SIGSTOP) one
-rank, whatever that does at the moment: sample, learn, send, receive or save.
+Each try starts ``mpiexec -n 4 gfn-rb train tfbind8 --managers 1 --feed top``, and at a random
+instant of the seconds after its first checkpoint kills (SIGKILL) or stops (SIGSTOP) one rank,
+whatever that does at the moment: sample, learn, send, receive or save.
 
 worker     a worker, under ``--with-ft ulfm``: the others train to the end, one report is written,
            the lost rank is named, and the accounts of the others agree at both ends, row by row;
@@ -16,8 +16,9 @@ job        any rank, without fault tolerance: the job ends within seconds, in fa
            ``gfn-rb resume`` takes it to its end from the checkpoints.
 
 A try in which the rank was done before it could be killed does not count, and is repeated. The
-table has the seconds from the signal until all others had said whom they go on without, or, of a
-job, until it had ended. The exit status is 1 if any try failed.
+table has the seconds from the signal until mpiexec had shown that all others go on without that
+rank (they know within a second; it holds output back), or, of a job, until it had ended. The exit
+status is 1 if any try failed.
 """
 
 from __future__ import annotations
@@ -41,9 +42,11 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from benchmarks.ranks import command, environment
+from gfn_rb.training.folder import RunFolder
 
 SIZE, MANAGER = 4, 3
 STEPS = 150
+SPREAD = 4.0  # seconds, less than so many steps take
 TOKEN, RANK = "GFN_RB_TRY", "OMPI_COMM_WORLD_RANK"
 SECONDS = 240  # then a try hangs
 PROMPT = 15  # seconds in which a job without fault tolerance ends
@@ -170,21 +173,14 @@ class Try(NamedTuple):
     draw: random.Random
 
     def hit(self, rank: int, number: int) -> Hit:
-        """Send a signal to a rank at a random instant of the training."""
-        step = self.draw.randrange(STEPS)
-        _until(lambda: self.shown() >= 0, self.job)
-        pid = self.job.pids().get(rank)
-        _until(lambda: self.shown() >= step, self.job)
-        time.sleep(self.draw.uniform(0.0, 0.1))
+        """Send a signal to a rank at a random instant of the training, once it has saved."""
+        _until(RunFolder(self.folder, rank).checkpoint.exists, self.job)
+        pid, wait = self.job.pids().get(rank), self.draw.uniform(0.0, SPREAD)
+        time.sleep(wait)
         if pid is None or self.job.process.poll() is not None or self.last_step(rank) == STEPS:
-            raise TooLate(f"rank {rank} is done at step {step} of rank 0")
+            raise TooLate(f"rank {rank} is done after {wait:.1f} s")
         _signal(pid, number)
         return Hit(time.monotonic(), [each for each in (0, 1, 2) if self.last_step(each) < STEPS])
-
-    def shown(self) -> int:
-        """Return the step that the progress bar of rank 0 shows, -1 before there is one."""
-        steps = re.findall(rf"(\d+)/{STEPS} \[", self.job.said)
-        return int(steps[-1]) if steps else -1
 
     def named(self, *lines: str) -> float:
         """Wait until it has said all of this, and return when."""
