@@ -24,7 +24,6 @@ manager do not repeat exactly.
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import subprocess
 import sys
@@ -43,6 +42,7 @@ from matplotlib.ticker import StrMethodFormatter
 
 from benchmarks.ranks import command, environment
 from benchmarks.timing import environment as facts
+from gfn_rb.training.folder import RunFolder, read_metrics
 
 WORKERS = 3
 UNIT = 3072  # reward calls between points: 96 batches of 32
@@ -158,11 +158,9 @@ def _start(arm: Arm, runs: Sequence[dict[str, Any]], file: Path) -> None:
 
 def _rows(folder: Path, rank: int) -> Iterator[dict[str, float]]:
     """Yield what a rank measured at each point."""
-    name = f"metrics-rank{rank}.csv" if rank else "metrics.csv"
-    with (folder / name).open() as stream:
-        for row in csv.DictReader(stream):
-            if int(row["step"]):
-                yield {key: float(value) for key, value in row.items()}
+    for row in read_metrics(RunFolder(folder, rank).metrics):
+        if int(row["step"]):
+            yield {key: float(value) for key, value in row.items()}
 
 
 def _found(folder: Path, rank: int) -> dict[int, int]:

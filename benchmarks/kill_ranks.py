@@ -24,7 +24,6 @@ status is 1 if any try failed.
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import os
 import random
@@ -42,7 +41,8 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from benchmarks.ranks import command, environment
-from gfn_rb.training.folder import RunFolder
+from gfn_rb.remote.statistics import OUTCOMES
+from gfn_rb.training.folder import RunFolder, read_metrics
 
 SIZE, MANAGER = 4, 3
 STEPS = 150
@@ -56,7 +56,6 @@ OPTIONS = (
     f"--managers 1 --feed top --patience 5"
 ).split()
 FAULT_TOLERANT = ("--with-ft", "ulfm")
-OUTCOMES = ("stored", "rejected", "duplicates", "scored", "refused")
 
 
 class TooLate(Exception):
@@ -189,19 +188,18 @@ class Try(NamedTuple):
 
     def is_over(self) -> bool:
         """Return whether rank 0 has written its report."""
-        return (self.folder / "report.json").exists()
+        return RunFolder(self.folder).ranks_report.exists()
 
     def last_step(self, rank: int) -> int:
         """Return the last step in the table of a rank, 0 if there is none."""
-        path = self.folder / f"metrics{f'-rank{rank}' if rank else ''}.csv"
+        path = RunFolder(self.folder, rank).metrics
         if not path.exists():
             return 0
-        with path.open(newline="") as stream:
-            return max((int(row["step"]) for row in csv.DictReader(stream)), default=0)
+        return max((int(row["step"]) for row in read_metrics(path)), default=0)
 
     def report(self) -> dict[str, Any]:
         """Return the report of the run."""
-        path = self.folder / "report.json"
+        path = RunFolder(self.folder).ranks_report
         _check(path.exists(), "no report was written")
         return json.loads(path.read_text())
 
@@ -221,7 +219,8 @@ def _without_worker(attempt: Try, number: int) -> float:
     hit = attempt.hit(rank, number)
     noticed = attempt.named(f"goes on without rank {rank}", f"worker {rank} is lost")
     _until(attempt.is_over, attempt.job)
-    _until(lambda: (attempt.folder / "manager-rank3.json").exists(), attempt.job)
+    account = RunFolder(attempt.folder, MANAGER).exchange
+    _until(account.exists, attempt.job)
     report = attempt.report()
     if not report["lost"]:
         raise TooLate("nobody missed it")
@@ -230,7 +229,7 @@ def _without_worker(attempt: Try, number: int) -> float:
     _check(sorted(map(int, report["ranks"])) == others, f"ranks are {report['ranks'].keys()}")
     for each in others:
         _check(attempt.last_step(each) == STEPS, f"rank {each} did not train to the end")
-    manager = json.loads((attempt.folder / "manager-rank3.json").read_text())
+    manager = json.loads(account.read_text())
     states = {int(each): known["state"] for each, known in manager["senders"].items()}
     _check(states == {**dict.fromkeys(others, "gone"), rank: "lost"}, f"states are {states}")
     for each in others:
@@ -274,7 +273,7 @@ def job(attempt: Try) -> float:
     hit = attempt.hit(rank, signal.SIGKILL)
     code = attempt.job.wait(PROMPT)
     took = time.monotonic() - hit.at
-    if attempt.last_step(0) == STEPS and (attempt.folder / "report.json").exists():
+    if attempt.last_step(0) == STEPS and attempt.is_over():
         raise TooLate("the run was over")
     _check(code != 0, "the exit code is 0")
     _check(f"rank {rank}" in attempt.job.said, f"rank {rank} is not named")

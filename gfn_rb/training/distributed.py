@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gfn_rb.errors import (
@@ -29,7 +28,7 @@ from gfn_rb.training import run
 from gfn_rb.training.averaging import GradientAverage
 from gfn_rb.training.config import TrainConfig
 from gfn_rb.training.exchange import Exchange, longest_silence, make_manager
-from gfn_rb.training.folder import RunFolder, read_metrics, replacing
+from gfn_rb.training.folder import RunFolder, read_metrics, write_json
 from gfn_rb.training.loop import Hooks, Row, Trainer
 from gfn_rb.training.team import Found, RefusedError, Team
 from gfn_rb.training.watchers import StopSignals, progress_bar, quiet
@@ -159,7 +158,7 @@ def _manage(config: TrainConfig, transport: Transport, roles: Layout, folder: Ru
     manager = make_manager(config, transport, roles, folder)
     with StopSignals():  # it ends when its workers have
         manager.run()
-    _write_json(folder.exchange, manager.metadata())
+    write_json(folder.exchange, manager.metadata())
 
 
 def _train(config: TrainConfig, transport: Transport, team: Team, folder: RunFolder) -> run.Outcome:
@@ -214,7 +213,7 @@ class _Ending:
         found = Found(last, counters, trainer.tally.state_dict()["modes"])
         self._team.finish(found, lambda: self._stop.wanted)
         if folder.rank == 0:
-            _write_json(folder.ranks_report, self._report())
+            write_json(folder.ranks_report, self._report())
             run.write_report(trainer, folder, last, self._others(folder))
 
     def leave(self) -> None:
@@ -261,7 +260,7 @@ def new_folder(config: TrainConfig) -> RunFolder:
         ArgumentError: there is something in its place.
     """
     folder = RunFolder.create(config)
-    _write_json(folder.ranks, {"size": n_ranks()})
+    write_json(folder.ranks, {"size": n_ranks()})
     return folder
 
 
@@ -281,8 +280,3 @@ def check_ranks(folder: RunFolder) -> None:
             f"run must go on with the number of ranks it had, {size}, got {n_ranks()}: "
             f"{how} resume {folder.path}"
         )
-
-
-def _write_json(path: Path, values: dict[str, Any]) -> None:
-    with replacing(path) as temporary:
-        temporary.write_text(json.dumps(values, indent=2) + "\n")

@@ -7,10 +7,11 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from gfn_rb.errors import ArgumentError, CheckpointCorruptError
 from gfn_rb.training.config import TrainConfig
@@ -93,8 +94,7 @@ class RunFolder:
 
     def write_config(self, config: TrainConfig) -> None:
         """Replace the run's configuration."""
-        with replacing(self.config) as temporary:
-            temporary.write_text(_as_json(config))
+        write_json(self.config, config.to_dict())
 
 
 class MetricsFile:
@@ -129,6 +129,17 @@ def read_metrics(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(stream))
 
 
+def write_json(path: Path, values: Mapping[str, Any]) -> None:
+    """Replace a file by one that holds values.
+
+    Args:
+        path: the file to make or replace.
+        values: what JSON can say.
+    """
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps(values, indent=2) + "\n")
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yield where to write a file that takes the place of ``path`` once it is complete."""
@@ -147,7 +158,7 @@ def _claimed(path: Path, config: TrainConfig) -> bool:
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     temporary.mkdir()
     try:
-        RunFolder(temporary).config.write_text(_as_json(config))
+        write_json(RunFolder(temporary).config, config.to_dict())
         os.rename(temporary, target)  # refuses to replace anything but an empty folder
     except OSError:
         if not target.exists():
@@ -156,7 +167,3 @@ def _claimed(path: Path, config: TrainConfig) -> bool:
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return True
-
-
-def _as_json(config: TrainConfig) -> str:
-    return json.dumps(config.to_dict(), indent=2) + "\n"
