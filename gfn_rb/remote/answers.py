@@ -45,7 +45,8 @@ class Answers:
             rows: that come with it.
         """
         dest = parcel.source
-        if self._link.leaving(dest) > _UNTAKEN:
+        untaken = self._link.leaving(dest)
+        if untaken > _UNTAKEN:
             return
         try:
             with self._watch("reply"):
@@ -54,7 +55,7 @@ class Answers:
             self._lose(dest, str(error))
         except (ArgumentError, ShapeError) as error:  # too large, or no plain tensors
             self.refuse(parcel, f"the answer cannot be sent: {error}")
-        if self._link.leaving(dest) > _UNTAKEN:
+        if untaken == _UNTAKEN:  # without this one
             self._lose(dest, f"it has left {_UNTAKEN} answers untaken")
 
     def refuse(self, parcel: Parcel, why: str) -> None:

@@ -25,10 +25,13 @@ def plain_bytes(value: Tensor) -> memoryview:
     Args:
         value: dense, on any device.
     """
+    if type(value) is Tensor:
+        try:
+            return value.numpy().data.cast("B")
+        except (TypeError, RuntimeError):
+            pass  # it is elsewhere, has gaps, or is nothing that NumPy or memoryviews know
     if value.numel() == 0:
         return memoryview(b"")
-    if _is_plain(value) and not value.is_complex():
-        return value.numpy().data.cast("B")
     plain = value.detach().as_subclass(Tensor).resolve_conj().resolve_neg().cpu().contiguous()
     # Strides of contiguous tensors mean nothing, and can be anything, in dimensions of one.
     return plain.as_strided((plain.numel(),), (1,)).view(torch.uint8).numpy().data
@@ -47,14 +50,3 @@ def viewed(content: np.ndarray, at: int, dtype: torch.dtype, shape: tuple[int, .
         return torch.from_numpy(np.ndarray(shape, _NUMPY[dtype], content, at))
     part = content[at : at + math.prod(shape) * dtype.itemsize]
     return torch.from_numpy(part).view(dtype).view(shape)
-
-
-def _is_plain(value: Tensor) -> bool:
-    """Return whether the bytes of a tensor are where NumPy can show them."""
-    return (
-        type(value) is Tensor
-        and value.is_cpu
-        and value.dtype in _NUMPY
-        and value.is_contiguous()
-        and not (value.requires_grad or value.is_conj() or value.is_neg())
-    )

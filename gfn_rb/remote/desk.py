@@ -267,7 +267,7 @@ class Desk:
                 self._count.seconds_blocked += seconds
                 self._patience.spend(seconds)
         if envelope is not None:
-            self._handle(self._link.take(envelope.source, DATA_TAG))
+            self._handle(self._link.take(envelope))
         return envelope is not None
 
     def _handle(self, parcel: Parcel) -> None:

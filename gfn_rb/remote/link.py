@@ -18,7 +18,7 @@ from gfn_rb.errors import (
     WireError,
 )
 from gfn_rb.remote.wire import FrameReader, FrameWriter
-from gfn_rb.transports.base import Buffer, Late, SendHandle, Transport
+from gfn_rb.transports.base import Envelope, SendHandle, Transport
 
 
 class Parcel(NamedTuple):
@@ -72,6 +72,7 @@ class Link:
             ShapeError: the rows cannot be sent.
             PeerLostError: the receiver is known to be gone.
         """
+        self.leaving(dest)
         writer = self._writers[dest, tag]
         frame = writer.frame(kind, rows, meta)
         try:
@@ -80,8 +81,7 @@ class Link:
             writer.forget()  # the frame made was not sent
             raise
         self._leaving[dest].append(handle)
-        self.leaving(dest)
-        return sum(_nbytes(part) for part in frame)
+        return handle.nbytes
 
     def begin_anew(self, dest: int, tag: int) -> None:
         """Announce everything again in the next frame, to a rank that lost track.
@@ -106,19 +106,17 @@ class Link:
             PeerLostError: the source is gone, or any rank of which this was not said before.
         """
         envelope = self.transport.probe(source, tag, timeout)
-        return None if envelope is None else self.take(envelope.source, envelope.tag)
+        return None if envelope is None else self.take(envelope)
 
-    def take(self, source: int, tag: int) -> Parcel:
+    def take(self, envelope: Envelope) -> Parcel:
         """Receive a frame that is there.
 
         Args:
-            source: rank of the sender.
-            tag: of the message.
+            envelope: of its message.
         """
-        nbytes = 0
+        source, tag, nbytes = envelope
         try:
-            data = self.transport.recv(source, tag).data
-            nbytes = len(data)
+            data = self.transport.take(envelope).data
             frame = self._readers[source, tag].read(data)
         except WireError as error:
             return Parcel(source, tag, 0, {}, None, nbytes, error)
@@ -126,8 +124,7 @@ class Link:
             raise
         except TransportError as error:  # too large a message, which was dropped
             return Parcel(source, tag, 0, {}, None, nbytes, error)
-        known = (frame.kind, frame.meta, frame.items, frame.nbytes)
-        return Parcel(source, tag, *known, None)
+        return Parcel(source, tag, frame.kind, frame.meta, frame.items, nbytes, None)
 
     def leaving(self, dest: int) -> int:
         """Return how many frames to a rank are still on their way, and let go of the others.
@@ -164,7 +161,3 @@ class Link:
                 except PeerLostError:
                     self._leaving[dest].clear()
         return sum(len(self._leaving[rank]) for rank in ranks)
-
-
-def _nbytes(part: Buffer) -> int:
-    return part.nbytes if isinstance(part, Late) else memoryview(part).nbytes

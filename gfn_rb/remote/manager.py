@@ -169,7 +169,7 @@ class ReplayBufferManager:
                 envelope = self.transport.probe(timeout=timeout)
             if envelope is not None:
                 with self._watch("receive"):
-                    parcel = self._link.take(envelope.source, envelope.tag)
+                    parcel = self._link.take(envelope)
                 self._handle(parcel)
         except PeerLostError as error:
             self._lose(error.rank, str(error))

@@ -151,11 +151,11 @@ class FrameReader:
         self._next = 0
         self._known: dict[int, Schema] = {}
 
-    def read(self, data: Shaped[Tensor, "n"]) -> Frame:
+    def read(self, data: Shaped[np.ndarray, "n"]) -> Frame:
         """Return what a message says. Items are views of it.
 
         Args:
-            data: the bytes of one message, aligned to 64.
+            data: the bytes of one message, uint8, aligned to 16.
 
         Raises:
             WireCorruptError: it is no frame, truncated, damaged, or came before.
@@ -163,13 +163,12 @@ class FrameReader:
             WireSchemaError: its schema is malformed, or was not announced. Whatever is raised, the
                 reader is as it was.
         """
-        content = data.numpy()
-        frame = content.data
+        frame = data.data
         prefix = Prefix.read(frame)
         schema, meta = self._schema(prefix, frame), _meta(prefix, frame)
         plan = NO_ROWS if schema is None else planned(schema.fields, prefix.n_rows)
         _check_sizes(prefix, plan)
-        items = None if schema is None else _items(content, prefix, plan)
+        items = None if schema is None else _items(data, prefix, plan)
         self._accept(prefix, schema)
         return Frame(prefix.kind, prefix.sequence, meta, items, prefix.nbytes)
 

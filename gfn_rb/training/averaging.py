@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import IntEnum
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -148,9 +149,9 @@ class GradientAverage:
         except TransportError as error:
             self._leave_out(rank, str(error))
             return None
-        (kind,) = _HEAD.unpack(data[: _HEAD.size].numpy().tobytes())
+        (kind,) = _HEAD.unpack_from(data.data)
         if kind == _Kind.GRADIENT:
-            return data[_HEAD.size :].view(torch.float32)
+            return torch.from_numpy(data[_HEAD.size :].view(np.float32))
         if rank in self._others:
             self._others.remove(rank)
         return None

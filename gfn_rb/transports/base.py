@@ -11,7 +11,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol, TypeVar, Union, runtime_checkable
 
-from torch import Tensor
+import numpy as np
 
 from gfn_rb.errors import (
     ArgumentError,
@@ -55,13 +55,17 @@ class Message(NamedTuple):
 
     source: int
     tag: int
-    data: Tensor
-    """Its bytes: uint8 on the CPU, writable, aligned to 64 bytes, shared with nobody."""
+    data: np.ndarray
+    """Its bytes: uint8, writable, aligned to 16 bytes, shared with nobody."""
 
 
 @runtime_checkable
 class SendHandle(Protocol):
     """A message on its way. It keeps the payload alive for as long as that is needed."""
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the message."""
 
     def done(self) -> bool:
         """Return whether the payload may be changed; does not wait.
@@ -183,8 +187,8 @@ class Transport(ABC):
     ) -> Envelope | None:
         """Return the envelope of the message that ``recv`` would return, None if there is none.
 
-        The message is not received. After a probe, a ``recv`` of the envelope's source and tag
-        returns that message.
+        The message is not received. After a probe, :meth:`take`, or a ``recv`` of the envelope's
+        source and tag, returns that message.
 
         Args:
             source: rank of the sender; None for any.
@@ -226,6 +230,18 @@ class Transport(ABC):
                 f"rank {self.rank} received no message from {_any('rank', source)} of "
                 f"{_any('tag', tag)} within {seconds:g} s"
             )
+        return self.take(envelope)
+
+    def take(self, envelope: Envelope) -> Message:
+        """Receive the message that a probe has found, and that was not received since.
+
+        Args:
+            envelope: what the probe returned.
+
+        Raises:
+            TransportError: the message is larger than ``max_nbytes``. It is dropped.
+            PeerLostError: the source is gone before all of it has come.
+        """
         return Message(envelope.source, envelope.tag, self._take(envelope))
 
     def close(self, timeout: float | None = None) -> None:
@@ -277,8 +293,8 @@ class Transport(ABC):
         """
 
     @abstractmethod
-    def _take(self, envelope: Envelope) -> Tensor:
-        """Receive the message that ``_poll`` returned last."""
+    def _take(self, envelope: Envelope) -> np.ndarray:
+        """Receive the first message of an envelope that ``_poll`` returned."""
 
     @abstractmethod
     def _close(self, seconds: float) -> None:

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from gfn_rb.shapes import Shaped
 from gfn_rb.transports.base import Late, Part
 
 
-def blank(nbytes: int) -> Shaped[Tensor, "n"]:
-    """Return bytes yet to be filled, aligned to 64 bytes.
+def blank(nbytes: int) -> Shaped[np.ndarray, "n"]:
+    """Return bytes yet to be filled, aligned to 16 bytes, which suits any dtype.
 
     Args:
         nbytes: how many.
     """
-    return torch.empty(nbytes, dtype=torch.uint8)
+    return np.empty(nbytes, np.uint8)
 
 
-def joined(parts: Sequence[Part], nbytes: int) -> Shaped[Tensor, "n"]:
+def joined(parts: Sequence[Part], nbytes: int) -> Shaped[np.ndarray, "n"]:
     """Return a copy of buffers, one after another.
 
     Args:
@@ -28,7 +27,7 @@ def joined(parts: Sequence[Part], nbytes: int) -> Shaped[Tensor, "n"]:
         nbytes: what they amount to.
     """
     data = blank(nbytes)
-    view = data.numpy().data
+    view = data.data
     end = 0
     for part in parts:
         start, end = end, end + part.nbytes

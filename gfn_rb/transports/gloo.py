@@ -12,6 +12,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -153,15 +154,15 @@ class Line:
                 return
         self.outgoing.put((letter, works))
 
-    def _begin(self, tag: int, data: Tensor) -> list[tuple[Any, Tensor]]:
+    def _begin(self, tag: int, data: np.ndarray) -> list[tuple[Any, Tensor]]:
         """Begin to send a message: its head with its first bytes, then the others."""
         first = blank(_FIRST)
-        _HEAD.pack_into(first.numpy().data, 0, len(data), tag)
+        _HEAD.pack_into(first.data, 0, len(data), tag)
         inline = data[:_INLINE]
         first[_HEAD.size : _HEAD.size + len(inline)] = inline
-        rest = data[_INLINE:].split(_CHUNK) if len(data) > _INLINE else ()
+        parts = map(torch.from_numpy, (first, *_chunks(data[_INLINE:])))
         # Gloo does not keep alive what it sends.
-        return [(self._group.send([part], self._peer, 0), part) for part in (first, *rest)]
+        return [(self._group.send([part], self._peer, 0), part) for part in parts]
 
     def _part(self, what: int) -> None:
         """Say goodbye, or farewell to one who did."""
@@ -205,7 +206,7 @@ class Line:
         first = blank(_FIRST)
         while True:
             self._receive(first)
-            nbytes, tag = _HEAD.unpack_from(first.numpy().data)
+            nbytes, tag = _HEAD.unpack_from(first.data)
             if nbytes < 0:
                 self.outgoing.put((None, []))
                 return
@@ -213,7 +214,7 @@ class Line:
             if not self._post.shut:
                 self._post.put(letter)
 
-    def _letter(self, nbytes: int, tag: int, inline: Tensor) -> Letter:
+    def _letter(self, nbytes: int, tag: int, inline: np.ndarray) -> Letter:
         here, n_left = self._transport, nbytes - len(inline)
         if nbytes > here.max_nbytes:
             self._drop(n_left)
@@ -223,7 +224,7 @@ class Line:
         self._post.wait(lambda: self._has_room(nbytes) or self._post.shut or None, math.inf)
         data = blank(nbytes)
         data[: len(inline)] = inline
-        for chunk in data[len(inline) :].split(_CHUNK) if n_left else ():
+        for chunk in _chunks(data[len(inline) :]):
             self._receive(chunk)
         letter = Letter(self._peer, here.rank, tag, data, self._post, 0.0)
         self._held.append(letter)
@@ -240,8 +241,12 @@ class Line:
         for start in range(0, nbytes, _CHUNK):
             self._receive(scratch[: nbytes - start])
 
-    def _receive(self, place: Tensor) -> None:
-        self._group.recv([place], self._peer, 0).wait(_FOREVER)
+    def _receive(self, place: np.ndarray) -> None:
+        self._group.recv([torch.from_numpy(place)], self._peer, 0).wait(_FOREVER)
+
+
+def _chunks(data: np.ndarray) -> list[np.ndarray]:
+    return [data[i : i + _CHUNK] for i in range(0, len(data), _CHUNK)]
 
 
 def _store(

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from torch import Tensor
+import numpy as np
 
 from gfn_rb.errors import PeerLostError, TransportTimeoutError
 from gfn_rb.transports.base import Envelope, Transport, checked_timeout
@@ -78,7 +78,7 @@ class Letter:
     """
 
     def __init__(
-        self, source: int, dest: int, tag: int, data: Tensor, post: Post, timeout: float
+        self, source: int, dest: int, tag: int, data: np.ndarray, post: Post, timeout: float
     ) -> None:
         self.source = source
         self.dest = dest
@@ -89,6 +89,11 @@ class Letter:
         """How many bytes it had, where these were too many to be taken off the line."""
         self._post = post
         self._timeout = timeout
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the message."""
+        return self.data.nbytes
 
     def deliver(self) -> None:
         """Note that it needs no more care."""
@@ -147,7 +152,7 @@ class InboxTransport(Transport):
             letter = self._first(source, tag)
         return None if letter is None else Envelope(letter.source, letter.tag, len(letter.data))
 
-    def _take(self, envelope: Envelope) -> Tensor:
+    def _take(self, envelope: Envelope) -> np.ndarray:
         with self._post.changed:
             letter = self._first(envelope.source, envelope.tag)
             assert letter is not None

@@ -6,7 +6,7 @@ import os
 from types import ModuleType
 from typing import Any
 
-from torch import Tensor
+import numpy as np
 
 from gfn_rb.errors import (
     ArgumentError,
@@ -72,7 +72,7 @@ class MPITransport(Transport):
         except self._mpi.Exception as error:
             raise self.mapped(error) from error
         self._status = self._mpi.Status()
-        self._matched: list[tuple[Envelope, Tensor, list[int]]] = []
+        self._matched: list[tuple[Envelope, np.ndarray, list[int]]] = []
         self._sending: list[MPISend] = []
         self._in_vain = 0
 
@@ -151,8 +151,7 @@ class MPITransport(Transport):
                 return None
             came_from, came_as = self._status.Get_source(), self._status.Get_tag()
             head = blank(self._status.Get_count(mpi.BYTE))
-            content = head.numpy().data
-            message.Recv([content, mpi.BYTE])
+            message.Recv([head, mpi.BYTE])
         except mpi.Exception as error:
             if not self._is_failure(error):
                 raise self.mapped(error) from error
@@ -161,12 +160,12 @@ class MPITransport(Transport):
         if came_as == _GOODBYE:
             self._lose(came_from, "it closed its endpoint")
             return self._match(source, tag)
-        nbytes, sizes = sizes_after(content, came_from)
+        nbytes, sizes = sizes_after(head.data, came_from)
         envelope = Envelope(came_from, came_as - 1, nbytes)
         self._matched.append((envelope, head, sizes))
         return envelope
 
-    def _take(self, envelope: Envelope) -> Tensor:
+    def _take(self, envelope: Envelope) -> np.ndarray:
         index = next(i for i, (each, _, _) in enumerate(self._matched) if each == envelope)
         _, head, sizes = self._matched.pop(index)
         inline = head[PREAMBLE.size :]
@@ -175,10 +174,10 @@ class MPITransport(Transport):
             raise self._too_large(envelope.source, envelope.nbytes)
         return self._joined(envelope, inline, sizes) if sizes else inline
 
-    def _joined(self, envelope: Envelope, inline: Tensor, sizes: list[int]) -> Tensor:
+    def _joined(self, envelope: Envelope, inline: np.ndarray, sizes: list[int]) -> np.ndarray:
         data = blank(envelope.nbytes)
-        content, end = data.numpy().data, len(inline)
-        content[:end] = inline.numpy().data
+        content, end = data.data, len(inline)
+        data[:end] = inline
         places = []
         for size in sizes:
             places += [content[i:j] for i, j in _chunks(end, end + size)]
@@ -212,7 +211,7 @@ class MPITransport(Transport):
 
     def _drop(self, envelope: Envelope, sizes: list[int]) -> None:
         """Take a message off the line without room for it."""
-        scratch = blank(min(max(sizes, default=0), _CHUNK)).numpy().data
+        scratch = blank(min(max(sizes, default=0), _CHUNK)).data
         for size in sizes:
             for start, end in _chunks(0, size):
                 self._receive(envelope, [scratch[: end - start]])
@@ -273,9 +272,9 @@ class MPISend:
 
     def __init__(self, transport: MPITransport, dest: int, nbytes: int) -> None:
         self.pending = True
+        self.nbytes = nbytes
         self._transport = transport
         self._dest = dest
-        self._nbytes = nbytes
         self._requests: list[Any] = []  # each keeps its buffer alive
         self._in_vain = 0
 
@@ -324,7 +323,7 @@ class MPISend:
         seconds = self._transport.timeout if timeout is None else checked_timeout(timeout)
         if polled(lambda: self.done() or None, seconds) is None:
             raise TransportTimeoutError(
-                f"rank {self._dest} did not take a message of {self._nbytes} bytes within "
+                f"rank {self._dest} did not take a message of {self.nbytes} bytes within "
                 f"{seconds:g} s"
             )
 

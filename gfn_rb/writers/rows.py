@@ -39,7 +39,8 @@ def scalar_key(data: TensorDictBase, key: NestedKey) -> Tensor:
             f"key {key!r} must hold one float per item, got {value.dtype} of shape "
             f"{tuple(value.shape)} for batch size {list(data.batch_size)}"
         )
-    return value.detach().reshape(-1)
+    is_plain = value.ndim == 1 and not value.requires_grad
+    return value if is_plain else value.detach().reshape(-1)
 
 
 def check_number(values: Tensor, name: NestedKey) -> float:

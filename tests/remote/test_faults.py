@@ -3,8 +3,8 @@
 import threading
 import time
 
+import numpy as np
 import pytest
-import torch
 from remote.remote_runs import LIMIT, group, objects, threads, values_of
 
 from gfn_rb import fifo_buffer
@@ -35,7 +35,7 @@ def frame(number=1):
 
 
 def garbage():
-    return torch.arange(200, dtype=torch.uint8)
+    return np.arange(200, dtype=np.uint8)
 
 
 def truncated():
@@ -64,7 +64,7 @@ def test_a_manager_survives_frames_it_cannot_read(caplog, make):
     transports = group(3)
     manager = ReplayBufferManager(transports[0], fifo_buffer(9))
     one, other = Link(transports[1]), Link(transports[2])
-    transports[1].send([make().numpy()], 0, DATA_TAG)
+    transports[1].send([make()], 0, DATA_TAG)
     settle(manager)
     assert len([r for r in caplog.records if "refused what rank 1 sent" in r.message]) == 1
     answer = one.receive()
@@ -80,7 +80,7 @@ def test_a_manager_survives_frames_it_cannot_read(caplog, make):
 def test_a_manager_drops_a_worker_of_another_format(caplog):
     transports = group(2)
     manager = ReplayBufferManager(transports[0], fifo_buffer(9))
-    transports[1].send([of_another_version().numpy()], 0, DATA_TAG)
+    transports[1].send([of_another_version()], 0, DATA_TAG)
     settle(manager)
     assert "worker 1 is lost: it speaks another version" in caplog.text
     assert manager.finished
@@ -109,7 +109,7 @@ class Damage:
     def __call__(self, payload, dest, tag=0):
         self.count += 1
         if self.count in self.spoilt:
-            payload = [bytes_of(payload)[:-8].numpy()]
+            payload = [bytes_of(payload)[:-8]]
         return self.isend(payload, dest, tag)
 
 
@@ -306,7 +306,7 @@ def test_a_worker_that_is_to_stop_takes_the_answers_of_a_manager_that_does_not_h
 def test_a_worker_names_a_manager_of_another_format():
     transports = group(2)
     worker = ReplayBufferWorker(transports[1], 0, timeout=LIMIT)
-    transports[0].send([of_another_version().numpy()], 1, DATA_TAG)
+    transports[0].send([of_another_version()], 1, DATA_TAG)
     with pytest.raises(WireVersionError):
         worker.connect()
 
