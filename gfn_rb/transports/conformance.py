@@ -78,6 +78,7 @@ def check_every_size(t: Transport) -> None:
     for nbytes in SIZES:
         content = _content(nbytes, t.rank)
         handle = t.isend([content], _right(t), 1)
+        assert handle.nbytes == nbytes
         message = t.recv(_left(t), 1)
         handle.wait()
         assert (message.source, message.tag) == (_left(t), 1)
@@ -121,17 +122,17 @@ def check_tags_are_chosen_and_kept_in_order(t: Transport) -> None:
 
 
 def check_probe(t: Transport) -> None:
-    """See that a probe says what will be received, and receives nothing."""
+    """See that a probe says what will be received or taken, and receives nothing."""
     assert t.probe(tag=5) is None
     assert t.probe(_left(t), 5, timeout=0.01) is None
     meet(t)
     handles = [t.isend([_content(n, 0)], _right(t), 5) for n in (70_000, 7)]
-    for n in (70_000, 7):
+    for n, receive in ((70_000, t.take), (7, lambda envelope: t.recv(*envelope[:2]))):
         envelope = t.probe(tag=5, timeout=t.timeout)
         assert envelope == (_left(t), 5, n)
         assert t.probe(_left(t), 5) == envelope
         assert t.probe(tag=4) is None
-        assert len(t.recv(*envelope[:2]).data) == n
+        assert _bytes(receive(envelope)) == _content(n, 0).tobytes()
     assert t.probe(tag=5) is None
     _wait(handles)
 
