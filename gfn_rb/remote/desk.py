@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -293,7 +294,7 @@ class Desk:
         sent = self._in_flight.get(number)
         if sent is None or sent.manager != parcel.source:
             return  # given up earlier
-        self._finish_earlier(parcel.source, number)
+        self._finish_of(parcel.source, number)  # it answers in order
         outcomes = {name: int(n) for name, n in meta["outcomes"].items() if name in OUTCOMES}
         error = remote_error(parcel.source, meta["error"]) if "error" in meta else None
         scores = unpack(meta["scores"], parcel.rows)
@@ -345,11 +346,11 @@ class Desk:
             self._count.errors += 1
             self.errors.append(sent.reply.error)
 
-    def _finish_earlier(self, manager: int, number: int) -> None:
-        """Close what a manager has passed over: it answers in order."""
-        for earlier, sent in [*self._in_flight.items()]:
-            if sent.manager == manager and earlier < number:
-                self._finish(earlier)
+    def _finish_of(self, manager: int, before: int | float = math.inf) -> None:
+        """Close the accounts of a manager's batches, up to one."""
+        for number, sent in [*self._in_flight.items()]:
+            if sent.manager == manager and number < before:
+                self._finish(number)
 
     def _finish_oldest(self, manager: int) -> int | None:
         for number, sent in self._in_flight.items():
@@ -383,9 +384,7 @@ class Desk:
             return  # another worker that is done
         self.managers.remove(rank)
         self._lost.add(rank)
-        for number, sent in [*self._in_flight.items()]:
-            if sent.manager == rank:
-                self._finish(number)
+        self._finish_of(rank)
         left = f"managers {self.managers}" if self.managers else "its own buffer alone"
         log.warning("%s: manager %d is lost: %s; going on with %s", self._name, rank, why, left)
 
