@@ -28,7 +28,7 @@ def plain_bytes(value: Tensor) -> memoryview:
     if type(value) is Tensor:
         try:
             return value.numpy().data.cast("B")
-        except (TypeError, RuntimeError):
+        except (TypeError, ValueError, RuntimeError):
             pass  # it is elsewhere, has gaps, or is nothing that NumPy or memoryviews know
     if value.numel() == 0:
         return memoryview(b"")
@@ -46,7 +46,7 @@ def viewed(content: np.ndarray, at: int, dtype: torch.dtype, shape: tuple[int, .
         dtype: its own.
         shape: its own.
     """
-    if dtype in _NUMPY:
+    if dtype in _NUMPY and 0 not in shape:  # NumPy bounds even arrays without elements
         return torch.from_numpy(np.ndarray(shape, _NUMPY[dtype], content, at))
     part = content[at : at + math.prod(shape) * dtype.itemsize]
     return torch.from_numpy(part).view(dtype).view(shape)

@@ -30,7 +30,7 @@ DTYPES: dict[str, torch.dtype] = {
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 MAX_FIELDS = 1024
 MAX_DEPTH = 32
-MAX_DIMS = 32
+MAX_DIMS = 31  # of a row: older NumPy knows 32, and the rows are one
 MAX_ROW_NUMEL = 1 << 31
 MAX_SCHEMA_NBYTES = 1 << 18
 

@@ -239,9 +239,12 @@ class Transport(ABC):
             envelope: what the probe returned.
 
         Raises:
+            ArgumentError: there is no such message.
             TransportError: the message is larger than ``max_nbytes``. It is dropped.
             PeerLostError: the source is gone before all of it has come.
+            TransportClosedError: this endpoint is closed.
         """
+        self._check_open()
         return Message(envelope.source, envelope.tag, self._take(envelope))
 
     def close(self, timeout: float | None = None) -> None:
@@ -294,7 +297,7 @@ class Transport(ABC):
 
     @abstractmethod
     def _take(self, envelope: Envelope) -> np.ndarray:
-        """Receive the first message of an envelope that ``_poll`` returned."""
+        """Receive the first message of an envelope, if it is one that ``_poll`` found."""
 
     @abstractmethod
     def _close(self, seconds: float) -> None:
@@ -325,6 +328,9 @@ class Transport(ABC):
             raise self._lost[self._untold.pop(0)]
         if source in self._lost:
             raise self._lost[source]
+
+    def _not_here(self, envelope: Envelope) -> ArgumentError:
+        return ArgumentError(f"{envelope} was received before; expected what a probe has found")
 
     def _too_large(self, source: int, nbytes: int) -> TransportError:
         return TransportError(

@@ -24,7 +24,7 @@ from gfn_rb.errors import (
     TransportError,
     TransportTimeoutError,
 )
-from gfn_rb.transports.base import MAX_TAG, Late, Message, SendHandle, Transport
+from gfn_rb.transports.base import MAX_TAG, Envelope, Late, Message, SendHandle, Transport
 
 SIZES = (0, 1, 63, 64, 1000, 5000, 40_000, 100_000, 1_500_000)
 
@@ -133,6 +133,7 @@ def check_probe(t: Transport) -> None:
         assert t.probe(_left(t), 5) == envelope
         assert t.probe(tag=4) is None
         assert _bytes(receive(envelope)) == _content(n, 0).tobytes()
+    _refused(ArgumentError, partial(t.take, envelope))  # it was received
     assert t.probe(tag=5) is None
     _wait(handles)
 
@@ -264,7 +265,7 @@ def check_close(t: Transport) -> None:
     t.close()
     t.close()
     assert t.closed
-    for wrong in (lambda: t.isend([b""], 0), t.recv, t.probe):
+    for wrong in (lambda: t.isend([b""], 0), t.recv, t.probe, lambda: t.take(Envelope(0, 0, 0))):
         _refused(TransportClosedError, wrong)
 
 

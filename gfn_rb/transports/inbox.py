@@ -93,7 +93,12 @@ class Letter:
     @property
     def nbytes(self) -> int:
         """The size of the message."""
-        return self.data.nbytes
+        return self.refused or self.data.nbytes
+
+    @property
+    def envelope(self) -> Envelope:
+        """What is known of it before it is received."""
+        return Envelope(self.source, self.tag, self.nbytes)
 
     def deliver(self) -> None:
         """Note that it needs no more care."""
@@ -125,7 +130,7 @@ class Letter:
         seconds = self._timeout if timeout is None else checked_timeout(timeout)
         if self._post.wait(lambda: self.done() or None, seconds) is None:
             raise TransportTimeoutError(
-                f"rank {self.dest} did not take a message of {len(self.data)} bytes within "
+                f"rank {self.dest} did not take a message of {self.nbytes} bytes within "
                 f"{seconds:g} s"
             )
 
@@ -150,17 +155,17 @@ class InboxTransport(Transport):
             for rank in self._post.gone.keys() - {self.rank} - self.lost:
                 self._lose(rank, self._post.gone[rank])
             letter = self._first(source, tag)
-        return None if letter is None else Envelope(letter.source, letter.tag, len(letter.data))
+        return None if letter is None else letter.envelope
 
     def _take(self, envelope: Envelope) -> np.ndarray:
         with self._post.changed:
             letter = self._first(envelope.source, envelope.tag)
-            assert letter is not None
+            if letter is None or letter.envelope != envelope:
+                raise self._not_here(envelope)
             self._inbox.remove(letter)
             letter.deliver()
-        nbytes = letter.refused or len(letter.data)
-        if nbytes > self.max_nbytes or letter.refused:
-            raise self._too_large(letter.source, nbytes)
+        if letter.nbytes > self.max_nbytes or letter.refused:
+            raise self._too_large(letter.source, letter.nbytes)
         return letter.data
 
     def _first(self, source: int | None, tag: int | None) -> Letter | None:

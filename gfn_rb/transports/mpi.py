@@ -166,7 +166,9 @@ class MPITransport(Transport):
         return envelope
 
     def _take(self, envelope: Envelope) -> np.ndarray:
-        index = next(i for i, (each, _, _) in enumerate(self._matched) if each == envelope)
+        index = next((i for i, each in enumerate(self._matched) if each[0] == envelope), None)
+        if index is None:
+            raise self._not_here(envelope)
         _, head, sizes = self._matched.pop(index)
         inline = head[PREAMBLE.size :]
         if envelope.nbytes > self.max_nbytes:
@@ -273,6 +275,7 @@ class MPISend:
     def __init__(self, transport: MPITransport, dest: int, nbytes: int) -> None:
         self.pending = True
         self.nbytes = nbytes
+        self._error: TransportError | None = None
         self._transport = transport
         self._dest = dest
         self._requests: list[Any] = []  # each keeps its buffer alive
@@ -294,8 +297,7 @@ class MPISend:
         try:
             self._requests.append(comm.Isend([content, mpi.BYTE], self._dest, mpi_tag))
         except mpi.Exception as error:
-            self._give_up()
-            raise self._transport.mapped(error, self._dest) from error
+            raise self._given_up(self._transport.mapped(error, self._dest)) from error
 
     def done(self) -> bool:
         """Return whether the payload may be changed.
@@ -303,11 +305,12 @@ class MPISend:
         Raises:
             PeerLostError: the receiver is gone.
         """
+        if self._error is not None:
+            raise self._error
         if self.pending:
             self._test()
         if self.pending and self._dest in self._transport._lost:
-            self._give_up()
-            raise self._transport._lost[self._dest]
+            raise self._given_up(self._transport._lost[self._dest])
         return not self.pending
 
     def wait(self, timeout: float | None = None) -> None:
@@ -339,15 +342,16 @@ class MPISend:
         try:
             self.pending = not mpi.Request.Testall(self._requests)
         except mpi.Exception as error:
-            self._give_up()
-            raise self._transport.mapped(error, self._dest) from error
+            raise self._given_up(self._transport.mapped(error, self._dest)) from error
         self._in_vain += 1
         if self.pending and self._in_vain % _SELDOM == 0:
             self._transport.look_after_peers()
 
-    def _give_up(self) -> None:
-        self.pending = False
+    def _given_up(self, error: TransportError) -> TransportError:
+        """Let go of it, and return why, which is told from now on."""
+        self.pending, self._error = False, error
         _abandoned.append(self._requests)
+        return error
 
 
 def _mpi() -> ModuleType:

@@ -22,7 +22,8 @@ from gfn_rb.errors import (
     WireVersionError,
 )
 from gfn_rb.remote import FrameReader, FrameWriter
-from gfn_rb.remote.schema import DTYPES, Schema
+from gfn_rb.remote.prefix import MAX_ROWS
+from gfn_rb.remote.schema import DTYPES, MAX_DIMS, Schema
 from gfn_rb.transports.base import Late
 from gfn_rb.transports.bytes import joined
 
@@ -231,6 +232,17 @@ def test_more_schemas_than_are_remembered() -> None:
     for i in [*range(300), *range(300), 5, 299]:
         td = TensorDict({"a": torch.zeros(1, i)}, [1])
         assert reader.read(message(writer.frame(0, td))).items["a"].shape == (1, i)
+
+
+def test_rows_of_many_dimensions_or_vast_without_elements() -> None:
+    vast = torch.Size([MAX_ROWS])
+    for td in (
+        TensorDict({"a": torch.ones(2, *[1] * MAX_DIMS), "b": torch.ones(2).bfloat16()}, [2]),
+        TensorDict._new_unsafe({"a": torch.empty(MAX_ROWS, 0, 1 << 31)}, batch_size=vast),
+    ):
+        assert same_bits(FrameReader().read(message(FrameWriter().frame(0, td))).items, td)
+    with pytest.raises(ShapeError, match=r"items cannot be sent: .* at most 31 entries"):
+        FrameWriter().frame(0, TensorDict({"a": torch.ones(2, *[1] * (MAX_DIMS + 1))}, [2]))
 
 
 def test_what_cannot_be_sent_is_refused() -> None:

@@ -32,12 +32,14 @@ def outcome(call: Callable[[], object]) -> str:
 
 def stay(transport: MPITransport) -> list[str]:
     """What rank 0 sees."""
+    to_dead = transport.isend([bytes(5_000_000)], 1, 8)
     transport.recv(1, 1)
     return [
         outcome(lambda: transport.recv(None, 5)),
         outcome(lambda: transport.recv(1, 5)),
         outcome(lambda: transport.send([bytes(100_000)], 1, 3)),
         outcome(lambda: transport.recv(1, 2)),
+        *[outcome(to_dead.wait) for _ in range(2)],
         outcome(lambda: transport.send([b"go on"], 2, 4)),
         outcome(lambda: transport.recv(None, 6)),
     ]
