@@ -30,8 +30,6 @@ def plain_bytes(value: Tensor) -> memoryview:
             return value.numpy().data.cast("B")
         except (TypeError, ValueError, RuntimeError):
             pass  # it is elsewhere, has gaps, or is nothing that NumPy or memoryviews know
-    if value.numel() == 0:
-        return memoryview(b"")
     plain = value.detach().as_subclass(Tensor).resolve_conj().resolve_neg().cpu().contiguous()
     # Strides of contiguous tensors mean nothing, and can be anything, in dimensions of one.
     return plain.as_strided((plain.numel(),), (1,)).view(torch.uint8).numpy().data

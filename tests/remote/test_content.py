@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tensordict import MemoryMappedTensor
 
 from gfn_rb.remote.content import plain_bytes, viewed
 from gfn_rb.remote.schema import DTYPES
@@ -58,9 +59,12 @@ def test_views_see_what_is_written_and_can_be_written() -> None:
         torch.arange(3.0).requires_grad_() * 1,
         torch.tensor([0j, 1 - 2j, 2 + 1j]).conj(),
         torch.tensor([0j, 1 - 2j]).conj().imag,
+        torch.tensor([1 - 2j]).conj().imag,  # contiguous
         torch.ones(1).expand(4, 3),
         torch.arange(6.0).view(1, 6).as_strided((1, 6), (1, 1)),
         torch.arange(20.0)[::3],
+        torch.tensor(3.0),
+        MemoryMappedTensor.from_tensor(torch.arange(6.0).view(2, 3)).t(),
     ],
 )
 def test_tensors_that_are_not_what_their_memory_says(value: torch.Tensor) -> None:

@@ -71,12 +71,14 @@ def test_assembled_undoes_described() -> None:
 
 
 def test_tensors_nested_deeply_are_assembled_where_they_were() -> None:
-    td = TensorDict({"a": {"b": {"c": torch.arange(2)}, "d": torch.ones(2)}, "e": {}}, [2])
+    td = TensorDict(
+        {"a": {"b": {"c": torch.arange(2)}, "d": torch.ones(2)}, "a!": torch.ones(2), "e": {}}, [2]
+    )
     fields, values = described(td)
-    assert [field.key for field in fields] == [("a", "b", "c"), ("a", "d")]
+    assert [field.key for field in fields] == [("a", "b", "c"), ("a", "d"), ("a!",)]
     back = assembled(fields, values, 2)
     assert back["a", "b", "c"].equal(torch.arange(2))
-    assert set(back.keys(True, True)) == {("a", "b", "c"), ("a", "d")}
+    assert set(back.keys(True, True)) == {("a", "b", "c"), ("a", "d"), "a!"}
 
 
 def test_no_rows_of_nothing() -> None:

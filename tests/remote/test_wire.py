@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import struct
 
@@ -177,7 +178,7 @@ def test_fuzzed_schemas_raise_the_named_error_alone(text: bytes) -> None:
         '[[["a"],"int64",[1.0]]]', '[[["a"],"int64",[4294967296]]]', '[[["a"],[],[]]]',
         '[[[],"int64",[]]]', '[[["a"],"int64",[]],[["a"],"int64",[]]]',
         '[[["b"],"int64",[]],[["a"],"int64",[]]]', '[[["a"],"int64",[]],[["a","b"],"int64",[]]]',
-        "[" * 100_000,
+        "[" * 100_000, json.dumps([[["a"] * 33, "int64", []]]),
     ],
 )  # fmt: skip
 def test_schemas_beyond_reason_are_refused(text: str) -> None:
