@@ -12,7 +12,7 @@ import pytest
 
 from gfn_rb.errors import ArgumentError, TransportClosedError
 from gfn_rb.transports import LocalTransport
-from gfn_rb.transports.base import MAX_TAG, Late, checked_timeout, polled
+from gfn_rb.transports.base import MAX_TAG, Envelope, Late, checked_timeout, polled
 
 
 @pytest.fixture
@@ -45,6 +45,8 @@ def test_errors_name_the_argument_and_what_came(alone: LocalTransport) -> None:
         (lambda: alone.recv(-1), "source is -1; expected a rank, 0 to 0"),
         (lambda: alone.isend([b""], 0, MAX_TAG + 1), "tag is 32001; expected 0 to 32000"),
         (lambda: alone.probe(tag=-1), "tag is -1; expected 0 to 32000"),
+        (lambda: alone.send([b""], 0, timeout=-1.0), "timeout is -1.0; expected seconds"),
+        (lambda: alone.take(Envelope(0, 3, 1)), "Envelope(source=0, tag=3, nbytes=1) was received"),
         (lambda: alone.isend([np.zeros(4)[::2]], 0), "payload has a buffer with gaps"),
     ):
         with pytest.raises(ArgumentError) as caught:
@@ -58,6 +60,7 @@ def test_what_is_too_large_is_refused_before_it_is_made() -> None:
     made: list[Any] = []
     small.send([bytes(999), Late(1, lambda: made.append(1) or b"x")], 0)
     assert made == [1]
+    assert len(small.recv().data) == 1000
     tracemalloc.start()
     with pytest.raises(ArgumentError, match="payload has 1001 bytes; expected at most max_nbytes"):
         small.isend([bytes(999), Late(2, lambda: made.append(2) or b"xx")], 0)
@@ -76,11 +79,15 @@ def test_leaving_a_with_block_closes() -> None:
         transport.send([b""], 0)
 
 
-def test_an_error_in_a_with_block_is_the_one_heard_of() -> None:
-    (transport,) = LocalTransport.group(1)
-    with pytest.raises(KeyError), transport:
+def test_an_error_in_a_with_block_is_the_one_heard_of_at_once(
+    alone: LocalTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr(alone, "_close", waited.append)
+    with pytest.raises(KeyError), alone:
         raise KeyError("mine")
-    assert transport.closed
+    assert alone.closed
+    assert waited == [0.0]
 
 
 def test_polling_looks_until_there_is_something() -> None:
