@@ -224,6 +224,9 @@ def test_unknown_schema_and_repeated_frames_are_refused() -> None:
     assert reader.missed == 1
     with pytest.raises(WireCorruptError, match="came before"):
         reader.read(second)
+    writer.sequence = 0  # and nothing is announced, as if to the reader before
+    with pytest.raises(WireSchemaError, match="no frame before it announced"):
+        reader.read(message(writer.frame(1, items())))
     writer.forget()
     assert reader.read(message(writer.frame(1, items()))).sequence == 0
 

@@ -33,7 +33,9 @@ def test_messages_up_to_a_limit_are_one_piece() -> None:
 
 
 def test_large_parts_are_not_copied() -> None:
-    head, segments = cut([view(b"head"), LARGE, view(b"x"), view(b"y"), LARGE], 6 + 2 * WHOLE)
+    parts = [view(b"head"), LARGE, view(b"x"), view(b"y"), LARGE, view(b"")]
+    head, segments = cut(parts, 6 + 2 * WHOLE)
+    assert len(segments) == 3
     assert segments[0] is LARGE
     assert segments[2] is LARGE
     assert bytes(segments[1]) == b"xy"
@@ -43,10 +45,10 @@ def test_large_parts_are_not_copied() -> None:
 def test_late_parts_are_made_last() -> None:
     made = []
     late = Late(2, lambda: made.append(1) or b"zz")
-    head, segments = cut([view(b"head"), LARGE, late, view(b"!")], 7 + WHOLE)
+    head, segments = cut([view(b"head"), LARGE, view(b"x"), late, view(b"!")], 8 + WHOLE)
     assert not made
-    assert isinstance(segments[1], Late)
-    assert segments[1].make() == b"zz!"
+    assert isinstance(segments[2], Late)
+    assert segments[2].make() == b"zz!"
     assert head.endswith(b"head")
 
 
