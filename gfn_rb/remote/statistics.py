@@ -87,7 +87,8 @@ class WorkerStatistics(Outcomes):
         offered: rows given to the worker.
         reduced: rows that stand for no object of their own, left out of a reduced payload.
         filtered: rows below the baseline, not sent.
-        skipped: rows not sent, because too many batches were unanswered or no manager was left.
+        skipped: rows not sent, because too many batches were unanswered, no manager was left, or
+            they cannot be sent.
         sent: rows sent.
         batches: batches sent.
         replies: batches answered.

@@ -301,19 +301,21 @@ class ReplayBufferWorker:
 
     def _send(self) -> None:
         may_send = self.mode.before(self._desk)
-        rows = self._ready()
-        if rows is None or not len(rows):
-            return
-        if not may_send or not self._desk.send(rows, self.payload != "scoring"):
-            self.statistics.skipped += len(rows)
-        else:
-            self.mode.after(self._desk)
-
-    def _ready(self) -> TensorDictBase | None:
-        """Return what is pending as it is sent: reduced and filtered."""
         batches, self._pending = self._pending, []
         if not batches:
-            return None
+            return
+        left = sum(map(len, batches))
+        try:
+            rows = self._ready(batches)
+            left = len(rows)
+            if left and may_send and self._desk.send(rows, self.payload != "scoring"):
+                left = 0
+                self.mode.after(self._desk)
+        finally:  # what cannot be sent is accounted for as well
+            self.statistics.skipped += left
+
+    def _ready(self, batches: Sequence[TensorDictBase]) -> TensorDictBase:
+        """Return the rows of batches as they are sent: reduced and filtered."""
         rows = packed(batches, self.payload, self._dropped)
         self.statistics.reduced += sum(map(len, batches)) - len(rows)
         if self.filter is None or not len(rows):

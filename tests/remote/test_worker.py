@@ -297,6 +297,17 @@ def test_batches_that_do_not_go_together_are_refused_before_anything_happens():
         assert worker.extend(objects([3])).n == 2
 
 
+def test_items_that_cannot_be_sent_are_accounted_for():
+    pair = Pair(fifo_buffer(9))
+    with threads(pair.serve), pair.worker() as worker:
+        pair.transports[1].max_nbytes = 4000
+        with pytest.raises(ArgumentError, match="expected at most max_nbytes, 4000"):
+            worker.extend(objects(range(999)))
+        worker.extend(objects([1, 2]))
+    statistics = worker.statistics
+    assert (statistics.offered, statistics.skipped, statistics.stored) == (1001, 999, 2)
+
+
 def test_an_empty_batch_is_nothing():
     pair, local = Pair(fifo_buffer(9)), fifo_buffer(9)
     with threads(pair.serve), pair.worker(buffer=local) as worker:
