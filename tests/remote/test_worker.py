@@ -1,4 +1,5 @@
 import threading
+import time
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from remote.remote_runs import (
     transitions,
     values_of,
 )
+from torchrl.data import LazyTensorStorage, ReplayBuffer, TensorDictRoundRobinWriter
 
 from gfn_rb import MergedReplayBuffer, Trajectories, fifo_buffer, reward_prioritized_buffer
 from gfn_rb.errors import (
@@ -30,6 +32,8 @@ from gfn_rb.remote import (
     ReplayBufferWorker,
     Subscription,
 )
+from gfn_rb.remote.link import Link
+from gfn_rb.remote.protocol import DATA_TAG, PROTOCOL, Kind
 
 MODES = [AwaitReply, CollectLater, NonBlocking]
 
@@ -54,6 +58,15 @@ class Pair:
 
     def worker(self, rank=1, buffer=None, **kwargs):
         return ReplayBufferWorker(self.transports[rank], 0, buffer, **{**self.kwargs, **kwargs})
+
+
+def driven(**kwargs):
+    """A worker that never waits, and the link of its manager, which does what a test says."""
+    transports = group(2)
+    manager = Link(transports[0])
+    manager.post(1, DATA_TAG, Kind.WELCOME, {"protocol": PROTOCOL})
+    worker = ReplayBufferWorker(transports[1], 0, mode=NonBlocking(), timeout=LIMIT, **kwargs)
+    return worker, manager
 
 
 def mean(items, sender):
@@ -131,6 +144,25 @@ def test_containers_and_single_items_can_be_added():
     assert len(local) == len(pair.manager.buffer) == 3
 
 
+def test_the_newest_answer_is_returned_even_where_nothing_is_due():
+    worker, manager = driven(frequency=2)
+    for values in ([1], [2], [3, 4], [5]):
+        assert worker.extend(objects(values)) is None
+    for number, n in ((1, 2), (2, 3)):
+        answer = {"to": number, "outcomes": {"scored": n}, "scores": {}}
+        manager.post(1, DATA_TAG, Kind.SCORES, answer)
+    assert worker.extend(objects([6])).n == 3
+    assert (worker.pending, worker.statistics.replies) == (1, 2)
+
+
+def test_items_are_left_as_they_are_by_a_writer_that_adds_to_them():
+    local = ReplayBuffer(storage=LazyTensorStorage(9), writer=TensorDictRoundRobinWriter())
+    worker, rows = driven(buffer=local)[0], objects([1, 2])
+    worker.extend(rows)
+    assert "index" in local[:].keys()  # noqa: SIM118
+    assert set(rows.keys()) == {"state", "log_reward"}
+
+
 def test_what_goes_stale_is_not_sent_unless_kept():
     pair = Pair(None, lambda items, sender: {"keys": float(len(items.keys()))})
     rows = trajectories([1]).set("log_prob", torch.zeros(1, 2))
@@ -163,9 +195,10 @@ def test_items_can_be_reduced_to_terminating_states(payload, stored):
 
 def test_reduced_transitions_are_those_that_terminate():
     pair = Pair(fifo_buffer(20))
-    with threads(pair.serve), pair.worker(payload="terminating") as worker:
+    with threads(pair.serve), pair.worker(payload="terminating", frequency=2) as worker:
         worker.extend(transitions([1, 2, 3]))
-        assert (worker.statistics.sent, worker.statistics.reduced) == (1, 2)
+        worker.extend(transitions([4, 5]))
+        assert (worker.statistics.sent, worker.statistics.reduced) == (2, 3)
 
 
 def test_rows_below_the_baseline_are_not_sent():
@@ -263,6 +296,35 @@ def test_a_remote_error_can_be_logged_instead(caplog):
         reply = worker.extend(objects([1]))
         assert reply.error.reason == "ZeroDivisionError: no oracle"
     assert "worker 1: ZeroDivisionError: no oracle" in caplog.text
+
+
+def test_of_several_remote_errors_the_first_is_raised_and_the_others_are_logged(caplog):
+    worker, manager = driven()
+    for number in (1, 2):
+        worker.extend(objects([number]))
+    for number, why in ((1, "one"), (2, "other")):
+        error = {"type": "refused", "message": why}
+        manager.post(1, DATA_TAG, Kind.ERROR, {"to": number, "error": error})
+    with pytest.raises(RemoteError, match="refused: one"):
+        worker.drain()
+    assert caplog.messages == ["worker 1: refused: other"]
+    assert worker.unanswered == 0
+
+
+@pytest.mark.parametrize(("error", "left"), [(None, RemoteError), (KeyError("of mine"), KeyError)])
+def test_a_remote_error_leaves_the_block_unless_another_does(caplog, error, left):
+    pair = Pair(None, failing)
+
+    def act():
+        with pair.worker(mode=CollectLater()) as worker:
+            worker.extend(objects([1]))
+            if error is not None:
+                raise error
+
+    with threads(pair.serve), pytest.raises(left):
+        act()
+    message = "worker 1: rank 0: ZeroDivisionError: no oracle"
+    assert (message in caplog.text) == (error is not None)
 
 
 def test_items_of_another_schema_are_refused_and_accounted_for():
@@ -391,6 +453,28 @@ def test_fetching_needs_a_subscription_and_a_quota():
         pair.worker(subscription=Subscription(fifo_buffer(2), 1)).fetch(0)
 
 
+def test_a_fetch_greets_the_managers():
+    pair = Pair(fifo_buffer(3))
+    with threads(pair.serve):
+        worker = pair.worker(subscription=Subscription(fifo_buffer(2), 1))
+        assert worker.fetch() == 0
+        worker.close()
+
+
+def test_fetching_goes_on_with_the_managers_that_are_left():
+    transports, fed = group(3), fifo_buffer(9)
+    worker = ReplayBufferWorker(transports[2], [0, 1], subscription=Subscription(fed, 1))
+    links = [Link(transport) for transport in transports[:2]]
+    for link in links:
+        link.post(2, DATA_TAG, Kind.WELCOME, {"protocol": PROTOCOL})
+    worker.connect()
+    transports[0].close()
+    links[1].post(2, DATA_TAG, Kind.FEED, {"asked": True}, objects([7]))
+    assert worker.fetch() == 1
+    assert worker.managers == [1]
+    assert values_of(fed) == [7]
+
+
 def test_bytes_and_seconds_are_counted_at_both_ends():
     pair = Pair(fifo_buffer(9))
     with threads(pair.serve), pair.worker() as worker:
@@ -405,9 +489,28 @@ def test_bytes_and_seconds_are_counted_at_both_ends():
 
 
 def test_counters_are_restored():
-    pair = Pair(fifo_buffer(9))
-    with threads(pair.serve), pair.worker() as worker:
-        worker.extend(objects([1]))
-    again = pair.worker()
+    (worker, _), (again, _) = driven(frequency=2), driven(frequency=2)
+    worker.extend(objects([1]))
+    worker.flush()
     again.load_state_dict(worker.state_dict())
     assert again.statistics == worker.statistics
+    again.extend(objects([2]))  # the second add, which is due
+    assert (again.pending, again.statistics.sent) == (0, 2)
+
+
+def test_goodbye_is_said_once():
+    pair = Pair(None)
+    with threads(pair.serve), pair.worker(timeout=0.5) as worker:
+        worker.close()
+    assert worker.managers == [0]
+    worker.close(0.5)  # the manager serves no more
+    assert worker.managers == [0]
+
+
+def test_a_close_ends_in_time():
+    worker, _ = driven()
+    worker.connect()
+    start = time.monotonic()
+    worker.close(0.05)
+    assert time.monotonic() - start < LIMIT / 2
+    assert worker.managers == []
