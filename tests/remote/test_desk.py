@@ -1,4 +1,5 @@
 import logging
+import time
 
 import pytest
 from remote.remote_runs import group, objects
@@ -37,13 +38,25 @@ def test_managers_take_turns():
 def test_an_answer_closes_the_account_of_its_batch():
     office = Office()
     office.desk.send(objects([1, 2]), store=True)
-    office.answer(1, 1, {"stored": 1, "duplicates": 1}, baseline=-2.5)
+    office.answer(1, 1, {"stored": 1, "duplicates": 1, "unheard-of": 1}, baseline=-2.5)
     office.desk.collect()
     (reply,) = office.desk.replies
     assert (reply.manager, reply.n, reply.outcomes) == (1, 2, {"stored": 1, "duplicates": 1})
     assert office.desk.baseline == reply.baseline == -2.5
     assert (office.count.stored, office.count.duplicates, office.count.replies) == (1, 1, 1)
     assert office.desk.unanswered == 0
+
+
+def test_a_batch_is_answered_by_the_manager_it_went_to():
+    office = Office(2)
+    for value in (1, 2):
+        office.desk.send(objects([value]), store=True)
+    office.answer(2, 1, {"stored": 1})
+    office.desk.collect()
+    assert office.desk.unanswered == 2
+    office.answer(2, 2, {"stored": 1})
+    office.desk.collect()
+    assert (office.desk.unanswered, office.count.stored, office.count.lost) == (1, 1, 0)
 
 
 def test_what_a_manager_passes_over_is_lost():
@@ -56,15 +69,43 @@ def test_what_a_manager_passes_over_is_lost():
 
 
 def test_a_batch_is_answered_when_the_items_that_come_with_it_are_there():
-    office = Office()
-    office.desk.send(objects([1]), store=True)
-    office.answer(1, 1, {"stored": 1}, feeds=True)
+    office = Office(2)
+    for value in (1, 2, 3):
+        office.desk.send(objects([value]), store=True)
+    for rank in (1, 2):
+        office.answer(rank, rank, {"stored": 1}, feeds=True)
     office.desk.collect()
-    assert office.desk.unanswered == 1
+    assert office.desk.unanswered == 3
     office.managers[1].post(0, DATA_TAG, Kind.FEED, {}, objects([7]))
     office.desk.collect()
-    assert office.desk.unanswered == 0
+    assert [reply.manager for reply in office.desk.replies] == [1]
+    assert (office.desk.unanswered, office.count.lost) == (2, 0)
     assert office.fed[0]["state"].tolist() == [[7, 0]]
+
+
+def test_a_batch_goes_to_the_next_manager_where_one_is_gone():
+    office = Office(2)
+    office.managers[1].transport.close()
+    assert office.desk.send(objects([1]), store=True)
+    assert office.managers[2].receive().rows["state"].tolist() == [[1, 0]]
+    assert (office.desk.managers, office.count.sent, office.count.lost) == ([2], 1, 0)
+
+
+def test_a_look_gives_up_what_is_overdue():
+    office = Office(timeout=0.01)
+    office.desk.send(objects([1]), store=True)
+    time.sleep(0.02)
+    office.desk.collect()
+    assert (office.desk.managers, office.count.lost) == ([], 1)
+
+
+def test_an_answer_that_comes_too_late_answers_no_other_question():
+    office = Office(timeout=0.05)
+    for _ in range(2):
+        with pytest.raises(TransportTimeoutError):
+            office.desk.ask(1, Kind.FETCH, {})
+        office.managers[1].post(0, DATA_TAG, Kind.FEED, {"asked": True})
+        office.desk.collect()
 
 
 def test_a_manager_that_does_not_answer_is_given_up(caplog):
@@ -103,10 +144,10 @@ def test_a_refusal_is_an_error():
 
 def test_a_greeting_is_answered_in_the_same_protocol():
     office = Office()
-    welcome = {"protocol": PROTOCOL, "baseline": 1.5}
+    welcome = {"protocol": PROTOCOL, "baseline": 0.0}
     office.managers[1].post(0, DATA_TAG, Kind.WELCOME, welcome)
     office.desk.connect(None)
-    assert office.desk.baseline == 1.5
+    assert office.desk.baseline == 0.0
     office.managers[1].post(0, DATA_TAG, Kind.WELCOME, {**welcome, "protocol": PROTOCOL + 1})
     with pytest.raises(RemoteError, match=f"expected protocol {PROTOCOL}"):
         office.desk.connect(None)
@@ -118,11 +159,14 @@ def test_a_rank_that_does_not_answer_a_greeting_is_no_manager():
 
 
 @pytest.mark.parametrize("closes", [True, False])
-def test_a_manager_that_says_no_goodbye_is_lost(closes, caplog):
-    office = Office(timeout=0.05)
+def test_managers_that_say_no_goodbye_are_lost(closes, caplog, monkeypatch):
+    office, waits = Office(2, timeout=0.05), []
+    monkeypatch.setattr(office.desk._link, "flush", lambda timeout, but: waits.append({*but}))
     if closes:
-        office.managers[1].transport.close()
+        for manager in office.managers.values():
+            manager.transport.close()
     office.desk.leave(0.05)
     assert office.desk.managers == []
-    (message,) = caplog.messages
-    assert message.startswith("worker 0: manager 1 is lost: ")
+    for rank, message in zip((1, 2), caplog.messages, strict=True):
+        assert message.startswith(f"worker 0: manager {rank} is lost: ")
+    assert waits == [{1, 2}]  # what they have not taken is not waited for

@@ -55,6 +55,15 @@ def test_what_does_not_fit_is_refused_and_does_not_count(rb, baseline):
     assert taking.take(objects([1]), 2, keep=True).outcomes["stored"] == 1
 
 
+def test_the_baseline_is_told_how_many_rows_were_written(rb, baseline, monkeypatch):
+    taking, written = intake(rb, baseline), []
+    monkeypatch.setattr(baseline, "written", written.append)
+    taking.take(objects([3, 4, 4]), 2, keep=True)
+    taking.take(objects([5]), 2, keep=False)
+    taking.take(objects([6], [torch.nan]), 2, keep=True)
+    assert written == [2, 0]
+
+
 def test_a_scoring_function_that_raises_costs_no_items(rb, baseline):
     def score(rows, sender):
         raise ZeroDivisionError("of mine")

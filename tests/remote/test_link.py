@@ -1,7 +1,15 @@
-import pytest
-from remote.remote_runs import group, objects
+from collections import deque
 
-from gfn_rb.errors import PeerLostError, ShapeError
+import pytest
+from remote.remote_runs import group, objects, trajectories
+
+from gfn_rb.errors import (
+    ArgumentError,
+    PeerLostError,
+    ShapeError,
+    TransportClosedError,
+    TransportTimeoutError,
+)
 from gfn_rb.remote.link import Link
 
 
@@ -24,6 +32,39 @@ def test_one_tag_can_be_waited_for():
     assert theirs.receive(source=0).kind == 3
 
 
+def test_each_tag_is_a_connection_of_its_own():
+    mine, theirs = map(Link, group(2))
+    for values in ([1], [2]):
+        mine.post(1, 0, 1, rows=objects(values))
+        mine.post(1, 1, 1, rows=trajectories(values))
+    for value in (1, 2):
+        assert theirs.receive(tag=1).rows["state"].flatten().tolist() == [0, value, -1]
+        assert theirs.receive(tag=0).rows["state"].flatten().tolist() == [value, 0]
+
+
+def test_a_message_that_is_too_large_is_a_parcel_with_an_error():
+    mine, theirs = map(Link, group(2))
+    theirs.transport.max_nbytes = 10
+    nbytes = mine.post(1, 3, 1, rows=objects([1]))
+    parcel = theirs.receive()
+    assert (parcel.source, parcel.tag, parcel.nbytes, parcel.rows) == (0, 3, nbytes, None)
+    assert "at most max_nbytes, 10" in str(parcel.error)
+
+
+@pytest.mark.parametrize(
+    "error", [PeerLostError(0, "of a test"), TransportClosedError("of a test")]
+)
+def test_what_ends_a_connection_is_raised(monkeypatch, error):
+    def take(envelope):
+        raise error
+
+    mine, theirs = map(Link, group(2))
+    mine.post(1, 0, 1)
+    monkeypatch.setattr(theirs.transport, "take", take)
+    with pytest.raises(type(error), match="of a test"):
+        theirs.receive()
+
+
 def test_what_is_no_frame_is_a_parcel_with_an_error():
     mine, theirs = group(2)
     mine.send([b"no frame"], 1, 3)
@@ -35,12 +76,12 @@ def test_what_is_no_frame_is_a_parcel_with_an_error():
 def test_a_reader_that_lost_track_is_told_everything_anew():
     one, other = group(2)
     mine, late = Link(one), Link(other)
-    mine.post(1, 0, 1, rows=objects([1]))
-    other.recv(0, 0)  # lost, and the schema with it
-    mine.post(1, 0, 1, rows=objects([2]))
+    mine.post(1, 5, 1, rows=objects([1]))
+    other.recv(0, 5)  # lost, and the schema with it
+    mine.post(1, 5, 1, rows=objects([2]))
     assert late.receive().error is not None
-    mine.begin_anew(1, 0)
-    mine.post(1, 0, 1, rows=objects([3]))
+    mine.begin_anew(1, 5)
+    mine.post(1, 5, 1, rows=objects([3]))
     assert late.receive().rows["state"].tolist() == [[3, 0]]
 
 
@@ -51,6 +92,12 @@ def test_a_frame_that_could_not_be_made_or_sent_is_forgotten():
         mine.post(1, 0, 1, rows=objects([1]).set("state", objects([1])["state"].to_sparse()))
     mine.post(1, 0, 1, rows=objects([1]))
     assert theirs.receive().rows["state"].tolist() == [[1, 0]]
+    one.max_nbytes = 1000
+    changed = objects(range(99)).set("more", objects(range(99))["state"])
+    with pytest.raises(ArgumentError, match="max_nbytes"):
+        mine.post(1, 0, 1, rows=changed)
+    mine.post(1, 0, 1, rows=changed[:1])
+    assert theirs.receive().rows["more"].tolist() == [[0, 0]]
     other.close()
     with pytest.raises(PeerLostError):
         mine.post(1, 0, 1, rows=objects([1]))
@@ -62,3 +109,39 @@ def test_frames_leave():
     theirs.receive()
     assert mine.leaving(1) == 0
     assert mine.flush(0.1) == 0
+
+
+def test_frames_that_do_not_leave_are_counted():
+    mine, one, other = map(Link, group(3))
+    for dest in (1, 2):
+        mine.post(dest, 0, 1)
+    assert mine.flush(0.01) == 2
+    assert mine.flush(0.01, but=[2]) == 1
+    one.receive()
+    assert mine.flush(0.01, but=[2]) == 0
+    assert mine.leaving(2) == 1
+    other.transport.close()
+    assert mine.leaving(2) == 0
+
+
+class Stuck:
+    """A handle of a frame that never leaves."""
+
+    def __init__(self, waits):
+        self.waits = waits
+
+    def done(self):
+        return False
+
+    def wait(self, timeout):
+        self.waits.append(timeout)
+        raise TransportTimeoutError("of a test")
+
+
+def test_all_frames_have_the_same_time_to_leave(monkeypatch):
+    now = iter([0.0, 1.0, 9.0])
+    monkeypatch.setattr("gfn_rb.remote.link.time.monotonic", lambda: next(now))
+    link, waits = Link(group(1)[0]), []
+    link._leaving.update({1: deque([Stuck(waits)]), 2: deque([Stuck(waits)])})
+    assert link.flush(5.0) == 2
+    assert waits == [4.0, 0.0]

@@ -45,13 +45,29 @@ def test_silence_is_noticed(monkeypatch):
     now = 104.0
     roster.heard(1, 1)
     assert roster.silent() == []
-    now = 106.0
+    now = 105.5
     assert roster.silent() == [2]
     roster.wait_anew()
     assert roster.silent() == []
     now = 112.0
     roster.leave(1, GONE)
     assert roster.silent() == [2]
+
+
+def test_when_a_worker_was_last_seen_is_told(monkeypatch):
+    monkeypatch.setattr(time, "time", lambda: 1234.5)
+    roster = Roster([1, 2], 5.0)
+    roster.heard(1, 1)
+    assert [sender.last_seen for sender in roster.senders.values()] == [1234.5, 0.0]
+
+
+def test_silence_before_a_restore_does_not_count(monkeypatch):
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    roster = Roster([1], 5.0)
+    now = 110.0
+    roster.load_state_dict(roster.state_dict())
+    assert roster.silent() == []
 
 
 def test_restored_workers_are_expected_again():
