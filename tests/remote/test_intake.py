@@ -52,6 +52,7 @@ def test_what_does_not_fit_is_refused_and_does_not_count(rb, baseline):
     assert baseline.value() is None
     verdict = taking.take(objects([1]).exclude("log_reward"), 2, keep=False)
     assert verdict.outcomes == {"refused": 1}
+    assert type(verdict.unstored).__name__ == "KeyMismatchError"
     assert taking.take(objects([1]), 2, keep=True).outcomes["stored"] == 1
 
 
