@@ -64,6 +64,9 @@ def test_an_answer_that_cannot_be_sent_becomes_a_refusal(desk, caplog):
     answer = desk.answer()
     assert (answer.kind, answer.meta["to"]) == (Kind.ERROR, 2)
     assert "the answer cannot be sent: meta is nothing that JSON can say" in caplog.text
+    sparse = objects([1]).set("state", objects([1])["state"].to_sparse())
+    desk.answers.reply(question(id=3), Kind.METADATA, {}, sparse)
+    assert desk.answer().meta["to"] == 3
 
 
 def test_who_is_gone_is_lost(desk):

@@ -84,6 +84,7 @@ def test_a_manager_drops_a_worker_of_another_format(caplog):
     settle(manager)
     assert "worker 1 is lost: it speaks another version" in caplog.text
     assert manager.finished
+    assert manager.metadata()["senders"]["1"]["state"] == "refused"
     assert Link(transports[1]).receive().meta["error"]["type"] == "WireVersionError"
 
 

@@ -159,6 +159,9 @@ def test_a_subscriber_is_fed_on_request():
     assert one.ask(Kind.FETCH, {"quota": None}).rows["state"][:, 0].tolist() == [1]
     nothing = one.ask(Kind.FETCH, {"quota": None})
     assert (nothing.kind, nothing.rows) == (Kind.FEED, None)
+    for quota in (0, "x", True, 1.5):
+        refusal = one.ask(Kind.FETCH, {"quota": quota}).meta["error"]["message"]
+        assert refusal == f"quota must be at least 1, got {quota!r}"
 
 
 @pytest.mark.parametrize(
@@ -272,6 +275,12 @@ def test_an_error_in_scoring_stops_the_manager_where_asked_for():
     assert one.receive().meta["error"]["message"] == "no oracle"
 
 
+def test_items_that_do_not_fit_stop_no_manager():
+    _, one, _ = made(fifo_buffer(2), on_score_error="stop")
+    assert one.send(without_reward(objects([1]))).meta["outcomes"] == {"refused": 1}
+    assert one.send(objects([1])).meta["outcomes"]["stored"] == 1
+
+
 @pytest.mark.parametrize("scores", [3, {1: 2.0}, {"a": torch.zeros(3)}, {"a": "b"}])
 def test_what_is_no_score_is_an_error_in_scoring(scores):
     _, one, _ = made(None, lambda items, sender: scores)
@@ -299,10 +308,16 @@ def test_bad_questions_are_answered(caplog):
 
 
 def test_a_rank_that_is_no_worker_is_refused_but_may_ask():
-    _, _, other = made(fifo_buffer(2), workers=[1])
+    manager, one, other = made(fifo_buffer(2), workers=[1])
     assert "is not expected" in other.send(objects([1])).meta["error"]["message"]
     assert other.ask(Kind.METADATA, tag=METADATA_TAG).meta["stored"] == 0
     assert other.ask(Kind.SUMMARY, {}, tag=PEER_TAG).kind == Kind.ERROR
+    message = one.ask(Kind.GOODBYE, tag=7).meta["error"]["message"]
+    assert message == "tag 7 from rank 1 is not expected"
+    other.link.transport.close()
+    while manager.step():
+        pass
+    assert not manager.finished
 
 
 def test_it_is_finished_when_all_workers_have_said_goodbye():
@@ -327,12 +342,19 @@ def test_silent_workers_are_lost(caplog):
     assert "worker 2 is lost" in caplog.text
 
 
+def test_silence_before_a_run_does_not_count():
+    manager = made(worker_timeout=60.0)[0]
+    manager._roster._heard = dict.fromkeys([1, 2], -1e9)
+    manager.run(timeout=0.01)
+    assert not manager.finished
+
+
 def test_a_worker_whose_endpoint_closes_is_lost_once(caplog):
     manager, one, other = made(fifo_buffer(3))
     one.send(objects([1]))
     one.link.transport.close()
-    while manager.step():
-        pass
+    assert manager.step()
+    assert not manager.step()
     assert manager.metadata()["senders"]["1"]["state"] == "lost"
     assert caplog.text.count("worker 1 is lost") == 1
     assert "going on with 1 of 2 workers" in caplog.text
@@ -474,6 +496,7 @@ def test_checkpoints_are_made_every_so_often_on_request_and_at_the_end(tmp_path)
     again = made(fifo_buffer(9))[0]
     again.load(path)
     assert again.batches == 2
+    assert again.metadata()["seconds"]["store"] > 0
     assert values_of(again.buffer) == [1, 2]
     assert not again.finished
 
