@@ -112,4 +112,5 @@ def _conclude(outcome: run.Outcome | None) -> int:
 
 
 def _print(*tables: Any) -> None:
-    Console().print(*tables)
+    # Names of folders and keys are shown as they are, brackets and colons in them included.
+    Console(markup=False, emoji=False).print(*tables)

@@ -51,6 +51,8 @@ def test_all_have_the_mean(three):
     modules = [module(rank) for rank in range(3)]
     assert averaged(averages, modules, [1.0, 2.0, 6.0]) == [(3.0, 3.0)] * 3
     assert averaged(averages, modules, [0.0, -3.0, 0.0]) == [(-1.0, -1.0)] * 3
+    # Clipping in place changes no message that is still on its way.
+    assert all(each.weight.grad.untyped_storage().nbytes() == 4 * 6 for each in modules)
 
 
 def test_parameters_become_the_same_in_the_first_round_alone(three):
@@ -83,13 +85,26 @@ def test_a_parameter_without_a_gradient_counts_as_zero(three):
     assert [each.bias.grad[0].item() for each in modules] == [2.0] * 3
 
 
-def test_who_is_done_is_left_out_in_silence(three, caplog):
+def test_a_frozen_parameter_is_each_ranks_own(three):
     averages, _ = three
     modules = [module(rank) for rank in range(3)]
+    for each in modules:
+        each.bias.requires_grad_(False)
+        each.weight.grad = torch.ones(2, 3)
+    together(*[lambda i=i: averages[i](modules[i]) for i in range(3)])
+    assert [each.bias[0].item() for each in modules] == [0.0, 10.0, 20.0]
+    assert all(each.bias.grad is None for each in modules)
+
+
+def test_who_is_done_is_left_out_in_silence(three, caplog):
+    averages, transports = three
+    modules = [module(rank) for rank in range(3)]
     averaged(averages, modules, [1.0, 2.0, 6.0])
-    averages[2].close()
+    for _ in range(2):
+        averages[2].close()
     assert averaged(averages[:2], modules[:2], [1.0, 2.0]) == [(1.5, 1.5)] * 2
     assert averages[0].ranks == [0, 1]
+    assert transports[0].probe(2, GRADIENT_TAG) is None  # it was told once
     assert caplog.messages == []
 
 
@@ -115,15 +130,16 @@ def test_who_is_silent_is_left_out_and_told_so_when_it_comes_back(caplog):
     averages[1](modules[1])
     assert modules[1].weight.grad[0, 0] == 1.0
     assert averages[0].ranks == [0]
+    assert len(caplog.messages) == 1  # the one that was silent need not wait to find out
 
 
 def test_others_wait_while_the_first_waits_for_each_in_turn():
-    transports = LocalTransport.group(4, timeout=5.0)
-    averages = [GradientAverage(each, range(4), timeout=0.5) for each in transports]
-    modules = [module(rank) for rank in range(4)]
-    ends = [(averages[i], modules[i], value) for i, value in ((0, 1.0), (3, 4.0))]
-    assert averaged(*zip(*ends, strict=True)) == [(2.5, 2.5)] * 2  # ranks 1 and 2 are silent
-    assert averages[0].ranks == [0, 3]
+    transports = LocalTransport.group(5, timeout=5.0)
+    averages = [GradientAverage(each, range(5), timeout=0.3) for each in transports]
+    modules = [module(rank) for rank in range(5)]
+    ends = [(averages[i], modules[i], value) for i, value in ((0, 1.0), (4, 4.0))]
+    assert averaged(*zip(*ends, strict=True)) == [(2.5, 2.5)] * 2  # ranks 1 to 3 are silent
+    assert averages[0].ranks == [0, 4]
 
 
 def test_when_the_first_is_done_each_goes_on_alone_in_silence(three, caplog):

@@ -1,11 +1,13 @@
 import io
 import json
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 from training.training_runs import GRID, RNA, WARM_GRID, trained
 
 from gfn_rb.checkpoint import save_state
+from gfn_rb.cli import main
 from gfn_rb.errors import ArgumentError, CheckpointCorruptError
 from gfn_rb.training.folder import MetricsFile, RunFolder
 from gfn_rb.training.tables import inspection, ranks_tables, result_table
@@ -89,6 +91,16 @@ def test_a_run_is_shown_with_configuration_progress_and_checkpoint(tmp_path):
     assert shown["writer"] == "RewardPrioritizedWriter"
     assert shown["length"] == "24"
     assert shown["key action"] == "int64 [11]"
+
+
+def test_a_name_is_shown_as_it_is(tmp_path, monkeypatch, capsys):
+    """To rich, brackets may be markup, and words between colons emoji."""
+    monkeypatch.chdir(tmp_path)
+    folder = RunFolder(Path("sweep[lr=0.1]:dna:"))
+    folder.path.mkdir()
+    folder.write_config(GRID)
+    assert main(["inspect", str(folder.path)]) == 0
+    assert "sweep[lr=0.1]:dna:: configuration" in capsys.readouterr().out
 
 
 def test_a_checkpoint_is_shown_alone(tmp_path):

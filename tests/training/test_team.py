@@ -11,7 +11,7 @@ from training.training_runs import GRID, trained
 
 from gfn_rb.errors import ArgumentError, TransportError
 from gfn_rb.remote.layout import layout
-from gfn_rb.training.team import Found, RefusedError, Team
+from gfn_rb.training.team import TEAM_TAG, Found, RefusedError, Team, _Kind
 from gfn_rb.transports import LocalTransport
 
 
@@ -98,6 +98,23 @@ def test_news_is_told_now_and_then(monkeypatch):
     members[1].stepped(trainer)  # too soon after the last
     members[0].look()
     assert members[0].progress(trainer, 0.0).endswith(f"{trainer.tally.calls + 8} reward calls")
+    for _ in range(2):
+        trainer.step()
+        members[1]._next = 0.0
+        members[1].stepped(trainer)
+    members[0].look()  # at all there is
+    assert members[0].progress(trainer, 0.0).endswith(f"{2 * trainer.tally.calls} reward calls")
+
+
+def test_what_rank_0_cannot_read_is_logged_and_passed_over(caplog):
+    members, transports = teams(2)
+    transports[1].isend([b"nonsense"], 0, TEAM_TAG)
+    members[1]._post(_Kind.NEWS, {"calls": 5, "modes": 1})
+    members[0].look()
+    (message,) = caplog.messages
+    assert message.startswith("rank 0: cannot read what rank 1 sent: ")
+    assert members[0].training_elsewhere() == [1]
+    assert members[0]._news == {1: {"calls": 5, "modes": 1}}
 
 
 def test_rank_0_gathers_what_all_found():
@@ -146,7 +163,7 @@ def test_silence_counts_from_when_rank_0_begins_to_wait():
 
 
 def test_a_rank_that_told_what_it_found_may_leave(caplog):
-    members, transports = teams(2)
+    members, transports = teams(2, patience=0.5)
     members[1].finish(found(2))
     transports[1].close()
     members[0].finish(found(1))
