@@ -54,12 +54,29 @@ def test_a_worker_is_given_its_own_where_it_asks_for_it(rb, ledger):
     put(rb, ledger, [3], 2, subscriber)
     assert given(subscriber) == [5, 3]
     assert given(subscriber) == [1]
+    subscriber.offer(torch.arange(3))
+    assert given(subscriber) == []
 
 
 def test_who_comes_late_is_given_what_is_there(rb, ledger):
     put(rb, ledger, [3, 4], 2)
     put(rb, ledger, [5], 1)
     assert given(Subscriber(1, terms(), ledger), 9) == [4, 3]
+
+
+def test_what_nobody_looked_at_yet_is_known_to_have_been_given(rb, ledger):
+    rb.extend(objects([3, 4]))
+    assert given(Subscriber(1, terms(), ledger)) == [4, 3]
+    ledger.look()
+    assert ledger.given(torch.arange(2), 1).all()
+
+
+def test_many_changes_between_two_replies_are_all_kept(rb, ledger):
+    subscriber = Subscriber(1, terms(), ledger)
+    put(rb, ledger, [1, 2, 3, 4, 5, 6], 2, subscriber)
+    for _ in range(30):
+        subscriber.offer(torch.tensor([0]))
+    assert given(subscriber, 9) == [6, 5, 4, 3, 2, 1]
 
 
 def test_what_was_evicted_is_not_given(rb, ledger):
@@ -133,6 +150,8 @@ def test_duplicates_are_dropped_on_arrival():
     assert subscription.receive(objects([7, 8]), held) == 0
     assert values_of(fed) == [7, 8]
     assert subscription.receive(objects([3]), held) == 1  # fed before, and gone since
+    local.extend(objects([9, 10, 11, 12]))
+    assert subscription.receive(objects([1]), held) == 0  # held no more, and never fed
 
 
 def test_an_object_is_known_by_its_terminating_state():
@@ -151,6 +170,8 @@ def test_only_the_last_objects_fed_are_remembered(monkeypatch):
     assert subscription.receive(objects([4]), None) == 0
     assert subscription.receive(objects([2]), None) == 1
     assert subscription.receive(objects([1]), None) == 0
+    subscription = Subscription(fifo_buffer(4), 3)  # remembers twice what it holds
+    assert [subscription.receive(objects([v]), None) for v in [*range(8), 0, 1]] == [0] * 8 + [1, 1]
 
 
 @pytest.mark.parametrize("quota", [0, -1])

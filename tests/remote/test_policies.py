@@ -99,6 +99,23 @@ def test_diverse_picks_are_far_apart():
     assert shelf.pick(8)[:3].tolist() == [50, 0, 25]
 
 
+def test_diverse_distances_are_sums_over_the_state():
+    rb = fifo_buffer(3)
+    items = objects(range(3), [2.0, 1.0, 0.0])
+    rb.extend(items.set("state", torch.tensor([[0, 0], [5, 0], [3, 3]])))
+    shelf = Diverse(rb.storage)
+    shelf.put(torch.arange(3), items["log_reward"], torch.arange(3))
+    assert shelf.pick(2).tolist() == [0, 2]
+
+
+def test_diverse_picks_of_equal_states_are_different_rows():
+    rb = fifo_buffer(20)
+    rb.extend(objects([0] * 20))
+    shelf = Diverse(rb.storage)
+    shelf.put(torch.arange(20), torch.zeros(20), torch.arange(20))
+    assert len(set(shelf.pick(6).tolist())) == 6
+
+
 def test_diverse_picks_come_from_the_best():
     shelf = filled(Diverse, torch.arange(64.0).tolist())
     assert min(shelf.pick(2).tolist()) == 64 - 16  # a pool of 8 times as many

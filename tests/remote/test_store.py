@@ -24,6 +24,12 @@ def test_every_row_has_an_outcome():
     assert values_of(store.rb) == [5, 7, 9]
 
 
+def test_what_is_offered_stays_as_it_was():
+    rows = objects([1, 2])
+    Store(reward_prioritized_buffer(3), 3).put(rows, 1)
+    assert set(rows.keys()) == {"state", "log_reward"}
+
+
 def test_without_a_buffer_rows_are_scored_alone():
     store = Store(None, 3)
     assert store.put(objects([1, 2]), 1) == {"scored": 2}
@@ -90,6 +96,25 @@ def test_who_sends_a_duplicate_is_not_given_it():
     store.put(objects([3, 4]), 2)
     store.put(objects([4]), 1)
     assert given(store, 1) == [3]
+
+
+def test_as_many_as_asked_for_are_given_though_some_became_known():
+    store = Store(reward_prioritized_buffer(5), 4)
+    store.subscribe(1, terms())
+    store.put(objects([2, 3, 4, 5]), 2)
+    assert given(store, 1, 1) == [5]
+    store.put(objects([4]), 1)
+    assert given(store, 1, 2) == [3, 2]
+
+
+def test_what_was_written_behind_the_stores_back_is_given():
+    store = Store(fifo_buffer(2), 4)
+    store.subscribe(1, terms())
+    store.put(objects([3, 4]), 2)
+    assert given(store, 1) == [4, 3]
+    store.rb[:] = objects([8, 9])
+    store.put(objects([9]), 3)
+    assert given(store, 1) == [9, 8]
 
 
 def test_a_duplicate_of_what_has_moved_is_credited_to_the_right_object():

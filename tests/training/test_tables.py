@@ -83,6 +83,7 @@ def test_a_run_is_shown_with_configuration_progress_and_checkpoint(tmp_path):
     shown = lines(*inspection(tmp_path))  # killed before anything else was written
     assert shown["env"] == "hypergrid"
     assert shown["hidden"] == "[16]"
+    assert shown["average_gradients"] == "False"
     assert "reward_calls" not in shown
     MetricsFile(folder.metrics, trainer.history).close()
     trainer.save(folder.checkpoint)
@@ -107,6 +108,7 @@ def test_a_checkpoint_is_shown_alone(tmp_path):
     trained(GRID, 1).save(tmp_path / "checkpoint")
     shown = lines(*inspection(tmp_path / "checkpoint"))
     assert shown["capacity"] == "24"
+    assert "None" not in shown.values()
     assert "policies" in shown["values"]
     save_state(tmp_path / "state", {"mine": 3})
     assert lines(*inspection(tmp_path / "state"))["values"] == "mine"
@@ -136,6 +138,8 @@ def test_what_each_rank_did_stands_below(tmp_path):
     folder = RunFolder(tmp_path)
     assert ranks_tables(folder) == []  # a run of one rank writes no such report
     folder.ranks_report.write_text(json.dumps(report))
+    folder.write_config(GRID)
+    assert lines(*inspection(tmp_path))["together"].split() == ["2,400", "61"]
     (table,) = ranks_tables(folder)
     assert table.caption == "rank 2 was lost: its process died"
     assert {name: row.split() for name, row in lines(table).items()} == {
