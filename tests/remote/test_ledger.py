@@ -4,7 +4,6 @@ from remote.remote_runs import objects
 
 from gfn_rb import fifo_buffer
 from gfn_rb.errors import CheckpointMismatchError
-from gfn_rb.remote.identity import identities
 from gfn_rb.remote.ledger import Ledger
 
 ALL = torch.arange(3)
@@ -93,16 +92,6 @@ def test_what_is_saved_is_known_of_what_the_buffer_holds_now(rb, ledger):
     ledger.credit(ALL, 1)
     rb.extend(objects([4]))  # in the place of 1, and not looked at
     assert ledger.state_dict()["origin"][:, 1].tolist() == [False, True, True]
-
-
-def test_a_restored_ledger_reads_all_rows_again(rb, ledger):
-    theirs = fifo_buffer(3)
-    theirs.extend(objects([7, 8, 9], [1.0, 2.0, 3.0]))  # of the rewards that 1, 2 and 3 have
-    other = Ledger(theirs, 4)
-    other.look()
-    theirs.load_state_dict(rb.state_dict())
-    other.load_state_dict(ledger.state_dict())
-    assert other.holds(identities(objects([1, 2, 3, 7]))).tolist() == [True, True, True, False]
 
 
 def test_a_ledger_of_another_buffer_is_refused(ledger):

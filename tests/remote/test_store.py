@@ -26,7 +26,7 @@ def test_every_row_has_an_outcome():
 
 def test_what_is_offered_stays_as_it_was():
     rows = objects([1, 2])
-    Store(reward_prioritized_buffer(3), 3).put(rows, 1)
+    Store(fifo_buffer(3), 3).put(rows, 1)
     assert set(rows.keys()) == {"state", "log_reward"}
 
 

@@ -11,6 +11,7 @@ from training.training_runs import grid
 
 from gfn_rb.buffers import MergedReplayBuffer, fifo_buffer, reward_prioritized_buffer
 from gfn_rb.checkpoint import load_checkpoint, save_checkpoint
+from gfn_rb.errors import TransportTimeoutError
 from gfn_rb.remote import ReplayBufferManager
 from gfn_rb.remote.layout import layout
 from gfn_rb.training.exchange import (
@@ -260,6 +261,37 @@ def test_a_manager_lost_before_it_was_greeted_is_done_without(caplog):
     assert exchange.worker.statistics.skipped == 8 * 2
     (message,) = [each for each in caplog.messages if "manager 1" in each]
     assert message.startswith("worker 0: manager 1 is lost: rank 1 is lost: it closed")
+
+
+@pytest.mark.parametrize(
+    ("patience", "is_to_stop", "why"),
+    [(0.2, False, "within 0.2 s"), (60.0, True, "before this rank was to stop")],
+)
+def test_a_silent_manager_is_waited_for_as_long_as_patience_lasts(patience, is_to_stop, why):
+    mine, _ = LocalTransport.group(2, timeout=60.0)
+    config = replace(CONFIG, patience=patience)
+    exchange = Exchange(config, mine, layout(2, 1, [None] * 2), lambda: is_to_stop)
+    trainer = Trainer(config, hooks=Hooks(exchange.replayed, exchange.store))
+    with pytest.raises(TransportTimeoutError, match=f"rank 1 did not answer {why}"):
+        trainer.step()
+
+
+def test_a_manager_saves_as_often_as_its_workers(tmp_path):
+    def every(size, **changes):
+        config = replace(CONFIG, checkpoint_every=6, **changes)
+        (manager, roles) = LocalTransport.group(size)[-1], layout(size, 1, [None] * size)
+        return make_manager(config, manager, roles, RunFolder(tmp_path, size - 1))._file._every
+
+    assert every(2) == 6
+    assert every(4) == 18  # batches of three workers
+    assert every(4, send_every=2) == 9
+    assert every(2, send_every=100) == 1
+
+
+def test_draws_of_no_two_buffers_are_the_same(tmp_path):
+    runs = Runs(CONFIG, tmp_path, size=3)
+    fed = [each.worker.subscription.buffer for each in runs.exchanges]
+    assert len({rb._rng.initial_seed() for rb in (*fed, runs.manager.buffer)}) == 3
 
 
 def test_what_a_manager_refuses_is_logged_and_training_goes_on(caplog):
