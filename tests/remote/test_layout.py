@@ -23,6 +23,8 @@ from gfn_rb.remote.layout import Layout, layout
         ("ababab", 2, (4, 5), {0: 4, 1: 5, 2: 4, 3: 5}),
         # A machine without a manager uses those of others, the least busy first.
         ("aaabbbc", 2, (2, 5), {0: 2, 1: 2, 3: 5, 4: 5, 6: 2}),
+        # Also where the rank without one at home comes first.
+        ("caaabb", 2, (3, 5), {0: 5, 1: 3, 2: 3, 4: 5}),
         # The larger machine gets the first manager, and here the second one too: 6 / 2 > 2.
         ("aabbbbbb", 2, (6, 7), {0: 6, 1: 7, 2: 6, 3: 7, 4: 6, 5: 7}),
         # Rank 0 trains even where it is alone on its machine.

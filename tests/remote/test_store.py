@@ -24,12 +24,6 @@ def test_every_row_has_an_outcome():
     assert values_of(store.rb) == [5, 7, 9]
 
 
-def test_what_is_offered_stays_as_it_was():
-    rows = objects([1, 2])
-    Store(fifo_buffer(3), 3).put(rows, 1)
-    assert set(rows.keys()) == {"state", "log_reward"}
-
-
 def test_without_a_buffer_rows_are_scored_alone():
     store = Store(None, 3)
     assert store.put(objects([1, 2]), 1) == {"scored": 2}
