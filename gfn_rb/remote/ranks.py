@@ -20,8 +20,13 @@ def ranks_of(
         transport: whose ranks they are.
 
     Raises:
-        ArgumentError: they are not.
+        ArgumentError: they are not, or the transport has no more than one.
     """
+    if transport.size < 2:
+        raise ArgumentError(
+            "transport must have at least 2 ranks, a manager and a worker, got 1: start more "
+            "processes, such as by mpiexec -n 2"
+        )
     chosen = list(default if ranks is None else ranks)
     within = all(type(rank) is int and 0 <= rank < transport.size for rank in chosen)
     if not chosen or not within or len(set(chosen)) < len(chosen):

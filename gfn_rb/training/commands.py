@@ -100,14 +100,14 @@ def _conclude(outcome: run.Outcome | None) -> int:
     if outcome.stopped_by is not None:
         done = outcome.trainer.steps_done
         print(
-            f"stopped after {done:,} steps; continue with: gfn-rb resume {folder.path}",
+            f"stopped after {done:,} steps; continue with: {folder.how_to_resume()}",
             file=sys.stderr,
         )
         return 128 + outcome.stopped_by
     _print(result_table(outcome.trainer, outcome.row), *ranks_tables(folder))
     print(f"report   {folder.report}")
     print(f"metrics  {folder.metrics}")
-    print(f"go on    gfn-rb resume {folder.path} --steps {2 * outcome.trainer.steps_done}")
+    print(f"go on    {folder.how_to_resume()} --steps {2 * outcome.trainer.steps_done}")
     return 0
 
 

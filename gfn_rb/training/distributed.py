@@ -6,7 +6,6 @@ process, and the same code runs over :class:`~gfn_rb.transports.LocalTransport`.
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 import time
@@ -272,11 +271,11 @@ def check_ranks(folder: RunFolder) -> None:
 
     Raises:
         ArgumentError: it does not.
+        CheckpointCorruptError: the folder does not tell how many it had.
     """
-    size = json.loads(folder.ranks.read_text())["size"] if folder.ranks.exists() else 1
+    size = folder.n_ranks()
     if n_ranks() != size:
-        how = "gfn-rb" if size == 1 else f"mpiexec -n {size} gfn-rb"
         raise ArgumentError(
             f"run must go on with the number of ranks it had, {size}, got {n_ranks()}: "
-            f"{how} resume {folder.path}"
+            f"{folder.how_to_resume()}"
         )

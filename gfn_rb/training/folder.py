@@ -55,7 +55,7 @@ class RunFolder:
                 return cls(config.out)
             raise ArgumentError(
                 f"out must be a new or an empty folder, got {config.out}, which exists; "
-                f"to continue a run: gfn-rb resume {config.out}"
+                f"to continue a run: {cls(config.out).how_to_resume()}"
             )
         names = (RUNS / f"{config.env}-seed{config.seed}-{n:03d}" for n in count(1))
         return cls(next(path for path in names if not path.exists() and _claimed(path, config)))
@@ -95,6 +95,25 @@ class RunFolder:
     def write_config(self, config: TrainConfig) -> None:
         """Replace the run's configuration."""
         write_json(self.config, config.to_dict())
+
+    def n_ranks(self) -> int:
+        """Return how many processes a launcher started for the run, 1 where none did.
+
+        Raises:
+            CheckpointCorruptError: the file that says so is damaged.
+        """
+        if not self.ranks.exists():
+            return 1
+        try:
+            return int(json.loads(self.ranks.read_text())["size"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise CheckpointCorruptError(f"{self.ranks} does not tell a size: {error!r}") from error
+
+    def how_to_resume(self) -> str:
+        """Return the command that continues the run."""
+        size = self.n_ranks()
+        launcher = "" if size == 1 else f"mpiexec -n {size} "
+        return f"{launcher}gfn-rb resume {self.path}"
 
 
 class MetricsFile:

@@ -93,6 +93,25 @@ def test_a_damaged_configuration_is_named(text, error, message, tmp_path):
     assert message in str(caught.value)
 
 
+@pytest.mark.parametrize(("size", "launcher"), [(None, ""), (1, ""), (3, "mpiexec -n 3 ")])
+def test_a_run_goes_on_by_as_many_ranks(size, launcher, tmp_path):
+    folder = RunFolder.create(grid(out=tmp_path / "run"))
+    if size is not None:
+        folder.ranks.write_text(json.dumps({"size": size}))
+    command = f"{launcher}gfn-rb resume {tmp_path / 'run'}"
+    assert folder.how_to_resume() == command
+    with pytest.raises(ArgumentError, match=f"to continue a run: {command}"):
+        RunFolder.create(grid(out=tmp_path / "run"))
+
+
+@pytest.mark.parametrize("text", ["{", "[3]", "{}"])
+def test_a_damaged_number_of_ranks_is_named(text, tmp_path):
+    folder = RunFolder.create(grid(out=tmp_path / "run"))
+    folder.ranks.write_text(text)
+    with pytest.raises(CheckpointCorruptError, match=r"ranks\.json does not tell a size"):
+        folder.n_ranks()
+
+
 def test_metrics_are_written_row_by_row(tmp_path):
     path = tmp_path / "metrics.csv"
     path.write_text("left over from a killed run")
