@@ -87,4 +87,16 @@ class Answers:
             parcel: a frame.
             why: it was.
         """
-        log.warning("%s: refused what rank %d sent: %s", self._name, parcel.source, one_line(why))
+        log.warning("%s: refused what rank %d sent: %s", *self._noted(parcel, why))
+
+    def note_unscored(self, parcel: Parcel, why: str) -> None:
+        """Log that items were taken, but could not be scored.
+
+        Args:
+            parcel: the frame.
+            why: they could not.
+        """
+        log.warning("%s: cannot score what rank %d sent: %s", *self._noted(parcel, why))
+
+    def _noted(self, parcel: Parcel, why: str) -> tuple[str, int, str]:
+        return self._name, parcel.source, one_line(why)

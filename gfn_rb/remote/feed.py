@@ -38,7 +38,8 @@ class Subscription:
         own: whether to be given also what came from this worker.
 
     Raises:
-        ArgumentError: ``quota`` below 1, or an unknown ``policy``.
+        ArgumentError: ``quota`` below 1, an unknown ``policy``, or a buffer over another storage
+            than a one-dimensional tensor storage.
 
     Examples:
         >>> fed = reward_prioritized_buffer(10_000)

@@ -6,9 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 from torchrl.data import ReplayBuffer
-from torchrl.data.replay_buffers.storages import Storage
+from torchrl.data.replay_buffers.storages import Storage, TensorStorage
 
 from gfn_rb.column import KeyColumn
+from gfn_rb.errors import ArgumentError
 from gfn_rb.keys import LOG_REWARD
 from gfn_rb.remote.identity import Names, identities
 from gfn_rb.remote.registry import Registry
@@ -24,9 +25,17 @@ class Holdings:
 
     Args:
         rb: a buffer whose storage is a one-dimensional tensor storage with a ``log_reward``.
+
+    Raises:
+        ArgumentError: it has another storage.
     """
 
     def __init__(self, rb: ReplayBuffer) -> None:
+        if not isinstance(rb.storage, TensorStorage) or rb.storage.ndim != 1:
+            raise ArgumentError(
+                "buffer must have a one-dimensional LazyTensorStorage, LazyMemmapStorage or "
+                f"TensorStorage, got a {type(rb.storage).__name__}"
+            )
         self.storage: Storage = rb.storage
         self._column = KeyColumn(LOG_REWARD)
         self._length = 0

@@ -305,9 +305,9 @@ class ReplayBufferManager:
             "feeds": fed is not None,
         }
         if error is not None:
-            self._answers.note_refusal(
-                parcel, f"{len(rows)} items: {type(error).__name__}: {error}"
-            )
+            why = f"{len(rows)} items: {type(error).__name__}: {error}"
+            note = self._answers.note_refusal if verdict.unstored else self._answers.note_unscored
+            note(parcel, why)
             answer["error"] = described(error)
         self._answers.reply(parcel, Kind.SCORES, answer, verdict.per_row)
         if fed is not None:

@@ -237,6 +237,8 @@ class ReplayBufferWorker:
     def drain(self, timeout: float = 30.0) -> list[Reply]:
         """Send what is pending, and wait for all answers.
 
+        Whatever the mode, nothing is skipped: what is unanswered is waited for first.
+
         Args:
             timeout: how long, in seconds. What is unanswered then is counted as lost.
 
@@ -247,12 +249,11 @@ class ReplayBufferWorker:
             RemoteError: see :meth:`extend`.
         """
         if self._connected:
+            end = time.monotonic() + timeout
+            if self._pending:  # no mode is then to skip it, or to wait for longer
+                self._await_all(end)
             self._send()
-            start = time.monotonic()
-            if not self._desk.wait(timeout):
-                n, seconds = self.unanswered, time.monotonic() - start
-                log.warning("%s: %d batches unanswered after %.1f s", self._name, n, seconds)
-                self._desk.give_up()
+            self._await_all(end)
         replies, self._desk.replies = self._desk.replies, []
         self._settle_errors()
         return replies
@@ -292,6 +293,14 @@ class ReplayBufferWorker:
             log.warning("%s: %s", self._name, later)
 
     # Sending.
+
+    def _await_all(self, end: float) -> None:
+        """Wait until all batches are answered, or give up those that are not in time."""
+        start = time.monotonic()
+        if not self._desk.wait(max(0.0, end - start)):
+            n, seconds = self.unanswered, time.monotonic() - start
+            log.warning("%s: %d batches unanswered after %.1f s", self._name, n, seconds)
+            self._desk.give_up()
 
     def _keep(self, rows: TensorDictBase) -> None:
         if self.buffer is not None:

@@ -14,6 +14,7 @@ from contextlib import closing, contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from gfn_rb.checkpoint import load_state
 from gfn_rb.errors import (
     ArgumentError,
     GfnRbError,
@@ -279,3 +280,19 @@ def check_ranks(folder: RunFolder) -> None:
             f"run must go on with the number of ranks it had, {size}, got {n_ranks()}: "
             f"{folder.how_to_resume()}"
         )
+
+
+def check_steps(folder: RunFolder, steps: int) -> None:
+    """Check that no rank of an earlier run has gone further than it is to go now.
+
+    Args:
+        folder: of the run.
+        steps: how many each rank is to take in all.
+
+    Raises:
+        ArgumentError: one has.
+        CheckpointError: a checkpoint cannot be read.
+    """
+    paths = [RunFolder(folder.path, rank).checkpoint for rank in range(folder.n_ranks())]
+    states = [load_state(path) for path in paths if path.exists()]
+    run.require_enough(steps, max((state.get("steps_done", 0) for state in states), default=0))

@@ -91,6 +91,7 @@ def resume(path: Path, steps: int | None = None) -> Outcome | None:
     _get_ready(config)
 
     def prepare() -> RunFolder:
+        distributed.check_steps(folder, config.steps)
         folder.write_config(config)
         return folder
 
@@ -99,7 +100,8 @@ def resume(path: Path, steps: int | None = None) -> Outcome | None:
     with closing(Trainer(config)) as trainer:
         if folder.checkpoint.exists():  # otherwise it was killed before its first: start again
             restore(trainer, folder)
-        return carry_out(trainer, prepare())
+        folder.write_config(config)
+        return carry_out(trainer, folder)
 
 
 def restore(trainer: Trainer, folder: RunFolder) -> None:
@@ -114,11 +116,21 @@ def restore(trainer: Trainer, folder: RunFolder) -> None:
         ArgumentError: it is of a later step than is to be trained to.
     """
     trainer.load(folder.checkpoint)
-    if trainer.steps_done > trainer.config.steps:
-        raise ArgumentError(
-            f"steps must be at least the {trainer.steps_done} taken already, got "
-            f"{trainer.config.steps}"
-        )
+    require_enough(trainer.config.steps, trainer.steps_done)
+
+
+def require_enough(steps: int, taken: int) -> None:
+    """Raise if more steps were taken already than are to be taken in all.
+
+    Args:
+        steps: how many are to be trained to.
+        taken: how many were taken already.
+
+    Raises:
+        ArgumentError: these are more.
+    """
+    if taken > steps:
+        raise ArgumentError(f"steps must be at least the {taken} taken already, got {steps}")
 
 
 def _get_ready(config: TrainConfig) -> None:

@@ -3,8 +3,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from remote.remote_runs import objects, transitions
+from torchrl.data import LazyTensorStorage, ListStorage, ReplayBuffer
 
 from gfn_rb import fifo_buffer, reward_prioritized_buffer
+from gfn_rb.errors import ArgumentError
 from gfn_rb.remote.holdings import Holdings
 from gfn_rb.remote.identity import identities
 
@@ -100,3 +102,9 @@ def test_new_objects_are_kept_once_and_in_order():
 def test_an_empty_batch_has_nothing_to_keep():
     keep, repeats = Holdings(fifo_buffer(4)).new(names([]))
     assert keep.tolist() == repeats.tolist() == []
+
+
+@pytest.mark.parametrize("storage", [ListStorage(4), LazyTensorStorage(4, ndim=2)])
+def test_another_storage_is_refused_at_once(storage):
+    with pytest.raises(ArgumentError, match=r"buffer must have a one-dimensional .*, got a L"):
+        Holdings(ReplayBuffer(storage=storage))

@@ -32,5 +32,5 @@ def test_roles_that_overlap_or_leave_this_rank_out_are_refused(managers, workers
 def test_one_rank_alone_is_told_to_start_more():
     (alone,) = group(1)
     for check in (lambda: roles(alone, None, None), lambda: ranks_of("manager", [0], (), alone)):
-        with pytest.raises(ArgumentError, match="transport must have at least 2 ranks, .* got 1"):
+        with pytest.raises(ArgumentError, match=r"transport must have at least 2 ranks, .* got 1"):
             check()

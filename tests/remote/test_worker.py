@@ -118,6 +118,19 @@ def test_without_waiting_no_more_than_a_bound_are_on_their_way():
     assert values_of(pair.manager.buffer) == [0, 1, 2, 9, 10, 11, 12]
 
 
+def test_a_drain_waits_for_room_for_what_is_pending():
+    pair = Pair(fifo_buffer(20), mean)
+    with threads(pair.serve), pair.worker(mode=NonBlocking(in_flight=1), frequency=2) as worker:
+        pair.go_on.clear()
+        assert pair.pauses.wait(LIMIT)
+        for value in range(3):
+            worker.extend(objects([value]))
+        assert (worker.unanswered, worker.pending) == (1, 1)
+        threading.Timer(0.1, pair.go_on.set).start()
+        assert [reply.scores["mean"] for reply in worker.drain(LIMIT)] == [0.5, 2.0]
+        assert (worker.statistics.sent, worker.statistics.skipped) == (3, 0)
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_items_are_sent_at_every_so_manyth_add(mode):
     pair = Pair(fifo_buffer(20))

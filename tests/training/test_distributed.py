@@ -14,8 +14,11 @@ from training.distributed_runs import (
 )
 from transports.ranks import environment, mpi_kind
 
+from gfn_rb.checkpoint import save_state
 from gfn_rb.cli import main
-from gfn_rb.training.folder import RunFolder
+from gfn_rb.errors import ArgumentError
+from gfn_rb.training.distributed import check_steps
+from gfn_rb.training.folder import RunFolder, write_json
 
 STEPS = 12
 TRAIN = ["train", "tfbind8", "--steps", str(STEPS), "--eval-every", "6", *QUICK]
@@ -103,6 +106,16 @@ def test_somebody_has_to_train(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_no_rank_may_have_gone_further_than_it_is_to_go(tmp_path):
+    write_json(tmp_path / "ranks.json", {"size": 4})
+    save_state(tmp_path / "checkpoint.gfnrb", {"steps_done": 5})
+    save_state(tmp_path / "checkpoint-rank2.gfnrb", {"steps_done": 7})
+    save_state(tmp_path / "checkpoint-rank3.gfnrb", {"batches": 99})  # of a manager
+    check_steps(RunFolder(tmp_path), 7)
+    with pytest.raises(ArgumentError, match="steps must be at least the 7 taken already, got 6"):
+        check_steps(RunFolder(tmp_path), 6)
+
+
 # Without a launcher.
 
 
@@ -123,6 +136,12 @@ def test_without_a_launcher_managers_are_threads(tmp_path, capsys):
     assert main(["resume", str(tmp_path / "run"), "--steps", "14"]) == 0
     again = rows(tmp_path / "run", 0)
     assert [row["step"] for row in again] == ["0", "6", "12", "14"]
+    config = (tmp_path / "run" / "config.json").read_text()
+    capsys.readouterr()
+    assert main(["resume", str(tmp_path / "run"), "--steps", "13"]) == 2
+    line = "gfn-rb: steps must be at least the 14 taken already, got 13\n"
+    assert capsys.readouterr().err == line
+    assert (tmp_path / "run" / "config.json").read_text() == config
     assert again[0] == first  # times included: it is that of the checkpoint
 
 
