@@ -37,9 +37,10 @@ _abandoned: list[Any] = []  # what MPI may still read from or write to
 class MPITransport(Transport):
     """The endpoint of this process in an MPI communicator.
 
-    Making one is collective: every process of the communicator makes its own. Messages travel in
-    duplicates of the communicator, and never mix with other traffic. Whoever waits leaves the
-    processor to others, in growing sleeps of up to 2 ms.
+    Making one is collective: every process of the communicator makes its own, and waits for the
+    others without a timeout. Started by ``python -m mpi4py``, a program that fails on one of them
+    ends them all. Messages travel in duplicates of the communicator, and never mix with other
+    traffic. Whoever waits leaves the processor to others, in growing sleeps of up to 2 ms.
 
     Large buffers are sent from where they are. Under a fault tolerant MPI (Open MPI: ``mpiexec
     --with-ft ulfm``) the death of a process is noticed, and the others go on; under any other,
