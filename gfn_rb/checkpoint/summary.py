@@ -40,9 +40,26 @@ def inspect_checkpoint(path: str | PathLike[str]) -> dict[str, Any]:
         "nbytes": file.nbytes,
         "n_tensors": len(sizes),
         "tensor_nbytes": sum(sizes),
-        "values": list(file.outline(EXTRA if of_buffers else STATE)),
+        "values": list(outline(path)),
         "buffers": [_buffer(state, rows) for state, rows in pairs],
     }
+
+
+def outline(path: str | PathLike[str]) -> dict[str, Any]:
+    """Return what was saved along with the buffer, or the state, its tensors without content.
+
+    Only the header is read and checked.
+
+    Args:
+        path: the file.
+
+    Raises:
+        CheckpointError: there is no such file, or it cannot be read.
+        CheckpointCorruptError: it is no checkpoint, truncated, or its header is damaged.
+    """
+    file = CheckpointFile(Path(path))
+    values: dict[str, Any] = file.outline(EXTRA if BUFFERS in file.sections else STATE)
+    return values
 
 
 def _buffer(state: dict[str, Any], rows: Any) -> dict[str, Any]:

@@ -12,9 +12,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from signal import Signals
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gfn_rb.checkpoint import load_state
+from gfn_rb.checkpoint.summary import outline
 from gfn_rb.errors import (
     ArgumentError,
     GfnRbError,
@@ -33,7 +34,7 @@ from gfn_rb.training.loop import Hooks, Row, Trainer
 from gfn_rb.training.team import Found, RefusedError, Team
 from gfn_rb.training.watchers import StopSignals, progress_bar, quiet
 from gfn_rb.transports import LocalTransport, MPITransport, Transport
-from gfn_rb.transports.launch import Launch, launched
+from gfn_rb.transports.launch import Launch, end_process, is_fault_tolerant, launched
 
 if TYPE_CHECKING:
     from gfn_rb.training.report import Others
@@ -80,7 +81,13 @@ def take_part(config: TrainConfig, prepare: Callable[[], RunFolder]) -> run.Outc
     with _connected(started, config) as transport:
         hosts = [transport.host(rank) for rank in range(transport.size)]
         roles = layout(transport.size, config.managers, hosts)
-        return _as_rank(config, transport, roles, prepare)
+        part = _as_rank(config, transport, roles, prepare)
+    if transport.rank == 0:
+        return part.outcome
+    if part.stopped_by is not None and is_fault_tolerant():
+        # MPI would wait for others that have left, and mpiexec hold back what rank 0 says.
+        end_process(0)
+    return None
 
 
 def _with_threads(config: TrainConfig, prepare: Callable[[], RunFolder]) -> run.Outcome | None:
@@ -89,7 +96,7 @@ def _with_threads(config: TrainConfig, prepare: Callable[[], RunFolder]) -> run.
     first, *managing = LocalTransport.group(size, timeout=config.patience)
     roles = Layout(size, tuple(range(1, size)), {0: 1})
     with _threads(config, managing, roles), first:
-        return _as_rank(config, first, roles, prepare)
+        return _as_rank(config, first, roles, prepare).outcome
 
 
 @contextmanager
@@ -135,30 +142,39 @@ def _connected(started: Launch, config: TrainConfig) -> Transport:
     return transport
 
 
+class Part(NamedTuple):
+    """What became of a rank's part of a run."""
+
+    stopped_by: Signals | None
+    """The signal that stopped it, None if it came to its end."""
+    outcome: run.Outcome | None = None
+    """How it ended, where it trains."""
+
+
 def _as_rank(
     config: TrainConfig, transport: Transport, roles: Layout, prepare: Callable[[], RunFolder]
-) -> run.Outcome | None:
+) -> Part:
     team = Team(transport, roles, longest_silence(config, roles))
     rank = transport.rank
     folder = RunFolder(team.agree(lambda: prepare().path), rank)
     try:
         if rank in roles.managers:
-            _manage(config, transport, roles, folder)
-            return None
+            return _manage(config, transport, roles, folder)
         outcome = _train(config, transport, team, folder)
-        return None if rank else outcome
+        return Part(outcome.stopped_by, outcome)
     except (GfnRbError, OSError) as error:
         raise WorkerError(f"{type(error).__name__}: {error}") from error
 
 
-def _manage(config: TrainConfig, transport: Transport, roles: Layout, folder: RunFolder) -> None:
+def _manage(config: TrainConfig, transport: Transport, roles: Layout, folder: RunFolder) -> Part:
     if not roles.workers_of(transport.rank):
         log.warning("manager %d has no workers, and leaves: fewer will do", transport.rank)
-        return
+        return Part(None)
     manager = make_manager(config, transport, roles, folder)
-    with StopSignals():  # it ends when its workers have
+    with StopSignals() as stop:  # it ends when its workers have
         manager.run()
     write_json(folder.exchange, manager.metadata())
+    return Part(stop.received)
 
 
 def _train(config: TrainConfig, transport: Transport, team: Team, folder: RunFolder) -> run.Outcome:
@@ -294,5 +310,5 @@ def check_steps(folder: RunFolder, steps: int) -> None:
         CheckpointError: a checkpoint cannot be read.
     """
     paths = [RunFolder(folder.path, rank).checkpoint for rank in range(folder.n_ranks())]
-    states = [load_state(path) for path in paths if path.exists()]
-    run.require_enough(steps, max((state.get("steps_done", 0) for state in states), default=0))
+    taken = [outline(path).get("steps_done", 0) for path in paths if path.exists()]
+    run.require_enough(steps, max(taken, default=0))

@@ -58,7 +58,7 @@ def is_fault_tolerant(environment: Mapping[str, str] | None = None) -> bool:
 
 
 def end_process(code: int) -> None:
-    """End this process for an error, without waiting for those it was started with.
+    """End this process, without waiting for those it was started with.
 
     Where the launcher is fault tolerant the others go on without it; otherwise MPI ends them too.
     Does nothing where MPI was not begun, or this process is alone.

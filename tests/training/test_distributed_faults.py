@@ -99,3 +99,18 @@ def test_a_worker_told_to_stop_saves_though_its_manager_hangs(tmp_path):
         text = "\n".join(job.lines)
     assert "manager 1 is lost" in text
     assert f"stopped after {load_state(folders[0].checkpoint)['steps_done']} steps" in text
+
+
+def test_ranks_told_to_stop_leave_though_one_of_them_has_died(tmp_path):
+    folders = [RunFolder(tmp_path / "run", rank) for rank in range(4)]
+    words = [*TRAIN, "--steps", 100_000, "--out", tmp_path / "run"]
+    with Job(4, words, tmp_path / "job", ("--with-ft", "ulfm")) as job:
+        for folder in folders:
+            job.until_exists(folder.checkpoint)
+        job.kill(3)
+        time.sleep(0.5)
+        for rank in (1, 2, 0):
+            job.send(signal.SIGTERM, rank)
+        assert job.wait(PROMPT) == 128 + signal.SIGTERM
+        text = "\n".join(job.lines)
+    assert f"steps; continue with: mpiexec -n 4 gfn-rb resume {tmp_path / 'run'}" in text
