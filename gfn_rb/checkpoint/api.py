@@ -107,7 +107,7 @@ def load_state(path: str | PathLike[str]) -> dict[str, Any]:
     """
     file = CheckpointFile(Path(path))
     file.verify()
-    state: dict[str, Any] = file.load(EXTRA if BUFFERS in file.sections else STATE)
+    state: dict[str, Any] = file.load(file.values_section)
     return state
 
 

@@ -14,7 +14,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gfn_rb.checkpoint.layout import BLOCK, HEAD, MAGIC, PREFIX, SUM, VERSION, aligned
+from gfn_rb.checkpoint.layout import (
+    BLOCK,
+    BUFFERS,
+    EXTRA,
+    HEAD,
+    MAGIC,
+    PREFIX,
+    STATE,
+    SUM,
+    VERSION,
+    aligned,
+)
 from gfn_rb.checkpoint.tree import DTYPES, Decoder, Node
 from gfn_rb.errors import CheckpointCorruptError, CheckpointError, CheckpointMismatchError
 
@@ -50,6 +61,11 @@ class CheckpointFile:
     def sections(self) -> dict[str, Node]:
         """The nodes by name."""
         return dict(self._header["sections"])
+
+    @property
+    def values_section(self) -> str:
+        """The name of the section of what was saved along with the buffer, or of the state."""
+        return EXTRA if BUFFERS in self._header["sections"] else STATE
 
     @property
     def tensor_sizes(self) -> list[int]:

@@ -6,7 +6,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from gfn_rb.checkpoint.layout import BUFFERS, EXTRA, ROWS, STATE, VERSION
+from gfn_rb.checkpoint.layout import BUFFERS, ROWS, VERSION
 from gfn_rb.checkpoint.reading import CheckpointFile
 from gfn_rb.checkpoint.storages import leaves
 from gfn_rb.checkpoint.tree import dtype_name
@@ -40,7 +40,7 @@ def inspect_checkpoint(path: str | PathLike[str]) -> dict[str, Any]:
         "nbytes": file.nbytes,
         "n_tensors": len(sizes),
         "tensor_nbytes": sum(sizes),
-        "values": list(outline(path)),
+        "values": list(file.outline(file.values_section)),
         "buffers": [_buffer(state, rows) for state, rows in pairs],
     }
 
@@ -58,7 +58,7 @@ def outline(path: str | PathLike[str]) -> dict[str, Any]:
         CheckpointCorruptError: it is no checkpoint, truncated, or its header is damaged.
     """
     file = CheckpointFile(Path(path))
-    values: dict[str, Any] = file.outline(EXTRA if BUFFERS in file.sections else STATE)
+    values: dict[str, Any] = file.outline(file.values_section)
     return values
 
 
