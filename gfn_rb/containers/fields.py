@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from gfn_rb.errors import ShapeError
+from gfn_rb.shapes import Int64
 
 Key = str | tuple[str, ...]
 Values = dict[Key, Tensor]
@@ -114,3 +115,33 @@ def assemble(
 def present(values: Mapping[Any, Tensor | None]) -> Values:
     """Leave out the values that are None."""
     return {key: value for key, value in values.items() if value is not None}
+
+
+def shallow_copy(rows: TensorDictBase) -> TensorDictBase:
+    """Return a TensorDict of the same tensors, to which others can be added.
+
+    Args:
+        rows: batch size [n].
+    """
+    return TensorDict._new_unsafe(dict(rows.items()), batch_size=rows.batch_size)
+
+
+def select_rows(
+    rows: TensorDictBase, at: Int64[Tensor, "m"], but: Collection[str] = ()
+) -> TensorDictBase:
+    """Return some rows, in a third of the time that indexing a TensorDict takes.
+
+    Args:
+        rows: batch size [n], on any device.
+        at: which.
+        but: names of entries to leave out.
+
+    Returns:
+        A TensorDict of copies.
+    """
+    kept = {
+        name: value.index_select(0, at.to(value.device)) if isinstance(value, Tensor) else value[at]
+        for name, value in rows.items()
+        if name not in but
+    }
+    return TensorDict._new_unsafe(kept, batch_size=at.shape)

@@ -1,9 +1,9 @@
 """Buffers across ranks: workers send items to managers, which score, keep and share them."""
 
-from gfn_rb.remote.baseline import Baseline, EMABaseline, MinBaseline, PercentileBaseline
 from gfn_rb.remote.desk import Reply
 from gfn_rb.remote.feed import Subscription
-from gfn_rb.remote.manager import ReplayBufferManager
+from gfn_rb.remote.manager.baseline import Baseline, EMABaseline, MinBaseline, PercentileBaseline
+from gfn_rb.remote.manager.manager import ReplayBufferManager
 from gfn_rb.remote.modes import AwaitReply, CollectLater, Mode, NonBlocking
 from gfn_rb.remote.payload import BaselineFilter
 from gfn_rb.remote.queries import ManagerQueries

@@ -9,9 +9,9 @@ import torch
 from tensordict import TensorDictBase
 
 from gfn_rb.buffers.joining import joined
+from gfn_rb.containers.objects import reduce_to_states, stand_alone
 from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
 from gfn_rb.keys import ESTIMATOR_OUTPUT, INDEX, LOG_PROB, LOG_REWARD
-from gfn_rb.remote.identity import are_whole, terminating
 
 Payload = Literal["items", "terminating", "scoring"]
 
@@ -73,7 +73,7 @@ def packed(
     rows = kept[0]
     if len(kept) > 1:
         rows = joined(kept, range(len(kept)), torch.arange(sum(map(len, kept))))
-    return rows if payload == "items" else terminating(rows)
+    return rows if payload == "items" else reduce_to_states(rows)
 
 
 def _without(rows: TensorDictBase, dropped: Sequence[str]) -> TensorDictBase:
@@ -113,7 +113,7 @@ class BaselineFilter:
             rows: batch size [n].
             baseline: None while there is none.
         """
-        if baseline is None or not are_whole(rows):
+        if baseline is None or not stand_alone(rows):
             return rows
         keep = ~(rows.get(LOG_REWARD).reshape(-1) < baseline)  # the manager shall see a NaN
         if bool(keep.any()):

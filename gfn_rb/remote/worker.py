@@ -12,12 +12,12 @@ from tensordict import TensorDictBase
 from torchrl.data import ReplayBuffer
 
 from gfn_rb.containers import States, Trajectories, Transitions
+from gfn_rb.containers.fields import shallow_copy
 from gfn_rb.errors import ArgumentError, GfnRbError, PeerLostError, TransportTimeoutError
 from gfn_rb.keys import LOG_REWARD
 from gfn_rb.remote.desk import Desk, Reply
 from gfn_rb.remote.feed import Subscription
-from gfn_rb.remote.holdings import Holdings
-from gfn_rb.remote.identity import shallow
+from gfn_rb.remote.feeding.holdings import Holdings
 from gfn_rb.remote.modes import AwaitReply, Mode
 from gfn_rb.remote.patience import never
 from gfn_rb.remote.payload import BaselineFilter, Payload, check_payload, packed, require_fit
@@ -304,7 +304,7 @@ class ReplayBufferWorker:
 
     def _keep(self, rows: TensorDictBase) -> None:
         if self.buffer is not None:
-            self.buffer.extend(shallow(rows))
+            self.buffer.extend(shallow_copy(rows))
         self.statistics.offered += len(rows)
         self._pending.append(rows if self.frequency == 1 else rows.clone())
 

@@ -26,8 +26,8 @@ from gfn_rb.remote import (
     ReplayBufferWorker,
     Subscription,
 )
-from gfn_rb.remote.baseline import Baseline
 from gfn_rb.remote.layout import Layout
+from gfn_rb.remote.manager.baseline import Baseline
 from gfn_rb.remote.patience import never
 from gfn_rb.training.replay import trajectory_buffer
 from gfn_rb.transports import Transport

@@ -10,10 +10,11 @@ from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data import ReplayBuffer
 
+from gfn_rb.containers.fields import select_rows, shallow_copy
+from gfn_rb.containers.objects import object_keys
 from gfn_rb.errors import ArgumentError
-from gfn_rb.remote.feed import Subscriber
-from gfn_rb.remote.identity import identities, shallow, some
-from gfn_rb.remote.ledger import Ledger
+from gfn_rb.remote.feeding.ledger import Ledger
+from gfn_rb.remote.feeding.subscriber import Subscriber
 from gfn_rb.shapes import Int64
 
 Duplicates = Literal["drop", "keep"]
@@ -67,7 +68,11 @@ class Store:
         n_new, n_stored = len(new), 0
         if n_new:
             # A buffer writes their slots into what it is given.
-            chosen = shallow(rows) if n_new == len(rows) else some(rows, torch.from_numpy(new))
+            chosen = (
+                shallow_copy(rows)
+                if n_new == len(rows)
+                else select_rows(rows, torch.from_numpy(new))
+            )
             slots = torch.as_tensor(self.rb.extend(chosen)).reshape(-1).cpu()
             changed = self._ledger.look()
             slots = slots[slots >= 0]
@@ -108,7 +113,7 @@ class Store:
         if not self._drop:
             return np.arange(len(rows))
         self._offer(ledger.look())
-        new, held = ledger.new(identities(rows))
+        new, held = ledger.new(object_keys(rows))
         if len(held):
             known = ledger.recognise(held, sender)
             if sender in self.subscribers:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torchrl.data import ReplayBuffer
 
 from gfn_rb.errors import CheckpointMismatchError
-from gfn_rb.remote.holdings import Holdings
+from gfn_rb.remote.feeding.holdings import Holdings
 from gfn_rb.shapes import Bool, Int64
 
 

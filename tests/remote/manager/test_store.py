@@ -4,7 +4,7 @@ from remote.remote_runs import objects, transitions, values_of
 
 from gfn_rb import DiversityWriter, fifo_buffer, reward_prioritized_buffer
 from gfn_rb.errors import ArgumentError
-from gfn_rb.remote.store import Store
+from gfn_rb.remote.manager.store import Store
 
 
 def terms(**changes):

@@ -3,8 +3,8 @@ import torch
 from remote.remote_runs import group, objects
 
 from gfn_rb.errors import WireCorruptError
-from gfn_rb.remote.answers import Answers
 from gfn_rb.remote.link import Link, Parcel
+from gfn_rb.remote.manager.replies import Replies
 from gfn_rb.remote.protocol import METADATA_TAG, Kind
 from gfn_rb.stopwatch import Stopwatch
 
@@ -18,7 +18,7 @@ class Desk:
         self.lost = []
         watch = Stopwatch(("reply",))
         self.link = Link(mine)
-        self.answers = Answers(
+        self.answers = Replies(
             self.link, "manager 0", watch, lambda rank, why: self.lost.append((rank, why))
         )
 
@@ -76,7 +76,7 @@ def test_who_is_gone_is_lost(desk):
 
 
 def test_who_leaves_answers_untaken_is_lost(desk, monkeypatch):
-    monkeypatch.setattr("gfn_rb.remote.answers._UNTAKEN", 2)
+    monkeypatch.setattr("gfn_rb.remote.manager.replies._UNTAKEN", 2)
     for _ in range(2):
         desk.answers.reply(question(), Kind.METADATA, {})
     assert desk.lost == []

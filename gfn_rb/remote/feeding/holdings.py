@@ -9,10 +9,10 @@ from torchrl.data import ReplayBuffer
 from torchrl.data.replay_buffers.storages import Storage, TensorStorage
 
 from gfn_rb.column import KeyColumn
+from gfn_rb.containers.objects import ObjectKeys, object_keys
 from gfn_rb.errors import ArgumentError
 from gfn_rb.keys import LOG_REWARD
-from gfn_rb.remote.identity import Names, identities
-from gfn_rb.remote.registry import Registry
+from gfn_rb.remote.feeding.registry import Registry
 from gfn_rb.shapes import Bool, Float, Int64
 
 
@@ -71,7 +71,7 @@ class Holdings:
         self._length = length
         written = torch.from_numpy(rows)
         if len(left):
-            names = identities(self.storage._storage, written)
+            names = object_keys(self.storage._storage, written)
             number, new = self._objects.replace(left, names)
             self._number[rows] = number
             self._placed(rows, number, new)
@@ -85,15 +85,15 @@ class Holdings:
         """
         return self._column.values(self.storage)[rows].cpu()
 
-    def holds(self, names: Names) -> Bool[np.ndarray, "n"]:
+    def holds(self, names: ObjectKeys) -> Bool[np.ndarray, "n"]:
         """Return which objects are held, as of the last look.
 
         Args:
-            names: from :func:`~gfn_rb.remote.identity.identities`.
+            names: from :func:`~gfn_rb.containers.objects.object_keys`.
         """
         return self._objects.find(names).number >= 0
 
-    def new(self, names: Names) -> tuple[Int64[np.ndarray, "k"], Int64[np.ndarray, "j"]]:
+    def new(self, names: ObjectKeys) -> tuple[Int64[np.ndarray, "k"], Int64[np.ndarray, "j"]]:
         """Return the positions of the objects that are neither held nor repeated.
 
         Args:

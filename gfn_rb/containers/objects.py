@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from itertools import repeat
 from operator import is_not
 from typing import TypeAlias
 
 import numpy as np
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDictBase
 from torch import Tensor
 
-from gfn_rb.containers import Transitions
+from gfn_rb.containers.transitions import Transitions
 from gfn_rb.errors import ArgumentError, KeyMismatchError
 from gfn_rb.keys import (
     ACTION,
@@ -30,7 +29,7 @@ _IN_NUMPY = {
     *(torch.float16, torch.float32, torch.float64),
 }
 
-Names: TypeAlias = list[bytes | None]
+ObjectKeys: TypeAlias = list[bytes | None]
 """What is the same for two rows exactly if they stand for the same object.
 
 The bits of its terminating state and condition; None for a row that stands for no whole object,
@@ -39,7 +38,7 @@ the time that tensor operations take to begin.
 """
 
 
-def objects(
+def terminating_states(
     rows: TensorDictBase, at: Int64[Tensor, "m"] | None = None
 ) -> tuple[Shaped[Tensor, "m *S"], Bool[Tensor, "m"] | None] | None:
     """Return the terminating state of each row, and which rows stand for a whole object.
@@ -67,7 +66,7 @@ def objects(
     return _some(rows.get(STATE), at), _marked(rows, at) if IS_TERMINATING in held else None
 
 
-def are_whole(rows: TensorDictBase) -> bool:
+def stand_alone(rows: TensorDictBase) -> bool:
     """Return whether each row stands for a whole object, so that some may go without the others.
 
     Args:
@@ -79,7 +78,7 @@ def are_whole(rows: TensorDictBase) -> bool:
     return STATE in held and (IS_TERMINATING not in held or bool(rows.get(IS_TERMINATING).all()))
 
 
-def identities(rows: TensorDictBase, at: Int64[Tensor, "m"] | None = None) -> Names:
+def object_keys(rows: TensorDictBase, at: Int64[Tensor, "m"] | None = None) -> ObjectKeys:
     """Return which objects rows stand for: their terminating states and conditions.
 
     Args:
@@ -87,9 +86,9 @@ def identities(rows: TensorDictBase, at: Int64[Tensor, "m"] | None = None) -> Na
         at: which of them; None for all.
 
     Raises:
-        KeyMismatchError, ArgumentError: see :func:`objects`.
+        KeyMismatchError, ArgumentError: see :func:`terminating_states`.
     """
-    found = objects(rows, at)
+    found = terminating_states(rows, at)
     if found is None:
         return [None] * (len(rows) if at is None else len(at))
     state, whole = found
@@ -102,7 +101,7 @@ def identities(rows: TensorDictBase, at: Int64[Tensor, "m"] | None = None) -> Na
     return [name if known else None for name, known in zip(names, whole.tolist(), strict=True)]
 
 
-def are_named(names: Names) -> Bool[np.ndarray, "n"]:
+def are_named(names: ObjectKeys) -> Bool[np.ndarray, "n"]:
     """Return which rows stand for a whole object.
 
     Args:
@@ -111,35 +110,7 @@ def are_named(names: Names) -> Bool[np.ndarray, "n"]:
     return np.fromiter(map(is_not, names, repeat(None)), bool, len(names))
 
 
-def shallow(rows: TensorDictBase) -> TensorDictBase:
-    """Return a TensorDict of the same tensors, to which others can be added.
-
-    Args:
-        rows: batch size [n].
-    """
-    return TensorDict._new_unsafe(dict(rows.items()), batch_size=rows.batch_size)
-
-
-def some(rows: TensorDictBase, at: Int64[Tensor, "m"], but: Collection[str] = ()) -> TensorDictBase:
-    """Return some rows, in a third of the time that indexing a TensorDict takes.
-
-    Args:
-        rows: batch size [n], on any device.
-        at: which.
-        but: names of entries to leave out.
-
-    Returns:
-        A TensorDict of copies.
-    """
-    kept = {
-        name: value.index_select(0, at.to(value.device)) if isinstance(value, Tensor) else value[at]
-        for name, value in rows.items()
-        if name not in but
-    }
-    return TensorDict._new_unsafe(kept, batch_size=at.shape)
-
-
-def terminating(rows: TensorDictBase) -> TensorDictBase:
+def reduce_to_states(rows: TensorDictBase) -> TensorDictBase:
     """Reduce items to their terminating states, log-rewards and conditions.
 
     Args:
@@ -148,7 +119,7 @@ def terminating(rows: TensorDictBase) -> TensorDictBase:
     Returns:
         Fields of :class:`~gfn_rb.States`, one row per terminating state.
     """
-    found = objects(rows)
+    found = terminating_states(rows)
     if found is None:
         return _of_transitions(rows)
     state, whole = found
@@ -206,9 +177,9 @@ def _bytes(value: Tensor) -> Shaped[np.ndarray, "n w"]:
     return np.ascontiguousarray(content).view(np.uint8)
 
 
-def _named(content: Shaped[np.ndarray, "n w"]) -> Names:
+def _named(content: Shaped[np.ndarray, "n w"]) -> ObjectKeys:
     n, width = content.shape
     if width == 0:
         return [b""] * n
-    names: Names = content.view(f"V{width}").reshape(-1).tolist()
+    names: ObjectKeys = content.view(f"V{width}").reshape(-1).tolist()
     return names

@@ -13,11 +13,13 @@ from tensordict import TensorDictBase
 from torchrl.data import ReplayBuffer
 
 from gfn_rb.errors import ArgumentError, PeerLostError, WireVersionError
-from gfn_rb.remote.answers import Answers
-from gfn_rb.remote.baseline import Baseline, BaselineKeeper, MinBaseline
-from gfn_rb.remote.intake import Intake
 from gfn_rb.remote.link import Link, Parcel
-from gfn_rb.remote.peers import Peers
+from gfn_rb.remote.manager.baseline import Baseline, BaselineKeeper, MinBaseline
+from gfn_rb.remote.manager.handler import BatchHandler
+from gfn_rb.remote.manager.peers import Peers
+from gfn_rb.remote.manager.replies import Replies
+from gfn_rb.remote.manager.saving import ManagerFile
+from gfn_rb.remote.manager.store import Duplicates, Store
 from gfn_rb.remote.protocol import (
     DATA_TAG,
     METADATA_TAG,
@@ -29,9 +31,7 @@ from gfn_rb.remote.protocol import (
 )
 from gfn_rb.remote.ranks import roles
 from gfn_rb.remote.roster import GONE, LOST, REFUSED, Roster
-from gfn_rb.remote.saving import ManagerFile
 from gfn_rb.remote.scores import ScoreFunction, no_scores
-from gfn_rb.remote.store import Duplicates, Store
 from gfn_rb.stopwatch import Stopwatch
 from gfn_rb.transports.base import Transport
 
@@ -118,8 +118,8 @@ class ReplayBufferManager:
         self._link = Link(transport)
         self._watch = Stopwatch(PHASES)
         self._peers = Peers(peers, self._link, self._baseline)
-        self._intake = Intake(self._store, score, self._baseline, self._watch)
-        self._answers = Answers(self._link, self._name, self._watch, self._lose)
+        self._intake = BatchHandler(self._store, score, self._baseline, self._watch)
+        self._answers = Replies(self._link, self._name, self._watch, self._lose)
         self._handlers: dict[int, Callable[[Parcel], None]] = {
             Kind.HELLO: self._hello,
             Kind.ITEMS: self._items,

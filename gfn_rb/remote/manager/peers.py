@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gfn_rb.errors import PeerLostError
-from gfn_rb.remote.baseline import BaselineKeeper, Summary
 from gfn_rb.remote.link import Link, Parcel
+from gfn_rb.remote.manager.baseline import BaselineKeeper, Summary
 from gfn_rb.remote.protocol import PEER_TAG, Kind
 
 

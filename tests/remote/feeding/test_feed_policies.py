@@ -9,7 +9,14 @@ from statistics_of_draws import chi_square_p
 
 from gfn_rb import fifo_buffer
 from gfn_rb.errors import ArgumentError
-from gfn_rb.remote.policies import POLICIES, Diverse, Newest, Softmax, Top, check_policy
+from gfn_rb.remote.feeding.feed_policies import (
+    POLICIES,
+    Diverse,
+    Newest,
+    Softmax,
+    Top,
+    check_policy,
+)
 
 
 def storage(n, log_reward=None):

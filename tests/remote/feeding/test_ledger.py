@@ -4,7 +4,7 @@ from remote.remote_runs import objects
 
 from gfn_rb import fifo_buffer
 from gfn_rb.errors import CheckpointMismatchError
-from gfn_rb.remote.ledger import Ledger
+from gfn_rb.remote.feeding.ledger import Ledger
 
 ALL = torch.arange(3)
 

@@ -3,9 +3,9 @@ from remote.remote_runs import group, objects
 
 from gfn_rb import reward_prioritized_buffer
 from gfn_rb.errors import ArgumentError
-from gfn_rb.remote.baseline import BaselineKeeper, MinBaseline
 from gfn_rb.remote.link import Link
-from gfn_rb.remote.peers import Peers
+from gfn_rb.remote.manager.baseline import BaselineKeeper, MinBaseline
+from gfn_rb.remote.manager.peers import Peers
 from gfn_rb.remote.protocol import PEER_TAG, Kind
 
 

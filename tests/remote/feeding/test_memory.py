@@ -3,12 +3,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from remote.remote_runs import objects, transitions
 
-from gfn_rb.remote.identity import identities
-from gfn_rb.remote.memory import Memory
+from gfn_rb.containers.objects import object_keys
+from gfn_rb.remote.feeding.memory import Memory
 
 
 def names(values):
-    return identities(objects(values))
+    return object_keys(objects(values))
 
 
 @given(st.lists(st.sets(st.integers(0, 20), max_size=8), max_size=10))
@@ -24,16 +24,16 @@ def test_the_last_objects_are_remembered(batches):
 
 def test_parts_of_objects_are_not_remembered():
     memory = Memory(4)
-    memory.add(identities(transitions([1, 2])))
-    assert not memory.holds(identities(transitions([1, 2]))).any()
+    memory.add(object_keys(transitions([1, 2])))
+    assert not memory.holds(object_keys(transitions([1, 2]))).any()
     memory.add(names([1]))
     visited = objects([1, 1]).set("is_terminating", torch.tensor([True, False]))
-    assert memory.holds(identities(visited)).tolist() == [True, False]
+    assert memory.holds(object_keys(visited)).tolist() == [True, False]
 
 
 def test_objects_of_another_size_are_not_remembered():
     memory = Memory(4)
     memory.add(names([1]))
     wide = objects([1]).set("state", torch.tensor([[1, 0, 0]]))
-    assert memory.holds(identities(wide)).tolist() == [False]
+    assert memory.holds(object_keys(wide)).tolist() == [False]
     assert memory.holds(names([1])).tolist() == [True]

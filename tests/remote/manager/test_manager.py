@@ -374,7 +374,7 @@ def test_a_worker_that_said_goodbye_may_close(caplog):
 
 
 def test_a_worker_that_takes_no_answers_is_lost(caplog, monkeypatch):
-    monkeypatch.setattr("gfn_rb.remote.answers._UNTAKEN", 3)
+    monkeypatch.setattr("gfn_rb.remote.manager.replies._UNTAKEN", 3)
     _, one, _ = made(fifo_buffer(9))
     for i in range(4):
         one.post(Kind.ITEMS, {"id": i}, objects([i]))

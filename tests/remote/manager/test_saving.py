@@ -3,7 +3,7 @@ from remote.remote_runs import objects, values_of
 
 from gfn_rb import fifo_buffer, save_checkpoint
 from gfn_rb.errors import ArgumentError, CheckpointError
-from gfn_rb.remote.saving import ManagerFile
+from gfn_rb.remote.manager.saving import ManagerFile
 
 
 def test_a_file_holds_the_buffer_and_all_else(tmp_path):

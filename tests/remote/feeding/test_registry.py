@@ -4,12 +4,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from remote.remote_runs import objects, transitions
 
-from gfn_rb.remote.identity import identities
-from gfn_rb.remote.registry import Registry
+from gfn_rb.containers.objects import object_keys
+from gfn_rb.remote.feeding.registry import Registry
 
 
 def names(values, whole=None):
-    found = identities(objects(values))
+    found = object_keys(objects(values))
     if whole is None:
         return found
     return [name if known else None for name, known in zip(found, whole, strict=True)]
@@ -83,14 +83,14 @@ def test_objects_of_another_size_are_not_held():
     registry = Registry(4)
     registry.replace(NOTHING, names([1, 2]))
     wide = objects([1, 2]).set("state", torch.tensor([[1, 0, 0], [2, 0, 0]]))
-    assert registry.find(identities(wide)).number.tolist() == [-1, -1]
+    assert registry.find(object_keys(wide)).number.tolist() == [-1, -1]
     assert registry.find(names([1, 2])).number.min() >= 0
 
 
 def test_what_came_first_need_not_have_the_size_of_what_is_held():
     registry = Registry(4)
     wide = objects([1, 2]).set("state", torch.tensor([[1, 0, 0], [2, 0, 0]]))
-    registry.find(identities(wide))
-    registry.replace(NOTHING, identities(transitions([1, 2])))
+    registry.find(object_keys(wide))
+    registry.replace(NOTHING, object_keys(transitions([1, 2])))
     registry.replace(NOTHING, names([1, 2]))
     assert registry.find(names([1, 2])).number.min() >= 0

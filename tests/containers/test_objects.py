@@ -5,12 +5,12 @@ from hypothesis import strategies as st
 from remote.remote_runs import objects, trajectories, transitions
 from tensordict import TensorDict
 
+from gfn_rb.containers.objects import are_named, object_keys, reduce_to_states, stand_alone
 from gfn_rb.errors import ArgumentError, KeyMismatchError
-from gfn_rb.remote.identity import are_named, are_whole, identities, terminating
 
 
 def content(rows):
-    return identities(rows)
+    return object_keys(rows)
 
 
 def test_trajectories_are_their_terminating_state_however_they_came_there():
@@ -41,10 +41,10 @@ def test_identities_are_equal_exactly_if_objects_are(rows):
 def test_some_rows_are_looked_at_alone():
     rows = trajectories([5, 6, 7]).set("condition", torch.tensor([[0.0], [1.0], [2.0]]))
     some = torch.tensor([2, 0])
-    assert identities(rows, some) == identities(rows[some])
+    assert object_keys(rows, some) == object_keys(rows[some])
     visited = objects([1, 2]).set("is_terminating", torch.tensor([False, True]))
-    assert identities(visited, torch.tensor([1])) == identities(objects([2]))
-    assert identities(transitions([1, 2]), torch.tensor([1])) == [None]
+    assert object_keys(visited, torch.tensor([1])) == object_keys(objects([2]))
+    assert object_keys(transitions([1, 2]), torch.tensor([1])) == [None]
 
 
 def test_conditions_tell_objects_apart():
@@ -54,14 +54,14 @@ def test_conditions_tell_objects_apart():
 
 
 def test_parts_of_objects_have_no_identity():
-    assert identities(transitions([1, 2])) == [None, None]
+    assert object_keys(transitions([1, 2])) == [None, None]
     visited = objects([1, 2]).set("is_terminating", torch.tensor([False, True]))
-    assert identities(visited) == [None, *identities(objects([2]))]
-    assert are_named(identities(visited)).tolist() == [False, True]
-    assert not are_whole(visited)
-    assert not are_whole(transitions([1]))
-    assert are_whole(objects([1]))
-    assert are_whole(trajectories([1]))
+    assert object_keys(visited) == [None, *object_keys(objects([2]))]
+    assert are_named(object_keys(visited)).tolist() == [False, True]
+    assert not stand_alone(visited)
+    assert not stand_alone(transitions([1]))
+    assert stand_alone(objects([1]))
+    assert stand_alone(trajectories([1]))
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.bfloat16, torch.float64])
@@ -78,24 +78,24 @@ def test_nothing_has_no_identity():
 
 def test_rows_without_states_are_refused():
     with pytest.raises(KeyMismatchError, match="items lack 'state': they hold"):
-        identities(TensorDict({"log_reward": torch.zeros(1)}, [1]))
+        object_keys(TensorDict({"log_reward": torch.zeros(1)}, [1]))
 
 
 @pytest.mark.parametrize("length", [0, 4])
 def test_a_length_outside_of_the_states_is_refused(length):
     rows = trajectories([5, 7]).set("length", torch.tensor([2, length]))
     with pytest.raises(ArgumentError, match="length must be 1 to 3 in every row, got"):
-        identities(rows)
+        object_keys(rows)
 
 
 def test_items_are_reduced_to_terminating_states():
     rows = trajectories([5, 7]).set("condition", torch.tensor([[1], [2]]))
-    kept = terminating(rows)
+    kept = reduce_to_states(rows)
     assert kept["state"].tolist() == [[5], [7]]
     assert kept["log_reward"].tolist() == [5.0, 7.0]
     assert kept["condition"].tolist() == [[1], [2]]
     assert kept["is_terminating"].all()
     assert set(kept.keys()) == {"state", "log_reward", "condition", "is_terminating"}
-    assert terminating(transitions([3, 4]))["state"].tolist() == [[4]]
+    assert reduce_to_states(transitions([3, 4]))["state"].tolist() == [[4]]
     visited = objects([1, 2]).set("is_terminating", torch.tensor([False, True]))
-    assert terminating(visited)["state"].tolist() == [[2, 0]]
+    assert reduce_to_states(visited)["state"].tolist() == [[2, 0]]

@@ -6,7 +6,7 @@ from collections import deque
 
 import numpy as np
 
-from gfn_rb.remote.identity import Names
+from gfn_rb.containers.objects import ObjectKeys
 from gfn_rb.shapes import Bool
 
 
@@ -22,7 +22,7 @@ class Memory:
         self._held: set[bytes] = set()
         self._oldest_first: deque[bytes] = deque()
 
-    def holds(self, names: Names) -> Bool[np.ndarray, "n"]:
+    def holds(self, names: ObjectKeys) -> Bool[np.ndarray, "n"]:
         """Return which objects are remembered.
 
         Args:
@@ -30,7 +30,7 @@ class Memory:
         """
         return np.fromiter(map(self._held.__contains__, names), bool, len(names))
 
-    def add(self, names: Names) -> None:
+    def add(self, names: ObjectKeys) -> None:
         """Remember objects.
 
         Args:

@@ -3,10 +3,10 @@ import torch
 from remote.remote_runs import objects, values_of
 
 from gfn_rb import reward_prioritized_buffer
-from gfn_rb.remote.baseline import BaselineKeeper, EMABaseline
-from gfn_rb.remote.intake import Intake
+from gfn_rb.remote.manager.baseline import BaselineKeeper, EMABaseline
+from gfn_rb.remote.manager.handler import BatchHandler
+from gfn_rb.remote.manager.store import Store
 from gfn_rb.remote.scores import no_scores
-from gfn_rb.remote.store import Store
 from gfn_rb.stopwatch import Stopwatch
 
 
@@ -21,7 +21,7 @@ def baseline():
 
 
 def intake(rb, baseline, score=no_scores):
-    return Intake(Store(rb, 3), score, baseline, Stopwatch(("store", "score")))
+    return BatchHandler(Store(rb, 3), score, baseline, Stopwatch(("store", "score")))
 
 
 def test_a_batch_is_stored_scored_and_observed(rb, baseline):

@@ -6,13 +6,13 @@ from remote.remote_runs import objects, transitions
 from torchrl.data import LazyTensorStorage, ListStorage, ReplayBuffer
 
 from gfn_rb import fifo_buffer, reward_prioritized_buffer
+from gfn_rb.containers.objects import object_keys
 from gfn_rb.errors import ArgumentError
-from gfn_rb.remote.holdings import Holdings
-from gfn_rb.remote.identity import identities
+from gfn_rb.remote.feeding.holdings import Holdings
 
 
 def names(values):
-    return identities(objects(values))
+    return object_keys(objects(values))
 
 
 def held_of(held, values):
@@ -61,8 +61,8 @@ def test_what_is_no_object_is_not_held():
     rb.extend(transitions([1, 2]))
     assert held.look().tolist() == [0, 1]
     assert len(held) == 0
-    assert not held.holds(identities(transitions([1, 2]))).any()
-    assert held.new(identities(transitions([1, 1])))[0].tolist() == [0, 1]
+    assert not held.holds(object_keys(transitions([1, 2]))).any()
+    assert held.new(object_keys(transitions([1, 1])))[0].tolist() == [0, 1]
 
 
 def test_an_emptied_buffer_holds_nothing():

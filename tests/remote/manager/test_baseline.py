@@ -8,7 +8,7 @@ from remote.remote_runs import objects
 
 from gfn_rb import fifo_buffer
 from gfn_rb.errors import ArgumentError
-from gfn_rb.remote.baseline import (
+from gfn_rb.remote.manager.baseline import (
     BaselineKeeper,
     EMABaseline,
     MinBaseline,

@@ -18,8 +18,8 @@ log = logging.getLogger(__name__)
 _UNTAKEN = 256  # answers a rank may leave untaken before it counts as lost
 
 
-class Answers:
-    """Answers frames, each on the tag it came on. What is refused is logged as well.
+class Replies:
+    """Replies frames, each on the tag it came on. What is refused is logged as well.
 
     Args:
         link: to those who ask.

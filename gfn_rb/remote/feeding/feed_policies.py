@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 from torchrl.data.replay_buffers.storages import Storage
 
+from gfn_rb.containers.objects import terminating_states
 from gfn_rb.errors import ArgumentError
 from gfn_rb.numerics import Extremes, WeightedTree
-from gfn_rb.remote.identity import objects
 from gfn_rb.shapes import Float, Int64
 
 _POOL = 8  # how many candidates the diverse policy looks at for each that it gives
 
 
-class Shelf(ABC):
+class FeedPolicy(ABC):
     """Rows of a manager's buffer that one worker could be given, ready to be picked from.
 
     Putting m rows in, or picking k, costs some m or k times the square root of the capacity at
@@ -64,7 +64,7 @@ class Shelf(ABC):
         """
 
 
-class _Ordered(Shelf):
+class _Ordered(FeedPolicy):
     """Rows by a key, the smallest first."""
 
     def __init__(self, storage: Storage) -> None:
@@ -122,11 +122,11 @@ class Diverse(Top):
         pool = super().pick(_POOL * k, generator)
         if len(pool) <= k:
             return pool
-        found = objects(self.storage.get(pool))
+        found = terminating_states(self.storage.get(pool))
         return pool[:k] if found is None else pool[_furthest(found[0], k)]
 
 
-class Softmax(Shelf):
+class Softmax(FeedPolicy):
     """Items drawn without replacement in proportion to exp(log-reward)."""
 
     def __init__(self, storage: Storage) -> None:
@@ -152,7 +152,7 @@ class Softmax(Shelf):
         return rows[score > -math.inf]
 
 
-POLICIES: dict[str, type[Shelf]] = {
+POLICIES: dict[str, type[FeedPolicy]] = {
     "top": Top,
     "diverse": Diverse,
     "softmax": Softmax,

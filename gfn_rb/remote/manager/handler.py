@@ -7,14 +7,14 @@ from typing import NamedTuple
 from tensordict import TensorDict, TensorDictBase
 
 from gfn_rb.keys import LOG_REWARD
-from gfn_rb.remote.baseline import BaselineKeeper
+from gfn_rb.remote.manager.baseline import BaselineKeeper
+from gfn_rb.remote.manager.store import Store
 from gfn_rb.remote.scores import ScoreFunction, pack
-from gfn_rb.remote.store import Store
 from gfn_rb.stopwatch import Stopwatch
 from gfn_rb.writers.rows import scalar_key
 
 
-class Verdict(NamedTuple):
+class IngestResult(NamedTuple):
     """What became of a batch."""
 
     outcomes: dict[str, int]
@@ -29,7 +29,7 @@ class Verdict(NamedTuple):
     """Why it could not be scored."""
 
 
-class Intake:
+class BatchHandler:
     """Takes batches in.
 
     What does not fit the buffer, and whatever the scoring function raises, is caught here and
@@ -50,7 +50,7 @@ class Intake:
         self._baseline = baseline
         self._watch = watch
 
-    def take(self, rows: TensorDictBase, sender: int, keep: bool) -> Verdict:
+    def take(self, rows: TensorDictBase, sender: int, keep: bool) -> IngestResult:
         """Store and score a batch.
 
         Args:
@@ -62,7 +62,7 @@ class Intake:
             outcomes, unstored = self._stored(rows, sender, keep)
         with self._watch("score"):
             scores, per_row, unscored = self._scored(rows, sender)
-        return Verdict(outcomes, scores, per_row, unstored, unscored)
+        return IngestResult(outcomes, scores, per_row, unstored, unscored)
 
     def _stored(
         self, rows: TensorDictBase, sender: int, keep: bool

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gfn_rb.remote.identity import Names, are_named
+from gfn_rb.containers.objects import ObjectKeys, are_named
 from gfn_rb.shapes import Int64
 
 
@@ -48,7 +48,7 @@ class Registry:
         """Return how many different objects are held."""
         return len(self._index)
 
-    def find(self, names: Names) -> Found:
+    def find(self, names: ObjectKeys) -> Found:
         """Look objects up.
 
         Args:
@@ -58,7 +58,7 @@ class Registry:
         return Found(number, _leaders(names))
 
     def replace(
-        self, left: Int64[np.ndarray, "k"], names: Names
+        self, left: Int64[np.ndarray, "k"], names: ObjectKeys
     ) -> tuple[Int64[np.ndarray, "m"], Int64[np.ndarray, "j"]]:
         """Let rows go that held objects, and hold others.
 
@@ -97,14 +97,14 @@ class Registry:
         self._n_unused -= n
         return self._unused[self._n_unused : self._n_unused + n].copy()
 
-    def _enter(self, number: Int64[np.ndarray, "k"], names: Names) -> None:
+    def _enter(self, number: Int64[np.ndarray, "k"], names: ObjectKeys) -> None:
         """Let objects be found."""
         self._name[number] = names
         self._index.update(zip(names, number.tolist(), strict=True))
         self._index.pop(None, None)  # is no object
 
 
-def _leaders(names: Names) -> Int64[np.ndarray, "n"]:
+def _leaders(names: ObjectKeys) -> Int64[np.ndarray, "n"]:
     """Return the position of the first of each that is the same."""
     first: dict[bytes | None, int] = {}
     leader = np.fromiter(map(first.setdefault, names, range(len(names))), np.int64, len(names))
