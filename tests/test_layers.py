@@ -23,6 +23,7 @@ LAYERS = (
     ("checkpoint",),
     ("buffers",),
     ("rollout",),
+    ("metrics",),
     ("remote",),
     ("training",),
     ("interop",),
@@ -134,7 +135,7 @@ def test_the_walk_finds_the_package() -> None:
     [
         ("from gfn_rb.buffers.presets import f", "gfn_rb.writers.reward", [1]),
         ("import gfn_rb.samplers.softmax as s", "gfn_rb.writers.reward", [1]),
-        ("import torch\nimport math, gfn_rb.cli", "gfn_rb.training.loop", [2]),
+        ("import torch\nimport math, gfn_rb.cli", "gfn_rb.training.trainer", [2]),
         ("from gfn_rb import buffers", "gfn_rb.writers.reward", [1]),
         ("from gfn_rb import SoftmaxRewardSampler", "gfn_rb.interop.torchgfn", [1]),
         ("import gfn_rb", "gfn_rb.cli", [1]),

@@ -5,7 +5,6 @@ from gfn_rb.envs.bit_sequence import BitSequence
 from gfn_rb.envs.conditional_hypergrid import ConditionalHyperGrid
 from gfn_rb.envs.enumerable import EnumerableEnv, uniform_log_pf
 from gfn_rb.envs.hypergrid import HyperGrid
-from gfn_rb.envs.metrics import jensen_shannon_distance, total_variation
 from gfn_rb.envs.rna_binding import RNABinding
 from gfn_rb.envs.sequence import SequenceEnv
 from gfn_rb.envs.tfbind8 import TFBind8
@@ -19,7 +18,5 @@ __all__ = [
     "RNABinding",
     "SequenceEnv",
     "TFBind8",
-    "jensen_shannon_distance",
-    "total_variation",
     "uniform_log_pf",
 ]

@@ -9,7 +9,6 @@ from gfn_rb.training.config import (
     TFBind8Config,
     TrainConfig,
 )
-from gfn_rb.training.loop import Hooks, Trainer
 from gfn_rb.training.losses import (
     LOSSES,
     DetailedBalance,
@@ -18,7 +17,7 @@ from gfn_rb.training.losses import (
     SubTrajectoryBalance,
     TrajectoryBalance,
 )
-from gfn_rb.training.policies import (
+from gfn_rb.training.networks import (
     BackwardPolicy,
     ConditionalLogZ,
     ForwardPolicy,
@@ -28,6 +27,7 @@ from gfn_rb.training.policies import (
 )
 from gfn_rb.training.replay import DRAW, KEEP, REPLAY
 from gfn_rb.training.run import Outcome, resume, train
+from gfn_rb.training.trainer import Hooks, Trainer
 
 __all__ = [
     "DRAW",

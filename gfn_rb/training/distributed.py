@@ -30,8 +30,8 @@ from gfn_rb.training.averaging import GradientAverage
 from gfn_rb.training.config import TrainConfig
 from gfn_rb.training.exchange import Exchange, longest_silence, make_manager
 from gfn_rb.training.folder import RunFolder, read_metrics, write_json
-from gfn_rb.training.loop import Hooks, Row, Trainer
 from gfn_rb.training.team import Found, RefusedError, Team
+from gfn_rb.training.trainer import Hooks, Row, Trainer
 from gfn_rb.training.watchers import StopSignals, progress_bar, quiet
 from gfn_rb.transports import LocalTransport, MPITransport, Transport
 from gfn_rb.transports.launch import Launch, end_process, is_fault_tolerant, launched
@@ -226,7 +226,7 @@ class _Ending:
         if self._exchange is not None:
             worker = self._exchange.worker
             counters = {"managers": worker.managers, **worker.statistics.to_json()}
-        found = Found(last, counters, trainer.tally.state_dict()["modes"])
+        found = Found(last, counters, trainer.discovery.state_dict()["modes"])
         self._team.finish(found, lambda: self._stop.wanted)
         if folder.rank == 0:
             write_json(folder.ranks_report, self._report())

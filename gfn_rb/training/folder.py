@@ -15,7 +15,7 @@ from typing import Any
 
 from gfn_rb.errors import ArgumentError, CheckpointCorruptError
 from gfn_rb.training.config import TrainConfig
-from gfn_rb.training.loop import Row
+from gfn_rb.training.trainer import Row
 
 RUNS = Path("runs")
 

@@ -22,7 +22,7 @@ from gfn_rb.training.losses import (
     SubTrajectoryBalance,
     TrajectoryBalance,
 )
-from gfn_rb.training.policies import (
+from gfn_rb.training.networks import (
     BackwardPolicy,
     ConditionalLogZ,
     ForwardPolicy,
@@ -96,7 +96,7 @@ def converts(given: type[Container], wanted: type[Container]) -> bool:
     return given is wanted or (given, wanted) in _CONVERSIONS
 
 
-def converted(rows: Container, wanted: type[Container]) -> Container:
+def convert(rows: Container, wanted: type[Container]) -> Container:
     """Return rows as another container, those of one item together and in order.
 
     Raises:
@@ -117,7 +117,7 @@ def backward_policy(loss: Loss) -> TensorDictModuleBase:
     return UniformBackwardPolicy(loss.env) if policy is None else policy
 
 
-def n_asked(loss: Loss, rows: Container) -> int:
+def n_reward_calls(loss: Loss, rows: Container) -> int:
     """Return how many rewards a loss asks the environment for when it looks at some rows."""
     if not isinstance(loss, ModifiedDetailedBalance):
         return 0

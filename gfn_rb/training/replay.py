@@ -44,7 +44,7 @@ Regenerate = Callable[[TensorDictBase], TensorDictBase]
 # What to keep.
 
 
-class Kept(NamedTuple):
+class KeepRule(NamedTuple):
     """How a rule of what to keep is made.
 
     Attributes:
@@ -60,21 +60,23 @@ def _apart(config: TrainConfig) -> dict[str, Any]:
     return {"cutoff_distance": config.cutoff, "p": config.distance_p}
 
 
-KEEP: dict[str, Kept] = {
-    "top": Kept(lambda _: reward_prioritized_buffer, lambda _, key: RewardPrioritizedWriter(key)),
-    "diverse": Kept(
+KEEP: dict[str, KeepRule] = {
+    "top": KeepRule(
+        lambda _: reward_prioritized_buffer, lambda _, key: RewardPrioritizedWriter(key)
+    ),
+    "diverse": KeepRule(
         lambda config: partial(diverse_buffer, **_apart(config)),
         lambda config, key: DiversityWriter(key, **_apart(config)),
     ),
-    "recent": Kept(lambda _: fifo_buffer, lambda *_: FIFOWriter()),
+    "recent": KeepRule(lambda _: fifo_buffer, lambda *_: FIFOWriter()),
 }
 
 
 # What to draw.
 
 
-def _learns_nothing(rb: ReplayBuffer, rows: TensorDictBase, loss: Float[Tensor, "n"]) -> None:
-    """Leave the draw as it is."""
+def _keep_priorities(rb: ReplayBuffer, rows: TensorDictBase, loss: Float[Tensor, "n"]) -> None:
+    """Do nothing: the draw has no priorities."""
 
 
 def _update_priority(rb: ReplayBuffer, rows: TensorDictBase, loss: Float[Tensor, "n"]) -> None:
@@ -82,28 +84,28 @@ def _update_priority(rb: ReplayBuffer, rows: TensorDictBase, loss: Float[Tensor,
     rb.update_priority(rows.get(INDEX), loss.sqrt())
 
 
-class Drawn(NamedTuple):
+class DrawRule(NamedTuple):
     """How a rule of what to draw is made.
 
     Attributes:
         sampler: returns the sampler, given the key that weighs items.
-        learnt: called with the buffer, rows drawn from it, and the loss of each of them.
+        update: called with the buffer, rows drawn from it, and the loss of each of them.
     """
 
     sampler: Callable[[TrainConfig, str], ItemSampler]
-    learnt: Callable[[ReplayBuffer, TensorDictBase, Tensor], None] = _learns_nothing
+    update: Callable[[ReplayBuffer, TensorDictBase, Tensor], None] = _keep_priorities
 
 
-DRAW: dict[str, Drawn] = {
-    "softmax": Drawn(lambda config, key: SoftmaxRewardSampler(key, config.temperature)),
-    "rank": Drawn(lambda config, key: RankRewardSampler(key, config.rank_k)),
-    "quantile": Drawn(
+DRAW: dict[str, DrawRule] = {
+    "softmax": DrawRule(lambda config, key: SoftmaxRewardSampler(key, config.temperature)),
+    "rank": DrawRule(lambda config, key: RankRewardSampler(key, config.rank_k)),
+    "quantile": DrawRule(
         lambda config, key: QuantileRewardSampler(key, config.top_fraction, config.top_share)
     ),
-    "priority": Drawn(
+    "priority": DrawRule(
         lambda config, _: PrioritySampler(alpha=config.priority_alpha), _update_priority
     ),
-    "uniform": Drawn(lambda *_: RandomSampler()),
+    "uniform": DrawRule(lambda *_: RandomSampler()),
 }
 
 
@@ -165,7 +167,7 @@ def n_steps(fresh: Trajectories) -> int:
     return int(fresh.length.sum())
 
 
-class Replay(NamedTuple):
+class ReplayKind(NamedTuple):
     """What is stored, and what comes back.
 
     Attributes:
@@ -179,11 +181,11 @@ class Replay(NamedTuple):
     make: Callable[[TrainConfig, GFNEnv, Regenerate, torch.Generator], TensorDictReplayBuffer]
 
 
-REPLAY: dict[str, Replay] = {
-    "trajectories": Replay(Trajectories, n_trajectories, trajectory_buffer),
-    "transitions": Replay(Transitions, n_steps, step_buffer),
-    "states": Replay(States, n_steps, visit_buffer),
-    "terminal": Replay(Trajectories, n_trajectories, terminal_buffer),
+REPLAY: dict[str, ReplayKind] = {
+    "trajectories": ReplayKind(Trajectories, n_trajectories, trajectory_buffer),
+    "transitions": ReplayKind(Transitions, n_steps, step_buffer),
+    "states": ReplayKind(States, n_steps, visit_buffer),
+    "terminal": ReplayKind(Trajectories, n_trajectories, terminal_buffer),
 }
 
 

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from gfn_rb.envs import EnumerableEnv
 from gfn_rb.keys import LOG_REWARD
+from gfn_rb.metrics.fit import ConditionalFit, ExactFit, Fit
 from gfn_rb.shapes import Float64
 from gfn_rb.training.folder import replacing
-from gfn_rb.training.loop import Row, Trainer
-from gfn_rb.training.measures import ConditionalFit, ExactFit, Fit, UnknownFit
+from gfn_rb.training.trainer import Row, Trainer
 
 # Told apart with any kind of colour vision (Okabe and Ito 2008).
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#767676"
@@ -153,7 +153,7 @@ def draw_distance(axes: Axes, story: Story) -> None:
         label = f"{label}: {values[-1]:.3f}"
         axes.plot(calls, values, color=color, linewidth=2.5, linestyle=style, label=label)
     axes.set_ylim(bottom=0)
-    manner = story.trainer.fit.manner
+    manner = story.trainer.fit.method
     _dress(axes, f"Distance from policy to target ({manner})", "distance", "upper right")
     _calls_axis(axes, story)
 
@@ -164,7 +164,7 @@ Panel = Callable[[Axes, Story], None]
 PANELS: dict[type[Fit], tuple[Panel, Panel, Panel]] = {
     ExactFit: (draw_modes_of_target, draw_rewards, draw_distance),
     ConditionalFit: (draw_modes, draw_stored, draw_distance),
-    UnknownFit: (draw_modes, draw_top, draw_stored),
+    Fit: (draw_modes, draw_top, draw_stored),
 }
 
 

@@ -13,7 +13,7 @@ import torch
 from gfn_rb.errors import ArgumentError
 from gfn_rb.training.config import TrainConfig
 from gfn_rb.training.folder import MetricsFile, RunFolder
-from gfn_rb.training.loop import Row, Trainer
+from gfn_rb.training.trainer import Row, Trainer
 from gfn_rb.training.watchers import StopSignals, check_installed, loggers, progress_bar
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from rich.table import Table
 from gfn_rb.checkpoint import inspect_checkpoint
 from gfn_rb.errors import ArgumentError
 from gfn_rb.training.folder import RunFolder, read_metrics
-from gfn_rb.training.loop import PHASES, Row, Trainer
+from gfn_rb.training.trainer import PHASES, Row, Trainer
 
 Lines = Iterable[tuple[str, str]]
 
@@ -80,7 +80,7 @@ def inspection(path: Path) -> list[Table]:
 
 def _quality(trainer: Trainer, row: Mapping[str, Any]) -> Lines:
     shown = [
-        (title, f"{row[name]:.4f} ({trainer.fit.manner})")
+        (title, f"{row[name]:.4f} ({trainer.fit.method})")
         for name, title in _DISTANCES.items()
         if name in row
     ]

@@ -17,7 +17,7 @@ from gfn_rb.errors import GfnRbError, PeerLostError, TransportError
 from gfn_rb.remote.layout import Layout
 from gfn_rb.remote.link import Link, Parcel
 from gfn_rb.shapes import Int64
-from gfn_rb.training.loop import Row, Trainer
+from gfn_rb.training.trainer import Row, Trainer
 from gfn_rb.transports import Transport
 
 log = logging.getLogger(__name__)
@@ -123,7 +123,7 @@ class Team:
             return
         self._next = now + _EVERY
         if self._transport.rank:
-            tally = trainer.tally
+            tally = trainer.discovery
             self._post(_Kind.NEWS, {"calls": tally.calls, "modes": tally.modes_found})
         else:
             self.look()
@@ -145,7 +145,7 @@ class Team:
             trainer: of this rank.
             loss: its newest.
         """
-        tally, n_modes = trainer.tally, trainer.env.n_modes
+        tally, n_modes = trainer.discovery, trainer.env.n_modes
         others = [self._news.get(rank, {}) for rank in self.layout.workers[1:]]
         modes = "|".join(str(n) for n in (tally.modes_found, *(o.get("modes", 0) for o in others)))
         calls = tally.calls + sum(each.get("calls", 0) for each in others)

@@ -16,7 +16,7 @@ from torchrl.record.loggers import get_logger
 from gfn_rb.errors import ArgumentError, GfnRbError
 from gfn_rb.training.config import TrainConfig
 from gfn_rb.training.folder import RunFolder
-from gfn_rb.training.loop import Row, Trainer
+from gfn_rb.training.trainer import Row, Trainer
 
 _EXTRA = ("tqdm", "matplotlib")
 
@@ -64,9 +64,9 @@ def progress_bar(
 
 def progress(trainer: Trainer, loss: float) -> str:
     """Return how training stands, in a few words."""
-    tally, n_modes = trainer.tally, trainer.env.n_modes
+    tally, n_modes = trainer.discovery, trainer.env.n_modes
     modes = f"{tally.modes_found}/{n_modes}" if n_modes else f"{tally.modes_found:,}"
-    best = "" if trainer.fit.manner else f"best 100 {tally.top_score:.3f}, "
+    best = "" if trainer.fit.method else f"best 100 {tally.top_score:.3f}, "
     return (
         f"loss {loss:.3f}, log Z {trainer.log_z:.2f}, modes {modes}, {best}"
         f"{tally.calls:,} reward calls"

@@ -8,9 +8,10 @@ import torch
 from scipy.stats import kstest
 from torch import Tensor
 
-from gfn_rb.envs import ConditionalHyperGrid, HyperGrid, total_variation
+from gfn_rb.envs import ConditionalHyperGrid, HyperGrid
 from gfn_rb.envs.conformance import EnumerableEnvConformance
 from gfn_rb.errors import ArgumentError, ShapeError
+from gfn_rb.metrics import total_variation
 from gfn_rb.rollout import Sampler, action_log_probs
 from gfn_rb.training import ForwardPolicy
 

@@ -24,7 +24,7 @@ from gfn_rb.training.exchange import (
     make_manager,
 )
 from gfn_rb.training.folder import RunFolder
-from gfn_rb.training.loop import Hooks, Trainer
+from gfn_rb.training.trainer import Hooks, Trainer
 from gfn_rb.transports import LocalTransport
 
 STEPS = 6

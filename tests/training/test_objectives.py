@@ -7,12 +7,12 @@ from gfn_rb.errors import ArgumentError
 from gfn_rb.training import LOSSES, DetailedBalance, Trainer, UniformBackwardPolicy
 from gfn_rb.training.objectives import (
     backward_policy,
-    converted,
+    convert,
     converts,
     fit_log_z,
     make_loss,
     make_optimizer,
-    n_asked,
+    n_reward_calls,
 )
 
 
@@ -33,7 +33,7 @@ def test_every_loss_is_made_with_its_networks(name, config):
         assert getattr(loss, network) is not None
     assert loss.forward_policy.head.in_features == 4
     trajectories = Trainer(config).source.sample(4)
-    assert loss(converted(trajectories, loss.reads)).isfinite()
+    assert loss(convert(trajectories, loss.reads)).isfinite()
 
 
 def test_weights_come_from_the_seed_alone():
@@ -118,20 +118,20 @@ def test_rewards_that_a_loss_asks_for_are_counted(name, fresh, monkeypatch):
     monkeypatch.setattr(
         loss.env, "log_reward", lambda x, *rest: asked.append(len(x)) or log_reward(x, *rest)
     )
-    rows = converted(fresh, loss.reads)
+    rows = convert(fresh, loss.reads)
     loss(rows)
-    assert n_asked(loss, rows) == sum(asked)
+    assert n_reward_calls(loss, rows) == sum(asked)
     assert (sum(asked) > 0) is (name == "mdb")
 
 
 def test_conversions(fresh):
-    assert converted(fresh, Trajectories) is fresh
-    steps = converted(fresh, Transitions)
+    assert convert(fresh, Trajectories) is fresh
+    steps = convert(fresh, Transitions)
     assert torch.equal(steps.state, fresh.to_transitions().state)
     for rows in (fresh, steps):
-        assert torch.equal(converted(rows, States).state, fresh.to_states().state)
+        assert torch.equal(convert(rows, States).state, fresh.to_states().state)
     kinds = (Trajectories, Transitions, States)
     possible = [(a.__name__, b.__name__) for a in kinds for b in kinds if converts(a, b)]
     assert len(possible) == 6  # each to itself and to what comes after it
     with pytest.raises(ArgumentError, match="rows must be convertible to Trajectories, got States"):
-        converted(fresh.to_states(), Trajectories)
+        convert(fresh.to_states(), Trajectories)

@@ -120,7 +120,7 @@ def test_workers_sample_and_go_on_where_they_were(tmp_path):
     whole = trained(config, 2)
     try:
         assert len(whole.rb) == 24
-        assert whole.tally.calls == 24
+        assert whole.discovery.calls == 24
         whole.save(tmp_path / "checkpoint")
         take(whole, 2)
     finally:

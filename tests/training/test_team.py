@@ -84,8 +84,8 @@ def test_progress_is_that_of_all_ranks():
     for member, trainer in reversed([*zip(members, trainers, strict=True)]):
         member.stepped(trainer)
     shown = members[0].progress(trainers[0], 1.25)
-    calls = sum(trainer.tally.calls for trainer in trainers)
-    modes = "|".join(str(trainer.tally.modes_found) for trainer in trainers)
+    calls = sum(trainer.discovery.calls for trainer in trainers)
+    modes = "|".join(str(trainer.discovery.modes_found) for trainer in trainers)
     assert shown == f"loss 1.250, modes {modes} of 4, {calls} reward calls"
 
 
@@ -97,13 +97,13 @@ def test_news_is_told_now_and_then(monkeypatch):
     trainer.step()
     members[1].stepped(trainer)  # too soon after the last
     members[0].look()
-    assert members[0].progress(trainer, 0.0).endswith(f"{trainer.tally.calls + 8} reward calls")
+    assert members[0].progress(trainer, 0.0).endswith(f"{trainer.discovery.calls + 8} reward calls")
     for _ in range(2):
         trainer.step()
         members[1]._next = 0.0
         members[1].stepped(trainer)
     members[0].look()  # at all there is
-    assert members[0].progress(trainer, 0.0).endswith(f"{2 * trainer.tally.calls} reward calls")
+    assert members[0].progress(trainer, 0.0).endswith(f"{2 * trainer.discovery.calls} reward calls")
 
 
 def test_what_rank_0_cannot_read_is_logged_and_passed_over(caplog):

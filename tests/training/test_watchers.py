@@ -61,18 +61,18 @@ def test_the_bar_shows_how_training_stands(capsys):
     shown = capsys.readouterr().err
     assert "5/10" in shown
     assert f"loss {loss:.3f}, log Z {trainer.log_z:.2f}" in shown
-    assert f"modes {trainer.tally.modes_found}/4, 40 reward calls" in shown
+    assert f"modes {trainer.discovery.modes_found}/4, 40 reward calls" in shown
 
 
 def test_progress_is_told_by_what_is_known():
     trainer = trained(RNA, 2)
-    tally = trainer.tally
+    tally = trainer.discovery
     assert progress(trainer, 1.25) == (
         f"loss 1.250, log Z {trainer.log_z:.2f}, modes {tally.modes_found}, "
         f"best 100 {tally.top_score:.3f}, 16 reward calls"
     )
     trainer = trained(WARM_GRID, 1)
-    found = trainer.tally.modes_found
+    found = trainer.discovery.modes_found
     assert progress(trainer, 2.0).endswith(f"modes {found}/4, 8 reward calls")
 
 

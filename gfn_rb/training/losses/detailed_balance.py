@@ -32,7 +32,7 @@ class DetailedBalance(Loss[Transitions]):
         forward_policy: P_F.
         backward_policy: P_B.
         env: where the transitions come from; it does not become a submodule.
-        state_flow: log F, such as :class:`gfn_rb.training.policies.StateFlow`.
+        state_flow: log F, such as :class:`gfn_rb.training.networks.StateFlow`.
         penalty: what is averaged in place of the square.
         min_log_reward: floor under log R(x) in nats; none if None.
 

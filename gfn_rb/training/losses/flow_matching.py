@@ -38,7 +38,7 @@ class FlowMatching(SumLoss[States]):
 
     Args:
         forward_policy: its logits are log F(s, a), such as
-            :class:`gfn_rb.training.policies.ForwardPolicy`.
+            :class:`gfn_rb.training.networks.ForwardPolicy`.
         env: where the states come from; it does not become a submodule.
         reward_weight: weight of the rewards among the constraints, positive.
         penalty: what takes the place of the square.

@@ -39,7 +39,7 @@ class SubTrajectoryBalance(SumLoss[Trajectories]):
         forward_policy: P_F.
         backward_policy: P_B.
         env: where the trajectories come from; it does not become a submodule.
-        state_flow: log F, such as :class:`gfn_rb.training.policies.StateFlow`.
+        state_flow: log F, such as :class:`gfn_rb.training.networks.StateFlow`.
         subtb_lambda: weight of each further step, positive. May be changed between calls.
         penalty: what is averaged in place of the square.
         min_log_reward: floor under log R(x) in nats; none if None.

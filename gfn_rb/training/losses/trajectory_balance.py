@@ -36,8 +36,8 @@ class TrajectoryBalance(Loss[Trajectories]):
         env: where the trajectories come from; it does not become a submodule.
         log_z: gives log Z_theta when called with the conditions [n, *C] of n trajectories, or with
             None where they have none: one number for all, such as
-            :class:`gfn_rb.training.policies.LogZ`, or one for each, such as
-            :class:`gfn_rb.training.policies.ConditionalLogZ`.
+            :class:`gfn_rb.training.networks.LogZ`, or one for each, such as
+            :class:`gfn_rb.training.networks.ConditionalLogZ`.
         penalty: what is averaged over rows, as a function of the residuals; a Huber loss, say,
             in place of the square.
         min_log_reward: floor under log R(x) in nats; none if None.

@@ -16,8 +16,9 @@ from training.losses.exact_flows import (
 )
 
 from gfn_rb.containers import States, Trajectories, Transitions
-from gfn_rb.envs import HyperGrid, total_variation
+from gfn_rb.envs import HyperGrid
 from gfn_rb.errors import ArgumentError, KeyMismatchError, NaNError
+from gfn_rb.metrics import total_variation
 from gfn_rb.rollout import Sampler, action_log_probs
 from gfn_rb.training import (
     BackwardPolicy,

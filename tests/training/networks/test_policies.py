@@ -9,7 +9,7 @@ from tensordict import TensorDict
 
 from gfn_rb.envs import ConditionalHyperGrid, HyperGrid, TFBind8
 from gfn_rb.errors import ArgumentError, ShapeError
-from gfn_rb.training.policies import (
+from gfn_rb.training.networks import (
     BackwardPolicy,
     ConditionalLogZ,
     ForwardPolicy,

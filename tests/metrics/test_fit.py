@@ -2,29 +2,29 @@ import pytest
 import torch
 from training.training_runs import BITS, GRID, RNA, WARM_GRID, grid, trained
 
-from gfn_rb.envs import jensen_shannon_distance, total_variation
+from gfn_rb.metrics import jensen_shannon_distance, total_variation
+from gfn_rb.metrics.fit import ConditionalFit, ExactFit, Fit, distances
 from gfn_rb.rollout import action_log_probs
 from gfn_rb.training import Trainer
-from gfn_rb.training.measures import ConditionalFit, ExactFit, UnknownFit, distances
 
 
 @pytest.mark.parametrize(
-    ("config", "kind", "manner"),
+    ("config", "kind", "method"),
     [
         (GRID, ExactFit, "exact"),
         (WARM_GRID, ConditionalFit, "exact, mean over 5 conditions"),
-        (BITS, UnknownFit, ""),
-        (RNA, UnknownFit, ""),
-        (grid(ndim=20), UnknownFit, ""),
+        (BITS, Fit, ""),
+        (RNA, Fit, ""),
+        (grid(ndim=20), Fit, ""),
     ],
 )
-def test_what_can_be_known_depends_on_the_environment(config, kind, manner):
+def test_what_can_be_known_depends_on_the_environment(config, kind, method):
     fit = Trainer(config).fit
     assert type(fit) is kind
-    assert fit.manner == manner
-    named = {"total_variation", "jensen_shannon_distance"} if manner else set()
+    assert fit.method == method
+    named = {"total_variation", "jensen_shannon_distance"} if method else set()
     assert set(fit.columns()) == named
-    assert (fit.log_z is None) is (not manner)
+    assert (fit.log_z is None) is (not method)
 
 
 def test_the_true_log_z():

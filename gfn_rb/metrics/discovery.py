@@ -15,7 +15,7 @@ from gfn_rb.shapes import Float
 N_TOP = 100
 
 
-class Tally:
+class DiscoveryMetrics:
     """Counts reward calls, and the distinct terminating states and modes they reached.
 
     Args:
@@ -72,14 +72,14 @@ class Tally:
             "top": self.top,
         }
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Start from counts made earlier.
 
         Args:
-            state: of ``state_dict``.
+            state_dict: of ``state_dict``.
         """
         device = self._env.source_state.device
-        self.calls, self.top = state["calls"], state["top"].to(device)
+        self.calls, self.top = state_dict["calls"], state_dict["top"].to(device)
         self._seen, self._modes = KeySet(device), KeySet(device)
-        self._seen.add(state["seen"].to(device))
-        self._modes.add(state["modes"].to(device))
+        self._seen.add(state_dict["seen"].to(device))
+        self._modes.add(state_dict["modes"].to(device))

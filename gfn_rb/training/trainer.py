@@ -17,23 +17,22 @@ from gfn_rb.checkpoint import load_checkpoint, load_state, save_checkpoint
 from gfn_rb.containers import Trajectories
 from gfn_rb.containers.base import Container
 from gfn_rb.errors import CheckpointMismatchError
+from gfn_rb.metrics import DiscoveryMetrics, make_fit
 from gfn_rb.rollout import Sampler
 from gfn_rb.shapes import Float
 from gfn_rb.stopwatch import Stopwatch
 from gfn_rb.training.config import TrainConfig
 from gfn_rb.training.losses import Loss
-from gfn_rb.training.measures import fit_of
 from gfn_rb.training.objectives import (
     backward_policy,
-    converted,
+    convert,
     fit_log_z,
     make_loss,
     make_optimizer,
-    n_asked,
+    n_reward_calls,
 )
 from gfn_rb.training.replay import DRAW, REPLAY, loss_per_item
 from gfn_rb.training.sources import make_source
-from gfn_rb.training.tally import Tally
 
 Row = dict[str, int | float | None]
 
@@ -107,8 +106,8 @@ class Trainer:
             torch.Generator(config.device).manual_seed(replay),
         )
         self.replayed = self.hooks.replayed(self.rb)
-        self.tally = Tally(self.env)
-        self.fit = fit_of(self.env, self.loss)
+        self.discovery = DiscoveryMetrics(self.env)
+        self.fit = make_fit(self.env, pf, self.loss.estimate_log_z)
         self.steps_done = 0
         self.history: list[Row] = []
         self._loss_sums = [0.0, 0.0]  # fresh and replayed, since the last row of the history
@@ -124,7 +123,7 @@ class Trainer:
         """
         with self.watch("rollout"):
             fresh = self.source.sample(self.config.batch_size)
-            self.tally.add(fresh)
+            self.discovery.add(fresh)
         with self.watch("buffer"):
             arrived = self.hooks.store(self.rb, fresh.to_tensordict())
         if self.steps_done == 0 and self.config.log_z is None:
@@ -169,15 +168,15 @@ class Trainer:
             batch = self.replay.gives.from_tensordict(rows)
             loss = self._learn(batch)
             with self.watch("buffer"):
-                DRAW[self.config.draw].learnt(self.replayed, rows, loss_per_item(batch, loss))
+                DRAW[self.config.draw].update(self.replayed, rows, loss_per_item(batch, loss))
             yield loss
 
     def _learn(self, batch: Container) -> Float[Tensor, "n"]:
         """Take one optimiser step; return the loss of each row before it."""
         with self.watch("learning"):
             self.optimizer.zero_grad()
-            rows = converted(batch, self.loss.reads)
-            self.tally.calls += n_asked(self.loss, rows)
+            rows = convert(batch, self.loss.reads)
+            self.discovery.calls += n_reward_calls(self.loss, rows)
             loss = self.loss.row_loss(rows)
             loss.mean().backward()
             self.hooks.gradients(self.loss)
@@ -220,7 +219,7 @@ class Trainer:
         seconds = self.watch.read()
         return {
             "step": self.steps_done,
-            **self.tally.columns(),
+            **self.discovery.columns(),
             "loss": losses[0],
             "replay_loss": losses[1],
             **known,
@@ -265,7 +264,7 @@ class Trainer:
             generator=self.generator.get_state(),
             source=self.source.state_dict(),
             steps_done=self.steps_done,
-            tally=self.tally.state_dict(),
+            discovery=self.discovery.state_dict(),
             history=self.history,
             loss_sums=self._loss_sums,
             time=self.watch.read(),
@@ -289,7 +288,7 @@ class Trainer:
         self.generator.set_state(extra["generator"])
         self.source.load_state_dict(extra["source"])
         self.steps_done = extra["steps_done"]
-        self.tally.restore(extra["tally"])
+        self.discovery.load_state_dict(extra["discovery"])
         self.history, self._loss_sums = extra["history"], extra["loss_sums"]
         self.watch.restore(extra["time"])
 

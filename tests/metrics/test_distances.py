@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from scipy.special import rel_entr
 from torch import Tensor
 
-from gfn_rb.envs import jensen_shannon_distance, total_variation
 from gfn_rb.errors import NaNError, ShapeError
+from gfn_rb.metrics import jensen_shannon_distance, total_variation
 
 
 def log(*p: float) -> Tensor:

@@ -20,8 +20,8 @@ from training.training_runs import (
 from gfn_rb.buffers import MergedReplayBuffer
 from gfn_rb.checkpoint import save_checkpoint
 from gfn_rb.containers import Trajectories
-from gfn_rb.envs import jensen_shannon_distance, total_variation
 from gfn_rb.errors import CheckpointCorruptError, CheckpointError, CheckpointMismatchError
+from gfn_rb.metrics import jensen_shannon_distance, total_variation
 from gfn_rb.training import Hooks, Trainer
 
 VARIANTS = {
@@ -50,7 +50,7 @@ def state(trainer):
         "rows": trainer.rb.storage[:].to_dict(),
         "writer": trainer.rb.writer.state_dict(),
         "generators": (trainer.generator.get_state(), trainer.rb._rng.get_state()),
-        "tally": trainer.tally.state_dict(),
+        "discovery": trainer.discovery.state_dict(),
         "steps_done": trainer.steps_done,
         "history": [timeless(row) for row in trainer.history],
         "row": timeless(trainer.measure()),
