@@ -1,16 +1,16 @@
 """Buffers across ranks: workers send items to managers, which score, keep and share them."""
 
-from gfn_rb.remote.desk import Reply
-from gfn_rb.remote.feed import Subscription
 from gfn_rb.remote.manager.baseline import Baseline, EMABaseline, MinBaseline, PercentileBaseline
 from gfn_rb.remote.manager.manager import ReplayBufferManager
-from gfn_rb.remote.modes import AwaitReply, CollectLater, Mode, NonBlocking
-from gfn_rb.remote.payload import BaselineFilter
-from gfn_rb.remote.queries import ManagerQueries
+from gfn_rb.remote.protocol.statistics import SenderStatistics, WorkerStatistics
 from gfn_rb.remote.schema import Schema
-from gfn_rb.remote.statistics import SenderStatistics, WorkerStatistics
 from gfn_rb.remote.wire import Frame, FrameReader, FrameWriter
-from gfn_rb.remote.worker import ReplayBufferWorker
+from gfn_rb.remote.worker.client import Reply
+from gfn_rb.remote.worker.modes import AwaitReply, CollectLater, Mode, NonBlocking
+from gfn_rb.remote.worker.payload import BaselineFilter
+from gfn_rb.remote.worker.queries import ManagerQueries
+from gfn_rb.remote.worker.subscription import Subscription
+from gfn_rb.remote.worker.worker import ReplayBufferWorker
 
 __all__ = [
     "AwaitReply",

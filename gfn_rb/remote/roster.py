@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from gfn_rb.remote.statistics import SenderStatistics
+from gfn_rb.remote.protocol.statistics import SenderStatistics
 
 EXPECTED, HERE, GONE, LOST, REFUSED = "expected", "here", "gone", "lost", "refused"
 

@@ -23,8 +23,8 @@ from gfn_rb.errors import (
     TransportTimeoutError,
     WorkerError,
 )
-from gfn_rb.remote.layout import Layout, layout
 from gfn_rb.remote.patience import GRACE
+from gfn_rb.remote.protocol.roles import RankRoles, assign_roles
 from gfn_rb.training import run
 from gfn_rb.training.averaging import GradientAverage
 from gfn_rb.training.config import TrainConfig
@@ -80,7 +80,7 @@ def take_part(config: TrainConfig, prepare: Callable[[], RunFolder]) -> run.Outc
         return _with_threads(config, prepare)
     with _connected(started, config) as transport:
         hosts = [transport.host(rank) for rank in range(transport.size)]
-        roles = layout(transport.size, config.managers, hosts)
+        roles = assign_roles(transport.size, config.managers, hosts)
         part = _as_rank(config, transport, roles, prepare)
     if transport.rank == 0:
         return part.outcome
@@ -94,13 +94,13 @@ def _with_threads(config: TrainConfig, prepare: Callable[[], RunFolder]) -> run.
     """Train in this thread, and manage in others."""
     size = 1 + config.managers
     first, *managing = LocalTransport.group(size, timeout=config.patience)
-    roles = Layout(size, tuple(range(1, size)), {0: 1})
+    roles = RankRoles(size, tuple(range(1, size)), {0: 1})
     with _threads(config, managing, roles), first:
         return _as_rank(config, first, roles, prepare).outcome
 
 
 @contextmanager
-def _threads(config: TrainConfig, transports: list[Any], roles: Layout) -> Iterator[None]:
+def _threads(config: TrainConfig, transports: list[Any], roles: RankRoles) -> Iterator[None]:
     """Run managers in threads, which end when their worker has gone."""
 
     def manage(transport: Transport) -> None:
@@ -152,7 +152,7 @@ class Part(NamedTuple):
 
 
 def _as_rank(
-    config: TrainConfig, transport: Transport, roles: Layout, prepare: Callable[[], RunFolder]
+    config: TrainConfig, transport: Transport, roles: RankRoles, prepare: Callable[[], RunFolder]
 ) -> Part:
     team = Team(transport, roles, longest_silence(config, roles))
     rank = transport.rank
@@ -166,7 +166,7 @@ def _as_rank(
         raise WorkerError(f"{type(error).__name__}: {error}") from error
 
 
-def _manage(config: TrainConfig, transport: Transport, roles: Layout, folder: RunFolder) -> Part:
+def _manage(config: TrainConfig, transport: Transport, roles: RankRoles, folder: RunFolder) -> Part:
     if not roles.workers_of(transport.rank):
         log.warning("manager %d has no workers, and leaves: fewer will do", transport.rank)
         return Part(None)

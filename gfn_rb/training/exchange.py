@@ -26,9 +26,9 @@ from gfn_rb.remote import (
     ReplayBufferWorker,
     Subscription,
 )
-from gfn_rb.remote.layout import Layout
 from gfn_rb.remote.manager.baseline import Baseline
 from gfn_rb.remote.patience import never
+from gfn_rb.remote.protocol.roles import RankRoles
 from gfn_rb.training.replay import trajectory_buffer
 from gfn_rb.transports import Transport
 
@@ -112,7 +112,7 @@ class Exchange:
         self,
         config: TrainConfig,
         transport: Transport,
-        layout: Layout,
+        layout: RankRoles,
         stopped: Callable[[], bool] = never,
     ) -> None:
         self._config, self._transport, self._stopped = config, transport, stopped
@@ -178,7 +178,7 @@ class Exchange:
         return Subscription(buffer, self._config.feed_quota, self._config.feed)
 
 
-def longest_silence(config: TrainConfig, layout: Layout) -> float:
+def longest_silence(config: TrainConfig, layout: RankRoles) -> float:
     """Return how long a rank that lives may say nothing to those it trains with, in seconds.
 
     While it waits for its manager it says nothing to anybody, and the manager may have as long as
@@ -191,7 +191,7 @@ def longest_silence(config: TrainConfig, layout: Layout) -> float:
     return config.patience * (2 if layout.managers else 1)
 
 
-def _worker_timeout(config: TrainConfig, layout: Layout) -> float:
+def _worker_timeout(config: TrainConfig, layout: RankRoles) -> float:
     """Return how long a worker that lives may say nothing to its manager, in seconds."""
     if not config.average_gradients:
         return config.patience
@@ -200,7 +200,7 @@ def _worker_timeout(config: TrainConfig, layout: Layout) -> float:
 
 
 def make_manager(
-    config: TrainConfig, transport: Transport, layout: Layout, folder: RunFolder
+    config: TrainConfig, transport: Transport, layout: RankRoles, folder: RunFolder
 ) -> ReplayBufferManager:
     """Return the manager that a configuration asks for, as it was when it last saved.
 

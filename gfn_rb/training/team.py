@@ -14,8 +14,8 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from gfn_rb.errors import GfnRbError, PeerLostError, TransportError
-from gfn_rb.remote.layout import Layout
-from gfn_rb.remote.link import Link, Parcel
+from gfn_rb.remote.protocol.channel import FrameChannel, Message
+from gfn_rb.remote.protocol.roles import RankRoles
 from gfn_rb.shapes import Int64
 from gfn_rb.training.trainer import Row, Trainer
 from gfn_rb.transports import Transport
@@ -65,12 +65,12 @@ class Team:
         lost: why ranks count as lost.
     """
 
-    def __init__(self, transport: Transport, layout: Layout, patience: float) -> None:
+    def __init__(self, transport: Transport, layout: RankRoles, patience: float) -> None:
         self.layout = layout
         self.found: dict[int, Found] = {}
         self.lost: dict[int, str] = {}
         self._transport, self._patience = transport, patience
-        self._link = Link(transport)
+        self._link = FrameChannel(transport)
         self._news: dict[int, dict[str, int]] = {}
         self._heard = dict.fromkeys(layout.workers[1:], time.monotonic())
         self._next = 0.0
@@ -108,7 +108,7 @@ class Team:
 
     def _tell_all(self, kind: _Kind, meta: dict[str, Any]) -> None:
         for rank in range(1, self.layout.size):
-            self._link.post(rank, TEAM_TAG, kind, meta)
+            self._link.send(rank, TEAM_TAG, kind, meta)
 
     # On the way.
 
@@ -199,11 +199,11 @@ class Team:
         if 0 in self.lost:
             return
         try:
-            self._link.post(0, TEAM_TAG, kind, meta, rows)
+            self._link.send(0, TEAM_TAG, kind, meta, rows)
         except PeerLostError as error:
             self._lose(0, error.reason)
 
-    def _hear(self, parcel: Parcel) -> None:
+    def _hear(self, parcel: Message) -> None:
         rank = parcel.source
         self._heard[rank] = time.monotonic()
         if parcel.error is not None:

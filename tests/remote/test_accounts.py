@@ -17,7 +17,7 @@ from gfn_rb.remote import (
     ReplayBufferWorker,
     Subscription,
 )
-from gfn_rb.remote.statistics import OUTCOMES
+from gfn_rb.remote.protocol.statistics import OUTCOMES
 
 MESSAGES = 60
 

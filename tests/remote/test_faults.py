@@ -17,8 +17,8 @@ from gfn_rb.remote import (
     ReplayBufferWorker,
     Subscription,
 )
-from gfn_rb.remote.link import Link
-from gfn_rb.remote.protocol import DATA_TAG, PROTOCOL, Kind
+from gfn_rb.remote.protocol.channel import FrameChannel
+from gfn_rb.remote.protocol.messages import DATA_TAG, PROTOCOL, Kind
 from gfn_rb.remote.wire import FrameWriter
 
 MODES = [AwaitReply, CollectLater, NonBlocking]
@@ -63,7 +63,7 @@ def settle(manager):
 def test_a_manager_survives_frames_it_cannot_read(caplog, make):
     transports = group(3)
     manager = ReplayBufferManager(transports[0], fifo_buffer(9))
-    one, other = Link(transports[1]), Link(transports[2])
+    one, other = FrameChannel(transports[1]), FrameChannel(transports[2])
     transports[1].send([make()], 0, DATA_TAG)
     settle(manager)
     assert len([r for r in caplog.records if "refused what rank 1 sent" in r.message]) == 1
@@ -72,7 +72,7 @@ def test_a_manager_survives_frames_it_cannot_read(caplog, make):
     assert answer.meta["unreadable"] is True
     assert manager.metadata()["senders"]["1"]["unreadable"] == 1
     for link, value in ((one, 1), (other, 2)):
-        link.post(0, DATA_TAG, Kind.ITEMS, {"id": 1}, objects([value]))
+        link.send(0, DATA_TAG, Kind.ITEMS, {"id": 1}, objects([value]))
     settle(manager)
     assert values_of(manager.buffer) == [1, 2]
 
@@ -85,16 +85,16 @@ def test_a_manager_drops_a_worker_of_another_format(caplog):
     assert "worker 1 is lost: it speaks another version" in caplog.text
     assert manager.finished
     assert manager.metadata()["senders"]["1"]["state"] == "refused"
-    assert Link(transports[1]).receive().meta["error"]["type"] == "WireVersionError"
+    assert FrameChannel(transports[1]).receive().meta["error"]["type"] == "WireVersionError"
 
 
 def test_a_manager_survives_messages_that_are_too_large(caplog):
     transports = group(3)
     transports[0].max_nbytes = 2000
     manager = ReplayBufferManager(transports[0], fifo_buffer(900))
-    one, other = Link(transports[1]), Link(transports[2])
-    one.post(0, DATA_TAG, Kind.ITEMS, {"id": 1}, objects(range(300)))
-    other.post(0, DATA_TAG, Kind.ITEMS, {"id": 1}, objects([5]))
+    one, other = FrameChannel(transports[1]), FrameChannel(transports[2])
+    one.send(0, DATA_TAG, Kind.ITEMS, {"id": 1}, objects(range(300)))
+    other.send(0, DATA_TAG, Kind.ITEMS, {"id": 1}, objects([5]))
     settle(manager)
     assert "refused what rank 1 sent" in caplog.text
     assert values_of(manager.buffer) == [5]
@@ -137,8 +137,8 @@ def test_a_worker_that_cannot_read_an_answer_goes_on(caplog, spoilt):
     manager = ReplayBufferManager(transports[0], fifo_buffer(99), score_rows)
     Damage(transports[0], spoilt)  # a score, the items fed, or the next score
     fed = fifo_buffer(9)
-    other = Link(transports[2])
-    other.post(0, DATA_TAG, Kind.ITEMS, {"id": 1}, objects([50]))
+    other = FrameChannel(transports[2])
+    other.send(0, DATA_TAG, Kind.ITEMS, {"id": 1}, objects([50]))
     transports[0].isend.count = -1  # the answer to that
     worker = ReplayBufferWorker(transports[1], 0, subscription=Subscription(fed, 1), timeout=LIMIT)
     with threads(manager.run):
@@ -146,7 +146,7 @@ def test_a_worker_that_cannot_read_an_answer_goes_on(caplog, spoilt):
         with worker:
             for value in range(4):
                 worker.extend(objects([value]))
-        other.post(0, DATA_TAG, Kind.GOODBYE)
+        other.send(0, DATA_TAG, Kind.GOODBYE)
         while not manager.finished or other.receive(timeout=0.05) is not None:
             pass
     assert "cannot read what manager 0 sent" in caplog.text
@@ -315,7 +315,7 @@ def test_a_worker_names_a_manager_of_another_format():
 def test_a_worker_names_a_manager_of_another_protocol():
     transports = group(2)
     worker = ReplayBufferWorker(transports[1], 0, timeout=LIMIT)
-    Link(transports[0]).post(1, DATA_TAG, Kind.WELCOME, {"protocol": PROTOCOL + 1})
+    FrameChannel(transports[0]).send(1, DATA_TAG, Kind.WELCOME, {"protocol": PROTOCOL + 1})
     with pytest.raises(RemoteError, match=f"expected protocol {PROTOCOL}"):
         worker.connect()
 
@@ -324,7 +324,7 @@ def test_frames_of_strangers_are_ignored(caplog):
     transports = group(3)
     manager = ReplayBufferManager(transports[0], fifo_buffer(9), workers=[1])
     worker = ReplayBufferWorker(transports[1], 0, mode=NonBlocking(), timeout=LIMIT)
-    Link(transports[2]).post(1, DATA_TAG, Kind.WELCOME, {"protocol": 99})
+    FrameChannel(transports[2]).send(1, DATA_TAG, Kind.WELCOME, {"protocol": 99})
     with threads(manager.run), worker:
         worker.extend(objects([1]))
         worker.drain(LIMIT)
@@ -334,12 +334,12 @@ def test_frames_of_strangers_are_ignored(caplog):
 
 def test_what_a_manager_passes_over_is_lost():
     transports = group(2)
-    manager = Link(transports[0])
+    manager = FrameChannel(transports[0])
     worker = ReplayBufferWorker(transports[1], 0, mode=NonBlocking(), timeout=LIMIT)
-    manager.post(1, DATA_TAG, Kind.WELCOME, {"protocol": PROTOCOL})
+    manager.send(1, DATA_TAG, Kind.WELCOME, {"protocol": PROTOCOL})
     worker.extend(objects([1, 2]))
     worker.extend(objects([3]))
     answer = {"to": 2, "outcomes": {"scored": 1}, "scores": {}, "baseline": None, "feeds": False}
-    manager.post(1, DATA_TAG, Kind.SCORES, answer)
+    manager.send(1, DATA_TAG, Kind.SCORES, answer)
     assert worker.extend(objects([])).n == 1
     assert (worker.unanswered, worker.statistics.lost, worker.statistics.scored) == (0, 2, 1)

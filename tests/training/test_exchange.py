@@ -13,7 +13,7 @@ from gfn_rb.buffers import MergedReplayBuffer, fifo_buffer, reward_prioritized_b
 from gfn_rb.checkpoint import load_checkpoint, save_checkpoint
 from gfn_rb.errors import TransportTimeoutError
 from gfn_rb.remote import ReplayBufferManager
-from gfn_rb.remote.layout import layout
+from gfn_rb.remote.protocol.roles import assign_roles
 from gfn_rb.training.exchange import (
     BASELINE,
     FEED,
@@ -54,7 +54,7 @@ class Runs:
 
     def __init__(self, config, path, size=2):
         self.transports = LocalTransport.group(size, timeout=10.0)
-        self.roles = layout(size, 1, [None] * size)
+        self.roles = assign_roles(size, 1, [None] * size)
         self.manager = make_manager(
             config, self.transports[-1], self.roles, RunFolder(path, size - 1)
         )
@@ -242,7 +242,7 @@ def test_feed_quota_bounds_each_answer(tmp_path):
 def test_a_manager_goes_on_where_it_saved(tmp_path):
     first = Runs(CONFIG, tmp_path).manager
     again = make_manager(
-        CONFIG, LocalTransport.group(2)[1], layout(2, 1, [None] * 2), RunFolder(tmp_path, 1)
+        CONFIG, LocalTransport.group(2)[1], assign_roles(2, 1, [None] * 2), RunFolder(tmp_path, 1)
     )
     assert again.batches == first.batches == STEPS
     assert objects(again.buffer) == objects(first.buffer)
@@ -250,7 +250,7 @@ def test_a_manager_goes_on_where_it_saved(tmp_path):
 
 def test_a_manager_lost_before_it_was_greeted_is_done_without(caplog):
     mine, theirs = LocalTransport.group(2, timeout=10.0)
-    exchange = Exchange(CONFIG, mine, layout(2, 1, [None] * 2))
+    exchange = Exchange(CONFIG, mine, assign_roles(2, 1, [None] * 2))
     trainer = Trainer(CONFIG, hooks=Hooks(exchange.replayed, exchange.store))
     theirs.close()
     for _ in range(2):
@@ -270,7 +270,7 @@ def test_a_manager_lost_before_it_was_greeted_is_done_without(caplog):
 def test_a_silent_manager_is_waited_for_as_long_as_patience_lasts(patience, is_to_stop, why):
     mine, _ = LocalTransport.group(2, timeout=60.0)
     config = replace(CONFIG, patience=patience)
-    exchange = Exchange(config, mine, layout(2, 1, [None] * 2), lambda: is_to_stop)
+    exchange = Exchange(config, mine, assign_roles(2, 1, [None] * 2), lambda: is_to_stop)
     trainer = Trainer(config, hooks=Hooks(exchange.replayed, exchange.store))
     with pytest.raises(TransportTimeoutError, match=f"rank 1 did not answer {why}"):
         trainer.step()
@@ -279,7 +279,7 @@ def test_a_silent_manager_is_waited_for_as_long_as_patience_lasts(patience, is_t
 def test_a_manager_saves_as_often_as_its_workers(tmp_path):
     def every(size, **changes):
         config = replace(CONFIG, checkpoint_every=6, **changes)
-        (manager, roles) = LocalTransport.group(size)[-1], layout(size, 1, [None] * size)
+        (manager, roles) = LocalTransport.group(size)[-1], assign_roles(size, 1, [None] * size)
         return make_manager(config, manager, roles, RunFolder(tmp_path, size - 1))._file._every
 
     assert every(2) == 6
@@ -297,7 +297,7 @@ def test_draws_of_no_two_buffers_are_the_same(tmp_path):
 def test_what_a_manager_refuses_is_logged_and_training_goes_on(caplog):
     config = replace(CONFIG, feed="none", send="awaited")
     mine, theirs = LocalTransport.group(2, timeout=10.0)
-    exchange = Exchange(config, mine, layout(2, 1, [None] * 2))
+    exchange = Exchange(config, mine, assign_roles(2, 1, [None] * 2))
     of_another_kind = fifo_buffer(9)
     of_another_kind.extend(
         TensorDict({"state": torch.full((1, 2), -9), "log_reward": torch.zeros(1)}, [1])
@@ -312,7 +312,7 @@ def test_what_a_manager_refuses_is_logged_and_training_goes_on(caplog):
 
 
 def test_ranks_that_train_have_time_to_lose_their_manager_first(tmp_path):
-    alone, managed = layout(4, 0, [None] * 4), layout(4, 1, [None] * 4)
+    alone, managed = assign_roles(4, 0, [None] * 4), assign_roles(4, 1, [None] * 4)
     assert longest_silence(CONFIG, alone) == CONFIG.patience
     assert longest_silence(CONFIG, managed) > CONFIG.patience
     together = replace(CONFIG, average_gradients=True)

@@ -10,14 +10,14 @@ import torch
 from training.training_runs import GRID, trained
 
 from gfn_rb.errors import ArgumentError, TransportError
-from gfn_rb.remote.layout import layout
+from gfn_rb.remote.protocol.roles import assign_roles
 from gfn_rb.training.team import TEAM_TAG, Found, RefusedError, Team, _Kind
 from gfn_rb.transports import LocalTransport
 
 
 def teams(size=3, n_managers=0, patience=5.0):
     transports = LocalTransport.group(size, timeout=5.0)
-    roles = layout(size, n_managers, [None] * size)
+    roles = assign_roles(size, n_managers, [None] * size)
     return [Team(each, roles, patience) for each in transports], transports
 
 

@@ -9,7 +9,7 @@ from tensordict import TensorDict, TensorDictBase
 from gfn_rb.keys import LOG_REWARD
 from gfn_rb.remote.manager.baseline import BaselineKeeper
 from gfn_rb.remote.manager.store import Store
-from gfn_rb.remote.scores import ScoreFunction, pack
+from gfn_rb.remote.protocol.scores import ScoreFunction, pack
 from gfn_rb.stopwatch import Stopwatch
 from gfn_rb.writers.rows import scalar_key
 

@@ -13,25 +13,25 @@ from tensordict import TensorDictBase
 from torchrl.data import ReplayBuffer
 
 from gfn_rb.errors import ArgumentError, PeerLostError, WireVersionError
-from gfn_rb.remote.link import Link, Parcel
 from gfn_rb.remote.manager.baseline import Baseline, BaselineKeeper, MinBaseline
 from gfn_rb.remote.manager.handler import BatchHandler
 from gfn_rb.remote.manager.peers import Peers
 from gfn_rb.remote.manager.replies import Replies
 from gfn_rb.remote.manager.saving import ManagerFile
 from gfn_rb.remote.manager.store import Duplicates, Store
-from gfn_rb.remote.protocol import (
+from gfn_rb.remote.protocol.channel import FrameChannel, Message
+from gfn_rb.remote.protocol.messages import (
     DATA_TAG,
     METADATA_TAG,
     PEER_TAG,
     PROTOCOL,
     Kind,
-    described,
+    describe_error,
     one_line,
 )
-from gfn_rb.remote.ranks import roles
+from gfn_rb.remote.protocol.roles import check_roles
+from gfn_rb.remote.protocol.scores import ScoreFunction, no_scores
 from gfn_rb.remote.roster import GONE, LOST, REFUSED, Roster
-from gfn_rb.remote.scores import ScoreFunction, no_scores
 from gfn_rb.stopwatch import Stopwatch
 from gfn_rb.transports.base import Transport
 
@@ -106,7 +106,7 @@ class ReplayBufferManager:
         self.transport = transport
         self.buffer = buffer
         self.batches = 0
-        self.managers, ranks = roles(transport, managers, workers)
+        self.managers, ranks = check_roles(transport, managers, workers)
         peers = [rank for rank in self.managers if rank != transport.rank]
         self._roster = Roster(ranks, worker_timeout)
         self._store = Store(buffer, transport.size, duplicates, generator)
@@ -115,12 +115,12 @@ class ReplayBufferManager:
         self._stops_on_error = on_score_error == "stop"
         self._metadata = metadata
         self._file = ManagerFile(checkpoint, checkpoint_every, buffer)
-        self._link = Link(transport)
+        self._link = FrameChannel(transport)
         self._watch = Stopwatch(PHASES)
         self._peers = Peers(peers, self._link, self._baseline)
         self._intake = BatchHandler(self._store, score, self._baseline, self._watch)
         self._answers = Replies(self._link, self._name, self._watch, self._lose)
-        self._handlers: dict[int, Callable[[Parcel], None]] = {
+        self._handlers: dict[int, Callable[[Message], None]] = {
             Kind.HELLO: self._hello,
             Kind.ITEMS: self._items,
             Kind.FETCH: self._fetch,
@@ -232,7 +232,7 @@ class ReplayBufferManager:
 
     # Messages.
 
-    def _handle(self, parcel: Parcel) -> None:
+    def _handle(self, parcel: Message) -> None:
         if parcel.error is not None:
             self._unreadable(parcel)
         elif parcel.tag == PEER_TAG and parcel.source in self._peers:
@@ -246,7 +246,7 @@ class ReplayBufferManager:
                 parcel, f"tag {parcel.tag} from rank {parcel.source} is not expected"
             )
 
-    def _data(self, parcel: Parcel) -> None:
+    def _data(self, parcel: Message) -> None:
         sender = self._roster.senders[parcel.source]
         if sender.state == REFUSED and parcel.kind != Kind.HELLO:
             return
@@ -260,7 +260,7 @@ class ReplayBufferManager:
                 parcel, f"a frame of kind {parcel.kind} means nothing to a manager"
             )
 
-    def _unreadable(self, parcel: Parcel) -> None:
+    def _unreadable(self, parcel: Message) -> None:
         if parcel.source in self._roster:
             self._roster.senders[parcel.source].unreadable += 1
         if parcel.tag in (DATA_TAG, METADATA_TAG):
@@ -270,7 +270,7 @@ class ReplayBufferManager:
         if isinstance(parcel.error, WireVersionError):
             self._lose(parcel.source, "it speaks another version", REFUSED)
 
-    def _hello(self, parcel: Parcel) -> None:
+    def _hello(self, parcel: Message) -> None:
         version, terms = parcel.meta.get("protocol"), parcel.meta.get("subscription")
         if version != PROTOCOL:
             self._answers.refuse(
@@ -286,7 +286,7 @@ class ReplayBufferManager:
                 return
         self._answers.reply(parcel, Kind.WELCOME, {"protocol": PROTOCOL, "baseline": self.baseline})
 
-    def _items(self, parcel: Parcel) -> None:
+    def _items(self, parcel: Message) -> None:
         rows, source = parcel.rows, parcel.source
         if rows is None:
             self._answers.refuse(parcel, "a frame of items holds none")
@@ -308,7 +308,7 @@ class ReplayBufferManager:
             why = f"{len(rows)} items: {type(error).__name__}: {error}"
             note = self._answers.note_refusal if verdict.unstored else self._answers.note_unscored
             note(parcel, why)
-            answer["error"] = described(error)
+            answer["error"] = describe_error(error)
         self._answers.reply(parcel, Kind.SCORES, answer, verdict.per_row)
         if fed is not None:
             self._answers.reply(parcel, Kind.FEED, {}, fed)
@@ -321,7 +321,7 @@ class ReplayBufferManager:
         self._roster.senders[rank].fed += 0 if fed is None else len(fed)
         return fed
 
-    def _fetch(self, parcel: Parcel) -> None:
+    def _fetch(self, parcel: Message) -> None:
         quota = parcel.meta.get("quota")
         if parcel.source not in self._store.subscribers:
             self._answers.refuse(parcel, "it asks for items and has not subscribed")
@@ -331,16 +331,16 @@ class ReplayBufferManager:
             fed = self._next_for(parcel.source, quota)
             self._answers.reply(parcel, Kind.FEED, {"asked": True}, fed)
 
-    def _goodbye(self, parcel: Parcel) -> None:
+    def _goodbye(self, parcel: Message) -> None:
         self._roster.leave(parcel.source, GONE)
         self._answers.reply(parcel, Kind.BYE, self._roster.senders[parcel.source].to_json())
 
-    def _begin_anew(self, parcel: Parcel) -> None:
+    def _begin_anew(self, parcel: Message) -> None:
         """Announce everything again to a worker that could not read an answer."""
         log.warning("%s: worker %d could not read an answer", self._name, parcel.source)
         self._link.begin_anew(parcel.source, parcel.tag)
 
-    def _question(self, parcel: Parcel) -> None:
+    def _question(self, parcel: Message) -> None:
         try:
             if parcel.kind == Kind.METADATA:
                 answer = dict(self.metadata())
@@ -351,9 +351,9 @@ class ReplayBufferManager:
             self._answers.reply(parcel, Kind(parcel.kind), answer)
         except Exception as error:
             self._answers.note_refusal(parcel, f"{type(error).__name__}: {error}")
-            self._answers.reply(parcel, Kind.ERROR, {"error": described(error)})
+            self._answers.reply(parcel, Kind.ERROR, {"error": describe_error(error)})
 
-    def _hear(self, parcel: Parcel) -> None:
+    def _hear(self, parcel: Message) -> None:
         try:
             self._peers.hear(parcel)
         except ArgumentError as error:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gfn_rb.errors import PeerLostError
-from gfn_rb.remote.link import Link, Parcel
 from gfn_rb.remote.manager.baseline import BaselineKeeper, Summary
-from gfn_rb.remote.protocol import PEER_TAG, Kind
+from gfn_rb.remote.protocol.channel import FrameChannel, Message
+from gfn_rb.remote.protocol.messages import PEER_TAG, Kind
 
 
 class Peers:
@@ -21,7 +21,7 @@ class Peers:
         baseline: of this manager.
     """
 
-    def __init__(self, ranks: Sequence[int], link: Link, baseline: BaselineKeeper) -> None:
+    def __init__(self, ranks: Sequence[int], link: FrameChannel, baseline: BaselineKeeper) -> None:
         self._ranks = list(ranks)
         self._link = link
         self._baseline = baseline
@@ -39,16 +39,16 @@ class Peers:
         gone = []
         summary = self._baseline.summary() if self._ranks else None
         for rank in self._ranks:
-            if summary is None or self._told.get(rank) == summary or self._link.leaving(rank):
+            if summary is None or self._told.get(rank) == summary or self._link.in_flight(rank):
                 continue
             try:
-                self._link.post(rank, PEER_TAG, Kind.SUMMARY, summary.to_json())
+                self._link.send(rank, PEER_TAG, Kind.SUMMARY, summary.to_json())
             except PeerLostError as error:
                 gone.append(error)
             self._told[rank] = summary
         return gone
 
-    def hear(self, parcel: Parcel) -> None:
+    def hear(self, parcel: Message) -> None:
         """Take note of what another manager knows.
 
         Args:

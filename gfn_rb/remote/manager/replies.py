@@ -9,8 +9,8 @@ from typing import Any
 from tensordict import TensorDictBase
 
 from gfn_rb.errors import ArgumentError, PeerLostError, ShapeError
-from gfn_rb.remote.link import Link, Parcel
-from gfn_rb.remote.protocol import Kind, described, one_line
+from gfn_rb.remote.protocol.channel import FrameChannel, Message
+from gfn_rb.remote.protocol.messages import Kind, describe_error, one_line
 from gfn_rb.stopwatch import Stopwatch
 
 log = logging.getLogger(__name__)
@@ -29,12 +29,12 @@ class Replies:
     """
 
     def __init__(
-        self, link: Link, name: str, watch: Stopwatch, lose: Callable[[int, str], None]
+        self, link: FrameChannel, name: str, watch: Stopwatch, lose: Callable[[int, str], None]
     ) -> None:
         self._link, self._name, self._watch, self._lose = link, name, watch, lose
 
     def reply(
-        self, parcel: Parcel, kind: Kind, meta: dict[str, Any], rows: TensorDictBase | None = None
+        self, parcel: Message, kind: Kind, meta: dict[str, Any], rows: TensorDictBase | None = None
     ) -> None:
         """Answer a frame; no more once its sender is lost for not taking answers.
 
@@ -45,12 +45,12 @@ class Replies:
             rows: that come with it.
         """
         dest = parcel.source
-        untaken = self._link.leaving(dest)
+        untaken = self._link.in_flight(dest)
         if untaken > _UNTAKEN:
             return
         try:
             with self._watch("reply"):
-                self._link.post(dest, parcel.tag, kind, meta, rows)
+                self._link.send(dest, parcel.tag, kind, meta, rows)
         except PeerLostError as error:
             self._lose(dest, str(error))
         except (ArgumentError, ShapeError) as error:  # too large, or no plain tensors
@@ -58,7 +58,7 @@ class Replies:
         if untaken == _UNTAKEN:  # without this one
             self._lose(dest, f"it has left {_UNTAKEN} answers untaken")
 
-    def refuse(self, parcel: Parcel, why: str) -> None:
+    def refuse(self, parcel: Message, why: str) -> None:
         """Say that a frame means nothing here.
 
         Args:
@@ -69,18 +69,18 @@ class Replies:
         error = {"type": "refused", "message": why}
         self.reply(parcel, Kind.ERROR, {"to": parcel.meta.get("id"), "error": error})
 
-    def refuse_unreadable(self, parcel: Parcel) -> None:
+    def refuse_unreadable(self, parcel: Message) -> None:
         """Tell a rank that its frame was lost, so that it announces everything anew.
 
         Args:
             parcel: the frame, with the error.
         """
         assert parcel.error is not None
-        error = described(parcel.error)
+        error = describe_error(parcel.error)
         self.note_refusal(parcel, str(parcel.error))
         self.reply(parcel, Kind.ERROR, {"unreadable": True, "error": error})
 
-    def note_refusal(self, parcel: Parcel, why: str) -> None:
+    def note_refusal(self, parcel: Message, why: str) -> None:
         """Log that something was refused.
 
         Args:
@@ -89,7 +89,7 @@ class Replies:
         """
         log.warning("%s: refused what rank %d sent: %s", *self._noted(parcel, why))
 
-    def note_unscored(self, parcel: Parcel, why: str) -> None:
+    def note_unscored(self, parcel: Message, why: str) -> None:
         """Log that items were taken, but could not be scored.
 
         Args:
@@ -98,5 +98,5 @@ class Replies:
         """
         log.warning("%s: cannot score what rank %d sent: %s", *self._noted(parcel, why))
 
-    def _noted(self, parcel: Parcel, why: str) -> tuple[str, int, str]:
+    def _noted(self, parcel: Message, why: str) -> tuple[str, int, str]:
         return self._name, parcel.source, one_line(why)

@@ -6,7 +6,7 @@ from gfn_rb import reward_prioritized_buffer
 from gfn_rb.remote.manager.baseline import BaselineKeeper, EMABaseline
 from gfn_rb.remote.manager.handler import BatchHandler
 from gfn_rb.remote.manager.store import Store
-from gfn_rb.remote.scores import no_scores
+from gfn_rb.remote.protocol.scores import no_scores
 from gfn_rb.stopwatch import Stopwatch
 
 

@@ -8,18 +8,18 @@ from remote.remote_runs import group, objects, trajectories, transitions, values
 from gfn_rb import fifo_buffer, reward_prioritized_buffer, terminating_state_buffer
 from gfn_rb.errors import ArgumentError, CheckpointError
 from gfn_rb.remote import EMABaseline, ReplayBufferManager
-from gfn_rb.remote.link import Link
-from gfn_rb.remote.protocol import DATA_TAG, METADATA_TAG, PEER_TAG, PROTOCOL, Kind
+from gfn_rb.remote.protocol.channel import FrameChannel
+from gfn_rb.remote.protocol.messages import DATA_TAG, METADATA_TAG, PEER_TAG, PROTOCOL, Kind
 
 
 class Client:
     """A worker reduced to its frames; the manager is driven by hand."""
 
     def __init__(self, transport, manager):
-        self.link, self.manager = Link(transport), manager
+        self.link, self.manager = FrameChannel(transport), manager
 
     def post(self, kind, meta=None, rows=None, tag=DATA_TAG):
-        self.link.post(0, tag, kind, meta, rows)
+        self.link.send(0, tag, kind, meta, rows)
         while self.manager.step():
             pass
 
@@ -271,7 +271,7 @@ def test_an_error_in_scoring_is_told_and_survived(caplog):
 
 def test_an_error_in_scoring_stops_the_manager_where_asked_for():
     manager, one, _ = made(None, failing, on_score_error="stop")
-    one.link.post(0, DATA_TAG, Kind.ITEMS, {"id": 1}, objects([1]))
+    one.link.send(0, DATA_TAG, Kind.ITEMS, {"id": 1}, objects([1]))
     with pytest.raises(ZeroDivisionError, match="no oracle"):
         manager.run(timeout=5.0)
     assert one.receive().meta["error"]["message"] == "no oracle"
@@ -410,19 +410,19 @@ def test_managers_keep_one_baseline_in_step():
         ReplayBufferManager(t, fifo_buffer(2), managers=[0, 1], workers=[2, 3])
         for t in transports[:2]
     ]
-    link = Link(transports[2])
+    link = FrameChannel(transports[2])
 
     def settle():
         while sum(manager.step() for manager in managers):
             pass
 
-    link.post(0, DATA_TAG, Kind.ITEMS, {"id": 1}, objects([4, 6]))
+    link.send(0, DATA_TAG, Kind.ITEMS, {"id": 1}, objects([4, 6]))
     settle()
     assert managers[0].baseline == managers[1].baseline == 4.0  # a mean: one is not full
-    link.post(1, DATA_TAG, Kind.ITEMS, {"id": 2}, objects([3, 9]))
+    link.send(1, DATA_TAG, Kind.ITEMS, {"id": 2}, objects([3, 9]))
     settle()
     assert managers[0].baseline == managers[1].baseline == 3.0
-    link.post(1, DATA_TAG, Kind.ITEMS, {"id": 3}, objects([8]))
+    link.send(1, DATA_TAG, Kind.ITEMS, {"id": 3}, objects([8]))
     settle()
     assert managers[0].baseline == managers[1].baseline == 4.0
     transports[1].close()
@@ -435,7 +435,7 @@ def test_managers_keep_one_baseline_in_step():
 def test_foreign_news_are_not_believed(caplog):
     transports = group(3)
     manager = ReplayBufferManager(transports[0], managers=[0, 1], workers=[2])
-    Link(transports[1]).post(0, PEER_TAG, Kind.SUMMARY, {"quantiles": "x"})
+    FrameChannel(transports[1]).send(0, PEER_TAG, Kind.SUMMARY, {"quantiles": "x"})
     manager.step()
     assert "refused what rank 1 sent: values must be those of a Summary" in caplog.text
 

@@ -3,10 +3,10 @@ from remote.remote_runs import group, objects
 
 from gfn_rb import reward_prioritized_buffer
 from gfn_rb.errors import ArgumentError
-from gfn_rb.remote.link import Link
 from gfn_rb.remote.manager.baseline import BaselineKeeper, MinBaseline
 from gfn_rb.remote.manager.peers import Peers
-from gfn_rb.remote.protocol import PEER_TAG, Kind
+from gfn_rb.remote.protocol.channel import FrameChannel
+from gfn_rb.remote.protocol.messages import PEER_TAG, Kind
 
 
 def keeper(rank, other, values):
@@ -16,7 +16,7 @@ def keeper(rank, other, values):
 
 
 def test_managers_come_to_one_baseline():
-    one, other = map(Link, group(2))
+    one, other = map(FrameChannel, group(2))
     here, there = keeper(0, 1, [5, 6]), keeper(1, 0, [3, 9])
     tells, hears = Peers([1], one, here), Peers([0], other, there)
     assert tells.tell() == hears.tell() == []
@@ -26,7 +26,7 @@ def test_managers_come_to_one_baseline():
 
 
 def test_nothing_new_is_not_told():
-    one, other = map(Link, group(2))
+    one, other = map(FrameChannel, group(2))
     baseline = keeper(0, 1, [5, 6])
     peers = Peers([1], one, baseline)
     peers.tell()
@@ -39,7 +39,7 @@ def test_nothing_new_is_not_told():
 
 
 def test_who_is_dropped_is_told_nothing_and_does_not_count():
-    one, other = map(Link, group(2))
+    one, other = map(FrameChannel, group(2))
     baseline = keeper(0, 1, [5, 6])
     peers = Peers([1], one, baseline)
     assert 1 in peers
@@ -53,12 +53,12 @@ def test_who_is_dropped_is_told_nothing_and_does_not_count():
 def test_who_is_gone_is_named():
     one, other = group(2)
     other.close()
-    gone = Peers([1], Link(one), keeper(0, 1, [5, 6])).tell()
+    gone = Peers([1], FrameChannel(one), keeper(0, 1, [5, 6])).tell()
     assert [error.rank for error in gone] == [1]
 
 
 def test_a_summary_of_something_else_is_refused():
-    one, other = map(Link, group(2))
-    other.post(0, PEER_TAG, Kind.SUMMARY, {"quantiles": "none"})
+    one, other = map(FrameChannel, group(2))
+    other.send(0, PEER_TAG, Kind.SUMMARY, {"quantiles": "none"})
     with pytest.raises(ArgumentError, match="values must be those of a Summary"):
         Peers([1], one, keeper(0, 1, [5])).hear(one.receive())

@@ -3,21 +3,21 @@ import torch
 from remote.remote_runs import group, objects
 
 from gfn_rb.errors import WireCorruptError
-from gfn_rb.remote.link import Link, Parcel
 from gfn_rb.remote.manager.replies import Replies
-from gfn_rb.remote.protocol import METADATA_TAG, Kind
+from gfn_rb.remote.protocol.channel import FrameChannel, Message
+from gfn_rb.remote.protocol.messages import METADATA_TAG, Kind
 from gfn_rb.stopwatch import Stopwatch
 
 
-class Desk:
+class ManagerClient:
     """Rank 0 that answers rank 1."""
 
     def __init__(self):
         mine, theirs = group(2)
-        self.other = Link(theirs)
+        self.other = FrameChannel(theirs)
         self.lost = []
         watch = Stopwatch(("reply",))
-        self.link = Link(mine)
+        self.link = FrameChannel(mine)
         self.answers = Replies(
             self.link, "manager 0", watch, lambda rank, why: self.lost.append((rank, why))
         )
@@ -28,11 +28,11 @@ class Desk:
 
 @pytest.fixture
 def desk():
-    return Desk()
+    return ManagerClient()
 
 
 def question(error=None, **meta):
-    return Parcel(1, METADATA_TAG, Kind.METADATA, meta, None, 64, error)
+    return Message(1, METADATA_TAG, Kind.METADATA, meta, None, 64, error)
 
 
 def test_a_question_is_answered_on_the_tag_it_came_on(desk):
@@ -84,7 +84,7 @@ def test_who_leaves_answers_untaken_is_lost(desk, monkeypatch):
     assert desk.lost == [(1, "it has left 2 answers untaken")]
     for _ in range(5):
         desk.answers.reply(question(), Kind.METADATA, {})
-    assert desk.link.leaving(1) == 3  # no more are kept for it
+    assert desk.link.in_flight(1) == 3  # no more are kept for it
     while desk.answer():
         pass
     desk.answers.reply(question(), Kind.METADATA, {"back": True})

@@ -21,7 +21,7 @@ from gfn_rb.remote.wire import FrameReader, FrameWriter
 from gfn_rb.transports.base import Envelope, SendHandle, Transport
 
 
-class Parcel(NamedTuple):
+class Message(NamedTuple):
     """A frame that came, or what came instead."""
 
     source: int
@@ -34,7 +34,7 @@ class Parcel(NamedTuple):
     """Why it cannot be read; all but source, tag and size are then meaningless."""
 
 
-class Link:
+class FrameChannel:
     """Sends and receives frames, and holds on to what is on its way.
 
     Args:
@@ -45,9 +45,9 @@ class Link:
         self.transport = transport
         self._writers: defaultdict[tuple[int, int], FrameWriter] = defaultdict(FrameWriter)
         self._readers: defaultdict[tuple[int, int], FrameReader] = defaultdict(FrameReader)
-        self._leaving: defaultdict[int, deque[SendHandle]] = defaultdict(deque)
+        self._in_flight: defaultdict[int, deque[SendHandle]] = defaultdict(deque)
 
-    def post(
+    def send(
         self,
         dest: int,
         tag: int,
@@ -72,7 +72,7 @@ class Link:
             ShapeError: the rows cannot be sent.
             PeerLostError: the receiver is known to be gone.
         """
-        self.leaving(dest)
+        self.in_flight(dest)
         writer = self._writers[dest, tag]
         frame = writer.frame(kind, rows, meta)
         try:
@@ -80,7 +80,7 @@ class Link:
         except BaseException:
             writer.forget()  # the frame made was not sent
             raise
-        self._leaving[dest].append(handle)
+        self._in_flight[dest].append(handle)
         return handle.nbytes
 
     def begin_anew(self, dest: int, tag: int) -> None:
@@ -94,7 +94,7 @@ class Link:
 
     def receive(
         self, source: int | None = None, tag: int | None = None, timeout: float = 0.0
-    ) -> Parcel | None:
+    ) -> Message | None:
         """Return the next frame, None if none comes in time.
 
         Args:
@@ -108,7 +108,7 @@ class Link:
         envelope = self.transport.probe(source, tag, timeout)
         return None if envelope is None else self.take(envelope)
 
-    def take(self, envelope: Envelope) -> Parcel:
+    def take(self, envelope: Envelope) -> Message:
         """Receive a frame that is there.
 
         Args:
@@ -119,20 +119,20 @@ class Link:
             data = self.transport.take(envelope).data
             frame = self._readers[source, tag].read(data)
         except WireError as error:
-            return Parcel(source, tag, 0, {}, None, nbytes, error)
+            return Message(source, tag, 0, {}, None, nbytes, error)
         except (PeerLostError, TransportClosedError, TransportTimeoutError):
             raise
         except TransportError as error:  # too large a message, which was dropped
-            return Parcel(source, tag, 0, {}, None, nbytes, error)
-        return Parcel(source, tag, frame.kind, frame.meta, frame.items, nbytes, None)
+            return Message(source, tag, 0, {}, None, nbytes, error)
+        return Message(source, tag, frame.kind, frame.meta, frame.items, nbytes, None)
 
-    def leaving(self, dest: int) -> int:
+    def in_flight(self, dest: int) -> int:
         """Return how many frames to a rank are still on their way, and let go of the others.
 
         Args:
             dest: the rank.
         """
-        handles = self._leaving[dest]
+        handles = self._in_flight[dest]
         try:
             while handles and handles[0].done():
                 handles.popleft()
@@ -140,24 +140,24 @@ class Link:
             handles.clear()
         return len(handles)
 
-    def flush(self, timeout: float, but: Collection[int] = ()) -> int:
+    def flush(self, timeout: float, exclude: Collection[int] = ()) -> int:
         """Wait until all frames have left.
 
         Args:
             timeout: how long, in seconds.
-            but: ranks whose frames are not waited for.
+            exclude: ranks whose frames are not waited for.
 
         Returns:
             How many have not.
         """
         end = time.monotonic() + timeout
-        ranks = [rank for rank in self._leaving if rank not in but]
+        ranks = [rank for rank in self._in_flight if rank not in exclude]
         for dest in ranks:
-            while self.leaving(dest):
+            while self.in_flight(dest):
                 try:
-                    self._leaving[dest][0].wait(max(0.0, end - time.monotonic()))
+                    self._in_flight[dest][0].wait(max(0.0, end - time.monotonic()))
                 except TransportTimeoutError:
                     break
                 except PeerLostError:
-                    self._leaving[dest].clear()
-        return sum(len(self._leaving[rank]) for rank in ranks)
+                    self._in_flight[dest].clear()
+        return sum(len(self._in_flight[rank]) for rank in ranks)

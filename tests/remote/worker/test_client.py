@@ -5,10 +5,10 @@ import pytest
 from remote.remote_runs import group, objects
 
 from gfn_rb.errors import RemoteError, TransportTimeoutError
-from gfn_rb.remote.desk import Desk
-from gfn_rb.remote.link import Link
-from gfn_rb.remote.protocol import DATA_TAG, PROTOCOL, Kind
-from gfn_rb.remote.statistics import WorkerStatistics
+from gfn_rb.remote.protocol.channel import FrameChannel
+from gfn_rb.remote.protocol.messages import DATA_TAG, PROTOCOL, Kind
+from gfn_rb.remote.protocol.statistics import WorkerStatistics
+from gfn_rb.remote.worker.client import ManagerClient
 
 
 class Office:
@@ -16,13 +16,13 @@ class Office:
 
     def __init__(self, n_managers=1, timeout=5.0):
         mine, *theirs = group(1 + n_managers)
-        self.managers = dict(enumerate(map(Link, theirs), start=1))
+        self.managers = dict(enumerate(map(FrameChannel, theirs), start=1))
         self.count, self.fed = WorkerStatistics(), []
-        self.desk = Desk(mine, [*self.managers], timeout, self.count, self.fed.append)
+        self.desk = ManagerClient(mine, [*self.managers], timeout, self.count, self.fed.append)
 
     def answer(self, rank, to, outcomes, baseline=None, **meta):
         scores = {"to": to, "outcomes": outcomes, "scores": {}, "baseline": baseline, **meta}
-        self.managers[rank].post(0, DATA_TAG, Kind.SCORES, scores)
+        self.managers[rank].send(0, DATA_TAG, Kind.SCORES, scores)
 
 
 def test_managers_take_turns():
@@ -76,7 +76,7 @@ def test_a_batch_is_answered_when_the_items_that_come_with_it_are_there():
         office.answer(rank, rank, {"stored": 1}, feeds=True)
     office.desk.collect()
     assert office.desk.unanswered == 3
-    office.managers[1].post(0, DATA_TAG, Kind.FEED, {}, objects([7]))
+    office.managers[1].send(0, DATA_TAG, Kind.FEED, {}, objects([7]))
     office.desk.collect()
     assert [reply.manager for reply in office.desk.replies] == [1]
     assert (office.desk.unanswered, office.count.lost) == (2, 0)
@@ -104,7 +104,7 @@ def test_an_answer_that_comes_too_late_answers_no_other_question():
     for _ in range(2):
         with pytest.raises(TransportTimeoutError):
             office.desk.ask(1, Kind.FETCH, {})
-        office.managers[1].post(0, DATA_TAG, Kind.FEED, {"asked": True})
+        office.managers[1].send(0, DATA_TAG, Kind.FEED, {"asked": True})
         office.desk.collect()
 
 
@@ -137,7 +137,7 @@ def test_nobody_is_left_to_send_to():
 def test_a_refusal_is_an_error():
     office = Office()
     refusal = {"type": "refused", "message": "of a test"}
-    office.managers[1].post(0, DATA_TAG, Kind.ERROR, {"error": refusal})
+    office.managers[1].send(0, DATA_TAG, Kind.ERROR, {"error": refusal})
     with pytest.raises(RemoteError, match="refused: of a test"):
         office.desk.ask(1, Kind.FETCH, {})
 
@@ -145,10 +145,10 @@ def test_a_refusal_is_an_error():
 def test_a_greeting_is_answered_in_the_same_protocol():
     office = Office()
     welcome = {"protocol": PROTOCOL, "baseline": 0.0}
-    office.managers[1].post(0, DATA_TAG, Kind.WELCOME, welcome)
+    office.managers[1].send(0, DATA_TAG, Kind.WELCOME, welcome)
     office.desk.connect(None)
     assert office.desk.baseline == 0.0
-    office.managers[1].post(0, DATA_TAG, Kind.WELCOME, {**welcome, "protocol": PROTOCOL + 1})
+    office.managers[1].send(0, DATA_TAG, Kind.WELCOME, {**welcome, "protocol": PROTOCOL + 1})
     with pytest.raises(RemoteError, match=f"expected protocol {PROTOCOL}"):
         office.desk.connect(None)
 
@@ -161,7 +161,9 @@ def test_a_rank_that_does_not_answer_a_greeting_is_no_manager():
 @pytest.mark.parametrize("closes", [True, False])
 def test_managers_that_say_no_goodbye_are_lost(closes, caplog, monkeypatch):
     office, waits = Office(2, timeout=0.05), []
-    monkeypatch.setattr(office.desk._link, "flush", lambda timeout, but: waits.append({*but}))
+    monkeypatch.setattr(
+        office.desk._channel, "flush", lambda timeout, exclude: waits.append({*exclude})
+    )
     if closes:
         for manager in office.managers.values():
             manager.transport.close()

@@ -12,11 +12,11 @@ from typing import Any
 from tensordict import TensorDictBase
 
 from gfn_rb.errors import GfnRbError, PeerLostError, RemoteError, TransportTimeoutError
-from gfn_rb.remote.link import Link, Parcel
 from gfn_rb.remote.patience import Patience, never
-from gfn_rb.remote.protocol import DATA_TAG, PROTOCOL, Kind, remote_error
-from gfn_rb.remote.scores import Scores, unpack
-from gfn_rb.remote.statistics import OUTCOMES, WorkerStatistics
+from gfn_rb.remote.protocol.channel import FrameChannel, Message
+from gfn_rb.remote.protocol.messages import DATA_TAG, PROTOCOL, Kind, remote_error
+from gfn_rb.remote.protocol.scores import Scores, unpack
+from gfn_rb.remote.protocol.statistics import OUTCOMES, WorkerStatistics
 from gfn_rb.transports.base import Transport
 
 log = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class Sent:
     reply: Reply | None = None
 
 
-class Desk:
+class ManagerClient:
     """Sends batches, and keeps account of what became of them.
 
     A manager that does not answer in time is lost: what it has not answered is counted as such,
@@ -96,12 +96,12 @@ class Desk:
         self.replies: list[Reply] = []
         self.errors: list[RemoteError] = []
         self._name = f"worker {transport.rank}"
-        self._link = Link(transport)
+        self._channel = FrameChannel(transport)
         self._timeout, self._count = timeout, statistics
         self._feed = feed
         self._patience = Patience(stopped)
         self._in_flight: dict[int, Sent] = {}
-        self._answer: dict[int, Parcel] = {}
+        self._answer: dict[int, Message] = {}
         self._n_sent = 0
         self._lost: set[int] = set()
 
@@ -178,7 +178,7 @@ class Desk:
             self._n_sent += 1
             meta = {"id": self._n_sent, "store": store}
             try:
-                nbytes = self._link.post(manager, DATA_TAG, Kind.ITEMS, meta, rows)
+                nbytes = self._channel.send(manager, DATA_TAG, Kind.ITEMS, meta, rows)
             except PeerLostError as error:
                 self.lose(manager, str(error))
                 continue
@@ -193,7 +193,7 @@ class Desk:
 
     def ask(
         self, rank: int, kind: Kind, meta: dict[str, Any], timeout: float | None = None
-    ) -> Parcel:
+    ) -> Message:
         """Ask a manager something, and wait for the answer.
 
         Args:
@@ -211,7 +211,7 @@ class Desk:
         seconds = self._timeout if timeout is None else timeout
         end = time.monotonic() + seconds
         self._answer.pop(rank, None)
-        nbytes = self._link.post(rank, DATA_TAG, kind, meta)
+        nbytes = self._channel.send(rank, DATA_TAG, kind, meta)
         self._count.count(bytes_sent=nbytes)
         while rank not in self._answer:
             if self._patience.left(end) < 0 or rank not in self.managers:
@@ -240,7 +240,7 @@ class Desk:
             except GfnRbError as error:
                 log.warning("%s: manager %d did not say goodbye: %s", self._name, rank, error)
         left = self._patience.left(time.monotonic() + timeout)
-        self._link.flush(max(0.0, left), self._lost)
+        self._channel.flush(max(0.0, left), self._lost)
 
     def give_up(self) -> None:
         """Count what is unanswered as lost, and no longer wait for it."""
@@ -256,7 +256,7 @@ class Desk:
         """
         start = time.perf_counter()
         try:
-            envelope = self._link.transport.probe(source, DATA_TAG, timeout)
+            envelope = self._channel.transport.probe(source, DATA_TAG, timeout)
         except PeerLostError as error:
             if source is not None:
                 raise
@@ -268,63 +268,63 @@ class Desk:
                 self._count.seconds_blocked += seconds
                 self._patience.spend(seconds)
         if envelope is not None:
-            self._handle(self._link.take(envelope))
+            self._handle(self._channel.take(envelope))
         return envelope is not None
 
-    def _handle(self, parcel: Parcel) -> None:
-        self._count.bytes_received += parcel.nbytes
-        if parcel.source not in self.managers:
-            log.warning("%s: ignored a frame of rank %d", self._name, parcel.source)
-        elif parcel.error is not None:
-            self._unreadable(parcel)
-        elif parcel.kind == Kind.SCORES:
-            self._scored(parcel)
-        elif parcel.kind == Kind.FEED and not parcel.meta.get("asked"):
-            self._fed(parcel)
-        elif parcel.kind == Kind.ERROR and parcel.meta.get("unreadable"):
-            self._was_unreadable(parcel)
-        elif parcel.kind == Kind.ERROR and parcel.meta.get("to") is not None:
-            self.errors.append(remote_error(parcel.source, parcel.meta.get("error")))
-            self._finish(_number(parcel))
+    def _handle(self, message: Message) -> None:
+        self._count.bytes_received += message.nbytes
+        if message.source not in self.managers:
+            log.warning("%s: ignored a frame of rank %d", self._name, message.source)
+        elif message.error is not None:
+            self._unreadable(message)
+        elif message.kind == Kind.SCORES:
+            self._scored(message)
+        elif message.kind == Kind.FEED and not message.meta.get("asked"):
+            self._fed(message)
+        elif message.kind == Kind.ERROR and message.meta.get("unreadable"):
+            self._was_unreadable(message)
+        elif message.kind == Kind.ERROR and message.meta.get("to") is not None:
+            self.errors.append(remote_error(message.source, message.meta.get("error")))
+            self._finish(_number(message))
         else:
-            self._answer[parcel.source] = parcel
+            self._answer[message.source] = message
 
-    def _scored(self, parcel: Parcel) -> None:
-        meta, number = parcel.meta, _number(parcel)
+    def _scored(self, message: Message) -> None:
+        meta, number = message.meta, _number(message)
         sent = self._in_flight.get(number)
-        if sent is None or sent.manager != parcel.source:
+        if sent is None or sent.manager != message.source:
             return  # given up earlier
-        self._finish_of(parcel.source, number)  # it answers in order
+        self._finish_of(message.source, number)  # it answers in order
         outcomes = {name: int(n) for name, n in meta["outcomes"].items() if name in OUTCOMES}
-        error = remote_error(parcel.source, meta["error"]) if "error" in meta else None
-        scores = unpack(meta["scores"], parcel.rows)
+        error = remote_error(message.source, meta["error"]) if "error" in meta else None
+        scores = unpack(meta["scores"], message.rows)
         self._learn(meta)
-        sent.reply = Reply(parcel.source, sent.n, scores, outcomes, self.baseline, error)
+        sent.reply = Reply(message.source, sent.n, scores, outcomes, self.baseline, error)
         if not meta.get("feeds"):
             self._finish(number)
 
-    def _fed(self, parcel: Parcel) -> None:
+    def _fed(self, message: Message) -> None:
         for number, sent in [*self._in_flight.items()]:
-            if sent.manager == parcel.source and sent.reply is not None:
+            if sent.manager == message.source and sent.reply is not None:
                 self._finish(number)
-        if parcel.rows is not None:
-            self._feed(parcel.rows)
+        if message.rows is not None:
+            self._feed(message.rows)
 
-    def _unreadable(self, parcel: Parcel) -> None:
+    def _unreadable(self, message: Message) -> None:
         """Have the manager announce everything anew; what the frame answered is lost."""
-        log.warning("%s: cannot read what manager %d sent: %s", *(self._name, *_of(parcel)))
-        self._answer[parcel.source] = parcel
-        self._finish_oldest(parcel.source)
+        log.warning("%s: cannot read what manager %d sent: %s", *(self._name, *_of(message)))
+        self._answer[message.source] = message
+        self._finish_oldest(message.source)
         try:
-            self._link.post(parcel.source, DATA_TAG, Kind.ERROR, {"unreadable": True})
+            self._channel.send(message.source, DATA_TAG, Kind.ERROR, {"unreadable": True})
         except PeerLostError as error:
-            self.lose(parcel.source, str(error))
+            self.lose(message.source, str(error))
 
-    def _was_unreadable(self, parcel: Parcel) -> None:
-        self._link.begin_anew(parcel.source, DATA_TAG)
-        self.errors.append(remote_error(parcel.source, parcel.meta.get("error")))
-        if self._finish_oldest(parcel.source) is None:
-            self._answer[parcel.source] = parcel
+    def _was_unreadable(self, message: Message) -> None:
+        self._channel.begin_anew(message.source, DATA_TAG)
+        self.errors.append(remote_error(message.source, message.meta.get("error")))
+        if self._finish_oldest(message.source) is None:
+            self._answer[message.source] = message
 
     def _learn(self, meta: dict[str, Any]) -> None:
         if meta.get("baseline") is not None:
@@ -389,11 +389,11 @@ class Desk:
         log.warning("%s: manager %d is lost: %s; going on with %s", self._name, rank, why, left)
 
 
-def _number(parcel: Parcel) -> int:
+def _number(message: Message) -> int:
     """Return the number of the batch that a frame answers, -1 if it names none."""
-    number = parcel.meta.get("to")
+    number = message.meta.get("to")
     return number if type(number) is int else -1
 
 
-def _of(parcel: Parcel) -> tuple[int, str]:
-    return parcel.source, str(parcel.error)
+def _of(message: Message) -> tuple[int, str]:
+    return message.source, str(message.error)

@@ -1,10 +1,10 @@
 import pytest
 
 from gfn_rb.errors import ArgumentError
-from gfn_rb.remote.modes import AwaitReply, CollectLater, NonBlocking
+from gfn_rb.remote.worker.modes import AwaitReply, CollectLater, NonBlocking
 
 
-class Desk:
+class ManagerClient:
     """Notes what it is asked for."""
 
     def __init__(self, unanswered=0):
@@ -27,7 +27,7 @@ class Desk:
     ],
 )
 def test_modes_differ_in_when_they_wait(mode, before, after):
-    desk = Desk()
+    desk = ManagerClient()
     assert mode.before(desk)
     assert desk.asked == before
     desk.asked.clear()
@@ -37,7 +37,7 @@ def test_modes_differ_in_when_they_wait(mode, before, after):
 
 def test_without_waiting_the_number_on_their_way_is_bounded():
     mode = NonBlocking(in_flight=2)
-    assert [mode.before(Desk(n)) for n in range(4)] == [True, True, False, False]
+    assert [mode.before(ManagerClient(n)) for n in range(4)] == [True, True, False, False]
 
 
 def test_a_mode_shows_its_bound():

@@ -3,9 +3,10 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from remote.remote_runs import group
 
 from gfn_rb.errors import ArgumentError
-from gfn_rb.remote.layout import Layout, layout
+from gfn_rb.remote.protocol.roles import RankRoles, assign_roles, check_ranks, check_roles
 
 
 @pytest.mark.parametrize(
@@ -33,16 +34,16 @@ from gfn_rb.remote.layout import Layout, layout
     ],
 )
 def test_roles(hosts, n_managers, managers, manager_of):
-    found = layout(len(hosts), n_managers, list(hosts))
-    assert found == Layout(len(hosts), managers, manager_of)
+    found = assign_roles(len(hosts), n_managers, list(hosts))
+    assert found == RankRoles(len(hosts), managers, manager_of)
 
 
 def test_machines_of_no_known_name_are_one():
-    assert layout(3, 1, [None] * 3) == layout(3, 1, ["a"] * 3)
+    assert assign_roles(3, 1, [None] * 3) == assign_roles(3, 1, ["a"] * 3)
 
 
 def test_what_is_asked_of_a_layout():
-    found = layout(6, 2, list("aaabbb"))
+    found = assign_roles(6, 2, list("aaabbb"))
     assert found.workers == (0, 1, 3, 4)
     assert found.workers_of(2) == (0, 1)
     assert found.workers_of(5) == (3, 4)
@@ -51,7 +52,7 @@ def test_what_is_asked_of_a_layout():
 @given(st.lists(st.sampled_from("abc"), min_size=1, max_size=12), st.data())
 def test_every_layout_is_sound(hosts, data):
     n_managers = data.draw(st.integers(0, len(hosts) - 1))
-    found = layout(len(hosts), n_managers, hosts)
+    found = assign_roles(len(hosts), n_managers, hosts)
     assert len(found.managers) == n_managers
     assert 0 in found.workers
     assert sorted((*found.managers, *found.workers)) == list(range(len(hosts)))
@@ -66,26 +67,60 @@ def test_every_layout_is_sound(hosts, data):
 @pytest.mark.parametrize("n_managers", [4, 5, -1])
 def test_more_managers_than_ranks(n_managers):
     with pytest.raises(ArgumentError, match=f"managers must .* got {n_managers} where 4 ranks"):
-        layout(4, n_managers, ["a"] * 4)
+        assign_roles(4, n_managers, ["a"] * 4)
 
 
 def test_one_rank_where_two_are_needed():
     with pytest.raises(ArgumentError, match="got 1 where 1 rank was started"):
-        layout(1, 1, ["a"])
+        assign_roles(1, 1, ["a"])
 
 
 def test_hosts_of_another_number():
     with pytest.raises(ArgumentError, match="hosts must name the machine of 2 ranks, got 3 names"):
-        layout(2, 1, ["a"] * 3)
+        assign_roles(2, 1, ["a"] * 3)
 
 
 def test_a_manager_that_is_none():
     with pytest.raises(ArgumentError, match=r"manager_of rank 1 must be .* \[2\], got 0"):
-        Layout(3, (2,), {0: 2, 1: 0})
+        RankRoles(3, (2,), {0: 2, 1: 0})
     with pytest.raises(ArgumentError, match=r"manager must be one of the managers, \[2\], got 0"):
-        layout(3, 1, ["a"] * 3).workers_of(0)
+        assign_roles(3, 1, ["a"] * 3).workers_of(0)
 
 
 def test_a_rank_without_a_manager():
     with pytest.raises(ArgumentError, match=r"manager_of must name the manager of ranks \[0, 1\]"):
-        Layout(3, (2,), {0: 2})
+        RankRoles(3, (2,), {0: 2})
+
+
+def test_roles_are_this_rank_and_all_others_by_default():
+    assert check_roles(group(4)[1], None, None) == ([1], [0, 2, 3])
+    assert check_roles(group(4)[1], [1, 3], None) == ([1, 3], [0, 2])
+    assert check_roles(group(4)[1], [1, 3], [2]) == ([1, 3], [2])
+
+
+def test_ranks_given_stand_before_the_default():
+    transport = group(3)[0]
+    assert check_ranks("manager", None, [2], transport) == [2]
+    assert check_ranks("manager", [1, 0], [2], transport) == [1, 0]
+
+
+@pytest.mark.parametrize("ranks", [[], [3], [-1], [1, 1], [True]])
+def test_what_are_no_ranks_is_refused(ranks):
+    with pytest.raises(ArgumentError, match="manager must be different ranks in 0 to 2, at least"):
+        check_ranks("manager", ranks, [0], group(3)[0])
+
+
+@pytest.mark.parametrize(("managers", "workers"), [([0], None), ([1], [1, 2]), ([1, 2], [2])])
+def test_roles_that_overlap_or_leave_this_rank_out_are_refused(managers, workers):
+    with pytest.raises(ArgumentError, match="managers must hold this rank, 1, and no worker, got"):
+        check_roles(group(3)[1], managers, workers)
+
+
+def test_one_rank_alone_is_told_to_start_more():
+    (alone,) = group(1)
+    for check in (
+        lambda: check_roles(alone, None, None),
+        lambda: check_ranks("manager", [0], (), alone),
+    ):
+        with pytest.raises(ArgumentError, match=r"transport must have at least 2 ranks, .* got 1"):
+            check()

@@ -1,4 +1,4 @@
-from gfn_rb.remote.protocol import Kind, described, one_line, remote_error
+from gfn_rb.remote.protocol.messages import Kind, describe_error, one_line, remote_error
 
 
 def caught(message):
@@ -9,14 +9,14 @@ def caught(message):
 
 
 def test_errors_survive_the_journey():
-    error = remote_error(3, described(caught("too bad")))
+    error = remote_error(3, describe_error(caught("too bad")))
     assert (error.rank, error.reason) == (3, "ValueError: too bad")
     assert "raise ValueError(message)" in error.traceback
     assert str(error).startswith("rank 3: ValueError: too bad\n")
 
 
 def test_errors_are_cut_to_a_length():
-    values = described(caught("x" * 10_000))
+    values = describe_error(caught("x" * 10_000))
     assert len(values["message"]) == 2000
     assert all(len(value) <= 2000 for value in values.values())
 

@@ -10,12 +10,12 @@ from gfn_rb.errors import (
     TransportClosedError,
     TransportTimeoutError,
 )
-from gfn_rb.remote.link import Link
+from gfn_rb.remote.protocol.channel import FrameChannel
 
 
 def test_rows_and_metadata_arrive():
-    (mine, theirs), rows = map(Link, group(2)), objects([1, 2])
-    nbytes = mine.post(1, 7, 3, {"id": 5}, rows)
+    (mine, theirs), rows = map(FrameChannel, group(2)), objects([1, 2])
+    nbytes = mine.send(1, 7, 3, {"id": 5}, rows)
     parcel = theirs.receive()
     assert (parcel.source, parcel.tag, parcel.kind, parcel.meta) == (0, 7, 3, {"id": 5})
     assert parcel.nbytes == nbytes
@@ -25,27 +25,27 @@ def test_rows_and_metadata_arrive():
 
 
 def test_one_tag_can_be_waited_for():
-    mine, theirs = map(Link, group(2))
-    mine.post(1, 1, 3)
-    mine.post(1, 2, 4)
+    mine, theirs = map(FrameChannel, group(2))
+    mine.send(1, 1, 3)
+    mine.send(1, 2, 4)
     assert theirs.receive(tag=2).kind == 4
     assert theirs.receive(source=0).kind == 3
 
 
 def test_each_tag_is_a_connection_of_its_own():
-    mine, theirs = map(Link, group(2))
+    mine, theirs = map(FrameChannel, group(2))
     for values in ([1], [2]):
-        mine.post(1, 0, 1, rows=objects(values))
-        mine.post(1, 1, 1, rows=trajectories(values))
+        mine.send(1, 0, 1, rows=objects(values))
+        mine.send(1, 1, 1, rows=trajectories(values))
     for value in (1, 2):
         assert theirs.receive(tag=1).rows["state"].flatten().tolist() == [0, value, -1]
         assert theirs.receive(tag=0).rows["state"].flatten().tolist() == [value, 0]
 
 
 def test_a_message_that_is_too_large_is_a_parcel_with_an_error():
-    mine, theirs = map(Link, group(2))
+    mine, theirs = map(FrameChannel, group(2))
     theirs.transport.max_nbytes = 10
-    nbytes = mine.post(1, 3, 1, rows=objects([1]))
+    nbytes = mine.send(1, 3, 1, rows=objects([1]))
     parcel = theirs.receive()
     assert (parcel.source, parcel.tag, parcel.nbytes, parcel.rows) == (0, 3, nbytes, None)
     assert "at most max_nbytes, 10" in str(parcel.error)
@@ -58,8 +58,8 @@ def test_what_ends_a_connection_is_raised(monkeypatch, error):
     def take(envelope):
         raise error
 
-    mine, theirs = map(Link, group(2))
-    mine.post(1, 0, 1)
+    mine, theirs = map(FrameChannel, group(2))
+    mine.send(1, 0, 1)
     monkeypatch.setattr(theirs.transport, "take", take)
     with pytest.raises(type(error), match="of a test"):
         theirs.receive()
@@ -68,60 +68,60 @@ def test_what_ends_a_connection_is_raised(monkeypatch, error):
 def test_what_is_no_frame_is_a_parcel_with_an_error():
     mine, theirs = group(2)
     mine.send([b"no frame"], 1, 3)
-    parcel = Link(theirs).receive()
+    parcel = FrameChannel(theirs).receive()
     assert (parcel.source, parcel.tag, parcel.nbytes, parcel.rows) == (0, 3, 8, None)
     assert type(parcel.error).__name__.startswith("Wire")
 
 
 def test_a_reader_that_lost_track_is_told_everything_anew():
     one, other = group(2)
-    mine, late = Link(one), Link(other)
-    mine.post(1, 5, 1, rows=objects([1]))
+    mine, late = FrameChannel(one), FrameChannel(other)
+    mine.send(1, 5, 1, rows=objects([1]))
     other.recv(0, 5)  # lost, and the schema with it
-    mine.post(1, 5, 1, rows=objects([2]))
+    mine.send(1, 5, 1, rows=objects([2]))
     assert late.receive().error is not None
     mine.begin_anew(1, 5)
-    mine.post(1, 5, 1, rows=objects([3]))
+    mine.send(1, 5, 1, rows=objects([3]))
     assert late.receive().rows["state"].tolist() == [[3, 0]]
 
 
 def test_a_frame_that_could_not_be_made_or_sent_is_forgotten():
     one, other = group(2)
-    mine, theirs = Link(one), Link(other)
+    mine, theirs = FrameChannel(one), FrameChannel(other)
     with pytest.raises(ShapeError):
-        mine.post(1, 0, 1, rows=objects([1]).set("state", objects([1])["state"].to_sparse()))
-    mine.post(1, 0, 1, rows=objects([1]))
+        mine.send(1, 0, 1, rows=objects([1]).set("state", objects([1])["state"].to_sparse()))
+    mine.send(1, 0, 1, rows=objects([1]))
     assert theirs.receive().rows["state"].tolist() == [[1, 0]]
     one.max_nbytes = 1000
     changed = objects(range(99)).set("more", objects(range(99))["state"])
     with pytest.raises(ArgumentError, match="max_nbytes"):
-        mine.post(1, 0, 1, rows=changed)
-    mine.post(1, 0, 1, rows=changed[:1])
+        mine.send(1, 0, 1, rows=changed)
+    mine.send(1, 0, 1, rows=changed[:1])
     assert theirs.receive().rows["more"].tolist() == [[0, 0]]
     other.close()
     with pytest.raises(PeerLostError):
-        mine.post(1, 0, 1, rows=objects([1]))
+        mine.send(1, 0, 1, rows=objects([1]))
 
 
 def test_frames_leave():
-    mine, theirs = map(Link, group(2))
-    mine.post(1, 0, 1)
+    mine, theirs = map(FrameChannel, group(2))
+    mine.send(1, 0, 1)
     theirs.receive()
-    assert mine.leaving(1) == 0
+    assert mine.in_flight(1) == 0
     assert mine.flush(0.1) == 0
 
 
 def test_frames_that_do_not_leave_are_counted():
-    mine, one, other = map(Link, group(3))
+    mine, one, other = map(FrameChannel, group(3))
     for dest in (1, 2):
-        mine.post(dest, 0, 1)
+        mine.send(dest, 0, 1)
     assert mine.flush(0.01) == 2
-    assert mine.flush(0.01, but=[2]) == 1
+    assert mine.flush(0.01, exclude=[2]) == 1
     one.receive()
-    assert mine.flush(0.01, but=[2]) == 0
-    assert mine.leaving(2) == 1
+    assert mine.flush(0.01, exclude=[2]) == 0
+    assert mine.in_flight(2) == 1
     other.transport.close()
-    assert mine.leaving(2) == 0
+    assert mine.in_flight(2) == 0
 
 
 class Stuck:
@@ -140,8 +140,8 @@ class Stuck:
 
 def test_all_frames_have_the_same_time_to_leave(monkeypatch):
     now = iter([0.0, 1.0, 9.0])
-    monkeypatch.setattr("gfn_rb.remote.link.time.monotonic", lambda: next(now))
-    link, waits = Link(group(1)[0]), []
-    link._leaving.update({1: deque([Stuck(waits)]), 2: deque([Stuck(waits)])})
+    monkeypatch.setattr("gfn_rb.remote.protocol.channel.time.monotonic", lambda: next(now))
+    link, waits = FrameChannel(group(1)[0]), []
+    link._in_flight.update({1: deque([Stuck(waits)]), 2: deque([Stuck(waits)])})
     assert link.flush(5.0) == 2
     assert waits == [4.0, 0.0]

@@ -1,4 +1,4 @@
-"""Which ranks train and which manage, and who talks to whom."""
+"""Which ranks train and which manage, who talks to whom, and checks on ranks."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gfn_rb.errors import ArgumentError
+from gfn_rb.transports.base import Transport
 
 
 @dataclass(frozen=True)
-class Layout:
+class RankRoles:
     """The roles of all ranks.
 
     Args:
@@ -61,7 +62,7 @@ class Layout:
         return tuple(rank for rank in self.workers if self.manager_of[rank] == manager)
 
 
-def layout(size: int, n_managers: int, hosts: Sequence[str | None]) -> Layout:
+def assign_roles(size: int, n_managers: int, hosts: Sequence[str | None]) -> RankRoles:
     """Return who trains and who manages.
 
     Rank 0 trains. Managers are spread over machines in proportion to their ranks, by d'Hondt's
@@ -89,7 +90,7 @@ def layout(size: int, n_managers: int, hosts: Sequence[str | None]) -> Layout:
     for _ in range(n_managers):
         managers.append(_next_manager(hosts, managers))
     managers.sort()
-    return Layout(size, tuple(managers), _assigned(hosts, managers))
+    return RankRoles(size, tuple(managers), _managers_of(hosts, managers))
 
 
 def _next_manager(hosts: Sequence[str | None], managers: Sequence[int]) -> int:
@@ -102,7 +103,7 @@ def _next_manager(hosts: Sequence[str | None], managers: Sequence[int]) -> int:
     return max(rank for rank in training if hosts[rank] == host)
 
 
-def _assigned(hosts: Sequence[str | None], managers: Sequence[int]) -> dict[int, int]:
+def _managers_of(hosts: Sequence[str | None], managers: Sequence[int]) -> dict[int, int]:
     """Return the manager of each worker; those with one on their own machine choose first."""
     load = dict.fromkeys(managers, 0)
     chosen: dict[int, int] = {}
@@ -113,3 +114,56 @@ def _assigned(hosts: Sequence[str | None], managers: Sequence[int]) -> dict[int,
         chosen[rank] = manager
         load[manager] += 1
     return dict(sorted(chosen.items()))
+
+
+def check_ranks(
+    name: str, ranks: Sequence[int] | None, default: Sequence[int], transport: Transport
+) -> list[int]:
+    """Return ranks, checked to be some, distinct and within the transport's.
+
+    Args:
+        name: how the error calls them.
+        ranks: what was given.
+        default: what stands for None.
+        transport: whose ranks they are.
+
+    Raises:
+        ArgumentError: they are not, or the transport has no more than one.
+    """
+    if transport.size < 2:
+        raise ArgumentError(
+            "transport must have at least 2 ranks, a manager and a worker, got 1: start more "
+            "processes, such as by mpiexec -n 2"
+        )
+    chosen = list(default if ranks is None else ranks)
+    within = all(type(rank) is int and 0 <= rank < transport.size for rank in chosen)
+    if not chosen or not within or len(set(chosen)) < len(chosen):
+        raise ArgumentError(
+            f"{name} must be different ranks in 0 to {transport.size - 1}, at least one, got "
+            f"{chosen}"
+        )
+    return chosen
+
+
+def check_roles(
+    transport: Transport, managers: Sequence[int] | None, workers: Sequence[int] | None
+) -> tuple[list[int], list[int]]:
+    """Return the ranks of managers and of workers, checked.
+
+    Args:
+        transport: of a manager.
+        managers: those of all managers; by default the transport's own alone.
+        workers: by default all others.
+
+    Raises:
+        ArgumentError: they are no ranks, overlap, or the transport's is not among the managers.
+    """
+    chosen = check_ranks("managers", managers, [transport.rank], transport)
+    others = sorted(set(range(transport.size)) - set(chosen))
+    served = check_ranks("workers", workers, others, transport)
+    if transport.rank not in chosen or set(served) & set(chosen):
+        raise ArgumentError(
+            f"managers must hold this rank, {transport.rank}, and no worker, got {chosen} and "
+            f"workers {served}"
+        )
+    return chosen, served

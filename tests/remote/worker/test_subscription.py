@@ -3,8 +3,8 @@ from remote.remote_runs import objects, trajectories, values_of
 
 from gfn_rb import fifo_buffer, reward_prioritized_buffer
 from gfn_rb.errors import ArgumentError
-from gfn_rb.remote.feed import Subscription
 from gfn_rb.remote.feeding.holdings import Holdings
+from gfn_rb.remote.worker.subscription import Subscription
 
 
 def test_fed_rows_land_in_the_second_buffer():
@@ -40,7 +40,7 @@ def test_an_object_is_known_by_its_terminating_state():
 
 
 def test_only_the_last_objects_fed_are_remembered(monkeypatch):
-    monkeypatch.setattr("gfn_rb.remote.feed._REMEMBERED", 3)
+    monkeypatch.setattr("gfn_rb.remote.worker.subscription._REMEMBERED", 3)
     subscription = Subscription(fifo_buffer(1), 3)
     assert subscription.receive(objects([1, 2, 3]), None) == 0
     assert subscription.receive(objects([1]), None) == 1

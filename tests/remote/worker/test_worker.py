@@ -32,8 +32,8 @@ from gfn_rb.remote import (
     ReplayBufferWorker,
     Subscription,
 )
-from gfn_rb.remote.link import Link
-from gfn_rb.remote.protocol import DATA_TAG, PROTOCOL, Kind
+from gfn_rb.remote.protocol.channel import FrameChannel
+from gfn_rb.remote.protocol.messages import DATA_TAG, PROTOCOL, Kind
 
 MODES = [AwaitReply, CollectLater, NonBlocking]
 
@@ -63,8 +63,8 @@ class Pair:
 def driven(**kwargs):
     """A worker that never waits, and the link of its manager, which does what a test says."""
     transports = group(2)
-    manager = Link(transports[0])
-    manager.post(1, DATA_TAG, Kind.WELCOME, {"protocol": PROTOCOL})
+    manager = FrameChannel(transports[0])
+    manager.send(1, DATA_TAG, Kind.WELCOME, {"protocol": PROTOCOL})
     worker = ReplayBufferWorker(transports[1], 0, mode=NonBlocking(), timeout=LIMIT, **kwargs)
     return worker, manager
 
@@ -163,7 +163,7 @@ def test_the_newest_answer_is_returned_even_where_nothing_is_due():
         assert worker.extend(objects(values)) is None
     for number, n in ((1, 2), (2, 3)):
         answer = {"to": number, "outcomes": {"scored": n}, "scores": {}}
-        manager.post(1, DATA_TAG, Kind.SCORES, answer)
+        manager.send(1, DATA_TAG, Kind.SCORES, answer)
     assert worker.extend(objects([6])).n == 3
     assert (worker.pending, worker.statistics.replies) == (1, 2)
 
@@ -317,7 +317,7 @@ def test_of_several_remote_errors_the_first_is_raised_and_the_others_are_logged(
         worker.extend(objects([number]))
     for number, why in ((1, "one"), (2, "other")):
         error = {"type": "refused", "message": why}
-        manager.post(1, DATA_TAG, Kind.ERROR, {"to": number, "error": error})
+        manager.send(1, DATA_TAG, Kind.ERROR, {"to": number, "error": error})
     with pytest.raises(RemoteError, match="refused: one"):
         worker.drain()
     assert caplog.messages == ["worker 1: refused: other"]
@@ -423,7 +423,7 @@ def test_a_worker_told_to_goes_on_without_a_manager_it_never_met(caplog):
 def test_sides_of_different_versions_say_so(monkeypatch):
     pair = Pair(None)
     worker, message = pair.worker(), "speaks protocol 2, this manager speaks 1"
-    monkeypatch.setattr("gfn_rb.remote.desk.PROTOCOL", 2)
+    monkeypatch.setattr("gfn_rb.remote.worker.client.PROTOCOL", 2)
     with threads(pair.serve), pytest.raises(RemoteError, match=message):
         worker.connect()
 
@@ -477,12 +477,12 @@ def test_a_fetch_greets_the_managers():
 def test_fetching_goes_on_with_the_managers_that_are_left():
     transports, fed = group(3), fifo_buffer(9)
     worker = ReplayBufferWorker(transports[2], [0, 1], subscription=Subscription(fed, 1))
-    links = [Link(transport) for transport in transports[:2]]
+    links = [FrameChannel(transport) for transport in transports[:2]]
     for link in links:
-        link.post(2, DATA_TAG, Kind.WELCOME, {"protocol": PROTOCOL})
+        link.send(2, DATA_TAG, Kind.WELCOME, {"protocol": PROTOCOL})
     worker.connect()
     transports[0].close()
-    links[1].post(2, DATA_TAG, Kind.FEED, {"asked": True}, objects([7]))
+    links[1].send(2, DATA_TAG, Kind.FEED, {"asked": True}, objects([7]))
     assert worker.fetch() == 1
     assert worker.managers == [1]
     assert values_of(fed) == [7]

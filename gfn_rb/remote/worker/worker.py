@@ -15,15 +15,15 @@ from gfn_rb.containers import States, Trajectories, Transitions
 from gfn_rb.containers.fields import shallow_copy
 from gfn_rb.errors import ArgumentError, GfnRbError, PeerLostError, TransportTimeoutError
 from gfn_rb.keys import LOG_REWARD
-from gfn_rb.remote.desk import Desk, Reply
-from gfn_rb.remote.feed import Subscription
 from gfn_rb.remote.feeding.holdings import Holdings
-from gfn_rb.remote.modes import AwaitReply, Mode
 from gfn_rb.remote.patience import never
-from gfn_rb.remote.payload import BaselineFilter, Payload, check_payload, packed, require_fit
-from gfn_rb.remote.protocol import Kind
-from gfn_rb.remote.ranks import ranks_of
-from gfn_rb.remote.statistics import WorkerStatistics
+from gfn_rb.remote.protocol.messages import Kind
+from gfn_rb.remote.protocol.roles import check_ranks
+from gfn_rb.remote.protocol.statistics import WorkerStatistics
+from gfn_rb.remote.worker.client import ManagerClient, Reply
+from gfn_rb.remote.worker.modes import AwaitReply, Mode
+from gfn_rb.remote.worker.payload import BaselineFilter, Payload, check_payload, packed, require_fit
+from gfn_rb.remote.worker.subscription import Subscription
 from gfn_rb.transports.base import Transport
 from gfn_rb.writers.rows import scalar_key
 
@@ -90,7 +90,7 @@ class ReplayBufferWorker:
         stopped: Callable[[], bool] = never,
     ) -> None:
         managers = [manager] if isinstance(manager, int) else manager
-        managers = ranks_of("manager", managers, (), transport)
+        managers = check_ranks("manager", managers, (), transport)
         if transport.rank in managers:
             raise ArgumentError(f"manager must be another rank than this one, {transport.rank}")
         if frequency < 1:
@@ -108,7 +108,9 @@ class ReplayBufferWorker:
         self._raises = on_error == "raise"
         self._timeout = timeout
         self._local = None if buffer is None or subscription is None else Holdings(buffer)
-        self._desk = Desk(transport, managers, timeout, self.statistics, self._feed, stopped)
+        self._client = ManagerClient(
+            transport, managers, timeout, self.statistics, self._feed, stopped
+        )
         self._connected = False
         self._adds = 0
         self._pending: list[TensorDictBase] = []
@@ -119,17 +121,17 @@ class ReplayBufferWorker:
     @property
     def baseline(self) -> float | None:
         """The log-reward below which items are not worth sending, None while unknown."""
-        return self._desk.baseline
+        return self._client.baseline
 
     @property
     def managers(self) -> list[int]:
         """The managers that are not lost."""
-        return [*self._desk.managers]
+        return [*self._client.managers]
 
     @property
     def unanswered(self) -> int:
         """How many batches are still to be answered."""
-        return self._desk.unanswered
+        return self._client.unanswered
 
     @property
     def pending(self) -> int:
@@ -146,7 +148,7 @@ class ReplayBufferWorker:
             WireError: a rank speaks another version.
         """
         if not self._connected:
-            self._desk.connect(None if self.subscription is None else self.subscription.terms())
+            self._client.connect(None if self.subscription is None else self.subscription.terms())
             self._connected = True
 
     def go_on_without(self, manager: int, why: str) -> None:
@@ -156,7 +158,7 @@ class ReplayBufferWorker:
             manager: its rank; one that is lost already, or is none, is passed over.
             why: for the log.
         """
-        self._desk.lose(manager, why)
+        self._client.lose(manager, why)
 
     def add(self, item: TensorDictBase) -> Reply | None:
         """Add one item.
@@ -193,7 +195,7 @@ class ReplayBufferWorker:
         if self._adds % self.frequency == 0:
             self._send()
         else:
-            self._desk.collect()
+            self._client.collect()
         return self._newest()
 
     def flush(self) -> Reply | None:
@@ -226,9 +228,9 @@ class ReplayBufferWorker:
         before = self.statistics.fed - self.statistics.fed_duplicates
         for rank in self.managers:
             try:
-                answer = self._desk.ask(rank, Kind.FETCH, {"quota": quota})
+                answer = self._client.ask(rank, Kind.FETCH, {"quota": quota})
             except (PeerLostError, TransportTimeoutError) as error:
-                self._desk.lose(rank, str(error))
+                self._client.lose(rank, str(error))
                 continue
             if answer.rows is not None:
                 self._feed(answer.rows)
@@ -254,7 +256,7 @@ class ReplayBufferWorker:
                 self._await_all(end)
             self._send()
             self._await_all(end)
-        replies, self._desk.replies = self._desk.replies, []
+        replies, self._client.replies = self._client.replies, []
         self._settle_errors()
         return replies
 
@@ -272,7 +274,7 @@ class ReplayBufferWorker:
         try:
             self.drain(timeout)
         finally:
-            self._desk.leave(timeout)
+            self._client.leave(timeout)
             self._connected = False
 
     def __enter__(self) -> ReplayBufferWorker:
@@ -297,10 +299,10 @@ class ReplayBufferWorker:
     def _await_all(self, end: float) -> None:
         """Wait until all batches are answered, or give up those that are not in time."""
         start = time.monotonic()
-        if not self._desk.wait(max(0.0, end - start)):
+        if not self._client.wait(max(0.0, end - start)):
             n, seconds = self.unanswered, time.monotonic() - start
             log.warning("%s: %d batches unanswered after %.1f s", self._name, n, seconds)
-            self._desk.give_up()
+            self._client.give_up()
 
     def _keep(self, rows: TensorDictBase) -> None:
         if self.buffer is not None:
@@ -309,7 +311,7 @@ class ReplayBufferWorker:
         self._pending.append(rows if self.frequency == 1 else rows.clone())
 
     def _send(self) -> None:
-        may_send = self.mode.before(self._desk)
+        may_send = self.mode.before(self._client)
         batches, self._pending = self._pending, []
         if not batches:
             return
@@ -317,9 +319,9 @@ class ReplayBufferWorker:
         try:
             rows = self._ready(batches)
             left = len(rows)
-            if left and may_send and self._desk.send(rows, self.payload != "scoring"):
+            if left and may_send and self._client.send(rows, self.payload != "scoring"):
                 left = 0
-                self.mode.after(self._desk)
+                self.mode.after(self._client)
         finally:  # what cannot be sent is accounted for as well
             self.statistics.skipped += left
 
@@ -342,12 +344,12 @@ class ReplayBufferWorker:
             self.statistics.count(fed=len(rows), fed_duplicates=dropped)
 
     def _newest(self) -> Reply | None:
-        replies, self._desk.replies = self._desk.replies, []
+        replies, self._client.replies = self._client.replies, []
         self._settle_errors()
         return replies[-1] if replies else None
 
     def _settle_errors(self) -> None:
-        errors, self._desk.errors = self._desk.errors, []
+        errors, self._client.errors = self._client.errors, []
         for error in errors[1:] if self._raises else errors:
             log.warning("%s: %s", self._name, error.reason)
         if errors and self._raises:

@@ -3,7 +3,7 @@ import torch
 from remote.remote_runs import objects, trajectories, transitions
 
 from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
-from gfn_rb.remote.payload import BaselineFilter, check_payload, packed, require_fit
+from gfn_rb.remote.worker.payload import BaselineFilter, check_payload, packed, require_fit
 
 
 def sent(rows):

@@ -1,6 +1,6 @@
 import pytest
 
-from gfn_rb.remote.statistics import OUTCOMES, Outcomes, SenderStatistics, WorkerStatistics
+from gfn_rb.remote.protocol.statistics import OUTCOMES, Outcomes, SenderStatistics, WorkerStatistics
 
 
 def test_outcomes_add_up():

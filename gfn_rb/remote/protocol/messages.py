@@ -36,7 +36,7 @@ _FRAMES = 4
 _CHARACTERS = 2000
 
 
-def described(error: BaseException) -> dict[str, str]:
+def describe_error(error: BaseException) -> dict[str, str]:
     """Return an error as plain values: its type, message, and the last steps on the way to it.
 
     Args:
@@ -51,7 +51,7 @@ def described(error: BaseException) -> dict[str, str]:
 
 
 def remote_error(rank: int, values: Any) -> RemoteError:
-    """Return the error that :func:`described` another rank's.
+    """Return the error that :func:`describe_error` made of another rank's.
 
     Args:
         rank: of the other.

@@ -6,9 +6,9 @@ import time
 from typing import Any
 
 from gfn_rb.errors import TransportTimeoutError
-from gfn_rb.remote.link import Link, Parcel
-from gfn_rb.remote.protocol import METADATA_TAG, Kind, remote_error
-from gfn_rb.remote.ranks import ranks_of
+from gfn_rb.remote.protocol.channel import FrameChannel, Message
+from gfn_rb.remote.protocol.messages import METADATA_TAG, Kind, remote_error
+from gfn_rb.remote.protocol.roles import check_ranks
 from gfn_rb.transports.base import Transport
 
 
@@ -21,7 +21,7 @@ class ManagerQueries:
 
     def __init__(self, transport: Transport) -> None:
         self.transport = transport
-        self._link = Link(transport)
+        self._channel = FrameChannel(transport)
 
     def metadata(self, manager: int, timeout: float = 30.0) -> dict[str, Any]:
         """Return what a manager knows: its size, baseline, timings and statistics of its senders.
@@ -54,13 +54,13 @@ class ManagerQueries:
         """
         return str(self._ask(manager, Kind.CHECKPOINT, timeout).meta["path"])
 
-    def _ask(self, manager: int, kind: Kind, timeout: float) -> Parcel:
-        ranks_of("manager", [manager], (), self.transport)
+    def _ask(self, manager: int, kind: Kind, timeout: float) -> Message:
+        check_ranks("manager", [manager], (), self.transport)
         end = time.monotonic() + timeout
-        while self._link.receive(manager, METADATA_TAG) is not None:
+        while self._channel.receive(manager, METADATA_TAG) is not None:
             pass  # answers that came too late for whoever asked
-        self._link.post(manager, METADATA_TAG, kind)
-        answer = self._link.receive(manager, METADATA_TAG, max(0.0, end - time.monotonic()))
+        self._channel.send(manager, METADATA_TAG, kind)
+        answer = self._channel.receive(manager, METADATA_TAG, max(0.0, end - time.monotonic()))
         if answer is None:
             raise TransportTimeoutError(
                 f"rank {manager} did not answer within {timeout:g} s: expected a running "

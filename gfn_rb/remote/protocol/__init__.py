@@ -1,0 +1,1 @@
+"""What managers and workers send each other, and what they know of each other."""

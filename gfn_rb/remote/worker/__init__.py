@@ -1,0 +1,1 @@
+"""The side of a worker: what it sends, counts and is fed."""
