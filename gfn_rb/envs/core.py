@@ -30,6 +30,10 @@ class GFNCore(ABC):
         sink_state: the state after the exit action, [*S]; no other state equals it.
         state_shape: S.
         state_dtype: dtype of states.
+        state_range: the lowest and the highest number in any state, the sink included; None where
+            they are not known, or where states are no integers.
+        is_deterministic: whether an action leads from a state always to the same one. What makes
+            states again from actions asks.
         n_actions: number of actions, the exit action included.
         exit_action: the last action.
         dummy_action: the action that pads a trajectory after its end.
@@ -43,6 +47,8 @@ class GFNCore(ABC):
     sink_state: Tensor
     state_shape: torch.Size
     state_dtype: torch.dtype
+    state_range: tuple[int, int] | None = None
+    is_deterministic: bool = True
     n_actions: int
     exit_action: int
     dummy_action: int = -1
@@ -78,6 +84,28 @@ class GFNCore(ABC):
         is_move = self._is_move(action)
         moved = self.move(state, action.where(is_move, 0))
         return moved.where(self._per_row(is_move), self.sink_state)
+
+    def states_of(
+        self, action: Int64[Tensor, "n T"], length: Int64[Tensor, "n"]
+    ) -> Shaped[Tensor, "n T1 *state"]:
+        """Return the states that forward trajectories pass through, padded as rollouts are.
+
+        All rows step at once; an environment overrides this where it knows a closed form.
+
+        Args:
+            action: T actions per trajectory, whatever they are after its end.
+            length: number of real actions of each, the exit action included.
+
+        Returns:
+            The source, what each action led to, and the sink from there on; T1 = T + 1 in all.
+        """
+        n, n_steps = action.shape
+        state = self.source_state.new_empty(n, n_steps + 1, *self.state_shape)
+        state[:, 0] = self.source_state
+        for step in range(n_steps):
+            taken = action[:, step].where(step < length, self.dummy_action)
+            state[:, step + 1] = self.forward_step(state[:, step], taken)
+        return state
 
     def backward_step(
         self, state: Shaped[Tensor, "n *state"], action: Int64[Tensor, "n"]

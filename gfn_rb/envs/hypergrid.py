@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding
+from torch.nn.functional import embedding, pad
 
 from gfn_rb.envs.enumerable import EnumerableEnv
 from gfn_rb.errors import ArgumentError
@@ -69,11 +69,13 @@ class HyperGrid(EnumerableEnv):
             device=device,
         )
         self.n_dims, self.height = ndim, height
+        self.state_range = (-1, height - 1)
         self.r0, self.r1, self.r2 = r0, r1, r2
         self.n_modes = 2**ndim
         self._has_inner_band = bool(self._in_inner_band(torch.arange(height)[:, None]).any())
         code = torch.eye(height + 1, height).roll(1, 0)  # of -1 (the sink), 0, 1, ...
         self.register_buffer("_code", code.to(device), persistent=False)
+        self.register_buffer("_increment", _packed_one_hots(ndim, height).to(device), False)
 
     @property
     def n_states(self) -> int:
@@ -102,6 +104,18 @@ class HyperGrid(EnumerableEnv):
             self.r0 + self.r1 * self._in_outer_band(state) + self.r2 * self._in_inner_band(state)
         )
         return reward.log().float()
+
+    def states_of(
+        self, action: Int64[Tensor, "n T"], length: Int64[Tensor, "n"]
+    ) -> Int64[Tensor, "n T1 *state"]:
+        """Sum up the moves. Several coordinates share a machine word, none of which overflows."""
+        step = torch.arange(action.shape[1] + 1, device=action.device)
+        past = step >= length[:, None]
+        move = action.where((action >= 0) & ~past[:, 1:], self.exit_action)
+        words = pad(embedding(move, self._increment).cumsum_(1), (0, 0, 1, 0))
+        words.masked_fill_(past[:, :, None], -1)  # in each coordinate: the sink
+        packed = words.view(_packing(self.height))
+        return packed[:, :, : self.n_dims].to(torch.int64)
 
     def encode(self, state: Int64[Tensor, "n *state"]) -> Float[Tensor, "n encoded"]:
         """Return one one-hot vector per coordinate; zeros for the sink."""
@@ -142,3 +156,16 @@ class HyperGrid(EnumerableEnv):
     def _doubled_offset(self, state: Int64[Tensor, "n *state"]) -> Int64[Tensor, "n *state"]:
         """Return |2 i - (height-1)|, which is 2 (height-1) |x - 0.5|."""
         return (2 * state - (self.height - 1)).abs()
+
+
+def _packing(height: int) -> torch.dtype:
+    """Return the type that coordinates have while they share words of 64 bits."""
+    return torch.int8 if height <= 2**7 else torch.int16 if height <= 2**15 else torch.int64
+
+
+def _packed_one_hots(n_dims: int, height: int) -> Int64[Tensor, "actions words"]:
+    """Return what each action adds to the coordinates, those packed in words."""
+    dtype = _packing(height)
+    per_word = 8 // dtype.itemsize
+    width = -(-n_dims // per_word) * per_word
+    return pad(torch.eye(n_dims, width, dtype=dtype), (0, 0, 0, 1)).view(torch.int64)

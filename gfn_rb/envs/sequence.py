@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding
+from torch.nn.functional import embedding, pad
 
 from gfn_rb.envs.base import GFNEnv
 from gfn_rb.errors import ArgumentError
@@ -64,6 +64,7 @@ class SequenceEnv(GFNEnv):
             device=device,
         )
         self.n_letters, self.length, self.form = n_letters, length, form
+        self.state_range = (SINK, n_letters - 1)
         code = torch.cat([torch.zeros_like(letter_code[:1]).expand(2, -1), letter_code])
         self.register_buffer("_code", code.to(device), persistent=False)  # of SINK, EMPTY, 0, ...
         mask = torch.zeros(n_letters + 2, self.n_actions, dtype=torch.bool)
@@ -90,6 +91,26 @@ class SequenceEnv(GFNEnv):
         letters = torch.arange(self.n_letters, device=state.device)
         last = state.gather(1, self._last_written(state)) == letters
         return torch.cat([last, state[:, :1] == letters], 1) if self._writes_left else last
+
+    def states_of(
+        self, action: Int64[Tensor, "n T"], length: Int64[Tensor, "n"]
+    ) -> Int64[Tensor, "n T1 *state"]:
+        """Read each state off the finished sequence: it is a stretch of it, from its own start."""
+        n_steps = action.shape[1]
+        step = torch.arange(n_steps + 1, device=action.device)[:, None]
+        place = torch.arange(self.length, device=action.device)
+        move = action[:, : self.length]
+        if n_steps < self.length:  # only where no trajectory has ended
+            move = pad(move, (0, self.length - n_steps), value=EMPTY)
+        if self._writes_left:
+            finished, start = self._finished(move, place)
+            start = start[:, step[:, 0].clamp(max=self.length)]
+            at = (start[:, :, None] + place).clamp(max=self.length - 1)
+            text = finished[:, None].expand(-1, n_steps + 1, -1).gather(2, at)
+        else:
+            text = move[:, None]
+        state = text.where(place < step, EMPTY)
+        return state.masked_fill_((step >= length[:, None, None]), SINK)
 
     def encode(self, state: Int64[Tensor, "n *state"]) -> Float[Tensor, "n encoded"]:
         """Return the code of the letter in each place; zeros where it is empty."""
@@ -118,6 +139,17 @@ class SequenceEnv(GFNEnv):
             return shortened
         beheaded = torch.cat([state[:, 1:], torch.full_like(state[:, :1], EMPTY)], 1)
         return beheaded.where(self._at_left(move), shortened)
+
+    def _finished(
+        self, move: Int64[Tensor, "n *state"], place: Int64[Tensor, "*state"]
+    ) -> tuple[Int64[Tensor, "n *state"], Int64[Tensor, "n starts"]]:
+        """Return what moves at both ends have written in the end, and where each state starts."""
+        is_left = move >= self.n_letters
+        n_left = pad(is_left.cumsum(1), (1, 0))  # letters put at the left before each step
+        start = n_left[:, -1:] - n_left
+        # A letter moves on with each one put to its left later.
+        target = place.where(~is_left, 0) + start[:, 1:]
+        return torch.empty_like(move).scatter_(1, target, move % self.n_letters), start
 
     def _at_left(self, move: Int64[Tensor, "n"]) -> Bool[Tensor, "n 1"]:
         return move[:, None] >= self.n_letters

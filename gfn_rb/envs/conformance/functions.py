@@ -140,6 +140,30 @@ class FunctionsConformance(RandomWalks):
         assert env.forward_step(state[:0], none).shape == (0, *env.state_shape)
         assert env.backward_step(state[:0], none).shape == (0, *env.state_shape)
 
+    def test_states_are_made_again_from_actions(self) -> None:
+        """``states_of`` gives what the walks met, whatever follows their end or is cut there."""
+        env = self.make_env()
+        states, actions = self.states_and_actions(env)
+        state, action = torch.stack(states, 1), torch.stack(actions, 1)
+        length = (action >= 0).sum(1)
+        assert env.states_of(action, length).equal(state)
+        over = torch.arange(action.shape[1]) >= length[:, None]
+        sink = state[:, -1:].expand(-1, 3, *env.state_shape)
+        longer = torch.cat([action.masked_fill(over, 0), action.new_zeros(len(action), 3)], 1)
+        assert env.states_of(longer, length).equal(torch.cat([state, sink], 1))
+        for n_steps in (0, 1, int(length.min())):
+            cut = env.states_of(action[:, :n_steps], length)
+            assert cut.equal(state[:, : n_steps + 1])
+        assert env.states_of(action[:0], length[:0]).equal(state[:0])
+
+    def test_states_keep_to_their_range(self) -> None:
+        """No state, the sink included, holds a number outside ``state_range``."""
+        env = self.make_env()
+        if env.state_range is not None:
+            state = torch.cat(self.walk(env))
+            assert env.state_range[0] <= int(state.min())
+            assert int(state.max()) <= env.state_range[1]
+
     def test_inputs_are_left_alone(self) -> None:
         """No function changes its input or hands out a view that could change the source."""
         env = self.make_env()

@@ -21,8 +21,12 @@ class RandomWalks(ABC):
 
     def walk(self, env: GFNEnv) -> list[Tensor]:
         """Return the states of uniform random walks: ``max_length + 1`` tensors [n_walks, *S]."""
+        return self.states_and_actions(env)[0]
+
+    def states_and_actions(self, env: GFNEnv) -> tuple[list[Tensor], list[Tensor]]:
+        """Return the states of the walks, and their ``max_length`` actions [n_walks]."""
         generator = torch.Generator().manual_seed(0)
-        states = [env.source(self.n_walks)]
+        states, actions = [env.source(self.n_walks)], []
         for _ in range(env.max_length):
             mask = env.forward_mask(states[-1])
             moving = mask.any(1)
@@ -30,8 +34,9 @@ class RandomWalks(ABC):
             if moving.any():
                 draw = torch.multinomial(mask[moving].float(), 1, generator=generator)
                 action[moving] = draw[:, 0]
+            actions.append(action)
             states.append(env.forward_step(states[-1], action))
-        return states
+        return states, actions
 
     def visited(self, env: GFNEnv) -> Tensor:
         """Return the distinct states that random walks meet, without the sink."""
@@ -54,6 +59,7 @@ class RandomWalks(ABC):
         return [
             child,
             env.backward_step(child, move),
+            env.states_of(move[:, None], torch.full_like(move, 2)),
             env.forward_mask(state),
             env.backward_mask(state),
             env.encode(state),
