@@ -18,7 +18,7 @@ from gfn_rb.buffers.joining import entries_of, joined, require_alike
 from gfn_rb.buffers.merged_sampler import MergedSampler, Shares
 from gfn_rb.errors import ArgumentError, ShapeError
 from gfn_rb.keys import BUFFER_ID, BUFFER_IDS, DRAW_LOG_PROB, INDEX
-from gfn_rb.numerics.groups import Groups
+from gfn_rb.numerics.weighted_union import Groups
 
 _TAGS = (INDEX, BUFFER_ID, DRAW_LOG_PROB)
 

@@ -23,8 +23,7 @@ from gfn_rb.errors import (
 )
 from gfn_rb.keys import BUFFER_IDS, DRAW_LOG_PROB, INDEX, LOG_REWARD
 from gfn_rb.numerics import WeightedTree
-from gfn_rb.numerics.groups import Groups
-from gfn_rb.numerics.weighted_union import WeightedUnion, categorical
+from gfn_rb.numerics.weighted_union import Groups, WeightedUnion, categorical
 from gfn_rb.samplers import SoftmaxRewardSampler
 
 Shares = Literal["mass", "size"] | Sequence[float | int] | Tensor | None

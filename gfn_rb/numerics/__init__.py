@@ -1,9 +1,8 @@
 """Pure tensor mathematics: mutable distributions and selections. No TorchRL, no I/O."""
 
-from gfn_rb.numerics.bounded_tree import BoundedTree
 from gfn_rb.numerics.extremes import Extremes
 from gfn_rb.numerics.key_set import KeySet
 from gfn_rb.numerics.rank_distribution import RankedDistribution
-from gfn_rb.numerics.weighted_tree import WeightedTree
+from gfn_rb.numerics.weighted_tree import BoundedTree, WeightedTree
 
 __all__ = ["BoundedTree", "Extremes", "KeySet", "RankedDistribution", "WeightedTree"]

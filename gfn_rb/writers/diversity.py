@@ -12,10 +12,10 @@ from torch import Tensor
 
 from gfn_rb.errors import ArgumentError, CheckpointMismatchError, ShapeError
 from gfn_rb.keys import LOG_REWARD
-from gfn_rb.numerics.distances import check_norm
-from gfn_rb.numerics.diverse import Choice, choose
-from gfn_rb.numerics.near_index import Look, NearIndex
-from gfn_rb.numerics.near_rows import near_index
+from gfn_rb.numerics.near import near_index
+from gfn_rb.numerics.near.choice import Choice, choose
+from gfn_rb.numerics.near.distances import check_norm
+from gfn_rb.numerics.near.index import NearIndex, PreparedRows
 from gfn_rb.shapes import Float, Int64
 from gfn_rb.writers.features import Features, Moment
 from gfn_rb.writers.reward import _WRITTEN, RewardPrioritizedWriter, Tie, _no_slot
@@ -123,7 +123,8 @@ class DiversityWriter(RewardPrioritizedWriter):
         hopeless = self._below(value, floor) if full else 0
         order = order.flip(0)
         choice = self._chosen(index, rows, key, order[: order.shape[0] - hopeless])
-        if hopeless and choice.kept.shape[0] < choice.beaten.shape[0]:  # there is room after all
+        # Fewer rows come in than go out: there is room for the hopeless after all.
+        if hopeless and choice.selected.shape[0] < choice.replaced.shape[0]:
             choice = self._chosen(index, rows, key, order)
         return self._carry_out(data, key, choice)
 
@@ -136,47 +137,47 @@ class DiversityWriter(RewardPrioritizedWriter):
 
         rows = rows.index_select(0, order)
         choice = choose(index, rows, beats if self.near == "replace" else _never)
-        if choice.kept.shape[0] == order.shape[0]:
-            return choice._replace(kept=order)
-        return choice._replace(kept=order.index_select(0, choice.kept))
+        if choice.selected.shape[0] == order.shape[0]:
+            return choice._replace(selected=order)
+        return choice._replace(selected=order.index_select(0, choice.selected))
 
     # Writing.
 
     def _carry_out(self, data: TensorDictBase, key: Tensor, choice: Choice) -> Tensor:
         """Cut what was chosen to the capacity, write it, and return one slot per row."""
         stored = self._stored()
-        chosen, removed, look = choice
+        chosen, removed, prepared = choice
         value = key.index_select(0, chosen)
         free = self._storage.max_size - stored + removed.shape[0]
         if chosen.shape[0] > free:
             out = self._driven_out(value[free:], removed)
             n = free + out.shape[0]
-            chosen, value, look = chosen[:n], value[:n], look.first(n)
+            chosen, value, prepared = chosen[:n], value[:n], prepared.first(n)
             removed = torch.cat([removed, out]) if removed.shape[0] else out
         if chosen.shape[0] > removed.shape[0]:  # rows line up at the end as they came
             chosen, place = chosen.sort()
-            value, look = value.index_select(0, place), look.select(place)
+            value, prepared = value.index_select(0, place), prepared.select(place)
         move = _moves(chosen.shape[0], removed, stored)
         self._store(data, chosen, move)
-        self._follow_up(move, value, self._rank(chosen), look)
+        self._follow_up(move, value, self._rank(chosen), prepared)
         slot = _no_slot(key)
         slot[chosen] = move.target
         return slot
 
-    def _driven_out(self, contest: Tensor, beaten: Tensor) -> Tensor:
+    def _driven_out(self, contest: Tensor, replaced: Tensor) -> Tensor:
         """Return the slots of the worst items, each of which loses against one of the keys.
 
         Args:
             contest: from the best down; the first meets the worst item, and so on.
-            beaten: slots given up already.
+            replaced: slots given up already.
         """
         extremes = self._allocated()
-        n = min(contest.shape[0] + beaten.shape[0], self._stored())
+        n = min(contest.shape[0] + replaced.shape[0], self._stored())
         worst = extremes.smallest(n)
-        if not beaten.shape[0]:
+        if not replaced.shape[0]:
             return worst.rows(int(self._beats(contest[:n], worst.key).sum()))
         slot = worst.rows(n)
-        slot = slot[~torch.isin(slot, beaten)]
+        slot = slot[~torch.isin(slot, replaced)]
         slot = slot[extremes.rank[slot].argsort()]
         value, place = extremes.key[slot].sort(stable=True)
         n = min(contest.shape[0], slot.shape[0])
@@ -198,15 +199,15 @@ class DiversityWriter(RewardPrioritizedWriter):
         self._count[_WRITTEN] += chosen.shape[0]
         self._tell(move.target if not move.hole.shape[0] else torch.cat([move.target, move.hole]))
 
-    def _follow_up(self, move: _Moves, key: Tensor, rank: Tensor, look: Look) -> None:
+    def _follow_up(self, move: _Moves, key: Tensor, rank: Tensor, prepared: PreparedRows) -> None:
         """Do to the extremes and to the index what was done to the storage."""
         extremes, index = self._allocated(), self._index
         assert index is not None
         extremes.update(move.target, key, rank)
-        index.write(move.target, look, max(move.length, index.length))
+        index.write(move.target, prepared, max(move.length, index.length))
         if move.source.shape[0]:
             extremes.update(move.hole, extremes.key[move.source], extremes.rank[move.source])
-            index.write(move.hole, index.look(index.rows[move.source]), index.length)
+            index.write(move.hole, index.prepare(index.rows[move.source]), index.length)
         if move.length < index.length:
             extremes.remove(torch.arange(move.length, index.length, device=extremes.device))
             index.shorten(move.length)

@@ -63,7 +63,7 @@ def test_ranks_are_those_of_a_sort_after_any_sequence_of_writes(kind, capacity, 
         else:
             rows = {row % capacity: key for row, key in step}
             plain.update(rows)
-            # Every row twice: one of several writes between two looks.
+            # Every row twice: one of several writes between two prepared.
             index = torch.tensor([*rows, *rows], dtype=torch.int64, device=device)
             key = torch.tensor([*rows.values()] * 2, dtype=dtype, device=device)
             ranked.update(index, key)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from statistics_of_draws import chi_square_p
 
 from gfn_rb.numerics import WeightedTree
-from gfn_rb.numerics.weighted_union import WeightedUnion, categorical
+from gfn_rb.numerics.weighted_union import Groups, WeightedUnion, categorical
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 # Of very different size and scale: the second is one row, the last has no mass.
@@ -125,3 +125,24 @@ def test_categorical_never_draws_a_weight_of_zero():
     draws = categorical(weight, 20_000, torch.Generator().manual_seed(0))
     counts = np.bincount(draws, minlength=5)
     assert chi_square_p(counts, [0, 0.75, 0, 0.25, 0]) > 1e-3
+
+
+def test_rows_are_sorted_into_groups_in_their_order():
+    groups = Groups(torch.tensor([2, 0, 2, 0, 3]), 4)
+    assert groups.counts == [2, 0, 2, 1]
+    parts = groups.split(torch.tensor([10, 11, 12, 13, 14]))
+    assert [part.tolist() for part in parts] == [[11, 13], [], [10, 12], [14]]
+    assert groups.join(parts).tolist() == [10, 11, 12, 13, 14]
+    assert groups.rank.tolist() == [2, 0, 3, 1, 4]
+
+
+@given(st.lists(st.integers(0, 4), max_size=30))
+def test_splitting_and_joining_are_inverse(group):
+    values = torch.arange(len(group))
+    groups = Groups(torch.tensor(group, dtype=torch.int64), 5)
+    parts = groups.split(values)
+    assert [part.tolist() for part in parts] == [
+        [i for i, g in enumerate(group) if g == number] for number in range(5)
+    ]
+    assert torch.equal(groups.join(parts), values)
+    assert torch.equal(torch.cat(parts)[groups.rank], values)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from gfn_rb.numerics.distances import distance
+from gfn_rb.numerics.near.distances import distance
 
 
 class Item(NamedTuple):

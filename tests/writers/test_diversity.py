@@ -22,7 +22,7 @@ from gfn_rb.errors import (
     NaNError,
     ShapeError,
 )
-from gfn_rb.numerics import neighbours, pivots
+from gfn_rb.numerics.near import neighbours, pivots
 from gfn_rb.samplers import SoftmaxRewardSampler
 from gfn_rb.writers import DiversityWriter, RewardPrioritizedWriter
 

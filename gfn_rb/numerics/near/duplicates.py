@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gfn_rb.numerics.near_index import Look, NearIndex, Pairs
-from gfn_rb.numerics.row_hash import RowHash, all_differ
+from gfn_rb.numerics.near.hashing import RowHash, all_differ
+from gfn_rb.numerics.near.index import NearIndex, Pairs, PreparedRows
 from gfn_rb.shapes import Int64, Shaped
 
 _WIDTH = 16  # cells of a bucket
@@ -46,22 +46,22 @@ class Duplicates(NearIndex):
         """Return an empty index of another capacity; see :meth:`NearIndex.sibling`."""
         return Duplicates(capacity, self.rows)
 
-    def look(self, rows: Shaped[Tensor, "n d"]) -> Look:
-        """Hash rows; see :meth:`NearIndex.look`."""
+    def prepare(self, rows: Shaped[Tensor, "n d"]) -> PreparedRows:
+        """Hash rows; see :meth:`NearIndex.prepare`."""
         key = self._hash(rows).view(-1)
-        return Look(rows, key, key % self._n_buckets)
+        return PreparedRows(rows, key, key % self._n_buckets)
 
-    def near(self, look: Look) -> Pairs:
+    def near(self, prepared: PreparedRows) -> Pairs:
         """Return the slots of equal rows; see :meth:`NearIndex.near`."""
-        cells = self._buckets.index_select(0, look.place)
-        hits = ((cells >> 32) == look.key[:, None]).nonzero()
+        cells = self._buckets.index_select(0, prepared.place)
+        hits = ((cells >> 32) == prepared.key[:, None]).nonzero()
         if not hits.shape[0] and not self._listed.shape[0]:
             return self._listed, self._listed
         i, place = hits.unbind(1)
         slot = cells[i, place] & _SLOT
         if self._listed.shape[0]:
-            i, slot = self._with_listed(look.key, i, slot)
-        equal = (look.rows[i] == self.rows[slot]).all(1)
+            i, slot = self._with_listed(prepared.key, i, slot)
+        equal = (prepared.rows[i] == self.rows[slot]).all(1)
         return i[equal], slot[equal]
 
     def _with_listed(self, key: Tensor, i: Tensor, slot: Tensor) -> Pairs:
@@ -69,13 +69,13 @@ class Duplicates(NearIndex):
         more, place = (key[:, None] == listed).nonzero().unbind(1)
         return torch.cat([i, more]), torch.cat([slot, self._listed[place]])
 
-    def near_each_other(self, look: Look) -> Pairs:
+    def near_each_other(self, prepared: PreparedRows) -> Pairs:
         """Pair each row with the first one equal to it; see :meth:`NearIndex.near_each_other`."""
-        if all_differ(look.key):
+        if all_differ(prepared.key):
             return self._listed[:0], self._listed[:0]
-        first, other = _with_first(look.key)
-        if first.shape[0] and not torch.equal(look.rows[first], look.rows[other]):
-            return _with_first(torch.unique(look.rows, dim=0, return_inverse=True)[1])
+        first, other = _with_first(prepared.key)
+        if first.shape[0] and not torch.equal(prepared.rows[first], prepared.rows[other]):
+            return _with_first(torch.unique(prepared.rows, dim=0, return_inverse=True)[1])
         return first, other
 
     def shorten(self, length: int) -> None:
@@ -94,9 +94,9 @@ class Duplicates(NearIndex):
         self._leave(slot)
         self._cell_of.index_fill_(0, slot, self._nowhere)
 
-    def _enter(self, slot: Tensor, look: Look) -> None:
+    def _enter(self, slot: Tensor, prepared: PreparedRows) -> None:
         self._leave(slot)
-        bucket, entry = look.place, torch.add(slot, look.key, alpha=_SLOT + 1)
+        bucket, entry = prepared.place, torch.add(slot, prepared.key, alpha=_SLOT + 1)
         while slot.shape[0]:
             # The smallest number is an empty cell's, another one for each slot.
             cells = self._buckets.index_select(0, bucket).bitwise_xor_(slot[:, None])
@@ -119,7 +119,7 @@ class Duplicates(NearIndex):
         self._cell_of.fill_(self._nowhere)
         self._listed = self._listed[:0]
         slot = torch.arange(self.length, device=self.rows.device)
-        self._enter(slot, self.look(self.rows[: self.length]))
+        self._enter(slot, self.prepare(self.rows[: self.length]))
 
     def _leave(self, slot: Tensor) -> None:
         """Empty the cells of slots."""

@@ -7,9 +7,9 @@ import math
 import torch
 from torch import Tensor
 
-from gfn_rb.numerics.distances import rough_distances
-from gfn_rb.numerics.near_index import Look, Pairs
-from gfn_rb.numerics.neighbours import BATCH_OF_PAIRS, RELATIVE, Neighbours
+from gfn_rb.numerics.near.distances import rough_distances
+from gfn_rb.numerics.near.index import Pairs, PreparedRows
+from gfn_rb.numerics.near.neighbours import BATCH_OF_PAIRS, RELATIVE, Neighbours
 from gfn_rb.shapes import Shaped
 
 _FEWEST = 512  # rows that pivots are chosen for
@@ -28,7 +28,7 @@ class Pivots(Neighbours):
     Args:
         capacity: number of slots.
         like: any rows of the width, dtype and device of those to come.
-        p: see :func:`~gfn_rb.numerics.distances.check_norm`.
+        p: see :func:`~gfn_rb.numerics.near.distances.check_norm`.
         cutoff: the largest distance that counts as near.
     """
 
@@ -43,42 +43,46 @@ class Pivots(Neighbours):
         """Return an empty index of another capacity; see :meth:`NearIndex.sibling`."""
         return Pivots(capacity, self.rows, self.p, self.cutoff)
 
-    def look(self, rows: Shaped[Tensor, "n d"]) -> Look:
-        """Measure how far rows lie from the pivots; see :meth:`NearIndex.look`."""
+    def prepare(self, rows: Shaped[Tensor, "n d"]) -> PreparedRows:
+        """Measure how far rows lie from the pivots; see :meth:`NearIndex.prepare`."""
         if not self._pivots.shape[0] or not rows.shape[0]:
             key = torch.zeros((rows.shape[0], 1), dtype=torch.int64, device=rows.device)
-            return Look(rows, key, self._radius.new_zeros((rows.shape[0], len(self._pivots))))
+            reach = self._radius.new_zeros((rows.shape[0], len(self._pivots)))
+            return PreparedRows(rows, key, reach)
         reach, rounding = rough_distances(rows.to(torch.float64), self._pivots, self.p)
         self._rounding = torch.maximum(self._rounding, rounding)
-        return Look(rows, reach.argmin(1, keepdim=True), reach)
+        return PreparedRows(rows, reach.argmin(1, keepdim=True), reach)
 
     @property
     def _slack(self) -> Tensor:
         """The cutoff, and what rounding may add to a difference of two distances."""
         return self.cutoff * (1 + RELATIVE) + 2 * self._rounding
 
-    def _probes(self, look: Look) -> Pairs:
-        closest = look.place.amin(1, keepdim=True)
-        row, pivot = (look.place <= closest * (1 + RELATIVE) + 2 * self._slack).nonzero().unbind(1)
+    def _probes(self, prepared: PreparedRows) -> Pairs:
+        # The triangle inequality, twice: if d(q, x) <= c and p is x's nearest pivot, then for the
+        # pivot o nearest to q, d(q, p) <= d(x, p) + c <= d(x, o) + c <= d(q, o) + 2 c.
+        closest = prepared.place.amin(1, keepdim=True)
+        reachable = prepared.place <= closest * (1 + RELATIVE) + 2 * self._slack
+        row, pivot = reachable.nonzero().unbind(1)
         return row, pivot
 
-    def _plausible(self, look: Look, i: Tensor, slot: Tensor) -> Pairs:
+    def _plausible(self, prepared: PreparedRows, i: Tensor, slot: Tensor) -> Pairs:
         pivot = self._key_of[:, 0].index_select(0, slot)
-        reach = look.place.view(-1).index_select(0, i * look.place.shape[1] + pivot)
+        reach = prepared.place.view(-1).index_select(0, i * prepared.place.shape[1] + pivot)
         radius = self._radius.index_select(0, slot)
         bound = self._slack + RELATIVE * reach
         near = ((reach - radius).abs_() <= bound).nonzero()[:, 0]
         return i[near], slot[near]
 
-    def _may_be_near(self, look: Look) -> Tensor:
-        return self._roughly_near(look.rows, look.rows)
+    def _may_be_near(self, prepared: PreparedRows) -> Tensor:
+        return self._roughly_near(prepared.rows, prepared.rows)
 
-    def _enter(self, slot: Tensor, look: Look) -> None:
+    def _enter(self, slot: Tensor, prepared: PreparedRows) -> None:
         if self.length >= max(_FEWEST, 2 * self._chosen_for):
             self._enter_all()
         elif self._pivots.shape[0]:
-            self._radius.index_copy_(0, slot, look.place.amin(1))
-            super()._enter(slot, look)
+            self._radius.index_copy_(0, slot, prepared.place.amin(1))
+            super()._enter(slot, prepared)
 
     def _enter_all(self) -> None:
         self._table, self._recent_slot = None, self._none
@@ -89,9 +93,9 @@ class Pivots(Neighbours):
         self._pivots = _far_apart(rows, min(4 * math.isqrt(self.length), _MOST_PIVOTS), self.p)
         self._chosen_for = self.length
         step = max(1, BATCH_OF_PAIRS // self._pivots.shape[0])
-        looks = [self.look(part) for part in rows.split(step)]
-        self._radius[: self.length] = torch.cat([look.place.amin(1) for look in looks])
-        self._key_of[: self.length] = torch.cat([look.key for look in looks])
+        prepared = [self.prepare(part) for part in rows.split(step)]
+        self._radius[: self.length] = torch.cat([prepared.place.amin(1) for prepared in prepared])
+        self._key_of[: self.length] = torch.cat([prepared.key for prepared in prepared])
         self._file_all()
 
 

@@ -3,10 +3,10 @@ import math
 import pytest
 import torch
 
-from gfn_rb.numerics.column_groups import ColumnGroups
-from gfn_rb.numerics.duplicates import Duplicates
-from gfn_rb.numerics.near_rows import near_index
-from gfn_rb.numerics.pivots import Pivots
+from gfn_rb.numerics.near import near_index
+from gfn_rb.numerics.near.column_groups import ColumnGroups
+from gfn_rb.numerics.near.duplicates import Duplicates
+from gfn_rb.numerics.near.pivots import Pivots
 
 
 @pytest.mark.parametrize(
@@ -34,4 +34,4 @@ def test_the_index_suits_rows_and_distance(dtype, p, cutoff, kind):
     assert type(index.sibling(5)) is kind
     if kind is ColumnGroups:
         groups = {1.0: 2, math.sqrt(2): 3, 2: 3}[cutoff]
-        assert index.look(torch.zeros(1, 12, dtype=dtype)).key.shape == (1, groups)
+        assert index.prepare(torch.zeros(1, 12, dtype=dtype)).key.shape == (1, groups)

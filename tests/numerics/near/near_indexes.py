@@ -2,7 +2,7 @@
 
 import torch
 
-from gfn_rb.numerics.distances import distance
+from gfn_rb.numerics.near.distances import distance
 
 
 def pairs_by_looking(rows, others, p, cutoff):
@@ -23,12 +23,12 @@ def check_after_any_writes(index, make_rows, p, cutoff, transitive=False, rounds
     found = 0
     for step in range(rounds):
         batch = make_rows(7, generator)
-        look = index.look(batch)
+        prepared = index.prepare(batch)
         expected = pairs_by_looking(batch, held, p, cutoff)
         found += len(expected)
-        assert as_set(index.near(look)) == expected
+        assert as_set(index.near(prepared)) == expected
         peers = {(i, j) for i, j in pairs_by_looking(batch, batch, p, cutoff) if i < j}
-        got = as_set(index.near_each_other(look))
+        got = as_set(index.near_each_other(prepared))
         if transitive:
             first = {j: min(i for i, k in peers if k == j) for _, j in peers}
             peers = {(i, j) for j, i in first.items()}
@@ -42,7 +42,7 @@ def check_after_any_writes(index, make_rows, p, cutoff, transitive=False, rounds
         slot = torch.cat([fresh, old])
         held = torch.cat([held, batch[: len(fresh)]])
         held[slot] = batch[: len(slot)]
-        index.write(slot, index.look(batch[: len(slot)]), len(held))
+        index.write(slot, index.prepare(batch[: len(slot)]), len(held))
         if step % 5 == 3:
             held = held[: len(held) - 3]
             index.shorten(len(held))

@@ -2,11 +2,11 @@ import math
 
 import pytest
 import torch
-from numerics.near_indexes import as_set, check_after_any_writes
+from numerics.near.near_indexes import as_set, check_after_any_writes
 
-from gfn_rb.numerics import duplicates
-from gfn_rb.numerics.duplicates import Duplicates
-from gfn_rb.numerics.row_hash import RowHash
+from gfn_rb.numerics.near import duplicates
+from gfn_rb.numerics.near.duplicates import Duplicates
+from gfn_rb.numerics.near.hashing import RowHash
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 
@@ -39,13 +39,13 @@ def test_rows_of_equal_hash_are_told_apart(monkeypatch):
 def test_more_equal_rows_than_a_bucket_holds():
     rows = torch.zeros(40, 2)
     index = Duplicates(50, rows)
-    index.write(torch.arange(40), index.look(rows), 40)
-    look = index.look(torch.tensor([[0.0, -0.0], [1.0, 0.0]]))
-    assert as_set(index.near(look)) == {(0, slot) for slot in range(40)}
-    index.write(torch.arange(5, 40), index.look(torch.ones(35, 2)), 40)
-    assert as_set(index.near(look)) == {(0, slot) for slot in range(5)}
+    index.write(torch.arange(40), index.prepare(rows), 40)
+    prepared = index.prepare(torch.tensor([[0.0, -0.0], [1.0, 0.0]]))
+    assert as_set(index.near(prepared)) == {(0, slot) for slot in range(40)}
+    index.write(torch.arange(5, 40), index.prepare(torch.ones(35, 2)), 40)
+    assert as_set(index.near(prepared)) == {(0, slot) for slot in range(5)}
     index.shorten(2)
-    assert as_set(index.near(look)) == {(0, 0), (0, 1)}
+    assert as_set(index.near(prepared)) == {(0, 0), (0, 1)}
 
 
 def test_rows_written_over_leave_their_cells():
@@ -53,7 +53,7 @@ def test_rows_written_over_leave_their_cells():
     index.assign(torch.arange(50)[:, None].float())
     for step in range(40):
         rows = 100 * (step + 1) + torch.arange(30)[:, None].float()
-        index.write((torch.arange(30) + step) % 50, index.look(rows), 50)
+        index.write((torch.arange(30) + step) % 50, index.prepare(rows), 50)
         occupied = int((index._cells[:-1] >= 0).sum())
         assert occupied + index._listed.unique().shape[0] == 50
     index.shorten(10)
@@ -65,8 +65,8 @@ def test_many_rows(device):
     rows = torch.randperm(20_000, device=device)[:, None].expand(-1, 2).contiguous()
     index = Duplicates(20_000, rows)
     index.assign(rows)
-    look = index.look(torch.tensor([[17, 17], [17, 18], [19_999, 19_999]], device=device))
-    i, slot = index.near(look)
+    prepared = index.prepare(torch.tensor([[17, 17], [17, 18], [19_999, 19_999]], device=device))
+    i, slot = index.near(prepared)
     assert i.tolist() == [0, 2]
     assert rows[slot, 0].tolist() == [17, 19_999]
     assert index._listed.shape[0] < 20

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gfn_rb.numerics.near_index import Look, Pairs
-from gfn_rb.numerics.neighbours import Neighbours
-from gfn_rb.numerics.row_hash import RowHash, all_differ
+from gfn_rb.numerics.near.hashing import RowHash, all_differ
+from gfn_rb.numerics.near.index import Pairs, PreparedRows
+from gfn_rb.numerics.near.neighbours import Neighbours
 from gfn_rb.shapes import Shaped
 
 
@@ -35,28 +35,28 @@ class ColumnGroups(Neighbours):
         n_differ = self._key_of.shape[1] - 1
         return ColumnGroups(capacity, self.rows, self.p, self.cutoff, n_differ)
 
-    def look(self, rows: Shaped[Tensor, "n d"]) -> Look:
-        """Hash rows; see :meth:`NearIndex.look`."""
+    def prepare(self, rows: Shaped[Tensor, "n d"]) -> PreparedRows:
+        """Hash rows; see :meth:`NearIndex.prepare`."""
         key = self._hash(rows)
-        return Look(rows, key, key)
+        return PreparedRows(rows, key, key)
 
-    def _probes(self, look: Look) -> Pairs:
-        rows = torch.arange(look.key.shape[0], device=look.key.device)
-        return rows.repeat_interleave(self._n_keys), look.key.view(-1)
+    def _probes(self, prepared: PreparedRows) -> Pairs:
+        rows = torch.arange(prepared.key.shape[0], device=prepared.key.device)
+        return rows.repeat_interleave(self._n_keys), prepared.key.view(-1)
 
-    def _plausible(self, look: Look, i: Tensor, slot: Tensor) -> Pairs:
+    def _plausible(self, prepared: PreparedRows, i: Tensor, slot: Tensor) -> Pairs:
         return i, slot
 
-    def near_each_other(self, look: Look) -> Pairs:
+    def near_each_other(self, prepared: PreparedRows) -> Pairs:
         """Return near rows i < j; see :meth:`NearIndex.near_each_other`."""
-        if all_differ(look.key.view(-1)):
+        if all_differ(prepared.key.view(-1)):
             return self._none, self._none
-        return super().near_each_other(look)
+        return super().near_each_other(prepared)
 
-    def _may_be_near(self, look: Look) -> Tensor:
-        masks = [key[:, None] == key for key in look.key.unbind(1)]
+    def _may_be_near(self, prepared: PreparedRows) -> Tensor:
+        masks = [key[:, None] == key for key in prepared.key.unbind(1)]
         return torch.stack(masks).any(0) if len(masks) > 1 else masks[0]
 
     def _enter_all(self) -> None:
-        self._key_of[: self.length] = self.look(self.rows[: self.length]).key
+        self._key_of[: self.length] = self.prepare(self.rows[: self.length]).key
         self._file_all()

@@ -13,8 +13,8 @@ from gfn_rb.shapes import Int64, Shaped
 Pairs = tuple[Tensor, Tensor]  # int64, of one length
 
 
-class Look(NamedTuple):
-    """Rows, and what an index looks them up by.
+class PreparedRows(NamedTuple):
+    """Rows, and what an index finds them by.
 
     Args:
         rows: [n, d].
@@ -26,21 +26,21 @@ class Look(NamedTuple):
     key: Tensor
     place: Tensor
 
-    def select(self, index: Int64[Tensor, "k"]) -> Look:
+    def select(self, index: Int64[Tensor, "k"]) -> PreparedRows:
         """Return some of the rows.
 
         Args:
             index: which.
         """
-        return Look(*(each.index_select(0, index) for each in self))
+        return PreparedRows(*(each.index_select(0, index) for each in self))
 
-    def first(self, n: int) -> Look:
+    def first(self, n: int) -> PreparedRows:
         """Return the first n rows.
 
         Args:
             n: how many.
         """
-        return self if n == self.rows.shape[0] else Look(*(each[:n] for each in self))
+        return self if n == self.rows.shape[0] else PreparedRows(*(each[:n] for each in self))
 
 
 class NearIndex(ABC):
@@ -70,7 +70,7 @@ class NearIndex(ABC):
         """
 
     @abstractmethod
-    def look(self, rows: Shaped[Tensor, "n d"]) -> Look:
+    def prepare(self, rows: Shaped[Tensor, "n d"]) -> PreparedRows:
         """Work out what rows are looked up by. It is good until the index is next written to.
 
         Args:
@@ -78,36 +78,36 @@ class NearIndex(ABC):
         """
 
     @abstractmethod
-    def near(self, look: Look) -> Pairs:
+    def near(self, prepared: PreparedRows) -> Pairs:
         """Return every pair of a row looked up and a slot that holds a row near it.
 
         A pair may be returned twice.
 
         Args:
-            look: from :meth:`look`.
+            prepared: from :meth:`prepare`.
         """
 
     @abstractmethod
-    def near_each_other(self, look: Look) -> Pairs:
+    def near_each_other(self, prepared: PreparedRows) -> Pairs:
         """Return pairs of rows i < j that lie near each other.
 
         Where being near carries over from one row to the next, those of the first row suffice.
 
         Args:
-            look: from :meth:`look`.
+            prepared: from :meth:`prepare`.
         """
 
-    def write(self, slot: Int64[Tensor, "n"], look: Look, length: int) -> None:
+    def write(self, slot: Int64[Tensor, "n"], prepared: PreparedRows, length: int) -> None:
         """Put rows into slots, over what they hold.
 
         Args:
             slot: below the new length; each once.
-            look: the rows, from :meth:`look`.
+            prepared: the rows, from :meth:`prepare`.
             length: how many slots then hold rows, no fewer than now.
         """
-        self.rows.index_copy_(0, slot, look.rows)
+        self.rows.index_copy_(0, slot, prepared.rows)
         self.length = length
-        self._enter(slot, look)
+        self._enter(slot, prepared)
 
     def assign(self, rows: Shaped[Tensor, "n d"]) -> None:
         """Put rows into the first slots, and take all others out.
@@ -128,7 +128,7 @@ class NearIndex(ABC):
         """
 
     @abstractmethod
-    def _enter(self, slot: Tensor, look: Look) -> None:
+    def _enter(self, slot: Tensor, prepared: PreparedRows) -> None:
         """Make rows found that were just put into slots, and what these held before not."""
 
     @abstractmethod

@@ -2,10 +2,10 @@ import math
 
 import pytest
 import torch
-from numerics.near_indexes import as_set, check_after_any_writes, pairs_by_looking
+from numerics.near.near_indexes import as_set, check_after_any_writes, pairs_by_looking
 
-from gfn_rb.numerics import neighbours, pivots
-from gfn_rb.numerics.pivots import Pivots
+from gfn_rb.numerics.near import neighbours, pivots
+from gfn_rb.numerics.near.pivots import Pivots
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 
@@ -37,11 +37,11 @@ def test_clusters_of_many_rows(p, device, monkeypatch):
     index = Pivots(3000, rows.to(device), p, cutoff)
     index.assign(rows[9:].to(device))
 
-    def refuse(self, look):
+    def refuse(self, prepared):
         raise AssertionError("the search has looked at every pair")
 
     monkeypatch.setattr(Pivots, "_measured_all", refuse)
-    found = as_set(index.near(index.look(rows[:9].to(device))))
+    found = as_set(index.near(index.prepare(rows[:9].to(device))))
     assert found == pairs_by_looking(rows[:9], rows[9:], p, cutoff)
     assert len(found) >= 5
 
@@ -50,4 +50,5 @@ def test_pairs_far_too_many_to_follow_a_bound_are_all_looked_at():
     rows = torch.randn(2000, 30, generator=torch.Generator().manual_seed(0))
     index = Pivots(2000, rows, 2.0, 9.0)
     index.assign(rows)
-    assert as_set(index.near(index.look(rows[:20]))) == pairs_by_looking(rows[:20], rows, 2.0, 9.0)
+    found = as_set(index.near(index.prepare(rows[:20])))
+    assert found == pairs_by_looking(rows[:20], rows, 2.0, 9.0)

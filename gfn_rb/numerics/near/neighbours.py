@@ -8,9 +8,9 @@ from abc import abstractmethod
 import torch
 from torch import Tensor
 
-from gfn_rb.numerics.distances import rough_distances, within
-from gfn_rb.numerics.multimap import Multimap, Spans
-from gfn_rb.numerics.near_index import Look, NearIndex, Pairs
+from gfn_rb.numerics.near.distances import rough_distances, within
+from gfn_rb.numerics.near.hashing import Multimap, Spans
+from gfn_rb.numerics.near.index import NearIndex, Pairs, PreparedRows
 from gfn_rb.shapes import Shaped
 
 BATCH_OF_PAIRS = 2**21  # looked at together, so that memory stays bounded
@@ -32,7 +32,7 @@ class Neighbours(NearIndex):
     Args:
         capacity: number of slots.
         like: any rows of the width, dtype and device of those to come.
-        p: see :func:`~gfn_rb.numerics.distances.check_norm`.
+        p: see :func:`~gfn_rb.numerics.near.distances.check_norm`.
         cutoff: the largest distance that counts as near.
         n_keys: under how many keys a row is filed.
     """
@@ -56,34 +56,34 @@ class Neighbours(NearIndex):
     # What a subclass says.
 
     @abstractmethod
-    def _probes(self, look: Look) -> Pairs:
+    def _probes(self, prepared: PreparedRows) -> Pairs:
         """Return which keys to look up for which row."""
 
     @abstractmethod
-    def _plausible(self, look: Look, i: Tensor, slot: Tensor) -> Pairs:
+    def _plausible(self, prepared: PreparedRows, i: Tensor, slot: Tensor) -> Pairs:
         """Drop pairs that a bound rules out."""
 
     @abstractmethod
-    def _may_be_near(self, look: Look) -> Tensor:
+    def _may_be_near(self, prepared: PreparedRows) -> Tensor:
         """Return a mask of the pairs of rows that may be near, bool [n, n]."""
 
     # Looking up.
 
-    def near(self, look: Look) -> Pairs:
+    def near(self, prepared: PreparedRows) -> Pairs:
         """Return the slots of near rows; see :meth:`NearIndex.near`."""
-        n = look.rows.shape[0]
+        n = prepared.rows.shape[0]
         if n == 0 or self.length == 0:
             return self._none, self._none
         if self._table is None:
-            return self._measured_all(look)
-        row, key = self._probes(look)
+            return self._measured_all(prepared)
+        row, key = self._probes(prepared)
         spans = self._table.spans(key)
         asking, recent = self._recent(row, key)
         total = spans.total + recent.total
         if total * _WORTHWHILE > n * self.length + BATCH_OF_PAIRS // 8:
-            return self._measured_all(look)
+            return self._measured_all(prepared)
         if total > BATCH_OF_PAIRS and n > 1:
-            return self._by_halves(look)
+            return self._by_halves(prepared)
         if total == 0:
             return self._none, self._none
         asked, slot = self._table.fetch(spans)
@@ -91,7 +91,7 @@ class Neighbours(NearIndex):
         i = torch.cat([row.index_select(0, asked), i])
         slot = torch.cat([slot, self._recent_slot.index_select(0, filed // self._n_keys)])
         held = (slot < self.length).nonzero()[:, 0]
-        return self._measured(look, *self._plausible(look, i[held], slot[held]))
+        return self._measured(prepared, *self._plausible(prepared, i[held], slot[held]))
 
     def _recent(self, row: Tensor, key: Tensor) -> tuple[Multimap, Spans]:
         """Return who looks for which flagged key, and where rows written last meet them."""
@@ -101,34 +101,34 @@ class Neighbours(NearIndex):
         asking = Multimap(key.index_select(0, flagged), row.index_select(0, flagged))
         return asking, asking.spans(self._key_of.index_select(0, self._recent_slot).view(-1))
 
-    def near_each_other(self, look: Look) -> Pairs:
+    def near_each_other(self, prepared: PreparedRows) -> Pairs:
         """Return near rows i < j; see :meth:`NearIndex.near_each_other`."""
-        i, j = self._may_be_near(look).triu(1).nonzero().unbind(1)
+        i, j = self._may_be_near(prepared).triu(1).nonzero().unbind(1)
         if not i.shape[0]:
             return i, j
-        near = within(look.rows, look.rows, i, j, self.p, self.cutoff)
+        near = within(prepared.rows, prepared.rows, i, j, self.p, self.cutoff)
         return i[near], j[near]
 
-    def _measured(self, look: Look, i: Tensor, slot: Tensor) -> Pairs:
+    def _measured(self, prepared: PreparedRows, i: Tensor, slot: Tensor) -> Pairs:
         if not i.shape[0]:
             return i, slot
-        near = within(look.rows, self.rows, i, slot, self.p, self.cutoff)
+        near = within(prepared.rows, self.rows, i, slot, self.p, self.cutoff)
         return i[near], slot[near]
 
-    def _measured_all(self, look: Look) -> Pairs:
+    def _measured_all(self, prepared: PreparedRows) -> Pairs:
         """Compare with every row, some of them at a time."""
-        step = max(1, BATCH_OF_PAIRS // look.rows.shape[0])
+        step = max(1, BATCH_OF_PAIRS // prepared.rows.shape[0])
         found = []
         for start in range(0, self.length, step):
             rows = self.rows[start : min(start + step, self.length)]
-            i, j = self._roughly_near(look.rows, rows).nonzero().unbind(1)
-            found.append(self._measured(look, i, j + start))
+            i, j = self._roughly_near(prepared.rows, rows).nonzero().unbind(1)
+            found.append(self._measured(prepared, i, j + start))
         return _joined(found)
 
-    def _by_halves(self, look: Look) -> Pairs:
-        rows = torch.arange(look.rows.shape[0], device=look.rows.device)
+    def _by_halves(self, prepared: PreparedRows) -> Pairs:
+        rows = torch.arange(prepared.rows.shape[0], device=prepared.rows.device)
         halves = rows.tensor_split(2)
-        found = [self.near(look.select(half)) for half in halves]
+        found = [self.near(prepared.select(half)) for half in halves]
         return _joined([(half[i], slot) for half, (i, slot) in zip(halves, found, strict=True)])
 
     def _roughly_near(self, a: Tensor, b: Tensor) -> Tensor:
@@ -142,10 +142,10 @@ class Neighbours(NearIndex):
         """Take out the rows from a slot on; see :meth:`NearIndex.shorten`."""
         self.length = length
 
-    def _enter(self, slot: Tensor, look: Look) -> None:
-        self._key_of.index_copy_(0, slot, look.key)
+    def _enter(self, slot: Tensor, prepared: PreparedRows) -> None:
+        self._key_of.index_copy_(0, slot, prepared.key)
         self._recent_slot = torch.cat([self._recent_slot, slot])
-        self._flags.index_fill_(0, look.key.view(-1) % self._flags.shape[0], True)
+        self._flags.index_fill_(0, prepared.key.view(-1) % self._flags.shape[0], True)
         if self._table is None or self._recent_slot.shape[0] > _FEW + 8 * math.isqrt(self.length):
             self._file_all()
 

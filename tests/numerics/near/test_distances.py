@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gfn_rb.errors import ArgumentError
-from gfn_rb.numerics.distances import check_norm, distance, greedy, rough_distances, within
+from gfn_rb.numerics.near.distances import check_norm, distance, greedy, rough_distances, within
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,10 @@
 import pytest
 import torch
 
-from gfn_rb.numerics.column_groups import ColumnGroups
-from gfn_rb.numerics.distances import distance
-from gfn_rb.numerics.diverse import choose
-from gfn_rb.numerics.near_rows import near_index
+from gfn_rb.numerics.near import near_index
+from gfn_rb.numerics.near.choice import choose
+from gfn_rb.numerics.near.column_groups import ColumnGroups
+from gfn_rb.numerics.near.distances import distance
 
 
 def one_by_one(held, held_key, rows, key, p, cutoff):
@@ -18,8 +18,8 @@ def one_by_one(held, held_key, rows, key, p, cutoff):
             kept.append((row, side))
             gone += [] if side else [("kept", n)]
         elif side:
-            gone.append(("beaten", n))
-    return [n for what, n in gone if what == "kept"], [n for what, n in gone if what == "beaten"]
+            gone.append(("replaced", n))
+    return [n for what, n in gone if what == "kept"], [n for what, n in gone if what == "replaced"]
 
 
 @pytest.mark.parametrize("chunk", [3, 1024])
@@ -39,12 +39,12 @@ def test_rows_are_chosen_as_if_one_by_one(seed, cutoff, chunk):
     key = torch.randn(25, generator=generator).sort(descending=True).values
     held_key = torch.randn(len(held), generator=generator)
     choice = choose(index, rows, lambda i, slot: key[i] > held_key[slot])
-    kept, beaten = one_by_one(held, held_key.tolist(), rows, key.tolist(), 1, cutoff)
-    assert choice.kept.tolist() == kept
-    assert sorted(choice.beaten.tolist()) == sorted(beaten)
-    assert torch.equal(choice.look.rows, rows[kept])
+    kept, replaced = one_by_one(held, held_key.tolist(), rows, key.tolist(), 1, cutoff)
+    assert choice.selected.tolist() == kept
+    assert sorted(choice.replaced.tolist()) == sorted(replaced)
+    assert torch.equal(choice.prepared.rows, rows[kept])
 
 
 def test_no_row_is_chosen_from_none():
     index = ColumnGroups(4, torch.zeros(1, 6), 0.0, 1.0, 1)
-    assert choose(index, torch.zeros(0, 6), lambda i, s: i).kept.tolist() == []
+    assert choose(index, torch.zeros(0, 6), lambda i, s: i).selected.tolist() == []

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gfn_rb.numerics.distances import greedy
-from gfn_rb.numerics.near_index import Look, NearIndex, Pairs
+from gfn_rb.numerics.near.distances import greedy
+from gfn_rb.numerics.near.index import NearIndex, Pairs, PreparedRows
 from gfn_rb.shapes import Shaped
 
 Beats = Callable[[Tensor, Tensor], Tensor]
@@ -19,14 +19,14 @@ class Choice(NamedTuple):
     """What :func:`choose` chose.
 
     Args:
-        kept: positions of the rows to keep, from the best to the worst, int64 [k].
-        beaten: slots whose rows give way to them, int64 [b].
-        look: the kept rows, as the index looked them up.
+        selected: positions of the rows to keep, from the best to the worst, int64 [k].
+        replaced: slots whose rows give way to them, int64 [b].
+        prepared: the kept rows, as the index looked them up.
     """
 
-    kept: Tensor
-    beaten: Tensor
-    look: Look
+    selected: Tensor
+    replaced: Tensor
+    prepared: PreparedRows
 
 
 def choose(
@@ -46,8 +46,8 @@ def choose(
             row in a slot.
     """
     if rows.shape[0] <= index.chunk:
-        look = index.look(rows)
-        return _settle(look, index.near(look), index.near_each_other(look), beats)
+        prepared = index.prepare(rows)
+        return _settle(prepared, index.near(prepared), index.near_each_other(prepared), beats)
     return _by_chunks(index, rows, beats)
 
 
@@ -58,33 +58,33 @@ def _by_chunks(index: NearIndex, rows: Tensor, beats: Beats) -> Choice:
     for start in range(0, rows.shape[0], index.chunk):
         part = rows[start : start + index.chunk]
         taken = torch.zeros(part.shape[0], dtype=torch.bool, device=rows.device)
-        taken[peers.near(peers.look(part))[0]] = True
+        taken[peers.near(peers.prepare(part))[0]] = True
         here = start + (~taken).nonzero()[:, 0]
-        look = index.look(rows[here])
-        near = _without(index.near(look), [each.beaten for each in parts])
-        chosen = _settle(look, near, index.near_each_other(look), _shifted(beats, here))
-        length = peers.length + chosen.kept.shape[0]
+        prepared = index.prepare(rows[here])
+        near = _without(index.near(prepared), [each.replaced for each in parts])
+        chosen = _settle(prepared, near, index.near_each_other(prepared), _shifted(beats, here))
+        length = peers.length + chosen.selected.shape[0]
         slot = torch.arange(peers.length, length, device=rows.device)
-        peers.write(slot, peers.look(chosen.look.rows), length)
-        parts.append(chosen._replace(kept=here[chosen.kept]))
-    kept, beaten, looks = zip(*parts, strict=True)
-    look = Look(*(torch.cat(each) for each in zip(*looks, strict=True)))
-    return Choice(torch.cat(kept), torch.cat(beaten), look)
+        peers.write(slot, peers.prepare(chosen.prepared.rows), length)
+        parts.append(chosen._replace(selected=here[chosen.selected]))
+    selected, replaced, pieces = zip(*parts, strict=True)
+    prepared = PreparedRows(*(torch.cat(each) for each in zip(*pieces, strict=True)))
+    return Choice(torch.cat(selected), torch.cat(replaced), prepared)
 
 
-def _settle(look: Look, near: Pairs, peers: Pairs, beats: Beats) -> Choice:
+def _settle(prepared: PreparedRows, near: Pairs, peers: Pairs, beats: Beats) -> Choice:
     """Choose among rows, given who is near whom."""
     (i, slot), (better, worse) = near, peers
-    n = look.rows.shape[0]
+    n = prepared.rows.shape[0]
     if not i.shape[0] and not better.shape[0]:
-        return Choice(torch.arange(n, device=look.rows.device), slot, look)
+        return Choice(torch.arange(n, device=prepared.rows.device), slot, prepared)
     held, place = slot.unique(return_inverse=True)
     wins, place = beats(i, slot), place + n
     better = torch.cat([better, torch.where(wins, i, place)])
     worse = torch.cat([worse, torch.where(wins, place, i)])
     stays = greedy(n + held.shape[0], better, worse)
     kept = stays[:n].nonzero()[:, 0]
-    return Choice(kept, held[~stays[n:]], look.select(kept))
+    return Choice(kept, held[~stays[n:]], prepared.select(kept))
 
 
 def _shifted(beats: Beats, here: Tensor) -> Beats:
@@ -92,10 +92,10 @@ def _shifted(beats: Beats, here: Tensor) -> Beats:
     return lambda i, slot: beats(here[i], slot)
 
 
-def _without(near: Pairs, beaten: list[Tensor]) -> Pairs:
+def _without(near: Pairs, replaced: list[Tensor]) -> Pairs:
     """Leave out the pairs whose slot has been given up."""
     i, slot = near
-    if not beaten or not i.shape[0]:
+    if not replaced or not i.shape[0]:
         return near
-    left = ~torch.isin(slot, torch.cat(beaten))
+    left = ~torch.isin(slot, torch.cat(replaced))
     return i[left], slot[left]

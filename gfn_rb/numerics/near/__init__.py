@@ -6,10 +6,10 @@ import math
 
 from torch import Tensor
 
-from gfn_rb.numerics.column_groups import ColumnGroups
-from gfn_rb.numerics.duplicates import Duplicates
-from gfn_rb.numerics.near_index import NearIndex
-from gfn_rb.numerics.pivots import Pivots
+from gfn_rb.numerics.near.column_groups import ColumnGroups
+from gfn_rb.numerics.near.duplicates import Duplicates
+from gfn_rb.numerics.near.index import NearIndex
+from gfn_rb.numerics.near.pivots import Pivots
 from gfn_rb.shapes import Shaped
 
 _COLUMNS = 3  # a group of fewer columns is equal too often
@@ -21,7 +21,7 @@ def near_index(capacity: int, like: Shaped[Tensor, "n d"], p: float, cutoff: flo
     Args:
         capacity: number of slots.
         like: any rows of the width, dtype and device of those to come.
-        p: see :func:`~gfn_rb.numerics.distances.check_norm`.
+        p: see :func:`~gfn_rb.numerics.near.distances.check_norm`.
         cutoff: the largest distance that counts as near, not negative.
     """
     n_differ = _most_that_differ(like, p, cutoff)

@@ -1,9 +1,12 @@
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from gfn_rb.numerics.row_hash import RowHash
+from gfn_rb.numerics.near.hashing import Multimap, RowHash
 
 FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
+keys = st.lists(st.integers(0, 20), max_size=30)
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, *FLOATS])
@@ -28,3 +31,17 @@ def test_a_group_depends_on_its_columns_alone():
     rows[1:] = torch.eye(5)
     changed = (hashes(rows)[1:] != hashes(rows)[0]).tolist()
     assert changed == [[True, False], [False, True], [True, False], [False, True], [True, False]]
+
+
+@settings(max_examples=100, deadline=None)
+@given(keys=keys, asked=keys)
+def test_look_ups_yield_what_is_filed_under_their_keys(keys, asked):
+    value = torch.arange(len(keys)) * 10
+    table = Multimap(torch.tensor(keys, dtype=torch.int64), value)
+    spans = table.spans(torch.tensor(asked, dtype=torch.int64))
+    expected = [
+        (i, 10 * j) for i, key in enumerate(asked) for j, other in enumerate(keys) if key == other
+    ]
+    assert spans.total == len(expected)
+    got = zip(*(each.tolist() for each in table.fetch(spans)), strict=True)
+    assert sorted(got) == expected

@@ -1,9 +1,9 @@
 import pytest
 import torch
-from numerics.near_indexes import as_set, check_after_any_writes
+from numerics.near.near_indexes import as_set, check_after_any_writes
 
-from gfn_rb.numerics import neighbours
-from gfn_rb.numerics.column_groups import ColumnGroups
+from gfn_rb.numerics.near import neighbours
+from gfn_rb.numerics.near.column_groups import ColumnGroups
 
 
 @pytest.mark.parametrize(
@@ -25,11 +25,11 @@ def test_a_table_of_all_rows_is_made_when_those_apart_are_many():
     index = ColumnGroups(5000, rows, 1.0, 1.0, 1)
     for start in range(0, 5000, 500):
         index.write(
-            torch.arange(start, start + 500), index.look(rows[start : start + 500]), start + 500
+            torch.arange(start, start + 500), index.prepare(rows[start : start + 500]), start + 500
         )
         assert index._recent_slot.shape[0] < 512 + 8 * 71
-    look = index.look(rows[[7, 4800]] + torch.tensor([0, 0, 0, 0, 0, 1]))
-    assert as_set(index.near(look)) == {(0, 7), (1, 4800)}
+    prepared = index.prepare(rows[[7, 4800]] + torch.tensor([0, 0, 0, 0, 0, 1]))
+    assert as_set(index.near(prepared)) == {(0, 7), (1, 4800)}
 
 
 def test_an_index_emptied_and_filled_again():
@@ -37,6 +37,6 @@ def test_an_index_emptied_and_filled_again():
     index = ColumnGroups(4, rows, 1.0, 1.0, 1)
     index.assign(rows)
     index.assign(rows[:0])
-    assert index.near(index.look(rows))[0].tolist() == []
-    index.write(torch.arange(2), index.look(rows[1:]), 2)
-    assert as_set(index.near(index.look(rows))) == {(1, 0), (2, 1)}
+    assert index.near(index.prepare(rows))[0].tolist() == []
+    index.write(torch.arange(2), index.prepare(rows[1:]), 2)
+    assert as_set(index.near(index.prepare(rows))) == {(1, 0), (2, 1)}

@@ -1,0 +1,126 @@
+"""Hashes of rows of numbers, and tables of what is filed under integers."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gfn_rb.shapes import Int64, Shaped
+
+_VIEWS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_SEED = 0x5EED
+_LAST = torch.iinfo(torch.int64).max
+
+
+class RowHash:
+    """Multilinear hashing (Carter & Wegman 1979) of groups of columns, to 31 bits each.
+
+    ``h_g(x) = (sum_{j in g} a_j x_j mod 2^64) >> 33`` with fixed random ``a_j``. Equal numbers
+    have equal hashes; column j belongs to group j mod g.
+
+    Args:
+        width: number of columns d.
+        n_groups: number of groups g.
+        device: where rows live.
+    """
+
+    def __init__(self, width: int, n_groups: int, device: torch.device) -> None:
+        generator = torch.Generator().manual_seed(_SEED)
+        limits = torch.iinfo(torch.int64)
+        factor = torch.randint(limits.min, limits.max, (width,), generator=generator) | 1
+        member = torch.arange(width)[:, None] % n_groups == torch.arange(n_groups)
+        self._factor = torch.where(member, factor[:, None], 0).T.contiguous().to(device)
+        self._single = n_groups == 1
+
+    def __call__(self, rows: Shaped[Tensor, "n d"]) -> Int64[Tensor, "n g"]:
+        """Return the hashes of rows, in [0, 2^31).
+
+        Args:
+            rows: of any real dtype.
+        """
+        bits = _bits(rows)
+        if self._single:
+            total = (bits * self._factor[0]).sum(1, keepdim=True)
+        else:
+            total = torch.stack([(bits * factor).sum(1) for factor in self._factor], 1)
+        return (total >> 33) & 0x7FFFFFFF
+
+
+def all_differ(hashes: Int64[Tensor, "n"]) -> bool:
+    """Tell whether no two hashes are equal. A set of Python is quicker than sorting them.
+
+    Args:
+        hashes: of a batch of rows.
+    """
+    return len(set(hashes.tolist())) == hashes.shape[0]
+
+
+def _bits(rows: Tensor) -> Int64[Tensor, "n d"]:
+    """Return integers that are equal where the numbers are."""
+    if not rows.is_floating_point():
+        return rows.to(torch.int64)
+    bits = (rows + 0.0).view(_VIEWS[rows.element_size()]).to(torch.int64)  # -0.0 becomes 0.0
+    if rows.element_size() < 8:
+        return bits
+    return bits ^ (bits >> 32)  # short numbers have all their bits at the upper end
+
+
+class Spans(NamedTuple):
+    """Where the values lie that look-ups yield; look-ups that yield none are left out.
+
+    Args:
+        asked: positions of the look-ups, int64 [m].
+        start: of each, int64 [m].
+        size: how many, likewise.
+        total: how many in all.
+    """
+
+    asked: Tensor
+    start: Tensor
+    size: Tensor
+    total: int
+
+
+class Multimap:
+    """A fixed table from integers to the values filed under them, in the order of the integers.
+
+    Args:
+        key: below 2^63 - 1.
+        value: what to file under each.
+    """
+
+    def __init__(self, key: Int64[Tensor, "n"], value: Int64[Tensor, "n"]) -> None:
+        ordered, order = key.sort()
+        self._key = torch.cat([ordered, ordered.new_full((1,), _LAST)])  # beyond any asked for
+        self._value = value.index_select(0, order)
+
+    def spans(self, key: Int64[Tensor, "m"]) -> Spans:
+        """PreparedRows keys up, without fetching what is filed under them.
+
+        Args:
+            key: to look up, below 2^63 - 1.
+        """
+        start = torch.searchsorted(self._key, key)
+        asked = (self._key.index_select(0, start) == key).nonzero()[:, 0]
+        if not asked.shape[0]:
+            return Spans(asked, asked, asked, 0)
+        start = start.index_select(0, asked)
+        size = torch.searchsorted(self._key, key.index_select(0, asked), right=True) - start
+        return Spans(asked, start, size, int(size.sum()))
+
+    def fetch(self, spans: Spans) -> tuple[Int64[Tensor, "k"], Int64[Tensor, "k"]]:
+        """Return pairs of a position among the keys looked up and a value.
+
+        Args:
+            spans: from :meth:`spans`.
+        """
+        asked, start, size, total = spans
+        if not total:
+            return asked, asked
+        turn = torch.arange(size.shape[0], device=size.device)
+        turn = turn.repeat_interleave(size, output_size=total)
+        place = torch.arange(total, device=size.device)
+        place += (start - size.cumsum(0) + size).index_select(0, turn)
+        return asked.index_select(0, turn), self._value.index_select(0, place)
