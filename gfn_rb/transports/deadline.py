@@ -1,0 +1,111 @@
+"""How long to wait for others, and how much less once this rank is to stop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+GRACE = 1.0  # seconds of waiting that are left to a rank that is to stop
+SLICE = 0.1  # seconds between questions whether it is
+
+
+def never() -> bool:
+    """Return that this rank is not to stop."""
+    return False
+
+
+class Grace:
+    """What is left to wait to a rank that is to stop: one second in all, however many waits.
+
+    Only the time spent waiting counts, so that a rank that has work left first can still say
+    goodbye afterwards.
+
+    Args:
+        stopped: returns whether this rank is to stop; asked between slices of a wait.
+        seconds: how long it may wait from then on.
+        clock: returns seconds that never go back.
+    """
+
+    def __init__(
+        self,
+        stopped: Callable[[], bool] = never,
+        seconds: float = GRACE,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.stopped, self.clock = stopped, clock
+        self.seconds = seconds
+
+    def cut(self, seconds: float) -> float:
+        """Return how much of a wait is left, which is less once this rank is to stop.
+
+        Args:
+            seconds: of the wait.
+        """
+        return min(seconds, self.seconds) if self.stopped() else seconds
+
+    def spend(self, seconds: float) -> None:
+        """Record a wait.
+
+        Args:
+            seconds: how long it took.
+        """
+        if self.stopped():
+            self.seconds -= seconds
+
+
+class Deadline:
+    """A time limit of one or several waits, which a rank that is to stop does not wait out.
+
+    Args:
+        seconds: from now.
+        grace: shared with all other deadlines of the rank; by default it is never to stop.
+
+    Examples:
+        >>> deadline = Deadline(30.0, grace)
+        >>> came = deadline.wait(lambda seconds: transport.probe(0, 7, seconds) is not None)
+    """
+
+    def __init__(self, seconds: float, grace: Grace | None = None) -> None:
+        self._grace = Grace() if grace is None else grace
+        self._seconds = seconds
+        self._end = self._grace.clock() + seconds
+
+    def __str__(self) -> str:
+        """Return when it was, for the message of who waited in vain."""
+        is_cut = self.expired and not self.passed
+        return "before this rank was to stop" if is_cut else f"within {self._seconds:g} s"
+
+    @property
+    def remaining(self) -> float:
+        """How many seconds of waiting are left, at least 0."""
+        return max(0.0, self._grace.cut(self._end - self._grace.clock()))
+
+    @property
+    def expired(self) -> bool:
+        """Whether no waiting is left: the limit has passed, or this rank stops."""
+        return self.remaining <= 0.0
+
+    @property
+    def passed(self) -> bool:
+        """Whether the time limit itself has passed."""
+        return self._grace.clock() >= self._end
+
+    def wait(self, happened: Callable[[float], bool]) -> bool:
+        """Wait for something, in slices of 0.1 s.
+
+        Args:
+            happened: waits for at most so many seconds, and returns whether it happened. It is
+                called at least once, with 0 where no waiting is left.
+
+        Returns:
+            Whether it happened, before the deadline.
+        """
+        while True:
+            start = self._grace.clock()
+            try:
+                if happened(min(self.remaining, SLICE)):
+                    return True
+            finally:  # also of a wait that an error ended
+                self._grace.spend(self._grace.clock() - start)
+            if self.expired:
+                return False

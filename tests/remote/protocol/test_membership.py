@@ -1,0 +1,94 @@
+import time
+
+from gfn_rb.remote.protocol.membership import ACTIVE, EXPECTED, GONE, LOST, REFUSED, Membership
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+def states(ranks):
+    return [each["state"] for each in ranks.state_dict().values()]
+
+
+def test_ranks_come_and_go():
+    ranks = Membership([3, 5], 60.0)
+    assert states(ranks) == [EXPECTED, EXPECTED]
+    assert (3 in ranks, 4 in ranks, len(ranks)) == (True, False, 2)
+    assert not ranks.seen(3)
+    assert not ranks.seen(3)
+    assert states(ranks) == [ACTIVE, EXPECTED]
+    assert ranks.leave(3)
+    assert (ranks.present, ranks.is_present(3), ranks.is_present(5)) == ([5], False, True)
+    assert ranks.leave(5, LOST, "it was killed")
+    assert (ranks.present, ranks.lost) == ([], {5: "it was killed"})
+    assert (ranks[5].state, ranks[5].why) == (LOST, "it was killed")
+
+
+def test_who_has_gone_cannot_be_lost():
+    ranks = Membership([1])
+    ranks.leave(1, GONE)
+    assert not ranks.leave(1, LOST, "it is silent")
+    assert (states(ranks), ranks.lost) == ([GONE], {})
+
+
+def test_strangers_are_passed_over():
+    ranks = Membership([1])
+    assert not ranks.leave(2, LOST)
+    assert not ranks.is_present(2)
+
+
+def test_the_lost_may_return():
+    ranks = Membership([1])
+    ranks.leave(1, LOST, "it was silent")
+    assert ranks.seen(1)
+    assert (ranks.present, ranks[1].why) == ([1], "")
+    ranks.leave(1, REFUSED)
+    assert ranks.present == []
+    assert ranks.lost == {}
+
+
+def test_silence_is_noticed():
+    clock = Clock()
+    ranks = Membership([1, 2], 5.0, clock)
+    clock.now = 104.0
+    ranks.seen(1)
+    assert ranks.silent() == []
+    clock.now = 105.5
+    assert ranks.silent() == [2]
+    ranks.restart_silence()
+    assert ranks.silent() == []
+    clock.now = 112.0
+    ranks.leave(1)
+    assert ranks.silent() == [2]
+
+
+def test_without_a_limit_nobody_is_too_silent():
+    clock = Clock()
+    ranks = Membership([1], clock=clock)
+    clock.now = 1e9
+    assert ranks.silent() == []
+
+
+def test_when_a_rank_was_last_seen_is_told(monkeypatch):
+    monkeypatch.setattr(time, "time", lambda: 1234.5)
+    ranks = Membership([1, 2])
+    ranks.seen(1)
+    assert (ranks[1].last_seen, ranks[2].last_seen) == (1234.5, 0.0)
+
+
+def test_restored_ranks_are_expected_again_and_silence_before_does_not_count(monkeypatch):
+    monkeypatch.setattr(time, "time", lambda: 1234.5)
+    clock = Clock()
+    ranks, again = Membership([1, 2]), Membership([1, 3], 5.0, clock)
+    ranks.seen(1)
+    ranks.leave(1, LOST, "it was silent")
+    clock.now = 110.0
+    again.load_state_dict(ranks.state_dict())
+    assert states(again) == [EXPECTED, EXPECTED]
+    assert again[1].last_seen == 1234.5
+    assert again.lost == {}
+    assert again.silent() == []
