@@ -19,6 +19,7 @@ from torchrl.data.replay_buffers.storages import Storage, TensorStorage
 
 from gfn_rb.errors import KeyMismatchError, ShapeError
 from gfn_rb.shapes import Float, Int64
+from gfn_rb.torchrl_compat import all_slots, mutation_revision, tensor_version, wait_for_init
 
 
 class Moment(NamedTuple):
@@ -102,7 +103,7 @@ class KeyColumn:
             storage: the storage to look at.
         """
         leaf = self._leaf(storage)
-        return Moment(int(storage._mutation_revision), leaf._version, leaf.data_ptr())
+        return Moment(mutation_revision(storage), tensor_version(leaf), leaf.data_ptr())
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the counters and tensors of this process."""
@@ -114,7 +115,7 @@ class KeyColumn:
         A memory-mapped tensor dispatches every operation through Python; its plain view does not.
         """
         open_shared(storage)
-        data = getattr(storage, "_storage", None)
+        data = all_slots(storage)
         raw = data.get(self.key, None) if isinstance(data, TensorDictBase) else None
         if self._plain is None or raw is None or raw is not self._raw:
             self._raw, self._plain = raw, self._checked(storage, raw).as_subclass(torch.Tensor)
@@ -127,7 +128,7 @@ class KeyColumn:
                 f"ndim=1, got {type(storage).__name__} with ndim={storage.ndim}"
             )
         if leaf is None:
-            held = sorted(map(str, storage._storage.keys(True, True)))
+            held = sorted(map(str, all_slots(storage).keys(True, True)))
             raise KeyMismatchError(f"key {self.key!r} is not in the storage, which holds {held}")
         if leaf.numel() != leaf.shape[0]:
             raise ShapeError(
@@ -147,4 +148,4 @@ def open_shared(storage: Storage) -> None:
         storage: any storage.
     """
     if getattr(storage, "shared_init", False) and not storage.initialized and len(storage):
-        storage._wait_for_init()
+        wait_for_init(storage)

@@ -14,6 +14,7 @@ import gfn_rb
 LAYERS = (
     ("errors", "keys", "shapes", "stopwatch"),
     ("numerics",),
+    ("torchrl_compat",),
     ("containers",),
     ("column",),
     ("writers",),

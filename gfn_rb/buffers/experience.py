@@ -27,6 +27,7 @@ from gfn_rb.errors import (
 )
 from gfn_rb.keys import ESTIMATOR_OUTPUT, LOG_PROB
 from gfn_rb.shapes import Int64
+from gfn_rb.torchrl_compat import generator_of, write_cursor
 
 _SUFFIX = ".metadata"
 _BUFFER_SIZE, _DATA_SIZE, _POINTER = "buffer_size", "data_size", "pointer"
@@ -102,8 +103,7 @@ class ExperienceMemory:
     @property
     def pointer(self) -> int:
         """Where the next experience is written."""
-        cursor: int = self.memory.writer._cursor
-        return cursor
+        return write_cursor(self.memory.writer)
 
     def __len__(self) -> int:
         return len(self.memory)
@@ -337,7 +337,7 @@ class ExperienceMemory:
 
     def _hold(self, memory: TensorDictReplayBuffer) -> None:
         self.memory = memory
-        self._generator = memory._rng
+        self._generator = generator_of(memory)
         self.epoch_iterator = None
 
     def _write(self, write: Callable[[TensorDictReplayBuffer], Any]) -> None:

@@ -19,6 +19,7 @@ from gfn_rb.buffers.merged_sampler import MergedSampler, Shares
 from gfn_rb.errors import ArgumentError, ShapeError
 from gfn_rb.keys import BUFFER_ID, BUFFER_IDS, DRAW_LOG_PROB, INDEX
 from gfn_rb.numerics.weighted_union import Groups
+from gfn_rb.torchrl_compat import member_samplers, replay_lock, set_ensemble_generator, write_lock
 
 _TAGS = (INDEX, BUFFER_ID, DRAW_LOG_PROB)
 
@@ -113,14 +114,16 @@ class MergedReplayBuffer(ReplayBufferEnsemble):
             self._init()
         self._rng = generator
         for part in (self._storage, self._sampler, self._writer):
-            part._rng_private = generator
+            set_ensemble_generator(part, generator)
         if generator is not None:
             for member in self._rbs:
                 member.set_rng(generator)
 
     def _maybe_make_sampler(self, sampler: Any) -> SamplerEnsemble:
         ensemble: SamplerEnsemble = super()._maybe_make_sampler(sampler)
-        return ensemble if self._stacks else MergedSampler(*ensemble._samplers, p=self._shares)
+        return (
+            ensemble if self._stacks else MergedSampler(*member_samplers(ensemble), p=self._shares)
+        )
 
     # Sampling.
 
@@ -153,8 +156,8 @@ class MergedReplayBuffer(ReplayBufferEnsemble):
         with ExitStack() as stack:
             # In one order, or two merged buffers could wait for each other.
             for rb in (self, *sorted(self._rbs, key=id)):
-                stack.enter_context(rb._replay_lock)
-                stack.enter_context(rb._write_lock)
+                stack.enter_context(replay_lock(rb))
+                stack.enter_context(write_lock(rb))
             yield
 
     def _rows(self, drawn: TensorDictBase) -> TensorDictBase:
@@ -168,7 +171,7 @@ class MergedReplayBuffer(ReplayBufferEnsemble):
 
     def _rows_of(self, member: int, index: Tensor) -> TensorDictBase:
         rb = self._rbs[member]
-        rows = _transformed(rb._transform, self._collate_fns[member](rb._storage.get(index)))
+        rows = _transformed(rb.transform, self._collate_fns[member](rb.storage.get(index)))
         if rows.batch_size[:1] != index.shape:
             raise ShapeError(
                 f"member {member} must give one row per item, got batch size "

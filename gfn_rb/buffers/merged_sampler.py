@@ -25,6 +25,7 @@ from gfn_rb.keys import BUFFER_IDS, DRAW_LOG_PROB, INDEX, LOG_REWARD
 from gfn_rb.numerics import WeightedTree
 from gfn_rb.numerics.weighted_union import Groups, WeightedUnion, categorical
 from gfn_rb.samplers import SoftmaxRewardSampler
+from gfn_rb.torchrl_compat import all_slots, member_storages, set_ensemble_generator
 
 Shares = Literal["mass", "size"] | Sequence[float | int] | Tensor | None
 Drawn = tuple[TensorDictBase, Any]
@@ -95,7 +96,9 @@ class MergedSampler(SamplerEnsemble):
         """
         if isinstance(self._p, str):
             return False
-        kinds = [keys for each in storage._storages if len(each) and (keys := _stored_keys(each))]
+        kinds = [
+            keys for each in member_storages(storage) if len(each) and (keys := _stored_keys(each))
+        ]
         alike = all(keys == kinds[0] for keys in kinds)
         return not alike and not all(LOG_REWARD in keys for keys in kinds)
 
@@ -117,23 +120,23 @@ class MergedSampler(SamplerEnsemble):
         """
         if batch_size < 1:
             raise ArgumentError(f"batch_size must be at least 1, got {batch_size}")
-        if not any(len(each) for each in storage._storages):
+        if not any(len(each) for each in member_storages(storage)):
             raise EmptyBufferError(f"cannot draw {batch_size} items: all members are empty")
         if isinstance(self._p, str) and self._p == "mass":
-            return self._by_mass(storage._storages, batch_size)
+            return self._by_mass(member_storages(storage), batch_size)
         if self.stacks(storage):
             return self._stacked(storage, batch_size)
-        return self._by_member(storage._storages, batch_size)
+        return self._by_member(member_storages(storage), batch_size)
 
     def can_sample(self, storage: StorageEnsemble, batch_size: int) -> bool:
         """Return whether a batch of this size can be drawn."""
-        n_rows = sum(len(each) for each in storage._storages)
+        n_rows = sum(len(each) for each in member_storages(storage))
         if n_rows == 0 or isinstance(self._p, str):
             strict = self._p == "mass" and self._samplers[0].replacement is False
             return n_rows >= (batch_size if strict else 1)
         if self.stacks(storage) and batch_size % len(self._samplers):
             return False
-        return bool(self._weights(storage._storages).any())
+        return bool(self._weights(member_storages(storage)).any())
 
     # Drawing.
 
@@ -192,8 +195,8 @@ class MergedSampler(SamplerEnsemble):
                 f"the {k} members store rows of different keys, so that batches are stacked by "
                 f"member: batch_size must be a multiple of {k}, got {n}"
             )
-        ensemble = SamplerEnsemble(*self._samplers, p=self._weights(storage._storages))
-        ensemble._rng_private = self._rng
+        ensemble = SamplerEnsemble(*self._samplers, p=self._weights(member_storages(storage)))
+        set_ensemble_generator(ensemble, self._rng)
         drawn: Drawn = ensemble.sample(storage, n)
         return drawn
 
@@ -299,7 +302,7 @@ def _one_each(value: Any, n: int) -> bool:
 
 
 def _stored_keys(storage: Storage) -> set[NestedKey]:
-    stored = getattr(storage, "_storage", None)
+    stored = all_slots(storage)
     return set(stored.keys(True, True)) - {INDEX} if isinstance(stored, TensorDictBase) else set()
 
 

@@ -14,6 +14,7 @@ import torch
 from torchrl.data import ReplayBuffer, ReplayBufferEnsemble
 from torchrl.data.replay_buffers.storages import TensorStorage
 
+from gfn_rb import torchrl_compat as compat
 from gfn_rb.checkpoint.parts import (
     expect,
     expect_class,
@@ -87,7 +88,7 @@ def restore(rb: ReplayBuffer, load: Callable[[torch.device], list[State]], rows:
 
 
 def _members(rb: ReplayBuffer) -> tuple[ReplayBuffer, ...]:
-    return tuple(rb._rbs) if isinstance(rb, ReplayBufferEnsemble) else ()
+    return tuple(compat.member_buffers(rb)) if isinstance(rb, ReplayBufferEnsemble) else ()
 
 
 def _with_members(rb: Any) -> list[ReplayBuffer]:
@@ -120,8 +121,8 @@ def _held(rbs: list[ReplayBuffer]) -> Iterator[list[Any]]:
     with ExitStack() as stack:
         queues = {}
         for key, rb in distinct.items():
-            prefetched = stack.enter_context(rb._capture_prefetch_state(clone_queue=False))
-            stack.enter_context(rb._write_lock)
+            prefetched = stack.enter_context(compat.captured_prefetch(rb))
+            stack.enter_context(compat.write_lock(rb))
             queues[key] = prefetched["queue"]
         yield [queues[id(rb)] for rb in rbs]
 
@@ -144,10 +145,10 @@ def _state(rb: ReplayBuffer, queue: tuple[Any, ...]) -> State:
         "sampler": part_state(rb.sampler),
         "writer": part_state(rb.writer),
         "transform": rb.transform.state_dict(),
-        "generator": generator_state(rb._rng),
-        "batch_size": rb._batch_size,
-        "consume_after_n_samples": rb._consume_after_n_samples,
-        "prefetch": rb._prefetch_cap,
+        "generator": generator_state(compat.generator_of(rb)),
+        "batch_size": rb.batch_size,
+        "consume_after_n_samples": compat.consume_after_n_samples(rb),
+        "prefetch": compat.prefetch_capacity(rb),
         "queue": queue,
     }
 
@@ -158,8 +159,8 @@ def _check(rb: ReplayBuffer, state: State, rows: Any) -> None:
     expect_class(rb.writer, state["writer"], "writer")
     if not state["members"]:
         try_rows(rb.storage, state["storage"], rows)
-    expect("prefetch capacity", state["prefetch"], rb._prefetch_cap)
-    try_generator(rb._rng, state["generator"])
+    expect("prefetch capacity", state["prefetch"], compat.prefetch_capacity(rb))
+    try_generator(compat.generator_of(rb), state["generator"])
     try_transform(rb.transform, state["transform"])
     try_part(rb.sampler, state["sampler"], rb.storage, "sampler")
     try_part(rb.writer, state["writer"], rb.storage, "writer")
@@ -172,10 +173,6 @@ def _restore(rb: ReplayBuffer, state: State, rows: Any) -> None:
     load_part(rb.sampler, state["sampler"])
     load_part(rb.writer, state["writer"])
     rb.transform.load_state_dict(state["transform"])
-    rb._batch_size = state["batch_size"]
-    rb._consume_after_n_samples = state["consume_after_n_samples"]
+    compat.set_batch_size(rb, state["batch_size"], state["consume_after_n_samples"])
     restore_generator(rb, state["generator"])
-    rb._clear_prefetch_queue_locked()
-    rb._restore_prefetch_queue_locked(
-        {"version": 1, "capacity": state["prefetch"], "queue": state["queue"]}, clone_queue=False
-    )
+    compat.restore_prefetch(rb, state["queue"])

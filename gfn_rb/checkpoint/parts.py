@@ -17,13 +17,9 @@ from torchrl.data.replay_buffers.storages import Storage
 from torchrl.data.replay_buffers.writers import Writer, WriterEnsemble
 from torchrl.envs.transforms import Transform
 
+from gfn_rb import torchrl_compat as compat
 from gfn_rb.errors import CheckpointError, CheckpointMismatchError
 
-# How many batches are left before the data runs out bounds what is prefetched; TorchRL's
-# samplers leave it out of their state_dict.
-_REMAINING = "_remaining_batches"
-# Stamps of a storage's slots, which writers that track them keep on the storage.
-_GENERATIONS = "_slot_generations"
 # Their state holds that of their members by number, which are saved on their own.
 _ENSEMBLES = (SamplerEnsemble, WriterEnsemble)
 
@@ -64,7 +60,7 @@ def part_state(part: Sampler | Writer) -> dict[str, Any]:
         raise CheckpointError(f"cannot save a buffer with {name}: it has no state_dict") from None
     if isinstance(part, _ENSEMBLES):
         state = {key: value for key, value in state.items() if not key.isdigit()} or None
-    return {"class": name, "state": state, "remaining": vars(part).get(_REMAINING)}
+    return {"class": name, "state": state, "remaining": compat.remaining_batches(part)}
 
 
 def expect_class(part: Sampler | Writer, state: dict[str, Any], what: str) -> None:
@@ -93,7 +89,7 @@ def try_part(part: Sampler | Writer, state: dict[str, Any], storage: Storage, wh
     Raises:
         CheckpointMismatchError: it does not load.
     """
-    present, generations = deepcopy(part_state(part)), vars(storage).get(_GENERATIONS)
+    present, generations = deepcopy(part_state(part)), compat.slot_generations(storage)
     try:
         load_part(part, deepcopy(state))
     except CheckpointMismatchError:
@@ -104,8 +100,7 @@ def try_part(part: Sampler | Writer, state: dict[str, Any], storage: Storage, wh
         ) from error
     finally:
         load_part(part, present)
-        if hasattr(storage, _GENERATIONS):
-            setattr(storage, _GENERATIONS, generations)
+        compat.set_slot_generations(storage, generations)
 
 
 def load_part(part: Sampler | Writer, state: dict[str, Any]) -> None:
@@ -118,10 +113,7 @@ def load_part(part: Sampler | Writer, state: dict[str, Any]) -> None:
     if state["state"] is not None:
         members = part.state_dict() if isinstance(part, _ENSEMBLES) else {}
         part.load_state_dict({**members, **state["state"]})
-    if state["remaining"] is None:
-        vars(part).pop(_REMAINING, None)
-    else:
-        setattr(part, _REMAINING, state["remaining"])
+    compat.set_remaining_batches(part, state["remaining"])
 
 
 # Transforms.
@@ -191,9 +183,11 @@ def restore_generator(rb: ReplayBuffer, state: dict[str, Any] | None) -> None:
     """
     if state is None:
         return
-    if rb._rng is None:
-        rb.set_rng(torch.Generator(state["device"]))
-    rb._rng.set_state(state["state"])
+    generator = compat.generator_of(rb)
+    if generator is None:
+        generator = torch.Generator(state["device"])
+        rb.set_rng(generator)
+    generator.set_state(state["state"])
 
 
 def one_line(error: Exception) -> str:

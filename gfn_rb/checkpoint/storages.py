@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
-from torch.utils._pytree import tree_map
 from torchrl.data.replay_buffers.storages import TensorStorage
 
+from gfn_rb import torchrl_compat as compat
 from gfn_rb.checkpoint.parts import expect, one_line
 from gfn_rb.errors import CheckpointError
 
@@ -28,7 +28,7 @@ def storage_state(storage: TensorStorage) -> dict[str, Any]:
         "capacity": storage.max_size,
         "ndim": storage.ndim,
         "length": len(storage),
-        "cursor": storage._last_cursor_index,
+        "cursor": compat.last_cursor(storage),
     }
 
 
@@ -40,7 +40,7 @@ def stored_rows(storage: TensorStorage) -> Any:
     """
     if not storage.initialized:
         return None
-    return _indexed(storage._storage, slice(storage._len_along_dim0))
+    return _indexed(compat.all_slots(storage), slice(compat.outer_length(storage)))
 
 
 def try_rows(storage: TensorStorage, state: dict[str, Any], rows: Any) -> None:
@@ -59,7 +59,7 @@ def try_rows(storage: TensorStorage, state: dict[str, Any], rows: Any) -> None:
     expect("capacity", state["capacity"], _capacity(storage, rows))
     if rows is None or not storage.initialized:
         return
-    came, present = _layout(rows), _layout(storage._storage)
+    came, present = _layout(rows), _layout(compat.all_slots(storage))
     expect("set of storage keys", sorted(came), sorted(present))
     for key in came:
         expect(f"dtype and shape of storage key {key!r}", came[key], present[key])
@@ -79,7 +79,7 @@ def prepare(storage: TensorStorage, state: dict[str, Any], rows: Any) -> None:
     if storage.initialized or not state["length"]:
         return
     try:
-        storage._init(_indexed(rows, 0))
+        compat.allocate(storage, _indexed(rows, 0))
     except Exception as error:
         raise CheckpointError(f"the storage cannot be allocated: {one_line(error)}") from error
 
@@ -93,13 +93,13 @@ def restore_rows(storage: TensorStorage, state: dict[str, Any], rows: Any) -> No
         rows: from :func:`stored_rows`.
     """
     if state["length"]:
-        targets = leaves(storage._storage)
+        targets = leaves(compat.all_slots(storage))
         for path, rows_of_key in leaves(rows).items():
             target = targets[path].as_subclass(torch.Tensor)
             target[: len(rows_of_key)].copy_(rows_of_key)
-    storage._len = state["length"]
-    storage._set_last_cursor(state["cursor"])
-    storage._bump_mutation_revision()
+    compat.set_length(storage, state["length"])
+    compat.set_last_cursor(storage, state["cursor"])
+    compat.bump_mutation_revision(storage)
 
 
 def leaves(rows: Any, path: Path = ()) -> dict[Path, Tensor]:
@@ -121,7 +121,7 @@ def leaves(rows: Any, path: Path = ()) -> dict[Path, Tensor]:
 def _indexed(rows: Any, index: int | slice) -> Any:
     if isinstance(rows, (Tensor, TensorDictBase)):
         return rows[index]
-    return tree_map(lambda leaf: leaf[index], rows)
+    return compat.map_leaves(lambda leaf: leaf[index], rows)
 
 
 def _layout(rows: Any) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gfn_rb.errors import ShapeError
 from gfn_rb.shapes import Int64
+from gfn_rb.torchrl_compat import new_tensordict
 
 Key = str | tuple[str, ...]
 Values = dict[Key, Tensor]
@@ -123,7 +124,7 @@ def shallow_copy(rows: TensorDictBase) -> TensorDictBase:
     Args:
         rows: batch size [n].
     """
-    return TensorDict._new_unsafe(dict(rows.items()), batch_size=rows.batch_size)
+    return new_tensordict(dict(rows.items()), rows.batch_size)
 
 
 def select_rows(
@@ -144,4 +145,4 @@ def select_rows(
         for name, value in rows.items()
         if name not in but
     }
-    return TensorDict._new_unsafe(kept, batch_size=at.shape)
+    return new_tensordict(kept, at.shape)

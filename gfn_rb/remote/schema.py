@@ -15,6 +15,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from gfn_rb.errors import ShapeError, WireSchemaError
+from gfn_rb.torchrl_compat import new_tensordict
 
 Key = tuple[str, ...]
 Signature = tuple[tuple[Key, torch.dtype, torch.Size, torch.layout], ...]
@@ -184,7 +185,7 @@ def _tensordict(nested: dict[str, Any], batch: torch.Size) -> TensorDict:
         name: _tensordict(value, batch) if isinstance(value, dict) else value
         for name, value in nested.items()
     }
-    return TensorDict._new_unsafe(content, batch_size=batch)
+    return new_tensordict(content, batch)
 
 
 def _leaves(td: TensorDictBase, path: Key) -> list[tuple[Key, Tensor]]:

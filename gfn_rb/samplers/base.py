@@ -24,6 +24,7 @@ from gfn_rb.errors import (
     NaNError,
 )
 from gfn_rb.keys import DRAW_LOG_PROB, LOG_REWARD
+from gfn_rb.torchrl_compat import assert_on_device
 
 Replacement = Literal["auto", True, False]
 
@@ -305,7 +306,7 @@ def is_positive(value: float) -> bool:
 def _require(condition: Tensor, error: type[GfnRbError], message: str, *args: Any) -> None:
     """Raise unless a 0-d tensor is true; on CUDA, on the device, so as not to wait for it."""
     if condition.device.type == "cuda":
-        torch._assert_async(condition, message.format(*args))
+        assert_on_device(condition, message.format(*args))
     elif not condition:
         raise error(message.format(*args))
 

@@ -13,6 +13,7 @@ from gfn_rb.column import KeyColumn
 from gfn_rb.errors import CheckpointMismatchError, ShapeError
 from gfn_rb.samplers.base import Column
 from gfn_rb.shapes import Float, Float64, Int64
+from gfn_rb.torchrl_compat import bump_mutation_revision
 
 _PRIORITY, _DEFAULT = "priority", "default_priority"
 # Stands for "leave it as it is" where the storage holds the priority of each item already.
@@ -63,7 +64,7 @@ class StoredPriorities(KeyColumn):
         """
         values = self.values(storage)
         values[index] = priority.to(values)
-        storage._bump_mutation_revision()
+        bump_mutation_revision(storage)
         self.announce(storage, index)
 
     def clear(self) -> None:

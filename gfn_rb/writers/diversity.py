@@ -17,6 +17,7 @@ from gfn_rb.numerics.near.choice import Choice, choose
 from gfn_rb.numerics.near.distances import check_norm
 from gfn_rb.numerics.near.index import NearIndex, PreparedRows
 from gfn_rb.shapes import Float, Int64
+from gfn_rb.torchrl_compat import all_slots, bump_mutation_revision, set_length
 from gfn_rb.writers.features import Features, Moment
 from gfn_rb.writers.reward import _WRITTEN, RewardPrioritizedWriter, Tie, _no_slot
 from gfn_rb.writers.rows import overwrite, relocate
@@ -109,7 +110,7 @@ class DiversityWriter(RewardPrioritizedWriter):
     # Choosing.
 
     def _offer(self, data: TensorDictBase, key: Tensor, highest: float) -> Tensor:
-        full = self._storage._is_full
+        full = len(self._storage) == self._storage.max_size
         if self.cutoff_distance < 0 or (self.when == "full" and not full):
             return super()._offer(data, key, highest)
         rows = self._features(data)
@@ -193,9 +194,9 @@ class DiversityWriter(RewardPrioritizedWriter):
         if move.source.shape[0]:
             relocate(storage, move.source, move.hole)
         if move.length != before:
-            storage._len = move.length
+            set_length(storage, move.length)
         if move.length < before:
-            storage._bump_mutation_revision()  # or samplers would take it for a write to some rows
+            bump_mutation_revision(storage)  # or samplers would take it for a write to some rows
         self._count[_WRITTEN] += chosen.shape[0]
         self._tell(move.target if not move.hole.shape[0] else torch.cat([move.target, move.hole]))
 
@@ -232,7 +233,7 @@ class DiversityWriter(RewardPrioritizedWriter):
             )
         content = self._content()
         if content is not None and content != self._indexed:
-            stored = self._features(self._storage._storage[: len(self._storage)])
+            stored = self._features(all_slots(self._storage)[: len(self._storage)])
             index.assign(stored.to(index.rows.device))
             self._indexed = content
         self._index = index

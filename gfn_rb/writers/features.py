@@ -14,6 +14,7 @@ from gfn_rb.containers import convert
 from gfn_rb.errors import ArgumentError, KeyMismatchError, NaNError, ShapeError
 from gfn_rb.keys import ACTION, CONDITION, IS_BACKWARD, LENGTH, NEXT, NEXT_STATE, STATE
 from gfn_rb.shapes import Shaped
+from gfn_rb.torchrl_compat import all_slots, mutation_revision, tensor_version
 
 Moment = tuple[int, ...]
 
@@ -68,7 +69,7 @@ class Features:
         Args:
             storage: the storage.
         """
-        data = storage._storage
+        data = all_slots(storage)
         if data is not self._stored:
             self._stored, self._watched = data, self._keys(data)
         self._leaves = [data.get(name) for name in self._watched]
@@ -80,12 +81,12 @@ class Features:
         Args:
             storage: the storage.
         """
-        known = storage._storage is self._stored
+        known = all_slots(storage) is self._stored
         return self._of_leaves(storage) if known else self.moment(storage)
 
     def _of_leaves(self, storage: TensorStorage) -> Moment:
-        versions = [n for leaf in self._leaves for n in (leaf._version, leaf.data_ptr())]
-        return (int(storage._mutation_revision), *versions)
+        versions = [n for leaf in self._leaves for n in (tensor_version(leaf), leaf.data_ptr())]
+        return (mutation_revision(storage), *versions)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what belongs to this process."""

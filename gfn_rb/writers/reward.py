@@ -17,6 +17,7 @@ from gfn_rb.errors import ArgumentError, CheckpointMismatchError, ShapeError
 from gfn_rb.keys import LOG_REWARD
 from gfn_rb.numerics import Extremes
 from gfn_rb.shapes import Float, Int64
+from gfn_rb.torchrl_compat import attached_entities, bump_mutation_revision, set_length
 from gfn_rb.writers.rows import Layout, check_number, overwrite, scalar_key
 
 Tie = Literal["newest", "oldest"]
@@ -131,7 +132,7 @@ class RewardPrioritizedWriter(Writer):
 
         Read from the storage, so it may be asked for while other processes write.
         """
-        if not self._storage._is_full:
+        if len(self._storage) < self._storage.max_size:
             return -math.inf
         return float(self._column.values(self._storage).min())
 
@@ -152,7 +153,7 @@ class RewardPrioritizedWriter(Writer):
         extremes = self._in_step()
         values = self._column.values(self._storage)
         values[index] = key.to(values)
-        self._storage._bump_mutation_revision()
+        bump_mutation_revision(self._storage)
         extremes.update(index, values[index].to(torch.float64), extremes.rank[index])
         self._now_in_step(self._column.moment(self._storage))
         self._tell(index)
@@ -273,13 +274,13 @@ class RewardPrioritizedWriter(Writer):
             else:
                 overwrite(self._storage, target, data, chosen)
         except BaseException:
-            self._storage._len = length  # set() counts rows before it writes them
+            set_length(self._storage, length)  # set() counts rows before it writes them
             raise
         self._count[_WRITTEN] += target.shape[0]
         self._tell(target)
 
     def _tell(self, index: Tensor) -> None:
-        for entity in self._storage._attached_entities_iter():
+        for entity in attached_entities(self._storage):
             entity.mark_update(index)
 
     def _check_update(self, index: Tensor, key: Tensor) -> None:

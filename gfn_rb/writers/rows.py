@@ -13,6 +13,7 @@ from torchrl.data.replay_buffers.storages import TensorStorage
 from gfn_rb.column import open_shared
 from gfn_rb.errors import KeyMismatchError, NaNError, ShapeError
 from gfn_rb.keys import INDEX
+from gfn_rb.torchrl_compat import all_slots, bump_mutation_revision
 
 
 def scalar_key(data: TensorDictBase, key: NestedKey) -> Tensor:
@@ -76,11 +77,11 @@ def overwrite(storage: TensorStorage, target: Tensor, data: TensorDictBase, chos
         data: rows that have the storage's layout, batch size [n].
         chosen: positions in the batch, int64 [k].
     """
-    stored = storage._storage
+    stored = all_slots(storage)
     for name, value in data.items(True, True):
         leaf = stored.get(name)
         leaf.index_copy_(0, target, value.index_select(0, chosen).to(leaf.device))
-    storage._bump_mutation_revision()
+    bump_mutation_revision(storage)
 
 
 def relocate(storage: TensorStorage, source: Tensor, target: Tensor) -> None:
@@ -91,9 +92,9 @@ def relocate(storage: TensorStorage, source: Tensor, target: Tensor) -> None:
         source: slots to copy from, int64 [k].
         target: slots to copy to, none of them among the former.
     """
-    for leaf in storage._storage.values(True, True):
+    for leaf in all_slots(storage).values(True, True):
         leaf.index_copy_(0, target, leaf.index_select(0, source))
-    storage._bump_mutation_revision()
+    bump_mutation_revision(storage)
 
 
 class Layout:
@@ -120,9 +121,9 @@ class Layout:
         open_shared(storage)
         if not storage.initialized:
             return data
-        if self._stored is not storage._storage:
-            self._stored = storage._storage
-            self._entries = _entries(storage._storage)
+        stored = all_slots(storage)
+        if self._stored is not stored:
+            self._stored, self._entries = stored, _entries(stored)
             self._entries.pop(INDEX, None)
         if entries != self._entries:
             _explain(entries, self._entries)

@@ -14,6 +14,7 @@ from gfn_rb.errors import ArgumentError
 from gfn_rb.keys import LOG_REWARD
 from gfn_rb.remote.feeding.registry import Registry
 from gfn_rb.shapes import Bool, Float, Int64
+from gfn_rb.torchrl_compat import all_slots
 
 
 class Holdings:
@@ -71,7 +72,7 @@ class Holdings:
         self._length = length
         written = torch.from_numpy(rows)
         if len(left):
-            names = object_keys(self.storage._storage, written)
+            names = object_keys(all_slots(self.storage), written)
             number, new = self._objects.replace(left, names)
             self._number[rows] = number
             self._placed(rows, number, new)

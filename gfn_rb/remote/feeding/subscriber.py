@@ -17,6 +17,7 @@ from gfn_rb.keys import INDEX
 from gfn_rb.remote.feeding.feed_policies import POLICIES, check_policy
 from gfn_rb.remote.feeding.ledger import Ledger
 from gfn_rb.shapes import Int64
+from gfn_rb.torchrl_compat import all_slots
 
 
 class Subscriber:
@@ -103,7 +104,7 @@ class Subscriber:
         if len(rows) == 0:
             return None
         self._ledger.give(rows, self.rank)
-        return select_rows(self._ledger.storage._storage, rows, but=(INDEX,)).cpu()
+        return select_rows(all_slots(self._ledger.storage), rows, but=(INDEX,)).cpu()
 
 
 def _checked(terms: Any) -> tuple[int, bool]:

@@ -1,0 +1,307 @@
+"""The only place that touches private names of torch, tensordict and torchrl.
+
+Each function wraps one name that has no public counterpart, tells which version it was read in
+and what breaks without it. What a base class leaves to its subclasses (``Writer._storage``,
+``Sampler._rng``, ``Transform._inv_call``, ...) is its interface, and is used where it is needed.
+
+Read in torch 2.13.0, tensordict 0.14.3 and torchrl 0.14.1, unless said otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+from torch.utils._pytree import tree_map
+from torchrl.data import ReplayBuffer, ReplayBufferEnsemble
+from torchrl.data.replay_buffers.samplers import Sampler, SamplerEnsemble
+from torchrl.data.replay_buffers.storages import Storage, StorageEnsemble, TensorStorage
+from torchrl.data.replay_buffers.writers import TensorDictRoundRobinWriter, Writer
+
+_REMAINING_BATCHES = "_remaining_batches"
+_SLOT_GENERATIONS = "_slot_generations"
+
+
+# torch.
+
+
+def tensor_version(tensor: Tensor) -> int:
+    """Return how often a tensor was written to in place (``Tensor._version``).
+
+    Without it, writes to a key column behind a storage's back go unnoticed: stale draws.
+    """
+    return tensor._version
+
+
+def assert_on_device(condition: Tensor, message: str) -> None:
+    """Raise unless a 0-d tensor is true, without waiting for its device (``torch._assert_async``).
+
+    Without it, each draw on CUDA waits for the device. On CUDA the error surfaces later.
+    """
+    torch._assert_async(condition, message)
+
+
+def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
+    """Apply a function to each leaf of nested containers (``torch.utils._pytree.tree_map``).
+
+    Without it, storages of dicts and tuples of tensors cannot be saved.
+    """
+    return tree_map(function, tree)
+
+
+# tensordict.
+
+
+def new_tensordict(entries: dict[str, Any], batch_size: torch.Size) -> TensorDict:
+    """Return a TensorDict of entries known to fit its batch size (``TensorDict._new_unsafe``).
+
+    Without it, each entry's shape is looked at again: about three times slower per message.
+    """
+    return TensorDict._new_unsafe(entries, batch_size=batch_size)
+
+
+# Storages.
+
+
+def all_slots(storage: Storage) -> Any:
+    """Return all slots of a storage, without a copy (``TensorStorage._storage``).
+
+    Without it, rows cannot be compared, moved or written in place. ``storage[:]`` is cut to the
+    length, and indexes each entry anew.
+
+    Returns:
+        A TensorDict, a tensor or a tree of tensors; None before the first row, and of other kinds.
+    """
+    return getattr(storage, "_storage", None)
+
+
+def mutation_revision(storage: Storage) -> int:
+    """Return a number that each change of a storage raises (``Storage._mutation_revision``).
+
+    It is shared between processes. Without it, what others wrote goes unnoticed: stale draws.
+    """
+    return int(storage._mutation_revision)
+
+
+def bump_mutation_revision(storage: Storage) -> None:
+    """Announce a change of a storage's rows (``Storage._bump_mutation_revision``).
+
+    Without it, other processes and TorchRL's own caches miss rows that are written in place.
+    """
+    storage._bump_mutation_revision()
+
+
+def set_length(storage: TensorStorage, length: int) -> None:
+    """Set the number of rows in use (``TensorStorage._len``).
+
+    Without it, a writer that replaces rows before the storage is full leaves it too long, as
+    ``TensorStorage.set`` counts rows whether or not they overwrite; and none can shorten it.
+    """
+    storage._len = length
+
+
+def outer_length(storage: TensorStorage) -> int:
+    """Return the length along the first dimension (``TensorStorage._len_along_dim0``).
+
+    Without it, the rows of a storage of several dimensions cannot be saved.
+    """
+    return int(storage._len_along_dim0)
+
+
+def attached_entities(storage: Storage) -> Iterable[Any]:
+    """Return the buffers that want to hear of changes (``Storage._attached_entities_iter``).
+
+    Without it, samplers read whole columns anew after rows were written in place.
+    """
+    entities: Iterable[Any] = storage._attached_entities_iter()
+    return entities
+
+
+def wait_for_init(storage: TensorStorage) -> None:
+    """Open a storage that another process lays out (``LazyTensorStorage._wait_for_init``).
+
+    Without it, a writer or sampler in a second process sees rows but no memory that holds them.
+    """
+    storage._wait_for_init()
+
+
+def allocate(storage: TensorStorage, row: Any) -> None:
+    """Lay a lazy storage out for rows such as this (``TensorStorage._init``).
+
+    Without it, a checkpoint can only be loaded into a storage by writing its rows one more time.
+    """
+    storage._init(row)
+
+
+def last_cursor(storage: Storage) -> int | None:
+    """Return where was last written to (``Storage._last_cursor_index``).
+
+    Without it, slice samplers cut episodes elsewhere after a checkpoint is loaded.
+    """
+    cursor: int | None = storage._last_cursor_index
+    return cursor
+
+
+def set_last_cursor(storage: Storage, cursor: int | None) -> None:
+    """Restore what :func:`last_cursor` returned (``Storage._set_last_cursor``)."""
+    storage._set_last_cursor(cursor)
+
+
+def slot_generations(storage: Storage) -> Any:
+    """Return the stamps of a storage's slots, if a writer tracks them (``_slot_generations``).
+
+    Without it, a state that is loaded for a trial changes them.
+    """
+    return vars(storage).get(_SLOT_GENERATIONS)
+
+
+def set_slot_generations(storage: Storage, generations: Any) -> None:
+    """Restore what :func:`slot_generations` returned, where the storage has such."""
+    if hasattr(storage, _SLOT_GENERATIONS):
+        setattr(storage, _SLOT_GENERATIONS, generations)
+
+
+# Writers and samplers.
+
+
+def write_cursor(writer: TensorDictRoundRobinWriter) -> int:
+    """Return the slot that is written next (``RoundRobinWriter._cursor``).
+
+    Without it, ``ExperienceMemory.pointer`` has to build a ``state_dict``.
+    """
+    cursor: int = writer._cursor
+    return cursor
+
+
+def remaining_batches(part: Sampler | Writer) -> int | None:
+    """Return how many batches are left of an epoch (``Sampler._remaining_batches``).
+
+    Samplers leave it out of their ``state_dict``. Without it, a restored buffer prefetches past
+    the end of its data.
+    """
+    return vars(part).get(_REMAINING_BATCHES)
+
+
+def set_remaining_batches(part: Sampler | Writer, remaining: int | None) -> None:
+    """Restore what :func:`remaining_batches` returned."""
+    if remaining is None:
+        vars(part).pop(_REMAINING_BATCHES, None)
+    else:
+        setattr(part, _REMAINING_BATCHES, remaining)
+
+
+# Buffers.
+
+
+def generator_of(rb: ReplayBuffer) -> torch.Generator | None:
+    """Return a buffer's source of randomness, None for the global one (``ReplayBuffer._rng``).
+
+    Without it, it cannot be saved: ``set_rng`` has no counterpart that reads.
+    """
+    generator: torch.Generator | None = rb._rng
+    return generator
+
+
+def set_ensemble_generator(part: Any, generator: torch.Generator | None) -> None:
+    """Set the generator of an ensemble's part, and not its members' (``_rng_private``).
+
+    Without it, an ensemble without a generator takes its members' away.
+    """
+    part._rng_private = generator
+
+
+def replay_lock(rb: ReplayBuffer) -> AbstractContextManager[Any]:
+    """Return what keeps other threads from using a buffer (``ReplayBuffer._replay_lock``).
+
+    Without it, rows may be overwritten between the draw of their indices and their reading.
+    """
+    lock: AbstractContextManager[Any] = rb._replay_lock
+    return lock
+
+
+def write_lock(rb: ReplayBuffer) -> AbstractContextManager[Any]:
+    """Return what keeps other processes from writing (``ReplayBuffer._write_lock``).
+
+    Without it, the same as without :func:`replay_lock`, between processes.
+    """
+    lock: AbstractContextManager[Any] = rb._write_lock
+    return lock
+
+
+def captured_prefetch(rb: ReplayBuffer) -> AbstractContextManager[dict[str, Any]]:
+    """Hold a buffer still, with the batches it prefetched (``_capture_prefetch_state``).
+
+    Without it, batches drawn ahead are lost in a checkpoint: a restored run continues otherwise.
+
+    Returns:
+        A context that yields them under ``"queue"``, not copied.
+    """
+    context: AbstractContextManager[dict[str, Any]] = rb._capture_prefetch_state(clone_queue=False)
+    return context
+
+
+def restore_prefetch(rb: ReplayBuffer, queue: tuple[Any, ...]) -> None:
+    """Replace the batches a buffer has prefetched, while :func:`captured_prefetch` holds it.
+
+    The counterpart of the former (``_clear_prefetch_queue_locked``,
+    ``_restore_prefetch_queue_locked``).
+    """
+    rb._clear_prefetch_queue_locked()
+    state = {"version": 1, "capacity": prefetch_capacity(rb), "queue": queue}
+    rb._restore_prefetch_queue_locked(state, clone_queue=False)
+
+
+def prefetch_capacity(rb: ReplayBuffer) -> int:
+    """Return how many batches are drawn ahead (``ReplayBuffer._prefetch_cap``).
+
+    Without it, batches cannot be refused that a buffer would not hold.
+    """
+    return int(rb._prefetch_cap)
+
+
+def consume_after_n_samples(rb: ReplayBuffer) -> int | None:
+    """Return after how many draws rows are removed (``ReplayBuffer._consume_after_n_samples``).
+
+    Without it, a restored buffer forgets what it had learned of it.
+    """
+    n_samples: int | None = rb._consume_after_n_samples
+    return n_samples
+
+
+def set_batch_size(
+    rb: ReplayBuffer, batch_size: int | None, consume_after_n_samples: int | None
+) -> None:
+    """Restore what batches are like (``_batch_size`` and ``_consume_after_n_samples``).
+
+    Without it, neither can be restored: both are set by the constructor alone.
+    """
+    rb._batch_size = batch_size
+    rb._consume_after_n_samples = consume_after_n_samples
+
+
+# Ensembles.
+
+
+def member_buffers(rb: ReplayBufferEnsemble) -> Sequence[ReplayBuffer]:
+    """Return the buffers of an ensemble (``ReplayBufferEnsemble._rbs``).
+
+    Without it, their number is only known by asking for one too many.
+    """
+    members: Sequence[ReplayBuffer] = rb._rbs
+    return members
+
+
+def member_storages(storage: StorageEnsemble) -> Sequence[Storage]:
+    """Return the storages of an ensemble (``StorageEnsemble._storages``). As the former."""
+    members: Sequence[Storage] = storage._storages
+    return members
+
+
+def member_samplers(sampler: SamplerEnsemble) -> Sequence[Sampler]:
+    """Return the samplers of an ensemble (``SamplerEnsemble._samplers``). As the former."""
+    members: Sequence[Sampler] = sampler._samplers
+    return members
