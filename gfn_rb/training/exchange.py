@@ -29,11 +29,11 @@ from gfn_rb.remote import (
 from gfn_rb.remote.manager.baseline import Baseline
 from gfn_rb.remote.patience import never
 from gfn_rb.remote.protocol.roles import RankRoles
+from gfn_rb.training.config import TrainConfig
 from gfn_rb.training.replay import trajectory_buffer
 from gfn_rb.transports import Transport
 
 if TYPE_CHECKING:
-    from gfn_rb.training.config import TrainConfig
     from gfn_rb.training.folder import RunFolder
 
 

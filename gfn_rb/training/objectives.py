@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from tensordict.nn import TensorDictModuleBase
@@ -13,6 +13,7 @@ from gfn_rb.containers import States, Trajectories, Transitions
 from gfn_rb.containers.base import Container
 from gfn_rb.envs import GFNEnv
 from gfn_rb.errors import ArgumentError
+from gfn_rb.training.config import TrainConfig
 from gfn_rb.training.losses import (
     LOSSES,
     DetailedBalance,
@@ -30,9 +31,6 @@ from gfn_rb.training.networks import (
     StateFlow,
     UniformBackwardPolicy,
 )
-
-if TYPE_CHECKING:
-    from gfn_rb.training.config import TrainConfig
 
 LOG_Z = "log_z.value"  # the parameter, in a loss that has one
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from tensordict import TensorDictBase
@@ -33,10 +33,8 @@ from gfn_rb.samplers import (
     SoftmaxRewardSampler,
 )
 from gfn_rb.shapes import Float
+from gfn_rb.training.config import TrainConfig
 from gfn_rb.writers import DiversityWriter, FIFOWriter, RewardPrioritizedWriter
-
-if TYPE_CHECKING:
-    from gfn_rb.training.config import TrainConfig
 
 Regenerate = Callable[[TensorDictBase], TensorDictBase]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from tensordict.nn import TensorDictModuleBase
@@ -12,9 +12,7 @@ from gfn_rb.containers import Trajectories
 from gfn_rb.envs import GFNEnv
 from gfn_rb.rollout import LocalSearchSampler, Sampler
 from gfn_rb.training.collect import WorkerSource
-
-if TYPE_CHECKING:
-    from gfn_rb.training.config import TrainConfig
+from gfn_rb.training.config import TrainConfig
 
 
 @runtime_checkable

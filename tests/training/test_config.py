@@ -1,13 +1,19 @@
 import json
 from dataclasses import fields
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
 
+from gfn_rb import containers
 from gfn_rb.envs import BitSequence, ConditionalHyperGrid, HyperGrid, RNABinding, TFBind8
 from gfn_rb.errors import ArgumentError
 from gfn_rb.training import (
+    DRAW,
+    KEEP,
+    LOSSES,
+    REPLAY,
     BitSequenceConfig,
     ConditionalHyperGridConfig,
     HyperGridConfig,
@@ -15,7 +21,10 @@ from gfn_rb.training import (
     TFBind8Config,
     TrainConfig,
 )
-from gfn_rb.training.config import CONFIGS
+from gfn_rb.training import config as literals
+from gfn_rb.training.config import CONFIGS, CONTAINERS, GIVES, READS
+from gfn_rb.training.exchange import BASELINE, FEED, SEND
+from gfn_rb.training.objectives import BACKWARD, converts
 
 ENVIRONMENTS = ["bit_sequence", "conditional_hypergrid", "hypergrid", "rna_binding", "tfbind8"]
 
@@ -124,7 +133,7 @@ def test_cuda_is_refused_where_there_is_none():
         ({"hidden": 3}, "hidden must be at least one width of at least 1, got 3"),
         ({"hidden": ["8"]}, "hidden must be at least one width of at least 1, got ('8',)"),
         ({"log_z": "low"}, "log_z must be a finite number, got 'low'"),
-        ({"form": 3}, "form must be a word, got 3"),
+        ({"form": 3}, "form must be one of append, prepend_append, got 3"),
         ({"keep": "best"}, "keep must be one of top, diverse, recent, got 'best'"),
         (
             {"draw": "first"},
@@ -156,3 +165,31 @@ def test_a_missing_entry_is_named():
 def test_every_field_has_a_default(config):
     assert config().env in CONFIGS
     assert all(hasattr(config(), f.name) for f in fields(config))
+
+
+@pytest.mark.parametrize(
+    ("names", "table"),
+    [
+        (literals.LossName, LOSSES),
+        (literals.ReplayName, REPLAY),
+        (literals.KeepName, KEEP),
+        (literals.DrawName, DRAW),
+        (literals.BackwardName, BACKWARD),
+        (literals.FeedName, FEED),
+        (literals.SendName, SEND),
+        (literals.BaselineName, BASELINE),
+    ],
+)
+def test_tables_hold_the_names_that_a_configuration_may(names, table):
+    assert get_args(names) == tuple(table)
+
+
+def test_containers_are_what_losses_read_and_replay_gives():
+    assert {name: loss.reads.__name__.lower() for name, loss in LOSSES.items()} == READS
+    assert {name: kind.gives.__name__.lower() for name, kind in REPLAY.items()} == GIVES
+
+
+def test_containers_are_in_the_order_in_which_they_convert():
+    kinds = [getattr(containers, name.capitalize()) for name in CONTAINERS]
+    for i, given in enumerate(kinds):
+        assert [converts(given, wanted) for wanted in kinds] == [i <= j for j in range(3)]
