@@ -4,35 +4,21 @@ import itertools
 
 import numpy as np
 import torch
-from tensordict import TensorDict
-from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+from factories import buffer_of, seeded
 
 from gfn_rb.buffers import MergedReplayBuffer
 from gfn_rb.samplers import SoftmaxRewardSampler
 
 
-def rows(log_reward, start=0, **more):
-    """Rows numbered from ``start`` under ``x``."""
-    log_reward = torch.as_tensor(log_reward, dtype=torch.float32)
-    n = len(log_reward)
-    x = torch.arange(start, start + n)
-    return TensorDict({"x": x, "log_reward": log_reward, **more}, [n])
-
-
 def member(log_reward=(), sampler=None, capacity=None, **kwargs):
     sampler = SoftmaxRewardSampler(**kwargs) if sampler is None else sampler
-    storage = LazyTensorStorage(capacity or max(len(log_reward), 1))
-    rb = TensorDictReplayBuffer(storage=storage, sampler=sampler)
-    if len(log_reward):
-        rb.extend(rows(log_reward))
-    return rb
+    return buffer_of(sampler, log_reward, capacity, seed=None)
 
 
 def merged(log_rewards, p="mass", seed=0, batch_size=None, **kwargs):
     """One member per list of log-rewards, with a seeded generator."""
     members = [member(each, **kwargs) for each in log_rewards]
-    generator = torch.Generator().manual_seed(seed)
-    return MergedReplayBuffer(*members, p=p, batch_size=batch_size, generator=generator)
+    return MergedReplayBuffer(*members, p=p, batch_size=batch_size, generator=seeded(seed))
 
 
 def counts_of(log_rewards, batch):

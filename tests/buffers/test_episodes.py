@@ -7,7 +7,8 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from containers.container_paths import kind_and_paths, stack, two_rows
+from containers.container_paths import kind_and_paths, stack
+from factories import two_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from statistics_of_draws import chi_square_p

@@ -8,8 +8,8 @@ import pytest
 import torch
 import torchrl.data
 import torchrl.envs
-from buffers.merging import counts_of, member, merged, rows, softmax
-from containers.container_paths import two_rows
+from buffers.merging import counts_of, member, merged, softmax
+from factories import rows, two_rows
 from statistics_of_draws import chi_square_p
 from tensordict import TensorDict
 from torchrl.data import (

@@ -4,7 +4,8 @@ import math
 import numpy as np
 import pytest
 import torch
-from buffers.merging import counts_of, member, merged, rows, softmax
+from buffers.merging import counts_of, member, merged, softmax
+from factories import rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from statistics_of_draws import chi_square_p

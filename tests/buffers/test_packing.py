@@ -7,7 +7,7 @@ from itertools import islice, pairwise
 import pytest
 import torch
 from buffers.packed_episodes import PlainPacker, episodes_in
-from envs.toy_envs import Ladder
+from factories import Ladder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from buffers.packed_episodes import PlainPacker, episodes_in
 from buffers.recording import Recorder, recorded
-from envs.toy_envs import Ladder
+from factories import Ladder
 from torchrl.collectors import MultiAsyncCollector, MultiSyncCollector
 from torchrl.data import LazyMemmapStorage
 from torchrl.envs.transforms import Compose

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from containers.container_paths import two_rows
+from factories import two_rows
 from statistics_of_draws import chi_square_p
 from tensordict import TensorDict
 from torchrl.data import LazyMemmapStorage, LazyTensorStorage, TensorDictReplayBuffer

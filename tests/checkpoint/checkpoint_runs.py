@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from factories import assert_equal
 from tensordict import TensorDict
 from torchrl.data import (
     LazyMemmapStorage,
@@ -44,20 +45,6 @@ def buffer(**changes: Any) -> TensorDictReplayBuffer:
         "generator": generator(),
     }
     return TensorDictReplayBuffer(**{**parts, **changes})
-
-
-def assert_equal(one: Any, other: Any) -> None:
-    if isinstance(one, torch.Tensor):
-        assert torch.equal(one, other)
-    elif hasattr(one, "items"):
-        assert list(one.keys()) == list(other.keys())
-        for key in one.keys():  # noqa: SIM118
-            assert_equal(one[key], other[key])
-    elif isinstance(one, (list, tuple)):
-        for a, b in zip(one, other, strict=True):
-            assert_equal(a, b)
-    else:
-        assert one == other
 
 
 def assert_same_content(rb: ReplayBuffer, other: ReplayBuffer) -> None:

@@ -11,7 +11,6 @@ import torch
 from checkpoint.checkpoint_runs import (
     CAPACITY,
     Make,
-    assert_equal,
     assert_same_content,
     buffer,
     continue_both,
@@ -21,6 +20,7 @@ from checkpoint.checkpoint_runs import (
     rows,
     used,
 )
+from factories import assert_equal
 from tensordict import TensorDict
 from torchrl.data import (
     LazyMemmapStorage,

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoint.checkpoint_runs import assert_equal, buffer, rows
+from checkpoint.checkpoint_runs import buffer, rows
+from factories import assert_equal
 from torchrl.data.replay_buffers.scheduler import LambdaScheduler, LinearScheduler, StepScheduler
 
 from gfn_rb.checkpoint import load_checkpoint, save_checkpoint, schedule_state

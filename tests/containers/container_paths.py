@@ -13,19 +13,6 @@ from tensordict import TensorDictBase
 from gfn_rb.containers import States, Trajectories, Transitions
 
 SHAPES = ((), (2,), (1, 2))
-SINK = -1
-
-
-def two_rows() -> Trajectories:
-    """A forward walk 0 -> 3 -> 5 -> sink beside a backward one, sink -> 2 -> 0, padded to T=4."""
-    return Trajectories(
-        state=torch.tensor([[0, 3, 5, SINK, SINK], [SINK, 2, 0, SINK, SINK]]),
-        action=torch.tensor([[3, 2, 9, -1], [9, 2, -1, -1]]),
-        length=torch.tensor([3, 2]),
-        log_reward=torch.tensor([1.5, -2.0]),
-        log_prob=torch.tensor([[-0.1, -0.2, -0.3, 0.0], [0.0, -0.7, 0.0, 0.0]]),
-        is_backward=torch.tensor([False, True]),
-    )
 
 
 @dataclass(frozen=True)

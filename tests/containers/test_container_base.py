@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from containers.container_paths import Kind, kind_and_paths, same, stack, two_rows, unstack
+from containers.container_paths import Kind, kind_and_paths, same, stack, unstack
+from factories import two_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import LazyStackedTensorDict

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import torch
 from containers.container_paths import (
-    SINK,
     Kind,
     Path,
     kind_and_paths,
@@ -10,8 +9,8 @@ from containers.container_paths import (
     stack,
     state_rows,
     transition_rows,
-    two_rows,
 )
+from factories import SINK, two_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -1,8 +1,8 @@
 import pytest
 import torch
+from factories import objects, trajectories, transitions
 from hypothesis import given
 from hypothesis import strategies as st
-from remote.remote_runs import objects, trajectories, transitions
 from tensordict import TensorDict
 
 from gfn_rb.containers.objects import are_named, object_keys, reduce_to_states, stand_alone

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from containers.container_paths import SINK, Kind, Path, kind_and_paths, stack, two_rows, unstack
+from containers.container_paths import Kind, Path, kind_and_paths, stack, unstack
+from factories import SINK, two_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict

@@ -5,17 +5,8 @@ import pickle
 
 import pytest
 import torch
-from containers.container_paths import (
-    SINK,
-    Kind,
-    Path,
-    kind_and_paths,
-    paths_of,
-    same,
-    stack,
-    two_rows,
-    unstack,
-)
+from containers.container_paths import Kind, Path, kind_and_paths, paths_of, same, stack, unstack
+from factories import SINK, two_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict

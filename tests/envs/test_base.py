@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 import torch
-from envs.toy_envs import CountOnes, Ladder
+from factories import CountOnes, Ladder
 from scipy.stats import chisquare
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule

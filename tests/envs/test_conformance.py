@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from envs.toy_envs import CountOnes, Ladder
+from factories import CountOnes, Ladder
 from torch import Tensor
 from torch.nn.functional import one_hot
 

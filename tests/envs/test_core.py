@@ -4,7 +4,7 @@ import random
 
 import pytest
 import torch
-from envs.toy_envs import CountOnes, Ladder
+from factories import CountOnes, Ladder
 
 from gfn_rb.envs import BitSequence
 from gfn_rb.envs.conformance import GFNEnvConformance

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from envs.toy_envs import CountOnes
+from factories import CountOnes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor

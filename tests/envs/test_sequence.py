@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from envs.toy_envs import CountOnes
+from factories import CountOnes
 
 from gfn_rb.envs import SequenceEnv
 from gfn_rb.envs.conformance import EnumerableEnvConformance

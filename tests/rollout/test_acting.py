@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from envs.toy_envs import Ladder
+from factories import Ladder
 from statistics_of_draws import chi_square_p
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule

@@ -6,7 +6,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from envs.toy_envs import CountOnes
+from factories import CountOnes, linear_policy, seeded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict.nn import TensorDictModule
@@ -27,18 +27,10 @@ from gfn_rb.rollout.back_and_forth import (
 from gfn_rb.rollout.walk import Walk
 
 
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
 def walk(env, is_backward, seed=1, **options):
     """A linear policy at work, with probabilities well apart."""
-    shape = (env.encoded_size, env.n_actions - is_backward)
-    weight = torch.randn(shape, generator=seeded(seed + is_backward))
-    policy = TensorDictModule(
-        lambda state: env.encode(state) @ weight, in_keys=["state"], out_keys=["logits"]
-    )
-    policy.is_backward = is_backward
+    policy = linear_policy(env, is_backward, seed + is_backward)
+    policy.weight.requires_grad_(False)
     return Walk(policy, env, Exploration(**options), False, False)
 
 

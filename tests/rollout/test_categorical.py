@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from factories import seeded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import kstest
@@ -15,10 +16,6 @@ from gfn_rb.rollout import Exploration, masked_log_softmax
 from gfn_rb.rollout.categorical import draw, explain_no_draw
 
 LOG3 = math.log(3)
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def test_masked_log_softmax_normalises_over_legal_actions_alone():

@@ -2,9 +2,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from envs.toy_envs import CountOnes, Ladder
+from factories import CountOnes, Ladder, assert_sound, linear_policy, policy_of, seeded
 from statistics_of_draws import chi_square_p
-from tensordict.nn import TensorDictModule
 
 from gfn_rb.buffers import terminating_state_buffer
 from gfn_rb.containers import States, Trajectories
@@ -19,21 +18,6 @@ ENVS = {
 }
 
 
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def policy_of(logits, is_backward, *in_keys):
-    policy = TensorDictModule(logits, in_keys=["state", *in_keys], out_keys=["logits"])
-    policy.is_backward = is_backward
-    return policy
-
-
-def linear_policy(env, is_backward, seed=1):
-    weight = torch.randn(env.encoded_size, env.n_actions - is_backward, generator=seeded(seed))
-    return policy_of(lambda state: env.encode(state) @ weight, is_backward)
-
-
 def searcher(env, seed=1):
     return LocalSearchSampler(linear_policy(env, False, seed), linear_policy(env, True, seed + 1))
 
@@ -43,21 +27,6 @@ def states_of(env, x):
     return States(
         state=x, is_terminating=torch.ones(len(x), dtype=torch.bool), log_reward=log_reward
     )
-
-
-def assert_sound(env, rows):
-    """Every row is a legal forward trajectory from the source, in the layout of Trajectories."""
-    state, action, length = rows.state, rows.action, rows.length
-    step = torch.arange(rows.n_steps)
-    real = step < length[:, None]
-    assert torch.equal(state[:, 0], env.source(len(rows)))
-    assert torch.equal(action == env.exit_action, step == length[:, None] - 1)
-    assert torch.equal(action == -1, ~real)
-    row, at = real.nonzero(as_tuple=True)
-    assert env.forward_mask(state[row, at])[torch.arange(len(row)), action[row, at]].all()
-    assert torch.equal(env.forward_step(state[row, at], action[row, at]), state[row, at + 1])
-    assert env.is_sink(state[torch.arange(rows.n_steps + 1) >= length[:, None]]).all()
-    assert torch.equal(rows.log_reward, env.log_reward(rows.terminating_states))
 
 
 @pytest.mark.parametrize("use_metropolis_hastings", [False, True])

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from envs.toy_envs import Ladder
+from factories import Ladder, linear_policy, policy_of
 from tensordict.nn import TensorDictModule
 
 from gfn_rb.buffers import fifo_buffer, transition_buffer
@@ -21,27 +21,11 @@ from gfn_rb.training import BackwardPolicy, ForwardPolicy
 ENVS = {"grid": lambda: HyperGrid(3, 4), "dna": lambda: TFBind8("prepend_append")}
 
 
-def policy_of(logits, is_backward, *in_keys):
-    policy = TensorDictModule(logits, in_keys=["state", *in_keys], out_keys=["logits"])
-    policy.is_backward = is_backward
-    return policy
-
-
-def random_policy(env, is_backward, seed=1):
-    """A linear policy with logits well apart."""
-    shape = (env.encoded_size, env.n_actions - is_backward)
-    weight = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-    weight = torch.nn.Parameter(weight)
-    policy = policy_of(lambda state: env.encode(state) @ weight, is_backward)
-    policy.weight = weight
-    return policy
-
-
 def some_trajectories(env, kind):
     """Five rows of one direction or ten of both, with padding beyond the longest."""
     generator = torch.Generator().manual_seed(7)
-    forward = Sampler(random_policy(env, False)).sample_trajectories(env, 5, generator=generator)
-    backward = Sampler(random_policy(env, True)).sample_trajectories(
+    forward = Sampler(linear_policy(env, False)).sample_trajectories(env, 5, generator=generator)
+    backward = Sampler(linear_policy(env, True)).sample_trajectories(
         env, states=forward.terminating_states, generator=generator
     )
     kinds = {"forward": [forward], "backward": [backward], "mixed": [backward, forward]}
@@ -76,7 +60,7 @@ def one_by_one(policy, env, trajectories):
 def test_equal_to_one_by_one_with_gradient(name, kind, is_backward):
     env = ENVS[name]()
     trajectories = some_trajectories(env, kind)
-    policy = random_policy(env, is_backward, seed=2)
+    policy = linear_policy(env, is_backward, seed=2)
     weight = torch.linspace(0.5, 1.5, trajectories.n_steps)
     log_prob = trajectory_log_probs(policy, env, trajectories)
     expected = one_by_one(policy, env, trajectories)
@@ -91,7 +75,7 @@ def test_padding_and_the_backward_exit_are_exactly_zero():
     env = HyperGrid(3, 4)
     trajectories = some_trajectories(env, "mixed")
     forward, backward = (
-        trajectory_log_probs(random_policy(env, way), env, trajectories) for way in (False, True)
+        trajectory_log_probs(linear_policy(env, way), env, trajectories) for way in (False, True)
     )
     padding = ~trajectories.real_steps
     assert padding.any()
@@ -146,14 +130,14 @@ def test_an_illegal_action_has_probability_zero():
         length=torch.tensor([3]),
         log_reward=torch.zeros(1),
     )
-    log_pf = trajectory_log_probs(random_policy(env, False), env, trajectories)
+    log_pf = trajectory_log_probs(linear_policy(env, False), env, trajectories)
     assert log_pf[0].isneginf().tolist() == [False, True, False]
 
 
 def test_action_log_probs_are_normalised_over_legal_actions():
     env = HyperGrid(2, 3)
     states = env.terminating_states()
-    log_p = action_log_probs(random_policy(env, False), env, states)
+    log_p = action_log_probs(linear_policy(env, False), env, states)
     torch.testing.assert_close(log_p.exp().sum(1), torch.ones(9))
     assert torch.equal(log_p > -torch.inf, env.forward_mask(states))
 
@@ -284,7 +268,7 @@ def test_saved_in_a_buffer_of_transitions(name, is_backward):
 def test_transitions_have_the_log_probs_of_their_trajectories(name, kind, is_backward):
     env = ENVS[name]()
     trajectories = some_trajectories(env, kind)
-    policy = random_policy(env, is_backward, seed=2)
+    policy = linear_policy(env, is_backward, seed=2)
     log_prob = transition_log_probs(policy, env, trajectories.to_transitions())
     expected = one_by_one(policy, env, trajectories)[trajectories.real_steps]
     torch.testing.assert_close(log_prob, expected, atol=1e-5, rtol=1e-5)

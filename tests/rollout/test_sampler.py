@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from envs.toy_envs import Ladder
+from factories import Ladder, assert_sound, linear_policy, policy_of, seeded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from statistics_of_draws import chi_square_p
@@ -17,42 +17,6 @@ ENVS = {
     "append": TFBind8("append"),
     "prepend_append": TFBind8("prepend_append"),
 }
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def policy_of(logits, is_backward, *in_keys):
-    policy = TensorDictModule(logits, in_keys=["state", *in_keys], out_keys=["logits"])
-    policy.is_backward = is_backward
-    return policy
-
-
-def linear_policy(env, is_backward, seed=1):
-    weight = torch.randn(env.encoded_size, env.n_actions - is_backward, generator=seeded(seed))
-    policy = policy_of(lambda state: env.encode(state) @ weight.requires_grad_(), is_backward)
-    policy.weight = weight
-    return policy
-
-
-def assert_sound(env, trajectories, start=None):
-    """Every row is a legal forward trajectory in the layout of ``Trajectories``."""
-    state, action, length = trajectories.state, trajectories.action, trajectories.length
-    n, n_steps = action.shape
-    step = torch.arange(n_steps)
-    real = step < length[:, None]
-    assert n_steps == length.max()
-    assert torch.equal(state[:, 0], env.source(n) if start is None else start)
-    assert torch.equal(action == env.exit_action, step == length[:, None] - 1)
-    assert torch.equal(action == -1, ~real)
-    row, at = real.nonzero(as_tuple=True)
-    assert env.forward_mask(state[row, at])[torch.arange(len(row)), action[row, at]].all()
-    assert torch.equal(env.forward_step(state[row, at], action[row, at]), state[row, at + 1])
-    beyond = torch.arange(n_steps + 1) >= length[:, None]
-    assert env.is_sink(state[beyond]).all()
-    x = state[torch.arange(n), length - 1]
-    assert torch.equal(trajectories.log_reward, env.log_reward(x))
 
 
 @pytest.mark.parametrize("name", ENVS)

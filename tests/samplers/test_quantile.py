@@ -3,9 +3,8 @@ import math
 import numpy as np
 import pytest
 import torch
+from factories import buffer_of
 from statistics_of_draws import chi_square_p
-from tensordict import TensorDict
-from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 from torchrl.data.replay_buffers.scheduler import LinearScheduler
 
 from gfn_rb.errors import ArgumentError, CheckpointMismatchError
@@ -13,14 +12,7 @@ from gfn_rb.samplers import QuantileRewardSampler
 
 
 def buffer(log_reward, **kwargs):
-    log_reward = torch.as_tensor(log_reward, dtype=torch.float32)
-    rb = TensorDictReplayBuffer(
-        storage=LazyTensorStorage(len(log_reward)),
-        sampler=QuantileRewardSampler(**{"replacement": True, **kwargs}),
-        generator=torch.Generator().manual_seed(0),
-    )
-    rb.extend(TensorDict({"log_reward": log_reward}, log_reward.shape))
-    return rb
+    return buffer_of(QuantileRewardSampler(**{"replacement": True, **kwargs}), log_reward)
 
 
 def fits(rb, p, n=30_000):

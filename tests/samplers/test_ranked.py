@@ -8,8 +8,8 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from factories import assert_cuda_draws_do_not_wait, buffer_of, rows
 from statistics_of_draws import chi_square_p
-from tensordict import TensorDict
 from torchrl.data import LazyMemmapStorage, LazyTensorStorage, TensorDictReplayBuffer
 
 from gfn_rb.errors import ArgumentError, EmptyBufferError, NaNError
@@ -45,23 +45,9 @@ SAMPLERS = {"rank": (rank_sampler, rank_law), "quantile": (quantile_sampler, qua
 kinds = pytest.mark.parametrize("kind", SAMPLERS)
 
 
-def rows(log_reward):
-    log_reward = torch.as_tensor(log_reward)
-    return TensorDict(
-        {"log_reward": log_reward, "x": torch.arange(len(log_reward))}, [len(log_reward)]
-    )
-
-
 def buffer(kind, log_reward=LOG_REWARD, capacity=None, storage=None, seed=0, writer=None, **kwargs):
-    rb = TensorDictReplayBuffer(
-        storage=storage or LazyTensorStorage(capacity or len(log_reward)),
-        sampler=SAMPLERS[kind][0](**kwargs),
-        generator=torch.Generator().manual_seed(seed),
-        **({} if writer is None else {"writer": writer}),
-    )
-    if len(log_reward):
-        rb.extend(rows(log_reward))
-    return rb
+    more = {} if writer is None else {"writer": writer}
+    return buffer_of(SAMPLERS[kind][0](**kwargs), log_reward, capacity, storage, seed, **more)
 
 
 def law_of_rows(kind, log_reward):
@@ -210,21 +196,5 @@ def test_impossible_draws_are_named(kind):
 @pytest.mark.cuda
 @kinds
 def test_cuda_draws_without_waiting_for_the_device(kind):
-    rb = TensorDictReplayBuffer(
-        storage=LazyTensorStorage(8, device="cuda"),
-        sampler=SAMPLERS[kind][0](replacement=True),
-        generator=torch.Generator("cuda").manual_seed(0),
-    )
-    rb.extend(rows(LOG_REWARD).to("cuda"))
-    rb.sampler.sample(rb.storage, 4)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        for replacement in (True, "auto"):
-            rb.sampler.replacement = replacement
-            index, _ = rb.sampler.sample(rb.storage, 4)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    assert index.device.type == "cuda"
-    rb.sampler.replacement = True
-    counts = np.bincount(rb.sample(20_000)["index"].cpu(), minlength=8)
-    assert chi_square_p(counts, law_of_rows(kind, LOG_REWARD)) > 1e-3
+    sampler = SAMPLERS[kind][0](replacement=True)
+    assert_cuda_draws_do_not_wait(sampler, LOG_REWARD, law_of_rows(kind, LOG_REWARD))

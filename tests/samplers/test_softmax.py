@@ -5,6 +5,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from factories import assert_cuda_draws_do_not_wait, buffer_of, rows
 from statistics_of_draws import chi_square_p
 from tensordict import TensorDict
 from torchrl.data import (
@@ -31,20 +32,7 @@ LOG_REWARD = [0.0, 1.0, -1.0, 2.0, -math.inf, 0.5]
 
 
 def buffer(log_reward=LOG_REWARD, capacity=None, storage=None, seed=0, **kwargs):
-    storage = storage or LazyTensorStorage(capacity or len(log_reward))
-    generator = torch.Generator().manual_seed(seed)
-    sampler = SoftmaxRewardSampler(**kwargs)
-    rb = TensorDictReplayBuffer(storage=storage, sampler=sampler, generator=generator)
-    if len(log_reward):
-        rb.extend(rows(log_reward))
-    return rb
-
-
-def rows(log_reward):
-    log_reward = torch.as_tensor(log_reward, dtype=torch.float32)
-    return TensorDict(
-        {"log_reward": log_reward, "x": torch.arange(len(log_reward))}, log_reward.shape
-    )
+    return buffer_of(SoftmaxRewardSampler(**kwargs), log_reward, capacity, storage, seed)
 
 
 def fits(rb, log_weight, n=40_000):
@@ -257,22 +245,5 @@ def test_bad_replacement_and_foreign_state(unchecked):
 
 @pytest.mark.cuda
 def test_cuda_draws_without_waiting_for_the_device():
-    rb = TensorDictReplayBuffer(
-        storage=LazyTensorStorage(6, device="cuda"),
-        sampler=SoftmaxRewardSampler(replacement=True),
-        generator=torch.Generator("cuda").manual_seed(0),
-    )
-    rb.extend(rows(LOG_REWARD).to("cuda"))
-    rb.sampler.sample(rb.storage, 4)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        for replacement in (True, "auto"):
-            rb.sampler.replacement = replacement
-            index, _ = rb.sampler.sample(rb.storage, 4)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    assert index.device.type == "cuda"
-    rb.sampler.replacement = True
-    counts = np.bincount(rb.sample(40_000)["index"].cpu(), minlength=6)
     p = torch.softmax(torch.tensor(LOG_REWARD, dtype=torch.float64), 0)
-    assert chi_square_p(counts, p) > 1e-3
+    assert_cuda_draws_do_not_wait(SoftmaxRewardSampler(replacement=True), LOG_REWARD, p)

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 import torch
-from envs.toy_envs import Ladder
+from factories import Ladder
 
 from gfn_rb import Sampler, Trajectories
 from gfn_rb.errors import ArgumentError, CheckpointMismatchError, WorkerError

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-import torch
+from factories import assert_equal as equal  # noqa: F401
 
 from gfn_rb.training import (
     BitSequenceConfig,
@@ -43,21 +43,3 @@ def take(trainer, steps):
 
 def timeless(row):
     return {name: value for name, value in row.items() if "time" not in name}
-
-
-def equal(one, other, path=""):
-    """Assert that nested values are the same, bit for bit."""
-    assert type(one) is type(other), path
-    if isinstance(one, dict):
-        assert one.keys() == other.keys(), path
-        for key in one:
-            equal(one[key], other[key], f"{path}/{key}")
-    elif isinstance(one, (list, tuple)):
-        assert len(one) == len(other), path
-        for i, pair in enumerate(zip(one, other, strict=True)):
-            equal(*pair, f"{path}/{i}")
-    elif isinstance(one, torch.Tensor):
-        assert one.dtype == other.dtype, path
-        assert torch.equal(one, other), path
-    else:
-        assert one == other, path

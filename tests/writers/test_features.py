@@ -1,6 +1,6 @@
 import pytest
 import torch
-from containers.container_paths import two_rows
+from factories import two_rows
 from tensordict import TensorDict
 from torchrl.data import LazyMemmapStorage, LazyTensorStorage
 

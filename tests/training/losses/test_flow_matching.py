@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from envs.toy_envs import CountOnes
+from factories import CountOnes
 from tensordict.nn import TensorDictModule
 from training.losses.exact_flows import Plain, both_ways, log_sum, make_loss, tabular_networks
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from envs.toy_envs import CountOnes, Ladder
+from factories import CountOnes, Ladder
 from tensordict.nn import TensorDictModule
 from training.losses.exact_flows import (
     as_read,

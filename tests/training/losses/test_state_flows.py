@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from envs.toy_envs import Ladder
+from factories import Ladder
 from tensordict.nn import TensorDictModule
 
 from gfn_rb.envs import HyperGrid

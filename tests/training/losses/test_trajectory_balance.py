@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from envs.toy_envs import Ladder
+from factories import Ladder
 from tensordict.nn import TensorDictModule
 
 from gfn_rb.containers import Trajectories

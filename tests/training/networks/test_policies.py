@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from envs.toy_envs import Ladder
+from factories import Ladder
 from tensordict import TensorDict
 
 from gfn_rb.envs import ConditionalHyperGrid, HyperGrid, TFBind8
