@@ -42,7 +42,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.ranks import command, environment
 from gfn_rb.remote.protocol.statistics import OUTCOMES
-from gfn_rb.training.folder import RunFolder, read_metrics
+from gfn_rb.training.session.folder import RunFolder, read_metrics
 
 SIZE, MANAGER = 4, 3
 STEPS = 150

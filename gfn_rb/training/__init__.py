@@ -26,7 +26,7 @@ from gfn_rb.training.networks import (
     UniformBackwardPolicy,
 )
 from gfn_rb.training.replay import DRAW, KEEP, REPLAY
-from gfn_rb.training.run import Outcome, resume, train
+from gfn_rb.training.session.run import Outcome, resume, train
 from gfn_rb.training.trainer import Hooks, Trainer
 
 __all__ = [

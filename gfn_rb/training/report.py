@@ -18,7 +18,7 @@ from gfn_rb.envs import EnumerableEnv
 from gfn_rb.keys import LOG_REWARD
 from gfn_rb.metrics.fit import ConditionalFit, ExactFit, Fit
 from gfn_rb.shapes import Float64
-from gfn_rb.training.folder import replacing
+from gfn_rb.training.session.folder import replacing
 from gfn_rb.training.trainer import Row, Trainer
 
 # Told apart with any kind of colour vision (Okabe and Ito 2008).

@@ -23,8 +23,8 @@ from gfn_rb.training import (
 )
 from gfn_rb.training import config as literals
 from gfn_rb.training.config import CONFIGS, CONTAINERS, GIVES, READS
-from gfn_rb.training.exchange import BASELINE, FEED, SEND
 from gfn_rb.training.objectives import BACKWARD, converts
+from gfn_rb.training.session.manager_hooks import BASELINE, FEED, SEND
 
 ENVIRONMENTS = ["bit_sequence", "conditional_hypergrid", "hypergrid", "rna_binding", "tfbind8"]
 

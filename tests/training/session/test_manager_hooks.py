@@ -6,7 +6,7 @@ import pytest
 import torch
 from remote.remote_runs import threads
 from tensordict import TensorDict
-from training.distributed_runs import assert_adds_up, assert_same_account
+from training.session.distributed_runs import assert_adds_up, assert_same_account
 from training.training_runs import grid
 
 from gfn_rb.buffers import MergedReplayBuffer, fifo_buffer, reward_prioritized_buffer
@@ -14,7 +14,8 @@ from gfn_rb.checkpoint import load_checkpoint, save_checkpoint
 from gfn_rb.errors import TransportTimeoutError
 from gfn_rb.remote import ReplayBufferManager
 from gfn_rb.remote.protocol.roles import assign_roles
-from gfn_rb.training.exchange import (
+from gfn_rb.training.session.folder import RunFolder
+from gfn_rb.training.session.manager_hooks import (
     BASELINE,
     FEED,
     SEND,
@@ -23,7 +24,6 @@ from gfn_rb.training.exchange import (
     longest_silence,
     make_manager,
 )
-from gfn_rb.training.folder import RunFolder
 from gfn_rb.training.trainer import Hooks, Trainer
 from gfn_rb.transports import LocalTransport
 

@@ -14,7 +14,7 @@ from gfn_rb.errors import (
     CheckpointMismatchError,
 )
 from gfn_rb.training import Trainer, report, resume, train
-from gfn_rb.training.folder import RunFolder, read_metrics
+from gfn_rb.training.session.folder import RunFolder, read_metrics
 
 
 class Killed(BaseException):
@@ -209,7 +209,9 @@ def test_a_damaged_checkpoint_is_refused_and_left(reference):
 )
 def test_a_run_that_cannot_start_writes_nothing(options, message, tmp_path, monkeypatch):
     monkeypatch.setattr("gfn_rb.envs.enumerable.MAX_STATES", 10_000)
-    monkeypatch.setattr("gfn_rb.training.watchers._is_installed", lambda name: name != "wandb")
+    monkeypatch.setattr(
+        "gfn_rb.training.session.progress._is_installed", lambda name: name != "wandb"
+    )
     with pytest.raises(ArgumentError, match=message):
         run(grid(**options), tmp_path / "run")
     assert list(tmp_path.iterdir()) == []

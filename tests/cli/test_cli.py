@@ -21,7 +21,7 @@ from gfn_rb.checkpoint import load_state
 from gfn_rb.cli import main
 from gfn_rb.training import Trainer
 from gfn_rb.training.config import CONFIGS
-from gfn_rb.training.folder import RunFolder, read_metrics
+from gfn_rb.training.session.folder import RunFolder, read_metrics
 
 QUICK = ["--batch-size", "8", "--hidden", "16", "--eval-every", "5", "--checkpoint-every", "4"]
 GRID = ["train", "hypergrid", "--ndim", "2", "--height", "6", *QUICK]
@@ -251,7 +251,7 @@ def test_a_missing_extra_is_named(name, capsys, monkeypatch):
 
 
 def test_another_missing_module_is_no_mistake_of_the_users(monkeypatch):
-    monkeypatch.setitem(sys.modules, "gfn_rb.training.commands", None)
+    monkeypatch.setitem(sys.modules, "gfn_rb.cli.commands", None)
     with pytest.raises(ModuleNotFoundError, match=r"gfn_rb\.training\.commands"):
         main(GRID)
 

@@ -25,14 +25,15 @@ from gfn_rb.errors import (
 )
 from gfn_rb.remote.patience import GRACE
 from gfn_rb.remote.protocol.roles import RankRoles, assign_roles
-from gfn_rb.training import run
-from gfn_rb.training.averaging import GradientAverage
 from gfn_rb.training.config import TrainConfig
-from gfn_rb.training.exchange import Exchange, longest_silence, make_manager
-from gfn_rb.training.folder import RunFolder, read_metrics, write_json
-from gfn_rb.training.team import Found, RefusedError, Team
+from gfn_rb.training.session import run
+from gfn_rb.training.session.averaging import GradientAverage
+from gfn_rb.training.session.coordinator import Found, RefusedError, Team
+from gfn_rb.training.session.folder import RunFolder, read_metrics, write_json
+from gfn_rb.training.session.manager_hooks import Exchange, longest_silence, make_manager
+from gfn_rb.training.session.progress import progress_bar, quiet
+from gfn_rb.training.session.signals import StopSignals
 from gfn_rb.training.trainer import Hooks, Row, Trainer
-from gfn_rb.training.watchers import StopSignals, progress_bar, quiet
 from gfn_rb.transports import LocalTransport, MPITransport, Transport
 from gfn_rb.transports.launch import Launch, end_process, is_fault_tolerant, launched
 

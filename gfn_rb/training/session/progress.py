@@ -1,21 +1,17 @@
-"""What goes on around a run: the progress bar, TorchRL's loggers, signals to stop."""
+"""What shows how a run goes: the progress bar and TorchRL's loggers."""
 
 from __future__ import annotations
 
 import shutil
-import signal
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
-from types import FrameType
-from typing import Any
 
 from torchrl.record.loggers import get_logger
 
 from gfn_rb.errors import ArgumentError, GfnRbError
 from gfn_rb.training.config import TrainConfig
-from gfn_rb.training.folder import RunFolder
+from gfn_rb.training.session.folder import RunFolder
 from gfn_rb.training.trainer import Row, Trainer
 
 _EXTRA = ("tqdm", "matplotlib")
@@ -88,41 +84,6 @@ def loggers(config: TrainConfig, folder: RunFolder) -> Callable[[Row], None]:
                 logger.log_scalar(name, value, step=row["step"])
 
     return log
-
-
-class StopSignals:
-    """Turns the first SIGINT or SIGTERM into a request to stop; a second SIGINT acts at once.
-
-    It may be looked at before it is entered, by what is made earlier than that.
-
-    Attributes:
-        received: the signal, once there was one.
-    """
-
-    _signals = (signal.SIGINT, signal.SIGTERM)
-
-    def __init__(self) -> None:
-        self.received: signal.Signals | None = None
-        self._before: dict[signal.Signals, Any] = {}
-
-    def __enter__(self) -> StopSignals:
-        if threading.current_thread() is threading.main_thread():  # others cannot handle signals
-            self._before = {number: signal.signal(number, self._note) for number in self._signals}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    @property
-    def wanted(self) -> bool:
-        """Whether there was a signal."""
-        return self.received is not None
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.received is not None:
-            raise KeyboardInterrupt
-        self.received = signal.Signals(number)
 
 
 def _is_installed(name: str) -> bool:

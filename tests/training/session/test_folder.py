@@ -4,7 +4,7 @@ import pytest
 from training.training_runs import GRID, grid
 
 from gfn_rb.errors import ArgumentError, CheckpointCorruptError
-from gfn_rb.training.folder import MetricsFile, RunFolder, read_metrics, replacing
+from gfn_rb.training.session.folder import MetricsFile, RunFolder, read_metrics, replacing
 
 ROWS = [
     {"step": 0, "loss": None, "time_total": 0.1},

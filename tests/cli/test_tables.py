@@ -8,9 +8,9 @@ from training.training_runs import GRID, RNA, WARM_GRID, trained
 
 from gfn_rb.checkpoint import save_state
 from gfn_rb.cli import main
+from gfn_rb.cli.tables import inspection, ranks_tables, result_table
 from gfn_rb.errors import ArgumentError, CheckpointCorruptError
-from gfn_rb.training.folder import MetricsFile, RunFolder
-from gfn_rb.training.tables import inspection, ranks_tables, result_table
+from gfn_rb.training.session.folder import MetricsFile, RunFolder
 
 ROW = {
     "step": 1500,

@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 import pytest
-from training.distributed_runs import (
+from training.session.distributed_runs import (
     QUICK,
     assert_same_account,
     finished,
@@ -17,8 +17,8 @@ from transports.ranks import environment, mpi_kind
 from gfn_rb.checkpoint import save_state
 from gfn_rb.cli import main
 from gfn_rb.errors import ArgumentError
-from gfn_rb.training.distributed import check_steps
-from gfn_rb.training.folder import RunFolder, write_json
+from gfn_rb.training.session.distributed import check_steps
+from gfn_rb.training.session.folder import RunFolder, write_json
 
 STEPS = 12
 TRAIN = ["train", "tfbind8", "--steps", str(STEPS), "--eval-every", "6", *QUICK]

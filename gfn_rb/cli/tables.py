@@ -12,7 +12,7 @@ from rich.table import Table
 
 from gfn_rb.checkpoint import inspect_checkpoint
 from gfn_rb.errors import ArgumentError
-from gfn_rb.training.folder import RunFolder, read_metrics
+from gfn_rb.training.session.folder import RunFolder, read_metrics
 from gfn_rb.training.trainer import PHASES, Row, Trainer
 
 Lines = Iterable[tuple[str, str]]

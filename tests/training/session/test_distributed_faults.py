@@ -4,7 +4,7 @@ import signal
 import time
 
 import pytest
-from training.distributed_runs import (
+from training.session.distributed_runs import (
     QUICK,
     Job,
     assert_adds_up,
@@ -16,7 +16,7 @@ from training.distributed_runs import (
 from transports.ranks import mpi_kind
 
 from gfn_rb.checkpoint import load_state
-from gfn_rb.training.folder import RunFolder
+from gfn_rb.training.session.folder import RunFolder
 
 TRAIN = ["train", "tfbind8", "--feed", "top", "--managers", "1", "--eval-every", "1000", *QUICK]
 PROMPT = 15.0  # seconds in which a job without fault tolerance ends

@@ -11,7 +11,7 @@ from training.training_runs import GRID, trained
 
 from gfn_rb.errors import ArgumentError, TransportError
 from gfn_rb.remote.protocol.roles import assign_roles
-from gfn_rb.training.team import TEAM_TAG, Found, RefusedError, Team, _Kind
+from gfn_rb.training.session.coordinator import TEAM_TAG, Found, RefusedError, Team, _Kind
 from gfn_rb.transports import LocalTransport
 
 
@@ -90,7 +90,7 @@ def test_progress_is_that_of_all_ranks():
 
 
 def test_news_is_told_now_and_then(monkeypatch):
-    monkeypatch.setattr("gfn_rb.training.team._EVERY", 60.0)
+    monkeypatch.setattr("gfn_rb.training.session.coordinator._EVERY", 60.0)
     members, _ = teams(2)
     trainer = trained(GRID, 1)
     members[1].stepped(trainer)

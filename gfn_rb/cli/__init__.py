@@ -12,6 +12,8 @@ from torchrl import torchrl_logger
 from gfn_rb.errors import ArgumentError, GfnRbError
 from gfn_rb.transports.launch import end_process, is_fault_tolerant, launched
 
+__all__ = ["main"]
+
 _FAILURE, _USAGE, _INTERRUPTED, _TERMINATED = 1, 2, 130, 143
 _EXTRA = ("tyro", "rich", "tqdm", "matplotlib")
 
@@ -37,8 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _attempt(arguments: Sequence[str] | None) -> int:
     try:
-        from gfn_rb.training.commands import parse
-        from gfn_rb.training.team import RefusedError
+        from gfn_rb.cli.commands import parse
+        from gfn_rb.training.session.coordinator import RefusedError
 
         try:
             return parse(arguments)()

@@ -12,9 +12,10 @@ import torch
 
 from gfn_rb.errors import ArgumentError
 from gfn_rb.training.config import TrainConfig
-from gfn_rb.training.folder import MetricsFile, RunFolder
+from gfn_rb.training.session.folder import MetricsFile, RunFolder
+from gfn_rb.training.session.progress import check_installed, loggers, progress_bar
+from gfn_rb.training.session.signals import StopSignals
 from gfn_rb.training.trainer import Row, Trainer
-from gfn_rb.training.watchers import StopSignals, check_installed, loggers, progress_bar
 
 if TYPE_CHECKING:
     from gfn_rb.training.report import Others
@@ -55,7 +56,7 @@ def train(config: TrainConfig) -> Outcome | None:
         TransportError: the ranks of the run cannot be connected.
         WorkerError: this rank of several failed.
     """
-    from gfn_rb.training import distributed
+    from gfn_rb.training.session import distributed
 
     _get_ready(config)
     if distributed.is_distributed(config):
@@ -82,7 +83,7 @@ def resume(path: Path, steps: int | None = None) -> Outcome | None:
         CheckpointCorruptError: the checkpoint is damaged.
         CheckpointMismatchError: the checkpoint is of another configuration.
     """
-    from gfn_rb.training import distributed
+    from gfn_rb.training.session import distributed
 
     folder = RunFolder.open(path)
     distributed.check_ranks(folder)
@@ -169,7 +170,7 @@ def carry_out(
     Args:
         trainer: new, or restored from the folder's checkpoint.
         folder: where to write, with the trainer's configuration inside.
-        watch: shows how training goes, see :func:`gfn_rb.training.watchers.progress_bar`.
+        watch: shows how training goes, see :func:`gfn_rb.training.session.progress.progress_bar`.
         conclude: called with what was measured last, when the steps are done.
         stop: for those who want to know of signals as well.
     """

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from gfn_rb.training.averaging import GRADIENT_TAG, GradientAverage
+from gfn_rb.training.session.averaging import GRADIENT_TAG, GradientAverage
 from gfn_rb.transports import LocalTransport
 
 

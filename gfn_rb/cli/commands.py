@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 from rich.console import Console
 
-from gfn_rb.training import run
+from gfn_rb.cli.tables import inspection, ranks_tables, result_table
 from gfn_rb.training.config import CONFIGS, TrainConfig
-from gfn_rb.training.tables import inspection, ranks_tables, result_table
+from gfn_rb.training.session import run
 
 
 def _one_of(choices: Mapping[str, type]) -> Any:

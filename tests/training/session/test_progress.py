@@ -1,54 +1,17 @@
-import signal
-import threading
 import time
 
 import pytest
 from training.training_runs import GRID, RNA, WARM_GRID, grid, trained
 
 from gfn_rb.errors import ArgumentError, GfnRbError
-from gfn_rb.training import watchers
-from gfn_rb.training.folder import RunFolder
-from gfn_rb.training.watchers import (
-    StopSignals,
+from gfn_rb.training.session import progress as module
+from gfn_rb.training.session.folder import RunFolder
+from gfn_rb.training.session.progress import (
     check_installed,
     loggers,
     progress,
     progress_bar,
 )
-
-
-def test_a_signal_is_noted_and_handlers_are_put_back():
-    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-    with StopSignals() as stop:
-        assert stop.received is None
-        assert not stop.wanted
-        signal.raise_signal(signal.SIGTERM)
-        assert stop.received is signal.SIGTERM
-        assert stop.wanted
-    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
-
-
-def test_a_second_signal_acts_at_once():
-    with StopSignals():
-        signal.raise_signal(signal.SIGINT)
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
-
-
-def test_other_threads_leave_signals_alone():
-    errors = []
-
-    def work():
-        try:
-            with StopSignals() as stop:
-                assert stop.received is None
-        except ValueError as error:  # what signal.signal raises there
-            errors.append(error)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert errors == []
 
 
 def test_the_bar_shows_how_training_stands(capsys):
@@ -78,10 +41,10 @@ def test_progress_is_told_by_what_is_known():
 
 def test_missing_parts_are_named(monkeypatch):
     check_installed("csv")
-    monkeypatch.setattr(watchers, "_is_installed", lambda name: name not in ("tqdm", "wandb"))
+    monkeypatch.setattr(module, "_is_installed", lambda name: name not in ("tqdm", "wandb"))
     with pytest.raises(GfnRbError, match=r"need tqdm: pip install 'gfn_rb\[train\]'"):
         check_installed("none")
-    monkeypatch.setattr(watchers, "_is_installed", lambda name: name != "wandb")
+    monkeypatch.setattr(module, "_is_installed", lambda name: name != "wandb")
     check_installed("tensorboard")
     with pytest.raises(ArgumentError, match="logger wandb is not installed: pip install wandb"):
         check_installed("wandb")

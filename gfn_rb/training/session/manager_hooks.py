@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from tensordict import TensorDictBase
@@ -31,10 +31,8 @@ from gfn_rb.remote.patience import never
 from gfn_rb.remote.protocol.roles import RankRoles
 from gfn_rb.training.config import TrainConfig
 from gfn_rb.training.replay import trajectory_buffer
+from gfn_rb.training.session.folder import RunFolder
 from gfn_rb.transports import Transport
-
-if TYPE_CHECKING:
-    from gfn_rb.training.folder import RunFolder
 
 
 class Bar(NamedTuple):

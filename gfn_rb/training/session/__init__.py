@@ -1,0 +1,1 @@
+"""Runs: a trainer at work in a folder, alone or as one of several ranks."""
