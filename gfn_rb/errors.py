@@ -18,7 +18,7 @@ GfnRbError
 └── WireError (ValueError)              bytes that arrived are no frame to believe
     ├── WireCorruptError                foreign, truncated, or a checksum does not match
     ├── WireVersionError                a frame of another version of the format
-    └── WireSchemaError                 sound, but of a schema that was never announced
+    └── WireSchemaError                 sound, but of a schema that makes no sense
 
 Every message names the argument, what came and what was expected, in one line. Each class also
 inherits the builtin a caller would expect, so ``except ValueError`` works.
@@ -135,4 +135,4 @@ class WireVersionError(WireError):
 
 
 class WireSchemaError(WireError):
-    """A frame is sound, but of a schema that was never announced, or that cannot be."""
+    """A frame is sound, but of a schema that makes no sense, or is beyond bounds."""

@@ -15,6 +15,7 @@ LAYERS = (
     ("errors", "keys", "shapes", "stopwatch"),
     ("numerics",),
     ("torchrl_compat",),
+    ("codec",),
     ("containers",),
     ("column",),
     ("writers",),

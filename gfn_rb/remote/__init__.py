@@ -1,10 +1,9 @@
 """Buffers across ranks: workers send items to managers, which score, keep and share them."""
 
+from gfn_rb.codec.frames import Frame, decode_frame, encode_frame
 from gfn_rb.remote.manager.baseline import Baseline, EMABaseline, MinBaseline, PercentileBaseline
 from gfn_rb.remote.manager.manager import ReplayBufferManager
 from gfn_rb.remote.protocol.statistics import SenderStatistics, WorkerStatistics
-from gfn_rb.remote.schema import Schema
-from gfn_rb.remote.wire import Frame, FrameReader, FrameWriter
 from gfn_rb.remote.worker.client import Reply
 from gfn_rb.remote.worker.modes import AwaitReply, CollectLater, Mode, NonBlocking
 from gfn_rb.remote.worker.payload import BaselineFilter
@@ -19,8 +18,6 @@ __all__ = [
     "CollectLater",
     "EMABaseline",
     "Frame",
-    "FrameReader",
-    "FrameWriter",
     "ManagerQueries",
     "MinBaseline",
     "Mode",
@@ -29,8 +26,9 @@ __all__ = [
     "ReplayBufferManager",
     "ReplayBufferWorker",
     "Reply",
-    "Schema",
     "SenderStatistics",
     "Subscription",
     "WorkerStatistics",
+    "decode_frame",
+    "encode_frame",
 ]

@@ -1,6 +1,7 @@
 """Transports: bytes between threads, processes and machines."""
 
-from gfn_rb.transports.base import Envelope, Late, Message, SendHandle, Transport
+from gfn_rb.codec.buffers import LazyBuffer
+from gfn_rb.transports.base import Envelope, Message, SendHandle, Transport
 from gfn_rb.transports.gloo import GlooTransport
 from gfn_rb.transports.local import LocalTransport
 from gfn_rb.transports.mpi import MPITransport
@@ -8,7 +9,7 @@ from gfn_rb.transports.mpi import MPITransport
 __all__ = [
     "Envelope",
     "GlooTransport",
-    "Late",
+    "LazyBuffer",
     "LocalTransport",
     "MPITransport",
     "Message",

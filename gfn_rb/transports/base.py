@@ -9,10 +9,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, NamedTuple, Protocol, TypeVar, Union, runtime_checkable
+from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
+from gfn_rb.codec.buffers import Buffer, LazyBuffer
 from gfn_rb.errors import (
     ArgumentError,
     PeerLostError,
@@ -23,23 +24,12 @@ from gfn_rb.errors import (
 
 T = TypeVar("T")
 
-Buffer = Any  # bytes, memoryview, array: anything contiguous that memoryview takes; or Late
 Payload = Sequence[Buffer]
-Part = Union[memoryview, "Late"]
+Part = memoryview | LazyBuffer
 
 MAX_TAG = 32_000
 MAX_NBYTES = 1 << 30
 TIMEOUT = 60.0
-
-
-class Late(NamedTuple):
-    """A buffer that is made while those before it may already be on their way.
-
-    So a checksum can be computed while what it sums is being sent.
-    """
-
-    nbytes: int
-    make: Callable[[], bytes]
 
 
 class Envelope(NamedTuple):
@@ -140,7 +130,7 @@ class Transport(ABC):
         """Send a message, and wait until its payload may be changed.
 
         Args:
-            payload: buffers, or :class:`Late` ones, which arrive joined.
+            payload: buffers, or ``LazyBuffer`` ones, which arrive joined.
             dest: rank of the receiver; may be this one.
             tag: 0 to 32,000: what the receiver can choose by.
             timeout: in seconds; None stands for that of the transport.
@@ -160,7 +150,7 @@ class Transport(ABC):
         whether it is: some transports move bytes only while one of their methods is called.
 
         Args:
-            payload: buffers, or :class:`Late` ones, which arrive joined.
+            payload: buffers, or ``LazyBuffer`` ones, which arrive joined.
             dest: rank of the receiver; may be this one.
             tag: 0 to 32,000: what the receiver can choose by.
 
@@ -172,7 +162,7 @@ class Transport(ABC):
         self._check_open()
         self._check_rank("dest", dest)
         _check_tag(tag)
-        parts = [part if isinstance(part, Late) else _bytes(part) for part in payload]
+        parts = [part if isinstance(part, LazyBuffer) else _bytes(part) for part in payload]
         nbytes = sum(part.nbytes for part in parts)
         if nbytes > self.max_nbytes:
             raise ArgumentError(

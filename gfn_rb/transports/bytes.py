@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from gfn_rb.codec.buffers import LazyBuffer
 from gfn_rb.shapes import Shaped
-from gfn_rb.transports.base import Late, Part
+from gfn_rb.transports.base import Part
 
 
 def blank(nbytes: int) -> Shaped[np.ndarray, "n"]:
@@ -31,5 +32,5 @@ def joined(parts: Sequence[Part], nbytes: int) -> Shaped[np.ndarray, "n"]:
     end = 0
     for part in parts:
         start, end = end, end + part.nbytes
-        view[start:end] = part.make() if isinstance(part, Late) else part
+        view[start:end] = part.make() if isinstance(part, LazyBuffer) else part
     return data

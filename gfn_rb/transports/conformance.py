@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from gfn_rb.codec.buffers import LazyBuffer
 from gfn_rb.errors import (
     ArgumentError,
     PeerLostError,
@@ -24,7 +25,7 @@ from gfn_rb.errors import (
     TransportError,
     TransportTimeoutError,
 )
-from gfn_rb.transports.base import MAX_TAG, Envelope, Late, Message, SendHandle, Transport
+from gfn_rb.transports.base import MAX_TAG, Envelope, Message, SendHandle, Transport
 
 SIZES = (0, 1, 63, 64, 1000, 5000, 40_000, 100_000, 1_500_000)
 
@@ -92,7 +93,7 @@ def check_every_size(t: Transport) -> None:
 def check_payloads_are_joined(t: Transport) -> None:
     """Buffers of all kinds arrive one after another, however many."""
     array, words = _content(50_000, 1), np.arange(12, dtype=np.int64).reshape(3, 4)
-    late = [Late(40_000, lambda: bytes(40_000)), Late(3, lambda: b"end")]
+    late = [LazyBuffer(40_000, lambda: bytes(40_000)), LazyBuffer(3, lambda: b"end")]
     payloads: tuple[list[Any], ...] = (
         [],
         [b""],
@@ -103,7 +104,9 @@ def check_payloads_are_joined(t: Transport) -> None:
         [b"many"] * 5_000,
     )
     for payload in payloads:
-        expected = b"".join(p.make() if isinstance(p, Late) else memoryview(p) for p in payload)
+        expected = b"".join(
+            part.make() if isinstance(part, LazyBuffer) else memoryview(part) for part in payload
+        )
         handle = t.isend(payload, _right(t))
         assert _bytes(t.recv(_left(t))) == expected
         handle.wait()
@@ -174,7 +177,7 @@ def check_bad_arguments(t: Transport) -> None:
         lambda: t.isend([b""], 0, -1),
         lambda: t.isend([b""], 0, MAX_TAG + 1),
         lambda: t.isend([np.zeros(10)[::2]], 0),
-        lambda: t.isend([Late(t.max_nbytes + 1, bytes)], 0),
+        lambda: t.isend([LazyBuffer(t.max_nbytes + 1, bytes)], 0),
         lambda: t.isend([b""] if large is None else [large, large], t.size if large is None else 0),
         lambda: t.recv(t.size),
         lambda: t.recv(0, MAX_TAG + 1),

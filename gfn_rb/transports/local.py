@@ -53,7 +53,7 @@ class LocalTransport(InboxTransport):
         """Send a message; it is copied, so this does not wait.
 
         Args:
-            payload: buffers, or ``Late`` ones, which arrive joined.
+            payload: buffers, or ``LazyBuffer`` ones, which arrive joined.
             dest: rank of the receiver; may be this one.
             tag: 0 to 32,000: what the receiver can choose by.
             timeout: is not needed.

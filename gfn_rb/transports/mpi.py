@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from gfn_rb.codec.buffers import LazyBuffer
 from gfn_rb.errors import (
     ArgumentError,
     TransportError,
@@ -17,7 +18,6 @@ from gfn_rb.transports.base import (
     MAX_NBYTES,
     TIMEOUT,
     Envelope,
-    Late,
     Part,
     Transport,
     checked_timeout,
@@ -124,7 +124,7 @@ class MPITransport(Transport):
         self._sending.append(send)
         send.begin(self._heads, memoryview(head), tag + 1)
         for part in segments:
-            content = memoryview(part.make()) if isinstance(part, Late) else part
+            content = memoryview(part.make()) if isinstance(part, LazyBuffer) else part
             for start, end in _chunks(0, len(content)):
                 send.begin(self._bodies, content[start:end], tag + 1)
         return send

@@ -5,8 +5,9 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
+from gfn_rb.codec.buffers import LazyBuffer
 from gfn_rb.errors import TransportError
-from gfn_rb.transports.base import Late, Part
+from gfn_rb.transports.base import Part
 
 WHOLE = 1 << 18  # messages up to here are sent in one piece: a copy costs less than a second one
 SMALL = 1 << 15  # parts below are copied together; others are sent from where they are
@@ -31,7 +32,7 @@ def cut(parts: Sequence[Part], nbytes: int) -> tuple[bytes, list[Part]]:
     begin = False
     for part in parts:
         is_large = part.nbytes >= SMALL
-        if begin or is_large or isinstance(part, Late):
+        if begin or is_large or isinstance(part, LazyBuffer):
             groups.append([])
         groups[-1].append(part)
         begin = is_large
@@ -71,13 +72,13 @@ def _nbytes(group: Sequence[Part]) -> int:
 
 
 def _made(part: Part) -> bytes | memoryview:
-    return part.make() if isinstance(part, Late) else part
+    return part.make() if isinstance(part, LazyBuffer) else part
 
 
 def _merged(group: list[Part]) -> Part:
     if len(group) == 1:
         return group[0]
     nbytes = _nbytes(group)
-    if isinstance(group[0], Late):
-        return Late(nbytes, lambda: b"".join(map(_made, group)))
+    if isinstance(group[0], LazyBuffer):
+        return LazyBuffer(nbytes, lambda: b"".join(map(_made, group)))
     return memoryview(b"".join(map(_made, group)))

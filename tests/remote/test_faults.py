@@ -8,6 +8,7 @@ import pytest
 from remote.remote_runs import LIMIT, group, objects, threads, values_of
 
 from gfn_rb import fifo_buffer
+from gfn_rb.codec.frames import encode_frame
 from gfn_rb.errors import RemoteError, TransportTimeoutError, WireVersionError
 from gfn_rb.remote import (
     AwaitReply,
@@ -19,7 +20,6 @@ from gfn_rb.remote import (
 )
 from gfn_rb.remote.protocol.channel import FrameChannel
 from gfn_rb.remote.protocol.messages import DATA_TAG, PROTOCOL, Kind
-from gfn_rb.remote.wire import FrameWriter
 
 MODES = [AwaitReply, CollectLater, NonBlocking]
 
@@ -31,7 +31,7 @@ def bytes_of(payload):
 
 
 def frame(number=1):
-    return bytes_of(FrameWriter().frame(Kind.ITEMS, objects([7]), {"id": number}))
+    return bytes_of(encode_frame(Kind.ITEMS, objects([7]), {"id": number}))
 
 
 def garbage():

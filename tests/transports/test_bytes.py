@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gfn_rb.transports.base import Late
+from gfn_rb.codec.buffers import LazyBuffer
 from gfn_rb.transports.bytes import blank, joined
 
 
@@ -22,6 +22,6 @@ def test_no_bytes_at_all() -> None:
 
 def test_joined_is_one_after_another_and_a_copy() -> None:
     first = bytearray(b"ab")
-    data = joined([memoryview(first), Late(3, lambda: b"cde"), memoryview(b"f")], 6)
+    data = joined([memoryview(first), LazyBuffer(3, lambda: b"cde"), memoryview(b"f")], 6)
     first[:] = b"zz"
     assert bytes(data) == b"abcdef"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gfn_rb.errors import ArgumentError, PeerLostError, TransportTimeoutError
-from gfn_rb.transports import Late, LocalTransport
+from gfn_rb.transports import LazyBuffer, LocalTransport
 
 
 @pytest.mark.parametrize("size", [0, -3])
@@ -25,7 +25,7 @@ def test_ranks_are_counted_from_zero() -> None:
 def test_send_copies_and_does_not_wait() -> None:
     a, b = LocalTransport.group(2)
     text = bytearray(b"before")
-    a.send([text, Late(1, lambda: b"!")], 1)
+    a.send([text, LazyBuffer(1, lambda: b"!")], 1)
     text[:] = b"behind"
     assert bytes(b.recv().data) == b"before!"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from gfn_rb.codec.buffers import LazyBuffer
 from gfn_rb.errors import TransportError
-from gfn_rb.transports.base import Late
 from gfn_rb.transports.segments import MAX_SEGMENTS, PREAMBLE, WHOLE, cut, sizes_after
 
 LARGE = memoryview(np.arange(WHOLE, dtype=np.uint8))
@@ -24,7 +24,7 @@ def test_small_messages_are_one_piece() -> None:
 
 
 def test_messages_up_to_a_limit_are_one_piece() -> None:
-    late = Late(2, lambda: b"zz")
+    late = LazyBuffer(2, lambda: b"zz")
     parts = [view(b"a"), LARGE[: WHOLE - 4], late, view(b"!")]
     head, segments = cut(parts, WHOLE)
     assert segments == []
@@ -44,10 +44,10 @@ def test_large_parts_are_not_copied() -> None:
 
 def test_late_parts_are_made_last() -> None:
     made = []
-    late = Late(2, lambda: made.append(1) or b"zz")
+    late = LazyBuffer(2, lambda: made.append(1) or b"zz")
     head, segments = cut([view(b"head"), LARGE, view(b"x"), late, view(b"!")], 8 + WHOLE)
     assert not made
-    assert isinstance(segments[2], Late)
+    assert isinstance(segments[2], LazyBuffer)
     assert segments[2].make() == b"zz!"
     assert head.endswith(b"head")
 

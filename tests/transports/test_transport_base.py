@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gfn_rb.codec.buffers import LazyBuffer
 from gfn_rb.errors import ArgumentError, TransportClosedError
 from gfn_rb.transports import LocalTransport
-from gfn_rb.transports.base import MAX_TAG, Envelope, Late, checked_timeout, polled
+from gfn_rb.transports.base import MAX_TAG, Envelope, checked_timeout, polled
 
 
 @pytest.fixture
@@ -58,12 +59,12 @@ def test_errors_name_the_argument_and_what_came(alone: LocalTransport) -> None:
 def test_what_is_too_large_is_refused_before_it_is_made() -> None:
     (small,) = LocalTransport.group(1, max_nbytes=1000)
     made: list[Any] = []
-    small.send([bytes(999), Late(1, lambda: made.append(1) or b"x")], 0)
+    small.send([bytes(999), LazyBuffer(1, lambda: made.append(1) or b"x")], 0)
     assert made == [1]
     assert len(small.recv().data) == 1000
     tracemalloc.start()
     with pytest.raises(ArgumentError, match="payload has 1001 bytes; expected at most max_nbytes"):
-        small.isend([bytes(999), Late(2, lambda: made.append(2) or b"xx")], 0)
+        small.isend([bytes(999), LazyBuffer(2, lambda: made.append(2) or b"xx")], 0)
     assert tracemalloc.get_traced_memory()[1] < 100_000
     tracemalloc.stop()
     assert made == [1]

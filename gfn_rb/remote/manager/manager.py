@@ -125,7 +125,6 @@ class ReplayBufferManager:
             Kind.ITEMS: self._items,
             Kind.FETCH: self._fetch,
             Kind.GOODBYE: self._goodbye,
-            Kind.ERROR: self._begin_anew,
         }
 
     # What users call.
@@ -334,11 +333,6 @@ class ReplayBufferManager:
     def _goodbye(self, parcel: Message) -> None:
         self._roster.leave(parcel.source, GONE)
         self._answers.reply(parcel, Kind.BYE, self._roster.senders[parcel.source].to_json())
-
-    def _begin_anew(self, parcel: Message) -> None:
-        """Announce everything again to a worker that could not read an answer."""
-        log.warning("%s: worker %d could not read an answer", self._name, parcel.source)
-        self._link.begin_anew(parcel.source, parcel.tag)
 
     def _question(self, parcel: Message) -> None:
         try:

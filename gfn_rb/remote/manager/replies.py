@@ -70,7 +70,7 @@ class Replies:
         self.reply(parcel, Kind.ERROR, {"to": parcel.meta.get("id"), "error": error})
 
     def refuse_unreadable(self, parcel: Message) -> None:
-        """Tell a rank that its frame was lost, so that it announces everything anew.
+        """Tell a rank that its frame was lost.
 
         Args:
             parcel: the frame, with the error.

@@ -1,4 +1,4 @@
-"""Frames over a transport: one connection to each rank and tag."""
+"""Frames over a transport."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from tensordict import TensorDict, TensorDictBase
 
+from gfn_rb.codec.frames import decode_frame, encode_frame
 from gfn_rb.errors import (
     GfnRbError,
     PeerLostError,
@@ -17,7 +18,6 @@ from gfn_rb.errors import (
     TransportTimeoutError,
     WireError,
 )
-from gfn_rb.remote.wire import FrameReader, FrameWriter
 from gfn_rb.transports.base import Envelope, SendHandle, Transport
 
 
@@ -43,8 +43,6 @@ class FrameChannel:
 
     def __init__(self, transport: Transport) -> None:
         self.transport = transport
-        self._writers: defaultdict[tuple[int, int], FrameWriter] = defaultdict(FrameWriter)
-        self._readers: defaultdict[tuple[int, int], FrameReader] = defaultdict(FrameReader)
         self._in_flight: defaultdict[int, deque[SendHandle]] = defaultdict(deque)
 
     def send(
@@ -73,24 +71,9 @@ class FrameChannel:
             PeerLostError: the receiver is known to be gone.
         """
         self.in_flight(dest)
-        writer = self._writers[dest, tag]
-        frame = writer.frame(kind, rows, meta)
-        try:
-            handle = self.transport.isend(frame, dest, tag)
-        except BaseException:
-            writer.forget()  # the frame made was not sent
-            raise
+        handle = self.transport.isend(encode_frame(kind, rows, meta), dest, tag)
         self._in_flight[dest].append(handle)
         return handle.nbytes
-
-    def begin_anew(self, dest: int, tag: int) -> None:
-        """Announce everything again in the next frame, to a rank that lost track.
-
-        Args:
-            dest: the rank.
-            tag: of the connection.
-        """
-        self._writers[dest, tag].forget()
 
     def receive(
         self, source: int | None = None, tag: int | None = None, timeout: float = 0.0
@@ -117,14 +100,14 @@ class FrameChannel:
         source, tag, nbytes = envelope
         try:
             data = self.transport.take(envelope).data
-            frame = self._readers[source, tag].read(data)
+            frame = decode_frame(data)
         except WireError as error:
             return Message(source, tag, 0, {}, None, nbytes, error)
         except (PeerLostError, TransportClosedError, TransportTimeoutError):
             raise
         except TransportError as error:  # too large a message, which was dropped
             return Message(source, tag, 0, {}, None, nbytes, error)
-        return Message(source, tag, frame.kind, frame.meta, frame.items, nbytes, None)
+        return Message(source, tag, frame.kind, frame.meta, frame.rows, nbytes, None)
 
     def in_flight(self, dest: int) -> int:
         """Return how many frames to a rank are still on their way, and let go of the others.

@@ -311,17 +311,12 @@ class ManagerClient:
             self._feed(message.rows)
 
     def _unreadable(self, message: Message) -> None:
-        """Have the manager announce everything anew; what the frame answered is lost."""
+        """Go on without what the frame answered."""
         log.warning("%s: cannot read what manager %d sent: %s", *(self._name, *_of(message)))
         self._answer[message.source] = message
         self._finish_oldest(message.source)
-        try:
-            self._channel.send(message.source, DATA_TAG, Kind.ERROR, {"unreadable": True})
-        except PeerLostError as error:
-            self.lose(message.source, str(error))
 
     def _was_unreadable(self, message: Message) -> None:
-        self._channel.begin_anew(message.source, DATA_TAG)
         self.errors.append(remote_error(message.source, message.meta.get("error")))
         if self._finish_oldest(message.source) is None:
             self._answer[message.source] = message

@@ -9,7 +9,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gfn_rb.remote.schema import DTYPES
+DTYPES: dict[str, torch.dtype] = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in vars(torch).values()
+    if isinstance(dtype, torch.dtype)
+}
+# Quantised ones need more than their bytes, and those below eight bits have no rows of whole bytes.
+ROW_DTYPES = {
+    name: dtype
+    for name, dtype in DTYPES.items()
+    if not re.fullmatch(r"q.*|bits.*|u?int[1-7]|float4.*", name)
+}
+ALIGNMENT = 64
 
 # By way of NumPy, a view takes a third of the time that torch takes to make one.
 _NUMPY = {
@@ -17,6 +28,24 @@ _NUMPY = {
     for name, dtype in DTYPES.items()
     if re.fullmatch(r"bool|u?int(8|16|32|64)|float(16|32|64)|complex(64|128)", name)
 }
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return the name under which a dtype is stored and sent.
+
+    Args:
+        dtype: any of torch's.
+    """
+    return str(dtype).removeprefix("torch.")
+
+
+def aligned(position: int) -> int:
+    """Return the next multiple of 64.
+
+    Args:
+        position: in bytes.
+    """
+    return -(-position // ALIGNMENT) * ALIGNMENT
 
 
 def plain_bytes(value: Tensor) -> memoryview:

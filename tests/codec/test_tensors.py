@@ -6,8 +6,7 @@ import pytest
 import torch
 from tensordict import MemoryMappedTensor
 
-from gfn_rb.remote.content import plain_bytes, viewed
-from gfn_rb.remote.schema import DTYPES
+from gfn_rb.codec.tensors import DTYPES, ROW_DTYPES, aligned, dtype_name, plain_bytes, viewed
 
 
 def address(content: memoryview) -> int:
@@ -21,9 +20,9 @@ def test_bytes_are_little_endian_and_in_c_order() -> None:
     assert bytes(plain_bytes(torch.tensor([1.0], dtype=torch.bfloat16))) == b"\x80\x3f"
 
 
-@pytest.mark.parametrize("name", sorted(DTYPES))
+@pytest.mark.parametrize("name", sorted(ROW_DTYPES))
 def test_any_dtype_goes_and_comes_back_without_a_copy(name: str) -> None:
-    dtype = DTYPES[name]
+    dtype = ROW_DTYPES[name]
     raw = torch.randint(0, 2, (6 * dtype.itemsize,), dtype=torch.uint8)
     value = raw.view(dtype).view(2, 3)
     content = plain_bytes(value)
@@ -75,3 +74,23 @@ def test_tensors_that_are_not_what_their_memory_says(value: torch.Tensor) -> Non
 @pytest.mark.cuda
 def test_tensors_on_a_device() -> None:
     assert bytes(plain_bytes(torch.tensor([1, 2], dtype=torch.int8, device="cuda"))) == b"\1\2"
+
+
+def test_dtypes_of_rows_are_those_of_whole_bytes() -> None:
+    known = {"bool", "int8", "int64", "uint8", "uint16", "bfloat16", "complex64"}
+    assert known <= set(ROW_DTYPES)
+    assert not {"qint8", "int4", "uint1", "bits8", "float4_e2m1fn_x2"} & set(ROW_DTYPES)
+    assert all(dtype_name(dtype) == name for name, dtype in ROW_DTYPES.items())
+    assert len(ROW_DTYPES) == len(set(ROW_DTYPES.values()))
+
+
+def test_the_table_names_the_dtypes() -> None:
+    assert DTYPES["bfloat16"] is torch.bfloat16
+    assert DTYPES["bool"] is torch.bool
+    assert DTYPES["int64"] is torch.long
+    assert all(dtype_name(dtype) == name for name, dtype in DTYPES.items())
+
+
+@pytest.mark.parametrize(("at", "expected"), [(0, 0), (1, 64), (64, 64), (65, 128)])
+def test_the_next_multiple(at: int, expected: int) -> None:
+    assert aligned(at) == expected

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tensordict import LazyStackedTensorDict, TensorDict
+from torch import Tensor
 
+from gfn_rb.codec.schema import MAX_FIELDS, Field, assembled, outlined, parsed_fields, signature_of
 from gfn_rb.errors import ShapeError, WireSchemaError
-from gfn_rb.remote import Schema
-from gfn_rb.remote.schema import DTYPES, MAX_FIELDS, Field, assembled, described, dtype_name
 
 
 def rows() -> TensorDict:
@@ -25,40 +26,49 @@ def rows() -> TensorDict:
     )
 
 
+def text_of(td: TensorDict) -> bytes:
+    return outlined(signature_of(td)[0], len(td))[0]
+
+
+def described(td: TensorDict) -> tuple[tuple[Field, ...], list[Tensor]]:
+    signature, values = signature_of(td)
+    _, layout, order = outlined(signature, len(td))
+    return layout.fields, [values[i] for i in order]
+
+
 def test_fields_are_in_the_order_of_their_keys() -> None:
-    schema = Schema.of(rows())
-    assert schema.fields == (
+    fields, values = described(rows())
+    assert fields == (
         Field(("log_reward",), torch.float32, ()),
         Field(("next", "done"), torch.bool, (1,)),
         Field(("state",), torch.int16, (4, 2)),
     )
-    assert [field.row_nbytes for field in schema.fields] == [4, 1, 16]
+    assert [field.row_nbytes for field in fields] == [4, 1, 16]
+    assert [value.dtype for value in values] == [field.dtype for field in fields]
 
 
-def test_json_says_keys_dtypes_and_row_shapes() -> None:
-    schema = Schema.of(rows())
+def test_text_says_keys_dtypes_and_row_shapes() -> None:
     expected = (
         b'[[["log_reward"],"float32",[]],[["next","done"],"bool",[1]],[["state"],"int16",[4,2]]]'
     )
-    assert schema.json == expected
-    assert repr(schema) == f"Schema({expected.decode()})"
-    assert schema.id == int.from_bytes(hashlib.sha256(expected).digest()[:8], "little") | 1
-    assert Schema.from_json(expected) == schema
-    assert hash(Schema.from_json(expected)) == hash(schema)
+    assert text_of(rows()) == expected
+    assert parsed_fields(expected) == described(rows())[0]
 
 
 def test_schemas_differ_by_key_dtype_and_shape_but_not_by_rows() -> None:
-    one = Schema.of(rows())
-    assert one == Schema.of(rows()[:1])
+    one = text_of(rows())
+    assert one == text_of(rows()[:1])
     for key, value in (
         ("log_reward", torch.zeros(3, dtype=torch.float64)),
         ("log_reward", torch.zeros(3, 1)),
         ("log_prob", torch.zeros(3)),
     ):
-        other = Schema.of(rows().set(key, value))
-        assert other != one
-        assert other.id != one.id
-    assert one != one.json
+        assert text_of(rows().set(key, value)) != one
+
+
+def test_a_text_is_parsed_once() -> None:
+    text = text_of(rows())
+    assert parsed_fields(text) is parsed_fields(bytes([*text]))
 
 
 def test_assembled_undoes_described() -> None:
@@ -82,8 +92,7 @@ def test_tensors_nested_deeply_are_assembled_where_they_were() -> None:
 
 
 def test_no_rows_of_nothing() -> None:
-    schema = Schema.of(TensorDict({"empty": {}}, [4]))
-    assert schema.fields == ()
+    assert described(TensorDict({"empty": {}}, [4])) == ((), [])
     assert assembled((), [], 4).batch_size == torch.Size([4])
 
 
@@ -103,24 +112,42 @@ def test_no_rows_of_nothing() -> None:
 )
 def test_what_has_no_schema_is_refused(td: TensorDict, words: str) -> None:
     with pytest.raises(ShapeError, match=words):
-        Schema.of(td)
-
-
-def test_dtypes_are_those_with_rows_of_whole_bytes() -> None:
-    assert {"bool", "int8", "int64", "uint8", "uint16", "bfloat16", "complex64"} <= set(DTYPES)
-    assert not {"qint8", "int4", "uint1", "bits8", "float4_e2m1fn_x2"} & set(DTYPES)
-    assert all(dtype_name(dtype) == name for name, dtype in DTYPES.items())
-    assert len(DTYPES) == len(set(DTYPES.values()))
+        described(td)
 
 
 def test_many_fields_are_refused_before_they_are_made() -> None:
     listed = [[[f"{i:05d}"], "bool", []] for i in range(MAX_FIELDS)]
-    assert len(Schema.from_json(json.dumps(listed).encode()).fields) == MAX_FIELDS
+    assert len(parsed_fields(json.dumps(listed).encode())) == MAX_FIELDS
     listed.append([["99999"], "bool", []])
     with pytest.raises(WireSchemaError, match="at most 1024 entries"):
-        Schema.from_json(json.dumps(listed).encode())
+        parsed_fields(json.dumps(listed).encode())
 
 
 def test_hidden_bytes_of_text_are_refused() -> None:
     with pytest.raises(WireSchemaError):
-        Schema.from_json(b"\xff\xfe[[")
+        parsed_fields(b"\xff\xfe[[")
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.one_of(st.binary(max_size=60), st.text(max_size=40).map(str.encode)))
+def test_fuzzed_schemas_raise_the_named_error_alone(text: bytes) -> None:
+    try:
+        parsed_fields(text)
+    except WireSchemaError:
+        return
+    assert text.strip() == b"[]"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{}", "[1]", '[["a","int64",[]]]', '[[["a"],"qint8",[]]]', '[[["a"],"int64",[-1]]]',
+        '[[["a"],"int64",[1.0]]]', '[[["a"],"int64",[4294967296]]]', '[[["a"],[],[]]]',
+        '[[[],"int64",[]]]', '[[["a"],"int64",[]],[["a"],"int64",[]]]',
+        '[[["b"],"int64",[]],[["a"],"int64",[]]]', '[[["a"],"int64",[]],[["a","b"],"int64",[]]]',
+        "[" * 100_000, "[" * 500, json.dumps([[["a"] * 33, "int64", []]]),
+    ],
+)  # fmt: skip
+def test_schemas_beyond_reason_are_refused(text: str) -> None:
+    with pytest.raises(WireSchemaError):
+        parsed_fields(text.encode())

@@ -1,0 +1,251 @@
+"""What the rows of a TensorDict look like, and where their tensors lie in a frame."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+
+from gfn_rb.codec.checksums import sums_nbytes
+from gfn_rb.codec.tensors import ROW_DTYPES, aligned, dtype_name
+from gfn_rb.codec.texts import from_text, to_text
+from gfn_rb.errors import ShapeError, WireSchemaError
+from gfn_rb.torchrl_compat import new_tensordict
+
+Key = tuple[str, ...]
+Signature = tuple[tuple[Key, torch.dtype, torch.Size, torch.layout], ...]
+
+MAX_FIELDS = 1024
+MAX_KEY_DEPTH = 32
+MAX_DIMS = 31  # of a row: older NumPy knows 32, and the rows are one
+MAX_ROW_NUMEL = 1 << 31
+MAX_SCHEMA_NBYTES = 1 << 18
+SMALL_NBYTES = 1 << 14
+
+_NAMES = {dtype: name for name, dtype in ROW_DTYPES.items()}
+
+
+class Field(NamedTuple):
+    """One tensor of a row."""
+
+    key: Key
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def row_nbytes(self) -> int:
+        """Bytes that one row takes."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+class Place(NamedTuple):
+    """Where one tensor lies."""
+
+    field: int
+    """Its number."""
+    start: int
+    """In bytes: from the first multiple of 64 after the texts if it is small, else in the body."""
+    end: int
+
+
+class FrameLayout:
+    """Where the tensors of a frame lie.
+
+    Args:
+        fields: of the rows.
+        n_rows: of each tensor.
+
+    Attributes:
+        fields: of the rows.
+        n_rows: of each tensor.
+        small: tensors within the head.
+        large: tensors in the body, those of wide dtypes first.
+        body_nbytes: what these take.
+        tail_nbytes: what these and their checksums take.
+        truths: which fields are truth values.
+    """
+
+    def __init__(self, fields: tuple[Field, ...], n_rows: int) -> None:
+        sizes = [field.row_nbytes * n_rows for field in fields]
+        order = range(len(fields))
+        small = [i for i in order if sizes[i] < SMALL_NBYTES]
+        large = [i for i in order if sizes[i] >= SMALL_NBYTES]
+        large.sort(key=lambda i: -fields[i].dtype.itemsize)
+        self.fields = fields
+        self.n_rows = n_rows
+        self.small, self._small_nbytes = _placed(small, sizes, aligned)
+        self.large, self.body_nbytes = _placed(large, sizes, int)
+        self.tail_nbytes = self.body_nbytes + sums_nbytes(self.body_nbytes)
+        self.truths = [i for i in order if fields[i].dtype is torch.bool]
+
+    def head_nbytes(self, texts_end: int) -> int:
+        """Return the bytes of the head.
+
+        Args:
+            texts_end: where prefix, structure and metadata end.
+        """
+        return aligned(aligned(texts_end) + self._small_nbytes)
+
+
+def _placed(indices: list[int], sizes: list[int], begin: Any) -> tuple[list[Place], int]:
+    places, end = [], 0
+    for i in indices:
+        start = begin(end)
+        end = start + sizes[i]
+        places.append(Place(i, start, end))
+    return places, end
+
+
+NO_ROWS = FrameLayout((), 0)
+
+
+# Out of TensorDicts.
+
+
+def signature_of(td: TensorDictBase) -> tuple[Signature, list[Tensor]]:
+    """Return what the fields of a TensorDict follow from, and its tensors.
+
+    It is what is cheap to find out and to look up: see :func:`outlined`.
+
+    Args:
+        td: of batch size [n], holding tensors alone.
+
+    Raises:
+        ShapeError: its batch size is another, or it holds something else.
+    """
+    if len(td.batch_size) != 1:
+        raise ShapeError(f"rows have batch size {list(td.batch_size)}; expected [n]")
+    leaves = _leaves(td, ())
+    values = [value for _, value in leaves]
+    return tuple([(key, v.dtype, v.shape, v.layout) for key, v in leaves]), values
+
+
+@lru_cache(maxsize=128)
+def outlined(signature: Signature, n_rows: int) -> tuple[bytes, FrameLayout, tuple[int, ...]]:
+    """Return a schema as text, where its tensors go, and their order: by keys.
+
+    The other side will not refuse them.
+
+    Args:
+        signature: of a TensorDict.
+        n_rows: of it.
+
+    Raises:
+        ShapeError: one of its tensors is not dense, or the schema is beyond bounds.
+    """
+    for key, dtype, _, layout in signature:
+        if layout is not torch.strided or dtype not in _NAMES:
+            raise ShapeError(f"rows have {layout} of {dtype} at {key}; expected dense tensors")
+    order = tuple(sorted(range(len(signature)), key=lambda i: signature[i][0]))
+    entries = [signature[i] for i in order]
+    text = to_text([(key, dtype_name(dtype), shape[1:]) for key, dtype, shape, _ in entries])
+    if len(text) > MAX_SCHEMA_NBYTES:
+        raise ShapeError(
+            f"rows have a schema of {len(text)} bytes; expected {MAX_SCHEMA_NBYTES} at most"
+        )
+    try:
+        return text, laid_out(text, n_rows), order
+    except WireSchemaError as error:
+        raise ShapeError(f"rows cannot be sent: {error}") from None
+
+
+def _leaves(td: TensorDictBase, path: Key) -> list[tuple[Key, Tensor]]:
+    leaves = []
+    for name, value in td.items():
+        key = (*path, name)
+        if isinstance(value, Tensor):
+            leaves.append((key, value))
+        elif type(value) is TensorDict:
+            leaves += _leaves(value, key)
+        else:
+            raise ShapeError(f"rows have a {type(value).__name__} at {key}; expected tensors")
+    return leaves
+
+
+# Into TensorDicts.
+
+
+@lru_cache(maxsize=128)
+def laid_out(text: bytes, n_rows: int) -> FrameLayout:
+    """Return where the tensors of so many rows lie.
+
+    Args:
+        text: of a schema: whatever arrived.
+        n_rows: how many.
+
+    Raises:
+        WireSchemaError: it describes no schema, or one beyond all bounds.
+    """
+    return FrameLayout(parsed_fields(text), n_rows)
+
+
+@lru_cache(maxsize=128)
+def parsed_fields(text: bytes) -> tuple[Field, ...]:
+    """Return the fields that a schema describes.
+
+    Args:
+        text: a list of key, dtype and row shape of each tensor, in the order of the keys.
+
+    Raises:
+        WireSchemaError: it describes no schema, or one beyond all bounds.
+    """
+    try:
+        fields = tuple(_field(*entry) for entry in _list(from_text(text), MAX_FIELDS))
+    except (ValueError, TypeError) as error:
+        raise WireSchemaError(f"a schema makes no sense: {error}") from None
+    keys = [field.key for field in fields]
+    if keys != sorted(set(keys)) or any(a == b[: len(a)] for a, b in pairwise(keys)):
+        raise WireSchemaError(f"a schema has keys {keys}; expected distinct ones, in order")
+    return fields
+
+
+def _field(key: Any, dtype: Any, shape: Any) -> Field:
+    names = tuple(_list(key, MAX_KEY_DEPTH))
+    if not names or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"a key is {key!r}, expected strings")
+    if dtype not in ROW_DTYPES:
+        raise ValueError(f"a dtype is {dtype!r}, which this torch does not know")
+    sizes = tuple(_list(shape, MAX_DIMS))
+    if not all(type(size) is int and size >= 0 for size in sizes):
+        raise ValueError(f"a row shape is {shape!r}, expected sizes")
+    if math.prod(size for size in sizes if size) > MAX_ROW_NUMEL:
+        raise ValueError(f"a row shape is {shape!r}, expected at most {MAX_ROW_NUMEL} elements")
+    return Field(names, ROW_DTYPES[dtype], sizes)
+
+
+def _list(value: Any, at_most: int) -> list[Any]:
+    if not isinstance(value, list) or len(value) > at_most:
+        raise ValueError(f"expected a list of at most {at_most} entries")
+    return value
+
+
+def assembled(fields: tuple[Field, ...], values: list[Tensor], n_rows: int) -> TensorDict:
+    """Return the TensorDict that holds a tensor for each field.
+
+    Args:
+        fields: of a schema.
+        values: a tensor for each.
+        n_rows: of each.
+    """
+    nested: dict[str, Any] = {}
+    for (key, _, _), value in zip(fields, values, strict=True):
+        place = nested
+        if len(key) > 1:
+            for name in key[:-1]:
+                place = place.setdefault(name, {})
+        place[key[-1]] = value
+    return _tensordict(nested, torch.Size([n_rows]))
+
+
+def _tensordict(nested: dict[str, Any], batch: torch.Size) -> TensorDict:
+    # The shapes are known to fit; the public constructor would look at each again.
+    content = {
+        name: _tensordict(value, batch) if isinstance(value, dict) else value
+        for name, value in nested.items()
+    }
+    return new_tensordict(content, batch)

@@ -1,0 +1,306 @@
+"""Frames give back what went in, and believe nothing that arrives otherwise."""
+
+from __future__ import annotations
+
+import math
+import struct
+
+import numpy as np
+import pytest
+import torch
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensordict import TensorDict
+
+from gfn_rb.codec.buffers import LazyBuffer
+from gfn_rb.codec.frames import (
+    MAX_META_NBYTES,
+    MAX_ROWS,
+    Frame,
+    decode_frame,
+    encode_frame,
+)
+from gfn_rb.codec.prefix import FILE, FRAME, Prefix
+from gfn_rb.codec.schema import MAX_DIMS, MAX_SCHEMA_NBYTES
+from gfn_rb.codec.tensors import ROW_DTYPES
+from gfn_rb.errors import (
+    ArgumentError,
+    ShapeError,
+    WireCorruptError,
+    WireError,
+    WireVersionError,
+)
+from gfn_rb.transports.bytes import joined
+
+
+def message(buffers: list) -> np.ndarray:
+    parts = [p if isinstance(p, LazyBuffer) else memoryview(p).cast("B") for p in buffers]
+    return joined(parts, sum(part.nbytes for part in parts))
+
+
+def mended(data: np.ndarray) -> np.ndarray:
+    """Write the checksum that fits what the head says."""
+    raw = data.tobytes()
+    (head,) = struct.unpack_from("<Q", raw, 32)
+    (seed,) = struct.unpack_from("<Q", raw, 8)
+    value = xxhash.xxh3_64_intdigest(raw[24 : max(64, min(head, len(raw)))], seed)
+    struct.pack_into("<Q", data, 16, value)
+    return data
+
+
+def rows(n: int = 5) -> TensorDict:
+    return TensorDict(
+        {
+            "state": torch.arange(n * 6).reshape(n, 3, 2),
+            "log_reward": torch.linspace(-1, 1, n),
+            "next": TensorDict({"done": torch.arange(n)[:, None] % 2 == 0}, [n]),
+        },
+        [n],
+    )
+
+
+def same_bits(a: TensorDict, b: TensorDict) -> bool:
+    keys = set(a.keys(True, True))
+    return keys == set(b.keys(True, True)) and all(
+        a.get(k).dtype == b.get(k).dtype
+        and a.get(k).shape == b.get(k).shape
+        and a.get(k)
+        .contiguous()
+        .reshape(-1)
+        .view(torch.uint8)
+        .equal(b.get(k).contiguous().reshape(-1).view(torch.uint8))
+        for k in keys
+    )
+
+
+def test_round_trip_of_large_and_small() -> None:
+    for n in (0, 1, 5, 3000):
+        td = rows(n)
+        data = message(encode_frame(7, td, {"a": [1, math.inf]}))
+        frame = decode_frame(data)
+        assert (frame.kind, frame.meta, frame.nbytes) == (7, {"a": [1, math.inf]}, len(data))
+        assert same_bits(frame.rows, td)
+        inside = range(data.ctypes.data, data.ctypes.data + len(data))
+        assert n == 0 or all(v.data_ptr() in inside for v in frame.rows.values(True, True))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_round_trip_of_anything(data: st.DataObject) -> None:
+    n = data.draw(st.integers(0, 9))
+    td = TensorDict({}, [n])
+    names = st.text("abü", min_size=1, max_size=2)
+    for name in data.draw(st.lists(names, unique=True, max_size=5)):
+        shape = data.draw(st.lists(st.sampled_from([0, 1, 2, 3]), max_size=2))
+        shape += data.draw(st.sampled_from([[], [2000]]))
+        dtype = ROW_DTYPES[data.draw(st.sampled_from(sorted(ROW_DTYPES)))]
+        numel = n * math.prod(shape) * (1 if dtype == torch.bool else dtype.itemsize)
+        raw = torch.randint(0, 2 if dtype == torch.bool else 256, (numel,), dtype=torch.uint8)
+        td.set((name, "x") if data.draw(st.booleans()) else name, raw.view(dtype).view(n, *shape))
+    for _ in range(2):
+        assert same_bits(decode_frame(message(encode_frame(0, td))).rows, td)
+
+
+def test_metadata_alone() -> None:
+    frame = decode_frame(message(encode_frame(65_535, meta={"question": None})))
+    assert frame.rows is None
+    assert frame.meta == {"question": None}
+
+
+def test_tensors_with_gaps_are_sent_whole() -> None:
+    td = TensorDict(
+        {"x": torch.arange(40_000).reshape(2, 20_000).t(), "z": torch.ones(1).expand(20_000)},
+        [20_000],
+    )
+    assert same_bits(decode_frame(message(encode_frame(0, td))).rows, td)
+
+
+@pytest.mark.parametrize("n", [3, 600])
+def test_every_flipped_byte_is_noticed(n: int) -> None:
+    td = TensorDict({"a": torch.arange(4 * n).view(n, 4), "b": torch.rand(n) > 0.5}, [n])
+    data = message(encode_frame(2, td, {"k": 1}))
+    for at in [*range(0, len(data), 1 if n == 3 else 331), *range(len(data) - 64, len(data))]:
+        for flip in (1, 0x80, 0xFF):
+            data[at] ^= flip
+            with pytest.raises(WireError):
+                decode_frame(data)
+            data[at] ^= flip
+
+
+@pytest.mark.parametrize("n", [3, 600])
+def test_every_truncation_is_noticed(n: int) -> None:
+    data = message(encode_frame(2, TensorDict({"a": torch.arange(4 * n).view(n, 4)}, [n])))
+    for end in range(0, len(data), 1 if n == 3 else 97):
+        with pytest.raises(WireCorruptError):
+            decode_frame(data[:end])
+    with pytest.raises(WireCorruptError):
+        decode_frame(np.concatenate([data, data[:64]]))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 63), st.integers(0, 255)), max_size=12), st.booleans())
+def test_fuzzed_headers_raise_the_named_errors_alone(changes: list, mend: bool) -> None:
+    data = message(encode_frame(2, rows(), {"k": 1}))
+    for at, value in changes:
+        data[at] = value
+    if mend:  # as a sender who means harm would
+        mended(data)
+    try:
+        frame = decode_frame(data)
+    except WireError:
+        return
+    assert frame.rows is None or len(frame.rows) == 5
+
+
+@pytest.mark.parametrize("n", [5, 40_000])
+def test_truth_values_other_than_0_and_1_are_refused(n: int) -> None:
+    truth = torch.zeros(n, dtype=torch.bool)
+    td = TensorDict({"a": {"b": truth}, "c": torch.full((n,), 255, dtype=torch.uint8)}, [n])
+    assert decode_frame(message(encode_frame(0, td))).rows["a", "b"].equal(truth)
+    for wrong in (2, 255):
+        truth.view(torch.uint8)[n - 1] = wrong
+        words = r"\('a', 'b'\) in a frame of kind 0 .* expected 0 or 1"
+        with pytest.raises(WireCorruptError, match=words):
+            decode_frame(message(encode_frame(0, td)))
+
+
+def test_metadata_must_be_an_object() -> None:
+    data = message(encode_frame(3, meta={"a": 1}))
+    for text in (b'["a",1]', b"{'a':1}", b'{"a": \xff', b"[" * 7):
+        changed = data.copy()
+        changed[64:71] = list(text.ljust(7))[:7]
+        with pytest.raises(WireCorruptError, match="the metadata of a frame of kind 3 is"):
+            decode_frame(mended(changed))
+
+
+def test_another_version_is_named() -> None:
+    data = message(encode_frame(2))
+    data[8] = 9
+    with pytest.raises(WireVersionError, match="a frame of kind 2 is of version 9; expected 2"):
+        decode_frame(data)
+
+
+def test_frames_of_the_first_version_are_named() -> None:
+    # Magic, version, kind, head's bytes and checksum, bytes of all, of schema and metadata,
+    # sequence, schema id, rows: a frame of no rows, as it was.
+    head = bytearray(struct.pack("<8sHHIQQIIQQQ", b"gfn_rb\r\n", 1, 3, 64, 0, 64, 0, 0, 5, 0, 0))
+    seed = int.from_bytes(head[8:16], "little")
+    struct.pack_into("<Q", head, 16, xxhash.xxh3_64_intdigest(head[24:], seed))
+    with pytest.raises(WireVersionError, match="a frame of kind 3 is of version 1; expected 2"):
+        decode_frame(np.frombuffer(head, np.uint8))
+
+
+def test_what_one_frame_lacks_no_other_needs() -> None:
+    first, second, third = (message(encode_frame(1, rows(n), {"n": n})) for n in (2, 3, 4))
+    assert decode_frame(third).meta == {"n": 4}
+    second[100] ^= 1
+    with pytest.raises(WireCorruptError):
+        decode_frame(second)
+    assert same_bits(decode_frame(first).rows, rows(2))
+    assert same_bits(decode_frame(first).rows, rows(2))
+
+
+def forged(structure: bytes, meta: bytes, n_rows: int = 2, form: bytes = FRAME) -> np.ndarray:
+    """Return a frame of zeros with texts of one's own, sealed as a sender who means harm would."""
+    texts = structure + meta
+    head = bytearray(-(-(64 + len(texts)) // 64) * 64 + 64)
+    head[64 : 64 + len(texts)] = texts
+    sizes = (len(head), len(head), len(structure), len(meta), n_rows)
+    Prefix(2, 9, form, 0, *sizes).seal(memoryview(head))
+    return np.frombuffer(head, np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (forged(b"[]", b"", n_rows=MAX_ROWS + 1), f"{MAX_ROWS + 1} rows"),
+        (forged(b"", b"", n_rows=1), "has 1 rows in"),
+        (forged(b"", b"", form=FILE), "is of form b'file'"),
+        (forged(b" " * (MAX_SCHEMA_NBYTES + 1), b""), "expected at most 262144 and 1048576"),
+        (forged(b"", b" " * (MAX_META_NBYTES + 1)), "expected at most 262144 and 1048576"),
+        (forged(b'[[["a"],"int64",[2000]]]', b""), "expected 2 in 32136 and 128"),
+        (forged(b"", b"[" * 600), "nested 600 deep; expected at most 512"),
+        (forged(b"", b'{"[[[":' * 600), "nested 600 deep; expected at most 512"),
+    ],
+)
+def test_what_is_beyond_bounds_is_refused(data: np.ndarray, words: str) -> None:
+    with pytest.raises(WireCorruptError, match=words):
+        decode_frame(data)
+
+
+TOKENS = st.lists(
+    st.sampled_from(
+        ["[", "]", "{", "}", ",", ":", '"a"', '"', "\\", '"int64"', '"bool"', "2", "-1", "1e999",
+         "null", "9" * 5000, "NaN", '[["a"],"int64",[2]]', '[["b"],"bool",[]]', '{"a":1}'],
+    ), max_size=9,
+).map(lambda tokens: "".join(tokens).encode())  # fmt: skip
+
+
+@settings(max_examples=200, deadline=None)
+@given(TOKENS | st.binary(max_size=30), TOKENS | st.binary(max_size=30), st.integers(0, 3))
+def test_forged_texts_raise_the_named_errors_alone(
+    structure: bytes, meta: bytes, n_rows: int
+) -> None:
+    try:
+        frame = decode_frame(forged(structure, meta, n_rows))
+    except WireError:
+        return
+    assert isinstance(frame, Frame)
+    assert isinstance(frame.meta, dict)
+    assert (frame.rows is None) == (structure == b"")
+
+
+def test_metadata_nested_deeply_is_refused_by_its_sender() -> None:
+    nested: list = []
+    for _ in range(600):
+        nested = [nested]
+    with pytest.raises(ArgumentError, match="meta is nothing that JSON can say"):
+        encode_frame(0, meta={"a": nested})
+    wide = {"a": [[i, "[" * i] for i in range(600)]}  # many brackets, none of them deep
+    assert decode_frame(message(encode_frame(0, meta=wide))).meta == wide
+
+
+def test_small_tensors_are_copied_and_large_ones_are_not() -> None:
+    td = TensorDict({"a": torch.zeros(9), "b": torch.zeros(9, 9000), "c": torch.zeros(9, 800)}, [9])
+    head, *large, lazy = encode_frame(1, td)
+    addresses = [np.frombuffer(each, np.uint8).ctypes.data for each in large]
+    assert addresses == [td["b"].data_ptr(), td["c"].data_ptr()]
+    assert isinstance(lazy, LazyBuffer)
+    td["b"][0, 0] = 5.0  # before the checksum is made
+    assert decode_frame(message([head, *large, lazy])).rows["b"][0, 0] == 5.0
+    assert len(encode_frame(1, td.select("a"))) == 1
+
+
+def test_more_schemas_than_are_remembered() -> None:
+    for i in [*range(140), *range(140), 5, 139]:
+        td = TensorDict({"a": torch.zeros(1, i)}, [1])
+        assert decode_frame(message(encode_frame(0, td))).rows["a"].shape == (1, i)
+
+
+def test_rows_of_many_dimensions_or_vast_without_elements() -> None:
+    vast = torch.Size([MAX_ROWS])
+    for td in (
+        TensorDict({"a": torch.ones(2, *[1] * MAX_DIMS), "b": torch.ones(2).bfloat16()}, [2]),
+        TensorDict._new_unsafe({"a": torch.empty(MAX_ROWS, 0, 1 << 31)}, batch_size=vast),
+    ):
+        assert same_bits(decode_frame(message(encode_frame(0, td))).rows, td)
+    with pytest.raises(ShapeError, match=r"rows cannot be sent: .* at most 31 entries"):
+        encode_frame(0, TensorDict({"a": torch.ones(2, *[1] * (MAX_DIMS + 1))}, [2]))
+
+
+def test_what_cannot_be_sent_is_refused() -> None:
+    for kind, td, meta in (
+        (-1, None, None),
+        (0, None, {"a": {1, 2}}),
+        (0, None, {"a": "x" * (1 << 20)}),
+    ):
+        with pytest.raises(ArgumentError):
+            encode_frame(kind, td, meta)
+    for td in (
+        TensorDict({}, []),
+        TensorDict({"a": torch.eye(3).to_sparse()}, [3]),
+        TensorDict({"a": "text"}, [3]),
+    ):
+        with pytest.raises(ShapeError):
+            encode_frame(0, td)
