@@ -27,7 +27,7 @@ def mpiexec() -> str:
     beside = Path(sys.executable).with_name("mpiexec")
     found = str(beside) if beside.exists() else shutil.which("mpiexec")
     if not found:
-        raise TransportError("no mpiexec is installed: pip install 'gfn_rb[mpi]'")
+        raise TransportError("no mpiexec is installed: pip install '.[mpi]' in a clone of gfn_rb")
     return found
 
 

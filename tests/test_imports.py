@@ -3,11 +3,14 @@
 import importlib
 import inspect
 import pkgutil
+import re
 import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
+from test_layers import FILES, imports, module_name
 
 import gfn_rb
 
@@ -18,6 +21,10 @@ CHECKERS = ("jaxtyping", "beartype")
 OPTIONAL = tuple(
     f"gfn_rb.{layer}" for layer in ("interop", "training", "transports.mpi", "cli", "__main__")
 )
+
+# Of a module that is named differently.
+DISTRIBUTION = {"RNA": "ViennaRNA"}
+PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
 
 # torch is imported first, for what it loads by itself (tqdm, where installed) is not our doing.
 LOADED = """
@@ -77,6 +84,29 @@ def _is_documented(value: object) -> bool:
     return not callable(value) or bool(inspect.getdoc(value))
 
 
+def declared() -> set[str]:
+    """The distributions that the package and its extras ask for."""
+    tomllib = pytest.importorskip("tomllib")  # of Python 3.11
+    project = tomllib.loads(PYPROJECT.read_text())["project"]
+    extras = [project["dependencies"], *project["optional-dependencies"].values()]
+    return {re.split(r"[<>=\[]", each)[0] for extra in extras for each in extra}
+
+
+def undeclared(sources: dict[str, str]) -> list[str]:
+    """Third-party packages that modules import and that no list of dependencies has."""
+    known = {*declared(), *sys.stdlib_module_names, "gfn_rb", ""}
+    names = (
+        (module, found.line, found.target.split(".")[0])
+        for module, source in sources.items()
+        for found in imports(source, module, is_package=False)
+    )
+    return [
+        f"{module}:{line} imports {name}"
+        for module, line, name in names
+        if DISTRIBUTION.get(name, name) not in known
+    ]
+
+
 def test_import_loads_nothing_heavy() -> None:
     assert loaded_by("import gfn_rb") == set()
 
@@ -123,3 +153,13 @@ def test_an_undocumented_name_would_be_seen() -> None:
     module.plain, module.said = lambda: None, inspect.getdoc
     assert undocumented(module) == ["Bare", "absent", "plain"]
     assert undocumented(ModuleType("silent")) == ["__all__"]
+
+
+def test_what_is_imported_is_declared() -> None:
+    sources = {module_name(path): path.read_text() for path in FILES}
+    assert undeclared(sources) == []
+
+
+def test_an_undeclared_import_would_be_seen() -> None:
+    sources = {"a": "import torch\ndef f():\n    from psutil import Process", "b": "import RNA, os"}
+    assert undeclared(sources) == ["a:3 imports psutil"]

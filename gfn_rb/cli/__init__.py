@@ -53,7 +53,8 @@ def _attempt(arguments: Sequence[str] | None) -> int:
     except ModuleNotFoundError as error:
         if error.name not in _EXTRA:
             raise
-        return _complain(f"{error.name} is not installed: pip install 'gfn_rb[train]'", _FAILURE)
+        hint = "pip install '.[train]' in a clone of gfn_rb"
+        return _complain(f"{error.name} is not installed: {hint}", _FAILURE)
     except KeyboardInterrupt:
         return _complain("interrupted", _INTERRUPTED)
     except Exception:

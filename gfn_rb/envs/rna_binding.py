@@ -79,7 +79,9 @@ class RNABinding(SequenceEnv):
         device: torch.device | str | None = None,
     ) -> None:
         if find_spec("RNA") is None:
-            raise GfnRbError("RNABinding needs ViennaRNA: pip install 'gfn_rb[rna]'")
+            raise GfnRbError(
+                "RNABinding needs ViennaRNA: pip install '.[rna]' in a clone of gfn_rb"
+            )
         _check(length, beta, min_reward, threshold)
         super().__init__(len(LETTERS), length, form, batch_size=batch_size, device=device)
         self.beta, self.min_reward, self.threshold = beta, min_reward, threshold

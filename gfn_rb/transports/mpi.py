@@ -364,8 +364,8 @@ def _mpi() -> ModuleType:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise TransportError(
-            "MPITransport needs mpi4py and an MPI library: pip install 'gfn_rb[mpi]'; importing "
-            f"mpi4py.MPI says: {error}"
+            "MPITransport needs mpi4py and an MPI library: pip install '.[mpi]' in a clone of "
+            f"gfn_rb; importing mpi4py.MPI says: {error}"
         ) from error
     return MPI
 

@@ -246,7 +246,7 @@ def test_a_missing_extra_is_named(name, capsys, monkeypatch):
     for module in ("commands", "tables"):
         monkeypatch.delitem(sys.modules, f"gfn_rb.training.{module}", raising=False)
     assert refusal(capsys, *GRID) == (
-        1, f"gfn-rb: {name} is not installed: pip install 'gfn_rb[train]'",
+        1, f"gfn-rb: {name} is not installed: pip install '.[train]' in a clone of gfn_rb",
     )  # fmt: skip
 
 

@@ -146,7 +146,8 @@ def test_random_sequences_rarely_reach_the_threshold() -> None:
 def test_a_missing_viennarna_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "RNA", None)
     with pytest.raises(
-        GfnRbError, match=r"RNABinding needs ViennaRNA: pip install 'gfn_rb\[rna\]'"
+        GfnRbError,
+        match=r"RNABinding needs ViennaRNA: pip install '\.\[rna\]' in a clone of gfn_rb",
     ):
         RNABinding()
 

@@ -25,7 +25,9 @@ def check_installed(logger: str) -> None:
         ArgumentError: the logger is.
     """
     if missing := [name for name in _EXTRA if not _is_installed(name)]:
-        raise GfnRbError(f"training runs need {missing[0]}: pip install 'gfn_rb[train]'")
+        raise GfnRbError(
+            f"training runs need {missing[0]}: pip install '.[train]' in a clone of gfn_rb"
+        )
     if logger not in ("none", "csv") and not _is_installed(logger):
         raise ArgumentError(f"logger {logger} is not installed: pip install {logger}")
 

@@ -183,7 +183,7 @@ def test_without_mpi4py_one_rank_says_what_to_install(rank, capsys, tmp_path, mo
     else:
         (line,) = lines
         assert line.startswith("gfn-rb: rank 0: MPITransport needs mpi4py")
-        assert "pip install 'gfn_rb[mpi]'" in line
+        assert "pip install '.[mpi]' in a clone of gfn_rb" in line
 
 
 WITHOUT_MPI4PY = """
@@ -211,7 +211,8 @@ def test_a_command_without_mpi4py_ends_in_one_line(tmp_path):
     assert (done.returncode, done.stdout) == (1, "")
     (line,) = done.stderr.splitlines()
     assert line == (
-        "gfn-rb: rank 0: MPITransport needs mpi4py and an MPI library: pip install 'gfn_rb[mpi]'; "
+        "gfn-rb: rank 0: MPITransport needs mpi4py and an MPI library: pip install '.[mpi]' in a "
+        "clone of gfn_rb; "
         "importing mpi4py.MPI says: No module named 'mpi4py'"
     )
     assert not (tmp_path / "run").exists()

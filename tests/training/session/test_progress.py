@@ -42,7 +42,9 @@ def test_progress_is_told_by_what_is_known():
 def test_missing_parts_are_named(monkeypatch):
     check_installed("csv")
     monkeypatch.setattr(module, "_is_installed", lambda name: name not in ("tqdm", "wandb"))
-    with pytest.raises(GfnRbError, match=r"need tqdm: pip install 'gfn_rb\[train\]'"):
+    with pytest.raises(
+        GfnRbError, match=r"need tqdm: pip install '\.\[train\]' in a clone of gfn_rb"
+    ):
         check_installed("none")
     monkeypatch.setattr(module, "_is_installed", lambda name: name != "wandb")
     check_installed("tensorboard")
