@@ -1,6 +1,5 @@
 """Training: policies, losses, and the loop that uses them."""
 
-from gfn_rb.training.collect import WorkerSource
 from gfn_rb.training.config import (
     BitSequenceConfig,
     ConditionalHyperGridConfig,
@@ -28,6 +27,7 @@ from gfn_rb.training.networks import (
 from gfn_rb.training.replay import DRAW, KEEP, REPLAY
 from gfn_rb.training.session.run import Outcome, resume, train
 from gfn_rb.training.trainer import Hooks, Trainer
+from gfn_rb.training.worker_source import WorkerSource
 
 __all__ = [
     "DRAW",

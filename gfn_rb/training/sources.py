@@ -11,8 +11,8 @@ from tensordict.nn import TensorDictModuleBase
 from gfn_rb.containers import Trajectories
 from gfn_rb.envs import GFNEnv
 from gfn_rb.rollout import LocalSearchSampler, Sampler
-from gfn_rb.training.collect import WorkerSource
 from gfn_rb.training.config import TrainConfig
+from gfn_rb.training.worker_source import WorkerSource
 
 
 @runtime_checkable

@@ -2,7 +2,17 @@ from dataclasses import replace
 
 import pytest
 import torch
-from training.training_runs import DNA, GRID, WARM_GRID, equal, grid, take, timeless, trained
+from training.training_runs import (
+    DNA,
+    GRID,
+    WARM_GRID,
+    ForkedContext,
+    equal,
+    grid,
+    take,
+    timeless,
+    trained,
+)  # fmt: skip
 
 from gfn_rb.containers import Trajectories
 from gfn_rb.rollout import LocalSearchSampler
@@ -115,7 +125,8 @@ def test_a_search_undoes_the_share_it_is_told():
     assert not torch.equal(before, after)
 
 
-def test_workers_sample_and_go_on_where_they_were(tmp_path):
+def test_workers_sample_and_go_on_where_they_were(tmp_path, monkeypatch):
+    monkeypatch.setattr("gfn_rb.training.worker_source._SpawnContext", ForkedContext)
     config = grid(workers=1, local_search=1, batch_size=6)
     whole = trained(config, 2)
     try:

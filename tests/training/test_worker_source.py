@@ -8,14 +8,20 @@ import threading
 import pytest
 import torch
 from factories import Ladder
+from training.training_runs import ForkedContext
 
 from gfn_rb import Sampler, Trajectories
 from gfn_rb.errors import ArgumentError, CheckpointMismatchError, WorkerError
 from gfn_rb.rollout import trajectory_log_probs
 from gfn_rb.training import BackwardPolicy, ForwardPolicy, WorkerSource
-from gfn_rb.training.collect import _seed_of
+from gfn_rb.training.worker_source import _seed_of
 
 SEED = 7
+
+
+@pytest.fixture
+def forked(monkeypatch):
+    monkeypatch.setattr("gfn_rb.training.worker_source._SpawnContext", ForkedContext)
 
 
 def make_policy():
@@ -59,8 +65,8 @@ def test_a_batch_is_that_of_each_worker_in_turn(source, n):
 
 
 def test_no_trajectories_and_an_interrupt(source):
-    for worker in source._workers:
-        os.kill(worker.process.pid, signal.SIGINT)  # Ctrl-C is the main process's business
+    for process in source._processes:
+        os.kill(process.pid, signal.SIGINT)  # Ctrl-C is the main process's business
     assert len(source.sample(0)) == 0
     assert len(source.sample(2)) == 2
 
@@ -141,12 +147,13 @@ def is_gone(process):
     return not process.is_alive()
 
 
-def test_what_fails_in_a_worker_is_raised_here_and_ends_all():
+def test_what_fails_in_a_worker_is_raised_here_and_ends_all(forked):
     policy = make_policy()
     with torch.no_grad():
         policy.head.bias.copy_(torch.tensor([1e6, 0.0]))
     source = WorkerSource(lambda: Failing(3), policy, 2)
-    processes = [worker.process for worker in source._workers]
+    processes = source._processes
+    assert len(processes) == 2
     with pytest.raises(WorkerError, match=r"^worker 0: FileNotFoundError: no table$") as caught:
         source.sample(4)
     assert "in log_reward" in str(caught.value.__cause__)
@@ -155,7 +162,7 @@ def test_what_fails_in_a_worker_is_raised_here_and_ends_all():
         source.sample(4)
 
 
-def test_a_worker_that_dies_is_noticed():
+def test_a_worker_that_dies_is_noticed(forked):
     policy = make_policy()
     with torch.no_grad():
         policy.head.bias.copy_(torch.tensor([0.0, 1e6]))
@@ -164,6 +171,6 @@ def test_a_worker_that_dies_is_noticed():
         source.sample(4)
 
 
-def test_an_environment_that_cannot_be_made():
+def test_an_environment_that_cannot_be_made(forked):
     with pytest.raises(WorkerError, match=r"^worker 0: ZeroDivisionError: .*by zero$"):
         WorkerSource(lambda: Ladder(1 // 0), make_policy(), 1)

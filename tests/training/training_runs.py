@@ -1,6 +1,7 @@
 """Small configurations and comparisons that the tests of training share."""
 
 from dataclasses import replace
+from multiprocessing.context import ForkServerContext
 
 from factories import assert_equal as equal  # noqa: F401
 
@@ -39,6 +40,19 @@ def take(trainer, steps):
         trainer.step()
         if trainer.steps_done % trainer.config.eval_every == 0:
             trainer.record()
+
+
+class ForkedContext(ForkServerContext):
+    """Starts workers from one server, which imports torch once; users' are started afresh."""
+
+    def __init__(self):
+        super().__init__()
+        self.set_forkserver_preload(["gfn_rb.training.worker_source"])
+        self.processes = []
+
+    def Process(self, *args, **kwargs):
+        self.processes.append(ForkServerContext.Process(*args, **kwargs))
+        return self.processes[-1]
 
 
 def timeless(row):

@@ -1,0 +1,283 @@
+"""Fresh trajectories from several processes, side by side and under the current weights."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import multiprocessing
+import os
+import pickle
+import signal
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.context import SpawnContext
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import torch
+from tensordict import TensorDict
+from tensordict.nn import TensorDictModuleBase
+
+from gfn_rb.containers import Trajectories
+from gfn_rb.envs.core import GFNCore
+from gfn_rb.errors import ArgumentError, CheckpointMismatchError, WorkerError
+from gfn_rb.rollout import Sampler
+from gfn_rb.rollout.checks import exploration_from
+from gfn_rb.rollout.log_probs import require_direction
+
+GRACE = 5.0
+"""Seconds that workers told to stop have for what they are doing."""
+
+_UNPICKLABLE = (pickle.PicklingError, AttributeError, TypeError)
+
+
+class WorkerSource:
+    """Samples batches of trajectories in several processes, each with its share of every batch.
+
+    A batch is sampled when it is asked for, under the weights the policy then has, and is complete
+    when it is returned. What worker w adds to batch b depends on (seed, b, w) and the weights
+    alone: a run with the same seed and as many workers repeats exactly, and one that is resumed
+    from a checkpoint need only know how many batches were drawn. Worth it where rewards take long
+    to compute; a cheap environment is sampled faster in one process.
+
+    TorchRL's collectors, which fill buffers in the background, cut batches by frames and let
+    episodes continue under newer weights; here every trajectory is of one policy.
+
+    The processes are started afresh ("spawn"), so a script must guard its entry point by
+    ``if __name__ == "__main__":``. Each computes in one thread. They ignore Ctrl-C, and end with
+    the source, with the main process, or at the first error, which the main process raises.
+
+    Args:
+        make_env: returns the environment; called once in each worker.
+        policy: a forward policy. Workers use a copy of it, in shared memory.
+        n_workers: number of processes.
+        seed: of everything random, at least 0.
+        device: where the batches that ``sample`` returns live.
+        **policy_kwargs: fields of :class:`gfn_rb.rollout.Exploration` other than the generator.
+
+    Raises:
+        ArgumentError: an option breaks its rule, or something cannot be pickled.
+        WorkerError: a worker could not make its environment, or died.
+
+    Examples:
+        >>> with WorkerSource(TFBind8, ForwardPolicy(TFBind8()), n_workers=4) as source:
+        ...     batch = source.sample(256)
+    """
+
+    def __init__(
+        self,
+        make_env: Callable[[], GFNCore],
+        policy: TensorDictModuleBase,
+        n_workers: int,
+        *,
+        seed: int = 0,
+        device: torch.device | str = "cpu",
+        **policy_kwargs: Any,
+    ) -> None:
+        _check(policy, n_workers, seed, policy_kwargs)
+        self.n_workers, self.batches_drawn = n_workers, 0
+        self._policy, self._seed, self._device = policy, seed, device
+        # Storages in shared memory are pickled as handles: writing to them here changes the
+        # weights that every worker samples by.
+        self._shared_policy = copy.deepcopy(policy).requires_grad_(False).share_memory()
+        context = _SpawnContext()
+        self._processes = context.processes
+        self._executor = ProcessPoolExecutor(
+            n_workers,
+            context,
+            initializer=_initialize,
+            initargs=(_pickled(make_env), self._shared_policy, policy_kwargs),
+        )
+        self._stop = weakref.finalize(self, _stop, self._executor, self._processes)
+        try:
+            self._run([(i, 0, 0) for i in range(n_workers)])  # makes all environments
+        except _UNPICKLABLE as error:
+            raise ArgumentError(f"policy must be picklable: {error}") from error
+
+    def sample(self, n: int) -> Trajectories:
+        """Sample ``n`` trajectories from the source state, those of the first worker first.
+
+        Raises:
+            ArgumentError: ``n`` is negative, or the workers are stopped.
+            WorkerError: a worker failed or died; all are stopped then.
+        """
+        if n < 0:
+            raise ArgumentError(f"n must be at least 0, got {n}")
+        if not self._stop.alive:
+            raise ArgumentError("the workers are stopped: make a new WorkerSource")
+        shares = [n // self.n_workers + (i < n % self.n_workers) for i in range(self.n_workers)]
+        tasks = [
+            (i, share, _seed_of(self._seed, self.batches_drawn, i))
+            for i, share in enumerate(shares)
+            if share or i == 0
+        ]
+        self._update_weights()
+        batch = Trajectories.cat(self._run(tasks))
+        self.batches_drawn += 1
+        return batch.to(self._device)
+
+    def close(self) -> None:
+        """Stop the workers. Done at the end of the program too."""
+        self._stop()
+
+    def state_dict(self) -> dict[str, int]:
+        """Return what the next batch depends on, besides the weights."""
+        return {
+            "seed": self._seed,
+            "n_workers": self.n_workers,
+            "batches_drawn": self.batches_drawn,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        """Resume after the batches that another source has drawn.
+
+        Args:
+            state_dict: from a source with the same seed and number of workers.
+
+        Raises:
+            CheckpointMismatchError: from another.
+        """
+        own = self.state_dict()
+        for name in ("seed", "n_workers"):
+            if state_dict[name] != own[name]:
+                raise CheckpointMismatchError(
+                    f"state is of {name}={state_dict[name]}, expected {own[name]}"
+                )
+        self.batches_drawn = state_dict["batches_drawn"]
+
+    def __enter__(self) -> WorkerSource:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @torch.no_grad()
+    def _update_weights(self) -> None:
+        """Write the policy's weights into the memory that the workers' policies use."""
+        state = self._policy.state_dict()
+        for name, value in self._shared_policy.state_dict().items():
+            value.copy_(state[name])
+
+    def _run(self, tasks: Sequence[tuple[int, int, int]]) -> list[Trajectories]:
+        """Return what ``_sample`` does for each task; stop all workers if one fails."""
+        try:
+            futures = [self._executor.submit(_sample, *task) for task in tasks]
+            return [_unpacked(future.result()) for future in futures]
+        except BrokenProcessPool:
+            self._executor.shutdown()  # which waits until how each process ended is known
+            self.close()
+            raise WorkerError(_describe_death(self._processes)) from None
+        except BaseException:
+            self.close()
+            raise
+
+
+class _SpawnContext(SpawnContext):
+    """Starts processes afresh, and lists them: the executor does not tell how one ended."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.processes: list[BaseProcess] = []
+
+    def Process(self, *args: Any, **kwargs: Any) -> BaseProcess:  # type: ignore[override]
+        process = SpawnContext.Process(*args, **kwargs)
+        self.processes.append(process)
+        return process
+
+
+def _stop(executor: ProcessPoolExecutor, processes: Sequence[BaseProcess]) -> None:
+    """End all workers, by force those that take longer than ``GRACE``."""
+    executor.shutdown(wait=False, cancel_futures=True)
+    deadline = time.monotonic() + GRACE
+    for process in [process for process in processes if process.pid is not None]:
+        process.join(max(0.0, deadline - time.monotonic()))
+        if process.is_alive():
+            process.terminate()
+            process.join()
+
+
+def _describe_death(processes: Sequence[BaseProcess]) -> str:
+    """Return which worker died first, and how: the executor has terminated the others."""
+    codes = [process.exitcode for process in processes]
+    others = (0, -signal.SIGTERM)
+    first = next((i for i, code in enumerate(codes) if code not in others), 0)
+    return f"worker {first} died, exit code {codes[first]}"
+
+
+def _seed_of(seed: int, batch: int, worker: int) -> int:
+    words = np.random.SeedSequence((seed, batch, worker)).generate_state(1, np.uint64)
+    return int(words[0])
+
+
+def _check(
+    policy: TensorDictModuleBase, n_workers: int, seed: int, policy_kwargs: dict[str, Any]
+) -> None:
+    if n_workers < 1:
+        raise ArgumentError(f"n_workers must be at least 1, got {n_workers}")
+    if seed < 0:
+        raise ArgumentError(f"seed must be at least 0, got {seed}")
+    if require_direction(policy):
+        raise ArgumentError("policy must be a forward one, got one with is_backward=True")
+    if policy_kwargs.get("generator") is not None:
+        raise ArgumentError("generator must not be given: seed, batch and worker seed each draw")
+    exploration_from(policy_kwargs, is_backward=False)
+
+
+def _pickled(make_env: Callable[[], GFNCore]) -> bytes:
+    """Pickle anything callable, lambdas included, as TorchRL's collectors do."""
+    try:
+        return cloudpickle.dumps(make_env)
+    except _UNPICKLABLE as error:
+        raise ArgumentError(f"make_env must be picklable: {error}") from error
+
+
+def _unpacked(arrays: dict[str, np.ndarray]) -> Trajectories:
+    tensors = {name: torch.from_numpy(value) for name, value in arrays.items()}
+    return Trajectories.from_tensordict(TensorDict(tensors, [len(arrays["length"])]))
+
+
+# In a worker.
+
+_job: tuple[bytes, TensorDictModuleBase, dict[str, Any]]
+
+
+def _initialize(make_env: bytes, policy: TensorDictModuleBase, options: dict[str, Any]) -> None:
+    """Prepare this process. The environment is made by the first task, which can raise."""
+    global _job
+    _job = make_env, policy, options
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is the main process that is interrupted
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    torch.set_num_threads(1)
+
+
+def _end_with_parent() -> None:
+    # The queue of tasks is open for writing in every worker: none would see it end.
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+@functools.cache
+def _environment() -> GFNCore:
+    env: GFNCore = pickle.loads(_job[0])()
+    return env
+
+
+def _sample(worker: int, n: int, seed: int) -> dict[str, np.ndarray]:
+    """Return trajectories as arrays, which are pickled whole and leave nothing open behind."""
+    try:
+        env, (_, policy, options) = _environment(), _job
+        torch.manual_seed(seed)  # conditions too are drawn from torch's own generator
+        td = Sampler(policy).sample_trajectories(env, n, **options).to_tensordict()
+    except Exception as error:
+        first_line = str(error).partition("\n")[0]
+        # Another type may not survive pickling; the executor adds the traceback as its cause.
+        raise WorkerError(f"worker {worker}: {type(error).__name__}: {first_line}") from error
+    return {name: value.numpy(force=True) for name, value in td.items()}
