@@ -18,6 +18,7 @@ from gfn_rb.errors import (
     TransportTimeoutError,
     WireError,
 )
+from gfn_rb.remote.protocol.messages import Kind, remote_error
 from gfn_rb.transports.base import Envelope, SendHandle, Transport
 
 
@@ -32,6 +33,19 @@ class Message(NamedTuple):
     nbytes: int
     error: GfnRbError | None
     """Why it cannot be read; all but source, tag and size are then meaningless."""
+
+    def checked(self) -> Message:
+        """Return the message, unless it cannot be read or tells an error.
+
+        Raises:
+            GfnRbError: it cannot be read.
+            RemoteError: its sender refuses what it answers.
+        """
+        if self.error is not None:
+            raise self.error
+        if self.kind == Kind.ERROR:
+            raise remote_error(self.source, self.meta.get("error"))
+        return self
 
 
 class FrameChannel:

@@ -1,9 +1,8 @@
-"""A worker's correspondence with its managers."""
+"""A worker's messages to its managers, and the account of what became of its batches."""
 
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,12 +11,13 @@ from typing import Any
 from tensordict import TensorDictBase
 
 from gfn_rb.errors import GfnRbError, PeerLostError, RemoteError, TransportTimeoutError
-from gfn_rb.remote.patience import Patience, never
 from gfn_rb.remote.protocol.channel import FrameChannel, Message
+from gfn_rb.remote.protocol.membership import LOST, Membership
 from gfn_rb.remote.protocol.messages import DATA_TAG, PROTOCOL, Kind, remote_error
 from gfn_rb.remote.protocol.scores import Scores, unpack
 from gfn_rb.remote.protocol.statistics import OUTCOMES, WorkerStatistics
 from gfn_rb.transports.base import Transport
+from gfn_rb.transports.deadline import Deadline, Grace
 
 log = logging.getLogger(__name__)
 
@@ -45,27 +45,27 @@ class Reply:
 
 
 @dataclass
-class Sent:
-    """A batch on its way.
+class SentBatch:
+    """A batch that is not answered yet.
 
     Attributes:
-        manager: where to.
+        manager: where it was sent.
         n: its rows.
-        since: when it was sent.
+        deadline: of the answer.
         reply: the answer, where only the items that come with it are still to come.
     """
 
     manager: int
     n: int
-    since: float
+    deadline: Deadline
     reply: Reply | None = None
 
 
 class ManagerClient:
-    """Sends batches, and keeps account of what became of them.
+    """Sends batches to managers, and keeps account of what became of them.
 
     A manager that does not answer in time is lost: what it has not answered is counted as such,
-    and the others, or nobody, are written to from then on.
+    and batches go to the others, or to nobody, from then on.
 
     Args:
         transport: to the managers.
@@ -73,12 +73,11 @@ class ManagerClient:
         timeout: seconds to wait for an answer.
         statistics: what is counted in.
         feed: called with the rows a manager feeds.
-        stopped: whether this rank is to stop, see :class:`~gfn_rb.remote.patience.Patience`.
+        grace: what is left to wait once this rank is to stop; by default it never is.
 
     Attributes:
-        managers: those not lost.
         baseline: the newest that a manager told.
-        replies: answers that nobody has looked at yet.
+        replies: answers that were not taken yet.
         errors: refusals likewise.
     """
 
@@ -89,52 +88,54 @@ class ManagerClient:
         timeout: float,
         statistics: WorkerStatistics,
         feed: Callable[[TensorDictBase], None],
-        stopped: Callable[[], bool] = never,
+        grace: Grace | None = None,
     ) -> None:
-        self.managers = list(managers)
         self.baseline: float | None = None
         self.replies: list[Reply] = []
         self.errors: list[RemoteError] = []
         self._name = f"worker {transport.rank}"
+        self._membership = Membership(managers)
         self._channel = FrameChannel(transport)
-        self._timeout, self._count = timeout, statistics
-        self._feed = feed
-        self._patience = Patience(stopped)
-        self._in_flight: dict[int, Sent] = {}
-        self._answer: dict[int, Message] = {}
+        self._timeout, self._grace = timeout, Grace() if grace is None else grace
+        self._count, self._feed = statistics, feed
+        self._unanswered: dict[int, SentBatch] = {}  # by number, in the order they were sent
+        self._response: dict[int, Message] = {}  # to a question, by manager
         self._n_sent = 0
-        self._lost: set[int] = set()
+
+    @property
+    def managers(self) -> list[int]:
+        """The managers that are not lost."""
+        return self._membership.present
 
     # What modes ask for.
 
     @property
     def unanswered(self) -> int:
         """How many batches are still to be answered."""
-        return len(self._in_flight)
+        return len(self._unanswered)
 
     def collect(self) -> None:
         """Take what has arrived, without waiting."""
-        while self._pump(0.0):
+        while self._receive(0.0):
             pass
-        self._give_up_overdue()
+        self._lose_overdue()
 
-    def wait(self, timeout: float | None = None) -> bool:
+    def wait(self, limit: Deadline | None = None) -> bool:
         """Wait until all batches are answered, or their manager is found to be lost.
 
         Args:
-            timeout: stop waiting earlier, after so many seconds, and give nobody up.
+            limit: when to stop waiting, and lose nobody; by default that of each batch.
 
         Returns:
             Whether all are answered. Where this rank is to stop, they may not be.
         """
-        end = None if timeout is None else time.monotonic() + timeout
-        while self._in_flight:
-            until = self._oldest().since + self._timeout if end is None else end
-            if self._pump(self._patience.stretch(until)) or self._patience.left(until) > 0:
+        while self._unanswered:
+            deadline = self._oldest().deadline if limit is None else limit
+            if deadline.wait(self._receive):
                 continue
-            if end is not None or time.monotonic() < until:
+            if limit is not None or not deadline.passed:
                 return False
-            self._give_up_overdue()
+            self._lose_overdue()
         return True
 
     # Sending.
@@ -160,7 +161,7 @@ class ManagerClient:
                 ) from None
             if answer.meta.get("protocol") != PROTOCOL:
                 raise RemoteError(rank, f"speaks {answer.meta}, expected protocol {PROTOCOL}")
-            self._learn(answer.meta)
+            self._update_baseline(answer.meta)
 
     def send(self, rows: TensorDictBase, store: bool) -> bool:
         """Send a batch to the manager whose turn it is.
@@ -173,8 +174,8 @@ class ManagerClient:
             Whether there was a manager to send it to.
         """
         start = time.perf_counter()
-        while self.managers:
-            manager = self.managers[self._n_sent % len(self.managers)]
+        while managers := self.managers:
+            manager = managers[self._n_sent % len(managers)]
             self._n_sent += 1
             meta = {"id": self._n_sent, "store": store}
             try:
@@ -182,12 +183,10 @@ class ManagerClient:
             except PeerLostError as error:
                 self.lose(manager, str(error))
                 continue
-            n, count = len(rows), self._count
-            self._in_flight[self._n_sent] = Sent(manager, n, time.monotonic())
-            count.sent += n
-            count.batches += 1
-            count.bytes_sent += nbytes
-            count.seconds_sending += time.perf_counter() - start
+            deadline = Deadline(self._timeout, self._grace)
+            self._unanswered[self._n_sent] = SentBatch(manager, len(rows), deadline)
+            self._count.count(sent=len(rows), batches=1, bytes_sent=nbytes)
+            self._count.seconds_sending += time.perf_counter() - start
             return True
         return False
 
@@ -200,7 +199,7 @@ class ManagerClient:
             rank: of the manager.
             kind: of the question.
             meta: what it says.
-            timeout: in seconds; by default that of the desk.
+            timeout: in seconds; by default that of the client.
 
         Raises:
             TransportTimeoutError: it does not answer.
@@ -208,23 +207,14 @@ class ManagerClient:
             RemoteError: it refuses.
             WireError: its answer cannot be read.
         """
-        seconds = self._timeout if timeout is None else timeout
-        end = time.monotonic() + seconds
-        self._answer.pop(rank, None)
-        nbytes = self._channel.send(rank, DATA_TAG, kind, meta)
-        self._count.count(bytes_sent=nbytes)
-        while rank not in self._answer:
-            if self._patience.left(end) < 0 or rank not in self.managers:
-                raise TransportTimeoutError(
-                    f"rank {rank} did not answer {self._when(end, seconds)}"
-                )
-            self._pump(self._patience.stretch(end), rank)
-        answer = self._answer.pop(rank)
-        if answer.error is not None:
-            raise answer.error
-        if answer.kind == Kind.ERROR:
-            raise remote_error(rank, answer.meta.get("error"))
-        return answer
+        deadline = Deadline(self._timeout if timeout is None else timeout, self._grace)
+        self._response.pop(rank, None)  # to an earlier question, which nobody waits for
+        self._count.count(bytes_sent=self._channel.send(rank, DATA_TAG, kind, meta))
+        if not deadline.wait(
+            lambda seconds: self._receive(seconds, rank) and rank in self._response
+        ):
+            raise TransportTimeoutError(f"rank {rank} did not answer {deadline}")
+        return self._response.pop(rank).checked()
 
     def leave(self, timeout: float) -> None:
         """Say goodbye to all managers.
@@ -232,31 +222,44 @@ class ManagerClient:
         Args:
             timeout: how long to wait for each, in seconds.
         """
-        for rank in [*self.managers]:
+        for rank in self.managers:
             try:
                 self.ask(rank, Kind.GOODBYE, {}, timeout)
             except (PeerLostError, TransportTimeoutError) as error:
                 self.lose(rank, str(error))
             except GfnRbError as error:
                 log.warning("%s: manager %d did not say goodbye: %s", self._name, rank, error)
-        left = self._patience.left(time.monotonic() + timeout)
-        self._channel.flush(max(0.0, left), self._lost)
+        self._channel.flush(Deadline(timeout, self._grace).remaining, self._membership.lost)
 
     def give_up(self) -> None:
         """Count what is unanswered as lost, and no longer wait for it."""
-        for number in list(self._in_flight):
-            self._finish(number)
+        for number in list(self._unanswered):
+            self._close_account(number)
+
+    def lose(self, rank: int, why: str) -> None:
+        """Count a manager as lost, and what it has not answered.
+
+        Args:
+            rank: which; another is passed over.
+            why: for the log.
+        """
+        if not self._membership.leave(rank, LOST, why):
+            return  # another worker that is done
+        for number in self._sent_to(rank):
+            self._close_account(number)
+        left = f"managers {self.managers}" if self.managers else "its own buffer alone"
+        log.warning("%s: manager %d is lost: %s; going on with %s", self._name, rank, why, left)
 
     # Receiving.
 
-    def _pump(self, timeout: float, source: int | None = None) -> bool:
-        """Handle one frame, if one comes in time.
+    def _receive(self, timeout: float, source: int | None = None) -> bool:
+        """Handle one message, if one comes in time.
 
         A lost rank is told once to whoever waits for any: a manager is then given up.
         """
         start = time.perf_counter()
         try:
-            envelope = self._channel.transport.probe(source, DATA_TAG, timeout)
+            message = self._channel.receive(source, DATA_TAG, timeout)
         except PeerLostError as error:
             if source is not None:
                 raise
@@ -264,72 +267,77 @@ class ManagerClient:
             return True
         finally:
             if timeout > 0:
-                seconds = time.perf_counter() - start
-                self._count.seconds_blocked += seconds
-                self._patience.spend(seconds)
-        if envelope is not None:
-            self._handle(self._channel.take(envelope))
-        return envelope is not None
+                self._count.seconds_blocked += time.perf_counter() - start
+        if message is not None:
+            self._handle(message)
+        return message is not None
 
     def _handle(self, message: Message) -> None:
+        source, kind, meta = message.source, message.kind, message.meta
         self._count.bytes_received += message.nbytes
-        if message.source not in self.managers:
-            log.warning("%s: ignored a frame of rank %d", self._name, message.source)
-        elif message.error is not None:
-            self._unreadable(message)
-        elif message.kind == Kind.SCORES:
+        if not self._membership.is_present(source):
+            log.warning("%s: ignored a frame of rank %d", self._name, source)
+        elif message.error is not None or kind == Kind.ERROR:
+            self._failed(message)
+        elif kind == Kind.SCORES:
             self._scored(message)
-        elif message.kind == Kind.FEED and not message.meta.get("asked"):
+        elif kind == Kind.FEED and not meta.get("asked"):
             self._fed(message)
-        elif message.kind == Kind.ERROR and message.meta.get("unreadable"):
-            self._was_unreadable(message)
-        elif message.kind == Kind.ERROR and message.meta.get("to") is not None:
-            self.errors.append(remote_error(message.source, message.meta.get("error")))
-            self._finish(_number(message))
         else:
-            self._answer[message.source] = message
+            self._response[source] = message
+
+    def _failed(self, message: Message) -> None:
+        """Close the account of a batch that is refused, or whose answer cannot be read.
+
+        Managers answer in order: what names no batch is about the oldest that this one has not
+        answered, and about a question once all batches before it are answered.
+        """
+        source, number = message.source, _number(message)
+        if number < 0:
+            number = next(iter(self._sent_to(source)), -1)
+        if message.error is not None:
+            log.warning(
+                "%s: cannot read what manager %d sent: %s", self._name, source, message.error
+            )
+        elif number >= 0:
+            self.errors.append(remote_error(source, message.meta.get("error")))
+        if number < 0:
+            self._response[source] = message
+        else:
+            self._close_account(number)
 
     def _scored(self, message: Message) -> None:
-        meta, number = message.meta, _number(message)
-        sent = self._in_flight.get(number)
-        if sent is None or sent.manager != message.source:
+        meta, source, number = message.meta, message.source, _number(message)
+        sent = self._unanswered.get(number)
+        if sent is None or sent.manager != source:
             return  # given up earlier
-        self._finish_of(message.source, number)  # it answers in order
+        for earlier in self._sent_to(source):
+            if earlier < number:  # passed over: it answers in order
+                self._close_account(earlier)
         outcomes = {name: int(n) for name, n in meta["outcomes"].items() if name in OUTCOMES}
-        error = remote_error(message.source, meta["error"]) if "error" in meta else None
+        error = remote_error(source, meta["error"]) if "error" in meta else None
         scores = unpack(meta["scores"], message.rows)
-        self._learn(meta)
-        sent.reply = Reply(message.source, sent.n, scores, outcomes, self.baseline, error)
+        self._update_baseline(meta)
+        sent.reply = Reply(source, sent.n, scores, outcomes, self.baseline, error)
         if not meta.get("feeds"):
-            self._finish(number)
+            self._close_account(number)
 
     def _fed(self, message: Message) -> None:
-        for number, sent in [*self._in_flight.items()]:
-            if sent.manager == message.source and sent.reply is not None:
-                self._finish(number)
+        for number in self._sent_to(message.source):
+            if self._unanswered[number].reply is not None:
+                self._close_account(number)
         if message.rows is not None:
             self._feed(message.rows)
 
-    def _unreadable(self, message: Message) -> None:
-        """Go on without what the frame answered."""
-        log.warning("%s: cannot read what manager %d sent: %s", *(self._name, *_of(message)))
-        self._answer[message.source] = message
-        self._finish_oldest(message.source)
-
-    def _was_unreadable(self, message: Message) -> None:
-        self.errors.append(remote_error(message.source, message.meta.get("error")))
-        if self._finish_oldest(message.source) is None:
-            self._answer[message.source] = message
-
-    def _learn(self, meta: dict[str, Any]) -> None:
+    def _update_baseline(self, meta: dict[str, Any]) -> None:
         if meta.get("baseline") is not None:
             self.baseline = float(meta["baseline"])
 
     # Accounts.
 
-    def _finish(self, number: int) -> None:
-        """Close the account of a batch."""
-        sent = self._in_flight.pop(number, None)
+    def _close_account(self, number: int) -> None:
+        """Count what became of a batch: what its reply says, or that it is lost."""
+        sent = self._unanswered.pop(number, None)
         if sent is None:
             return
         if sent.reply is None:
@@ -341,54 +349,21 @@ class ManagerClient:
             self._count.errors += 1
             self.errors.append(sent.reply.error)
 
-    def _finish_of(self, manager: int, before: int | float = math.inf) -> None:
-        """Close the accounts of a manager's batches, up to one."""
-        for number, sent in [*self._in_flight.items()]:
-            if sent.manager == manager and number < before:
-                self._finish(number)
+    def _sent_to(self, manager: int) -> list[int]:
+        """Return the numbers of the batches that a manager has not answered, oldest first."""
+        return [number for number, sent in self._unanswered.items() if sent.manager == manager]
 
-    def _finish_oldest(self, manager: int) -> int | None:
-        for number, sent in self._in_flight.items():
-            if sent.manager == manager:
-                self._finish(number)
-                return number
-        return None
+    def _oldest(self) -> SentBatch:
+        return next(iter(self._unanswered.values()))
 
-    def _when(self, end: float, seconds: float) -> str:
-        is_cut = time.monotonic() < end
-        return "before this rank was to stop" if is_cut else f"within {seconds:g} s"
-
-    def _oldest(self) -> Sent:
-        return next(iter(self._in_flight.values()))
-
-    def _give_up_overdue(self) -> None:
-        limit = time.monotonic() - self._timeout
-        if not self._in_flight or self._oldest().since > limit:
+    def _lose_overdue(self) -> None:
+        if not self._unanswered or not self._oldest().deadline.passed:
             return
-        for rank in {sent.manager for sent in self._in_flight.values() if sent.since <= limit}:
+        for rank in {sent.manager for sent in self._unanswered.values() if sent.deadline.passed}:
             self.lose(rank, f"it did not answer within {self._timeout:g} s")
-
-    def lose(self, rank: int, why: str) -> None:
-        """Give a manager up.
-
-        Args:
-            rank: which; another is passed over.
-            why: for the log.
-        """
-        if rank not in self.managers:
-            return  # another worker that is done
-        self.managers.remove(rank)
-        self._lost.add(rank)
-        self._finish_of(rank)
-        left = f"managers {self.managers}" if self.managers else "its own buffer alone"
-        log.warning("%s: manager %d is lost: %s; going on with %s", self._name, rank, why, left)
 
 
 def _number(message: Message) -> int:
-    """Return the number of the batch that a frame answers, -1 if it names none."""
+    """Return the number of the batch that a message answers, -1 if it names none."""
     number = message.meta.get("to")
     return number if type(number) is int else -1
-
-
-def _of(message: Message) -> tuple[int, str]:
-    return message.source, str(message.error)

@@ -7,7 +7,7 @@ from typing import Any
 
 from gfn_rb.errors import TransportTimeoutError
 from gfn_rb.remote.protocol.channel import FrameChannel, Message
-from gfn_rb.remote.protocol.messages import METADATA_TAG, Kind, remote_error
+from gfn_rb.remote.protocol.messages import METADATA_TAG, Kind
 from gfn_rb.remote.protocol.roles import check_ranks
 from gfn_rb.transports.base import Transport
 
@@ -66,8 +66,4 @@ class ManagerQueries:
                 f"rank {manager} did not answer within {timeout:g} s: expected a running "
                 "ReplayBufferManager there"
             )
-        if answer.error is not None:
-            raise answer.error
-        if answer.kind == Kind.ERROR:
-            raise remote_error(manager, answer.meta.get("error"))
-        return answer
+        return answer.checked()

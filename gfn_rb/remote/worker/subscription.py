@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 import torch
 from tensordict import TensorDictBase
 from torchrl.data import ReplayBuffer
 
-from gfn_rb.containers.fields import select_rows
+from gfn_rb.containers.fields import select_rows, shallow_copy
 from gfn_rb.containers.objects import object_keys
 from gfn_rb.errors import ArgumentError
 from gfn_rb.remote.feeding.feed_policies import check_policy
 from gfn_rb.remote.feeding.holdings import Holdings
 from gfn_rb.remote.feeding.memory import Memory
+from gfn_rb.remote.worker.payload import packed
 
 _REMEMBERED = 100_000  # objects fed earlier that are known to a worker at least
 
@@ -51,6 +53,8 @@ class Subscription:
         self.policy = check_policy(policy)
         self.own = own
         self._fed = Holdings(buffer)
+        self._untaken: deque[TensorDictBase] = deque()
+        self._room = buffer.storage.max_size  # rows, for somebody who never takes them
         self._before = Memory(max(_REMEMBERED, 2 * self._fed.storage.max_size))
 
     def terms(self) -> dict[str, Any]:
@@ -77,6 +81,16 @@ class Subscription:
             fresh &= ~local.holds(names)[new]
         new = new[fresh]
         if len(new):
-            self.buffer.extend(select_rows(rows, torch.from_numpy(new)))
+            fed = select_rows(rows, torch.from_numpy(new))
+            self.buffer.extend(shallow_copy(fed))  # whose writer may add entries
+            self._untaken.append(fed)
+            while sum(map(len, self._untaken)) - len(self._untaken[0]) >= self._room:
+                self._untaken.popleft()
             self._before.add([names[i] for i in new.tolist()])
         return len(rows) - len(new)
+
+    def take(self) -> TensorDictBase | None:
+        """Return the rows stored since the last call, see :meth:`ReplayBufferWorker.take_fed`."""
+        batches = [*self._untaken]
+        self._untaken.clear()
+        return packed(batches, "items", ()) if batches else None

@@ -16,7 +16,6 @@ from gfn_rb.containers.fields import shallow_copy
 from gfn_rb.errors import ArgumentError, GfnRbError, PeerLostError, TransportTimeoutError
 from gfn_rb.keys import LOG_REWARD
 from gfn_rb.remote.feeding.holdings import Holdings
-from gfn_rb.remote.patience import never
 from gfn_rb.remote.protocol.messages import Kind
 from gfn_rb.remote.protocol.roles import check_ranks
 from gfn_rb.remote.protocol.statistics import WorkerStatistics
@@ -25,6 +24,7 @@ from gfn_rb.remote.worker.modes import AwaitReply, Mode
 from gfn_rb.remote.worker.payload import BaselineFilter, Payload, check_payload, packed, require_fit
 from gfn_rb.remote.worker.subscription import Subscription
 from gfn_rb.transports.base import Transport
+from gfn_rb.transports.deadline import Deadline, Grace, never
 from gfn_rb.writers.rows import scalar_key
 
 log = logging.getLogger(__name__)
@@ -106,10 +106,10 @@ class ReplayBufferWorker:
         self.payload = payload
         self._dropped = check_payload(payload, keep)
         self._raises = on_error == "raise"
-        self._timeout = timeout
+        self._grace = Grace(stopped)
         self._local = None if buffer is None or subscription is None else Holdings(buffer)
         self._client = ManagerClient(
-            transport, managers, timeout, self.statistics, self._feed, stopped
+            transport, managers, timeout, self.statistics, self._feed, self._grace
         )
         self._connected = False
         self._adds = 0
@@ -190,10 +190,14 @@ class ReplayBufferWorker:
         require_fit(self._pending, rows)
         self.connect()
         if len(rows):
-            self._keep(rows)
+            if self.buffer is not None:  # whose writer may add entries
+                self.buffer.extend(shallow_copy(rows))
+            self.statistics.offered += len(rows)
+            # What waits may be changed by its owner in the meantime.
+            self._pending.append(rows if self.frequency == 1 else rows.clone())
         self._adds += 1
         if self._adds % self.frequency == 0:
-            self._send()
+            self._send_as_due()
         else:
             self._client.collect()
         return self._newest()
@@ -204,7 +208,7 @@ class ReplayBufferWorker:
         Returns:
             See :meth:`extend`.
         """
-        self._send()
+        self._send_as_due()
         return self._newest()
 
     def fetch(self, quota: int | None = None) -> int:
@@ -236,6 +240,17 @@ class ReplayBufferWorker:
                 self._feed(answer.rows)
         return self.statistics.fed - self.statistics.fed_duplicates - before
 
+    def take_fed(self) -> TensorDictBase | None:
+        """Return the fed rows that were new to this worker since the last call, as they came.
+
+        They are in the subscription's buffer as well, as far as its writer keeps them. As many
+        rows as that has room for are kept here, the newest ones.
+
+        Returns:
+            Batch size [n], trajectories padded to the longest; None if there are none.
+        """
+        return None if self.subscription is None else self.subscription.take()
+
     def drain(self, timeout: float = 30.0) -> list[Reply]:
         """Send what is pending, and wait for all answers.
 
@@ -251,14 +266,12 @@ class ReplayBufferWorker:
             RemoteError: see :meth:`extend`.
         """
         if self._connected:
-            end = time.monotonic() + timeout
-            if self._pending:  # no mode is then to skip it, or to wait for longer
-                self._await_all(end)
-            self._send()
-            self._await_all(end)
-        replies, self._client.replies = self._client.replies, []
-        self._settle_errors()
-        return replies
+            deadline = Deadline(timeout, self._grace)
+            if self._pending:  # what they bring may be too much while others are unanswered
+                self._wait_or_give_up(deadline)
+                self._send_pending()
+            self._wait_or_give_up(deadline)
+        return self._take_replies()
 
     def close(self, timeout: float = 30.0) -> None:
         """Drain, and say goodbye to the managers. The transport stays open.
@@ -296,45 +309,39 @@ class ReplayBufferWorker:
 
     # Sending.
 
-    def _await_all(self, end: float) -> None:
-        """Wait until all batches are answered, or give up those that are not in time."""
+    def _wait_or_give_up(self, deadline: Deadline) -> None:
+        """Wait until all batches are answered, or count those that are not in time as lost."""
         start = time.monotonic()
-        if not self._client.wait(max(0.0, end - start)):
+        if not self._client.wait(deadline):
             n, seconds = self.unanswered, time.monotonic() - start
             log.warning("%s: %d batches unanswered after %.1f s", self._name, n, seconds)
             self._client.give_up()
 
-    def _keep(self, rows: TensorDictBase) -> None:
-        if self.buffer is not None:
-            self.buffer.extend(shallow_copy(rows))
-        self.statistics.offered += len(rows)
-        self._pending.append(rows if self.frequency == 1 else rows.clone())
-
-    def _send(self) -> None:
+    def _send_as_due(self) -> None:
+        """Send what is pending when the mode says so, or skip it."""
         may_send = self.mode.before(self._client)
+        if self._pending and self._send_pending(may_send):
+            self.mode.after(self._client)
+
+    def _send_pending(self, may_send: bool = True) -> bool:
+        """Send what is pending, reduced and filtered; return whether anything was sent."""
         batches, self._pending = self._pending, []
-        if not batches:
-            return
         left = sum(map(len, batches))
         try:
-            rows = self._ready(batches)
+            rows = packed(batches, self.payload, self._dropped)
+            self.statistics.reduced += left - len(rows)
+            if self.filter is not None and len(rows):
+                kept = self.filter(rows, self.baseline)
+                self.statistics.filtered += len(rows) - len(kept)
+                self.statistics.refreshes = self.filter.refreshes
+                rows = kept
             left = len(rows)
-            if left and may_send and self._client.send(rows, self.payload != "scoring"):
+            is_sent = left > 0 and may_send and self._client.send(rows, self.payload != "scoring")
+            if is_sent:
                 left = 0
-                self.mode.after(self._client)
         finally:  # what cannot be sent is accounted for as well
             self.statistics.skipped += left
-
-    def _ready(self, batches: Sequence[TensorDictBase]) -> TensorDictBase:
-        """Return the rows of batches as they are sent: reduced and filtered."""
-        rows = packed(batches, self.payload, self._dropped)
-        self.statistics.reduced += sum(map(len, batches)) - len(rows)
-        if self.filter is None or not len(rows):
-            return rows
-        kept = self.filter(rows, self.baseline)
-        self.statistics.filtered += len(rows) - len(kept)
-        self.statistics.refreshes = self.filter.refreshes
-        return kept
+        return is_sent
 
     # What comes back.
 
@@ -343,17 +350,19 @@ class ReplayBufferWorker:
             dropped = self.subscription.receive(rows, self._local)
             self.statistics.count(fed=len(rows), fed_duplicates=dropped)
 
-    def _newest(self) -> Reply | None:
+    def _take_replies(self) -> list[Reply]:
+        """Return the replies that nobody has seen, and raise or log the errors likewise."""
         replies, self._client.replies = self._client.replies, []
-        self._settle_errors()
-        return replies[-1] if replies else None
-
-    def _settle_errors(self) -> None:
         errors, self._client.errors = self._client.errors, []
         for error in errors[1:] if self._raises else errors:
             log.warning("%s: %s", self._name, error.reason)
         if errors and self._raises:
             raise errors[0]
+        return replies
+
+    def _newest(self) -> Reply | None:
+        replies = self._take_replies()
+        return replies[-1] if replies else None
 
     def state_dict(self) -> dict[str, Any]:
         """Return the counters; buffers are saved on their own, and what is pending is not."""

@@ -23,7 +23,6 @@ from gfn_rb.errors import (
     TransportTimeoutError,
     WorkerError,
 )
-from gfn_rb.remote.patience import GRACE
 from gfn_rb.remote.protocol.roles import RankRoles, assign_roles
 from gfn_rb.training.config import TrainConfig
 from gfn_rb.training.session import run
@@ -35,6 +34,7 @@ from gfn_rb.training.session.progress import progress_bar, quiet
 from gfn_rb.training.session.signals import StopSignals
 from gfn_rb.training.trainer import Hooks, Row, Trainer
 from gfn_rb.transports import LocalTransport, MPITransport, Transport
+from gfn_rb.transports.deadline import GRACE
 from gfn_rb.transports.launch import Launch, end_process, is_fault_tolerant, launched
 
 if TYPE_CHECKING:

@@ -27,12 +27,12 @@ from gfn_rb.remote import (
     Subscription,
 )
 from gfn_rb.remote.manager.baseline import Baseline
-from gfn_rb.remote.patience import never
 from gfn_rb.remote.protocol.roles import RankRoles
 from gfn_rb.training.config import TrainConfig
 from gfn_rb.training.replay import trajectory_buffer
 from gfn_rb.training.session.folder import RunFolder
 from gfn_rb.transports import Transport
+from gfn_rb.transports.deadline import never
 
 
 class Bar(NamedTuple):

@@ -60,3 +60,32 @@ def test_a_quota_below_one_is_refused(quota):
 def test_an_unknown_policy_is_refused():
     with pytest.raises(ArgumentError, match="policy must be one of"):
         Subscription(fifo_buffer(1), 1, policy="best")
+
+
+def test_rows_are_taken_once_as_they_came():
+    local, fed = fifo_buffer(4), fifo_buffer(9)
+    local.extend(trajectories([1]))
+    subscription = Subscription(fed, 3)
+    assert subscription.take() is None
+    subscription.receive(trajectories([1, 2, 3], n_steps=3), Holdings(local))
+    subscription.receive(trajectories([3, 4], length=3), None)
+    rows = subscription.take()
+    assert rows["state"][:, :, 0].tolist() == [[0, 2, -1, -1], [0, 3, -1, -1], [0, 0, 4, -1]]
+    assert set(rows.keys()) == {"state", "action", "length", "log_reward"}
+    assert subscription.take() is None
+
+
+def test_rows_that_the_buffer_does_not_keep_are_taken_all_the_same():
+    fed = reward_prioritized_buffer(1)
+    subscription = Subscription(fed, 3)
+    for value in (9, 5):
+        subscription.receive(objects([value]), None)
+    assert values_of(fed) == [9]
+    assert subscription.take()["log_reward"].tolist() == [5.0]  # as many as there is room for
+
+
+def test_rows_that_nobody_takes_are_dropped():
+    subscription = Subscription(fifo_buffer(4), 3)
+    for value in range(0, 20, 2):
+        subscription.receive(objects([value, value + 1]), None)
+    assert subscription.take()["log_reward"].tolist() == [16.0, 17.0, 18.0, 19.0]

@@ -250,6 +250,7 @@ def test_a_worker_is_fed_what_others_found():
             local.extend(objects([5]))  # known here, but never sent
             worker.extend(objects([9, 4]))
             assert values_of(fed) == [3]
+            assert worker.take_fed()["log_reward"].tolist() == [3.0]
             assert (worker.statistics.fed, worker.statistics.fed_duplicates) == (2, 1)
             worker.extend(objects([8]))
             assert values_of(fed) == [1, 2, 3]
@@ -258,6 +259,8 @@ def test_a_worker_is_fed_what_others_found():
             assert values_of(fed) == [1, 2, 3, 12]
             assert worker.fetch() == 2
             assert worker.fetch() == 0
+            assert worker.take_fed()["log_reward"].sort().values.tolist() == [1, 2, 10, 11, 12]
+            assert worker.take_fed() is other.take_fed() is None
             merged = MergedReplayBuffer(local, fed, p="mass")
             merged.set_rng(torch.Generator().manual_seed(0))
             drawn = merged.sample(400)["state"][:, 0].unique().tolist()
@@ -527,3 +530,16 @@ def test_a_close_ends_in_time():
     worker.close(0.05)
     assert time.monotonic() - start < LIMIT / 2
     assert worker.managers == []
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_drain_ends_in_time_whatever_is_pending(mode):
+    transports = group(2)
+    FrameChannel(transports[0]).send(1, DATA_TAG, Kind.WELCOME, {"protocol": PROTOCOL})
+    worker = ReplayBufferWorker(transports[1], 0, mode=mode(), frequency=2, timeout=LIMIT)
+    worker.extend(objects([1]))
+    start = time.monotonic()
+    assert worker.drain(0.05) == []
+    assert time.monotonic() - start < LIMIT / 2
+    assert (worker.pending, worker.statistics.sent, worker.statistics.lost) == (0, 1, 1)
+    assert worker.managers == [0]
