@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDict
 from torch import Tensor
 
 from gfn_rb.errors import ShapeError
-from gfn_rb.shapes import Int64
-from gfn_rb.torchrl_compat import new_tensordict
 
 Key = str | tuple[str, ...]
 Values = dict[Key, Tensor]
@@ -116,33 +114,3 @@ def assemble(
 def present(values: Mapping[Any, Tensor | None]) -> Values:
     """Leave out the values that are None."""
     return {key: value for key, value in values.items() if value is not None}
-
-
-def shallow_copy(rows: TensorDictBase) -> TensorDictBase:
-    """Return a TensorDict of the same tensors, to which others can be added.
-
-    Args:
-        rows: batch size [n].
-    """
-    return new_tensordict(dict(rows.items()), rows.batch_size)
-
-
-def select_rows(
-    rows: TensorDictBase, at: Int64[Tensor, "m"], but: Collection[str] = ()
-) -> TensorDictBase:
-    """Return some rows, in a third of the time that indexing a TensorDict takes.
-
-    Args:
-        rows: batch size [n], on any device.
-        at: which.
-        but: names of entries to leave out.
-
-    Returns:
-        A TensorDict of copies.
-    """
-    kept = {
-        name: value.index_select(0, at.to(value.device)) if isinstance(value, Tensor) else value[at]
-        for name, value in rows.items()
-        if name not in but
-    }
-    return new_tensordict(kept, at.shape)

@@ -1,8 +1,9 @@
-"""Checks on rows before they reach a storage, so that nothing is half-written."""
+"""Rows on their way to a storage: checked, so that nothing is half-written, and copied."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import Any, NoReturn
 
 import torch
@@ -13,7 +14,8 @@ from torchrl.data.replay_buffers.storages import TensorStorage
 from gfn_rb.column import open_shared
 from gfn_rb.errors import KeyMismatchError, NaNError, ShapeError
 from gfn_rb.keys import INDEX
-from gfn_rb.torchrl_compat import all_slots, bump_mutation_revision
+from gfn_rb.shapes import Int64
+from gfn_rb.torchrl_compat import all_slots, bump_mutation_revision, new_tensordict
 
 
 def scalar_key(data: TensorDictBase, key: NestedKey) -> Tensor:
@@ -63,6 +65,36 @@ def check_number(values: Tensor, name: NestedKey) -> float:
             f"{first}: expected numbers or infinities, nothing was written"
         )
     return highest
+
+
+def shallow_copy(rows: TensorDictBase) -> TensorDictBase:
+    """Return a TensorDict of the same tensors, to which others can be added.
+
+    Args:
+        rows: batch size [n].
+    """
+    return new_tensordict(dict(rows.items()), rows.batch_size)
+
+
+def select_rows(
+    rows: TensorDictBase, at: Int64[Tensor, "m"], but: Collection[str] = ()
+) -> TensorDictBase:
+    """Return some rows, in a third of the time that indexing a TensorDict takes.
+
+    Args:
+        rows: batch size [n], on any device.
+        at: which.
+        but: names of entries to leave out.
+
+    Returns:
+        A TensorDict of copies.
+    """
+    kept = {
+        name: value.index_select(0, at.to(value.device)) if isinstance(value, Tensor) else value[at]
+        for name, value in rows.items()
+        if name not in but
+    }
+    return new_tensordict(kept, at.shape)
 
 
 def overwrite(storage: TensorStorage, target: Tensor, data: TensorDictBase, chosen: Tensor) -> None:

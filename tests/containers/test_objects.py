@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-from gfn_rb.containers.objects import are_named, object_keys, reduce_to_states, stand_alone
+from gfn_rb.containers.objects import object_keys, reduce_to_states, stand_alone
 from gfn_rb.errors import ArgumentError, KeyMismatchError
 
 
@@ -57,7 +57,6 @@ def test_parts_of_objects_have_no_identity():
     assert object_keys(transitions([1, 2])) == [None, None]
     visited = objects([1, 2]).set("is_terminating", torch.tensor([False, True]))
     assert object_keys(visited) == [None, *object_keys(objects([2]))]
-    assert are_named(object_keys(visited)).tolist() == [False, True]
     assert not stand_alone(visited)
     assert not stand_alone(transitions([1]))
     assert stand_alone(objects([1]))

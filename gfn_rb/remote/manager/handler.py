@@ -1,17 +1,25 @@
-"""What a manager does with a batch: observe, store, score."""
+"""What a manager does with a batch: store, observe, score."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
+import numpy as np
+import torch
 from tensordict import TensorDict, TensorDictBase
+from torchrl.data import ReplayBuffer
 
+from gfn_rb.containers.objects import object_keys
+from gfn_rb.errors import ArgumentError
 from gfn_rb.keys import LOG_REWARD
+from gfn_rb.remote.feeding.object_index import ObjectIndex
+from gfn_rb.remote.feeding.subscriber import Feeder
 from gfn_rb.remote.manager.baseline import BaselineKeeper
-from gfn_rb.remote.manager.store import Store
 from gfn_rb.remote.protocol.scores import ScoreFunction, pack
 from gfn_rb.stopwatch import Stopwatch
-from gfn_rb.writers.rows import scalar_key
+from gfn_rb.writers.rows import scalar_key, select_rows, shallow_copy
+
+Duplicates = Literal["drop", "keep"]
 
 
 class IngestResult(NamedTuple):
@@ -19,67 +27,100 @@ class IngestResult(NamedTuple):
 
     outcomes: dict[str, int]
     """How many rows were stored, rejected, duplicates, only scored, or refused."""
-    scores: dict[str, float]
+    scores: dict[str, float] = {}
     """Of the batch."""
-    per_row: TensorDict | None
+    per_row: TensorDict | None = None
     """Scores of its rows."""
-    unstored: Exception | None
-    """Why it could not be stored."""
-    unscored: Exception | None
+    unstored: Exception | None = None
+    """Why it could not be stored, and was not scored either."""
+    unscored: Exception | None = None
     """Why it could not be scored."""
 
 
 class BatchHandler:
-    """Takes batches in.
+    """Stores and scores batches.
 
     What does not fit the buffer, and whatever the scoring function raises, is caught here and
     reported: one worker's mistake is not to end the others' manager.
 
     Args:
-        store: where items are kept.
+        rb: where items are stored; None to score alone.
+        feeder: feeds workers from the same buffer, and is told what changed.
         score: the scoring function.
         baseline: follows the batches.
         watch: measures phases "store" and "score".
+        duplicates: whether an object that the buffer holds already is dropped or stored again.
+
+    Raises:
+        ArgumentError: another ``duplicates``.
     """
 
     def __init__(
-        self, store: Store, score: ScoreFunction, baseline: BaselineKeeper, watch: Stopwatch
+        self,
+        rb: ReplayBuffer | None,
+        feeder: Feeder,
+        score: ScoreFunction,
+        baseline: BaselineKeeper,
+        watch: Stopwatch,
+        duplicates: Duplicates = "drop",
     ) -> None:
-        self._store = store
+        if duplicates not in ("drop", "keep"):
+            raise ArgumentError(f"duplicates must be 'drop' or 'keep', got {duplicates!r}")
+        self._rb = rb
+        self._feeder = feeder
         self._score = score
         self._baseline = baseline
         self._watch = watch
+        self._drops = duplicates == "drop"
 
-    def take(self, rows: TensorDictBase, sender: int, keep: bool) -> IngestResult:
+    def handle(self, rows: TensorDictBase, sender: int, store: bool = True) -> IngestResult:
         """Store and score a batch.
 
         Args:
-            rows: batch size [n].
+            rows: batch size [n]; what is stored is copied.
             sender: the rank they came from.
-            keep: whether they are to be stored.
+            store: whether they are to be stored.
         """
-        with self._watch("store"):
-            outcomes, unstored = self._stored(rows, sender, keep)
-        with self._watch("score"):
-            scores, per_row, unscored = self._scored(rows, sender)
-        return IngestResult(outcomes, scores, per_row, unstored, unscored)
-
-    def _stored(
-        self, rows: TensorDictBase, sender: int, keep: bool
-    ) -> tuple[dict[str, int], Exception | None]:
         try:
-            log_reward = scalar_key(rows, LOG_REWARD)
-            outcomes = self._store.put(rows, sender) if keep else {"scored": len(rows)}
+            with self._watch("store"):
+                log_reward = scalar_key(rows, LOG_REWARD)
+                outcomes = self._store(rows, sender) if store else {"scored": len(rows)}
         except Exception as error:
-            return {"refused": len(rows)}, error
+            return IngestResult({"refused": len(rows)}, unstored=error)
         self._baseline.written(outcomes.get("stored", 0))
         self._baseline.observe(log_reward)
-        return outcomes, None
-
-    def _scored(
-        self, rows: TensorDictBase, sender: int
-    ) -> tuple[dict[str, float], TensorDict | None, Exception | None]:
         try:
-            return *pack(self._score(rows, sender), len(rows)), None
+            with self._watch("score"):
+                return IngestResult(outcomes, *pack(self._score(rows, sender), len(rows)))
         except Exception as error:
-            return {}, None, error
+            return IngestResult(outcomes, unscored=error)
+
+    def _store(self, rows: TensorDictBase, sender: int) -> dict[str, int]:
+        """Offer rows to the buffer, and return what became of them."""
+        index, n = self._feeder.index, len(rows)
+        if self._rb is None or index is None:
+            return {"scored": n}
+        keys = object_keys(rows)  # refuses what the index could not follow once it is stored
+        new = self._new(keys, sender, index) if self._drops else np.arange(n)
+        n_new, n_stored = len(new), 0
+        if n_new:
+            # A buffer writes their slots into what it is given.
+            chosen = shallow_copy(rows) if n_new == n else select_rows(rows, torch.from_numpy(new))
+            slots = torch.as_tensor(self._rb.extend(chosen)).reshape(-1).cpu()
+            changed = index.refresh()
+            slots = slots[slots >= 0]
+            n_stored = len(slots)
+            index.sent[index.number[slots.numpy()], sender] = True
+            self._feeder.offer(changed)
+        return {"stored": n_stored, "rejected": n_new - n_stored, "duplicates": n - n_new}
+
+    def _new(self, keys: list[bytes | None], sender: int, index: ObjectIndex) -> np.ndarray:
+        """Return which rows are to be stored; of the others, record that the sender has them."""
+        self._feeder.offer(index.refresh())
+        new, known = index.new(keys)
+        if len(known):
+            index.sent[known, sender] = True
+            subscriber = self._feeder.subscribers.get(sender)
+            if subscriber is not None:
+                subscriber.offer(torch.from_numpy(index.last_row[known]))
+        return new

@@ -13,12 +13,12 @@ from tensordict import TensorDictBase
 from torchrl.data import ReplayBuffer
 
 from gfn_rb.errors import ArgumentError, PeerLostError, WireVersionError
+from gfn_rb.remote.feeding.subscriber import Feeder
 from gfn_rb.remote.manager.baseline import Baseline, BaselineKeeper, MinBaseline
-from gfn_rb.remote.manager.handler import BatchHandler
+from gfn_rb.remote.manager.handler import BatchHandler, Duplicates
 from gfn_rb.remote.manager.peers import Peers
 from gfn_rb.remote.manager.replies import Replies
 from gfn_rb.remote.manager.saving import ManagerFile
-from gfn_rb.remote.manager.store import Duplicates, Store
 from gfn_rb.remote.protocol.channel import FrameChannel, Message
 from gfn_rb.remote.protocol.messages import (
     DATA_TAG,
@@ -109,17 +109,19 @@ class ReplayBufferManager:
         self.managers, ranks = check_roles(transport, managers, workers)
         peers = [rank for rank in self.managers if rank != transport.rank]
         self._roster = Roster(ranks, worker_timeout)
-        self._store = Store(buffer, transport.size, duplicates, generator)
+        self._feeder = Feeder(buffer, transport.size, generator)
         strategy = MinBaseline() if baseline is None else baseline
         self._baseline = BaselineKeeper(strategy, buffer, [transport.rank, *peers])
         self._stops_on_error = on_score_error == "stop"
         self._metadata = metadata
         self._file = ManagerFile(checkpoint, checkpoint_every, buffer)
-        self._link = FrameChannel(transport)
+        self._channel = FrameChannel(transport)
         self._watch = Stopwatch(PHASES)
-        self._peers = Peers(peers, self._link, self._baseline)
-        self._intake = BatchHandler(self._store, score, self._baseline, self._watch)
-        self._answers = Replies(self._link, self._name, self._watch, self._lose)
+        self._peers = Peers(peers, self._channel, self._baseline)
+        self._handler = BatchHandler(
+            buffer, self._feeder, score, self._baseline, self._watch, duplicates
+        )
+        self._replies = Replies(self._channel, self._name, self._watch, self._lose)
         self._handlers: dict[int, Callable[[Message], None]] = {
             Kind.HELLO: self._hello,
             Kind.ITEMS: self._items,
@@ -168,8 +170,8 @@ class ReplayBufferManager:
                 envelope = self.transport.probe(timeout=timeout)
             if envelope is not None:
                 with self._watch("receive"):
-                    parcel = self._link.take(envelope)
-                self._handle(parcel)
+                    message = self._channel.take(envelope)
+                self._handle(message)
         except PeerLostError as error:
             self._lose(error.rank, str(error))
             return True
@@ -184,7 +186,7 @@ class ReplayBufferManager:
             "capacity": 0 if self.buffer is None else self.buffer.storage.max_size,
             "baseline": self.baseline,
             "batches": self.batches,
-            "subscribers": sorted(self._store.subscribers),
+            "subscribers": sorted(self._feeder.subscribers),
             "senders": self._roster.state_dict(),
             "seconds": self._watch.read(),
         }
@@ -204,7 +206,7 @@ class ReplayBufferManager:
             CheckpointError: there is no file to save to, or it cannot be written.
         """
         state = {
-            "store": self._store.state_dict(),
+            "feeder": self._feeder.state_dict(),
             "baseline": self._baseline.state_dict(),
             "senders": self._roster.state_dict(),
             "seconds": self._watch.read(),
@@ -223,7 +225,7 @@ class ReplayBufferManager:
             CheckpointError: it cannot be read, or is of another kind of manager.
         """
         state = self._file.load(path)
-        self._store.load_state_dict(state["store"])
+        self._feeder.load_state_dict(state["feeder"])
         self._baseline.load_state_dict(state["baseline"])
         self._roster.load_state_dict(state["senders"])
         self._watch.restore(state["seconds"])
@@ -231,127 +233,129 @@ class ReplayBufferManager:
 
     # Messages.
 
-    def _handle(self, parcel: Message) -> None:
-        if parcel.error is not None:
-            self._unreadable(parcel)
-        elif parcel.tag == PEER_TAG and parcel.source in self._peers:
-            self._hear(parcel)
-        elif parcel.tag == METADATA_TAG:
-            self._question(parcel)
-        elif parcel.tag == DATA_TAG and parcel.source in self._roster:
-            self._data(parcel)
+    def _handle(self, message: Message) -> None:
+        if message.error is not None:
+            self._unreadable(message)
+        elif message.tag == PEER_TAG and message.source in self._peers:
+            self._hear(message)
+        elif message.tag == METADATA_TAG:
+            self._question(message)
+        elif message.tag == DATA_TAG and message.source in self._roster:
+            self._data(message)
         else:
-            self._answers.refuse(
-                parcel, f"tag {parcel.tag} from rank {parcel.source} is not expected"
+            self._replies.refuse(
+                message, f"tag {message.tag} from rank {message.source} is not expected"
             )
 
-    def _data(self, parcel: Message) -> None:
-        sender = self._roster.senders[parcel.source]
-        if sender.state == REFUSED and parcel.kind != Kind.HELLO:
+    def _data(self, message: Message) -> None:
+        sender = self._roster.senders[message.source]
+        if sender.state == REFUSED and message.kind != Kind.HELLO:
             return
-        if self._roster.heard(parcel.source, parcel.nbytes):
-            log.warning("%s: worker %d is back", self._name, parcel.source)
-        handle = self._handlers.get(parcel.kind)
+        if self._roster.heard(message.source, message.nbytes):
+            log.warning("%s: worker %d is back", self._name, message.source)
+        handle = self._handlers.get(message.kind)
         if handle is not None:
-            handle(parcel)
+            handle(message)
         else:
-            self._answers.refuse(
-                parcel, f"a frame of kind {parcel.kind} means nothing to a manager"
+            self._replies.refuse(
+                message, f"a frame of kind {message.kind} means nothing to a manager"
             )
 
-    def _unreadable(self, parcel: Message) -> None:
-        if parcel.source in self._roster:
-            self._roster.senders[parcel.source].unreadable += 1
-        if parcel.tag in (DATA_TAG, METADATA_TAG):
-            self._answers.refuse_unreadable(parcel)
+    def _unreadable(self, message: Message) -> None:
+        if message.source in self._roster:
+            self._roster.senders[message.source].unreadable += 1
+        if message.tag in (DATA_TAG, METADATA_TAG):
+            self._replies.refuse_unreadable(message)
         else:
-            self._answers.note_refusal(parcel, str(parcel.error))
-        if isinstance(parcel.error, WireVersionError):
-            self._lose(parcel.source, "it speaks another version", REFUSED)
+            self._replies.note_refusal(message, str(message.error))
+        if isinstance(message.error, WireVersionError):
+            self._lose(message.source, "it speaks another version", REFUSED)
 
-    def _hello(self, parcel: Message) -> None:
-        version, terms = parcel.meta.get("protocol"), parcel.meta.get("subscription")
+    def _hello(self, message: Message) -> None:
+        version, terms = message.meta.get("protocol"), message.meta.get("subscription")
         if version != PROTOCOL:
-            self._answers.refuse(
-                parcel, f"it speaks protocol {version}, this manager speaks {PROTOCOL}"
+            self._replies.refuse(
+                message, f"it speaks protocol {version}, this manager speaks {PROTOCOL}"
             )
-            self._lose(parcel.source, "it speaks another version", REFUSED)
+            self._lose(message.source, "it speaks another version", REFUSED)
             return
         if terms is not None:
             try:
-                self._store.subscribe(parcel.source, terms)
+                self._feeder.subscribe(message.source, terms)
             except ArgumentError as error:
-                self._answers.refuse(parcel, str(error))
+                self._replies.refuse(message, str(error))
                 return
-        self._answers.reply(parcel, Kind.WELCOME, {"protocol": PROTOCOL, "baseline": self.baseline})
+        self._replies.reply(
+            message, Kind.WELCOME, {"protocol": PROTOCOL, "baseline": self.baseline}
+        )
 
-    def _items(self, parcel: Message) -> None:
-        rows, source = parcel.rows, parcel.source
+    def _items(self, message: Message) -> None:
+        rows, source = message.rows, message.source
         if rows is None:
-            self._answers.refuse(parcel, "a frame of items holds none")
+            self._replies.refuse(message, "a frame of items holds none")
             return
-        verdict = self._intake.take(rows, source, bool(parcel.meta.get("store", True)))
-        error = verdict.unstored or verdict.unscored
+        result = self._handler.handle(rows, source, bool(message.meta.get("store", True)))
+        error = result.unstored or result.unscored
         sender = self._roster.senders[source]
-        sender.count(batches=1, items=len(rows), errors=error is not None, **verdict.outcomes)
+        sender.count(batches=1, items=len(rows), errors=error is not None, **result.outcomes)
         self.batches += 1
         fed = self._next_for(source)
         answer = {
-            "to": parcel.meta.get("id"),
-            "outcomes": verdict.outcomes,
-            "scores": verdict.scores,
+            "to": message.meta.get("id"),
+            "outcomes": result.outcomes,
+            "scores": result.scores,
             "baseline": self.baseline,
             "feeds": fed is not None,
         }
         if error is not None:
             why = f"{len(rows)} items: {type(error).__name__}: {error}"
-            note = self._answers.note_refusal if verdict.unstored else self._answers.note_unscored
-            note(parcel, why)
+            note = self._replies.note_refusal if result.unstored else self._replies.note_unscored
+            note(message, why)
             answer["error"] = describe_error(error)
-        self._answers.reply(parcel, Kind.SCORES, answer, verdict.per_row)
+        self._replies.reply(message, Kind.SCORES, answer, result.per_row)
         if fed is not None:
-            self._answers.reply(parcel, Kind.FEED, {}, fed)
-        if verdict.unscored is not None and self._stops_on_error:
-            raise verdict.unscored
+            self._replies.reply(message, Kind.FEED, {}, fed)
+        if result.unscored is not None and self._stops_on_error:
+            raise result.unscored
 
     def _next_for(self, rank: int, quota: int | None = None) -> TensorDictBase | None:
         with self._watch("feed"):
-            fed = self._store.next_for(rank, quota)
+            fed = self._feeder.next_for(rank, quota)
         self._roster.senders[rank].fed += 0 if fed is None else len(fed)
         return fed
 
-    def _fetch(self, parcel: Message) -> None:
-        quota = parcel.meta.get("quota")
-        if parcel.source not in self._store.subscribers:
-            self._answers.refuse(parcel, "it asks for items and has not subscribed")
+    def _fetch(self, message: Message) -> None:
+        quota = message.meta.get("quota")
+        if message.source not in self._feeder.subscribers:
+            self._replies.refuse(message, "it asks for items and has not subscribed")
         elif quota is not None and (type(quota) is not int or quota < 1):
-            self._answers.refuse(parcel, f"quota must be at least 1, got {quota!r}")
+            self._replies.refuse(message, f"quota must be at least 1, got {quota!r}")
         else:
-            fed = self._next_for(parcel.source, quota)
-            self._answers.reply(parcel, Kind.FEED, {"asked": True}, fed)
+            fed = self._next_for(message.source, quota)
+            self._replies.reply(message, Kind.FEED, {"asked": True}, fed)
 
-    def _goodbye(self, parcel: Message) -> None:
-        self._roster.leave(parcel.source, GONE)
-        self._answers.reply(parcel, Kind.BYE, self._roster.senders[parcel.source].to_json())
+    def _goodbye(self, message: Message) -> None:
+        self._roster.leave(message.source, GONE)
+        self._replies.reply(message, Kind.BYE, self._roster.senders[message.source].to_json())
 
-    def _question(self, parcel: Message) -> None:
+    def _question(self, message: Message) -> None:
         try:
-            if parcel.kind == Kind.METADATA:
+            if message.kind == Kind.METADATA:
                 answer = dict(self.metadata())
-            elif parcel.kind == Kind.CHECKPOINT:
+            elif message.kind == Kind.CHECKPOINT:
                 answer = {"path": self.save()}
             else:
-                raise ArgumentError(f"a frame of kind {parcel.kind} is no question")
-            self._answers.reply(parcel, Kind(parcel.kind), answer)
+                raise ArgumentError(f"a frame of kind {message.kind} is no question")
+            self._replies.reply(message, Kind(message.kind), answer)
         except Exception as error:
-            self._answers.note_refusal(parcel, f"{type(error).__name__}: {error}")
-            self._answers.reply(parcel, Kind.ERROR, {"error": describe_error(error)})
+            self._replies.note_refusal(message, f"{type(error).__name__}: {error}")
+            self._replies.reply(message, Kind.ERROR, {"error": describe_error(error)})
 
-    def _hear(self, parcel: Message) -> None:
+    def _hear(self, message: Message) -> None:
         try:
-            self._peers.hear(parcel)
+            self._peers.hear(message)
         except ArgumentError as error:
-            self._answers.note_refusal(parcel, str(error))
+            self._replies.note_refusal(message, str(error))
 
     # What no message tells.
 
@@ -379,7 +383,7 @@ class ReplayBufferManager:
 
     def _end(self) -> None:
         self._tell_peers()
-        untaken = self._link.flush(_GRACE, {*self._roster.lost, *self.managers})
+        untaken = self._channel.flush(_GRACE, {*self._roster.lost, *self.managers})
         if untaken:
             log.warning("%s: %d answers were not taken", self._name, untaken)
         if self._file.path is not None:

@@ -17,13 +17,15 @@ class Peers:
 
     Args:
         ranks: of the others.
-        link: to them.
+        channel: to them.
         baseline: of this manager.
     """
 
-    def __init__(self, ranks: Sequence[int], link: FrameChannel, baseline: BaselineKeeper) -> None:
+    def __init__(
+        self, ranks: Sequence[int], channel: FrameChannel, baseline: BaselineKeeper
+    ) -> None:
         self._ranks = list(ranks)
-        self._link = link
+        self._channel = channel
         self._baseline = baseline
         self._told: dict[int, Summary] = {}
 
@@ -39,25 +41,25 @@ class Peers:
         gone = []
         summary = self._baseline.summary() if self._ranks else None
         for rank in self._ranks:
-            if summary is None or self._told.get(rank) == summary or self._link.in_flight(rank):
+            if summary is None or self._told.get(rank) == summary or self._channel.in_flight(rank):
                 continue
             try:
-                self._link.send(rank, PEER_TAG, Kind.SUMMARY, summary.to_json())
+                self._channel.send(rank, PEER_TAG, Kind.SUMMARY, summary.to_json())
             except PeerLostError as error:
                 gone.append(error)
             self._told[rank] = summary
         return gone
 
-    def hear(self, parcel: Message) -> None:
+    def hear(self, message: Message) -> None:
         """Take note of what another manager knows.
 
         Args:
-            parcel: from it.
+            message: from it.
 
         Raises:
             ArgumentError: it says something else.
         """
-        self._baseline.hear(parcel.source, Summary.from_json(parcel.meta))
+        self._baseline.hear(message.source, Summary.from_json(message.meta))
 
     def drop(self, rank: int) -> None:
         """Go on without another manager.

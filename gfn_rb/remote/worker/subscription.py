@@ -9,13 +9,12 @@ import torch
 from tensordict import TensorDictBase
 from torchrl.data import ReplayBuffer
 
-from gfn_rb.containers.fields import select_rows, shallow_copy
 from gfn_rb.containers.objects import object_keys
 from gfn_rb.errors import ArgumentError
 from gfn_rb.remote.feeding.feed_policies import check_policy
-from gfn_rb.remote.feeding.holdings import Holdings
-from gfn_rb.remote.feeding.memory import Memory
+from gfn_rb.remote.feeding.object_index import ObjectIndex
 from gfn_rb.remote.worker.payload import packed
+from gfn_rb.writers.rows import select_rows, shallow_copy
 
 _REMEMBERED = 100_000  # objects fed earlier that are known to a worker at least
 
@@ -52,17 +51,16 @@ class Subscription:
         self.quota = quota
         self.policy = check_policy(policy)
         self.own = own
-        self._fed = Holdings(buffer)
-        self._untaken: deque[TensorDictBase] = deque()
         self._room = buffer.storage.max_size  # rows, for somebody who never takes them
-        self._before = Memory(max(_REMEMBERED, 2 * self._fed.storage.max_size))
+        self._fed = ObjectIndex(buffer, n_remembered=_REMEMBERED + self._room)
+        self._untaken: deque[TensorDictBase] = deque()
 
     def terms(self) -> dict[str, Any]:
         """Return what the manager has to know."""
         fresh = len(self.buffer) == 0
         return {"quota": self.quota, "policy": self.policy, "own": self.own, "fresh": fresh}
 
-    def receive(self, rows: TensorDictBase, local: Holdings | None) -> int:
+    def receive(self, rows: TensorDictBase, local: ObjectIndex | None) -> int:
         """Store rows that the worker does not know.
 
         Args:
@@ -72,21 +70,19 @@ class Subscription:
         Returns:
             How many were dropped, because held, or fed before.
         """
-        names = object_keys(rows)
-        self._fed.look()
-        new, _ = self._fed.new(names)
-        fresh = ~self._before.holds(names)[new]
+        keys = object_keys(rows)
+        self._fed.refresh()
+        new, _ = self._fed.new(keys)
         if local is not None:
-            local.look()
-            fresh &= ~local.holds(names)[new]
-        new = new[fresh]
+            local.refresh()
+            new = new[local.find([keys[i] for i in new.tolist()]) < 0]
         if len(new):
             fed = select_rows(rows, torch.from_numpy(new))
             self.buffer.extend(shallow_copy(fed))  # whose writer may add entries
             self._untaken.append(fed)
             while sum(map(len, self._untaken)) - len(self._untaken[0]) >= self._room:
                 self._untaken.popleft()
-            self._before.add([names[i] for i in new.tolist()])
+            self._fed.remember([keys[i] for i in new.tolist()])
         return len(rows) - len(new)
 
     def take(self) -> TensorDictBase | None:

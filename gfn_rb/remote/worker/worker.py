@@ -12,10 +12,9 @@ from tensordict import TensorDictBase
 from torchrl.data import ReplayBuffer
 
 from gfn_rb.containers import States, Trajectories, Transitions
-from gfn_rb.containers.fields import shallow_copy
 from gfn_rb.errors import ArgumentError, GfnRbError, PeerLostError, TransportTimeoutError
 from gfn_rb.keys import LOG_REWARD
-from gfn_rb.remote.feeding.holdings import Holdings
+from gfn_rb.remote.feeding.object_index import ObjectIndex
 from gfn_rb.remote.protocol.messages import Kind
 from gfn_rb.remote.protocol.roles import check_ranks
 from gfn_rb.remote.protocol.statistics import WorkerStatistics
@@ -25,7 +24,7 @@ from gfn_rb.remote.worker.payload import BaselineFilter, Payload, check_payload,
 from gfn_rb.remote.worker.subscription import Subscription
 from gfn_rb.transports.base import Transport
 from gfn_rb.transports.deadline import Deadline, Grace, never
-from gfn_rb.writers.rows import scalar_key
+from gfn_rb.writers.rows import scalar_key, shallow_copy
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +106,7 @@ class ReplayBufferWorker:
         self._dropped = check_payload(payload, keep)
         self._raises = on_error == "raise"
         self._grace = Grace(stopped)
-        self._local = None if buffer is None or subscription is None else Holdings(buffer)
+        self._local = None if buffer is None or subscription is None else ObjectIndex(buffer)
         self._client = ManagerClient(
             transport, managers, timeout, self.statistics, self._feed, self._grace
         )

@@ -1,13 +1,28 @@
 import pytest
 import torch
-from remote.remote_runs import objects, values_of
+from remote.remote_runs import objects, trajectories, transitions, values_of
 
-from gfn_rb import reward_prioritized_buffer
+from gfn_rb import DiversityWriter, fifo_buffer, reward_prioritized_buffer
+from gfn_rb.errors import ArgumentError
+from gfn_rb.remote.feeding.subscriber import Feeder
 from gfn_rb.remote.manager.baseline import BaselineKeeper, EMABaseline
 from gfn_rb.remote.manager.handler import BatchHandler
-from gfn_rb.remote.manager.store import Store
 from gfn_rb.remote.protocol.scores import no_scores
 from gfn_rb.stopwatch import Stopwatch
+
+
+class Manager:
+    """What a manager does with batches, without messages."""
+
+    def __init__(self, rb, n_ranks=3, score=no_scores, duplicates="drop", generator=None):
+        self.rb = rb
+        self.baseline = BaselineKeeper(EMABaseline(1.0))
+        self.feeder = Feeder(rb, n_ranks, generator)
+        watch = Stopwatch(("store", "score"))
+        self.handle = BatchHandler(rb, self.feeder, score, self.baseline, watch, duplicates).handle
+
+    def put(self, rows, sender):
+        return self.handle(rows, sender).outcomes
 
 
 @pytest.fixture
@@ -15,62 +30,212 @@ def rb():
     return reward_prioritized_buffer(4)
 
 
-@pytest.fixture
-def baseline():
-    return BaselineKeeper(EMABaseline(1.0))
-
-
-def intake(rb, baseline, score=no_scores):
-    return BatchHandler(Store(rb, 3), score, baseline, Stopwatch(("store", "score")))
-
-
-def test_a_batch_is_stored_scored_and_observed(rb, baseline):
+def test_a_batch_is_stored_scored_and_observed(rb):
     def score(rows, sender):
         return {"mean": rows["log_reward"].mean(), "twice": 2 * rows["log_reward"], "from": sender}
 
-    verdict = intake(rb, baseline, score).take(objects([3, 4]), 2, keep=True)
-    assert verdict.outcomes == {"stored": 2, "rejected": 0, "duplicates": 0}
-    assert verdict.scores == {"mean": 3.5, "from": 2.0}
-    assert verdict.per_row["twice"].tolist() == [6.0, 8.0]
-    assert verdict.unstored is verdict.unscored is None
+    manager = Manager(rb, score=score)
+    result = manager.handle(objects([3, 4]), 2)
+    assert result.outcomes == {"stored": 2, "rejected": 0, "duplicates": 0}
+    assert result.scores == {"mean": 3.5, "from": 2.0}
+    assert result.per_row["twice"].tolist() == [6.0, 8.0]
+    assert result.unstored is result.unscored is None
     assert values_of(rb) == [3, 4]
-    assert baseline.value() == 3.0
+    assert manager.baseline.value() == 3.0
 
 
-def test_a_batch_to_be_scored_alone_is_not_stored(rb, baseline):
-    verdict = intake(rb, baseline).take(objects([3, 4]), 2, keep=False)
-    assert verdict.outcomes == {"scored": 2}
+def test_a_batch_to_be_scored_alone_is_not_stored(rb):
+    manager = Manager(rb)
+    assert manager.handle(objects([3, 4]), 2, store=False).outcomes == {"scored": 2}
     assert len(rb) == 0
-    assert baseline.value() == 3.0
+    assert manager.baseline.value() == 3.0
 
 
-def test_what_does_not_fit_is_refused_and_does_not_count(rb, baseline):
-    taking = intake(rb, baseline)
-    verdict = taking.take(objects([1, 2], [0.0, torch.nan]), 2, keep=True)
-    assert verdict.outcomes == {"refused": 2}
-    assert type(verdict.unstored).__name__ == "NaNError"
-    assert baseline.value() is None
-    verdict = taking.take(objects([1]).exclude("log_reward"), 2, keep=False)
-    assert verdict.outcomes == {"refused": 1}
-    assert type(verdict.unstored).__name__ == "KeyMismatchError"
-    assert taking.take(objects([1]), 2, keep=True).outcomes["stored"] == 1
+def test_what_does_not_fit_is_refused_and_neither_counted_nor_scored(rb):
+    scored = []
+    manager = Manager(rb, score=lambda rows, sender: scored.append(len(rows)) or {})
+    result = manager.handle(objects([1, 2], [0.0, torch.nan]), 2)
+    assert result.outcomes == {"refused": 2}
+    assert type(result.unstored).__name__ == "NaNError"
+    assert manager.baseline.value() is None
+    result = manager.handle(objects([1]).exclude("log_reward"), 2, store=False)
+    assert result.outcomes == {"refused": 1}
+    assert type(result.unstored).__name__ == "KeyMismatchError"
+    assert scored == []
+    assert manager.put(objects([1]), 2)["stored"] == 1
+    assert scored == [1]
 
 
-def test_the_baseline_is_told_how_many_rows_were_written(rb, baseline, monkeypatch):
-    taking, written = intake(rb, baseline), []
-    monkeypatch.setattr(baseline, "written", written.append)
-    taking.take(objects([3, 4, 4]), 2, keep=True)
-    taking.take(objects([5]), 2, keep=False)
-    taking.take(objects([6], [torch.nan]), 2, keep=True)
+def test_the_baseline_is_told_how_many_rows_were_written(rb, monkeypatch):
+    manager, written = Manager(rb), []
+    monkeypatch.setattr(manager.baseline, "written", written.append)
+    manager.handle(objects([3, 4, 4]), 2)
+    manager.handle(objects([5]), 2, store=False)
+    manager.handle(objects([6], [torch.nan]), 2)
     assert written == [2, 0]
 
 
-def test_a_scoring_function_that_raises_costs_no_items(rb, baseline):
+def test_a_scoring_function_that_raises_costs_no_items(rb):
     def score(rows, sender):
         raise ZeroDivisionError("of mine")
 
-    verdict = intake(rb, baseline, score).take(objects([3]), 2, keep=True)
-    assert verdict.outcomes["stored"] == 1
-    assert isinstance(verdict.unscored, ZeroDivisionError)
-    assert verdict.scores == {}
-    assert verdict.per_row is None
+    result = Manager(rb, score=score).handle(objects([3]), 2)
+    assert result.outcomes["stored"] == 1
+    assert isinstance(result.unscored, ZeroDivisionError)
+    assert result.scores == {}
+    assert result.per_row is None
+
+
+# What is stored, and who is given it.
+
+
+def terms(**changes):
+    return {"quota": 9, "policy": "top", "own": False, "fresh": True, **changes}
+
+
+def given(store, rank, quota=None):
+    rows = store.feeder.next_for(rank, quota)
+    return None if rows is None else rows["state"][:, 0].tolist()
+
+
+def test_every_row_has_an_outcome():
+    store = Manager(reward_prioritized_buffer(3), 3)
+    outcomes = store.put(objects([1, 5, 5, 9]), 1)
+    assert outcomes == {"stored": 3, "rejected": 0, "duplicates": 1}
+    assert store.put(objects([9, 0, 7]), 2) == {"stored": 1, "rejected": 1, "duplicates": 1}
+    assert values_of(store.rb) == [5, 7, 9]
+
+
+def test_without_a_buffer_rows_are_scored_alone():
+    store = Manager(None, 3)
+    assert store.put(objects([1, 2]), 1) == {"scored": 2}
+    assert store.feeder.next_for(1) is None
+    with pytest.raises(ArgumentError, match="this manager keeps no items"):
+        store.feeder.subscribe(1, terms())
+
+
+def test_duplicates_are_stored_where_they_are_kept():
+    store = Manager(fifo_buffer(4), 3, duplicates="keep")
+    assert store.put(objects([1, 1]), 1)["stored"] == 2
+    assert store.put(objects([1]), 1)["stored"] == 1
+
+
+def test_other_treatment_of_duplicates_is_refused(unchecked):
+    with pytest.raises(ArgumentError, match="duplicates must be 'drop' or 'keep', got 'no'"):
+        Manager(None, 3, duplicates="no")
+
+
+def test_an_object_kept_in_several_rows_is_one_to_those_it_was_sent_by_or_given_to():
+    store = Manager(fifo_buffer(4), 4, duplicates="keep")
+    store.feeder.subscribe(1, terms())
+    store.feeder.subscribe(2, terms(quota=1))
+    store.put(objects([7]), 3)
+    assert given(store, 2) == [7]
+    store.put(objects([7]), 3)
+    assert given(store, 2) is None
+    store.put(objects([7]), 1)
+    assert given(store, 1) is None
+
+
+def test_an_object_in_two_rows_is_given_once():
+    store = Manager(fifo_buffer(4), 4, duplicates="keep")
+    store.feeder.subscribe(1, terms(quota=1))
+    store.put(objects([7, 7]), 3)
+    assert given(store, 1) == [7]
+    assert given(store, 1) is None
+
+
+def test_an_emptied_buffer_gives_nothing():
+    store = Manager(fifo_buffer(4), 4)
+    store.feeder.subscribe(1, terms())
+    store.put(objects([7, 8]), 3)
+    assert given(store, 1, 1) == [8]
+    store.rb.empty()
+    assert given(store, 1) is None
+    store.put(objects([8]), 3)
+    assert given(store, 1) == [8]
+
+
+def test_a_batch_that_does_not_fit_leaves_nothing_behind():
+    store = Manager(reward_prioritized_buffer(3), 3)
+    store.put(objects([1, 2]), 1)
+    wide = objects([5]).set("state", torch.tensor([[5, 0, 0]]))
+    assert store.put(wide, 1) == {"refused": 1}
+    assert values_of(store.rb) == [1, 2]
+    assert store.put(objects([2, 3]), 1) == {"stored": 1, "rejected": 0, "duplicates": 1}
+
+
+def test_who_sends_a_duplicate_is_not_given_it():
+    store = Manager(reward_prioritized_buffer(5), 4)
+    store.feeder.subscribe(1, terms())
+    store.put(objects([3, 4]), 2)
+    store.put(objects([4]), 1)
+    assert given(store, 1) == [3]
+
+
+def test_as_many_as_asked_for_are_given_though_some_became_known():
+    store = Manager(reward_prioritized_buffer(5), 4)
+    store.feeder.subscribe(1, terms())
+    store.put(objects([2, 3, 4, 5]), 2)
+    assert given(store, 1, 1) == [5]
+    store.put(objects([4]), 1)
+    assert given(store, 1, 2) == [3, 2]
+
+
+def test_what_was_written_behind_the_stores_back_is_given():
+    store = Manager(fifo_buffer(2), 4)
+    store.feeder.subscribe(1, terms())
+    store.put(objects([3, 4]), 2)
+    assert given(store, 1) == [4, 3]
+    store.rb[:] = objects([8, 9])
+    store.put(objects([9]), 3)
+    assert given(store, 1) == [9, 8]
+
+
+def test_a_duplicate_of_what_has_moved_is_credited_to_the_right_object():
+    store = Manager(fifo_buffer(2), 4, duplicates="drop")
+    store.feeder.subscribe(1, terms())
+    store.put(objects([3, 4]), 2)
+    store.rb[:] = objects([4, 5])
+    store.put(objects([4]), 1)
+    assert given(store, 1) == [5]
+
+
+def test_a_writer_that_replaces_neighbours_is_followed():
+    rb = reward_prioritized_buffer(4)
+    writer = DiversityWriter("log_reward", "state", cutoff_distance=1.5)
+    writer.register_storage(rb.storage)
+    rb._writer = writer
+    store = Manager(rb, 4)
+    store.feeder.subscribe(1, terms())
+    store.put(objects([10, 20, 30], [1.0, 2.0, 3.0]), 2)
+    store.put(objects([11], [5.0]), 3)  # takes the place of 10
+    assert values_of(rb) == [11, 20, 30]
+    assert given(store, 1) == [11, 30, 20]
+
+
+@pytest.mark.parametrize("duplicates", ["drop", "keep"])
+def test_what_stands_for_no_object_is_refused_before_it_is_stored(duplicates):
+    store = Manager(fifo_buffer(4), 3, duplicates=duplicates)
+    assert store.put(trajectories([5, 6]), 1)["stored"] == 2
+    assert store.put(trajectories([7]).set("length", torch.tensor([9])), 1) == {"refused": 1}
+    assert len(store.rb) == 2
+    assert store.put(trajectories([8]), 1)["stored"] == 1
+
+
+def test_transitions_are_never_duplicates():
+    store = Manager(fifo_buffer(8), 3)
+    assert store.put(transitions([1, 2]), 1)["stored"] == 2
+    assert store.put(transitions([1, 2]), 1)["stored"] == 2
+
+
+def test_a_restored_store_goes_on_giving():
+    rb = fifo_buffer(6)
+    store = Manager(rb, 3, generator=torch.Generator().manual_seed(0))
+    store.feeder.subscribe(1, terms(quota=2))
+    store.put(objects([1, 2, 3]), 2)
+    assert given(store, 1) == [3, 2]
+    other = Manager(rb, 3, generator=torch.Generator().manual_seed(1))
+    other.feeder.load_state_dict(store.feeder.state_dict())
+    assert given(other, 1) == [1]
+    assert torch.equal(other.feeder._generator.get_state(), store.feeder._generator.get_state())

@@ -3,7 +3,7 @@ from remote.remote_runs import objects, trajectories, values_of
 
 from gfn_rb import fifo_buffer, reward_prioritized_buffer
 from gfn_rb.errors import ArgumentError
-from gfn_rb.remote.feeding.holdings import Holdings
+from gfn_rb.remote.feeding.object_index import ObjectIndex
 from gfn_rb.remote.worker.subscription import Subscription
 
 
@@ -18,7 +18,7 @@ def test_fed_rows_land_in_the_second_buffer():
 
 def test_duplicates_are_dropped_on_arrival():
     local, fed = fifo_buffer(4), fifo_buffer(2)
-    held, subscription = Holdings(local), Subscription(fed, 3)
+    held, subscription = ObjectIndex(local), Subscription(fed, 3)
     local.extend(objects([1, 1, 2]))
     assert subscription.receive(objects([1, 3, 3, 4]), held) == 2
     assert values_of(fed) == [3, 4]
@@ -35,20 +35,24 @@ def test_an_object_is_known_by_its_terminating_state():
     local, fed = fifo_buffer(4), fifo_buffer(4)
     local.extend(trajectories([1, 2]))
     subscription = Subscription(fed, 3)
-    assert subscription.receive(trajectories([2, 3], length=3), Holdings(local)) == 1
+    assert subscription.receive(trajectories([2, 3], length=3), ObjectIndex(local)) == 1
     assert fed[:]["state"][:, 2].tolist() == [[3]]
 
 
-def test_only_the_last_objects_fed_are_remembered(monkeypatch):
-    monkeypatch.setattr("gfn_rb.remote.worker.subscription._REMEMBERED", 3)
+def test_only_the_objects_fed_last_are_remembered(monkeypatch):
+    monkeypatch.setattr("gfn_rb.remote.worker.subscription._REMEMBERED", 2)
     subscription = Subscription(fifo_buffer(1), 3)
     assert subscription.receive(objects([1, 2, 3]), None) == 0
-    assert subscription.receive(objects([1]), None) == 1
+    assert subscription.receive(objects([1]), None) == 1  # though it was never seen to be held
     assert subscription.receive(objects([4]), None) == 0
     assert subscription.receive(objects([2]), None) == 1
+    assert subscription.receive(objects([5]), None) == 0
+    assert subscription.receive(objects([3]), None) == 1
     assert subscription.receive(objects([1]), None) == 0
-    subscription = Subscription(fifo_buffer(4), 3)  # remembers twice what it holds
-    assert [subscription.receive(objects([v]), None) for v in [*range(8), 0, 1]] == [0] * 8 + [1, 1]
+    subscription = Subscription(fifo_buffer(4), 3)  # remembers as many more as it holds
+    assert [subscription.receive(objects([v]), None) for v in [*range(11), 1, 0]] == [
+        *([0] * 11 + [1, 0])
+    ]
 
 
 @pytest.mark.parametrize("quota", [0, -1])
@@ -67,7 +71,7 @@ def test_rows_are_taken_once_as_they_came():
     local.extend(trajectories([1]))
     subscription = Subscription(fed, 3)
     assert subscription.take() is None
-    subscription.receive(trajectories([1, 2, 3], n_steps=3), Holdings(local))
+    subscription.receive(trajectories([1, 2, 3], n_steps=3), ObjectIndex(local))
     subscription.receive(trajectories([3, 4], length=3), None)
     rows = subscription.take()
     assert rows["state"][:, :, 0].tolist() == [[0, 2, -1, -1], [0, 3, -1, -1], [0, 0, 4, -1]]

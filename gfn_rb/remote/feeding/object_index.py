@@ -1,0 +1,271 @@
+"""Which objects a buffer holds, and what is known of each: kept in step with its storage."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Iterable
+from itertools import repeat
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torchrl.data import ReplayBuffer
+from torchrl.data.replay_buffers.storages import Storage, TensorStorage
+
+from gfn_rb.column import KeyColumn
+from gfn_rb.containers.objects import ObjectKeys, object_keys
+from gfn_rb.errors import ArgumentError, CheckpointMismatchError
+from gfn_rb.keys import LOG_REWARD
+from gfn_rb.shapes import Float, Int64
+from gfn_rb.torchrl_compat import all_slots
+
+
+class ObjectIndex:
+    """The different objects that the rows of a storage hold, by number.
+
+    What the storage holds is the truth: rows that its writer moves, overwrites or restores are
+    read again. Where rows were announced as written, only those are: a refresh costs what the rows
+    changed since the last one cost, however many there are.
+
+    Rows of one object share its number. What is known of an object is known of every row that
+    holds it, moves with it from row to row, and ends when it leaves the storage, unless it is
+    remembered. A row that stands for no whole object has a number of its own that nothing finds.
+    Objects are compared whole: hashes alone decide nothing.
+
+    Args:
+        rb: a buffer whose storage is a one-dimensional tensor storage with a ``log_reward``.
+        n_ranks: of how many ranks to record what they sent and were given.
+        n_remembered: how many objects to remember that are in the storage no more.
+
+    Attributes:
+        number: of the object in each row, -1 for an empty one.
+        last_row: by number, the row an object was last written to; where several rows held it, that
+            one may hold another by now.
+        arrival: by number, the larger, the later an object arrived.
+        sent: by number and rank, whether an object came from a rank; it may come from several.
+        given: by number and rank, whether an object was given to a rank.
+
+    Raises:
+        ArgumentError: the buffer has another storage.
+    """
+
+    def __init__(self, rb: ReplayBuffer, n_ranks: int = 0, n_remembered: int = 0) -> None:
+        if not isinstance(rb.storage, TensorStorage) or rb.storage.ndim != 1:
+            raise ArgumentError(
+                "buffer must have a one-dimensional LazyTensorStorage, LazyMemmapStorage or "
+                f"TensorStorage, got a {type(rb.storage).__name__}"
+            )
+        self.storage: Storage = rb.storage
+        capacity = rb.storage.max_size
+        n = capacity + n_remembered
+        self.number = np.full(capacity, -1)
+        self.last_row = np.zeros(n, np.int64)
+        self.arrival = np.zeros(n, np.int64)
+        self.sent = np.zeros((n, n_ranks), bool)
+        self.given = np.zeros((n, n_ranks), bool)
+        self._length = 0
+        self._column = KeyColumn(LOG_REWARD)
+        # Python's own hash table looks some hundred objects up in a fraction of the time that
+        # tensor operations take to begin.
+        self._number_of: dict[bytes | None, int] = {}
+        self._key = np.full(n, None, object)  # by number, for letting it be used again
+        self._n_rows = np.zeros(n, np.int64)  # by number, how many rows hold it
+        self._unused = np.arange(n - 1, -1, -1)  # a stack
+        self._n_unused = n
+        self._n_arrived = 0
+        self._n_remembered = n_remembered
+        self._remembered: OrderedDict[int, None] = OrderedDict()  # in the order they left
+        self.storage.attach(self)
+
+    def __len__(self) -> int:
+        """Return how many different objects are held or remembered, as of the last refresh."""
+        return len(self._number_of)
+
+    # Following the storage.
+
+    def mark_update(self, index: int | Tensor) -> None:
+        """Record that rows were written: TorchRL's call to what is attached to a storage.
+
+        Args:
+            index: the rows, -1 for one that was rejected.
+        """
+        if self.storage.initialized:
+            self._column.announce(self.storage, torch.as_tensor(index, dtype=torch.int64).cpu())
+
+    def refresh(self) -> Int64[Tensor, "m"]:
+        """Bring the objects up to date with the storage.
+
+        Returns:
+            The rows that were read again, each once.
+
+        Raises:
+            GfnRbError: a row holds what is no object; all rows are then read again next time.
+        """
+        rows, length = self._changed(), len(self.storage)
+        emptied = np.arange(length, self._length)
+        if len(rows) or len(emptied):
+            try:
+                keys = object_keys(all_slots(self.storage), torch.from_numpy(rows))
+            except Exception:
+                self._column.forget()
+                raise
+            left = self.number[np.concatenate([rows, emptied])]
+            self.number[emptied] = -1
+            self.number[rows] = self._exchange(left[left >= 0], keys)
+            self.last_row[self.number[rows]] = rows
+        self._length = length
+        return torch.from_numpy(rows)
+
+    def log_reward(self, rows: Int64[Tensor, "m"]) -> Float[Tensor, "m"]:
+        """Return the log-rewards of rows.
+
+        Args:
+            rows: in [0, len(storage)).
+        """
+        return self._column.values(self.storage)[rows].cpu()
+
+    def _changed(self) -> Int64[np.ndarray, "m"]:
+        """Return the rows to read again, in order."""
+        if not self.storage.initialized:
+            return np.empty(0, np.int64)
+        if len(self.storage) < self._length:  # it was emptied
+            self._column.forget()
+        rows = self._column.changed(self.storage)
+        return np.arange(len(self.storage)) if rows is None else np.unique(rows.numpy())
+
+    # Finding.
+
+    def find(self, keys: ObjectKeys) -> Int64[np.ndarray, "n"]:
+        """Return the numbers of objects as of the last refresh, -1 for those not known.
+
+        Args:
+            keys: of the objects; None, for what is no whole object, is never known.
+        """
+        return np.fromiter(map(self._number_of.get, keys, repeat(-1)), np.int64, len(keys))
+
+    def new(self, keys: ObjectKeys) -> tuple[Int64[np.ndarray, "k"], Int64[np.ndarray, "j"]]:
+        """Return the positions of the objects that are neither known nor repeated.
+
+        Args:
+            keys: of the objects; what is no whole object is always new.
+
+        Returns:
+            The positions, in order; and the numbers of the known objects among the others.
+        """
+        number = self.find(keys)
+        is_first = _first(keys) == np.arange(len(keys))
+        return np.flatnonzero((number < 0) & is_first), number[number >= 0]
+
+    def remember(self, keys: Iterable[bytes | None]) -> None:
+        """Remember objects, where the storage holds them and where it does not.
+
+        Args:
+            keys: of the objects, each once; what is no whole object is passed over.
+        """
+        self.refresh()
+        unknown: ObjectKeys = [
+            key for key in keys if key is not None and key not in self._number_of
+        ]
+        unknown = unknown[max(0, len(unknown) - self._n_remembered) :]
+        self._forget(self._oldest(self._n_remembered - len(unknown)))
+        self._remembered.update(dict.fromkeys(self._enter(unknown).tolist()))
+
+    # Numbers.
+
+    def _exchange(self, left: np.ndarray, keys: ObjectKeys) -> Int64[np.ndarray, "m"]:
+        """Return the numbers of objects that rows hold from now on.
+
+        What leaves one row and enters another keeps its number.
+
+        Args:
+            left: the numbers of the objects that rows held until now.
+            keys: of what they hold from now on.
+        """
+        number, first = self.find(keys), _first(keys)
+        is_new = number < 0
+        np.add.at(self._n_rows, left, -1)
+        np.add.at(self._n_rows, number[~is_new], 1)
+        gone = dict.fromkeys(left[self._n_rows[left] == 0].tolist())  # each once
+        if self._n_remembered:
+            for each in number[~is_new].tolist():
+                self._remembered.pop(each, None)
+            whole = {each: None for each in gone if self._key[each] is not None}
+            self._remembered.update(whole)
+            gone = dict.fromkeys([*(gone.keys() - whole.keys()), *self._oldest(self._n_remembered)])
+        self._forget(gone)
+        entering = np.flatnonzero(is_new & (first == np.arange(len(first))))
+        number[entering] = self._enter([keys[i] for i in entering.tolist()])
+        number = number[first]
+        np.add.at(self._n_rows, number[is_new], 1)
+        return number
+
+    def _enter(self, keys: ObjectKeys) -> Int64[np.ndarray, "m"]:
+        """Return numbers for objects not known so far, of which nothing else is known yet."""
+        n = len(keys)
+        self._n_unused -= n
+        number = self._unused[self._n_unused : self._n_unused + n].copy()
+        self._key[number] = keys
+        self._number_of.update(zip(keys, number.tolist(), strict=True))
+        self._number_of.pop(None, None)  # is no object
+        self.sent[number] = self.given[number] = False
+        self.arrival[number] = np.arange(self._n_arrived, self._n_arrived + n)
+        self._n_arrived += n
+        return number
+
+    def _forget(self, numbers: Iterable[int]) -> None:
+        """Let numbers be used again."""
+        number = np.fromiter(numbers, np.int64)
+        self._unused[self._n_unused : self._n_unused + len(number)] = number
+        self._n_unused += len(number)
+        deque(map(self._number_of.pop, self._key[number], repeat(None)), 0)
+        self._key[number] = None
+
+    def _oldest(self, n: int) -> list[int]:
+        """Take the objects that left first off those remembered, all but n."""
+        excess = range(len(self._remembered) - n)
+        return [self._remembered.popitem(last=False)[0] for _ in excess]
+
+    # State.
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return, row by row, what the storage does not hold."""
+        self.refresh()
+        number = self.number[: len(self.storage)]
+        return {
+            "sent": torch.from_numpy(self.sent[number]),
+            "given": torch.from_numpy(self.given[number]),
+            "arrival": torch.from_numpy(self.arrival[number]),
+            "n_arrived": self._n_arrived,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Resume from what :meth:`state_dict` returned, over a storage restored to that moment.
+
+        Args:
+            state: from another index; where that had fewer ranks, or more, the others are unknown.
+
+        Raises:
+            CheckpointMismatchError: it is of another number of rows.
+        """
+        n, came = len(self.storage), len(state["arrival"])
+        if came != n:
+            raise CheckpointMismatchError(f"index of {came} rows, expected {n} as are stored")
+        self._column.forget()
+        self.refresh()
+        number, n_ranks = self.number[:n], min(state["sent"].shape[1], self.sent.shape[1])
+        for column, saved in ((self.sent, state["sent"]), (self.given, state["given"])):
+            column[number] = False
+            column[number, :n_ranks] = saved.numpy()[:, :n_ranks]
+        self.arrival[number] = state["arrival"].numpy()
+        self._n_arrived = state["n_arrived"]
+
+
+def _first(keys: ObjectKeys) -> Int64[np.ndarray, "n"]:
+    """Return the position of the first of each that is the same; None is like nothing else."""
+    position: dict[bytes | None, int] = {}
+    first = np.fromiter(map(position.setdefault, keys, range(len(keys))), np.int64, len(keys))
+    if None in position:
+        is_object = np.fromiter((key is not None for key in keys), bool, len(keys))
+        first = np.where(is_object, first, np.arange(len(keys)))
+    return first

@@ -1,0 +1,324 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from remote.remote_runs import objects, trajectories, transitions
+from torchrl.data import LazyTensorStorage, ListStorage, ReplayBuffer
+
+from gfn_rb import fifo_buffer, reward_prioritized_buffer
+from gfn_rb.containers.objects import object_keys
+from gfn_rb.errors import ArgumentError, CheckpointMismatchError
+from gfn_rb.remote.feeding.object_index import ObjectIndex
+
+ALL = torch.arange(3)
+VALUES = range(8)
+
+
+def keys(values):
+    return object_keys(objects(values))
+
+
+def visited(values, whole):
+    """Visited states; those that are whole are terminating and stand for an object."""
+    return objects(values).set("is_terminating", torch.tensor(whole, dtype=torch.bool))
+
+
+def known(index, values):
+    """Those of some values that are known."""
+    return [v for v, number in zip(values, index.find(keys(values)), strict=True) if number >= 0]
+
+
+def column(index, name, rows, *rank):
+    return getattr(index, name)[(index.number[rows.numpy()], *rank)].tolist()
+
+
+# Against a plain model: a dictionary of what is known of each object.
+
+values = st.lists(st.tuples(st.sampled_from(VALUES), st.booleans()), min_size=1, max_size=5)
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("extend"), values),
+        st.tuples(st.just("overwrite"), values),
+        st.tuples(st.sampled_from(["relabel", "give"]), st.integers(0, 4)),
+        st.tuples(st.sampled_from(["empty", "swap", "load"]), st.none()),
+    ),
+    max_size=12,
+)
+
+
+class Model:
+    """What is to be known of the objects of a buffer, object by object."""
+
+    def __init__(self, rb):
+        self.rb, self.rows, self.known = rb, [], {}
+
+    def follow(self, index):
+        """Read every row, and forget what is held no more."""
+        stored = self.rb[:] if len(self.rb) else visited([], [])
+        pairs = zip(stored["state"][:, 0].tolist(), stored["is_terminating"].tolist(), strict=True)
+        self.rows = [value if is_whole else None for value, is_whole in pairs]
+        held = {value for value in self.rows if value is not None}
+        latest = max((each["arrival"] for each in self.known.values()), default=-1)
+        self.known = {value: each for value, each in self.known.items() if value in held}
+        for value in held - self.known.keys():
+            arrival = int(index.arrival[index.find(keys([value]))[0]])
+            assert arrival > latest
+            self.known[value] = {"sent": set(), "given": set(), "arrival": arrival, "n": 0}
+        for value, each in self.known.items():
+            each["n"] = max(each["n"], self.rows.count(value))
+
+    def add(self, name, rows, rank):
+        for row in rows:
+            if self.rows[row] is not None:
+                self.known[self.rows[row]][name].add(rank)
+
+    def check(self, index):
+        assert known(index, VALUES) == sorted(self.known)
+        assert len(index) == len(self.known)
+        number = index.number[: len(self.rows)].tolist()
+        assert (index.number[len(self.rows) :] == -1).all()
+        assert len({*number}) == len(self.known) + self.rows.count(None)
+        for row, value in enumerate(self.rows):
+            if value is None:
+                continue
+            assert number[row] == index.find(keys([value]))[0]
+            if self.known[value]["n"] == 1:
+                assert index.last_row[number[row]] == row
+            assert index.arrival[number[row]] == self.known[value]["arrival"]
+            for name in ("sent", "given"):
+                ranks = getattr(index, name)[number[row]].nonzero()[0].tolist()
+                assert {*ranks} == self.known[value][name]
+
+
+@pytest.mark.parametrize("make", [fifo_buffer, reward_prioritized_buffer])
+@settings(max_examples=100)
+@given(steps)
+def test_an_index_knows_what_a_dictionary_of_objects_would(make, steps):
+    rb = make(5)
+    index, model = ObjectIndex(rb, 3), Model(rb)
+    for number, (action, argument) in enumerate(steps):
+        n, rank = len(rb), number % 3
+        written = []
+        if action == "extend":
+            slots = rb.extend(visited(*zip(*argument, strict=True)))
+            written = slots[slots >= 0].tolist()
+        elif action == "overwrite" and n >= len(argument):
+            rb[: len(argument)] = visited(*zip(*argument, strict=True))
+        elif action == "relabel" and argument < n:
+            rb[:]["log_reward"][argument] += 1.0
+        elif action == "swap" and n:
+            rb[:n] = rb[:][torch.arange(n - 1, -1, -1)]
+        elif action == "empty":
+            rb.empty()
+        elif action == "load":
+            index, state = ObjectIndex(rb, 3), index.state_dict()
+            index.load_state_dict(state)
+        rows = index.refresh()
+        assert len(rows) == len(rows.unique())
+        model.follow(index)
+        if action == "give" and argument < n:
+            index.given[index.number[argument], rank] = True
+            model.add("given", [argument], rank)
+        index.sent[index.number[written], rank] = True
+        model.add("sent", written, rank)
+        model.check(index)
+
+
+@settings(max_examples=100)
+@given(st.lists(st.tuples(st.booleans(), st.sets(st.integers(0, 9), max_size=3)), max_size=10))
+def test_the_objects_that_left_last_are_remembered(batches):
+    rb = fifo_buffer(3)
+    index, held, remembered = ObjectIndex(rb, n_remembered=4), [], []
+    for is_stored, batch in batches:
+        new = [value for value in batch if value not in held]
+        if not new:
+            continue
+        if is_stored:
+            slots = rb.extend(objects(new)).tolist()
+            index.refresh()
+            left = [held[slot] for slot in sorted(slots) if slot < len(held)]
+            held = rb[:]["state"][:, 0].tolist()
+            remembered = [value for value in remembered if value not in new] + left
+        else:
+            index.remember(keys(new))
+            remembered += [value for value in new if value not in remembered]
+        remembered = remembered[-4:]
+        assert known(index, range(10)) == sorted({*held, *remembered})
+
+
+# Following a storage.
+
+
+def test_only_rows_that_changed_are_read_again():
+    rb = fifo_buffer(40)
+    index = ObjectIndex(rb)
+    rb.extend(objects(range(40)))
+    assert index.refresh().tolist() == list(range(40))
+    assert index.refresh().tolist() == []
+    rb.extend(objects([50, 51]))
+    assert index.refresh().tolist() == [0, 1]
+
+
+def test_what_is_no_object_is_not_held():
+    rb = fifo_buffer(4)
+    index = ObjectIndex(rb, n_remembered=4)
+    rb.extend(transitions([1, 2]))
+    assert index.refresh().tolist() == [0, 1]
+    parts = object_keys(transitions([1, 1]))
+    index.remember(parts)
+    assert len(index) == 0
+    assert (index.find(parts) == -1).all()
+    assert index.new(parts)[0].tolist() == [0, 1]
+
+
+def test_parts_of_objects_take_no_place_of_what_is_remembered():
+    rb = fifo_buffer(2)
+    index = ObjectIndex(rb, n_remembered=2)
+    rb.extend(visited([1, 2], [True, True]))
+    for values in ([3, 3], [4, 4], [5, 5]):
+        index.refresh()
+        rb.extend(visited(values, [False, False]))
+    index.refresh()
+    assert known(index, VALUES) == [1, 2]
+
+
+def test_log_rewards_are_read_by_row():
+    rb = fifo_buffer(4)
+    index = ObjectIndex(rb)
+    rb.extend(objects([1, 2, 3], [0.5, 1.5, 2.5]))
+    assert index.log_reward(torch.tensor([2, 0])).tolist() == [2.5, 0.5]
+
+
+def test_a_row_that_is_no_object_is_named_until_it_is_put_right():
+    rb = fifo_buffer(3)
+    index = ObjectIndex(rb)
+    rb.extend(trajectories([5, 6, 7]))
+    index.refresh()
+    rb[1:2] = trajectories([8]).set("length", torch.tensor([9]))
+    for _ in range(2):
+        with pytest.raises(ArgumentError, match="length must be 1 to 3 in every row, got"):
+            index.refresh()
+    rb[1:2] = trajectories([8])
+    assert index.refresh().tolist() == [0, 1, 2]
+    assert (index.find(object_keys(trajectories([5, 6, 7, 8]))) >= 0).tolist() == [
+        *(True, False, True, True)
+    ]
+
+
+@pytest.mark.parametrize("storage", [ListStorage(4), LazyTensorStorage(4, ndim=2)])
+def test_another_storage_is_refused_at_once(storage):
+    with pytest.raises(ArgumentError, match=r"buffer must have a one-dimensional .*, got a L"):
+        ObjectIndex(ReplayBuffer(storage=storage))
+
+
+# Finding.
+
+
+def test_new_objects_are_named_once_and_in_order():
+    rb = fifo_buffer(4)
+    index = ObjectIndex(rb)
+    rb.extend(objects([5, 6]))
+    index.refresh()
+    new, repeats = index.new(keys([7, 5, 7, 8, 6, 5]))
+    assert new.tolist() == [0, 3]
+    five, six = index.find(keys([5, 6])).tolist()
+    assert repeats.tolist() == [five, six, five]
+    assert five != six
+    assert index.new(object_keys(visited([8, 8, 7, 7, 8], [0, 1, 1, 0, 1])))[0].tolist() == [
+        *(0, 1, 2, 3)
+    ]
+
+
+def test_an_empty_batch_has_nothing_new():
+    new, repeats = ObjectIndex(fifo_buffer(4)).new(keys([]))
+    assert new.tolist() == repeats.tolist() == []
+
+
+def test_objects_of_another_size_are_not_known():
+    rb = fifo_buffer(4)
+    index = ObjectIndex(rb)
+    wide = objects([1, 2]).set("state", torch.tensor([[1, 0, 0], [2, 0, 0]]))
+    index.find(object_keys(wide))
+    rb.extend(objects([1, 2]))
+    index.refresh()
+    assert index.find(object_keys(wide)).tolist() == [-1, -1]
+    assert known(index, [1, 2]) == [1, 2]
+
+
+def test_numbers_are_used_again_and_objects_forgotten_whole():
+    rb = fifo_buffer(2)
+    index = ObjectIndex(rb)
+    for value in (0, 256, 65536, 1, 2, 3):  # whose bytes end, or begin, in zeros
+        rb.extend(objects([value, value + 1]))
+        index.refresh()
+        assert known(index, [value - 1, value, value + 1]) == [value, value + 1]
+        assert len(index) == 2
+
+
+# What is known of objects.
+
+
+@pytest.fixture
+def rb():
+    rb = fifo_buffer(3)
+    rb.extend(objects([1, 2, 3]))
+    return rb
+
+
+@pytest.fixture
+def index(rb):
+    index = ObjectIndex(rb, 4)
+    index.refresh()
+    return index
+
+
+def test_what_is_known_of_an_object_moves_with_it(rb, index):
+    index.sent[index.number[0], 1] = True
+    index.given[index.number[2], 2] = True
+    arrival = column(index, "arrival", ALL)
+    rb[:] = objects([3, 1, 5])
+    index.refresh()
+    assert column(index, "sent", ALL, 1) == [False, True, False]
+    assert column(index, "given", ALL, 2) == [True, False, False]
+    assert column(index, "arrival", ALL[:2]) == [arrival[2], arrival[0]]
+    assert column(index, "arrival", ALL[2:])[0] > max(arrival)
+
+
+def test_later_arrivals_have_higher_numbers(rb, index):
+    first = column(index, "arrival", ALL)
+    assert first == sorted({*first})
+    rb.extend(objects([4, 5]))
+    index.refresh()
+    assert min(column(index, "arrival", ALL[:2])) > max(first)
+
+
+@pytest.mark.parametrize("n_ranks", [4, 2, 6])
+def test_a_restored_index_resumes(rb, index, n_ranks):
+    rb.extend(objects([4]))  # one more arrival than there are rows
+    index.refresh()
+    index.sent[index.number[1], 1] = True
+    index.given[index.number[0], 0] = True
+    other = ObjectIndex(rb, n_ranks)
+    other.refresh()
+    other.given[other.number, n_ranks - 1] = True
+    other.load_state_dict(index.state_dict())
+    assert column(other, "given", ALL, n_ranks - 1) == [False] * 3
+    assert column(other, "sent", ALL, 1) == [False, True, False]
+    assert column(other, "given", ALL, 0) == [True, False, False]
+    rb.extend(objects([7, 8]))
+    index.refresh()
+    other.refresh()
+    assert column(other, "arrival", ALL) == column(index, "arrival", ALL)
+
+
+def test_what_is_saved_is_known_of_what_the_buffer_holds_now(rb, index):
+    index.sent[index.number, 1] = True
+    rb.extend(objects([4]))  # in the place of 1, and not refreshed
+    assert index.state_dict()["sent"][:, 1].tolist() == [False, True, True]
+
+
+def test_an_index_of_another_buffer_is_refused(index):
+    rb = fifo_buffer(3)
+    rb.extend(objects([1]))
+    with pytest.raises(CheckpointMismatchError, match="index of 3 rows, expected 1"):
+        ObjectIndex(rb, 4).load_state_dict(index.state_dict())
