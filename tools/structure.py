@@ -1,0 +1,214 @@
+"""Measure how the package is built: ``python tools/structure.py [ROOT] [--draw PATH]``.
+
+Prints, of the checkout in ROOT (by default the one this script lies in), which may be an older one:
+
+- the lines and files of the package, and the files in its largest folder;
+- circles of imports, between modules and between rooms, those at any depth and under
+  ``TYPE_CHECKING`` included;
+- private names of torch, tensordict and torchrl used outside the adapter, and those that one
+  module of the package uses of another: see ``tools/private_names.py``;
+- classes at module level that share a name;
+- the files a batch passes through on its way to a manager's storage: see ``tools/hops.py``.
+
+``--draw`` paints the rooms, their sizes and who imports whom, with matplotlib.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import os
+import subprocess
+import sys
+from collections import Counter, defaultdict
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(HERE))
+
+from tools.private_names import ADAPTER, private_uses_in  # noqa: E402
+
+Graph = dict[str, set[str]]
+
+
+def modules(package: Path) -> dict[str, Path]:
+    """Return the files of a package by the dotted names of their modules."""
+    found = {}
+    for path in sorted(package.rglob("*.py")):
+        parts = (package.name, *path.relative_to(package).with_suffix("").parts)
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def n_lines(path: Path) -> int:
+    """Return how many lines a file has."""
+    return len(path.read_text().splitlines())
+
+
+def import_graph(package: Path) -> Graph:
+    """Return which module imports which, at any depth of its text."""
+    files = modules(package)
+    graph: Graph = {}
+    for name, path in files.items():
+        targets = {_module(target, files) for target in _imports(path, name)}
+        graph[name] = targets - {None, name}
+    return graph
+
+
+def _imports(path: Path, module: str) -> set[str]:
+    targets = set()
+    parents = module.split(".") if path.name == "__init__.py" else module.split(".")[:-1]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            targets |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            above = parents[: len(parents) - node.level + 1] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            targets |= {f"{base}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+            targets |= {arg.value for arg in node.args[:1] if isinstance(arg, ast.Constant)}
+    return targets
+
+
+def _module(target: str, files: dict[str, Path]) -> str | None:
+    """Return the module that a name imported lies in: itself, or what it is a part of."""
+    parts = target.split(".")
+    names = (".".join(parts[:n]) for n in range(len(parts), 0, -1))
+    return next((name for name in names if name in files), None)
+
+
+def room(module: str) -> str:
+    """Return the room of a module: what stands after the package's name; "" for its own file."""
+    return [*module.split("."), ""][1]
+
+
+def rooms(graph: Graph) -> Graph:
+    """Return which room imports which. The package's own file imports all, and is left out."""
+    found: Graph = defaultdict(set)
+    for module, targets in graph.items():
+        if room(module):
+            found[room(module)] |= {room(target) for target in targets} - {room(module), ""}
+    return dict(found)
+
+
+def circles(graph: Graph) -> list[list[str]]:
+    """Return the groups of nodes that can all be reached from each other."""
+    reach = {node: _reachable(graph, node) for node in graph}
+    groups = {tuple(sorted(m for m in reach[n] if n in reach.get(m, ()))) for n in graph}
+    return [list(group) for group in sorted(groups) if group]
+
+
+def _reachable(graph: Graph, start: str) -> set[str]:
+    seen: set[str] = set()
+    left = [start]
+    while left:
+        new = graph.get(left.pop(), set()) - seen
+        seen |= new
+        left += new
+    return seen
+
+
+def shared_class_names(package: Path) -> list[str]:
+    """Return the names of classes that several modules define."""
+    where = defaultdict(list)
+    for module, path in modules(package).items():
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef):
+                where[node.name].append(module)
+    return [f"{name}: {', '.join(at)}" for name, at in sorted(where.items()) if len(at) > 1]
+
+
+def hops(root: Path) -> list[str]:
+    """Return the files that a batch passes through, in an interpreter that imports that root."""
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    command = [sys.executable, str(HERE / "tools" / "hops.py"), str(root)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    return done.stdout.split() if done.returncode == 0 else [f"failed: {done.stderr[-500:]}"]
+
+
+def report(root: Path) -> None:
+    """Print all that is measured."""
+    package = root / "gfn_rb"
+    files, graph = modules(package).values(), import_graph(package)
+    folders = Counter(path.parent.relative_to(root) for path in files)
+    folder, largest = folders.most_common(1)[0]
+    print(f"lines: {sum(map(n_lines, files))}")
+    print(f"files: {len(files)}")
+    print(f"files in the largest folder: {largest} ({folder})")
+    _list("circles of modules", [" <-> ".join(circle) for circle in circles(graph)])
+    _list("circles of rooms", [" <-> ".join(circle) for circle in circles(rooms(graph))])
+    uses = private_uses_in(package, HERE / "gfn_rb" / ADAPTER)
+    for what, foreign in (("foreign private names", True), ("private names of others", False)):
+        found = [(path, use) for path, each in uses.items() for use in each]
+        chosen = [f"{path.relative_to(root)}:{u}" for path, u in found if u.is_foreign is foreign]
+        _list(f"{what} outside the adapter" if foreign else what, chosen)
+    _list("class names in several modules", shared_class_names(package))
+    _list("hops of a batch to the manager's storage", hops(root))
+
+
+def _list(what: str, items: list[str]) -> None:
+    print(f"{what}: {len(items)}")
+    for item in items:
+        print(f"    {item}")
+
+
+def draw(root: Path, path: Path) -> None:
+    """Paint the rooms in layers; an arrow goes to what is imported, unless others lead there."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    package = root / "gfn_rb"
+    graph = rooms(import_graph(package))
+    sizes: dict[str, list[int]] = defaultdict(list)
+    for module, file in modules(package).items():
+        sizes[room(module)].append(n_lines(file))
+    layers = _layers(graph)
+    figure, axes = plt.subplots(figsize=(11, 1.25 * len(layers) + 0.5))
+    at = {}
+    for level, layer in enumerate(layers):
+        for i, name in enumerate(layer):
+            at[name] = (11 * (i + 0.5) / len(layer), -1.25 * level)
+            n = len(sizes[name])
+            text = f"{name}\n{sum(sizes[name])} lines" + (f", {n} files" if n > 1 else "")
+            axes.text(
+                *at[name], text, ha="center", va="center", fontsize=9, zorder=3,
+                bbox={"boxstyle": "round,pad=0.45", "facecolor": "#eef3fa", "edgecolor": "#34567a"},
+            )  # fmt: skip
+    for name, targets in graph.items():
+        direct = targets - set().union(*(_reachable(graph, target) for target in targets))
+        for target in direct:
+            arrow = {"arrowstyle": "->", "color": "#7a8ba0", "shrinkA": 20, "shrinkB": 20}
+            axes.annotate("", at[target], at[name], arrowprops=arrow, zorder=1)
+    axes.set(xlim=(0, 11), ylim=(-1.25 * len(layers) + 0.5, 0.75))
+    axes.axis("off")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120, bbox_inches="tight", metadata={"Software": None})
+
+
+def _layers(graph: Graph) -> list[list[str]]:
+    """Return the rooms, each below all that it imports: users at the end."""
+    depth: dict[str, int] = {}
+    while len(depth) < len(graph):
+        ready = [n for n in graph if n not in depth and graph[n] <= depth.keys()]
+        if not ready:
+            raise SystemExit(f"rooms import each other in circles: {circles(graph)}")
+        for name in ready:
+            depth[name] = max((depth[target] + 1 for target in graph[name]), default=0)
+    return [sorted(n for n in graph if depth[n] == d) for d in range(max(depth.values()) + 1)]
+
+
+def main() -> None:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("root", nargs="?", type=Path, default=HERE)
+    parser.add_argument("--draw", type=Path, metavar="PATH")
+    arguments = parser.parse_args()
+    report(arguments.root.resolve())
+    if arguments.draw:
+        draw(arguments.root.resolve(), arguments.draw)
+
+
+if __name__ == "__main__":
+    main()
