@@ -8,8 +8,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from types import TracebackType
-from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -49,14 +48,21 @@ class Message(NamedTuple):
     """Its bytes: uint8, writable, aligned to 16 bytes, shared with nobody."""
 
 
-@runtime_checkable
-class SendHandle(Protocol):
-    """A message on its way. It keeps the payload alive for as long as that is needed."""
+class SendHandle(ABC):
+    """A message on its way. It keeps the payload alive for as long as that is needed.
 
-    @property
-    def nbytes(self) -> int:
-        """The size of the message."""
+    Args:
+        transport: the endpoint it was sent by.
+        dest: rank of the receiver.
+        nbytes: size of the message.
+    """
 
+    def __init__(self, transport: Transport, dest: int, nbytes: int) -> None:
+        self.dest = dest
+        self.nbytes = nbytes
+        self._transport = transport
+
+    @abstractmethod
     def done(self) -> bool:
         """Return whether the payload may be changed; does not wait.
 
@@ -74,13 +80,21 @@ class SendHandle(Protocol):
             TransportTimeoutError: it may not yet. The message stays on its way.
             PeerLostError: the receiver is gone.
         """
+        seconds = self._transport._seconds(timeout)
+        if self._transport._wait(lambda: self.done() or None, seconds) is None:
+            raise TransportTimeoutError(
+                f"rank {self.dest} did not take a message of {self.nbytes} bytes within "
+                f"{seconds:g} s"
+            )
 
 
 class Transport(ABC):
     """Messages of bytes between ranks 0 to size - 1.
 
     Between two ranks, messages of one tag arrive in the order in which they were sent, each whole
-    and once. What they mean is not the transport's business.
+    and once. What they mean is not the transport's business. A payload is a sequence of buffers,
+    or :class:`~gfn_rb.codec.buffers.LazyBuffer` ones, which arrive joined. Tags are 0 to 32,000.
+    Where a ``source`` or a ``tag`` is asked for, None stands for any.
 
     Every wait ends: after ``timeout`` seconds (of the call, or else of the transport) with
     :class:`~gfn_rb.errors.TransportTimeoutError`; ``math.inf`` waits for ever. A rank that is gone
@@ -88,7 +102,9 @@ class Transport(ABC):
     it once its last message has been received. Whoever waits for any rank is told of each lost one
     once, and can go on with the others.
 
-    An endpoint is used by one thread at a time, and closed by leaving its ``with`` block.
+    An endpoint is used by one thread at a time, and closed by leaving its ``with`` block. Once it
+    is, every method raises :class:`~gfn_rb.errors.TransportClosedError`; an argument that breaks
+    its rule raises :class:`~gfn_rb.errors.ArgumentError`.
 
     Args:
         rank: of this endpoint.
@@ -111,7 +127,7 @@ class Transport(ABC):
         self.timeout = checked_timeout(timeout)
         self.closed = False
         self._lost: dict[int, PeerLostError] = {}
-        self._untold: list[int] = []  # lost, but those who wait for any rank were not told
+        self._unreported: list[int] = []  # lost, but not yet raised in a wait for any rank
 
     @property
     def lost(self) -> frozenset[int]:
@@ -119,27 +135,15 @@ class Transport(ABC):
         return frozenset(self._lost)
 
     def host(self, rank: int) -> str | None:
-        """Return the name of the machine a rank runs on, None if that is not known.
-
-        Args:
-            rank: any.
-        """
+        """Return the name of the machine a rank runs on, None if that is not known."""
         return None
 
     def send(self, payload: Payload, dest: int, tag: int = 0, timeout: float | None = None) -> None:
         """Send a message, and wait until its payload may be changed.
 
-        Args:
-            payload: buffers, or ``LazyBuffer`` ones, which arrive joined.
-            dest: rank of the receiver; may be this one.
-            tag: 0 to 32,000: what the receiver can choose by.
-            timeout: in seconds; None stands for that of the transport.
-
         Raises:
-            ArgumentError: an argument breaks its rule.
             TransportTimeoutError: the receiver did not take it in time. It may still arrive.
             PeerLostError: the receiver is gone.
-            TransportClosedError: this endpoint is closed.
         """
         self.isend(payload, dest, tag).wait(timeout)
 
@@ -149,15 +153,8 @@ class Transport(ABC):
         Until the handle is done, the content of the payload must not change. Ask now and then
         whether it is: some transports move bytes only while one of their methods is called.
 
-        Args:
-            payload: buffers, or ``LazyBuffer`` ones, which arrive joined.
-            dest: rank of the receiver; may be this one.
-            tag: 0 to 32,000: what the receiver can choose by.
-
         Raises:
-            ArgumentError: an argument breaks its rule.
             PeerLostError: the receiver is known to be gone.
-            TransportClosedError: this endpoint is closed.
         """
         self._check_open()
         self._check_rank("dest", dest)
@@ -180,41 +177,26 @@ class Transport(ABC):
         The message is not received. After a probe, :meth:`take`, or a ``recv`` of the envelope's
         source and tag, returns that message.
 
-        Args:
-            source: rank of the sender; None for any.
-            tag: of the message; None for any.
-            timeout: how long to wait for one, in seconds.
-
         Raises:
-            ArgumentError: an argument breaks its rule.
             PeerLostError: there is none, and the source is gone; or, waiting for any, a rank is
-                gone of which this was not said before.
-            TransportClosedError: this endpoint is closed.
+                gone that no call has raised this for.
         """
-        self._check_wanted(source, tag)
-        return self._wait(lambda: self._look(source, tag), checked_timeout(timeout))
+        self._check_filter(source, tag)
+        return self._wait(lambda: self._find(source, tag), checked_timeout(timeout))
 
     def recv(
         self, source: int | None = None, tag: int | None = None, timeout: float | None = None
     ) -> Message:
         """Wait for a message and return it.
 
-        Args:
-            source: rank of the sender; None for any.
-            tag: of the message; None for any.
-            timeout: in seconds; None stands for that of the transport.
-
         Raises:
-            ArgumentError: an argument breaks its rule.
             TransportTimeoutError: none came in time.
             TransportError: a message is larger than ``max_nbytes``. It is dropped.
-            PeerLostError: there is none, and the source is gone; or, waiting for any, a rank is
-                gone of which this was not said before.
-            TransportClosedError: this endpoint is closed.
+            PeerLostError: as :meth:`probe` raises it.
         """
-        self._check_wanted(source, tag)
+        self._check_filter(source, tag)
         seconds = self._seconds(timeout)
-        envelope = self._wait(lambda: self._look(source, tag), seconds)
+        envelope = self._wait(lambda: self._find(source, tag), seconds)
         if envelope is None:
             raise TransportTimeoutError(
                 f"rank {self.rank} received no message from {_any('rank', source)} of "
@@ -225,14 +207,10 @@ class Transport(ABC):
     def take(self, envelope: Envelope) -> Message:
         """Receive the message that a probe has found, and that was not received since.
 
-        Args:
-            envelope: what the probe returned.
-
         Raises:
             ArgumentError: there is no such message.
             TransportError: the message is larger than ``max_nbytes``. It is dropped.
             PeerLostError: the source is gone before all of it has come.
-            TransportClosedError: this endpoint is closed.
         """
         self._check_open()
         return Message(envelope.source, envelope.tag, self._take(envelope))
@@ -241,10 +219,6 @@ class Transport(ABC):
         """Close the endpoint, after the messages on their way have left.
 
         Those that were not received here are dropped. Closing again does nothing.
-
-        Args:
-            timeout: how long to wait for messages to leave, in seconds; None stands for that of
-                the transport.
 
         Raises:
             TransportTimeoutError: some did not leave. The endpoint is closed all the same.
@@ -257,12 +231,7 @@ class Transport(ABC):
     def __enter__(self: T) -> T:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
         if error is None:
             self.close()
         else:  # which is the one to hear of
@@ -282,7 +251,7 @@ class Transport(ABC):
     def _poll(self, source: int | None, tag: int | None) -> Envelope | None:
         """Return the first message that matches, None if there is none; do not wait.
 
-        Peers found to be gone are reported to ``_lose``.
+        Peers found to be gone are recorded with ``_mark_lost``.
         """
 
     @abstractmethod
@@ -291,40 +260,34 @@ class Transport(ABC):
 
     @abstractmethod
     def _close(self, seconds: float) -> None:
-        """Let messages leave, then let go of everything."""
+        """Let messages leave, then release everything."""
 
-    def _wait(self, look: Callable[[], T | None], seconds: float) -> T | None:
+    def _wait(self, attempt: Callable[[], T | None], seconds: float) -> T | None:
         """Call until the result is not None, or time is up."""
-        found = look()
-        if found is None and seconds > 0:
-            found = polled(look, seconds)
-        return found
+        return polled(attempt, seconds)
 
-    def _look(self, source: int | None, tag: int | None) -> Envelope | None:
+    def _find(self, source: int | None, tag: int | None) -> Envelope | None:
         self._check_open()
         envelope = self._poll(source, tag)
-        if envelope is None and self._lost:
-            self._tell(source)
+        # Losses come last: what a rank sent before it was gone is still received.
+        if envelope is None and source is None and self._unreported:
+            raise self._lost[self._unreported.pop(0)]
+        if envelope is None and source in self._lost:
+            raise self._lost[source]
         return envelope
 
-    def _lose(self, rank: int, reason: str) -> None:
-        """Note that a rank is gone."""
+    def _mark_lost(self, rank: int, reason: str) -> None:
         if rank not in self._lost:
             self._lost[rank] = PeerLostError(rank, reason, self.host(rank))
-            self._untold.append(rank)
+            self._unreported.append(rank)
 
-    def _tell(self, source: int | None) -> None:
-        if source is None and self._untold:
-            raise self._lost[self._untold.pop(0)]
-        if source in self._lost:
-            raise self._lost[source]
-
-    def _not_here(self, envelope: Envelope) -> ArgumentError:
+    def _unknown(self, envelope: Envelope) -> ArgumentError:
         return ArgumentError(f"{envelope} was received before; expected what a probe has found")
 
-    def _too_large(self, source: int, nbytes: int) -> TransportError:
+    def _too_large(self, envelope: Envelope) -> TransportError:
         return TransportError(
-            f"rank {source} sent {nbytes} bytes; expected at most max_nbytes, {self.max_nbytes}"
+            f"rank {envelope.source} sent {envelope.nbytes} bytes; expected at most max_nbytes, "
+            f"{self.max_nbytes}"
         )
 
     # Checks.
@@ -340,7 +303,7 @@ class Transport(ABC):
         if not 0 <= rank < self.size:
             raise ArgumentError(f"{name} is {rank}; expected a rank, 0 to {self.size - 1}")
 
-    def _check_wanted(self, source: int | None, tag: int | None) -> None:
+    def _check_filter(self, source: int | None, tag: int | None) -> None:
         if source is not None:
             self._check_rank("source", source)
         if tag is not None:
@@ -348,10 +311,7 @@ class Transport(ABC):
 
 
 def checked_timeout(timeout: float) -> float:
-    """Return a timeout that makes sense.
-
-    Args:
-        timeout: in seconds.
+    """Return a timeout in seconds, if it is one.
 
     Raises:
         ArgumentError: it is negative or NaN.
@@ -370,33 +330,37 @@ def _bytes(part: Buffer) -> memoryview:
     view = memoryview(part)
     if not view.c_contiguous:
         raise ArgumentError("payload has a buffer with gaps; expected contiguous ones")
-    return view.cast("B") if view.nbytes else memoryview(b"")
+    return view.cast("B") if view.nbytes else memoryview(b"")  # an empty view cannot be cast
 
 
 def _any(what: str, which: int | None) -> str:
     return f"any {what}" if which is None else f"{what} {which}"
 
 
-_EAGER = 2e-3  # seconds: most answers come within, and the shortest sleep takes longer than many
+_EAGER = 2e-3  # seconds: most replies come within, and the shortest sleep takes longer than many
 _LONGEST = 2e-3
 
 
-def polled(look: Callable[[], T | None], seconds: float) -> T | None:
+def polled(attempt: Callable[[], T | None], seconds: float) -> T | None:
     """Call again and again until the result is not None, or time is up; return it.
 
     At first it only lets other processes run in between; later it sleeps, a tenth of the time
     waited but never above 2 ms.
 
     Args:
-        look: what to call.
+        attempt: what to call, at least once.
         seconds: how long.
     """
+    result = attempt()
+    if result is not None or seconds <= 0:
+        return result
     start = time.monotonic()
     waited = 0.0
-    while (found := look()) is None and waited < seconds:
+    while (result := attempt()) is None and waited < seconds:
         if waited < _EAGER:
+            # On a machine with fewer cores than ranks the peer waited for needs this one's core.
             os.sched_yield()
         else:
             time.sleep(min(waited / 10, _LONGEST, seconds - waited))
         waited = time.monotonic() - start
-    return found
+    return result

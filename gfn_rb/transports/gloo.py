@@ -1,4 +1,9 @@
-"""Messages between processes by torch.distributed's Gloo: TCP, and nothing to install."""
+"""Messages between processes by torch.distributed's Gloo: TCP, and nothing to install.
+
+Gloo receives only from a rank it is told, and only as many bytes as it is told: it has no probe.
+So each peer has a thread that always receives the next head, which says how much follows. What
+arrives is put into a mailbox, where it can be probed for.
+"""
 
 from __future__ import annotations
 
@@ -23,19 +28,21 @@ from gfn_rb.errors import (
     TransportTimeoutError,
 )
 from gfn_rb.transports.base import MAX_NBYTES, TIMEOUT, Part, checked_timeout
-from gfn_rb.transports.bytes import blank, joined
-from gfn_rb.transports.inbox import InboxTransport, Letter, Post
+from gfn_rb.transports.mailbox import Mailboxes, MailboxTransport, QueuedMessage
 
-_HEAD = struct.Struct("<qq")  # bytes and tag of a message, its first bytes after it; or the goodbye
-_FIRST = 4096  # bytes of what is sent first: most messages are all in it
+# What is sent first has always the same size, as the receiver must know it beforehand: bytes and
+# tag of the message, then its first bytes, which for most messages are all.
+_HEAD = struct.Struct("<qq")
+_FIRST = 4096
 _INLINE = _FIRST - _HEAD.size
+# In place of the number of bytes: the last that comes from a peer, and the reply to it.
 _GOODBYE = -1
-_FAREWELL = -2  # the answer to a goodbye: after it, nobody has to wait for this line
+_FAREWELL = -2
 _CHUNK = 1 << 24
 _FOREVER = timedelta(days=365)  # threads wait for what may never come
 
 
-class GlooTransport(InboxTransport):
+class GlooTransport(MailboxTransport):
     """The endpoint of this process in a Gloo group of its own.
 
     Making one waits until all have been made. Two threads for each peer send and receive, so that
@@ -68,43 +75,40 @@ class GlooTransport(InboxTransport):
     ) -> None:
         seconds = min(checked_timeout(timeout), _FOREVER.total_seconds())
         store, rank, size = _store(where, rank, size, timedelta(seconds=seconds))
-        super().__init__(rank, Post(size), timeout, max_nbytes)
+        super().__init__(rank, Mailboxes(size), timeout, max_nbytes)
         self._hosts, self._group = _connected(store, rank, size, timedelta(seconds=seconds))
-        self._lines = {peer: Line(self, peer) for peer in set(range(size)) - {rank}}
-        for line in self._lines.values():
-            line.start()
+        self._peers = {peer: PeerConnection(self, peer) for peer in set(range(size)) - {rank}}
+        for peer in self._peers.values():
+            peer.sender.start()
+            peer.receiver.start()
 
     def host(self, rank: int) -> str | None:
-        """Return the name of the machine a rank runs on.
-
-        Args:
-            rank: any.
-        """
+        """Return the name of the machine a rank runs on."""
         return self._hosts[rank]
 
-    def _isend(self, parts: list[Part], nbytes: int, dest: int, tag: int) -> Letter:
+    def _isend(self, parts: list[Part], nbytes: int, dest: int, tag: int) -> QueuedMessage:
         self._check_present(dest)
-        letter = Letter(self.rank, dest, tag, joined(parts, nbytes), self._post, self.timeout)
+        message = self._queued(parts, nbytes, dest, tag)
         if dest == self.rank:
-            self._post.put(letter)
+            self._mailboxes.put(message)
         else:
-            self._lines[dest].post(letter)
-            self._check_present(dest)
-        return letter
+            self._peers[dest].send(message)
+            self._check_present(dest)  # sending may have found out that it is not
+        return message
 
     def _close(self, seconds: float) -> None:
         end = time.monotonic() + seconds
-        with self._post.changed:
-            self._inbox.clear()
-            self._post.shut = True
-            self._post.changed.notify_all()
-        for line in self._lines.values():
-            line.outgoing.put(None)
+        with self._mailboxes.changed:
+            self._mailbox.clear()
+            self._mailboxes.closed = True
+            self._mailboxes.changed.notify_all()
+        for peer in self._peers.values():
+            peer.outgoing.put(None)
         # A thread that waits inside Gloo must not outlive the interpreter.
-        for line in self._lines.values():
-            for thread in (line.sender, line.receiver):
+        for peer in self._peers.values():
+            for thread in (peer.sender, peer.receiver):
                 thread.join(min(max(0.0, end - time.monotonic()), threading.TIMEOUT_MAX))
-        stuck = [peer for peer, line in self._lines.items() if line.sender.is_alive()]
+        stuck = [rank for rank, peer in self._peers.items() if peer.sender.is_alive()]
         if stuck:
             raise TransportTimeoutError(
                 f"rank {self.rank} closed its endpoint with messages on their way to ranks "
@@ -112,8 +116,11 @@ class GlooTransport(InboxTransport):
             )
 
 
-class Line:
+class PeerConnection:
     """The connection to one peer, and the two threads that serve it.
+
+    A thread that waits inside Gloo cannot be woken from outside, but by a message. So whoever
+    closes says goodbye, and is bid farewell by the peer's sender: both receivers then end.
 
     Args:
         transport: the endpoint here.
@@ -121,42 +128,36 @@ class Line:
     """
 
     def __init__(self, transport: GlooTransport, peer: int) -> None:
-        self.outgoing: queue.SimpleQueue[tuple[Letter | None, list[tuple[Any, Tensor]]] | None] = (
-            queue.SimpleQueue()
-        )
+        # Messages begun with the pieces that Gloo still sends; (None, []) asks for a farewell,
+        # None for the end.
+        self.outgoing: queue.SimpleQueue[
+            tuple[QueuedMessage | None, list[tuple[Any, Tensor]]] | None
+        ] = queue.SimpleQueue()
         self.sender = self._thread(self._send_all, "send to")
         self.receiver = self._thread(self._receive_all, "receive from")
         self._transport = transport
         self._group = transport._group
-        self._post = transport._post
+        self._mailboxes = transport._mailboxes
         self._peer = peer
-        self._held: list[Letter] = []
-        self._posting = threading.Lock()
+        self._untaken: list[QueuedMessage] = []
+        # The pieces of one message must follow each other, and none may follow the last one.
+        self._sending = threading.Lock()
 
-    def start(self) -> None:
-        """Begin to send and receive."""
-        self.sender.start()
-        self.receiver.start()
-
-    def post(self, letter: Letter) -> None:
-        """Begin to send a message; the thread that sends sees it off.
-
-        Args:
-            letter: the message. Nothing is sent if the peer is gone.
-        """
-        with self._posting:
-            if self._peer in self._post.gone:
+    def send(self, message: QueuedMessage) -> None:
+        """Begin to send a message, unless the peer is gone; the sender waits for its end."""
+        with self._sending:
+            if self._peer in self._mailboxes.gone:
                 return
             try:
-                works = self._begin(letter.tag, letter.data)
+                works = self._begin(message.envelope.tag, message.data)
             except RuntimeError as error:
                 self._fail("send to", error)
                 return
-        self.outgoing.put((letter, works))
+        self.outgoing.put((message, works))
 
     def _begin(self, tag: int, data: np.ndarray) -> list[tuple[Any, Tensor]]:
         """Begin to send a message: its head with its first bytes, then the others."""
-        first = blank(_FIRST)
+        first = np.empty(_FIRST, np.uint8)
         _HEAD.pack_into(first.data, 0, len(data), tag)
         inline = data[:_INLINE]
         first[_HEAD.size : _HEAD.size + len(inline)] = inline
@@ -164,8 +165,7 @@ class Line:
         # Gloo does not keep alive what it sends.
         return [(self._group.send([part], self._peer, 0), part) for part in parts]
 
-    def _part(self, what: int) -> None:
-        """Say goodbye, or farewell to one who did."""
+    def _send_last(self, what: int) -> None:
         last = torch.zeros(_FIRST, dtype=torch.uint8)
         _HEAD.pack_into(last.numpy().data, 0, what, 0)
         self._group.send([last], self._peer, 0).wait(_FOREVER)
@@ -181,65 +181,60 @@ class Line:
 
     def _fail(self, what: str, error: RuntimeError) -> None:  # Gloo has no kinds of errors
         reason = " ".join(str(error).split())[:200]
-        self._post.lose(self._peer, f"cannot {what} it: {reason}")
+        self._mailboxes.mark_gone(self._peer, f"cannot {what} it: {reason}")
 
     def _send_all(self) -> None:
-        while (posted := self.outgoing.get()) is not None:
-            letter, works = posted
-            if letter is None:
-                self._bid_farewell()
+        while (begun := self.outgoing.get()) is not None:
+            message, works = begun
+            if message is None:
+                # After everything sent before, which the peer still reads.
+                with self._sending:
+                    self._mailboxes.mark_gone(self._peer, "it closed its endpoint")
+                    self._send_last(_FAREWELL)
                 continue
             for work, _ in works:
                 work.wait(_FOREVER)
-            letter.deliver()
-        with self._posting:
-            if self._peer not in self._post.gone:
-                self._part(_GOODBYE)
-
-    def _bid_farewell(self) -> None:
-        """Answer a goodbye, after everything posted before: the peer reads until then."""
-        with self._posting:
-            self._post.lose(self._peer, "it closed its endpoint")
-            self._part(_FAREWELL)
+            message.deliver()
+        with self._sending:
+            if self._peer not in self._mailboxes.gone:
+                self._send_last(_GOODBYE)
 
     def _receive_all(self) -> None:
-        first = blank(_FIRST)
+        first = np.empty(_FIRST, np.uint8)
         while True:
             self._receive(first)
             nbytes, tag = _HEAD.unpack_from(first.data)
             if nbytes < 0:
                 self.outgoing.put((None, []))
                 return
-            letter = self._letter(nbytes, tag, first[_HEAD.size :][:nbytes])
-            if not self._post.shut:
-                self._post.put(letter)
+            message = self._received(nbytes, tag, first[_HEAD.size :][:nbytes])
+            if not self._mailboxes.closed:
+                self._mailboxes.put(message)
 
-    def _letter(self, nbytes: int, tag: int, inline: np.ndarray) -> Letter:
+    def _received(self, nbytes: int, tag: int, inline: np.ndarray) -> QueuedMessage:
+        """Receive the rest of a message; one that is too large is read without being kept."""
         here, n_left = self._transport, nbytes - len(inline)
         if nbytes > here.max_nbytes:
-            self._drop(n_left)
-            letter = Letter(self._peer, here.rank, tag, blank(0), self._post, 0.0)
-            letter.refused = nbytes
-            return letter
-        self._post.wait(lambda: self._has_room(nbytes) or self._post.shut or None, math.inf)
-        data = blank(nbytes)
+            scratch = np.empty(min(n_left, _CHUNK), np.uint8)
+            for start in range(0, n_left, _CHUNK):
+                self._receive(scratch[: n_left - start])
+            return QueuedMessage(here, self._peer, here.rank, tag, scratch[:0], nbytes)
+        self._mailboxes.wait(
+            lambda: self._has_room(nbytes) or self._mailboxes.closed or None, math.inf
+        )
+        data = np.empty(nbytes, np.uint8)
         data[: len(inline)] = inline
         for chunk in _chunks(data[len(inline) :]):
             self._receive(chunk)
-        letter = Letter(self._peer, here.rank, tag, data, self._post, 0.0)
-        self._held.append(letter)
-        return letter
+        message = QueuedMessage(here, self._peer, here.rank, tag, data)
+        self._untaken.append(message)
+        return message
 
     def _has_room(self, nbytes: int) -> bool:
-        """Return whether what came on this line and was not taken leaves room for more."""
-        self._held = [letter for letter in self._held if not letter.delivered]
-        held = sum(len(letter.data) for letter in self._held)
+        """Return whether what came from this peer and was not taken leaves room for more."""
+        self._untaken = [message for message in self._untaken if not message.delivered]
+        held = sum(message.nbytes for message in self._untaken)
         return held + nbytes <= self._transport.max_nbytes
-
-    def _drop(self, nbytes: int) -> None:
-        scratch = blank(min(nbytes, _CHUNK))
-        for start in range(0, nbytes, _CHUNK):
-            self._receive(scratch[: nbytes - start])
 
     def _receive(self, place: np.ndarray) -> None:
         self._group.recv([torch.from_numpy(place)], self._peer, 0).wait(_FOREVER)

@@ -19,19 +19,19 @@ from gfn_rb.transports.base import (
     TIMEOUT,
     Envelope,
     Part,
+    SendHandle,
     Transport,
-    checked_timeout,
     polled,
 )
-from gfn_rb.transports.bytes import blank
 from gfn_rb.transports.launch import is_fault_tolerant
 from gfn_rb.transports.segments import PREAMBLE, cut, sizes_after
 
 _GOODBYE = 0  # the MPI tag of an endpoint that closes; others are one more than ours
 _HOST_NBYTES = 256
-_SELDOM = 8  # how often to look in vain for a message before looking after the peers
+_SELDOM = 8  # polls without success before the peers are checked, which costs more than a poll
 _CHUNK = 1 << 24  # longer segments are sent in pieces, so that they can be dropped in little room
-_abandoned: list[Any] = []  # what MPI may still read from or write to
+# MPI may still read from or write to buffers of requests that were given up: they must outlive it.
+_abandoned: list[Any] = []
 
 
 class MPITransport(Transport):
@@ -71,22 +71,18 @@ class MPITransport(Transport):
                 each.Set_errhandler(self._mpi.ERRORS_RETURN)
             self._hosts = _hosts(self._mpi, self._heads)
         except self._mpi.Exception as error:
-            raise self.mapped(error) from error
+            raise self.translated(error) from error
         self._status = self._mpi.Status()
         self._matched: list[tuple[Envelope, np.ndarray, list[int]]] = []
         self._sending: list[MPISend] = []
-        self._in_vain = 0
+        self._empty_polls = 0
 
     def host(self, rank: int) -> str | None:
-        """Return the name of the machine a rank runs on.
-
-        Args:
-            rank: any.
-        """
+        """Return the name of the machine a rank runs on."""
         return self._hosts[rank]
 
-    def look_after_peers(self) -> bool:
-        """Note who has closed their endpoint or died, and return whether there is news.
+    def check_peers(self) -> bool:
+        """Record who has closed their endpoint or died, and return whether somebody has.
 
         Raises:
             TransportError: MPI refuses.
@@ -96,23 +92,18 @@ class MPITransport(Transport):
             while self._heads.Iprobe(self._mpi.ANY_SOURCE, _GOODBYE, self._status):
                 rank = self._status.Get_source()
                 self._heads.Recv([bytearray(0), self._mpi.BYTE], rank, _GOODBYE)
-                self._lose(rank, "it closed its endpoint")
+                self._mark_lost(rank, "it closed its endpoint")
         except self._mpi.Exception as error:
             if not self._is_failure(error):
-                raise self.mapped(error) from error
-        self._note_failures()
+                raise self.translated(error) from error
+        self._record_failures()
         return len(self._lost) > before
 
-    def mapped(self, error: Any, rank: int | None = None) -> TransportError:
-        """Return this library's error for one of MPI.
-
-        Args:
-            error: an ``MPI.Exception``.
-            rank: with whom it happened.
-        """
-        self._note_failures()
+    def translated(self, error: Any, rank: int | None = None) -> TransportError:
+        """Return this library's error for an ``MPI.Exception``, which happened with a rank."""
+        self._record_failures()
         if rank is not None and self._is_failure(error):
-            self._lose(rank, "its process died")
+            self._mark_lost(rank, "its process died")
         if rank in self._lost:  # of several requests, MPI says only that one went wrong
             return self._lost[rank]
         return TransportError(f"MPI refuses on rank {self.rank}: {error.Get_error_string()}")
@@ -122,27 +113,34 @@ class MPITransport(Transport):
         send = MPISend(self, dest, nbytes)
         self._sending = [other for other in self._sending if other.pending]
         self._sending.append(send)
-        send.begin(self._heads, memoryview(head), tag + 1)
+        # Heads alone are probed for. Segments need no probe, as the head tells their sizes. Nor can
+        # they be taken for another message's: MPI keeps the order of each source and tag, and no
+        # second head of these is matched before the first has been taken with its segments.
+        send.start(self._heads, memoryview(head), tag + 1)
         for part in segments:
             content = memoryview(part.make()) if isinstance(part, LazyBuffer) else part
             for start, end in _chunks(0, len(content)):
-                send.begin(self._bodies, content[start:end], tag + 1)
+                send.start(self._bodies, content[start:end], tag + 1)
         return send
 
     def _poll(self, source: int | None, tag: int | None) -> Envelope | None:
-        for envelope, _, _ in self._matched:
-            if source in (None, envelope.source) and tag in (None, envelope.tag):
-                return envelope
-        found = self._match(source, tag)
-        if found is None:
-            self._in_vain += 1
+        for matched, _, _ in self._matched:
+            if source in (None, matched.source) and tag in (None, matched.tag):
+                return matched
+        envelope = self._match(source, tag)
+        if envelope is None:
+            self._empty_polls += 1
             # What a peer sent before it was gone has arrived by the time that this is known.
-            if self._in_vain % _SELDOM == 0 and self.look_after_peers():
-                found = self._match(source, tag)
-        return found
+            if self._empty_polls % _SELDOM == 0 and self.check_peers():
+                envelope = self._match(source, tag)
+        return envelope
 
     def _match(self, source: int | None, tag: int | None) -> Envelope | None:
-        """Receive the head of the first message that matches."""
+        """Receive the head of the first message that matches.
+
+        A matched probe takes the message out of MPI's queue, so that nothing received in between
+        can be mistaken for it; the head then waits in ``_matched`` to be taken.
+        """
         mpi = self._mpi
         rank = mpi.ANY_SOURCE if source is None else source
         mpi_tag = mpi.ANY_TAG if tag is None else tag + 1
@@ -151,15 +149,15 @@ class MPITransport(Transport):
             if message is None:
                 return None
             came_from, came_as = self._status.Get_source(), self._status.Get_tag()
-            head = blank(self._status.Get_count(mpi.BYTE))
+            head = np.empty(self._status.Get_count(mpi.BYTE), np.uint8)
             message.Recv([head, mpi.BYTE])
         except mpi.Exception as error:
             if not self._is_failure(error):
-                raise self.mapped(error) from error
-            self._note_failures()
+                raise self.translated(error) from error
+            self._record_failures()
             return None
         if came_as == _GOODBYE:
-            self._lose(came_from, "it closed its endpoint")
+            self._mark_lost(came_from, "it closed its endpoint")
             return self._match(source, tag)
         nbytes, sizes = sizes_after(head.data, came_from)
         envelope = Envelope(came_from, came_as - 1, nbytes)
@@ -169,16 +167,15 @@ class MPITransport(Transport):
     def _take(self, envelope: Envelope) -> np.ndarray:
         index = next((i for i, each in enumerate(self._matched) if each[0] == envelope), None)
         if index is None:
-            raise self._not_here(envelope)
+            raise self._unknown(envelope)
         _, head, sizes = self._matched.pop(index)
         inline = head[PREAMBLE.size :]
         if envelope.nbytes > self.max_nbytes:
             self._drop(envelope, sizes)
-            raise self._too_large(envelope.source, envelope.nbytes)
-        return self._joined(envelope, inline, sizes) if sizes else inline
-
-    def _joined(self, envelope: Envelope, inline: np.ndarray, sizes: list[int]) -> np.ndarray:
-        data = blank(envelope.nbytes)
+            raise self._too_large(envelope)
+        if not sizes:
+            return inline
+        data = np.empty(envelope.nbytes, np.uint8)
         content, end = data.data, len(inline)
         data[:end] = inline
         places = []
@@ -194,42 +191,37 @@ class MPITransport(Transport):
             for place in places:
                 buffer = [place, mpi.BYTE]
                 requests.append(self._bodies.Irecv(buffer, envelope.source, envelope.tag + 1))
-            self._await(envelope, requests)
-        except BaseException:
-            _abandoned.append((requests, places))
-            raise
-
-    def _await(self, envelope: Envelope, requests: list[Any]) -> None:
-        try:
-            if polled(lambda: self._arrived(requests), self.timeout) is None:
+            # Not Waitall, which would hold the processor, and never end if the source dies.
+            if polled(lambda: mpi.Request.Testall(requests) or None, self.timeout) is None:
                 raise TransportTimeoutError(
                     f"rank {envelope.source} began a message of {envelope.nbytes} bytes and did "
                     f"not finish it within {self.timeout:g} s"
                 )
-        except self._mpi.Exception as error:
-            raise self.mapped(error, envelope.source) from error
-
-    def _arrived(self, requests: list[Any]) -> bool | None:
-        return self._mpi.Request.Testall(requests) or None
+        except BaseException as error:
+            _abandoned.append((requests, places))
+            if isinstance(error, mpi.Exception):
+                raise self.translated(error, envelope.source) from error
+            raise
 
     def _drop(self, envelope: Envelope, sizes: list[int]) -> None:
-        """Take a message off the line without room for it."""
-        scratch = blank(min(max(sizes, default=0), _CHUNK)).data
+        """Receive a message's segments without room for them: MPI would keep them otherwise."""
+        scratch = np.empty(min(max(sizes, default=0), _CHUNK), np.uint8).data
         for size in sizes:
             for start, end in _chunks(0, size):
                 self._receive(envelope, [scratch[: end - start]])
 
-    def _note_failures(self) -> None:
-        """Learn from MPI which processes have died, and let it go on without them."""
+    def _record_failures(self) -> None:
+        """Learn from MPI which processes have died, and acknowledge it.
+
+        Until a failure is acknowledged, every probe of any source raises it anew.
+        """
         try:
             failed = self._heads.Get_failed()
         except (NotImplementedError, self._mpi.Exception):
             return  # an MPI without fault tolerance
         if failed.Get_size() > len(self._lost):
-            group = self._heads.Get_group()
-            ranks = failed.Translate_ranks(None, group)
-            for rank in ranks:
-                self._lose(rank, "its process died")
+            for rank in failed.Translate_ranks(None, self._heads.Get_group()):
+                self._mark_lost(rank, "its process died")
             for comm in (self._heads, self._bodies):
                 comm.Ack_failed()
 
@@ -242,7 +234,7 @@ class MPITransport(Transport):
         for rank in set(range(self.size)) - {self.rank} - self.lost:
             goodbye = MPISend(self, rank, 0)
             try:
-                goodbye.begin(self._heads, memoryview(b""), _GOODBYE)
+                goodbye.start(self._heads, memoryview(b""), _GOODBYE)
             except TransportError:
                 continue  # gone as well
             _abandoned.append(goodbye)
@@ -257,99 +249,71 @@ class MPITransport(Transport):
         """Return the messages that did not leave in time; those to lost ranks do not count."""
 
         def emptied() -> bool | None:
-            self._sending = [send for send in self._sending if send.on_its_way()]
+            self._sending = [send for send in self._sending if send.in_flight()]
             return not self._sending or None
 
         polled(emptied, seconds)
         return self._sending
 
 
-class MPISend:
-    """A message on its way.
+class MPISend(SendHandle):
+    """A message on its way, in pieces.
 
-    Args:
-        transport: of the sender.
-        dest: rank of the receiver.
-        nbytes: of the message.
+    MPI moves most of a large message only while it is called: so :meth:`done`, which asks it, is
+    what sends. See :class:`SendHandle` for the arguments.
     """
 
+    _transport: MPITransport
+
     def __init__(self, transport: MPITransport, dest: int, nbytes: int) -> None:
+        super().__init__(transport, dest, nbytes)
         self.pending = True
-        self.nbytes = nbytes
+        self._mpi = transport._mpi
         self._error: TransportError | None = None
-        self._transport = transport
-        self._dest = dest
         self._requests: list[Any] = []  # each keeps its buffer alive
-        self._in_vain = 0
+        self._empty_polls = 0
 
-    def begin(self, comm: Any, content: memoryview, mpi_tag: int) -> None:
+    def start(self, comm: Any, content: memoryview, mpi_tag: int) -> None:
         """Begin to send a piece of it.
-
-        Args:
-            comm: the communicator to send it in.
-            content: the bytes.
-            mpi_tag: of MPI.
 
         Raises:
             PeerLostError: the receiver is gone.
             TransportError: MPI refuses.
         """
-        mpi = self._transport._mpi
         try:
-            self._requests.append(comm.Isend([content, mpi.BYTE], self._dest, mpi_tag))
-        except mpi.Exception as error:
-            raise self._given_up(self._transport.mapped(error, self._dest)) from error
+            self._requests.append(comm.Isend([content, self._mpi.BYTE], self.dest, mpi_tag))
+        except self._mpi.Exception as error:
+            raise self._given_up(self._transport.translated(error, self.dest)) from error
 
     def done(self) -> bool:
-        """Return whether the payload may be changed.
-
-        Raises:
-            PeerLostError: the receiver is gone.
-        """
+        """Return whether the payload may be changed; see :meth:`SendHandle.done`."""
         if self._error is not None:
             raise self._error
         if self.pending:
             self._test()
-        if self.pending and self._dest in self._transport._lost:
-            raise self._given_up(self._transport._lost[self._dest])
+        if self.pending and self.dest in self._transport._lost:
+            raise self._given_up(self._transport._lost[self.dest])
         return not self.pending
 
-    def wait(self, timeout: float | None = None) -> None:
-        """Wait until the payload may be changed.
-
-        Args:
-            timeout: in seconds; None stands for that of the transport.
-
-        Raises:
-            TransportTimeoutError: it may not yet. The message stays on its way.
-            PeerLostError: the receiver is gone.
-        """
-        seconds = self._transport.timeout if timeout is None else checked_timeout(timeout)
-        if polled(lambda: self.done() or None, seconds) is None:
-            raise TransportTimeoutError(
-                f"rank {self._dest} did not take a message of {self.nbytes} bytes within "
-                f"{seconds:g} s"
-            )
-
-    def on_its_way(self) -> bool:
-        """Return whether it may still arrive."""
+    def in_flight(self) -> bool:
+        """Return whether it has not left yet, and may still do so."""
         try:
             return not self.done()
         except TransportError:
             return False
 
     def _test(self) -> None:
-        mpi = self._transport._mpi
         try:
-            self.pending = not mpi.Request.Testall(self._requests)
-        except mpi.Exception as error:
-            raise self._given_up(self._transport.mapped(error, self._dest)) from error
-        self._in_vain += 1
-        if self.pending and self._in_vain % _SELDOM == 0:
-            self._transport.look_after_peers()
+            self.pending = not self._mpi.Request.Testall(self._requests)
+        except self._mpi.Exception as error:
+            raise self._given_up(self._transport.translated(error, self.dest)) from error
+        self._empty_polls += 1
+        # A send to a process that closed its endpoint stays pending for ever.
+        if self.pending and self._empty_polls % _SELDOM == 0:
+            self._transport.check_peers()
 
     def _given_up(self, error: TransportError) -> TransportError:
-        """Let go of it, and return why, which is told from now on."""
+        """Give it up, and return why, which is raised from now on."""
         self.pending, self._error = False, error
         _abandoned.append(self._requests)
         return error

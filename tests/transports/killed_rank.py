@@ -12,11 +12,10 @@ import sys
 import time
 from collections.abc import Callable
 
-import torch
 import transports.little  # noqa: F401
 
 from gfn_rb.errors import GfnRbError, PeerLostError
-from gfn_rb.transports import MPITransport
+from gfn_rb.transports.mpi import MPITransport
 
 
 def outcome(call: Callable[[], object]) -> str:
@@ -61,7 +60,6 @@ def die(transport: MPITransport) -> None:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     transport = MPITransport(timeout=15.0)
     from mpi4py import MPI  # begun by now
 

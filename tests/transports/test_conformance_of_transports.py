@@ -1,48 +1,66 @@
-"""One suite on every transport: threads, Gloo processes, and MPI under a real mpiexec."""
+"""One suite on every transport: threads, Gloo processes, and MPI under a real mpiexec.
+
+GFN_RB_TEST_RANKS=4 tries MPI on four ranks, three and one, instead of three, two and one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch.distributed as dist
 from transports.ranks import FOUND, PROGRAM, reports, side_by_side, under_mpiexec
 
-from gfn_rb.transports import LocalTransport
+from gfn_rb.transports import GlooTransport, LocalTransport, Transport
 from gfn_rb.transports.conformance import CHECKS, run
 
-Runner = Callable[[int, Path], FOUND]
+MPI_RANKS = int(os.environ.get("GFN_RB_TEST_RANKS", "3"))
 
 
-def in_threads(size: int, _: Path) -> FOUND:
-    group = LocalTransport.group(size, timeout=30.0)
+def assert_conforms(found: list[dict[str, str]], size: int) -> None:
+    assert found == [{check.__name__: "" for check in CHECKS}] * size
+
+
+def in_threads(transports: list[Transport]) -> list[dict[str, str]]:
+    with ThreadPoolExecutor(len(transports)) as pool:
+        return list(pool.map(run, transports))
+
+
+def of_one_run(lines: FOUND, name: str) -> list[dict[str, str]]:
+    return [line["found"] for line in lines if line["name"] == name]
+
+
+@pytest.mark.parametrize("size", [1, 4])
+def test_local(size: int) -> None:
+    assert_conforms(in_threads(LocalTransport.group(size, timeout=30.0)), size)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_gloo_in_threads(size: int) -> None:
+    store = dist.HashStore()
+
+    def make(rank: int) -> Any:
+        return GlooTransport(store, rank, size, timeout=30.0)
+
     with ThreadPoolExecutor(size) as pool:
-        found = list(pool.map(run, group))
-    return [{"rank": rank, "found": each} for rank, each in enumerate(found)]
+        transports = list(pool.map(make, range(size)))
+    assert_conforms(in_threads(transports), size)
 
 
-def in_gloo(size: int, folder: Path) -> FOUND:
-    return reports(side_by_side(size, PROGRAM, "gloo", str(folder / "store")))
+def test_gloo_in_processes(tmp_path: Path) -> None:
+    lines = reports(side_by_side(2, PROGRAM, "gloo", str(tmp_path / "store")))
+    assert_conforms(of_one_run(lines, "gloo-2"), 2)
 
 
-def in_mpi(size: int, _: Path) -> FOUND:
-    return reports(under_mpiexec(size, PROGRAM, "mpi"))
+@pytest.fixture(scope="module")
+def mpi_lines() -> FOUND:
+    """What the ranks of a single job say, as starting one costs more than the suite."""
+    return reports(under_mpiexec(MPI_RANKS, PROGRAM, "mpi"))
 
 
-RUNS: list[tuple[str, int, Runner]] = [
-    ("local", 1, in_threads),
-    ("local", 4, in_threads),
-    ("gloo", 1, in_gloo),
-    ("gloo", 3, in_gloo),
-    ("mpi", 1, in_mpi),
-    ("mpi", 2, in_mpi),
-    ("mpi", 4, in_mpi),
-]
-
-
-@pytest.mark.parametrize(("kind", "size", "runner"), RUNS, ids=[f"{k}-{n}" for k, n, _ in RUNS])
-def test_transport_conforms(kind: str, size: int, runner: Runner, tmp_path: Path) -> None:
-    found = runner(size, tmp_path)
-    expected = {check.__name__: "" for check in CHECKS}
-    assert found == [{"rank": rank, "found": expected} for rank in range(size)]
+@pytest.mark.parametrize("size", [1, MPI_RANKS - 1, MPI_RANKS])
+def test_mpi(size: int, mpi_lines: FOUND) -> None:
+    assert_conforms(of_one_run(mpi_lines, f"mpi-{size}"), size)

@@ -21,7 +21,7 @@ from gfn_rb.transports import GlooTransport
 DYING = """
 import os, signal, sys
 import transports.little
-from gfn_rb.transports import GlooTransport
+from gfn_rb.transports.gloo import GlooTransport
 transport = GlooTransport(sys.argv[1], 1, 2, timeout=20.0)
 transport.send([b"last words"], 0)
 transport.recv(0)
@@ -53,10 +53,10 @@ def test_messages_move_while_nobody_calls(pair: list[GlooTransport]) -> None:
     a, b = pair
     handle = a.isend([bytes(5_000_000)], 1)
     end = time.monotonic() + 10.0
-    while not (handle.done() and b._inbox) and time.monotonic() < end:
+    while not (handle.done() and b._mailbox) and time.monotonic() < end:
         time.sleep(0.001)
     assert handle.done()
-    assert len(b._inbox) == 1
+    assert len(b._mailbox) == 1
 
 
 def test_an_endpoint_holds_no_more_than_its_limit(pair: list[GlooTransport]) -> None:
@@ -65,7 +65,7 @@ def test_an_endpoint_holds_no_more_than_its_limit(pair: list[GlooTransport]) -> 
     handles = [a.isend([bytes(600)], 1) for _ in range(3)]
     assert b.probe(timeout=5.0) is not None
     time.sleep(0.05)
-    assert len(b._inbox) == 1
+    assert len(b._mailbox) == 1
     for _ in range(3):
         assert len(b.recv().data) == 600
     for handle in handles:
@@ -133,8 +133,8 @@ def test_closing_with_messages_on_their_way_says_so(pair: list[GlooTransport]) -
     with pytest.raises(TransportTimeoutError, match=r"on their way to ranks \[1\], .* within 0\.1"):
         a.close(0.1)
     b.close(60.0)  # which takes them off the line
-    a._lines[1].sender.join(20.0)
-    assert not a._lines[1].sender.is_alive()
+    a._peers[1].sender.join(20.0)
+    assert not a._peers[1].sender.is_alive()
 
 
 def test_long_messages_travel_in_pieces(

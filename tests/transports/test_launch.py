@@ -1,10 +1,10 @@
 """What launchers tell the processes they start."""
 
-import os
 import subprocess
 import sys
 
 import pytest
+from transports.ranks import environment
 
 from gfn_rb.transports.launch import Launch, end_process, is_fault_tolerant, launched
 
@@ -45,11 +45,11 @@ def test_fault_tolerance():
 
 def test_looking_loads_no_mpi():
     program = (
-        "import sys; from gfn_rb.transports.launch import *; launched(); end_process(3); "
-        "print('mpi4py' in sys.modules)"
+        "import sys, transports.little; from gfn_rb.transports.launch import *; launched(); "
+        "end_process(3); print('mpi4py' in sys.modules)"
     )
-    path = {**os.environ, "PYTHONPATH": os.getcwd()}
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=path)
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment())
     assert (done.returncode, done.stdout.strip()) == (0, "False")
 
 

@@ -1,0 +1,118 @@
+"""Mailboxes: first come, first served of those that match, and what becomes of the rest."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from gfn_rb.codec.buffers import LazyBuffer
+from gfn_rb.errors import PeerLostError, TransportError, TransportTimeoutError
+from gfn_rb.transports import LocalTransport
+from gfn_rb.transports.mailbox import QueuedMessage, joined
+
+
+def queued(
+    sender: LocalTransport, tag: int = 0, nbytes: int = 1, announced: int | None = None
+) -> QueuedMessage:
+    return QueuedMessage(sender, sender.rank, 1, tag, np.zeros(nbytes, np.uint8), announced)
+
+
+@pytest.fixture
+def sender() -> LocalTransport:
+    return LocalTransport.group(2, timeout=0.05)[0]
+
+
+def test_a_message_is_done_when_it_is_delivered(sender: LocalTransport) -> None:
+    sent = queued(sender)
+    sender._mailboxes.put(sent)
+    assert sender._mailboxes.messages == [[], [sent]]
+    assert not sent.done()
+    sent.deliver()
+    assert sent.done()
+    sent.wait(0.0)
+
+
+def test_a_message_nobody_takes(sender: LocalTransport) -> None:
+    sent = queued(sender, nbytes=3)
+    with pytest.raises(TransportTimeoutError, match=r"rank 1 did not take .* 3 bytes within 0\.05"):
+        sent.wait()
+    with pytest.raises(TransportTimeoutError, match="within 0 s"):
+        sent.wait(0.0)
+
+
+def test_a_message_to_a_lost_rank_is_lost_unless_it_was_delivered(sender: LocalTransport) -> None:
+    early, late = queued(sender), queued(sender)
+    early.deliver()
+    sender._mailboxes.mark_gone(1, "it burned down")
+    sender._mailboxes.mark_gone(1, "and was flooded")
+    assert early.done()
+    with pytest.raises(PeerLostError, match="rank 1 is lost: it burned down"):
+        late.done()
+    with pytest.raises(PeerLostError):
+        late.wait()
+
+
+def test_waiting_ends_as_soon_as_something_happens(sender: LocalTransport) -> None:
+    mailboxes = sender._mailboxes
+    threading.Timer(0.05, mailboxes.mark_gone, (0, "over")).start()
+    start = time.monotonic()
+    assert mailboxes.wait(lambda: mailboxes.gone.get(0), 30.0) == "over"
+    assert time.monotonic() - start < 5.0
+
+
+def test_the_oldest_match_is_taken_first() -> None:
+    a, b, c = LocalTransport.group(3)
+    for sender, tag, text in ((a, 1, b"p"), (b, 2, b"q"), (a, 2, b"r"), (a, 1, b"s")):
+        sender.send([text], 2, tag)
+    order = [(1, 2), (0, None), (None, 2), (None, None)]
+    got = [bytes(c.recv(source, tag).data) for source, tag in order]
+    assert got == [b"q", b"p", b"r", b"s"]
+
+
+def test_a_message_that_was_not_read_says_how_large_it_was() -> None:
+    a, b = LocalTransport.group(2)
+    a._mailboxes.put(queued(a, nbytes=0, announced=1 << 40))
+    a.send([b"next"], 1)
+    with pytest.raises(TransportError, match=f"rank 0 sent {1 << 40} bytes; expected at most"):
+        b.recv()
+    assert bytes(b.recv().data) == b"next"
+
+
+def test_each_loss_is_told_once_and_others_go_on() -> None:
+    a, b, c = LocalTransport.group(3)
+    a.send([b"last words"], 2)
+    a.close()
+    assert bytes(c.recv().data) == b"last words"
+    with pytest.raises(PeerLostError) as caught:
+        c.recv(timeout=5.0)
+    assert caught.value.rank == 0
+    assert c.lost == {0}
+    b.send([b"still here"], 2)
+    assert c.recv().source == 1
+    with pytest.raises(TransportTimeoutError):
+        c.recv(timeout=0.01)
+    for _ in range(2):
+        with pytest.raises(PeerLostError, match="it closed its endpoint"):
+            c.recv(0)
+
+
+@pytest.mark.parametrize("nbytes", [1, 63, 64, 4097, 1_000_003])
+def test_copies_are_aligned_and_writable(nbytes: int) -> None:
+    data = joined([memoryview(bytes(nbytes - 1)), memoryview(b"x")], nbytes)
+    assert data.ctypes.data % 16 == 0
+    data.fill(7)
+    assert int(data.sum()) == 7 * nbytes
+
+
+def test_copies_of_no_bytes_at_all() -> None:
+    assert len(joined([], 0)) == len(joined([memoryview(b"")], 0)) == 0
+
+
+def test_joined_is_one_after_another_and_a_copy() -> None:
+    first = bytearray(b"ab")
+    data = joined([memoryview(first), LazyBuffer(3, lambda: b"cde"), memoryview(b"f")], 6)
+    first[:] = b"zz"
+    assert bytes(data) == b"abcdef"
