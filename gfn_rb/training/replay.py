@@ -24,7 +24,6 @@ from gfn_rb.buffers import (
 )
 from gfn_rb.containers import States, Trajectories, Transitions
 from gfn_rb.containers.base import Container
-from gfn_rb.envs import GFNEnv
 from gfn_rb.keys import EPISODE_LOG_REWARD, INDEX, LOG_REWARD
 from gfn_rb.samplers import (
     PrioritySampler,
@@ -111,43 +110,27 @@ DRAW: dict[str, DrawRule] = {
 
 
 def trajectory_buffer(
-    config: TrainConfig, env: GFNEnv, regenerate: Regenerate, generator: torch.Generator
+    config: TrainConfig, max_length: int, generator: torch.Generator
 ) -> TensorDictReplayBuffer:
-    """Return a buffer that stores trajectories as they were sampled."""
+    """Return a buffer that stores trajectories as they were sampled.
+
+    Args:
+        config: what to keep and to draw.
+        max_length: steps of the longest trajectory.
+        generator: draws the items.
+    """
     return KEEP[config.keep].preset(config)(
         config.capacity,
         sampler=DRAW[config.draw].sampler(config, LOG_REWARD),
-        max_length=env.max_length,
+        max_length=max_length,
         device=config.device,
         generator=generator,
     )
 
 
-def terminal_buffer(
-    config: TrainConfig, env: GFNEnv, regenerate: Regenerate, generator: torch.Generator
-) -> TensorDictReplayBuffer:
-    """Return a buffer of terminating states, which ``regenerate`` turns into trajectories."""
-    return terminating_state_buffer(
-        config.capacity, regenerate=regenerate, **_parts(config, LOG_REWARD, generator)
-    )
-
-
-def step_buffer(
-    config: TrainConfig, env: GFNEnv, regenerate: Regenerate, generator: torch.Generator
-) -> TensorDictReplayBuffer:
-    """Return a buffer of transitions, ranked by what their episode came to."""
-    return transition_buffer(config.capacity, **_parts(config, EPISODE_LOG_REWARD, generator))
-
-
-def visit_buffer(
-    config: TrainConfig, env: GFNEnv, regenerate: Regenerate, generator: torch.Generator
-) -> TensorDictReplayBuffer:
-    """Return a buffer of visited states, ranked by what their episode came to."""
-    return state_buffer(config.capacity, **_parts(config, EPISODE_LOG_REWARD, generator))
-
-
 def _parts(config: TrainConfig, key: str, generator: torch.Generator) -> dict[str, Any]:
     return {
+        "capacity": config.capacity,
         "writer": KEEP[config.keep].writer(config, key),
         "sampler": DRAW[config.draw].sampler(config, key),
         "device": config.device,
@@ -155,13 +138,7 @@ def _parts(config: TrainConfig, key: str, generator: torch.Generator) -> dict[st
     }
 
 
-def n_trajectories(fresh: Trajectories) -> int:
-    """Return how many items trajectories are where they are stored whole."""
-    return len(fresh)
-
-
-def n_steps(fresh: Trajectories) -> int:
-    """Return how many items trajectories are where they are taken apart."""
+def _count_steps(fresh: Trajectories) -> int:
     return int(fresh.length.sum())
 
 
@@ -171,19 +148,38 @@ class ReplayKind(NamedTuple):
     Attributes:
         gives: the container that what is drawn fits into.
         n_items: how many items some trajectories are.
-        make: returns the buffer.
+        make: returns the buffer, given the steps of the longest trajectory and what samples
+            trajectories to terminating states. Steps are ranked by their episode's log-reward.
     """
 
     gives: type[Container]
     n_items: Callable[[Trajectories], int]
-    make: Callable[[TrainConfig, GFNEnv, Regenerate, torch.Generator], TensorDictReplayBuffer]
+    make: Callable[[TrainConfig, int, Regenerate, torch.Generator], TensorDictReplayBuffer]
 
 
 REPLAY: dict[str, ReplayKind] = {
-    "trajectories": ReplayKind(Trajectories, n_trajectories, trajectory_buffer),
-    "transitions": ReplayKind(Transitions, n_steps, step_buffer),
-    "states": ReplayKind(States, n_steps, visit_buffer),
-    "terminal": ReplayKind(Trajectories, n_trajectories, terminal_buffer),
+    "trajectories": ReplayKind(
+        Trajectories,
+        len,
+        lambda config, max_length, _, rng: trajectory_buffer(config, max_length, rng),
+    ),
+    "transitions": ReplayKind(
+        Transitions,
+        _count_steps,
+        lambda config, _, __, rng: transition_buffer(**_parts(config, EPISODE_LOG_REWARD, rng)),
+    ),
+    "states": ReplayKind(
+        States,
+        _count_steps,
+        lambda config, _, __, rng: state_buffer(**_parts(config, EPISODE_LOG_REWARD, rng)),
+    ),
+    "terminal": ReplayKind(
+        Trajectories,
+        len,
+        lambda config, _, regenerate, rng: terminating_state_buffer(
+            regenerate=regenerate, **_parts(config, LOG_REWARD, rng)
+        ),
+    ),
 }
 
 

@@ -16,6 +16,7 @@ from gfn_rb import keys
 from gfn_rb.checkpoint import load_checkpoint, load_state, save_checkpoint
 from gfn_rb.containers import Trajectories
 from gfn_rb.containers.base import Container
+from gfn_rb.envs import GFNEnv
 from gfn_rb.errors import CheckpointMismatchError
 from gfn_rb.metrics import DiscoveryMetrics, make_fit
 from gfn_rb.rollout import Sampler
@@ -48,15 +49,15 @@ class Hooks:
     """What else is done in the course of a training step.
 
     Args:
-        replayed: given the buffer of the run, returns the one to draw from, such as an ensemble of
-            it and others; checkpoints hold what it returns.
-        store: puts fresh items into the buffer, and returns trajectories that were found elsewhere
-            in the meantime, to be learnt from like those sampled here; None where there are none.
+        replayed: given the buffer of the run and its environment, returns the buffer to draw from,
+            such as an ensemble of it and others; checkpoints hold what it returns.
+        store: puts fresh items into the buffer, and returns trajectories that others have fed in
+            the meantime, to be learnt from like those sampled here; None where there are none.
         gradients: called with the loss module when its gradients are there, before they are used.
         stepped: called with the trainer after each step.
     """
 
-    replayed: Callable[[ReplayBuffer], ReplayBuffer] = lambda rb: rb
+    replayed: Callable[[ReplayBuffer, GFNEnv], ReplayBuffer] = lambda rb, env: rb
     store: Callable[[ReplayBuffer, TensorDictBase], TensorDictBase | None] = _store
     gradients: Callable[[Loss], None] = lambda loss: None
     stepped: Callable[["Trainer"], None] = lambda trainer: None
@@ -67,7 +68,7 @@ class Trainer:
 
     One step takes fresh trajectories from its source, stores them, and takes one optimiser step on
     each batch of them and one on each batch of what is replayed. (Separate steps on the two learn
-    faster than one step on both together.) What others found, and a hook brings, is learnt from
+    faster than one step on both together.) What others feed, and a hook returns, is learnt from
     like the fresh ones, and as much more is replayed. Everything random comes from the seed.
 
     Args:
@@ -99,18 +100,14 @@ class Trainer:
         self.backward = Sampler(pb)
         self.source = make_source(config, self.env, pf, pb, self.generator, rollout)
         self.replay = REPLAY[config.replay]
-        self.rb = self.replay.make(
-            config,
-            self.env,
-            self._regenerate,
-            torch.Generator(config.device).manual_seed(replay),
-        )
-        self.replayed = self.hooks.replayed(self.rb)
+        draws = torch.Generator(config.device).manual_seed(replay)
+        self.rb = self.replay.make(config, self.env.max_length, self._regenerate, draws)
+        self.replayed = self.hooks.replayed(self.rb, self.env)
         self.discovery = DiscoveryMetrics(self.env)
         self.fit = make_fit(self.env, pf, self.loss.estimate_log_z)
         self.steps_done = 0
         self.history: list[Row] = []
-        self._loss_sums = [0.0, 0.0]  # fresh and replayed, since the last row of the history
+        self._losses = _no_losses()  # of each step since the last row of the history
 
     def step(self) -> float:
         """Take one training step.
@@ -125,46 +122,43 @@ class Trainer:
             fresh = self.source.sample(self.config.batch_size)
             self.discovery.add(fresh)
         with self.watch("buffer"):
-            arrived = self.hooks.store(self.rb, fresh.to_tensordict())
+            fed = self.hooks.store(self.rb, fresh.to_tensordict())
         if self.steps_done == 0 and self.config.log_z is None:
-            self._fit_log_z(fresh)
+            with self.watch("learning"):
+                fit_log_z(self.loss, fresh)
         sampled = self._batches(fresh)
         losses = [float(self._learn(batch).mean()) for batch in sampled]
-        found = [*sampled, *self._learn_arrived(arrived)]
-        replayed = [float(loss.mean()) for loss in self._learn_replayed(found)]
+        from_others = [] if fed is None else self._batches(Trajectories.from_tensordict(fed))
+        for batch in from_others:
+            self._learn(batch)
+        replayed = [float(each.mean()) for each in self._learn_replayed(sampled + from_others)]
         loss = sum(losses) / len(losses)
-        self._loss_sums[0] += loss
-        self._loss_sums[1] += sum(replayed) / max(len(replayed), 1)
+        self._losses["loss"].append(loss)
+        if self.config.n_replayed:
+            self._losses["replay_loss"].append(sum(replayed) / max(len(replayed), 1))
         self.steps_done += 1
         self.hooks.stepped(self)
         return loss
 
     def close(self) -> None:
-        """Let go of what samples for it."""
+        """Release the processes that sample for it."""
         self.source.close()
 
-    def _batches(self, found: Trajectories) -> list[Trajectories]:
-        """Return trajectories in batches alike, as near to the configured size as they can be."""
-        n_batches = max(1, round(len(found) / self.config.batch_size))
-        size = math.ceil(len(found) / n_batches)
-        return [found[i : i + size] for i in range(0, len(found), size)]
+    def _batches(self, trajectories: Trajectories) -> list[Trajectories]:
+        """Return batches alike, as near to the configured size as they can be."""
+        n_batches = max(1, round(len(trajectories) / self.config.batch_size))
+        size = math.ceil(len(trajectories) / n_batches)
+        return [trajectories[i : i + size] for i in range(0, len(trajectories), size)]
 
-    def _learn_arrived(self, rows: TensorDictBase | None) -> list[Trajectories]:
-        """Learn from what others found, where there is any; return it in batches."""
-        batches = [] if rows is None else self._batches(Trajectories.from_tensordict(rows))
-        for batch in batches:
-            self._learn(batch)
-        return batches
-
-    def _learn_replayed(self, found: Sequence[Trajectories]) -> Iterator[Float[Tensor, "n"]]:
-        """Learn from what is replayed in one step, in batches of the size of those just found."""
-        n_items = sum(map(self.replay.n_items, found))
-        n_drawn = round(self.config.replay_ratio * n_items) if self.config.n_replayed else 0
-        if not n_drawn:
+    def _learn_replayed(self, batches: Sequence[Trajectories]) -> Iterator[Float[Tensor, "n"]]:
+        """Learn from what is replayed after some batches, in batches of their size."""
+        n_items = sum(map(self.replay.n_items, batches))
+        n_rows = round(self.config.replay_ratio * n_items) if self.config.n_replayed else 0
+        if not n_rows:
             return
         with self.watch("buffer"):
-            drawn = self.replayed.sample(n_drawn)
-        for rows in drawn.split(math.ceil(n_items / len(found))):
+            sample = self.replayed.sample(n_rows)
+        for rows in sample.split(math.ceil(n_items / len(batches))):
             batch = self.replay.gives.from_tensordict(rows)
             loss = self._learn(batch)
             with self.watch("buffer"):
@@ -182,10 +176,6 @@ class Trainer:
             self.hooks.gradients(self.loss)
             self.optimizer.step()
             return loss.detach()
-
-    def _fit_log_z(self, fresh: Trajectories) -> None:
-        with self.watch("learning"):
-            fit_log_z(self.loss, fresh)
 
     def _regenerate(self, rows: TensorDictBase) -> TensorDictBase:
         """Sample forward trajectories to stored terminating states. Costs no reward calls."""
@@ -215,13 +205,14 @@ class Trainer:
         """
         with self.watch("evaluation"):
             known = {"log_z": self.log_z, **self.fit.columns()}
-        losses = self._mean_losses()
+        losses = {
+            name: sum(each) / len(each) if each else None for name, each in self._losses.items()
+        }
         seconds = self.watch.read()
         return {
             "step": self.steps_done,
             **self.discovery.columns(),
-            "loss": losses[0],
-            "replay_loss": losses[1],
+            **losses,
             **known,
             "buffer_size": len(self.rb),
             "time_total": sum(seconds.values()),
@@ -232,17 +223,8 @@ class Trainer:
         """Measure, and append the row to ``history``."""
         row = self.measure()
         self.history.append(row)
-        self._loss_sums = [0.0, 0.0]
+        self._losses = _no_losses()
         return row
-
-    def _mean_losses(self) -> tuple[float | None, float | None]:
-        """Return the mean losses since the last row, fresh and replayed."""
-        last = self.history[-1]["step"] if self.history else 0
-        n_steps = self.steps_done - int(last or 0)
-        fresh, replayed = self._loss_sums
-        if not n_steps:
-            return None, None
-        return fresh / n_steps, replayed / n_steps if self.config.n_replayed else None
 
     # Keeping it.
 
@@ -266,7 +248,7 @@ class Trainer:
             steps_done=self.steps_done,
             discovery=self.discovery.state_dict(),
             history=self.history,
-            loss_sums=self._loss_sums,
+            losses=self._losses,
             time=self.watch.read(),
         )
 
@@ -289,7 +271,7 @@ class Trainer:
         self.source.load_state_dict(extra["source"])
         self.steps_done = extra["steps_done"]
         self.discovery.load_state_dict(extra["discovery"])
-        self.history, self._loss_sums = extra["history"], extra["loss_sums"]
+        self.history, self._losses = extra["history"], extra["losses"]
         self.watch.restore(extra["time"])
 
     def _check_same(self, path: str | PathLike[str]) -> None:
@@ -302,6 +284,10 @@ class Trainer:
                     f"{path} is of another configuration: {name} is {saved.get(name)!r}, expected "
                     f"{own.get(name)!r}"
                 )
+
+
+def _no_losses() -> dict[str, list[float]]:
+    return {"loss": [], "replay_loss": []}
 
 
 def _seeds(seed: int, stream: int) -> list[int]:

@@ -6,7 +6,7 @@ from training.training_runs import DNA, grid, trained
 from gfn_rb.containers import Trajectories
 from gfn_rb.keys import INDEX, LOG_REWARD
 from gfn_rb.training import Trainer
-from gfn_rb.training.replay import DRAW, KEEP, REPLAY, loss_per_item, n_steps, n_trajectories
+from gfn_rb.training.replay import DRAW, KEEP, REPLAY, loss_per_item
 
 LOSS = {"trajectories": "tb", "transitions": "db", "states": "fm", "terminal": "subtb"}
 
@@ -154,8 +154,10 @@ def test_steps_that_turn_into_others_keep_their_loss():
 def test_items_are_counted_as_they_are_stored():
     trainer = Trainer(grid())
     fresh = trainer.source.sample(6)
-    assert n_trajectories(fresh) == 6
-    assert n_steps(fresh) == len(fresh.to_transitions()) == len(fresh.to_states())
+    n_items = {name: kind.n_items(fresh) for name, kind in REPLAY.items()}
+    assert n_items["trajectories"] == n_items["terminal"] == 6
+    assert n_items["transitions"] == len(fresh.to_transitions())
+    assert n_items["states"] == len(fresh.to_states())
 
 
 @pytest.mark.parametrize("replay", ["transitions", "states"])

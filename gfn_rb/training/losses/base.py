@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from tensordict import TensorDictBase
@@ -34,20 +34,30 @@ class Loss(nn.Module, ABC, Generic[C]):
     Attributes:
         reads: the container it reads.
         networks: the names of those arguments of its constructor that are modules.
-        forward_policy: P_F, for rollouts and exact evaluation.
 
     Args:
+        forward_policy: P_F.
         env: where the rows come from; it does not become a submodule.
         penalty: the cost of residuals; a Huber loss, say, in place of the square.
         min_log_reward: floor under log R(x) in nats; none if None.
+
+    Raises:
+        ArgumentError: a policy goes the wrong way or does not say which.
     """
 
     reads: type[C]
     networks: tuple[str, ...]
-    forward_policy: TensorDictModuleBase
 
-    def __init__(self, env: GFNCore, penalty: Penalty, min_log_reward: float | None) -> None:
+    def __init__(
+        self,
+        forward_policy: TensorDictModuleBase,
+        env: GFNCore,
+        *,
+        penalty: Penalty = torch.square,
+        min_log_reward: float | None = None,
+    ) -> None:
         super().__init__()
+        self.forward_policy = forward_policy
         self.penalty, self.min_log_reward = penalty, min_log_reward
         self._env = (env,)  # in a tuple, so that an environment's buffers stay out of state_dict
 
@@ -122,6 +132,35 @@ class Loss(nn.Module, ABC, Generic[C]):
         return log_reward.clamp(min=self.min_log_reward)
 
 
+class BalanceLoss(Loss[C]):
+    """A loss that compares what flows forward with what flows back.
+
+    Args:
+        forward_policy: P_F.
+        backward_policy: P_B.
+        env: see :class:`Loss`.
+        **options: ``penalty`` and ``min_log_reward`` of :class:`Loss`.
+
+    Raises:
+        ArgumentError: a policy goes the wrong way or does not say which.
+    """
+
+    def __init__(
+        self,
+        forward_policy: TensorDictModuleBase,
+        backward_policy: TensorDictModuleBase,
+        env: GFNCore,
+        **options: Any,
+    ) -> None:
+        super().__init__(forward_policy, env, **options)
+        if require_direction(forward_policy) or not require_direction(backward_policy):
+            raise ArgumentError(
+                "forward_policy must have is_backward False and backward_policy True, got "
+                f"{forward_policy.is_backward} and {backward_policy.is_backward}"
+            )
+        self.backward_policy = backward_policy
+
+
 class SumLoss(Loss[C]):
     """A loss whose rows have several weighted constraints each.
 
@@ -149,14 +188,3 @@ class SumLoss(Loss[C]):
         """Return the root of each row's weighted sum of squares. See the base class."""
         delta, weight = self.terms(batch)
         return torch.linalg.vector_norm(weight.sqrt() * delta, dim=1)  # has a gradient at 0, too
-
-
-def require_pair(
-    forward_policy: TensorDictModuleBase, backward_policy: TensorDictModuleBase
-) -> None:
-    """Raise ArgumentError unless the policies go forward and backward."""
-    if require_direction(forward_policy) or not require_direction(backward_policy):
-        raise ArgumentError(
-            "forward_policy must have is_backward False and backward_policy True, got "
-            f"{forward_policy.is_backward} and {backward_policy.is_backward}"
-        )

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import torch
 from tensordict import TensorDictBase
-from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
 from gfn_rb.containers import Transitions
-from gfn_rb.envs.core import GFNCore
 from gfn_rb.rollout import action_log_probs, transition_log_probs
 from gfn_rb.rollout.log_probs import edge_ends
 from gfn_rb.shapes import Bool, Float, Int64, Shaped
-from gfn_rb.training.losses.base import Loss, Penalty, require_pair
+from gfn_rb.training.losses.base import BalanceLoss
 from gfn_rb.training.losses.finite import require_finite
-from gfn_rb.training.losses.flows import count, log_flows, source_log_flow
+from gfn_rb.training.losses.flows import StateFlowLoss, count, log_flows
 
 
-class DetailedBalance(Loss[Transitions]):
+class DetailedBalance(StateFlowLoss[Transitions]):
     """The detailed balance loss (Bengio et al. 2023, GFlowNet Foundations, arXiv:2111.09266).
 
     For a transition s -> s' with residual
@@ -31,32 +29,13 @@ class DetailedBalance(Loss[Transitions]):
     Args:
         forward_policy: P_F.
         backward_policy: P_B.
-        env: where the transitions come from; it does not become a submodule.
-        state_flow: log F, such as :class:`gfn_rb.training.networks.StateFlow`.
-        penalty: what is averaged in place of the square.
-        min_log_reward: floor under log R(x) in nats; none if None.
-
-    Raises:
-        ArgumentError: a policy goes the wrong way or does not say which.
+        env: see :class:`~gfn_rb.training.losses.base.Loss`.
+        state_flow: log F, such as :class:`gfn_rb.training.StateFlow`.
+        **options: ``penalty`` and ``min_log_reward``, as there.
     """
 
     reads = Transitions
     networks = ("forward_policy", "backward_policy", "state_flow")
-
-    def __init__(
-        self,
-        forward_policy: TensorDictModuleBase,
-        backward_policy: TensorDictModuleBase,
-        env: GFNCore,
-        state_flow: TensorDictModuleBase,
-        *,
-        penalty: Penalty = torch.square,
-        min_log_reward: float | None = None,
-    ) -> None:
-        super().__init__(env, penalty, min_log_reward)
-        require_pair(forward_policy, backward_policy)
-        self.forward_policy, self.backward_policy = forward_policy, backward_policy
-        self.state_flow = state_flow
 
     def residual(self, batch: Transitions | TensorDictBase) -> Float[Tensor, "n"]:
         """Return delta(s, s') of each row, in nats, with gradient.
@@ -65,9 +44,7 @@ class DetailedBalance(Loss[Transitions]):
             batch: transitions, forward and backward rows in any mixture.
 
         Raises:
-            ArgumentError: a terminating row's log R(x) is infinite, or an action is illegal.
-            NaNError: a log-reward or what a network gives is NaN.
-            KeyMismatchError, ShapeError: a TensorDict does not hold transitions.
+            ArgumentError, NaNError, KeyMismatchError, ShapeError: see the base class.
         """
         transitions = self._rows(batch)
         exits = transitions.action == self.env.exit_action
@@ -80,12 +57,6 @@ class DetailedBalance(Loss[Transitions]):
         require_finite(residual, {**terms, "log F": flow + next_flow})
         return residual
 
-    def estimate_log_z(
-        self, condition: Shaped[Tensor, "n *condition"] | None = None
-    ) -> Float[Tensor, "..."]:
-        """Return log F(s_0). See the base class."""
-        return source_log_flow(self.state_flow, self.env, condition)
-
     def _flows(
         self, transitions: Transitions, exits: Bool[Tensor, "n"]
     ) -> tuple[Float[Tensor, "n"], Float[Tensor, "n"]]:
@@ -96,7 +67,7 @@ class DetailedBalance(Loss[Transitions]):
         return flow, torch.zeros_like(flow).index_put((moves,), moved)
 
 
-class ModifiedDetailedBalance(Loss[Transitions]):
+class ModifiedDetailedBalance(BalanceLoss[Transitions]):
     """The modified detailed balance loss (Deleu et al. 2022, arXiv:2202.13903).
 
     In an environment where every state is terminating, F(s) = R(s) / P_F(sink | s), and no network
@@ -112,29 +83,12 @@ class ModifiedDetailedBalance(Loss[Transitions]):
     Args:
         forward_policy: P_F.
         backward_policy: P_B.
-        env: where the transitions come from; it does not become a submodule.
-        penalty: what is averaged in place of the square.
-        min_log_reward: floor under log R in nats; none if None.
-
-    Raises:
-        ArgumentError: a policy goes the wrong way or does not say which.
+        env: see :class:`~gfn_rb.training.losses.base.Loss`.
+        **options: ``penalty`` and ``min_log_reward``, as there.
     """
 
     reads = Transitions
     networks = ("forward_policy", "backward_policy")
-
-    def __init__(
-        self,
-        forward_policy: TensorDictModuleBase,
-        backward_policy: TensorDictModuleBase,
-        env: GFNCore,
-        *,
-        penalty: Penalty = torch.square,
-        min_log_reward: float | None = None,
-    ) -> None:
-        super().__init__(env, penalty, min_log_reward)
-        require_pair(forward_policy, backward_policy)
-        self.forward_policy, self.backward_policy = forward_policy, backward_policy
 
     def residual(self, batch: Transitions | TensorDictBase) -> Float[Tensor, "n"]:
         """Return delta(s, s') of each row, in nats, with gradient; 0 at the terminating ones.
@@ -143,10 +97,8 @@ class ModifiedDetailedBalance(Loss[Transitions]):
             batch: transitions, forward and backward rows in any mixture.
 
         Raises:
-            ArgumentError: a log-reward is infinite, an action is illegal, or a state is not
-                terminating.
-            NaNError: a log-reward or what a network gives is NaN.
-            KeyMismatchError, ShapeError: a TensorDict does not hold transitions.
+            ArgumentError, NaNError, KeyMismatchError, ShapeError: see the base class.
+            ArgumentError: also if a state is not terminating.
         """
         transitions = self._rows(batch)
         (moves,) = (transitions.action != self.env.exit_action).nonzero(as_tuple=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from tensordict import TensorDictBase
@@ -14,7 +15,7 @@ from gfn_rb.envs.core import GFNCore
 from gfn_rb.errors import ArgumentError
 from gfn_rb.rollout.log_probs import policy_logits, require_direction
 from gfn_rb.shapes import Float, Shaped
-from gfn_rb.training.losses.base import Penalty, SumLoss
+from gfn_rb.training.losses.base import SumLoss
 from gfn_rb.training.losses.finite import require_finite
 from gfn_rb.training.losses.flows import count
 
@@ -38,15 +39,13 @@ class FlowMatching(SumLoss[States]):
 
     Args:
         forward_policy: its logits are log F(s, a), such as
-            :class:`gfn_rb.training.networks.ForwardPolicy`.
-        env: where the states come from; it does not become a submodule.
+            :class:`gfn_rb.training.ForwardPolicy`.
+        env: see :class:`~gfn_rb.training.losses.base.Loss`.
         reward_weight: weight of the rewards among the constraints, positive.
-        penalty: what takes the place of the square.
-        min_log_reward: floor under log R(x) in nats; none if None.
+        **options: ``penalty`` and ``min_log_reward``, as there.
 
     Raises:
-        ArgumentError: the policy goes backward or does not say which way, or ``reward_weight`` is
-            not a positive number.
+        ArgumentError: as ``Loss`` does, or ``reward_weight`` is not a positive number.
     """
 
     reads = States
@@ -58,15 +57,14 @@ class FlowMatching(SumLoss[States]):
         env: GFNCore,
         *,
         reward_weight: float = 1.0,
-        penalty: Penalty = torch.square,
-        min_log_reward: float | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(env, penalty, min_log_reward)
+        super().__init__(forward_policy, env, **options)
         if require_direction(forward_policy):
             raise ArgumentError("forward_policy must have is_backward False, got True")
         if not 0 < reward_weight < math.inf:
             raise ArgumentError(f"reward_weight must be a positive number, got {reward_weight!r}")
-        self.forward_policy, self.reward_weight = forward_policy, reward_weight
+        self.reward_weight = reward_weight
 
     def terms(
         self, batch: States | TensorDictBase

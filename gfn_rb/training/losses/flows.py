@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
@@ -10,6 +12,7 @@ from gfn_rb import keys
 from gfn_rb.envs.core import GFNCore
 from gfn_rb.errors import KeyMismatchError, ShapeError
 from gfn_rb.shapes import Float, Shaped
+from gfn_rb.training.losses.base import BalanceLoss, C
 
 
 def log_flows(
@@ -43,14 +46,34 @@ def log_flows(
     return flow
 
 
-def source_log_flow(
-    state_flow: TensorDictModuleBase,
-    env: GFNCore,
-    condition: Shaped[Tensor, "n *condition"] | None,
-) -> Float[Tensor, "..."]:
-    """Return log F(s_0): for each condition [n], or a single number [] without one."""
-    flow = log_flows(state_flow, env.source(count(condition)), condition)
-    return flow[0] if condition is None else flow
+class StateFlowLoss(BalanceLoss[C]):
+    """A loss that learns the flow through states.
+
+    Args:
+        forward_policy: P_F.
+        backward_policy: P_B.
+        env: see :class:`~gfn_rb.training.losses.base.Loss`.
+        state_flow: log F, such as :class:`gfn_rb.training.StateFlow`.
+        **options: ``penalty`` and ``min_log_reward``, as there.
+    """
+
+    def __init__(
+        self,
+        forward_policy: TensorDictModuleBase,
+        backward_policy: TensorDictModuleBase,
+        env: GFNCore,
+        state_flow: TensorDictModuleBase,
+        **options: Any,
+    ) -> None:
+        super().__init__(forward_policy, backward_policy, env, **options)
+        self.state_flow = state_flow
+
+    def estimate_log_z(
+        self, condition: Shaped[Tensor, "n *condition"] | None = None
+    ) -> Float[Tensor, "..."]:
+        """Return log F(s_0). See the base class."""
+        flow = log_flows(self.state_flow, self.env.source(count(condition)), condition)
+        return flow[0] if condition is None else flow
 
 
 def count(condition: Shaped[Tensor, "n *condition"] | None) -> int:

@@ -14,13 +14,13 @@ from gfn_rb.containers import Trajectories
 from gfn_rb.envs.core import GFNCore
 from gfn_rb.errors import ArgumentError
 from gfn_rb.rollout import trajectory_log_probs
-from gfn_rb.shapes import Float, Int64, Shaped
-from gfn_rb.training.losses.base import Penalty, SumLoss, require_pair
+from gfn_rb.shapes import Float, Int64
+from gfn_rb.training.losses.base import SumLoss
 from gfn_rb.training.losses.finite import require_finite
-from gfn_rb.training.losses.flows import log_flows, source_log_flow
+from gfn_rb.training.losses.flows import StateFlowLoss, log_flows
 
 
-class SubTrajectoryBalance(SumLoss[Trajectories]):
+class SubTrajectoryBalance(StateFlowLoss[Trajectories], SumLoss[Trajectories]):
     """The sub-trajectory balance loss SubTB(lambda) (Madan et al. 2022, arXiv:2209.12782).
 
     For a trajectory s_0, ..., s_{L-1} = x, s_L = sink, each of its parts i < j has the residual
@@ -38,15 +38,13 @@ class SubTrajectoryBalance(SumLoss[Trajectories]):
     Args:
         forward_policy: P_F.
         backward_policy: P_B.
-        env: where the trajectories come from; it does not become a submodule.
-        state_flow: log F, such as :class:`gfn_rb.training.networks.StateFlow`.
+        env: see :class:`~gfn_rb.training.losses.base.Loss`.
+        state_flow: log F, such as :class:`gfn_rb.training.StateFlow`.
         subtb_lambda: weight of each further step, positive. May be changed between calls.
-        penalty: what is averaged in place of the square.
-        min_log_reward: floor under log R(x) in nats; none if None.
+        **options: ``penalty`` and ``min_log_reward``, as of ``Loss``.
 
     Raises:
-        ArgumentError: a policy goes the wrong way or does not say which, or ``subtb_lambda`` is not
-            a positive number.
+        ArgumentError: as ``Loss`` does, or ``subtb_lambda`` is not a positive number.
     """
 
     reads = Trajectories
@@ -60,13 +58,9 @@ class SubTrajectoryBalance(SumLoss[Trajectories]):
         state_flow: TensorDictModuleBase,
         *,
         subtb_lambda: float = 0.9,
-        penalty: Penalty = torch.square,
-        min_log_reward: float | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(env, penalty, min_log_reward)
-        require_pair(forward_policy, backward_policy)
-        self.forward_policy, self.backward_policy = forward_policy, backward_policy
-        self.state_flow = state_flow
+        super().__init__(forward_policy, backward_policy, env, state_flow, **options)
         self.subtb_lambda = subtb_lambda
 
     @property
@@ -98,12 +92,6 @@ class SubTrajectoryBalance(SumLoss[Trajectories]):
         delta = potential[:, :, None] - potential[:, None, :]
         weight = self._weights(trajectories.length, potential)
         return delta.where(weight > 0, 0).flatten(1), weight.flatten(1)
-
-    def estimate_log_z(
-        self, condition: Shaped[Tensor, "n *condition"] | None = None
-    ) -> Float[Tensor, "..."]:
-        """Return log F(s_0). See the base class."""
-        return source_log_flow(self.state_flow, self.env, condition)
 
     def _potentials(self, trajectories: Trajectories) -> Float[Tensor, "n T1"]:
         """Return log F(s_t) - c_t of forward rows; beyond the sink, any finite number."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import torch
+from typing import Any
+
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
@@ -12,11 +13,11 @@ from gfn_rb.envs.core import GFNCore
 from gfn_rb.errors import ShapeError
 from gfn_rb.rollout import trajectory_log_probs
 from gfn_rb.shapes import Float, Shaped
-from gfn_rb.training.losses.base import Loss, Penalty, require_pair
+from gfn_rb.training.losses.base import BalanceLoss
 from gfn_rb.training.losses.finite import require_finite
 
 
-class TrajectoryBalance(Loss[Trajectories]):
+class TrajectoryBalance(BalanceLoss[Trajectories]):
     """The trajectory balance loss (Malkin et al. 2022, arXiv:2201.13259).
 
     For a trajectory tau = (s_0, ..., s_m = x, sink) with residual
@@ -33,17 +34,12 @@ class TrajectoryBalance(Loss[Trajectories]):
     Args:
         forward_policy: P_F.
         backward_policy: P_B.
-        env: where the trajectories come from; it does not become a submodule.
+        env: see :class:`~gfn_rb.training.losses.base.Loss`.
         log_z: gives log Z_theta when called with the conditions [n, *C] of n trajectories, or with
             None where they have none: one number for all, such as
-            :class:`gfn_rb.training.networks.LogZ`, or one for each, such as
-            :class:`gfn_rb.training.networks.ConditionalLogZ`.
-        penalty: what is averaged over rows, as a function of the residuals; a Huber loss, say,
-            in place of the square.
-        min_log_reward: floor under log R(x) in nats; none if None.
-
-    Raises:
-        ArgumentError: a policy goes the wrong way or does not say which.
+            :class:`gfn_rb.training.LogZ`, or one for each, such as
+            :class:`gfn_rb.training.ConditionalLogZ`.
+        **options: ``penalty`` and ``min_log_reward``, as there.
     """
 
     reads = Trajectories
@@ -55,27 +51,20 @@ class TrajectoryBalance(Loss[Trajectories]):
         backward_policy: TensorDictModuleBase,
         env: GFNCore,
         log_z: nn.Module,
-        *,
-        penalty: Penalty = torch.square,
-        min_log_reward: float | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(env, penalty, min_log_reward)
-        require_pair(forward_policy, backward_policy)
-        self.forward_policy, self.backward_policy = forward_policy, backward_policy
+        super().__init__(forward_policy, backward_policy, env, **options)
         self.log_z = log_z
 
     def residual(self, batch: Trajectories | TensorDictBase) -> Float[Tensor, "n"]:
         """Return delta(tau) of each row, in nats, with gradient.
 
         Args:
-            batch: trajectories, forward and backward rows in any mixture, as a container or as the
-                TensorDict a replay buffer gives.
+            batch: trajectories, forward and backward rows in any mixture.
 
         Raises:
-            ArgumentError: a row's log R(x) is infinite, or an action is illegal where it stands.
-            NaNError: a log-reward or a log-probability is NaN.
-            KeyMismatchError, ShapeError: a TensorDict does not hold trajectories, or log_z gives
-                neither one number nor one per row.
+            ArgumentError, NaNError, KeyMismatchError: see the base class.
+            ShapeError: also if log_z gives neither one number nor one per row.
         """
         trajectories = self._rows(batch)
         log_z = self._log_z_of(trajectories)

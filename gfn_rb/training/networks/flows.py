@@ -15,17 +15,13 @@ from gfn_rb.training.networks.base import StateNetwork, Trunk
 
 
 class StateFlow(StateNetwork):
-    """log F(s): the log of what flows through a state, "log_flow", in nats. See ``StateNetwork``.
+    """log F(s): the log of what flows through a state, "log_flow", in nats.
 
     Args:
-        env: gives the encoding; it does not become a submodule.
-        hidden: widths of a new trunk's layers.
-        trunk: another network's trunk, to share; ``hidden`` is then passed over.
+        env: see ``StateNetwork``, as ``hidden`` and ``trunk``.
+        hidden: likewise.
+        trunk: likewise.
         initial: what the bias of the output starts at.
-
-    Raises:
-        ArgumentError: a width is not positive.
-        ShapeError: ``trunk`` takes another width than the environment encodes to.
     """
 
     def __init__(

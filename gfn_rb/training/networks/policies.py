@@ -14,18 +14,9 @@ from gfn_rb.training.networks.base import StateNetwork, Trunk
 
 
 class Policy(StateNetwork):
-    """A network that writes one logit per action, "logits". See ``StateNetwork``.
+    """A network that writes one logit per action, "logits". See ``StateNetwork`` for what it takes.
 
     Illegal actions are masked by whoever reads the logits.
-
-    Args:
-        env: gives the encoding and the number of actions; it does not become a submodule.
-        hidden: widths of a new trunk's layers.
-        trunk: another network's trunk, to share; ``hidden`` is then passed over.
-
-    Raises:
-        ArgumentError: a width is not positive.
-        ShapeError: ``trunk`` takes another width than the environment encodes to.
     """
 
     is_backward: bool

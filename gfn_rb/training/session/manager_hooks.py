@@ -12,6 +12,7 @@ from torchrl.data import ReplayBuffer, TensorDictReplayBuffer
 from torchrl.data.replay_buffers.storages import Storage
 
 from gfn_rb.buffers import MergedReplayBuffer
+from gfn_rb.envs import GFNEnv
 from gfn_rb.errors import PeerLostError
 from gfn_rb.remote import (
     AwaitReply,
@@ -124,11 +125,12 @@ class Exchange:
         assert self._worker is not None
         return self._worker
 
-    def replayed(self, rb: ReplayBuffer) -> ReplayBuffer:
+    def replayed(self, rb: ReplayBuffer, env: GFNEnv) -> ReplayBuffer:
         """Return the buffer to draw from: with items that a manager feeds, where asked for.
 
         Args:
             rb: the buffer of the run.
+            env: the environment.
         """
         config = self._config
         self._worker = ReplayBufferWorker(
@@ -138,7 +140,7 @@ class Exchange:
             mode=SEND[config.send](),
             frequency=config.send_every,
             filter=BASELINE[config.baseline].filter(),
-            subscription=None if config.feed == "none" else self._subscription(),
+            subscription=None if config.feed == "none" else self._subscription(env),
             on_error="log",
             timeout=config.patience,
             stopped=self._stopped,
@@ -171,8 +173,8 @@ class Exchange:
         self.worker.extend(items)
         return None if self._arrived is None else self._arrived.take()
 
-    def _subscription(self) -> Subscription:
-        buffer = _buffer(self._config, self._transport.rank)
+    def _subscription(self, env: GFNEnv) -> Subscription:
+        buffer = _buffer(self._config, env, self._transport.rank)
         return Subscription(buffer, self._config.feed_quota, self._config.feed)
 
 
@@ -211,7 +213,7 @@ def make_manager(
     workers = layout.workers_of(transport.rank)
     manager = ReplayBufferManager(
         transport,
-        _buffer(config.on_cpu(), transport.rank),
+        _buffer(config.on_cpu(), config.on_cpu().make_env(), transport.rank),
         baseline=BASELINE[config.baseline].baseline(),
         workers=workers,
         managers=[rank for rank in layout.managers if layout.workers_of(rank)],
@@ -225,6 +227,6 @@ def make_manager(
     return manager
 
 
-def _buffer(config: TrainConfig, rank: int) -> TensorDictReplayBuffer:
+def _buffer(config: TrainConfig, env: GFNEnv, rank: int) -> TensorDictReplayBuffer:
     generator = torch.Generator(config.device).manual_seed(config.seed ^ rank)
-    return trajectory_buffer(config, config.make_env(), lambda rows: rows, generator)
+    return trajectory_buffer(config, env.max_length, generator)
