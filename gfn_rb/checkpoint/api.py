@@ -10,10 +10,9 @@ from torchrl.data import ReplayBuffer
 
 from gfn_rb.checkpoint.atomic import published
 from gfn_rb.checkpoint.buffers import captured, restore
-from gfn_rb.checkpoint.layout import BUFFERS, EXTRA, ROWS, STATE
-from gfn_rb.checkpoint.reading import CheckpointFile
-from gfn_rb.checkpoint.tree import Encoder
-from gfn_rb.checkpoint.writing import write_file
+from gfn_rb.checkpoint.summary import BUFFERS, EXTRA, ROWS, STATE, named_values
+from gfn_rb.codec.files import ValueFile, write_file
+from gfn_rb.codec.values import Encoder
 from gfn_rb.errors import CheckpointError, CheckpointMismatchError
 
 
@@ -69,8 +68,8 @@ def load_checkpoint(path: str | PathLike[str], rb: ReplayBuffer) -> dict[str, An
         CheckpointMismatchError: it does not fit the buffer. Whatever is raised, the buffer is as
             it was.
     """
-    file = CheckpointFile(Path(path))
-    if BUFFERS not in file.sections:
+    file = ValueFile(Path(path))
+    if BUFFERS not in file.nodes:
         raise CheckpointMismatchError(f"{path} holds no buffer: expected one of save_checkpoint")
     file.verify()
     extra: dict[str, Any] = file.load(EXTRA)
@@ -105,10 +104,9 @@ def load_state(path: str | PathLike[str]) -> dict[str, Any]:
         CheckpointError: there is no such file, or it cannot be read.
         CheckpointCorruptError: it is truncated or damaged.
     """
-    file = CheckpointFile(Path(path))
+    file = ValueFile(Path(path))
     file.verify()
-    state: dict[str, Any] = file.load(file.values_section)
-    return state
+    return named_values(file, file.load)
 
 
 def _save(path: str | PathLike[str], values: dict[str, Any]) -> None:
@@ -116,9 +114,9 @@ def _save(path: str | PathLike[str], values: dict[str, Any]) -> None:
     if target.is_dir():
         raise CheckpointError(f"path must name a file, got the folder {path}")
     encoder = Encoder()
-    sections = {name: encoder.encode(value, name) for name, value in values.items()}
+    nodes = {name: encoder.encode(value, name) for name, value in values.items()}
     try:
         with published(target) as stream:
-            write_file(stream, sections, encoder.tensors)
+            write_file(stream, nodes, encoder.tensors)
     except OSError as error:
         raise CheckpointError(f"cannot write {path}: {error.strerror}") from error

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from gfn_rb.checkpoint.layout import BUFFERS, ROWS, VERSION
-from gfn_rb.checkpoint.reading import CheckpointFile
 from gfn_rb.checkpoint.storages import leaves
-from gfn_rb.checkpoint.tree import dtype_name
+from gfn_rb.codec.files import ValueFile
+from gfn_rb.codec.prefix import VERSION
+from gfn_rb.codec.tensors import dtype_name
+from gfn_rb.errors import CheckpointCorruptError
+
+# What files hold: those of save_checkpoint the first three, those of save_state the last.
+ROWS, BUFFERS, EXTRA, STATE = "rows", "buffers", "extra", "state"
 
 
 def inspect_checkpoint(path: str | PathLike[str]) -> dict[str, Any]:
@@ -31,18 +36,18 @@ def inspect_checkpoint(path: str | PathLike[str]) -> dict[str, Any]:
         CheckpointError: there is no such file, or it cannot be read.
         CheckpointCorruptError: it is no checkpoint, truncated, or its header is damaged.
     """
-    file = CheckpointFile(Path(path))
-    sizes = file.tensor_sizes
-    of_buffers = BUFFERS in file.sections
-    pairs = zip(file.outline(BUFFERS), file.outline(ROWS), strict=True) if of_buffers else ()
-    return {
-        "version": VERSION,
-        "nbytes": file.nbytes,
-        "n_tensors": len(sizes),
-        "tensor_nbytes": sum(sizes),
-        "values": list(file.outline(file.values_section)),
-        "buffers": [_buffer(state, rows) for state, rows in pairs],
-    }
+    file = ValueFile(Path(path))
+    of_buffers = BUFFERS in file.nodes
+    with file.named_errors():
+        pairs = zip(file.outline(BUFFERS), file.outline(ROWS), strict=True) if of_buffers else ()
+        return {
+            "version": VERSION,
+            "nbytes": file.nbytes,
+            "n_tensors": len(file.tensors),
+            "tensor_nbytes": sum(tensor.nbytes for tensor in file.tensors),
+            "values": list(named_values(file, file.outline)),
+            "buffers": [_buffer(state, rows) for state, rows in pairs],
+        }
 
 
 def outline(path: str | PathLike[str]) -> dict[str, Any]:
@@ -57,8 +62,23 @@ def outline(path: str | PathLike[str]) -> dict[str, Any]:
         CheckpointError: there is no such file, or it cannot be read.
         CheckpointCorruptError: it is no checkpoint, truncated, or its header is damaged.
     """
-    file = CheckpointFile(Path(path))
-    values: dict[str, Any] = file.outline(file.values_section)
+    file = ValueFile(Path(path))
+    return named_values(file, file.outline)
+
+
+def named_values(file: ValueFile, read: Callable[[str], Any]) -> dict[str, Any]:
+    """Return what was saved along with the buffer, or the state.
+
+    Args:
+        file: with either.
+        read: one of its methods.
+
+    Raises:
+        CheckpointCorruptError: it is something else.
+    """
+    values = read(EXTRA if BUFFERS in file.nodes else STATE)
+    if not isinstance(values, dict):
+        raise CheckpointCorruptError(f"{file.path} holds {type(values).__name__}, expected a dict")
     return values
 
 

@@ -81,15 +81,20 @@ def loaded_generation(path: Path) -> int:
 
 
 def kill_loop(path: Path, n_kills: int, seed: int) -> dict[str, list[int]]:
-    """After each kill: the generation that loads, and how many files lie about."""
+    """After each kill: the generation that loads, and how many files lie about.
+
+    Every other kill waits until a file is being written, the others come at any instant.
+    """
     pick = random.Random(seed)
     rb = make_buffer()
     rb.extend(generation(0))
     a_save = max(timed(lambda: save_checkpoint(path, rb, k=0)) for _ in range(3))
     found: dict[str, list[int]] = {"generations": [0], "files": []}
-    for _ in range(n_kills):
+    for i in range(n_kills):
         child = forked(lambda: save_for_ever(path, found["generations"][-1] + 1))
         time.sleep(0.02 + pick.uniform(0.0, 4.0) * a_save)
+        while i % 2 and len(os.listdir(path.parent)) < 2:
+            time.sleep(0.0002)
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         found["files"].append(len(os.listdir(path.parent)))

@@ -5,25 +5,17 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import random
 import stat
 import subprocess
 import sys
-import zlib
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from tensordict import TensorDict
 
-from gfn_rb.checkpoint import inspect_checkpoint, load_state, reading, save_state, writing
-from gfn_rb.checkpoint.layout import PREFIX, SUM
-from gfn_rb.checkpoint.reading import CheckpointFile
-from gfn_rb.checkpoint.tree import Encoder
-from gfn_rb.checkpoint.writing import write_file
-from gfn_rb.errors import CheckpointCorruptError, CheckpointError, CheckpointMismatchError
+from gfn_rb.checkpoint import inspect_checkpoint, load_state, save_state
+from gfn_rb.errors import CheckpointError
 
 LEFTOVER = ".run.ckpt.0123456789abcdef.tmp"
 
@@ -43,7 +35,7 @@ def names(folder: Path) -> set[str]:
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     script = Path(__file__).with_name("checkpoint_kill.py")
-    command = [sys.executable, str(script), str(tmp_path_factory.mktemp("kill")), "24", "3"]
+    command = [sys.executable, str(script), str(tmp_path_factory.mktemp("kill")), "12", "3"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -53,7 +45,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_a_kill_at_any_instant_leaves_the_last_good_one(found: dict[str, Any]) -> None:
     generations, files = found["killed"]["generations"], found["killed"]["files"]
     assert generations == sorted(generations)  # whatever was published stays
-    assert len(set(generations)) > 10  # saves did succeed between the kills
+    assert len(set(generations)) > 5  # saves did succeed between the kills
     assert max(files[:-1]) == 2  # some kills came in the middle of one, and left their file
     assert files.count(2) >= 3
     assert files[-1] == 1  # which the next save removed
@@ -179,155 +171,3 @@ def test_paths_that_cannot_be(path: Path) -> None:
             read(path)
         with pytest.raises(CheckpointError, match=r"cannot read .*: Is a directory"):
             read(path.parent)
-
-
-# Damage.
-
-
-STATE = {"x": torch.arange(9.0), "y": [2.5, "z"]}
-
-
-@pytest.mark.parametrize("read", [load_state, inspect_checkpoint])
-def test_truncation_anywhere_is_noticed(path: Path, read: Any) -> None:
-    save_state(path, STATE)
-    content = path.read_bytes()
-    for length in range(len(content)):
-        path.write_bytes(content[:length])
-        with pytest.raises(CheckpointCorruptError):
-            read(path)
-    path.write_bytes(content + b"\0")
-    with pytest.raises(CheckpointCorruptError, match=f"has {len(content) + 1} bytes, expected"):
-        read(path)
-
-
-def test_any_changed_byte_is_noticed(path: Path) -> None:
-    save_state(path, STATE)
-    content = path.read_bytes()
-    pick = random.Random(0)
-    for i in range(len(content)):
-        damaged = bytearray(content)
-        damaged[i] ^= pick.randrange(1, 256)
-        path.write_bytes(damaged)
-        with pytest.raises(CheckpointCorruptError):
-            load_state(path)
-
-
-def test_inspecting_notices_any_changed_byte_of_the_header(path: Path) -> None:
-    save_state(path, STATE)
-    content = path.read_bytes()
-    end = PREFIX.size + SUM.size + PREFIX.unpack_from(content)[2]
-    for i in range(end):
-        damaged = bytearray(content)
-        damaged[i] ^= 1
-        path.write_bytes(damaged)
-        with pytest.raises(CheckpointCorruptError):
-            inspect_checkpoint(path)
-
-
-def test_damage_is_located_by_block(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writing, "_STEP", 1 << 10)
-    for module in (writing, reading):
-        monkeypatch.setattr(module, "BLOCK", 1 << 12)
-    state = {"x": torch.randn(5000), "y": torch.randn(100, 60).T, "z": torch.randn(3000)[::2]}
-    save_state(path, state)
-    came = load_state(path)
-    assert all(torch.equal(came[name], state[name]) for name in state)
-    content = bytearray(path.read_bytes())
-    content[3 * 4096 + 17] ^= 1
-    path.write_bytes(content)
-    with pytest.raises(CheckpointCorruptError, match="checksum of bytes 12288 to 16384 is"):
-        load_state(path)
-
-
-def test_the_checksums_are_those_of_zlib(path: Path) -> None:
-    save_state(path, STATE)
-    content = path.read_bytes()
-    body, table, last = content[:-8], content[-8:-4], content[-4:]
-    assert table == zlib.crc32(body).to_bytes(4, "little")
-    assert last == zlib.crc32(table).to_bytes(4, "little")
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"", "0 bytes are too few"),
-        (b"PK\x03\x04" + bytes(100), r"it begins with b'PK\\x03\\x04\\x00\\x00\\x00\\x00'"),
-    ],
-)
-def test_other_files_are_told_apart(path: Path, content: bytes, message: str) -> None:
-    path.write_bytes(content)
-    with pytest.raises(CheckpointCorruptError, match=message):
-        load_state(path)
-
-
-def test_another_format_version_is_told_apart_from_damage(path: Path) -> None:
-    save_state(path, STATE)
-    content = bytearray(path.read_bytes())
-    fields = list(PREFIX.unpack_from(content))
-    fields[1] += 1
-    PREFIX.pack_into(content, 0, *fields)
-    SUM.pack_into(content, PREFIX.size, zlib.crc32(content[: PREFIX.size]))
-    path.write_bytes(content)
-    with pytest.raises(CheckpointMismatchError, match="is of format version 2, expected 1"):
-        load_state(path)
-
-
-@pytest.mark.parametrize(
-    "node", [{"novelty": 1}, {"dtype": "float7"}], ids=["unknown kind", "unknown dtype"]
-)
-def test_what_a_later_version_might_write_is_named(path: Path, node: Any) -> None:
-    with path.open("wb") as stream:
-        write_file(stream, {"state": node}, [])
-    (name,) = node.values() if "dtype" in node else node
-    with pytest.raises(CheckpointMismatchError, match=f"holds '{name}', which this version"):
-        load_state(path)
-
-
-# Writing straight from memory.
-
-
-def address(piece: memoryview) -> int:
-    return int(np.frombuffer(piece, np.uint8).__array_interface__["data"][0])
-
-
-def test_contiguous_tensors_are_not_copied() -> None:
-    tensor = torch.zeros(3 * writing.BLOCK, dtype=torch.uint8)
-    (piece,) = writing._pieces(tensor[5:])
-    assert (address(piece), len(piece)) == (tensor.data_ptr() + 5, 3 * writing.BLOCK - 5)
-
-
-@pytest.mark.parametrize(
-    "tensor",
-    [
-        torch.arange(60000).reshape(300, 200).T,
-        torch.arange(60000).reshape(2, 30000).T.reshape(1, 30000, 2),
-        torch.arange(60000)[::2],
-        torch.arange(40000).reshape(2, 20000)[:, ::2],
-    ],
-    ids=["transposed", "one row", "strided", "rows above a block"],
-)
-def test_other_tensors_are_copied_block_by_block(
-    tensor: torch.Tensor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(writing, "BLOCK", 1 << 12)
-    pieces = [bytes(piece) for piece in writing._pieces(tensor)]
-    assert max(map(len, pieces)) <= 1 << 12
-    assert b"".join(pieces) == tensor.contiguous().numpy().tobytes()
-
-
-def test_what_lived_on_an_accelerator_goes_to_the_one_asked_for(path: Path) -> None:
-    # The meta device stands for an accelerator, on which there is no content to compare.
-    on_cpu, elsewhere = torch.arange(3), TensorDict({"x": torch.ones(2)}, [2], device="cpu")
-    encoder = Encoder()
-    node = encoder.encode({"a": on_cpu, "b": elsewhere}, "state")
-    with path.open("wb") as stream:
-        write_file(stream, {"state": node}, encoder.tensors)
-    file = CheckpointFile(path)
-    file._header["tensors"][1]["device"] = "cuda"
-    file.sections["state"]["dict"][1][1]["tensordict"]["device"] = "cuda"
-    for device in (torch.device("cpu"), torch.device("meta")):
-        state = file.load("state", device)
-        assert torch.equal(state["a"], on_cpu)
-        assert state["b"].device == device
-        assert state["b"]["x"].device == device
-        assert (state["b"]["x"].dtype, state["b"]["x"].shape) == (torch.float32, (2,))

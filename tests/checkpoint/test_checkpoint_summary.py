@@ -16,7 +16,7 @@ def test_of_a_buffer(tmp_path: Path) -> None:
     rb = used(buffer(storage=LazyMemmapStorage(20), prefetch=2))
     save_checkpoint(tmp_path / "rb", rb, model={"w": torch.zeros(4)}, step=2)
     summary = inspect_checkpoint(tmp_path / "rb")
-    assert summary["version"] == 1
+    assert summary["version"] == 2
     assert summary["nbytes"] == (tmp_path / "rb").stat().st_size
     assert summary["values"] == ["model", "step"]
     assert summary["buffers"] == [

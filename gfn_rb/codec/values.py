@@ -17,28 +17,14 @@ import torch
 from tensordict import LazyStackedTensorDict, MemoryMappedTensor, TensorDict
 from torch import Tensor
 
+from gfn_rb.codec.tensors import DTYPES, dtype_name
 from gfn_rb.errors import CheckpointError
 
 Node = Any
 
-DTYPES: dict[str, torch.dtype] = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in vars(torch).values()
-    if isinstance(dtype, torch.dtype)
-}
-
 _CPU = torch.device("cpu")
 _PLAIN = (type(None), bool, int, str)
 _DEPTH = 100
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """Return the name under which a dtype is stored.
-
-    Args:
-        dtype: any of torch's.
-    """
-    return str(dtype).removeprefix("torch.")
 
 
 class Encoder:
@@ -119,13 +105,10 @@ class Encoder:
                 f"cannot save {path}: got a NumPy array of {array.dtype}, expected numbers or bools"
             ) from None
 
-    def _bytes(self, value: bytes, path: str, depth: int) -> Node:
-        return self._array(np.frombuffer(value, np.uint8), path, depth)
-
 
 _ENCODERS: dict[type, tuple[str, Callable[[Encoder, Any, str, int], Node]]] = {
     float: ("float", lambda _, value, *__: struct.pack(">d", value).hex()),
-    bytes: ("bytes", Encoder._bytes),
+    bytes: ("bytes", lambda self, value, *at: self._array(np.frombuffer(value, np.uint8), *at)),
     dict: ("dict", Encoder._mapping),
     OrderedDict: ("ordered_dict", Encoder._mapping),
     list: ("list", Encoder._sequence),
@@ -158,7 +141,7 @@ class Decoder:
         """Return the value of a node.
 
         Args:
-            node: as :meth:`Encoder.encode` made it.
+            node: as :meth:`Encoder.encode` made it. Of any other, whatever Python raises is.
 
         Raises:
             KeyError: a kind that this version does not know.

@@ -17,7 +17,7 @@ from tensordict import LazyStackedTensorDict, MemoryMappedTensor, TensorDict
 from torch import Tensor
 
 from gfn_rb.checkpoint import load_state, save_state
-from gfn_rb.checkpoint.tree import DTYPES
+from gfn_rb.codec.tensors import DTYPES
 from gfn_rb.errors import CheckpointError
 
 
@@ -121,12 +121,6 @@ def test_every_dtype_comes_back(name: str, tmp_path: Path) -> None:
     assert torch.equal(came[0].view(torch.uint8), content)
 
 
-def test_the_table_names_the_dtypes() -> None:
-    assert DTYPES["bfloat16"] is torch.bfloat16
-    assert DTYPES["bool"] is torch.bool
-    assert DTYPES["int64"] is torch.long
-
-
 def test_parameters_and_mapped_tensors_become_plain_tensors(tmp_path: Path) -> None:
     plain = torch.arange(3.0)
     mapped = MemoryMappedTensor.from_tensor(plain)
@@ -215,6 +209,14 @@ def test_an_optimiser_continues_bit_for_bit(tmp_path: Path) -> None:
         assert_same(one.state_dict(), other.state_dict())
 
 
+@pytest.mark.parametrize("wrap", [list, tuple, dict, TensorDict], ids=lambda kind: kind.__name__)
+def test_what_is_nested_deeply_comes_back(wrap: Any, tmp_path: Path) -> None:
+    value: Any = wrap()
+    for _ in range(40 if wrap is TensorDict else 99):  # TensorDicts recurse deeply themselves
+        value = wrap({"a": value}) if wrap in (dict, TensorDict) else wrap([value])
+    assert_same(round_trip(value, tmp_path), value)
+
+
 # What is refused.
 
 
@@ -241,6 +243,7 @@ circle.append(circle)
             r"state\['t'\]\['f'\]: got tensordict.*NonTens",
         ),
         ({"c": circle}, r"state\['c'\]\[0\]\[0\].*: nested over 100 deep"),
+        ({"i": 10**5000}, "cannot save state: Exceeds the limit"),
     ],
 )
 def test_what_cannot_be_saved_is_named_and_nothing_is_written(

@@ -1,0 +1,263 @@
+"""Files: nested values by name, their tensors written from memory and read where they lie."""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gfn_rb.codec.checksums import BLOCK, BlockSums, find_damage, sums_nbytes
+from gfn_rb.codec.prefix import FILE, PREFIX_NBYTES, VERSION, Prefix
+from gfn_rb.codec.tensors import DTYPES, aligned, dtype_name, plain_bytes
+from gfn_rb.codec.texts import from_text, to_text
+from gfn_rb.codec.values import Decoder, Node
+from gfn_rb.errors import (
+    CheckpointCorruptError,
+    CheckpointError,
+    CheckpointMismatchError,
+    WireCorruptError,
+)
+
+_STEP = 1 << 20  # what is summed fits the cache when it is written
+_THREADS = min(4, os.cpu_count() or 1)
+_CPU = torch.device("cpu")
+
+
+def write_file(stream: BinaryIO, values: dict[str, Node], tensors: list[Tensor]) -> None:
+    """Write a whole file, in one pass.
+
+    No tensor on the CPU that is contiguous is copied; of any other, one block at a time.
+
+    Args:
+        stream: an empty file.
+        values: nodes by name (:mod:`gfn_rb.codec.values`).
+        tensors: what the nodes refer to.
+
+    Raises:
+        CheckpointError: an integer is too long.
+    """
+    try:
+        structure = to_text([(dtype_name(t.dtype), t.shape, t.device.type) for t in tensors])
+        meta = to_text(values)
+    except ValueError as error:
+        raise CheckpointError(f"cannot save {', '.join(values)}: {error}") from None
+    texts_end = PREFIX_NBYTES + len(structure) + len(meta)
+    head = bytearray(aligned(texts_end))
+    head[PREFIX_NBYTES:texts_end] = structure + meta
+    body_nbytes = sum(aligned(tensor.numel() * tensor.element_size()) for tensor in tensors)
+    nbytes = len(head) + body_nbytes + sums_nbytes(body_nbytes)
+    sizes = (nbytes, len(head), len(structure), len(meta), 0)
+    Prefix(VERSION, 0, FILE, 0, *sizes).seal(memoryview(head))
+    stream.write(head)
+    sums = BlockSums()
+    for piece in _body(tensors):
+        for at in range(0, len(piece), _STEP):
+            step = piece[at : at + _STEP]
+            sums.update(step)
+            stream.write(step)
+    stream.write(sums.digest())
+
+
+def _body(tensors: list[Tensor]) -> Iterator[memoryview]:
+    for tensor in tensors:
+        nbytes = tensor.numel() * tensor.element_size()
+        yield from _pieces(tensor)
+        yield memoryview(bytes(aligned(nbytes) - nbytes))
+
+
+def _pieces(tensor: Tensor) -> Iterator[memoryview]:
+    """Yield the bytes of a tensor in C order."""
+    nbytes = tensor.numel() * tensor.element_size()
+    if nbytes <= BLOCK or (tensor.device.type == "cpu" and tensor.is_contiguous()):
+        yield plain_bytes(tensor)
+        return
+    rows = BLOCK * len(tensor) // nbytes
+    for part in tensor.split(rows) if rows else tensor.unbind():
+        yield from _pieces(part)
+
+
+class StoredTensor(NamedTuple):
+    """What is known of a tensor in a file."""
+
+    dtype: torch.dtype
+    shape: list[int]
+    device: str
+    start: int
+    """In bytes, from the beginning of the file."""
+    nbytes: int
+
+    def shaped(self, content: Tensor) -> Tensor:
+        """Return its bytes as what they are."""
+        return content.view(self.dtype).reshape(self.shape)
+
+
+class ValueFile:
+    """A file opened for reading, its head checked.
+
+    Args:
+        path: the file.
+
+    Raises:
+        CheckpointError: there is no such file, or it cannot be read.
+        CheckpointCorruptError: it is no checkpoint, truncated, or its header is damaged.
+        CheckpointMismatchError: it is of another format version.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        content = _mapped(path)
+        self._bytes = memoryview(content)
+        prefix = self._checked_prefix()
+        with self.named_errors():
+            structure = from_text(self._bytes[PREFIX_NBYTES : prefix.meta_at])
+            self.tensors, self._end = _located(structure, prefix.head_nbytes)
+            self.nodes: dict[str, Node] = dict(
+                from_text(self._bytes[prefix.meta_at : prefix.texts_end])
+            )
+        self._start = prefix.head_nbytes
+        expected = self._end + sums_nbytes(self._end - self._start)
+        if expected != self.nbytes:
+            raise self._corrupt(f"it has {self.nbytes} bytes; its tensors take {expected}")
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning)
+            self._content = torch.frombuffer(content, dtype=torch.uint8)
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the file."""
+        return len(self._bytes)
+
+    def verify(self) -> None:
+        """Compare every block of the tensors with its checksum.
+
+        Raises:
+            CheckpointCorruptError: one does not match.
+        """
+        body, sums = self._bytes[self._start : self._end], self._bytes[self._end :]
+        with ThreadPoolExecutor(_THREADS) as pool:
+            if damage := find_damage(body, sums, self._start, pool.map):
+                raise self._corrupt(damage)
+
+    def views(self, name: str) -> Any:
+        """Return a value whose tensors lie in the file: they must not be written to.
+
+        Args:
+            name: of the value.
+        """
+        return self._decode(name, lambda each: each.shaped(self._bytes_of(each)), _CPU)
+
+    def load(self, name: str, accelerator: torch.device = _CPU) -> Any:
+        """Return a value whose tensors are copies.
+
+        Args:
+            name: of the value.
+            accelerator: where to put what did not live on the CPU.
+        """
+
+        def load(tensor: StoredTensor) -> Tensor:
+            device = _CPU if tensor.device == "cpu" else accelerator
+            return tensor.shaped(self._bytes_of(tensor).to(device, copy=True))
+
+        return self._decode(name, load, accelerator)
+
+    def outline(self, name: str) -> Any:
+        """Return a value whose tensors have dtypes and shapes, but no content.
+
+        Args:
+            name: of the value.
+        """
+        return self._decode(
+            name, lambda each: torch.empty((), dtype=each.dtype).expand(each.shape), _CPU
+        )
+
+    @contextmanager
+    def named_errors(self) -> Iterator[None]:
+        """Raise errors of this library alone: the checksums may be right, and the content wrong.
+
+        Raises:
+            CheckpointMismatchError: it holds what this version does not know.
+            CheckpointCorruptError: it makes no sense.
+        """
+        try:
+            yield
+        except CheckpointError:
+            raise
+        except KeyError as error:
+            raise CheckpointMismatchError(
+                f"{self.path} holds {error}, which this version of gfn_rb or torch does not know"
+            ) from None
+        except Exception as error:
+            what = " ".join(f"{type(error).__name__}: {error}".split())
+            raise self._corrupt(f"its values make no sense: {what}") from error
+
+    def _decode(
+        self, name: str, tensor: Callable[[StoredTensor], Tensor], accelerator: torch.device
+    ) -> Any:
+        def at(index: int) -> Tensor:
+            if type(index) is not int or index < 0:
+                raise ValueError(f"a tensor is {index!r}, expected a position")
+            return tensor(self.tensors[index])
+
+        with self.named_errors():
+            return Decoder(at, accelerator).decode(self.nodes[name])
+
+    def _bytes_of(self, tensor: StoredTensor) -> Tensor:
+        return self._content[tensor.start : tensor.start + tensor.nbytes]
+
+    def _checked_prefix(self) -> Prefix:
+        """Return the prefix, once the head is known to be whole."""
+        try:
+            prefix = Prefix.read(self._bytes, "it")
+            # A version that was damaged is told apart from another one, which is sound, or the
+            # first, whose prefix says no form.
+            if prefix.version == VERSION or prefix.form == FILE:
+                prefix.check(self._bytes, "it")
+        except WireCorruptError as error:
+            raise self._corrupt(str(error)) from None
+        if prefix.version != VERSION:
+            raise CheckpointMismatchError(
+                f"{self.path} is of format version {prefix.version}, expected {VERSION}"
+            )
+        if prefix.form != FILE:
+            raise self._corrupt(f"it is of form {prefix.form!r}, expected {FILE!r}")
+        return prefix
+
+    def _corrupt(self, what: str) -> CheckpointCorruptError:
+        return CheckpointCorruptError(f"{self.path} is no sound checkpoint: {what}")
+
+
+def _located(structure: list[Any], start: int) -> tuple[list[StoredTensor], int]:
+    """Return the tensors of a file, and where the last one ends."""
+    tensors = []
+    for name, shape, device in structure:
+        if not all(type(size) is int and size >= 0 for size in shape):
+            raise ValueError(f"a shape is {shape!r}, expected sizes")
+        nbytes = math.prod(shape) * DTYPES[name].itemsize
+        tensors.append(StoredTensor(DTYPES[name], shape, device, start, nbytes))
+        start += aligned(nbytes)
+    return tensors, start
+
+
+def _mapped(path: Path) -> mmap.mmap | bytes:
+    """Return the content of a file, read where it is looked at.
+
+    Read-only, so that the system need not set memory aside for a file larger than memory.
+    """
+    try:
+        with path.open("rb") as stream:
+            if os.fstat(stream.fileno()).st_size == 0:
+                return b""
+            return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+    except FileNotFoundError:
+        raise CheckpointError(f"there is no checkpoint at {path}") from None
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}") from error

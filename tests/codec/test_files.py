@@ -1,0 +1,287 @@
+"""Files: nothing but what was written is believed, whoever wrote it."""
+
+from __future__ import annotations
+
+import random
+import struct
+import zlib
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import xxhash
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tensordict import TensorDict
+
+from gfn_rb.checkpoint import inspect_checkpoint, load_state, save_state
+from gfn_rb.codec import checksums, files
+from gfn_rb.codec.files import ValueFile, write_file
+from gfn_rb.codec.prefix import FILE, FRAME, VERSION, Prefix
+from gfn_rb.codec.values import Encoder
+from gfn_rb.errors import CheckpointCorruptError, CheckpointError, CheckpointMismatchError
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "run.ckpt"
+
+
+# Damage.
+
+
+STATE = {"x": torch.arange(9.0), "y": [2.5, "z"]}
+
+
+@pytest.mark.parametrize("read", [load_state, inspect_checkpoint])
+def test_truncation_anywhere_is_noticed(path: Path, read: Any) -> None:
+    save_state(path, STATE)
+    content = path.read_bytes()
+    for length in range(len(content)):
+        path.write_bytes(content[:length])
+        with pytest.raises(CheckpointCorruptError):
+            read(path)
+    path.write_bytes(content + b"\0")
+    with pytest.raises(CheckpointCorruptError, match=f"has {len(content) + 1} bytes; expected"):
+        read(path)
+
+
+def test_any_changed_byte_is_noticed(path: Path) -> None:
+    save_state(path, STATE)
+    content = path.read_bytes()
+    pick = random.Random(0)
+    for i in range(len(content)):
+        damaged = bytearray(content)
+        damaged[i] ^= pick.randrange(1, 256)
+        path.write_bytes(damaged)
+        with pytest.raises(CheckpointCorruptError):
+            load_state(path)
+
+
+def test_inspecting_notices_any_changed_byte_of_the_header(path: Path) -> None:
+    save_state(path, STATE)
+    content = path.read_bytes()
+    for i in range(Prefix.read(memoryview(content), "it").texts_end):
+        damaged = bytearray(content)
+        damaged[i] ^= 1
+        path.write_bytes(damaged)
+        with pytest.raises(CheckpointCorruptError):
+            inspect_checkpoint(path)
+
+
+def test_damage_is_located_by_block(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "_STEP", 1 << 10)
+    for module in (files, checksums):
+        monkeypatch.setattr(module, "BLOCK", 1 << 12)
+    state = {"x": torch.randn(5000), "y": torch.randn(100, 60).T, "z": torch.randn(3000)[::2]}
+    save_state(path, state)
+    came = load_state(path)
+    assert all(torch.equal(came[name], state[name]) for name in state)
+    content = bytearray(path.read_bytes())
+    start = Prefix.read(memoryview(content), "it").head_nbytes + 3 * 4096
+    content[start + 17] ^= 1
+    path.write_bytes(content)
+    words = f"checksum of bytes {start} to {start + 4096} is .*; expected"
+    with pytest.raises(CheckpointCorruptError, match=words):
+        load_state(path)
+
+
+def test_every_byte_has_its_place(path: Path) -> None:
+    save_state(path, STATE)
+    structure = b'[["float32",[9],"cpu"]]'
+    y = b'{"list":[{"float":"4004000000000000"},"z"]}'
+    meta = b'{"state":{"dict":[["x",{"tensor":0}],["y",' + y + b"]]}}"
+    texts = (structure + meta).ljust(128, b"\0")
+    body = struct.pack("<9f", *range(9)).ljust(64, b"\0")
+    sizes = struct.pack("<QQQQQ", 64 + 128 + 64 + 8, 64 + 128, len(structure), len(meta), 0)
+    seed = int.from_bytes(b"\2\0\0\0file", "little")
+    summed = xxhash.xxh3_64_intdigest(sizes + texts, seed).to_bytes(8, "little")
+    prefix = b"gfn_rb\r\n\2\0\0\0file" + summed + sizes
+    assert path.read_bytes() == prefix + texts + body + xxhash.xxh3_64_digest(body)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "it has 0 bytes; expected 64 or more"),
+        (b"PK\x03\x04" + bytes(100), r"it begins with b'PK\\x03\\x04\\x00\\x00\\x00\\x00'"),
+    ],
+)
+def test_other_files_are_told_apart(path: Path, content: bytes, message: str) -> None:
+    path.write_bytes(content)
+    with pytest.raises(CheckpointCorruptError, match=message):
+        load_state(path)
+
+
+def sealed(prefix: Prefix, content: bytes, texts: bytes | None = None) -> bytes:
+    """Return a file with another prefix or other texts, and checksums that fit."""
+    head = bytearray(content[: prefix.head_nbytes])
+    if texts is not None:
+        head[64 : 64 + len(texts)] = texts
+    prefix.seal(memoryview(head))
+    return bytes(head) + content[prefix.head_nbytes :]
+
+
+def test_another_format_version_is_told_apart_from_damage(path: Path) -> None:
+    save_state(path, STATE)
+    content = path.read_bytes()
+    prefix = Prefix.read(memoryview(content), "it")
+    path.write_bytes(sealed(prefix._replace(version=3), content))
+    with pytest.raises(CheckpointMismatchError, match="is of format version 3, expected 2"):
+        load_state(path)
+    path.write_bytes(content[:8] + b"\3" + content[9:])
+    with pytest.raises(CheckpointCorruptError):
+        load_state(path)
+
+
+@pytest.mark.parametrize("read", [load_state, inspect_checkpoint])
+def test_files_of_the_first_version_are_named(path: Path, read: Any) -> None:
+    # As they were: magic, version, bytes of the header and of all, CRC-32 of the header and of
+    # the prefix; then the header, the tensors, the CRC-32 of each block and of these.
+    header = b'{"sections":{"state":{"dict":[["k",1]]}},"tensors":[]}'
+    length = -(-(36 + len(header)) // 64) * 64 + 8
+    prefix = struct.pack("<8sIQQI", b"gfn_rb\r\n", 1, len(header), length, zlib.crc32(header))
+    body = (prefix + struct.pack("<I", zlib.crc32(prefix)) + header).ljust(length - 8, b"\0")
+    table = struct.pack("<I", zlib.crc32(body))
+    path.write_bytes(body + table + struct.pack("<I", zlib.crc32(table)))
+    words = r"run\.ckpt is of format version 1, expected 2"
+    with pytest.raises(CheckpointMismatchError, match=words):
+        read(path)
+
+
+def test_a_frame_is_no_checkpoint(path: Path) -> None:
+    save_state(path, STATE)
+    content = path.read_bytes()
+    prefix = Prefix.read(memoryview(content), "it")._replace(form=FRAME)
+    path.write_bytes(sealed(prefix, content))
+    with pytest.raises(CheckpointCorruptError, match="it is of form b'rows', expected b'file'"):
+        load_state(path)
+
+
+@pytest.mark.parametrize(
+    "node", [{"novelty": 1}, {"dtype": "float7"}], ids=["unknown kind", "unknown dtype"]
+)
+def test_what_a_later_version_might_write_is_named(path: Path, node: Any) -> None:
+    with path.open("wb") as stream:
+        write_file(stream, {"state": node}, [])
+    (name,) = node.values() if "dtype" in node else node
+    with pytest.raises(CheckpointMismatchError, match=f"holds '{name}', which this version"):
+        load_state(path)
+
+
+# Harm.
+
+
+def forged(structure: str, meta: str, body: bytes = b"") -> bytes:
+    texts = (structure + meta).encode("utf8", "surrogatepass")
+    head = bytearray(-(-(64 + len(texts)) // 64) * 64)
+    head[64 : 64 + len(texts)] = texts
+    sums = xxhash.xxh3_64_digest(body) if body else b""
+    sizes = (len(head) + len(body) + len(sums), len(head), len(structure.encode()), len(meta), 0)
+    Prefix(VERSION, 0, FILE, 0, *sizes).seal(memoryview(head))
+    return bytes(head) + body + sums
+
+
+@pytest.mark.parametrize(
+    ("structure", "meta", "words"),
+    [
+        ("[]", "{", "its values make no sense: JSONDecodeError"),
+        ("[]", "[1]", "its values make no sense: TypeError"),
+        ("[]", '{"state":3}', "holds int, expected a dict"),
+        ("[]", '{"state":{"dict":[["a",{"tensor":0}]]}}', "IndexError"),
+        ('[["int8",[3],"cpu"]]', '{"state":{"tensor":-1}}', "a tensor is -1, expected a position"),
+        ('[["int8",[3],"cpu"]]', '{"state":{"tensor":true}}', "a tensor is True, expected a pos"),
+        ('[["int8",[-3],"cpu"]]', "{}", "a shape is \\[-3\\], expected sizes"),
+        ('[["int8",[-3,-1],"cpu"]]', "{}", "expected sizes"),
+        ('[["int8",[65],"cpu"]]', "{}", "its tensors take 264"),
+        ('[["int64",[4611686018427387904],"cpu"]]', "{}", "its tensors take 36893505739605147776"),
+        ('[["int8",[3]]]', "{}", "ValueError: not enough values"),
+        ('[["int8",[3],"cpu"]]', "[" * 600, "nested 600 deep; expected at most 512"),
+        ("[" * 600, "{}", "nested 600 deep; expected at most 512"),
+        ('[["int8",[0,1180591620717411303424],"cpu"],["int8",[3],"cpu"]]',
+         '{"state":{"dict":[["a",{"tensor":0}]]}}', "its values make no sense: "),
+    ],
+)  # fmt: skip
+def test_texts_that_make_no_sense_are_refused(
+    path: Path, structure: str, meta: str, words: str
+) -> None:
+    path.write_bytes(forged(structure, meta, bytes(64) if "cpu" in structure else b""))
+    with pytest.raises(CheckpointCorruptError, match=words):
+        load_state(path)
+
+
+@settings(
+    max_examples=150,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(st.data())
+def test_forged_texts_raise_the_named_errors_alone(path: Path, data: st.DataObject) -> None:
+    state = {
+        "t": TensorDict({"x": torch.zeros(2)}, [2], device="cpu", names=["n"]),
+        "v": [np.int8(3), b"a", (2.5, torch.Size([1]), torch.float16, torch.device("cpu"))],
+    }
+    save_state(path, state)
+    content = path.read_bytes()
+    prefix = Prefix.read(memoryview(content), "it")
+    texts = bytearray(content[64 : prefix.texts_end])
+    other = st.integers(0, 127) | st.sampled_from(b'0129[]{},:"-')
+    for _ in range(data.draw(st.integers(1, 3))):
+        texts[data.draw(st.integers(0, len(texts) - 1))] = data.draw(other)
+    path.write_bytes(sealed(prefix, content, bytes(texts)))
+    for read in (load_state, inspect_checkpoint):
+        with suppress(CheckpointError):
+            read(path)
+
+
+# Writing straight from memory.
+
+
+def address(piece: memoryview) -> int:
+    return int(np.frombuffer(piece, np.uint8).__array_interface__["data"][0])
+
+
+def test_contiguous_tensors_are_not_copied() -> None:
+    tensor = torch.zeros(3 * files.BLOCK, dtype=torch.uint8)
+    (piece,) = files._pieces(tensor[5:])
+    assert (address(piece), len(piece)) == (tensor.data_ptr() + 5, 3 * files.BLOCK - 5)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.arange(60000).reshape(300, 200).T,
+        torch.arange(60000).reshape(2, 30000).T.reshape(1, 30000, 2),
+        torch.arange(60000)[::2],
+        torch.arange(40000).reshape(2, 20000)[:, ::2],
+    ],
+    ids=["transposed", "one row", "strided", "rows above a block"],
+)
+def test_other_tensors_are_copied_block_by_block(
+    tensor: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "BLOCK", 1 << 12)
+    pieces = [bytes(piece) for piece in files._pieces(tensor)]
+    assert max(map(len, pieces)) <= 1 << 12
+    assert b"".join(pieces) == tensor.contiguous().numpy().tobytes()
+
+
+def test_what_lived_on_an_accelerator_goes_to_the_one_asked_for(path: Path) -> None:
+    # The meta device stands for an accelerator, on which there is no content to compare.
+    on_cpu, elsewhere = torch.arange(3), TensorDict({"x": torch.ones(2)}, [2], device="cpu")
+    encoder = Encoder()
+    node = encoder.encode({"a": on_cpu, "b": elsewhere}, "state")
+    with path.open("wb") as stream:
+        write_file(stream, {"state": node}, encoder.tensors)
+    file = ValueFile(path)
+    file.tensors[1] = file.tensors[1]._replace(device="cuda")
+    file.nodes["state"]["dict"][1][1]["tensordict"]["device"] = "cuda"
+    for device in (torch.device("cpu"), torch.device("meta")):
+        state = file.load("state", device)
+        assert torch.equal(state["a"], on_cpu)
+        assert state["b"].device == device
+        assert state["b"]["x"].device == device
+        assert (state["b"]["x"].dtype, state["b"]["x"].shape) == (torch.float32, (2,))
