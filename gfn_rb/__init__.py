@@ -5,6 +5,7 @@ a storage keeps, samplers which of them make a batch. All plug into ``TensorDict
 """
 
 from gfn_rb.buffers import (
+    CompactRows,
     ExperienceMemory,
     MergedReplayBuffer,
     PackTrajectories,
@@ -28,6 +29,7 @@ from gfn_rb.writers import DiversityWriter, FIFOWriter, RewardPrioritizedWriter
 
 __all__ = [
     "ActionSampler",
+    "CompactRows",
     "DiversityWriter",
     "ExperienceMemory",
     "FIFOWriter",

@@ -1,5 +1,6 @@
 """Replay buffers ready for use, made of the parts."""
 
+from gfn_rb.buffers.compact import CompactRows
 from gfn_rb.buffers.experience import ExperienceMemory
 from gfn_rb.buffers.merged import MergedReplayBuffer
 from gfn_rb.buffers.packing import PackTrajectories
@@ -13,6 +14,7 @@ from gfn_rb.buffers.presets import (
 )
 
 __all__ = [
+    "CompactRows",
     "ExperienceMemory",
     "MergedReplayBuffer",
     "PackTrajectories",

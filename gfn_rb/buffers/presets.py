@@ -18,8 +18,10 @@ from torchrl.data.replay_buffers.storages import Storage
 from torchrl.data.replay_buffers.writers import Writer
 from torchrl.envs.transforms import ExcludeTransform, Transform
 
+from gfn_rb.buffers.compact import CompactRows, StateForm
 from gfn_rb.buffers.episodes import KeepStates, KeepTransitions
 from gfn_rb.buffers.transforms import KeepTerminatingStates, PadTrajectories
+from gfn_rb.envs.core import GFNCore
 from gfn_rb.errors import ArgumentError
 from gfn_rb.keys import EPISODE_LOG_REWARD, ESTIMATOR_OUTPUT, INDEX, LOG_PROB, LOG_REWARD
 from gfn_rb.samplers import SoftmaxRewardSampler
@@ -42,6 +44,8 @@ def reward_prioritized_buffer(
     max_length: int | None = None,
     keep: Sequence[str] = (),
     storage: Storage | None = None,
+    compact: StateForm | None = None,
+    env: GFNCore | None = None,
     device: torch.device | str = "cpu",
     **buffer_kwargs: Any,
 ) -> TensorDictReplayBuffer:
@@ -61,6 +65,9 @@ def reward_prioritized_buffer(
         keep: which of ``log_prob`` and ``estimator_output`` to store. The policy that made them
             moves on, so by default they are dropped on insertion.
         storage: another storage of ``capacity`` rows, such as a ``LazyMemmapStorage``.
+        compact: store rows "narrow", or without the states ("rebuild"), see
+            :class:`~gfn_rb.CompactRows`; needs ``env``.
+        env: the environment that rows are of.
         device: where the storage lives, unless given.
         **buffer_kwargs: for ``TensorDictReplayBuffer``: ``batch_size``, ``prefetch``,
             ``transform``, ``generator``, ``shared``, ...
@@ -71,7 +78,7 @@ def reward_prioritized_buffer(
     if sampler is None:
         sampler = SoftmaxRewardSampler(key, temperature, replacement)
     writer = RewardPrioritizedWriter(key, tie)
-    transforms = _on_insertion(max_length, keep)
+    transforms = _on_insertion(max_length, keep, compact, env)
     return _buffer(capacity, storage, device, writer, sampler, transforms, buffer_kwargs)
 
 
@@ -91,6 +98,8 @@ def diverse_buffer(
     max_length: int | None = None,
     keep: Sequence[str] = (),
     storage: Storage | None = None,
+    compact: StateForm | None = None,
+    env: GFNCore | None = None,
     device: torch.device | str = "cpu",
     **buffer_kwargs: Any,
 ) -> TensorDictReplayBuffer:
@@ -114,6 +123,8 @@ def diverse_buffer(
         max_length: likewise.
         keep: likewise.
         storage: likewise.
+        compact: likewise.
+        env: likewise.
         device: likewise.
         **buffer_kwargs: likewise.
 
@@ -122,8 +133,10 @@ def diverse_buffer(
     """
     if sampler is None:
         sampler = SoftmaxRewardSampler(key, temperature, replacement)
+    transforms = _on_insertion(max_length, keep, compact, env)
+    if isinstance(transforms[-1], CompactRows):
+        features = transforms[-1].features(features)
     writer = DiversityWriter(key, features, cutoff_distance, p, near, when, tie)
-    transforms = _on_insertion(max_length, keep)
     return _buffer(capacity, storage, device, writer, sampler, transforms, buffer_kwargs)
 
 
@@ -134,6 +147,8 @@ def fifo_buffer(
     max_length: int | None = None,
     keep: Sequence[str] = (),
     storage: Storage | None = None,
+    compact: StateForm | None = None,
+    env: GFNCore | None = None,
     device: torch.device | str = "cpu",
     **buffer_kwargs: Any,
 ) -> TensorDictReplayBuffer:
@@ -145,6 +160,8 @@ def fifo_buffer(
         max_length: see :func:`reward_prioritized_buffer`, as all that follow.
         keep: likewise.
         storage: likewise.
+        compact: likewise.
+        env: likewise.
         device: likewise.
         **buffer_kwargs: likewise.
 
@@ -153,7 +170,7 @@ def fifo_buffer(
     """
     sampler = RandomSampler() if sampler is None else sampler
     writer = FIFOWriter()
-    transforms = _on_insertion(max_length, keep)
+    transforms = _on_insertion(max_length, keep, compact, env)
     return _buffer(capacity, storage, device, writer, sampler, transforms, buffer_kwargs)
 
 
@@ -164,6 +181,8 @@ def terminating_state_buffer(
     writer: Writer | None = None,
     sampler: Sampler | None = None,
     storage: Storage | None = None,
+    compact: StateForm | None = None,
+    env: GFNCore | None = None,
     device: torch.device | str = "cpu",
     **buffer_kwargs: Any,
 ) -> TensorDictReplayBuffer:
@@ -180,6 +199,8 @@ def terminating_state_buffer(
         writer: which items are kept; by default those of highest reward.
         sampler: which items are drawn; by default in proportion to the reward.
         storage: see :func:`reward_prioritized_buffer`, as all that follow.
+        compact: likewise, but "narrow" alone: there are no paths to rebuild states from.
+        env: likewise.
         device: likewise.
         **buffer_kwargs: likewise.
 
@@ -188,7 +209,7 @@ def terminating_state_buffer(
     """
     writer = RewardPrioritizedWriter() if writer is None else writer
     sampler = SoftmaxRewardSampler() if sampler is None else sampler
-    transforms: list[Transform] = [KeepTerminatingStates(regenerate)]
+    transforms = [KeepTerminatingStates(regenerate), *_narrowing(compact, env)]
     return _buffer(capacity, storage, device, writer, sampler, transforms, buffer_kwargs)
 
 
@@ -199,6 +220,8 @@ def transition_buffer(
     sampler: Sampler | None = None,
     keep: Sequence[str] = (),
     storage: Storage | None = None,
+    compact: StateForm | None = None,
+    env: GFNCore | None = None,
     device: torch.device | str = "cpu",
     **buffer_kwargs: Any,
 ) -> TensorDictReplayBuffer:
@@ -220,6 +243,8 @@ def transition_buffer(
             often; samplers by rank give them neighbouring ranks.
         keep: ``["log_prob"]`` to store it, see :func:`reward_prioritized_buffer`.
         storage: see :func:`reward_prioritized_buffer`, as all that follow.
+        compact: likewise, but "narrow" alone: there are no paths to rebuild states from.
+        env: likewise.
         device: likewise.
         **buffer_kwargs: likewise.
 
@@ -229,7 +254,8 @@ def transition_buffer(
     if isinstance(keep, str) or not set(keep) <= {LOG_PROB}:
         raise ArgumentError(f"keep must be a list of names out of {(LOG_PROB,)}, got {keep!r}")
     rows = KeepTransitions(() if LOG_PROB in keep else (LOG_PROB,))
-    return _row_buffer(capacity, storage, device, writer, sampler, rows, buffer_kwargs)
+    transforms = [rows, *_narrowing(compact, env)]
+    return _row_buffer(capacity, storage, device, writer, sampler, transforms, buffer_kwargs)
 
 
 def state_buffer(
@@ -238,6 +264,8 @@ def state_buffer(
     writer: Writer | None = None,
     sampler: Sampler | None = None,
     storage: Storage | None = None,
+    compact: StateForm | None = None,
+    env: GFNCore | None = None,
     device: torch.device | str = "cpu",
     **buffer_kwargs: Any,
 ) -> TensorDictReplayBuffer:
@@ -251,13 +279,16 @@ def state_buffer(
         writer: see :func:`transition_buffer`, as all that follow.
         sampler: likewise.
         storage: likewise.
+        compact: likewise.
+        env: likewise.
         device: likewise.
         **buffer_kwargs: likewise.
 
     Raises:
         ArgumentError: an option breaks its rule, or the storage is of another capacity.
     """
-    return _row_buffer(capacity, storage, device, writer, sampler, KeepStates(), buffer_kwargs)
+    transforms = [KeepStates(), *_narrowing(compact, env)]
+    return _row_buffer(capacity, storage, device, writer, sampler, transforms, buffer_kwargs)
 
 
 def _row_buffer(
@@ -266,20 +297,41 @@ def _row_buffer(
     device: torch.device | str,
     writer: Writer | None,
     sampler: Sampler | None,
-    rows: Transform,
+    transforms: list[Transform],
     kwargs: dict[str, Any],
 ) -> TensorDictReplayBuffer:
     writer = RewardPrioritizedWriter(EPISODE_LOG_REWARD) if writer is None else writer
     sampler = SoftmaxRewardSampler(EPISODE_LOG_REWARD) if sampler is None else sampler
-    return _buffer(capacity, storage, device, writer, sampler, [rows], kwargs)
+    return _buffer(capacity, storage, device, writer, sampler, transforms, kwargs)
 
 
-def _on_insertion(max_length: int | None, keep: Sequence[str]) -> list[Transform]:
+def _on_insertion(
+    max_length: int | None, keep: Sequence[str], compact: StateForm | None, env: GFNCore | None
+) -> list[Transform]:
     if isinstance(keep, str) or not set(keep) <= set(_STALE):
         raise ArgumentError(f"keep must be a list of names out of {_STALE}, got {keep!r}")
     dropped = (INDEX, *(name for name in _STALE if name not in keep))
     transforms: list[Transform] = [ExcludeTransform(*dropped, inverse=True)]
-    return transforms if max_length is None else [*transforms, PadTrajectories(max_length)]
+    if max_length is not None:
+        transforms.append(PadTrajectories(max_length))
+    return [*transforms, *_compacting(compact, env)]
+
+
+def _compacting(compact: StateForm | None, env: GFNCore | None) -> list[Transform]:
+    if compact is None:
+        return []
+    if env is None:
+        raise ArgumentError(f"env must be given for compact={compact!r}, got None")
+    return [CompactRows(env, compact)]
+
+
+def _narrowing(compact: StateForm | None, env: GFNCore | None) -> list[Transform]:
+    if compact == "rebuild":
+        raise ArgumentError(
+            "compact must be 'narrow' for rows that are no trajectories, got 'rebuild': a single "
+            "step or state does not tell how it was come to"
+        )
+    return _compacting(compact, env)
 
 
 def _buffer(

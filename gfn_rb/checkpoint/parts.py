@@ -127,13 +127,16 @@ def try_transform(transform: Transform, state: dict[str, Any]) -> None:
         state: the ``state_dict`` of another.
 
     Raises:
-        CheckpointMismatchError: entries are missing, unknown or of another shape.
+        CheckpointMismatchError: entries are missing, unknown or of another shape, or say in words
+            that the rows are of another form.
     """
     present = transform.state_dict()
     expect("set of transform entries", sorted(state), sorted(present))
     for name, value in present.items():
         if isinstance(value, Tensor) and isinstance(state[name], Tensor):
             expect(f"shape of transform entry {name}", state[name].shape, value.shape)
+        elif isinstance(value, str):
+            expect(f"transform entry {name}", state[name], value)
 
 
 # Generators.

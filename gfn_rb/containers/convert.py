@@ -111,16 +111,27 @@ def turned(td: TensorDictBase, rows: Bool[Tensor, "n"]) -> TensorDict:
     Returns:
         The same fields, with ``is_backward`` toggled on those rows.
     """
-    length, n_steps = td.get(keys.LENGTH)[:, None], td.get(keys.ACTION).shape[1]
-    states = torch.arange(n_steps + 1, device=length.device)
-    actions = states[:-1]
-    state_at = torch.where(rows[:, None] & (states <= length), length - states, states)
-    action_at = torch.where(rows[:, None] & (actions < length), length - 1 - actions, actions)
-    row = torch.arange(len(rows), device=length.device)[:, None]
-    out = td.copy().set(keys.STATE, td.get(keys.STATE)[row, state_at])
+    length = td.get(keys.LENGTH)
+    out = td.copy().set(keys.STATE, flipped(td.get(keys.STATE), length + 1, rows))
     for key in _STEP_FILL.keys() & td.keys():
-        out.set(key, td.get(key)[row, action_at])
+        out.set(key, flipped(td.get(key), length, rows))
     return out.set(keys.IS_BACKWARD, direction(td).bool() ^ rows)
+
+
+def flipped(
+    value: Shaped[Tensor, "n m *F"], size: Int64[Tensor, "n"], rows: Bool[Tensor, "n"]
+) -> Shaped[Tensor, "n m *F"]:
+    """Flip some rows in time.
+
+    Args:
+        value: One entry per step or state of each row.
+        size: How many entries of each row are real; what follows stays where it is.
+        rows: Which rows to flip.
+    """
+    places = torch.arange(value.shape[1], device=value.device)
+    size = size[:, None]
+    at = torch.where(rows[:, None] & (places < size), size - 1 - places, places)
+    return value[torch.arange(len(rows), device=value.device)[:, None], at]
 
 
 def padded(td: TensorDictBase, n_steps: int) -> TensorDict:

@@ -1,0 +1,245 @@
+"""Rows stored in as few bytes as their environment allows, and whole again when they are drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, Literal, NamedTuple, get_args
+
+import torch
+from tensordict import NestedKey, TensorDictBase
+from torch import Tensor
+from torchrl.envs.transforms import Transform
+
+from gfn_rb.containers import Trajectories, convert
+from gfn_rb.envs.core import GFNCore
+from gfn_rb.errors import ArgumentError, CheckpointMismatchError, KeyMismatchError, ShapeError
+from gfn_rb.keys import ACTION, CONDITION, IS_BACKWARD, LENGTH, NEXT, NEXT_STATE, STATE
+from gfn_rb.shapes import Shaped
+from gfn_rb.writers.features import Features
+
+StateForm = Literal["narrow", "rebuild"]
+
+_INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
+_WORDS = (torch.int64, torch.int32, torch.int16)
+_CHUNK = 1024  # rows made whole at a time where many are read: rebuilt states are large
+
+
+class CompactRows(Transform):
+    """Stores rows in as few bytes as an environment allows; what is sampled is exactly what came.
+
+    States, actions and lengths take the smallest integer type that holds all that the environment
+    has for them, padding included, and get their own type back on the way out. With "rebuild",
+    trajectories are stored without their states, which ``env.states_of`` makes again from the
+    actions. All other columns are left as they are.
+
+    It must be the last transform on the way in, which is the first of a buffer's: writers, samplers
+    and checkpoints then see compact rows alone. A writer that measures distances needs
+    :meth:`features`. A checkpoint says which form its rows have; a buffer of another form, or of
+    another environment, refuses it.
+
+    Args:
+        env: the environment that rows are of.
+        states: "narrow" for rows of any kind: trajectories, transitions or states. "rebuild" for
+            trajectories alone: a single step or state does not tell how it was come to.
+
+    Raises:
+        ArgumentError: ``states`` is something else, or ``env`` is no environment of this library,
+            or one whose transitions are random and thus cannot be made again.
+
+    Examples:
+        >>> rb = fifo_buffer(100_000, max_length=env.max_length, compact="rebuild", env=env)
+    """
+
+    def __init__(self, env: GFNCore, states: StateForm = "narrow") -> None:
+        if states not in get_args(StateForm):
+            raise ArgumentError(f"states must be one of {get_args(StateForm)}, got {states!r}")
+        if not isinstance(env, GFNCore):
+            raise ArgumentError(f"env must be a GFNCore, such as a GFNEnv, got {type(env)}")
+        if states == "rebuild" and not env.is_deterministic:
+            raise ArgumentError(
+                f"env must have deterministic transitions to make states again, those of "
+                f"{type(env).__name__} are random: expected states='narrow' for it"
+            )
+        super().__init__()
+        self.states = states
+        # In a tuple, for the environment is no submodule: its tensors are not the buffer's state.
+        self._env = (env,)
+        self._columns = [each for each in _columns(env) if states == "narrow" or each.key != STATE]
+
+    def __repr__(self) -> str:
+        env = self._env[0]
+        return (
+            f"{type(self).__name__}(states={self.states!r}) of {type(env).__name__} with states "
+            f"{list(env.state_shape)} in {env.state_range}, {env.n_actions} actions, at most "
+            f"{env.max_length} of them"
+        )
+
+    def _inv_call(self, tensordict: TensorDictBase) -> TensorDictBase:
+        batch_dims = tensordict.ndim
+        narrow = [(c.key, c.narrowed(value, batch_dims)) for c, value in self._present(tensordict)]
+        if self.states == "rebuild":
+            self._require_rebuildable(tensordict if batch_dims else tensordict.unsqueeze(0))
+            del tensordict[STATE]
+        for key, value in narrow:
+            tensordict.set(key, value)
+        return tensordict
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Make stored rows whole again.
+
+        Args:
+            tensordict: batch size [n] or []. It may be the storage itself, and is left alone.
+
+        Returns:
+            The columns and types that once came.
+        """
+        rows = tensordict.copy()
+        for column, value in self._present(rows):
+            rows.set(column.key, column.restored(value))
+        if self.states == "rebuild":
+            state = self._rebuilt(rows if rows.ndim else rows.unsqueeze(0))
+            rows.set(STATE, state if rows.ndim else state[0])
+        return rows
+
+    def features(
+        self, source: NestedKey | Callable[[TensorDictBase], Tensor] | None = None
+    ) -> NestedKey | Callable[[TensorDictBase], Tensor]:
+        """Return what a ``DiversityWriter`` over compact rows is given for its ``features``.
+
+        Args:
+            source: its ``features`` over whole rows.
+        """
+        return source if source == CONDITION else partial(self._features_of, source)
+
+    def get_extra_state(self) -> str:
+        """Return what the stored rows can be read with."""
+        return repr(self)
+
+    def set_extra_state(self, state: str) -> None:
+        """Compare the form of loaded rows with this one's; there is nothing to restore.
+
+        Raises:
+            CheckpointMismatchError: they were stored in another form, or for another environment.
+        """
+        if state != repr(self):
+            raise CheckpointMismatchError(f"rows are stored as {state}, expected {self!r}")
+
+    def _present(self, rows: TensorDictBase) -> Iterator[tuple[_Column, Tensor]]:
+        for column in self._columns:
+            # A lookup of what lies deeper is slow where there is nothing.
+            if column.key != NEXT_STATE or NEXT in rows.keys():  # noqa: SIM118
+                value = rows.get(column.key, None)
+                if value is not None:
+                    yield column, value
+
+    def _require_rebuildable(self, rows: TensorDictBase) -> None:
+        """Raise unless states are what comes of the actions, or they would come back changed."""
+        if not {STATE, ACTION, LENGTH} <= set(rows.keys()):
+            raise KeyMismatchError(
+                f"rows must be trajectories for states='rebuild', with {STATE!r}, {ACTION!r} and "
+                f"{LENGTH!r}, got {sorted(map(str, rows.keys()))}: a single step or state does not "
+                "tell how it was come to, states='narrow' stores it"
+            )
+        trajectories = Trajectories.from_tensordict(rows)
+        state, action, length = trajectories.state, trajectories.action, trajectories.length
+        self._env[0].check_state(state.flatten(0, 1))
+        if action.ndim != 2 or bool((length > action.shape[1]).any()):
+            raise ShapeError(
+                f"{ACTION!r} must have shape [n, T] with no {LENGTH!r} above T, got "
+                f"{list(action.shape)} with lengths up to {int(length.max()) if len(rows) else 0}"
+            )
+        rebuilt = self._rebuilt(rows)
+        if not torch.equal(rebuilt, state):
+            row, step = (state != rebuilt).flatten(2).any(2).nonzero()[0].tolist()
+            raise ArgumentError(
+                f"{STATE!r} must be what the actions lead to, as they alone are stored, got "
+                f"{state[row, step].tolist()} at step {step} of row {row}, expected "
+                f"{rebuilt[row, step].tolist()}: nothing was written"
+            )
+
+    def _rebuilt(self, rows: TensorDictBase) -> Shaped[Tensor, "n T1 *S"]:
+        """Return the states of trajectories, from actions and lengths of 64 bits."""
+        env = self._env[0]
+        action, length = rows.get(ACTION), rows.get(LENGTH)
+        is_backward = rows.get(IS_BACKWARD, None)
+        turn = is_backward is not None and bool(is_backward.any())
+        if turn:
+            action = convert.flipped(action, length, is_backward)
+        device = env.source_state.device
+        state = env.states_of(action.to(device), length.to(device)).to(action.device)
+        return convert.flipped(state, length + 1, is_backward) if turn else state
+
+    def _features_of(self, source: Any, data: TensorDictBase) -> Shaped[Tensor, "n d"]:
+        chunks = [self.forward(chunk) for chunk in data.split(_CHUNK) or (data,)]
+        if callable(source):
+            return torch.cat([source(whole) for whole in chunks])
+        # The writer appends the condition itself.
+        read = Features(source)
+        return torch.cat([read(whole.exclude(CONDITION)) for whole in chunks])
+
+
+class _Column(NamedTuple):
+    """One column of integers: where it lies, what it may hold, and the type it is stored in.
+
+    Writing and drawing copy number by number, so that bytes are no faster than words. Columns of
+    several dimensions are therefore stored flat, in the largest words that their rows divide into.
+    """
+
+    key: NestedKey
+    dtype: torch.dtype
+    low: int
+    high: int
+    stored: torch.dtype
+    shape: torch.Size | None  # of one state; None for columns stored as they are
+
+    def narrowed(self, value: Tensor, batch_dims: int) -> Tensor:
+        """Return the numbers as they are stored.
+
+        Raises:
+            ShapeError: they are of another type or shape than the environment's.
+            ArgumentError: one of them is out of range.
+        """
+        shape = () if self.shape is None else self.shape
+        if value.dtype != self.dtype or value.shape[value.ndim - len(shape) :] != shape:
+            raise ShapeError(
+                f"{self.key!r} must be {self.dtype} of shape {['...', *shape]}, as the environment "
+                f"has it, got {value.dtype} of shape {list(value.shape)}: nothing was written"
+            )
+        # One pass, for amin of int64 is not vectorised. Of nothing there is no minimum.
+        low, high = torch.aminmax(value) if value.numel() else (self.low, self.high)
+        if int(low) < self.low or int(high) > self.high:
+            wrong = value[(value < self.low) | (value > self.high)]
+            raise ArgumentError(
+                f"{self.key!r} must be in [{self.low}, {self.high}], as the environment has it, to "
+                f"be stored as {self.stored}, got {int(wrong[0])}: nothing was written"
+            )
+        narrow = value.to(self.stored, memory_format=torch.contiguous_format)
+        if self.shape is None:
+            return narrow
+        size = value.shape[batch_dims:].numel()
+        fits = (word for word in _WORDS if size * self.stored.itemsize % word.itemsize == 0)
+        return narrow.reshape(*value.shape[:batch_dims], size).view(next(fits, self.stored))
+
+    def restored(self, value: Tensor) -> Tensor:
+        """Return the numbers as they came."""
+        if self.shape is None:
+            return value.to(self.dtype)
+        value = value.view(self.stored).to(self.dtype)
+        # The states of trajectories are two at least: their steps need not be told.
+        steps = () if value.shape[-1] == self.shape.numel() else (-1,)
+        return value.reshape(*value.shape[:-1], *steps, *self.shape)
+
+
+def _columns(env: GFNCore) -> Iterator[_Column]:
+    """Yield the columns that an environment bounds."""
+    ranges: list[tuple[NestedKey, torch.dtype, tuple[int, int], torch.Size | None]] = [
+        (ACTION, torch.int64, (env.dummy_action, env.exit_action), None),
+        (LENGTH, torch.int64, (1, env.max_length), None),
+    ]
+    if env.state_range is not None:
+        for key in (STATE, NEXT_STATE):
+            ranges.append((key, env.state_dtype, env.state_range, env.state_shape))
+    for key, dtype, (low, high), shape in ranges:
+        fits = (d for d in _INTEGERS if torch.iinfo(d).min <= low and high <= torch.iinfo(d).max)
+        yield _Column(key, dtype, low, high, next(fits), shape)

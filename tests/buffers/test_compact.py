@@ -1,0 +1,388 @@
+"""Compact rows: exact inverses, refusals, and every part of a buffer over them."""
+
+import copy
+import itertools
+import multiprocessing as mp
+import pickle
+
+import pytest
+import torch
+from factories import Ladder, assert_equal, seeded
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensordict import TensorDict
+from torchrl.data import LazyMemmapStorage
+
+from gfn_rb import (
+    CompactRows,
+    MergedReplayBuffer,
+    Trajectories,
+    diverse_buffer,
+    fifo_buffer,
+    load_checkpoint,
+    reward_prioritized_buffer,
+    save_checkpoint,
+    state_buffer,
+    terminating_state_buffer,
+    transition_buffer,
+)
+from gfn_rb.containers import convert
+from gfn_rb.envs import BitSequence, ConditionalHyperGrid, HyperGrid, TFBind8
+from gfn_rb.errors import ArgumentError, CheckpointMismatchError, KeyMismatchError, ShapeError
+
+ENVS = {
+    "TFBind8": TFBind8(),
+    "both ends": TFBind8("prepend_append"),
+    "wide words": BitSequence(16, 8, n_modes=2),
+    "odd words": BitSequence(24, 8, "prepend_append", n_modes=2),
+    "grid": HyperGrid(3, 5),
+    "high grid": HyperGrid(2, 150),
+    "nine dimensions": HyperGrid(9, 2),
+    "condition": ConditionalHyperGrid(2, 4),
+    "scalar states": Ladder(5),
+}
+FORMS = ["narrow", "rebuild"]
+PRESETS = [fifo_buffer, reward_prioritized_buffer, diverse_buffer]
+GRID = ENVS["condition"]
+
+
+def walks(env, n=6, seed=0, backward=False):
+    """Trajectories of a uniform policy, padded to the longest, every other row turned around."""
+    generator = seeded(seed)
+    states, actions = [env.source(n)], []
+    while not env.is_sink(states[-1]).all() or not actions:
+        mask = env.forward_mask(states[-1])
+        over = ~mask.any(1)
+        mask[over, -1] = True
+        action = torch.multinomial(mask.float(), 1, generator=generator)[:, 0]
+        actions.append(action.where(~over, -1))
+        states.append(env.forward_step(states[-1], actions[-1]))
+    action = torch.stack(actions, 1)
+    td = TensorDict(
+        {
+            "state": torch.stack(states, 1),
+            "action": action,
+            "length": (action >= 0).sum(1),
+            "log_reward": torch.randn(n, generator=generator),
+            "tag": torch.arange(n) + 2**40,
+        },
+        [n],
+    )
+    if env.condition_shape is not None:
+        td["condition"] = torch.rand(n, *env.condition_shape, generator=generator)
+    return convert.turned(td, torch.arange(n) % 2 == 1) if backward else td
+
+
+def buffer(form, env=GRID, capacity=64, preset=fifo_buffer, **options):
+    length = options.pop("max_length", env.max_length)
+    return preset(capacity, max_length=length, compact=form, env=env, **options)
+
+
+def contents(rb):
+    """What a buffer returns whole, without bookkeeping, in a fixed order of keys."""
+    rows = rb[:].exclude("index")
+    return {key: rows[key] for key in sorted(rows.keys(True, True), key=str)}
+
+
+def stored_bytes(rb):
+    return sum(leaf.nbytes for leaf in rb.storage._storage.exclude("index").values(True, True))
+
+
+# What comes out is what went in.
+
+
+@given(
+    st.sampled_from(list(ENVS)),
+    st.sampled_from(FORMS),
+    st.integers(1, 5),
+    st.booleans(),
+    st.integers(0, 2**16),
+)
+@settings(max_examples=60)
+def test_trajectories_come_back_exactly(name, form, n, backward, seed):
+    rows = walks(ENVS[name], n, seed, backward)
+    compact = CompactRows(ENVS[name], form)
+    before = rows.clone()
+    held = compact.inv(rows)
+    assert_equal(dict(rows), dict(before))  # what is given stays as it was
+    assert ("state" in set(held.keys())) == (form == "narrow")
+    assert held["action"].dtype.itemsize < 8
+    assert held["length"].dtype.itemsize == 1 + (ENVS[name].max_length > 255)
+    whole = compact(held.clone())
+    assert_equal({key: whole[key] for key in before.keys()}, dict(before))  # noqa: SIM118
+    assert set(whole.keys()) == set(before.keys())
+    one = compact(compact.inv(rows[0]))
+    assert_equal({key: one[key] for key in before.keys()}, dict(before[0]))  # noqa: SIM118
+
+
+@pytest.mark.parametrize("name", ENVS)
+def test_transitions_and_states_come_back_exactly(name):
+    compact = CompactRows(ENVS[name])
+    trajectories = Trajectories.from_tensordict(walks(ENVS[name], backward=True))
+    for container in (trajectories.to_transitions(), trajectories.to_states()):
+        rows = container.to_tensordict()
+        rows["flag"] = rows["log_reward"] > 0
+        before = rows.clone()
+        whole = compact(compact.inv(rows))
+        assert bool((before == rows).all())  # what is given stays as it was
+        for key in rows.keys(True, True):
+            assert whole[key].dtype == rows[key].dtype
+            assert whole[key].equal(rows[key])
+
+
+def test_rows_without_bounds_stay_as_they_are():
+    ladder = ENVS["scalar states"]
+    assert CompactRows(ladder).inv(walks(ladder))["state"].dtype == torch.int64
+    bounded = Ladder(5)
+    bounded.state_range = (-1, 5)
+    rows = walks(bounded)
+    compact = CompactRows(bounded)
+    held = compact.inv(rows)
+    assert held["state"].nbytes == rows["state"].numel()
+    assert compact(held)["state"].equal(rows["state"])
+
+
+def test_bytes_of_a_row():
+    # 8 letters under 10 steps, 9 actions, a length of one byte each, and a reward.
+    sizes = {None: 8 * (80 + 9 + 1) + 4, "narrow": 80 + 9 + 1 + 4, "rebuild": 9 + 1 + 4}
+    for form, size in sizes.items():
+        rb = buffer(form, TFBind8(), 100)
+        rb.extend(walks(ENVS["TFBind8"], 3).exclude("tag"))
+        assert stored_bytes(rb) == 100 * size
+    grid = HyperGrid(16, 5)
+    rb = buffer("rebuild", grid, 100_000, max_length=60)
+    rb.extend(walks(grid, 2).exclude("tag"))
+    assert stored_bytes(rb) - 4 * 100_000 <= 12_000_000
+
+
+# Buffers.
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("form", FORMS)
+def test_presets_keep_and_draw_what_they_do_over_plain_rows(preset, form):
+    ours = buffer(form, preset=preset, capacity=20, generator=seeded())
+    plain = buffer(None, preset=preset, capacity=20, generator=seeded())
+    for seed in range(6):
+        rows = walks(GRID, 8, seed, backward=True)
+        slots = [rb.extend(rows.clone()) for rb in (ours, plain)]
+        assert slots[0].equal(slots[1])
+        assert_equal(contents(ours), contents(plain))
+        drawn = [rb.sample(5).exclude("index") for rb in (ours, plain)]
+        for key in drawn[1].keys(True, True):
+            assert drawn[0][key].equal(drawn[1][key])
+    before = stored_bytes(ours)
+    assert_equal(contents(ours), contents(ours))  # reading a full storage leaves it compact
+    assert stored_bytes(ours) == before
+    assert ours[0]["state"].equal(plain[0]["state"])
+    assert stored_bytes(ours) < stored_bytes(plain) / 2
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    "features",
+    [
+        "state",
+        "log_reward",
+        "condition",
+        lambda td: td["state"][:, 0].double() + td["tag"][:, None],
+    ],
+)
+def test_features_are_those_of_whole_rows(form, features):
+    options = {"preset": diverse_buffer, "features": features, "cutoff_distance": 1.0}
+    ours, plain = buffer(form, **options), buffer(None, **options)
+    for seed in range(3):
+        rows = walks(GRID, 30, seed, backward=True)
+        assert ours.extend(rows).equal(plain.extend(rows))
+    ours.writer._indexed = None  # read anew, from the storage
+    assert ours.extend(rows).equal(plain.extend(rows))
+
+
+@pytest.mark.parametrize("preset", [terminating_state_buffer, transition_buffer, state_buffer])
+def test_single_states_and_steps_are_stored_narrow(preset):
+    ours, plain = preset(200, compact="narrow", env=GRID), preset(200)
+    rows = walks(GRID, 20)
+    assert ours.extend(rows).equal(plain.extend(rows))
+    assert_equal(contents(ours), contents(plain))
+    with pytest.raises(ArgumentError, match=r"compact must be 'narrow'.*got 'rebuild'"):
+        preset(200, compact="rebuild", env=GRID)
+
+
+def test_merged_buffers_hold_members_of_any_form():
+    members = [buffer(form) for form in (None, *FORMS)]
+    for seed, member in enumerate(members):
+        member.extend(walks(GRID, 8, seed, backward=True))
+    merged = MergedReplayBuffer(*members, p="size", batch_size=300, generator=seeded())
+    drawn = merged.sample()
+    assert sorted(drawn["buffer_id"].unique().tolist()) == [0, 1, 2]
+    for i, member in enumerate(members):
+        rows = drawn[drawn["buffer_id"] == i]
+        assert rows["state"].equal(member[:]["state"][rows["index"]])
+    Trajectories.from_tensordict(drawn)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_rows_in_mapped_files_and_copies(form, tmp_path):
+    rb = buffer(form, storage=LazyMemmapStorage(64, scratch_dir=tmp_path))
+    rows = walks(GRID, 40, backward=True)
+    rb.extend(rows)
+    assert rb[:40]["state"][:, : rows["state"].shape[1]].equal(rows["state"])
+    assert pickle.loads(pickle.dumps(rb))[:]["state"].equal(rb[:]["state"])
+    assert copy.deepcopy(rb.transform)(rb.storage[:].copy())["state"].equal(rb[:]["state"])
+    rb[:40] = rb[:40]
+    assert rb[:40]["action"][:, : rows["action"].shape[1]].equal(rows["action"])
+
+
+def extend_in_child(rb, rows):
+    rb.extend(rows)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_processes_share_compact_rows(form):
+    rb = buffer(form, shared=True, preset=diverse_buffer)
+    first, second = walks(GRID, 3), walks(GRID, 8, 1, backward=True)
+    rb.extend(convert.turned(first, torch.zeros(3, dtype=torch.bool)))
+    rb.storage._storage.share_memory_()  # as pickling it for a spawned process does
+    child = mp.get_context("fork").Process(target=extend_in_child, args=(rb, second))
+    child.start()
+    child.join(60)
+    assert child.exitcode == 0
+    alone = buffer(None, preset=diverse_buffer)
+    alone.extend(convert.turned(first, torch.zeros(3, dtype=torch.bool)))
+    alone.extend(second)
+    assert_equal(contents(rb), contents(alone))
+
+
+# Checkpoints.
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_checkpoints_hold_compact_rows(form, tmp_path):
+    path = tmp_path / "rb.ckpt"
+    rb, again, alone = (buffer(form, preset=diverse_buffer, generator=seeded()) for _ in range(3))
+    for each in (rb, alone):
+        each.extend(walks(GRID, 20, backward=True))
+    save_checkpoint(path, rb)
+    load_checkpoint(path, again)
+    for each in (again, alone):
+        each.extend(walks(GRID, 20, 1, backward=True))
+    assert_equal(contents(again), contents(alone))
+    assert again.sample(5)["state"].equal(alone.sample(5)["state"])
+    by_torchrl = buffer(form, preset=diverse_buffer)
+    by_torchrl.load_state_dict(rb.state_dict())
+    assert_equal(contents(by_torchrl), contents(rb))
+
+
+@pytest.mark.parametrize("saved", [None, *FORMS])
+@pytest.mark.parametrize("filled", [False, True])
+def test_checkpoints_of_another_form_are_refused(saved, filled, tmp_path):
+    path = tmp_path / "rb.ckpt"
+    rb = buffer(saved)
+    if filled:
+        rb.extend(walks(GRID, 4))
+    save_checkpoint(path, rb)
+    others = [buffer(form) for form in (None, *FORMS) if form != saved]
+    if saved is not None:
+        others.append(buffer(saved, ConditionalHyperGrid(2, 5), max_length=GRID.max_length))
+    for other in others:
+        with pytest.raises(CheckpointMismatchError, match=r"transform|layout|key|entr|dtype"):
+            load_checkpoint(path, other)
+        assert len(other) == 0
+
+
+def test_states_of_another_form_do_not_load():
+    narrow, rebuild = CompactRows(GRID), CompactRows(GRID, "rebuild")
+    with pytest.raises(
+        CheckpointMismatchError, match=r"stored as .*'rebuild'.*expected .*'narrow'"
+    ):
+        narrow.load_state_dict(rebuild.state_dict())
+    narrow.load_state_dict(CompactRows(GRID).state_dict())
+
+
+# Bad input.
+
+
+class Slippery(HyperGrid):
+    """A grid on which a move may lead elsewhere."""
+
+    is_deterministic = False
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_what_cannot_be_made():
+    with pytest.raises(ArgumentError, match=r"states must be one of .*, got 'tiny'"):
+        CompactRows(GRID, "tiny")
+    with pytest.raises(ArgumentError, match=r"env must be a GFNCore.* got <class 'dict'>"):
+        CompactRows({})
+    with pytest.raises(ArgumentError, match=r"deterministic.*Slippery are random.*'narrow'"):
+        CompactRows(Slippery(2, 3), "rebuild")
+    CompactRows(Slippery(2, 3), "narrow")
+    with pytest.raises(ArgumentError, match="env must be given for compact='narrow', got None"):
+        fifo_buffer(3, compact="narrow")
+
+
+def changed(key, value, row=1):
+    rows = walks(GRID)
+    rows[key][row] = value
+    return rows
+
+
+REFUSED = {
+    "large state": (changed("state", 300), ArgumentError, r"'state' .*\[-1, 3\].*got 300"),
+    "low state": (changed("state", -2), ArgumentError, r"'state' .*\[-1, 3\].*got -2"),
+    "lowest": (changed("state", torch.iinfo(torch.int64).min), ArgumentError, r"got -92"),
+    "large action": (changed("action", 259), ArgumentError, r"'action' .*\[-1, 2\].*got 259"),
+    "long": (changed("length", 257), ArgumentError, r"'length' .*\[1, 7\].*got 257"),
+    "no action": (changed("length", 0), ArgumentError, r"'length' .*\[1, 7\].*got 0"),
+    "int32": (walks(GRID).update({"action": walks(GRID)["action"].int()}), ShapeError, "int64"),
+    "wide": (
+        walks(GRID).update({"state": walks(GRID)["state"].repeat(1, 1, 2)}),
+        ShapeError,
+        r"state.* shape",
+    ),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_does_not_fit_is_refused_by_name(form, case):
+    rows, error, message = REFUSED[case]
+    rb = buffer(form, preset=reward_prioritized_buffer, max_length=None)
+    rb.extend(walks(GRID))
+    before = contents(rb)
+    if form == "rebuild" and "state" in case:
+        error, message = ArgumentError, "must be what the actions lead to"
+    if form == "rebuild" and case == "lowest":
+        message = "lead to"
+    with pytest.raises(error, match=message):
+        rb.extend(rows)
+    assert_equal(contents(rb), before)
+
+
+def test_states_that_actions_do_not_lead_to_are_refused():
+    rows = walks(GRID)
+    rows["state"][2, 1] = 3
+    rb = buffer("rebuild")
+    with pytest.raises(ArgumentError, match=r"got \[3, 3\] at step 1 of row 2, expected \["):
+        rb.extend(rows)
+    rows = walks(GRID)
+    rows["length"][:] = 7
+    with pytest.raises(ShapeError, match=r"no 'length' above T"):
+        CompactRows(GRID, "rebuild").inv(
+            rows.update({"action": rows["action"][:, :2]}).update({"state": rows["state"][:, :3]})
+        )
+
+
+def test_rebuilding_needs_trajectories():
+    trajectories = Trajectories.from_tensordict(walks(GRID))
+    for container in (trajectories.to_transitions(), trajectories.to_states()):
+        with pytest.raises(KeyMismatchError, match=r"trajectories for states='rebuild'.*'narrow'"):
+            buffer("rebuild", max_length=None).extend(container.to_tensordict())
+
+
+def test_batches_without_rows():
+    for form, preset in itertools.product(FORMS, PRESETS):
+        rb = buffer(form, preset=preset)
+        assert rb.extend(walks(GRID)[:0]).numel() == 0
+        rb.extend(walks(GRID))
+        assert rb.extend(walks(GRID)[:0]).numel() == 0
