@@ -1,9 +1,10 @@
 """One rank of three workers and a manager with much traffic; writes down what it sent, or holds.
 
-python -m remote.traffic_rank mpi FOLDER MESSAGES
-python -m remote.traffic_rank gloo FOLDER MESSAGES RANK SIZE
+mpiexec -n 4 python -m remote.traffic_rank FOLDER OVER_MPI OVER_GLOO
+python -m remote.traffic_rank FOLDER 0 OVER_GLOO RANK SIZE
 
-Each worker adds so many batches in each round, of 1 to 8000 rows, and each in another mode.
+Each worker adds so many batches in each round, of 1 to 8000 rows, and each in another mode: first
+over MPI, where an MPI launcher started it, then over Gloo.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from gfn_rb.remote import (
     Subscription,
 )
 from gfn_rb.transports import GlooTransport, MPITransport, Transport
+from gfn_rb.transports.launch import launched
 
 TIMEOUT = 30.0
 MANAGER = 0
@@ -214,22 +216,27 @@ def work(transport: Transport, number: int, n_batches: int) -> dict[str, Any]:
     return sender.report()
 
 
-def connected(kind: str, folder: str, name: str, *gloo: str) -> Transport:
-    """Return an endpoint of this round alone: making it, ranks wait for each other."""
-    if kind == "mpi":
-        return MPITransport(timeout=TIMEOUT)
-    rank, size = map(int, gloo)
-    return GlooTransport(f"file://{folder}/{name}", rank, size, timeout=TIMEOUT)
-
-
-def main(kind: str, folder: str, messages: str, *gloo: str) -> None:
-    """Play all rounds."""
-    torch.set_num_threads(1)
+def play(kind: str, folder: str, n_batches: int, rank: int, size: int) -> None:
+    """Play all rounds over one transport. Each has its own: making it, ranks wait for others."""
     for number, name in enumerate(ROUNDS):
-        with connected(kind, folder, name, *gloo) as transport:
-            part = manage if transport.rank == MANAGER else work
-            found = part(transport, number, int(messages))
-            Path(folder, f"{name}-{transport.rank}.json").write_text(json.dumps(found))
+        if kind == "mpi":
+            transport: Transport = MPITransport(timeout=TIMEOUT)
+        else:
+            transport = GlooTransport(f"file://{folder}/{name}", rank, size, timeout=TIMEOUT)
+        with transport:
+            part = manage if rank == MANAGER else work
+            found = part(transport, number, n_batches)
+            Path(folder, f"{kind}-{name}-{rank}.json").write_text(json.dumps(found))
+
+
+def main(folder: str, over_mpi: str, over_gloo: str, *where: str) -> None:
+    """Play all rounds over all transports."""
+    torch.set_num_threads(1)
+    started = launched()
+    rank, size = (started.rank, started.size) if started else map(int, where)
+    if started:
+        play("mpi", folder, int(over_mpi), rank, size)
+    play("gloo", folder, int(over_gloo), rank, size)
 
 
 if __name__ == "__main__":
