@@ -1,5 +1,6 @@
 """Every row sent is accounted for at both ends, whatever happens in between."""
 
+import os
 import random
 
 import pytest
@@ -19,7 +20,7 @@ from gfn_rb.remote import (
 )
 from gfn_rb.remote.protocol.statistics import OUTCOMES
 
-MESSAGES = 60
+MESSAGES = int(os.environ.get("GFN_RB_MESSAGES", "30"))
 
 
 def refusing(items, sender):
