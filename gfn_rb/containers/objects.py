@@ -1,9 +1,7 @@
-"""Which object an item stands for: what tells duplicates from different items."""
+"""Which object a row stands for: what tells duplicates from different items."""
 
 from __future__ import annotations
 
-from itertools import repeat
-from operator import is_not
 from typing import TypeAlias
 
 import numpy as np
@@ -12,7 +10,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from gfn_rb.containers.transitions import Transitions
-from gfn_rb.errors import ArgumentError, KeyMismatchError
+from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
 from gfn_rb.keys import (
     ACTION,
     CONDITION,
@@ -33,9 +31,32 @@ ObjectKeys: TypeAlias = list[bytes | None]
 """What is the same for two rows exactly if they stand for the same object.
 
 The bits of its terminating state and condition; None for a row that stands for no whole object,
-and is like nothing else. Python's own hash tables look some hundred of them up in a fraction of
-the time that tensor operations take to begin.
+and is like nothing else.
 """
+
+
+def object_keys(rows: TensorDictBase, at: Int64[Tensor, "m"] | None = None) -> ObjectKeys:
+    """Return which objects rows stand for: their terminating states and conditions.
+
+    Args:
+        rows: any kind of items, batch size [n].
+        at: which of them; None for all.
+
+    Raises:
+        KeyMismatchError, ShapeError, ArgumentError: see :func:`terminating_states`.
+    """
+    n, found = len(rows) if at is None else len(at), terminating_states(rows, at)
+    if found is None:
+        return [None] * n
+    state, whole = found
+    content, condition = _bytes(state), rows.get(CONDITION, None)
+    if condition is not None:
+        content = np.concatenate([content, _bytes(_at(condition, at))], 1)
+    width = content.shape[1]
+    keys: ObjectKeys = content.view(f"V{width}").reshape(-1).tolist() if width else [b""] * n
+    if whole is None:
+        return keys
+    return [key if is_whole else None for key, is_whole in zip(keys, whole.tolist(), strict=True)]
 
 
 def terminating_states(
@@ -54,6 +75,7 @@ def terminating_states(
 
     Raises:
         KeyMismatchError: there are no states.
+        ShapeError: there are several lengths or marks per row.
         ArgumentError: a trajectory has no step, or more than it has room for.
     """
     held = set(rows.keys())
@@ -63,7 +85,8 @@ def terminating_states(
         return _exit_states(rows, at, IS_BACKWARD in held), None
     if ACTION in held:
         return None
-    return _some(rows.get(STATE), at), _marked(rows, at) if IS_TERMINATING in held else None
+    whole = _one_per_row(rows, IS_TERMINATING, at) if IS_TERMINATING in held else None
+    return _at(rows.get(STATE), at), whole
 
 
 def stand_alone(rows: TensorDictBase) -> bool:
@@ -78,38 +101,6 @@ def stand_alone(rows: TensorDictBase) -> bool:
     return STATE in held and (IS_TERMINATING not in held or bool(rows.get(IS_TERMINATING).all()))
 
 
-def object_keys(rows: TensorDictBase, at: Int64[Tensor, "m"] | None = None) -> ObjectKeys:
-    """Return which objects rows stand for: their terminating states and conditions.
-
-    Args:
-        rows: any kind of items, batch size [n].
-        at: which of them; None for all.
-
-    Raises:
-        KeyMismatchError, ArgumentError: see :func:`terminating_states`.
-    """
-    found = terminating_states(rows, at)
-    if found is None:
-        return [None] * (len(rows) if at is None else len(at))
-    state, whole = found
-    content, condition = _bytes(state), rows.get(CONDITION, None)
-    if condition is not None:
-        content = np.concatenate([content, _bytes(_some(condition, at))], 1)
-    names = _named(content)
-    if whole is None:
-        return names
-    return [name if known else None for name, known in zip(names, whole.tolist(), strict=True)]
-
-
-def are_named(names: ObjectKeys) -> Bool[np.ndarray, "n"]:
-    """Return which rows stand for a whole object.
-
-    Args:
-        names: of rows.
-    """
-    return np.fromiter(map(is_not, names, repeat(None)), bool, len(names))
-
-
 def reduce_to_states(rows: TensorDictBase) -> TensorDictBase:
     """Reduce items to their terminating states, log-rewards and conditions.
 
@@ -121,17 +112,14 @@ def reduce_to_states(rows: TensorDictBase) -> TensorDictBase:
     """
     found = terminating_states(rows)
     if found is None:
-        return _of_transitions(rows)
+        reduced = Transitions.from_tensordict(rows).to_states().to_tensordict()
+        return reduced[reduced.get(IS_TERMINATING)]
     state, whole = found
-    kept = rows.select(LOG_REWARD, CONDITION, strict=False)
-    everything = torch.ones(len(state), dtype=torch.bool, device=state.device)
-    kept.set(STATE, state).set(IS_TERMINATING, everything if whole is None else whole)
-    return kept if whole is None or bool(whole.all()) else kept[whole]
-
-
-def _of_transitions(rows: TensorDictBase) -> TensorDictBase:
-    states = Transitions.from_tensordict(rows).to_states().to_tensordict()
-    return states[states.get(IS_TERMINATING)]
+    if whole is None:
+        whole = torch.ones(len(state), dtype=torch.bool, device=state.device)
+    reduced = rows.select(LOG_REWARD, CONDITION, strict=False)
+    reduced.set(STATE, state).set(IS_TERMINATING, whole)
+    return reduced if bool(whole.all()) else reduced[whole]
 
 
 def _exit_states(
@@ -139,30 +127,31 @@ def _exit_states(
 ) -> Shaped[Tensor, "m *S"]:
     """Return the last state before the sink, which of a backward row is its second."""
     state = rows.get(STATE).detach()
-    step = _some(rows.get(LENGTH), at).cpu().numpy() - 1
-    if len(step):
-        _check_within(state.shape[1], step)
+    room, step = state.shape[1], _one_per_row(rows, LENGTH, at).cpu().numpy() - 1
+    if len(step) and not 0 <= step.min() <= step.max() < room:
+        raise ArgumentError(
+            f"length must be 1 to {room} in every row, got {step.min() + 1} to {step.max() + 1}"
+        )
     if are_directed:
-        step = np.where(_some(rows.get(IS_BACKWARD), at).cpu().numpy(), 1, step)
+        step = np.where(_one_per_row(rows, IS_BACKWARD, at).cpu().numpy(), 1, step)
     row = np.arange(len(step)) if at is None else at.cpu().numpy()
     if state.is_cpu and state.dtype in _IN_NUMPY:  # which takes half the time
         return torch.from_numpy(state.numpy()[row, step])
     return state[torch.from_numpy(row).to(state.device), torch.from_numpy(step).to(state.device)]
 
 
-def _check_within(room: int, step: Int64[np.ndarray, "m"]) -> None:
-    lowest, highest = int(step.min()), int(step.max())
-    if not 0 <= lowest <= highest < room:
-        raise ArgumentError(
-            f"length must be 1 to {room} in every row, got {lowest + 1} to {highest + 1}"
+def _one_per_row(rows: TensorDictBase, key: str, at: Tensor | None) -> Shaped[Tensor, "m"]:
+    """Return an entry of shape [n] or [n, 1], which numpy would broadcast against [n]."""
+    value = rows.get(key)
+    if value.numel() != len(rows):
+        raise ShapeError(
+            f"key {key!r} must hold one value per item, got shape {tuple(value.shape)} for batch "
+            f"size {list(rows.batch_size)}"
         )
+    return _at(value, at).reshape(-1)
 
 
-def _marked(rows: TensorDictBase, at: Tensor | None) -> Bool[Tensor, "m"]:
-    return _some(rows.get(IS_TERMINATING), at).reshape(-1)
-
-
-def _some(value: Tensor, at: Tensor | None) -> Tensor:
+def _at(value: Tensor, at: Tensor | None) -> Tensor:
     return value if at is None else value[at]
 
 
@@ -175,11 +164,3 @@ def _bytes(value: Tensor) -> Shaped[np.ndarray, "n w"]:
         flat = flat.contiguous().view(torch.uint8)
     content: np.ndarray = flat.numpy()
     return np.ascontiguousarray(content).view(np.uint8)
-
-
-def _named(content: Shaped[np.ndarray, "n w"]) -> ObjectKeys:
-    n, width = content.shape
-    if width == 0:
-        return [b""] * n
-    names: ObjectKeys = content.view(f"V{width}").reshape(-1).tolist()
-    return names

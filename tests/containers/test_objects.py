@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-from gfn_rb.containers.objects import object_keys, reduce_to_states, stand_alone
-from gfn_rb.errors import ArgumentError, KeyMismatchError
+from gfn_rb.containers.objects import object_keys, reduce_to_states, stand_alone, terminating_states
+from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
 
 
 def content(rows):
@@ -85,6 +85,18 @@ def test_a_length_outside_of_the_states_is_refused(length):
     rows = trajectories([5, 7]).set("length", torch.tensor([2, length]))
     with pytest.raises(ArgumentError, match="length must be 1 to 3 in every row, got"):
         object_keys(rows)
+
+
+def test_a_length_may_stand_in_a_column_but_is_one():
+    rows = trajectories([5, 7, 9]).set("length", torch.full((3, 1), 2))
+    some = torch.tensor([2, 0])
+    assert object_keys(rows) == object_keys(trajectories([5, 7, 9]))
+    assert object_keys(rows, some) == object_keys(trajectories([9, 5]))
+    assert terminating_states(rows)[0].shape == (3, 1)
+    backward = trajectories([5, 7], length=3).set("is_backward", torch.zeros(2, 1).bool())
+    assert object_keys(backward) == object_keys(trajectories([5, 7]))
+    with pytest.raises(ShapeError, match=r"key 'length' must hold one value per item, got shape"):
+        object_keys(rows.set("length", torch.full((3, 3), 2)))
 
 
 def test_items_are_reduced_to_terminating_states():

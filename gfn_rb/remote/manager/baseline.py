@@ -62,10 +62,12 @@ class Summary:
             quantiles = tuple(float(each) for each in values["quantiles"])
             ema = None if values["ema"] is None else float(values["ema"])
             summary = cls(quantiles, int(values["rows"]), ema, int(values["batches"]))
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:  # of 10^400, as JSON may
             raise ArgumentError(f"values must be those of a Summary, got {values!r}") from error
         if not all(map(math.isfinite, (*quantiles, ema or 0.0))):
             raise ArgumentError(f"values must be finite, got {values!r}")
+        if min(summary.rows, summary.batches) < 0:
+            raise ArgumentError(f"rows and batches must not be negative, got {values!r}")
         return summary
 
 
@@ -210,7 +212,7 @@ class BaselineKeeper:
         self._written = math.inf  # rows written since the quantiles were read
 
     def written(self, rows: int) -> None:
-        """Take note that rows of the buffer changed.
+        """Record that rows of the buffer changed.
 
         Args:
             rows: how many.
@@ -218,7 +220,7 @@ class BaselineKeeper:
         self._written += rows
 
     def observe(self, log_reward: Float[Tensor, "n"]) -> None:
-        """Take note of a batch.
+        """Record a batch.
 
         Args:
             log_reward: of its rows; infinite ones and NaN do not count.
@@ -239,7 +241,7 @@ class BaselineKeeper:
         return self.strategy.of([summaries[rank] for rank in sorted(summaries)])
 
     def hear(self, rank: int, summary: Summary) -> None:
-        """Take note of what another manager knows.
+        """Record what another manager knows.
 
         Args:
             rank: of the other manager.
@@ -253,7 +255,7 @@ class BaselineKeeper:
         self.peers[rank] = summary
 
     def drop_peer(self, rank: int) -> None:
-        """Go on without another manager.
+        """Continue without another manager.
 
         Args:
             rank: which was lost.
@@ -272,10 +274,7 @@ class BaselineKeeper:
         if not (math.isfinite(lowest) and math.isfinite(highest)):
             values = values[values.isfinite()]
         self._rows = len(values)
-        if self._levels == (0.0,) and math.isfinite(lowest):
-            self._quantiles = (lowest,)
-        else:
-            self._quantiles = _order_statistics(values.to("cpu", torch.float64), self._levels)
+        self._quantiles = _order_statistics(values, self._levels)
         self._written = 0
 
     # State.
@@ -286,7 +285,7 @@ class BaselineKeeper:
         return {"ema": self._ema, "batches": self._batches, "peers": peers}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what :meth:`state_dict` returned.
+        """Resume from what :meth:`state_dict` returned.
 
         Args:
             state: from another keeper.
@@ -311,6 +310,7 @@ def _order_statistics(values: Tensor, levels: tuple[float, ...]) -> tuple[float,
         return ()
     if levels == (0.0,):
         return (float(values.min()),)
+    values = values.to("cpu", torch.float64)
     ranks = [math.floor(level * (n - 1)) for level in levels]
     if len(ranks) == 1:
         return (float(values.kthvalue(ranks[0] + 1).values),)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from os import PathLike
 from typing import Any, Literal
 
@@ -12,7 +13,7 @@ import torch
 from tensordict import TensorDictBase
 from torchrl.data import ReplayBuffer
 
-from gfn_rb.errors import ArgumentError, PeerLostError, WireVersionError
+from gfn_rb.errors import ArgumentError, GfnRbError, PeerLostError, WireVersionError
 from gfn_rb.remote.feeding.subscriber import Feeder
 from gfn_rb.remote.manager.baseline import Baseline, BaselineKeeper, MinBaseline
 from gfn_rb.remote.manager.handler import BatchHandler, Duplicates
@@ -20,6 +21,7 @@ from gfn_rb.remote.manager.peers import Peers
 from gfn_rb.remote.manager.replies import Replies
 from gfn_rb.remote.manager.saving import ManagerFile
 from gfn_rb.remote.protocol.channel import FrameChannel, Message
+from gfn_rb.remote.protocol.membership import GONE, LOST, REFUSED, Membership, State
 from gfn_rb.remote.protocol.messages import (
     DATA_TAG,
     METADATA_TAG,
@@ -31,15 +33,15 @@ from gfn_rb.remote.protocol.messages import (
 )
 from gfn_rb.remote.protocol.roles import check_roles
 from gfn_rb.remote.protocol.scores import ScoreFunction, no_scores
-from gfn_rb.remote.roster import GONE, LOST, REFUSED, Roster
+from gfn_rb.remote.protocol.statistics import SenderStatistics
 from gfn_rb.stopwatch import Stopwatch
 from gfn_rb.transports.base import Transport
 
 log = logging.getLogger(__name__)
 
 PHASES = ("idle", "receive", "store", "score", "feed", "reply", "checkpoint")
-_TICK = 0.2  # seconds between looks at what no message tells: silence, checkpoints that are due
-_GRACE = 5.0  # seconds that answers have to leave at the end
+_TICK = 0.2  # seconds between checks of what no message tells: silence, checkpoints that are due
+_FLUSH = 5.0  # seconds that answers have to leave at the end
 
 
 class ReplayBufferManager:
@@ -108,7 +110,8 @@ class ReplayBufferManager:
         self.batches = 0
         self.managers, ranks = check_roles(transport, managers, workers)
         peers = [rank for rank in self.managers if rank != transport.rank]
-        self._roster = Roster(ranks, worker_timeout)
+        self._workers = Membership(ranks, worker_timeout)
+        self._senders = {rank: SenderStatistics() for rank in ranks}
         self._feeder = Feeder(buffer, transport.size, generator)
         strategy = MinBaseline() if baseline is None else baseline
         self._baseline = BaselineKeeper(strategy, buffer, [transport.rank, *peers])
@@ -134,7 +137,7 @@ class ReplayBufferManager:
     @property
     def finished(self) -> bool:
         """Whether every worker has said goodbye or is lost."""
-        return self._roster.finished
+        return not self._workers.present
 
     @property
     def baseline(self) -> float | None:
@@ -147,7 +150,7 @@ class ReplayBufferManager:
         Args:
             timeout: stop after so many seconds all the same; None for never.
         """
-        self._roster.wait_anew()
+        self._workers.restart_silence()
         end = None if timeout is None else time.monotonic() + timeout
         while not self.finished:
             left = _TICK if end is None else min(_TICK, end - time.monotonic())
@@ -175,7 +178,7 @@ class ReplayBufferManager:
         except PeerLostError as error:
             self._lose(error.rank, str(error))
             return True
-        self._look_after()
+        self._after_step()
         return envelope is not None
 
     def metadata(self) -> dict[str, Any]:
@@ -187,7 +190,10 @@ class ReplayBufferManager:
             "baseline": self.baseline,
             "batches": self.batches,
             "subscribers": sorted(self._feeder.subscribers),
-            "senders": self._roster.state_dict(),
+            "senders": {
+                str(rank): {**sender.to_json(), **asdict(self._workers[rank])}
+                for rank, sender in self._senders.items()
+            },
             "seconds": self._watch.read(),
         }
         return known if self._metadata is None else {**known, **self._metadata(self)}
@@ -208,7 +214,8 @@ class ReplayBufferManager:
         state = {
             "feeder": self._feeder.state_dict(),
             "baseline": self._baseline.state_dict(),
-            "senders": self._roster.state_dict(),
+            "workers": self._workers.state_dict(),
+            "senders": {str(rank): each.to_json() for rank, each in self._senders.items()},
             "seconds": self._watch.read(),
             "batches": self.batches,
         }
@@ -216,7 +223,7 @@ class ReplayBufferManager:
             return self._file.save(state)
 
     def load(self, path: str | PathLike[str] | None = None) -> None:
-        """Go on where a manager was when it saved. All workers are expected anew.
+        """Resume where a manager was when it saved. All workers are expected again.
 
         Args:
             path: the file; by default the one to save to.
@@ -227,76 +234,86 @@ class ReplayBufferManager:
         state = self._file.load(path)
         self._feeder.load_state_dict(state["feeder"])
         self._baseline.load_state_dict(state["baseline"])
-        self._roster.load_state_dict(state["senders"])
+        self._workers.load_state_dict(state["workers"])
+        for rank, sender in self._senders.items():
+            if str(rank) in state["senders"]:
+                sender.restore(state["senders"][str(rank)])
         self._watch.restore(state["seconds"])
         self.batches = state["batches"]
 
     # Messages.
 
     def _handle(self, message: Message) -> None:
+        source, tag = message.source, message.tag
         if message.error is not None:
-            self._unreadable(message)
-        elif message.tag == PEER_TAG and message.source in self._peers:
-            self._hear(message)
-        elif message.tag == METADATA_TAG:
-            self._question(message)
-        elif message.tag == DATA_TAG and message.source in self._roster:
-            self._data(message)
+            self._handle_unreadable(message, message.error)
+        elif tag == PEER_TAG and source in self._peers:
+            try:
+                self._peers.hear(message)
+            except ArgumentError as error:
+                self._refuse(message, str(error))
+        elif tag == METADATA_TAG:
+            self._handle_query(message)
+        elif tag == DATA_TAG and source in self._workers:
+            self._handle_data(message)
         else:
-            self._replies.refuse(
-                message, f"tag {message.tag} from rank {message.source} is not expected"
-            )
+            self._refuse(message, f"tag {tag} from rank {source} is not expected")
 
-    def _data(self, message: Message) -> None:
-        sender = self._roster.senders[message.source]
-        if sender.state == REFUSED and message.kind != Kind.HELLO:
-            return
-        if self._roster.heard(message.source, message.nbytes):
-            log.warning("%s: worker %d is back", self._name, message.source)
-        handle = self._handlers.get(message.kind)
-        if handle is not None:
-            handle(message)
-        else:
-            self._replies.refuse(
-                message, f"a frame of kind {message.kind} means nothing to a manager"
-            )
-
-    def _unreadable(self, message: Message) -> None:
-        if message.source in self._roster:
-            self._roster.senders[message.source].unreadable += 1
-        if message.tag in (DATA_TAG, METADATA_TAG):
-            self._replies.refuse_unreadable(message)
-        else:
-            self._replies.note_refusal(message, str(message.error))
-        if isinstance(message.error, WireVersionError):
+    def _handle_unreadable(self, message: Message, error: GfnRbError) -> None:
+        if message.source in self._senders:
+            self._senders[message.source].unreadable += 1
+        self._refuse(message, error)
+        if isinstance(error, WireVersionError):
             self._lose(message.source, "it speaks another version", REFUSED)
+
+    def _handle_query(self, message: Message) -> None:
+        try:
+            if message.kind == Kind.METADATA:
+                answer = dict(self.metadata())
+            elif message.kind == Kind.CHECKPOINT:
+                answer = {"path": self.save()}
+            else:
+                raise ArgumentError(f"a frame of kind {message.kind} is no query")
+        except Exception as error:
+            self._refuse(message, error)
+        else:
+            self._replies.send(message, Kind(message.kind), answer)
+
+    def _handle_data(self, message: Message) -> None:
+        source = message.source
+        if self._workers[source].state == REFUSED and message.kind != Kind.HELLO:
+            return
+        self._senders[source].bytes += message.nbytes
+        if self._workers.seen(source):
+            log.warning("%s: worker %d is back", self._name, source)
+        if message.kind in self._handlers:
+            self._handlers[message.kind](message)
+        else:
+            self._refuse(message, f"a frame of kind {message.kind} means nothing to a manager")
 
     def _hello(self, message: Message) -> None:
         version, terms = message.meta.get("protocol"), message.meta.get("subscription")
         if version != PROTOCOL:
-            self._replies.refuse(
-                message, f"it speaks protocol {version}, this manager speaks {PROTOCOL}"
-            )
+            self._refuse(message, f"it speaks protocol {version}, this manager speaks {PROTOCOL}")
             self._lose(message.source, "it speaks another version", REFUSED)
             return
-        if terms is not None:
-            try:
+        try:
+            if terms is not None:
                 self._feeder.subscribe(message.source, terms)
-            except ArgumentError as error:
-                self._replies.refuse(message, str(error))
-                return
-        self._replies.reply(
-            message, Kind.WELCOME, {"protocol": PROTOCOL, "baseline": self.baseline}
-        )
+        except ArgumentError as error:
+            self._refuse(message, str(error))
+            return
+        welcome = {"protocol": PROTOCOL, "baseline": self.baseline}
+        self._replies.send(message, Kind.WELCOME, welcome)
 
     def _items(self, message: Message) -> None:
         rows, source = message.rows, message.source
         if rows is None:
-            self._replies.refuse(message, "a frame of items holds none")
+            self._refuse(message, "a frame of items holds none")
             return
         result = self._handler.handle(rows, source, bool(message.meta.get("store", True)))
         error = result.unstored or result.unscored
-        sender = self._roster.senders[source]
+        sender = self._senders[source]
         sender.count(batches=1, items=len(rows), errors=error is not None, **result.outcomes)
         self.batches += 1
         fed = self._next_for(source)
@@ -309,73 +326,62 @@ class ReplayBufferManager:
         }
         if error is not None:
             why = f"{len(rows)} items: {type(error).__name__}: {error}"
-            note = self._replies.note_refusal if result.unstored else self._replies.note_unscored
-            note(message, why)
+            self._replies.log(message, why, "refused" if result.unstored else "cannot score")
             answer["error"] = describe_error(error)
-        self._replies.reply(message, Kind.SCORES, answer, result.per_row)
+        self._replies.send(message, Kind.SCORES, answer, result.per_row)
         if fed is not None:
-            self._replies.reply(message, Kind.FEED, {}, fed)
+            self._replies.send(message, Kind.FEED, {}, fed)
         if result.unscored is not None and self._stops_on_error:
             raise result.unscored
 
     def _next_for(self, rank: int, quota: int | None = None) -> TensorDictBase | None:
         with self._watch("feed"):
             fed = self._feeder.next_for(rank, quota)
-        self._roster.senders[rank].fed += 0 if fed is None else len(fed)
+        self._senders[rank].fed += 0 if fed is None else len(fed)
         return fed
 
     def _fetch(self, message: Message) -> None:
         quota = message.meta.get("quota")
         if message.source not in self._feeder.subscribers:
-            self._replies.refuse(message, "it asks for items and has not subscribed")
+            self._refuse(message, "it asks for items and has not subscribed")
         elif quota is not None and (type(quota) is not int or quota < 1):
-            self._replies.refuse(message, f"quota must be at least 1, got {quota!r}")
+            self._refuse(message, f"quota must be at least 1, got {quota!r}")
         else:
             fed = self._next_for(message.source, quota)
-            self._replies.reply(message, Kind.FEED, {"asked": True}, fed)
+            self._replies.send(message, Kind.FEED, {"asked": True}, fed)
 
     def _goodbye(self, message: Message) -> None:
-        self._roster.leave(message.source, GONE)
-        self._replies.reply(message, Kind.BYE, self._roster.senders[message.source].to_json())
+        self._workers.leave(message.source, GONE)
+        self._replies.send(message, Kind.BYE, self._senders[message.source].to_json())
 
-    def _question(self, message: Message) -> None:
-        try:
-            if message.kind == Kind.METADATA:
-                answer = dict(self.metadata())
-            elif message.kind == Kind.CHECKPOINT:
-                answer = {"path": self.save()}
-            else:
-                raise ArgumentError(f"a frame of kind {message.kind} is no question")
-            self._replies.reply(message, Kind(message.kind), answer)
-        except Exception as error:
-            self._replies.note_refusal(message, f"{type(error).__name__}: {error}")
-            self._replies.reply(message, Kind.ERROR, {"error": describe_error(error)})
-
-    def _hear(self, message: Message) -> None:
-        try:
-            self._peers.hear(message)
-        except ArgumentError as error:
-            self._replies.note_refusal(message, str(error))
+    def _refuse(self, message: Message, why: str | Exception) -> None:
+        # A peer is not answered: it would refuse the refusal, and so on for ever.
+        is_of_peer = message.tag == PEER_TAG and message.source in self._peers
+        (self._replies.log if is_of_peer else self._replies.refuse)(message, why)
 
     # What no message tells.
 
-    def _look_after(self) -> None:
-        for rank in self._roster.silent():
+    def _after_step(self) -> None:
+        for rank in self._workers.silent():
             self._lose(rank, "it has been silent for too long")
         if self._file.due(self.batches):
-            self.save()
+            try:
+                self.save()
+            except Exception as error:  # the next may succeed, as when a disk was full
+                why = one_line(f"{type(error).__name__}: {error}")
+                log.warning("%s: could not save, going on: %s", self._name, why)
         self._tell_peers()
 
     def _tell_peers(self) -> None:
         for error in self._peers.tell():
             self._lose(error.rank, str(error))
 
-    def _lose(self, rank: int, why: str, state: str = LOST) -> None:
+    def _lose(self, rank: int, why: str, state: State = LOST) -> None:
         if rank in self._peers:
-            self._peers.drop(rank)
+            self._peers.drop(rank, why)
             log.warning("%s: manager %d is gone: %s", self._name, rank, why)
-        elif rank in self._roster and self._roster.leave(rank, state):
-            n, left = len(self._roster.senders), len(self._roster.present)
+        elif self._workers.leave(rank, state, why):
+            n, left = len(self._workers), len(self._workers.present)
             log.warning(
                 "%s: worker %d is lost: %s; going on with %d of %d workers",
                 *(self._name, rank, one_line(why), left, n),
@@ -383,7 +389,7 @@ class ReplayBufferManager:
 
     def _end(self) -> None:
         self._tell_peers()
-        untaken = self._channel.flush(_GRACE, {*self._roster.lost, *self.managers})
+        untaken = self._channel.flush(_FLUSH, {*self._workers.lost, *self.managers})
         if untaken:
             log.warning("%s: %d answers were not taken", self._name, untaken)
         if self._file.path is not None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from gfn_rb.errors import PeerLostError
 from gfn_rb.remote.manager.baseline import BaselineKeeper, Summary
 from gfn_rb.remote.protocol.channel import FrameChannel, Message
+from gfn_rb.remote.protocol.membership import LOST, Membership
 from gfn_rb.remote.protocol.messages import PEER_TAG, Kind
 
 
@@ -24,13 +25,13 @@ class Peers:
     def __init__(
         self, ranks: Sequence[int], channel: FrameChannel, baseline: BaselineKeeper
     ) -> None:
-        self._ranks = list(ranks)
+        self._members = Membership(ranks)
         self._channel = channel
         self._baseline = baseline
         self._told: dict[int, Summary] = {}
 
     def __contains__(self, rank: int) -> bool:
-        return rank in self._ranks
+        return self._members.is_present(rank)
 
     def tell(self) -> list[PeerLostError]:
         """Tell what is new to those who have taken the last news.
@@ -38,10 +39,12 @@ class Peers:
         Returns:
             Who turned out to be gone.
         """
-        gone = []
-        summary = self._baseline.summary() if self._ranks else None
-        for rank in self._ranks:
-            if summary is None or self._told.get(rank) == summary or self._channel.in_flight(rank):
+        gone: list[PeerLostError] = []
+        if not len(self._members):
+            return gone
+        summary = self._baseline.summary()
+        for rank in self._members.present:
+            if self._told.get(rank) == summary or self._channel.in_flight(rank):
                 continue
             try:
                 self._channel.send(rank, PEER_TAG, Kind.SUMMARY, summary.to_json())
@@ -51,7 +54,7 @@ class Peers:
         return gone
 
     def hear(self, message: Message) -> None:
-        """Take note of what another manager knows.
+        """Record what another manager knows.
 
         Args:
             message: from it.
@@ -61,11 +64,12 @@ class Peers:
         """
         self._baseline.hear(message.source, Summary.from_json(message.meta))
 
-    def drop(self, rank: int) -> None:
-        """Go on without another manager.
+    def drop(self, rank: int, why: str = "") -> None:
+        """Continue without another manager.
 
         Args:
             rank: which.
+            why: it is lost.
         """
-        self._ranks.remove(rank)
+        self._members.leave(rank, LOST, why)
         self._baseline.drop_peer(rank)

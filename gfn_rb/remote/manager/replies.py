@@ -1,4 +1,4 @@
-"""What a manager answers, and what becomes of ranks that do not take it."""
+"""What a manager replies, and what becomes of ranks that do not take it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from gfn_rb.stopwatch import Stopwatch
 
 log = logging.getLogger(__name__)
 
-_UNTAKEN = 256  # answers a rank may leave untaken before it counts as lost
+_MAX_UNTAKEN = 256  # replies a rank may leave untaken before it counts as lost
+_MAX_REASON = 2000  # characters: a refusal must fit where what it refuses did not
 
 
 class Replies:
-    """Replies frames, each on the tag it came on. What is refused is logged as well.
+    """Replies to messages, each on the tag it came on. What is refused is logged as well.
 
     Args:
         channel: to those who ask.
@@ -33,20 +34,20 @@ class Replies:
     ) -> None:
         self._channel, self._name, self._watch, self._lose = channel, name, watch, lose
 
-    def reply(
+    def send(
         self, message: Message, kind: Kind, meta: dict[str, Any], rows: TensorDictBase | None = None
     ) -> None:
-        """Answer a frame; no more once its sender is lost for not taking answers.
+        """Reply to a message; no more once its sender is lost for not taking replies.
 
         Args:
-            message: the frame.
-            kind: of the answer.
+            message: what is replied to.
+            kind: of the reply.
             meta: what it says, in what JSON can say.
             rows: that come with it.
         """
         dest = message.source
         untaken = self._channel.in_flight(dest)
-        if untaken > _UNTAKEN:
+        if untaken > _MAX_UNTAKEN:
             return
         try:
             with self._watch("reply"):
@@ -55,48 +56,35 @@ class Replies:
             self._lose(dest, str(error))
         except (ArgumentError, ShapeError) as error:  # too large, or no plain tensors
             self.refuse(message, f"the answer cannot be sent: {error}")
-        if untaken == _UNTAKEN:  # without this one
-            self._lose(dest, f"it has left {_UNTAKEN} answers untaken")
+        if untaken == _MAX_UNTAKEN:  # without this one
+            self._lose(dest, f"it has left {_MAX_UNTAKEN} answers untaken")
 
-    def refuse(self, message: Message, why: str) -> None:
-        """Say that a frame means nothing here.
-
-        Args:
-            message: the frame.
-            why: it does not.
-        """
-        self.note_refusal(message, why)
-        error = {"type": "refused", "message": why}
-        self.reply(message, Kind.ERROR, {"to": message.meta.get("id"), "error": error})
-
-    def refuse_unreadable(self, message: Message) -> None:
-        """Tell a rank that its frame was lost.
+    def refuse(self, message: Message, why: str | Exception) -> None:
+        """Refuse a message: log why, and reply with it.
 
         Args:
-            message: the frame, with the error.
+            message: what is refused; the reply names its id, or that it cannot be read.
+            why: it is.
         """
-        assert message.error is not None
-        error = describe_error(message.error)
-        self.note_refusal(message, str(message.error))
-        self.reply(message, Kind.ERROR, {"unreadable": True, "error": error})
+        self.log(message, why)
+        error = {"type": "refused", "message": str(why)[:_MAX_REASON]}
+        meta = {
+            "to": message.meta.get("id"),
+            "error": describe_error(why) if isinstance(why, Exception) else error,
+        }
+        if message.error is not None:
+            meta["unreadable"] = True
+        self.send(message, Kind.ERROR, meta)
 
-    def note_refusal(self, message: Message, why: str) -> None:
-        """Log that something was refused.
+    def log(self, message: Message, why: str | Exception, outcome: str = "refused") -> None:
+        """Log that a message, or a part of it, was of no use.
 
         Args:
-            message: a frame.
-            why: it was.
+            message: what came.
+            why: it was not.
+            outcome: what became of it.
         """
-        log.warning("%s: refused what rank %d sent: %s", *self._noted(message, why))
-
-    def note_unscored(self, message: Message, why: str) -> None:
-        """Log that items were taken, but could not be scored.
-
-        Args:
-            message: the frame.
-            why: they could not.
-        """
-        log.warning("%s: cannot score what rank %d sent: %s", *self._noted(message, why))
-
-    def _noted(self, message: Message, why: str) -> tuple[str, int, str]:
-        return self._name, message.source, one_line(why)
+        reason = f"{type(why).__name__}: {why}" if isinstance(why, Exception) else why
+        log.warning(
+            "%s: %s what rank %d sent: %s", self._name, outcome, message.source, one_line(reason)
+        )

@@ -36,7 +36,7 @@ class ManagerFile:
         self.path = None if path is None else fspath(path)
         self._every = every
         self._rb = rb
-        self._saved_at = 0
+        self._last = 0  # batches, when it was last tried to save
 
     def due(self, batches: int) -> bool:
         """Return whether it is time to save.
@@ -44,7 +44,7 @@ class ManagerFile:
         Args:
             batches: how many were answered.
         """
-        return self._every is not None and batches - self._saved_at >= self._every
+        return self._every is not None and batches - self._last >= self._every
 
     def save(self, state: dict[str, Any]) -> str:
         """Save the buffer, and what else there is.
@@ -60,11 +60,11 @@ class ManagerFile:
         """
         if self.path is None:
             raise CheckpointError("the manager has no file to save to: pass checkpoint=")
+        self._last = state["batches"]  # what fails now is not tried at each step
         if self._rb is None:
             save_state(self.path, {_MANAGER: state})
         else:
             save_checkpoint(self.path, self._rb, **{_MANAGER: state})
-        self._saved_at = state["batches"]
         return self.path
 
     def load(self, path: str | PathLike[str] | None) -> dict[str, Any]:
@@ -85,5 +85,5 @@ class ManagerFile:
         if self._rb is not None:
             load_checkpoint(path, self._rb)
         state: dict[str, Any] = saved[_MANAGER]
-        self._saved_at = state["batches"]
+        self._last = state["batches"]
         return state

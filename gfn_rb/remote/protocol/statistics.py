@@ -61,9 +61,6 @@ class SenderStatistics(Outcomes):
         fed: rows it was given.
         unreadable: frames that could not be read.
         errors: batches that could not be stored or scored.
-        last_seen: when it last sent anything, in seconds since the epoch; 0 if never.
-        state: ``"expected"``, ``"here"``, ``"gone"`` (said goodbye), ``"lost"``, or
-            ``"refused"`` (speaks another version).
     """
 
     batches: int = 0
@@ -72,8 +69,6 @@ class SenderStatistics(Outcomes):
     fed: int = 0
     unreadable: int = 0
     errors: int = 0
-    last_seen: float = 0.0
-    state: str = "expected"
 
 
 @dataclass

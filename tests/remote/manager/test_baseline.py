@@ -156,6 +156,10 @@ def test_a_restored_keeper_goes_on():
     [
         ({}, "must be those of a Summary"),
         ({"quantiles": 3, "rows": 0, "ema": None, "batches": 0}, "must be those of a Summary"),
+        ({"quantiles": [10**400], "rows": 1, "ema": 0, "batches": 0}, "those of a Summary"),
+        ({"quantiles": [], "rows": math.inf, "ema": 0, "batches": 0}, "those of a Summary"),
+        ({"quantiles": [], "rows": 0, "ema": math.inf, "batches": 0}, "must be finite"),
+        ({"quantiles": [], "rows": 0, "ema": 0, "batches": -1}, "must not be negative"),
         ({"quantiles": [math.nan], "rows": 1, "ema": None, "batches": 0}, "must be finite"),
         ({"quantiles": [], "rows": 1, "ema": math.inf, "batches": 0}, "must be finite"),
     ],

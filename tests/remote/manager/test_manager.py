@@ -346,7 +346,7 @@ def test_silent_workers_are_lost(caplog):
 
 def test_silence_before_a_run_does_not_count():
     manager = made(worker_timeout=60.0)[0]
-    manager._roster._heard = dict.fromkeys([1, 2], -1e9)
+    manager._workers._seen = dict.fromkeys([1, 2], -1e9)
     manager.run(timeout=0.01)
     assert not manager.finished
 
@@ -374,7 +374,7 @@ def test_a_worker_that_said_goodbye_may_close(caplog):
 
 
 def test_a_worker_that_takes_no_answers_is_lost(caplog, monkeypatch):
-    monkeypatch.setattr("gfn_rb.remote.manager.replies._UNTAKEN", 3)
+    monkeypatch.setattr("gfn_rb.remote.manager.replies._MAX_UNTAKEN", 3)
     _, one, _ = made(fifo_buffer(9))
     for i in range(4):
         one.post(Kind.ITEMS, {"id": i}, objects([i]))
@@ -432,12 +432,17 @@ def test_managers_keep_one_baseline_in_step():
     assert not managers[0].finished
 
 
-def test_foreign_news_are_not_believed(caplog):
+@pytest.mark.parametrize("quantiles", ["x", [10**400]])
+def test_foreign_news_are_not_believed(caplog, quantiles):
     transports = group(3)
     manager = ReplayBufferManager(transports[0], managers=[0, 1], workers=[2])
-    FrameChannel(transports[1]).send(0, PEER_TAG, Kind.SUMMARY, {"quantiles": "x"})
+    news = {"quantiles": quantiles, "rows": 1, "ema": None, "batches": 0}
+    peer = FrameChannel(transports[1])
+    peer.send(0, PEER_TAG, Kind.SUMMARY, news)
     manager.step()
     assert "refused what rank 1 sent: values must be those of a Summary" in caplog.text
+    assert peer.receive().kind == Kind.SUMMARY  # and not an error, which it would refuse in turn
+    assert peer.receive() is None
 
 
 @pytest.mark.parametrize("buffer", [True, False])
@@ -477,7 +482,7 @@ def test_a_restored_manager_goes_on(tmp_path, buffer):
     )
     for each in (known, restored):
         for sender in each["senders"].values():
-            del sender["last_seen"], sender["bytes"]  # schemas are announced again
+            del sender["last_seen"]
     assert restored == known
 
 
@@ -501,6 +506,19 @@ def test_checkpoints_are_made_every_so_often_on_request_and_at_the_end(tmp_path)
     assert again.metadata()["seconds"]["store"] > 0
     assert values_of(again.buffer) == [1, 2]
     assert not again.finished
+
+
+def test_a_failing_periodic_save_is_logged_and_tried_again_later(tmp_path, caplog):
+    path = tmp_path / "manager.ckpt"
+    path.mkdir()
+    manager, one, _ = made(fifo_buffer(9), checkpoint=path, checkpoint_every=2)
+    for value in range(3):
+        assert one.send(objects([value])).meta["outcomes"]["stored"] == 1
+    assert caplog.text.count("manager 0: could not save, going on: ") == 1
+    path.rmdir()
+    one.send(objects([3]))
+    assert path.is_file()
+    assert manager.batches == 4
 
 
 def test_what_is_no_managers_checkpoint_is_refused(tmp_path):

@@ -18,7 +18,7 @@ class ManagerClient:
         self.lost = []
         watch = Stopwatch(("reply",))
         self.link = FrameChannel(mine)
-        self.answers = Replies(
+        self.replies = Replies(
             self.link, "manager 0", watch, lambda rank, why: self.lost.append((rank, why))
         )
 
@@ -27,7 +27,7 @@ class ManagerClient:
 
 
 @pytest.fixture
-def desk():
+def replying():
     return ManagerClient()
 
 
@@ -35,57 +35,58 @@ def question(error=None, **meta):
     return Message(1, METADATA_TAG, Kind.METADATA, meta, None, 64, error)
 
 
-def test_a_question_is_answered_on_the_tag_it_came_on(desk):
-    desk.answers.reply(question(), Kind.METADATA, {"stored": 3}, objects([4]))
-    answer = desk.answer()
+def test_a_question_is_answered_on_the_tag_it_came_on(replying):
+    replying.replies.send(question(), Kind.METADATA, {"stored": 3}, objects([4]))
+    answer = replying.answer()
     assert (answer.kind, answer.meta) == (Kind.METADATA, {"stored": 3})
     assert answer.rows["state"].tolist() == [[4, 0]]
-    assert desk.lost == []
+    assert replying.lost == []
 
 
-def test_a_refusal_names_what_it_refuses(desk, caplog):
-    desk.answers.refuse(question(id=7), "no\nsuch thing")
-    answer = desk.answer()
+def test_a_refusal_names_what_it_refuses(replying, caplog):
+    replying.replies.refuse(question(id=7), "no\nsuch thing")
+    answer = replying.answer()
     assert answer.kind == Kind.ERROR
     assert answer.meta == {"to": 7, "error": {"type": "refused", "message": "no\nsuch thing"}}
     assert caplog.messages == ["manager 0: refused what rank 1 sent: no such thing"]
 
 
-def test_who_sent_what_cannot_be_read_is_told(desk, caplog):
-    desk.answers.refuse_unreadable(question(WireCorruptError("damaged")))
-    answer = desk.answer()
+def test_who_sent_what_cannot_be_read_is_told(replying, caplog):
+    error = WireCorruptError("damaged")
+    replying.replies.refuse(question(error), error)
+    answer = replying.answer()
     assert answer.meta["unreadable"] is True
     assert answer.meta["error"]["type"] == "WireCorruptError"
-    assert caplog.messages == ["manager 0: refused what rank 1 sent: damaged"]
+    assert caplog.messages == ["manager 0: refused what rank 1 sent: WireCorruptError: damaged"]
 
 
-def test_an_answer_that_cannot_be_sent_becomes_a_refusal(desk, caplog):
-    desk.answers.reply(question(id=2), Kind.METADATA, {"value": torch.zeros(1)})
-    answer = desk.answer()
+def test_an_answer_that_cannot_be_sent_becomes_a_refusal(replying, caplog):
+    replying.replies.send(question(id=2), Kind.METADATA, {"value": torch.zeros(1)})
+    answer = replying.answer()
     assert (answer.kind, answer.meta["to"]) == (Kind.ERROR, 2)
     assert "the answer cannot be sent: meta is nothing that JSON can say" in caplog.text
     sparse = objects([1]).set("state", objects([1])["state"].to_sparse())
-    desk.answers.reply(question(id=3), Kind.METADATA, {}, sparse)
-    assert desk.answer().meta["to"] == 3
+    replying.replies.send(question(id=3), Kind.METADATA, {}, sparse)
+    assert replying.answer().meta["to"] == 3
 
 
-def test_who_is_gone_is_lost(desk):
-    desk.other.transport.close()
-    desk.answers.reply(question(), Kind.METADATA, {})
-    assert [rank for rank, _ in desk.lost] == [1]
+def test_who_is_gone_is_lost(replying):
+    replying.other.transport.close()
+    replying.replies.send(question(), Kind.METADATA, {})
+    assert [rank for rank, _ in replying.lost] == [1]
 
 
-def test_who_leaves_answers_untaken_is_lost(desk, monkeypatch):
-    monkeypatch.setattr("gfn_rb.remote.manager.replies._UNTAKEN", 2)
+def test_who_leaves_answers_untaken_is_lost(replying, monkeypatch):
+    monkeypatch.setattr("gfn_rb.remote.manager.replies._MAX_UNTAKEN", 2)
     for _ in range(2):
-        desk.answers.reply(question(), Kind.METADATA, {})
-    assert desk.lost == []
-    desk.answers.reply(question(), Kind.METADATA, {})
-    assert desk.lost == [(1, "it has left 2 answers untaken")]
+        replying.replies.send(question(), Kind.METADATA, {})
+    assert replying.lost == []
+    replying.replies.send(question(), Kind.METADATA, {})
+    assert replying.lost == [(1, "it has left 2 answers untaken")]
     for _ in range(5):
-        desk.answers.reply(question(), Kind.METADATA, {})
-    assert desk.link.in_flight(1) == 3  # no more are kept for it
-    while desk.answer():
+        replying.replies.send(question(), Kind.METADATA, {})
+    assert replying.link.in_flight(1) == 3  # no more are kept for it
+    while replying.answer():
         pass
-    desk.answers.reply(question(), Kind.METADATA, {"back": True})
-    assert desk.answer().meta == {"back": True}
+    replying.replies.send(question(), Kind.METADATA, {"back": True})
+    assert replying.answer().meta == {"back": True}

@@ -320,7 +320,7 @@ def test_ranks_that_train_have_time_to_lose_their_manager_first(tmp_path):
         make_manager(each, LocalTransport.group(4)[3], managed, RunFolder(tmp_path, 3))
         for each in (CONFIG, together)
     ]
-    waits = [manager._roster._timeout for manager in managers]
+    waits = [manager._workers._silence for manager in managers]
     assert waits[0] == CONFIG.patience
     # Each but one of three workers may be waited for in vain, and all the others are silent then.
     assert waits[1] > 2 * longest_silence(together, managed)
