@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -17,26 +16,29 @@ from gfn_rb.training.worker_source import WorkerSource
 
 @runtime_checkable
 class Source(Protocol):
-    """Gives trajectories of the policy as it is now, each with its reward, paid for."""
+    """Gives trajectories of the policy as it is now, each with its reward, paid for.
+
+    Those who inherit from it and hold nothing of their own need only ``sample``.
+    """
 
     def sample(self, n: int) -> Trajectories:
         """Return fresh forward trajectories, a multiple of ``n`` of them."""
         ...
 
     def close(self) -> None:
-        """Let go of what the source holds; it gives nothing afterwards."""
-        ...
+        """Release what the source holds; it gives nothing afterwards."""
+        return
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the next trajectories depend on, beside the policy and its generator."""
-        ...
+        return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from an earlier state."""
-        ...
+        """Resume from an earlier state."""
+        return
 
 
-class PolicySource:
+class PolicySource(Source):
     """Samples in this process, from the environment's source state.
 
     Args:
@@ -60,18 +62,8 @@ class PolicySource:
         """Return ``n`` trajectories."""
         return self._sampler.sample_trajectories(self._env, n=n, **self._options)
 
-    def close(self) -> None:
-        """Do nothing: nothing is held."""
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return nothing: everything is in the generator."""
-        return {}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Do nothing."""
-
-
-class SearchedSource:
+class SearchedSource(Source):
     """Follows each trajectory of another source by those that local search makes of it.
 
     Each loop searches once around what the loops before accepted in each row, a proposal of
@@ -99,11 +91,7 @@ class SearchedSource:
         **exploration: Any,
     ) -> None:
         self._source, self._search, self._env, self._loops = source, search, env, loops
-        self._options: Mapping[str, Any] = {
-            "back_ratio": back_ratio,
-            "generator": generator,
-            **exploration,
-        }
+        self._options = {"back_ratio": back_ratio, "generator": generator, **exploration}
 
     def sample(self, n: int) -> Trajectories:
         """Return n * (1 + loops) trajectories: the source's, then each loop's proposals."""
@@ -147,26 +135,13 @@ def make_source(
         generator: draws actions in this process.
         seed: draws actions in others.
     """
-    source = _workers(config, pf, seed) if config.workers else _alone(config, env, pf, generator)
-    if config.local_search:
-        search = LocalSearchSampler(pf, pb)
-        loops, ratio = config.local_search, config.back_ratio
-        source = SearchedSource(source, search, env, loops, ratio, generator)
-    return source
-
-
-def _alone(
-    config: TrainConfig, env: GFNEnv, pf: TensorDictModuleBase, generator: torch.Generator
-) -> Source:
-    return PolicySource(env, pf, generator, epsilon=config.epsilon)
-
-
-def _workers(config: TrainConfig, pf: TensorDictModuleBase, seed: int) -> Source:
-    return WorkerSource(
-        config.make_env,
-        pf,
-        config.workers,
-        seed=seed,
-        device=config.device,
-        epsilon=config.epsilon,
-    )
+    source: Source
+    if config.workers:
+        options: dict[str, Any] = {"seed": seed, "device": config.device, "epsilon": config.epsilon}
+        source = WorkerSource(config.make_env, pf, config.workers, **options)
+    else:
+        source = PolicySource(env, pf, generator, epsilon=config.epsilon)
+    if not config.local_search:
+        return source
+    search = LocalSearchSampler(pf, pb)
+    return SearchedSource(source, search, env, config.local_search, config.back_ratio, generator)

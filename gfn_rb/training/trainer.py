@@ -107,7 +107,7 @@ class Trainer:
         self.fit = make_fit(self.env, pf, self.loss.estimate_log_z)
         self.steps_done = 0
         self.history: list[Row] = []
-        self._losses = _no_losses()  # of each step since the last row of the history
+        self._losses: dict[str, list[float]] = {}  # sum and number since the last row of history
 
     def step(self) -> float:
         """Take one training step.
@@ -133,9 +133,9 @@ class Trainer:
             self._learn(batch)
         replayed = [float(each.mean()) for each in self._learn_replayed(sampled + from_others)]
         loss = sum(losses) / len(losses)
-        self._losses["loss"].append(loss)
+        self._add_loss("loss", loss)
         if self.config.n_replayed:
-            self._losses["replay_loss"].append(sum(replayed) / max(len(replayed), 1))
+            self._add_loss("replay_loss", sum(replayed) / max(len(replayed), 1))
         self.steps_done += 1
         self.hooks.stepped(self)
         return loss
@@ -205,14 +205,12 @@ class Trainer:
         """
         with self.watch("evaluation"):
             known = {"log_z": self.log_z, **self.fit.columns()}
-        losses = {
-            name: sum(each) / len(each) if each else None for name, each in self._losses.items()
-        }
         seconds = self.watch.read()
         return {
             "step": self.steps_done,
             **self.discovery.columns(),
-            **losses,
+            "loss": self._mean_loss("loss"),
+            "replay_loss": self._mean_loss("replay_loss"),
             **known,
             "buffer_size": len(self.rb),
             "time_total": sum(seconds.values()),
@@ -223,8 +221,16 @@ class Trainer:
         """Measure, and append the row to ``history``."""
         row = self.measure()
         self.history.append(row)
-        self._losses = _no_losses()
+        self._losses = {}
         return row
+
+    def _add_loss(self, name: str, loss: float) -> None:
+        total, n = self._losses.get(name, (0.0, 0))
+        self._losses[name] = [total + loss, n + 1]
+
+    def _mean_loss(self, name: str) -> float | None:
+        total, n = self._losses.get(name, (0.0, 0))
+        return total / n if n else None
 
     # Keeping it.
 
@@ -284,10 +290,6 @@ class Trainer:
                     f"{path} is of another configuration: {name} is {saved.get(name)!r}, expected "
                     f"{own.get(name)!r}"
                 )
-
-
-def _no_losses() -> dict[str, list[float]]:
-    return {"loss": [], "replay_loss": []}
 
 
 def _seeds(seed: int, stream: int) -> list[int]:

@@ -99,11 +99,10 @@ class Loss(nn.Module, ABC, Generic[C]):
             KeyMismatchError, ShapeError: a TensorDict does not hold the container's fields.
         """
 
-    @abstractmethod
     def estimate_log_z(
         self, condition: Shaped[Tensor, "n *condition"] | None = None
     ) -> Float[Tensor, "..."]:
-        """Return what the loss has learned to be log Z, in nats.
+        """Return what the loss has learned to be log Z, in nats: log F(s_0).
 
         Args:
             condition: conditions, where the environment has them.
@@ -111,6 +110,15 @@ class Loss(nn.Module, ABC, Generic[C]):
         Returns:
             A number for each condition; a single one, without dimension, where there is none.
         """
+        source = self.env.source(1 if condition is None else len(condition))
+        flow = self._source_log_flow(source, condition)
+        return flow[0] if condition is None else flow
+
+    @abstractmethod
+    def _source_log_flow(
+        self, source: Shaped[Tensor, "n *state"], condition: Shaped[Tensor, "n *condition"] | None
+    ) -> Float[Tensor, "n"]:
+        """Return log F(s_0), given the source state n times and a condition for each, if any."""
 
     @property
     def env(self) -> GFNCore:

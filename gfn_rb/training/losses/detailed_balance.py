@@ -12,7 +12,7 @@ from gfn_rb.rollout.log_probs import edge_ends
 from gfn_rb.shapes import Bool, Float, Int64, Shaped
 from gfn_rb.training.losses.base import BalanceLoss
 from gfn_rb.training.losses.finite import require_finite
-from gfn_rb.training.losses.flows import StateFlowLoss, count, log_flows
+from gfn_rb.training.losses.flows import StateFlowLoss, log_flows
 
 
 class DetailedBalance(StateFlowLoss[Transitions]):
@@ -38,14 +38,7 @@ class DetailedBalance(StateFlowLoss[Transitions]):
     networks = ("forward_policy", "backward_policy", "state_flow")
 
     def residual(self, batch: Transitions | TensorDictBase) -> Float[Tensor, "n"]:
-        """Return delta(s, s') of each row, in nats, with gradient.
-
-        Args:
-            batch: transitions, forward and backward rows in any mixture.
-
-        Raises:
-            ArgumentError, NaNError, KeyMismatchError, ShapeError: see the base class.
-        """
+        """Return delta(s, s') of each row, in nats, with gradient. See the base class."""
         transitions = self._rows(batch)
         exits = transitions.action == self.env.exit_action
         log_reward = self._floored(transitions.log_reward).where(exits, 0)
@@ -93,26 +86,19 @@ class ModifiedDetailedBalance(BalanceLoss[Transitions]):
     def residual(self, batch: Transitions | TensorDictBase) -> Float[Tensor, "n"]:
         """Return delta(s, s') of each row, in nats, with gradient; 0 at the terminating ones.
 
-        Args:
-            batch: transitions, forward and backward rows in any mixture.
-
         Raises:
-            ArgumentError, NaNError, KeyMismatchError, ShapeError: see the base class.
-            ArgumentError: also if a state is not terminating.
+            ArgumentError: as of the base class; also if a state is not terminating.
         """
         transitions = self._rows(batch)
         (moves,) = (transitions.action != self.env.exit_action).nonzero(as_tuple=True)
         delta = self._residual_of_moves(transitions[moves])
         return delta.new_zeros(len(transitions)).index_put((moves,), delta)
 
-    def estimate_log_z(
-        self, condition: Shaped[Tensor, "n *condition"] | None = None
-    ) -> Float[Tensor, "..."]:
-        """Return log R(s_0) - log P_F(sink | s_0). See the base class."""
-        source = self.env.source(count(condition))
+    def _source_log_flow(
+        self, source: Shaped[Tensor, "n *state"], condition: Shaped[Tensor, "n *condition"] | None
+    ) -> Float[Tensor, "n"]:
         log_pf = action_log_probs(self.forward_policy, self.env, source, condition)
-        flow = self._log_reward(source, condition) - log_pf[:, self.env.exit_action]
-        return flow[0] if condition is None else flow
+        return self._log_reward(source, condition) - log_pf[:, self.env.exit_action]
 
     def _residual_of_moves(self, moves: Transitions) -> Float[Tensor, "m"]:
         every = torch.arange(len(moves), device=moves.device)

@@ -17,7 +17,6 @@ from gfn_rb.rollout.log_probs import policy_logits, require_direction
 from gfn_rb.shapes import Float, Shaped
 from gfn_rb.training.losses.base import SumLoss
 from gfn_rb.training.losses.finite import require_finite
-from gfn_rb.training.losses.flows import count
 
 
 class FlowMatching(SumLoss[States]):
@@ -69,14 +68,7 @@ class FlowMatching(SumLoss[States]):
     def terms(
         self, batch: States | TensorDictBase
     ) -> tuple[Float[Tensor, "n 2"], Float[Tensor, "n 2"]]:
-        """Return delta and delta_R of each row, 0 where it has none, and their weights.
-
-        Args:
-            batch: states.
-
-        Raises:
-            ArgumentError, NaNError: see ``residual``.
-        """
+        """Return delta and delta_R of each row, 0 where it has none, and their weights."""
         states = self._rows(batch)
         out_flow, in_flow = self._edge_flows(states)
         outflow, exit_flow = out_flow.logsumexp(1), out_flow[:, self.env.exit_action]
@@ -90,13 +82,10 @@ class FlowMatching(SumLoss[States]):
         weight = torch.stack([inner.to(delta.dtype), ends * self.reward_weight], 1)
         return delta, weight
 
-    def estimate_log_z(
-        self, condition: Shaped[Tensor, "n *condition"] | None = None
-    ) -> Float[Tensor, "..."]:
-        """Return log sum_a F(s_0, a). See the base class."""
-        source = self.env.source(count(condition))
-        flow = self._log_flows(source, condition).logsumexp(1)
-        return flow[0] if condition is None else flow
+    def _source_log_flow(
+        self, source: Shaped[Tensor, "n *state"], condition: Shaped[Tensor, "n *condition"] | None
+    ) -> Float[Tensor, "n"]:
+        return self._log_flows(source, condition).logsumexp(1)
 
     def _edge_flows(
         self, states: States

@@ -68,14 +68,7 @@ class StateFlowLoss(BalanceLoss[C]):
         super().__init__(forward_policy, backward_policy, env, **options)
         self.state_flow = state_flow
 
-    def estimate_log_z(
-        self, condition: Shaped[Tensor, "n *condition"] | None = None
-    ) -> Float[Tensor, "..."]:
-        """Return log F(s_0). See the base class."""
-        flow = log_flows(self.state_flow, self.env.source(count(condition)), condition)
-        return flow[0] if condition is None else flow
-
-
-def count(condition: Shaped[Tensor, "n *condition"] | None) -> int:
-    """Return how many rows of the source stand for conditions: one where there is none."""
-    return 1 if condition is None else len(condition)
+    def _source_log_flow(
+        self, source: Shaped[Tensor, "n *state"], condition: Shaped[Tensor, "n *condition"] | None
+    ) -> Float[Tensor, "n"]:
+        return log_flows(self.state_flow, source, condition)

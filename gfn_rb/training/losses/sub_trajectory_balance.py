@@ -80,12 +80,6 @@ class SubTrajectoryBalance(StateFlowLoss[Trajectories], SumLoss[Trajectories]):
         """Return delta_ij of each row, k = (T+1)^2 of them, and their weights, which sum to 1.
 
         Those that are no part of a row (i >= j, or beyond its end) have weight 0.
-
-        Args:
-            batch: trajectories, forward and backward rows in any mixture.
-
-        Raises:
-            ArgumentError, NaNError: see ``residual``.
         """
         trajectories = self._rows(batch).forward()
         potential = self._potentials(trajectories)

@@ -59,12 +59,9 @@ class TrajectoryBalance(BalanceLoss[Trajectories]):
     def residual(self, batch: Trajectories | TensorDictBase) -> Float[Tensor, "n"]:
         """Return delta(tau) of each row, in nats, with gradient.
 
-        Args:
-            batch: trajectories, forward and backward rows in any mixture.
-
         Raises:
-            ArgumentError, NaNError, KeyMismatchError: see the base class.
-            ShapeError: also if log_z gives neither one number nor one per row.
+            ShapeError: as of the base class; also if log_z gives neither one number nor one per
+                row.
         """
         trajectories = self._rows(batch)
         log_z = self._log_z_of(trajectories)
@@ -76,12 +73,10 @@ class TrajectoryBalance(BalanceLoss[Trajectories]):
         require_finite(residual, terms)
         return residual
 
-    def estimate_log_z(
-        self, condition: Shaped[Tensor, "n *condition"] | None = None
-    ) -> Float[Tensor, "..."]:
-        """Return log Z_theta. See the base class."""
-        log_z = self.log_z(condition)
-        return log_z if condition is None else log_z.expand(len(condition))
+    def _source_log_flow(
+        self, source: Shaped[Tensor, "n *state"], condition: Shaped[Tensor, "n *condition"] | None
+    ) -> Float[Tensor, "n"]:
+        return self.log_z(condition).expand(len(source))
 
     def _log_z_of(self, trajectories: Trajectories) -> Float[Tensor, "n"]:
         log_z = self.log_z(trajectories.condition)
