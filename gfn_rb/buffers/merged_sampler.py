@@ -28,7 +28,7 @@ from gfn_rb.samplers import SoftmaxRewardSampler
 from gfn_rb.torchrl_compat import all_slots, member_storages, set_ensemble_generator
 
 Shares = Literal["mass", "size"] | Sequence[float | int] | Tensor | None
-Drawn = tuple[TensorDictBase, Any]
+ActionDraw = tuple[TensorDictBase, Any]
 
 _P, _FILE = "p", "shares.json"
 
@@ -102,7 +102,7 @@ class MergedSampler(SamplerEnsemble):
         alike = all(keys == kinds[0] for keys in kinds)
         return not alike and not all(LOG_REWARD in keys for keys in kinds)
 
-    def sample(self, storage: StorageEnsemble, batch_size: int) -> Drawn:
+    def sample(self, storage: StorageEnsemble, batch_size: int) -> ActionDraw:
         """Draw a batch of rows.
 
         Args:
@@ -140,7 +140,7 @@ class MergedSampler(SamplerEnsemble):
 
     # Drawing.
 
-    def _by_mass(self, storages: Sequence[Storage], n: int) -> Drawn:
+    def _by_mass(self, storages: Sequence[Storage], n: int) -> ActionDraw:
         sampler = _softmax_of(self._samplers)
         held = [i for i, each in enumerate(storages) if len(each)]
         union = WeightedUnion([self._tree(i, storages[i]) for i in held])
@@ -163,7 +163,7 @@ class MergedSampler(SamplerEnsemble):
         assert isinstance(tree, WeightedTree)
         return tree
 
-    def _by_member(self, storages: Sequence[Storage], n: int) -> Drawn:
+    def _by_member(self, storages: Sequence[Storage], n: int) -> ActionDraw:
         share = self._weights(storages)
         if not share.any():
             raise EmptyBufferError(f"cannot draw {n} items: all members of positive p are empty")
@@ -188,7 +188,7 @@ class MergedSampler(SamplerEnsemble):
         weights = torch.ones_like(sizes) if self._p is None else self._p.to(sizes)
         return weights.where(sizes > 0, 0.0)
 
-    def _stacked(self, storage: StorageEnsemble, n: int) -> Drawn:
+    def _stacked(self, storage: StorageEnsemble, n: int) -> ActionDraw:
         k = len(self._samplers)
         if n % k:
             raise KeyMismatchError(
@@ -197,7 +197,7 @@ class MergedSampler(SamplerEnsemble):
             )
         ensemble = SamplerEnsemble(*self._samplers, p=self._weights(member_storages(storage)))
         set_ensemble_generator(ensemble, self._rng)
-        drawn: Drawn = ensemble.sample(storage, n)
+        drawn: ActionDraw = ensemble.sample(storage, n)
         return drawn
 
     # State: the shares, beside that of the members.
@@ -268,7 +268,7 @@ class MergedSampler(SamplerEnsemble):
         return f"{super().__repr__()[:-1]},\n    p={self._p})"
 
 
-def _drawn(member: Tensor, row: Tensor, info: dict[str, Any]) -> Drawn:
+def _drawn(member: Tensor, row: Tensor, info: dict[str, Any]) -> ActionDraw:
     return TensorDict({BUFFER_IDS: member, INDEX: row}, [row.shape[0]]), info
 
 

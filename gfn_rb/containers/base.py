@@ -16,7 +16,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from gfn_rb import keys
-from gfn_rb.containers.fields import Field, Values, assemble
+from gfn_rb.containers.fields import Field, Values, assemble, present
 from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
 from gfn_rb.shapes import Float, Shaped
 
@@ -38,6 +38,11 @@ class Container:
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         cls._plurals = {f"{f.key}s": f.key for f in cls._fields if isinstance(f.key, str)}
+
+    def __init__(self, *values: Tensor | None) -> None:
+        """Hold values of all fields, in the order of the table; None where one is left out."""
+        columns = (field.key for field in self._fields)
+        self._td = self._checked(present(dict(zip(columns, values, strict=True))))._td
 
     @classmethod
     def from_tensordict(cls: type[C], td: TensorDictBase) -> C:

@@ -1,4 +1,4 @@
-"""Trajectories turned around, padded, and taken apart into transitions and states.
+"""Trajectories turned around, padded, and split into transitions and states.
 
 Every function is pure: TensorDict in, TensorDict out, without a loop over rows.
 """
@@ -34,12 +34,9 @@ def exit_step(td: TensorDictBase) -> Int64[Tensor, "n"]:
 
 
 def transitions_of(td: TensorDictBase) -> TensorDict:
-    """Take trajectories apart into one row per real action.
+    """Split the fields of ``Trajectories`` into one row per real action.
 
     ``estimator_output`` is left behind: transitions have no such field.
-
-    Args:
-        td: Fields of ``Trajectories``.
 
     Returns:
         Fields of ``Transitions``, the rows of a trajectory together and in its order.
@@ -60,10 +57,7 @@ def transitions_of(td: TensorDictBase) -> TensorDict:
 
 
 def states_of_trajectories(td: TensorDictBase) -> TensorDict:
-    """Take trajectories apart into one row per visited state, without the sink.
-
-    Args:
-        td: Fields of ``Trajectories``.
+    """Split the fields of ``Trajectories`` into one row per visited state, without the sink.
 
     Returns:
         Fields of ``States``, the rows of a trajectory together and in its order.
@@ -81,10 +75,7 @@ def states_of_trajectories(td: TensorDictBase) -> TensorDict:
 
 
 def states_of_transitions(td: TensorDictBase) -> TensorDict:
-    """Give the end of each transition that is nearer the source.
-
-    Args:
-        td: Fields of ``Transitions``.
+    """Give the end of each transition, from its fields, that is nearer the source.
 
     Returns:
         Fields of ``States``, one row per transition, in order.
@@ -103,10 +94,6 @@ def states_of_transitions(td: TensorDictBase) -> TensorDict:
 
 def turned(td: TensorDictBase, rows: Bool[Tensor, "n"]) -> TensorDict:
     """Turn some trajectories around: flip their length + 1 states and length actions in time.
-
-    Args:
-        td: Fields of ``Trajectories``.
-        rows: Which rows to turn.
 
     Returns:
         The same fields, with ``is_backward`` toggled on those rows.

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gfn_rb import keys
 from gfn_rb.containers.base import Container
-from gfn_rb.containers.fields import ANY, BOOL, FLOATING, Field, present
+from gfn_rb.containers.fields import ANY, BOOL, FLOATING, Field
 from gfn_rb.shapes import Bool, Shaped
 
 
@@ -42,13 +42,7 @@ class States(Container):
         log_reward: Tensor,
         condition: Tensor | None = None,
     ) -> None:
-        values = {
-            keys.STATE: state,
-            keys.IS_TERMINATING: is_terminating,
-            keys.LOG_REWARD: log_reward,
-            keys.CONDITION: condition,
-        }
-        self._td = self._checked(present(values))._td
+        super().__init__(state, is_terminating, log_reward, condition)
 
     @property
     def is_terminating(self) -> Bool[Tensor, "n"]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from gfn_rb import keys
 from gfn_rb.containers import convert, rollouts
 from gfn_rb.containers.base import Container
-from gfn_rb.containers.fields import ANY, BOOL, FLOATING, INT64, SIGNED, Field, present
+from gfn_rb.containers.fields import ANY, BOOL, FLOATING, INT64, SIGNED, Field
 from gfn_rb.containers.states import States
 from gfn_rb.containers.transitions import Transitions
 from gfn_rb.errors import ArgumentError
@@ -65,17 +65,9 @@ class Trajectories(Container):
         condition: Tensor | None = None,
         is_backward: Tensor | None = None,
     ) -> None:
-        values = {
-            keys.STATE: state,
-            keys.ACTION: action,
-            keys.LENGTH: length,
-            keys.LOG_REWARD: log_reward,
-            keys.LOG_PROB: log_prob,
-            keys.ESTIMATOR_OUTPUT: estimator_output,
-            keys.CONDITION: condition,
-            keys.IS_BACKWARD: is_backward,
-        }
-        self._td = self._checked(present(values))._td
+        super().__init__(
+            state, action, length, log_reward, log_prob, estimator_output, condition, is_backward
+        )
 
     @classmethod
     def from_rollout(
@@ -117,10 +109,7 @@ class Trajectories(Container):
         return self._wrap(convert.turned(self._td, self.is_backward))
 
     def pad_to(self, n_steps: int) -> Trajectories:
-        """Pad, or cut padding, to a number of steps.
-
-        Args:
-            n_steps: The new T.
+        """Pad, or cut padding, to ``n_steps`` steps.
 
         Raises:
             ArgumentError: If a row has more real steps.

@@ -9,7 +9,7 @@ from torch import Tensor
 from gfn_rb import keys
 from gfn_rb.containers import convert
 from gfn_rb.containers.base import Container
-from gfn_rb.containers.fields import ANY, BOOL, FLOATING, SIGNED, Field, present
+from gfn_rb.containers.fields import ANY, BOOL, FLOATING, SIGNED, Field
 from gfn_rb.containers.states import States
 from gfn_rb.shapes import Bool, Float, Shaped
 
@@ -59,17 +59,9 @@ class Transitions(Container):
         condition: Tensor | None = None,
         is_backward: Tensor | None = None,
     ) -> None:
-        values = {
-            keys.STATE: state,
-            keys.ACTION: action,
-            keys.NEXT_STATE: next_state,
-            keys.NEXT_DONE: next_done,
-            keys.LOG_REWARD: log_reward,
-            keys.LOG_PROB: log_prob,
-            keys.CONDITION: condition,
-            keys.IS_BACKWARD: is_backward,
-        }
-        self._td = self._checked(present(values))._td
+        super().__init__(
+            state, action, next_state, next_done, log_reward, log_prob, condition, is_backward
+        )
 
     @property
     def action(self) -> Shaped[Tensor, "n *A"]:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from gfn_rb.envs.core import check_positive
 from gfn_rb.envs.enumerable import EnumerableEnv
-from gfn_rb.envs.sequence import EMPTY, SequenceEnv
-from gfn_rb.envs.spelling import read, spell
+from gfn_rb.envs.sequence import EMPTY, SequenceEnv, read, spell
 from gfn_rb.errors import ArgumentError, ShapeError
 from gfn_rb.shapes import Float, Int64
 
@@ -184,7 +183,6 @@ def _check(n_bits: int, word_bits: int, n_modes: int, beta: float, delta: int) -
     most = len(BLOCKS) ** (n_bits // BLOCK_BITS)
     if not 1 <= n_modes <= most:
         raise ArgumentError(f"n_modes must be in [1, {most}] for {n_bits} bits, got {n_modes}")
-    if not 0 < beta < math.inf:
-        raise ArgumentError(f"beta must be positive and finite, got {beta}")
+    check_positive(beta=beta)
     if not 0 <= delta <= n_bits:
         raise ArgumentError(f"delta must be in [0, {n_bits}], got {delta}")

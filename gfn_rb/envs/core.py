@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from abc import ABC, abstractmethod
 from functools import lru_cache
@@ -258,6 +259,19 @@ class GFNCore(ABC):
         self, state: Shaped[Tensor, "n *state"], one: Shaped[Tensor, "*state"]
     ) -> Bool[Tensor, "n"]:
         return (state == one).reshape(len(state), self.state_shape.numel()).all(1)
+
+
+def check_positive(**arguments: float) -> None:
+    """Raise ArgumentError unless every argument is positive and finite."""
+    for name, value in arguments.items():
+        if not 0 < value < math.inf:
+            raise ArgumentError(f"{name} must be positive and finite, got {value}")
+
+
+def check_min_reward(min_reward: float) -> None:
+    """Raise ArgumentError unless the floor of a reward that is 1 at most makes sense."""
+    if not 0 < min_reward <= 1:
+        raise ArgumentError(f"min_reward must be in (0, 1], got {min_reward}")
 
 
 @lru_cache

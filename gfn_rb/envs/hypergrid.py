@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding, pad
 
+from gfn_rb.envs.core import check_positive
 from gfn_rb.envs.enumerable import EnumerableEnv
 from gfn_rb.errors import ArgumentError
 from gfn_rb.shapes import Bool, Float, Int64
@@ -56,9 +56,7 @@ class HyperGrid(EnumerableEnv):
             raise ArgumentError(f"ndim must be at least 1, got {ndim}")
         if height < 2:
             raise ArgumentError(f"height must be at least 2, got {height}")
-        for name, value in {"r0": r0, "r1": r1, "r2": r2}.items():
-            if not 0 < value < math.inf:
-                raise ArgumentError(f"{name} must be positive and finite, got {value}")
+        check_positive(r0=r0, r1=r1, r2=r2)
         super().__init__(
             torch.zeros(ndim, dtype=torch.int64),
             torch.full((ndim,), -1),

@@ -9,9 +9,9 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
+from gfn_rb.envs.core import check_min_reward, check_positive
 from gfn_rb.envs.score_cache import ScoreCache
-from gfn_rb.envs.sequence import SequenceEnv
-from gfn_rb.envs.spelling import read, spell
+from gfn_rb.envs.sequence import SequenceEnv, spell
 from gfn_rb.errors import ArgumentError, GfnRbError
 from gfn_rb.shapes import Bool, Float, Int64
 
@@ -65,6 +65,7 @@ class RNABinding(SequenceEnv):
     """
 
     n_modes = None
+    alphabet = LETTERS
 
     def __init__(
         self,
@@ -145,25 +146,6 @@ class RNABinding(SequenceEnv):
         """Return each string's own number, see ``state_key``."""
         return self.state_key(state)
 
-    def to_strings(self, state: Int64[Tensor, "n *state"]) -> list[str]:
-        """Spell out states, finished or not.
-
-        Raises:
-            ShapeError: ``state`` is no batch of states.
-            ArgumentError: a row is the sink.
-        """
-        self.check_state(state)
-        return spell(state, LETTERS)
-
-    def from_strings(self, strings: Sequence[str]) -> Int64[Tensor, "n length"]:
-        """Return the states that ``strings`` spell.
-
-        Raises:
-            ShapeError: a string is longer than ``length``.
-            ArgumentError: a string holds other letters than ACGU.
-        """
-        return read(strings, LETTERS, self.length).to(self.source_state.device)
-
     def _fold(self, key: Int64[Tensor, "m"]) -> Float[Tensor, "m targets"]:
         """Ask ViennaRNA, for finished sequences by their key."""
         powers = (self.n_letters + 1) ** torch.arange(self.length - 1, -1, -1, device=key.device)
@@ -205,10 +187,8 @@ def _sequences(targets: Sequence[str]) -> tuple[str, ...]:
 def _check(length: int, beta: float, min_reward: float, threshold: float) -> None:
     if not 1 <= length <= MAX_LENGTH:
         raise ArgumentError(f"length must be in [1, {MAX_LENGTH}], got {length}")
-    if not 0 < beta < math.inf:
-        raise ArgumentError(f"beta must be positive and finite, got {beta}")
-    if not 0 < min_reward <= 1:
-        raise ArgumentError(f"min_reward must be in (0, 1], got {min_reward}")
+    check_positive(beta=beta)
+    check_min_reward(min_reward)
     if not min_reward <= threshold < math.inf:
         raise ArgumentError(
             f"threshold must be finite and at least min_reward={min_reward}, got {threshold}"

@@ -16,9 +16,7 @@ Oracle = Callable[[Int64[Tensor, "m"]], Float[Tensor, "m width"]]
 class ScoreCache:
     """A table of the values of int64 keys, filled by an oracle as keys are asked for.
 
-    Values lie in runs sorted by key, merged as they pile up: each is more than twice as long as
-    the next, so that a look-up takes one binary search in each of few runs. Everything is kept,
-    at 8 + 4 width bytes a key.
+    Everything is kept. A plain dict: an oracle that is worth a cache takes far longer.
 
     Args:
         oracle: maps distinct keys, on the CPU, to rows of values.
@@ -28,10 +26,10 @@ class ScoreCache:
     def __init__(self, oracle: Oracle, width: int = 1) -> None:
         self._oracle = oracle
         self._width = width
-        self._runs: list[tuple[Tensor, Tensor]] = []
+        self._values: dict[int, list[float]] = {}
 
     def __len__(self) -> int:
-        return sum(len(key) for key, _ in self._runs)
+        return len(self._values)
 
     def __call__(self, key: Int64[Tensor, "n"]) -> Float[Tensor, "n width"]:
         """Return the values of each key, asking the oracle once for each that it never saw.
@@ -42,29 +40,11 @@ class ScoreCache:
         Raises:
             NaNError: the oracle gives NaN; nothing of that call is kept.
         """
-        distinct, place = key.cpu().unique(return_inverse=True)
-        value = self._look_up(distinct)
-        missing = value.isnan().any(1)
-        if missing.any():
-            value[missing] = self._ask(distinct[missing])
-        return value[place].to(key.device)
-
-    def _look_up(self, key: Int64[Tensor, "m"]) -> Float[Tensor, "m width"]:
-        """Return the values of each key; NaN where it is new."""
-        value = torch.full((len(key), self._width), torch.nan, device=key.device)
-        for known, values in self._runs:
-            at = torch.searchsorted(known, key).clamp(max=len(known) - 1)
-            found = known[at] == key
-            value[found] = values[at[found]]
-        return value
-
-    def _ask(self, key: Int64[Tensor, "m"]) -> Float[Tensor, "m width"]:
-        asked = value = self._oracle(key).float()
-        if value.isnan().any():
-            raise NaNError(f"oracle must return numbers, got NaN for key {int(key[0])} or later")
-        while self._runs and len(self._runs[-1][0]) <= 2 * len(key):
-            known, values = self._runs.pop()
-            key, order = torch.cat([known, key]).sort()
-            value = torch.cat([values, value])[order]
-        self._runs.append((key, value))
-        return asked
+        keys = key.tolist()
+        if missing := sorted(set(keys) - self._values.keys()):
+            value = self._oracle(torch.tensor(missing, device="cpu")).float()
+            if value.isnan().any():
+                raise NaNError(f"oracle must return numbers, got NaN for key {missing[0]} or later")
+            self._values.update(zip(missing, value.tolist(), strict=True))
+        rows = [self._values[each] for each in keys]
+        return torch.tensor(rows, device=key.device).reshape(-1, self._width)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import string
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding, pad
 
 from gfn_rb.envs.base import GFNEnv
-from gfn_rb.errors import ArgumentError
+from gfn_rb.errors import ArgumentError, ShapeError
 from gfn_rb.shapes import Bool, Float, Int64
 
 EMPTY = -1
@@ -23,7 +25,8 @@ class SequenceEnv(GFNEnv):
     A state holds letters 0 .. n_letters-1, aligned left, then -1 for places still empty. Form
     "append" has the moves 0 .. n_letters-1, which write a letter at the right end (its graph is a
     tree); "prepend_append" adds n_letters .. 2 n_letters-1, which write one at the left end. The
-    two moves of one letter may give the same string and are then still two edges.
+    two moves of one letter may give the same string and are then still two edges. Strings of them
+    are spelt in the letters of ``alphabet``.
 
     Args:
         n_letters: size of the alphabet, at least 1.
@@ -37,6 +40,8 @@ class SequenceEnv(GFNEnv):
     Raises:
         ArgumentError: an argument is out of its range.
     """
+
+    alphabet: str = string.digits + string.ascii_uppercase
 
     def __init__(
         self,
@@ -121,6 +126,25 @@ class SequenceEnv(GFNEnv):
         powers = torch.arange(self.length - 1, -1, -1, device=state.device)
         return ((state + 1) * (self.n_letters + 1) ** powers).sum(1)
 
+    def to_strings(self, state: Int64[Tensor, "n *state"]) -> list[str]:
+        """Spell out states, finished or not.
+
+        Raises:
+            ShapeError: ``state`` is no batch of states.
+            ArgumentError: a row is the sink.
+        """
+        self.check_state(state)
+        return spell(state, self.alphabet)
+
+    def from_strings(self, strings: Sequence[str]) -> Int64[Tensor, "n length"]:
+        """Return the states that ``strings`` spell.
+
+        Raises:
+            ShapeError: a string is longer than ``length``.
+            ArgumentError: a string holds other letters than ``alphabet``.
+        """
+        return read(strings, self.alphabet, self.length).to(self.source_state.device)
+
     def _move(
         self, state: Int64[Tensor, "n *state"], move: Int64[Tensor, "n"]
     ) -> Int64[Tensor, "n *state"]:
@@ -157,3 +181,40 @@ class SequenceEnv(GFNEnv):
     def _last_written(self, state: Int64[Tensor, "n *state"]) -> Int64[Tensor, "n 1"]:
         """Return the place of the last letter; 0 where there is none."""
         return (state[:, 1:] >= 0).sum(1, keepdim=True)
+
+
+def spell(letter: Int64[Tensor, "n length"], alphabet: str) -> list[str]:
+    """Spell out rows of letters.
+
+    Args:
+        letter: places in ``alphabet``, aligned left, then -1.
+        alphabet: the letters.
+
+    Raises:
+        ArgumentError: a row holds other numbers, as the sink does.
+    """
+    if (letter < -1).any():
+        raise ArgumentError("state must hold letters, got the sink")
+    characters = np.frombuffer(alphabet.encode() + b"\0", dtype="S1")  # -1, empty, is the last
+    rows = np.ascontiguousarray(characters[letter.cpu().numpy()])
+    return [text.decode() for text in rows.view(f"S{letter.shape[1]}")[:, 0]]
+
+
+def read(strings: Sequence[str], alphabet: str, length: int) -> Int64[Tensor, "n length"]:
+    """Return the rows of letters that ``strings`` spell, on the CPU.
+
+    Args:
+        strings: at most ``length`` letters each.
+        alphabet: the letters.
+        length: places in a row.
+
+    Raises:
+        ShapeError: a string is too long.
+        ArgumentError: a string holds another letter.
+    """
+    if too_long := [text for text in strings if len(text) > length]:
+        raise ShapeError(f"strings must have at most {length} letters, got {too_long[0]!r}")
+    if wrong := [text for text in strings if set(text) - set(alphabet)]:
+        raise ArgumentError(f"strings must hold only the letters {alphabet}, got {wrong[0]!r}")
+    rows = [[alphabet.find(c) for c in text.ljust(length)] for text in strings]  # -1 is empty
+    return torch.tensor(rows, dtype=torch.int64).reshape(-1, length)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from gfn_rb.envs.core import check_min_reward, check_positive
 from gfn_rb.envs.enumerable import EnumerableEnv
 from gfn_rb.envs.sequence import SequenceEnv
-from gfn_rb.envs.spelling import read, spell
 from gfn_rb.envs.tfbind8_table import LENGTH, LETTERS, load_scores
-from gfn_rb.errors import ArgumentError
 from gfn_rb.shapes import Float, Int64
 
 MODE_FRACTION = 0.005
@@ -43,6 +41,8 @@ class TFBind8(SequenceEnv, EnumerableEnv):
         ArgumentError: an argument is out of its range.
     """
 
+    alphabet = LETTERS
+
     def __init__(
         self,
         form: str = "append",
@@ -52,10 +52,8 @@ class TFBind8(SequenceEnv, EnumerableEnv):
         batch_size: Sequence[int] = (),
         device: torch.device | str | None = None,
     ) -> None:
-        if not 0 < beta < math.inf:
-            raise ArgumentError(f"beta must be positive and finite, got {beta}")
-        if not 0 < min_reward <= 1:
-            raise ArgumentError(f"min_reward must be in (0, 1], got {min_reward}")
+        check_positive(beta=beta)
+        check_min_reward(min_reward)
         super().__init__(len(LETTERS), LENGTH, form, batch_size=batch_size, device=device)
         self.beta, self.min_reward = beta, min_reward
         e_score = load_scores().double()
@@ -89,22 +87,3 @@ class TFBind8(SequenceEnv, EnumerableEnv):
         self.check_terminating(state)
         powers = torch.arange(LENGTH - 1, -1, -1, device=state.device)
         return (state * len(LETTERS) ** powers).sum(1)
-
-    def to_strings(self, state: Int64[Tensor, "n *state"]) -> list[str]:
-        """Spell out states, finished or not.
-
-        Raises:
-            ShapeError: ``state`` is no batch of states.
-            ArgumentError: a row is the sink.
-        """
-        self.check_state(state)
-        return spell(state, LETTERS)
-
-    def from_strings(self, strings: Sequence[str]) -> Int64[Tensor, "n 8"]:
-        """Return the states that ``strings`` spell, at most 8 letters of ACGT each.
-
-        Raises:
-            ShapeError: a string is longer than 8 letters.
-            ArgumentError: a string holds another letter.
-        """
-        return read(strings, LETTERS, LENGTH).to(self.source_state.device)

@@ -45,12 +45,7 @@ class BlockedRanking:
         return self._n
 
     def update(self, index: Int64[Tensor, "m"], key: Float[Tensor, "m"]) -> None:
-        """Set the keys of some rows.
-
-        Args:
-            index: rows, in [0, N); one that stands twice has the same key each time.
-            key: their keys, not NaN.
-        """
+        """Set the keys of some rows, none NaN; a row that stands twice has one key each time."""
         code = _code(index.numpy(), key)
         code.sort()
         if np.count_nonzero(code[1:] == code[:-1]):
@@ -59,21 +54,14 @@ class BlockedRanking:
         self._insert(code)
 
     def assign(self, key: Float[Tensor, "n"]) -> None:
-        """Set the first n rows; the others have no key.
-
-        Args:
-            key: keys, not NaN, n <= N.
-        """
+        """Set the keys of the first n rows, none NaN; the others have no key."""
         self._place.fill(-1)
         self._build(_code(np.arange(key.shape[0]), key))
 
     def row(self, rank: Int64[Tensor, "k"]) -> Int64[Tensor, "k"]:
-        """Return the rows of ranks.
-
-        Args:
-            rank: in [0, len(self)), 0 for the highest key.
-        """
+        """Return the rows of ranks, of which 0 is that of the highest key."""
         position, end = rank.numpy(), self._end()
+        # The counts say in which block each rank lies; only these blocks are sorted.
         block = end.searchsorted(position, "right")
         within = position - end[block] + self._count[block]
         code = self._data[self._order[block]]
@@ -81,14 +69,11 @@ class BlockedRanking:
         return torch.from_numpy(code[np.arange(len(within)), within] & _ROW)
 
     def rank(self, row: Int64[Tensor, "k"]) -> Int64[Tensor, "k"]:
-        """Return the ranks of rows.
-
-        Args:
-            row: rows that have a key.
-        """
+        """Return the ranks of rows that have a key."""
         code = self._flat[self._place[row.numpy()]]
         block = self._block(code)
         before = self._end()[block] - self._count[block]
+        # Codes of lower blocks are all lower: only the row's own block need be compared with.
         within = self._data[self._order[block]] < code[:, None]
         return torch.from_numpy(before + np.count_nonzero(within, axis=1))
 

@@ -18,17 +18,10 @@ def block_size(capacity: int) -> int:
 
     It balances N/B against m*B for batches of some 100 rows, a gathered row costing more than a
     scanned one, and was measured flat within a factor of two either way.
-
-    Args:
-        capacity: number of rows.
     """
     return max(_SMALLEST_BLOCK, 2 ** round(math.log2(max(capacity, 1) / 256) / 2))
 
 
 def block_count(capacity: int) -> int:
-    """Return the number of blocks that hold ``capacity`` rows, the last one perhaps padded.
-
-    Args:
-        capacity: number of rows.
-    """
+    """Return the number of blocks that hold ``capacity`` rows, the last one perhaps padded."""
     return max(1, -(-capacity // block_size(capacity)))

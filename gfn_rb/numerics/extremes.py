@@ -82,16 +82,11 @@ class Extremes:
         self._stale_count += block.shape[0]
         if self._stale_count < self._block_rank.shape[0]:
             self._stale.append(block)
-        else:
+        else:  # as many as there are blocks: the next tie refreshes all, so no list is needed
             self._stale = []
 
     def assign(self, key: Float[Tensor, "n"], rank: Int64[Tensor, "n"]) -> None:
-        """Set the first n rows; the others become as if never written.
-
-        Args:
-            key: keys, not NaN, n <= N.
-            rank: ranks, below 2^63 - 1.
-        """
+        """Set the first n rows, no key NaN; the others become as if never written."""
         n = key.shape[0]
         self._key.view(-1)[:n] = key
         self._key.view(-1)[n:] = math.inf
@@ -100,15 +95,11 @@ class Extremes:
         self._summarise()
 
     def doubt_ranks(self) -> None:
-        """Take note that another process, which shares the tensors, updated some rows."""
+        """Refresh all ranks at the next tie: a process that shares the tensors wrote some."""
         self._stale, self._stale_count = [], self._block_rank.shape[0]
 
     def remove(self, index: Int64[Tensor, "m"]) -> None:
-        """Make rows as if never written.
-
-        Args:
-            index: rows, each at most once.
-        """
+        """Make rows as if never written; each stands once."""
         key = torch.full(index.shape, math.inf, dtype=torch.float64, device=index.device)
         self.update(index, key, torch.full_like(index, _LAST))
 
@@ -130,11 +121,7 @@ class Extremes:
         self._stale, self._stale_count = [], 0
 
     def smallest(self, k: int) -> Smallest:
-        """Look up the k smallest keys.
-
-        Args:
-            k: how many, at most the number of rows written.
-        """
+        """Look up the k smallest keys, at most as many as there are."""
         # One more than asked, to see whether a tie reaches beyond.
         block = self._block_key.topk(min(k + 1, self._block_key.shape[0]), largest=False).indices
         rows = self._key.index_select(0, block).view(-1)
@@ -172,11 +159,7 @@ class Smallest:
         return self._key[: self._k]
 
     def rows(self, m: int) -> Int64[Tensor, "m"]:
-        """Return the m smallest rows by (key, rank), in no particular order.
-
-        Args:
-            m: how many, at most k.
-        """
+        """Return the m <= k smallest rows by (key, rank), in no particular order."""
         if m == 0:
             return self._position[:0]
         last, beyond = self._key[m - 1 : m + 1].tolist() if m < len(self._key) else (0.0, 1.0)

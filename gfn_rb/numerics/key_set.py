@@ -26,11 +26,7 @@ class KeySet:
         return sum(map(len, self._runs))
 
     def add(self, key: Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:
-        """Add keys, and tell which were new; of equal ones only the first is.
-
-        Args:
-            key: in any order.
-        """
+        """Add keys, and tell which were new; of equal ones only the first is."""
         value, order = key.sort(stable=True)
         new = torch.ones_like(value, dtype=torch.bool)
         new[1:] = value[1:] != value[:-1]

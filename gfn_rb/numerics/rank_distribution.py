@@ -46,50 +46,27 @@ class RankedDistribution:
         return self._some if len(self._ranking) else torch.full_like(self._some, -math.inf)
 
     def update(self, index: Int64[Tensor, "m"], key: Float[Tensor, "m"]) -> None:
-        """Set the keys of some rows.
-
-        Args:
-            index: rows, in [0, N); one that stands twice has the same key each time.
-            key: their keys, not NaN.
-        """
+        """Set the keys of some rows, none NaN; a row that stands twice has one key each time."""
         self._ranking.update(index, key)
 
     def assign(self, key: Float[Tensor, "n"]) -> None:
-        """Set the keys of the first n rows; the others have none.
-
-        Args:
-            key: keys, n <= N, not NaN on the CPU.
-        """
+        """Set the keys of the first n rows, not NaN on the CPU; the others have none."""
         self._ranking.assign(key)
         if key.device.type == "cuda":
             self._some = torch.where(key.isnan().any(), math.nan, torch.zeros_like(self._some))
 
     def log_prob(self, index: Int64[Tensor, "k"]) -> Float64[Tensor, "k"]:
-        """Return log p of rows, each taken as a single draw.
-
-        Args:
-            index: rows that have a key.
-        """
+        """Return log p of rows that have a key, each taken as a single draw."""
         return self.law.log_prob(self._ranking.rank(index))
 
     def draw(self, n: int, generator: torch.Generator | None = None) -> Int64[Tensor, "n"]:
-        """Draw n rows with replacement.
-
-        Args:
-            n: number of draws.
-            generator: source of randomness, on the same device.
-        """
+        """Draw n rows with replacement."""
         return self._ranking.row(self._ranks(self.law, n, generator))
 
     def draw_scored(
         self, n: int, generator: torch.Generator | None = None
     ) -> tuple[Int64[Tensor, "n"], Float64[Tensor, "n"]]:
-        """Draw n rows with replacement, and return the log-probability of each as well.
-
-        Args:
-            n: number of draws.
-            generator: source of randomness, on the same device.
-        """
+        """Draw n rows with replacement, and return the log-probability of each as well."""
         law = self.law
         rank = self._ranks(law, n, generator)
         return self._ranking.row(rank), law.log_prob(rank)
@@ -97,11 +74,7 @@ class RankedDistribution:
     def draw_distinct(
         self, n: int, generator: torch.Generator | None = None
     ) -> tuple[Int64[Tensor, "n"], Bool[Tensor, ""]]:
-        """Draw n different rows, one after another, each from what the earlier ones left.
-
-        Args:
-            n: number of draws, at most the number of rows that have a key.
-            generator: source of randomness, on the same device.
+        """Draw n different rows that have a key, one after another, each from what is left.
 
         Returns:
             The rows in the order of their draw, and whether n rows of positive probability

@@ -73,11 +73,7 @@ class HarmonicLaw:
         return self.n
 
     def quantile(self, uniform: Float64[Tensor, "k"]) -> Int64[Tensor, "k"]:
-        """Return the smallest ranks whose cumulative probability exceeds given numbers.
-
-        Args:
-            uniform: in [0, 1).
-        """
+        """Return the smallest ranks whose cumulative probability exceeds numbers in [0, 1)."""
         mass = uniform * self._total
         rank = torch.searchsorted(self._head, mass, right=True)
         if self.n <= _HEAD:
@@ -96,11 +92,7 @@ class HarmonicLaw:
         return rank.clamp_(0, self.n - 1 - _HEAD).to(torch.int64)
 
     def log_prob(self, rank: Int64[Tensor, "k"]) -> Float64[Tensor, "k"]:
-        """Return the log-probability of ranks.
-
-        Args:
-            rank: in [0, n).
-        """
+        """Return the log-probability of ranks."""
         return (rank.to(torch.float64) + self._offset).mul_(self._total).log_().neg_()
 
 
@@ -128,20 +120,12 @@ class StepLaw:
         return top + (self.n - self._n_top if self._p_rest > 0 else 0)
 
     def quantile(self, uniform: Float64[Tensor, "k"]) -> Int64[Tensor, "k"]:
-        """Return the smallest ranks whose cumulative probability exceeds given numbers.
-
-        Args:
-            uniform: in [0, 1).
-        """
+        """Return the smallest ranks whose cumulative probability exceeds numbers in [0, 1)."""
         top = uniform.div(self._p_top).clamp_(max=self._n_top - 1)
         rest = uniform.sub(self._share).div_(self._p_rest).add_(self._n_top).clamp_(max=self.n - 1)
         return torch.where(uniform < self._share, top, rest).to(torch.int64)
 
     def log_prob(self, rank: Int64[Tensor, "k"]) -> Float64[Tensor, "k"]:
-        """Return the log-probability of ranks.
-
-        Args:
-            rank: in [0, n).
-        """
+        """Return the log-probability of ranks."""
         p = torch.full_like(rank, self._p_rest, dtype=torch.float64)
         return p.masked_fill_(rank < self._n_top, self._p_top).log_()

@@ -41,11 +41,7 @@ class Ranking(Protocol):
 
 
 def ranking(capacity: int, like: Tensor) -> Ranking:
-    """Return an empty ranking, the one that suits such keys.
-
-    Args:
-        capacity: number of rows N, at least 1.
-        like: a tensor of the keys' dtype and device.
+    """Return an empty ranking of so many rows, the one that suits keys like these.
 
     Raises:
         ArgumentError: capacity below 1.

@@ -67,12 +67,7 @@ class WeightedTree:
         return self._log_total
 
     def update(self, index: Int64[Tensor, "m"], log_weight: Float[Tensor, "m"]) -> None:
-        """Change the log-weight of some rows.
-
-        Args:
-            index: rows to change, in [0, N). Where a row stands twice, either value may win.
-            log_weight: their log-weights in nats.
-        """
+        """Change the log-weight of some rows, in nats. Where one stands twice, either may win."""
         self._flat.index_copy_(0, index, log_weight.to(torch.float64).clamp(max=_LARGEST))
         self._cumulative = None
         if index.shape[0] >= self._mass.shape[0]:
@@ -84,11 +79,7 @@ class WeightedTree:
         self._refresh(block, self._rows.index_select(0, block))
 
     def assign(self, log_weight: Float[Tensor, "n"]) -> None:
-        """Set the first n rows; the others get ``-inf``.
-
-        Args:
-            log_weight: log-weights in nats, n <= N.
-        """
+        """Set the log-weights of the first n rows, in nats; the others get ``-inf``."""
         n = log_weight.shape[0]
         self._flat[:n] = log_weight
         self._flat[:n].clamp_(max=_LARGEST)
@@ -108,21 +99,13 @@ class WeightedTree:
         self._reference = math.nan
 
     def log_prob(self, index: Int64[Tensor, "k"]) -> Float64[Tensor, "k"]:
-        """Return log p of rows, each taken as a single draw.
-
-        Args:
-            index: rows in [0, N).
-        """
+        """Return log p of rows, each taken as a single draw."""
         return self._flat[index] - self.log_total
 
     def draw(self, n: int, generator: torch.Generator | None = None) -> Int64[Tensor, "n"]:
         """Draw n rows with replacement, by inverting the cumulative mass.
 
         At least one row must have a finite weight.
-
-        Args:
-            n: number of draws.
-            generator: source of randomness, on the same device.
         """
         uniform = torch.rand(2, n, 1, dtype=torch.float64, device=self.device, generator=generator)
         cumulative = self._accumulate()
@@ -142,10 +125,6 @@ class WeightedTree:
         case costs one such draw. Where it meets too few different rows (a peaked distribution),
         the rest is drawn by :meth:`_perturbed`, which needs no repetition. On CUDA, where
         counting would wait for the device, all are drawn that way.
-
-        Args:
-            n: number of draws, n <= N.
-            generator: source of randomness, on the same device.
 
         Returns:
             The rows in the order of their draw, and whether n rows of positive weight exist: if
@@ -180,10 +159,6 @@ class WeightedTree:
         The maximum over a block of perturbed log-weights is its log-mass plus one Gumbel variable,
         and the n winners lie in the n blocks of highest maximum. Only these are perturbed row by
         row, given their maximum (Kool et al. 2019, arXiv:1903.06059, appendix B.3).
-
-        Args:
-            n: number of rows, n <= N.
-            generator: source of randomness, on the same device.
 
         Returns:
             The rows, and their perturbed log-weights: ``-inf`` for a row of weight zero.
@@ -248,13 +223,10 @@ def _summarise(
 
 
 def first_occurrences(values: Int64[Tensor, "m"]) -> Int64[Tensor, "k"]:
-    """Return the different values in the order in which each first appears.
+    """Return the different values, on the CPU, in the order in which each first appears.
 
     A dict keeps that order in one pass, a third of the time that sorting takes; from it, NumPy
     makes an array in a third of the time that PyTorch takes.
-
-    Args:
-        values: on the CPU.
     """
     distinct = dict.fromkeys(values.tolist())
     if len(distinct) == len(values):

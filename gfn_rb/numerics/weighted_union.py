@@ -32,19 +32,11 @@ class Groups:
         return rank
 
     def split(self, values: Shaped[Tensor, "n"]) -> tuple[Tensor, ...]:
-        """Return the values of each group.
-
-        Args:
-            values: one per row.
-        """
+        """Return the values of each group, of one value per row."""
         return values[self.order].split(self.counts)
 
     def join(self, parts: Sequence[Tensor]) -> Shaped[Tensor, "n"]:
-        """Return one value per row, in the order of the rows.
-
-        Args:
-            parts: the values of each group, as :meth:`split` returns them.
-        """
+        """Return one value per row, in the order of the rows, of what :meth:`split` returns."""
         grouped = torch.cat([*parts])
         values = torch.empty_like(grouped)
         values[self.order] = grouped
@@ -72,12 +64,7 @@ class WeightedUnion:
         return self._log_mass.logsumexp(0)
 
     def log_prob(self, part: Int64[Tensor, "n"], row: Int64[Tensor, "n"]) -> Float64[Tensor, "n"]:
-        """Return log p of rows, each taken as a single draw.
-
-        Args:
-            part: which of the parts.
-            row: which of its rows.
-        """
+        """Return log p of rows of parts, each taken as a single draw."""
         groups = Groups(part, len(self.parts))
         rows = zip(self.parts, groups.split(row), strict=True)
         return groups.join([tree.log_weight[index] for tree, index in rows]) - self.log_total
@@ -88,10 +75,6 @@ class WeightedUnion:
         """Draw n rows with replacement: a part by its mass, then one of its rows.
 
         At least one row must have a finite weight.
-
-        Args:
-            n: number of draws.
-            generator: source of randomness, on the same device.
 
         Returns:
             The part and the row of each draw.
@@ -111,10 +94,6 @@ class WeightedUnion:
 
         As :meth:`WeightedTree.draw_distinct` does: the first different values of draws with
         replacement, and where these are too few, the largest perturbed log-weights of the rest.
-
-        Args:
-            n: number of draws, at most the rows of all parts.
-            generator: source of randomness, on the same device.
 
         Returns:
             The part and the row of each draw, in order, and whether n rows of positive weight
@@ -162,13 +141,7 @@ class WeightedUnion:
 def categorical(
     weight: Float64[Tensor, "k"], n: int, generator: torch.Generator | None = None
 ) -> Int64[Tensor, "n"]:
-    """Draw n numbers in [0, k) with replacement, never one of weight zero.
-
-    Args:
-        weight: not negative, with a finite positive sum.
-        n: number of draws.
-        generator: source of randomness, on the same device.
-    """
+    """Draw n numbers in [0, k) with replacement, by weights of a positive sum; none of weight 0."""
     uniform = torch.rand(n, dtype=torch.float64, device=weight.device, generator=generator)
     cumulative = weight.cumsum(0)
     # The first position whose cumulative weight exceeds the uniform: its own weight is positive.

@@ -66,12 +66,7 @@ class Exploration:
     def probabilities(
         self, logits: Float[Tensor, "n actions"], mask: Bool[Tensor, "n actions"]
     ) -> Float[Tensor, "n actions"]:
-        """Return p(a) of the class's equation; a row without a legal action is NaN.
-
-        Args:
-            logits: what the policy's network gives.
-            mask: which actions are legal.
-        """
+        """Return p(a) of the class's equation; a row without a legal action is NaN."""
         p = self._explored(logits).where(mask, -torch.inf).softmax(1)
         if not self.epsilon:
             return p
@@ -116,13 +111,7 @@ def explain_no_draw(
     mask: Bool[Tensor, "n actions"],
     state: Shaped[Tensor, "n *state"],
 ) -> GfnRbError:
-    """Return the error that says why ``draw`` found nothing to draw from.
-
-    Args:
-        logits: what the policy's network gave.
-        mask: which actions are legal.
-        state: the states it was asked about.
-    """
+    """Return the error that says why ``draw`` found nothing to draw from."""
     stuck = ~mask.any(1)
     if stuck.any():
         row = int(stuck.nonzero()[0])

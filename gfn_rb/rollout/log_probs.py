@@ -42,13 +42,7 @@ def policy_logits(
     condition: Shaped[Tensor, "n *condition"] | None,
     n_actions: int,
 ) -> Float[Tensor, "n actions"]:
-    """Return a policy's logits in each state.
-
-    Args:
-        policy: reads "state", and "condition" where there is one; writes "logits".
-        state: states.
-        condition: one condition per state.
-        n_actions: how many logits to expect per state.
+    """Return the ``n_actions`` logits that a policy writes for each state.
 
     Raises:
         KeyMismatchError: the policy wrote no "logits".

@@ -12,7 +12,7 @@ from gfn_rb.containers import Trajectories
 from gfn_rb.envs.core import GFNCore
 from gfn_rb.rollout import checks
 from gfn_rb.rollout.log_probs import require_direction
-from gfn_rb.rollout.steps import Drawn, Steps
+from gfn_rb.rollout.steps import ActionDraw, Steps
 from gfn_rb.rollout.walk import Walk
 from gfn_rb.shapes import Float, Shaped
 
@@ -53,7 +53,7 @@ class Sampler:
         save_estimator_outputs: bool = False,
         save_logprobs: bool = False,
         **policy_kwargs: Any,
-    ) -> Drawn:
+    ) -> ActionDraw:
         """Draw one action per state.
 
         Args:
@@ -150,9 +150,11 @@ def _laid_out(
         action=action,
         length=length,
         log_reward=_log_reward(env, x, condition) if log_reward is None else log_reward.float(),
-        log_prob=steps.kept(steps.log_prob) if walk.save_logprobs else None,
+        log_prob=steps.over_zeros(steps.log_prob) if walk.save_logprobs else None,
         estimator_output=(
-            steps.kept(steps.estimator_output, n_logits) if walk.save_estimator_outputs else None
+            steps.over_zeros(steps.estimator_output, n_logits)
+            if walk.save_estimator_outputs
+            else None
         ),
         condition=condition,
         is_backward=torch.ones_like(row, dtype=torch.bool) if is_backward else None,

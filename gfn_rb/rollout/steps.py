@@ -11,7 +11,7 @@ from torch import Tensor
 from gfn_rb.shapes import Float, Int64, Shaped
 
 
-class Drawn(NamedTuple):
+class ActionDraw(NamedTuple):
     """One draw from a policy.
 
     Attributes:
@@ -42,14 +42,10 @@ class Steps:
         self.log_prob: list[Tensor] = []
         self.estimator_output: list[Tensor] = []
 
-    def add(self, row: Int64[Tensor, "k"], state: Shaped[Tensor, "k *state"], drawn: Drawn) -> None:
-        """Note one step of the rows under way.
-
-        Args:
-            row: which trajectories they belong to.
-            state: the states they were in.
-            drawn: what was drawn there.
-        """
+    def add(
+        self, row: Int64[Tensor, "k"], state: Shaped[Tensor, "k *state"], drawn: ActionDraw
+    ) -> None:
+        """Record one step of the rows under way: which they are, their states, what was drawn."""
         self.row.append(row)
         self.state.append(state)
         self.action.append(drawn.action)
@@ -87,13 +83,8 @@ class Steps:
             out[self._index] = torch.cat(values)
         return out
 
-    def kept(self, values: list[Tensor], *shape: int) -> Float[Tensor, "n columns *item"]:
-        """Spread values of one shape over zeros.
-
-        Args:
-            values: see ``spread``.
-            *shape: shape of one item.
-        """
+    def over_zeros(self, values: list[Tensor], *shape: int) -> Float[Tensor, "n columns *item"]:
+        """Spread values of items of one shape over zeros; see ``spread``."""
         dtype = values[0].dtype if values else None
         return self.spread(values, torch.zeros(shape, dtype=dtype, device=self.device))
 

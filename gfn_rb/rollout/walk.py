@@ -13,7 +13,7 @@ from gfn_rb.envs.core import GFNCore
 from gfn_rb.errors import ArgumentError
 from gfn_rb.rollout.categorical import Exploration, draw, explain_no_draw
 from gfn_rb.rollout.log_probs import legal_actions, policy_logits
-from gfn_rb.rollout.steps import Drawn, Steps
+from gfn_rb.rollout.steps import ActionDraw, Steps
 from gfn_rb.shapes import Int64, Shaped
 
 
@@ -52,7 +52,7 @@ class Walk:
 
     def draw(
         self, state: Shaped[Tensor, "k *state"], condition: Shaped[Tensor, "k *condition"] | None
-    ) -> Drawn:
+    ) -> ActionDraw:
         """Draw one action per state.
 
         Raises:
@@ -65,7 +65,7 @@ class Walk:
         action = draw(p, self.exploration.generator)
         if action is None:
             raise explain_no_draw(logits, mask, state)
-        return Drawn(
+        return ActionDraw(
             action,
             p.gather(1, action[:, None]).squeeze(1).log() if self.save_logprobs else None,
             logits if self.save_estimator_outputs else None,
@@ -75,10 +75,6 @@ class Walk:
         self, state: Shaped[Tensor, "n *state"], condition: Shaped[Tensor, "n *condition"] | None
     ) -> Steps:
         """Draw and take actions; rows that have reached their end are left behind.
-
-        Args:
-            state: where each row starts.
-            condition: one condition per row.
 
         Returns:
             Every state with the action drawn there, the last states left out.

@@ -150,6 +150,17 @@ class UnnumberedModes(HyperGrid):
         return self.mode_index(state)
 
 
+class NeverEnds(HyperGrid):
+    def states_of(self, action: Tensor, length: Tensor) -> Tensor:
+        return super().states_of(action, torch.full_like(length, action.shape[1] + 1))
+
+
+class NarrowRange(HyperGrid):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.state_range = (0, self.height - 1)  # the sink is below
+
+
 class SharedKeys(HyperGrid):
     def state_key(self, state: Tensor) -> Tensor:
         return state.sum(1)
@@ -209,6 +220,8 @@ BROKEN = [
     (DoubleReward, "test_log_reward_is_a_float32_vector"),
     (Unchecked, "test_log_reward_refuses_what_is_no_terminating_state"),
     (MixesRows, "test_rows_do_not_depend_on_each_other"),
+    (NeverEnds, "test_states_are_made_again_from_actions"),
+    (NarrowRange, "test_states_keep_to_their_range"),
     (InPlace, "test_inputs_are_left_alone"),
     (DefaultDevice, "test_results_stay_on_the_input_device"),
     (LeftBehind, "test_environment_moves_to_a_device"),

@@ -44,18 +44,6 @@ def test_nothing_is_kept_of_a_failed_call() -> None:
     assert cache(torch.tensor([3, 4])).tolist() == [[2.0], [2.0]]
 
 
-def test_few_runs_hold_many_keys() -> None:
-    cache = ScoreCache(lambda key: key[:, None].float())
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(300):
-        cache(torch.randint(2**40, (16,), generator=generator))
-    assert len(cache) == 300 * 16
-    assert len(cache._runs) <= 13  # log2(4800) + 1
-    for key, value in cache._runs:
-        assert (key.diff() > 0).all()
-        assert value[:, 0].equal(key.float())
-
-
 def test_infinite_values_are_values() -> None:
     oracle = Counted()
     cache = ScoreCache(lambda key: oracle(key)[:, :1] * torch.inf)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from gfn_rb.rollout.steps import Drawn, Steps
+from gfn_rb.rollout.steps import ActionDraw, Steps
 
 
 def three_rows(first: int) -> Steps:
@@ -10,7 +10,7 @@ def three_rows(first: int) -> Steps:
     steps = Steps(3, first, torch.device("cpu"))
     for rows in ([0, 1, 2], [0, 2], [2]):
         row = torch.tensor(rows)
-        drawn = Drawn(row + 10 * len(rows), row / 2, None)
+        drawn = ActionDraw(row + 10 * len(rows), row / 2, None)
         steps.add(row, row[:, None] + torch.tensor([0, 100]), drawn)
     return steps
 
@@ -20,7 +20,7 @@ def test_values_stand_in_their_rows_and_columns():
     assert steps.length().tolist() == [2, 1, 3]
     expected = [[30, 20, -1], [31, -1, -1], [32, 22, 12]]
     assert steps.spread(steps.action, torch.tensor(-1)).tolist() == expected
-    assert steps.kept(steps.log_prob).tolist() == [[0, 0, 0], [0.5, 0, 0], [1, 1, 1]]
+    assert steps.over_zeros(steps.log_prob).tolist() == [[0, 0, 0], [0.5, 0, 0], [1, 1, 1]]
 
 
 def test_columns_before_the_first_draw_and_after_the_last_are_filled():
@@ -37,7 +37,7 @@ def test_nothing_drawn():
     steps = Steps(2, 1, torch.device("cpu"))
     assert steps.length().tolist() == [1, 1]
     assert steps.spread([], torch.tensor(-1)).tolist() == [[-1], [-1]]
-    assert steps.kept([], 3).shape == (2, 1, 3)
+    assert steps.over_zeros([], 3).shape == (2, 1, 3)
 
 
 def test_what_is_not_drawn_is_not_kept():

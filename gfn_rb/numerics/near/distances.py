@@ -16,10 +16,7 @@ _OVERFLOW = 1e15  # a cutoff whose square leaves float32 room
 
 
 def check_norm(p: float | int) -> float:
-    """Return p if distances can be measured with it.
-
-    Args:
-        p: 0, or a number of at least 1, ``inf`` included.
+    """Return p if distances can be measured with it: 0, or at least 1, ``inf`` included.
 
     Raises:
         ArgumentError: any other.
@@ -30,15 +27,10 @@ def check_norm(p: float | int) -> float:
 
 
 def distance(a: Shaped[Tensor, "m d"], b: Shaped[Tensor, "m d"], p: float) -> Float64[Tensor, "m"]:
-    """Measure how far rows lie apart, pair by pair.
+    """Measure how far finite rows of one dtype lie apart, pair by pair.
 
     ``(sum_j |a_j - b_j|^p)^(1/p)``; their largest difference for p = inf; for p = 0 the number of
     columns that differ, the Hamming distance. In float64; integers are subtracted as such.
-
-    Args:
-        a: finite rows.
-        b: as many, of the same dtype.
-        p: see :func:`check_norm`.
     """
     delta = _difference(a, b)
     if p <= 2 or p == math.inf:
@@ -56,16 +48,7 @@ def within(
     p: float,
     cutoff: float,
 ) -> Int64[Tensor, "k"]:
-    """Return which pairs lie within a distance of each other, as positions among the pairs.
-
-    Args:
-        rows: finite.
-        others: of the same dtype.
-        i: the row of each pair.
-        j: and the other row.
-        p: see :func:`check_norm`.
-        cutoff: the largest distance that counts as near.
-    """
+    """Return which pairs (rows[i], others[j]) lie within a distance of each other, as positions."""
     pairs = torch.arange(i.shape[0], device=i.device)
     width = rows.shape[1]
     if width > 2 * _COARSE and (p <= 2 or p == math.inf) and cutoff < _OVERFLOW:
@@ -83,13 +66,7 @@ def within(
 def rough_distances(
     a: Float[Tensor, "n d"], b: Float[Tensor, "N d"], p: float
 ) -> tuple[Float[Tensor, "n N"], Float[Tensor, ""]]:
-    """Return the distances of all rows to all others, quickly, and what rounding may add to them.
-
-    Args:
-        a: finite rows, float32 or float64.
-        b: others, of the same dtype.
-        p: see :func:`check_norm`.
-    """
+    """Return the distances of all rows to all others, quickly, and a bound of their rounding."""
     width, epsilon = a.shape[1], torch.finfo(a.dtype).eps
     # For p = 2 wide rows are multiplied, which costs digits where rows are nearly equal.
     loss = width * math.sqrt(epsilon) if p == 2 else width * epsilon

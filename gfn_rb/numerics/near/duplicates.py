@@ -86,11 +86,7 @@ class Duplicates(NearIndex):
         self.length = length
 
     def discard(self, slot: Int64[Tensor, "k"]) -> None:
-        """Let the rows in some slots not be found any more; the slots may be written to again.
-
-        Args:
-            slot: each once.
-        """
+        """Let the rows in some slots, each once, not be found until they are written to again."""
         self._leave(slot)
         self._cell_of.index_fill_(0, slot, self._nowhere)
 

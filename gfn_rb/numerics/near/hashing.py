@@ -35,11 +35,7 @@ class RowHash:
         self._single = n_groups == 1
 
     def __call__(self, rows: Shaped[Tensor, "n d"]) -> Int64[Tensor, "n g"]:
-        """Return the hashes of rows, in [0, 2^31).
-
-        Args:
-            rows: of any real dtype.
-        """
+        """Return the hashes of rows of any real dtype, in [0, 2^31)."""
         bits = _bits(rows)
         if self._single:
             total = (bits * self._factor[0]).sum(1, keepdim=True)
@@ -49,11 +45,7 @@ class RowHash:
 
 
 def all_differ(hashes: Int64[Tensor, "n"]) -> bool:
-    """Tell whether no two hashes are equal. A set of Python is quicker than sorting them.
-
-    Args:
-        hashes: of a batch of rows.
-    """
+    """Tell whether no two hashes are equal. A set of Python is quicker than sorting them."""
     return len(set(hashes.tolist())) == hashes.shape[0]
 
 
@@ -97,11 +89,7 @@ class Multimap:
         self._value = value.index_select(0, order)
 
     def spans(self, key: Int64[Tensor, "m"]) -> Spans:
-        """PreparedRows keys up, without fetching what is filed under them.
-
-        Args:
-            key: to look up, below 2^63 - 1.
-        """
+        """Look keys up, without fetching what is filed under them."""
         start = torch.searchsorted(self._key, key)
         asked = (self._key.index_select(0, start) == key).nonzero()[:, 0]
         if not asked.shape[0]:
@@ -111,11 +99,7 @@ class Multimap:
         return Spans(asked, start, size, int(size.sum()))
 
     def fetch(self, spans: Spans) -> tuple[Int64[Tensor, "k"], Int64[Tensor, "k"]]:
-        """Return pairs of a position among the keys looked up and a value.
-
-        Args:
-            spans: from :meth:`spans`.
-        """
+        """Return pairs of a position among the keys looked up and a value."""
         asked, start, size, total = spans
         if not total:
             return asked, asked

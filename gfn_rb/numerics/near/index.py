@@ -27,19 +27,11 @@ class PreparedRows(NamedTuple):
     place: Tensor
 
     def select(self, index: Int64[Tensor, "k"]) -> PreparedRows:
-        """Return some of the rows.
-
-        Args:
-            index: which.
-        """
+        """Return some of the rows."""
         return PreparedRows(*(each.index_select(0, index) for each in self))
 
     def first(self, n: int) -> PreparedRows:
-        """Return the first n rows.
-
-        Args:
-            n: how many.
-        """
+        """Return the first n rows."""
         return self if n == self.rows.shape[0] else PreparedRows(*(each[:n] for each in self))
 
 
@@ -63,38 +55,24 @@ class NearIndex(ABC):
 
     @abstractmethod
     def sibling(self, capacity: int) -> NearIndex:
-        """Return an empty index of another capacity.
-
-        Args:
-            capacity: number of slots.
-        """
+        """Return an empty index of another capacity."""
 
     @abstractmethod
     def prepare(self, rows: Shaped[Tensor, "n d"]) -> PreparedRows:
-        """Work out what rows are looked up by. It is good until the index is next written to.
-
-        Args:
-            rows: finite, of the dtype and device of the index.
-        """
+        """Work out what finite rows are found by. It is good until the index is next written to."""
 
     @abstractmethod
     def near(self, prepared: PreparedRows) -> Pairs:
-        """Return every pair of a row looked up and a slot that holds a row near it.
+        """Return every pair of a prepared row and a slot that holds a row near it.
 
         A pair may be returned twice.
-
-        Args:
-            prepared: from :meth:`prepare`.
         """
 
     @abstractmethod
     def near_each_other(self, prepared: PreparedRows) -> Pairs:
-        """Return pairs of rows i < j that lie near each other.
+        """Return pairs of prepared rows i < j that lie near each other.
 
         Where being near carries over from one row to the next, those of the first row suffice.
-
-        Args:
-            prepared: from :meth:`prepare`.
         """
 
     def write(self, slot: Int64[Tensor, "n"], prepared: PreparedRows, length: int) -> None:
@@ -110,22 +88,14 @@ class NearIndex(ABC):
         self._enter(slot, prepared)
 
     def assign(self, rows: Shaped[Tensor, "n d"]) -> None:
-        """Put rows into the first slots, and take all others out.
-
-        Args:
-            rows: n <= capacity.
-        """
+        """Put rows into the first slots, and take all others out."""
         self.rows[: rows.shape[0]] = rows
         self.length = rows.shape[0]
         self._enter_all()
 
     @abstractmethod
     def shorten(self, length: int) -> None:
-        """Take out the rows from a slot on.
-
-        Args:
-            length: how many to leave.
-        """
+        """Take out the rows from slot ``length`` on."""
 
     @abstractmethod
     def _enter(self, slot: Tensor, prepared: PreparedRows) -> None:

@@ -77,6 +77,8 @@ class Neighbours(NearIndex):
         if self._table is None:
             return self._measured_all(prepared)
         row, key = self._probes(prepared)
+        # Spans are counted before they are fetched: where keys are shared by many rows, comparing
+        # with all is cheaper, and needs less memory.
         spans = self._table.spans(key)
         asking, recent = self._recent(row, key)
         total = spans.total + recent.total
