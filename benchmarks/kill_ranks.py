@@ -219,7 +219,7 @@ def _without_worker(attempt: Try, number: int) -> float:
     hit = attempt.hit(rank, number)
     noticed = attempt.named(f"goes on without rank {rank}", f"worker {rank} is lost")
     _until(attempt.is_over, attempt.job)
-    account = RunFolder(attempt.folder, MANAGER).exchange
+    account = RunFolder(attempt.folder, MANAGER).manager
     _until(account.exists, attempt.job)
     report = attempt.report()
     if not report["lost"]:
@@ -233,7 +233,7 @@ def _without_worker(attempt: Try, number: int) -> float:
     states = {int(each): known["state"] for each, known in manager["senders"].items()}
     _check(states == {**dict.fromkeys(others, "gone"), rank: "lost"}, f"states are {states}")
     for each in others:
-        _check_accounts(report["ranks"][str(each)]["exchange"], manager["senders"][str(each)])
+        _check_accounts(report["ranks"][str(each)]["counters"], manager["senders"][str(each)])
     _check(f"goes on without rank {rank}" in attempt.job.said, f"rank {rank} is not named")
     _check(f"worker {rank} is lost" in attempt.job.said, f"worker {rank} is not named")
     return noticed - hit.at
@@ -258,7 +258,7 @@ def manager(attempt: Try) -> float:
         raise TooLate("nobody needed it any more")
     for rank in (0, 1, 2):
         _check(attempt.last_step(rank) == STEPS, f"rank {rank} did not train to the end")
-        known = report["ranks"][str(rank)]["exchange"]
+        known = report["ranks"][str(rank)]["counters"]
         total = sum(known[name] for name in (*OUTCOMES, "lost"))
         _check(known["sent"] == total, f"rank {rank} sent {known['sent']}, of which {total}")
         if rank in hit.training:

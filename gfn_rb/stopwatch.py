@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from types import TracebackType
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -24,9 +25,14 @@ class Stopwatch:
         self._waits = self._device.type == "cuda"
         self._phase, self._since = "other", time.perf_counter()
 
-    def __call__(self, phase: str) -> Phase:
+    @contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
         """Attribute the time spent inside of a ``with`` to ``phase``."""
-        return Phase(self, phase)
+        outer = self._switch(phase)
+        try:
+            yield
+        finally:
+            self._switch(outer)
 
     def read(self) -> dict[str, float]:
         """Return the seconds of each phase up to now."""
@@ -40,7 +46,7 @@ class Stopwatch:
         return ", ".join(f"{name} {s:.2f} s ({s / total:.0%})" for name, s in seconds.items())
 
     def restore(self, seconds: dict[str, float]) -> None:
-        """Go on from an earlier reading."""
+        """Continue from an earlier reading."""
         self.seconds = dict(seconds)
         self._since = time.perf_counter()
 
@@ -51,28 +57,3 @@ class Stopwatch:
         self.seconds[outer] += now - self._since
         self._phase, self._since = phase, now
         return outer
-
-
-class Phase:
-    """A stretch of time to be attributed to a phase.
-
-    Args:
-        watch: which adds it up.
-        name: of the phase.
-    """
-
-    __slots__ = ("_name", "_outer", "_watch")
-
-    def __init__(self, watch: Stopwatch, name: str) -> None:
-        self._watch, self._name, self._outer = watch, name, ""
-
-    def __enter__(self) -> None:
-        self._outer = self._watch._switch(self._name)
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._watch._switch(self._outer)

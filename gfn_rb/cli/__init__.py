@@ -39,6 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _attempt(arguments: Sequence[str] | None) -> int:
     try:
+        # Not above: what is missing here is reported in one line.
         from gfn_rb.cli.commands import parse
         from gfn_rb.training.session.coordinator import RefusedError
 

@@ -14,8 +14,8 @@ import tyro
 from rich.console import Console
 
 from gfn_rb.cli.tables import inspection, ranks_tables, result_table
+from gfn_rb.training import RunResult, resume, train
 from gfn_rb.training.config import CONFIGS, TrainConfig
-from gfn_rb.training.session import run
 
 
 def _one_of(choices: Mapping[str, type]) -> Any:
@@ -41,7 +41,7 @@ class Train:
 
     def __call__(self) -> int:
         """Do it, and return the exit code."""
-        return _conclude(run.train(self.config))
+        return _conclude(train(self.config))
 
 
 @dataclass
@@ -55,7 +55,7 @@ class Resume:
 
     def __call__(self) -> int:
         """Do it, and return the exit code."""
-        return _conclude(run.resume(self.run, self.steps))
+        return _conclude(resume(self.run, self.steps))
 
 
 @dataclass
@@ -93,21 +93,21 @@ def parse(arguments: Sequence[str] | None) -> Command:
     return command
 
 
-def _conclude(outcome: run.Outcome | None) -> int:
-    if outcome is None:  # another rank speaks for this one
+def _conclude(result: RunResult | None) -> int:
+    if result is None:  # another rank speaks for this one
         return 0
-    folder = outcome.folder
-    if outcome.stopped_by is not None:
-        done = outcome.trainer.steps_done
+    folder = result.folder
+    if result.stopped_by is not None:
+        done = result.trainer.steps_done
         print(
             f"stopped after {done:,} steps; continue with: {folder.how_to_resume()}",
             file=sys.stderr,
         )
-        return 128 + outcome.stopped_by
-    _print(result_table(outcome.trainer, outcome.row), *ranks_tables(folder))
+        return 128 + result.stopped_by
+    _print(result_table(result.trainer, result.row), *ranks_tables(folder))
     print(f"report   {folder.report}")
     print(f"metrics  {folder.metrics}")
-    print(f"go on    {folder.how_to_resume()} --steps {2 * outcome.trainer.steps_done}")
+    print(f"go on    {folder.how_to_resume()} --steps {2 * result.trainer.steps_done}")
     return 0
 
 

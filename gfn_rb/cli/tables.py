@@ -49,11 +49,11 @@ def ranks_tables(folder: RunFolder) -> list[Table]:
     for heading in ("reward calls", "modes found", "total variation", "sent", "fed"):
         table.add_column(heading, justify="right")
     for rank, done in report["ranks"].items():
-        row, exchange = done["measured"], done["exchange"]
+        row, counters = done["measured"], done["counters"]
         table.add_row(
             f"rank {rank}",
             *(_number(row.get(key)) for key in ("reward_calls", "modes_found", "total_variation")),
-            *(_number(exchange.get(key)) for key in ("sent", "fed")),
+            *(_number(counters.get(key)) for key in ("sent", "fed")),
         )
     table.add_row("together", _number(report["reward_calls"]), _number(report["modes_found"]))
     lost = (f"rank {rank} was lost: {why}" for rank, why in report["lost"].items())

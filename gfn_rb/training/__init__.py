@@ -25,7 +25,8 @@ from gfn_rb.training.networks import (
     UniformBackwardPolicy,
 )
 from gfn_rb.training.replay import DRAW, KEEP, REPLAY
-from gfn_rb.training.session.run import Outcome, resume, train
+from gfn_rb.training.session.launch import resume, train
+from gfn_rb.training.session.run import RunResult
 from gfn_rb.training.trainer import Hooks, Trainer
 from gfn_rb.training.worker_source import WorkerSource
 
@@ -45,8 +46,8 @@ __all__ = [
     "HyperGridConfig",
     "LogZ",
     "ModifiedDetailedBalance",
-    "Outcome",
     "RNABindingConfig",
+    "RunResult",
     "StateFlow",
     "SubTrajectoryBalance",
     "TFBind8Config",

@@ -14,20 +14,20 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator, PercentFormatter, StrMethodFormatter
 from torch import Tensor
 
+from gfn_rb.checkpoint.atomic import published
 from gfn_rb.envs import EnumerableEnv
 from gfn_rb.keys import LOG_REWARD
-from gfn_rb.metrics.fit import ConditionalFit, ExactFit, Fit
+from gfn_rb.metrics import ConditionalFit, ExactFit, Fit
 from gfn_rb.shapes import Float64
-from gfn_rb.training.session.folder import replacing
 from gfn_rb.training.trainer import Row, Trainer
 
 # Told apart with any kind of colour vision (Okabe and Ito 2008).
-BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#767676"
+BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#767676"
 
 N_BINS = 40
 
 
-class Others(NamedTuple):
+class OtherRanks(NamedTuple):
     """What the other ranks of a run did.
 
     Attributes:
@@ -41,8 +41,8 @@ class Others(NamedTuple):
     lost: int = 0
 
 
-class Story(NamedTuple):
-    """What a report tells.
+class ReportData(NamedTuple):
+    """What a report shows.
 
     Attributes:
         trainer: the run, at its end; of several ranks, the first.
@@ -52,64 +52,60 @@ class Story(NamedTuple):
 
     trainer: Trainer
     rows: Sequence[Row]
-    others: Others | None = None
+    others: OtherRanks | None = None
 
 
-def write_report(path: Path, story: Story) -> None:
+def write_report(path: Path, data: ReportData) -> None:
     """Draw the report of a run and write it as PNG.
 
     Args:
         path: the file to make or replace.
-        story: what to tell.
+        data: what to show.
     """
-    with replacing(path) as temporary:
-        FigureCanvasAgg(draw_report(story)).print_png(str(temporary))
+    with published(path) as stream:
+        FigureCanvasAgg(draw_report(data)).print_png(stream)
 
 
-def draw_report(story: Story) -> Figure:
+def draw_report(data: ReportData) -> Figure:
     """Return the report of a run: three panels side by side.
 
     Args:
-        story: what to tell.
+        data: what to show.
     """
-    figure = Figure(
-        figsize=(16, 5), dpi=120, layout=ConstrainedLayoutEngine(wspace=0.05, h_pad=0.08)
-    )
-    figure.suptitle(_headline(story), fontsize=13, fontweight="bold")
-    for axes, draw in zip(figure.subplots(1, 3), PANELS[type(story.trainer.fit)], strict=True):
-        draw(axes, story)
+    layout = ConstrainedLayoutEngine(wspace=0.05, h_pad=0.08)
+    figure = Figure(figsize=(16, 5), dpi=120, layout=layout)
+    figure.suptitle(_headline(data), fontsize=13, fontweight="bold")
+    for axes, draw in zip(figure.subplots(1, 3), PANELS[type(data.trainer.fit)], strict=True):
+        draw(axes, data)
     return figure
 
 
-def draw_modes(axes: Axes, story: Story) -> None:
+def draw_modes(axes: Axes, data: ReportData) -> None:
     """Draw modes found against reward calls, and how many there are, where that is known."""
-    n_modes = story.trainer.env.n_modes
+    n_modes = data.trainer.env.n_modes
     if n_modes:
         axes.axhline(n_modes, color=GREY, linewidth=1, linestyle=":", label=f"all {n_modes}")
-    if story.others is not None:
-        together = story.others.modes_found
+    if data.others is not None:
+        together = data.others.modes_found
         label = f"all ranks together: {together:,}"
         axes.axhline(together, color=ORANGE, linewidth=1.5, linestyle="--", label=label)
-    _draw_run(axes, story, "modes_found", "{:,.0f}")
+    _draw_run(axes, data, "modes_found", "{:,.0f}")
     axes.set_ylim(0, 1.08 * n_modes if n_modes else None)
-    _dress(axes, "Modes found", "modes found", "best")
-    _calls_axis(axes, story)
+    _finish(axes, "Modes found", "modes found", "best", data)
 
 
-def draw_modes_of_target(axes: Axes, story: Story) -> None:
+def draw_modes_of_target(axes: Axes, data: ReportData) -> None:
     """Draw modes found against reward calls, and how many the target's own draws would find."""
-    grid = np.linspace(0, _column(story.rows, "reward_calls")[-1], 200)
-    expected = expected_modes(_mode_mass(story.trainer), grid)
-    axes.plot(
-        grid, expected, color=GREY, linewidth=1.5, linestyle="--", label="drawing from the target"
-    )
-    draw_modes(axes, story)
+    grid = np.linspace(0, _column(data.rows, "reward_calls")[-1], 200)
+    expected = expected_modes(_mode_mass(data.trainer), grid)
+    label = "drawing from the target"
+    axes.plot(grid, expected, color=GREY, linewidth=1.5, linestyle="--", label=label)
+    draw_modes(axes, data)
 
 
-def draw_rewards(axes: Axes, story: Story) -> None:
+def draw_rewards(axes: Axes, data: ReportData) -> None:
     """Draw how the buffer's items, the policy and the target are distributed over the reward."""
-    trainer = story.trainer
-    env, fit, stored = trainer.env, trainer.fit, _stored(trainer).exp()
+    env, fit = data.trainer.env, data.trainer.fit
     assert isinstance(env, EnumerableEnv)
     assert isinstance(fit, ExactFit)
     reward = env.log_reward(env.terminating_states()).double().exp()
@@ -117,48 +113,44 @@ def draw_rewards(axes: Axes, story: Story) -> None:
     target = histogram(reward, fit.target.exp(), edges)
     policy = histogram(reward, fit.policy_log_prob().exp(), edges)
     axes.stairs(target, edges, fill=True, color=GREY, alpha=0.35, label="target")
-    axes.stairs(_shares(stored, edges), edges, color=ORANGE, linewidth=2, label=_buffer(trainer))
+    _draw_buffer(axes, data.trainer, _stored(data.trainer).exp(), edges)
     axes.stairs(policy, edges, color=BLUE, linewidth=2, label="policy (exact)")
-    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     axes.set_xlabel("reward R(x)")
-    _dress(axes, "Rewards of what is sampled and stored", "probability per bin", "best")
+    _finish(axes, "Rewards of what is sampled and stored", "probability per bin", "best")
 
 
-def draw_stored(axes: Axes, story: Story) -> None:
+def draw_stored(axes: Axes, data: ReportData) -> None:
     """Draw how the buffer's items are distributed over the log-reward."""
-    stored, buffer = _stored(story.trainer), _buffer(story.trainer)
+    stored = _stored(data.trainer)
     edges = np.histogram_bin_edges(stored.cpu().numpy(), N_BINS)
-    axes.stairs(_shares(stored, edges), edges, color=ORANGE, linewidth=2, label=buffer)
-    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    _draw_buffer(axes, data.trainer, stored, edges)
     axes.set_xlabel("log-reward log R(x), nats")
-    _dress(axes, "Log-rewards of what is stored", "share per bin", "best")
+    _finish(axes, "Log-rewards of what is stored", "share per bin", "best")
 
 
-def draw_top(axes: Axes, story: Story) -> None:
+def draw_top(axes: Axes, data: ReportData) -> None:
     """Draw the mean score of the best 100 distinct states against reward calls."""
-    _draw_run(axes, story, "top_100_score", "{:.3f}")
-    _dress(axes, "Best 100 found", "mean score", "lower right")
-    _calls_axis(axes, story)
+    _draw_run(axes, data, "top_100_score", "{:.3f}")
+    _finish(axes, "Best 100 found", "mean score", "lower right", data)
 
 
-def draw_distance(axes: Axes, story: Story) -> None:
+def draw_distance(axes: Axes, data: ReportData) -> None:
     """Draw the exact distances between policy and target against reward calls."""
-    calls = _column(story.rows, "reward_calls")
+    calls = _column(data.rows, "reward_calls")
     for key, label, color, style in (
         ("total_variation", "total variation", BLUE, "-"),
         ("jensen_shannon_distance", "Jensen-Shannon distance", ORANGE, "--"),
     ):
-        _draw_others(axes, story, key, color, style)
-        values = _column(story.rows, key)
+        _draw_others(axes, data, key, color, style)
+        values = _column(data.rows, key)
         label = f"{label}: {values[-1]:.3f}"
         axes.plot(calls, values, color=color, linewidth=2.5, linestyle=style, label=label)
     axes.set_ylim(bottom=0)
-    manner = story.trainer.fit.method
-    _dress(axes, f"Distance from policy to target ({manner})", "distance", "upper right")
-    _calls_axis(axes, story)
+    title = f"Distance from policy to target ({data.trainer.fit.method})"
+    _finish(axes, title, "distance", "upper right", data)
 
 
-Panel = Callable[[Axes, Story], None]
+Panel = Callable[[Axes, ReportData], None]
 
 # What to show, by what is known of the fit.
 PANELS: dict[type[Fit], tuple[Panel, Panel, Panel]] = {
@@ -204,57 +196,47 @@ def _stored(trainer: Trainer) -> Float64[Tensor, "n"]:
     return log_reward[log_reward.isfinite()]
 
 
-def _shares(
-    value: Float64[Tensor, "n"], edges: Float64[np.ndarray, "k"]
-) -> Float64[np.ndarray, "bins"]:
-    return histogram(value, value.new_full(value.shape, 1 / max(len(value), 1)), edges)
-
-
-def _buffer(trainer: Trainer) -> str:
-    return f"buffer ({len(trainer.rb):,} items)"
-
-
-def _draw_run(axes: Axes, story: Story, key: str, number: str) -> None:
-    """Draw a column against reward calls, its last value beside the end of the line."""
-    _draw_others(axes, story, key, BLUE, "-")
-    calls, values = _column(story.rows, "reward_calls"), _column(story.rows, key)
-    label = "this run" if story.others is None else "rank 0"
-    axes.plot(calls, values, color=BLUE, linewidth=2.5, label=label)
-    axes.annotate(
-        number.format(values[-1]),
-        (calls[-1], values[-1]),
-        (6, 0),
-        textcoords="offset points",
-        color=BLUE,
-        va="center",
-        fontweight="bold",
+def _draw_buffer(
+    axes: Axes, trainer: Trainer, value: Float64[Tensor, "n"], edges: Float64[np.ndarray, "k"]
+) -> None:
+    """Draw which shares of the buffer's items fall into each bin."""
+    shares = histogram(value, value.new_full(value.shape, 1 / max(len(value), 1)), edges)
+    axes.stairs(
+        shares, edges, color=ORANGE, linewidth=2, label=f"buffer ({len(trainer.rb):,} items)"
     )
+    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
 
 
-def _draw_others(axes: Axes, story: Story, key: str, color: str, style: str) -> None:
+def _draw_run(axes: Axes, data: ReportData, key: str, number: str) -> None:
+    """Draw a column against reward calls, its last value beside the end of the line."""
+    _draw_others(axes, data, key, BLUE, "-")
+    calls, values = _column(data.rows, "reward_calls"), _column(data.rows, key)
+    label = "this run" if data.others is None else "rank 0"
+    axes.plot(calls, values, color=BLUE, linewidth=2.5, label=label)
+    style: dict[str, Any] = {"color": BLUE, "va": "center", "fontweight": "bold"}
+    end, shift = (calls[-1], values[-1]), (6, 0)
+    axes.annotate(number.format(values[-1]), end, shift, textcoords="offset points", **style)
+
+
+def _draw_others(axes: Axes, data: ReportData, key: str, color: str, style: str) -> None:
     """Draw a column of the other ranks, each against its own reward calls."""
-    for rank, rows in ({} if story.others is None else story.others.rows).items():
-        (line,) = axes.plot(
-            _column(rows, "reward_calls"), _column(rows, key),
-            color=color, linewidth=1, alpha=0.5, linestyle=style,
-        )  # fmt: skip
+    for rank, rows in ({} if data.others is None else data.others.rows).items():
+        calls, values = _column(rows, "reward_calls"), _column(rows, key)
+        (line,) = axes.plot(calls, values, color=color, linestyle=style, linewidth=1, alpha=0.5)
         line.set_gid(f"rank {rank}")
 
 
-def _headline(story: Story) -> str:
-    config = story.trainer.config
+def _headline(data: ReportData) -> str:
+    config, others = data.trainer.config, data.others
     replay = f"{config.replay_ratio:g} replayed per fresh" if config.n_replayed else "no replay"
+    ranks = ""
+    if others is not None:
+        lost = f" ({others.lost} lost)" if others.lost else ""
+        ranks = f" on each of {1 + len(others.rows)} ranks{lost}"
     return (
-        f"{config.env}, {story.trainer.steps_done:,} steps of {config.batch_size}"
-        f"{_company(story.others)}, {replay}, seed {config.seed}"
+        f"{config.env}, {data.trainer.steps_done:,} steps of {config.batch_size}{ranks}, {replay}, "
+        f"seed {config.seed}"
     )
-
-
-def _company(others: Others | None) -> str:
-    if others is None:
-        return ""
-    lost = f" ({others.lost} lost)" if others.lost else ""
-    return f" on each of {1 + len(others.rows)} ranks{lost}"
 
 
 def _column(rows: Sequence[Mapping[str, Any]], key: str) -> Float64[np.ndarray, "k"]:
@@ -262,17 +244,18 @@ def _column(rows: Sequence[Mapping[str, Any]], key: str) -> Float64[np.ndarray, 
     return np.array([np.nan if v in (None, "") else float(v) for v in values], dtype=np.float64)
 
 
-def _dress(axes: Axes, title: str, ylabel: str, legend: str) -> None:
+def _finish(
+    axes: Axes, title: str, ylabel: str, legend: str, calls_of: ReportData | None = None
+) -> None:
+    """Label a panel, and its axis of reward calls where it has one."""
     axes.set_title(title, fontsize=13, loc="left")
     axes.set_ylabel(ylabel)
     axes.grid(color="0.9")
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(loc=legend, frameon=False)
-
-
-def _calls_axis(axes: Axes, story: Story) -> None:
-    axes.set_xlabel("reward calls" if story.others is None else "reward calls of each rank")
-    axes.set_xlim(0, 1.08 * axes.dataLim.x1)
-    axes.xaxis.set_major_locator(MaxNLocator(5))
-    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    if calls_of is not None:
+        axes.set_xlabel("reward calls" if calls_of.others is None else "reward calls of each rank")
+        axes.set_xlim(0, 1.08 * axes.dataLim.x1)
+        axes.xaxis.set_major_locator(MaxNLocator(5))
+        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))

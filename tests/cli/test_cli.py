@@ -244,7 +244,7 @@ def test_a_place_that_cannot_be_written_is_named(capsys, tmp_path):
 def test_a_missing_extra_is_named(name, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, name, None)
     for module in ("commands", "tables"):
-        monkeypatch.delitem(sys.modules, f"gfn_rb.training.{module}", raising=False)
+        monkeypatch.delitem(sys.modules, f"gfn_rb.cli.{module}", raising=False)
     assert refusal(capsys, *GRID) == (
         1, f"gfn-rb: {name} is not installed: pip install '.[train]' in a clone of gfn_rb",
     )  # fmt: skip
@@ -252,7 +252,7 @@ def test_a_missing_extra_is_named(name, capsys, monkeypatch):
 
 def test_another_missing_module_is_no_mistake_of_the_users(monkeypatch):
     monkeypatch.setitem(sys.modules, "gfn_rb.cli.commands", None)
-    with pytest.raises(ModuleNotFoundError, match=r"gfn_rb\.training\.commands"):
+    with pytest.raises(ModuleNotFoundError, match=r"gfn_rb\.cli\.commands"):
         main(GRID)
 
 

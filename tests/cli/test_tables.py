@@ -131,8 +131,8 @@ def test_what_each_rank_did_stands_below(tmp_path):
         "reward_calls": 2400,
         "modes_found": 61,
         "ranks": {
-            "0": {"measured": measured, "exchange": {"sent": 900, "fed": 77}},
-            "1": {"measured": {"reward_calls": 1200, "modes_found": 39}, "exchange": {}},
+            "0": {"measured": measured, "counters": {"sent": 900, "fed": 77}},
+            "1": {"measured": {"reward_calls": 1200, "modes_found": 39}, "counters": {}},
         },
     }
     folder = RunFolder(tmp_path)

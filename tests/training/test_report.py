@@ -5,8 +5,8 @@ from matplotlib.image import imread
 from training.training_runs import BITS, DNA, GRID, RNA, WARM_GRID, grid, take, trained
 
 from gfn_rb.training.report import (
-    Others,
-    Story,
+    OtherRanks,
+    ReportData,
     draw_report,
     expected_modes,
     histogram,
@@ -26,7 +26,7 @@ def trainer():
 
 @pytest.fixture(scope="module")
 def panels(trainer):
-    return draw_report(Story(trainer, trainer.history)).axes
+    return draw_report(ReportData(trainer, trainer.history)).axes
 
 
 def lines(axes):
@@ -110,7 +110,7 @@ def open_ended():
 
 
 def test_without_exact_answers_the_best_are_drawn(open_ended):
-    modes, top, stored = draw_report(Story(open_ended, open_ended.history)).axes
+    modes, top, stored = draw_report(ReportData(open_ended, open_ended.history)).axes
     calls = [0, 24, 48]
     found = [row["modes_found"] for row in open_ended.history]
     np.testing.assert_array_equal(lines(modes)["this run"], [calls, found])
@@ -133,7 +133,7 @@ def test_under_conditions_distances_are_means():
     trainer = trained(WARM_GRID, 0)
     trainer.record()
     take(trainer, 3)
-    modes, stored, distance = draw_report(Story(trainer, trainer.history)).axes
+    modes, stored, distance = draw_report(ReportData(trainer, trainer.history)).axes
     assert set(lines(modes)) == {"this run", "all 4"}
     assert stored.get_xlabel() == "log-reward log R(x), nats"
     assert distance.get_title(loc="left").endswith("(exact, mean over 5 conditions)")
@@ -144,7 +144,7 @@ def test_under_conditions_distances_are_means():
 def test_single_steps_in_the_buffer_count_where_they_terminate():
     trainer = trained(grid(loss="db", replay="transitions", capacity=1000), 2)
     trainer.record()
-    rewards = draw_report(Story(trainer, trainer.history)).axes[1]
+    rewards = draw_report(ReportData(trainer, trainer.history)).axes[1]
     steps = {patch.get_label(): patch.get_data() for patch in rewards.patches}
     n_items = len(trainer.rb)
     assert n_items > 16
@@ -159,7 +159,7 @@ def test_the_picture_is_written_whole(config, tmp_path):
     trainer = trained(config, 3)
     trainer.record()
     (tmp_path / "report.png").write_text("an older one")
-    write_report(tmp_path / "report.png", Story(trainer, trainer.history))
+    write_report(tmp_path / "report.png", ReportData(trainer, trainer.history))
     picture = imread(tmp_path / "report.png")
     assert picture.shape == (HEIGHT, WIDTH, 4)
     assert 0.5 < picture[..., :3].mean() < 0.999  # neither black nor empty
@@ -168,7 +168,7 @@ def test_the_picture_is_written_whole(config, tmp_path):
 
 def test_drawing_changes_nothing(trainer):
     before = trainer.generator.get_state(), trainer.rb._rng.get_state(), trainer.measure()["log_z"]
-    draw_report(Story(trainer, trainer.history))
+    draw_report(ReportData(trainer, trainer.history))
     assert torch.equal(trainer.generator.get_state(), before[0])
     assert torch.equal(trainer.rb._rng.get_state(), before[1])
     assert trainer.measure()["log_z"] == before[2]
@@ -182,8 +182,8 @@ def test_other_ranks_are_drawn_beside_the_first(trainer):
         {"reward_calls": "300", "modes_found": "2", "total_variation": "0.4",
          "jensen_shannon_distance": ""},
     ]  # fmt: skip
-    story = Story(trainer, trainer.history, Others({1: elsewhere, 2: elsewhere}, 3, lost=1))
-    figure = draw_report(story)
+    data = ReportData(trainer, trainer.history, OtherRanks({1: elsewhere, 2: elsewhere}, 3, lost=1))
+    figure = draw_report(data)
     modes, _, distance = figure.axes
     assert "on each of 3 ranks (1 lost)" in figure.get_suptitle()
     assert set(lines(modes)) >= {"rank 0", "all ranks together: 3", "all 4"}

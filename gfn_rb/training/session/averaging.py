@@ -1,11 +1,10 @@
-"""One gradient for several ranks: the mean of what each of them found."""
+"""One gradient for several ranks: the mean of what each of them computed."""
 
 from __future__ import annotations
 
 import logging
 import struct
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from enum import IntEnum
 
@@ -14,14 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from gfn_rb.errors import TransportError, TransportTimeoutError
+from gfn_rb.remote.protocol.membership import LOST, Membership
 from gfn_rb.shapes import Float
 from gfn_rb.transports import SendHandle, Transport
+from gfn_rb.transports.deadline import Deadline, Grace
 
 log = logging.getLogger(__name__)
 
 GRADIENT_TAG = 20
 _HEAD = struct.Struct("<q")
-_STRETCH = 0.1  # seconds between looks at whether this rank is to stop
 
 
 class _Kind(IntEnum):
@@ -44,7 +44,11 @@ class GradientAverage:
         transport: between the ranks.
         ranks: those that train; the first of them adds up.
         timeout: how long the first rank waits for another, in seconds.
-        stopped: whether this rank was told to stop. Then it leaves rather than wait for others.
+        grace: tells whether this rank is to stop. Then it leaves rather than wait for others.
+
+    Attributes:
+        peers: the ranks that this one exchanges gradients with: on the first rank all others, on
+            each of these the first.
     """
 
     def __init__(
@@ -52,19 +56,15 @@ class GradientAverage:
         transport: Transport,
         ranks: Sequence[int],
         timeout: float = 60.0,
-        stopped: Callable[[], bool] = lambda: False,
+        grace: Grace | None = None,
     ) -> None:
-        self._transport = transport
-        self._root, *self._others = sorted(ranks)
-        self._timeout, self._stopped = timeout, stopped
-        self._patience = timeout * len(ranks)  # the first rank may have waited for each other
+        self._transport, self._grace = transport, grace
+        root, *others = sorted(ranks)
+        self._is_root = transport.rank == root
+        self.peers = Membership(others if self._is_root else [root])
+        # The first rank may have waited for each other one before it answers.
+        self._timeout = timeout if self._is_root else timeout * len(ranks)
         self._rounds = 0
-        self._name = f"rank {transport.rank}"
-
-    @property
-    def ranks(self) -> list[int]:
-        """The ranks whose gradients are averaged, as far as this one knows."""
-        return [self._root, *self._others]
 
     def __call__(self, loss: nn.Module) -> None:
         """Average the gradients.
@@ -72,44 +72,42 @@ class GradientAverage:
         Args:
             loss: has the parameters, with their gradients. Those without count as 0.
         """
-        if not self._others:
+        if not self.peers.present:
             return
         parameters = [p for p in loss.parameters() if p.requires_grad]
-        own = _flat([_gradient(p) for p in parameters])
+        own = _flat([torch.zeros_like(p) if p.grad is None else p.grad for p in parameters])
         if self._rounds == 0:
-            own = torch.cat([own, _flat(list(parameters))])
+            own = torch.cat([own, _flat(parameters)])
         self._rounds += 1
-        mean = self._lead(own) if self._transport.rank == self._root else self._follow(own)
+        mean = self._lead(own) if self._is_root else self._follow(own)
         if mean is not None:
             _write(mean, parameters)
 
     def close(self) -> None:
         """Tell the others that there will be no more gradients from here."""
-        is_root = self._transport.rank == self._root
-        for rank in self._others if is_root else [self._root] if self._others else []:
+        for rank in self.peers.present:
             self._send(rank, _Kind.DONE)
-        self._others = []
+            self.peers.leave(rank)
 
     def _lead(self, own: Float[Tensor, "p"]) -> Float[Tensor, "p"]:
-        total, present = own.double(), []
-        for rank in list(self._others):
-            values = self._receive(rank, self._timeout)
+        total, given = own.double(), []
+        for rank in self.peers.present:
+            values = self._receive(rank)
             if values is None:
                 self._send(rank, _Kind.DONE)  # in case it comes back
             else:
                 total += values
-                present.append(rank)
-        mean = (total / (1 + len(present))).to(own.dtype)
-        for rank, handle in [(r, self._send(r, _Kind.GRADIENT, mean)) for r in present]:
-            self._wait(rank, handle, self._timeout)
+                given.append(rank)
+        mean = (total / (1 + len(given))).to(own.dtype)
+        # All sends are begun before the first is waited for: MPI moves them side by side.
+        for rank, handle in [(r, self._send(r, _Kind.GRADIENT, mean)) for r in given]:
+            self._wait(rank, handle)
         return mean
 
     def _follow(self, own: Float[Tensor, "p"]) -> Float[Tensor, "p"] | None:
-        self._wait(self._root, self._send(self._root, _Kind.GRADIENT, own), self._patience)
-        mean = self._receive(self._root, self._patience)
-        if mean is None:
-            self._others = []
-        return mean
+        (root,) = self.peers.present
+        self._wait(root, self._send(root, _Kind.GRADIENT, own))
+        return self._receive(root)
 
     # Messages.
 
@@ -120,30 +118,23 @@ class GradientAverage:
         except TransportError:
             return None  # it is gone, which whoever waits for it is told
 
-    def _wait(self, rank: int, handle: SendHandle | None, timeout: float) -> None:
+    def _wait(self, rank: int, handle: SendHandle | None) -> None:
         """Wait until a rank has taken a message, or has sent one: it has it, or has left."""
-        with suppress(TransportError):  # likewise
-            if handle is not None:
-                self._within(timeout, lambda s: _has_left(handle, s) or self._has_come(rank, 0.0))
+        if handle is not None:
+            with suppress(TransportError):  # likewise
+                Deadline(self._timeout, self._grace).wait(
+                    lambda seconds: _has_left(handle, seconds) or self._has_come(rank, 0.0)
+                )
 
-    def _within(self, timeout: float, happened: Callable[[float], bool]) -> bool:
-        """Wait for something, in short stretches; return whether it happened.
-
-        Args:
-            timeout: how long, in seconds; less where this rank is told to stop.
-            happened: waits for so many seconds, and returns whether it happened.
-        """
-        end = time.monotonic() + timeout
-        while not happened(max(0.0, min(_STRETCH, end - time.monotonic()))):
-            if self._stopped() or time.monotonic() >= end:
-                return False
-        return True
-
-    def _receive(self, rank: int, timeout: float) -> Float[Tensor, "p"] | None:
+    def _receive(self, rank: int) -> Float[Tensor, "p"] | None:
         """Return the next values of a rank; None if there are none, and none are expected then."""
+        deadline = Deadline(self._timeout, self._grace)
         try:
-            if not self._within(timeout, lambda seconds: self._has_come(rank, seconds)):
-                self._give_up(rank, timeout)
+            if not deadline.wait(lambda seconds: self._has_come(rank, seconds)):
+                if deadline.passed:
+                    self._leave_out(rank, f"it sent no gradients {deadline}")
+                else:
+                    self.close()
                 return None
             data = self._transport.recv(rank, GRADIENT_TAG).data
         except TransportError as error:
@@ -152,28 +143,19 @@ class GradientAverage:
         (kind,) = _HEAD.unpack_from(data.data)
         if kind == _Kind.GRADIENT:
             return torch.from_numpy(data[_HEAD.size :].view(np.float32))
-        if rank in self._others:
-            self._others.remove(rank)
+        self.peers.leave(rank)
         return None
 
     def _has_come(self, rank: int, seconds: float) -> bool:
         return self._transport.probe(rank, GRADIENT_TAG, seconds) is not None
 
-    def _give_up(self, rank: int, timeout: float) -> None:
-        if self._stopped():
-            self.close()
-        else:
-            self._leave_out(rank, f"it sent no gradients within {timeout:g} s")
-
     def _leave_out(self, rank: int, why: str) -> None:
-        if rank in self._others:
-            self._others.remove(rank)
-            rest = f"the mean of {1 + len(self._others)} ranks"
-        else:
-            rest = "those of each rank"
+        self.peers.leave(rank, LOST, why)
+        n_left = 1 + len(self.peers.present)
         log.warning(
-            "%s: rank %d is left out: %s; going on with gradients that are %s",
-            *(self._name, rank, why, rest),
+            "rank %d: rank %d is left out: %s; going on with gradients that are %s",
+            *(self._transport.rank, rank, why),
+            f"the mean of {n_left} ranks" if self._is_root else "those of each rank",
         )
 
 
@@ -183,10 +165,6 @@ def _has_left(handle: SendHandle, seconds: float) -> bool:
     except TransportTimeoutError:
         return False
     return True
-
-
-def _gradient(parameter: Tensor) -> Tensor:
-    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
 
 
 def _flat(tensors: Sequence[Tensor]) -> Float[Tensor, "p"]:

@@ -1,13 +1,14 @@
-"""What the ranks of a run tell each other: where it is, how they stand, and what they found."""
+"""What the ranks of a run tell each other: its folder, their progress and their results."""
 
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from enum import IntEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from tensordict import TensorDict
@@ -15,69 +16,76 @@ from torch import Tensor
 
 from gfn_rb.errors import GfnRbError, PeerLostError, TransportError
 from gfn_rb.remote.protocol.channel import FrameChannel, Message
+from gfn_rb.remote.protocol.membership import LOST, Membership
 from gfn_rb.remote.protocol.roles import RankRoles
 from gfn_rb.shapes import Int64
 from gfn_rb.training.trainer import Row, Trainer
 from gfn_rb.transports import Transport
+from gfn_rb.transports.deadline import Deadline, Grace
 
 log = logging.getLogger(__name__)
 
-TEAM_TAG = 21
-_EVERY = 0.5  # seconds between news of one rank
-_STRETCH = 0.1  # seconds between looks at whether this rank is to stop
-_MODES = "mode"
+COORDINATION_TAG = 21
+_EVERY = 0.5  # seconds between two progress messages of a rank
 
 
 class _Kind(IntEnum):
-    BEGIN = 101  # rank 0: the folder of the run
+    FOLDER = 101  # rank 0: the folder of the run
     REFUSED = 102  # rank 0: there is none
-    NEWS = 103  # worker: counts
-    FOUND = 104  # worker: its last row, and the modes it found
+    PROGRESS = 103  # worker: counts
+    RESULT = 104  # worker: its last row, and the modes it found
 
 
-class Found:
+class RankResult(NamedTuple):
     """What a rank did in a run.
 
     Attributes:
         row: what it measured last.
-        exchange: counters of what it sent and was fed; nothing where there is no manager.
+        counters: of what it sent and was fed; nothing where there is no manager.
         modes: keys of the modes it found.
     """
 
-    def __init__(self, row: Row, exchange: dict[str, Any], modes: Int64[Tensor, "m"]) -> None:
-        self.row, self.exchange, self.modes = row, exchange, modes
+    row: Row
+    counters: dict[str, Any]
+    modes: Int64[Tensor, "m"]
 
 
 class RefusedError(GfnRbError):
     """Rank 0 has already said why there will be no run."""
 
 
-class Team:
-    """The ranks of a run, each with the same view of who does what.
+class RankCoordinator:
+    """Tells rank 0 of a run what the others do, and the others where to write.
 
     Args:
         transport: between the ranks.
-        layout: the roles of all.
-        patience: seconds of silence after which a rank counts as lost.
+        roles: of all ranks.
+        silence: seconds without a message after which a rank counts as lost.
+        grace: tells whether this rank is to stop. Then it waits for nobody: rank 0 does without
+            those that still train.
 
     Attributes:
-        found: what each training rank found, as far as rank 0 was told.
-        lost: why ranks count as lost.
+        peers: on rank 0 the other ranks that train, which are present until their results are
+            there; on these, rank 0.
+        results: of each training rank, as far as rank 0 was told.
     """
 
-    def __init__(self, transport: Transport, layout: RankRoles, patience: float) -> None:
-        self.layout = layout
-        self.found: dict[int, Found] = {}
-        self.lost: dict[int, str] = {}
-        self._transport, self._patience = transport, patience
-        self._link = FrameChannel(transport)
-        self._news: dict[int, dict[str, int]] = {}
-        self._heard = dict.fromkeys(layout.workers[1:], time.monotonic())
+    def __init__(
+        self,
+        transport: Transport,
+        roles: RankRoles,
+        silence: float,
+        grace: Grace | None = None,
+    ) -> None:
+        self.roles = roles
+        self.peers = Membership((0,) if transport.rank else roles.workers[1:], silence)
+        self.results: dict[int, RankResult] = {}
+        self._rank, self._silence, self._grace = transport.rank, silence, grace
+        self._channel = FrameChannel(transport)
+        self._progress: dict[int, dict[str, int]] = {}
         self._next = 0.0
 
-    # Beginning together.
-
-    def agree(self, prepare: Callable[[], Path]) -> Path:
+    def share_folder(self, prepare: Callable[[], Path]) -> Path:
         """Return the folder of the run, which rank 0 prepares and tells the others.
 
         Args:
@@ -85,35 +93,20 @@ class Team:
 
         Raises:
             RefusedError: it could not be prepared, on another rank than 0.
+            TransportError: rank 0 says nothing, on another rank.
         """
-        if self._transport.rank:
-            return self._told()
+        if self._rank:
+            return self._receive_folder()
         try:
             path = prepare()
         except BaseException as error:
-            self._tell_all(_Kind.REFUSED, {"why": str(error)})
+            self._send_all(_Kind.REFUSED, {"why": str(error)})
             raise
-        self._tell_all(_Kind.BEGIN, {"path": str(path.resolve())})
+        self._send_all(_Kind.FOLDER, {"path": str(path.resolve())})
         return path
 
-    def _told(self) -> Path:
-        parcel = self._link.receive(0, TEAM_TAG, self._patience)
-        if parcel is None:
-            raise TransportError(f"rank 0 named no run folder within {self._patience:g} s")
-        if parcel.error is not None:
-            raise parcel.error
-        if parcel.kind != _Kind.BEGIN:
-            raise RefusedError(str(parcel.meta.get("why")))
-        return Path(parcel.meta["path"])
-
-    def _tell_all(self, kind: _Kind, meta: dict[str, Any]) -> None:
-        for rank in range(1, self.layout.size):
-            self._link.send(rank, TEAM_TAG, kind, meta)
-
-    # On the way.
-
-    def stepped(self, trainer: Trainer) -> None:
-        """Tell rank 0 how this rank stands, or, there, take note of the others, now and then.
+    def report_progress(self, trainer: Trainer) -> None:
+        """Tell rank 0 the counts of this rank, or, there, receive those of others, now and then.
 
         Args:
             trainer: of this rank.
@@ -122,101 +115,104 @@ class Team:
         if now < self._next:
             return
         self._next = now + _EVERY
-        if self._transport.rank:
-            tally = trainer.discovery
-            self._post(_Kind.NEWS, {"calls": tally.calls, "modes": tally.modes_found})
+        if self._rank:
+            found = trainer.discovery
+            self._send(_Kind.PROGRESS, {"calls": found.calls, "modes": found.modes_found})
         else:
-            self.look()
+            self.poll()
 
-    def look(self) -> None:
-        """Take note of what other ranks have told."""
-        for rank in self.training_elsewhere():
+    def poll(self) -> None:
+        """Receive all that other ranks have sent, on rank 0."""
+        for rank in self.peers.present:
             try:
-                while parcel := self._link.receive(rank, TEAM_TAG):
-                    self._hear(parcel)
+                while message := self._channel.receive(rank, COORDINATION_TAG):
+                    self._handle(message)
             except PeerLostError as error:
-                if rank not in self.found:
-                    self._lose(rank, error.reason)
+                self._lose(rank, error.reason)
 
-    def progress(self, trainer: Trainer, loss: float) -> str:
-        """Return how the training of all ranks stands, in a few words.
+    def describe(self, trainer: Trainer, loss: float) -> str:
+        """Return the progress of all ranks, in a few words.
 
         Args:
             trainer: of this rank.
             loss: its newest.
         """
-        tally, n_modes = trainer.discovery, trainer.env.n_modes
-        others = [self._news.get(rank, {}) for rank in self.layout.workers[1:]]
-        modes = "|".join(str(n) for n in (tally.modes_found, *(o.get("modes", 0) for o in others)))
-        calls = tally.calls + sum(each.get("calls", 0) for each in others)
-        lost = f", lost ranks {[*self.lost]}" if self.lost else ""
+        found, n_modes = trainer.discovery, trainer.env.n_modes
+        others = [self._progress.get(rank, {}) for rank in self.roles.workers[1:]]
+        modes = "|".join(str(n) for n in (found.modes_found, *(o.get("modes", 0) for o in others)))
+        calls = found.calls + sum(each.get("calls", 0) for each in others)
+        lost = f", lost ranks {[*self.peers.lost]}" if self.peers.lost else ""
         return (
             f"loss {loss:.3f}, modes {modes}{f' of {n_modes}' if n_modes else ''}, "
             f"{calls:,} reward calls{lost}"
         )
 
-    def training_elsewhere(self) -> list[int]:
-        """Return the other ranks that still train, as far as rank 0 knows."""
-        gone = {*self.lost, *self.found}
-        return [rank for rank in self.layout.workers[1:] if rank not in gone]
-
-    # Ending together.
-
-    def finish(self, found: Found, stopped: Callable[[], bool] = lambda: False) -> None:
-        """Tell rank 0 what this rank found; on rank 0, wait for what the others found.
+    def gather(self, result: RankResult) -> None:
+        """Send rank 0 the result of this rank; there, wait for those of the others.
 
         Args:
-            found: on this rank.
-            stopped: whether this rank was told to stop. Then it waits for nobody: rank 0 does
-                without those that still train.
+            result: of this rank.
         """
-        self.found[self._transport.rank] = found
-        if self._transport.rank:
-            meta = {"row": found.row, "exchange": found.exchange}
-            modes = TensorDict({_MODES: found.modes.cpu()}, [len(found.modes)])
-            self._post(_Kind.FOUND, meta, modes if len(modes) else None)
-            end = time.monotonic() + self._patience
-            while self._link.flush(_STRETCH) and not stopped() and time.monotonic() < end:
-                pass
+        self.results[self._rank] = result
+        if self._rank:
+            modes = TensorDict({"mode": result.modes.cpu()}, [len(result.modes)])
+            meta = {"row": result.row, "counters": result.counters}
+            self._send(_Kind.RESULT, meta, modes if len(modes) else None)
+            Deadline(self._silence, self._grace).wait(lambda s: not self._channel.flush(s))
             return
-        self._heard = dict.fromkeys(self._heard, time.monotonic())
-        while waiting := self.training_elsewhere():
-            self.look()
-            for rank in waiting:
-                if stopped():
-                    self._lose(rank, "rank 0 was told to stop waiting for it")
-                elif time.monotonic() - self._heard[rank] > self._patience:
-                    self._lose(rank, f"it has been silent for {self._patience:g} s")
-            time.sleep(0.01)
+        self.peers.restart_silence()  # until now this rank had better things to do than listen
+        Deadline(math.inf, self._grace).wait(self._all_have_ended)
+        for rank in self.peers.present:
+            self._lose(rank, "rank 0 was told to stop waiting for it")
 
     def modes_found(self) -> int:
         """Return how many different modes all ranks found together."""
-        return len(torch.cat([found.modes.cpu() for found in self.found.values()]).unique())
+        return len(torch.cat([each.modes.cpu() for each in self.results.values()]).unique())
+
+    def _all_have_ended(self, seconds: float) -> bool:
+        self.poll()
+        for rank in self.peers.silent():
+            self._lose(rank, f"it has been silent for {self._silence:g} s")
+        if self.peers.present:
+            time.sleep(min(seconds, 0.01))  # MPI cannot be waited for without a busy processor
+        return not self.peers.present
 
     # Messages.
 
-    def _post(self, kind: _Kind, meta: dict[str, Any], rows: TensorDict | None = None) -> None:
-        if 0 in self.lost:
-            return
-        try:
-            self._link.send(0, TEAM_TAG, kind, meta, rows)
-        except PeerLostError as error:
-            self._lose(0, error.reason)
+    def _send_all(self, kind: _Kind, meta: dict[str, Any]) -> None:
+        for rank in range(1, self.roles.size):
+            self._channel.send(rank, COORDINATION_TAG, kind, meta)
 
-    def _hear(self, parcel: Message) -> None:
-        rank = parcel.source
-        self._heard[rank] = time.monotonic()
-        if parcel.error is not None:
-            log.warning("rank 0: cannot read what rank %d sent: %s", rank, parcel.error)
-        elif parcel.kind == _Kind.NEWS:
-            self._news[rank] = parcel.meta
-        elif parcel.kind == _Kind.FOUND:
-            rows = parcel.rows
-            modes = torch.zeros(0, dtype=torch.int64) if rows is None else rows.get(_MODES).clone()
-            self.found[rank] = Found(parcel.meta["row"], parcel.meta["exchange"], modes)
+    def _send(self, kind: _Kind, meta: dict[str, Any], rows: TensorDict | None = None) -> None:
+        if self.peers.is_present(0):
+            try:
+                self._channel.send(0, COORDINATION_TAG, kind, meta, rows)
+            except PeerLostError as error:
+                self._lose(0, error.reason)
+
+    def _receive_folder(self) -> Path:
+        message = self._channel.receive(0, COORDINATION_TAG, self._silence)
+        if message is None:
+            raise TransportError(f"rank 0 named no run folder within {self._silence:g} s")
+        if message.error is not None:
+            raise message.error
+        if message.kind != _Kind.FOLDER:
+            raise RefusedError(str(message.meta.get("why")))
+        return Path(message.meta["path"])
+
+    def _handle(self, message: Message) -> None:
+        rank = message.source
+        self.peers.seen(rank)
+        if message.error is not None:
+            log.warning("rank 0: cannot read what rank %d sent: %s", rank, message.error)
+        elif message.kind == _Kind.PROGRESS:
+            self._progress[rank] = message.meta
+        elif message.kind == _Kind.RESULT:
+            rows = message.rows
+            modes = torch.zeros(0, dtype=torch.int64) if rows is None else rows.get("mode").clone()
+            self.results[rank] = RankResult(message.meta["row"], message.meta["counters"], modes)
+            self.peers.leave(rank)
 
     def _lose(self, rank: int, why: str) -> None:
-        if rank in self.lost:
-            return
-        self.lost[rank] = why
-        log.warning("rank %d: goes on without rank %d: %s", self._transport.rank, rank, why)
+        if self.peers.leave(rank, LOST, why):
+            log.warning("rank %d: goes on without rank %d: %s", self._rank, rank, why)

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from signal import Signals
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -25,20 +26,20 @@ from gfn_rb.errors import (
 )
 from gfn_rb.remote.protocol.roles import RankRoles, assign_roles
 from gfn_rb.training.config import TrainConfig
-from gfn_rb.training.session import run
 from gfn_rb.training.session.averaging import GradientAverage
-from gfn_rb.training.session.coordinator import Found, RefusedError, Team
+from gfn_rb.training.session.coordinator import RankCoordinator, RankResult, RefusedError
 from gfn_rb.training.session.folder import RunFolder, read_metrics, write_json
-from gfn_rb.training.session.manager_hooks import Exchange, longest_silence, make_manager
-from gfn_rb.training.session.progress import progress_bar, quiet
+from gfn_rb.training.session.manager_hooks import ManagerHooks, longest_silence, make_manager
+from gfn_rb.training.session.progress import no_progress, progress_bar
+from gfn_rb.training.session.run import RunResult, run_training, write_report
 from gfn_rb.training.session.signals import StopSignals
 from gfn_rb.training.trainer import Hooks, Row, Trainer
 from gfn_rb.transports import LocalTransport, MPITransport, Transport
-from gfn_rb.transports.deadline import GRACE
+from gfn_rb.transports.deadline import GRACE, Grace
 from gfn_rb.transports.launch import Launch, end_process, is_fault_tolerant, launched
 
 if TYPE_CHECKING:
-    from gfn_rb.training.report import Others
+    from gfn_rb.training.report import OtherRanks
 
 log = logging.getLogger(__name__)
 
@@ -60,8 +61,8 @@ def n_ranks() -> int:
     return 1 if started is None else started.size
 
 
-def take_part(config: TrainConfig, prepare: Callable[[], RunFolder]) -> run.Outcome | None:
-    """Do this process's part of a run, a new or an earlier one, from its beginning to its end.
+def run_distributed(config: TrainConfig, prepare: Callable[[], RunFolder]) -> RunResult | None:
+    """Run this process's ranks of a run, a new or an earlier one, from beginning to end.
 
     Args:
         config: of the run, the same on all ranks.
@@ -78,57 +79,21 @@ def take_part(config: TrainConfig, prepare: Callable[[], RunFolder]) -> run.Outc
     """
     started = launched()
     if started is None:
-        return _with_threads(config, prepare)
-    with _connected(started, config) as transport:
+        return _run_with_threads(config, prepare)
+    with _connect(started, config) as transport:
         hosts = [transport.host(rank) for rank in range(transport.size)]
         roles = assign_roles(transport.size, config.managers, hosts)
-        part = _as_rank(config, transport, roles, prepare)
+        end = run_rank(config, transport, roles, prepare)
     if transport.rank == 0:
-        return part.outcome
-    if part.stopped_by is not None and is_fault_tolerant():
+        return end.result
+    if end.stopped_by is not None and is_fault_tolerant():
         # MPI would wait for others that have left, and mpiexec hold back what rank 0 says.
         end_process(0)
     return None
 
 
-def _with_threads(config: TrainConfig, prepare: Callable[[], RunFolder]) -> run.Outcome | None:
-    """Train in this thread, and manage in others."""
-    size = 1 + config.managers
-    first, *managing = LocalTransport.group(size, timeout=config.patience)
-    roles = RankRoles(size, tuple(range(1, size)), {0: 1})
-    with _threads(config, managing, roles), first:
-        return _as_rank(config, first, roles, prepare).outcome
-
-
-@contextmanager
-def _threads(config: TrainConfig, transports: list[Any], roles: RankRoles) -> Iterator[None]:
-    """Run managers in threads, which end when their worker has gone."""
-
-    def manage(transport: Transport) -> None:
-        try:
-            with transport:
-                _as_rank(config, transport, roles, _unprepared)
-        except RefusedError:
-            pass  # which the main thread tells
-        except GfnRbError as error:
-            log.error("%s", error)
-
-    threads = [threading.Thread(target=manage, args=(each,), daemon=True) for each in transports]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        for thread in threads:
-            thread.join(_CLOSING)
-
-
-def _unprepared() -> RunFolder:
-    raise AssertionError("rank 0 prepares the folder")
-
-
-def _connected(started: Launch, config: TrainConfig) -> Transport:
-    """Connect the ranks by MPI. Where that cannot be, rank 0 says so for all."""
+def _connect(started: Launch, config: TrainConfig) -> Transport:
+    """Connect the ranks by MPI. Where that cannot be, rank 0 raises why for all."""
     try:
         transport = MPITransport(timeout=config.patience)
         if transport.size != started.size:
@@ -143,131 +108,202 @@ def _connected(started: Launch, config: TrainConfig) -> Transport:
     return transport
 
 
-class Part(NamedTuple):
-    """What became of a rank's part of a run."""
+def _run_with_threads(config: TrainConfig, prepare: Callable[[], RunFolder]) -> RunResult | None:
+    """Train in this thread, and manage in others."""
+    size = 1 + config.managers
+    first, *managing = LocalTransport.group(size, timeout=config.patience)
+    roles = RankRoles(size, tuple(range(1, size)), {0: 1})
+    with _manager_threads(config, managing, roles), first:
+        return run_rank(config, first, roles, prepare).result
+
+
+@contextmanager
+def _manager_threads(
+    config: TrainConfig, transports: list[Any], roles: RankRoles
+) -> Iterator[None]:
+    """Run managers in threads, which end when their worker has gone."""
+
+    def manage(transport: Transport) -> None:
+        try:
+            with transport:
+                run_rank(config, transport, roles, _only_on_rank_0)
+        except RefusedError:
+            pass  # which the main thread raises
+        except GfnRbError as error:
+            log.error("%s", error)
+
+    threads = [threading.Thread(target=manage, args=(each,), daemon=True) for each in transports]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        for thread in threads:
+            thread.join(_CLOSING)
+
+
+def _only_on_rank_0() -> RunFolder:
+    raise AssertionError("rank 0 prepares the folder")
+
+
+class RankEnd(NamedTuple):
+    """How a rank's part of a run ended.
+
+    Attributes:
+        stopped_by: the signal that stopped it, None if it came to its end.
+        result: of the run, where the rank trains.
+    """
 
     stopped_by: Signals | None
-    """The signal that stopped it, None if it came to its end."""
-    outcome: run.Outcome | None = None
-    """How it ended, where it trains."""
+    result: RunResult | None = None
 
 
-def _as_rank(
-    config: TrainConfig, transport: Transport, roles: RankRoles, prepare: Callable[[], RunFolder]
-) -> Part:
-    team = Team(transport, roles, longest_silence(config, roles))
-    rank = transport.rank
-    folder = RunFolder(team.agree(lambda: prepare().path), rank)
+def run_rank(
+    config: TrainConfig,
+    transport: Transport,
+    roles: RankRoles,
+    prepare: Callable[[], RunFolder],
+) -> RankEnd:
+    """Run one rank, which trains or manages, from beginning to end.
+
+    Args:
+        config: of the run.
+        transport: between the ranks.
+        roles: of all ranks.
+        prepare: called on rank 0, returns the folder of the run.
+    """
+    stop = StopSignals()
+    grace = Grace(lambda: stop.wanted)
+    coordinator = RankCoordinator(transport, roles, longest_silence(config, roles), grace)
+    folder = RunFolder(coordinator.share_folder(lambda: prepare().path), transport.rank)
     try:
-        if rank in roles.managers:
-            return _manage(config, transport, roles, folder)
-        outcome = _train(config, transport, team, folder)
-        return Part(outcome.stopped_by, outcome)
+        if transport.rank in roles.managers:
+            return RankEnd(_manage(config, transport, roles, folder, stop))
+        result = _train(TrainingRank(config, transport, coordinator, grace), folder, stop)
+        if stop.wanted:  # what others have not taken, they may never take
+            with suppress(TransportTimeoutError):
+                transport.close(GRACE)
+        return RankEnd(result.stopped_by, result)
     except (GfnRbError, OSError) as error:
         raise WorkerError(f"{type(error).__name__}: {error}") from error
 
 
-def _manage(config: TrainConfig, transport: Transport, roles: RankRoles, folder: RunFolder) -> Part:
+def _manage(
+    config: TrainConfig,
+    transport: Transport,
+    roles: RankRoles,
+    folder: RunFolder,
+    stop: StopSignals,
+) -> Signals | None:
     if not roles.workers_of(transport.rank):
         log.warning("manager %d has no workers, and leaves: fewer will do", transport.rank)
-        return Part(None)
+        return None
     manager = make_manager(config, transport, roles, folder)
-    with StopSignals() as stop:  # it ends when its workers have
+    with stop:  # it ends when its workers have
         manager.run()
-    write_json(folder.exchange, manager.metadata())
-    return Part(stop.received)
+    write_json(folder.manager, manager.metadata())
+    return stop.received
 
 
-def _train(config: TrainConfig, transport: Transport, team: Team, folder: RunFolder) -> run.Outcome:
-    roles, rank = team.layout, transport.rank
-    together = roles.workers if config.average_gradients else (rank,)
-    stop = StopSignals()
-
-    def stopped() -> bool:
-        return stop.wanted
-
-    silence = longest_silence(config, roles)
-    average = GradientAverage(transport, together, silence, stopped)
-    exchange = Exchange(config, transport, roles, stopped) if roles.managers else None
-    hooks = Hooks(gradients=average, stepped=team.stepped)
-    if exchange is not None:
-        hooks = Hooks(exchange.replayed, exchange.store, average, team.stepped)
-    ending = _Ending(team, average, exchange, stop)
-    watch = quiet if rank else partial(progress_bar, describe=team.progress)
-    with closing(Trainer(config, stream=roles.workers.index(rank), hooks=hooks)) as trainer:
-        if folder.checkpoint.exists():
-            run.restore(trainer, folder)
-        outcome = run.carry_out(trainer, folder, watch, ending, stop)
-        ending.leave()  # where that was not done, because it was stopped
-    if stop.wanted:  # what others have not taken, they may never take
-        with suppress(TransportTimeoutError):
-            transport.close(GRACE)
-    return outcome
-
-
-class _Ending:
-    """What is done when a rank has taken its last step.
+class TrainingRank:
+    """A rank that trains, and what it shares with the others.
 
     Args:
-        team: all ranks.
-        average: of gradients.
-        exchange: with a manager, where there is one.
-        stop: tells of signals.
+        config: of the run.
+        transport: between the ranks.
+        coordinator: of the run.
+        grace: tells whether this rank is to stop.
     """
 
     def __init__(
-        self, team: Team, average: GradientAverage, exchange: Exchange | None, stop: StopSignals
+        self,
+        config: TrainConfig,
+        transport: Transport,
+        coordinator: RankCoordinator,
+        grace: Grace,
     ) -> None:
-        self._team, self._average, self._exchange, self._stop = team, average, exchange, stop
+        roles, rank = coordinator.roles, transport.rank
+        ranks = roles.workers if config.average_gradients else (rank,)
+        self.config, self.coordinator = config, coordinator
+        self.stream = roles.workers.index(rank)
+        self.average = GradientAverage(transport, ranks, longest_silence(config, roles), grace)
+        self.manager = None
+        self.hooks = Hooks(gradients=self.average, stepped=coordinator.report_progress)
+        if roles.managers:
+            self.manager = ManagerHooks(config, transport, roles, grace.stopped)
+            self.hooks = replace(
+                self.hooks, replayed=self.manager.replayed, store=self.manager.store
+            )
         self._start = time.perf_counter()
-
-    def __call__(self, trainer: Trainer, folder: RunFolder, last: Row) -> None:
-        self.leave()
-        counters: dict[str, Any] = {}
-        if self._exchange is not None:
-            worker = self._exchange.worker
-            counters = {"managers": worker.managers, **worker.statistics.to_json()}
-        found = Found(last, counters, trainer.discovery.state_dict()["modes"])
-        self._team.finish(found, lambda: self._stop.wanted)
-        if folder.rank == 0:
-            write_json(folder.ranks_report, self._report())
-            run.write_report(trainer, folder, last, self._others(folder))
 
     def leave(self) -> None:
         """Have others go on without this rank. Doing so again does nothing."""
-        self._average.close()
-        if self._exchange is not None:
-            self._exchange.worker.close()
+        self.average.close()
+        if self.manager is not None:
+            self.manager.worker.close()
 
-    def _others(self, folder: RunFolder) -> Others | None:
+    def conclude(self, trainer: Trainer, folder: RunFolder, last: Row) -> None:
+        """Send the results of this rank to rank 0; there, write the reports of all.
+
+        Args:
+            trainer: after its last step.
+            folder: of the run.
+            last: what was measured there.
+        """
+        self.leave()
+        counters: dict[str, Any] = {}
+        if self.manager is not None:
+            worker = self.manager.worker
+            counters = {"managers": worker.managers, **worker.statistics.to_json()}
+        modes = trainer.discovery.state_dict()["modes"]
+        self.coordinator.gather(RankResult(last, counters, modes))
+        if folder.rank == 0:
+            write_json(folder.ranks_report, self._report())
+            write_report(trainer, folder, last, self._other_ranks(folder))
+
+    def _other_ranks(self, folder: RunFolder) -> OtherRanks | None:
         """Return what the tables of other ranks say, as far as this one can read them."""
-        from gfn_rb.training.report import Others  # matplotlib takes a while to load
+        from gfn_rb.training.report import OtherRanks  # matplotlib takes a while to load
 
-        team = self._team
-        tables = {rank: RunFolder(folder.path, rank).metrics for rank in sorted(team.found)[1:]}
+        results, lost = self.coordinator.results, self.coordinator.peers.lost
+        tables = {rank: RunFolder(folder.path, rank).metrics for rank in sorted(results)[1:]}
         rows = {rank: read_metrics(path) for rank, path in tables.items() if path.exists()}
-        return Others(rows, team.modes_found(), len(team.lost)) if rows or team.lost else None
+        if not rows and not lost:
+            return None
+        return OtherRanks(rows, self.coordinator.modes_found(), len(lost))
 
     def _report(self) -> dict[str, Any]:
-        team = self._team
-        found = sorted(team.found.items())
+        roles, results = self.coordinator.roles, sorted(self.coordinator.results.items())
         return {
-            "size": team.layout.size,
-            "managers": [*team.layout.managers],
-            "lost": {str(rank): why for rank, why in sorted(team.lost.items())},
-            "reward_calls": sum(int(each.row["reward_calls"] or 0) for _, each in found),
-            "modes_found": team.modes_found(),
+            "size": roles.size,
+            "managers": [*roles.managers],
+            "lost": {str(rank): why for rank, why in sorted(self.coordinator.peers.lost.items())},
+            "reward_calls": sum(int(each.row["reward_calls"] or 0) for _, each in results),
+            "modes_found": self.coordinator.modes_found(),
             "wall_seconds": time.perf_counter() - self._start,
             "ranks": {
-                str(rank): {"measured": each.row, "exchange": each.exchange} for rank, each in found
+                str(rank): {"measured": each.row, "counters": each.counters}
+                for rank, each in results
             },
         }
+
+
+def _train(rank: TrainingRank, folder: RunFolder, stop: StopSignals) -> RunResult:
+    describe = rank.coordinator.describe
+    progress = no_progress if folder.rank else partial(progress_bar, describe=describe)
+    trainer = Trainer(rank.config, stream=rank.stream, hooks=rank.hooks)
+    with closing(trainer):
+        if folder.checkpoint.exists():
+            trainer.load(folder.checkpoint)
+        result = run_training(trainer, folder, progress, rank.conclude, stop)
+        rank.leave()  # where that was not done, because it was stopped
+    return result
 
 
 # Folders.
 
 
-def new_folder(config: TrainConfig) -> RunFolder:
+def create_folder(config: TrainConfig) -> RunFolder:
     """Make the folder of a new run, on rank 0.
 
     Args:
@@ -277,7 +313,8 @@ def new_folder(config: TrainConfig) -> RunFolder:
         ArgumentError: there is something in its place.
     """
     folder = RunFolder.create(config)
-    write_json(folder.ranks, {"size": n_ranks()})
+    if n_ranks() > 1:
+        write_json(folder.ranks, {"size": n_ranks()})
     return folder
 
 
@@ -311,5 +348,6 @@ def check_steps(folder: RunFolder, steps: int) -> None:
         CheckpointError: a checkpoint cannot be read.
     """
     paths = [RunFolder(folder.path, rank).checkpoint for rank in range(folder.n_ranks())]
-    taken = [outline(path).get("steps_done", 0) for path in paths if path.exists()]
-    run.require_enough(steps, max(taken, default=0))
+    taken = max((outline(p).get("steps_done", 0) for p in paths if p.exists()), default=0)
+    if taken > steps:
+        raise ArgumentError(f"steps must be at least the {taken} taken already, got {steps}")

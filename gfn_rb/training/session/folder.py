@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+from gfn_rb.checkpoint.atomic import published
 from gfn_rb.errors import ArgumentError, CheckpointCorruptError
 from gfn_rb.training.config import TrainConfig
 from gfn_rb.training.trainer import Row
@@ -34,7 +35,7 @@ class RunFolder:
         self.config = path / "config.json"
         self.metrics = path / f"metrics{of_rank}.csv"
         self.checkpoint = path / f"checkpoint{of_rank}.gfnrb"
-        self.exchange = path / f"manager{of_rank}.json"
+        self.manager = path / f"manager{of_rank}.json"
         self.report = path / "report.png"
         self.ranks = path / "ranks.json"
         self.ranks_report = path / "report.json"
@@ -51,14 +52,14 @@ class RunFolder:
             ArgumentError: ``out`` exists and is not an empty folder.
         """
         if config.out is not None:
-            if _claimed(config.out, config):
+            if _make(config.out, config):
                 return cls(config.out)
             raise ArgumentError(
                 f"out must be a new or an empty folder, got {config.out}, which exists; "
                 f"to continue a run: {cls(config.out).how_to_resume()}"
             )
         names = (RUNS / f"{config.env}-seed{config.seed}-{n:03d}" for n in count(1))
-        return cls(next(path for path in names if not path.exists() and _claimed(path, config)))
+        return cls(next(path for path in names if not path.exists() and _make(path, config)))
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
@@ -125,10 +126,12 @@ class MetricsFile:
     """
 
     def __init__(self, path: Path, rows: Sequence[Row]) -> None:
-        with replacing(path) as temporary, temporary.open("w", newline="") as stream:
-            writer = csv.DictWriter(stream, list(rows[0]))
+        with published(path) as stream:
+            text = io.TextIOWrapper(stream, newline="", write_through=True)
+            writer = csv.DictWriter(text, list(rows[0]))
             writer.writeheader()
             writer.writerows(rows)
+            text.detach()  # or it would close the file before that is published
         self._stream = path.open("a", newline="")
         self._writer = csv.DictWriter(self._stream, list(rows[0]))
 
@@ -155,22 +158,11 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
         path: the file to make or replace.
         values: what JSON can say.
     """
-    with replacing(path) as temporary:
-        temporary.write_text(json.dumps(values, indent=2) + "\n")
+    with published(path) as stream:
+        stream.write(json.dumps(values, indent=2).encode() + b"\n")
 
 
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Yield where to write a file that takes the place of ``path`` once it is complete."""
-    temporary = path.with_name(f".{secrets.token_hex(4)}.{path.name}")
-    try:
-        yield temporary
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _claimed(path: Path, config: TrainConfig) -> bool:
+def _make(path: Path, config: TrainConfig) -> bool:
     """Make a folder with a configuration inside; False if there is something in its place."""
     target = path.resolve()
     target.parent.mkdir(parents=True, exist_ok=True)

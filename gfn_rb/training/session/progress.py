@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 
@@ -33,7 +33,7 @@ def check_installed(logger: str) -> None:
 
 
 @contextmanager
-def quiet(trainer: Trainer) -> Iterator[Callable[[float], None]]:
+def no_progress(trainer: Trainer) -> Iterator[Callable[[float], None]]:
     """Show nothing; yield what may be called after each step with its loss."""
     yield lambda loss: None
 
@@ -46,7 +46,7 @@ def progress_bar(
 
     Args:
         trainer: whose steps are shown.
-        describe: says how training stands, by default :func:`progress`.
+        describe: returns how training stands, by default :func:`describe_progress`.
     """
     from tqdm import tqdm
 
@@ -54,25 +54,33 @@ def progress_bar(
     with tqdm(total=total, initial=trainer.steps_done, unit="step", dynamic_ncols=True) as bar:
 
         def advance(loss: float) -> None:
-            bar.set_postfix_str((describe or progress)(trainer, loss), refresh=False)
+            bar.set_postfix_str((describe or describe_progress)(trainer, loss), refresh=False)
             bar.update()
 
         yield advance
 
 
-def progress(trainer: Trainer, loss: float) -> str:
+def describe_progress(trainer: Trainer, loss: float) -> str:
     """Return how training stands, in a few words."""
-    tally, n_modes = trainer.discovery, trainer.env.n_modes
-    modes = f"{tally.modes_found}/{n_modes}" if n_modes else f"{tally.modes_found:,}"
-    best = "" if trainer.fit.method else f"best 100 {tally.top_score:.3f}, "
+    found, n_modes = trainer.discovery, trainer.env.n_modes
+    modes = f"{found.modes_found}/{n_modes}" if n_modes else f"{found.modes_found:,}"
+    best = "" if trainer.fit.method else f"best 100 {found.top_score:.3f}, "
     return (
         f"loss {loss:.3f}, log Z {trainer.log_z:.2f}, modes {modes}, {best}"
-        f"{tally.calls:,} reward calls"
+        f"{found.calls:,} reward calls"
     )
 
 
-def loggers(config: TrainConfig, folder: RunFolder) -> Callable[[Row], None]:
-    """Start a TorchRL logger, afresh; return what is to be called with each row."""
+def start_logger(
+    config: TrainConfig, folder: RunFolder, history: Iterable[Row]
+) -> Callable[[Row], None]:
+    """Start a TorchRL logger, afresh; return what is to be called with each further row.
+
+    Args:
+        config: names the logger.
+        folder: of the run.
+        history: the rows so far, which are logged at once.
+    """
     if config.logger == "none":
         return lambda _: None
     shutil.rmtree(folder.logs, ignore_errors=True)
@@ -85,6 +93,8 @@ def loggers(config: TrainConfig, folder: RunFolder) -> Callable[[Row], None]:
             if value is not None and name != "step":
                 logger.log_scalar(name, value, step=row["step"])
 
+    for row in history:
+        log(row)
     return log
 
 

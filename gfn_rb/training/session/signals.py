@@ -11,7 +11,7 @@ from typing import Any
 class StopSignals:
     """Turns the first SIGINT or SIGTERM into a request to stop; a second SIGINT acts at once.
 
-    It may be looked at before it is entered, by what is made earlier than that.
+    It may be read before it is entered, by what is made earlier than that.
 
     Attributes:
         received: the signal, once there was one.
@@ -25,7 +25,7 @@ class StopSignals:
 
     def __enter__(self) -> StopSignals:
         if threading.current_thread() is threading.main_thread():  # others cannot handle signals
-            self._before = {number: signal.signal(number, self._note) for number in self._signals}
+            self._before = {number: signal.signal(number, self._handle) for number in self._signals}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -37,7 +37,7 @@ class StopSignals:
         """Whether there was a signal."""
         return self.received is not None
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None:
             raise KeyboardInterrupt
         self.received = signal.Signals(number)

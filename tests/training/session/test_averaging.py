@@ -10,6 +10,7 @@ from torch import nn
 
 from gfn_rb.training.session.averaging import GRADIENT_TAG, GradientAverage
 from gfn_rb.transports import LocalTransport
+from gfn_rb.transports.deadline import Grace
 
 
 def module(rank):
@@ -103,7 +104,7 @@ def test_who_is_done_is_left_out_in_silence(three, caplog):
     for _ in range(2):
         averages[2].close()
     assert averaged(averages[:2], modules[:2], [1.0, 2.0]) == [(1.5, 1.5)] * 2
-    assert averages[0].ranks == [0, 1]
+    assert averages[0].peers.present == [1]
     assert transports[0].probe(2, GRADIENT_TAG) is None  # it was told once
     assert caplog.messages == []
 
@@ -129,7 +130,7 @@ def test_who_is_silent_is_left_out_and_told_so_when_it_comes_back(caplog):
     assert "rank 1 is left out: it sent no gradients within 0.1 s" in caplog.text
     averages[1](modules[1])
     assert modules[1].weight.grad[0, 0] == 1.0
-    assert averages[0].ranks == [0]
+    assert averages[0].peers.present == []
     assert len(caplog.messages) == 1  # the one that was silent need not wait to find out
 
 
@@ -139,7 +140,7 @@ def test_others_wait_while_the_first_waits_for_each_in_turn():
     modules = [module(rank) for rank in range(5)]
     ends = [(averages[i], modules[i], value) for i, value in ((0, 1.0), (4, 4.0))]
     assert averaged(*zip(*ends, strict=True)) == [(2.5, 2.5)] * 2  # ranks 1 to 3 are silent
-    assert averages[0].ranks == [0, 4]
+    assert averages[0].peers.present == [4]
 
 
 def test_when_the_first_is_done_each_goes_on_alone_in_silence(three, caplog):
@@ -148,7 +149,7 @@ def test_when_the_first_is_done_each_goes_on_alone_in_silence(three, caplog):
     averaged(averages, modules, [1.0, 2.0, 6.0])
     averages[0].close()
     assert averaged(averages[1:], modules[1:], [2.0, 6.0]) == [(2.0, 2.0), (6.0, 6.0)]
-    assert averages[1].ranks == [0]
+    assert averages[1].peers.present == []
     assert caplog.messages == []
 
 
@@ -174,7 +175,7 @@ def stopping(which, told):
     """Two ranks with much patience, of which one may be told to stop."""
     transports = LocalTransport.group(2, timeout=60.0)
     stopped = [told.is_set if rank == which else lambda: False for rank in range(2)]
-    return [GradientAverage(transports[i], range(2), 60.0, stopped[i]) for i in range(2)]
+    return [GradientAverage(transports[i], range(2), 60.0, Grace(stopped[i])) for i in range(2)]
 
 
 @pytest.mark.parametrize("which", [0, 1])

@@ -58,11 +58,11 @@ def test_every_item_is_accounted_for_at_both_ends(run):
     folder, _ = run
     report, manager = read_json(folder / "report.json"), read_json(folder / "manager-rank2.json")
     for rank in ("0", "1"):
-        exchange = report["ranks"][rank]["exchange"]
-        assert exchange["offered"] == 8 * STEPS
-        assert exchange["stored"] > 0
-        assert exchange["fed"] > 0
-        assert_same_account(exchange, manager["senders"][rank])
+        counters = report["ranks"][rank]["counters"]
+        assert counters["offered"] == 8 * STEPS
+        assert counters["stored"] > 0
+        assert counters["fed"] > 0
+        assert_same_account(counters, manager["senders"][rank])
     stored = sum(manager["senders"][rank]["stored"] for rank in ("0", "1"))
     assert manager["stored"] == stored  # it has room for all
 
@@ -128,9 +128,9 @@ def test_without_a_launcher_managers_are_threads(tmp_path, capsys):
     assert report["lost"] == {}
     assert report["reward_calls"] == 8 * STEPS
     manager = read_json(tmp_path / "run" / "manager-rank1.json")
-    exchange = report["ranks"]["0"]["exchange"]
-    assert exchange["stored"] > 0
-    assert_same_account(exchange, manager["senders"]["0"])
+    counters = report["ranks"]["0"]["counters"]
+    assert counters["stored"] > 0
+    assert_same_account(counters, manager["senders"]["0"])
     assert [row["step"] for row in rows(tmp_path / "run", 0)] == ["0", "6", "12"]
     first = rows(tmp_path / "run", 0)[0]
     assert main(["resume", str(tmp_path / "run"), "--steps", "14"]) == 0
@@ -152,7 +152,7 @@ def test_a_manager_without_workers_leaves(tmp_path, caplog):
     report = read_json(tmp_path / "run" / "report.json")
     assert report["managers"] == [1, 2]
     manager = read_json(tmp_path / "run" / "manager-rank1.json")
-    assert_same_account(report["ranks"]["0"]["exchange"], manager["senders"]["0"])
+    assert_same_account(report["ranks"]["0"]["counters"], manager["senders"]["0"])
 
 
 def refusal(capsys, words):

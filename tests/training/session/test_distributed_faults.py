@@ -41,10 +41,10 @@ def test_others_go_on_after_a_worker_and_the_manager_were_killed(tmp_path):
     assert sorted(report["ranks"]) == ["0", "2"]
     for rank in (0, 2):
         assert rows(tmp_path / "run", rank)[-1]["step"] == str(steps)
-        exchange = report["ranks"][str(rank)]["exchange"]
-        assert exchange["managers"] == []
-        assert exchange["skipped"] > 0  # it went on with its own buffer
-        assert_adds_up(exchange)
+        counters = report["ranks"][str(rank)]["counters"]
+        assert counters["managers"] == []
+        assert counters["skipped"] > 0  # it went on with its own buffer
+        assert_adds_up(counters)
         assert f"worker {rank}: manager 3 is lost" in text
     assert rows(tmp_path / "run", 1)[-1]["step"] == "0"
     assert "rank 0: goes on without rank 1" in text
@@ -76,8 +76,8 @@ def test_a_job_without_fault_tolerance_ends_and_goes_on_from_its_checkpoints(tmp
     assert report["lost"] == {}
     assert sorted(report["ranks"]) == ["0", "1"]
     for known in report["ranks"].values():
-        assert known["exchange"]["managers"] == [2]
-        assert_adds_up(known["exchange"])
+        assert known["counters"]["managers"] == [2]
+        assert_adds_up(known["counters"])
 
 
 def test_a_worker_told_to_stop_saves_though_its_manager_hangs(tmp_path):

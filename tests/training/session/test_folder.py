@@ -4,7 +4,7 @@ import pytest
 from training.training_runs import GRID, grid
 
 from gfn_rb.errors import ArgumentError, CheckpointCorruptError
-from gfn_rb.training.session.folder import MetricsFile, RunFolder, read_metrics, replacing
+from gfn_rb.training.session.folder import MetricsFile, RunFolder, read_metrics
 
 ROWS = [
     {"step": 0, "loss": None, "time_total": 0.1},
@@ -121,22 +121,3 @@ def test_metrics_are_written_row_by_row(tmp_path):
     assert path.read_text().splitlines()[2] == "5,0.3333333333333333,2.5"
     metrics.close()
     assert float(read_metrics(path)[1]["loss"]) == 1 / 3
-
-
-def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
-    path = tmp_path / "file"
-    path.write_text("old")
-
-    def fail():
-        with replacing(path) as temporary:
-            temporary.write_text("half")
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        fail()
-    assert path.read_text() == "old"
-    with replacing(path) as temporary:
-        temporary.write_text("new")
-        assert path.read_text() == "old"
-    assert path.read_text() == "new"
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]

@@ -9,8 +9,7 @@ from tensordict import TensorDict
 from training.session.distributed_runs import assert_adds_up, assert_same_account
 from training.training_runs import grid
 
-from gfn_rb.buffers import MergedReplayBuffer, fifo_buffer, reward_prioritized_buffer
-from gfn_rb.checkpoint import load_checkpoint, save_checkpoint
+from gfn_rb.buffers import MergedReplayBuffer, fifo_buffer
 from gfn_rb.errors import TransportTimeoutError
 from gfn_rb.remote import ReplayBufferManager
 from gfn_rb.remote.protocol.roles import assign_roles
@@ -19,8 +18,7 @@ from gfn_rb.training.session.manager_hooks import (
     BASELINE,
     FEED,
     SEND,
-    Arrivals,
-    Exchange,
+    ManagerHooks,
     longest_silence,
     make_manager,
 )
@@ -31,7 +29,7 @@ STEPS = 6
 CONFIG = grid(managers=1, feed="top", baseline="none", capacity=200, patience=10.0)
 
 
-class Noted(Exchange):
+class RecordingHooks(ManagerHooks):
     """Keeps what was fed at each step."""
 
     def __init__(self, *arguments):
@@ -58,21 +56,21 @@ class Runs:
         self.manager = make_manager(
             config, self.transports[-1], self.roles, RunFolder(path, size - 1)
         )
-        self.exchanges = [Noted(config, each, self.roles) for each in self.transports[:-1]]
+        self.hooks = [RecordingHooks(config, each, self.roles) for each in self.transports[:-1]]
         with threads(self.manager.run):
             self.trainers = [
                 Trainer(config, stream=i, hooks=Hooks(each.replayed, each.store))
-                for i, each in enumerate(self.exchanges)
+                for i, each in enumerate(self.hooks)
             ]
             for _ in range(STEPS):
                 for trainer in self.trainers:
                     trainer.step()
-            for exchange in self.exchanges:
-                exchange.worker.close()
+            for hooks in self.hooks:
+                hooks.worker.close()
 
     @property
     def sent(self):
-        return [each.worker.statistics.to_json() for each in self.exchanges]
+        return [each.worker.statistics.to_json() for each in self.hooks]
 
     @property
     def received(self):
@@ -111,7 +109,7 @@ def test_a_manager_keeps_the_objects_of_all_workers(tmp_path):
 def test_what_is_fed_was_found_by_others_and_is_replayed(tmp_path):
     runs = Runs(CONFIG, tmp_path, size=3)
     own = [objects(trainer.rb) for trainer in runs.trainers]
-    fed = [exchange.worker.subscription.buffer for exchange in runs.exchanges]
+    fed = [hooks.worker.subscription.buffer for hooks in runs.hooks]
     for i, trainer in enumerate(runs.trainers):
         assert isinstance(trainer.replayed, MergedReplayBuffer)
         assert trainer.replayed[0] is trainer.rb
@@ -125,26 +123,26 @@ def test_what_is_fed_was_found_by_others_and_is_replayed(tmp_path):
 @pytest.mark.parametrize("send", ["awaited", "deferred"])
 def test_each_item_that_is_fed_is_learnt_from_once_when_it_comes(send, tmp_path):
     runs = Runs(replace(CONFIG, send=send, feed_quota=5), tmp_path, size=3)
-    for i, exchange in enumerate(runs.exchanges):
-        came = [[] if rows is None else ends(rows) for rows in exchange.fed]
+    for i, hooks in enumerate(runs.hooks):
+        came = [[] if rows is None else ends(rows) for rows in hooks.fed]
         assert 0 < max(map(len, came)) <= 5
         learnt = [x for step in came for x in step]
-        fed = objects(exchange.worker.subscription.buffer)
+        fed = objects(hooks.worker.subscription.buffer)
         assert len(learnt) == len(set(learnt))
         # The answer to the last batch comes when training is over, unless it was waited for.
         assert set(learnt) == fed if send == "awaited" else len(fed - set(learnt)) <= 5
         rows = runs.trainers[1 - i].rb[:]
         log_reward = dict(zip(ends(rows), rows["log_reward"].tolist(), strict=True))
-        for rows in exchange.fed:
+        for rows in hooks.fed:
             assert rows is None or values(rows) == [log_reward[end] for end in ends(rows)]
 
 
 def test_what_is_fed_is_only_replayed_where_gradients_are_averaged(tmp_path):
     """Ranks would get out of step, each fed as many as it happens to be."""
     runs = Runs(replace(CONFIG, send="awaited", average_gradients=True), tmp_path, size=3)
-    for exchange in runs.exchanges:
-        assert len(exchange.worker.subscription.buffer) > 0
-        assert exchange.fed == [None] * STEPS
+    for hooks in runs.hooks:
+        assert len(hooks.worker.subscription.buffer) > 0
+        assert hooks.fed == [None] * STEPS
 
 
 @pytest.mark.parametrize("feed", FEED[1:])
@@ -156,53 +154,15 @@ def test_every_choice_of_feed_is_one_that_managers_know(feed, tmp_path):
 
 def test_one_worker_alone_is_fed_what_it_found_itself_at_most(tmp_path):
     runs = Runs(CONFIG, tmp_path)
-    fed = runs.exchanges[0].worker.subscription.buffer
+    fed = runs.hooks[0].worker.subscription.buffer
     assert (objects(fed) if len(fed) else set()) <= objects(runs.trainers[0].rb)
-
-
-def test_what_arrives_is_told_once():
-    rb = reward_prioritized_buffer(3)
-    arrivals = Arrivals(rb)
-    assert arrivals.take() is None
-    rb.extend(rows_of(1.0, 2.0))
-    rb.add(rows_of(3.0)[0])
-    assert values(arrivals.take()) == [1.0, 2.0, 3.0]
-    assert arrivals.take() is None
-
-
-def test_what_is_rejected_or_overwritten_has_not_arrived():
-    best, newest = reward_prioritized_buffer(2), fifo_buffer(2)
-    arrivals = [Arrivals(rb) for rb in (best, newest)]
-    for rows in (rows_of(5.0, 4.0), rows_of(1.0, 6.0)):
-        best.extend(rows.clone())
-        newest.extend(rows.clone())
-    assert sorted(values(arrivals[0].take())) == [5.0, 6.0]
-    assert sorted(values(arrivals[1].take())) == [1.0, 6.0]
-    best.extend(rows_of(0.0, 1.0))
-    assert arrivals[0].take() is None
-    arrivals[0].mark_update(torch.tensor([-1, 1, -1]))  # as TorchRL's writers tell it
-    assert len(arrivals[0].take()) == 1
-    newest.extend(rows_of(7.0))
-    newest.empty()
-    assert arrivals[1].take() is None
-
-
-def test_what_a_checkpoint_restores_has_not_arrived(tmp_path):
-    saved, rb = (reward_prioritized_buffer(4) for _ in range(2))
-    saved.extend(rows_of(1.0, 2.0))
-    save_checkpoint(tmp_path / "saved", saved)
-    arrivals = Arrivals(rb)
-    load_checkpoint(tmp_path / "saved", rb)
-    assert arrivals.take() is None
-    rb.extend(rows_of(3.0))
-    assert values(arrivals.take()) == [3.0]
 
 
 def test_without_feed_the_buffer_is_replayed_alone(tmp_path):
     runs = Runs(replace(CONFIG, feed="none"), tmp_path)
     (trainer,) = runs.trainers
     assert trainer.replayed is trainer.rb
-    assert runs.exchanges[0].fed == [None] * STEPS
+    assert runs.hooks[0].fed == [None] * STEPS
     assert runs.sent[0]["fed"] == 0
     assert runs.sent[0]["stored"] == len(objects(trainer.rb))
     assert runs.manager.metadata()["subscribers"] == []
@@ -242,7 +202,10 @@ def test_feed_quota_bounds_each_answer(tmp_path):
 def test_a_manager_goes_on_where_it_saved(tmp_path):
     first = Runs(CONFIG, tmp_path).manager
     again = make_manager(
-        CONFIG, LocalTransport.group(2)[1], assign_roles(2, 1, [None] * 2), RunFolder(tmp_path, 1)
+        CONFIG,
+        LocalTransport.group(2)[1],
+        assign_roles(2, 1, [None] * 2),
+        RunFolder(tmp_path, 1),
     )
     assert again.batches == first.batches == STEPS
     assert objects(again.buffer) == objects(first.buffer)
@@ -250,15 +213,15 @@ def test_a_manager_goes_on_where_it_saved(tmp_path):
 
 def test_a_manager_lost_before_it_was_greeted_is_done_without(caplog):
     mine, theirs = LocalTransport.group(2, timeout=10.0)
-    exchange = Exchange(CONFIG, mine, assign_roles(2, 1, [None] * 2))
-    trainer = Trainer(CONFIG, hooks=Hooks(exchange.replayed, exchange.store))
+    hooks = ManagerHooks(CONFIG, mine, assign_roles(2, 1, [None] * 2))
+    trainer = Trainer(CONFIG, hooks=Hooks(hooks.replayed, hooks.store))
     theirs.close()
     for _ in range(2):
         trainer.step()
-    exchange.worker.close()
+    hooks.worker.close()
     assert len(trainer.rb) > 0
-    assert exchange.worker.managers == []
-    assert exchange.worker.statistics.skipped == 8 * 2
+    assert hooks.worker.managers == []
+    assert hooks.worker.statistics.skipped == 8 * 2
     (message,) = [each for each in caplog.messages if "manager 1" in each]
     assert message.startswith("worker 0: manager 1 is lost: rank 1 is lost: it closed")
 
@@ -270,8 +233,8 @@ def test_a_manager_lost_before_it_was_greeted_is_done_without(caplog):
 def test_a_silent_manager_is_waited_for_as_long_as_patience_lasts(patience, is_to_stop, why):
     mine, _ = LocalTransport.group(2, timeout=60.0)
     config = replace(CONFIG, patience=patience)
-    exchange = Exchange(config, mine, assign_roles(2, 1, [None] * 2), lambda: is_to_stop)
-    trainer = Trainer(config, hooks=Hooks(exchange.replayed, exchange.store))
+    hooks = ManagerHooks(config, mine, assign_roles(2, 1, [None] * 2), lambda: is_to_stop)
+    trainer = Trainer(config, hooks=Hooks(hooks.replayed, hooks.store))
     with pytest.raises(TransportTimeoutError, match=f"rank 1 did not answer {why}"):
         trainer.step()
 
@@ -290,24 +253,24 @@ def test_a_manager_saves_as_often_as_its_workers(tmp_path):
 
 def test_draws_of_no_two_buffers_are_the_same(tmp_path):
     runs = Runs(CONFIG, tmp_path, size=3)
-    fed = [each.worker.subscription.buffer for each in runs.exchanges]
+    fed = [each.worker.subscription.buffer for each in runs.hooks]
     assert len({rb._rng.initial_seed() for rb in (*fed, runs.manager.buffer)}) == 3
 
 
 def test_what_a_manager_refuses_is_logged_and_training_goes_on(caplog):
     config = replace(CONFIG, feed="none", send="awaited")
     mine, theirs = LocalTransport.group(2, timeout=10.0)
-    exchange = Exchange(config, mine, assign_roles(2, 1, [None] * 2))
+    hooks = ManagerHooks(config, mine, assign_roles(2, 1, [None] * 2))
     of_another_kind = fifo_buffer(9)
     of_another_kind.extend(
         TensorDict({"state": torch.full((1, 2), -9), "log_reward": torch.zeros(1)}, [1])
     )
     with threads(ReplayBufferManager(theirs, of_another_kind).run):
-        trainer = Trainer(config, hooks=Hooks(exchange.replayed, exchange.store))
+        trainer = Trainer(config, hooks=Hooks(hooks.replayed, hooks.store))
         for _ in range(2):
             trainer.step()
-        exchange.worker.close()
-    assert exchange.worker.statistics.refused == exchange.worker.statistics.sent > 0
+        hooks.worker.close()
+    assert hooks.worker.statistics.refused == hooks.worker.statistics.sent > 0
     assert "worker 0: KeyMismatchError: " in caplog.text
 
 

@@ -8,9 +8,9 @@ from gfn_rb.training.session import progress as module
 from gfn_rb.training.session.folder import RunFolder
 from gfn_rb.training.session.progress import (
     check_installed,
-    loggers,
-    progress,
+    describe_progress,
     progress_bar,
+    start_logger,
 )
 
 
@@ -30,13 +30,13 @@ def test_the_bar_shows_how_training_stands(capsys):
 def test_progress_is_told_by_what_is_known():
     trainer = trained(RNA, 2)
     tally = trainer.discovery
-    assert progress(trainer, 1.25) == (
+    assert describe_progress(trainer, 1.25) == (
         f"loss 1.250, log Z {trainer.log_z:.2f}, modes {tally.modes_found}, "
         f"best 100 {tally.top_score:.3f}, 16 reward calls"
     )
     trainer = trained(WARM_GRID, 1)
     found = trainer.discovery.modes_found
-    assert progress(trainer, 2.0).endswith(f"modes {found}/4, 8 reward calls")
+    assert describe_progress(trainer, 2.0).endswith(f"modes {found}/4, 8 reward calls")
 
 
 def test_missing_parts_are_named(monkeypatch):
@@ -53,15 +53,14 @@ def test_missing_parts_are_named(monkeypatch):
 
 
 def test_without_a_logger_nothing_is_written(tmp_path):
-    loggers(GRID, RunFolder(tmp_path))({"step": 0, "loss": 1.0})
+    start_logger(GRID, RunFolder(tmp_path), [])({"step": 0, "loss": 1.0})
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_logger_starts_afresh(tmp_path):
     folder, config = RunFolder(tmp_path / "run"), grid(logger="csv")
     for loss in (1.0, 2.0):
-        log = loggers(config, folder)
-        log({"step": 0, "loss": None, "log_z": 0.5})
+        log = start_logger(config, folder, [{"step": 0, "loss": None, "log_z": 0.5}])
         log({"step": 5, "loss": loss, "log_z": 0.25})
     scalars = folder.logs / "run" / "scalars"
     assert (scalars / "loss.csv").read_text() == "5,2.0\n"
