@@ -305,13 +305,24 @@ def _row_buffer(
     return _buffer(capacity, storage, device, writer, sampler, transforms, kwargs)
 
 
+def stale_entries(keep: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of the entries that are worth nothing once an item is stored or sent.
+
+    Args:
+        keep: which of ``log_prob`` and ``estimator_output`` are kept all the same.
+
+    Raises:
+        ArgumentError: they are others.
+    """
+    if isinstance(keep, str) or not set(keep) <= set(_STALE):
+        raise ArgumentError(f"keep must be a list of names out of {_STALE}, got {keep!r}")
+    return (INDEX, *(name for name in _STALE if name not in keep))
+
+
 def _on_insertion(
     max_length: int | None, keep: Sequence[str], compact: StateForm | None, env: GFNCore | None
 ) -> list[Transform]:
-    if isinstance(keep, str) or not set(keep) <= set(_STALE):
-        raise ArgumentError(f"keep must be a list of names out of {_STALE}, got {keep!r}")
-    dropped = (INDEX, *(name for name in _STALE if name not in keep))
-    transforms: list[Transform] = [ExcludeTransform(*dropped, inverse=True)]
+    transforms: list[Transform] = [ExcludeTransform(*stale_entries(keep), inverse=True)]
     if max_length is not None:
         transforms.append(PadTrajectories(max_length))
     return [*transforms, *_compacting(compact, env)]

@@ -138,6 +138,19 @@ class ManagerClient:
             self._lose_overdue()
         return True
 
+    def settle(self, limit: Deadline) -> None:
+        """Wait until all batches are answered, and count those that are not in time as lost.
+
+        Args:
+            limit: when to stop waiting.
+        """
+        start = time.monotonic()
+        if not self.wait(limit):
+            n, seconds = self.unanswered, time.monotonic() - start
+            log.warning("%s: %d batches unanswered after %.1f s", self._name, n, seconds)
+            for number in [*self._unanswered]:
+                self._close_account(number)
+
     # Sending.
 
     def connect(self, terms: dict[str, Any] | None) -> None:
@@ -183,10 +196,13 @@ class ManagerClient:
             except PeerLostError as error:
                 self.lose(manager, str(error))
                 continue
+            n, count = len(rows), self._count
             deadline = Deadline(self._timeout, self._grace)
-            self._unanswered[self._n_sent] = SentBatch(manager, len(rows), deadline)
-            self._count.count(sent=len(rows), batches=1, bytes_sent=nbytes)
-            self._count.seconds_sending += time.perf_counter() - start
+            self._unanswered[self._n_sent] = SentBatch(manager, n, deadline)
+            count.sent += n
+            count.batches += 1
+            count.bytes_sent += nbytes
+            count.seconds_sending += time.perf_counter() - start
             return True
         return False
 
@@ -230,11 +246,6 @@ class ManagerClient:
             except GfnRbError as error:
                 log.warning("%s: manager %d did not say goodbye: %s", self._name, rank, error)
         self._channel.flush(Deadline(timeout, self._grace).remaining, self._membership.lost)
-
-    def give_up(self) -> None:
-        """Count what is unanswered as lost, and no longer wait for it."""
-        for number in list(self._unanswered):
-            self._close_account(number)
 
     def lose(self, rank: int, why: str) -> None:
         """Count a manager as lost, and what it has not answered.

@@ -3,49 +3,30 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Protocol, runtime_checkable
 
 from gfn_rb.errors import ArgumentError
-
-
-@runtime_checkable
-class Outbox(Protocol):
-    """What a mode can ask of a worker about the batches it has sent."""
-
-    @property
-    def unanswered(self) -> int:
-        """How many batches are still to be answered."""
-        ...
-
-    def collect(self) -> None:
-        """Take what has arrived, without waiting."""
-        ...
-
-    def wait(self) -> bool:
-        """Wait until all batches are answered, or their manager is found to be lost."""
-        ...
+from gfn_rb.remote.worker.client import ManagerClient
 
 
 class Mode(ABC):
     """When a worker sends, and whether it waits for the answer."""
 
     @abstractmethod
-    def before(self, outbox: Outbox) -> bool:
+    def before(self, client: ManagerClient) -> bool:
         """Do what comes before a batch is sent.
 
         Args:
-            outbox: of the worker.
+            client: of the worker.
 
         Returns:
             Whether a batch may be sent now.
         """
 
-    @abstractmethod
-    def after(self, outbox: Outbox) -> None:
-        """Do what comes after.
+    def after(self, client: ManagerClient) -> None:  # noqa: B027
+        """Do what comes after; by default nothing.
 
         Args:
-            outbox: of the worker.
+            client: of the worker.
         """
 
     def __repr__(self) -> str:
@@ -56,13 +37,13 @@ class Mode(ABC):
 class AwaitReply(Mode):
     """Sends, and waits for the answer: scores are those of the items just added."""
 
-    def before(self, outbox: Outbox) -> bool:
+    def before(self, client: ManagerClient) -> bool:
         """Send."""
         return True
 
-    def after(self, outbox: Outbox) -> None:
+    def after(self, client: ManagerClient) -> None:
         """Wait for the answer."""
-        outbox.wait()
+        client.wait()
 
 
 class CollectLater(Mode):
@@ -71,13 +52,10 @@ class CollectLater(Mode):
     The manager works while the worker trains; the worker waits only for what is left of that.
     """
 
-    def before(self, outbox: Outbox) -> bool:
+    def before(self, client: ManagerClient) -> bool:
         """Wait for the answer to the last batch."""
-        outbox.wait()
+        client.wait()
         return True
-
-    def after(self, outbox: Outbox) -> None:
-        """Go on at once."""
 
 
 class NonBlocking(Mode):
@@ -99,10 +77,7 @@ class NonBlocking(Mode):
             raise ArgumentError(f"in_flight must be at least 1, got {in_flight}")
         self.in_flight = in_flight
 
-    def before(self, outbox: Outbox) -> bool:
+    def before(self, client: ManagerClient) -> bool:
         """Take what has arrived, and send if few enough batches are unanswered."""
-        outbox.collect()
-        return outbox.unanswered < self.in_flight
-
-    def after(self, outbox: Outbox) -> None:
-        """Go on at once."""
+        client.collect()
+        return client.unanswered < self.in_flight

@@ -9,76 +9,41 @@ import torch
 from tensordict import TensorDictBase
 
 from gfn_rb.buffers.joining import joined
-from gfn_rb.containers.objects import reduce_to_states, stand_alone
+from gfn_rb.containers.objects import stand_alone
 from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
-from gfn_rb.keys import ESTIMATOR_OUTPUT, INDEX, LOG_PROB, LOG_REWARD
+from gfn_rb.keys import LOG_REWARD
 
 Payload = Literal["items", "terminating", "scoring"]
 
-PAYLOADS = ("items", "terminating", "scoring")
-_STALE = (LOG_PROB, ESTIMATOR_OUTPUT)
 
-
-def check_payload(payload: str, keep: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of the entries not to send, or raise.
+def join_batches(batches: Sequence[TensorDictBase]) -> TensorDictBase:
+    """Return the rows of batches as one; trajectories are padded to the longest.
 
     Args:
-        payload: what is sent.
-        keep: which of ``log_prob`` and ``estimator_output`` are sent too.
+        batches: at least one.
 
     Raises:
-        ArgumentError: either is something else.
+        KeyMismatchError: their keys differ.
+        ShapeError: their dtypes or shapes do.
+        ArgumentError: they lie on different devices.
     """
-    if payload not in PAYLOADS:
-        raise ArgumentError(f"payload must be one of {PAYLOADS}, got {payload!r}")
-    if isinstance(keep, str) or not set(keep) <= set(_STALE):
-        raise ArgumentError(f"keep must be a list of names out of {_STALE}, got {keep!r}")
-    return (INDEX, *(name for name in _STALE if name not in keep))
+    return joined(batches, range(len(batches)), torch.arange(sum(map(len, batches))))
 
 
-def require_fit(pending: Sequence[TensorDictBase], rows: TensorDictBase) -> None:
-    """Raise unless a batch can be sent together with those that wait for it.
+def require_fit(pending: TensorDictBase, rows: TensorDictBase) -> None:
+    """Raise unless a batch can be sent together with one that waits for it.
 
     Args:
-        pending: batches.
+        pending: the other.
         rows: batch size [n].
 
     Raises:
-        KeyMismatchError: its keys differ.
-        ShapeError: its dtypes or shapes do.
-        ArgumentError: it lies on another device.
+        KeyMismatchError, ShapeError, ArgumentError: see :func:`join_batches`.
     """
-    if not pending:
-        return
     try:
-        packed([pending[-1][:1], rows[:1]], "items", ())
+        join_batches([pending[:1], rows[:1]])
     except (KeyMismatchError, ShapeError, ArgumentError) as error:
         raise type(error)(f"items do not go with those added before: {error}") from None
-
-
-def packed(
-    batches: Sequence[TensorDictBase], payload: str, dropped: Sequence[str]
-) -> TensorDictBase:
-    """Return the rows of batches as one, reduced to what is sent.
-
-    Args:
-        batches: at least one; trajectories are padded to the longest.
-        payload: ``"items"`` for whole items, anything else for terminating states.
-        dropped: entries not to send.
-
-    Raises:
-        KeyMismatchError, ShapeError: the batches do not go together.
-    """
-    kept = [_without(batch, dropped) for batch in batches]
-    rows = kept[0]
-    if len(kept) > 1:
-        rows = joined(kept, range(len(kept)), torch.arange(sum(map(len, kept))))
-    return rows if payload == "items" else reduce_to_states(rows)
-
-
-def _without(rows: TensorDictBase, dropped: Sequence[str]) -> TensorDictBase:
-    held = rows.keys()
-    return rows.exclude(*dropped) if any(name in held for name in dropped) else rows
 
 
 class BaselineFilter:

@@ -13,7 +13,7 @@ from gfn_rb.containers.objects import object_keys
 from gfn_rb.errors import ArgumentError
 from gfn_rb.remote.feeding.feed_policies import check_policy
 from gfn_rb.remote.feeding.object_index import ObjectIndex
-from gfn_rb.remote.worker.payload import packed
+from gfn_rb.remote.worker.payload import join_batches
 from gfn_rb.writers.rows import select_rows, shallow_copy
 
 _REMEMBERED = 100_000  # objects fed earlier that are known to a worker at least
@@ -89,4 +89,4 @@ class Subscription:
         """Return the rows stored since the last call, see :meth:`ReplayBufferWorker.take_fed`."""
         batches = [*self._untaken]
         self._untaken.clear()
-        return packed(batches, "items", ()) if batches else None
+        return join_batches(batches) if batches else None

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 from tensordict import TensorDictBase
 from torchrl.data import ReplayBuffer
 
+from gfn_rb.buffers.presets import stale_entries
 from gfn_rb.containers import States, Trajectories, Transitions
+from gfn_rb.containers.objects import reduce_to_states
 from gfn_rb.errors import ArgumentError, GfnRbError, PeerLostError, TransportTimeoutError
 from gfn_rb.keys import LOG_REWARD
 from gfn_rb.remote.feeding.object_index import ObjectIndex
@@ -20,7 +21,7 @@ from gfn_rb.remote.protocol.roles import check_ranks
 from gfn_rb.remote.protocol.statistics import WorkerStatistics
 from gfn_rb.remote.worker.client import ManagerClient, Reply
 from gfn_rb.remote.worker.modes import AwaitReply, Mode
-from gfn_rb.remote.worker.payload import BaselineFilter, Payload, check_payload, packed, require_fit
+from gfn_rb.remote.worker.payload import BaselineFilter, Payload, join_batches, require_fit
 from gfn_rb.remote.worker.subscription import Subscription
 from gfn_rb.transports.base import Transport
 from gfn_rb.transports.deadline import Deadline, Grace, never
@@ -94,6 +95,8 @@ class ReplayBufferWorker:
             raise ArgumentError(f"manager must be another rank than this one, {transport.rank}")
         if frequency < 1:
             raise ArgumentError(f"frequency must be at least 1, got {frequency}")
+        if payload not in get_args(Payload):
+            raise ArgumentError(f"payload must be one of {get_args(Payload)}, got {payload!r}")
         if on_error not in ("raise", "log"):
             raise ArgumentError(f"on_error must be 'raise' or 'log', got {on_error!r}")
         self.buffer = buffer
@@ -103,7 +106,7 @@ class ReplayBufferWorker:
         self.mode = AwaitReply() if mode is None else mode
         self.filter = filter
         self.payload = payload
-        self._dropped = check_payload(payload, keep)
+        self._dropped = stale_entries(keep)
         self._raises = on_error == "raise"
         self._grace = Grace(stopped)
         self._local = None if buffer is None or subscription is None else ObjectIndex(buffer)
@@ -125,7 +128,7 @@ class ReplayBufferWorker:
     @property
     def managers(self) -> list[int]:
         """The managers that are not lost."""
-        return [*self._client.managers]
+        return self._client.managers
 
     @property
     def unanswered(self) -> int:
@@ -186,20 +189,26 @@ class ReplayBufferWorker:
         """
         rows = items if isinstance(items, TensorDictBase) else items.to_tensordict()
         scalar_key(rows, LOG_REWARD)
-        require_fit(self._pending, rows)
+        keys = rows.keys()
+        is_clean = not any(
+            name in keys for name in self._dropped
+        )  # cheaper than to exclude nothing
+        sent = rows if is_clean else rows.exclude(*self._dropped)
+        if self._pending:
+            require_fit(self._pending[-1], sent)
         self.connect()
         if len(rows):
             if self.buffer is not None:  # whose writer may add entries
                 self.buffer.extend(shallow_copy(rows))
             self.statistics.offered += len(rows)
             # What waits may be changed by its owner in the meantime.
-            self._pending.append(rows if self.frequency == 1 else rows.clone())
+            self._pending.append(sent if self.frequency == 1 else sent.clone())
         self._adds += 1
         if self._adds % self.frequency == 0:
             self._send_as_due()
         else:
             self._client.collect()
-        return self._newest()
+        return next(reversed(self._take_replies()), None)
 
     def flush(self) -> Reply | None:
         """Send what is pending, without waiting for the next add that is due.
@@ -208,7 +217,7 @@ class ReplayBufferWorker:
             See :meth:`extend`.
         """
         self._send_as_due()
-        return self._newest()
+        return next(reversed(self._take_replies()), None)
 
     def fetch(self, quota: int | None = None) -> int:
         """Ask the managers for items now.
@@ -267,9 +276,9 @@ class ReplayBufferWorker:
         if self._connected:
             deadline = Deadline(timeout, self._grace)
             if self._pending:  # what they bring may be too much while others are unanswered
-                self._wait_or_give_up(deadline)
+                self._client.settle(deadline)
                 self._send_pending()
-            self._wait_or_give_up(deadline)
+            self._client.settle(deadline)
         return self._take_replies()
 
     def close(self, timeout: float = 30.0) -> None:
@@ -308,14 +317,6 @@ class ReplayBufferWorker:
 
     # Sending.
 
-    def _wait_or_give_up(self, deadline: Deadline) -> None:
-        """Wait until all batches are answered, or count those that are not in time as lost."""
-        start = time.monotonic()
-        if not self._client.wait(deadline):
-            n, seconds = self.unanswered, time.monotonic() - start
-            log.warning("%s: %d batches unanswered after %.1f s", self._name, n, seconds)
-            self._client.give_up()
-
     def _send_as_due(self) -> None:
         """Send what is pending when the mode says so, or skip it."""
         may_send = self.mode.before(self._client)
@@ -327,7 +328,9 @@ class ReplayBufferWorker:
         batches, self._pending = self._pending, []
         left = sum(map(len, batches))
         try:
-            rows = packed(batches, self.payload, self._dropped)
+            rows = batches[0] if len(batches) == 1 else join_batches(batches)
+            if self.payload != "items":
+                rows = reduce_to_states(rows)
             self.statistics.reduced += left - len(rows)
             if self.filter is not None and len(rows):
                 kept = self.filter(rows, self.baseline)
@@ -359,16 +362,12 @@ class ReplayBufferWorker:
             raise errors[0]
         return replies
 
-    def _newest(self) -> Reply | None:
-        replies = self._take_replies()
-        return replies[-1] if replies else None
-
     def state_dict(self) -> dict[str, Any]:
         """Return the counters; buffers are saved on their own, and what is pending is not."""
         return {"statistics": self.statistics.to_json(), "adds": self._adds}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from earlier counters.
+        """Resume from earlier counters.
 
         Args:
             state: what :meth:`state_dict` gave.

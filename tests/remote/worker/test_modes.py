@@ -1,19 +1,20 @@
 import pytest
 
 from gfn_rb.errors import ArgumentError
+from gfn_rb.remote.worker.client import ManagerClient
 from gfn_rb.remote.worker.modes import AwaitReply, CollectLater, NonBlocking
 
 
-class ManagerClient:
+class Recorded(ManagerClient):
     """Notes what it is asked for."""
 
     def __init__(self, unanswered=0):
-        self.unanswered, self.asked = unanswered, []
+        self._unanswered, self.asked = dict.fromkeys(range(unanswered)), []
 
     def collect(self):
         self.asked.append("collect")
 
-    def wait(self):
+    def wait(self, limit=None):
         self.asked.append("wait")
         return True
 
@@ -27,17 +28,17 @@ class ManagerClient:
     ],
 )
 def test_modes_differ_in_when_they_wait(mode, before, after):
-    desk = ManagerClient()
-    assert mode.before(desk)
-    assert desk.asked == before
-    desk.asked.clear()
-    mode.after(desk)
-    assert desk.asked == after
+    client = Recorded()
+    assert mode.before(client)
+    assert client.asked == before
+    client.asked.clear()
+    mode.after(client)
+    assert client.asked == after
 
 
 def test_without_waiting_the_number_on_their_way_is_bounded():
     mode = NonBlocking(in_flight=2)
-    assert [mode.before(ManagerClient(n)) for n in range(4)] == [True, True, False, False]
+    assert [mode.before(Recorded(n)) for n in range(4)] == [True, True, False, False]
 
 
 def test_a_mode_shows_its_bound():

@@ -3,7 +3,7 @@ import torch
 from remote.remote_runs import objects, trajectories, transitions
 
 from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
-from gfn_rb.remote.worker.payload import BaselineFilter, check_payload, packed, require_fit
+from gfn_rb.remote.worker.payload import BaselineFilter, join_batches, require_fit
 
 
 def sent(rows):
@@ -11,17 +11,9 @@ def sent(rows):
 
 
 def test_batches_are_padded_and_joined():
-    rows = packed([trajectories([1]), trajectories([2], length=3)], "items", ())
+    rows = join_batches([trajectories([1]), trajectories([2], length=3)])
     assert rows["state"].shape == (2, 4, 1)
     assert sent(rows) == [1.0, 2.0]
-    assert packed([trajectories([1, 2])], "scoring", ())["state"].tolist() == [[1], [2]]
-
-
-def test_what_goes_stale_is_dropped_unless_kept():
-    rows = trajectories([1]).set("log_prob", torch.zeros(1, 2))
-    assert "log_prob" not in packed([rows], "items", check_payload("items", ()))
-    assert "log_prob" in packed([rows], "items", check_payload("items", ["log_prob"]))
-    assert "log_prob" in rows
 
 
 @pytest.mark.parametrize(
@@ -33,10 +25,9 @@ def test_what_goes_stale_is_dropped_unless_kept():
     ],
 )
 def test_batches_that_do_not_go_together_are_noticed(rows, error):
-    require_fit([objects([1])], objects([]))
-    require_fit([], rows)
+    require_fit(objects([1]), objects([]))
     with pytest.raises(error, match="items do not go with those added before"):
-        require_fit([objects([1, 2])], rows)
+        require_fit(objects([1, 2]), rows)
 
 
 def test_a_filter_leaves_out_what_lies_below():
@@ -69,5 +60,3 @@ def test_only_empty_batches_in_a_row_count():
 def test_bad_arguments_are_named():
     with pytest.raises(ArgumentError, match="refresh_after must be at least 1, got 0"):
         BaselineFilter(0)
-    with pytest.raises(ArgumentError, match=r"payload must be one of .*, got 'all'"):
-        check_payload("all", ())
