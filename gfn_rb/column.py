@@ -1,4 +1,4 @@
-"""Watching one key of a storage: which of its rows changed since the last look.
+"""Watching one key of a storage: which of its rows changed since it was read.
 
 A storage can change in many ways: through the buffer that owns a sampler, through another buffer
 on the same storage, from another process, by ``rb[i:j] = rows``, ``rb.set_at_(key, ...)`` or a
@@ -22,11 +22,17 @@ from gfn_rb.shapes import Float, Int64
 from gfn_rb.torchrl_compat import all_slots, mutation_revision, tensor_version, wait_for_init
 
 
-class Moment(NamedTuple):
-    """What identifies one content of a key column."""
+class StorageVersion(NamedTuple):
+    """What identifies one content of a key column.
+
+    Attributes:
+        revision: of the storage, raised by every write through it, from any process.
+        tensor: version of the key tensor, raised by every write in place of this process.
+        address: where the key tensor lies, for it may be replaced by another.
+    """
 
     revision: int
-    version: int
+    tensor: int
     address: int
 
 
@@ -39,7 +45,7 @@ class KeyColumn:
 
     def __init__(self, key: NestedKey) -> None:
         self.key = key
-        self._seen: Moment | None = None
+        self._seen: StorageVersion | None = None
         self._announced: list[Tensor] = []
         self._count = 0
         self._raw: Tensor | None = None
@@ -58,22 +64,24 @@ class KeyColumn:
         return self._leaf(storage)[: len(storage)].reshape(-1)
 
     def announce(self, storage: Storage, index: Tensor) -> None:
-        """Take note that rows were just written; -1 stands for a row that was not.
+        """Record that rows were just written; -1 stands for a row that was not.
 
         Args:
             storage: where they were written.
             index: the rows.
         """
         seen = self._seen
-        if seen is None or index.device.type != "cpu" or (now := self.moment(storage)) == seen:
+        if seen is None or index.device.type != "cpu" or (now := self.version(storage)) == seen:
             return
         rows = index.reshape(-1)
         rows = rows[rows >= 0]
         if rows.shape[0] == 0:
             return
         self._count += rows.shape[0]
-        next_moment = Moment(seen.revision + 1, seen.version + 1, seen.address)
-        if now != next_moment or self._count > len(storage) // 4:
+        # One write through the storage raises each counter by one. If they moved any further,
+        # something else was written as well, and nobody knows where.
+        announced = StorageVersion(seen.revision + 1, seen.tensor + 1, seen.address)
+        if now != announced or self._count > len(storage) // 4:
             self.forget()
             return
         self._seen = now
@@ -85,7 +93,7 @@ class KeyColumn:
         Args:
             storage: the storage to look at.
         """
-        now, announced = self.moment(storage), self._announced
+        now, announced = self.version(storage), self._announced
         known = now == self._seen
         self._seen, self._announced, self._count = now, [], 0
         if not known:
@@ -96,14 +104,14 @@ class KeyColumn:
         """Make the next :meth:`changed` answer "perhaps all"."""
         self._seen, self._announced, self._count = None, [], 0
 
-    def moment(self, storage: Storage) -> Moment:
-        """Return the two counters, and where the key tensor lies.
+    def version(self, storage: Storage) -> StorageVersion:
+        """Return what identifies the present content.
 
         Args:
             storage: the storage to look at.
         """
         leaf = self._leaf(storage)
-        return Moment(mutation_revision(storage), tensor_version(leaf), leaf.data_ptr())
+        return StorageVersion(mutation_revision(storage), tensor_version(leaf), leaf.data_ptr())
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the counters and tensors of this process."""
@@ -122,11 +130,7 @@ class KeyColumn:
         return self._plain
 
     def _checked(self, storage: Storage, leaf: Tensor | None) -> Tensor:
-        if not isinstance(storage, TensorStorage) or storage.ndim != 1:
-            raise ShapeError(
-                "storage must be a LazyTensorStorage, LazyMemmapStorage or TensorStorage with "
-                f"ndim=1, got {type(storage).__name__} with ndim={storage.ndim}"
-            )
+        require_rows(storage)
         if leaf is None:
             held = sorted(map(str, all_slots(storage).keys(True, True)))
             raise KeyMismatchError(f"key {self.key!r} is not in the storage, which holds {held}")
@@ -136,6 +140,22 @@ class KeyColumn:
                 f"{tuple(leaf.shape[1:])} per row"
             )
         return leaf
+
+
+def require_rows(storage: Storage) -> None:
+    """Raise unless a storage holds tensors, one row per item.
+
+    Args:
+        storage: of any kind.
+
+    Raises:
+        ShapeError: another kind of storage, or one of several dimensions.
+    """
+    if not isinstance(storage, TensorStorage) or storage.ndim != 1:
+        raise ShapeError(
+            "storage must be a LazyTensorStorage, LazyMemmapStorage or TensorStorage with "
+            f"ndim=1, got {type(storage).__name__} with ndim={storage.ndim}"
+        )
 
 
 def open_shared(storage: Storage) -> None:

@@ -17,7 +17,7 @@ LAYERS = (
     ("torchrl_compat",),
     ("codec",),
     ("containers",),
-    ("column",),
+    ("column", "state_folder"),
     ("writers",),
     ("samplers",),
     ("transports",),

@@ -18,9 +18,9 @@ from gfn_rb.numerics.near.distances import check_norm
 from gfn_rb.numerics.near.index import NearIndex, PreparedRows
 from gfn_rb.shapes import Float, Int64
 from gfn_rb.torchrl_compat import all_slots, bump_mutation_revision, set_length
-from gfn_rb.writers.features import Features, Moment
-from gfn_rb.writers.reward import _WRITTEN, RewardPrioritizedWriter, Tie, _no_slot
-from gfn_rb.writers.rows import overwrite, relocate
+from gfn_rb.writers.features import Features, FeatureVersion
+from gfn_rb.writers.reward import RewardPrioritizedWriter, Tie
+from gfn_rb.writers.rows import no_slots, overwrite, relocate
 
 Near = Literal["replace", "reject"]
 When = Literal["always", "full"]
@@ -95,7 +95,7 @@ class DiversityWriter(RewardPrioritizedWriter):
         self.when = when
         self._features = Features(features)
         self._index: NearIndex | None = None
-        self._indexed: Moment | None = None  # the content that the index is in step with
+        self._indexed: FeatureVersion | None = None  # the content that the index is in step with
 
     def update(self, index: Int64[Tensor, "m"], key: Float[Tensor, "m"]) -> None:
         """Relabel stored items; see :meth:`RewardPrioritizedWriter.update`."""
@@ -118,7 +118,7 @@ class DiversityWriter(RewardPrioritizedWriter):
         device = (self._allocated() if full else self._in_step()).device
         rows, key = rows.to(device), key.to(device, torch.float64)
         if key.shape[0] == 0 or (full and not self._beats(highest, floor)):
-            return _no_slot(key)
+            return no_slots(key)
         index = self._followed(rows)
         value, order = self._worst_first(key)
         hopeless = self._below(value, floor) if full else 0
@@ -161,7 +161,7 @@ class DiversityWriter(RewardPrioritizedWriter):
         move = _moves(chosen.shape[0], removed, stored)
         self._store(data, chosen, move)
         self._follow_up(move, value, self._rank(chosen), prepared)
-        slot = _no_slot(key)
+        slot = no_slots(key)
         slot[chosen] = move.target
         return slot
 
@@ -197,8 +197,8 @@ class DiversityWriter(RewardPrioritizedWriter):
             set_length(storage, move.length)
         if move.length < before:
             bump_mutation_revision(storage)  # or samplers would take it for a write to some rows
-        self._count[_WRITTEN] += chosen.shape[0]
-        self._tell(move.target if not move.hole.shape[0] else torch.cat([move.target, move.hole]))
+        changed = torch.cat([move.target, move.hole]) if move.hole.shape[0] else move.target
+        self._announce(changed, chosen.shape[0])
 
     def _follow_up(self, move: _Moves, key: Tensor, rank: Tensor, prepared: PreparedRows) -> None:
         """Do to the extremes and to the index what was done to the storage."""
@@ -212,8 +212,8 @@ class DiversityWriter(RewardPrioritizedWriter):
         if move.length < index.length:
             extremes.remove(torch.arange(move.length, index.length, device=extremes.device))
             index.shorten(move.length)
-        self._now_in_step(self._column.moment(self._storage))
-        self._indexed = self._features.moment_after(self._storage)
+        self._now_in_step(self._column.version(self._storage))
+        self._indexed = self._features.version_after_write(self._storage)
 
     # Keeping the index in step with the storage.
 
@@ -244,8 +244,8 @@ class DiversityWriter(RewardPrioritizedWriter):
         assert self._index is not None
         return self._index.length
 
-    def _content(self) -> Moment | None:
-        return self._features.moment(self._storage) if self._storage.initialized else None
+    def _content(self) -> FeatureVersion | None:
+        return self._features.version(self._storage) if self._storage.initialized else None
 
     # State.
 

@@ -16,7 +16,7 @@ from gfn_rb.keys import ACTION, CONDITION, IS_BACKWARD, LENGTH, NEXT, NEXT_STATE
 from gfn_rb.shapes import Shaped
 from gfn_rb.torchrl_compat import all_slots, mutation_revision, tensor_version
 
-Moment = tuple[int, ...]
+FeatureVersion = tuple[int, ...]  # revision of the storage, then versions and addresses
 
 _READ_BY_DEFAULT = (STATE, NEXT_STATE, LENGTH, IS_BACKWARD, CONDITION)
 
@@ -63,7 +63,7 @@ class Features:
             _refuse(rows)
         return rows.detach() if rows.requires_grad else rows
 
-    def moment(self, storage: TensorStorage) -> Moment:
+    def version(self, storage: TensorStorage) -> FeatureVersion:
         """Return what identifies the content of an initialised storage, as far as it is read here.
 
         Args:
@@ -75,16 +75,16 @@ class Features:
         self._leaves = [data.get(name) for name in self._watched]
         return self._of_leaves(storage)
 
-    def moment_after(self, storage: TensorStorage) -> Moment:
-        """Return the :meth:`moment` after a write in place, which leaves each entry where it was.
+    def version_after_write(self, storage: TensorStorage) -> FeatureVersion:
+        """Return the :meth:`version` after a write in place, which leaves entries where they were.
 
         Args:
             storage: the storage.
         """
         known = all_slots(storage) is self._stored
-        return self._of_leaves(storage) if known else self.moment(storage)
+        return self._of_leaves(storage) if known else self.version(storage)
 
-    def _of_leaves(self, storage: TensorStorage) -> Moment:
+    def _of_leaves(self, storage: TensorStorage) -> FeatureVersion:
         versions = [n for leaf in self._leaves for n in (tensor_version(leaf), leaf.data_ptr())]
         return (mutation_revision(storage), *versions)
 

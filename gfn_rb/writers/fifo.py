@@ -7,7 +7,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data.replay_buffers.writers import TensorDictRoundRobinWriter
 
-from gfn_rb.writers.rows import Layout
+from gfn_rb.writers.rows import RowLayout
 
 
 class FIFOWriter(TensorDictRoundRobinWriter):
@@ -19,7 +19,7 @@ class FIFOWriter(TensorDictRoundRobinWriter):
 
     def __init__(self) -> None:
         super().__init__()
-        self._layout = Layout()
+        self._layout = RowLayout()
 
     def add(self, data: TensorDictBase) -> int | Tensor:
         """Write one item.

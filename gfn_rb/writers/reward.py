@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
-from torchrl.data.replay_buffers.storages import Storage, TensorStorage
+from torchrl.data.replay_buffers.storages import Storage
 from torchrl.data.replay_buffers.writers import Writer
 
-from gfn_rb.column import KeyColumn, Moment, open_shared
+from gfn_rb.column import KeyColumn, StorageVersion, open_shared, require_rows
 from gfn_rb.errors import ArgumentError, CheckpointMismatchError, ShapeError
 from gfn_rb.keys import LOG_REWARD
 from gfn_rb.numerics import Extremes
 from gfn_rb.shapes import Float, Int64
+from gfn_rb.state_folder import StateInFolder
 from gfn_rb.torchrl_compat import attached_entities, bump_mutation_revision, set_length
-from gfn_rb.writers.rows import Layout, check_number, overwrite, scalar_key
+from gfn_rb.writers.rows import RowLayout, check_number, no_slots, overwrite, scalar_key
 
 Tie = Literal["newest", "oldest"]
 
 _OFFERED, _WRITTEN, _REVISION = range(3)
-_FILE = "writer.pt"
 
 
-class RewardPrioritizedWriter(Writer):
+class RewardPrioritizedWriter(StateInFolder, Writer):
     """A writer that keeps the ``capacity`` items of highest key ever offered.
 
     Where TorchRL's ``TensorDictMaxValueWriter`` walks a heap row by row in Python, a batch is
@@ -60,14 +59,14 @@ class RewardPrioritizedWriter(Writer):
         self.key = key
         self.tie = tie
         self._column = KeyColumn(key)
-        self._layout = Layout()
+        self._layout = RowLayout()
         self._extremes: Extremes | None = None
         # Rows offered, rows written, storage revision the extremes are in step with. On the CPU,
         # and a tensor, so that processes sharing the buffer share it.
         self._counters = torch.zeros(3, dtype=torch.int64)
         # The content that the extremes are in step with, and its lowest key, as seen from here.
-        self._moment: Moment | None = None
-        self._floor: tuple[Moment | None, float] | None = None
+        self._version: StorageVersion | None = None
+        self._floor: tuple[StorageVersion | None, float] | None = None
 
     # What TorchRL calls.
 
@@ -80,11 +79,7 @@ class RewardPrioritizedWriter(Writer):
         Raises:
             ShapeError: any other storage.
         """
-        if not isinstance(storage, TensorStorage) or storage.ndim != 1:
-            raise ShapeError(
-                "storage must be a LazyTensorStorage, LazyMemmapStorage or TensorStorage with "
-                f"ndim=1, got {type(storage).__name__} with ndim={storage.ndim}"
-            )
+        require_rows(storage)
         super().register_storage(storage)
 
     def add(self, data: TensorDictBase) -> int:
@@ -155,8 +150,8 @@ class RewardPrioritizedWriter(Writer):
         values[index] = key.to(values)
         bump_mutation_revision(self._storage)
         extremes.update(index, values[index].to(torch.float64), extremes.rank[index])
-        self._now_in_step(self._column.moment(self._storage))
-        self._tell(index)
+        self._now_in_step(self._column.version(self._storage))
+        self._announce(index)
 
     # Keeping the extremes in step with the storage.
 
@@ -166,24 +161,25 @@ class RewardPrioritizedWriter(Writer):
         open_shared(storage)
         if not storage.initialized:
             return extremes
-        moment = self._column.moment(storage)
-        if moment == self._moment:
+        version = self._column.version(storage)
+        if version == self._version:
             return extremes
-        # Another process that shares the state keeps it in step, and moves the revision alone.
-        mine = self._moment is not None and moment[1:] == self._moment[1:]
-        if not mine or int(self._count[_REVISION]) != moment.revision:
+        # A process that shares the state keeps it in step and writes down for which revision. Its
+        # writes do not raise the version that this process sees of the key tensor.
+        mine = self._version is not None and version[1:] == self._version[1:]
+        if not mine or int(self._count[_REVISION]) != version.revision:
             values = self._column.values(storage)
             extremes.assign(values, extremes.rank[: len(values)].clone())
         else:
             extremes.doubt_ranks()
-        self._now_in_step(moment)
+        self._now_in_step(version)
         return extremes
 
     def _lowest(self) -> float:
         """Return the lowest key of a full storage, looked up once for each content."""
         extremes = self._in_step()
-        if self._floor is None or self._floor[0] is not self._moment:
-            self._floor = (self._moment, float(extremes.minimum))
+        if self._floor is None or self._floor[0] is not self._version:
+            self._floor = (self._version, float(extremes.minimum))
         return self._floor[1]
 
     def _allocated(self) -> Extremes:
@@ -192,9 +188,9 @@ class RewardPrioritizedWriter(Writer):
             self._extremes = Extremes(self._storage.max_size, device)
         return self._extremes
 
-    def _now_in_step(self, moment: Moment) -> None:
-        self._count[_REVISION] = moment.revision
-        self._moment = moment
+    def _now_in_step(self, version: StorageVersion) -> None:
+        self._count[_REVISION] = version.revision
+        self._version = version
 
     # Choosing and writing.
 
@@ -204,7 +200,7 @@ class RewardPrioritizedWriter(Writer):
         if key.shape[0] <= free:
             return self._append(data)
         if free == 0 and not self._beats(highest, floor := self._lowest()):
-            return _no_slot(key)
+            return no_slots(key)
         return self._merge(data, key, free, floor if free == 0 else -math.inf)
 
     def _append(self, data: TensorDictBase) -> Tensor:
@@ -226,11 +222,11 @@ class RewardPrioritizedWriter(Writer):
         if free:
             fresh = torch.arange(len(self._storage), self._storage.max_size, device=key.device)
             target = torch.cat([target, fresh])
-        slot = _no_slot(key)
+        slot = no_slots(key)
         slot[chosen] = target
         self._write(target, data, chosen)
         extremes.update(target, key[chosen], self._rank(chosen))
-        self._now_in_step(self._column.moment(self._storage))
+        self._now_in_step(self._column.version(self._storage))
         return slot
 
     def _contestants(self, key: Tensor, free: int, floor: float) -> tuple[Tensor, Tensor]:
@@ -276,10 +272,11 @@ class RewardPrioritizedWriter(Writer):
         except BaseException:
             set_length(self._storage, length)  # set() counts rows before it writes them
             raise
-        self._count[_WRITTEN] += target.shape[0]
-        self._tell(target)
+        self._announce(target, target.shape[0])
 
-    def _tell(self, index: Tensor) -> None:
+    def _announce(self, index: Tensor, n_written: int = 0) -> None:
+        """Count rows written, and tell samplers which slots have changed."""
+        self._count[_WRITTEN] += n_written
         for entity in attached_entities(self._storage):
             entity.mark_update(index)
 
@@ -340,38 +337,13 @@ class RewardPrioritizedWriter(Writer):
         self._allocated().rank[: len(rank)] = rank
         self._count[_OFFERED] = state_dict["offered"]
         self._count[_WRITTEN] = state_dict["written"]
-        self._moment = None
-
-    def dumps(self, path: str | Path) -> None:
-        """Write the state into a folder.
-
-        Args:
-            path: the folder, made if missing.
-        """
-        path = Path(path)
-        path.mkdir(exist_ok=True)
-        torch.save(self.state_dict(), path / _FILE)
-
-    def loads(self, path: str | Path) -> None:
-        """Read the state from a folder that :meth:`dumps` wrote.
-
-        Args:
-            path: the folder.
-
-        Raises:
-            CheckpointMismatchError: see :meth:`load_state_dict`.
-        """
-        self.load_state_dict(torch.load(Path(path) / _FILE, weights_only=True))
+        self._version = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Make sure that a process this is sent to shares the state, rather than starts its own."""
         if self._storage is not None:
             self._allocated()
-        return {**super().__getstate__(), "_moment": None, "_floor": None}
+        return {**super().__getstate__(), "_version": None, "_floor": None}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(key={self.key!r}, tie={self.tie!r})"
-
-
-def _no_slot(key: Tensor) -> Tensor:
-    return torch.full(key.shape, -1, dtype=torch.int64, device=key.device)

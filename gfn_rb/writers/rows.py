@@ -97,6 +97,15 @@ def select_rows(
     return new_tensordict(kept, at.shape)
 
 
+def no_slots(key: Tensor) -> Int64[Tensor, "n"]:
+    """Return -1 for each row: none is written so far.
+
+    Args:
+        key: shape [n].
+    """
+    return torch.full(key.shape, -1, dtype=torch.int64, device=key.device)
+
+
 def overwrite(storage: TensorStorage, target: Tensor, data: TensorDictBase, chosen: Tensor) -> None:
     """Write some rows of a batch over stored ones.
 
@@ -129,7 +138,7 @@ def relocate(storage: TensorStorage, source: Tensor, target: Tensor) -> None:
     bump_mutation_revision(storage)
 
 
-class Layout:
+class RowLayout:
     """What each item of a storage looks like: the names, shapes and dtypes of its entries."""
 
     def __init__(self) -> None:

@@ -73,13 +73,13 @@ def test_every_write_to_what_is_read_is_noticed(storage, source):
     features, storage = Features(source), storage(2)
     data = items(state=torch.tensor([1, 2]), log_reward=torch.zeros(2))
     storage.set(torch.arange(2), data)
-    before = features.moment(storage)
-    assert features.moment(storage) == before
+    before = features.version(storage)
+    assert features.version(storage) == before
     storage._storage["state"][0] = 5
-    between = features.moment(storage)
+    between = features.version(storage)
     assert between != before
     storage.set(torch.arange(2), data)
-    assert features.moment(storage) != between
-    before = features.moment(storage)
+    assert features.version(storage) != between
+    before = features.version(storage)
     storage._storage["log_reward"][0] = 5
-    assert (features.moment(storage) != before) == callable(source)
+    assert (features.version(storage) != before) == callable(source)
