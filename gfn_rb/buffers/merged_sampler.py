@@ -145,21 +145,21 @@ class MergedSampler(SamplerEnsemble):
         held = [i for i, each in enumerate(storages) if len(each)]
         union = WeightedUnion([self._tree(i, storages[i]) for i in held])
         if not union.log_total > -math.inf:
-            raise EmptyBufferError(sampler._NOTHING.format(sampler.key))
+            raise EmptyBufferError(sampler.nothing_to_draw.format(sampler.key))
         replacement = sampler.replacement
         if replacement is not True and n <= sum(len(each) for each in storages):
             part, row, enough = union.draw_distinct(n, self._rng)
             if enough:
                 return _drawn(torch.tensor(held, device=part.device)[part], row, {})
         if replacement is False:
-            raise ArgumentError(sampler._TOO_FEW.format(n))
+            raise ArgumentError(sampler.too_few.format(n))
         part, row = union.draw(n, self._rng)
         log_prob = union.log_prob(part, row).to(torch.float32)
         member = torch.tensor(held, device=part.device)[part]
         return _drawn(member, row, {DRAW_LOG_PROB: log_prob})
 
     def _tree(self, member: int, storage: Storage) -> WeightedTree:
-        tree = self._samplers[member]._follow(storage)
+        tree = self._samplers[member].follow(storage)
         assert isinstance(tree, WeightedTree)
         return tree
 

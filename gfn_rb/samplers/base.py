@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
 from abc import abstractmethod
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, overload
 
 import torch
 from tensordict import NestedKey
@@ -24,62 +22,17 @@ from gfn_rb.errors import (
     NaNError,
 )
 from gfn_rb.keys import DRAW_LOG_PROB, LOG_REWARD
+from gfn_rb.numerics import RankedDistribution, WeightedTree
+from gfn_rb.samplers.priorities import HeldPriorities
+from gfn_rb.state_folder import StateInFolder
 from gfn_rb.torchrl_compat import assert_on_device
 
 Replacement = Literal["auto", True, False]
 
-_FILE = "parameters.json"
-
-
-@runtime_checkable
-class Column(Protocol):
-    """One number per stored row, and which of them changed: :class:`~gfn_rb.column.KeyColumn`."""
-
-    def values(self, storage: Storage, /) -> Tensor:
-        """Return the number of every stored row."""
-        ...
-
-    def announce(self, storage: Storage, index: Tensor, /) -> None:
-        """Take note that rows were just written."""
-        ...
-
-    def changed(self, storage: Storage, /) -> Tensor | None:
-        """Return the rows that changed since the last call, or None for "perhaps all"."""
-        ...
-
-    def forget(self) -> None:
-        """Make the next :meth:`changed` answer "perhaps all"."""
-        ...
-
-
-@runtime_checkable
-class Distribution(Protocol):
-    """A mutable discrete distribution over rows, such as :class:`~gfn_rb.numerics.WeightedTree`."""
-
-    @property
-    def log_total(self) -> Tensor:
-        """Log of the total mass, 0-d."""
-        ...
-
-    def update(self, index: Tensor, log_weight: Tensor, /) -> None:
-        """Change some rows."""
-        ...
-
-    def assign(self, log_weight: Tensor, /) -> None:
-        """Set the first rows, and remove the others."""
-        ...
-
-    def log_prob(self, index: Tensor, /) -> Tensor:
-        """Return log p of rows."""
-        ...
-
-    def draw(self, n: int, generator: torch.Generator | None, /) -> Tensor:
-        """Draw with replacement."""
-        ...
-
-    def draw_distinct(self, n: int, generator: torch.Generator | None, /) -> tuple[Tensor, Tensor]:
-        """Draw without, and say whether there were enough rows."""
-        ...
+# One number per stored row, and which of them changed.
+Column = KeyColumn | HeldPriorities
+# A mutable discrete distribution over rows.
+Distribution = WeightedTree | RankedDistribution
 
 
 class _KeepReplacement(type(Sampler)):  # type: ignore[misc]
@@ -89,11 +42,48 @@ class _KeepReplacement(type(Sampler)):  # type: ignore[misc]
         return type.__call__(cls, *args, **kwargs)
 
 
-class KeySampler(Sampler, metaclass=_KeepReplacement):
+class Parameter:
+    """A number of a sampler that may be annealed, by assignment or by a TorchRL scheduler.
+
+    Args:
+        rule: what the error says it must be.
+        fits: whether a number keeps the rule; NaN must not.
+        of_draws: whether what is drawn depends on it.
+
+    Raises:
+        ArgumentError: upon assignment, a value that breaks the rule, or is no number.
+    """
+
+    def __init__(self, rule: str, fits: Callable[[float], bool], of_draws: bool = True) -> None:
+        self.rule = rule
+        self.fits = fits
+        self.of_draws = of_draws
+
+    def __set_name__(self, owner: type[KeySampler], name: str) -> None:
+        self.name = name
+        owner._parameters = (*owner._parameters, name)
+
+    @overload
+    def __get__(self, sampler: None, owner: Any = None) -> Parameter: ...
+
+    @overload
+    def __get__(self, sampler: KeySampler, owner: Any = None) -> float: ...
+
+    def __get__(self, sampler: KeySampler | None, owner: Any = None) -> Any:
+        return self if sampler is None else sampler.__dict__[self.name]
+
+    def __set__(self, sampler: KeySampler, value: Any) -> None:
+        sampler.__dict__[self.name] = number(self.name, value, self.rule, self.fits)
+        if self.of_draws:
+            sampler._parameter_changed()
+
+
+class KeySampler(StateInFolder, Sampler, metaclass=_KeepReplacement):
     """Draws rows by a number that the storage holds for each of them.
 
-    A subclass says how the stored numbers become a distribution, in one method. The rest is
-    here: following the storage, replacement, empty buffers, state.
+    A subclass has its parameters as class attributes, and says how the stored numbers become a
+    distribution, in one method. The rest is here: following the storage, replacement, empty
+    buffers, state.
 
     What is drawn from is what the storage holds at that moment. Rows written through any buffer
     attached to the storage cost a partial update; any other change (another process, an in-place
@@ -113,6 +103,8 @@ class KeySampler(Sampler, metaclass=_KeepReplacement):
     Raises:
         ArgumentError: another ``replacement``.
     """
+
+    _parameters: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
         self,
@@ -154,13 +146,15 @@ class KeySampler(Sampler, metaclass=_KeepReplacement):
             NaNError: a stored number is NaN.
         """
         self._check_request(storage, batch_size)
-        distribution = self._follow(storage)
-        _require(distribution.log_total > -math.inf, EmptyBufferError, self._NOTHING, self.key)
+        distribution = self.follow(storage)
+        _require(
+            distribution.log_total > -math.inf, EmptyBufferError, self.nothing_to_draw, self.key
+        )
         if self.replacement is True or (self.replacement == "auto" and batch_size > len(storage)):
             return self._draw(distribution, batch_size)
         index, enough = distribution.draw_distinct(batch_size, self._rng)
         if self.replacement is False:
-            _require(enough, ArgumentError, self._TOO_FEW, batch_size)
+            _require(enough, ArgumentError, self.too_few, batch_size)
         elif enough.device.type == "cuda":
             index = torch.where(enough, index, distribution.draw(batch_size, self._rng))
         elif not enough:
@@ -168,7 +162,7 @@ class KeySampler(Sampler, metaclass=_KeepReplacement):
         return index, {}
 
     def mark_update(self, index: int | Tensor, *, storage: Storage | None = None) -> None:
-        """Take note that rows were written.
+        """Record that rows were written.
 
         Args:
             index: the rows, -1 for one that was rejected.
@@ -186,15 +180,19 @@ class KeySampler(Sampler, metaclass=_KeepReplacement):
 
     # Drawing.
 
-    _NOTHING = "no item can be drawn: every stored {!r} has weight zero (all -inf?)"
-    _TOO_FEW = "batch_size={} exceeds the items of positive weight, and replacement is False"
+    nothing_to_draw = "no item can be drawn: every stored {!r} has weight zero (all -inf?)"
+    too_few = "batch_size={} exceeds the items of positive weight, and replacement is False"
 
     def _draw(self, distribution: Distribution, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
         index = distribution.draw(batch_size, self._rng)
         return index, {DRAW_LOG_PROB: distribution.log_prob(index).to(torch.float32)}
 
-    def _follow(self, storage: Storage) -> Distribution:
-        """Bring the distribution up to date with the storage."""
+    def follow(self, storage: Storage) -> Distribution:
+        """Bring the distribution up to date with the storage, and return it.
+
+        Args:
+            storage: what is drawn from.
+        """
         values = self._column.values(storage)
         if self._distribution is None:
             self._distribution = self._make_distribution(storage.max_size, values)
@@ -226,14 +224,16 @@ class KeySampler(Sampler, metaclass=_KeepReplacement):
 
     # State: the storage holds all but the parameters.
 
-    _parameters: tuple[str, ...] = ()
+    def _parameter_changed(self) -> None:
+        """Have the distribution made anew, by a parameter that it depends on."""
+        self._column.forget()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the parameters that may be annealed."""
         return {name: getattr(self, name) for name in self._parameters}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the parameters.
+        """Restore what :meth:`state_dict` returned.
 
         Args:
             state_dict: from a sampler of the same class.
@@ -241,40 +241,27 @@ class KeySampler(Sampler, metaclass=_KeepReplacement):
         Raises:
             CheckpointMismatchError: from one with other parameters.
         """
-        if set(state_dict) != set(self._parameters):
-            raise CheckpointMismatchError(
-                f"sampler state holds {sorted(state_dict)}, {type(self).__name__} expects "
-                f"{sorted(self._parameters)}"
-            )
-        for name, value in state_dict.items():
-            setattr(self, name, value)
+        self._check_state(state_dict)
+        for name in self._parameters:
+            setattr(self, name, state_dict[name])
         self._column.forget()
 
-    def dumps(self, path: str | Path) -> None:
-        """Write the parameters into a folder.
-
-        Args:
-            path: the folder, made if missing.
-        """
-        path = Path(path)
-        path.mkdir(exist_ok=True)
-        (path / _FILE).write_text(json.dumps(self.state_dict()))
-
-    def loads(self, path: str | Path) -> None:
-        """Read the parameters from a folder that :meth:`dumps` wrote.
-
-        Args:
-            path: the folder.
-
-        Raises:
-            CheckpointMismatchError: see :meth:`load_state_dict`.
-        """
-        self.load_state_dict(json.loads((Path(path) / _FILE).read_text()))
+    def _check_state(self, state_dict: dict[str, Any]) -> None:
+        if set(state_dict) != set(self.state_dict()):
+            raise CheckpointMismatchError(
+                f"sampler state holds {sorted(state_dict)}, this {type(self).__name__} expects "
+                f"{sorted(self.state_dict())}"
+            )
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what is read from the storage again."""
         state = super().__getstate__()
         return {**state, "_distribution": None}
+
+    def __repr__(self) -> str:
+        names = ("key", *self._parameters, "replacement")
+        values = ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
+        return f"{type(self).__name__}({values})"
 
 
 def number(name: str, value: Any, rule: str, fits: Callable[[float], bool]) -> float:

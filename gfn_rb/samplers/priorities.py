@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,36 +11,12 @@ from torchrl.data.replay_buffers.storages import Storage
 
 from gfn_rb.column import KeyColumn
 from gfn_rb.errors import CheckpointMismatchError, ShapeError
-from gfn_rb.samplers.base import Column
 from gfn_rb.shapes import Float, Float64, Int64
 from gfn_rb.torchrl_compat import bump_mutation_revision
 
 _PRIORITY, _DEFAULT = "priority", "default_priority"
 # Stands for "leave it as it is" where the storage holds the priority of each item already.
 AS_STORED = -1.0
-
-
-@runtime_checkable
-class Priorities(Column, Protocol):
-    """A column of priorities, which may be written to."""
-
-    default: float  # of an item that brings none
-
-    def write(self, storage: Storage, index: Tensor, priority: Tensor, /) -> None:
-        """Set the priorities of stored rows."""
-        ...
-
-    def clear(self) -> None:
-        """Take note that the storage was emptied."""
-        ...
-
-    def state(self) -> dict[str, Any]:
-        """Return what there is to save."""
-        ...
-
-    def restore(self, state: dict[str, Any], /) -> None:
-        """Take over what :meth:`state` returned."""
-        ...
 
 
 class StoredPriorities(KeyColumn):
@@ -68,7 +44,7 @@ class StoredPriorities(KeyColumn):
         self.announce(storage, index)
 
     def clear(self) -> None:
-        """Make the next :meth:`changed` answer "perhaps all"."""
+        """Have the column read anew, for the storage was emptied."""
         self.forget()
 
     def state(self) -> dict[str, Any]:
@@ -99,7 +75,7 @@ class HeldPriorities:
         self.clear()
 
     def clear(self) -> None:
-        """Forget all priorities."""
+        """Forget all priorities, for the storage was emptied."""
         self._set(torch.empty(0, dtype=torch.float64), 1.0)
 
     def _set(self, known: Float64[Tensor, "n"], default: float) -> None:

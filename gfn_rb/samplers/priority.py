@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,13 +11,17 @@ from torch import Tensor
 from torchrl.data.replay_buffers.samplers import PrioritizedSampler
 from torchrl.data.replay_buffers.storages import Storage
 
-from gfn_rb.errors import ArgumentError, CheckpointMismatchError, NaNError, ShapeError
+from gfn_rb.errors import ArgumentError, NaNError, ShapeError
 from gfn_rb.keys import PRIORITY_WEIGHT
 from gfn_rb.numerics import BoundedTree
-from gfn_rb.samplers.base import Distribution, KeySampler, Replacement, number
-from gfn_rb.samplers.priorities import AS_STORED, HeldPriorities, Priorities, StoredPriorities
+from gfn_rb.samplers.base import Distribution, KeySampler, Parameter, Replacement, number
+from gfn_rb.samplers.priorities import AS_STORED, HeldPriorities, StoredPriorities
 
-_FILE = "priorities.pt"
+_AT_LEAST_0 = "a number of at least 0"
+
+
+def _is_at_least_0(value: float) -> bool:
+    return 0 <= value < math.inf
 
 
 class PrioritySampler(KeySampler):
@@ -60,8 +63,10 @@ class PrioritySampler(KeySampler):
         reduction: how several priorities of one item become one: "max", "min", "mean", "median".
     """
 
-    _parameters = ("alpha", "eps", "beta")
-    _NOTHING = "no item can be drawn: every priority is 0, and so is eps"
+    alpha = Parameter(_AT_LEAST_0, _is_at_least_0)
+    eps = Parameter(_AT_LEAST_0, _is_at_least_0)
+    beta = Parameter(_AT_LEAST_0, _is_at_least_0, of_draws=False)
+    nothing_to_draw = "no item can be drawn: every priority is 0, and so is eps"
     reduction = "max"
 
     def __init__(
@@ -74,37 +79,8 @@ class PrioritySampler(KeySampler):
     ) -> None:
         column = HeldPriorities() if key is None else StoredPriorities(key)
         super().__init__(key, replacement, column)
-        self._column: Priorities = column
+        self._column: HeldPriorities | StoredPriorities = column
         self.alpha, self.eps, self.beta = alpha, eps, beta
-
-    @property
-    def alpha(self) -> float:
-        """How much priorities matter."""
-        return self._alpha
-
-    @alpha.setter
-    def alpha(self, value: Any) -> None:
-        self._alpha = _at_least_0("alpha", value)
-        self._column.forget()
-
-    @property
-    def eps(self) -> float:
-        """What is added to priorities."""
-        return self._eps
-
-    @eps.setter
-    def eps(self, value: Any) -> None:
-        self._eps = _at_least_0("eps", value)
-        self._column.forget()
-
-    @property
-    def beta(self) -> float:
-        """How much the weights correct for the draw."""
-        return self._beta
-
-    @beta.setter
-    def beta(self, value: Any) -> None:
-        self._beta = _at_least_0("beta", value)
 
     @property
     def default_priority(self) -> float:
@@ -119,7 +95,7 @@ class PrioritySampler(KeySampler):
     def default_priority(self, value: Any) -> None:
         if self.key is not None:
             raise ArgumentError(f"default_priority has no meaning where items bring {self.key!r}")
-        self._column.default = _at_least_0("default_priority", value)
+        self._column.default = number("default_priority", value, _AT_LEAST_0, _is_at_least_0)
 
     # Drawing.
 
@@ -138,7 +114,7 @@ class PrioritySampler(KeySampler):
         return super()._checked(values)
 
     def _log_weight(self, value: Tensor) -> Tensor:
-        return torch.special.xlogy(self._alpha, value.to(torch.float64) + self._eps)
+        return torch.special.xlogy(self.alpha, value.to(torch.float64) + self.eps)
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
         """Draw a batch of rows.
@@ -159,7 +135,7 @@ class PrioritySampler(KeySampler):
         tree = self._distribution
         assert isinstance(tree, BoundedTree)
         log_excess = tree.log_weight.index_select(0, index).sub_(tree.lowest)
-        return index, {**info, PRIORITY_WEIGHT: log_excess.mul_(-self._beta).exp_().float()}
+        return index, {**info, PRIORITY_WEIGHT: log_excess.mul_(-self.beta).exp_().float()}
 
     # Priorities.
 
@@ -217,48 +193,13 @@ class PrioritySampler(KeySampler):
         Raises:
             CheckpointMismatchError: it does not, or there are fewer slots than priorities.
         """
-        if set(state_dict) != set(self.state_dict()):
-            raise CheckpointMismatchError(
-                f"sampler state holds {sorted(state_dict)}, this {type(self).__name__} expects "
-                f"{sorted(self.state_dict())}"
-            )
+        self._check_state(state_dict)
         self._column.restore(state_dict)
-        super().load_state_dict({name: state_dict[name] for name in self._parameters})
-
-    def dumps(self, path: str | Path) -> None:
-        """Write the state into a folder.
-
-        Args:
-            path: the folder, made if missing.
-        """
-        path = Path(path)
-        path.mkdir(exist_ok=True)
-        torch.save(self.state_dict(), path / _FILE)
-
-    def loads(self, path: str | Path) -> None:
-        """Read the state from a folder that :meth:`dumps` wrote.
-
-        Args:
-            path: the folder.
-
-        Raises:
-            CheckpointMismatchError: see :meth:`load_state_dict`.
-        """
-        self.load_state_dict(torch.load(Path(path) / _FILE, weights_only=True))
-
-    def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}(key={self.key!r}, alpha={self.alpha}, eps={self.eps}, "
-            f"beta={self.beta}, replacement={self.replacement!r})"
-        )
+        super().load_state_dict(state_dict)
 
 
 # TorchRL's buffers ask isinstance(sampler, PrioritizedSampler) before they pass priorities on.
 PrioritizedSampler.register(PrioritySampler)
-
-
-def _at_least_0(name: str, value: Any) -> float:
-    return number(name, value, "a number of at least 0", lambda number: 0 <= number < math.inf)
 
 
 def _check(row: Tensor, priority: Tensor, stored: int) -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
-from typing import Any
 
 import torch
 from tensordict import NestedKey
 
 from gfn_rb.keys import LOG_REWARD
 from gfn_rb.numerics.rank_laws import RankLaw, StepLaw
-from gfn_rb.samplers.base import Replacement, number
+from gfn_rb.samplers.base import Parameter, Replacement
 from gfn_rb.samplers.ranked import RankSampler
 
 
@@ -40,7 +39,8 @@ class QuantileRewardSampler(RankSampler):
         ArgumentError: ``top_fraction`` or ``top_share`` breaks its rule.
     """
 
-    _parameters = ("top_fraction", "top_share")
+    top_fraction = Parameter("above 0 and below 1", lambda part: 0 < part < 1)
+    top_share = Parameter("from 0 to 1", lambda share: 0 <= share <= 1)
 
     def __init__(
         self,
@@ -53,33 +53,6 @@ class QuantileRewardSampler(RankSampler):
         self.top_fraction = top_fraction
         self.top_share = top_share
 
-    @property
-    def top_fraction(self) -> float:
-        """The fraction of items that are at the top."""
-        return self._top_fraction
-
-    @top_fraction.setter
-    def top_fraction(self, value: Any) -> None:
-        rule = "above 0 and below 1"
-        self._top_fraction = number("top_fraction", value, rule, lambda part: 0 < part < 1)
-        self._current = None
-
-    @property
-    def top_share(self) -> float:
-        """The share of draws that goes to them."""
-        return self._top_share
-
-    @top_share.setter
-    def top_share(self, value: Any) -> None:
-        self._top_share = number("top_share", value, "from 0 to 1", lambda share: 0 <= share <= 1)
-        self._current = None
-
     def _law(self, n: int, device: torch.device) -> RankLaw:
-        n_top = math.ceil(Fraction(str(self._top_fraction)) * n)
-        return StepLaw(n, n_top, self._top_share)
-
-    def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}(key={self.key!r}, top_fraction={self.top_fraction}, "
-            f"top_share={self.top_share}, replacement={self.replacement!r})"
-        )
+        n_top = math.ceil(Fraction(str(self.top_fraction)) * n)
+        return StepLaw(n, n_top, self.top_share)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from tensordict import NestedKey
 
 from gfn_rb.keys import LOG_REWARD
 from gfn_rb.numerics.rank_laws import HarmonicLaw, RankLaw
-from gfn_rb.samplers.base import Replacement, is_positive, number
+from gfn_rb.samplers.base import Parameter, Replacement, is_positive
 from gfn_rb.samplers.ranked import RankSampler
 
 
@@ -30,7 +28,7 @@ class RankRewardSampler(RankSampler):
         ArgumentError: k is not a positive number.
     """
 
-    _parameters = ("k",)
+    k = Parameter("a positive number", is_positive)
 
     def __init__(
         self, key: NestedKey = LOG_REWARD, k: float = 0.01, replacement: Replacement = "auto"
@@ -38,20 +36,5 @@ class RankRewardSampler(RankSampler):
         super().__init__(key, replacement)
         self.k = k
 
-    @property
-    def k(self) -> float:
-        """How flat the law is."""
-        return self._k
-
-    @k.setter
-    def k(self, value: Any) -> None:
-        self._k = number("k", value, "a positive number", is_positive)
-        self._current = None
-
     def _law(self, n: int, device: torch.device) -> RankLaw:
-        return HarmonicLaw(n, self._k * n, device)
-
-    def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}(key={self.key!r}, k={self.k}, replacement={self.replacement!r})"
-        )
+        return HarmonicLaw(n, self.k * n, device)

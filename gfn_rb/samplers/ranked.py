@@ -33,7 +33,7 @@ class RankSampler(KeySampler):
 
     def __init__(self, key: NestedKey = LOG_REWARD, replacement: Replacement = "auto") -> None:
         super().__init__(key, replacement)
-        self._current: RankLaw | None = None
+        self._current: RankLaw | None = None  # of the parameters and the number of items now
 
     @abstractmethod
     def _law(self, n: int, device: torch.device) -> RankLaw:
@@ -44,6 +44,9 @@ class RankSampler(KeySampler):
         if self._current is None or self._current.n != n:
             self._current = self._law(n, device)
         return self._current
+
+    def _parameter_changed(self) -> None:
+        self._current = None
 
     def _make_distribution(self, capacity: int, like: Tensor) -> Distribution:
         self._current = None

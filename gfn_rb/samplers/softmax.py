@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from tensordict import NestedKey
 from torch import Tensor
 
 from gfn_rb.keys import LOG_REWARD
 from gfn_rb.numerics import WeightedTree
-from gfn_rb.samplers.base import Distribution, KeySampler, Replacement, is_positive, number
+from gfn_rb.samplers.base import Distribution, KeySampler, Parameter, Replacement, is_positive
 
 
 class SoftmaxRewardSampler(KeySampler):
@@ -30,7 +28,7 @@ class SoftmaxRewardSampler(KeySampler):
         ArgumentError: a temperature that is not a positive number.
     """
 
-    _parameters = ("temperature",)
+    temperature = Parameter("a positive number", is_positive)
 
     def __init__(
         self,
@@ -41,24 +39,8 @@ class SoftmaxRewardSampler(KeySampler):
         super().__init__(key, replacement)
         self.temperature = temperature
 
-    @property
-    def temperature(self) -> float:
-        """T: above 1 flatter than the reward, below 1 more peaked."""
-        return self._temperature
-
-    @temperature.setter
-    def temperature(self, value: Any) -> None:
-        self._temperature = number("temperature", value, "a positive number", is_positive)
-        self._column.forget()
-
     def _make_distribution(self, capacity: int, like: Tensor) -> Distribution:
         return WeightedTree(capacity, like.device)
 
     def _log_weight(self, value: Tensor) -> Tensor:
-        return value.to(torch.float64) / self._temperature
-
-    def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}(key={self.key!r}, temperature={self.temperature}, "
-            f"replacement={self.replacement!r})"
-        )
+        return value.to(torch.float64) / self.temperature
