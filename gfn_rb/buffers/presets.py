@@ -1,7 +1,10 @@
 """Replay buffers ready for use.
 
-Each preset is a ``TensorDictReplayBuffer`` built from a storage, a writer, a sampler and
-transforms; whatever it cannot be asked for is built from the same parts by hand.
+Each preset is a ``TensorDictReplayBuffer`` that :func:`build` makes from a storage, a writer, a
+sampler and transforms; whatever it cannot be asked for is built from the same parts by hand.
+
+All presets take the options of :func:`build`: ``storage``, ``device``, ``compact`` and ``env``,
+``transform``, ``batch_size``, ``prefetch``, ``generator``, ``shared``, ...
 """
 
 from __future__ import annotations
@@ -43,11 +46,7 @@ def reward_prioritized_buffer(
     sampler: Sampler | None = None,
     max_length: int | None = None,
     keep: Sequence[str] = (),
-    storage: Storage | None = None,
-    compact: StateForm | None = None,
-    env: GFNCore | None = None,
-    device: torch.device | str = "cpu",
-    **buffer_kwargs: Any,
+    **options: Any,
 ) -> TensorDictReplayBuffer:
     """Return a buffer that keeps the best items and draws them by reward.
 
@@ -64,13 +63,7 @@ def reward_prioritized_buffer(
             from batch to batch.
         keep: which of ``log_prob`` and ``estimator_output`` to store. The policy that made them
             moves on, so by default they are dropped on insertion.
-        storage: another storage of ``capacity`` rows, such as a ``LazyMemmapStorage``.
-        compact: store rows "narrow", or without the states ("rebuild"), see
-            :class:`~gfn_rb.CompactRows`; needs ``env``.
-        env: the environment that rows are of.
-        device: where the storage lives, unless given.
-        **buffer_kwargs: for ``TensorDictReplayBuffer``: ``batch_size``, ``prefetch``,
-            ``transform``, ``generator``, ``shared``, ...
+        **options: see :func:`build`.
 
     Raises:
         ArgumentError: an option breaks its rule, or the storage is of another capacity.
@@ -78,8 +71,7 @@ def reward_prioritized_buffer(
     if sampler is None:
         sampler = SoftmaxRewardSampler(key, temperature, replacement)
     writer = RewardPrioritizedWriter(key, tie)
-    transforms = _on_insertion(max_length, keep, compact, env)
-    return _buffer(capacity, storage, device, writer, sampler, transforms, buffer_kwargs)
+    return build(capacity, writer, sampler, _on_insertion(max_length, keep), **options)
 
 
 def diverse_buffer(
@@ -97,11 +89,9 @@ def diverse_buffer(
     sampler: Sampler | None = None,
     max_length: int | None = None,
     keep: Sequence[str] = (),
-    storage: Storage | None = None,
     compact: StateForm | None = None,
     env: GFNCore | None = None,
-    device: torch.device | str = "cpu",
-    **buffer_kwargs: Any,
+    **options: Any,
 ) -> TensorDictReplayBuffer:
     """Return a buffer that keeps the best items that are far apart and draws them by reward.
 
@@ -110,8 +100,7 @@ def diverse_buffer(
     Args:
         capacity: the number of items kept.
         key: what items are ranked and drawn by, one float per item.
-        features: what distances are measured between, see :class:`~gfn_rb.DiversityWriter`; by
-            default the terminating state of trajectories, or the state.
+        features: see :class:`~gfn_rb.DiversityWriter`, as for the next five.
         cutoff_distance: items this close or closer do not stand beside each other.
         p: of the norm; 0 counts the features that differ.
         near: whether a better item shall "replace" those near it, or "reject" it like any other.
@@ -122,22 +111,20 @@ def diverse_buffer(
         sampler: likewise.
         max_length: likewise.
         keep: likewise.
-        storage: likewise.
-        compact: likewise.
+        compact: see :func:`build`. Distances are measured between whole rows all the same.
         env: likewise.
-        device: likewise.
-        **buffer_kwargs: likewise.
+        **options: likewise.
 
     Raises:
         ArgumentError: an option breaks its rule, or the storage is of another capacity.
     """
     if sampler is None:
         sampler = SoftmaxRewardSampler(key, temperature, replacement)
-    transforms = _on_insertion(max_length, keep, compact, env)
+    transforms = [*_on_insertion(max_length, keep), *_compacting(compact, env)]
     if isinstance(transforms[-1], CompactRows):
         features = transforms[-1].features(features)
     writer = DiversityWriter(key, features, cutoff_distance, p, near, when, tie)
-    return _buffer(capacity, storage, device, writer, sampler, transforms, buffer_kwargs)
+    return build(capacity, writer, sampler, transforms, **options)
 
 
 def fifo_buffer(
@@ -146,32 +133,22 @@ def fifo_buffer(
     sampler: Sampler | None = None,
     max_length: int | None = None,
     keep: Sequence[str] = (),
-    storage: Storage | None = None,
-    compact: StateForm | None = None,
-    env: GFNCore | None = None,
-    device: torch.device | str = "cpu",
-    **buffer_kwargs: Any,
+    **options: Any,
 ) -> TensorDictReplayBuffer:
     """Return a buffer that keeps the newest items and draws them uniformly.
 
     Args:
         capacity: the number of items kept.
         sampler: another sampler, e.g. :class:`~gfn_rb.SoftmaxRewardSampler`.
-        max_length: see :func:`reward_prioritized_buffer`, as all that follow.
+        max_length: see :func:`reward_prioritized_buffer`.
         keep: likewise.
-        storage: likewise.
-        compact: likewise.
-        env: likewise.
-        device: likewise.
-        **buffer_kwargs: likewise.
+        **options: see :func:`build`.
 
     Raises:
         ArgumentError: an option breaks its rule, or the storage is of another capacity.
     """
     sampler = RandomSampler() if sampler is None else sampler
-    writer = FIFOWriter()
-    transforms = _on_insertion(max_length, keep, compact, env)
-    return _buffer(capacity, storage, device, writer, sampler, transforms, buffer_kwargs)
+    return build(capacity, FIFOWriter(), sampler, _on_insertion(max_length, keep), **options)
 
 
 def terminating_state_buffer(
@@ -180,16 +157,12 @@ def terminating_state_buffer(
     regenerate: Callable[[TensorDictBase], TensorDictBase] | None = None,
     writer: Writer | None = None,
     sampler: Sampler | None = None,
-    storage: Storage | None = None,
-    compact: StateForm | None = None,
-    env: GFNCore | None = None,
-    device: torch.device | str = "cpu",
-    **buffer_kwargs: Any,
+    **options: Any,
 ) -> TensorDictReplayBuffer:
     """Return a buffer of terminating states: x and its log-reward, no path to it.
 
-    Trajectories are taken apart on insertion; the backward policy makes new ones when they are
-    drawn. That costs less memory, and what is replayed never goes stale.
+    Trajectories are reduced on insertion; the backward policy makes new ones when they are drawn.
+    That costs less memory, and what is replayed never goes stale.
 
     Args:
         capacity: the number of items kept.
@@ -198,19 +171,15 @@ def terminating_state_buffer(
             as they are.
         writer: which items are kept; by default those of highest reward.
         sampler: which items are drawn; by default in proportion to the reward.
-        storage: see :func:`reward_prioritized_buffer`, as all that follow.
-        compact: likewise, but "narrow" alone: there are no paths to rebuild states from.
-        env: likewise.
-        device: likewise.
-        **buffer_kwargs: likewise.
+        **options: see :func:`build`; ``compact="narrow"`` alone, as there are no paths.
 
     Raises:
         ArgumentError: an option breaks its rule, or the storage is of another capacity.
     """
     writer = RewardPrioritizedWriter() if writer is None else writer
     sampler = SoftmaxRewardSampler() if sampler is None else sampler
-    transforms = [KeepTerminatingStates(regenerate), *_narrowing(compact, env)]
-    return _buffer(capacity, storage, device, writer, sampler, transforms, buffer_kwargs)
+    rows = KeepTerminatingStates(regenerate)
+    return build(capacity, writer, sampler, [rows], **_without_paths(options))
 
 
 def transition_buffer(
@@ -219,11 +188,7 @@ def transition_buffer(
     writer: Writer | None = None,
     sampler: Sampler | None = None,
     keep: Sequence[str] = (),
-    storage: Storage | None = None,
-    compact: StateForm | None = None,
-    env: GFNCore | None = None,
-    device: torch.device | str = "cpu",
-    **buffer_kwargs: Any,
+    **options: Any,
 ) -> TensorDictReplayBuffer:
     """Return a buffer of transitions: trajectories go in, single steps come out.
 
@@ -242,20 +207,13 @@ def transition_buffer(
             holds for its key. With it, or uniformly, the rows of an episode are drawn equally
             often; samplers by rank give them neighbouring ranks.
         keep: ``["log_prob"]`` to store it, see :func:`reward_prioritized_buffer`.
-        storage: see :func:`reward_prioritized_buffer`, as all that follow.
-        compact: likewise, but "narrow" alone: there are no paths to rebuild states from.
-        env: likewise.
-        device: likewise.
-        **buffer_kwargs: likewise.
+        **options: see :func:`build`; ``compact="narrow"`` alone, as there are no paths.
 
     Raises:
         ArgumentError: an option breaks its rule, or the storage is of another capacity.
     """
-    if isinstance(keep, str) or not set(keep) <= {LOG_PROB}:
-        raise ArgumentError(f"keep must be a list of names out of {(LOG_PROB,)}, got {keep!r}")
-    rows = KeepTransitions(() if LOG_PROB in keep else (LOG_PROB,))
-    transforms = [rows, *_narrowing(compact, env)]
-    return _row_buffer(capacity, storage, device, writer, sampler, transforms, buffer_kwargs)
+    rows = KeepTransitions(_dropped(keep, (LOG_PROB,)))
+    return _row_buffer(capacity, writer, sampler, rows, **options)
 
 
 def state_buffer(
@@ -263,11 +221,7 @@ def state_buffer(
     *,
     writer: Writer | None = None,
     sampler: Sampler | None = None,
-    storage: Storage | None = None,
-    compact: StateForm | None = None,
-    env: GFNCore | None = None,
-    device: torch.device | str = "cpu",
-    **buffer_kwargs: Any,
+    **options: Any,
 ) -> TensorDictReplayBuffer:
     """Return a buffer of visited states: trajectories go in, single states come out.
 
@@ -276,33 +230,89 @@ def state_buffer(
 
     Args:
         capacity: the number of states kept.
-        writer: see :func:`transition_buffer`, as all that follow.
+        writer: see :func:`transition_buffer`.
         sampler: likewise.
-        storage: likewise.
-        compact: likewise.
-        env: likewise.
-        device: likewise.
-        **buffer_kwargs: likewise.
+        **options: likewise.
 
     Raises:
         ArgumentError: an option breaks its rule, or the storage is of another capacity.
     """
-    transforms = [KeepStates(), *_narrowing(compact, env)]
-    return _row_buffer(capacity, storage, device, writer, sampler, transforms, buffer_kwargs)
+    return _row_buffer(capacity, writer, sampler, KeepStates(), **options)
+
+
+def build(
+    capacity: int,
+    writer: Writer,
+    sampler: Sampler,
+    transforms: Sequence[Transform] = (),
+    *,
+    storage: Storage | None = None,
+    device: torch.device | str = "cpu",
+    compact: StateForm | None = None,
+    env: GFNCore | None = None,
+    transform: Transform | Callable[[Any], Any] | None = None,
+    **buffer_kwargs: Any,
+) -> TensorDictReplayBuffer:
+    """Return a buffer of these parts.
+
+    Args:
+        capacity: the number of rows kept.
+        writer: which rows are kept.
+        sampler: which rows are drawn.
+        transforms: of the preset, in the order in which rows pass them on the way in.
+        storage: another storage of ``capacity`` rows, such as a ``LazyMemmapStorage``.
+        device: where the storage lives, unless given.
+        compact: store rows "narrow", or trajectories without their states ("rebuild"), see
+            :class:`~gfn_rb.CompactRows`; needs ``env``.
+        env: the environment that rows are of.
+        transform: of the user: the first on the way in, the last on the way out.
+        **buffer_kwargs: for ``TensorDictReplayBuffer``: ``batch_size``, ``prefetch``,
+            ``generator``, ``shared``, ...
+
+    Raises:
+        ArgumentError: the capacity is below 1, or the storage is of another.
+    """
+    if capacity < 1:
+        raise ArgumentError(f"capacity must be at least 1, got {capacity}")
+    if storage is None:
+        storage = LazyTensorStorage(capacity, device=device)
+    if storage.max_size != capacity:
+        raise ArgumentError(
+            f"storage must hold capacity={capacity} rows, got one of {storage.max_size}"
+        )
+    buffer = TensorDictReplayBuffer(
+        storage=storage, writer=writer, sampler=sampler, **buffer_kwargs
+    )
+    # Inverse transforms run from the last to the first: the user's come first on the way in.
+    on_insertion = [*([] if transform is None else [transform]), *transforms]
+    for each in reversed([*on_insertion, *_compacting(compact, env)]):
+        buffer.append_transform(each)
+    return buffer
 
 
 def _row_buffer(
-    capacity: int,
-    storage: Storage | None,
-    device: torch.device | str,
-    writer: Writer | None,
-    sampler: Sampler | None,
-    transforms: list[Transform],
-    kwargs: dict[str, Any],
+    capacity: int, writer: Writer | None, sampler: Sampler | None, rows: Transform, **options: Any
 ) -> TensorDictReplayBuffer:
     writer = RewardPrioritizedWriter(EPISODE_LOG_REWARD) if writer is None else writer
     sampler = SoftmaxRewardSampler(EPISODE_LOG_REWARD) if sampler is None else sampler
-    return _buffer(capacity, storage, device, writer, sampler, transforms, kwargs)
+    return build(capacity, writer, sampler, [rows], **_without_paths(options))
+
+
+def _without_paths(options: dict[str, Any]) -> dict[str, Any]:
+    if options.get("compact") == "rebuild":
+        raise ArgumentError(
+            "compact must be 'narrow' for rows that are no trajectories, got 'rebuild': a single "
+            "step or state does not tell how it was come to"
+        )
+    return options
+
+
+def _compacting(compact: StateForm | None, env: GFNCore | None) -> list[Transform]:
+    if compact is None:
+        return []
+    if env is None:
+        raise ArgumentError(f"env must be given for compact={compact!r}, got None")
+    return [CompactRows(env, compact)]
 
 
 def stale_entries(keep: Sequence[str]) -> tuple[str, ...]:
@@ -314,57 +324,15 @@ def stale_entries(keep: Sequence[str]) -> tuple[str, ...]:
     Raises:
         ArgumentError: they are others.
     """
-    if isinstance(keep, str) or not set(keep) <= set(_STALE):
-        raise ArgumentError(f"keep must be a list of names out of {_STALE}, got {keep!r}")
-    return (INDEX, *(name for name in _STALE if name not in keep))
+    return (INDEX, *_dropped(keep, _STALE))
 
 
-def _on_insertion(
-    max_length: int | None, keep: Sequence[str], compact: StateForm | None, env: GFNCore | None
-) -> list[Transform]:
-    transforms: list[Transform] = [ExcludeTransform(*stale_entries(keep), inverse=True)]
-    if max_length is not None:
-        transforms.append(PadTrajectories(max_length))
-    return [*transforms, *_compacting(compact, env)]
+def _on_insertion(max_length: int | None, keep: Sequence[str]) -> list[Transform]:
+    dropped = ExcludeTransform(*stale_entries(keep), inverse=True)
+    return [dropped] if max_length is None else [dropped, PadTrajectories(max_length)]
 
 
-def _compacting(compact: StateForm | None, env: GFNCore | None) -> list[Transform]:
-    if compact is None:
-        return []
-    if env is None:
-        raise ArgumentError(f"env must be given for compact={compact!r}, got None")
-    return [CompactRows(env, compact)]
-
-
-def _narrowing(compact: StateForm | None, env: GFNCore | None) -> list[Transform]:
-    if compact == "rebuild":
-        raise ArgumentError(
-            "compact must be 'narrow' for rows that are no trajectories, got 'rebuild': a single "
-            "step or state does not tell how it was come to"
-        )
-    return _compacting(compact, env)
-
-
-def _buffer(
-    capacity: int,
-    storage: Storage | None,
-    device: torch.device | str,
-    writer: Writer,
-    sampler: Sampler,
-    transforms: list[Transform],
-    kwargs: dict[str, Any],
-) -> TensorDictReplayBuffer:
-    if capacity < 1:
-        raise ArgumentError(f"capacity must be at least 1, got {capacity}")
-    if storage is None:
-        storage = LazyTensorStorage(capacity, device=device)
-    if storage.max_size != capacity:
-        raise ArgumentError(
-            f"storage must hold capacity={capacity} rows, got one of {storage.max_size}"
-        )
-    users = kwargs.pop("transform", None)
-    buffer = TensorDictReplayBuffer(storage=storage, writer=writer, sampler=sampler, **kwargs)
-    # Inverse transforms run from the last to the first: the user's come first on the way in.
-    for transform in [*reversed(transforms), *([] if users is None else [users])]:
-        buffer.append_transform(transform)
-    return buffer
+def _dropped(keep: Sequence[str], stale: tuple[str, ...]) -> tuple[str, ...]:
+    if isinstance(keep, str) or not set(keep) <= set(stale):
+        raise ArgumentError(f"keep must be a list of names out of {stale}, got {keep!r}")
+    return tuple(name for name in stale if name not in keep)
