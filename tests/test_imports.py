@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import json
 import pkgutil
 import re
 import subprocess
@@ -17,6 +18,7 @@ import gfn_rb
 # Import names of the optional dependencies and of what only the tests use.
 HEAVY = ("matplotlib", "mpi4py", "tyro", "tqdm", "rich", "gfn", "scipy", "RNA")
 CHECKERS = ("jaxtyping", "beartype")
+BLOCKED = ("beartype", "json")
 # Modules whose business an optional dependency is.
 OPTIONAL = tuple(
     f"gfn_rb.{layer}" for layer in ("interop", "training", "transports.mpi", "cli", "__main__")
@@ -26,35 +28,62 @@ OPTIONAL = tuple(
 DISTRIBUTION = {"RNA": "ViennaRNA"}
 PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
 
-# torch is imported first, for what it loads by itself (tqdm, where installed) is not our doing.
+# Runs each program of a list in a fork of one fresh interpreter, where no import hook of this test
+# run is at work. torch is imported first, for what it loads by itself (tqdm, where installed) is
+# not our doing.
+FORKS = """
+import json, os, sys, traceback, warnings
+warnings.simplefilter("error", ImportWarning)
+import torch
+for program in json.loads(sys.argv[1]):
+    reading, writing = os.pipe()
+    if os.fork() == 0:
+        os.dup2(writing, 1)
+        try:
+            exec(program, {})
+        except BaseException as error:
+            print(f"{type(error).__name__}: {error}")
+        sys.stdout.flush()
+        os._exit(0)
+    os.close(writing)
+    print(json.dumps(open(reading).read().strip()), flush=True)
+    os.wait()
+"""
 LOADED = """
-import sys, torch
+import sys
 before = set(sys.modules)
 {statement}
 print(*(name for name in {heavy} if name in set(sys.modules) - before))
 """
 WITHOUT = """
 import sys
+for name in [name for name in sys.modules if name.split(".")[0] in {names}]:
+    del sys.modules[name]
 for name in {names}:
     sys.modules[name] = None  # importing it now raises ModuleNotFoundError
 {statement}
 """
 
 
-def python(program: str) -> "subprocess.CompletedProcess[str]":
-    """Run a program in a fresh interpreter, where no import hook of this test run is at work."""
-    command = [sys.executable, "-W", "error::ImportWarning", "-c", program]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+def core_program() -> str:
+    shapes = "assert all(getattr(gfn_rb.shapes, n)[int, 'n'] is int for n in gfn_rb.shapes.__all__)"
+    statement = f"import {', '.join(core_modules())}\n{shapes}"
+    return WITHOUT.format(names=HEAVY + CHECKERS, statement=statement)
 
 
-def loaded_by(statement: str) -> set[str]:
-    done = python(LOADED.format(statement=statement, heavy=HEAVY))
+@pytest.fixture(scope="module")
+def outputs() -> dict[str, str]:
+    """What each program printed."""
+    programs = {
+        "import gfn_rb": LOADED.format(statement="import gfn_rb", heavy=HEAVY),
+        "import scipy": LOADED.format(statement="import scipy", heavy=HEAVY),
+        "the core": core_program(),
+        **{name: WITHOUT.format(names=(name,), statement=f"import {name}") for name in BLOCKED},
+    }
+    command = [sys.executable, "-c", FORKS, json.dumps([*programs.values()])]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    return set(done.stdout.split())
-
-
-def without(names: tuple[str, ...], statement: str) -> "subprocess.CompletedProcess[str]":
-    return python(WITHOUT.format(names=names, statement=statement))
+    return dict(zip(programs, map(json.loads, done.stdout.splitlines()), strict=True))
 
 
 def core_modules() -> list[str]:
@@ -107,28 +136,21 @@ def undeclared(sources: dict[str, str]) -> list[str]:
     ]
 
 
-def test_import_loads_nothing_heavy() -> None:
-    assert loaded_by("import gfn_rb") == set()
+def test_import_loads_nothing_heavy(outputs: dict[str, str]) -> None:
+    assert outputs["import gfn_rb"] == ""
 
 
-def test_a_heavy_import_would_be_seen() -> None:
-    assert loaded_by("import scipy") == {"scipy"}
+def test_a_heavy_import_would_be_seen(outputs: dict[str, str]) -> None:
+    assert outputs["import scipy"] == "scipy"
 
 
-def test_core_needs_only_torch_torchrl_tensordict_and_numpy() -> None:
-    program = (
-        f"import {', '.join(core_modules())}\n"
-        "assert all(getattr(gfn_rb.shapes, n)[int, 'n'] is int for n in gfn_rb.shapes.__all__)"
-    )
-    done = without(HEAVY + CHECKERS, program)
-    assert done.returncode == 0, done.stderr
+def test_core_needs_only_torch_torchrl_tensordict_and_numpy(outputs: dict[str, str]) -> None:
+    assert outputs["the core"] == ""
 
 
-@pytest.mark.parametrize("name", ["beartype", "json"])
-def test_a_missing_dependency_would_be_seen(name: str) -> None:
-    done = without((name,), f"import {name}")
-    assert done.returncode == 1
-    assert f"import of {name} halted" in done.stderr
+@pytest.mark.parametrize("name", BLOCKED)
+def test_a_missing_dependency_would_be_seen(name: str, outputs: dict[str, str]) -> None:
+    assert outputs[name].startswith(f"ModuleNotFoundError: import of {name} halted")
 
 
 def test_public_names_exist_and_are_documented() -> None:

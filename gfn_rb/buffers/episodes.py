@@ -7,18 +7,18 @@ from abc import abstractmethod
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
-from torchrl.envs.transforms import Transform
 
+from gfn_rb.buffers.transforms import InsertionTransform, are_trajectories
 from gfn_rb.containers import States, Trajectories, Transitions
 from gfn_rb.errors import ArgumentError
-from gfn_rb.keys import ACTION, EPISODE, EPISODE_LOG_REWARD, LENGTH, LOG_PROB, NEXT
+from gfn_rb.keys import EPISODE, EPISODE_LOG_REWARD, LOG_PROB, NEXT
 from gfn_rb.shapes import Bool, Int64
 
 Rows = Transitions | States
 
 
-class KeepRows(Transform):
-    """Takes trajectories apart on their way into a buffer, and stamps rows with their episode.
+class KeepRows(InsertionTransform):
+    """Splits trajectories on their way into a buffer, and stamps rows with their episode.
 
     Each row gets ``episode_log_reward``, log R(x) of the trajectory it is of, and ``episode``, a
     number that the rows of no other trajectory have. ``log_reward`` stays -inf in all rows but the
@@ -40,18 +40,14 @@ class KeepRows(Transform):
     def _inv_call(self, tensordict: TensorDictBase) -> TensorDictBase:
         if tensordict.ndim:
             return self._stored(tensordict)
-        if _are_trajectories(tensordict):
+        if are_trajectories(tensordict):
             raise ArgumentError("add takes a single row, got a trajectory: use extend")
         return self._stored(tensordict.unsqueeze(0))[0]
 
-    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Return what is sampled as it is."""
-        return tensordict
-
     def _stored(self, data: TensorDictBase) -> TensorDict:
-        if _are_trajectories(data):
+        if are_trajectories(data):
             trajectories = Trajectories.from_tensordict(data)
-            rows, length = self._taken_apart(trajectories), trajectories.length
+            rows, length = self._split(trajectories), trajectories.length
             episode = torch.arange(len(length), device=length.device).repeat_interleave(length)
             return self._stamped(rows, episode, trajectories.log_reward)
         rows, is_backward = self._read(data)
@@ -68,7 +64,7 @@ class KeepRows(Transform):
         return td
 
     @abstractmethod
-    def _taken_apart(self, trajectories: Trajectories) -> Rows:
+    def _split(self, trajectories: Trajectories) -> Rows:
         """Return what is stored of trajectories."""
 
     @abstractmethod
@@ -87,7 +83,7 @@ class KeepTransitions(KeepRows):
         super().__init__()
         self.dropped = dropped
 
-    def _taken_apart(self, trajectories: Trajectories) -> Transitions:
+    def _split(self, trajectories: Trajectories) -> Transitions:
         return trajectories.drop(*self.dropped).to_transitions()
 
     def _read(self, data: TensorDictBase) -> tuple[Transitions, Tensor | None]:
@@ -101,7 +97,7 @@ class KeepStates(KeepRows):
     States say nothing of their direction: given as such, they must be of forward episodes.
     """
 
-    def _taken_apart(self, trajectories: Trajectories) -> States:
+    def _split(self, trajectories: Trajectories) -> States:
         return trajectories.to_states()
 
     def _read(self, data: TensorDictBase) -> tuple[States, Tensor | None]:
@@ -109,10 +105,6 @@ class KeepStates(KeepRows):
             return States.from_tensordict(data), None
         rows = Transitions.from_tensordict(data)
         return rows.to_states(), rows.is_backward
-
-
-def _are_trajectories(data: TensorDictBase) -> bool:
-    return set(data.keys()) >= {ACTION, LENGTH}
 
 
 def _episodes(

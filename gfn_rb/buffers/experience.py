@@ -15,7 +15,6 @@ from torch import Tensor
 from torchrl.data import LazyMemmapStorage, LazyTensorStorage, TensorDictReplayBuffer
 from torchrl.data.replay_buffers.storages import TensorStorage
 
-from gfn_rb.buffers.indices import Indices, batches_of, checked, in_order, shuffled
 from gfn_rb.buffers.presets import fifo_buffer
 from gfn_rb.checkpoint import load_checkpoint, load_state, save_checkpoint
 from gfn_rb.errors import (
@@ -28,6 +27,8 @@ from gfn_rb.errors import (
 from gfn_rb.keys import ESTIMATOR_OUTPUT, LOG_PROB
 from gfn_rb.shapes import Int64
 from gfn_rb.torchrl_compat import generator_of, write_cursor
+
+Indices = Sequence[int] | Tensor
 
 _SUFFIX = ".metadata"
 _BUFFER_SIZE, _DATA_SIZE, _POINTER = "buffer_size", "data_size", "pointer"
@@ -234,11 +235,12 @@ class ExperienceMemory:
         _require_positive("batch_size", batch_size)
         _require_positive("n_epochs", n_epochs)
         self._require_some("create an epoch iterator")
-        order = shuffled if shuffle else in_order
-        indices = batches_of(order, len(self), batch_size, n_epochs, self._generator)
-        epochs = map(self.sample_by_index, indices)
-        self.epoch_iterator = epochs
-        return epochs
+        # Orders are drawn as epochs begin, of as many places as there are now.
+        n, generator = len(self), self._generator
+        orders = (_order(n, shuffle, generator) for _ in range(n_epochs))
+        batches = (places for order in orders for places in order.split(batch_size))
+        self.epoch_iterator = map(self.sample_by_index, batches)
+        return self.epoch_iterator
 
     def get_next_batch(self, batch_size: int) -> TensorDictBase:
         """Return the next batch of the epochs begun, or without such a random one.
@@ -352,7 +354,17 @@ class ExperienceMemory:
             write(self.memory)
 
     def _places_of(self, indices: Indices) -> Int64[Tensor, "k"]:
-        return checked(indices, len(self)).to(self.storing_device)
+        places = indices if isinstance(indices, Tensor) else torch.tensor([*indices])
+        if places.numel() == 0:
+            places = places.long()
+        if places.ndim != 1 or places.is_floating_point() or places.dtype == torch.bool:
+            raise ArgumentError(f"indices must be a list of whole numbers, got {indices!r}")
+        if places.numel() and not 0 <= int(places.min()) <= int(places.max()) < len(self):
+            raise ArgumentError(
+                f"indices must lie in [0, {len(self)}), got {int(places.min())} to "
+                f"{int(places.max())}"
+            )
+        return places.to(self.storing_device, torch.int64)
 
     def _require_some(self, what: str) -> None:
         if not len(self):
@@ -365,6 +377,13 @@ def _tensordict(data: Any) -> TensorDictBase:
     if isinstance(data, Mapping):
         return TensorDict(dict(data))
     raise ArgumentError(f"experiences must come in a TensorDict, got a {type(data).__name__}")
+
+
+def _order(n: int, shuffle: bool, generator: torch.Generator | None) -> Int64[Tensor, "n"]:
+    if not shuffle:
+        return torch.arange(n)
+    device = None if generator is None else generator.device
+    return torch.randperm(n, generator=generator, device=device)
 
 
 def _require_positive(name: str, value: int) -> None:

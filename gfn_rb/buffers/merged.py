@@ -130,7 +130,7 @@ class MergedReplayBuffer(ReplayBufferEnsemble):
     def _sample(self, batch_size: int) -> tuple[Any, Any]:
         if self._stacks or self._sampler.stacks(self._storage):
             return self._stacked(batch_size)
-        with self._held():
+        with self._locked():
             drawn, known = self._sampler.sample(self._storage, batch_size)
             rows = self._rows(drawn)
         rows = _transformed(self._transform, rows)
@@ -151,7 +151,7 @@ class MergedReplayBuffer(ReplayBufferEnsemble):
         return batch, info
 
     @contextmanager
-    def _held(self) -> Iterator[None]:
+    def _locked(self) -> Iterator[None]:
         """Keep other threads, and processes that share a member, from writing meanwhile."""
         with ExitStack() as stack:
             # In one order, or two merged buffers could wait for each other.

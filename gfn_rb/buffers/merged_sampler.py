@@ -28,7 +28,7 @@ from gfn_rb.samplers import SoftmaxRewardSampler
 from gfn_rb.torchrl_compat import all_slots, member_storages, set_ensemble_generator
 
 Shares = Literal["mass", "size"] | Sequence[float | int] | Tensor | None
-ActionDraw = tuple[TensorDictBase, Any]
+RowsOfMembers = tuple[TensorDictBase, Any]
 
 _P, _FILE = "p", "shares.json"
 
@@ -102,7 +102,7 @@ class MergedSampler(SamplerEnsemble):
         alike = all(keys == kinds[0] for keys in kinds)
         return not alike and not all(LOG_REWARD in keys for keys in kinds)
 
-    def sample(self, storage: StorageEnsemble, batch_size: int) -> ActionDraw:
+    def sample(self, storage: StorageEnsemble, batch_size: int) -> RowsOfMembers:
         """Draw a batch of rows.
 
         Args:
@@ -140,7 +140,7 @@ class MergedSampler(SamplerEnsemble):
 
     # Drawing.
 
-    def _by_mass(self, storages: Sequence[Storage], n: int) -> ActionDraw:
+    def _by_mass(self, storages: Sequence[Storage], n: int) -> RowsOfMembers:
         sampler = _softmax_of(self._samplers)
         held = [i for i, each in enumerate(storages) if len(each)]
         union = WeightedUnion([self._tree(i, storages[i]) for i in held])
@@ -150,20 +150,20 @@ class MergedSampler(SamplerEnsemble):
         if replacement is not True and n <= sum(len(each) for each in storages):
             part, row, enough = union.draw_distinct(n, self._rng)
             if enough:
-                return _drawn(torch.tensor(held, device=part.device)[part], row, {})
+                return _rows_of_members(torch.tensor(held, device=part.device)[part], row, {})
         if replacement is False:
             raise ArgumentError(sampler.too_few.format(n))
         part, row = union.draw(n, self._rng)
         log_prob = union.log_prob(part, row).to(torch.float32)
         member = torch.tensor(held, device=part.device)[part]
-        return _drawn(member, row, {DRAW_LOG_PROB: log_prob})
+        return _rows_of_members(member, row, {DRAW_LOG_PROB: log_prob})
 
     def _tree(self, member: int, storage: Storage) -> WeightedTree:
         tree = self._samplers[member].follow(storage)
         assert isinstance(tree, WeightedTree)
         return tree
 
-    def _by_member(self, storages: Sequence[Storage], n: int) -> ActionDraw:
+    def _by_member(self, storages: Sequence[Storage], n: int) -> RowsOfMembers:
         share = self._weights(storages)
         if not share.any():
             raise EmptyBufferError(f"cannot draw {n} items: all members of positive p are empty")
@@ -173,11 +173,11 @@ class MergedSampler(SamplerEnsemble):
             _rows_of(sampler, storage, count) if count else (member.new_empty(0), {})
             for sampler, storage, count in zip(self._samplers, storages, groups.counts, strict=True)
         ]
-        info = _known_of_all(groups, [each for _, each in drawn])
+        info = _shared_info(groups, [each for _, each in drawn])
         if DRAW_LOG_PROB in info:
             within = info[DRAW_LOG_PROB]
             info[DRAW_LOG_PROB] = within + torch.log(share / share.sum())[member].to(within)
-        return _drawn(member, groups.join([index.to(member) for index, _ in drawn]), info)
+        return _rows_of_members(member, groups.join([index.to(member) for index, _ in drawn]), info)
 
     def _weights(self, storages: Sequence[Storage]) -> Tensor:
         """Return the members' shares, zero for empty ones."""
@@ -188,7 +188,7 @@ class MergedSampler(SamplerEnsemble):
         weights = torch.ones_like(sizes) if self._p is None else self._p.to(sizes)
         return weights.where(sizes > 0, 0.0)
 
-    def _stacked(self, storage: StorageEnsemble, n: int) -> ActionDraw:
+    def _stacked(self, storage: StorageEnsemble, n: int) -> RowsOfMembers:
         k = len(self._samplers)
         if n % k:
             raise KeyMismatchError(
@@ -197,8 +197,8 @@ class MergedSampler(SamplerEnsemble):
             )
         ensemble = SamplerEnsemble(*self._samplers, p=self._weights(member_storages(storage)))
         set_ensemble_generator(ensemble, self._rng)
-        drawn: ActionDraw = ensemble.sample(storage, n)
-        return drawn
+        rows: RowsOfMembers = ensemble.sample(storage, n)
+        return rows
 
     # State: the shares, beside that of the members.
 
@@ -268,7 +268,7 @@ class MergedSampler(SamplerEnsemble):
         return f"{super().__repr__()[:-1]},\n    p={self._p})"
 
 
-def _drawn(member: Tensor, row: Tensor, info: dict[str, Any]) -> ActionDraw:
+def _rows_of_members(member: Tensor, row: Tensor, info: dict[str, Any]) -> RowsOfMembers:
     return TensorDict({BUFFER_IDS: member, INDEX: row}, [row.shape[0]]), info
 
 
@@ -285,13 +285,13 @@ def _rows_of(sampler: Sampler, storage: Storage, n: int) -> tuple[Tensor, dict[s
     return torch.cat([index, rest]), {}
 
 
-def _known_of_all(groups: Groups, infos: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return, row by row, what the samplers of all drawn members say."""
-    said = [info for info, count in zip(infos, groups.counts, strict=True) if count]
+def _shared_info(groups: Groups, infos: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return, row by row, what the samplers of all members drawn from give."""
+    given = [info for info, count in zip(infos, groups.counts, strict=True) if count]
     counts = [count for count in groups.counts if count]
     known = {}
-    for key in said[0]:
-        values: list[Any] = [info.get(key) for info in said]
+    for key in given[0]:
+        values: list[Any] = [info.get(key) for info in given]
         if all(_one_each(value, n) for value, n in zip(values, counts, strict=True)):
             known[key] = groups.join(values)
     return known

@@ -71,11 +71,11 @@ class PackTrajectories(Transform):
         super().__init__()
         self.patience = patience
         self.register_buffer("_source", env.source_state.detach().clone(), persistent=False)
-        self._under_way: _UnderWay | None = None
+        self._open: _OpenEpisodes | None = None
 
     def forget(self) -> None:
         """Drop the steps of all episodes that are under way."""
-        self._under_way = None
+        self._open = None
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Pack a batch of frames; return anything else, such as what is sampled, as it is.
@@ -92,21 +92,21 @@ class PackTrajectories(Transform):
     def _inv_call(self, tensordict: TensorDictBase) -> TensorDictBase:
         if tensordict.get(keys.NEXT_LOG_REWARD, None) is None:
             return tensordict
-        at_hand = _UnderWay.of(_frames(tensordict))
-        if self._under_way is not None:
-            at_hand = self._under_way.followed_by(at_hand)
-        _check_continuity(at_hand.frames)
-        is_over, waited = at_hand.episodes()
-        packed = Trajectories.from_rollout(at_hand.frames[is_over], self._source.to(waited.device))
-        self._under_way = at_hand.take(~is_over & (waited <= self.patience), waited)
+        episodes = _OpenEpisodes.of(_frames(tensordict))
+        if self._open is not None:
+            episodes = self._open.followed_by(episodes)
+        _check_continuity(episodes.frames)
+        is_over, waited = episodes.state()
+        packed = Trajectories.from_rollout(episodes.frames[is_over], self._source.to(waited.device))
+        self._open = episodes.take(~is_over & (waited <= self.patience), waited)
         return packed.to_tensordict()
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the episodes under way: a copy serves another collector."""
-        return {**super().__getstate__(), "_under_way": None}
+        return {**super().__getstate__(), "_open": None}
 
 
-class _UnderWay(NamedTuple):
+class _OpenEpisodes(NamedTuple):
     """Frames of episodes, those of each next to each other and in time.
 
     Attributes:
@@ -118,13 +118,13 @@ class _UnderWay(NamedTuple):
     waited: Tensor
 
     @classmethod
-    def of(cls, frames: TensorDictBase, waited: Int64[Tensor, "m"] | None = None) -> _UnderWay:
+    def of(cls, frames: TensorDictBase, waited: Int64[Tensor, "m"] | None = None) -> _OpenEpisodes:
         """Put frames in order; those of one episode come in time already."""
         order = _ids(frames).argsort(stable=True)
         waited = torch.zeros_like(order) if waited is None else waited[order]
         return cls(frames[order], waited)
 
-    def followed_by(self, new: _UnderWay) -> _UnderWay:
+    def followed_by(self, new: _OpenEpisodes) -> _OpenEpisodes:
         """Put the frames of another batch behind these. Fields that some frames lack are dropped.
 
         A policy does not write its log-probabilities while a collector draws random actions.
@@ -133,7 +133,7 @@ class _UnderWay(NamedTuple):
         frames = torch.cat([part.frames.select(*common) for part in (self, new)])
         return self.of(frames, torch.cat([self.waited + 1, new.waited]))
 
-    def episodes(self) -> tuple[Bool[Tensor, "m"], Int64[Tensor, "m"]]:
+    def state(self) -> tuple[Bool[Tensor, "m"], Int64[Tensor, "m"]]:
         """Tell of each frame whether its episode is over, and how long that has waited for more."""
         ids = _ids(self.frames)
         is_last = torch.ones_like(ids, dtype=torch.bool)
@@ -143,9 +143,9 @@ class _UnderWay(NamedTuple):
         # The latest frames of an episode are the last to have come.
         return is_over[number], self.waited[is_last][number]
 
-    def take(self, chosen: Bool[Tensor, "m"], waited: Int64[Tensor, "m"]) -> _UnderWay:
+    def take(self, chosen: Bool[Tensor, "m"], waited: Int64[Tensor, "m"]) -> _OpenEpisodes:
         """Return some of the frames, with how long they have waited."""
-        return _UnderWay(self.frames[chosen], waited[chosen])
+        return _OpenEpisodes(self.frames[chosen], waited[chosen])
 
 
 def _frames(batch: TensorDictBase) -> TensorDictBase:

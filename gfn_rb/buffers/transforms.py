@@ -12,7 +12,15 @@ from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
 from gfn_rb.keys import ACTION, CONDITION, IS_TERMINATING, LENGTH, LOG_REWARD, STATE
 
 
-class PadTrajectories(Transform):
+class InsertionTransform(Transform):
+    """A transform of rows on their way into a buffer, which leaves what is sampled as it is."""
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Return what is sampled as it is."""
+        return tensordict
+
+
+class PadTrajectories(InsertionTransform):
     """Pads trajectories to one number of steps on their way into a buffer.
 
     A storage holds rows of one shape, and a batch of trajectories is only as wide as its longest.
@@ -31,7 +39,7 @@ class PadTrajectories(Transform):
         self.n_steps = n_steps
 
     def _inv_call(self, tensordict: TensorDictBase) -> TensorDictBase:
-        if not _are_trajectories(tensordict):
+        if not are_trajectories(tensordict):
             return tensordict
         if tensordict.get(ACTION).shape[tensordict.ndim] == self.n_steps:
             return tensordict
@@ -49,10 +57,6 @@ class PadTrajectories(Transform):
                 f"max_length={self.n_steps}"
             )
         return convert.cut(rows, self.n_steps)
-
-    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Return what is sampled as it is."""
-        return tensordict
 
 
 class KeepTerminatingStates(Transform):
@@ -76,7 +80,7 @@ class KeepTerminatingStates(Transform):
     def _inv_call(self, tensordict: TensorDictBase) -> TensorDictBase:
         rows = tensordict if tensordict.ndim else tensordict.unsqueeze(0)
         kept = rows.select(STATE, LOG_REWARD, CONDITION, strict=False)
-        if _are_trajectories(rows):
+        if are_trajectories(rows):
             kept.set(STATE, Trajectories.from_tensordict(rows).terminating_states)
         else:
             _require_terminating(rows)
@@ -91,7 +95,12 @@ class KeepTerminatingStates(Transform):
         return self.regenerate(tensordict)
 
 
-def _are_trajectories(rows: TensorDictBase) -> bool:
+def are_trajectories(rows: TensorDictBase) -> bool:
+    """Return whether rows are trajectories, by their keys.
+
+    Args:
+        rows: of any batch size.
+    """
     return set(rows.keys()) >= {ACTION, LENGTH}
 
 

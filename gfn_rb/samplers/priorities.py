@@ -48,15 +48,11 @@ class StoredPriorities(KeyColumn):
         self.forget()
 
     def state(self) -> dict[str, Any]:
-        """Return that there is nothing to save."""
+        """Return that there is nothing to save: the storage has it."""
         return {}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Make the next :meth:`changed` answer "perhaps all".
-
-        Args:
-            state: empty.
-        """
+        """Have the column read anew."""
         self.forget()
 
 

@@ -192,7 +192,7 @@ def test_abandoned_episodes_are_never_stored_and_dropped_in_the_end():
     kept = []
     for batch in islice(source, 40):
         assert (batch["length"] == 1).all()
-        kept.append(len(pack._under_way.frames))
+        kept.append(len(pack._open.frames))
     source.shutdown()
     # Of each batch at most one frame per environment, for three batches after its own.
     assert max(kept) <= 16
