@@ -6,7 +6,7 @@ module, and a test compares their names with the literals here.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -265,14 +265,6 @@ class TrainConfig:
         rest = {name: tuple(v) if type(v) is list else v for name, v in rest.items()}
         check_fields(CONFIGS[env], rest)  # a value of another type makes no configuration
         return CONFIGS[env](**rest)
-
-    def with_steps(self, steps: int) -> TrainConfig:
-        """Return the same configuration with another number of steps."""
-        return replace(self, steps=steps)
-
-    def on_cpu(self) -> TrainConfig:
-        """Return the same configuration with everything on the CPU."""
-        return replace(self, device="cpu")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,6 @@ from gfn_rb.training.losses import (
     DetailedBalance,
     FlowMatching,
     Loss,
-    ModifiedDetailedBalance,
     SubTrajectoryBalance,
     TrajectoryBalance,
 )
@@ -43,7 +42,11 @@ BACKWARD: dict[str, Callable[[GFNEnv, tuple[int, ...]], TensorDictModuleBase]] =
 _NETWORKS: dict[str, Callable[[TrainConfig, GFNEnv], nn.Module]] = {
     "forward_policy": lambda config, env: ForwardPolicy(env, config.hidden),
     "backward_policy": lambda config, env: BACKWARD[config.backward](env, config.hidden),
-    "log_z": lambda config, env: _log_z(config, env),
+    "log_z": lambda config, env: (
+        LogZ(config.log_z or 0.0)
+        if env.condition_shape is None
+        else ConditionalLogZ(env, config.hidden, initial=config.log_z or 0.0)
+    ),
     "state_flow": lambda config, env: StateFlow(env, config.hidden, initial=config.log_z or 0.0),
 }
 # Options that a loss takes beside its networks.
@@ -115,14 +118,6 @@ def backward_policy(loss: Loss) -> TensorDictModuleBase:
     return UniformBackwardPolicy(loss.env) if policy is None else policy
 
 
-def n_reward_calls(loss: Loss, rows: Container) -> int:
-    """Return how many rewards a loss asks the environment for when it looks at some rows."""
-    if not isinstance(loss, ModifiedDetailedBalance):
-        return 0
-    assert isinstance(rows, Transitions)
-    return 2 * int((~rows.is_terminating).sum())  # at both ends of each move
-
-
 @torch.no_grad()
 def fit_log_z(loss: Loss, fresh: Trajectories) -> None:
     """Set log Z, or the scale of all flows, to where the ends of some trajectories fit best.
@@ -151,10 +146,3 @@ def fit_log_z(loss: Loss, fresh: Trajectories) -> None:
     for name, parameter in loss.named_parameters():
         if name in offset:
             parameter.sub_(residual.mean())
-
-
-def _log_z(config: TrainConfig, env: GFNEnv) -> nn.Module:
-    initial = config.log_z or 0.0
-    if env.condition_shape is None:
-        return LogZ(initial)
-    return ConditionalLogZ(env, config.hidden, initial=initial)

@@ -30,7 +30,6 @@ from gfn_rb.training.objectives import (
     fit_log_z,
     make_loss,
     make_optimizer,
-    n_reward_calls,
 )
 from gfn_rb.training.replay import DRAW, REPLAY, loss_per_item
 from gfn_rb.training.sources import make_source
@@ -170,7 +169,7 @@ class Trainer:
         with self.watch("learning"):
             self.optimizer.zero_grad()
             rows = convert(batch, self.loss.reads)
-            self.discovery.calls += n_reward_calls(self.loss, rows)
+            self.discovery.calls += self.loss.n_reward_calls(rows)
             loss = self.loss.row_loss(rows)
             loss.mean().backward()
             self.hooks.gradients(self.loss)

@@ -67,12 +67,6 @@ def test_the_folder_is_no_part_of_the_configuration():
     assert TFBind8Config(out=Path("x")) == TFBind8Config()
 
 
-def test_other_steps_change_nothing_else():
-    config = TFBind8Config(seed=7, lr=0.5)
-    longer = config.with_steps(1234)
-    assert {**config.to_dict(), "steps": 1234} == longer.to_dict()
-
-
 @pytest.mark.parametrize(
     ("ratio", "batch", "n"), [(0.0, 32, 0), (1.0, 32, 32), (0.3, 10, 3), (2.5, 3, 8), (0.01, 32, 0)]
 )

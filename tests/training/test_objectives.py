@@ -12,7 +12,6 @@ from gfn_rb.training.objectives import (
     fit_log_z,
     make_loss,
     make_optimizer,
-    n_reward_calls,
 )
 
 
@@ -120,7 +119,7 @@ def test_rewards_that_a_loss_asks_for_are_counted(name, fresh, monkeypatch):
     )
     rows = convert(fresh, loss.reads)
     loss(rows)
-    assert n_reward_calls(loss, rows) == sum(asked)
+    assert loss.n_reward_calls(rows) == sum(asked)
     assert (sum(asked) > 0) is (name == "mdb")
 
 

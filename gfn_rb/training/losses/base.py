@@ -120,6 +120,10 @@ class Loss(nn.Module, ABC, Generic[C]):
     ) -> Float[Tensor, "n"]:
         """Return log F(s_0), given the source state n times and a condition for each, if any."""
 
+    def n_reward_calls(self, rows: C) -> int:
+        """Return how many rewards the loss asks of the environment, given some rows."""
+        return 0
+
     @property
     def env(self) -> GFNCore:
         """Where the rows come from."""

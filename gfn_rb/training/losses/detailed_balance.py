@@ -100,6 +100,10 @@ class ModifiedDetailedBalance(BalanceLoss[Transitions]):
         log_pf = action_log_probs(self.forward_policy, self.env, source, condition)
         return self._log_reward(source, condition) - log_pf[:, self.env.exit_action]
 
+    def n_reward_calls(self, rows: Transitions) -> int:
+        """Return two for each move, one at either end."""
+        return 2 * int((~rows.is_terminating).sum())
+
     def _residual_of_moves(self, moves: Transitions) -> Float[Tensor, "m"]:
         every = torch.arange(len(moves), device=moves.device)
         state, condition = _both_ends(moves, every)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -57,7 +58,7 @@ def resume(path: Path, steps: int | None = None) -> RunResult | None:
     folder = RunFolder.open(path)
     distributed.check_ranks(folder)
     config = folder.read_config()
-    config = config if steps is None else config.with_steps(steps)
+    config = config if steps is None else replace(config, steps=steps)
 
     def prepare() -> RunFolder:
         distributed.check_steps(folder, config.steps)

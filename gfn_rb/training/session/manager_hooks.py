@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -163,9 +164,10 @@ def make_manager(
         folder: of the run, as this rank sees it.
     """
     workers = roles.workers_of(transport.rank)
+    on_cpu = replace(config, device="cpu")
     manager = ReplayBufferManager(
         transport,
-        _buffer(config.on_cpu(), config.on_cpu().make_env().max_length, transport.rank),
+        _buffer(on_cpu, on_cpu.make_env().max_length, transport.rank),
         baseline=BASELINE[config.baseline](),
         workers=workers,
         managers=[rank for rank in roles.managers if roles.workers_of(rank)],
