@@ -457,6 +457,12 @@ def test_what_is_replayed_may_come_from_elsewhere(tmp_path):
     assert_same(restored, trainer)
 
 
+def test_a_second_buffer_needs_no_second_environment():
+    given = []
+    trainer = Trainer(GRID, hooks=Hooks(replayed=lambda rb, env: given.append(env) or rb))
+    assert given == [trainer.env]
+
+
 def test_a_trainer_closes_its_source():
     trainer = Trainer(GRID)
     closed = []
