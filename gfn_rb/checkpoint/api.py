@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from torchrl.data import ReplayBuffer
+from torchrl.data.replay_buffers.scheduler import ParameterScheduler
 
 from gfn_rb.checkpoint.atomic import published
 from gfn_rb.checkpoint.buffers import captured, restore
-from gfn_rb.checkpoint.summary import BUFFERS, EXTRA, ROWS, STATE, named_values
+from gfn_rb.checkpoint.summary import BUFFERS, ROWS, VALUES, values_of
 from gfn_rb.codec.files import ValueFile, write_file
 from gfn_rb.codec.values import Encoder
 from gfn_rb.errors import CheckpointError, CheckpointMismatchError
@@ -43,7 +44,7 @@ def save_checkpoint(path: str | PathLike[str], rb: ReplayBuffer, **extra: Any) -
         >>> policy.load_state_dict(extra["model"])
     """
     with captured(rb) as (state, rows):
-        _save(path, {ROWS: rows, BUFFERS: state, EXTRA: extra})
+        _save(path, {ROWS: rows, BUFFERS: state}, "extra", extra)
 
 
 def load_checkpoint(path: str | PathLike[str], rb: ReplayBuffer) -> dict[str, Any]:
@@ -72,7 +73,7 @@ def load_checkpoint(path: str | PathLike[str], rb: ReplayBuffer) -> dict[str, An
     if BUFFERS not in file.nodes:
         raise CheckpointMismatchError(f"{path} holds no buffer: expected one of save_checkpoint")
     file.verify()
-    extra: dict[str, Any] = file.load(EXTRA)
+    extra = values_of(file, file.load)
     restore(rb, lambda device: file.load(BUFFERS, device), file.views(ROWS))
     return extra
 
@@ -88,7 +89,7 @@ def save_state(path: str | PathLike[str], state: dict[str, Any]) -> None:
         CheckpointError: something in it cannot be saved, named in the message; or the disk
             refused. The older file is then unchanged.
     """
-    _save(path, {STATE: state})
+    _save(path, {}, "state", state)
 
 
 def load_state(path: str | PathLike[str]) -> dict[str, Any]:
@@ -106,15 +107,36 @@ def load_state(path: str | PathLike[str]) -> dict[str, Any]:
     """
     file = ValueFile(Path(path))
     file.verify()
-    return named_values(file, file.load)
+    return values_of(file, file.load)
 
 
-def _save(path: str | PathLike[str], values: dict[str, Any]) -> None:
+def schedule_state(scheduler: ParameterScheduler) -> dict[str, Any]:
+    """Return what a scheduler needs to go on, as an ``extra`` of :func:`save_checkpoint`.
+
+    It is the scheduler's ``state_dict`` less its functions (the ``lambda_fn`` of a
+    ``LambdaScheduler``, the ``operator`` of a ``StepScheduler``), which cannot be saved without
+    pickling and need not be: the constructor makes them anew.
+
+    Args:
+        scheduler: of a parameter of a buffer's sampler.
+
+    Examples:
+        >>> anneal = LinearScheduler(rb, "temperature", final_value=0.5, num_steps=1000)
+        >>> save_checkpoint("run.ckpt", rb, anneal=schedule_state(anneal))
+        >>> anneal.load_state_dict(load_checkpoint("run.ckpt", rb)["anneal"])
+    """
+    return {name: value for name, value in scheduler.state_dict().items() if not callable(value)}
+
+
+def _save(
+    path: str | PathLike[str], parts: dict[str, Any], name: str, values: dict[str, Any]
+) -> None:
     target = Path(path).resolve()
     if target.is_dir():
         raise CheckpointError(f"path must name a file, got the folder {path}")
     encoder = Encoder()
-    nodes = {name: encoder.encode(value, name) for name, value in values.items()}
+    nodes = {part: encoder.encode(value, part) for part, value in parts.items()}
+    nodes[VALUES] = encoder.encode(values, name)
     try:
         with published(target) as stream:
             write_file(stream, nodes, encoder.tensors)

@@ -17,7 +17,6 @@ from torchrl.data.replay_buffers.storages import TensorStorage
 from gfn_rb import torchrl_compat as compat
 from gfn_rb.checkpoint.parts import (
     expect,
-    expect_class,
     generator_state,
     load_part,
     part_state,
@@ -26,13 +25,7 @@ from gfn_rb.checkpoint.parts import (
     try_part,
     try_transform,
 )
-from gfn_rb.checkpoint.storages import (
-    prepare,
-    restore_rows,
-    storage_state,
-    stored_rows,
-    try_rows,
-)
+from gfn_rb.checkpoint.storages import prepare, restore_rows, storage_state, stored_rows, try_rows
 from gfn_rb.errors import CheckpointError, CheckpointMismatchError
 
 State = dict[str, Any]
@@ -43,9 +36,6 @@ def captured(rb: ReplayBuffer) -> Iterator[tuple[list[State], list[Any]]]:
     """Yield the state and the rows of a buffer and its members, all of one moment.
 
     Nothing is copied, so until the context ends no other thread can use the buffer.
-
-    Args:
-        rb: the buffer.
 
     Raises:
         CheckpointError: a part of it cannot be saved.
@@ -155,8 +145,8 @@ def _state(rb: ReplayBuffer, queue: tuple[Any, ...]) -> State:
 
 def _check(rb: ReplayBuffer, state: State, rows: Any) -> None:
     expect("number of members", state["members"], len(_members(rb)))
-    expect_class(rb.sampler, state["sampler"], "sampler")
-    expect_class(rb.writer, state["writer"], "writer")
+    for what, part in (("sampler", rb.sampler), ("writer", rb.writer)):
+        expect(f"class of the {what}", state[what]["class"], type(part).__qualname__)
     if not state["members"]:
         try_rows(rb.storage, state["storage"], rows)
     expect("prefetch capacity", state["prefetch"], compat.prefetch_capacity(rb))
@@ -167,7 +157,7 @@ def _check(rb: ReplayBuffer, state: State, rows: Any) -> None:
 
 
 def _restore(rb: ReplayBuffer, state: State, rows: Any) -> None:
-    # Samplers and writers take note of what the storage held when their state was loaded.
+    # Rows first: samplers and writers note what the storage holds as their state is loaded.
     if not state["members"]:
         restore_rows(rb.storage, state["storage"], rows)
     load_part(rb.sampler, state["sampler"])

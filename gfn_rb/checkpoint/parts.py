@@ -18,6 +18,7 @@ from torchrl.data.replay_buffers.writers import Writer, WriterEnsemble
 from torchrl.envs.transforms import Transform
 
 from gfn_rb import torchrl_compat as compat
+from gfn_rb.codec.texts import one_line
 from gfn_rb.errors import CheckpointError, CheckpointMismatchError
 
 # Their state holds that of their members by number, which are saved on their own.
@@ -25,16 +26,7 @@ _ENSEMBLES = (SamplerEnsemble, WriterEnsemble)
 
 
 def expect(what: str, came: Any, expected: Any) -> None:
-    """Raise unless what the checkpoint holds is what the buffer has.
-
-    Args:
-        what: how the error calls it.
-        came: from the checkpoint.
-        expected: from the buffer.
-
-    Raises:
-        CheckpointMismatchError: they differ.
-    """
+    """Raise :class:`CheckpointMismatchError` unless the checkpoint holds what the buffer has."""
     if came != expected:
         raise CheckpointMismatchError(
             f"the {what} of the checkpoint is {came}, expected {expected} as in the buffer"
@@ -46,9 +38,6 @@ def expect(what: str, came: Any, expected: Any) -> None:
 
 def part_state(part: Sampler | Writer) -> dict[str, Any]:
     """Return the class and state of a sampler or writer.
-
-    Args:
-        part: the sampler or writer.
 
     Raises:
         CheckpointError: it has no ``state_dict``.
@@ -63,27 +52,13 @@ def part_state(part: Sampler | Writer) -> dict[str, Any]:
     return {"class": name, "state": state, "remaining": compat.remaining_batches(part)}
 
 
-def expect_class(part: Sampler | Writer, state: dict[str, Any], what: str) -> None:
-    """Raise unless a state is of the same class.
-
-    Args:
-        part: the sampler or writer.
-        state: from :func:`part_state`.
-        what: how errors call it.
-
-    Raises:
-        CheckpointMismatchError: it is not.
-    """
-    expect(f"class of the {what}", state["class"], type(part).__qualname__)
-
-
 def try_part(part: Sampler | Writer, state: dict[str, Any], storage: Storage, what: str) -> None:
     """Raise unless a state fits. It is loaded for a trial, and the present one loaded again.
 
     Args:
         part: the sampler or writer.
         state: from :func:`part_state`.
-        storage: what it works on.
+        storage: what the part works on, as stamps of its slots may be part of the state.
         what: how errors call it.
 
     Raises:
@@ -104,12 +79,7 @@ def try_part(part: Sampler | Writer, state: dict[str, Any], storage: Storage, wh
 
 
 def load_part(part: Sampler | Writer, state: dict[str, Any]) -> None:
-    """Put a state back.
-
-    Args:
-        part: the sampler or writer.
-        state: from :func:`part_state`.
-    """
+    """Put a state back."""
     if state["state"] is not None:
         members = part.state_dict() if isinstance(part, _ENSEMBLES) else {}
         part.load_state_dict({**members, **state["state"]})
@@ -121,10 +91,6 @@ def load_part(part: Sampler | Writer, state: dict[str, Any]) -> None:
 
 def try_transform(transform: Transform, state: dict[str, Any]) -> None:
     """Raise unless a state has the entries that a transform has.
-
-    Args:
-        transform: of the buffer.
-        state: the ``state_dict`` of another.
 
     Raises:
         CheckpointMismatchError: entries are missing, unknown or of another shape, or say in words
@@ -143,11 +109,7 @@ def try_transform(transform: Transform, state: dict[str, Any]) -> None:
 
 
 def generator_state(generator: torch.Generator | None) -> dict[str, Any] | None:
-    """Return the kind and state of a random generator.
-
-    Args:
-        generator: None where a buffer uses PyTorch's global one.
-    """
+    """Return the kind and state of a random generator."""
     if generator is None:
         return None
     return {"device": generator.device.type, "state": generator.get_state()}
@@ -155,10 +117,6 @@ def generator_state(generator: torch.Generator | None) -> dict[str, Any] | None:
 
 def try_generator(generator: torch.Generator | None, state: dict[str, Any] | None) -> None:
     """Raise unless a state fits.
-
-    Args:
-        generator: of the buffer.
-        state: from :func:`generator_state`.
 
     Raises:
         CheckpointMismatchError: the saved buffer used the global generator and this one does
@@ -178,12 +136,7 @@ def try_generator(generator: torch.Generator | None, state: dict[str, Any] | Non
 
 
 def restore_generator(rb: ReplayBuffer, state: dict[str, Any] | None) -> None:
-    """Put the state back into the buffer's generator, which is made if it has none.
-
-    Args:
-        rb: the buffer.
-        state: from :func:`generator_state`.
-    """
+    """Put the state back into the buffer's generator, which is made if it has none."""
     if state is None:
         return
     generator = compat.generator_of(rb)
@@ -191,12 +144,3 @@ def restore_generator(rb: ReplayBuffer, state: dict[str, Any] | None) -> None:
         generator = torch.Generator(state["device"])
         rb.set_rng(generator)
     generator.set_state(state["state"])
-
-
-def one_line(error: Exception) -> str:
-    """Return an error's type and message in one line.
-
-    Args:
-        error: of any kind.
-    """
-    return " ".join(f"{type(error).__name__}: {error}".split())

@@ -11,18 +11,15 @@ from torch import Tensor
 from torchrl.data.replay_buffers.storages import TensorStorage
 
 from gfn_rb import torchrl_compat as compat
-from gfn_rb.checkpoint.parts import expect, one_line
+from gfn_rb.checkpoint.parts import expect
+from gfn_rb.codec.texts import one_line
 from gfn_rb.errors import CheckpointError
 
 Path = tuple[Any, ...]
 
 
 def storage_state(storage: TensorStorage) -> dict[str, Any]:
-    """Return what is known of a storage apart from its rows.
-
-    Args:
-        storage: of any kind that holds tensors.
-    """
+    """Return what is known of a storage apart from its rows."""
     return {
         "class": type(storage).__qualname__,
         "capacity": storage.max_size,
@@ -33,11 +30,7 @@ def storage_state(storage: TensorStorage) -> dict[str, Any]:
 
 
 def stored_rows(storage: TensorStorage) -> Any:
-    """Return the rows in use, as a view on the storage; None before the first was written.
-
-    Args:
-        storage: of any kind that holds tensors.
-    """
+    """Return the rows in use, as a view on the storage; None before the first was written."""
     if not storage.initialized:
         return None
     return _indexed(compat.all_slots(storage), slice(compat.outer_length(storage)))
@@ -45,11 +38,6 @@ def stored_rows(storage: TensorStorage) -> Any:
 
 def try_rows(storage: TensorStorage, state: dict[str, Any], rows: Any) -> None:
     """Raise unless rows fit a storage.
-
-    Args:
-        storage: where they shall go.
-        state: from :func:`storage_state`.
-        rows: from :func:`stored_rows`.
 
     Raises:
         CheckpointMismatchError: the capacity differs; or keys, dtypes or shapes do, where the
@@ -59,7 +47,7 @@ def try_rows(storage: TensorStorage, state: dict[str, Any], rows: Any) -> None:
     expect("capacity", state["capacity"], _capacity(storage, rows))
     if rows is None or not storage.initialized:
         return
-    came, present = _layout(rows), _layout(compat.all_slots(storage))
+    came, present = row_layout(rows), row_layout(compat.all_slots(storage))
     expect("set of storage keys", sorted(came), sorted(present))
     for key in came:
         expect(f"dtype and shape of storage key {key!r}", came[key], present[key])
@@ -67,11 +55,6 @@ def try_rows(storage: TensorStorage, state: dict[str, Any], rows: Any) -> None:
 
 def prepare(storage: TensorStorage, state: dict[str, Any], rows: Any) -> None:
     """Allocate a storage that has not seen a row yet.
-
-    Args:
-        storage: where rows shall go.
-        state: from :func:`storage_state`.
-        rows: from :func:`stored_rows`.
 
     Raises:
         CheckpointError: it cannot be allocated.
@@ -85,16 +68,10 @@ def prepare(storage: TensorStorage, state: dict[str, Any], rows: Any) -> None:
 
 
 def restore_rows(storage: TensorStorage, state: dict[str, Any], rows: Any) -> None:
-    """Replace the content of a storage that has been prepared.
-
-    Args:
-        storage: what to change.
-        state: from :func:`storage_state`.
-        rows: from :func:`stored_rows`.
-    """
+    """Replace the content of a storage that has been prepared."""
     if state["length"]:
-        targets = leaves(compat.all_slots(storage))
-        for path, rows_of_key in leaves(rows).items():
+        targets = _leaves(compat.all_slots(storage))
+        for path, rows_of_key in _leaves(rows).items():
             target = targets[path].as_subclass(torch.Tensor)
             target[: len(rows_of_key)].copy_(rows_of_key)
     compat.set_length(storage, state["length"])
@@ -102,20 +79,12 @@ def restore_rows(storage: TensorStorage, state: dict[str, Any], rows: Any) -> No
     compat.bump_mutation_revision(storage)
 
 
-def leaves(rows: Any, path: Path = ()) -> dict[Path, Tensor]:
-    """Return the tensors that rows consist of, by their path.
-
-    Args:
-        rows: a tensor, or TensorDicts, dicts, lists and tuples of tensors.
-        path: where they lie.
-    """
+def _leaves(rows: Any, path: Path = ()) -> dict[Path, Tensor]:
+    """Return the tensors of TensorDicts, dicts, lists and tuples of them, by their path."""
     if isinstance(rows, Tensor):
         return {path: rows}
-    found: dict[Path, Tensor] = {}
     named = rows.items() if hasattr(rows, "items") else enumerate(rows)
-    for name, entry in named:
-        found |= leaves(entry, (*path, name))
-    return found
+    return {key: leaf for name, each in named for key, leaf in _leaves(each, (*path, name)).items()}
 
 
 def _indexed(rows: Any, index: int | slice) -> Any:
@@ -124,10 +93,11 @@ def _indexed(rows: Any, index: int | slice) -> Any:
     return compat.map_leaves(lambda leaf: leaf[index], rows)
 
 
-def _layout(rows: Any) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+def row_layout(rows: Any) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+    """Return the dtype and per-row shape of each tensor that rows consist of."""
     return {
         "/".join(map(str, path)): (leaf.dtype, tuple(leaf.shape[1:]))
-        for path, leaf in leaves(rows).items()
+        for path, leaf in _leaves(rows).items()
     }
 
 
@@ -138,6 +108,6 @@ def _capacity(storage: TensorStorage, rows: Any) -> int:
     """
     if storage.ndim == 1 or storage.initialized or rows is None:
         return int(storage.max_size)
-    shape = getattr(rows, "shape", None) or next(iter(leaves(rows).values())).shape
+    shape = getattr(rows, "shape", None) or next(iter(_leaves(rows).values())).shape
     inner = math.prod(shape[1 : storage.ndim])
     return -(-storage.max_size // inner) * math.prod(shape[1:])

@@ -7,23 +7,20 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from gfn_rb.checkpoint.storages import leaves
+from gfn_rb.checkpoint.storages import row_layout
 from gfn_rb.codec.files import ValueFile
 from gfn_rb.codec.prefix import VERSION
 from gfn_rb.codec.tensors import dtype_name
 from gfn_rb.errors import CheckpointCorruptError
 
-# What files hold: those of save_checkpoint the first three, those of save_state the last.
-ROWS, BUFFERS, EXTRA, STATE = "rows", "buffers", "extra", "state"
+# What a file holds; of save_state the last alone.
+ROWS, BUFFERS, VALUES = "rows", "buffers", "values"
 
 
 def inspect_checkpoint(path: str | PathLike[str]) -> dict[str, Any]:
     """Summarise a file of ``save_checkpoint`` or ``save_state``.
 
     Only the header is read and checked, so this takes no time however large the file is.
-
-    Args:
-        path: the file.
 
     Returns:
         ``version`` of the format; ``nbytes`` of the file; ``n_tensors`` and ``tensor_nbytes``;
@@ -45,7 +42,7 @@ def inspect_checkpoint(path: str | PathLike[str]) -> dict[str, Any]:
             "nbytes": file.nbytes,
             "n_tensors": len(file.tensors),
             "tensor_nbytes": sum(tensor.nbytes for tensor in file.tensors),
-            "values": list(named_values(file, file.outline)),
+            "values": list(values_of(file, file.outline)),
             "buffers": [_buffer(state, rows) for state, rows in pairs],
         }
 
@@ -55,28 +52,17 @@ def outline(path: str | PathLike[str]) -> dict[str, Any]:
 
     Only the header is read and checked.
 
-    Args:
-        path: the file.
-
     Raises:
         CheckpointError: there is no such file, or it cannot be read.
         CheckpointCorruptError: it is no checkpoint, truncated, or its header is damaged.
     """
     file = ValueFile(Path(path))
-    return named_values(file, file.outline)
+    return values_of(file, file.outline)
 
 
-def named_values(file: ValueFile, read: Callable[[str], Any]) -> dict[str, Any]:
-    """Return what was saved along with the buffer, or the state.
-
-    Args:
-        file: with either.
-        read: one of its methods.
-
-    Raises:
-        CheckpointCorruptError: it is something else.
-    """
-    values = read(EXTRA if BUFFERS in file.nodes else STATE)
+def values_of(file: ValueFile, read: Callable[[str], Any]) -> dict[str, Any]:
+    """Return what was saved along with the buffer, or the state, by a method of the file."""
+    values = read(VALUES)
     if not isinstance(values, dict):
         raise CheckpointCorruptError(f"{file.path} holds {type(values).__name__}, expected a dict")
     return values
@@ -84,6 +70,7 @@ def named_values(file: ValueFile, read: Callable[[str], Any]) -> dict[str, Any]:
 
 def _buffer(state: dict[str, Any], rows: Any) -> dict[str, Any]:
     storage = state["storage"] or {}
+    layout = {} if rows is None else row_layout(rows)
     return {
         "class": state["class"],
         "storage": storage.get("class"),
@@ -93,12 +80,8 @@ def _buffer(state: dict[str, Any], rows: Any) -> dict[str, Any]:
         "length": storage.get("length"),
         "batch_size": state["batch_size"],
         "prefetched": len(state["queue"]),
-        "rows": {} if rows is None else _keys(rows),
-    }
-
-
-def _keys(rows: Any) -> dict[str, dict[str, Any]]:
-    return {
-        "/".join(map(str, path)): {"dtype": dtype_name(leaf.dtype), "shape": list(leaf.shape[1:])}
-        for path, leaf in leaves(rows).items()
+        "rows": {
+            key: {"dtype": dtype_name(dtype), "shape": [*shape]}
+            for key, (dtype, shape) in layout.items()
+        },
     }

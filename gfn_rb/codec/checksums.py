@@ -23,11 +23,7 @@ class BlockSums:
         self._room = 0  # bytes that the last block lacks
 
     def update(self, data: memoryview) -> None:
-        """Add bytes to those before.
-
-        Args:
-            data: any number of them.
-        """
+        """Add bytes to those before."""
         while data:
             if not self._room:
                 self._sums.append(xxh3_64())
@@ -42,27 +38,17 @@ class BlockSums:
 
 
 def sums_nbytes(nbytes: int) -> int:
-    """Return how many bytes the checksums of so many bytes take.
-
-    Args:
-        nbytes: of the body.
-    """
+    """Return how many bytes the checksums of so many bytes take."""
     return -(-nbytes // BLOCK) * SUM_NBYTES
 
 
 def find_damage(
     body: memoryview, sums: memoryview, start: int, map_blocks: Callable[..., Any] = map
 ) -> str:
-    """Compare every block with its checksum, and describe the first one that differs.
+    """Compare every block with its checksum, and describe the first that differs, if one does.
 
-    Args:
-        body: the bytes.
-        sums: what :meth:`BlockSums.digest` gave.
-        start: where the body begins in the frame or file, for the description.
-        map_blocks: ``map``, or that of an executor.
-
-    Returns:
-        An empty text if none does.
+    It is called by its bytes in the frame or file, in which the body begins at ``start``. Blocks
+    are summed by ``map``, or by that of an executor.
     """
     blocks = [body[i : i + BLOCK] for i in range(0, len(body), BLOCK)]
     for i, came in enumerate(map_blocks(xxh3_64_digest, blocks)):

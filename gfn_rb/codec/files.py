@@ -18,7 +18,7 @@ from torch import Tensor
 from gfn_rb.codec.checksums import BLOCK, BlockSums, find_damage, sums_nbytes
 from gfn_rb.codec.prefix import FILE, PREFIX_NBYTES, VERSION, Prefix
 from gfn_rb.codec.tensors import DTYPES, aligned, dtype_name, plain_bytes
-from gfn_rb.codec.texts import from_text, to_text
+from gfn_rb.codec.texts import from_text, one_line, to_text
 from gfn_rb.codec.values import Decoder, Node
 from gfn_rb.errors import (
     CheckpointCorruptError,
@@ -41,15 +41,9 @@ def write_file(stream: BinaryIO, values: dict[str, Node], tensors: list[Tensor])
         stream: an empty file.
         values: nodes by name (:mod:`gfn_rb.codec.values`).
         tensors: what the nodes refer to.
-
-    Raises:
-        CheckpointError: an integer is too long.
     """
-    try:
-        structure = to_text([(dtype_name(t.dtype), t.shape, t.device.type) for t in tensors])
-        meta = to_text(values)
-    except ValueError as error:
-        raise CheckpointError(f"cannot save {', '.join(values)}: {error}") from None
+    structure = to_text([(dtype_name(t.dtype), t.shape, t.device.type) for t in tensors])
+    meta = to_text(values)
     texts_end = PREFIX_NBYTES + len(structure) + len(meta)
     head = bytearray(aligned(texts_end))
     head[PREFIX_NBYTES:texts_end] = structure + meta
@@ -103,9 +97,6 @@ class StoredTensor(NamedTuple):
 class ValueFile:
     """A file opened for reading, its head checked.
 
-    Args:
-        path: the file.
-
     Raises:
         CheckpointError: there is no such file, or it cannot be read.
         CheckpointCorruptError: it is no checkpoint, truncated, or its header is damaged.
@@ -148,20 +139,11 @@ class ValueFile:
                 raise self._corrupt(damage)
 
     def views(self, name: str) -> Any:
-        """Return a value whose tensors lie in the file: they must not be written to.
-
-        Args:
-            name: of the value.
-        """
+        """Return a value whose tensors lie in the file: they must not be written to."""
         return self._decode(name, lambda each: each.shaped(self._bytes_of(each)), _CPU)
 
     def load(self, name: str, accelerator: torch.device = _CPU) -> Any:
-        """Return a value whose tensors are copies.
-
-        Args:
-            name: of the value.
-            accelerator: where to put what did not live on the CPU.
-        """
+        """Return a value whose tensors are copies."""
 
         def load(tensor: StoredTensor) -> Tensor:
             device = _CPU if tensor.device == "cpu" else accelerator
@@ -170,23 +152,14 @@ class ValueFile:
         return self._decode(name, load, accelerator)
 
     def outline(self, name: str) -> Any:
-        """Return a value whose tensors have dtypes and shapes, but no content.
-
-        Args:
-            name: of the value.
-        """
+        """Return a value whose tensors have dtypes and shapes, but no content."""
         return self._decode(
             name, lambda each: torch.empty((), dtype=each.dtype).expand(each.shape), _CPU
         )
 
     @contextmanager
     def named_errors(self) -> Iterator[None]:
-        """Raise errors of this library alone: the checksums may be right, and the content wrong.
-
-        Raises:
-            CheckpointMismatchError: it holds what this version does not know.
-            CheckpointCorruptError: it makes no sense.
-        """
+        """Raise errors of this library alone: the checksums may be right, and the content wrong."""
         try:
             yield
         except CheckpointError:
@@ -196,8 +169,7 @@ class ValueFile:
                 f"{self.path} holds {error}, which this version of gfn_rb or torch does not know"
             ) from None
         except Exception as error:
-            what = " ".join(f"{type(error).__name__}: {error}".split())
-            raise self._corrupt(f"its values make no sense: {what}") from error
+            raise self._corrupt(f"its values make no sense: {one_line(error)}") from error
 
     def _decode(
         self, name: str, tensor: Callable[[StoredTensor], Tensor], accelerator: torch.device

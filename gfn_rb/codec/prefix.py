@@ -41,10 +41,6 @@ class Prefix(NamedTuple):
     def read(cls, data: memoryview, name: str) -> Prefix:
         """Return what bytes begin with, unchecked but for the magic.
 
-        Args:
-            data: of a frame or file.
-            name: what errors call it.
-
         Raises:
             WireCorruptError: they are too few, or begin otherwise.
         """
@@ -59,10 +55,6 @@ class Prefix(NamedTuple):
 
     def check(self, data: memoryview, name: str) -> None:
         """Compare the sizes and the checksum of the head with what came.
-
-        Args:
-            data: all bytes.
-            name: what errors call it.
 
         Raises:
             WireCorruptError: they differ.
@@ -80,11 +72,7 @@ class Prefix(NamedTuple):
             )
 
     def seal(self, head: memoryview) -> None:
-        """Write it to the beginning of a head, with the checksum of all of that.
-
-        Args:
-            head: complete but for the prefix.
-        """
+        """Write it to the beginning of a head, with the checksum of all of that."""
         _PREFIX.pack_into(head, 0, MAGIC, *self)
         _WORD.pack_into(head, _SUM_AT, _sum(head))
 

@@ -18,6 +18,7 @@ from gfn_rb.errors import ShapeError, WireSchemaError
 from gfn_rb.torchrl_compat import new_tensordict
 
 Key = tuple[str, ...]
+Place = tuple[int, int, int]  # the number of a field, and where its tensor begins and ends
 Signature = tuple[tuple[Key, torch.dtype, torch.Size, torch.layout], ...]
 
 MAX_FIELDS = 1024
@@ -43,31 +44,12 @@ class Field(NamedTuple):
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-class Place(NamedTuple):
-    """Where one tensor lies."""
-
-    field: int
-    """Its number."""
-    start: int
-    """In bytes: from the first multiple of 64 after the texts if it is small, else in the body."""
-    end: int
-
-
 class FrameLayout:
     """Where the tensors of a frame lie.
 
     Args:
         fields: of the rows.
         n_rows: of each tensor.
-
-    Attributes:
-        fields: of the rows.
-        n_rows: of each tensor.
-        small: tensors within the head.
-        large: tensors in the body, those of wide dtypes first.
-        body_nbytes: what these take.
-        tail_nbytes: what these and their checksums take.
-        truths: which fields are truth values.
     """
 
     def __init__(self, fields: tuple[Field, ...], n_rows: int) -> None:
@@ -75,20 +57,19 @@ class FrameLayout:
         order = range(len(fields))
         small = [i for i in order if sizes[i] < SMALL_NBYTES]
         large = [i for i in order if sizes[i] >= SMALL_NBYTES]
+        # Wide dtypes first: without gaps, each is aligned to its dtype.
         large.sort(key=lambda i: -fields[i].dtype.itemsize)
         self.fields = fields
         self.n_rows = n_rows
+        # From the first multiple of 64 after the texts, within the head.
         self.small, self._small_nbytes = _placed(small, sizes, aligned)
+        # From the end of the head.
         self.large, self.body_nbytes = _placed(large, sizes, int)
         self.tail_nbytes = self.body_nbytes + sums_nbytes(self.body_nbytes)
         self.truths = [i for i in order if fields[i].dtype is torch.bool]
 
     def head_nbytes(self, texts_end: int) -> int:
-        """Return the bytes of the head.
-
-        Args:
-            texts_end: where prefix, structure and metadata end.
-        """
+        """Return the bytes of the head."""
         return aligned(aligned(texts_end) + self._small_nbytes)
 
 
@@ -97,7 +78,7 @@ def _placed(indices: list[int], sizes: list[int], begin: Any) -> tuple[list[Plac
     for i in indices:
         start = begin(end)
         end = start + sizes[i]
-        places.append(Place(i, start, end))
+        places.append((i, start, end))
     return places, end
 
 
@@ -111,9 +92,6 @@ def signature_of(td: TensorDictBase) -> tuple[Signature, list[Tensor]]:
     """Return what the fields of a TensorDict follow from, and its tensors.
 
     It is what is cheap to find out and to look up: see :func:`outlined`.
-
-    Args:
-        td: of batch size [n], holding tensors alone.
 
     Raises:
         ShapeError: its batch size is another, or it holds something else.
@@ -130,10 +108,6 @@ def outlined(signature: Signature, n_rows: int) -> tuple[bytes, FrameLayout, tup
     """Return a schema as text, where its tensors go, and their order: by keys.
 
     The other side will not refuse them.
-
-    Args:
-        signature: of a TensorDict.
-        n_rows: of it.
 
     Raises:
         ShapeError: one of its tensors is not dense, or the schema is beyond bounds.
@@ -173,10 +147,6 @@ def _leaves(td: TensorDictBase, path: Key) -> list[tuple[Key, Tensor]]:
 @lru_cache(maxsize=128)
 def laid_out(text: bytes, n_rows: int) -> FrameLayout:
     """Return where the tensors of so many rows lie.
-
-    Args:
-        text: of a schema: whatever arrived.
-        n_rows: how many.
 
     Raises:
         WireSchemaError: it describes no schema, or one beyond all bounds.
@@ -225,13 +195,7 @@ def _list(value: Any, at_most: int) -> list[Any]:
 
 
 def assembled(fields: tuple[Field, ...], values: list[Tensor], n_rows: int) -> TensorDict:
-    """Return the TensorDict that holds a tensor for each field.
-
-    Args:
-        fields: of a schema.
-        values: a tensor for each.
-        n_rows: of each.
-    """
+    """Return the TensorDict that holds a tensor for each field."""
     nested: dict[str, Any] = {}
     for (key, _, _), value in zip(fields, values, strict=True):
         place = nested

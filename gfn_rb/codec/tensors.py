@@ -31,29 +31,17 @@ _NUMPY = {
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Return the name under which a dtype is stored and sent.
-
-    Args:
-        dtype: any of torch's.
-    """
+    """Return the name under which a dtype is stored and sent."""
     return str(dtype).removeprefix("torch.")
 
 
 def aligned(position: int) -> int:
-    """Return the next multiple of 64.
-
-    Args:
-        position: in bytes.
-    """
+    """Return the next multiple of 64."""
     return -(-position // ALIGNMENT) * ALIGNMENT
 
 
 def plain_bytes(value: Tensor) -> memoryview:
-    """Return the bytes of a tensor in C order, without a copy where they are on the CPU.
-
-    Args:
-        value: dense, on any device.
-    """
+    """Return the bytes of a tensor in C order, without a copy where they are on the CPU."""
     if type(value) is Tensor:
         try:
             return value.numpy().data.cast("B")
@@ -65,14 +53,7 @@ def plain_bytes(value: Tensor) -> memoryview:
 
 
 def viewed(content: np.ndarray, at: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-    """Return the tensor whose bytes in C order lie somewhere in others, as a view of them.
-
-    Args:
-        content: bytes, writable.
-        at: where it begins, in bytes.
-        dtype: its own.
-        shape: its own.
-    """
+    """Return the tensor whose bytes in C order lie somewhere in others, as a view of them."""
     if dtype in _NUMPY and 0 not in shape:  # NumPy bounds even arrays without elements
         return torch.from_numpy(np.ndarray(shape, _NUMPY[dtype], content, at))
     part = content[at : at + math.prod(shape) * dtype.itemsize]

@@ -16,10 +16,7 @@ _NO_BRACKETS = re.compile(rb'(?:[^][{}"]+|"(?:[^"\\]|\\.)*")+')
 
 
 def to_text(value: Any) -> bytes:
-    """Return a value as JSON.
-
-    Args:
-        value: what JSON can say. NaN and infinities pass.
+    """Return a value as JSON. NaN and infinities pass.
 
     Raises:
         ValueError: it is something else, or nested too deep.
@@ -35,9 +32,6 @@ def to_text(value: Any) -> bytes:
 def from_text(text: bytes | memoryview) -> Any:
     """Return the value that a JSON text means.
 
-    Args:
-        text: whatever arrived.
-
     Raises:
         ValueError: it means nothing, or is nested too deep.
     """
@@ -47,6 +41,11 @@ def from_text(text: bytes | memoryview) -> Any:
         return _decode(str(text, "utf8"))
     except RecursionError as error:  # called from deep down
         raise ValueError(str(error)) from None
+
+
+def one_line(error: Exception) -> str:
+    """Return an error's type and message in one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 def _check_depth(text: bytes) -> None:

@@ -25,6 +25,7 @@ Node = Any
 _CPU = torch.device("cpu")
 _PLAIN = (type(None), bool, int, str)
 _DEPTH = 100
+_MAX_BITS = 14_000  # beyond, Python refuses to write an integer as text
 
 
 class Encoder:
@@ -37,17 +38,16 @@ class Encoder:
         self.tensors: list[Tensor] = []
 
     def encode(self, value: Any, path: str, depth: int = 0) -> Node:
-        """Return the node of a value.
-
-        Args:
-            value: what to encode.
-            path: how errors call it.
-            depth: how many containers it lies in.
+        """Return the node of a value, which errors call by its path.
 
         Raises:
             CheckpointError: it holds something of another kind, named by its path.
         """
         if type(value) in _PLAIN:
+            if type(value) is int and value.bit_length() > _MAX_BITS:
+                raise CheckpointError(
+                    f"cannot save {path}: got an integer of over {_MAX_BITS} bits"
+                )
             return value
         if depth > _DEPTH:
             raise CheckpointError(f"cannot save {path[:80]}...: nested over {_DEPTH} deep")
@@ -70,7 +70,8 @@ class Encoder:
                     "expected str or int"
                 )
         return [
-            [key, self.encode(entry, f"{path}[{key!r}]", depth + 1)] for key, entry in value.items()
+            [self.encode(key, path), self.encode(entry, f"{path}[{key!r}]", depth + 1)]
+            for key, entry in value.items()
         ]
 
     def _sequence(self, value: Any, path: str, depth: int) -> Node:
@@ -126,11 +127,9 @@ _ENCODERS: dict[type, tuple[str, Callable[[Encoder, Any, str, int], Node]]] = {
 
 
 class Decoder:
-    """Turns JSON nodes into the values they were made from.
+    """Turns JSON nodes into the values they were made from, given the tensor of each position.
 
-    Args:
-        tensor: returns the tensor of a position.
-        accelerator: what to call the device of TensorDicts that did not live on the CPU.
+    TensorDicts that did not live on the CPU are said to live on the accelerator.
     """
 
     def __init__(self, tensor: Callable[[int], Tensor], accelerator: torch.device = _CPU) -> None:

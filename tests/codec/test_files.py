@@ -93,7 +93,7 @@ def test_every_byte_has_its_place(path: Path) -> None:
     save_state(path, STATE)
     structure = b'[["float32",[9],"cpu"]]'
     y = b'{"list":[{"float":"4004000000000000"},"z"]}'
-    meta = b'{"state":{"dict":[["x",{"tensor":0}],["y",' + y + b"]]}}"
+    meta = b'{"values":{"dict":[["x",{"tensor":0}],["y",' + y + b"]]}}"
     texts = (structure + meta).ljust(128, b"\0")
     body = struct.pack("<9f", *range(9)).ljust(64, b"\0")
     sizes = struct.pack("<QQQQQ", 64 + 128 + 64 + 8, 64 + 128, len(structure), len(meta), 0)
@@ -166,7 +166,7 @@ def test_a_frame_is_no_checkpoint(path: Path) -> None:
 )
 def test_what_a_later_version_might_write_is_named(path: Path, node: Any) -> None:
     with path.open("wb") as stream:
-        write_file(stream, {"state": node}, [])
+        write_file(stream, {"values": node}, [])
     (name,) = node.values() if "dtype" in node else node
     with pytest.raises(CheckpointMismatchError, match=f"holds '{name}', which this version"):
         load_state(path)
@@ -190,10 +190,10 @@ def forged(structure: str, meta: str, body: bytes = b"") -> bytes:
     [
         ("[]", "{", "its values make no sense: JSONDecodeError"),
         ("[]", "[1]", "its values make no sense: TypeError"),
-        ("[]", '{"state":3}', "holds int, expected a dict"),
-        ("[]", '{"state":{"dict":[["a",{"tensor":0}]]}}', "IndexError"),
-        ('[["int8",[3],"cpu"]]', '{"state":{"tensor":-1}}', "a tensor is -1, expected a position"),
-        ('[["int8",[3],"cpu"]]', '{"state":{"tensor":true}}', "a tensor is True, expected a pos"),
+        ("[]", '{"values":3}', "holds int, expected a dict"),
+        ("[]", '{"values":{"dict":[["a",{"tensor":0}]]}}', "IndexError"),
+        ('[["int8",[3],"cpu"]]', '{"values":{"tensor":-1}}', "a tensor is -1, expected a position"),
+        ('[["int8",[3],"cpu"]]', '{"values":{"tensor":true}}', "a tensor is True, expected a pos"),
         ('[["int8",[-3],"cpu"]]', "{}", "a shape is \\[-3\\], expected sizes"),
         ('[["int8",[-3,-1],"cpu"]]', "{}", "expected sizes"),
         ('[["int8",[65],"cpu"]]', "{}", "its tensors take 264"),
@@ -202,7 +202,7 @@ def forged(structure: str, meta: str, body: bytes = b"") -> bytes:
         ('[["int8",[3],"cpu"]]', "[" * 600, "nested 600 deep; expected at most 512"),
         ("[" * 600, "{}", "nested 600 deep; expected at most 512"),
         ('[["int8",[0,1180591620717411303424],"cpu"],["int8",[3],"cpu"]]',
-         '{"state":{"dict":[["a",{"tensor":0}]]}}', "its values make no sense: "),
+         '{"values":{"dict":[["a",{"tensor":0}]]}}', "its values make no sense: "),
     ],
 )  # fmt: skip
 def test_texts_that_make_no_sense_are_refused(
@@ -275,12 +275,12 @@ def test_what_lived_on_an_accelerator_goes_to_the_one_asked_for(path: Path) -> N
     encoder = Encoder()
     node = encoder.encode({"a": on_cpu, "b": elsewhere}, "state")
     with path.open("wb") as stream:
-        write_file(stream, {"state": node}, encoder.tensors)
+        write_file(stream, {"values": node}, encoder.tensors)
     file = ValueFile(path)
     file.tensors[1] = file.tensors[1]._replace(device="cuda")
-    file.nodes["state"]["dict"][1][1]["tensordict"]["device"] = "cuda"
+    file.nodes["values"]["dict"][1][1]["tensordict"]["device"] = "cuda"
     for device in (torch.device("cpu"), torch.device("meta")):
-        state = file.load("state", device)
+        state = file.load("values", device)
         assert torch.equal(state["a"], on_cpu)
         assert state["b"].device == device
         assert state["b"]["x"].device == device

@@ -48,7 +48,7 @@ def test_no_rows_take_no_room() -> None:
 def test_places_are_aligned_and_apart(shapes: list, n_rows: int) -> None:
     fields = tuple(Field((str(i),), dtype, tuple(s)) for i, (dtype, s) in enumerate(shapes))
     layout = FrameLayout(fields, n_rows)
-    assert sorted(place.field for place in (*layout.small, *layout.large)) == [*range(len(fields))]
+    assert sorted(place[0] for place in (*layout.small, *layout.large)) == [*range(len(fields))]
     for places in (layout.small, layout.large):
         end = 0
         for i, start, stop in places:

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
+from gfn_rb.checkpoint import load_state, save_state
 from gfn_rb.codec.buffers import LazyBuffer
 from gfn_rb.codec.frames import (
     MAX_META_NBYTES,
@@ -86,8 +87,10 @@ def test_round_trip_of_large_and_small() -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.data())
-def test_round_trip_of_anything(data: st.DataObject) -> None:
+@given(data=st.data())
+def test_round_trip_of_anything_in_both_forms(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     n = data.draw(st.integers(0, 9))
     td = TensorDict({}, [n])
     names = st.text("abü", min_size=1, max_size=2)
@@ -100,6 +103,9 @@ def test_round_trip_of_anything(data: st.DataObject) -> None:
         td.set((name, "x") if data.draw(st.booleans()) else name, raw.view(dtype).view(n, *shape))
     for _ in range(2):
         assert same_bits(decode_frame(message(encode_frame(0, td))).rows, td)
+    path = tmp_path_factory.getbasetemp() / "rows.ckpt"
+    save_state(path, {"rows": td})
+    assert same_bits(load_state(path)["rows"], td)
 
 
 def test_metadata_alone() -> None:
