@@ -15,35 +15,42 @@ from gfn_rb.training.session.folder import RunFolder, read_metrics
 OUTCOMES = ("stored", "rejected", "duplicates", "scored", "refused")
 QUICK = ["--batch-size", "8", "--hidden", "16", "--checkpoint-every", "2", "--patience", "20"]
 SECONDS = 60  # then everything is killed
+PROMPT = 15.0  # seconds in which what is told to stop, or loses a rank, ends
 
-# Each rank writes down which process it is.
+# Each rank writes down which process it is, runs one command after the other, and writes down how
+# each ended: an interpreter takes longer to start than a command to run.
 PROGRAM = """
-import os, pathlib, sys
-folder = pathlib.Path(sys.argv.pop(1))
+import json, os, pathlib, sys
+folder, rank = pathlib.Path(sys.argv[1]), os.environ["OMPI_COMM_WORLD_RANK"]
 folder.mkdir(exist_ok=True)
-(folder / os.environ["OMPI_COMM_WORLD_RANK"]).write_text(str(os.getpid()))
+(folder / rank).write_text(str(os.getpid()))
 from gfn_rb.cli import main
-sys.exit(main())
+for words in json.loads(sys.argv[2]):
+    code = main(words)
+    with (folder / f"{rank}.codes").open("a") as file:
+        print(code, file=file)
+sys.exit(code)
 """
 
 
 class Job:
-    """A command under mpiexec, in the background. Leaving it ends it.
+    """Commands under mpiexec, one after the other, in the background. Leaving it ends them.
 
     Args:
         size: number of ranks.
-        words: after ``gfn-rb``.
+        commands: the words after ``gfn-rb`` of each.
         place: a new folder for its output.
         options: of mpiexec.
     """
 
-    def __init__(self, size, words, place, options=()):
+    def __init__(self, size, commands, place, options=()):
         place.mkdir()
         self._log, self._pids = place / "log", place / "pids"
         ranks = [mpiexec(), "--oversubscribe", *options, "-n", str(size), sys.executable]
+        words = json.dumps([[*map(str, command)] for command in commands])
         with self._log.open("wb") as stream:
             self._process = subprocess.Popen(
-                [*ranks, "-c", PROGRAM, str(self._pids), *map(str, words)],
+                [*ranks, "-c", PROGRAM, str(self._pids), words],
                 env=environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
@@ -61,14 +68,21 @@ class Job:
         """What it printed. Messages may stand behind progress, on the same line."""
         return self._log.read_text(errors="replace").replace("\r", "\n").splitlines()
 
+    def codes(self, rank):
+        """The exit codes of the commands that a rank has run."""
+        return [*map(int, (self._pids / f"{rank}.codes").read_text().split())]
+
     def until_exists(self, path):
+        self.until(path.exists, f"there is no {path}")
+
+    def until(self, happened, otherwise):
         end = time.monotonic() + SECONDS
         while True:
             has_ended = self._process.poll() is not None  # asked first: it may end just after
-            if path.exists():
+            if happened():
                 return
             if has_ended or time.monotonic() > end:
-                self._fail(f"there is no {path}")
+                self._fail(otherwise)
             time.sleep(0.01)
 
     def kill(self, rank):
@@ -96,12 +110,6 @@ class Job:
         """Have all ranks say where they are, and raise with all they said."""
         abort(self._process)
         raise AssertionError("\n".join([why, *self.lines]))
-
-
-def finished(size, words, place, options=()):
-    """Run a command on so many ranks to its end; return its exit code and lines."""
-    with Job(size, words, place, options) as job:
-        return job.wait(), job.lines
 
 
 def said(lines):

@@ -7,7 +7,6 @@ import pytest
 from training.session.distributed_runs import (
     QUICK,
     assert_same_account,
-    finished,
     read_json,
     rows,
     said,
@@ -25,19 +24,16 @@ TRAIN = ["train", "tfbind8", "--steps", str(STEPS), "--eval-every", "6", *QUICK]
 needs_mpi = pytest.mark.skipif(not mpi_kind(), reason="needs MPI")
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
+@pytest.fixture
+def run(job):
     """The folder of a run of two workers and a manager, and what was printed."""
-    place = tmp_path_factory.mktemp("run")
-    words = [*TRAIN, "--managers", "1", "--feed", "top", "--out", place / "run"]
-    code, lines = finished(3, words, place / "job")
-    assert code == 0, "\n".join(lines)
-    return place / "run", lines
+    return job.place / "run", job.lines
 
 
 @needs_mpi
-def test_one_report_speaks_for_all_ranks(run):
+def test_one_report_speaks_for_all_ranks(run, job):
     folder, lines = run
+    assert [codes[1] for codes in job.codes] == [0, 0, 0]
     report = read_json(folder / "report.json")
     assert report["size"] == 3
     assert report["managers"] == [2]
@@ -95,15 +91,13 @@ def test_a_run_goes_on_with_as_many_ranks_alone(run, capsys):
 
 
 @needs_mpi
-def test_somebody_has_to_train(tmp_path):
-    words = [*TRAIN, "--managers", "2", "--out", tmp_path / "run"]
-    code, lines = finished(2, words, tmp_path / "job")
-    assert code == 2
-    assert said(lines) == [
-        "gfn-rb: rank 0: managers must be at least 0 and fewer than the ranks, got 2 where 2 "
+def test_somebody_has_to_train(job):
+    assert [codes[0] for codes in job.codes] == [2, 2, 2]
+    assert said(job.lines) == [
+        "gfn-rb: rank 0: managers must be at least 0 and fewer than the ranks, got 3 where 3 "
         "ranks were started: at least one has to train"
     ]
-    assert not (tmp_path / "run").exists()
+    assert not (job.place / "refused").exists()
 
 
 def test_no_rank_may_have_gone_further_than_it_is_to_go(tmp_path):
@@ -186,7 +180,7 @@ def test_without_mpi4py_one_rank_says_what_to_install(rank, capsys, tmp_path, mo
         assert "pip install '.[mpi]' in a clone of gfn_rb" in line
 
 
-WITHOUT_MPI4PY = """
+STARTED_BY_ANOTHER = """
 import sys
 
 class Blocker:
@@ -194,44 +188,35 @@ class Blocker:
         if name.partition(".")[0] == "mpi4py":
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
-sys.meta_path.insert(0, Blocker())
+blocker = Blocker()
+sys.meta_path.insert(0, blocker)
 from gfn_rb.cli import main
+print(main())
+sys.meta_path.remove(blocker)
 sys.exit(main())
 """
 
 
-def test_a_command_without_mpi4py_ends_in_one_line(tmp_path):
+@needs_mpi
+def test_what_a_launcher_started_without_mpi_ends_in_one_line(tmp_path):
+    """First there is no mpi4py; then it is of another MPI: each process finds itself alone."""
+    words = [*TRAIN, "--managers", "1", "--out", str(tmp_path / "run")]
     done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_MPI4PY, *TRAIN, "--out", str(tmp_path / "run")],
+        [sys.executable, "-c", STARTED_BY_ANOTHER, *words],
         env={**environment(), "PMI_SIZE": "2", "PMI_RANK": "0"},
         capture_output=True,
         text=True,
         timeout=60,
     )
-    assert (done.returncode, done.stdout) == (1, "")
-    (line,) = done.stderr.splitlines()
-    assert line == (
+    assert (done.returncode, done.stdout) == (1, "1\n")
+    without, *_ = lines = done.stderr.splitlines()
+    assert without == (
         "gfn-rb: rank 0: MPITransport needs mpi4py and an MPI library: pip install '.[mpi]' in a "
         "clone of gfn_rb; "
         "importing mpi4py.MPI says: No module named 'mpi4py'"
     )
-    assert not (tmp_path / "run").exists()
-
-
-@needs_mpi
-def test_a_launcher_of_another_mpi_is_noticed(tmp_path):
-    """Each process finds itself alone, where a launcher started two."""
-    command = "import sys; from gfn_rb.cli import main; sys.exit(main())"
-    done = subprocess.run(
-        [sys.executable, "-c", command, *TRAIN, "--managers", "1", "--out", str(tmp_path / "run")],
-        env={**environment(), "PMI_SIZE": "2", "PMI_RANK": "0"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 1
-    (line,) = said(done.stderr.splitlines())
-    assert line.startswith("gfn-rb: rank 0: 2 ranks were started, and MPI knows of 1: mpi4py uses")
+    _, other = said(lines)
+    assert other.startswith("gfn-rb: rank 0: 2 ranks were started, and MPI knows of 1: mpi4py uses")
     assert not (tmp_path / "run").exists()
 
 

@@ -5,10 +5,10 @@ import time
 
 import pytest
 from training.session.distributed_runs import (
+    PROMPT,
     QUICK,
     Job,
     assert_adds_up,
-    finished,
     read_json,
     rows,
     said,
@@ -19,60 +19,55 @@ from gfn_rb.checkpoint import load_state
 from gfn_rb.training.session.folder import RunFolder
 
 TRAIN = ["train", "tfbind8", "--feed", "top", "--managers", "1", "--eval-every", "1000", *QUICK]
-PROMPT = 15.0  # seconds in which a job without fault tolerance ends
+ULFM = ("--with-ft", "ulfm")
 
 pytestmark = pytest.mark.skipif(mpi_kind() != "Open MPI", reason="needs Open MPI")
 
 
-def test_others_go_on_after_a_worker_and_the_manager_were_killed(tmp_path):
-    steps = 150
-    words = [*TRAIN, "--steps", steps, "--average-gradients", "--out", tmp_path / "run"]
-    with Job(4, words, tmp_path / "job", ("--with-ft", "ulfm")) as job:
-        for rank in range(4):
-            job.until_exists(RunFolder(tmp_path / "run", rank).checkpoint)
-        job.kill(1)
+def folders(path, size):
+    return [RunFolder(path, rank) for rank in range(size)]
+
+
+def steps_done(folder):
+    return load_state(folder.checkpoint)["steps_done"]
+
+
+@pytest.fixture(scope="module")
+def again(job, tmp_path_factory):
+    """The run of which a rank was killed, resumed; then another, which all but rank 0 leave.
+
+    Where they are, how far the first had got, its first rows then, and what all printed.
+    """
+    place = tmp_path_factory.mktemp("again")
+    done = [steps_done(folder) for folder in folders(job.place / "long", 2)]
+    first = [rows(job.place / "long", rank)[0] for rank in (0, 1)]
+    commands = [
+        ["resume", job.place / "long", "--steps", max(done) + 4],
+        [*TRAIN, "--steps", 150, "--average-gradients", "--out", place / "run"],
+    ]
+    with Job(3, commands, place / "job", ULFM) as resumed:
+        for folder in folders(place / "run", 3):
+            resumed.until_exists(folder.checkpoint)
+        lines, codes = resumed.lines, [resumed.codes(rank) for rank in range(3)]
+        resumed.kill(1)
         time.sleep(0.5)
-        job.kill(3)
-        job.until_exists(tmp_path / "run" / "report.png")
-        job.wait()
-        text = "\n".join(job.lines)
-    report = read_json(tmp_path / "run" / "report.json")
-    assert list(report["lost"]) == ["1"]
-    assert sorted(report["ranks"]) == ["0", "2"]
-    for rank in (0, 2):
-        assert rows(tmp_path / "run", rank)[-1]["step"] == str(steps)
-        counters = report["ranks"][str(rank)]["counters"]
-        assert counters["managers"] == []
-        assert counters["skipped"] > 0  # it went on with its own buffer
-        assert_adds_up(counters)
-        assert f"worker {rank}: manager 3 is lost" in text
-    assert rows(tmp_path / "run", 1)[-1]["step"] == "0"
-    assert "rank 0: goes on without rank 1" in text
-    assert "rank 0: rank 1 is left out" in text
-    assert "the mean of 2 ranks" in text
+        resumed.kill(2)
+        resumed.until_exists(place / "run" / "report.png")
+        resumed.wait()
+        return place / "run", done, first, lines, codes, "\n".join(resumed.lines)
 
 
-def test_a_job_without_fault_tolerance_ends_and_goes_on_from_its_checkpoints(tmp_path):
-    steps, folders = 3000, [RunFolder(tmp_path / "run", rank) for rank in range(3)]
-    words = [*TRAIN, "--steps", steps, "--average-gradients", "--out", tmp_path / "run"]
-    with Job(3, words, tmp_path / "job") as job:
-        for folder in folders:
-            job.until_exists(folder.checkpoint)
-        job.kill(1)
-        assert job.wait(PROMPT) != 0
-    done = [load_state(folder.checkpoint)["steps_done"] for folder in folders[:2]]
-    assert all(0 < each < steps for each in done)
-    first = [rows(tmp_path / "run", rank)[0] for rank in (0, 1)]
-    steps = max(done) + 4
-    resume = ["resume", tmp_path / "run", "--steps", steps]
-    code, lines = finished(3, resume, tmp_path / "again")
-    assert code == 0, "\n".join(lines)
+def test_a_job_without_fault_tolerance_ends_and_goes_on_from_its_checkpoints(job, again):
+    path, (_, done, first, lines, codes, _) = job.place / "long", again
+    assert job.end != 0
+    assert all(0 < each < 3000 for each in done)
+    assert codes == [[0], [0], [0]]
     assert said(lines) == []
     for rank in (0, 1):
-        table = rows(tmp_path / "run", rank)
+        table = rows(path, rank)
         assert table[0] == first[rank]  # times included: it is that of the checkpoint
-        assert table[-1]["step"] == str(steps)
-    report = read_json(tmp_path / "run" / "report.json")
+        assert table[-1]["step"] == str(max(done) + 4)
+    report = read_json(path / "report.json")
     assert report["lost"] == {}
     assert sorted(report["ranks"]) == ["0", "1"]
     for known in report["ranks"].values():
@@ -80,37 +75,51 @@ def test_a_job_without_fault_tolerance_ends_and_goes_on_from_its_checkpoints(tmp
         assert_adds_up(known["counters"])
 
 
-def test_a_worker_told_to_stop_saves_though_its_manager_hangs(tmp_path):
-    folders = [RunFolder(tmp_path / "run", rank) for rank in range(2)]
-    words = [*TRAIN, "--steps", 100_000, "--send", "awaited", "--out", tmp_path / "run"]
-    words[words.index("--patience") + 1] = "500"
-    with Job(2, words, tmp_path / "job", ("--with-ft", "ulfm")) as job:
-        for folder in folders:
-            job.until_exists(folder.checkpoint)
-        job.send(signal.SIGSTOP, 1)
-        time.sleep(0.5)  # the worker sends, and waits
-        before = time.monotonic()
-        job.send(signal.SIGTERM, 0)
-        while job.is_running(0):
-            assert time.monotonic() - before < PROMPT, "\n".join(job.lines)
-            time.sleep(0.01)
-        job.send(signal.SIGKILL, 1)
-        job.wait()
-        text = "\n".join(job.lines)
-    assert "manager 1 is lost" in text
-    assert f"stopped after {load_state(folders[0].checkpoint)['steps_done']} steps" in text
+def test_rank_0_goes_on_after_a_worker_and_the_manager_were_killed(again):
+    path, *_, text = again
+    report = read_json(path / "report.json")
+    assert list(report["lost"]) == ["1"]
+    assert sorted(report["ranks"]) == ["0"]
+    assert rows(path, 0)[-1]["step"] == "150"
+    counters = report["ranks"]["0"]["counters"]
+    assert counters["managers"] == []
+    assert counters["skipped"] > 0  # it went on with its own buffer
+    assert_adds_up(counters)
+    assert "worker 0: manager 2 is lost" in text
+    assert rows(path, 1)[-1]["step"] == "0"
+    assert "rank 0: goes on without rank 1" in text
+    assert "rank 0: rank 1 is left out" in text
 
 
-def test_ranks_told_to_stop_leave_though_one_of_them_has_died(tmp_path):
-    folders = [RunFolder(tmp_path / "run", rank) for rank in range(4)]
-    words = [*TRAIN, "--steps", 100_000, "--out", tmp_path / "run"]
-    with Job(4, words, tmp_path / "job", ("--with-ft", "ulfm")) as job:
-        for folder in folders:
+def test_others_go_on_without_a_worker_and_leave_when_told_though_the_manager_hangs(tmp_path):
+    path = tmp_path / "run"
+    words = [*TRAIN, "--steps", 100_000, "--send", "awaited", "--average-gradients", "--out", path]
+    words[words.index("--patience") + 1] = 500
+    with Job(4, [words], tmp_path / "job", ULFM) as job:
+        for folder in folders(path, 4):
             job.until_exists(folder.checkpoint)
-        job.kill(3)
-        time.sleep(0.5)
-        for rank in (1, 2, 0):
+        job.kill(2)
+        job.until(lambda: "the mean of 2 ranks" in "\n".join(job.lines), "rank 2 is not missed")
+        before = [steps_done(folder) for folder in folders(path, 2)]
+        job.until(
+            lambda: all(
+                steps_done(folder) > done
+                for folder, done in zip(folders(path, 2), before, strict=True)
+            ),
+            "the others do not go on",
+        )
+        job.send(signal.SIGSTOP, 3)
+        time.sleep(0.5)  # the workers send, and wait
+        start = time.monotonic()
+        for rank in (1, 0):
             job.send(signal.SIGTERM, rank)
+        while job.is_running(0) or job.is_running(1):
+            assert time.monotonic() - start < PROMPT, "\n".join(job.lines)
+            time.sleep(0.01)
+        job.send(signal.SIGKILL, 3)
         assert job.wait(PROMPT) == 128 + signal.SIGTERM
         text = "\n".join(job.lines)
-    assert f"steps; continue with: mpiexec -n 4 gfn-rb resume {tmp_path / 'run'}" in text
+    assert "rank 0: rank 2 is left out" in text
+    assert "manager 3 is lost" in text
+    assert f"stopped after {steps_done(RunFolder(path)):,} steps" in text
+    assert f"steps; continue with: mpiexec -n 4 gfn-rb resume {path}" in text
