@@ -24,23 +24,14 @@ _DISTANCES = {
 
 
 def result_table(trainer: Trainer, row: Row) -> Table:
-    """Return the table at the end of a run.
-
-    Args:
-        trainer: the run.
-        row: what was measured last.
-    """
+    """Return the table at the end of a run; the row was measured there."""
     config = trainer.config
     title = f"{config.env}, {row['step']:,} steps of {config.batch_size}, seed {config.seed}"
     return _table(title, [*_quality(trainer, row), *_times(row)])
 
 
 def ranks_tables(folder: RunFolder) -> list[Table]:
-    """Return the table of what each rank of a finished run did; none where it had but one.
-
-    Args:
-        folder: of the run.
-    """
+    """Return the table of what each rank of a finished run did; none where it had but one."""
     if not folder.ranks_report.exists():
         return []
     report = json.loads(folder.ranks_report.read_text())
@@ -64,9 +55,6 @@ def ranks_tables(folder: RunFolder) -> list[Table]:
 def inspection(path: Path) -> list[Table]:
     """Return tables of what a run folder or a checkpoint holds.
 
-    Args:
-        path: the folder, or the file.
-
     Raises:
         ArgumentError: it is neither.
         CheckpointError: it cannot be read or is damaged.
@@ -79,26 +67,22 @@ def inspection(path: Path) -> list[Table]:
 
 
 def _quality(trainer: Trainer, row: Mapping[str, Any]) -> Lines:
-    shown = [
+    log_z, true = row["log_z"], trainer.fit.log_z
+    found, n_modes = row["modes_found"], trainer.env.n_modes
+    of_true = "" if true is None else f", true {true:.3f} ({log_z - true:+.3f})"
+    of_all = f" of {n_modes:,} ({found / n_modes:.0%})" if n_modes else ""
+    distances = [
         (title, f"{row[name]:.4f} ({trainer.fit.method})")
         for name, title in _DISTANCES.items()
         if name in row
     ]
     return [
-        *shown,
-        ("log Z", _beside(row["log_z"], trainer.fit.log_z)),
-        ("modes found", _out_of(row["modes_found"], trainer.env.n_modes)),
+        *distances,
+        ("log Z", f"{log_z:.3f}{of_true}"),
+        ("modes found", f"{found:,}{of_all}"),
         ("mean score of the best 100", f"{row['top_100_score']:.4f}"),
         ("distinct reward calls", f"{row['distinct_reward_calls']:,} of {row['reward_calls']:,}"),
     ]
-
-
-def _beside(log_z: float, true: float | None) -> str:
-    return f"{log_z:.3f}" + ("" if true is None else f", true {true:.3f} ({log_z - true:+.3f})")
-
-
-def _out_of(found: int, n_modes: int | None) -> str:
-    return f"{found:,}" + (f" of {n_modes:,} ({found / n_modes:.0%})" if n_modes else "")
 
 
 def _number(value: int | float | None) -> str:

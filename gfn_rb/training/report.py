@@ -56,22 +56,13 @@ class ReportData(NamedTuple):
 
 
 def write_report(path: Path, data: ReportData) -> None:
-    """Draw the report of a run and write it as PNG.
-
-    Args:
-        path: the file to make or replace.
-        data: what to show.
-    """
+    """Draw the report of a run and write it as PNG."""
     with published(path) as stream:
         FigureCanvasAgg(draw_report(data)).print_png(stream)
 
 
 def draw_report(data: ReportData) -> Figure:
-    """Return the report of a run: three panels side by side.
-
-    Args:
-        data: what to show.
-    """
+    """Return the report of a run: three panels side by side."""
     layout = ConstrainedLayoutEngine(wspace=0.05, h_pad=0.08)
     figure = Figure(figsize=(16, 5), dpi=120, layout=layout)
     figure.suptitle(_headline(data), fontsize=13, fontweight="bold")

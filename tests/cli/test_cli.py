@@ -1,5 +1,6 @@
 """The command line, from its words to its exit code, and what a person reads."""
 
+import inspect
 import logging
 import os
 import re
@@ -19,7 +20,7 @@ import gfn_rb
 from gfn_rb import cli
 from gfn_rb.checkpoint import load_state
 from gfn_rb.cli import main
-from gfn_rb.training import Trainer
+from gfn_rb.training import Trainer, report
 from gfn_rb.training.config import CONFIGS
 from gfn_rb.training.session.folder import RunFolder, read_metrics
 
@@ -31,6 +32,21 @@ GRID = ["train", "hypergrid", "--ndim", "2", "--height", "6", *QUICK]
 def _elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
+
+
+@pytest.fixture(autouse=True)
+def _quick_reports(request, monkeypatch):
+    """Draw no reports, which takes longer than to train, but the first where they are looked at."""
+    original = report.write_report
+    to_draw = [True] if "report.png" in inspect.getsource(request.function) else []
+
+    def write_report(path, data):
+        if to_draw and to_draw.pop():
+            original(path, data)
+        else:
+            path.write_text("")
+
+    monkeypatch.setattr(report, "write_report", write_report)
 
 
 def refusal(capsys, *words):

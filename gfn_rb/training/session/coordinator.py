@@ -106,11 +106,7 @@ class RankCoordinator:
         return path
 
     def report_progress(self, trainer: Trainer) -> None:
-        """Tell rank 0 the counts of this rank, or, there, receive those of others, now and then.
-
-        Args:
-            trainer: of this rank.
-        """
+        """Tell rank 0 the counts of this rank, or, there, receive those of others, now and then."""
         now = time.monotonic()
         if now < self._next:
             return
@@ -131,12 +127,7 @@ class RankCoordinator:
                 self._lose(rank, error.reason)
 
     def describe(self, trainer: Trainer, loss: float) -> str:
-        """Return the progress of all ranks, in a few words.
-
-        Args:
-            trainer: of this rank.
-            loss: its newest.
-        """
+        """Return the progress of all ranks, in a few words; trainer and loss are of this one."""
         found, n_modes = trainer.discovery, trainer.env.n_modes
         others = [self._progress.get(rank, {}) for rank in self.roles.workers[1:]]
         modes = "|".join(str(n) for n in (found.modes_found, *(o.get("modes", 0) for o in others)))
@@ -148,11 +139,7 @@ class RankCoordinator:
         )
 
     def gather(self, result: RankResult) -> None:
-        """Send rank 0 the result of this rank; there, wait for those of the others.
-
-        Args:
-            result: of this rank.
-        """
+        """Send rank 0 the result of this rank; there, wait for those of the others."""
         self.results[self._rank] = result
         if self._rank:
             modes = TensorDict({"mode": result.modes.cpu()}, [len(result.modes)])

@@ -9,12 +9,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 from signal import Signals
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from gfn_rb.checkpoint.summary import outline
 from gfn_rb.errors import (
@@ -47,11 +47,7 @@ _CLOSING = 30.0  # seconds that managers have at the end
 
 
 def is_distributed(config: TrainConfig) -> bool:
-    """Return whether a run has more than one rank.
-
-    Args:
-        config: of the run.
-    """
+    """Return whether a run has more than one rank."""
     return config.managers > 0 or n_ranks() > 1
 
 
@@ -83,10 +79,10 @@ def run_distributed(config: TrainConfig, prepare: Callable[[], RunFolder]) -> Ru
     with _connect(started, config) as transport:
         hosts = [transport.host(rank) for rank in range(transport.size)]
         roles = assign_roles(transport.size, config.managers, hosts)
-        end = run_rank(config, transport, roles, prepare)
+        stopped_by, result = run_rank(config, transport, roles, prepare)
     if transport.rank == 0:
-        return end.result
-    if end.stopped_by is not None and is_fault_tolerant():
+        return result
+    if stopped_by is not None and is_fault_tolerant():
         # MPI would wait for others that have left, and mpiexec hold back what rank 0 says.
         end_process(0)
     return None
@@ -109,53 +105,29 @@ def _connect(started: Launch, config: TrainConfig) -> Transport:
 
 
 def _run_with_threads(config: TrainConfig, prepare: Callable[[], RunFolder]) -> RunResult | None:
-    """Train in this thread, and manage in others."""
+    """Train in this thread, and manage in others, which end when their worker has gone."""
     size = 1 + config.managers
     first, *managing = LocalTransport.group(size, timeout=config.patience)
     roles = RankRoles(size, tuple(range(1, size)), {0: 1})
-    with _manager_threads(config, managing, roles), first:
-        return run_rank(config, first, roles, prepare).result
-
-
-@contextmanager
-def _manager_threads(
-    config: TrainConfig, transports: list[Any], roles: RankRoles
-) -> Iterator[None]:
-    """Run managers in threads, which end when their worker has gone."""
 
     def manage(transport: Transport) -> None:
         try:
             with transport:
-                run_rank(config, transport, roles, _only_on_rank_0)
+                run_rank(config, transport, roles, prepare)
         except RefusedError:
             pass  # which the main thread raises
         except GfnRbError as error:
             log.error("%s", error)
 
-    threads = [threading.Thread(target=manage, args=(each,), daemon=True) for each in transports]
+    threads = [threading.Thread(target=manage, args=(each,), daemon=True) for each in managing]
     for thread in threads:
         thread.start()
     try:
-        yield
+        with first:
+            return run_rank(config, first, roles, prepare)[1]
     finally:
         for thread in threads:
             thread.join(_CLOSING)
-
-
-def _only_on_rank_0() -> RunFolder:
-    raise AssertionError("rank 0 prepares the folder")
-
-
-class RankEnd(NamedTuple):
-    """How a rank's part of a run ended.
-
-    Attributes:
-        stopped_by: the signal that stopped it, None if it came to its end.
-        result: of the run, where the rank trains.
-    """
-
-    stopped_by: Signals | None
-    result: RunResult | None = None
 
 
 def run_rank(
@@ -163,14 +135,11 @@ def run_rank(
     transport: Transport,
     roles: RankRoles,
     prepare: Callable[[], RunFolder],
-) -> RankEnd:
-    """Run one rank, which trains or manages, from beginning to end.
+) -> tuple[Signals | None, RunResult | None]:
+    """Run one rank, which trains or manages, from beginning to end; rank 0 prepares the folder.
 
-    Args:
-        config: of the run.
-        transport: between the ranks.
-        roles: of all ranks.
-        prepare: called on rank 0, returns the folder of the run.
+    Returns:
+        The signal that stopped it, None if it came to its end; and the result, where it trains.
     """
     stop = StopSignals()
     grace = Grace(lambda: stop.wanted)
@@ -178,12 +147,12 @@ def run_rank(
     folder = RunFolder(coordinator.share_folder(lambda: prepare().path), transport.rank)
     try:
         if transport.rank in roles.managers:
-            return RankEnd(_manage(config, transport, roles, folder, stop))
+            return _manage(config, transport, roles, folder, stop), None
         result = _train(TrainingRank(config, transport, coordinator, grace), folder, stop)
         if stop.wanted:  # what others have not taken, they may never take
             with suppress(TransportTimeoutError):
                 transport.close(GRACE)
-        return RankEnd(result.stopped_by, result)
+        return result.stopped_by, result
     except (GfnRbError, OSError) as error:
         raise WorkerError(f"{type(error).__name__}: {error}") from error
 
@@ -206,14 +175,7 @@ def _manage(
 
 
 class TrainingRank:
-    """A rank that trains, and what it shares with the others.
-
-    Args:
-        config: of the run.
-        transport: between the ranks.
-        coordinator: of the run.
-        grace: tells whether this rank is to stop.
-    """
+    """A rank that trains, and what it shares with the others."""
 
     def __init__(
         self,
@@ -243,13 +205,7 @@ class TrainingRank:
             self.manager.worker.close()
 
     def conclude(self, trainer: Trainer, folder: RunFolder, last: Row) -> None:
-        """Send the results of this rank to rank 0; there, write the reports of all.
-
-        Args:
-            trainer: after its last step.
-            folder: of the run.
-            last: what was measured there.
-        """
+        """Send the results of this rank to rank 0; there, write the reports of all."""
         self.leave()
         counters: dict[str, Any] = {}
         if self.manager is not None:
@@ -306,9 +262,6 @@ def _train(rank: TrainingRank, folder: RunFolder, stop: StopSignals) -> RunResul
 def create_folder(config: TrainConfig) -> RunFolder:
     """Make the folder of a new run, on rank 0.
 
-    Args:
-        config: of the run.
-
     Raises:
         ArgumentError: there is something in its place.
     """
@@ -320,9 +273,6 @@ def create_folder(config: TrainConfig) -> RunFolder:
 
 def check_ranks(folder: RunFolder) -> None:
     """Check that an earlier run goes on with as many ranks as it had.
-
-    Args:
-        folder: of the run.
 
     Raises:
         ArgumentError: it does not.
@@ -337,11 +287,7 @@ def check_ranks(folder: RunFolder) -> None:
 
 
 def check_steps(folder: RunFolder, steps: int) -> None:
-    """Check that no rank of an earlier run has gone further than it is to go now.
-
-    Args:
-        folder: of the run.
-        steps: how many each rank is to take in all.
+    """Check that no rank of an earlier run has taken more steps than it is to take in all.
 
     Raises:
         ArgumentError: one has.

@@ -152,12 +152,7 @@ def read_metrics(path: Path) -> list[dict[str, str]]:
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
-    """Replace a file by one that holds values.
-
-    Args:
-        path: the file to make or replace.
-        values: what JSON can say.
-    """
+    """Replace a file by one that holds values, of kinds that JSON knows."""
     with published(path) as stream:
         stream.write(json.dumps(values, indent=2).encode() + b"\n")
 

@@ -53,14 +53,7 @@ _MERGED: dict[str, Literal["mass", "size"]] = {"softmax": "mass"}
 
 
 class ManagerHooks:
-    """Hooks of a trainer that send its items to a manager, and replay what that one feeds.
-
-    Args:
-        config: of the run.
-        transport: to the manager.
-        roles: of all ranks.
-        stopped: whether this rank is to stop.
-    """
+    """Hooks of a trainer that send its items to a manager, and replay what that one feeds."""
 
     def __init__(
         self,
@@ -80,12 +73,7 @@ class ManagerHooks:
         return self._worker
 
     def replayed(self, rb: ReplayBuffer, env: GFNEnv) -> ReplayBuffer:
-        """Return the buffer to draw from: with items that a manager feeds, where asked for.
-
-        Args:
-            rb: the buffer of the run.
-            env: the environment.
-        """
+        """Return the buffer to draw from: with items that a manager feeds, where asked for."""
         config, subscription = self._config, None
         if config.feed != "none":
             buffer = _buffer(config, env.max_length, self._transport.rank)
@@ -112,10 +100,6 @@ class ManagerHooks:
         A manager that was lost before it could be greeted is done without, as one that is lost
         later.
 
-        Args:
-            rb: the buffer, which the worker knows.
-            items: fresh trajectories.
-
         Returns:
             The items that a manager fed since the last call, to be learnt from; None where there
             are none, or gradients are averaged.
@@ -136,10 +120,6 @@ def longest_silence(config: TrainConfig, roles: RankRoles) -> float:
 
     While it waits for its manager it says nothing to anybody, and the manager may have as long as
     that just when the others have begun to wait.
-
-    Args:
-        config: of the run.
-        roles: of all ranks.
     """
     return config.patience * (2 if roles.managers else 1)
 
@@ -155,14 +135,7 @@ def _worker_timeout(config: TrainConfig, roles: RankRoles) -> float:
 def make_manager(
     config: TrainConfig, transport: Transport, roles: RankRoles, folder: RunFolder
 ) -> ReplayBufferManager:
-    """Return the manager that a configuration asks for, as it was when it last saved.
-
-    Args:
-        config: of the run.
-        transport: to the workers.
-        roles: of all ranks.
-        folder: of the run, as this rank sees it.
-    """
+    """Return the manager that a configuration asks for, as it was when it last saved."""
     workers = roles.workers_of(transport.rank)
     on_cpu = replace(config, device="cpu")
     manager = ReplayBufferManager(

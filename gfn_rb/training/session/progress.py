@@ -74,13 +74,7 @@ def describe_progress(trainer: Trainer, loss: float) -> str:
 def start_logger(
     config: TrainConfig, folder: RunFolder, history: Iterable[Row]
 ) -> Callable[[Row], None]:
-    """Start a TorchRL logger, afresh; return what is to be called with each further row.
-
-    Args:
-        config: names the logger.
-        folder: of the run.
-        history: the rows so far, which are logged at once.
-    """
+    """Log the history by a TorchRL logger, afresh; return what to call with each further row."""
     if config.logger == "none":
         return lambda _: None
     shutil.rmtree(folder.logs, ignore_errors=True)

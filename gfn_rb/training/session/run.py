@@ -37,14 +37,7 @@ class RunResult(NamedTuple):
 def write_report(
     trainer: Trainer, folder: RunFolder, last: Row, others: OtherRanks | None = None
 ) -> None:
-    """Draw the report of a run into its folder.
-
-    Args:
-        trainer: at its end.
-        folder: of the run.
-        last: what was measured there.
-        others: what other ranks did.
-    """
+    """Draw the report of a run into its folder; ``last`` was measured at its end."""
     from gfn_rb.training import report  # matplotlib takes a while to load
 
     is_new = last["step"] != trainer.history[-1]["step"]
