@@ -47,8 +47,7 @@ class BitSequence(SequenceEnv, EnumerableEnv):
         delta: distance within which a mode is found, in bits, in [0, n_bits]; 28/120 of ``n_bits``,
             rounded down, if None.
         seed: which modes are drawn.
-        batch_size: batch size of the TorchRL interface; () takes any.
-        device: where the environment's tensors live.
+        batch_size, device: see :class:`GFNEnv`.
 
     Raises:
         ArgumentError: an argument is out of its range.

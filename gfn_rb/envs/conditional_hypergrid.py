@@ -31,8 +31,7 @@ class ConditionalHyperGrid(HyperGrid):
         r2: reward added in the inner bands, positive.
         min_beta: lowest inverse temperature, positive.
         max_beta: highest inverse temperature, above ``min_beta``.
-        batch_size: batch size of the TorchRL interface; () takes any.
-        device: where the environment's tensors live.
+        batch_size, device: see :class:`GFNEnv`.
 
     Raises:
         ArgumentError: an argument is out of its range.

@@ -34,8 +34,7 @@ class HyperGrid(EnumerableEnv):
         r0: reward everywhere, positive.
         r1: reward added in the outer bands, positive.
         r2: reward added in the inner bands, positive.
-        batch_size: batch size of the TorchRL interface; () takes any.
-        device: where the environment's tensors live.
+        batch_size, device: see :class:`GFNEnv`.
 
     Raises:
         ArgumentError: an argument is out of its range.

@@ -56,8 +56,7 @@ class RNABinding(SequenceEnv):
         beta: exponent of the reward, positive.
         min_reward: floor of r, in (0, 1].
         threshold: r from which a sequence counts as a mode.
-        batch_size: batch size of the TorchRL interface; () takes any.
-        device: where the environment's tensors live.
+        batch_size, device: see :class:`GFNEnv`.
 
     Raises:
         GfnRbError: ViennaRNA is not installed.

@@ -34,8 +34,7 @@ class SequenceEnv(GFNEnv):
         form: "append" or "prepend_append".
         letter_code: what ``encode`` writes for each letter, [n_letters, width], no two rows the
             same and none all zeros; one-hot vectors if None.
-        batch_size: batch size of the TorchRL interface; () takes any.
-        device: where the environment's tensors live.
+        batch_size, device: see :class:`GFNEnv`.
 
     Raises:
         ArgumentError: an argument is out of its range.

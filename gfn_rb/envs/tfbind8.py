@@ -34,8 +34,7 @@ class TFBind8(SequenceEnv, EnumerableEnv):
         form: "append", or "prepend_append" to write at both ends (see ``SequenceEnv``).
         beta: exponent of the reward, positive.
         min_reward: floor of r, in (0, 1].
-        batch_size: batch size of the TorchRL interface; () takes any.
-        device: where the environment's tensors live.
+        batch_size, device: see :class:`GFNEnv`.
 
     Raises:
         ArgumentError: an argument is out of its range.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -13,44 +12,6 @@ from gfn_rb.numerics.blocked_ranking import BlockedRanking
 from gfn_rb.shapes import Float, Int64
 
 _SINGLE = (torch.float32, torch.float16, torch.bfloat16)
-
-
-@runtime_checkable
-class Ranking(Protocol):
-    """A mutable array of keys, ordered from the highest to the lowest, ties by row."""
-
-    def __len__(self) -> int:
-        """Return the number of rows that have a key."""
-        ...
-
-    def update(self, index: Tensor, key: Tensor, /) -> None:
-        """Set the keys of some rows."""
-        ...
-
-    def assign(self, key: Tensor, /) -> None:
-        """Set the first rows, and remove the others."""
-        ...
-
-    def row(self, rank: Tensor, /) -> Tensor:
-        """Return the rows of ranks."""
-        ...
-
-    def rank(self, row: Tensor, /) -> Tensor:
-        """Return the ranks of rows."""
-        ...
-
-
-def ranking(capacity: int, like: Tensor) -> Ranking:
-    """Return an empty ranking of so many rows, the one that suits keys like these.
-
-    Raises:
-        ArgumentError: capacity below 1.
-    """
-    if capacity < 1:
-        raise ArgumentError(f"capacity must be at least 1, got {capacity}")
-    if like.device.type == "cpu" and like.dtype in _SINGLE and capacity <= 2**29:
-        return BlockedRanking(capacity)
-    return SortedRanking(capacity, like.dtype, like.device)
 
 
 class SortedRanking:
@@ -100,3 +61,20 @@ class SortedRanking:
             # NaN, of rows without a key, sorts last.
             self._order = self._key.neg().sort(stable=True).indices
         return self._order
+
+
+# Mutable arrays of keys, ordered from the highest to the lowest, ties by row.
+Ranking = BlockedRanking | SortedRanking
+
+
+def ranking(capacity: int, like: Tensor) -> Ranking:
+    """Return an empty ranking of so many rows, the one that suits keys like these.
+
+    Raises:
+        ArgumentError: capacity below 1.
+    """
+    if capacity < 1:
+        raise ArgumentError(f"capacity must be at least 1, got {capacity}")
+    if like.device.type == "cpu" and like.dtype in _SINGLE and capacity <= 2**29:
+        return BlockedRanking(capacity)
+    return SortedRanking(capacity, like.dtype, like.device)

@@ -59,11 +59,7 @@ def starting_states(
 
 
 def check_states(env: GFNCore, states: Tensor) -> None:
-    """Check a batch of states.
-
-    Raises:
-        ShapeError: the shape or dtype is not the environment's.
-    """
+    """Raise ShapeError unless states have the environment's shape and dtype."""
     if states.ndim == 0 or states.shape[1:] != env.state_shape or states.dtype != env.state_dtype:
         expected = ", ".join(["n", *map(str, env.state_shape)])
         raise ShapeError(
@@ -73,12 +69,7 @@ def check_states(env: GFNCore, states: Tensor) -> None:
 
 
 def check_conditions(env: GFNCore, states: Tensor, conditions: Tensor | None) -> None:
-    """Check that there is one condition per state, if the environment has any.
-
-    Raises:
-        ShapeError: another number or shape of conditions.
-        ArgumentError: the environment has conditions and none are given.
-    """
+    """Raise unless there is one condition per state, of the environment's shape if it has any."""
     shape = env.condition_shape
     if conditions is None:
         if shape is not None:
@@ -106,12 +97,7 @@ def _check_can_start(env: GFNCore, states: Tensor, is_backward: bool) -> None:
 
 
 def check_log_rewards(log_rewards: Tensor | None, states: Tensor, is_backward: bool) -> None:
-    """Check log-rewards handed in for states.
-
-    Raises:
-        ArgumentError: they are given for a forward policy.
-        ShapeError: they are not one floating point number per state.
-    """
+    """Raise unless log-rewards, if any, are one float per state a backward policy starts from."""
     if log_rewards is None:
         return
     if not is_backward:
@@ -127,11 +113,7 @@ def check_log_rewards(log_rewards: Tensor | None, states: Tensor, is_backward: b
 
 
 def check_rewards(log_reward: Tensor, states: Tensor) -> None:
-    """Check what an environment says of terminating states.
-
-    Raises:
-        NaNError: a log-reward is NaN.
-    """
+    """Raise NaNError if an environment's log-reward of some terminating state is NaN."""
     if log_reward.isnan().any():
         row = int(log_reward.isnan().nonzero()[0])
         raise NaNError(

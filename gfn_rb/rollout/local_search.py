@@ -129,21 +129,10 @@ class LocalSearchSampler:
     ) -> Trajectories:
         """Sample trajectories, then search around them several times.
 
-        Each loop searches around what the loops before have accepted in each row.
-
-        Args:
-            env: the environment.
-            n: number of trajectories from the source.
-            states: where to start them instead, [n, *S]; see ``Sampler.sample_trajectories``.
-            conditions: one condition per row, [n, *C].
-            save_estimator_outputs: see ``local_search``.
-            save_logprobs: see ``local_search``.
-            n_local_search_loops: number of searches around each row, at least 0.
-            back_steps: see ``local_search``; where lengths vary, ``back_ratio`` fits every row.
-                Without loops neither is needed.
-            back_ratio: see ``local_search``.
-            use_metropolis_hastings: see ``local_search``.
-            **policy_kwargs: see the class.
+        Each of ``n_local_search_loops`` loops searches around what the loops before have accepted
+        in each row. All other arguments are those of ``Sampler.sample_trajectories`` and of
+        ``local_search``. Where lengths vary, ``back_ratio`` fits every row; without loops neither
+        it nor ``back_steps`` is needed.
 
         Returns:
             n * (1 + n_local_search_loops) trajectories: those sampled, then each loop's proposals.
@@ -160,27 +149,17 @@ class LocalSearchSampler:
             _exploration_from(policy_kwargs, use_metropolis_hastings)
             rows = n if states is None else len(states)
             back_steps_rule(back_steps, back_ratio, rows or 0)
-        batch = self.forward.sample_trajectories(
-            env,
-            n,
-            states,
-            conditions,
-            save_estimator_outputs,
-            save_logprobs,
+        keep = {
+            "save_estimator_outputs": save_estimator_outputs,
+            "save_logprobs": save_logprobs,
             **policy_kwargs,
-        )
+        }
+        batch = self.forward.sample_trajectories(env, n, states, conditions, **keep)
         self.n_reward_calls += len(batch)
         batches, current = [batch], _terminating(batch)
         for _ in range(n_local_search_loops):
             batch, updated = self.local_search(
-                env,
-                current,
-                back_steps,
-                back_ratio,
-                use_metropolis_hastings,
-                save_estimator_outputs,
-                save_logprobs,
-                **policy_kwargs,
+                env, current, back_steps, back_ratio, use_metropolis_hastings, **keep
             )
             batches.append(batch)
             current = _replaced(current, _terminating(batch), updated)

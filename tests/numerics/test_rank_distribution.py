@@ -69,7 +69,7 @@ def test_distinct_draws_have_the_law_of_successive_sampling(device, law, n):
     ranked = distribution(key, law, device)
     expected = successive(probabilities(key, law(5, torch.device("cpu"))), n)
     counts = dict.fromkeys(expected, 0)
-    for _ in range(3000):
+    for _ in range(1500):
         index, enough = ranked.draw_distinct(n, generator)
         assert bool(enough)
         counts[tuple(index.tolist())] += 1

@@ -123,7 +123,9 @@ def test_time_goes_on_from_the_checkpoint(tmp_path):
 
 def test_another_number_of_steps_may_continue(tmp_path):
     trained(GRID, 4).save(tmp_path / "checkpoint")
-    Trainer(grid(steps=99)).load(tmp_path / "checkpoint")
+    restored = Trainer(grid(steps=99))
+    restored.load(tmp_path / "checkpoint")
+    assert (restored.steps_done, restored.config.steps) == (4, 99)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Any, Literal, TypeAlias, get_args
 
 from tensordict import TensorDictBase
@@ -302,12 +301,7 @@ class ReplayBufferWorker:
         self.connect()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
         try:
             self.close()
         except GfnRbError as later:

@@ -10,7 +10,10 @@ INF, NAN = torch.inf, torch.nan
 
 
 def test_finite_numbers_pass_whatever_their_terms():
-    require_finite(torch.ones(2), {"log F": torch.tensor([NAN])})
+    terms = {"log F": torch.tensor([NAN])}
+    assert require_finite(torch.ones(2), terms) is None
+    with pytest.raises(NaNError, match="log F must be finite"):  # they are what is named otherwise
+        require_finite(torch.tensor([1.0, INF]), terms)
 
 
 @pytest.mark.parametrize(
