@@ -11,10 +11,12 @@ import torch
 jaxtyping.install_import_hook("gfn_rb", "beartype.beartype")
 os.environ.setdefault("RL_LOGGING_LEVEL", "WARNING")  # it logs a line for every storage
 torch.set_num_threads(1)
-# Children start as fresh as spawned ones, but from a server that has imported all they need: that
-# takes 3 s of CPU, once for the whole run.
+# Processes are as fresh as with "spawn" (what they are given is pickled, nothing else inherited),
+# but forked from a server that has made its imports: seconds of CPU, once for the whole run.
 multiprocessing.set_start_method("forkserver", force=True)
-multiprocessing.set_forkserver_preload(["gfn_rb", "torchrl.collectors"])
+multiprocessing.set_forkserver_preload(
+    ["torchrl.collectors", "gfn_rb.training", "hypothesis", "pytest", "scipy.stats"]
+)
 # How long an example takes says more of what else the machine does than of the code.
 hypothesis.settings.register_profile(
     "untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import multiprocessing as mp
 import time
 from functools import partial
 
-import pytest
 import torch
 from buffers.packed_episodes import PlainPacker, episodes_in
 from buffers.recording import Recorder, recorded
 from factories import Ladder
-from processes import fast_spawn
 from torchrl.collectors import MultiAsyncCollector, MultiSyncCollector
 from torchrl.data import LazyMemmapStorage
 from torchrl.envs.transforms import Compose
@@ -22,15 +19,6 @@ from gfn_rb.training import ForwardPolicy
 CAPACITY = 60
 MAKE_ENV = partial(Ladder, 4, (3,))
 OPTIONS = {"total_frames": -1, "auto_register_policy_transforms": False}
-
-
-@pytest.fixture(autouse=True)
-def _fast_collectors():
-    """Have TorchRL's collectors start their processes from the server."""
-    before = mp.get_start_method(allow_none=True)
-    mp.set_start_method(fast_spawn().get_start_method(), force=True)
-    yield
-    mp.set_start_method(before, force=True)
 
 
 def recording_buffer(folder, **options):

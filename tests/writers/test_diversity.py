@@ -3,9 +3,9 @@ import pickle
 
 import pytest
 import torch
+import torch.multiprocessing as mp
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from processes import fast_spawn
 from tensordict import TensorDict
 from torchrl.data import (
     LazyMemmapStorage,
@@ -298,7 +298,7 @@ def _extend_in_child(rb, barrier):
 
 
 def test_processes_share_the_writer():
-    context = fast_spawn()
+    context = mp.get_context()
     writer = DiversityWriter(cutoff_distance=0.0)
     rb = TensorDictReplayBuffer(
         storage=LazyTensorStorage(60), writer=writer, batch_size=4, shared=True

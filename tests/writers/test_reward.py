@@ -3,9 +3,9 @@ import pickle
 
 import pytest
 import torch
+import torch.multiprocessing as mp
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from processes import fast_spawn
 from tensordict import TensorDict
 from torchrl.data import (
     LazyMemmapStorage,
@@ -274,7 +274,7 @@ def _extend_in_child(rb, barrier):
 
 
 def test_processes_share_the_writer():
-    context = fast_spawn()
+    context = mp.get_context()
     rb = TensorDictReplayBuffer(
         storage=LazyTensorStorage(16), writer=RewardPrioritizedWriter(), batch_size=4, shared=True
     )
@@ -308,7 +308,7 @@ def test_ties_are_decided_by_age_whoever_wrote_last():
         storage=LazyTensorStorage(32), writer=RewardPrioritizedWriter(), batch_size=4, shared=True
     )
     rb.extend(rows([0.0] * 32))
-    context = fast_spawn()
+    context = mp.get_context()
     event = context.Event()
     child = context.Process(target=_replace_in_child, args=(rb, event))
     child.start()  # moves all into shared memory
