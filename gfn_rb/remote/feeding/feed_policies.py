@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torchrl.data.replay_buffers.storages import Storage
 
 from gfn_rb.containers.objects import terminating_states
 from gfn_rb.errors import ArgumentError
 from gfn_rb.numerics import Extremes, WeightedTree
+from gfn_rb.remote.feeding.object_index import ObjectIndex
 from gfn_rb.shapes import Float, Int64
 
-_POOL = 8  # how many candidates the diverse policy looks at for each that it gives
+_POOL = 8  # how many candidates the diverse policy compares for each that it gives
 
 
 class FeedPolicy(ABC):
@@ -25,11 +25,11 @@ class FeedPolicy(ABC):
     most, never a pass over it.
 
     Args:
-        storage: the manager's.
+        index: of the manager's buffer.
     """
 
-    def __init__(self, storage: Storage) -> None:
-        self.storage = storage
+    def __init__(self, index: ObjectIndex) -> None:
+        self.index = index
 
     @abstractmethod
     def put(
@@ -38,7 +38,7 @@ class FeedPolicy(ABC):
         log_reward: Float[Tensor, "m"],
         arrival: Int64[Tensor, "m"],
     ) -> None:
-        """Put rows in, or change them; those of log-reward -inf are worth nothing.
+        """Put rows in, or change them; those of log-reward -inf are worth nothing, and not picked.
 
         Args:
             rows: each once.
@@ -46,13 +46,13 @@ class FeedPolicy(ABC):
             arrival: of each, larger is later.
         """
 
-    @abstractmethod
     def remove(self, rows: Int64[Tensor, "m"]) -> None:
         """Take rows out; those that were not in are passed over.
 
         Args:
             rows: each once.
         """
+        self.put(rows, torch.full(rows.shape, -math.inf), torch.zeros_like(rows))
 
     @abstractmethod
     def pick(self, k: int, generator: torch.Generator | None = None) -> Int64[Tensor, "j"]:
@@ -64,16 +64,12 @@ class FeedPolicy(ABC):
         """
 
 
-class _Ordered(FeedPolicy):
-    """Rows by a key, the smallest first."""
+class Top(FeedPolicy):
+    """The items of highest reward, of equal ones the newest."""
 
-    def __init__(self, storage: Storage) -> None:
-        super().__init__(storage)
-        self._extremes = Extremes(storage.max_size)
-
-    @abstractmethod
-    def _key(self, log_reward: Tensor, arrival: Tensor) -> Tensor:
-        """Return what to order rows by, float64, inf for what is worth nothing."""
+    def __init__(self, index: ObjectIndex) -> None:
+        super().__init__(index)
+        self._extremes = Extremes(index.storage.max_size)
 
     def put(
         self,
@@ -84,10 +80,9 @@ class _Ordered(FeedPolicy):
         """Put rows in, or change them."""
         self._extremes.update(rows, self._key(log_reward.to(torch.float64), arrival), -arrival)
 
-    def remove(self, rows: Int64[Tensor, "m"]) -> None:
-        """Take rows out."""
-        absent = torch.full(rows.shape, math.inf, dtype=torch.float64)
-        self._extremes.update(rows, absent, torch.zeros_like(rows))
+    def _key(self, log_reward: Tensor, arrival: Tensor) -> Tensor:
+        """Return what to order rows by, the best smallest; inf for what is worth nothing."""
+        return -log_reward
 
     def pick(self, k: int, generator: torch.Generator | None = None) -> Int64[Tensor, "j"]:
         """Return up to k rows."""
@@ -96,14 +91,7 @@ class _Ordered(FeedPolicy):
         return rows[self._extremes.key[rows].sort(stable=True).indices]
 
 
-class Top(_Ordered):
-    """The items of highest reward, of equal ones the newest."""
-
-    def _key(self, log_reward: Tensor, arrival: Tensor) -> Tensor:
-        return -log_reward
-
-
-class Newest(_Ordered):
+class Newest(Top):
     """The items that arrived last."""
 
     def _key(self, log_reward: Tensor, arrival: Tensor) -> Tensor:
@@ -122,16 +110,16 @@ class Diverse(Top):
         pool = super().pick(_POOL * k, generator)
         if len(pool) <= k:
             return pool
-        found = terminating_states(self.storage.get(pool))
-        return pool[:k] if found is None else pool[_furthest(found[0], k)]
+        states = terminating_states(self.index.read(pool))
+        return pool[:k] if states is None else pool[_furthest(states[0], k)]
 
 
 class Softmax(FeedPolicy):
     """Items drawn without replacement in proportion to exp(log-reward)."""
 
-    def __init__(self, storage: Storage) -> None:
-        super().__init__(storage)
-        self._tree = WeightedTree(storage.max_size)
+    def __init__(self, index: ObjectIndex) -> None:
+        super().__init__(index)
+        self._tree = WeightedTree(index.storage.max_size)
 
     def put(
         self,
@@ -141,10 +129,6 @@ class Softmax(FeedPolicy):
     ) -> None:
         """Put rows in, or change them."""
         self._tree.update(rows, log_reward.to(torch.float64))
-
-    def remove(self, rows: Int64[Tensor, "m"]) -> None:
-        """Take rows out."""
-        self._tree.update(rows, torch.full(rows.shape, -math.inf, dtype=torch.float64))
 
     def pick(self, k: int, generator: torch.Generator | None = None) -> Int64[Tensor, "j"]:
         """Return up to k rows."""
@@ -176,7 +160,7 @@ def check_policy(policy: Any) -> str:
 
 def _furthest(state: Tensor, k: int) -> Int64[Tensor, "k"]:
     """Return k positions, the first and then those furthest from all before."""
-    point = state.reshape(len(state), -1).to(torch.float64)
+    point = state.reshape(len(state), -1).to("cpu", torch.float64)
     taken = torch.zeros(k, dtype=torch.int64)
     nearest = torch.full(point.shape[:1], math.inf, dtype=torch.float64)
     for i in range(1, k):

@@ -9,16 +9,21 @@ from typing import Any
 
 import numpy as np
 import torch
+from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data import ReplayBuffer
 from torchrl.data.replay_buffers.storages import Storage, TensorStorage
 
+from gfn_rb.buffers.compact import CompactRows
 from gfn_rb.column import KeyColumn
 from gfn_rb.containers.objects import ObjectKeys, object_keys
 from gfn_rb.errors import ArgumentError, CheckpointMismatchError
-from gfn_rb.keys import LOG_REWARD
+from gfn_rb.keys import INDEX, LOG_REWARD
 from gfn_rb.shapes import Float, Int64
 from gfn_rb.torchrl_compat import all_slots
+from gfn_rb.writers.rows import select_rows
+
+_CHUNK = 65_536  # compact rows made whole at a time: all of a storage may be larger than memory
 
 
 class ObjectIndex:
@@ -64,6 +69,8 @@ class ObjectIndex:
         self.arrival = np.zeros(n, np.int64)
         self.sent = np.zeros((n, n_ranks), bool)
         self.given = np.zeros((n, n_ranks), bool)
+        compact = (each for each in rb.transform.modules() if isinstance(each, CompactRows))
+        self._compact = next(compact, None)
         self._length = 0
         self._column = KeyColumn(LOG_REWARD)
         # Python's own hash table looks some hundred objects up in a fraction of the time that
@@ -106,7 +113,7 @@ class ObjectIndex:
         emptied = np.arange(length, self._length)
         if len(rows) or len(emptied):
             try:
-                keys = object_keys(all_slots(self.storage), torch.from_numpy(rows))
+                keys = self._read_keys(torch.from_numpy(rows))
             except Exception:
                 self._column.forget()
                 raise
@@ -117,6 +124,15 @@ class ObjectIndex:
         self._length = length
         return torch.from_numpy(rows)
 
+    def read(self, rows: Int64[Tensor, "m"]) -> TensorDictBase:
+        """Return copies of rows as they came, whole where the storage holds them compact.
+
+        Args:
+            rows: in [0, len(storage)).
+        """
+        stored = select_rows(all_slots(self.storage), rows, but=(INDEX,))
+        return stored if self._compact is None else self._compact.forward(stored)
+
     def log_reward(self, rows: Int64[Tensor, "m"]) -> Float[Tensor, "m"]:
         """Return the log-rewards of rows.
 
@@ -124,6 +140,12 @@ class ObjectIndex:
             rows: in [0, len(storage)).
         """
         return self._column.values(self.storage)[rows].cpu()
+
+    def _read_keys(self, rows: Int64[Tensor, "m"]) -> ObjectKeys:
+        if self._compact is None:
+            return object_keys(all_slots(self.storage), rows)
+        parts = rows.split(_CHUNK) if len(rows) else ()
+        return [key for part in parts for key in object_keys(self.read(part))]
 
     def _changed(self) -> Int64[np.ndarray, "m"]:
         """Return the rows to read again, in order."""

@@ -13,12 +13,9 @@ from torch import Tensor
 from torchrl.data import ReplayBuffer
 
 from gfn_rb.errors import ArgumentError
-from gfn_rb.keys import INDEX
 from gfn_rb.remote.feeding.feed_policies import POLICIES, check_policy
 from gfn_rb.remote.feeding.object_index import ObjectIndex
 from gfn_rb.shapes import Int64
-from gfn_rb.torchrl_compat import all_slots
-from gfn_rb.writers.rows import select_rows
 
 
 class Feeder:
@@ -120,7 +117,7 @@ class Subscriber:
         self.quota, self.own = _check_terms(terms)
         self.terms = dict(terms)
         self._index = index
-        self._policy = POLICIES[check_policy(terms.get("policy"))](index.storage)
+        self._policy = POLICIES[check_policy(terms.get("policy"))](index)
         if terms.get("fresh"):  # it starts anew, and has nothing of what it was given
             index.given[:, rank] = False
         index.refresh()
@@ -151,15 +148,14 @@ class Subscriber:
         Returns:
             The rows, None if there are none.
         """
-        storage = self._index.storage
-        if not storage.initialized:
+        if not self._index.storage.initialized:
             return None
         self._update_policy()
         rows = self._pick(quota, generator)
         if len(rows) == 0:
             return None
         self._index.given[self._index.number[rows.numpy()], self.rank] = True
-        return select_rows(all_slots(storage), rows, but=(INDEX,)).cpu()
+        return self._index.read(rows).cpu()
 
     def _update_policy(self) -> None:
         """Tell the policy what changed: once for all changes since the last reply."""

@@ -17,20 +17,21 @@ from gfn_rb.remote.feeding.feed_policies import (
     Top,
     check_policy,
 )
+from gfn_rb.remote.feeding.object_index import ObjectIndex
 
 
-def storage(n, log_reward=None):
+def index(n, log_reward=None):
     rb = fifo_buffer(n)
     rb.extend(objects(range(n), log_reward))
-    return rb.storage
+    return ObjectIndex(rb)
 
 
 def filled(kind, log_reward, arrival=None):
     log_reward = torch.tensor(log_reward)
     rows = torch.arange(len(log_reward))
-    shelf = kind(storage(len(log_reward), log_reward))
-    shelf.put(rows, log_reward, rows if arrival is None else torch.tensor(arrival))
-    return shelf
+    policy = kind(index(len(log_reward), log_reward))
+    policy.put(rows, log_reward, rows if arrival is None else torch.tensor(arrival))
+    return policy
 
 
 changes = st.lists(
@@ -45,96 +46,96 @@ changes = st.lists(
 @settings(max_examples=60)
 @given(changes, st.integers(1, 50))
 def test_orders_agree_with_sorting(kind, changes, k):
-    shelf, inside = kind(storage(40)), {}
+    policy, inside = kind(index(40)), {}
     for arrival, (row, log_reward) in enumerate(changes):
         if log_reward is None:
-            shelf.remove(torch.tensor([row]))
+            policy.remove(torch.tensor([row]))
             inside.pop(row, None)
         else:
-            shelf.put(torch.tensor([row]), torch.tensor([log_reward]), torch.tensor([arrival]))
+            policy.put(torch.tensor([row]), torch.tensor([log_reward]), torch.tensor([arrival]))
             inside[row] = (log_reward, arrival)
     inside = {row: pair for row, pair in inside.items() if pair[0] > -math.inf}
     by = (lambda r: inside[r]) if kind is Top else (lambda r: inside[r][1])
     expected = sorted(inside, key=by, reverse=True)[:k]
-    picked = shelf.pick(k).tolist()
+    picked = policy.pick(k).tolist()
     assert sorted(picked) == sorted(expected)
     keys = [inside[row][0 if kind is Top else 1] for row in picked]
     assert keys == sorted(keys, reverse=True)
 
 
 def test_what_was_picked_stays_in():
-    shelf = filled(Top, [1.0, 3.0, 2.0])
-    assert shelf.pick(2).tolist() == shelf.pick(2).tolist() == [1, 2]
+    policy = filled(Top, [1.0, 3.0, 2.0])
+    assert policy.pick(2).tolist() == policy.pick(2).tolist() == [1, 2]
 
 
 @pytest.mark.parametrize("kind", POLICIES.values())
 def test_nothing_is_picked_from_nothing(kind):
-    shelf = kind(storage(40))
-    assert shelf.pick(3).tolist() == []
-    shelf.put(torch.arange(2), torch.full((2,), -math.inf), torch.arange(2))
-    assert shelf.pick(3).tolist() == []
+    policy = kind(index(40))
+    assert policy.pick(3).tolist() == []
+    policy.put(torch.arange(2), torch.full((2,), -math.inf), torch.arange(2))
+    assert policy.pick(3).tolist() == []
 
 
 @pytest.mark.parametrize("kind", POLICIES.values())
 def test_no_more_is_picked_than_there_is(kind):
-    shelf = filled(kind, [1.0, 2.0, -math.inf, 0.0])
-    assert sorted(shelf.pick(9).tolist()) == [0, 1, 3]
-    shelf.remove(torch.tensor([1]))
-    assert sorted(shelf.pick(9).tolist()) == [0, 3]
+    policy = filled(kind, [1.0, 2.0, -math.inf, 0.0])
+    assert sorted(policy.pick(9).tolist()) == [0, 1, 3]
+    policy.remove(torch.tensor([1]))
+    assert sorted(policy.pick(9).tolist()) == [0, 3]
 
 
 def test_softmax_draws_have_their_law():
     log_reward = [0.0, 1.0, 2.0, -math.inf, 1e-3]
-    shelf, rng = filled(Softmax, log_reward), torch.Generator().manual_seed(0)
+    policy, rng = filled(Softmax, log_reward), torch.Generator().manual_seed(0)
     counts = torch.zeros(5)
     for _ in range(1500):
-        counts[shelf.pick(1, rng)] += 1
+        counts[policy.pick(1, rng)] += 1
     assert chi_square_p(counts, torch.tensor(log_reward).softmax(0)) > 1e-3
 
 
 def test_softmax_draws_do_not_repeat_a_row():
-    shelf, rng = filled(Softmax, [0.0] * 30), torch.Generator().manual_seed(0)
+    policy, rng = filled(Softmax, [0.0] * 30), torch.Generator().manual_seed(0)
     for _ in range(20):
-        assert len(set(shelf.pick(20, rng).tolist())) == 20
+        assert len(set(policy.pick(20, rng).tolist())) == 20
 
 
 def test_diverse_picks_are_far_apart():
     # The states are [v, 0] for v = row: the best of 64 is 50, furthest from it 0, then 63 or 25.
     log_reward = torch.zeros(64)
     log_reward[50] = 1.0
-    shelf = filled(Diverse, log_reward.tolist())
-    assert shelf.pick(8)[:3].tolist() == [50, 0, 25]
+    policy = filled(Diverse, log_reward.tolist())
+    assert policy.pick(8)[:3].tolist() == [50, 0, 25]
 
 
 def test_diverse_distances_are_sums_over_the_state():
     rb = fifo_buffer(3)
     items = objects(range(3), [2.0, 1.0, 0.0])
     rb.extend(items.set("state", torch.tensor([[0, 0], [5, 0], [3, 3]])))
-    shelf = Diverse(rb.storage)
-    shelf.put(torch.arange(3), items["log_reward"], torch.arange(3))
-    assert shelf.pick(2).tolist() == [0, 2]
+    policy = Diverse(ObjectIndex(rb))
+    policy.put(torch.arange(3), items["log_reward"], torch.arange(3))
+    assert policy.pick(2).tolist() == [0, 2]
 
 
 def test_diverse_picks_of_equal_states_are_different_rows():
     rb = fifo_buffer(20)
     rb.extend(objects([0] * 20))
-    shelf = Diverse(rb.storage)
-    shelf.put(torch.arange(20), torch.zeros(20), torch.arange(20))
-    assert len(set(shelf.pick(6).tolist())) == 6
+    policy = Diverse(ObjectIndex(rb))
+    policy.put(torch.arange(20), torch.zeros(20), torch.arange(20))
+    assert len(set(policy.pick(6).tolist())) == 6
 
 
 def test_diverse_picks_come_from_the_best():
-    shelf = filled(Diverse, torch.arange(64.0).tolist())
-    assert min(shelf.pick(2).tolist()) == 64 - 16  # a pool of 8 times as many
-    assert shelf.pick(2)[0] == 63
+    policy = filled(Diverse, torch.arange(64.0).tolist())
+    assert min(policy.pick(2).tolist()) == 64 - 16  # a pool of 8 times as many
+    assert policy.pick(2)[0] == 63
 
 
 def test_diverse_transitions_are_the_best_ones():
     rb = fifo_buffer(20)
     rb.extend(transitions(range(20)))
-    shelf = Diverse(rb.storage)
-    shelf.put(torch.arange(20), torch.arange(20.0), torch.arange(20))
-    assert shelf.pick(2).tolist() == [19, 18]
+    policy = Diverse(ObjectIndex(rb))
+    policy.put(torch.arange(20), torch.arange(20.0), torch.arange(20))
+    assert policy.pick(2).tolist() == [19, 18]
 
 
 @pytest.mark.parametrize("policy", ["best", "", 3, ["top"]])

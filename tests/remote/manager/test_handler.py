@@ -1,8 +1,10 @@
 import pytest
 import torch
+from factories import linear_policy, seeded
 from remote.remote_runs import objects, trajectories, transitions, values_of
 
-from gfn_rb import DiversityWriter, fifo_buffer, reward_prioritized_buffer
+from gfn_rb import DiversityWriter, Sampler, fifo_buffer, reward_prioritized_buffer
+from gfn_rb.envs import HyperGrid
 from gfn_rb.errors import ArgumentError
 from gfn_rb.remote.feeding.subscriber import Feeder
 from gfn_rb.remote.manager.baseline import BaselineKeeper, EMABaseline
@@ -212,6 +214,22 @@ def test_a_writer_that_replaces_neighbours_is_followed():
     store.put(objects([11], [5.0]), 3)  # takes the place of 10
     assert values_of(rb) == [11, 20, 30]
     assert given(store, 1) == [11, 30, 20]
+
+
+@pytest.mark.parametrize("policy", ["top", "diverse"])
+@pytest.mark.parametrize("compact", ["narrow", "rebuild"])
+def test_compact_rows_are_known_and_given_as_they_came(compact, policy):
+    env = HyperGrid(2, 9)
+    sampler = Sampler(linear_policy(env, False))
+    rows = sampler.sample_trajectories(env, 40, generator=seeded()).to_tensordict()
+    given = []
+    for options in ({}, {"compact": compact, "env": env}):
+        store = Manager(fifo_buffer(99, max_length=env.max_length, **options))
+        store.feeder.subscribe(1, terms(quota=3, policy=policy))
+        given.append((store.put(rows, 2), store.put(rows, 2), store.feeder.next_for(1)))
+    assert given[0][:2] == given[1][:2]
+    assert given[1][1]["stored"] == 0
+    assert (given[0][2] == given[1][2]).all()
 
 
 @pytest.mark.parametrize("duplicates", ["drop", "keep"])
