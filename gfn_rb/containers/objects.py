@@ -45,10 +45,10 @@ def object_keys(rows: TensorDictBase, at: Int64[Tensor, "m"] | None = None) -> O
     Raises:
         KeyMismatchError, ShapeError, ArgumentError: see :func:`terminating_states`.
     """
-    n, found = len(rows) if at is None else len(at), terminating_states(rows, at)
-    if found is None:
+    n, states = len(rows) if at is None else len(at), terminating_states(rows, at)
+    if states is None:
         return [None] * n
-    state, whole = found
+    state, whole = states
     content, condition = _bytes(state), rows.get(CONDITION, None)
     if condition is not None:
         content = np.concatenate([content, _bytes(_at(condition, at))], 1)
@@ -110,11 +110,11 @@ def reduce_to_states(rows: TensorDictBase) -> TensorDictBase:
     Returns:
         Fields of :class:`~gfn_rb.States`, one row per terminating state.
     """
-    found = terminating_states(rows)
-    if found is None:
+    states = terminating_states(rows)
+    if states is None:
         reduced = Transitions.from_tensordict(rows).to_states().to_tensordict()
         return reduced[reduced.get(IS_TERMINATING)]
-    state, whole = found
+    state, whole = states
     if whole is None:
         whole = torch.ones(len(state), dtype=torch.bool, device=state.device)
     reduced = rows.select(LOG_REWARD, CONDITION, strict=False)

@@ -119,7 +119,7 @@ class ObjectIndex:
                 raise
             left = self.number[np.concatenate([rows, emptied])]
             self.number[emptied] = -1
-            self.number[rows] = self._exchange(left[left >= 0], keys)
+            self.number[rows] = self._replace(left[left >= 0], keys)
             self.last_row[self.number[rows]] = rows
         self._length = length
         return torch.from_numpy(rows)
@@ -195,7 +195,7 @@ class ObjectIndex:
 
     # Numbers.
 
-    def _exchange(self, left: np.ndarray, keys: ObjectKeys) -> Int64[np.ndarray, "m"]:
+    def _replace(self, left: np.ndarray, keys: ObjectKeys) -> Int64[np.ndarray, "m"]:
         """Return the numbers of objects that rows hold from now on.
 
         What leaves one row and enters another keeps its number.
@@ -206,6 +206,7 @@ class ObjectIndex:
         """
         number, first = self.find(keys), _first(keys)
         is_new = number < 0
+        # What enters counts before what left is forgotten: an object that only moves is both.
         np.add.at(self._n_rows, left, -1)
         np.add.at(self._n_rows, number[~is_new], 1)
         gone = dict.fromkeys(left[self._n_rows[left] == 0].tolist())  # each once

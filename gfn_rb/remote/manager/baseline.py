@@ -291,7 +291,8 @@ class BaselineKeeper:
             state: from another keeper.
         """
         self._ema, self._batches = state["ema"], state["batches"]
-        self.peers = {int(k): Summary.from_json(v) for k, v in state["peers"].items()}
+        saved = {int(rank): Summary.from_json(values) for rank, values in state["peers"].items()}
+        self.peers = {rank: saved.get(rank, known) for rank, known in self.peers.items()}
         self._written = math.inf
 
 

@@ -57,7 +57,7 @@ class ReplayBufferManager:
         buffer: where items are stored, any replay buffer over a one-dimensional tensor storage;
             None to score alone.
         score: ``fn(items, sender)`` to scores by name, see
-            :data:`~gfn_rb.remote.scores.ScoreFunction`.
+            :data:`~gfn_rb.remote.protocol.scores.ScoreFunction`.
         baseline: how the baseline is made, by default :class:`~gfn_rb.remote.MinBaseline`.
         workers: the ranks that send items; by default all but the managers.
         managers: the ranks of all managers. They keep one baseline in step.

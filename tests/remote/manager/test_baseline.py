@@ -174,6 +174,15 @@ def test_a_summary_survives_the_journey():
     assert Summary.from_json(summary.to_json()) == summary
 
 
+def test_only_managers_of_this_run_count_after_a_restore():
+    before, after = (BaselineKeeper(EMABaseline(), None, ranks) for ranks in ([0, 1, 2], [0, 2, 3]))
+    before.hear(1, Summary((), 0, -9.0, 1))
+    before.hear(2, Summary((), 0, 5.0, 1))
+    after.load_state_dict(before.state_dict())
+    assert [*after.peers] == [2, 3]
+    assert after.value() == 5.0
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
