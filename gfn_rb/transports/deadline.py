@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 GRACE = 1.0  # seconds of waiting that are left to a rank that is to stop
 SLICE = 0.1  # seconds between questions whether it is
@@ -14,43 +15,22 @@ def never() -> bool:
     return False
 
 
+@dataclass
 class Grace:
     """What is left to wait to a rank that is to stop: one second in all, however many waits.
 
     Only the time spent waiting counts, so that a rank that has work left first can still say
     goodbye afterwards.
 
-    Args:
+    Attributes:
         stopped: returns whether this rank is to stop; asked between slices of a wait.
         seconds: how long it may wait from then on.
         clock: returns seconds that never go back.
     """
 
-    def __init__(
-        self,
-        stopped: Callable[[], bool] = never,
-        seconds: float = GRACE,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.stopped, self.clock = stopped, clock
-        self.seconds = seconds
-
-    def cut(self, seconds: float) -> float:
-        """Return how much of a wait is left, which is less once this rank is to stop.
-
-        Args:
-            seconds: of the wait.
-        """
-        return min(seconds, self.seconds) if self.stopped() else seconds
-
-    def spend(self, seconds: float) -> None:
-        """Record a wait.
-
-        Args:
-            seconds: how long it took.
-        """
-        if self.stopped():
-            self.seconds -= seconds
+    stopped: Callable[[], bool] = never
+    seconds: float = GRACE
+    clock: Callable[[], float] = time.monotonic
 
 
 class Deadline:
@@ -78,7 +58,8 @@ class Deadline:
     @property
     def remaining(self) -> float:
         """How many seconds of waiting are left, at least 0."""
-        return max(0.0, self._grace.cut(self._end - self._grace.clock()))
+        grace, left = self._grace, self._end - self._grace.clock()
+        return max(0.0, min(left, grace.seconds) if grace.stopped() else left)
 
     @property
     def expired(self) -> bool:
@@ -100,12 +81,14 @@ class Deadline:
         Returns:
             Whether it happened, before the deadline.
         """
+        grace = self._grace
         while True:
-            start = self._grace.clock()
+            start = grace.clock()
             try:
                 if happened(min(self.remaining, SLICE)):
                     return True
             finally:  # also of a wait that an error ended
-                self._grace.spend(self._grace.clock() - start)
+                if grace.stopped():
+                    grace.seconds -= grace.clock() - start
             if self.expired:
                 return False

@@ -49,7 +49,7 @@ class Message(NamedTuple):
 
 
 class FrameChannel:
-    """Sends and receives frames, and holds on to what is on its way.
+    """Sends and receives frames, and keeps what is on its way alive.
 
     Args:
         transport: which is used by nobody else for the same tags.
@@ -84,7 +84,7 @@ class FrameChannel:
             ShapeError: the rows cannot be sent.
             PeerLostError: the receiver is known to be gone.
         """
-        self.in_flight(dest)
+        self.in_flight(dest)  # which releases what has left, and lets MPI move what has not
         handle = self.transport.isend(encode_frame(kind, rows, meta), dest, tag)
         self._in_flight[dest].append(handle)
         return handle.nbytes
@@ -113,8 +113,7 @@ class FrameChannel:
         """
         source, tag, nbytes = envelope
         try:
-            data = self.transport.take(envelope).data
-            frame = decode_frame(data)
+            frame = decode_frame(self.transport.take(envelope).data)
         except WireError as error:
             return Message(source, tag, 0, {}, None, nbytes, error)
         except (PeerLostError, TransportClosedError, TransportTimeoutError):
@@ -124,7 +123,7 @@ class FrameChannel:
         return Message(source, tag, frame.kind, frame.meta, frame.rows, nbytes, None)
 
     def in_flight(self, dest: int) -> int:
-        """Return how many frames to a rank are still on their way, and let go of the others.
+        """Return how many frames to a rank are still on their way, and release the others.
 
         Args:
             dest: the rank.

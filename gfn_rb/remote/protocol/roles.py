@@ -116,15 +116,12 @@ def _managers_of(hosts: Sequence[str | None], managers: Sequence[int]) -> dict[i
     return dict(sorted(chosen.items()))
 
 
-def check_ranks(
-    name: str, ranks: Sequence[int] | None, default: Sequence[int], transport: Transport
-) -> list[int]:
+def check_ranks(name: str, ranks: Sequence[int], transport: Transport) -> list[int]:
     """Return ranks, checked to be some, distinct and within the transport's.
 
     Args:
         name: how the error calls them.
         ranks: what was given.
-        default: what stands for None.
         transport: whose ranks they are.
 
     Raises:
@@ -135,7 +132,7 @@ def check_ranks(
             "transport must have at least 2 ranks, a manager and a worker, got 1: start more "
             "processes, such as by mpiexec -n 2"
         )
-    chosen = list(default if ranks is None else ranks)
+    chosen = list(ranks)
     within = all(type(rank) is int and 0 <= rank < transport.size for rank in chosen)
     if not chosen or not within or len(set(chosen)) < len(chosen):
         raise ArgumentError(
@@ -158,9 +155,9 @@ def check_roles(
     Raises:
         ArgumentError: they are no ranks, overlap, or the transport's is not among the managers.
     """
-    chosen = check_ranks("managers", managers, [transport.rank], transport)
+    chosen = check_ranks("managers", [transport.rank] if managers is None else managers, transport)
     others = sorted(set(range(transport.size)) - set(chosen))
-    served = check_ranks("workers", workers, others, transport)
+    served = check_ranks("workers", others if workers is None else workers, transport)
     if transport.rank not in chosen or set(served) & set(chosen):
         raise ArgumentError(
             f"managers must hold this rank, {transport.rank}, and no worker, got {chosen} and "

@@ -160,10 +160,7 @@ class ManagerClient:
             terms: of a subscription.
 
         Raises:
-            TransportTimeoutError: a rank does not answer: it is no manager.
-            PeerLostError: a rank is gone.
-            RemoteError: a manager refuses the terms, or this version.
-            WireError: its answer is of another version.
+            GfnRbError: see :meth:`ReplayBufferWorker.connect`.
         """
         for rank in self.managers:
             try:
@@ -266,7 +263,7 @@ class ManagerClient:
     def _receive(self, timeout: float, source: int | None = None) -> bool:
         """Handle one message, if one comes in time.
 
-        A lost rank is told once to whoever waits for any: a manager is then given up.
+        A lost rank is told once to whoever waits for any: a manager is lost to all batches then.
         """
         start = time.perf_counter()
         try:

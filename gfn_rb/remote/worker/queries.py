@@ -55,7 +55,7 @@ class ManagerQueries:
         return str(self._ask(manager, Kind.CHECKPOINT, timeout).meta["path"])
 
     def _ask(self, manager: int, kind: Kind, timeout: float) -> Message:
-        check_ranks("manager", [manager], (), self.transport)
+        check_ranks("manager", [manager], self.transport)
         end = time.monotonic() + timeout
         while self._channel.receive(manager, METADATA_TAG) is not None:
             pass  # answers that came too late for whoever asked

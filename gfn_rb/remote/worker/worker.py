@@ -89,7 +89,7 @@ class ReplayBufferWorker:
         stopped: Callable[[], bool] = never,
     ) -> None:
         managers = [manager] if isinstance(manager, int) else manager
-        managers = check_ranks("manager", managers, (), transport)
+        managers = check_ranks("manager", managers, transport)
         if transport.rank in managers:
             raise ArgumentError(f"manager must be another rank than this one, {transport.rank}")
         if frequency < 1:
@@ -152,7 +152,7 @@ class ReplayBufferWorker:
             self._client.connect(None if self.subscription is None else self.subscription.terms())
             self._connected = True
 
-    def go_on_without(self, manager: int, why: str) -> None:
+    def lose_manager(self, manager: int, why: str) -> None:
         """Count a manager as lost.
 
         Args:

@@ -107,7 +107,7 @@ class ManagerHooks:
         try:
             self.worker.connect()
         except PeerLostError as error:
-            self.worker.go_on_without(error.rank, str(error))
+            self.worker.lose_manager(error.rank, str(error))
         self.worker.extend(items)
         fed = self.worker.take_fed()
         if fed is None or self._config.average_gradients:

@@ -98,16 +98,14 @@ def test_roles_are_this_rank_and_all_others_by_default():
     assert check_roles(group(4)[1], [1, 3], [2]) == ([1, 3], [2])
 
 
-def test_ranks_given_stand_before_the_default():
-    transport = group(3)[0]
-    assert check_ranks("manager", None, [2], transport) == [2]
-    assert check_ranks("manager", [1, 0], [2], transport) == [1, 0]
+def test_ranks_keep_their_order():
+    assert check_ranks("manager", (1, 0), group(3)[0]) == [1, 0]
 
 
 @pytest.mark.parametrize("ranks", [[], [3], [-1], [1, 1], [True]])
 def test_what_are_no_ranks_is_refused(ranks):
     with pytest.raises(ArgumentError, match="manager must be different ranks in 0 to 2, at least"):
-        check_ranks("manager", ranks, [0], group(3)[0])
+        check_ranks("manager", ranks, group(3)[0])
 
 
 @pytest.mark.parametrize(("managers", "workers"), [([0], None), ([1], [1, 2]), ([1, 2], [2])])
@@ -120,7 +118,7 @@ def test_one_rank_alone_is_told_to_start_more():
     (alone,) = group(1)
     for check in (
         lambda: check_roles(alone, None, None),
-        lambda: check_ranks("manager", [0], (), alone),
+        lambda: check_ranks("manager", [0], alone),
     ):
         with pytest.raises(ArgumentError, match=r"transport must have at least 2 ranks, .* got 1"):
             check()

@@ -414,7 +414,7 @@ def test_a_worker_told_to_goes_on_without_a_manager_it_never_met(caplog):
     transports = group(2)
     transports[1].close()
     worker = ReplayBufferWorker(transports[0], 1, fifo_buffer(2), timeout=LIMIT)
-    worker.go_on_without(1, "it never came")
+    worker.lose_manager(1, "it never came")
     worker.extend(objects([1]))
     worker.close()
     assert worker.managers == []
