@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import secrets
@@ -10,6 +9,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
+
+try:
+    import fcntl
+except ModuleNotFoundError as error:
+    raise ImportError(
+        "gfn_rb needs a POSIX system such as Linux or macOS: it locks files by fcntl, which is "
+        "not here"
+    ) from error
 
 
 @contextmanager

@@ -61,16 +61,23 @@ def inspection(path: Path) -> list[Table]:
     """
     if not path.exists():
         raise ArgumentError(f"path must be a run folder or a checkpoint, got {path}, which is not")
-    if path.is_dir():
-        return _run_tables(RunFolder.open(path))
-    return _checkpoint_tables(path)
+    if not path.is_dir():
+        return _checkpoint_tables(path)
+    folder = RunFolder.open(path)
+    tables = [_table(f"{path}: configuration", _shown(folder.read_config().to_dict()))]
+    if folder.metrics.exists() and (rows := read_metrics(folder.metrics)):
+        tables.append(_table(f"{folder.metrics}: last of {len(rows)} rows", rows[-1].items()))
+    tables += ranks_tables(folder)
+    if folder.checkpoint.exists():
+        tables += _checkpoint_tables(folder.checkpoint)
+    return tables
 
 
 def _quality(trainer: Trainer, row: Mapping[str, Any]) -> Lines:
     log_z, true = row["log_z"], trainer.fit.log_z
-    found, n_modes = row["modes_found"], trainer.env.n_modes
+    n_found, n_modes = row["modes_found"], trainer.env.n_modes
     of_true = "" if true is None else f", true {true:.3f} ({log_z - true:+.3f})"
-    of_all = f" of {n_modes:,} ({found / n_modes:.0%})" if n_modes else ""
+    of_all = f" of {n_modes:,} ({n_found / n_modes:.0%})" if n_modes else ""
     distances = [
         (title, f"{row[name]:.4f} ({trainer.fit.method})")
         for name, title in _DISTANCES.items()
@@ -79,7 +86,7 @@ def _quality(trainer: Trainer, row: Mapping[str, Any]) -> Lines:
     return [
         *distances,
         ("log Z", f"{log_z:.3f}{of_true}"),
-        ("modes found", f"{found:,}{of_all}"),
+        ("modes found", f"{n_found:,}{of_all}"),
         ("mean score of the best 100", f"{row['top_100_score']:.4f}"),
         ("distinct reward calls", f"{row['distinct_reward_calls']:,} of {row['reward_calls']:,}"),
     ]
@@ -97,17 +104,6 @@ def _times(row: Mapping[str, Any]) -> Lines:
     seconds["other"] = total - sum(seconds.values())
     split = [(f"  {name}", f"{s:.1f} s ({s / total:.0%})") for name, s in seconds.items()]
     return [("wall time", f"{total:.1f} s"), *split]
-
-
-def _run_tables(folder: RunFolder) -> list[Table]:
-    values = folder.read_config().to_dict()
-    tables = [_table(f"{folder.path}: configuration", _shown(values))]
-    if folder.metrics.exists() and (rows := read_metrics(folder.metrics)):
-        tables.append(_table(f"{folder.metrics}: last of {len(rows)} rows", rows[-1].items()))
-    tables += ranks_tables(folder)
-    if folder.checkpoint.exists():
-        tables += _checkpoint_tables(folder.checkpoint)
-    return tables
 
 
 def _checkpoint_tables(path: Path) -> list[Table]:

@@ -24,7 +24,7 @@ GRADIENT_TAG = 20
 _HEAD = struct.Struct("<q")
 
 
-class _Kind(IntEnum):
+class _GradientKind(IntEnum):
     GRADIENT = 1  # to the first rank; the mean, from it
     DONE = 2  # there will be no more
 
@@ -86,7 +86,7 @@ class GradientAverage:
     def close(self) -> None:
         """Tell the others that there will be no more gradients from here."""
         for rank in self.peers.present:
-            self._send(rank, _Kind.DONE)
+            self._send(rank, _GradientKind.DONE)
             self.peers.leave(rank)
 
     def _lead(self, own: Float[Tensor, "p"]) -> Float[Tensor, "p"]:
@@ -94,24 +94,26 @@ class GradientAverage:
         for rank in self.peers.present:
             values = self._receive(rank)
             if values is None:
-                self._send(rank, _Kind.DONE)  # in case it comes back
+                self._send(rank, _GradientKind.DONE)  # in case it comes back
             else:
                 total += values
                 given.append(rank)
         mean = (total / (1 + len(given))).to(own.dtype)
         # All sends are begun before the first is waited for: MPI moves them side by side.
-        for rank, handle in [(r, self._send(r, _Kind.GRADIENT, mean)) for r in given]:
+        for rank, handle in [(r, self._send(r, _GradientKind.GRADIENT, mean)) for r in given]:
             self._wait(rank, handle)
         return mean
 
     def _follow(self, own: Float[Tensor, "p"]) -> Float[Tensor, "p"] | None:
         (root,) = self.peers.present
-        self._wait(root, self._send(root, _Kind.GRADIENT, own))
+        self._wait(root, self._send(root, _GradientKind.GRADIENT, own))
         return self._receive(root)
 
     # Messages.
 
-    def _send(self, rank: int, kind: _Kind, values: Tensor | None = None) -> SendHandle | None:
+    def _send(
+        self, rank: int, kind: _GradientKind, values: Tensor | None = None
+    ) -> SendHandle | None:
         content = [] if values is None else [values.numpy()]
         try:
             return self._transport.isend([_HEAD.pack(kind), *content], rank, GRADIENT_TAG)
@@ -141,7 +143,7 @@ class GradientAverage:
             self._leave_out(rank, str(error))
             return None
         (kind,) = _HEAD.unpack_from(data.data)
-        if kind == _Kind.GRADIENT:
+        if kind == _GradientKind.GRADIENT:
             return torch.from_numpy(data[_HEAD.size :].view(np.float32))
         self.peers.leave(rank)
         return None

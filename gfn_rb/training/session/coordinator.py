@@ -29,7 +29,7 @@ COORDINATION_TAG = 21
 _EVERY = 0.5  # seconds between two progress messages of a rank
 
 
-class _Kind(IntEnum):
+class _RunKind(IntEnum):
     FOLDER = 101  # rank 0: the folder of the run
     REFUSED = 102  # rank 0: there is none
     PROGRESS = 103  # worker: counts
@@ -100,9 +100,9 @@ class RankCoordinator:
         try:
             path = prepare()
         except BaseException as error:
-            self._send_all(_Kind.REFUSED, {"why": str(error)})
+            self._send_all(_RunKind.REFUSED, {"why": str(error)})
             raise
-        self._send_all(_Kind.FOLDER, {"path": str(path.resolve())})
+        self._send_all(_RunKind.FOLDER, {"path": str(path.resolve())})
         return path
 
     def report_progress(self, trainer: Trainer) -> None:
@@ -112,8 +112,8 @@ class RankCoordinator:
             return
         self._next = now + _EVERY
         if self._rank:
-            found = trainer.discovery
-            self._send(_Kind.PROGRESS, {"calls": found.calls, "modes": found.modes_found})
+            counts = trainer.discovery
+            self._send(_RunKind.PROGRESS, {"calls": counts.calls, "modes": counts.modes_found})
         else:
             self.poll()
 
@@ -128,10 +128,10 @@ class RankCoordinator:
 
     def describe(self, trainer: Trainer, loss: float) -> str:
         """Return the progress of all ranks, in a few words; trainer and loss are of this one."""
-        found, n_modes = trainer.discovery, trainer.env.n_modes
+        counts, n_modes = trainer.discovery, trainer.env.n_modes
         others = [self._progress.get(rank, {}) for rank in self.roles.workers[1:]]
-        modes = "|".join(str(n) for n in (found.modes_found, *(o.get("modes", 0) for o in others)))
-        calls = found.calls + sum(each.get("calls", 0) for each in others)
+        modes = "|".join(str(n) for n in (counts.modes_found, *(o.get("modes", 0) for o in others)))
+        calls = counts.calls + sum(each.get("calls", 0) for each in others)
         lost = f", lost ranks {[*self.peers.lost]}" if self.peers.lost else ""
         return (
             f"loss {loss:.3f}, modes {modes}{f' of {n_modes}' if n_modes else ''}, "
@@ -144,7 +144,7 @@ class RankCoordinator:
         if self._rank:
             modes = TensorDict({"mode": result.modes.cpu()}, [len(result.modes)])
             meta = {"row": result.row, "counters": result.counters}
-            self._send(_Kind.RESULT, meta, modes if len(modes) else None)
+            self._send(_RunKind.RESULT, meta, modes if len(modes) else None)
             Deadline(self._silence, self._grace).wait(lambda s: not self._channel.flush(s))
             return
         self.peers.restart_silence()  # until now this rank had better things to do than listen
@@ -166,11 +166,11 @@ class RankCoordinator:
 
     # Messages.
 
-    def _send_all(self, kind: _Kind, meta: dict[str, Any]) -> None:
+    def _send_all(self, kind: _RunKind, meta: dict[str, Any]) -> None:
         for rank in range(1, self.roles.size):
             self._channel.send(rank, COORDINATION_TAG, kind, meta)
 
-    def _send(self, kind: _Kind, meta: dict[str, Any], rows: TensorDict | None = None) -> None:
+    def _send(self, kind: _RunKind, meta: dict[str, Any], rows: TensorDict | None = None) -> None:
         if self.peers.is_present(0):
             try:
                 self._channel.send(0, COORDINATION_TAG, kind, meta, rows)
@@ -183,7 +183,7 @@ class RankCoordinator:
             raise TransportError(f"rank 0 named no run folder within {self._silence:g} s")
         if message.error is not None:
             raise message.error
-        if message.kind != _Kind.FOLDER:
+        if message.kind != _RunKind.FOLDER:
             raise RefusedError(str(message.meta.get("why")))
         return Path(message.meta["path"])
 
@@ -192,9 +192,9 @@ class RankCoordinator:
         self.peers.seen(rank)
         if message.error is not None:
             log.warning("rank 0: cannot read what rank %d sent: %s", rank, message.error)
-        elif message.kind == _Kind.PROGRESS:
+        elif message.kind == _RunKind.PROGRESS:
             self._progress[rank] = message.meta
-        elif message.kind == _Kind.RESULT:
+        elif message.kind == _RunKind.RESULT:
             rows = message.rows
             modes = torch.zeros(0, dtype=torch.int64) if rows is None else rows.get("mode").clone()
             self.results[rank] = RankResult(message.meta["row"], message.meta["counters"], modes)

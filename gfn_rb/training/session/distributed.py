@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from signal import Signals
@@ -30,7 +30,7 @@ from gfn_rb.training.session.averaging import GradientAverage
 from gfn_rb.training.session.coordinator import RankCoordinator, RankResult, RefusedError
 from gfn_rb.training.session.folder import RunFolder, read_metrics, write_json
 from gfn_rb.training.session.manager_hooks import ManagerHooks, longest_silence, make_manager
-from gfn_rb.training.session.progress import no_progress, progress_bar
+from gfn_rb.training.session.progress import progress_bar
 from gfn_rb.training.session.run import RunResult, run_training, write_report
 from gfn_rb.training.session.signals import StopSignals
 from gfn_rb.training.trainer import Hooks, Row, Trainer
@@ -244,9 +244,13 @@ class TrainingRank:
         }
 
 
+def _no_progress(trainer: Trainer) -> nullcontext[Callable[[float], None]]:
+    return nullcontext(lambda loss: None)
+
+
 def _train(rank: TrainingRank, folder: RunFolder, stop: StopSignals) -> RunResult:
     describe = rank.coordinator.describe
-    progress = no_progress if folder.rank else partial(progress_bar, describe=describe)
+    progress = _no_progress if folder.rank else partial(progress_bar, describe=describe)
     trainer = Trainer(rank.config, stream=rank.stream, hooks=rank.hooks)
     with closing(trainer):
         if folder.checkpoint.exists():

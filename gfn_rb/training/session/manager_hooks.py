@@ -124,19 +124,14 @@ def longest_silence(config: TrainConfig, roles: RankRoles) -> float:
     return config.patience * (2 if roles.managers else 1)
 
 
-def _worker_timeout(config: TrainConfig, roles: RankRoles) -> float:
-    """Return how long a worker that lives may say nothing to its manager, in seconds."""
-    if not config.average_gradients:
-        return config.patience
-    # The first rank waits for each other one in turn, and the rest for it.
-    return config.patience + longest_silence(config, roles) * len(roles.workers)
-
-
 def make_manager(
     config: TrainConfig, transport: Transport, roles: RankRoles, folder: RunFolder
 ) -> ReplayBufferManager:
     """Return the manager that a configuration asks for, as it was when it last saved."""
     workers = roles.workers_of(transport.rank)
+    silence = config.patience  # that a worker that lives may keep
+    if config.average_gradients:  # the first waits for each other one in turn, the rest for it
+        silence += longest_silence(config, roles) * len(roles.workers)
     on_cpu = replace(config, device="cpu")
     manager = ReplayBufferManager(
         transport,
@@ -146,7 +141,7 @@ def make_manager(
         managers=[rank for rank in roles.managers if roles.workers_of(rank)],
         checkpoint=folder.checkpoint,
         checkpoint_every=max(1, config.checkpoint_every * len(workers) // config.send_every),
-        worker_timeout=_worker_timeout(config, roles),
+        worker_timeout=silence,
         generator=torch.Generator().manual_seed(config.seed),
     )
     if folder.checkpoint.exists():

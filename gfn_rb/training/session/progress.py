@@ -33,12 +33,6 @@ def check_installed(logger: str) -> None:
 
 
 @contextmanager
-def no_progress(trainer: Trainer) -> Iterator[Callable[[float], None]]:
-    """Show nothing; yield what may be called after each step with its loss."""
-    yield lambda loss: None
-
-
-@contextmanager
 def progress_bar(
     trainer: Trainer, describe: Callable[[Trainer, float], str] | None = None
 ) -> Iterator[Callable[[float], None]]:
@@ -62,12 +56,12 @@ def progress_bar(
 
 def describe_progress(trainer: Trainer, loss: float) -> str:
     """Return how training stands, in a few words."""
-    found, n_modes = trainer.discovery, trainer.env.n_modes
-    modes = f"{found.modes_found}/{n_modes}" if n_modes else f"{found.modes_found:,}"
-    best = "" if trainer.fit.method else f"best 100 {found.top_score:.3f}, "
+    discovery, n_modes = trainer.discovery, trainer.env.n_modes
+    modes = f"{discovery.modes_found}/{n_modes}" if n_modes else f"{discovery.modes_found:,}"
+    best = "" if trainer.fit.method else f"best 100 {discovery.top_score:.3f}, "
     return (
         f"loss {loss:.3f}, log Z {trainer.log_z:.2f}, modes {modes}, {best}"
-        f"{found.calls:,} reward calls"
+        f"{discovery.calls:,} reward calls"
     )
 
 

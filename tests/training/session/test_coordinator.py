@@ -16,7 +16,7 @@ from gfn_rb.training.session.coordinator import (
     RankCoordinator,
     RankResult,
     RefusedError,
-    _Kind,
+    _RunKind,
 )
 from gfn_rb.transports import LocalTransport
 from gfn_rb.transports.deadline import Grace, never
@@ -122,7 +122,7 @@ def test_news_is_told_now_and_then(monkeypatch):
 def test_what_rank_0_cannot_read_is_logged_and_passed_over(caplog):
     members, transports = coordinators(2)
     transports[1].isend([b"nonsense"], 0, COORDINATION_TAG)
-    members[1]._send(_Kind.PROGRESS, {"calls": 5, "modes": 1})
+    members[1]._send(_RunKind.PROGRESS, {"calls": 5, "modes": 1})
     members[0].poll()
     (message,) = caplog.messages
     assert message.startswith("rank 0: cannot read what rank 1 sent: ")
