@@ -103,10 +103,7 @@ class Container:
         return cls._wrap(torch.cat(tds, 0))
 
     def drop(self: C, *names: str) -> C:
-        """Return the container without some of its optional fields.
-
-        Args:
-            *names: Optional fields; one the container does not have is passed over.
+        """Return the container without some optional fields; one it lacks is passed over.
 
         Raises:
             ArgumentError: If a name is not that of an optional field.

@@ -71,10 +71,7 @@ class GFNEnv(GFNCore, EnvBase):
         return len(self.batch_size) > 0
 
     def rand_action(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
-        """Write a uniform draw among each state's legal actions.
-
-        Args:
-            tensordict: holds "state"; None stands for a fresh ``reset()``.
+        """Write a uniform draw among each state's legal actions, of a fresh ``reset()`` by default.
 
         Returns:
             ``tensordict`` with "action"; rows in the sink get the exit action.

@@ -152,13 +152,7 @@ class BitSequence(SequenceEnv, EnumerableEnv):
 
 
 def draw_modes(n_bits: int, n_modes: int, seed: int) -> list[str]:
-    """Draw different strings of blocks.
-
-    Args:
-        n_bits: bits in each, a multiple of 8.
-        n_modes: how many, at most 5^(n_bits / 8).
-        seed: the same seed gives the same strings, on any machine.
-    """
+    """Draw different strings of blocks; a seed gives the same ones on any machine."""
     rng = random.Random(seed)
     modes: dict[str, None] = {}
     while len(modes) < n_modes:

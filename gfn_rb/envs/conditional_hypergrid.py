@@ -63,11 +63,7 @@ class ConditionalHyperGrid(HyperGrid):
     def log_reward(
         self, state: Int64[Tensor, "n *state"], condition: Tensor | None = None
     ) -> Float[Tensor, "n"]:
-        """Return log R(x | beta), in nats.
-
-        Args:
-            state: terminating states x.
-            condition: beta of each row, [n, 1].
+        """Return log R(x | beta), in nats, the condition being beta of each row.
 
         Raises:
             ShapeError: ``state`` is no batch of states, or there is not one condition per row.
@@ -91,12 +87,7 @@ class ConditionalHyperGrid(HyperGrid):
     def sample_condition(
         self, n: int, generator: torch.Generator | None = None
     ) -> Float[Tensor, "n 1"]:
-        """Draw ``n`` inverse temperatures from the log-uniform law.
-
-        Args:
-            n: how many.
-            generator: source of the random numbers; torch's own if None.
-        """
+        """Draw ``n`` inverse temperatures from the log-uniform law."""
         device = self.source_state.device
         return self._at(torch.rand(n, 1, device=device, generator=generator))
 

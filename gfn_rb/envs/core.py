@@ -155,12 +155,7 @@ class GFNCore(ABC):
     def sample_condition(
         self, n: int, generator: torch.Generator | None = None
     ) -> Shaped[Tensor, "n *condition"] | None:
-        """Draw ``n`` conditions for new trajectories; None where the environment has none.
-
-        Args:
-            n: how many.
-            generator: source of the random numbers; torch's own if None.
-        """
+        """Draw ``n`` conditions for new trajectories; None where the environment has none."""
         return None
 
     def fixed_conditions(self, n: int) -> Shaped[Tensor, "n *condition"] | None:

@@ -127,12 +127,7 @@ class RNABinding(SequenceEnv):
     def is_mode(
         self, state: Int64[Tensor, "n *state"], log_reward: Float[Tensor, "n"] | None = None
     ) -> Bool[Tensor, "n"]:
-        """Tell which sequences have r of at least ``threshold``, but for rounding.
-
-        Args:
-            state: finished sequences.
-            log_reward: see ``score``.
-        """
+        """Tell which sequences have r of at least ``threshold``, but for rounding."""
         return self.score(state, log_reward) >= self.threshold * (1 - 1e-6)
 
     def modes_reached(

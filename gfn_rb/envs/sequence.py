@@ -183,11 +183,7 @@ class SequenceEnv(GFNEnv):
 
 
 def spell(letter: Int64[Tensor, "n length"], alphabet: str) -> list[str]:
-    """Spell out rows of letters.
-
-    Args:
-        letter: places in ``alphabet``, aligned left, then -1.
-        alphabet: the letters.
+    """Spell out rows of letters: places in ``alphabet``, aligned left, then -1.
 
     Raises:
         ArgumentError: a row holds other numbers, as the sink does.
@@ -200,12 +196,7 @@ def spell(letter: Int64[Tensor, "n length"], alphabet: str) -> list[str]:
 
 
 def read(strings: Sequence[str], alphabet: str, length: int) -> Int64[Tensor, "n length"]:
-    """Return the rows of letters that ``strings`` spell, on the CPU.
-
-    Args:
-        strings: at most ``length`` letters each.
-        alphabet: the letters.
-        length: places in a row.
+    """Return the rows of letters that strings of at most ``length`` spell, on the CPU.
 
     Raises:
         ShapeError: a string is too long.

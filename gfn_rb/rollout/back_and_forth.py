@@ -203,10 +203,6 @@ def log_acceptance(search: BackAndForth, rule: BackStepsRule) -> Float64[Tensor,
     fixed number of back steps, and f of another length) the reverse proposal is impossible and
     alpha = 0. With a fixed number the chain thus never changes an object's number of moves; with a
     ratio it may. From an object of reward 0, which the target excludes, every such move is taken.
-
-    Args:
-        search: what was walked.
-        rule: how far the search goes back, given a way's number of moves.
     """
     way, onward = search.way, search.onward
     assert way.log_prob is not None

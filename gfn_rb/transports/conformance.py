@@ -34,10 +34,7 @@ Check = Callable[[Transport], None]
 
 
 def run(transport: Transport) -> dict[str, str]:
-    """Run all checks up to the first that fails, and close the endpoint.
-
-    Args:
-        transport: the endpoint of this rank; all ranks call this.
+    """Run all checks up to the first that fails, and close the endpoint; all ranks call this.
 
     Returns:
         For each check that was run, what went wrong, or nothing.
@@ -57,11 +54,7 @@ def run(transport: Transport) -> dict[str, str]:
 
 
 def meet(t: Transport) -> None:
-    """Wait until every rank has come here.
-
-    Args:
-        t: the endpoint of this rank.
-    """
+    """Wait until every rank has come here."""
     if t.closed:
         return
     if t.rank:

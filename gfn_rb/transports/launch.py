@@ -34,9 +34,6 @@ def launched(environment: Mapping[str, str] | None = None) -> Launch | None:
     """Return which process of how many this is, None if no MPI launcher started it.
 
     Only environment variables are looked at: mpi4py is neither needed nor imported.
-
-    Args:
-        environment: by default that of this process.
     """
     known = os.environ if environment is None else environment
     for size, rank in _TOLD_BY:
@@ -49,22 +46,16 @@ def is_fault_tolerant(environment: Mapping[str, str] | None = None) -> bool:
     """Return whether the launcher lets the others go on when a process dies.
 
     Open MPI does where asked to: ``mpiexec --with-ft ulfm``.
-
-    Args:
-        environment: by default that of this process.
     """
     known = os.environ if environment is None else environment
     return known.get("OMPI_MCA_mpi_ft_enable", "0").lower() in ("1", "true", "yes")
 
 
 def end_process(code: int) -> None:
-    """End this process, without waiting for those it was started with.
+    """End this process with an exit code, without waiting for those it was started with.
 
     Where the launcher is fault tolerant the others go on without it; otherwise MPI ends them too.
     Does nothing where MPI was not begun, or this process is alone.
-
-    Args:
-        code: the exit code.
     """
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():

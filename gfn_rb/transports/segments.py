@@ -21,10 +21,6 @@ def cut(parts: Sequence[Part], nbytes: int) -> tuple[bytes, list[Part]]:
 
     Small parts are joined with their neighbours, up to a late one, which begins a segment. A small
     message is all in the first piece.
-
-    Args:
-        parts: of the message.
-        nbytes: what they amount to.
     """
     if nbytes <= WHOLE:
         return b"".join([PREAMBLE.pack(nbytes, *_NO_SIZES), *map(_made, parts)]), []
@@ -48,10 +44,6 @@ def cut(parts: Sequence[Part], nbytes: int) -> tuple[bytes, list[Part]]:
 
 def sizes_after(head: memoryview, source: int) -> tuple[int, list[int]]:
     """Return what a preamble says: the bytes of the message, and of each segment to come.
-
-    Args:
-        head: what arrived first.
-        source: who sent it.
 
     Raises:
         TransportError: it contradicts itself.
