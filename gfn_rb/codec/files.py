@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -105,8 +106,7 @@ class ValueFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        content = _mapped(path)
-        self._bytes = memoryview(content)
+        self._bytes = memoryview(_mapped(path))
         prefix = self._checked_prefix()
         with self.named_errors():
             structure = from_text(self._bytes[PREFIX_NBYTES : prefix.meta_at])
@@ -118,9 +118,6 @@ class ValueFile:
         expected = self._end + sums_nbytes(self._end - self._start)
         if expected != self.nbytes:
             raise self._corrupt(f"it has {self.nbytes} bytes; its tensors take {expected}")
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning)
-            self._content = torch.frombuffer(content, dtype=torch.uint8)
 
     @property
     def nbytes(self) -> int:
@@ -181,6 +178,12 @@ class ValueFile:
 
         with self.named_errors():
             return Decoder(at, accelerator).decode(self.nodes[name])
+
+    @cached_property
+    def _content(self) -> Tensor:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning)
+            return torch.frombuffer(self._bytes, dtype=torch.uint8)
 
     def _bytes_of(self, tensor: StoredTensor) -> Tensor:
         return self._content[tensor.start : tensor.start + tensor.nbytes]

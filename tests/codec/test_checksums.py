@@ -50,7 +50,7 @@ def test_any_flipped_byte_is_noticed(nbytes: int) -> None:
     assert checksum(data) == expected
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_exchanged_blocks_are_noticed(data: st.DataObject) -> None:
     nbytes = data.draw(st.integers(16, 60_000))
@@ -94,7 +94,7 @@ def test_length_is_noticed() -> None:
     assert len(sums) == 299
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_any_flipped_bit_is_noticed(data: st.DataObject) -> None:
     words = content(data.draw(st.sampled_from(SIZES[1:])))
@@ -118,7 +118,7 @@ def test_bytes_need_no_alignment() -> None:
     assert checksum(data[1:]) == checksum(data[1:].clone())
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.lists(st.integers(0, 700), max_size=9), st.integers(1, 600))
 def test_blocks_do_not_depend_on_how_bytes_come(sizes: list[int], block: int) -> None:
     data, sums = content(sum(sizes)).numpy().data, BlockSums()

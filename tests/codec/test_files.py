@@ -214,7 +214,7 @@ def test_texts_that_make_no_sense_are_refused(
 
 
 @settings(
-    max_examples=150,
+    max_examples=50,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -43,7 +43,7 @@ def test_no_rows_take_no_room() -> None:
     assert layout.head_nbytes(64) == 64
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(FIELDS, st.integers(0, 40))
 def test_places_are_aligned_and_apart(shapes: list, n_rows: int) -> None:
     fields = tuple(Field((str(i),), dtype, tuple(s)) for i, (dtype, s) in enumerate(shapes))

@@ -86,7 +86,7 @@ def test_round_trip_of_large_and_small() -> None:
         assert n == 0 or all(v.data_ptr() in inside for v in frame.rows.values(True, True))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_round_trip_of_anything_in_both_forms(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
@@ -144,7 +144,7 @@ def test_every_truncation_is_noticed(n: int) -> None:
         decode_frame(np.concatenate([data, data[:64]]))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 63), st.integers(0, 255)), max_size=12), st.booleans())
 def test_fuzzed_headers_raise_the_named_errors_alone(changes: list, mend: bool) -> None:
     data = message(encode_frame(2, rows(), {"k": 1}))
@@ -243,7 +243,7 @@ TOKENS = st.lists(
 ).map(lambda tokens: "".join(tokens).encode())  # fmt: skip
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(TOKENS | st.binary(max_size=30), TOKENS | st.binary(max_size=30), st.integers(0, 3))
 def test_forged_texts_raise_the_named_errors_alone(
     structure: bytes, meta: bytes, n_rows: int

@@ -128,7 +128,7 @@ def test_hidden_bytes_of_text_are_refused() -> None:
         parsed_fields(b"\xff\xfe[[")
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.one_of(st.binary(max_size=60), st.text(max_size=40).map(str.encode)))
 def test_fuzzed_schemas_raise_the_named_error_alone(text: bytes) -> None:
     try:

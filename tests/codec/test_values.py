@@ -173,7 +173,7 @@ nested = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(value=nested)
 def test_any_nesting_comes_back(tmp_path_factory: pytest.TempPathFactory, value: Any) -> None:
     assert_same(round_trip(value, tmp_path_factory.getbasetemp()), value)
