@@ -14,7 +14,17 @@ from torchrl.envs.transforms import Transform
 from gfn_rb.containers import Trajectories, convert
 from gfn_rb.envs.core import GFNCore
 from gfn_rb.errors import ArgumentError, CheckpointMismatchError, KeyMismatchError, ShapeError
-from gfn_rb.keys import ACTION, CONDITION, IS_BACKWARD, LENGTH, NEXT, NEXT_STATE, STATE
+from gfn_rb.keys import (
+    ACTION,
+    CONDITION,
+    IS_BACKWARD,
+    LENGTH,
+    NEXT,
+    NEXT_PACKED_STATE,
+    NEXT_STATE,
+    PACKED_STATE,
+    STATE,
+)
 from gfn_rb.shapes import Shaped
 from gfn_rb.writers.features import Features
 
@@ -77,12 +87,18 @@ class CompactRows(Transform):
 
     def _inv_call(self, tensordict: TensorDictBase) -> TensorDictBase:
         batch_dims = tensordict.ndim
-        narrow = [(c.key, c.narrowed(value, batch_dims)) for c, value in self._present(tensordict)]
+        narrow = [
+            (column, column.narrowed(value, batch_dims))
+            for column in self._columns
+            if (value := _get(tensordict, column.key)) is not None
+        ]
         if self.states == "rebuild":
             self._require_rebuildable(tensordict if batch_dims else tensordict.unsqueeze(0))
             del tensordict[STATE]
-        for key, value in narrow:
-            tensordict.set(key, value)
+        for column, value in narrow:
+            tensordict.set(column.held_as, value)
+            if column.held_as != column.key:
+                del tensordict[column.key]
         return tensordict
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -95,8 +111,11 @@ class CompactRows(Transform):
             The columns and types that once came.
         """
         rows = tensordict.copy()
-        for column, value in self._present(rows):
-            rows.set(column.key, column.restored(value))
+        for column in self._columns:
+            if (value := _get(rows, column.held_as)) is not None:
+                rows.set(column.key, column.restored(value))
+                if column.held_as != column.key:
+                    del rows[column.held_as]
         if self.states == "rebuild":
             state = self._rebuilt(rows if rows.ndim else rows.unsqueeze(0))
             rows.set(STATE, state if rows.ndim else state[0])
@@ -124,14 +143,6 @@ class CompactRows(Transform):
         """
         if state != repr(self):
             raise CheckpointMismatchError(f"rows are stored as {state}, expected {self!r}")
-
-    def _present(self, rows: TensorDictBase) -> Iterator[tuple[_Column, Tensor]]:
-        for column in self._columns:
-            # A lookup of what lies deeper is slow where there is nothing.
-            if column.key != NEXT_STATE or NEXT in rows.keys():  # noqa: SIM118
-                value = rows.get(column.key, None)
-                if value is not None:
-                    yield column, value
 
     def _require_rebuildable(self, rows: TensorDictBase) -> None:
         """Raise unless states are what comes of the actions, or they would come back changed."""
@@ -182,11 +193,13 @@ class CompactRows(Transform):
 class _Column(NamedTuple):
     """One column of integers: where it lies, what it may hold, and the type it is stored in.
 
-    Writing and drawing copy number by number, so that bytes are no faster than words. Columns of
-    several dimensions are therefore stored flat, in the largest words that their rows divide into.
+    Writing and drawing copy number by number, so that bytes are no faster than words. States are
+    therefore stored flat, in the largest words that a row of them divides into, and under another
+    key: what reads states from a storage shall not find words instead.
     """
 
     key: NestedKey
+    held_as: NestedKey
     dtype: torch.dtype
     low: int
     high: int
@@ -233,13 +246,28 @@ class _Column(NamedTuple):
 
 def _columns(env: GFNCore) -> Iterator[_Column]:
     """Yield the columns that an environment bounds."""
-    ranges: list[tuple[NestedKey, torch.dtype, tuple[int, int], torch.Size | None]] = [
-        (ACTION, torch.int64, (env.dummy_action, env.exit_action), None),
-        (LENGTH, torch.int64, (1, env.max_length), None),
-    ]
+    yield _column(ACTION, ACTION, torch.int64, (env.dummy_action, env.exit_action), None)
+    yield _column(LENGTH, LENGTH, torch.int64, (1, env.max_length), None)
     if env.state_range is not None:
-        for key in (STATE, NEXT_STATE):
-            ranges.append((key, env.state_dtype, env.state_range, env.state_shape))
-    for key, dtype, (low, high), shape in ranges:
-        fits = (d for d in _INTEGERS if torch.iinfo(d).min <= low and high <= torch.iinfo(d).max)
-        yield _Column(key, dtype, low, high, next(fits), shape)
+        for key, held_as in ((STATE, PACKED_STATE), (NEXT_STATE, NEXT_PACKED_STATE)):
+            yield _column(key, held_as, env.state_dtype, env.state_range, env.state_shape)
+
+
+def _column(
+    key: NestedKey,
+    held_as: NestedKey,
+    dtype: torch.dtype,
+    bounds: tuple[int, int],
+    shape: torch.Size | None,
+) -> _Column:
+    low, high = bounds
+    fits = (d for d in _INTEGERS if torch.iinfo(d).min <= low and high <= torch.iinfo(d).max)
+    return _Column(key, held_as, dtype, low, high, next(fits), shape)
+
+
+def _get(rows: TensorDictBase, key: NestedKey) -> Tensor | None:
+    """Return a column; a lookup of what lies deeper is slow where there is nothing."""
+    if isinstance(key, tuple) and NEXT not in rows.keys():  # noqa: SIM118
+        return None
+    value: Tensor | None = rows.get(key, None)
+    return value

@@ -89,8 +89,6 @@ def diverse_buffer(
     sampler: Sampler | None = None,
     max_length: int | None = None,
     keep: Sequence[str] = (),
-    compact: StateForm | None = None,
-    env: GFNCore | None = None,
     **options: Any,
 ) -> TensorDictReplayBuffer:
     """Return a buffer that keeps the best items that are far apart and draws them by reward.
@@ -111,20 +109,15 @@ def diverse_buffer(
         sampler: likewise.
         max_length: likewise.
         keep: likewise.
-        compact: see :func:`build`. Distances are measured between whole rows all the same.
-        env: likewise.
-        **options: likewise.
+        **options: likewise. Distances between compact rows are those between whole ones.
 
     Raises:
         ArgumentError: an option breaks its rule, or the storage is of another capacity.
     """
     if sampler is None:
         sampler = SoftmaxRewardSampler(key, temperature, replacement)
-    transforms = [*_on_insertion(max_length, keep), *_compacting(compact, env)]
-    if isinstance(transforms[-1], CompactRows):
-        features = transforms[-1].features(features)
     writer = DiversityWriter(key, features, cutoff_distance, p, near, when, tie)
-    return build(capacity, writer, sampler, transforms, **options)
+    return build(capacity, writer, sampler, _on_insertion(max_length, keep), **options)
 
 
 def fifo_buffer(
@@ -285,7 +278,14 @@ def build(
     )
     # Inverse transforms run from the last to the first: the user's come first on the way in.
     on_insertion = [*([] if transform is None else [transform]), *transforms]
-    for each in reversed([*on_insertion, *_compacting(compact, env)]):
+    if compact is not None:
+        if env is None:
+            raise ArgumentError(f"env must be given for compact={compact!r}, got None")
+        rows = CompactRows(env, compact)
+        on_insertion.append(rows)
+        if isinstance(writer, DiversityWriter):
+            writer.measure(rows.features(writer.features))
+    for each in reversed(on_insertion):
         buffer.append_transform(each)
     return buffer
 
@@ -305,14 +305,6 @@ def _without_paths(options: dict[str, Any]) -> dict[str, Any]:
             "step or state does not tell how it was come to"
         )
     return options
-
-
-def _compacting(compact: StateForm | None, env: GFNCore | None) -> list[Transform]:
-    if compact is None:
-        return []
-    if env is None:
-        raise ArgumentError(f"env must be given for compact={compact!r}, got None")
-    return [CompactRows(env, compact)]
 
 
 def stale_entries(keep: Sequence[str]) -> tuple[str, ...]:

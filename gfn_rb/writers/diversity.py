@@ -97,6 +97,15 @@ class DiversityWriter(RewardPrioritizedWriter):
         self._index: NearIndex | None = None
         self._indexed: FeatureVersion | None = None  # the content that the index is in step with
 
+    def measure(self, features: NestedKey | Callable[[TensorDictBase], Tensor] | None) -> None:
+        """Measure distances between other features from now on.
+
+        Args:
+            features: see the class.
+        """
+        self.features, self._features = features, Features(features)
+        self._index, self._indexed = None, None
+
     def update(self, index: Int64[Tensor, "m"], key: Float[Tensor, "m"]) -> None:
         """Relabel stored items; see :meth:`RewardPrioritizedWriter.update`."""
         before = self._content()

@@ -11,10 +11,11 @@ from factories import Ladder, assert_equal, seeded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
-from torchrl.data import LazyMemmapStorage
+from torchrl.data import LazyMemmapStorage, LazyTensorStorage, TensorDictReplayBuffer
 
 from gfn_rb import (
     CompactRows,
+    DiversityWriter,
     MergedReplayBuffer,
     Trajectories,
     diverse_buffer,
@@ -105,7 +106,7 @@ def test_trajectories_come_back_exactly(name, form, n, backward, seed):
     before = rows.clone()
     held = compact.inv(rows)
     assert_equal(dict(rows), dict(before))  # what is given stays as it was
-    assert ("state" in set(held.keys())) == (form == "narrow")
+    assert ("packed_state" in set(held.keys())) == (form == "narrow" and "scalar" not in name)
     assert held["action"].dtype.itemsize < 8
     assert held["length"].dtype.itemsize == 1 + (ENVS[name].max_length > 255)
     whole = compact(held.clone())
@@ -125,6 +126,7 @@ def test_transitions_and_states_come_back_exactly(name):
         before = rows.clone()
         whole = compact(compact.inv(rows))
         assert bool((before == rows).all())  # what is given stays as it was
+        assert set(whole.keys(True, True)) == set(rows.keys(True, True))
         for key in rows.keys(True, True):
             assert whole[key].dtype == rows[key].dtype
             assert whole[key].equal(rows[key])
@@ -138,7 +140,7 @@ def test_rows_without_bounds_stay_as_they_are():
     rows = walks(bounded)
     compact = CompactRows(bounded)
     held = compact.inv(rows)
-    assert held["state"].nbytes == rows["state"].numel()
+    assert held["packed_state"].nbytes == rows["state"].numel()
     assert compact(held)["state"].equal(rows["state"])
 
 
@@ -196,6 +198,22 @@ def test_features_are_those_of_whole_rows(form, features):
         assert ours.extend(rows).equal(plain.extend(rows))
     ours.writer._indexed = None  # read anew, from the storage
     assert ours.extend(rows).equal(plain.extend(rows))
+
+
+def test_a_writer_that_is_given_measures_whole_rows_too():
+    def terminating(compact):
+        writer = DiversityWriter(cutoff_distance=1.0)
+        return terminating_state_buffer(50, writer=writer, compact=compact, env=GRID)
+
+    ours, plain = terminating("narrow"), terminating(None)
+    for seed in range(3):
+        rows = walks(GRID, 30, seed)
+        assert ours.extend(rows).equal(plain.extend(rows))
+    rb = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(50), writer=DiversityWriter(), transform=CompactRows(GRID)
+    )
+    with pytest.raises(KeyMismatchError, match=r"lacks the features 'state'"):
+        rb.extend(walks(GRID))
 
 
 @pytest.mark.parametrize("preset", [terminating_state_buffer, transition_buffer, state_buffer])
