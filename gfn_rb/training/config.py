@@ -42,6 +42,7 @@ LossName = Literal["tb", "subtb", "db", "mdb", "fm"]
 ReplayName = Literal["trajectories", "transitions", "states", "terminal"]
 KeepName = Literal["top", "diverse", "recent"]
 DrawName = Literal["softmax", "rank", "quantile", "priority", "uniform"]
+CompactName = Literal["none", "narrow", "rebuild"]
 BackwardName = Literal["learned", "uniform"]
 LoggerName = Literal["none", "csv", "tensorboard", "wandb"]
 FeedName = Literal["none", "top", "diverse", "softmax", "newest"]
@@ -103,6 +104,9 @@ class TrainConfig:
     one; or terminating states, to which the backward policy regenerates trajectories."""
     capacity: PositiveInt = 100_000
     """Items the buffer keeps."""
+    compact: CompactName = "none"
+    """How they are stored: whole, in the smallest integers that the environment needs, or, of
+    trajectories, by their actions alone, from which states are made again when they are drawn."""
     keep: KeepName = "top"
     """Which items it keeps: those of highest reward, of these only such as end far apart, or the
     most recent."""
@@ -211,6 +215,11 @@ class TrainConfig:
             raise ArgumentError(
                 f"keep must be one of top, recent with replay {self.replay}, whose episodes pass "
                 f"through the same states, got 'diverse'"
+            )
+        if self.compact == "rebuild" and self.replay != "trajectories":
+            raise ArgumentError(
+                f"compact must be one of none, narrow with replay {self.replay}, which stores no "
+                f"actions to rebuild states from, got 'rebuild'"
             )
         if self.feed != "none":
             self._check_feed()

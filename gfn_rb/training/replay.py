@@ -24,6 +24,7 @@ from gfn_rb.buffers import (
 )
 from gfn_rb.containers import States, Trajectories, Transitions
 from gfn_rb.containers.base import Container
+from gfn_rb.envs import GFNEnv
 from gfn_rb.keys import EPISODE_LOG_REWARD, INDEX, LOG_REWARD
 from gfn_rb.samplers import (
     PrioritySampler,
@@ -110,26 +111,34 @@ DRAW: dict[str, DrawRule] = {
 
 
 def trajectory_buffer(
-    config: TrainConfig, max_length: int, generator: torch.Generator
+    config: TrainConfig, env: GFNEnv, generator: torch.Generator
 ) -> TensorDictReplayBuffer:
     """Return a buffer that stores trajectories as they were sampled.
 
     Args:
         config: what to keep and to draw.
-        max_length: steps of the longest trajectory.
+        env: what trajectories are of.
         generator: draws the items.
     """
     return KEEP[config.keep].preset(config)(
         config.capacity,
         sampler=DRAW[config.draw].sampler(config, LOG_REWARD),
-        max_length=max_length,
+        max_length=env.max_length,
+        **_compact(config, env),
         device=config.device,
         generator=generator,
     )
 
 
-def _parts(config: TrainConfig, key: str, generator: torch.Generator) -> dict[str, Any]:
+def _compact(config: TrainConfig, env: GFNEnv) -> dict[str, Any]:
+    return {"compact": None if config.compact == "none" else config.compact, "env": env}
+
+
+def _parts(
+    config: TrainConfig, env: GFNEnv, key: str, generator: torch.Generator
+) -> dict[str, Any]:
     return {
+        **_compact(config, env),
         "capacity": config.capacity,
         "writer": KEEP[config.keep].writer(config, key),
         "sampler": DRAW[config.draw].sampler(config, key),
@@ -148,36 +157,38 @@ class ReplayKind(NamedTuple):
     Attributes:
         gives: the container that what is drawn fits into.
         n_items: how many items some trajectories are.
-        make: returns the buffer, given the steps of the longest trajectory and what samples
-            trajectories to terminating states. Steps are ranked by their episode's log-reward.
+        make: returns the buffer, given the environment and what samples trajectories to
+            terminating states. Steps are ranked by their episode's log-reward.
     """
 
     gives: type[Container]
     n_items: Callable[[Trajectories], int]
-    make: Callable[[TrainConfig, int, Regenerate, torch.Generator], TensorDictReplayBuffer]
+    make: Callable[[TrainConfig, GFNEnv, Regenerate, torch.Generator], TensorDictReplayBuffer]
 
 
 REPLAY: dict[str, ReplayKind] = {
     "trajectories": ReplayKind(
         Trajectories,
         len,
-        lambda config, max_length, _, rng: trajectory_buffer(config, max_length, rng),
+        lambda config, env, _, rng: trajectory_buffer(config, env, rng),
     ),
     "transitions": ReplayKind(
         Transitions,
         _count_steps,
-        lambda config, _, __, rng: transition_buffer(**_parts(config, EPISODE_LOG_REWARD, rng)),
+        lambda config, env, _, rng: transition_buffer(
+            **_parts(config, env, EPISODE_LOG_REWARD, rng)
+        ),
     ),
     "states": ReplayKind(
         States,
         _count_steps,
-        lambda config, _, __, rng: state_buffer(**_parts(config, EPISODE_LOG_REWARD, rng)),
+        lambda config, env, _, rng: state_buffer(**_parts(config, env, EPISODE_LOG_REWARD, rng)),
     ),
     "terminal": ReplayKind(
         Trajectories,
         len,
-        lambda config, _, regenerate, rng: terminating_state_buffer(
-            regenerate=regenerate, **_parts(config, LOG_REWARD, rng)
+        lambda config, env, regenerate, rng: terminating_state_buffer(
+            regenerate=regenerate, **_parts(config, env, LOG_REWARD, rng)
         ),
     ),
 }

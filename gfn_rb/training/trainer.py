@@ -100,7 +100,7 @@ class Trainer:
         self.source = make_source(config, self.env, pf, pb, self.generator, rollout)
         self.replay = REPLAY[config.replay]
         draws = torch.Generator(config.device).manual_seed(replay)
-        self.rb = self.replay.make(config, self.env.max_length, self._regenerate, draws)
+        self.rb = self.replay.make(config, self.env, self._regenerate, draws)
         self.replayed = self.hooks.replayed(self.rb, self.env)
         self.discovery = DiscoveryMetrics(self.env)
         self.fit = make_fit(self.env, pf, self.loss.estimate_log_z)

@@ -129,6 +129,7 @@ def test_cuda_is_refused_where_there_is_none():
         ({"log_z": "low"}, "log_z must be a finite number, got 'low'"),
         ({"form": 3}, "form must be one of append, prepend_append, got 3"),
         ({"keep": "best"}, "keep must be one of top, diverse, recent, got 'best'"),
+        ({"compact": "tiny"}, "compact must be one of none, narrow, rebuild, got 'tiny'"),
         (
             {"draw": "first"},
             "draw must be one of softmax, rank, quantile, priority, uniform, got 'first'",

@@ -32,6 +32,29 @@ def test_every_choice_trains_on_single_steps(keep, draw, replay):
     assert trainer.measure()["replay_loss"] > 0
 
 
+@pytest.mark.parametrize(
+    ("replay", "keep", "compact"),
+    [
+        ("trajectories", "top", "narrow"),
+        ("trajectories", "diverse", "rebuild"),
+        ("transitions", "recent", "narrow"),
+        ("states", "top", "narrow"),
+        ("terminal", "diverse", "narrow"),
+    ],
+)
+def test_how_rows_are_stored_changes_nothing(replay, keep, compact):
+    options = {"replay": replay, "keep": keep, "loss": LOSS[replay]}
+    ours, plain = (
+        {
+            k: v
+            for k, v in trained(grid(compact=c, **options), 3).measure().items()
+            if "time" not in k
+        }
+        for c in (compact, "none")
+    )
+    assert ours == plain
+
+
 def ends(trainer):
     """The terminating states in the buffer."""
     rows = trainer.rb.storage[:]

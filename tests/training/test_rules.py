@@ -51,6 +51,12 @@ def test_episodes_taken_apart_are_not_kept_apart(loss, replay):
     )
 
 
+def test_states_are_rebuilt_from_trajectories_alone():
+    with pytest.raises(ArgumentError, match="compact must be one of none, narrow with"):
+        grid(replay="terminal", compact="rebuild").validate()
+    grid(replay="trajectories", compact="rebuild").validate()
+
+
 @pytest.mark.parametrize("config", [GRID, WARM_GRID, DNA, BITS, RNA], ids=lambda c: c.env)
 def test_configurations_say_rightly_whether_every_state_terminates(config):
     env = config.make_env()

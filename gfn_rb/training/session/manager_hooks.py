@@ -76,7 +76,7 @@ class ManagerHooks:
         """Return the buffer to draw from: with items that a manager feeds, where asked for."""
         config, subscription = self._config, None
         if config.feed != "none":
-            buffer = _buffer(config, env.max_length, self._transport.rank)
+            buffer = _buffer(config, env, self._transport.rank)
             subscription = Subscription(buffer, config.feed_quota, config.feed)
         self._worker = ReplayBufferWorker(
             self._transport,
@@ -135,7 +135,7 @@ def make_manager(
     on_cpu = replace(config, device="cpu")
     manager = ReplayBufferManager(
         transport,
-        _buffer(on_cpu, on_cpu.make_env().max_length, transport.rank),
+        _buffer(on_cpu, on_cpu.make_env(), transport.rank),
         baseline=BASELINE[config.baseline](),
         workers=workers,
         managers=[rank for rank in roles.managers if roles.workers_of(rank)],
@@ -149,6 +149,7 @@ def make_manager(
     return manager
 
 
-def _buffer(config: TrainConfig, max_length: int, rank: int) -> TensorDictReplayBuffer:
+def _buffer(config: TrainConfig, env: GFNEnv, rank: int) -> TensorDictReplayBuffer:
     generator = torch.Generator(config.device).manual_seed(config.seed ^ rank)
-    return trajectory_buffer(config, max_length, generator)
+    # What ranks send each other are whole rows, written into and read from these storages.
+    return trajectory_buffer(replace(config, compact="none"), env, generator)
