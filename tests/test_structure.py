@@ -37,6 +37,13 @@ def test_no_folder_is_a_heap() -> None:
     assert n_files <= 16, folder
 
 
+def test_modules_import_in_no_circle() -> None:
+    graph = import_graph(ROOT)
+    assert len(graph) > 50
+    assert circles(graph) == []
+    assert circles(rooms(graph)) == []
+
+
 def test_planted_circles_are_found(planted: Path) -> None:
     graph = import_graph(planted)
     assert circles(graph) == [["gfn_rb.a", "gfn_rb.b", "gfn_rb.room.c"]]

@@ -20,10 +20,12 @@ def names(source: str, own: set[str] = frozenset()) -> list[str]:
     return [use.name for use in private_uses(ast.parse(source), FOREIGN, own)]
 
 
-def test_only_the_adapter_uses_foreign_private_names() -> None:
+@pytest.mark.parametrize("is_foreign", [True, False], ids=["foreign", "of other modules"])
+def test_private_names_are_used_where_they_belong(is_foreign: bool) -> None:
     found = private_uses_in(ROOT)
     assert len(found) > 50
-    lines = [f"{path}:{use}" for path, uses in found.items() for use in uses if use.is_foreign]
+    uses = [(path, use) for path, each in found.items() for use in each]
+    lines = [f"{path}:{use}" for path, use in uses if use.is_foreign is is_foreign]
     assert not lines, "\n".join(lines)
 
 

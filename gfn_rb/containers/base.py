@@ -100,7 +100,7 @@ class Container:
         tds = _with_direction([c.to_tensordict() for c in cls._aligned(containers)])
         for i, td in enumerate(tds[1:], start=1):
             _require_same_rows(tds[0], td, i)
-        return cls._wrap(torch.cat(tds, 0))
+        return cls.wrap(torch.cat(tds, 0))
 
     def drop(self: C, *names: str) -> C:
         """Return the container without some optional fields; one it lacks is passed over.
@@ -115,11 +115,11 @@ class Container:
                     f"names has {name!r}; expected optional fields of {type(self).__name__}: "
                     f"{sorted(map(str, optional))}"
                 )
-        return self._wrap(self._td.exclude(*names))
+        return self.wrap(self._td.exclude(*names))
 
     def to(self: C, device: torch.device | str) -> C:
         """Return the container with every tensor on a device."""
-        return self._wrap(self._td.to(torch.device(device)))
+        return self.wrap(self._td.to(torch.device(device)))
 
     @property
     def device(self) -> torch.device:
@@ -145,7 +145,7 @@ class Container:
         return self._td.batch_size[0]
 
     def __getitem__(self: C, index: int | slice | list | np.ndarray | Tensor) -> C:
-        return self._wrap(self._td[_row_index(index, len(self))])
+        return self.wrap(self._td[_row_index(index, len(self))])
 
     def __repr__(self) -> str:
         shapes = ", ".join(
@@ -156,7 +156,12 @@ class Container:
         return f"{type(self).__name__}({shapes})"
 
     @classmethod
-    def _wrap(cls: type[C], td: TensorDictBase) -> C:
+    def wrap(cls: type[C], td: TensorDictBase) -> C:
+        """Return a container of fields that are known to fit, without a look at them.
+
+        Args:
+            td: just the container's fields, batch size [n].
+        """
         container = cls.__new__(cls)
         container._td = td
         return container
@@ -171,7 +176,7 @@ class Container:
                 raise KeyMismatchError(
                     f"{cls.__name__}: {field.key!r} is missing; of its fields there are {[*values]}"
                 )
-        return cls._wrap(assemble(values, (sizes["n"],), device))
+        return cls.wrap(assemble(values, (sizes["n"],), device))
 
     @classmethod
     def _refuse_plurals(cls, values: Values, td: TensorDictBase) -> None:

@@ -84,15 +84,15 @@ class Trajectories(Container):
 
         See :func:`gfn_rb.containers.rollouts.rollout_of`. Backward rows are turned forward first.
         """
-        return rollouts.rollout_of(self.forward()._td)
+        return rollouts.rollout_of(self.forward().to_tensordict())
 
     def to_transitions(self) -> Transitions:
         """Give one row per real action; the rows of an episode stay together and in order."""
-        return Transitions._wrap(convert.transitions_of(self._td))
+        return Transitions.wrap(convert.transitions_of(self._td))
 
     def to_states(self) -> States:
         """Give one row per visited state, source included and sink left out, in order."""
-        return States._wrap(convert.states_of_trajectories(self._td))
+        return States.wrap(convert.states_of_trajectories(self._td))
 
     def reverse(self) -> Trajectories:
         """Turn every row around: forward rows become backward ones and the other way about.
@@ -100,13 +100,13 @@ class Trajectories(Container):
         ``log_prob`` and ``estimator_output`` turn with their actions and still belong to the policy
         that drew them.
         """
-        return self._wrap(convert.turned(self._td, torch.ones_like(self.length, dtype=torch.bool)))
+        return self.wrap(convert.turned(self._td, torch.ones_like(self.length, dtype=torch.bool)))
 
     def forward(self) -> Trajectories:
         """Turn the backward rows around, so that every row runs from source to sink."""
         if self.is_backward is None:
             return self
-        return self._wrap(convert.turned(self._td, self.is_backward))
+        return self.wrap(convert.turned(self._td, self.is_backward))
 
     def pad_to(self, n_steps: int) -> Trajectories:
         """Pad, or cut padding, to ``n_steps`` steps.
@@ -117,11 +117,11 @@ class Trajectories(Container):
         if n_steps == self.n_steps:
             return self
         if n_steps > self.n_steps:
-            return self._wrap(convert.padded(self._td, n_steps))
+            return self.wrap(convert.padded(self._td, n_steps))
         longest = self._longest()
         if n_steps < longest:
             raise ArgumentError(f"n_steps={n_steps} would cut a row of {longest} real steps")
-        return self._wrap(convert.cut(self._td, n_steps))
+        return self.wrap(convert.cut(self._td, n_steps))
 
     def trim(self) -> Trajectories:
         """Cut the padding that no row needs; the result shares memory."""

@@ -100,4 +100,4 @@ class Transitions(Container):
 
     def to_states(self) -> States:
         """Give each step's end that is nearer the source: every visited state once, no sink."""
-        return States._wrap(convert.states_of_transitions(self._td))
+        return States.wrap(convert.states_of_transitions(self._td))

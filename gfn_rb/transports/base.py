@@ -134,6 +134,14 @@ class Transport(ABC):
         """The ranks known to be gone."""
         return frozenset(self._lost)
 
+    def loss_of(self, rank: int) -> PeerLostError | None:
+        """Return what a rank was lost by, None if it is not.
+
+        Args:
+            rank: which.
+        """
+        return self._lost.get(rank)
+
     def host(self, rank: int) -> str | None:
         """Return the name of the machine a rank runs on, None if that is not known."""
         return None

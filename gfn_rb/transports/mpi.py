@@ -291,8 +291,8 @@ class MPISend(SendHandle):
             raise self._error
         if self.pending:
             self._test()
-        if self.pending and self.dest in self._transport._lost:
-            raise self._given_up(self._transport._lost[self.dest])
+        if self.pending and (lost := self._transport.loss_of(self.dest)):
+            raise self._given_up(lost)
         return not self.pending
 
     def in_flight(self) -> bool:
