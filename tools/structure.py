@@ -153,7 +153,11 @@ def _list(what: str, items: list[str]) -> None:
 
 
 def draw(root: Path, path: Path) -> None:
-    """Paint the rooms in layers; an arrow goes to what is imported, unless others lead there."""
+    """Paint the rooms in layers; an arrow goes to what is imported, unless others lead there.
+
+    Modules that import no other, such as the names of errors and keys, are known to all rooms: they
+    stand at the top, without arrows.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
@@ -164,27 +168,29 @@ def draw(root: Path, path: Path) -> None:
     sizes: dict[str, list[int]] = defaultdict(list)
     for module, file in modules(package).items():
         sizes[room(module)].append(n_lines(file))
-    layers = _layers(graph)
-    figure, axes = plt.subplots(figsize=(11, 1.25 * len(layers) + 0.5))
-    at = {}
+    common = {name for name in graph if not graph[name] and len(sizes[name]) == 1}
+    graph = {name: targets - common for name, targets in graph.items() if name not in common}
+    layers = [sorted(common), *_layers(graph)]
+    figure, axes = plt.subplots(figsize=(11, 1.2 * len(layers)))
+    boxes = {}
     for level, layer in enumerate(layers):
         for i, name in enumerate(layer):
-            at[name] = (11 * (i + 0.5) / len(layer), -1.25 * level)
             n = len(sizes[name])
             text = f"{name}\n{sum(sizes[name])} lines" + (f", {n} files" if n > 1 else "")
-            axes.text(
-                *at[name], text, ha="center", va="center", fontsize=9, zorder=3,
-                bbox={"boxstyle": "round,pad=0.45", "facecolor": "#eef3fa", "edgecolor": "#34567a"},
-            )  # fmt: skip
-    for name, targets in graph.items():
-        direct = targets - set().union(*(_reachable(graph, target) for target in targets))
-        for target in direct:
-            arrow = {"arrowstyle": "->", "color": "#7a8ba0", "shrinkA": 20, "shrinkB": 20}
-            axes.annotate("", at[target], at[name], arrowprops=arrow, zorder=1)
-    axes.set(xlim=(0, 11), ylim=(-1.25 * len(layers) + 0.5, 0.75))
+            style = {"boxstyle": "round,pad=0.45", "fc": "#eef3fa", "ec": "#34567a"}
+            at = (11 * (i + 0.5) / len(layer), -1.2 * level)
+            boxes[name] = axes.text(*at, text, ha="center", va="center", fontsize=9, bbox=style)
+    axes.set(xlim=(0, 11), ylim=(0.5 - 1.2 * len(layers), 0.6))
     axes.axis("off")
+    figure.canvas.draw()  # lays the boxes out, at whose edges arrows end
+    for name, targets in graph.items():
+        for target in targets - set().union(*(_reachable(graph, each) for each in targets)):
+            ends = [boxes[each].get_bbox_patch() for each in (name, target)]
+            style = {"arrowstyle": "->", "color": "#7a8ba0", "patchA": ends[0], "patchB": ends[1]}
+            start, end = boxes[name].get_position(), boxes[target].get_position()
+            axes.annotate("", end, start, arrowprops=style, zorder=1)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120, bbox_inches="tight", metadata={"Software": None})
+    figure.savefig(path, dpi=110, bbox_inches="tight", metadata={"Software": None})
 
 
 def _layers(graph: Graph) -> list[list[str]]:
