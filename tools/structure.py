@@ -168,27 +168,28 @@ def draw(root: Path, path: Path) -> None:
     sizes: dict[str, list[int]] = defaultdict(list)
     for module, file in modules(package).items():
         sizes[room(module)].append(n_lines(file))
+    graph.pop("__main__", None)
     common = {name for name in graph if not graph[name] and len(sizes[name]) == 1}
     graph = {name: targets - common for name, targets in graph.items() if name not in common}
     layers = [sorted(common), *_layers(graph)]
     figure, axes = plt.subplots(figsize=(11, 1.2 * len(layers)))
-    boxes = {}
+    at = {}
     for level, layer in enumerate(layers):
         for i, name in enumerate(layer):
             n = len(sizes[name])
             text = f"{name}\n{sum(sizes[name])} lines" + (f", {n} files" if n > 1 else "")
             style = {"boxstyle": "round,pad=0.45", "fc": "#eef3fa", "ec": "#34567a"}
-            at = (11 * (i + 0.5) / len(layer), -1.2 * level)
-            boxes[name] = axes.text(*at, text, ha="center", va="center", fontsize=9, bbox=style)
-    axes.set(xlim=(0, 11), ylim=(0.5 - 1.2 * len(layers), 0.6))
-    axes.axis("off")
-    figure.canvas.draw()  # lays the boxes out, at whose edges arrows end
+            at[name] = (11 * (i + 0.5) / len(layer), -1.2 * level)
+            axes.text(*at[name], text, ha="center", va="center", fontsize=9, bbox=style)
     for name, targets in graph.items():
         for target in targets - set().union(*(_reachable(graph, each) for each in targets)):
-            ends = [boxes[each].get_bbox_patch() for each in (name, target)]
-            style = {"arrowstyle": "->", "color": "#7a8ba0", "patchA": ends[0], "patchB": ends[1]}
-            start, end = boxes[name].get_position(), boxes[target].get_position()
-            axes.annotate("", end, start, arrowprops=style, zorder=1)
+            (x, y), (x_target, y_target) = at[name], at[target]
+            arrow = {"arrowstyle": "->", "color": "#7a8ba0"}
+            axes.annotate(
+                "", (x_target, y_target - 0.27), (x, y + 0.27), arrowprops=arrow, zorder=1
+            )
+    axes.set(xlim=(0, 11), ylim=(0.5 - 1.2 * len(layers), 0.6))
+    axes.axis("off")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110, bbox_inches="tight", metadata={"Software": None})
 
