@@ -43,11 +43,10 @@ def take(trainer, steps):
 
 
 class ForkedContext(ForkServerContext):
-    """Starts workers from one server, which imports torch once; users' are started afresh."""
+    """Forks workers from the server of the test run; those of users are started afresh."""
 
     def __init__(self):
         super().__init__()
-        self.set_forkserver_preload(["gfn_rb.training.worker_source"])
         self.processes = []
 
     def Process(self, *args, **kwargs):
