@@ -18,7 +18,7 @@ from torchrl.data.replay_buffers.writers import Writer, WriterEnsemble
 from torchrl.envs.transforms import Transform
 
 from gfn_rb import torchrl_compat as compat
-from gfn_rb.codec.texts import one_line
+from gfn_rb.codec.primitives import one_line
 from gfn_rb.errors import CheckpointError, CheckpointMismatchError
 
 # Their state holds that of their members by number, which are saved on their own.

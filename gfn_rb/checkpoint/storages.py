@@ -12,7 +12,7 @@ from torchrl.data.replay_buffers.storages import TensorStorage
 
 from gfn_rb import torchrl_compat as compat
 from gfn_rb.checkpoint.parts import expect
-from gfn_rb.codec.texts import one_line
+from gfn_rb.codec.primitives import one_line
 from gfn_rb.errors import CheckpointError
 
 Path = tuple[Any, ...]

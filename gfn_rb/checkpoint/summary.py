@@ -10,7 +10,7 @@ from typing import Any
 from gfn_rb.checkpoint.storages import row_layout
 from gfn_rb.codec.files import ValueFile
 from gfn_rb.codec.prefix import VERSION
-from gfn_rb.codec.tensors import dtype_name
+from gfn_rb.codec.primitives import dtype_name
 from gfn_rb.errors import CheckpointCorruptError
 
 # What a file holds; of save_state the last alone.

@@ -17,7 +17,7 @@ Where tensors lie follows from dtypes and shapes; no position is stored that cou
 pickled, and nothing that arrives is believed unchecked.
 """
 
-from gfn_rb.codec.buffers import LazyBuffer
 from gfn_rb.codec.frames import Frame, decode_frame, encode_frame
+from gfn_rb.codec.primitives import LazyBuffer
 
 __all__ = ["Frame", "LazyBuffer", "decode_frame", "encode_frame"]

@@ -16,10 +16,20 @@ from typing import Any, BinaryIO, NamedTuple
 import torch
 from torch import Tensor
 
-from gfn_rb.codec.checksums import BLOCK, BlockSums, find_damage, sums_nbytes
 from gfn_rb.codec.prefix import FILE, PREFIX_NBYTES, VERSION, Prefix
-from gfn_rb.codec.tensors import DTYPES, aligned, dtype_name, plain_bytes
-from gfn_rb.codec.texts import from_text, one_line, to_text
+from gfn_rb.codec.primitives import (
+    BLOCK,
+    DTYPES,
+    BlockSums,
+    aligned,
+    dtype_name,
+    find_damage,
+    from_text,
+    one_line,
+    plain_bytes,
+    sums_nbytes,
+    to_text,
+)
 from gfn_rb.codec.values import Decoder, Node
 from gfn_rb.errors import (
     CheckpointCorruptError,

@@ -12,9 +12,18 @@ import numpy as np
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-from gfn_rb.codec.buffers import Buffer, LazyBuffer
-from gfn_rb.codec.checksums import BlockSums, find_damage
 from gfn_rb.codec.prefix import FRAME, PREFIX_NBYTES, VERSION, Prefix
+from gfn_rb.codec.primitives import (
+    BlockSums,
+    Buffer,
+    LazyBuffer,
+    aligned,
+    find_damage,
+    from_text,
+    plain_bytes,
+    to_text,
+    viewed,
+)
 from gfn_rb.codec.schema import (
     MAX_SCHEMA_NBYTES,
     NO_ROWS,
@@ -24,8 +33,6 @@ from gfn_rb.codec.schema import (
     outlined,
     signature_of,
 )
-from gfn_rb.codec.tensors import aligned, plain_bytes, viewed
-from gfn_rb.codec.texts import from_text, to_text
 from gfn_rb.errors import ArgumentError, WireCorruptError, WireVersionError
 from gfn_rb.shapes import Shaped
 

@@ -11,9 +11,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-from gfn_rb.codec.checksums import sums_nbytes
-from gfn_rb.codec.tensors import ROW_DTYPES, aligned, dtype_name
-from gfn_rb.codec.texts import from_text, to_text
+from gfn_rb.codec.primitives import ROW_DTYPES, aligned, dtype_name, from_text, sums_nbytes, to_text
 from gfn_rb.errors import ShapeError, WireSchemaError
 from gfn_rb.torchrl_compat import new_tensordict
 

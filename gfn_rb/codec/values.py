@@ -17,7 +17,7 @@ import torch
 from tensordict import LazyStackedTensorDict, MemoryMappedTensor, TensorDict
 from torch import Tensor
 
-from gfn_rb.codec.tensors import DTYPES, dtype_name
+from gfn_rb.codec.primitives import DTYPES, dtype_name
 from gfn_rb.errors import CheckpointError
 
 Node = Any

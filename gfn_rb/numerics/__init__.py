@@ -2,7 +2,7 @@
 
 from gfn_rb.numerics.extremes import Extremes
 from gfn_rb.numerics.key_set import KeySet
-from gfn_rb.numerics.rank_distribution import RankedDistribution
+from gfn_rb.numerics.rank_laws import RankedDistribution
 from gfn_rb.numerics.weighted_tree import BoundedTree, WeightedTree
 
 __all__ = ["BoundedTree", "Extremes", "KeySet", "RankedDistribution", "WeightedTree"]

@@ -13,7 +13,7 @@ from torch import Tensor
 from gfn_rb.containers import Trajectories
 from gfn_rb.errors import ArgumentError, ShapeError
 from gfn_rb.rollout.log_probs import legal_actions, policy_logits
-from gfn_rb.rollout.walk import Walk
+from gfn_rb.rollout.steps import Walk
 from gfn_rb.shapes import Bool, Float, Float64, Int64, Shaped
 
 BackStepsRule = Callable[[Tensor], Tensor]

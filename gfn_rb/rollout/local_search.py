@@ -23,7 +23,7 @@ from gfn_rb.rollout.back_and_forth import (
 from gfn_rb.rollout.categorical import Exploration
 from gfn_rb.rollout.log_probs import require_direction
 from gfn_rb.rollout.sampler import Sampler
-from gfn_rb.rollout.walk import Walk
+from gfn_rb.rollout.steps import Walk
 from gfn_rb.shapes import Bool
 
 

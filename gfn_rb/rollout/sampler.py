@@ -12,8 +12,7 @@ from gfn_rb.containers import Trajectories
 from gfn_rb.envs.core import GFNCore
 from gfn_rb.rollout import checks
 from gfn_rb.rollout.log_probs import require_direction
-from gfn_rb.rollout.steps import ActionDraw, Steps
-from gfn_rb.rollout.walk import Walk
+from gfn_rb.rollout.steps import ActionDraw, Steps, Walk
 from gfn_rb.shapes import Float, Shaped
 
 

@@ -1,8 +1,10 @@
-"""What the samplers that draw by rank share."""
+"""Drawing by rank, as a weight that falls with it or a share from the best."""
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -11,8 +13,8 @@ from torch import Tensor
 
 from gfn_rb.keys import DRAW_LOG_PROB, LOG_REWARD
 from gfn_rb.numerics import RankedDistribution
-from gfn_rb.numerics.rank_laws import RankLaw
-from gfn_rb.samplers.base import Distribution, KeySampler, Replacement
+from gfn_rb.numerics.rank_laws import HarmonicLaw, RankLaw, StepLaw
+from gfn_rb.samplers.base import Distribution, KeySampler, Parameter, Replacement, is_positive
 
 
 class RankSampler(KeySampler):
@@ -59,3 +61,76 @@ class RankSampler(KeySampler):
         assert isinstance(distribution, RankedDistribution)
         index, log_prob = distribution.draw_scored(batch_size, self._rng)
         return index, {DRAW_LOG_PROB: log_prob.to(torch.float32)}
+
+
+class RankRewardSampler(RankSampler):
+    r"""Draws item i of N with probability :math:`p_i \propto 1 / (k N + r_i)`.
+
+    :math:`r_i` is the item's rank, 0 for the highest reward (Tripp et al. 2020, arXiv:2006.09191,
+    equation 1). Only the order of rewards matters, not their scale. Ties are ranked by row, see
+    :class:`~gfn_rb.samplers.ranked.RankSampler`.
+
+    Args:
+        key: the reward of each item, or anything that grows with it.
+        k: how flat the law is, above 0: towards 0 the best item takes all, towards infinity the
+            law is uniform. May be annealed, by assignment or by a TorchRL scheduler.
+        replacement: see :class:`~gfn_rb.samplers.base.KeySampler`.
+
+    Raises:
+        ArgumentError: k is not a positive number.
+    """
+
+    k = Parameter("a positive number", is_positive)
+
+    def __init__(
+        self, key: NestedKey = LOG_REWARD, k: float = 0.01, replacement: Replacement = "auto"
+    ) -> None:
+        super().__init__(key, replacement)
+        self.k = k
+
+    def _law(self, n: int, device: torch.device) -> RankLaw:
+        return HarmonicLaw(n, self.k * n, device)
+
+
+class QuantileRewardSampler(RankSampler):
+    r"""Draws from the top items and from the others in a fixed proportion.
+
+    Prioritised replay training (Shen et al. 2023, arXiv:2305.07170): of N items, the
+    :math:`m = \lceil \text{top\_fraction} \cdot N \rceil` of highest reward have probability
+    ``top_share / m`` each, the others ``(1 - top_share) / (N - m)``. ``top_fraction`` counts as the
+    decimal number that it prints as: a tenth of 30 items are 3. Where all items are at the top
+    (m = N, as for N = 1), draws are uniform. Ties are ranked by row, see
+    :class:`~gfn_rb.samplers.ranked.RankSampler`.
+
+    Each draw of a batch follows this law by itself, so the number of top items in a batch varies
+    about ``top_share`` of it, where the paper fixes it. Without replacement, each draw follows it
+    among the items that are left.
+
+    Args:
+        key: the reward of each item, or anything that grows with it.
+        top_fraction: the fraction of items at the top, above 0 and below 1.
+        top_share: their share of the draws, 0 to 1. Both may be annealed, by assignment or by a
+            TorchRL scheduler.
+        replacement: see :class:`~gfn_rb.samplers.base.KeySampler`.
+
+    Raises:
+        ArgumentError: ``top_fraction`` or ``top_share`` breaks its rule.
+    """
+
+    top_fraction = Parameter("above 0 and below 1", lambda part: 0 < part < 1)
+    top_share = Parameter("from 0 to 1", lambda share: 0 <= share <= 1)
+
+    def __init__(
+        self,
+        key: NestedKey = LOG_REWARD,
+        top_fraction: float = 0.1,
+        top_share: float = 0.5,
+        replacement: Replacement = "auto",
+    ) -> None:
+        super().__init__(key, replacement)
+        self.top_fraction = top_fraction
+        self.top_share = top_share
+
+    def _law(self, n: int, device: torch.device) -> RankLaw:
+        n_top = math.ceil(Fraction(str(self.top_fraction)) * n)
+        return StepLaw(n, n_top, self.top_share)

@@ -1,6 +1,6 @@
 """Transports: bytes between threads, processes and machines."""
 
-from gfn_rb.codec.buffers import LazyBuffer
+from gfn_rb.codec.primitives import LazyBuffer
 from gfn_rb.transports.base import Envelope, Message, SendHandle, Transport
 from gfn_rb.transports.gloo import GlooTransport
 from gfn_rb.transports.local import LocalTransport

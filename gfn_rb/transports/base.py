@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from gfn_rb.codec.buffers import Buffer, LazyBuffer
+from gfn_rb.codec.primitives import Buffer, LazyBuffer
 from gfn_rb.errors import (
     ArgumentError,
     PeerLostError,
@@ -93,7 +93,7 @@ class Transport(ABC):
 
     Between two ranks, messages of one tag arrive in the order in which they were sent, each whole
     and once. What they mean is not the transport's business. A payload is a sequence of buffers,
-    or :class:`~gfn_rb.codec.buffers.LazyBuffer` ones, which arrive joined. Tags are 0 to 32,000.
+    or :class:`~gfn_rb.codec.primitives.LazyBuffer` ones, which arrive joined. Tags are 0 to 32,000.
     Where a ``source`` or a ``tag`` is asked for, None stands for any.
 
     Every wait ends: after ``timeout`` seconds (of the call, or else of the transport) with

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from gfn_rb.codec.buffers import LazyBuffer
+from gfn_rb.codec.primitives import LazyBuffer
 from gfn_rb.errors import (
     ArgumentError,
     PeerLostError,

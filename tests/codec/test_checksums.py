@@ -11,8 +11,8 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gfn_rb.codec import checksums as module
-from gfn_rb.codec.checksums import BlockSums, find_damage, sums_nbytes
+from gfn_rb.codec import primitives as module
+from gfn_rb.codec.primitives import BlockSums, find_damage, sums_nbytes
 
 SIZES = (0, 1, 7, 8, 9, 4087, 4088, 4096, 4097, 20_000, (1 << 20) - 8, (1 << 20) + 4099)
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from gfn_rb.checkpoint import inspect_checkpoint, load_state, save_state
-from gfn_rb.codec import checksums, files
+from gfn_rb.codec import files, primitives
 from gfn_rb.codec.files import ValueFile, write_file
 from gfn_rb.codec.prefix import FILE, FRAME, VERSION, Prefix
 from gfn_rb.codec.values import Encoder
@@ -74,7 +74,7 @@ def test_inspecting_notices_any_changed_byte_of_the_header(path: Path) -> None:
 
 def test_damage_is_located_by_block(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "_STEP", 1 << 10)
-    for module in (files, checksums):
+    for module in (files, primitives):
         monkeypatch.setattr(module, "BLOCK", 1 << 12)
     state = {"x": torch.randn(5000), "y": torch.randn(100, 60).T, "z": torch.randn(3000)[::2]}
     save_state(path, state)

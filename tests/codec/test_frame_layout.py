@@ -6,8 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gfn_rb.codec.primitives import ALIGNMENT, ROW_DTYPES, aligned
 from gfn_rb.codec.schema import SMALL_NBYTES, Field, FrameLayout, laid_out
-from gfn_rb.codec.tensors import ALIGNMENT, ROW_DTYPES, aligned
 
 DTYPE = st.sampled_from([ROW_DTYPES[name] for name in ("bool", "int16", "float32", "int64")])
 FIELDS = st.lists(

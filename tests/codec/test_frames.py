@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from gfn_rb.checkpoint import load_state, save_state
-from gfn_rb.codec.buffers import LazyBuffer
 from gfn_rb.codec.frames import (
     MAX_META_NBYTES,
     MAX_ROWS,
@@ -23,8 +22,8 @@ from gfn_rb.codec.frames import (
     encode_frame,
 )
 from gfn_rb.codec.prefix import FILE, FRAME, Prefix
+from gfn_rb.codec.primitives import ROW_DTYPES, LazyBuffer
 from gfn_rb.codec.schema import MAX_DIMS, MAX_SCHEMA_NBYTES
-from gfn_rb.codec.tensors import ROW_DTYPES
 from gfn_rb.errors import (
     ArgumentError,
     ShapeError,

@@ -6,7 +6,7 @@ import pytest
 import torch
 from tensordict import MemoryMappedTensor
 
-from gfn_rb.codec.tensors import DTYPES, ROW_DTYPES, aligned, dtype_name, plain_bytes, viewed
+from gfn_rb.codec.primitives import DTYPES, ROW_DTYPES, aligned, dtype_name, plain_bytes, viewed
 
 
 def address(content: memoryview) -> int:

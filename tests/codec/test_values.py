@@ -17,7 +17,7 @@ from tensordict import LazyStackedTensorDict, MemoryMappedTensor, TensorDict
 from torch import Tensor
 
 from gfn_rb.checkpoint import load_state, save_state
-from gfn_rb.codec.tensors import DTYPES
+from gfn_rb.codec.primitives import DTYPES
 from gfn_rb.errors import CheckpointError
 
 

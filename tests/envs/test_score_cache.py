@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gfn_rb.envs.score_cache import ScoreCache
+from gfn_rb.envs.rna_binding import ScoreCache
 from gfn_rb.errors import NaNError
 
 

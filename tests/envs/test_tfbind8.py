@@ -8,7 +8,7 @@ import torch
 
 from gfn_rb.envs import TFBind8
 from gfn_rb.envs.conformance import EnumerableEnvConformance
-from gfn_rb.envs.tfbind8_table import load_scores
+from gfn_rb.envs.tfbind8 import load_scores
 from gfn_rb.errors import ArgumentError, ShapeError
 
 

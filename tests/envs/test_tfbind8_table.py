@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gfn_rb.envs.tfbind8_table import PATH, load_scores, read_scores, write_table
+from gfn_rb.envs.tfbind8 import PATH, load_scores, read_scores, write_table
 from gfn_rb.errors import ArgumentError
 
 COMPLEMENT = str.maketrans("ACGT", "TGCA")

@@ -24,7 +24,7 @@ from gfn_rb.rollout.back_and_forth import (
     rescored,
     spliced,
 )
-from gfn_rb.rollout.walk import Walk
+from gfn_rb.rollout.steps import Walk
 
 
 def walk(env, is_backward, seed=1, **options):

@@ -7,7 +7,7 @@ from tensordict.nn import TensorDictModule
 from gfn_rb.envs import HyperGrid
 from gfn_rb.errors import ArgumentError, NaNError
 from gfn_rb.rollout import Exploration
-from gfn_rb.rollout.walk import Walk
+from gfn_rb.rollout.steps import Walk
 
 
 class Counted:

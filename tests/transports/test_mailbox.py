@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from gfn_rb.codec.buffers import LazyBuffer
+from gfn_rb.codec.primitives import LazyBuffer
 from gfn_rb.errors import PeerLostError, TransportError, TransportTimeoutError
 from gfn_rb.transports import LocalTransport
 from gfn_rb.transports.mailbox import QueuedMessage, joined

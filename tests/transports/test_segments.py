@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gfn_rb.codec.buffers import LazyBuffer
+from gfn_rb.codec.primitives import LazyBuffer
 from gfn_rb.errors import TransportError
-from gfn_rb.transports.segments import MAX_SEGMENTS, PREAMBLE, WHOLE, cut, sizes_after
+from gfn_rb.transports.mailbox import MAX_SEGMENTS, PREAMBLE, WHOLE, cut, sizes_after
 
 LARGE = memoryview(np.arange(WHOLE, dtype=np.uint8))
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gfn_rb.codec.buffers import LazyBuffer
+from gfn_rb.codec.primitives import LazyBuffer
 from gfn_rb.errors import ArgumentError, TransportClosedError
 from gfn_rb.transports import LocalTransport
 from gfn_rb.transports.base import MAX_TAG, Envelope, checked_timeout, polled

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from gfn_rb.envs.conformance.walks import RandomWalks
+from gfn_rb.envs.conformance.interface import RandomWalks
 from gfn_rb.errors import ArgumentError, ShapeError
 
 

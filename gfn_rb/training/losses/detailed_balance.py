@@ -10,8 +10,7 @@ from gfn_rb.containers import Transitions
 from gfn_rb.rollout import action_log_probs, transition_log_probs
 from gfn_rb.rollout.log_probs import edge_ends
 from gfn_rb.shapes import Bool, Float, Int64, Shaped
-from gfn_rb.training.losses.base import BalanceLoss
-from gfn_rb.training.losses.finite import require_finite
+from gfn_rb.training.losses.base import BalanceLoss, require_finite
 from gfn_rb.training.losses.flows import StateFlowLoss, log_flows
 
 

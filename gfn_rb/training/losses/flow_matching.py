@@ -15,8 +15,7 @@ from gfn_rb.envs.core import GFNCore
 from gfn_rb.errors import ArgumentError
 from gfn_rb.rollout.log_probs import policy_logits, require_direction
 from gfn_rb.shapes import Float, Shaped
-from gfn_rb.training.losses.base import SumLoss
-from gfn_rb.training.losses.finite import require_finite
+from gfn_rb.training.losses.base import SumLoss, require_finite
 
 
 class FlowMatching(SumLoss[States]):

@@ -13,8 +13,7 @@ from gfn_rb.envs.core import GFNCore
 from gfn_rb.errors import ShapeError
 from gfn_rb.rollout import trajectory_log_probs
 from gfn_rb.shapes import Float, Shaped
-from gfn_rb.training.losses.base import BalanceLoss
-from gfn_rb.training.losses.finite import require_finite
+from gfn_rb.training.losses.base import BalanceLoss, require_finite
 
 
 class TrajectoryBalance(BalanceLoss[Trajectories]):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gfn_rb.errors import ArgumentError, NaNError
-from gfn_rb.training.losses.finite import require_finite
+from gfn_rb.training.losses.base import require_finite
 
 INF, NAN = torch.inf, torch.nan
 
