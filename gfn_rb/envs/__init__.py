@@ -2,9 +2,8 @@
 
 from gfn_rb.envs.base import GFNEnv
 from gfn_rb.envs.bit_sequence import BitSequence
-from gfn_rb.envs.conditional_hypergrid import ConditionalHyperGrid
 from gfn_rb.envs.enumerable import EnumerableEnv, uniform_log_pf
-from gfn_rb.envs.hypergrid import HyperGrid
+from gfn_rb.envs.hypergrid import ConditionalHyperGrid, HyperGrid
 from gfn_rb.envs.rna_binding import RNABinding
 from gfn_rb.envs.sequence import SequenceEnv
 from gfn_rb.envs.tfbind8 import TFBind8

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from gfn_rb.numerics.blocked_ranking import BlockedRanking
+from gfn_rb.numerics.ranking import BlockedRanking
 
 N, M = 4000, 100
 

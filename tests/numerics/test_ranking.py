@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gfn_rb.errors import ArgumentError
-from gfn_rb.numerics.blocked_ranking import BlockedRanking
-from gfn_rb.numerics.ranking import SortedRanking, ranking
+from gfn_rb.numerics.ranking import BlockedRanking, SortedRanking, ranking
 
 SINGLE, DOUBLE = torch.float32, torch.float64
 # Each makes an empty ranking of a capacity; narrow blocks are cut and closed up all the time.
