@@ -41,7 +41,7 @@ from benchmarks import ranks
 from benchmarks.timing import Result, conclude, header, options_of, row
 from benchmarks.torchgfn import answer, message_of
 from gfn_rb.remote import AwaitReply, NonBlocking, ReplayBufferManager, ReplayBufferWorker
-from gfn_rb.remote.worker.modes import Mode
+from gfn_rb.remote.worker.options import Mode
 from gfn_rb.transports import GlooTransport, MPITransport, Transport
 from gfn_rb.transports.launch import launched
 

@@ -5,10 +5,15 @@ from gfn_rb.remote.manager.baseline import Baseline, EMABaseline, MinBaseline, P
 from gfn_rb.remote.manager.manager import ReplayBufferManager
 from gfn_rb.remote.protocol.statistics import SenderStatistics, WorkerStatistics
 from gfn_rb.remote.worker.client import Reply
-from gfn_rb.remote.worker.modes import AwaitReply, CollectLater, Mode, NonBlocking
-from gfn_rb.remote.worker.payload import BaselineFilter
+from gfn_rb.remote.worker.options import (
+    AwaitReply,
+    BaselineFilter,
+    CollectLater,
+    Mode,
+    NonBlocking,
+    Subscription,
+)
 from gfn_rb.remote.worker.queries import ManagerQueries
-from gfn_rb.remote.worker.subscription import Subscription
 from gfn_rb.remote.worker.worker import ReplayBufferWorker
 
 __all__ = [

@@ -28,7 +28,7 @@ from gfn_rb.errors import (
     TransportTimeoutError,
 )
 from gfn_rb.transports.base import MAX_NBYTES, TIMEOUT, Part, checked_timeout
-from gfn_rb.transports.mailbox import Mailboxes, MailboxTransport, QueuedMessage
+from gfn_rb.transports.local import Mailboxes, MailboxTransport, QueuedMessage
 
 # What is sent first has always the same size, as the receiver must know it beforehand: bytes and
 # tag of the message, then its first bytes, which for most messages are all.

@@ -24,7 +24,7 @@ from gfn_rb.transports.base import (
     polled,
 )
 from gfn_rb.transports.launch import is_fault_tolerant
-from gfn_rb.transports.mailbox import PREAMBLE, cut, sizes_after
+from gfn_rb.transports.segments import PREAMBLE, cut, sizes_after
 
 _GOODBYE = 0  # the MPI tag of an endpoint that closes; others are one more than ours
 _HOST_NBYTES = 256

@@ -31,7 +31,7 @@ from gfn_rb.errors import (
     WireError,
     WireVersionError,
 )
-from gfn_rb.transports.mailbox import joined
+from gfn_rb.transports.local import joined
 
 
 def message(buffers: list) -> np.ndarray:

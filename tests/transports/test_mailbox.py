@@ -11,7 +11,7 @@ import pytest
 from gfn_rb.codec.primitives import LazyBuffer
 from gfn_rb.errors import PeerLostError, TransportError, TransportTimeoutError
 from gfn_rb.transports import LocalTransport
-from gfn_rb.transports.mailbox import QueuedMessage, joined
+from gfn_rb.transports.local import QueuedMessage, joined
 
 
 def queued(

@@ -7,7 +7,7 @@ import pytest
 
 from gfn_rb.codec.primitives import LazyBuffer
 from gfn_rb.errors import TransportError
-from gfn_rb.transports.mailbox import MAX_SEGMENTS, PREAMBLE, WHOLE, cut, sizes_after
+from gfn_rb.transports.segments import MAX_SEGMENTS, PREAMBLE, WHOLE, cut, sizes_after
 
 LARGE = memoryview(np.arange(WHOLE, dtype=np.uint8))
 

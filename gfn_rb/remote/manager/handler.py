@@ -15,7 +15,7 @@ from gfn_rb.keys import LOG_REWARD
 from gfn_rb.remote.feeding.object_index import ObjectIndex
 from gfn_rb.remote.feeding.subscriber import Feeder
 from gfn_rb.remote.manager.baseline import BaselineKeeper
-from gfn_rb.remote.protocol.scores import ScoreFunction, pack
+from gfn_rb.remote.protocol.messages import ScoreFunction, pack
 from gfn_rb.stopwatch import Stopwatch
 from gfn_rb.writers.rows import scalar_key, select_rows, shallow_copy
 

@@ -20,7 +20,7 @@ from gfn_rb.remote.manager.handler import BatchHandler, Duplicates
 from gfn_rb.remote.manager.peers import Peers
 from gfn_rb.remote.manager.replies import Replies
 from gfn_rb.remote.manager.saving import ManagerFile
-from gfn_rb.remote.protocol.channel import FrameChannel, Message
+from gfn_rb.remote.protocol.channel import FrameChannel, ReceivedFrame
 from gfn_rb.remote.protocol.membership import GONE, LOST, REFUSED, Membership, State
 from gfn_rb.remote.protocol.messages import (
     DATA_TAG,
@@ -28,11 +28,12 @@ from gfn_rb.remote.protocol.messages import (
     PEER_TAG,
     PROTOCOL,
     Kind,
+    ScoreFunction,
     describe_error,
+    no_scores,
     one_line,
 )
 from gfn_rb.remote.protocol.roles import check_roles
-from gfn_rb.remote.protocol.scores import ScoreFunction, no_scores
 from gfn_rb.remote.protocol.statistics import SenderStatistics
 from gfn_rb.stopwatch import Stopwatch
 from gfn_rb.transports.base import Transport
@@ -57,7 +58,7 @@ class ReplayBufferManager:
         buffer: where items are stored, any replay buffer over a one-dimensional tensor storage;
             None to score alone.
         score: ``fn(items, sender)`` to scores by name, see
-            :data:`~gfn_rb.remote.protocol.scores.ScoreFunction`.
+            :data:`~gfn_rb.remote.protocol.messages.ScoreFunction`.
         baseline: how the baseline is made, by default :class:`~gfn_rb.remote.MinBaseline`.
         workers: the ranks that send items; by default all but the managers.
         managers: the ranks of all managers. They keep one baseline in step.
@@ -125,7 +126,7 @@ class ReplayBufferManager:
             buffer, self._feeder, score, self._baseline, self._watch, duplicates
         )
         self._replies = Replies(self._channel, self._name, self._watch, self._lose)
-        self._handlers: dict[int, Callable[[Message], None]] = {
+        self._handlers: dict[int, Callable[[ReceivedFrame], None]] = {
             Kind.HELLO: self._hello,
             Kind.ITEMS: self._items,
             Kind.FETCH: self._fetch,
@@ -243,7 +244,7 @@ class ReplayBufferManager:
 
     # Messages.
 
-    def _handle(self, message: Message) -> None:
+    def _handle(self, message: ReceivedFrame) -> None:
         source, tag = message.source, message.tag
         if message.error is not None:
             self._handle_unreadable(message, message.error)
@@ -259,14 +260,14 @@ class ReplayBufferManager:
         else:
             self._refuse(message, f"tag {tag} from rank {source} is not expected")
 
-    def _handle_unreadable(self, message: Message, error: GfnRbError) -> None:
+    def _handle_unreadable(self, message: ReceivedFrame, error: GfnRbError) -> None:
         if message.source in self._senders:
             self._senders[message.source].unreadable += 1
         self._refuse(message, error)
         if isinstance(error, WireVersionError):
             self._lose(message.source, "it speaks another version", REFUSED)
 
-    def _handle_query(self, message: Message) -> None:
+    def _handle_query(self, message: ReceivedFrame) -> None:
         try:
             if message.kind == Kind.METADATA:
                 answer = dict(self.metadata())
@@ -279,7 +280,7 @@ class ReplayBufferManager:
         else:
             self._replies.send(message, Kind(message.kind), answer)
 
-    def _handle_data(self, message: Message) -> None:
+    def _handle_data(self, message: ReceivedFrame) -> None:
         source = message.source
         if self._workers[source].state == REFUSED and message.kind != Kind.HELLO:
             return
@@ -291,7 +292,7 @@ class ReplayBufferManager:
         else:
             self._refuse(message, f"a frame of kind {message.kind} means nothing to a manager")
 
-    def _hello(self, message: Message) -> None:
+    def _hello(self, message: ReceivedFrame) -> None:
         version, terms = message.meta.get("protocol"), message.meta.get("subscription")
         if version != PROTOCOL:
             self._refuse(message, f"it speaks protocol {version}, this manager speaks {PROTOCOL}")
@@ -306,7 +307,7 @@ class ReplayBufferManager:
         welcome = {"protocol": PROTOCOL, "baseline": self.baseline}
         self._replies.send(message, Kind.WELCOME, welcome)
 
-    def _items(self, message: Message) -> None:
+    def _items(self, message: ReceivedFrame) -> None:
         rows, source = message.rows, message.source
         if rows is None:
             self._refuse(message, "a frame of items holds none")
@@ -340,7 +341,7 @@ class ReplayBufferManager:
         self._senders[rank].fed += 0 if fed is None else len(fed)
         return fed
 
-    def _fetch(self, message: Message) -> None:
+    def _fetch(self, message: ReceivedFrame) -> None:
         quota = message.meta.get("quota")
         if message.source not in self._feeder.subscribers:
             self._refuse(message, "it asks for items and has not subscribed")
@@ -350,11 +351,11 @@ class ReplayBufferManager:
             fed = self._next_for(message.source, quota)
             self._replies.send(message, Kind.FEED, {"asked": True}, fed)
 
-    def _goodbye(self, message: Message) -> None:
+    def _goodbye(self, message: ReceivedFrame) -> None:
         self._workers.leave(message.source, GONE)
         self._replies.send(message, Kind.BYE, self._senders[message.source].to_json())
 
-    def _refuse(self, message: Message, why: str | Exception) -> None:
+    def _refuse(self, message: ReceivedFrame, why: str | Exception) -> None:
         # A peer is not answered: it would refuse the refusal, and so on for ever.
         is_of_peer = message.tag == PEER_TAG and message.source in self._peers
         (self._replies.log if is_of_peer else self._replies.refuse)(message, why)

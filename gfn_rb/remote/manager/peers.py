@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from gfn_rb.errors import PeerLostError
 from gfn_rb.remote.manager.baseline import BaselineKeeper, Summary
-from gfn_rb.remote.protocol.channel import FrameChannel, Message
+from gfn_rb.remote.protocol.channel import FrameChannel, ReceivedFrame
 from gfn_rb.remote.protocol.membership import LOST, Membership
 from gfn_rb.remote.protocol.messages import PEER_TAG, Kind
 
@@ -53,7 +53,7 @@ class Peers:
             self._told[rank] = summary
         return gone
 
-    def hear(self, message: Message) -> None:
+    def hear(self, message: ReceivedFrame) -> None:
         """Record what another manager knows.
 
         Args:

@@ -9,7 +9,7 @@ from typing import Any
 from tensordict import TensorDictBase
 
 from gfn_rb.errors import ArgumentError, PeerLostError, ShapeError
-from gfn_rb.remote.protocol.channel import FrameChannel, Message
+from gfn_rb.remote.protocol.channel import FrameChannel, ReceivedFrame
 from gfn_rb.remote.protocol.messages import Kind, describe_error, one_line
 from gfn_rb.stopwatch import Stopwatch
 
@@ -35,7 +35,11 @@ class Replies:
         self._channel, self._name, self._watch, self._lose = channel, name, watch, lose
 
     def send(
-        self, message: Message, kind: Kind, meta: dict[str, Any], rows: TensorDictBase | None = None
+        self,
+        message: ReceivedFrame,
+        kind: Kind,
+        meta: dict[str, Any],
+        rows: TensorDictBase | None = None,
     ) -> None:
         """Reply to a message; no more once its sender is lost for not taking replies.
 
@@ -59,7 +63,7 @@ class Replies:
         if untaken == _MAX_UNTAKEN:  # without this one
             self._lose(dest, f"it has left {_MAX_UNTAKEN} answers untaken")
 
-    def refuse(self, message: Message, why: str | Exception) -> None:
+    def refuse(self, message: ReceivedFrame, why: str | Exception) -> None:
         """Refuse a message: log why, and reply with it.
 
         Args:
@@ -76,7 +80,7 @@ class Replies:
             meta["unreadable"] = True
         self.send(message, Kind.ERROR, meta)
 
-    def log(self, message: Message, why: str | Exception, outcome: str = "refused") -> None:
+    def log(self, message: ReceivedFrame, why: str | Exception, outcome: str = "refused") -> None:
         """Log that a message, or a part of it, was of no use.
 
         Args:

@@ -22,7 +22,7 @@ from gfn_rb.remote.protocol.messages import Kind, remote_error
 from gfn_rb.transports.base import Envelope, SendHandle, Transport
 
 
-class Message(NamedTuple):
+class ReceivedFrame(NamedTuple):
     """A frame that came, or what came instead."""
 
     source: int
@@ -34,7 +34,7 @@ class Message(NamedTuple):
     error: GfnRbError | None
     """Why it cannot be read; all but source, tag and size are then meaningless."""
 
-    def checked(self) -> Message:
+    def checked(self) -> ReceivedFrame:
         """Return the message, unless it cannot be read or tells an error.
 
         Raises:
@@ -91,7 +91,7 @@ class FrameChannel:
 
     def receive(
         self, source: int | None = None, tag: int | None = None, timeout: float = 0.0
-    ) -> Message | None:
+    ) -> ReceivedFrame | None:
         """Return the next frame, None if none comes in time.
 
         Args:
@@ -105,7 +105,7 @@ class FrameChannel:
         envelope = self.transport.probe(source, tag, timeout)
         return None if envelope is None else self.take(envelope)
 
-    def take(self, envelope: Envelope) -> Message:
+    def take(self, envelope: Envelope) -> ReceivedFrame:
         """Receive a frame that is there.
 
         Args:
@@ -115,12 +115,12 @@ class FrameChannel:
         try:
             frame = decode_frame(self.transport.take(envelope).data)
         except WireError as error:
-            return Message(source, tag, 0, {}, None, nbytes, error)
+            return ReceivedFrame(source, tag, 0, {}, None, nbytes, error)
         except (PeerLostError, TransportClosedError, TransportTimeoutError):
             raise
         except TransportError as error:  # too large a message, which was dropped
-            return Message(source, tag, 0, {}, None, nbytes, error)
-        return Message(source, tag, frame.kind, frame.meta, frame.rows, nbytes, None)
+            return ReceivedFrame(source, tag, 0, {}, None, nbytes, error)
+        return ReceivedFrame(source, tag, frame.kind, frame.meta, frame.rows, nbytes, None)
 
     def in_flight(self, dest: int) -> int:
         """Return how many frames to a rank are still on their way, and release the others.

@@ -11,10 +11,9 @@ from typing import Any
 from tensordict import TensorDictBase
 
 from gfn_rb.errors import GfnRbError, PeerLostError, RemoteError, TransportTimeoutError
-from gfn_rb.remote.protocol.channel import FrameChannel, Message
+from gfn_rb.remote.protocol.channel import FrameChannel, ReceivedFrame
 from gfn_rb.remote.protocol.membership import LOST, Membership
-from gfn_rb.remote.protocol.messages import DATA_TAG, PROTOCOL, Kind, remote_error
-from gfn_rb.remote.protocol.scores import Scores, unpack
+from gfn_rb.remote.protocol.messages import DATA_TAG, PROTOCOL, Kind, Scores, remote_error, unpack
 from gfn_rb.remote.protocol.statistics import OUTCOMES, WorkerStatistics
 from gfn_rb.transports.base import Transport
 from gfn_rb.transports.deadline import Deadline, Grace
@@ -99,7 +98,7 @@ class ManagerClient:
         self._timeout, self._grace = timeout, Grace() if grace is None else grace
         self._count, self._feed = statistics, feed
         self._unanswered: dict[int, SentBatch] = {}  # by number, in the order they were sent
-        self._response: dict[int, Message] = {}  # to a question, by manager
+        self._response: dict[int, ReceivedFrame] = {}  # to a question, by manager
         self._n_sent = 0
 
     @property
@@ -205,7 +204,7 @@ class ManagerClient:
 
     def ask(
         self, rank: int, kind: Kind, meta: dict[str, Any], timeout: float | None = None
-    ) -> Message:
+    ) -> ReceivedFrame:
         """Ask a manager something, and wait for the answer.
 
         Args:
@@ -280,7 +279,7 @@ class ManagerClient:
             self._handle(message)
         return message is not None
 
-    def _handle(self, message: Message) -> None:
+    def _handle(self, message: ReceivedFrame) -> None:
         source, kind, meta = message.source, message.kind, message.meta
         self._count.bytes_received += message.nbytes
         if not self._membership.is_present(source):
@@ -294,7 +293,7 @@ class ManagerClient:
         else:
             self._response[source] = message
 
-    def _failed(self, message: Message) -> None:
+    def _failed(self, message: ReceivedFrame) -> None:
         """Close the account of a batch that is refused, or whose answer cannot be read.
 
         Managers answer in order: what names no batch is about the oldest that this one has not
@@ -314,7 +313,7 @@ class ManagerClient:
         else:
             self._close_account(number)
 
-    def _scored(self, message: Message) -> None:
+    def _scored(self, message: ReceivedFrame) -> None:
         meta, source, number = message.meta, message.source, _number(message)
         sent = self._unanswered.get(number)
         if sent is None or sent.manager != source:
@@ -330,7 +329,7 @@ class ManagerClient:
         if not meta.get("feeds"):
             self._close_account(number)
 
-    def _fed(self, message: Message) -> None:
+    def _fed(self, message: ReceivedFrame) -> None:
         for number in self._sent_to(message.source):
             if self._unanswered[number].reply is not None:
                 self._close_account(number)
@@ -371,7 +370,7 @@ class ManagerClient:
             self.lose(rank, f"it did not answer within {self._timeout:g} s")
 
 
-def _number(message: Message) -> int:
+def _number(message: ReceivedFrame) -> int:
     """Return the number of the batch that a message answers, -1 if it names none."""
     number = message.meta.get("to")
     return number if type(number) is int else -1

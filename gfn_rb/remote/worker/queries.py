@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from gfn_rb.errors import TransportTimeoutError
-from gfn_rb.remote.protocol.channel import FrameChannel, Message
+from gfn_rb.remote.protocol.channel import FrameChannel, ReceivedFrame
 from gfn_rb.remote.protocol.messages import METADATA_TAG, Kind
 from gfn_rb.remote.protocol.roles import check_ranks
 from gfn_rb.transports.base import Transport
@@ -54,7 +54,7 @@ class ManagerQueries:
         """
         return str(self._ask(manager, Kind.CHECKPOINT, timeout).meta["path"])
 
-    def _ask(self, manager: int, kind: Kind, timeout: float) -> Message:
+    def _ask(self, manager: int, kind: Kind, timeout: float) -> ReceivedFrame:
         check_ranks("manager", [manager], self.transport)
         end = time.monotonic() + timeout
         while self._channel.receive(manager, METADATA_TAG) is not None:

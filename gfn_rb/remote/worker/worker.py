@@ -19,9 +19,15 @@ from gfn_rb.remote.protocol.messages import Kind
 from gfn_rb.remote.protocol.roles import check_ranks
 from gfn_rb.remote.protocol.statistics import WorkerStatistics
 from gfn_rb.remote.worker.client import ManagerClient, Reply
-from gfn_rb.remote.worker.modes import AwaitReply, Mode
-from gfn_rb.remote.worker.payload import BaselineFilter, Payload, join_batches, require_fit
-from gfn_rb.remote.worker.subscription import Subscription
+from gfn_rb.remote.worker.options import (
+    AwaitReply,
+    BaselineFilter,
+    Mode,
+    Payload,
+    Subscription,
+    join_batches,
+    require_fit,
+)
 from gfn_rb.transports.base import Transport
 from gfn_rb.transports.deadline import Deadline, Grace, never
 from gfn_rb.writers.rows import scalar_key, shallow_copy

@@ -15,7 +15,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from gfn_rb.errors import GfnRbError, PeerLostError, TransportError
-from gfn_rb.remote.protocol.channel import FrameChannel, Message
+from gfn_rb.remote.protocol.channel import FrameChannel, ReceivedFrame
 from gfn_rb.remote.protocol.membership import LOST, Membership
 from gfn_rb.remote.protocol.roles import RankRoles
 from gfn_rb.shapes import Int64
@@ -187,7 +187,7 @@ class RankCoordinator:
             raise RefusedError(str(message.meta.get("why")))
         return Path(message.meta["path"])
 
-    def _handle(self, message: Message) -> None:
+    def _handle(self, message: ReceivedFrame) -> None:
         rank = message.source
         self.peers.seen(rank)
         if message.error is not None:

@@ -4,7 +4,7 @@ from remote.remote_runs import group, objects
 
 from gfn_rb.errors import WireCorruptError
 from gfn_rb.remote.manager.replies import Replies
-from gfn_rb.remote.protocol.channel import FrameChannel, Message
+from gfn_rb.remote.protocol.channel import FrameChannel, ReceivedFrame
 from gfn_rb.remote.protocol.messages import METADATA_TAG, Kind
 from gfn_rb.stopwatch import Stopwatch
 
@@ -32,7 +32,7 @@ def replying():
 
 
 def question(error=None, **meta):
-    return Message(1, METADATA_TAG, Kind.METADATA, meta, None, 64, error)
+    return ReceivedFrame(1, METADATA_TAG, Kind.METADATA, meta, None, 64, error)
 
 
 def test_a_question_is_answered_on_the_tag_it_came_on(replying):

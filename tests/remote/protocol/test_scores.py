@@ -3,7 +3,7 @@ import torch
 from tensordict import TensorDict
 
 from gfn_rb.errors import ArgumentError
-from gfn_rb.remote.protocol.scores import no_scores, pack, unpack
+from gfn_rb.remote.protocol.messages import no_scores, pack, unpack
 
 
 def test_scores_survive_the_journey():

@@ -2,7 +2,7 @@ import pytest
 
 from gfn_rb.errors import ArgumentError
 from gfn_rb.remote.worker.client import ManagerClient
-from gfn_rb.remote.worker.modes import AwaitReply, CollectLater, NonBlocking
+from gfn_rb.remote.worker.options import AwaitReply, CollectLater, NonBlocking
 
 
 class Recorded(ManagerClient):

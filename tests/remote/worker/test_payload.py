@@ -3,7 +3,7 @@ import torch
 from remote.remote_runs import objects, trajectories, transitions
 
 from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
-from gfn_rb.remote.worker.payload import BaselineFilter, join_batches, require_fit
+from gfn_rb.remote.worker.options import BaselineFilter, join_batches, require_fit
 
 
 def sent(rows):

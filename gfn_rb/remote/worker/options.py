@@ -1,0 +1,249 @@
+"""What a worker's user chooses: when to send, what to send, and what to be fed."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from tensordict import TensorDictBase
+from torchrl.data import ReplayBuffer
+
+from gfn_rb.buffers.joining import joined
+from gfn_rb.containers.objects import object_keys, stand_alone
+from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
+from gfn_rb.keys import LOG_REWARD
+from gfn_rb.remote.feeding.feed_policies import check_policy
+from gfn_rb.remote.feeding.object_index import ObjectIndex
+from gfn_rb.remote.worker.client import ManagerClient
+from gfn_rb.writers.rows import select_rows, shallow_copy
+
+Payload = Literal["items", "terminating", "scoring"]
+
+_REMEMBERED = 100_000  # objects fed earlier that are known to a worker at least
+
+
+class Mode(ABC):
+    """When a worker sends, and whether it waits for the answer."""
+
+    @abstractmethod
+    def before(self, client: ManagerClient) -> bool:
+        """Do what comes before a batch is sent.
+
+        Args:
+            client: of the worker.
+
+        Returns:
+            Whether a batch may be sent now.
+        """
+
+    def after(self, client: ManagerClient) -> None:  # noqa: B027
+        """Do what comes after; by default nothing.
+
+        Args:
+            client: of the worker.
+        """
+
+    def __repr__(self) -> str:
+        named = ", ".join(f"{name}={value}" for name, value in vars(self).items())
+        return f"{type(self).__name__}({named})"
+
+
+class AwaitReply(Mode):
+    """Sends, and waits for the answer: scores are those of the items just added."""
+
+    def before(self, client: ManagerClient) -> bool:
+        """Send."""
+        return True
+
+    def after(self, client: ManagerClient) -> None:
+        """Wait for the answer."""
+        client.wait()
+
+
+class CollectLater(Mode):
+    """Sends, and collects the answer at the next add: scores are one add old.
+
+    The manager works while the worker trains; the worker waits only for what is left of that.
+    """
+
+    def before(self, client: ManagerClient) -> bool:
+        """Wait for the answer to the last batch."""
+        client.wait()
+        return True
+
+
+class NonBlocking(Mode):
+    """Sends, and never waits: answers are taken when they have arrived.
+
+    While ``in_flight`` batches are unanswered, no further one is sent: its rows are counted as
+    ``skipped``, and stay in the worker's own buffer alone. That bounds the memory held by what is
+    on its way, and how far the manager can fall behind.
+
+    Args:
+        in_flight: how many batches may be unanswered.
+
+    Raises:
+        ArgumentError: ``in_flight`` below 1.
+    """
+
+    def __init__(self, in_flight: int = 8) -> None:
+        if in_flight < 1:
+            raise ArgumentError(f"in_flight must be at least 1, got {in_flight}")
+        self.in_flight = in_flight
+
+    def before(self, client: ManagerClient) -> bool:
+        """Take what has arrived, and send if few enough batches are unanswered."""
+        client.collect()
+        return client.unanswered < self.in_flight
+
+
+def join_batches(batches: Sequence[TensorDictBase]) -> TensorDictBase:
+    """Return the rows of batches as one; trajectories are padded to the longest.
+
+    Args:
+        batches: at least one.
+
+    Raises:
+        KeyMismatchError: their keys differ.
+        ShapeError: their dtypes or shapes do.
+        ArgumentError: they lie on different devices.
+    """
+    return joined(batches, range(len(batches)), torch.arange(sum(map(len, batches))))
+
+
+def require_fit(pending: TensorDictBase, rows: TensorDictBase) -> None:
+    """Raise unless a batch can be sent together with one that waits for it.
+
+    Args:
+        pending: the other.
+        rows: batch size [n].
+
+    Raises:
+        KeyMismatchError, ShapeError, ArgumentError: see :func:`join_batches`.
+    """
+    try:
+        join_batches([pending[:1], rows[:1]])
+    except (KeyMismatchError, ShapeError, ArgumentError) as error:
+        raise type(error)(f"items do not go with those added before: {error}") from None
+
+
+class BaselineFilter:
+    """Leaves out what lies below the managers' baseline.
+
+    Only rows that stand for a whole object are left out: trajectories and terminating states, not
+    transitions nor visited states. A worker that has nothing to send learns of no new baseline:
+    after ``refresh_after`` batches in a row of which nothing was left, the next is sent whole.
+
+    Args:
+        refresh_after: how many.
+
+    Attributes:
+        empty: of how many batches in a row nothing was left.
+        refreshes: how many batches were sent whole to learn the baseline anew.
+
+    Raises:
+        ArgumentError: ``refresh_after`` below 1.
+    """
+
+    def __init__(self, refresh_after: int = 10) -> None:
+        if refresh_after < 1:
+            raise ArgumentError(f"refresh_after must be at least 1, got {refresh_after}")
+        self.refresh_after = refresh_after
+        self.empty = 0
+        self.refreshes = 0
+
+    def __call__(self, rows: TensorDictBase, baseline: float | None) -> TensorDictBase:
+        """Return the rows to send; all of them when the baseline has to be learnt anew.
+
+        Args:
+            rows: batch size [n].
+            baseline: None while there is none.
+        """
+        if baseline is None or not stand_alone(rows):
+            return rows
+        keep = ~(rows.get(LOG_REWARD).reshape(-1) < baseline)  # the manager shall see a NaN
+        if bool(keep.any()):
+            self.empty = 0
+            return rows if bool(keep.all()) else rows[keep]
+        if self.empty >= self.refresh_after:
+            self.empty = 0
+            self.refreshes += 1
+            return rows
+        self.empty += 1
+        return rows[keep]
+
+
+class Subscription:
+    """A worker's wish to be given what others found: which items, how many, and where to.
+
+    Objects that the worker holds already, or was given before, are dropped on arrival.
+
+    Args:
+        buffer: where they are stored, a second buffer beside the worker's own; draw from both
+            through a :class:`~gfn_rb.MergedReplayBuffer`.
+        quota: how many rows come with each reply, at most.
+        policy: which of the rows that the worker does not know yet: the ``"top"`` ones,
+            ``"diverse"`` ones out of these, a ``"softmax"`` draw, or the ``"newest"``.
+        own: whether to be given also what came from this worker.
+
+    Raises:
+        ArgumentError: ``quota`` below 1, an unknown ``policy``, or a buffer over another storage
+            than a one-dimensional tensor storage.
+
+    Examples:
+        >>> fed = reward_prioritized_buffer(10_000)
+        >>> worker = ReplayBufferWorker(transport, 0, local, subscription=Subscription(fed, 32))
+        >>> rb = MergedReplayBuffer(local, fed, p="mass", batch_size=64)
+    """
+
+    def __init__(
+        self, buffer: ReplayBuffer, quota: int, policy: str = "top", own: bool = False
+    ) -> None:
+        if quota < 1:
+            raise ArgumentError(f"quota must be at least 1, got {quota}")
+        self.buffer = buffer
+        self.quota = quota
+        self.policy = check_policy(policy)
+        self.own = own
+        self._room = buffer.storage.max_size  # rows, for somebody who never takes them
+        self._fed = ObjectIndex(buffer, n_remembered=_REMEMBERED + self._room)
+        self._untaken: deque[TensorDictBase] = deque()
+
+    def terms(self) -> dict[str, Any]:
+        """Return what the manager has to know."""
+        fresh = len(self.buffer) == 0
+        return {"quota": self.quota, "policy": self.policy, "own": self.own, "fresh": fresh}
+
+    def receive(self, rows: TensorDictBase, local: ObjectIndex | None) -> int:
+        """Store rows that the worker does not know.
+
+        Args:
+            rows: from a manager, batch size [n].
+            local: what the worker holds itself.
+
+        Returns:
+            How many were dropped, because held, or fed before.
+        """
+        keys = object_keys(rows)
+        self._fed.refresh()
+        new, _ = self._fed.new(keys)
+        if local is not None:
+            local.refresh()
+            new = new[local.find([keys[i] for i in new.tolist()]) < 0]
+        if len(new):
+            fed = select_rows(rows, torch.from_numpy(new))
+            self.buffer.extend(shallow_copy(fed))  # whose writer may add entries
+            self._untaken.append(fed)
+            while sum(map(len, self._untaken)) - len(self._untaken[0]) >= self._room:
+                self._untaken.popleft()
+            self._fed.remember([keys[i] for i in new.tolist()])
+        return len(rows) - len(new)
+
+    def take(self) -> TensorDictBase | None:
+        """Return the rows stored since the last call, see :meth:`ReplayBufferWorker.take_fed`."""
+        batches = [*self._untaken]
+        self._untaken.clear()
+        return join_batches(batches) if batches else None
