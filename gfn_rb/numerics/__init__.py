@@ -1,8 +1,7 @@
 """Pure tensor mathematics: mutable distributions and selections. No TorchRL, no I/O."""
 
 from gfn_rb.numerics.extremes import Extremes
-from gfn_rb.numerics.key_set import KeySet
 from gfn_rb.numerics.rank_laws import RankedDistribution
 from gfn_rb.numerics.weighted_tree import BoundedTree, WeightedTree
 
-__all__ = ["BoundedTree", "Extremes", "KeySet", "RankedDistribution", "WeightedTree"]
+__all__ = ["BoundedTree", "Extremes", "RankedDistribution", "WeightedTree"]

@@ -16,7 +16,7 @@ from gfn_rb.errors import ArgumentError
 from gfn_rb.rollout import trajectory_log_probs
 from gfn_rb.shapes import Float, Int64
 from gfn_rb.training.losses.base import SumLoss, require_finite
-from gfn_rb.training.losses.flows import StateFlowLoss, log_flows
+from gfn_rb.training.losses.detailed_balance import StateFlowLoss, log_flows
 
 
 class SubTrajectoryBalance(StateFlowLoss[Trajectories], SumLoss[Trajectories]):

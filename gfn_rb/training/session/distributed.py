@@ -31,8 +31,7 @@ from gfn_rb.training.session.coordinator import RankCoordinator, RankResult, Ref
 from gfn_rb.training.session.folder import RunFolder, read_metrics, write_json
 from gfn_rb.training.session.manager_hooks import ManagerHooks, longest_silence, make_manager
 from gfn_rb.training.session.progress import progress_bar
-from gfn_rb.training.session.run import RunResult, run_training, write_report
-from gfn_rb.training.session.signals import StopSignals
+from gfn_rb.training.session.run import RunResult, StopSignals, run_training, write_report
 from gfn_rb.training.trainer import Hooks, Row, Trainer
 from gfn_rb.transports import LocalTransport, MPITransport, Transport
 from gfn_rb.transports.deadline import GRACE, Grace

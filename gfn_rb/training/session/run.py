@@ -2,20 +2,56 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, closing
-from signal import Signals
-from typing import TYPE_CHECKING, NamedTuple
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gfn_rb.training.session.folder import MetricsFile, RunFolder
 from gfn_rb.training.session.progress import progress_bar, start_logger
-from gfn_rb.training.session.signals import StopSignals
 from gfn_rb.training.trainer import Row, Trainer
 
 if TYPE_CHECKING:
     from gfn_rb.training.report import OtherRanks
 
 Progress = Callable[[Trainer], AbstractContextManager[Callable[[float], None]]]
+
+
+class StopSignals:
+    """Turns the first SIGINT or SIGTERM into a request to stop; a second SIGINT acts at once.
+
+    It may be read before it is entered, by what is made earlier than that.
+
+    Attributes:
+        received: the signal, once there was one.
+    """
+
+    _signals = (signal.SIGINT, signal.SIGTERM)
+
+    def __init__(self) -> None:
+        self.received: signal.Signals | None = None
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> StopSignals:
+        if threading.current_thread() is threading.main_thread():  # others cannot handle signals
+            self._before = {number: signal.signal(number, self._handle) for number in self._signals}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    @property
+    def wanted(self) -> bool:
+        """Whether there was a signal."""
+        return self.received is not None
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.received is not None:
+            raise KeyboardInterrupt
+        self.received = signal.Signals(number)
 
 
 class RunResult(NamedTuple):
@@ -31,7 +67,7 @@ class RunResult(NamedTuple):
     trainer: Trainer
     folder: RunFolder
     row: Row
-    stopped_by: Signals | None
+    stopped_by: signal.Signals | None
 
 
 def write_report(

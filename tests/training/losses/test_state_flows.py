@@ -8,7 +8,7 @@ from tensordict.nn import TensorDictModule
 from gfn_rb.envs import HyperGrid
 from gfn_rb.errors import KeyMismatchError, ShapeError
 from gfn_rb.training import DetailedBalance, ForwardPolicy, UniformBackwardPolicy
-from gfn_rb.training.losses.flows import log_flows
+from gfn_rb.training.losses.detailed_balance import log_flows
 
 
 def test_one_number_per_state_and_condition():

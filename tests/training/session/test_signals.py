@@ -3,7 +3,7 @@ import threading
 
 import pytest
 
-from gfn_rb.training.session.signals import StopSignals
+from gfn_rb.training.session.run import StopSignals
 
 
 def test_a_signal_is_noted_and_handlers_are_put_back():

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gfn_rb.numerics import KeySet
+from gfn_rb.metrics.discovery import KeySet
 
 KEYS = st.integers(-3, 12) | st.sampled_from([-(2**63), 2**63 - 1])
 

@@ -1,0 +1,217 @@
+"""The networks that losses train: policies, state flows and log Z."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModuleBase
+from torch import Tensor, nn
+
+from gfn_rb import keys
+from gfn_rb.envs.core import GFNCore
+from gfn_rb.errors import ArgumentError, ShapeError
+from gfn_rb.shapes import Float, Shaped
+
+
+class Trunk(nn.Module):
+    """Linear layers, each followed by a ReLU: the part two policies can share.
+
+    Args:
+        in_features: width of the input.
+        hidden: width of each layer, positive; none gives the identity.
+
+    Raises:
+        ArgumentError: a width is not positive.
+    """
+
+    def __init__(self, in_features: int, hidden: Sequence[int]) -> None:
+        super().__init__()
+        widths = [in_features, *hidden]
+        if min(widths) < 1:
+            raise ArgumentError(f"hidden must hold positive widths, got {list(hidden)}")
+        self.in_features, self.out_features = in_features, widths[-1]
+        self.layers = nn.ModuleList(map(nn.Linear, widths[:-1], widths[1:]))
+
+    def forward(self, x: Float[Tensor, "n in"]) -> Float[Tensor, "n out"]:
+        """Return the features of each row."""
+        for layer in self.layers:
+            x = layer(x).relu_()
+        return x
+
+
+class StateNetwork(TensorDictModuleBase):
+    """A multilayer perceptron on states: trunk, then a linear head.
+
+    It reads "state" through ``env.encode`` and, where the environment has conditions, "condition".
+
+    Args:
+        env: gives the encoding; it does not become a submodule.
+        out_key: what it writes.
+        out_features: numbers per state.
+        hidden: widths of a new trunk's layers.
+        trunk: another network's trunk, to share; ``hidden`` is then passed over.
+
+    Raises:
+        ArgumentError: a width is not positive.
+        ShapeError: ``trunk`` takes another width than the environment encodes to.
+    """
+
+    def __init__(
+        self,
+        env: GFNCore,
+        out_key: str,
+        out_features: int,
+        hidden: Sequence[int],
+        trunk: Trunk | None,
+    ) -> None:
+        super().__init__()
+        self.in_keys, self.out_keys = [keys.STATE], [out_key]
+        in_features = env.encoded_size
+        if env.condition_shape is not None:
+            self.in_keys.append(keys.CONDITION)
+            in_features += env.condition_shape.numel()
+        self.trunk = Trunk(in_features, hidden) if trunk is None else trunk
+        if self.trunk.in_features != in_features:
+            raise ShapeError(
+                f"trunk must take {in_features} features, got one of {self.trunk.in_features}"
+            )
+        self.head = nn.Linear(self.trunk.out_features, out_features)
+        self._encode, self._encode_condition = env.encode, env.encode_condition
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Write what the network says of each row."""
+        x = self._encode(tensordict.get(keys.STATE))
+        if len(self.in_keys) > 1:
+            x = torch.cat([x, self._encode_condition(tensordict.get(keys.CONDITION))], 1)
+        return tensordict.set(self.out_keys[0], self._shaped(self.head(self.trunk(x))))
+
+    def _shaped(self, out: Float[Tensor, "n out"]) -> Float[Tensor, "n ..."]:
+        return out
+
+
+class Policy(StateNetwork):
+    """A network that writes one logit per action, "logits". See ``StateNetwork`` for what it takes.
+
+    Illegal actions are masked by whoever reads the logits.
+    """
+
+    is_backward: bool
+
+    def __init__(
+        self, env: GFNCore, hidden: Sequence[int] = (128, 128), trunk: Trunk | None = None
+    ) -> None:
+        super().__init__(env, keys.LOGITS, env.n_actions - self.is_backward, hidden, trunk)
+
+
+class ForwardPolicy(Policy):
+    """P_F(s' | s): a logit for each action, the exit action last. See ``Policy``."""
+
+    is_backward = False
+
+
+class BackwardPolicy(Policy):
+    """P_B(s | s'): a logit for each move that may have led to s'. See ``Policy``."""
+
+    is_backward = True
+
+
+class UniformBackwardPolicy(TensorDictModuleBase):
+    """P_B(s | s') = 1 / (number of moves that lead to s'): equal logits, no parameters.
+
+    Args:
+        env: gives the number of actions.
+    """
+
+    is_backward = True
+
+    def __init__(self, env: GFNCore) -> None:
+        super().__init__()
+        self.in_keys, self.out_keys = [keys.STATE], [keys.LOGITS]
+        self.n_moves = env.n_actions - 1
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Write zeros."""
+        state = tensordict.get(keys.STATE)
+        return tensordict.set(
+            keys.LOGITS, torch.zeros(len(state), self.n_moves, device=state.device)
+        )
+
+
+class StateFlow(StateNetwork):
+    """log F(s): the log of what flows through a state, "log_flow", in nats.
+
+    Args:
+        env: see ``StateNetwork``, as ``hidden`` and ``trunk``.
+        hidden: likewise.
+        trunk: likewise.
+        initial: what the bias of the output starts at.
+    """
+
+    def __init__(
+        self,
+        env: GFNCore,
+        hidden: Sequence[int] = (128, 128),
+        trunk: Trunk | None = None,
+        initial: float = 0.0,
+    ) -> None:
+        super().__init__(env, keys.LOG_FLOW, 1, hidden, trunk)
+        nn.init.constant_(self.head.bias, initial)
+
+    def _shaped(self, out: Float[Tensor, "n out"]) -> Float[Tensor, "n ..."]:
+        return out.squeeze(1)
+
+
+class LogZ(nn.Module):
+    """The learned log partition function log Z_theta, one number in nats.
+
+    Args:
+        initial: where it starts.
+    """
+
+    def __init__(self, initial: float = 0.0) -> None:
+        super().__init__()
+        self.value = nn.Parameter(torch.tensor(float(initial)))
+
+    def forward(self, condition: Shaped[Tensor, "n *condition"] | None = None) -> Float[Tensor, ""]:
+        """Return log Z_theta.
+
+        Args:
+            condition: makes no difference; see :class:`ConditionalLogZ`.
+        """
+        return self.value
+
+
+class ConditionalLogZ(nn.Module):
+    """The log partition function of rewards that depend on a condition: log Z_theta(condition).
+
+    Args:
+        env: gives the shape of conditions; it does not become a submodule.
+        hidden: widths of the layers between condition and log Z.
+        initial: what the bias of the output starts at, in nats.
+
+    Raises:
+        ArgumentError: the environment has no conditions, or a width is not positive.
+    """
+
+    def __init__(
+        self, env: GFNCore, hidden: Sequence[int] = (128, 128), initial: float = 0.0
+    ) -> None:
+        super().__init__()
+        if env.condition_shape is None:
+            raise ArgumentError("env must have conditions for ConditionalLogZ, got one without")
+        self._encode_condition = env.encode_condition
+        self.trunk = Trunk(env.condition_shape.numel(), hidden)
+        self.head = nn.Linear(self.trunk.out_features, 1)
+        nn.init.constant_(self.head.bias, initial)
+
+    def forward(self, condition: Shaped[Tensor, "n *condition"] | None) -> Float[Tensor, "n"]:
+        """Return log Z_theta for each condition, in nats.
+
+        Raises:
+            ArgumentError: there are no conditions.
+        """
+        if condition is None:
+            raise ArgumentError("condition must be given to ConditionalLogZ, got rows without")
+        return self.head(self.trunk(self._encode_condition(condition))).squeeze(1)
