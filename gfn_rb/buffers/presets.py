@@ -22,8 +22,12 @@ from torchrl.data.replay_buffers.writers import Writer
 from torchrl.envs.transforms import ExcludeTransform, Transform
 
 from gfn_rb.buffers.compact import CompactRows, StateForm
-from gfn_rb.buffers.episodes import KeepStates, KeepTransitions
-from gfn_rb.buffers.transforms import KeepTerminatingStates, PadTrajectories
+from gfn_rb.buffers.transforms import (
+    KeepStates,
+    KeepTerminatingStates,
+    KeepTransitions,
+    PadTrajectories,
+)
 from gfn_rb.envs.core import GFNCore
 from gfn_rb.errors import ArgumentError
 from gfn_rb.keys import EPISODE_LOG_REWARD, ESTIMATOR_OUTPUT, INDEX, LOG_PROB, LOG_REWARD

@@ -20,12 +20,16 @@ from gfn_rb.checkpoint.parts import (
     generator_state,
     load_part,
     part_state,
+    prepare,
     restore_generator,
+    restore_rows,
+    storage_state,
+    stored_rows,
     try_generator,
     try_part,
+    try_rows,
     try_transform,
 )
-from gfn_rb.checkpoint.storages import prepare, restore_rows, storage_state, stored_rows, try_rows
 from gfn_rb.errors import CheckpointError, CheckpointMismatchError
 
 State = dict[str, Any]

@@ -29,7 +29,7 @@ SMALL_NBYTES = 1 << 14
 _NAMES = {dtype: name for name, dtype in ROW_DTYPES.items()}
 
 
-class Field(NamedTuple):
+class FrameField(NamedTuple):
     """One tensor of a row."""
 
     key: Key
@@ -50,7 +50,7 @@ class FrameLayout:
         n_rows: of each tensor.
     """
 
-    def __init__(self, fields: tuple[Field, ...], n_rows: int) -> None:
+    def __init__(self, fields: tuple[FrameField, ...], n_rows: int) -> None:
         sizes = [field.row_nbytes * n_rows for field in fields]
         order = range(len(fields))
         small = [i for i in order if sizes[i] < SMALL_NBYTES]
@@ -153,7 +153,7 @@ def laid_out(text: bytes, n_rows: int) -> FrameLayout:
 
 
 @lru_cache(maxsize=128)
-def parsed_fields(text: bytes) -> tuple[Field, ...]:
+def parsed_fields(text: bytes) -> tuple[FrameField, ...]:
     """Return the fields that a schema describes.
 
     Args:
@@ -172,7 +172,7 @@ def parsed_fields(text: bytes) -> tuple[Field, ...]:
     return fields
 
 
-def _field(key: Any, dtype: Any, shape: Any) -> Field:
+def _field(key: Any, dtype: Any, shape: Any) -> FrameField:
     names = tuple(_list(key, MAX_KEY_DEPTH))
     if not names or not all(isinstance(name, str) for name in names):
         raise ValueError(f"a key is {key!r}, expected strings")
@@ -183,7 +183,7 @@ def _field(key: Any, dtype: Any, shape: Any) -> Field:
         raise ValueError(f"a row shape is {shape!r}, expected sizes")
     if math.prod(size for size in sizes if size) > MAX_ROW_NUMEL:
         raise ValueError(f"a row shape is {shape!r}, expected at most {MAX_ROW_NUMEL} elements")
-    return Field(names, ROW_DTYPES[dtype], sizes)
+    return FrameField(names, ROW_DTYPES[dtype], sizes)
 
 
 def _list(value: Any, at_most: int) -> list[Any]:
@@ -192,7 +192,7 @@ def _list(value: Any, at_most: int) -> list[Any]:
     return value
 
 
-def assembled(fields: tuple[Field, ...], values: list[Tensor], n_rows: int) -> TensorDict:
+def assembled(fields: tuple[FrameField, ...], values: list[Tensor], n_rows: int) -> TensorDict:
     """Return the TensorDict that holds a tensor for each field."""
     nested: dict[str, Any] = {}
     for (key, _, _), value in zip(fields, values, strict=True):

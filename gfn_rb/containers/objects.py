@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from gfn_rb.containers.transitions import Transitions
+from gfn_rb.containers.steps import Transitions
 from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
 from gfn_rb.keys import (
     ACTION,

@@ -13,8 +13,7 @@ from gfn_rb import keys
 from gfn_rb.containers import convert, rollouts
 from gfn_rb.containers.base import Container
 from gfn_rb.containers.fields import ANY, BOOL, FLOATING, INT64, SIGNED, Field
-from gfn_rb.containers.states import States
-from gfn_rb.containers.transitions import Transitions
+from gfn_rb.containers.steps import States, Transitions
 from gfn_rb.errors import ArgumentError
 from gfn_rb.shapes import Bool, Float, Int64, Shaped
 

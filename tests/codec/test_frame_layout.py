@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gfn_rb.codec.primitives import ALIGNMENT, ROW_DTYPES, aligned
-from gfn_rb.codec.schema import SMALL_NBYTES, Field, FrameLayout, laid_out
+from gfn_rb.codec.schema import SMALL_NBYTES, FrameField, FrameLayout, laid_out
 
 DTYPE = st.sampled_from([ROW_DTYPES[name] for name in ("bool", "int16", "float32", "int64")])
 FIELDS = st.lists(
@@ -17,10 +17,10 @@ FIELDS = st.lists(
 
 def test_places_worked_out_by_hand() -> None:
     fields = (
-        Field(("a",), torch.int16, (5,)),
-        Field(("b",), torch.uint8, (200,)),
-        Field(("c",), torch.bool, ()),
-        Field(("d",), torch.float64, (30,)),
+        FrameField(("a",), torch.int16, (5,)),
+        FrameField(("b",), torch.uint8, (200,)),
+        FrameField(("c",), torch.bool, ()),
+        FrameField(("d",), torch.float64, (30,)),
     )
     layout = FrameLayout(fields, 101)
     assert layout.small == [(0, 0, 1010), (2, 1024, 1125)]
@@ -32,7 +32,7 @@ def test_places_worked_out_by_hand() -> None:
 
 
 def test_a_tensor_is_large_from_16_kib_on() -> None:
-    field = Field(("a",), torch.uint8, ())
+    field = FrameField(("a",), torch.uint8, ())
     assert len(FrameLayout((field,), SMALL_NBYTES - 1).small) == 1
     assert len(FrameLayout((field,), SMALL_NBYTES).large) == 1
 
@@ -46,7 +46,7 @@ def test_no_rows_take_no_room() -> None:
 @settings(max_examples=50, deadline=None)
 @given(FIELDS, st.integers(0, 40))
 def test_places_are_aligned_and_apart(shapes: list, n_rows: int) -> None:
-    fields = tuple(Field((str(i),), dtype, tuple(s)) for i, (dtype, s) in enumerate(shapes))
+    fields = tuple(FrameField((str(i),), dtype, tuple(s)) for i, (dtype, s) in enumerate(shapes))
     layout = FrameLayout(fields, n_rows)
     assert sorted(place[0] for place in (*layout.small, *layout.large)) == [*range(len(fields))]
     for places in (layout.small, layout.large):
@@ -68,4 +68,4 @@ def test_rows_that_look_the_same_share_a_layout() -> None:
     text = b'[[["a"],"int64",[3]]]'
     assert laid_out(text, 5) is laid_out(bytes([*text]), 5)
     assert laid_out(text, 5) is not laid_out(text, 6)
-    assert laid_out(text, 5).fields == (Field(("a",), torch.int64, (3,)),)
+    assert laid_out(text, 5).fields == (FrameField(("a",), torch.int64, (3,)),)

@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 from tensordict import LazyStackedTensorDict, TensorDict
 from torch import Tensor
 
-from gfn_rb.codec.schema import MAX_FIELDS, Field, assembled, outlined, parsed_fields, signature_of
+from gfn_rb.codec.schema import (
+    MAX_FIELDS,
+    FrameField,
+    assembled,
+    outlined,
+    parsed_fields,
+    signature_of,
+)
 from gfn_rb.errors import ShapeError, WireSchemaError
 
 
@@ -30,7 +37,7 @@ def text_of(td: TensorDict) -> bytes:
     return outlined(signature_of(td)[0], len(td))[0]
 
 
-def described(td: TensorDict) -> tuple[tuple[Field, ...], list[Tensor]]:
+def described(td: TensorDict) -> tuple[tuple[FrameField, ...], list[Tensor]]:
     signature, values = signature_of(td)
     _, layout, order = outlined(signature, len(td))
     return layout.fields, [values[i] for i in order]
@@ -39,9 +46,9 @@ def described(td: TensorDict) -> tuple[tuple[Field, ...], list[Tensor]]:
 def test_fields_are_in_the_order_of_their_keys() -> None:
     fields, values = described(rows())
     assert fields == (
-        Field(("log_reward",), torch.float32, ()),
-        Field(("next", "done"), torch.bool, (1,)),
-        Field(("state",), torch.int16, (4, 2)),
+        FrameField(("log_reward",), torch.float32, ()),
+        FrameField(("next", "done"), torch.bool, (1,)),
+        FrameField(("state",), torch.int16, (4, 2)),
     )
     assert [field.row_nbytes for field in fields] == [4, 1, 16]
     assert [value.dtype for value in values] == [field.dtype for field in fields]

@@ -16,7 +16,7 @@ from functools import partial
 from signal import Signals
 from typing import TYPE_CHECKING, Any
 
-from gfn_rb.checkpoint.summary import outline
+from gfn_rb.checkpoint.api import outline
 from gfn_rb.errors import (
     ArgumentError,
     GfnRbError,
