@@ -1,8 +1,10 @@
-"""What a manager does with a batch: store, observe, score."""
+"""What a manager does with messages: batches are stored, observed and scored, and all answered."""
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -10,14 +12,32 @@ from tensordict import TensorDict, TensorDictBase
 from torchrl.data import ReplayBuffer
 
 from gfn_rb.containers.objects import object_keys
-from gfn_rb.errors import ArgumentError
+from gfn_rb.errors import ArgumentError, GfnRbError, WireVersionError
 from gfn_rb.keys import LOG_REWARD
 from gfn_rb.remote.feeding.object_index import ObjectIndex
 from gfn_rb.remote.feeding.subscriber import Feeder
-from gfn_rb.remote.manager.baseline import BaselineKeeper
-from gfn_rb.remote.protocol.messages import ScoreFunction, pack
+from gfn_rb.remote.manager.baseline import Summary
+from gfn_rb.remote.manager.baseline_keeper import BaselineKeeper
+from gfn_rb.remote.manager.replies import Replies
+from gfn_rb.remote.protocol.channel import FrameChannel, ReceivedFrame
+from gfn_rb.remote.protocol.membership import GONE, LOST, REFUSED, Membership, State
+from gfn_rb.remote.protocol.messages import (
+    DATA_TAG,
+    METADATA_TAG,
+    PEER_TAG,
+    PROTOCOL,
+    Kind,
+    ScoreFunction,
+    describe_error,
+    one_line,
+    pack,
+)
+from gfn_rb.remote.protocol.statistics import SenderStatistics
 from gfn_rb.stopwatch import Stopwatch
+from gfn_rb.transports.base import Envelope
 from gfn_rb.writers.rows import scalar_key, select_rows, shallow_copy
+
+log = logging.getLogger(__name__)
 
 Duplicates = Literal["drop", "keep"]
 
@@ -67,10 +87,8 @@ class BatchHandler:
         if duplicates not in ("drop", "keep"):
             raise ArgumentError(f"duplicates must be 'drop' or 'keep', got {duplicates!r}")
         self._rb = rb
-        self._feeder = feeder
+        self.feeder, self.baseline, self.watch = feeder, baseline, watch
         self._score = score
-        self._baseline = baseline
-        self._watch = watch
         self._drops = duplicates == "drop"
 
     def handle(self, rows: TensorDictBase, sender: int, store: bool = True) -> IngestResult:
@@ -82,22 +100,22 @@ class BatchHandler:
             store: whether they are to be stored.
         """
         try:
-            with self._watch("store"):
+            with self.watch("store"):
                 log_reward = scalar_key(rows, LOG_REWARD)
                 outcomes = self._store(rows, sender) if store else {"scored": len(rows)}
         except Exception as error:
             return IngestResult({"refused": len(rows)}, unstored=error)
-        self._baseline.written(outcomes.get("stored", 0))
-        self._baseline.observe(log_reward)
+        self.baseline.written(outcomes.get("stored", 0))
+        self.baseline.observe(log_reward)
         try:
-            with self._watch("score"):
+            with self.watch("score"):
                 return IngestResult(outcomes, *pack(self._score(rows, sender), len(rows)))
         except Exception as error:
             return IngestResult(outcomes, unscored=error)
 
     def _store(self, rows: TensorDictBase, sender: int) -> dict[str, int]:
         """Offer rows to the buffer, and return what became of them."""
-        index, n = self._feeder.index, len(rows)
+        index, n = self.feeder.index, len(rows)
         if self._rb is None or index is None:
             return {"scored": n}
         keys = object_keys(rows)  # refuses what the index could not follow once it is stored
@@ -111,16 +129,203 @@ class BatchHandler:
             slots = slots[slots >= 0]
             n_stored = len(slots)
             index.sent[index.number[slots.numpy()], sender] = True
-            self._feeder.offer(changed)
+            self.feeder.offer(changed)
         return {"stored": n_stored, "rejected": n_new - n_stored, "duplicates": n - n_new}
 
     def _new(self, keys: list[bytes | None], sender: int, index: ObjectIndex) -> np.ndarray:
         """Return which rows are to be stored; of the others, record that the sender has them."""
-        self._feeder.offer(index.refresh())
+        self.feeder.offer(index.refresh())
         new, known = index.new(keys)
         if len(known):
             index.sent[known, sender] = True
-            subscriber = self._feeder.subscribers.get(sender)
+            subscriber = self.feeder.subscribers.get(sender)
             if subscriber is not None:
                 subscriber.offer(torch.from_numpy(index.last_row[known]))
         return new
+
+
+class MessageHandler:
+    """Does what messages ask of a manager, and replies.
+
+    Args:
+        channel: to all ranks.
+        batch_handler: stores and scores.
+        workers: the ranks that send items.
+        senders: what is counted of each of them.
+        queries: what any rank may ask for, by kind: each makes the answer.
+        stops_on_error: whether an error of the scoring function is raised once it was answered.
+
+    Attributes:
+        batches: how many batches were answered.
+    """
+
+    def __init__(
+        self,
+        channel: FrameChannel,
+        batch_handler: BatchHandler,
+        workers: Membership,
+        senders: Mapping[int, SenderStatistics],
+        queries: Mapping[int, Callable[[], dict[str, Any]]],
+        stops_on_error: bool = False,
+    ) -> None:
+        self.batches = 0
+        self._name = f"manager {channel.transport.rank}"
+        self._channel, self._workers, self._senders = channel, workers, senders
+        self._batch_handler, self._queries = batch_handler, queries
+        self._feeder, self._baseline = batch_handler.feeder, batch_handler.baseline
+        self._watch, self._stops_on_error = batch_handler.watch, stops_on_error
+        self._replies = Replies(channel, self._name, self._watch, self.lose)
+        self._handlers: dict[int, Callable[[ReceivedFrame], None]] = {
+            Kind.HELLO: self._hello,
+            Kind.ITEMS: self._items,
+            Kind.FETCH: self._fetch,
+            Kind.GOODBYE: self._goodbye,
+        }
+
+    def receive(self, envelope: Envelope) -> None:
+        """Receive a message and do what it asks.
+
+        Args:
+            envelope: of a message that is there.
+
+        Raises:
+            PeerLostError: its sender is gone before all of it has come.
+        """
+        with self._watch("receive"):
+            frame = self._channel.take(envelope)
+        source, tag = frame.source, frame.tag
+        if frame.error is not None:
+            self._handle_unreadable(frame, frame.error)
+        elif tag == PEER_TAG and source in self._baseline.peers:
+            try:
+                self._baseline.hear(source, Summary.from_json(frame.meta))
+            except ArgumentError as error:
+                self._refuse(frame, str(error))
+        elif tag == METADATA_TAG:
+            self._handle_query(frame)
+        elif tag == DATA_TAG and source in self._workers:
+            self._handle_data(frame)
+        else:
+            self._refuse(frame, f"tag {tag} from rank {source} is not expected")
+
+    def tell_peers(self) -> None:
+        """Tell the other managers what this one knows of rewards."""
+        for error in self._baseline.tell(self._channel):
+            self.lose(error.rank, str(error))
+
+    def lose(self, rank: int, why: str, state: State = LOST) -> None:
+        """Continue without a rank.
+
+        Args:
+            rank: a worker or another manager; one that has left already is passed over.
+            why: for the log.
+            state: what it is from now on.
+        """
+        if rank in self._baseline.peers:
+            self._baseline.drop_peer(rank)
+            log.warning("%s: manager %d is gone: %s", self._name, rank, why)
+        elif self._workers.leave(rank, state, why):
+            n, left = len(self._workers), len(self._workers.present)
+            log.warning(
+                "%s: worker %d is lost: %s; going on with %d of %d workers",
+                *(self._name, rank, one_line(why), left, n),
+            )
+
+    # Messages.
+
+    def _handle_unreadable(self, frame: ReceivedFrame, error: GfnRbError) -> None:
+        if frame.source in self._senders:
+            self._senders[frame.source].unreadable += 1
+        self._refuse(frame, error)
+        if isinstance(error, WireVersionError):
+            self.lose(frame.source, "it speaks another version", REFUSED)
+
+    def _handle_query(self, frame: ReceivedFrame) -> None:
+        try:
+            if frame.kind not in self._queries:
+                raise ArgumentError(f"a frame of kind {frame.kind} is no query")
+            answer = self._queries[frame.kind]()
+        except Exception as error:
+            self._refuse(frame, error)
+        else:
+            self._replies.send(frame, Kind(frame.kind), answer)
+
+    def _handle_data(self, frame: ReceivedFrame) -> None:
+        source = frame.source
+        if self._workers[source].state == REFUSED and frame.kind != Kind.HELLO:
+            return
+        self._senders[source].bytes += frame.nbytes
+        if self._workers.seen(source):
+            log.warning("%s: worker %d is back", self._name, source)
+        if frame.kind in self._handlers:
+            self._handlers[frame.kind](frame)
+        else:
+            self._refuse(frame, f"a frame of kind {frame.kind} means nothing to a manager")
+
+    def _hello(self, frame: ReceivedFrame) -> None:
+        version, terms = frame.meta.get("protocol"), frame.meta.get("subscription")
+        if version != PROTOCOL:
+            self._refuse(frame, f"it speaks protocol {version}, this manager speaks {PROTOCOL}")
+            self.lose(frame.source, "it speaks another version", REFUSED)
+            return
+        try:
+            if terms is not None:
+                self._feeder.subscribe(frame.source, terms)
+        except ArgumentError as error:
+            self._refuse(frame, str(error))
+            return
+        welcome = {"protocol": PROTOCOL, "baseline": self._baseline.value()}
+        self._replies.send(frame, Kind.WELCOME, welcome)
+
+    def _items(self, frame: ReceivedFrame) -> None:
+        rows, source = frame.rows, frame.source
+        if rows is None:
+            self._refuse(frame, "a frame of items holds none")
+            return
+        result = self._batch_handler.handle(rows, source, bool(frame.meta.get("store", True)))
+        error = result.unstored or result.unscored
+        sender = self._senders[source]
+        sender.count(batches=1, items=len(rows), errors=error is not None, **result.outcomes)
+        self.batches += 1
+        fed = self._next_for(source)
+        answer = {
+            "to": frame.meta.get("id"),
+            "outcomes": result.outcomes,
+            "scores": result.scores,
+            "baseline": self._baseline.value(),
+            "feeds": fed is not None,
+        }
+        if error is not None:
+            why = f"{len(rows)} items: {type(error).__name__}: {error}"
+            self._replies.log(frame, why, "refused" if result.unstored else "cannot score")
+            answer["error"] = describe_error(error)
+        self._replies.send(frame, Kind.SCORES, answer, result.per_row)
+        if fed is not None:
+            self._replies.send(frame, Kind.FEED, {}, fed)
+        if result.unscored is not None and self._stops_on_error:
+            raise result.unscored
+
+    def _next_for(self, rank: int, quota: int | None = None) -> TensorDictBase | None:
+        with self._watch("feed"):
+            fed = self._feeder.next_for(rank, quota)
+        self._senders[rank].fed += 0 if fed is None else len(fed)
+        return fed
+
+    def _fetch(self, frame: ReceivedFrame) -> None:
+        quota = frame.meta.get("quota")
+        if frame.source not in self._feeder.subscribers:
+            self._refuse(frame, "it asks for items and has not subscribed")
+        elif quota is not None and (type(quota) is not int or quota < 1):
+            self._refuse(frame, f"quota must be at least 1, got {quota!r}")
+        else:
+            fed = self._next_for(frame.source, quota)
+            self._replies.send(frame, Kind.FEED, {"asked": True}, fed)
+
+    def _goodbye(self, frame: ReceivedFrame) -> None:
+        self._workers.leave(frame.source, GONE)
+        self._replies.send(frame, Kind.BYE, self._senders[frame.source].to_json())
+
+    def _refuse(self, frame: ReceivedFrame, why: str | Exception) -> None:
+        # A peer is not answered: it would refuse the refusal, and so on for ever.
+        is_of_peer = frame.tag == PEER_TAG and frame.source in self._baseline.peers
+        (self._replies.log if is_of_peer else self._replies.refuse)(frame, why)

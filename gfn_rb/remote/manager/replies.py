@@ -89,6 +89,9 @@ class Replies:
             outcome: what became of it.
         """
         reason = f"{type(why).__name__}: {why}" if isinstance(why, Exception) else why
+        # Of a frame that cannot be read, the tag is all that tells what it was about.
+        where = "" if message.error is None else f" on tag {message.tag}"
         log.warning(
-            "%s: %s what rank %d sent: %s", self._name, outcome, message.source, one_line(reason)
+            "%s: %s what rank %d sent%s: %s",
+            *(self._name, outcome, message.source, where, one_line(reason)),
         )

@@ -9,12 +9,12 @@ from remote.remote_runs import objects
 from gfn_rb import fifo_buffer
 from gfn_rb.errors import ArgumentError
 from gfn_rb.remote.manager.baseline import (
-    BaselineKeeper,
     EMABaseline,
     MinBaseline,
     PercentileBaseline,
     Summary,
 )
+from gfn_rb.remote.manager.baseline_keeper import BaselineKeeper
 
 
 def offer(keeper, rb, values):

@@ -3,8 +3,8 @@ from remote.remote_runs import group, objects
 
 from gfn_rb import reward_prioritized_buffer
 from gfn_rb.errors import ArgumentError
-from gfn_rb.remote.manager.baseline import BaselineKeeper, MinBaseline
-from gfn_rb.remote.manager.peers import Peers
+from gfn_rb.remote.manager.baseline import MinBaseline, Summary
+from gfn_rb.remote.manager.baseline_keeper import BaselineKeeper
 from gfn_rb.remote.protocol.channel import FrameChannel
 from gfn_rb.remote.protocol.messages import PEER_TAG, Kind
 
@@ -18,34 +18,31 @@ def keeper(rank, other, values):
 def test_managers_come_to_one_baseline():
     one, other = map(FrameChannel, group(2))
     here, there = keeper(0, 1, [5, 6]), keeper(1, 0, [3, 9])
-    tells, hears = Peers([1], one, here), Peers([0], other, there)
-    assert tells.tell() == hears.tell() == []
-    hears.hear(other.receive())
-    tells.hear(one.receive())
+    assert here.tell(one) == there.tell(other) == []
+    there.hear(0, Summary.from_json(other.receive().meta))
+    here.hear(1, Summary.from_json(one.receive().meta))
     assert here.value() == there.value() == 3.0
 
 
 def test_nothing_new_is_not_told():
     one, other = map(FrameChannel, group(2))
     baseline = keeper(0, 1, [5, 6])
-    peers = Peers([1], one, baseline)
-    peers.tell()
+    baseline.tell(one)
     assert other.receive() is not None
-    peers.tell()
+    baseline.tell(one)
     assert other.receive() is None
     baseline.observe(objects([1])["log_reward"])
-    peers.tell()
+    baseline.tell(one)
     assert other.receive() is not None
 
 
 def test_who_is_dropped_is_told_nothing_and_does_not_count():
     one, other = map(FrameChannel, group(2))
     baseline = keeper(0, 1, [5, 6])
-    peers = Peers([1], one, baseline)
-    assert 1 in peers
-    peers.drop(1)
-    assert 1 not in peers
-    assert peers.tell() == []
+    assert 1 in baseline.peers
+    baseline.drop_peer(1)
+    assert 1 not in baseline.peers
+    assert baseline.tell(one) == []
     assert other.receive() is None
     assert baseline.value() == 5.0
 
@@ -53,7 +50,7 @@ def test_who_is_dropped_is_told_nothing_and_does_not_count():
 def test_who_is_gone_is_named():
     one, other = group(2)
     other.close()
-    gone = Peers([1], FrameChannel(one), keeper(0, 1, [5, 6])).tell()
+    gone = keeper(0, 1, [5, 6]).tell(FrameChannel(one))
     assert [error.rank for error in gone] == [1]
 
 
@@ -61,4 +58,4 @@ def test_a_summary_of_something_else_is_refused():
     one, other = map(FrameChannel, group(2))
     other.send(0, PEER_TAG, Kind.SUMMARY, {"quantiles": "none"})
     with pytest.raises(ArgumentError, match="values must be those of a Summary"):
-        Peers([1], one, keeper(0, 1, [5])).hear(one.receive())
+        Summary.from_json(one.receive().meta)

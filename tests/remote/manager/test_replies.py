@@ -57,7 +57,8 @@ def test_who_sent_what_cannot_be_read_is_told(replying, caplog):
     answer = replying.answer()
     assert answer.meta["unreadable"] is True
     assert answer.meta["error"]["type"] == "WireCorruptError"
-    assert caplog.messages == ["manager 0: refused what rank 1 sent: WireCorruptError: damaged"]
+    words = "manager 0: refused what rank 1 sent on tag 1: WireCorruptError: damaged"
+    assert caplog.messages == [words]
 
 
 def test_an_answer_that_cannot_be_sent_becomes_a_refusal(replying, caplog):

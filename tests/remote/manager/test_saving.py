@@ -1,51 +1,76 @@
 import pytest
-from remote.remote_runs import objects, values_of
+from remote.remote_runs import group, objects, values_of
 
 from gfn_rb import fifo_buffer, save_checkpoint
 from gfn_rb.errors import ArgumentError, CheckpointError
-from gfn_rb.remote.manager.saving import ManagerFile
+from gfn_rb.remote import ReplayBufferManager
+from gfn_rb.remote.protocol.channel import FrameChannel
+from gfn_rb.remote.protocol.messages import DATA_TAG, Kind
+
+
+def made(rb, **kwargs):
+    return ReplayBufferManager(group(2)[0], rb, **kwargs)
 
 
 def test_a_file_holds_the_buffer_and_all_else(tmp_path):
     rb, other = fifo_buffer(4), fifo_buffer(4)
     rb.extend(objects([1, 2]))
-    path = ManagerFile(tmp_path / "m.ckpt", None, rb).save({"batches": 3, "more": "x"})
+    manager = made(rb, checkpoint=tmp_path / "m.ckpt")
+    manager._handler.batches = 3
+    path = manager.save()
     assert path == str(tmp_path / "m.ckpt")
-    assert ManagerFile(None, None, other).load(path) == {"batches": 3, "more": "x"}
+    again = made(other)
+    again.load(path)
+    assert again.batches == 3
     assert values_of(other) == [1, 2]
 
 
 def test_a_manager_without_a_buffer_saves_too(tmp_path):
-    file = ManagerFile(tmp_path / "m.ckpt", None, None)
-    file.save({"batches": 3})
-    assert file.load(None) == {"batches": 3}
+    manager, again = (made(None, checkpoint=tmp_path / "m.ckpt") for _ in range(2))
+    manager._handler.batches = 3
+    manager.save()
+    again.load()
+    assert again.batches == 3
 
 
 def test_it_is_time_to_save_every_so_many_batches(tmp_path):
-    file = ManagerFile(tmp_path / "m.ckpt", 5, None)
-    assert [file.due(n) for n in (0, 4, 5, 6)] == [False, False, True, True]
-    file.save({"batches": 6})
-    assert [file.due(n) for n in (10, 11)] == [False, True]
-    later = ManagerFile(tmp_path / "m.ckpt", 5, None)
-    later.load(None)
-    assert [later.due(n) for n in (10, 11)] == [False, True]
-    assert not ManagerFile(tmp_path / "m.ckpt", None, None).due(10**6)
+    def saves(checkpoint_every, n, after=0):
+        """Return at which of n batches a manager saves, one that goes on after some."""
+        path, (mine, theirs) = tmp_path / "m.ckpt", group(2)
+        manager = ReplayBufferManager(
+            mine, None, checkpoint=path, checkpoint_every=checkpoint_every
+        )
+        channel, saved = FrameChannel(theirs), []
+        if after:
+            manager.load()
+        for batch in range(after, n):
+            path.unlink(missing_ok=True)
+            channel.send(0, DATA_TAG, Kind.ITEMS, {"id": batch}, objects([batch]))
+            manager.step()
+            if path.exists():
+                saved.append(manager.batches)
+        manager.save()
+        return saved
+
+    assert saves(5, 12) == [5, 10]
+    assert saves(5, 18, after=12) == [17]
+    assert saves(None, 9) == []
 
 
 @pytest.mark.parametrize(("path", "every"), [(None, 5), ("m.ckpt", 0)])
 def test_a_period_needs_a_file_and_is_positive(path, every):
     with pytest.raises(ArgumentError, match="checkpoint_every must be at least 1 and needs"):
-        ManagerFile(path, every, None)
+        made(None, checkpoint=path, checkpoint_every=every)
 
 
 def test_no_file_and_a_foreign_file_are_refused(tmp_path):
-    file = ManagerFile(None, None, None)
+    manager = made(None)
     with pytest.raises(CheckpointError, match="no file to save to: pass checkpoint="):
-        file.save({"batches": 0})
+        manager.save()
     with pytest.raises(CheckpointError, match="no file to load from"):
-        file.load(None)
+        manager.load()
     rb = fifo_buffer(2)
     rb.extend(objects([1]))
     save_checkpoint(tmp_path / "rb.ckpt", rb)
     with pytest.raises(CheckpointError, match="holds no manager, but"):
-        file.load(tmp_path / "rb.ckpt")
+        manager.load(tmp_path / "rb.ckpt")

@@ -243,7 +243,8 @@ def test_a_manager_saves_as_often_as_its_workers(tmp_path):
     def every(size, **changes):
         config = replace(CONFIG, checkpoint_every=6, **changes)
         (manager, roles) = LocalTransport.group(size)[-1], assign_roles(size, 1, [None] * size)
-        return make_manager(config, manager, roles, RunFolder(tmp_path, size - 1))._file._every
+        folder = RunFolder(tmp_path, size - 1)
+        return make_manager(config, manager, roles, folder)._checkpoint_every
 
     assert every(2) == 6
     assert every(4) == 18  # batches of three workers
