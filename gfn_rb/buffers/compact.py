@@ -26,7 +26,7 @@ from gfn_rb.keys import (
     STATE,
 )
 from gfn_rb.shapes import Shaped
-from gfn_rb.writers.features import Features
+from gfn_rb.writers.features import Features, ObjectColumns, Unique
 
 StateForm = Literal["narrow", "rebuild"]
 
@@ -130,6 +130,14 @@ class CompactRows(Transform):
             source: its ``features`` over whole rows.
         """
         return source if source == CONDITION else partial(self._features_of, source)
+
+    def identity(self, unique: Unique) -> Unique:
+        """Return what :meth:`~gfn_rb.RewardPrioritizedWriter.identify` takes over compact rows.
+
+        Args:
+            unique: what tells whole rows apart.
+        """
+        return partial(self._features_of, ObjectColumns(unique))
 
     def get_extra_state(self) -> str:
         """Return what the stored rows can be read with."""

@@ -35,7 +35,8 @@ from gfn_rb.samplers import SoftmaxRewardSampler
 from gfn_rb.samplers.base import Replacement
 from gfn_rb.writers import DiversityWriter, FIFOWriter, RewardPrioritizedWriter
 from gfn_rb.writers.diversity import Near, When
-from gfn_rb.writers.reward import Tie
+from gfn_rb.writers.features import Unique
+from gfn_rb.writers.reward import OnDuplicate, Tie
 
 _STALE = (LOG_PROB, ESTIMATOR_OUTPUT)
 
@@ -45,6 +46,8 @@ def reward_prioritized_buffer(
     *,
     key: NestedKey = LOG_REWARD,
     tie: Tie = "newest",
+    unique: Unique = None,
+    on_duplicate: OnDuplicate = "refresh",
     temperature: float = 1.0,
     replacement: Replacement = "auto",
     sampler: Sampler | None = None,
@@ -60,6 +63,8 @@ def reward_prioritized_buffer(
         capacity: the number of items kept.
         key: what items are ranked and drawn by, one float per item.
         tie: which of equal items are kept, see :class:`~gfn_rb.RewardPrioritizedWriter`.
+        unique: "state" to keep one row per object, likewise; None for any rows.
+        on_duplicate: likewise.
         temperature: see :class:`~gfn_rb.SoftmaxRewardSampler`.
         replacement: likewise.
         sampler: another sampler instead; ``temperature`` and ``replacement`` then mean nothing.
@@ -74,7 +79,7 @@ def reward_prioritized_buffer(
     """
     if sampler is None:
         sampler = SoftmaxRewardSampler(key, temperature, replacement)
-    writer = RewardPrioritizedWriter(key, tie)
+    writer = RewardPrioritizedWriter(key, tie, unique, on_duplicate)
     return build(capacity, writer, sampler, _on_insertion(max_length, keep), **options)
 
 
@@ -127,6 +132,8 @@ def diverse_buffer(
 def fifo_buffer(
     capacity: int,
     *,
+    unique: Unique = None,
+    on_duplicate: OnDuplicate = "refresh",
     sampler: Sampler | None = None,
     max_length: int | None = None,
     keep: Sequence[str] = (),
@@ -136,6 +143,8 @@ def fifo_buffer(
 
     Args:
         capacity: the number of items kept.
+        unique: see :func:`reward_prioritized_buffer`.
+        on_duplicate: likewise.
         sampler: another sampler, e.g. :class:`~gfn_rb.SoftmaxRewardSampler`.
         max_length: see :func:`reward_prioritized_buffer`.
         keep: likewise.
@@ -145,13 +154,16 @@ def fifo_buffer(
         ArgumentError: an option breaks its rule, or the storage is of another capacity.
     """
     sampler = RandomSampler() if sampler is None else sampler
-    return build(capacity, FIFOWriter(), sampler, _on_insertion(max_length, keep), **options)
+    writer: Writer = FIFOWriter(unique, on_duplicate)
+    return build(capacity, writer, sampler, _on_insertion(max_length, keep), **options)
 
 
 def terminating_state_buffer(
     capacity: int,
     *,
     regenerate: Callable[[TensorDictBase], TensorDictBase] | None = None,
+    unique: Unique = "state",
+    on_duplicate: OnDuplicate = "refresh",
     writer: Writer | None = None,
     sampler: Sampler | None = None,
     **options: Any,
@@ -166,14 +178,19 @@ def terminating_state_buffer(
         regenerate: turns drawn rows (``state`` [n, *S], ``log_reward`` [n]) into what ``sample``
             returns, such as trajectories from a backward rollout. Without it, rows are returned
             as they are.
-        writer: which items are kept; by default those of highest reward.
+        unique: what tells objects apart, of which one row each is kept, see
+            :class:`~gfn_rb.RewardPrioritizedWriter`; None for any rows.
+        on_duplicate: likewise.
+        writer: which items are kept; by default those of highest reward. ``unique`` and
+            ``on_duplicate`` then mean nothing.
         sampler: which items are drawn; by default in proportion to the reward.
         **options: see :func:`build`; ``compact="narrow"`` alone, as there are no paths.
 
     Raises:
         ArgumentError: an option breaks its rule, or the storage is of another capacity.
     """
-    writer = RewardPrioritizedWriter() if writer is None else writer
+    if writer is None:
+        writer = RewardPrioritizedWriter(unique=unique, on_duplicate=on_duplicate)
     sampler = SoftmaxRewardSampler() if sampler is None else sampler
     rows = KeepTerminatingStates(regenerate)
     return build(capacity, writer, sampler, [rows], **_without_paths(options))
@@ -289,6 +306,8 @@ def build(
         on_insertion.append(rows)
         if isinstance(writer, DiversityWriter):
             writer.measure(rows.features(writer.features))
+        elif isinstance(writer, RewardPrioritizedWriter) and writer.unique is not None:
+            writer.identify(rows.identity(writer.unique))
     for each in reversed(on_insertion):
         buffer.append_transform(each)
     return buffer

@@ -20,6 +20,7 @@ from gfn_rb.keys import (
     LOG_REWARD,
     STATE,
 )
+from gfn_rb.numerics.near.hashing import equal_bits
 from gfn_rb.shapes import Bool, Int64, Shaped
 
 _IN_NUMPY = {
@@ -57,6 +58,36 @@ def object_keys(rows: TensorDictBase, at: Int64[Tensor, "m"] | None = None) -> O
     if whole is None:
         return keys
     return [key if is_whole else None for key, is_whole in zip(keys, whole.tolist(), strict=True)]
+
+
+def object_columns(rows: TensorDictBase) -> Int64[Tensor, "n d"]:
+    """Return integers that are equal in two rows exactly if these stand for the same object.
+
+    What :func:`object_keys` returns as bytes, on the device of the rows.
+
+    Args:
+        rows: any kind of items, batch size [n].
+
+    Raises:
+        KeyMismatchError, ShapeError: see :func:`terminating_states`.
+        ArgumentError: likewise, or a row stands for no object: a transition, or a visited state.
+    """
+    states = terminating_states(rows)
+    if states is None:
+        raise ArgumentError(
+            f"rows must stand for objects, got transitions, with {sorted(map(str, rows.keys()))}: "
+            "expected trajectories or terminating states"
+        )
+    state, whole = states
+    if whole is not None and not bool(whole.all()):
+        raise ArgumentError(
+            f"rows must stand for objects, got {int((~whole).sum())} of {len(rows)} that are "
+            "visited states: expected terminating ones"
+        )
+    condition = rows.get(CONDITION, None)
+    if condition is None:
+        return equal_bits(state)
+    return torch.cat([equal_bits(state), equal_bits(condition.detach())], 1)
 
 
 def terminating_states(

@@ -11,7 +11,7 @@ from gfn_rb.errors import ArgumentError
 from gfn_rb.numerics.blocks import block_count, block_size
 from gfn_rb.shapes import Float, Float64, Int64
 
-_LAST = torch.iinfo(torch.int64).max
+UNKNOWN_RANK = torch.iinfo(torch.int64).max
 
 
 class Extremes:
@@ -35,9 +35,9 @@ class Extremes:
         shape = (block_count(capacity), block_size(capacity))
         self._width = shape[1]
         self._key = torch.full(shape, math.inf, dtype=torch.float64, device=device)
-        self._rank = torch.full(shape, _LAST, dtype=torch.int64, device=device)
+        self._rank = torch.full(shape, UNKNOWN_RANK, dtype=torch.int64, device=device)
         self._block_key = torch.full(shape[:1], math.inf, dtype=torch.float64, device=device)
-        self._block_rank = torch.full(shape[:1], _LAST, dtype=torch.int64, device=device)
+        self._block_rank = torch.full(shape[:1], UNKNOWN_RANK, dtype=torch.int64, device=device)
         # Only ties need the blocks' ranks: those of blocks written since the last one are stale.
         self._stale: list[Tensor] = []
         self._stale_count = 0
@@ -91,7 +91,7 @@ class Extremes:
         self._key.view(-1)[:n] = key
         self._key.view(-1)[n:] = math.inf
         self._rank.view(-1)[:n] = rank
-        self._rank.view(-1)[n:] = _LAST
+        self._rank.view(-1)[n:] = UNKNOWN_RANK
         self._summarise()
 
     def doubt_ranks(self) -> None:
@@ -101,7 +101,7 @@ class Extremes:
     def remove(self, index: Int64[Tensor, "m"]) -> None:
         """Make rows as if never written; each stands once."""
         key = torch.full(index.shape, math.inf, dtype=torch.float64, device=index.device)
-        self.update(index, key, torch.full_like(index, _LAST))
+        self.update(index, key, torch.full_like(index, UNKNOWN_RANK))
 
     def _summarise(self) -> None:
         torch.amin(self._key, 1, out=self._block_key)
@@ -116,7 +116,7 @@ class Extremes:
         else:
             block = torch.arange(self._block_rank.shape[0], device=self._key.device)
         rows, ranks = self._key.index_select(0, block), self._rank.index_select(0, block)
-        tied = torch.where(rows == self._block_key[block, None], ranks, _LAST)
+        tied = torch.where(rows == self._block_key[block, None], ranks, UNKNOWN_RANK)
         self._block_rank.index_copy_(0, block, tied.amin(1))
         self._stale, self._stale_count = [], 0
 
@@ -171,5 +171,5 @@ class Smallest:
 def _first(key: Float64[Tensor, "n"], rank: Int64[Tensor, "n"], k: int) -> Int64[Tensor, "k"]:
     """Return the positions of the k smallest (key, rank) pairs, in no order."""
     border = key.kthvalue(k).values
-    order = torch.where(key < border, -_LAST, torch.where(key == border, rank, _LAST))
+    order = torch.where(key < border, -UNKNOWN_RANK, torch.where(key == border, rank, UNKNOWN_RANK))
     return order.topk(k, largest=False, sorted=False).indices

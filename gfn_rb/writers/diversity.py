@@ -10,15 +10,14 @@ import torch
 from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 
-from gfn_rb.errors import ArgumentError, CheckpointMismatchError, ShapeError
+from gfn_rb.errors import ArgumentError, CheckpointMismatchError
 from gfn_rb.keys import LOG_REWARD
-from gfn_rb.numerics.near import near_index
 from gfn_rb.numerics.near.choice import Choice, choose
 from gfn_rb.numerics.near.distances import check_norm
 from gfn_rb.numerics.near.index import NearIndex, PreparedRows
-from gfn_rb.shapes import Float, Int64
-from gfn_rb.torchrl_compat import all_slots, bump_mutation_revision, set_length
-from gfn_rb.writers.features import Features, FeatureVersion
+from gfn_rb.torchrl_compat import bump_mutation_revision, set_length
+from gfn_rb.writers.features import Features, Unique
+from gfn_rb.writers.followed_index import FollowedIndex
 from gfn_rb.writers.reward import RewardPrioritizedWriter, Tie
 from gfn_rb.writers.rows import no_slots, overwrite, relocate
 
@@ -58,6 +57,7 @@ class DiversityWriter(RewardPrioritizedWriter):
             near a stored one, whatever its key.
         when: whether to compare "always", or only batches that find the storage "full".
         tie: among equal keys, whether the "newest" or the "oldest" items are kept.
+        unique: refused, as no two items are equal at a cutoff of 0 or more.
 
     Raises:
         ArgumentError: an option breaks its rule.
@@ -71,6 +71,8 @@ class DiversityWriter(RewardPrioritizedWriter):
         tensor([-1,  0, -1])
     """
 
+    _compared: FollowedIndex
+
     def __init__(
         self,
         key: NestedKey = LOG_REWARD,
@@ -80,22 +82,26 @@ class DiversityWriter(RewardPrioritizedWriter):
         near: Near = "replace",
         when: When = "always",
         tie: Tie = "newest",
+        unique: Unique = None,
     ) -> None:
         super().__init__(key, tie)
+        if unique is not None:
+            raise ArgumentError(
+                f"unique has no meaning for a DiversityWriter, got {unique!r}: equal items never "
+                "stand beside each other at cutoff_distance >= 0, and the better of them stays; "
+                "name what they are compared by in features"
+            )
         if math.isnan(cutoff_distance):
             raise ArgumentError("cutoff_distance must be a number, got nan")
         if near not in ("replace", "reject"):
             raise ArgumentError(f"near must be 'replace' or 'reject', got {near!r}")
         if when not in ("always", "full"):
             raise ArgumentError(f"when must be 'always' or 'full', got {when!r}")
-        self.features = features
         self.cutoff_distance = float(cutoff_distance)
         self.p = check_norm(p)
         self.near = near
         self.when = when
-        self._features = Features(features)
-        self._index: NearIndex | None = None
-        self._indexed: FeatureVersion | None = None  # the content that the index is in step with
+        self.measure(features)
 
     def measure(self, features: NestedKey | Callable[[TensorDictBase], Tensor] | None) -> None:
         """Measure distances between other features from now on.
@@ -103,32 +109,22 @@ class DiversityWriter(RewardPrioritizedWriter):
         Args:
             features: see the class.
         """
-        self.features, self._features = features, Features(features)
-        self._index, self._indexed = None, None
-
-    def update(self, index: Int64[Tensor, "m"], key: Float[Tensor, "m"]) -> None:
-        """Relabel stored items; see :meth:`RewardPrioritizedWriter.update`."""
-        before = self._content()
-        super().update(index, key)
-        if before is not None and before == self._indexed:
-            after = self._content()
-            # Only the revision has moved, unless the features depend on the key.
-            if after is not None and after[1:] == before[1:]:
-                self._indexed = after
+        self.features = features
+        self._compared = FollowedIndex(Features(features), self.p, self.cutoff_distance)
 
     # Choosing.
 
     def _offer(self, data: TensorDictBase, key: Tensor, highest: float) -> Tensor:
         full = len(self._storage) == self._storage.max_size
         if self.cutoff_distance < 0 or (self.when == "full" and not full):
-            return super()._offer(data, key, highest)
-        rows = self._features(data)
+            return self._offer_any(data, key, highest)
+        rows = self._compared.features(data)
         floor = self._lowest() if full else -math.inf
         device = (self._allocated() if full else self._in_step()).device
         rows, key = rows.to(device), key.to(device, torch.float64)
         if key.shape[0] == 0 or (full and not self._beats(highest, floor)):
             return no_slots(key)
-        index = self._followed(rows)
+        index = self._compared.follow(self._storage, rows)
         value, order = self._worst_first(key)
         hopeless = self._below(value, floor) if full else 0
         order = order.flip(0)
@@ -136,7 +132,7 @@ class DiversityWriter(RewardPrioritizedWriter):
         # Fewer rows come in than go out: there is room for the hopeless after all.
         if hopeless and choice.selected.shape[0] < choice.replaced.shape[0]:
             choice = self._chosen(index, rows, key, order)
-        return self._carry_out(data, key, choice)
+        return self._carry_out(data, key, choice, index)
 
     def _chosen(self, index: NearIndex, rows: Tensor, key: Tensor, order: Tensor) -> Choice:
         """Choose among rows in an order from the best to the worst; name them by their place."""
@@ -153,9 +149,11 @@ class DiversityWriter(RewardPrioritizedWriter):
 
     # Writing.
 
-    def _carry_out(self, data: TensorDictBase, key: Tensor, choice: Choice) -> Tensor:
+    def _carry_out(
+        self, data: TensorDictBase, key: Tensor, choice: Choice, index: NearIndex
+    ) -> Tensor:
         """Cut what was chosen to the capacity, write it, and return one slot per row."""
-        stored = self._stored()
+        stored = index.length
         chosen, removed, prepared = choice
         value = key.index_select(0, chosen)
         free = self._storage.max_size - stored + removed.shape[0]
@@ -168,8 +166,8 @@ class DiversityWriter(RewardPrioritizedWriter):
             chosen, place = chosen.sort()
             value, prepared = value.index_select(0, place), prepared.select(place)
         move = _moves(chosen.shape[0], removed, stored)
-        self._store(data, chosen, move)
-        self._follow_up(move, value, self._rank(chosen), prepared)
+        self._store(data, chosen, move, stored)
+        self._follow_up(index, move, value, self._rank(chosen), prepared)
         slot = no_slots(key)
         slot[chosen] = move.target
         return slot
@@ -182,7 +180,7 @@ class DiversityWriter(RewardPrioritizedWriter):
             replaced: slots given up already.
         """
         extremes = self._allocated()
-        n = min(contest.shape[0] + replaced.shape[0], self._stored())
+        n = min(contest.shape[0] + replaced.shape[0], len(self._storage))
         worst = extremes.smallest(n)
         if not replaced.shape[0]:
             return worst.rows(int(self._beats(contest[:n], worst.key).sum()))
@@ -193,9 +191,8 @@ class DiversityWriter(RewardPrioritizedWriter):
         n = min(contest.shape[0], slot.shape[0])
         return slot[place[: int(self._beats(contest[:n], value[:n]).sum())]]
 
-    def _store(self, data: TensorDictBase, chosen: Tensor, move: _Moves) -> None:
+    def _store(self, data: TensorDictBase, chosen: Tensor, move: _Moves, before: int) -> None:
         storage = self._storage
-        before = self._stored()
         if not storage.initialized:
             self._write(move.target, data, chosen)
             return
@@ -209,10 +206,11 @@ class DiversityWriter(RewardPrioritizedWriter):
         changed = torch.cat([move.target, move.hole]) if move.hole.shape[0] else move.target
         self._announce(changed, chosen.shape[0])
 
-    def _follow_up(self, move: _Moves, key: Tensor, rank: Tensor, prepared: PreparedRows) -> None:
+    def _follow_up(
+        self, index: NearIndex, move: _Moves, key: Tensor, rank: Tensor, prepared: PreparedRows
+    ) -> None:
         """Do to the extremes and to the index what was done to the storage."""
-        extremes, index = self._allocated(), self._index
-        assert index is not None
+        extremes = self._allocated()
         extremes.update(move.target, key, rank)
         index.write(move.target, prepared, max(move.length, index.length))
         if move.source.shape[0]:
@@ -222,39 +220,7 @@ class DiversityWriter(RewardPrioritizedWriter):
             extremes.remove(torch.arange(move.length, index.length, device=extremes.device))
             index.shorten(move.length)
         self._now_in_step(self._column.version(self._storage))
-        self._indexed = self._features.version_after_write(self._storage)
-
-    # Keeping the index in step with the storage.
-
-    def _followed(self, rows: Tensor) -> NearIndex:
-        """Return the index of what is stored, read anew if the storage changed meanwhile.
-
-        Args:
-            rows: features of rows about to be looked up.
-        """
-        index = self._index
-        if index is None:
-            index = near_index(self._storage.max_size, rows, self.p, self.cutoff_distance)
-        elif rows.shape[1:] != index.rows.shape[1:] or rows.dtype != index.rows.dtype:
-            raise ShapeError(
-                f"features must stay alike: got {rows.dtype} of width {rows.shape[1]}, expected "
-                f"{index.rows.dtype} of width {index.rows.shape[1]} as before"
-            )
-        content = self._content()
-        if content is not None and content != self._indexed:
-            stored = self._features(all_slots(self._storage)[: len(self._storage)])
-            index.assign(stored.to(index.rows.device))
-            self._indexed = content
-        self._index = index
-        return index
-
-    def _stored(self) -> int:
-        """Return the length of the storage, which the index in step with it knows sooner."""
-        assert self._index is not None
-        return self._index.length
-
-    def _content(self) -> FeatureVersion | None:
-        return self._features.version(self._storage) if self._storage.initialized else None
+        self._compared.wrote(self._storage)
 
     # State.
 
@@ -278,11 +244,6 @@ class DiversityWriter(RewardPrioritizedWriter):
                 f"cutoff_distance={self.cutoff_distance} and p={self.p}"
             )
         super().load_state_dict(state_dict)
-        self._indexed = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave out the index, which each process makes from the storage."""
-        return {**super().__getstate__(), "_index": None, "_indexed": None}
 
     def __repr__(self) -> str:
         return (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from tensordict import NestedKey, TensorDictBase
@@ -11,11 +11,14 @@ from torch import Tensor
 from torchrl.data.replay_buffers.storages import TensorStorage
 
 from gfn_rb.containers import convert
+from gfn_rb.containers.objects import object_columns
 from gfn_rb.errors import ArgumentError, KeyMismatchError, NaNError, ShapeError
 from gfn_rb.keys import ACTION, CONDITION, IS_BACKWARD, LENGTH, NEXT, NEXT_STATE, STATE
-from gfn_rb.shapes import Shaped
+from gfn_rb.numerics.near.hashing import equal_bits
+from gfn_rb.shapes import Int64, Shaped
 from gfn_rb.torchrl_compat import all_slots, mutation_revision, tensor_version
 
+Unique: TypeAlias = NestedKey | list[NestedKey] | Callable[[TensorDictBase], Tensor] | None
 FeatureVersion = tuple[int, ...]  # revision of the storage, then versions and addresses
 
 _READ_BY_DEFAULT = (STATE, NEXT_STATE, LENGTH, IS_BACKWARD, CONDITION)
@@ -110,6 +113,59 @@ class Features:
             return names
         read = _READ_BY_DEFAULT if self.source is None else (self.source, CONDITION)
         return [name for name in names if name in read]
+
+
+class ObjectColumns(Features):
+    """Turns items into rows of integers that are equal exactly where items count as the same.
+
+    Args:
+        source: "state" for the object that an item stands for, its terminating state and its
+            condition, see :func:`~gfn_rb.containers.objects.object_columns`; another key, or a
+            list of keys, whose entries have to be equal; or a callable from items, batch size
+            [n], to int64 fingerprints, [n] or [n, d].
+    """
+
+    def __init__(self, source: Unique) -> None:
+        keys = source if isinstance(source, list) and source else [source]
+        if not (callable(source) or all(isinstance(key, (str, tuple)) for key in keys)):
+            raise ArgumentError(
+                f"unique must be a key, a list of keys, a callable or None, got {source!r}"
+            )
+        super().__init__(source if callable(source) else None)
+        self._read = keys
+
+    def __call__(self, data: TensorDictBase) -> Int64[Tensor, "n d"]:
+        """Return one row per item.
+
+        Args:
+            data: items, batch size [n].
+
+        Raises:
+            KeyMismatchError: a key is missing.
+            ShapeError: the callable returned something else than fingerprints.
+            ArgumentError: items stand for no object.
+        """
+        if callable(self.source):
+            return _fingerprints(self.source(data), data.shape[0])
+        if self._read == [STATE]:
+            return object_columns(data)
+        return torch.cat([equal_bits(_flat(_entry(data, key))) for key in self._read], 1)
+
+    def _keys(self, data: TensorDictBase) -> list[NestedKey]:
+        names = list(data.keys(True, True))
+        if callable(self.source):
+            return names
+        read = (STATE, LENGTH, IS_BACKWARD, CONDITION) if self._read == [STATE] else self._read
+        return [name for name in names if name in read]
+
+
+def _fingerprints(rows: Any, n: int) -> Int64[Tensor, "n d"]:
+    if not isinstance(rows, Tensor) or rows.dtype != torch.int64 or rows.ndim not in (1, 2):
+        came = f"{rows.dtype} of shape {list(rows.shape)}" if isinstance(rows, Tensor) else rows
+        raise ShapeError(f"unique must return int64 fingerprints, [n] or [n, d], got {came}")
+    if rows.shape[0] != n:
+        raise ShapeError(f"unique must return {n} fingerprints, one per item, got {len(rows)}")
+    return rows if rows.ndim == 2 else rows[:, None]
 
 
 def _default(data: TensorDictBase, names: set[str]) -> Tensor:

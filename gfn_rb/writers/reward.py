@@ -15,14 +15,21 @@ from gfn_rb.column import KeyColumn, StorageVersion, open_shared, require_rows
 from gfn_rb.errors import ArgumentError, CheckpointMismatchError, ShapeError
 from gfn_rb.keys import LOG_REWARD
 from gfn_rb.numerics import Extremes
-from gfn_rb.shapes import Float, Int64
+from gfn_rb.numerics.extremes import UNKNOWN_RANK
+from gfn_rb.numerics.near.index import Pairs
+from gfn_rb.shapes import Bool, Float, Int64
 from gfn_rb.state_folder import StateInFolder
 from gfn_rb.torchrl_compat import attached_entities, bump_mutation_revision, set_length
+from gfn_rb.writers.features import ObjectColumns, Unique
+from gfn_rb.writers.followed_index import FollowedIndex
 from gfn_rb.writers.rows import RowLayout, check_number, no_slots, overwrite, scalar_key
 
 Tie = Literal["newest", "oldest"]
+OnDuplicate = Literal["refresh", "keep"]
 
 _OFFERED, _WRITTEN, _REVISION = range(3)
+_OPTIONS = ("tie", "unique", "on_duplicate")
+_AGES_BEFORE = 2**62  # what rows of unknown age are older by than the first row offered
 
 
 class RewardPrioritizedWriter(StateInFolder, Writer):
@@ -40,9 +47,17 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
     Args:
         key: the key to rank items by, one float per item.
         tie: among equal keys, whether the "newest" or the "oldest" items are kept.
+        unique: what tells objects apart, of which there is then one row each: "state" for what
+            trajectories and terminating states stand for, the terminating state and the
+            condition; another key; a list of keys; or a callable from items, batch size [n], to
+            int64 fingerprints, [n] or [n, d]. Equal hashes are confirmed on these columns. None
+            keeps equal rows side by side.
+        on_duplicate: whether an item whose object is stored shall "refresh" that row, its key and
+            its age, or be rejected, to "keep" what is stored. In a batch the last row of an object
+            counts. Of an object that others stored twice, the first row is refreshed.
 
     Raises:
-        ArgumentError: ``tie`` is neither.
+        ArgumentError: an option breaks its rule.
 
     Examples:
         >>> rb = TensorDictReplayBuffer(
@@ -52,12 +67,25 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
         tensor([-1,  0,  1])
     """
 
-    def __init__(self, key: NestedKey = LOG_REWARD, tie: Tie = "newest") -> None:
+    def __init__(
+        self,
+        key: NestedKey = LOG_REWARD,
+        tie: Tie = "newest",
+        unique: Unique = None,
+        on_duplicate: OnDuplicate = "refresh",
+    ) -> None:
         super().__init__()
         if tie not in ("newest", "oldest"):
             raise ArgumentError(f"tie must be 'newest' or 'oldest', got {tie!r}")
+        if on_duplicate not in ("refresh", "keep"):
+            raise ArgumentError(f"on_duplicate must be 'refresh' or 'keep', got {on_duplicate!r}")
         self.key = key
         self.tie = tie
+        self.unique = unique
+        self.on_duplicate = on_duplicate
+        self._compared: FollowedIndex | None = None  # rows by what tells whether they are the same
+        if unique is not None:
+            self.identify(unique)
         self._column = KeyColumn(key)
         self._layout = RowLayout()
         self._extremes: Extremes | None = None
@@ -109,8 +137,9 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
             KeyMismatchError: the key is missing, or keys differ from the stored ones.
             ShapeError: wrong batch size, or an entry unlike the stored one.
             NaNError: a key is NaN.
+            ArgumentError: an item stands for no object, where they have to be ``unique``.
         """
-        key = scalar_key(data, self.key)
+        key = self._keys_of(data)
         highest = check_number(key, self.key)
         if not key.shape[0]:
             return torch.empty(0, dtype=torch.int64)
@@ -118,6 +147,14 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
         slot = self._offer(data, key, highest)
         self._count[_OFFERED] += key.shape[0]
         return slot
+
+    def identify(self, unique: Unique) -> None:
+        """Tell objects apart by something else from now on, such as the rows' compact form.
+
+        Args:
+            unique: see the class; not None.
+        """
+        self._compared = FollowedIndex(ObjectColumns(unique))
 
     # What users call.
 
@@ -145,12 +182,15 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
         """
         index, key = index.reshape(-1), key.detach().reshape(-1)
         self._check_update(index, key)
-        extremes = self._in_step()
+        extremes, compared = self._in_step(), self._compared
+        before = None if compared is None else compared.content(self._storage)
         values = self._column.values(self._storage)
         values[index] = key.to(values)
         bump_mutation_revision(self._storage)
         extremes.update(index, values[index].to(torch.float64), extremes.rank[index])
         self._now_in_step(self._column.version(self._storage))
+        if compared is not None:
+            compared.relabelled(self._storage, before)
         self._announce(index)
 
     # Keeping the extremes in step with the storage.
@@ -169,11 +209,18 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
         mine = self._version is not None and version[1:] == self._version[1:]
         if not mine or int(self._count[_REVISION]) != version.revision:
             values = self._column.values(storage)
-            extremes.assign(values, extremes.rank[: len(values)].clone())
+            extremes.assign(values, self._ranks(len(values)))
         else:
             extremes.doubt_ranks()
         self._now_in_step(version)
         return extremes
+
+    def _ranks(self, stored: int) -> Int64[Tensor, "n"]:
+        """Return the rank of each stored row; those of others are older than all that came here."""
+        rank = self._allocated().rank[:stored].clone()
+        # The rank of a row that was never written is that of padding, and would lose to it.
+        age = torch.arange(stored, device=rank.device) - _AGES_BEFORE
+        return torch.where(rank == UNKNOWN_RANK, age if self.tie == "newest" else -age, rank)
 
     def _lowest(self) -> float:
         """Return the lowest key of a full storage, looked up once for each content."""
@@ -194,8 +241,16 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
 
     # Choosing and writing.
 
+    def _keys_of(self, data: TensorDictBase) -> Tensor:
+        return scalar_key(data, self.key)
+
     def _offer(self, data: TensorDictBase, key: Tensor, highest: float) -> Tensor:
         """Write what is to be kept of a sound batch, and return one slot per row."""
+        if self._compared is not None:
+            return self._offer_objects(data, key, highest, self._compared)
+        return self._offer_any(data, key, highest)
+
+    def _offer_any(self, data: TensorDictBase, key: Tensor, highest: float) -> Tensor:
         free = self._storage.max_size - len(self._storage)
         if key.shape[0] <= free:
             return self._append(data)
@@ -229,6 +284,79 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
         self._now_in_step(self._column.version(self._storage))
         return slot
 
+    def _offer_objects(
+        self, data: TensorDictBase, key: Tensor, highest: float, compared: FollowedIndex
+    ) -> Tensor:
+        """Write what is to be kept, one row per object."""
+        rows = compared.features(data).to(self._allocated().device)
+        index = compared.follow(self._storage, rows)
+        prepared = index.prepare(rows)
+        stored, twins = index.near(prepared), index.near_each_other(prepared)
+        if index.length < index.capacity or stored[0].shape[0] or twins[0].shape[0]:
+            same = _slot_of_equal(stored, key.shape[0])
+            slot = self._merge_objects(data, key.to(rows.device), same, _is_last(twins, same))
+        else:
+            slot = self._offer_any(data, key, highest)
+        chosen = (slot >= 0).nonzero()[:, 0]
+        if chosen.shape[0]:
+            index.write(slot[chosen], prepared.select(chosen), len(self._storage))
+            compared.wrote(self._storage)
+        return slot
+
+    def _merge_objects(
+        self, data: TensorDictBase, key: Tensor, same: Tensor, is_last: Tensor
+    ) -> Tensor:
+        """Write rows over those of the same objects; let the other ones win slots as usual.
+
+        Args:
+            data: the batch.
+            key: of each row.
+            same: the slot that holds the row's object, -1 for none.
+            is_last: whether no later row of the batch is of the row's object.
+        """
+        extremes, stored = self._in_step(), len(self._storage)
+        free, key = self._storage.max_size - stored, key.to(torch.float64)
+        slot = torch.where(is_last, same, -1) if self.on_duplicate == "refresh" else no_slots(key)
+        again, is_new = (slot >= 0).nonzero()[:, 0], is_last & (same < 0)
+        if free == 0:
+            # Where a row that is refreshed sinks to the bottom, less is needed to beat it.
+            lowest = key[again].min() if again.shape[0] else math.inf
+            is_new &= self._beats(key, self._lowest()) | (key >= lowest)
+        if again.shape[0]:
+            self._version = None  # should writing fail, the extremes are read anew
+            extremes.update(slot[again], key[again], self._rank(again))
+        new = is_new.nonzero()[:, 0]
+        out = new[:0]
+        if new.shape[0] > free:
+            new = new[self._worst_first(key[new])[1]][-self._storage.max_size :]
+            contest = new[: new.shape[0] - free].flip(0)
+            out = self._driven_out(key[contest], self._rank(contest))
+            new = new[contest.shape[0] - out.shape[0] :]
+            slot[torch.isin(slot, out)] = -1  # refreshed, and then driven out
+        length = stored + new.shape[0] - out.shape[0]
+        slot[new] = torch.cat([out, torch.arange(stored, length, device=out.device)])
+        chosen = (slot >= 0).nonzero()[:, 0]
+        if chosen.shape[0]:
+            self._write(slot[chosen], data, chosen, length)
+            extremes.update(slot[chosen], key[chosen], self._rank(chosen))
+            self._now_in_step(self._column.version(self._storage))
+        return slot
+
+    def _driven_out(self, contest: Tensor, rank: Tensor) -> Tensor:
+        """Return the slots of the worst items, each of which loses against a pair of key and rank.
+
+        Args:
+            contest: keys from the best down; the first meets the worst item, and so on.
+            rank: their ranks.
+        """
+        extremes = self._allocated()
+        slot = extremes.smallest(contest.shape[0]).rows(contest.shape[0])
+        slot = slot[extremes.rank[slot].argsort()]
+        value, place = extremes.key[slot].sort(stable=True)
+        slot = slot[place]
+        wins = (contest > value) | ((contest == value) & (rank > extremes.rank[slot]))
+        return slot[: int(wins.sum())]
+
     def _contestants(self, key: Tensor, free: int, floor: float) -> tuple[Tensor, Tensor]:
         """Return the rows that may enter, worst first, and the keys of those without a free slot.
 
@@ -259,19 +387,34 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
         age = row + int(self._count[_OFFERED])
         return age if self.tie == "newest" else -age
 
-    def _write(self, target: Tensor, data: TensorDictBase, chosen: Tensor | None = None) -> None:
-        """Write a batch, or the chosen rows of it, into slots."""
-        length = len(self._storage)
+    def _write(
+        self,
+        target: Tensor,
+        data: TensorDictBase,
+        chosen: Tensor | None = None,
+        length: int | None = None,
+    ) -> None:
+        """Write a batch, or the chosen rows of it, into slots.
+
+        Args:
+            target: slots, each once.
+            data: the batch.
+            chosen: positions in it; None for all.
+            length: of the storage afterwards, where some slots hold rows and others none.
+        """
+        before = len(self._storage)
         try:
             if chosen is None:
                 self._storage.set(target, data)
-            elif length < self._storage.max_size:
-                self._storage.set(target, data[chosen])
-            else:
+            elif before == self._storage.max_size:
                 overwrite(self._storage, target, data, chosen)
+            else:
+                self._storage.set(target, data[chosen])
         except BaseException:
-            set_length(self._storage, length)  # set() counts rows before it writes them
+            set_length(self._storage, before)  # set() counts rows before it writes them
             raise
+        if length is not None and before < self._storage.max_size:
+            set_length(self._storage, length)  # and it counts those that it writes over
         self._announce(target, target.shape[0])
 
     def _announce(self, index: Tensor, n_written: int = 0) -> None:
@@ -307,13 +450,15 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
 
     def _empty(self, empty_write_count: bool = True) -> None:
         self._count[_OFFERED] = 0
+        if self._storage is not None:
+            self._allocated().rank.fill_(UNKNOWN_RANK)
         if empty_write_count:
             self._count[_WRITTEN] = 0
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the storage does not hold: the age of each item, and counters."""
         return {
-            "tie": self.tie,
+            **self._options(),
             "rank": self._allocated().rank[: len(self._storage)].clone(),
             "offered": int(self._count[_OFFERED]),
             "written": int(self._count[_WRITTEN]),
@@ -323,21 +468,33 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
         """Restore what :meth:`state_dict` returned. Keys are read from the storage when needed.
 
         Args:
-            state_dict: from a writer of the same ``tie``.
+            state_dict: from a writer of the same ``tie``, ``unique`` and ``on_duplicate``.
 
         Raises:
-            CheckpointMismatchError: it comes from another ``tie`` or a larger storage.
+            CheckpointMismatchError: it comes from another, or from a larger storage.
         """
-        rank = state_dict["rank"]
-        if state_dict["tie"] != self.tie or rank.shape[0] > self._storage.max_size:
+        expected, rank = self._options(), state_dict.get("rank", torch.empty(0))
+        came = {name: state_dict[name] for name in _OPTIONS if name in state_dict}
+        if came != expected or rank.shape[0] > self._storage.max_size:
             raise CheckpointMismatchError(
-                f"writer state is of tie={state_dict['tie']!r} with {rank.shape[0]} items, "
-                f"expected tie={self.tie!r} and at most {self._storage.max_size}"
+                f"writer state is of {_worded(came)} with {rank.shape[0]} items, expected "
+                f"{_worded(expected)} and at most {self._storage.max_size}"
             )
-        self._allocated().rank[: len(rank)] = rank
+        known = self._allocated().rank
+        known[: len(rank)] = rank
+        known[len(rank) :] = UNKNOWN_RANK
         self._count[_OFFERED] = state_dict["offered"]
         self._count[_WRITTEN] = state_dict["written"]
         self._version = None
+        if self._compared is not None:
+            self._compared.forget()
+
+    def _options(self) -> dict[str, str]:
+        """Return what a state is recognised by. A callable has no name that means anything."""
+        if self.unique is None:
+            return {"tie": self.tie}
+        unique = "a callable" if callable(self.unique) else str(self.unique)
+        return dict(zip(_OPTIONS, (self.tie, unique, self.on_duplicate), strict=True))
 
     def __getstate__(self) -> dict[str, Any]:
         """Make sure that a process this is sent to shares the state, rather than starts its own."""
@@ -346,4 +503,32 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
         return {**super().__getstate__(), "_version": None, "_floor": None}
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}(key={self.key!r}, tie={self.tie!r})"
+        unique = f", unique={self.unique!r}, on_duplicate={self.on_duplicate!r}"
+        return (
+            f"{type(self).__name__}(key={self.key!r}, tie={self.tie!r}"
+            f"{unique if self._compared else ''})"
+        )
+
+
+def _worded(options: dict[str, Any]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in options.items()) or "another kind"
+
+
+def _slot_of_equal(pairs: Pairs, n: int) -> Int64[Tensor, "n"]:
+    """Return the first slot that each of n rows is paired with, -1 for none."""
+    row, slot = pairs
+    first = torch.full((n,), UNKNOWN_RANK, dtype=torch.int64, device=slot.device)
+    first.scatter_reduce_(0, row, slot, "amin")
+    return first.masked_fill_(first == UNKNOWN_RANK, -1)
+
+
+def _is_last(twins: Pairs, like: Tensor) -> Bool[Tensor, "n"]:
+    """Tell of each row whether none after it is equal, given all pairs with the first equal one."""
+    first, other = twins
+    is_last = torch.ones_like(like, dtype=torch.bool)
+    if first.shape[0]:
+        last = torch.zeros_like(like).scatter_reduce_(0, first, other, "amax")
+        is_last[first] = False
+        is_last[other] = False
+        is_last[last[first]] = True
+    return is_last

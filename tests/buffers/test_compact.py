@@ -196,8 +196,22 @@ def test_features_are_those_of_whole_rows(form, features):
     for seed in range(3):
         rows = walks(GRID, 30, seed, backward=True)
         assert ours.extend(rows).equal(plain.extend(rows))
-    ours.writer._indexed = None  # read anew, from the storage
+    ours.writer._compared.forget()  # read anew, from the storage
     assert ours.extend(rows).equal(plain.extend(rows))
+
+
+@pytest.mark.parametrize("preset", [reward_prioritized_buffer, fifo_buffer])
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("unique", ["state", lambda td: td["state"][:, -1, 0]])
+def test_objects_are_those_of_whole_rows(form, preset, unique):
+    options = {"preset": preset, "unique": unique, "capacity": 20}
+    ours, plain = buffer(form, **options), buffer(None, **options)
+    for seed in range(4):
+        rows = walks(GRID, 30, seed, backward=True)
+        slots = ours.extend(rows.clone())
+        assert slots.equal(plain.extend(rows))
+        assert (slots < 0).any()
+        assert_equal(contents(ours), contents(plain))
 
 
 def test_a_writer_that_is_given_measures_whole_rows_too():

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from factories import two_rows
+from factories import objects, two_rows
 from statistics_of_draws import chi_square_p
 from tensordict import TensorDict
 from torchrl.data import LazyMemmapStorage, LazyTensorStorage, TensorDictReplayBuffer
@@ -197,6 +197,13 @@ def test_terminating_states_keep_their_condition_and_nothing_else():
     assert rb[:]["condition"].tolist() == [7, 8, 7]
 
 
+def test_a_terminating_state_is_kept_once_unless_asked_otherwise():
+    for unique, stored in [({}, 2), ({"unique": None}, 3), ({"on_duplicate": "keep"}, 2)]:
+        rb = terminating_state_buffer(4, **unique)
+        rb.extend(objects([1, 2, 1]))
+        assert len(rb) == stored
+
+
 def test_terminating_states_come_as_they_are_too():
     rb = terminating_state_buffer(4)
     terminating = two_rows().to_states()
@@ -227,8 +234,8 @@ def test_regenerated_rows_are_what_is_sampled():
     trajectories = Trajectories.from_tensordict(batch)
     assert sorted(trajectories.terminating_states.tolist()) == [2, 5]
     assert rb[0]["state"].tolist() == [-1, 5, 0]
-    rb.extend(batch)  # what is drawn can be stored again
-    assert sorted(rb.storage[:]["state"].tolist()) == [2, 2, 5, 5]
+    rb.extend(batch)  # what is drawn can be stored again, over itself
+    assert sorted(rb.storage[:]["state"].tolist()) == [2, 5]
 
 
 @pytest.mark.parametrize(

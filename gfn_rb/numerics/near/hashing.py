@@ -36,7 +36,7 @@ class RowHash:
 
     def __call__(self, rows: Shaped[Tensor, "n d"]) -> Int64[Tensor, "n g"]:
         """Return the hashes of rows of any real dtype, in [0, 2^31)."""
-        bits = _bits(rows)
+        bits = equal_bits(rows)
         if self._single:
             total = (bits * self._factor[0]).sum(1, keepdim=True)
         else:
@@ -49,8 +49,14 @@ def all_differ(hashes: Int64[Tensor, "n"]) -> bool:
     return len(set(hashes.tolist())) == hashes.shape[0]
 
 
-def _bits(rows: Tensor) -> Int64[Tensor, "n d"]:
-    """Return integers that are equal where the numbers are."""
+def equal_bits(rows: Shaped[Tensor, "n *S"]) -> Int64[Tensor, "n d"]:
+    """Return integers that are equal exactly where the numbers are, flat.
+
+    Args:
+        rows: of any real dtype. NaNs of the same bits count as equal.
+    """
+    if rows.ndim != 2:
+        rows = rows.reshape(rows.shape[0], rows.shape[1:].numel())
     if not rows.is_floating_point():
         return rows.to(torch.int64)
     bits = (rows + 0.0).view(_VIEWS[rows.element_size()]).to(torch.int64)  # -0.0 becomes 0.0
