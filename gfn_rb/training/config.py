@@ -110,6 +110,9 @@ class TrainConfig:
     keep: KeepName = "top"
     """Which items it keeps: those of highest reward, of these only such as end far apart, or the
     most recent."""
+    unique: bool = False
+    """Keep one item per object, the newest, where diverse buffers keep the best: an object is a
+    terminating state and its condition. Off, for the published tables were made without."""
     cutoff: FiniteFloat = 0.0
     """Items of a diverse buffer end further apart than this, in places that differ or in steps on
     a grid. 0 rules out duplicates."""
@@ -215,6 +218,11 @@ class TrainConfig:
             raise ArgumentError(
                 f"keep must be one of top, recent with replay {self.replay}, whose episodes pass "
                 f"through the same states, got 'diverse'"
+            )
+        if self.unique and self.replay in ("transitions", "states"):
+            raise ArgumentError(
+                f"unique must be False with replay {self.replay}, whose items stand for no object "
+                "of their own, got True"
             )
         if self.compact == "rebuild" and self.replay != "trajectories":
             raise ArgumentError(

@@ -58,15 +58,23 @@ def _apart(config: TrainConfig) -> dict[str, Any]:
     return {"cutoff_distance": config.cutoff, "p": config.distance_p}
 
 
+def _objects(config: TrainConfig) -> dict[str, Any]:
+    return {"unique": "state" if config.unique else None}
+
+
 KEEP: dict[str, KeepRule] = {
     "top": KeepRule(
-        lambda _: reward_prioritized_buffer, lambda _, key: RewardPrioritizedWriter(key)
+        lambda config: partial(reward_prioritized_buffer, **_objects(config)),
+        lambda config, key: RewardPrioritizedWriter(key, **_objects(config)),
     ),
     "diverse": KeepRule(
         lambda config: partial(diverse_buffer, **_apart(config)),
         lambda config, key: DiversityWriter(key, **_apart(config)),
     ),
-    "recent": KeepRule(lambda _: fifo_buffer, lambda *_: FIFOWriter()),
+    "recent": KeepRule(
+        lambda config: partial(fifo_buffer, **_objects(config)),
+        lambda config, _: FIFOWriter(**_objects(config)),
+    ),
 }
 
 
