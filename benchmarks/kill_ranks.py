@@ -41,7 +41,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from benchmarks.ranks import command, environment
-from gfn_rb.remote.protocol.statistics import OUTCOMES
+from gfn_rb.remote.protocol.messages import OUTCOMES
 from gfn_rb.training.session.folder import RunFolder, read_metrics
 
 SIZE, MANAGER = 4, 3

@@ -150,9 +150,12 @@ def _checked(data: memoryview) -> tuple[Prefix, str]:
     """Return the prefix of a frame whose head is sound, and what errors call the frame."""
     prefix = Prefix.read(data, "a frame")
     name = f"a frame of kind {prefix.kind}"
+    # A version that was damaged is told apart from another one, which is sound, or the first,
+    # whose prefix names no form: a sender of another version is not listened to any more.
+    if prefix.version == VERSION or prefix.form == FRAME:
+        prefix.check(data, name)
     if prefix.version != VERSION:
         raise WireVersionError(f"{name} is of version {prefix.version}; expected {VERSION}")
-    prefix.check(data, name)
     if prefix.form != FRAME or prefix.n_rows > MAX_ROWS:
         raise WireCorruptError(
             f"{name} is of form {prefix.form!r} with {prefix.n_rows} rows; expected {FRAME!r} "

@@ -3,8 +3,8 @@
 from gfn_rb.codec.frames import Frame, decode_frame, encode_frame
 from gfn_rb.remote.manager.baseline import Baseline, EMABaseline, MinBaseline, PercentileBaseline
 from gfn_rb.remote.manager.manager import ReplayBufferManager
-from gfn_rb.remote.protocol.statistics import SenderStatistics, WorkerStatistics
-from gfn_rb.remote.worker.client import Reply
+from gfn_rb.remote.protocol.messages import SenderStatistics
+from gfn_rb.remote.worker.accounts import Reply, WorkerStatistics
 from gfn_rb.remote.worker.options import (
     AwaitReply,
     BaselineFilter,

@@ -183,7 +183,17 @@ def test_another_version_is_named() -> None:
     data = message(encode_frame(2))
     data[8] = 9
     with pytest.raises(WireVersionError, match="a frame of kind 2 is of version 9; expected 2"):
-        decode_frame(data)
+        decode_frame(mended(data))
+
+
+def test_a_damaged_version_is_no_other_version() -> None:
+    data = message(encode_frame(2))
+    for bit in range(16):
+        data[8 + bit // 8] ^= 1 << bit % 8
+        with pytest.raises(WireCorruptError, match="checksum of the head of a frame of kind 2"):
+            decode_frame(data)
+        data[8 + bit // 8] ^= 1 << bit % 8
+    assert decode_frame(data).kind == 2
 
 
 def test_frames_of_the_first_version_are_named() -> None:

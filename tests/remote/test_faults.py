@@ -9,6 +9,7 @@ from remote.remote_runs import LIMIT, group, objects, threads, values_of
 
 from gfn_rb import fifo_buffer
 from gfn_rb.codec.frames import encode_frame
+from gfn_rb.codec.prefix import VERSION, Prefix
 from gfn_rb.errors import RemoteError, TransportTimeoutError, WireVersionError
 from gfn_rb.remote import (
     AwaitReply,
@@ -49,6 +50,13 @@ def damaged():
 
 
 def of_another_version():
+    (head, *rest) = encode_frame(Kind.ITEMS, objects([7]), {"id": 1})
+    prefix = Prefix.read(memoryview(head), "it")
+    prefix._replace(version=VERSION + 1, sum=0).seal(memoryview(head))
+    return bytes_of([head, *rest])
+
+
+def of_a_damaged_version():
     data = frame()
     data[8] += 1
     return data
@@ -59,7 +67,7 @@ def settle(manager):
         pass
 
 
-@pytest.mark.parametrize("make", [garbage, truncated, damaged])
+@pytest.mark.parametrize("make", [garbage, truncated, damaged, of_a_damaged_version])
 def test_a_manager_survives_frames_it_cannot_read(caplog, make):
     transports = group(3)
     manager = ReplayBufferManager(transports[0], fifo_buffer(9))
@@ -149,7 +157,7 @@ def test_a_worker_that_cannot_read_an_answer_goes_on(caplog, spoilt):
         other.send(0, DATA_TAG, Kind.GOODBYE)
         while not manager.finished or other.receive(timeout=0.05) is not None:
             pass
-    assert "cannot read what manager 0 sent" in caplog.text
+    assert "cannot read what manager 0 sent on tag 0" in caplog.text
     assert worker.managers == [0]
     assert worker.statistics.sent == worker.statistics.outcomes + worker.statistics.lost == 4
     assert worker.statistics.lost <= 1

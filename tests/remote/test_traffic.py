@@ -16,7 +16,7 @@ import pytest
 from remote.traffic_rank import LARGEST, MODES, ROUNDS, WORKERS
 from transports import ranks
 
-from gfn_rb.remote.protocol.statistics import OUTCOMES
+from gfn_rb.remote.protocol.messages import OUTCOMES
 
 MESSAGES = int(os.environ.get("GFN_RB_MESSAGES", "60"))  # of each worker in each round, over MPI
 FEWER = 3  # by so much over Gloo, which differs in the transport alone

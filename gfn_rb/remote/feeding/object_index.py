@@ -12,12 +12,12 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data import ReplayBuffer
-from torchrl.data.replay_buffers.storages import Storage, TensorStorage
+from torchrl.data.replay_buffers.storages import Storage
 
 from gfn_rb.buffers.compact import CompactRows
-from gfn_rb.column import KeyColumn
+from gfn_rb.column import KeyColumn, require_rows
 from gfn_rb.containers.objects import ObjectKeys, object_keys
-from gfn_rb.errors import ArgumentError, CheckpointMismatchError
+from gfn_rb.errors import ArgumentError, CheckpointMismatchError, ShapeError
 from gfn_rb.keys import INDEX, LOG_REWARD
 from gfn_rb.shapes import Float, Int64
 from gfn_rb.torchrl_compat import all_slots
@@ -56,11 +56,10 @@ class ObjectIndex:
     """
 
     def __init__(self, rb: ReplayBuffer, n_ranks: int = 0, n_remembered: int = 0) -> None:
-        if not isinstance(rb.storage, TensorStorage) or rb.storage.ndim != 1:
-            raise ArgumentError(
-                "buffer must have a one-dimensional LazyTensorStorage, LazyMemmapStorage or "
-                f"TensorStorage, got a {type(rb.storage).__name__}"
-            )
+        try:
+            require_rows(rb.storage)
+        except ShapeError as error:
+            raise ArgumentError(f"buffer cannot be followed: its {error}") from None
         self.storage: Storage = rb.storage
         capacity = rb.storage.max_size
         n = capacity + n_remembered

@@ -28,11 +28,11 @@ from gfn_rb.remote.protocol.messages import (
     PROTOCOL,
     Kind,
     ScoreFunction,
+    SenderStatistics,
     describe_error,
     one_line,
     pack,
 )
-from gfn_rb.remote.protocol.statistics import SenderStatistics
 from gfn_rb.stopwatch import Stopwatch
 from gfn_rb.transports.base import Envelope
 from gfn_rb.writers.rows import scalar_key, select_rows, shallow_copy

@@ -20,9 +20,14 @@ from gfn_rb.remote.manager.baseline_keeper import BaselineKeeper
 from gfn_rb.remote.manager.handler import BatchHandler, Duplicates, MessageHandler
 from gfn_rb.remote.protocol.channel import FrameChannel
 from gfn_rb.remote.protocol.membership import Membership
-from gfn_rb.remote.protocol.messages import Kind, ScoreFunction, no_scores, one_line
+from gfn_rb.remote.protocol.messages import (
+    Kind,
+    ScoreFunction,
+    SenderStatistics,
+    no_scores,
+    one_line,
+)
 from gfn_rb.remote.protocol.roles import check_roles
-from gfn_rb.remote.protocol.statistics import SenderStatistics
 from gfn_rb.stopwatch import Stopwatch
 from gfn_rb.transports.base import Transport
 

@@ -1,9 +1,10 @@
-"""What managers and workers send each other: kinds of frames, scores and errors."""
+"""What managers and workers tell each other: kinds of frames, scores, counters and errors."""
 
 from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
 from enum import IntEnum
 from numbers import Real
 from typing import Any, Final
@@ -98,6 +99,72 @@ def unpack(numbers: Mapping[str, Any], rows: TensorDictBase | None) -> Scores:
     if rows is not None:
         scores.update({str(name): torch.as_tensor(value) for name, value in rows.items()})
     return scores
+
+
+OUTCOMES = ("stored", "rejected", "duplicates", "scored", "refused")
+
+
+@dataclass
+class Outcomes:
+    """What became of rows at a manager.
+
+    Attributes:
+        stored: they are in its buffer, or were for a while.
+        rejected: its writer did not keep them.
+        duplicates: it held the same object, or the batch did.
+        scored: they were scored alone, because that was asked for or there is no buffer.
+        refused: they do not fit its buffer.
+    """
+
+    stored: int = 0
+    rejected: int = 0
+    duplicates: int = 0
+    scored: int = 0
+    refused: int = 0
+
+    @property
+    def outcomes(self) -> int:
+        """How many rows these are."""
+        return sum(getattr(self, name) for name in OUTCOMES)
+
+    def count(self, **rows: int) -> None:
+        """Add to counters by name."""
+        for name, n in rows.items():
+            setattr(self, name, getattr(self, name) + n)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the counters by name."""
+        return asdict(self)
+
+    def restore(self, values: dict[str, Any]) -> None:
+        """Resume from earlier counters.
+
+        Args:
+            values: what :meth:`to_json` gave.
+        """
+        for field in fields(self):
+            setattr(self, field.name, values[field.name])
+
+
+@dataclass
+class SenderStatistics(Outcomes):
+    """What a manager knows of one worker. ``items`` is the sum of the outcomes.
+
+    Attributes:
+        batches: frames of items that came.
+        items: their rows.
+        bytes: the size of all frames that came.
+        fed: rows it was given.
+        unreadable: frames that could not be read.
+        errors: batches that could not be stored or scored.
+    """
+
+    batches: int = 0
+    items: int = 0
+    bytes: int = 0
+    fed: int = 0
+    unreadable: int = 0
+    errors: int = 0
 
 
 _FRAMES = 4

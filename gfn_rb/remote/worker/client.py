@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from tensordict import TensorDictBase
@@ -13,51 +12,12 @@ from tensordict import TensorDictBase
 from gfn_rb.errors import GfnRbError, PeerLostError, RemoteError, TransportTimeoutError
 from gfn_rb.remote.protocol.channel import FrameChannel, ReceivedFrame
 from gfn_rb.remote.protocol.membership import LOST, Membership
-from gfn_rb.remote.protocol.messages import DATA_TAG, PROTOCOL, Kind, Scores, remote_error, unpack
-from gfn_rb.remote.protocol.statistics import OUTCOMES, WorkerStatistics
+from gfn_rb.remote.protocol.messages import DATA_TAG, OUTCOMES, PROTOCOL, Kind, remote_error, unpack
+from gfn_rb.remote.worker.accounts import Reply, SentBatch, UnansweredBatches, WorkerStatistics
 from gfn_rb.transports.base import Transport
 from gfn_rb.transports.deadline import Deadline, Grace
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Reply:
-    """A manager's answer to a batch.
-
-    Attributes:
-        manager: its rank.
-        n: how many rows were sent.
-        scores: by name: a number for the batch, or a tensor of one entry per row sent.
-        outcomes: what became of the rows: how many were ``stored``, ``rejected``,
-            ``duplicates``, ``scored`` or ``refused``.
-        baseline: the log-reward below which items are not worth sending; None while unknown.
-        error: what went wrong over there, None if nothing did.
-    """
-
-    manager: int
-    n: int
-    scores: Scores
-    outcomes: dict[str, int]
-    baseline: float | None
-    error: RemoteError | None = None
-
-
-@dataclass
-class SentBatch:
-    """A batch that is not answered yet.
-
-    Attributes:
-        manager: where it was sent.
-        n: its rows.
-        deadline: of the answer.
-        reply: the answer, where only the items that come with it are still to come.
-    """
-
-    manager: int
-    n: int
-    deadline: Deadline
-    reply: Reply | None = None
 
 
 class ManagerClient:
@@ -76,8 +36,6 @@ class ManagerClient:
 
     Attributes:
         baseline: the newest that a manager told.
-        replies: answers that were not taken yet.
-        errors: refusals likewise.
     """
 
     def __init__(
@@ -90,14 +48,12 @@ class ManagerClient:
         grace: Grace | None = None,
     ) -> None:
         self.baseline: float | None = None
-        self.replies: list[Reply] = []
-        self.errors: list[RemoteError] = []
         self._name = f"worker {transport.rank}"
         self._membership = Membership(managers)
         self._channel = FrameChannel(transport)
         self._timeout, self._grace = timeout, Grace() if grace is None else grace
         self._count, self._feed = statistics, feed
-        self._unanswered: dict[int, SentBatch] = {}  # by number, in the order they were sent
+        self._unanswered = UnansweredBatches(statistics)
         self._response: dict[int, ReceivedFrame] = {}  # to a question, by manager
         self._n_sent = 0
 
@@ -129,7 +85,7 @@ class ManagerClient:
             Whether all are answered. Where this rank is to stop, they may not be.
         """
         while self._unanswered:
-            deadline = self._oldest().deadline if limit is None else limit
+            deadline = self._unanswered.deadline if limit is None else limit
             if deadline.wait(self._receive):
                 continue
             if limit is not None or not deadline.passed:
@@ -147,8 +103,15 @@ class ManagerClient:
         if not self.wait(limit):
             n, seconds = self.unanswered, time.monotonic() - start
             log.warning("%s: %d batches unanswered after %.1f s", self._name, n, seconds)
-            for number in [*self._unanswered]:
-                self._close_account(number)
+            self._unanswered.close([*self._unanswered.sent])
+
+    def take_replies(self) -> tuple[list[Reply], list[RemoteError]]:
+        """Return the replies and refusals that nobody has seen."""
+        return self._unanswered.take()
+
+    def _lose_overdue(self) -> None:
+        for rank in self._unanswered.overdue():
+            self.lose(rank, f"it did not answer within {self._timeout:g} s")
 
     # Sending.
 
@@ -194,7 +157,7 @@ class ManagerClient:
                 continue
             n, count = len(rows), self._count
             deadline = Deadline(self._timeout, self._grace)
-            self._unanswered[self._n_sent] = SentBatch(manager, n, deadline)
+            self._unanswered.sent[self._n_sent] = SentBatch(manager, n, deadline)
             count.sent += n
             count.batches += 1
             count.bytes_sent += nbytes
@@ -252,8 +215,7 @@ class ManagerClient:
         """
         if not self._membership.leave(rank, LOST, why):
             return  # another worker that is done
-        for number in self._sent_to(rank):
-            self._close_account(number)
+        self._unanswered.close(self._unanswered.of(rank))
         left = f"managers {self.managers}" if self.managers else "its own buffer alone"
         log.warning("%s: manager %d is lost: %s; going on with %s", self._name, rank, why, left)
 
@@ -301,73 +263,46 @@ class ManagerClient:
         """
         source, number = message.source, _number(message)
         if number < 0:
-            number = next(iter(self._sent_to(source)), -1)
+            number = next(iter(self._unanswered.of(source)), -1)
         if message.error is not None:
             log.warning(
-                "%s: cannot read what manager %d sent: %s", self._name, source, message.error
+                "%s: cannot read what manager %d sent on tag %d: %s",
+                *(self._name, source, message.tag, message.error),
             )
         elif number >= 0:
-            self.errors.append(remote_error(source, message.meta.get("error")))
+            self._unanswered.errors.append(remote_error(source, message.meta.get("error")))
         if number < 0:
             self._response[source] = message
         else:
-            self._close_account(number)
+            self._unanswered.close([number])
 
     def _scored(self, message: ReceivedFrame) -> None:
         meta, source, number = message.meta, message.source, _number(message)
-        sent = self._unanswered.get(number)
+        sent = self._unanswered.sent.get(number)
         if sent is None or sent.manager != source:
             return  # given up earlier
-        for earlier in self._sent_to(source):
-            if earlier < number:  # passed over: it answers in order
-                self._close_account(earlier)
+        # What it has passed over will not be answered: it answers in order.
+        self._unanswered.close([each for each in self._unanswered.of(source) if each < number])
         outcomes = {name: int(n) for name, n in meta["outcomes"].items() if name in OUTCOMES}
         error = remote_error(source, meta["error"]) if "error" in meta else None
         scores = unpack(meta["scores"], message.rows)
         self._update_baseline(meta)
         sent.reply = Reply(source, sent.n, scores, outcomes, self.baseline, error)
         if not meta.get("feeds"):
-            self._close_account(number)
+            self._unanswered.close([number])
 
     def _fed(self, message: ReceivedFrame) -> None:
-        for number in self._sent_to(message.source):
-            if self._unanswered[number].reply is not None:
-                self._close_account(number)
+        sent = self._unanswered.sent
+        answered = [
+            each for each in self._unanswered.of(message.source) if sent[each].reply is not None
+        ]
+        self._unanswered.close(answered)
         if message.rows is not None:
             self._feed(message.rows)
 
     def _update_baseline(self, meta: dict[str, Any]) -> None:
         if meta.get("baseline") is not None:
             self.baseline = float(meta["baseline"])
-
-    # Accounts.
-
-    def _close_account(self, number: int) -> None:
-        """Count what became of a batch: what its reply says, or that it is lost."""
-        sent = self._unanswered.pop(number, None)
-        if sent is None:
-            return
-        if sent.reply is None:
-            self._count.lost += sent.n
-            return
-        self._count.count(replies=1, **sent.reply.outcomes)
-        self.replies.append(sent.reply)
-        if sent.reply.error is not None:
-            self._count.errors += 1
-            self.errors.append(sent.reply.error)
-
-    def _sent_to(self, manager: int) -> list[int]:
-        """Return the numbers of the batches that a manager has not answered, oldest first."""
-        return [number for number, sent in self._unanswered.items() if sent.manager == manager]
-
-    def _oldest(self) -> SentBatch:
-        return next(iter(self._unanswered.values()))
-
-    def _lose_overdue(self) -> None:
-        if not self._unanswered or not self._oldest().deadline.passed:
-            return
-        for rank in {sent.manager for sent in self._unanswered.values() if sent.deadline.passed}:
-            self.lose(rank, f"it did not answer within {self._timeout:g} s")
 
 
 def _number(message: ReceivedFrame) -> int:

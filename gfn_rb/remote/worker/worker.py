@@ -17,8 +17,8 @@ from gfn_rb.keys import LOG_REWARD
 from gfn_rb.remote.feeding.object_index import ObjectIndex
 from gfn_rb.remote.protocol.messages import Kind
 from gfn_rb.remote.protocol.roles import check_ranks
-from gfn_rb.remote.protocol.statistics import WorkerStatistics
-from gfn_rb.remote.worker.client import ManagerClient, Reply
+from gfn_rb.remote.worker.accounts import Reply, WorkerStatistics
+from gfn_rb.remote.worker.client import ManagerClient
 from gfn_rb.remote.worker.options import (
     AwaitReply,
     BaselineFilter,
@@ -354,8 +354,7 @@ class ReplayBufferWorker:
 
     def _take_replies(self) -> list[Reply]:
         """Return the replies that nobody has seen, and raise or log the errors likewise."""
-        replies, self._client.replies = self._client.replies, []
-        errors, self._client.errors = self._client.errors, []
+        replies, errors = self._client.take_replies()
         for error in errors[1:] if self._raises else errors:
             log.warning("%s: %s", self._name, error.reason)
         if errors and self._raises:

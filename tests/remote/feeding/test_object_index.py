@@ -207,7 +207,9 @@ def test_a_row_that_is_no_object_is_named_until_it_is_put_right():
 
 @pytest.mark.parametrize("storage", [ListStorage(4), LazyTensorStorage(4, ndim=2)])
 def test_another_storage_is_refused_at_once(storage):
-    with pytest.raises(ArgumentError, match=r"buffer must have a one-dimensional .*, got a L"):
+    with pytest.raises(
+        ArgumentError, match=r"buffer cannot be followed: its storage must be .* with ndim=1, got L"
+    ):
         ObjectIndex(ReplayBuffer(storage=storage))
 
 

@@ -1,6 +1,7 @@
 import pytest
 
-from gfn_rb.remote.protocol.statistics import OUTCOMES, Outcomes, SenderStatistics, WorkerStatistics
+from gfn_rb.remote.protocol.messages import OUTCOMES, Outcomes, SenderStatistics
+from gfn_rb.remote.worker.accounts import WorkerStatistics
 
 
 def test_outcomes_add_up():

@@ -7,7 +7,7 @@ from remote.remote_runs import group, objects
 from gfn_rb.errors import RemoteError, TransportTimeoutError
 from gfn_rb.remote.protocol.channel import FrameChannel
 from gfn_rb.remote.protocol.messages import DATA_TAG, PROTOCOL, Kind
-from gfn_rb.remote.protocol.statistics import WorkerStatistics
+from gfn_rb.remote.worker.accounts import WorkerStatistics
 from gfn_rb.remote.worker.client import ManagerClient
 from gfn_rb.transports.deadline import Deadline
 
@@ -41,7 +41,7 @@ def test_an_answer_closes_the_account_of_its_batch():
     scene.client.send(objects([1, 2]), store=True)
     scene.answer(1, 1, {"stored": 1, "duplicates": 1, "unheard-of": 1}, baseline=-2.5)
     scene.client.collect()
-    (reply,) = scene.client.replies
+    (reply,), _ = scene.client.take_replies()
     assert (reply.manager, reply.n, reply.outcomes) == (1, 2, {"stored": 1, "duplicates": 1})
     assert scene.client.baseline == reply.baseline == -2.5
     assert (scene.count.stored, scene.count.duplicates, scene.count.replies) == (1, 1, 1)
@@ -79,7 +79,7 @@ def test_a_batch_is_answered_when_the_items_that_come_with_it_are_there():
     assert scene.client.unanswered == 3
     scene.managers[1].send(0, DATA_TAG, Kind.FEED, {}, objects([7]))
     scene.client.collect()
-    assert [reply.manager for reply in scene.client.replies] == [1]
+    assert [reply.manager for reply in scene.client.take_replies()[0]] == [1]
     assert (scene.client.unanswered, scene.count.lost) == (2, 0)
     assert scene.fed[0]["state"].tolist() == [[7, 0]]
 
