@@ -81,6 +81,8 @@ class Deadline:
         Returns:
             Whether it happened, before the deadline.
         """
+        # In slices, because a signal only sets what ``stopped`` returns: no wait of a transport
+        # ends by it.
         grace = self._grace
         while True:
             start = grace.clock()

@@ -147,9 +147,6 @@ POLICIES: dict[str, type[FeedPolicy]] = {
 def check_policy(policy: Any) -> str:
     """Return the name of a policy, or raise.
 
-    Args:
-        policy: the name.
-
     Raises:
         ArgumentError: there is none of that name.
     """

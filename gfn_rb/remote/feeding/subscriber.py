@@ -41,10 +41,6 @@ class Feeder:
     def subscribe(self, rank: int, terms: Any) -> None:
         """Feed a worker from now on.
 
-        Args:
-            rank: of the worker.
-            terms: what it asks for.
-
         Raises:
             ArgumentError: they cannot be met.
         """
@@ -83,9 +79,6 @@ class Feeder:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from what :meth:`state_dict` returned, over a buffer restored to that moment.
-
-        Args:
-            state: from another feeder.
 
         Raises:
             CheckpointMismatchError: it is of another buffer.

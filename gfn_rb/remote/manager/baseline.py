@@ -44,9 +44,6 @@ class Summary:
     def from_json(cls, values: Mapping[str, Any]) -> Summary:
         """Return the summary that :meth:`to_json` gave.
 
-        Args:
-            values: from another manager.
-
         Raises:
             ArgumentError: they are something else.
         """
@@ -80,28 +77,17 @@ class Baseline(ABC):
 
     @abstractmethod
     def levels(self, n_managers: int) -> tuple[float, ...]:
-        """Return which quantiles each manager is to know, ascending in [0, 1].
-
-        Args:
-            n_managers: how many there are.
-        """
+        """Return which quantiles each manager is to know, ascending in [0, 1]."""
 
     @abstractmethod
     def of_full(self, summaries: Sequence[Summary]) -> float:
-        """Return the baseline where all buffers are full.
-
-        Args:
-            summaries: of all managers.
-        """
+        """Return the baseline where all buffers are full."""
 
     def of(self, summaries: Sequence[Summary]) -> float | None:
         """Return the baseline, None where nothing is known.
 
         Until all buffers are full, and where there are none, it is the mean of the managers'
         running means, each weighted with its number of batches.
-
-        Args:
-            summaries: of all managers.
         """
         if all(summary.quantiles for summary in summaries) and self.levels(len(summaries)):
             return self.of_full(summaries)

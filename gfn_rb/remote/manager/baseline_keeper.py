@@ -52,11 +52,7 @@ class BaselineKeeper:
         self._written = math.inf  # rows written since the quantiles were read
 
     def written(self, rows: int) -> None:
-        """Record that rows of the buffer changed.
-
-        Args:
-            rows: how many.
-        """
+        """Record that rows of the buffer changed."""
         self._written += rows
 
     def observe(self, log_reward: Float[Tensor, "n"]) -> None:
@@ -83,9 +79,6 @@ class BaselineKeeper:
     def tell(self, channel: FrameChannel) -> list[PeerLostError]:
         """Tell the other managers what is new to them.
 
-        Args:
-            channel: to them.
-
         Returns:
             Who turned out to be gone.
         """
@@ -107,10 +100,6 @@ class BaselineKeeper:
     def hear(self, rank: int, summary: Summary) -> None:
         """Record what another manager knows.
 
-        Args:
-            rank: of the other manager.
-            summary: its newest.
-
         Raises:
             ArgumentError: the rank is that of no other manager.
         """
@@ -119,11 +108,7 @@ class BaselineKeeper:
         self.peers[rank] = summary
 
     def drop_peer(self, rank: int) -> None:
-        """Continue without another manager.
-
-        Args:
-            rank: which was lost.
-        """
+        """Continue without another manager."""
         self.peers.pop(rank, None)
 
     def _read(self) -> None:
@@ -131,6 +116,7 @@ class BaselineKeeper:
         storage = self._storage
         if storage is None or not self._levels or len(storage) < storage.max_size:
             return
+        # A pass over the buffer for each batch would cost more than storing it.
         if self._written * _STALE < storage.max_size:
             return
         values = self._column.values(storage)
@@ -149,11 +135,7 @@ class BaselineKeeper:
         return {"ema": self._ema, "batches": self._batches, "peers": peers}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume from what :meth:`state_dict` returned.
-
-        Args:
-            state: from another keeper.
-        """
+        """Resume from what :meth:`state_dict` returned."""
         self._ema, self._batches = state["ema"], state["batches"]
         saved = {int(rank): Summary.from_json(values) for rank, values in state["peers"].items()}
         self.peers = {rank: saved.get(rank, known) for rank, known in self.peers.items()}

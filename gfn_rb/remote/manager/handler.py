@@ -103,7 +103,7 @@ class BatchHandler:
             with self.watch("store"):
                 log_reward = scalar_key(rows, LOG_REWARD)
                 outcomes = self._store(rows, sender) if store else {"scored": len(rows)}
-        except Exception as error:
+        except Exception as error:  # of a writer, transform or storage that is not known here
             return IngestResult({"refused": len(rows)}, unstored=error)
         self.baseline.written(outcomes.get("stored", 0))
         self.baseline.observe(log_reward)
@@ -185,15 +185,13 @@ class MessageHandler:
     def receive(self, envelope: Envelope) -> None:
         """Receive a message and do what it asks.
 
-        Args:
-            envelope: of a message that is there.
-
         Raises:
             PeerLostError: its sender is gone before all of it has come.
         """
         with self._watch("receive"):
             frame = self._channel.take(envelope)
         source, tag = frame.source, frame.tag
+        # Unreadable ones first, whoever sent them: their kind and metadata mean nothing.
         if frame.error is not None:
             self._handle_unreadable(frame, frame.error)
         elif tag == PEER_TAG and source in self._baseline.peers:
@@ -252,6 +250,7 @@ class MessageHandler:
 
     def _handle_data(self, frame: ReceivedFrame) -> None:
         source = frame.source
+        # A greeting may be that of a new process in the place of the one that was refused.
         if self._workers[source].state == REFUSED and frame.kind != Kind.HELLO:
             return
         self._senders[source].bytes += frame.nbytes
@@ -300,6 +299,7 @@ class MessageHandler:
             self._replies.log(frame, why, "refused" if result.unstored else "cannot score")
             answer["error"] = describe_error(error)
         self._replies.send(frame, Kind.SCORES, answer, result.per_row)
+        # In a frame of its own: scores have rows too. It comes next, as the answer announced.
         if fed is not None:
             self._replies.send(frame, Kind.FEED, {}, fed)
         if result.unscored is not None and self._stops_on_error:

@@ -150,6 +150,7 @@ class ReplayBufferManager:
         self._workers.restart_silence()
         end = None if timeout is None else time.monotonic() + timeout
         while not self.finished:
+            # Woken now and then: silence, a due checkpoint and a signal are no messages.
             left = _TICK if end is None else min(_TICK, end - time.monotonic())
             if left < 0:
                 break
@@ -166,6 +167,8 @@ class ReplayBufferManager:
             Whether there was one.
         """
         try:
+            # Any rank may be next, on any tag. A probe tells which without room for the message,
+            # whose size is its sender's choice.
             with self._watch("idle"):
                 envelope = self.transport.probe(timeout=timeout)
             if envelope is not None:

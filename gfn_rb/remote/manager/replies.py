@@ -50,6 +50,8 @@ class Replies:
             rows: that come with it.
         """
         dest = message.source
+        # Waiting would hand the whole manager to the slowest worker, and queueing without end its
+        # memory: a rank that takes nothing is done without.
         untaken = self._channel.in_flight(dest)
         if untaken > _MAX_UNTAKEN:
             return

@@ -106,15 +106,11 @@ class FrameChannel:
         return None if envelope is None else self.take(envelope)
 
     def take(self, envelope: Envelope) -> ReceivedFrame:
-        """Receive a frame that is there.
-
-        Args:
-            envelope: of its message.
-        """
+        """Receive a frame that is there."""
         source, tag, nbytes = envelope
         try:
             frame = decode_frame(self.transport.take(envelope).data)
-        except WireError as error:
+        except WireError as error:  # a message like others: whoever waits must learn who sent it
             return ReceivedFrame(source, tag, 0, {}, None, nbytes, error)
         except (PeerLostError, TransportClosedError, TransportTimeoutError):
             raise
@@ -123,11 +119,7 @@ class FrameChannel:
         return ReceivedFrame(source, tag, frame.kind, frame.meta, frame.rows, nbytes, None)
 
     def in_flight(self, dest: int) -> int:
-        """Return how many frames to a rank are still on their way, and release the others.
-
-        Args:
-            dest: the rank.
-        """
+        """Return how many frames to a rank are still on their way, and release the others."""
         handles = self._in_flight[dest]
         try:
             while handles and handles[0].done():

@@ -75,18 +75,11 @@ class Membership:
         return {rank: each.why for rank, each in self._members.items() if each.state == LOST}
 
     def is_present(self, rank: int) -> bool:
-        """Return whether a rank is one of them and may yet send something.
-
-        Args:
-            rank: any.
-        """
+        """Return whether a rank is one of them and may yet send something."""
         return rank in self._members and self._members[rank].state in _PRESENT
 
     def seen(self, rank: int) -> bool:
         """Record a sign of life: the rank is active, whatever it was before.
-
-        Args:
-            rank: one of them.
 
         Returns:
             Whether it had been lost.

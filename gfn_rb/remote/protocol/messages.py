@@ -49,21 +49,12 @@ A score is a number (a float, or a tensor of one element) for the whole batch, o
 
 
 def no_scores(items: TensorDictBase, sender: int) -> dict[str, Any]:
-    """Return no scores: what a manager does that only stores.
-
-    Args:
-        items: rows.
-        sender: the rank they came from.
-    """
+    """Return no scores: what a manager does that only stores."""
     return {}
 
 
 def pack(result: Any, n: int) -> tuple[dict[str, float], TensorDict | None]:
     """Take what a scoring function returned apart into numbers and rows.
-
-    Args:
-        result: what it returned.
-        n: how many rows it was given.
 
     Returns:
         The scores of the whole batch, and those of its rows, None if there are none.
@@ -89,12 +80,7 @@ def pack(result: Any, n: int) -> tuple[dict[str, float], TensorDict | None]:
 
 
 def unpack(numbers: Mapping[str, Any], rows: TensorDictBase | None) -> Scores:
-    """Put scores together again.
-
-    Args:
-        numbers: of the whole batch.
-        rows: of its rows.
-    """
+    """Put scores together again."""
     scores: Scores = {name: float(value) for name, value in numbers.items()}
     if rows is not None:
         scores.update({str(name): torch.as_tensor(value) for name, value in rows.items()})
@@ -137,11 +123,7 @@ class Outcomes:
         return asdict(self)
 
     def restore(self, values: dict[str, Any]) -> None:
-        """Resume from earlier counters.
-
-        Args:
-            values: what :meth:`to_json` gave.
-        """
+        """Resume from earlier counters."""
         for field in fields(self):
             setattr(self, field.name, values[field.name])
 
@@ -172,11 +154,7 @@ _CHARACTERS = 2000
 
 
 def describe_error(error: BaseException) -> dict[str, str]:
-    """Return an error as plain values: its type, message, and the last steps on the way to it.
-
-    Args:
-        error: as caught.
-    """
+    """Return an error as plain values: its type, message, and the last steps on the way to it."""
     steps = traceback.format_tb(error.__traceback__)[-_FRAMES:]
     return {
         "type": type(error).__name__,
@@ -186,21 +164,12 @@ def describe_error(error: BaseException) -> dict[str, str]:
 
 
 def remote_error(rank: int, values: Any) -> RemoteError:
-    """Return the error that :func:`describe_error` made of another rank's.
-
-    Args:
-        rank: of the other.
-        values: what it sent.
-    """
+    """Return the error that :func:`describe_error` made of another rank's."""
     said = values if isinstance(values, dict) else {}
     message = f"{said.get('type', 'an error')}: {said.get('message', 'not described')}"
     return RemoteError(rank, message, str(said.get("traceback", "")))
 
 
 def one_line(text: str) -> str:
-    """Return a text in one line, of some hundred characters at most.
-
-    Args:
-        text: any.
-    """
+    """Return a text in one line, of some hundred characters at most."""
     return " ".join(text.split())[:500]

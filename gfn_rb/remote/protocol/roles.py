@@ -49,9 +49,6 @@ class RankRoles:
     def workers_of(self, manager: int) -> tuple[int, ...]:
         """Return the ranks that send to a manager.
 
-        Args:
-            manager: its rank.
-
         Raises:
             ArgumentError: it is no manager.
         """

@@ -127,11 +127,7 @@ class UnansweredBatches:
         return next(iter(self.sent.values())).deadline
 
     def of(self, manager: int) -> list[int]:
-        """Return the numbers of the batches that a manager has not answered, oldest first.
-
-        Args:
-            manager: its rank.
-        """
+        """Return the numbers of the batches that a manager has not answered, oldest first."""
         return [number for number, batch in self.sent.items() if batch.manager == manager]
 
     def overdue(self) -> set[int]:

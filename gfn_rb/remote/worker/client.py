@@ -94,11 +94,7 @@ class ManagerClient:
         return True
 
     def settle(self, limit: Deadline) -> None:
-        """Wait until all batches are answered, and count those that are not in time as lost.
-
-        Args:
-            limit: when to stop waiting.
-        """
+        """Wait until all batches are answered, and count those that are not in time as lost."""
         start = time.monotonic()
         if not self.wait(limit):
             n, seconds = self.unanswered, time.monotonic() - start
@@ -117,9 +113,6 @@ class ManagerClient:
 
     def connect(self, terms: dict[str, Any] | None) -> None:
         """Greet all managers.
-
-        Args:
-            terms: of a subscription.
 
         Raises:
             GfnRbError: see :meth:`ReplayBufferWorker.connect`.
@@ -155,6 +148,7 @@ class ManagerClient:
             except PeerLostError as error:
                 self.lose(manager, str(error))
                 continue
+            # Counted only now: what could not be handed over was not sent.
             n, count = len(rows), self._count
             deadline = Deadline(self._timeout, self._grace)
             self._unanswered.sent[self._n_sent] = SentBatch(manager, n, deadline)
@@ -183,6 +177,7 @@ class ManagerClient:
             WireError: its answer cannot be read.
         """
         deadline = Deadline(self._timeout if timeout is None else timeout, self._grace)
+        # A question has no number: one is open at a time, and the transport keeps the order.
         self._response.pop(rank, None)  # to an earlier question, which nobody waits for
         self._count.count(bytes_sent=self._channel.send(rank, DATA_TAG, kind, meta))
         if not deadline.wait(
@@ -207,12 +202,7 @@ class ManagerClient:
         self._channel.flush(Deadline(timeout, self._grace).remaining, self._membership.lost)
 
     def lose(self, rank: int, why: str) -> None:
-        """Count a manager as lost, and what it has not answered.
-
-        Args:
-            rank: which; another is passed over.
-            why: for the log.
-        """
+        """Count a manager as lost, and what it has not answered."""
         if not self._membership.leave(rank, LOST, why):
             return  # another worker that is done
         self._unanswered.close(self._unanswered.of(rank))
@@ -243,6 +233,8 @@ class ManagerClient:
 
     def _handle(self, message: ReceivedFrame) -> None:
         source, kind, meta = message.source, message.kind, message.meta
+        # Frames are sorted by what they are, not by what is waited for: an answer to an earlier
+        # batch, or what it brings, may come while a question is open.
         self._count.bytes_received += message.nbytes
         if not self._membership.is_present(source):
             log.warning("%s: ignored a frame of rank %d", self._name, source)
@@ -281,7 +273,8 @@ class ManagerClient:
         sent = self._unanswered.sent.get(number)
         if sent is None or sent.manager != source:
             return  # given up earlier
-        # What it has passed over will not be answered: it answers in order.
+        # What it has passed over will not be answered: a transport keeps the order of messages
+        # between two ranks, and a manager replies to each before it takes the next.
         self._unanswered.close([each for each in self._unanswered.of(source) if each < number])
         outcomes = {name: int(n) for name, n in meta["outcomes"].items() if name in OUTCOMES}
         error = remote_error(source, meta["error"]) if "error" in meta else None

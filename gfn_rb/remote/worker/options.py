@@ -32,19 +32,12 @@ class Mode(ABC):
     def before(self, client: ManagerClient) -> bool:
         """Do what comes before a batch is sent.
 
-        Args:
-            client: of the worker.
-
         Returns:
             Whether a batch may be sent now.
         """
 
     def after(self, client: ManagerClient) -> None:  # noqa: B027
-        """Do what comes after; by default nothing.
-
-        Args:
-            client: of the worker.
-        """
+        """Do what comes after; by default nothing."""
 
     def __repr__(self) -> str:
         named = ", ".join(f"{name}={value}" for name, value in vars(self).items())
@@ -81,9 +74,6 @@ class NonBlocking(Mode):
     While ``in_flight`` batches are unanswered, no further one is sent: its rows are counted as
     ``skipped``, and stay in the worker's own buffer alone. That bounds the memory held by what is
     on its way, and how far the manager can fall behind.
-
-    Args:
-        in_flight: how many batches may be unanswered.
 
     Raises:
         ArgumentError: ``in_flight`` below 1.
@@ -136,9 +126,6 @@ class BaselineFilter:
     Only rows that stand for a whole object are left out: trajectories and terminating states, not
     transitions nor visited states. A worker that has nothing to send learns of no new baseline:
     after ``refresh_after`` batches in a row of which nothing was left, the next is sent whole.
-
-    Args:
-        refresh_after: how many.
 
     Attributes:
         empty: of how many batches in a row nothing was left.

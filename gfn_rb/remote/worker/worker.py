@@ -199,6 +199,7 @@ class ReplayBufferWorker:
             name in keys for name in self._dropped
         )  # cheaper than to exclude nothing
         sent = rows if is_clean else rows.exclude(*self._dropped)
+        # Whatever can be refused is refused before anything is kept: nothing is half-added.
         if self._pending:
             require_fit(self._pending[-1], sent)
         self.connect()
@@ -210,9 +211,8 @@ class ReplayBufferWorker:
             self._pending.append(sent if self.frequency == 1 else sent.clone())
         self._adds += 1
         if self._adds % self.frequency == 0:
-            self._send_as_due()
-        else:
-            self._client.collect()
+            return self.flush()
+        self._client.collect()  # what has arrived would otherwise fill the manager's queue for it
         return next(reversed(self._take_replies()), None)
 
     def flush(self) -> Reply | None:
@@ -221,7 +221,9 @@ class ReplayBufferWorker:
         Returns:
             See :meth:`extend`.
         """
-        self._send_as_due()
+        may_send = self.mode.before(self._client)
+        if self._pending and self._send_pending(may_send):
+            self.mode.after(self._client)
         return next(reversed(self._take_replies()), None)
 
     def fetch(self, quota: int | None = None) -> int:
@@ -317,12 +319,6 @@ class ReplayBufferWorker:
 
     # Sending.
 
-    def _send_as_due(self) -> None:
-        """Send what is pending when the mode says so, or skip it."""
-        may_send = self.mode.before(self._client)
-        if self._pending and self._send_pending(may_send):
-            self.mode.after(self._client)
-
     def _send_pending(self, may_send: bool = True) -> bool:
         """Send what is pending, reduced and filtered; return whether anything was sent."""
         batches, self._pending = self._pending, []
@@ -355,6 +351,7 @@ class ReplayBufferWorker:
     def _take_replies(self) -> list[Reply]:
         """Return the replies that nobody has seen, and raise or log the errors likewise."""
         replies, errors = self._client.take_replies()
+        # One can be raised; the others must not go unseen.
         for error in errors[1:] if self._raises else errors:
             log.warning("%s: %s", self._name, error.reason)
         if errors and self._raises:
@@ -366,10 +363,6 @@ class ReplayBufferWorker:
         return {"statistics": self.statistics.to_json(), "adds": self._adds}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume from earlier counters.
-
-        Args:
-            state: what :meth:`state_dict` gave.
-        """
+        """Resume from earlier counters."""
         self.statistics.restore(state["statistics"])
         self._adds = state["adds"]
