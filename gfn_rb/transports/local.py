@@ -129,7 +129,6 @@ class MailboxTransport(Transport):
 
     def _poll(self, source: int | None, tag: int | None) -> Envelope | None:
         with self._mailboxes.changed:
-            # Before messages are looked for: a rank puts its last one in, and only then is gone.
             for rank in self._mailboxes.gone.keys() - {self.rank} - self.lost:
                 self._mark_lost(rank, self._mailboxes.gone[rank])
             message = self._first(source, tag)

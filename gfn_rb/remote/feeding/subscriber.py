@@ -49,20 +49,14 @@ class Feeder:
         self.subscribers[rank] = Subscriber(rank, terms, self.index)
 
     def offer(self, rows: Int64[Tensor, "m"]) -> None:
-        """Record that rows of the buffer changed.
-
-        Args:
-            rows: each once.
-        """
+        """Record that rows of the buffer changed, each named once."""
         for subscriber in self.subscribers.values():
             subscriber.offer(rows)
 
     def next_for(self, rank: int, quota: int | None = None) -> TensorDictBase | None:
         """Return the rows that a worker is given next, None if there are none or it is not fed.
 
-        Args:
-            rank: of the worker.
-            quota: how many at most; by default what it subscribed to.
+        At most ``quota``, by default as many as it subscribed to.
         """
         subscriber = self.subscribers.get(rank)
         if subscriber is None:
@@ -118,11 +112,7 @@ class Subscriber:
         self._n_changed = len(index.storage)
 
     def offer(self, rows: Int64[Tensor, "m"]) -> None:
-        """Record that rows of the manager's buffer changed, or who knows them.
-
-        Args:
-            rows: each once.
-        """
+        """Record that rows of the buffer changed, or who knows them, each named once."""
         if len(rows) == 0:
             return
         self._changed.append(rows)

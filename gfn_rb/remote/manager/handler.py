@@ -212,13 +212,7 @@ class MessageHandler:
             self.lose(error.rank, str(error))
 
     def lose(self, rank: int, why: str, state: State = LOST) -> None:
-        """Continue without a rank.
-
-        Args:
-            rank: a worker or another manager; one that has left already is passed over.
-            why: for the log.
-            state: what it is from now on.
-        """
+        """Continue without a worker or manager; one that has left already is passed over."""
         if rank in self._baseline.peers:
             self._baseline.drop_peer(rank)
             log.warning("%s: manager %d is gone: %s", self._name, rank, why)

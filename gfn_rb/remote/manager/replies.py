@@ -41,14 +41,7 @@ class Replies:
         meta: dict[str, Any],
         rows: TensorDictBase | None = None,
     ) -> None:
-        """Reply to a message; no more once its sender is lost for not taking replies.
-
-        Args:
-            message: what is replied to.
-            kind: of the reply.
-            meta: what it says, in what JSON can say.
-            rows: that come with it.
-        """
+        """Reply to a message; no more once its sender is lost for not taking replies."""
         dest = message.source
         # Waiting would hand the whole manager to the slowest worker, and queueing without end its
         # memory: a rank that takes nothing is done without.
@@ -66,12 +59,7 @@ class Replies:
             self._lose(dest, f"it has left {_MAX_UNTAKEN} answers untaken")
 
     def refuse(self, message: ReceivedFrame, why: str | Exception) -> None:
-        """Refuse a message: log why, and reply with it.
-
-        Args:
-            message: what is refused; the reply names its id, or that it cannot be read.
-            why: it is.
-        """
+        """Refuse a message: log why, and reply so, naming its id, or that it cannot be read."""
         self.log(message, why)
         error = {"type": "refused", "message": str(why)[:_MAX_REASON]}
         meta = {
@@ -83,13 +71,7 @@ class Replies:
         self.send(message, Kind.ERROR, meta)
 
     def log(self, message: ReceivedFrame, why: str | Exception, outcome: str = "refused") -> None:
-        """Log that a message, or a part of it, was of no use.
-
-        Args:
-            message: what came.
-            why: it was not.
-            outcome: what became of it.
-        """
+        """Log that a message, or a part of it, was of no use, and what became of it."""
         reason = f"{type(why).__name__}: {why}" if isinstance(why, Exception) else why
         # Of a frame that cannot be read, the tag is all that tells what it was about.
         where = "" if message.error is None else f" on tag {message.tag}"

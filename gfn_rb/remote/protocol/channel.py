@@ -92,12 +92,7 @@ class FrameChannel:
     def receive(
         self, source: int | None = None, tag: int | None = None, timeout: float = 0.0
     ) -> ReceivedFrame | None:
-        """Return the next frame, None if none comes in time.
-
-        Args:
-            source: rank of the sender; None for any.
-            tag: of the message; None for any.
-            timeout: how long to wait for one, in seconds.
+        """Return the next frame of a source and tag, or of any, None if none comes in time.
 
         Raises:
             PeerLostError: the source is gone, or any rank of which this was not said before.
@@ -106,7 +101,7 @@ class FrameChannel:
         return None if envelope is None else self.take(envelope)
 
     def take(self, envelope: Envelope) -> ReceivedFrame:
-        """Receive a frame that is there."""
+        """Receive a frame that a probe has found."""
         source, tag, nbytes = envelope
         try:
             frame = decode_frame(self.transport.take(envelope).data)
@@ -129,15 +124,7 @@ class FrameChannel:
         return len(handles)
 
     def flush(self, timeout: float, exclude: Collection[int] = ()) -> int:
-        """Wait until all frames have left.
-
-        Args:
-            timeout: how long, in seconds.
-            exclude: ranks whose frames are not waited for.
-
-        Returns:
-            How many have not.
-        """
+        """Wait until all frames but those to excluded ranks have left; return how many have not."""
         end = time.monotonic() + timeout
         ranks = [rank for rank in self._in_flight if rank not in exclude]
         for dest in ranks:

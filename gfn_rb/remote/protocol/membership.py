@@ -91,12 +91,7 @@ class Membership:
         return was_lost
 
     def leave(self, rank: int, state: State = GONE, why: str = "") -> bool:
-        """Record that a rank has gone or is lost.
-
-        Args:
-            rank: any; one that is none of them is passed over.
-            state: ``"gone"``, ``"lost"`` or ``"refused"``.
-            why: for whoever asks later.
+        """Record that a rank has left; one that is none of them is passed over.
 
         Returns:
             Whether that is news: who has gone cannot be lost.

@@ -139,8 +139,7 @@ class UnansweredBatches:
     def close(self, numbers: Iterable[int]) -> None:
         """Count what became of batches: what their replies say, or that they are lost.
 
-        Args:
-            numbers: of the batches; those that were closed before are passed over.
+        Batches that were closed before are passed over.
         """
         for batch in [self.sent.pop(each) for each in numbers if each in self.sent]:
             if batch.reply is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from gfn_rb.errors import TransportTimeoutError
@@ -56,11 +55,10 @@ class ManagerQueries:
 
     def _ask(self, manager: int, kind: Kind, timeout: float) -> ReceivedFrame:
         check_ranks("manager", [manager], self.transport)
-        end = time.monotonic() + timeout
         while self._channel.receive(manager, METADATA_TAG) is not None:
             pass  # answers that came too late for whoever asked
         self._channel.send(manager, METADATA_TAG, kind)
-        answer = self._channel.receive(manager, METADATA_TAG, max(0.0, end - time.monotonic()))
+        answer = self._channel.receive(manager, METADATA_TAG, timeout)
         if answer is None:
             raise TransportTimeoutError(
                 f"rank {manager} did not answer within {timeout:g} s: expected a running "

@@ -159,23 +159,11 @@ class ReplayBufferWorker:
             self._connected = True
 
     def lose_manager(self, manager: int, why: str) -> None:
-        """Count a manager as lost.
-
-        Args:
-            manager: its rank; one that is lost already, or is none, is passed over.
-            why: for the log.
-        """
+        """Count a manager as lost; a rank that is lost already, or is none, is passed over."""
         self._client.lose(manager, why)
 
     def add(self, item: TensorDictBase) -> Reply | None:
-        """Add one item.
-
-        Args:
-            item: batch size [].
-
-        Returns:
-            See :meth:`extend`.
-        """
+        """Add one item, of batch size []. See :meth:`extend`."""
         return self.extend(item.unsqueeze(0))
 
     def extend(self, items: Items) -> Reply | None:
