@@ -158,7 +158,7 @@ class DiversityWriter(RewardPrioritizedWriter):
         value = key.index_select(0, chosen)
         free = self._storage.max_size - stored + removed.shape[0]
         if chosen.shape[0] > free:
-            out = self._driven_out(value[free:], removed)
+            out = self._pushed_out(value[free:], removed)
             n = free + out.shape[0]
             chosen, value, prepared = chosen[:n], value[:n], prepared.first(n)
             removed = torch.cat([removed, out]) if removed.shape[0] else out
@@ -172,7 +172,7 @@ class DiversityWriter(RewardPrioritizedWriter):
         slot[chosen] = move.target
         return slot
 
-    def _driven_out(self, contest: Tensor, replaced: Tensor) -> Tensor:
+    def _pushed_out(self, contest: Tensor, replaced: Tensor) -> Tensor:
         """Return the slots of the worst items, each of which loses against one of the keys.
 
         Args:
@@ -181,10 +181,9 @@ class DiversityWriter(RewardPrioritizedWriter):
         """
         extremes = self._allocated()
         n = min(contest.shape[0] + replaced.shape[0], len(self._storage))
-        worst = extremes.smallest(n)
         if not replaced.shape[0]:
-            return worst.rows(int(self._beats(contest[:n], worst.key).sum()))
-        slot = worst.rows(n)
+            return self._driven_out(contest[:n])
+        slot = extremes.smallest(n).rows(n)
         slot = slot[~torch.isin(slot, replaced)]
         slot = slot[extremes.rank[slot].argsort()]
         value, place = extremes.key[slot].sort(stable=True)
@@ -194,7 +193,7 @@ class DiversityWriter(RewardPrioritizedWriter):
     def _store(self, data: TensorDictBase, chosen: Tensor, move: _Moves, before: int) -> None:
         storage = self._storage
         if not storage.initialized:
-            self._write(move.target, data, chosen)
+            self._write(move.target, data, chosen, move.length)
             return
         overwrite(storage, move.target, data, chosen)
         if move.source.shape[0]:

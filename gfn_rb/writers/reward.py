@@ -271,15 +271,14 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
         extremes = self._in_step()
         key = key.to(extremes.device, torch.float64)
         order, contest = self._contestants(key, free, floor)
-        worst = extremes.smallest(contest.shape[0])
-        wins = int(self._beats(contest.flip(0), worst.key).sum())
-        chosen, target = order[order.shape[0] - free - wins :], worst.rows(wins)
+        target = self._driven_out(contest.flip(0))
+        chosen = order[order.shape[0] - free - target.shape[0] :]
         if free:
             fresh = torch.arange(len(self._storage), self._storage.max_size, device=key.device)
             target = torch.cat([target, fresh])
         slot = no_slots(key)
         slot[chosen] = target
-        self._write(target, data, chosen)
+        self._write(target, data, chosen, self._storage.max_size)
         extremes.update(target, key[chosen], self._rank(chosen))
         self._now_in_step(self._column.version(self._storage))
         return slot
@@ -330,9 +329,12 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
         if new.shape[0] > free:
             new = new[self._worst_first(key[new])[1]][-self._storage.max_size :]
             contest = new[: new.shape[0] - free].flip(0)
-            out = self._driven_out(key[contest], self._rank(contest))
+            # Stored rows are older than the batch, all but the refreshed: there ages decide ties.
+            tied = again.shape[0] and bool((key[contest, None] == key[again]).any())
+            out = self._driven_out(key[contest], self._rank(contest) if tied else None)
             new = new[contest.shape[0] - out.shape[0] :]
-            slot[torch.isin(slot, out)] = -1  # refreshed, and then driven out
+            if again.shape[0]:
+                slot[torch.isin(slot, out)] = -1  # refreshed, and then driven out
         length = stored + new.shape[0] - out.shape[0]
         slot[new] = torch.cat([out, torch.arange(stored, length, device=out.device)])
         chosen = (slot >= 0).nonzero()[:, 0]
@@ -342,15 +344,18 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
             self._now_in_step(self._column.version(self._storage))
         return slot
 
-    def _driven_out(self, contest: Tensor, rank: Tensor) -> Tensor:
-        """Return the slots of the worst items, each of which loses against a pair of key and rank.
+    def _driven_out(self, contest: Tensor, rank: Tensor | None = None) -> Tensor:
+        """Return the slots of the worst items, each of which loses against one of the keys.
 
         Args:
             contest: keys from the best down; the first meets the worst item, and so on.
-            rank: their ranks.
+            rank: what orders them among equal keys; None if all of them are newer than all stored.
         """
         extremes = self._allocated()
-        slot = extremes.smallest(contest.shape[0]).rows(contest.shape[0])
+        worst = extremes.smallest(contest.shape[0])
+        if rank is None:
+            return worst.rows(int(self._beats(contest, worst.key).sum()))
+        slot = worst.rows(contest.shape[0])
         slot = slot[extremes.rank[slot].argsort()]
         value, place = extremes.key[slot].sort(stable=True)
         slot = slot[place]
@@ -399,22 +404,20 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
         Args:
             target: slots, each once.
             data: the batch.
-            chosen: positions in it; None for all.
-            length: of the storage afterwards, where some slots hold rows and others none.
+            chosen: positions in it; None for all, which go into free slots.
+            length: of the storage afterwards, where some are chosen.
         """
         before = len(self._storage)
         try:
-            if chosen is None:
-                self._storage.set(target, data)
-            elif before == self._storage.max_size:
-                overwrite(self._storage, target, data, chosen)
+            if chosen is None or not self._storage.initialized:
+                self._storage.set(target, data if chosen is None else data[chosen])
             else:
-                self._storage.set(target, data[chosen])
+                overwrite(self._storage, target, data, chosen)
+                if length is not None and length > before:
+                    set_length(self._storage, length)
         except BaseException:
             set_length(self._storage, before)  # set() counts rows before it writes them
             raise
-        if length is not None and before < self._storage.max_size:
-            set_length(self._storage, length)  # and it counts those that it writes over
         self._announce(target, target.shape[0])
 
     def _announce(self, index: Tensor, n_written: int = 0) -> None:
