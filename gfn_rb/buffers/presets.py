@@ -50,6 +50,7 @@ def reward_prioritized_buffer(
     on_duplicate: OnDuplicate = "refresh",
     temperature: float = 1.0,
     replacement: Replacement = "auto",
+    writer: Writer | None = None,
     sampler: Sampler | None = None,
     max_length: int | None = None,
     keep: Sequence[str] = (),
@@ -67,6 +68,7 @@ def reward_prioritized_buffer(
         on_duplicate: likewise.
         temperature: see :class:`~gfn_rb.SoftmaxRewardSampler`.
         replacement: likewise.
+        writer: another writer instead; ``tie``, ``unique`` and ``on_duplicate`` then mean nothing.
         sampler: another sampler instead; ``temperature`` and ``replacement`` then mean nothing.
         max_length: pad trajectories to this many actions; needed where their lengths differ
             from batch to batch.
@@ -79,7 +81,8 @@ def reward_prioritized_buffer(
     """
     if sampler is None:
         sampler = SoftmaxRewardSampler(key, temperature, replacement)
-    writer = RewardPrioritizedWriter(key, tie, unique, on_duplicate)
+    if writer is None:
+        writer = RewardPrioritizedWriter(key, tie, unique, on_duplicate)
     return build(capacity, writer, sampler, _on_insertion(max_length, keep), **options)
 
 

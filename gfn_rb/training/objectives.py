@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -49,10 +49,6 @@ _NETWORKS: dict[str, Callable[[TrainConfig, GFNEnv], nn.Module]] = {
     ),
     "state_flow": lambda config, env: StateFlow(env, config.hidden, initial=config.log_z or 0.0),
 }
-# Options that a loss takes beside its networks.
-_OPTIONS: dict[str, Callable[[TrainConfig], Mapping[str, Any]]] = {
-    "subtb": lambda config: {"subtb_lambda": config.subtb_lambda},
-}
 # How rows of one container become rows of another, and how many of each.
 _CONVERSIONS: dict[tuple[type[Container], type[Container]], Callable[[Any], Container]] = {
     (Trajectories, Transitions): Trajectories.to_transitions,
@@ -70,7 +66,7 @@ def make_loss(config: TrainConfig, env: GFNEnv, seed: int) -> Loss:
         seed: of the weights.
     """
     kind: Callable[..., Loss] = LOSSES[config.loss]
-    options = _OPTIONS.get(config.loss, lambda _: {})(config)
+    options = {"subtb_lambda": config.subtb_lambda} if config.loss == "subtb" else {}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         networks = {name: _NETWORKS[name](config, env) for name in LOSSES[config.loss].networks}
@@ -114,8 +110,7 @@ def convert(rows: Container, wanted: type[Container]) -> Container:
 
 def backward_policy(loss: Loss) -> TensorDictModuleBase:
     """Return the loss's backward policy; the uniform one where it learns none."""
-    policy = getattr(loss, "backward_policy", None)
-    return UniformBackwardPolicy(loss.env) if policy is None else policy
+    return getattr(loss, "backward_policy", None) or UniformBackwardPolicy(loss.env)
 
 
 @torch.no_grad()

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
-from torchrl.data import ReplayBuffer, TensorDictReplayBuffer
+from torchrl.data import TensorDictReplayBuffer
 from torchrl.data.replay_buffers.samplers import RandomSampler
 from torchrl.data.replay_buffers.samplers import Sampler as ItemSampler
 from torchrl.data.replay_buffers.writers import Writer
 
 from gfn_rb.buffers import (
-    diverse_buffer,
-    fifo_buffer,
     reward_prioritized_buffer,
     state_buffer,
     terminating_state_buffer,
@@ -25,7 +22,7 @@ from gfn_rb.buffers import (
 from gfn_rb.containers import States, Trajectories, Transitions
 from gfn_rb.containers.base import Container
 from gfn_rb.envs import GFNEnv
-from gfn_rb.keys import EPISODE_LOG_REWARD, INDEX, LOG_REWARD
+from gfn_rb.keys import EPISODE_LOG_REWARD, LOG_REWARD
 from gfn_rb.samplers import (
     PrioritySampler,
     QuantileRewardSampler,
@@ -39,124 +36,29 @@ from gfn_rb.writers import DiversityWriter, FIFOWriter, RewardPrioritizedWriter
 Regenerate = Callable[[TensorDictBase], TensorDictBase]
 
 
-# What to keep.
+def _unique(config: TrainConfig) -> str | None:
+    return "state" if config.unique else None
 
 
-class KeepRule(NamedTuple):
-    """How a rule of what to keep is made.
-
-    Attributes:
-        preset: returns what returns a buffer of trajectories.
-        writer: returns the writer alone, given the key that ranks items.
-    """
-
-    preset: Callable[[TrainConfig], Callable[..., TensorDictReplayBuffer]]
-    writer: Callable[[TrainConfig, str], Writer]
-
-
-def _apart(config: TrainConfig) -> dict[str, Any]:
-    return {"cutoff_distance": config.cutoff, "p": config.distance_p}
-
-
-def _objects(config: TrainConfig) -> dict[str, Any]:
-    return {"unique": "state" if config.unique else None}
-
-
-KEEP: dict[str, KeepRule] = {
-    "top": KeepRule(
-        lambda config: partial(reward_prioritized_buffer, **_objects(config)),
-        lambda config, key: RewardPrioritizedWriter(key, **_objects(config)),
+# What to keep: the writer, given the key that ranks items.
+KEEP: dict[str, Callable[[TrainConfig, str], Writer]] = {
+    "top": lambda config, key: RewardPrioritizedWriter(key, unique=_unique(config)),
+    "diverse": lambda config, key: DiversityWriter(
+        key, cutoff_distance=config.cutoff, p=config.distance_p
     ),
-    "diverse": KeepRule(
-        lambda config: partial(diverse_buffer, **_apart(config)),
-        lambda config, key: DiversityWriter(key, **_apart(config)),
-    ),
-    "recent": KeepRule(
-        lambda config: partial(fifo_buffer, **_objects(config)),
-        lambda config, _: FIFOWriter(**_objects(config)),
-    ),
+    "recent": lambda config, _: FIFOWriter(unique=_unique(config)),
 }
 
-
-# What to draw.
-
-
-def _keep_priorities(rb: ReplayBuffer, rows: TensorDictBase, loss: Float[Tensor, "n"]) -> None:
-    """Do nothing: the draw has no priorities."""
-
-
-def _update_priority(rb: ReplayBuffer, rows: TensorDictBase, loss: Float[Tensor, "n"]) -> None:
-    """Let the size of an item's residual be its priority: the loss is its square."""
-    rb.update_priority(rows.get(INDEX), loss.sqrt())
-
-
-class DrawRule(NamedTuple):
-    """How a rule of what to draw is made.
-
-    Attributes:
-        sampler: returns the sampler, given the key that weighs items.
-        update: called with the buffer, rows drawn from it, and the loss of each of them.
-    """
-
-    sampler: Callable[[TrainConfig, str], ItemSampler]
-    update: Callable[[ReplayBuffer, TensorDictBase, Tensor], None] = _keep_priorities
-
-
-DRAW: dict[str, DrawRule] = {
-    "softmax": DrawRule(lambda config, key: SoftmaxRewardSampler(key, config.temperature)),
-    "rank": DrawRule(lambda config, key: RankRewardSampler(key, config.rank_k)),
-    "quantile": DrawRule(
-        lambda config, key: QuantileRewardSampler(key, config.top_fraction, config.top_share)
+# What to draw: the sampler, given the key that weighs items.
+DRAW: dict[str, Callable[[TrainConfig, str], ItemSampler]] = {
+    "softmax": lambda config, key: SoftmaxRewardSampler(key, config.temperature),
+    "rank": lambda config, key: RankRewardSampler(key, config.rank_k),
+    "quantile": lambda config, key: QuantileRewardSampler(
+        key, config.top_fraction, config.top_share
     ),
-    "priority": DrawRule(
-        lambda config, _: PrioritySampler(alpha=config.priority_alpha), _update_priority
-    ),
-    "uniform": DrawRule(lambda *_: RandomSampler()),
+    "priority": lambda config, _: PrioritySampler(alpha=config.priority_alpha),
+    "uniform": lambda *_: RandomSampler(),
 }
-
-
-# What to store.
-
-
-def trajectory_buffer(
-    config: TrainConfig, env: GFNEnv, generator: torch.Generator
-) -> TensorDictReplayBuffer:
-    """Return a buffer that stores trajectories as they were sampled.
-
-    Args:
-        config: what to keep and to draw.
-        env: what trajectories are of.
-        generator: draws the items.
-    """
-    return KEEP[config.keep].preset(config)(
-        config.capacity,
-        sampler=DRAW[config.draw].sampler(config, LOG_REWARD),
-        max_length=env.max_length,
-        **_compact(config, env),
-        device=config.device,
-        generator=generator,
-    )
-
-
-def _compact(config: TrainConfig, env: GFNEnv) -> dict[str, Any]:
-    return {"compact": None if config.compact == "none" else config.compact, "env": env}
-
-
-def _parts(
-    config: TrainConfig, env: GFNEnv, key: str, generator: torch.Generator
-) -> dict[str, Any]:
-    return {
-        **_compact(config, env),
-        "capacity": config.capacity,
-        "writer": KEEP[config.keep].writer(config, key),
-        "sampler": DRAW[config.draw].sampler(config, key),
-        "device": config.device,
-        "generator": generator,
-    }
-
-
-def _count_steps(fresh: Trajectories) -> int:
-    return int(fresh.length.sum())
 
 
 class ReplayKind(NamedTuple):
@@ -164,42 +66,57 @@ class ReplayKind(NamedTuple):
 
     Attributes:
         gives: the container that what is drawn fits into.
-        n_items: how many items some trajectories are.
-        make: returns the buffer, given the environment and what samples trajectories to
-            terminating states. Steps are ranked by their episode's log-reward.
+        preset: returns the buffer.
     """
 
     gives: type[Container]
-    n_items: Callable[[Trajectories], int]
-    make: Callable[[TrainConfig, GFNEnv, Regenerate, torch.Generator], TensorDictReplayBuffer]
+    preset: Callable[..., TensorDictReplayBuffer]
+
+    def n_items(self, fresh: Trajectories) -> int:
+        """Return how many items some trajectories are: themselves, or their steps."""
+        return len(fresh) if self.gives is Trajectories else int(fresh.length.sum())
 
 
 REPLAY: dict[str, ReplayKind] = {
-    "trajectories": ReplayKind(
-        Trajectories,
-        len,
-        lambda config, env, _, rng: trajectory_buffer(config, env, rng),
-    ),
-    "transitions": ReplayKind(
-        Transitions,
-        _count_steps,
-        lambda config, env, _, rng: transition_buffer(
-            **_parts(config, env, EPISODE_LOG_REWARD, rng)
-        ),
-    ),
-    "states": ReplayKind(
-        States,
-        _count_steps,
-        lambda config, env, _, rng: state_buffer(**_parts(config, env, EPISODE_LOG_REWARD, rng)),
-    ),
-    "terminal": ReplayKind(
-        Trajectories,
-        len,
-        lambda config, env, regenerate, rng: terminating_state_buffer(
-            regenerate=regenerate, **_parts(config, env, LOG_REWARD, rng)
-        ),
-    ),
+    "trajectories": ReplayKind(Trajectories, reward_prioritized_buffer),
+    "transitions": ReplayKind(Transitions, transition_buffer),
+    "states": ReplayKind(States, state_buffer),
+    "terminal": ReplayKind(Trajectories, terminating_state_buffer),
 }
+
+
+def make_buffer(
+    config: TrainConfig,
+    env: GFNEnv,
+    generator: torch.Generator,
+    regenerate: Regenerate | None = None,
+) -> TensorDictReplayBuffer:
+    """Return the buffer that a configuration asks for.
+
+    Args:
+        config: what to store, to keep and to draw.
+        env: what trajectories are of.
+        generator: draws the items.
+        regenerate: samples trajectories to terminating states, where these are stored.
+    """
+    kind = REPLAY[config.replay]
+    options: dict[str, Any] = {}
+    if config.replay == "trajectories":
+        options = {"max_length": env.max_length}
+    elif config.replay == "terminal":
+        options = {"regenerate": regenerate}
+    # The reward of an episode stands in its last step alone: steps are ranked by a copy of it.
+    key = LOG_REWARD if kind.gives is Trajectories else EPISODE_LOG_REWARD
+    return kind.preset(
+        config.capacity,
+        writer=KEEP[config.keep](config, key),
+        sampler=DRAW[config.draw](config, key),
+        compact=None if config.compact == "none" else config.compact,
+        env=env,
+        device=config.device,
+        generator=generator,
+        **options,
+    )
 
 
 def loss_per_item(items: Container, loss: Float[Tensor, "m"]) -> Float[Tensor, "n"]:

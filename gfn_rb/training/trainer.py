@@ -31,7 +31,7 @@ from gfn_rb.training.objectives import (
     make_loss,
     make_optimizer,
 )
-from gfn_rb.training.replay import DRAW, REPLAY, loss_per_item
+from gfn_rb.training.replay import REPLAY, loss_per_item, make_buffer
 from gfn_rb.training.sources import make_source
 
 Row = dict[str, int | float | None]
@@ -100,7 +100,7 @@ class Trainer:
         self.source = make_source(config, self.env, pf, pb, self.generator, rollout)
         self.replay = REPLAY[config.replay]
         draws = torch.Generator(config.device).manual_seed(replay)
-        self.rb = self.replay.make(config, self.env, self._regenerate, draws)
+        self.rb = make_buffer(config, self.env, draws, self._regenerate)
         self.replayed = self.hooks.replayed(self.rb, self.env)
         self.discovery = DiscoveryMetrics(self.env)
         self.fit = make_fit(self.env, pf, self.loss.estimate_log_z)
@@ -160,8 +160,10 @@ class Trainer:
         for rows in sample.split(math.ceil(n_items / len(batches))):
             batch = self.replay.gives.from_tensordict(rows)
             loss = self._learn(batch)
-            with self.watch("buffer"):
-                DRAW[self.config.draw].update(self.replayed, rows, loss_per_item(batch, loss))
+            if self.config.draw == "priority":
+                with self.watch("buffer"):  # by the size of the residual: the loss is its square
+                    priority = loss_per_item(batch, loss).sqrt()
+                    self.replayed.update_priority(rows.get(keys.INDEX), priority)
             yield loss
 
     def _learn(self, batch: Container) -> Float[Tensor, "n"]:

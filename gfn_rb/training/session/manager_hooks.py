@@ -30,7 +30,7 @@ from gfn_rb.remote.feeding.feed_policies import POLICIES
 from gfn_rb.remote.manager.baseline import Baseline
 from gfn_rb.remote.protocol.roles import RankRoles
 from gfn_rb.training.config import TrainConfig
-from gfn_rb.training.replay import trajectory_buffer
+from gfn_rb.training.replay import make_buffer
 from gfn_rb.training.session.folder import RunFolder
 from gfn_rb.transports import Transport
 from gfn_rb.transports.deadline import never
@@ -152,4 +152,4 @@ def make_manager(
 def _buffer(config: TrainConfig, env: GFNEnv, rank: int) -> TensorDictReplayBuffer:
     generator = torch.Generator(config.device).manual_seed(config.seed ^ rank)
     # What ranks send each other are whole rows, written into and read from these storages.
-    return trajectory_buffer(replace(config, compact="none"), env, generator)
+    return make_buffer(replace(config, replay="trajectories", compact="none"), env, generator)
