@@ -10,7 +10,7 @@ from gfn_rb.checkpoint import save_state
 from gfn_rb.cli import main
 from gfn_rb.cli.tables import inspection, ranks_tables, result_table
 from gfn_rb.errors import ArgumentError, CheckpointCorruptError
-from gfn_rb.training.session.folder import MetricsFile, RunFolder
+from gfn_rb.training.session.folder import RunFolder, write_metrics
 
 ROW = {
     "step": 1500,
@@ -85,7 +85,7 @@ def test_a_run_is_shown_with_configuration_progress_and_checkpoint(tmp_path):
     assert shown["hidden"] == "[16]"
     assert shown["average_gradients"] == "False"
     assert "reward_calls" not in shown
-    MetricsFile(folder.metrics, trainer.history).close()
+    write_metrics(folder.metrics, trainer.history)
     trainer.save(folder.checkpoint)
     shown = lines(*inspection(tmp_path))
     assert shown["reward_calls"] == "40"

@@ -10,9 +10,8 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from contextlib import closing, nullcontext, suppress
+from contextlib import closing, suppress
 from dataclasses import replace
-from functools import partial
 from signal import Signals
 from typing import TYPE_CHECKING, Any
 
@@ -30,9 +29,8 @@ from gfn_rb.training.session.averaging import GradientAverage
 from gfn_rb.training.session.coordinator import RankCoordinator, RankResult, RefusedError
 from gfn_rb.training.session.folder import RunFolder, read_metrics, write_json
 from gfn_rb.training.session.manager_hooks import ManagerHooks, longest_silence, make_manager
-from gfn_rb.training.session.progress import progress_bar
 from gfn_rb.training.session.run import RunResult, StopSignals, run_training, write_report
-from gfn_rb.training.trainer import Hooks, Row, Trainer
+from gfn_rb.training.trainer import Hooks, Trainer
 from gfn_rb.transports import LocalTransport, MPITransport, Transport
 from gfn_rb.transports.deadline import GRACE, Grace
 from gfn_rb.transports.launch import Launch, end_process, is_fault_tolerant, launched
@@ -147,7 +145,7 @@ def run_rank(
     try:
         if transport.rank in roles.managers:
             return _manage(config, transport, roles, folder, stop), None
-        result = _train(TrainingRank(config, transport, coordinator, grace), folder, stop)
+        result = TrainingRank(config, transport, coordinator, grace).train(folder, stop)
         if stop.wanted:  # what others have not taken, they may never take
             with suppress(TransportTimeoutError):
                 transport.close(GRACE)
@@ -197,24 +195,34 @@ class TrainingRank:
             )
         self._start = time.perf_counter()
 
-    def leave(self) -> None:
-        """Have others go on without this rank. Doing so again does nothing."""
+    def train(self, folder: RunFolder, stop: StopSignals) -> RunResult:
+        """Train from where the folder's checkpoint is, and report, unless a signal stops it."""
+        with closing(Trainer(self.config, stream=self.stream, hooks=self.hooks)) as trainer, stop:
+            if folder.checkpoint.exists():
+                trainer.load(folder.checkpoint)
+            result = run_training(trainer, folder, stop, self.coordinator.describe)
+            self._leave()
+            if result.stopped_by is None:
+                self._report(result)
+        return result
+
+    def _leave(self) -> None:
+        """Have others go on without this rank."""
         self.average.close()
         if self.manager is not None:
             self.manager.worker.close()
 
-    def conclude(self, trainer: Trainer, folder: RunFolder, last: Row) -> None:
+    def _report(self, result: RunResult) -> None:
         """Send the results of this rank to rank 0; there, write the reports of all."""
-        self.leave()
         counters: dict[str, Any] = {}
         if self.manager is not None:
             worker = self.manager.worker
             counters = {"managers": worker.managers, **worker.statistics.to_json()}
-        modes = trainer.discovery.state_dict()["modes"]
-        self.coordinator.gather(RankResult(last, counters, modes))
-        if folder.rank == 0:
-            write_json(folder.ranks_report, self._report())
-            write_report(trainer, folder, last, self._other_ranks(folder))
+        modes = result.trainer.discovery.state_dict()["modes"]
+        self.coordinator.gather(RankResult(result.row, counters, modes))
+        if result.folder.rank == 0:
+            write_json(result.folder.ranks_report, self._summary())
+            write_report(result, self._other_ranks(result.folder))
 
     def _other_ranks(self, folder: RunFolder) -> OtherRanks | None:
         """Return what the tables of other ranks say, as far as this one can read them."""
@@ -227,7 +235,7 @@ class TrainingRank:
             return None
         return OtherRanks(rows, self.coordinator.modes_found(), len(lost))
 
-    def _report(self) -> dict[str, Any]:
+    def _summary(self) -> dict[str, Any]:
         roles, results = self.coordinator.roles, sorted(self.coordinator.results.items())
         return {
             "size": roles.size,
@@ -241,22 +249,6 @@ class TrainingRank:
                 for rank, each in results
             },
         }
-
-
-def _no_progress(trainer: Trainer) -> nullcontext[Callable[[float], None]]:
-    return nullcontext(lambda loss: None)
-
-
-def _train(rank: TrainingRank, folder: RunFolder, stop: StopSignals) -> RunResult:
-    describe = rank.coordinator.describe
-    progress = _no_progress if folder.rank else partial(progress_bar, describe=describe)
-    trainer = Trainer(rank.config, stream=rank.stream, hooks=rank.hooks)
-    with closing(trainer):
-        if folder.checkpoint.exists():
-            trainer.load(folder.checkpoint)
-        result = run_training(trainer, folder, progress, rank.conclude, stop)
-        rank.leave()  # where that was not done, because it was stopped
-    return result
 
 
 # Folders.

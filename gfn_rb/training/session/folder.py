@@ -117,32 +117,25 @@ class RunFolder:
         return f"{launcher}gfn-rb resume {self.path}"
 
 
-class MetricsFile:
-    """A table of rows in CSV, flushed row by row.
+def write_metrics(path: Path, rows: Sequence[Row]) -> None:
+    """Write a table of rows anew, in CSV.
 
     Args:
-        path: the file, written anew.
-        rows: what it holds at first, at least one row.
+        path: the file.
+        rows: at least one.
     """
+    with published(path) as stream:
+        text = io.TextIOWrapper(stream, newline="", write_through=True)
+        writer = csv.DictWriter(text, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+        text.detach()  # or it would close the file before that is published
 
-    def __init__(self, path: Path, rows: Sequence[Row]) -> None:
-        with published(path) as stream:
-            text = io.TextIOWrapper(stream, newline="", write_through=True)
-            writer = csv.DictWriter(text, list(rows[0]))
-            writer.writeheader()
-            writer.writerows(rows)
-            text.detach()  # or it would close the file before that is published
-        self._stream = path.open("a", newline="")
-        self._writer = csv.DictWriter(self._stream, list(rows[0]))
 
-    def append(self, row: Row) -> None:
-        """Add a row."""
-        self._writer.writerow(row)
-        self._stream.flush()
-
-    def close(self) -> None:
-        """Close the file."""
-        self._stream.close()
+def append_metrics(path: Path, row: Row) -> None:
+    """Add a row to a table, on disk at once."""
+    with path.open("a", newline="") as stream:
+        csv.DictWriter(stream, list(row)).writerow(row)
 
 
 def read_metrics(path: Path) -> list[dict[str, str]]:

@@ -13,7 +13,7 @@ from gfn_rb.training.config import TrainConfig
 from gfn_rb.training.session import distributed
 from gfn_rb.training.session.folder import RunFolder
 from gfn_rb.training.session.progress import check_installed
-from gfn_rb.training.session.run import RunResult, run_training
+from gfn_rb.training.session.run import RunResult, StopSignals, run_training, write_report
 from gfn_rb.training.trainer import Trainer
 
 
@@ -79,4 +79,9 @@ def _run(
     with closing(Trainer(config)) as trainer:
         if earlier is not None and earlier.checkpoint.exists():
             trainer.load(earlier.checkpoint)  # otherwise it was killed before its first one
-        return run_training(trainer, prepare())
+        folder = prepare()
+        with StopSignals() as stop:
+            result = run_training(trainer, folder, stop)
+            if result.stopped_by is None:
+                write_report(result)
+        return result

@@ -34,22 +34,24 @@ def check_installed(logger: str) -> None:
 
 @contextmanager
 def progress_bar(
-    trainer: Trainer, describe: Callable[[Trainer, float], str] | None = None
+    trainer: Trainer, describe: Callable[[Trainer, float], str], disable: bool = False
 ) -> Iterator[Callable[[float], None]]:
     """Show a progress bar on stderr; yield what is to be called after each step with its loss.
 
     Args:
         trainer: whose steps are shown.
-        describe: returns how training stands, by default :func:`describe_progress`.
+        describe: returns how training stands, such as :func:`describe_progress`.
+        disable: show nothing.
     """
     from tqdm import tqdm
 
-    total = trainer.config.steps
-    with tqdm(total=total, initial=trainer.steps_done, unit="step", dynamic_ncols=True) as bar:
+    steps = {"total": trainer.config.steps, "initial": trainer.steps_done, "unit": "step"}
+    with tqdm(**steps, dynamic_ncols=True, disable=disable) as bar:
 
         def advance(loss: float) -> None:
-            bar.set_postfix_str((describe or describe_progress)(trainer, loss), refresh=False)
-            bar.update()
+            if not disable:
+                bar.set_postfix_str(describe(trainer, loss), refresh=False)
+                bar.update()
 
         yield advance
 

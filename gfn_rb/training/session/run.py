@@ -5,18 +5,15 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager, closing
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gfn_rb.training.session.folder import MetricsFile, RunFolder
-from gfn_rb.training.session.progress import progress_bar, start_logger
+from gfn_rb.training.session.folder import RunFolder, append_metrics, write_metrics
+from gfn_rb.training.session.progress import describe_progress, progress_bar, start_logger
 from gfn_rb.training.trainer import Row, Trainer
 
 if TYPE_CHECKING:
     from gfn_rb.training.report import OtherRanks
-
-Progress = Callable[[Trainer], AbstractContextManager[Callable[[float], None]]]
 
 
 class StopSignals:
@@ -70,69 +67,53 @@ class RunResult(NamedTuple):
     stopped_by: signal.Signals | None
 
 
-def write_report(
-    trainer: Trainer, folder: RunFolder, last: Row, others: OtherRanks | None = None
-) -> None:
-    """Draw the report of a run into its folder; ``last`` was measured at its end."""
+def write_report(result: RunResult, others: OtherRanks | None = None) -> None:
+    """Draw the report of a run that came to its end into its folder."""
     from gfn_rb.training import report  # matplotlib takes a while to load
 
+    trainer, last = result.trainer, result.row
     is_new = last["step"] != trainer.history[-1]["step"]
     rows = [*trainer.history, last] if is_new else trainer.history
-    report.write_report(folder.report, report.ReportData(trainer, rows, others))
+    report.write_report(result.folder.report, report.ReportData(trainer, rows, others))
 
 
 def run_training(
     trainer: Trainer,
     folder: RunFolder,
-    progress: Progress = progress_bar,
-    conclude: Callable[[Trainer, RunFolder, Row], None] = write_report,
-    stop: StopSignals | None = None,
+    stop: StopSignals,
+    describe: Callable[[Trainer, float], str] = describe_progress,
 ) -> RunResult:
     """Train until the steps are done or a signal stops the run, and write everything down.
 
     Args:
         trainer: new, or restored from the folder's checkpoint.
-        folder: where to write, with the trainer's configuration inside.
-        progress: shows how training goes, see
-            :func:`gfn_rb.training.session.progress.progress_bar`.
-        conclude: called with what was measured last, when the steps are done.
-        stop: for those who want to know of signals as well.
+        folder: where to write, with the trainer's configuration inside. Rank 0 shows progress.
+        stop: entered, so that it hears of signals.
+        describe: returns how training stands, given the trainer and the last loss.
     """
-    with StopSignals() if stop is None else stop as stop:
-        if not trainer.history:
-            trainer.record()
-        # Both are written anew from the history: a killed run may have got further than its
-        # checkpoint.
-        log = start_logger(trainer.config, folder, trainer.history)
-        with closing(MetricsFile(folder.metrics, trainer.history)) as metrics:
-
-            def write(row: Row) -> None:
-                metrics.append(row)
-                log(row)
-
-            _take_steps(trainer, folder, stop, progress, write)
-            trainer.save(folder.checkpoint)
-            if stop.received is not None:
-                return RunResult(trainer, folder, trainer.history[-1], stop.received)
-            row = trainer.measure()
-            if row["step"] != trainer.history[-1]["step"]:
-                write(row)  # not in the history: a longer run would not have it
-        conclude(trainer, folder, row)
-    return RunResult(trainer, folder, row, None)
-
-
-def _take_steps(
-    trainer: Trainer,
-    folder: RunFolder,
-    stop: StopSignals,
-    progress: Progress,
-    write: Callable[[Row], None],
-) -> None:
     config = trainer.config
-    with progress(trainer) as advance:
+    if not trainer.history:
+        trainer.record()
+    # Both are written anew from the history: a killed run may have got further than its
+    # checkpoint.
+    log = start_logger(config, folder, trainer.history)
+    write_metrics(folder.metrics, trainer.history)
+
+    def write(row: Row) -> None:
+        append_metrics(folder.metrics, row)
+        log(row)
+
+    with progress_bar(trainer, describe, disable=folder.rank > 0) as advance:
         while trainer.steps_done < config.steps and stop.received is None:
             advance(trainer.step())
             if trainer.steps_done % config.eval_every == 0:
                 write(trainer.record())
             if trainer.steps_done % config.checkpoint_every == 0:
                 trainer.save(folder.checkpoint)
+    trainer.save(folder.checkpoint)
+    if stop.received is not None:
+        return RunResult(trainer, folder, trainer.history[-1], stop.received)
+    row = trainer.measure()
+    if row["step"] != trainer.history[-1]["step"]:
+        write(row)  # not in the history: a longer run would not have it
+    return RunResult(trainer, folder, row, None)

@@ -4,7 +4,7 @@ import pytest
 from training.training_runs import GRID, grid
 
 from gfn_rb.errors import ArgumentError, CheckpointCorruptError
-from gfn_rb.training.session.folder import MetricsFile, RunFolder, read_metrics
+from gfn_rb.training.session.folder import RunFolder, append_metrics, read_metrics, write_metrics
 
 ROWS = [
     {"step": 0, "loss": None, "time_total": 0.1},
@@ -115,9 +115,8 @@ def test_a_damaged_number_of_ranks_is_named(text, tmp_path):
 def test_metrics_are_written_row_by_row(tmp_path):
     path = tmp_path / "metrics.csv"
     path.write_text("left over from a killed run")
-    metrics = MetricsFile(path, ROWS[:1])
+    write_metrics(path, ROWS[:1])
     assert path.read_text().splitlines() == ["step,loss,time_total", "0,,0.1"]
-    metrics.append(ROWS[1])  # on disk at once
+    append_metrics(path, ROWS[1])  # on disk at once
     assert path.read_text().splitlines()[2] == "5,0.3333333333333333,2.5"
-    metrics.close()
     assert float(read_metrics(path)[1]["loss"]) == 1 / 3

@@ -16,7 +16,7 @@ from gfn_rb.training.session.progress import (
 
 def test_the_bar_shows_how_training_stands(capsys):
     trainer = trained(grid(steps=10), 3)
-    with progress_bar(trainer) as advance:
+    with progress_bar(trainer, describe_progress) as advance:
         for _ in range(2):
             time.sleep(0.11)  # tqdm draws ten times a second at most
             loss = trainer.step()
