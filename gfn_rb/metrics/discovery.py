@@ -33,6 +33,7 @@ class DiscoveryMetrics:
         state = trajectories.terminating_states
         self.calls += len(state)
         new = self._seen.add(self._env.fingerprint(state))
+        # Modes and scores of states seen before are known already.
         fresh = state[new], trajectories.log_reward[new]
         self._modes.add(self._env.modes_reached(*fresh))
         score = self._env.score(*fresh)
@@ -103,7 +104,7 @@ class KeySet:
 
     def add(self, key: Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:
         """Add keys, and tell which were new; of equal ones only the first is."""
-        value, order = key.sort(stable=True)
+        value, order = key.sort(stable=True)  # equal keys stay in order: the first is the new one
         new = torch.ones_like(value, dtype=torch.bool)
         new[1:] = value[1:] != value[:-1]
         for run in self._runs:

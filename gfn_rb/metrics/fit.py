@@ -66,12 +66,12 @@ class ExactFit(Fit):
         self, env: EnumerableEnv, policy: TensorDictModuleBase, estimate_log_z: EstimateLogZ
     ) -> None:
         super().__init__(estimate_log_z, None)
-        self._env, self._log_pf = env, partial(action_log_probs, policy, env)
+        self.env, self._log_pf = env, partial(action_log_probs, policy, env)
         self.target, self.log_z = env.target_log_prob(), env.log_z
 
     def policy_log_prob(self) -> Float64[Tensor, "m"]:
         """Return the policy's exact log-probability of each terminating state."""
-        return self._env.policy_log_prob(self._log_pf)
+        return self.env.policy_log_prob(self._log_pf)
 
     def columns(self) -> dict[str, float]:
         """Return total variation and Jensen-Shannon distance."""

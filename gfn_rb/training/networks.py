@@ -37,7 +37,7 @@ class Trunk(nn.Module):
     def forward(self, x: Float[Tensor, "n in"]) -> Float[Tensor, "n out"]:
         """Return the features of each row."""
         for layer in self.layers:
-            x = layer(x).relu_()
+            x = layer(x).relu_()  # in place: a linear layer needs its input, not its output, again
         return x
 
 

@@ -15,7 +15,6 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter, StrMethodFormatter
 from torch import Tensor
 
 from gfn_rb.checkpoint.atomic import published
-from gfn_rb.envs import EnumerableEnv
 from gfn_rb.keys import LOG_REWARD
 from gfn_rb.metrics import ConditionalFit, ExactFit, Fit
 from gfn_rb.shapes import Float64
@@ -96,9 +95,9 @@ def draw_modes_of_target(axes: Axes, data: ReportData) -> None:
 
 def draw_rewards(axes: Axes, data: ReportData) -> None:
     """Draw how the buffer's items, the policy and the target are distributed over the reward."""
-    env, fit = data.trainer.env, data.trainer.fit
-    assert isinstance(env, EnumerableEnv)
+    fit = data.trainer.fit
     assert isinstance(fit, ExactFit)
+    env = fit.env
     reward = env.log_reward(env.terminating_states()).double().exp()
     edges = np.linspace(0, float(reward.max()), N_BINS + 1)
     target = histogram(reward, fit.target.exp(), edges)
@@ -160,6 +159,7 @@ def expected_modes(
         mass: p_m, the probability of each mode.
         n_draws: numbers of draws n.
     """
+    # In logarithms: 1 - p is 1 to all digits for most modes of a large target.
     log_miss = np.log1p(-mass.cpu().numpy())
     return -np.expm1(n_draws[:, None] * log_miss).sum(1)
 
@@ -173,9 +173,9 @@ def histogram(
 
 def _mode_mass(trainer: Trainer) -> Float64[Tensor, "modes"]:
     """Return the target's probability of each mode."""
-    env, fit = trainer.env, trainer.fit
-    assert isinstance(env, EnumerableEnv)
+    fit = trainer.fit
     assert isinstance(fit, ExactFit)
+    env = fit.env
     mode, target = env.mode_index(env.terminating_states()), fit.target.exp()
     mass = target.new_zeros(env.n_modes + 1)  # no mode is -1, the last place
     return mass.index_put_((mode,), target, accumulate=True)[:-1]

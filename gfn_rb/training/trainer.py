@@ -123,7 +123,7 @@ class Trainer:
         with self.watch("buffer"):
             fed = self.hooks.store(self.rb, fresh.to_tensordict())
         if self.steps_done == 0 and self.config.log_z is None:
-            with self.watch("learning"):
+            with self.watch("learning"):  # from 0, log Z would take hundreds of steps to get there
                 fit_log_z(self.loss, fresh)
         sampled = self._batches(fresh)
         losses = [float(self._learn(batch).mean()) for batch in sampled]
@@ -157,6 +157,7 @@ class Trainer:
             return
         with self.watch("buffer"):
             sample = self.replayed.sample(n_rows)
+        # Drawn at once, before anything is learnt from it: one pass over the weights of all items.
         for rows in sample.split(math.ceil(n_items / len(batches))):
             batch = self.replay.gives.from_tensordict(rows)
             loss = self._learn(batch)
@@ -295,6 +296,7 @@ class Trainer:
 
 def _seeds(seed: int, stream: int) -> list[int]:
     """Return the seeds of the initial weights, of rollouts and of the buffer."""
+    # The first is the same in every stream: averaged gradients need equal weights to start from.
     generator = torch.Generator().manual_seed(seed)
     initial, *first = torch.randint(2**62, (3,), generator=generator).tolist()
     others = torch.randint(2**62, (2 * stream,), generator=generator).tolist()

@@ -86,6 +86,7 @@ class WorkerSource:
         # Storages in shared memory are pickled as handles: writing to them here changes the
         # weights that every worker samples by.
         self._shared_policy = copy.deepcopy(policy).requires_grad_(False).share_memory()
+        # Not forked: a copy of a process in which torch has begun threads may hang.
         context = _SpawnContext()
         self._processes = context.processes
         self._executor = ProcessPoolExecutor(
@@ -115,9 +116,9 @@ class WorkerSource:
         tasks = [
             (i, share, _seed_of(self._seed, self.batches_drawn, i))
             for i, share in enumerate(shares)
-            if share or i == 0
+            if share or i == 0  # even an empty batch has its fields from a worker
         ]
-        self._update_weights()
+        self._shared_policy.load_state_dict(self._policy.state_dict())  # copies in place
         batch = Trajectories.cat(self._run(tasks))
         self.batches_drawn += 1
         return batch.to(self._device)
@@ -157,13 +158,6 @@ class WorkerSource:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    @torch.no_grad()
-    def _update_weights(self) -> None:
-        """Write the policy's weights into the memory that the workers' policies use."""
-        state = self._policy.state_dict()
-        for name, value in self._shared_policy.state_dict().items():
-            value.copy_(state[name])
-
     def _run(self, tasks: Sequence[tuple[int, int, int]]) -> list[Trajectories]:
         """Return what ``_sample`` does for each task; stop all workers if one fails."""
         try:
@@ -173,7 +167,9 @@ class WorkerSource:
             self._executor.shutdown()  # which waits until how each process ended is known
             self.close()
             raise WorkerError(_describe_death(self._processes)) from None
-        except BaseException:
+        except (
+            BaseException
+        ):  # an interrupt as well: what is under way would be lost from its batch
             self.close()
             raise
 
@@ -211,6 +207,7 @@ def _describe_death(processes: Sequence[BaseProcess]) -> str:
 
 
 def _seed_of(seed: int, batch: int, worker: int) -> int:
+    # Mixed, not added: batch 1 of worker 0 must not repeat batch 0 of worker 1.
     words = np.random.SeedSequence((seed, batch, worker)).generate_state(1, np.uint64)
     return int(words[0])
 

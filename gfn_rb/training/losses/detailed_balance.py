@@ -51,15 +51,7 @@ def log_flows(
 
 
 class StateFlowLoss(BalanceLoss[C]):
-    """A loss that learns the flow through states.
-
-    Args:
-        forward_policy: P_F.
-        backward_policy: P_B.
-        env: see :class:`~gfn_rb.training.losses.base.Loss`.
-        state_flow: log F, such as :class:`gfn_rb.training.StateFlow`.
-        **options: ``penalty`` and ``min_log_reward``, as there.
-    """
+    """A loss that learns the flow through states, by the network ``state_flow``."""
 
     def __init__(
         self,
@@ -104,6 +96,7 @@ class DetailedBalance(StateFlowLoss[Transitions]):
         """Return delta(s, s') of each row, in nats, with gradient. See the base class."""
         transitions = self._rows(batch)
         exits = transitions.action == self.env.exit_action
+        # Rows that do not end an episode hold -inf, which would make all sums NaN.
         log_reward = self._floored(transitions.log_reward).where(exits, 0)
         log_pf = transition_log_probs(self.forward_policy, self.env, transitions)
         log_pb = transition_log_probs(self.backward_policy, self.env, transitions)
@@ -117,6 +110,7 @@ class DetailedBalance(StateFlowLoss[Transitions]):
         self, transitions: Transitions, exits: Bool[Tensor, "n"]
     ) -> tuple[Float[Tensor, "n"], Float[Tensor, "n"]]:
         """Return log F(s) and log F(s'), 0 where s' is the sink; the network is called once."""
+        # Both ends in one call: two would cost twice the overhead, which is most of the cost.
         (moves,) = (~exits).nonzero(as_tuple=True)
         state, condition = _both_ends(transitions, moves)
         flow, moved = log_flows(self.state_flow, state, condition).split([len(exits), len(moves)])

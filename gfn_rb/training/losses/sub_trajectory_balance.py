@@ -84,6 +84,7 @@ class SubTrajectoryBalance(StateFlowLoss[Trajectories], SumLoss[Trajectories]):
         potential = self._potentials(trajectories)
         delta = potential[:, :, None] - potential[:, None, :]
         weight = self._weights(trajectories.length, potential)
+        # What is no part is cleared: a penalty of it might overflow, and infinity times 0 is NaN.
         return delta.where(weight > 0, 0).flatten(1), weight.flatten(1)
 
     def _potentials(self, trajectories: Trajectories) -> Float[Tensor, "n T1"]:
@@ -91,6 +92,7 @@ class SubTrajectoryBalance(StateFlowLoss[Trajectories], SumLoss[Trajectories]):
         log_reward = self._floored(trajectories.log_reward)
         log_pf = trajectory_log_probs(self.forward_policy, self.env, trajectories)
         log_pb = trajectory_log_probs(self.backward_policy, self.env, trajectories)
+        # The network is called on real steps alone: padding costs as much, and need be no state.
         row, step = trajectories.real_steps.nonzero(as_tuple=True)
         condition = None if trajectories.condition is None else trajectories.condition[row]
         flow = log_flows(self.state_flow, trajectories.state[row, step], condition)

@@ -76,7 +76,7 @@ class GradientAverage:
             return
         parameters = [p for p in loss.parameters() if p.requires_grad]
         own = _flat([torch.zeros_like(p) if p.grad is None else p.grad for p in parameters])
-        if self._rounds == 0:
+        if self._rounds == 0:  # ranks that resume may have been saved at different steps
             own = torch.cat([own, _flat(parameters)])
         self._rounds += 1
         mean = self._lead(own) if self._is_root else self._follow(own)
@@ -90,6 +90,7 @@ class GradientAverage:
             self.peers.leave(rank)
 
     def _lead(self, own: Float[Tensor, "p"]) -> Float[Tensor, "p"]:
+        # In double precision: the mean of equal numbers is then exactly that number.
         total, given = own.double(), []
         for rank in self.peers.present:
             values = self._receive(rank)
@@ -178,6 +179,7 @@ def _write(mean: Float[Tensor, "p"], parameters: Sequence[Tensor]) -> None:
     """Write gradients, and the parameters where they follow."""
     sizes = [p.numel() for p in parameters]
     parts = mean.split(sizes if len(mean) == sum(sizes) else [*sizes, *sizes])
+    # Cloned: whoever clips gradients in place must not change a message that is on its way.
     for parameter, part in zip(parameters, parts, strict=False):
         parameter.grad = part.to(parameter).view_as(parameter).clone()
     for parameter, part in zip(parameters, parts[len(sizes) :], strict=False):

@@ -107,6 +107,7 @@ class RankCoordinator:
 
     def report_progress(self, trainer: Trainer) -> None:
         """Tell rank 0 the counts of this rank, or, there, receive those of others, now and then."""
+        # A step may take a millisecond, and rank 0 reads only between its own.
         now = time.monotonic()
         if now < self._next:
             return
@@ -147,6 +148,7 @@ class RankCoordinator:
             self._send(_RunKind.RESULT, meta, modes if len(modes) else None)
             Deadline(self._silence, self._grace).wait(lambda s: not self._channel.flush(s))
             return
+        # Those that train may be far behind: only silence tells that one is lost.
         self.peers.restart_silence()  # until now this rank had better things to do than listen
         Deadline(math.inf, self._grace).wait(self._all_have_ended)
         for rank in self.peers.present:

@@ -43,11 +43,6 @@ log = logging.getLogger(__name__)
 _CLOSING = 30.0  # seconds that managers have at the end
 
 
-def is_distributed(config: TrainConfig) -> bool:
-    """Return whether a run has more than one rank."""
-    return config.managers > 0 or n_ranks() > 1
-
-
 def n_ranks() -> int:
     """Return how many processes a launcher started, 1 where none did."""
     started = launched()
@@ -105,6 +100,7 @@ def _run_with_threads(config: TrainConfig, prepare: Callable[[], RunFolder]) -> 
     """Train in this thread, and manage in others, which end when their worker has gone."""
     size = 1 + config.managers
     first, *managing = LocalTransport.group(size, timeout=config.patience)
+    # The one that trains sends to the first manager: others have no workers, and leave.
     roles = RankRoles(size, tuple(range(1, size)), {0: 1})
 
     def manage(transport: Transport) -> None:
@@ -138,6 +134,7 @@ def run_rank(
     Returns:
         The signal that stopped it, None if it came to its end; and the result, where it trains.
     """
+    # Made before what waits for others, all of which share the one second left after a signal.
     stop = StopSignals()
     grace = Grace(lambda: stop.wanted)
     coordinator = RankCoordinator(transport, roles, longest_silence(config, roles), grace)
@@ -251,19 +248,7 @@ class TrainingRank:
         }
 
 
-# Folders.
-
-
-def create_folder(config: TrainConfig) -> RunFolder:
-    """Make the folder of a new run, on rank 0.
-
-    Raises:
-        ArgumentError: there is something in its place.
-    """
-    folder = RunFolder.create(config)
-    if n_ranks() > 1:
-        write_json(folder.ranks, {"size": n_ranks()})
-    return folder
+# Earlier runs.
 
 
 def check_ranks(folder: RunFolder) -> None:

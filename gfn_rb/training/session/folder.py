@@ -152,6 +152,8 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
 
 def _make(path: Path, config: TrainConfig) -> bool:
     """Make a folder with a configuration inside; False if there is something in its place."""
+    # Renamed when complete, so that no run is killed before its folder can be resumed, and of two
+    # runs that want the same name one gets the next.
     target = path.resolve()
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}")

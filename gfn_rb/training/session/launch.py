@@ -11,7 +11,7 @@ import torch
 
 from gfn_rb.training.config import TrainConfig
 from gfn_rb.training.session import distributed
-from gfn_rb.training.session.folder import RunFolder
+from gfn_rb.training.session.folder import RunFolder, write_json
 from gfn_rb.training.session.progress import check_installed
 from gfn_rb.training.session.run import RunResult, StopSignals, run_training, write_report
 from gfn_rb.training.trainer import Trainer
@@ -34,7 +34,14 @@ def train(config: TrainConfig) -> RunResult | None:
         TransportError: the ranks of the run cannot be connected.
         WorkerError: this rank of several failed.
     """
-    return _run(config, lambda: distributed.create_folder(config))
+
+    def prepare() -> RunFolder:
+        folder, size = RunFolder.create(config), distributed.n_ranks()
+        if size > 1:
+            write_json(folder.ranks, {"size": size})
+        return folder
+
+    return _run(config, prepare)
 
 
 def resume(path: Path, steps: int | None = None) -> RunResult | None:
@@ -71,10 +78,12 @@ def resume(path: Path, steps: int | None = None) -> RunResult | None:
 def _run(
     config: TrainConfig, prepare: Callable[[], RunFolder], earlier: RunFolder | None = None
 ) -> RunResult | None:
+    # All that can be refused is refused before the folder is made: a trainer validates too late
+    # where there are several ranks.
     config.validate()
     check_installed(config.logger)
     torch.set_num_threads(config.threads)
-    if distributed.is_distributed(config):
+    if config.managers or distributed.n_ranks() > 1:
         return distributed.run_distributed(config, prepare)
     with closing(Trainer(config)) as trainer:
         if earlier is not None and earlier.checkpoint.exists():

@@ -47,9 +47,6 @@ BASELINE: dict[str, Callable[[], Baseline]] = {
     "ema": EMABaseline,
     "none": MinBaseline,  # which managers make, and no worker heeds
 }
-# The draw that a merged buffer makes of both its members: exactly that of one buffer of all items
-# where they are drawn by their rewards, and by how many they are otherwise.
-_MERGED: dict[str, Literal["mass", "size"]] = {"softmax": "mass"}
 
 
 class ManagerHooks:
@@ -92,7 +89,10 @@ class ManagerHooks:
         )
         if subscription is None:
             return rb
-        return MergedReplayBuffer(rb, subscription.buffer, p=_MERGED.get(config.draw, "size"))
+        # By mass, the draw is exactly that of one buffer of all items; that takes weights which are
+        # functions of the item alone. Ranks are not: there each buffer counts by its size.
+        p: Literal["mass", "size"] = "mass" if config.draw == "softmax" else "size"
+        return MergedReplayBuffer(rb, subscription.buffer, p=p)
 
     def store(self, rb: ReplayBuffer, items: TensorDictBase) -> TensorDictBase | None:
         """Put items into the buffer of the run, and send them.
