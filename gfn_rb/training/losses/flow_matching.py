@@ -72,8 +72,8 @@ class FlowMatching(SumLoss[States]):
         out_flow, in_flow = self._edge_flows(states)
         outflow, exit_flow = out_flow.logsumexp(1), out_flow[:, self.env.exit_action]
         inner, ends = ~self.env.is_source(states.state), states.is_terminating
-        # The source has no parents. Replaced before logsumexp, not after: the gradient of that where
-        # all is -inf is NaN, and NaN times 0 is NaN.
+        # The source has no parents. Replaced before logsumexp, not after: where all is -inf the
+        # gradient of that is NaN, and NaN times 0 is NaN.
         inflow = in_flow.where(inner[:, None], 0).logsumexp(1)
         log_reward = self._floored(states.log_reward).to(outflow.dtype)
         at_exit = {"log_reward": log_reward.where(ends, 0), "log F(exit)": exit_flow.where(ends, 0)}
