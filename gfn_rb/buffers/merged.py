@@ -14,8 +14,8 @@ from torchrl.data import ReplayBuffer, ReplayBufferEnsemble, TensorDictReplayBuf
 from torchrl.data.replay_buffers.samplers import SamplerEnsemble
 from torchrl.envs.transforms import Transform
 
-from gfn_rb.buffers.joining import entries_of, joined, require_alike
 from gfn_rb.buffers.merged_sampler import MergedSampler, Shares
+from gfn_rb.containers.convert import joined, require_alike
 from gfn_rb.errors import ArgumentError, ShapeError
 from gfn_rb.keys import BUFFER_ID, BUFFER_IDS, DRAW_LOG_PROB, INDEX
 from gfn_rb.numerics.weighted_union import Groups
@@ -144,8 +144,8 @@ class MergedReplayBuffer(ReplayBufferEnsemble):
         batch, info = super()._sample(batch_size)
         member = info[INDEX, BUFFER_IDS]
         if isinstance(batch, LazyStackedTensorDict):
-            rows = [entries_of(each.exclude(*_TAGS)) for each in batch.unbind(0)]
-            require_alike(rows, member[:, 0].tolist())
+            rows = [dict(each.exclude(*_TAGS).items(True, True)) for each in batch.unbind(0)]
+            require_alike(rows, member[:, 0].tolist(), in_shape=False)
         if isinstance(batch, TensorDictBase):
             batch.set(BUFFER_ID, member)
         return batch, info

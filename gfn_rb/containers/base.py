@@ -8,21 +8,25 @@ dtype, and concatenates without padding.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from inspect import Parameter, Signature
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
+from typing_extensions import dataclass_transform
 
 from gfn_rb import keys
-from gfn_rb.containers.fields import Field, Values, assemble, present
+from gfn_rb.containers import convert
+from gfn_rb.containers.fields import Field, Key, Values, assemble, field, present
 from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
-from gfn_rb.shapes import Float, Shaped
+from gfn_rb.shapes import Shaped
 
 C = TypeVar("C", bound="Container")
 
 
+@dataclass_transform(kw_only_default=True, field_specifiers=(field,))
 class Container:
     """Rows of one kind of item, held in a single batch-first TensorDict.
 
@@ -32,17 +36,31 @@ class Container:
 
     __slots__ = ("_td",)
     _td: TensorDictBase
+    # What all kinds have; each declares it with its shape.
+    state: Tensor
+    log_reward: Tensor
+    condition: Tensor | None
     _fields: ClassVar[tuple[Field, ...]]
     _plurals: ClassVar[dict[str, str]]
+    __signature__: ClassVar[Signature]
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
+        named = {name: each for name, each in vars(cls).items() if isinstance(each, Field)}
+        cls._fields = tuple(named.values())
         cls._plurals = {f"{f.key}s": f.key for f in cls._fields if isinstance(f.key, str)}
+        parameters = [
+            Parameter(name, Parameter.KEYWORD_ONLY, default=None if f.optional else Parameter.empty)
+            for name, f in named.items()
+        ]
+        cls.__signature__ = Signature(parameters)
 
-    def __init__(self, *values: Tensor | None) -> None:
-        """Hold values of all fields, in the order of the table; None where one is left out."""
-        columns = (field.key for field in self._fields)
-        self._td = self._checked(present(dict(zip(columns, values, strict=True))))._td
+    def __init__(self, **values: Tensor | None) -> None:
+        """Hold the values of fields by name; None where an optional one is left out."""
+        given = self.__signature__.bind(**values)
+        given.apply_defaults()
+        columns = zip((each.key for each in self._fields), given.kwargs.values(), strict=True)
+        self._td = self._checked(present(dict(columns)))._td
 
     @classmethod
     def from_tensordict(cls: type[C], td: TensorDictBase) -> C:
@@ -97,7 +115,7 @@ class Container:
             if type(container) is not cls:
                 kind = type(container).__name__
                 raise ArgumentError(f"containers[{i}] is a {kind}; expected {cls.__name__}")
-        tds = _with_direction([c.to_tensordict() for c in cls._aligned(containers)])
+        tds = convert.aligned([container._td for container in containers])
         for i, td in enumerate(tds[1:], start=1):
             _require_same_rows(tds[0], td, i)
         return cls.wrap(torch.cat(tds, 0))
@@ -126,20 +144,9 @@ class Container:
         """Where the tensors are."""
         return self._td.get(keys.STATE).device
 
-    @property
-    def state(self) -> Shaped[Tensor, "n *S"]:
-        """The states, one row per item."""
-        return self._td.get(keys.STATE)
-
-    @property
-    def log_reward(self) -> Float[Tensor, "n"]:
-        """Log-reward of each row; -inf where a row of states or transitions is not terminating."""
-        return self._td.get(keys.LOG_REWARD)
-
-    @property
-    def condition(self) -> Shaped[Tensor, "n *C"] | None:
-        """What each row was conditioned on."""
-        return self._td.get(keys.CONDITION, None)
+    def column(self, key: Key) -> Tensor | None:
+        """Return what stands under the key of a field, None where that is left out."""
+        return self._td.get(key, None)
 
     def __len__(self) -> int:
         return self._td.batch_size[0]
@@ -169,12 +176,12 @@ class Container:
     @classmethod
     def _checked(cls: type[C], values: Values, device: torch.device | None = None) -> C:
         sizes: dict[str, Any] = {"": 0}
-        for field in cls._fields:
-            if field.key in values:
-                field.check(values[field.key], sizes, cls.__name__)
-            elif not field.optional:
+        for each in cls._fields:
+            if each.key in values:
+                each.check(values[each.key], sizes, cls.__name__)
+            elif not each.optional:
                 raise KeyMismatchError(
-                    f"{cls.__name__}: {field.key!r} is missing; of its fields there are {[*values]}"
+                    f"{cls.__name__}: {each.key!r} is missing; of its fields there are {[*values]}"
                 )
         return cls.wrap(assemble(values, (sizes["n"],), device))
 
@@ -185,11 +192,6 @@ class Container:
                 raise KeyMismatchError(
                     f"{cls.__name__}: {plural!r} is not one of its fields; expected {name!r}"
                 )
-
-    @classmethod
-    def _aligned(cls: type[C], containers: Sequence[C]) -> Sequence[C]:
-        """Bring containers to row shapes that can be joined."""
-        return containers
 
 
 def _row_index(
@@ -211,16 +213,7 @@ def _row_index(
     return rows.reshape(-1) if rows.numel() else rows.reshape(-1).long()
 
 
-def _with_direction(tds: list[TensorDict]) -> list[TensorDict]:
-    """Say of rows without a direction that they are forward, where other rows have one."""
-    forward_only = [td for td in tds if td.get(keys.IS_BACKWARD, None) is None]
-    if len(forward_only) < len(tds):
-        for td in forward_only:
-            td.set(keys.IS_BACKWARD, torch.zeros_like(td.get(keys.LOG_REWARD), dtype=torch.bool))
-    return tds
-
-
-def _require_same_rows(first: TensorDict, other: TensorDict, i: int) -> None:
+def _require_same_rows(first: TensorDictBase, other: TensorDictBase, i: int) -> None:
     own, others = set(first.keys(True, True)), set(other.keys(True, True))
     for key in sorted(own ^ others):
         has, lacks = (0, i) if key in own else (i, 0)

@@ -1,18 +1,22 @@
-"""Trajectories turned around, padded, and split into transitions and states.
+"""Trajectories turned around, padded, joined, and split into transitions and states.
 
 Every function is pure: TensorDict in, TensorDict out, without a loop over rows.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import NestedKey, TensorDict, TensorDictBase
 from torch import Tensor
 
 from gfn_rb import keys
 from gfn_rb.containers.fields import Key, assemble, present
+from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
 from gfn_rb.shapes import Bool, Int64, Shaped
 
+_TRAJECTORY = {keys.STATE, keys.ACTION, keys.LENGTH}
 _STEP_FILL = {keys.ACTION: -1, keys.LOG_PROB: 0, keys.ESTIMATOR_OUTPUT: 0}
 
 
@@ -121,9 +125,11 @@ def flipped(
     return value[torch.arange(len(rows), device=value.device)[:, None], at]
 
 
-def padded(td: TensorDictBase, n_steps: int) -> TensorDict:
+def padded(td: TensorDictBase, n_steps: int) -> TensorDictBase:
     """Append sink states, dummy actions and zeros up to ``n_steps`` steps."""
     extra = n_steps - td.get(keys.ACTION).shape[1]
+    if extra == 0:
+        return td
     state = td.get(keys.STATE)
     row = torch.arange(len(state), device=state.device)
     sink = state[row, td.get(keys.LENGTH) * (1 - direction(td))]
@@ -142,6 +148,92 @@ def cut(td: TensorDictBase, n_steps: int) -> TensorDict:
     for key in _STEP_FILL.keys() & td.keys():
         out.set(key, td.get(key)[:, :n_steps])
     return out
+
+
+def aligned(batches: Sequence[TensorDictBase]) -> list[TensorDictBase]:
+    """Bring batches of rows to one form, as far as they say the same in different ones.
+
+    Trajectories are padded to the longest. Rows without ``is_backward`` are forward where others
+    say which way they run.
+    """
+    held = [set(batch.keys()) for batch in batches]
+    if any(keys.IS_BACKWARD in each for each in held):
+        batches = [
+            batch.copy().set(keys.IS_BACKWARD, torch.zeros_like(batch.get(keys.LOG_REWARD)).bool())
+            if keys.IS_BACKWARD not in each and keys.LOG_REWARD in each
+            else batch
+            for batch, each in zip(batches, held, strict=True)
+        ]
+    if all(each >= _TRAJECTORY for each in held):
+        longest = max(batch.get(keys.ACTION).shape[1] for batch in batches)
+        batches = [padded(batch, longest) for batch in batches]
+    return [*batches]
+
+
+def joined(
+    batches: Sequence[TensorDictBase], members: Sequence[int], order: Int64[Tensor, "n"]
+) -> TensorDictBase:
+    """Return one batch of the rows of several, which are :func:`aligned`.
+
+    Args:
+        batches: at least one, batch size [n_i] each.
+        members: which member of a buffer each comes from, for messages.
+        order: where each row goes, batch after batch.
+
+    Raises:
+        KeyMismatchError: a key is in some batches only.
+        ArgumentError: they lie on different devices.
+        ShapeError: rows differ in dtype or shape.
+    """
+    if len(batches) == 1:
+        return batches[0]
+    batches = aligned(batches)
+    entries = [dict(batch.items(True, True)) for batch in batches]
+    require_alike(entries, members)
+    rows = TensorDict(batch_size=order.shape, device=batches[0].device)
+    order = order.to(next(iter(entries[0].values())).device)
+    places = order.split([len(batch) for batch in batches])
+    for key, first in entries[0].items():
+        column = first.new_empty((len(order), *first.shape[1:]))
+        for each, place in zip(entries, places, strict=True):
+            column.index_copy_(0, place, each[key])
+        rows.set(key, column)
+    return rows
+
+
+def require_alike(
+    entries: Sequence[dict[NestedKey, Tensor]], members: Sequence[int], in_shape: bool = True
+) -> None:
+    """Raise unless all rows have the same keys and dtypes.
+
+    Args:
+        entries: the tensors of each batch by key.
+        members: which member of a buffer each comes from, for messages.
+        in_shape: whether they shall also lie on one device, in the same shapes.
+
+    Raises:
+        KeyMismatchError: a key is in some batches only.
+        ArgumentError: devices differ.
+        ShapeError: dtypes or shapes differ.
+    """
+    first = entries[0]
+    for other, member in zip(entries[1:], members[1:], strict=True):
+        if other.keys() != first.keys():
+            pairs = ((first, other), (other, first))
+            only = [sorted(map(str, a.keys() - b.keys())) for a, b in pairs]
+            raise KeyMismatchError(
+                f"members {members[0]} and {member} hold rows of different keys: only the first "
+                f"has {only[0]}, only the second {only[1]}"
+            )
+        for key, value in other.items():
+            one, differ = first[key], f"members {members[0]} and {member} differ in {key!r}: "
+            if one.dtype != value.dtype:
+                raise ShapeError(f"{differ}{one.dtype} and {value.dtype}")
+            if in_shape and one.device != value.device:
+                raise ArgumentError(f"{differ}on {one.device} and {value.device}")
+            if in_shape and one.shape[1:] != value.shape[1:]:
+                shapes = f"{list(one.shape[1:])} and {list(value.shape[1:])}"
+                raise ShapeError(f"{differ}rows of shape {shapes}")
 
 
 def _only_where(mask: Bool[Tensor, "n"], value: Shaped[Tensor, "n"]) -> Shaped[Tensor, "n"]:

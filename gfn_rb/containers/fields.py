@@ -1,4 +1,4 @@
-"""The table behind a container: which keys, of what shapes and dtypes."""
+"""The columns a container is made of: their keys, shapes and dtypes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SIGNED = DTypes("a signed dtype, as the dummy action is -1", _SIGNED_INTS | _FLO
 
 
 class Field:
-    """One entry of a container's table: its key, shape and dtypes.
+    """One column of a container, declared in its class and read from its rows.
 
     Args:
         key: Where the field lies in the TensorDict.
@@ -42,14 +42,16 @@ class Field:
         optional: Whether a container can lack the field.
     """
 
-    __slots__ = ("dtypes", "key", "lead", "optional", "shape", "tail")
-
     def __init__(self, key: Key, shape: str, dtypes: DTypes, optional: bool = False) -> None:
         names = shape.split()
         self.key, self.dtypes, self.optional = key, dtypes, optional
         self.shape = f"[{', '.join(names)}]"
         self.tail = names.pop() if names[-1].startswith("*") else None
         self.lead = tuple(_name_and_offset(name) for name in names)
+
+    def __get__(self, container: Any, owner: type) -> Any:
+        """Return the column of a container, None where it lacks it; of the class, the field."""
+        return self if container is None else container.column(self.key)
 
     def check(self, value: Any, sizes: dict[str, Any], owner: str) -> None:
         """Check one value against the table and the sizes known so far, and note new ones.
@@ -85,6 +87,18 @@ class Field:
                 return False
         tail = shape[n_lead:]
         return self.tail is None or sizes.setdefault(self.tail, tail) == tail
+
+
+def field(key: Key, shape: str, dtypes: DTypes, default: Any = ...) -> Any:
+    """Declare a field of a container as those of a dataclass are; see :class:`Field`.
+
+    Args:
+        key: of the field.
+        shape: likewise.
+        dtypes: likewise.
+        default: None for a field that a container can lack.
+    """
+    return Field(key, shape, dtypes, optional=default is None)
 
 
 def _name_and_offset(name: str) -> tuple[str, int]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from torch import Tensor
 
 from gfn_rb import keys
 from gfn_rb.containers import convert
 from gfn_rb.containers.base import Container
-from gfn_rb.containers.fields import ANY, BOOL, FLOATING, SIGNED, Field
-from gfn_rb.shapes import Bool, Float, Shaped
+from gfn_rb.containers.fields import ANY, BOOL, FLOATING, SIGNED, field
+from gfn_rb.shapes import Bool, Shaped
 
 
 class States(Container):
@@ -28,27 +26,10 @@ class States(Container):
     """
 
     __slots__ = ()
-    _fields: ClassVar[tuple[Field, ...]] = (
-        Field(keys.STATE, "n *S", ANY),
-        Field(keys.IS_TERMINATING, "n", BOOL),
-        Field(keys.LOG_REWARD, "n", FLOATING),
-        Field(keys.CONDITION, "n *C", ANY, optional=True),
-    )
-
-    def __init__(
-        self,
-        *,
-        state: Tensor,
-        is_terminating: Tensor,
-        log_reward: Tensor,
-        condition: Tensor | None = None,
-    ) -> None:
-        super().__init__(state, is_terminating, log_reward, condition)
-
-    @property
-    def is_terminating(self) -> Bool[Tensor, "n"]:
-        """Whether the exit action follows the row's state."""
-        return self._td.get(keys.IS_TERMINATING)
+    state: Tensor = field(keys.STATE, "n *S", ANY)
+    is_terminating: Tensor = field(keys.IS_TERMINATING, "n", BOOL)
+    log_reward: Tensor = field(keys.LOG_REWARD, "n", FLOATING)
+    condition: Tensor | None = field(keys.CONDITION, "n *C", ANY, default=None)
 
     @property
     def terminating_states(self) -> Shaped[Tensor, "m *S"]:
@@ -78,62 +59,19 @@ class Transitions(Container):
     """
 
     __slots__ = ()
-    _fields: ClassVar[tuple[Field, ...]] = (
-        Field(keys.STATE, "n *S", ANY),
-        Field(keys.ACTION, "n *A", SIGNED),
-        Field(keys.NEXT_STATE, "n *S", ANY),
-        Field(keys.NEXT_DONE, "n 1", BOOL),
-        Field(keys.LOG_REWARD, "n", FLOATING),
-        Field(keys.LOG_PROB, "n", FLOATING, optional=True),
-        Field(keys.CONDITION, "n *C", ANY, optional=True),
-        Field(keys.IS_BACKWARD, "n", BOOL, optional=True),
-    )
-
-    def __init__(
-        self,
-        *,
-        state: Tensor,
-        action: Tensor,
-        next_state: Tensor,
-        next_done: Tensor,
-        log_reward: Tensor,
-        log_prob: Tensor | None = None,
-        condition: Tensor | None = None,
-        is_backward: Tensor | None = None,
-    ) -> None:
-        super().__init__(
-            state, action, next_state, next_done, log_reward, log_prob, condition, is_backward
-        )
-
-    @property
-    def action(self) -> Shaped[Tensor, "n *A"]:
-        """The action of each step."""
-        return self._td.get(keys.ACTION)
-
-    @property
-    def next_state(self) -> Shaped[Tensor, "n *S"]:
-        """The state each step leads to."""
-        return self._td.get(keys.NEXT_STATE)
-
-    @property
-    def next_done(self) -> Bool[Tensor, "n 1"]:
-        """Whether each step is the terminating one, as TorchRL stores it."""
-        return self._td.get(keys.NEXT_DONE)
+    state: Tensor = field(keys.STATE, "n *S", ANY)
+    action: Tensor = field(keys.ACTION, "n *A", SIGNED)
+    next_state: Tensor = field(keys.NEXT_STATE, "n *S", ANY)
+    next_done: Tensor = field(keys.NEXT_DONE, "n 1", BOOL)
+    log_reward: Tensor = field(keys.LOG_REWARD, "n", FLOATING)
+    log_prob: Tensor | None = field(keys.LOG_PROB, "n", FLOATING, default=None)
+    condition: Tensor | None = field(keys.CONDITION, "n *C", ANY, default=None)
+    is_backward: Tensor | None = field(keys.IS_BACKWARD, "n", BOOL, default=None)
 
     @property
     def is_terminating(self) -> Bool[Tensor, "n"]:
         """Whether each step is the terminating one."""
         return self.next_done.squeeze(1)
-
-    @property
-    def log_prob(self) -> Float[Tensor, "n"] | None:
-        """Log-probability of each action, in nats."""
-        return self._td.get(keys.LOG_PROB, None)
-
-    @property
-    def is_backward(self) -> Bool[Tensor, "n"] | None:
-        """Whether each row is a backward step."""
-        return self._td.get(keys.IS_BACKWARD, None)
 
     @property
     def terminating_states(self) -> Shaped[Tensor, "m *S"]:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import ClassVar
-
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
@@ -12,10 +9,10 @@ from torch import Tensor
 from gfn_rb import keys
 from gfn_rb.containers import convert, rollouts
 from gfn_rb.containers.base import Container
-from gfn_rb.containers.fields import ANY, BOOL, FLOATING, INT64, SIGNED, Field
+from gfn_rb.containers.fields import ANY, BOOL, FLOATING, INT64, SIGNED, field
 from gfn_rb.containers.steps import States, Transitions
 from gfn_rb.errors import ArgumentError
-from gfn_rb.shapes import Bool, Float, Int64, Shaped
+from gfn_rb.shapes import Bool, Shaped
 
 
 class Trajectories(Container):
@@ -41,32 +38,14 @@ class Trajectories(Container):
     """
 
     __slots__ = ()
-    _fields: ClassVar[tuple[Field, ...]] = (
-        Field(keys.STATE, "n T+1 *S", ANY),
-        Field(keys.ACTION, "n T *A", SIGNED),
-        Field(keys.LENGTH, "n", INT64),
-        Field(keys.LOG_REWARD, "n", FLOATING),
-        Field(keys.LOG_PROB, "n T", FLOATING, optional=True),
-        Field(keys.ESTIMATOR_OUTPUT, "n T *E", FLOATING, optional=True),
-        Field(keys.CONDITION, "n *C", ANY, optional=True),
-        Field(keys.IS_BACKWARD, "n", BOOL, optional=True),
-    )
-
-    def __init__(
-        self,
-        *,
-        state: Tensor,
-        action: Tensor,
-        length: Tensor,
-        log_reward: Tensor,
-        log_prob: Tensor | None = None,
-        estimator_output: Tensor | None = None,
-        condition: Tensor | None = None,
-        is_backward: Tensor | None = None,
-    ) -> None:
-        super().__init__(
-            state, action, length, log_reward, log_prob, estimator_output, condition, is_backward
-        )
+    state: Tensor = field(keys.STATE, "n T+1 *S", ANY)
+    action: Tensor = field(keys.ACTION, "n T *A", SIGNED)
+    length: Tensor = field(keys.LENGTH, "n", INT64)
+    log_reward: Tensor = field(keys.LOG_REWARD, "n", FLOATING)
+    log_prob: Tensor | None = field(keys.LOG_PROB, "n T", FLOATING, default=None)
+    estimator_output: Tensor | None = field(keys.ESTIMATOR_OUTPUT, "n T *E", FLOATING, default=None)
+    condition: Tensor | None = field(keys.CONDITION, "n *C", ANY, default=None)
+    is_backward: Tensor | None = field(keys.IS_BACKWARD, "n", BOOL, default=None)
 
     @classmethod
     def from_rollout(
@@ -141,41 +120,6 @@ class Trajectories(Container):
         """The terminating state x of each row."""
         rows = torch.arange(len(self), device=self.device)
         return self.state[rows, convert.exit_step(self._td) + convert.direction(self._td)]
-
-    @property
-    def state(self) -> Shaped[Tensor, "n T1 *S"]:
-        """The states on the way, with T1 = T + 1."""
-        return self._td.get(keys.STATE)
-
-    @property
-    def action(self) -> Shaped[Tensor, "n T *A"]:
-        """The actions; -1 after ``length``."""
-        return self._td.get(keys.ACTION)
-
-    @property
-    def length(self) -> Int64[Tensor, "n"]:
-        """Number of real actions of each row, the exit action included."""
-        return self._td.get(keys.LENGTH)
-
-    @property
-    def log_prob(self) -> Float[Tensor, "n T"] | None:
-        """Log-probability of each action, in nats; 0 after ``length``."""
-        return self._td.get(keys.LOG_PROB, None)
-
-    @property
-    def estimator_output(self) -> Float[Tensor, "n T *E"] | None:
-        """What the policy's estimator gave at each step; 0 after ``length``."""
-        return self._td.get(keys.ESTIMATOR_OUTPUT, None)
-
-    @property
-    def is_backward(self) -> Bool[Tensor, "n"] | None:
-        """Whether each row runs from the sink to the source."""
-        return self._td.get(keys.IS_BACKWARD, None)
-
-    @classmethod
-    def _aligned(cls, containers: Sequence[Trajectories]) -> Sequence[Trajectories]:
-        n_steps = max(container.n_steps for container in containers)
-        return [container.pad_to(n_steps) for container in containers]
 
     def _longest(self) -> int:
         return int(self.length.max()) if len(self) else 0

@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDictBase
 from torchrl.data import ReplayBuffer
 
-from gfn_rb.buffers.joining import joined
+from gfn_rb.containers.convert import joined
 from gfn_rb.containers.objects import object_keys, stand_alone
 from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
 from gfn_rb.keys import LOG_REWARD

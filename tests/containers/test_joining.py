@@ -4,7 +4,7 @@ from factories import two_rows
 from tensordict import TensorDict
 
 from gfn_rb import Trajectories
-from gfn_rb.buffers.joining import joined
+from gfn_rb.containers.convert import joined
 from gfn_rb.errors import KeyMismatchError, ShapeError
 
 
