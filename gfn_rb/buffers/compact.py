@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from tensordict import NestedKey, TensorDictBase
@@ -198,7 +198,7 @@ class CompactRows(Transform):
         return torch.cat([read(whole.exclude(CONDITION)) for whole in chunks])
 
 
-class _Column(NamedTuple):
+class _Column:
     """One column of integers: where it lies, what it may hold, and the type it is stored in.
 
     Writing and drawing copy number by number, so that bytes are no faster than words. States are
@@ -206,13 +206,18 @@ class _Column(NamedTuple):
     key: what reads states from a storage shall not find words instead.
     """
 
-    key: NestedKey
-    held_as: NestedKey
-    dtype: torch.dtype
-    low: int
-    high: int
-    stored: torch.dtype
-    shape: torch.Size | None  # of one state; None for columns stored as they are
+    def __init__(
+        self,
+        key: NestedKey,
+        held_as: NestedKey,
+        dtype: torch.dtype,
+        bounds: tuple[int, int],
+        shape: torch.Size | None = None,  # of one state; None for columns stored as they are
+    ) -> None:
+        self.key, self.held_as, self.dtype, self.shape = key, held_as, dtype, shape
+        self.low, self.high = low, high = bounds
+        fits = (d for d in _INTEGERS if torch.iinfo(d).min <= low and high <= torch.iinfo(d).max)
+        self.stored = next(fits)
 
     def narrowed(self, value: Tensor, batch_dims: int) -> Tensor:
         """Return the numbers as they are stored.
@@ -254,23 +259,11 @@ class _Column(NamedTuple):
 
 def _columns(env: GFNCore) -> Iterator[_Column]:
     """Yield the columns that an environment bounds."""
-    yield _column(ACTION, ACTION, torch.int64, (env.dummy_action, env.exit_action), None)
-    yield _column(LENGTH, LENGTH, torch.int64, (1, env.max_length), None)
+    yield _Column(ACTION, ACTION, torch.int64, (env.dummy_action, env.exit_action))
+    yield _Column(LENGTH, LENGTH, torch.int64, (1, env.max_length))
     if env.state_range is not None:
         for key, held_as in ((STATE, PACKED_STATE), (NEXT_STATE, NEXT_PACKED_STATE)):
-            yield _column(key, held_as, env.state_dtype, env.state_range, env.state_shape)
-
-
-def _column(
-    key: NestedKey,
-    held_as: NestedKey,
-    dtype: torch.dtype,
-    bounds: tuple[int, int],
-    shape: torch.Size | None,
-) -> _Column:
-    low, high = bounds
-    fits = (d for d in _INTEGERS if torch.iinfo(d).min <= low and high <= torch.iinfo(d).max)
-    return _Column(key, held_as, dtype, low, high, next(fits), shape)
+            yield _Column(key, held_as, env.state_dtype, env.state_range, env.state_shape)
 
 
 def _get(rows: TensorDictBase, key: NestedKey) -> Tensor | None:

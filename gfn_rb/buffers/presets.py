@@ -4,7 +4,8 @@ Each preset is a ``TensorDictReplayBuffer`` that :func:`build` makes from a stor
 sampler and transforms; whatever it cannot be asked for is built from the same parts by hand.
 
 All presets take the options of :func:`build`: ``storage``, ``device``, ``compact`` and ``env``,
-``transform``, ``batch_size``, ``prefetch``, ``generator``, ``shared``, ...
+``transform``, ``batch_size``, ``prefetch``, ``generator``, ``shared``, ... They raise an
+``ArgumentError`` where an option breaks its rule.
 """
 
 from __future__ import annotations
@@ -75,9 +76,6 @@ def reward_prioritized_buffer(
         keep: which of ``log_prob`` and ``estimator_output`` to store. The policy that made them
             moves on, so by default they are dropped on insertion.
         **options: see :func:`build`.
-
-    Raises:
-        ArgumentError: an option breaks its rule, or the storage is of another capacity.
     """
     if sampler is None:
         sampler = SoftmaxRewardSampler(key, temperature, replacement)
@@ -122,9 +120,6 @@ def diverse_buffer(
         max_length: likewise.
         keep: likewise.
         **options: likewise. Distances between compact rows are those between whole ones.
-
-    Raises:
-        ArgumentError: an option breaks its rule, or the storage is of another capacity.
     """
     if sampler is None:
         sampler = SoftmaxRewardSampler(key, temperature, replacement)
@@ -152,9 +147,6 @@ def fifo_buffer(
         max_length: see :func:`reward_prioritized_buffer`.
         keep: likewise.
         **options: see :func:`build`.
-
-    Raises:
-        ArgumentError: an option breaks its rule, or the storage is of another capacity.
     """
     sampler = RandomSampler() if sampler is None else sampler
     writer: Writer = FIFOWriter(unique, on_duplicate)
@@ -188,9 +180,6 @@ def terminating_state_buffer(
             ``on_duplicate`` then mean nothing.
         sampler: which items are drawn; by default in proportion to the reward.
         **options: see :func:`build`; ``compact="narrow"`` alone, as there are no paths.
-
-    Raises:
-        ArgumentError: an option breaks its rule, or the storage is of another capacity.
     """
     if writer is None:
         writer = RewardPrioritizedWriter(unique=unique, on_duplicate=on_duplicate)
@@ -225,9 +214,6 @@ def transition_buffer(
             often; samplers by rank give them neighbouring ranks.
         keep: ``["log_prob"]`` to store it, see :func:`reward_prioritized_buffer`.
         **options: see :func:`build`; ``compact="narrow"`` alone, as there are no paths.
-
-    Raises:
-        ArgumentError: an option breaks its rule, or the storage is of another capacity.
     """
     rows = KeepTransitions(_dropped(keep, (LOG_PROB,)))
     return _row_buffer(capacity, writer, sampler, rows, **options)
@@ -250,9 +236,6 @@ def state_buffer(
         writer: see :func:`transition_buffer`.
         sampler: likewise.
         **options: likewise.
-
-    Raises:
-        ArgumentError: an option breaks its rule, or the storage is of another capacity.
     """
     return _row_buffer(capacity, writer, sampler, KeepStates(), **options)
 

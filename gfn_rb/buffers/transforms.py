@@ -29,15 +29,24 @@ from gfn_rb.shapes import Bool, Int64
 Rows = Transitions | States
 
 
-class InsertionTransform(Transform):
+class RowTransform(Transform):
     """A transform of rows on their way into a buffer, which leaves what is sampled as it is."""
+
+    def _inv_call(self, tensordict: TensorDictBase) -> TensorDictBase:
+        if tensordict.ndim:
+            return self._stored(tensordict)
+        return self._stored(tensordict.unsqueeze(0))[0]
+
+    @abstractmethod
+    def _stored(self, rows: TensorDictBase) -> TensorDictBase:
+        """Return what is stored of rows, batch size [n]."""
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Return what is sampled as it is."""
         return tensordict
 
 
-class PadTrajectories(InsertionTransform):
+class PadTrajectories(RowTransform):
     """Pads trajectories to one number of steps on their way into a buffer.
 
     A storage holds rows of one shape, and a batch of trajectories is only as wide as its longest.
@@ -55,28 +64,21 @@ class PadTrajectories(InsertionTransform):
         super().__init__()
         self.n_steps = n_steps
 
-    def _inv_call(self, tensordict: TensorDictBase) -> TensorDictBase:
-        if not are_trajectories(tensordict):
-            return tensordict
-        if tensordict.get(ACTION).shape[tensordict.ndim] == self.n_steps:
-            return tensordict
-        rows = tensordict if tensordict.ndim else tensordict.unsqueeze(0)
-        fitted = self._fitted(rows, Trajectories.from_tensordict(rows))
-        return fitted if tensordict.ndim else fitted[0]
-
-    def _fitted(self, rows: TensorDictBase, trajectories: Trajectories) -> TensorDictBase:
-        if trajectories.n_steps < self.n_steps:
-            return convert.padded(rows, self.n_steps)
-        longest = int(trajectories.length.max()) if len(rows) else 0
-        if longest > self.n_steps:
-            raise ShapeError(
-                f"a trajectory of {longest} actions does not fit: the buffer holds at most "
-                f"max_length={self.n_steps}"
-            )
-        return convert.cut(rows, self.n_steps)
+    def _stored(self, rows: TensorDictBase) -> TensorDictBase:
+        if not are_trajectories(rows) or rows.get(ACTION).shape[1] == self.n_steps:
+            return rows
+        trajectories = Trajectories.from_tensordict(rows)
+        if trajectories.n_steps > self.n_steps and len(rows):
+            longest = int(trajectories.length.max())
+            if longest > self.n_steps:
+                raise ShapeError(
+                    f"a trajectory of {longest} actions does not fit: the buffer holds at most "
+                    f"max_length={self.n_steps}"
+                )
+        return convert.resized(rows, self.n_steps)
 
 
-class KeepTerminatingStates(Transform):
+class KeepTerminatingStates(RowTransform):
     """Reduces trajectories to their terminating state, log-reward and condition.
 
     Rows that hold no actions are taken for terminating states already. On the way out, rows pass
@@ -94,14 +96,13 @@ class KeepTerminatingStates(Transform):
         super().__init__()
         self.regenerate = regenerate
 
-    def _inv_call(self, tensordict: TensorDictBase) -> TensorDictBase:
-        rows = tensordict if tensordict.ndim else tensordict.unsqueeze(0)
+    def _stored(self, rows: TensorDictBase) -> TensorDictBase:
         kept = rows.select(STATE, LOG_REWARD, CONDITION, strict=False)
         if are_trajectories(rows):
             kept.set(STATE, Trajectories.from_tensordict(rows).terminating_states)
         else:
             _require_terminating(rows)
-        return kept if tensordict.ndim else kept[0]
+        return kept
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Return what is sampled, regenerated if so asked."""
@@ -112,7 +113,7 @@ class KeepTerminatingStates(Transform):
         return self.regenerate(tensordict)
 
 
-class KeepRows(InsertionTransform):
+class KeepRows(RowTransform):
     """Splits trajectories on their way into a buffer, and stamps rows with their episode.
 
     Each row gets ``episode_log_reward``, log R(x) of the trajectory it is of, and ``episode``, a
@@ -133,23 +134,21 @@ class KeepRows(InsertionTransform):
         self.register_buffer("n_episodes", torch.zeros((), dtype=torch.int64))
 
     def _inv_call(self, tensordict: TensorDictBase) -> TensorDictBase:
-        if tensordict.ndim:
-            return self._stored(tensordict)
-        if are_trajectories(tensordict):
+        if tensordict.ndim == 0 and are_trajectories(tensordict):
             raise ArgumentError("add takes a single row, got a trajectory: use extend")
-        return self._stored(tensordict.unsqueeze(0))[0]
+        return super()._inv_call(tensordict)
 
-    def _stored(self, data: TensorDictBase) -> TensorDict:
-        if are_trajectories(data):
-            trajectories = Trajectories.from_tensordict(data)
-            rows, length = self._split(trajectories), trajectories.length
+    def _stored(self, rows: TensorDictBase) -> TensorDict:
+        if are_trajectories(rows):
+            trajectories = Trajectories.from_tensordict(rows)
+            kept, length = self._split(trajectories), trajectories.length
             episode = torch.arange(len(length), device=length.device).repeat_interleave(length)
-            return self._stamped(rows, episode, trajectories.log_reward)
-        rows, is_backward = self._read(data)
-        if {EPISODE, EPISODE_LOG_REWARD} <= set(data.keys()):
-            return rows.to_tensordict().update(data.select(EPISODE, EPISODE_LOG_REWARD))
-        episode = _episodes(rows.is_terminating, is_backward)
-        return self._stamped(rows, episode, rows.log_reward[rows.is_terminating])
+            return self._stamped(kept, episode, trajectories.log_reward)
+        kept, is_backward = self._read(rows)
+        if {EPISODE, EPISODE_LOG_REWARD} <= set(rows.keys()):
+            return kept.to_tensordict().update(rows.select(EPISODE, EPISODE_LOG_REWARD))
+        episode = _episodes(kept.is_terminating, is_backward)
+        return self._stamped(kept, episode, kept.log_reward[kept.is_terminating])
 
     def _stamped(self, rows: Rows, episode: Int64[Tensor, "m"], log_reward: Tensor) -> TensorDict:
         td = rows.to_tensordict()

@@ -19,7 +19,7 @@ from typing_extensions import dataclass_transform
 
 from gfn_rb import keys
 from gfn_rb.containers import convert
-from gfn_rb.containers.fields import Field, Key, Values, assemble, field, present
+from gfn_rb.containers.fields import Field, Key, Values, assemble, field
 from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
 from gfn_rb.shapes import Shaped
 
@@ -59,8 +59,8 @@ class Container:
         """Hold the values of fields by name; None where an optional one is left out."""
         given = self.__signature__.bind(**values)
         given.apply_defaults()
-        columns = zip((each.key for each in self._fields), given.kwargs.values(), strict=True)
-        self._td = self._checked(present(dict(columns)))._td
+        pairs = zip(self._fields, given.kwargs.values(), strict=True)
+        self._td = self._checked({each.key: v for each, v in pairs if v is not None})._td
 
     @classmethod
     def from_tensordict(cls: type[C], td: TensorDictBase) -> C:

@@ -12,7 +12,7 @@ from tensordict import NestedKey, TensorDict, TensorDictBase
 from torch import Tensor
 
 from gfn_rb import keys
-from gfn_rb.containers.fields import Key, assemble, present
+from gfn_rb.containers.fields import Columns, assemble
 from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
 from gfn_rb.shapes import Bool, Int64, Shaped
 
@@ -47,7 +47,7 @@ def transitions_of(td: TensorDictBase) -> TensorDict:
     """
     row, step = real_steps(td).nonzero(as_tuple=True)
     state, is_exit = td.get(keys.STATE), step == exit_step(td)[row]
-    values: dict[Key, Tensor | None] = {
+    values: Columns = {
         keys.STATE: state[row, step],
         keys.ACTION: td.get(keys.ACTION)[row, step],
         keys.NEXT_STATE: state[row, step + 1],
@@ -57,7 +57,7 @@ def transitions_of(td: TensorDictBase) -> TensorDict:
         keys.CONDITION: _at(td, keys.CONDITION, row),
         keys.IS_BACKWARD: _at(td, keys.IS_BACKWARD, row),
     }
-    return assemble(present(values), (len(row),), td.device)
+    return assemble(values, (len(row),), td.device)
 
 
 def states_of_trajectories(td: TensorDictBase) -> TensorDict:
@@ -69,13 +69,13 @@ def states_of_trajectories(td: TensorDictBase) -> TensorDict:
     row, step = real_steps(td).nonzero(as_tuple=True)
     is_exit = step == exit_step(td)[row]
     # Of the two ends of a step the one nearer the source comes first forward, last backward.
-    values: dict[Key, Tensor | None] = {
+    values: Columns = {
         keys.STATE: td.get(keys.STATE)[row, step + direction(td)[row]],
         keys.IS_TERMINATING: is_exit,
         keys.LOG_REWARD: _only_where(is_exit, td.get(keys.LOG_REWARD)[row]),
         keys.CONDITION: _at(td, keys.CONDITION, row),
     }
-    return assemble(present(values), (len(row),), td.device)
+    return assemble(values, (len(row),), td.device)
 
 
 def states_of_transitions(td: TensorDictBase) -> TensorDict:
@@ -87,13 +87,13 @@ def states_of_transitions(td: TensorDictBase) -> TensorDict:
     state, is_backward = td.get(keys.STATE), td.get(keys.IS_BACKWARD, None)
     if is_backward is not None:
         state = torch.where(_like(is_backward, state), td.get(keys.NEXT_STATE), state)
-    values: dict[Key, Tensor | None] = {
+    values: Columns = {
         keys.STATE: state,
         keys.IS_TERMINATING: td.get(keys.NEXT_DONE).squeeze(1),
         keys.LOG_REWARD: td.get(keys.LOG_REWARD),
         keys.CONDITION: td.get(keys.CONDITION, None),
     }
-    return assemble(present(values), tuple(td.batch_size), td.device)
+    return assemble(values, tuple(td.batch_size), td.device)
 
 
 def turned(td: TensorDictBase, rows: Bool[Tensor, "n"]) -> TensorDict:
@@ -125,28 +125,28 @@ def flipped(
     return value[torch.arange(len(rows), device=value.device)[:, None], at]
 
 
-def padded(td: TensorDictBase, n_steps: int) -> TensorDictBase:
-    """Append sink states, dummy actions and zeros up to ``n_steps`` steps."""
+def resized(td: TensorDictBase, n_steps: int) -> TensorDictBase:
+    """Bring trajectories to ``n_steps`` steps: append sink states, dummy actions and zeros, or cut.
+
+    What is cut is not looked at.
+    """
     extra = n_steps - td.get(keys.ACTION).shape[1]
     if extra == 0:
         return td
-    state = td.get(keys.STATE)
+    out, state, per_step = td.copy(), td.get(keys.STATE), _STEP_FILL.keys() & td.keys()
+    if extra < 0:
+        out.set(keys.STATE, state[:, : n_steps + 1])
+        for key in per_step:
+            out.set(key, td.get(key)[:, :n_steps])
+        return out
     row = torch.arange(len(state), device=state.device)
     sink = state[row, td.get(keys.LENGTH) * (1 - direction(td))]
     tail = sink[:, None].expand(-1, extra, *sink.shape[1:])
-    out = td.copy().set(keys.STATE, torch.cat([state, tail], 1))
-    for key in _STEP_FILL.keys() & td.keys():
+    out.set(keys.STATE, torch.cat([state, tail], 1))
+    for key in per_step:
         value = td.get(key)
         fill = value.new_full((len(value), extra, *value.shape[2:]), _STEP_FILL[key])
         out.set(key, torch.cat([value, fill], 1))
-    return out
-
-
-def cut(td: TensorDictBase, n_steps: int) -> TensorDict:
-    """Cut everything after ``n_steps`` steps."""
-    out = td.copy().set(keys.STATE, td.get(keys.STATE)[:, : n_steps + 1])
-    for key in _STEP_FILL.keys() & td.keys():
-        out.set(key, td.get(key)[:, :n_steps])
     return out
 
 
@@ -166,7 +166,7 @@ def aligned(batches: Sequence[TensorDictBase]) -> list[TensorDictBase]:
         ]
     if all(each >= _TRAJECTORY for each in held):
         longest = max(batch.get(keys.ACTION).shape[1] for batch in batches)
-        batches = [padded(batch, longest) for batch in batches]
+        batches = [resized(batch, longest) for batch in batches]
     return [*batches]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +12,7 @@ from gfn_rb.errors import ShapeError
 
 Key = str | tuple[str, ...]
 Values = dict[Key, Tensor]
+Columns = dict[Key, Tensor | None]
 
 
 class DTypes(NamedTuple):
@@ -113,18 +113,15 @@ def _plain(size: int | torch.Size) -> int | list[int]:
 
 
 def assemble(
-    values: Values, batch_size: tuple[int, ...], device: torch.device | None = None
+    values: Columns | Values, batch_size: tuple[int, ...], device: torch.device | None = None
 ) -> TensorDict:
-    """Build a TensorDict from values under flat or one-level nested keys."""
+    """Build a TensorDict from values under flat or one-level nested keys, less those None."""
     nested: dict[str, Any] = {}
     for key, value in values.items():
+        if value is None:
+            continue
         if isinstance(key, str):
             nested[key] = value
         else:
             nested.setdefault(key[0], {})[key[1]] = value
     return TensorDict(nested, batch_size=batch_size, device=device)
-
-
-def present(values: Mapping[Any, Tensor | None]) -> Values:
-    """Leave out the values that are None."""
-    return {key: value for key, value in values.items() if value is not None}

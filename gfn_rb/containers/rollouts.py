@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gfn_rb import keys
 from gfn_rb.containers.convert import real_steps
-from gfn_rb.containers.fields import Key, Values, assemble, present
+from gfn_rb.containers.fields import Columns, Key, Values, assemble
 from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
 from gfn_rb.shapes import Bool, Int64, Shaped
 
@@ -54,7 +54,7 @@ def trajectories_of(rollout: TensorDictBase, source_state: Tensor | None = None)
     at = torch.minimum(first[:, None] + steps, last[:, None])
     past = steps >= length[:, None]
     sink = _flat(rollout, keys.NEXT_STATE)[last][:, None]
-    values: dict[Key, Tensor | None] = {
+    values: Values = {
         keys.STATE: torch.cat([_fill(state[at], past, sink), sink], 1),
         keys.ACTION: _fill(_flat(rollout, keys.ACTION)[at], past, -1),
         keys.LENGTH: length,
@@ -65,7 +65,7 @@ def trajectories_of(rollout: TensorDictBase, source_state: Tensor | None = None)
             values[key] = _fill(_flat(rollout, key)[at], past, 0)
     if rollout.get(keys.CONDITION, None) is not None:
         values[keys.CONDITION] = _flat(rollout, keys.CONDITION)[first]
-    return present(values)
+    return values
 
 
 def rollout_of(td: TensorDictBase) -> TensorDict:
@@ -89,7 +89,7 @@ def rollout_of(td: TensorDictBase) -> TensorDict:
     is_exit = next_done & is_real[..., None]
     log_reward = td.get(keys.LOG_REWARD)[:, None, None].expand(n, n_steps, 1)
     log_reward = log_reward.masked_fill(~is_exit, -torch.inf)
-    values: dict[Key, Tensor | None] = {
+    values: Columns = {
         keys.STATE: state[:, :-1],
         keys.ACTION: td.get(keys.ACTION),
         keys.DONE: ~is_real[..., None],
@@ -106,7 +106,7 @@ def rollout_of(td: TensorDictBase) -> TensorDict:
     if td.get(keys.CONDITION, None) is not None:
         condition = td.get(keys.CONDITION)[:, None]
         values[keys.CONDITION] = condition.expand(n, n_steps, *condition.shape[2:])
-    return assemble(present(values), (n, n_steps), td.device)
+    return assemble(values, (n, n_steps), td.device)
 
 
 def require_rollout(rollout: TensorDictBase) -> None:
