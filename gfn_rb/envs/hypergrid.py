@@ -1,4 +1,4 @@
-"""HyperGrid: find the rewarded corners of a grid, at one temperature or at any that is asked for."""
+"""HyperGrid: find the rewarded corners of a grid, at one temperature or at all one asks for."""
 
 from __future__ import annotations
 
