@@ -117,6 +117,7 @@ class Subscriber:
             return
         self._changed.append(rows)
         self._n_changed += len(rows)
+        # One that never asks must not hold more than the buffer does: each row is named once.
         if self._n_changed > 2 * self._index.storage.max_size:
             self._changed = [torch.cat(self._changed).unique()]
             self._n_changed = len(self._changed[0])

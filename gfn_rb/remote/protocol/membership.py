@@ -86,6 +86,8 @@ class Membership:
         """
         member = self._members[rank]
         was_lost = member.state == LOST
+        # Two clocks: people and checkpoints are told the date, which may be set back; silence is
+        # measured by one that never is.
         member.state, member.why, member.last_seen = ACTIVE, "", time.time()
         self._seen[rank] = self._clock()
         return was_lost
