@@ -13,7 +13,6 @@ import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.data import LazyMemmapStorage, LazyTensorStorage, TensorDictReplayBuffer
-from torchrl.data.replay_buffers.storages import TensorStorage
 
 from gfn_rb.buffers.presets import fifo_buffer
 from gfn_rb.checkpoint import load_checkpoint, load_state, save_checkpoint
@@ -112,25 +111,14 @@ class ExperienceMemory:
     # Writing.
 
     def add(self, experience: TensorDictBase | Mapping[str, Any]) -> None:
-        """Store one experience.
-
-        Args:
-            experience: batch size [].
-
-        Raises:
-            ShapeError: a batch size, or an entry of another shape or dtype than the stored one.
-            KeyMismatchError: keys are missing, or unknown to the memory.
-        """
+        """Store one experience, of batch size []. Raises as :meth:`add_batch` does."""
         item = _tensordict(experience)
         if item.ndim:
             raise ShapeError(f"experience must have batch size [], got {list(item.batch_size)}")
         self._write(lambda memory: memory.add(item))
 
     def add_batch(self, batch: TensorDictBase) -> None:
-        """Store a batch; of one longer than the memory, the last experiences.
-
-        Args:
-            batch: batch size [n].
+        """Store a batch of size [n]; of one longer than the memory, the last experiences.
 
         Raises:
             ShapeError: another batch size, or an entry of another shape or dtype than the stored.
@@ -146,9 +134,6 @@ class ExperienceMemory:
 
     def sample_batch(self, batch_size: int) -> TensorDictBase:
         """Draw experiences uniformly, with replacement.
-
-        Args:
-            batch_size: how many.
 
         Raises:
             ArgumentError: ``batch_size`` below 1.
@@ -188,7 +173,7 @@ class ExperienceMemory:
             The field, a tensor [n, ...], if there is one, a tuple of such if there are several.
 
         Raises:
-            ArgumentError: ``indices`` as for :meth:`sample_by_index`, or no field.
+            ArgumentError: other indices, or no field.
             KeyMismatchError: a field that does not exist.
         """
         places = self._places_of(indices)
@@ -237,16 +222,17 @@ class ExperienceMemory:
         self._require_some("create an epoch iterator")
         # Orders are drawn as epochs begin, of as many places as there are now.
         n, generator = len(self), self._generator
-        orders = (_order(n, shuffle, generator) for _ in range(n_epochs))
+        device = None if generator is None else generator.device
+        orders = (
+            torch.randperm(n, generator=generator, device=device) if shuffle else torch.arange(n)
+            for _ in range(n_epochs)
+        )
         batches = (places for order in orders for places in order.split(batch_size))
         self.epoch_iterator = map(self.sample_by_index, batches)
         return self.epoch_iterator
 
     def get_next_batch(self, batch_size: int) -> TensorDictBase:
         """Return the next batch of the epochs begun, or without such a random one.
-
-        Args:
-            batch_size: of a random batch.
 
         Raises:
             StopIteration: the epochs are over.
@@ -257,9 +243,6 @@ class ExperienceMemory:
 
     def calculate_num_batches(self, batch_size: int) -> int:
         """Return how many batches make an epoch, the last and perhaps smaller one included.
-
-        Args:
-            batch_size: of each batch.
 
         Raises:
             ArgumentError: ``batch_size`` below 1.
@@ -275,7 +258,7 @@ class ExperienceMemory:
         Args:
             n_epochs: run so often through all experiences; 0 for ``max_iter`` random batches.
             max_iter: how many random batches.
-            batch_size: of each batch.
+            batch_size: see :meth:`create_epoch_iterator`.
             shuffle: see :meth:`create_epoch_iterator`.
 
         Raises:
@@ -312,9 +295,6 @@ class ExperienceMemory:
     def load(self, path: str | PathLike[str]) -> None:
         """Restore what :meth:`save` saved, the size of the memory included.
 
-        Args:
-            path: as for :meth:`save`.
-
         Raises:
             CheckpointError: there is no such file, it is damaged, or not one of :meth:`save`. The
                 memory is then as it was.
@@ -330,12 +310,13 @@ class ExperienceMemory:
 
     def _made(self, buffer_size: int) -> TensorDictReplayBuffer:
         _require_positive("buffer_size", buffer_size)
-        on_disk = self.storing_device.type == "cpu"
-        storage: TensorStorage = (LazyMemmapStorage if on_disk else LazyTensorStorage)(
-            buffer_size, device=self.storing_device
+        kind = LazyMemmapStorage if self.storing_device.type == "cpu" else LazyTensorStorage
+        return fifo_buffer(
+            buffer_size,
+            storage=kind(buffer_size, device=self.storing_device),
+            keep=(LOG_PROB, ESTIMATOR_OUTPUT),
+            generator=self._generator,
         )
-        keep = (LOG_PROB, ESTIMATOR_OUTPUT)
-        return fifo_buffer(buffer_size, storage=storage, keep=keep, generator=self._generator)
 
     def _hold(self, memory: TensorDictReplayBuffer) -> None:
         self.memory = memory
@@ -356,7 +337,7 @@ class ExperienceMemory:
     def _places_of(self, indices: Indices) -> Int64[Tensor, "k"]:
         places = indices if isinstance(indices, Tensor) else torch.tensor([*indices])
         if places.numel() == 0:
-            places = places.long()
+            places = places.long()  # an empty list makes floats
         if places.ndim != 1 or places.is_floating_point() or places.dtype == torch.bool:
             raise ArgumentError(f"indices must be a list of whole numbers, got {indices!r}")
         if places.numel() and not 0 <= int(places.min()) <= int(places.max()) < len(self):
@@ -377,13 +358,6 @@ def _tensordict(data: Any) -> TensorDictBase:
     if isinstance(data, Mapping):
         return TensorDict(dict(data))
     raise ArgumentError(f"experiences must come in a TensorDict, got a {type(data).__name__}")
-
-
-def _order(n: int, shuffle: bool, generator: torch.Generator | None) -> Int64[Tensor, "n"]:
-    if not shuffle:
-        return torch.arange(n)
-    device = None if generator is None else generator.device
-    return torch.randperm(n, generator=generator, device=device)
 
 
 def _require_positive(name: str, value: int) -> None:

@@ -14,7 +14,7 @@ from torchrl.data import ReplayBuffer, ReplayBufferEnsemble, TensorDictReplayBuf
 from torchrl.data.replay_buffers.samplers import SamplerEnsemble
 from torchrl.envs.transforms import Transform
 
-from gfn_rb.buffers.merged_sampler import MergedSampler, Shares
+from gfn_rb.buffers.merged_sampler import MergedSampler, Shares, chosen_members
 from gfn_rb.containers.convert import joined, require_alike
 from gfn_rb.errors import ArgumentError, ShapeError
 from gfn_rb.keys import BUFFER_ID, BUFFER_IDS, DRAW_LOG_PROB, INDEX
@@ -204,10 +204,7 @@ class MergedReplayBuffer(ReplayBufferEnsemble):
         whole = isinstance(index, slice) and index == slice(None)
         if whole or not isinstance(index, (list, range, np.ndarray, Tensor, slice)):
             return super().__getitem__(index)
-        places = list(index) if isinstance(index, range) else index
-        return self._some(torch.arange(len(self._rbs))[places].tolist())
-
-    def _some(self, members: int | list[int]) -> Any:
+        members = chosen_members(index, len(self._rbs))
         if isinstance(members, int):
             return self._rbs[members]
         p, sampler = self._sampler.p, self._sampler

@@ -22,7 +22,6 @@ from gfn_rb.errors import (
     ShapeError,
 )
 from gfn_rb.keys import BUFFER_IDS, DRAW_LOG_PROB, INDEX, LOG_REWARD
-from gfn_rb.numerics import WeightedTree
 from gfn_rb.numerics.weighted_union import Groups, WeightedUnion, categorical
 from gfn_rb.samplers import SoftmaxRewardSampler
 from gfn_rb.torchrl_compat import all_slots, member_storages, set_ensemble_generator
@@ -143,7 +142,7 @@ class MergedSampler(SamplerEnsemble):
     def _by_mass(self, storages: Sequence[Storage], n: int) -> RowsOfMembers:
         sampler = _softmax_of(self._samplers)
         held = [i for i, each in enumerate(storages) if len(each)]
-        union = WeightedUnion([self._tree(i, storages[i]) for i in held])
+        union = WeightedUnion([self._samplers[i].follow(storages[i]) for i in held])
         if not union.log_total > -math.inf:
             raise EmptyBufferError(sampler.nothing_to_draw.format(sampler.key))
         replacement = sampler.replacement
@@ -157,11 +156,6 @@ class MergedSampler(SamplerEnsemble):
         log_prob = union.log_prob(part, row).to(torch.float32)
         member = torch.tensor(held, device=part.device)[part]
         return _rows_of_members(member, row, {DRAW_LOG_PROB: log_prob})
-
-    def _tree(self, member: int, storage: Storage) -> WeightedTree:
-        tree = self._samplers[member].follow(storage)
-        assert isinstance(tree, WeightedTree)
-        return tree
 
     def _by_member(self, storages: Sequence[Storage], n: int) -> RowsOfMembers:
         share = self._weights(storages)
@@ -257,8 +251,7 @@ class MergedSampler(SamplerEnsemble):
         return share
 
     def __getitem__(self, index: Any) -> Any:
-        places = list(index) if isinstance(index, range) else index
-        chosen = torch.arange(len(self._samplers))[places].tolist()
+        chosen = chosen_members(index, len(self._samplers))
         if isinstance(chosen, int):
             return self._samplers[chosen]
         p = self._p[chosen] if isinstance(self._p, Tensor) else self._p
@@ -266,6 +259,11 @@ class MergedSampler(SamplerEnsemble):
 
     def __repr__(self) -> str:
         return f"{super().__repr__()[:-1]},\n    p={self._p})"
+
+
+def chosen_members(index: Any, n_members: int) -> Any:
+    """Return the numbers of the members that an index of any kind means, or the one."""
+    return torch.arange(n_members)[list(index) if isinstance(index, range) else index].tolist()
 
 
 def _rows_of_members(member: Tensor, row: Tensor, info: dict[str, Any]) -> RowsOfMembers:
@@ -292,13 +290,10 @@ def _shared_info(groups: Groups, infos: Sequence[dict[str, Any]]) -> dict[str, A
     known = {}
     for key in given[0]:
         values: list[Any] = [info.get(key) for info in given]
-        if all(_one_each(value, n) for value, n in zip(values, counts, strict=True)):
+        pairs = zip(values, counts, strict=True)
+        if all(isinstance(value, Tensor) and value.shape[:1] == (n,) for value, n in pairs):
             known[key] = groups.join(values)
     return known
-
-
-def _one_each(value: Any, n: int) -> bool:
-    return isinstance(value, Tensor) and value.shape[:1] == (n,)
 
 
 def _stored_keys(storage: Storage) -> set[NestedKey]:

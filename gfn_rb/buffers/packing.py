@@ -98,7 +98,8 @@ class PackTrajectories(Transform):
         _check_continuity(episodes.frames)
         is_over, waited = episodes.state()
         packed = Trajectories.from_rollout(episodes.frames[is_over], self._source.to(waited.device))
-        self._open = episodes.take(~is_over & (waited <= self.patience), waited)
+        is_open = ~is_over & (waited <= self.patience)
+        self._open = _OpenEpisodes(episodes.frames[is_open], waited[is_open])
         return packed.to_tensordict()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -143,10 +144,6 @@ class _OpenEpisodes(NamedTuple):
         # The latest frames of an episode are the last to have come.
         return is_over[number], self.waited[is_last][number]
 
-    def take(self, chosen: Bool[Tensor, "m"], waited: Int64[Tensor, "m"]) -> _OpenEpisodes:
-        """Return some of the frames, with how long they have waited."""
-        return _OpenEpisodes(self.frames[chosen], waited[chosen])
-
 
 def _frames(batch: TensorDictBase) -> TensorDictBase:
     """Return the frames of a batch that are part of an episode, [m], in copies.
@@ -162,15 +159,10 @@ def _frames(batch: TensorDictBase) -> TensorDictBase:
         )
     if ids.shape != batch.shape:
         raise ShapeError(f"{_IDS!r} has shape {list(ids.shape)}; expected {list(batch.shape)}")
-    is_real = _is_real(batch, ids)
+    # An interrupted collector leaves ids below 0 at the steps that it did not reach.
+    is_real = (ids >= 0) & batch.get(_MASK, torch.ones_like(ids, dtype=torch.bool))
     frames = batch.select(*_FIELDS, strict=False)
     return frames.contiguous().reshape(ids.numel())[is_real.reshape(-1).nonzero().squeeze(1)]
-
-
-def _is_real(batch: TensorDictBase, ids: Int64[Tensor, "*batch"]) -> Bool[Tensor, "*batch"]:
-    """Tell frames from padding and from those that an interrupted collector did not reach."""
-    mask = batch.get(_MASK, None)
-    return ids >= 0 if mask is None else mask & (ids >= 0)
 
 
 def _ids(frames: TensorDictBase) -> Int64[Tensor, "m"]:

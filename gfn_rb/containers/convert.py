@@ -86,7 +86,8 @@ def states_of_transitions(td: TensorDictBase) -> TensorDict:
     """
     state, is_backward = td.get(keys.STATE), td.get(keys.IS_BACKWARD, None)
     if is_backward is not None:
-        state = torch.where(_like(is_backward, state), td.get(keys.NEXT_STATE), state)
+        turn = is_backward.reshape(-1, *(1,) * (state.ndim - 1))
+        state = torch.where(turn, td.get(keys.NEXT_STATE), state)
     values: Columns = {
         keys.STATE: state,
         keys.IS_TERMINATING: td.get(keys.NEXT_DONE).squeeze(1),
@@ -243,7 +244,3 @@ def _only_where(mask: Bool[Tensor, "n"], value: Shaped[Tensor, "n"]) -> Shaped[T
 def _at(td: TensorDictBase, key: str, *index: Tensor) -> Tensor | None:
     value = td.get(key, None)
     return None if value is None else value[index]
-
-
-def _like(mask: Bool[Tensor, "n"], value: Shaped[Tensor, "n *S"]) -> Bool[Tensor, "n *ones"]:
-    return mask.reshape(-1, *(1,) * (value.ndim - 1))

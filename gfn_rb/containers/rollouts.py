@@ -137,13 +137,14 @@ def _episodes(rollout: TensorDictBase) -> tuple[Int64[Tensor, "e"], Int64[Tensor
     mask, ids = _collected(rollout, keys.MASK), _collected(rollout, keys.TRAJ_IDS)
     if mask is None:
         mask = torch.ones_like(done) if ids is not None else ~_frozen(rollout, done)
-    is_start = _after(done | ~mask)
+    is_start = (done | ~mask).roll(1, 1)
     is_start[:, :1] = True
     if ids is not None:
         is_start[:, 1:] |= ids[:, 1:] != ids[:, :-1]
     has_terminated = rollout.get(keys.NEXT_TERMINATED, None) is not None
     is_end = done & _flag(rollout, keys.NEXT_TERMINATED) if has_terminated else done
-    return _positions(is_start & mask), _positions(is_end & mask)
+    starts, ends = ((each & mask).reshape(-1).nonzero().squeeze(1) for each in (is_start, is_end))
+    return starts, ends
 
 
 def _complete(
@@ -170,19 +171,14 @@ def _complete(
 
 def _frozen(rollout: TensorDictBase, done: Bool[Tensor, "B T"]) -> Bool[Tensor, "B T"]:
     """Mark the copies of its last step that fill up a row which was done before the others."""
-    is_copy = done & _after(done)
+    # The first step copies none, whatever stands here: nothing was done before it.
+    is_copy = done & done.roll(1, 1)
     for key in (keys.STATE, keys.ACTION, keys.NEXT_STATE):
         value = _flat(rollout, key).unflatten(0, done.shape)
         is_copy[:, 1:] &= _all_features(value[:, 1:] == value[:, :-1], 2)
     was_done = (done.cumsum(1) - done.long()) > 0
     # Where episodes follow each other, a row is not copies to its end.
     return was_done & (is_copy | ~was_done).all(1, keepdim=True)
-
-
-def _after(mask: Bool[Tensor, "B T"]) -> Bool[Tensor, "B T"]:
-    shifted = torch.zeros_like(mask)
-    shifted[:, 1:] = mask[:, :-1]
-    return shifted
 
 
 def _collected(rollout: TensorDictBase, name: str) -> Shaped[Tensor, "B T"] | None:
@@ -195,10 +191,6 @@ def _collected(rollout: TensorDictBase, name: str) -> Shaped[Tensor, "B T"] | No
 
 def _flag(rollout: TensorDictBase, key: Key) -> Shaped[Tensor, "B T"]:
     return rollout.get(key).reshape(rollout.shape[:-1].numel(), rollout.shape[-1])
-
-
-def _positions(mask: Bool[Tensor, "B T"]) -> Int64[Tensor, "k"]:
-    return mask.reshape(-1).nonzero().squeeze(1)
 
 
 def _flat(rollout: TensorDictBase, key: Key) -> Tensor:
