@@ -89,9 +89,6 @@ class MergedSampler(SamplerEnsemble):
 
         So it is with weights, where members hold different kinds of data, which their transforms
         make alike: rows of different keys, not all of which have a log-reward.
-
-        Args:
-            storage: the members' storages.
         """
         if isinstance(self._p, str):
             return False
@@ -140,12 +137,14 @@ class MergedSampler(SamplerEnsemble):
     # Drawing.
 
     def _by_mass(self, storages: Sequence[Storage], n: int) -> RowsOfMembers:
+        # Again, for members' temperatures may have been annealed apart since p was set.
         sampler = _softmax_of(self._samplers)
         held = [i for i, each in enumerate(storages) if len(each)]
         union = WeightedUnion([self._samplers[i].follow(storages[i]) for i in held])
         if not union.log_total > -math.inf:
             raise EmptyBufferError(sampler.nothing_to_draw.format(sampler.key))
         replacement = sampler.replacement
+        # Too few rows of positive weight show only once they have been tried.
         if replacement is not True and n <= sum(len(each) for each in storages):
             part, row, enough = union.draw_distinct(n, self._rng)
             if enough:
@@ -189,6 +188,7 @@ class MergedSampler(SamplerEnsemble):
                 f"the {k} members store rows of different keys, so that batches are stacked by "
                 f"member: batch_size must be a multiple of {k}, got {n}"
             )
+        # TorchRL's own way, but for empty members, which it would draw from and fail.
         ensemble = SamplerEnsemble(*self._samplers, p=self._weights(member_storages(storage)))
         set_ensemble_generator(ensemble, self._rng)
         rows: RowsOfMembers = ensemble.sample(storage, n)
@@ -203,36 +203,24 @@ class MergedSampler(SamplerEnsemble):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned.
 
-        Args:
-            state_dict: from a sampler of as many members. Without ``p``, as TorchRL's ensemble
-                leaves it, the shares stay what they are.
+        Without ``p``, as TorchRL's ensemble leaves it, the shares stay what they are.
 
         Raises:
-            CheckpointMismatchError: from one of another number.
+            CheckpointMismatchError: it is from a sampler of another number of members.
         """
+        # Before any member changes.
         shares = self._fitting(state_dict.get(_P, self._p))
         super().load_state_dict(state_dict)
         self._p = shares
 
     def dumps(self, path: str | Path) -> None:
-        """Write the state into a folder.
-
-        Args:
-            path: the folder, made if missing.
-        """
+        """Write the state into a folder, made if missing."""
         super().dumps(Path(path))
         shares = self._p.tolist() if isinstance(self._p, Tensor) else self._p
         (Path(path) / _FILE).write_text(json.dumps(shares))
 
     def loads(self, path: str | Path) -> None:
-        """Read the state from a folder that :meth:`dumps` wrote.
-
-        Args:
-            path: the folder. Without shares, as TorchRL's ensemble writes it, they stay.
-
-        Raises:
-            CheckpointMismatchError: see :meth:`load_state_dict`.
-        """
+        """Restore what :meth:`dumps` wrote, as :meth:`load_state_dict` does."""
         file = Path(path) / _FILE
         shares = self._fitting(json.loads(file.read_text()) if file.exists() else self._p)
         super().loads(Path(path))

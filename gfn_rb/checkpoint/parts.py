@@ -94,6 +94,7 @@ def restore_rows(storage: TensorStorage, state: dict[str, Any], rows: Any) -> No
     if state["length"]:
         targets = _leaves(compat.all_slots(storage))
         for path, rows_of_key in _leaves(rows).items():
+            # A memory-mapped tensor dispatches every operation through Python; its plain view not.
             target = targets[path].as_subclass(torch.Tensor)
             target[: len(rows_of_key)].copy_(rows_of_key)
     compat.set_length(storage, state["length"])

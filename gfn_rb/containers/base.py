@@ -53,6 +53,7 @@ class Container:
             Parameter(name, Parameter.KEYWORD_ONLY, default=None if f.optional else Parameter.empty)
             for name, f in named.items()
         ]
+        # What help() shows, and what the constructor holds its arguments against.
         cls.__signature__ = Signature(parameters)
 
     def __init__(self, **values: Tensor | None) -> None:

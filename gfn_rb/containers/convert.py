@@ -140,6 +140,7 @@ def resized(td: TensorDictBase, n_steps: int) -> TensorDictBase:
         for key in per_step:
             out.set(key, td.get(key)[:, :n_steps])
         return out
+    # Taken from the row itself, for only the environment knows it: a backward row begins there.
     row = torch.arange(len(state), device=state.device)
     sink = state[row, td.get(keys.LENGTH) * (1 - direction(td))]
     tail = sink[:, None].expand(-1, extra, *sink.shape[1:])
@@ -195,6 +196,7 @@ def joined(
     order = order.to(next(iter(entries[0].values())).device)
     places = order.split([len(batch) for batch in batches])
     for key, first in entries[0].items():
+        # Each value is copied once; concatenated and sorted it would be twice.
         column = first.new_empty((len(order), *first.shape[1:]))
         for each, place in zip(entries, places, strict=True):
             column.index_copy_(0, place, each[key])

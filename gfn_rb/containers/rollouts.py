@@ -158,6 +158,7 @@ def _complete(
         raise ShapeError(
             f"source_state has shape {list(source_state.shape)}; expected {list(state.shape[1:])}"
         )
+    # The last start at or before it: steps of an episode lie together, in time.
     first = starts[torch.searchsorted(starts, ends, right=True) - 1]
     source = state[first[:1]] if source_state is None else source_state
     at_source = _all_features(state[first] == source, 1)
