@@ -95,7 +95,7 @@ def test_every_option_reaches_the_configuration():
         "--top-fraction 0.3 --top-share 0.6 --priority-alpha 0.7 --local-search 1 "
         "--back-ratio 0.25 --workers 0 --hidden 8 4 --lr 0.01 --lr-log-z 0.2 --log-z 1.5 "
         "--device cpu --threads 1 --eval-every 3 --checkpoint-every 2 --logger csv "
-        "--form prepend_append --beta 2.0"
+        "--form prepend_append --beta 2.0 --unique"
     )
     assert main(["train", "tfbind8", *options.split()]) == 0
     config = RunFolder(Path("runs/tfbind8-seed5-001")).read_config()
@@ -109,7 +109,7 @@ def test_every_option_reaches_the_configuration():
         "baseline": "none", "average_gradients": False, "patience": 120.0,
         "loss": "subtb", "subtb_lambda": 0.8, "cutoff": 2.0, "rank_k": 0.1, "top_fraction": 0.3,
         "top_share": 0.6, "priority_alpha": 0.7, "local_search": 1, "back_ratio": 0.25,
-        "workers": 0, "compact": "narrow",
+        "workers": 0, "compact": "narrow", "unique": True,
     }  # fmt: skip
 
 
