@@ -5,10 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
-from operator import or_
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Union
 
 import tyro
 from rich.console import Console
@@ -20,11 +18,11 @@ from gfn_rb.training.config import CONFIGS, TrainConfig
 
 def _one_of(choices: Mapping[str, type]) -> Any:
     """Return the type of which tyro makes subcommands of these names."""
-    named = [
+    named = (
         Annotated[choice, tyro.conf.subcommand(name, prefix_name=False)]
         for name, choice in choices.items()
-    ]
-    return reduce(or_, named)
+    )
+    return Union[tuple(named)]  # noqa: UP007 (as many as there are)
 
 
 if TYPE_CHECKING:

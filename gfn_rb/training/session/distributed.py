@@ -136,14 +136,14 @@ def run_rank(
     """
     # Made before what waits for others, all of which share the one second left after a signal.
     stop = StopSignals()
-    grace = Grace(lambda: stop.wanted)
+    grace = Grace(lambda: stop.received is not None)
     coordinator = RankCoordinator(transport, roles, longest_silence(config, roles), grace)
     folder = RunFolder(coordinator.share_folder(lambda: prepare().path), transport.rank)
     try:
         if transport.rank in roles.managers:
             return _manage(config, transport, roles, folder, stop), None
         result = TrainingRank(config, transport, coordinator, grace).train(folder, stop)
-        if stop.wanted:  # what others have not taken, they may never take
+        if stop.received is not None:  # what others have not taken, they may never take
             with suppress(TransportTimeoutError):
                 transport.close(GRACE)
         return result.stopped_by, result

@@ -50,7 +50,13 @@ BASELINE: dict[str, Callable[[], Baseline]] = {
 
 
 class ManagerHooks:
-    """Hooks of a trainer that send its items to a manager, and replay what that one feeds."""
+    """Hooks of a trainer that send its items to a manager, and replay what that one feeds.
+
+    Attributes:
+        worker: what sends them, once the trainer has a buffer.
+    """
+
+    worker: ReplayBufferWorker
 
     def __init__(
         self,
@@ -61,13 +67,6 @@ class ManagerHooks:
     ) -> None:
         self._config, self._transport, self._stopped = config, transport, stopped
         self._manager = roles.manager_of[transport.rank]
-        self._worker: ReplayBufferWorker | None = None
-
-    @property
-    def worker(self) -> ReplayBufferWorker:
-        """The worker, once the trainer has a buffer."""
-        assert self._worker is not None
-        return self._worker
 
     def replayed(self, rb: ReplayBuffer, env: GFNEnv) -> ReplayBuffer:
         """Return the buffer to draw from: with items that a manager feeds, where asked for."""
@@ -75,7 +74,7 @@ class ManagerHooks:
         if config.feed != "none":
             buffer = _buffer(config, env, self._transport.rank)
             subscription = Subscription(buffer, config.feed_quota, config.feed)
-        self._worker = ReplayBufferWorker(
+        self.worker = ReplayBufferWorker(
             self._transport,
             self._manager,
             rb,

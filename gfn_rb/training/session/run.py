@@ -40,11 +40,6 @@ class StopSignals:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    @property
-    def wanted(self) -> bool:
-        """Whether there was a signal."""
-        return self.received is not None
-
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None:
             raise KeyboardInterrupt
