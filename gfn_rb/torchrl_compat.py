@@ -152,11 +152,26 @@ def set_last_cursor(storage: Storage, cursor: int | None) -> None:
 
 
 def slot_generations(storage: Storage) -> Any:
-    """Return the stamps of a storage's slots, if a writer tracks them (``_slot_generations``).
+    """Return the stamps of a storage's slots, if anybody tracks them (``_slot_generations``).
 
-    Without it, a state that is loaded for a trial changes them.
+    Each write to a slot raises its stamp. Without it, a state that is loaded for a trial changes
+    them, and a priority of a row that was overwritten goes to the new one.
     """
     return vars(storage).get(_SLOT_GENERATIONS)
+
+
+def track_slot_generations(storage: Storage, device: torch.device) -> Tensor:
+    """Return the stamps of a storage's slots, made if need be (``_slot_generations``).
+
+    All writers raise them from then on, TorchRL's whether or not they were asked to track.
+    Without it, nobody knows which rows were overwritten since they were drawn.
+    """
+    stamps: Tensor | None = slot_generations(storage)
+    if stamps is None:
+        stamps = torch.full((storage.max_size,), -1, dtype=torch.int64, device=device)
+        stamps[: len(storage)] = 0
+        setattr(storage, _SLOT_GENERATIONS, stamps)
+    return stamps
 
 
 def set_slot_generations(storage: Storage, generations: Any) -> None:

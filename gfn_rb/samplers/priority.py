@@ -16,7 +16,9 @@ from gfn_rb.keys import PRIORITY_WEIGHT
 from gfn_rb.numerics import BoundedTree
 from gfn_rb.samplers.base import Distribution, KeySampler, Parameter, Replacement, number
 from gfn_rb.samplers.priorities import AS_STORED, HeldPriorities, StoredPriorities
+from gfn_rb.torchrl_compat import slot_generations, track_slot_generations
 
+_NOT_DRAWN = -2
 _AT_LEAST_0 = "a number of at least 0"
 
 
@@ -34,6 +36,10 @@ class PrioritySampler(KeySampler):
         batch = rb.sample()
         loss = ...  # one number per item
         rb.update_priority(batch["index"], loss.detach())
+
+    A priority that comes too late changes nothing: that of a row which was overwritten after it was
+    last drawn, or whose slot a buffer that became shorter no longer has. Priorities of rows that
+    were not drawn, and those that ``rb.extend`` and ``rb.add`` bring, are never late.
 
     An item that is written gets the largest priority so far, so that it is drawn soon. Draws come
     with ``priority_weight``, the importance weights
@@ -61,6 +67,7 @@ class PrioritySampler(KeySampler):
 
     Attributes:
         reduction: how several priorities of one item become one: "max", "min", "mean", "median".
+        n_late: how many priorities came too late so far.
     """
 
     alpha = Parameter(_AT_LEAST_0, _is_at_least_0)
@@ -81,6 +88,9 @@ class PrioritySampler(KeySampler):
         super().__init__(key, replacement, column)
         self._column: HeldPriorities | StoredPriorities = column
         self.alpha, self.eps, self.beta = alpha, eps, beta
+        self.n_late = 0
+        self._drawn: Tensor | None = None  # the stamp of each slot when it was last drawn
+        self._inserted: int | Tensor | None = None  # what was last inserted
 
     @property
     def default_priority(self) -> float:
@@ -134,10 +144,20 @@ class PrioritySampler(KeySampler):
         index, info = super().sample(storage, batch_size)
         tree = self._distribution
         assert isinstance(tree, BoundedTree)
+        stamps = track_slot_generations(storage, index.device)
+        if self._drawn is None or self._drawn.shape != stamps.shape:
+            self._drawn = torch.full_like(stamps, _NOT_DRAWN)
+        self._drawn.index_copy_(0, index, stamps.index_select(0, index))
         log_excess = tree.log_weight.index_select(0, index).sub_(tree.lowest)
         return index, {**info, PRIORITY_WEIGHT: log_excess.mul_(-self.beta).exp_().float()}
 
     # Priorities.
+
+    def add(self, index: int | Tensor) -> None:
+        """Record what was just inserted, of which the next priorities may be."""
+        self._inserted = index
+
+    extend = add
 
     def update_priority(
         self,
@@ -154,7 +174,7 @@ class PrioritySampler(KeySampler):
             storage: where they are stored; ``rb.update_priority`` passes it on.
 
         Raises:
-            ArgumentError: no storage, a row that holds no item, or a priority out of range.
+            ArgumentError: no storage, a row that it has no slot for, or a priority out of range.
             ShapeError: neither one priority per row nor one for all.
             NaNError: a priority is NaN.
         """
@@ -172,8 +192,26 @@ class PrioritySampler(KeySampler):
         if not given.all():
             row, value = row[given], value[given]
         if row.shape[0]:
-            _check(row, value, len(storage))
+            _check(row, value, storage.max_size)
+            late = self._is_late(row, storage, index)
+            if late is not None:
+                self.n_late += int(late.sum())
+                row, value = row[~late], value[~late]
             self._column.write(storage, row, value)
+
+    def _is_late(self, row: Tensor, storage: Storage, index: int | Tensor) -> Tensor | None:
+        """Tell which rows are no longer those that were drawn; None if all of them are."""
+        inserted, self._inserted = self._inserted, None
+        # Of rows just inserted, TorchRL passes on the same tensor; of a single one, its number.
+        is_own = index is inserted or (isinstance(inserted, int) and row.tolist() == [inserted])
+        stamps, stored = slot_generations(storage), len(storage)
+        if is_own or self._drawn is None or stamps is None:
+            return row >= stored if int(row.max()) >= stored else None
+        at = row.to(stamps.device)
+        drawn, now = self._drawn.index_select(0, at), stamps.index_select(0, at)
+        if stored == storage.max_size and torch.equal(drawn, now):
+            return None
+        return (row >= stored) | ((drawn != _NOT_DRAWN) & (drawn != now)).to(row.device)
 
     def _empty(self) -> None:
         self._column.clear()
@@ -194,6 +232,7 @@ class PrioritySampler(KeySampler):
             CheckpointMismatchError: it does not, or there are fewer slots than priorities.
         """
         self._check_state(state_dict)
+        self._drawn = None
         self._column.restore(state_dict)
         super().load_state_dict(state_dict)
 
@@ -202,11 +241,9 @@ class PrioritySampler(KeySampler):
 PrioritizedSampler.register(PrioritySampler)
 
 
-def _check(row: Tensor, priority: Tensor, stored: int) -> None:
-    if int(row.max()) >= stored:
-        raise ArgumentError(
-            f"index must name stored items, 0 to {stored - 1}, got {int(row.max())}"
-        )
+def _check(row: Tensor, priority: Tensor, slots: int) -> None:
+    if int(row.max()) >= slots:
+        raise ArgumentError(f"index must name stored items, 0 to {slots - 1}, got {int(row.max())}")
     low, high = (float(bound) for bound in priority.aminmax())
     if math.isnan(low):
         raise NaNError("priority is NaN: expected numbers of at least 0")

@@ -19,7 +19,12 @@ from gfn_rb.numerics.extremes import UNKNOWN_RANK
 from gfn_rb.numerics.near.index import Pairs
 from gfn_rb.shapes import Bool, Float, Int64
 from gfn_rb.state_folder import StateInFolder
-from gfn_rb.torchrl_compat import attached_entities, bump_mutation_revision, set_length
+from gfn_rb.torchrl_compat import (
+    attached_entities,
+    bump_mutation_revision,
+    set_length,
+    slot_generations,
+)
 from gfn_rb.writers.features import ObjectColumns, Unique
 from gfn_rb.writers.followed_index import FollowedIndex
 from gfn_rb.writers.rows import RowLayout, check_number, no_slots, overwrite, scalar_key
@@ -423,6 +428,9 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
     def _announce(self, index: Tensor, n_written: int = 0) -> None:
         """Count rows written, and tell samplers which slots have changed."""
         self._count[_WRITTEN] += n_written
+        stamps = slot_generations(self._storage) if n_written else None
+        if stamps is not None:
+            stamps[index] += 1  # the slots are of other rows now; relabelled ones are not
         for entity in attached_entities(self._storage):
             entity.mark_update(index)
 
@@ -455,6 +463,9 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
         self._count[_OFFERED] = 0
         if self._storage is not None:
             self._allocated().rank.fill_(UNKNOWN_RANK)
+            stamps = slot_generations(self._storage)
+            if stamps is not None:
+                stamps[stamps >= 0] += 1
         if empty_write_count:
             self._count[_WRITTEN] = 0
 
