@@ -105,11 +105,15 @@ def duplicates(scale: Scale) -> list[Result]:
     """Compare writing 128 items, refusing exact duplicates, with writing them by reward alone."""
     results = []
     for capacity in scale.capacities:
-        ours = work.fill(work.buffer(capacity, DiversityWriter(cutoff_distance=0)), capacity)
         peer = work.fill(work.buffer(capacity, RewardPrioritizedWriter()), capacity)
-        pair = _extending(ours), _extending(peer)
-        label = "extend, no duplicates, against the reward writer"
-        results.append(compare(label, capacity, *pair, scale.effort, 1.5))
+        for name, writer, bound in (
+            ("no duplicates", DiversityWriter(cutoff_distance=0), 1.5),
+            ("one row per object", RewardPrioritizedWriter(unique="state"), 1.25),
+        ):
+            ours = work.fill(work.buffer(capacity, writer), capacity)
+            pair = _extending(ours), _extending(peer)
+            label = f"extend, {name}, against the reward writer"
+            results.append(compare(label, capacity, *pair, scale.effort, bound))
     return results
 
 
