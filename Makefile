@@ -21,6 +21,8 @@ lint: $(VENV)/.test
 types: $(VENV)/.test
 	$(BIN)/mypy
 
+# With bytecode on disk, or each interpreter that the tests start compiles the package and the tests.
+tests: export PYTHONDONTWRITEBYTECODE =
 tests: $(VENV)/.test
 	$(BIN)/python -m pytest -n 2 $(ARGS)
 
