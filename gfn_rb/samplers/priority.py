@@ -16,7 +16,11 @@ from gfn_rb.keys import PRIORITY_WEIGHT
 from gfn_rb.numerics import BoundedTree
 from gfn_rb.samplers.base import Distribution, KeySampler, Parameter, Replacement, number
 from gfn_rb.samplers.priorities import AS_STORED, HeldPriorities, StoredPriorities
-from gfn_rb.torchrl_compat import slot_generations, track_slot_generations
+from gfn_rb.torchrl_compat import (
+    mutation_revision,
+    slot_generations,
+    track_slot_generations,
+)
 
 _NOT_DRAWN = -2
 _AT_LEAST_0 = "a number of at least 0"
@@ -90,6 +94,7 @@ class PrioritySampler(KeySampler):
         self.alpha, self.eps, self.beta = alpha, eps, beta
         self.n_late = 0
         self._drawn: Tensor | None = None  # the stamp of each slot when it was last drawn
+        self._last_draw: tuple[Tensor | None, int] = None, -1  # and the storage's revision then
         self._inserted: int | Tensor | None = None  # what was last inserted
 
     @property
@@ -148,6 +153,7 @@ class PrioritySampler(KeySampler):
         if self._drawn is None or self._drawn.shape != stamps.shape:
             self._drawn = torch.full_like(stamps, _NOT_DRAWN)
         self._drawn.index_copy_(0, index, stamps.index_select(0, index))
+        self._last_draw = index, mutation_revision(storage)
         log_excess = tree.log_weight.index_select(0, index).sub_(tree.lowest)
         return index, {**info, PRIORITY_WEIGHT: log_excess.mul_(-self.beta).exp_().float()}
 
@@ -192,26 +198,32 @@ class PrioritySampler(KeySampler):
         if not given.all():
             row, value = row[given], value[given]
         if row.shape[0]:
-            _check(row, value, storage.max_size)
-            late = self._is_late(row, storage, index)
+            late = self._is_late(row, _checked(row, value, storage.max_size), storage, index)
             if late is not None:
                 self.n_late += int(late.sum())
                 row, value = row[~late], value[~late]
             self._column.write(storage, row, value)
 
-    def _is_late(self, row: Tensor, storage: Storage, index: int | Tensor) -> Tensor | None:
+    def _is_late(
+        self, row: Tensor, highest: int, storage: Storage, index: int | Tensor
+    ) -> Tensor | None:
         """Tell which rows are no longer those that were drawn; None if all of them are."""
         inserted, self._inserted = self._inserted, None
         # Of rows just inserted, TorchRL passes on the same tensor; of a single one, its number.
         is_own = index is inserted or (isinstance(inserted, int) and row.tolist() == [inserted])
         stamps, stored = slot_generations(storage), len(storage)
-        if is_own or self._drawn is None or stamps is None:
-            return row >= stored if int(row.max()) >= stored else None
+        if is_own or self._drawn is None or stamps is None or self._is_last_draw(row, storage):
+            return row >= stored if highest >= stored else None
         at = row.to(stamps.device)
         drawn, now = self._drawn.index_select(0, at), stamps.index_select(0, at)
-        if stored == storage.max_size and torch.equal(drawn, now):
-            return None
         return (row >= stored) | ((drawn != _NOT_DRAWN) & (drawn != now)).to(row.device)
+
+    def _is_last_draw(self, row: Tensor, storage: Storage) -> bool:
+        """Return whether rows are those drawn last, and nothing was written since: as mostly."""
+        drawn, revision = self._last_draw
+        if drawn is None or revision != mutation_revision(storage):
+            return False
+        return row.device == drawn.device and torch.equal(row, drawn)
 
     def _empty(self) -> None:
         self._column.clear()
@@ -232,7 +244,7 @@ class PrioritySampler(KeySampler):
             CheckpointMismatchError: it does not, or there are fewer slots than priorities.
         """
         self._check_state(state_dict)
-        self._drawn = None
+        self._drawn, self._last_draw = None, (None, -1)
         self._column.restore(state_dict)
         super().load_state_dict(state_dict)
 
@@ -241,11 +253,14 @@ class PrioritySampler(KeySampler):
 PrioritizedSampler.register(PrioritySampler)
 
 
-def _check(row: Tensor, priority: Tensor, slots: int) -> None:
-    if int(row.max()) >= slots:
-        raise ArgumentError(f"index must name stored items, 0 to {slots - 1}, got {int(row.max())}")
+def _checked(row: Tensor, priority: Tensor, slots: int) -> int:
+    """Return the highest row, or raise."""
+    highest = int(row.max())
+    if highest >= slots:
+        raise ArgumentError(f"index must name stored items, 0 to {slots - 1}, got {highest}")
     low, high = (float(bound) for bound in priority.aminmax())
     if math.isnan(low):
         raise NaNError("priority is NaN: expected numbers of at least 0")
     if low < 0 or high == math.inf:
         raise ArgumentError(f"priority must be at least 0 and finite, got {low} to {high}")
+    return highest
