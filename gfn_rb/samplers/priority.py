@@ -194,15 +194,21 @@ class PrioritySampler(KeySampler):
                 f"{value.shape[0]}"
             )
         value = value.expand_as(row)
-        given = row >= 0 if self.key is None else (row >= 0) & (value != AS_STORED)
-        if not given.all():
+        if not row.shape[0]:
+            return
+        lowest, highest = (int(bound) for bound in row.aminmax())
+        if lowest < 0 or self.key is not None:
+            given = row >= 0 if self.key is None else (row >= 0) & (value != AS_STORED)
             row, value = row[given], value[given]
-        if row.shape[0]:
-            late = self._is_late(row, _checked(row, value, storage.max_size), storage, index)
-            if late is not None:
-                self.n_late += int(late.sum())
-                row, value = row[~late], value[~late]
-            self._column.write(storage, row, value)
+            if not row.shape[0]:
+                return
+            highest = int(row.max())
+        _check(highest, value, storage.max_size)
+        late = self._is_late(row, highest, storage, index)
+        if late is not None:
+            self.n_late += int(late.sum())
+            row, value = row[~late], value[~late]
+        self._column.write(storage, row, value)
 
     def _is_late(
         self, row: Tensor, highest: int, storage: Storage, index: int | Tensor
@@ -253,9 +259,7 @@ class PrioritySampler(KeySampler):
 PrioritizedSampler.register(PrioritySampler)
 
 
-def _checked(row: Tensor, priority: Tensor, slots: int) -> int:
-    """Return the highest row, or raise."""
-    highest = int(row.max())
+def _check(highest: int, priority: Tensor, slots: int) -> None:
     if highest >= slots:
         raise ArgumentError(f"index must name stored items, 0 to {slots - 1}, got {highest}")
     low, high = (float(bound) for bound in priority.aminmax())
@@ -263,4 +267,3 @@ def _checked(row: Tensor, priority: Tensor, slots: int) -> int:
         raise NaNError("priority is NaN: expected numbers of at least 0")
     if low < 0 or high == math.inf:
         raise ArgumentError(f"priority must be at least 0 and finite, got {low} to {high}")
-    return highest
