@@ -7,7 +7,7 @@ from torch import Tensor
 
 from gfn_rb.numerics.near.hashing import RowHash, all_differ
 from gfn_rb.numerics.near.index import NearIndex, Pairs, PreparedRows
-from gfn_rb.shapes import Int64, Shaped
+from gfn_rb.shapes import Shaped
 
 _WIDTH = 16  # cells of a bucket
 _LOAD = 4  # of which so many are filled on average: one bucket in a million overflows
@@ -84,11 +84,6 @@ class Duplicates(NearIndex):
         self._leave(slot)
         self._cell_of.index_fill_(0, slot, self._nowhere)
         self.length = length
-
-    def discard(self, slot: Int64[Tensor, "k"]) -> None:
-        """Let the rows in some slots, each once, not be found until they are written to again."""
-        self._leave(slot)
-        self._cell_of.index_fill_(0, slot, self._nowhere)
 
     def _enter(self, slot: Tensor, prepared: PreparedRows) -> None:
         self._leave(slot)
