@@ -74,46 +74,42 @@ def memory(scale: Scale) -> list[Result]:
 
 def extend(scale: Scale) -> list[Result]:
     """Compare writing 128 rows."""
-    results = []
-    for name, env in _envs():
-        for form, bound in (("narrow", 1.05), ("rebuild", None)):
-            ours, peer, pool = _pair(scale, env, form)
-            setup = partial(_some, pool)
-            mine, its = Contender(ours.extend, setup), Contender(peer.extend, setup)
-            label = f"extend, {form}, {name}"
-            results.append(
-                compare(label, scale.capacity, mine, its, scale.effort, _bound(name, bound))
-            )
-    return results
+    return _compared(scale, "extend", None, lambda rb, pool: Contender(rb.extend, pool))
 
 
 def sample(scale: Scale) -> list[Result]:
     """Compare drawing 128 rows."""
-    results = []
-    for name, env in _envs():
-        for form, bound in (("narrow", 1.05), ("rebuild", 1.5)):
-            ours, peer, _ = _pair(scale, env, form)
-            mine = Contender(lambda _, rb=ours: rb.sample(BATCH))
-            its = Contender(lambda _, rb=peer: rb.sample(BATCH))
-            label = f"sample, {form}, {name}"
-            results.append(
-                compare(label, scale.capacity, mine, its, scale.effort, _bound(name, bound))
-            )
-    return results
+    return _compared(scale, "sample", 1.5, lambda rb, _: Contender(lambda _: rb.sample(BATCH)))
 
 
 def both(scale: Scale) -> list[Result]:
     """Compare writing 128 rows and then drawing as many, as a step of training does."""
+    name = "extend and sample"
+    return _compared(scale, name, None, lambda rb, pool: Contender(_stepping(rb), pool))
+
+
+def _compared(
+    scale: Scale,
+    what: str,
+    rebuild: float | None,
+    contender: Callable[[TensorDictReplayBuffer, Callable[[], Any]], Contender],
+) -> list[Result]:
+    """Compare buffers of compact rows with ones of plain rows, in all environments.
+
+    Args:
+        scale: of the comparison.
+        what: is compared.
+        rebuild: the bound of rows without states; that of narrow ones is 1.05.
+        contender: is made of a buffer, and of what returns rows to write to it.
+    """
     results = []
     for name, env in _envs():
-        for form, bound in (("narrow", 1.05), ("rebuild", None)):
+        for form, bound in (("narrow", 1.05), ("rebuild", rebuild)):
             ours, peer, pool = _pair(scale, env, form)
-            setup = partial(_some, pool)
-            mine, its = Contender(_stepping(ours), setup), Contender(_stepping(peer), setup)
-            label = f"extend and sample, {form}, {name}"
-            results.append(
-                compare(label, scale.capacity, mine, its, scale.effort, _bound(name, bound))
-            )
+            mine, its = (contender(rb, partial(_some, pool)) for rb in (ours, peer))
+            bound = _bound(name, bound)
+            label = f"{what}, {form}, {name}"
+            results.append(compare(label, scale.capacity, mine, its, scale.effort, bound))
     return results
 
 
