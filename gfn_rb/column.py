@@ -5,7 +5,9 @@ on the same storage, from another process, by ``rb[i:j] = rows``, ``rb.set_at_(k
 plain in-place write to ``rb["log_reward"]``. Two counters see all of them: the storage's mutation
 revision (shared between processes) and the key tensor's version (bumped by every in-place write
 of this process). A write that was announced together with its rows moves each by exactly one;
-whatever else moves them means "anything may have changed".
+whatever else moves them means "anything may have changed". A list of rows has but the first
+counter, which each row that is written moves by one: what is done in place to a row of a list goes
+unnoticed until it is written there.
 """
 
 from __future__ import annotations
@@ -13,13 +15,23 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-from tensordict import NestedKey, TensorDictBase
+from tensordict import NestedKey, is_tensor_collection
 from torch import Tensor
-from torchrl.data.replay_buffers.storages import Storage, TensorStorage
+from torchrl.data.replay_buffers.storages import Storage
 
 from gfn_rb.errors import KeyMismatchError, ShapeError
-from gfn_rb.shapes import Float, Int64
-from gfn_rb.torchrl_compat import all_slots, mutation_revision, tensor_version, wait_for_init
+from gfn_rb.shapes import Int64, Shaped
+from gfn_rb.storages import is_listed, open_shared, require_rows
+from gfn_rb.torchrl_compat import (
+    all_slots,
+    bump_mutation_revision,
+    mutation_revision,
+    tensor_version,
+)
+
+_KEPT_APART = 256  # announcements that are not joined yet
+
+_NO_ROWS = torch.empty(0, dtype=torch.int64)
 
 
 class StorageVersion(NamedTuple):
@@ -37,11 +49,16 @@ class StorageVersion(NamedTuple):
 
 
 class KeyColumn:
-    """One scalar-valued key of a TorchRL tensor storage.
+    """One scalar-valued key of a TorchRL storage, as a tensor.
+
+    The key of rows in a list is mirrored, and read anew where they changed.
 
     Args:
         key: the key to watch.
     """
+
+    # Whether storages may have several dimensions, whose cells are rows then, one after another.
+    _takes_cells = False
 
     def __init__(self, key: NestedKey) -> None:
         self.key = key
@@ -50,18 +67,40 @@ class KeyColumn:
         self._count = 0
         self._raw: Tensor | None = None
         self._plain: Tensor | None = None
+        self._mirror = _Mirror(key)
 
-    def values(self, storage: Storage) -> Float[Tensor, "len"]:
+    def values(self, storage: Storage) -> Shaped[Tensor, "len"]:
         """Return the key of every stored row, a view on the storage where its layout allows.
 
+        Not to be written to: see :meth:`write`.
+
         Args:
-            storage: a one-dimensional, initialised :class:`TensorStorage`.
+            storage: a one-dimensional :class:`TensorStorage` that is laid out, or a list.
 
         Raises:
             ShapeError: another kind of storage, or a key with several values per row.
             KeyMismatchError: the storage does not hold the key.
         """
-        return self._leaf(storage)[: len(storage)].reshape(-1)
+        if is_listed(storage):
+            return self._mirror.values(storage)
+        return self._leaf(storage)[: len(storage)]
+
+    def write(
+        self, storage: Storage, index: Int64[Tensor, "m"], value: Shaped[Tensor, "m"]
+    ) -> None:
+        """Set the key of some rows, which has then to be announced.
+
+        Args:
+            storage: as above.
+            index: the rows, each once.
+            value: their keys.
+        """
+        if is_listed(storage):
+            self._mirror.write(storage, index, value)
+        else:
+            values = self.values(storage)
+            values[index] = value.to(values)
+            bump_mutation_revision(storage)
 
     def announce(self, storage: Storage, index: Tensor) -> None:
         """Record that rows were just written; -1 stands for a row that was not.
@@ -69,7 +108,16 @@ class KeyColumn:
         Args:
             storage: where they were written.
             index: the rows.
+
+        Raises:
+            ShapeError: a storage of several dimensions, before anything is drawn from it.
         """
+        if storage.ndim != 1 and not self._takes_cells:
+            require_rows(storage)
+        listed = is_listed(storage)
+        if listed:
+            index = index.cpu()
+            self._mirror.announce(storage, index)
         seen = self._seen
         if seen is None or index.device.type != "cpu" or (now := self.version(storage)) == seen:
             return
@@ -81,6 +129,8 @@ class KeyColumn:
         # One write through the storage raises each counter by one. If they moved any further,
         # something else was written as well, and nobody knows where.
         announced = StorageVersion(seen.revision + 1, seen.tensor + 1, seen.address)
+        if listed:
+            announced = seen._replace(revision=seen.revision + rows.shape[0])
         if now != announced or self._count > len(storage) // 4:
             self.forget()
             return
@@ -94,11 +144,13 @@ class KeyColumn:
             storage: the storage to look at.
         """
         now, announced = self.version(storage), self._announced
+        if now == self._seen and not announced:
+            return _NO_ROWS
         known = now == self._seen
         self._seen, self._announced, self._count = now, [], 0
         if not known:
             return None
-        return torch.cat(announced) if announced else torch.empty(0, dtype=torch.int64)
+        return torch.cat(announced) if len(announced) > 1 else announced[0]
 
     def forget(self) -> None:
         """Make the next :meth:`changed` answer "perhaps all"."""
@@ -110,6 +162,8 @@ class KeyColumn:
         Args:
             storage: the storage to look at.
         """
+        if is_listed(storage):
+            return StorageVersion(mutation_revision(storage), 0, 0)
         leaf = self._leaf(storage)
         return StorageVersion(mutation_revision(storage), tensor_version(leaf), leaf.data_ptr())
 
@@ -118,22 +172,26 @@ class KeyColumn:
         return KeyColumn(self.key).__dict__
 
     def _leaf(self, storage: Storage) -> Tensor:
-        """Return the key tensor as a plain one, checked where it was not seen before.
+        """Return the key tensor as a plain and flat one, checked where it was not seen before.
 
         A memory-mapped tensor dispatches every operation through Python; its plain view does not.
         """
         open_shared(storage)
         data = all_slots(storage)
-        raw = data.get(self.key, None) if isinstance(data, TensorDictBase) else None
+        get = getattr(data, "get", None)  # of a TensorDict, a tensorclass or a dict of tensors
+        raw = None if get is None else get(self.key, None)
         if self._plain is None or raw is None or raw is not self._raw:
-            self._raw, self._plain = raw, self._checked(storage, raw).as_subclass(torch.Tensor)
+            plain = self._checked(storage, raw).as_subclass(torch.Tensor)
+            self._raw, self._plain = raw, plain.reshape(-1)
         return self._plain
 
     def _checked(self, storage: Storage, leaf: Tensor | None) -> Tensor:
-        require_rows(storage)
+        if not self._takes_cells:
+            require_rows(storage)
         if leaf is None:
-            held = sorted(map(str, all_slots(storage).keys(True, True)))
-            raise KeyMismatchError(f"key {self.key!r} is not in the storage, which holds {held}")
+            raise _lacks(self.key, all_slots(storage))
+        if storage.ndim > 1:
+            leaf = leaf.flatten(0, storage.ndim - 1)
         if leaf.numel() != leaf.shape[0]:
             raise ShapeError(
                 f"key {self.key!r} must hold one number per row, got shape "
@@ -142,30 +200,71 @@ class KeyColumn:
         return leaf
 
 
-def require_rows(storage: Storage) -> None:
-    """Raise unless a storage holds tensors, one row per item.
+class _Mirror:
+    """One scalar-valued key of rows in a list, as a tensor on the host.
 
     Args:
-        storage: of any kind.
-
-    Raises:
-        ShapeError: another kind of storage, or one of several dimensions.
+        key: the key.
     """
-    if not isinstance(storage, TensorStorage) or storage.ndim != 1:
-        raise ShapeError(
-            "storage must be a LazyTensorStorage, LazyMemmapStorage or TensorStorage with "
-            f"ndim=1, got {type(storage).__name__} with ndim={storage.ndim}"
-        )
+
+    def __init__(self, key: NestedKey) -> None:
+        self.key = key
+        self._values = torch.empty(0)
+        self._revision = -1  # of the storage, when it was last in step but for what is stale
+        self._stale: list[Tensor] = []
+
+    def announce(self, storage: Storage, index: Int64[Tensor, "*n"]) -> None:
+        rows = index.reshape(-1)
+        rows, revision = rows[rows >= 0], mutation_revision(storage)
+        if rows.shape[0] and revision == self._revision + rows.shape[0]:
+            self._revision = revision
+            self._stale.append(rows)
+        if len(self._stale) > _KEPT_APART:
+            self._stale = [torch.cat(self._stale).unique()]
+
+    def values(self, storage: Storage) -> Shaped[Tensor, "len"]:
+        revision, stored = mutation_revision(storage), len(storage)
+        if revision != self._revision:
+            self._values = self._read(storage, range(stored))
+        elif self._stale:
+            self._refresh(storage, torch.cat(self._stale).unique(), stored)
+        self._revision, self._stale = revision, []
+        return self._values[:stored]
+
+    def _refresh(self, storage: Storage, rows: Tensor, stored: int) -> None:
+        new, known = self._read(storage, rows.tolist()), self._values
+        if new.dtype != known.dtype:
+            self._values = self._read(storage, range(stored))
+            return
+        if stored > len(known):
+            self._values = known.new_empty(2 * stored)
+            self._values[: len(known)] = known
+        self._values[rows] = new
+
+    def write(self, storage: Storage, index: Tensor, value: Tensor) -> None:
+        for i, number in zip(index.tolist(), value, strict=True):
+            row = storage.get(i)
+            held = self._of(row)
+            storage.set(i, row.clone(False).set(self.key, number.to(held).reshape(held.shape)))
+
+    def _read(self, storage: Storage, rows: Any) -> Tensor:
+        values = [self._of(storage.get(i)).detach().reshape(()) for i in rows]
+        return torch.stack(values).cpu() if values else torch.empty(0)
+
+    def _of(self, row: Any) -> Tensor:
+        value = row.get(self.key, None) if hasattr(row, "get") else None
+        if value is None:
+            raise _lacks(self.key, row)
+        if value.numel() != 1:
+            raise ShapeError(
+                f"key {self.key!r} must hold one number per row, got shape {tuple(value.shape)}"
+            )
+        return value
 
 
-def open_shared(storage: Storage) -> None:
-    """Open a storage that another process has laid out.
-
-    With ``shared_init=True`` the first process to write lays the storage out; the others know its
-    length at once, but its memory only when they ask for it.
-
-    Args:
-        storage: any storage.
-    """
-    if getattr(storage, "shared_init", False) and not storage.initialized and len(storage):
-        wait_for_init(storage)
+def _lacks(key: NestedKey, rows: Any) -> KeyMismatchError:
+    if is_tensor_collection(rows):
+        held = str(sorted(map(str, rows.keys(True, True))))
+    else:
+        held = str(sorted(map(str, rows))) if isinstance(rows, dict) else type(rows).__name__
+    return KeyMismatchError(f"key {key!r} is not in the storage, which holds {held}")

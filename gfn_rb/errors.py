@@ -3,9 +3,10 @@
 GfnRbError
 ├── ArgumentError (ValueError)          an argument breaks its rule
 ├── KeyMismatchError (KeyError)         a TensorDict lacks a key, or has one too many
-├── ShapeError (ValueError)             wrong batch size, feature shape or dtype
+├── ShapeError (ValueError, RuntimeError)  wrong batch size, feature shape or dtype
 ├── NaNError (ValueError)               a NaN where a number must be
 ├── EmptyBufferError (RuntimeError)     nothing to draw from
+├── RateLimitError (TimeoutError)       too far ahead of those who draw, or who insert
 ├── WorkerError (RuntimeError)          a process that samples failed or died
 ├── CheckpointError (RuntimeError)      a checkpoint cannot be written or read
 │   ├── CheckpointCorruptError          truncated, or its checksum does not match
@@ -42,8 +43,11 @@ class KeyMismatchError(GfnRbError, KeyError):
         return str(self.args[0]) if self.args else ""
 
 
-class ShapeError(GfnRbError, ValueError):
-    """A tensor has the wrong batch size, feature shape or dtype."""
+class ShapeError(GfnRbError, ValueError, RuntimeError):
+    """A tensor has the wrong batch size, feature shape or dtype.
+
+    A RuntimeError too, as torch raises and code catches that was written for TorchRL's writers.
+    """
 
 
 class NaNError(GfnRbError, ValueError):
@@ -52,6 +56,10 @@ class NaNError(GfnRbError, ValueError):
 
 class EmptyBufferError(GfnRbError, RuntimeError):
     """There is nothing to draw from."""
+
+
+class RateLimitError(GfnRbError, TimeoutError):
+    """Who draws was too far ahead of who inserts, or the other way round, for too long."""
 
 
 class WorkerError(GfnRbError, RuntimeError):

@@ -13,6 +13,7 @@ ESTIMATOR_OUTPUT: Final = "estimator_output"
 CONDITION: Final = "condition"
 IS_BACKWARD: Final = "is_backward"
 IS_TERMINATING: Final = "is_terminating"
+POLICY_VERSION: Final = "policy_version"  # of what made a row; TorchRL's collectors' own name
 EPISODE: Final = "episode"  # which episode a stored transition or state belongs to
 EPISODE_LOG_REWARD: Final = "episode_log_reward"  # that episode's log R(x), in each of its rows
 
@@ -27,6 +28,7 @@ NEXT_DONE: Final = (NEXT, DONE)
 NEXT_TERMINATED: Final = (NEXT, TERMINATED)
 NEXT_REWARD: Final = (NEXT, REWARD)
 NEXT_LOG_REWARD: Final = (NEXT, LOG_REWARD)
+NEXT_POLICY_VERSION: Final = (NEXT, POLICY_VERSION)
 
 COLLECTOR: Final = "collector"  # where TorchRL's collectors keep what they know about a batch
 MASK: Final = "mask"

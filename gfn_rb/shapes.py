@@ -6,7 +6,7 @@ beartype and checks every annotation below at each call.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Float64, Int, Int64, Shaped
@@ -22,3 +22,6 @@ else:
         Bool = Float = Float64 = Int = Int64 = Shaped = _Unchecked
 
 __all__ = ["Bool", "Float", "Float64", "Int", "Int64", "Shaped"]
+
+Rows: TypeAlias = Any
+"""A TensorDict or an instance of a tensorclass, which have no base class in common."""

@@ -9,21 +9,35 @@ Read in torch 2.13.0, tensordict 0.14.3 and torchrl 0.14.1, unless said otherwis
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
-from typing import Any
+from contextlib import AbstractContextManager, suppress
+from multiprocessing.sharedctypes import SynchronizedBase
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
 
 import torch
-from tensordict import TensorDict
+from tensordict import MemoryMappedTensor, TensorDict, is_tensor_collection
 from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch import multiprocessing as mp
+from torch.utils._pytree import tree_leaves, tree_map
 from torchrl.data import ReplayBuffer, ReplayBufferEnsemble
-from torchrl.data.replay_buffers.samplers import Sampler, SamplerEnsemble
-from torchrl.data.replay_buffers.storages import Storage, StorageEnsemble, TensorStorage
+from torchrl.data.replay_buffers.samplers import Sampler, SamplerEnsemble, SliceSampler
+from torchrl.data.replay_buffers.storages import (
+    ListStorage,
+    Storage,
+    StorageEnsemble,
+    TensorStorage,
+)
 from torchrl.data.replay_buffers.writers import TensorDictRoundRobinWriter, Writer
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 _REMAINING_BATCHES = "_remaining_batches"
 _SLOT_GENERATIONS = "_slot_generations"
+UNKNOWN_GENERATION = -2  # of a row that nobody remembers drawing; -1 is of one never written
+_FEW = 1024  # stamps to begin with, where there is no telling how many it takes
 
 
 # torch.
@@ -45,6 +59,15 @@ def assert_on_device(condition: Tensor, message: str) -> None:
     torch._assert_async(condition, message)
 
 
+def outside_graph(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Have ``torch.compile`` run a function as it is (``torch.compiler.disable``, without types).
+
+    Without it, code that asks tensors for numbers is compiled in pieces, or not at all.
+    """
+    run: Callable[_P, _R] = torch.compiler.disable(function)
+    return run
+
+
 def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
     """Apply a function to each leaf of nested containers (``torch.utils._pytree.tree_map``).
 
@@ -53,15 +76,26 @@ def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
     return tree_map(function, tree)
 
 
+def leaves_of(tree: Any) -> list[Tensor]:
+    """Return the tensors of TensorDicts and other containers (``torch.utils._pytree.tree_leaves``).
+
+    Without it, rows of dicts and tuples of tensors cannot be put back after a process died.
+    """
+    leaves = tree.values(True, True) if is_tensor_collection(tree) else tree_leaves(tree)
+    return list(leaves)
+
+
 # tensordict.
 
 
-def new_tensordict(entries: dict[str, Any], batch_size: torch.Size) -> TensorDict:
+def new_tensordict(
+    entries: dict[str, Any], batch_size: torch.Size, device: torch.device | None = None
+) -> TensorDict:
     """Return a TensorDict of entries known to fit its batch size (``TensorDict._new_unsafe``).
 
     Without it, each entry's shape is looked at again: about three times slower per message.
     """
-    return TensorDict._new_unsafe(entries, batch_size=batch_size)
+    return TensorDict._new_unsafe(entries, batch_size=batch_size, device=device)
 
 
 # Storages.
@@ -95,13 +129,18 @@ def bump_mutation_revision(storage: Storage) -> None:
     storage._bump_mutation_revision()
 
 
-def set_length(storage: TensorStorage, length: int) -> None:
-    """Set the number of rows in use (``TensorStorage._len``).
+def set_length(storage: Storage, length: int) -> None:
+    """Set the number of rows in use (``TensorStorage._len``), or cut a list of rows.
 
     Without it, a writer that replaces rows before the storage is full leaves it too long, as
     ``TensorStorage.set`` counts rows whether or not they overwrite; and none can shorten it.
+    A list is cut where it lies (``ListStorage._storage``, ``CompressedListStorage._metadata``).
     """
-    storage._len = length
+    if not isinstance(storage, ListStorage):
+        storage._len = length
+        return
+    for rows in (storage._storage, getattr(storage, "_metadata", [])):
+        del rows[length:]
 
 
 def outer_length(storage: TensorStorage) -> int:
@@ -119,6 +158,66 @@ def attached_entities(storage: Storage) -> Iterable[Any]:
     """
     entities: Iterable[Any] = storage._attached_entities_iter()
     return entities
+
+
+def attached_buffers(storage: Storage) -> list[ReplayBuffer]:
+    """Return the buffers on a storage (``Storage._attached_entities_iter``).
+
+    Without it, as without the former, nobody can change their locks.
+    """
+    return [each for each in attached_entities(storage) if isinstance(each, ReplayBuffer)]
+
+
+def is_mapped(tensor: Tensor) -> bool:
+    """Return whether a tensor lies in a file, of which ``is_shared`` knows nothing.
+
+    Without it, memory-mapped rows would pass for a process's own.
+    """
+    return isinstance(tensor, MemoryMappedTensor)
+
+
+class _Unlocked:
+    """Stands where a lock is asked for."""
+
+    def acquire(self, *_: Any) -> bool:
+        return True
+
+    def release(self) -> None:
+        pass
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def unlock_counters(*parts: Any) -> None:
+    """Take the locks off counters that processes share: the buffer's own lock guards them.
+
+    These are ``TensorStorage._len_value``, ``Storage._mutation_revision_value`` and others of
+    ``multiprocessing.Value``. Without it, a process killed just while it counts stops all others.
+    """
+    unlocked: Any = _Unlocked()
+    for part in parts:
+        for name, value in vars(part).items():
+            if isinstance(value, SynchronizedBase):
+                number: Any = value.get_obj()
+                setattr(part, name, mp.Value(type(number), number.value, lock=unlocked))
+
+
+def abandon_layout(storage: Storage) -> None:
+    """Let another process lay a storage out, for the one that did may have died meanwhile.
+
+    To be called while nobody does (``LazyTensorStorage._init_lock``, ``_init_event`` and
+    ``_init_directory``). Without it, all wait for the dead for ever.
+    """
+    if getattr(storage, "shared_init", False) and not storage._init_event.is_set():
+        storage._init_lock.acquire(block=False)
+        storage._init_lock.release()
+        for path in Path(storage._init_directory).iterdir():
+            with suppress(OSError):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def wait_for_init(storage: TensorStorage) -> None:
@@ -160,18 +259,78 @@ def slot_generations(storage: Storage) -> Any:
     return vars(storage).get(_SLOT_GENERATIONS)
 
 
-def track_slot_generations(storage: Storage, device: torch.device) -> Tensor:
+def track_slot_generations(storage: Storage) -> Tensor:
     """Return the stamps of a storage's slots, made if need be (``_slot_generations``).
 
-    All writers raise them from then on, TorchRL's whether or not they were asked to track.
+    All writers raise them from then on, TorchRL's whether or not they were asked to track. Those
+    of tensor storages lie in shared memory, and stay where they are: processes share them. Of
+    other storages, which may be unbounded, there are as many as it takes.
     Without it, nobody knows which rows were overwritten since they were drawn.
     """
     stamps: Tensor | None = slot_generations(storage)
+    n_known = 0 if stamps is None else stamps.shape[0]
+    is_fixed = isinstance(storage, TensorStorage)
+    if stamps is not None and (is_fixed or n_known >= len(storage)):
+        return stamps
+    n = storage.max_size if is_fixed else min(storage.max_size, 2 * len(storage) + _FEW)
+    device = getattr(storage, "device", None)
+    grown = torch.full((n,), -1, dtype=torch.int64, device=None if device == "auto" else device)
+    grown[: len(storage)] = 0
+    if stamps is not None:
+        grown[:n_known] = stamps
+    elif is_fixed:
+        grown.share_memory_()
+    setattr(storage, _SLOT_GENERATIONS, grown)
+    return grown
+
+
+def raise_slot_generations(storage: Storage, index: Tensor | None = None) -> None:
+    """Raise the stamps of slots that were written to, of all for None (``_slot_generations``).
+
+    Does nothing where nobody tracks them. Without it, see :func:`track_slot_generations`.
+    """
+    stamps: Tensor | None = slot_generations(storage)
     if stamps is None:
-        stamps = torch.full((storage.max_size,), -1, dtype=torch.int64, device=device)
-        stamps[: len(storage)] = 0
-        setattr(storage, _SLOT_GENERATIONS, stamps)
+        return
+    if index is None:
+        stamps[stamps >= 0] += 1
+        return
+    n_known = stamps.shape[0]
+    stamps = track_slot_generations(storage)
+    index = index.to(stamps.device)
+    if stamps.shape[0] > n_known:
+        index = index[index < n_known]  # the others are stamped as they were made
+    stamps.index_add_(0, index, torch.ones_like(index))
+
+
+def note_generations(index: Tensor, storage: Storage) -> Tensor:
+    """Have slots remember the stamps they have now, wherever that tensor is handed to.
+
+    TorchRL's buffers pass indices on as they are, and nothing beside them. Without it, nobody can
+    tell whether a late priority is for the row that was drawn last, or for one before it.
+
+    Returns:
+        The stamps, those of -1 meaning nothing.
+    """
+    stamps = track_slot_generations(storage).index_select(0, index.clamp(min=0))
+    set_noted_generations(index, stamps)
     return stamps
+
+
+def set_noted_generations(index: Tensor, stamps: Tensor) -> None:
+    """Have slots remember these stamps (``_slot_generations``).
+
+    Without it, as without the former, for some rows of a batch.
+    """
+    setattr(index, _SLOT_GENERATIONS, stamps)
+
+
+def noted_generations(index: Any) -> Tensor | None:
+    """Return what :func:`note_generations` noted (``_slot_generations``); None of other indices.
+
+    Without it, as without the former.
+    """
+    return getattr(index, _SLOT_GENERATIONS, None)
 
 
 def set_slot_generations(storage: Storage, generations: Any) -> None:
@@ -192,6 +351,15 @@ def write_cursor(writer: TensorDictRoundRobinWriter) -> int:
     return cursor
 
 
+def set_write_cursor(writer: TensorDictRoundRobinWriter, cursor: int) -> None:
+    """Set the slot that is written next (``RoundRobinWriter._cursor``).
+
+    Without it, a writer overwrites rows that others stored before there is need to, and a tensor
+    storage counts them twice.
+    """
+    writer._cursor = cursor
+
+
 def remaining_batches(part: Sampler | Writer) -> int | None:
     """Return how many batches are left of an epoch (``Sampler._remaining_batches``).
 
@@ -207,6 +375,35 @@ def set_remaining_batches(part: Sampler | Writer, remaining: int | None) -> None
         vars(part).pop(_REMAINING_BATCHES, None)
     else:
         setattr(part, _REMAINING_BATCHES, remaining)
+
+
+def stored_episodes(sampler: SliceSampler, storage: Storage) -> tuple[Tensor, Tensor]:
+    """Return where episodes begin and how long they are (``SliceSampler._get_stop_and_length``).
+
+    Without it, what TorchRL knows of ends, of trajectory numbers and of where a full storage is
+    being overwritten has to be worked out anew.
+    """
+    start, _, length = sampler._get_stop_and_length(storage)
+    return (start[:, 0] if storage.ndim == 1 else start), length
+
+
+def end_markers(
+    sampler: SliceSampler, storage: Storage, index: Any, length: Tensor
+) -> dict[Any, Tensor]:
+    """Return what marks the ends of slices, of these lengths (``SliceSampler._finalize_index``).
+
+    Without it, slices that are cut off look as if the episode went on into the next one.
+    """
+    _, info = sampler._finalize_index(
+        index=index[:, None] if isinstance(index, Tensor) else torch.stack(index, -1),
+        num_slices=length.shape[0],
+        seq_length=length,
+        target_seq_length=None,
+        mask_flat=None,
+        storage=storage,
+    )
+    markers: dict[Any, Tensor] = info
+    return markers
 
 
 # Buffers.
@@ -247,6 +444,14 @@ def write_lock(rb: ReplayBuffer) -> AbstractContextManager[Any]:
     return lock
 
 
+def set_write_lock(rb: ReplayBuffer, lock: AbstractContextManager[Any]) -> None:
+    """Set what keeps other processes from writing (``ReplayBuffer._write_lock``).
+
+    Without it, a process killed while it writes stops all others for ever.
+    """
+    rb._write_lock = lock
+
+
 def captured_prefetch(rb: ReplayBuffer) -> AbstractContextManager[dict[str, Any]]:
     """Hold a buffer still, with the batches it prefetched (``_capture_prefetch_state``).
 
@@ -268,6 +473,20 @@ def restore_prefetch(rb: ReplayBuffer, queue: tuple[Any, ...]) -> None:
     rb._clear_prefetch_queue_locked()
     state = {"version": 1, "capacity": prefetch_capacity(rb), "queue": queue}
     rb._restore_prefetch_queue_locked(state, clone_queue=False)
+
+
+def check_prefetch(rb: ReplayBuffer, queue: tuple[Any, ...]) -> None:
+    """Raise unless a buffer would take these prefetched batches (``_validate_prefetch_state``).
+
+    Without it, they are found wanting once everything else was restored.
+    """
+    rb._validate_prefetch_state({"version": 1, "capacity": prefetch_capacity(rb), "queue": queue})
+    for batch in queue:
+        is_pair = isinstance(batch, tuple) and len(batch) == 2
+        if not (is_pair and (isinstance(batch[1], dict) or is_tensor_collection(batch[1]))):
+            raise TypeError("a prefetched batch is no pair of rows and what is known of them")
+        if not is_tensor_collection(batch[0]) and not isinstance(batch[0], (Tensor, dict, tuple)):
+            raise TypeError("a prefetched batch has no rows")
 
 
 def prefetch_capacity(rb: ReplayBuffer) -> int:

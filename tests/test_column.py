@@ -5,8 +5,9 @@ import torch
 from tensordict import TensorDict
 from torchrl.data import LazyMemmapStorage, LazyTensorStorage, ListStorage
 
-from gfn_rb.column import KeyColumn, open_shared
+from gfn_rb.column import KeyColumn
 from gfn_rb.errors import KeyMismatchError, ShapeError
+from gfn_rb.storages import open_shared
 
 
 def storage_of(values, kind=LazyTensorStorage, capacity=32):
@@ -24,7 +25,13 @@ def write(storage, column, index, values):
     column.announce(storage, torch.tensor(index))
 
 
-@pytest.fixture(params=[LazyTensorStorage, LazyMemmapStorage])
+def in_place(storage, rows):
+    if isinstance(storage, ListStorage):
+        pytest.skip("what is done in place to a row of a list is not noticed")
+    storage._storage["log_reward"][rows].add_(1.0)
+
+
+@pytest.fixture(params=[LazyTensorStorage, LazyMemmapStorage, ListStorage])
 def watched(request):
     storage, column = storage_of([0.0] * 16, request.param), KeyColumn("log_reward")
     assert column.changed(storage) is None  # never looked before
@@ -52,12 +59,14 @@ def test_an_announcement_heard_twice_counts_once(watched):
     "change",
     [
         lambda s: s.set(torch.tensor([2]), rows([1.0])),
-        lambda s: s._storage["log_reward"].__setitem__(2, 1.0),
-        lambda s: s._storage["log_reward"][:4].add_(1.0),
-        lambda s: s._empty(),
+        lambda s: s.set(slice(2, 3), rows([1.0])),
+        lambda s: in_place(s, slice(2, 3)),
+        lambda s: in_place(s, slice(4)),
+        lambda s: s._empty() or s.set(torch.arange(4), rows([0.0] * 4)),
         lambda s: s.load_state_dict(s.state_dict()),
     ],
 )
+@pytest.mark.filterwarnings("ignore:Loading the storage on an uninitialized TensorDict")
 @pytest.mark.parametrize("announced", [False, True])
 def test_anything_else_may_have_changed_all(watched, change, announced):
     storage, column = watched
@@ -75,8 +84,9 @@ def test_many_announcements_are_not_worth_keeping(watched):
     assert column.changed(storage) is None
 
 
-def test_a_replaced_tensor_is_noticed(watched):
-    storage, column = watched
+def test_a_replaced_tensor_is_noticed():
+    storage, column = storage_of([0.0] * 16), KeyColumn("log_reward")
+    column.changed(storage)
     data = TensorDict({"log_reward": torch.full((32,), 7.0)}, [32])
     storage._storage = data
     assert column.changed(storage) is None
@@ -90,9 +100,35 @@ def test_pickling_forgets_what_was_seen(watched):
     assert again.changed(storage) is None
 
 
+def test_a_key_is_written_in_every_storage(watched):
+    storage, column = watched
+    index = torch.tensor([4, 2])
+    column.write(storage, index, torch.tensor([1.0, 2.0]))
+    column.announce(storage, index)
+    assert column.changed(storage).tolist() == [4, 2]
+    assert column.values(storage)[index].tolist() == [1.0, 2.0]
+    assert [storage.get(i)["log_reward"].item() for i in (4, 2)] == [1.0, 2.0]
+
+
+def test_few_rows_of_a_list_are_read_again(monkeypatch):
+    storage, column = storage_of([0.0] * 16, ListStorage, 4096), KeyColumn("log_reward")
+    column.values(storage)
+    read = []
+    get = storage.get
+    monkeypatch.setattr(storage, "get", lambda i: read.append(i) or get(i))
+    for first in range(16, 1000):  # as many announcements as are joined
+        write(storage, column, [first, 3], [1.0, float(first)])
+    assert column.values(storage).tolist() == [0.0] * 3 + [999.0] + [0.0] * 12 + [1.0] * 984
+    assert sorted(read) == [3, *range(16, 1000)]
+    storage.set(torch.tensor([5]), rows([2]).to(torch.float64))
+    assert column.values(storage)[5] == 2.0
+
+
 def test_unsuitable_storages():
-    with pytest.raises(ShapeError, match="got ListStorage"):
-        KeyColumn("log_reward").values(ListStorage(3))
+    storage = LazyTensorStorage(3, ndim=2)
+    storage.set(0, rows([0.0]))
+    with pytest.raises(ShapeError, match="ndim=1, got ndim=2"):
+        KeyColumn("log_reward").values(storage)
     with pytest.raises(KeyMismatchError, match=r"'reward' is not in the storage.*log_reward"):
         KeyColumn("reward").values(storage_of([1.0]))
 

@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 import torch
 from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
+from torchrl.data import ReplayBuffer
 from torchrl.envs.transforms import Transform
 
 from gfn_rb.containers import Trajectories, convert
@@ -26,6 +27,7 @@ from gfn_rb.keys import (
     STATE,
 )
 from gfn_rb.shapes import Shaped
+from gfn_rb.torchrl_compat import new_tensordict
 from gfn_rb.writers.features import Features, ObjectColumns, Unique
 
 StateForm = Literal["narrow", "rebuild"]
@@ -86,20 +88,27 @@ class CompactRows(Transform):
         )
 
     def _inv_call(self, tensordict: TensorDictBase) -> TensorDictBase:
-        batch_dims = tensordict.ndim
+        return self.packed(tensordict)
+
+    def packed(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Make rows compact.
+
+        Args:
+            tensordict: batch size [n] or []. It is left alone.
+
+        Raises:
+            ShapeError, KeyMismatchError, ArgumentError: they are not the environment's.
+        """
+        batch_dims, entries = tensordict.ndim, dict(tensordict.items())
         narrow = [
-            (column, column.narrowed(value, batch_dims))
+            (column.key, column.held_as, column.narrowed(value, batch_dims))
             for column in self._columns
-            if (value := _get(tensordict, column.key)) is not None
+            if (value := _get(entries, column.key)) is not None
         ]
         if self.states == "rebuild":
             self._require_rebuildable(tensordict if batch_dims else tensordict.unsqueeze(0))
-            del tensordict[STATE]
-        for column, value in narrow:
-            tensordict.set(column.held_as, value)
-            if column.held_as != column.key:
-                del tensordict[column.key]
-        return tensordict
+            del entries[STATE]
+        return _exchanged(tensordict, entries, narrow)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Make stored rows whole again.
@@ -110,12 +119,13 @@ class CompactRows(Transform):
         Returns:
             The columns and types that once came.
         """
-        rows = tensordict.copy()
-        for column in self._columns:
-            if (value := _get(rows, column.held_as)) is not None:
-                rows.set(column.key, column.restored(value))
-                if column.held_as != column.key:
-                    del rows[column.held_as]
+        entries = dict(tensordict.items())
+        whole = [
+            (column.held_as, column.key, column.restored(value))
+            for column in self._columns
+            if (value := _get(entries, column.held_as)) is not None
+        ]
+        rows = _exchanged(tensordict, entries, whole)
         if self.states == "rebuild":
             state = self._rebuilt(rows if rows.ndim else rows.unsqueeze(0))
             rows.set(STATE, state if rows.ndim else state[0])
@@ -161,13 +171,10 @@ class CompactRows(Transform):
                 "tell how it was come to, states='narrow' stores it"
             )
         trajectories = Trajectories.from_tensordict(rows)
-        state, action, length = trajectories.state, trajectories.action, trajectories.length
+        state, action = trajectories.state, trajectories.action
         self._env[0].check_state(state.flatten(0, 1))
-        if action.ndim != 2 or bool((length > action.shape[1]).any()):
-            raise ShapeError(
-                f"{ACTION!r} must have shape [n, T] with no {LENGTH!r} above T, got "
-                f"{list(action.shape)} with lengths up to {int(length.max()) if len(rows) else 0}"
-            )
+        if action.ndim != 2:
+            raise ShapeError(f"{ACTION!r} must have shape [n, T], got {list(action.shape)}")
         rebuilt = self._rebuilt(rows)
         if not torch.equal(rebuilt, state):
             row, step = (state != rebuilt).flatten(2).any(2).nonzero()[0].tolist()
@@ -196,6 +203,12 @@ class CompactRows(Transform):
         # The writer appends the condition itself.
         read = Features(source)
         return torch.cat([read(whole.exclude(CONDITION)) for whole in chunks])
+
+
+def compact_rows_of(rb: ReplayBuffer | None) -> CompactRows | None:
+    """Return what stores the rows of a buffer compactly, None if they are stored as they come."""
+    transforms = () if rb is None else rb.transform.modules()
+    return next((each for each in transforms if isinstance(each, CompactRows)), None)
 
 
 class _Column:
@@ -232,9 +245,7 @@ class _Column:
                 f"{self.key!r} must be {self.dtype} of shape {['...', *shape]}, as the environment "
                 f"has it, got {value.dtype} of shape {list(value.shape)}: nothing was written"
             )
-        # One pass, for amin of int64 is not vectorised. Of nothing there is no minimum.
-        low, high = torch.aminmax(value) if value.numel() else (self.low, self.high)
-        if int(low) < self.low or int(high) > self.high:
+        if not self._holds(value):
             wrong = value[(value < self.low) | (value > self.high)]
             raise ArgumentError(
                 f"{self.key!r} must be in [{self.low}, {self.high}], as the environment has it, to "
@@ -246,6 +257,15 @@ class _Column:
         size = value.shape[batch_dims:].numel()
         fits = (word for word in _WORDS if size * self.stored.itemsize % word.itemsize == 0)
         return narrow.reshape(*value.shape[:batch_dims], size).view(next(fits, self.stored))
+
+    def _holds(self, value: Tensor) -> bool:
+        if not value.numel():  # of nothing there is no minimum
+            return True
+        if value.is_cpu:  # where PyTorch's amin of int64 is not vectorised
+            numbers = value.detach().numpy()
+            return bool(numbers.min() >= self.low and numbers.max() <= self.high)
+        low, high = torch.aminmax(value)
+        return int(low) >= self.low and int(high) <= self.high
 
     def restored(self, value: Tensor) -> Tensor:
         """Return the numbers as they came."""
@@ -266,9 +286,31 @@ def _columns(env: GFNCore) -> Iterator[_Column]:
             yield _Column(key, held_as, env.state_dtype, env.state_range, env.state_shape)
 
 
-def _get(rows: TensorDictBase, key: NestedKey) -> Tensor | None:
-    """Return a column; a lookup of what lies deeper is slow where there is nothing."""
-    if isinstance(key, tuple) and NEXT not in rows.keys():  # noqa: SIM118
-        return None
-    value: Tensor | None = rows.get(key, None)
+def _exchanged(
+    rows: TensorDictBase,
+    entries: dict[str, Any],
+    columns: list[tuple[NestedKey, NestedKey, Tensor]],
+) -> TensorDictBase:
+    """Return rows with some columns in the place of others, and leave those that came alone.
+
+    Args:
+        rows: the rows.
+        entries: those of their entries that are kept, or replaced.
+        columns: the key of each column to leave out, that of what takes its place, and this.
+    """
+    if NEXT in entries:
+        entries[NEXT] = entries[NEXT].copy()
+    for old, new, value in columns:
+        inside = entries if isinstance(old, str) else entries[NEXT]
+        del inside[old if isinstance(old, str) else old[1]]
+        inside[new if isinstance(new, str) else new[1]] = value
+    return new_tensordict(entries, rows.batch_size, rows.device)
+
+
+def _get(entries: dict[str, Any], key: NestedKey) -> Tensor | None:
+    """Return a column, of which those of two names lie in what follows a step."""
+    if isinstance(key, str):
+        return entries.get(key)
+    after = entries.get(NEXT)
+    value: Tensor | None = None if after is None else after.get(key[1], None)
     return value

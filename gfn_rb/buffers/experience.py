@@ -14,6 +14,7 @@ from tensordict import NestedKey, TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.data import LazyMemmapStorage, LazyTensorStorage, TensorDictReplayBuffer
 
+from gfn_rb.arguments import as_count, as_device, require_kind
 from gfn_rb.buffers.presets import fifo_buffer
 from gfn_rb.checkpoint import load_checkpoint, load_state, save_checkpoint
 from gfn_rb.errors import (
@@ -72,11 +73,12 @@ class ExperienceMemory:
         *,
         generator: torch.Generator | None = None,
     ) -> None:
-        self.device = torch.device(device)
-        self.storing_device = torch.device(storing_device)
+        self.device = as_device("device", device)
+        self.storing_device = as_device("storing_device", storing_device)
+        require_kind("generator", generator, torch.Generator, lambda value: value is None)
         self.print_gc_warning = print_gc_warning
         self._generator = generator
-        self.reset(buffer_size)
+        self.reset(as_count("buffer_size", buffer_size))
 
     def reset(self, buffer_size: int | None = None) -> None:
         """Forget all experiences, and the epochs begun.
@@ -139,7 +141,7 @@ class ExperienceMemory:
             ArgumentError: ``batch_size`` below 1.
             EmptyBufferError: nothing is stored.
         """
-        _require_positive("batch_size", batch_size)
+        as_count("batch_size", batch_size)
         self._require_some(f"draw {batch_size} experiences")
         rows: TensorDictBase = self.memory.sample(batch_size).to(self.device)
         return rows
@@ -217,8 +219,8 @@ class ExperienceMemory:
             ArgumentError: ``batch_size`` or ``n_epochs`` below 1.
             EmptyBufferError: nothing is stored.
         """
-        _require_positive("batch_size", batch_size)
-        _require_positive("n_epochs", n_epochs)
+        as_count("batch_size", batch_size)
+        as_count("n_epochs", n_epochs)
         self._require_some("create an epoch iterator")
         # Orders are drawn as epochs begin, of as many places as there are now.
         n, generator = len(self), self._generator
@@ -247,7 +249,7 @@ class ExperienceMemory:
         Raises:
             ArgumentError: ``batch_size`` below 1.
         """
-        _require_positive("batch_size", batch_size)
+        as_count("batch_size", batch_size)
         return -(-len(self) // batch_size)
 
     def get_steps_and_iterator(
@@ -309,7 +311,7 @@ class ExperienceMemory:
     # Within.
 
     def _made(self, buffer_size: int) -> TensorDictReplayBuffer:
-        _require_positive("buffer_size", buffer_size)
+        as_count("buffer_size", buffer_size)
         kind = LazyMemmapStorage if self.storing_device.type == "cpu" else LazyTensorStorage
         return fifo_buffer(
             buffer_size,
@@ -358,11 +360,6 @@ def _tensordict(data: Any) -> TensorDictBase:
     if isinstance(data, Mapping):
         return TensorDict(dict(data))
     raise ArgumentError(f"experiences must come in a TensorDict, got a {type(data).__name__}")
-
-
-def _require_positive(name: str, value: int) -> None:
-    if value < 1:
-        raise ArgumentError(f"{name} must be at least 1, got {value}")
 
 
 def _file(path: str | PathLike[str]) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -11,15 +11,28 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.data import ReplayBuffer, ReplayBufferEnsemble, TensorDictReplayBuffer
-from torchrl.data.replay_buffers.samplers import SamplerEnsemble
+from torchrl.data.replay_buffers.samplers import Sampler, SamplerEnsemble
 from torchrl.envs.transforms import Transform
 
+from gfn_rb.arguments import as_count, require_kind
+from gfn_rb.buffers.flow import summed
 from gfn_rb.buffers.merged_sampler import MergedSampler, Shares, chosen_members
+from gfn_rb.buffers.paced import PacedReplayBuffer
 from gfn_rb.containers.convert import joined, require_alike
 from gfn_rb.errors import ArgumentError, ShapeError
 from gfn_rb.keys import BUFFER_ID, BUFFER_IDS, DRAW_LOG_PROB, INDEX
 from gfn_rb.numerics.weighted_union import Groups
-from gfn_rb.torchrl_compat import member_samplers, replay_lock, set_ensemble_generator, write_lock
+from gfn_rb.sharing import WriteLock
+from gfn_rb.torchrl_compat import (
+    member_samplers,
+    noted_generations,
+    outside_graph,
+    replay_lock,
+    set_ensemble_generator,
+    set_noted_generations,
+    set_write_lock,
+    write_lock,
+)
 
 _TAGS = (INDEX, BUFFER_ID, DRAW_LOG_PROB)
 
@@ -32,6 +45,8 @@ class MergedReplayBuffer(ReplayBufferEnsemble):
     their draws. Empty members are passed over. Trajectories are padded to the longest in the
     batch. Each row is tagged with ``buffer_id``, the number of its member, and ``index``, its
     place in there; ``draw_log_prob`` is the log-probability of its draw, where that is defined.
+    Rows are of the members' type; tensors and tensorclasses have no room for tags, which
+    ``sample(return_info=True)`` gives beside them.
 
     With ``p="mass"``, the members need a :class:`~gfn_rb.SoftmaxRewardSampler` each, of one key,
     temperature and replacement; the batch is then drawn from the softmax over all their rows.
@@ -84,6 +99,10 @@ class MergedReplayBuffer(ReplayBufferEnsemble):
         **kwargs: Any,
     ) -> None:
         _require_members(members, kwargs)
+        for name, value in (("batch_size", batch_size), ("num_buffer_sampled", num_buffer_sampled)):
+            if value is not None:
+                as_count(name, value)
+        require_kind("generator", generator, torch.Generator, lambda value: value is None)
         self._stacks = sample_from_all or num_buffer_sampled is not None
         if self._stacks and isinstance(p, str):
             raise ArgumentError(
@@ -103,6 +122,8 @@ class MergedReplayBuffer(ReplayBufferEnsemble):
             generator=generator,
             **kwargs,
         )
+        if self.shared:
+            set_write_lock(self, WriteLock())
 
     def set_rng(self, generator: torch.Generator | None) -> None:
         """Draw with a generator from now on, and have the members do so.
@@ -119,6 +140,31 @@ class MergedReplayBuffer(ReplayBufferEnsemble):
             for member in self._rbs:
                 member.set_rng(generator)
 
+    def set_sampler(self, sampler: Sampler) -> SamplerEnsemble:
+        """Draw with another sampler of all members from now on.
+
+        Args:
+            sampler: a :class:`~gfn_rb.buffers.merged_sampler.MergedSampler` with one sampler for
+                each member; a ``SamplerEnsemble`` where batches are stacked.
+
+        Returns:
+            The former one.
+
+        Raises:
+            ArgumentError: another kind, or for another number of members.
+        """
+        kind = SamplerEnsemble if self._stacks else MergedSampler
+        k, came = len(self._rbs), type(sampler).__name__
+        fits = isinstance(sampler, kind) and isinstance(sampler, MergedSampler) != self._stacks
+        n = len(member_samplers(sampler)) if fits else 0
+        if n != k:
+            came += f" of {n}" if fits else ""
+            raise ArgumentError(f"sampler must be a {kind.__name__} of {k} samplers, got {came}")
+        former: SamplerEnsemble = super().set_sampler(sampler)
+        if self._rng is not None:
+            super().set_rng(self._rng)
+        return former
+
     def _maybe_make_sampler(self, sampler: Any) -> SamplerEnsemble:
         ensemble: SamplerEnsemble = super()._maybe_make_sampler(sampler)
         return (
@@ -127,6 +173,7 @@ class MergedReplayBuffer(ReplayBufferEnsemble):
 
     # Sampling.
 
+    @outside_graph
     def _sample(self, batch_size: int) -> tuple[Any, Any]:
         if self._stacks or self._sampler.stacks(self._storage):
             return self._stacked(batch_size)
@@ -135,8 +182,9 @@ class MergedReplayBuffer(ReplayBufferEnsemble):
             rows = self._rows(drawn)
         rows = _transformed(self._transform, rows)
         info = {INDEX: drawn[INDEX], BUFFER_ID: drawn[BUFFER_IDS], **known}
-        for key, value in info.items():
-            rows.set(key, value)
+        if isinstance(rows, TensorDictBase):
+            for key, value in info.items():
+                rows.set(key, value)
         return (rows.pin_memory() if self._pin_memory else rows), info
 
     def _stacked(self, batch_size: int) -> tuple[Any, Any]:
@@ -160,26 +208,37 @@ class MergedReplayBuffer(ReplayBufferEnsemble):
                 stack.enter_context(write_lock(rb))
             yield
 
-    def _rows(self, drawn: TensorDictBase) -> TensorDictBase:
+    def _rows(self, drawn: TensorDictBase) -> Any:
         groups = Groups(drawn[BUFFER_IDS], len(self._rbs))
         parts = enumerate(groups.split(drawn[INDEX]))
         batches = {i: self._rows_of(i, index) for i, index in parts if index.shape[0]}
         members, listed = [*batches], [*batches.values()]
         if self._join is not None:
             return self._join(listed)[groups.rank]
-        return joined(listed, members, groups.order)
+        return _joined(listed, members, groups)
 
-    def _rows_of(self, member: int, index: Tensor) -> TensorDictBase:
+    def _rows_of(self, member: int, index: Tensor) -> Any:
         rb = self._rbs[member]
         rows = _transformed(rb.transform, self._collate_fns[member](rb.storage.get(index)))
-        if rows.batch_size[:1] != index.shape:
+        shape = rows.shape  # of a TensorDict or a tensorclass: the batch size
+        if shape[:1] != index.shape:
             raise ShapeError(
-                f"member {member} must give one row per item, got batch size "
-                f"{list(rows.batch_size)} for {index.shape[0]} items: do its transforms keep rows?"
+                f"member {member} must give one row per item, got batch size {list(shape)} for "
+                f"{index.shape[0]} items: do its transforms keep rows?"
             )
-        return rows.exclude(*_TAGS)
+        if isinstance(rb, PacedReplayBuffer):
+            rb.count_drawn(rows)
+        return rows.exclude(*_TAGS) if isinstance(rows, TensorDictBase) else rows
 
     # Members.
+
+    def stats(self) -> dict[str, int | float | bool]:
+        """Return what the ensemble does, and the sums of what members that presets made know.
+
+        What is drawn counts at the member that it comes from, and waits for no rate limiter.
+        """
+        counts = [rb.counts for rb in self._rbs if isinstance(rb, PacedReplayBuffer)]
+        return {**super().stats(), **summed(counts)}
 
     def update_tensordict_priority(self, data: TensorDictBase) -> None:
         """Have the members take up the priorities of rows that were drawn from them.
@@ -195,10 +254,13 @@ class MergedReplayBuffer(ReplayBufferEnsemble):
         """
         if data.ndim != 1:
             raise ShapeError(f"data must have batch size [n], got {list(data.batch_size)}")
-        member = data.get(BUFFER_ID)
+        member, noted = data.get(BUFFER_ID), noted_generations(data.get(INDEX))
         for i in member.unique().tolist():
             if isinstance(self._rbs[i], TensorDictReplayBuffer):
-                self._rbs[i].update_tensordict_priority(data[member == i])
+                rows = data[member == i]
+                if noted is not None:  # which only the whole batch remembers
+                    set_noted_generations(rows.get(INDEX), noted[member == i])
+                self._rbs[i].update_tensordict_priority(rows)
 
     def __getitem__(self, index: Any) -> Any:
         whole = isinstance(index, slice) and index == slice(None)
@@ -225,12 +287,26 @@ class MergedReplayBuffer(ReplayBufferEnsemble):
         return super().__repr__().replace(ReplayBufferEnsemble.__name__, name, 1)
 
 
-def _transformed(transform: Any, rows: TensorDictBase) -> TensorDictBase:
+def _transformed(transform: Any, rows: Any) -> Any:
     if not len(transform):
         return rows
-    with rows.unlock_():
-        changed: TensorDictBase = transform(rows)
-    return changed
+    with rows.unlock_() if isinstance(rows, TensorDictBase) else nullcontext():
+        return transform(rows)
+
+
+def _joined(batches: Sequence[Any], members: Sequence[int], groups: Groups) -> Any:
+    """Return one batch of the rows of several, of their type."""
+    kinds = {TensorDictBase if isinstance(each, TensorDictBase) else type(each) for each in batches}
+    if len(kinds) > 1:
+        names = sorted(kind.__name__ for kind in kinds)
+        raise ShapeError(f"members must give rows of one type, got {names}")
+    first = batches[0]
+    if isinstance(first, TensorDictBase):
+        return joined(batches, members, groups.order)
+    if isinstance(first, Tensor):
+        return torch.cat([*batches])[groups.rank]
+    fields = joined([each.to_tensordict() for each in batches], members, groups.order)
+    return type(first).from_tensordict(fields)
 
 
 def _require_members(members: Sequence[Any], kwargs: dict[str, Any]) -> None:

@@ -24,7 +24,14 @@ from gfn_rb.errors import (
 from gfn_rb.keys import BUFFER_IDS, DRAW_LOG_PROB, INDEX, LOG_REWARD
 from gfn_rb.numerics.weighted_union import Groups, WeightedUnion, categorical
 from gfn_rb.samplers import SoftmaxRewardSampler
-from gfn_rb.torchrl_compat import all_slots, member_storages, set_ensemble_generator
+from gfn_rb.torchrl_compat import (
+    UNKNOWN_GENERATION,
+    all_slots,
+    member_storages,
+    noted_generations,
+    set_ensemble_generator,
+    set_noted_generations,
+)
 
 Shares = Literal["mass", "size"] | Sequence[float | int] | Tensor | None
 RowsOfMembers = tuple[TensorDictBase, Any]
@@ -170,7 +177,15 @@ class MergedSampler(SamplerEnsemble):
         if DRAW_LOG_PROB in info:
             within = info[DRAW_LOG_PROB]
             info[DRAW_LOG_PROB] = within + torch.log(share / share.sum())[member].to(within)
-        return _rows_of_members(member, groups.join([index.to(member) for index, _ in drawn]), info)
+        row = groups.join([index.to(member) for index, _ in drawn])
+        noted = [noted_generations(index) for index, _ in drawn]
+        if any(each is not None for each in noted):
+            stamps = [
+                torch.full_like(index, UNKNOWN_GENERATION) if each is None else each
+                for each, (index, _) in zip(noted, drawn, strict=True)
+            ]
+            set_noted_generations(row, groups.join([each.to(member) for each in stamps]))
+        return _rows_of_members(member, row, info)
 
     def _weights(self, storages: Sequence[Storage]) -> Tensor:
         """Return the members' shares, zero for empty ones."""
@@ -290,7 +305,10 @@ def _stored_keys(storage: Storage) -> set[NestedKey]:
 
 
 def _shares(weights: Sequence[float | int] | Tensor, k: int) -> Tensor:
-    share = torch.as_tensor(weights, dtype=torch.float64)
+    try:
+        share = torch.as_tensor(weights, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError):
+        raise ArgumentError(f"p must hold numbers, got {weights!r:.80}") from None
     if share.shape != (k,):
         raise ArgumentError(f"p must hold one weight for each of {k} members, got {weights!r}")
     if not bool((share >= 0).all() and share.sum() > 0 and share.isfinite().all()):

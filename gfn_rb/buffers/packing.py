@@ -11,7 +11,7 @@ from torchrl.envs.transforms import Transform
 
 from gfn_rb import keys
 from gfn_rb.containers import Trajectories
-from gfn_rb.containers.rollouts import require_rollout
+from gfn_rb.containers.rollouts import first_steps, require_rollout
 from gfn_rb.envs.core import GFNCore
 from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
 from gfn_rb.shapes import Bool, Int64
@@ -28,6 +28,7 @@ _FIELDS = (
     keys.NEXT_DONE,
     keys.NEXT_TERMINATED,
     keys.NEXT_LOG_REWARD,
+    keys.NEXT_POLICY_VERSION,
     _IDS,
 )
 
@@ -37,7 +38,8 @@ class PackTrajectories(Transform):
 
     A collector of TorchRL hands over a number of steps at a time, whatever episodes they belong to.
     This puts each episode's steps together by their ``("collector", "traj_ids")`` and gives the
-    fields of :class:`~gfn_rb.Trajectories` for those that have terminated. The steps of the others
+    fields of :class:`~gfn_rb.Trajectories` for those that have terminated, and the
+    ``policy_version`` of their first action where the collector tracks it. The steps of the others
     are kept until later batches complete them, so no episode is lost or cut, wherever batches end.
 
     Used as a buffer's transform it packs on the way in: ``replay_buffer=rb`` then fills ``rb`` with
@@ -97,10 +99,14 @@ class PackTrajectories(Transform):
             episodes = self._open.followed_by(episodes)
         _check_continuity(episodes.frames)
         is_over, waited = episodes.state()
-        packed = Trajectories.from_rollout(episodes.frames[is_over], self._source.to(waited.device))
+        frames, source = episodes.frames[is_over], self._source.to(waited.device)
+        packed = Trajectories.from_rollout(frames, source).to_tensordict()
         is_open = ~is_over & (waited <= self.patience)
         self._open = _OpenEpisodes(episodes.frames[is_open], waited[is_open])
-        return packed.to_tensordict()
+        version = frames.get(keys.NEXT_POLICY_VERSION, None)
+        if version is not None:
+            packed.set(keys.POLICY_VERSION, version[first_steps(frames, source)])
+        return packed
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the episodes under way: a copy serves another collector."""

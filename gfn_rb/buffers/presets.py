@@ -22,7 +22,9 @@ from torchrl.data.replay_buffers.storages import Storage
 from torchrl.data.replay_buffers.writers import Writer
 from torchrl.envs.transforms import ExcludeTransform, Transform
 
+from gfn_rb.arguments import as_count, as_device, require_flag, require_kind
 from gfn_rb.buffers.compact import CompactRows, StateForm
+from gfn_rb.buffers.paced import PacedReplayBuffer
 from gfn_rb.buffers.transforms import (
     KeepStates,
     KeepTerminatingStates,
@@ -37,6 +39,7 @@ from gfn_rb.samplers.base import Replacement
 from gfn_rb.writers import DiversityWriter, FIFOWriter, RewardPrioritizedWriter
 from gfn_rb.writers.diversity import Near, When
 from gfn_rb.writers.features import Unique
+from gfn_rb.writers.fifo import UniqueFIFOWriter
 from gfn_rb.writers.reward import OnDuplicate, Tie
 
 _STALE = (LOG_PROB, ESTIMATOR_OUTPUT)
@@ -149,8 +152,24 @@ def fifo_buffer(
         **options: see :func:`build`.
     """
     sampler = RandomSampler() if sampler is None else sampler
-    writer: Writer = FIFOWriter(unique, on_duplicate)
+    writer = recent_writer(unique, on_duplicate, options.get("max_age"))
     return build(capacity, writer, sampler, _on_insertion(max_length, keep), **options)
+
+
+def recent_writer(
+    unique: Unique = None, on_duplicate: OnDuplicate = "refresh", max_age: int | None = None
+) -> Writer:
+    """Return a writer that keeps the newest items.
+
+    Args:
+        unique: see :class:`~gfn_rb.FIFOWriter`.
+        on_duplicate: likewise.
+        max_age: of the buffer. Rows of any age are then dropped, for which no slot may stand for
+            another's age.
+    """
+    kind = FIFOWriter if max_age is None else UniqueFIFOWriter
+    writer: Writer = kind(unique, on_duplicate)
+    return writer
 
 
 def terminating_state_buffer(
@@ -215,6 +234,7 @@ def transition_buffer(
         keep: ``["log_prob"]`` to store it, see :func:`reward_prioritized_buffer`.
         **options: see :func:`build`; ``compact="narrow"`` alone, as there are no paths.
     """
+    require_kind("keep", keep, list, lambda value: isinstance(value, Sequence))
     rows = KeepTransitions(_dropped(keep, (LOG_PROB,)))
     return _row_buffer(capacity, writer, sampler, rows, **options)
 
@@ -267,22 +287,25 @@ def build(
         env: the environment that rows are of.
         transform: of the user: the first on the way in, the last on the way out.
         **buffer_kwargs: for ``TensorDictReplayBuffer``: ``batch_size``, ``prefetch``,
-            ``generator``, ``shared``, ...
+            ``generator``, ``shared``, ...; and ``rate_limiter`` and ``max_age``, see
+            :class:`~gfn_rb.buffers.paced.PacedReplayBuffer`.
 
     Raises:
         ArgumentError: the capacity is below 1, or the storage is of another.
     """
-    if capacity < 1:
-        raise ArgumentError(f"capacity must be at least 1, got {capacity}")
+    capacity = as_count("capacity", capacity)
+    require_kind("writer", writer, Writer, callable)
+    require_kind("sampler", sampler, Sampler, callable)
+    require_kind("storage", storage, Storage, lambda value: value is None)
+    require_kind("transform", transform, Transform, lambda v: v is None or callable(v))
+    _check_options(buffer_kwargs)
+    device = as_device("device", device)
     if storage is None:
         storage = LazyTensorStorage(capacity, device=device)
     if storage.max_size != capacity:
         raise ArgumentError(
             f"storage must hold capacity={capacity} rows, got one of {storage.max_size}"
         )
-    buffer = TensorDictReplayBuffer(
-        storage=storage, writer=writer, sampler=sampler, **buffer_kwargs
-    )
     # Inverse transforms run from the last to the first: the user's come first on the way in.
     on_insertion = [*([] if transform is None else [transform]), *transforms]
     if compact is not None:
@@ -294,9 +317,24 @@ def build(
             writer.measure(rows.features(writer.features))
         elif isinstance(writer, RewardPrioritizedWriter) and writer.unique is not None:
             writer.identify(rows.identity(writer.unique))
-    for each in reversed(on_insertion):
-        buffer.append_transform(each)
-    return buffer
+    return PacedReplayBuffer(
+        storage=storage,
+        writer=writer,
+        sampler=sampler,
+        transform=on_insertion[::-1],
+        **buffer_kwargs,
+    )
+
+
+def _check_options(options: dict[str, Any]) -> None:
+    batch_size, prefetch = options.get("batch_size"), options.get("prefetch")
+    if batch_size is not None:
+        as_count("batch_size", batch_size)
+    if prefetch is not None and as_count("prefetch", prefetch, 0) and batch_size is None:
+        raise ArgumentError(f"prefetch must be 0 without a batch_size, got {prefetch}")
+    generator = options.get("generator")
+    require_kind("generator", generator, torch.Generator, lambda value: value is None)
+    require_flag("shared", options.get("shared", False))
 
 
 def _row_buffer(
@@ -325,12 +363,15 @@ def stale_entries(keep: Sequence[str]) -> tuple[str, ...]:
     Raises:
         ArgumentError: they are others.
     """
+    require_kind("keep", keep, list, lambda value: isinstance(value, Sequence))
     return (INDEX, *_dropped(keep, _STALE))
 
 
 def _on_insertion(max_length: int | None, keep: Sequence[str]) -> list[Transform]:
     dropped = ExcludeTransform(*stale_entries(keep), inverse=True)
-    return [dropped] if max_length is None else [dropped, PadTrajectories(max_length)]
+    if max_length is None:
+        return [dropped]
+    return [dropped, PadTrajectories(as_count("max_length", max_length))]
 
 
 def _dropped(keep: Sequence[str], stale: tuple[str, ...]) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ from gfn_rb.keys import (
     LOG_PROB,
     LOG_REWARD,
     NEXT,
+    POLICY_VERSION,
     STATE,
 )
 from gfn_rb.shapes import Bool, Int64
@@ -94,10 +95,12 @@ class KeepTerminatingStates(RowTransform):
         self, regenerate: Callable[[TensorDictBase], TensorDictBase] | None = None
     ) -> None:
         super().__init__()
+        if regenerate is not None and not callable(regenerate):
+            raise ArgumentError(f"regenerate must be a callable or None, got {regenerate!r:.80}")
         self.regenerate = regenerate
 
     def _stored(self, rows: TensorDictBase) -> TensorDictBase:
-        kept = rows.select(STATE, LOG_REWARD, CONDITION, strict=False)
+        kept = rows.select(STATE, LOG_REWARD, CONDITION, POLICY_VERSION, strict=False)
         if are_trajectories(rows):
             kept.set(STATE, Trajectories.from_tensordict(rows).terminating_states)
         else:
@@ -109,8 +112,9 @@ class KeepTerminatingStates(RowTransform):
         if self.regenerate is None:
             return tensordict
         if tensordict.ndim == 0:  # a single item, as rb[0]
-            return self.regenerate(tensordict.unsqueeze(0))[0]
-        return self.regenerate(tensordict)
+            return self.forward(tensordict.unsqueeze(0))[0]
+        version, made = tensordict.get(POLICY_VERSION, None), self.regenerate(tensordict)
+        return made if version is None else made.set(POLICY_VERSION, version)
 
 
 class KeepRows(RowTransform):
@@ -139,16 +143,20 @@ class KeepRows(RowTransform):
         return super()._inv_call(tensordict)
 
     def _stored(self, rows: TensorDictBase) -> TensorDict:
+        version = rows.get(POLICY_VERSION, None)
         if are_trajectories(rows):
             trajectories = Trajectories.from_tensordict(rows)
             kept, length = self._split(trajectories), trajectories.length
             episode = torch.arange(len(length), device=length.device).repeat_interleave(length)
-            return self._stamped(kept, episode, trajectories.log_reward)
+            td = self._stamped(kept, episode, trajectories.log_reward)
+            return td if version is None else td.set(POLICY_VERSION, version[episode])
         kept, is_backward = self._read(rows)
         if {EPISODE, EPISODE_LOG_REWARD} <= set(rows.keys()):
-            return kept.to_tensordict().update(rows.select(EPISODE, EPISODE_LOG_REWARD))
-        episode = _episodes(kept.is_terminating, is_backward)
-        return self._stamped(kept, episode, kept.log_reward[kept.is_terminating])
+            td = kept.to_tensordict().update(rows.select(EPISODE, EPISODE_LOG_REWARD))
+        else:
+            episode = _episodes(kept.is_terminating, is_backward)
+            td = self._stamped(kept, episode, kept.log_reward[kept.is_terminating])
+        return td if version is None else td.set(POLICY_VERSION, version)
 
     def _stamped(self, rows: Rows, episode: Int64[Tensor, "m"], log_reward: Tensor) -> TensorDict:
         td = rows.to_tensordict()

@@ -76,6 +76,7 @@ class Container:
         Raises:
             KeyMismatchError: If a required field is missing or stands under its plural.
             ShapeError: If a batch size, shape or dtype is not the table's.
+            ArgumentError: If a trajectory has no action, or more than there is room for.
         """
         if td.batch_dims != 1:
             raise ShapeError(

@@ -14,10 +14,30 @@ from torch import Tensor
 from gfn_rb import keys
 from gfn_rb.containers.fields import Columns, assemble
 from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
-from gfn_rb.shapes import Bool, Int64, Shaped
+from gfn_rb.shapes import Bool, Int64, Rows, Shaped
+from gfn_rb.torchrl_compat import assert_on_device
 
 _TRAJECTORY = {keys.STATE, keys.ACTION, keys.LENGTH}
 _STEP_FILL = {keys.ACTION: -1, keys.LOG_PROB: 0, keys.ESTIMATOR_OUTPUT: 0}
+
+
+def require_lengths(length: Int64[Tensor, "n"], n_steps: int) -> None:
+    """Raise unless each trajectory has as many actions as there is room for, and at least one.
+
+    On CUDA the device raises, so as not to wait for it.
+
+    Raises:
+        ArgumentError: A length is outside 1 to ``n_steps``.
+    """
+    if length.is_cuda:
+        fits = ((length >= 1) & (length <= n_steps)).all()
+        assert_on_device(fits, f"length must be 1 to {n_steps} in every row")
+    elif len(length):
+        shortest, longest = (int(bound) for bound in length.aminmax())
+        if not 1 <= shortest <= longest <= n_steps:
+            raise ArgumentError(
+                f"length must be 1 to {n_steps} in every row, got {shortest} to {longest}"
+            )
 
 
 def real_steps(td: TensorDictBase) -> Bool[Tensor, "n T"]:
@@ -26,13 +46,13 @@ def real_steps(td: TensorDictBase) -> Bool[Tensor, "n T"]:
     return steps < td.get(keys.LENGTH)[:, None]
 
 
-def direction(td: TensorDictBase) -> Int64[Tensor, "n"]:
+def direction(td: Rows) -> Int64[Tensor, "n"]:
     """Give 1 for each backward row and 0 for each forward row."""
     length, is_backward = td.get(keys.LENGTH), td.get(keys.IS_BACKWARD, None)
     return torch.zeros_like(length) if is_backward is None else is_backward.long()
 
 
-def exit_step(td: TensorDictBase) -> Int64[Tensor, "n"]:
+def exit_step(td: Rows) -> Int64[Tensor, "n"]:
     """Find the step between x and the sink: a row's last forward, its first backward."""
     return (td.get(keys.LENGTH) - 1) * (1 - direction(td))
 

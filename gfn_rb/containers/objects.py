@@ -21,7 +21,7 @@ from gfn_rb.keys import (
     STATE,
 )
 from gfn_rb.numerics.near.hashing import equal_bits
-from gfn_rb.shapes import Bool, Int64, Shaped
+from gfn_rb.shapes import Bool, Int64, Rows, Shaped
 
 _IN_NUMPY = {
     *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
@@ -60,7 +60,7 @@ def object_keys(rows: TensorDictBase, at: Int64[Tensor, "m"] | None = None) -> O
     return [key if is_whole else None for key, is_whole in zip(keys, whole.tolist(), strict=True)]
 
 
-def object_columns(rows: TensorDictBase) -> Int64[Tensor, "n d"]:
+def object_columns(rows: Rows) -> Int64[Tensor, "n d"]:
     """Return integers that are equal in two rows exactly if these stand for the same object.
 
     What :func:`object_keys` returns as bytes, on the device of the rows.
@@ -84,6 +84,23 @@ def object_columns(rows: TensorDictBase) -> Int64[Tensor, "n d"]:
             f"rows must stand for objects, got {int((~whole).sum())} of {len(rows)} that are "
             "visited states: expected terminating ones"
         )
+    return _columns(rows, state)
+
+
+def state_columns(rows: Rows) -> Int64[Tensor, "n d"] | None:
+    """Return what :func:`object_columns` does, of visited states too; None for transitions.
+
+    Args:
+        rows: any kind of items, batch size [n].
+
+    Raises:
+        KeyMismatchError, ShapeError, ArgumentError: see :func:`terminating_states`.
+    """
+    states = terminating_states(rows)
+    return None if states is None else _columns(rows, states[0])
+
+
+def _columns(rows: Rows, state: Tensor) -> Int64[Tensor, "n d"]:
     condition = rows.get(CONDITION, None)
     if condition is None:
         return equal_bits(state)
@@ -91,7 +108,7 @@ def object_columns(rows: TensorDictBase) -> Int64[Tensor, "n d"]:
 
 
 def terminating_states(
-    rows: TensorDictBase, at: Int64[Tensor, "m"] | None = None
+    rows: Rows, at: Int64[Tensor, "m"] | None = None
 ) -> tuple[Shaped[Tensor, "m *S"], Bool[Tensor, "m"] | None] | None:
     """Return the terminating state of each row, and which rows stand for a whole object.
 
@@ -153,9 +170,7 @@ def reduce_to_states(rows: TensorDictBase) -> TensorDictBase:
     return reduced if bool(whole.all()) else reduced[whole]
 
 
-def _exit_states(
-    rows: TensorDictBase, at: Tensor | None, are_directed: bool
-) -> Shaped[Tensor, "m *S"]:
+def _exit_states(rows: Rows, at: Tensor | None, are_directed: bool) -> Shaped[Tensor, "m *S"]:
     """Return the last state before the sink, which of a backward row is its second."""
     state = rows.get(STATE).detach()
     room, step = state.shape[1], _one_per_row(rows, LENGTH, at).cpu().numpy() - 1
@@ -171,7 +186,7 @@ def _exit_states(
     return state[torch.from_numpy(row).to(state.device), torch.from_numpy(step).to(state.device)]
 
 
-def _one_per_row(rows: TensorDictBase, key: str, at: Tensor | None) -> Shaped[Tensor, "m"]:
+def _one_per_row(rows: Rows, key: str, at: Tensor | None) -> Shaped[Tensor, "m"]:
     """Return an entry of shape [n] or [n, 1], which numpy would broadcast against [n]."""
     value = rows.get(key)
     if value.numel() != len(rows):

@@ -68,6 +68,17 @@ def trajectories_of(rollout: TensorDictBase, source_state: Tensor | None = None)
     return values
 
 
+def first_steps(rollout: TensorDictBase, source_state: Tensor | None = None) -> Int64[Tensor, "k"]:
+    """Return where the episodes begin that :func:`trajectories_of` returns, in flat positions.
+
+    Args:
+        rollout: likewise.
+        source_state: likewise.
+    """
+    starts, ends = _episodes(rollout)
+    return _complete(starts, ends, _flat(rollout, keys.STATE), source_state)[0]
+
+
 def rollout_of(td: TensorDictBase) -> TensorDict:
     """Lay forward trajectories out as TorchRL lays out a rollout split into episodes.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
@@ -9,10 +11,12 @@ from torch import Tensor
 from gfn_rb import keys
 from gfn_rb.containers import convert, rollouts
 from gfn_rb.containers.base import Container
-from gfn_rb.containers.fields import ANY, BOOL, FLOATING, INT64, SIGNED, field
+from gfn_rb.containers.fields import ANY, BOOL, FLOATING, INT64, SIGNED, Values, field
 from gfn_rb.containers.steps import States, Transitions
 from gfn_rb.errors import ArgumentError
 from gfn_rb.shapes import Bool, Shaped
+
+T = TypeVar("T", bound="Trajectories")
 
 
 class Trajectories(Container):
@@ -35,6 +39,7 @@ class Trajectories(Container):
 
     Raises:
         ShapeError: If a shape or dtype does not fit.
+        ArgumentError: If a length is below 1, or exceeds T.
     """
 
     __slots__ = ()
@@ -56,6 +61,12 @@ class Trajectories(Container):
         See :func:`gfn_rb.containers.rollouts.trajectories_of`, which says what is read and dropped.
         """
         return cls._checked(rollouts.trajectories_of(rollout, source_state), rollout.device)
+
+    @classmethod
+    def _checked(cls: type[T], values: Values, device: torch.device | None = None) -> T:
+        checked = super()._checked(values, device)
+        convert.require_lengths(checked.length, checked.n_steps)
+        return checked
 
     def to_rollout(self) -> TensorDict:
         """Lay the rows out as a masked TorchRL rollout of batch size [n, T].

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +20,9 @@ class Extremes:
 
     Pairs compare by key, then by rank, so ties among keys are decided exactly. Each block keeps
     its smallest pair: the k smallest rows lie in the k blocks whose smallest pairs are smallest.
+
+    On the CPU, :class:`~gfn_rb.numerics.host_extremes.HostExtremes` is quicker;
+    :func:`~gfn_rb.numerics.host_extremes.extremes_of` returns the one that suits a device.
 
     Args:
         capacity: number of rows N, at least 1. Rows never written sort after all others.
@@ -79,6 +83,9 @@ class Extremes:
             return
         block = index.div(self._width, rounding_mode="floor")
         self._block_key.index_copy_(0, block, self._key.index_select(0, block).amin(1))
+        self._note_stale(block)
+
+    def _note_stale(self, block: Int64[Tensor, "b"]) -> None:
         self._stale_count += block.shape[0]
         if self._stale_count < self._block_rank.shape[0]:
             self._stale.append(block)
@@ -97,6 +104,11 @@ class Extremes:
     def doubt_ranks(self) -> None:
         """Refresh all ranks at the next tie: a process that shares the tensors wrote some."""
         self._stale, self._stale_count = [], self._block_rank.shape[0]
+
+    def share_memory(self) -> None:
+        """Move the tensors into memory that forked processes share."""
+        for tensor in (self._key, self._rank, self._block_key, self._block_rank):
+            tensor.share_memory_()
 
     def remove(self, index: Int64[Tensor, "m"]) -> None:
         """Make rows as if never written; each stands once."""
@@ -126,7 +138,29 @@ class Extremes:
         block = self._block_key.topk(min(k + 1, self._block_key.shape[0]), largest=False).indices
         rows = self._key.index_select(0, block).view(-1)
         key, position = rows.topk(min(k + 1, rows.shape[0]), largest=False)
-        return Smallest(self, k, key, block, position)
+        return Smallest(self, k, key, self._rows(block, position))
+
+    def replacements(self, key: Float[Tensor, "n"], free: int, newest: bool) -> Replacements:
+        """Let a batch contend with the smallest rows.
+
+        Its rows from the largest key down take the free places; the others meet the smallest rows
+        from the smallest up, and replace them pair by pair as long as they win.
+
+        Args:
+            key: of each row of the batch, not NaN, on any device.
+            free: how many rows have no key yet, fewer than n.
+            newest: whether a row of the batch wins against an equal key, and the later one of equal
+                rows of the batch comes first; else neither.
+        """
+        value, row = worst_first(key.to(self.device, torch.float64), newest)
+        lost = max(value.shape[0] - self.capacity, 0)
+        if not free:
+            lost = max(lost, int(torch.searchsorted(value, self.minimum, right=not newest)))
+        value, row = value[lost:], row[lost:]
+        n = value.shape[0] - free
+        best, lowest = value[:n].flip(0), self.smallest(n)
+        m = int((best >= lowest.key if newest else best > lowest.key).sum())
+        return Replacements(row[n - m :], value[n - m :], lowest.rows(m))
 
     def _rows(self, block: Int64[Tensor, "b"], position: Int64[Tensor, "m"]) -> Int64[Tensor, "m"]:
         """Return the rows that stand at positions of blocks laid end to end."""
@@ -147,11 +181,9 @@ class Smallest:
     Which of several rows with one key comes first is worked out only where it matters.
     """
 
-    def __init__(
-        self, extremes: Extremes, k: int, key: Tensor, block: Tensor, position: Tensor
-    ) -> None:
+    def __init__(self, extremes: Extremes, k: int, key: Tensor, row: Tensor) -> None:
         self._extremes, self._k = extremes, k
-        self._key, self._block, self._position = key, block, position
+        self._key, self._row = key, row
 
     @property
     def key(self) -> Float64[Tensor, "k"]:
@@ -161,11 +193,41 @@ class Smallest:
     def rows(self, m: int) -> Int64[Tensor, "m"]:
         """Return the m <= k smallest rows by (key, rank), in no particular order."""
         if m == 0:
-            return self._position[:0]
+            return self._row[:0]
         last, beyond = self._key[m - 1 : m + 1].tolist() if m < len(self._key) else (0.0, 1.0)
         if last == beyond:
             return self._extremes._first_by_rank(m)
-        return self._extremes._rows(self._block, self._position[:m])
+        return self._row[:m]
+
+
+class Replacements(NamedTuple):
+    """Which rows of a batch come in, and which rows they replace.
+
+    Attributes:
+        chosen: positions in the batch: of the rows that replace others, then of those that take
+            free places.
+        key: their keys.
+        out: the rows that are replaced, in no particular order.
+    """
+
+    chosen: Int64[Tensor, "c"]
+    key: Float64[Tensor, "c"]
+    out: Int64[Tensor, "m"]
+
+
+def worst_first(
+    key: Float[Tensor, "n"], newest: bool
+) -> tuple[Float[Tensor, "n"], Int64[Tensor, "n"]]:
+    """Sort keys; return them and their positions. Of equal ones the one to keep comes last.
+
+    Args:
+        key: the keys.
+        newest: whether that is the later one.
+    """
+    if newest:
+        return key.sort(stable=True)
+    value, row = key.flip(0).sort(stable=True)
+    return value, key.shape[0] - 1 - row
 
 
 def _first(key: Float64[Tensor, "n"], rank: Int64[Tensor, "n"], k: int) -> Int64[Tensor, "k"]:

@@ -9,8 +9,8 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from gfn_rb.numerics.host_tree import first_occurrences
 from gfn_rb.numerics.ranking import ranking
-from gfn_rb.numerics.weighted_tree import first_occurrences
 from gfn_rb.shapes import Bool, Float, Float64, Int64
 
 # Ranks whose mass is summed one by one.
@@ -166,6 +166,11 @@ class RankedDistribution:
         """Log of the total mass: 0, -inf where no row has a key, on CUDA NaN where one is NaN."""
         return self._some if len(self._ranking) else torch.full_like(self._some, -math.inf)
 
+    @property
+    def has_mass(self) -> Bool[Tensor, ""] | bool:
+        """Whether a row can be drawn. On CUDA False where a key is NaN."""
+        return self.log_total > -math.inf if self._some.is_cuda else len(self._ranking) > 0
+
     def update(self, index: Int64[Tensor, "m"], key: Float[Tensor, "m"]) -> None:
         """Set the keys of some rows, none NaN; a row that stands twice has one key each time."""
         self._ranking.update(index, key)
@@ -194,7 +199,7 @@ class RankedDistribution:
 
     def draw_distinct(
         self, n: int, generator: torch.Generator | None = None
-    ) -> tuple[Int64[Tensor, "n"], Bool[Tensor, ""]]:
+    ) -> tuple[Int64[Tensor, "n"], bool]:
         """Draw n different rows that have a key, one after another, each from what is left.
 
         Returns:
@@ -202,8 +207,7 @@ class RankedDistribution:
             exist: if not, the rows at the end are not draws.
         """
         law = self.law
-        enough = torch.full_like(self._some, n <= law.support, dtype=torch.bool)
-        return self._ranking.row(self._distinct_ranks(law, n, generator)), enough
+        return self._ranking.row(self._distinct_ranks(law, n, generator)), n <= law.support
 
     def _ranks(self, law: RankLaw, n: int, generator: torch.Generator | None) -> Tensor:
         device = self._some.device
@@ -220,10 +224,10 @@ class RankedDistribution:
         if self._some.device.type == "cuda":
             return self._perturbed(law, n, generator)
         drawn = self._ranks(law, n + n // 8 + 8, generator)
-        rank = first_occurrences(drawn)
+        rank = torch.from_numpy(first_occurrences(drawn.numpy()))
         while rank.shape[0] < n and drawn.shape[0] < law.n // 16:
             drawn = torch.cat([drawn, self._ranks(law, drawn.shape[0], generator)])
-            rank = first_occurrences(drawn)
+            rank = torch.from_numpy(first_occurrences(drawn.numpy()))
         if rank.shape[0] < n:
             rank = torch.cat([rank, self._perturbed(law, n - rank.shape[0], generator, rank)])
         return rank[:n]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,9 +12,7 @@ from gfn_rb.numerics.blocks import block_count, block_size
 from gfn_rb.shapes import Bool, Float, Float64, Int64
 
 # +inf has no log-weight arithmetic; the largest stand-in that survives a difference of two.
-_LARGEST = 1e300
-# How coarsely the reference of the block masses is rounded: exp(+-16) is far from any limit.
-_STRIDE = 32.0
+LARGEST = 1e300
 
 
 class WeightedTree:
@@ -25,9 +22,12 @@ class WeightedTree:
     of any size are fine: only differences are exponentiated, block by block. A row of weight
     ``-inf`` is never drawn; rows of weight ``+inf`` share the whole mass.
 
+    No method waits for the device. On the CPU, :class:`~gfn_rb.numerics.host_tree.HostTree` is
+    quicker; :func:`~gfn_rb.numerics.host_tree.weighted_tree` returns the one that suits a device.
+
     Args:
         capacity: number of rows N, at least 1. All start at ``-inf``.
-        device: where the tensors live. On CUDA no method waits for the device.
+        device: where the tensors live.
 
     Raises:
         ArgumentError: capacity below 1.
@@ -41,13 +41,11 @@ class WeightedTree:
         self._width = shape[1]
         self._rows = torch.full(shape, -math.inf, dtype=torch.float64, device=device)
         self._flat = self._rows.view(-1)
-        # Per block: the cumulative share of its rows, log-mass, and mass relative to a reference.
+        # Per block: the cumulative share of its rows, and log-mass.
         self._inside = torch.zeros_like(self._rows)
         self._mass = torch.full(shape[:1], -math.inf, dtype=torch.float64, device=device)
-        self._scaled = torch.zeros_like(self._mass)
-        self._reference: float | Tensor = math.nan
-        self._cumulative: Tensor | None = None
-        self._log_total: Tensor | None = None
+        self._ends: tuple[Tensor, Tensor] | None = None
+        self._lowest: Tensor | None = None  # of each block, from the first time it is asked for
 
     @property
     def device(self) -> torch.device:
@@ -62,41 +60,51 @@ class WeightedTree:
     @property
     def log_total(self) -> Float64[Tensor, ""]:
         """Log of the total mass, ``-inf`` when no row can be drawn."""
-        self._accumulate()
-        assert self._log_total is not None
-        return self._log_total
+        ends, largest = self._accumulated()
+        return ends[-1].log() + largest
+
+    @property
+    def has_mass(self) -> Bool[Tensor, ""] | bool:
+        """Whether a row can be drawn."""
+        return self.log_total > -math.inf
+
+    @property
+    def lowest(self) -> Float64[Tensor, ""]:
+        """The lowest log-weight of those that can be drawn, ``+inf`` where none can."""
+        if self._lowest is None:
+            self._lowest = lowest_of(self._rows)
+        return self._lowest.amin()
 
     def update(self, index: Int64[Tensor, "m"], log_weight: Float[Tensor, "m"]) -> None:
         """Change the log-weight of some rows, in nats. Where one stands twice, either may win."""
-        self._flat.index_copy_(0, index, log_weight.to(torch.float64).clamp(max=_LARGEST))
-        self._cumulative = None
+        self._flat.index_copy_(0, index, log_weight.to(torch.float64).clamp(max=LARGEST))
+        self._ends = None
         if index.shape[0] >= self._mass.shape[0]:
             self._summarise()
             return
         block = index.div(self._width, rounding_mode="floor")
-        if block.device.type == "cpu":  # rows that were written together often lie side by side
-            block = block.unique_consecutive()
         self._refresh(block, self._rows.index_select(0, block))
 
     def assign(self, log_weight: Float[Tensor, "n"]) -> None:
         """Set the log-weights of the first n rows, in nats; the others get ``-inf``."""
         n = log_weight.shape[0]
         self._flat[:n] = log_weight
-        self._flat[:n].clamp_(max=_LARGEST)
+        self._flat[:n].clamp_(max=LARGEST)
         self._flat[n:] = -math.inf
-        self._cumulative = None
+        self._ends = None
         self._summarise()
 
     def _refresh(self, block: Int64[Tensor, "b"], rows: Float64[Tensor, "b B"]) -> None:
         """Renew the summaries of some blocks, given their rows."""
-        inside, mass = _summarise(rows)
+        inside, mass = summarise(rows)
         self._inside.index_copy_(0, block, inside)
         self._mass.index_copy_(0, block, mass)
-        self._scaled.index_copy_(0, block, torch.exp(mass - self._reference))
+        if self._lowest is not None:
+            self._lowest.index_copy_(0, block, lowest_of(rows))
 
     def _summarise(self) -> None:
-        self._inside, self._mass = _summarise(self._rows)
-        self._reference = math.nan
+        self._inside, self._mass = summarise(self._rows)
+        self._lowest = None
 
     def log_prob(self, index: Int64[Tensor, "k"]) -> Float64[Tensor, "k"]:
         """Return log p of rows, each taken as a single draw."""
@@ -108,43 +116,23 @@ class WeightedTree:
         At least one row must have a finite weight.
         """
         uniform = torch.rand(2, n, 1, dtype=torch.float64, device=self.device, generator=generator)
-        cumulative = self._accumulate()
+        ends, _ = self._accumulated()
         # The first position whose cumulative mass exceeds the uniform: never one of weight zero.
         # A uniform below 1 times the total rounds to less than the total.
-        block = torch.searchsorted(cumulative, uniform[0, :, 0] * cumulative[-1], right=True)
+        block = torch.searchsorted(ends, uniform[0, :, 0] * ends[-1], right=True)
         inside = self._inside.index_select(0, block)
         column = torch.searchsorted(inside, uniform[1], right=True)
         return column.squeeze(1).add_(block, alpha=self._width)
 
     def draw_distinct(
         self, n: int, generator: torch.Generator | None = None
-    ) -> tuple[Int64[Tensor, "n"], Bool[Tensor, ""]]:
+    ) -> tuple[Int64[Tensor, "n"], Bool[Tensor, ""] | bool]:
         """Draw n different rows, one after another, each from what the earlier ones left.
-
-        The first n different values of draws with replacement have exactly this law, so the usual
-        case costs one such draw. Where it meets too few different rows (a peaked distribution),
-        the rest is drawn by :meth:`_perturbed`, which needs no repetition. On CUDA, where
-        counting would wait for the device, all are drawn that way.
 
         Returns:
             The rows in the order of their draw, and whether n rows of positive weight exist: if
             not, the rows at the end are not draws.
         """
-        if self.device.type == "cuda":
-            return self._perturbed(n, generator)
-        index = first_occurrences(self.draw(n + n // 8 + 8, generator))[:n]
-        missing = n - index.shape[0]
-        if missing == 0:
-            return index, torch.ones((), dtype=torch.bool)
-        kept = self._flat[index]
-        self.update(index, torch.full_like(kept, -math.inf))
-        rest, enough = self._perturbed(missing, generator)
-        self.update(index, kept)
-        return torch.cat([index, rest]), enough
-
-    def _perturbed(
-        self, n: int, generator: torch.Generator | None
-    ) -> tuple[Int64[Tensor, "n"], Bool[Tensor, ""]]:
         index, score = self.perturbed(n, generator)
         return index, score[-1] > -math.inf
 
@@ -163,8 +151,9 @@ class WeightedTree:
         Returns:
             The rows, and their perturbed log-weights: ``-inf`` for a row of weight zero.
         """
-        k = min(n, self._mass.shape[0])
-        maximum, block = (self._mass + self._gumbel(self._mass.shape, generator)).topk(k)
+        mass = self._log_mass()
+        k = min(n, mass.shape[0])
+        maximum, block = (mass + self._gumbel(mass.shape, generator)).topk(k)
         rows = self._rows[block]
         rows = rows + self._gumbel(rows.shape, generator)
         top, maximum = rows.amax(1, keepdim=True), maximum[:, None]
@@ -178,30 +167,16 @@ class WeightedTree:
         chosen = block[position.div(self._width, rounding_mode="floor")]
         return chosen * self._width + column, score
 
-    def _accumulate(self) -> Float64[Tensor, "blocks"]:
-        """Return the cumulative mass of the blocks, relative to the reference."""
-        if self._cumulative is None:
-            self._rescale()
-            self._cumulative = self._scaled.cumsum(0)
-            self._log_total = self._cumulative[-1].log() + self._reference
-        return self._cumulative
+    def _accumulated(self) -> tuple[Float64[Tensor, "blocks"], Float64[Tensor, ""]]:
+        """Return the cumulative mass of the blocks, relative to the largest, and its logarithm."""
+        if self._ends is None:
+            largest = self._mass.amax().clamp_(min=-LARGEST)
+            self._ends = torch.exp(self._mass - largest).cumsum(0), largest
+        return self._ends
 
-    def _rescale(self) -> None:
-        """Keep ``exp(mass - reference)`` within range, recomputed whole only when it must be.
-
-        The reference is the largest mass rounded coarsely: it rarely moves, and depends on the
-        masses alone, so that a restored distribution draws what the original would have drawn.
-        On CUDA, where looking at it would wait for the device, all is recomputed each time.
-        """
-        largest = self._mass.amax()
-        if largest.device.type == "cuda":
-            self._reference = largest.clamp_(min=-_LARGEST)
-            torch.exp(self._mass - largest, out=self._scaled)
-            return
-        reference = _STRIDE * round(max(float(largest), -_LARGEST) / _STRIDE)
-        if reference != self._reference:
-            self._reference = reference
-            torch.exp(self._mass - reference, out=self._scaled)
+    def _log_mass(self) -> Float64[Tensor, "blocks"]:
+        """Return the log-mass of each block."""
+        return self._mass
 
     def _gumbel(self, shape: torch.Size, generator: torch.Generator | None) -> Tensor:
         uniform = torch.rand(shape, dtype=torch.float64, device=self.device, generator=generator)
@@ -209,60 +184,19 @@ class WeightedTree:
         return -torch.log(-torch.log1p(-uniform).clamp(max=-(2.0**-54)))
 
 
-def _summarise(
+def summarise(
     rows: Float64[Tensor, "m B"],
 ) -> tuple[Float64[Tensor, "m B"], Float64[Tensor, "m"]]:
     """Return the cumulative share of the rows within each block, and its log-mass.
 
     A block without mass has no shares (NaN), and is never looked into.
     """
-    largest = rows.amax(1, keepdim=True).clamp_(min=-_LARGEST)
+    largest = rows.amax(1, keepdim=True).clamp_(min=-LARGEST)
     cumulative = (rows - largest).exp_().cumsum(1)
     mass = cumulative[:, -1:]
     return cumulative / mass, (mass.log() + largest).squeeze(1)
 
 
-def first_occurrences(values: Int64[Tensor, "m"]) -> Int64[Tensor, "k"]:
-    """Return the different values, on the CPU, in the order in which each first appears.
-
-    A dict keeps that order in one pass, a third of the time that sorting takes; from it, NumPy
-    makes an array in a third of the time that PyTorch takes.
-    """
-    distinct = dict.fromkeys(values.tolist())
-    if len(distinct) == len(values):
-        return values
-    return torch.from_numpy(np.fromiter(distinct, np.int64, len(distinct)))
-
-
-class BoundedTree(WeightedTree):
-    """A :class:`WeightedTree` that keeps the lowest log-weight above ``-inf`` of each block.
-
-    Args:
-        capacity: number of rows N, at least 1.
-        device: where the tensors live.
-
-    Raises:
-        ArgumentError: capacity below 1.
-    """
-
-    def __init__(self, capacity: int, device: torch.device | str | None = None) -> None:
-        super().__init__(capacity, device)
-        self._lowest = torch.full_like(self._mass, math.inf)
-
-    @property
-    def lowest(self) -> Float64[Tensor, ""]:
-        """The lowest log-weight of those that can be drawn, ``+inf`` where none can."""
-        return self._lowest.amin()
-
-    def _refresh(self, block: Int64[Tensor, "b"], rows: Float64[Tensor, "b B"]) -> None:
-        super()._refresh(block, rows)
-        self._lowest.index_copy_(0, block, _lowest(rows))
-
-    def _summarise(self) -> None:
-        super()._summarise()
-        self._lowest = _lowest(self._rows)
-
-
-def _lowest(rows: Float64[Tensor, "b B"]) -> Float64[Tensor, "b"]:
+def lowest_of(rows: Float64[Tensor, "b B"]) -> Float64[Tensor, "b"]:
     """Return the lowest log-weight above ``-inf`` of each block, ``+inf`` where there is none."""
     return rows.nan_to_num(math.nan, math.inf, math.inf).amin(1)

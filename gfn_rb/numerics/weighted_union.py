@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gfn_rb.numerics.weighted_tree import WeightedTree, first_occurrences
+from gfn_rb.numerics.host_tree import first_occurrences
+from gfn_rb.numerics.weighted_tree import WeightedTree
 from gfn_rb.shapes import Bool, Float64, Int64, Shaped
 
 
@@ -116,7 +117,7 @@ class WeightedUnion:
     def _different(self, part: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
         """Return the different rows among draws, in the order in which each first appears."""
         k = len(self.parts)
-        code = first_occurrences(row * k + part)
+        code = torch.from_numpy(first_occurrences((row * k + part).numpy()))
         return code % k, code.div(k, rounding_mode="floor")
 
     def _reweigh(self, rows: Sequence[Tensor], log_weights: Sequence[Tensor]) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from torchrl.data.replay_buffers.samplers import Sampler
 from torchrl.data.replay_buffers.storages import Storage
 
+from gfn_rb.arguments import require_key
 from gfn_rb.column import KeyColumn
 from gfn_rb.errors import (
     ArgumentError,
@@ -25,7 +26,8 @@ from gfn_rb.keys import DRAW_LOG_PROB, LOG_REWARD
 from gfn_rb.numerics import RankedDistribution, WeightedTree
 from gfn_rb.samplers.priorities import HeldPriorities
 from gfn_rb.state_folder import StateInFolder
-from gfn_rb.torchrl_compat import assert_on_device
+from gfn_rb.storages import slots_beside
+from gfn_rb.torchrl_compat import assert_on_device, outside_graph
 
 Replacement = Literal["auto", True, False]
 
@@ -95,7 +97,7 @@ class KeySampler(StateInFolder, Sampler, metaclass=_KeepReplacement):
     not called ``log_prob``, because items may hold one of their own, that of their actions.
 
     Args:
-        key: the key to draw by, one float per item.
+        key: the key to draw by, one number per item.
         replacement: whether an item may appear twice in a batch. ``"auto"``: only when the batch
             exceeds the number of items that can be drawn.
         column: where the numbers are, by default in the storage, under the key.
@@ -114,10 +116,13 @@ class KeySampler(StateInFolder, Sampler, metaclass=_KeepReplacement):
     ) -> None:
         if replacement not in ("auto", True, False):
             raise ArgumentError(f"replacement must be 'auto', True or False, got {replacement!r}")
+        if key is not None or column is None:
+            require_key("key", key)
         self.key = key
         self.replacement = replacement
         self._column: Column = KeyColumn(key) if column is None else column
         self._distribution: Distribution | None = None
+        self._slots = 0  # of the distribution; beside a list of rows it has to grow
 
     @abstractmethod
     def _make_distribution(self, capacity: int, like: Tensor) -> Distribution:
@@ -129,11 +134,12 @@ class KeySampler(StateInFolder, Sampler, metaclass=_KeepReplacement):
 
     # What TorchRL calls.
 
+    @outside_graph
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
         """Draw a batch of rows.
 
         Args:
-            storage: a one-dimensional tensor storage.
+            storage: one-dimensional, of tensors or a list.
             batch_size: number of rows.
 
         Returns:
@@ -145,17 +151,15 @@ class KeySampler(StateInFolder, Sampler, metaclass=_KeepReplacement):
             KeyMismatchError, ShapeError: the storage has no such key, or not one number per item.
             NaNError: a stored number is NaN.
         """
-        self._check_request(storage, batch_size)
+        stored = self._check_request(storage, batch_size)
         distribution = self.follow(storage)
-        _require(
-            distribution.log_total > -math.inf, EmptyBufferError, self.nothing_to_draw, self.key
-        )
-        if self.replacement is True or (self.replacement == "auto" and batch_size > len(storage)):
+        _require(distribution.has_mass, EmptyBufferError, self.nothing_to_draw, self.key)
+        if self.replacement is True or (self.replacement == "auto" and batch_size > stored):
             return self._draw(distribution, batch_size)
         index, enough = distribution.draw_distinct(batch_size, self._rng)
         if self.replacement is False:
             _require(enough, ArgumentError, self.too_few, batch_size)
-        elif enough.device.type == "cuda":
+        elif isinstance(enough, Tensor):
             index = torch.where(enough, index, distribution.draw(batch_size, self._rng))
         elif not enough:
             return self._draw(distribution, batch_size)
@@ -193,16 +197,22 @@ class KeySampler(StateInFolder, Sampler, metaclass=_KeepReplacement):
         Args:
             storage: what is drawn from.
         """
-        values = self._column.values(storage)
         if self._distribution is None:
-            self._distribution = self._make_distribution(storage.max_size, values)
             self._column.forget()
-        rows = self._column.changed(storage)
+        rows, distribution = self._column.changed(storage), self._distribution
+        if distribution is not None and rows is not None and not rows.shape[0]:
+            return distribution
+        values = self._column.values(storage)
+        if not values.is_floating_point():
+            values = values.to(torch.float64)
+        if distribution is None or values.shape[0] > self._slots:
+            self._slots, rows = slots_beside(storage, values.shape[0]), None
+            distribution = self._distribution = self._make_distribution(self._slots, values)
         if rows is None:
-            self._distribution.assign(self._checked(values))
-        elif rows.shape[0]:
-            self._distribution.update(rows, self._checked(values[rows]))
-        return self._distribution
+            distribution.assign(self._checked(values))
+        else:
+            distribution.update(rows, self._checked(values.index_select(0, rows)))
+        return distribution
 
     def _checked(self, values: Tensor) -> Tensor:
         if values.device.type == "cpu" and _has_nan(values):
@@ -210,7 +220,7 @@ class KeySampler(StateInFolder, Sampler, metaclass=_KeepReplacement):
             raise NaNError(f"the storage holds NaN under {self.key!r}: expected numbers or -inf")
         return self._log_weight(values)
 
-    def _check_request(self, storage: Storage, batch_size: int) -> None:
+    def _check_request(self, storage: Storage, batch_size: int) -> int:
         stored = len(storage)
         if batch_size < 1:
             raise ArgumentError(f"batch_size must be at least 1, got {batch_size}")
@@ -221,6 +231,7 @@ class KeySampler(StateInFolder, Sampler, metaclass=_KeepReplacement):
                 f"batch_size={batch_size} exceeds the {stored} stored items, and replacement "
                 "is False"
             )
+        return stored
 
     # State: the storage holds all but the parameters.
 
@@ -229,21 +240,25 @@ class KeySampler(StateInFolder, Sampler, metaclass=_KeepReplacement):
         self._column.forget()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the parameters that may be annealed."""
-        return {name: getattr(self, name) for name in self._parameters}
+        """Return what it draws by, and the parameters that may be annealed."""
+        key = None if self.key is None else str(self.key)
+        return {"key": key, **{name: getattr(self, name) for name in self._parameters}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned.
 
         Args:
-            state_dict: from a sampler of the same class.
+            state_dict: from a sampler of the same class and ``key``.
 
         Raises:
-            CheckpointMismatchError: from one with other parameters.
+            CheckpointMismatchError: from one with other parameters, or out of their range.
         """
         self._check_state(state_dict)
         for name in self._parameters:
-            setattr(self, name, state_dict[name])
+            try:
+                setattr(self, name, state_dict[name])
+            except ArgumentError as error:
+                raise CheckpointMismatchError(f"sampler state: {error}") from error
         self._column.forget()
 
     def _check_state(self, state_dict: dict[str, Any]) -> None:
@@ -251,6 +266,11 @@ class KeySampler(StateInFolder, Sampler, metaclass=_KeepReplacement):
             raise CheckpointMismatchError(
                 f"sampler state holds {sorted(state_dict)}, this {type(self).__name__} expects "
                 f"{sorted(self.state_dict())}"
+            )
+        expected = self.state_dict()["key"]
+        if state_dict["key"] != expected:
+            raise CheckpointMismatchError(
+                f"sampler state is of key={state_dict['key']!r}, expected key={expected!r}"
             )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -290,14 +310,14 @@ def is_positive(value: float) -> bool:
     return 0 < value < math.inf
 
 
-def _require(condition: Tensor, error: type[GfnRbError], message: str, *args: Any) -> None:
-    """Raise unless a 0-d tensor is true; on CUDA, on the device, so as not to wait for it."""
-    if condition.device.type == "cuda":
+def _require(condition: Tensor | bool, error: type[GfnRbError], message: str, *args: Any) -> None:
+    """Raise unless a condition is true; a 0-d tensor on its device, so as not to wait for it."""
+    if isinstance(condition, Tensor):
         assert_on_device(condition, message.format(*args))
     elif not condition:
         raise error(message.format(*args))
 
 
 def _has_nan(values: Tensor) -> bool:
-    """Return whether a number is NaN. Their sum is, then; it may also be without one, seldom."""
-    return math.isnan(values.sum()) and bool(values.isnan().any())
+    """Return whether a number is NaN. The sum of their squares is, then and only then."""
+    return math.isnan(torch.dot(values, values))

@@ -10,9 +10,13 @@ from torch import Tensor
 from torchrl.data.replay_buffers.storages import Storage
 
 from gfn_rb.column import KeyColumn
-from gfn_rb.errors import CheckpointMismatchError, ShapeError
+from gfn_rb.errors import CheckpointMismatchError
+from gfn_rb.samplers.cells import cells_per_slot
 from gfn_rb.shapes import Float, Float64, Int64
-from gfn_rb.torchrl_compat import bump_mutation_revision
+from gfn_rb.sharing import record_slots
+from gfn_rb.state_folder import require_numbers
+from gfn_rb.storages import device_beside, is_listed, slots_beside
+from gfn_rb.torchrl_compat import slot_generations
 
 _PRIORITY, _DEFAULT = "priority", "default_priority"
 # Stands for "leave it as it is" where the storage holds the priority of each item already.
@@ -27,6 +31,7 @@ class StoredPriorities(KeyColumn):
     """
 
     default = AS_STORED
+    _takes_cells = True
 
     def write(
         self, storage: Storage, index: Int64[Tensor, "m"], priority: Float[Tensor, "m"]
@@ -38,9 +43,8 @@ class StoredPriorities(KeyColumn):
             index: the rows.
             priority: their priorities.
         """
-        values = self.values(storage)
-        values[index] = priority.to(values)
-        bump_mutation_revision(storage)
+        record_slots(storage, index // cells_per_slot(storage))
+        super().write(storage, index, priority)
         self.announce(storage, index)
 
     def clear(self) -> None:
@@ -59,15 +63,19 @@ class StoredPriorities(KeyColumn):
 class HeldPriorities:
     """Priorities that are held here, one for each slot of a storage.
 
-    An item that is written gets the largest priority set so far, so that it is drawn soon. The
-    slots it learns nothing about (written by another process, or through a buffer that is not
-    attached) keep the priority of the item before.
+    An item that is written gets the largest priority set so far, so that it is drawn soon; so do
+    those that other processes write. Where rows are written by none of the buffers' writers
+    (``storage.set``), slots keep the priority of the item before.
 
     Attributes:
         default: of an item that brings none: the largest priority set so far, at first 1.
     """
 
     def __init__(self) -> None:
+        # Other processes tell nobody what they write: their rows are known by their generation.
+        self._is_shared = False
+        self._storage: Storage | None = None
+        self._generation: Tensor | None  # of each slot, when its priority was set
         self.clear()
 
     def clear(self) -> None:
@@ -80,16 +88,16 @@ class HeldPriorities:
         # One more than there are slots: -1, of a row that was rejected, writes to the last.
         self._priority: Tensor | None = None
         self._stored = 0
+        self._generation = None  # what others wrote before does not count
         self._changed: list[Tensor] | None = None
 
     def values(self, storage: Storage) -> Float64[Tensor, "len"]:
         """Return the priority of every stored row.
 
         Args:
-            storage: one-dimensional, of any kind.
+            storage: of any kind; the rows of several dimensions are its cells.
 
         Raises:
-            ShapeError: another storage.
             CheckpointMismatchError: it has fewer slots than there are priorities restored.
         """
         priority, stored = self._of(storage), len(storage)
@@ -101,6 +109,8 @@ class HeldPriorities:
             fresh.masked_fill_(fresh.isnan(), self.default)
             self._note(torch.arange(self._stored, stored), storage)
         self._stored = stored
+        if self._is_shared:
+            self._follow_others(storage)
         return priority[:stored]
 
     def announce(self, storage: Storage, index: Int64[Tensor, "*m"]) -> None:
@@ -112,6 +122,7 @@ class HeldPriorities:
         """
         priority, index = self._of(storage), index.reshape(-1)
         priority[index.to(priority.device)] = self.default
+        self._note_generations(index)
         self._note(index[index >= 0] if priority.device.type == "cpu" else index, storage)
 
     def write(
@@ -128,6 +139,8 @@ class HeldPriorities:
         held[index.to(held.device)] = priority.to(held)
         if priority.shape[0]:
             self.default = max(self.default, float(priority.max()))
+        if storage.ndim == 1:  # else others may have written the other cells of a slot
+            self._note_generations(index)
         self._note(index, storage)
 
     def changed(self, storage: Storage) -> Int64[Tensor, "m"] | None:
@@ -136,6 +149,7 @@ class HeldPriorities:
         Args:
             storage: the storage to look at.
         """
+        self.values(storage)  # notes what was appended
         changed, self._changed = self._changed, []
         if changed is None or (changed and self._of(storage).device.type != "cpu"):
             return None
@@ -160,31 +174,61 @@ class HeldPriorities:
             state: the state.
 
         Raises:
-            CheckpointMismatchError: it has more priorities than there are slots.
+            CheckpointMismatchError: it has more priorities than there are slots, or others.
         """
         known = state[_PRIORITY]
+        require_numbers(_PRIORITY, known, torch.float64)
+        default = state[_DEFAULT]
+        if bool((known < 0).any()) or not (isinstance(default, float) and 0 <= default < math.inf):
+            raise CheckpointMismatchError(
+                f"priorities of the state are {default!r:.80} by default and at least "
+                f"{float(known.nan_to_num(math.inf).min()) if len(known) else math.nan}, expected "
+                "numbers of at least 0"
+            )
         if self._priority is not None:
-            _check_size(known, self._priority.shape[0] - 1)
+            slots = self._priority.shape[0] - 1
+            _check_size(known, slots if self._storage is None else self._storage.max_size)
         self._set(known.clone(), state[_DEFAULT])
 
     def _of(self, storage: Storage) -> Float64[Tensor, "slots"]:
         """Return the priorities of all slots, which are laid out when the storage is known."""
-        if self._priority is None:
-            if storage.ndim != 1:
-                raise ShapeError(
-                    f"storage must have one row per item, got {type(storage).__name__} with "
-                    f"ndim={storage.ndim}"
-                )
-            _check_size(self._known, storage.max_size)
-            device = getattr(storage, "device", None)
-            self._priority = torch.full(
-                (storage.max_size + 1,),
-                math.nan,
-                dtype=torch.float64,
-                device=None if device == "auto" else device,
-            )
-            self._priority[: len(self._known)] = self._known
+        if self._priority is None or self._priority.shape[0] <= len(storage):
+            known = self._known if self._priority is None else self._priority[:-1]
+            _check_size(known, storage.max_size)
+            self._storage = storage
+            n, device = slots_beside(storage, len(storage)), device_beside(storage)
+            self._priority = torch.full((n + 1,), math.nan, dtype=torch.float64, device=device)
+            self._priority[: len(known)] = known
         return self._priority
+
+    def _follow_others(self, storage: Storage) -> None:
+        """Give rows that another process has written the largest priority."""
+        stamps = slot_generations(storage)
+        if stamps is None or is_listed(storage):  # no list is shared
+            return
+        if self._generation is not None:
+            others = (stamps != self._generation).nonzero()
+            width = cells_per_slot(storage)
+            others = (others * width + torch.arange(width, device=others.device)).reshape(-1)
+            others = others[others < len(storage)]
+            self._of(storage)[others] = self.default
+            self._note(others, storage)
+        self._generation = stamps.clone()
+
+    def _note_generations(self, index: Tensor) -> None:
+        stamps = None if self._storage is None else slot_generations(self._storage)
+        if self._generation is not None and stamps is not None:
+            index = index[index >= 0].to(stamps.device) // cells_per_slot(self._storage)
+            self._generation[index] = stamps[index]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Follow what others write from now on: it is about to be shared with them."""
+        storage = self._storage
+        stamps = None if storage is None or is_listed(storage) else slot_generations(storage)
+        self._is_shared = True
+        if self._generation is None and stamps is not None:
+            self._generation = stamps.clone()
+        return {**self.__dict__, "_storage": None}
 
     def _note(self, index: Tensor, storage: Storage) -> None:
         if self._changed is not None:

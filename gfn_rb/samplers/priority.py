@@ -13,16 +13,19 @@ from torchrl.data.replay_buffers.storages import Storage
 
 from gfn_rb.errors import ArgumentError, NaNError, ShapeError
 from gfn_rb.keys import PRIORITY_WEIGHT
-from gfn_rb.numerics import BoundedTree
+from gfn_rb.numerics import WeightedTree, weighted_tree
 from gfn_rb.samplers.base import Distribution, KeySampler, Parameter, Replacement, number
+from gfn_rb.samplers.cells import cell_of, cells_per_slot, place_of
 from gfn_rb.samplers.priorities import AS_STORED, HeldPriorities, StoredPriorities
 from gfn_rb.torchrl_compat import (
-    mutation_revision,
+    UNKNOWN_GENERATION,
+    note_generations,
+    noted_generations,
+    outside_graph,
     slot_generations,
     track_slot_generations,
 )
 
-_NOT_DRAWN = -2
 _AT_LEAST_0 = "a number of at least 0"
 
 
@@ -55,6 +58,9 @@ class PrioritySampler(KeySampler):
 
     ``rb.update_tensordict_priority(td)``, ``rb.extend(td)`` and ``rb.add(td)`` of a
     ``TensorDictReplayBuffer`` take the priority from its ``priority_key``, where td has it.
+
+    In a storage of several dimensions, such as the steps of many environments, each cell is an item
+    with a priority of its own. A cell is late by the slot it is in.
 
     Args:
         key: an entry of the items that holds their priority, which is then stored, shared and
@@ -94,8 +100,8 @@ class PrioritySampler(KeySampler):
         self.alpha, self.eps, self.beta = alpha, eps, beta
         self.n_late = 0
         self._drawn: Tensor | None = None  # the stamp of each slot when it was last drawn
-        self._last_draw: tuple[Tensor | None, int] = None, -1  # and the storage's revision then
         self._inserted: int | Tensor | None = None  # what was last inserted
+        self._storage: Storage | None = None  # of which priorities are, unless told otherwise
 
     @property
     def default_priority(self) -> float:
@@ -115,7 +121,7 @@ class PrioritySampler(KeySampler):
     # Drawing.
 
     def _make_distribution(self, capacity: int, like: Tensor) -> Distribution:
-        return BoundedTree(capacity, like.device)
+        return weighted_tree(capacity, like.device)
 
     def _checked(self, values: Tensor) -> Tensor:
         if self.key is None:  # checked as they were set
@@ -131,33 +137,63 @@ class PrioritySampler(KeySampler):
     def _log_weight(self, value: Tensor) -> Tensor:
         return torch.special.xlogy(self.alpha, value.to(torch.float64) + self.eps)
 
-    def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
+    @outside_graph
+    def sample(self, storage: Storage, batch_size: int) -> tuple[Any, dict[str, Any]]:
         """Draw a batch of rows.
 
         Args:
-            storage: a one-dimensional storage.
+            storage: of any kind; where it has several dimensions, each cell is an item.
             batch_size: number of rows.
 
         Returns:
-            Their indices, int64 [batch_size], ``priority_weight`` [batch_size] and, with
-            replacement, ``draw_log_prob`` [batch_size].
+            Their indices, int64 [batch_size], one tensor for each of several dimensions;
+            ``priority_weight`` [batch_size] and, with replacement, ``draw_log_prob``
+            [batch_size].
 
         Raises:
             ArgumentError, EmptyBufferError, KeyMismatchError, ShapeError, NaNError: see
                 :meth:`KeySampler.sample`.
         """
-        index, info = super().sample(storage, batch_size)
+        index, info = self._sample_cells(storage, batch_size)
+        return place_of(index, storage), info
+
+    def _sample_cells(self, storage: Storage, n: int) -> tuple[Tensor, dict[str, Any]]:
+        self._storage = storage
+        index, info = super().sample(storage, n)
         tree = self._distribution
-        assert isinstance(tree, BoundedTree)
-        stamps = track_slot_generations(storage, index.device)
-        if self._drawn is None or self._drawn.shape != stamps.shape:
-            self._drawn = torch.full_like(stamps, _NOT_DRAWN)
-        self._drawn.index_copy_(0, index, stamps.index_select(0, index))
-        self._last_draw = index, mutation_revision(storage)
+        assert isinstance(tree, WeightedTree)
+        self._note_drawn(index, storage)
         log_excess = tree.log_weight.index_select(0, index).sub_(tree.lowest)
         return index, {**info, PRIORITY_WEIGHT: log_excess.mul_(-self.beta).exp_().float()}
 
+    def _note_drawn(self, index: Tensor, storage: Storage) -> None:
+        """Remember of which rows a batch is, should others have their slots when it comes back."""
+        if storage.ndim == 1:
+            stamps, n_slots = note_generations(index, storage), len(track_slot_generations(storage))
+        else:  # coordinates remember nothing
+            slot, n_slots = index // cells_per_slot(storage), int(storage.max_size)
+            stamps = track_slot_generations(storage).index_select(0, slot)
+        if self._drawn is None or self._drawn.shape[0] < n_slots:
+            before, self._drawn = self._drawn, stamps.new_full((n_slots,), UNKNOWN_GENERATION)
+            if before is not None:
+                self._drawn[: before.shape[0]] = before
+        self._drawn.index_copy_(0, index, stamps)
+
     # Priorities.
+
+    def mark_update(self, index: int | Tensor, *, storage: Storage | None = None) -> None:
+        """Record that rows were written.
+
+        Args:
+            index: the rows, -1 for one that was rejected.
+            storage: where.
+        """
+        if storage is not None:
+            self._storage = storage
+            track_slot_generations(storage)  # before it is shared with other processes
+            if storage.ndim > 1:
+                index = cell_of(index, storage)
+        super().mark_update(index, storage=storage)
 
     def add(self, index: int | Tensor) -> None:
         """Record what was just inserted, of which the next priorities may be."""
@@ -165,71 +201,110 @@ class PrioritySampler(KeySampler):
 
     extend = add
 
+    @outside_graph
     def update_priority(
         self,
         index: int | Tensor,
         priority: float | Tensor,
         *,
         storage: Storage | None = None,
+        generation: Tensor | None = None,
     ) -> None:
         """Set the priorities of stored items. On CUDA this waits for the device.
 
         Args:
-            index: their rows, -1 for one that was rejected.
+            index: their rows, -1 for one that was rejected; or coordinates [m, ndim], or one
+                tensor for each dimension.
             priority: at least 0 and finite, one per row or one for all.
-            storage: where they are stored; ``rb.update_priority`` passes it on.
+            storage: where they are stored; by default where was last written to or drawn from.
+            generation: of each row when it was drawn, ``index_generation`` of a batch. Needed
+                where a batch comes from another process; else ``index`` remembers.
 
         Raises:
-            ArgumentError: no storage, a row that it has no slot for, or a priority out of range.
+            ArgumentError: no storage is known, a row that it has no slot for, or a priority out of
+                range.
             ShapeError: neither one priority per row nor one for all.
             NaNError: a priority is NaN.
         """
+        storage = self._storage if storage is None else storage
         if storage is None:
-            raise ArgumentError("storage must be given, as rb.update_priority does, got None")
+            raise ArgumentError("storage must be given before the sampler has seen one, got None")
+        value = torch.as_tensor(priority, dtype=torch.float64).detach().reshape(-1)
+        if storage.ndim > 1:
+            index = self._cells(index, storage, len(value))
         row = torch.as_tensor(index, dtype=torch.int64).reshape(-1)
-        value = torch.as_tensor(priority, dtype=torch.float64).detach().reshape(-1).to(row.device)
+        value = value.to(row.device)
         if value.shape[0] not in (1, row.shape[0]):
             raise ShapeError(
                 f"priority must hold one number for each of {row.shape[0]} rows, got "
                 f"{value.shape[0]}"
             )
         value = value.expand_as(row)
+        drawn = self._when_drawn(index) if generation is None else generation.reshape(-1)
+        if drawn is not None and drawn.shape != row.shape:
+            raise ShapeError(
+                f"generation must hold one number for each of {len(row)} rows, got {len(drawn)}"
+            )
         if not row.shape[0]:
             return
         lowest, highest = (int(bound) for bound in row.aminmax())
         if lowest < 0 or self.key is not None:
             given = row >= 0 if self.key is None else (row >= 0) & (value != AS_STORED)
             row, value = row[given], value[given]
+            drawn = drawn[given.to(drawn.device)] if drawn is not None else None
             if not row.shape[0]:
                 return
             highest = int(row.max())
         _check(highest, value, storage.max_size)
-        late = self._is_late(row, highest, storage, index)
+        late = self._is_late(row, highest, storage, drawn)
         if late is not None:
             self.n_late += int(late.sum())
             row, value = row[~late], value[~late]
         self._column.write(storage, row, value)
 
+    def _cells(self, index: Any, storage: Storage, n: int) -> Tensor:
+        """Return which cells n priorities are of."""
+        inserted = self._inserted
+        # Of rows just inserted, TorchRL keeps the first coordinate alone.
+        slots_alone = isinstance(index, Tensor) and index.ndim > 1 and index.numel() == n
+        if isinstance(inserted, Tensor) and (slots_alone or index is inserted):
+            self._inserted = cell_of(inserted, storage)
+            return self._inserted
+        return cell_of(index, storage)
+
+    def _when_drawn(self, index: int | Tensor) -> Tensor | None:
+        """Return the stamp of each row when it was drawn, None for rows just inserted."""
+        inserted, self._inserted = self._inserted, None
+        row = torch.as_tensor(index, dtype=torch.int64).reshape(-1)
+        # Of rows just inserted, TorchRL passes on the same tensor; of a single one, its number.
+        if index is inserted or (isinstance(inserted, int) and row.tolist() == [inserted]):
+            return None
+        noted = noted_generations(index)
+        if noted is not None or self._drawn is None:
+            return None if noted is None else noted.reshape(-1)
+        at = row.to(self._drawn.device)
+        is_known = (at >= 0) & (at < self._drawn.shape[0])
+        return self._drawn.index_select(0, at.where(is_known, 0)).where(
+            is_known, UNKNOWN_GENERATION
+        )
+
     def _is_late(
-        self, row: Tensor, highest: int, storage: Storage, index: int | Tensor
+        self, row: Tensor, highest: int, storage: Storage, drawn: Tensor | None
     ) -> Tensor | None:
         """Tell which rows are no longer those that were drawn; None if all of them are."""
-        inserted, self._inserted = self._inserted, None
-        # Of rows just inserted, TorchRL passes on the same tensor; of a single one, its number.
-        is_own = index is inserted or (isinstance(inserted, int) and row.tolist() == [inserted])
         stamps, stored = slot_generations(storage), len(storage)
-        if is_own or self._drawn is None or stamps is None or self._is_last_draw(row, storage):
-            return row >= stored if highest >= stored else None
-        at = row.to(stamps.device)
-        drawn, now = self._drawn.index_select(0, at), stamps.index_select(0, at)
-        return (row >= stored) | ((drawn != _NOT_DRAWN) & (drawn != now)).to(row.device)
-
-    def _is_last_draw(self, row: Tensor, storage: Storage) -> bool:
-        """Return whether rows are those drawn last, and nothing was written since: as mostly."""
-        drawn, revision = self._last_draw
-        if drawn is None or revision != mutation_revision(storage):
-            return False
-        return row.device == drawn.device and torch.equal(row, drawn)
+        is_gone = row >= stored if highest >= stored else None
+        if drawn is None or stamps is None:
+            return is_gone
+        drawn = drawn.to(stamps.device)
+        slot = row.to(stamps.device)
+        if storage.ndim > 1:
+            slot = slot // cells_per_slot(storage)
+        now = stamps.index_select(0, slot.clamp(max=stamps.shape[0] - 1))
+        if is_gone is None and torch.equal(drawn, now):
+            return None
+        is_other = ((drawn != UNKNOWN_GENERATION) & (drawn != now)).to(row.device)
+        return is_other if is_gone is None else is_gone | is_other
 
     def _empty(self) -> None:
         self._column.clear()
@@ -250,9 +325,13 @@ class PrioritySampler(KeySampler):
             CheckpointMismatchError: it does not, or there are fewer slots than priorities.
         """
         self._check_state(state_dict)
-        self._drawn, self._last_draw = None, (None, -1)
+        self._drawn = None
         self._column.restore(state_dict)
         super().load_state_dict(state_dict)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the storage, which is sent or saved for itself."""
+        return {**super().__getstate__(), "_storage": None}
 
 
 # TorchRL's buffers ask isinstance(sampler, PrioritizedSampler) before they pass priorities on.

@@ -7,7 +7,7 @@ from tensordict import NestedKey
 from torch import Tensor
 
 from gfn_rb.keys import LOG_REWARD
-from gfn_rb.numerics import WeightedTree
+from gfn_rb.numerics import weighted_tree
 from gfn_rb.samplers.base import Distribution, KeySampler, Parameter, Replacement, is_positive
 
 
@@ -40,7 +40,8 @@ class SoftmaxRewardSampler(KeySampler):
         self.temperature = temperature
 
     def _make_distribution(self, capacity: int, like: Tensor) -> Distribution:
-        return WeightedTree(capacity, like.device)
+        return weighted_tree(capacity, like.device)
 
     def _log_weight(self, value: Tensor) -> Tensor:
-        return value.to(torch.float64) / self.temperature
+        weight = value.to(torch.float64)
+        return weight if self.temperature == 1 else weight / self.temperature

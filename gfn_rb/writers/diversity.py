@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 
+from gfn_rb.arguments import require_choice
 from gfn_rb.errors import ArgumentError, CheckpointMismatchError
 from gfn_rb.keys import LOG_REWARD
 from gfn_rb.numerics.near.choice import Choice, choose
-from gfn_rb.numerics.near.distances import check_norm
+from gfn_rb.numerics.near.distances import Distance, check_norm
 from gfn_rb.numerics.near.index import NearIndex, PreparedRows
-from gfn_rb.torchrl_compat import bump_mutation_revision, set_length
+from gfn_rb.shapes import Rows
+from gfn_rb.sharing import lock_of, record_slots
+from gfn_rb.storages import is_laid_out
+from gfn_rb.writers.eviction_order import Tie
 from gfn_rb.writers.features import Features, Unique
 from gfn_rb.writers.followed_index import FollowedIndex
-from gfn_rb.writers.reward import RewardPrioritizedWriter, Tie
-from gfn_rb.writers.rows import no_slots, overwrite, relocate
+from gfn_rb.writers.moves import Moves, moves_of
+from gfn_rb.writers.reward import RewardPrioritizedWriter, worded
+from gfn_rb.writers.rows import no_slots, write_rows
 
 Near = Literal["replace", "reject"]
 When = Literal["always", "full"]
@@ -45,7 +50,8 @@ class DiversityWriter(RewardPrioritizedWriter):
     others are not compared with each other.
 
     Args:
-        key: the key to rank items by, one float per item.
+        key: the key to rank items by, one number per item, as of a
+            :class:`~gfn_rb.RewardPrioritizedWriter`.
         features: what distances are measured between: a key, whose entry is flattened, or a
             callable from items, batch size [n], to a tensor [n, d]. An item's ``condition`` is
             appended. By default the terminating state of trajectories, the state and the next one
@@ -53,11 +59,17 @@ class DiversityWriter(RewardPrioritizedWriter):
         cutoff_distance: items this close or closer do not stand beside each other. 0 refuses
             exact duplicates only; below 0 nothing is compared.
         p: of the norm, at least 1 or ``inf``; 0 counts the features that differ (Hamming).
+        distance: another distance instead of a norm: a callable of two batches of features, [n, d]
+            and [m, d], to what lies between each two, [n, m], symmetric, such as
+            :func:`gfn_rb.metrics.tanimoto_distance`. New items are compared with all stored ones:
+            no index is known for it.
         near: whether a better item shall "replace" the stored ones near it, or "reject" an item
             near a stored one, whatever its key.
         when: whether to compare "always", or only batches that find the storage "full".
         tie: among equal keys, whether the "newest" or the "oldest" items are kept.
+        largest: whether items of the largest keys are the best, or those of the smallest.
         unique: refused, as no two items are equal at a cutoff of 0 or more.
+        track_generations: see :class:`~gfn_rb.RewardPrioritizedWriter`.
 
     Raises:
         ArgumentError: an option breaks its rule.
@@ -83,22 +95,31 @@ class DiversityWriter(RewardPrioritizedWriter):
         when: When = "always",
         tie: Tie = "newest",
         unique: Unique = None,
+        *,
+        distance: Distance | None = None,
+        largest: bool = True,
+        track_generations: bool = False,
     ) -> None:
-        super().__init__(key, tie)
+        super().__init__(key, tie, largest=largest, track_generations=track_generations)
         if unique is not None:
             raise ArgumentError(
                 f"unique has no meaning for a DiversityWriter, got {unique!r}: equal items never "
                 "stand beside each other at cutoff_distance >= 0, and the better of them stays; "
                 "name what they are compared by in features"
             )
-        if math.isnan(cutoff_distance):
-            raise ArgumentError("cutoff_distance must be a number, got nan")
-        if near not in ("replace", "reject"):
-            raise ArgumentError(f"near must be 'replace' or 'reject', got {near!r}")
-        if when not in ("always", "full"):
-            raise ArgumentError(f"when must be 'always' or 'full', got {when!r}")
+        for name, value in (("cutoff_distance", cutoff_distance), ("p", p)):
+            is_number = isinstance(value, (float, int))
+            if not is_number or (math.isnan(value) and name != "p"):
+                raise ArgumentError(f"{name} must be a number, got {value!r:.80}")
+        require_choice("near", near, ("replace", "reject"))
+        require_choice("when", when, ("always", "full"))
+        if distance is not None and not callable(distance):
+            raise ArgumentError(f"distance must be a callable or None, got {distance!r:.80}")
         self.cutoff_distance = float(cutoff_distance)
+        if distance is not None and p != 1.0:
+            raise ArgumentError(f"p has no meaning beside a distance, got {p!r}")
         self.p = check_norm(p)
+        self.distance = distance
         self.near = near
         self.when = when
         self.measure(features)
@@ -110,36 +131,38 @@ class DiversityWriter(RewardPrioritizedWriter):
             features: see the class.
         """
         self.features = features
-        self._compared = FollowedIndex(Features(features), self.p, self.cutoff_distance)
+        between = self.p if self.distance is None else self.distance
+        self._compared = FollowedIndex(Features(features), between, self.cutoff_distance)
 
     # Choosing.
 
-    def _offer(self, data: TensorDictBase, key: Tensor, highest: float) -> Tensor:
+    def _offer(self, data: Rows, key: Tensor, highest: float) -> Tensor:
         full = len(self._storage) == self._storage.max_size
         if self.cutoff_distance < 0 or (self.when == "full" and not full):
             return self._offer_any(data, key, highest)
-        rows = self._compared.features(data)
-        floor = self._lowest() if full else -math.inf
-        device = (self._allocated() if full else self._in_step()).device
+        rows = self._compared.features.of(data)
+        order = self._order
+        floor = order.lowest(self._storage) if full else -math.inf
+        device = (order.extremes if full else order.in_step)(self._storage).device
         rows, key = rows.to(device), key.to(device, torch.float64)
-        if key.shape[0] == 0 or (full and not self._beats(highest, floor)):
+        if key.shape[0] == 0 or (full and not order.beats(highest, floor)):
             return no_slots(key)
         index = self._compared.follow(self._storage, rows)
-        value, order = self._worst_first(key)
-        hopeless = self._below(value, floor) if full else 0
-        order = order.flip(0)
-        choice = self._chosen(index, rows, key, order[: order.shape[0] - hopeless])
+        value, row = order.worst_first(key)
+        hopeless = order.below(value, floor) if full else 0
+        row = row.flip(0)
+        choice = self._chosen(index, rows, key, row[: row.shape[0] - hopeless])
         # Fewer rows come in than go out: there is room for the hopeless after all.
         if hopeless and choice.selected.shape[0] < choice.replaced.shape[0]:
-            choice = self._chosen(index, rows, key, order)
+            choice = self._chosen(index, rows, key, row)
         return self._carry_out(data, key, choice, index)
 
     def _chosen(self, index: NearIndex, rows: Tensor, key: Tensor, order: Tensor) -> Choice:
         """Choose among rows in an order from the best to the worst; name them by their place."""
-        stored = self._allocated().key
+        stored = self._order.extremes(self._storage).key
 
         def beats(i: Tensor, slot: Tensor) -> Any:
-            return self._beats(key[order[i]], stored[slot])
+            return self._order.beats(key[order[i]], stored[slot])
 
         rows = rows.index_select(0, order)
         choice = choose(index, rows, beats if self.near == "replace" else _never)
@@ -149,9 +172,7 @@ class DiversityWriter(RewardPrioritizedWriter):
 
     # Writing.
 
-    def _carry_out(
-        self, data: TensorDictBase, key: Tensor, choice: Choice, index: NearIndex
-    ) -> Tensor:
+    def _carry_out(self, data: Rows, key: Tensor, choice: Choice, index: NearIndex) -> Tensor:
         """Cut what was chosen to the capacity, write it, and return one slot per row."""
         stored = index.length
         chosen, removed, prepared = choice
@@ -165,9 +186,9 @@ class DiversityWriter(RewardPrioritizedWriter):
         if chosen.shape[0] > removed.shape[0]:  # rows line up at the end as they came
             chosen, place = chosen.sort()
             value, prepared = value.index_select(0, place), prepared.select(place)
-        move = _moves(chosen.shape[0], removed, stored)
+        move = moves_of(chosen.shape[0], removed, stored)
         self._store(data, chosen, move, stored)
-        self._follow_up(index, move, value, self._rank(chosen), prepared)
+        self._follow_up(index, move, value, self._order.rank(chosen), prepared)
         slot = no_slots(key)
         slot[chosen] = move.target
         return slot
@@ -179,109 +200,84 @@ class DiversityWriter(RewardPrioritizedWriter):
             contest: from the best down; the first meets the worst item, and so on.
             replaced: slots given up already.
         """
-        extremes = self._allocated()
+        order, extremes = self._order, self._order.extremes(self._storage)
         n = min(contest.shape[0] + replaced.shape[0], len(self._storage))
         if not replaced.shape[0]:
-            return self._driven_out(contest[:n])
+            return order.driven_out(self._storage, contest[:n])
         slot = extremes.smallest(n).rows(n)
         slot = slot[~torch.isin(slot, replaced)]
-        slot = slot[extremes.rank[slot].argsort()]
-        value, place = extremes.key[slot].sort(stable=True)
+        value, slot = order.worst_slots_first(self._storage, slot)
         n = min(contest.shape[0], slot.shape[0])
-        return slot[place[: int(self._beats(contest[:n], value[:n]).sum())]]
+        return slot[: int(order.beats(contest[:n], value[:n]).sum())]
 
-    def _store(self, data: TensorDictBase, chosen: Tensor, move: _Moves, before: int) -> None:
+    def _store(self, data: Rows, chosen: Tensor, move: Moves, before: int) -> None:
         storage = self._storage
-        if not storage.initialized:
+        if not is_laid_out(storage):
             self._write(move.target, data, chosen, move.length)
             return
-        overwrite(storage, move.target, data, chosen)
-        if move.source.shape[0]:
-            relocate(storage, move.source, move.hole)
-        if move.length != before:
-            set_length(storage, move.length)
-        if move.length < before:
-            bump_mutation_revision(storage)  # or samplers would take it for a write to some rows
+        if lock_of(storage) is not None:
+            record_slots(storage, move.slots(before))
+        write_rows(storage, move.target, data, chosen, max(move.length, before))
+        move.close_holes(storage, before)
         changed = torch.cat([move.target, move.hole]) if move.hole.shape[0] else move.target
         self._announce(changed, chosen.shape[0])
 
     def _follow_up(
-        self, index: NearIndex, move: _Moves, key: Tensor, rank: Tensor, prepared: PreparedRows
+        self, index: NearIndex, move: Moves, key: Tensor, rank: Tensor, prepared: PreparedRows
     ) -> None:
         """Do to the extremes and to the index what was done to the storage."""
-        extremes = self._allocated()
-        extremes.update(move.target, key, rank)
-        index.write(move.target, prepared, max(move.length, index.length))
-        if move.source.shape[0]:
-            extremes.update(move.hole, extremes.key[move.source], extremes.rank[move.source])
-            index.write(move.hole, index.prepare(index.rows[move.source]), index.length)
-        if move.length < index.length:
-            extremes.remove(torch.arange(move.length, index.length, device=extremes.device))
-            index.shorten(move.length)
-        self._now_in_step(self._column.version(self._storage))
-        self._compared.wrote(self._storage)
+        self._order.extremes(self._storage).update(move.target, key, rank)
+        before = index.length
+        index.write(move.target, prepared, max(move.length, before))
+        self._order.moved(self._storage, move, before)
+        self._compared.moved(self._storage, move)
 
     # State.
 
+    @property
+    def _norm(self) -> float | str:
+        """What distances are measured by: p of the norm, or the name of another distance."""
+        name = getattr(self.distance, "__qualname__", type(self.distance).__qualname__)
+        return self.p if self.distance is None else name
+
     def state_dict(self) -> dict[str, Any]:
         """Return what the storage does not hold; see :meth:`RewardPrioritizedWriter.state_dict`."""
-        return {**super().state_dict(), "cutoff_distance": self.cutoff_distance, "p": self.p}
+        return {**super().state_dict(), **self._measure()}
+
+    def _measure(self) -> dict[str, Any]:
+        """Return how items are compared. A callable has no name that means anything."""
+        return {
+            "cutoff_distance": self.cutoff_distance,
+            "p": self._norm,
+            "near": self.near,
+            "when": self.when,
+            "features": "a callable" if callable(self.features) else str(self.features),
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned. Features are read from the storage.
 
         Args:
-            state_dict: from a writer of the same ``tie``, ``cutoff_distance`` and ``p``.
+            state_dict: from a writer of the same options, ``distance`` included.
 
         Raises:
             CheckpointMismatchError: it comes from another, or from a larger storage.
         """
-        came = (state_dict.get("cutoff_distance"), state_dict.get("p"))
-        if came != (self.cutoff_distance, self.p):
+        expected = self._measure()
+        came = {name: state_dict[name] for name in expected if name in state_dict}
+        if came != expected:
             raise CheckpointMismatchError(
-                f"writer state is of cutoff_distance={came[0]} and p={came[1]}, expected "
-                f"cutoff_distance={self.cutoff_distance} and p={self.p}"
+                f"writer state is of {worded(came)}, expected {worded(expected)}"
             )
         super().load_state_dict(state_dict)
 
     def __repr__(self) -> str:
         return (
             f"{type(self).__name__}(key={self.key!r}, features={self.features!r}, "
-            f"cutoff_distance={self.cutoff_distance}, p={self.p}, near={self.near!r}, "
-            f"when={self.when!r}, tie={self.tie!r})"
+            f"cutoff_distance={self.cutoff_distance}, p={self._norm}, near={self.near!r}, "
+            f"when={self.when!r}, tie={self.tie!r}{'' if self.largest else ', largest=False'})"
         )
-
-
-class _Moves(NamedTuple):
-    """Which rows of a storage are written and moved.
-
-    Args:
-        target: slots for the new rows.
-        source: slots of rows that move, all of them from ``length`` on.
-        hole: where these move to.
-        length: of the storage afterwards.
-    """
-
-    target: Tensor
-    source: Tensor
-    hole: Tensor
-    length: int
 
 
 def _never(row: Tensor, slot: Tensor) -> Tensor:
     return torch.zeros_like(row, dtype=torch.bool)
-
-
-def _moves(n: int, removed: Tensor, stored: int) -> _Moves:
-    """Put n rows over removed ones and then at the end, or close holes with rows from the end."""
-    length = stored + n - removed.shape[0]
-    if length == stored:
-        none = removed[:0]
-        return _Moves(removed, none, none, length)
-    if length > stored:
-        fresh = torch.arange(stored, length, device=removed.device)
-        return _Moves(torch.cat([removed, fresh]), fresh[:0], fresh[:0], length)
-    removed = removed.sort().values
-    tail = torch.arange(length, stored, device=removed.device)
-    source = tail[~torch.isin(tail, removed)]
-    return _Moves(removed[:n], source, removed[n : n + source.shape[0]], length)

@@ -8,14 +8,16 @@ from typing import Any, TypeAlias
 import torch
 from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
-from torchrl.data.replay_buffers.storages import TensorStorage
+from torchrl.data.replay_buffers.storages import Storage
 
+from gfn_rb.arguments import require_key
 from gfn_rb.containers import convert
 from gfn_rb.containers.objects import object_columns
 from gfn_rb.errors import ArgumentError, KeyMismatchError, NaNError, ShapeError
 from gfn_rb.keys import ACTION, CONDITION, IS_BACKWARD, LENGTH, NEXT, NEXT_STATE, STATE
 from gfn_rb.numerics.near.hashing import equal_bits
-from gfn_rb.shapes import Int64, Shaped
+from gfn_rb.shapes import Int64, Rows, Shaped
+from gfn_rb.storages import dense_batches, is_listed
 from gfn_rb.torchrl_compat import all_slots, mutation_revision, tensor_version
 
 Unique: TypeAlias = NestedKey | list[NestedKey] | Callable[[TensorDictBase], Tensor] | None
@@ -42,12 +44,14 @@ class Features:
             raise ArgumentError(
                 f"features must be a key, a callable or None, got a {type(source).__name__}"
             )
+        if isinstance(source, (str, tuple)):
+            require_key("features", source)
         self.source = source
         self._stored: TensorDictBase | None = None
         self._watched: list[NestedKey] = []
         self._leaves: list[Tensor] = []  # the entries watched
 
-    def __call__(self, data: TensorDictBase) -> Shaped[Tensor, "n d"]:
+    def __call__(self, data: Rows) -> Shaped[Tensor, "n d"]:
         """Return one row per item.
 
         Args:
@@ -66,28 +70,49 @@ class Features:
             _refuse(rows)
         return rows.detach() if rows.requires_grad else rows
 
-    def version(self, storage: TensorStorage) -> FeatureVersion:
+    def of(self, data: Rows) -> Shaped[Tensor, "n d"]:
+        """Return one row per item, where these may differ in shape.
+
+        Args:
+            data: at least one item, batch size [n].
+
+        Raises:
+            ShapeError: there are more numbers of one than of another; or as above, as all.
+        """
+        parts = [self(batch) for batch in dense_batches(data)]
+        widths = {part.shape[1] for part in parts}
+        if len(widths) > 1:
+            raise ShapeError(
+                f"items must have equally many features, got {min(widths)} to {max(widths)}"
+            )
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def version(self, storage: Storage) -> FeatureVersion:
         """Return what identifies the content of an initialised storage, as far as it is read here.
 
         Args:
             storage: the storage.
         """
+        if is_listed(storage):
+            return _of_list(storage)
         data = all_slots(storage)
         if data is not self._stored:
             self._stored, self._watched = data, self._keys(data)
         self._leaves = [data.get(name) for name in self._watched]
         return self._of_leaves(storage)
 
-    def version_after_write(self, storage: TensorStorage) -> FeatureVersion:
+    def version_after_write(self, storage: Storage) -> FeatureVersion:
         """Return the :meth:`version` after a write in place, which leaves entries where they were.
 
         Args:
             storage: the storage.
         """
+        if is_listed(storage):
+            return _of_list(storage)
         known = all_slots(storage) is self._stored
         return self._of_leaves(storage) if known else self.version(storage)
 
-    def _of_leaves(self, storage: TensorStorage) -> FeatureVersion:
+    def _of_leaves(self, storage: Storage) -> FeatureVersion:
         versions = [n for leaf in self._leaves for n in (tensor_version(leaf), leaf.data_ptr())]
         return (mutation_revision(storage), *versions)
 
@@ -95,7 +120,7 @@ class Features:
         """Leave out what belongs to this process."""
         return {**self.__dict__, "_stored": None, "_leaves": []}
 
-    def _of(self, data: TensorDictBase) -> Tensor:
+    def _of(self, data: Rows) -> Tensor:
         if not callable(self.source):
             return _flat(_entry(data, self.source))
         rows = self.source(data)
@@ -106,7 +131,7 @@ class Features:
             )
         return _real(rows)
 
-    def _keys(self, data: TensorDictBase) -> list[NestedKey]:
+    def _keys(self, data: Rows) -> list[NestedKey]:
         """Return the keys of a storage that its features depend on."""
         names = list(data.keys(True, True))
         if callable(self.source):
@@ -127,14 +152,14 @@ class ObjectColumns(Features):
 
     def __init__(self, source: Unique) -> None:
         keys = source if isinstance(source, list) and source else [source]
-        if not (callable(source) or all(isinstance(key, (str, tuple)) for key in keys)):
+        if not (callable(source) or all(isinstance(key, (str, tuple)) and key for key in keys)):
             raise ArgumentError(
                 f"unique must be a key, a list of keys, a callable or None, got {source!r}"
             )
         super().__init__(source if callable(source) else None)
         self._read = keys
 
-    def __call__(self, data: TensorDictBase) -> Int64[Tensor, "n d"]:
+    def __call__(self, data: Rows) -> Int64[Tensor, "n d"]:
         """Return one row per item.
 
         Args:
@@ -151,12 +176,17 @@ class ObjectColumns(Features):
             return object_columns(data)
         return torch.cat([equal_bits(_flat(_entry(data, key))) for key in self._read], 1)
 
-    def _keys(self, data: TensorDictBase) -> list[NestedKey]:
+    def _keys(self, data: Rows) -> list[NestedKey]:
         names = list(data.keys(True, True))
         if callable(self.source):
             return names
         read = (STATE, LENGTH, IS_BACKWARD, CONDITION) if self._read == [STATE] else self._read
         return [name for name in names if name in read]
+
+
+def _of_list(storage: Storage) -> FeatureVersion:
+    # Where a key is written, nobody knows whether features depend on it.
+    return mutation_revision(storage), mutation_revision(storage)
 
 
 def _fingerprints(rows: Any, n: int) -> Int64[Tensor, "n d"]:
@@ -168,7 +198,7 @@ def _fingerprints(rows: Any, n: int) -> Int64[Tensor, "n d"]:
     return rows if rows.ndim == 2 else rows[:, None]
 
 
-def _default(data: TensorDictBase, names: set[str]) -> Tensor:
+def _default(data: Rows, names: set[str]) -> Tensor:
     state = _entry(data, STATE)
     if ACTION in names and LENGTH in names:
         step = convert.exit_step(data) + convert.direction(data)
@@ -177,7 +207,7 @@ def _default(data: TensorDictBase, names: set[str]) -> Tensor:
     return _flat(state) if after is None else torch.cat([_flat(state), _flat(after)], 1)
 
 
-def _entry(data: TensorDictBase, key: NestedKey) -> Tensor:
+def _entry(data: Rows, key: NestedKey) -> Tensor:
     value = data.get(key, None)
     if value is None:
         held = sorted(map(str, data.keys(True, True)))

@@ -5,19 +5,31 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data.replay_buffers.storages import Storage
-from torchrl.data.replay_buffers.writers import TensorDictRoundRobinWriter
+from torchrl.data.replay_buffers.writers import RoundRobinWriter, TensorDictRoundRobinWriter
 
+from gfn_rb.arguments import require_choice, require_flag
 from gfn_rb.column import KeyColumn, StorageVersion
 from gfn_rb.errors import CheckpointMismatchError
 from gfn_rb.keys import INDEX
-from gfn_rb.shapes import Float
-from gfn_rb.torchrl_compat import mutation_revision
+from gfn_rb.shapes import Float, Rows
+from gfn_rb.sharing import lock_of, record_slots, share_writes
+from gfn_rb.state_folder import require_count, require_numbers
+from gfn_rb.storages import open_shared
+from gfn_rb.torchrl_compat import (
+    all_slots,
+    leaves_of,
+    mutation_revision,
+    outside_graph,
+    set_write_cursor,
+    track_slot_generations,
+    write_cursor,
+)
 from gfn_rb.writers.features import Unique
-from gfn_rb.writers.reward import OnDuplicate, RewardPrioritizedWriter
-from gfn_rb.writers.rows import RowLayout
+from gfn_rb.writers.objects import OnDuplicate
+from gfn_rb.writers.reward import RewardPrioritizedWriter
+from gfn_rb.writers.rows import DRAWN, RowLayout
 
 
 class FIFOWriter(TensorDictRoundRobinWriter):
@@ -33,33 +45,64 @@ class FIFOWriter(TensorDictRoundRobinWriter):
         unique: what tells objects apart, of which there is then one row each, see
             :class:`~gfn_rb.RewardPrioritizedWriter`. None keeps equal rows side by side.
         on_duplicate: likewise.
+        compilable: see ``TensorDictRoundRobinWriter``.
+        track_generations: see :class:`~gfn_rb.RewardPrioritizedWriter`.
     """
 
-    def __new__(cls, unique: Unique = None, on_duplicate: OnDuplicate = "refresh") -> Any:
+    def __new__(
+        cls, unique: Unique = None, on_duplicate: OnDuplicate = "refresh", **options: Any
+    ) -> Any:
         """Make a writer, of another class where objects are unique."""
-        return super().__new__(cls) if unique is None else UniqueFIFOWriter(unique, on_duplicate)
+        if unique is None:
+            return super().__new__(cls)
+        options.pop("compilable", None)
+        return UniqueFIFOWriter(unique, on_duplicate, **options)
 
-    def __init__(self, unique: Unique = None, on_duplicate: OnDuplicate = "refresh") -> None:
-        super().__init__()
-        self._layout = RowLayout()
+    def __init__(
+        self,
+        unique: Unique = None,
+        on_duplicate: OnDuplicate = "refresh",
+        *,
+        compilable: bool = False,
+        track_generations: bool = False,
+    ) -> None:
+        require_choice("on_duplicate", on_duplicate, ("refresh", "keep"))
+        require_flag("compilable", compilable)
+        require_flag("track_generations", track_generations)
+        super().__init__(compilable=compilable, track_generations=track_generations)
+        self._layout = RowLayout(DRAWN - {INDEX})  # which is stored, as by the one it extends
 
-    def add(self, data: TensorDictBase) -> int | Tensor:
+    def register_storage(self, storage: Storage) -> None:
+        """Attach the storage to write to."""
+        super().register_storage(storage)
+        if self.tracks_generations:
+            track_slot_generations(storage)  # in shared memory, which TorchRL's is not
+        share_writes(storage, self)
+
+    def add(self, data: Rows) -> int | Tensor:
         """Write one item.
 
         Args:
-            data: batch size [].
+            data: batch size [], or of several dimensions as the storage; or see :meth:`extend`.
 
         Raises:
             KeyMismatchError, ShapeError: see :meth:`extend`.
         """
-        self._layout.check(data.unsqueeze(0), self._storage)
+        if not _are_rows(data):
+            self._record(1)
+            return RoundRobinWriter.add(self, data)
+        self._line_up()
+        data = self._checked(data)
+        self._record(1)
         return super().add(data)
 
-    def extend(self, data: TensorDictBase) -> Tensor:
+    @outside_graph
+    def extend(self, data: Rows) -> Tensor:
         """Write a batch over the oldest items.
 
         Args:
-            data: batch size [n].
+            data: batch size [n]; or a tensor, a tree of tensors or a list of rows, as
+                ``RoundRobinWriter`` takes them, which are not compared.
 
         Returns:
             One slot per row; none for an empty batch.
@@ -68,10 +111,70 @@ class FIFOWriter(TensorDictRoundRobinWriter):
             KeyMismatchError: keys are missing or unknown to the storage.
             ShapeError: an entry has another shape or dtype than the stored one.
         """
+        if not _are_rows(data):
+            self._record(len(leaves_of(data)[0] if isinstance(data, (dict, tuple)) else data))
+            return RoundRobinWriter.extend(self, data)
         if not data.shape[0]:
             return torch.empty(0, dtype=torch.int64)
-        self._layout.check(data, self._storage)
+        self._line_up()
+        data = self._layout.check(data, self._storage)
+        self._record(data.shape[0])
         return super().extend(data)
+
+    def write_at(self, index: int | Tensor, data: Rows) -> int | Tensor:
+        """Write rows into slots that are told, as buffers do that consume theirs.
+
+        Args:
+            index: one slot, or one for each row.
+            data: see :meth:`add` and :meth:`extend`.
+
+        Raises:
+            KeyMismatchError, ShapeError: see :meth:`extend`.
+        """
+        record_slots(self._storage, torch.as_tensor(index))
+        if not _are_rows(data):
+            return RoundRobinWriter.write_at(self, index, data)
+        one = not isinstance(index, Tensor) or index.ndim == 0
+        checked = self._checked(data) if one else self._layout.check(data, self._storage)
+        return super().write_at(index, checked)
+
+    def _record(self, n: int) -> None:
+        """Note what the next n slots hold, where processes share the storage."""
+        if lock_of(self._storage) is not None:
+            open_shared(self._storage)
+            leaves = leaves_of(all_slots(self._storage)) if self._storage.initialized else []
+            n_slots = leaves[0].shape[0] if leaves else 1
+            record_slots(self._storage, (write_cursor(self) + torch.arange(n)) % n_slots)
+
+    def slot_tensors(self) -> list[Tensor]:
+        """Return nothing: which slot is next follows from the counters."""
+        return []
+
+    def counters(self) -> list[int]:
+        """Return the next slot, and how many rows were written."""
+        return [write_cursor(self), self._write_count]
+
+    def roll_back(self, counters: list[int]) -> None:
+        """Go back to counters.
+
+        Args:
+            counters: those of before; none where nothing was written.
+        """
+        if counters:
+            set_write_cursor(self, counters[0])
+            self._write_count = counters[1]
+
+    def _line_up(self) -> None:
+        """Go on behind the rows that others stored, as long as there is room."""
+        stored = len(self._storage)
+        has_room = self._storage.ndim == 1 and stored < self._storage.max_size
+        if has_room and write_cursor(self) != stored:
+            set_write_cursor(self, stored)
+
+    def _checked(self, row: Rows) -> Rows:
+        rows = row.unsqueeze(0)
+        checked = self._layout.check(rows, self._storage)
+        return row if checked is rows else checked.squeeze(0)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore what ``state_dict`` returned.
@@ -83,7 +186,20 @@ class FIFOWriter(TensorDictRoundRobinWriter):
             raise CheckpointMismatchError(
                 f"writer state is of unique={state_dict.get('unique')!r}, expected unique=None"
             )
+        for name in ("_cursor", "_write_count"):
+            require_count(name, state_dict.get(name, 0))
+        if self._storage is not None and state_dict["_cursor"] >= self._storage.max_size:
+            raise CheckpointMismatchError(
+                f"writer state is of slot {state_dict['_cursor']}, expected one below "
+                f"{self._storage.max_size}"
+            )
+        if (generation := state_dict.get("_generation")) is not None:
+            require_numbers("_generation", generation, torch.int64)
         super().load_state_dict(state_dict)
+
+
+def _are_rows(data: Any) -> bool:
+    return hasattr(data, "batch_size")
 
 
 class UniqueFIFOWriter(RewardPrioritizedWriter):
@@ -94,13 +210,22 @@ class UniqueFIFOWriter(RewardPrioritizedWriter):
     Args:
         unique: what tells objects apart, see :class:`~gfn_rb.RewardPrioritizedWriter`.
         on_duplicate: likewise.
+        track_generations: likewise.
     """
 
-    def __init__(self, unique: Unique = "state", on_duplicate: OnDuplicate = "refresh") -> None:
-        super().__init__(INDEX, unique=unique, on_duplicate=on_duplicate)
-        self._column = _EqualKeys(INDEX)
+    def __init__(
+        self,
+        unique: Unique = "state",
+        on_duplicate: OnDuplicate = "refresh",
+        *,
+        track_generations: bool = False,
+    ) -> None:
+        super().__init__(
+            INDEX, unique=unique, on_duplicate=on_duplicate, track_generations=track_generations
+        )
+        self._order.column = _EqualKeys(INDEX)
 
-    def _keys_of(self, data: TensorDictBase) -> Tensor:
+    def _keys_of(self, data: Rows) -> Tensor:
         return torch.zeros(data.shape[0])
 
     def __repr__(self) -> str:

@@ -7,19 +7,23 @@ from collections.abc import Collection
 from typing import Any, NoReturn
 
 import torch
-from tensordict import NestedKey, TensorDictBase
+from tensordict import LazyStackedTensorDict, NestedKey, TensorDictBase
 from torch import Tensor
-from torchrl.data.replay_buffers.storages import TensorStorage
+from torchrl.data.replay_buffers.storages import Storage
 
-from gfn_rb.column import open_shared
-from gfn_rb.errors import KeyMismatchError, NaNError, ShapeError
-from gfn_rb.keys import INDEX
-from gfn_rb.shapes import Int64
-from gfn_rb.torchrl_compat import all_slots, bump_mutation_revision, new_tensordict
+from gfn_rb.errors import ArgumentError, KeyMismatchError, NaNError, ShapeError
+from gfn_rb.keys import BUFFER_ID, BUFFER_IDS, DRAW_LOG_PROB, INDEX, PRIORITY_WEIGHT
+from gfn_rb.shapes import Int64, Rows
+from gfn_rb.storages import is_laid_out, is_listed, open_shared
+from gfn_rb.torchrl_compat import all_slots, bump_mutation_revision, new_tensordict, set_length
+
+# What buffers add to rows that they draw. It is not stored when these come back.
+DRAWN = frozenset({INDEX, BUFFER_ID, BUFFER_IDS, DRAW_LOG_PROB, PRIORITY_WEIGHT})
+_EXACT = 2**53  # up to which integers are floats
 
 
-def scalar_key(data: TensorDictBase, key: NestedKey) -> Tensor:
-    """Return one float per row of a batch.
+def scalar_key(data: Rows, key: NestedKey) -> Tensor:
+    """Return one number per row of a batch, as floats.
 
     Args:
         data: rows, batch size [n].
@@ -28,7 +32,13 @@ def scalar_key(data: TensorDictBase, key: NestedKey) -> Tensor:
     Raises:
         KeyMismatchError: the key is missing.
         ShapeError: batch size other than [n], several numbers per row, or not real numbers.
+        ArgumentError: an integer beyond 2^53, which no float holds.
     """
+    if not hasattr(data, "batch_size"):
+        raise ShapeError(
+            f"key {key!r} expects data to be a tensor collection, a TensorDict or a tensorclass, "
+            f"got a {type(data).__name__}"
+        )
     if data.ndim != 1:
         raise ShapeError(
             f"data must have batch size [n], one entry per item, got {list(data.batch_size)}"
@@ -37,13 +47,34 @@ def scalar_key(data: TensorDictBase, key: NestedKey) -> Tensor:
     if value is None:
         held = sorted(map(str, data.keys(True, True)))
         raise KeyMismatchError(f"data lacks the key {key!r}: it holds {held}")
-    if value.numel() != data.shape[0] or not value.is_floating_point():
+    if value.numel() != data.shape[0] or value.dtype == torch.bool or value.is_complex():
         raise ShapeError(
-            f"key {key!r} must hold one float per item, got {value.dtype} of shape "
+            f"key {key!r} must hold one number per item, got {value.dtype} of shape "
             f"{tuple(value.shape)} for batch size {list(data.batch_size)}"
         )
+    if not value.is_floating_point():
+        value = exact_floats(value, key)
     is_plain = value.ndim == 1 and not value.requires_grad
     return value if is_plain else value.detach().reshape(-1)
+
+
+def exact_floats(value: Tensor, name: NestedKey) -> Tensor:
+    """Return integers as floats that are equal to them.
+
+    Args:
+        value: of any shape.
+        name: how the error calls them.
+
+    Raises:
+        ArgumentError: one is beyond 2^53.
+    """
+    exact = value.to(torch.float64)
+    if value.numel() and float(exact.abs().max()) >= _EXACT:
+        raise ArgumentError(
+            f"key {name!r} must hold integers below 2^53, which compare exactly, got "
+            f"{int(value.min())} to {int(value.max())}"
+        )
+    return exact
 
 
 def check_number(values: Tensor, name: NestedKey) -> float:
@@ -67,6 +98,42 @@ def check_number(values: Tensor, name: NestedKey) -> float:
     return highest
 
 
+def check_relabels(index: Tensor, key: Tensor, name: NestedKey, stored: int) -> None:
+    """Raise unless keys can be written to slots.
+
+    Args:
+        index: the slots, [m].
+        key: their new keys, [m].
+        name: how the error calls them.
+        stored: how many slots hold items.
+
+    Raises:
+        ShapeError, NaNError, ArgumentError: they differ in number; a key is NaN; or a slot is
+            empty.
+    """
+    if index.shape != key.shape:
+        raise ShapeError(f"index and key must have one length, got {len(index)} and {len(key)}")
+    check_number(key, name)
+    check_stored(index, stored)
+
+
+def check_stored(index: Int64[Tensor, "m"], stored: int) -> None:
+    """Raise unless slots hold items.
+
+    Args:
+        index: the slots.
+        stored: how many hold items.
+
+    Raises:
+        ArgumentError: one does not.
+    """
+    if index.numel() and not bool(((index >= 0) & (index < stored)).all()):
+        raise ArgumentError(
+            f"index must name stored items, 0 to {stored - 1}, got {int(index.min())} to "
+            f"{int(index.max())}"
+        )
+
+
 def shallow_copy(rows: TensorDictBase) -> TensorDictBase:
     """Return a TensorDict of the same tensors, to which others can be added.
 
@@ -76,9 +143,7 @@ def shallow_copy(rows: TensorDictBase) -> TensorDictBase:
     return new_tensordict(dict(rows.items()), rows.batch_size)
 
 
-def select_rows(
-    rows: TensorDictBase, at: Int64[Tensor, "m"], but: Collection[str] = ()
-) -> TensorDictBase:
+def select_rows(rows: Rows, at: Int64[Tensor, "m"], but: Collection[str] = ()) -> TensorDictBase:
     """Return some rows, in a third of the time that indexing a TensorDict takes.
 
     Args:
@@ -106,73 +171,123 @@ def no_slots(key: Tensor) -> Int64[Tensor, "n"]:
     return torch.full(key.shape, -1, dtype=torch.int64, device=key.device)
 
 
-def overwrite(storage: TensorStorage, target: Tensor, data: TensorDictBase, chosen: Tensor) -> None:
-    """Write some rows of a batch over stored ones.
+def write_rows(
+    storage: Storage, target: Int64[Tensor, "k"], data: Rows, chosen: Tensor | None, length: int
+) -> None:
+    """Write some rows of a batch over stored ones, or behind them.
 
     What ``storage.set(target, data[chosen])`` does to a full storage, in a quarter of the time: it
-    need not work out the batch size of any index. The length is left as it is.
+    need not work out the batch size of any index.
 
     Args:
-        storage: initialised.
-        target: slots, int64 [k], each once.
+        storage: laid out.
+        target: slots, each once.
         data: rows that have the storage's layout, batch size [n].
-        chosen: positions in the batch, int64 [k].
+        chosen: positions in the batch, int64 [k]; None for all of them, in a list.
+        length: of the storage afterwards, not below what it is now.
     """
+    if is_listed(storage):
+        slot, order = target.sort()  # those behind the last one line up
+        # Copied one by one: a row shall neither hold its batch in memory nor change with it.
+        at = order if chosen is None else chosen[order]
+        rows = [row.clone() for row in data[at].unbind(0)]
+        storage.set(slot.tolist(), rows)
+        return
+    assert chosen is not None
     stored = all_slots(storage)
     for name, value in data.items(True, True):
         leaf = stored.get(name)
         leaf.index_copy_(0, target, value.index_select(0, chosen).to(leaf.device))
     bump_mutation_revision(storage)
+    if length > len(storage):
+        set_length(storage, length)
 
 
-def relocate(storage: TensorStorage, source: Tensor, target: Tensor) -> None:
+def relocate(storage: Storage, source: Tensor, target: Tensor) -> None:
     """Write stored rows over others.
 
     Args:
-        storage: initialised.
+        storage: laid out.
         source: slots to copy from, int64 [k].
         target: slots to copy to, none of them among the former.
     """
+    if is_listed(storage):
+        storage.set(target.tolist(), [storage.get(i) for i in source.tolist()])
+        return
     for leaf in all_slots(storage).values(True, True):
         leaf.index_copy_(0, target, leaf.index_select(0, source))
     bump_mutation_revision(storage)
 
 
 class RowLayout:
-    """What each item of a storage looks like: the names, shapes and dtypes of its entries."""
+    """What each item of a storage looks like: the names, shapes and dtypes of its entries.
 
-    def __init__(self) -> None:
-        self._stored: TensorDictBase | None = None
+    Args:
+        dropped: names of entries that are not stored.
+    """
+
+    def __init__(self, dropped: frozenset[str] = DRAWN) -> None:
+        self._dropped = dropped
+        self._stored: Any = None
         self._entries: dict[NestedKey, tuple[torch.Size, torch.dtype]] = {}
 
-    def check(self, data: TensorDictBase, storage: TensorStorage) -> TensorDictBase:
-        """Return the rows without bookkeeping, after comparing them with what is stored.
+    def check(self, data: Rows, storage: Storage) -> Rows:
+        """Return the rows without bookkeeping and gradients, compared with what is stored.
 
         Args:
             data: rows, batch size [n].
-            storage: where they are about to go.
+            storage: where they are about to go. In a list no row need be like another.
 
         Raises:
-            KeyMismatchError: keys are missing or unknown to an initialised storage.
+            KeyMismatchError: keys are missing or unknown to a storage that has some.
             ShapeError: an entry has another shape or dtype than the stored one.
         """
-        entries = _entries(data)
-        if entries.pop(INDEX, None) is not None:  # left by an earlier extend of the same batch
-            data = data.exclude(INDEX)
+        if is_listed(storage):
+            return _without(data, self._dropped.intersection(data.keys())).detach()
         open_shared(storage)
-        if not storage.initialized:
-            return data
-        stored = all_slots(storage)
-        if self._stored is not stored:
-            self._stored, self._entries = stored, _entries(stored)
+        entries, requires_grad = _entries(data)
+        if requires_grad:
+            data = data.detach()
+        stored = all_slots(storage) if is_laid_out(storage) else None
+        if self._stored is not stored or not self._entries:
+            self._stored = stored
+            self._entries = {} if stored is None else _entries(stored)[0]
             self._entries.pop(INDEX, None)
-        if entries != self._entries:
+        drawn = self._dropped.intersection(entries)
+        if drawn:
+            drawn = drawn.difference(self._entries)
+            data = _without(data, drawn)
+            for name in drawn:
+                del entries[name]
+        entries.pop(INDEX, None)
+        if self._entries and entries != self._entries:  # none: the first rows lay it out
             _explain(entries, self._entries)
         return data
 
 
-def _entries(data: TensorDictBase) -> dict[NestedKey, tuple[torch.Size, torch.dtype]]:
-    return {name: (value.shape[1:], value.dtype) for name, value in data.items(True, True)}
+def _without(data: Rows, names: frozenset[str]) -> Rows:
+    """Leave entries out; those of a tensorclass are its own fields, and stay."""
+    return data.exclude(*names) if names and isinstance(data, TensorDictBase) else data
+
+
+def _entries(data: Rows) -> tuple[dict[NestedKey, tuple[torch.Size, torch.dtype]], bool]:
+    """Return the shape of each entry in a row, and its dtype; and whether one requires grad."""
+    entries, requires_grad = {}, False
+    try:
+        leaves = [*data.items(True, True)]
+    except RuntimeError:
+        if not isinstance(data, LazyStackedTensorDict) or data.stack_dim == 0:
+            raise
+        # Rows that are stacks themselves, of members that differ in shape, and stay apart.
+        leaves = [
+            (name if name in DRAWN else (str(i), str(name)), value)
+            for i, member in enumerate(data.tensordicts)
+            for name, value in member.items(True, True)
+        ]
+    for name, value in leaves:
+        entries[name] = value.shape[1:], value.dtype
+        requires_grad = requires_grad or value.requires_grad
+    return entries, requires_grad
 
 
 def _explain(came: dict[NestedKey, Any], expected: dict[NestedKey, Any]) -> NoReturn:

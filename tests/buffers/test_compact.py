@@ -399,7 +399,7 @@ def test_states_that_actions_do_not_lead_to_are_refused():
         rb.extend(rows)
     rows = walks(GRID)
     rows["length"][:] = 7
-    with pytest.raises(ShapeError, match=r"no 'length' above T"):
+    with pytest.raises(ArgumentError, match=r"length must be 1 to 2 in every row, got 7 to 7"):
         CompactRows(GRID, "rebuild").inv(
             rows.update({"action": rows["action"][:, :2]}).update({"state": rows["state"][:, :3]})
         )

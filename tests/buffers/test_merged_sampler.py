@@ -11,13 +11,20 @@ from hypothesis import strategies as st
 from statistics_of_draws import chi_square_p
 from torchrl.data.replay_buffers.samplers import (
     RandomSampler,
+    SamplerEnsemble,
     SamplerWithoutReplacement,
 )
 from torchrl.data.replay_buffers.scheduler import LinearScheduler
 
 from gfn_rb.buffers import MergedReplayBuffer
+from gfn_rb.buffers.merged_sampler import MergedSampler
 from gfn_rb.errors import ArgumentError, EmptyBufferError
-from gfn_rb.samplers import PrioritySampler, QuantileRewardSampler, RankRewardSampler
+from gfn_rb.samplers import (
+    PrioritySampler,
+    QuantileRewardSampler,
+    RankRewardSampler,
+    SoftmaxRewardSampler,
+)
 
 INF = math.inf
 # Of very different size and scale of reward; members without any mass, or any rows.
@@ -263,3 +270,36 @@ def test_whether_a_batch_can_be_drawn():
     assert not merged([[], []]).can_sample(1)
     assert merged([[], [0.0]], p=[1, 1]).can_sample(9)
     assert not merged([[], [0.0]], p=[1, 0]).can_sample(9)
+
+
+def test_another_sampler_takes_over_with_the_buffers_generator():
+    draws = []
+    for _ in range(2):
+        rb = merged([[0.0, 1.0], [2.0] * 3, [0.0]])
+        before = rb.sampler
+        parts = [SoftmaxRewardSampler() for _ in range(3)]
+        assert rb.set_sampler(MergedSampler(*parts, p=[1.0, 1.0, 0.0])) is before
+        draws.append(rb.sample(30))
+    assert set(draws[0]["buffer_id"].tolist()) == {0, 1}
+    assert (draws[0] == draws[1]).all()
+    members = [member([0.0, 1.0]), member([2.0, 2.0])]
+    stacked = MergedReplayBuffer(*members, p=None, sample_from_all=True)
+    stacked.set_sampler(SamplerEnsemble(*parts[:2], sample_from_all=True))
+    assert stacked.sample(4).shape == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("p", "make", "message"),
+    [
+        ("mass", lambda *parts: RandomSampler(), r"a MergedSampler of 2 samplers, got Random\w+$"),
+        ("mass", SamplerEnsemble, r"got SamplerEnsemble$"),
+        ("mass", lambda *parts: MergedSampler(parts[0]), r"got MergedSampler of 1$"),
+        (None, MergedSampler, r"a SamplerEnsemble of 2 samplers, got MergedSampler$"),
+    ],
+)
+def test_a_sampler_that_cannot_take_over_is_named(p, make, message, unchecked):
+    rb = MergedReplayBuffer(member([0.0, 1.0]), member([2.0]), p=p, sample_from_all=p is None)
+    before = rb.sampler
+    with pytest.raises(ArgumentError, match=message):
+        rb.set_sampler(make(SoftmaxRewardSampler(), SoftmaxRewardSampler()))
+    assert rb.sampler is before

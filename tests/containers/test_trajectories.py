@@ -168,6 +168,15 @@ def test_a_field_that_does_not_fit_is_named(key: str, value: torch.Tensor, messa
         Trajectories(**fields, **{key: value})
 
 
+@pytest.mark.parametrize("length", [[0, 2], [3, 5], [-1, 2]])
+def test_lengths_there_is_no_room_for_are_refused(length: list[int]) -> None:
+    td = two_rows().to_tensordict().set("length", torch.tensor(length))
+    message = f"length must be 1 to 4 in every row, got {min(length)} to {max(length)}"
+    for read in (Trajectories.from_tensordict, lambda td: Trajectories(**td)):
+        with pytest.raises(ArgumentError, match=message):
+            read(td)
+
+
 def test_missing_and_misnamed_keys_are_named() -> None:
     td = two_rows().to_tensordict()
     with pytest.raises(KeyMismatchError, match="Trajectories: 'length' is missing"):

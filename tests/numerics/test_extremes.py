@@ -6,14 +6,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gfn_rb.errors import ArgumentError
-from gfn_rb.numerics import Extremes
+from gfn_rb.numerics import Extremes, extremes_of
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
+CUDA = pytest.param(Extremes, "cuda", marks=pytest.mark.cuda)
+# What is for a device works on the CPU as well.
+DEVICES = [(extremes_of, "cpu"), (Extremes, "cpu"), CUDA]
 # Few different keys, so that ties abound; infinities of both signs.
 keys = st.one_of(st.integers(-2, 2).map(float), st.sampled_from([math.inf, -math.inf, 1e-300]))
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("make", "device"), DEVICES)
 @settings(max_examples=80, deadline=None)
 @given(
     capacity=st.integers(1, 90),
@@ -23,8 +25,8 @@ keys = st.one_of(st.integers(-2, 2).map(float), st.sampled_from([math.inf, -math
     k=st.integers(1, 90),
     whole=st.booleans(),
 )
-def test_smallest_rows_are_those_of_a_sort(device, capacity, batches, k, whole):
-    extremes, plain = Extremes(capacity, device), {}
+def test_smallest_rows_are_those_of_a_sort(make, device, capacity, batches, k, whole):
+    extremes, plain = make(capacity, device), {}
     for number, batch in enumerate(batches):
         # Ranks are unique, as the callers' are.
         rows = {i % capacity: (key, (number * 100 + rank) * 97 + i) for i, key, rank in batch}
@@ -51,8 +53,39 @@ def test_smallest_rows_are_those_of_a_sort(device, capacity, batches, k, whole):
         assert float(extremes.minimum) == plain[expected[0]][0]
 
 
+@pytest.mark.parametrize(("make", "device"), DEVICES)
+@settings(max_examples=120, deadline=None)
+@given(
+    stored=st.lists(keys, min_size=1, max_size=60),
+    batch=st.lists(keys, min_size=1, max_size=80),
+    free=st.integers(0, 5),
+    newest=st.booleans(),
+)
+def test_replacements_leave_the_best_of_all(make, device, stored, batch, free, newest):
+    capacity = len(stored) + free
+    batch += [0.0] * (free + 1 - len(batch))
+    extremes = make(capacity, device)
+    age = torch.randperm(len(stored), generator=torch.Generator().manual_seed(len(batch)))
+    extremes.assign(
+        torch.tensor(stored, dtype=torch.float64, device=device),
+        (age if newest else -age).to(device),
+    )
+    key = torch.tensor(batch, dtype=torch.float64, device=device)
+    chosen, value, out = (part.tolist() for part in extremes.replacements(key, free, newest))
+    # Everything there is, from the worst on: equal keys by age, the batch newer than all stored.
+    sign = 1 if newest else -1
+    pairs = zip(stored, age.tolist(), strict=True)
+    everything = [(k, sign * a, "stored", i) for i, (k, a) in enumerate(pairs)]
+    everything += [(k, sign * (100 + i), "batch", i) for i, k in enumerate(batch)]
+    best = sorted(everything)[len(everything) - capacity :]
+    assert sorted(chosen) == sorted(i for _, _, kind, i in best if kind == "batch")
+    assert set(out) == set(range(len(stored))) - {i for _, _, kind, i in best if kind == "stored"}
+    assert value == [batch[i] for i in chosen]
+    assert len(chosen) == len(out) + free
+
+
 def test_rows_past_an_assignment_are_forgotten():
-    extremes = Extremes(4)
+    extremes = extremes_of(4)
     extremes.assign(torch.tensor([3.0, 1.0, 2.0]), torch.arange(3))
     extremes.assign(torch.tensor([5.0]), torch.arange(1))
     assert extremes.minimum == 5.0

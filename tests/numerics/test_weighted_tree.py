@@ -9,14 +9,17 @@ from hypothesis import strategies as st
 from statistics_of_draws import chi_square_p
 
 from gfn_rb.errors import ArgumentError
-from gfn_rb.numerics import BoundedTree, WeightedTree
+from gfn_rb.numerics import WeightedTree, weighted_tree
+from gfn_rb.numerics.host_tree import first_occurrences
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
+CUDA = pytest.param(WeightedTree, "cuda", marks=pytest.mark.cuda)
+# What is for a device works on the CPU as well.
+DEVICES = [(weighted_tree, "cpu"), (WeightedTree, "cpu"), CUDA]
 weights = st.one_of(st.floats(-1e4, 1e4), st.just(-math.inf))
 
 
-def tree_of(log_weight, device=None):
-    tree = WeightedTree(len(log_weight), device)
+def tree_of(log_weight, device="cpu", make=weighted_tree):
+    tree = make(len(log_weight), device)
     tree.assign(torch.as_tensor(log_weight, dtype=torch.float64, device=device))
     return tree
 
@@ -25,14 +28,14 @@ def softmax(log_weight):
     return torch.softmax(torch.as_tensor(log_weight, dtype=torch.float64), 0).numpy()
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("make", "device"), DEVICES)
 @settings(max_examples=60, deadline=None)
 @given(
     capacity=st.integers(1, 70),
     batches=st.lists(st.lists(st.tuples(st.integers(0, 69), weights), max_size=9), max_size=8),
 )
-def test_total_and_log_prob_follow_any_updates(device, capacity, batches):
-    tree = WeightedTree(capacity, device)
+def test_total_and_log_prob_follow_any_updates(make, device, capacity, batches):
+    tree = make(capacity, device)
     plain = [-math.inf] * capacity
     for batch in batches:
         rows = {i % capacity: w for i, w in batch}
@@ -53,7 +56,7 @@ def test_total_and_log_prob_follow_any_updates(device, capacity, batches):
 
 def test_any_history_gives_the_bits_of_a_fresh_tree():
     generator = torch.Generator().manual_seed(0)
-    worn = WeightedTree(5000)
+    worn = weighted_tree(5000)
     worn.assign(torch.randn(5000, generator=generator) * 40)
     for _ in range(50):
         index = torch.randint(5000, (37,), generator=generator)
@@ -71,14 +74,30 @@ def test_any_history_gives_the_bits_of_a_fresh_tree():
         assert torch.equal(first, second)
 
 
-@pytest.mark.parametrize("device", DEVICES)
+def test_draws_follow_weights_that_leap_by_thousands_of_nats():
+    # What is drawn from is kept relative to the total, which here leaves the range of exp at each
+    # step, up and down, by one row or by all but one.
+    tree, generator = weighted_tree(40), torch.Generator().manual_seed(0)
+    tree.assign(torch.linspace(-1, 1, 40))
+    for row, log_weight in [(3, 5000.0), (4, 4999.0), (3, -math.inf), (4, 0.5), (7, -3000.0)]:
+        tree.update(torch.tensor([row]), torch.tensor([log_weight]))
+        fresh = tree_of(tree.log_weight)
+        drawn = [t.draw(64, torch.Generator().manual_seed(row)) for t in (tree, fresh)]
+        assert torch.equal(*drawn)
+        assert float(tree.log_total) == pytest.approx(float(tree.log_weight.logsumexp(0)))
+        p = torch.exp(tree.log_prob(torch.arange(40))).numpy()
+        draws = tree.draw(5000, generator).numpy()
+        assert chi_square_p(np.bincount(draws, minlength=40), p) > 1e-3
+
+
+@pytest.mark.parametrize(("make", "device"), DEVICES)
 @pytest.mark.parametrize("capacity", [7, 500])
-def test_draws_with_replacement_have_the_law(device, capacity):
+def test_draws_with_replacement_have_the_law(make, device, capacity):
     generator = torch.Generator(device).manual_seed(1)
     log_weight = torch.linspace(-3, 2, capacity, dtype=torch.float64)
     log_weight[::3] = -math.inf
     log_weight += 1e4  # far beyond what exp can hold
-    draws = tree_of(log_weight.tolist(), device).draw(200_000, generator).cpu().numpy()
+    draws = tree_of(log_weight.tolist(), device, make).draw(200_000, generator).cpu().numpy()
     assert chi_square_p(np.bincount(draws, minlength=capacity), softmax(log_weight)) > 1e-3
 
 
@@ -87,46 +106,47 @@ def successive(p):
     return {(i, j): p[i] * p[j] / (1 - p[i]) for i, j in itertools.permutations(range(len(p)), 2)}
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("method", ["draw_distinct", "_perturbed"])
+@pytest.mark.parametrize(("make", "device"), DEVICES)
+@pytest.mark.parametrize("method", ["draw_distinct", "perturbed"])
 @pytest.mark.parametrize("spread", [0.5, 6.0])
-def test_distinct_draws_have_the_law_of_successive_sampling(device, method, spread):
+def test_distinct_draws_have_the_law_of_successive_sampling(make, device, method, spread):
     # More blocks than draws, and a spread at which most draws with replacement repeat.
     rows = [0, 5, 40, 97, 98]
     log_weight = torch.full((120,), -math.inf, dtype=torch.float64)
     log_weight[rows] = torch.linspace(0, spread, 5, dtype=torch.float64) - 2000
-    tree = tree_of(log_weight.tolist(), device)
+    tree = tree_of(log_weight.tolist(), device, make)
     generator = torch.Generator(device).manual_seed(2)
     counts = dict.fromkeys(itertools.permutations(range(5), 2), 0)
     for _ in range(2000):
         index, enough = getattr(tree, method)(2, generator)
-        assert bool(enough)
+        assert bool((enough > -math.inf).all() if method == "perturbed" else enough)
         counts[tuple(rows.index(i) for i in index.tolist())] += 1
     law = successive(softmax(log_weight)[rows])
     assert chi_square_p(list(counts.values()), [law[pair] for pair in counts]) > 1e-3
 
 
-@pytest.mark.parametrize("device", DEVICES)
-def test_distinct_draws_reach_rows_far_below_any_float(device):
+@pytest.mark.parametrize(("make", "device"), DEVICES)
+def test_distinct_draws_reach_rows_far_below_any_float(make, device):
     # exp(-2000) is 0 in float64: only log-domain draws can order these rows.
-    tree = tree_of([-2000.0 * i for i in range(40)], device)
+    tree = tree_of([-2000.0 * i for i in range(40)], device, make)
     index, enough = tree.draw_distinct(40, torch.Generator(device).manual_seed(0))
     assert index.tolist() == list(range(40))
     assert bool(enough)
 
 
-@pytest.mark.parametrize("device", DEVICES)
-def test_distinct_draws_say_when_too_few_rows_have_weight(device):
-    tree = tree_of([0.0, -math.inf, 1.0, -math.inf], device)
+@pytest.mark.parametrize(("make", "device"), DEVICES)
+def test_distinct_draws_say_when_too_few_rows_have_weight(make, device):
+    tree = tree_of([0.0, -math.inf, 1.0, -math.inf], device, make)
     index, enough = tree.draw_distinct(3, torch.Generator(device).manual_seed(0))
     assert not bool(enough)
     assert set(index[:2].tolist()) == {0, 2}
     assert torch.equal(tree.log_weight.cpu(), torch.tensor([0, -math.inf, 1, -math.inf]).double())
 
 
+@pytest.mark.parametrize("make", [weighted_tree, WeightedTree])
 @pytest.mark.parametrize("method", ["assign", "update"])
-def test_rows_of_infinite_weight_share_the_mass(method):
-    tree, log_weight = WeightedTree(4), torch.tensor([0.0, math.inf, 500.0, math.inf])
+def test_rows_of_infinite_weight_share_the_mass(make, method):
+    tree, log_weight = make(4), torch.tensor([0.0, math.inf, 500.0, math.inf])
     tree.assign(log_weight) if method == "assign" else tree.update(torch.arange(4), log_weight)
     draws = tree.draw(2000, torch.Generator().manual_seed(0))
     assert set(draws.tolist()) == {1, 3}
@@ -135,8 +155,16 @@ def test_rows_of_infinite_weight_share_the_mass(method):
     assert index[2] == 2
 
 
-def test_an_empty_distribution_has_no_mass():
-    assert float(WeightedTree(100).log_total) == -math.inf
+@pytest.mark.parametrize("make", [weighted_tree, WeightedTree])
+def test_an_empty_distribution_has_no_mass(make):
+    assert float(make(100).log_total) == -math.inf
+    assert not make(100).has_mass
+
+
+def test_different_values_come_in_the_order_in_which_each_first_appears():
+    values = np.random.default_rng(0).integers(0, 50, 300)
+    assert first_occurrences(values).tolist() == [*dict.fromkeys(values.tolist())]
+    assert first_occurrences(values[:0]).tolist() == []
 
 
 def test_capacity_must_be_positive():
@@ -144,14 +172,15 @@ def test_capacity_must_be_positive():
         WeightedTree(0)
 
 
+@pytest.mark.parametrize("make", [weighted_tree, WeightedTree])
 @settings(max_examples=80, deadline=None)
 @given(
     capacity=st.integers(1, 70),
     batches=st.lists(st.lists(st.tuples(st.integers(0, 69), weights), max_size=9), max_size=8),
     whole=st.booleans(),
 )
-def test_lowest_follows_any_updates(capacity, batches, whole):
-    tree, plain = BoundedTree(capacity), [-math.inf] * capacity
+def test_lowest_follows_any_updates(make, capacity, batches, whole):
+    tree, plain = make(capacity), [-math.inf] * capacity
     for batch in batches:
         rows = {i % capacity: w for i, w in batch}
         index, weight = torch.tensor([*rows], dtype=torch.int64), torch.tensor([*rows.values()])
@@ -165,18 +194,8 @@ def test_lowest_follows_any_updates(capacity, batches, whole):
         assert float(tree.lowest) == min((w for w in plain if w > -math.inf), default=math.inf)
 
 
-def test_draws_are_those_of_a_weighted_tree():
-    weight = torch.randn(100, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    trees = BoundedTree(100), WeightedTree(100)
-    for tree in trees:
-        tree.assign(weight)
-        tree.update(torch.tensor([3, 50]), torch.tensor([4.0, -2.0]))
-    drawn = [tree.draw(50, torch.Generator().manual_seed(1)) for tree in trees]
-    assert torch.equal(*drawn)
-
-
 def test_a_draw_without_replacement_leaves_the_lowest_as_it_is():
-    tree = BoundedTree(3)
+    tree = weighted_tree(3)
     tree.assign(torch.tensor([0.0, -500.0, -1000.0]))
     for n in (1, 3):
         tree.draw_distinct(n, torch.Generator().manual_seed(0))

@@ -5,6 +5,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from samplers.priority_buffers import PRIORITY, buffer, fits, law, places, rows
 from statistics_of_draws import chi_square_p
 from tensordict import TensorDict
 from torchrl.data import (
@@ -13,7 +14,6 @@ from torchrl.data import (
     ListStorage,
     PrioritizedSampler,
     TensorDictReplayBuffer,
-    TensorDictRoundRobinWriter,
 )
 from torchrl.data.replay_buffers.scheduler import LinearScheduler, StepScheduler
 
@@ -26,55 +26,7 @@ from gfn_rb.errors import (
     ShapeError,
 )
 from gfn_rb.samplers import PrioritySampler
-from gfn_rb.writers import DiversityWriter, FIFOWriter, RewardPrioritizedWriter
-
-PRIORITY = [0.5, 2.0, 0.0, 8.0, 1.0]
-# The two places where priorities can be.
-places = pytest.mark.parametrize("key", [None, "loss"])
-
-
-def rows(n, **entries):
-    return TensorDict({"x": torch.arange(n), "log_reward": torch.zeros(n), **entries}, [n])
-
-
-def buffer(priority=PRIORITY, key=None, capacity=None, storage=None, seed=0, **kwargs):
-    """A buffer whose items have these priorities, however it keeps them."""
-    sampler_kwargs = {
-        name: kwargs.pop(name) for name in ("alpha", "beta", "eps", "replacement") if name in kwargs
-    }
-    rb = TensorDictReplayBuffer(
-        storage=LazyTensorStorage(capacity or len(priority)) if storage is None else storage,
-        sampler=PrioritySampler(key, **sampler_kwargs),
-        generator=torch.Generator().manual_seed(seed),
-        **kwargs,
-    )
-    if len(priority):
-        fill(rb, priority)
-    return rb
-
-
-def fill(rb, priority):
-    priority = torch.as_tensor(priority)
-    index = rb.extend(rows(len(priority), loss=priority))
-    if rb.sampler.key is None:
-        rb.update_priority(index, priority)
-
-
-def law(priority, alpha=0.6, eps=1e-8):
-    weight = (np.asarray(priority, float) + eps) ** alpha
-    return weight / weight.sum()
-
-
-def fits(rb, p, beta=None, n=20_000):
-    """Whether draws have these probabilities, and are weighted and scored by them."""
-    batch = rb.sample(n)
-    index, p = batch["index"], np.asarray(p)
-    np.testing.assert_allclose(batch["draw_log_prob"].exp(), p[index], rtol=1e-5)
-    # The formula of Schaul et al., normalised by the largest weight that can occur.
-    weight = (len(p) * p) ** -(rb.sampler.beta if beta is None else beta)
-    np.testing.assert_allclose(batch["priority_weight"], (weight / weight.max())[index], rtol=1e-5)
-    assert batch["priority_weight"].dtype == torch.float32
-    return chi_square_p(np.bincount(index, minlength=len(p)), p) > 1e-3
+from gfn_rb.writers import RewardPrioritizedWriter
 
 
 @places
@@ -303,69 +255,6 @@ def test_state_of_the_other_kind_or_of_another_sampler_is_refused():
         assert str(sampler.state_dict()) == str(before)
 
 
-# Priorities that come too late.
-
-
-WRITERS = {
-    "round robin": TensorDictRoundRobinWriter,
-    "newest": FIFOWriter,
-    "newest objects": lambda: FIFOWriter(unique="x"),
-    "best": RewardPrioritizedWriter,
-    "best objects": lambda: RewardPrioritizedWriter(unique="x"),
-    "far apart": lambda: DiversityWriter(features="x"),
-}
-
-
-@places
-@pytest.mark.parametrize("writer", WRITERS.values(), ids=WRITERS)
-def test_a_row_does_not_get_the_priority_of_the_one_before_it(writer, key):
-    rb = buffer([1.0] * 5, key, writer=writer(), replacement="auto", alpha=1.0, eps=0.0)
-    old = rb.sample(5)
-    fresh = rows(2, loss=torch.full((2,), 7.0))
-    fresh["x"] += 5
-    index = rb.extend(fresh)
-    if key is None:
-        rb.update_priority(index, fresh["loss"])  # its own: never late
-    rb.update_tensordict_priority(old.set("td_error", torch.full((5,), 3.0)))
-    assert rb.sampler.n_late == 2
-    probability = torch.full((5,), 3.0).index_fill(0, index, 7.0)
-    assert fits(rb, (probability / probability.sum()).double())
-    again = rb.sample(5)  # drawn anew, they are on time
-    rb.update_priority(again["index"], torch.ones(5))
-    assert rb.sampler.n_late == 2
-    assert fits(rb, torch.full((5,), 0.2, dtype=torch.float64))
-
-
-@places
-def test_relabelled_rows_and_rows_never_drawn_are_on_time(key):
-    rb = buffer(key=key, writer=RewardPrioritizedWriter(), replacement=False)
-    index = torch.arange(5)
-    rb.update_priority(index, torch.ones(5))
-    batch = rb.sample(3)
-    rb.writer.update(batch["index"], torch.full((3,), 2.0))
-    rb.update_priority(batch["index"], torch.ones(3))
-    assert rb.sampler.n_late == 0
-
-
-@places
-def test_priorities_of_rows_that_a_shorter_buffer_lost_are_late(key):
-    rb = buffer(key=key, replacement="auto", eps=0.1)
-    batch = rb.sample(5)
-    rb.empty()
-    rb.extend(rows(2, loss=torch.ones(2)))
-    rb.update_priority(batch["index"], torch.full((5,), 9.0))
-    assert rb.sampler.n_late == 5
-    assert fits(rb, torch.tensor([0.5, 0.5], dtype=torch.float64))
-
-
-def test_a_single_row_that_is_added_brings_its_own_priority():
-    rb = buffer([1.0, 1.0], alpha=1.0, eps=0.0, replacement="auto", priority_key="loss")
-    rb.sample(2)
-    slot = rb.add(rows(1, loss=torch.tensor([3.0]))[0])
-    assert rb.sampler.n_late == 0
-    assert fits(rb, torch.tensor([0.25, 0.25]).double().index_fill(0, torch.tensor([slot]), 0.75))
-
-
 # Bad input.
 
 
@@ -395,7 +284,7 @@ def test_bad_priorities_change_nothing(key, index, priority, error, message):
 
 
 def test_other_bad_input_is_named():
-    with pytest.raises(ArgumentError, match=r"storage must be given.*got None"):
+    with pytest.raises(ArgumentError, match=r"storage must be given before.*got None"):
         PrioritySampler().update_priority(torch.tensor([0]), torch.tensor([1.0]))
     with pytest.raises(
         ArgumentError, match="default_priority has no meaning where items bring 'loss'"

@@ -98,7 +98,7 @@ def test_bad_top_share(value):
 
 
 def test_foreign_state_and_repr():
-    with pytest.raises(CheckpointMismatchError, match=r"\['k'\].*\['top_fraction', 'top_share'\]"):
+    with pytest.raises(CheckpointMismatchError, match=r"\['k'\].*'top_fraction', 'top_share'\]"):
         QuantileRewardSampler().load_state_dict({"k": 1.0})
     assert repr(QuantileRewardSampler()) == (
         "QuantileRewardSampler(key='log_reward', top_fraction=0.1, top_share=0.5, "

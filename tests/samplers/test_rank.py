@@ -80,7 +80,7 @@ def test_bad_k(k):
 
 
 def test_foreign_state_and_repr():
-    with pytest.raises(CheckpointMismatchError, match=r"\['temperature'\].*expects \['k'\]"):
+    with pytest.raises(CheckpointMismatchError, match=r"\['temperature'\].*expects \['k', 'key'\]"):
         RankRewardSampler().load_state_dict({"temperature": 1.0})
     assert repr(RankRewardSampler(k=0.5)) == (
         "RankRewardSampler(key='log_reward', k=0.5, replacement='auto')"

@@ -175,7 +175,8 @@ def test_annealing_does_not_sort_anew(kind, monkeypatch):
     rb.sample(1)
     monkeypatch.setattr(RankedDistribution, "assign", lambda *_: pytest.fail("sorted anew"))
     for name, value in rb.sampler.state_dict().items():
-        setattr(rb.sampler, name, value / 2)
+        if name != "key":
+            setattr(rb.sampler, name, value / 2)
     rb.sample(1)
 
 

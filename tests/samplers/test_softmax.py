@@ -11,7 +11,6 @@ from tensordict import TensorDict
 from torchrl.data import (
     LazyMemmapStorage,
     LazyTensorStorage,
-    ListStorage,
     TensorDictMaxValueWriter,
     TensorDictReplayBuffer,
 )
@@ -216,10 +215,14 @@ def test_impossible_draws_are_named(log_reward, options, n, error, message):
 
 
 def test_unsuitable_storages_are_named():
-    rb = TensorDictReplayBuffer(storage=ListStorage(3), sampler=SoftmaxRewardSampler())
-    rb.extend(rows([0.0, 1.0]))
-    with pytest.raises(ShapeError, match="ndim=1, got ListStorage"):
-        rb.sample(1)
+    storage = LazyTensorStorage(4, ndim=2)
+    rb = TensorDictReplayBuffer(storage=storage, sampler=SoftmaxRewardSampler(), batch_size=1)
+    for use in (
+        lambda: rb.extend(TensorDict({"log_reward": torch.zeros(2, 2)}, [2, 2])),
+        rb.sample,
+    ):
+        with pytest.raises(ShapeError, match="ndim=1, got ndim=2"):
+            use()
     rb = buffer([], capacity=3)
     rb.extend(TensorDict({"log_reward": torch.zeros(2, 3)}, [2]))
     with pytest.raises(ShapeError, match=r"one number per row, got shape \(3,\)"):
@@ -238,7 +241,7 @@ def test_bad_replacement_and_foreign_state(unchecked):
     with pytest.raises(ArgumentError, match="replacement must be 'auto', True or False, got 'yes'"):
         SoftmaxRewardSampler(replacement="yes")
     with pytest.raises(
-        CheckpointMismatchError, match=r"holds \['alpha'\].*expects \['temperature'\]"
+        CheckpointMismatchError, match=r"holds \['alpha'\].*expects \['key', 'temperature'\]"
     ):
         SoftmaxRewardSampler().load_state_dict({"alpha": 1.0})
 

@@ -392,3 +392,34 @@ def test_an_empty_batch_and_what_a_writer_is_called():
     rb = buffer(3, cutoff_distance=1.0)
     assert rb.extend(rows([], torch.zeros(0, 2).long())).tolist() == []
     assert "cutoff_distance=1.0, p=1.0, near='replace'" in repr(rb.writer)
+
+
+# Any other distance.
+
+
+def steps_apart(a, b):
+    return torch.cdist(a.double(), b.double(), 1)
+
+
+@pytest.mark.parametrize("near", ["replace", "reject"])
+def test_a_callable_keeps_what_its_norm_keeps(near):
+    generator = torch.Generator().manual_seed(1)
+    options = {"cutoff_distance": 2.0, "near": near}
+    ours = buffer(12, distance=steps_apart, **options)
+    norm = buffer(12, p=1, **options)
+    for first in range(0, 320, 8):
+        states = torch.randint(0, 9, (8, 2), generator=generator)
+        batch = rows(torch.rand(8, generator=generator).tolist(), states.tolist(), first)
+        assert ours.extend(batch.clone()).equal(norm.extend(batch))
+    assert serials(ours) == serials(norm)
+    assert len(ours) > 4
+
+
+def test_a_distance_is_part_of_the_state():
+    writer = DiversityWriter(distance=steps_apart, cutoff_distance=2.0)
+    assert "p=steps_apart" in repr(writer)
+    DiversityWriter(distance=steps_apart, cutoff_distance=2.0).load_state_dict(writer.state_dict())
+    with pytest.raises(CheckpointMismatchError, match=r"p='steps_apart', .*expected .* p=1.0"):
+        DiversityWriter(cutoff_distance=2.0).load_state_dict(writer.state_dict())
+    with pytest.raises(ArgumentError, match="p has no meaning beside a distance, got 2"):
+        DiversityWriter(p=2, distance=steps_apart)

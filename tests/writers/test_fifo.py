@@ -1,7 +1,7 @@
 import pytest
 import torch
-from tensordict import TensorDict
-from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+from tensordict import LazyStackedTensorDict, TensorDict
+from torchrl.data import LazyTensorStorage, ReplayBuffer, TensorDictReplayBuffer
 
 from gfn_rb.errors import KeyMismatchError, ShapeError
 from gfn_rb.writers import FIFOWriter
@@ -39,6 +39,28 @@ def test_rows_that_do_not_fit_are_refused_whole(batch, error, message):
             write()
         assert rb[:]["log_reward"].tolist() == [0.0, 1.0]
     assert rb.extend(rows([2])).tolist() == [2]
+
+
+def stacks(first, length=3):
+    """Two rows, each a stack of two members whose shapes differ."""
+    members = [
+        TensorDict({"state": torch.arange(first, first + 2)[:, None].expand(-1, n)}, [2])
+        for n in (4, length)
+    ]
+    return LazyStackedTensorDict(*members, stack_dim=1)
+
+
+@pytest.mark.parametrize("kind", [ReplayBuffer, TensorDictReplayBuffer])
+def test_rows_are_stacks_of_members_that_differ_in_shape(kind):
+    rb = kind(storage=LazyTensorStorage(3), writer=FIFOWriter())
+    for first, slots in ((0, [0, 1]), (2, [2, 0])):
+        assert rb.extend(stacks(first)).tolist() == slots
+    wide, narrow = rb[:].unbind(1)
+    assert wide["state"].tolist() == [[value] * 4 for value in (3, 1, 2)]
+    assert narrow["state"].tolist() == [[value] * 3 for value in (3, 1, 2)]
+    with pytest.raises(ShapeError, match=r"'1', 'state'.*\(2,\).*\(3,\)"):
+        rb.extend(stacks(7, length=2))
+    assert rb[:][:, 0]["state"][:, 0].tolist() == [3, 1, 2]
 
 
 @pytest.mark.parametrize("n_stored", [0, 2])

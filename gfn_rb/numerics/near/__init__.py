@@ -7,26 +7,32 @@ import math
 from torch import Tensor
 
 from gfn_rb.numerics.near.column_groups import ColumnGroups
-from gfn_rb.numerics.near.duplicates import Duplicates
+from gfn_rb.numerics.near.distances import Distance
+from gfn_rb.numerics.near.duplicates import Duplicates, HostDuplicates
 from gfn_rb.numerics.near.index import NearIndex
+from gfn_rb.numerics.near.measured import Measured
 from gfn_rb.numerics.near.pivots import Pivots
 from gfn_rb.shapes import Shaped
 
 _COLUMNS = 3  # a group of fewer columns is equal too often
 
 
-def near_index(capacity: int, like: Shaped[Tensor, "n d"], p: float, cutoff: float) -> NearIndex:
+def near_index(
+    capacity: int, like: Shaped[Tensor, "n d"], p: float | Distance, cutoff: float
+) -> NearIndex:
     """Return an empty index of rows within a cutoff of each other.
 
     Args:
         capacity: number of slots.
         like: any rows of the width, dtype and device of those to come.
-        p: see :func:`~gfn_rb.numerics.near.distances.check_norm`.
+        p: see :func:`~gfn_rb.numerics.near.distances.check_norm`; or any other distance.
         cutoff: the largest distance that counts as near, not negative.
     """
+    if not isinstance(p, float):
+        return Measured(capacity, like, p, cutoff)
     n_differ = _most_that_differ(like, p, cutoff)
     if n_differ == 0:
-        return Duplicates(capacity, like)
+        return (HostDuplicates if like.is_cpu else Duplicates)(capacity, like)
     if (n_differ + 1) * _COLUMNS <= like.shape[1]:
         return ColumnGroups(capacity, like, p, cutoff, n_differ)
     return Pivots(capacity, like, p, cutoff)

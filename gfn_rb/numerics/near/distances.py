@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from gfn_rb.errors import ArgumentError
 from gfn_rb.shapes import Bool, Float, Float64, Int64, Shaped
+
+Distance = Callable[[Tensor, Tensor], Tensor]
+"""Returns the distances [n, m] of each row of one batch to each of another."""
 
 _COARSE = 16  # columns that a row is first judged by
 _ROUNDING = 1e-6  # more than float32 numbers lose in a sum, for each of them
@@ -24,6 +28,22 @@ def check_norm(p: float | int) -> float:
     if not (p == 0 or p >= 1):
         raise ArgumentError(f"p must be 0 (Hamming distance), at least 1, or inf, got {p!r}")
     return float(p)
+
+
+def tanimoto_distance(a: Shaped[Tensor, "n d"], b: Shaped[Tensor, "m d"]) -> Float64[Tensor, "n m"]:
+    """Return the Tanimoto (Jaccard) distance of each row of bits to each of another batch.
+
+    ``1 - |a and b| / |a or b|``; 0 between two rows without any bit. It is a metric (Lipkus 1999,
+    doi:10.1023/A:1019154432472).
+
+    Args:
+        a: fingerprints, of any dtype: numbers other than 0 are bits that are set.
+        b: others.
+    """
+    a, b = (a != 0).float(), (b != 0).float()
+    common = (a @ b.T).double()  # counts, which float32 holds exactly
+    either = a.sum(1).double()[:, None] + b.sum(1).double() - common
+    return 1 - (common / either).where(either > 0, 1.0)
 
 
 def distance(a: Shaped[Tensor, "m d"], b: Shaped[Tensor, "m d"], p: float) -> Float64[Tensor, "m"]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from gfn_rb.numerics.near.hashing import RowHash, all_differ
 from gfn_rb.numerics.near.index import NearIndex, Pairs, PreparedRows
-from gfn_rb.shapes import Shaped
+from gfn_rb.shapes import Int64, Shaped
 
 _WIDTH = 16  # cells of a bucket
 _LOAD = 4  # of which so many are filled on average: one bucket in a million overflows
@@ -40,11 +41,12 @@ class Duplicates(NearIndex):
         self._cells = ~torch.arange(self._nowhere + 1, device=device)
         self._buckets = self._cells[: self._nowhere].view(self._n_buckets, _WIDTH)
         self._cell_of = torch.full((capacity,), self._nowhere, dtype=torch.int64, device=device)
-        self._listed = torch.empty(0, dtype=torch.int64, device=device)
+        self._none = torch.empty(0, dtype=torch.int64, device=device)
+        self._listed = self._none
 
     def sibling(self, capacity: int) -> Duplicates:
         """Return an empty index of another capacity; see :meth:`NearIndex.sibling`."""
-        return Duplicates(capacity, self.rows)
+        return type(self)(capacity, self.rows)
 
     def prepare(self, rows: Shaped[Tensor, "n d"]) -> PreparedRows:
         """Hash rows; see :meth:`NearIndex.prepare`."""
@@ -54,11 +56,13 @@ class Duplicates(NearIndex):
     def near(self, prepared: PreparedRows) -> Pairs:
         """Return the slots of equal rows; see :meth:`NearIndex.near`."""
         cells = self._buckets.index_select(0, prepared.place)
-        hits = ((cells >> 32) == prepared.key[:, None]).nonzero()
-        if not hits.shape[0] and not self._listed.shape[0]:
-            return self._listed, self._listed
-        i, place = hits.unbind(1)
-        slot = cells[i, place] & _SLOT
+        i, place = ((cells >> 32) == prepared.key[:, None]).nonzero().unbind(1)
+        return self._confirmed(prepared, i, cells[i, place] & _SLOT)
+
+    def _confirmed(self, prepared: PreparedRows, i: Tensor, slot: Tensor) -> Pairs:
+        """Return the pairs of equal rows among those of equal hash, and those on the list."""
+        if not i.shape[0] and not self._listed.shape[0]:
+            return self._none, self._none
         if self._listed.shape[0]:
             i, slot = self._with_listed(prepared.key, i, slot)
         equal = (prepared.rows[i] == self.rows[slot]).all(1)
@@ -72,7 +76,7 @@ class Duplicates(NearIndex):
     def near_each_other(self, prepared: PreparedRows) -> Pairs:
         """Pair each row with the first one equal to it; see :meth:`NearIndex.near_each_other`."""
         if all_differ(prepared.key):
-            return self._listed[:0], self._listed[:0]
+            return self._none, self._none
         first, other = _with_first(prepared.key)
         if first.shape[0] and not torch.equal(prepared.rows[first], prepared.rows[other]):
             return _with_first(torch.unique(prepared.rows, dim=0, return_inverse=True)[1])
@@ -118,6 +122,83 @@ class Duplicates(NearIndex):
         self._cells.index_copy_(0, cell, ~cell)
         if self._listed.shape[0]:
             self._listed = self._listed[~torch.isin(self._listed, slot)]
+
+
+class HostDuplicates(Duplicates):
+    """:class:`Duplicates` on the CPU, which looks batches up and enters them in NumPy.
+
+    Args:
+        capacity: number of slots.
+        like: any rows of the width and dtype of those to come.
+    """
+
+    def __init__(self, capacity: int, like: Shaped[Tensor, "n d"]) -> None:
+        super().__init__(capacity, like)
+        self._np_cells, self._np_buckets = self._cells.numpy(), self._buckets.numpy()
+        self._np_cell_of = self._cell_of.numpy()
+
+    def prepare(self, rows: Shaped[Tensor, "n d"]) -> PreparedRows:
+        """Hash rows; see :meth:`NearIndex.prepare`."""
+        key = self._hash(rows).view(-1)
+        return PreparedRows(rows, key, torch.from_numpy(key.numpy() % self._n_buckets))
+
+    def near(self, prepared: PreparedRows) -> Pairs:
+        """Return the slots of equal rows; see :meth:`NearIndex.near`."""
+        cells = self._np_buckets.take(prepared.place.numpy(), 0)
+        hits = (cells >> 32) == prepared.key.numpy()[:, None]
+        if not hits.any():
+            return self._confirmed(prepared, self._none, self._none)
+        i, place = hits.nonzero()
+        slot = torch.from_numpy(cells[i, place] & _SLOT)
+        return self._confirmed(prepared, torch.from_numpy(i), slot)
+
+    def keep(self, slot: Int64[Tensor, "n"], prepared: PreparedRows, length: int) -> None:
+        """Put those rows into slots that have one; see :meth:`NearIndex.keep`."""
+        slots = slot.numpy()
+        chosen = np.flatnonzero(slots >= 0)
+        row, (rows, key, bucket) = slots[chosen], prepared
+        kept = rows.index_select(0, torch.from_numpy(chosen))
+        self.rows.index_copy_(0, torch.from_numpy(row), kept)
+        self.length = length
+        self._fill(row, key.numpy()[chosen], bucket.numpy()[chosen])
+
+    def _enter(self, slot: Tensor, prepared: PreparedRows) -> None:
+        self._fill(slot.numpy(), prepared.key.numpy(), prepared.place.numpy())
+
+    def _fill(
+        self,
+        row: Int64[np.ndarray, "n"],
+        key: Int64[np.ndarray, "n"],
+        bucket: Int64[np.ndarray, "n"],
+    ) -> None:
+        self._empty(row)
+        entry = row + (key << 32)
+        while len(row):
+            # The smallest number is an empty cell's, another one for each slot.
+            cells = self._np_buckets.take(bucket, 0)
+            cell = (cells ^ row[:, None]).argmin(1) + bucket * _WIDTH
+            held = self._np_cells[cell]
+            if held.max() >= 0:
+                cell[held >= 0] = self._nowhere
+                full = torch.from_numpy(row[held >= 0])
+                self._listed = torch.cat([self._listed, full])
+            self._np_cells[cell] = entry  # of rows that meet in a cell, one stays
+            self._np_cell_of[row] = cell
+            again = self._np_cells[cell] != entry
+            if not again.any():
+                return
+            again &= cell != self._nowhere
+            row, bucket, entry = row[again], bucket[again], entry[again]
+
+    def _leave(self, slot: Tensor) -> None:
+        """Empty the cells of slots."""
+        self._empty(slot.numpy())
+
+    def _empty(self, row: Int64[np.ndarray, "n"]) -> None:
+        cell = self._np_cell_of[row]
+        self._np_cells[cell] = ~cell
+        if self._listed.shape[0]:
+            self._listed = self._listed[~torch.isin(self._listed, torch.from_numpy(row))]
 
 
 def _with_first(key: Tensor) -> Pairs:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,11 +33,15 @@ class RowHash:
         factor = torch.randint(limits.min, limits.max, (width,), generator=generator) | 1
         member = torch.arange(width)[:, None] % n_groups == torch.arange(n_groups)
         self._factor = torch.where(member, factor[:, None], 0).T.contiguous().to(device)
+        self._host_factor = factor.numpy()
         self._single = n_groups == 1
 
     def __call__(self, rows: Shaped[Tensor, "n d"]) -> Int64[Tensor, "n g"]:
         """Return the hashes of rows of any real dtype, in [0, 2^31)."""
         bits = equal_bits(rows)
+        if self._single and bits.is_cpu:  # NumPy takes a third of the time
+            total = bits.numpy() @ self._host_factor
+            return torch.from_numpy((total.view(np.uint64) >> 33).view(np.int64)[:, None])
         if self._single:
             total = (bits * self._factor[0]).sum(1, keepdim=True)
         else:
@@ -45,8 +50,9 @@ class RowHash:
 
 
 def all_differ(hashes: Int64[Tensor, "n"]) -> bool:
-    """Tell whether no two hashes are equal. A set of Python is quicker than sorting them."""
-    return len(set(hashes.tolist())) == hashes.shape[0]
+    """Tell whether no two hashes are equal. NumPy sorts few numbers quicker than PyTorch does."""
+    ordered = np.sort(hashes.cpu().numpy())
+    return not (ordered[1:] == ordered[:-1]).any()
 
 
 def equal_bits(rows: Shaped[Tensor, "n *S"]) -> Int64[Tensor, "n d"]:

@@ -87,6 +87,17 @@ class NearIndex(ABC):
         self.length = length
         self._enter(slot, prepared)
 
+    def keep(self, slot: Int64[Tensor, "n"], prepared: PreparedRows, length: int) -> None:
+        """Put those rows into slots that have one, over what these hold.
+
+        Args:
+            slot: of each row, -1 for one that is left out.
+            prepared: the rows, from :meth:`prepare`.
+            length: how many slots then hold rows, no fewer than now.
+        """
+        chosen = (slot >= 0).nonzero()[:, 0]
+        self.write(slot[chosen], prepared.select(chosen), length)
+
     def assign(self, rows: Shaped[Tensor, "n d"]) -> None:
         """Put rows into the first slots, and take all others out."""
         self.rows[: rows.shape[0]] = rows

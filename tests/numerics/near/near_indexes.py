@@ -8,6 +8,10 @@ from gfn_rb.numerics.near.distances import distance
 def pairs_by_looking(rows, others, p, cutoff):
     """All (i, j) within the cutoff, from the definition."""
     i, j = torch.cartesian_prod(torch.arange(len(rows)), torch.arange(len(others))).unbind(1)
+    if callable(p):  # any distance, asked for each pair alone
+        pairs = zip(rows[i], others[j], strict=True)
+        near = torch.tensor([float(p(a[None], b[None])) <= cutoff for a, b in pairs]).bool()
+        return set(zip(i[near].tolist(), j[near].tolist(), strict=True))
     near = distance(rows[i], others[j], p) <= cutoff
     return set(zip(i[near].tolist(), j[near].tolist(), strict=True))
 

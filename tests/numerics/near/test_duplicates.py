@@ -5,10 +5,13 @@ import torch
 from numerics.near.near_indexes import as_set, check_after_any_writes
 
 from gfn_rb.numerics.near import duplicates
-from gfn_rb.numerics.near.duplicates import Duplicates
+from gfn_rb.numerics.near.duplicates import Duplicates, HostDuplicates
 from gfn_rb.numerics.near.hashing import RowHash
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
+# What is for a device works on the CPU as well.
+CUDA = pytest.param(Duplicates, "cuda", marks=pytest.mark.cuda)
+DEVICES = [(HostDuplicates, "cpu"), (Duplicates, "cpu"), CUDA]
+both = pytest.mark.parametrize("kind", [HostDuplicates, Duplicates])
 
 
 def maker(dtype):
@@ -18,27 +21,30 @@ def maker(dtype):
     return rows
 
 
+@both
 @pytest.mark.parametrize(
     "dtype", [torch.int64, torch.uint8, torch.bool, torch.float32, torch.float64, torch.bfloat16]
 )
 @pytest.mark.parametrize("width", [1, 16])
-def test_equal_rows_are_found(dtype, width, monkeypatch):
+def test_equal_rows_are_found(kind, dtype, width, monkeypatch):
     monkeypatch.setattr(duplicates, "_WIDTH", width)  # 1: most rows end on the list
     make = maker(dtype)
-    index = Duplicates(24, make(1, None))
+    index = kind(24, make(1, None))
     check_after_any_writes(index, make, 1.0, 0.0, transitive=True, rounds=25)
 
 
-def test_rows_of_equal_hash_are_told_apart(monkeypatch):
+@both
+def test_rows_of_equal_hash_are_told_apart(kind, monkeypatch):
     monkeypatch.setattr(RowHash, "__call__", lambda self, rows: torch.zeros(len(rows), 1).long())
     make = maker(torch.int64)
-    index = Duplicates(24, make(1, None))
+    index = kind(24, make(1, None))
     check_after_any_writes(index, make, 1.0, 0.0, transitive=True, rounds=25)
 
 
-def test_more_equal_rows_than_a_bucket_holds():
+@both
+def test_more_equal_rows_than_a_bucket_holds(kind):
     rows = torch.zeros(40, 2)
-    index = Duplicates(50, rows)
+    index = kind(50, rows)
     index.write(torch.arange(40), index.prepare(rows), 40)
     prepared = index.prepare(torch.tensor([[0.0, -0.0], [1.0, 0.0]]))
     assert as_set(index.near(prepared)) == {(0, slot) for slot in range(40)}
@@ -48,8 +54,9 @@ def test_more_equal_rows_than_a_bucket_holds():
     assert as_set(index.near(prepared)) == {(0, 0), (0, 1)}
 
 
-def test_rows_written_over_leave_their_cells():
-    index = Duplicates(50, torch.zeros(1, 1))
+@both
+def test_rows_written_over_leave_their_cells(kind):
+    index = kind(50, torch.zeros(1, 1))
     index.assign(torch.arange(50)[:, None].float())
     for step in range(40):
         rows = 100 * (step + 1) + torch.arange(30)[:, None].float()
@@ -60,10 +67,10 @@ def test_rows_written_over_leave_their_cells():
     assert int((index._cells[:-1] >= 0).sum()) + index._listed.shape[0] == 10
 
 
-@pytest.mark.parametrize("device", DEVICES)
-def test_many_rows(device):
+@pytest.mark.parametrize(("kind", "device"), DEVICES)
+def test_many_rows(kind, device):
     rows = torch.randperm(20_000, device=device)[:, None].expand(-1, 2).contiguous()
-    index = Duplicates(20_000, rows)
+    index = kind(20_000, rows)
     index.assign(rows)
     prepared = index.prepare(torch.tensor([[17, 17], [17, 18], [19_999, 19_999]], device=device))
     i, slot = index.near(prepared)

@@ -5,18 +5,18 @@ import torch
 
 from gfn_rb.numerics.near import near_index
 from gfn_rb.numerics.near.column_groups import ColumnGroups
-from gfn_rb.numerics.near.duplicates import Duplicates
+from gfn_rb.numerics.near.duplicates import HostDuplicates
 from gfn_rb.numerics.near.pivots import Pivots
 
 
 @pytest.mark.parametrize(
     ("dtype", "p", "cutoff", "kind"),
     [
-        (torch.int64, 1, 0.0, Duplicates),
-        (torch.float32, 2, 0.0, Duplicates),
-        (torch.int64, 2, 0.99, Duplicates),
-        (torch.int64, math.inf, 0.5, Duplicates),
-        (torch.float32, 0, 0.5, Duplicates),
+        (torch.int64, 1, 0.0, HostDuplicates),
+        (torch.float32, 2, 0.0, HostDuplicates),
+        (torch.int64, 2, 0.99, HostDuplicates),
+        (torch.int64, math.inf, 0.5, HostDuplicates),
+        (torch.float32, 0, 0.5, HostDuplicates),
         (torch.float32, 2, 0.5, Pivots),
         (torch.int64, math.inf, 1.0, Pivots),
         (torch.int64, 1, 1.0, ColumnGroups),

@@ -1,0 +1,80 @@
+"""How many samples are drawn for each row that is offered."""
+
+from __future__ import annotations
+
+import math
+
+from gfn_rb.errors import ArgumentError
+
+
+class RateLimiter:
+    """Keeps the samples drawn from a buffer in proportion to the rows offered to it.
+
+    Reverb's ``SampleToInsertRatio`` and TorchRL's ``RateLimitedReplayBuffer`` in one: both sides
+    wait, and rows count when they are offered, whether or not they are kept. With
+
+        deficit = samples_per_insert * inserts - samples,
+
+    rows may be drawn while ``deficit > -tolerance`` and ``min_size`` rows were offered, and be
+    offered while ``deficit <= tolerance``, or fewer were. What counts is the deficit before the
+    batch: one of the two sides may always go on, however large the batches are, and each is ahead
+    of the other by ``tolerance`` and one batch at most.
+
+    Args:
+        samples_per_insert: the target, rows drawn for each row offered.
+        min_size: how many rows have to be offered before any is drawn.
+        tolerance: by how many samples either side may be ahead; reverb's ``error_buffer``.
+        timeout: seconds for which who is ahead waits. 0 skips: the rows are not offered, and a
+            draw raises.
+
+    Raises:
+        ArgumentError: a number is out of its range.
+
+    Examples:
+        >>> rb = reward_prioritized_buffer(1000, rate_limiter=RateLimiter(4.0, min_size=100))
+    """
+
+    def __init__(
+        self,
+        samples_per_insert: float,
+        min_size: int = 1,
+        tolerance: float = 0.0,
+        timeout: float = 120.0,
+    ) -> None:
+        if not 0 < samples_per_insert < math.inf:
+            raise ArgumentError(
+                f"samples_per_insert must be above 0 and finite, got {samples_per_insert}"
+            )
+        if min_size < 1:
+            raise ArgumentError(f"min_size must be at least 1, got {min_size}")
+        if not tolerance >= 0:
+            raise ArgumentError(f"tolerance must be at least 0, got {tolerance}")
+        if not timeout >= 0:
+            raise ArgumentError(f"timeout must be at least 0, got {timeout}")
+        self.samples_per_insert = samples_per_insert
+        self.min_size = min_size
+        self.tolerance = tolerance
+        self.timeout = timeout
+
+    def deficit(self, inserts: int, samples: int) -> float:
+        """Return how many samples are missing, below 0 where there are too many.
+
+        Args:
+            inserts: rows offered so far.
+            samples: rows drawn so far.
+        """
+        return self.samples_per_insert * inserts - samples
+
+    def may_insert(self, inserts: int, samples: int) -> bool:
+        """Return whether rows may be offered; see :meth:`deficit`."""
+        return inserts < self.min_size or self.deficit(inserts, samples) <= self.tolerance
+
+    def may_sample(self, inserts: int, samples: int) -> bool:
+        """Return whether rows may be drawn; see :meth:`deficit`."""
+        return inserts >= self.min_size and self.deficit(inserts, samples) > -self.tolerance
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}(samples_per_insert={self.samples_per_insert}, "
+            f"min_size={self.min_size}, tolerance={self.tolerance}, timeout={self.timeout})"
+        )

@@ -1,0 +1,271 @@
+"""What keeps processes apart that share a buffer, and outlives those that die.
+
+TorchRL's lock is a semaphore: a process that is killed while it holds it stops all others for
+ever, and leaves rows half-written. Here the kernel holds the lock, and releases it when its holder
+dies. The file that is locked, which lies in memory, says whether somebody holds the lock, and what
+the rows that are being written over were before. Whoever gets the lock of a process that died finds
+both, and puts the rows back.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import tempfile
+import threading
+import weakref
+from contextlib import suppress
+from multiprocessing.context import assert_spawning
+from multiprocessing.reduction import DupFd
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+from torchrl.data.replay_buffers.storages import Storage
+
+from gfn_rb import torchrl_compat as compat
+from gfn_rb.codec.primitives import plain_bytes
+from gfn_rb.errors import ArgumentError
+from gfn_rb.shapes import Int64
+from gfn_rb.storages import is_listed, open_shared
+
+_HELD, _RECORDED = range(2)  # the words at the beginning of the file
+_HEAD = mmap.PAGESIZE  # where records begin
+_KEPT = 1 << 20  # bytes of records whose memory is kept for the next ones
+_LOCK = "_gfn_rb_write_lock"  # the attribute of a storage
+
+
+@runtime_checkable
+class SharedWriter(Protocol):
+    """What a lock asks of the writer whose rows it puts back."""
+
+    def slot_tensors(self) -> list[Tensor]:
+        """Return what it keeps of each slot beside the storage, in shared memory."""
+
+    def counters(self) -> list[int]:
+        """Return the numbers that change with each batch."""
+
+    def roll_back(self, counters: list[int]) -> None:
+        """Put counters back, if any are given, and work out anew what follows from the rows."""
+
+
+class WriteLock:
+    """Keeps other processes from a buffer, until the block ends or this process does.
+
+    Args:
+        storage: what is written to; None to lock alone.
+        writer: who writes.
+    """
+
+    def __init__(self, storage: Storage | None = None, writer: SharedWriter | None = None) -> None:
+        self.storage, self.writer = storage, writer
+        self._open(_new_file())
+
+    def _open(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._words = memoryview(mmap.mmap(descriptor, _HEAD)).cast("q")
+        self._process = os.getpid()
+        self._threads = threading.Lock()  # the kernel keeps processes apart, not their threads
+        self._is_mine = False
+        weakref.finalize(self, os.close, descriptor)
+
+    def __enter__(self) -> None:
+        """Wait for the lock; if its last holder died, put back what that was writing over.
+
+        Raises:
+            ArgumentError: this process was forked, and does not share the rows.
+        """
+        if self._process != os.getpid():
+            self._check_forked()
+        self._threads.acquire()
+        try:
+            fcntl.lockf(self._descriptor, fcntl.LOCK_EX)
+            if self._words[_HELD]:
+                self._recover()
+        except BaseException:
+            self._release()
+            raise
+        self._is_mine, self._words[_HELD] = True, 1
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Release the lock; after an error, put back what was written over."""
+        try:
+            if kind is not None and self._words[_RECORDED]:
+                self._recover()
+        finally:
+            self._clear()
+            self._is_mine, self._words[_HELD] = False, 0
+            self._release()
+
+    def _release(self) -> None:
+        fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
+        self._threads.release()
+
+    def record(self, slot: Int64[Tensor, "*k"]) -> None:
+        """Note what there is, before some slots are written over.
+
+        Args:
+            slot: which, in any order; those that hold nothing yet are left out.
+
+        Raises:
+            OSError: there is no memory for it.
+        """
+        if not self._is_mine or self.storage is None or self.writer is None:
+            return
+        stored = len(self.storage)
+        slot = slot.reshape(-1)
+        slot = slot[(slot >= 0) & (slot < stored)].unique()
+        head = [len(slot), stored, *self.writer.counters()]
+        at = _HEAD + self._words[_RECORDED]
+        for part in (np.array(head, np.int64), slot.cpu().numpy()):
+            at = _write(self._descriptor, at, memoryview(part.tobytes()))
+        for tensor in self._slot_tensors() if len(slot) else ():
+            rows = tensor.index_select(0, slot.to(tensor.device))
+            at = _write(self._descriptor, at, plain_bytes(rows))
+        self._words[_RECORDED] = at - _HEAD  # from here on it counts
+
+    def _slot_tensors(self) -> list[Tensor]:
+        assert self.storage is not None
+        assert self.writer is not None
+        open_shared(self.storage)
+        leaves = compat.leaves_of(compat.all_slots(self.storage))
+        return [*(leaf.as_subclass(Tensor) for leaf in leaves), *self.writer.slot_tensors()]
+
+    def _recover(self) -> None:
+        """Undo what was recorded, the last first, and have everybody read the storage anew."""
+        storage, writer = self.storage, self.writer
+        if storage is None or writer is None:
+            return
+        compat.abandon_layout(storage)
+        records, at, end = [], _HEAD, _HEAD + self._words[_RECORDED]
+        while at < end:
+            head, slot, rows, at = self._read(at, len(writer.counters()))
+            records.append((head, slot, rows))
+        for (stored, *_), slot, rows in reversed(records):
+            for tensor, row in zip(self._slot_tensors() if rows else (), rows, strict=True):
+                tensor.index_copy_(0, slot.to(tensor.device), row.to(tensor.device))
+            compat.set_length(storage, stored)
+        compat.bump_mutation_revision(storage)
+        writer.roll_back(records[0][0][1:] if records else [])
+        self._clear()
+
+    def _read(self, at: int, n_counters: int) -> tuple[list[int], Tensor, list[Tensor], int]:
+        """Return a record: length and counters, slots, their rows; and where the next begins."""
+
+        def read(dtype: torch.dtype, shape: torch.Size) -> Tensor:
+            nonlocal at
+            nbytes = shape.numel() * dtype.itemsize
+            content = bytearray(os.pread(self._descriptor, nbytes, at)) if nbytes else bytearray()
+            at += nbytes
+            if not nbytes:
+                return torch.empty(shape, dtype=dtype)
+            return torch.frombuffer(content, dtype=dtype).reshape(shape)
+
+        n, *head = read(torch.int64, torch.Size([2 + n_counters])).tolist()
+        slot = read(torch.int64, torch.Size([n]))
+        tensors = self._slot_tensors() if n else []
+        rows = [read(tensor.dtype, torch.Size([n, *tensor.shape[1:]])) for tensor in tensors]
+        return head, slot, rows, at
+
+    def _clear(self) -> None:
+        recorded, self._words[_RECORDED] = self._words[_RECORDED], 0
+        if recorded > _KEPT:
+            os.ftruncate(self._descriptor, _HEAD)
+
+    def _check_forked(self) -> None:
+        storage = self.storage
+        if storage is not None and not _is_shared(storage, self.writer):
+            raise ArgumentError(
+                f"storage must lie in memory that a forked process shares, got a "
+                f"{type(storage).__name__} that does not: use a LazyMemmapStorage that holds a row "
+                "before the fork, or the start method 'spawn'"
+            )
+        self._process, self._threads, self._is_mine = os.getpid(), threading.Lock(), False
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Hand the file to a process that is being started."""
+        assert_spawning(self)
+        return {
+            "storage": self.storage,
+            "writer": self.writer,
+            "file": DupFd(self._descriptor),
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Open the file that was handed over."""
+        self.storage, self.writer = state["storage"], state["writer"]
+        self._open(state["file"].detach())
+
+
+def share_writes(storage: Storage, writer: SharedWriter) -> bool:
+    """Have the buffers on a storage that are ``shared`` outlive processes that die.
+
+    Args:
+        storage: to which a writer was just attached, by a buffer.
+        writer: the writer.
+
+    Returns:
+        Whether there are such buffers.
+    """
+    shared = [rb for rb in compat.attached_buffers(storage) if rb.shared]
+    if shared and not is_listed(storage):
+        len(storage)  # or it would make its counter later
+        lock = lock_of(storage)
+        if lock is None:
+            lock = WriteLock(storage, writer)
+            setattr(storage, _LOCK, lock)
+        lock.writer = writer
+        for rb in shared:
+            compat.set_write_lock(rb, lock)
+        compat.unlock_counters(storage, writer)
+    return bool(shared)
+
+
+def lock_of(storage: Storage | None) -> WriteLock | None:
+    """Return what keeps processes apart that share a storage, None where none do."""
+    return vars(storage).get(_LOCK) if storage is not None else None
+
+
+def record_slots(storage: Storage, slot: Int64[Tensor, "*k"]) -> None:
+    """Note what slots hold before they are written over, where processes share the storage.
+
+    Args:
+        storage: the storage.
+        slot: which; those that hold nothing yet are left out.
+    """
+    lock = lock_of(storage)
+    if lock is not None:
+        lock.record(slot)
+
+
+def _is_shared(storage: Storage, writer: SharedWriter | None) -> bool:
+    rows = compat.all_slots(storage)
+    if rows is None:
+        return bool(getattr(storage, "shared_init", False))
+    beside = [] if writer is None else writer.slot_tensors()
+    return all(
+        tensor.is_shared() or compat.is_mapped(tensor)
+        for tensor in (*compat.leaves_of(rows), *beside)
+    )
+
+
+def _new_file() -> int:
+    """Return a file without a name, in memory where the system has such."""
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create("gfn_rb")
+    else:
+        descriptor, path = tempfile.mkstemp()
+        with suppress(OSError):
+            os.unlink(path)
+    os.ftruncate(descriptor, _HEAD)
+    return descriptor
+
+
+def _write(descriptor: int, at: int, data: memoryview) -> int:
+    """Write bytes to a place of a file, and return where they end."""
+    while data:
+        n = os.pwrite(descriptor, data, at)
+        at, data = at + n, data[n:]
+    return at

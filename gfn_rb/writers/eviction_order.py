@@ -1,0 +1,376 @@
+"""The order in which stored rows give way to better ones."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torchrl.data.replay_buffers.storages import Storage
+
+from gfn_rb.column import KeyColumn, StorageVersion
+from gfn_rb.numerics import Extremes, extremes_of
+from gfn_rb.numerics.extremes import UNKNOWN_RANK, Replacements, worst_first
+from gfn_rb.shapes import Float, Float64, Int64, Shaped
+from gfn_rb.state_folder import require_count, require_numbers
+from gfn_rb.storages import device_beside, is_laid_out, is_listed, open_shared, slots_beside
+from gfn_rb.writers.moves import Moves
+
+Tie = Literal["newest", "oldest"]
+
+_OFFERED, _WRITTEN, _REVISION = range(3)
+_AGES_BEFORE = 2**62  # what rows of unknown age are older by than the first row offered
+
+
+class EvictionOrder:
+    """Orders the rows of a storage by their key, and by age where keys tie.
+
+    It follows the key column of the storage, which is the truth: rows that others wrote or
+    relabelled count with their new keys from the next call on. Keys are compared as float64.
+
+    Args:
+        column: the key of each stored row.
+        tie: among equal keys, whether the "newest" or the "oldest" rows are kept.
+        largest: whether rows of the largest keys are kept, or of the smallest, whose signs are
+            then changed on the way in.
+
+    Attributes:
+        column: likewise.
+        tie: likewise.
+        largest: likewise.
+    """
+
+    def __init__(self, column: KeyColumn, tie: Tie, largest: bool = True) -> None:
+        self.column = column
+        self.tie = tie
+        self.largest = largest
+        self._extremes: Extremes | None = None
+        self._restored: Tensor | None = None  # ranks, until there is a storage
+        # Rows offered, rows written, storage revision the extremes are in step with. On the CPU,
+        # and a tensor, so that processes sharing the buffer share it.
+        self._counters = torch.zeros(3, dtype=torch.int64)
+        # The content that the extremes are in step with, and its lowest key, as seen from here.
+        self._version: StorageVersion | None = None
+        self._floor: tuple[StorageVersion | None, float] | None = None
+
+    # Following a storage.
+
+    def extremes(self, storage: Storage) -> Extremes:
+        """Return the keys and ranks of the rows of a storage, not necessarily in step with it.
+
+        Args:
+            storage: the storage, of which there is one for each order.
+        """
+        if self._extremes is None:
+            self.make_room(storage, len(storage))
+        assert self._extremes is not None
+        return self._extremes
+
+    def make_room(self, storage: Storage, n: int) -> None:
+        """Lay out as many slots as there are, or for a list of rows, as are needed.
+
+        Args:
+            storage: the storage.
+            n: how many rows it is about to have, at most as many as it may.
+        """
+        known = self._extremes
+        if known is not None and (not is_listed(storage) or n <= known.capacity):
+            return
+        self._extremes = extremes_of(slots_beside(storage, n), device_beside(storage))
+        if self._counters.is_shared():
+            self._extremes.share_memory()
+        if known is not None:
+            self._extremes.assign(known.key, known.rank)
+        elif self._restored is not None:
+            self._extremes.rank[: len(self._restored)] = self._restored
+            self._restored = None
+
+    def signed(self, key: Shaped[Tensor, "m"]) -> Float[Tensor, "m"]:
+        """Return keys as floats, of which those to keep are the largest.
+
+        Args:
+            key: as rows hold them.
+        """
+        if not key.is_floating_point():
+            key = key.to(torch.float64)
+        return key if self.largest else -key
+
+    def in_step(self, storage: Storage) -> Extremes:
+        """Return the keys and ranks, read anew if the storage changed behind the writer's back.
+
+        Args:
+            storage: the storage.
+        """
+        open_shared(storage)
+        if is_listed(storage):
+            self.make_room(storage, len(storage))
+        extremes = self.extremes(storage)
+        if not is_laid_out(storage):
+            return extremes
+        version = self.column.version(storage)
+        if version == self._version:
+            return extremes
+        # A process that shares the state keeps it in step and writes down for which revision. Its
+        # writes do not raise the version that this process sees of the key tensor.
+        mine = self._version is not None and version[1:] == self._version[1:]
+        if not mine or int(self.count[_REVISION]) != version.revision:
+            values = self.signed(self.column.values(storage))
+            extremes.assign(values, self._ranks(extremes, len(values)))
+        else:
+            extremes.doubt_ranks()
+        self._now_in_step(version)
+        return extremes
+
+    def _ranks(self, extremes: Extremes, stored: int) -> Int64[Tensor, "n"]:
+        """Return the rank of each stored row; those of others are older than all that came here."""
+        rank = extremes.rank[:stored].clone()
+        # The rank of a row that was never written is that of padding, and would lose to it.
+        age = torch.arange(stored, device=rank.device) - _AGES_BEFORE
+        return torch.where(rank == UNKNOWN_RANK, age if self.tie == "newest" else -age, rank)
+
+    def lowest(self, storage: Storage) -> float:
+        """Return the lowest key of a full storage, looked up once for each content.
+
+        Args:
+            storage: the storage.
+        """
+        extremes = self.in_step(storage)
+        if self._floor is None or self._floor[0] is not self._version:
+            self._floor = (self._version, float(extremes.minimum))
+        return self._floor[1]
+
+    def wrote(
+        self,
+        storage: Storage,
+        slot: Int64[Tensor, "m"],
+        key: Float64[Tensor, "m"],
+        rank: Int64[Tensor, "m"],
+    ) -> None:
+        """Record rows that were just written to a storage, with which this was in step.
+
+        Args:
+            storage: the storage.
+            slot: where, each once.
+            key: their keys.
+            rank: what orders them among equal keys.
+        """
+        self.extremes(storage).update(slot, key, rank)
+        self.now_in_step(storage)
+
+    def moved(self, storage: Storage, move: Moves, before: int) -> None:
+        """Follow rows that were moved, of a storage with which this was in step.
+
+        Args:
+            storage: the storage.
+            move: which.
+            before: how many rows there were.
+        """
+        extremes = self.extremes(storage)
+        if move.source.shape[0]:
+            extremes.update(move.hole, extremes.key[move.source], extremes.rank[move.source])
+        if move.length < before:
+            extremes.remove(move.tail(before))
+        self.now_in_step(storage)
+
+    def now_in_step(self, storage: Storage) -> None:
+        """Record that the extremes hold what the storage does.
+
+        Args:
+            storage: the storage.
+        """
+        self._now_in_step(self.column.version(storage))
+
+    def _now_in_step(self, version: StorageVersion) -> None:
+        self.count[_REVISION] = version.revision
+        self._version = version
+
+    def forget(self) -> None:
+        """Have the keys read anew."""
+        self._version = None
+
+    # Comparing.
+
+    def beats(self, key: Any, stored: Any) -> Any:
+        """Tell whether a key takes the place of a stored one that is older.
+
+        Args:
+            key: a number or a tensor.
+            stored: likewise.
+        """
+        return key >= stored if self.tie == "newest" else key > stored
+
+    def rank(self, row: Int64[Tensor, "m"]) -> Int64[Tensor, "m"]:
+        """Return what orders rows of the current batch among equal keys, the first to go lowest.
+
+        Args:
+            row: their positions in the batch.
+        """
+        age = row + int(self.count[_OFFERED])
+        return age if self.tie == "newest" else -age
+
+    def worst_first(self, key: Tensor) -> tuple[Tensor, Tensor]:
+        """Sort keys of a batch; of equal ones the one to keep comes last.
+
+        Args:
+            key: shape [n].
+
+        Returns:
+            The keys and their positions.
+        """
+        return worst_first(key, self.tie == "newest")
+
+    def below(self, value: Tensor, floor: float) -> int:
+        """Return how many of the sorted keys do not beat the lowest one stored.
+
+        Args:
+            value: in ascending order.
+            floor: the lowest one stored.
+        """
+        return int(torch.searchsorted(value, floor, right=self.tie == "oldest"))
+
+    def replacements(self, storage: Storage, key: Shaped[Tensor, "n"]) -> Replacements:
+        """Return which rows of a batch come in, and the slots of those that they drive out.
+
+        Args:
+            storage: with which this is in step, with fewer free slots than there are rows.
+            key: of each row of the batch, newer than all stored.
+        """
+        free = storage.max_size - len(storage)
+        return self.extremes(storage).replacements(key, free, self.tie == "newest")
+
+    def driven_out(
+        self, storage: Storage, contest: Float64[Tensor, "m"], rank: Tensor | None = None
+    ) -> Int64[Tensor, "k"]:
+        """Return the slots of the worst rows, each of which loses against one of the keys.
+
+        Args:
+            storage: with which this is in step.
+            contest: keys from the best down; the first meets the worst row, and so on.
+            rank: what orders them among equal keys; None if all of them are newer than all stored.
+        """
+        extremes = self.extremes(storage)
+        worst = extremes.smallest(contest.shape[0])
+        if rank is None:
+            return worst.rows(int(self.beats(contest, worst.key).sum()))
+        value, slot = self.worst_slots_first(storage, worst.rows(contest.shape[0]))
+        wins = (contest > value) | ((contest == value) & (rank > extremes.rank[slot]))
+        return slot[: int(wins.sum())]
+
+    def worst_slots_first(
+        self, storage: Storage, slot: Int64[Tensor, "m"]
+    ) -> tuple[Float64[Tensor, "m"], Int64[Tensor, "m"]]:
+        """Sort slots by key, then by rank; return their keys and the slots.
+
+        Args:
+            storage: with which this is in step.
+            slot: of stored rows.
+        """
+        extremes = self.extremes(storage)
+        slot = slot[extremes.rank[slot].argsort()]
+        value, place = extremes.key[slot].sort(stable=True)
+        return value, slot[place]
+
+    # State.
+
+    @property
+    def count(self) -> Any:
+        """The counters as NumPy numbers, far quicker to read and write one by one.
+
+        Made anew each time: sharing a tensor between processes moves its memory.
+        """
+        return self._counters.numpy()
+
+    @property
+    def n_restored(self) -> int:
+        """How many rows were restored before there was a storage."""
+        return 0 if self._restored is None else len(self._restored)
+
+    @property
+    def n_written(self) -> int:
+        """How many rows were written."""
+        return int(self.count[_WRITTEN])
+
+    def count_offered(self, n: int) -> None:
+        """Count rows offered, which makes those to come newer."""
+        self.count[_OFFERED] += n
+
+    def count_written(self, n: int) -> None:
+        """Count rows written."""
+        self.count[_WRITTEN] += n
+
+    def share(self) -> None:
+        """Move everything into memory that forked processes share."""
+        self._counters.share_memory_()
+        if self._extremes is not None:
+            self._extremes.share_memory()
+
+    def counters(self) -> list[int]:
+        """Return how many rows were offered, and how many written."""
+        return [int(n) for n in self.count[:_REVISION]]
+
+    def roll_back(self, counters: list[int]) -> None:
+        """Return to counters, and have every process read the keys anew.
+
+        Args:
+            counters: from :meth:`counters`, or none to leave them.
+        """
+        self.count[: len(counters)] = counters
+        self.count[_REVISION] = -1
+        self.forget()
+
+    def empty(self, storage: Storage | None, empty_write_count: bool = True) -> None:
+        """Start anew, for the storage was emptied.
+
+        Args:
+            storage: the storage, where there is one.
+            empty_write_count: whether to forget how many rows were written.
+        """
+        self.count[_OFFERED] = 0
+        if storage is not None:
+            self.extremes(storage).rank.fill_(UNKNOWN_RANK)
+        if empty_write_count:
+            self.count[_WRITTEN] = 0
+
+    def state(self, storage: Storage | None) -> dict[str, Any]:
+        """Return the age of each row, and how many were offered and written.
+
+        Args:
+            storage: the storage, where there is one.
+        """
+        if storage is not None:
+            rank = self.extremes(storage).rank[: len(storage)].clone()
+        else:
+            rank = torch.empty(0, dtype=torch.int64) if self._restored is None else self._restored
+        return {
+            "rank": rank,
+            "offered": int(self.count[_OFFERED]),
+            "written": int(self.count[_WRITTEN]),
+        }
+
+    def restore(self, storage: Storage | None, state: dict[str, Any]) -> None:
+        """Restore what :meth:`state` returned. Keys are read from the storage when needed.
+
+        Args:
+            storage: the storage, with as many slots at least; None if it comes later.
+            state: the state.
+
+        Raises:
+            CheckpointMismatchError: it is none. Nothing is changed.
+        """
+        rank = state["rank"]
+        require_numbers("rank", rank, torch.int64)
+        for name in ("offered", "written"):
+            require_count(name, state[name])
+        if storage is None:
+            self._restored = rank.clone()
+        else:
+            self.make_room(storage, len(rank))
+            known = self.extremes(storage).rank
+            known[: len(rank)] = rank
+            known[len(rank) :] = UNKNOWN_RANK
+        self.count[_OFFERED], self.count[_WRITTEN] = state["offered"], state["written"]
+        self.forget()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what this process saw of the storage."""
+        return {**self.__dict__, "_version": None, "_floor": None}

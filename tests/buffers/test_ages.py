@@ -1,0 +1,205 @@
+"""Rows know which version of the policy made them: what is too old goes, and ages are told."""
+
+import random
+from functools import partial
+
+import pytest
+import torch
+from factories import DEVICES, Ladder, rows, seeded, trajectories
+from tensordict import TensorDict
+from torchrl.collectors import Collector
+
+import gfn_rb
+from gfn_rb import ActionSampler, MergedReplayBuffer, PackTrajectories, Sampler
+from gfn_rb.errors import ArgumentError, KeyMismatchError
+from gfn_rb.training import ForwardPolicy
+
+PRESETS = {
+    "best": gfn_rb.reward_prioritized_buffer,
+    "best objects": partial(gfn_rb.reward_prioritized_buffer, unique="x"),
+    "diverse": partial(gfn_rb.diverse_buffer, features="x"),
+    "newest": gfn_rb.fifo_buffer,
+    "newest objects": partial(gfn_rb.fifo_buffer, unique="x"),
+}
+
+
+def versioned(version, log_reward=None, start=0):
+    version = torch.as_tensor(version)
+    log_reward = version.float() if log_reward is None else log_reward
+    return rows(log_reward, start, policy_version=version)
+
+
+def kept_by_rule(preset, stored, batch, newest, max_age, capacity):
+    """What is stored after a batch: (x, version), each x once, so that no object repeats."""
+    fresh = [row for row in stored + batch if row[1] >= newest - max_age]
+    if "newest" in preset:
+        return fresh[-capacity:]
+    ranked = sorted(fresh, key=lambda row: row[2])  # stable: the newest of equal ones last
+    chosen = {row[0] for row in ranked[-capacity:]}
+    return [row for row in fresh if row[0] in chosen]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("preset", PRESETS)
+def test_what_is_too_old_is_dropped_and_never_drawn(preset, device):
+    for seed in range(8):
+        rng = random.Random(seed)
+        capacity, max_age, newest, serial = rng.choice([1, 5, 12]), rng.randrange(4), 0, 0
+        rb = PRESETS[preset](capacity, max_age=max_age, device=device)
+        stored = []
+        for _ in range(12):
+            n = rng.randrange(6)
+            batch = [
+                (serial + i, max(0, newest + rng.randrange(-5, 3)), rng.choice([-1.0, 0.0, 2.0]))
+                for i in range(n)
+            ]
+            serial += n
+            _, version, key = zip(*batch, strict=True) if batch else ((), (), ())
+            data = versioned(
+                torch.tensor(version, dtype=torch.int64), torch.tensor(key), serial - n
+            )
+            slots = rb.extend(data.to(device)).tolist()
+            newest = max([newest, *version])
+            if rng.random() < 0.2:
+                newest += 1
+                rb.policy_version = newest
+                assert rb.policy_version == newest
+                stored = kept_by_rule(preset, stored, batch, newest - 1, max_age, capacity)
+                batch, slots = [], None
+            stored = kept_by_rule(preset, stored, batch, newest, max_age, capacity)
+            held = rb[:]["x"].tolist() if len(rb) else []
+            assert sorted(held) == sorted(row[0] for row in stored), seed
+            if slots is not None:  # each row is where extend said
+                named = {slot: row[0] for slot, row in zip(slots, batch, strict=True) if slot >= 0}
+                assert all(held[slot] == x for slot, x in named.items())
+            if stored:
+                assert int(rb.sample(4)["policy_version"].min()) >= newest - max_age
+        stats = rb.stats()
+        assert stats["offered"] == serial
+        assert stats["accepted"] - stats["evicted"] == stats["size"] == len(stored)
+
+
+def test_single_rows_are_dropped_as_batches_are():
+    rb = gfn_rb.fifo_buffer(8, max_age=1)
+    rb.add(versioned([5])[0])
+    assert rb.add(versioned([3])[0]) == -1
+    rb.add(versioned([6])[0])
+    rb.add(versioned([7])[0])
+    assert sorted(rb[:]["policy_version"].tolist()) == [6, 7]
+
+
+def test_ages_are_those_of_what_was_drawn():
+    rb = gfn_rb.reward_prioritized_buffer(20, generator=seeded())
+    rb.extend(versioned(torch.arange(10)))
+    ages = [9 - int(v) for _ in range(5) for v in rb.sample(7)["policy_version"]]
+    rb.policy_version = 12
+    ages += [12 - int(v) for v in rb.sample(7)["policy_version"]]
+    stats = rb.stats()
+    assert stats["mean_age"] == sum(ages) / len(ages)
+    assert stats["largest_age"] == max(ages)
+    assert stats["policy_version"] == 12
+    rb.counts.forget_ages()
+    assert "mean_age" not in rb.stats()
+    assert rb.stats()["drawn"] == 42
+
+
+def test_what_a_merged_buffer_draws_counts_at_its_members():
+    members = [gfn_rb.reward_prioritized_buffer(20) for _ in range(2)]
+    merged = MergedReplayBuffer(*members, p="mass", generator=seeded())
+    for i, rb in enumerate(members):
+        rb.extend(versioned(torch.arange(5 * i, 5 * i + 5)))
+    batch = merged.sample(30)
+    newest = torch.tensor([4, 9])[batch["buffer_id"]]
+    age = newest - batch["policy_version"]
+    drawn = [int((batch["buffer_id"] == i).sum()) for i in range(2)]
+    assert [rb.stats()["drawn"] for rb in members] == drawn
+    stats = merged.stats()
+    assert (stats["offered"], stats["drawn"], stats["size"]) == (10, 30, 10)
+    assert stats["mean_age"] == float(age.double().mean())
+    assert stats["largest_age"] == int(age.max())
+
+
+@pytest.mark.parametrize(
+    "preset",
+    [gfn_rb.transition_buffer, gfn_rb.state_buffer, gfn_rb.terminating_state_buffer],
+)
+def test_parts_of_trajectories_have_their_version(preset):
+    rb = preset(20)
+    rb.extend(trajectories([1, 2, 3], length=3).set("policy_version", torch.tensor([4, 5, 6])))
+    drawn = rb.sample(40)
+    again = preset(100)
+    if preset is not gfn_rb.terminating_state_buffer:
+        assert torch.equal(drawn["policy_version"], drawn["episode"] + 4)
+        drawn = drawn.exclude("index")
+    again.extend(drawn)
+    assert set(again[:]["policy_version"].tolist()) == set(drawn["policy_version"].tolist())
+
+
+def test_regenerated_trajectories_have_the_version_of_their_object():
+    def regenerate(states):
+        return TensorDict({"made_of": states["state"]}, states.batch_size)
+
+    rb = gfn_rb.terminating_state_buffer(4, regenerate=regenerate)
+    rb.extend(trajectories([1, 2]).set("policy_version", torch.tensor([1, 2])))
+    drawn = rb.sample(10)
+    assert torch.equal(drawn["policy_version"], drawn["made_of"][:, 0])
+    assert rb[0]["policy_version"] == rb[0]["made_of"][0]
+
+
+def test_trajectories_of_a_collector_have_the_version_of_their_first_action():
+    env = Ladder(4, (3,))
+    policy = ActionSampler(ForwardPolicy(env), generator=seeded())
+    rb = gfn_rb.fifo_buffer(200, max_length=env.max_length, transform=PackTrajectories(env))
+    collector = Collector(
+        env,
+        policy,
+        frames_per_batch=18,
+        total_frames=72,
+        track_policy_version=True,
+        auto_register_policy_transforms=False,
+    )
+    first, done = {}, []
+    for batch in collector:
+        ids, version = batch["collector", "traj_ids"], batch["next", "policy_version"]
+        for i, v in zip(ids.reshape(-1).tolist(), version.reshape(-1).tolist(), strict=True):
+            first.setdefault(i, v)
+        done += ids[batch["next", "done"][..., 0]].tolist()
+        rb.extend(batch)
+        collector.update_policy_weights_()
+    collector.shutdown()
+    versions = rb[:]["policy_version"].tolist()
+    assert sorted(versions) == sorted(first[i] for i in done)
+    assert len(set(versions)) > 2
+
+
+def test_what_does_not_go_with_a_largest_age_is_refused():
+    with pytest.raises(ArgumentError, match="max_age must be at least 0, got -1"):
+        gfn_rb.fifo_buffer(4, max_age=-1)
+    with pytest.raises(ArgumentError, match="writer must be able to remove rows for max_age=2"):
+        gfn_rb.reward_prioritized_buffer(4, max_age=2, writer=gfn_rb.FIFOWriter())
+    rb = gfn_rb.fifo_buffer(4, max_age=2)
+    with pytest.raises(KeyMismatchError, match="rows must have 'policy_version' for max_age=2"):
+        rb.extend(rows([1.0]))
+    assert rb.stats()["offered"] == 0
+
+
+@pytest.mark.cuda
+def test_counting_ages_waits_for_no_device():
+    rb = gfn_rb.fifo_buffer(8, device="cuda", generator=torch.Generator("cuda").manual_seed(0))
+    rb.extend(versioned(torch.arange(8)).to("cuda"))
+    batch = rb.sample(4)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        rb.counts.count_ages(batch["policy_version"])
+        rb.counts.note_version(batch["policy_version"])
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert rb.stats()["drawn"] == 4
+
+
+def test_samples_of_one_policy_can_be_stamped():
+    env = Ladder(4, (3,))
+    batch = Sampler(ForwardPolicy(env)).sample_trajectories(env, 3, generator=seeded())
+    rb = gfn_rb.fifo_buffer(4, max_length=env.max_length, compact="narrow", env=env)
+    rb.extend(batch.to_tensordict().set("policy_version", torch.full((3,), 7)))
+    assert rb[:]["policy_version"].tolist() == [7, 7, 7]

@@ -1,0 +1,99 @@
+"""``rb.dumps`` and ``rb.loads`` of presets: whole, and nothing pickled."""
+
+import os
+import pickle
+import shutil
+import signal
+from itertools import count
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from gfn_rb import reward_prioritized_buffer
+from gfn_rb.buffers.folders import DUMPED
+from gfn_rb.errors import CheckpointError
+
+torchrl_checkpoint = pytest.importorskip("torchrl.checkpoint")
+ROWS = 500
+
+
+def rows(k):
+    return TensorDict({"log_reward": torch.full((ROWS,), float(k)), "x": torch.rand(ROWS)}, [ROWS])
+
+
+def buffer():
+    return reward_prioritized_buffer(ROWS, batch_size=4, prefetch=2)
+
+
+def filled(k):
+    rb = buffer()
+    rb.extend(rows(k))
+    rb.sample()
+    return rb
+
+
+def test_nothing_is_pickled(tmp_path, monkeypatch):
+    rb, again = filled(1), buffer()
+    for module in (pickle, torch):
+        for name in ("load", "loads", "dump", "dumps", "save"):
+            monkeypatch.delattr(module, name, raising=False)
+    rb.dumps(tmp_path / "rb")
+    assert [path.name for path in (tmp_path / "rb").iterdir()] == [DUMPED]
+    (tmp_path / "rb" / "prefetch.pkl").write_bytes(b"\x80\x04.")  # would not unpickle
+    again.loads(tmp_path / "rb")
+    assert torch.equal(again.sample()["x"], rb.sample()["x"])
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_a_dump_that_is_killed_leaves_the_old_copy_or_the_new(tmp_path):
+    path = tmp_path / "rb"
+    rb = reward_prioritized_buffer(ROWS, batch_size=4)  # without threads, as it forks
+    rb.extend(rows(0))
+    rb.dumps(path)
+    first = 1
+    for _ in range(6):
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            rb = reward_prioritized_buffer(ROWS, batch_size=4)
+            for k in count(first):
+                rb.extend(rows(k))
+                rb.dumps(path)
+                os.write(write, b"x")
+        os.read(read, 1)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(write)
+        os.close(read)
+        rb = reward_prioritized_buffer(ROWS, batch_size=4)
+        rb.loads(path)
+        (k,) = set(rb[:]["log_reward"].tolist())
+        assert k >= first
+        first = int(k) + 1
+
+
+@pytest.mark.parametrize("kind", ["folder", "archive"])
+def test_torchrls_checkpoint_holds_them(kind, tmp_path):
+    rb, again = filled(3), buffer()
+    path = tmp_path / ("run" if kind == "folder" else "run.zip")
+    checkpoint = torchrl_checkpoint.Checkpoint()
+    checkpoint.register("rb", rb)
+    checkpoint.save(path)
+    other = torchrl_checkpoint.Checkpoint()
+    other.register("rb", again)
+    other.load(path)
+    assert torch.equal(again.sample()["x"], rb.sample()["x"])
+
+
+def test_a_folder_without_a_dump_is_refused(tmp_path):
+    rb = filled(1)
+    before = rb[:].clone()
+    with pytest.raises(CheckpointError, match="there is no checkpoint at"):
+        rb.loads(tmp_path)
+    rb.dumps(tmp_path)
+    shutil.copy(tmp_path / DUMPED, tmp_path / "other")
+    (tmp_path / DUMPED).write_bytes((tmp_path / DUMPED).read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match="is no sound checkpoint"):
+        rb.loads(tmp_path)
+    assert torch.equal(rb[:]["x"], before["x"])

@@ -1,0 +1,172 @@
+"""Processes that share a buffer, some of which die or should not have been started."""
+
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from factories import assert_equal
+from tensordict import TensorDict
+from torch import multiprocessing as mp
+from torchrl.data import LazyMemmapStorage, LazyTensorStorage, TensorDictReplayBuffer
+
+from gfn_rb.buffers import MergedReplayBuffer
+from gfn_rb.sharing import WriteLock
+from gfn_rb.torchrl_compat import write_lock
+from gfn_rb.writers import FIFOWriter, RewardPrioritizedWriter
+
+# Per writer; the whole check is of 200: GFN_RB_KILLS=200 pytest tests/writers/test_shared.py
+KILLS = int(os.environ.get("GFN_RB_KILLS", "12"))
+WRITERS = {"best": RewardPrioritizedWriter, "newest": FIFOWriter}
+
+
+def rows(*keys):
+    return TensorDict(
+        {"log_reward": torch.tensor(keys), "state": torch.zeros(len(keys))}
+    ).auto_batch_size_(1)
+
+
+def shared(storage, writer=RewardPrioritizedWriter):
+    return TensorDictReplayBuffer(storage=storage, writer=writer(), batch_size=4, shared=True)
+
+
+@pytest.fixture(scope="module")
+def found():
+    script = Path(__file__).with_name("shared_kill.py")
+    command = [sys.executable, str(script), str(KILLS), "0"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=3600, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("kind", ["best", "unique", "diverse", "newest", "newest unique"])
+def test_what_a_killed_process_was_writing_is_undone(found, kind):
+    assert found[kind]["kills"] == KILLS
+
+
+def test_some_kills_came_while_rows_were_written(found):
+    assert sum(each.get("undone", 0) for each in found.values()) > KILLS // 4
+
+
+def test_the_others_go_on_when_one_of_them_is_killed(found):
+    assert found["several"]["kills"] >= 2
+    assert found["priorities"]["last"] > 0
+
+
+def _hold_the_lock(rb, is_held):
+    write_lock(rb).__enter__()
+    is_held.set()
+    signal.pause()
+
+
+def test_a_process_that_is_given_a_buffer_may_die_holding_it():
+    rb, other = shared(LazyTensorStorage(4)), shared(LazyTensorStorage(4), FIFOWriter)
+    for each in (rb, other):
+        each.extend(rows(1.0, 2.0, 3.0, 4.0))
+    merged = MergedReplayBuffer(rb, other, p="size", shared=True)
+    for each, whole in ((rb, rb), (other, other), (rb, merged)):
+        is_held = mp.get_context("forkserver").Event()
+        child = mp.get_context("forkserver").Process(target=_hold_the_lock, args=(whole, is_held))
+        child.start()
+        assert is_held.wait(60)
+        child.kill()
+        child.join(60)
+        each.extend(rows(9.0))  # or it would wait for ever
+        assert merged.sample(3).shape == (3,)
+
+
+def test_what_an_error_interrupts_is_undone(monkeypatch):
+    for writer in WRITERS.values():
+        rb = shared(LazyTensorStorage(4), writer)
+        rb.extend(rows(1.0, 2.0, 3.0, 4.0))
+        before, state = rb[:].clone(), rb.writer.state_dict()
+        with monkeypatch.context() as patched:
+            patched.setattr(rb.writer, "_announce", _interrupt, raising=False)
+            patched.setattr(rb.writer, "_mark_update_entities", _interrupt, raising=False)
+            with pytest.raises(KeyboardInterrupt):
+                rb.extend(rows(7.0, 8.0))
+        assert torch.equal(rb[:]["log_reward"], before["log_reward"])
+        assert_equal(rb.writer.state_dict(), state)
+        rb.extend(rows(7.0, 8.0))
+        assert sorted(rb[:]["log_reward"].tolist()) == [3.0, 4.0, 7.0, 8.0]
+
+
+def _interrupt(*_):
+    raise KeyboardInterrupt
+
+
+def test_rows_are_kept_where_there_is_no_memory_to_note_them(monkeypatch):
+    rb = shared(LazyTensorStorage(4))
+    rb.extend(rows(1.0, 2.0, 3.0, 4.0))
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pwrite", full)
+        with pytest.raises(OSError, match="No space"):
+            rb.extend(rows(9.0))
+    assert rb[:]["log_reward"].tolist() == [1.0, 2.0, 3.0, 4.0]
+    rb.extend(rows(9.0))
+    assert sorted(rb[:]["log_reward"].tolist()) == [2.0, 3.0, 4.0, 9.0]
+
+
+def in_fork(work):
+    """What a forked process says of some work: nothing, or its error."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+        except BaseException as error:
+            os.write(write, f"{type(error).__name__}: {error}".encode())
+        os._exit(0)
+    os.close(write)
+    os.waitpid(child, 0)
+    with os.fdopen(read) as stream:
+        return stream.read()
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_fork_that_does_not_share_the_rows_is_refused(writer):
+    for rows_before in (0, 2):
+        rb = shared(LazyTensorStorage(4), WRITERS[writer])
+        if rows_before:
+            rb.extend(rows(1.0, 2.0))
+        said = in_fork(lambda rb=rb: rb.extend(rows(3.0)))
+        assert said.startswith("ArgumentError: storage must lie in memory that a forked process")
+        assert len(rb) == rows_before
+    rb = shared(LazyMemmapStorage(4), WRITERS[writer])
+    rb.extend(rows(1.0, 2.0))
+    assert in_fork(lambda: rb.extend(rows(3.0, 0.0))) == ""
+    rb.extend(rows(5.0))
+    left = [1.0, 2.0, 3.0, 5.0] if writer == "best" else [0.0, 2.0, 3.0, 5.0]
+    assert sorted(rb[:]["log_reward"].tolist()) == left
+
+
+def test_a_lock_is_handed_to_processes_alone_that_are_being_started():
+    with pytest.raises(RuntimeError, match="only be shared between processes through inheritance"):
+        pickle.dumps(WriteLock())
+
+
+def _lay_out_and_die(rb):
+    storage = rb.storage
+    storage._init_lock.acquire()
+    write_lock(rb).__enter__()
+    (Path(storage._init_directory) / "half.memmap").write_bytes(b"half")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_storage_that_a_killed_process_was_laying_out_is_laid_out_by_the_next():
+    rb = shared(LazyTensorStorage(4, shared_init=True))
+    child = mp.get_context("forkserver").Process(target=_lay_out_and_die, args=(rb,))
+    child.start()
+    child.join(60)
+    rb.extend(rows(1.0, 2.0))
+    assert rb[:]["log_reward"].tolist() == [1.0, 2.0]
