@@ -7,7 +7,42 @@ from typing import Any
 
 import torch
 
+from gfn_rb.errors import CheckpointMismatchError
+
 _FILE = "state.pt"
+
+
+def require_numbers(name: str, value: Any, dtype: torch.dtype) -> None:
+    """Raise unless an entry of a state is a row of numbers.
+
+    Args:
+        name: of the entry.
+        value: what came.
+        dtype: what it should be.
+
+    Raises:
+        CheckpointMismatchError: it is something else.
+    """
+    if not isinstance(value, torch.Tensor) or value.ndim != 1 or value.dtype != dtype:
+        shape = f" of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else ""
+        raise CheckpointMismatchError(
+            f"{name} of the state is a {getattr(value, 'dtype', type(value).__name__)}{shape}, "
+            f"expected one {dtype} per slot"
+        )
+
+
+def require_count(name: str, value: Any) -> None:
+    """Raise unless an entry of a state is a number of things.
+
+    Args:
+        name: of the entry.
+        value: what came.
+
+    Raises:
+        CheckpointMismatchError: it is something else.
+    """
+    if type(value) is not int or not 0 <= value < 2**62:
+        raise CheckpointMismatchError(f"{name} of the state is {value!r:.80}, expected a count")
 
 
 class StateInFolder:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from os import PathLike
 from pathlib import Path
@@ -13,11 +14,16 @@ from torchrl.data.replay_buffers.scheduler import ParameterScheduler
 from gfn_rb.checkpoint.atomic import published
 from gfn_rb.checkpoint.buffers import captured, restore
 from gfn_rb.checkpoint.parts import row_layout
-from gfn_rb.codec.files import ValueFile, write_file
+from gfn_rb.codec.files import ValueFile, check_written, write_file
 from gfn_rb.codec.prefix import VERSION
 from gfn_rb.codec.primitives import dtype_name
 from gfn_rb.codec.values import Encoder
-from gfn_rb.errors import CheckpointCorruptError, CheckpointError, CheckpointMismatchError
+from gfn_rb.errors import (
+    ArgumentError,
+    CheckpointCorruptError,
+    CheckpointError,
+    CheckpointMismatchError,
+)
 
 # What a file holds; of save_state the last alone.
 ROWS, BUFFERS, VALUES = "rows", "buffers", "values"
@@ -75,7 +81,7 @@ def load_checkpoint(path: str | PathLike[str], rb: ReplayBuffer) -> dict[str, An
         CheckpointMismatchError: it does not fit the buffer. Whatever is raised, the buffer is as
             it was.
     """
-    file = ValueFile(Path(path))
+    file = ValueFile(resolved(path))
     if BUFFERS not in file.nodes:
         raise CheckpointMismatchError(f"{path} holds no buffer: expected one of save_checkpoint")
     file.verify()
@@ -111,7 +117,7 @@ def load_state(path: str | PathLike[str]) -> dict[str, Any]:
         CheckpointError: there is no such file, or it cannot be read.
         CheckpointCorruptError: it is truncated or damaged.
     """
-    file = ValueFile(Path(path))
+    file = ValueFile(resolved(path))
     file.verify()
     return _values_of(file, file.load)
 
@@ -150,7 +156,7 @@ def inspect_checkpoint(path: str | PathLike[str]) -> dict[str, Any]:
         CheckpointError: there is no such file, or it cannot be read.
         CheckpointCorruptError: it is no checkpoint, truncated, or its header is damaged.
     """
-    file = ValueFile(Path(path))
+    file = ValueFile(resolved(path))
     of_buffers = BUFFERS in file.nodes
     with file.named_errors():
         pairs = zip(file.outline(BUFFERS), file.outline(ROWS), strict=True) if of_buffers else ()
@@ -173,24 +179,33 @@ def outline(path: str | PathLike[str]) -> dict[str, Any]:
         CheckpointError: there is no such file, or it cannot be read.
         CheckpointCorruptError: it is no checkpoint, truncated, or its header is damaged.
     """
-    file = ValueFile(Path(path))
+    file = ValueFile(resolved(path))
     return _values_of(file, file.outline)
 
 
 def _save(
     path: str | PathLike[str], parts: dict[str, Any], name: str, values: dict[str, Any]
 ) -> None:
-    target = Path(path).resolve()
-    if target.is_dir():
-        raise CheckpointError(f"path must name a file, got the folder {path}")
+    target = resolved(path)
     encoder = Encoder()
     nodes = {part: encoder.encode(value, part) for part, value in parts.items()}
     nodes[VALUES] = encoder.encode(values, name)
     try:
-        with published(target) as stream:
+        with published(target, check_written) as stream:
             write_file(stream, nodes, encoder.tensors)
     except OSError as error:
         raise CheckpointError(f"cannot write {path}: {error.strerror}") from error
+
+
+def resolved(path: Any) -> Path:
+    """Return where a path leads to.
+
+    Raises:
+        ArgumentError: it is no path.
+    """
+    if not isinstance(path, (str, os.PathLike)) or "\0" in (name := os.fspath(path)):
+        raise ArgumentError(f"path must be a path to a file, got {path!r}")
+    return Path(os.fsdecode(name)).resolve()
 
 
 def _values_of(file: ValueFile, read: Callable[[str], Any]) -> dict[str, Any]:

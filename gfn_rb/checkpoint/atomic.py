@@ -5,10 +5,17 @@ from __future__ import annotations
 import os
 import re
 import secrets
-from collections.abc import Iterator
+import stat
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
+
+from xxhash import xxh3_64_hexdigest
+
+from gfn_rb.errors import CheckpointError
 
 try:
     import fcntl
@@ -18,33 +25,74 @@ except ModuleNotFoundError as error:
         "not here"
     ) from error
 
+LOCK_SECONDS = 60.0  # that others may take to make an empty file
+_LONGEST = 200  # bytes of a name that are repeated in that of its temporary file
+
 
 @contextmanager
-def published(path: Path) -> Iterator[BinaryIO]:
+def published(path: Path, check: Callable[[Path], None] | None = None) -> Iterator[BinaryIO]:
     """Yield a file to write, which takes the place of ``path`` once it is complete and on disk.
 
     What is written goes to ``.NAME.<16 hex digits>.tmp`` in the same folder. At the end it is
-    synced, renamed to ``path`` in one step, and the folder is synced. Killed at any instant, it
+    synced, renamed to ``path`` in one step, and the folder is synced; it has the mode of the file
+    that it replaces. Killed at any instant, it
     leaves the old file or the new one, and at most one such temporary file, which the next call
     removes. A temporary file that a living process writes is locked, and left alone.
 
     Args:
         path: the file to make or replace.
+        check: looks at what was written, while the disk takes it, and raises unless it is sound.
 
     Raises:
         OSError: the folder or the disk does not allow it. The old file is then unchanged.
+        CheckpointError: something else than a file is there, or another process keeps the folder.
     """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    mode = _mode_to_keep(path)
+    temporary = path.with_name(f".{_stem(path)}.{secrets.token_hex(8)}.tmp")
     try:
         with _created(path, temporary) as stream:
             yield stream
             stream.flush()
-            os.fsync(stream.fileno())
+            if mode is not None:
+                os.fchmod(stream.fileno(), mode)
+            if check is None:
+                os.fsync(stream.fileno())
+            else:
+                with ThreadPoolExecutor(1) as pool:
+                    checked = pool.submit(check, temporary)
+                    os.fsync(stream.fileno())
+                    checked.result()
             os.replace(temporary, path)
         _sync_folder(path.parent)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def _mode_to_keep(path: Path) -> int | None:
+    """Return the mode of the file that is replaced, None if there is none."""
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return None
+    if not stat.S_ISREG(mode):
+        raise CheckpointError(f"path must name a file, got the {kind_of(mode)} {path}")
+    return stat.S_IMODE(mode)
+
+
+def kind_of(mode: int) -> str:
+    """Return in a word what lies at a path, given its mode."""
+    kinds = {stat.S_IFDIR: "folder", stat.S_IFIFO: "pipe", stat.S_IFSOCK: "socket"}
+    return kinds.get(stat.S_IFMT(mode), "device")
+
+
+def _stem(path: Path) -> str:
+    """Return the name of a file, or of a longer one its beginning and its sum."""
+    name = os.fsencode(path.name)
+    if len(name) <= _LONGEST:
+        return path.name
+    beginning = name[: _LONGEST // 2].decode(errors="ignore").encode()
+    return f"{beginning.decode()}-{xxh3_64_hexdigest(name)}"
 
 
 def _created(path: Path, temporary: Path) -> BinaryIO:
@@ -55,9 +103,8 @@ def _created(path: Path, temporary: Path) -> BinaryIO:
     """
     folder = os.open(path.parent, os.O_RDONLY)
     try:
-        with suppress(OSError):  # some network file systems know no locks
-            fcntl.flock(folder, fcntl.LOCK_EX)
-        _remove_abandoned(path)
+        _wait_for(folder, path)
+        remove_abandoned(path.parent, _stem(path))
         stream = temporary.open("xb")
         _lock(stream)
         return stream
@@ -65,9 +112,33 @@ def _created(path: Path, temporary: Path) -> BinaryIO:
         os.close(folder)
 
 
-def _remove_abandoned(path: Path) -> None:
-    pattern = re.compile(re.escape(f".{path.name}.") + r"[0-9a-f]{16}\.tmp")
-    for entry in os.scandir(path.parent):
+def _wait_for(folder: int, path: Path) -> None:
+    deadline = time.monotonic() + LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise CheckpointError(
+                    f"cannot write {path}: another process has locked its folder for over "
+                    f"{LOCK_SECONDS:g} s"
+                ) from None
+            time.sleep(0.01)
+        except OSError:  # some network file systems know no locks
+            return
+
+
+def remove_abandoned(folder: Path, stem: str | None = None) -> None:
+    """Remove the temporary files that killed processes have left in a folder.
+
+    Args:
+        folder: which.
+        stem: how the files they were to become are called; None for any.
+    """
+    of = ".+" if stem is None else re.escape(stem)
+    pattern = re.compile(rf"\.{of}\.[0-9a-f]{{16}}\.tmp")
+    for entry in os.scandir(folder):
         if pattern.fullmatch(entry.name):
             with suppress(OSError), open(entry.path, "r+b") as stream:
                 if _lock(stream):

@@ -16,11 +16,18 @@ from torchrl.data.replay_buffers.storages import TensorStorage
 
 from gfn_rb import torchrl_compat as compat
 from gfn_rb.checkpoint.parts import (
+    Rules,
     expect,
     generator_state,
+    is_count,
+    is_count_or_none,
+    is_mapping,
+    is_mapping_or_none,
+    is_text,
     load_part,
     part_state,
     prepare,
+    require,
     restore_generator,
     restore_rows,
     storage_state,
@@ -30,9 +37,26 @@ from gfn_rb.checkpoint.parts import (
     try_rows,
     try_transform,
 )
-from gfn_rb.errors import CheckpointError, CheckpointMismatchError
+from gfn_rb.codec.primitives import one_line
+from gfn_rb.errors import CheckpointCorruptError, CheckpointError
 
 State = dict[str, Any]
+
+_LINE = 600  # characters of an error
+
+_STATE: Rules = {
+    "class": is_text,
+    "members": is_count,
+    "storage": is_mapping_or_none,
+    "sampler": is_mapping,
+    "writer": is_mapping,
+    "transform": is_mapping,
+    "generator": is_mapping_or_none,
+    "batch_size": is_count_or_none,
+    "consume_after_n_samples": is_count_or_none,
+    "prefetch": is_count,
+    "queue": lambda value: isinstance(value, tuple),
+}
 
 
 @contextmanager
@@ -50,7 +74,7 @@ def captured(rb: ReplayBuffer) -> Iterator[tuple[list[State], list[Any]]]:
         yield states, [None if _members(each) else stored_rows(each.storage) for each in rbs]
 
 
-def restore(rb: ReplayBuffer, load: Callable[[torch.device], list[State]], rows: list[Any]) -> None:
+def restore(rb: ReplayBuffer, load: Callable[[torch.device], Any], rows: Any) -> None:
     """Put state and rows back, once it is known that all of them fit.
 
     Args:
@@ -60,22 +84,36 @@ def restore(rb: ReplayBuffer, load: Callable[[torch.device], list[State]], rows:
 
     Raises:
         CheckpointMismatchError: they do not fit. The buffer is then as it was.
+        CheckpointCorruptError: they are nothing that was saved. Likewise.
     """
     rbs = _with_members(rb)
     states = load(_device(rbs))
-    expect("number of buffers", len(states), len(rbs))
+    for what, each in (("state", states), ("rows", rows)):
+        if not isinstance(each, list):
+            raise CheckpointCorruptError(f"the {what} of the buffers is a {type(each).__name__}")
+        expect("number of buffers", len(each), len(rbs))
     with _held(rbs):
         for i, parts in enumerate(zip(rbs, states, rows, strict=True)):
             try:
                 _check(*parts)
-            except CheckpointMismatchError as error:
+            except CheckpointError as error:
                 member = f"buffer {i + 1} of {len(rbs)}: " if len(rbs) > 1 else ""
-                raise CheckpointMismatchError(f"{member}{error}") from error
+                raise type(error)(_shortened(f"{member}{error}")) from error
+            except Exception as error:
+                raise CheckpointCorruptError(
+                    _shortened(f"the state of the buffer makes no sense: {one_line(error)}")
+                ) from error
         for each, state, content in zip(rbs, states, rows, strict=True):
             if not state["members"]:
                 prepare(each.storage, state["storage"], content)
         for parts in zip(rbs, states, rows, strict=True):
             _restore(*parts)
+
+
+def _shortened(message: str) -> str:
+    """Return a message in one line, as what came may be anything."""
+    line = " ".join(message.split())
+    return line if len(line) <= _LINE else f"{line[: _LINE // 2]} ... {line[-_LINE // 2 :]}"
 
 
 # Which buffers, and for how long.
@@ -148,12 +186,16 @@ def _state(rb: ReplayBuffer, queue: tuple[Any, ...]) -> State:
 
 
 def _check(rb: ReplayBuffer, state: State, rows: Any) -> None:
+    require("state of the buffer", state, _STATE)
     expect("number of members", state["members"], len(_members(rb)))
     for what, part in (("sampler", rb.sampler), ("writer", rb.writer)):
         expect(f"class of the {what}", state[what]["class"], type(part).__qualname__)
     if not state["members"]:
         try_rows(rb.storage, state["storage"], rows)
     expect("prefetch capacity", state["prefetch"], compat.prefetch_capacity(rb))
+    compat.check_prefetch(rb, state["queue"])
+    if not (state["batch_size"] or state["batch_size"] is None):
+        raise CheckpointCorruptError("the batch size of the buffer is 0")
     try_generator(compat.generator_of(rb), state["generator"])
     try_transform(rb.transform, state["transform"])
     try_part(rb.sampler, state["sampler"], rb.storage, "sampler")

@@ -7,6 +7,7 @@ changes nothing, and one that puts a state back.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
 
@@ -21,7 +22,7 @@ from torchrl.envs.transforms import Transform
 
 from gfn_rb import torchrl_compat as compat
 from gfn_rb.codec.primitives import one_line
-from gfn_rb.errors import CheckpointError, CheckpointMismatchError
+from gfn_rb.errors import CheckpointCorruptError, CheckpointError, CheckpointMismatchError
 
 Path = tuple[Any, ...]
 
@@ -37,7 +38,58 @@ def expect(what: str, came: Any, expected: Any) -> None:
         )
 
 
+Rules = dict[str, Callable[[Any], bool]]
+
+
+def require(what: str, values: Any, rules: Rules) -> None:
+    """Raise unless something is a dict of these entries, each of which keeps its rule.
+
+    Raises:
+        CheckpointCorruptError: it is not.
+    """
+    if not isinstance(values, dict) or values.keys() != rules.keys():
+        held = [*values] if isinstance(values, dict) else type(values).__name__
+        raise CheckpointCorruptError(f"the {what} holds {held}, expected {[*rules]}")
+    for name, fits in rules.items():
+        if not fits(values[name]):
+            raise CheckpointCorruptError(f"the {name} in the {what} is {values[name]!r:.80}")
+
+
+def is_text(value: Any) -> bool:
+    """Return whether something is a string."""
+    return isinstance(value, str)
+
+
+def is_count(value: Any) -> bool:
+    """Return whether something is a number of things."""
+    return type(value) is int and 0 <= value < 2**63
+
+
+def is_count_or_none(value: Any) -> bool:
+    """Return whether something is a number of things, or None."""
+    return value is None or is_count(value)
+
+
+def is_mapping(value: Any) -> bool:
+    """Return whether something is a dict."""
+    return isinstance(value, dict)
+
+
+def is_mapping_or_none(value: Any) -> bool:
+    """Return whether something is a dict, or None."""
+    return value is None or isinstance(value, dict)
+
+
 # The rows of a storage.
+
+_STORAGE: Rules = {
+    "class": is_text,
+    "capacity": is_count,
+    "ndim": is_count,
+    "length": is_count,
+    "cursor": is_count_or_none,
+}
+_PART: Rules = {"class": is_text, "state": lambda _: True, "remaining": is_count_or_none}
 
 
 def storage_state(storage: TensorStorage) -> dict[str, Any]:
@@ -65,7 +117,9 @@ def try_rows(storage: TensorStorage, state: dict[str, Any], rows: Any) -> None:
         CheckpointMismatchError: the capacity differs; or keys, dtypes or shapes do, where the
             storage has some.
     """
+    require("state of the storage", state, _STORAGE)
     expect("number of storage dimensions", state["ndim"], storage.ndim)
+    _check_rows(state, rows)
     expect("capacity", state["capacity"], _capacity(storage, rows))
     if rows is None or not storage.initialized:
         return
@@ -73,6 +127,26 @@ def try_rows(storage: TensorStorage, state: dict[str, Any], rows: Any) -> None:
     expect("set of storage keys", sorted(came), sorted(present))
     for key in came:
         expect(f"dtype and shape of storage key {key!r}", came[key], present[key])
+
+
+def _check_rows(state: dict[str, Any], rows: Any) -> None:
+    """Raise unless there are as many rows as a storage says."""
+    length, ndim = state["length"], state["ndim"]
+    shapes = set() if rows is None else {leaf.shape[:ndim] for leaf in _leaves(rows).values()}
+    n, inner = 0, 1
+    if shapes:
+        shape = next(iter(shapes))
+        n, inner = shape[0], math.prod(shape[1:])
+    fits = len(shapes) <= 1 and all(len(shape) == ndim for shape in shapes)
+    if not fits or length > state["capacity"] or (shapes and n != -(-length // max(inner, 1))):
+        raise CheckpointCorruptError(
+            f"the storage has length {length} of {state['capacity']}, and rows of "
+            f"{[tuple(shape) for shape in shapes][:3]}"
+        )
+    if length and not shapes:
+        raise CheckpointCorruptError(f"the storage has length {length}, and no rows")
+    if state["cursor"] is not None and state["cursor"] >= max(state["capacity"], 1):
+        raise CheckpointCorruptError(f"the storage was written to at slot {state['cursor']}")
 
 
 def prepare(storage: TensorStorage, state: dict[str, Any], rows: Any) -> None:
@@ -106,6 +180,8 @@ def _leaves(rows: Any, path: Path = ()) -> dict[Path, Tensor]:
     """Return the tensors of TensorDicts, dicts, lists and tuples of them, by their path."""
     if isinstance(rows, Tensor):
         return {path: rows}
+    if not isinstance(rows, (TensorDictBase, dict, list, tuple)):
+        raise CheckpointCorruptError(f"rows are a {type(rows).__name__}, expected tensors")
     named = rows.items() if hasattr(rows, "items") else enumerate(rows)
     return {key: leaf for name, each in named for key, leaf in _leaves(each, (*path, name)).items()}
 
@@ -167,6 +243,7 @@ def try_part(part: Sampler | Writer, state: dict[str, Any], storage: Storage, wh
     Raises:
         CheckpointMismatchError: it does not load.
     """
+    require(f"state of the {what}", state, _PART)
     present, generations = deepcopy(part_state(part)), compat.slot_generations(storage)
     try:
         load_part(part, deepcopy(state))
@@ -204,11 +281,18 @@ def try_transform(transform: Transform, state: dict[str, Any]) -> None:
     for name, value in present.items():
         if isinstance(value, Tensor) and isinstance(state[name], Tensor):
             expect(f"shape of transform entry {name}", state[name].shape, value.shape)
+        elif isinstance(value, Tensor) or type(state[name]) is not type(value):
+            raise CheckpointMismatchError(
+                f"transform entry {name} is a {type(state[name]).__name__}, expected a "
+                f"{type(value).__name__}"
+            )
         elif isinstance(value, str):
             expect(f"transform entry {name}", state[name], value)
 
 
 # Generators.
+
+_GENERATOR: Rules = {"device": is_text, "state": lambda value: isinstance(value, Tensor)}
 
 
 def generator_state(generator: torch.Generator | None) -> dict[str, Any] | None:
@@ -225,6 +309,8 @@ def try_generator(generator: torch.Generator | None, state: dict[str, Any] | Non
         CheckpointMismatchError: the saved buffer used the global generator and this one does
             not, or they are of different devices.
     """
+    if state is not None:
+        require("state of the generator", state, _GENERATOR)
     if state is None:
         expect("generator", "the global one", "the global one" if generator is None else "its own")
         return
@@ -232,7 +318,7 @@ def try_generator(generator: torch.Generator | None, state: dict[str, Any] | Non
         expect("device of the generator", state["device"], generator.device.type)
     try:
         torch.Generator(state["device"]).set_state(state["state"])
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:
         raise CheckpointMismatchError(
             f"the generator of the checkpoint cannot be restored: {one_line(error)}"
         ) from error

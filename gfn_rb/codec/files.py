@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import mmap
 import os
+import stat
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -46,7 +48,8 @@ _CPU = torch.device("cpu")
 def write_file(stream: BinaryIO, values: dict[str, Node], tensors: list[Tensor]) -> None:
     """Write a whole file, in one pass.
 
-    No tensor on the CPU that is contiguous is copied; of any other, one block at a time.
+    Tensors are copied a megabyte at a time, and what is summed is what is written, whoever changes
+    them meanwhile; those that are not contiguous, or not on the CPU, a block at a time before.
 
     Args:
         stream: an empty file.
@@ -62,14 +65,26 @@ def write_file(stream: BinaryIO, values: dict[str, Node], tensors: list[Tensor])
     nbytes = len(head) + body_nbytes + sums_nbytes(body_nbytes)
     sizes = (nbytes, len(head), len(structure), len(meta), 0)
     Prefix(VERSION, 0, FILE, 0, *sizes).seal(memoryview(head))
+    _reserve(stream, nbytes)
     stream.write(head)
-    sums = BlockSums()
+    sums, copied = BlockSums(), memoryview(bytearray(_STEP))
     for piece in _body(tensors):
         for at in range(0, len(piece), _STEP):
-            step = piece[at : at + _STEP]
+            step = copied[: min(_STEP, len(piece) - at)]
+            step[:] = piece[at : at + _STEP]
             sums.update(step)
             stream.write(step)
     stream.write(sums.digest())
+
+
+def _reserve(stream: BinaryIO, nbytes: int) -> None:
+    """Have the disk set room aside: it takes a third less time than to do so on the way."""
+    if nbytes > _STEP and hasattr(os, "posix_fallocate"):
+        try:
+            os.posix_fallocate(stream.fileno(), 0, nbytes)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
+                raise
 
 
 def _body(tensors: list[Tensor]) -> Iterator[memoryview]:
@@ -88,6 +103,27 @@ def _pieces(tensor: Tensor) -> Iterator[memoryview]:
     rows = BLOCK * len(tensor) // nbytes
     for part in tensor.split(rows) if rows else tensor.unbind():
         yield from _pieces(part)
+
+
+def check_written(path: Path) -> None:
+    """Raise unless a file that was just written can be read.
+
+    It is read, not mapped: twice as quick where nobody needs its content.
+
+    Raises:
+        CheckpointError: it cannot, or holds something else than its checksums say.
+    """
+    file, sums, step = ValueFile(path), BlockSums(), memoryview(bytearray(_STEP))
+    for name in file.nodes:
+        file.outline(name)
+    with path.open("rb", buffering=0) as stream:
+        at, end = file.bounds
+        stream.seek(at)
+        while at < end and (n := stream.readinto(step[: end - at])):
+            sums.update(step[:n])
+            at += n
+    if sums.digest() != file.sums:
+        raise CheckpointError(f"{path} does not hold what was written to it: is the disk sound?")
 
 
 class StoredTensor(NamedTuple):
@@ -134,6 +170,16 @@ class ValueFile:
         """The size of the file."""
         return len(self._bytes)
 
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """Where the tensors begin and end, in bytes."""
+        return self._start, self._end
+
+    @property
+    def sums(self) -> bytes:
+        """The checksums of the tensors' blocks, one after another."""
+        return bytes(self._bytes[self._end :])
+
     def verify(self) -> None:
         """Compare every block of the tensors with its checksum.
 
@@ -160,9 +206,13 @@ class ValueFile:
 
     def outline(self, name: str) -> Any:
         """Return a value whose tensors have dtypes and shapes, but no content."""
-        return self._decode(
-            name, lambda each: torch.empty((), dtype=each.dtype).expand(each.shape), _CPU
-        )
+
+        def outline(tensor: StoredTensor) -> Tensor:
+            # Seen as its type, not made as such: of some types torch warns when one is made.
+            element = torch.empty(tensor.dtype.itemsize, dtype=torch.uint8).view(tensor.dtype)[0]
+            return element.expand(tensor.shape)
+
+        return self._decode(name, outline, _CPU)
 
     @contextmanager
     def named_errors(self) -> Iterator[None]:
@@ -181,9 +231,14 @@ class ValueFile:
     def _decode(
         self, name: str, tensor: Callable[[StoredTensor], Tensor], accelerator: torch.device
     ) -> Any:
+        taken = set()
+
         def at(index: int) -> Tensor:
             if type(index) is not int or index < 0:
                 raise ValueError(f"a tensor is {index!r}, expected a position")
+            if index in taken:  # or few bytes could stand for many
+                raise ValueError(f"tensor {index} occurs twice")
+            taken.add(index)
             return tensor(self.tensors[index])
 
         with self.named_errors():
@@ -238,10 +293,17 @@ def _mapped(path: Path) -> mmap.mmap | bytes:
     Read-only, so that the system need not set memory aside for a file larger than memory.
     """
     try:
-        with path.open("rb") as stream:
-            if os.fstat(stream.fileno()).st_size == 0:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would have it wait
+        try:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                word = "Is a directory" if stat.S_ISDIR(status.st_mode) else "Is no regular file"
+                raise CheckpointError(f"cannot read {path}: {word}")
+            if status.st_size == 0:
                 return b""
-            return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+            return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+        finally:
+            os.close(descriptor)
     except FileNotFoundError:
         raise CheckpointError(f"there is no checkpoint at {path}") from None
     except OSError as error:

@@ -146,11 +146,16 @@ class Decoder:
             KeyError: a kind that this version does not know.
         """
         if not isinstance(node, dict):
+            if type(node) not in _PLAIN:
+                raise ValueError(f"a value is {node!r:.80}, expected a kind and a content")
             return node
         ((kind, content),) = node.items()
         return _DECODERS[kind](self, content)
 
     def _items(self, content: Node) -> list[tuple[Any, Any]]:
+        for key, _ in content:
+            if type(key) not in (str, int):
+                raise ValueError(f"a key is {key!r:.80}, expected a string or an integer")
         return [(key, self.decode(node)) for key, node in content]
 
     def _tensordict(self, content: Node) -> TensorDict:

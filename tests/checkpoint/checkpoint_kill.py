@@ -71,6 +71,18 @@ def timed(work: Callable[[], None]) -> float:
     return time.perf_counter() - start
 
 
+def stopped_while_writing(child: int, folder: Path) -> None:
+    """Stop a child at an instant when its file lies beside the last good one."""
+    while True:
+        while len(os.listdir(folder)) < 2:
+            time.sleep(0.0002)
+        os.kill(child, signal.SIGSTOP)
+        os.waitpid(child, os.WUNTRACED)
+        if len(os.listdir(folder)) >= 2:
+            return
+        os.kill(child, signal.SIGCONT)
+
+
 def loaded_generation(path: Path) -> int:
     """The generation in the file, which all its rows and the extra must agree on."""
     rb = make_buffer()
@@ -83,7 +95,7 @@ def loaded_generation(path: Path) -> int:
 def kill_loop(path: Path, n_kills: int, seed: int) -> dict[str, list[int]]:
     """After each kill: the generation that loads, and how many files lie about.
 
-    Every other kill waits until a file is being written, the others come at any instant.
+    Every other kill comes while a file is being written, the others at any instant after a save.
     """
     pick = random.Random(seed)
     rb = make_buffer()
@@ -91,10 +103,14 @@ def kill_loop(path: Path, n_kills: int, seed: int) -> dict[str, list[int]]:
     a_save = max(timed(lambda: save_checkpoint(path, rb, k=0)) for _ in range(3))
     found: dict[str, list[int]] = {"generations": [0], "files": []}
     for i in range(n_kills):
+        before = path.stat().st_mtime_ns
         child = forked(lambda: save_for_ever(path, found["generations"][-1] + 1))
-        time.sleep(0.02 + pick.uniform(0.0, 4.0) * a_save)
-        while i % 2 and len(os.listdir(path.parent)) < 2:
-            time.sleep(0.0002)
+        if i % 2:
+            stopped_while_writing(child, path.parent)
+        else:
+            while path.stat().st_mtime_ns == before:
+                time.sleep(0.0002)
+            time.sleep(pick.uniform(0.0, 4.0) * a_save)
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         found["files"].append(len(os.listdir(path.parent)))

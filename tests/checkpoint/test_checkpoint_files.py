@@ -5,17 +5,20 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import resource
 import stat
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from gfn_rb.checkpoint import inspect_checkpoint, load_state, save_state
-from gfn_rb.errors import CheckpointError
+from gfn_rb.checkpoint import api, atomic, inspect_checkpoint, load_state, save_state
+from gfn_rb.codec import files
+from gfn_rb.errors import ArgumentError, CheckpointError
 
 LEFTOVER = ".run.ckpt.0123456789abcdef.tmp"
 
@@ -161,11 +164,119 @@ def test_links_are_followed_and_the_umask_decides_who_may_read(path: Path) -> No
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
 
 
+def test_a_file_keeps_its_mode(path: Path) -> None:
+    save_state(path, {"k": 1})
+    path.chmod(0o600)
+    save_state(path, {"k": 2})
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("name", ["x" * 255, "ä" * 127, "x" * 201])
+def test_names_may_be_as_long_as_the_system_takes(path: Path, name: str) -> None:
+    path = path.with_name(name)
+    save_state(path, {"k": 1})
+    leftover = path.with_name(f".{atomic._stem(path)}.0123456789abcdef.tmp")
+    leftover.touch()
+    save_state(path, {"k": 2})
+    assert load_state(path) == {"k": 2}
+    assert names(path.parent) == {name}
+    other = path.with_name(f"{name[:-1]}y")
+    assert atomic._stem(other) != atomic._stem(path)
+
+
+def test_only_files_are_replaced_and_read(path: Path) -> None:
+    os.mkfifo(path)
+    with pytest.raises(CheckpointError, match="path must name a file, got the pipe"):
+        save_state(path, {})
+    for device, word in ((path, "pipe"), (Path("/dev/null"), "device")):
+        with pytest.raises(CheckpointError, match=f"path must name a file, got the {word}"):
+            save_state(device, {})
+        for read in (load_state, inspect_checkpoint):
+            with pytest.raises(CheckpointError, match="Is no regular file"):  # and does not wait
+                read(device)
+    assert names(path.parent) == {"run.ckpt"}
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("wrong", [None, 3, "a\0b", ["x"]])
+def test_what_is_no_path_is_named(wrong: Any) -> None:
+    for call in (load_state, inspect_checkpoint, lambda path: save_state(path, {})):
+        with pytest.raises(ArgumentError, match="path must be a path to a file, got"):
+            call(wrong)
+
+
+def test_tensors_that_change_meanwhile_make_a_sound_file(path: Path) -> None:
+    state, done = {"x": torch.zeros(1 << 22)}, threading.Event()
+
+    def change() -> None:
+        while not done.is_set():
+            state["x"].add_(1.0)
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    try:
+        for _ in range(10):
+            save_state(path, state)
+            load_state(path)
+    finally:
+        done.set()
+        thread.join()
+
+
+def test_what_the_disk_did_not_take_is_not_published(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_state(path, {"k": 1})
+    check = files.check_written
+
+    def check_damaged(file: Path) -> None:
+        content = bytearray(file.read_bytes())
+        content[-70] ^= 1
+        file.write_bytes(content)
+        check(file)
+
+    monkeypatch.setattr(api, "check_written", check_damaged)
+    with pytest.raises(CheckpointError, match="does not hold what was written to it"):
+        save_state(path, {"k": 2, "x": torch.zeros(100)})
+    assert load_state(path) == {"k": 1}
+    assert names(path.parent) == {"run.ckpt"}
+
+
+def test_a_folder_that_others_have_locked_is_waited_for_and_no_longer(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(atomic, "LOCK_SECONDS", 0.05)
+    save_state(path, {"k": 1})
+    folder = os.open(path.parent, os.O_RDONLY)
+    fcntl.flock(folder, fcntl.LOCK_EX)
+    with pytest.raises(CheckpointError, match=r"another process has locked its folder .* 0.05 s"):
+        save_state(path, {"k": 2})
+    os.close(folder)
+    save_state(path, {"k": 3})
+    assert load_state(path) == {"k": 3}
+
+
+def test_a_full_disk_is_named_and_leaves_the_old_file(path: Path) -> None:
+    save_state(path, {"k": 1})
+    for state in ({"x": torch.zeros(1 << 20)}, {"x": torch.zeros(1 << 15)}):
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, before[1]))
+        try:
+            with pytest.raises(CheckpointError, match=r"cannot write .*: File too large"):
+                save_state(path, state)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        assert load_state(path) == {"k": 1}
+        assert names(path.parent) == {"run.ckpt"}
+
+
 def test_paths_that_cannot_be(path: Path) -> None:
     with pytest.raises(CheckpointError, match="path must name a file, got the folder"):
         save_state(path.parent, {})
     with pytest.raises(CheckpointError, match=r"nowhere/x: No such file or directory"):
         save_state(path.parent / "nowhere" / "x", {})
+    with pytest.raises(CheckpointError, match="cannot write /proc/self/x"):  # nobody may
+        save_state("/proc/self/x", {})
     for read in (load_state, inspect_checkpoint):
         with pytest.raises(CheckpointError, match=r"there is no checkpoint at .*run\.ckpt"):
             read(path)

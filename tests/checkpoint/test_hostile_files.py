@@ -1,0 +1,252 @@
+"""Files that somebody has changed, whose checksums may be right: refused, and nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import resource
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoint.checkpoint_runs import CAPACITY, buffer, ensemble, rows, used
+from torchrl.data import LazyTensorStorage, ReplayBuffer
+from xxhash import xxh3_64_digest
+
+from gfn_rb.checkpoint import inspect_checkpoint, load_checkpoint, load_state, save_checkpoint
+from gfn_rb.codec.prefix import Prefix
+from gfn_rb.errors import CheckpointError, GfnRbError
+from gfn_rb.samplers import PrioritySampler, SoftmaxRewardSampler
+from gfn_rb.writers import DiversityWriter, FIFOWriter, RewardPrioritizedWriter
+
+# The whole check is of 200,000 files: GFN_RB_FILES=200000 pytest tests/checkpoint/test_hostile...
+FILES = int(os.environ.get("GFN_RB_FILES", "1200"))
+SECONDS = float(os.environ.get("GFN_RB_SECONDS", "inf"))  # after which it ends, however many
+
+MAKES: dict[str, Callable[[], ReplayBuffer]] = {
+    "plain": buffer,
+    "best": lambda: buffer(
+        writer=RewardPrioritizedWriter(track_generations=True), sampler=SoftmaxRewardSampler()
+    ),
+    "newest": lambda: buffer(writer=FIFOWriter(track_generations=True), sampler=PrioritySampler()),
+    "diverse": lambda: buffer(
+        writer=DiversityWriter(features="state"), sampler=PrioritySampler("log_reward", eps=9.0)
+    ),
+    "prefetching": lambda: buffer(prefetch=2, sampler=SoftmaxRewardSampler(replacement=True)),
+    "ensemble": ensemble,
+}
+WORDS = [None, True, -1, 0, 1, 2, 3, 7, 19, 2**31, 2**63, 10**30, "", "x", "cpu", "cuda", "meta"]
+WORDS += ["float32", "int64", "bool", "qint8", [], {}, [[]], {"float": "7ff8000000000000"}]
+WORDS += [{"tensor": 0}, {"tuple": []}, {"dict": []}, {"list": [1]}, {"size": [-1]}, {"array": 1}]
+WORDS += [{"lazy_stack": {"dim": 10**9, "items": []}}, {"device": "cuda:77"}, {"bytes": 2}, 0.5]
+WORDS += [{"scalar": 1}, {"dtype": "float64"}, {"float": "c08f400000000000"}]
+
+
+def positive(n: int) -> Any:
+    data = rows(n)
+    return data.set("log_reward", data["log_reward"].abs())
+
+
+def filled(rb: ReplayBuffer) -> ReplayBuffer:
+    for each in rb._rbs if hasattr(rb, "_rbs") else [rb]:
+        each.extend(positive(13))
+    for _ in range(3):
+        rb.sample()
+    return rb
+
+
+class Parts:
+    """A file taken apart, so that it can be put together again with other content."""
+
+    def __init__(self, content: bytes) -> None:
+        prefix = Prefix.read(memoryview(content), "it")
+        self.structure = json.loads(content[64 : prefix.meta_at])
+        self.meta = json.loads(content[prefix.meta_at : prefix.texts_end])
+        self.prefix = prefix
+        self.body = bytearray(content[prefix.head_nbytes : prefix.nbytes - self._n_sums(prefix)])
+
+    @staticmethod
+    def _n_sums(prefix: Prefix) -> int:
+        return 8 if prefix.nbytes > prefix.head_nbytes else 0
+
+    def sealed(self) -> bytes:
+        structure, meta = (json.dumps(each).encode() for each in (self.structure, self.meta))
+        head = bytearray(-(-(64 + len(structure) + len(meta)) // 64) * 64)
+        head[64 : 64 + len(structure) + len(meta)] = structure + meta
+        sums = xxh3_64_digest(bytes(self.body)) if self.body else b""
+        nbytes = len(head) + len(self.body) + len(sums)
+        sizes = {"nbytes": nbytes, "head_nbytes": len(head), "meta_nbytes": len(meta)}
+        self.prefix._replace(structure_nbytes=len(structure), **sizes).seal(memoryview(head))
+        return bytes(head) + bytes(self.body) + sums
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Every place in nested values."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value)
+    return [
+        place
+        for key, each in inner
+        for place in (
+            (*path, key),
+            *(places(each, (*path, key)) if isinstance(each, (dict, list)) else ()),
+        )
+    ]
+
+
+def at(value: Any, path: tuple[Any, ...]) -> Any:
+    for key in path:
+        value = value[key]
+    return value
+
+
+def changed(parts: Parts, pick: random.Random) -> None:
+    """Change the texts or the tensors of a file in some place."""
+    root = pick.choice([parts.structure, parts.meta, parts.meta, parts.meta])
+    *path, key = pick.choice(places(root))
+    inside = at(root, tuple(path))
+    kind = pick.randrange(6)
+    if kind == 0 and isinstance(inside, list) and inside:
+        inside.append(pick.choice(inside))
+    elif kind == 1:
+        del inside[key]
+    elif kind == 2 and isinstance(inside, dict):
+        inside[pick.choice(["tensor", "x", "tuple", "members"])] = inside.pop(key)
+    elif kind == 3:
+        inside[key] = json.loads(json.dumps(at(root, pick.choice(places(root)))))
+    elif kind == 4 and parts.body:
+        for _ in range(pick.randrange(1, 20)):
+            parts.body[pick.randrange(len(parts.body))] = pick.randrange(256)
+    else:
+        inside[key] = pick.choice(WORDS)
+
+
+def mutant(content: bytes, pick: random.Random) -> bytes:
+    """Return a changed file; of every other one the checksums are right."""
+    if pick.random() < 0.5:
+        damaged = bytearray(content)
+        for _ in range(pick.randrange(1, 5)):
+            damaged[pick.randrange(len(damaged))] = pick.randrange(256)
+        return bytes(damaged[: pick.choice([None, None, None, pick.randrange(len(damaged))])])
+    parts = Parts(content)
+    for _ in range(pick.choice([1, 1, 1, 2, 5])):
+        try:
+            changed(parts, pick)
+        except (IndexError, TypeError):  # nothing is left to change
+            break
+    return parts.sealed()
+
+
+def memory() -> int:
+    """Return the most memory that this process had so far, in bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def fingerprint(rb: ReplayBuffer) -> Any:
+    members = list(rb._rbs) if hasattr(rb, "_rbs") else [rb]
+    stored = [each[:].sum().to_dict() if len(each) else {} for each in members]
+    return str([stored, rb.writer.state_dict(), rb.sampler.state_dict(), rb._rng.get_state().sum()])
+
+
+@pytest.mark.parametrize("kind", MAKES)
+def test_changed_files_are_refused_by_this_library_alone(kind: str, tmp_path: Path) -> None:
+    pick, path = random.Random(kind), tmp_path / "rb.ckpt"
+    source = filled(MAKES[kind]())
+    extra = {"a": [1.5, {"b": torch.zeros(3)}], "c": (None, b"abc", torch.float16), 3: "x"}
+    save_checkpoint(path, source, extra=extra)
+    content = path.read_bytes()
+    target = filled(MAKES[kind]())
+    load_checkpoint(path, MAKES[kind]())
+    start = time.process_time()
+    for _ in range(5):
+        load_checkpoint(path, MAKES[kind]())
+    honest = max((time.process_time() - start) / 5, 0.01)  # which no other process disturbs
+    before, peak, end = fingerprint(target), memory(), time.monotonic() + SECONDS / len(MAKES)
+    found = {"files": 0, "taken": 0, "slowest": 0.0}
+    for i in range(FILES // len(MAKES)):
+        if time.monotonic() > end:
+            break
+        path.write_bytes(mutant(content, pick))
+        start = time.process_time()
+        refused = None
+        try:
+            pick.choice([inspect_checkpoint, load_state])(path)
+            load_checkpoint(path, target)
+        except CheckpointError as error:
+            refused = str(error)
+            assert "\n" not in refused
+        took = (time.process_time() - start) / honest
+        if took > 20 and refused is not None:  # the collector may have come: it does not each time
+            took = min(took, *(timed(path, target) / honest for _ in range(3)))
+        found["slowest"] = max(found["slowest"], took)
+        found["files"] += 1
+        if refused is None:
+            found["taken"] += 1
+            use(target)
+            target = filled(MAKES[kind]())
+            before = fingerprint(target)
+        elif i % 10 == 0:
+            assert fingerprint(target) == before
+    assert fingerprint(target) == before
+    assert found["slowest"] < 50, found
+    assert memory() - peak < (1 << 27), found
+    print(kind, found, f"grown by {(memory() - peak) >> 20} MB")
+
+
+def timed(path: Path, target: ReplayBuffer) -> float:
+    start = time.process_time()
+    with contextlib.suppress(CheckpointError):
+        load_checkpoint(path, target)
+    return time.process_time() - start
+
+
+def use(rb: ReplayBuffer) -> None:
+    """A buffer that took a file works, whatever was in it."""
+    for each in rb._rbs if hasattr(rb, "_rbs") else [rb]:
+        each.extend(rows(3))
+        each.extend(rows(CAPACITY + 1))
+        assert len(each) <= each.storage.max_size
+    with contextlib.suppress(GfnRbError):  # a key may have become NaN
+        rb.sample()
+
+
+def test_a_tensor_stands_for_one_value_alone(tmp_path: Path) -> None:
+    path = tmp_path / "rb.ckpt"
+    save_checkpoint(path, used(buffer()), x=[torch.zeros(99), torch.zeros(99)])
+    parts = Parts(path.read_bytes())
+    first, second = parts.meta["values"]["dict"][0][1]["list"]
+    second["tensor"] = first["tensor"]
+    path.write_bytes(parts.sealed())
+    with pytest.raises(CheckpointError, match=f"tensor {first['tensor']} occurs twice"):
+        load_state(path)
+
+
+def test_rows_and_their_number_agree(tmp_path: Path) -> None:
+    path, target = tmp_path / "rb.ckpt", buffer(storage=LazyTensorStorage(CAPACITY))
+    save_checkpoint(path, used(buffer()))
+    content = path.read_bytes()
+    for name, value in (("length", 14), ("length", 12), ("cursor", 20), ("capacity", 5)):
+        parts = Parts(content)
+        (_, state) = next(e for e in parts.meta["buffers"]["list"][0]["dict"] if e[0] == "storage")
+        next(entry for entry in state["dict"] if entry[0] == name)[1] = value
+        path.write_bytes(parts.sealed())
+        with pytest.raises(CheckpointError, match=r"the storage (has length|was written to at)"):
+            load_checkpoint(path, target)
+        assert not target.storage.initialized
+
+
+@pytest.mark.parametrize("entry", [0, 1])
+def test_prefetched_batches_are_what_they_should_be(entry: int, tmp_path: Path) -> None:
+    path, target = tmp_path / "rb.ckpt", buffer(prefetch=2)
+    save_checkpoint(path, filled(buffer(prefetch=2)))
+    parts = Parts(path.read_bytes())
+    (_, queue) = next(e for e in parts.meta["buffers"]["list"][0]["dict"] if e[0] == "queue")
+    queue["tuple"][0]["tuple"][entry] = {"float": "3ff0000000000000"}
+    path.write_bytes(parts.sealed())
+    with pytest.raises(CheckpointError, match="TypeError: a prefetched batch"):
+        load_checkpoint(path, target)
+    assert len(target) == 0
