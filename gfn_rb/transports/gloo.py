@@ -87,13 +87,11 @@ class GlooTransport(MailboxTransport):
         return self._hosts[rank]
 
     def _isend(self, parts: list[Part], nbytes: int, dest: int, tag: int) -> QueuedMessage:
-        self._check_present(dest)
         message = self._queued(parts, nbytes, dest, tag)
         if dest == self.rank:
             self._mailboxes.put(message)
         else:
             self._peers[dest].send(message)
-            self._check_present(dest)  # sending may have found out that it is not
         return message
 
     def _close(self, seconds: float) -> None:
@@ -144,16 +142,20 @@ class PeerConnection:
         self._sending = threading.Lock()
 
     def send(self, message: QueuedMessage) -> None:
-        """Begin to send a message, unless the peer is gone; the sender waits for its end."""
+        """Begin to send a message; the sender waits for its end.
+
+        Raises:
+            PeerLostError: the peer is gone. One that leaves after that has the message.
+        """
         with self._sending:
-            if self._peer in self._mailboxes.gone:
-                return
+            self._transport.check_present(self._peer)
             try:
                 works = self._begin(message.envelope.tag, message.data)
             except RuntimeError as error:
                 self._fail("send to", error)
-                return
-        self.outgoing.put((message, works))
+                self._transport.check_present(self._peer)  # which raises
+            else:
+                self.outgoing.put((message, works))
 
     def _begin(self, tag: int, data: np.ndarray) -> list[tuple[Any, Tensor]]:
         """Begin to send a message: its head with its first bytes, then the others."""
@@ -244,19 +246,34 @@ def _chunks(data: np.ndarray) -> list[np.ndarray]:
     return [data[i : i + _CHUNK] for i in range(0, len(data), _CHUNK)]
 
 
+def meet(where: str, rank: int, size: int, patience: timedelta) -> tuple[dist.Store, int, int]:
+    """Return a store that all processes share, the rank of this one and how many there are.
+
+    Args:
+        where: how they find each other, see :class:`GlooTransport`.
+        rank: of this process, -1 for what the environment says.
+        size: how many there are; likewise.
+        patience: how long they wait for each other.
+
+    Raises:
+        ArgumentError: they do not find each other there.
+    """
+    try:
+        return next(dist.rendezvous(where, rank, size, timeout=patience))
+    except (ValueError, RuntimeError) as error:
+        raise ArgumentError(
+            f"where is {where!r}, by which rank {rank} of {size} did not find the others: "
+            f"{' '.join(str(error).split())[:200]}"
+        ) from error
+
+
 def _store(
     where: str | dist.Store, rank: int, size: int, patience: timedelta
 ) -> tuple[dist.Store, int, int]:
     if not dist.is_available() or not dist.is_gloo_available():
         raise TransportError("GlooTransport needs a torch built with Gloo")
     if isinstance(where, str):
-        try:
-            store, rank, size = next(dist.rendezvous(where, rank, size, timeout=patience))
-        except (ValueError, RuntimeError) as error:
-            raise ArgumentError(
-                f"where is {where!r}, by which rank {rank} of {size} did not find the others: "
-                f"{' '.join(str(error).split())[:200]}"
-            ) from error
+        store, rank, size = meet(where, rank, size, patience)
     else:
         store = where
     if not 0 <= rank < size:

@@ -155,7 +155,12 @@ class MailboxTransport(Transport):
     def _wait(self, attempt: Callable[[], T | None], seconds: float) -> T | None:
         return self._mailboxes.wait(attempt, seconds)
 
-    def _check_present(self, dest: int) -> None:
+    def check_present(self, dest: int) -> None:
+        """Return if a rank is there.
+
+        Raises:
+            PeerLostError: it is gone.
+        """
         if dest in self._mailboxes.gone:
             self._mark_lost(dest, self._mailboxes.gone[dest])
             raise self._lost[dest]
@@ -196,7 +201,7 @@ class LocalTransport(MailboxTransport):
     def _isend(self, parts: list[Part], nbytes: int, dest: int, tag: int) -> QueuedMessage:
         message = self._queued(parts, nbytes, dest, tag)
         with self._mailboxes.changed:
-            self._check_present(dest)
+            self.check_present(dest)
             self._mailboxes.put(message)
         return message
 

@@ -220,7 +220,8 @@ def test_a_worker_goes_on_with_the_managers_that_are_left(caplog):
     ]
     worker = ReplayBufferWorker(transports[2], [0, 1], timeout=LIMIT)
     with threads(managers[1].run):
-        with threads(lambda: managers[0].step(LIMIT)):
+        # What the other manager tells it comes first or second.
+        with threads(lambda: [managers[0].step(LIMIT) for _ in range(2)]):
             worker.connect()
         transports[0].close()
         for value in range(4):
@@ -228,8 +229,7 @@ def test_a_worker_goes_on_with_the_managers_that_are_left(caplog):
         worker.close()
     assert "manager 0 is lost" in caplog.text
     assert "going on with managers [1]" in caplog.text
-    lost = worker.statistics.lost
-    assert len(managers[1].buffer) == worker.statistics.stored == 4 - lost
+    assert len(managers[1].buffer) == worker.statistics.stored == 4
 
 
 @pytest.mark.parametrize("closes", [True, False])
@@ -347,7 +347,7 @@ def test_what_a_manager_passes_over_is_lost():
     manager.send(1, DATA_TAG, Kind.WELCOME, {"protocol": PROTOCOL})
     worker.extend(objects([1, 2]))
     worker.extend(objects([3]))
-    answer = {"to": 2, "outcomes": {"scored": 1}, "scores": {}, "baseline": None, "feeds": False}
+    answer = {"to": 2, "outcomes": {"scored": 1}, "scores": {}, "baseline": None}
     manager.send(1, DATA_TAG, Kind.SCORES, answer)
     assert worker.extend(objects([])).n == 1
     assert (worker.unanswered, worker.statistics.lost, worker.statistics.scored) == (0, 2, 1)

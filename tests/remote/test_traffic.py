@@ -13,7 +13,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from remote.traffic_rank import LARGEST, MODES, ROUNDS, WORKERS
+from remote.traffic_rank import (
+    KEPT,
+    LARGEST,
+    MODES,
+    OWNERS,
+    ROUNDS,
+    SENDERS,
+    SHARED,
+    WORKERS,
+)
 from transports import ranks
 
 from gfn_rb.remote.protocol.messages import OUTCOMES
@@ -75,6 +84,32 @@ def rounds(request: pytest.FixtureRequest, folder: Path) -> dict[str, Round]:
         return Round(messages, manager, dict(zip(WORKERS, workers, strict=True)))
 
     return {name: read(name) for name in ROUNDS}
+
+
+@pytest.mark.parametrize("kind", ["mpi", "gloo"])
+def test_two_managers_hold_the_best_of_all_together(folder: Path, kind: str) -> None:
+    if kind == "mpi":
+        ranks.mpiexec()
+    found = [
+        json.loads((folder / f"{kind}-{SHARED}-{rank}.json").read_text())
+        for rank in (*OWNERS, *SENDERS)
+    ]
+    managers, workers = found[: len(OWNERS)], found[len(OWNERS) :]
+    held = [value for each in managers for value in each["held"]]
+    everything = {value for each in workers for value in each["sent"]}
+    assert len(held) == len(set(held))  # no object twice
+    assert sorted(held)[-KEPT:] == sorted(everything)[-KEPT:]
+    for rank, worker, other in zip(SENDERS, workers, workers[::-1], strict=True):
+        counts = worker["counts"]
+        theirs = [each["senders"][str(rank)] for each in managers]
+        for name in (*OUTCOMES, "batches", "errors", "fed"):
+            assert counts[name] == sum(each[name] for each in theirs), name
+        assert counts["sent"] == sum(each["items"] for each in theirs) == len(worker["sent"])
+        assert counts["bytes_sent"] == sum(each["bytes"] for each in theirs)
+        assert counts["lost"] == counts["resent"] == 0
+        union = worker["union"]
+        assert union == sorted(set(union), reverse=True)
+        assert set() < set(worker["fed"]) <= set(other["sent"])
 
 
 @pytest.mark.parametrize("name", ROUNDS)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import random
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,8 @@ TIMEOUT = 30.0
 MANAGER = 0
 WORKERS = (1, 2, 3)
 ROUNDS = ("roomy", "crowded")
+SHARED, OWNERS, SENDERS = "shared", (0, 1), (2, 3)  # a round more: two managers of two workers
+KEPT = 500
 MEAN = 200  # rows of a batch, about
 LARGEST = 8000
 MODES = (AwaitReply, CollectLater, NonBlocking)
@@ -124,6 +127,7 @@ class Sender:
         self._note()
 
     def _add(self, i: int) -> None:
+        time.sleep(0.01)  # a training step: without any, one may be done before others have begun
         rows = items(self._values())
         if i > 10 and self.worker.frequency == 1 and self._dice.random() < 0.05:
             rows = items(rows["state"][:, 0] + UNHEARD_OF).set("unknown", torch.zeros(len(rows)))
@@ -216,16 +220,59 @@ def work(transport: Transport, number: int, n_batches: int) -> dict[str, Any]:
     return sender.report()
 
 
+def share_managing(transport: Transport, n_batches: int) -> dict[str, Any]:
+    """Be one of two managers for a round, and return what came of it."""
+    rb = reward_prioritized_buffer(KEPT)
+    manager = ReplayBufferManager(transport, rb, score_each, managers=OWNERS)
+    manager.run()
+    known = manager.metadata()
+    return {"held": values_of(rb[:]), "senders": known["senders"], "capacity": known["capacity"]}
+
+
+def score_each(rows: TensorDictBase, sender: int) -> dict[str, torch.Tensor]:
+    """Each row's log-reward."""
+    return {"each": rows["log_reward"]}
+
+
+def send_to_both(transport: Transport, n_batches: int) -> dict[str, Any]:
+    """Send to two managers for a round, and return what came of it."""
+    rank, fed, sent = transport.rank, fifo_buffer(30_000), []
+    draw, queries = torch.Generator().manual_seed(rank), ManagerQueries(transport)
+    worker = ReplayBufferWorker(
+        transport,
+        OWNERS,
+        mode=MODES[rank - SENDERS[0]](),
+        timeout=TIMEOUT,
+        subscription=Subscription(fed, 8, POLICIES[rank - SENDERS[0]]),
+    )
+    with worker:
+        for i in range(n_batches):
+            rows = items(torch.randint(20_000, (1 + i % 90,), generator=draw))
+            reply = worker.extend(rows)
+            sent += values_of(rows)
+            if rank == SENDERS[0]:  # which waits for each answer
+                assert reply is not None
+                assert torch.equal(reply.scores["each"], rows["log_reward"])
+        worker.drain(TIMEOUT)
+        union = queries.items(OWNERS, TIMEOUT)
+        worker.fetch(100)
+    assert union is not None
+    counts = worker.statistics.to_json()
+    return {"sent": sent, "union": values_of(union), "fed": values_of(fed[:]), "counts": counts}
+
+
 def play(kind: str, folder: str, n_batches: int, rank: int, size: int) -> None:
     """Play all rounds over one transport. Each has its own: making it, ranks wait for others."""
-    for number, name in enumerate(ROUNDS):
+    for number, name in enumerate((*ROUNDS, SHARED)):
         if kind == "mpi":
             transport: Transport = MPITransport(timeout=TIMEOUT)
         else:
             transport = GlooTransport(f"file://{folder}/{name}", rank, size, timeout=TIMEOUT)
         with transport:
-            part = manage if rank == MANAGER else work
-            found = part(transport, number, n_batches)
+            if name == SHARED:
+                found = (share_managing if rank in OWNERS else send_to_both)(transport, n_batches)
+            else:
+                found = (manage if rank == MANAGER else work)(transport, number, n_batches)
             Path(folder, f"{kind}-{name}-{rank}.json").write_text(json.dumps(found))
 
 

@@ -17,6 +17,7 @@ from transports.ranks import environment
 
 from gfn_rb.errors import ArgumentError, PeerLostError, TransportError, TransportTimeoutError
 from gfn_rb.transports import GlooTransport
+from gfn_rb.transports.local import QueuedMessage
 
 DYING = """
 import os, signal, sys
@@ -103,6 +104,24 @@ def test_what_was_taken_before_a_goodbye_counts_as_sent(pair: list[GlooTransport
             a.recv(1, timeout=10.0)
         assert all(handle.done() for handle in handles)
         closing.result()
+
+
+def test_a_peer_that_closes_once_it_has_a_message_takes_nothing_back(
+    pair: list[GlooTransport], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = pair
+    send = a._peers[1].send
+
+    def send_and_see_it_close(message: QueuedMessage) -> None:
+        send(message)
+        assert bytes(b.recv().data) == b"goodbye"
+        b.close()
+        assert a._mailboxes.wait(lambda: 1 in a._mailboxes.gone or None, 10.0)
+
+    monkeypatch.setattr(a._peers[1], "send", send_and_see_it_close)
+    assert a.isend([b"goodbye"], 1).nbytes == 7
+    with pytest.raises(PeerLostError):
+        a.isend([b"too late"], 1)
 
 
 def test_a_closed_peer_is_lost(pair: list[GlooTransport]) -> None:

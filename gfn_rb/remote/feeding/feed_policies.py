@@ -11,9 +11,9 @@ from torch import Tensor
 
 from gfn_rb.containers.objects import terminating_states
 from gfn_rb.errors import ArgumentError
-from gfn_rb.numerics import Extremes, WeightedTree
+from gfn_rb.numerics import extremes_of, weighted_tree
 from gfn_rb.remote.feeding.object_index import ObjectIndex
-from gfn_rb.shapes import Float, Int64
+from gfn_rb.shapes import Float, Float64, Int64
 
 _POOL = 8  # how many candidates the diverse policy compares for each that it gives
 
@@ -55,13 +55,27 @@ class FeedPolicy(ABC):
         self.put(rows, torch.full(rows.shape, -math.inf), torch.zeros_like(rows))
 
     @abstractmethod
-    def pick(self, k: int, generator: torch.Generator | None = None) -> Int64[Tensor, "j"]:
-        """Return up to k rows, best first where the policy has an order; they stay in.
+    def best(
+        self, k: int, generator: torch.Generator | None = None
+    ) -> tuple[Int64[Tensor, "j"], Float64[Tensor, "j"]]:
+        """Return up to k rows and how much each is wanted, most first; they stay in.
+
+        Of rows of several managers, those that are wanted most are the ones to feed: these numbers
+        can be compared with those of another manager's policy.
 
         Args:
             k: how many at most, at least 1.
             generator: source of randomness, on the CPU.
         """
+
+    def pick(self, k: int, generator: torch.Generator | None = None) -> Int64[Tensor, "j"]:
+        """Return up to k rows to feed; they stay in.
+
+        Args:
+            k: how many at most, at least 1.
+            generator: source of randomness, on the CPU.
+        """
+        return self.best(k, generator)[0]
 
 
 class Top(FeedPolicy):
@@ -69,7 +83,7 @@ class Top(FeedPolicy):
 
     def __init__(self, index: ObjectIndex) -> None:
         super().__init__(index)
-        self._extremes = Extremes(index.storage.max_size)
+        self._extremes = extremes_of(index.storage.max_size)
 
     def put(
         self,
@@ -84,11 +98,14 @@ class Top(FeedPolicy):
         """Return what to order rows by, the best smallest; inf for what is worth nothing."""
         return -log_reward
 
-    def pick(self, k: int, generator: torch.Generator | None = None) -> Int64[Tensor, "j"]:
-        """Return up to k rows."""
+    def best(
+        self, k: int, generator: torch.Generator | None = None
+    ) -> tuple[Int64[Tensor, "j"], Float64[Tensor, "j"]]:
+        """Return up to k rows and their log-rewards."""
         smallest = self._extremes.smallest(min(k, self._extremes.capacity))
         rows = smallest.rows(int((smallest.key < math.inf).sum()))
-        return rows[self._extremes.key[rows].sort(stable=True).indices]
+        key, order = self._extremes.key[rows].sort(stable=True)
+        return rows[order], -key
 
 
 class Newest(Top):
@@ -96,6 +113,13 @@ class Newest(Top):
 
     def _key(self, log_reward: Tensor, arrival: Tensor) -> Tensor:
         return torch.where(log_reward > -math.inf, -arrival.to(torch.float64), math.inf)
+
+    def best(
+        self, k: int, generator: torch.Generator | None = None
+    ) -> tuple[Int64[Tensor, "j"], Float64[Tensor, "j"]]:
+        """Return up to k rows; the more objects came to this manager since, the less wanted."""
+        rows, arrival = super().best(k, generator)
+        return rows, arrival - self.index.n_arrived
 
 
 class Diverse(Top):
@@ -119,7 +143,7 @@ class Softmax(FeedPolicy):
 
     def __init__(self, index: ObjectIndex) -> None:
         super().__init__(index)
-        self._tree = WeightedTree(index.storage.max_size)
+        self._tree = weighted_tree(index.storage.max_size)
 
     def put(
         self,
@@ -130,10 +154,12 @@ class Softmax(FeedPolicy):
         """Put rows in, or change them."""
         self._tree.update(rows, log_reward.to(torch.float64))
 
-    def pick(self, k: int, generator: torch.Generator | None = None) -> Int64[Tensor, "j"]:
-        """Return up to k rows."""
+    def best(
+        self, k: int, generator: torch.Generator | None = None
+    ) -> tuple[Int64[Tensor, "j"], Float64[Tensor, "j"]]:
+        """Draw up to k rows. The largest numbers of several managers are a draw from all rows."""
         rows, score = self._tree.perturbed(min(k, self._tree.capacity), generator)
-        return rows[score > -math.inf]
+        return rows[score > -math.inf], score[score > -math.inf]
 
 
 POLICIES: dict[str, type[FeedPolicy]] = {

@@ -12,12 +12,12 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data import ReplayBuffer
-from torchrl.data.replay_buffers.storages import Storage
+from torchrl.data.replay_buffers.storages import Storage, TensorStorage
 
-from gfn_rb.buffers.compact import CompactRows
-from gfn_rb.column import KeyColumn, require_rows
+from gfn_rb.buffers.compact import compact_rows_of
+from gfn_rb.column import KeyColumn
 from gfn_rb.containers.objects import ObjectKeys, object_keys
-from gfn_rb.errors import ArgumentError, CheckpointMismatchError, ShapeError
+from gfn_rb.errors import ArgumentError, CheckpointMismatchError
 from gfn_rb.keys import INDEX, LOG_REWARD
 from gfn_rb.shapes import Float, Int64
 from gfn_rb.torchrl_compat import all_slots
@@ -48,6 +48,7 @@ class ObjectIndex:
         last_row: by number, the row an object was last written to; where several rows held it, that
             one may hold another by now.
         arrival: by number, the larger, the later an object arrived.
+        n_arrived: how many objects arrived so far.
         sent: by number and rank, whether an object came from a rank; it may come from several.
         given: by number and rank, whether an object was given to a rank.
 
@@ -56,10 +57,11 @@ class ObjectIndex:
     """
 
     def __init__(self, rb: ReplayBuffer, n_ranks: int = 0, n_remembered: int = 0) -> None:
-        try:
-            require_rows(rb.storage)
-        except ShapeError as error:
-            raise ArgumentError(f"buffer cannot be followed: its {error}") from None
+        if not isinstance(rb.storage, TensorStorage) or rb.storage.ndim != 1:
+            raise ArgumentError(
+                "buffer cannot be followed: its storage must be a TensorStorage with ndim=1, got "
+                f"{type(rb.storage).__name__} with ndim={rb.storage.ndim}"
+            )
         self.storage: Storage = rb.storage
         capacity = rb.storage.max_size
         n = capacity + n_remembered
@@ -68,8 +70,7 @@ class ObjectIndex:
         self.arrival = np.zeros(n, np.int64)
         self.sent = np.zeros((n, n_ranks), bool)
         self.given = np.zeros((n, n_ranks), bool)
-        compact = (each for each in rb.transform.modules() if isinstance(each, CompactRows))
-        self._compact = next(compact, None)
+        self._compact = compact_rows_of(rb)
         self._length = 0
         self._column = KeyColumn(LOG_REWARD)
         # Python's own hash table looks some hundred objects up in a fraction of the time that
@@ -79,7 +80,7 @@ class ObjectIndex:
         self._n_rows = np.zeros(n, np.int64)  # by number, how many rows hold it
         self._unused = np.arange(n - 1, -1, -1)  # a stack
         self._n_unused = n
-        self._n_arrived = 0
+        self.n_arrived = 0
         self._n_remembered = n_remembered
         self._remembered: OrderedDict[int, None] = OrderedDict()  # in the order they left
         self.storage.attach(self)
@@ -231,8 +232,8 @@ class ObjectIndex:
         self._number_of.update(zip(keys, number.tolist(), strict=True))
         self._number_of.pop(None, None)  # is no object
         self.sent[number] = self.given[number] = False
-        self.arrival[number] = np.arange(self._n_arrived, self._n_arrived + n)
-        self._n_arrived += n
+        self.arrival[number] = np.arange(self.n_arrived, self.n_arrived + n)
+        self.n_arrived += n
         return number
 
     def _forget(self, numbers: Iterable[int]) -> None:
@@ -258,7 +259,7 @@ class ObjectIndex:
             "sent": torch.from_numpy(self.sent[number]),
             "given": torch.from_numpy(self.given[number]),
             "arrival": torch.from_numpy(self.arrival[number]),
-            "n_arrived": self._n_arrived,
+            "n_arrived": self.n_arrived,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -280,7 +281,7 @@ class ObjectIndex:
             column[number] = False
             column[number, :n_ranks] = saved.numpy()[:, :n_ranks]
         self.arrival[number] = state["arrival"].numpy()
-        self._n_arrived = state["n_arrived"]
+        self.n_arrived = state["n_arrived"]
 
 
 def _first(keys: ObjectKeys) -> Int64[np.ndarray, "n"]:

@@ -29,6 +29,7 @@ class Feeder:
     Attributes:
         index: the objects that the buffer holds, None without one.
         subscribers: those who are fed, by rank.
+        threshold: the log-reward from which on rows are fed.
     """
 
     def __init__(
@@ -36,7 +37,9 @@ class Feeder:
     ) -> None:
         self.index = None if rb is None else ObjectIndex(rb, n_ranks)
         self.subscribers: dict[int, Subscriber] = {}
+        self.threshold = -math.inf
         self._generator = generator
+        self._changes = ChangedRows(0 if rb is None else rb.storage.max_size)
 
     def subscribe(self, rank: int, terms: Any) -> None:
         """Feed a worker from now on.
@@ -46,12 +49,11 @@ class Feeder:
         """
         if self.index is None:
             raise ArgumentError("this manager keeps no items, so that nobody can be fed from it")
-        self.subscribers[rank] = Subscriber(rank, terms, self.index)
+        self.subscribers[rank] = Subscriber(rank, terms, self.index, self._changes)
 
     def offer(self, rows: Int64[Tensor, "m"]) -> None:
-        """Record that rows of the buffer changed, each named once."""
-        for subscriber in self.subscribers.values():
-            subscriber.offer(rows)
+        """Record that rows of the buffer changed."""
+        self._changes.add(rows)
 
     def next_for(self, rank: int, quota: int | None = None) -> TensorDictBase | None:
         """Return the rows that a worker is given next, None if there are none or it is not fed.
@@ -59,9 +61,25 @@ class Feeder:
         At most ``quota``, by default as many as it subscribed to.
         """
         subscriber = self.subscribers.get(rank)
-        if subscriber is None:
+        if subscriber is None or quota == 0:
             return None
-        return subscriber.next(quota or subscriber.quota, self._generator)
+        return subscriber.next(subscriber.quota if quota is None else quota, self._generator)
+
+    def next_scores(self, rank: int) -> list[float]:
+        """Return how much the rows are wanted that a worker would be given next, most first.
+
+        As many as it subscribed to; see :class:`~gfn_rb.remote.feeding.feed_policies.FeedPolicy`.
+        """
+        subscriber = self.subscribers.get(rank)
+        return [] if subscriber is None else subscriber.next_scores(self._generator)
+
+    def keep_above(self, threshold: float) -> None:
+        """Feed no rows of a lower log-reward than this from now on."""
+        if threshold < self.threshold and self.index is not None:
+            self.offer(torch.arange(len(self.index.storage)))
+        self.threshold = threshold
+        for subscriber in self.subscribers.values():
+            subscriber.threshold = threshold
 
     def state_dict(self) -> dict[str, Any]:
         """Return what is known of the buffer's objects and who is fed, without the buffer."""
@@ -80,11 +98,44 @@ class Feeder:
         if self.index is not None and state["index"] is not None:
             self.index.load_state_dict(state["index"])
             self.subscribers = {
-                int(rank): Subscriber(int(rank), {**terms, "fresh": False}, self.index)
+                int(rank): Subscriber(
+                    int(rank), {**terms, "fresh": False}, self.index, self._changes
+                )
                 for rank, terms in state["subscribers"].items()
             }
         if self._generator is not None and state["generator"] is not None:
             self._generator.set_state(state["generator"])
+
+
+class ChangedRows:
+    """The rows of a buffer that changed, for any number of readers.
+
+    Args:
+        room: rows of the buffer. Who never reads is told of no more than twice as many.
+
+    Attributes:
+        n_added: how often rows were added.
+    """
+
+    def __init__(self, room: int) -> None:
+        self.n_added = 0
+        self._parts: list[Int64[np.ndarray, "m"]] = []  # the newest ones, or all of them as one
+        self._n_rows, self._room = 0, room
+
+    def add(self, rows: Int64[Tensor, "m"]) -> None:
+        """Record that rows changed."""
+        if len(rows) == 0:
+            return
+        self._parts.append(rows.numpy())
+        self.n_added += 1
+        self._n_rows += len(rows)
+        if self._n_rows > 2 * self._room:
+            self._parts = [np.unique(np.concatenate(self._parts))]
+            self._n_rows = len(self._parts[0])
+
+    def since(self, n_added: int) -> list[Int64[np.ndarray, "m"]]:
+        """Return at least the rows added after so many times."""
+        return self._parts[-(self.n_added - n_added) :] if self.n_added > n_added else []
 
 
 class Subscriber:
@@ -94,33 +145,33 @@ class Subscriber:
         rank: of the worker.
         terms: what :meth:`~gfn_rb.remote.Subscription.terms` gave.
         index: of the manager's buffer.
+        changes: of its rows; None where all come by :meth:`offer`.
 
     Raises:
         ArgumentError: the terms are none.
     """
 
-    def __init__(self, rank: int, terms: Any, index: ObjectIndex) -> None:
+    def __init__(
+        self, rank: int, terms: Any, index: ObjectIndex, changes: ChangedRows | None = None
+    ) -> None:
         self.rank = rank
         self.quota, self.own = _check_terms(terms)
         self.terms = dict(terms)
+        self.threshold = -math.inf
         self._index = index
         self._policy = POLICIES[check_policy(terms.get("policy"))](index)
         if terms.get("fresh"):  # it starts anew, and has nothing of what it was given
             index.given[:, rank] = False
         index.refresh()
-        self._changed = [torch.arange(len(index.storage))]
-        self._n_changed = len(index.storage)
+        # Those that concern all subscribers, and those whose rows only this one came to know.
+        own = ChangedRows(index.storage.max_size)
+        self._changes = [own] if changes is None else [own, changes]
+        self._n_seen = [each.n_added for each in self._changes]
+        self.offer(torch.arange(len(index.storage)))
 
     def offer(self, rows: Int64[Tensor, "m"]) -> None:
-        """Record that rows of the buffer changed, or who knows them, each named once."""
-        if len(rows) == 0:
-            return
-        self._changed.append(rows)
-        self._n_changed += len(rows)
-        # One that never asks must not hold more than the buffer does: each row is named once.
-        if self._n_changed > 2 * self._index.storage.max_size:
-            self._changed = [torch.cat(self._changed).unique()]
-            self._n_changed = len(self._changed[0])
+        """Record that rows of the buffer changed, or who knows them."""
+        self._changes[0].add(rows)
 
     def next(self, quota: int, generator: torch.Generator | None) -> TensorDictBase | None:
         """Return the rows to give next, and record that they were given.
@@ -141,24 +192,36 @@ class Subscriber:
         self._index.given[self._index.number[rows.numpy()], self.rank] = True
         return self._index.read(rows).cpu()
 
+    def next_scores(self, generator: torch.Generator | None) -> list[float]:
+        """Return how much the rows are wanted that would be given next."""
+        if not self._index.storage.initialized:
+            return []
+        self._update_policy()
+        scores: list[float] = self._policy.best(self.quota, generator)[1].tolist()
+        return scores
+
     def _update_policy(self) -> None:
         """Tell the policy what changed: once for all changes since the last reply."""
-        if self._n_changed == 0:
+        logs = zip(self._changes, self._n_seen, strict=True)
+        parts = [part for log, n_seen in logs for part in log.since(n_seen)]
+        self._n_seen = [log.n_added for log in self._changes]
+        if not parts:
             return
-        changed = np.unique(torch.cat(self._changed).numpy())
-        self._changed, self._n_changed = [], 0
+        changed = np.unique(np.concatenate(parts))
         changed = changed[: np.searchsorted(changed, len(self._index.storage))]
         if len(changed):
             rows, number = torch.from_numpy(changed), self._index.number[changed]
             # What is known is put in as worth nothing: one update instead of two.
-            log_reward = self._index.log_reward(rows).masked_fill(self._known(rows), -math.inf)
+            log_reward = self._index.log_reward(rows)
+            log_reward = log_reward.masked_fill(~self._is_wanted(rows, log_reward), -math.inf)
             self._policy.put(rows, log_reward, torch.from_numpy(self._index.arrival[number]))
 
-    def _known(self, rows: Tensor) -> Tensor:
-        """Return whether the worker was given, or sent, what each row holds."""
+    def _is_wanted(self, rows: Tensor, log_reward: Tensor) -> Tensor:
+        """Return whether the worker was neither given nor sent what each row of enough holds."""
         number, index = self._index.number[rows.numpy()], self._index
         known = index.given[number, self.rank]
-        return torch.from_numpy(known if self.own else known | index.sent[number, self.rank])
+        known = known if self.own else known | index.sent[number, self.rank]
+        return torch.from_numpy(~known) & (log_reward >= self.threshold)
 
     def _pick(self, quota: int, generator: torch.Generator | None) -> Tensor:
         """Take rows off the policy, and return those that still hold what the worker lacks.
@@ -168,7 +231,7 @@ class Subscriber:
         while len(rows := self._policy.pick(quota, generator)):
             self._policy.remove(rows)
             rows = rows[rows < len(self._index.storage)]
-            rows = rows[~self._known(rows)]
+            rows = rows[self._is_wanted(rows, self._index.log_reward(rows))]
             if len(rows):
                 break
         return rows

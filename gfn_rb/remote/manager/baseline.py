@@ -1,9 +1,13 @@
-"""The log-reward below which a manager has no use for an item.
+"""The log-reward below which managers have no use for an item.
 
 A worker that knows it need not send what would be evicted at once. Several managers keep one
 baseline in step: each tells the others, without waiting, a summary of what it knows; each makes
 the baseline of all summaries it has. Managers that have the same summaries have the same
-baseline; a manager whose word is late or lost is counted with its last one.
+baseline; a manager whose word is late is counted with its last one.
+
+Of several managers, each of which has room for the K best rows of its own, the K best of all count
+alone. Their K-th log-reward, the threshold, is known from below: 65 order statistics of what each
+manager owns above the last threshold say at least how many rows are above a number.
 """
 
 from __future__ import annotations
@@ -12,11 +16,14 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 from gfn_rb.errors import ArgumentError
 
-_SKETCH = tuple(i / 64 for i in range(65))
+SKETCH = tuple(i / 64 for i in range(65))
+"""The quantiles that each of several managers tells the others."""
 
 
 @dataclass(frozen=True)
@@ -24,21 +31,26 @@ class Summary:
     """What one manager knows of log-rewards.
 
     Attributes:
-        quantiles: order statistics of the finite log-rewards of its buffer, ascending; empty
-            until the buffer is full, or where there is none.
+        quantiles: order statistics of the finite log-rewards that count in its buffer, ascending;
+            empty where there are none. A manager that is alone tells none before it is full.
         rows: how many these are of.
         ema: the running mean of the lowest finite log-reward of each batch, None before the first.
         batches: how many that is of.
+        held: how many rows count, of whatever log-reward.
+        managers: those among which it counted what it owns, ascending.
     """
 
     quantiles: tuple[float, ...] = ()
     rows: int = 0
     ema: float | None = None
     batches: int = 0
+    held: int = 0
+    managers: tuple[int, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return the summary as plain values."""
-        return {**asdict(self), "quantiles": list(self.quantiles)}
+        lists = {"quantiles": list(self.quantiles), "managers": list(self.managers)}
+        return {**asdict(self), **lists}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Summary:
@@ -50,14 +62,45 @@ class Summary:
         try:
             quantiles = tuple(float(each) for each in values["quantiles"])
             ema = None if values["ema"] is None else float(values["ema"])
-            summary = cls(quantiles, int(values["rows"]), ema, int(values["batches"]))
+            rows, batches, held = (int(values[name]) for name in ("rows", "batches", "held"))
+            managers = tuple(int(rank) for rank in values["managers"])
+            summary = cls(quantiles, rows, ema, batches, held, managers)
         except (KeyError, TypeError, ValueError, OverflowError) as error:  # of 10^400, as JSON may
             raise ArgumentError(f"values must be those of a Summary, got {values!r}") from error
         if not all(map(math.isfinite, (*quantiles, ema or 0.0))):
             raise ArgumentError(f"values must be finite, got {values!r}")
-        if min(summary.rows, summary.batches) < 0:
-            raise ArgumentError(f"rows and batches must not be negative, got {values!r}")
+        if min(rows, batches, held) < 0:
+            raise ArgumentError(f"rows, batches and held must not be negative, got {values!r}")
         return summary
+
+
+def kth_highest(summaries: Sequence[Summary], k: int) -> float:
+    """Return a log-reward that at least k of the rows are known to reach: the highest such.
+
+    Where there are fewer, that is the lowest one; where there are none, it is -inf.
+
+    Args:
+        summaries: of managers that have no row in common.
+        k: how many rows.
+    """
+    return _kth_highest(tuple((each.quantiles, each.rows) for each in summaries), k)
+
+
+@lru_cache(8)  # asked for with each answer, and as before most of the time
+def _kth_highest(known: tuple[tuple[tuple[float, ...], int], ...], k: int) -> float:
+    points: list[tuple[float, int]] = []
+    for quantiles, n in known:
+        steps = max(1, len(quantiles) - 1)
+        # An order statistic of rank r, counted from the lowest and 0, is reached by n - r rows.
+        above = [n - i * (n - 1) // steps for i in range(len(quantiles))]
+        points += zip(quantiles, (a - b for a, b in pairwise([*above, 0])), strict=True)
+    points.sort(reverse=True)
+    reached = 0
+    for value, more in points:
+        reached += more
+        if reached >= k:
+            return value
+    return points[-1][0] if points else -math.inf
 
 
 class Baseline(ABC):
@@ -75,22 +118,28 @@ class Baseline(ABC):
             raise ArgumentError(f"alpha must be above 0 and at most 1, got {alpha}")
         self.alpha = alpha
 
+    @property
     @abstractmethod
-    def levels(self, n_managers: int) -> tuple[float, ...]:
-        """Return which quantiles each manager is to know, ascending in [0, 1]."""
+    def levels(self) -> tuple[float, ...]:
+        """Which quantiles a manager that is alone is to know, ascending in [0, 1]."""
 
     @abstractmethod
-    def of_full(self, summaries: Sequence[Summary]) -> float:
-        """Return the baseline where all buffers are full."""
+    def of_full(self, summaries: Sequence[Summary], capacity: int) -> float:
+        """Return the baseline where the managers are full together."""
 
-    def of(self, summaries: Sequence[Summary]) -> float | None:
+    def of(self, summaries: Sequence[Summary], capacity: int = 0) -> float | None:
         """Return the baseline, None where nothing is known.
 
-        Until all buffers are full, and where there are none, it is the mean of the managers'
+        Until the managers are full together, and where they keep no rows, it is the mean of their
         running means, each weighted with its number of batches.
+
+        Args:
+            summaries: of all managers.
+            capacity: how many rows they keep together.
         """
-        if all(summary.quantiles for summary in summaries) and self.levels(len(summaries)):
-            return self.of_full(summaries)
+        is_full = sum(each.held for each in summaries) >= capacity
+        if is_full and self.levels and any(each.quantiles for each in summaries):
+            return self.of_full(summaries, capacity)
         known = [(each.ema, each.batches) for each in summaries if each.ema is not None]
         total = sum(batches for _, batches in known)
         return sum(ema * batches for ema, batches in known) / total if total else None
@@ -101,15 +150,13 @@ class Baseline(ABC):
 
 
 class MinBaseline(Baseline):
-    """The lowest finite log-reward that is kept anywhere."""
+    """The lowest finite log-reward that is kept: of several managers, by all of them together."""
 
-    def levels(self, n_managers: int) -> tuple[float, ...]:
+    levels = (0.0,)
+
+    def of_full(self, summaries: Sequence[Summary], capacity: int) -> float:
         """Return the lowest."""
-        return (0.0,)
-
-    def of_full(self, summaries: Sequence[Summary]) -> float:
-        """Return the lowest of all."""
-        return min(summary.quantiles[0] for summary in summaries)
+        return kth_highest(summaries, capacity)
 
 
 class PercentileBaseline(Baseline):
@@ -133,11 +180,12 @@ class PercentileBaseline(Baseline):
             raise ArgumentError(f"percentile must be in [0, 1], got {percentile}")
         self.percentile = percentile
 
-    def levels(self, n_managers: int) -> tuple[float, ...]:
-        """Return the percentile itself, or enough to combine that of several managers."""
-        return (self.percentile,) if n_managers == 1 else _SKETCH
+    @property
+    def levels(self) -> tuple[float, ...]:
+        """The percentile itself."""
+        return (self.percentile,)
 
-    def of_full(self, summaries: Sequence[Summary]) -> float:
+    def of_full(self, summaries: Sequence[Summary], capacity: int) -> float:
         """Return the percentile of all buffers together."""
         # Each order statistic stands for an equal share of its buffer's rows.
         points = sorted(
@@ -156,10 +204,8 @@ class PercentileBaseline(Baseline):
 class EMABaseline(Baseline):
     """The running mean of the lowest finite log-reward of each batch."""
 
-    def levels(self, n_managers: int) -> tuple[float, ...]:
-        """Return none: buffers do not matter."""
-        return ()
+    levels = ()
 
-    def of_full(self, summaries: Sequence[Summary]) -> float:
+    def of_full(self, summaries: Sequence[Summary], capacity: int) -> float:
         """Refuse: without levels no buffer is looked at."""
         raise AssertionError("an EMABaseline looks at no buffer")

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torchrl.data import ReplayBuffer
@@ -13,10 +14,12 @@ from torchrl.data import ReplayBuffer
 from gfn_rb.column import KeyColumn
 from gfn_rb.errors import ArgumentError, PeerLostError
 from gfn_rb.keys import LOG_REWARD
-from gfn_rb.remote.manager.baseline import Baseline, Summary
+from gfn_rb.remote.manager.baseline import SKETCH, Baseline, Summary, kth_highest
 from gfn_rb.remote.protocol.channel import FrameChannel
 from gfn_rb.remote.protocol.messages import PEER_TAG, Kind
+from gfn_rb.remote.protocol.ownership import are_owned, batches_of
 from gfn_rb.shapes import Float
+from gfn_rb.writers.reward import RewardPrioritizedWriter
 
 _STALE = 256  # the part of a buffer that may change before its order statistics are read again
 
@@ -33,6 +36,9 @@ class BaselineKeeper:
 
     Attributes:
         peers: what each of the others has told; those that are lost are in it no more.
+        finished: those of them that said they are done; what they told still counts.
+        threshold: a log-reward that so many rows reach, and of which those below it are not among
+            the best; -inf until that many are known of.
     """
 
     def __init__(
@@ -41,10 +47,16 @@ class BaselineKeeper:
         self.strategy = strategy
         self.rank, *peers = managers
         self.peers = dict.fromkeys(peers, Summary())
+        self.finished: set[int] = set()
+        self.threshold = -math.inf
         self._told: dict[int, Summary] = {}
+        self._rb, self._managers = rb, frozenset(managers)
         self._storage = None if rb is None else rb.storage
         self._column = KeyColumn(LOG_REWARD)
-        self._levels = strategy.levels(len(managers))
+        self._levels = SKETCH if peers else strategy.levels
+        self._keeps_best = rb is not None and _keeps_best(rb.writer)
+        self._holds_others = False  # whether rows may be here that another manager owns
+        self._held = 0
         self._ema: float | None = None
         self._batches = 0
         self._quantiles: tuple[float, ...] = ()
@@ -66,15 +78,49 @@ class BaselineKeeper:
             self._ema = lowest if self._ema is None else alpha * lowest + (1 - alpha) * self._ema
             self._batches += 1
 
+    @property
+    def present(self) -> list[int]:
+        """The managers that are not lost, ascending: each object is owned by one of them."""
+        return sorted((self.rank, *self.peers))
+
+    @property
+    def capacity(self) -> int:
+        """How many rows all managers keep together.
+
+        As many as each of them has room for where they keep the best, all they have room for by any
+        other rule.
+        """
+        room = 0 if self._storage is None else self._storage.max_size
+        return room if self._keeps_best else room * len(self.present)
+
     def summary(self) -> Summary:
         """Return what this manager knows."""
         self._read()
-        return Summary(self._quantiles, self._rows, self._ema, self._batches)
+        read = (self._quantiles, self._rows, self._ema, self._batches, self._held)
+        return Summary(*read, tuple(self.present))
 
     def value(self) -> float | None:
         """Return the baseline, None where nothing is known yet."""
+        summaries = self._summaries()
+        if len({each.managers for each in summaries}) > 1:  # who counted another's rows
+            return self.strategy.of(summaries, self.capacity + sum(s.held for s in summaries))
+        if self.peers and self._keeps_best and sum(s.rows for s in summaries) >= self.capacity:
+            self.threshold = max(self.threshold, kth_highest(summaries, self.capacity))
+        return self.strategy.of(summaries, self.capacity)
+
+    def read_now(self) -> Summary:
+        """Return what this manager knows, without leaving out what changed lately."""
+        self._written = math.inf
+        return self.summary()
+
+    def see_managers(self, managers: Any) -> None:
+        """Record among which managers, ascending, the sender of rows chose their owner."""
+        self._holds_others |= managers != self.present
+
+    def _summaries(self) -> list[Summary]:
+        """Return what the managers know, those first that come first."""
         summaries = {self.rank: self.summary(), **self.peers}
-        return self.strategy.of([summaries[rank] for rank in sorted(summaries)])
+        return [summaries[rank] for rank in sorted(summaries)]
 
     def tell(self, channel: FrameChannel) -> list[PeerLostError]:
         """Tell the other managers what is new to them.
@@ -88,7 +134,7 @@ class BaselineKeeper:
         summary = self.summary()
         for rank in self.peers:
             # A slow peer is sent the newest state later, instead of a queue of outdated ones.
-            if self._told.get(rank) == summary or channel.in_flight(rank):
+            if self._told.get(rank) == summary or channel.in_flight(rank) or rank in self.finished:
                 continue
             try:
                 channel.send(rank, PEER_TAG, Kind.SUMMARY, summary.to_json())
@@ -97,35 +143,70 @@ class BaselineKeeper:
             self._told[rank] = summary
         return gone
 
-    def hear(self, rank: int, summary: Summary) -> None:
+    def hear(self, rank: int, summary: Summary) -> bool:
         """Record what another manager knows.
+
+        Returns:
+            Whether it had been lost.
 
         Raises:
             ArgumentError: the rank is that of no other manager.
         """
-        if rank not in self.peers:
-            raise ArgumentError(f"rank must be one of the managers {[*self.peers]}, got {rank}")
+        if rank not in self._managers or rank == self.rank:
+            raise ArgumentError(
+                f"rank must be one of the managers {sorted(self._managers - {self.rank})}, got "
+                f"{rank}"
+            )
+        known = self.peers.get(rank)
         self.peers[rank] = summary
+        self.finished.discard(rank)
+        if known is None:
+            self._told.pop(rank, None)
+            self._holds_others = True  # what that one owns again
+        if known is None or summary.batches < known.batches:  # it began anew
+            self._recount()
+        return known is None
 
     def drop_peer(self, rank: int) -> None:
         """Continue without another manager."""
-        self.peers.pop(rank, None)
+        if self.peers.pop(rank, None) is not None:
+            self._recount()
+
+    def _recount(self) -> None:
+        """Forget what is known of the best of all: some of it is gone, or counted twice."""
+        self.threshold, self._written = -math.inf, math.inf
 
     def _read(self) -> None:
         """Read the order statistics, where enough has changed to matter."""
         storage = self._storage
-        if storage is None or not self._levels or len(storage) < storage.max_size:
+        if storage is None or not storage.initialized:
+            return
+        if len(self._managers) == 1:
+            self._held = len(storage)
+        if not self._levels or (len(self._managers) == 1 and self._held < storage.max_size):
             return
         # A pass over the buffer for each batch would cost more than storing it.
         if self._written * _STALE < storage.max_size:
             return
         values = self._column.values(storage)
-        lowest, highest = (float(each) for each in values.aminmax())
-        if not (math.isfinite(lowest) and math.isfinite(highest)):
-            values = values[values.isfinite()]
+        if len(self._managers) > 1:
+            values = self._counted(values)
+            self._held = len(values)
+        if len(values):
+            lowest, highest = (float(each) for each in values.aminmax())
+            if not (math.isfinite(lowest) and math.isfinite(highest)):
+                values = values[values.isfinite()]
         self._rows = len(values)
         self._quantiles = _order_statistics(values, self._levels)
         self._written = 0
+
+    def _counted(self, values: Tensor) -> Tensor:
+        """Return the log-rewards that count: those owned here of what is known to be the best."""
+        if self._holds_others and self._rb is not None:
+            managers = self.present
+            mine = [are_owned(rows, self.rank, managers) for rows in batches_of(self._rb)]
+            values = values[torch.from_numpy(np.concatenate(mine)).to(values.device)]
+        return values[values >= self.threshold]
 
     # State.
 
@@ -140,6 +221,12 @@ class BaselineKeeper:
         saved = {int(rank): Summary.from_json(values) for rank, values in state["peers"].items()}
         self.peers = {rank: saved.get(rank, known) for rank, known in self.peers.items()}
         self._written = math.inf
+
+
+def _keeps_best(writer: object) -> bool:
+    return (
+        isinstance(writer, RewardPrioritizedWriter) and writer.key == LOG_REWARD and writer.largest
+    )
 
 
 def _lowest_finite(values: Float[Tensor, "n"]) -> float | None:

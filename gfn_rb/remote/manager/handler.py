@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -12,7 +13,7 @@ from tensordict import TensorDict, TensorDictBase
 from torchrl.data import ReplayBuffer
 
 from gfn_rb.containers.objects import object_keys
-from gfn_rb.errors import ArgumentError, GfnRbError, WireVersionError
+from gfn_rb.errors import ArgumentError, GfnRbError, PeerLostError, WireVersionError
 from gfn_rb.keys import LOG_REWARD
 from gfn_rb.remote.feeding.object_index import ObjectIndex
 from gfn_rb.remote.feeding.subscriber import Feeder
@@ -175,6 +176,7 @@ class MessageHandler:
         self._channel, self._workers, self._senders = channel, workers, senders
         self._batch_handler, self._queries = batch_handler, queries
         self._feeder, self._baseline = batch_handler.feeder, batch_handler.baseline
+        self._managers = frozenset(self._baseline.peers)
         self._watch, self._stops_on_error = batch_handler.watch, stops_on_error
         self._replies = Replies(channel, self._name, self._watch, self.lose)
         self._handlers: dict[int, Callable[[ReceivedFrame], None]] = {
@@ -196,11 +198,8 @@ class MessageHandler:
         # Unreadable ones first, whoever sent them: their kind and metadata mean nothing.
         if frame.error is not None:
             self._handle_unreadable(frame, frame.error)
-        elif tag == PEER_TAG and source in self._baseline.peers:
-            try:
-                self._baseline.hear(source, Summary.from_json(frame.meta))
-            except ArgumentError as error:
-                self._refuse(frame, str(error))
+        elif tag == PEER_TAG and source in self._managers:
+            self._handle_peer(frame)
         elif tag == METADATA_TAG:
             self._handle_query(frame)
         elif tag == DATA_TAG and source in self._workers:
@@ -213,11 +212,20 @@ class MessageHandler:
         for error in self._baseline.tell(self._channel):
             self.lose(error.rank, str(error))
 
+    def leave_peers(self) -> None:
+        """Tell the other managers what this one knows, and that it is done."""
+        self.tell_peers()
+        for rank in self._baseline.peers.keys() - self._baseline.finished:
+            with suppress(PeerLostError):
+                self._channel.send(rank, PEER_TAG, Kind.GOODBYE)
+
     def lose(self, rank: int, why: str, state: State = LOST) -> None:
         """Continue without a worker or manager; one that has left already is passed over."""
         if rank in self._baseline.peers:
-            self._baseline.drop_peer(rank)
-            log.warning("%s: manager %d is gone: %s", self._name, rank, why)
+            self._hear_last(rank)
+            if rank not in self._baseline.finished:
+                self._baseline.drop_peer(rank)
+                log.warning("%s: manager %d is gone: %s", self._name, rank, one_line(why))
         elif self._workers.leave(rank, state, why):
             n, left = len(self._workers), len(self._workers.present)
             log.warning(
@@ -226,6 +234,24 @@ class MessageHandler:
             )
 
     # Messages.
+
+    def _handle_peer(self, frame: ReceivedFrame) -> None:
+        rank = frame.source
+        if frame.kind == Kind.GOODBYE:
+            self._baseline.finished.add(rank)
+            return
+        try:
+            if self._baseline.hear(rank, Summary.from_json(frame.meta)):
+                log.warning("%s: manager %d is back", self._name, rank)
+        except ArgumentError as error:
+            self._refuse(frame, str(error))
+
+    def _hear_last(self, rank: int) -> None:
+        """Take what another manager said before it was gone."""
+        with suppress(PeerLostError):
+            while (frame := self._channel.receive(rank, PEER_TAG)) is not None:
+                if frame.error is None:
+                    self._handle_peer(frame)
 
     def _handle_unreadable(self, frame: ReceivedFrame, error: GfnRbError) -> None:
         if frame.source in self._senders:
@@ -242,7 +268,7 @@ class MessageHandler:
         except Exception as error:
             self._refuse(frame, error)
         else:
-            self._replies.send(frame, Kind(frame.kind), answer)
+            self._replies.send(frame, Kind(frame.kind), answer, answer.pop("rows", None))
 
     def _handle_data(self, frame: ReceivedFrame) -> None:
         source = frame.source
@@ -269,53 +295,67 @@ class MessageHandler:
         except ArgumentError as error:
             self._refuse(frame, str(error))
             return
-        welcome = {"protocol": PROTOCOL, "baseline": self._baseline.value()}
-        self._replies.send(frame, Kind.WELCOME, welcome)
+        self._channel.learn_form(frame.source, frame.meta.get("rows"))
+        self._replies.send(
+            frame,
+            Kind.WELCOME,
+            {
+                "protocol": PROTOCOL,
+                "baseline": self._baseline.value(),
+                "rows": self._channel.row_form,
+            },
+        )
 
     def _items(self, frame: ReceivedFrame) -> None:
         rows, source = frame.rows, frame.source
         if rows is None:
             self._refuse(frame, "a frame of items holds none")
             return
+        if isinstance(managers := frame.meta.get("managers"), list):
+            # Which is the first to notice that one hangs: managers do not wait for each other.
+            for rank in [rank for rank in self._baseline.peers if rank not in managers]:
+                self.lose(rank, f"worker {source} does without it")
+            self._baseline.see_managers(managers)
         result = self._batch_handler.handle(rows, source, bool(frame.meta.get("store", True)))
         error = result.unstored or result.unscored
         sender = self._senders[source]
         sender.count(batches=1, items=len(rows), errors=error is not None, **result.outcomes)
         self.batches += 1
-        fed = self._next_for(source)
         answer = {
             "to": frame.meta.get("id"),
             "outcomes": result.outcomes,
             "scores": result.scores,
             "baseline": self._baseline.value(),
-            "feeds": fed is not None,
         }
         if error is not None:
             why = f"{len(rows)} items: {type(error).__name__}: {error}"
             self._replies.log(frame, why, "refused" if result.unstored else "cannot score")
             answer["error"] = describe_error(error)
-        self._replies.send(frame, Kind.SCORES, answer, result.per_row)
-        # In a frame of its own: scores have rows too. It comes next, as the answer announced.
-        if fed is not None:
-            self._replies.send(frame, Kind.FEED, {}, fed)
+        quota = frame.meta.get("quota")  # of several managers, of which each feeds a part
+        quota = quota if type(quota) is int and quota >= 0 else None
+        fed = self._next_for(source, quota)
+        if quota is not None:
+            answer["next"] = self._feeder.next_scores(source)
+        self._replies.send(frame, Kind.SCORES, answer, fed, result.per_row)
         if result.unscored is not None and self._stops_on_error:
             raise result.unscored
 
     def _next_for(self, rank: int, quota: int | None = None) -> TensorDictBase | None:
         with self._watch("feed"):
+            self._feeder.keep_above(self._baseline.threshold)
             fed = self._feeder.next_for(rank, quota)
         self._senders[rank].fed += 0 if fed is None else len(fed)
         return fed
 
     def _fetch(self, frame: ReceivedFrame) -> None:
-        quota = frame.meta.get("quota")
-        if frame.source not in self._feeder.subscribers:
+        quota, source = frame.meta.get("quota"), frame.source
+        if source not in self._feeder.subscribers:
             self._refuse(frame, "it asks for items and has not subscribed")
         elif quota is not None and (type(quota) is not int or quota < 1):
             self._refuse(frame, f"quota must be at least 1, got {quota!r}")
         else:
-            fed = self._next_for(frame.source, quota)
-            self._replies.send(frame, Kind.FEED, {"asked": True}, fed)
+            fed = self._next_for(source, quota)
+            self._replies.send(frame, Kind.FEED, {"next": self._feeder.next_scores(source)}, fed)
 
     def _goodbye(self, frame: ReceivedFrame) -> None:
         self._workers.leave(frame.source, GONE)
@@ -323,5 +363,5 @@ class MessageHandler:
 
     def _refuse(self, frame: ReceivedFrame, why: str | Exception) -> None:
         # A peer is not answered: it would refuse the refusal, and so on for ever.
-        is_of_peer = frame.tag == PEER_TAG and frame.source in self._baseline.peers
+        is_of_peer = frame.tag == PEER_TAG and frame.source in self._managers
         (self._replies.log if is_of_peer else self._replies.refuse)(frame, why)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -10,8 +11,10 @@ from os import PathLike, fspath
 from typing import Any, Literal
 
 import torch
+from tensordict import TensorDictBase
 from torchrl.data import ReplayBuffer
 
+from gfn_rb.buffers.compact import CompactRows, compact_rows_of
 from gfn_rb.checkpoint import load_checkpoint, load_state, save_checkpoint, save_state
 from gfn_rb.errors import ArgumentError, CheckpointError, PeerLostError
 from gfn_rb.remote.feeding.subscriber import Feeder
@@ -49,12 +52,15 @@ class ReplayBufferManager:
     Args:
         transport: to the workers and the other managers.
         buffer: where items are stored, any replay buffer over a one-dimensional tensor storage;
-            None to score alone.
+            None to score alone. What it stores compactly also travels so to and from workers
+            whose own buffers have the same form; the scoring function sees whole items.
         score: ``fn(items, sender)`` to scores by name, see
             :data:`~gfn_rb.remote.protocol.messages.ScoreFunction`.
         baseline: how the baseline is made, by default :class:`~gfn_rb.remote.MinBaseline`.
         workers: the ranks that send items; by default all but the managers.
-        managers: the ranks of all managers. They keep one baseline in step.
+        managers: the ranks of all managers. Each keeps what it is sent, which workers see to is
+            what it owns (see :mod:`gfn_rb.remote.protocol.ownership`). Where they keep the best,
+            the buffer's capacity is that of all together: each has room for so many rows.
         duplicates: ``"drop"`` items whose object (terminating state and condition) is stored
             already, or ``"keep"`` them. Transitions have no object, and are always kept.
         on_score_error: when ``score`` raises, the worker is told, and the manager ``"continue"``s
@@ -66,6 +72,8 @@ class ReplayBufferManager:
         checkpoint_every: save after so many batches.
         worker_timeout: seconds of silence after which a worker counts as lost.
         generator: source of randomness of softmax draws for workers.
+        compact: the form that rows travel in between this rank and those that have the same; by
+            default that of the buffer.
 
     Raises:
         ArgumentError: an argument breaks its rule.
@@ -91,6 +99,7 @@ class ReplayBufferManager:
         checkpoint_every: int | None = None,
         worker_timeout: float = 600.0,
         generator: torch.Generator | None = None,
+        compact: CompactRows | None = None,
     ) -> None:
         if on_score_error not in ("continue", "stop"):
             raise ArgumentError(
@@ -113,14 +122,18 @@ class ReplayBufferManager:
         self._metadata = metadata
         self._checkpoint, self._checkpoint_every = checkpoint, checkpoint_every
         self._batches_saved = 0  # when it was last tried
-        self._channel = FrameChannel(transport)
+        self._channel = FrameChannel(transport, compact or compact_rows_of(buffer))
         self._watch = Stopwatch(PHASES)
         self._handler = MessageHandler(
             self._channel,
             BatchHandler(buffer, self._feeder, score, self._baseline, self._watch, duplicates),
             self._workers,
             self._senders,
-            {Kind.METADATA: self.metadata, Kind.CHECKPOINT: lambda: {"path": self.save()}},
+            {
+                Kind.METADATA: self.metadata,
+                Kind.CHECKPOINT: lambda: {"path": self.save()},
+                Kind.HELD: lambda: {"capacity": self._baseline.capacity, "rows": self.items()},
+            },
             stops_on_error=on_score_error == "stop",
         )
 
@@ -141,13 +154,15 @@ class ReplayBufferManager:
         """How many batches were answered."""
         return self._handler.batches
 
-    def run(self, timeout: float | None = None) -> None:
+    def run(self, timeout: float | None = None, stepped: Callable[[], None] | None = None) -> None:
         """Serve until every worker has said goodbye or is lost.
 
         Args:
             timeout: stop after so many seconds all the same; None for never.
+            stepped: called after each message, and now and then where there is none.
         """
         self._workers.restart_silence()
+        self._handler.tell_peers()  # which may have known an earlier one in its place
         end = None if timeout is None else time.monotonic() + timeout
         while not self.finished:
             # Woken now and then: silence, a due checkpoint and a signal are no messages.
@@ -155,6 +170,8 @@ class ReplayBufferManager:
             if left < 0:
                 break
             self.step(left)
+            if stepped is not None:
+                stepped()
         self._end()
 
     def step(self, timeout: float = 0.0) -> bool:
@@ -181,8 +198,13 @@ class ReplayBufferManager:
 
     def metadata(self) -> dict[str, Any]:
         """Return what is known here, as plain values: what a metadata query is answered with."""
+        counted, threshold = self._baseline.read_now().held, self._baseline.threshold
         known = {
             "rank": self.transport.rank,
+            "managers": self._baseline.present,
+            "counted": counted,
+            "kept_together": self._baseline.capacity,
+            "threshold": threshold if threshold > -math.inf else None,
             "stored": 0 if self.buffer is None else len(self.buffer),
             "capacity": 0 if self.buffer is None else self.buffer.storage.max_size,
             "baseline": self.baseline,
@@ -195,6 +217,19 @@ class ReplayBufferManager:
             "seconds": self._watch.read(),
         }
         return known if self._metadata is None else {**known, **self._metadata(self)}
+
+    def items(self) -> TensorDictBase | None:
+        """Return the rows held here that may be among those all managers keep together.
+
+        Of managers that keep the best, what lies below the K-th best of all is left out as far as
+        that is known; see :meth:`ManagerQueries.items`.
+        """
+        index = self._feeder.index
+        if index is None or not index.storage.initialized:
+            return None
+        self._baseline.value()
+        rows = torch.arange(len(index.storage))
+        return index.read(rows[index.log_reward(rows) >= self._baseline.threshold]).cpu()
 
     def timing_summary(self) -> str:
         """Return in one line where the time went."""
@@ -269,7 +304,7 @@ class ReplayBufferManager:
         self._handler.tell_peers()
 
     def _end(self) -> None:
-        self._handler.tell_peers()
+        self._handler.leave_peers()
         untaken = self._channel.flush(_FLUSH, {*self._workers.lost, *self.managers})
         if untaken:
             log.warning("%s: %d answers were not taken", self._name, untaken)

@@ -40,6 +40,7 @@ class Replies:
         kind: Kind,
         meta: dict[str, Any],
         rows: TensorDictBase | None = None,
+        scores: TensorDictBase | None = None,
     ) -> None:
         """Reply to a message; no more once its sender is lost for not taking replies."""
         dest = message.source
@@ -50,7 +51,7 @@ class Replies:
             return
         try:
             with self._watch("reply"):
-                self._channel.send(dest, message.tag, kind, meta, rows)
+                self._channel.send(dest, message.tag, kind, meta, rows, scores)
         except PeerLostError as error:
             self._lose(dest, str(error))
         except (ArgumentError, ShapeError) as error:  # too large, or no plain tensors

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from tensordict import TensorDict, TensorDictBase
 
+from gfn_rb.buffers.compact import CompactRows
 from gfn_rb.codec.frames import decode_frame, encode_frame
 from gfn_rb.errors import (
     GfnRbError,
@@ -29,10 +30,12 @@ class ReceivedFrame(NamedTuple):
     tag: int
     kind: int
     meta: dict[str, Any]
-    rows: TensorDict | None
+    rows: TensorDictBase | None
     nbytes: int
     error: GfnRbError | None
     """Why it cannot be read; all but source, tag and size are then meaningless."""
+    scores: TensorDictBase | None = None
+    """Other rows than the items, and not as many."""
 
     def checked(self) -> ReceivedFrame:
         """Return the message, unless it cannot be read or tells an error.
@@ -53,11 +56,25 @@ class FrameChannel:
 
     Args:
         transport: which is used by nobody else for the same tags.
+        compact: the form that items travel in to ranks that are found to have the same; None to
+            send them whole.
     """
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: Transport, compact: CompactRows | None = None) -> None:
         self.transport = transport
+        self._compact = compact
+        self._have_form: set[int] = set()
         self._in_flight: defaultdict[int, deque[SendHandle]] = defaultdict(deque)
+
+    @property
+    def row_form(self) -> str | None:
+        """What ranks tell each other before items travel compact, None where they do not."""
+        return None if self._compact is None else repr(self._compact)
+
+    def learn_form(self, rank: int, form: Any) -> None:
+        """Send a rank items in the form of this one from now on if it has the same, else whole."""
+        has_it = form is not None and form == self.row_form
+        (self._have_form.add if has_it else self._have_form.discard)(rank)
 
     def send(
         self,
@@ -66,6 +83,7 @@ class FrameChannel:
         kind: int,
         meta: dict[str, Any] | None = None,
         rows: TensorDictBase | None = None,
+        scores: TensorDictBase | None = None,
     ) -> int:
         """Send a frame without waiting.
 
@@ -74,7 +92,8 @@ class FrameChannel:
             tag: of the message.
             kind: of the frame.
             meta: what JSON can say.
-            rows: batch size [n]; must not change until it has left.
+            rows: items, batch size [n]; must not change until it has left.
+            scores: batch size [m], likewise; never compact.
 
         Returns:
             The size of the frame in bytes.
@@ -85,6 +104,10 @@ class FrameChannel:
             PeerLostError: the receiver is known to be gone.
         """
         self.in_flight(dest)  # which releases what has left, and lets MPI move what has not
+        if dest in self._have_form:
+            rows, meta = self._packed(rows, meta or {})
+        if scores is not None:
+            rows, meta = _nested(rows, scores), {**(meta or {}), "nested": True}
         handle = self.transport.isend(encode_frame(kind, rows, meta), dest, tag)
         self._in_flight[dest].append(handle)
         return handle.nbytes
@@ -105,13 +128,38 @@ class FrameChannel:
         source, tag, nbytes = envelope
         try:
             frame = decode_frame(self.transport.take(envelope).data)
+            rows, scores = frame.rows, None
+            if frame.meta.get("nested"):
+                rows, scores = _unnested(rows, "rows"), _unnested(rows, "scores")
+            if frame.meta.get("compact"):
+                rows = self._whole(rows)
         except WireError as error:  # a message like others: whoever waits must learn who sent it
             return ReceivedFrame(source, tag, 0, {}, None, nbytes, error)
         except (PeerLostError, TransportClosedError, TransportTimeoutError):
             raise
         except TransportError as error:  # too large a message, which was dropped
             return ReceivedFrame(source, tag, 0, {}, None, nbytes, error)
-        return ReceivedFrame(source, tag, frame.kind, frame.meta, frame.rows, nbytes, None)
+        return ReceivedFrame(source, tag, frame.kind, frame.meta, rows, nbytes, None, scores)
+
+    def _packed(
+        self, rows: TensorDictBase | None, meta: dict[str, Any]
+    ) -> tuple[TensorDictBase | None, dict[str, Any]]:
+        if rows is None or self._compact is None:
+            return rows, meta
+        try:
+            return self._compact.packed(rows), {**meta, "compact": True}
+        except GfnRbError:  # of another kind than is stored here: they travel whole
+            return rows, meta
+
+    def _whole(self, rows: TensorDictBase | None) -> TensorDictBase | None:
+        if rows is None:
+            return None
+        if self._compact is None:
+            raise WireError("rows came compact, expected whole ones: this rank has no form of them")
+        try:
+            return self._compact.forward(rows)
+        except Exception as error:  # of whatever an environment makes of foreign numbers
+            raise WireError(f"rows cannot be read as {self.row_form}: {error}") from error
 
     def in_flight(self, dest: int) -> int:
         """Return how many frames to a rank are still on their way, and release the others."""
@@ -136,3 +184,18 @@ class FrameChannel:
                 except PeerLostError:
                     self._in_flight[dest].clear()
         return sum(len(self._in_flight[rank]) for rank in ranks)
+
+
+def _nested(rows: TensorDictBase | None, scores: TensorDictBase) -> TensorDict:
+    """Return items and scores as one row: all tensors of a frame have equally many."""
+    groups = {"rows": rows, "scores": scores}
+    return TensorDict({k: v.unsqueeze(0) for k, v in groups.items() if v is not None}, [1])
+
+
+def _unnested(nested: TensorDictBase | None, name: str) -> TensorDictBase | None:
+    group = None if nested is None else nested.get(name, None)
+    if group is None:
+        return None
+    if not isinstance(group, TensorDictBase) or len(group) != 1:
+        raise WireError(f"a frame has {name!r} that are no rows, expected a TensorDict of them")
+    return group[0].auto_batch_size_(1)

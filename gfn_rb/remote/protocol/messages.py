@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gfn_rb.errors import ArgumentError, RemoteError
 
-PROTOCOL: Final = 1  # raised by whatever makes two sides misunderstand each other
+PROTOCOL: Final = 2  # raised by whatever makes two sides misunderstand each other
 
 DATA_TAG: Final = 0  # items, scores and fed items
 METADATA_TAG: Final = 1  # questions and answers that must not be confused with these
@@ -28,15 +28,16 @@ class Kind(IntEnum):
     HELLO = 1  # worker: its terms
     WELCOME = 2  # manager: answers HELLO
     ITEMS = 3  # worker: rows, and whether to store them
-    SCORES = 4  # manager: answers ITEMS; per-row scores as rows
+    SCORES = 4  # manager: answers ITEMS: outcomes, scores, baseline, and items
     FETCH = 5  # worker: asks for items
-    FEED = 6  # manager: items; after SCORES that announce them, and in answer to FETCH
+    FEED = 6  # manager: answers FETCH
     GOODBYE = 7  # worker: will send no more
     BYE = 8  # manager: answers GOODBYE
     ERROR = 9  # manager: refuses a frame
     METADATA = 10  # anyone: question; manager: answer
     CHECKPOINT = 11  # anyone: request; manager: answer
     SUMMARY = 12  # manager to manager: what it knows of rewards
+    HELD = 13  # anyone: question; manager: the rows it holds of those all managers keep
 
 
 Scores = dict[str, float | Tensor]

@@ -1,9 +1,9 @@
-"""Which ranks train and which manage, who talks to whom, and checks on ranks."""
+"""Which ranks train and which manage, and checks on ranks."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gfn_rb.errors import ArgumentError
@@ -12,51 +12,20 @@ from gfn_rb.transports.base import Transport
 
 @dataclass(frozen=True)
 class RankRoles:
-    """The roles of all ranks.
+    """The roles of all ranks. Every one that trains sends to every one that manages.
 
     Args:
         size: how many ranks there are.
         managers: those that manage, ascending; there may be none.
-        manager_of: the manager of each other rank, where there are any.
-
-    Raises:
-        ArgumentError: a rank has no manager, or one that is none.
     """
 
     size: int
     managers: tuple[int, ...]
-    manager_of: Mapping[int, int]
-
-    def __post_init__(self) -> None:
-        expected = set(self.workers) if self.managers else set()
-        if set(self.manager_of) != expected:
-            raise ArgumentError(
-                f"manager_of must name the manager of ranks {sorted(expected)}, got "
-                f"{dict(self.manager_of)}"
-            )
-        for worker, manager in self.manager_of.items():
-            if manager not in self.managers:
-                raise ArgumentError(
-                    f"manager_of rank {worker} must be one of the managers, "
-                    f"{list(self.managers)}, got {manager}"
-                )
 
     @property
     def workers(self) -> tuple[int, ...]:
         """The ranks that train, ascending."""
         return tuple(rank for rank in range(self.size) if rank not in self.managers)
-
-    def workers_of(self, manager: int) -> tuple[int, ...]:
-        """Return the ranks that send to a manager.
-
-        Raises:
-            ArgumentError: it is no manager.
-        """
-        if manager not in self.managers:
-            raise ArgumentError(
-                f"manager must be one of the managers, {list(self.managers)}, got {manager}"
-            )
-        return tuple(rank for rank in self.workers if self.manager_of[rank] == manager)
 
 
 def assign_roles(size: int, n_managers: int, hosts: Sequence[str | None]) -> RankRoles:
@@ -64,8 +33,7 @@ def assign_roles(size: int, n_managers: int, hosts: Sequence[str | None]) -> Ran
 
     Rank 0 trains. Managers are spread over machines in proportion to their ranks, by d'Hondt's
     rule: each goes where there then are the most ranks per manager, and is the last rank there
-    that trains. A worker belongs to a manager of its own machine where there is one, to any
-    otherwise; each to the one with the fewest workers.
+    that trains.
 
     Args:
         size: how many ranks there are.
@@ -86,8 +54,7 @@ def assign_roles(size: int, n_managers: int, hosts: Sequence[str | None]) -> Ran
     managers: list[int] = []
     for _ in range(n_managers):
         managers.append(_next_manager(hosts, managers))
-    managers.sort()
-    return RankRoles(size, tuple(managers), _managers_of(hosts, managers))
+    return RankRoles(size, tuple(sorted(managers)))
 
 
 def _next_manager(hosts: Sequence[str | None], managers: Sequence[int]) -> int:
@@ -98,19 +65,6 @@ def _next_manager(hosts: Sequence[str | None], managers: Sequence[int]) -> int:
     # max returns the first of equals: the machine that comes first.
     host = max((hosts[rank] for rank in training), key=lambda h: ranks[h] / (managed[h] + 1))
     return max(rank for rank in training if hosts[rank] == host)
-
-
-def _managers_of(hosts: Sequence[str | None], managers: Sequence[int]) -> dict[int, int]:
-    """Return the manager of each worker; those with one on their own machine choose first."""
-    load = dict.fromkeys(managers, 0)
-    chosen: dict[int, int] = {}
-    workers = [rank for rank in range(len(hosts)) if rank not in load] if managers else []
-    at_home = {rank: [m for m in managers if hosts[m] == hosts[rank]] for rank in workers}
-    for rank in sorted(workers, key=lambda rank: not at_home[rank]):
-        manager = min(at_home[rank] or managers, key=lambda m: load[m])
-        chosen[rank] = manager
-        load[manager] += 1
-    return dict(sorted(chosen.items()))
 
 
 def check_ranks(name: str, ranks: Sequence[int], transport: Transport) -> list[int]:

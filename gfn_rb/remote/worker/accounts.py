@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
 
 from gfn_rb.errors import RemoteError
 from gfn_rb.remote.protocol.messages import Outcomes, Scores
@@ -15,7 +21,8 @@ class WorkerStatistics(Outcomes):
     """What a worker counts.
 
     ``offered`` is the sum of ``reduced``, ``filtered``, ``skipped``, ``sent`` and what is still
-    pending; ``sent`` that of the outcomes, ``lost`` and what is still unanswered.
+    pending; ``sent`` and ``resent`` together that of the outcomes, ``lost`` and what is still
+    unanswered.
 
     Attributes:
         offered: rows given to the worker.
@@ -23,11 +30,12 @@ class WorkerStatistics(Outcomes):
         filtered: rows below the baseline, not sent.
         skipped: rows not sent, because too many batches were unanswered, no manager was left, or
             they cannot be sent.
-        sent: rows sent.
-        batches: batches sent.
-        replies: batches answered.
+        sent: rows sent, whole batches in one frame to each manager that owns any of them.
+        resent: rows sent again, because the manager that owned them was lost, or is back.
+        batches: frames of rows sent.
+        replies: of these, answered.
         errors: of these, with an error.
-        lost: rows sent that will not be answered.
+        lost: rows sent that will not be answered; they may have been sent again.
         refreshes: batches sent whole to learn the baseline anew.
         fed: rows received for the manager-fed buffer.
         fed_duplicates: of these, dropped because held or fed before.
@@ -42,6 +50,7 @@ class WorkerStatistics(Outcomes):
     filtered: int = 0
     skipped: int = 0
     sent: int = 0
+    resent: int = 0
     batches: int = 0
     replies: int = 0
     errors: int = 0
@@ -63,19 +72,20 @@ class WorkerStatistics(Outcomes):
 
 @dataclass(frozen=True)
 class Reply:
-    """A manager's answer to a batch.
+    """The managers' answer to a batch.
 
     Attributes:
-        manager: its rank.
+        managers: the ranks of those that owned any of the rows.
         n: how many rows were sent.
-        scores: by name: a number for the batch, or a tensor of one entry per row sent.
+        scores: by name: a number for the batch, the mean over its rows of what several managers
+            say; or a tensor of one entry per row sent, NaN where its manager gave none.
         outcomes: what became of the rows: how many were ``stored``, ``rejected``,
             ``duplicates``, ``scored`` or ``refused``.
         baseline: the log-reward below which items are not worth sending; None while unknown.
         error: what went wrong over there, None if nothing did.
     """
 
-    manager: int
+    managers: tuple[int, ...]
     n: int
     scores: Scores
     outcomes: dict[str, int]
@@ -83,76 +93,152 @@ class Reply:
     error: RemoteError | None = None
 
 
-@dataclass
+@dataclass(eq=False)
 class SentBatch:
-    """A batch that is not answered yet.
+    """A batch, of which each manager was sent what it owns.
 
     Attributes:
-        manager: where it was sent.
         n: its rows.
-        deadline: of the answer.
-        reply: the answer, where only the items that come with it are still to come.
+        store: whether they are to be stored, or only scored.
+        is_new: whether its sender wants to see the answer; what is sent again was answered once.
+        unanswered: how many managers have not answered.
+        answers: of the others, and the positions of the rows they are about; None for all.
     """
 
-    manager: int
     n: int
+    store: bool
+    is_new: bool = True
+    unanswered: int = 0
+    answers: list[tuple[Tensor | None, Reply]] = field(default_factory=list)
+
+    def reply(self) -> Reply:
+        """Return the answers as one."""
+        at, first = self.answers[0]
+        if at is None:
+            return first
+        replies = [reply for _, reply in self.answers]
+        outcomes: Counter[str] = Counter()
+        for each in replies:
+            outcomes.update(each.outcomes)
+        names = dict.fromkeys(name for each in replies for name in each.scores)
+        return Reply(
+            tuple(sorted({rank for each in replies for rank in each.managers})),
+            self.n,
+            {name: self._score(name) for name in names},
+            dict(outcomes),
+            replies[-1].baseline,
+            next((each.error for each in replies if each.error is not None), None),
+        )
+
+    def _score(self, name: str) -> float | Tensor:
+        """Return one score of all rows: entries in their order, or the mean of numbers."""
+        parts = [(at, r.n, r.scores[name]) for at, r in self.answers if name in r.scores]
+        known = sum(n for _, n, _ in parts)
+        values = [value for _, _, value in parts if isinstance(value, Tensor)]
+        if len(values) < len(parts):
+            return sum(n * float(torch.as_tensor(v).mean()) for _, n, v in parts) / known
+        score = torch.full((self.n, *values[0].shape[1:]), torch.nan)
+        if known == self.n:
+            score = score.to(values[0].dtype)
+        for at, _, value in parts:
+            score[at] = torch.as_tensor(value).to(score.dtype)
+        return score
+
+
+class SentShare(NamedTuple):
+    """What one manager was sent of a batch."""
+
+    batch: SentBatch
+    manager: int
+    rows: TensorDictBase
+    """To be sent again should it be lost."""
+    at: Tensor | None
+    """Their positions in the batch, None for all."""
     deadline: Deadline
-    reply: Reply | None = None
+    """Of the answer."""
 
 
 class UnansweredBatches:
-    """The account of the batches that managers have not answered.
+    """The account of what managers have not answered.
 
     Args:
-        count: what is counted in when a batch is closed.
+        count: what is counted in when a frame is answered or lost.
 
     Attributes:
-        sent: the batches by number, in the order they were sent.
-        replies: to those that were answered and not taken yet.
+        sent: the frames by number, in the order they were sent.
+        replies: to batches that were answered and not taken yet.
         errors: refusals likewise.
     """
 
     def __init__(self, count: WorkerStatistics) -> None:
-        self.sent: dict[int, SentBatch] = {}
+        self.sent: dict[int, SentShare] = {}
         self.replies: list[Reply] = []
         self.errors: list[RemoteError] = []
         self._count = count
 
     def __len__(self) -> int:
-        return len(self.sent)
+        """Return how many batches are not answered by all managers they went to."""
+        return len({id(share.batch) for share in self.sent.values()})
 
     @property
     def deadline(self) -> Deadline:
-        """That of the oldest batch."""
+        """That of the oldest frame."""
         return next(iter(self.sent.values())).deadline
 
     def of(self, manager: int) -> list[int]:
-        """Return the numbers of the batches that a manager has not answered, oldest first."""
-        return [number for number, batch in self.sent.items() if batch.manager == manager]
+        """Return the numbers of the frames that a manager has not answered, oldest first."""
+        return [number for number, share in self.sent.items() if share.manager == manager]
 
     def overdue(self) -> set[int]:
         """Return the managers that have not answered in time."""
         if not self.sent or not self.deadline.passed:  # which is the first to pass
             return set()
-        return {batch.manager for batch in self.sent.values() if batch.deadline.passed}
+        return {share.manager for share in self.sent.values() if share.deadline.passed}
 
-    def close(self, numbers: Iterable[int]) -> None:
-        """Count what became of batches: what their replies say, or that they are lost.
+    def add(self, number: int, share: SentShare) -> None:
+        """Record that a frame was sent."""
+        self.sent[number] = share
+        share.batch.unanswered += 1
 
-        Batches that were closed before are passed over.
-        """
-        for batch in [self.sent.pop(each) for each in numbers if each in self.sent]:
-            if batch.reply is None:
-                self._count.lost += batch.n
-                continue
-            self._count.count(replies=1, **batch.reply.outcomes)
-            self.replies.append(batch.reply)
-            if batch.reply.error is not None:
-                self._count.errors += 1
-                self.errors.append(batch.reply.error)
+    def answer(self, number: int, reply: Reply) -> None:
+        """Count what became of a frame."""
+        share = self._pop(number)
+        share.batch.answers.append((share.at, reply))
+        self._count.count(replies=1, **reply.outcomes)
+        if reply.error is not None:
+            self._count.errors += 1
+            self.errors.append(reply.error)
+        self.finish(share.batch)
+
+    def lose(self, numbers: Iterable[int]) -> None:
+        """Count frames that will not be answered; those closed before are passed over."""
+        for number in numbers:
+            if number in self.sent:
+                self.finish(self._lost(number).batch)
+
+    def withdraw(self, manager: int) -> list[SentShare]:
+        """Count what a manager will not answer, and return it; its batches are not finished yet."""
+        return [self._lost(number) for number in self.of(manager)]
+
+    def finish(self, batch: SentBatch) -> None:
+        """Keep the reply to a batch, if no manager owes an answer and any gave one."""
+        if not batch.unanswered and batch.answers:
+            if batch.is_new:
+                self.replies.append(batch.reply())
+            batch.answers = []
 
     def take(self) -> tuple[list[Reply], list[RemoteError]]:
         """Return the replies and refusals that nobody has seen."""
         taken = self.replies, self.errors
         self.replies, self.errors = [], []
         return taken
+
+    def _lost(self, number: int) -> SentShare:
+        share = self._pop(number)
+        self._count.lost += len(share.rows)
+        return share
+
+    def _pop(self, number: int) -> SentShare:
+        share = self.sent.pop(number)
+        share.batch.unanswered -= 1
+        return share

@@ -4,38 +4,56 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from tensordict import TensorDictBase
+from torch import Tensor
 
+from gfn_rb.buffers.compact import CompactRows
 from gfn_rb.errors import GfnRbError, PeerLostError, RemoteError, TransportTimeoutError
 from gfn_rb.remote.protocol.channel import FrameChannel, ReceivedFrame
 from gfn_rb.remote.protocol.membership import LOST, Membership
 from gfn_rb.remote.protocol.messages import DATA_TAG, OUTCOMES, PROTOCOL, Kind, remote_error, unpack
-from gfn_rb.remote.worker.accounts import Reply, SentBatch, UnansweredBatches, WorkerStatistics
+from gfn_rb.remote.protocol.ownership import shares
+from gfn_rb.remote.worker.accounts import (
+    Reply,
+    SentBatch,
+    SentShare,
+    UnansweredBatches,
+    WorkerStatistics,
+)
+from gfn_rb.remote.worker.feed_split import FeedSplit
 from gfn_rb.transports.base import Transport
 from gfn_rb.transports.deadline import Deadline, Grace
+from gfn_rb.writers.rows import select_rows
 
 log = logging.getLogger(__name__)
 
 
 class ManagerClient:
-    """Sends batches to managers, and keeps account of what became of them.
+    """Sends each manager what it owns, and keeps account of what became of it.
 
     A manager that does not answer in time is lost: what it has not answered is counted as such,
-    and batches go to the others, or to nobody, from then on.
+    and sent again to those that own it from then on, as is what this worker sent it earlier and
+    still holds. A greeting stays in the mailbox of a lost manager. When it answers that, it is
+    back, and is sent what it owns again.
 
     Args:
         transport: to the managers.
-        managers: their ranks, which take turns.
+        managers: their ranks.
         timeout: seconds to wait for an answer.
         statistics: what is counted in.
         feed: called with the rows a manager feeds.
+        held: called with the managers before and after one was lost or came back; gives batches
+            of the rows held here whose owner is another now. By default there are none.
         grace: what is left to wait once this rank is to stop; by default it never is.
+        compact: the form that rows travel in to managers that have the same; None for whole ones.
 
     Attributes:
         baseline: the newest that a manager told.
+        split: how many rows each manager is to feed.
     """
 
     def __init__(
@@ -46,16 +64,21 @@ class ManagerClient:
         statistics: WorkerStatistics,
         feed: Callable[[TensorDictBase], None],
         grace: Grace | None = None,
+        compact: CompactRows | None = None,
+        held: Callable[[list[int], list[int]], Iterable[TensorDictBase]] | None = None,
     ) -> None:
         self.baseline: float | None = None
         self._name = f"worker {transport.rank}"
         self._membership = Membership(managers)
-        self._channel = FrameChannel(transport)
+        self._has_several = len(managers) > 1
+        self._channel = FrameChannel(transport, compact)
         self._timeout, self._grace = timeout, Grace() if grace is None else grace
-        self._count, self._feed = statistics, feed
+        self._count, self._feed, self._held = statistics, feed, held
+        self._hello: dict[str, Any] | None = None
+        self.split = FeedSplit(0)
         self._unanswered = UnansweredBatches(statistics)
         self._response: dict[int, ReceivedFrame] = {}  # to a question, by manager
-        self._n_sent = 0
+        self._n_sent = self._n_batches = 0
 
     @property
     def managers(self) -> list[int]:
@@ -99,7 +122,7 @@ class ManagerClient:
         if not self.wait(limit):
             n, seconds = self.unanswered, time.monotonic() - start
             log.warning("%s: %d batches unanswered after %.1f s", self._name, n, seconds)
-            self._unanswered.close([*self._unanswered.sent])
+            self._unanswered.lose([*self._unanswered.sent])
 
     def take_replies(self) -> tuple[list[Reply], list[RemoteError]]:
         """Return the replies and refusals that nobody has seen."""
@@ -117,47 +140,74 @@ class ManagerClient:
         Raises:
             GfnRbError: see :meth:`ReplayBufferWorker.connect`.
         """
+        self.split = FeedSplit(0 if terms is None else terms["quota"])
+        self._hello = {
+            "protocol": PROTOCOL,
+            "subscription": terms,
+            "rows": self._channel.row_form,
+        }
         for rank in self.managers:
             try:
-                answer = self.ask(rank, Kind.HELLO, {"protocol": PROTOCOL, "subscription": terms})
+                answer = self.ask(rank, Kind.HELLO, self._hello)
             except TransportTimeoutError as error:
                 raise TransportTimeoutError(
                     f"{error}: expected a running ReplayBufferManager there"
                 ) from None
             if answer.meta.get("protocol") != PROTOCOL:
                 raise RemoteError(rank, f"speaks {answer.meta}, expected protocol {PROTOCOL}")
-            self._update_baseline(answer.meta)
+            self._welcomed(answer)
 
-    def send(self, rows: TensorDictBase, store: bool) -> bool:
-        """Send a batch to the manager whose turn it is.
+    def send(self, rows: TensorDictBase, store: bool) -> int:
+        """Send a batch, each row to the manager that owns it.
 
         Args:
-            rows: batch size [n], on any device.
+            rows: batch size [n], on any device; must not change until they are answered.
             store: whether they are to be stored, or only scored.
 
         Returns:
-            Whether there was a manager to send it to.
+            How many rows there was a manager to send to.
         """
-        start = time.perf_counter()
-        while managers := self.managers:
-            manager = managers[self._n_sent % len(managers)]
-            self._n_sent += 1
-            meta = {"id": self._n_sent, "store": store}
-            try:
-                nbytes = self._channel.send(manager, DATA_TAG, Kind.ITEMS, meta, rows)
-            except PeerLostError as error:
-                self.lose(manager, str(error))
-                continue
-            # Counted only now: what could not be handed over was not sent.
-            n, count = len(rows), self._count
-            deadline = Deadline(self._timeout, self._grace)
-            self._unanswered.sent[self._n_sent] = SentBatch(manager, n, deadline)
-            count.sent += n
-            count.batches += 1
-            count.bytes_sent += nbytes
-            count.seconds_sending += time.perf_counter() - start
-            return True
-        return False
+        batch = SentBatch(len(rows), store)
+        self._n_batches += 1
+        sent = self._send_shares(batch, rows, None)
+        self._count.sent += sent
+        return sent
+
+    def _send_shares(self, batch: SentBatch, rows: TensorDictBase, at: Tensor | None) -> int:
+        """Send rows of a batch to their owners, and return how many could be handed over."""
+        start, sent, left = time.perf_counter(), 0, [(rows, at)]
+        while left and (managers := self.managers):
+            rows, at = left.pop()
+            parts = shares(rows, managers, self._n_batches - 1)
+            quota: dict[int, int] = {}
+            if self._has_several and batch.is_new and at is None:
+                quota = self.split([rank for rank, _ in parts], self._n_batches)
+            for rank, mine in parts:
+                part = rows if mine is None else select_rows(rows, mine)
+                where = at if mine is None else mine if at is None else at[mine]
+                meta: dict[str, Any] = {"id": self._n_sent + 1, "store": batch.store}
+                if self._has_several:
+                    meta |= {"managers": sorted(managers), "quota": quota.get(rank, 0)}
+                try:
+                    self._send_share(SentShare(batch, rank, part, where, self._deadline()), meta)
+                    sent += len(part)
+                except PeerLostError as error:
+                    self.lose(rank, str(error))
+                    left.append((part, where))
+        self._count.seconds_sending += time.perf_counter() - start
+        return sent
+
+    def _send_share(self, share: SentShare, meta: dict[str, Any]) -> None:
+        if not self._membership.is_present(share.manager):  # it was lost a moment ago
+            raise PeerLostError(share.manager, self._membership[share.manager].why)
+        nbytes = self._channel.send(share.manager, DATA_TAG, Kind.ITEMS, meta, share.rows)
+        # Counted only now: what could not be handed over was not sent.
+        self._n_sent += 1
+        self._unanswered.add(self._n_sent, share)
+        self._count.count(batches=1, bytes_sent=nbytes)
+
+    def _deadline(self) -> Deadline:
+        return Deadline(self._timeout, self._grace)
 
     def ask(
         self, rank: int, kind: Kind, meta: dict[str, Any], timeout: float | None = None
@@ -186,28 +236,96 @@ class ManagerClient:
             raise TransportTimeoutError(f"rank {rank} did not answer {deadline}")
         return self._response.pop(rank).checked()
 
+    def fetch(self, quota: int | None) -> None:
+        """Ask the managers for items, and hand these on as if they came with answers.
+
+        Args:
+            quota: how many at most; by default that of the subscription.
+
+        Raises:
+            RemoteError: a manager refuses.
+            WireError: its answer cannot be read.
+        """
+        owed = self.split.quota if quota is None else quota
+        while owed and self.managers:
+            split, owed = self.split(self.managers, self._n_batches, owed), 0
+            for rank in [rank for rank in self.managers if split[rank]]:
+                try:
+                    answer = self.ask(rank, Kind.FETCH, {"quota": split[rank]})
+                except (PeerLostError, TransportTimeoutError) as error:
+                    self.lose(rank, str(error))
+                    owed += split[rank]  # by the others
+                    continue
+                self.split.heard(rank, answer.meta.get("next", ()))
+                if answer.rows is not None:
+                    self._feed(answer.rows)
+
     def leave(self, timeout: float) -> None:
         """Say goodbye to all managers.
 
         Args:
             timeout: how long to wait for each, in seconds.
         """
+        if self._has_several and self._hello is not None:
+            # Who is found to be lost only now leaves rows behind that the others are to have.
+            for rank in self.managers:
+                try:
+                    self.ask(rank, Kind.HELLO, self._hello, timeout)
+                except (PeerLostError, TransportTimeoutError) as error:
+                    self.lose(rank, str(error))
+            self.settle(Deadline(timeout, self._grace))
         for rank in self.managers:
             try:
                 self.ask(rank, Kind.GOODBYE, {}, timeout)
             except (PeerLostError, TransportTimeoutError) as error:
-                self.lose(rank, str(error))
+                self._leave(rank, str(error))
             except GfnRbError as error:
                 log.warning("%s: manager %d did not say goodbye: %s", self._name, rank, error)
         self._channel.flush(Deadline(timeout, self._grace).remaining, self._membership.lost)
 
     def lose(self, rank: int, why: str) -> None:
-        """Count a manager as lost, and what it has not answered."""
-        if not self._membership.leave(rank, LOST, why):
+        """Count a manager as lost, and send what it owned again to those that own it now."""
+        before = self.managers
+        if not self._leave(rank, why):
             return  # another worker that is done
-        self._unanswered.close(self._unanswered.of(rank))
+        if self._hello is not None:
+            with suppress(PeerLostError):  # it may only be slow, and answer some day
+                self._count.bytes_sent += self._channel.send(
+                    rank, DATA_TAG, Kind.HELLO, self._hello
+                )
+        for share in self._unanswered.withdraw(rank):
+            self._count.resent += self._send_shares(share.batch, share.rows, share.at)
+            self._unanswered.finish(share.batch)
+        self._send_moved(before)
+
+    def _leave(self, rank: int, why: str) -> bool:
+        """Record that a manager is lost; return whether that is news."""
+        if not self._membership.leave(rank, LOST, why):
+            return False
         left = f"managers {self.managers}" if self.managers else "its own buffer alone"
         log.warning("%s: manager %d is lost: %s; going on with %s", self._name, rank, why, left)
+        return True
+
+    def _send_moved(self, before: list[int]) -> None:
+        """Send the rows held here that another manager owns than before."""
+        if self._held is None or not self.managers:
+            return
+        for rows in self._held(before, self.managers):
+            batch = SentBatch(len(rows), store=True, is_new=False)
+            self._count.resent += self._send_shares(batch, rows, None)
+
+    def _welcomed(self, answer: ReceivedFrame) -> None:
+        """Go by what a manager answered to a greeting."""
+        self._channel.learn_form(answer.source, answer.meta.get("rows"))
+        self._update_baseline(answer.meta)
+
+    def _regain(self, answer: ReceivedFrame) -> None:
+        """Go on with a manager that was lost, and has answered the greeting left for it."""
+        before = self.managers
+        self._membership.seen(answer.source)
+        self._welcomed(answer)
+        log.warning("%s: manager %d is back", self._name, answer.source)
+        self._send_moved(before)
 
     # Receiving.
 
@@ -232,18 +350,19 @@ class ManagerClient:
         return message is not None
 
     def _handle(self, message: ReceivedFrame) -> None:
-        source, kind, meta = message.source, message.kind, message.meta
+        source, kind = message.source, message.kind
         # Frames are sorted by what they are, not by what is waited for: an answer to an earlier
         # batch, or what it brings, may come while a question is open.
         self._count.bytes_received += message.nbytes
         if not self._membership.is_present(source):
-            log.warning("%s: ignored a frame of rank %d", self._name, source)
+            if kind == Kind.WELCOME and source in self._membership:
+                self._regain(message)
+            else:
+                log.warning("%s: ignored a frame of rank %d", self._name, source)
         elif message.error is not None or kind == Kind.ERROR:
             self._failed(message)
         elif kind == Kind.SCORES:
             self._scored(message)
-        elif kind == Kind.FEED and not meta.get("asked"):
-            self._fed(message)
         else:
             self._response[source] = message
 
@@ -266,32 +385,25 @@ class ManagerClient:
         if number < 0:
             self._response[source] = message
         else:
-            self._unanswered.close([number])
+            self._unanswered.lose([number])
 
     def _scored(self, message: ReceivedFrame) -> None:
         meta, source, number = message.meta, message.source, _number(message)
+        if message.rows is not None:  # which the manager gives only once
+            self._feed(message.rows)
         sent = self._unanswered.sent.get(number)
         if sent is None or sent.manager != source:
             return  # given up earlier
         # What it has passed over will not be answered: a transport keeps the order of messages
         # between two ranks, and a manager replies to each before it takes the next.
-        self._unanswered.close([each for each in self._unanswered.of(source) if each < number])
+        self._unanswered.lose([each for each in self._unanswered.of(source) if each < number])
         outcomes = {name: int(n) for name, n in meta["outcomes"].items() if name in OUTCOMES}
         error = remote_error(source, meta["error"]) if "error" in meta else None
-        scores = unpack(meta["scores"], message.rows)
+        scores = unpack(meta["scores"], message.scores)
         self._update_baseline(meta)
-        sent.reply = Reply(source, sent.n, scores, outcomes, self.baseline, error)
-        if not meta.get("feeds"):
-            self._unanswered.close([number])
-
-    def _fed(self, message: ReceivedFrame) -> None:
-        sent = self._unanswered.sent
-        answered = [
-            each for each in self._unanswered.of(message.source) if sent[each].reply is not None
-        ]
-        self._unanswered.close(answered)
-        if message.rows is not None:
-            self._feed(message.rows)
+        self.split.heard(source, meta.get("next", ()))
+        reply = Reply((source,), len(sent.rows), scores, outcomes, self.baseline, error)
+        self._unanswered.answer(number, reply)
 
     def _update_baseline(self, meta: dict[str, Any]) -> None:
         if meta.get("baseline") is not None:

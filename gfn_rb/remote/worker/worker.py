@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
-from tensordict import TensorDictBase
+import torch
+from tensordict import NestedKey, TensorDictBase
 from torchrl.data import ReplayBuffer
 
+from gfn_rb.buffers.compact import CompactRows, compact_rows_of
 from gfn_rb.buffers.presets import stale_entries
 from gfn_rb.containers import States, Trajectories, Transitions
-from gfn_rb.containers.objects import reduce_to_states
-from gfn_rb.errors import ArgumentError, GfnRbError, PeerLostError, TransportTimeoutError
+from gfn_rb.containers.objects import reduce_to_states, terminating_states
+from gfn_rb.errors import ArgumentError, GfnRbError
 from gfn_rb.keys import LOG_REWARD
 from gfn_rb.remote.feeding.object_index import ObjectIndex
-from gfn_rb.remote.protocol.messages import Kind
+from gfn_rb.remote.protocol.ownership import batches_of, owners
 from gfn_rb.remote.protocol.roles import check_ranks
 from gfn_rb.remote.worker.accounts import Reply, WorkerStatistics
 from gfn_rb.remote.worker.client import ManagerClient
@@ -38,16 +40,23 @@ Items: TypeAlias = TensorDictBase | Trajectories | Transitions | States
 
 
 class ReplayBufferWorker:
-    """Adds items to a local buffer, and sends them to one or several managers.
+    """Adds items to a local buffer, and sends each to the manager that owns it.
+
+    Which one that is follows from its object alone, see :mod:`gfn_rb.remote.protocol.ownership`:
+    several managers together hold each object once, and feed every worker. When one is lost, the
+    others own what it did: they are sent what it had not answered, and what the local buffer still
+    holds of it.
 
     The local buffer comes first: items are added to it before anything is sent, and when no
     manager is left, the worker goes on with it alone. Until then, every row is accounted for in
     :attr:`statistics`.
 
+    Where a manager has the same compact form of rows (see :class:`~gfn_rb.CompactRows`), they
+    travel in it, both ways; else they travel whole.
+
     Args:
         transport: to the managers.
-        manager: rank of the manager, or ranks of several, which take turns. To keep to the one
-            on the same machine, name that one alone.
+        manager: rank of the manager, or ranks of all of them, the same on all workers.
         buffer: the local buffer; None to keep nothing.
         mode: when to send and whether to wait: :class:`~gfn_rb.remote.AwaitReply`,
             :class:`~gfn_rb.remote.CollectLater` or :class:`~gfn_rb.remote.NonBlocking`. In the
@@ -65,6 +74,7 @@ class ReplayBufferWorker:
         stopped: whether this rank is to stop, as a signal may have told it. It is asked in the
             course of all waits, which then last a second in all; what is unanswered is counted as
             lost when the worker is closed.
+        compact: the form that rows travel in; by default that of the local buffer.
 
     Attributes:
         statistics: what was counted.
@@ -93,6 +103,7 @@ class ReplayBufferWorker:
         on_error: Literal["raise", "log"] = "raise",
         timeout: float = 30.0,
         stopped: Callable[[], bool] = never,
+        compact: CompactRows | None = None,
     ) -> None:
         managers = [manager] if isinstance(manager, int) else manager
         managers = check_ranks("manager", managers, transport)
@@ -116,11 +127,19 @@ class ReplayBufferWorker:
         self._grace = Grace(stopped)
         self._local = None if buffer is None or subscription is None else ObjectIndex(buffer)
         self._client = ManagerClient(
-            transport, managers, timeout, self.statistics, self._feed, self._grace
+            transport,
+            managers,
+            timeout,
+            self.statistics,
+            self._feed,
+            self._grace,
+            compact or compact_rows_of(buffer),
+            self._moved,
         )
         self._connected = False
         self._adds = 0
         self._pending: list[TensorDictBase] = []
+        self._sent_keys: set[NestedKey] = set()
         self._name = f"worker {transport.rank}"
 
     # What users call.
@@ -218,7 +237,7 @@ class ReplayBufferWorker:
         """Ask the managers for items now.
 
         Args:
-            quota: how many from each, at most; by default that of the subscription.
+            quota: how many at most; by default that of the subscription.
 
         Returns:
             How many were new.
@@ -233,14 +252,7 @@ class ReplayBufferWorker:
             raise ArgumentError(f"quota must be at least 1, got {quota}")
         self.connect()
         before = self.statistics.fed - self.statistics.fed_duplicates
-        for rank in self.managers:
-            try:
-                answer = self._client.ask(rank, Kind.FETCH, {"quota": quota})
-            except (PeerLostError, TransportTimeoutError) as error:
-                self._client.lose(rank, str(error))
-                continue
-            if answer.rows is not None:
-                self._feed(answer.rows)
+        self._client.fetch(quota)
         return self.statistics.fed - self.statistics.fed_duplicates - before
 
     def take_fed(self) -> TensorDictBase | None:
@@ -310,6 +322,7 @@ class ReplayBufferWorker:
     def _send_pending(self, may_send: bool = True) -> bool:
         """Send what is pending, reduced and filtered; return whether anything was sent."""
         batches, self._pending = self._pending, []
+        self._sent_keys = set(batches[0].keys())
         left = sum(map(len, batches))
         try:
             rows = batches[0] if len(batches) == 1 else join_batches(batches)
@@ -322,12 +335,30 @@ class ReplayBufferWorker:
                 self.statistics.refreshes = self.filter.refreshes
                 rows = kept
             left = len(rows)
-            is_sent = left > 0 and may_send and self._client.send(rows, self.payload != "scoring")
-            if is_sent:
-                left = 0
+            sent = 0
+            if left and may_send:
+                sent = self._client.send(rows, self.payload != "scoring")
+                left -= sent
         finally:  # what cannot be sent is accounted for as well
             self.statistics.skipped += left
-        return is_sent
+        return sent > 0
+
+    def _moved(self, before: list[int], after: list[int]) -> Iterator[TensorDictBase]:
+        """Return what is held here of rows as they are sent whose owner is another now."""
+        if self.buffer is None or self.payload == "scoring":
+            return
+        for rows in batches_of(self.buffer):
+            known = set(rows.keys())
+            if not self._sent_keys or not known >= self._sent_keys:
+                held, sent = (sorted(map(str, keys)) for keys in (known, self._sent_keys))
+                log.warning("%s: cannot send %s again, holds %s", self._name, sent, held)
+                return
+            if terminating_states(rows) is None:
+                return  # nobody owns transitions
+            moved = owners(rows, after) != (owners(rows, before) if before else None)
+            if moved.any():
+                moving = rows.select(*self._sent_keys)[torch.from_numpy(moved)]
+                yield reduce_to_states(moving) if self.payload == "terminating" else moving
 
     # What comes back.
 

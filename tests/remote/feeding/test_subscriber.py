@@ -1,12 +1,15 @@
 import pytest
 import torch
+from hypothesis import given as drawn
+from hypothesis import settings
+from hypothesis import strategies as st
 from remote.remote_runs import objects
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
 from gfn_rb import reward_prioritized_buffer
 from gfn_rb.errors import ArgumentError
 from gfn_rb.remote.feeding.object_index import ObjectIndex
-from gfn_rb.remote.feeding.subscriber import Subscriber
+from gfn_rb.remote.feeding.subscriber import ChangedRows, Subscriber
 
 
 def terms(quota=2, policy="top", own=False, fresh=True):
@@ -76,6 +79,20 @@ def test_many_changes_between_two_replies_are_all_kept(rb, index):
     for _ in range(30):
         subscriber.offer(torch.tensor([0]))
     assert given(subscriber, 9) == [6, 5, 4, 3, 2, 1]
+
+
+@settings(max_examples=50, deadline=None)
+@drawn(st.lists(st.integers(0, 5) | st.lists(st.integers(0, 5), max_size=4), max_size=40))
+def test_each_reader_is_told_of_all_changes_since_it_looked(steps):
+    log, seen, owed = ChangedRows(3), [0] * 6, [set() for _ in range(6)]
+    for step in steps:  # rows that changed, or a reader that looks
+        if isinstance(step, list):
+            log.add(torch.tensor(step, dtype=torch.int64))
+            owed = [each | {*step} for each in owed]
+            continue
+        told = {row for part in log.since(seen[step]) for row in part.tolist()}
+        assert owed[step] <= told <= set(range(6)) if owed[step] else not told
+        seen[step], owed[step] = log.n_added, set()
 
 
 def test_what_was_evicted_is_not_given(rb, index):

@@ -6,13 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from remote.remote_runs import objects
 
-from gfn_rb import fifo_buffer
+from gfn_rb import fifo_buffer, reward_prioritized_buffer
 from gfn_rb.errors import ArgumentError
 from gfn_rb.remote.manager.baseline import (
     EMABaseline,
     MinBaseline,
     PercentileBaseline,
     Summary,
+    kth_highest,
 )
 from gfn_rb.remote.manager.baseline_keeper import BaselineKeeper
 
@@ -90,11 +91,40 @@ def test_order_statistics_of_large_buffers_are_read_when_enough_has_changed():
 
 
 def test_managers_combine_what_they_know():
-    full = [Summary((2.0,), 10, 0.0, 1), Summary((3.0,), 10, 9.0, 3)]
-    assert MinBaseline().of(full) == 2.0
-    assert EMABaseline().of(full) == 9.0 * 3 / 4
-    assert MinBaseline().of([*full, Summary((), 0, None, 0)]) == 9.0 * 3 / 4
-    assert MinBaseline().of([Summary(), Summary()]) is None
+    full = [Summary((2.0,), 10, 0.0, 1, 10), Summary((3.0,), 10, 9.0, 3, 10)]
+    assert MinBaseline().of(full, 20) == 2.0
+    assert MinBaseline().of(full, 10) == 3.0  # ten rows reach that
+    assert EMABaseline().of(full, 20) == 9.0 * 3 / 4
+    assert MinBaseline().of(full, 21) == 9.0 * 3 / 4
+    assert MinBaseline().of([Summary(), Summary()], 1) is None
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(st.integers(0, 300), min_size=1, max_size=5),
+    st.integers(1, 400),
+    st.integers(0, 999),
+)
+def test_the_threshold_of_all_is_reached_by_as_many_rows_and_few_more(sizes, k, seed):
+    rng, names = torch.Generator().manual_seed(seed), range(len(sizes))
+    parts = [torch.randn(n, generator=rng).mul(3).round() for n in sizes]
+    summaries = []
+    for rank, values in enumerate(parts):
+        rb = reward_prioritized_buffer(400)
+        keeper = BaselineKeeper(EMABaseline(), rb, [rank, *(each for each in (*names, 9))])
+        if len(values):
+            offer(keeper, rb, values.tolist())
+        summaries.append(keeper.read_now())
+    everything = torch.cat(parts).sort(descending=True).values
+    found = kth_highest(summaries, k)
+    if len(everything) == 0:
+        assert found == -math.inf
+    elif k >= len(everything):
+        assert found == everything[-1]
+    else:
+        assert found <= everything[k - 1]
+        spread = len(everything) // 64 + len(sizes)  # ranks that no order statistic tells
+        assert found >= everything[min(k - 1 + spread, len(everything) - 1)]
 
 
 @settings(max_examples=40)
@@ -134,8 +164,10 @@ def test_managers_with_the_same_summaries_have_the_same_baseline():
     for keeper in keepers:
         keeper.drop_peer(1)
     assert keepers[0].value() == keepers[1].value() == pytest.approx(0.15)
-    with pytest.raises(ArgumentError, match=r"rank must be one of the managers \[2\], got 1"):
-        keepers[0].hear(1, third)
+    assert keepers[0].hear(1, third)  # it is back
+    assert not keepers[0].hear(1, third)
+    with pytest.raises(ArgumentError, match=r"rank must be one of the managers \[1, 2\], got 3"):
+        keepers[0].hear(3, third)
 
 
 def test_a_restored_keeper_goes_on():
@@ -154,23 +186,24 @@ def test_a_restored_keeper_goes_on():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({}, "must be those of a Summary"),
-        ({"quantiles": 3, "rows": 0, "ema": None, "batches": 0}, "must be those of a Summary"),
-        ({"quantiles": [10**400], "rows": 1, "ema": 0, "batches": 0}, "those of a Summary"),
-        ({"quantiles": [], "rows": math.inf, "ema": 0, "batches": 0}, "those of a Summary"),
-        ({"quantiles": [], "rows": 0, "ema": math.inf, "batches": 0}, "must be finite"),
-        ({"quantiles": [], "rows": 0, "ema": 0, "batches": -1}, "must not be negative"),
-        ({"quantiles": [math.nan], "rows": 1, "ema": None, "batches": 0}, "must be finite"),
-        ({"quantiles": [], "rows": 1, "ema": math.inf, "batches": 0}, "must be finite"),
+        ({"rows": None}, "must be those of a Summary"),
+        ({"quantiles": 3}, "must be those of a Summary"),
+        ({"managers": 3}, "must be those of a Summary"),
+        ({"quantiles": [10**400]}, "those of a Summary"),
+        ({"rows": math.inf}, "those of a Summary"),
+        ({"ema": math.inf}, "must be finite"),
+        ({"quantiles": [math.nan]}, "must be finite"),
+        ({"batches": -1}, "must not be negative"),
+        ({"held": -1}, "must not be negative"),
     ],
 )
 def test_what_is_no_summary_is_refused(values, message):
     with pytest.raises(ArgumentError, match=message):
-        Summary.from_json(values)
+        Summary.from_json({**Summary().to_json(), **values})
 
 
 def test_a_summary_survives_the_journey():
-    summary = Summary((1.0, 2.0), 7, 0.5, 3)
+    summary = Summary((1.0, 2.0), 7, 0.5, 3, 8, (0, 4))
     assert Summary.from_json(summary.to_json()) == summary
 
 

@@ -80,7 +80,7 @@ def test_the_answer_names_the_batch_and_holds_scores():
     assert answer.kind == Kind.SCORES
     assert answer.meta["to"] == 7
     assert answer.meta["scores"] == {"mean": 4.0, "n": 2.0}
-    assert answer.rows["each"].tolist() == [4.0, 6.0]
+    assert answer.scores["each"].tolist() == [4.0, 6.0]
     assert answer.meta["outcomes"] == {"scored": 2}
     assert seen == [([3, 5], 1)]
 
@@ -140,13 +140,9 @@ def test_a_subscriber_is_fed_with_its_answers():
     assert one.subscribe().kind == Kind.WELCOME
     other.send(objects([1, 2, 3]))
     answer = one.send(objects([2, 9]))
-    assert answer.meta["feeds"] is True
     assert answer.meta["outcomes"] == {"stored": 1, "rejected": 0, "duplicates": 1}
-    feed = one.receive()
-    assert feed.kind == Kind.FEED
-    assert feed.rows["state"][:, 0].tolist() == [3, 1]  # not 2, which it has just sent
-    assert one.send(objects([9])).meta["feeds"] is False
-    assert one.receive() is None
+    assert answer.rows["state"][:, 0].tolist() == [3, 1]  # not 2, which it has just sent
+    assert one.send(objects([9])).rows is None
     assert manager.metadata()["senders"]["1"]["fed"] == 2
     assert manager.metadata()["subscribers"] == [1]
 
@@ -476,7 +472,7 @@ def test_a_restored_manager_goes_on(tmp_path, buffer):
     again.load()
     assert act(*clients, range(4, 7)) == expected
     if buffer:
-        assert any(kind == Kind.FEED for kind, _, _ in expected)
+        assert any(rows is not None for _, _, rows in expected)
     known, restored = (
         {k: v for k, v in each.metadata().items() if k != "seconds"} for each in (manager, again)
     )

@@ -1,12 +1,16 @@
+import math
+
 import pytest
-from remote.remote_runs import group, objects
+from remote.remote_runs import group, objects, threads
 
 from gfn_rb import reward_prioritized_buffer
 from gfn_rb.errors import ArgumentError
+from gfn_rb.remote import ReplayBufferManager, ReplayBufferWorker
 from gfn_rb.remote.manager.baseline import MinBaseline, Summary
 from gfn_rb.remote.manager.baseline_keeper import BaselineKeeper
 from gfn_rb.remote.protocol.channel import FrameChannel
 from gfn_rb.remote.protocol.messages import PEER_TAG, Kind
+from gfn_rb.remote.protocol.ownership import are_owned
 
 
 def keeper(rank, other, values):
@@ -21,7 +25,7 @@ def test_managers_come_to_one_baseline():
     assert here.tell(one) == there.tell(other) == []
     there.hear(0, Summary.from_json(other.receive().meta))
     here.hear(1, Summary.from_json(one.receive().meta))
-    assert here.value() == there.value() == 3.0
+    assert here.value() == there.value() == 6.0  # of 3, 5, 6 and 9 the two best are kept
 
 
 def test_nothing_new_is_not_told():
@@ -59,3 +63,59 @@ def test_a_summary_of_something_else_is_refused():
     other.send(0, PEER_TAG, Kind.SUMMARY, {"quantiles": "none"})
     with pytest.raises(ArgumentError, match="values must be those of a Summary"):
         Summary.from_json(one.receive().meta)
+
+
+def test_the_best_of_all_alone_count():
+    one, other = map(FrameChannel, group(2))
+    here, there = keeper(0, 1, [5, 6]), keeper(1, 0, [3, 9])
+    for _ in range(2):
+        for teller, hearer, (source, link) in (
+            (here, there, (one, other)),
+            (there, here, (other, one)),
+        ):
+            teller.tell(source)
+            while (told := link.receive()) is not None:
+                hearer.hear(teller.rank, Summary.from_json(told.meta))
+            hearer.value()
+    assert here.threshold == there.threshold == 6.0
+    assert [here.read_now().held, there.read_now().held] == [1, 1]
+    here.drop_peer(1)
+    assert (here.threshold, here.read_now().held, here.value()) == (-math.inf, 2, 5.0)
+
+
+def test_rows_of_another_owner_do_not_count():
+    rb = reward_prioritized_buffer(20)
+    rb.extend(objects(range(20)))
+    mine = are_owned(rb[:], 0, [0, 1]).sum()
+    baseline = BaselineKeeper(MinBaseline(), rb, [0, 1])
+    assert baseline.read_now().held == 20  # nobody but a stray worker sends others' rows
+    baseline.see_managers([0, 1])
+    assert baseline.read_now().held == 20
+    baseline.see_managers([0])
+    assert baseline.read_now().held == mine
+
+
+def test_a_manager_that_is_done_is_no_loss(caplog):
+    transports = group(3)
+    managers = [
+        ReplayBufferManager(t, reward_prioritized_buffer(9), managers=[0, 1], workers=[2])
+        for t in transports[:2]
+    ]
+    worker = ReplayBufferWorker(transports[2], [0, 1])
+    with threads(*(manager.run for manager in managers)), worker:
+        worker.extend(objects(range(6)))
+    transports[0].close()
+    managers[1]._handler.tell_peers()
+    managers[1].step()
+    assert caplog.messages == []
+    assert managers[1]._baseline.finished == {0}
+
+
+def test_a_manager_that_dies_is_named(caplog):
+    transports = group(3)
+    manager = ReplayBufferManager(transports[0], managers=[0, 1], workers=[2])
+    transports[1].close()
+    manager.step()
+    assert caplog.messages == [
+        "manager 0: manager 1 is gone: rank 1 is lost: it closed its endpoint"
+    ]

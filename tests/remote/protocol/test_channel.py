@@ -1,7 +1,9 @@
 from collections import deque
 
 import pytest
-from remote.remote_runs import group, objects, trajectories
+import torch
+from remote.remote_runs import group, objects, trajectories, transitions
+from tensordict import TensorDict
 
 from gfn_rb.errors import (
     ArgumentError,
@@ -22,6 +24,24 @@ def test_rows_and_metadata_arrive():
     assert parcel.error is None
     assert (parcel.rows == rows).all()
     assert theirs.receive() is None
+
+
+@pytest.mark.parametrize("rows", [None, transitions([4, 5, 6])])
+def test_scores_of_other_rows_come_in_the_same_frame(rows):
+    mine, theirs = map(FrameChannel, group(2))
+    mine.send(1, 7, 3, {"id": 5}, rows, objects([1, 2]))
+    frame = theirs.receive()
+    assert theirs.receive() is None
+    assert (frame.scores == objects([1, 2])).all()
+    assert frame.rows is rows is None or (frame.rows == rows).all()
+    mine.send(1, 7, 3, {"id": 5}, rows)
+    assert theirs.receive().scores is None
+
+
+def test_what_is_nested_as_no_rows_are_is_a_frame_with_an_error():
+    mine, theirs = map(FrameChannel, group(2))
+    mine.send(1, 7, 3, {"nested": True}, TensorDict({"scores": torch.ones(1)}, [1]))
+    assert "'scores' that are no rows" in str(theirs.receive().error)
 
 
 def test_one_tag_can_be_waited_for():

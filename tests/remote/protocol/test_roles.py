@@ -10,43 +10,33 @@ from gfn_rb.remote.protocol.roles import RankRoles, assign_roles, check_ranks, c
 
 
 @pytest.mark.parametrize(
-    ("hosts", "n_managers", "managers", "manager_of"),
+    ("hosts", "n_managers", "managers"),
     [
-        ("a", 0, (), {}),
-        ("aaaa", 0, (), {}),
-        ("aa", 1, (1,), {0: 1}),
-        ("aaaa", 1, (3,), {0: 3, 1: 3, 2: 3}),
-        ("aaaa", 3, (1, 2, 3), {0: 1}),
-        ("aaaaaa", 2, (4, 5), {0: 4, 1: 5, 2: 4, 3: 5}),
-        # One for each machine, each serves its own.
-        ("aaabbb", 2, (2, 5), {0: 2, 1: 2, 3: 5, 4: 5}),
+        ("a", 0, ()),
+        ("aaaa", 0, ()),
+        ("aa", 1, (1,)),
+        ("aaaa", 1, (3,)),
+        ("aaaa", 3, (1, 2, 3)),
+        ("aaaaaa", 2, (4, 5)),
+        # One for each machine.
+        ("aaabbb", 2, (2, 5)),
         # Ranks in turn over machines, as --map-by node places them.
-        ("ababab", 2, (4, 5), {0: 4, 1: 5, 2: 4, 3: 5}),
-        # A machine without a manager uses those of others, the least busy first.
-        ("aaabbbc", 2, (2, 5), {0: 2, 1: 2, 3: 5, 4: 5, 6: 2}),
-        # Also where the rank without one at home comes first.
-        ("caaabb", 2, (3, 5), {0: 5, 1: 3, 2: 3, 4: 5}),
+        ("ababab", 2, (4, 5)),
+        ("aaabbbc", 2, (2, 5)),
+        ("caaabb", 2, (3, 5)),
         # The larger machine gets the first manager, and here the second one too: 6 / 2 > 2.
-        ("aabbbbbb", 2, (6, 7), {0: 6, 1: 7, 2: 6, 3: 7, 4: 6, 5: 7}),
+        ("aabbbbbb", 2, (6, 7)),
         # Rank 0 trains even where it is alone on its machine.
-        ("abb", 1, (2,), {0: 2, 1: 2}),
-        ("abb", 2, (1, 2), {0: 1}),
+        ("abb", 1, (2,)),
+        ("abb", 2, (1, 2)),
     ],
 )
-def test_roles(hosts, n_managers, managers, manager_of):
-    found = assign_roles(len(hosts), n_managers, list(hosts))
-    assert found == RankRoles(len(hosts), managers, manager_of)
+def test_roles(hosts, n_managers, managers):
+    assert assign_roles(len(hosts), n_managers, list(hosts)) == RankRoles(len(hosts), managers)
 
 
 def test_machines_of_no_known_name_are_one():
     assert assign_roles(3, 1, [None] * 3) == assign_roles(3, 1, ["a"] * 3)
-
-
-def test_what_is_asked_of_a_layout():
-    found = assign_roles(6, 2, list("aaabbb"))
-    assert found.workers == (0, 1, 3, 4)
-    assert found.workers_of(2) == (0, 1)
-    assert found.workers_of(5) == (3, 4)
 
 
 @given(st.lists(st.sampled_from("abc"), min_size=1, max_size=12), st.data())
@@ -56,9 +46,6 @@ def test_every_layout_is_sound(hosts, data):
     assert len(found.managers) == n_managers
     assert 0 in found.workers
     assert sorted((*found.managers, *found.workers)) == list(range(len(hosts)))
-    for worker, manager in found.manager_of.items():
-        at_home = [m for m in found.managers if hosts[m] == hosts[worker]]
-        assert manager in (at_home or found.managers)
 
 
 # Mistakes.
@@ -78,18 +65,6 @@ def test_one_rank_where_two_are_needed():
 def test_hosts_of_another_number():
     with pytest.raises(ArgumentError, match="hosts must name the machine of 2 ranks, got 3 names"):
         assign_roles(2, 1, ["a"] * 3)
-
-
-def test_a_manager_that_is_none():
-    with pytest.raises(ArgumentError, match=r"manager_of rank 1 must be .* \[2\], got 0"):
-        RankRoles(3, (2,), {0: 2, 1: 0})
-    with pytest.raises(ArgumentError, match=r"manager must be one of the managers, \[2\], got 0"):
-        assign_roles(3, 1, ["a"] * 3).workers_of(0)
-
-
-def test_a_rank_without_a_manager():
-    with pytest.raises(ArgumentError, match=r"manager_of must name the manager of ranks \[0, 1\]"):
-        RankRoles(3, (2,), {0: 2})
 
 
 def test_roles_are_this_rank_and_all_others_by_default():

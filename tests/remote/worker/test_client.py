@@ -2,11 +2,14 @@ import logging
 import time
 
 import pytest
-from remote.remote_runs import group, objects
+import torch
+from remote.remote_runs import group, objects, transitions
+from tensordict import TensorDict
 
 from gfn_rb.errors import RemoteError, TransportTimeoutError
 from gfn_rb.remote.protocol.channel import FrameChannel
 from gfn_rb.remote.protocol.messages import DATA_TAG, PROTOCOL, Kind
+from gfn_rb.remote.protocol.ownership import owners
 from gfn_rb.remote.worker.accounts import WorkerStatistics
 from gfn_rb.remote.worker.client import ManagerClient
 from gfn_rb.transports.deadline import Deadline
@@ -15,25 +18,92 @@ from gfn_rb.transports.deadline import Deadline
 class Scene:
     """A client at rank 0, and the links of its managers, which do what a test says."""
 
-    def __init__(self, n_managers=1, timeout=5.0):
+    def __init__(self, n_managers=1, timeout=5.0, held=None):
         mine, *theirs = group(1 + n_managers)
         self.managers = dict(enumerate(map(FrameChannel, theirs), start=1))
         self.count, self.fed = WorkerStatistics(), []
-        self.client = ManagerClient(mine, [*self.managers], timeout, self.count, self.fed.append)
+        self.client = ManagerClient(
+            mine, [*self.managers], timeout, self.count, self.fed.append, held=held
+        )
 
-    def answer(self, rank, to, outcomes, baseline=None, **meta):
-        scores = {"to": to, "outcomes": outcomes, "scores": {}, "baseline": baseline, **meta}
-        self.managers[rank].send(0, DATA_TAG, Kind.SCORES, scores)
+    def answer(
+        self, rank, to, outcomes, baseline=None, fed=None, scores=None, numbers=None, **more
+    ):
+        answer = {"to": to, "outcomes": outcomes, "scores": numbers or {}, "baseline": baseline}
+        answer.update(more)
+        self.managers[rank].send(0, DATA_TAG, Kind.SCORES, answer, fed, scores)
 
 
-def test_managers_take_turns():
+def of(owner, n=1, managers=(1, 2)):
+    """The first values whose objects a manager owns, of these."""
+    found = owners(objects(range(99)), managers)
+    return [value for value in range(99) if found[value] == owner][:n]
+
+
+def numbers(link):
+    return link.receive().rows["state"][:, 0].tolist()
+
+
+def test_each_row_goes_to_its_owner_in_one_frame():
     scene = Scene(2)
-    for values in ([1], [2, 3], [4]):
-        assert scene.client.send(objects(values), store=True)
+    (a, b), (c,) = of(1, 2), of(2)
+    assert scene.client.send(objects([a, c, b]), store=True) == 3
+    first, second = (link.receive() for link in scene.managers.values())
+    assert first.rows["state"][:, 0].tolist() == [a, b]
+    assert second.rows["state"][:, 0].tolist() == [c]
+    assert [first.meta["id"], second.meta["id"]] == [1, 2]
+    assert first.meta["managers"] == [1, 2]
+    assert (scene.client.unanswered, scene.count.sent, scene.count.batches) == (1, 3, 2)
+    assert scene.client.send(objects([b]), store=True) == 1
+    assert scene.managers[2].receive() is None  # who owns nothing is not bothered
+    assert (scene.client.unanswered, scene.count.batches) == (2, 3)
+
+
+def test_what_nobody_owns_goes_to_managers_in_turn():
+    scene = Scene(2)
+    for _ in range(3):
+        scene.client.send(transitions([1, 2]), store=True)
     first, second = scene.managers.values()
     assert [first.receive().meta["id"], first.receive().meta["id"]] == [1, 3]
-    assert second.receive().meta == {"id": 2, "store": True}
-    assert (scene.client.unanswered, scene.count.sent, scene.count.batches) == (3, 4, 3)
+    assert second.receive().meta["id"] == 2
+
+
+def test_one_manager_is_sent_whole_batches_and_no_terms():
+    scene = Scene()
+    assert scene.client.send(objects([1, 2]), store=True) == 2
+    assert scene.managers[1].receive().meta == {"id": 1, "store": True}
+
+
+def test_answers_of_several_managers_are_one_reply():
+    scene = Scene(2)
+    (a, b), (c,) = of(1, 2), of(2)
+    scene.client.send(objects([a, c, b]), store=True)
+    each = [TensorDict({"each": torch.tensor(v)}, [len(v)]) for v in ([1.0, 3.0], [2.0])]
+    scene.answer(2, 2, {"rejected": 1}, 5.0, scores=each[1], numbers={"mean": 4.0})
+    scene.client.collect()
+    assert scene.client.take_replies() == ([], [])
+    scene.answer(1, 1, {"stored": 1, "rejected": 1}, 6.0, scores=each[0], numbers={"mean": 1.0})
+    scene.client.collect()
+    (reply,), _ = scene.client.take_replies()
+    assert (reply.managers, reply.n) == ((1, 2), 3)
+    assert reply.outcomes == {"stored": 1, "rejected": 2}
+    assert reply.scores["each"].tolist() == [1.0, 2.0, 3.0]
+    assert reply.scores["mean"] == 2.0
+    assert reply.baseline == 6.0
+    assert (scene.count.replies, scene.count.rejected, scene.client.unanswered) == (2, 2, 0)
+
+
+def test_rows_whose_manager_gave_no_scores_have_none():
+    scene = Scene(2)
+    (a,), (c,) = of(1), of(2)
+    scene.client.send(objects([a, c]), store=True)
+    scene.answer(1, 1, {"stored": 1}, scores=TensorDict({"each": torch.tensor([7])}, [1]))
+    scene.answer(2, 2, {"stored": 1}, error={"type": "ValueError", "message": "of a test"})
+    scene.client.collect()
+    (reply,), (error,) = scene.client.take_replies()
+    assert reply.scores["each"].nan_to_num(-1.0).tolist() == [7.0, -1.0]
+    assert reply.error is error
+    assert scene.count.errors == 1
 
 
 def test_an_answer_closes_the_account_of_its_batch():
@@ -42,7 +112,7 @@ def test_an_answer_closes_the_account_of_its_batch():
     scene.answer(1, 1, {"stored": 1, "duplicates": 1, "unheard-of": 1}, baseline=-2.5)
     scene.client.collect()
     (reply,), _ = scene.client.take_replies()
-    assert (reply.manager, reply.n, reply.outcomes) == (1, 2, {"stored": 1, "duplicates": 1})
+    assert (reply.managers, reply.n, reply.outcomes) == ((1,), 2, {"stored": 1, "duplicates": 1})
     assert scene.client.baseline == reply.baseline == -2.5
     assert (scene.count.stored, scene.count.duplicates, scene.count.replies) == (1, 1, 1)
     assert scene.client.unanswered == 0
@@ -50,8 +120,8 @@ def test_an_answer_closes_the_account_of_its_batch():
 
 def test_a_batch_is_answered_by_the_manager_it_went_to():
     scene = Scene(2)
-    for value in (1, 2):
-        scene.client.send(objects([value]), store=True)
+    for rank in (1, 2):
+        scene.client.send(objects(of(rank)), store=True)
     scene.answer(2, 1, {"stored": 1})
     scene.client.collect()
     assert scene.client.unanswered == 2
@@ -69,27 +139,104 @@ def test_what_a_manager_passes_over_is_lost():
     assert (scene.count.lost, scene.count.stored, scene.client.unanswered) == (2, 1, 0)
 
 
-def test_a_batch_is_answered_when_the_items_that_come_with_it_are_there():
-    scene = Scene(2)
-    for value in (1, 2, 3):
-        scene.client.send(objects([value]), store=True)
-    for rank in (1, 2):
-        scene.answer(rank, rank, {"stored": 1}, feeds=True)
+def test_items_and_scores_come_with_the_answer():
+    scene = Scene()
+    scene.client.send(objects([1, 2]), store=True)
+    scores = TensorDict({"each": torch.tensor([3.0, 4.0])}, [2])
+    scene.answer(1, 1, {"stored": 2}, fed=objects([7]), scores=scores)
     scene.client.collect()
-    assert scene.client.unanswered == 3
-    scene.managers[1].send(0, DATA_TAG, Kind.FEED, {}, objects([7]))
-    scene.client.collect()
-    assert [reply.manager for reply in scene.client.take_replies()[0]] == [1]
-    assert (scene.client.unanswered, scene.count.lost) == (2, 0)
+    (reply,), _ = scene.client.take_replies()
+    assert reply.scores["each"].tolist() == [3.0, 4.0]
     assert scene.fed[0]["state"].tolist() == [[7, 0]]
 
 
-def test_a_batch_goes_to_the_next_manager_where_one_is_gone():
-    scene = Scene(2)
+def test_items_are_taken_of_an_answer_to_what_was_given_up():
+    scene = Scene()
+    scene.client.send(objects([1]), store=True)
+    scene.client.settle(Deadline(0.0))
+    scene.answer(1, 1, {"stored": 1}, fed=objects([7]))
+    scene.client.collect()
+    assert (scene.count.lost, scene.count.stored) == (1, 0)
+    assert scene.fed[0]["state"].tolist() == [[7, 0]]
+
+
+def test_what_a_gone_manager_owned_goes_to_those_who_own_it_now():
+    scene = Scene(3)
     scene.managers[1].transport.close()
-    assert scene.client.send(objects([1]), store=True)
-    assert scene.managers[2].receive().rows["state"].tolist() == [[1, 0]]
-    assert (scene.client.managers, scene.count.sent, scene.count.lost) == ([2], 1, 0)
+    values = of(1, 6, (1, 2, 3))
+    assert scene.client.send(objects(values), store=True) == 6
+    left = {rank: numbers(scene.managers[rank]) for rank in (2, 3)}
+    assert {rank: of(rank, 99, (2, 3)) >= sent for rank, sent in left.items()}
+    assert sorted(left[2] + left[3]) == values
+    assert (scene.client.managers, scene.count.sent, scene.count.lost) == ([2, 3], 6, 0)
+
+
+def test_what_a_lost_manager_has_not_answered_is_sent_again():
+    scene = Scene(2)
+    (a,), (c,) = of(1), of(2)
+    scene.client.send(objects([a, c]), store=True)
+    assert numbers(scene.managers[2]) == [c]
+    scene.client.lose(1, "of a test")
+    assert numbers(scene.managers[2]) == [a]
+    assert (scene.count.sent, scene.count.lost, scene.count.resent) == (2, 1, 1)
+    assert scene.client.unanswered == 1
+    scores = [TensorDict({"each": torch.tensor([v])}, [1]) for v in (2.0, 1.0)]
+    for number, row in zip((2, 3), scores, strict=True):
+        scene.answer(2, number, {"stored": 1}, scores=row)
+    scene.client.collect()
+    (reply,), _ = scene.client.take_replies()
+    assert reply.scores["each"].tolist() == [1.0, 2.0]
+    assert (reply.managers, scene.count.stored, scene.client.unanswered) == ((2,), 2, 0)
+
+
+def test_rows_held_here_move_with_their_owner_and_back(caplog):
+    calls = []
+
+    def held(before, after):
+        calls.append((before, after))
+        yield objects([7, 8])
+
+    scene = Scene(2, held=held)
+    for rank in (1, 2):
+        scene.managers[rank].send(0, DATA_TAG, Kind.WELCOME, {"protocol": PROTOCOL})
+    scene.client.connect(None)
+    for rank in (1, 2):
+        assert scene.managers[rank].receive().kind == Kind.HELLO
+    scene.client.lose(1, "of a test")
+    assert calls == [([1, 2], [2])]
+    sent = scene.managers[2].receive()
+    assert sent.rows["state"][:, 0].tolist() == [7, 8]
+    scene.answer(2, sent.meta["id"], {"stored": 2})
+    scene.client.collect()
+    assert scene.client.take_replies() == ([], [])  # nobody waits for these
+    greeting = scene.managers[1].receive()
+    assert greeting.kind == Kind.HELLO  # was left for it to answer
+    scene.managers[1].send(0, DATA_TAG, Kind.WELCOME, {"protocol": PROTOCOL, "baseline": 3.0})
+    scene.client.collect()
+    assert "worker 0: manager 1 is back" in caplog.text
+    assert (scene.client.managers, scene.client.baseline) == ([1, 2], 3.0)
+    assert calls[1:] == [([2], [1, 2])]
+    assert (scene.count.sent, scene.count.resent, scene.count.stored) == (0, 4, 2)
+
+
+def test_a_quota_is_shared_by_what_managers_have_next():
+    scene = Scene(2)
+    for rank in (1, 2):
+        scene.managers[rank].send(0, DATA_TAG, Kind.WELCOME, {"protocol": PROTOCOL})
+    scene.client.connect({"quota": 5, "policy": "top"})
+    rows = objects(of(1) + of(2))
+    for link in scene.managers.values():
+        link.receive()
+    quotas = []
+    for number, following in ((1, [9.0, 8.0, 1.0]), (3, [2.0] * 5)):
+        scene.client.send(rows, store=True)
+        quotas.append([link.receive().meta["quota"] for link in scene.managers.values()])
+        scene.answer(1, number, {"stored": 1}, next=following)
+        scene.answer(2, number + 1, {"stored": 1}, next=[8.5, 7.0, 6.0, 0.5, 0.2])
+        scene.client.collect()
+    scene.client.send(rows, store=True)
+    quotas.append([link.receive().meta["quota"] for link in scene.managers.values()])
+    assert quotas == [[2, 3], [2, 3], [2, 3]]
 
 
 def test_a_look_gives_up_what_is_overdue():
@@ -105,20 +252,21 @@ def test_an_answer_that_comes_too_late_answers_no_other_question():
     for _ in range(2):
         with pytest.raises(TransportTimeoutError):
             scene.client.ask(1, Kind.FETCH, {})
-        scene.managers[1].send(0, DATA_TAG, Kind.FEED, {"asked": True})
+        scene.managers[1].send(0, DATA_TAG, Kind.FEED)
         scene.client.collect()
 
 
 def test_a_manager_that_does_not_answer_is_given_up(caplog):
-    scene = Scene(2, timeout=0.05)
-    scene.client.send(objects([1, 2]), store=True)
+    scene = Scene(2, timeout=0.1)
+    values = of(1, 2)
+    scene.client.send(objects(values), store=True)
     with caplog.at_level(logging.WARNING):
         assert scene.client.wait()
-    assert scene.client.managers == [2]
-    assert scene.count.lost == 2
-    assert "manager 1 is lost: it did not answer within 0.05 s" in caplog.text
-    assert scene.client.send(objects([3]), store=True)
-    assert scene.managers[2].receive().rows["state"].tolist() == [[3, 0]]
+    assert scene.client.managers == []  # the other one does not answer what is sent again
+    assert (scene.count.lost, scene.count.resent) == (4, 2)
+    assert "manager 1 is lost: it did not answer within 0.1 s" in caplog.text
+    assert numbers(scene.managers[2]) == values
+    assert scene.client.send(objects([3]), store=True) == 0
 
 
 def test_waiting_for_a_while_gives_nobody_up():

@@ -1,7 +1,10 @@
+import threading
+from functools import partial
+
 import pytest
 from remote.remote_runs import LIMIT, group, objects, threads
 
-from gfn_rb import fifo_buffer
+from gfn_rb import fifo_buffer, reward_prioritized_buffer
 from gfn_rb.errors import ArgumentError, PeerLostError, RemoteError, TransportTimeoutError
 from gfn_rb.remote import ManagerQueries, NonBlocking, ReplayBufferManager, ReplayBufferWorker
 
@@ -49,3 +52,52 @@ def test_bad_ranks_are_named():
     transports[0].close()
     with pytest.raises(PeerLostError):
         queries.metadata(0, LIMIT)
+
+
+def test_several_managers_answer_as_one(tmp_path):
+    transports, capacity = group(3), 8
+    managers = [
+        ReplayBufferManager(
+            transport,
+            reward_prioritized_buffer(capacity),
+            managers=[0, 1],
+            workers=[2],
+            checkpoint=tmp_path / f"{transport.rank}",
+        )
+        for transport in transports[:2]
+    ]
+    worker, queries = ReplayBufferWorker(transports[2], [0, 1]), ManagerQueries(transports[2])
+    with threads(*(manager.run for manager in managers)), worker:
+        assert queries.items([0, 1], LIMIT) is None
+        for values in (range(5), range(3, 30), range(40, 30, -1)):
+            worker.extend(objects(values))
+        kept = queries.items([0, 1], LIMIT)
+        assert kept["log_reward"].tolist() == list(range(40, 32, -1))
+        known = queries.metadata([0, 1], LIMIT)
+        assert (known["stored"], known["capacity"], known["batches"]) == (8, 8, 6)
+        assert known["senders"]["2"]["items"] == worker.statistics.sent == 42
+        assert known["senders"]["2"]["duplicates"] == 2
+        assert known["threshold"] is None or known["threshold"] <= 33
+        assert [known["managers"][rank]["rank"] for rank in ("0", "1")] == [0, 1]
+        assert queries.checkpoint([0, 1], LIMIT) == [str(tmp_path / f"{rank}") for rank in (0, 1)]
+
+
+def test_an_object_that_two_managers_hold_is_one():
+    transports = group(3)
+    managers = [
+        ReplayBufferManager(t, reward_prioritized_buffer(4), managers=[0, 1], workers=[2])
+        for t in transports[:2]
+    ]
+    for manager in managers:
+        manager.buffer.extend(objects([1, 2, 3, 4]))
+    queries, asked = ManagerQueries(transports[2]), threading.Event()
+
+    def serve(manager):
+        while not asked.is_set():
+            manager.step(0.02)
+
+    with threads(*(partial(serve, manager) for manager in managers)):
+        try:
+            assert queries.items([0, 1], LIMIT)["log_reward"].tolist() == [4, 3, 2, 1]
+        finally:
+            asked.set()

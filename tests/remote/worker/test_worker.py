@@ -34,6 +34,7 @@ from gfn_rb.remote import (
 )
 from gfn_rb.remote.protocol.channel import FrameChannel
 from gfn_rb.remote.protocol.messages import DATA_TAG, PROTOCOL, Kind
+from gfn_rb.remote.protocol.ownership import owners
 
 MODES = [AwaitReply, CollectLater, NonBlocking]
 
@@ -77,7 +78,7 @@ def test_an_awaited_reply_is_that_to_the_items_just_added():
     pair, local = Pair(reward_prioritized_buffer(3), mean), fifo_buffer(9)
     with threads(pair.serve), pair.worker(buffer=local, mode=AwaitReply()) as worker:
         reply = worker.extend(objects([1, 3]))
-        assert (reply.manager, reply.n, reply.error) == (0, 2, None)
+        assert (reply.managers, reply.n, reply.error) == ((0,), 2, None)
         assert reply.scores["mean"] == 2.0
         assert reply.scores["each"].tolist() == [1.0, 3.0]
         assert reply.outcomes == {"stored": 2, "rejected": 0, "duplicates": 0}
@@ -270,15 +271,20 @@ def test_a_worker_is_fed_what_others_found():
     assert other.statistics.fed == 0
 
 
-def test_several_managers_take_turns():
+def test_several_managers_hold_what_they_own_and_answer_as_one():
     transports = group(3)
     managers = [
-        ReplayBufferManager(t, fifo_buffer(9), managers=[0, 1], workers=[2]) for t in transports[:2]
+        ReplayBufferManager(t, fifo_buffer(9), mean, managers=[0, 1], workers=[2])
+        for t in transports[:2]
     ]
     worker = ReplayBufferWorker(transports[2], [0, 1], timeout=LIMIT)
     with threads(*(manager.run for manager in managers)), worker:
-        assert [worker.extend(objects([v])).manager for v in range(4)] == [0, 1, 0, 1]
-    assert [values_of(manager.buffer) for manager in managers] == [[0, 2], [1, 3]]
+        reply = worker.extend(objects(range(8)))
+    assert (reply.managers, reply.n, reply.outcomes["stored"]) == ((0, 1), 8, 8)
+    assert reply.scores["mean"] == 3.5
+    owner = owners(objects(range(8)), [0, 1])
+    for rank, manager in enumerate(managers):
+        assert values_of(manager.buffer) == [v for v in range(8) if owner[v] == rank] != []
 
 
 def failing(items, sender):
@@ -425,8 +431,8 @@ def test_a_worker_told_to_goes_on_without_a_manager_it_never_met(caplog):
 
 def test_sides_of_different_versions_say_so(monkeypatch):
     pair = Pair(None)
-    worker, message = pair.worker(), "speaks protocol 2, this manager speaks 1"
-    monkeypatch.setattr("gfn_rb.remote.worker.client.PROTOCOL", 2)
+    worker, message = pair.worker(), "speaks protocol 3, this manager speaks 2"
+    monkeypatch.setattr("gfn_rb.remote.worker.client.PROTOCOL", 3)
     with threads(pair.serve), pytest.raises(RemoteError, match=message):
         worker.connect()
 
@@ -485,7 +491,7 @@ def test_fetching_goes_on_with_the_managers_that_are_left():
         link.send(2, DATA_TAG, Kind.WELCOME, {"protocol": PROTOCOL})
     worker.connect()
     transports[0].close()
-    links[1].send(2, DATA_TAG, Kind.FEED, {"asked": True}, objects([7]))
+    links[1].send(2, DATA_TAG, Kind.FEED, {}, objects([7]))
     assert worker.fetch() == 1
     assert worker.managers == [1]
     assert values_of(fed) == [7]

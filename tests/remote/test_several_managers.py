@@ -1,0 +1,225 @@
+"""Managers that own objects together: random schedules, with deaths and returns, against sets.
+
+``GFN_RB_SCHEDULES=1000 pytest tests/remote/test_several_managers.py`` tries so many of each kind.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from contextlib import contextmanager
+
+import pytest
+from remote.remote_runs import LIMIT, group, objects, threads, values_of
+
+from gfn_rb import fifo_buffer, reward_prioritized_buffer
+from gfn_rb.remote import (
+    ManagerQueries,
+    NonBlocking,
+    ReplayBufferManager,
+    ReplayBufferWorker,
+    Subscription,
+)
+from gfn_rb.remote.protocol.messages import OUTCOMES
+
+SCHEDULES = int(os.environ.get("GFN_RB_SCHEDULES", "2"))  # for each number of managers
+POLICIES = ("top", "newest", "softmax", "diverse")
+VALUES = 120  # different objects
+
+
+class Cluster:
+    """Managers and workers of one thread: who does what next is the schedule's to say.
+
+    Args:
+        n_managers: ranks 0 to n - 1.
+        seed: of the schedule.
+        holds: whether workers keep what they find.
+    """
+
+    def __init__(self, n_managers, seed, holds=True):
+        self.dice = random.Random(seed)
+        self.n, n_workers = n_managers, self.dice.randint(2, 6)
+        self.capacity = self.dice.choice((1, 7, 30, 200))
+        self.transports = group(n_managers + n_workers + 1)
+        self.asking = ManagerQueries(self.transports[-1])
+        self.managers, self.seen, self.all_seen = {}, {}, []
+        for rank in range(n_managers):
+            self.begin(rank)
+        self.offered = {rank: set() for rank in range(n_managers, n_managers + n_workers)}
+        self.workers = {rank: self._worker(rank, holds) for rank in self.offered}
+        with self.serving(), threads(*(worker.connect for worker in self.workers.values())):
+            pass
+
+    def begin(self, rank):
+        """Start a manager that knows nothing."""
+        seen = self.seen[rank] = set()
+        self.all_seen.append(seen)
+
+        def score(items, sender):
+            seen.update(items["state"][:, 0].tolist())
+            return {"each": items["log_reward"]}
+
+        self.managers[rank] = ReplayBufferManager(
+            self.transports[rank],
+            reward_prioritized_buffer(self.capacity),
+            score,
+            workers=[*range(self.n, len(self.transports) - 1)],
+            managers=[*range(self.n)],
+        )
+        self.managers[rank]._handler.tell_peers()
+
+    def _worker(self, rank, holds):
+        return ReplayBufferWorker(
+            self.transports[rank],
+            [*range(self.n)],
+            fifo_buffer(5000) if holds else None,
+            mode=NonBlocking(10_000),
+            subscription=Subscription(fifo_buffer(5000), 3, self.dice.choice(POLICIES)),
+            timeout=1e6,  # nobody is lost by the clock
+        )
+
+    def extend(self):
+        rank = self.dice.choice([*self.workers])
+        n = self.dice.choice((1, 3, 20))
+        values = [self.dice.randrange(VALUES) for _ in range(n)]
+        self.workers[rank].extend(objects(values))
+        self.offered[rank].update(values)
+
+    def step(self):
+        if self.managers:
+            self.dice.choice([*self.managers.values()]).step()
+
+    def kill(self):
+        """End a manager, but not the last one; all that it held is gone."""
+        if len(self.managers) > 1:
+            rank = self.dice.choice([*self.managers])
+            del self.managers[rank], self.seen[rank]
+
+    def notice(self):
+        """Have a worker find out which managers are gone."""
+        self._lose(self.dice.choice([*self.workers.values()]))
+
+    def _lose(self, worker):
+        worker._client.collect()  # it may have been greeted by one that is gone again
+        for gone in [rank for rank in worker.managers if rank not in self.managers]:
+            worker.lose_manager(gone, "it was killed")
+
+    def come_back(self):
+        """Start a manager again, of whose death everyone knows."""
+        for worker in self.workers.values():
+            worker._client.collect()
+        present = {rank for worker in self.workers.values() for rank in worker.managers}
+        for rank in sorted(set(range(self.n)) - present - self.managers.keys())[:1]:
+            self.begin(rank)
+
+    def settle(self):
+        """Let everyone know who is gone, and come to rest."""
+        for gone in set(range(self.n)) - self.managers.keys():
+            for manager in self.managers.values():
+                manager._handler.lose(gone, "it was killed")
+        for worker in self.workers.values():
+            self._lose(worker)
+        busy = True
+        while busy:
+            busy = sum(manager.step() for manager in self.managers.values()) > 0
+            for worker in self.workers.values():
+                worker._client.collect()
+        assert all(worker.unanswered == 0 for worker in self.workers.values())
+
+    @contextmanager
+    def serving(self):
+        """Have managers answer by themselves meanwhile."""
+        done = threading.Event()
+
+        def serve():
+            while not done.is_set():
+                for manager in [*self.managers.values()]:
+                    manager.step(0.001)
+
+        with threads(serve):
+            try:
+                yield
+            finally:
+                done.set()
+
+    # What is promised.
+
+    def union(self):
+        with self.serving():
+            rows = self.asking.items([*self.managers], LIMIT)
+        return [] if rows is None else rows["log_reward"].tolist()
+
+    def best(self, values):
+        return sorted(values, reverse=True)[: self.capacity]
+
+    def check_union(self, everything):
+        union = self.union()
+        assert union == self.best(set().union(*self.seen.values()))
+        if everything:
+            assert union == self.best(set().union(*self.offered.values()))
+
+    def check_accounts(self):
+        for worker in self.workers.values():
+            counts = worker.statistics
+            assert counts.offered == counts.sent + counts.skipped
+            assert counts.sent + counts.resent == counts.outcomes + counts.lost
+
+    def check_fed(self):
+        """Every worker is given all that is kept and that it did not find."""
+        union = set(self.union())
+        with self.serving():
+            for rank, worker in self.workers.items():
+                while worker.fetch(50):
+                    pass
+                assert union <= set(values_of(worker.subscription.buffer)) | self.offered[rank]
+
+
+ACTS = (Cluster.extend,) * 4 + (Cluster.step,) * 8
+FATAL = (Cluster.kill, *(Cluster.notice,) * 3, Cluster.come_back)
+
+
+@pytest.mark.parametrize("seed", range(SCHEDULES))
+@pytest.mark.parametrize("n_managers", [1, 2, 3, 5])
+def test_together_managers_keep_the_best_of_all(n_managers, seed):
+    cluster = Cluster(n_managers, seed)
+    for _ in range(150):
+        cluster.dice.choice(ACTS)(cluster)
+    cluster.settle()
+    cluster.check_union(everything=True)
+    cluster.check_accounts()
+    held = [value for each in cluster.managers.values() for value in values_of(each.buffer)]
+    assert len(held) == len(set(held))  # no object twice
+    for rank, worker in cluster.workers.items():
+        theirs = [each.metadata()["senders"][str(rank)] for each in cluster.managers.values()]
+        counts = worker.statistics
+        for name in (*OUTCOMES, "batches", "fed"):
+            assert getattr(counts, name) == sum(each[name] for each in theirs), name
+        assert counts.sent == sum(each["items"] for each in theirs)
+        assert counts.bytes_sent == sum(each["bytes"] for each in theirs)
+        assert (counts.lost, counts.resent) == (0, 0)
+    with cluster.serving():
+        known = cluster.asking.metadata([*cluster.managers], LIMIT)
+    union = cluster.best(set().union(*cluster.offered.values()))
+    assert known["stored"] == len(union)
+    for manager in cluster.managers.values():
+        threshold = manager._baseline.threshold
+        assert threshold <= union[-1]
+        if n_managers > 1 and len(union) == cluster.capacity:
+            assert threshold > -float("inf")
+    cluster.check_fed()
+
+
+@pytest.mark.parametrize("holds", [True, False])
+@pytest.mark.parametrize("seed", range(SCHEDULES))
+@pytest.mark.parametrize("n_managers", [2, 3, 5])
+def test_what_dead_managers_held_is_sent_again(n_managers, seed, holds):
+    cluster = Cluster(n_managers, 1000 + seed, holds)
+    for _ in range(250):
+        cluster.dice.choice(ACTS + FATAL)(cluster)
+    cluster.settle()
+    cluster.check_union(everything=holds)
+    cluster.check_accounts()
+    cluster.check_fed()
+    for manager in cluster.managers.values():
+        assert manager._baseline.threshold <= (cluster.union() or [0])[-1]
