@@ -1,11 +1,13 @@
-"""The command line: ``gfn-rb train``, ``gfn-rb resume`` and ``gfn-rb inspect``."""
+"""The command line: ``gfn-rb train``, ``resume``, ``watch``, ``inspect`` and ``compare``."""
 
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import traceback
 from collections.abc import Sequence
+from importlib.metadata import version
 
 from torchrl import torchrl_logger
 
@@ -28,7 +30,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code: 0; 1 if something failed; 2 if an argument makes no sense; 130 and 143 after
         SIGINT and SIGTERM.
     """
+    if list(sys.argv[1:] if arguments is None else arguments) == ["--version"]:
+        print(f"gfn-rb {version('gfn_rb')}")
+        return 0
     torchrl_logger.setLevel(logging.WARNING)
+    if launched() is not None:  # mpiexec gives each rank a terminal, wherever it writes to itself
+        os.environ["TERM"] = "dumb"
     code = _attempt(arguments)
     if code in (_FAILURE, _INTERRUPTED):
         end_process(code)  # one of several ranks must not leave the others waiting
@@ -41,12 +48,12 @@ def _attempt(arguments: Sequence[str] | None) -> int:
     try:
         # Not above: what is missing here is reported in one line.
         from gfn_rb.cli.commands import parse
-        from gfn_rb.training.session.coordinator import RefusedError
+        from gfn_rb.training.session.joining import RefusedError
 
         try:
             return parse(arguments)()
-        except RefusedError:
-            return _USAGE
+        except RefusedError as error:  # rank 0 says why
+            return error.code
     except ArgumentError as error:
         return _complain(str(error), _USAGE)
     except (GfnRbError, OSError) as error:
@@ -66,7 +73,6 @@ def _attempt(arguments: Sequence[str] | None) -> int:
 
 def _complain(message: str, code: int) -> int:
     started = launched()
-    rank = None if started is None or started.size == 1 else started.rank
-    if not (rank and code == _USAGE):  # all ranks find the same fault with what they were given
-        print(f"gfn-rb: {'' if rank is None else f'rank {rank}: '}{message}", file=sys.stderr)
+    rank = "" if started is None else f"rank {started.rank}: "
+    print(f"gfn-rb: {rank}{message}", file=sys.stderr)
     return code

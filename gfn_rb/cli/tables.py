@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,16 @@ _DISTANCES = {
     "total_variation": "total variation, policy to target",
     "jensen_shannon_distance": "Jensen-Shannon distance",
 }
+_OTHERS = {
+    "spearman": "Spearman, log P(x) with log R(x)",
+    "pearson": "Pearson, log P(x) with log R(x)",
+    "accuracy": "accuracy of the mean score",
+    "elbo": "evidence lower bound",
+    "eubo": "evidence upper bound",
+    "log_z_importance": "log Z by importance weights",
+    "separated_modes": "modes by distance",
+    "top_100_diversity": "mean distance between the best 100",
+}
 
 
 def result_table(trainer: Trainer, row: Row) -> Table:
@@ -36,20 +46,41 @@ def ranks_tables(folder: RunFolder) -> list[Table]:
         return []
     report = json.loads(folder.ranks_report.read_text())
     table = Table(title="ranks", title_justify="left", box=box.SIMPLE_HEAD)
-    table.add_column()
-    for heading in ("reward calls", "modes found", "total variation", "sent", "fed"):
+    table.add_column(no_wrap=True)
+    headings = (
+        "reward calls",
+        "modes found",
+        "total variation",
+        "sent",
+        "fed",
+        "received",
+        "stored",
+    )
+    for heading in headings:
         table.add_column(heading, justify="right")
     for rank, done in report["ranks"].items():
         row, counters = done["measured"], done["counters"]
         table.add_row(
             f"rank {rank}",
-            *(_number(row.get(key)) for key in ("reward_calls", "modes_found", "total_variation")),
-            *(_number(counters.get(key)) for key in ("sent", "fed")),
+            *(number(row.get(key)) for key in ("reward_calls", "modes_found", "total_variation")),
+            *(number(counters.get(key)) for key in ("sent", "fed")),
         )
-    table.add_row("together", _number(report["reward_calls"]), _number(report["modes_found"]))
+    for rank in report["managers"]:
+        table.add_row(f"manager {rank}", "", "", "", "", *_managed(folder, rank))
+    table.add_row("together", number(report["reward_calls"]), number(report["modes_found"]))
     lost = (f"rank {rank} was lost: {why}" for rank, why in report["lost"].items())
     table.caption, table.caption_justify = "\n".join(lost) or None, "left"
     return [table]
+
+
+def _managed(folder: RunFolder, rank: int) -> list[str]:
+    """Return how many rows a manager fed, received and stored; nothing where it was lost."""
+    path = RunFolder(folder.path, rank).manager
+    if not path.exists():
+        return []
+    known = json.loads(path.read_text())
+    fed, received = (sum(s[key] for s in known["senders"].values()) for key in ("fed", "items"))
+    return [number(fed), number(received), number(known["stored"])]
 
 
 def inspection(path: Path) -> list[Table]:
@@ -73,6 +104,21 @@ def inspection(path: Path) -> list[Table]:
     return tables
 
 
+def number(value: int | float | None) -> str:
+    """Return a number as it is shown, "" where there is none."""
+    if value is None:
+        return ""
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4f}"
+
+
+def aligned_lines(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Yield rows as text, however wide: the first column to the left, others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for first, *rest in rows:
+        cells = (cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True))
+        yield "  ".join([first.ljust(widths[0]), *cells])
+
+
 def _quality(trainer: Trainer, row: Mapping[str, Any]) -> Lines:
     log_z, true = row["log_z"], trainer.fit.log_z
     n_found, n_modes = row["modes_found"], trainer.env.n_modes
@@ -88,14 +134,9 @@ def _quality(trainer: Trainer, row: Mapping[str, Any]) -> Lines:
         ("log Z", f"{log_z:.3f}{of_true}"),
         ("modes found", f"{n_found:,}{of_all}"),
         ("mean score of the best 100", f"{row['top_100_score']:.4f}"),
+        *((title, number(row[key])) for key, title in _OTHERS.items() if row.get(key) is not None),
         ("distinct reward calls", f"{row['distinct_reward_calls']:,} of {row['reward_calls']:,}"),
     ]
-
-
-def _number(value: int | float | None) -> str:
-    if value is None:
-        return ""
-    return f"{value:,}" if isinstance(value, int) else f"{value:.4f}"
 
 
 def _times(row: Mapping[str, Any]) -> Lines:

@@ -1,18 +1,24 @@
 """Environments native to TorchRL, with exact answers where they can be enumerated."""
 
 from gfn_rb.envs.base import GFNEnv
+from gfn_rb.envs.bayesian_dag import BayesianDAG
 from gfn_rb.envs.bit_sequence import BitSequence
+from gfn_rb.envs.deceptive_grid import DeceptiveGrid
 from gfn_rb.envs.enumerable import EnumerableEnv, uniform_log_pf
+from gfn_rb.envs.grid import GridEnv
 from gfn_rb.envs.hypergrid import ConditionalHyperGrid, HyperGrid
 from gfn_rb.envs.rna_binding import RNABinding
 from gfn_rb.envs.sequence import SequenceEnv
 from gfn_rb.envs.tfbind8 import TFBind8
 
 __all__ = [
+    "BayesianDAG",
     "BitSequence",
     "ConditionalHyperGrid",
+    "DeceptiveGrid",
     "EnumerableEnv",
     "GFNEnv",
+    "GridEnv",
     "HyperGrid",
     "RNABinding",
     "SequenceEnv",

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from gfn_rb.envs.core import check_positive
 from gfn_rb.envs.enumerable import EnumerableEnv
-from gfn_rb.envs.sequence import EMPTY, SequenceEnv, read, spell
+from gfn_rb.envs.orders import EMPTY
+from gfn_rb.envs.sequence import SequenceEnv, read, spell
 from gfn_rb.errors import ArgumentError, ShapeError
 from gfn_rb.shapes import Float, Int64
 
@@ -41,7 +42,8 @@ class BitSequence(SequenceEnv, EnumerableEnv):
         n_bits: bits in a finished string, a positive multiple of 8.
         word_bits: bits in a word, a divisor of ``n_bits`` of at most 16; there are 2^word_bits
             words.
-        form: "append", or "prepend_append" to write at both ends (see ``SequenceEnv``).
+        form: "append", "prepend_append" to write at both ends, or "non_autoregressive" to write
+            words in any order (see ``SequenceEnv``).
         n_modes: number of modes, at most 5^(n_bits / 8).
         beta: exponent of the reward, positive; 2 n_bits if None.
         delta: distance within which a mode is found, in bits, in [0, n_bits]; 28/120 of ``n_bits``,
@@ -126,7 +128,7 @@ class BitSequence(SequenceEnv, EnumerableEnv):
         """
         self.check_state(state)
         bits = _bits_of(state, self.word_bits).where(state[:, :, None] >= 0, state[:, :, None])
-        return spell(bits.flatten(1), "01")
+        return spell(bits.flatten(1), "01", self.order.gap)
 
     def from_strings(self, strings: Sequence[str]) -> Int64[Tensor, "n words"]:
         """Return the states that ``strings`` of zeros and ones spell.
@@ -137,10 +139,25 @@ class BitSequence(SequenceEnv, EnumerableEnv):
         """
         if torn := [text for text in strings if len(text) % self.word_bits]:
             raise ShapeError(f"strings must hold words of {self.word_bits} bits, got {torn[0]!r}")
-        bits = read(strings, "01", self.n_bits).to(self.source_state.device)
-        bits = bits.reshape(-1, self.length, self.word_bits)
+        bits = read(strings, "01", self.n_bits, self.order.gap).to(self.source_state.device)
+        return self._words_of(bits).where(bits[:, :: self.word_bits] >= 0, EMPTY)
+
+    def test_states(self) -> Int64[Tensor, "m *state"]:
+        """Return each mode, and strings of each with 1, 2, ..., n_bits - 1 of its bits flipped.
+
+        On these Tiapkin et al. (2024, arXiv:2310.12934) measure how sampling follows the reward:
+        7,200 strings by default, the same at each call.
+        """
+        generator = torch.Generator().manual_seed(0)
+        bits = _bits_of(self.modes.cpu(), self.word_bits).flatten(1)
+        place = torch.rand(self.n_modes, self.n_bits, self.n_bits, generator=generator).argsort(2)
+        flip = place < torch.arange(self.n_bits)[:, None]
+        return self._words_of(bits[:, None] ^ flip).flatten(0, 1).to(self.modes.device)
+
+    def _words_of(self, bits: Int64[Tensor, "*n bits"]) -> Int64[Tensor, "*n words"]:
+        """Read words of bits, the most significant bit first."""
         powers = 2 ** torch.arange(self.word_bits - 1, -1, -1, device=bits.device)
-        return (bits * powers).sum(2).where(bits[:, :, 0] >= 0, EMPTY)
+        return (bits.unflatten(-1, (self.length, self.word_bits)) * powers).sum(-1)
 
     def _to_nearest(self, state: Int64[Tensor, "n *state"]) -> Float[Tensor, "n"]:
         return self._distances(state).amin(1)

@@ -152,6 +152,23 @@ class GFNCore(ABC):
     def encode(self, state: Shaped[Tensor, "n *state"]) -> Float[Tensor, "n encoded"]:
         """Return the float32 input that a network sees for each state."""
 
+    @property
+    def true_log_z(self) -> float | None:
+        """The true log partition function in nats; None if unknown, or a condition decides."""
+        return None
+
+    @property
+    def expected_score(self) -> float | None:
+        """The mean ``score`` under the target, p(x) = R(x) / Z; None as for ``true_log_z``."""
+        return None
+
+    def test_states(self) -> Shaped[Tensor, "n *state"] | None:
+        """Return terminating states to judge a policy by, always the same; None where none are set.
+
+        A policy is asked how probable it makes them, see ``gfn_rb.metrics.estimate_log_probs``.
+        """
+        return None
+
     def sample_condition(
         self, n: int, generator: torch.Generator | None = None
     ) -> Shaped[Tensor, "n *condition"] | None:

@@ -129,6 +129,23 @@ class EnumerableEnv(GFNEnv):
         """
         return float(self._log_rewards(condition).logsumexp(0))
 
+    @property
+    def true_log_z(self) -> float | None:
+        """The log partition function, where states can be listed and rewards take no condition."""
+        return self.log_partition() if self._has_one_target else None
+
+    @property
+    def expected_score(self) -> float | None:
+        """The mean ``score`` under the target; None where ``true_log_z`` is."""
+        if not self._has_one_target:
+            return None
+        score = self.score(self.terminating_states()).double()
+        return float(self.target_log_prob().exp() @ score)
+
+    @property
+    def _has_one_target(self) -> bool:
+        return self.is_enumerable and self.condition_shape is None
+
     def target_log_prob(
         self, condition: Shaped[Tensor, "*condition"] | None = None
     ) -> Float64[Tensor, "m"]:

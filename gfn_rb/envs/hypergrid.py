@@ -7,15 +7,14 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, pad
 
 from gfn_rb.envs.core import check_positive
-from gfn_rb.envs.enumerable import EnumerableEnv
+from gfn_rb.envs.grid import GridEnv
 from gfn_rb.errors import ArgumentError, ShapeError
 from gfn_rb.shapes import Bool, Float, Int64
 
 
-class HyperGrid(EnumerableEnv):
+class HyperGrid(GridEnv):
     """A grid {0, ..., height-1}^ndim, walked upwards from the origin (Bengio et al. 2021).
 
     Move d adds one to coordinate d; the exit action is legal everywhere, so every state is
@@ -52,37 +51,22 @@ class HyperGrid(EnumerableEnv):
         batch_size: Sequence[int] = (),
         device: torch.device | str | None = None,
     ) -> None:
-        if ndim < 1:
-            raise ArgumentError(f"ndim must be at least 1, got {ndim}")
-        if height < 2:
-            raise ArgumentError(f"height must be at least 2, got {height}")
         check_positive(r0=r0, r1=r1, r2=r2)
         super().__init__(
-            torch.zeros(ndim, dtype=torch.int64),
-            torch.full((ndim,), -1),
-            n_actions=ndim + 1,
+            ndim,
+            height,
             max_length=ndim * (height - 1) + 1,
-            encoded_size=ndim * height,
             batch_size=batch_size,
             device=device,
         )
-        self.n_dims, self.height = ndim, height
-        self.state_range = (-1, height - 1)
         self.r0, self.r1, self.r2 = r0, r1, r2
         self.n_modes = 2**ndim
         self._has_inner_band = bool(self._in_inner_band(torch.arange(height)[:, None]).any())
-        code = torch.eye(height + 1, height).roll(1, 0)  # of -1 (the sink), 0, 1, ...
-        self.register_buffer("_code", code.to(device), persistent=False)
-        self.register_buffer("_increment", _packed_one_hots(ndim, height).to(device), False)
 
     @property
     def n_states(self) -> int:
         """Number of grid points."""
         return self.height**self.n_dims
-
-    def is_source(self, state: Int64[Tensor, "n *state"]) -> Bool[Tensor, "n"]:
-        """Tell which rows are the origin."""
-        return state.sum(1) == 0
 
     def forward_mask(self, state: Int64[Tensor, "n *state"]) -> Bool[Tensor, "n actions"]:
         """Allow a move where it stays on the grid, and the exit action everywhere."""
@@ -103,22 +87,6 @@ class HyperGrid(EnumerableEnv):
         )
         return reward.log().float()
 
-    def states_of(
-        self, action: Int64[Tensor, "n T"], length: Int64[Tensor, "n"]
-    ) -> Int64[Tensor, "n T1 *state"]:
-        """Sum up the moves. Several coordinates share a machine word, none of which overflows."""
-        step = torch.arange(action.shape[1] + 1, device=action.device)
-        past = step >= length[:, None]
-        move = action.where((action >= 0) & ~past[:, 1:], self.exit_action)
-        words = pad(embedding(move, self._increment).cumsum_(1), (0, 0, 1, 0))
-        words.masked_fill_(past[:, :, None], -1)  # in each coordinate: the sink
-        packed = words.view(_packing(self.height))
-        return packed[:, :, : self.n_dims].to(torch.int64)
-
-    def encode(self, state: Int64[Tensor, "n *state"]) -> Float[Tensor, "n encoded"]:
-        """Return one one-hot vector per coordinate; zeros for the sink."""
-        return embedding(state + 1, self._code).flatten(1)
-
     def mode_index(self, state: Int64[Tensor, "n *state"]) -> Int64[Tensor, "n"]:
         """Return each state's corner (bit d, most significant first, set where x_d > 0.5) or -1."""
         self.check_terminating(state)
@@ -126,23 +94,6 @@ class HyperGrid(EnumerableEnv):
         bits = 2 ** torch.arange(self.n_dims - 1, -1, -1, device=state.device)
         corner = ((2 * state > self.height - 1) * bits).sum(1)
         return corner.where(in_mode, -1)
-
-    def state_key(self, state: Int64[Tensor, "n *state"]) -> Int64[Tensor, "n"]:
-        """Read the coordinates as digits in base ``height``."""
-        powers = self.height ** torch.arange(self.n_dims - 1, -1, -1, device=state.device)
-        return (state * powers).sum(1)
-
-    def _move(
-        self, state: Int64[Tensor, "n *state"], move: Int64[Tensor, "n"]
-    ) -> Int64[Tensor, "n *state"]:
-        index = move[:, None]
-        return state.scatter_add(1, index, torch.ones_like(index))
-
-    def _undo(
-        self, state: Int64[Tensor, "n *state"], move: Int64[Tensor, "n"]
-    ) -> Int64[Tensor, "n *state"]:
-        index = move[:, None]
-        return state.scatter_add(1, index, torch.full_like(index, -1))
 
     def _in_outer_band(self, state: Int64[Tensor, "n *state"]) -> Bool[Tensor, "n"]:
         return (2 * self._doubled_offset(state) > self.height - 1).all(1)
@@ -154,19 +105,6 @@ class HyperGrid(EnumerableEnv):
     def _doubled_offset(self, state: Int64[Tensor, "n *state"]) -> Int64[Tensor, "n *state"]:
         """Return |2 i - (height-1)|, which is 2 (height-1) |x - 0.5|."""
         return (2 * state - (self.height - 1)).abs()
-
-
-def _packing(height: int) -> torch.dtype:
-    """Return the type that coordinates have while they share words of 64 bits."""
-    return torch.int8 if height <= 2**7 else torch.int16 if height <= 2**15 else torch.int64
-
-
-def _packed_one_hots(n_dims: int, height: int) -> Int64[Tensor, "actions words"]:
-    """Return what each action adds to the coordinates, those packed in words."""
-    dtype = _packing(height)
-    per_word = 8 // dtype.itemsize
-    width = -(-n_dims // per_word) * per_word
-    return pad(torch.eye(n_dims, width, dtype=dtype), (0, 0, 0, 1)).view(torch.int64)
 
 
 class ConditionalHyperGrid(HyperGrid):

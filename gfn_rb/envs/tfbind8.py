@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from gfn_rb.envs.core import check_min_reward, check_positive
 from gfn_rb.envs.enumerable import EnumerableEnv
 from gfn_rb.envs.sequence import SequenceEnv
 from gfn_rb.errors import ArgumentError
+from gfn_rb.numerics.near.distances import greedy
 from gfn_rb.shapes import Float, Int64
 
 LETTERS = "ACGT"
@@ -61,6 +62,24 @@ def write_table(source: str | Path, target: str | Path = PATH) -> None:
 
 
 MODE_FRACTION = 0.005
+N_APART = 328  # modes that lie apart, down to the score of 0.88920 where the published list ends
+N_BEST = 1200  # strings to look for them among; the last of them is in place 1,121
+
+
+def _top(ranked: Int64[Tensor, "n"]) -> Int64[Tensor, "m"]:
+    return ranked[: int(MODE_FRACTION * len(ranked))]
+
+
+def _apart(ranked: Int64[Tensor, "n"]) -> Int64[Tensor, "m"]:
+    """Keep what differs in two letters at least from all that is kept before it."""
+    best = ranked[:N_BEST]
+    letter = best[:, None] // len(LETTERS) ** torch.arange(LENGTH) % len(LETTERS)
+    near = (letter[:, None] != letter).sum(2) <= 1
+    better, worse = near.triu(1).nonzero(as_tuple=True)
+    return best[greedy(len(best), better, worse)][:N_APART]
+
+
+MODES: dict[str, Callable[[Tensor], Tensor]] = {"published": _apart, "top": _top}
 
 
 class TFBind8(SequenceEnv, EnumerableEnv):
@@ -75,12 +94,17 @@ class TFBind8(SequenceEnv, EnumerableEnv):
 
     Modes are the int(0.005 * 65536) = 327 8-mers with the highest score. The two strands of an
     8-mer share a score, and the last place falls between two strands: equal scores are ranked in
-    alphabetical order, so CCCTATCA is a mode and its reverse complement TGATAGGG is not.
+    alphabetical order, so CCCTATCA is a mode and its reverse complement TGATAGGG is not. These are
+    counted with ``modes="top"``. With ``modes="published"``, they are the 328 that Kim et al.
+    (2023, arXiv:2310.02710) count: in descending score, each that differs in at least two letters
+    from all before it.
 
     Args:
-        form: "append", or "prepend_append" to write at both ends (see ``SequenceEnv``).
+        form: "append", "prepend_append" to write at both ends, or "non_autoregressive" to write
+            letters in any order (see ``SequenceEnv``).
         beta: exponent of the reward, positive.
         min_reward: floor of r, in (0, 1].
+        modes: which 8-mers count as modes, "top" or "published".
         batch_size, device: see :class:`GFNEnv`.
 
     Raises:
@@ -94,19 +118,22 @@ class TFBind8(SequenceEnv, EnumerableEnv):
         form: str = "append",
         beta: float = 3.0,
         min_reward: float = 1e-3,
+        modes: str = "top",
         *,
         batch_size: Sequence[int] = (),
         device: torch.device | str | None = None,
     ) -> None:
         check_positive(beta=beta)
         check_min_reward(min_reward)
+        if modes not in MODES:
+            raise ArgumentError(f"modes must be one of {sorted(MODES)}, got {modes!r}")
         super().__init__(len(LETTERS), LENGTH, form, batch_size=batch_size, device=device)
         self.beta, self.min_reward = beta, min_reward
         e_score = load_scores().double()
         score = (e_score - e_score.min()) / (e_score.max() - e_score.min())
-        self.n_modes = int(MODE_FRACTION * len(score))
-        modes = score.sort(descending=True, stable=True).indices[: self.n_modes]
-        mode = torch.full(score.shape, -1).scatter(0, modes, torch.arange(self.n_modes))
+        ranked = MODES[modes](score.sort(descending=True, stable=True).indices)
+        self.n_modes = len(ranked)
+        mode = torch.full(score.shape, -1).scatter(0, ranked, torch.arange(self.n_modes))
         log_reward = beta * score.clamp(min=min_reward).log()
         self.register_buffer("_score", score.float().to(device), persistent=False)
         self.register_buffer("_log_reward", log_reward.float().to(device), persistent=False)

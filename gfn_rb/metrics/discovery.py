@@ -9,6 +9,7 @@ from torch import Tensor
 
 from gfn_rb.containers import Trajectories
 from gfn_rb.envs import GFNEnv
+from gfn_rb.metrics.diversity import HAMMING, Distance, SeparatedModes, mean_distance
 from gfn_rb.shapes import Bool, Float, Int64
 
 N_TOP = 100
@@ -19,13 +20,21 @@ class DiscoveryMetrics:
 
     Args:
         env: the environment.
+        distance: between states; measures how different the best 100 are from each other.
+        separated: also count these modes, by a threshold and a distance.
     """
 
-    def __init__(self, env: GFNEnv) -> None:
-        self._env = env
+    def __init__(
+        self,
+        env: GFNEnv,
+        distance: Distance = HAMMING,
+        separated: SeparatedModes | None = None,
+    ) -> None:
+        self._env, self._distance, self._separated = env, distance, separated
         self.calls = 0
         device = env.source_state.device
         self.top: Float[Tensor, "k"] = torch.zeros(0, device=device)
+        self.top_state = env.source(0)
         self._seen, self._modes = KeySet(device), KeySet(device)
 
     def add(self, trajectories: Trajectories) -> None:
@@ -37,7 +46,11 @@ class DiscoveryMetrics:
         fresh = state[new], trajectories.log_reward[new]
         self._modes.add(self._env.modes_reached(*fresh))
         score = self._env.score(*fresh)
-        self.top = torch.cat([self.top, score]).sort(descending=True).values[:N_TOP]
+        if self._separated is not None:
+            self._separated.add(fresh[0], score)
+        self.top, best = torch.cat([self.top, score]).sort(descending=True)
+        self.top_state = torch.cat([self.top_state, fresh[0]])[best[:N_TOP]]
+        self.top = self.top[:N_TOP]
 
     @property
     def distinct_calls(self) -> int:
@@ -55,12 +68,15 @@ class DiscoveryMetrics:
         return float(self.top.double().mean()) if len(self.top) else None
 
     def columns(self) -> dict[str, int | float | None]:
-        """Return the counts and the mean score of the best by name."""
+        """Return the counts, and mean score and diversity of the best, by name."""
+        separated = self._separated
         return {
             "reward_calls": self.calls,
             "distinct_reward_calls": self.distinct_calls,
             "modes_found": self.modes_found,
+            **({} if separated is None else {"separated_modes": len(separated)}),
             "top_100_score": self.top_score,
+            "top_100_diversity": mean_distance(self.top_state, self._distance),
         }
 
     def state_dict(self) -> dict[str, Any]:
@@ -70,6 +86,8 @@ class DiscoveryMetrics:
             "seen": self._seen.keys(),
             "modes": self._modes.keys(),
             "top": self.top,
+            "top_state": self.top_state,
+            "separated": None if self._separated is None else self._separated.state,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -80,6 +98,10 @@ class DiscoveryMetrics:
         """
         device = self._env.source_state.device
         self.calls, self.top = state_dict["calls"], state_dict["top"].to(device)
+        self.top_state = state_dict["top_state"].to(device)
+        if self._separated is not None:
+            separated = state_dict["separated"]
+            self._separated.state = None if separated is None else separated.to(device)
         self._seen, self._modes = KeySet(device), KeySet(device)
         self._seen.add(state_dict["seen"].to(device))
         self._modes.add(state_dict["modes"].to(device))

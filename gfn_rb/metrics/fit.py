@@ -13,12 +13,14 @@ from torch import Tensor
 
 from gfn_rb.envs import EnumerableEnv, GFNEnv
 from gfn_rb.errors import NaNError, ShapeError
+from gfn_rb.metrics.agreement import accuracy, pearson, spearman
 from gfn_rb.rollout import action_log_probs
 from gfn_rb.shapes import Float, Float64, Shaped
 
 EstimateLogZ = Callable[[Tensor | None], Tensor]
 
 N_CONDITIONS = 5
+MAX_EXACT_STATES = 200_000  # more than that, and a run would spend most of its time measuring
 
 
 class Fit:
@@ -27,19 +29,23 @@ class Fit:
     Args:
         estimate_log_z: returns the learned log Z in nats, for each of the conditions it is given.
         conditions: those to average log Z over, where the environment has any.
+        log_z: the true log partition function, in nats; None where nobody knows it.
 
     Attributes:
-        log_z: the true log partition function, in nats; None where nobody knows it.
+        log_z: see above.
         method: how distances are measured, in a word or two; nothing where none is.
     """
 
-    log_z: float | None = None
     method = ""
 
     def __init__(
-        self, estimate_log_z: EstimateLogZ, conditions: Shaped[Tensor, "k *condition"] | None
+        self,
+        estimate_log_z: EstimateLogZ,
+        conditions: Shaped[Tensor, "k *condition"] | None,
+        log_z: float | None = None,
     ) -> None:
         self._estimate_log_z, self._conditions = estimate_log_z, conditions
+        self.log_z = log_z
 
     @torch.no_grad()
     def learned_log_z(self) -> float:
@@ -47,8 +53,14 @@ class Fit:
         return float(self._estimate_log_z(self._conditions).mean())
 
     def columns(self) -> dict[str, float]:
-        """Return the distances of the policy, as it is now, to its target, by name."""
-        return {}
+        """Return what is known of the policy as it is now, by name.
+
+        The learned log Z; where the true one is known, how far it is from that; and whatever
+        follows from the policy's exact distribution, where that is known.
+        """
+        log_z = self.learned_log_z()
+        gap = {} if self.log_z is None else {"log_z_gap": abs(log_z - self.log_z)}
+        return {"log_z": log_z, **gap}
 
 
 class ExactFit(Fit):
@@ -65,17 +77,18 @@ class ExactFit(Fit):
     def __init__(
         self, env: EnumerableEnv, policy: TensorDictModuleBase, estimate_log_z: EstimateLogZ
     ) -> None:
-        super().__init__(estimate_log_z, None)
+        super().__init__(estimate_log_z, None, env.log_z)
         self.env, self._log_pf = env, partial(action_log_probs, policy, env)
-        self.target, self.log_z = env.target_log_prob(), env.log_z
+        self.target, self._score = env.target_log_prob(), env.score(env.terminating_states())
 
     def policy_log_prob(self) -> Float64[Tensor, "m"]:
         """Return the policy's exact log-probability of each terminating state."""
         return self.env.policy_log_prob(self._log_pf)
 
     def columns(self) -> dict[str, float]:
-        """Return total variation and Jensen-Shannon distance."""
-        return distances(self.policy_log_prob(), self.target)
+        """Return log Z, and distances, correlations and accuracy, all of them exact."""
+        exact = compare_exactly(self.policy_log_prob(), self.target, self._score)
+        return {**super().columns(), **exact}
 
 
 class ConditionalFit(Fit):
@@ -98,37 +111,55 @@ class ConditionalFit(Fit):
         super().__init__(estimate_log_z, conditions)
         self._env, self._log_pf = env, partial(action_log_probs, policy, env)
         self._targets = [(condition, env.target_log_prob(condition)) for condition in conditions]
+        self._score = env.score(env.terminating_states())
         self.method = f"exact, mean over {len(conditions)} conditions"
         self.log_z = fmean(env.log_partition(condition) for condition in conditions)
 
     def columns(self) -> dict[str, float]:
-        """Return total variation and Jensen-Shannon distance, each a mean over the conditions."""
-        each = [
-            distances(self._env.policy_log_prob(self._log_pf, condition=condition), target)
-            for condition, target in self._targets
-        ]
-        return {name: fmean(one[name] for one in each) for name in each[0]}
+        """Return means over the conditions of what :class:`ExactFit` returns."""
+        each = []
+        for condition, target in self._targets:
+            log_p = self._env.policy_log_prob(self._log_pf, condition=condition)
+            each.append(compare_exactly(log_p, target, self._score))
+        return {**super().columns(), **{name: fmean(one[name] for one in each) for name in each[0]}}
 
 
-def distances(log_p: Float64[Tensor, "m"], log_q: Float64[Tensor, "m"]) -> dict[str, float]:
-    """Return the distances between two distributions, by the names of their columns."""
+def compare_exactly(
+    log_p: Float64[Tensor, "m"], log_q: Float64[Tensor, "m"], score: Float[Tensor, "m"]
+) -> dict[str, float]:
+    """Return how far a policy is from its target, by the names of columns.
+
+    Args:
+        log_p: the policy's log-probability of each terminating state.
+        log_q: the target's, log R(x) - log Z.
+        score: of each.
+    """
     return {
         "total_variation": total_variation(log_p, log_q),
         "jensen_shannon_distance": jensen_shannon_distance(log_p, log_q),
+        "spearman": spearman(log_p, log_q),
+        "pearson": pearson(log_p, log_q),
+        "accuracy": accuracy(score, float(log_q.exp() @ score.double()), log_p.exp()),
     }
 
 
-def make_fit(env: GFNEnv, policy: TensorDictModuleBase, estimate_log_z: EstimateLogZ) -> Fit:
-    """Return what compares a policy with the target, exactly wherever that can be done.
+def make_fit(
+    env: GFNEnv,
+    policy: TensorDictModuleBase,
+    estimate_log_z: EstimateLogZ,
+    max_states: int = MAX_EXACT_STATES,
+) -> Fit:
+    """Return what compares a policy with the target, exactly wherever that takes little time.
 
     Args:
         env: the environment.
         policy: the forward policy.
         estimate_log_z: returns the learned log Z in nats, for each of the conditions it is given.
+        max_states: the most states to list.
     """
     conditions = env.fixed_conditions(N_CONDITIONS)
-    if not (isinstance(env, EnumerableEnv) and env.is_enumerable):
-        return Fit(estimate_log_z, conditions)
+    if not (isinstance(env, EnumerableEnv) and env.n_states <= max_states):
+        return Fit(estimate_log_z, conditions, env.true_log_z)
     if conditions is None:
         return ExactFit(env, policy, estimate_log_z)
     return ConditionalFit(env, policy, estimate_log_z, conditions)

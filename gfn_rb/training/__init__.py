@@ -1,8 +1,10 @@
 """Training: policies, losses, and the loop that uses them."""
 
 from gfn_rb.training.config import (
+    BayesianDAGConfig,
     BitSequenceConfig,
     ConditionalHyperGridConfig,
+    DeceptiveGridConfig,
     HyperGridConfig,
     RNABindingConfig,
     TFBind8Config,
@@ -10,20 +12,24 @@ from gfn_rb.training.config import (
 )
 from gfn_rb.training.losses import (
     LOSSES,
+    REGRESSION,
     DetailedBalance,
     FlowMatching,
     ModifiedDetailedBalance,
     SubTrajectoryBalance,
     TrajectoryBalance,
+    linex,
 )
 from gfn_rb.training.networks import (
     BackwardPolicy,
     ConditionalLogZ,
     ForwardPolicy,
     LogZ,
+    Networks,
     StateFlow,
     UniformBackwardPolicy,
 )
+from gfn_rb.training.priority_rules import PRIORITY, PriorityRule, TeacherReward
 from gfn_rb.training.replay import DRAW, KEEP, REPLAY
 from gfn_rb.training.session.launch import resume, train
 from gfn_rb.training.session.run import RunResult
@@ -34,11 +40,15 @@ __all__ = [
     "DRAW",
     "KEEP",
     "LOSSES",
+    "PRIORITY",
+    "REGRESSION",
     "REPLAY",
     "BackwardPolicy",
+    "BayesianDAGConfig",
     "BitSequenceConfig",
     "ConditionalHyperGridConfig",
     "ConditionalLogZ",
+    "DeceptiveGridConfig",
     "DetailedBalance",
     "FlowMatching",
     "ForwardPolicy",
@@ -46,16 +56,20 @@ __all__ = [
     "HyperGridConfig",
     "LogZ",
     "ModifiedDetailedBalance",
+    "Networks",
+    "PriorityRule",
     "RNABindingConfig",
     "RunResult",
     "StateFlow",
     "SubTrajectoryBalance",
     "TFBind8Config",
+    "TeacherReward",
     "TrainConfig",
     "Trainer",
     "TrajectoryBalance",
     "UniformBackwardPolicy",
     "WorkerSource",
+    "linex",
     "resume",
     "train",
 ]

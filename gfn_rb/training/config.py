@@ -1,54 +1,61 @@
 """The configuration of a training run: one dataclass, and a few fields more per environment.
 
 Pure data: the tables of what each name stands for lie beside the implementations, above this
-module, and a test compares their names with the literals here.
+module, and a test compares their names with the literals of the options.
 """
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, fields
-from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_origin, get_type_hints
 
 from gfn_rb.envs import (
+    BayesianDAG,
     BitSequence,
     ConditionalHyperGrid,
+    DeceptiveGrid,
     GFNEnv,
     HyperGrid,
     RNABinding,
     TFBind8,
 )
 from gfn_rb.errors import ArgumentError
+from gfn_rb.metrics import check_metrics
+from gfn_rb.numerics.near.distances import Distance
+from gfn_rb.training.import_path import load, path_of
+from gfn_rb.training.networks import Networks
+from gfn_rb.training.options import (
+    ABSENT,
+    NEEDS,
+    BackwardName,
+    LearningOptions,
+    LossName,
+    MeasuringOptions,
+    Needs,
+    RanksOptions,
+    ReplayName,
+    ReplayOptions,
+    RunOptions,
+    SamplingOptions,
+)
+from gfn_rb.training.priority_rules import PRIORITY, PriorityRule
 from gfn_rb.training.rules import (
-    Device,
-    FiniteFloat,
-    NonNegativeFloat,
-    NonNegativeInt,
-    OptionalFiniteFloat,
+    PLAIN,
     OptionalFloat,
     OptionalInt,
+    OptionalWord,
     PositiveFloat,
     PositiveInt,
-    PositiveShare,
-    ProperShare,
     Seed,
-    Share,
-    Widths,
     Words,
     check_fields,
+    check_value,
 )
 
-LossName = Literal["tb", "subtb", "db", "mdb", "fm"]
-ReplayName = Literal["trajectories", "transitions", "states", "terminal"]
-KeepName = Literal["top", "diverse", "recent"]
-DrawName = Literal["softmax", "rank", "quantile", "priority", "uniform"]
-CompactName = Literal["none", "narrow", "rebuild"]
-BackwardName = Literal["learned", "uniform"]
-LoggerName = Literal["none", "csv", "tensorboard", "wandb"]
-FeedName = Literal["none", "top", "diverse", "softmax", "newest"]
-SendName = Literal["awaited", "deferred", "nonblocking"]
-BaselineName = Literal["min", "percentile", "ema", "none"]
-FormName = Literal["append", "prepend_append"]
+FormName = Literal["append", "prepend_append", "non_autoregressive"]
+ModesName = Literal["top", "published"]
+
+_WHERE = {"out", "transport"}  # where a run is this time, which may be elsewhere the next
 
 # Which container each loss reads, and which each kind of replay gives. Rows of one can be turned
 # into rows of any that comes after it in this order.
@@ -69,135 +76,79 @@ GIVES: dict[ReplayName, str] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig:
+class TrainConfig(
+    RanksOptions,
+    ReplayOptions,
+    LearningOptions,
+    SamplingOptions,
+    MeasuringOptions,
+    RunOptions,
+):
     """Everything that a training run depends on. The command line shows these fields.
+
+    A configuration of one's own is a frozen dataclass that adds the options of its environment, and
+    makes it of them; ``gfn-rb train mypackage.module:MyConfig`` trains on it.
 
     The defaults did best on TFBind8 at 16,000 reward calls, where drawing by rank finds most modes
     whatever is kept, and are level with the best on a grid and on RNA binding;
     ``python -m benchmarks.learning`` compares others, ``python -m benchmarks.distributed_learning``
     what ranks give each other.
+
+    Attributes:
+        env: short name of the environment, in the names of folders and in titles; the name of the
+            class where it gives none.
+        every_state_terminates: whether every state of the environment is a terminating one.
+        needs: what each option has no effect without, see ``NEEDS``.
+        distance_p: p of the norm by which diverse buffers compare states; 0 counts the places that
+            differ.
+
+    Examples:
+        >>> @dataclass(frozen=True, kw_only=True)
+        ... class MyConfig(TrainConfig):
+        ...     size: int = 8
+        ...
+        ...     def make_env(self):
+        ...         return MyEnv(self.size, device=self.device)
     """
 
     env: ClassVar[str]
     env_type: ClassVar[type[GFNEnv]]
     every_state_terminates: ClassVar[bool] = False
-    distance_p: ClassVar[float] = 0.0  # between states; 0 counts the places that differ
+    needs: ClassVar[Needs] = NEEDS
+    distance_p: ClassVar[float] = 0.0
 
-    steps: PositiveInt = 1000
-    """Training steps. Each samples one fresh batch, which takes batch-size reward calls, and as
-    many again for each loop of local search."""
-    seed: Seed = 0
-    """Seed of all random numbers. The same seed gives the same numbers."""
-    out: Path | None = field(default=None, compare=False)
-    """Run folder to make. By default the next free runs/ENV-seedS-NNN."""
-    batch_size: PositiveInt = 32
-    """Fresh trajectories per step."""
-    loss: LossName = "tb"
-    """Trajectory balance, sub-trajectory balance, detailed balance, its modified form (where every
-    state is terminating), or flow matching."""
-    subtb_lambda: PositiveFloat = 0.9
-    """Sub-trajectory balance weighs a piece of k steps by this to the power of k."""
-    replay_ratio: NonNegativeFloat = 1.0
-    """Replayed items per fresh one; 0 turns replay off. What a manager feeds counts as fresh."""
-    replay: ReplayName = "trajectories"
-    """What is stored: trajectories; their transitions (for db, mdb, fm) or states (for fm) one by
-    one; or terminating states, to which the backward policy regenerates trajectories."""
-    capacity: PositiveInt = 100_000
-    """Items the buffer keeps."""
-    compact: CompactName = "none"
-    """How they are stored: whole, in the smallest integers that the environment needs, or, of
-    trajectories, by their actions alone, from which states are made again when they are drawn."""
-    keep: KeepName = "top"
-    """Which items it keeps: those of highest reward, of these only such as end far apart, or the
-    most recent."""
-    unique: bool = False
-    """Keep one item per object, the newest, where diverse buffers keep the best: an object is a
-    terminating state and its condition. Off, for the published tables were made without."""
-    cutoff: FiniteFloat = 0.0
-    """Items of a diverse buffer end further apart than this, in places that differ or in steps on
-    a grid. 0 rules out duplicates."""
-    draw: DrawName = "rank"
-    """How replayed items are drawn: by exp(log reward / temperature), by rank, a share from the
-    best, by how badly they were fitted when last replayed, or all alike."""
-    temperature: PositiveFloat = 1.0
-    """Temperature of the softmax draw. 1 draws in proportion to the reward; above 1 is flatter."""
-    rank_k: PositiveFloat = 0.01
-    """The rank draw weighs the item of rank r among N by 1 / (k N + r)."""
-    top_fraction: ProperShare = 0.1
-    """Which part of the items the quantile draw takes for the best."""
-    top_share: Share = 0.5
-    """Which part of its draws come from these."""
-    priority_alpha: NonNegativeFloat = 0.6
-    """The priority draw weighs an item by its residual to this power; 0 is uniform."""
-    epsilon: Share = 0.0
-    """Share of uniformly random actions when sampling fresh trajectories."""
-    local_search: NonNegativeInt = 0
-    """Loops of local search around each fresh trajectory: undo its last moves, make new ones, go
-    on from the better one. Each loop takes batch-size reward calls."""
-    back_ratio: PositiveShare = 0.5
-    """Share of a trajectory's moves that a search undoes."""
-    workers: NonNegativeInt = 0
-    """Processes that sample fresh trajectories; 0 samples in the main process."""
-    backward: BackwardName = "learned"
-    """Backward policy. Flow matching learns none and always has the uniform one."""
-    hidden: Widths = (128, 128)
-    """Widths of the hidden layers of each policy."""
-    lr: PositiveFloat = 3e-3
-    """Adam's learning rate for the networks."""
-    lr_log_z: PositiveFloat = 0.1
-    """Adam's learning rate for log Z, where it is a number of its own."""
-    log_z: OptionalFiniteFloat = None
-    """Initial log Z, in nats, of tb, subtb and db. By default what fits the first fresh batch."""
-    device: Device = "cpu"
-    """cpu, cuda or cuda:N."""
-    threads: PositiveInt = 1
-    """CPU threads. More than one is slower for networks of the default size."""
-    eval_every: PositiveInt = 25
-    """Steps between rows of metrics.csv. They have the exact distance to the target where the
-    environment can be enumerated."""
-    checkpoint_every: PositiveInt = 200
-    """Steps between checkpoints."""
-    logger: LoggerName = "none"
-    """TorchRL logger that is given the rows of metrics.csv as well."""
-    managers: NonNegativeInt = 0
-    """Ranks that keep the best of everyone instead of training. Under mpiexec or srun they are
-    among the ranks started; otherwise they run beside training, in this process."""
-    feed: FeedName = "none"
-    """Which of the items that others found come back from a manager: those of highest reward,
-    diverse ones out of these, drawn by reward, or the newest. Each is learnt from like a fresh one
-    when it comes, and replayed with one's own from then on; where gradients are averaged, and so
-    are those of everybody's items already, it is only replayed."""
-    feed_quota: PositiveInt = 64
-    """How many of them come with each reply, at most. What all others find, batch-size per step
-    each, teaches most; fewer save time."""
-    send: SendName = "deferred"
-    """How to send to a manager: wait for the reply, look for it at the next step, or never wait
-    and leave out what it cannot take."""
-    send_every: PositiveInt = 1
-    """Steps between sendings."""
-    baseline: BaselineName = "none"
-    """Not to be sent are items below a manager's lowest, a low percentile of its items, or a
-    running mean of the lowest of each batch, which stands for the others until its buffer is full.
-    With none, all are sent: what has little reward teaches those who are fed, too."""
-    average_gradients: bool = False
-    """Average gradients over the ranks that train, which then all have the same weights, and learn
-    as one process would from batches as large as theirs together: make them smaller. Otherwise each
-    trains its own. When a rank is lost, the others go on averaging; when rank 0 is, each goes on
-    alone."""
-    patience: PositiveFloat = 120.0
-    """Seconds of silence after which another rank counts as lost; among ranks that train, and may
-    have to wait for a manager themselves, twice as many."""
+    def __init_subclass__(cls) -> None:
+        if "env" not in vars(cls):
+            cls.env = cls.__name__
 
     def validate(self) -> None:
-        """Check every field that is not the environment's own.
+        """Check every field by its type, and what does not go together.
 
         Not done at construction, where tyro would take the error for one in its own parsing.
 
         Raises:
-            ArgumentError: a field is out of its range, or two do not go together.
+            ArgumentError: a field is out of its range, two do not go together, or one that differs
+                from its default has no effect with the others.
         """
         check_fields(type(self), vars(self))
+        for name, value in self.to_dict().items():
+            check_value(name, tuple(value) if isinstance(value, list) else value, PLAIN)
         self._check_combinations()
+        self._check_effects()
+        if self.metrics:
+            check_metrics(self.metrics, self.make_env())
+
+    def _check_effects(self) -> None:
+        defaults = {f.name: f.default for f in fields(self)}
+        for name, others in self.needs:
+            met = any(rule.holds(getattr(self, other)) for other, rule in others.items())
+            value = getattr(self, name)
+            if not met and value != defaults[name]:
+                needed = " or ".join(f"{o} is {rule.expected}" for o, rule in others.items())
+                given = ", ".join(f"{other} {getattr(self, other)!r}" for other in others)
+                raise ArgumentError(
+                    f"{name} has no effect unless {needed}, got {value!r} with {given}"
+                )
 
     def _check_combinations(self) -> None:
         if self.loss == "mdb" and not self.every_state_terminates:
@@ -219,18 +170,52 @@ class TrainConfig:
                 f"keep must be one of top, recent with replay {self.replay}, whose episodes pass "
                 f"through the same states, got 'diverse'"
             )
-        if self.unique and self.replay in ("transitions", "states"):
-            raise ArgumentError(
-                f"unique must be False with replay {self.replay}, whose items stand for no object "
-                "of their own, got True"
-            )
         if self.compact == "rebuild" and self.replay != "trajectories":
             raise ArgumentError(
                 f"compact must be one of none, narrow with replay {self.replay}, which stores no "
                 f"actions to rebuild states from, got 'rebuild'"
             )
+        self._check_learning()
         if self.feed != "none":
             self._check_feed()
+
+    def _check_learning(self) -> None:
+        if self.regression == "linex" and self.loss == "fm":
+            raise ArgumentError(f"regression must be squared with loss fm, got {self.regression!r}")
+        if self.loss == "fm" and self.priority_rule == "teacher":
+            raise ArgumentError(
+                "priority_rule must be residual with loss fm, whose residuals do not tell too "
+                "little flow from too much, got 'teacher'"
+            )
+        if self.teacher_share and (self.loss == "fm" or GIVES[self.replay] != "trajectories"):
+            raise ArgumentError(
+                "teacher_share must be 0 with loss fm, and with replay of transitions or states, "
+                f"got {self.teacher_share} with loss {self.loss}, replay {self.replay}"
+            )
+        if self.epsilon_end is not None and self.workers:
+            raise ArgumentError(f"workers must be 0 with epsilon_end, got {self.workers}")
+        for name in ("epsilon", "temperature"):
+            start, end = getattr(self, name), getattr(self, f"{name}_end")
+            if self.anneal == "exponential" and end is not None and not start * end > 0:
+                raise ArgumentError(
+                    f"{name} and {name}_end must be above 0 with anneal exponential, got {start} "
+                    f"and {end}"
+                )
+
+    def annealed(self, name: str, step: int) -> float:
+        """Return the value of a field that may be annealed.
+
+        Args:
+            name: of a field with another of the same name and "_end".
+            step: steps taken so far.
+        """
+        start, end = getattr(self, name), getattr(self, f"{name}_end")
+        if end is None:
+            return float(start)
+        part = min(1.0, step / self.anneal_steps)
+        if self.anneal == "linear":
+            return float(start + part * (end - start))
+        return float(start * (end / start) ** part)
 
     def _check_feed(self) -> None:
         if self.managers < 1:
@@ -243,15 +228,41 @@ class TrainConfig:
             raise ArgumentError(
                 f"draw must be another than priority with feed {self.feed}, got 'priority'"
             )
+        if self.temperature_end is not None:
+            raise ArgumentError(
+                f"temperature_end must be None with feed {self.feed}, got {self.temperature_end}"
+            )
 
     def make_env(self) -> GFNEnv:
         """Return the environment, on the configured device."""
+        # Further options, of a subclass of this one, are not the environment's.
+        shipped = next(cls for cls in type(self).__mro__ if "env_type" in vars(cls))
         general = {f.name for f in fields(TrainConfig)}
-        own = [f for f in fields(self) if f.name not in general]
+        own = [f for f in fields(shipped) if f.name not in general]
         options: dict[str, Any] = {
             f.metadata.get("argument", f.name): getattr(self, f.name) for f in own
         }
         return self.env_type(**options, device=self.device)
+
+    def make_priority_rule(self) -> PriorityRule:
+        """Return how residuals become priorities. One's own configuration may return any other."""
+        return PRIORITY[self.priority_rule](self.teacher_c)
+
+    def make_networks(self, env: GFNEnv) -> Networks:
+        """Return modules of one's own to train; by default there are none, and all are made.
+
+        Args:
+            env: the environment. Weights are drawn by torch's generator, from the seed of the run.
+        """
+        return Networks()
+
+    def make_distance(self) -> float | Distance:
+        """Return what lies between two states: p of a norm, or a callable, for diverse buffers.
+
+        A callable takes two batches of states as rows, [n, d] and [m, d], with the condition's
+        numbers at the end where there are conditions, and returns [n, m].
+        """
+        return self.distance_p
 
     @property
     def n_replayed(self) -> int:
@@ -259,29 +270,65 @@ class TrainConfig:
         return round(self.replay_ratio * self.batch_size)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON knows them, without ``out``: a run may be moved."""
+        """Return the fields as JSON knows them, without where this time: a run may be moved."""
         values = {name: list(v) if type(v) is tuple else v for name, v in asdict(self).items()}
-        del values["out"]
-        return {"env": self.env, **values}
+        for name in _WHERE:
+            del values[name]
+        shipped = CONFIGS.get(self.env) is type(self)
+        return {"env": self.env if shipped else path_of(type(self)), **values}
 
     @staticmethod
     def from_dict(values: dict[str, Any]) -> TrainConfig:
         """Return the configuration that ``to_dict`` turned into ``values``.
 
         Raises:
-            ArgumentError: a field is missing, unknown or out of its range.
+            ArgumentError: its class cannot be imported, or a field is missing, unknown or out of
+                its range.
         """
         rest = dict(values)
         env = rest.pop("env", None)
-        if env not in CONFIGS:
-            raise ArgumentError(f"env must be one of {sorted(CONFIGS)}, got {env!r}")
-        known = {f.name for f in fields(CONFIGS[env])} - {"out"}
+        config = find_config(env)
+        known = {f.name for f in fields(config)} - _WHERE
         if wrong := sorted(known ^ rest.keys()):
             state = "unknown" if wrong[0] in rest else "missing"
             raise ArgumentError(f"{wrong[0]} is {state} in a configuration of {env}")
         rest = {name: tuple(v) if type(v) is list else v for name, v in rest.items()}
-        check_fields(CONFIGS[env], rest)  # a value of another type makes no configuration
-        return CONFIGS[env](**rest)
+        check_fields(config, rest)  # a value of another type makes no configuration
+        return config(**rest)
+
+
+def find_config(env: Any) -> type[TrainConfig]:
+    """Return the class of configurations of an environment, by name or by import path.
+
+    Raises:
+        ArgumentError: there is none, or it is none that can be trained.
+    """
+    if not isinstance(env, str) or ":" not in env:
+        if env not in CONFIGS:
+            raise ArgumentError(f"env must be one of {sorted(CONFIGS)}, got {env!r}")
+        return CONFIGS[env]
+    found = load(env)
+    if not (isinstance(found, type) and issubclass(found, TrainConfig)):
+        raise ArgumentError(
+            f"{env} must be a subclass of gfn_rb.training.TrainConfig, got {found!r}"
+        )
+    if found.make_env is TrainConfig.make_env and not hasattr(found, "env_type"):
+        raise ArgumentError(f"{env} must have a method make_env(self), got none")
+    _check_fields_of(found, env)
+    return found
+
+
+def _check_fields_of(config: type[TrainConfig], env: str) -> None:
+    try:
+        hints = get_type_hints(config)
+    except NameError as error:
+        raise ArgumentError(f"{env} must have annotations that can be read: {error}") from error
+    own = {name for name, hint in hints.items() if ClassVar not in (hint, get_origin(hint))}
+    if bare := sorted(own - {f.name for f in fields(config)}):
+        raise ArgumentError(
+            f"{env} must be decorated with @dataclass(frozen=True, kw_only=True), got a class "
+            f"whose {bare[0]} is no field"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -292,9 +339,12 @@ class TFBind8Config(TrainConfig):
     env_type: ClassVar[type[GFNEnv]] = TFBind8
 
     form: FormName = "append"
-    """Write letters at the right end, or at both ends."""
+    """Write letters at the right end, at both ends, or at any place."""
     beta: float = 3.0
     """Exponent of the reward."""
+    modes: ModesName = "top"
+    """Which 8-mers count as modes: the 327 of highest score, or the 328 published ones, of high
+    score and no two within one letter of each other."""
     backward: BackwardName = "uniform"
     """Backward policy. With form append there is one way back only, and both are the same."""
 
@@ -336,6 +386,21 @@ class ConditionalHyperGridConfig(HyperGridConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class DeceptiveGridConfig(TrainConfig):
+    """Find the goals of a grid that are surrounded by almost no reward (Kim et al. 2024)."""
+
+    env: ClassVar[str] = "deceptive_grid"
+    env_type: ClassVar[type[GFNEnv]] = DeceptiveGrid
+    every_state_terminates: ClassVar[bool] = True
+    distance_p: ClassVar[float] = 1.0
+
+    ndim: int = 4
+    """Coordinates."""
+    height: int = 16
+    """Grid points per coordinate."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class BitSequenceConfig(TrainConfig):
     """Write long bit strings that come close to hidden ones."""
 
@@ -347,7 +412,7 @@ class BitSequenceConfig(TrainConfig):
     word_bits: int = 8
     """Bits written at a time."""
     form: FormName = "append"
-    """Write words at the right end, or at both ends."""
+    """Write words at the right end, at both ends, or at any place."""
     modes: int = field(default=60, metadata={"argument": "n_modes"})
     """Hidden strings."""
     beta: OptionalFloat = None
@@ -370,11 +435,35 @@ class RNABindingConfig(TrainConfig):
     length: int = 14
     """Letters to write."""
     form: FormName = "append"
-    """Write letters at the right end, or at both ends."""
+    """Write letters at the right end, at both ends, or at any place."""
     beta: float = 8.0
     """Exponent of the reward."""
     threshold: float = 0.8
     """Sequences that score this much are counted as modes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BayesianDAGConfig(TrainConfig):
+    """Draw structures of Bayesian networks by how well they explain data (Deleu et al. 2022)."""
+
+    env: ClassVar[str] = "bayesian_dag"
+    env_type: ClassVar[type[GFNEnv]] = BayesianDAG
+    every_state_terminates: ClassVar[bool] = True
+    needs: ClassVar[Needs] = (
+        *NEEDS,
+        ("n_samples", {"data": ABSENT}),
+        ("data_seed", {"data": ABSENT}),
+    )
+
+    n_nodes: OptionalInt = None
+    """Nodes of the network; by default the columns of the data, or 5."""
+    data: OptionalWord = None
+    """A .npy or .csv file with a row per sample and a column per node. By default samples are drawn
+    from a random linear-Gaussian network."""
+    n_samples: PositiveInt = 100
+    """Samples to draw where no data is given."""
+    data_seed: Seed = field(default=0, metadata={"argument": "seed"})
+    """Seed of the network and its samples."""
 
 
 CONFIGS: dict[str, type[TrainConfig]] = {
@@ -383,7 +472,9 @@ CONFIGS: dict[str, type[TrainConfig]] = {
         TFBind8Config,
         HyperGridConfig,
         ConditionalHyperGridConfig,
+        DeceptiveGridConfig,
         BitSequenceConfig,
         RNABindingConfig,
+        BayesianDAGConfig,
     )
 }

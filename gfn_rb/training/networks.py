@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 
@@ -161,6 +162,95 @@ class StateFlow(StateNetwork):
 
     def _shaped(self, out: Float[Tensor, "n out"]) -> Float[Tensor, "n ..."]:
         return out.squeeze(1)
+
+
+class Networks(NamedTuple):
+    """Modules of one's own, for ``make_networks`` of a configuration; None for the usual ones.
+
+    A module is called with what ``env.encode`` makes of states, float32 [n, encoded_size], with
+    encoded conditions beside it where there are any, and returns [n, k]. A TensorDictModule reads
+    "state", as it is, and "condition" itself, and writes "logits" or "log_flow".
+
+    Args:
+        forward: of k = ``env.n_actions`` numbers, the logits of P_F, exit action last.
+        backward: of k = ``env.n_actions - 1``, the logits of P_B.
+        flow: of k = 1, log F(s) in nats, to which a learnt constant is added.
+    """
+
+    forward: nn.Module | None = None
+    backward: nn.Module | None = None
+    flow: nn.Module | None = None
+
+
+class OwnNetwork(TensorDictModuleBase):
+    """A module of the user's in the place of a policy or of state flows. See :class:`Networks`.
+
+    Args:
+        env: gives the encoding; it does not become a submodule.
+        module: the module.
+        role: which of the networks it is.
+        initial: for a flow, what the constant that is added starts at.
+    """
+
+    def __init__(self, env: GFNCore, module: nn.Module, role: str, initial: float = 0.0) -> None:
+        super().__init__()
+        self.is_backward = role == "backward"
+        self.in_keys = [keys.STATE] + [keys.CONDITION] * (env.condition_shape is not None)
+        self.out_keys = [keys.LOG_FLOW if role == "flow" else keys.LOGITS]
+        self.module, self._role = module, role
+        self._size = 1 if role == "flow" else env.n_actions - self.is_backward
+        self.offset = nn.Parameter(torch.tensor(float(initial))) if role == "flow" else None
+        self._encode, self._encode_condition = env.encode, env.encode_condition
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Write what the module says of each row."""
+        out = self._output(tensordict)
+        if self.offset is not None:
+            out = out.reshape(len(out)) + self.offset
+        return tensordict.set(self.out_keys[0], out)
+
+    @torch.no_grad()
+    def check(self, env: GFNCore) -> None:
+        """Call the module once, on two states.
+
+        Raises:
+            ArgumentError: it fails, or returns something else than it should.
+        """
+        td = TensorDict({keys.STATE: env.source(2)}, [2], device=env.source_state.device)
+        if env.condition_shape is not None:
+            td.set(keys.CONDITION, env.sample_condition(2))
+        was_training = self.training
+        try:
+            out = self.eval()._output(td)
+        except Exception as error:
+            first_line = str(error).strip().partition("\n")[0]
+            raise ArgumentError(
+                f"networks.{self._role} must take {self._takes(env)}, got "
+                f"{type(error).__name__}: {first_line}"
+            ) from error
+        finally:
+            self.train(was_training)
+        fitting = [(2, self._size)] + [(2,)] * (self._role == "flow")
+        if tuple(out.shape) not in fitting or not out.is_floating_point():
+            raise ArgumentError(
+                f"networks.{self._role} must return floats of shape {[2, self._size]} for 2 states "
+                f"of {type(env).__name__}, got {out.dtype} of shape {list(out.shape)}"
+            )
+
+    def _output(self, tensordict: TensorDictBase) -> Tensor:
+        if isinstance(self.module, TensorDictModuleBase):
+            return self.module(tensordict.select(*self.in_keys)).get(self.out_keys[0])
+        x = self._encode(tensordict.get(keys.STATE))
+        if len(self.in_keys) > 1:
+            x = torch.cat([x, self._encode_condition(tensordict.get(keys.CONDITION))], 1)
+        out: Tensor = self.module(x)
+        return out
+
+    def _takes(self, env: GFNCore) -> str:
+        if isinstance(self.module, TensorDictModuleBase):
+            return f"{' and '.join(map(repr, self.in_keys))}, and write {self.out_keys[0]!r}"
+        beside = "" if len(self.in_keys) == 1 else ", encoded conditions beside them"
+        return f"encoded states, float32 [n, {env.encoded_size}]{beside}"
 
 
 class LogZ(nn.Module):

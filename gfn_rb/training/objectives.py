@@ -7,15 +7,18 @@ from typing import Any
 
 import torch
 from tensordict.nn import TensorDictModuleBase
-from torch import nn
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LinearLR, LRScheduler
 
 from gfn_rb.containers import States, Trajectories, Transitions
 from gfn_rb.containers.base import Container
 from gfn_rb.envs import GFNEnv
 from gfn_rb.errors import ArgumentError
+from gfn_rb.shapes import Float
 from gfn_rb.training.config import TrainConfig
 from gfn_rb.training.losses import (
     LOSSES,
+    REGRESSION,
     DetailedBalance,
     FlowMatching,
     Loss,
@@ -27,6 +30,7 @@ from gfn_rb.training.networks import (
     ConditionalLogZ,
     ForwardPolicy,
     LogZ,
+    OwnNetwork,
     StateFlow,
     UniformBackwardPolicy,
 )
@@ -64,13 +68,35 @@ def make_loss(config: TrainConfig, env: GFNEnv, seed: int) -> Loss:
         config: names the loss, and the sizes of its networks.
         env: the environment.
         seed: of the weights.
+
+    Raises:
+        ArgumentError: a network of the user's does not fit the environment.
     """
     kind: Callable[..., Loss] = LOSSES[config.loss]
-    options = {"subtb_lambda": config.subtb_lambda} if config.loss == "subtb" else {}
+    options: dict[str, Any] = {"penalty": REGRESSION[config.regression]}
+    if config.loss == "subtb":
+        options["subtb_lambda"] = config.subtb_lambda
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        networks = {name: _NETWORKS[name](config, env) for name in LOSSES[config.loss].networks}
-    return kind(env=env, **networks, **options).to(config.device)
+        own = _own_networks(config, env)
+        networks = {
+            name: own.get(name) or _NETWORKS[name](config, env)
+            for name in LOSSES[config.loss].networks
+        }
+        loss = kind(env=env, **networks, **options).to(config.device)
+        for network in own.values():
+            network.to(config.device).check(env)
+    return loss
+
+
+def _own_networks(config: TrainConfig, env: GFNEnv) -> dict[str, OwnNetwork]:
+    given, initial = config.make_networks(env), config.log_z or 0.0
+    roles = {"forward_policy": "forward", "backward_policy": "backward", "state_flow": "flow"}
+    return {
+        name: OwnNetwork(env, module, role, initial)
+        for name, role in roles.items()
+        if (module := getattr(given, role)) is not None
+    }
 
 
 def make_optimizer(config: TrainConfig, loss: Loss) -> torch.optim.Adam:
@@ -86,6 +112,41 @@ def make_optimizer(config: TrainConfig, loss: Loss) -> torch.optim.Adam:
     if log_z:
         groups.append({"params": log_z, "lr": config.lr_log_z})
     return torch.optim.Adam(groups, fused=True)
+
+
+def make_schedule(config: TrainConfig, optimizer: torch.optim.Optimizer) -> LRScheduler:
+    """Return what changes learning rates, at each step of training.
+
+    Args:
+        config: says what becomes of them.
+        optimizer: has them.
+    """
+    end = 1.0 if config.lr_end is None else config.lr_end
+    return LinearLR(optimizer, 1.0, end, config.anneal_steps)
+
+
+def take_step(
+    optimizer: torch.optim.Optimizer,
+    loss: Loss,
+    cost: Float[Tensor, ""],
+    max_norm: float | None,
+    gradients: Callable[[Loss], None] = lambda loss: None,
+) -> None:
+    """Take one optimiser step.
+
+    Args:
+        optimizer: of the loss's parameters.
+        loss: has the parameters.
+        cost: what to lower, with gradient.
+        max_norm: longer gradients, of all parameters together, are shortened to this; None: none.
+        gradients: called with the loss when its gradients are there.
+    """
+    optimizer.zero_grad()
+    cost.backward()
+    gradients(loss)
+    if max_norm is not None:
+        nn.utils.clip_grad_norm_(loss.parameters(), max_norm)
+    optimizer.step()
 
 
 def converts(given: type[Container], wanted: type[Container]) -> bool:
@@ -131,7 +192,7 @@ def fit_log_z(loss: Loss, fresh: Trajectories) -> None:
         nets = (loss.forward_policy, loss.backward_policy, loss.env, loss.state_flow)
         steps = fresh.to_transitions()
         residual = DetailedBalance(*nets).residual(steps[steps.is_terminating])
-        offset = ("state_flow.head.bias",)
+        offset = ("state_flow.head.bias", "state_flow.offset")
     elif isinstance(loss, FlowMatching):
         states = fresh.to_states()
         residual = loss.terms(states)[0][states.is_terminating, 1]

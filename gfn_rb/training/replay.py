@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import torch
 from tensordict import TensorDictBase
-from torch import Tensor
 from torchrl.data import TensorDictReplayBuffer
 from torchrl.data.replay_buffers.samplers import RandomSampler
 from torchrl.data.replay_buffers.samplers import Sampler as ItemSampler
@@ -19,6 +18,7 @@ from gfn_rb.buffers import (
     terminating_state_buffer,
     transition_buffer,
 )
+from gfn_rb.buffers.presets import recent_writer
 from gfn_rb.containers import States, Trajectories, Transitions
 from gfn_rb.containers.base import Container
 from gfn_rb.envs import GFNEnv
@@ -29,24 +29,29 @@ from gfn_rb.samplers import (
     RankRewardSampler,
     SoftmaxRewardSampler,
 )
-from gfn_rb.shapes import Float
-from gfn_rb.training.config import TrainConfig
-from gfn_rb.writers import DiversityWriter, FIFOWriter, RewardPrioritizedWriter
+from gfn_rb.training.config import GIVES, TrainConfig
+from gfn_rb.writers import DiversityWriter, RewardPrioritizedWriter
 
 Regenerate = Callable[[TensorDictBase], TensorDictBase]
 
 
 def _unique(config: TrainConfig) -> str | None:
-    return "state" if config.unique else None
+    stands_for_object = GIVES[config.replay] == "trajectories"  # single steps do not
+    return "state" if config.unique and stands_for_object else None
+
+
+def _between(config: TrainConfig) -> dict[str, Any]:
+    given = config.make_distance()
+    return {"distance": given} if callable(given) else {"p": given}
 
 
 # What to keep: the writer, given the key that ranks items.
 KEEP: dict[str, Callable[[TrainConfig, str], Writer]] = {
     "top": lambda config, key: RewardPrioritizedWriter(key, unique=_unique(config)),
     "diverse": lambda config, key: DiversityWriter(
-        key, cutoff_distance=config.cutoff, p=config.distance_p
+        key, cutoff_distance=config.cutoff, **_between(config)
     ),
-    "recent": lambda config, _: FIFOWriter(unique=_unique(config)),
+    "recent": lambda config, _: recent_writer(_unique(config), max_age=config.max_age),
 }
 
 # What to draw: the sampler, given the key that weighs items.
@@ -115,18 +120,6 @@ def make_buffer(
         env=env,
         device=config.device,
         generator=generator,
+        max_age=config.max_age,
         **options,
     )
-
-
-def loss_per_item(items: Container, loss: Float[Tensor, "m"]) -> Float[Tensor, "n"]:
-    """Return the loss of each item, the mean over what it was taken apart into.
-
-    Args:
-        items: what was drawn.
-        loss: of each item, or of each step of each trajectory.
-    """
-    if len(loss) == len(items) or not isinstance(items, Trajectories):
-        return loss
-    item = torch.arange(len(items), device=loss.device).repeat_interleave(items.length)
-    return loss.new_zeros(len(items)).index_add_(0, item, loss) / items.length

@@ -29,15 +29,15 @@ def check_fields(config: type, values: Mapping[str, Any]) -> None:
 
     Args:
         config: a dataclass.
-        values: by field.
+        values: by field, of some or all.
 
     Raises:
         ArgumentError: a value is of another type, or out of its range.
     """
     hints = get_type_hints(config, include_extras=True)
-    for name in (f.name for f in fields(config)):
+    for name in (f.name for f in fields(config) if f.name in values):
         for rule in _rules(hints[name]):
-            _check(name, values[name], rule)
+            check_value(name, values[name], rule)
 
 
 def _rules(hint: Any) -> tuple[Rule, ...]:
@@ -50,13 +50,23 @@ def _rules(hint: Any) -> tuple[Rule, ...]:
     return (_TYPES[hint],) if hint in _TYPES else ()
 
 
-def _check(name: str, value: Any, rule: Rule) -> None:
+def check_value(name: str, value: Any, rule: Rule) -> None:
+    """Check a value of a field by one rule.
+
+    Raises:
+        ArgumentError: the rule does not hold.
+    """
     try:
         holds = rule.holds(value)
     except (TypeError, RuntimeError):  # of another type; no name of a device
         holds = False
     if not holds:
         raise ArgumentError(f"{name} must be {rule.expected}, got {value!r}")
+
+
+def _is_plain(value: Any) -> bool:
+    kinds = {type(each) for each in value} if type(value) is tuple else {type(value)}
+    return kinds <= {int, float, bool, str, type(None)}
 
 
 def _is_device(value: str) -> bool:
@@ -74,10 +84,17 @@ _TYPES: dict[Any, Rule] = {
     str: Rule(lambda v: type(v) is str, "a word"),
 }
 
+# What config.json holds, and gives back as it was.
+PLAIN = Rule(_is_plain, "a number, a word, true, false or None, or a tuple of such")
+
 PositiveInt = Annotated[int, Rule(lambda v: v >= 1, "at least 1")]
 NonNegativeInt = Annotated[int, Rule(lambda v: v >= 0, "at least 0")]
 Seed = Annotated[int, Rule(lambda v: 0 <= v < 2**63, "in [0, 2^63)")]
 OptionalInt = Annotated[int | None, Rule(lambda v: v is None or type(v) is int, "a whole number")]
+OptionalCount = Annotated[
+    int | None, Rule(lambda v: v is None or (type(v) is int and v >= 0), "at least 0")
+]
+OptionalWord = Annotated[str | None, Rule(lambda v: v is None or type(v) is str, "a word")]
 
 FiniteFloat = Annotated[float, Rule(math.isfinite, "finite")]
 PositiveFloat = Annotated[float, Rule(lambda v: 0 < v < math.inf, "positive and finite")]
@@ -91,6 +108,11 @@ OptionalFloat = Annotated[
 OptionalFiniteFloat = Annotated[
     float | None, Rule(lambda v: v is None or math.isfinite(v), "a finite number")
 ]
+OptionalPositiveFloat = Annotated[
+    float | None,
+    Rule(lambda v: v is None or 0 < v < math.inf, "positive and finite"),
+]
+OptionalShare = Annotated[float | None, Rule(lambda v: v is None or 0 <= v <= 1, "in [0, 1]")]
 
 Widths = Annotated[
     tuple[int, ...],

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from os import PathLike
+from typing import NamedTuple
 
 import torch
 from tensordict import TensorDictBase
@@ -13,34 +14,53 @@ from torch import Tensor
 from torchrl.data import ReplayBuffer
 
 from gfn_rb import keys
+from gfn_rb.buffers import MergedReplayBuffer
+from gfn_rb.buffers.flow import FlowCounts, summed
 from gfn_rb.checkpoint import load_checkpoint, load_state, save_checkpoint
 from gfn_rb.containers import Trajectories
 from gfn_rb.containers.base import Container
 from gfn_rb.envs import GFNEnv
 from gfn_rb.errors import CheckpointMismatchError
-from gfn_rb.metrics import DiscoveryMetrics, make_fit
 from gfn_rb.rollout import Sampler
 from gfn_rb.shapes import Float
 from gfn_rb.stopwatch import Stopwatch
+from gfn_rb.torchrl_compat import member_buffers
 from gfn_rb.training.config import TrainConfig
 from gfn_rb.training.losses import Loss
+from gfn_rb.training.measuring import make_discovery, make_evaluation
 from gfn_rb.training.objectives import (
     backward_policy,
     convert,
     fit_log_z,
     make_loss,
     make_optimizer,
+    make_schedule,
+    take_step,
 )
-from gfn_rb.training.replay import REPLAY, loss_per_item, make_buffer
+from gfn_rb.training.priority_rules import mean_per_item
+from gfn_rb.training.replay import REPLAY, make_buffer
 from gfn_rb.training.sources import make_source
 
 Row = dict[str, int | float | None]
 
+FLOW = ("offered", "accepted", "evicted", "drawn", "mean_age", "largest_age")
 PHASES = ("rollout", "buffer", "learning", "evaluation")
 
 
 def _store(rb: ReplayBuffer, items: TensorDictBase) -> None:
     rb.extend(items)
+
+
+class Learnt(NamedTuple):
+    """What a batch was like before it was learnt from.
+
+    Attributes:
+        loss: of each row that the loss reads.
+        residual: likewise, in nats.
+    """
+
+    loss: Float[Tensor, "m"]
+    residual: Float[Tensor, "m"]
 
 
 @dataclass(frozen=True)
@@ -66,9 +86,9 @@ class Trainer:
     """A GFlowNet in training, on fresh and on replayed items.
 
     One step takes fresh trajectories from its source, stores them, and takes one optimiser step on
-    each batch of them and one on each batch of what is replayed. (Separate steps on the two learn
-    faster than one step on both together.) What others feed, and a hook returns, is learnt from
-    like the fresh ones, and as much more is replayed. Everything random comes from the seed.
+    each batch of them and one on each batch of what is replayed. What others feed, and a hook
+    returns, is learnt from like the fresh ones, and as much more is replayed. Everything random
+    comes from the seed.
 
     Args:
         config: what to train, on what and how.
@@ -94,16 +114,21 @@ class Trainer:
         initial, rollout, replay = _seeds(config.seed, stream)
         self.loss = make_loss(config, self.env, initial)
         self.optimizer = make_optimizer(config, self.loss)
+        self.schedule = make_schedule(config, self.optimizer)
         self.generator = torch.Generator(config.device).manual_seed(rollout)
-        pf, pb = self.loss.forward_policy, backward_policy(self.loss)
-        self.backward = Sampler(pb)
-        self.source = make_source(config, self.env, pf, pb, self.generator, rollout)
+        self.backward = Sampler(backward_policy(self.loss))
+        self.source = make_source(
+            config, self.env, self.loss, self.generator, (initial + 1, rollout),
+            epsilon=lambda: config.annealed("epsilon", self.steps_done),
+        )  # fmt: skip
+        self.priority_rule = config.make_priority_rule()
         self.replay = REPLAY[config.replay]
         draws = torch.Generator(config.device).manual_seed(replay)
         self.rb = make_buffer(config, self.env, draws, self._regenerate)
         self.replayed = self.hooks.replayed(self.rb, self.env)
-        self.discovery = DiscoveryMetrics(self.env)
-        self.fit = make_fit(self.env, pf, self.loss.estimate_log_z)
+        self.discovery = make_discovery(config, self.env)
+        self.evaluation = make_evaluation(config, self.env, self.loss, rollout)
+        self.fit = self.evaluation.fit
         self.steps_done = 0
         self.history: list[Row] = []
         self._losses: dict[str, list[float]] = {}  # sum and number since the last row of history
@@ -117,24 +142,23 @@ class Trainer:
         Raises:
             NaNError, ArgumentError: the loss is no longer finite.
         """
-        with self.watch("rollout"):
-            fresh = self.source.sample(self.config.batch_size)
-            self.discovery.add(fresh)
-        with self.watch("buffer"):
-            fed = self.hooks.store(self.rb, fresh.to_tensordict())
+        if self.config.temperature_end is not None:
+            self.rb.sampler.temperature = self.config.annealed("temperature", self.steps_done)
+        fresh, fed = self._sample()
         if self.steps_done == 0 and self.config.log_z is None:
             with self.watch("learning"):  # from 0, log Z would take hundreds of steps to get there
                 fit_log_z(self.loss, fresh)
         sampled = self._batches(fresh)
-        losses = [float(self._learn(batch).mean()) for batch in sampled]
         from_others = [] if fed is None else self._batches(Trajectories.from_tensordict(fed))
+        losses = [float(self._learn(batch).loss.mean()) for batch in sampled]
         for batch in from_others:
             self._learn(batch)
-        replayed = [float(each.mean()) for each in self._learn_replayed(sampled + from_others)]
+        replayed = [self._replay(rows) for rows in self._draw(sampled + from_others)]
         loss = sum(losses) / len(losses)
         self._add_loss("loss", loss)
         if self.config.n_replayed:
             self._add_loss("replay_loss", sum(replayed) / max(len(replayed), 1))
+        self.schedule.step()
         self.steps_done += 1
         self.hooks.stepped(self)
         return loss
@@ -149,35 +173,48 @@ class Trainer:
         size = math.ceil(len(trajectories) / n_batches)
         return [trajectories[i : i + size] for i in range(0, len(trajectories), size)]
 
-    def _learn_replayed(self, batches: Sequence[Trajectories]) -> Iterator[Float[Tensor, "n"]]:
-        """Learn from what is replayed after some batches, in batches of their size."""
+    def _sample(self) -> tuple[Trajectories, TensorDictBase | None]:
+        """Store fresh trajectories; return them, and what others have fed in the meantime."""
+        with self.watch("rollout"):
+            fresh = self.source.sample(self.config.batch_size)
+            self.discovery.add(fresh)
+        with self.watch("buffer"):
+            version = torch.full_like(fresh.length, self.steps_done)
+            items = fresh.to_tensordict().set(keys.POLICY_VERSION, version)
+            return fresh, self.hooks.store(self.rb, items)
+
+    def _draw(self, batches: Sequence[Trajectories]) -> list[TensorDictBase]:
+        """Draw what is replayed after some batches, in parts of their size."""
         n_items = sum(map(self.replay.n_items, batches))
         n_rows = round(self.config.replay_ratio * n_items) if self.config.n_replayed else 0
         if not n_rows:
-            return
+            return []
         with self.watch("buffer"):
             sample = self.replayed.sample(n_rows)
         # Drawn at once, before anything is learnt from it: one pass over the weights of all items.
-        for rows in sample.split(math.ceil(n_items / len(batches))):
-            batch = self.replay.gives.from_tensordict(rows)
-            loss = self._learn(batch)
-            if self.config.draw == "priority":
-                with self.watch("buffer"):  # by the size of the residual: the loss is its square
-                    priority = loss_per_item(batch, loss).sqrt()
-                    self.replayed.update_priority(rows.get(keys.INDEX), priority)
-            yield loss
+        return list(sample.split(math.ceil(n_items / len(batches))))
 
-    def _learn(self, batch: Container) -> Float[Tensor, "n"]:
-        """Take one optimiser step; return the loss of each row before it."""
+    def _replay(self, rows: TensorDictBase) -> float:
+        """Take one optimiser step on replayed rows, and set their priorities; return their loss."""
+        replayed = self.replay.gives.from_tensordict(rows)
+        learnt = self._learn(replayed)
+        if self.config.draw == "priority":
+            with self.watch("buffer"):
+                priority = mean_per_item(replayed, self.priority_rule(learnt.residual))
+                self.replayed.update_priority(rows.get(keys.INDEX), priority)
+        return float(learnt.loss.mean())
+
+    def _learn(self, batch: Container) -> Learnt:
+        """Take one optimiser step on a batch."""
         with self.watch("learning"):
-            self.optimizer.zero_grad()
             rows = convert(batch, self.loss.reads)
             self.discovery.calls += self.loss.n_reward_calls(rows)
-            loss = self.loss.row_loss(rows)
-            loss.mean().backward()
-            self.hooks.gradients(self.loss)
-            self.optimizer.step()
-            return loss.detach()
+            loss, residual = self.loss.evaluate(rows)
+            options = self.config.clip_grad_norm, self.hooks.gradients
+            take_step(self.optimizer, self.loss, loss.mean(), *options)
+            learnt = Learnt(loss.detach(), residual.detach())
+            self.source.learn(batch, learnt.residual)
+            return learnt
 
     def _regenerate(self, rows: TensorDictBase) -> TensorDictBase:
         """Sample forward trajectories to stored terminating states. Costs no reward calls."""
@@ -201,20 +238,25 @@ class Trainer:
     def measure(self) -> Row:
         """Return what there is to know after the steps taken so far, by name.
 
-        Losses are means since the last row of ``history``; None where there is nothing to average.
-        Distances are exact. Seconds have ``time`` in their name; everything else repeats with the
-        seed.
+        Losses and ages are of what was learnt from since the last row of ``history``; None where
+        there is nothing to average. Ages are in steps; ``evicted`` of the rows that were
+        ``accepted`` have given way to others.
+        What is measured by samples is so by random numbers of its own. Seconds have ``time`` in
+        their name; everything else repeats with the seed.
         """
         with self.watch("evaluation"):
-            known = {"log_z": self.log_z, **self.fit.columns()}
+            found = self.discovery.columns()
+            known = self.evaluation.columns(self.steps_done)
         seconds = self.watch.read()
+        flow = {**self.rb.stats(), **summed(self._counts())}
         return {
             "step": self.steps_done,
-            **self.discovery.columns(),
+            **found,
             "loss": self._mean_loss("loss"),
             "replay_loss": self._mean_loss("replay_loss"),
             **known,
             "buffer_size": len(self.rb),
+            **{name: flow.get(name) for name in FLOW},
             "time_total": sum(seconds.values()),
             **{f"time_{phase}": seconds[phase] for phase in PHASES},
         }
@@ -224,7 +266,14 @@ class Trainer:
         row = self.measure()
         self.history.append(row)
         self._losses = {}
+        for counts in self._counts():
+            counts.forget_ages()
         return row
+
+    def _counts(self) -> list[FlowCounts]:
+        """Return the counts of the run's buffer, and of what it is replayed together with."""
+        merged = isinstance(self.replayed, MergedReplayBuffer)
+        return [rb.counts for rb in (member_buffers(self.replayed) if merged else [self.rb])]
 
     def _add_loss(self, name: str, loss: float) -> None:
         total, n = self._losses.get(name, (0.0, 0))
@@ -251,6 +300,7 @@ class Trainer:
             config=self.config.to_dict(),
             policies=self.loss.state_dict(),
             optimizer=self.optimizer.state_dict(),
+            schedule=self.schedule.state_dict(),
             generator=self.generator.get_state(),
             source=self.source.state_dict(),
             steps_done=self.steps_done,
@@ -275,6 +325,7 @@ class Trainer:
         extra = load_checkpoint(path, self.replayed)
         self.loss.load_state_dict(extra["policies"])
         self.optimizer.load_state_dict(extra["optimizer"])
+        self.schedule.load_state_dict(extra["schedule"])
         self.generator.set_state(extra["generator"])
         self.source.load_state_dict(extra["source"])
         self.steps_done = extra["steps_done"]

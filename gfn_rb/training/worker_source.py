@@ -23,13 +23,16 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModuleBase
+from torch import Tensor
 
 from gfn_rb.containers import Trajectories
+from gfn_rb.containers.base import Container
 from gfn_rb.envs.core import GFNCore
 from gfn_rb.errors import ArgumentError, CheckpointMismatchError, WorkerError
 from gfn_rb.rollout import Sampler
 from gfn_rb.rollout.checks import exploration_from
 from gfn_rb.rollout.log_probs import require_direction
+from gfn_rb.shapes import Float
 
 GRACE = 5.0
 """Seconds that workers told to stop have for what they are doing."""
@@ -122,6 +125,9 @@ class WorkerSource:
         batch = Trajectories.cat(self._run(tasks))
         self.batches_drawn += 1
         return batch.to(self._device)
+
+    def learn(self, batch: Container, residual: Float[Tensor, "m"]) -> None:
+        """Do nothing: the policy learns elsewhere."""
 
     def close(self) -> None:
         """Stop the workers. Done at the end of the program too."""

@@ -19,7 +19,7 @@ from training.training_runs import timeless
 import gfn_rb
 from gfn_rb import cli
 from gfn_rb.checkpoint import load_state
-from gfn_rb.cli import main
+from gfn_rb.cli import commands, main
 from gfn_rb.training import Trainer, report
 from gfn_rb.training.config import CONFIGS
 from gfn_rb.training.session.folder import RunFolder, read_metrics
@@ -87,30 +87,72 @@ def test_train_then_inspect_then_resume(capsys, tmp_path):
     assert results("run") == results("whole")
 
 
-def test_every_option_reaches_the_configuration():
-    options = (
-        "--steps 1 --seed 5 --batch-size 4 --replay-ratio 0.5 --replay terminal --capacity 64 "
-        "--compact narrow --keep recent --draw uniform --temperature 2.5 --epsilon 0.1 "
-        "--backward learned --loss subtb --subtb-lambda 0.8 --cutoff 2.0 --rank-k 0.1 "
-        "--top-fraction 0.3 --top-share 0.6 --priority-alpha 0.7 --local-search 1 "
-        "--back-ratio 0.25 --workers 0 --hidden 8 4 --lr 0.01 --lr-log-z 0.2 --log-z 1.5 "
-        "--device cpu --threads 1 --eval-every 3 --checkpoint-every 2 --logger csv "
-        "--form prepend_append --beta 2.0 --unique"
-    )
-    assert main(["train", "tfbind8", *options.split()]) == 0
-    config = RunFolder(Path("runs/tfbind8-seed5-001")).read_config()
-    assert config.to_dict() == {
-        "env": "tfbind8", "steps": 1, "seed": 5, "batch_size": 4, "replay_ratio": 0.5,
-        "replay": "terminal", "capacity": 64, "keep": "recent", "draw": "uniform",
-        "temperature": 2.5, "epsilon": 0.1, "backward": "learned", "hidden": [8, 4], "lr": 0.01,
-        "lr_log_z": 0.2, "log_z": 1.5, "device": "cpu", "threads": 1, "eval_every": 3,
-        "checkpoint_every": 2, "logger": "csv", "form": "prepend_append", "beta": 2.0,
-        "managers": 0, "feed": "none", "feed_quota": 64, "send": "deferred", "send_every": 1,
-        "baseline": "none", "average_gradients": False, "patience": 120.0,
+TOGETHER = (  # so that each option has an effect
+    "--temperature-end 0.5 --anneal exponential --anneal-steps 7 --teacher-c 3.0 "
+    "--teacher-share 0.5 --draw softmax --temperature 2.5 --keep diverse --cutoff 2.0 --loss subtb "
+    "--subtb-lambda 0.8",
+    "--draw quantile --top-fraction 0.3 --top-share 0.6 --keep recent --no-unique --lr-log-z 0.2",
+    "--draw rank --rank-k 0.1 --managers 1 --feed top --feed-quota 32 --send awaited "
+    "--send-every 2 --baseline min --patience 60.0 --replay trajectories",
+    "--teacher-alpha 0.5 --teacher-share 0.5 --regression linex --clip-grad-norm 1.0 "
+    "--epsilon-end 0.2 --priority-rule teacher "
+    "--draw priority --priority-alpha 0.7 --replay terminal --compact none --capacity 64 "
+    "--max-age 9 "
+    "--backward learned --form prepend_append --beta 2.0 --log-z 1.5 --lr 0.01 --lr-end 0.1",
+    "--steps 1 --seed 5 --batch-size 4 --replay-ratio 0.5 --epsilon 0.1 --local-search 1 "
+    "--back-ratio 0.25 --workers 0 --hidden 8 4 --device cpu --threads 1 --eval-every 3 "
+    "--checkpoint-every 2 --logger csv --out run --transport local --metrics elbo correlation "
+    "--eval-samples 20 --eval-backward 3 --mode-score 0.9 --mode-cutoff 1.0 --modes published",
+)
+
+
+def test_every_option_reaches_the_configuration(monkeypatch):
+    made = []
+    monkeypatch.setattr(commands, "train", made.append)
+    for options in TOGETHER:
+        assert main(["train", "tfbind8", *options.split()]) == 0
+    defaults, given = CONFIGS["tfbind8"](), {}
+    for options, config in zip(TOGETHER, made, strict=True):
+        config.validate()
+        words = [word.replace("-", "_") for word in re.findall(r"--(?:no-)?(\S+)", options)]
+        given |= {name: getattr(config, name) for name in words}
+        others = {f.name for f in fields(config)} - set(words)
+        assert all(getattr(config, name) == getattr(defaults, name) for name in others)
+    assert given == {
+        "steps": 1, "seed": 5, "batch_size": 4, "replay_ratio": 0.5, "replay": "terminal",
+        "capacity": 64, "keep": "recent", "draw": "priority", "temperature": 2.5, "epsilon": 0.1,
+        "backward": "learned", "hidden": (8, 4), "lr": 0.01, "lr_log_z": 0.2, "log_z": 1.5,
+        "device": "cpu", "threads": 1, "eval_every": 3, "checkpoint_every": 2, "logger": "csv",
+        "form": "prepend_append", "beta": 2.0, "managers": 1, "feed": "top", "feed_quota": 32,
+        "send": "awaited", "send_every": 2, "baseline": "min", "patience": 60.0,
         "loss": "subtb", "subtb_lambda": 0.8, "cutoff": 2.0, "rank_k": 0.1, "top_fraction": 0.3,
         "top_share": 0.6, "priority_alpha": 0.7, "local_search": 1, "back_ratio": 0.25,
-        "workers": 0, "compact": "narrow", "unique": True,
+        "workers": 0, "compact": "none", "unique": False, "out": Path("run"),
+        "transport": "local", "lr_end": 0.1, "max_age": 9,
+        "temperature_end": 0.5, "anneal": "exponential", "anneal_steps": 7, "teacher_c": 3.0,
+        "teacher_share": 0.5, "teacher_alpha": 0.5, "regression": "linex", "clip_grad_norm": 1.0,
+        "epsilon_end": 0.2, "priority_rule": "teacher",
+        "metrics": ("elbo", "correlation"), "eval_samples": 20, "eval_backward": 3,
+        "mode_score": 0.9, "mode_cutoff": 1.0, "modes": "published",
     }  # fmt: skip
+    assert defaults.to_dict().keys() - {"env", "average_gradients"} == given.keys() - {
+        "out", "transport",
+    }  # fmt: skip
+
+
+def test_options_are_shown_in_groups_the_environments_own_first(capsys):
+    with pytest.raises(SystemExit):
+        main(["train", "hypergrid", "--help"])
+    out = capsys.readouterr().out
+    groups = ["hypergrid", "run", "measuring", "sampling", "learning", "replay", "ranks"]
+    assert re.findall(r" (\w+) options [^\w]{3}", out) == groups
+    own = out[out.index(" hypergrid options ") : out.index(" run options ")]
+    assert re.findall(r"--\w+", own) == ["--ndim", "--height", "--r0", "--r1", "--r2"]
+
+
+def test_the_version_is_told(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"gfn-rb {gfn_rb.__version__}\n"
 
 
 def test_torchrl_keeps_its_notes_to_itself(monkeypatch):
@@ -124,6 +166,30 @@ def test_torchrl_keeps_its_notes_to_itself(monkeypatch):
     finally:
         torchrl_logger.removeHandler(handler)
     assert notes == []
+
+
+def test_runs_are_compared(capsys, monkeypatch):
+    for seed in ("1", "2"):
+        main([*GRID, "--steps", "5", "--seed", seed, "--out", f"run{seed}"])
+    capsys.readouterr()
+    assert main(["compare", "run1", "run2"]) == 0
+    title, heading, row, picture = capsys.readouterr().out.splitlines()
+    assert title.startswith("hypergrid after 40 reward calls, mean ± standard deviation")
+    assert heading.split() == ["configuration", "seeds", "modes", "found", "total", "variation",
+                               "accuracy", "seconds"]  # fmt: skip
+    assert row.split()[:2] == ["hypergrid", "2"]
+    assert picture == "picture  comparison.png"
+    assert Path("comparison.png").read_bytes().startswith(b"\x89PNG")
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes it for a terminal
+    options = ["--metrics", "spearman", "loss", "--calls", "20", "--out", "two.svg"]
+    assert main(["compare", "run1", *options]) == 0
+    out = capsys.readouterr().out
+    assert "hypergrid after 20 reward calls" in out
+    assert "spearman" in out
+    assert "\u2500\u2500\u2500" in out
+    assert Path("two.svg").exists()
+    assert refusal(capsys, "compare", "run1", "run1")[0] == 2
+    assert refusal(capsys, "compare", "run1", "--out", "a.doc")[0] == 2
 
 
 # Mistakes.
@@ -140,6 +206,24 @@ def test_torchrl_keeps_its_notes_to_itself(monkeypatch):
         ("--r0 0", "gfn-rb: r0 must be positive and finite, got 0.0"),
         ("--local-search -1", "gfn-rb: local_search must be at least 0, got -1"),
         ("--back-ratio 0", "gfn-rb: back_ratio must be in (0, 1], got 0.0"),
+        (
+            "--ndim 20 --metrics elbo eubo",
+            "gfn-rb: metrics must be among elbo for HyperGrid, got 'eubo', which takes states that "
+            "can be listed",
+        ),
+        (
+            "--temperature 2",
+            "gfn-rb: temperature has no effect unless draw is softmax, got 2.0 with draw 'rank'",
+        ),
+        (
+            "--average-gradients",
+            "gfn-rb: average_gradients has no effect unless several ranks are started, got True "
+            "with 1",
+        ),
+        (
+            "--patience 5",
+            "gfn-rb: patience has no effect unless several ranks are started, got 5.0 with 1",
+        ),
         (
             "--replay states",
             "gfn-rb: replay must be one of trajectories, terminal with loss tb, which reads "
@@ -163,7 +247,7 @@ def test_a_bad_value_is_named(options, line, capsys, tmp_path):
         (["train", "tfbind8", "--keep", "best"], ["--keep", "best", "top", "recent"]),
         (["train", "tfbind8", "--form", "middle"], ["--form", "middle", "append"]),
         (["train"], ["tfbind8", "hypergrid"]),
-        (["fly"], ["fly", "train", "resume", "inspect"]),
+        (["fly"], ["fly", "train", "resume", "inspect", "compare"]),
         ([], ["train", "resume", "inspect"]),
         (["resume"], ["PATH"]),
     ],
@@ -197,6 +281,7 @@ def test_help_explains_every_option(env, capsys):
         ("rna_binding --targets GGGAAACCCU --length 6", ["best 100", "modes found"]),
         ("bit_sequence --n-bits 40 --word-bits 4 --modes 5", ["best 100", "of 5"]),
         ("conditional_hypergrid --height 6 --local-search 1", ["(exact, mean over 5 conditions)"]),
+        ("deceptive_grid --ndim 2 --height 9 --loss mdb --replay transitions", ["of 4"]),
         ("hypergrid --ndim 2 --loss fm --replay states --draw priority", ["(exact)", "of 4"]),
     ],
 )
@@ -245,7 +330,7 @@ def test_what_cannot_be_resumed_is_named(capsys, tmp_path):
     path.write_bytes(path.read_bytes()[:-100])
     code, line = refusal(capsys, "resume", "run")
     assert code == 1
-    assert line.startswith("gfn-rb: run/checkpoint.gfnrb is no sound checkpoint")
+    assert line.startswith(f"gfn-rb: {Path.cwd()}/run/checkpoint.gfnrb is no sound checkpoint")
     assert refusal(capsys, "inspect", "run/checkpoint.gfnrb")[0] == 1
     assert refusal(capsys, "inspect", "elsewhere")[0] == 2
 
@@ -289,7 +374,9 @@ def test_a_signal_says_how_to_go_on(number, code, capsys, monkeypatch):
     assert main([*GRID, "--steps", "12", "--out", "run"]) == code
     out, err = capsys.readouterr()
     assert out == ""
-    assert err.splitlines()[-1] == "stopped after 7 steps; continue with: gfn-rb resume run"
+    assert err.splitlines()[-1] == (
+        "stopped after 7 steps, which are saved; continue with: gfn-rb resume run"
+    )
     monkeypatch.setattr(Trainer, "step", original)
     assert main(["resume", "run"]) == 0
     assert main([*GRID, "--steps", "12", "--out", "whole"]) == 0

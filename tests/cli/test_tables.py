@@ -64,6 +64,15 @@ def test_what_is_not_known_is_not_shown():
     assert shown["mean score of the best 100"] == "0.5555"
 
 
+def test_what_was_measured_besides_is_shown():
+    more = {"spearman": 0.5, "elbo": 2.25, "eubo": None, "separated_modes": 1200}
+    shown = lines(result_table(trained(GRID, 1), {**ROW, **more}))
+    assert shown["Spearman, log P(x) with log R(x)"] == "0.5000"
+    assert shown["evidence lower bound"] == "2.2500"
+    assert shown["modes by distance"] == "1,200"
+    assert "evidence upper bound" not in shown
+
+
 def test_means_over_conditions_are_called_so():
     shown = lines(result_table(trained(WARM_GRID, 1), ROW))
     title = "total variation, policy to target"
@@ -128,6 +137,7 @@ def test_what_each_rank_did_stands_below(tmp_path):
     measured = {"reward_calls": 1200, "modes_found": 40, "total_variation": 0.25}
     report = {
         "lost": {"2": "its process died"},
+        "managers": [3, 4],
         "reward_calls": 2400,
         "modes_found": 61,
         "ranks": {
@@ -138,6 +148,9 @@ def test_what_each_rank_did_stands_below(tmp_path):
     folder = RunFolder(tmp_path)
     assert ranks_tables(folder) == []  # a run of one rank writes no such report
     folder.ranks_report.write_text(json.dumps(report))
+    senders = {"0": {"items": 900, "fed": 77}, "1": {"items": 100, "fed": 3}}
+    known = json.dumps({"stored": 950, "senders": senders})
+    RunFolder(tmp_path, 3).manager.write_text(known)  # and that of rank 4 was lost
     folder.write_config(GRID)
     assert lines(*inspection(tmp_path))["together"].split() == ["2,400", "61"]
     (table,) = ranks_tables(folder)
@@ -146,5 +159,15 @@ def test_what_each_rank_did_stands_below(tmp_path):
         "rank 0": ["1,200", "40", "0.2500", "900", "77"],
         "rank 1": ["1,200", "39"],
         "together": ["2,400", "61"],
-        "reward calls": ["modes", "found", "total", "variation", "sent", "fed"],
+        "manager 3": ["80", "1,000", "950"],
+        "reward calls": [
+            "modes",
+            "found",
+            "total",
+            "variation",
+            "sent",
+            "fed",
+            "received",
+            "stored",
+        ],
     }

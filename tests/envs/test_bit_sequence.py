@@ -25,6 +25,11 @@ class TestBitSequencePrependAppend(EnumerableEnvConformance):
         return BitSequence(8, 2, "prepend_append", n_modes=2, seed=1)
 
 
+class TestBitSequenceNonAutoregressive(EnumerableEnvConformance):
+    def make_env(self) -> BitSequence:
+        return BitSequence(8, 2, "non_autoregressive", n_modes=2)
+
+
 class TestBitByBit(EnumerableEnvConformance):
     def make_env(self) -> BitSequence:
         return BitSequence(8, 1, n_modes=5, delta=2)
@@ -33,6 +38,13 @@ class TestBitByBit(EnumerableEnvConformance):
 class TestBitSequenceOf120Bits(GFNEnvConformance):
     def make_env(self) -> BitSequence:
         return BitSequence(word_bits=6)
+
+
+class TestLongWordsInAnyOrder(GFNEnvConformance):
+    n_walks = 4
+
+    def make_env(self) -> BitSequence:
+        return BitSequence(24, 8, "non_autoregressive", n_modes=4, delta=6)
 
 
 def hamming(one: str, other: str) -> int:
@@ -90,6 +102,32 @@ def test_distances_rewards_and_modes_equal_their_definition(
     assert env.modes_reached(state).tolist() == [i for i in range(4) if expected[i] <= delta]
     index = expected.index(nearest) if nearest <= delta else -1
     assert env.mode_index(state).tolist() == [index]
+
+
+def test_strings_to_measure_on() -> None:
+    env = BitSequence(delta=30)
+    state = env.test_states()
+    assert state.shape == (7200, 15)
+    distance = env.distances(state).reshape(60, 120, 60)
+    own = distance[torch.arange(60), :, torch.arange(60)]
+    assert own.equal(torch.arange(120).expand(60, 120))  # flipped bits of each mode
+    assert env.test_states().equal(state)
+    assert BitSequence(word_bits=4, form="non_autoregressive").test_states().shape == (7200, 30)
+    assert len(state.unique(dim=0)) > 7190
+    # each bit is flipped as often as another: 59.5 times in 120 for every mode
+    bits = torch.tensor([[int(c) for c in text] for text in env.to_strings(state)])
+    modes = bits[::120].repeat_interleave(120, 0)
+    assert (bits != modes).double().mean(0).sub(59.5 / 120).abs().max() < 0.03
+
+
+def test_words_in_any_order() -> None:
+    env = BitSequence(16, 4, "non_autoregressive", n_modes=1)
+    assert (env.n_actions, env.max_length, env.encoded_size) == (65, 5, 16)
+    state = env.from_strings(["----0101----1111"])
+    assert state.tolist() == [[-1, 5, -1, 15]]
+    assert env.to_strings(state) == ["----0101----1111"]
+    published = BitSequence(form="non_autoregressive", delta=30)
+    assert (published.n_actions, published.max_length) == (15 * 256 + 1, 16)
 
 
 def test_rewards_by_hand() -> None:

@@ -10,7 +10,7 @@ import torch
 
 from gfn_rb.envs import EnumerableEnv, RNABinding, rna_binding
 from gfn_rb.envs.conformance import GFNEnvConformance
-from gfn_rb.envs.rna_binding import TARGETS, lowest_energy
+from gfn_rb.envs.rna_binding import TARGETS, known_sums, lowest_energy
 from gfn_rb.errors import ArgumentError, GfnRbError, ShapeError
 
 SHORT = ("GGGCAAUGCC", "AUGGCUUACG")  # short targets, quick to fold
@@ -141,6 +141,44 @@ def test_random_sequences_rarely_reach_the_threshold() -> None:
     score = env.score(state)
     assert 0.25 < score.median() < 0.35
     assert not env.is_mode(state).any()
+
+
+def test_known_sums_lead_from_each_beta_to_the_next() -> None:
+    sums = known_sums()
+    assert len(sums) == 3 * 52
+    for (target, beta), (log_z, expected_score) in sums.items():
+        if (target, beta + 1) in sums:
+            following = sums[target, beta + 1][0]
+            assert following == pytest.approx(log_z + math.log(expected_score), abs=2e-5)
+
+
+def test_known_sums_agree_with_a_sample() -> None:
+    env = RNABinding(beta=2.0)
+    state = torch.randint(4, (1500, 14), generator=torch.Generator().manual_seed(0))
+    score = env.score(state).double().clamp(min=1e-3)
+    for beta in (1.0, 2.0, 3.0):
+        reward = score**beta
+        mean = math.exp(RNABinding(beta=beta).true_log_z - 14 * math.log(4))
+        assert reward.mean().item() == pytest.approx(mean, abs=4 * float(reward.std()) / 1500**0.5)
+    assert env.expected_score == pytest.approx(
+        float((score**3).mean() / (score**2).mean()), rel=0.1
+    )
+
+
+def test_what_is_known_of_a_task() -> None:
+    env = RNABinding()
+    assert (env.true_log_z, env.expected_score) == (12.38146, 0.5471538)
+    env = RNABinding(form="prepend_append", beta=40.0)
+    assert (env.true_log_z, env.expected_score) == (5.041795, 0.9737563)
+    for options in (
+        {"targets": ["RNA4"]},
+        {"targets": ["RNA1", "RNA2"]},
+        {"length": 13},
+        {"beta": 2.5},
+        {"min_reward": 0.01},
+    ):
+        env = RNABinding(**options)
+        assert (env.true_log_z, env.expected_score) == (None, None)
 
 
 def test_a_missing_viennarna_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

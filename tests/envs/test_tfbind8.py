@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from hashlib import sha256
 
 import numpy as np
 import pytest
@@ -10,6 +11,9 @@ from gfn_rb.envs import TFBind8
 from gfn_rb.envs.conformance import EnumerableEnvConformance
 from gfn_rb.envs.tfbind8 import load_scores
 from gfn_rb.errors import ArgumentError, ShapeError
+
+# of the list modes_tfbind8.pkl in the code of Kim et al. (2023), in its order, one 8-mer a line
+PUBLISHED = "4a64c297cc8236e9b83b78c6392ce0a4ae2a38c7cde96634848109d01eece154"
 
 
 class TestTFBind8Append(EnumerableEnvConformance):
@@ -71,6 +75,30 @@ def test_modes_are_the_327_strongest_and_ties_go_by_the_alphabet() -> None:
     assert int((score >= env.score(last)).sum()) == 328
 
 
+def test_published_modes_lie_apart() -> None:
+    """Kim et al. (2023): in descending score, each that differs in two letters from those kept."""
+    env = TFBind8(modes="published")
+    state = env.terminating_states()
+    rank = env.mode_index(state)
+    assert env.n_modes == 328 == int((rank >= 0).sum())
+    modes = state[rank >= 0][rank[rank >= 0].argsort()]
+    score = env.score(modes)
+    assert (score.diff() <= 0).all()
+    assert score[-1].item() == pytest.approx(0.8891993)  # where the published list ends
+    kept: list[list[int]] = []
+    for row in state[env.score(state).argsort(descending=True, stable=True)].tolist():
+        if all(sum(a != b for a, b in zip(row, other, strict=True)) > 1 for other in kept):
+            kept.append(row)
+        if len(kept) == 328:
+            break
+    assert modes.tolist() == kept
+    texts = env.to_strings(modes)
+    assert texts[:4] == ["AGGTATCA", "TGATACCT", "TGATATCA", "ATTGATAC"]
+    assert texts[-2:] == ["ATCATACA", "TGTATGAT"]
+    assert sha256("\n".join(texts).encode()).hexdigest() == PUBLISHED
+    assert int(TFBind8().is_mode(modes).sum()) == 101
+
+
 def test_strings_and_states() -> None:
     env = TFBind8()
     state = env.from_strings(["ACGTACGT", "GA", ""])
@@ -109,6 +137,7 @@ def test_both_forms_write_the_same_8mer() -> None:
         ({"beta": 0.0}, "beta must be positive and finite, got 0.0"),
         ({"beta": math.inf}, "beta must be positive"),
         ({"min_reward": 0.0}, r"min_reward must be in \(0, 1\], got 0.0"),
+        ({"modes": "all"}, r"modes must be one of \['published', 'top'\], got 'all'"),
         ({"min_reward": 1.5}, "min_reward must be in"),
     ],
 )

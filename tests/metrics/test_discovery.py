@@ -3,7 +3,7 @@ import torch
 
 from gfn_rb.containers import Trajectories
 from gfn_rb.envs import HyperGrid
-from gfn_rb.metrics.discovery import DiscoveryMetrics
+from gfn_rb.metrics import DiscoveryMetrics, SeparatedModes, norm_distance
 
 # On the 8 x 8 grid the modes are the four states whose coordinates are 1 or 6, of reward 2.6; the
 # others of the outer bands have 0.6, the rest 0.1.
@@ -46,6 +46,7 @@ def test_nothing_is_found_at_first(discovery):
     assert counts(discovery) == (0, 0, 0)
     assert discovery.columns() == {
         "reward_calls": 0, "distinct_reward_calls": 0, "modes_found": 0, "top_100_score": None,
+        "top_100_diversity": None,
     }  # fmt: skip
 
 
@@ -92,6 +93,28 @@ def test_the_top_holds_the_best_100_distinct_states(discovery):
     assert discovery.top_score == pytest.approx((4 * 2.6 + 12 * 0.6 + 48 * 0.1) / 64)
 
 
+def test_the_best_are_compared_with_each_other(discovery):
+    """(1, 1), (1, 6) and (6, 6) differ in 1, 1 and 2 places; in 5, 5 and 10 steps."""
+    discovery.add(MODES[[0, 1, 3, 3]])
+    assert discovery.columns()["top_100_diversity"] == pytest.approx(4 / 3)
+    steps = DiscoveryMetrics(HyperGrid(2, 8), norm_distance(1.0))
+    steps.add(ending_in(discovery.env, MODES[[0, 1, 3, 3]]))
+    assert steps.columns()["top_100_diversity"] == pytest.approx(20 / 3)
+
+
+def test_modes_are_also_counted_by_distance():
+    env = HyperGrid(1, 31)
+    discovery = DiscoveryMetrics(env, separated=SeparatedModes(2.5, 1.0, norm_distance(1.0)))
+    discovery.add(ending_in(env, torch.tensor([[4], [5], [5], [20]])))
+    assert discovery.columns()["separated_modes"] == 1
+    restored = DiscoveryMetrics(env, separated=SeparatedModes(2.5, 1.0, norm_distance(1.0)))
+    restored.load_state_dict(discovery.state_dict())
+    for each in (discovery, restored):
+        each.add(ending_in(env, torch.tensor([[4], [5], [25], [26]])))
+        assert each.columns()["separated_modes"] == 2
+        assert each.columns()["modes_found"] == 2
+
+
 def test_the_top_forgets_what_is_not_among_the_100_best():
     discovery = Counted(HyperGrid(1, 401))
     x = torch.arange(401)[:, None]
@@ -99,6 +122,7 @@ def test_the_top_forgets_what_is_not_among_the_100_best():
         discovery.add(part)
     best = discovery.env.log_reward(x).exp().sort(descending=True).values[:100]
     assert torch.equal(discovery.top, best)
+    assert torch.equal(discovery.env.score(discovery.top_state), best)
 
 
 def test_a_reward_that_is_paid_for_is_not_asked_for_again(discovery, monkeypatch):

@@ -7,26 +7,46 @@ import pytest
 import torch
 
 from gfn_rb import containers
-from gfn_rb.envs import BitSequence, ConditionalHyperGrid, HyperGrid, RNABinding, TFBind8
+from gfn_rb.envs import (
+    BayesianDAG,
+    BitSequence,
+    ConditionalHyperGrid,
+    DeceptiveGrid,
+    HyperGrid,
+    RNABinding,
+    TFBind8,
+)
 from gfn_rb.errors import ArgumentError
 from gfn_rb.training import (
     DRAW,
     KEEP,
     LOSSES,
+    PRIORITY,
+    REGRESSION,
     REPLAY,
+    BayesianDAGConfig,
     BitSequenceConfig,
     ConditionalHyperGridConfig,
+    DeceptiveGridConfig,
     HyperGridConfig,
     RNABindingConfig,
     TFBind8Config,
     TrainConfig,
 )
-from gfn_rb.training import config as literals
+from gfn_rb.training import options as literals
 from gfn_rb.training.config import CONFIGS, CONTAINERS, GIVES, READS
 from gfn_rb.training.objectives import BACKWARD, converts
 from gfn_rb.training.session.manager_hooks import BASELINE, FEED, SEND
 
-ENVIRONMENTS = ["bit_sequence", "conditional_hypergrid", "hypergrid", "rna_binding", "tfbind8"]
+ENVIRONMENTS = [
+    "bayesian_dag",
+    "bit_sequence",
+    "conditional_hypergrid",
+    "deceptive_grid",
+    "hypergrid",
+    "rna_binding",
+    "tfbind8",
+]
 
 
 def test_environments_are_made_as_configured():
@@ -39,6 +59,12 @@ def test_environments_are_made_as_configured():
     env = ConditionalHyperGridConfig(ndim=3, height=5, r1=0.25, max_beta=4.0).make_env()
     assert isinstance(env, ConditionalHyperGrid)
     assert (env.n_dims, env.height, env.r1, env.max_beta) == (3, 5, 0.25, 4.0)
+    env = DeceptiveGridConfig(ndim=3, height=7).make_env()
+    assert isinstance(env, DeceptiveGrid)
+    assert (env.n_dims, env.height) == (3, 7)
+    env = BayesianDAGConfig(n_nodes=4, n_samples=7, data_seed=3).make_env()
+    assert isinstance(env, BayesianDAG)
+    assert env.data.equal(BayesianDAG(4, n_samples=7, seed=3).data)
     env = BitSequenceConfig(n_bits=40, word_bits=4, modes=7, beta=3.0, delta=2).make_env()
     assert isinstance(env, BitSequence)
     assert (env.n_bits, env.word_bits, env.n_modes, env.beta, env.delta) == (40, 4, 7, 3.0, 2)
@@ -54,6 +80,7 @@ def test_environments_are_made_as_configured():
         TFBind8Config(seed=5, hidden=(8,), log_z=1.5, keep="recent", lr=1e-4, beta=2.5),
         HyperGridConfig(ndim=2, replay="terminal", epsilon=0.25),
         BitSequenceConfig(delta=3),
+        BayesianDAGConfig(data="samples.csv"),
         RNABindingConfig(targets=("RNA2", "GGCC")),
     ],
 )
@@ -127,7 +154,7 @@ def test_cuda_is_refused_where_there_is_none():
         ({"hidden": 3}, "hidden must be at least one width of at least 1, got 3"),
         ({"hidden": ["8"]}, "hidden must be at least one width of at least 1, got ('8',)"),
         ({"log_z": "low"}, "log_z must be a finite number, got 'low'"),
-        ({"form": 3}, "form must be one of append, prepend_append, got 3"),
+        ({"form": 3}, "form must be one of append, prepend_append, non_autoregressive, got 3"),
         ({"keep": "best"}, "keep must be one of top, diverse, recent, got 'best'"),
         ({"compact": "tiny"}, "compact must be one of none, narrow, rebuild, got 'tiny'"),
         (
@@ -169,6 +196,8 @@ def test_every_field_has_a_default(config):
         (literals.ReplayName, REPLAY),
         (literals.KeepName, KEEP),
         (literals.DrawName, DRAW),
+        (literals.PriorityName, PRIORITY),
+        (literals.RegressionName, REGRESSION),
         (literals.BackwardName, BACKWARD),
         (literals.FeedName, FEED),
         (literals.SendName, SEND),
@@ -188,3 +217,15 @@ def test_containers_are_in_the_order_in_which_they_convert():
     kinds = [getattr(containers, name.capitalize()) for name in CONTAINERS]
     for i, given in enumerate(kinds):
         assert [converts(given, wanted) for wanted in kinds] == [i <= j for j in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("anneal", "values"), [("linear", [4.0, 2.5, 1.0, 1.0]), ("exponential", [4.0, 2.0, 1.0, 1.0])]
+)
+def test_what_is_annealed_reaches_its_end_and_stays_there(anneal, values):
+    config = TFBind8Config(temperature=4.0, temperature_end=1.0, anneal=anneal, anneal_steps=10)
+    assert [config.annealed("temperature", step) for step in (0, 5, 10, 99)] == values
+    assert config.annealed("epsilon", 5) == config.epsilon
+    assert (
+        TFBind8Config(epsilon=0.5, epsilon_end=0.0, anneal_steps=4).annealed("epsilon", 3) == 0.125
+    )

@@ -4,7 +4,7 @@ from training.training_runs import GRID, WARM_GRID, grid
 
 from gfn_rb.containers import States, Trajectories, Transitions
 from gfn_rb.errors import ArgumentError
-from gfn_rb.training import LOSSES, DetailedBalance, Trainer, UniformBackwardPolicy
+from gfn_rb.training import LOSSES, DetailedBalance, Trainer, UniformBackwardPolicy, linex
 from gfn_rb.training.objectives import (
     backward_policy,
     convert,
@@ -50,6 +50,8 @@ def test_options_reach_their_loss():
     env = GRID.make_env()
     assert make_loss(grid(loss="subtb", subtb_lambda=0.7), env, 0).subtb_lambda == 0.7
     assert make_loss(grid(log_z=2.5), env, 0).estimate_log_z().item() == 2.5
+    assert make_loss(GRID, env, 0).penalty is torch.square
+    assert make_loss(grid(regression="linex"), env, 0).penalty is linex
     db = make_loss(grid(loss="db", log_z=2.5), env, 0)
     assert db.state_flow.head.bias.item() == 2.5
 

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from tensordict import TensorDict
@@ -5,8 +7,10 @@ from training.training_runs import DNA, grid, trained
 
 from gfn_rb.containers import Trajectories
 from gfn_rb.keys import INDEX, LOG_REWARD
-from gfn_rb.training import Trainer
-from gfn_rb.training.replay import DRAW, KEEP, REPLAY, loss_per_item
+from gfn_rb.training import HyperGridConfig, Trainer
+from gfn_rb.training.config import CONFIGS
+from gfn_rb.training.priority_rules import mean_per_item
+from gfn_rb.training.replay import DRAW, KEEP, REPLAY
 
 LOSS = {"trajectories": "tb", "transitions": "db", "states": "fm", "terminal": "subtb"}
 
@@ -83,16 +87,14 @@ def test_every_replay_has_its_loss():
 
 @pytest.mark.parametrize("replay", REPLAY)
 def test_options_reach_the_draw(replay):
-    options = {"temperature": 0.25, "rank_k": 0.5, "top_fraction": 0.2, "top_share": 0.75,
-               "priority_alpha": 0.9}  # fmt: skip
-
-    def sampler(draw):
+    def sampler(draw, **options):
         return Trainer(grid(replay=replay, draw=draw, loss=LOSS[replay], **options)).rb.sampler
 
-    assert sampler("softmax").temperature == 0.25
-    assert sampler("rank").k == 0.5
-    assert (sampler("quantile").top_fraction, sampler("quantile").top_share) == (0.2, 0.75)
-    assert sampler("priority").alpha == 0.9
+    assert sampler("softmax", temperature=0.25).temperature == 0.25
+    assert sampler("rank", rank_k=0.5).k == 0.5
+    by_quantile = sampler("quantile", top_fraction=0.2, top_share=0.75)
+    assert (by_quantile.top_fraction, by_quantile.top_share) == (0.2, 0.75)
+    assert sampler("priority", priority_alpha=0.9).alpha == 0.9
 
 
 @pytest.mark.parametrize(
@@ -136,7 +138,9 @@ def priorities(trainer):
 def test_an_item_learnt_from_has_its_residual_for_priority(replay):
     """With a learning rate of nothing the residuals can still be worked out afterwards."""
     options = {"loss": LOSS[replay], "draw": "priority", "replay_ratio": 0.5, "capacity": 500}
-    trainer = Trainer(grid(replay=replay, lr=1e-12, lr_log_z=1e-12, **options))
+    if replay == "trajectories":
+        options["lr_log_z"] = 1e-12
+    trainer = Trainer(grid(replay=replay, lr=1e-12, **options))
     drawn = []
     sample = trainer.rb.sample
     trainer.rb.sample = lambda n: drawn.append(sample(n)) or drawn[-1]
@@ -154,7 +158,8 @@ def test_an_item_learnt_from_has_its_residual_for_priority(replay):
 def test_new_items_get_the_largest_priority():
     trainer = trained(grid(draw="priority", capacity=1000), 4)
     largest = max(float(priorities(trainer).max()), 1.0)
-    trainer.rb.extend(trainer.source.sample(8).to_tensordict())
+    items = trainer.source.sample(8).to_tensordict()
+    trainer.rb.extend(items.set("policy_version", torch.full((8,), 4)))
     assert float(priorities(trainer)[-8:].min()) >= largest
 
 
@@ -163,15 +168,15 @@ def test_the_loss_of_an_item_is_the_mean_over_its_steps():
     items = trainer.source.sample(5)
     step = torch.arange(float(items.length.sum()))
     expected = [part.mean() for part in step.split(items.length.tolist())]
-    torch.testing.assert_close(loss_per_item(items, step), torch.stack(expected))
+    torch.testing.assert_close(mean_per_item(items, step), torch.stack(expected))
     loss = torch.rand(5)
-    assert loss_per_item(items, loss) is loss
+    assert mean_per_item(items, loss) is loss
 
 
 def test_steps_that_turn_into_others_keep_their_loss():
     steps = Trainer(grid()).source.sample(3).to_transitions()
     loss = torch.rand(len(steps))
-    assert loss_per_item(steps, loss) is loss
+    assert mean_per_item(steps, loss) is loss
 
 
 def test_items_are_counted_as_they_are_stored():
@@ -200,3 +205,31 @@ def test_regenerated_rows_know_their_place():
     stored = trainer.rb.storage[:]["state"]
     batch = trainer.replay.gives.from_tensordict(rows)
     assert torch.equal(batch.terminating_states, stored[rows[INDEX]])
+
+
+@pytest.mark.parametrize("config", [kind() for kind in CONFIGS.values()], ids=CONFIGS)
+def test_by_default_an_object_is_one_narrow_row(config):
+    trainer = Trainer(replace(config, batch_size=6, hidden=(8,)))
+    for _ in range(2):
+        trainer.step()
+    again = trainer.rb[:].clone()
+    n = len(trainer.rb)
+    trainer.rb.extend(again.clone())
+    assert len(trainer.rb) == n  # each found its row
+    assert trainer.rb.storage[:]["action"].element_size() < 8
+    came = Trajectories.from_tensordict(again)
+    at_end = trainer.env.fingerprint(came.terminating_states)
+    if config.env != "conditional_hypergrid":
+        assert len(at_end.unique()) == n
+
+
+@pytest.mark.parametrize("replay", REPLAY)
+def test_defaults_go_with_all_that_can_be_stored(replay):
+    trainer = Trainer(HyperGridConfig(ndim=2, height=6, replay=replay, loss=LOSS[replay]))
+    trainer.step()
+    held, whole = (
+        sum(value.nbytes for name, value in rows.items(True, True) if "state" in str(name))
+        for rows in (trainer.rb.storage[:], trainer.rb[:])
+    )
+    assert 0 < 6 * held < whole
+    assert trainer.rb.sample(4)["state"].dtype == torch.int64

@@ -1,11 +1,22 @@
 from itertools import product
 
 import pytest
-from training.training_runs import BITS, DNA, GRID, RNA, WARM_GRID, grid
+from training.training_runs import DNA, grid
 
 from gfn_rb.errors import ArgumentError
-from gfn_rb.training import LOSSES, REPLAY, BitSequenceConfig, RNABindingConfig, TrainConfig
+from gfn_rb.training import (
+    LOSSES,
+    REPLAY,
+    BayesianDAGConfig,
+    BitSequenceConfig,
+    HyperGridConfig,
+    RNABindingConfig,
+    TrainConfig,
+)
 from gfn_rb.training.config import CONFIGS
+from gfn_rb.training.options import NEEDS
+
+EVERY = [kind() for kind in CONFIGS.values()]
 
 TOGETHER = {
     "tb": {"trajectories", "terminal"},
@@ -36,8 +47,8 @@ def test_what_does_not_go_together_is_named():
     with pytest.raises(ArgumentError) as caught:
         TrainConfig.from_dict({**DNA.to_dict(), "loss": "mdb"}).validate()
     assert str(caught.value) == (
-        "loss must be one of tb, subtb, db, fm with tfbind8, where not every state is terminating, "
-        "got 'mdb'"
+        "loss must be one of tb, subtb, db, fm with tfbind8, where not every state is "
+        "terminating, got 'mdb'"
     )
 
 
@@ -57,15 +68,11 @@ def test_states_are_rebuilt_from_trajectories_alone():
     grid(replay="trajectories", compact="rebuild").validate()
 
 
-@pytest.mark.parametrize("config", [GRID, WARM_GRID, DNA, BITS, RNA], ids=lambda c: c.env)
+@pytest.mark.parametrize("config", EVERY, ids=lambda c: c.env)
 def test_configurations_say_rightly_whether_every_state_terminates(config):
     env = config.make_env()
     state = env.source(1)
     assert bool(env.forward_mask(state)[0, env.exit_action]) is config.every_state_terminates
-
-
-def test_every_environment_is_looked_at():
-    assert {config.env for config in (GRID, WARM_GRID, DNA, BITS, RNA)} == set(CONFIGS)
 
 
 @pytest.mark.parametrize(
@@ -110,3 +117,88 @@ def test_entries_that_need_not_be_given():
         == 3.5
     )
     assert TrainConfig.from_dict(BitSequenceConfig().to_dict()).delta is None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"loss": "fm", "regression": "linex"}, "regression must be squared with loss fm, got"),
+        (
+            {"loss": "fm", "draw": "priority", "priority_rule": "teacher"},
+            "priority_rule must be residual with loss fm, whose",
+        ),
+        ({"loss": "fm", "teacher_share": 0.5}, "teacher_share must be 0 with loss fm, and with"),
+        (
+            {"loss": "db", "replay": "transitions", "teacher_share": 0.5},
+            "teacher_share must be 0 .* got 0.5 with loss db, replay transitions",
+        ),
+        ({"epsilon_end": 0.1, "workers": 1}, "workers must be 0 with epsilon_end, got 1"),
+        (
+            {"epsilon": 0.5, "epsilon_end": 0.0, "anneal": "exponential"},
+            "epsilon and epsilon_end must be above 0 with anneal exponential, got 0.5 and 0.0",
+        ),
+        (
+            {"draw": "softmax", "temperature_end": 2.0, "feed": "top", "managers": 1},
+            "temperature_end must be None with feed top, got 2.0",
+        ),
+        ({"teacher_share": 1.5}, r"teacher_share must be in \[0, 1\], got 1.5"),
+        ({"clip_grad_norm": 0.0}, "clip_grad_norm must be positive and finite, got 0.0"),
+    ],
+)
+def test_learning_rules_that_have_no_meaning_are_refused(options, message):
+    with pytest.raises(ArgumentError, match=f"^{message}"):
+        grid(**options).validate()
+
+
+# Options without an effect.
+
+WITHOUT = {  # an option, what it is set to, and another that leaves it nothing to do
+    "back_ratio": (0.25, {}),
+    "subtb_lambda": (0.5, {}),
+    "backward": ("uniform", {"loss": "fm", "replay": "states"}),
+    "lr_log_z": (0.2, {"loss": "subtb"}),
+    "log_z": (1.5, {"loss": "mdb", "replay": "transitions"}),
+    "cutoff": (2.0, {}),
+    "draw": ("softmax", {"replay_ratio": 0.0}),
+    "max_age": (5, {"replay_ratio": 0.0}),
+    "temperature": (2.0, {"draw": "uniform"}),
+    "rank_k": (0.1, {"draw": "uniform"}),
+    "top_fraction": (0.2, {"draw": "uniform"}),
+    "top_share": (0.2, {"draw": "uniform"}),
+    "priority_alpha": (0.2, {"draw": "uniform"}),
+    "priority_rule": ("teacher", {"draw": "uniform"}),
+    "temperature_end": (0.2, {"draw": "uniform"}),
+    "anneal": ("exponential", {}),
+    "anneal_steps": (10, {}),
+    "teacher_c": (1.0, {}),
+    "teacher_alpha": (0.5, {"draw": "priority", "priority_rule": "teacher"}),
+    "eval_samples": (20, {"metrics": ("correlation",)}),
+    "eval_backward": (3, {"metrics": ("elbo",)}),
+    "mode_cutoff": (1.0, {}),
+    "feed": ("top", {}),
+    "feed_quota": (32, {"managers": 1}),
+    "send": ("awaited", {}),
+    "send_every": (2, {}),
+    "baseline": ("min", {}),
+}
+
+
+@pytest.mark.parametrize("name", ["n_samples", "data_seed"])
+def test_given_data_leave_nothing_to_draw(name, tmp_path):
+    path = tmp_path / "samples.csv"
+    BayesianDAGConfig(data=str(path)).validate()
+    with pytest.raises(ArgumentError, match=f"^{name} has no effect unless data is not given"):
+        BayesianDAGConfig(data=str(path), **{name: 7}).validate()
+
+
+def test_every_option_that_needs_another_is_tried():
+    assert WITHOUT.keys() == {name for name, _ in NEEDS}
+
+
+@pytest.mark.parametrize("name", WITHOUT)
+def test_an_option_without_effect_is_named(name):
+    value, others = WITHOUT[name]
+    HyperGridConfig(**others).validate()  # left alone, it is in nobody's way
+    with pytest.raises(ArgumentError) as caught:
+        HyperGridConfig(**{name: value, **others}).validate()
+    assert str(caught.value).startswith(f"{name} has no effect unless ") or name == "feed"

@@ -9,7 +9,7 @@ from training.training_runs import (
     ForkedContext,
     equal,
     grid,
-    take,
+    resumed_beside,
     timeless,
     trained,
 )  # fmt: skip
@@ -37,10 +37,13 @@ class Scripted:
     """A source that gives what it is told."""
 
     def __init__(self, *batches):
-        self.batches, self.closed = list(batches), False
+        self.batches, self.closed, self.learnt = list(batches), False, []
 
     def sample(self, n):
         return self.batches.pop(0)
+
+    def learn(self, batch, residual):
+        self.learnt.append((batch, residual))
 
     def close(self):
         self.closed = True
@@ -97,6 +100,9 @@ def test_what_is_searched_around_keeps_its_state_and_is_closed(batches):
     source = SearchedSource(start, ScriptedSearch(), GRID.make_env(), 1, 0.5, torch.Generator())
     source.load_state_dict({"closed": False})
     assert source.state_dict() == {"closed": False}
+    residual = torch.zeros(3)
+    source.learn(batches[0], residual)
+    assert start.learnt == [(batches[0], residual)]
     source.close()
     assert start.closed
 
@@ -127,19 +133,9 @@ def test_a_search_undoes_the_share_it_is_told():
 
 def test_workers_sample_and_go_on_where_they_were(tmp_path, monkeypatch):
     monkeypatch.setattr("gfn_rb.training.worker_source._SpawnContext", ForkedContext)
-    config = grid(workers=1, local_search=1, batch_size=6)
-    whole = trained(config, 2)
-    try:
-        assert len(whole.rb) == 24
-        assert whole.discovery.calls == 24
-        whole.save(tmp_path / "checkpoint")
-        take(whole, 2)
-    finally:
-        whole.close()
-    restored = Trainer(config)
-    try:
-        restored.load(tmp_path / "checkpoint")
-        take(restored, 2)
-    finally:
-        restored.close()
+    whole = trained(grid(workers=1, local_search=1, batch_size=6), 2)
+    n_stored, n_calls = len(whole.rb), whole.discovery.calls
+    restored = resumed_beside(whole, tmp_path, 2)
+    assert n_stored == 24
+    assert n_calls == 24
     assert timeless(restored.measure()) == timeless(whole.measure())

@@ -24,6 +24,7 @@ from gfn_rb.errors import CheckpointCorruptError, CheckpointError, CheckpointMis
 from gfn_rb.metrics import jensen_shannon_distance, total_variation
 from gfn_rb.training import Hooks, Trainer
 from gfn_rb.training.objectives import fit_log_z
+from gfn_rb.training.trainer import Learnt
 
 VARIANTS = {
     "trajectories": GRID,
@@ -31,12 +32,23 @@ VARIANTS = {
     "recent, uniform": grid(keep="recent", draw="uniform"),
     "terminal, recent": grid(replay="terminal", keep="recent", replay_ratio=2.5),
     "no replay": grid(replay_ratio=0.0, backward="uniform"),
-    "explored": grid(epsilon=0.3, temperature=0.5, log_z=1.0),
+    "explored": grid(epsilon=0.3, draw="softmax", temperature=0.5, log_z=1.0),
     "searched": grid(local_search=2, back_ratio=0.3, draw="rank"),
     "priorities": grid(draw="priority", replay_ratio=1.5, capacity=1000),
     "sub-trajectories": grid(loss="subtb", draw="quantile", replay="terminal"),
     "transitions": grid(loss="db", replay="transitions", capacity=200),
     "states": grid(loss="fm", replay="states", draw="priority", capacity=200),
+    "Linex": grid(regression="linex", loss="db", clip_grad_norm=0.5),
+    "less and less random": grid(epsilon=0.5, epsilon_end=0.0, anneal_steps=6),
+    "annealed": grid(
+        draw="softmax", temperature=4.0, temperature_end=0.5, anneal="exponential", anneal_steps=6
+    ),
+    "falling rates": grid(lr_end=0.1, anneal_steps=6),
+    "teacher": grid(teacher_share=0.5, replay="terminal", clip_grad_norm=1.0, log_z=0.0),
+    "teacher of steps": grid(
+        teacher_share=0.4, loss="db", draw="priority", priority_rule="teacher", teacher_alpha=0.5
+    ),
+    "conditions, teacher": replace(WARM_GRID, teacher_share=0.5, local_search=1),
     "conditions": replace(WARM_GRID, local_search=1),
     "bits": replace(BITS, local_search=1),
     "rna": RNA,
@@ -46,8 +58,10 @@ VARIANTS = {
 def state(trainer):
     """Everything that the next step depends on."""
     return {
+        "source": trainer.source.state_dict(),
         "weights": dict(trainer.loss.named_parameters()),
         "optimizer": trainer.optimizer.state_dict(),
+        "schedule": trainer.schedule.state_dict(),
         "rows": trainer.rb.storage[:].to_dict(),
         "writer": trainer.rb.writer.state_dict(),
         "generators": (trainer.generator.get_state(), trainer.rb._rng.get_state()),
@@ -307,6 +321,15 @@ def test_learning_rates_reach_their_parameters():
     assert all(float(step) == pytest.approx(1e-3, rel=1e-2) for step in moved.values())
 
 
+def test_learning_rates_fall_to_their_share():
+    trainer, rates = Trainer(grid(lr=0.01, lr_log_z=0.1, lr_end=0.25, anneal_steps=3)), []
+    for _ in range(5):
+        rates.append([group["lr"] for group in trainer.optimizer.param_groups])
+        trainer.step()
+    shares = [1.0, 0.75, 0.5, 0.25, 0.25]
+    assert rates == [pytest.approx([0.01 * share, 0.1 * share]) for share in shares]
+
+
 def test_epsilon_1_ignores_the_policy():
     options = {"epsilon": 1.0, "replay_ratio": 0.0}
     one, other = Recorded(grid(lr=1e-6, **options)), Recorded(grid(lr=0.1, **options))
@@ -316,10 +339,40 @@ def test_epsilon_1_ignores_the_policy():
     assert one.log_z != other.log_z
 
 
+def test_gradients_are_shortened():
+    """Over all parameters together, log Z included; those that are short enough stay."""
+    trainer, norms = Trainer(grid(clip_grad_norm=0.01)), []
+
+    def measure(*_):
+        grads = [p.grad for p in trainer.loss.parameters()]
+        norms.append(float(torch.stack([g.square().sum() for g in grads]).sum().sqrt()))
+
+    trainer.optimizer.register_step_pre_hook(measure)
+    trainer.step()
+    assert norms == pytest.approx([0.01, 0.01], rel=1e-3)
+    equal(state(trained(grid(clip_grad_norm=1e9), 2)), state(trained(GRID, 2)))
+
+
+def test_what_is_annealed_reaches_its_part():
+    config = grid(
+        epsilon=1.0, epsilon_end=0.0, draw="softmax", temperature=4.0, temperature_end=2.0,
+        anneal_steps=4,
+    )  # fmt: skip
+    trainer = Trainer(config)
+    asked, sample = [], trainer.source._sampler.sample_trajectories
+    trainer.source._sampler.sample_trajectories = lambda *a, **k: asked.append(k) or sample(*a, **k)
+    temperatures = []
+    for _ in range(6):
+        trainer.step()
+        temperatures.append(trainer.rb.sampler.temperature)
+    assert [each["epsilon"] for each in asked] == [1.0, 0.75, 0.5, 0.25, 0.0, 0.0]
+    assert temperatures == [4.0, 3.5, 3.0, 2.5, 2.0, 2.0]
+
+
 def test_learning_from_a_batch_lowers_its_loss():
     trainer = Recorded(grid(batch_size=64, lr=1e-3))
     trainer.step()
-    losses = [float(trainer._learn(trainer.batches[0]).mean()) for _ in range(6)]
+    losses = [float(trainer._learn(trainer.batches[0]).loss.mean()) for _ in range(6)]
     assert losses == sorted(losses, reverse=True)
 
 
@@ -337,9 +390,17 @@ def test_the_target_is_learnt(options):
     assert end["modes_found"] == 4
 
 
-@pytest.mark.parametrize("loss", ["subtb", "db", "mdb", "fm"])
-def test_the_target_is_learnt_by_every_loss(loss):
-    trainer = Trainer(grid(loss=loss, batch_size=16, hidden=(32,), lr=5e-3, capacity=4000))
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"loss": loss} for loss in ("subtb", "db", "mdb", "fm")),
+        {"regression": "linex"},
+        {"teacher_share": 0.5},
+    ],
+    ids=lambda options: "-".join(map(str, options.values())),
+)
+def test_the_target_is_learnt_by_every_rule(options):
+    trainer = Trainer(grid(batch_size=16, hidden=(32,), lr=5e-3, capacity=4000, **options))
     for _ in range(60):
         trainer.step()
     end = trainer.measure()
@@ -487,10 +548,39 @@ def test_losses_are_means_since_the_last_row():
     assert trainer.measure()["loss"] is None
 
 
+def test_what_is_replayed_is_no_older_than_it_may_be(monkeypatch):
+    trainer = Trainer(grid(max_age=2, batch_size=8, keep="recent", draw="uniform", unique=False))
+    ages, draw = [], trainer.rb.sample
+
+    def sample(n):
+        drawn = draw(n)
+        ages.extend((trainer.steps_done - drawn["policy_version"]).tolist())
+        return drawn
+
+    monkeypatch.setattr(trainer.rb, "sample", sample)
+    for _ in range(3):
+        trainer.step()
+    assert trainer.record()["largest_age"] == max(ages) <= 2
+    ages.clear()
+    for _ in range(4):
+        trainer.step()
+    row = trainer.record()
+    assert (row["largest_age"], row["mean_age"]) == (2, sum(ages) / len(ages))
+    assert (row["offered"], row["accepted"], row["evicted"]) == (56, 56, 32)
+    assert row["drawn"] == 56
+    assert trainer.measure()["mean_age"] is None
+
+
 def test_replay_loss_is_the_mean_over_batches(monkeypatch):
     trainer = Trainer(grid(replay_ratio=2.0))
     losses = iter([5.0, 1.0, 2.0, 7.0, 3.0, 6.0])
-    monkeypatch.setattr(trainer, "_learn", lambda batch: torch.full((len(batch),), next(losses)))
+
+    def learn(batch):
+        loss = torch.full((len(batch),), next(losses))
+        trainer.optimizer.step()  # changes nothing, and must come before that of the schedule
+        return Learnt(loss, loss.sqrt())
+
+    monkeypatch.setattr(trainer, "_learn", learn)
     assert [trainer.step(), trainer.step()] == [5.0, 7.0]
     row = trainer.record()
     assert (row["loss"], row["replay_loss"]) == (6.0, 3.0)

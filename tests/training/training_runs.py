@@ -14,11 +14,14 @@ from gfn_rb.training import (
     Trainer,
 )
 
+# What most tests of training look at are rows: any of them, and as they came.
+ROWS = {"unique": False, "compact": "none"}
 GRID = HyperGridConfig(
+    **ROWS,
     ndim=2, height=6, steps=12, batch_size=8, capacity=24, hidden=(16,), eval_every=5,
     checkpoint_every=4,
 )  # fmt: skip
-SMALL = {"batch_size": 8, "hidden": (16,), "eval_every": 3, "checkpoint_every": 2}
+SMALL = {**ROWS, "batch_size": 8, "hidden": (16,), "eval_every": 3, "checkpoint_every": 2}
 DNA = TFBind8Config(steps=6, **SMALL)
 WARM_GRID = ConditionalHyperGridConfig(ndim=2, height=6, steps=6, capacity=24, **SMALL)
 BITS = BitSequenceConfig(n_bits=40, word_bits=4, modes=5, steps=6, **SMALL)
@@ -40,6 +43,22 @@ def take(trainer, steps):
         trainer.step()
         if trainer.steps_done % trainer.config.eval_every == 0:
             trainer.record()
+
+
+def resumed_beside(whole, folder, steps):
+    """Save a run, and let it and one that is restored take more steps; return that one, closed."""
+    try:
+        whole.save(folder / "checkpoint")
+        take(whole, steps)
+    finally:
+        whole.close()
+    restored = Trainer(whole.config)
+    try:
+        restored.load(folder / "checkpoint")
+        take(restored, steps)
+    finally:
+        restored.close()
+    return restored
 
 
 class ForkedContext(ForkServerContext):

@@ -6,107 +6,12 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from gfn_rb.envs.conformance.interface import RandomWalks
+from gfn_rb.envs.checks import CoreConformance
 from gfn_rb.errors import ArgumentError, ShapeError
 
 
-class FunctionsConformance(RandomWalks):
+class FunctionsConformance(CoreConformance):
     """What every ``GFNCore`` promises."""
-
-    def test_attributes_agree(self) -> None:
-        """The source, sink, actions and masks have the sizes that the attributes tell."""
-        env = self.make_env()
-        source = env.source(3)
-        assert source.shape == (3, *env.state_shape)
-        assert source.dtype == env.sink_state.dtype == env.state_dtype
-        assert env.sink_state.shape == env.state_shape
-        assert env.exit_action == env.n_actions - 1
-        assert env.dummy_action == -1
-        assert env.forward_mask(source).shape == (3, env.n_actions)
-        assert env.backward_mask(source).shape == (3, env.n_actions - 1)
-
-    def test_source_has_no_parents(self) -> None:
-        """The source is a beginning: itself, not the sink, with actions and no parents."""
-        env = self.make_env()
-        source = env.source(2)
-        assert env.is_source(source).all()
-        assert not env.is_sink(source).any()
-        assert env.forward_mask(source).any(1).all(), "no action is legal in the source"
-        assert not env.backward_mask(source).any(), "the source has a parent"
-
-    def test_sink_is_an_end(self) -> None:
-        """The sink allows nothing, and padding with the dummy action leads to it both ways."""
-        env = self.make_env()
-        sink = env.sink_state.expand(2, *env.state_shape)
-        assert env.is_sink(sink).all()
-        assert not env.is_source(sink).any()
-        assert not env.forward_mask(sink).any(), "an action is legal in the sink"
-        assert not env.backward_mask(sink).any(), "a move leads to the sink"
-        dummy = torch.full((2,), env.dummy_action)
-        for state in (sink, env.source(2)):
-            assert env.is_sink(env.forward_step(state, dummy)).all()
-            assert env.is_sink(env.backward_step(state, dummy)).all()
-
-    def test_exit_leads_to_sink(self) -> None:
-        """The exit action leads to the sink, and no legal move does."""
-        env = self.make_env()
-        state = self.visited(env)
-        exits = state[env.forward_mask(state)[:, env.exit_action]]
-        assert len(exits), "no walk met a terminating state"
-        exit_action = torch.full((len(exits),), env.exit_action)
-        assert env.is_sink(env.forward_step(exits, exit_action)).all()
-        row, move = self.moves(env, state)
-        assert not env.is_sink(env.forward_step(state[row], move)).any()
-
-    def test_walks_end_within_max_length(self) -> None:
-        """Uniform random walks reach the sink in at most ``max_length`` actions."""
-        env = self.make_env()
-        assert env.is_sink(self.walk(env)[-1]).all(), f"a walk outlasts {env.max_length} actions"
-
-    def test_backward_walks_end_in_source(self) -> None:
-        """Undoing random moves from any state reaches the source, whatever the choices."""
-        env = self.make_env()
-        state = self.visited(env)
-        generator = torch.Generator().manual_seed(1)
-        for _ in range(env.max_length - 1):
-            mask = env.backward_mask(state)
-            assert (mask.any(1) | env.is_source(state)).all(), "a state has no parent"
-            moving = mask.any(1)
-            action = torch.multinomial(mask[moving].float(), 1, generator=generator)[:, 0]
-            state[moving] = env.backward_step(state[moving], action)
-        assert env.is_source(state).all()
-
-    def test_backward_step_undoes_each_legal_move(self) -> None:
-        """Every legal move is marked in its result's backward mask and undone by it."""
-        env = self.make_env()
-        state = self.visited(env)
-        row, move = self.moves(env, state)
-        child = env.forward_step(state[row], move)
-        marked = env.backward_mask(child).gather(1, move[:, None])
-        assert marked.all(), "a legal move is missing from the backward mask of its result"
-        assert_close(env.backward_step(child, move), state[row], rtol=0, atol=0)
-
-    def test_forward_step_redoes_each_parent_move(self) -> None:
-        """Every move in a backward mask leads to a state where it is legal and leads back."""
-        env = self.make_env()
-        state = self.visited(env)
-        row, move = env.backward_mask(state).nonzero(as_tuple=True)
-        parent = env.backward_step(state[row], move)
-        assert not env.is_sink(parent).any()
-        legal = env.forward_mask(parent).gather(1, move[:, None])
-        assert legal.all(), "a backward mask holds a move that is illegal in the parent"
-        assert_close(env.forward_step(parent, move), state[row], rtol=0, atol=0)
-
-    def test_encode_tells_states_apart(self) -> None:
-        """``encode`` gives finite float32 rows, different ones for different states."""
-        env = self.make_env()
-        state = self.visited(env)
-        code = env.encode(state)
-        assert code.shape == (len(state), env.encoded_size)
-        assert code.dtype == torch.float32
-        assert code.isfinite().all()
-        assert len(code.unique(dim=0)) == len(state), "two states share one encoding"
-        assert env.encode(env.sink_state[None]).isfinite().all(), "the sink cannot be encoded"
 
     def test_log_reward_is_a_float32_vector(self) -> None:
         """``log_reward`` is finite or -inf, one float32 per terminating state."""

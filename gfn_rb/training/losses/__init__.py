@@ -5,7 +5,9 @@ reward. ``LOSSES`` names them for configurations; what they share is in
 :class:`~gfn_rb.training.losses.base.Loss`.
 """
 
-from gfn_rb.training.losses.base import Loss
+import torch
+
+from gfn_rb.training.losses.base import Loss, Penalty, linex
 from gfn_rb.training.losses.detailed_balance import DetailedBalance, ModifiedDetailedBalance
 from gfn_rb.training.losses.flow_matching import FlowMatching
 from gfn_rb.training.losses.sub_trajectory_balance import SubTrajectoryBalance
@@ -19,12 +21,17 @@ LOSSES: dict[str, type[Loss]] = {
     "fm": FlowMatching,
 }
 
+# What residuals cost, by name.
+REGRESSION: dict[str, Penalty] = {"squared": torch.square, "linex": linex}
+
 __all__ = [
     "LOSSES",
+    "REGRESSION",
     "DetailedBalance",
     "FlowMatching",
     "Loss",
     "ModifiedDetailedBalance",
     "SubTrajectoryBalance",
     "TrajectoryBalance",
+    "linex",
 ]

@@ -59,6 +59,27 @@ C = TypeVar("C", bound=Container)
 Penalty = Callable[[Tensor], Tensor]
 
 
+LINEX_LIMIT = 10.0
+
+
+def linex(residual: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    r"""Return the Linex(1) cost of residuals: :math:`g(t) = e^t - t - 1` of their negative.
+
+    With t = log(backward flow / forward flow), minus the residual of a loss here, it has the
+    gradient of the forward KL divergence, which punishes too little flow much more than too much
+    (Hu et al. 2025, "Beyond Squared Error", arXiv:2410.02596). Near 0 it is half the square.
+
+    Above t = 10 it goes on along its tangent: the exponential of an early residual, of hundreds of
+    nats, is infinite.
+
+    Args:
+        residual: in nats, see ``Loss.residual``.
+    """
+    shortfall = -residual
+    beyond = (shortfall - LINEX_LIMIT).clamp(min=0)
+    return shortfall.clamp(max=LINEX_LIMIT).expm1() + math.exp(LINEX_LIMIT) * beyond - shortfall
+
+
 class Loss(nn.Module, ABC, Generic[C]):
     """A training objective: constraints that hold in every row once the policy is right.
 
@@ -76,7 +97,7 @@ class Loss(nn.Module, ABC, Generic[C]):
     Args:
         forward_policy: P_F.
         env: where the rows come from; it does not become a submodule.
-        penalty: the cost of residuals; a Huber loss, say, in place of the square.
+        penalty: the cost of residuals, the square or :func:`linex`, say.
         min_log_reward: floor under log R(x) in nats; none if None.
 
     Raises:
@@ -122,11 +143,26 @@ class Loss(nn.Module, ABC, Generic[C]):
         Raises:
             ArgumentError, NaNError: see ``residual``.
         """
-        return self.penalty(self.residual(batch))
+        return self.evaluate(batch)[0]
+
+    def evaluate(self, batch: C | TensorDictBase) -> tuple[Float[Tensor, "n"], Float[Tensor, "n"]]:
+        """Return the cost of each row and its residual, both with gradient.
+
+        Args:
+            batch: see ``residual``.
+
+        Raises:
+            ArgumentError, NaNError: see ``residual``.
+        """
+        residual = self.residual(batch)
+        return self.penalty(residual), residual
 
     @abstractmethod
     def residual(self, batch: C | TensorDictBase) -> Float[Tensor, "n"]:
         """Return how far each row is from what it should be, in nats, with gradient.
+
+        It is above 0 where the flow of the policies is larger than what the reward asks for, below
+        0 where it is smaller.
 
         Args:
             batch: the container, or the TensorDict of its fields that a replay buffer gives.
@@ -215,7 +251,7 @@ class SumLoss(Loss[C]):
     """A loss whose rows have several weighted constraints each.
 
     With residuals delta_k of weight w_k, the cost of a row is sum_k w_k penalty(delta_k) and its
-    ``residual`` sqrt(sum_k w_k delta_k^2), which is never negative.
+    ``residual`` sqrt(sum_k w_k delta_k^2), with the sign of sum_k w_k delta_k.
     """
 
     @abstractmethod
@@ -229,12 +265,13 @@ class SumLoss(Loss[C]):
             ArgumentError, NaNError: see ``residual``.
         """
 
-    def row_loss(self, batch: C | TensorDictBase) -> Float[Tensor, "n"]:
-        """Return the weighted sum of each row's penalties, with gradient. See the base class."""
+    def evaluate(self, batch: C | TensorDictBase) -> tuple[Float[Tensor, "n"], Float[Tensor, "n"]]:
+        """Return each row's weighted sum of penalties, and its residual. See the base class."""
         delta, weight = self.terms(batch)
-        return (weight * self.penalty(delta)).sum(1)
+        size = torch.linalg.vector_norm(weight.sqrt() * delta, dim=1)  # has a gradient at 0, too
+        whole = (weight * delta).sum(1).detach()
+        return (weight * self.penalty(delta)).sum(1), torch.copysign(size, whole)
 
     def residual(self, batch: C | TensorDictBase) -> Float[Tensor, "n"]:
-        """Return the root of each row's weighted sum of squares. See the base class."""
-        delta, weight = self.terms(batch)
-        return torch.linalg.vector_norm(weight.sqrt() * delta, dim=1)  # has a gradient at 0, too
+        """Return the signed root of each row's weighted sum of squares. See the base class."""
+        return self.evaluate(batch)[1]

@@ -67,7 +67,7 @@ class TrajectoryBalance(BalanceLoss[Trajectories]):
         log_reward = self._floored(trajectories.log_reward)
         log_pf = trajectory_log_probs(self.forward_policy, self.env, trajectories).sum(1)
         log_pb = trajectory_log_probs(self.backward_policy, self.env, trajectories).sum(1)
-        residual = log_z + log_pf - log_reward - log_pb
+        residual = log_z + (log_pf - log_reward - log_pb)
         terms = {"log_reward": log_reward, "log P_F": log_pf, "log P_B": log_pb, "log_z": log_z}
         require_finite(residual, terms)
         return residual

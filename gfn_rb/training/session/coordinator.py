@@ -1,20 +1,18 @@
-"""What the ranks of a run tell each other: its folder, their progress and their results."""
+"""What the ranks of a run tell each other: their progress and their results."""
 
 from __future__ import annotations
 
 import logging
 import math
 import time
-from collections.abc import Callable
 from enum import IntEnum
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from gfn_rb.errors import GfnRbError, PeerLostError, TransportError
+from gfn_rb.errors import PeerLostError
 from gfn_rb.remote.protocol.channel import FrameChannel, ReceivedFrame
 from gfn_rb.remote.protocol.membership import LOST, Membership
 from gfn_rb.remote.protocol.roles import RankRoles
@@ -30,10 +28,8 @@ _EVERY = 0.5  # seconds between two progress messages of a rank
 
 
 class _RunKind(IntEnum):
-    FOLDER = 101  # rank 0: the folder of the run
-    REFUSED = 102  # rank 0: there is none
-    PROGRESS = 103  # worker: counts
-    RESULT = 104  # worker: its last row, and the modes it found
+    PROGRESS = 101  # worker: counts
+    RESULT = 102  # worker: its last row, and the modes it found
 
 
 class RankResult(NamedTuple):
@@ -50,12 +46,8 @@ class RankResult(NamedTuple):
     modes: Int64[Tensor, "m"]
 
 
-class RefusedError(GfnRbError):
-    """Rank 0 has already said why there will be no run."""
-
-
 class RankCoordinator:
-    """Tells rank 0 of a run what the others do, and the others where to write.
+    """Tells rank 0 of a run what the others do.
 
     Args:
         transport: between the ranks.
@@ -84,26 +76,6 @@ class RankCoordinator:
         self._channel = FrameChannel(transport)
         self._progress: dict[int, dict[str, int]] = {}
         self._next = 0.0
-
-    def share_folder(self, prepare: Callable[[], Path]) -> Path:
-        """Return the folder of the run, which rank 0 prepares and tells the others.
-
-        Args:
-            prepare: returns the folder, or raises.
-
-        Raises:
-            RefusedError: it could not be prepared, on another rank than 0.
-            TransportError: rank 0 says nothing, on another rank.
-        """
-        if self._rank:
-            return self._receive_folder()
-        try:
-            path = prepare()
-        except BaseException as error:
-            self._send_all(_RunKind.REFUSED, {"why": str(error)})
-            raise
-        self._send_all(_RunKind.FOLDER, {"path": str(path.resolve())})
-        return path
 
     def report_progress(self, trainer: Trainer) -> None:
         """Tell rank 0 the counts of this rank, or, there, receive those of others, now and then."""
@@ -168,26 +140,12 @@ class RankCoordinator:
 
     # Messages.
 
-    def _send_all(self, kind: _RunKind, meta: dict[str, Any]) -> None:
-        for rank in range(1, self.roles.size):
-            self._channel.send(rank, COORDINATION_TAG, kind, meta)
-
     def _send(self, kind: _RunKind, meta: dict[str, Any], rows: TensorDict | None = None) -> None:
         if self.peers.is_present(0):
             try:
                 self._channel.send(0, COORDINATION_TAG, kind, meta, rows)
             except PeerLostError as error:
                 self._lose(0, error.reason)
-
-    def _receive_folder(self) -> Path:
-        message = self._channel.receive(0, COORDINATION_TAG, self._silence)
-        if message is None:
-            raise TransportError(f"rank 0 named no run folder within {self._silence:g} s")
-        if message.error is not None:
-            raise message.error
-        if message.kind != _RunKind.FOLDER:
-            raise RefusedError(str(message.meta.get("why")))
-        return Path(message.meta["path"])
 
     def _handle(self, message: ReceivedFrame) -> None:
         rank = message.source

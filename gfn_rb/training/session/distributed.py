@@ -1,39 +1,45 @@
 """Runs of several ranks: some train, some manage, and rank 0 speaks for all.
 
-Started by an MPI launcher, every process is a rank. Otherwise managers are threads of this
-process, and the same code runs over :class:`~gfn_rb.transports.LocalTransport`.
+Started by a launcher, every process is a rank. Otherwise managers are threads of this process, and
+the same code runs over :class:`~gfn_rb.transports.LocalTransport`.
 """
 
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
 from signal import Signals
 from typing import TYPE_CHECKING, Any
 
 from gfn_rb.checkpoint.api import outline
 from gfn_rb.errors import (
     ArgumentError,
+    CheckpointMismatchError,
     GfnRbError,
-    TransportError,
     TransportTimeoutError,
     WorkerError,
 )
+from gfn_rb.remote.protocol.membership import LOST
 from gfn_rb.remote.protocol.roles import RankRoles, assign_roles
 from gfn_rb.training.config import TrainConfig
 from gfn_rb.training.session.averaging import GradientAverage
-from gfn_rb.training.session.coordinator import RankCoordinator, RankResult, RefusedError
+from gfn_rb.training.session.coordinator import RankCoordinator, RankResult
 from gfn_rb.training.session.folder import RunFolder, read_metrics, write_json
+from gfn_rb.training.session.joining import connect, join
 from gfn_rb.training.session.manager_hooks import ManagerHooks, longest_silence, make_manager
-from gfn_rb.training.session.run import RunResult, StopSignals, run_training, write_report
+from gfn_rb.training.session.run import RunResult, StopSignals, restore, run_training, write_report
+from gfn_rb.training.session.status import StatusWriter
 from gfn_rb.training.trainer import Hooks, Trainer
-from gfn_rb.transports import LocalTransport, MPITransport, Transport
+from gfn_rb.transports import LocalTransport, Transport
 from gfn_rb.transports.deadline import GRACE, Grace
-from gfn_rb.transports.launch import Launch, end_process, is_fault_tolerant, launched
+from gfn_rb.transports.launch import Launch, end_process, is_fault_tolerant
 
 if TYPE_CHECKING:
     from gfn_rb.training.report import OtherRanks
@@ -43,35 +49,52 @@ log = logging.getLogger(__name__)
 _CLOSING = 30.0  # seconds that managers have at the end
 
 
-def n_ranks() -> int:
-    """Return how many processes a launcher started, 1 where none did."""
-    started = launched()
-    return 1 if started is None else started.size
-
-
-def run_distributed(config: TrainConfig, prepare: Callable[[], RunFolder]) -> RunResult | None:
-    """Run this process's ranks of a run, a new or an earlier one, from beginning to end.
+def run_distributed(
+    config: TrainConfig,
+    started: Launch,
+    prepare: Callable[[], RunFolder],
+    fault: GfnRbError | None = None,
+) -> RunResult | None:
+    """Run this process's rank of a run, a new or an earlier one, from beginning to end.
 
     Args:
         config: of the run, the same on all ranks.
+        started: who started this process.
         prepare: called on rank 0, returns the folder of the run.
+        fault: what is wrong with the configuration, as it is found here.
 
     Returns:
         How it ended on rank 0; None on others.
 
     Raises:
-        ArgumentError: there are too few ranks for so many managers, or the folder cannot be made.
-        TransportError: MPI is not there, or not the one that the launcher belongs to.
+        ArgumentError: there are too few ranks for so many managers, ranks do not agree, or the
+            folder cannot be made.
+        TransportError: the ranks cannot be connected.
         RefusedError: rank 0 raises either of these.
         WorkerError: this rank failed in the course of the run.
     """
-    started = launched()
-    if started is None:
-        return _run_with_threads(config, prepare)
-    with _connect(started, config) as transport:
+    with connect(started, config.patience) as transport:
         hosts = [transport.host(rank) for rank in range(transport.size)]
-        roles = assign_roles(transport.size, config.managers, hosts)
-        stopped_by, result = run_rank(config, transport, roles, prepare)
+        roles = RankRoles(transport.size, ())
+        try:
+            roles = assign_roles(transport.size, config.managers, hosts)
+        except ArgumentError as error:
+            fault = fault or error
+        plan = {"gfn_rb": version("gfn_rb"), **config.to_dict()}
+
+        def prepared() -> Path:
+            path = prepare().path
+            if config.average_gradients:
+                agree_on_step([RunFolder(path, rank) for rank in roles.workers])
+            return path
+
+        path = join(transport, plan, fault, prepared, config.patience)
+        if transport.rank == 0:  # told first: mpiexec may hand on nothing after Ctrl-C
+            how = RunFolder(path).how_to_resume()
+            print(
+                f"{transport.size} ranks; to go on after a stop: {how}", file=sys.stderr, flush=True
+            )
+        stopped_by, result = run_rank(config, transport, roles, RunFolder(path, transport.rank))
     if transport.rank == 0:
         return result
     if stopped_by is not None and is_fault_tolerant():
@@ -80,35 +103,17 @@ def run_distributed(config: TrainConfig, prepare: Callable[[], RunFolder]) -> Ru
     return None
 
 
-def _connect(started: Launch, config: TrainConfig) -> Transport:
-    """Connect the ranks by MPI. Where that cannot be, rank 0 raises why for all."""
-    try:
-        transport = MPITransport(timeout=config.patience)
-        if transport.size != started.size:
-            raise TransportError(
-                f"{started.size} ranks were started, and MPI knows of {transport.size}: mpi4py "
-                "uses another MPI library than the launcher belongs to"
-            )
-    except TransportError as error:
-        if started.rank:
-            raise RefusedError(str(error)) from error
-        raise
-    return transport
-
-
-def _run_with_threads(config: TrainConfig, prepare: Callable[[], RunFolder]) -> RunResult | None:
+def run_with_threads(config: TrainConfig, prepare: Callable[[], RunFolder]) -> RunResult | None:
     """Train in this thread, and manage in others, which end when their worker has gone."""
     size = 1 + config.managers
     first, *managing = LocalTransport.group(size, timeout=config.patience)
-    # The one that trains sends to the first manager: others have no workers, and leave.
-    roles = RankRoles(size, tuple(range(1, size)), {0: 1})
+    roles = RankRoles(size, tuple(range(1, size)))
+    path = prepare().path
 
     def manage(transport: Transport) -> None:
         try:
             with transport:
-                run_rank(config, transport, roles, prepare)
-        except RefusedError:
-            pass  # which the main thread raises
+                run_rank(config, transport, roles, RunFolder(path, transport.rank))
         except GfnRbError as error:
             log.error("%s", error)
 
@@ -117,19 +122,16 @@ def _run_with_threads(config: TrainConfig, prepare: Callable[[], RunFolder]) -> 
         thread.start()
     try:
         with first:
-            return run_rank(config, first, roles, prepare)[1]
+            return run_rank(config, first, roles, RunFolder(path))[1]
     finally:
         for thread in threads:
             thread.join(_CLOSING)
 
 
 def run_rank(
-    config: TrainConfig,
-    transport: Transport,
-    roles: RankRoles,
-    prepare: Callable[[], RunFolder],
+    config: TrainConfig, transport: Transport, roles: RankRoles, folder: RunFolder
 ) -> tuple[Signals | None, RunResult | None]:
-    """Run one rank, which trains or manages, from beginning to end; rank 0 prepares the folder.
+    """Run one rank, which trains or manages, from beginning to end.
 
     Returns:
         The signal that stopped it, None if it came to its end; and the result, where it trains.
@@ -137,11 +139,10 @@ def run_rank(
     # Made before what waits for others, all of which share the one second left after a signal.
     stop = StopSignals()
     grace = Grace(lambda: stop.received is not None)
-    coordinator = RankCoordinator(transport, roles, longest_silence(config, roles), grace)
-    folder = RunFolder(coordinator.share_folder(lambda: prepare().path), transport.rank)
     try:
         if transport.rank in roles.managers:
             return _manage(config, transport, roles, folder, stop), None
+        coordinator = RankCoordinator(transport, roles, longest_silence(config, roles), grace)
         result = TrainingRank(config, transport, coordinator, grace).train(folder, stop)
         if stop.received is not None:  # what others have not taken, they may never take
             with suppress(TransportTimeoutError):
@@ -158,13 +159,23 @@ def _manage(
     folder: RunFolder,
     stop: StopSignals,
 ) -> Signals | None:
-    if not roles.workers_of(transport.rank):
-        log.warning("manager %d has no workers, and leaves: fewer will do", transport.rank)
-        return None
     manager = make_manager(config, transport, roles, folder)
+
+    def standing() -> dict[str, Any]:
+        known = manager.metadata()
+        senders = known["senders"]
+        items, fed = (sum(each[name] for each in senders.values()) for name in ("items", "fed"))
+        return {
+            "counts": {"steps": manager.batches, "sent": items, "fed": fed},
+            "stored": known["stored"],
+            "lost": {rank: each["why"] for rank, each in senders.items() if each["state"] == LOST},
+        }
+
+    status = StatusWriter(folder, "manager", standing)
     with stop:  # it ends when its workers have
-        manager.run()
+        manager.run(stepped=status)
     write_json(folder.manager, manager.metadata())
+    status("done" if stop.received is None else "stopped")
     return stop.received
 
 
@@ -195,13 +206,22 @@ class TrainingRank:
     def train(self, folder: RunFolder, stop: StopSignals) -> RunResult:
         """Train from where the folder's checkpoint is, and report, unless a signal stops it."""
         with closing(Trainer(self.config, stream=self.stream, hooks=self.hooks)) as trainer, stop:
-            if folder.checkpoint.exists():
-                trainer.load(folder.checkpoint)
-            result = run_training(trainer, folder, stop, self.coordinator.describe)
+            restore(trainer, folder)
+            describe = self.coordinator.describe
+            result = run_training(trainer, folder, stop, describe, self._shared)
             self._leave()
             if result.stopped_by is None:
                 self._report(result)
         return result
+
+    def _shared(self) -> dict[str, Any]:
+        """Return what this rank has sent and was fed, and whom it has lost."""
+        lost, counts = {**self.average.peers.lost, **self.coordinator.peers.lost}, {}
+        if self.manager is not None:
+            worker, managers = self.manager.worker, self.coordinator.roles.managers
+            counts = {"sent": worker.statistics.sent, "fed": worker.statistics.fed}
+            lost |= {rank: "" for rank in managers if rank not in worker.managers}
+        return {"counts": counts, "lost": {str(rank): why for rank, why in lost.items()}}
 
     def _leave(self) -> None:
         """Have others go on without this rank."""
@@ -251,17 +271,21 @@ class TrainingRank:
 # Earlier runs.
 
 
-def check_ranks(folder: RunFolder) -> None:
+def check_ranks(folder: RunFolder, started: Launch | None) -> None:
     """Check that an earlier run goes on with as many ranks as it had.
+
+    Args:
+        folder: of the run.
+        started: who started this process.
 
     Raises:
         ArgumentError: it does not.
         CheckpointCorruptError: the folder does not tell how many it had.
     """
-    size = folder.n_ranks()
-    if n_ranks() != size:
+    had, has = folder.n_ranks(), 1 if started is None else started.size
+    if has != had:
         raise ArgumentError(
-            f"run must go on with the number of ranks it had, {size}, got {n_ranks()}: "
+            f"run must go on with the number of ranks it had, {had}, got {has}: "
             f"{folder.how_to_resume()}"
         )
 
@@ -277,3 +301,33 @@ def check_steps(folder: RunFolder, steps: int) -> None:
     taken = max((outline(p).get("steps_done", 0) for p in paths if p.exists()), default=0)
     if taken > steps:
         raise ArgumentError(f"steps must be at least the {taken} taken already, got {steps}")
+
+
+def agree_on_step(ranks: Sequence[RunFolder]) -> None:
+    """Take ranks that average gradients back to the newest step of which all have a checkpoint.
+
+    A rank takes no step before all have saved what was due before it: of the two checkpoints that
+    each keeps, one is of a step that all have, unless some went on without others.
+
+    Args:
+        ranks: the folders of those that train, of a new run or of an earlier one.
+
+    Raises:
+        CheckpointMismatchError: there is no such step.
+        CheckpointError: a checkpoint cannot be read.
+    """
+
+    def steps(folder: RunFolder) -> list[int]:
+        paths = (folder.checkpoint, folder.previous)
+        return [outline(path)["steps_done"] for path in paths if path.exists()]
+
+    kept = {each.rank: steps(each) for each in ranks}
+    common = set.intersection(*map(set, kept.values()))
+    if any(kept.values()) and not common:
+        raise CheckpointMismatchError(
+            f"{ranks[0].path} holds checkpoints of steps {kept}, by rank: expected a step that all "
+            "have, as averaged gradients are of one step"
+        )
+    for each in ranks:
+        if kept[each.rank] and kept[each.rank][0] > max(common):
+            each.take_back()

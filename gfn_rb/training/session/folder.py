@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import csv
+import fcntl
 import io
 import json
 import os
 import secrets
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from gfn_rb.checkpoint.atomic import published
 from gfn_rb.errors import ArgumentError, CheckpointCorruptError
 from gfn_rb.training.config import TrainConfig
 from gfn_rb.training.trainer import Row
+from gfn_rb.transports.launch import Launch
 
 RUNS = Path("runs")
 
@@ -35,7 +38,9 @@ class RunFolder:
         self.config = path / "config.json"
         self.metrics = path / f"metrics{of_rank}.csv"
         self.checkpoint = path / f"checkpoint{of_rank}.gfnrb"
+        self.previous = path / f"previous{of_rank}.gfnrb"
         self.manager = path / f"manager{of_rank}.json"
+        self.status = path / f"status{of_rank}.json"
         self.report = path / "report.png"
         self.ranks = path / "ranks.json"
         self.ranks_report = path / "report.json"
@@ -75,6 +80,24 @@ class RunFolder:
             )
         return folder
 
+    def keep_checkpoint(self) -> None:
+        """Give the newest checkpoint, if there is one, the name of the one before it as well.
+
+        It keeps its own until the next is published: killed at any instant, a run has one.
+
+        Raises:
+            OSError: the disk does not allow it.
+        """
+        if self.checkpoint.exists():
+            temporary = self.previous.with_suffix(".tmp")
+            temporary.unlink(missing_ok=True)  # of a killed process
+            os.link(self.checkpoint, temporary)
+            os.replace(temporary, self.previous)
+
+    def take_back(self) -> None:
+        """Put the checkpoint before the newest in its place."""
+        os.replace(self.previous, self.checkpoint)
+
     def read_config(self) -> TrainConfig:
         """Return the run's configuration.
 
@@ -82,20 +105,34 @@ class RunFolder:
             CheckpointCorruptError: the file is damaged.
             ArgumentError: a field is missing, unknown or out of its range.
         """
+        values = self.read_options()
+        try:
+            return TrainConfig.from_dict(values)
+        except ArgumentError as error:
+            raise ArgumentError(f"{self.config}: {error}") from error
+
+    def read_options(self) -> dict[str, Any]:
+        """Return the options in the run's configuration as they stand there.
+
+        Raises:
+            CheckpointCorruptError: the file is damaged.
+        """
         try:
             values = json.loads(self.config.read_text())
         except ValueError as error:
             raise CheckpointCorruptError(f"{self.config} is no JSON: {error}") from error
         if not isinstance(values, dict):
             raise CheckpointCorruptError(f"{self.config} must hold an object, got {values!r}")
-        try:
-            return TrainConfig.from_dict(values)
-        except ArgumentError as error:
-            raise ArgumentError(f"{self.config}: {error}") from error
+        return values
 
     def write_config(self, config: TrainConfig) -> None:
         """Replace the run's configuration."""
         write_json(self.config, config.to_dict())
+
+    def write_ranks(self, started: Launch | None) -> None:
+        """Write down how many processes a launcher started for the run, where one did."""
+        if started is not None:
+            write_json(self.ranks, {"size": started.size, "command": started.command})
 
     def n_ranks(self) -> int:
         """Return how many processes a launcher started for the run, 1 where none did.
@@ -103,18 +140,42 @@ class RunFolder:
         Raises:
             CheckpointCorruptError: the file that says so is damaged.
         """
-        if not self.ranks.exists():
-            return 1
-        try:
-            return int(json.loads(self.ranks.read_text())["size"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise CheckpointCorruptError(f"{self.ranks} does not tell a size: {error!r}") from error
+        return self._started()[0]
 
     def how_to_resume(self) -> str:
         """Return the command that continues the run."""
-        size = self.n_ranks()
-        launcher = "" if size == 1 else f"mpiexec -n {size} "
-        return f"{launcher}gfn-rb resume {self.path}"
+        return f"{self._started()[1]} resume {self.path}"
+
+    def _started(self) -> tuple[int, str]:
+        if not self.ranks.exists():
+            return 1, "gfn-rb"
+        try:
+            values = json.loads(self.ranks.read_text())
+            size = int(values["size"])
+            return size, values.get("command", f"mpiexec -n {size} gfn-rb")
+        except (ValueError, KeyError, TypeError) as error:
+            raise CheckpointCorruptError(f"{self.ranks} does not tell a size: {error!r}") from error
+
+
+class RunLock(ExitStack):
+    """Keeps other processes from going on with a run until the block, or this process, ends."""
+
+    def take(self, folder: RunFolder) -> None:
+        """Lock a run by its configuration, anew after that was written.
+
+        Raises:
+            ArgumentError: another process has it.
+        """
+        stream = self.enter_context(folder.config.open("r+b"))  # NFS locks no file only read
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ArgumentError(
+                f"run must not be going on already, got {folder.path}, which another process has "
+                "locked"
+            ) from None
+        except OSError:
+            pass  # some network file systems know no locks
 
 
 def write_metrics(path: Path, rows: Sequence[Row]) -> None:

@@ -4,23 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import torch
 
-from gfn_rb.training.config import TrainConfig
+from gfn_rb.checkpoint.atomic import remove_abandoned
+from gfn_rb.envs.checks import check_env
+from gfn_rb.errors import ArgumentError, GfnRbError
+from gfn_rb.training.config import CONFIGS, TrainConfig
+from gfn_rb.training.import_path import check_importable
+from gfn_rb.training.objectives import make_loss
+from gfn_rb.training.options import TransportName
 from gfn_rb.training.session import distributed
-from gfn_rb.training.session.folder import RunFolder, write_json
+from gfn_rb.training.session.folder import RunFolder, RunLock
+from gfn_rb.training.session.joining import find_launch
 from gfn_rb.training.session.progress import check_installed
-from gfn_rb.training.session.run import RunResult, StopSignals, run_training, write_report
+from gfn_rb.training.session.run import RunResult, StopSignals, restore, run_training, write_report
 from gfn_rb.training.trainer import Trainer
+from gfn_rb.transports.launch import Launch
 
 
 def train(config: TrainConfig) -> RunResult | None:
     """Train, and write everything into a new folder.
 
-    Started by an MPI launcher, this is one rank of the run, and all of them call it.
+    Started by a launcher, this is one rank of the run, and all of them call it.
 
     Args:
         config: what to train; ``config.threads`` holds for the whole process.
@@ -29,68 +37,126 @@ def train(config: TrainConfig) -> RunResult | None:
         How the run ended; None on all ranks but the first.
 
     Raises:
-        ArgumentError: an option cannot be honoured, or the folder exists. Nothing is written.
+        ArgumentError: an option cannot be honoured, ranks do not agree, or the folder exists.
+            Nothing is written.
         NaNError: the loss is no longer finite.
         TransportError: the ranks of the run cannot be connected.
+        RefusedError: rank 0 has raised why there is no run.
         WorkerError: this rank of several failed.
     """
+    started = find_launch(config.transport)
 
     def prepare() -> RunFolder:
-        folder, size = RunFolder.create(config), distributed.n_ranks()
-        if size > 1:
-            write_json(folder.ranks, {"size": size})
+        if started is not None and started.restarts:
+            raise ArgumentError(
+                "train must begin a run once, got a restart by torchrun after a failure: of the "
+                "two, resume alone goes with --max-restarts"
+            )
+        folder = RunFolder.create(config)
+        lock.take(folder)
+        folder.write_ranks(started)
         return folder
 
-    return _run(config, prepare)
+    with RunLock() as lock:
+        return _run(config, started, prepare)
 
 
-def resume(path: Path, steps: int | None = None) -> RunResult | None:
+def resume(
+    path: Path, steps: int | None = None, transport: TransportName = "auto"
+) -> RunResult | None:
     """Continue a run from its last checkpoint, as if it had never stopped.
 
-    A run of several ranks goes on from the last checkpoint of each, with as many ranks.
+    A run of several ranks goes on with as many ranks, from the last checkpoint of each; where
+    gradients are averaged, from the newest step of which all have one.
 
     Args:
         path: its folder.
         steps: train up to this many steps instead of those configured.
+        transport: what joins the ranks, as in the configuration of a new run.
 
     Returns:
         How the run ended; None on all ranks but the first.
 
     Raises:
-        ArgumentError: there is no run, it had another number of ranks, or ``steps`` are fewer than
-            were taken already.
+        ArgumentError: there is no run, it had another number of ranks, ``steps`` are fewer than
+            were taken already, or another process goes on with it.
         CheckpointCorruptError: the checkpoint is damaged.
-        CheckpointMismatchError: the checkpoint is of another configuration.
+        CheckpointMismatchError: the checkpoint is of another configuration, or those of ranks that
+            average gradients are of no step in common.
     """
-    folder = RunFolder.open(path)
-    distributed.check_ranks(folder)
+    folder, started = RunFolder.open(path), find_launch(transport)
+    distributed.check_ranks(folder, started)
     config = folder.read_config()
     config = config if steps is None else replace(config, steps=steps)
 
     def prepare() -> RunFolder:
+        lock.take(folder)
+        remove_abandoned(folder.path)
         distributed.check_steps(folder, config.steps)
         folder.write_config(config)
+        lock.take(folder)
+        folder.write_ranks(started)
         return folder
 
-    return _run(config, prepare, folder)
+    with RunLock() as lock:
+        return _run(config, started, prepare, folder)
 
 
 def _run(
-    config: TrainConfig, prepare: Callable[[], RunFolder], earlier: RunFolder | None = None
+    config: TrainConfig,
+    started: Launch | None,
+    prepare: Callable[[], RunFolder],
+    earlier: RunFolder | None = None,
 ) -> RunResult | None:
     # All that can be refused is refused before the folder is made: a trainer validates too late
     # where there are several ranks.
-    config.validate()
-    check_installed(config.logger)
-    torch.set_num_threads(config.threads)
-    if config.managers or distributed.n_ranks() > 1:
-        return distributed.run_distributed(config, prepare)
+    fault = _fault(config, started)
+    if started is not None:
+        return distributed.run_distributed(config, started, prepare, fault)
+    if fault is not None:
+        raise fault
+    if config.managers:
+        return distributed.run_with_threads(config, prepare)
     with closing(Trainer(config)) as trainer:
-        if earlier is not None and earlier.checkpoint.exists():
-            trainer.load(earlier.checkpoint)  # otherwise it was killed before its first one
+        if earlier is not None:
+            restore(trainer, earlier)
         folder = prepare()
         with StopSignals() as stop:
             result = run_training(trainer, folder, stop)
             if result.stopped_by is None:
                 write_report(result)
         return result
+
+
+def _fault(config: TrainConfig, started: Launch | None) -> GfnRbError | None:
+    """Return what is wrong with a configuration in this process, None if nothing is."""
+    try:
+        config.validate()
+        check_importable(type(config))
+        if started is None:
+            _check_alone(config)
+        if type(config) not in CONFIGS.values():
+            _check_own(replace(config, device="cpu"))
+        check_installed(config.logger)
+    except GfnRbError as error:
+        return error
+    torch.set_num_threads(config.threads)
+    return None
+
+
+def _check_alone(config: TrainConfig) -> None:
+    """Check that nothing is asked for which only several ranks can do."""
+    defaults = {f.name: f.default for f in fields(config)}
+    for name, has_effect in (("average_gradients", False), ("patience", config.managers > 0)):
+        value = getattr(config, name)
+        if not has_effect and value != defaults[name]:
+            raise ArgumentError(
+                f"{name} has no effect unless several ranks are started, got {value} with 1"
+            )
+
+
+def _check_own(config: TrainConfig) -> None:
+    """Check what a configuration of the user's makes: an environment, and networks that fit it."""
+    with torch.random.fork_rng(devices=[]):
+        check_env(config.make_env)
+    make_loss(config, config.make_env(), config.seed)

@@ -29,6 +29,7 @@ from gfn_rb.remote import (
 from gfn_rb.remote.feeding.feed_policies import POLICIES
 from gfn_rb.remote.manager.baseline import Baseline
 from gfn_rb.remote.protocol.roles import RankRoles
+from gfn_rb.torchrl_compat import generator_of
 from gfn_rb.training.config import TrainConfig
 from gfn_rb.training.replay import make_buffer
 from gfn_rb.training.session.folder import RunFolder
@@ -66,7 +67,7 @@ class ManagerHooks:
         stopped: Callable[[], bool] = never,
     ) -> None:
         self._config, self._transport, self._stopped = config, transport, stopped
-        self._manager = roles.manager_of[transport.rank]
+        self._managers = roles.managers
 
     def replayed(self, rb: ReplayBuffer, env: GFNEnv) -> ReplayBuffer:
         """Return the buffer to draw from: with items that a manager feeds, where asked for."""
@@ -76,7 +77,7 @@ class ManagerHooks:
             subscription = Subscription(buffer, config.feed_quota, config.feed)
         self.worker = ReplayBufferWorker(
             self._transport,
-            self._manager,
+            self._managers,
             rb,
             mode=SEND[config.send](),
             frequency=config.send_every,
@@ -91,7 +92,7 @@ class ManagerHooks:
         # By mass, the draw is exactly that of one buffer of all items; that takes weights which are
         # functions of the item alone. Ranks are not: there each buffer counts by its size.
         p: Literal["mass", "size"] = "mass" if config.draw == "softmax" else "size"
-        return MergedReplayBuffer(rb, subscription.buffer, p=p)
+        return MergedReplayBuffer(rb, subscription.buffer, p=p, generator=generator_of(rb))
 
     def store(self, rb: ReplayBuffer, items: TensorDictBase) -> TensorDictBase | None:
         """Put items into the buffer of the run, and send them.
@@ -127,19 +128,18 @@ def make_manager(
     config: TrainConfig, transport: Transport, roles: RankRoles, folder: RunFolder
 ) -> ReplayBufferManager:
     """Return the manager that a configuration asks for, as it was when it last saved."""
-    workers = roles.workers_of(transport.rank)
     silence = config.patience  # that a worker that lives may keep
     if config.average_gradients:  # the first waits for each other one in turn, the rest for it
         silence += longest_silence(config, roles) * len(roles.workers)
-    on_cpu = replace(config, device="cpu")
+    on_cpu = replace(config, device="cpu", max_age=None)  # of everyone, whose steps differ
     manager = ReplayBufferManager(
         transport,
         _buffer(on_cpu, on_cpu.make_env(), transport.rank),
         baseline=BASELINE[config.baseline](),
-        workers=workers,
-        managers=[rank for rank in roles.managers if roles.workers_of(rank)],
+        workers=roles.workers,
+        managers=roles.managers,
         checkpoint=folder.checkpoint,
-        checkpoint_every=max(1, config.checkpoint_every * len(workers) // config.send_every),
+        checkpoint_every=max(1, config.checkpoint_every * len(roles.workers) // config.send_every),
         worker_timeout=silence,
         generator=torch.Generator().manual_seed(config.seed),
     )
@@ -150,5 +150,4 @@ def make_manager(
 
 def _buffer(config: TrainConfig, env: GFNEnv, rank: int) -> TensorDictReplayBuffer:
     generator = torch.Generator(config.device).manual_seed(config.seed ^ rank)
-    # What ranks send each other are whole rows, written into and read from these storages.
-    return make_buffer(replace(config, replay="trajectories", compact="none"), env, generator)
+    return make_buffer(replace(config, replay="trajectories"), env, generator)

@@ -1,10 +1,13 @@
-"""What shows how a run goes: the progress bar and TorchRL's loggers."""
+"""What shows how a run goes: progress and TorchRL's loggers."""
 
 from __future__ import annotations
 
+import math
 import shutil
+import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 
 from torchrl.record.loggers import get_logger
@@ -13,8 +16,11 @@ from gfn_rb.errors import ArgumentError, GfnRbError
 from gfn_rb.training.config import TrainConfig
 from gfn_rb.training.session.folder import RunFolder
 from gfn_rb.training.trainer import Row, Trainer
+from gfn_rb.transports.launch import launched
 
 _EXTRA = ("tqdm", "matplotlib")
+LINE_EVERY = 10.0  # seconds between lines where there is no terminal
+_LINE = "{n_fmt}/{total_fmt} steps [{elapsed}<{remaining}, {rate_fmt}{postfix}]"
 
 
 def check_installed(logger: str) -> None:
@@ -33,10 +39,12 @@ def check_installed(logger: str) -> None:
 
 
 @contextmanager
-def progress_bar(
+def progress(
     trainer: Trainer, describe: Callable[[Trainer, float], str], disable: bool = False
 ) -> Iterator[Callable[[float], None]]:
-    """Show a progress bar on stderr; yield what is to be called after each step with its loss.
+    """Show progress on stderr; yield what is to be called after each step with its loss.
+
+    On a terminal that is a bar; anywhere else a line every ten seconds, and one at the end.
 
     Args:
         trainer: whose steps are shown.
@@ -45,15 +53,44 @@ def progress_bar(
     """
     from tqdm import tqdm
 
+    loss = math.nan
     steps = {"total": trainer.config.steps, "initial": trainer.steps_done, "unit": "step"}
-    with tqdm(**steps, dynamic_ncols=True, disable=disable) as bar:
+    is_bar = sys.stderr.isatty() and not disable
+    start = shown = time.monotonic()
 
-        def advance(loss: float) -> None:
-            if not disable:
-                bar.set_postfix_str(describe(trainer, loss), refresh=False)
-                bar.update()
+    def show_line(now: float) -> None:
+        text = tqdm.format_meter(
+            trainer.steps_done, elapsed=now - start, bar_format=_LINE, **steps,
+            postfix=describe(trainer, loss),
+        )  # fmt: skip
+        print(text, file=sys.stderr, flush=True)
 
+    def advance(new: float) -> None:
+        nonlocal loss, shown
+        loss, now = new, time.monotonic()
+        if is_bar:
+            bar.set_postfix_str(describe(trainer, new), refresh=False)
+            bar.update()
+        elif not disable and now >= shown + LINE_EVERY:
+            shown = now
+            show_line(now)
+
+    with tqdm(**steps, dynamic_ncols=True, disable=not is_bar) as bar:
         yield advance
+    if not is_bar and not disable:
+        show_line(time.monotonic())
+
+
+def tell(line: str) -> None:
+    """Print a line on stderr; started by a launcher, on the terminal as well.
+
+    An mpiexec that Ctrl-C ends prints nothing more of what its ranks say, and kills them in a
+    moment.
+    """
+    print(line, file=sys.stderr, flush=True)
+    if launched() is not None and not sys.stderr.isatty():
+        with suppress(OSError), open("/dev/tty", "w") as terminal:  # there may be none
+            print(line, file=terminal)
 
 
 def describe_progress(trainer: Trainer, loss: float) -> str:

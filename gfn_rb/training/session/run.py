@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
 from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from gfn_rb.errors import CheckpointCorruptError
 from gfn_rb.training.session.folder import RunFolder, append_metrics, write_metrics
-from gfn_rb.training.session.progress import describe_progress, progress_bar, start_logger
+from gfn_rb.training.session.progress import describe_progress, progress, start_logger, tell
+from gfn_rb.training.session.status import StatusWriter
 from gfn_rb.training.trainer import Row, Trainer
 
 if TYPE_CHECKING:
@@ -72,11 +75,32 @@ def write_report(result: RunResult, others: OtherRanks | None = None) -> None:
     report.write_report(result.folder.report, report.ReportData(trainer, rows, others))
 
 
+def restore(trainer: Trainer, folder: RunFolder) -> None:
+    """Have a trainer go on from its run's newest checkpoint, from the beginning if there is none.
+
+    Raises:
+        CheckpointCorruptError: it is damaged. Where there is one before it, this tells how to go
+            on from there.
+        CheckpointMismatchError: it is of another configuration.
+    """
+    if not folder.checkpoint.exists():
+        return
+    try:
+        trainer.load(folder.checkpoint)
+    except CheckpointCorruptError as error:
+        if not folder.previous.exists():
+            raise
+        raise CheckpointCorruptError(
+            f"{error}; to go on from the one before it: mv {folder.previous} {folder.checkpoint}"
+        ) from error
+
+
 def run_training(
     trainer: Trainer,
     folder: RunFolder,
     stop: StopSignals,
     describe: Callable[[Trainer, float], str] = describe_progress,
+    shared: Callable[[], dict[str, Any]] = dict,
 ) -> RunResult:
     """Train until the steps are done or a signal stops the run, and write everything down.
 
@@ -85,8 +109,10 @@ def run_training(
         folder: where to write, with the trainer's configuration inside. Rank 0 shows progress.
         stop: entered, so that it hears of signals.
         describe: returns how training stands, given the trainer and the last loss.
+        shared: returns what else to tell of this rank, by name: ``counts`` of what it shares with
+            others, and ranks that it has ``lost``.
     """
-    config = trainer.config
+    config, loss = trainer.config, math.nan
     if not trainer.history:
         trainer.record()
     # Both are written anew from the history: a killed run may have got further than its
@@ -98,15 +124,46 @@ def run_training(
         append_metrics(folder.metrics, row)
         log(row)
 
-    with progress_bar(trainer, describe, disable=folder.rank > 0) as advance:
+    saved = trainer.steps_done if folder.checkpoint.exists() else None
+
+    def save() -> None:
+        nonlocal saved
+        if saved != trainer.steps_done:
+            folder.keep_checkpoint()
+            trainer.save(folder.checkpoint)
+            saved = trainer.steps_done
+
+    def standing() -> dict[str, Any]:
+        told = shared()
+        counts = {"steps": trainer.steps_done, "calls": trainer.discovery.calls}
+        return {
+            **told,
+            "counts": counts | told.get("counts", {}),
+            "of_steps": config.steps,
+            "modes_found": trainer.discovery.modes_found,
+            "loss": loss if math.isfinite(loss) else None,
+            "mean_age": trainer.history[-1].get("mean_age"),
+        }
+
+    status = StatusWriter(folder, "worker", standing)
+    status()
+    with progress(trainer, describe, disable=folder.rank > 0) as advance:
         while trainer.steps_done < config.steps and stop.received is None:
-            advance(trainer.step())
+            loss = trainer.step()
+            advance(loss)
+            status()
             if trainer.steps_done % config.eval_every == 0:
                 write(trainer.record())
             if trainer.steps_done % config.checkpoint_every == 0:
-                trainer.save(folder.checkpoint)
-    trainer.save(folder.checkpoint)
+                save()
+    save()
+    status("done" if stop.received is None else "stopped")
     if stop.received is not None:
+        if folder.rank == 0:
+            tell(
+                f"stopped after {trainer.steps_done:,} steps, which are saved; continue with: "
+                f"{folder.how_to_resume()}"
+            )
         return RunResult(trainer, folder, trainer.history[-1], stop.received)
     row = trainer.measure()
     if row["step"] != trainer.history[-1]["step"]:

@@ -151,6 +151,8 @@ def test_the_loss_is_the_mean_over_rows(name):
     residual, row_loss = loss.residual(rows), loss.row_loss(rows)
     assert residual.shape == row_loss.shape == (len(rows),)
     torch.testing.assert_close(row_loss, residual.square())
+    for one, other in zip(loss.evaluate(rows), (row_loss, residual), strict=True):
+        assert torch.equal(one, other)
     torch.testing.assert_close(loss(rows), row_loss.mean())
     assert loss(rows) > 0.01
 
@@ -327,7 +329,7 @@ def test_training_reaches_the_target(name):
 def test_its_networks_are_its_parts_and_the_environment_is_not(name):
     env = HyperGrid(2, 4)
     loss = new_loss(name, env)
-    assert {n.split(".")[0] for n in loss.state_dict()} == set(loss.networks)
+    assert {n.split(".")[0] for n, _ in loss.named_parameters()} == set(loss.networks)
     assert all(isinstance(getattr(loss, part), torch.nn.Module) for part in loss.networks)
     assert env not in list(loss.modules())
     assert loss.env is env
@@ -337,8 +339,8 @@ def test_its_networks_are_its_parts_and_the_environment_is_not(name):
 def test_what_each_name_stands_for():
     read = {name: kind.reads for name, kind in LOSSES.items()}
     assert read == {
-        "tb": Trajectories, "subtb": Trajectories, "db": Transitions, "mdb": Transitions,
-        "fm": States,
+        "tb": Trajectories, "subtb": Trajectories, "db": Transitions,
+        "mdb": Transitions, "fm": States,
     }  # fmt: skip
 
 

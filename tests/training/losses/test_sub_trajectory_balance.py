@@ -51,7 +51,13 @@ def test_equal_to_every_part_of_every_row_one_by_one(name, factor):
     ]
     expected = torch.tensor(expected, dtype=torch.float64)
     torch.testing.assert_close(loss.row_loss(rows), expected, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(loss.residual(rows), expected.sqrt(), atol=1e-5, rtol=1e-5)
+    residual = loss.residual(rows)
+    torch.testing.assert_close(residual.abs(), expected.sqrt(), atol=1e-5, rtol=1e-5)
+    whole = [
+        sum(factor**steps * delta for steps, delta in parts_of(plain, *walk, log_reward))
+        for walk, log_reward in zip(walks(rows), rows.log_reward.tolist(), strict=True)
+    ]
+    assert (residual > 0).tolist() == [each > 0 for each in whole]
 
 
 def test_by_hand():

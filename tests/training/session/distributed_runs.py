@@ -8,13 +8,12 @@ import sys
 import time
 from pathlib import Path
 
-from transports.ranks import abort, environment, mpiexec
+from transports.ranks import SECONDS, abort, environment, mpiexec
 
 from gfn_rb.training.session.folder import RunFolder, read_metrics
 
 OUTCOMES = ("stored", "rejected", "duplicates", "scored", "refused")
 QUICK = ["--batch-size", "8", "--hidden", "16", "--checkpoint-every", "2", "--patience", "20"]
-SECONDS = 60  # then everything is killed
 PROMPT = 15.0  # seconds in which what is told to stop, or loses a rank, ends
 
 # Each rank writes down which process it is, runs one command after the other, and writes down how

@@ -3,19 +3,15 @@
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
-import pytest
 import torch
 from training.training_runs import GRID, trained
 
-from gfn_rb.errors import ArgumentError, TransportError
 from gfn_rb.remote.protocol.roles import assign_roles
 from gfn_rb.training.session.coordinator import (
     COORDINATION_TAG,
     RankCoordinator,
     RankResult,
-    RefusedError,
     _RunKind,
 )
 from gfn_rb.transports import LocalTransport
@@ -39,56 +35,6 @@ def result(calls, *modes):
     return RankResult(
         {"step": 4, "reward_calls": calls}, {"sent": calls}, torch.tensor(modes).long()
     )
-
-
-def unprepared():
-    raise AssertionError("rank 0 alone prepares")
-
-
-def no_folder():
-    raise ArgumentError("out must be a new folder")
-
-
-def test_rank_0_prepares_and_all_know_the_folder(tmp_path):
-    members, _ = coordinators()
-    prepare = [lambda: tmp_path, unprepared, unprepared]
-    told = together(
-        *[lambda t=t, p=p: t.share_folder(p) for t, p in zip(members, prepare, strict=True)]
-    )
-    assert [each.result() for each in told] == [tmp_path.resolve()] * 3
-
-
-def test_a_relative_folder_is_the_same_for_all(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    members, _ = coordinators(2)
-    members[0].share_folder(lambda: Path("run"))
-    assert members[1].share_folder(unprepared) == tmp_path.resolve() / "run"
-
-
-def test_all_are_told_why_there_is_no_folder():
-    members, _ = coordinators()
-    with pytest.raises(ArgumentError, match="out must be a new folder"):
-        members[0].share_folder(no_folder)
-    for member in members[1:]:
-        with pytest.raises(RefusedError, match="out must be a new folder"):
-            member.share_folder(unprepared)
-
-
-def test_all_are_told_when_rank_0_is_interrupted():
-    def interrupted():
-        raise KeyboardInterrupt
-
-    members, _ = coordinators(2)
-    with pytest.raises(KeyboardInterrupt):
-        members[0].share_folder(interrupted)
-    with pytest.raises(RefusedError):
-        members[1].share_folder(unprepared)
-
-
-def test_rank_0_that_says_nothing_is_named():
-    members, _ = coordinators(2, silence=0.05)
-    with pytest.raises(TransportError, match=r"rank 0 named no run folder within 0\.05 s"):
-        members[1].share_folder(unprepared)
 
 
 def test_progress_is_that_of_all_ranks():

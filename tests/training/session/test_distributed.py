@@ -18,6 +18,7 @@ from gfn_rb.cli import main
 from gfn_rb.errors import ArgumentError
 from gfn_rb.training.session.distributed import check_steps
 from gfn_rb.training.session.folder import RunFolder, write_json
+from gfn_rb.training.session.status import read_status
 
 STEPS = 12
 TRAIN = ["train", "tfbind8", "--steps", str(STEPS), "--eval-every", "6", *QUICK]
@@ -46,7 +47,10 @@ def test_one_report_speaks_for_all_ranks(run, job):
     assert max(found) <= report["modes_found"] <= sum(found)
     assert (folder / "report.png").stat().st_size > 10_000
     assert sum(line.startswith("report  ") for line in lines) == 1
-    assert any(f"{STEPS}/{STEPS}" in line for line in lines)
+    assert any(f"{STEPS}/{STEPS} steps" in line for line in lines)
+    assert f"3 ranks; to go on after a stop: mpiexec -n 3 gfn-rb resume {folder}" in lines
+    assert any(line.split()[:2] == ["manager", "2"] for line in lines)
+    assert "\x1b" not in "".join(lines)  # though mpiexec gives each rank a terminal
 
 
 @needs_mpi
@@ -72,10 +76,28 @@ def test_each_training_rank_has_a_table_and_numbers_of_its_own(run):
     assert tables[0][1]["loss"] != tables[1][1]["loss"]
     names = {path.name for path in folder.iterdir()}
     assert names == {
+        "status.json", "status-rank1.json", "status-rank2.json",
         "config.json", "ranks.json", "report.json", "report.png", "manager-rank2.json",
         "metrics.csv", "metrics-rank1.csv",
         "checkpoint.gfnrb", "checkpoint-rank1.gfnrb", "checkpoint-rank2.gfnrb",
+        "previous.gfnrb", "previous-rank1.gfnrb",
     }  # fmt: skip
+
+
+@needs_mpi
+def test_each_rank_says_how_it_stands(run):
+    folder, _ = run
+    report = read_json(folder / "report.json")
+    known = [read_status(RunFolder(folder, rank)) for rank in range(3)]
+    assert [each["role"] for each in known] == ["worker", "worker", "manager"]
+    assert [(each["state"], each["lost"]) for each in known] == [("done", {})] * 3
+    for rank in (0, 1):
+        counters = report["ranks"][str(rank)]["counters"]
+        assert known[rank]["counts"]["steps"] == STEPS
+        assert known[rank]["counts"]["sent"] == counters["sent"]
+    sent = sum(known[rank]["counts"]["sent"] for rank in (0, 1))
+    assert known[2]["counts"]["sent"] == sent
+    assert known[2]["stored"] > 0
 
 
 @needs_mpi
@@ -139,14 +161,21 @@ def test_without_a_launcher_managers_are_threads(tmp_path, capsys):
     assert again[0] == first  # times included: it is that of the checkpoint
 
 
-def test_a_manager_without_workers_leaves(tmp_path, caplog):
-    words = [*TRAIN, "--managers", "2", "--out", str(tmp_path / "run")]
+def test_two_managers_hold_what_each_owns(tmp_path, caplog):
+    words = [*TRAIN, "--managers", "2", "--feed", "newest", "--out", str(tmp_path / "run")]
     assert main(words) == 0
-    assert caplog.messages == ["manager 2 has no workers, and leaves: fewer will do"]
+    assert caplog.messages == []  # each has told the other that it is done
     report = read_json(tmp_path / "run" / "report.json")
     assert report["managers"] == [1, 2]
-    manager = read_json(tmp_path / "run" / "manager-rank1.json")
-    assert_same_account(report["ranks"]["0"]["counters"], manager["senders"]["0"])
+    managers = [read_json(tmp_path / "run" / f"manager-rank{rank}.json") for rank in (1, 2)]
+    counters = report["ranks"]["0"]["counters"]
+    both = {
+        name: sum(manager["senders"]["0"][name] for manager in managers)
+        for name in managers[0]["senders"]["0"]
+        if isinstance(managers[0]["senders"]["0"][name], int)
+    }
+    assert_same_account(counters, {**both, "state": "gone"})
+    assert all(manager["stored"] > 0 for manager in managers)
 
 
 def refusal(capsys, words):

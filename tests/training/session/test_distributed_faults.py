@@ -122,4 +122,4 @@ def test_others_go_on_without_a_worker_and_leave_when_told_though_the_manager_ha
     assert "rank 0: rank 2 is left out" in text
     assert "manager 3 is lost" in text
     assert f"stopped after {steps_done(RunFolder(path)):,} steps" in text
-    assert f"steps; continue with: mpiexec -n 4 gfn-rb resume {path}" in text
+    assert f"steps, which are saved; continue with: mpiexec -n 4 gfn-rb resume {path}" in text

@@ -1,10 +1,18 @@
 import json
+import os
+import signal
 
 import pytest
 from training.training_runs import GRID, grid
 
 from gfn_rb.errors import ArgumentError, CheckpointCorruptError
-from gfn_rb.training.session.folder import RunFolder, append_metrics, read_metrics, write_metrics
+from gfn_rb.training.session.folder import (
+    RunFolder,
+    RunLock,
+    append_metrics,
+    read_metrics,
+    write_metrics,
+)
 
 ROWS = [
     {"step": 0, "loss": None, "time_total": 0.1},
@@ -93,7 +101,7 @@ def test_a_damaged_configuration_is_named(text, error, message, tmp_path):
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize(("size", "launcher"), [(None, ""), (1, ""), (3, "mpiexec -n 3 ")])
+@pytest.mark.parametrize(("size", "launcher"), [(None, ""), (3, "mpiexec -n 3 ")])
 def test_a_run_goes_on_by_as_many_ranks(size, launcher, tmp_path):
     folder = RunFolder.create(grid(out=tmp_path / "run"))
     if size is not None:
@@ -120,3 +128,24 @@ def test_metrics_are_written_row_by_row(tmp_path):
     append_metrics(path, ROWS[1])  # on disk at once
     assert path.read_text().splitlines()[2] == "5,0.3333333333333333,2.5"
     assert float(read_metrics(path)[1]["loss"]) == 1 / 3
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_the_lock_of_a_run_ends_with_the_process_that_had_it(tmp_path):
+    folder = RunFolder.create(grid(out=tmp_path / "run"))
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        kept = RunLock()
+        kept.take(folder)
+        os.write(write, b"x")
+        signal.pause()
+    os.read(read, 1)
+    with RunLock() as lock, pytest.raises(ArgumentError, match="run must not be going on already"):
+        lock.take(folder)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    with RunLock() as lock:
+        lock.take(folder)
+        folder.write_config(GRID)
+        lock.take(folder)

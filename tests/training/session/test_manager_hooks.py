@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from factories import assert_equal
 from remote.remote_runs import threads
 from tensordict import TensorDict
 from training.session.distributed_runs import assert_adds_up, assert_same_account
@@ -86,6 +87,10 @@ def objects(rb):
 def ends(rows):
     last = rows["length"] - 1
     return [tuple(state[i].tolist()) for state, i in zip(rows["state"], last, strict=True)]
+
+
+def columns(rows):
+    return {} if rows is None else {key: rows[key] for key in sorted(rows.keys())}
 
 
 def rows_of(*log_rewards):
@@ -172,6 +177,24 @@ def test_without_feed_the_buffer_is_replayed_alone(tmp_path):
 def test_members_are_drawn_from_as_from_one_buffer(draw, p, tmp_path):
     runs = Runs(replace(CONFIG, draw=draw), tmp_path)
     assert runs.trainers[0].replayed._shares == p
+
+
+@pytest.mark.parametrize(("draw", "form"), [("rank", "narrow"), ("softmax", "rebuild")])
+def test_how_rows_are_stored_and_sent_changes_nothing(draw, form, tmp_path_factory):
+    config, runs = replace(CONFIG, draw=draw, feed="newest", send="awaited"), []
+    for compact in ("none", form):
+        folder = tmp_path_factory.mktemp(compact)
+        runs.append(Runs(replace(config, compact=compact), folder, 3))
+    plain, ours = runs
+    for i, hooks in enumerate(ours.hooks):
+        fed = [columns(each) for each in hooks.fed]
+        assert_equal(fed, [columns(each) for each in plain.hooks[i].fed])
+        assert any(fed)
+        assert_equal(*[dict(each.trainers[i].loss.state_dict()) for each in runs])
+        assert ours.sent[i]["bytes_sent"] < plain.sent[i]["bytes_sent"]
+        assert ours.sent[i]["bytes_received"] < plain.sent[i]["bytes_received"]
+    assert ours.manager.buffer.storage[:]["action"].dtype is torch.int8
+    assert objects(ours.manager.buffer) == objects(plain.manager.buffer)
 
 
 @pytest.mark.parametrize("baseline", [name for name in BASELINE if name != "none"])

@@ -1,4 +1,5 @@
-import time
+import re
+import sys
 
 import pytest
 from training.training_runs import GRID, RNA, WARM_GRID, grid, trained
@@ -9,22 +10,56 @@ from gfn_rb.training.session.folder import RunFolder
 from gfn_rb.training.session.progress import (
     check_installed,
     describe_progress,
-    progress_bar,
+    progress,
     start_logger,
+    tell,
 )
 
 
-def test_the_bar_shows_how_training_stands(capsys):
-    trainer = trained(grid(steps=10), 3)
-    with progress_bar(trainer, describe_progress) as advance:
-        for _ in range(2):
-            time.sleep(0.11)  # tqdm draws ten times a second at most
+def take(trainer, steps):
+    """The steps, with progress, and the last loss."""
+    with progress(trainer, describe_progress) as advance:
+        for _ in range(steps):
             loss = trainer.step()
             advance(loss)
+    return loss
+
+
+def test_the_bar_shows_how_training_stands(capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    trainer = trained(grid(steps=10), 3)
+    take(trainer, 2)
     shown = capsys.readouterr().err
+    assert "\r" in shown
     assert "5/10" in shown
-    assert f"loss {loss:.3f}, log Z {trainer.log_z:.2f}" in shown
-    assert f"modes {trainer.discovery.modes_found}/4, 40 reward calls" in shown
+    assert f"log Z {trainer.log_z:.2f}, modes " in shown
+
+
+def test_where_there_is_no_terminal_lines_show_it(capsys, monkeypatch):
+    trainer = trained(grid(steps=10), 3)
+    loss = take(trainer, 2)  # in less time than a line is due after
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.match(r"5/10 steps \[\d\d:\d\d<\d\d:\d\d, +[\d.]+\w+/\w+, ", line)
+    found = trainer.discovery.modes_found
+    told = f"loss {loss:.3f}, log Z {trainer.log_z:.2f}, modes {found}/4, 40 reward calls]"
+    assert line.endswith(told)
+    monkeypatch.setattr(module, "LINE_EVERY", 0.0)
+    take(trainer, 3)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split()[0] for line in lines] == ["6/10", "7/10", "8/10", "8/10"]
+
+
+def test_other_ranks_show_nothing(capsys):
+    with progress(trained(GRID, 1), describe_progress, disable=True) as advance:
+        advance(1.0)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_line_is_told_where_there_is_no_terminal(capsys, monkeypatch):
+    monkeypatch.setenv("PMI_SIZE", "2")
+    monkeypatch.setenv("PMI_RANK", "0")
+    tell("stopped")
+    assert capsys.readouterr().err == "stopped\n"
 
 
 def test_progress_is_told_by_what_is_known():

@@ -14,7 +14,9 @@ from gfn_rb.errors import (
     CheckpointMismatchError,
 )
 from gfn_rb.training import Trainer, report, resume, train
+from gfn_rb.training.session import launch
 from gfn_rb.training.session.folder import RunFolder, read_metrics
+from gfn_rb.transports.launch import Launch
 
 
 class Killed(BaseException):
@@ -82,7 +84,8 @@ def _quick_reports(finished, monkeypatch):
 
 def test_a_run_leaves_its_files(reference):
     assert sorted(path.name for path in reference.iterdir()) == [
-        "checkpoint.gfnrb", "config.json", "metrics.csv", "report.png",
+        "checkpoint.gfnrb", "config.json", "metrics.csv", "previous.gfnrb", "report.png",
+        "status.json",
     ]  # fmt: skip
     assert json.loads((reference / "config.json").read_text()) == GRID.to_dict()
     assert (reference / "report.png").read_bytes().startswith(b"\x89PNG")
@@ -194,9 +197,14 @@ def test_a_damaged_checkpoint_is_refused_and_left(reference):
     damaged = bytearray(path.read_bytes())
     damaged[len(damaged) // 2] ^= 1
     path.write_bytes(damaged)
-    with pytest.raises(CheckpointCorruptError, match=r"checkpoint\.gfnrb is no sound checkpoint"):
+    with pytest.raises(CheckpointCorruptError, match=r"checkpoint\.gfnrb is no sound") as refused:
         resume(reference)
     assert path.read_bytes() == damaged
+    previous = reference / "previous.gfnrb"
+    assert str(refused.value).endswith(f"to go on from the one before it: mv {previous} {path}")
+    previous.replace(path)
+    before = load_state(path)["steps_done"]
+    assert 0 < before < resume(reference).trainer.steps_done == 12
 
 
 @pytest.mark.parametrize(
@@ -224,6 +232,24 @@ def test_an_existing_run_is_refused(reference):
     equal(results(reference), before)
 
 
+def test_a_restart_by_torchrun_begins_no_second_run(tmp_path, monkeypatch):
+    started = Launch(0, 2, "gloo", "torchrun", "env://", restarts=1)
+    monkeypatch.setattr(launch, "find_launch", lambda transport: started)
+    monkeypatch.setattr(launch.distributed, "run_distributed", lambda *args: args[2]())
+    with pytest.raises(ArgumentError, match="got a restart by torchrun after a failure"):
+        run(GRID, tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_run_left_half_written_is_removed(reference):
+    left = [reference / f".{name}.0123456789abcdef.tmp" for name in ("report.json", "checkpoint")]
+    mine = reference / ".thesis.tmp"
+    for path in (*left, mine):
+        path.write_text("half")
+    resume(reference)
+    assert [path.exists() for path in (*left, mine)] == [False, False, True]
+
+
 def test_the_csv_logger_is_given_every_row_once(tmp_path, at_step, reference):
     config = grid(logger="csv")
     at_step(7, kill)
@@ -234,3 +260,18 @@ def test_the_csv_logger_is_given_every_row_once(tmp_path, at_step, reference):
     logged = (scalars / "total_variation.csv").read_text().split()
     rows = read_metrics(reference / "metrics.csv")
     assert logged == [f"{row['step']},{row['total_variation']}" for row in rows]
+
+
+def test_a_run_that_goes_on_is_not_resumed_a_second_time(at_step, tmp_path):
+    path, refused = tmp_path / "run", []
+
+    def resume_again():
+        with pytest.raises(ArgumentError, match=r"going on already, got .*run, which another"):
+            resume(path)
+        refused.append(True)
+
+    at_step(3, resume_again)
+    before = run(GRID, path)
+    assert refused
+    assert before.row["step"] == GRID.steps
+    assert resume(path, GRID.steps + 1).row["step"] == GRID.steps + 1

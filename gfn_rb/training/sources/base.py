@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from tensordict.nn import TensorDictModuleBase
+from torch import Tensor
 
 from gfn_rb.containers import Trajectories
+from gfn_rb.containers.base import Container
 from gfn_rb.envs import GFNEnv
 from gfn_rb.rollout import LocalSearchSampler, Sampler
-from gfn_rb.training.config import TrainConfig
-from gfn_rb.training.worker_source import WorkerSource
+from gfn_rb.shapes import Float
 
 
 @runtime_checkable
@@ -24,6 +26,15 @@ class Source(Protocol):
     def sample(self, n: int) -> Trajectories:
         """Return fresh forward trajectories, a multiple of ``n`` of them."""
         ...
+
+    def learn(self, batch: Container, residual: Float[Tensor, "m"]) -> None:
+        """Take note of what the policy has just learnt from, if that matters to it.
+
+        Args:
+            batch: fresh items, or replayed ones.
+            residual: of the loss before that; one of each item, or of each of its steps.
+        """
+        return
 
     def close(self) -> None:
         """Release what the source holds; it gives nothing afterwards."""
@@ -45,7 +56,7 @@ class PolicySource(Source):
         env: the environment.
         policy: the forward policy.
         generator: draws the actions, and the conditions where there are any.
-        **exploration: fields of :class:`gfn_rb.rollout.Exploration`.
+        epsilon: asked at each batch for the share of uniformly random actions.
     """
 
     def __init__(
@@ -53,14 +64,16 @@ class PolicySource(Source):
         env: GFNEnv,
         policy: TensorDictModuleBase,
         generator: torch.Generator,
-        **exploration: Any,
+        epsilon: Callable[[], float],
     ) -> None:
         self._env, self._sampler = env, Sampler(policy)
-        self._options = {**exploration, "generator": generator}
+        self._generator, self._epsilon = generator, epsilon
 
     def sample(self, n: int) -> Trajectories:
         """Return ``n`` trajectories."""
-        return self._sampler.sample_trajectories(self._env, n=n, **self._options)
+        return self._sampler.sample_trajectories(
+            self._env, n=n, generator=self._generator, epsilon=self._epsilon()
+        )
 
 
 class SearchedSource(Source):
@@ -104,6 +117,10 @@ class SearchedSource(Source):
             current = Trajectories.cat([current, proposed])[row + n * accepted]
         return Trajectories.cat(batches)
 
+    def learn(self, batch: Container, residual: Float[Tensor, "m"]) -> None:
+        """Pass it on to the source it starts from."""
+        self._source.learn(batch, residual)
+
     def close(self) -> None:
         """Close the source it starts from."""
         self._source.close()
@@ -115,33 +132,3 @@ class SearchedSource(Source):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore it."""
         self._source.load_state_dict(state_dict)
-
-
-def make_source(
-    config: TrainConfig,
-    env: GFNEnv,
-    pf: TensorDictModuleBase,
-    pb: TensorDictModuleBase,
-    generator: torch.Generator,
-    seed: int,
-) -> Source:
-    """Return the source that a configuration asks for.
-
-    Args:
-        config: the configuration.
-        env: its environment.
-        pf: the forward policy, in training.
-        pb: the backward policy.
-        generator: draws actions in this process.
-        seed: draws actions in others.
-    """
-    source: Source
-    if config.workers:
-        options: dict[str, Any] = {"seed": seed, "device": config.device, "epsilon": config.epsilon}
-        source = WorkerSource(config.make_env, pf, config.workers, **options)
-    else:
-        source = PolicySource(env, pf, generator, epsilon=config.epsilon)
-    if not config.local_search:
-        return source
-    search = LocalSearchSampler(pf, pb)
-    return SearchedSource(source, search, env, config.local_search, config.back_ratio, generator)

@@ -1,0 +1,321 @@
+"""BayesianDAG: draw the structures of Bayesian networks by how well they explain data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gfn_rb.envs.bge import BGeScore
+from gfn_rb.envs.enumerable import EnumerableEnv
+from gfn_rb.errors import ArgumentError, NaNError, ShapeError
+from gfn_rb.shapes import Bool, Float, Float64, Int64
+
+MOST_LISTED = 5  # nodes: 29,281 graphs; of 6 there are 3.8 million
+MOST_IN_TABLE = 12  # nodes whose families, 2^12 each, are scored once for all
+NOISE = math.sqrt(0.1)
+
+
+class BayesianDAG(EnumerableEnv):
+    """Add edges between nodes, never closing a cycle; every graph terminates (Deleu et al. 2022).
+
+    A state is an adjacency matrix, 1 at [u, v] for an edge u -> v; move u d + v adds that edge
+    where it is absent and v does not lead to u (arXiv:2202.13903). With a uniform prior on them,
+
+        log R(G) = sum_v score(v, parents of v in G) - sum_v score(v, no parents)
+
+    by the BGe score of the data, see :class:`~gfn_rb.envs.bge.BGeScore`, so that the target is the
+    posterior over graphs. Up to 5 nodes it is known exactly, by listing all graphs; up to 12 its
+    log partition function is (``true_log_z``). No modes are defined.
+
+    Without data, samples come from a network drawn with ``seed``: as many edges as nodes on
+    average, their weights from a standard normal law, each node's noise of variance 0.1.
+
+    Args:
+        n_nodes: d, at least 2; by default the columns of ``data``, or 5.
+        data: one row per sample and a column per node, [m, d], or a .npy or .csv file of them.
+        n_samples: rows to draw where no data is given, positive.
+        seed: of the network and the samples.
+        batch_size, device: see :class:`GFNEnv`.
+
+    Raises:
+        ArgumentError: an argument is out of its range, or the file cannot be read.
+        ShapeError: ``data`` is no table of ``n_nodes`` columns.
+        NaNError: ``data`` holds NaN or infinity.
+
+    Attributes:
+        data: what was observed, float64 [m, d].
+        true_graph: the network that ``data`` was drawn from, [d, d]; None where it was given.
+    """
+
+    n_modes = 0
+
+    def __init__(
+        self,
+        n_nodes: int | None = None,
+        data: Tensor | str | Path | None = None,
+        n_samples: int = 100,
+        seed: int = 0,
+        *,
+        batch_size: Sequence[int] = (),
+        device: torch.device | str | None = None,
+    ) -> None:
+        true_graph = None
+        if data is None:
+            true_graph, data = draw_data(5 if n_nodes is None else n_nodes, n_samples, seed)
+        observed = _checked(data if isinstance(data, Tensor) else read_data(data), n_nodes)
+        d = observed.shape[1]
+        super().__init__(
+            torch.zeros(d, d, dtype=torch.int64),
+            torch.full((d, d), -1),
+            n_actions=d * d + 1,
+            max_length=d * (d - 1) // 2 + 1,
+            encoded_size=d * d,
+            batch_size=batch_size,
+            device=device,
+        )
+        self.n_nodes, self.true_graph = d, true_graph
+        self.state_range = (-1, 1)
+        self.register_buffer("data", observed.to(device), persistent=False)
+        table = _family_scores(observed) if d <= MOST_IN_TABLE else observed.new_empty(0, d)
+        self.register_buffer("_family_score", table.to(device), persistent=False)
+
+    @property
+    def n_states(self) -> int:
+        """Number of graphs, by Robinson's recurrence (1973) over the nodes without parents."""
+        counts = [1]
+        for n in range(1, self.n_nodes + 1):
+            counts.append(
+                sum(
+                    (-1) ** (k + 1) * math.comb(n, k) * 2 ** (k * (n - k)) * counts[n - k]
+                    for k in range(1, n + 1)
+                )
+            )
+        return counts[-1]
+
+    @property
+    def is_enumerable(self) -> bool:
+        """Whether the graphs are few enough to be listed: those of up to 5 nodes are."""
+        return self.n_nodes <= MOST_LISTED
+
+    @property
+    def true_log_z(self) -> float | None:
+        """The log partition function, up to 12 nodes: known without listing the graphs."""
+        return _log_total(self._family_score.cpu()) if len(self._family_score) else None
+
+    def forward_mask(self, state: Int64[Tensor, "n *state"]) -> Bool[Tensor, "n actions"]:
+        """Allow what adds an edge and closes no cycle, and the exit action everywhere."""
+        allowed = (state == 0) & ~self._reaches(state).mT
+        return torch.cat([allowed.flatten(1), state[:, 0, :1] >= 0], 1)
+
+    def backward_mask(self, state: Int64[Tensor, "n *state"]) -> Bool[Tensor, "n moves"]:
+        """Tell which edges there are."""
+        return (state == 1).flatten(1)
+
+    def log_reward(
+        self, state: Int64[Tensor, "n *state"], condition: Tensor | None = None
+    ) -> Float[Tensor, "n"]:
+        """Return log R(G), in nats (the class's equation)."""
+        self.check_terminating(state)
+        return self._node_scores(state).sum(1).float()
+
+    def score(
+        self, state: Int64[Tensor, "n *state"], log_reward: Float[Tensor, "n"] | None = None
+    ) -> Float[Tensor, "n"]:
+        """Return log R(G), for R(G) overflows."""
+        return self.log_reward(state) if log_reward is None else log_reward
+
+    def states_of(
+        self, action: Int64[Tensor, "n T"], length: Int64[Tensor, "n"]
+    ) -> Int64[Tensor, "n T1 *state"]:
+        """Note when each edge is added, and compare with each step."""
+        step = torch.arange(action.shape[1] + 1, device=action.device)
+        edge = action.where(step[1:] < length[:, None], self.exit_action)
+        never = action.new_full((len(action), self.n_actions), len(step))
+        added = never.scatter(1, edge, step[1:].expand_as(edge))[:, None, :-1]
+        state = (added <= step[:, None]).long()
+        state.masked_fill_((step >= length[:, None])[:, :, None], -1)
+        return state.unflatten(2, self.state_shape)
+
+    def encode(self, state: Int64[Tensor, "n *state"]) -> Float[Tensor, "n encoded"]:
+        """Return the adjacency matrix; zeros for the sink."""
+        return (state == 1).flatten(1).float()
+
+    def mode_index(self, state: Int64[Tensor, "n *state"]) -> Int64[Tensor, "n"]:
+        """Return -1: no modes are defined."""
+        self.check_terminating(state)
+        return state.new_full((len(state),), -1)
+
+    def state_key(self, state: Int64[Tensor, "n *state"]) -> Int64[Tensor, "n"]:
+        """Read the adjacency matrix as bits."""
+        bit = torch.arange(self.n_nodes**2 - 1, -1, -1, device=state.device)
+        return (state.flatten(1) << bit).sum(1)
+
+    def edge_marginals(
+        self, log_prob: Float64[Tensor, "m"] | None = None
+    ) -> Float64[Tensor, "d d"]:
+        """Return the probability of each edge.
+
+        Args:
+            log_prob: of each graph in ``terminating_states()``; the exact posterior's if None.
+
+        Raises:
+            ArgumentError: there are too many graphs to list.
+        """
+        log_prob = self.target_log_prob() if log_prob is None else log_prob
+        return torch.einsum("m,mij->ij", log_prob.exp(), self.terminating_states().double())
+
+    def _move(
+        self, state: Int64[Tensor, "n *state"], move: Int64[Tensor, "n"]
+    ) -> Int64[Tensor, "n *state"]:
+        return state.flatten(1).scatter(1, move[:, None], 1).view_as(state)
+
+    def _undo(
+        self, state: Int64[Tensor, "n *state"], move: Int64[Tensor, "n"]
+    ) -> Int64[Tensor, "n *state"]:
+        return state.flatten(1).scatter(1, move[:, None], 0).view_as(state)
+
+    def _reaches(self, state: Int64[Tensor, "n *state"]) -> Bool[Tensor, "n d d"]:
+        """Return the transitive closure, every node leading to itself, by squaring."""
+        eye = torch.eye(self.n_nodes, device=state.device)
+        paths = (state == 1) + eye
+        for _ in range((self.n_nodes - 1).bit_length()):  # doubles the length of the paths
+            paths = (paths @ paths).clamp_(max=1)
+        return paths > 0
+
+    def _node_scores(self, state: Int64[Tensor, "n *state"]) -> Float64[Tensor, "n d"]:
+        """Return what each node's parents add to its score."""
+        if not len(self._family_score):
+            return self._node_scores_anew(state)
+        bit = torch.arange(self.n_nodes, device=state.device)
+        parents = (state << bit[:, None]).sum(1)
+        return self._family_score[parents, bit]
+
+    def _node_scores_anew(self, state: Int64[Tensor, "n *state"]) -> Float64[Tensor, "n d"]:
+        parents = (state == 1).mT.flatten(0, 1)
+        score, node = BGeScore(self.data), torch.arange(self.n_nodes, device=state.device)
+        alone = score(node, parents.new_zeros(self.state_shape))
+        return score(node.repeat(len(state)), parents).unflatten(0, (-1, self.n_nodes)) - alone
+
+
+def _family_scores(data: Float64[Tensor, "m d"]) -> Float64[Tensor, "families d"]:
+    """Return what each set of parents, read as bits, adds to each node's score.
+
+    Sets that hold the node itself have a score that is never asked for.
+    """
+    score, d = BGeScore(data), data.shape[1]
+    node = torch.arange(d)
+    parents = (torch.arange(2**d)[:, None] >> node & 1).bool()
+    columns = [score(one.expand(2**d), parents & (node != one)) for one in node]
+    table = torch.stack(columns, 1)
+    return table - table[0]
+
+
+def _log_total(family_score: Float64[Tensor, "families d"]) -> float:
+    """Return the log of the sum over all graphs, by inclusion and exclusion (Tian and He 2009).
+
+    Of the graphs on nodes S, those in which at least T are without children, T not empty, weigh
+    Z(S - T) prod_(v in T) sum_(P in S - T) exp score(v, P), and Z(S) is the sum of these over T,
+    with alternating signs. Sets are read as bits.
+    """
+    n_sets, d = family_score.shape
+    node = torch.arange(d)
+    within = family_score.clone()  # of each set, the log of a sum over its subsets
+    for bit in node:
+        halves = within.view(-1, 2, 2**bit, d)
+        halves[:, 1] = torch.logaddexp(halves[:, 0], halves[:, 1])
+    log_z = within.new_zeros(n_sets)
+    for nodes in range(1, n_sets):
+        last = _subsets(nodes)[1:]
+        is_last = (last[:, None] >> node & 1).bool()
+        term = log_z[nodes ^ last] + within[nodes ^ last].where(is_last, 0.0).sum(1)
+        sign = is_last.sum(1) % 2 * 2 - 1
+        log_z[nodes] = ((term - term.max()).exp() * sign).sum().log() + term.max()
+    return float(log_z[-1])
+
+
+def _subsets(nodes: int) -> Int64[Tensor, "m"]:
+    """Return all subsets of a set that is read as bits, the empty one first."""
+    subsets = torch.zeros(1, dtype=torch.int64)
+    for bit in range(nodes.bit_length()):
+        if nodes >> bit & 1:
+            subsets = torch.cat([subsets, subsets | 1 << bit])
+    return subsets
+
+
+def draw_data(
+    n_nodes: int, n_samples: int, seed: int
+) -> tuple[Int64[Tensor, "d d"], Float64[Tensor, "m d"]]:
+    """Draw a network, and samples of it.
+
+    Args:
+        n_nodes: d, at least 2.
+        n_samples: m, positive.
+        seed: the same gives the same on any machine.
+
+    Returns:
+        The adjacency matrix, as many edges as nodes in it on average, and the samples.
+
+    Raises:
+        ArgumentError: an argument is out of its range.
+    """
+    for name, value, least in (("n_nodes", n_nodes, 2), ("n_samples", n_samples, 1)):
+        if value < least:
+            raise ArgumentError(f"{name} must be at least {least}, got {value}")
+    generator = torch.Generator().manual_seed(seed)
+    probability = min(1.0, 2 / (n_nodes - 1))
+    shape, double = (n_nodes, n_nodes), torch.float64
+    edges = (torch.rand(shape, generator=generator) < probability).triu(1)
+    weights = torch.randn(shape, generator=generator, dtype=double) * edges
+    sample = NOISE * torch.randn(n_samples, n_nodes, generator=generator, dtype=double)
+    for node in range(n_nodes):  # parents come before their children
+        sample[:, node] += sample @ weights[:, node]
+    order = torch.randperm(n_nodes, generator=generator)
+    return edges[order][:, order].long(), sample[:, order]
+
+
+def read_data(path: str | Path) -> Float64[Tensor, "m d"]:
+    """Read a table of numbers.
+
+    Args:
+        path: a .npy file, or text of values with commas between them and perhaps a header.
+
+    Raises:
+        ArgumentError: the file cannot be read, or holds anything but numbers.
+    """
+    path = Path(path)
+    try:
+        if path.suffix == ".npy":
+            return torch.from_numpy(np.load(path).astype(np.float64))
+        with path.open() as lines:
+            header = not _is_number(lines.readline().split(",")[0])
+        return torch.from_numpy(np.loadtxt(path, delimiter=",", skiprows=int(header), ndmin=2))
+    except (OSError, ValueError) as error:
+        raise ArgumentError(
+            f"data must be a .npy or .csv file of numbers, got {path}: {error}"
+        ) from error
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _checked(data: Tensor, n_nodes: int | None) -> Float64[Tensor, "m d"]:
+    if data.ndim != 2 or data.shape[1] < 2 or not len(data):
+        raise ShapeError(
+            f"data must have a row per sample and a column for each of 2 nodes or more, got shape "
+            f"{list(data.shape)}"
+        )
+    if n_nodes is not None and data.shape[1] != n_nodes:
+        raise ShapeError(f"data must have n_nodes={n_nodes} columns, got {data.shape[1]}")
+    if not data.isfinite().all():
+        raise NaNError("data must hold finite numbers, got NaN or infinity")
+    return data.double().cpu()

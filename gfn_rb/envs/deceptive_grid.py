@@ -1,0 +1,129 @@
+"""DeceptiveGrid: a grid that rewards most far out, and punishes the way there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gfn_rb.envs.grid import GridEnv
+from gfn_rb.errors import ArgumentError
+from gfn_rb.shapes import Bool, Float, Int64, Shaped
+
+REWARDS = (0.1 + 1e-5, 1e-5, 2 + 1e-5)  # in the middle, around the goals, at a goal
+
+
+class DeceptiveGrid(GridEnv):
+    """A grid {0, ..., height-1}^ndim whose border ends the walk (Kim et al. 2024).
+
+    With x_d = 2 i_d / (height-1) - 1, in double precision,
+
+        R(x) = 0.1 + 1e-5 - 0.1 prod_d 1[|x_d| > 0.2] + 2 prod_d 1[0.6 < |x_d| < 0.8]
+
+    so that all around the goals, the states of highest reward, there is next to none (1e-5), and
+    the middle pays (arXiv:2410.01432). The rounding of doubles decides which points on the edge of
+    a band belong to it, and with it the number of goals, here as in the published code: 81 in 4
+    dimensions of height 16, 1,296 of height 32, 2,601 in 2 dimensions of height 256.
+
+    Move d adds one to coordinate d, and the exit action is legal everywhere. At height-1 in some
+    coordinate it is the only action: there the walk ends by itself, as published, and a state has
+    at most one such coordinate. Every goal is a mode.
+
+    Args:
+        ndim: number of coordinates, at least 1.
+        height: grid points per coordinate, at least 6.
+        batch_size, device: see :class:`GFNEnv`.
+
+    Raises:
+        ArgumentError: an argument is out of its range.
+    """
+
+    def __init__(
+        self,
+        ndim: int,
+        height: int,
+        *,
+        batch_size: Sequence[int] = (),
+        device: torch.device | str | None = None,
+    ) -> None:
+        if height < 6:  # below, no point lies where the goals are
+            raise ArgumentError(f"height must be at least 6, got {height}")
+        super().__init__(
+            ndim, height, max_length=ndim * (height - 2) + 2, batch_size=batch_size, device=device
+        )
+        x = (torch.arange(height, dtype=torch.float64) / (height - 1) * 2 - 1).abs()
+        outer, inner = x > 0.2, (x > 0.6) & (x < 0.8)
+        goal = (inner.cumsum(0) - 1).where(inner, -1)
+        self._n_outer, self._n_inner = int(outer.sum()), int(inner.sum())
+        self.n_modes = self._n_inner**ndim
+        self.register_buffer("_is_outer", outer.to(device), persistent=False)
+        self.register_buffer("_goal", goal.to(device), persistent=False)
+        # By a state's highest coordinate, -1 in the sink, which is the last row too: what is legal,
+        # and above what a coordinate is for its last move to be undone.
+        legal = torch.ones(height + 1, ndim + 1, dtype=torch.bool)
+        legal[height - 1 :, :-1], legal[height] = False, False
+        floor = torch.zeros(height + 1, dtype=torch.int64)
+        floor[height - 1] = height - 2
+        self.register_buffer("_legal", legal.to(device), persistent=False)
+        self.register_buffer("_floor", floor.to(device), persistent=False)
+        self.register_buffer("_log_levels", torch.tensor(REWARDS).log().to(device), False)
+
+    @property
+    def n_states(self) -> int:
+        """Number of points with at most one coordinate on the border."""
+        return self._n_reachable(self.height)
+
+    def forward_mask(self, state: Int64[Tensor, "n *state"]) -> Bool[Tensor, "n actions"]:
+        """Allow moves off the border, and the exit action everywhere."""
+        return self._legal[state.amax(1)]
+
+    def backward_mask(self, state: Int64[Tensor, "n *state"]) -> Bool[Tensor, "n moves"]:
+        """Tell which coordinates are above zero; on the border, the last move reached it."""
+        return state > self._floor[state.amax(1)][:, None]
+
+    def log_reward(
+        self, state: Int64[Tensor, "n *state"], condition: Tensor | None = None
+    ) -> Float[Tensor, "n"]:
+        """Return log R(x), in nats (the class's equation)."""
+        self.check_terminating(state)
+        level = self._is_outer[state].all(1).long() + (self._goal[state] >= 0).all(1)
+        return self._log_levels[level]
+
+    def mode_index(self, state: Int64[Tensor, "n *state"]) -> Int64[Tensor, "n"]:
+        """Return each goal's number, in order of ``state_key``; -1 for other states."""
+        self.check_terminating(state)
+        digit = self._goal[state]
+        powers = self._n_inner ** torch.arange(self.n_dims - 1, -1, -1, device=state.device)
+        return (digit * powers).sum(1).where((digit >= 0).all(1), -1)
+
+    def log_partition(self, condition: Shaped[Tensor, "*condition"] | None = None) -> float:
+        """Return log Z, in nats, by counting the states of each reward.
+
+        Raises:
+            ArgumentError: a condition is given.
+        """
+        if condition is not None:
+            return super().log_partition(condition)  # which refuses it
+        return math.log(self._sum_of_rewards())
+
+    @property
+    def true_log_z(self) -> float:
+        """The log partition function, at any size."""
+        return self.log_partition()
+
+    @property
+    def expected_score(self) -> float:
+        """The mean reward under the target, at any size."""
+        return self._sum_of_rewards(2) / self._sum_of_rewards()
+
+    def _sum_of_rewards(self, power: int = 1) -> float:
+        n_outer = self._n_reachable(self._n_outer)
+        counts = (self.n_states - n_outer, n_outer - self.n_modes, self.n_modes)
+        return sum(n * reward**power for n, reward in zip(counts, REWARDS, strict=True))
+
+    def _n_reachable(self, n_points: int) -> int:
+        """Count states of so many points per coordinate, among them the border."""
+        n_inside = (n_points - 1) ** self.n_dims
+        return n_inside + self.n_dims * (n_points - 1) ** (self.n_dims - 1)

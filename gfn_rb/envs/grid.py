@@ -1,0 +1,108 @@
+"""Grids that are walked upwards from the origin."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding, pad
+
+from gfn_rb.envs.enumerable import EnumerableEnv
+from gfn_rb.errors import ArgumentError
+from gfn_rb.shapes import Bool, Float, Int64
+
+
+class GridEnv(EnumerableEnv):
+    """The points {0, ..., height-1}^ndim; move d adds one to coordinate d, the sink is -1 in all.
+
+    A subclass says where one may move and stop (``forward_mask``, ``backward_mask``), and defines
+    rewards and modes.
+
+    Args:
+        ndim: number of coordinates, at least 1.
+        height: grid points per coordinate, at least 2.
+        max_length: actions in the longest trajectory, the exit action included.
+        batch_size, device: see :class:`GFNEnv`.
+
+    Raises:
+        ArgumentError: an argument is out of its range.
+    """
+
+    def __init__(
+        self,
+        ndim: int,
+        height: int,
+        *,
+        max_length: int,
+        batch_size: Sequence[int] = (),
+        device: torch.device | str | None = None,
+    ) -> None:
+        if ndim < 1:
+            raise ArgumentError(f"ndim must be at least 1, got {ndim}")
+        if height < 2:
+            raise ArgumentError(f"height must be at least 2, got {height}")
+        super().__init__(
+            torch.zeros(ndim, dtype=torch.int64),
+            torch.full((ndim,), -1),
+            n_actions=ndim + 1,
+            max_length=max_length,
+            encoded_size=ndim * height,
+            batch_size=batch_size,
+            device=device,
+        )
+        self.n_dims, self.height = ndim, height
+        self.state_range = (-1, height - 1)
+        code = torch.eye(height + 1, height).roll(1, 0)  # of -1 (the sink), 0, 1, ...
+        self.register_buffer("_code", code.to(device), persistent=False)
+        self.register_buffer("_increment", _packed_one_hots(ndim, height).to(device), False)
+
+    def is_source(self, state: Int64[Tensor, "n *state"]) -> Bool[Tensor, "n"]:
+        """Tell which rows are the origin."""
+        return state.sum(1) == 0
+
+    def states_of(
+        self, action: Int64[Tensor, "n T"], length: Int64[Tensor, "n"]
+    ) -> Int64[Tensor, "n T1 *state"]:
+        """Sum up the moves. Several coordinates share a machine word, none of which overflows."""
+        step = torch.arange(action.shape[1] + 1, device=action.device)
+        past = step >= length[:, None]
+        move = action.where((action >= 0) & ~past[:, 1:], self.exit_action)
+        words = pad(embedding(move, self._increment).cumsum_(1), (0, 0, 1, 0))
+        words.masked_fill_(past[:, :, None], -1)  # in each coordinate: the sink
+        packed = words.view(_packing(self.height))
+        return packed[:, :, : self.n_dims].to(torch.int64)
+
+    def encode(self, state: Int64[Tensor, "n *state"]) -> Float[Tensor, "n encoded"]:
+        """Return one one-hot vector per coordinate; zeros for the sink."""
+        return embedding(state + 1, self._code).flatten(1)
+
+    def state_key(self, state: Int64[Tensor, "n *state"]) -> Int64[Tensor, "n"]:
+        """Read the coordinates as digits in base ``height``."""
+        powers = self.height ** torch.arange(self.n_dims - 1, -1, -1, device=state.device)
+        return (state * powers).sum(1)
+
+    def _move(
+        self, state: Int64[Tensor, "n *state"], move: Int64[Tensor, "n"]
+    ) -> Int64[Tensor, "n *state"]:
+        index = move[:, None]
+        return state.scatter_add(1, index, torch.ones_like(index))
+
+    def _undo(
+        self, state: Int64[Tensor, "n *state"], move: Int64[Tensor, "n"]
+    ) -> Int64[Tensor, "n *state"]:
+        index = move[:, None]
+        return state.scatter_add(1, index, torch.full_like(index, -1))
+
+
+def _packing(height: int) -> torch.dtype:
+    """Return the type that coordinates have while they share words of 64 bits."""
+    return torch.int8 if height <= 2**7 else torch.int16 if height <= 2**15 else torch.int64
+
+
+def _packed_one_hots(n_dims: int, height: int) -> Int64[Tensor, "actions words"]:
+    """Return what each action adds to the coordinates, those packed in words."""
+    dtype = _packing(height)
+    per_word = 8 // dtype.itemsize
+    width = -(-n_dims // per_word) * per_word
+    return pad(torch.eye(n_dims, width, dtype=dtype), (0, 0, 0, 1)).view(torch.int64)

@@ -1,0 +1,240 @@
+"""Several runs side by side, from their folders alone: seeds of one configuration together."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gfn_rb.errors import ArgumentError, CheckpointCorruptError
+from gfn_rb.shapes import Float64
+from gfn_rb.training.session.folder import RunFolder, read_metrics
+
+# What a run is compared by where nothing else is asked for, the first three that it has.
+USUAL = (
+    "modes_found",
+    "separated_modes",
+    "total_variation",
+    "accuracy",
+    "spearman",
+    "log_z_gap",
+    "top_100_score",
+    "loss",
+)
+HIGHER_IS_BETTER = {
+    *("modes_found", "separated_modes", "distinct_reward_calls", "top_100_score"),
+    *("top_100_diversity", "accuracy", "spearman", "pearson", "elbo"),
+}
+LOWER_IS_BETTER = {
+    *("total_variation", "jensen_shannon_distance", "log_z_gap", "log_z_importance_gap"),
+    *("eubo", "time_total"),
+}
+# Options that change nothing of what is learnt.
+_BESIDE = {
+    *("seed", "threads", "eval_every", "checkpoint_every", "logger", "patience"),
+    *("metrics", "eval_samples", "eval_backward"),
+}
+_UNTRAINED = {"log_z", "log_z_gap"}  # any number before the first step
+
+Columns = dict[str, Float64[np.ndarray, "k"]]
+
+
+class FinishedRun(NamedTuple):
+    """What a run folder tells.
+
+    Attributes:
+        path: the folder.
+        config: the options of the run, as its file has them.
+        columns: its table; of several ranks, the sum of reward calls and the means of the rest.
+    """
+
+    path: Path
+    config: dict[str, Any]
+    columns: Columns
+
+    @property
+    def calls(self) -> int:
+        """The reward calls it took in all."""
+        return int(self.columns["reward_calls"][-1])
+
+    def has(self, metric: str) -> bool:
+        """Whether a metric was ever measured."""
+        return bool(np.isfinite(self.columns.get(metric, np.zeros(0))).any())
+
+    def at(self, metric: str, calls: Float64[np.ndarray, "n"]) -> Float64[np.ndarray, "n"]:
+        """Return a metric after numbers of reward calls, linear between rows; NaN beyond them."""
+        x = self.columns["reward_calls"]
+        y = self.columns.get(metric, np.full_like(x, np.nan))
+        known = np.isfinite(y)
+        if metric in _UNTRAINED:
+            known &= self.columns["step"] > 0
+        if not known.any():
+            return np.full_like(calls, np.nan)
+        return np.interp(calls, x[known], y[known], left=np.nan, right=np.nan)
+
+
+class Configuration(NamedTuple):
+    """Runs that differ in their seed alone.
+
+    Attributes:
+        label: the options in which it differs from the others.
+        runs: one or more.
+    """
+
+    label: str
+    runs: list[FinishedRun]
+
+    def at(
+        self, metric: str, calls: Float64[np.ndarray, "n"]
+    ) -> tuple[Float64[np.ndarray, "n"], Float64[np.ndarray, "n"]]:
+        """Return mean and standard deviation over the seeds; of one seed the latter is NaN."""
+        values = np.stack([run.at(metric, calls) for run in self.runs])
+        if len(self.runs) == 1:
+            return values[0], np.full_like(calls, np.nan)
+        return values.mean(0), values.std(0, ddof=1)
+
+
+class Comparison(NamedTuple):
+    """Configurations of one environment, side by side.
+
+    Attributes:
+        env: the environment.
+        calls: reward calls at which they are compared.
+        metrics: what they are compared by.
+        configurations: in the order in which their first runs were given.
+    """
+
+    env: str
+    calls: int
+    metrics: list[str]
+    configurations: list[Configuration]
+
+    def best(self, metric: str) -> Configuration | None:
+        """Return the configuration of best mean; None where nobody knows which way is better."""
+        sign = (metric in HIGHER_IS_BETTER) - (metric in LOWER_IS_BETTER)
+        if not sign or len(self.configurations) < 2:
+            return None
+        at = np.array([float(self.calls)])
+        return max(self.configurations, key=lambda each: sign * each.at(metric, at)[0][0])
+
+
+def compare_runs(
+    paths: Sequence[Path], metrics: Sequence[str] = (), calls: int | None = None
+) -> Comparison:
+    """Compare runs of one environment at equal reward calls.
+
+    Args:
+        paths: their folders.
+        metrics: columns of their tables; by default up to three that are usual and not all 0.
+        calls: when to compare them; by default when the shortest ended.
+
+    Raises:
+        ArgumentError: a folder is no run, or has measured nothing; runs are of different
+            environments, or alike; a metric is not measured in all; a run is shorter than that.
+        CheckpointCorruptError: a file of a run is damaged.
+    """
+    if not paths:
+        raise ArgumentError("runs must be at least one folder, got none")
+    runs = [read_run(path) for path in paths]
+    first = runs[0]
+    for run in runs:
+        if run.config["env"] != first.config["env"]:
+            raise ArgumentError(
+                f"runs must be of one environment, got {first.config['env']} in {first.path} and "
+                f"{run.config['env']} in {run.path}"
+            )
+    shortest = min(runs, key=lambda run: run.calls)
+    if calls is not None and not 0 < calls <= shortest.calls:
+        raise ArgumentError(
+            f"calls must be in [1, {shortest.calls}], as many as {shortest.path} took, got {calls}"
+        )
+    chosen = [*metrics] or _usual_metrics(runs)
+    check_measured(chosen, runs)
+    return Comparison(first.config["env"], calls or shortest.calls, chosen, _grouped(runs))
+
+
+def read_run(path: Path) -> FinishedRun:
+    """Return what a run folder tells, without the code of its environment.
+
+    Raises:
+        ArgumentError: it is no run, or has measured nothing yet.
+        CheckpointCorruptError: a file of it is damaged.
+    """
+    folder = RunFolder.open(path)
+    config = folder.read_options()
+    if "env" not in config:
+        raise CheckpointCorruptError(f"{folder.config} names no environment")
+    tables = [RunFolder(path, rank).metrics for rank in range(folder.n_ranks())]
+    columns = [_read_columns(table) for table in tables if table.exists()]
+    if not columns:
+        raise ArgumentError(f"runs must have measured something, got {path} without metrics.csv")
+    return FinishedRun(path, {**config, "ranks": folder.n_ranks()}, _joined(columns))
+
+
+def check_measured(metrics: Iterable[str], runs: Sequence[FinishedRun]) -> None:
+    """Raise ArgumentError unless every run measured the metrics."""
+    for metric in metrics:
+        for run in runs:
+            if not run.has(metric):
+                known = [name for name in run.columns if run.has(name)]
+                raise ArgumentError(
+                    f"metrics must be among {', '.join(known)}, which {run.path} measured, "
+                    f"got {metric!r}"
+                )
+
+
+def _usual_metrics(runs: Sequence[FinishedRun]) -> list[str]:
+    def tells(metric: str) -> bool:
+        every = all(run.has(metric) for run in runs)
+        return every and any(np.nan_to_num(run.columns[metric]).any() for run in runs)
+
+    return [metric for metric in USUAL if tells(metric)][:3]
+
+
+def _grouped(runs: Sequence[FinishedRun]) -> list[Configuration]:
+    """Put the seeds of one configuration together, named by what sets it apart."""
+    groups: dict[str, list[FinishedRun]] = {}
+    for run in runs:
+        own = {name: value for name, value in run.config.items() if name not in _BESIDE}
+        same = groups.setdefault(json.dumps(own, sort_keys=True), [])
+        for other in same:
+            if other.config.get("seed") == run.config.get("seed"):
+                raise ArgumentError(
+                    f"runs must differ in an option or in their seed, got {other.path} and "
+                    f"{run.path}, both of seed {run.config.get('seed')}"
+                )
+        same.append(run)
+    configs = [same[0].config for same in groups.values()]
+    names = dict.fromkeys(name for config in configs for name in config if name not in _BESIDE)
+    differing = [name for name in names if len({repr(c.get(name)) for c in configs}) > 1]
+    return [Configuration(_label(same[0].config, differing), same) for same in groups.values()]
+
+
+def _label(config: dict[str, Any], names: Sequence[str]) -> str:
+    return ", ".join(f"{name}={config.get(name)}" for name in names) or config["env"]
+
+
+def _read_columns(path: Path) -> Columns:
+    rows = [row for row in read_metrics(path) if None not in row.values()]  # cut by a kill
+    if not rows or "reward_calls" not in rows[0]:
+        raise ArgumentError(f"runs must have measured something, got {path} without rows")
+    try:
+        table = {
+            name: np.array([float(row[name] or "nan") for row in rows], dtype=np.float64)
+            for name in rows[0]
+        }
+    except (TypeError, ValueError) as error:
+        raise CheckpointCorruptError(f"{path} must hold numbers: {error}") from error
+    return table
+
+
+def _joined(tables: Sequence[Columns]) -> Columns:
+    """Return the sum of reward calls and the means of the rest, as far as all ranks came."""
+    n = min(len(table["reward_calls"]) for table in tables)
+    names = [name for name in tables[0] if all(name in table for table in tables)]
+    joined = {name: np.mean([table[name][:n] for table in tables], axis=0) for name in names}
+    joined["reward_calls"] *= len(tables)
+    return joined

@@ -1,0 +1,204 @@
+"""How the processes that a launcher started become the ranks of one run, or are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from datetime import timedelta
+from enum import IntEnum
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from gfn_rb.errors import ArgumentError, GfnRbError, PeerLostError, TransportError
+from gfn_rb.remote.protocol.channel import FrameChannel
+from gfn_rb.training.options import TransportName
+from gfn_rb.transports import GlooTransport, MPITransport, Transport
+from gfn_rb.transports.deadline import Deadline
+from gfn_rb.transports.gloo import meet
+from gfn_rb.transports.launch import Launch, launched
+
+JOINING_TAG = 22
+# By place; kept, since rank 0 may serve one that others are still to find. All processes make as
+# many runs.
+_stores: dict[str, dist.Store] = {}
+_runs = count()
+_FLUSHING = 1.0  # seconds in which others take an answer
+
+
+class _JoiningKind(IntEnum):
+    READY = 111  # to rank 0: what a rank is about to do, and what it finds wrong with that
+    FOLDER = 112  # from rank 0: where
+    REFUSED = 113  # from rank 0: there is no run
+
+
+class RefusedError(GfnRbError):
+    """Rank 0 has already said why there will be no run.
+
+    Args:
+        why: as it said.
+        code: with which this process ends.
+    """
+
+    def __init__(self, why: str, code: int = 2) -> None:
+        super().__init__(why)
+        self.code = code
+
+
+def find_launch(transport: TransportName = "auto") -> Launch | None:
+    """Return who started this process, and what joins it to the others; None where it is alone.
+
+    Args:
+        transport: what the user insists on.
+
+    Raises:
+        ArgumentError: it cannot be had here, or nothing tells how the processes find each other.
+        RefusedError: likewise, on another rank than 0.
+    """
+    started = launched()
+    if transport == "local" or (started is None and transport == "auto"):
+        return None
+    if started is None:
+        raise ArgumentError(
+            f"transport must be auto or local where no launcher started this process, got "
+            f"{transport!r}: start it by mpiexec, srun or torchrun"
+        )
+    chosen = started if transport == "auto" else started._replace(transport=transport)
+    if why := _unreachable(chosen):
+        raise RefusedError(why) if chosen.rank else ArgumentError(why)
+    return chosen
+
+
+def _unreachable(started: Launch) -> str:
+    alone = "or let each process train by itself: --transport local"
+    if started.size == 0:
+        return f"PMIX_RANK is set, and nothing tells how many ranks there are: use mpiexec, {alone}"
+    if started.transport == "gloo" and started.where is None:
+        return (
+            f"{started.size} processes were started, and nothing tells where rank 0 is, got no "
+            f"MASTER_ADDR and MASTER_PORT: set them, use srun or torchrun, {alone}"
+        )
+    return ""
+
+
+def connect(started: Launch, patience: float) -> Transport:
+    """Connect the processes that were started. Where MPI cannot, rank 0 says why for all.
+
+    Args:
+        started: who started them.
+        patience: how long they wait for each other by Gloo, and later calls, in seconds.
+
+    Raises:
+        TransportError: they do not find each other, or their transport is not installed.
+        RefusedError: rank 0 raises that.
+    """
+    if started.transport == "gloo":
+        return GlooTransport(
+            _next_store(started, patience), started.rank, started.size, timeout=patience
+        )
+    try:
+        transport = MPITransport(timeout=patience)
+        if transport.size != started.size:
+            raise TransportError(
+                f"{started.size} ranks were started, and MPI knows of {transport.size}: mpi4py "
+                "uses another MPI library than the launcher belongs to"
+                + ("; --transport gloo needs none" if started.where else "")
+            )
+    except TransportError as error:
+        if started.rank:
+            raise RefusedError(str(error), code=1) from error
+        raise
+    return transport
+
+
+def _next_store(started: Launch, patience: float) -> dist.Store:
+    """Return what one more group of these processes is made by: each wants a place of its own."""
+    assert started.where is not None
+    if started.where not in _stores:
+        seconds = timedelta(seconds=patience)
+        _stores[started.where], _, _ = meet(started.where, started.rank, started.size, seconds)
+    return dist.PrefixStore(f"run{next(_runs)}", _stores[started.where])
+
+
+def join(
+    transport: Transport,
+    plan: Mapping[str, Any],
+    fault: GfnRbError | None,
+    prepare: Callable[[], Path],
+    patience: float,
+) -> Path:
+    """Return the folder of the run, which rank 0 makes once all ranks are about to do the same.
+
+    Args:
+        transport: between the ranks.
+        plan: what this rank is about to do: what JSON can say.
+        fault: what is wrong with that, as it is found here.
+        prepare: returns the folder, or raises; called on rank 0.
+        patience: how long rank 0 waits for the others, in seconds.
+
+    Raises:
+        GfnRbError: the fault of rank 0, there.
+        ArgumentError: the plan of another rank differs, or that one finds fault; on rank 0.
+        TransportError: a rank says nothing.
+        RefusedError: rank 0 raises any of these, or cannot prepare the folder.
+    """
+    channel = FrameChannel(transport)
+    if transport.rank:
+        why = None if fault is None else str(fault)
+        _tell(channel, [0], _JoiningKind.READY, {"plan": dict(plan), "fault": why})
+        return _hear_folder(channel, 2 * patience)  # rank 0 may have waited for others
+    others = range(1, transport.size)
+    try:
+        if fault is not None:
+            raise fault
+        deadline = Deadline(patience)
+        for rank in others:
+            _check_same(channel, rank, plan, deadline)
+        path = prepare().resolve()
+    except BaseException as error:
+        code = 2 if isinstance(error, ArgumentError) else 1
+        _tell(channel, others, _JoiningKind.REFUSED, {"why": str(error), "code": code})
+        raise
+    _tell(channel, others, _JoiningKind.FOLDER, {"path": str(path)})
+    return path
+
+
+def _check_same(
+    channel: FrameChannel, rank: int, plan: Mapping[str, Any], deadline: Deadline
+) -> None:
+    message = channel.receive(rank, JOINING_TAG, deadline.remaining)
+    if message is None:
+        raise TransportError(f"rank {rank} did not join {deadline}")
+    if message.error is not None:  # of another version of the frames' format, perhaps
+        raise ArgumentError(f"rank {rank} cannot be understood: {message.error}")
+    theirs = message.meta["plan"]
+    for name in dict.fromkeys([*plan, *theirs]):
+        if plan.get(name) != theirs.get(name):
+            raise ArgumentError(
+                f"{name} must be the same on all ranks, got {plan.get(name)!r} on rank 0 and "
+                f"{theirs.get(name)!r} on rank {rank}"
+            )
+    if message.meta["fault"] is not None:
+        raise ArgumentError(f"rank {rank}: {message.meta['fault']}")
+
+
+def _tell(
+    channel: FrameChannel, ranks: Iterable[int], kind: _JoiningKind, meta: dict[str, Any]
+) -> None:
+    for rank in ranks:
+        with suppress(PeerLostError):
+            channel.send(rank, JOINING_TAG, kind, meta)
+    channel.flush(_FLUSHING)  # whoever raises next may never have MPI move it
+
+
+def _hear_folder(channel: FrameChannel, seconds: float) -> Path:
+    message = channel.receive(0, JOINING_TAG, seconds)
+    if message is None:
+        raise TransportError(f"rank 0 named no run folder within {seconds:g} s")
+    if message.error is not None:
+        raise message.error
+    if message.kind != _JoiningKind.FOLDER:
+        raise RefusedError(message.meta["why"], message.meta["code"])
+    return Path(message.meta["path"])

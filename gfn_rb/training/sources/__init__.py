@@ -1,0 +1,58 @@
+"""Where fresh trajectories come from: this process or others, a search, a teacher."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from tensordict.nn import TensorDictModuleBase
+
+from gfn_rb.envs import GFNEnv
+from gfn_rb.rollout import LocalSearchSampler
+from gfn_rb.training.config import TrainConfig
+from gfn_rb.training.losses import Loss
+from gfn_rb.training.objectives import backward_policy
+from gfn_rb.training.sources.base import PolicySource, SearchedSource, Source
+from gfn_rb.training.sources.teacher import TaughtSource, Teacher
+from gfn_rb.training.worker_source import WorkerSource
+
+__all__ = ["PolicySource", "SearchedSource", "Source", "TaughtSource", "Teacher", "make_source"]
+
+
+def make_source(
+    config: TrainConfig,
+    env: GFNEnv,
+    loss: Loss,
+    generator: torch.Generator,
+    seeds: tuple[int, int],
+    epsilon: Callable[[], float],
+) -> Source:
+    """Return the source that a configuration asks for.
+
+    Args:
+        config: the configuration.
+        env: its environment.
+        loss: has the policies, in training.
+        generator: draws actions in this process.
+        seeds: of the initial weights of a teacher, and of actions drawn in other processes.
+        epsilon: asked at each batch for the share of uniformly random actions.
+    """
+    initial, rollout = seeds
+
+    def sampling(policy: TensorDictModuleBase, seed: int) -> Source:
+        if not config.workers:
+            return PolicySource(env, policy, generator, epsilon)
+        return WorkerSource(
+            config.make_env, policy, config.workers, seed=seed, device=config.device,
+            epsilon=config.epsilon,
+        )  # fmt: skip
+
+    source = sampling(loss.forward_policy, rollout)
+    if config.teacher_share:
+        teacher = Teacher(config, env, initial)
+        by_teacher = sampling(teacher.loss.forward_policy, rollout + 1)
+        source = TaughtSource(source, by_teacher, teacher, config.teacher_share)
+    if not config.local_search:
+        return source
+    search = LocalSearchSampler(loss.forward_policy, backward_policy(loss))
+    return SearchedSource(source, search, env, config.local_search, config.back_ratio, generator)

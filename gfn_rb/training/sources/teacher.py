@@ -1,0 +1,119 @@
+"""The adaptive teacher: a second policy, which samples what the first one fits badly."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from gfn_rb.containers import Trajectories
+from gfn_rb.containers.base import Container
+from gfn_rb.envs import GFNEnv
+from gfn_rb.keys import LOG_REWARD
+from gfn_rb.shapes import Float
+from gfn_rb.training.config import TrainConfig
+from gfn_rb.training.objectives import fit_log_z, make_loss, make_optimizer, take_step
+from gfn_rb.training.priority_rules import TeacherReward, mean_per_item
+from gfn_rb.training.sources.base import Source
+
+
+class Teacher:
+    """A policy with networks of its own, trained to sample what another one fits badly.
+
+    With the residual of that other policy, the student, and r from
+    :class:`~gfn_rb.training.priority_rules.TeacherReward`, it learns to sample in proportion to
+
+        log R_T(x) = log r(residual) + alpha log R(x)
+
+    by trajectory balance, from all that the student learns from (Kim et al. 2025,
+    arXiv:2410.01432).
+
+    Args:
+        config: of the student; the teacher has networks, learning rates and clipping alike.
+        env: the environment.
+        seed: of the initial weights.
+    """
+
+    def __init__(self, config: TrainConfig, env: GFNEnv, seed: int) -> None:
+        self._config = replace(config, loss="tb", regression="squared")
+        self.loss = make_loss(self._config, env, seed)
+        self.optimizer = make_optimizer(self._config, self.loss)
+        self.reward = TeacherReward(config.teacher_c)
+        self._is_new = config.log_z is None
+
+    def learn(self, batch: Trajectories, residual: Float[Tensor, "m"]) -> None:
+        """Take an optimiser step.
+
+        Args:
+            batch: what the student has learnt from.
+            residual: of the student's loss before that.
+        """
+        reward = mean_per_item(batch, self.reward(residual))
+        log_reward = reward.log() + self._config.teacher_alpha * batch.log_reward
+        rows = Trajectories.from_tensordict(batch.to_tensordict().set(LOG_REWARD, log_reward))
+        if self._is_new:
+            fit_log_z(self.loss, rows)
+            self._is_new = False
+        take_step(self.optimizer, self.loss, self.loss(rows), self._config.clip_grad_norm)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what it has learnt."""
+        return {
+            "policies": self.loss.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "is_new": self._is_new,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore it."""
+        self.loss.load_state_dict(state_dict["policies"])
+        self.optimizer.load_state_dict(state_dict["optimizer"])
+        self._is_new = state_dict["is_new"]
+
+
+class TaughtSource(Source):
+    """Has a teacher sample some of the batches of a student.
+
+    Args:
+        student: samples by the policy that is taught.
+        teacher: samples by the teacher's policy.
+        learner: the teacher.
+        share: of the batches that are the teacher's, as evenly spread as may be.
+    """
+
+    def __init__(self, student: Source, teacher: Source, learner: Teacher, share: float) -> None:
+        self._student, self._teacher, self._learner = student, teacher, learner
+        self._share, self._n_batches = share, 0
+
+    def sample(self, n: int) -> Trajectories:
+        """Return a batch of either policy."""
+        before, self._n_batches = self._n_batches, self._n_batches + 1
+        is_taught = int(self._n_batches * self._share) > int(before * self._share)
+        return (self._teacher if is_taught else self._student).sample(n)
+
+    def learn(self, batch: Container, residual: Float[Tensor, "m"]) -> None:
+        """Have the teacher learn."""
+        assert isinstance(batch, Trajectories)  # as the configuration has made sure
+        self._learner.learn(batch, residual)
+
+    def close(self) -> None:
+        """Close both."""
+        self._student.close()
+        self._teacher.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of both, and of the teacher."""
+        return {
+            "student": self._student.state_dict(),
+            "teacher": self._teacher.state_dict(),
+            "learner": self._learner.state_dict(),
+            "n_batches": self._n_batches,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore it."""
+        self._student.load_state_dict(state_dict["student"])
+        self._teacher.load_state_dict(state_dict["teacher"])
+        self._learner.load_state_dict(state_dict["learner"])
+        self._n_batches = state_dict["n_batches"]

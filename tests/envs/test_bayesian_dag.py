@@ -1,0 +1,245 @@
+from __future__ import annotations
+
+import math
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from gfn_rb.envs import BayesianDAG, bayesian_dag
+from gfn_rb.envs.bayesian_dag import draw_data
+from gfn_rb.envs.bge import BGeScore
+from gfn_rb.envs.conformance import EnumerableEnvConformance, GFNEnvConformance
+from gfn_rb.errors import ArgumentError, NaNError, ShapeError
+
+
+class TestBayesianDAGOf4Nodes(EnumerableEnvConformance):
+    def make_env(self) -> BayesianDAG:
+        return BayesianDAG(4, n_samples=20)
+
+
+class TestBayesianDAGOf13Nodes(GFNEnvConformance):
+    """Too many to list, and too many parent sets for a table."""
+
+    n_walks = 6
+
+    def make_env(self) -> BayesianDAG:
+        return BayesianDAG(13, n_samples=20, seed=1)
+
+
+def is_acyclic(graph: np.ndarray) -> bool:
+    """Take nodes without parents away until none is left."""
+    while len(graph):
+        orphans = graph.sum(0) == 0
+        if not orphans.any():
+            return False
+        graph = graph[~orphans][:, ~orphans]
+    return True
+
+
+def every_dag(d: int) -> Tensor:
+    edges = [(i, j) for i in range(d) for j in range(d) if i != j]
+    graphs = np.zeros((2 ** len(edges), d, d), dtype=np.int64)
+    source, target = np.array(edges).T
+    graphs[:, source, target] = list(product((0, 1), repeat=len(edges)))
+    return torch.tensor(np.array([graph for graph in graphs if is_acyclic(graph)]))
+
+
+@pytest.mark.parametrize(("d", "n_graphs"), [(2, 3), (3, 25), (4, 543), (5, 29281)])
+def test_number_of_graphs(d: int, n_graphs: int) -> None:
+    env = BayesianDAG(d)
+    assert env.n_states == env.n_terminating == n_graphs
+
+
+def test_number_of_graphs_too_many_to_list() -> None:
+    assert BayesianDAG(6).n_states == 3_781_503
+    assert BayesianDAG(7).n_states == 1_138_779_265
+    assert not BayesianDAG(6).is_enumerable
+
+
+def test_graphs_are_the_acyclic_ones() -> None:
+    env = BayesianDAG(4)
+    assert env.terminating_states().equal(every_dag(4))  # both in order of their bits
+
+
+def test_masks_by_hand() -> None:
+    env = BayesianDAG(3)
+    chain = torch.tensor([[[0, 1, 0], [0, 0, 1], [0, 0, 0]]])  # 0 -> 1 -> 2
+    assert env.forward_mask(chain).int().tolist() == [[0, 0, 1, 0, 0, 0, 0, 0, 0, 1]]
+    assert env.backward_mask(chain).int().tolist() == [[0, 1, 0, 0, 0, 1, 0, 0, 0]]
+    one = torch.tensor([[[0, 0, 0], [0, 0, 0], [1, 0, 0]]])  # 2 -> 0
+    assert env.forward_mask(one).int().tolist() == [[0, 1, 0, 1, 0, 1, 0, 1, 0, 1]]
+    after = env.forward_step(chain, torch.tensor([2]))
+    assert after.tolist() == [[[0, 1, 1], [0, 0, 1], [0, 0, 0]]]
+    assert (env.n_actions, env.max_length, env.encoded_size) == (10, 4, 9)
+
+
+def log_marginal(data: np.ndarray, columns: list[int]) -> float:
+    """Return log p of some columns by predicting one sample after the other.
+
+    With a normal-Wishart prior (alpha_mu 1, alpha_w d + 2, mean 0, T = I / 2) every sample has a
+    multivariate t law, given those before it.
+    """
+    k = len(columns)
+    if not k:
+        return 0.0
+    alpha_mu, degrees = 1.0, 2.0 + k  # of a marginal: alpha_w - d + k
+    mean, scale = np.zeros(k), 0.5 * np.eye(k)
+    total = 0.0
+    for x in data[:, columns]:
+        nu = degrees - k + 1
+        sigma = scale * (alpha_mu + 1) / (alpha_mu * nu)
+        quadratic = (x - mean) @ np.linalg.solve(sigma, x - mean)
+        total += (
+            math.lgamma((nu + k) / 2) - math.lgamma(nu / 2) - k / 2 * math.log(nu * math.pi)
+            - 0.5 * np.linalg.slogdet(sigma)[1] - (nu + k) / 2 * math.log1p(quadratic / nu)
+        )  # fmt: skip
+        scale = scale + alpha_mu / (alpha_mu + 1) * np.outer(x - mean, x - mean)
+        mean = (alpha_mu * mean + x) / (alpha_mu + 1)
+        alpha_mu, degrees = alpha_mu + 1, degrees + 1
+    return total
+
+
+def test_scores_are_marginal_likelihoods() -> None:
+    """Of every node with every set of parents, against predictions sample by sample."""
+    _, data = draw_data(4, 9, seed=2)
+    score = BGeScore(data + 0.3)
+    samples = (data + 0.3).numpy()
+    for node, bits in product(range(4), product((False, True), repeat=4)):
+        if not bits[node]:
+            parents = [i for i in range(4) if bits[i]]
+            expected = log_marginal(samples, [node, *parents]) - log_marginal(samples, parents)
+            value = score(torch.tensor([node]), torch.tensor([bits]))
+            assert value.item() == pytest.approx(expected, abs=1e-9)
+
+
+def test_a_complete_graph_explains_data_as_one_normal_law_does() -> None:
+    env = BayesianDAG(4, n_samples=15, seed=5)
+    complete = torch.ones(1, 4, 4, dtype=torch.int64).triu(1)
+    samples = env.data.numpy()
+    empty = sum(log_marginal(samples, [node]) for node in range(4))
+    expected = log_marginal(samples, [0, 1, 2, 3]) - empty
+    assert env.log_reward(complete).item() == pytest.approx(expected, abs=1e-4)
+    assert env.log_reward(env.source(1)).item() == 0
+
+
+def test_equivalent_graphs_have_equal_scores() -> None:
+    """Graphs with the same edges, apart from their direction, and the same colliders."""
+    env = BayesianDAG(4, n_samples=30, seed=1)
+    graph = env.terminating_states()
+    log_reward = env.log_reward(graph)
+    skeleton = graph + graph.mT
+    classes: dict[tuple[object, ...], list[float]] = {}
+    for g, s, value in zip(graph.tolist(), skeleton.tolist(), log_reward.tolist(), strict=True):
+        colliders = [
+            (i, j, k)
+            for i, j, k in product(range(4), repeat=3)
+            if i < k and g[i][j] and g[k][j] and not s[i][k]
+        ]
+        classes.setdefault((str(s), *colliders), []).append(value)
+    assert len(classes) == 185  # equivalence classes of 543 graphs of 4 nodes
+    for values in classes.values():
+        assert max(values) - min(values) < 1e-4
+    assert len({round(values[0], 2) for values in classes.values()}) > 150
+
+
+def test_posterior_and_its_edges() -> None:
+    env = BayesianDAG(4, n_samples=10, seed=3)
+    graphs = every_dag(4)
+    log_r = env.log_reward(graphs).double()
+    assert env.log_z == pytest.approx(log_r.logsumexp(0).item(), abs=1e-9)
+    p = log_r.softmax(0)
+    expected = sum(p[n] * graphs[n] for n in range(len(graphs)))
+    torch.testing.assert_close(env.edge_marginals(), expected)
+    uniform = torch.full((543,), -math.log(543), dtype=torch.float64)
+    torch.testing.assert_close(env.edge_marginals(uniform), graphs.double().mean(0))
+
+
+@pytest.mark.parametrize(("d", "n_samples"), [(2, 1), (3, 100), (4, 10), (5, 100)])
+def test_log_z_without_listing_is_that_of_the_list(d: int, n_samples: int) -> None:
+    env = BayesianDAG(d, n_samples=n_samples, seed=d)
+    assert env.true_log_z == pytest.approx(env.log_z, abs=1e-4)  # rewards are rounded to float32
+
+
+def test_log_z_counts_graphs_where_all_have_the_same_score() -> None:
+    for d in (6, 8):
+        total = bayesian_dag._log_total(torch.zeros(2**d, d, dtype=torch.float64))
+        assert total == pytest.approx(math.log(BayesianDAG(d).n_states), abs=1e-9)
+
+
+def test_scores_without_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    env = BayesianDAG(4, n_samples=10)
+    monkeypatch.setattr(bayesian_dag, "MOST_IN_TABLE", 3)
+    other = BayesianDAG(4, n_samples=10)
+    state = env.terminating_states()
+    torch.testing.assert_close(other.log_reward(state), env.log_reward(state))
+
+
+def test_drawn_data() -> None:
+    graph, data = draw_data(6, 20_000, seed=4)
+    assert is_acyclic(graph.numpy())
+    again = draw_data(6, 20_000, seed=4)
+    assert again[0].equal(graph)
+    assert again[1].equal(data)
+    assert not draw_data(6, 20_000, seed=5)[1].equal(data)
+    for node in range(6):  # regressed on its parents, each node leaves noise of variance 0.1
+        x = data[:, graph[:, node].bool()]
+        rest = data[:, node : node + 1]
+        if x.shape[1]:
+            rest = rest - x @ torch.linalg.lstsq(x, rest).solution
+        assert rest.var().item() == pytest.approx(0.1, rel=0.05)
+    edges = sum(int(draw_data(9, 1, seed)[0].sum()) for seed in range(50)) / 50
+    assert edges == pytest.approx(9, abs=1.5)
+
+
+def test_more_data_points_at_the_truth() -> None:
+    """The equivalence class of the true graph has nearly all of the posterior."""
+    env = BayesianDAG(4, n_samples=5000, seed=0)
+    truth = env.true_graph
+    best = env.log_reward(env.terminating_states()).max()
+    assert env.log_reward(truth[None]).item() == pytest.approx(best.item(), abs=1e-2)
+
+
+def test_data_of_ones_own(tmp_path: Path) -> None:
+    _, data = draw_data(3, 8, seed=0)
+    np.save(tmp_path / "x.npy", data.numpy())
+    text = "\n".join(",".join(map(repr, row)) for row in data.tolist())
+    (tmp_path / "x.csv").write_text(text)
+    (tmp_path / "named.csv").write_text("a,b,c\n" + text)
+    env = BayesianDAG(data=data)
+    assert (env.n_nodes, env.true_graph) == (3, None)
+    for name in ("x.npy", "x.csv", "named.csv"):
+        assert BayesianDAG(data=str(tmp_path / name)).data.equal(data)
+    assert BayesianDAG(3, data=data.float()).data.dtype == torch.float64
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"n_nodes": 1}, ArgumentError, "n_nodes must be at least 2, got 1"),
+        ({"n_samples": 0}, ArgumentError, "n_samples must be at least 1, got 0"),
+        ({"data": "nowhere.csv"}, ArgumentError, "data must be a .npy or .csv file of numbers"),
+        ({"data": torch.ones(3)}, ShapeError, r"of 2 nodes or more, got shape \[3\]"),
+        ({"data": torch.ones(3, 1)}, ShapeError, r"got shape \[3, 1\]"),
+        (
+            {"n_nodes": 4, "data": torch.ones(3, 2)},
+            ShapeError,
+            "data must have n_nodes=4 columns, got 2",
+        ),
+        ({"data": torch.full((3, 2), math.nan)}, NaNError, "data must hold finite numbers"),
+    ],
+)
+def test_wrong_arguments(
+    arguments: dict[str, object], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        BayesianDAG(**arguments)
+
+
+def test_a_file_of_words_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("1,2\n3,four\n")
+    with pytest.raises(ArgumentError, match=r"data must be a \.npy or \.csv file of numbers"):
+        BayesianDAG(data=tmp_path / "x.csv")

@@ -1,0 +1,55 @@
+"""What is checked of an environment before a run, by environments that break one promise each."""
+
+import pytest
+import torch
+
+from gfn_rb.envs import ConditionalHyperGrid, HyperGrid, TFBind8
+from gfn_rb.envs.checks import check_env
+from gfn_rb.errors import ArgumentError
+
+
+@pytest.mark.parametrize(
+    "make_env", [lambda: HyperGrid(2, 5), lambda: ConditionalHyperGrid(2, 5), TFBind8]
+)
+def test_sound_environments_pass(make_env):
+    check_env(make_env)
+
+
+def breaking(name, function):
+    """A grid with one method replaced by one that is given the original result."""
+
+    class Broken(HyperGrid):
+        pass
+
+    def method(self, *args):
+        return function(getattr(HyperGrid, name)(self, *args), *args)
+
+    setattr(Broken, name, method)
+    return lambda: Broken(2, 5)
+
+
+@pytest.mark.parametrize(
+    ("make_env", "promise"),
+    [
+        (breaking("forward_mask", lambda mask, *_: mask[:, :-1]), "sizes that the attributes"),
+        (breaking("forward_mask", lambda mask, *_: mask | True), "The sink allows nothing"),
+        (breaking("backward_mask", lambda mask, *_: mask & False), "Undoing random moves"),
+        (breaking("_undo", lambda state, *_: state + 1), "Undoing random moves"),
+        (breaking("encode", lambda code, *_: code * torch.nan), "``encode`` gives finite"),
+        (breaking("log_reward", lambda value, *_: value.double()), "it is of torch.float64"),
+        (breaking("log_reward", lambda value, *_: value * torch.nan), "it is NaN or inf"),
+        (breaking("log_reward", lambda value, *_: value.nope), "AttributeError: 'Tensor' object"),
+    ],
+)
+def test_a_broken_promise_is_told_in_one_line(make_env, promise):
+    with pytest.raises(ArgumentError) as caught:
+        check_env(make_env)
+    message = str(caught.value)
+    assert message.startswith("env must keep its promises, got a Broken that breaks this one: ")
+    assert promise in message
+    assert "\n" not in message
+
+
+def test_what_is_no_environment_is_named():
+    with pytest.raises(ArgumentError, match=r"env must be a gfn_rb\.envs\.GFNEnv, got a dict"):
+        check_env(dict)

@@ -1,0 +1,222 @@
+import json
+import math
+from statistics import mean, stdev
+
+import numpy as np
+import pytest
+from matplotlib.image import imread
+
+from gfn_rb.cli.comparing import comparison_lines, comparison_table
+from gfn_rb.errors import ArgumentError, CheckpointCorruptError
+from gfn_rb.training.report.comparison import compare_runs
+from gfn_rb.training.report.comparison_picture import draw_comparison, write_comparison
+
+
+def write_run(path, rows, ranks=None, **options):
+    """A folder as another version may have made it, of an environment that is not here."""
+    path.mkdir()
+    config = {"env": "my.module:MyConfig", "seed": 0, "draw": "rank", **options}
+    (path / "config.json").write_text(json.dumps(config))
+    names = "step,reward_calls,modes_found,total_variation,loss,log_z,mine,time_total"
+    for rank, table in enumerate([rows] if ranks is None else rows):
+        lines = [names, *(",".join(map(str, row)) for row in table)]
+        name = f"metrics-rank{rank}.csv" if rank else "metrics.csv"
+        (path / name).write_text("\n".join(lines) + "\n")
+    if ranks is not None:
+        (path / "ranks.json").write_text(json.dumps({"size": ranks}))
+    return path
+
+
+def rows(modes, variation, calls=(0, 100, 200)):
+    """Of a run that goes straight to its last values."""
+    shares = [each / calls[-1] for each in calls]
+    return [
+        (i, n, modes * share, 1 + (variation - 1) * share, "" if i == 0 else 2.0, 5.0, "", i)
+        for i, (n, share) in enumerate(zip(calls, shares, strict=True))
+    ]
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """Two draws, of two seeds and of one, which took longer."""
+    return [
+        write_run(tmp_path / "a", rows(10, 0.2), seed=0),
+        write_run(tmp_path / "b", rows(12, 0.3), seed=1, threads=2, eval_every=7),
+        write_run(tmp_path / "c", rows(40, 0.2, (0, 100, 400)), draw="softmax"),
+    ]
+
+
+def values(comparison, metric):
+    at = np.array([float(comparison.calls)])
+    return {
+        each.label: tuple(float(number[0]) for number in each.at(metric, at))
+        for each in comparison.configurations
+    }
+
+
+def test_seeds_of_a_configuration_are_averaged(runs):
+    comparison = compare_runs(runs[:2])
+    (both,) = comparison.configurations
+    assert both.label == comparison.env == "my.module:MyConfig"
+    assert [run.path.name for run in both.runs] == ["a", "b"]
+    assert comparison.calls == 200
+    assert comparison.metrics == ["modes_found", "total_variation", "loss"]
+    assert values(comparison, "modes_found")[both.label] == (11, pytest.approx(stdev([10, 12])))
+    variation = values(comparison, "total_variation")[both.label]
+    assert variation == pytest.approx((mean([0.2, 0.3]), stdev([0.2, 0.3])))
+
+
+def test_configurations_are_compared_at_equal_calls(runs):
+    comparison = compare_runs(runs)
+    assert [each.label for each in comparison.configurations] == ["draw=rank", "draw=softmax"]
+    modes = values(comparison, "modes_found")
+    assert modes["draw=softmax"][0] == pytest.approx(20)  # half of its way
+    assert math.isnan(modes["draw=softmax"][1])
+    earlier = compare_runs(runs, ["modes_found"], calls=50)
+    assert values(earlier, "modes_found")["draw=rank"][0] == pytest.approx(11 / 4)
+
+
+def test_the_best_is_known_where_the_way_is(runs):
+    comparison = compare_runs(runs, ["modes_found", "total_variation", "time_total", "log_z"])
+    best = [comparison.best(metric) for metric in comparison.metrics]
+    assert [each and each.label for each in best] == [
+        "draw=softmax", "draw=rank", "draw=softmax", None,
+    ]  # fmt: skip
+    assert compare_runs(runs[:2]).best("modes_found") is None  # of one configuration
+
+
+def test_labels_name_all_that_differs(tmp_path):
+    three = [
+        write_run(tmp_path / "a", rows(1, 0.5), keep="top", hidden=[8]),
+        write_run(tmp_path / "b", rows(1, 0.5), keep="recent", hidden=[8, 8]),
+        write_run(tmp_path / "c", rows(1, 0.5), keep="recent", hidden=[8, 8], lr=0.1),
+    ]
+    assert [each.label for each in compare_runs(three).configurations] == [
+        "keep=top, hidden=[8], lr=None",
+        "keep=recent, hidden=[8, 8], lr=None",
+        "keep=recent, hidden=[8, 8], lr=0.1",
+    ]
+
+
+def test_of_several_ranks_calls_are_summed_and_the_rest_averaged(tmp_path):
+    run = write_run(tmp_path / "a", [rows(10, 0.2), rows(20, 0.4)[:2]], ranks=3)
+    comparison = compare_runs([run], ["modes_found"])
+    assert comparison.calls == 200  # as far as both came: 100 each
+    (modes, _) = values(comparison, "modes_found")["my.module:MyConfig"]
+    assert modes == 7.5
+    alone = write_run(tmp_path / "b", rows(10, 0.2), seed=1)
+    labels = [each.label for each in compare_runs([run, alone]).configurations]
+    assert labels == ["ranks=3", "ranks=1"]
+
+
+def test_log_z_before_training_is_passed_over(runs):
+    comparison = compare_runs(runs, ["log_z", "loss"], calls=50)
+    assert all(math.isnan(mean) for mean, _ in values(comparison, "log_z").values())
+    assert values(comparison._replace(calls=150), "log_z")["draw=rank"][0] == 5
+
+
+# What is printed and drawn.
+
+
+def test_plain_lines_are_aligned(runs):
+    title, *lines = comparison_lines(compare_runs(runs, ["modes_found", "total_variation"]))
+    assert title == (
+        "my.module:MyConfig after 200 reward calls, mean ± standard deviation over seeds"
+    )
+    assert lines[0].split()[:3] == ["configuration", "seeds", "modes"]
+    assert lines[1] == "draw=rank          2   11.0 ± 1.4  0.2500 ± 0.0707  2.0000 ± 0.0000"
+    assert lines[2] == "draw=softmax       1         20.0           0.6000           1.3333"
+    assert len(set(map(len, lines))) == 1
+
+
+def test_the_table_has_the_same_words(runs):
+    comparison = compare_runs(runs, ["modes_found", "total_variation"])
+    table = comparison_table(comparison)
+    cells = [[str(cell) for cell in column.cells] for column in table.columns]
+    assert cells[2] == ["11.0 ± 1.4", "20.0"]
+    styles = [[cell.style for cell in column.cells] for column in table.columns]
+    assert styles[2:4] == [["", "bold"], ["bold", ""]]
+    assert [str(column.header) for column in table.columns][1:3] == ["seeds", "modes found"]
+
+
+def test_the_picture_shows_means_and_spread(runs):
+    figure = draw_comparison(compare_runs(runs, ["modes_found", "total_variation"]))
+    modes, variation = figure.axes
+    drawn = {line.get_label(): line.get_xydata().T for line in modes.get_lines()}
+    np.testing.assert_allclose(drawn["draw=rank (2 seeds)"], [[0, 100, 200], [0, 5.5, 11]])
+    np.testing.assert_allclose(drawn["draw=softmax"], [[0, 100, 400], [0, 10, 40]])
+    band = modes.collections[0].get_paths()[0].vertices
+    assert band[:, 1].max() == pytest.approx(11 + stdev([10, 12]))
+    assert variation.get_title(loc="left") == "total variation (lower is better)"
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == list(drawn)[:2]
+
+
+def test_the_picture_is_written_in_the_format_of_its_name(runs, tmp_path):
+    comparison = compare_runs(runs)
+    write_comparison(tmp_path / "c.png", comparison)
+    assert min(imread(tmp_path / "c.png").shape[:2]) > 400
+    write_comparison(tmp_path / "c.PDF", comparison)
+    assert (tmp_path / "c.PDF").read_bytes().startswith(b"%PDF")
+    with pytest.raises(ArgumentError, match=r"out must end in one of .*png.*, got .*c\.doc"):
+        write_comparison(tmp_path / "c.doc", comparison)
+
+
+# Mistakes.
+
+
+def refused(paths, *args, **kwargs):
+    with pytest.raises(ArgumentError) as caught:
+        compare_runs(paths, *args, **kwargs)
+    (line,) = str(caught.value).splitlines()
+    return line
+
+
+def test_what_cannot_be_compared_is_named_in_one_line(runs, tmp_path):
+    a, b, c = runs
+    assert refused([]) == "runs must be at least one folder, got none"
+    assert refused([tmp_path]) == (f"run must be a folder that holds a config.json, got {tmp_path}")
+    other = write_run(tmp_path / "d", rows(1, 0.5), env="tfbind8")
+    assert refused([a, other]) == (
+        f"runs must be of one environment, got my.module:MyConfig in {a} and tfbind8 in {other}"
+    )
+    assert refused([a, c, a]) == (
+        f"runs must differ in an option or in their seed, got {a} and {a}, both of seed 0"
+    )
+    assert refused([a, b], ["mine"]) == (
+        "metrics must be among step, reward_calls, modes_found, total_variation, loss, log_z, "
+        f"time_total, which {a} measured, got 'mine'"
+    )
+    for calls in (0, 201):
+        assert refused([c, a], calls=calls) == (
+            f"calls must be in [1, 200], as many as {a} took, got {calls}"
+        )
+
+
+def test_a_run_without_rows_is_named(runs, tmp_path):
+    metrics = runs[0] / "metrics.csv"
+    metrics.write_text(metrics.read_text().splitlines()[0] + "\n")
+    assert refused(runs) == f"runs must have measured something, got {metrics} without rows"
+    metrics.unlink()
+    assert refused(runs) == (
+        f"runs must have measured something, got {runs[0]} without metrics.csv"
+    )
+
+
+def test_damaged_files_are_named(runs):
+    metrics = runs[0] / "metrics.csv"
+    metrics.write_text(metrics.read_text() + "3,many,1,1,1,1,1,1\n")
+    with pytest.raises(CheckpointCorruptError, match=r"metrics.csv must hold numbers: .*'many'"):
+        compare_runs(runs)
+    (runs[0] / "config.json").write_text("{")
+    with pytest.raises(CheckpointCorruptError, match=r"config.json is no JSON"):
+        compare_runs(runs)
+    (runs[0] / "config.json").write_text("{}")
+    with pytest.raises(CheckpointCorruptError, match=r"config.json names no environment"):
+        compare_runs(runs)
+
+
+def test_a_row_cut_by_a_kill_is_passed_over(runs):
+    metrics = runs[0] / "metrics.csv"
+    metrics.write_text(metrics.read_text() + "3,300,1")
+    assert compare_runs(runs[:1]).calls == 200

@@ -1,0 +1,257 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.image import imread
+from training.training_runs import BITS, GRID, RNA, WARM_GRID, grid, take, trained
+
+from gfn_rb.training.report import OtherRanks, ReportData, draw_report, write_report
+from gfn_rb.training.report.panels import expected_modes, share_at_least
+
+
+def finished(config, steps):
+    trainer = trained(config, 0)
+    trainer.record()
+    take(trainer, steps)
+    if trainer.history[-1]["step"] != steps:
+        trainer.record()
+    return trainer
+
+
+@pytest.fixture(scope="module")
+def trainer():
+    return finished(GRID, 10)
+
+
+@pytest.fixture(scope="module")
+def open_ended():
+    """A run in an environment that nobody can enumerate."""
+    return finished(BITS, 6)
+
+
+def panels(trainer, others=None):
+    """The panels of a report, by title."""
+    axes = draw_report(ReportData(trainer, trainer.history, others)).axes
+    return {each.get_title(loc="left"): each for each in axes}
+
+
+def lines(axes):
+    """What is plotted, by label without its last value."""
+    return {line.get_label().partition(":")[0]: line.get_xydata().T for line in axes.get_lines()}
+
+
+def column(trainer, key):
+    return [np.nan if row[key] is None else row[key] for row in trainer.history]
+
+
+def test_expected_modes_by_hand():
+    """After one draw sum p; after two, 1 - (1 - p)^2 each: 0.75 + 0.4375."""
+    mass = torch.tensor([0.5, 0.25], dtype=torch.float64)
+    np.testing.assert_allclose(
+        expected_modes(mass, np.array([0.0, 1.0, 2.0])), [0, 0.75, 1.1875], atol=1e-15
+    )
+
+
+def test_shares_by_hand():
+    value = torch.tensor([0.5, 2.0, 0.5, 1.0], dtype=torch.float64)
+    weight = torch.tensor([0.25, 0.5, 0.125, 0.125], dtype=torch.float64)
+    x, y = share_at_least(value, weight)
+    assert x.tolist() == [0.5, 1.0, 2.0, 2.0]
+    assert y.tolist() == [1.0, 0.625, 0.5, 0.0]
+    assert share_at_least(value)[1].tolist() == [1.0, 0.5, 0.25, 0.0]
+    assert share_at_least(value[:0])[0].tolist() == []
+
+
+# Panels follow what a task has.
+
+ALWAYS = ["Loss (tb)", "log Z"]
+EXACT = ["Distance from policy to target", "Agreement of policy and target"]
+
+
+@pytest.mark.parametrize(
+    ("config", "shown"),
+    [
+        (GRID, ["Modes found", "Rewards sampled and stored", *EXACT, *ALWAYS]),
+        (WARM_GRID, ["Modes found", "Log-rewards stored", *EXACT, *ALWAYS]),
+        (grid(ndim=20), ["Modes found", "Best 100 found", "Log-rewards stored", *ALWAYS]),
+        (BITS, ["Best 100 found", "Log-rewards stored", *ALWAYS]),
+        (replace(RNA, threshold=0.9), ["Best 100 found", "Log-rewards stored", *ALWAYS]),
+    ],
+)
+def test_what_a_task_has_is_shown(config, shown):
+    trainer = finished(config, 3)
+    found = trainer.discovery.modes_found
+    assert list(panels(trainer)) == shown[0 if found or "Modes found" not in shown else 1 :]
+    headline = draw_report(ReportData(trainer, trainer.history)).get_suptitle()
+    assert ("no mode found yet" in headline) == (not found)
+
+
+def test_asking_for_more_shows_more(open_ended):
+    asked = finished(replace(RNA, metrics=("elbo",), eval_samples=20, mode_score=0.1), 3)
+    drawn = panels(asked)
+    assert set(lines(drawn["log Z"])) == {"learned", "importance", "ELBO"}
+    assert "modes by distance" in lines(drawn["Modes found"])
+    assert set(lines(panels(open_ended)["log Z"])) == {"learned"}
+
+
+def test_every_panel_says_what_it_shows(trainer, open_ended):
+    for run in (trainer, open_ended):
+        for axes in panels(run).values():
+            assert axes.get_xlabel()
+            assert axes.get_ylabel()
+            assert axes.get_legend() is not None
+
+
+def test_modes_are_drawn_against_reward_calls(trainer):
+    drawn = lines(panels(trainer)["Modes found"])
+    np.testing.assert_array_equal(drawn["modes"], [[0, 40, 80], column(trainer, "modes_found")])
+    np.testing.assert_array_equal(drawn["all 4"][1], [4, 4])
+    n, expected = drawn["draws from the target"]
+    mode = trainer.env.mode_index(trainer.env.terminating_states())
+    p = np.array([float(trainer.fit.target.exp()[mode == m].sum()) for m in range(4)])
+    assert n[-1] == 80
+    np.testing.assert_allclose(expected, (1 - (1 - p) ** n[:, None]).sum(1), atol=1e-12)
+
+
+def test_the_last_value_stands_in_the_legend(trainer):
+    labels = [line.get_label() for line in panels(trainer)[EXACT[0]].get_lines()]
+    last = trainer.history[-1]
+    assert f"total variation: {last['total_variation']:.3f}" in labels
+    assert f"Jensen-Shannon: {last['jensen_shannon_distance']:.3f}" in labels
+
+
+def test_rewards_are_drawn_as_shares(trainer):
+    drawn = lines(panels(trainer)["Rewards sampled and stored"])
+    assert set(drawn) == {"target", "buffer (24 items)", "policy (exact)"}
+    # R is 0.1 in the middle and 0.6 in the corners of 2 x 2; the 6 x 6 grid has no inner band.
+    for name in ("target", "policy (exact)"):
+        assert drawn[name][0].tolist() == pytest.approx([0.1, 0.6, 0.6])
+    rewarded = trainer.env.log_reward(trainer.env.terminating_states()).exp() > 0.5
+    sampled = float(trainer.fit.policy_log_prob().exp()[rewarded].sum())
+    stored = share_at_least(trainer.rb.storage[:]["log_reward"].double().exp())
+    assert drawn["target"][1].tolist() == pytest.approx([1, 9.6 / 11.6, 0])
+    assert drawn["policy (exact)"][1].tolist() == pytest.approx([1, sampled, 0])
+    np.testing.assert_array_equal(drawn["buffer (24 items)"], stored)
+
+
+def test_columns_are_drawn_against_reward_calls(trainer, open_ended):
+    drawn = panels(trainer)
+    for title, label, key in (
+        (EXACT[0], "total variation", "total_variation"),
+        (EXACT[0], "Jensen-Shannon", "jensen_shannon_distance"),
+        (EXACT[1], "Spearman", "spearman"),
+        (EXACT[1], "Pearson", "pearson"),
+        (EXACT[1], "accuracy", "accuracy"),
+        ("Loss (tb)", "fresh", "loss"),
+        ("Loss (tb)", "replayed", "replay_loss"),
+    ):
+        shown = lines(drawn[title])[label]
+        np.testing.assert_array_equal(shown, [[0, 40, 80], column(trainer, key)])
+    best = lines(panels(open_ended)["Best 100 found"])["best 100"]
+    np.testing.assert_array_equal(best, [[0, 24, 48], column(open_ended, "top_100_score")])
+
+
+def test_log_z_is_drawn_once_it_is_learnt(trainer):
+    drawn = lines(panels(trainer)["log Z"])
+    np.testing.assert_array_equal(drawn["learned"], [[40, 80], column(trainer, "log_z")[1:]])
+    assert drawn["true"][1].tolist() == [trainer.fit.log_z] * 2
+
+
+def test_under_conditions_distances_are_means():
+    axes = panels(finished(WARM_GRID, 3))[EXACT[0]]
+    assert axes.get_ylabel() == "distance (exact, mean over 5 conditions)"
+
+
+def test_single_steps_in_the_buffer_count_where_they_terminate():
+    trainer = finished(grid(loss="db", replay="transitions", capacity=1000), 2)
+    shown = lines(panels(trainer)["Rewards sampled and stored"])
+    (shares,) = [y for name, (_, y) in shown.items() if name.startswith("buffer")]
+    assert len(trainer.rb) > 16
+    assert (shares * 16).tolist() == pytest.approx(np.round(shares * 16))  # 16 episodes ended
+
+
+# The whole picture.
+
+
+def other_ranks(n):
+    """Their numbers come out of tables, as text, some not measured."""
+    rows = [
+        {"reward_calls": "0", "modes_found": "0", "total_variation": "0.5",
+         "jensen_shannon_distance": "0.6", "log_z": "0"},
+        {"reward_calls": "300", "modes_found": "2", "total_variation": "0.4",
+         "jensen_shannon_distance": "", "log_z": "2.5"},
+    ]  # fmt: skip
+    return OtherRanks(dict.fromkeys(range(1, n), rows), 3, lost=1)
+
+
+def test_all_ranks_are_drawn_and_named(trainer):
+    figure = draw_report(ReportData(trainer, trainer.history, other_ranks(3)))
+    modes, distance = figure.axes[0], figure.axes[2]
+    assert "on each of 3 ranks (1 lost)" in figure.get_suptitle()
+    assert set(lines(modes)) >= {"modes", "all ranks", "all 4"}
+    of_ranks = [line for line in modes.get_lines() if line.get_gid() == "rank 2"]
+    np.testing.assert_array_equal(of_ranks[0].get_xydata(), [[0, 0], [300, 2]])
+    assert modes.get_xlim()[1] > 300
+    tv, jsd = (line for line in distance.get_lines() if line.get_gid() == "rank 1")
+    np.testing.assert_array_equal(tv.get_xydata(), [[0, 0.5], [300, 0.4]])
+    np.testing.assert_array_equal(jsd.get_xydata(), [[0, 0.6], [300, np.nan]])
+    (legend,) = figure.legends
+    named = {text.get_text(): line.get_color() for text, line in
+             zip(legend.get_texts(), legend.get_lines(), strict=True)}  # fmt: skip
+    assert list(named) == ["rank 0", "rank 1", "rank 2"]
+    for line in distance.get_lines():
+        assert line.get_color() == named[line.get_gid()]
+
+
+@pytest.mark.parametrize("n_ranks", [1, 30])
+def test_nothing_is_clipped_or_covers_another(trainer, n_ranks):
+    """However long the name, and however many ranks."""
+
+    class Long(type(trainer.config)):
+        env = "my_package.environments.with_a_long_name:" + "Molecules" * 15 + "Config"
+
+    config = Long(**{**vars(trainer.config), "seed": 2**63 - 1})
+    data = ReportData(trainer, trainer.history, other_ranks(n_ranks) if n_ranks > 1 else None)
+    before, trainer.config = trainer.config, config
+    try:
+        figure = draw_report(data)
+    finally:
+        trainer.config = before
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    texts = [figure._suptitle, *(axes.title for axes in figure.axes), *figure.legends]
+    texts += [getattr(axes, side) for axes in figure.axes for side in ("_left_title",)]
+    texts += [axis.label for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)]
+    boxes = [text.get_window_extent() for text in texts]
+    boxes = [box for box in boxes if box.width > 1]
+    assert len(boxes) >= 19
+    for box in boxes:
+        assert box.x0 >= 0
+        assert box.y0 >= 0
+        assert box.x1 <= figure.bbox.width
+        assert box.y1 <= figure.bbox.height
+    overlaps = [
+        (i, j) for i, a in enumerate(boxes) for j, b in enumerate(boxes[:i]) if a.overlaps(b)
+    ]
+    assert overlaps == []
+
+
+@pytest.mark.parametrize("config", [grid(replay="terminal", replay_ratio=0.0), RNA])
+def test_the_picture_is_written_whole(config, tmp_path):
+    trainer = finished(config, 3)
+    (tmp_path / "report.png").write_text("an older one")
+    write_report(tmp_path / "report.png", ReportData(trainer, trainer.history))
+    picture = imread(tmp_path / "report.png")
+    assert min(picture.shape[:2]) > 500
+    assert 0.5 < picture[..., :3].mean() < 0.999  # neither black nor empty
+    assert [path.name for path in tmp_path.iterdir()] == ["report.png"]
+
+
+def test_drawing_changes_nothing(trainer):
+    before = trainer.generator.get_state(), trainer.rb._rng.get_state(), trainer.measure()["log_z"]
+    draw_report(ReportData(trainer, trainer.history))
+    assert torch.equal(trainer.generator.get_state(), before[0])
+    assert torch.equal(trainer.rb._rng.get_state(), before[1])
+    assert trainer.measure()["log_z"] == before[2]
