@@ -1,0 +1,6 @@
+"""What lets programs written for other libraries run on this one's parts.
+
+:mod:`gfn_rb.interop.torchgfn` needs torchgfn; :mod:`gfn_rb.interop.objectrl` needs nothing more.
+"""
+
+__all__: list[str] = []

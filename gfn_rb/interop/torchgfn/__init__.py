@@ -1,0 +1,22 @@
+"""torchgfn's environments, estimators and replay buffers on our parts; it needs torchgfn."""
+
+from gfn_rb.interop.torchgfn.buffers import (
+    NormBasedDiversePrioritizedReplayBuffer,
+    ReplayBuffer,
+    TerminatingStateBuffer,
+)
+from gfn_rb.interop.torchgfn.environment import TorchGFNEnv, adapt_env
+from gfn_rb.interop.torchgfn.estimators import TorchGFNNetwork, adapt_estimator
+from gfn_rb.interop.torchgfn.rows import container_of, rows_of
+
+__all__ = [
+    "NormBasedDiversePrioritizedReplayBuffer",
+    "ReplayBuffer",
+    "TerminatingStateBuffer",
+    "TorchGFNEnv",
+    "TorchGFNNetwork",
+    "adapt_env",
+    "adapt_estimator",
+    "container_of",
+    "rows_of",
+]

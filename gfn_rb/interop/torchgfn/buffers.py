@@ -1,0 +1,425 @@
+"""torchgfn's replay buffers, on the writers and samplers of ours."""
+
+from __future__ import annotations
+
+import random
+import time
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from gfn.containers import StatesContainer, Trajectories, Transitions
+from gfn.env import Env
+from tensordict import TensorDict
+from torch import Tensor
+from torchrl.data import TensorDictReplayBuffer
+from torchrl.data.replay_buffers.samplers import RandomSampler
+from torchrl.data.replay_buffers.writers import Writer
+
+from gfn_rb.buffers.presets import build
+from gfn_rb.checkpoint import load_checkpoint, save_checkpoint
+from gfn_rb.errors import ArgumentError, NaNError
+from gfn_rb.interop.torchgfn.rows import (
+    GraphTable,
+    container_of,
+    end_features,
+    near_better,
+    padded,
+    rows_of,
+)
+from gfn_rb.keys import ACTION, CONDITION, INDEX, LOG_REWARD, NEXT_STATE, STATE
+from gfn_rb.samplers import SoftmaxRewardSampler
+from gfn_rb.shapes import Int64
+from gfn_rb.torchrl_compat import all_slots, write_cursor
+from gfn_rb.writers import DiversityWriter, FIFOWriter, RewardPrioritizedWriter
+
+_KINDS = (Trajectories, Transitions, StatesContainer)
+
+
+class ReplayBuffer:
+    """torchgfn's ``ReplayBuffer``: its constructor, members, containers and errors.
+
+    What is kept after each ``add`` is the same, to the row; what one costs does not grow with what
+    is stored. ``training_container`` is a copy in torchgfn's order (by reward where the capacity is
+    prioritised, else by age), made when it is asked for; change it by assigning a container.
+
+    Args:
+        env: the environment of torchgfn's that items are of.
+        capacity: the number of items kept.
+        prioritized_capacity: whether those of highest reward are kept, or the newest.
+        prioritized_sampling: whether items are drawn in proportion to their reward, or uniformly.
+        remote_manager_rank: None; :mod:`gfn_rb.remote` has managers.
+        remote_buffer_freq: taken for its sake.
+        communication_backend: likewise.
+        timing: whether to note in ``timing_data`` how long each add and each draw takes.
+        async_score: see ``remote_buffer_freq``.
+        async_comm: likewise.
+        lazy_sort: has no effect: there is no sorting to put off.
+        baseline_filtering: see ``remote_buffer_freq``.
+        scoring_only: likewise.
+        baseline_refresh_after: likewise.
+
+    Raises:
+        ValueError: ``baseline_filtering`` without a manager.
+        NotImplementedError: a manager is given.
+    """
+
+    def __init__(
+        self,
+        env: Env,
+        capacity: int = 1000,
+        prioritized_capacity: bool = False,
+        prioritized_sampling: bool = False,
+        remote_manager_rank: int | None = None,
+        remote_buffer_freq: int = 1,
+        communication_backend: str = "mpi",
+        timing: bool = False,
+        async_score: bool = False,
+        async_comm: bool = False,
+        lazy_sort: bool = False,
+        baseline_filtering: bool = False,
+        scoring_only: bool = False,
+        baseline_refresh_after: int = 10,
+    ) -> None:
+        if baseline_filtering and remote_manager_rank is None:
+            raise ValueError("baseline_filtering=True requires remote_manager_rank to be set.")
+        if remote_manager_rank is not None:
+            raise NotImplementedError(
+                f"remote_manager_rank must be None, got {remote_manager_rank}: "
+                "gfn_rb.remote has workers and managers of its own"
+            )
+        self.env, self.capacity = env, capacity
+        self.prioritized_capacity = prioritized_capacity
+        self.prioritized_sampling = prioritized_sampling
+        self.remote_manager_rank, self.remote_buffer_freq = remote_manager_rank, remote_buffer_freq
+        self.communication_backend, self.timing = communication_backend, timing
+        self.timing_data: dict[str, list[float]] = {}
+        self.pending_container = None
+        self._kind: Any = None
+        self._copy: Any = None
+        self._rb: TensorDictReplayBuffer | None = None
+        self._graphs = None if isinstance(env.s0, Tensor) else GraphTable(env)
+
+    def add(self, training_container: Any) -> dict[str, float] | None:
+        """Add items; the first ones decide of which kind all are.
+
+        Args:
+            training_container: torchgfn's ``Trajectories``, ``Transitions`` or ``StatesContainer``.
+
+        Returns:
+            None, as there is no manager to score them.
+
+        Raises:
+            AssertionError: it is none of these, or of another kind than those stored.
+            ValueError: it has no log-rewards, and the capacity is prioritised.
+        """
+        assert isinstance(training_container, _KINDS), "Must be a container type"
+        start = time.perf_counter()
+        self._local_add(training_container)
+        self._note("local_add", start)
+        return None
+
+    def sample(self, n_samples: int) -> Any:
+        """Draw items: by reward, with replacement if there are fewer than asked for; or uniformly.
+
+        Uniform draws are distinct: no more than are stored.
+
+        Args:
+            n_samples: how many.
+
+        Raises:
+            ValueError: the buffer is empty, or items have no log-rewards to be drawn by.
+        """
+        if self._rb is None:
+            raise ValueError("Buffer is empty")
+        start = time.perf_counter()
+        rb = self._rb
+        slot = (
+            self._by_reward(rb, n_samples)
+            if self.prioritized_sampling
+            else _distinct(n_samples, len(rb))
+        )
+        rows = _rows_at(rb, slot)
+        drawn = container_of(rows, self.env, self._graphs)
+        self._note("sample", start)
+        return drawn
+
+    @property
+    def training_container(self) -> Any:
+        """All items as one container of torchgfn's, in its order; None before the first add."""
+        if self._copy is None and self._kind is not None:
+            self._copy = self.initialize(self._kind(self.env))
+            if self._rb is not None:
+                rows = _rows_at(self._rb, self._order(self._rb))
+                self._copy = container_of(rows, self.env, self._graphs)
+        return self._copy
+
+    @training_container.setter
+    def training_container(self, container: Any) -> None:
+        self._rb, self._kind, self._copy = None, None, None
+        if container is not None:
+            ReplayBuffer._local_add(self, container)
+
+    @property
+    def device(self) -> torch.device:
+        """Where items are; there must be some."""
+        assert self._kind is not None, "Buffer is empty, it has no device!"
+        return self.env.device
+
+    def initialize(self, training_container: Any) -> Any:
+        """Return an empty container of the same kind.
+
+        Args:
+            training_container: torchgfn's ``Trajectories``, ``Transitions`` or ``StatesContainer``.
+
+        Raises:
+            ValueError: it is none of these.
+        """
+        return _kind_of(training_container)(self.env)
+
+    def save(self, path: str) -> None:
+        """Save what is stored; nothing if that is nothing.
+
+        Args:
+            path: a file ``*.pt`` as torchgfn writes it, or any other as a checkpoint of this
+                library; in a folder, ``replay_buffer.pt``.
+
+        Raises:
+            ArgumentError: states are graphs.
+        """
+        if self._graphs is not None:
+            raise ArgumentError("states must be tensors to be saved, got graphs")
+        file = _file(path)
+        if self._rb is None:
+            return
+        if file.suffix == ".pt":
+            self.training_container.save(str(file))
+        else:
+            save_checkpoint(file, self._rb)
+
+    def load(self, path: str) -> None:
+        """Put what was saved in the place of what is stored, into a fresh buffer too.
+
+        Args:
+            path: see :meth:`save`. torchgfn's files are read with ``weights_only``.
+        """
+        file = _file(path)
+        if zipfile.is_zipfile(file):
+            raw = torch.load(file, weights_only=True, map_location=self.env.device)
+            kind = _KINDS["terminating_idx" not in raw and 1 + ("next_states" not in raw)]
+            self.training_container = kind.from_tensordict(self.env, TensorDict(raw, []))
+            return
+        rb = self._new()
+        load_checkpoint(file, rb)
+        self._rb, self._copy = rb, None
+        self._kind = type(container_of(rb[:1], self.env))
+
+    def timing_log(self) -> str:
+        """Return how long adds and draws took, as text."""
+        lines = ["Replay Buffer Timing Information:"]
+        for name, times in self.timing_data.items():
+            total, n = sum(times), len(times)
+            lines.append(f"  {name}: total={total:.4f}s, count={n}, mean={total / n:.4f}s")
+        return "\n".join([*lines, ""])
+
+    def __len__(self) -> int:
+        return 0 if self._rb is None else len(self._rb)
+
+    def __repr__(self) -> str:
+        kind = "empty" if self._kind is None else self._kind.__name__
+        return f"ReplayBuffer(capacity={self.capacity}, containing {len(self)} {kind})"
+
+    # What derived buffers change.
+
+    def _local_add(self, training_container: Any) -> None:
+        self._kind = self._kind or _kind_of(training_container)
+        assert isinstance(training_container, self._kind), (
+            f"Must be {self._kind.__name__}, as what is stored"
+        )
+        if not len(training_container):
+            return
+        if self.prioritized_capacity or self.prioritized_sampling:
+            log_reward = (
+                training_container.log_rewards
+            )  # which computes them where they are not yet
+            if log_reward is None and self.prioritized_capacity:
+                raise ValueError("log_rewards must be defined for prioritized replay.")
+        self._store(rows_of(training_container, self._graphs))
+
+    def _writer(self) -> Writer:
+        return RewardPrioritizedWriter() if self.prioritized_capacity else FIFOWriter()
+
+    # Rows.
+
+    def _store(self, rows: TensorDict) -> None:
+        if not self.prioritized_capacity and len(rows) > self.capacity:
+            rows = rows[-self.capacity :]
+        if self._rb is None:
+            self._rb = self._new()
+        elif self._kind is Trajectories:
+            rows = self._of_one_width(rows, self._rb)
+        self._rb.extend(rows)
+        self._copy = None
+        if self._graphs is not None:
+            self._forget_graphs(self._graphs, self._rb)
+
+    def _forget_graphs(self, graphs: GraphTable, rb: TensorDictReplayBuffer) -> None:
+        """Let go of the graphs that no row holds, once they are as many as those held."""
+
+        def numbers(rows: TensorDict) -> Int64[Tensor, "m"]:
+            held = [n for key in (STATE, NEXT_STATE) if (n := rows.get(key, None)) is not None]
+            return torch.cat([n.flatten() for n in held])
+
+        if len(graphs) > 2 * len(rb) * len(numbers(rb[:1])):  # each row holds as many
+            graphs.keep(numbers(rb[:]))
+
+    def _of_one_width(self, rows: TensorDict, rb: TensorDictReplayBuffer) -> TensorDict:
+        """Pad rows to the width of what is stored, or that to a new width, half as much again."""
+        width, n_steps = rb[:1].get(ACTION).shape[1], rows.get(ACTION).shape[1]
+        if n_steps > width:
+            width = max(n_steps, width + width // 2)
+            stored = _rows_at(rb, _oldest_first(rb)).exclude(INDEX)
+            self._rb = self._new()
+            self._rb.extend(padded(stored, width, self.env))
+        return padded(rows, width, self.env)
+
+    def _new(self) -> TensorDictReplayBuffer:
+        sampler = SoftmaxRewardSampler() if self.prioritized_sampling else RandomSampler()
+        return build(self.capacity, self._writer(), sampler, device=self.env.device)
+
+    def _order(self, rb: TensorDictReplayBuffer) -> Int64[Tensor, "n"]:
+        """Return the slots in torchgfn's order."""
+        slot = _oldest_first(rb)
+        if not self.prioritized_capacity:
+            return slot
+        return slot[rb[:].get(LOG_REWARD)[slot].argsort(stable=True)]
+
+    def _by_reward(self, rb: TensorDictReplayBuffer, n: int) -> Int64[Tensor, "n"]:
+        try:
+            return rb.sampler.sample(rb.storage, n)[0]
+        except NaNError as error:
+            raise ValueError("log_rewards must be defined for prioritized sampling.") from error
+
+    def _note(self, name: str, start: float) -> None:
+        if self.timing:
+            self.timing_data.setdefault(name, []).append(time.perf_counter() - start)
+
+
+class NormBasedDiversePrioritizedReplayBuffer(ReplayBuffer):
+    """torchgfn's buffer of that name: of high reward, and once full, apart from each other.
+
+    A batch that finds it full is thinned out: an item goes that lies near one of higher reward in
+    the batch (kept or not), or near a stored one. Draws are uniform.
+
+    Args:
+        env: see :class:`ReplayBuffer`, as ``capacity``.
+        capacity: likewise.
+        cutoff_distance: items this close or closer are near; below 0 nothing is compared.
+        p_norm_distance: p of the norm between terminating states, conditions appended.
+        *remote: further options of :class:`ReplayBuffer`, from ``remote_manager_rank`` on.
+        **options: likewise.
+
+    Raises:
+        ArgumentError: states are graphs, between which there are no distances.
+    """
+
+    def __init__(
+        self,
+        env: Env,
+        capacity: int = 1000,
+        cutoff_distance: float = 0.0,
+        p_norm_distance: float = 1.0,
+        *remote: Any,
+        **options: Any,
+    ) -> None:
+        super().__init__(env, capacity, True, False, *remote, **options)
+        if self._graphs is not None:
+            raise ArgumentError("states must be tensors to have distances, got graphs")
+        self.cutoff_distance, self.p_norm_distance = cutoff_distance, p_norm_distance
+
+    def _writer(self) -> Writer:
+        return DiversityWriter(
+            features=end_features,
+            cutoff_distance=self.cutoff_distance,
+            p=self.p_norm_distance,
+            near="reject",
+            when="full",
+        )
+
+    def _store(self, rows: TensorDict) -> None:
+        if self.cutoff_distance >= 0 and len(self) == self.capacity:
+            features = end_features(rows)
+            if (condition := rows.get(CONDITION, None)) is not None:
+                features = torch.cat([features, condition], 1)
+            away = near_better(
+                features, rows.get(LOG_REWARD), self.cutoff_distance, self.p_norm_distance
+            )
+            rows = rows[~away]
+        super()._store(rows)
+
+
+class TerminatingStateBuffer(ReplayBuffer):
+    """torchgfn's buffer of that name: of what is added, the terminating states are stored.
+
+    Args:
+        env: see :class:`ReplayBuffer`.
+        capacity: likewise.
+        communication_backend: likewise.
+        timing: likewise.
+        **options: likewise.
+    """
+
+    def __init__(
+        self,
+        env: Env,
+        capacity: int = 1000,
+        communication_backend: str = "mpi",
+        timing: bool = False,
+        **options: Any,
+    ) -> None:
+        options.update(communication_backend=communication_backend, timing=timing)
+        super().__init__(env, capacity, **options)
+        self._kind = StatesContainer
+
+    def _local_add(self, training_container: Any) -> None:
+        states, log_reward = training_container.terminating_states, training_container.log_rewards
+        if log_reward is not None and not isinstance(training_container, Trajectories):
+            log_reward = log_reward[training_container.is_terminating]
+        marks = torch.ones(len(states), dtype=torch.bool, device=self.env.device)
+        super()._local_add(StatesContainer(self.env, states, marks, log_reward))
+
+
+def _kind_of(container: Any) -> type:
+    for kind in _KINDS:
+        if isinstance(container, kind):
+            return kind
+    raise ValueError(f"Unsupported type: {type(container)}")
+
+
+def _file(path: str) -> Path:
+    file = Path(path)
+    return file / "replay_buffer.pt" if file.is_dir() else file
+
+
+def _rows_at(rb: TensorDictReplayBuffer, slot: Int64[Tensor, "n"]) -> TensorDict:
+    """Return what ``rb[slot]`` does, in a fraction of the time."""
+    stored = all_slots(rb.storage)
+    slot = slot.to(rb.storage.device)
+    rows = {key: stored.get(key).index_select(0, slot) for key in stored.keys(True, True)}
+    return TensorDict(rows, [len(slot)])
+
+
+def _oldest_first(rb: TensorDictReplayBuffer) -> Int64[Tensor, "n"]:
+    """Return the slots in the order in which their rows came."""
+    if isinstance(rb.writer, RewardPrioritizedWriter):
+        return rb.writer.state_dict()["rank"].argsort()
+    return (torch.arange(len(rb), device=rb.storage.device) + write_cursor(rb.writer)) % len(rb)
+
+
+def _distinct(n: int, size: int) -> Int64[Tensor, "k"]:
+    """Draw n different numbers below ``size``, or all, from torch's random numbers."""
+    if size <= 64 * n:
+        return torch.randperm(size)[:n]
+    seed = int(torch.randint(2**62, ()))
+    return torch.tensor(random.Random(seed).sample(range(size), n))

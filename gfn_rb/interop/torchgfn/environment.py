@@ -1,0 +1,288 @@
+"""A discrete environment of torchgfn as one of ours."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gfn_rb.envs.checks import check_env
+from gfn_rb.envs.enumerable import EnumerableEnv
+from gfn_rb.errors import ArgumentError, ShapeError
+from gfn_rb.numerics.near.hashing import equal_bits
+from gfn_rb.shapes import Bool, Float, Int64, Shaped
+
+MAX_LISTED = 100_000  # states that are listed unasked
+
+
+class TorchGFNEnv(EnumerableEnv):
+    """A discrete environment of torchgfn behind the functions of ours. See :func:`adapt_env`.
+
+    Where its states were listed it answers the exact questions of an ``EnumerableEnv``, too. It has
+    no modes. It lives on the device of the environment it wraps.
+
+    Args:
+        env: the environment.
+        preprocessor: see :func:`adapt_env`, as ``max_length``.
+        max_length: likewise.
+
+    Attributes:
+        inner: the environment it wraps.
+        n_states: number of states; infinite where they were not listed.
+
+    Raises:
+        ArgumentError: its actions are not discrete, or it has too many states to be listed.
+    """
+
+    n_modes = 0
+    n_states: float = math.inf  # type: ignore[assignment]
+
+    def __init__(
+        self, env: Any, preprocessor: Callable[..., Tensor] | None, max_length: int | None
+    ) -> None:
+        _require_discrete(env)
+        # Not a submodule, nor anything TorchRL's environments would look into.
+        object.__setattr__(self, "inner", env)
+        self._preprocessor = preprocessor
+        self._is_conditional = bool(env.is_conditional)
+        condition_shape = None
+        if self._is_conditional:
+            condition_shape = env.sample_conditions((1,)).shape[1:]
+        super().__init__(
+            env.s0,
+            env.sf,
+            n_actions=env.n_actions,
+            max_length=max_length or 1,
+            encoded_size=1,
+            condition_shape=condition_shape,
+            device=env.device,
+        )
+        self.encoded_size = self.encode(self.source(1)).shape[1]
+        if max_length is None:
+            self._list_states()
+
+    def forward_mask(self, state: Shaped[Tensor, "n *state"]) -> Bool[Tensor, "n actions"]:
+        """Ask torchgfn, but allow nothing in the sink."""
+        return self.states(state).forward_masks & ~self.is_sink(state)[:, None]
+
+    def backward_mask(self, state: Shaped[Tensor, "n *state"]) -> Bool[Tensor, "n moves"]:
+        """Ask torchgfn, but let nothing lead to the source or the sink."""
+        inside = ~(self.is_sink(state) | self.is_source(state))
+        return self.states(state).backward_masks & inside[:, None]
+
+    def forward_step(
+        self, state: Shaped[Tensor, "n *state"], action: Int64[Tensor, "n"]
+    ) -> Shaped[Tensor, "n *state"]:
+        """Take one action per row; torchgfn is shown the moves alone."""
+        return self._stepped(self._move, state, action)
+
+    def backward_step(
+        self, state: Shaped[Tensor, "n *state"], action: Int64[Tensor, "n"]
+    ) -> Shaped[Tensor, "n *state"]:
+        """Undo one move per row; torchgfn is shown the moves alone."""
+        return self._stepped(self._undo, state, action)
+
+    def log_reward(
+        self,
+        state: Shaped[Tensor, "n *state"],
+        condition: Shaped[Tensor, "n *condition"] | None = None,
+    ) -> Float[Tensor, "n"]:
+        """Return what torchgfn's ``log_reward`` gives, float32.
+
+        Raises:
+            ShapeError: ``state`` is no batch of states, or there is not one condition per row.
+            ArgumentError: the exit action is illegal in some row, or no condition is given.
+        """
+        self.check_terminating(state)
+        if self.condition_shape is None:
+            return self.inner.log_reward(self.states(state)).detach().float()
+        if condition is None:
+            raise ArgumentError(f"condition must be given for {self._name}, got None")
+        if condition.shape != (len(state), *self.condition_shape):
+            raise ShapeError(
+                f"condition must have shape {[len(state), *self.condition_shape]}, got "
+                f"{list(condition.shape)}"
+            )
+        return self.inner.log_reward(self.states(state, condition)).detach().float()
+
+    def encode(self, state: Shaped[Tensor, "n *state"]) -> Float[Tensor, "n encoded"]:
+        """Return what the preprocessor gives, or the state itself; the sink looks as the source."""
+        state = state.where(~self._per_row(self.is_sink(state)), self.source_state)
+        out = state if self._preprocessor is None else self._preprocessor(self.states(state))
+        return out.reshape(len(state), out.shape[1:].numel()).float()
+
+    def sample_condition(
+        self, n: int, generator: torch.Generator | None = None
+    ) -> Shaped[Tensor, "n *condition"] | None:
+        """Draw ``n`` conditions as torchgfn does, from its numbers or a seed of the generator's."""
+        if not self._is_conditional:
+            return None
+        if generator is None:
+            return self.inner.sample_conditions((n,))
+        seed = torch.randint(2**62, (), generator=generator, device=generator.device)
+        return self._seeded_conditions(n, int(seed))
+
+    def fixed_conditions(self, n: int) -> Shaped[Tensor, "n *condition"] | None:
+        """Return ``n`` draws of torchgfn's, always the same."""
+        return self._seeded_conditions(n, 0) if self._is_conditional else None
+
+    def score(
+        self, state: Shaped[Tensor, "n *state"], log_reward: Float[Tensor, "n"] | None = None
+    ) -> Float[Tensor, "n"]:
+        """Return R(x); under the first of the fixed conditions where there are any."""
+        condition = self.fixed_conditions(1)
+        if condition is None:
+            return super().score(state, log_reward)
+        return self.log_reward(state, condition.expand(len(state), *condition.shape[1:])).exp()
+
+    def fingerprint(self, state: Shaped[Tensor, "n *state"]) -> Int64[Tensor, "n"]:
+        """Hash states. Floats are taken for their bits, which a sum would round away."""
+        return super(EnumerableEnv, self).fingerprint(_as_integers(state))
+
+    def state_key(self, state: Shaped[Tensor, "n *state"]) -> Int64[Tensor, "n"]:
+        """Return each state's hash, which no two of the states that were listed share."""
+        return self.fingerprint(state)
+
+    def mode_index(self, state: Shaped[Tensor, "n *state"]) -> Int64[Tensor, "n"]:
+        """Return -1: no state belongs to a mode."""
+        return state.new_full((len(state),), -1, dtype=torch.int64)
+
+    def states(self, state: Shaped[Tensor, "n *state"], condition: Tensor | None = None) -> Any:
+        """Return rows as torchgfn's ``States``, which share their memory.
+
+        Args:
+            state: [n, *S].
+            condition: [n, *C], where the environment has conditions.
+        """
+        if condition is None:
+            return self.inner.states_from_tensor(state)
+        return self.inner.states_from_tensor(state, conditions=condition)
+
+    @property
+    def _name(self) -> str:
+        return type(self.inner).__name__
+
+    def _move(
+        self, state: Shaped[Tensor, "n *state"], move: Int64[Tensor, "n"]
+    ) -> Shaped[Tensor, "n *state"]:
+        actions = self.inner.actions_from_tensor(move[:, None])
+        return self.inner.step(self.states(state.clone()), actions).tensor
+
+    def _undo(
+        self, state: Shaped[Tensor, "n *state"], move: Int64[Tensor, "n"]
+    ) -> Shaped[Tensor, "n *state"]:
+        length = getattr(self.states(state), "length", None)
+        if length is None:
+            return self._undone(state, move)
+        # Sequences: a batch is taken to be all of one length.
+        out = torch.empty_like(state)
+        for one in length.unique():
+            rows = (length == one).nonzero()[:, 0]
+            out[rows] = self._undone(state[rows], move[rows])
+        return out
+
+    def _undone(
+        self, state: Shaped[Tensor, "n *state"], move: Int64[Tensor, "n"]
+    ) -> Shaped[Tensor, "n *state"]:
+        actions = self.inner.actions_from_tensor(move[:, None])
+        return self.inner.backward_step(self.states(state.clone()), actions).tensor
+
+    def _stepped(
+        self,
+        step: Callable[[Tensor, Tensor], Tensor],
+        state: Shaped[Tensor, "n *state"],
+        action: Int64[Tensor, "n"],
+    ) -> Shaped[Tensor, "n *state"]:
+        rows = (self._is_move(action) & ~self.is_sink(state)).nonzero()[:, 0]
+        out = self.sink_state.expand_as(state).clone()
+        out[rows] = step(state[rows], action[rows])
+        return out
+
+    def _seeded_conditions(self, n: int, seed: int) -> Shaped[Tensor, "n *condition"]:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return self.inner.sample_conditions((n,))
+
+    def _list_states(self) -> None:
+        """Count all states, layer by layer, and with them the longest trajectory."""
+        state, found, n_layers = self.source(1), [], 0
+        while len(state):
+            found.append(self.state_key(state))
+            n_layers += 1
+            if sum(map(len, found)) > MAX_LISTED:
+                raise ArgumentError(
+                    f"max_length must be given where there are more than {MAX_LISTED} states to "
+                    "find it among, got None"
+                )
+            state = self._expand(state)[1]
+        self.max_length = n_layers
+        n, n_distinct = sum(map(len, found)), len(torch.cat(found).unique())
+        if n == n_distinct:  # or paths of several lengths lead to one state
+            self.n_states = n
+
+
+def adapt_env(
+    env: Any,
+    preprocessor: Callable[..., Tensor] | None = None,
+    max_length: int | None = None,
+) -> TorchGFNEnv:
+    """Return a discrete environment of torchgfn as a ``GFNEnv``, for samplers, losses and trainer.
+
+    Its promises are checked on some random walks first.
+
+    Args:
+        env: a ``gfn.env.DiscreteEnv``, of torchgfn's or one's own.
+        preprocessor: one of ``gfn.preprocessors``: what our own networks see of states. None shows
+            them the states themselves. Adapted estimators keep their own.
+        max_length: actions in the longest trajectory, the exit action included. None lists the
+            states, up to 100,000, to find it; where all paths to a state have the same length,
+            exact questions (``log_partition``, ``policy_log_prob``) are answered, too.
+
+    Raises:
+        ArgumentError: the environment cannot be adapted: its actions are not discrete, its exit
+            action is not the last, its transitions are random, its states remember more than their
+            tensor, or it breaks another promise; or ``max_length`` is needed, or is too short.
+    """
+    name = type(env).__name__
+    try:
+        adapted = TorchGFNEnv(env, preprocessor, max_length)
+        _require_steady_walks(adapted)
+        check_env(lambda: adapted)
+    except Exception as error:  # an environment of somebody else's may raise anything
+        kind = "" if isinstance(error, ArgumentError) else f"{type(error).__name__}: "
+        raise ArgumentError(f"env of class {name} cannot be adapted: {kind}{error}") from error
+    return adapted
+
+
+def _require_discrete(env: Any) -> None:
+    if not getattr(env, "is_discrete", False):
+        raise ArgumentError("its actions are not discrete")
+    if int(env.exit_action) != env.n_actions - 1:
+        raise ArgumentError(
+            f"its exit action must be the last, {env.n_actions - 1}, got {int(env.exit_action)}"
+        )
+
+
+def _require_steady_walks(env: TorchGFNEnv) -> None:
+    """Walk as far as one can from a few states, and take each step twice over."""
+    state, generator = env.source(64), torch.Generator(env.source_state.device).manual_seed(0)
+    for _ in range(env.max_length):
+        mask = env.forward_mask(state)
+        mask[:, -1] &= ~mask[:, :-1].any(1)
+        state, mask = state[mask.any(1)], mask[mask.any(1)]
+        if not len(state):
+            return
+        action = mask.float().multinomial(1, generator=generator)[:, 0]
+        first, second = (env.forward_step(state, action) for _ in range(2))
+        if not first.equal(second):
+            raise ArgumentError("its transitions are random")
+        state = first
+    if not env.is_sink(state).all():
+        raise ArgumentError(f"a walk outlasts max_length={env.max_length} actions")
+
+
+def _as_integers(state: Tensor) -> Tensor:
+    return equal_bits(state.double()) if state.is_floating_point() else state

@@ -1,0 +1,167 @@
+"""torchgfn's environments keep the promises of ours."""
+
+import math
+
+import pytest
+import torch
+
+from gfn_rb.envs.conformance import EnumerableEnvConformance, GFNEnvConformance
+from gfn_rb.envs.enumerable import uniform_log_pf
+from gfn_rb.errors import ArgumentError
+
+gym = pytest.importorskip("gfn.gym")
+preprocessors = pytest.importorskip("gfn.preprocessors")
+
+from gfn_rb.interop.torchgfn import TorchGFNEnv, adapt_env  # noqa: E402
+
+
+def one_more_than_the_sum(x: torch.Tensor) -> torch.Tensor:
+    return 1.0 + x.sum(-1)
+
+
+class TestHyperGrid(EnumerableEnvConformance):
+    def make_env(self) -> TorchGFNEnv:
+        return adapt_env(gym.HyperGrid(ndim=2, height=5, validate_modes=False))
+
+
+class TestConditionalHyperGrid(EnumerableEnvConformance):
+    def make_env(self) -> TorchGFNEnv:
+        return adapt_env(gym.ConditionalHyperGrid(ndim=2, height=4, validate_modes=False))
+
+
+class TestBitSequence(EnumerableEnvConformance):
+    def make_env(self) -> TorchGFNEnv:
+        return adapt_env(gym.BitSequence(2, 8, 4))
+
+
+class TestNonAutoregressiveBitSequence(EnumerableEnvConformance):
+    def make_env(self) -> TorchGFNEnv:
+        return adapt_env(gym.NonAutoregressiveBitSequence(2, 8))
+
+
+class TestSetAddition(EnumerableEnvConformance):
+    def make_env(self) -> TorchGFNEnv:
+        return adapt_env(gym.SetAddition(5, 3, one_more_than_the_sum))
+
+
+class TestPerfectBinaryTree(EnumerableEnvConformance):
+    def make_env(self) -> TorchGFNEnv:
+        reward = lambda x: one_more_than_the_sum(x).float()  # noqa: E731
+        return adapt_env(gym.PerfectBinaryTree(reward, depth=3))
+
+
+class TestDiscreteEBM(EnumerableEnvConformance):
+    def make_env(self) -> TorchGFNEnv:
+        return adapt_env(gym.DiscreteEBM(3))
+
+
+class TestNotListed(GFNEnvConformance):
+    def make_env(self) -> TorchGFNEnv:
+        return adapt_env(gym.HyperGrid(ndim=4, height=4, validate_modes=False), max_length=13)
+
+
+class Drifting(gym.HyperGrid):
+    """A move may take two steps at once."""
+
+    def step(self, states, actions):
+        moved = super().step(states, actions)
+        twice = super().step(moved.clone(), actions)
+        far = torch.rand(len(states), 1) < 0.3
+        room = (twice.tensor < self.height).all(-1, keepdim=True)
+        return self.states_from_tensor(twice.tensor.where(far & room, moved.tensor))
+
+
+class OffByOne(gym.HyperGrid):
+    """Going back takes one too many."""
+
+    def backward_step(self, states, actions):
+        return super().backward_step(super().backward_step(states, actions), actions)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (gym.Box, "BoxCartesian cannot be adapted: its actions are not discrete"),
+        (lambda: Drifting(2, 8), "Drifting cannot be adapted: its transitions are random"),
+        (lambda: OffByOne(2, 8), "OffByOne cannot be adapted: env must keep its promises"),
+        (lambda: gym.HyperGrid(6, 8), "max_length must be given where there are more than 100000"),
+        (lambda: gym.BitSequencePlus(2, 8, 4), "BitSequencePlus cannot be adapted: RuntimeError"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_what_cannot_be_adapted_is_refused_by_name(make, message) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        adapt_env(make())
+
+
+def test_an_exit_action_that_is_not_the_last_is_refused() -> None:
+    env = gym.HyperGrid(2, 4, validate_modes=False)
+    env.exit_action = torch.tensor([0])
+    with pytest.raises(ArgumentError, match="its exit action must be the last, 2, got 0"):
+        adapt_env(env)
+
+
+def test_a_max_length_that_is_too_short_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="a walk outlasts max_length=6 actions"):
+        adapt_env(gym.HyperGrid(2, 4, validate_modes=False), max_length=6)
+
+
+def test_exact_answers_are_of_torchgfns_rewards() -> None:
+    grid = gym.HyperGrid(2, 8, validate_modes=False)
+    warm = gym.ConditionalHyperGrid(2, 8, validate_modes=False)
+    env, state = adapt_env(grid), torch.cartesian_prod(torch.arange(8), torch.arange(8))
+    assert (env.max_length, env.n_states) == (15, 64)
+    reward = grid.reward(grid.states_from_tensor(state)).double()
+    assert env.log_z == pytest.approx(float(reward.sum().log()), abs=1e-5)
+    ours = env.target_log_prob().exp()[env.terminating_index(state)]
+    torch.testing.assert_close(ours, reward / reward.sum(), rtol=1e-5, atol=0)
+    assert float(env.policy_log_prob(uniform_log_pf(env)).exp().sum()) == pytest.approx(1.0)
+    condition = torch.tensor([0.3])
+    reward = warm.reward(warm.states_from_tensor(state, conditions=condition.expand(64, 1)))
+    assert adapt_env(warm).log_partition(condition) == pytest.approx(float(reward.sum().log()))
+
+
+def test_networks_see_what_the_preprocessor_gives() -> None:
+    grid = gym.HyperGrid(2, 5, validate_modes=False)
+    env = adapt_env(grid, preprocessors.KHotPreprocessor(5, 2))
+    code = env.encode(torch.tensor([[0, 3], [4, 1]]))
+    assert code.tolist() == [[1, 0, 0, 0, 0, 0, 0, 0, 1, 0], [0, 0, 0, 0, 1, 0, 1, 0, 0, 0]]
+
+
+def test_what_is_not_listed_says_so() -> None:
+    env = adapt_env(gym.HyperGrid(8, 8, validate_modes=False), max_length=57)
+    assert not env.is_enumerable
+    assert env.n_states == math.inf
+    assert env.true_log_z is None
+    with pytest.raises(ArgumentError, match="to be enumerated"):
+        env.terminating_states()
+
+
+def test_paths_of_several_lengths_are_no_layers() -> None:
+    env = adapt_env(Strides())
+    assert (env.max_length, env.is_enumerable) == (3, False)
+
+
+class Strides(gym.HyperGrid):
+    """A line 0, 1, 2 walked by one (move 0) or by two (move 1) at once."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 3, validate_modes=False)
+
+    def make_states_class(self):
+        class StridesStates(super().make_states_class()):
+            def _compute_forward_masks(self):
+                first, n = self.tensor[..., 0], torch.tensor([1, 2])
+                moves = first[..., None] + n < 3
+                return torch.cat([moves, torch.ones_like(moves[..., :1])], -1)
+
+            def _compute_backward_masks(self):
+                return self.tensor[..., :1] >= torch.tensor([1, 2])
+
+        return StridesStates
+
+    def step(self, states, actions):
+        return self.states_from_tensor(states.tensor + (actions.tensor + 1) * torch.tensor([1, 0]))
+
+    def backward_step(self, states, actions):
+        return self.states_from_tensor(states.tensor - (actions.tensor + 1) * torch.tensor([1, 0]))

@@ -1,0 +1,153 @@
+"""torchgfn's estimators as our policies: sampled from, trained and searched with."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torch import nn
+
+from gfn_rb import LocalSearchSampler, Sampler
+from gfn_rb.errors import ArgumentError
+from gfn_rb.rollout import action_log_probs
+from gfn_rb.training import (
+    DetailedBalance,
+    LogZ,
+    Networks,
+    TrainConfig,
+    Trainer,
+    TrajectoryBalance,
+)
+
+gym = pytest.importorskip("gfn.gym")
+
+from gfn.estimators import (  # noqa: E402
+    ConditionalDiscretePolicyEstimator,
+    DiscretePolicyEstimator,
+    RecurrentDiscretePolicyEstimator,
+    ScalarEstimator,
+)
+from gfn.preprocessors import EnumPreprocessor, KHotPreprocessor  # noqa: E402
+from gfn.utils.modules import MLP, Tabular  # noqa: E402
+
+from gfn_rb.interop.torchgfn import adapt_env, adapt_estimator  # noqa: E402
+
+GRID = gym.HyperGrid(2, 5, validate_modes=False)
+KHOT = KHotPreprocessor(5, 2)
+ENV = adapt_env(GRID, KHOT)
+
+
+def estimator(is_backward: bool = False) -> DiscretePolicyEstimator:
+    module = MLP(KHOT.output_dim, ENV.n_actions - is_backward, hidden_dim=16)
+    return DiscretePolicyEstimator(module, ENV.n_actions, KHOT, is_backward=is_backward)
+
+
+def flow() -> ScalarEstimator:
+    return ScalarEstimator(MLP(KHOT.output_dim, 1, hidden_dim=16), KHOT)
+
+
+def test_logits_are_the_estimators() -> None:
+    state = torch.tensor([[0, 0], [3, 4], [2, 1]])
+    for is_backward in (False, True):
+        theirs = estimator(is_backward)
+        ours = adapt_estimator(theirs, ENV)
+        assert ours.is_backward is is_backward
+        out = ours(TensorDict({"state": state}, [3]))["logits"]
+        assert out.equal(theirs(GRID.states_from_tensor(state)))
+        assert {*map(id, ours.parameters())} == {*map(id, theirs.parameters())}
+
+
+def test_probabilities_are_the_estimators() -> None:
+    state = torch.tensor([[0, 0], [3, 4], [2, 1]])
+    theirs, states = estimator(), GRID.states_from_tensor(state)
+    expected = theirs.to_probability_distribution(states, theirs(states)).probs
+    ours = action_log_probs(adapt_estimator(theirs, ENV), ENV, state).exp()
+    torch.testing.assert_close(ours, expected)
+
+
+def test_flows_are_one_number_per_state() -> None:
+    theirs, state = flow(), torch.tensor([[0, 0], [3, 4]])
+    ours = adapt_estimator(theirs, ENV)(TensorDict({"state": state}, [2]))["log_flow"]
+    assert ours.equal(theirs(GRID.states_from_tensor(state))[:, 0])
+
+
+def test_conditions_reach_the_estimator() -> None:
+    grid = gym.ConditionalHyperGrid(2, 5, validate_modes=False)
+    env = adapt_env(grid, KHOT)
+    theirs = ConditionalDiscretePolicyEstimator(
+        MLP(KHOT.output_dim, 8), MLP(1, 4), MLP(12, env.n_actions), env.n_actions, KHOT
+    )
+    policy = adapt_estimator(theirs, env)
+    trajectories = Sampler(policy).sample_trajectories(env, n=6, save_estimator_outputs=True)
+    state, condition = trajectories.state[:, 0], trajectories.condition
+    expected = theirs(grid.states_from_tensor(state), condition)
+    torch.testing.assert_close(trajectories.estimator_output[:, 0], expected)
+    with pytest.raises(ArgumentError, match="env must have conditions"):
+        adapt_estimator(theirs, ENV)
+
+
+def test_training_by_trajectory_balance_reaches_the_target() -> None:
+    torch.manual_seed(0)
+    grid = gym.HyperGrid(2, 3, validate_modes=False)
+    env = adapt_env(grid)
+    table = Tabular(n_states=9, output_dim=env.n_actions)
+    indices = EnumPreprocessor(grid.get_states_indices)
+    pf = adapt_estimator(DiscretePolicyEstimator(table, env.n_actions, indices), env)
+    pb = adapt_estimator(DiscretePolicyEstimator.uniform(env.n_actions, indices), env)
+    loss = TrajectoryBalance(pf, pb, env, LogZ())
+    optimizer = torch.optim.Adam(loss.parameters(), lr=0.1)
+    for _ in range(150):
+        batch = Sampler(pf).sample_trajectories(env, n=16, epsilon=0.2)
+        optimizer.zero_grad()
+        loss(batch).backward()
+        optimizer.step()
+    p = env.policy_log_prob(lambda state: action_log_probs(pf, env, state)).exp()
+    assert float((p - env.target_log_prob().exp()).abs().sum()) < 0.05
+    assert float(loss.log_z.value.detach()) == pytest.approx(env.log_z, abs=0.05)
+
+
+def test_flows_are_trained_and_rows_searched() -> None:
+    pf, pb = adapt_estimator(estimator(), ENV), adapt_estimator(estimator(True), ENV)
+    batch = Sampler(pf).sample_trajectories(ENV, n=8)
+    loss = DetailedBalance(pf, pb, ENV, adapt_estimator(flow(), ENV))(batch.to_transitions())
+    loss.backward()
+    assert all(p.grad is not None for p in [*pf.parameters(), *pb.parameters()])
+    back = Sampler(pb).sample_trajectories(ENV, states=batch.terminating_states)
+    assert ENV.is_source(back.reverse().state[:, 0]).all()
+    found = LocalSearchSampler(pf, pb).sample_trajectories(
+        ENV, n=8, n_local_search_loops=2, back_ratio=0.5
+    )
+    assert len(found) >= 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class GridOfTorchGFN(TrainConfig):
+    """A run on torchgfn's environment with torchgfn's estimators."""
+
+    def make_env(self):
+        return adapt_env(gym.HyperGrid(2, 5, validate_modes=False), KHOT)
+
+    def make_networks(self, env):
+        return Networks(adapt_estimator(estimator(), env), adapt_estimator(estimator(True), env))
+
+
+def test_the_trainer_runs_on_them() -> None:
+    trainer = Trainer(GridOfTorchGFN(steps=4, batch_size=8, capacity=32, eval_every=2))
+    before = [p.clone() for p in trainer.loss.parameters()]
+    for _ in range(4):
+        trainer.step()
+    record = trainer.record()
+    assert all(not a.equal(b) for a, b in zip(before, trainer.loss.parameters(), strict=True))
+    assert len(trainer.rb) > 0
+    assert record is None or record["step"] == 4
+
+
+def test_what_cannot_be_adapted_is_refused_by_name() -> None:
+    recurrent = RecurrentDiscretePolicyEstimator(nn.Linear(2, 3), 3)
+    with pytest.raises(ArgumentError, match="RecurrentDiscretePolicyEstimator cannot be adapted"):
+        adapt_estimator(recurrent, ENV)
+    other = DiscretePolicyEstimator(MLP(KHOT.output_dim, 5), 5, KHOT)
+    with pytest.raises(ArgumentError, match="3 numbers per state, DiscretePolicyEstimator gives 5"):
+        adapt_estimator(other, ENV)
+    with pytest.raises(ArgumentError, match="what adapt_env returned, got a HyperGrid"):
+        adapt_estimator(estimator(), GRID)

@@ -1,0 +1,132 @@
+"""ObjectRL's replay buffer: its counters, its files, and loops with only the buffer swapped."""
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torch import nn
+from torchrl.data import LazyMemmapStorage, TensorDictReplayBuffer
+
+from gfn_rb.interop.objectrl import ReplayBuffer
+
+CPU = torch.device("cpu")
+
+
+class Plain:
+    """What ObjectRL's buffer does: TorchRL's, and a copy of what it draws."""
+
+    def __init__(self, device, storing_device, buffer_size):
+        storage = LazyMemmapStorage(buffer_size, device=storing_device)
+        self.memory = TensorDictReplayBuffer(storage=storage)
+
+    def add(self, experience):
+        self.memory.add(experience)
+
+    def add_batch(self, batch):
+        self.memory.extend(batch)
+
+    def sample_batch(self, batch_size):
+        return self.memory.sample(batch_size).to(CPU).clone()
+
+
+def rows(n, start=0):
+    value = torch.arange(start, start + n).float()
+    return TensorDict({"obs": value[:, None], "action": -value}, [n])
+
+
+def network(inputs, outputs):
+    return nn.Sequential(nn.Linear(inputs, 8), nn.Tanh(), nn.Linear(8, outputs))
+
+
+def ddpg(actor, critic, batch):
+    with torch.no_grad():
+        after = torch.cat([batch["next_obs"], actor(batch["next_obs"])[:, :1]], 1)
+        target = batch["reward"] + 0.9 * critic(after)
+    value = critic(torch.cat([batch["obs"], batch["action"]], 1))
+    chosen = critic(torch.cat([batch["obs"], actor(batch["obs"])[:, :1]], 1))
+    return (value - target).square().mean() - chosen.mean()
+
+
+def sac(actor, critic, batch):
+    mean, log_std = actor(batch["next_obs"]).chunk(2, 1)
+    law = torch.distributions.Normal(mean, log_std.clamp(-3, 1).exp())
+    action = law.rsample()
+    value = critic(torch.cat([batch["next_obs"], action], 1)) - 0.2 * law.log_prob(action)
+    target = (batch["reward"] + 0.9 * value).detach()
+    known = critic(torch.cat([batch["obs"], batch["action"]], 1))
+    return (known - target).square().mean() - value.mean()
+
+
+def trained(make_buffer, objective):
+    """The weights after some steps on a line, experiences stored one by one and in batches."""
+    torch.manual_seed(0)
+    buffer = make_buffer(CPU, CPU, 50)
+    actor, critic = network(1, 2), network(2, 1)
+    optimizer = torch.optim.Adam([*actor.parameters(), *critic.parameters()], lr=0.01)
+    obs = torch.zeros(4, 1)
+    for step in range(40):
+        with torch.no_grad():
+            action = actor(obs)[:, :1] + 0.3 * torch.randn(4, 1)
+        after = (0.9 * obs + action).clamp(-3, 3)
+        fields = {"obs": obs, "action": action, "next_obs": after, "reward": -after.square()}
+        batch = TensorDict(fields, [4])
+        if step % 2:
+            buffer.add_batch(batch)
+        else:
+            for row in batch.unbind(0):
+                buffer.add(row)
+        obs = after
+        optimizer.zero_grad()
+        objective(actor, critic, buffer.sample_batch(8)).backward()
+        optimizer.step()
+    return [*actor.parameters(), *critic.parameters()]
+
+
+@pytest.mark.parametrize("objective", [ddpg, sac])
+def test_training_loops_end_in_identical_weights(objective) -> None:
+    pairs = zip(trained(ReplayBuffer, objective), trained(Plain, objective), strict=True)
+    assert all(ours.equal(plain) for ours, plain in pairs)
+
+
+def test_counters_can_be_set_and_are_counted_on() -> None:
+    buffer = ReplayBuffer(CPU, CPU, 10)
+    buffer.add_batch(rows(6))
+    assert (buffer.data_size, buffer.size, buffer.pointer, len(buffer)) == (6, 6, 6, 6)
+    buffer.data_size, buffer.pointer = 4, 9
+    assert (buffer.data_size, buffer.size, buffer.pointer, len(buffer)) == (4, 4, 9, 4)
+    assert buffer.sample_all()["obs"][:, 0].tolist() == [0, 1, 2, 3]
+    assert buffer.calculate_num_batches(3) == 2
+    buffer.add(rows(1)[0])
+    assert (buffer.data_size, buffer.pointer) == (5, 0)
+    buffer.add_batch(rows(8))
+    assert (buffer.data_size, buffer.pointer) == (10, 8)
+    buffer.buffer_size = 3
+    buffer.reset()
+    assert (buffer.data_size, buffer.pointer, buffer.buffer_size) == (0, 0, 3)
+    buffer.add_batch(rows(5))
+    assert buffer.sample_all()["obs"][:, 0].sort().values.tolist() == [2, 3, 4]
+
+
+def test_contents_are_restored(tmp_path) -> None:
+    buffer, path = ReplayBuffer(CPU, CPU, 10), str(tmp_path / "buffer")
+    buffer.add_batch(rows(6))
+    buffer.add_batch(rows(8, 6))
+    buffer.data_size, buffer.buffer_size = 2, 99
+    buffer.save(path)
+    assert buffer.data_size == 2
+    fresh = ReplayBuffer(CPU, CPU, 3)
+    fresh.load(path)
+    assert (fresh.buffer_size, fresh.data_size, fresh.pointer) == (10, 10, 4)
+    buffer.data_size, buffer.buffer_size = 10, 10
+    for each in (buffer, fresh):
+        each.add(rows(1, 50)[0])
+    assert fresh.sample_all()["action"].equal(buffer.sample_all()["action"])
+
+
+def test_files_of_objectrls_set_the_counters(tmp_path) -> None:
+    counters = {"buffer_size": 20, "data_size": 6, "pointer": 3}
+    torch.save(counters, tmp_path / "theirs.metadata")
+    buffer = ReplayBuffer(CPU, CPU, 10)
+    buffer.add_batch(rows(8))
+    buffer.load(str(tmp_path / "theirs"))
+    assert (buffer.buffer_size, buffer.data_size, buffer.pointer) == (20, 6, 3)
+    assert len(buffer.sample_all()) == 6
