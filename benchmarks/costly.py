@@ -22,6 +22,7 @@ from torch import Tensor
 
 from gfn_rb.envs import TFBind8
 from gfn_rb.training import TFBind8Config, train
+from gfn_rb.training.options import CompactName
 from gfn_rb.transports.launch import launched
 
 _ALL = 4**8  # the list of all 8-mers, whose rewards are asked for to measure a distance: free
@@ -60,12 +61,17 @@ class CostlyTFBind8(TFBind8):
         self.calls += len(modes)
 
 
+CHECKED = 2  # rewards that are asked for before a run, of an environment made for that
+
+
 @dataclass(frozen=True, kw_only=True)
 class CostlyConfig(TFBind8Config):
     """Design DNA 8-mers, each of which takes time to look at."""
 
     reward_seconds: float = 0.0
     """What a reward call takes."""
+    unique: bool = False  # as the published tables were made
+    compact: CompactName = "none"  # likewise
     made: ClassVar[list[CostlyTFBind8]] = []  # in this process: a run makes several, and asks one
 
     def make_env(self) -> CostlyTFBind8:
@@ -86,7 +92,7 @@ def main(file: Path) -> None:
         CostlyConfig.made.clear()
         config = CostlyConfig(**{**options, "out": Path(options["out"])})
         train(config)
-        found = [each.found for each in CostlyConfig.made if each.calls]
+        found = [each.found for each in CostlyConfig.made if each.calls > CHECKED]
         (config.out / f"found-rank{rank}.json").write_text(json.dumps(found))
 
 

@@ -6,9 +6,11 @@
 Starts itself on two ranks under mpiexec where it was not. A worker sends 64 trajectories to a
 manager that keeps and scores nothing, and awaits the reply. Its peers move the same content:
 
+compact
+    this library, where both ends have the same ``CompactRows``.
 raw
-    the same number of bytes, by mpi4py's ``Send`` and ``Recv`` between arrays that lie ready, and
-    a small answer.
+    the bytes of the plain rows, by mpi4py's ``Send`` and ``Recv`` between arrays that lie ready,
+    and a small answer.
 torchgfn
     as its main branch does over MPI: the message of its own ``Trajectories`` of equal content,
     with the environment they refer to, is pickled with dill and copied to a tensor, sent whole,
@@ -20,7 +22,8 @@ The bounds are on raw and torchgfn. What is sent is another payload each time, o
 program that sends one payload again and again measures its cache. All take turns, round by round;
 see :mod:`benchmarks.timing` for how a ratio is made. A turn is ten exchanges in a row, as a ping
 is measured; or a single one, which finds the processor's caches full of what its peers left there,
-as after a training step. The exit status is 0 whatever the figures.
+as after a training step. Or, in a stream, a hundred, of which up to eight are unanswered at a time.
+The exit status is 0 whatever the figures.
 """
 
 from __future__ import annotations
@@ -30,7 +33,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -40,30 +44,45 @@ from tensordict import TensorDict
 from benchmarks import ranks
 from benchmarks.timing import Result, conclude, header, options_of, row
 from benchmarks.torchgfn import answer, message_of
-from gfn_rb.remote import AwaitReply, NonBlocking, ReplayBufferManager, ReplayBufferWorker
+from gfn_rb import CompactRows
+from gfn_rb.envs import HyperGrid
+from gfn_rb.remote import (
+    AwaitReply,
+    NonBlocking,
+    ReplayBufferManager,
+    ReplayBufferWorker,
+)
 from gfn_rb.remote.worker.options import Mode
 from gfn_rb.transports import GlooTransport, MPITransport, Transport
 from gfn_rb.transports.launch import launched
 
 WORKER, MANAGER = 0, 1
-N, WIDTH = 64, 8  # trajectories of a batch, numbers of a state
+N = 64  # trajectories of a batch
 PAYLOADS = 12
-MEGABYTES = (0.1, 0.9, 3.5)
-RAW_SHARE = {0.9: 0.6, 3.5: 0.6}  # of the bandwidth of raw MPI, at least
-FASTER = {0.1: 10, 3.5: 5}  # times as fast as torchgfn, at least
+SIZES = {"0.1 MB": (21, 8), "60 x 16": (60, 16), "0.9 MB": (185, 8), "3.5 MB": (719, 8)}
+AT_MOST_RAW = {"60 x 16": 1.0, "0.9 MB": 1 / 0.6, "3.5 MB": 1 / 0.6}  # times as long as raw MPI
+FASTER = 10  # times as fast as torchgfn, at least
 TURNS = (10, 1)  # exchanges in a row
+STREAM, UNANSWERED = 100, 8
 BLOCKED = 0.05  # of the time awaited
 SCORING, TRAINING = 0.01, 0.015  # seconds, where waiting is measured
 
 Act = Callable[[int], object]
+Connect = Callable[[], Transport]
 
 
-def trajectories(nbytes: float) -> TensorDict:
-    """Return trajectories of about so many bytes in all."""
-    steps = max(1, round(nbytes / (N * 8 * (WIDTH + 1.5))))
+def environment(size: str) -> HyperGrid:
+    """Return one whose longest trajectories have the steps of a size."""
+    steps, width = SIZES[size]
+    return HyperGrid(width, 2 + steps // width)
+
+
+def trajectories(size: str) -> TensorDict:
+    """Return trajectories of a size, steps and numbers of a state."""
+    steps, width = SIZES[size]
     return TensorDict(
         {
-            "state": torch.randint(0, 9, (N, steps + 1, WIDTH)),
+            "state": torch.randint(0, environment(size).height, (N, steps + 1, width)),
             "action": torch.randint(0, 9, (N, steps)),
             "length": torch.full((N,), steps),
             "log_reward": torch.randn(N),
@@ -150,19 +169,30 @@ class Bench:
     def exchange(
         self,
         transport: Transport,
-        batches: list[TensorDict],
+        size: str,
         mode: Mode | None = None,
         score: Callable[..., Any] | None = None,
+        compact: bool = False,
     ) -> Iterator[tuple[Act, ReplayBufferWorker | None]]:
         """Yield this library's exchange, and the worker on its rank."""
+        form = CompactRows(environment(size)) if compact else None
         if self.rank == WORKER:
-            worker = ReplayBufferWorker(transport, MANAGER, mode=mode, keep=("log_prob",))
+            batches = [trajectories(size) for _ in range(PAYLOADS)]
+            worker = ReplayBufferWorker(
+                transport, MANAGER, mode=mode, keep=("log_prob",), compact=form
+            )
             worker.connect()
-            yield lambda i: worker.extend(batches[i % PAYLOADS]), worker
+
+            def add(i: int) -> None:
+                while worker.unanswered >= UNANSWERED:
+                    worker.flush()  # which takes answers
+                worker.extend(batches[i % PAYLOADS])
+
+            yield add, worker
             worker.close()
             return
         scoring = {} if score is None else {"score": score}
-        manager = ReplayBufferManager(transport, None, workers=[WORKER], **scoring)
+        manager = ReplayBufferManager(transport, workers=[WORKER], compact=form, **scoring)
 
         def serve(_: int) -> None:
             served = manager.batches
@@ -175,40 +205,56 @@ class Bench:
         manager.run()
 
 
-def compare(bench: Bench, transport: Transport, name: str, nominal: float) -> list[Result]:
+def compare(bench: Bench, connect: Connect, name: str, size: str) -> list[Result]:
     """Compare the exchange of batches of one size with its peers."""
-    batches = [trajectories(nominal * 1e6) for _ in range(PAYLOADS)]
+    batches = [trajectories(size) for _ in range(PAYLOADS)]
     nbytes = sum(value.nbytes for value in batches[0].values())
-    with bench.exchange(transport, batches) as (act, _):
+    with ExitStack() as stack:
+        ours, compact = (
+            stack.enter_context(
+                bench.exchange(stack.enter_context(connect()), size, compact=compact)
+            )[0]
+            for compact in (False, True)
+        )
         contenders = {
-            "ours": act,
+            "ours": ours,
+            "compact": compact,
             "raw": bench.raw(nbytes),
             "torchgfn": bench.pickled([*map(message_of, batches)], answer()),
             "dill": bench.pickled(batches, {"score": 1.0, "baseline": 0.0}),
         }
         took = {turn: bench.interleave(contenders, turn) for turn in TURNS}
-    share, times = RAW_SHARE.get(nominal), FASTER.get(nominal)
-    bounds = {"raw": share and 1 / share, "torchgfn": times and 1 / times}
+    bounds = {"raw": AT_MOST_RAW.get(size), "torchgfn": 1 / FASTER}
     return [
         Result.of(
-            f"{name}: {nominal} MB and reply, {turn} in a row, {peer}",
+            f"{name}: {size} and reply, {turn} in a row, {peer}",
             nbytes,
             took[turn]["ours"],
             took[turn][peer],
             bounds.get(peer) if name == "MPI" else None,
         )
         for turn in TURNS
-        for peer in ("raw", "torchgfn", "dill")
+        for peer in ("compact", "raw", "torchgfn", "dill")
     ]
 
 
-def waiting(bench: Bench, transport: Transport, name: str, nominal: float) -> Result:
+def stream(bench: Bench, connect: Connect, name: str, size: str, compact: bool) -> Result:
+    """Compare exchanges, some of them on their way at a time, with raw MPI's."""
+    nbytes = sum(value.nbytes for value in trajectories(size).values())
+    mode = NonBlocking(UNANSWERED)
+    with connect() as transport, bench.exchange(transport, size, mode, compact=compact) as (act, _):
+        took = bench.interleave({"ours": act, "raw": bench.raw(nbytes)}, STREAM)
+    bound = AT_MOST_RAW.get(size) if name == "MPI" and compact else None
+    label = f"{name}: {size} and reply, {'compact ' * compact}stream, raw"
+    return Result.of(label, nbytes, took["ours"], took["raw"], bound)
+
+
+def waiting(bench: Bench, connect: Connect, name: str, size: str) -> Result:
     """Compare how long adds take that never wait, with adds that await a scoring of 10 ms.
 
     Blocked is the time within ``extend``, all its work included, and not only what the worker
     itself counts as waiting.
     """
-    batches = [trajectories(nominal * 1e6) for _ in range(PAYLOADS)]
 
     def score(*_: Any) -> dict[str, float]:
         time.sleep(SCORING)
@@ -216,7 +262,7 @@ def waiting(bench: Bench, transport: Transport, name: str, nominal: float) -> Re
 
     took: dict[str, list[float]] = {}
     for key, mode in (("ours", NonBlocking()), ("awaited", AwaitReply())):
-        with bench.exchange(transport, batches, mode, score) as (act, worker):
+        with connect() as transport, bench.exchange(transport, size, mode, score) as (act, worker):
             took[key] = []
             for i in range(bench.rounds):
                 start = time.perf_counter()
@@ -226,8 +272,8 @@ def waiting(bench: Bench, transport: Transport, name: str, nominal: float) -> Re
                     time.sleep(TRAINING)
             assert worker is None or worker.statistics.skipped == 0, "the manager fell behind"
     bound = BLOCKED if name == "MPI" else None
-    nbytes = sum(value.nbytes for value in batches[0].values())
-    label = f"{name}: {nominal} MB, not waiting against waiting"
+    nbytes = sum(value.nbytes for value in trajectories(size).values())
+    label = f"{name}: {size}, not waiting against waiting"
     return Result.of(label, nbytes, took["ours"], took["awaited"], bound)
 
 
@@ -247,15 +293,16 @@ def measure(options: argparse.Namespace) -> None:
             print(*map(row, found), sep="\n", flush=True)
 
     with tempfile.TemporaryDirectory() as folder:
-        store = comm.bcast(f"file://{folder}/store")
+        store, numbers = comm.bcast(f"file://{folder}/store"), count()
         for name, connect in (
             ("MPI", lambda: MPITransport(comm)),
-            ("Gloo", lambda: GlooTransport(store, bench.rank, 2)),
+            ("Gloo", lambda: GlooTransport(f"{store}{next(numbers)}", bench.rank, 2)),
         ):
-            with connect() as transport:
-                for nominal in MEGABYTES:
-                    report(*compare(bench, transport, name, nominal))
-                report(waiting(bench, transport, name, 0.9))
+            for size in SIZES:
+                report(*compare(bench, connect, name, size))
+            for compact in (False, True):
+                report(stream(bench, connect, name, "60 x 16", compact))
+            report(waiting(bench, connect, name, "0.9 MB"))
         comm.Barrier()
     if bench.rank == WORKER:
         conclude(results, options)

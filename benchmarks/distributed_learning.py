@@ -8,7 +8,7 @@
     --arms WORD ...      which of the arms to run, by a word of their names; all by default
     --out FOLDER         where distributed_tfbind8.json and distributed_tfbind8.png go
 
-Every run is what ``gfn-rb train tfbind8`` does, alone or under ``mpiexec -n 4``, with a reward that
+Every run is what ``gfn-rb train tfbind8`` does, alone or under ``mpiexec``, with a reward that
 may take time, see :mod:`benchmarks.costly`. Reward calls are those of all ranks together: each of
 three takes a third of them. Ranks that are fed take one optimiser step on each batch that any rank
 sampled, and one on as much of replay; those that are not fed are given as many steps on replay, so
@@ -47,6 +47,7 @@ from gfn_rb.training.session.folder import RunFolder, read_metrics
 WORKERS = 3
 UNIT = 3072  # reward calls between points: 96 batches of 32
 ALONE, APART, FED = "one process", "three workers, not fed", "three workers, fed by a manager"
+FED_BY_TWO = "three workers, fed by two managers"
 AVERAGED = "three workers, gradients averaged"
 
 
@@ -89,6 +90,7 @@ ARMS = (
     Arm(ALONE, "#767676", workers=1),
     Arm(APART, "#0072B2", options={"managers": 1, "replay_ratio": 5.0}),
     Arm(FED, "#D55E00", options={"managers": 1, "feed": "newest"}),
+    Arm(FED_BY_TWO, "#CC79A7", options={"managers": 2, "feed": "newest"}),
     Arm(AVERAGED, "#009E73", options={"average_gradients": True}, batch_size=11),
 )
 

@@ -1,7 +1,7 @@
 """Ranks that die: ``python -m benchmarks.kill_ranks --times 20``.
 
     --times N      how often to try each kind
-    --kinds ...    some of: worker manager stopped job
+    --kinds ...    some of: worker manager stopped job worker-of-two manager-of-two
     --seed S       of the instants
 
 Each try starts ``mpiexec -n 4 gfn-rb train tfbind8 --managers 1 --feed top``, and at a random
@@ -13,7 +13,10 @@ worker     a worker, under ``--with-ft ulfm``: the others train to the end, one 
 manager    the manager, under ``--with-ft ulfm``: all workers train to the end on their own;
 stopped    a worker that answers no more, likewise: as for one that is killed;
 job        any rank, without fault tolerance: the job ends within seconds, in failure, and
-           ``gfn-rb resume`` takes it to its end from the checkpoints.
+           ``gfn-rb resume`` takes it to its end from the checkpoints;
+...-of-two the first two kinds with a second manager, under ``mpiexec -n 5``. Where one manager
+           dies, the other holds in the end what any worker holds: they sent again what the dead
+           one owned.
 
 A try in which the rank was done before it could be killed does not count, and is repeated. The
 table has the seconds from the signal until mpiexec had shown that all others go on without that
@@ -40,11 +43,17 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+import torch
+
 from benchmarks.ranks import command, environment
+from gfn_rb import MergedReplayBuffer, load_checkpoint
+from gfn_rb.containers.objects import object_keys
 from gfn_rb.remote.protocol.messages import OUTCOMES
+from gfn_rb.training.replay import make_buffer
 from gfn_rb.training.session.folder import RunFolder, read_metrics
 
-SIZE, MANAGER = 4, 3
+WORKERS = (0, 1, 2)
+MANAGER = 3  # the first; a second one has the next rank
 STEPS = 150
 SPREAD = 4.0  # seconds, less than so many steps take
 TOKEN, RANK = "GFN_RB_TRY", "OMPI_COMM_WORLD_RANK"
@@ -53,7 +62,7 @@ PROMPT = 15  # seconds in which a job without fault tolerance ends
 PROGRAM = ["-c", "import sys; from gfn_rb.cli import main; sys.exit(main())"]
 OPTIONS = (
     f"--steps {STEPS} --hidden 16 --batch-size 32 --eval-every {STEPS} --checkpoint-every 5 "
-    f"--managers 1 --feed top --patience 5"
+    f"--feed top --patience 5"
 ).split()
 FAULT_TOLERANT = ("--with-ft", "ulfm")
 
@@ -73,13 +82,14 @@ class Job:
         words: for gfn-rb.
         options: of mpiexec.
         log: where its output goes.
+        size: how many ranks.
     """
 
-    def __init__(self, words: Sequence[str], options: Sequence[str], log: Path) -> None:
+    def __init__(self, words: Sequence[str], options: Sequence[str], log: Path, size: int) -> None:
         self._token, self._log = secrets.token_hex(8), log
         with log.open("wb") as stream:
             self.process = subprocess.Popen(
-                command(SIZE, [*PROGRAM, *words], options),
+                command(size, [*PROGRAM, *words], options),
                 env={
                     **environment(),
                     TOKEN: self._token,
@@ -165,11 +175,13 @@ class Try(NamedTuple):
         job: the run.
         folder: of the run.
         draw: source of instants.
+        managers: its ranks that manage.
     """
 
     job: Job
     folder: Path
     draw: random.Random
+    managers: tuple[int, ...]
 
     def hit(self, rank: int, number: int) -> Hit:
         """Send a signal to a rank at a random instant of the training, once it has saved."""
@@ -179,7 +191,7 @@ class Try(NamedTuple):
         if pid is None or self.job.process.poll() is not None or self.last_step(rank) == STEPS:
             raise TooLate(f"rank {rank} is done after {wait:.1f} s")
         _signal(pid, number)
-        return Hit(time.monotonic(), [each for each in (0, 1, 2) if self.last_step(each) < STEPS])
+        return Hit(time.monotonic(), [each for each in WORKERS if self.last_step(each) < STEPS])
 
     def named(self, *lines: str) -> float:
         """Wait until it has said all of this, and return when."""
@@ -219,21 +231,25 @@ def _without_worker(attempt: Try, number: int) -> float:
     hit = attempt.hit(rank, number)
     noticed = attempt.named(f"goes on without rank {rank}", f"worker {rank} is lost")
     _until(attempt.is_over, attempt.job)
-    account = RunFolder(attempt.folder, MANAGER).manager
-    _until(account.exists, attempt.job)
+    accounts = [RunFolder(attempt.folder, rank).manager for rank in attempt.managers]
+    _until(lambda: all(path.exists() for path in accounts), attempt.job)
     report = attempt.report()
     if not report["lost"]:
         raise TooLate("nobody missed it")
     _check(list(report["lost"]) == [str(rank)], f"lost is {report['lost']}, expected {rank}")
-    others = [each for each in (0, 1, 2) if each != rank]
+    others = [each for each in WORKERS if each != rank]
     _check(sorted(map(int, report["ranks"])) == others, f"ranks are {report['ranks'].keys()}")
     for each in others:
         _check(attempt.last_step(each) == STEPS, f"rank {each} did not train to the end")
-    manager = json.loads(account.read_text())
-    states = {int(each): known["state"] for each, known in manager["senders"].items()}
-    _check(states == {**dict.fromkeys(others, "gone"), rank: "lost"}, f"states are {states}")
+    senders = [json.loads(path.read_text())["senders"] for path in accounts]
+    for known in senders:
+        states = {int(each): sender["state"] for each, sender in known.items()}
+        _check(states == {**dict.fromkeys(others, "gone"), rank: "lost"}, f"states are {states}")
     for each in others:
-        _check_accounts(report["ranks"][str(each)]["counters"], manager["senders"][str(each)])
+        both = {
+            name: sum(known[str(each)][name] for known in senders) for name in ("items", *OUTCOMES)
+        }
+        _check_accounts(report["ranks"][str(each)]["counters"], both)
     _check(f"goes on without rank {rank}" in attempt.job.said, f"rank {rank} is not named")
     _check(f"worker {rank} is lost" in attempt.job.said, f"worker {rank} is not named")
     return noticed - hit.at
@@ -248,28 +264,58 @@ def _check_accounts(sent: dict[str, Any], received: dict[str, Any]) -> None:
 
 def manager(attempt: Try) -> float:
     """Kill the manager, and return how long it took all workers to notice, in seconds."""
-    hit = attempt.hit(MANAGER, signal.SIGKILL)
-    lines = {rank: f"worker {rank}: manager {MANAGER} is lost" for rank in hit.training}
+    rank = attempt.draw.choice(attempt.managers)
+    left = [each for each in attempt.managers if each != rank]
+    hit = attempt.hit(rank, signal.SIGKILL)
+    lines = {each: f"worker {each}: manager {rank} is lost" for each in hit.training}
     noticed = attempt.named(*lines.values())
     _until(attempt.is_over, attempt.job)
     report = attempt.report()
     _check(sorted(report["ranks"]) == ["0", "1", "2"], f"ranks are {report['ranks'].keys()}")
     if not hit.training:
         raise TooLate("nobody needed it any more")
-    for rank in (0, 1, 2):
-        _check(attempt.last_step(rank) == STEPS, f"rank {rank} did not train to the end")
-        known = report["ranks"][str(rank)]["counters"]
+    for each in WORKERS:
+        _check(attempt.last_step(each) == STEPS, f"rank {each} did not train to the end")
+        known = report["ranks"][str(each)]["counters"]
         total = sum(known[name] for name in (*OUTCOMES, "lost"))
-        _check(known["sent"] == total, f"rank {rank} sent {known['sent']}, of which {total}")
-        if rank in hit.training:
-            _check(known["managers"] == [], f"rank {rank} still has managers {known['managers']}")
-            _check(lines[rank] in attempt.job.said, f"rank {rank} does not say so")
+        sent = known["sent"] + known["resent"]
+        _check(sent == total, f"rank {each} sent {sent}, of which {total}")
+        if each in hit.training:
+            _check(known["managers"] == left, f"rank {each} has managers {known['managers']}")
+            _check(lines[each] in attempt.job.said, f"rank {each} does not say so")
+            _check(not left or known["resent"] > 0, f"rank {each} sent nothing again")
+    for survivor in left:
+        _check_union(attempt, survivor)
     return noticed - hit.at
+
+
+def _check_union(attempt: Try, survivor: int) -> None:
+    """Check that the manager that is left holds all that the workers hold."""
+    held = _rewards(attempt, survivor)
+    for rank in WORKERS:  # which stored less than there is room for
+        missing = _rewards(attempt, rank).keys() - held.keys()
+        _check(not missing, f"manager {survivor} lacks {len(missing)} rows of rank {rank}")
+
+
+def _rewards(attempt: Try, rank: int) -> dict[bytes | None, float]:
+    """Return the log-reward of each object in the buffer that a rank saved last."""
+    folder = RunFolder(attempt.folder, rank)
+    config = folder.read_config()
+    one, other = (make_buffer(config, config.make_env(), torch.Generator()) for _ in range(2))
+    rb = one if rank in attempt.managers else MergedReplayBuffer(one, other, p="size")
+    load_checkpoint(folder.checkpoint, rb)
+    found = {}
+    for buffer in (one, other):
+        rows = buffer[:] if len(buffer) else None
+        if rows is not None:
+            rewards = rows["log_reward"].tolist()
+            found.update(zip(object_keys(rows), rewards, strict=True))
+    return found
 
 
 def job(attempt: Try) -> float:
     """Kill any rank of a job without fault tolerance, and resume it; return when it ended."""
-    rank = attempt.draw.randrange(SIZE)
+    rank = attempt.draw.choice((*WORKERS, *attempt.managers))
     hit = attempt.hit(rank, signal.SIGKILL)
     code = attempt.job.wait(PROMPT)
     took = time.monotonic() - hit.at
@@ -278,7 +324,7 @@ def job(attempt: Try) -> float:
     _check(code != 0, "the exit code is 0")
     _check(f"rank {rank}" in attempt.job.said, f"rank {rank} is not named")
     log = attempt.folder.with_suffix(".resumed")
-    resumed = Job(["resume", str(attempt.folder)], (), log)
+    resumed = Job(["resume", str(attempt.folder)], (), log, len(WORKERS) + len(attempt.managers))
     try:
         code = resumed.wait(SECONDS)
         _check(code == 0, f"resume fails with exit code {code}:\n{resumed.messages}")
@@ -286,16 +332,18 @@ def job(attempt: Try) -> float:
         resumed.end()
     report = attempt.report()
     _check(sorted(report["ranks"]) == ["0", "1", "2"], f"ranks are {report['ranks'].keys()}")
-    for each in (0, 1, 2):
+    for each in WORKERS:
         _check(attempt.last_step(each) == STEPS, f"rank {each} did not train to the end")
     return took
 
 
-KINDS: dict[str, tuple[Callable[[Try], float], tuple[str, ...]]] = {
-    "worker": (worker, FAULT_TOLERANT),
-    "manager": (manager, FAULT_TOLERANT),
-    "stopped": (stopped, FAULT_TOLERANT),
-    "job": (job, ()),
+KINDS: dict[str, tuple[Callable[[Try], float], tuple[str, ...], int]] = {
+    "worker": (worker, FAULT_TOLERANT, 1),
+    "manager": (manager, FAULT_TOLERANT, 1),
+    "stopped": (stopped, FAULT_TOLERANT, 1),
+    "job": (job, (), 1),
+    "worker-of-two": (worker, FAULT_TOLERANT, 2),
+    "manager-of-two": (manager, FAULT_TOLERANT, 2),
 }
 
 
@@ -306,13 +354,15 @@ def attempt(kind: str, draw: random.Random) -> float:
         Failed: what was promised did not happen.
         TooLate: the rank was done before.
     """
-    check, options = KINDS[kind]
+    check, options, n_managers = KINDS[kind]
+    managers = tuple(range(MANAGER, MANAGER + n_managers))
     with tempfile.TemporaryDirectory() as parent:
         folder = Path(parent) / "run"
-        words = ["train", "tfbind8", *OPTIONS, "--out", str(folder)]
-        running = Job(words, options, Path(parent) / "log")
+        count = ["--managers", str(n_managers)]
+        words = ["train", "tfbind8", *OPTIONS, *count, "--out", str(folder)]
+        running = Job(words, options, Path(parent) / "log", len(WORKERS) + n_managers)
         try:
-            return check(Try(running, folder, draw))
+            return check(Try(running, folder, draw, managers))
         except Failed as error:
             raise Failed(f"{error}\n{running.messages}") from None
         finally:

@@ -361,7 +361,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _arms(options: argparse.Namespace) -> list[Arm]:
-    config = CONFIGS[options.env]()
+    # The published tables were made of whole rows, and of any: not one for each object.
+    config = replace(CONFIGS[options.env](), unique=False, compact="none")
     if options.lr is not None:
         config = replace(config, lr=options.lr)
     if options.capacity is not None or len(options.keep) > 1:

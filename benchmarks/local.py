@@ -1,15 +1,18 @@
 """Local buffers against TorchRL's and torchgfn's: ``python -m benchmarks.local``.
 
     --quick        a smoke run on small buffers, whose figures mean nothing
-    --parts ...    some of: extend fill sample torchgfn memory
+    --parts ...    some of: extend fill sample unique torchgfn memory large
     --json PATH    also write the figures to a file
 
-Batches are of 128 items, on one thread; see :mod:`benchmarks.workloads` for the items and
-:mod:`benchmarks.timing` for how a ratio is measured. The exit status is 0 whatever the figures.
+"large" compares a buffer of ten million rows with one of a million, and the most memory that the
+process ever held with 24 GiB: run it alone. Batches are of 128 items, on one thread; see
+:mod:`benchmarks.workloads` for the items and :mod:`benchmarks.timing` for how a ratio is measured.
+The exit status is 0 whatever the figures.
 """
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,11 +22,12 @@ from typing import Any
 from torchrl.data import TensorDictReplayBuffer, TensorDictRoundRobinWriter
 
 from benchmarks import workloads as work
-from benchmarks.timing import Contender, Effort, Result, compare, run_parts
+from benchmarks.timing import Contender, Effort, Result, compare, row, run_parts
 from gfn_rb.samplers import SoftmaxRewardSampler
 from gfn_rb.writers import RewardPrioritizedWriter
 
 HALF = work.BATCH // 2
+LIMIT = 24 * 2**30  # bytes
 PEAKED = 5.0  # standard deviation of the log-rewards, in nats, of a distribution few rows dominate
 
 
@@ -37,6 +41,7 @@ class Scale:
         effort: for calls of well under a millisecond.
         slow: for calls that last longer.
         faster: per capacity, how many times faster than torchgfn extend and sample must be.
+        large: rows of a large buffer, and of the one that it is compared with.
     """
 
     capacities: tuple[int, ...]
@@ -44,6 +49,7 @@ class Scale:
     effort: Effort
     slow: Effort
     faster: dict[int, tuple[float, float] | None]
+    large: tuple[int, int]
 
 
 FULL = Scale(
@@ -52,6 +58,7 @@ FULL = Scale(
     effort=Effort(seconds=6, most=1000, warmup=20),
     slow=Effort(seconds=20, least=5, most=60, warmup=1),
     faster={100_000: (20, 10), 1_000_000: (400, 80)},
+    large=(10_000_000, 1_000_000),
 )
 QUICK = Scale(
     capacities=(10_000,),
@@ -59,6 +66,7 @@ QUICK = Scale(
     effort=Effort(seconds=0.2, warmup=2),
     slow=Effort(seconds=0.5, warmup=1),
     faster={10_000: None},
+    large=(20_000, 2_000),
 )
 
 
@@ -69,7 +77,7 @@ def extend(scale: Scale) -> list[Result]:
         ours = work.fill(work.buffer(capacity, RewardPrioritizedWriter()), capacity)
         peer = work.fill(work.buffer(capacity), capacity)
         for name, accepted, bound in (
-            ("extend, half of the rows accepted", HALF, 2.0),
+            ("extend, half of the rows accepted", HALF, 1.3),
             ("extend, all rows rejected", 0, 0.5),
         ):
             mine, its = _extending(ours, accepted), _extending(peer, accepted)
@@ -99,6 +107,46 @@ def sample(scale: Scale) -> list[Result]:
                 peer = _full(capacity, None, None, spread)
                 results += _sampling(ours, peer, capacity, spread, replacement, scale.effort)
     return results
+
+
+def unique(scale: Scale) -> list[Result]:
+    """Compare writing 128 items, one row per object, with writing them by reward alone."""
+    results = []
+    for capacity in scale.capacities:
+        ours, peer = (
+            _extending(_full(capacity, writer, None), HALF)
+            for writer in (RewardPrioritizedWriter(unique="state"), RewardPrioritizedWriter())
+        )
+        name = "extend, one row per object, against the same without"
+        results.append(compare(name, capacity, ours, peer, scale.effort, 1.25))
+    return results
+
+
+def large(scale: Scale) -> list[Result]:
+    """Compare a buffer of many rows, one per object, with a smaller one of the same kind."""
+    ours, peer = (
+        _full(n, RewardPrioritizedWriter(unique="state"), SoftmaxRewardSampler())
+        for n in scale.large
+    )
+    results = []
+    for name, contender in (
+        ("extend, one row per object", partial(_extending, accepted=HALF)),
+        ("sample", _drawing),
+        ("sample after writing", lambda rb: _drawing(rb, partial(_write, rb))),
+    ):
+        label = f"{name}, against {scale.large[1]:,} rows"
+        pair = contender(ours), contender(peer)
+        results.append(compare(label, scale.large[0], *pair, scale.slow, 1.5))
+    held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    results.append(Result("bytes held at most, against 24 GiB", scale.large[0], *_bytes(held)))
+    print(row(results[-1]), flush=True)
+    return results
+
+
+def _bytes(held: float) -> tuple[float, float, float, float, float, int, float]:
+    """Return what :class:`Result` says of bytes, in MiB."""
+    ratio = held / LIMIT
+    return held / 2**20, LIMIT / 2**20, ratio, ratio, ratio, 1, 1.0
 
 
 def torchgfn(scale: Scale) -> list[Result]:
@@ -145,8 +193,10 @@ PARTS: dict[str, Callable[[Scale], list[Result]]] = {
     "extend": extend,
     "fill": fill,
     "sample": sample,
+    "unique": unique,
     "torchgfn": torchgfn,
     "memory": memory,
+    "large": large,
 }
 
 
@@ -193,16 +243,19 @@ def _sampling(
             _drawing(ours),
             _drawing(peer),
             effort,
-            None if kind else 3.0,
+            None if kind else 1.5,
         )
     ]
 
-    def write(rb: TensorDictReplayBuffer) -> None:
-        rb.extend(work.challenge_to(rb, work.BATCH, spread))
-
-    mine, its = _drawing(ours, partial(write, ours)), _drawing(peer, partial(write, peer))
-    results.append(compare(f"sample after writing, {kind}{mode}", capacity, mine, its, effort))
+    mine, its = (_drawing(rb, partial(_write, rb, spread)) for rb in (ours, peer))
+    bound = None if kind else 2.5
+    name = f"sample after writing, {kind}{mode}"
+    results.append(compare(name, capacity, mine, its, effort, bound))
     return results
+
+
+def _write(rb: TensorDictReplayBuffer, spread: float = 1.0) -> None:
+    rb.extend(work.challenge_to(rb, work.BATCH, spread))
 
 
 def _filling(capacity: int, size: int, writer: Callable[[], Any]) -> Contender:

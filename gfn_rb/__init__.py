@@ -21,6 +21,7 @@ from gfn_rb.containers import States, Trajectories, Transitions
 from gfn_rb.rollout import ActionSampler, LocalSearchSampler, Sampler
 from gfn_rb.samplers import (
     PrioritySampler,
+    PrioritySliceSampler,
     QuantileRewardSampler,
     RankRewardSampler,
     SoftmaxRewardSampler,
@@ -37,6 +38,7 @@ __all__ = [
     "MergedReplayBuffer",
     "PackTrajectories",
     "PrioritySampler",
+    "PrioritySliceSampler",
     "QuantileRewardSampler",
     "RankRewardSampler",
     "RewardPrioritizedWriter",

@@ -25,7 +25,7 @@ OPTIONAL = tuple(
 )
 
 # Of a module that is named differently.
-DISTRIBUTION = {"RNA": "ViennaRNA"}
+DISTRIBUTION = {"RNA": "ViennaRNA", "gfn": "torchgfn"}
 PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
 
 # Runs each program of a list in a fork of one fresh interpreter, where no import hook of this test

@@ -12,12 +12,12 @@ import gfn_rb
 # In order; the modules of one entry may import each other. "" is gfn_rb/__init__.py, which may
 # import all and be imported by none.
 LAYERS = (
-    ("errors", "keys", "shapes", "stopwatch"),
+    ("arguments", "errors", "keys", "shapes", "stopwatch"),
     ("numerics",),
     ("torchrl_compat",),
     ("codec",),
     ("containers",),
-    ("column", "state_folder"),
+    ("column", "sharing", "state_folder", "storages"),
     ("writers",),
     ("samplers",),
     ("transports",),

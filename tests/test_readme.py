@@ -6,13 +6,23 @@ of the block before it. A block fenced as ``text`` that directly follows is its 
 
 import contextlib
 import io
+import os
 import re
+import shlex
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 import torch
+
+import gfn_rb
+from gfn_rb.checkpoint import load_state
+from gfn_rb.cli import main
+from gfn_rb.training.session.folder import RunFolder, read_metrics
 
 README = Path(__file__).parent.parent / "README.md"
 
@@ -92,6 +102,55 @@ def test_readme_has_an_example_with_its_output() -> None:
 
 def check(markdown: str) -> list[str]:
     return [text for example in parse(markdown) for text in mismatches(example)]
+
+
+def section(title: str) -> dict[str, str]:
+    """Return the code under a heading, by language."""
+    text = README.read_text().split(f"### {title}\n")[1].partition("\n## ")[0]
+    return {match["info"]: match["body"] for match in FENCE.finditer(text)}
+
+
+def killed_at_its_first_checkpoint(words: list[str], checkpoint: Path) -> None:
+    """Run a command in a process of its own, and kill it once it has something to go on from."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(gfn_rb.__file__).parents[1])}
+    with subprocess.Popen([sys.executable, "-m", "gfn_rb", *words], env=environment) as process:
+        deadline = time.monotonic() + 120
+        while not checkpoint.exists() and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+        process.kill()
+    assert process.returncode == -9, process.returncode
+
+
+def test_ones_own_from_an_empty_folder(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its module and its commands, which are run as they stand, but for how long and how often."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    code = section("Your own environment, network and distance")
+    Path("mine.py").write_text(code["python"])
+    lines = [shlex.split(line, comments=True) for line in code["bash"].splitlines()]
+    (_, *explain), (_, *first), (_, *again), (_, *second), (_, *compare) = lines
+    quick = ["--batch-size", "4", "--eval-every", "1", "--checkpoint-every", "1"]
+    folders = [RunFolder(Path(words[words.index("--out") + 1])) for words in (first, second)]
+
+    with pytest.raises(SystemExit) as ended:
+        main(explain)
+    assert not ended.value.code
+    assert "Points along each side." in capsys.readouterr().out
+
+    killed_at_its_first_checkpoint([*first, *quick, "--steps", "100000"], folders[0].checkpoint)
+    taken = load_state(folders[0].checkpoint)["steps_done"]
+    steps = str(taken + 2)
+    assert again[-2] == "--steps"
+    assert main([*again[:-1], steps]) == 0
+    assert main([*second, *quick, "--steps", steps]) == 0
+    for folder in folders:
+        rows = read_metrics(folder.metrics)
+        assert [int(row["step"]) for row in rows] == [*range(taken + 3)]
+    capsys.readouterr()
+    assert main(compare) == 0
+    table = capsys.readouterr().out
+    assert re.search(r"^mine:MyConfig +2 ", table, re.MULTILINE), table
 
 
 RIGHT = "Some words.\n\n```python\nx = 1 + 1\nprint(x)\n```\n\n```text\n2\n```\n"

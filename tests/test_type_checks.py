@@ -9,7 +9,7 @@ from gfn_rb.envs.core import check_positive
 from gfn_rb.errors import ArgumentError
 from gfn_rb.numerics import blocks
 from gfn_rb.numerics.extremes import Extremes
-from gfn_rb.numerics.weighted_tree import first_occurrences
+from gfn_rb.numerics.host_tree import first_occurrences
 
 
 def test_a_dimension_that_two_arguments_share_is_checked():
@@ -20,7 +20,7 @@ def test_a_dimension_that_two_arguments_share_is_checked():
 
 def test_the_kind_of_a_shaped_argument_is_checked():
     with pytest.raises(jaxtyping.TypeCheckError, match="values"):
-        first_occurrences(torch.zeros(3))
+        first_occurrences(torch.zeros(3).numpy())
 
 
 def test_where_no_shape_is_named_types_are_checked():

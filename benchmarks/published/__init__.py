@@ -1,0 +1,1 @@
+"""Published protocols, run with this package: ``python -m benchmarks.published ROW``."""

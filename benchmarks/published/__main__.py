@@ -1,0 +1,61 @@
+"""Run the protocol of a published table: ``python -m benchmarks.published ROW``.
+
+Every run is one of ``gfn_rb.training.Trainer``. Reward calls are what is compared; a run's seconds
+are the CPU time of its process. ``python -m benchmarks.published page`` writes docs/published.md
+anew.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import tyro
+
+from benchmarks.published.page import write_page
+from benchmarks.published.rows import ROWS
+from benchmarks.published.runs import RESULTS, run_all, save, summary
+
+Name: Any = Literal[(*ROWS, "page")]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to run."""
+
+    row: tyro.conf.Positional[Name]
+    """A row of docs/published.md, or "page" to write that page from the results there are."""
+    seeds: int = 3
+    """How many seeds."""
+    first_seed: int = 0
+    """The first of them; results of other seeds are kept."""
+    jobs: int = 1
+    """Processes, of one thread each."""
+    calls: int | None = None
+    """Fewer reward calls than the protocol has, to look at a row; nothing is written."""
+    out: Path = RESULTS
+    """Folder of the results."""
+
+
+def main() -> int:
+    """Run a row with some seeds, or write the page."""
+    options = tyro.cli(Options, description=__doc__)
+    if options.row == "page":
+        write_page(options.out)
+        return 0
+    row = ROWS[options.row]
+    if options.calls is not None:
+        row = replace(row, calls=options.calls)
+    seeds, results = range(options.first_seed, options.first_seed + options.seeds), []
+    for result in run_all(row, seeds, options.jobs):
+        results.append(result)
+        if options.calls is None:
+            save(options.out, row, [result])
+    print(summary(row, results))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

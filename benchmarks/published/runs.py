@@ -1,0 +1,175 @@
+"""Running a row with some seeds, and keeping what came out."""
+
+from __future__ import annotations
+
+import json
+import logging
+import multiprocessing
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from statistics import mean, median, stdev
+from typing import Any
+
+import torch
+
+from benchmarks.published.rows import Figure, Row
+from benchmarks.timing import environment
+from gfn_rb.training import Trainer
+
+RESULTS = Path(__file__).parent.parent / "results"
+N_POINTS = 200  # of a curve, were all calls taken
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one run came to.
+
+    Args:
+        seed: its seed.
+        calls: reward calls it took.
+        cpu_seconds: CPU time of its process, evaluation at the end left out.
+        figures: what the row asks for, by name.
+        curve: pairs of reward calls and modes found on the way; none where there are no modes.
+    """
+
+    seed: int
+    calls: int
+    cpu_seconds: float
+    figures: dict[str, float]
+    curve: list[list[int]]
+
+
+def run_all(row: Row, seeds: Iterable[int], jobs: int) -> Iterator[Result]:
+    """Run a row with every seed, in processes of one thread each, and give each result in turn.
+
+    Args:
+        row: what to run.
+        seeds: with which seeds.
+        jobs: number of processes.
+    """
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, mp_context=context) as pool:
+        yield from pool.map(partial(run_one, row), seeds)
+
+
+def run_one(row: Row, seed: int) -> Result:
+    """Train once, until the calls are spent or the last milestone is reached.
+
+    Args:
+        row: what to run.
+        seed: with which seed.
+    """
+    logging.getLogger("torchrl").setLevel(logging.WARNING)
+    torch.set_num_threads(1)
+    begun = time.process_time()
+    trainer = Trainer(replace(row.config, seed=seed))
+    found, curve, reached, n_fresh = trainer.discovery, [], {}, 0
+    while n_fresh < row.calls and not (row.milestones and len(reached) == len(row.milestones)):
+        trainer.step()
+        n_fresh += row.calls_per_step
+        past = [n for n in row.milestones if found.modes_found >= n]
+        reached = dict.fromkeys(past, n_fresh) | reached
+        if row.n_modes and n_fresh * N_POINTS >= row.calls * (len(curve) + 1):
+            curve.append([n_fresh, found.modes_found])
+    seconds = time.process_time() - begun
+    figures = row.measure(trainer)
+    figures |= {f"calls_to_{n}": reached.get(n, row.calls) for n in row.milestones}
+    figures |= {f"modes_at_{n}": modes_at(curve, n) for n in row.looks}
+    trainer.close()
+    print(f"{row.name}, seed {seed}: {figures}, {seconds:.0f} s", file=sys.stderr, flush=True)
+    return Result(seed, n_fresh, seconds, figures, curve)
+
+
+def modes_at(curve: Iterable[Sequence[int]], calls: int) -> int:
+    """Return how many modes were found after some calls, at the last point before them."""
+    return max((modes for n, modes in curve if n <= calls), default=0)
+
+
+def save(folder: Path, row: Row, results: Iterable[Result]) -> None:
+    """Write the results; those of other seeds with the same configuration are kept.
+
+    Args:
+        folder: where ``published_ROW.json`` lies.
+        row: what was run.
+        results: what came out.
+    """
+    path, configuration = folder / f"published_{row.name}.json", _configuration(row)
+    own = {result.seed: asdict(result) for result in results}
+    if path.exists():
+        known = json.loads(path.read_text())
+        if known["configuration"] == configuration:
+            own = {result["seed"]: result for result in known["results"]} | own
+    folder.mkdir(parents=True, exist_ok=True)
+    report = {
+        "environment": environment(),
+        "row": row.name,
+        "configuration": configuration,
+        "results": [own[seed] for seed in sorted(own)],
+    }
+    path.write_text(_lined(report) + "\n")
+
+
+def load(folder: Path, row: Row) -> list[Result]:
+    """Return the results of a row, in order of seeds; none if it was not run.
+
+    Args:
+        folder: where ``published_ROW.json`` lies.
+        row: what was run.
+    """
+    path = folder / f"published_{row.name}.json"
+    if not path.exists():
+        return []
+    return [Result(**result) for result in json.loads(path.read_text())["results"]]
+
+
+def summary(row: Row, results: Sequence[Result]) -> str:
+    """Return the figures of a row as text, a line for each."""
+    seconds = [result.cpu_seconds for result in results]
+    lines = [
+        f"{figure.title}: {typical(figure, results)}"
+        + (f", asked {figure.asked}" * (figure.bound is not None))
+        for figure in row.figures
+    ]
+    return "\n".join([row.title, *lines, f"CPU seconds a run: {mean(seconds):,.0f}"])
+
+
+def typical(figure: Figure, results: Sequence[Result]) -> str:
+    """Return mean and standard deviation over the runs, or their median and range."""
+    values = [result.figures[figure.key] for result in results]
+    if figure.is_median:
+        ends = f"{min(values):,.{figure.digits}f} to {max(values):,.{figure.digits}f}"
+        return f"{median(values):,.{figure.digits}f} (median of {len(values)}, {ends})"
+    spread = stdev(values) if len(values) > 1 else 0.0
+    return f"{mean(values):,.{figure.digits}f} ± {spread:,.{figure.digits}f}"
+
+
+def is_met(figure: Figure, results: Sequence[Result]) -> bool:
+    """Tell whether the mean of a figure, or its median, is on the better side of what is asked.
+
+    Raises:
+        ValueError: nothing is asked of it.
+    """
+    if figure.bound is None:
+        raise ValueError(f"{figure.title} must have a bound, got None")
+    values = [result.figures[figure.key] for result in results]
+    value = median(values) if figure.is_median else mean(values)
+    return value > figure.bound if figure.more_is_better else value < figure.bound
+
+
+def _configuration(row: Row) -> dict[str, Any]:
+    """Return what the results depend on, but for the seed."""
+    values = row.config.to_dict()
+    del values["seed"]
+    return {"calls": row.calls, **values}
+
+
+def _lined(report: dict[str, Any]) -> str:
+    """Return JSON with a line for each name, and for each run."""
+    results = ",\n  ".join(map(json.dumps, report["results"]))
+    rest = json.dumps({**report, "results": "RESULTS"}, indent=1)
+    return rest.replace('"RESULTS"', f"[\n  {results}\n ]")
