@@ -6,7 +6,6 @@ import os
 import re
 import secrets
 import stat
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -25,7 +24,6 @@ except ModuleNotFoundError as error:
         "not here"
     ) from error
 
-LOCK_SECONDS = 60.0  # that others may take to make an empty file
 _LONGEST = 200  # bytes of a name that are repeated in that of its temporary file
 
 
@@ -35,9 +33,9 @@ def published(path: Path, check: Callable[[Path], None] | None = None) -> Iterat
 
     What is written goes to ``.NAME.<16 hex digits>.tmp`` in the same folder. At the end it is
     synced, renamed to ``path`` in one step, and the folder is synced; it has the mode of the file
-    that it replaces. Killed at any instant, it
-    leaves the old file or the new one, and at most one such temporary file, which the next call
-    removes. A temporary file that a living process writes is locked, and left alone.
+    that it replaces. Killed at any instant, it leaves the old file or the new one, and at most one
+    such temporary file, which the next call removes. A temporary file that a living process writes
+    is locked, and left alone; nobody waits for anybody, who may be stopped meanwhile.
 
     Args:
         path: the file to make or replace.
@@ -45,12 +43,12 @@ def published(path: Path, check: Callable[[Path], None] | None = None) -> Iterat
 
     Raises:
         OSError: the folder or the disk does not allow it. The old file is then unchanged.
-        CheckpointError: something else than a file is there, or another process keeps the folder.
+        CheckpointError: something else than a file is there.
     """
     mode = _mode_to_keep(path)
-    temporary = path.with_name(f".{_stem(path)}.{secrets.token_hex(8)}.tmp")
+    temporary, stream = _created(path)
     try:
-        with _created(path, temporary) as stream:
+        with stream:
             yield stream
             stream.flush()
             if mode is not None:
@@ -95,38 +93,26 @@ def _stem(path: Path) -> str:
     return f"{beginning.decode()}-{xxh3_64_hexdigest(name)}"
 
 
-def _created(path: Path, temporary: Path) -> BinaryIO:
-    """Return the temporary file, open and locked, after removing those of killed processes.
+def _created(path: Path) -> tuple[Path, BinaryIO]:
+    """Return a temporary file, and that file open and locked, after removing abandoned ones.
 
-    The folder is locked meanwhile: between its creation and its locking, another process would
-    take the file for an abandoned one.
+    Between its creation and its locking another process may take it for an abandoned one, and
+    remove it: then the next is made.
     """
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        _wait_for(folder, path)
-        remove_abandoned(path.parent, _stem(path))
-        stream = temporary.open("xb")
-        _lock(stream)
-        return stream
-    finally:
-        os.close(folder)
-
-
-def _wait_for(folder: int, path: Path) -> None:
-    deadline = time.monotonic() + LOCK_SECONDS
+    remove_abandoned(path.parent, _stem(path))
     while True:
+        temporary = path.with_name(f".{_stem(path)}.{secrets.token_hex(8)}.tmp")
+        stream = temporary.open("xb")
         try:
-            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_removed = os.fstat(stream.fileno()).st_nlink == 0
         except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise CheckpointError(
-                    f"cannot write {path}: another process has locked its folder for over "
-                    f"{LOCK_SECONDS:g} s"
-                ) from None
-            time.sleep(0.01)
-        except OSError:  # some network file systems know no locks
-            return
+            is_removed = True  # in a moment
+        except OSError:  # some network file systems know no locks: nobody can remove it
+            is_removed = False
+        if not is_removed:
+            return temporary, stream
+        stream.close()
 
 
 def remove_abandoned(folder: Path, stem: str | None = None) -> None:
@@ -141,16 +127,8 @@ def remove_abandoned(folder: Path, stem: str | None = None) -> None:
     for entry in os.scandir(folder):
         if pattern.fullmatch(entry.name):
             with suppress(OSError), open(entry.path, "r+b") as stream:
-                if _lock(stream):
-                    os.unlink(entry.path)
-
-
-def _lock(stream: BinaryIO) -> bool:
-    try:
-        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.unlink(entry.path)
 
 
 def _sync_folder(folder: Path) -> None:
