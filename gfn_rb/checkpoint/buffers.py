@@ -6,6 +6,7 @@ a copy in between. An ensemble is listed as its members, one after another, and 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -126,7 +127,8 @@ def _members(rb: ReplayBuffer) -> tuple[ReplayBuffer, ...]:
 def _with_members(rb: Any) -> list[ReplayBuffer]:
     if not isinstance(rb, ReplayBuffer):
         raise CheckpointError(f"rb must be a TorchRL ReplayBuffer, got {type(rb).__qualname__}")
-    if type(rb).state_dict is not ReplayBuffer.state_dict:
+    state_dict, known = map(inspect.unwrap, (type(rb).state_dict, ReplayBuffer.state_dict))
+    if state_dict is not known:  # unwrapped, as a Ray actor wraps every method of its class
         raise CheckpointError(
             f"cannot save a {type(rb).__qualname__}: it overrides state_dict, so it holds more "
             "than storage, sampler, writer and transform"
