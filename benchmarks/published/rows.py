@@ -192,8 +192,8 @@ _GRID_2D = Row(
     title="deceptive grid, 2-d, height 256 (2,601 goals)",
     protocol=_GRID_CALLS,
     published="PRT 2,165, adaptive teacher 2,453 (Kim et al. 2024, arXiv:2410.01432)",
-    settings=_SMALLER,
-    config=_grid(ndim=2, height=256, capacity=6_553),
+    settings=f"a teacher samples every other batch; {_SMALLER}",
+    config=_grid(ndim=2, height=256, capacity=6_553, teacher_share=0.5),
     calls=96_000,
     figures=(
         Figure("calls until 2,454 goals (teacher 2,453)", "calls_to_2454", 96_000, False, digits=0),
