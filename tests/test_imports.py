@@ -88,8 +88,8 @@ def outputs() -> dict[str, str]:
 
 def core_modules() -> list[str]:
     """Every module but those whose business an optional dependency is."""
-    found = [info.name for info in pkgutil.walk_packages(gfn_rb.__path__, "gfn_rb.")]
-    return ["gfn_rb", *(name for name in found if not name.startswith(OPTIONAL))]
+    names = map(module_name, FILES)  # pkgutil.walk_packages would import them
+    return [name for name in names if not name.startswith(OPTIONAL)]
 
 
 def public_packages() -> list[ModuleType]:
