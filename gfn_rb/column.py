@@ -181,7 +181,7 @@ class KeyColumn:
         get = getattr(data, "get", None)  # of a TensorDict, a tensorclass or a dict of tensors
         raw = None if get is None else get(self.key, None)
         if self._plain is None or raw is None or raw is not self._raw:
-            plain = self._checked(storage, raw).as_subclass(torch.Tensor)
+            plain = self._checked(storage, raw).detach().as_subclass(torch.Tensor)
             self._raw, self._plain = raw, plain.reshape(-1)
         return self._plain
 

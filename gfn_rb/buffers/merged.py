@@ -82,7 +82,7 @@ class MergedReplayBuffer(ReplayBufferEnsemble):
 
     Examples:
         >>> rb = MergedReplayBuffer(local, fed_by_manager, p="mass", batch_size=64)
-        >>> rb[0].extend(trajectories.to_tensordict())
+        >>> rb[0].extend(trajectories)
         >>> batch = rb.sample()
     """
 
@@ -156,10 +156,12 @@ class MergedReplayBuffer(ReplayBufferEnsemble):
         kind = SamplerEnsemble if self._stacks else MergedSampler
         k, came = len(self._rbs), type(sampler).__name__
         fits = isinstance(sampler, kind) and isinstance(sampler, MergedSampler) != self._stacks
-        n = len(member_samplers(sampler)) if fits else 0
-        if n != k:
-            came += f" of {n}" if fits else ""
+        parts = member_samplers(sampler) if fits else []
+        if len(parts) != k:
+            came += f" of {len(parts)}" if fits else ""
             raise ArgumentError(f"sampler must be a {kind.__name__} of {k} samplers, got {came}")
+        for i, part in enumerate(parts):
+            require_kind(f"sampler of member {i}", part, Sampler)
         former: SamplerEnsemble = super().set_sampler(sampler)
         if self._rng is not None:
             super().set_rng(self._rng)

@@ -8,15 +8,17 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import LazyStackedTensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.data import ReplayBuffer, TensorDictReplayBuffer
 from torchrl.envs.transforms import Compose, Transform
 
+from gfn_rb.arguments import as_count
 from gfn_rb.buffers.flow import DRAWN, OFFERED, FlowCounts, summed
 from gfn_rb.buffers.folders import DumpedWhole
 from gfn_rb.buffers.rate_limiter import RateLimiter
 from gfn_rb.column import KeyColumn
+from gfn_rb.containers.base import Container
 from gfn_rb.errors import ArgumentError, KeyMismatchError, RateLimitError
 from gfn_rb.keys import POLICY_VERSION
 from gfn_rb.shapes import Int64
@@ -39,6 +41,7 @@ class _CountedWrites(ReplayBuffer):
 
     @outside_graph
     def _extend(self, data: TensorDictBase, **options: Any) -> Tensor:
+        data = _without_gradients(data)
         with self._counted(OFFERED, data.batch_size.numel()) as may:
             if not may:
                 return torch.full((len(data),), -1)
@@ -52,6 +55,7 @@ class _CountedWrites(ReplayBuffer):
 
     @outside_graph
     def _add(self, data: TensorDictBase) -> int | Tensor:
+        data = _without_gradients(data)
         with self._counted(OFFERED, 1) as may:
             if not may or self._fresh(data.unsqueeze(0)) is not None:
                 return -1
@@ -172,9 +176,8 @@ class PacedReplayBuffer(DumpedWhole, TensorDictReplayBuffer, _CountedWrites):
                 f"prefetch must be 0 beside a rate_limiter, got {options['prefetch']}: rows would "
                 "be drawn before anybody asks for them"
             )
-        if max_age is not None and max_age < 0:
-            raise ArgumentError(f"max_age must be at least 0, got {max_age}")
-        self.rate_limiter, self.max_age = rate_limiter, max_age
+        self.rate_limiter = rate_limiter
+        self.max_age = None if max_age is None else as_count("max_age", max_age, 0)
         self._versions = KeyColumn(POLICY_VERSION)
         self._oldest = None
         super().__init__(**options)
@@ -188,6 +191,20 @@ class PacedReplayBuffer(DumpedWhole, TensorDictReplayBuffer, _CountedWrites):
             transform = [transform]
         for each in transform or ():
             self.append_transform(each)
+
+    def extend(
+        self, tensordicts: TensorDictBase | Container, *, update_priority: bool | None = None
+    ) -> Tensor:
+        """Offer a batch of rows. See ``TensorDictReplayBuffer.extend``.
+
+        Args:
+            tensordicts: batch size [n]; or a container, for the rows of its ``to_tensordict``.
+            update_priority: whether to set the priorities that rows bring along; None is True.
+        """
+        if isinstance(tensordicts, Container):
+            tensordicts = tensordicts.to_tensordict()
+        index: Tensor = super().extend(tensordicts, update_priority=update_priority)
+        return index
 
     @outside_graph
     def _sample(self, batch_size: int) -> tuple[Any, dict[Any, Any]]:
@@ -261,6 +278,12 @@ class PacedReplayBuffer(DumpedWhole, TensorDictReplayBuffer, _CountedWrites):
         super().empty(empty_write_count)
         if empty_write_count:
             self.counts.empty()
+
+
+def _without_gradients(rows: TensorDictBase) -> TensorDictBase:
+    """Return what also a writer of TorchRL's can keep without the graph that made it."""
+    # Rows of unlike shapes cannot be asked together.
+    return rows.detach() if isinstance(rows, LazyStackedTensorDict) or rows.requires_grad else rows
 
 
 def _version_of(rows: Any) -> Tensor | None:

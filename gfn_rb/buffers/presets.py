@@ -371,7 +371,7 @@ def _on_insertion(max_length: int | None, keep: Sequence[str]) -> list[Transform
     dropped = ExcludeTransform(*stale_entries(keep), inverse=True)
     if max_length is None:
         return [dropped]
-    return [dropped, PadTrajectories(as_count("max_length", max_length))]
+    return [dropped, PadTrajectories(max_length)]
 
 
 def _dropped(keep: Sequence[str], stale: tuple[str, ...]) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from gfn_rb.arguments import as_count
 from gfn_rb.errors import ArgumentError
 
 
@@ -45,14 +46,12 @@ class RateLimiter:
             raise ArgumentError(
                 f"samples_per_insert must be above 0 and finite, got {samples_per_insert}"
             )
-        if min_size < 1:
-            raise ArgumentError(f"min_size must be at least 1, got {min_size}")
         if not tolerance >= 0:
             raise ArgumentError(f"tolerance must be at least 0, got {tolerance}")
         if not timeout >= 0:
             raise ArgumentError(f"timeout must be at least 0, got {timeout}")
         self.samples_per_insert = samples_per_insert
-        self.min_size = min_size
+        self.min_size = as_count("min_size", min_size)
         self.tolerance = tolerance
         self.timeout = timeout
 

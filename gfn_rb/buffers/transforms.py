@@ -10,6 +10,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.envs.transforms import Transform
 
+from gfn_rb.arguments import as_count
 from gfn_rb.containers import States, Trajectories, Transitions, convert
 from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
 from gfn_rb.keys import (
@@ -60,10 +61,8 @@ class PadTrajectories(RowTransform):
     """
 
     def __init__(self, n_steps: int) -> None:
-        if n_steps < 1:
-            raise ArgumentError(f"max_length must be at least 1, got {n_steps}")
         super().__init__()
-        self.n_steps = n_steps
+        self.n_steps = as_count("max_length", n_steps)
 
     def _stored(self, rows: TensorDictBase) -> TensorDictBase:
         if not are_trajectories(rows) or rows.get(ACTION).shape[1] == self.n_steps:

@@ -53,9 +53,9 @@ class LocalSearchSampler:
     """
 
     def __init__(self, pf: TensorDictModuleBase, pb: TensorDictModuleBase) -> None:
-        if require_direction(pf):
+        if require_direction(pf, "pf"):
             raise ArgumentError("pf must be a forward policy, got one with is_backward=True")
-        if not require_direction(pb):
+        if not require_direction(pb, "pb"):
             raise ArgumentError("pb must be a backward policy, got one with is_backward=False")
         self.forward, self.backward = Sampler(pf), Sampler(pb)
         self.n_reward_calls = 0

@@ -14,16 +14,25 @@ from gfn_rb.rollout.categorical import masked_log_softmax
 from gfn_rb.shapes import Bool, Float, Int64, Shaped
 
 
-def require_direction(policy: TensorDictModuleBase) -> bool:
+def require_direction(policy: TensorDictModuleBase, name: str = "policy") -> bool:
     """Return ``policy.is_backward``.
 
+    Args:
+        policy: what was given as a policy.
+        name: of the argument.
+
     Raises:
-        ArgumentError: the policy does not say which way it goes.
+        ArgumentError: it is none, or does not say which way it goes.
     """
+    if not isinstance(policy, TensorDictModuleBase):
+        raise ArgumentError(
+            f"{name} must be a TensorDictModule that reads {keys.STATE!r} and writes "
+            f"{keys.LOGITS!r}, got a {type(policy).__name__}"
+        )
     is_backward = getattr(policy, "is_backward", None)
     if not isinstance(is_backward, bool):
         raise ArgumentError(
-            f"policy must have an attribute is_backward, True or False, got {is_backward!r} "
+            f"{name} must have an attribute is_backward, True or False, got {is_backward!r} "
             f"from {type(policy).__name__}"
         )
     return is_backward

@@ -10,6 +10,7 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LinearLR, LRScheduler
 
+from gfn_rb.arguments import require_kind
 from gfn_rb.containers import States, Trajectories, Transitions
 from gfn_rb.containers.base import Container
 from gfn_rb.envs import GFNEnv
@@ -30,6 +31,7 @@ from gfn_rb.training.networks import (
     ConditionalLogZ,
     ForwardPolicy,
     LogZ,
+    Networks,
     OwnNetwork,
     StateFlow,
     UniformBackwardPolicy,
@@ -91,6 +93,7 @@ def make_loss(config: TrainConfig, env: GFNEnv, seed: int) -> Loss:
 
 def _own_networks(config: TrainConfig, env: GFNEnv) -> dict[str, OwnNetwork]:
     given, initial = config.make_networks(env), config.log_z or 0.0
+    require_kind("make_networks", given, Networks)
     roles = {"forward_policy": "forward", "backward_policy": "backward", "state_flow": "flow"}
     return {
         name: OwnNetwork(env, module, role, initial)

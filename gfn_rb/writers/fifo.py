@@ -29,7 +29,7 @@ from gfn_rb.torchrl_compat import (
 from gfn_rb.writers.features import Unique
 from gfn_rb.writers.objects import OnDuplicate
 from gfn_rb.writers.reward import RewardPrioritizedWriter
-from gfn_rb.writers.rows import DRAWN, RowLayout
+from gfn_rb.writers.rows import DRAWN, RowLayout, detached
 
 
 class FIFOWriter(TensorDictRoundRobinWriter):
@@ -90,7 +90,7 @@ class FIFOWriter(TensorDictRoundRobinWriter):
         """
         if not _are_rows(data):
             self._record(1)
-            return RoundRobinWriter.add(self, data)
+            return RoundRobinWriter.add(self, detached(data))
         self._line_up()
         data = self._checked(data)
         self._record(1)
@@ -113,7 +113,7 @@ class FIFOWriter(TensorDictRoundRobinWriter):
         """
         if not _are_rows(data):
             self._record(len(leaves_of(data)[0] if isinstance(data, (dict, tuple)) else data))
-            return RoundRobinWriter.extend(self, data)
+            return RoundRobinWriter.extend(self, detached(data))
         if not data.shape[0]:
             return torch.empty(0, dtype=torch.int64)
         self._line_up()
@@ -133,7 +133,7 @@ class FIFOWriter(TensorDictRoundRobinWriter):
         """
         record_slots(self._storage, torch.as_tensor(index))
         if not _are_rows(data):
-            return RoundRobinWriter.write_at(self, index, data)
+            return RoundRobinWriter.write_at(self, index, detached(data))
         one = not isinstance(index, Tensor) or index.ndim == 0
         checked = self._checked(data) if one else self._layout.check(data, self._storage)
         return super().write_at(index, checked)

@@ -12,10 +12,24 @@ from torch import Tensor
 from torchrl.data.replay_buffers.storages import Storage
 
 from gfn_rb.errors import ArgumentError, KeyMismatchError, NaNError, ShapeError
-from gfn_rb.keys import BUFFER_ID, BUFFER_IDS, DRAW_LOG_PROB, INDEX, PRIORITY_WEIGHT
+from gfn_rb.keys import (
+    ACTION,
+    BUFFER_ID,
+    BUFFER_IDS,
+    DRAW_LOG_PROB,
+    INDEX,
+    LENGTH,
+    PRIORITY_WEIGHT,
+)
 from gfn_rb.shapes import Int64, Rows
 from gfn_rb.storages import is_laid_out, is_listed, open_shared
-from gfn_rb.torchrl_compat import all_slots, bump_mutation_revision, new_tensordict, set_length
+from gfn_rb.torchrl_compat import (
+    all_slots,
+    bump_mutation_revision,
+    map_leaves,
+    new_tensordict,
+    set_length,
+)
 
 # What buffers add to rows that they draw. It is not stored when these come back.
 DRAWN = frozenset({INDEX, BUFFER_ID, BUFFER_IDS, DRAW_LOG_PROB, PRIORITY_WEIGHT})
@@ -141,6 +155,11 @@ def shallow_copy(rows: TensorDictBase) -> TensorDictBase:
         rows: batch size [n].
     """
     return new_tensordict(dict(rows.items()), rows.batch_size)
+
+
+def detached(tree: Any) -> Any:
+    """Return tensors without gradients, in whatever dicts, tuples and lists hold them."""
+    return map_leaves(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, tree)
 
 
 def select_rows(rows: Rows, at: Int64[Tensor, "m"], but: Collection[str] = ()) -> TensorDictBase:
@@ -299,7 +318,9 @@ def _explain(came: dict[NestedKey, Any], expected: dict[NestedKey, Any]) -> NoRe
         )
     name = next(name for name in came if came[name] != expected[name])
     (shape, dtype), (stored_shape, stored_dtype) = came[name], expected[name]
+    are_paths = came.keys() >= {ACTION, LENGTH} and dtype == stored_dtype
+    hint = "; max_length of the buffer's preset pads trajectories to one length" * are_paths
     raise ShapeError(
         f"key {name!r} does not fit the storage: got {dtype} of shape {tuple(shape)} per item, "
-        f"expected {stored_dtype} of shape {tuple(stored_shape)}"
+        f"expected {stored_dtype} of shape {tuple(stored_shape)}{hint}"
     )

@@ -172,9 +172,11 @@ def test_trajectories_of_a_collector_have_the_version_of_their_first_action():
     assert len(set(versions)) > 2
 
 
-def test_what_does_not_go_with_a_largest_age_is_refused():
+def test_what_does_not_go_with_a_largest_age_is_refused(unchecked):
     with pytest.raises(ArgumentError, match="max_age must be at least 0, got -1"):
         gfn_rb.fifo_buffer(4, max_age=-1)
+    with pytest.raises(ArgumentError, match=r"max_age must be an integer, got 1\.5"):
+        gfn_rb.fifo_buffer(4, max_age=1.5)
     with pytest.raises(ArgumentError, match="writer must be able to remove rows for max_age=2"):
         gfn_rb.reward_prioritized_buffer(4, max_age=2, writer=gfn_rb.FIFOWriter())
     rb = gfn_rb.fifo_buffer(4, max_age=2)

@@ -294,6 +294,11 @@ def test_another_sampler_takes_over_with_the_buffers_generator():
         ("mass", lambda *parts: RandomSampler(), r"a MergedSampler of 2 samplers, got Random\w+$"),
         ("mass", SamplerEnsemble, r"got SamplerEnsemble$"),
         ("mass", lambda *parts: MergedSampler(parts[0]), r"got MergedSampler of 1$"),
+        (
+            "size",
+            lambda a, b: MergedSampler(a, 3, p="size"),
+            "of member 1 must be a Sampler, got a i",
+        ),
         (None, MergedSampler, r"a SamplerEnsemble of 2 samplers, got MergedSampler$"),
     ],
 )

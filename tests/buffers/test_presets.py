@@ -4,7 +4,12 @@ import torch
 from factories import objects, two_rows
 from statistics_of_draws import chi_square_p
 from tensordict import TensorDict
-from torchrl.data import LazyMemmapStorage, LazyTensorStorage, TensorDictReplayBuffer
+from torchrl.data import (
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    RoundRobinWriter,
+    TensorDictReplayBuffer,
+)
 from torchrl.data.replay_buffers.samplers import RandomSampler
 from torchrl.envs.transforms import Transform
 
@@ -13,7 +18,9 @@ from gfn_rb.buffers import (
     diverse_buffer,
     fifo_buffer,
     reward_prioritized_buffer,
+    state_buffer,
     terminating_state_buffer,
+    transition_buffer,
 )
 from gfn_rb.errors import ArgumentError, EmptyBufferError, KeyMismatchError, ShapeError
 from gfn_rb.samplers import SoftmaxRewardSampler
@@ -122,6 +129,44 @@ def test_trajectories_are_fitted_to_one_length_with_all_they_carry(preset, n_ste
         assert torch.equal(getattr(got, name), getattr(expected, name)), name
     assert rows["condition"].tolist() == [8, 7]
     assert rows["weight"].tolist() == [0.25, 0.5]
+
+
+@pytest.mark.parametrize("preset", [*ALL, transition_buffer, state_buffer])
+def test_containers_are_rows(preset):
+    rb, other = preset(16), preset(16)
+    rows = two_rows().drop("log_prob")
+    assert rb.extend(rows).equal(other.extend(rows.to_tensordict()))
+    assert (rb[:] == other[:]).all()
+    kinds = {transition_buffer: rows.to_transitions(), state_buffer: rows.forward().to_states()}
+    again = kinds.get(preset, rows)
+    assert rb.extend(again).equal(other.extend(again.to_tensordict()))
+    assert (rb[:] == other[:]).all()
+
+
+@pytest.mark.parametrize("preset", [*PRESETS, transition_buffer, state_buffer])
+@pytest.mark.parametrize("options", [{}, {"writer": RoundRobinWriter()}])
+def test_gradients_stay_outside(preset, options):
+    if options and preset in (diverse_buffer, fifo_buffer):
+        pytest.skip("has a writer of its own")
+    rb, weight = preset(16, **options), torch.ones(2, requires_grad=True)
+    rows = two_rows().to_tensordict()
+    rows["log_reward"] = rows["log_reward"] * weight
+    rows["condition"] = weight * 2.0
+    for _ in range(2):
+        rb.extend(rows.copy())
+        assert not any(value.requires_grad for value in rb[:].values(True, True))
+        assert not any(value.requires_grad for value in rb.sample(4).values(True, True))
+
+
+def test_trajectories_of_unlike_lengths_are_told_of_max_length():
+    rb = fifo_buffer(4)
+    rb.extend(two_rows())
+    with pytest.raises(ShapeError, match=r"'state' does not fit the storage.*; max_length of"):
+        rb.extend(two_rows().pad_to(6))
+    rb = fifo_buffer(4)
+    rb.extend(states([0.0]))
+    with pytest.raises(ShapeError, match=r"per item, expected torch.int64 of shape \(\)$"):
+        rb.extend(states([0.0]).update({"state": torch.zeros(1, 2).long()}))
 
 
 @pytest.mark.parametrize("preset", PRESETS)

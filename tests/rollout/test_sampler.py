@@ -147,6 +147,12 @@ def test_sampled_actions_follow_the_policy(is_backward):
     torch.testing.assert_close(logits[0], policy(state=state)[0].detach())
 
 
+def test_a_bare_module_is_no_policy(unchecked):
+    message = "policy must be a TensorDictModule that reads 'state' and writes 'logits', got a Lin"
+    with pytest.raises(ArgumentError, match=message):
+        Sampler(torch.nn.Linear(2, 3))
+
+
 def test_sample_actions_returns_only_what_is_asked_for():
     env = HyperGrid(2, 4)
     action, log_prob, logits = Sampler(linear_policy(env, False)).sample_actions(env, env.source(3))

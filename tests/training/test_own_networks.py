@@ -135,3 +135,16 @@ def test_it_is_named_before_there_is_a_folder(managers, tmp_path):
     with pytest.raises(ArgumentError, match=r"networks\.forward must return floats"):
         train(WideConfig(managers=managers, out=tmp_path / "run", **SMALL))
     assert not (tmp_path / "run").exists()
+
+
+@dataclass(frozen=True, kw_only=True)
+class BareConfig(PlainConfig):
+    """Returns a module where several are expected."""
+
+    def make_networks(self, env):
+        return linear(env, env.n_actions)
+
+
+def test_a_single_module_is_told_what_is_expected(unchecked):
+    with pytest.raises(ArgumentError, match="make_networks must be a Networks, got a Sequential"):
+        Trainer(BareConfig(**SMALL))

@@ -12,6 +12,7 @@ from torchrl.data import (
     LazyTensorStorage,
     ListStorage,
     ReplayBuffer,
+    RoundRobinWriter,
     StorageEnsemble,
     TensorDictMaxValueWriter,
     TensorDictReplayBuffer,
@@ -166,6 +167,28 @@ def test_gradients_are_cut_off(writer, storage):
         rb.extend(rows([0.0] * 3).set("log_reward", score * 1.0))
         rb.add(rows([0.0])[0].set("log_reward", score[0] * 2.0))
         assert not any(rb.storage.get(i)["log_reward"].requires_grad for i in range(len(rb)))
+
+
+@pytest.mark.parametrize("writer", [RoundRobinWriter, TensorDictMaxValueWriter])
+@pytest.mark.parametrize("storage", [LazyTensorStorage, ListStorage])
+def test_gradients_that_other_writers_leave_poison_no_draw(writer, storage):
+    options = {} if writer is RoundRobinWriter else {"rank_key": "log_reward"}
+    rb = TensorDictReplayBuffer(storage=storage(6), writer=writer(**options), batch_size=4)
+    for _ in range(3):
+        score = torch.arange(3.0).requires_grad_() * 1.0
+        rb.extend(rows([0.0] * 3).set("log_reward", score))
+        for sampler in (SoftmaxRewardSampler, RankRewardSampler, PrioritySampler):
+            rb.set_sampler(sampler())
+            rb.sample()
+
+
+@pytest.mark.parametrize("storage", [LazyTensorStorage, ListStorage])
+def test_gradients_of_what_are_no_rows_are_cut_off(storage):
+    rb = ReplayBuffer(storage=storage(4), writer=FIFOWriter(), batch_size=3)
+    for _ in range(2):
+        rb.extend(torch.ones(3, 2).requires_grad_() * 2.0)
+        rb.add(torch.ones(2).requires_grad_() * 2.0)
+    assert not rb.sample().requires_grad
 
 
 # Storages.

@@ -239,7 +239,8 @@ class BalanceLoss(Loss[C]):
         **options: Any,
     ) -> None:
         super().__init__(forward_policy, env, **options)
-        if require_direction(forward_policy) or not require_direction(backward_policy):
+        is_backward = require_direction(forward_policy, "forward_policy")
+        if is_backward or not require_direction(backward_policy, "backward_policy"):
             raise ArgumentError(
                 "forward_policy must have is_backward False and backward_policy True, got "
                 f"{forward_policy.is_backward} and {backward_policy.is_backward}"

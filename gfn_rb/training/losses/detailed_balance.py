@@ -10,6 +10,7 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
 from gfn_rb import keys
+from gfn_rb.arguments import require_kind
 from gfn_rb.containers import Transitions
 from gfn_rb.envs.core import GFNCore
 from gfn_rb.errors import KeyMismatchError, ShapeError
@@ -62,6 +63,7 @@ class StateFlowLoss(BalanceLoss[C]):
         **options: Any,
     ) -> None:
         super().__init__(forward_policy, backward_policy, env, **options)
+        require_kind("state_flow", state_flow, TensorDictModuleBase)
         self.state_flow = state_flow
 
     def _source_log_flow(

@@ -58,7 +58,7 @@ class FlowMatching(SumLoss[States]):
         **options: Any,
     ) -> None:
         super().__init__(forward_policy, env, **options)
-        if require_direction(forward_policy):
+        if require_direction(forward_policy, "forward_policy"):
             raise ArgumentError("forward_policy must have is_backward False, got True")
         if not 0 < reward_weight < math.inf:
             raise ArgumentError(f"reward_weight must be a positive number, got {reward_weight!r}")

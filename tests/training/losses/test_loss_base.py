@@ -348,6 +348,16 @@ def test_what_each_name_stands_for():
 
 
 @pytest.mark.parametrize("name", LOSSES)
+def test_bare_modules_are_refused_by_name(name, unchecked):
+    env = HyperGrid(2, 3)
+    networks = {key: new_networks(env)[key] for key in LOSSES[name].networks}
+    for key in networks.keys() - {"log_z"}:
+        bare = {**networks, key: torch.nn.Linear(2, 3)}
+        with pytest.raises(ArgumentError, match=f"{key} must be a TensorDictModule.*got a Linear"):
+            LOSSES[name](env=env, **bare)
+
+
+@pytest.mark.parametrize("name", LOSSES)
 def test_other_containers_and_empty_ones_are_refused(name, unchecked):
     env = HyperGrid(2, 3)
     loss = new_loss(name, env)
