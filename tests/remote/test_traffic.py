@@ -1,7 +1,7 @@
-"""Much traffic between four processes: every row sent is accounted for at both ends.
+"""Much traffic between seven processes: every row sent is accounted for at both ends.
 
 ``GFN_RB_MESSAGES=6000 pytest tests/remote/test_traffic.py`` has each worker add so many batches in
-each of the two rounds, for as long as that takes.
+each round, for as long as that takes.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from remote.traffic_rank import (
     KEPT,
     LARGEST,
     MODES,
-    OWNERS,
+    RANKS,
     ROUNDS,
-    SENDERS,
     SHARED,
     WORKERS,
 )
@@ -57,7 +56,7 @@ class Round(NamedTuple):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where four processes wrote down what they did in both rounds over each transport.
+    """Where the processes wrote down what they did in all rounds over each transport.
 
     Most of the time that takes they import torch: the same processes serve both transports.
     """
@@ -65,9 +64,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(ranks, "SECONDS", ranks.SECONDS + MESSAGES / 4)
         try:
-            ranks.under_mpiexec(4, PROGRAM, str(folder), str(MESSAGES), str(MESSAGES // FEWER))
+            ranks.under_mpiexec(RANKS, PROGRAM, str(folder), str(MESSAGES), str(MESSAGES // FEWER))
         except pytest.skip.Exception:  # there is no MPI
-            ranks.side_by_side(4, PROGRAM, str(folder), "0", str(MESSAGES // FEWER))
+            ranks.side_by_side(RANKS, PROGRAM, str(folder), "0", str(MESSAGES // FEWER))
     return folder
 
 
@@ -86,20 +85,21 @@ def rounds(request: pytest.FixtureRequest, folder: Path) -> dict[str, Round]:
     return {name: read(name) for name in ROUNDS}
 
 
+@pytest.mark.parametrize("n_managers", SHARED)
 @pytest.mark.parametrize("kind", ["mpi", "gloo"])
-def test_two_managers_hold_the_best_of_all_together(folder: Path, kind: str) -> None:
+def test_managers_hold_the_best_of_all_together(folder: Path, kind: str, n_managers: int) -> None:
     if kind == "mpi":
         ranks.mpiexec()
-    found = [
-        json.loads((folder / f"{kind}-{SHARED}-{rank}.json").read_text())
-        for rank in (*OWNERS, *SENDERS)
-    ]
-    managers, workers = found[: len(OWNERS)], found[len(OWNERS) :]
+    paths = [folder / f"{kind}-shared{n_managers}-{rank}.json" for rank in range(RANKS)]
+    found = [json.loads(path.read_text()) for path in paths]
+    managers, workers = found[:n_managers], dict(enumerate(found))
+    for rank in range(n_managers):
+        del workers[rank]
     held = [value for each in managers for value in each["held"]]
-    everything = {value for each in workers for value in each["sent"]}
+    everything = {value for each in workers.values() for value in each["sent"]}
     assert len(held) == len(set(held))  # no object twice
     assert sorted(held)[-KEPT:] == sorted(everything)[-KEPT:]
-    for rank, worker, other in zip(SENDERS, workers, workers[::-1], strict=True):
+    for rank, worker in workers.items():
         counts = worker["counts"]
         theirs = [each["senders"][str(rank)] for each in managers]
         for name in (*OUTCOMES, "batches", "errors", "fed"):
@@ -109,7 +109,8 @@ def test_two_managers_hold_the_best_of_all_together(folder: Path, kind: str) -> 
         assert counts["lost"] == counts["resent"] == 0
         union = worker["union"]
         assert union == sorted(set(union), reverse=True)
-        assert set() < set(worker["fed"]) <= set(other["sent"])
+        others = (each["sent"] for other, each in workers.items() if other != rank)
+        assert set() < set(worker["fed"]) <= set().union(*others)
 
 
 @pytest.mark.parametrize("name", ROUNDS)

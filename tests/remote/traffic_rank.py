@@ -1,10 +1,11 @@
-"""One rank of three workers and a manager with much traffic; writes down what it sent, or holds.
+"""One rank of workers and managers with much traffic; writes down what it sent, or holds.
 
-mpiexec -n 4 python -m remote.traffic_rank FOLDER OVER_MPI OVER_GLOO
+mpiexec -n 7 python -m remote.traffic_rank FOLDER OVER_MPI OVER_GLOO
 python -m remote.traffic_rank FOLDER 0 OVER_GLOO RANK SIZE
 
-Each worker adds so many batches in each round, of 1 to 8000 rows, and each in another mode: first
-over MPI, where an MPI launcher started it, then over Gloo.
+Each worker adds so many batches in each round, and each in another mode: first over MPI, where an
+MPI launcher started it, then over Gloo. In two rounds the first four ranks are three workers, with
+batches of 1 to 8000 rows, and a manager; in the others all of them are workers and 2 to 5 managers.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ TIMEOUT = 30.0
 MANAGER = 0
 WORKERS = (1, 2, 3)
 ROUNDS = ("roomy", "crowded")
-SHARED, OWNERS, SENDERS = "shared", (0, 1), (2, 3)  # a round more: two managers of two workers
+RANKS = 7
+SHARED = (2, 3, 5)  # how many managers there are in the other rounds, of a third of the batches
 KEPT = 500
 MEAN = 200  # rows of a batch, about
 LARGEST = 8000
@@ -220,13 +222,12 @@ def work(transport: Transport, number: int, n_batches: int) -> dict[str, Any]:
     return sender.report()
 
 
-def share_managing(transport: Transport, n_batches: int) -> dict[str, Any]:
-    """Be one of two managers for a round, and return what came of it."""
+def share_managing(transport: Transport, owners: range) -> dict[str, Any]:
+    """Be one of several managers for a round, and return what came of it."""
     rb = reward_prioritized_buffer(KEPT)
-    manager = ReplayBufferManager(transport, rb, score_each, managers=OWNERS)
+    manager = ReplayBufferManager(transport, rb, score_each, managers=owners)
     manager.run()
-    known = manager.metadata()
-    return {"held": values_of(rb[:]), "senders": known["senders"], "capacity": known["capacity"]}
+    return {"held": values_of(rb[:]), "senders": manager.metadata()["senders"]}
 
 
 def score_each(rows: TensorDictBase, sender: int) -> dict[str, torch.Tensor]:
@@ -234,27 +235,28 @@ def score_each(rows: TensorDictBase, sender: int) -> dict[str, torch.Tensor]:
     return {"each": rows["log_reward"]}
 
 
-def send_to_both(transport: Transport, n_batches: int) -> dict[str, Any]:
-    """Send to two managers for a round, and return what came of it."""
+def send_to_all(transport: Transport, owners: range, n_batches: int) -> dict[str, Any]:
+    """Send to several managers for a round, and return what came of it."""
     rank, fed, sent = transport.rank, fifo_buffer(30_000), []
     draw, queries = torch.Generator().manual_seed(rank), ManagerQueries(transport)
+    mode = (AwaitReply(), CollectLater(), NonBlocking(10_000))[rank % 3]
     worker = ReplayBufferWorker(
         transport,
-        OWNERS,
-        mode=MODES[rank - SENDERS[0]](),
+        owners,
+        mode=mode,
         timeout=TIMEOUT,
-        subscription=Subscription(fed, 8, POLICIES[rank - SENDERS[0]]),
+        subscription=Subscription(fed, 8, POLICIES[rank % 3]),
     )
     with worker:
         for i in range(n_batches):
             rows = items(torch.randint(20_000, (1 + i % 90,), generator=draw))
             reply = worker.extend(rows)
             sent += values_of(rows)
-            if rank == SENDERS[0]:  # which waits for each answer
+            if rank % 3 == 0:
                 assert reply is not None
                 assert torch.equal(reply.scores["each"], rows["log_reward"])
         worker.drain(TIMEOUT)
-        union = queries.items(OWNERS, TIMEOUT)
+        union = queries.items(owners, TIMEOUT)
         worker.fetch(100)
     assert union is not None
     counts = worker.statistics.to_json()
@@ -263,17 +265,29 @@ def send_to_both(transport: Transport, n_batches: int) -> dict[str, Any]:
 
 def play(kind: str, folder: str, n_batches: int, rank: int, size: int) -> None:
     """Play all rounds over one transport. Each has its own: making it, ranks wait for others."""
-    for number, name in enumerate((*ROUNDS, SHARED)):
-        if kind == "mpi":
-            transport: Transport = MPITransport(timeout=TIMEOUT)
-        else:
-            transport = GlooTransport(f"file://{folder}/{name}", rank, size, timeout=TIMEOUT)
-        with transport:
-            if name == SHARED:
-                found = (share_managing if rank in OWNERS else send_to_both)(transport, n_batches)
-            else:
+    for number, name in enumerate(ROUNDS):
+        if transport := connected(kind, f"{folder}/{name}", rank, 1 + len(WORKERS)):
+            with transport:
                 found = (manage if rank == MANAGER else work)(transport, number, n_batches)
             Path(folder, f"{kind}-{name}-{rank}.json").write_text(json.dumps(found))
+    for n_managers in SHARED:
+        owners, name = range(n_managers), f"shared{n_managers}"
+        with connected(kind, f"{folder}/{name}", rank, size) as transport:
+            if rank in owners:
+                found = share_managing(transport, owners)
+            else:
+                found = send_to_all(transport, owners, -(-n_batches // 3))
+        Path(folder, f"{kind}-{name}-{rank}.json").write_text(json.dumps(found))
+
+
+def connected(kind: str, file: str, rank: int, size: int) -> Transport | None:
+    """Return a transport between the first ranks, on these."""
+    if kind == "mpi":
+        from mpi4py import MPI
+
+        comm = MPI.COMM_WORLD.Split(rank < size)
+        return MPITransport(comm, timeout=TIMEOUT) if rank < size else None
+    return GlooTransport(f"file://{file}", rank, size, timeout=TIMEOUT) if rank < size else None
 
 
 def main(folder: str, over_mpi: str, over_gloo: str, *where: str) -> None:
