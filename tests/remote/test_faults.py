@@ -283,7 +283,7 @@ def test_a_worker_that_is_to_stop_waits_a_second_for_a_manager_that_hangs(caplog
     worker.extend(objects([3]))
     told.wait()
     worker.close(1e3)
-    assert 1.0 <= time.monotonic() - start < 3.0
+    assert 1.0 <= time.monotonic() - start < LIMIT
     assert worker.managers == []
     statistics = worker.statistics
     assert (statistics.offered, statistics.sent, statistics.lost) == (3, 3, 3)
@@ -296,7 +296,7 @@ def test_a_worker_that_is_to_stop_does_not_wait_to_be_greeted():
     message = "rank 0 did not answer before this rank was to stop: expected a running"
     with pytest.raises(TransportTimeoutError, match=message):
         worker.connect()
-    assert time.monotonic() - start < 3.0
+    assert time.monotonic() - start < LIMIT
 
 
 @pytest.mark.parametrize("mode", MODES)
