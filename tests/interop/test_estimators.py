@@ -12,7 +12,9 @@ from gfn_rb.errors import ArgumentError
 from gfn_rb.rollout import action_log_probs
 from gfn_rb.training import (
     DetailedBalance,
+    FlowMatching,
     LogZ,
+    ModifiedDetailedBalance,
     Networks,
     TrainConfig,
     Trainer,
@@ -21,16 +23,18 @@ from gfn_rb.training import (
 
 gym = pytest.importorskip("gfn.gym")
 
+import gfn.samplers  # noqa: E402
 from gfn.estimators import (  # noqa: E402
     ConditionalDiscretePolicyEstimator,
     DiscretePolicyEstimator,
     RecurrentDiscretePolicyEstimator,
     ScalarEstimator,
 )
+from gfn.gflownet import FMGFlowNet, ModifiedDBGFlowNet  # noqa: E402
 from gfn.preprocessors import EnumPreprocessor, KHotPreprocessor  # noqa: E402
 from gfn.utils.modules import MLP, Tabular  # noqa: E402
 
-from gfn_rb.interop.torchgfn import adapt_env, adapt_estimator  # noqa: E402
+from gfn_rb.interop.torchgfn import adapt_env, adapt_estimator, rows_of  # noqa: E402
 
 GRID = gym.HyperGrid(2, 5, validate_modes=False)
 KHOT = KHotPreprocessor(5, 2)
@@ -104,6 +108,20 @@ def test_training_by_trajectory_balance_reaches_the_target() -> None:
     p = env.policy_log_prob(lambda state: action_log_probs(pf, env, state)).exp()
     assert float((p - env.target_log_prob().exp()).abs().sum()) < 0.05
     assert float(loss.log_z.value.detach()) == pytest.approx(env.log_z, abs=0.05)
+
+
+def test_losses_average_as_torchgfn_does() -> None:
+    logits, back = estimator(), estimator(True)
+    pf, pb = adapt_estimator(logits, ENV), adapt_estimator(back, ENV)
+    theirs = gfn.samplers.Sampler(logits).sample_trajectories(GRID, n=32)
+    moves, states = theirs.to_transitions(), theirs.to_states_container()
+    ours = FlowMatching(pf, ENV, reward_weight=0.3, average="constrained")
+    expected = FMGFlowNet(logits, alpha=0.3).loss(GRID, states)
+    torch.testing.assert_close(ours(rows_of(states)), expected)
+    ours = ModifiedDetailedBalance(pf, pb, ENV, average="constrained")
+    expected = ModifiedDBGFlowNet(logits, back).loss(GRID, moves)
+    torch.testing.assert_close(ours(rows_of(moves)), expected)
+    assert not torch.isclose(ModifiedDetailedBalance(pf, pb, ENV)(rows_of(moves)), expected)
 
 
 def test_flows_are_trained_and_rows_searched() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import torch
 from tensordict import TensorDictBase
@@ -58,6 +58,9 @@ def require_finite(residual: Float[Tensor, "..."], terms: Mapping[str, Tensor]) 
 C = TypeVar("C", bound=Container)
 Penalty = Callable[[Tensor], Tensor]
 
+
+# What a constraint is averaged over: all rows, or as torchgfn does, those that have it.
+Average = Literal["rows", "constrained"]
 
 LINEX_LIMIT = 10.0
 

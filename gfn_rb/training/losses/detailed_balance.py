@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -10,14 +10,14 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
 from gfn_rb import keys
-from gfn_rb.arguments import require_kind
+from gfn_rb.arguments import require_choice, require_kind
 from gfn_rb.containers import Transitions
 from gfn_rb.envs.core import GFNCore
 from gfn_rb.errors import KeyMismatchError, ShapeError
 from gfn_rb.rollout import action_log_probs, transition_log_probs
 from gfn_rb.rollout.log_probs import edge_ends
 from gfn_rb.shapes import Bool, Float, Int64, Shaped
-from gfn_rb.training.losses.base import BalanceLoss, C, require_finite
+from gfn_rb.training.losses.base import Average, BalanceLoss, C, require_finite
 
 
 def log_flows(
@@ -128,7 +128,8 @@ class ModifiedDetailedBalance(BalanceLoss[Transitions]):
         delta(s, s') = log R(s) - log P_F(sink | s) + log P_F(s' | s)
                        - log R(s') + log P_F(sink | s') - log P_B(s | s')
 
-    For the terminating transition it is 0 whatever the policies, and so is that row here. The
+    For the terminating transition it is 0 whatever the policies, and so is that row here; with
+    ``average="constrained"``, as in torchgfn, the loss is the mean over the other rows alone. The
     rewards of both ends are asked of the environment: the container knows them at the end of an
     episode only. They are reward calls like any other.
 
@@ -136,11 +137,35 @@ class ModifiedDetailedBalance(BalanceLoss[Transitions]):
         forward_policy: P_F.
         backward_policy: P_B.
         env: see :class:`~gfn_rb.training.losses.base.Loss`.
+        average: the rows over which the mean is taken: all "rows" or the "constrained".
         **options: ``penalty`` and ``min_log_reward``, as there.
     """
 
     reads = Transitions
     networks = ("forward_policy", "backward_policy")
+
+    def __init__(
+        self,
+        forward_policy: TensorDictModuleBase,
+        backward_policy: TensorDictModuleBase,
+        env: GFNCore,
+        *,
+        average: Average = "rows",
+        **options: Any,
+    ) -> None:
+        super().__init__(forward_policy, backward_policy, env, **options)
+        require_choice("average", average, get_args(Average))
+        self.average = average
+
+    def evaluate(
+        self, batch: Transitions | TensorDictBase
+    ) -> tuple[Float[Tensor, "n"], Float[Tensor, "n"]]:
+        """Return the cost of each row, whose mean is the loss, and its residual."""
+        rows = self._rows(batch)
+        cost, residual = super().evaluate(rows)
+        if self.average == "constrained":
+            cost = cost * (len(cost) / (~rows.is_terminating).sum().clamp(min=1))
+        return cost, residual
 
     def residual(self, batch: Transitions | TensorDictBase) -> Float[Tensor, "n"]:
         """Return delta(s, s') of each row, in nats, with gradient; 0 at the terminating ones.

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
+from gfn_rb.arguments import require_choice
 from gfn_rb.containers import States
 from gfn_rb.envs.core import GFNCore
 from gfn_rb.errors import ArgumentError
 from gfn_rb.rollout.log_probs import policy_logits, require_direction
 from gfn_rb.shapes import Float, Shaped
-from gfn_rb.training.losses.base import SumLoss, require_finite
+from gfn_rb.training.losses.base import Average, SumLoss, require_finite
 
 
 class FlowMatching(SumLoss[States]):
@@ -30,7 +31,9 @@ class FlowMatching(SumLoss[States]):
 
         delta_R(x) = log F(x, exit) - log R(x)
 
-    and the loss is the mean over rows of delta^2 + reward_weight * delta_R^2.
+    and the loss is the mean over rows of delta^2 + reward_weight * delta_R^2; with
+    ``average="constrained"``, as in torchgfn, the mean of delta^2 over rows that are not the source
+    and that of reward_weight * delta_R^2 over terminating ones.
 
     The network is called once, on the states and all their parents: as many rows as there are
     legal backward moves, and the states themselves.
@@ -40,6 +43,7 @@ class FlowMatching(SumLoss[States]):
             :class:`gfn_rb.training.ForwardPolicy`.
         env: see :class:`~gfn_rb.training.losses.base.Loss`.
         reward_weight: weight of the rewards among the constraints, positive.
+        average: the rows over which each constraint is averaged: all "rows" or the "constrained".
         **options: ``penalty`` and ``min_log_reward``, as there.
 
     Raises:
@@ -55,6 +59,7 @@ class FlowMatching(SumLoss[States]):
         env: GFNCore,
         *,
         reward_weight: float = 1.0,
+        average: Average = "rows",
         **options: Any,
     ) -> None:
         super().__init__(forward_policy, env, **options)
@@ -62,7 +67,8 @@ class FlowMatching(SumLoss[States]):
             raise ArgumentError("forward_policy must have is_backward False, got True")
         if not 0 < reward_weight < math.inf:
             raise ArgumentError(f"reward_weight must be a positive number, got {reward_weight!r}")
-        self.reward_weight = reward_weight
+        require_choice("average", average, get_args(Average))
+        self.reward_weight, self.average = reward_weight, average
 
     def terms(
         self, batch: States | TensorDictBase
@@ -80,7 +86,10 @@ class FlowMatching(SumLoss[States]):
         flow = (inflow - outflow).where(inner, 0)
         delta = torch.stack([flow, at_exit["log F(exit)"] - at_exit["log_reward"]], 1)
         require_finite(delta, {**at_exit, "log F": inflow + outflow})
-        weight = torch.stack([inner.to(delta.dtype), ends * self.reward_weight], 1)
+        has = torch.stack([inner, ends], 1)
+        weight = has * delta.new_tensor([1.0, self.reward_weight])
+        if self.average == "constrained":
+            weight = weight * (len(has) / has.sum(0).clamp(min=1))
         return delta, weight
 
     def _source_log_flow(
