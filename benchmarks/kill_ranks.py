@@ -62,7 +62,7 @@ PROMPT = 15  # seconds in which a job without fault tolerance ends
 PROGRAM = ["-c", "import sys; from gfn_rb.cli import main; sys.exit(main())"]
 OPTIONS = (
     f"--steps {STEPS} --hidden 16 --batch-size 32 --eval-every {STEPS} --checkpoint-every 5 "
-    f"--feed top --patience 5"
+    f"--feed top --patience 30"
 ).split()
 FAULT_TOLERANT = ("--with-ft", "ulfm")
 
