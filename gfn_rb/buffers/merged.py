@@ -16,6 +16,7 @@ from torchrl.envs.transforms import Transform
 
 from gfn_rb.arguments import as_count, require_kind
 from gfn_rb.buffers.flow import summed
+from gfn_rb.buffers.folders import DumpedWhole
 from gfn_rb.buffers.merged_sampler import MergedSampler, Shares, chosen_members
 from gfn_rb.buffers.paced import PacedReplayBuffer
 from gfn_rb.containers.convert import joined, require_alike
@@ -37,7 +38,7 @@ from gfn_rb.torchrl_compat import (
 _TAGS = (INDEX, BUFFER_ID, DRAW_LOG_PROB)
 
 
-class MergedReplayBuffer(ReplayBufferEnsemble):
+class MergedReplayBuffer(DumpedWhole, ReplayBufferEnsemble):
     """Buffers that stay apart, and give batches as if they were one.
 
     Where a ``ReplayBufferEnsemble`` draws k of its members, and as many rows from each, this draws
@@ -61,7 +62,7 @@ class MergedReplayBuffer(ReplayBufferEnsemble):
     nothing but their transforms (rows of different keys, and not all of them with a
     ``log_reward``): TorchRL's own example of an ensemble. What is stored there has no rows in
     common that a flat batch could be drawn from, and code written for it expects the stack.
-    ``"mass"`` and ``"size"`` never stack.
+    ``"mass"`` and ``"size"`` never stack. ``dumps`` writes one checkpoint of all members.
 
     Args:
         *members: the buffers.

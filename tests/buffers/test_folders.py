@@ -10,7 +10,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from gfn_rb import reward_prioritized_buffer
+from gfn_rb import MergedReplayBuffer, reward_prioritized_buffer
 from gfn_rb.buffers.folders import DUMPED
 from gfn_rb.errors import CheckpointError
 
@@ -43,6 +43,19 @@ def test_nothing_is_pickled(tmp_path, monkeypatch):
     (tmp_path / "rb" / "prefetch.pkl").write_bytes(b"\x80\x04.")  # would not unpickle
     again.loads(tmp_path / "rb")
     assert torch.equal(again.sample()["x"], rb.sample()["x"])
+
+
+def test_one_file_holds_all_members(tmp_path):
+    def merged():
+        return MergedReplayBuffer(filled(1), filled(2), p="size", batch_size=8)
+
+    rb, again = merged(), merged()
+    again[0].extend(rows(3))
+    rb.dumps(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [DUMPED]
+    again.loads(tmp_path)
+    assert torch.equal(again[0][:]["x"], rb[0][:]["x"])
+    assert torch.equal(again[1][:]["x"], rb[1][:]["x"])
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")

@@ -337,11 +337,11 @@ def test_a_checkpoint_of_other_members_is_refused(tmp_path):
 
 def test_shares_of_another_number_of_members_are_refused_and_nothing_changes(tmp_path):
     rb, other = merged([[0.0], [0.0]], p=[1, 2]), merged([[0.0]] * 3, p="size", temperature=2.0)
-    rb.dumps(tmp_path / "rb")
+    rb.sampler.dumps(tmp_path)
     before = other.sampler.state_dict()
     for load in (
         lambda: other.sampler.load_state_dict(rb.sampler.state_dict()),
-        lambda: other.sampler.loads(tmp_path / "rb" / "sampler"),
+        lambda: other.sampler.loads(tmp_path),
     ):
         with pytest.raises(CheckpointMismatchError, match="2 weights, expected one for each of 3"):
             load()
