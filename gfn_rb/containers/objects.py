@@ -173,11 +173,12 @@ def reduce_to_states(rows: TensorDictBase) -> TensorDictBase:
 def _exit_states(rows: Rows, at: Tensor | None, are_directed: bool) -> Shaped[Tensor, "m *S"]:
     """Return the last state before the sink, which of a backward row is its second."""
     state = rows.get(STATE).detach()
-    room, step = state.shape[1], _one_per_row(rows, LENGTH, at).cpu().numpy() - 1
-    if len(step) and not 0 <= step.min() <= step.max() < room:
+    room, length = state.shape[1], _one_per_row(rows, LENGTH, at).cpu().numpy()
+    if len(length) and not 1 <= length.min() <= length.max() <= room:
         raise ArgumentError(
-            f"length must be 1 to {room} in every row, got {step.min() + 1} to {step.max() + 1}"
+            f"length must be 1 to {room} in every row, got {length.min()} to {length.max()}"
         )
+    step = length - 1
     if are_directed:
         step = np.where(_one_per_row(rows, IS_BACKWARD, at).cpu().numpy(), 1, step)
     row = np.arange(len(step)) if at is None else at.cpu().numpy()

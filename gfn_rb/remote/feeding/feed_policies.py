@@ -177,7 +177,7 @@ def check_policy(policy: Any) -> str:
         ArgumentError: there is none of that name.
     """
     if not isinstance(policy, str) or policy not in POLICIES:
-        raise ArgumentError(f"policy must be one of {sorted(POLICIES)}, got {policy!r}")
+        raise ArgumentError(f"policy must be one of {sorted(POLICIES)}, got {policy!r:.80}")
     return policy
 
 

@@ -134,12 +134,13 @@ class ObjectIndex:
         return stored if self._compact is None else self._compact.forward(stored)
 
     def log_reward(self, rows: Int64[Tensor, "m"]) -> Float[Tensor, "m"]:
-        """Return the log-rewards of rows.
+        """Return the log-rewards of rows, integers as floats.
 
         Args:
             rows: in [0, len(storage)).
         """
-        return self._column.values(self.storage)[rows].cpu()
+        values = self._column.values(self.storage)[rows].cpu()
+        return values if values.is_floating_point() else values.to(torch.float64)
 
     def _read_keys(self, rows: Int64[Tensor, "m"]) -> ObjectKeys:
         if self._compact is None:

@@ -17,6 +17,8 @@ from gfn_rb.remote.feeding.feed_policies import POLICIES, check_policy
 from gfn_rb.remote.feeding.object_index import ObjectIndex
 from gfn_rb.shapes import Int64
 
+MAX_QUOTA = 4096  # rows that are fed at a time: diverse ones take time that grows with the square
+
 
 class Feeder:
     """Feeds workers from a manager's buffer.
@@ -58,12 +60,13 @@ class Feeder:
     def next_for(self, rank: int, quota: int | None = None) -> TensorDictBase | None:
         """Return the rows that a worker is given next, None if there are none or it is not fed.
 
-        At most ``quota``, by default as many as it subscribed to.
+        At most ``quota``, by default as many as it subscribed to, and 4096 in any case.
         """
         subscriber = self.subscribers.get(rank)
         if subscriber is None or quota == 0:
             return None
-        return subscriber.next(subscriber.quota if quota is None else quota, self._generator)
+        quota = subscriber.quota if quota is None else min(quota, MAX_QUOTA)
+        return subscriber.next(quota, self._generator)
 
     def next_scores(self, rank: int) -> list[float]:
         """Return how much the rows are wanted that a worker would be given next, most first.
@@ -156,7 +159,8 @@ class Subscriber:
     ) -> None:
         self.rank = rank
         self.quota, self.own = _check_terms(terms)
-        self.terms = dict(terms)
+        # No more than is understood: they are saved, and whatever else they say is its sender's.
+        self.terms = {"quota": self.quota, "policy": terms.get("policy"), "own": self.own}
         self.threshold = -math.inf
         self._index = index
         self._policy = POLICIES[check_policy(terms.get("policy"))](index)
@@ -239,10 +243,10 @@ class Subscriber:
 
 def _check_terms(terms: Any) -> tuple[int, bool]:
     if not isinstance(terms, Mapping):
-        raise ArgumentError(f"subscription must be terms by name, got {terms!r}")
+        raise ArgumentError(f"subscription must be terms by name, got {terms!r:.80}")
     quota, own = terms.get("quota"), terms.get("own", False)
     if type(own) is not bool:
-        raise ArgumentError(f"own must be true or false, got {own!r}")
-    if type(quota) is not int or quota < 1:
-        raise ArgumentError(f"quota must be a number of at least 1, got {quota!r}")
+        raise ArgumentError(f"own must be true or false, got {own!r:.80}")
+    if type(quota) is not int or not 1 <= quota <= MAX_QUOTA:
+        raise ArgumentError(f"quota must be an integer from 1 to {MAX_QUOTA}, got {quota!r:.80}")
     return quota, own

@@ -15,15 +15,18 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
 from gfn_rb.errors import ArgumentError
+from gfn_rb.remote.protocol.messages import is_finite
 
 SKETCH = tuple(i / 64 for i in range(65))
 """The quantiles that each of several managers tells the others."""
+
+_MOST = 1 << 53  # up to which integers are floats
 
 
 @dataclass(frozen=True)
@@ -59,19 +62,23 @@ class Summary:
         Raises:
             ArgumentError: they are something else.
         """
-        try:
-            quantiles = tuple(float(each) for each in values["quantiles"])
-            ema = None if values["ema"] is None else float(values["ema"])
-            rows, batches, held = (int(values[name]) for name in ("rows", "batches", "held"))
-            managers = tuple(int(rank) for rank in values["managers"])
-            summary = cls(quantiles, rows, ema, batches, held, managers)
-        except (KeyError, TypeError, ValueError, OverflowError) as error:  # of 10^400, as JSON may
-            raise ArgumentError(f"values must be those of a Summary, got {values!r}") from error
-        if not all(map(math.isfinite, (*quantiles, ema or 0.0))):
-            raise ArgumentError(f"values must be finite, got {values!r}")
-        if min(rows, batches, held) < 0:
-            raise ArgumentError(f"rows, batches and held must not be negative, got {values!r}")
-        return summary
+        said: list[Any] = [values.get(field.name) for field in fields(cls)]
+        quantiles, rows, ema, batches, held, managers = said
+        makes_sense = (
+            (isinstance(quantiles, list) and isinstance(managers, list))
+            and (all(map(is_finite, quantiles)) and quantiles == sorted(quantiles))
+            and (ema is None or is_finite(ema))
+            and all(type(n) is int and 0 <= n <= _MOST for n in (rows, batches, held, *managers))
+            and len(quantiles) <= len(SKETCH)
+            and (bool(quantiles) == bool(rows) and rows <= held)
+        )
+        if not makes_sense:
+            raise ArgumentError(
+                "values must be those of a Summary: finite quantiles in order, "
+                f"{len(SKETCH)} at most, of rows that are held, and ranks, got {values!r:.200}"
+            )
+        ema = None if ema is None else float(ema)
+        return cls(tuple(map(float, quantiles)), rows, ema, batches, held, tuple(managers))
 
 
 def kth_highest(summaries: Sequence[Summary], k: int) -> float:

@@ -150,12 +150,16 @@ class BaselineKeeper:
             Whether it had been lost.
 
         Raises:
-            ArgumentError: the rank is that of no other manager.
+            ArgumentError: the rank is that of no other manager, or one counted among others.
         """
         if rank not in self._managers or rank == self.rank:
             raise ArgumentError(
                 f"rank must be one of the managers {sorted(self._managers - {self.rank})}, got "
                 f"{rank}"
+            )
+        if not self._managers.issuperset(summary.managers):
+            raise ArgumentError(
+                f"managers must be some of {sorted(self._managers)}, got {summary.managers!r:.80}"
             )
         known = self.peers.get(rank)
         self.peers[rank] = summary

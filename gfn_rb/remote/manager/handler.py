@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Literal, NamedTuple
@@ -10,11 +11,17 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
 from torchrl.data import ReplayBuffer
 
 from gfn_rb.containers.objects import object_keys
-from gfn_rb.errors import ArgumentError, GfnRbError, PeerLostError, WireVersionError
-from gfn_rb.keys import LOG_REWARD
+from gfn_rb.errors import (
+    ArgumentError,
+    GfnRbError,
+    PeerLostError,
+    TransportClosedError,
+    WireVersionError,
+)
 from gfn_rb.remote.feeding.object_index import ObjectIndex
 from gfn_rb.remote.feeding.subscriber import Feeder
 from gfn_rb.remote.manager.baseline import Summary
@@ -23,7 +30,7 @@ from gfn_rb.remote.manager.replies import Replies
 from gfn_rb.remote.protocol.channel import FrameChannel, ReceivedFrame
 from gfn_rb.remote.protocol.membership import GONE, LOST, REFUSED, Membership, State
 from gfn_rb.remote.protocol.messages import (
-    DATA_TAG,
+    DATA_TAGS,
     METADATA_TAG,
     PEER_TAG,
     PROTOCOL,
@@ -31,12 +38,14 @@ from gfn_rb.remote.protocol.messages import (
     ScoreFunction,
     SenderStatistics,
     describe_error,
+    is_number,
     one_line,
     pack,
 )
+from gfn_rb.remote.protocol.rows import check_rows
 from gfn_rb.stopwatch import Stopwatch
 from gfn_rb.transports.base import Envelope
-from gfn_rb.writers.rows import scalar_key, select_rows, shallow_copy
+from gfn_rb.writers.rows import select_rows, shallow_copy
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +80,7 @@ class BatchHandler:
         baseline: follows the batches.
         watch: measures phases "store" and "score".
         duplicates: whether an object that the buffer holds already is dropped or stored again.
+        below: what log-rewards must be below, None for any.
 
     Raises:
         ArgumentError: another ``duplicates``.
@@ -84,13 +94,14 @@ class BatchHandler:
         baseline: BaselineKeeper,
         watch: Stopwatch,
         duplicates: Duplicates = "drop",
+        below: float | None = math.inf,
     ) -> None:
         if duplicates not in ("drop", "keep"):
             raise ArgumentError(f"duplicates must be 'drop' or 'keep', got {duplicates!r}")
         self._rb = rb
         self.feeder, self.baseline, self.watch = feeder, baseline, watch
         self._score = score
-        self._drops = duplicates == "drop"
+        self._drops, self._below = duplicates == "drop", below
 
     def handle(self, rows: TensorDictBase, sender: int, store: bool = True) -> IngestResult:
         """Store and score a batch.
@@ -102,7 +113,7 @@ class BatchHandler:
         """
         try:
             with self.watch("store"):
-                log_reward = scalar_key(rows, LOG_REWARD)
+                log_reward = check_rows(rows, self._below)
                 outcomes = self._store(rows, sender) if store else {"scored": len(rows)}
         except Exception as error:  # of a writer, transform or storage that is not known here
             return IngestResult({"refused": len(rows)}, unstored=error)
@@ -128,12 +139,19 @@ class BatchHandler:
             # A buffer writes their slots into what it is given.
             chosen = shallow_copy(rows) if n_new == n else select_rows(rows, torch.from_numpy(new))
             slots = torch.as_tensor(self._rb.extend(chosen)).reshape(-1).cpu()
-            changed = index.refresh()
             slots = slots[slots >= 0]
             n_stored = len(slots)
+            self._follow(slots, sender, index)
+        return {"stored": n_stored, "rejected": n_new - n_stored, "duplicates": n - n_new}
+
+    def _follow(self, slots: Tensor, sender: int, index: ObjectIndex) -> None:
+        """Record what was stored, and who sent it."""
+        try:
+            changed = index.refresh()
             index.sent[index.number[slots.numpy()], sender] = True
             self.feeder.offer(changed)
-        return {"stored": n_stored, "rejected": n_new - n_stored, "duplicates": n - n_new}
+        except Exception as error:  # rows that are stored are not refused: all are read again
+            log.warning("rows were stored, and cannot be fed yet: %s", one_line(repr(error)))
 
     def _new(self, keys: list[bytes | None], sender: int, index: ObjectIndex) -> np.ndarray:
         """Return which rows are to be stored; of the others, record that the sender has them."""
@@ -157,6 +175,7 @@ class MessageHandler:
         senders: what is counted of each of them.
         queries: what any rank may ask for, by kind: each makes the answer.
         stops_on_error: whether an error of the scoring function is raised once it was answered.
+        max_untaken: answers a rank may leave untaken before it counts as lost.
 
     Attributes:
         batches: how many batches were answered.
@@ -170,6 +189,7 @@ class MessageHandler:
         senders: Mapping[int, SenderStatistics],
         queries: Mapping[int, Callable[[], dict[str, Any]]],
         stops_on_error: bool = False,
+        max_untaken: int = 256,
     ) -> None:
         self.batches = 0
         self._name = f"manager {channel.transport.rank}"
@@ -178,7 +198,9 @@ class MessageHandler:
         self._feeder, self._baseline = batch_handler.feeder, batch_handler.baseline
         self._managers = frozenset(self._baseline.peers)
         self._watch, self._stops_on_error = batch_handler.watch, stops_on_error
-        self._replies = Replies(channel, self._name, self._watch, self.lose)
+        self._replies = Replies(channel, self._name, self._watch, self.lose, max_untaken)
+        self._stop: Exception | None = None  # what ends the manager once it was answered
+        self._fed_on: dict[int, int] = {}  # the tag that each rank subscribed on
         self._handlers: dict[int, Callable[[ReceivedFrame], None]] = {
             Kind.HELLO: self._hello,
             Kind.ITEMS: self._items,
@@ -189,11 +211,26 @@ class MessageHandler:
     def receive(self, envelope: Envelope) -> None:
         """Receive a message and do what it asks.
 
+        Whatever that raises is answered with an error and logged: it costs its sender alone.
+
         Raises:
             PeerLostError: its sender is gone before all of it has come.
+            Exception: of the scoring function, where that is to stop the manager.
         """
-        with self._watch("receive"):
-            frame = self._channel.take(envelope)
+        frame = ReceivedFrame(envelope.source, envelope.tag, 0, {}, None, envelope.nbytes, None)
+        try:
+            with self._watch("receive"):
+                frame = self._channel.take(envelope)
+            self._handle(frame)
+        except (PeerLostError, TransportClosedError):
+            raise
+        except Exception as error:
+            self._refuse(frame, error)
+        if (stop := self._stop) is not None:
+            self._stop = None
+            raise stop
+
+    def _handle(self, frame: ReceivedFrame) -> None:
         source, tag = frame.source, frame.tag
         # Unreadable ones first, whoever sent them: their kind and metadata mean nothing.
         if frame.error is not None:
@@ -202,10 +239,10 @@ class MessageHandler:
             self._handle_peer(frame)
         elif tag == METADATA_TAG:
             self._handle_query(frame)
-        elif tag == DATA_TAG and source in self._workers:
+        elif tag in DATA_TAGS and source in self._workers:
             self._handle_data(frame)
         else:
-            self._refuse(frame, f"tag {tag} from rank {source} is not expected")
+            raise ArgumentError(f"tag {tag} from rank {source} is not expected")
 
     def tell_peers(self) -> None:
         """Tell the other managers what this one knows of rewards."""
@@ -240,18 +277,16 @@ class MessageHandler:
         if frame.kind == Kind.GOODBYE:
             self._baseline.finished.add(rank)
             return
-        try:
-            if self._baseline.hear(rank, Summary.from_json(frame.meta)):
-                log.warning("%s: manager %d is back", self._name, rank)
-        except ArgumentError as error:
-            self._refuse(frame, str(error))
+        if self._baseline.hear(rank, Summary.from_json(frame.meta)):
+            log.warning("%s: manager %d is back", self._name, rank)
 
     def _hear_last(self, rank: int) -> None:
         """Take what another manager said before it was gone."""
         with suppress(PeerLostError):
             while (frame := self._channel.receive(rank, PEER_TAG)) is not None:
                 if frame.error is None:
-                    self._handle_peer(frame)
+                    with suppress(ArgumentError):
+                        self._handle_peer(frame)
 
     def _handle_unreadable(self, frame: ReceivedFrame, error: GfnRbError) -> None:
         if frame.source in self._senders:
@@ -261,14 +296,10 @@ class MessageHandler:
             self.lose(frame.source, "it speaks another version", REFUSED)
 
     def _handle_query(self, frame: ReceivedFrame) -> None:
-        try:
-            if frame.kind not in self._queries:
-                raise ArgumentError(f"a frame of kind {frame.kind} is no query")
-            answer = self._queries[frame.kind]()
-        except Exception as error:
-            self._refuse(frame, error)
-        else:
-            self._replies.send(frame, Kind(frame.kind), answer, answer.pop("rows", None))
+        if frame.kind not in self._queries:
+            raise ArgumentError(f"a frame of kind {frame.kind} is no query")
+        answer = self._queries[frame.kind]()
+        self._replies.send(frame, Kind(frame.kind), answer, answer.pop("rows", None))
 
     def _handle_data(self, frame: ReceivedFrame) -> None:
         source = frame.source
@@ -278,23 +309,20 @@ class MessageHandler:
         self._senders[source].bytes += frame.nbytes
         if self._workers.seen(source):
             log.warning("%s: worker %d is back", self._name, source)
-        if frame.kind in self._handlers:
-            self._handlers[frame.kind](frame)
-        else:
-            self._refuse(frame, f"a frame of kind {frame.kind} means nothing to a manager")
+        if frame.kind not in self._handlers:
+            raise ArgumentError(f"a frame of kind {frame.kind} means nothing to a manager")
+        self._handlers[frame.kind](frame)
 
     def _hello(self, frame: ReceivedFrame) -> None:
         version, terms = frame.meta.get("protocol"), frame.meta.get("subscription")
         if version != PROTOCOL:
-            self._refuse(frame, f"it speaks protocol {version}, this manager speaks {PROTOCOL}")
             self.lose(frame.source, "it speaks another version", REFUSED)
-            return
-        try:
-            if terms is not None:
-                self._feeder.subscribe(frame.source, terms)
-        except ArgumentError as error:
-            self._refuse(frame, str(error))
-            return
+            raise ArgumentError(
+                f"it speaks protocol {version!r:.80}, this manager speaks {PROTOCOL}"
+            )
+        if terms is not None:
+            self._feeder.subscribe(frame.source, terms)
+            self._fed_on[frame.source] = frame.tag
         self._channel.learn_form(frame.source, frame.meta.get("rows"))
         self._replies.send(
             frame,
@@ -307,40 +335,56 @@ class MessageHandler:
         )
 
     def _items(self, frame: ReceivedFrame) -> None:
-        rows, source = frame.rows, frame.source
+        rows, source, number = frame.rows, frame.source, frame.meta.get("id")
         if rows is None:
-            self._refuse(frame, "a frame of items holds none")
-            return
-        if isinstance(managers := frame.meta.get("managers"), list):
-            # Which is the first to notice that one hangs: managers do not wait for each other.
-            for rank in [rank for rank in self._baseline.peers if rank not in managers]:
-                self.lose(rank, f"worker {source} does without it")
-            self._baseline.see_managers(managers)
+            raise ArgumentError("a frame of items holds none")
+        if number is not None and not is_number(number):
+            raise ArgumentError(f"id must be an integer of 64 bits, got {number!r:.80}")
+        quota = _quota(frame, 0)  # of several managers, of which each feeds a part
+        self._see_managers(frame)
         result = self._batch_handler.handle(rows, source, bool(frame.meta.get("store", True)))
-        error = result.unstored or result.unscored
+        self.batches += 1
+        answer = {"to": number, "outcomes": result.outcomes, "scores": result.scores}
+        outcome, error = "refused", result.unstored
+        if result.unscored is not None:
+            outcome, error = "cannot score", result.unscored
+        fed = None
+        try:
+            answer["baseline"] = self._baseline.value()
+            fed = self._next_for(frame, quota)
+            if quota is not None:
+                answer["next"] = self._feeder.next_scores(source)
+        except Exception as unfed:  # rows that are stored are answered for all the same
+            outcome, error = "cannot answer", unfed
         sender = self._senders[source]
         sender.count(batches=1, items=len(rows), errors=error is not None, **result.outcomes)
-        self.batches += 1
-        answer = {
-            "to": frame.meta.get("id"),
-            "outcomes": result.outcomes,
-            "scores": result.scores,
-            "baseline": self._baseline.value(),
-        }
         if error is not None:
-            why = f"{len(rows)} items: {type(error).__name__}: {error}"
-            self._replies.log(frame, why, "refused" if result.unstored else "cannot score")
+            self._replies.log(frame, error, outcome, f"{len(rows)} items: ")
             answer["error"] = describe_error(error)
-        quota = frame.meta.get("quota")  # of several managers, of which each feeds a part
-        quota = quota if type(quota) is int and quota >= 0 else None
-        fed = self._next_for(source, quota)
-        if quota is not None:
-            answer["next"] = self._feeder.next_scores(source)
         self._replies.send(frame, Kind.SCORES, answer, fed, result.per_row)
-        if result.unscored is not None and self._stops_on_error:
-            raise result.unscored
+        self._stop = result.unscored if self._stops_on_error else None
 
-    def _next_for(self, rank: int, quota: int | None = None) -> TensorDictBase | None:
+    def _see_managers(self, frame: ReceivedFrame) -> None:
+        """Go by which managers the sender of rows chose their owner among, of several."""
+        managers = frame.meta.get("managers")
+        if managers is None:
+            return
+        mine, known = self._channel.transport.rank, self._managers
+        is_list = isinstance(managers, list) and all(type(rank) is int for rank in managers)
+        if not is_list or not {mine} <= set(managers) <= {mine, *known}:
+            raise ArgumentError(
+                f"managers must be ranks of managers, {mine} and some of {sorted(known)}, got "
+                f"{managers!r:.80}"
+            )
+        # Which is the first to notice that one hangs: managers do not wait for each other.
+        for rank in [rank for rank in self._baseline.peers if rank not in managers]:
+            self.lose(rank, f"worker {frame.source} does without it")
+        self._baseline.see_managers(managers)
+
+    def _next_for(self, frame: ReceivedFrame, quota: int | None) -> TensorDictBase | None:
+        rank = frame.source
+        if self._fed_on.get(rank, frame.tag) != frame.tag:
+            return None  # another worker of that rank is fed
         with self._watch("feed"):
             self._feeder.keep_above(self._baseline.threshold)
             fed = self._feeder.next_for(rank, quota)
@@ -348,20 +392,26 @@ class MessageHandler:
         return fed
 
     def _fetch(self, frame: ReceivedFrame) -> None:
-        quota, source = frame.meta.get("quota"), frame.source
+        quota, source = _quota(frame, 1), frame.source
         if source not in self._feeder.subscribers:
-            self._refuse(frame, "it asks for items and has not subscribed")
-        elif quota is not None and (type(quota) is not int or quota < 1):
-            self._refuse(frame, f"quota must be at least 1, got {quota!r}")
-        else:
-            fed = self._next_for(source, quota)
-            self._replies.send(frame, Kind.FEED, {"next": self._feeder.next_scores(source)}, fed)
+            raise ArgumentError("it asks for items and has not subscribed")
+        fed = self._next_for(frame, quota)
+        self._replies.send(frame, Kind.FEED, {"next": self._feeder.next_scores(source)}, fed)
 
     def _goodbye(self, frame: ReceivedFrame) -> None:
-        self._workers.leave(frame.source, GONE)
+        if not frame.meta.get("stays"):  # another worker of that rank goes on
+            self._workers.leave(frame.source, GONE)
         self._replies.send(frame, Kind.BYE, self._senders[frame.source].to_json())
 
     def _refuse(self, frame: ReceivedFrame, why: str | Exception) -> None:
         # A peer is not answered: it would refuse the refusal, and so on for ever.
         is_of_peer = frame.tag == PEER_TAG and frame.source in self._managers
         (self._replies.log if is_of_peer else self._replies.refuse)(frame, why)
+
+
+def _quota(frame: ReceivedFrame, least: int) -> int | None:
+    """Return how many rows a message asks for, None where it does not say."""
+    quota = frame.meta.get("quota")
+    if quota is not None and (type(quota) is not int or quota < least):
+        raise ArgumentError(f"quota must be at least {least}, got {quota!r:.80}")
+    return quota

@@ -14,6 +14,7 @@ import torch
 from tensordict import TensorDictBase
 from torchrl.data import ReplayBuffer
 
+from gfn_rb.arguments import as_count
 from gfn_rb.buffers.compact import CompactRows, compact_rows_of
 from gfn_rb.checkpoint import load_checkpoint, load_state, save_checkpoint, save_state
 from gfn_rb.errors import ArgumentError, CheckpointError, PeerLostError
@@ -31,8 +32,10 @@ from gfn_rb.remote.protocol.messages import (
     one_line,
 )
 from gfn_rb.remote.protocol.roles import check_roles
+from gfn_rb.remote.protocol.rows import check_rows
 from gfn_rb.stopwatch import Stopwatch
 from gfn_rb.transports.base import Transport
+from gfn_rb.writers.rows import shallow_copy
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +77,14 @@ class ReplayBufferManager:
         generator: source of randomness of softmax draws for workers.
         compact: the form that rows travel in between this rank and those that have the same; by
             default that of the buffer.
+        rows: what workers send to be stored, one row or more, batch size [n]. They are not stored:
+            the buffer is laid out for such rows, and others are refused. By default it is laid out
+            for the first that come, whoever sends them.
+        log_reward_below: what log-rewards must be below, or the batch is refused; None for any.
+            NaN is always refused.
+        max_rows: the most rows of a message; of one that has more none is looked at.
+        max_nbytes: the largest message that is read.
+        max_untaken: answers that a rank may leave untaken before it counts as lost.
 
     Raises:
         ArgumentError: an argument breaks its rule.
@@ -100,6 +111,11 @@ class ReplayBufferManager:
         worker_timeout: float = 600.0,
         generator: torch.Generator | None = None,
         compact: CompactRows | None = None,
+        rows: TensorDictBase | None = None,
+        log_reward_below: float | None = math.inf,
+        max_rows: int = 1 << 20,
+        max_nbytes: int = 1 << 28,
+        max_untaken: int = 256,
     ) -> None:
         if on_score_error not in ("continue", "stop"):
             raise ArgumentError(
@@ -112,6 +128,11 @@ class ReplayBufferManager:
                 "checkpoint_every must be at least 1 and needs checkpoint, got "
                 f"{checkpoint_every} with checkpoint={checkpoint!r}"
             )
+        limits = {"max_rows": max_rows, "max_nbytes": max_nbytes, "max_untaken": max_untaken}
+        for name, limit in limits.items():
+            as_count(name, limit)
+        if rows is not None:
+            _lay_out(buffer, rows)
         self.managers, ranks = check_roles(transport, managers, workers)
         peers = [rank for rank in self.managers if rank != transport.rank]
         self._workers = Membership(ranks, worker_timeout)
@@ -122,11 +143,15 @@ class ReplayBufferManager:
         self._metadata = metadata
         self._checkpoint, self._checkpoint_every = checkpoint, checkpoint_every
         self._batches_saved = 0  # when it was last tried
-        self._channel = FrameChannel(transport, compact or compact_rows_of(buffer))
+        form = compact or compact_rows_of(buffer)
+        self._channel = FrameChannel(transport, form, max_nbytes, max_rows)
         self._watch = Stopwatch(PHASES)
         self._handler = MessageHandler(
             self._channel,
-            BatchHandler(buffer, self._feeder, score, self._baseline, self._watch, duplicates),
+            BatchHandler(
+                *(buffer, self._feeder, score, self._baseline, self._watch, duplicates),
+                log_reward_below,
+            ),
             self._workers,
             self._senders,
             {
@@ -135,6 +160,7 @@ class ReplayBufferManager:
                 Kind.HELD: lambda: {"capacity": self._baseline.capacity, "rows": self.items()},
             },
             stops_on_error=on_score_error == "stop",
+            max_untaken=max_untaken,
         )
 
     # What users call.
@@ -315,3 +341,20 @@ class ReplayBufferManager:
     @property
     def _name(self) -> str:
         return f"manager {self.transport.rank}"
+
+
+def _lay_out(buffer: ReplayBuffer | None, rows: TensorDictBase) -> None:
+    """Make a buffer take rows such as these from now on, and no others.
+
+    Raises:
+        ArgumentError: there is no buffer, or no row.
+        GfnRbError: they can be stored in no buffer, or not in this one.
+    """
+    if buffer is None or not len(rows):
+        raise ArgumentError(
+            f"rows must be one row or more, to lay a buffer out, got {len(rows)} for {buffer!r:.40}"
+        )
+    check_rows(rows)
+    if not buffer.storage.initialized:
+        buffer.extend(shallow_copy(rows[:1]))
+        buffer.empty()

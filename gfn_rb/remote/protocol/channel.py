@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from tensordict import TensorDict, TensorDictBase
 
 from gfn_rb.buffers.compact import CompactRows
-from gfn_rb.codec.frames import decode_frame, encode_frame
+from gfn_rb.codec.frames import MAX_ROWS, decode_frame, encode_frame
 from gfn_rb.errors import (
     GfnRbError,
     PeerLostError,
@@ -20,7 +20,7 @@ from gfn_rb.errors import (
     WireError,
 )
 from gfn_rb.remote.protocol.messages import Kind, remote_error
-from gfn_rb.transports.base import Envelope, SendHandle, Transport
+from gfn_rb.transports.base import MAX_NBYTES, Envelope, SendHandle, Transport
 
 
 class ReceivedFrame(NamedTuple):
@@ -33,7 +33,7 @@ class ReceivedFrame(NamedTuple):
     rows: TensorDictBase | None
     nbytes: int
     error: GfnRbError | None
-    """Why it cannot be read; all but source, tag and size are then meaningless."""
+    """Why it cannot be read; all but source, tag, size and what metadata there is mean nothing."""
     scores: TensorDictBase | None = None
     """Other rows than the items, and not as many."""
 
@@ -58,11 +58,20 @@ class FrameChannel:
         transport: which is used by nobody else for the same tags.
         compact: the form that items travel in to ranks that are found to have the same; None to
             send them whole.
+        max_nbytes: the largest message that is read.
+        max_rows: the most rows of a message that are looked at.
     """
 
-    def __init__(self, transport: Transport, compact: CompactRows | None = None) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        compact: CompactRows | None = None,
+        max_nbytes: int = MAX_NBYTES,
+        max_rows: int = MAX_ROWS,
+    ) -> None:
         self.transport = transport
         self._compact = compact
+        self._max_nbytes, self._max_rows = max_nbytes, max_rows
         self._have_form: set[int] = set()
         self._in_flight: defaultdict[int, deque[SendHandle]] = defaultdict(deque)
 
@@ -124,22 +133,39 @@ class FrameChannel:
         return None if envelope is None else self.take(envelope)
 
     def take(self, envelope: Envelope) -> ReceivedFrame:
-        """Receive a frame that a probe has found."""
+        """Receive a frame that a probe has found.
+
+        One that cannot be read is a message like others: whoever waits must learn who sent it.
+
+        Raises:
+            PeerLostError: its sender is gone before all of it has come.
+        """
         source, tag, nbytes = envelope
+        meta: dict[str, Any] = {}
         try:
-            frame = decode_frame(self.transport.take(envelope).data)
-            rows, scores = frame.rows, None
-            if frame.meta.get("nested"):
+            data = self.transport.take(envelope).data
+            if nbytes > self._max_nbytes:
+                raise WireError(
+                    f"it has {nbytes} bytes, expected max_nbytes={self._max_nbytes} at most"
+                )
+            frame = decode_frame(data)
+            meta, rows, scores = frame.meta, frame.rows, None
+            if meta.get("nested"):
                 rows, scores = _unnested(rows, "rows"), _unnested(rows, "scores")
-            if frame.meta.get("compact"):
+            self._check_number(rows)
+            self._check_number(scores)
+            if meta.get("compact"):
                 rows = self._whole(rows)
-        except WireError as error:  # a message like others: whoever waits must learn who sent it
-            return ReceivedFrame(source, tag, 0, {}, None, nbytes, error)
         except (PeerLostError, TransportClosedError, TransportTimeoutError):
             raise
-        except TransportError as error:  # too large a message, which was dropped
-            return ReceivedFrame(source, tag, 0, {}, None, nbytes, error)
-        return ReceivedFrame(source, tag, frame.kind, frame.meta, rows, nbytes, None, scores)
+        except (WireError, TransportError) as error:  # the latter of one that was too large
+            return ReceivedFrame(source, tag, 0, meta, None, nbytes, error)
+        return ReceivedFrame(source, tag, frame.kind, meta, rows, nbytes, None, scores)
+
+    def _check_number(self, rows: TensorDictBase | None) -> None:
+        """Raise if there are more rows than are looked at: bytes do not bound those of no size."""
+        if rows is not None and len(rows) > self._max_rows:
+            raise WireError(f"it has {len(rows)} rows, expected max_rows={self._max_rows} at most")
 
     def _packed(
         self, rows: TensorDictBase | None, meta: dict[str, Any]
@@ -196,6 +222,8 @@ def _unnested(nested: TensorDictBase | None, name: str) -> TensorDictBase | None
     group = None if nested is None else nested.get(name, None)
     if group is None:
         return None
-    if not isinstance(group, TensorDictBase) or len(group) != 1:
-        raise WireError(f"a frame has {name!r} that are no rows, expected a TensorDict of them")
-    return group[0].auto_batch_size_(1)
+    if isinstance(group, TensorDictBase) and len(group) == 1:
+        rows = group[0].auto_batch_size_(1)
+        if rows.ndim == 1:
+            return rows
+    raise WireError(f"a frame has {name!r} that are no rows, expected a TensorDict of them")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
@@ -20,6 +21,7 @@ PROTOCOL: Final = 2  # raised by whatever makes two sides misunderstand each oth
 DATA_TAG: Final = 0  # items, scores and fed items
 METADATA_TAG: Final = 1  # questions and answers that must not be confused with these
 PEER_TAG: Final = 2  # between managers
+DATA_TAGS: Final = (DATA_TAG, *range(16, 32))  # of the workers that share a transport: one each
 
 
 class Kind(IntEnum):
@@ -169,6 +171,16 @@ def remote_error(rank: int, values: Any) -> RemoteError:
     said = values if isinstance(values, dict) else {}
     message = f"{said.get('type', 'an error')}: {said.get('message', 'not described')}"
     return RemoteError(rank, message, str(said.get("traceback", "")))
+
+
+def is_finite(value: Any) -> bool:
+    """Return whether a value is a number that a float can hold, neither infinite nor NaN."""
+    return type(value) in (int, float) and abs(value) <= sys.float_info.max
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a value can number a batch: an integer of 64 bits."""
+    return type(value) is int and abs(value) < 1 << 63
 
 
 def one_line(text: str) -> str:

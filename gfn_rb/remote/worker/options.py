@@ -17,6 +17,7 @@ from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
 from gfn_rb.keys import LOG_REWARD
 from gfn_rb.remote.feeding.feed_policies import check_policy
 from gfn_rb.remote.feeding.object_index import ObjectIndex
+from gfn_rb.remote.feeding.subscriber import MAX_QUOTA
 from gfn_rb.remote.worker.client import ManagerClient
 from gfn_rb.writers.rows import select_rows, shallow_copy
 
@@ -177,8 +178,8 @@ class Subscription:
         own: whether to be given also what came from this worker.
 
     Raises:
-        ArgumentError: ``quota`` below 1, an unknown ``policy``, or a buffer over another storage
-            than a one-dimensional tensor storage.
+        ArgumentError: ``quota`` below 1 or above 4096, an unknown ``policy``, or a buffer over
+            another storage than a one-dimensional tensor storage.
 
     Examples:
         >>> fed = reward_prioritized_buffer(10_000)
@@ -189,8 +190,8 @@ class Subscription:
     def __init__(
         self, buffer: ReplayBuffer, quota: int, policy: str = "top", own: bool = False
     ) -> None:
-        if quota < 1:
-            raise ArgumentError(f"quota must be at least 1, got {quota}")
+        if not 1 <= quota <= MAX_QUOTA:
+            raise ArgumentError(f"quota must be an integer from 1 to {MAX_QUOTA}, got {quota}")
         self.buffer = buffer
         self.quota = quota
         self.policy = check_policy(policy)

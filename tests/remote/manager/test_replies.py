@@ -12,14 +12,14 @@ from gfn_rb.stopwatch import Stopwatch
 class ManagerClient:
     """Rank 0 that answers rank 1."""
 
-    def __init__(self):
+    def __init__(self, **limits):
         mine, theirs = group(2)
         self.other = FrameChannel(theirs)
         self.lost = []
         watch = Stopwatch(("reply",))
         self.link = FrameChannel(mine)
         self.replies = Replies(
-            self.link, "manager 0", watch, lambda rank, why: self.lost.append((rank, why))
+            self.link, "manager 0", watch, lambda rank, why: self.lost.append((rank, why)), **limits
         )
 
     def answer(self):
@@ -77,8 +77,8 @@ def test_who_is_gone_is_lost(replying):
     assert [rank for rank, _ in replying.lost] == [1]
 
 
-def test_who_leaves_answers_untaken_is_lost(replying, monkeypatch):
-    monkeypatch.setattr("gfn_rb.remote.manager.replies._MAX_UNTAKEN", 2)
+def test_who_leaves_answers_untaken_is_lost():
+    replying = ManagerClient(max_untaken=2)
     for _ in range(2):
         replying.replies.send(question(), Kind.METADATA, {})
     assert replying.lost == []

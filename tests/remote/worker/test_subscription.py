@@ -55,9 +55,11 @@ def test_only_the_objects_fed_last_are_remembered(monkeypatch):
     ]
 
 
-@pytest.mark.parametrize("quota", [0, -1])
-def test_a_quota_below_one_is_refused(quota):
-    with pytest.raises(ArgumentError, match=f"quota must be at least 1, got {quota}"):
+@pytest.mark.parametrize("quota", [0, -1, 4097])
+def test_a_quota_out_of_range_is_refused(quota):
+    with pytest.raises(
+        ArgumentError, match=f"quota must be an integer from 1 to 4096, got {quota}"
+    ):
         Subscription(fifo_buffer(1), quota)
 
 

@@ -1,0 +1,421 @@
+"""Messages made to end a manager, fill it or bend it: each costs its sender alone."""
+
+import logging
+import math
+import sys
+
+import pytest
+import torch
+from remote.remote_runs import group, objects, trajectories, values_of
+from tensordict import TensorDict
+
+from gfn_rb import fifo_buffer, reward_prioritized_buffer, terminating_state_buffer
+from gfn_rb.errors import ArgumentError, ShapeError
+from gfn_rb.remote import ReplayBufferManager
+from gfn_rb.remote.protocol.channel import FrameChannel
+from gfn_rb.remote.protocol.messages import DATA_TAG, METADATA_TAG, PEER_TAG, PROTOCOL, Kind
+
+KEYS = ("stored", "rejected", "duplicates", "scored", "refused")
+
+
+class Scene:
+    """A manager, a hostile worker of rank 1, and an honest one of rank 2."""
+
+    def __init__(self, rb=None, max_nbytes=1 << 30, **options):
+        mine, *theirs = group(3)
+        mine.max_nbytes = max_nbytes
+        self.scored = []
+        options.setdefault("score", self.score)
+        self.manager = ReplayBufferManager(mine, rb, **options)
+        self.hostile, self.honest = map(FrameChannel, theirs)
+        self.rb = rb
+
+    def score(self, rows, sender):
+        self.scored.append(len(rows))
+        return {}
+
+    def post(self, link, kind, meta=None, rows=None, tag=DATA_TAG):
+        """Send, and return the one answer."""
+        link.send(0, tag, kind, meta, rows)
+        while self.manager.step():
+            pass
+        answer = link.receive(0)
+        assert link.receive(0) is None
+        return answer
+
+    def attack(self, kind=Kind.ITEMS, meta=None, rows=None, tag=DATA_TAG):
+        return self.post(self.hostile, kind, {"id": 1} if meta is None else meta, rows, tag)
+
+    def check_alive(self, value=77):
+        answer = self.post(self.honest, Kind.ITEMS, {"id": 5}, objects([value]))
+        assert (answer.kind, answer.meta["to"]) == (Kind.SCORES, 5)
+        assert "error" not in answer.meta, answer.meta["error"]
+        if self.rb is not None:
+            assert value in values_of(self.rb)
+
+
+def message_of(answer):
+    return f"{answer.meta['error']['type']}: {answer.meta['error']['message']}"
+
+
+def nested(depth):
+    value = 0
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+def with_steps(rows, **columns):
+    return rows.clone().update(columns)
+
+
+@pytest.mark.parametrize("kind", [Kind.ITEMS, 99])
+@pytest.mark.parametrize(
+    "number",
+    ["x" * ((1 << 20) - 20), "x" * 1_000_000, 10**4200, 1 << 63, 1.5, True, [1], {"to": 1}],
+)
+def test_an_id_that_is_no_number_is_not_repeated(number, kind, caplog):
+    scene = Scene(fifo_buffer(9))
+    answer = scene.attack(kind, {"id": number}, objects([1]))
+    assert (answer.kind, answer.meta["to"]) == (Kind.ERROR, None)
+    assert answer.nbytes < 4096
+    assert len(scene.rb) == len(scene.scored) == 0
+    assert len(caplog.messages) == 1
+    assert len(caplog.text) < 1000
+    scene.check_alive()
+
+
+def test_what_cannot_even_be_refused_ends_nothing(caplog):
+    scene = Scene(fifo_buffer(9), max_nbytes=250)
+    scene.hostile.send(0, DATA_TAG, 99, {"id": 1})
+    while scene.manager.step():
+        pass
+    assert scene.hostile.receive() is None
+    assert "manager 0: cannot refuse what rank 1 sent" in caplog.text
+
+
+@pytest.mark.parametrize("depth", [150, 500])
+def test_a_subscription_nested_deep_can_be_saved_around(depth, tmp_path):
+    scene = Scene(fifo_buffer(9), checkpoint=tmp_path / "m.ckpt")
+    terms = {"quota": 1, "policy": "top", "more": nested(depth)}
+    answer = scene.attack(Kind.HELLO, {"protocol": PROTOCOL, "subscription": terms})
+    assert answer.kind == Kind.WELCOME
+    scene.manager.save()
+    scene.manager.load()
+    for terms in ({"quota": 1, "policy": nested(depth)}, {"quota": nested(depth)}, nested(depth)):
+        answer = scene.attack(Kind.HELLO, {"protocol": PROTOCOL, "subscription": terms})
+        assert message_of(answer).startswith("ArgumentError: ")
+    assert scene.attack(Kind.HELLO, {"protocol": nested(depth)}).kind == Kind.ERROR
+    scene.check_alive()
+
+
+@pytest.mark.parametrize("policy", ["top", "diverse", "softmax", "newest"])
+def test_nobody_is_fed_without_bounds(policy):
+    scene = Scene(fifo_buffer(9))
+    terms = {"quota": 10**30, "policy": policy}
+    answer = scene.attack(Kind.HELLO, {"protocol": PROTOCOL, "subscription": terms})
+    assert "quota must be an integer from 1 to 4096" in message_of(answer)
+    scene.attack(Kind.HELLO, {"protocol": PROTOCOL, "subscription": {**terms, "quota": 4096}})
+    assert scene.attack(Kind.FETCH, {"quota": 10**30}).kind == Kind.FEED
+    for quota in (-1, True, "2", 1.0):
+        answer = scene.attack(meta={"id": 1, "quota": quota}, rows=objects([3]))
+        assert "quota must be at least 0" in message_of(answer)
+    scene.check_alive()
+
+
+@pytest.mark.parametrize(
+    "news",
+    [
+        {"quantiles": [math.inf], "rows": 1, "held": 1},
+        {"quantiles": [math.nan], "rows": 1, "held": 1},
+        {"quantiles": [1.0], "rows": 10**309, "held": 10**309},
+        {"batches": 10**400, "ema": 1.0},
+        {"managers": [0, 1, 7]},
+        {"managers": [10**400]},
+    ],
+)
+def test_news_of_a_peer_cannot_end_a_manager(news, caplog):
+    transports = group(3)
+    rb = reward_prioritized_buffer(2)
+    manager = ReplayBufferManager(transports[0], rb, managers=[0, 1], workers=[2])
+    peer, worker = map(FrameChannel, transports[1:])
+    sane = {"quantiles": [], "rows": 0, "ema": None, "batches": 0, "held": 0, "managers": [0, 1]}
+    peer.send(0, PEER_TAG, Kind.SUMMARY, {**sane, **news})
+    worker.send(0, DATA_TAG, Kind.ITEMS, {"id": 1}, objects([1, 2]))
+    while manager.step():
+        pass
+    assert "refused what rank 1 sent: ArgumentError: " in caplog.text
+    assert worker.receive().meta["outcomes"]["stored"] == 2
+    assert manager.baseline == 1.0
+
+
+@pytest.mark.parametrize("managers", ["x", [[0]], [True], [], [1], [0, 7], [10**400], {"0": 1}])
+def test_a_worker_cannot_make_managers_up(managers):
+    scene = Scene(fifo_buffer(9))
+    answer = scene.attack(meta={"id": 1, "managers": managers}, rows=objects([1]))
+    assert "managers must be ranks of managers, 0 and some of" in message_of(answer)
+    assert len(scene.rb) == 0
+    scene.check_alive()
+
+
+def test_a_column_of_lengths_is_one_per_item():
+    n = 20_000
+    scene = Scene(fifo_buffer(n))
+    rows = trajectories(range(n))
+    answer = scene.attack(rows=rows.set("length", rows["length"][:, None]))
+    assert answer.meta["outcomes"]["stored"] == n
+
+
+@pytest.mark.parametrize("rb", [True, False])
+@pytest.mark.parametrize("store", [True, False])
+@pytest.mark.parametrize("names", [(), ("state",), ("log_reward",), ("log_reward", "state")])
+def test_rows_without_content_are_bounded_by_their_number(rb, store, names):
+    n = (1 << 31) - 1
+    scene = Scene(fifo_buffer(9) if rb else None)
+    rows = TensorDict({name: torch.zeros(n, 0) for name in names}, [n])
+    answer = scene.attack(meta={"id": 1, "store": store}, rows=rows)
+    assert "WireError: it has 2147483647 rows, expected max_rows=1048576" in message_of(answer)
+    assert answer.meta["to"] == 1
+    assert scene.scored == []
+    scene.check_alive()
+
+
+def test_messages_are_bounded_by_name(caplog):
+    scene = Scene(fifo_buffer(9), max_rows=3, max_nbytes=1 << 30)
+    assert "max_rows=3" in message_of(scene.attack(rows=objects([1, 2, 3, 4])))
+    scene.check_alive()
+    small = ReplayBufferManager(group(2)[0], max_nbytes=10)
+    assert small._channel._max_nbytes == 10
+    for name in ("max_rows", "max_nbytes", "max_untaken"):
+        with pytest.raises(ArgumentError, match=f"{name} must be at least 1, got 0"):
+            ReplayBufferManager(group(2)[0], **{name: 0})
+
+
+def test_a_message_that_is_too_large_is_refused_by_name():
+    scene = Scene(fifo_buffer(99))
+    scene.manager._channel._max_nbytes = 2000
+    answer = scene.attack(rows=objects(range(300)))
+    assert "expected max_nbytes=2000 at most" in message_of(answer)
+    scene.check_alive()
+
+
+def spoilt(rows):
+    """Rows that cannot be stored, by what is wrong with them."""
+    n, one = len(rows), torch.ones(len(rows))
+    inside = TensorDict({"x": one}, [n])
+    yield "NaN", rows.clone().set("log_reward", one * math.nan)
+    yield "inf", rows.clone().set("log_reward", one * math.inf)
+    yield "no log-reward", rows.exclude("log_reward")
+    for name in ("log_reward", "state", "length", "action", "condition", "is_terminating"):
+        yield f"{name} nested", rows.clone().set(name, inside)
+    for name in ("log_reward", "state", "action", "condition", "more"):
+        for dtype in (torch.float8_e4m3fn, torch.uint16, torch.uint64):
+            yield f"{name} {dtype}", rows.clone().set(name, one.to(dtype))
+    for dtype in (torch.bool, torch.complex64):
+        yield f"log_reward {dtype}", rows.clone().set("log_reward", one.to(dtype))
+    yield "log_reward wide", rows.clone().set("log_reward", torch.ones(n, 2))
+    paths = trajectories(range(n))
+    for length in (0, -1, 99, 2**62, -(2**63)):
+        yield f"length {length}", paths.clone().set("length", torch.full((n,), length))
+    yield "length float", paths.clone().set("length", one)
+    yield "length wide", paths.clone().set("length", torch.ones(n, 2, dtype=torch.int64))
+    yield "state flat", paths.clone().set("state", one)
+    yield "state of one step", paths.clone().set("state", torch.ones(n, 1, 1))
+    yield "is_backward float", paths.clone().set("is_backward", one)
+
+
+SPOILT = dict(spoilt(objects([1, 2])))
+BUFFERS = {
+    "fifo": fifo_buffer,
+    "best": reward_prioritized_buffer,
+    "unique": lambda n: fifo_buffer(n, unique="state"),
+    "terminating": terminating_state_buffer,
+}
+
+
+@pytest.mark.parametrize("kind", BUFFERS)
+def test_what_cannot_be_stored_is_refused_whole_and_not_scored(kind, caplog):
+    scene = Scene(BUFFERS[kind](9))
+    terms = {"quota": 2, "policy": "top", "own": True}
+    scene.attack(Kind.HELLO, {"protocol": PROTOCOL, "subscription": terms})
+    scene.check_alive(7)
+    for what, rows in SPOILT.items():
+        answer = scene.attack(rows=rows)
+        assert answer.meta["outcomes"] == {"refused": 2}, what
+        assert values_of(scene.rb) == [7], what
+        error = answer.meta["error"]["type"]
+        assert error in ("ArgumentError", "KeyMismatchError", "NaNError", "ShapeError"), what
+    assert scene.scored == [1]
+    assert 3 <= len(caplog.messages) <= 4  # a line for each type
+    scene.check_alive(8)
+
+
+@pytest.mark.parametrize("what", ["NaN", "inf", "no log-reward", "log_reward nested"])
+def test_what_is_refused_is_not_scored_alone_either(what):
+    scene = Scene()
+    for store in (True, False):
+        answer = scene.attack(meta={"id": 1, "store": store}, rows=SPOILT[what])
+        assert answer.meta["outcomes"] == {"refused": 2}
+    assert scene.scored == []
+
+
+@pytest.mark.parametrize("kind", BUFFERS)
+def test_what_cannot_be_stored_does_not_come_first_either(kind):
+    for what, rows in SPOILT.items():
+        scene = Scene(BUFFERS[kind](9))
+        assert scene.attack(rows=rows).meta["outcomes"] == {"refused": 2}, what
+        assert len(scene.rb) == 0, what
+        scene.check_alive()
+
+
+def test_infinite_rewards_have_to_be_asked_for():
+    infinite = objects([1, 2], [math.inf, 1.0])
+    answer = Scene(fifo_buffer(9)).attack(rows=infinite)
+    assert message_of(answer) == (
+        "ArgumentError: key 'log_reward' must be below inf, got up to inf in 1 of 2 items: nothing "
+        "was written"
+    )
+    scene = Scene(fifo_buffer(9), log_reward_below=None)
+    assert scene.attack(rows=infinite).meta["outcomes"]["stored"] == 2
+    scene = Scene(fifo_buffer(9), log_reward_below=5.0)
+    assert scene.attack(rows=objects([4])).meta["outcomes"]["stored"] == 1
+    assert scene.attack(rows=objects([5])).meta["outcomes"] == {"refused": 1}
+
+
+def test_integer_rewards_can_be_fed():
+    scene = Scene(fifo_buffer(9))
+    terms = {"quota": 2, "policy": "top", "own": True}
+    scene.attack(Kind.HELLO, {"protocol": PROTOCOL, "subscription": terms})
+    rows = objects([3, 4]).apply(lambda value: value.long())
+    assert scene.attack(rows=rows).rows["state"][:, 0].tolist() == [4, 3]
+
+
+# The layout of rows.
+
+
+def wide(n):
+    return objects([3] * n).set("state", torch.zeros(n, 100_000))
+
+
+@pytest.mark.parametrize("kind", BUFFERS)
+def test_the_layout_of_rows_is_declared_and_not_set_by_whoever_comes_first(kind):
+    rows = objects([1])
+    scene = Scene(BUFFERS[kind](9), rows=rows)
+    assert len(scene.rb) == 0
+    for other in (wide(1), objects([3]).set("condition", torch.zeros(1, 1)), trajectories([4])):
+        answer = scene.attack(rows=other)
+        assert answer.meta["outcomes"] == {"refused": 1}
+        assert "storage" in message_of(answer)
+        assert "'state'" in message_of(answer) or "keys" in message_of(answer)
+    assert rows.keys() == objects([1]).keys()
+    scene.check_alive()
+
+
+def test_a_declared_layout_is_one_that_can_be_stored():
+    for rows, rb, error in (
+        (objects([1]), None, ArgumentError),
+        (objects([]), fifo_buffer(9), ArgumentError),
+        (objects([1]).set("state", torch.zeros(1, 2).to(torch.uint16)), fifo_buffer(9), ShapeError),
+    ):
+        with pytest.raises(error):
+            ReplayBufferManager(group(2)[0], rb, rows=rows)
+
+
+def test_a_buffer_that_holds_rows_declares_their_layout_itself():
+    rb = fifo_buffer(9)
+    rb.extend(objects([1]))
+    scene = Scene(rb, rows=wide(1))
+    assert scene.attack(rows=wide(2)).meta["outcomes"] == {"refused": 2}
+    scene.check_alive()
+    assert values_of(rb) == [1, 77]
+
+
+# What is unknown, and what fails.
+
+
+def test_what_is_unknown_costs_one_line_and_nothing_lasting(caplog):
+    scene = Scene(fifo_buffer(9))
+    size = sys.getsizeof(scene.manager._handler._replies._logged)
+    for i in range(100):
+        assert scene.attack(100 + i).kind == Kind.ERROR
+        assert scene.attack(rows=objects([1]), tag=100 + i).kind == Kind.ERROR
+        assert scene.attack(100 + i, tag=METADATA_TAG).kind == Kind.ERROR
+    assert len([line for line in caplog.messages if "rank 1" in line]) == 1
+    assert len(scene.manager._handler._replies._logged) == 1
+    assert sys.getsizeof(scene.manager._handler._replies._logged) == size
+    scene.check_alive()
+
+
+class Broken:
+    """Something that raises whenever it is called."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def __call__(self, *args, **kwargs):
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [RuntimeError("boom"), MemoryError(), RecursionError()])
+@pytest.mark.parametrize(
+    "place", ["take", "decode", "batch", "feed", "baseline", "subscribe", "metadata", "follow"]
+)
+def test_whatever_a_message_causes_is_answered_once_and_costs_its_sender_alone(
+    place, error, monkeypatch, caplog
+):
+    scene = Scene(fifo_buffer(9), metadata=Broken(error))
+    handler, broken = scene.manager._handler, Broken(error)
+    target = {
+        "take": (scene.manager._channel, "take"),
+        "decode": ("gfn_rb.remote.protocol.channel.decode_frame",),
+        "batch": (handler._batch_handler, "handle"),
+        "feed": (handler._feeder, "next_for"),
+        "baseline": (handler._baseline, "value"),
+        "subscribe": (handler._feeder, "subscribe"),
+        "metadata": (handler, "batches"),
+        "follow": (handler._feeder.index, "refresh"),
+    }[place]
+    kind, meta, tag = Kind.ITEMS, {"id": 3}, DATA_TAG
+    if place == "subscribe":
+        kind, meta = Kind.HELLO, {"protocol": PROTOCOL, "subscription": {}}
+    if place == "metadata":
+        kind, tag = Kind.METADATA, METADATA_TAG
+    scene.hostile.send(0, tag, kind, meta, objects([1]))
+    with monkeypatch.context() as patch:
+        if place == "follow":  # which is looked up before rows are stored, and after
+            known = iter([scene.manager._feeder.index.refresh()])
+            patch.setattr(*target, lambda: next(known, None) if len(scene.rb) == 0 else broken())
+        elif place != "metadata":
+            patch.setattr(*target, broken)
+        scene.manager.step()
+    monkeypatch.undo()
+    answer = scene.hostile.receive()
+    assert scene.hostile.receive() is None
+    assert (
+        len([line for line in caplog.messages if "cannot be fed" in line or "rank 1" in line]) == 1
+    )
+    if place != "follow":
+        assert answer.meta["error"]["type"] == type(error).__name__
+    stored = place in ("feed", "baseline", "follow")  # and then it says so
+    assert values_of(scene.rb) == [1] * stored
+    assert not stored or answer.meta["outcomes"]["stored"] == 1
+    scene.check_alive()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_who_is_to_end_ends(error):
+    scene = Scene(fifo_buffer(9), score=Broken(error()))
+    scene.hostile.send(0, DATA_TAG, Kind.ITEMS, {"id": 1}, objects([1]))
+    with pytest.raises(error):
+        scene.manager.step()
+
+
+def test_a_manager_logs_each_kind_of_error_of_each_sender_once(caplog):
+    scene = Scene(fifo_buffer(9))
+    caplog.set_level(logging.WARNING)
+    for _ in range(9):
+        for link in (scene.hostile, scene.honest):
+            scene.post(link, Kind.ITEMS, {"id": 1}, SPOILT["NaN"])
+            scene.post(link, Kind.ITEMS, {"id": 1}, SPOILT["no log-reward"])
+    assert len(caplog.messages) == 4
+    assert scene.manager.metadata()["senders"]["1"]["errors"] == 18
