@@ -1,13 +1,15 @@
 # Two commands do everything on a machine that holds only Python and this repository:
 #   make train   set up .venv, train on TFBind8 on the CPU, write a report
 #   make test    set up .venv, lint, type-check, run the tests
+# and one the documentation:
+#   make docs    set up .venv, build docs/ into site/
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 ARGS ?=
 
-.PHONY: train test lint types tests bench clean
+.PHONY: train test lint types tests bench docs images clean
 
 train: $(VENV)/.train
 	$(BIN)/gfn-rb train tfbind8 $(ARGS)
@@ -29,13 +31,24 @@ tests: $(VENV)/.test
 bench: $(VENV)/.bench
 	$(BIN)/python -m benchmarks.local
 
+# Material says on every build that there will be a MkDocs 2.
+docs: export NO_MKDOCS_2_WARNING = 1
+docs: $(VENV)/.docs
+	$(BIN)/mkdocs build --strict --quiet
+
+# The pictures that are drawn from what is kept; docs/benchmarks.md tells what runs for the others.
+images: $(VENV)/.bench
+	$(BIN)/python tools/structure.py --draw docs/architecture.png
+	$(BIN)/python -m benchmarks.published page
+	$(BIN)/python -m benchmarks.distributed_learning --redraw
+
 $(VENV)/.created:
 	$(PYTHON) -m venv $(VENV)
 	touch $@
 
-$(VENV)/.train $(VENV)/.test $(VENV)/.bench: $(VENV)/.%: $(VENV)/.created pyproject.toml constraints.txt
+$(VENV)/.train $(VENV)/.test $(VENV)/.bench $(VENV)/.docs: $(VENV)/.%: $(VENV)/.created pyproject.toml constraints.txt
 	$(PIP) --editable '.[$*]'
 	touch $@
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) site

@@ -1,7 +1,9 @@
-"""The code blocks of README.md run, and print what the README says they print.
+"""The code blocks of README.md and of docs/ run, and print what the pages say they print.
 
 A block fenced as ``python`` runs in a fresh namespace, one fenced as ``python continued`` in that
-of the block before it. A block fenced as ``text`` that directly follows is its whole output.
+of the block before it. A block fenced as ``text`` that directly follows is its whole output. One
+line ``--8<-- "FILE"`` stands for a file, as MkDocs reads it. The lines of a ``bash`` block are
+parsed (tests/test_commands.py). What cannot run here says so in a title that readers see.
 """
 
 import contextlib
@@ -24,9 +26,14 @@ from gfn_rb.checkpoint import load_state
 from gfn_rb.cli import main
 from gfn_rb.training.session.folder import RunFolder, read_metrics
 
-README = Path(__file__).parent.parent / "README.md"
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+OWN = ROOT / "docs" / "tutorials" / "own_network.md"
+NEEDED = {"docs/torchgfn.md": "gfn.gym"}  # by a page: what is installed for few versions of Python
 
 FENCE = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<body>.*?)^```[ \t]*$", re.MULTILINE | re.DOTALL)
+INCLUDED = re.compile(r'--8<-- "([^"\n]+)"\n')
+ELSEWHERE = re.compile(r' title="not run here: [^"]+"$')
 
 
 @dataclass
@@ -49,6 +56,10 @@ def parse(markdown: str) -> list[Example]:
     for match in FENCE.finditer(markdown):
         info, body = match["info"].split(), match["body"]
         gap = markdown[end : match.start()] if end is not None else "no block before"
+        if ELSEWHERE.search(match["info"]):
+            info = []
+        if file := INCLUDED.fullmatch(body):
+            body = (ROOT / file[1]).read_text()
         end = None
         if info == ["python"] or info == ["python", "continued"]:
             if len(info) == 1:
@@ -78,7 +89,11 @@ def mismatches(example: Example, name: str = "README.md") -> Iterator[str]:
             )
 
 
-EXAMPLES = parse(README.read_text()) if README.exists() else []
+def name_of(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+EXAMPLES = [(name_of(page), example) for page in PAGES for example in parse(page.read_text())]
 
 
 @pytest.fixture(autouse=True)
@@ -89,15 +104,26 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
         yield
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda e: f"line-{e.blocks[0].line}")
-def test_example(example: Example) -> None:
-    found = list(mismatches(example))
+@pytest.mark.parametrize(
+    ("page", "example"), EXAMPLES, ids=[f"{name}:{e.blocks[0].line}" for name, e in EXAMPLES]
+)
+def test_example(page: str, example: Example) -> None:
+    if page in NEEDED:
+        pytest.importorskip(NEEDED[page])
+    found = list(mismatches(example, page))
     assert not found, "\n".join(found)
 
 
 def test_readme_has_an_example_with_its_output() -> None:
-    blocks = [block for example in EXAMPLES for block in example.blocks]
+    blocks = [
+        block for name, example in EXAMPLES for block in example.blocks if name == "README.md"
+    ]
     assert any(block.output is not None for block in blocks)
+
+
+def test_every_example_is_on_a_page() -> None:
+    included = {file for page in PAGES for file in INCLUDED.findall(page.read_text())}
+    assert included == {name_of(path) for path in (ROOT / "examples").glob("*.py")}
 
 
 def check(markdown: str) -> list[str]:
@@ -106,7 +132,7 @@ def check(markdown: str) -> list[str]:
 
 def section(title: str) -> dict[str, str]:
     """Return the code under a heading, by language."""
-    text = README.read_text().split(f"### {title}\n")[1].partition("\n## ")[0]
+    text = OWN.read_text().split(f"## {title}\n")[1].partition("\n## ")[0]
     return {match["info"]: match["body"] for match in FENCE.finditer(text)}
 
 
@@ -126,7 +152,7 @@ def test_ones_own_from_an_empty_folder(
 ) -> None:
     """Its module and its commands, which are run as they stand, but for how long and how often."""
     monkeypatch.setattr(sys, "path", [*sys.path])
-    code = section("Your own environment, network and distance")
+    code = section("Your own configuration")
     Path("mine.py").write_text(code["python"])
     lines = [shlex.split(line, comments=True) for line in code["bash"].splitlines()]
     (_, *explain), (_, *first), (_, *again), (_, *second), (_, *compare) = lines
@@ -195,6 +221,15 @@ def test_a_continued_block_keeps_the_namespace() -> None:
 def test_a_fence_that_makes_no_sense_is_refused(info: str) -> None:
     with pytest.raises(AssertionError):
         check(f"```{info}\nprint(1)\n```\n")
+
+
+def test_a_block_that_says_so_is_not_run() -> None:
+    assert parse('```python title="not run here: it asks"\nprint(1)\n```\n```text\n2\n```\n') == []
+
+
+def test_a_file_stands_for_its_content() -> None:
+    ((block,),) = (e.blocks for e in parse('```python\n--8<-- "examples/mlp.py"\n```\n'))
+    assert block.code == (ROOT / "examples" / "mlp.py").read_text()
 
 
 def test_other_blocks_are_left_alone() -> None:

@@ -140,6 +140,7 @@ METRICS: dict[str, Metric] = {
         "test states, or states that can be listed",
     ),
 }
+"""What may be asked for by name, as by ``--metrics``."""
 
 
 def check_metrics(metrics: Sequence[str], env: GFNEnv) -> None:

@@ -47,11 +47,11 @@ class TeacherReward:
         return torch.log1p(self.eps + weight * residual.square())
 
 
-# The rules of configurations, given what too little flow counts more.
 PRIORITY: dict[str, Callable[[float], PriorityRule]] = {
     "residual": lambda _: torch.abs,
     "teacher": TeacherReward,
 }
+"""The rules of configurations by name, given what too little flow counts more."""
 
 
 def mean_per_item(items: Container, values: Float[Tensor, "m"]) -> Float[Tensor, "n"]:

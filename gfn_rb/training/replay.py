@@ -45,7 +45,6 @@ def _between(config: TrainConfig) -> dict[str, Any]:
     return {"distance": given} if callable(given) else {"p": given}
 
 
-# What to keep: the writer, given the key that ranks items.
 KEEP: dict[str, Callable[[TrainConfig, str], Writer]] = {
     "top": lambda config, key: RewardPrioritizedWriter(key, unique=_unique(config)),
     "diverse": lambda config, key: DiversityWriter(
@@ -53,8 +52,8 @@ KEEP: dict[str, Callable[[TrainConfig, str], Writer]] = {
     ),
     "recent": lambda config, _: recent_writer(_unique(config), max_age=config.max_age),
 }
+"""What to keep, by name: the writer, given the key that ranks items."""
 
-# What to draw: the sampler, given the key that weighs items.
 DRAW: dict[str, Callable[[TrainConfig, str], ItemSampler]] = {
     "softmax": lambda config, key: SoftmaxRewardSampler(key, config.temperature),
     "rank": lambda config, key: RankRewardSampler(key, config.rank_k),
@@ -64,6 +63,7 @@ DRAW: dict[str, Callable[[TrainConfig, str], ItemSampler]] = {
     "priority": lambda config, _: PrioritySampler(alpha=config.priority_alpha),
     "uniform": lambda *_: RandomSampler(),
 }
+"""What to draw, by name: the sampler, given the key that weighs items."""
 
 
 class ReplayKind(NamedTuple):
@@ -88,6 +88,7 @@ REPLAY: dict[str, ReplayKind] = {
     "states": ReplayKind(States, state_buffer),
     "terminal": ReplayKind(Trajectories, terminating_state_buffer),
 }
+"""What is stored, by name."""
 
 
 def make_buffer(

@@ -20,9 +20,10 @@ LOSSES: dict[str, type[Loss]] = {
     "mdb": ModifiedDetailedBalance,
     "fm": FlowMatching,
 }
+"""The losses, by name."""
 
-# What residuals cost, by name.
 REGRESSION: dict[str, Penalty] = {"squared": torch.square, "linex": linex}
+"""What residuals cost, by name."""
 
 __all__ = [
     "LOSSES",
