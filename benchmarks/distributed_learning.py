@@ -7,6 +7,7 @@
     --reward-seconds X   how much
     --arms WORD ...      which of the arms to run, by a word of their names; all by default
     --out FOLDER         where distributed_tfbind8.json and distributed_tfbind8.png go
+    --redraw             run nothing: draw the picture anew from the figures there
 
 Every run is what ``gfn-rb train tfbind8`` does, alone or under ``mpiexec``, with a reward that
 may take time, see :mod:`benchmarks.costly`. Reward calls are those of all ranks together: each of
@@ -286,6 +287,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: the command line, ``sys.argv`` if None.
     """
     options = _parse(arguments)
+    if options.redraw:
+        redraw(options.out)
+        return 0
     arms = [arm for arm in ARMS if not options.arms or any(w in arm.name for w in options.arms)]
     costs = {0.0: options.free, options.reward_seconds: options.costly}
     costs = {cost: n_points for cost, n_points in costs.items() if n_points}
@@ -315,6 +319,22 @@ def _write(
     draw(out / "distributed_tfbind8.png", arms, points, costs)
 
 
+def redraw(out: Path) -> None:
+    """Draw the picture again, from the figures that lie beside it.
+
+    Args:
+        out: the folder of both.
+    """
+    report = json.loads((out / "distributed_tfbind8.json").read_text())
+    points = [Point(**values) for values in report["points"]]
+    costs: dict[float, int] = {}
+    for point in points:
+        cost = point.reward_seconds
+        costs[cost] = max(costs.get(cost, 0), point.place)
+    arms = [arm for arm in ARMS if arm.name in report["arms"]]
+    draw(out / "distributed_tfbind8.png", arms, points, costs)
+
+
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="What ranks and a manager do for learning.")
     parser.add_argument("--seeds", type=int, default=5)
@@ -323,6 +343,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--reward-seconds", type=float, default=0.005, metavar="X")
     parser.add_argument("--arms", nargs="+", default=[], metavar="WORD")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    parser.add_argument("--redraw", action="store_true")
     return parser.parse_args(arguments)
 
 

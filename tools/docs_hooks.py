@@ -1,4 +1,4 @@
-"""What ``make docs`` has MkDocs do besides: pictures of results, roles in docstrings, a last check."""
+"""What ``make docs`` has MkDocs do besides: pictures of results, roles in docstrings, a check."""
 
 from __future__ import annotations
 

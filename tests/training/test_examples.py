@@ -1,10 +1,15 @@
-"""The examples train: what they minimise falls, and their policy comes nearer to the target."""
+"""The examples train: what they minimise falls, and their policy comes nearer to the target.
+
+That the scripts among them run is seen where a page includes them: tests/test_readme.py.
+"""
 
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from gfn_rb.envs.conformance import EnumerableEnvConformance
 from gfn_rb.training import Trainer
 from gfn_rb.training.config import find_config
 
@@ -28,3 +33,15 @@ def test_an_example_learns(path, options, steps, monkeypatch):
     losses = [trainer.step() for _ in range(steps)]
     assert sum(losses[-15:]) < 0.7 * sum(losses[:15])
     assert trainer.measure()["total_variation"] < before
+
+
+class TestTeams(EnumerableEnvConformance):
+    @pytest.fixture(autouse=True)
+    def _found(self, monkeypatch):
+        monkeypatch.syspath_prepend(ROOT)
+        monkeypatch.setattr(sys, "dont_write_bytecode", True)
+
+    def make_env(self):
+        from examples.own_environment import Teams
+
+        return Teams(torch.arange(16).reshape(4, 4) / 10)
