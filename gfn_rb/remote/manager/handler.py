@@ -344,7 +344,11 @@ class MessageHandler:
         self._see_managers(frame)
         result = self._batch_handler.handle(rows, source, bool(frame.meta.get("store", True)))
         self.batches += 1
-        answer = {"to": number, "outcomes": result.outcomes, "scores": result.scores}
+        answer: dict[str, Any] = {
+            "to": number,
+            "outcomes": result.outcomes,
+            "scores": result.scores,
+        }
         outcome, error = "refused", result.unstored
         if result.unscored is not None:
             outcome, error = "cannot score", result.unscored

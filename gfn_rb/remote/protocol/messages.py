@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from enum import IntEnum
 from numbers import Real
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -21,7 +21,7 @@ PROTOCOL: Final = 2  # raised by whatever makes two sides misunderstand each oth
 DATA_TAG: Final = 0  # items, scores and fed items
 METADATA_TAG: Final = 1  # questions and answers that must not be confused with these
 PEER_TAG: Final = 2  # between managers
-DATA_TAGS: Final = (DATA_TAG, *range(16, 32))  # of the workers that share a transport: one each
+DATA_TAGS: Final = (DATA_TAG, *range(32, 48))  # of the workers that share a transport: one each
 
 
 class Kind(IntEnum):
@@ -178,7 +178,7 @@ def is_finite(value: Any) -> bool:
     return type(value) in (int, float) and abs(value) <= sys.float_info.max
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: Any) -> TypeGuard[int]:
     """Return whether a value can number a batch: an integer of 64 bits."""
     return type(value) is int and abs(value) < 1 << 63
 

@@ -223,8 +223,14 @@ class UnansweredBatches:
     def finish(self, batch: SentBatch) -> None:
         """Keep the reply to a batch, if no manager owes an answer and any gave one."""
         if not batch.unanswered and batch.answers:
-            if batch.is_new:
-                self.replies.append(batch.reply())
+            answers = batch.answers
+            try:
+                if batch.is_new:
+                    self.replies.append(batch.reply())
+            except Exception as error:  # of scores that cannot be put together
+                _, reply = answers[-1]
+                why = f"its scores do not fit those of the other managers: {error}"
+                self.errors.append(RemoteError(reply.managers[0], why))
             batch.answers = []
 
     def take(self) -> tuple[list[Reply], list[RemoteError]]:

@@ -14,9 +14,11 @@ from torch import Tensor
 from gfn_rb.buffers.compact import CompactRows
 from gfn_rb.errors import GfnRbError, PeerLostError, RemoteError, TransportTimeoutError
 from gfn_rb.remote.protocol.channel import FrameChannel, ReceivedFrame
+from gfn_rb.remote.protocol.data_tags import DataTag, data_tag, is_shared, release_tag
 from gfn_rb.remote.protocol.membership import LOST, Membership
-from gfn_rb.remote.protocol.messages import DATA_TAG, OUTCOMES, PROTOCOL, Kind, remote_error, unpack
+from gfn_rb.remote.protocol.messages import PROTOCOL, Kind, is_number, remote_error
 from gfn_rb.remote.protocol.ownership import shares
+from gfn_rb.remote.protocol.rows import check_rows
 from gfn_rb.remote.worker.accounts import (
     Reply,
     SentBatch,
@@ -24,12 +26,21 @@ from gfn_rb.remote.worker.accounts import (
     UnansweredBatches,
     WorkerStatistics,
 )
+from gfn_rb.remote.worker.answers import (
+    answer_of,
+    baseline_of,
+    outcomes_of,
+    scores_of,
+    wanted_of,
+)
 from gfn_rb.remote.worker.feed_split import FeedSplit
 from gfn_rb.transports.base import Transport
 from gfn_rb.transports.deadline import Deadline, Grace
 from gfn_rb.writers.rows import select_rows
 
 log = logging.getLogger(__name__)
+
+_ANSWERS = {Kind.HELLO: Kind.WELCOME, Kind.FETCH: Kind.FEED, Kind.GOODBYE: Kind.BYE}
 
 
 class ManagerClient:
@@ -78,7 +89,12 @@ class ManagerClient:
         self.split = FeedSplit(0)
         self._unanswered = UnansweredBatches(statistics)
         self._response: dict[int, ReceivedFrame] = {}  # to a question, by manager
-        self._n_sent = self._n_batches = 0
+        self._n_batches = 0
+
+    @property
+    def _tag(self) -> DataTag:
+        """What this client sends on, and is answered on."""
+        return data_tag(self._channel.transport, self)
 
     @property
     def managers(self) -> list[int]:
@@ -146,16 +162,16 @@ class ManagerClient:
             "subscription": terms,
             "rows": self._channel.row_form,
         }
-        for rank in self.managers:
-            try:
-                answer = self.ask(rank, Kind.HELLO, self._hello)
-            except TransportTimeoutError as error:
+        try:
+            for rank in self.managers:
+                self._welcomed(self.ask(rank, Kind.HELLO, self._hello))
+        except GfnRbError as error:
+            release_tag(self._channel.transport, self)
+            if isinstance(error, TransportTimeoutError):
                 raise TransportTimeoutError(
                     f"{error}: expected a running ReplayBufferManager there"
                 ) from None
-            if answer.meta.get("protocol") != PROTOCOL:
-                raise RemoteError(rank, f"speaks {answer.meta}, expected protocol {PROTOCOL}")
-            self._welcomed(answer)
+            raise
 
     def send(self, rows: TensorDictBase, store: bool) -> int:
         """Send a batch, each row to the manager that owns it.
@@ -185,7 +201,7 @@ class ManagerClient:
             for rank, mine in parts:
                 part = rows if mine is None else select_rows(rows, mine)
                 where = at if mine is None else mine if at is None else at[mine]
-                meta: dict[str, Any] = {"id": self._n_sent + 1, "store": batch.store}
+                meta: dict[str, Any] = {"id": self._tag.n_sent + 1, "store": batch.store}
                 if self._has_several:
                     meta |= {"managers": sorted(managers), "quota": quota.get(rank, 0)}
                 try:
@@ -200,10 +216,11 @@ class ManagerClient:
     def _send_share(self, share: SentShare, meta: dict[str, Any]) -> None:
         if not self._membership.is_present(share.manager):  # it was lost a moment ago
             raise PeerLostError(share.manager, self._membership[share.manager].why)
-        nbytes = self._channel.send(share.manager, DATA_TAG, Kind.ITEMS, meta, share.rows)
+        tag = self._tag
+        nbytes = self._channel.send(share.manager, tag.number, Kind.ITEMS, meta, share.rows)
         # Counted only now: what could not be handed over was not sent.
-        self._n_sent += 1
-        self._unanswered.add(self._n_sent, share)
+        tag.n_sent += 1
+        self._unanswered.add(tag.n_sent, share)
         self._count.count(batches=1, bytes_sent=nbytes)
 
     def _deadline(self) -> Deadline:
@@ -229,12 +246,15 @@ class ManagerClient:
         deadline = Deadline(self._timeout if timeout is None else timeout, self._grace)
         # A question has no number: one is open at a time, and the transport keeps the order.
         self._response.pop(rank, None)  # to an earlier question, which nobody waits for
-        self._count.count(bytes_sent=self._channel.send(rank, DATA_TAG, kind, meta))
+        self._count.count(bytes_sent=self._channel.send(rank, self._tag.number, kind, meta))
         if not deadline.wait(
             lambda seconds: self._receive(seconds, rank) and rank in self._response
         ):
             raise TransportTimeoutError(f"rank {rank} did not answer {deadline}")
-        return self._response.pop(rank).checked()
+        answer = self._response.pop(rank).checked()
+        if answer.kind != _ANSWERS[kind]:
+            raise RemoteError(rank, f"it answered {kind.name} with a frame of kind {answer.kind}")
+        return answer
 
     def fetch(self, quota: int | None) -> None:
         """Ask the managers for items, and hand these on as if they came with answers.
@@ -256,9 +276,9 @@ class ManagerClient:
                     self.lose(rank, str(error))
                     owed += split[rank]  # by the others
                     continue
-                self.split.heard(rank, answer.meta.get("next", ()))
-                if answer.rows is not None:
-                    self._feed(answer.rows)
+                self._take_fed(answer)
+                with answer_of(rank):
+                    self.split.heard(rank, wanted_of(answer.meta))
 
     def leave(self, timeout: float) -> None:
         """Say goodbye to all managers.
@@ -274,14 +294,16 @@ class ManagerClient:
                 except (PeerLostError, TransportTimeoutError) as error:
                     self.lose(rank, str(error))
             self.settle(Deadline(timeout, self._grace))
+        stays = {"stays": True} if is_shared(self._channel.transport, self) else {}
         for rank in self.managers:
             try:
-                self.ask(rank, Kind.GOODBYE, {}, timeout)
+                self.ask(rank, Kind.GOODBYE, stays, timeout)
             except (PeerLostError, TransportTimeoutError) as error:
                 self._leave(rank, str(error))
             except GfnRbError as error:
                 log.warning("%s: manager %d did not say goodbye: %s", self._name, rank, error)
         self._channel.flush(Deadline(timeout, self._grace).remaining, self._membership.lost)
+        release_tag(self._channel.transport, self)
 
     def lose(self, rank: int, why: str) -> None:
         """Count a manager as lost, and send what it owned again to those that own it now."""
@@ -291,7 +313,7 @@ class ManagerClient:
         if self._hello is not None:
             with suppress(PeerLostError):  # it may only be slow, and answer some day
                 self._count.bytes_sent += self._channel.send(
-                    rank, DATA_TAG, Kind.HELLO, self._hello
+                    rank, self._tag.number, Kind.HELLO, self._hello
                 )
         for share in self._unanswered.withdraw(rank):
             self._count.resent += self._send_shares(share.batch, share.rows, share.at)
@@ -315,15 +337,27 @@ class ManagerClient:
             self._count.resent += self._send_shares(batch, rows, None)
 
     def _welcomed(self, answer: ReceivedFrame) -> None:
-        """Go by what a manager answered to a greeting."""
-        self._channel.learn_form(answer.source, answer.meta.get("rows"))
-        self._update_baseline(answer.meta)
+        """Go by what a manager answered to a greeting.
+
+        Raises:
+            RemoteError: it speaks another version, or makes no sense.
+        """
+        meta, rank = answer.meta, answer.source
+        if meta.get("protocol") != PROTOCOL:
+            raise RemoteError(rank, f"speaks {meta!s:.200}, expected protocol {PROTOCOL}")
+        with answer_of(rank):
+            self._update_baseline(meta)
+        self._channel.learn_form(rank, meta.get("rows"))
 
     def _regain(self, answer: ReceivedFrame) -> None:
         """Go on with a manager that was lost, and has answered the greeting left for it."""
         before = self.managers
+        try:
+            self._welcomed(answer)
+        except RemoteError as error:
+            log.warning("%s: manager %d stays lost: %s", self._name, answer.source, error.reason)
+            return
         self._membership.seen(answer.source)
-        self._welcomed(answer)
         log.warning("%s: manager %d is back", self._name, answer.source)
         self._send_moved(before)
 
@@ -336,7 +370,7 @@ class ManagerClient:
         """
         start = time.perf_counter()
         try:
-            message = self._channel.receive(source, DATA_TAG, timeout)
+            message = self._channel.receive(source, self._tag.number, timeout)
         except PeerLostError as error:
             if source is not None:
                 raise
@@ -373,6 +407,8 @@ class ManagerClient:
         answered, and about a question once all batches before it are answered.
         """
         source, number = message.source, _number(message)
+        if number in self._unanswered.sent and number not in self._unanswered.of(source):
+            return  # of another manager, which answers for itself
         if number < 0:
             number = next(iter(self._unanswered.of(source)), -1)
         if message.error is not None:
@@ -389,28 +425,46 @@ class ManagerClient:
 
     def _scored(self, message: ReceivedFrame) -> None:
         meta, source, number = message.meta, message.source, _number(message)
-        if message.rows is not None:  # which the manager gives only once
-            self._feed(message.rows)
+        try:
+            self._take_fed(message)  # which the manager gives only once
+        except RemoteError as unfed:
+            self._unanswered.errors.append(unfed)
         sent = self._unanswered.sent.get(number)
         if sent is None or sent.manager != source:
             return  # given up earlier
         # What it has passed over will not be answered: a transport keeps the order of messages
         # between two ranks, and a manager replies to each before it takes the next.
         self._unanswered.lose([each for each in self._unanswered.of(source) if each < number])
-        outcomes = {name: int(n) for name, n in meta["outcomes"].items() if name in OUTCOMES}
-        error = remote_error(source, meta["error"]) if "error" in meta else None
-        scores = unpack(meta["scores"], message.scores)
-        self._update_baseline(meta)
-        self.split.heard(source, meta.get("next", ()))
-        reply = Reply((source,), len(sent.rows), scores, outcomes, self.baseline, error)
-        self._unanswered.answer(number, reply)
+        error, n = remote_error(source, meta["error"]) if "error" in meta else None, len(sent.rows)
+        try:
+            with answer_of(source):
+                outcomes, scores = outcomes_of(meta, n), scores_of(meta, message.scores, n)
+                self.split.heard(source, wanted_of(meta))
+                self._update_baseline(meta)
+                reply = Reply((source,), n, scores, outcomes, self.baseline, error)
+        except RemoteError as nonsense:
+            self._unanswered.errors.append(nonsense)
+            self._unanswered.lose([number])
+        else:
+            self._unanswered.answer(number, reply)
+
+    def _take_fed(self, message: ReceivedFrame) -> None:
+        """Hand on what a manager feeds.
+
+        Raises:
+            RemoteError: it cannot be stored.
+        """
+        if message.rows is not None:
+            with answer_of(message.source):
+                check_rows(message.rows)
+                self._feed(message.rows)
 
     def _update_baseline(self, meta: dict[str, Any]) -> None:
-        if meta.get("baseline") is not None:
-            self.baseline = float(meta["baseline"])
+        baseline = baseline_of(meta)
+        self.baseline = self.baseline if baseline is None else baseline
 
 
 def _number(message: ReceivedFrame) -> int:
     """Return the number of the batch that a message answers, -1 if it names none."""
     number = message.meta.get("to")
-    return number if type(number) is int else -1
+    return number if is_number(number) else -1

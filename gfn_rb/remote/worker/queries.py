@@ -9,11 +9,13 @@ import torch
 from tensordict import TensorDictBase
 
 from gfn_rb.containers.objects import object_keys
-from gfn_rb.errors import TransportTimeoutError
+from gfn_rb.errors import RemoteError, TransportTimeoutError
 from gfn_rb.keys import LOG_REWARD
 from gfn_rb.remote.protocol.channel import FrameChannel, ReceivedFrame
 from gfn_rb.remote.protocol.messages import METADATA_TAG, Kind
 from gfn_rb.remote.protocol.roles import check_ranks
+from gfn_rb.remote.protocol.rows import check_rows
+from gfn_rb.remote.worker.answers import answer_of
 from gfn_rb.remote.worker.options import join_batches
 from gfn_rb.transports.base import Transport
 
@@ -44,8 +46,13 @@ class ManagerQueries:
             PeerLostError: one is gone.
             RemoteError: one could not answer.
         """
-        answers = [each.meta for each in self._ask(manager, Kind.METADATA, timeout)]
-        return answers[0] if isinstance(manager, int) else _merged(answers)
+        answers = self._ask(manager, Kind.METADATA, timeout)
+        if isinstance(manager, int):
+            return answers[0].meta
+        for i, each in enumerate(answers):
+            with answer_of(each.source):
+                merged = _merged([before.meta for before in answers[: i + 1]])
+        return merged
 
     def items(self, managers: int | Sequence[int], timeout: float = 300.0) -> TensorDictBase | None:
         """Return what managers keep together: where they keep the best, the K best of all.
@@ -64,18 +71,24 @@ class ManagerQueries:
             ArgumentError, TransportTimeoutError, PeerLostError, RemoteError: see :meth:`metadata`.
         """
         answers = self._ask(managers, Kind.HELD, timeout)
-        batches = [each.rows for each in answers if each.rows is not None and len(each.rows)]
+        batches: list[TensorDictBase] = []
+        for each in answers:
+            if each.rows is not None and len(each.rows):
+                with answer_of(each.source):
+                    check_rows(each.rows, below=None)
+                    batches = [join_batches([*batches, each.rows])]
         if not batches:
             return None
-        rows = join_batches(batches)
+        rows = batches[0]
         rows = rows[rows.get(LOG_REWARD).reshape(-1).argsort(descending=True, stable=True)]
         first: dict[bytes, int] = {}
-        keep = [
-            i
-            for i, key in enumerate(object_keys(rows))
-            if key is None or first.setdefault(key, i) == i
-        ]
-        return rows[torch.tensor(keep[: answers[0].meta["capacity"]])]
+        with answer_of(answers[0].source):
+            keep = [
+                i
+                for i, key in enumerate(object_keys(rows))
+                if key is None or first.setdefault(key, i) == i
+            ]
+            return rows[torch.tensor(keep[: answers[0].meta["capacity"]])]
 
     def checkpoint(self, manager: int | Sequence[int], timeout: float = 300.0) -> str | list[str]:
         """Have managers save their checkpoints now.
@@ -92,7 +105,7 @@ class ManagerQueries:
             RemoteError: one has no file to save to, or could not.
         """
         answers = self._ask(manager, Kind.CHECKPOINT, timeout)
-        paths = [str(each.meta["path"]) for each in answers]
+        paths = [str(each.meta.get("path")) for each in answers]
         return paths[0] if isinstance(manager, int) else paths
 
     def _ask(self, manager: int | Sequence[int], kind: Kind, timeout: float) -> list[ReceivedFrame]:
@@ -101,16 +114,18 @@ class ManagerQueries:
             while self._channel.receive(rank, METADATA_TAG) is not None:
                 pass  # answers that came too late for whoever asked
             self._channel.send(rank, METADATA_TAG, kind)
-        return [self._answer(rank, timeout) for rank in ranks]
+        return [self._answer(rank, kind, timeout) for rank in ranks]
 
-    def _answer(self, rank: int, timeout: float) -> ReceivedFrame:
+    def _answer(self, rank: int, kind: Kind, timeout: float) -> ReceivedFrame:
         answer = self._channel.receive(rank, METADATA_TAG, timeout)
         if answer is None:
             raise TransportTimeoutError(
                 f"rank {rank} did not answer within {timeout:g} s: expected a running "
                 "ReplayBufferManager there"
             )
-        return answer.checked()
+        if answer.checked().kind != kind:
+            raise RemoteError(rank, f"it answered {kind.name} with a frame of kind {answer.kind}")
+        return answer
 
 
 def _merged(answers: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -1,0 +1,310 @@
+"""Whatever a manager answers, a worker raises nothing but this project's errors, and goes on."""
+
+import contextlib
+import math
+
+import pytest
+import torch
+from remote.remote_runs import LIMIT, group, objects, threads, trajectories, values_of
+from tensordict import TensorDict
+
+from gfn_rb import fifo_buffer, reward_prioritized_buffer
+from gfn_rb.errors import ArgumentError, GfnRbError, RemoteError
+from gfn_rb.remote import (
+    AwaitReply,
+    CollectLater,
+    NonBlocking,
+    ReplayBufferManager,
+    ReplayBufferWorker,
+    Subscription,
+)
+from gfn_rb.remote.protocol.channel import FrameChannel
+from gfn_rb.remote.protocol.messages import DATA_TAG, METADATA_TAG, PROTOCOL, Kind
+from gfn_rb.remote.worker.queries import ManagerQueries
+
+MODES = [AwaitReply, CollectLater, lambda: NonBlocking(99)]
+WELCOME = {"protocol": PROTOCOL, "baseline": None, "rows": None}
+ANSWER = {"to": 1, "outcomes": {"stored": 2}, "scores": {}, "baseline": None}
+
+
+class Scene:
+    """A worker of rank 0 whose answers are there before it asks."""
+
+    def __init__(self, n_managers=1, local=None, **options):
+        mine, *theirs = group(1 + n_managers, timeout=LIMIT)
+        self.links = [FrameChannel(each) for each in theirs]
+        self.fed = reward_prioritized_buffer(9)
+        self.worker = ReplayBufferWorker(
+            mine,
+            [*range(1, 1 + n_managers)],
+            local,
+            subscription=Subscription(self.fed, 2),
+            timeout=LIMIT,
+            **options,
+        )
+        for link in self.links:
+            link.send(0, DATA_TAG, Kind.WELCOME, WELCOME)
+        self.worker.connect()
+
+    def answer(self, kind, meta, rows=None, scores=None, by=0):
+        self.links[by].send(0, DATA_TAG, kind, meta, rows, scores)
+
+
+ANSWERS = {
+    "no outcomes": {"outcomes": None},
+    "outcomes in a list": {"outcomes": [1]},
+    "outcomes in words": {"outcomes": {"stored": "2"}},
+    "outcomes in halves": {"outcomes": {"stored": 2.0}},
+    "outcomes by truth": {"outcomes": {"stored": True, "rejected": 1}},
+    "negative outcomes": {"outcomes": {"stored": 3, "rejected": -1}},
+    "outcomes without bounds": {"outcomes": {"stored": 10**400}},
+    "too many outcomes": {"outcomes": {"stored": 3}},
+    "too few outcomes": {"outcomes": {"stored": 1}},
+    "other outcomes": {"outcomes": {"eaten": 2}},
+    "no scores": {"scores": None},
+    "scores in a list": {"scores": [1]},
+    "scores in words": {"scores": {"a": "1"}},
+    "scores without bounds": {"scores": {"a": 10**400}},
+    "nested scores": {"scores": {"a": {"b": 1}}},
+    "a baseline in words": {"baseline": "1"},
+    "a baseline that is NaN": {"baseline": math.nan},
+    "a baseline above all": {"baseline": math.inf},
+    "a baseline without bounds": {"baseline": 10**400},
+    "a nested baseline": {"baseline": [[0.0]]},
+    "wanted in words": {"next": ["a", 1.0]},
+    "wanted by name": {"next": {"a": 1}},
+    "wanted NaN": {"next": [math.nan]},
+    "wanted nothing": {"next": [None]},
+}
+
+
+@pytest.mark.parametrize("what", ANSWERS)
+def test_an_answer_that_makes_no_sense_is_the_managers_error(what):
+    local = fifo_buffer(9)
+    scene = Scene(local=local)
+    scene.answer(Kind.SCORES, {**ANSWER, **ANSWERS[what]})
+    with pytest.raises(RemoteError, match="rank 1: its answer makes no sense: "):
+        scene.worker.extend(objects([1, 2]))
+    assert values_of(local) == [1, 2]
+    assert scene.worker.statistics.lost == 2
+    scene.answer(Kind.SCORES, {**ANSWER, "to": 2})
+    assert scene.worker.extend(objects([3, 4])).outcomes == {"stored": 2}
+    assert scene.worker.baseline is None
+    assert scene.worker.managers == [1]
+
+
+def scores(n, **columns):
+    return TensorDict(columns or {"each": torch.zeros(n)}, [n])
+
+
+@pytest.mark.parametrize(
+    "per_row", [scores(3), scores(0), scores(2, each=scores(2)), scores(2, each=torch.zeros(2, 0))]
+)
+def test_scores_of_other_rows_are_the_managers_error(per_row):
+    scene = Scene(on_error="log")
+    scene.answer(Kind.SCORES, ANSWER, scores=per_row)
+    reply = scene.worker.extend(objects([1, 2]))
+    assert reply is None or reply.scores["each"].shape == (2, 0)
+    assert scene.worker.unanswered == 0
+
+
+def test_scores_that_do_not_fit_together_are_the_managers_error():
+    scene = Scene(2)
+    rows = objects(range(20))
+    scene.worker.mode = NonBlocking()
+    scene.worker.extend(rows)
+    for by, shape in enumerate([(3,), (4, 4)]):
+        sent = next(m for m in iter(scene.links[by].receive, None) if m.kind == Kind.ITEMS)
+        n = len(sent.rows)
+        meta = {**ANSWER, "to": sent.meta["id"], "outcomes": {"stored": n}}
+        scene.answer(Kind.SCORES, meta, scores=scores(n, each=torch.zeros(n, *shape)), by=by)
+    with pytest.raises(RemoteError, match="its scores do not fit those of the other managers"):
+        scene.worker.drain(LIMIT)
+    assert scene.worker.unanswered == 0
+
+
+FEEDS = {
+    "NaN": objects([3], [math.nan]),
+    "inf": objects([3], [math.inf]),
+    "no log-reward": objects([3]).exclude("log_reward"),
+    "no state": objects([3]).exclude("state"),
+    "state nested": objects([3]).set("state", scores(1)),
+    "state of a strange dtype": objects([3]).set("state", torch.zeros(1).to(torch.uint16)),
+    "another layout": objects([3]).set("state", torch.zeros(1, 3)),
+    "another kind": trajectories([3]),
+    "length": trajectories([3]).set("length", torch.tensor([99])),
+    "nothing": TensorDict({}, [2]),
+}
+
+
+@pytest.mark.parametrize("what", FEEDS)
+def test_a_feed_that_cannot_be_stored_costs_nothing_else(what):
+    scene = Scene(on_error="raise")
+    scene.fed.extend(objects([7]))
+    scene.answer(Kind.SCORES, ANSWER, FEEDS[what])
+    with pytest.raises(RemoteError, match="rank 1: its answer makes no sense: "):
+        scene.worker.extend(objects([1, 2]))
+    assert scene.worker.statistics.stored == 2  # its rows were answered for
+    scene.answer(Kind.FEED, {"next": []}, FEEDS[what])
+    with pytest.raises(RemoteError, match="rank 1: its answer makes no sense: "):
+        scene.worker.fetch()
+    assert values_of(scene.fed) == [7]
+    scene.answer(Kind.FEED, {"next": []}, objects([8]))
+    assert scene.worker.fetch() == 1
+
+
+@pytest.mark.parametrize("kind", [Kind.HELLO, Kind.ITEMS, Kind.BYE, Kind.WELCOME, 99, 0])
+def test_an_answer_to_something_else_is_the_managers_error(kind):
+    scene = Scene()
+    scene.answer(kind, {})
+    with pytest.raises(RemoteError, match=f"it answered FETCH with a frame of kind {int(kind)}"):
+        scene.worker.fetch()
+
+
+@pytest.mark.parametrize("wanted", ["x", [None], {"a": 1}, 3])
+def test_a_feed_that_wants_nonsense_is_the_managers_error(wanted):
+    scene = Scene()
+    scene.answer(Kind.FEED, {"next": wanted})
+    with pytest.raises(RemoteError, match="its answer makes no sense"):
+        scene.worker.fetch()
+
+
+@pytest.mark.parametrize(
+    "welcome",
+    [{}, {"protocol": [1]}, {**WELCOME, "baseline": "x"}, {**WELCOME, "baseline": math.nan}],
+)
+def test_a_welcome_that_makes_no_sense_is_the_managers_error(welcome):
+    mine, theirs = group(2)
+    worker = ReplayBufferWorker(mine, 1, timeout=LIMIT)
+    FrameChannel(theirs).send(0, DATA_TAG, Kind.WELCOME, welcome)
+    with pytest.raises(RemoteError):
+        worker.connect()
+
+
+def test_a_manager_that_is_lost_does_not_come_back_with_nonsense(caplog):
+    scene = Scene(2, mode=NonBlocking())
+    scene.worker.lose_manager(1, "of a test")
+    scene.answer(Kind.WELCOME, {**WELCOME, "baseline": "x"})
+    scene.worker.extend(objects([1]))
+    assert scene.worker.managers == [2]
+    assert "manager 1 stays lost: its answer makes no sense" in caplog.text
+
+
+def test_a_manager_does_not_answer_for_another():
+    scene = Scene(2, mode=NonBlocking())
+    scene.worker.extend(objects(range(20)))
+    assert len({link.receive().kind for link in scene.links}) == 1  # their greetings
+    sent = [link.receive() for link in scene.links]
+    scene.answer(Kind.ERROR, {"to": sent[1].meta["id"], "error": 3}, by=0)
+    scene.answer(Kind.SCORES, {**ANSWER, "to": sent[1].meta["id"]}, by=0)
+    scene.worker._client.collect()
+    assert scene.worker.statistics.lost == 0
+    assert scene.worker.unanswered == 1
+
+
+@pytest.mark.parametrize("kind", [Kind.METADATA, Kind.HELD, Kind.CHECKPOINT, Kind.ITEMS])
+@pytest.mark.parametrize("meta", [{}, {"capacity": "x"}, {"senders": 3, "kept_together": [1]}])
+def test_questions_are_answered_or_raise_this_projects_errors(kind, meta):
+    asking, *theirs = group(3, timeout=LIMIT)
+    queries = ManagerQueries(asking)
+    for ask in (queries.metadata, queries.items, queries.checkpoint):
+        for link in map(FrameChannel, theirs):
+            while link.receive(tag=METADATA_TAG) is not None:
+                pass
+        real = queries._channel.send
+
+        def send(rank, tag, asked, real=real):
+            real(rank, tag, asked)
+            rows = objects([1]) if rank == 1 else trajectories([2])
+            FrameChannel(theirs[rank - 1]).send(0, tag, kind, meta, rows)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(queries._channel, "send", send)
+            with contextlib.suppress(GfnRbError):
+                ask([1, 2], LIMIT)
+
+
+# Several workers on one transport.
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("other_mode", MODES)
+def test_two_workers_of_a_rank_lose_no_row_and_are_answered(mode, other_mode):
+    mine, theirs = group(2)
+    rb = fifo_buffer(99)
+    manager = ReplayBufferManager(mine, rb, lambda rows, sender: {"first": rows["log_reward"]})
+    with threads(manager.run):
+        one = ReplayBufferWorker(theirs, 0, mode=mode(), timeout=LIMIT)
+        other = ReplayBufferWorker(theirs, 0, mode=other_mode(), timeout=LIMIT)
+        replies = {one: [], other: []}
+        for value in range(0, 20, 2):
+            for worker, number in ((one, value), (other, value + 1)):
+                reply = worker.extend(objects([number]))
+                replies[worker] += [reply] if reply is not None and worker.unanswered == 0 else []
+        one.close()
+        other.extend(objects([20]))
+        other.close()
+    assert values_of(rb) == list(range(21))
+    for worker, n in ((one, 10), (other, 11)):
+        statistics = worker.statistics
+        assert (statistics.sent, statistics.stored, statistics.lost) == (n, n, 0)
+    for reply in replies[one]:
+        assert reply.scores["first"].item() % 2 == 0
+    for reply in replies[other]:
+        assert reply.scores["first"].item() % 2 == 1
+
+
+def test_a_worker_after_another_was_closed_is_answered():
+    mine, theirs, third = group(3)
+    rb = fifo_buffer(99)
+    manager = ReplayBufferManager(mine, rb)
+    with threads(manager.run):
+        for value in range(4):
+            with ReplayBufferWorker(theirs, 0, timeout=LIMIT) as worker:
+                assert worker.extend(objects([value])).outcomes["stored"] == 1
+                assert worker.statistics.lost == 0
+        with ReplayBufferWorker(third, 0, timeout=LIMIT):
+            pass
+    assert values_of(rb) == [0, 1, 2, 3]
+
+
+def test_what_comes_late_for_a_worker_is_not_about_a_batch_of_the_next():
+    mine, theirs = group(2)
+    link, numbers = FrameChannel(mine), []
+    for value in range(2):
+        worker = ReplayBufferWorker(theirs, 0, mode=NonBlocking(), timeout=0.5)
+        link.send(1, DATA_TAG, Kind.WELCOME, WELCOME)
+        worker.extend(objects([value]))
+        sent = next(m for m in iter(link.receive, None) if m.kind == Kind.ITEMS)
+        numbers.append(sent.meta["id"])
+        worker.close(0.01)
+    assert numbers == [1, 2]
+
+
+def test_what_is_fed_goes_to_the_worker_that_subscribed():
+    mine, theirs, third = group(3)
+    manager = ReplayBufferManager(mine, fifo_buffer(9))
+    fed = fifo_buffer(9)
+    with threads(manager.run):
+        with ReplayBufferWorker(third, 0, timeout=LIMIT) as worker:
+            worker.extend(objects([5, 6]))
+        one = ReplayBufferWorker(theirs, 0, subscription=Subscription(fed, 1), timeout=LIMIT)
+        other = ReplayBufferWorker(theirs, 0, timeout=LIMIT)
+        one.connect()
+        other.extend(objects([1]))
+        assert len(fed) == 0
+        one.extend(objects([2]))
+        one.close()
+        other.close()
+    assert len(fed) == 1
+
+
+def test_a_transport_has_room_for_so_many_workers():
+    _, theirs = group(2)
+    workers = [ReplayBufferWorker(theirs, 0) for _ in range(18)]
+    for worker in workers[:17]:
+        _ = worker._client._tag
+    with pytest.raises(ArgumentError, match="transport must have fewer than 17 workers"):
+        _ = workers[17]._client._tag
+    del workers[:2], worker
+    assert workers[-1]._client._tag.number == DATA_TAG
