@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
 import sys
@@ -66,11 +67,15 @@ def is_fault_tolerant(environment: Environment | None = None) -> bool:
     return known.get("OMPI_MCA_mpi_ft_enable", "0").lower() in ("1", "true", "yes")
 
 
-def end_process(code: int) -> None:
+def end_process(code: int, aborts: bool = False) -> None:
     """End this process with an exit code, without waiting for those it was started with.
 
-    Where the launcher is fault tolerant the others go on without it; otherwise MPI ends them too.
-    Does nothing where MPI was not begun, or this process is alone.
+    Where the launcher is fault tolerant the others go on without it if the code is 0; otherwise
+    they are ended too. Does nothing where MPI was not begun, or this process is alone.
+
+    Args:
+        code: of this process; of all, where they are ended.
+        aborts: have MPI end them all in any case.
     """
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
@@ -79,9 +84,19 @@ def end_process(code: int) -> None:
         return
     sys.stdout.flush()
     sys.stderr.flush()
-    if is_fault_tolerant():
+    if is_fault_tolerant() and not aborts:
         os._exit(code)
     mpi.COMM_WORLD.Abort(code)
+
+
+def end_at_exit(aborts: bool) -> None:
+    """Have this process end likewise once Python exits: before MPI waits for all to finalize.
+
+    Args:
+        aborts: see :func:`end_process`.
+    """
+    # Nothing tells what sys.exit was called with; an exception that nobody caught is remembered.
+    atexit.register(lambda: end_process(int(hasattr(sys, "last_value")), aborts))
 
 
 # Launchers.

@@ -101,6 +101,11 @@ class ManagerClient:
         """The managers that are not lost."""
         return self._membership.present
 
+    @property
+    def lost(self) -> dict[int, str]:
+        """Why managers are lost, by rank."""
+        return self._membership.lost
+
     # What modes ask for.
 
     @property

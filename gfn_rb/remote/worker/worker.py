@@ -155,6 +155,11 @@ class ReplayBufferWorker:
         return self._client.managers
 
     @property
+    def lost(self) -> dict[int, str]:
+        """Why managers are lost, by rank."""
+        return self._client.lost
+
+    @property
     def unanswered(self) -> int:
         """How many batches are still to be answered."""
         return self._client.unanswered

@@ -1,10 +1,11 @@
-"""What the ranks of a run tell each other: their progress and their results."""
+"""What the ranks of a run tell each other: their progress, their results, and that it is over."""
 
 from __future__ import annotations
 
 import logging
 import math
 import time
+from contextlib import suppress
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from gfn_rb.errors import PeerLostError
+from gfn_rb.errors import PeerLostError, WorkerError
 from gfn_rb.remote.protocol.channel import FrameChannel, ReceivedFrame
 from gfn_rb.remote.protocol.membership import LOST, Membership
 from gfn_rb.remote.protocol.roles import RankRoles
@@ -29,7 +30,9 @@ _EVERY = 0.5  # seconds between two progress messages of a rank
 
 class _RunKind(IntEnum):
     PROGRESS = 101  # worker: counts
-    RESULT = 102  # worker: its last row, and the modes it found
+    RESULT = 102  # worker: its last row, and the modes it found; manager: that it is done
+    ALIVE = 103  # to who has told its result: wait on
+    END = 104  # the run is over; which ranks are not counted in it
 
 
 class RankResult(NamedTuple):
@@ -47,19 +50,25 @@ class RankResult(NamedTuple):
 
 
 class RankCoordinator:
-    """Tells rank 0 of a run what the others do.
+    """Tells the rank that reports what the others do, and them when the run is over.
+
+    The lowest rank that trains and is not lost reports: as a rule rank 0. Who is done tells it so,
+    and stays until the run is over; meanwhile it hears from the one that reports, or else tells
+    the next one. Who was lost and comes back before that is counted again.
 
     Args:
         transport: between the ranks.
         roles: of all ranks.
-        silence: seconds without a message after which a rank counts as lost.
-        grace: tells whether this rank is to stop. Then it waits for nobody: rank 0 does without
-            those that still train.
+        silence: seconds without a message after which a rank that trains counts as lost. The one
+            that reports may be twice as silent, since it waits for others itself.
+        grace: tells whether this rank is to stop. Then it waits for nobody: the one that reports
+            does without those that still train.
+        manager_silence: seconds that managers may take once all have trained; by default likewise.
 
     Attributes:
-        peers: on rank 0 the other ranks that train, which are present until their results are
-            there; on these, rank 0.
-        results: of each training rank, as far as rank 0 was told.
+        peers: the other ranks that train, which are present until their results are there.
+        managers: the other ranks that manage, which are present until they are done.
+        results: of each training rank, as far as this one was told.
     """
 
     def __init__(
@@ -68,98 +77,224 @@ class RankCoordinator:
         roles: RankRoles,
         silence: float,
         grace: Grace | None = None,
+        manager_silence: float | None = None,
     ) -> None:
         self.roles = roles
-        self.peers = Membership((0,) if transport.rank else roles.workers[1:], silence)
+        rank, first = transport.rank, roles.workers[0]
+        self._silence = silence if rank == first else 2 * silence
+        self._manager_silence = silence if manager_silence is None else manager_silence
+        self._others = [r for r in range(roles.size) if r != rank]
+        self.peers = Membership(set(roles.workers) - {rank}, self._silence)
+        self.managers = Membership(set(roles.managers) - {rank}, self._manager_silence)
         self.results: dict[int, RankResult] = {}
-        self._rank, self._silence, self._grace = transport.rank, silence, grace
+        self._rank, self._transport, self._grace = rank, transport, grace
         self._channel = FrameChannel(transport)
         self._progress: dict[int, dict[str, int]] = {}
-        self._next = 0.0
+        self._waiting: set[int] = set()  # done, and waiting for the end
+        self._told: int | None = None  # who reports, as far as this rank has told its result
+        self._have_trained = False  # all ranks, as far as they are not lost
+        self._has_ended = False  # the run, as this rank was told
+        self._given_up: str | None = None  # why it has ended without this rank
+        self._next = self._next_alive = 0.0
+
+    @property
+    def reporting(self) -> int | None:
+        """The rank that reports, None if all that train are lost."""
+        lost = self.peers.lost
+        return next((rank for rank in self.roles.workers if rank not in lost), None)
+
+    @property
+    def lost(self) -> dict[int, str]:
+        """Why ranks are lost, by rank, ascending."""
+        return dict(sorted({**self.peers.lost, **self.managers.lost}.items()))
 
     def report_progress(self, trainer: Trainer) -> None:
-        """Tell rank 0 the counts of this rank, or, there, receive those of others, now and then."""
-        # A step may take a millisecond, and rank 0 reads only between its own.
+        """Tell the rank that reports the counts of this one, and hear from others, now and then.
+
+        Raises:
+            WorkerError: the run has ended without this rank.
+        """
+        # A step may take a millisecond, and ranks listen only between their own.
         now = time.monotonic()
         if now < self._next:
             return
         self._next = now + _EVERY
-        if self._rank:
-            counts = trainer.discovery
-            self._send(_RunKind.PROGRESS, {"calls": counts.calls, "modes": counts.modes_found})
-        else:
-            self.poll()
+        self.poll()
+        self._check_counted()
+        counts, reporting = trainer.discovery, self.reporting
+        if reporting != self._rank:
+            told = {"calls": counts.calls, "modes": counts.modes_found}
+            self._send(reporting, _RunKind.PROGRESS, told)
 
     def poll(self) -> None:
-        """Receive all that other ranks have sent, on rank 0."""
-        for rank in self.peers.present:
+        """Receive all that other ranks have sent, and tell those that are done to wait on."""
+        for rank in self._others:
             try:
                 while message := self._channel.receive(rank, COORDINATION_TAG):
                     self._handle(message)
+                    if self._has_ended:
+                        return
             except PeerLostError as error:
-                self._lose(rank, error.reason)
+                self.lose(rank, error.reason)
+        now = time.monotonic()
+        if now >= self._next_alive:
+            self._next_alive = now + _EVERY
+            for rank in self._waiting:
+                self._send(rank, _RunKind.ALIVE)
+
+    def lose(self, rank: int, why: str) -> None:
+        """Go on without a rank; one that is done, or lost already, is passed over."""
+        reporting = self.reporting
+        if self._membership(rank).leave(rank, LOST, why) and reporting in (rank, self._rank):
+            log.warning("rank %d: goes on without rank %d: %s", self._rank, rank, why)
 
     def describe(self, trainer: Trainer, loss: float) -> str:
         """Return the progress of all ranks, in a few words; trainer and loss are of this one."""
         counts, n_modes = trainer.discovery, trainer.env.n_modes
-        others = [self._progress.get(rank, {}) for rank in self.roles.workers[1:]]
+        others = [self._progress.get(r, {}) for r in self.roles.workers if r != self._rank]
         modes = "|".join(str(n) for n in (counts.modes_found, *(o.get("modes", 0) for o in others)))
         calls = counts.calls + sum(each.get("calls", 0) for each in others)
-        lost = f", lost ranks {[*self.peers.lost]}" if self.peers.lost else ""
+        lost = f", lost ranks {[*self.lost]}" if self.lost else ""
         return (
             f"loss {loss:.3f}, modes {modes}{f' of {n_modes}' if n_modes else ''}, "
             f"{calls:,} reward calls{lost}"
         )
 
-    def gather(self, result: RankResult) -> None:
-        """Send rank 0 the result of this rank; there, wait for those of the others."""
-        self.results[self._rank] = result
-        if self._rank:
-            modes = TensorDict({"mode": result.modes.cpu()}, [len(result.modes)])
-            meta = {"row": result.row, "counters": result.counters}
-            self._send(_RunKind.RESULT, meta, modes if len(modes) else None)
-            Deadline(self._silence, self._grace).wait(lambda s: not self._channel.flush(s))
-            return
-        # Those that train may be far behind: only silence tells that one is lost.
-        self.peers.restart_silence()  # until now this rank had better things to do than listen
-        Deadline(math.inf, self._grace).wait(self._all_have_ended)
-        for rank in self.peers.present:
-            self._lose(rank, "rank 0 was told to stop waiting for it")
-
     def modes_found(self) -> int:
         """Return how many different modes all ranks found together."""
         return len(torch.cat([each.modes.cpu() for each in self.results.values()]).unique())
 
-    def _all_have_ended(self, seconds: float) -> bool:
+    # The end.
+
+    def gather(self, result: RankResult | None = None) -> bool:
+        """Wait until all others are done; on other ranks than the one that reports, for the end.
+
+        Args:
+            result: of this rank, None where it manages.
+
+        Returns:
+            Whether this rank is to report.
+
+        Raises:
+            WorkerError: the run has ended without this rank.
+        """
+        if result is not None:
+            self.results[self._rank] = result
+        # Those that train may be far behind: only silence tells that one is lost, which counts from
+        # now on, as this rank had better things to do than listen.
+        Deadline(math.inf, self._grace).wait(lambda seconds: self._is_over(result, seconds))
+        self._check_counted()
+        if self.reporting != self._rank or self._has_ended:
+            return False
+        for rank in (*self.peers.present, *self.managers.present):
+            self.lose(rank, f"rank {self._rank} was told to stop waiting for it")
+        return True
+
+    def end(self) -> tuple[int, ...]:
+        """Tell all others that the run is over, and wait until they have left.
+
+        Returns:
+            The ranks that have not: they hang, as a stopped process does.
+        """
+        lost, transport = self.lost, self._transport
+        meta = {"lost": {str(rank): why for rank, why in lost.items()}}
+        for rank in self._others:
+            # A manager that is not done would take it for something that a worker sent.
+            if rank in self.peers or rank in self._waiting:
+                self._send(rank, _RunKind.END, meta)
+
+        def have_left(seconds: float) -> bool:
+            for rank in self._others:
+                with suppress(PeerLostError):
+                    self._channel.receive(rank, COORDINATION_TAG)  # too late, whatever it is
+            time.sleep(min(seconds, 0.01))
+            return all(rank in lost or rank in transport.lost for rank in self._others)
+
+        Deadline(self._silence, self._grace).wait(have_left)
+        return tuple(rank for rank in self._others if rank not in transport.lost)
+
+    def _is_over(self, result: RankResult | None, seconds: float) -> bool:
         self.poll()
+        reporting = self.reporting
+        if self._has_ended or reporting is None:
+            return True
+        if self._told != reporting:
+            self._told = reporting
+            self.peers.restart_silence()
+            self._tell_result(reporting, result)
+        reports = reporting == self._rank
         for rank in self.peers.silent():
-            self._lose(rank, f"it has been silent for {self._silence:g} s")
-        if self.peers.present:
-            time.sleep(min(seconds, 0.01))  # MPI cannot be waited for without a busy processor
-        return not self.peers.present
+            if reports or rank == reporting:
+                self.lose(rank, f"it has been silent for {self._silence:g} s")
+        if reports and not self.peers.present and self._managers_are_done():
+            return True
+        time.sleep(min(seconds, 0.01))  # MPI cannot be waited for without a busy processor
+        return False
+
+    def _managers_are_done(self) -> bool:
+        if not self._have_trained:
+            self._have_trained = True
+            self.managers.restart_silence()
+        for rank in self.managers.silent():
+            self.lose(rank, f"it is not done {self._manager_silence:g} s after the others")
+        return not self.managers.present
+
+    def _tell_result(self, reporting: int, result: RankResult | None) -> None:
+        if reporting == self._rank:
+            if self._rank != self.roles.workers[0]:
+                log.warning("rank %d: reports, as those before it are lost", self._rank)
+        elif result is None:
+            self._send(reporting, _RunKind.RESULT)
+        else:
+            modes = TensorDict({"mode": result.modes.cpu()}, [len(result.modes)])
+            meta = {"row": result.row, "counters": result.counters}
+            self._send(reporting, _RunKind.RESULT, meta, modes if len(modes) else None)
+
+    def _check_counted(self) -> None:
+        if self._given_up is not None:
+            raise WorkerError(f"the run has ended without rank {self._rank}: {self._given_up}")
+
+    def _membership(self, rank: int) -> Membership:
+        return self.peers if rank in self.peers else self.managers
 
     # Messages.
 
-    def _send(self, kind: _RunKind, meta: dict[str, Any], rows: TensorDict | None = None) -> None:
-        if self.peers.is_present(0):
-            try:
-                self._channel.send(0, COORDINATION_TAG, kind, meta, rows)
-            except PeerLostError as error:
-                self._lose(0, error.reason)
+    def _send(
+        self,
+        rank: int | None,
+        kind: _RunKind,
+        meta: dict[str, Any] | None = None,
+        rows: TensorDict | None = None,
+    ) -> None:
+        # What a lost rank sent before is received first, and then that it is lost.
+        with suppress(PeerLostError):
+            if rank is not None:
+                self._channel.send(rank, COORDINATION_TAG, kind, meta, rows)
 
     def _handle(self, message: ReceivedFrame) -> None:
         rank = message.source
-        self.peers.seen(rank)
+        among = self._membership(rank)
+        if among.seen(rank):
+            log.warning("rank %d: rank %d is back", self._rank, rank)
         if message.error is not None:
-            log.warning("rank 0: cannot read what rank %d sent: %s", rank, message.error)
+            log.warning(
+                "rank %d: cannot read what rank %d sent: %s", self._rank, rank, message.error
+            )
         elif message.kind == _RunKind.PROGRESS:
             self._progress[rank] = message.meta
+        elif message.kind == _RunKind.END:
+            self._has_ended = True
+            for lost, why in message.meta["lost"].items():
+                if int(lost) == self._rank:
+                    self._given_up = str(why)
+                else:
+                    self._membership(int(lost)).leave(int(lost), LOST, str(why))
         elif message.kind == _RunKind.RESULT:
-            rows = message.rows
-            modes = torch.zeros(0, dtype=torch.int64) if rows is None else rows.get("mode").clone()
-            self.results[rank] = RankResult(message.meta["row"], message.meta["counters"], modes)
-            self.peers.leave(rank)
-
-    def _lose(self, rank: int, why: str) -> None:
-        if self.peers.leave(rank, LOST, why):
-            log.warning("rank %d: goes on without rank %d: %s", self._rank, rank, why)
+            self._waiting.add(rank)
+            among.leave(rank)
+            if rank in self.peers:
+                rows, meta = message.rows, message.meta
+                modes = (
+                    torch.zeros(0, dtype=torch.int64) if rows is None else rows.get("mode").clone()
+                )
+                self.results[rank] = RankResult(meta["row"], meta["counters"], modes)

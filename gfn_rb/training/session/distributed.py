@@ -15,7 +15,6 @@ from contextlib import closing, suppress
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from signal import Signals
 from typing import TYPE_CHECKING, Any
 
 from gfn_rb.checkpoint.api import outline
@@ -31,9 +30,15 @@ from gfn_rb.remote.protocol.roles import RankRoles, assign_roles
 from gfn_rb.training.config import TrainConfig
 from gfn_rb.training.session.averaging import GradientAverage
 from gfn_rb.training.session.coordinator import RankCoordinator, RankResult
+from gfn_rb.training.session.ending import RankEnd, end_without
 from gfn_rb.training.session.folder import RunFolder, read_metrics, write_json
 from gfn_rb.training.session.joining import connect, join
-from gfn_rb.training.session.manager_hooks import ManagerHooks, longest_silence, make_manager
+from gfn_rb.training.session.manager_hooks import (
+    ManagerHooks,
+    longest_silence,
+    make_manager,
+    worker_silence,
+)
 from gfn_rb.training.session.run import RunResult, StopSignals, restore, run_training, write_report
 from gfn_rb.training.session.status import StatusWriter
 from gfn_rb.training.trainer import Hooks, Trainer
@@ -64,7 +69,7 @@ def run_distributed(
         fault: what is wrong with the configuration, as it is found here.
 
     Returns:
-        How it ended on rank 0; None on others.
+        How it ended, on the rank that reports; None on others.
 
     Raises:
         ArgumentError: there are too few ranks for so many managers, ranks do not agree, or the
@@ -73,6 +78,7 @@ def run_distributed(
         RefusedError: rank 0 raises either of these.
         WorkerError: this rank failed in the course of the run.
     """
+    since = time.time()
     with connect(started, config.patience) as transport:
         hosts = [transport.host(rank) for rank in range(transport.size)]
         roles = RankRoles(transport.size, ())
@@ -94,10 +100,12 @@ def run_distributed(
             print(
                 f"{transport.size} ranks; to go on after a stop: {how}", file=sys.stderr, flush=True
             )
-        stopped_by, result = run_rank(config, transport, roles, RunFolder(path, transport.rank))
-    if transport.rank == 0:
-        return result
-    if stopped_by is not None and is_fault_tolerant():
+        folder = RunFolder(path, transport.rank)
+        end = run_rank(config, transport, roles, folder)
+    end_without(end.lost, end.hanging, transport, folder, since)
+    if end.stopped_by is None or transport.rank == 0:
+        return end.result
+    if is_fault_tolerant():
         # MPI would wait for others that have left, and mpiexec hold back what rank 0 says.
         end_process(0)
     return None
@@ -122,7 +130,7 @@ def run_with_threads(config: TrainConfig, prepare: Callable[[], RunFolder]) -> R
         thread.start()
     try:
         with first:
-            return run_rank(config, first, roles, RunFolder(path))[1]
+            return run_rank(config, first, roles, RunFolder(path)).result
     finally:
         for thread in threads:
             thread.join(_CLOSING)
@@ -130,24 +138,29 @@ def run_with_threads(config: TrainConfig, prepare: Callable[[], RunFolder]) -> R
 
 def run_rank(
     config: TrainConfig, transport: Transport, roles: RankRoles, folder: RunFolder
-) -> tuple[Signals | None, RunResult | None]:
-    """Run one rank, which trains or manages, from beginning to end.
-
-    Returns:
-        The signal that stopped it, None if it came to its end; and the result, where it trains.
-    """
+) -> RankEnd:
+    """Run one rank, which trains or manages, from beginning to end, and close its transport."""
     # Made before what waits for others, all of which share the one second left after a signal.
     stop = StopSignals()
     grace = Grace(lambda: stop.received is not None)
+    coordinator = RankCoordinator(
+        transport,
+        roles,
+        longest_silence(config, roles),
+        grace,
+        worker_silence(config, roles) + config.patience,
+    )
     try:
         if transport.rank in roles.managers:
-            return _manage(config, transport, roles, folder, stop), None
-        coordinator = RankCoordinator(transport, roles, longest_silence(config, roles), grace)
-        result = TrainingRank(config, transport, coordinator, grace).train(folder, stop)
-        if stop.received is not None:  # what others have not taken, they may never take
-            with suppress(TransportTimeoutError):
-                transport.close(GRACE)
-        return result.stopped_by, result
+            end = _manage(config, transport, coordinator, folder, stop)
+        else:
+            end = TrainingRank(config, transport, coordinator, grace).train(folder, stop)
+        # All that matters has come; what others have not taken by now, they may never take.
+        with suppress(TransportTimeoutError):
+            transport.close(GRACE if end.lost or stop.received is not None else None)
+        return end
+    except WorkerError:
+        raise
     except (GfnRbError, OSError) as error:
         raise WorkerError(f"{type(error).__name__}: {error}") from error
 
@@ -155,28 +168,36 @@ def run_rank(
 def _manage(
     config: TrainConfig,
     transport: Transport,
-    roles: RankRoles,
+    coordinator: RankCoordinator,
     folder: RunFolder,
     stop: StopSignals,
-) -> Signals | None:
-    manager = make_manager(config, transport, roles, folder)
+) -> RankEnd:
+    manager = make_manager(config, transport, coordinator.roles, folder)
+
+    def lost() -> dict[int, str]:
+        senders = manager.metadata()["senders"].items()
+        return {int(rank): each["why"] for rank, each in senders if each["state"] == LOST}
 
     def standing() -> dict[str, Any]:
         known = manager.metadata()
-        senders = known["senders"]
-        items, fed = (sum(each[name] for each in senders.values()) for name in ("items", "fed"))
+        senders = known["senders"].values()
+        items, fed = (sum(each[name] for each in senders) for name in ("items", "fed"))
         return {
             "counts": {"steps": manager.batches, "sent": items, "fed": fed},
             "stored": known["stored"],
-            "lost": {rank: each["why"] for rank, each in senders.items() if each["state"] == LOST},
+            "lost": {str(rank): why for rank, why in lost().items()},
         }
 
     status = StatusWriter(folder, "manager", standing)
     with stop:  # it ends when its workers have
         manager.run(stepped=status)
-    write_json(folder.manager, manager.metadata())
-    status("done" if stop.received is None else "stopped")
-    return stop.received
+        write_json(folder.manager, manager.metadata())
+        status("done" if stop.received is None else "stopped")
+        if stop.received is None:
+            coordinator.gather()
+    if coordinator.reporting is None and len(lost()) == len(coordinator.roles.workers):
+        raise WorkerError("all ranks that train are lost, or have ended the run without this one")
+    return RankEnd(stop.received, None, frozenset({*lost(), *coordinator.lost}))
 
 
 class TrainingRank:
@@ -203,49 +224,58 @@ class TrainingRank:
             )
         self._start = time.perf_counter()
 
-    def train(self, folder: RunFolder, stop: StopSignals) -> RunResult:
+    def train(self, folder: RunFolder, stop: StopSignals) -> RankEnd:
         """Train from where the folder's checkpoint is, and report, unless a signal stops it."""
+        reported = _stamp(folder.ranks_report)
+        hanging: tuple[int, ...] = ()
         with closing(Trainer(self.config, stream=self.stream, hooks=self.hooks)) as trainer, stop:
             restore(trainer, folder)
             describe = self.coordinator.describe
             result = run_training(trainer, folder, stop, describe, self._shared)
             self._leave()
-            if result.stopped_by is None:
-                self._report(result)
-        return result
+            reports = result.stopped_by is None and self._gather(result)
+            if reports:
+                if _stamp(folder.ranks_report) != reported:  # by others, who were not heard
+                    raise WorkerError(f"the run has ended without rank {folder.rank}")
+                write_json(folder.ranks_report, self._summary())
+                write_report(result, self._other_ranks(folder))
+                hanging = self.coordinator.end()
+        lost = frozenset(self.coordinator.lost)
+        return RankEnd(
+            result.stopped_by, result if reports or result.stopped_by else None, lost, hanging
+        )
 
     def _shared(self) -> dict[str, Any]:
         """Return what this rank has sent and was fed, and whom it has lost."""
-        lost, counts = {**self.average.peers.lost, **self.coordinator.peers.lost}, {}
+        lost, counts = {**self.average.peers.lost, **self.coordinator.lost}, {}
         if self.manager is not None:
-            worker, managers = self.manager.worker, self.coordinator.roles.managers
+            worker = self.manager.worker
             counts = {"sent": worker.statistics.sent, "fed": worker.statistics.fed}
-            lost |= {rank: "" for rank in managers if rank not in worker.managers}
+            lost |= worker.lost
         return {"counts": counts, "lost": {str(rank): why for rank, why in lost.items()}}
 
     def _leave(self) -> None:
         """Have others go on without this rank."""
         self.average.close()
         if self.manager is not None:
-            self.manager.worker.close()
+            self.manager.worker.close(self.config.patience)
 
-    def _report(self, result: RunResult) -> None:
-        """Send the results of this rank to rank 0; there, write the reports of all."""
+    def _gather(self, result: RunResult) -> bool:
+        """Tell others the results of this rank, and return whether it is the one that reports."""
         counters: dict[str, Any] = {}
         if self.manager is not None:
             worker = self.manager.worker
             counters = {"managers": worker.managers, **worker.statistics.to_json()}
+            for rank, why in worker.lost.items():
+                self.coordinator.lose(rank, why)
         modes = result.trainer.discovery.state_dict()["modes"]
-        self.coordinator.gather(RankResult(result.row, counters, modes))
-        if result.folder.rank == 0:
-            write_json(result.folder.ranks_report, self._summary())
-            write_report(result, self._other_ranks(result.folder))
+        return self.coordinator.gather(RankResult(result.row, counters, modes))
 
     def _other_ranks(self, folder: RunFolder) -> OtherRanks | None:
         """Return what the tables of other ranks say, as far as this one can read them."""
         from gfn_rb.training.report import OtherRanks  # matplotlib takes a while to load
 
-        results, lost = self.coordinator.results, self.coordinator.peers.lost
+        results, lost = self.coordinator.results, self.coordinator.lost
         tables = {rank: RunFolder(folder.path, rank).metrics for rank in sorted(results)[1:]}
         rows = {rank: read_metrics(path) for rank, path in tables.items() if path.exists()}
         if not rows and not lost:
@@ -257,7 +287,7 @@ class TrainingRank:
         return {
             "size": roles.size,
             "managers": [*roles.managers],
-            "lost": {str(rank): why for rank, why in sorted(self.coordinator.peers.lost.items())},
+            "lost": {str(rank): why for rank, why in self.coordinator.lost.items()},
             "reward_calls": sum(int(each.row["reward_calls"] or 0) for _, each in results),
             "modes_found": self.coordinator.modes_found(),
             "wall_seconds": time.perf_counter() - self._start,
@@ -266,6 +296,15 @@ class TrainingRank:
                 for rank, each in results
             },
         }
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    """Return what changes when a file is written anew, None while there is none."""
+    try:
+        known = path.stat()
+    except FileNotFoundError:
+        return None
+    return known.st_ino, known.st_mtime_ns
 
 
 # Earlier runs.

@@ -34,7 +34,7 @@ def train(config: TrainConfig) -> RunResult | None:
         config: what to train; ``config.threads`` holds for the whole process.
 
     Returns:
-        How the run ended; None on all ranks but the first.
+        How the run ended; None on all ranks but the one that reports, as a rule the first.
 
     Raises:
         ArgumentError: an option cannot be honoured, ranks do not agree, or the folder exists.
@@ -75,7 +75,7 @@ def resume(
         transport: what joins the ranks, as in the configuration of a new run.
 
     Returns:
-        How the run ended; None on all ranks but the first.
+        How the run ended; None on all ranks but the one that reports, as a rule the first.
 
     Raises:
         ArgumentError: there is no run, it had another number of ranks, ``steps`` are fewer than

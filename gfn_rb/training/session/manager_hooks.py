@@ -124,13 +124,17 @@ def longest_silence(config: TrainConfig, roles: RankRoles) -> float:
     return config.patience * (2 if roles.managers else 1)
 
 
+def worker_silence(config: TrainConfig, roles: RankRoles) -> float:
+    """Return how long a worker that lives may say nothing to its managers, in seconds."""
+    if config.average_gradients:  # the first waits for each other one in turn, the rest for it
+        return config.patience + longest_silence(config, roles) * len(roles.workers)
+    return config.patience
+
+
 def make_manager(
     config: TrainConfig, transport: Transport, roles: RankRoles, folder: RunFolder
 ) -> ReplayBufferManager:
     """Return the manager that a configuration asks for, as it was when it last saved."""
-    silence = config.patience  # that a worker that lives may keep
-    if config.average_gradients:  # the first waits for each other one in turn, the rest for it
-        silence += longest_silence(config, roles) * len(roles.workers)
     on_cpu = replace(config, device="cpu", max_age=None)  # of everyone, whose steps differ
     manager = ReplayBufferManager(
         transport,
@@ -140,7 +144,7 @@ def make_manager(
         managers=roles.managers,
         checkpoint=folder.checkpoint,
         checkpoint_every=max(1, config.checkpoint_every * len(roles.workers) // config.send_every),
-        worker_timeout=silence,
+        worker_timeout=worker_silence(config, roles),
         generator=torch.Generator().manual_seed(config.seed),
     )
     if folder.checkpoint.exists():

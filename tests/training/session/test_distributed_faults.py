@@ -52,8 +52,7 @@ def again(job, tmp_path_factory):
         resumed.kill(1)
         time.sleep(0.5)
         resumed.kill(2)
-        resumed.until_exists(place / "run" / "report.png")
-        resumed.wait()
+        assert resumed.wait() == 0
         return place / "run", done, first, lines, codes, "\n".join(resumed.lines)
 
 
@@ -78,7 +77,7 @@ def test_a_job_without_fault_tolerance_ends_and_goes_on_from_its_checkpoints(job
 def test_rank_0_goes_on_after_a_worker_and_the_manager_were_killed(again):
     path, *_, text = again
     report = read_json(path / "report.json")
-    assert list(report["lost"]) == ["1"]
+    assert list(report["lost"]) == ["1", "2"]
     assert sorted(report["ranks"]) == ["0"]
     assert rows(path, 0)[-1]["step"] == "150"
     counters = report["ranks"]["0"]["counters"]
@@ -123,3 +122,26 @@ def test_others_go_on_without_a_worker_and_leave_when_told_though_the_manager_ha
     assert "manager 3 is lost" in text
     assert f"stopped after {steps_done(RunFolder(path)):,} steps" in text
     assert f"steps, which are saved; continue with: mpiexec -n 4 gfn-rb resume {path}" in text
+
+
+def test_the_next_rank_reports_and_ends_the_job_though_rank_0_is_killed_and_others_hang(tmp_path):
+    path = tmp_path / "run"
+    words = [*TRAIN, "--steps", 150, "--out", path]
+    words[words.index("--patience") + 1] = 6
+    with Job(4, [words], tmp_path / "job", ULFM) as job:
+        for folder in folders(path, 4):
+            job.until_exists(folder.checkpoint)
+        job.kill(0)
+        for rank in (2, 3):
+            job.send(signal.SIGSTOP, rank)
+        assert job.wait() == 0
+        assert not any(job.is_running(rank) for rank in range(4))
+        text = "\n".join(job.lines)
+    report = read_json(path / "report.json")
+    assert list(report["lost"]) == ["0", "2", "3"]
+    assert list(report["ranks"]) == ["1"]
+    assert report["ranks"]["1"]["counters"]["managers"] == []
+    assert rows(path, 1)[-1]["step"] == "150"
+    assert (path / "report.png").exists()
+    assert "rank 1: reports, as those before it are lost" in text
+    assert "rank 2 was lost: it has been silent" in text

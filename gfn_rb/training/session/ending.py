@@ -1,0 +1,76 @@
+"""How the processes of a run end though some of them do not."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from gfn_rb.training.session.folder import RunFolder
+from gfn_rb.training.session.run import RunResult
+from gfn_rb.training.session.status import read_status
+from gfn_rb.transports import MPITransport, Transport
+from gfn_rb.transports.launch import end_at_exit, is_fault_tolerant
+
+log = logging.getLogger(__name__)
+
+
+class RankEnd(NamedTuple):
+    """How a rank of a run ended.
+
+    Attributes:
+        stopped_by: the signal that stopped it, None if it came to its end.
+        result: where it trains and is the one that reports, or was stopped.
+        lost: the ranks that were lost in the course of the run.
+        hanging: where it reports, the ranks that have not left.
+    """
+
+    stopped_by: signal.Signals | None
+    result: RunResult | None = None
+    lost: frozenset[int] = frozenset()
+    hanging: tuple[int, ...] = ()
+
+
+def end_without(
+    lost: Iterable[int],
+    hanging: Iterable[int],
+    transport: Transport,
+    folder: RunFolder,
+    since: float,
+) -> None:
+    """Have this process end at its exit, and with it the job, though other ranks do not.
+
+    MPI finalizes with all processes together, and a launcher waits for all of them. Where the
+    others are known to go on without a process that dies, one that hangs on this machine is
+    killed; elsewhere MPI ends the job.
+
+    Args:
+        lost: ranks that were lost.
+        hanging: ranks that this one, which reports, has waited for in vain.
+        transport: between the ranks.
+        folder: of the run.
+        since: when the run began, in seconds since the epoch.
+    """
+    is_mpi, left = isinstance(transport, MPITransport), [*hanging]
+    if not is_mpi or is_fault_tolerant():
+        left = [rank for rank in left if not _is_killed(RunFolder(folder.path, rank), since)]
+    if is_mpi and (left or (is_fault_tolerant() and [*lost])):
+        if left:
+            log.warning("rank %d: has MPI end the job, for ranks %s hang", transport.rank, left)
+        end_at_exit(aborts=bool(left))
+
+
+def _is_killed(folder: RunFolder, since: float) -> bool:
+    """Kill the process of a rank if it is one of this machine, by the status it wrote itself."""
+    status = read_status(folder) or {}
+    if status.get("host") != socket.gethostname() or status["time"] < since:
+        return False
+    try:
+        os.kill(status["process"], signal.SIGKILL)
+    except OSError:
+        return False
+    log.warning("killed rank %d, which hangs", folder.rank)
+    return True
