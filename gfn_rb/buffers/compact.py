@@ -171,10 +171,11 @@ class CompactRows(Transform):
                 "tell how it was come to, states='narrow' stores it"
             )
         trajectories = Trajectories.from_tensordict(rows)
-        state, action = trajectories.state, trajectories.action
-        self._env[0].check_state(state.flatten(0, 1))
-        if action.ndim != 2:
-            raise ShapeError(f"{ACTION!r} must have shape [n, T], got {list(action.shape)}")
+        (env,), state, action = self._env, trajectories.state, trajectories.action
+        env.check_state(state.flatten(0, 1))
+        if action.shape[2:] != env.action_shape:
+            expected = ", ".join(["n", "T", *map(str, env.action_shape)])
+            raise ShapeError(f"{ACTION!r} must have shape [{expected}], got {list(action.shape)}")
         rebuilt = self._rebuilt(rows)
         if not torch.equal(rebuilt, state):
             row, step = (state != rebuilt).flatten(2).any(2).nonzero()[0].tolist()
@@ -279,7 +280,8 @@ class _Column:
 
 def _columns(env: GFNCore) -> Iterator[_Column]:
     """Yield the columns that an environment bounds."""
-    yield _Column(ACTION, ACTION, torch.int64, (env.dummy_action, env.exit_action))
+    if not env.action_shape:
+        yield _Column(ACTION, ACTION, torch.int64, (env.dummy_action, env.exit_action))
     yield _Column(LENGTH, LENGTH, torch.int64, (1, env.max_length))
     if env.state_range is not None:
         for key, held_as in ((STATE, PACKED_STATE), (NEXT_STATE, NEXT_PACKED_STATE)):

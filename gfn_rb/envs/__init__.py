@@ -3,6 +3,7 @@
 from gfn_rb.envs.base import GFNEnv
 from gfn_rb.envs.bayesian_dag import BayesianDAG
 from gfn_rb.envs.bit_sequence import BitSequence
+from gfn_rb.envs.continuous import ContinuousEnv, Line
 from gfn_rb.envs.deceptive_grid import DeceptiveGrid
 from gfn_rb.envs.enumerable import EnumerableEnv, uniform_log_pf
 from gfn_rb.envs.grid import GridEnv
@@ -15,11 +16,13 @@ __all__ = [
     "BayesianDAG",
     "BitSequence",
     "ConditionalHyperGrid",
+    "ContinuousEnv",
     "DeceptiveGrid",
     "EnumerableEnv",
     "GFNEnv",
     "GridEnv",
     "HyperGrid",
+    "Line",
     "RNABinding",
     "SequenceEnv",
     "TFBind8",

@@ -13,7 +13,7 @@ from torchrl.envs import EnvBase
 from gfn_rb import keys
 from gfn_rb.envs.core import GFNCore
 from gfn_rb.errors import ArgumentError
-from gfn_rb.shapes import Bool, Float, Int64, Shaped
+from gfn_rb.shapes import Bool, Float, Shaped
 
 
 class GFNEnv(GFNCore, EnvBase):
@@ -77,10 +77,14 @@ class GFNEnv(GFNCore, EnvBase):
             ``tensordict`` with "action"; rows in the sink get the exit action.
         """
         tensordict = self.reset() if tensordict is None else tensordict
-        mask = self.forward_mask(self._rows(tensordict, keys.STATE, self.state_shape))
+        state = self._rows(tensordict, keys.STATE, self.state_shape)
+        mask = self.forward_mask(state)
         mask[:, self.exit_action] |= ~mask.any(1)
-        action = torch.multinomial(mask.float(), 1) if len(mask) else mask.nonzero()[:, :1]
-        return tensordict.set(keys.ACTION, action.reshape(tensordict.batch_size))
+        kind = torch.multinomial(mask.float(), 1) if len(mask) else mask.nonzero()[:, :1]
+        action = self.random_action(state, kind.squeeze(1))
+        return tensordict.set(
+            keys.ACTION, action.reshape(tensordict.batch_size + self.action_shape)
+        )
 
     def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: object) -> TensorDict:
         batch = self.batch_size if tensordict is None else tensordict.batch_size
@@ -90,14 +94,14 @@ class GFNEnv(GFNCore, EnvBase):
 
     def _step(self, tensordict: TensorDictBase) -> TensorDict:
         state = self._rows(tensordict, keys.STATE, self.state_shape)
-        action = self._rows(tensordict, keys.ACTION, torch.Size())
+        action = self._rows(tensordict, keys.ACTION, self.action_shape)
         condition = None
         if self.condition_shape is not None:
             condition = self._rows(tensordict, keys.CONDITION, self.condition_shape)
         steps = self._stepping_rows(tensordict)
         self._check_legal(state, action, steps)
         next_state = self.forward_step(state, action).where(self._per_row(steps), state)
-        exits = steps & (action == self.exit_action)
+        exits = steps & (self.kind(action) == self.exit_action)
         log_reward = self._exit_log_reward(state, condition, exits)
         out = self._observe(next_state, log_reward, condition, tensordict.batch_size)
         done = self.is_sink(next_state).reshape(*tensordict.batch_size, 1)
@@ -119,16 +123,17 @@ class GFNEnv(GFNCore, EnvBase):
         return marked.reshape(-1)
 
     def _check_legal(
-        self, state: Tensor, action: Int64[Tensor, "n"], steps: Bool[Tensor, "n"]
+        self, state: Tensor, action: Shaped[Tensor, "n *action"], steps: Bool[Tensor, "n"]
     ) -> None:
-        mask = self.forward_mask(state)
-        inside = (action >= 0) & (action < self.n_actions)
-        legal = inside & mask.gather(1, action.where(inside, 0)[:, None])[:, 0]
+        mask, kind = self.forward_mask(state), self.kind(action)
+        inside = (kind >= 0) & (kind < self.n_actions)
+        legal = inside & mask.gather(1, kind.where(inside, 0)[:, None])[:, 0]
+        legal &= action.isfinite().reshape(len(action), self.action_shape.numel()).all(1)
         bad = steps & ~legal
         if bad.any():
             row = int(bad.nonzero()[0])
             raise ArgumentError(
-                f"action must be legal in its state, got {int(action[row])} in row {row} with "
+                f"action must be legal in its state, got {action[row].tolist()} in row {row} with "
                 f"state {state[row].tolist()}, expected one of {mask[row].nonzero()[:, 0].tolist()}"
             )
 

@@ -51,6 +51,7 @@ class RandomWalks(ABC):
     """Uniform random walks through the environment under test, the same at each call."""
 
     n_walks = 64
+    atol = 0.0  # what a move and its way back may differ by, where they are sums of floats
 
     @abstractmethod
     def make_env(self) -> GFNEnv:
@@ -63,14 +64,19 @@ class RandomWalks(ABC):
     def states_and_actions(self, env: GFNEnv) -> tuple[list[Tensor], list[Tensor]]:
         """Return the states of the walks, and their ``max_length`` actions [n_walks]."""
         generator = torch.Generator().manual_seed(0)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            return self._walked(env, generator)
+
+    def _walked(self, env: GFNEnv, generator: torch.Generator) -> tuple[list[Tensor], list[Tensor]]:
         states, actions = [env.source(self.n_walks)], []
         for _ in range(env.max_length):
             mask = env.forward_mask(states[-1])
             moving = mask.any(1)
-            action = torch.full((self.n_walks,), env.dummy_action)
+            action = self.dummies(env, self.n_walks)
             if moving.any():
                 draw = torch.multinomial(mask[moving].float(), 1, generator=generator)
-                action[moving] = draw[:, 0]
+                action[moving] = env.random_action(states[-1][moving], draw[:, 0])
             actions.append(action)
             states.append(env.forward_step(states[-1], action))
         return states, actions
@@ -87,8 +93,12 @@ class RandomWalks(ABC):
 
     def moves(self, env: GFNEnv, state: Tensor) -> tuple[Tensor, Tensor]:
         """Return every legal move as a row of ``state`` and an action."""
-        row, move = env.forward_mask(state)[:, :-1].nonzero(as_tuple=True)
-        return row, move
+        row, kind = env.forward_mask(state)[:, :-1].nonzero(as_tuple=True)
+        return row, env.random_action(state[row], kind)
+
+    def dummies(self, env: GFNEnv, n: int) -> Tensor:
+        """Return ``n`` dummy actions."""
+        return torch.full((n, *env.action_shape), env.dummy_action, dtype=env.action_dtype)
 
     def call_everything(self, env: GFNEnv, state: Tensor, move: Tensor) -> list[Tensor]:
         """Return what each function of states says about rows where ``move`` is legal."""
@@ -96,7 +106,7 @@ class RandomWalks(ABC):
         return [
             child,
             env.backward_step(child, move),
-            env.states_of(move[:, None], torch.full_like(move, 2)),
+            env.states_of(move[:, None], torch.full_like(env.kind(move), 2)),
             env.forward_mask(state),
             env.backward_mask(state),
             env.encode(state),
@@ -137,7 +147,7 @@ class CoreConformance(RandomWalks):
         assert not env.is_source(sink).any()
         assert not env.forward_mask(sink).any(), "an action is legal in the sink"
         assert not env.backward_mask(sink).any(), "a move leads to the sink"
-        dummy = torch.full((2,), env.dummy_action)
+        dummy = self.dummies(env, 2)
         for state in (sink, env.source(2)):
             assert env.is_sink(env.forward_step(state, dummy)).all()
             assert env.is_sink(env.backward_step(state, dummy)).all()
@@ -148,7 +158,7 @@ class CoreConformance(RandomWalks):
         state = self.visited(env)
         exits = state[env.forward_mask(state)[:, env.exit_action]]
         assert len(exits), "no walk met a terminating state"
-        exit_action = torch.full((len(exits),), env.exit_action)
+        exit_action = env.exits(len(exits))
         assert env.is_sink(env.forward_step(exits, exit_action)).all()
         row, move = self.moves(env, state)
         assert not env.is_sink(env.forward_step(state[row], move)).any()
@@ -167,7 +177,8 @@ class CoreConformance(RandomWalks):
             mask = env.backward_mask(state)
             assert (mask.any(1) | env.is_source(state)).all(), "a state has no parent"
             moving = mask.any(1)
-            action = torch.multinomial(mask[moving].float(), 1, generator=generator)[:, 0]
+            kind = torch.multinomial(mask[moving].float(), 1, generator=generator)[:, 0]
+            action = env.random_action(state[moving], kind, is_backward=True)
             state[moving] = env.backward_step(state[moving], action)
         assert env.is_source(state).all()
 
@@ -177,20 +188,21 @@ class CoreConformance(RandomWalks):
         state = self.visited(env)
         row, move = self.moves(env, state)
         child = env.forward_step(state[row], move)
-        marked = env.backward_mask(child).gather(1, move[:, None])
+        marked = env.backward_mask(child).gather(1, env.kind(move)[:, None])
         assert marked.all(), "a legal move is missing from the backward mask of its result"
-        assert_close(env.backward_step(child, move), state[row], rtol=0, atol=0)
+        assert_close(env.backward_step(child, move), state[row], rtol=0, atol=self.atol)
 
     def test_forward_step_redoes_each_parent_move(self) -> None:
         """Every move in a backward mask leads to a state where it is legal and leads back."""
         env = self.make_env()
         state = self.visited(env)
-        row, move = env.backward_mask(state).nonzero(as_tuple=True)
+        row, kind = env.backward_mask(state).nonzero(as_tuple=True)
+        move = env.random_action(state[row], kind, is_backward=True)
         parent = env.backward_step(state[row], move)
         assert not env.is_sink(parent).any()
-        legal = env.forward_mask(parent).gather(1, move[:, None])
+        legal = env.forward_mask(parent).gather(1, kind[:, None])
         assert legal.all(), "a backward mask holds a move that is illegal in the parent"
-        assert_close(env.forward_step(parent, move), state[row], rtol=0, atol=0)
+        assert_close(env.forward_step(parent, move), state[row], rtol=0, atol=self.atol)
 
     def test_encode_tells_states_apart(self) -> None:
         """``encode`` gives finite float32 rows, different ones for different states."""

@@ -15,7 +15,7 @@ from gfn_rb.shapes import Bool, Float, Int64, Shaped
 
 
 class GFNCore(ABC):
-    """A deterministic, acyclic state graph with one source, one sink and discrete actions.
+    """A deterministic, acyclic state graph with one source, one sink and numbered actions.
 
     Every trajectory starts in the source, takes moves (actions ``0 .. n_actions - 2``) and ends
     with the exit action ``n_actions - 1``, which leads from a terminating state x to the sink.
@@ -35,8 +35,12 @@ class GFNCore(ABC):
             they are not known, or where states are no integers.
         is_deterministic: whether an action leads from a state always to the same one. What makes
             states again from actions asks.
-        n_actions: number of actions, the exit action included.
+        n_actions: number of actions, the exit action included; of their kinds, where an action is
+            more than its number.
         exit_action: the last action.
+        action_shape: shape of one action, () where it is a number. What numbers do not tell is in
+            :class:`~gfn_rb.envs.ContinuousEnv`.
+        action_dtype: dtype of actions.
         dummy_action: the action that pads a trajectory after its end.
         max_length: actions in the longest trajectory, the exit action included.
         encoded_size: width of the rows that ``encode`` returns.
@@ -52,6 +56,8 @@ class GFNCore(ABC):
     is_deterministic: bool = True
     n_actions: int
     exit_action: int
+    action_shape: torch.Size = torch.Size()
+    action_dtype: torch.dtype = torch.int64
     dummy_action: int = -1
     max_length: int
     encoded_size: int
@@ -70,6 +76,29 @@ class GFNCore(ABC):
         """Tell which rows are the sink."""
         return self._equals(state, self.sink_state)
 
+    def kind(self, action: Shaped[Tensor, "*actions"]) -> Int64[Tensor, "*kinds"]:
+        """Return the number of each action."""
+        return action
+
+    def exits(self, n: int) -> Shaped[Tensor, "n *action"]:
+        """Return ``n`` exit actions."""
+        size, device = self.action_shape.numel(), self.source_state.device
+        action = torch.zeros(n, size, dtype=self.action_dtype, device=device)
+        action[:, 0] = self.exit_action
+        return action.view(n, *self.action_shape)
+
+    def random_action(
+        self,
+        state: Shaped[Tensor, "n *state"],
+        kind: Int64[Tensor, "n"],
+        is_backward: bool = False,
+    ) -> Shaped[Tensor, "n *action"]:
+        """Return actions of these numbers, which lead away from the states, or led to them.
+
+        Whatever else there is to an action is drawn.
+        """
+        return kind
+
     @abstractmethod
     def forward_mask(self, state: Shaped[Tensor, "n *state"]) -> Bool[Tensor, "n actions"]:
         """Tell which actions are legal; none is in the sink."""
@@ -79,15 +108,15 @@ class GFNCore(ABC):
         """Tell which moves could have led here; none did to the source or the sink."""
 
     def forward_step(
-        self, state: Shaped[Tensor, "n *state"], action: Int64[Tensor, "n"]
+        self, state: Shaped[Tensor, "n *state"], action: Shaped[Tensor, "n *action"]
     ) -> Shaped[Tensor, "n *state"]:
         """Take one action per row; the exit action and the dummy action lead to the sink."""
-        is_move = self._is_move(action)
-        moved = self.move(state, action.where(is_move, 0))
+        is_move = self._is_move(self.kind(action))
+        moved = self.move(state, action.where(self._per_action(is_move), 0))
         return moved.where(self._per_row(is_move), self.sink_state)
 
     def states_of(
-        self, action: Int64[Tensor, "n T"], length: Int64[Tensor, "n"]
+        self, action: Shaped[Tensor, "n T *action"], length: Int64[Tensor, "n"]
     ) -> Shaped[Tensor, "n T1 *state"]:
         """Return the states that forward trajectories pass through, padded as rollouts are.
 
@@ -100,33 +129,33 @@ class GFNCore(ABC):
         Returns:
             The source, what each action led to, and the sink from there on; T1 = T + 1 in all.
         """
-        n, n_steps = action.shape
+        n, n_steps = action.shape[:2]
         state = self.source_state.new_empty(n, n_steps + 1, *self.state_shape)
         state[:, 0] = self.source_state
         for step in range(n_steps):
-            taken = action[:, step].where(step < length, self.dummy_action)
+            taken = action[:, step].where(self._per_action(step < length), self.dummy_action)
             state[:, step + 1] = self.forward_step(state[:, step], taken)
         return state
 
     def backward_step(
-        self, state: Shaped[Tensor, "n *state"], action: Int64[Tensor, "n"]
+        self, state: Shaped[Tensor, "n *state"], action: Shaped[Tensor, "n *action"]
     ) -> Shaped[Tensor, "n *state"]:
         """Undo one move per row; rows with the dummy action (padding) become the sink.
 
         The exit action cannot be undone, since the sink does not tell where it was entered from.
         """
-        is_move = self._is_move(action)
-        undone = self.undo(state, action.where(is_move, 0))
+        is_move = self._is_move(self.kind(action))
+        undone = self.undo(state, action.where(self._per_action(is_move), 0))
         return undone.where(self._per_row(is_move), self.sink_state)
 
     def move(
-        self, state: Shaped[Tensor, "n *state"], move: Int64[Tensor, "n"]
+        self, state: Shaped[Tensor, "n *state"], move: Shaped[Tensor, "n *action"]
     ) -> Shaped[Tensor, "n *state"]:
         """Make one move per row: ``forward_step`` for rows of which none exits or is padding."""
         return self._move(state, move)
 
     def undo(
-        self, state: Shaped[Tensor, "n *state"], move: Int64[Tensor, "n"]
+        self, state: Shaped[Tensor, "n *state"], move: Shaped[Tensor, "n *action"]
     ) -> Shaped[Tensor, "n *state"]:
         """Undo one move per row: ``backward_step`` for rows of which none is padding."""
         return self._undo(state, move)
@@ -232,13 +261,13 @@ class GFNCore(ABC):
 
     @abstractmethod
     def _move(
-        self, state: Shaped[Tensor, "n *state"], move: Int64[Tensor, "n"]
+        self, state: Shaped[Tensor, "n *state"], move: Shaped[Tensor, "n *action"]
     ) -> Shaped[Tensor, "n *state"]:
         """Apply one move per row, out of place; rows where it is illegal may hold anything."""
 
     @abstractmethod
     def _undo(
-        self, state: Shaped[Tensor, "n *state"], move: Int64[Tensor, "n"]
+        self, state: Shaped[Tensor, "n *state"], move: Shaped[Tensor, "n *action"]
     ) -> Shaped[Tensor, "n *state"]:
         """Undo one move per row, out of place; rows where it is illegal may hold anything."""
 
@@ -261,8 +290,11 @@ class GFNCore(ABC):
                 f"in row {row}"
             )
 
-    def _is_move(self, action: Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:
-        return (action >= 0) & (action < self.exit_action)
+    def _is_move(self, kind: Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:
+        return (kind >= 0) & (kind < self.exit_action)
+
+    def _per_action(self, flag: Bool[Tensor, "n"]) -> Bool[Tensor, "n *ones"]:
+        return flag.view(-1, *(1 for _ in self.action_shape))
 
     def _per_row(self, flag: Bool[Tensor, "n"]) -> Bool[Tensor, "n *ones"]:
         return flag.view(-1, *(1 for _ in self.state_shape))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gfn_rb.containers import Trajectories
 from gfn_rb.errors import ArgumentError, ShapeError
-from gfn_rb.rollout.log_probs import legal_actions, policy_logits
+from gfn_rb.rollout.log_probs import legal_actions, policy_says
 from gfn_rb.rollout.steps import Walk
 from gfn_rb.shapes import Bool, Float, Float64, Int64, Shaped
 
@@ -119,16 +119,17 @@ def rescored(walk: Walk, trajectories: Trajectories) -> Scored:
     policy, env, action = walk.policy, walk.env, trajectories.action
     steps = trajectories.real_steps
     if policy.is_backward:
-        steps = steps & (action != env.exit_action)
+        steps = steps & (env.kind(action) != env.exit_action)
     row, step = steps.nonzero(as_tuple=True)
     state = trajectories.state[row, step + int(policy.is_backward)]
     condition = None if trajectories.condition is None else trajectories.condition[row]
     mask = legal_actions(policy, env, state)
-    logits = policy_logits(policy, state, condition, mask.shape[1])
-    p = walk.exploration.probabilities(logits, mask).gather(1, action[row, step][:, None])
+    logits, parameters = policy_says(policy, env, state, condition, mask.shape[1])
+    p = walk.exploration.probabilities(logits, mask)
+    log_p = walk.log_prob(p, parameters, action[row, step])
     zeros = logits.new_zeros(*steps.shape, mask.shape[1])
     return Scored(
-        zeros[..., 0].index_put((row, step), p.squeeze(1).log()),
+        zeros[..., 0].index_put((row, step), log_p),
         zeros.index_put((row, step), logits),
     )
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from tensordict import TensorDict
+from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
 from gfn_rb import keys
 from gfn_rb.containers import Trajectories, Transitions
+from gfn_rb.envs.continuous import ContinuousEnv
 from gfn_rb.envs.core import GFNCore
 from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
 from gfn_rb.rollout.categorical import masked_log_softmax
+from gfn_rb.rollout.parameters import Parameters
 from gfn_rb.shapes import Bool, Float, Int64, Shaped
 
 
@@ -57,17 +59,55 @@ def policy_logits(
         KeyMismatchError: the policy wrote no "logits".
         ShapeError: it wrote another number of them.
     """
+    return _logits(policy, policy(_asked(state, condition)), n_actions)
+
+
+def policy_says(
+    policy: TensorDictModuleBase,
+    env: GFNCore,
+    state: Shaped[Tensor, "n *state"],
+    condition: Shaped[Tensor, "n *condition"] | None,
+    n_actions: int,
+) -> tuple[Float[Tensor, "n actions"], Parameters | None]:
+    """Return the logits of a policy, and the parameters of actions where these have some.
+
+    Raises:
+        KeyMismatchError, ShapeError: see :func:`policy_logits`; or the density is of another shape.
+        ArgumentError: the policy gives none.
+    """
+    if not isinstance(env, ContinuousEnv):
+        return policy_logits(policy, state, condition, n_actions), None
+    if not hasattr(policy, "get_dist"):
+        raise ArgumentError(
+            f"policy must have a method get_dist, as a ProbabilisticTensorDictSequential has, for "
+            f"{type(env).__name__}, whose moves have parameters, got a {type(policy).__name__}"
+        )
+    td = _asked(state, condition)
+    density = policy.get_dist(td)
+    is_backward = require_direction(policy)
+    return _logits(policy, td, n_actions), Parameters(env, state, density, is_backward)
+
+
+def _asked(
+    state: Shaped[Tensor, "n *state"], condition: Shaped[Tensor, "n *condition"] | None
+) -> TensorDict:
     source = {keys.STATE: state}
     if condition is not None:
         source[keys.CONDITION] = condition
-    logits = policy(TensorDict(source, batch_size=state.shape[:1])).get(keys.LOGITS, None)
+    return TensorDict(source, batch_size=state.shape[:1])
+
+
+def _logits(
+    policy: TensorDictModuleBase, td: TensorDictBase, n_actions: int
+) -> Float[Tensor, "n actions"]:
+    logits = td.get(keys.LOGITS, None)
     if logits is None:
         raise KeyMismatchError(
             f"policy must write {keys.LOGITS!r}, {type(policy).__name__} did not"
         )
-    if logits.shape != (len(state), n_actions):
+    if logits.shape != (len(td), n_actions):
         raise ShapeError(
-            f"policy must write {keys.LOGITS!r} of shape {[len(state), n_actions]}, got "
+            f"policy must write {keys.LOGITS!r} of shape {[len(td), n_actions]}, got "
             f"{list(logits.shape)} from {type(policy).__name__}"
         )
     return logits
@@ -98,6 +138,32 @@ def action_log_probs(
     return masked_log_softmax(policy_logits(policy, state, condition, mask.shape[1]), mask)
 
 
+def taken_log_probs(
+    policy: TensorDictModuleBase,
+    env: GFNCore,
+    state: Shaped[Tensor, "n *state"],
+    condition: Shaped[Tensor, "n *condition"] | None,
+    action: Shaped[Tensor, "n *action"],
+) -> Float[Tensor, "n"]:
+    """Compute the log-probability of one action in each state, with gradient.
+
+    Args:
+        policy: a forward or backward policy.
+        env: says which actions are legal.
+        state: states with at least one legal action each.
+        condition: one condition per state.
+        action: taken there, or undone.
+
+    Raises:
+        ArgumentError, KeyMismatchError, ShapeError: see :func:`policy_says`.
+    """
+    mask = legal_actions(policy, env, state)
+    logits, parameters = policy_says(policy, env, state, condition, mask.shape[1])
+    log_prob = masked_log_softmax(logits, mask)
+    chosen = log_prob.gather(1, env.kind(action).unsqueeze(1)).squeeze(1)
+    return chosen if parameters is None else chosen + parameters.log_prob(action)
+
+
 def trajectory_log_probs(
     policy: TensorDictModuleBase, env: GFNCore, trajectories: Trajectories
 ) -> Float[Tensor, "n T"]:
@@ -123,12 +189,11 @@ def trajectory_log_probs(
     is_backward = require_direction(policy)
     action, steps = trajectories.action, trajectories.real_steps
     if is_backward:
-        steps = steps & (action != env.exit_action)
+        steps = steps & (env.kind(action) != env.exit_action)
     row, step = steps.nonzero(as_tuple=True)
     state = trajectories.state[row, step + _state_offset(trajectories, is_backward, row)]
     condition = None if trajectories.condition is None else trajectories.condition[row]
-    log_prob = action_log_probs(policy, env, state, condition)
-    chosen = log_prob.gather(1, action[row, step].unsqueeze(1)).squeeze(1)
+    chosen = taken_log_probs(policy, env, state, condition, action[row, step])
     return chosen.new_zeros(steps.shape).index_put((row, step), chosen)
 
 
@@ -156,13 +221,11 @@ def transition_log_probs(
     is_backward, action = require_direction(policy), transitions.action
     parent, child = edge_ends(transitions)
     if not is_backward:
-        log_prob = action_log_probs(policy, env, parent, transitions.condition)
-        return log_prob.gather(1, action.unsqueeze(1)).squeeze(1)
-    (row,) = (action != env.exit_action).nonzero(as_tuple=True)
+        return taken_log_probs(policy, env, parent, transitions.condition, action)
+    (row,) = (env.kind(action) != env.exit_action).nonzero(as_tuple=True)
     condition = None if transitions.condition is None else transitions.condition[row]
-    log_prob = action_log_probs(policy, env, child[row], condition)
-    chosen = log_prob.gather(1, action[row].unsqueeze(1)).squeeze(1)
-    return chosen.new_zeros(action.shape).index_put((row,), chosen)
+    chosen = taken_log_probs(policy, env, child[row], condition, action[row])
+    return chosen.new_zeros(len(action)).index_put((row,), chosen)
 
 
 def edge_ends(

@@ -28,7 +28,10 @@ class Sampler:
     Args:
         policy: a TensorDict module from "state" (and "condition") to "logits", with an attribute
             ``is_backward``. A forward policy writes a logit for each of the environment's actions,
-            a backward policy for each but the exit action.
+            a backward policy for each but the exit action. For a
+            :class:`~gfn_rb.envs.ContinuousEnv` it has a method ``get_dist(tensordict)``, as a
+            ``ProbabilisticTensorDictSequential`` has, which writes the logits of kinds and returns
+            a distribution of parameters, batch shape [n], event shape [k], its mean in its support.
 
     Raises:
         ArgumentError: ``policy`` does not say which way it goes.
@@ -138,10 +141,11 @@ def _laid_out(
     env, is_backward = walk.env, walk.policy.is_backward
     length, row = steps.length(), torch.arange(steps.n, device=steps.device)
     state = steps.spread(steps.state, env.sink_state, extra=1)
-    action = steps.spread(steps.action, length.new_full((), env.dummy_action))
+    padding = torch.full(env.action_shape, env.dummy_action, dtype=env.action_dtype)
+    action = steps.spread(steps.action, padding.to(steps.device))
     if is_backward:
         state[row, length] = env.source_state
-        action[:, 0] = env.exit_action
+        action[:, 0] = env.exits(steps.n)
     x = start if is_backward else state[row, length - 1]
     n_logits = env.n_actions - is_backward
     return Trajectories(

@@ -13,7 +13,8 @@ from torch import Tensor
 from gfn_rb.envs.core import GFNCore
 from gfn_rb.errors import ArgumentError
 from gfn_rb.rollout.categorical import Exploration, draw, explain_no_draw
-from gfn_rb.rollout.log_probs import legal_actions, policy_logits
+from gfn_rb.rollout.log_probs import legal_actions, policy_says
+from gfn_rb.rollout.parameters import Parameters
 from gfn_rb.shapes import Float, Int64, Shaped
 
 
@@ -21,7 +22,7 @@ class ActionDraw(NamedTuple):
     """One draw from a policy.
 
     Attributes:
-        action: drawn actions, [n].
+        action: drawn actions, [n, *A].
         log_prob: their log-probabilities under the distribution drawn from, [n], where kept.
         estimator_output: the policy's logits, [n, A], where kept.
     """
@@ -151,15 +152,34 @@ class Walk:
             NaNError: the logits give no distribution.
         """
         mask = legal_actions(self.policy, self.env, state)
-        logits = policy_logits(self.policy, state, condition, mask.shape[1])
+        logits, parameters = policy_says(self.policy, self.env, state, condition, mask.shape[1])
         p = self.exploration.probabilities(logits, mask)
-        action = draw(p, self.exploration.generator)
-        if action is None:
+        kind = draw(p, self.exploration.generator)
+        if kind is None:
             raise explain_no_draw(logits, mask, state)
+        action = kind if parameters is None else parameters.draw(kind, self.exploration)
         return ActionDraw(
             action,
-            p.gather(1, action[:, None]).squeeze(1).log() if self.save_logprobs else None,
+            self.log_prob(p, parameters, action) if self.save_logprobs else None,
             logits if self.save_estimator_outputs else None,
+        )
+
+    def log_prob(
+        self,
+        p: Float[Tensor, "n actions"],
+        parameters: Parameters | None,
+        action: Shaped[Tensor, "n *action"],
+    ) -> Float[Tensor, "n"]:
+        """Return the log-probability with which the walk draws actions.
+
+        Args:
+            p: of each kind.
+            parameters: of the policy in the states, where actions have some.
+            action: one for each state.
+        """
+        log_p = p.gather(1, self.env.kind(action)[:, None]).squeeze(1).log()
+        return (
+            log_p if parameters is None else log_p + parameters.log_prob(action, self.exploration)
         )
 
     def roll(
@@ -191,14 +211,14 @@ class Walk:
             f"{at.state[0].tolist()} after them"
         )
 
-    def _move(self, at: _Rows, action: Int64[Tensor, "k"]) -> _Rows:
+    def _move(self, at: _Rows, action: Shaped[Tensor, "k *action"]) -> _Rows:
         """Take the actions; rows that exit are dropped first."""
-        rest = (action != self.env.exit_action).nonzero().squeeze(1)
+        rest = (self.env.kind(action) != self.env.exit_action).nonzero().squeeze(1)
         if len(rest) < len(action):
             at, action = at.take(rest), action[rest]
         return at._replace(state=self.env.move(at.state, action))
 
-    def _undo(self, at: _Rows, action: Int64[Tensor, "k"]) -> _Rows:
+    def _undo(self, at: _Rows, action: Shaped[Tensor, "k *action"]) -> _Rows:
         """Undo the actions; rows that thereby reach the source are dropped."""
         return self._past_source(at._replace(state=self.env.undo(at.state, action)))
 

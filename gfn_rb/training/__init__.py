@@ -6,10 +6,12 @@ from gfn_rb.training.config import (
     ConditionalHyperGridConfig,
     DeceptiveGridConfig,
     HyperGridConfig,
+    LineConfig,
     RNABindingConfig,
     TFBind8Config,
     TrainConfig,
 )
+from gfn_rb.training.densities import MixturePolicy, ReferencePolicy
 from gfn_rb.training.losses import (
     LOSSES,
     REGRESSION,
@@ -54,11 +56,14 @@ __all__ = [
     "ForwardPolicy",
     "Hooks",
     "HyperGridConfig",
+    "LineConfig",
     "LogZ",
+    "MixturePolicy",
     "ModifiedDetailedBalance",
     "Networks",
     "PriorityRule",
     "RNABindingConfig",
+    "ReferencePolicy",
     "RunResult",
     "StateFlow",
     "SubTrajectoryBalance",

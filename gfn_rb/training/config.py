@@ -16,6 +16,7 @@ from gfn_rb.envs import (
     DeceptiveGrid,
     GFNEnv,
     HyperGrid,
+    Line,
     RNABinding,
     TFBind8,
 )
@@ -28,11 +29,13 @@ from gfn_rb.training.options import (
     ABSENT,
     NEEDS,
     BackwardName,
+    CompactName,
     LearningOptions,
     LossName,
     MeasuringOptions,
     Needs,
     RanksOptions,
+    RegressionName,
     ReplayName,
     ReplayOptions,
     RunOptions,
@@ -41,6 +44,8 @@ from gfn_rb.training.options import (
 from gfn_rb.training.priority_rules import PRIORITY, PriorityRule
 from gfn_rb.training.rules import (
     PLAIN,
+    Floats,
+    OptionalFiniteFloat,
     OptionalFloat,
     OptionalInt,
     OptionalWord,
@@ -466,6 +471,34 @@ class BayesianDAGConfig(TrainConfig):
     """Seed of the network and its samples."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class LineConfig(TrainConfig):
+    """Walk to where a mixture of normal distributions is dense (Lahlou et al. 2023)."""
+
+    env: ClassVar[str] = "line"
+    env_type: ClassVar[type[GFNEnv]] = Line
+    distance_p: ClassVar[float] = 1.0
+
+    means: Floats = (-1.5, 1.5)
+    """Means of the normal distributions."""
+    scales: Floats = (0.5, 0.5)
+    """Their standard deviations."""
+    n_steps: PositiveInt = 5
+    """Moves of a walk."""
+    compact: CompactName = "none"
+    """How items are stored: whole, or, of trajectories, by their actions alone. Real numbers
+    are not made narrow."""
+    backward: BackwardName = "uniform"
+    """Backward policy: learned, or (uniform) the bridge of a random walk."""
+    regression: RegressionName = "linex"
+    """What residuals cost, squared or linex. First walks end where the reward is next to
+    nothing, by hundreds of nats, of which linex makes less."""
+    log_z: OptionalFiniteFloat = 0.0
+    """Initial log Z, in nats. None fits the first batch, whose ends are all but the target."""
+    lr_log_z: PositiveFloat = 0.02
+    """Adam's learning rate for log Z."""
+
+
 CONFIGS: dict[str, type[TrainConfig]] = {
     config.env: config
     for config in (
@@ -476,5 +509,6 @@ CONFIGS: dict[str, type[TrainConfig]] = {
         BitSequenceConfig,
         RNABindingConfig,
         BayesianDAGConfig,
+        LineConfig,
     )
 }

@@ -13,10 +13,11 @@ from torch.optim.lr_scheduler import LinearLR, LRScheduler
 from gfn_rb.arguments import require_kind
 from gfn_rb.containers import States, Trajectories, Transitions
 from gfn_rb.containers.base import Container
-from gfn_rb.envs import GFNEnv
+from gfn_rb.envs import ContinuousEnv, GFNEnv
 from gfn_rb.errors import ArgumentError
 from gfn_rb.shapes import Float
 from gfn_rb.training.config import TrainConfig
+from gfn_rb.training.densities import MixturePolicy, ReferencePolicy
 from gfn_rb.training.losses import (
     LOSSES,
     REGRESSION,
@@ -40,13 +41,23 @@ from gfn_rb.training.networks import (
 LOG_Z = "log_z.value"  # the parameter, in a loss that has one
 
 BACKWARD: dict[str, Callable[[GFNEnv, tuple[int, ...]], TensorDictModuleBase]] = {
-    "learned": BackwardPolicy,
-    "uniform": lambda env, _: UniformBackwardPolicy(env),
+    "learned": lambda env, hidden: (
+        MixturePolicy(env, hidden, is_backward=True)
+        if isinstance(env, ContinuousEnv)
+        else BackwardPolicy(env, hidden)
+    ),
+    "uniform": lambda env, _: (
+        ReferencePolicy(env) if isinstance(env, ContinuousEnv) else UniformBackwardPolicy(env)
+    ),
 }
 
 # How to make each network that a loss may ask for.
 _NETWORKS: dict[str, Callable[[TrainConfig, GFNEnv], nn.Module]] = {
-    "forward_policy": lambda config, env: ForwardPolicy(env, config.hidden),
+    "forward_policy": lambda config, env: (
+        MixturePolicy(env, config.hidden)
+        if isinstance(env, ContinuousEnv)
+        else ForwardPolicy(env, config.hidden)
+    ),
     "backward_policy": lambda config, env: BACKWARD[config.backward](env, config.hidden),
     "log_z": lambda config, env: (
         LogZ(config.log_z or 0.0)
@@ -87,16 +98,19 @@ def make_loss(config: TrainConfig, env: GFNEnv, seed: int) -> Loss:
         }
         loss = kind(env=env, **networks, **options).to(config.device)
         for network in own.values():
-            network.to(config.device).check(env)
+            if isinstance(network, OwnNetwork):
+                network.to(config.device).check(env)
     return loss
 
 
-def _own_networks(config: TrainConfig, env: GFNEnv) -> dict[str, OwnNetwork]:
+def _own_networks(config: TrainConfig, env: GFNEnv) -> dict[str, nn.Module]:
     given, initial = config.make_networks(env), config.log_z or 0.0
     require_kind("make_networks", given, Networks)
     roles = {"forward_policy": "forward", "backward_policy": "backward", "state_flow": "flow"}
     return {
-        name: OwnNetwork(env, module, role, initial)
+        name: module
+        if isinstance(env, ContinuousEnv) and role != "flow"  # which gives densities itself
+        else OwnNetwork(env, module, role, initial)
         for name, role in roles.items()
         if (module := getattr(given, role)) is not None
     }

@@ -121,6 +121,13 @@ Widths = Annotated[
         "at least one width of at least 1",
     ),
 ]
+Floats = Annotated[
+    tuple[float, ...],
+    Rule(
+        lambda v: type(v) is tuple and all(type(each) in (int, float) for each in v),
+        "a list of numbers",
+    ),
+]
 Words = Annotated[
     tuple[str, ...],
     Rule(lambda v: type(v) is tuple and all(type(word) is str for word in v), "a list of words"),

@@ -17,6 +17,7 @@ from gfn_rb import (
     CompactRows,
     DiversityWriter,
     MergedReplayBuffer,
+    Sampler,
     Trajectories,
     diverse_buffer,
     fifo_buffer,
@@ -28,8 +29,9 @@ from gfn_rb import (
     transition_buffer,
 )
 from gfn_rb.containers import convert
-from gfn_rb.envs import BitSequence, ConditionalHyperGrid, HyperGrid, TFBind8
+from gfn_rb.envs import BitSequence, ConditionalHyperGrid, HyperGrid, Line, TFBind8
 from gfn_rb.errors import ArgumentError, CheckpointMismatchError, KeyMismatchError, ShapeError
+from gfn_rb.training import MixturePolicy
 
 ENVS = {
     "TFBind8": TFBind8(),
@@ -228,6 +230,18 @@ def test_a_writer_that_is_given_measures_whole_rows_too():
     )
     with pytest.raises(KeyMismatchError, match=r"lacks the features 'state'"):
         rb.extend(walks(GRID))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_walks_on_the_line_come_back_as_they_were(form):
+    env = Line()
+    rb = fifo_buffer(8, compact=form, env=env)
+    rows = Sampler(MixturePolicy(env, (8,))).sample_trajectories(env, 8)
+    rb.extend(rows)
+    assert ("state" in rb.storage[:].keys()) == (form == "narrow")  # noqa: SIM118
+    assert rb[:]["state"].equal(rows.state)
+    assert rb[:]["action"].equal(rows.action)
+    assert rb[:]["length"].dtype == torch.int64
 
 
 @pytest.mark.parametrize("preset", [terminating_state_buffer, transition_buffer, state_buffer])

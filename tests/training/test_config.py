@@ -44,6 +44,7 @@ ENVIRONMENTS = [
     "conditional_hypergrid",
     "deceptive_grid",
     "hypergrid",
+    "line",
     "rna_binding",
     "tfbind8",
 ]

@@ -22,7 +22,7 @@ from gfn_rb.checkpoint import save_checkpoint
 from gfn_rb.containers import Trajectories
 from gfn_rb.errors import CheckpointCorruptError, CheckpointError, CheckpointMismatchError
 from gfn_rb.metrics import jensen_shannon_distance, total_variation
-from gfn_rb.training import Hooks, Trainer
+from gfn_rb.training import Hooks, LineConfig, Trainer
 from gfn_rb.training.objectives import fit_log_z
 from gfn_rb.training.trainer import Learnt
 
@@ -39,6 +39,8 @@ VARIANTS = {
     "transitions": grid(loss="db", replay="transitions", capacity=200),
     "states": grid(loss="fm", replay="states", draw="priority", capacity=200),
     "Linex": grid(regression="linex", loss="db", clip_grad_norm=0.5),
+    "line": LineConfig(batch_size=8, hidden=(8,), epsilon=0.2, local_search=1, replay="terminal"),
+    "line, both learned": LineConfig(batch_size=8, hidden=(8,), loss="db", backward="learned"),
     "less and less random": grid(epsilon=0.5, epsilon_end=0.0, anneal_steps=6),
     "annealed": grid(
         draw="softmax", temperature=4.0, temperature_end=0.5, anneal="exponential", anneal_steps=6
@@ -626,3 +628,15 @@ def test_it_trains_on_cuda(tmp_path):
     restored.load(tmp_path / "checkpoint")
     assert restored.steps_done == 5
     assert restored.loss.log_z.value.device.type == "cuda"
+
+
+def test_a_walk_on_the_line_learns_the_exact_log_z():
+    trainer = Trainer(LineConfig())
+    for _ in range(200):
+        trainer.step()
+    exact = trainer.env.true_log_z
+    assert trainer.log_z == pytest.approx(exact, rel=0.05)
+    row = trainer.measure()
+    assert row["modes_found"] == 2
+    assert row["log_z_gap"] == pytest.approx(trainer.log_z - exact)
+    assert trainer.rb[:]["state"].dtype == trainer.rb[:]["action"].dtype == torch.float32

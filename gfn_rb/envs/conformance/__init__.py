@@ -4,10 +4,15 @@
         def make_env(self):
             return MyEnv()
 
-Derive from ``EnumerableEnvConformance`` instead if the environment is an ``EnumerableEnv``. This
-package, unlike the rest of the library, needs pytest.
+Derive from ``EnumerableEnvConformance`` instead if the environment is an ``EnumerableEnv``, from
+``ContinuousEnvConformance`` if it is a ``ContinuousEnv``. This package, unlike the rest of the
+library, needs pytest.
 """
 
-from gfn_rb.envs.conformance.suites import EnumerableEnvConformance, GFNEnvConformance
+from gfn_rb.envs.conformance.suites import (
+    ContinuousEnvConformance,
+    EnumerableEnvConformance,
+    GFNEnvConformance,
+)
 
-__all__ = ["EnumerableEnvConformance", "GFNEnvConformance"]
+__all__ = ["ContinuousEnvConformance", "EnumerableEnvConformance", "GFNEnvConformance"]

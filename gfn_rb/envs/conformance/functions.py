@@ -41,7 +41,7 @@ class FunctionsConformance(CoreConformance):
             assert_close(batch, alone, rtol=0, atol=0)
             assert function(state[:0]).shape == (0, *batch.shape[1:])
         assert env.log_reward(state[:0], env.sample_condition(0)).shape == (0,)
-        none = torch.zeros(0, dtype=torch.int64)
+        none = self.dummies(env, 0)
         assert env.forward_step(state[:0], none).shape == (0, *env.state_shape)
         assert env.backward_step(state[:0], none).shape == (0, *env.state_shape)
 
@@ -50,11 +50,13 @@ class FunctionsConformance(CoreConformance):
         env = self.make_env()
         states, actions = self.states_and_actions(env)
         state, action = torch.stack(states, 1), torch.stack(actions, 1)
-        length = (action >= 0).sum(1)
+        length = (env.kind(action) >= 0).sum(1)
         assert env.states_of(action, length).equal(state)
         over = torch.arange(action.shape[1]) >= length[:, None]
         sink = state[:, -1:].expand(-1, 3, *env.state_shape)
-        longer = torch.cat([action.masked_fill(over, 0), action.new_zeros(len(action), 3)], 1)
+        over = over.view(*over.shape, *(1 for _ in env.action_shape))
+        more = action.new_zeros(len(action), 3, *env.action_shape)
+        longer = torch.cat([action.masked_fill(over, 0), more], 1)
         assert env.states_of(longer, length).equal(torch.cat([state, sink], 1))
         for n_steps in (0, 1, int(length.min())):
             cut = env.states_of(action[:, :n_steps], length)

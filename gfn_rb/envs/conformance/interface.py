@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from tensordict import TensorDict
@@ -27,7 +29,7 @@ class InterfaceConformance(RandomWalks):
         td = env.reset(TensorDict(batch_size=batch))
         assert td[keys.STATE].shape == (*batch, *env.state_shape)
         td = env.rand_step(td)
-        assert td[keys.ACTION].shape == batch
+        assert td[keys.ACTION].shape == (*batch, *env.action_shape)
         assert td[keys.NEXT, keys.REWARD].shape == (*batch, 1)
         assert td[keys.NEXT, keys.LOG_REWARD].shape == batch
 
@@ -44,8 +46,8 @@ class InterfaceConformance(RandomWalks):
         for part in (td, after):
             assert part[keys.FORWARD_MASK].equal(env.forward_mask(part[keys.STATE]))
             assert part[keys.BACKWARD_MASK].equal(env.backward_mask(part[keys.STATE]))
-        assert td[keys.FORWARD_MASK].gather(1, action[:, None]).all()
-        exits = action == env.exit_action
+        assert td[keys.FORWARD_MASK].gather(1, env.kind(action)[:, None]).all()
+        exits = env.kind(action) == env.exit_action
         assert after[keys.DONE].equal(exits[:, None])
         assert after[keys.TERMINATED].equal(exits[:, None])
         condition = None if env.condition_shape is None else td[keys.CONDITION][exits]
@@ -58,11 +60,13 @@ class InterfaceConformance(RandomWalks):
         """``step`` raises on an action outside its mask, the dummy action included."""
         env = self.make_env()
         state = self.visited(env)
-        row, action = (~env.forward_mask(state)).nonzero(as_tuple=True)
-        wrong = [(state[i], int(a)) for i, a in zip(row[:20], action[:20], strict=True)]
-        wrong += [(env.source(1)[0], env.dummy_action), (env.source(1)[0], env.n_actions)]
+        row, kind = (~env.forward_mask(state)).nonzero(as_tuple=True)
+        action = env.random_action(state[row[:20]], kind[:20])
+        wrong = [*zip(state[row[:20]], action, strict=True)]
+        outside = self.dummies(env, 1)[0]
+        wrong += [(env.source(1)[0], bad) for bad in (outside, outside + 1 + env.n_actions)]
         for one, bad in wrong:
             td = env.reset(TensorDict(batch_size=[1]))
-            td.update({keys.STATE: one[None], keys.ACTION: torch.tensor([bad])})
-            with pytest.raises(ArgumentError, match=f"got {bad} in row 0"):
+            td.update({keys.STATE: one[None], keys.ACTION: bad[None]})
+            with pytest.raises(ArgumentError, match=re.escape(f"got {bad.tolist()} in row 0")):
                 env.step(td)

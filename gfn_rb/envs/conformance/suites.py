@@ -10,11 +10,49 @@ from torch.testing import assert_close
 
 from gfn_rb.envs.conformance.functions import FunctionsConformance
 from gfn_rb.envs.conformance.interface import InterfaceConformance
+from gfn_rb.envs.continuous import ContinuousEnv
 from gfn_rb.envs.enumerable import EnumerableEnv, LogPF, uniform_log_pf
 
 
 class GFNEnvConformance(FunctionsConformance, InterfaceConformance):
     """What every ``GFNEnv`` promises; pytest runs it for each ``Test...`` subclass."""
+
+
+class ContinuousEnvConformance(GFNEnvConformance):
+    """What every ``ContinuousEnv`` promises; pytest runs it for each ``Test...`` subclass."""
+
+    atol = 1e-5
+
+    @abstractmethod
+    def make_env(self) -> ContinuousEnv:
+        """Return a new environment without a batch size, on the CPU."""
+
+    def test_references_are_densities(self) -> None:
+        """The reference has a batch of moves, and a finite density of each that it draws."""
+        env = self.make_env()
+        state = self.visited(env)
+        for is_backward in (False, True):
+            density = env.reference(state, is_backward)
+            assert density.batch_shape == (len(state),)
+            assert density.event_shape == (env.action_shape[0] - 1,)
+            kind = torch.zeros(len(state), dtype=torch.int64)
+            move = env.random_action(state, kind, is_backward)
+            may = (env.backward_mask if is_backward else env.forward_mask)(state)[:, 0]
+            if is_backward:
+                may &= ~env.from_source(state)[0]
+            assert density.log_prob(move[:, 1:])[may].isfinite().all()
+
+    def test_first_moves_are_known_from_where_they_led(self) -> None:
+        """What a first move led to comes from the source, by that move, and nothing else does."""
+        env = self.make_env()
+        states, actions = self.states_and_actions(env)
+        for step, state in enumerate(states[1:]):
+            moved = ~env.is_sink(state)
+            is_first, first = env.from_source(state)
+            assert not is_first[moved].any() or step == 0
+            if step == 0:
+                assert is_first[moved].all()
+                assert_close(first[moved], actions[0][moved, 1:], rtol=0, atol=self.atol)
 
 
 class EnumerableEnvConformance(GFNEnvConformance):

@@ -221,6 +221,23 @@ class Loss(nn.Module, ABC, Generic[C]):
         return log_reward.clamp(min=self.min_log_reward)
 
 
+def require_numbered(env: GFNCore, loss: Loss[Any]) -> None:
+    """Raise unless the actions of an environment are numbers.
+
+    Args:
+        env: the environment.
+        loss: that sums over all of them.
+
+    Raises:
+        ArgumentError: they have parameters.
+    """
+    if env.action_shape:
+        raise ArgumentError(
+            f"env must have numbered actions for {type(loss).__name__}, got a "
+            f"{type(env).__name__}, whose moves have parameters"
+        )
+
+
 class BalanceLoss(Loss[C]):
     """A loss that compares what flows forward with what flows back.
 

@@ -17,7 +17,7 @@ from gfn_rb.errors import KeyMismatchError, ShapeError
 from gfn_rb.rollout import action_log_probs, transition_log_probs
 from gfn_rb.rollout.log_probs import edge_ends
 from gfn_rb.shapes import Bool, Float, Int64, Shaped
-from gfn_rb.training.losses.base import Average, BalanceLoss, C, require_finite
+from gfn_rb.training.losses.base import Average, BalanceLoss, C, require_finite, require_numbered
 
 
 def log_flows(
@@ -97,7 +97,7 @@ class DetailedBalance(StateFlowLoss[Transitions]):
     def residual(self, batch: Transitions | TensorDictBase) -> Float[Tensor, "n"]:
         """Return delta(s, s') of each row, in nats, with gradient. See the base class."""
         transitions = self._rows(batch)
-        exits = transitions.action == self.env.exit_action
+        exits = self.env.kind(transitions.action) == self.env.exit_action
         # Rows that do not end an episode hold -inf, which would make all sums NaN.
         log_reward = self._floored(transitions.log_reward).where(exits, 0)
         log_pf = transition_log_probs(self.forward_policy, self.env, transitions)
@@ -154,6 +154,7 @@ class ModifiedDetailedBalance(BalanceLoss[Transitions]):
         **options: Any,
     ) -> None:
         super().__init__(forward_policy, backward_policy, env, **options)
+        require_numbered(env, self)
         require_choice("average", average, get_args(Average))
         self.average = average
 

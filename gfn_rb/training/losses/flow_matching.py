@@ -16,7 +16,7 @@ from gfn_rb.envs.core import GFNCore
 from gfn_rb.errors import ArgumentError
 from gfn_rb.rollout.log_probs import policy_logits, require_direction
 from gfn_rb.shapes import Float, Shaped
-from gfn_rb.training.losses.base import Average, SumLoss, require_finite
+from gfn_rb.training.losses.base import Average, SumLoss, require_finite, require_numbered
 
 
 class FlowMatching(SumLoss[States]):
@@ -63,6 +63,7 @@ class FlowMatching(SumLoss[States]):
         **options: Any,
     ) -> None:
         super().__init__(forward_policy, env, **options)
+        require_numbered(env, self)
         if require_direction(forward_policy, "forward_policy"):
             raise ArgumentError("forward_policy must have is_backward False, got True")
         if not 0 < reward_weight < math.inf:

@@ -1,0 +1,121 @@
+"""Environments whose moves have real numbers beside what kind they are."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution
+from torchrl.data import Unbounded
+
+from gfn_rb.envs.base import GFNEnv
+from gfn_rb.numerics.near.hashing import equal_bits
+from gfn_rb.shapes import Bool, Float, Int64, Shaped
+
+
+class ContinuousEnv(GFNEnv):
+    """An environment with moves in a continuum (Lahlou et al. 2023, arXiv:2301.12594).
+
+    An action is a row of k + 1 floats: its kind, 0 for a move and 1 for the exit, and the k
+    parameters of a move, which are 0 at the exit. Masks are of kinds. A policy gives logits of
+    kinds and a density of parameters, see :class:`gfn_rb.Sampler`; its log-probability of an action
+    is the sum of both. All densities are with respect to the same measure of parameters.
+
+    A state that one move from the source led to has no other parent. The backward probability of
+    that move is 1, and no density: ``from_source`` tells where that is so.
+
+    A subclass defines ``from_source`` and ``reference`` beside what it does for ``GFNEnv``; its
+    ``_move`` and ``_undo`` get whole actions.
+
+    Args:
+        source_state: see :class:`GFNEnv`, as all that follow but ``n_parameters``.
+        sink_state: likewise.
+        n_parameters: k.
+        max_length: likewise.
+        encoded_size: likewise.
+        batch_size: likewise.
+        device: likewise.
+    """
+
+    action_dtype = torch.float32
+
+    def __init__(
+        self,
+        source_state: Shaped[Tensor, "*state"],
+        sink_state: Shaped[Tensor, "*state"],
+        *,
+        n_parameters: int,
+        max_length: int,
+        encoded_size: int,
+        batch_size: Sequence[int] = (),
+        device: torch.device | str | None = None,
+    ) -> None:
+        self.action_shape = torch.Size([1 + n_parameters])
+        super().__init__(
+            source_state,
+            sink_state,
+            n_actions=2,
+            max_length=max_length,
+            encoded_size=encoded_size,
+            batch_size=batch_size,
+            device=device,
+        )
+
+    @abstractmethod
+    def from_source(
+        self, state: Shaped[Tensor, "n *state"]
+    ) -> tuple[Bool[Tensor, "n"], Float[Tensor, "n k"]]:
+        """Tell which states one move from the source led to, and that move's parameters."""
+
+    @abstractmethod
+    def reference(
+        self, state: Shaped[Tensor, "n *state"], is_backward: bool = False
+    ) -> Distribution:
+        """Return a density of the parameters of moves that reaches all of them.
+
+        It draws random actions and those of an exploring policy, and backward it is a policy that
+        need not be learned. Batch shape [n], event shape [k], its mean in its support; where
+        nothing can be drawn, anything.
+
+        Args:
+            state: where the moves start, or with ``is_backward`` where they led to.
+            is_backward: which of the two.
+        """
+
+    def kind(self, action: Float[Tensor, "*n k1"]) -> Int64[Tensor, "*n"]:
+        """Return the kind of each action."""
+        return action[..., 0].long()
+
+    def with_parameters(
+        self, kind: Int64[Tensor, "n"], parameters: Float[Tensor, "n k"]
+    ) -> Float[Tensor, "n k1"]:
+        """Return actions of their kinds, with parameters where these are moves."""
+        kept = parameters.where((kind != self.exit_action)[:, None], 0)
+        return torch.cat([kind[:, None].to(kept.dtype), kept], 1)
+
+    def random_action(
+        self,
+        state: Shaped[Tensor, "n *state"],
+        kind: Int64[Tensor, "n"],
+        is_backward: bool = False,
+    ) -> Float[Tensor, "n k1"]:
+        """Return actions of their kinds, with parameters from ``reference``."""
+        parameters = self.reference(state, is_backward).sample()
+        if is_backward:
+            is_first, first = self.from_source(state)
+            parameters = first.where(is_first[:, None], parameters)
+        return self.with_parameters(kind, parameters)
+
+    def fingerprint(self, state: Shaped[Tensor, "n *state"]) -> Int64[Tensor, "n"]:
+        """Hash the bits of the numbers. See the base class."""
+        return super().fingerprint(equal_bits(state).reshape(state.shape))
+
+    def _set_specs(self) -> None:
+        super()._set_specs()
+        self.action_spec = Unbounded(
+            shape=(*self.batch_size, *self.action_shape),
+            device=self.device,
+            dtype=self.action_dtype,
+        )

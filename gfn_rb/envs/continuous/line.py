@@ -1,0 +1,187 @@
+"""A walk on the line that ends where a mixture of normal distributions is dense."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution, Independent, Normal
+
+from gfn_rb.envs.continuous.base import ContinuousEnv
+from gfn_rb.errors import ArgumentError
+from gfn_rb.numerics.mixtures import normal_mixture
+from gfn_rb.shapes import Bool, Float, Int64
+
+
+class Line(ContinuousEnv):
+    r"""The line task of Lahlou et al. 2023 (arXiv:2301.12594): n moves of any size from a point.
+
+    A state is (x, t): where the walk is after t moves. After n of them it must end, with the reward
+
+    .. math:: R(x) = \sum_i N(x; \mu_i, \sigma_i^2),
+
+    so that log Z is the log of the number of modes, and the target their mixture.
+
+    The reference is a random walk that ends with the second moment of the target about the start;
+    backward it is the bridge to the start, under which the forward policy that samples the target
+    is known: ``exact_forward``.
+
+    Args:
+        means: of the modes.
+        scales: their standard deviations, positive.
+        start: x at the source.
+        n_steps: n, at least 1.
+        batch_size: see :class:`~gfn_rb.envs.GFNEnv`, as ``device``.
+        device: likewise.
+
+    Raises:
+        ArgumentError: an argument is out of its range.
+    """
+
+    _means: Tensor
+    _scales: Tensor
+
+    def __init__(
+        self,
+        means: Sequence[float] = (-1.5, 1.5),
+        scales: Sequence[float] = (0.5, 0.5),
+        start: float = 0.0,
+        n_steps: int = 5,
+        *,
+        batch_size: Sequence[int] = (),
+        device: torch.device | str | None = None,
+    ) -> None:
+        if not means or len(means) != len(scales):
+            raise ArgumentError(
+                f"means and scales must be as many, at least one, got {len(means)} and "
+                f"{len(scales)}"
+            )
+        if not all(0 < scale < math.inf for scale in scales):
+            raise ArgumentError(f"scales must be positive and finite, got {list(scales)}")
+        if not all(map(math.isfinite, (*means, start))):
+            raise ArgumentError(f"means and start must be finite, got {list(means)} and {start}")
+        if n_steps < 1:
+            raise ArgumentError(f"n_steps must be at least 1, got {n_steps}")
+        self.start, self.n_steps, self.n_modes = start, n_steps, len(means)
+        moments = [(m - start) ** 2 + s**2 for m, s in zip(means, scales, strict=True)]
+        self.spread = math.sqrt(sum(moments) / len(moments))
+        super().__init__(
+            torch.tensor([start, 0.0]),
+            torch.tensor([start, -1.0]),
+            n_parameters=1,
+            max_length=n_steps + 1,
+            encoded_size=2,
+            batch_size=batch_size,
+            device=device,
+        )
+        self.register_buffer("_means", torch.tensor(means, dtype=torch.float32).to(device), False)
+        self.register_buffer("_scales", torch.tensor(scales, dtype=torch.float32).to(device), False)
+
+    @property
+    def true_log_z(self) -> float:
+        """The log of the number of modes: each has a mass of one."""
+        return math.log(len(self._means))
+
+    def is_source(self, state: Float[Tensor, "n *state"]) -> Bool[Tensor, "n"]:
+        """Tell which rows have made no move."""
+        return state[:, 1] == 0
+
+    def is_sink(self, state: Float[Tensor, "n *state"]) -> Bool[Tensor, "n"]:
+        """Tell which rows have ended."""
+        return state[:, 1] < 0
+
+    def forward_mask(self, state: Float[Tensor, "n *state"]) -> Bool[Tensor, "n 2"]:
+        """Tell where a move is legal, and where the exit: after n moves."""
+        t = state[:, 1]
+        return torch.stack([(t >= 0) & (t < self.n_steps), t >= self.n_steps], 1)
+
+    def backward_mask(self, state: Float[Tensor, "n *state"]) -> Bool[Tensor, "n 1"]:
+        """Tell where a move led."""
+        return state[:, 1:] > 0
+
+    def from_source(
+        self, state: Float[Tensor, "n *state"]
+    ) -> tuple[Bool[Tensor, "n"], Float[Tensor, "n 1"]]:
+        """Tell which states are those after the first move. See the base class."""
+        return state[:, 1] == 1, state[:, :1] - self.start
+
+    def reference(
+        self, state: Float[Tensor, "n *state"], is_backward: bool = False
+    ) -> Distribution:
+        """Return a normal step of the random walk, or of its bridge back to the start."""
+        variance = self.spread**2 / self.n_steps
+        x, t = state[:, :1], state[:, 1:]
+        if not is_backward:
+            mean, scale = torch.zeros_like(x), torch.full_like(x, math.sqrt(variance))
+        else:
+            t = t.clamp(min=2)  # nothing is drawn before
+            mean, scale = (x - self.start) / t, (variance * (t - 1) / t).sqrt()
+        return Independent(Normal(mean, scale, validate_args=False), 1, validate_args=False)
+
+    def exact_forward(self, state: Float[Tensor, "n *state"]) -> Distribution:
+        r"""Return the forward policy whose flow balances the bridge: a mixture at each state.
+
+        Given its end, the bridge is at :math:`x_t \sim N(m_t, v_t)` for mode i, with
+
+        .. math:: m_t = x_0 + (\mu_i - x_0) t / n, \quad
+                  v_t = \sigma_i^2 t^2 / n^2 + \sigma^2 t (n - t) / n,
+
+        and :math:`x_t, x_{t+1}` have the covariance :math:`v_{t+1} t / (t + 1)`: the next position
+        is normal given this one and the mode, and the mode has a posterior given this one.
+        """
+        x, t = state[:, :1], state[:, 1:].clamp(0, self.n_steps - 1)
+        mean, variance = self._marginal(t)
+        next_mean, next_variance = self._marginal(t + 1)
+        gain = next_variance * t / (t + 1) / variance.clamp(min=1e-12)
+        off = (x - mean).where(t > 0, 0)
+        log_weight = (-(off**2) / variance.clamp(min=1e-12) - variance.clamp(min=1e-12).log()) / 2
+        return normal_mixture(
+            log_weight.where(t > 0, 0),
+            (next_mean + gain * off - x)[..., None],
+            (next_variance - gain**2 * variance).sqrt()[..., None],
+        )
+
+    def log_marginal(self, state: Float[Tensor, "n *state"]) -> Float[Tensor, "n"]:
+        """Return log p_t(x) of states after t moves: their flow is Z p_t(x); 0 at the source."""
+        mean, variance = self._marginal(state[:, 1:].clamp(min=1))
+        log_p = Normal(mean, variance.sqrt()).log_prob(state[:, :1]).logsumexp(1)
+        return (log_p - math.log(len(self._means))).where(state[:, 1] > 0, 0)
+
+    def log_reward(
+        self, state: Float[Tensor, "n *state"], condition: Tensor | None = None
+    ) -> Float[Tensor, "n"]:
+        """Return the log of the summed densities of the modes."""
+        self.check_terminating(state)
+        return Normal(self._means, self._scales).log_prob(state[:, :1]).logsumexp(1)
+
+    def encode(self, state: Float[Tensor, "n *state"]) -> Float[Tensor, "n encoded"]:
+        """Return the distance from the start and the number of moves, both scaled to about one."""
+        x = (state[:, :1] - self.start) / self.spread
+        return torch.cat([x, state[:, 1:] / self.n_steps], 1)
+
+    def modes_reached(
+        self, state: Float[Tensor, "n *state"], log_reward: Float[Tensor, "n"] | None = None
+    ) -> Int64[Tensor, "m"]:
+        """Return the modes within one standard deviation of which some state lies."""
+        near = (state[:, :1] - self._means).abs() <= self._scales
+        return near.nonzero()[:, 1]
+
+    def _marginal(self, t: Float[Tensor, "n 1"]) -> tuple[Tensor, Tensor]:
+        """Return mean and variance, [n, modes], of the bridges to each mode after t moves."""
+        part, walk = t / self.n_steps, self.spread**2 / self.n_steps
+        mean = self.start + (self._means - self.start) * part
+        return mean, (self._scales * part) ** 2 + walk * t * (1 - part)
+
+    def _move(
+        self, state: Float[Tensor, "n *state"], move: Float[Tensor, "n 2"]
+    ) -> Float[Tensor, "n *state"]:
+        return torch.cat([state[:, :1] + move[:, 1:], state[:, 1:] + 1], 1)
+
+    def _undo(
+        self, state: Float[Tensor, "n *state"], move: Float[Tensor, "n 2"]
+    ) -> Float[Tensor, "n *state"]:
+        undone = torch.cat([state[:, :1] - move[:, 1:], state[:, 1:] - 1], 1)
+        # Rounding must not keep a walk from its source.
+        return self.source_state.where(undone[:, 1:] == 0, undone)
