@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -113,6 +113,10 @@ class ManagerClient:
         """How many batches are still to be answered."""
         return len(self._unanswered)
 
+    def unanswered_by(self, manager: int) -> int:
+        """Return how many batches a manager has not answered."""
+        return len(self._unanswered.of(manager))
+
     def collect(self) -> None:
         """Take what has arrived, without waiting."""
         while self._receive(0.0):
@@ -178,30 +182,41 @@ class ManagerClient:
                 ) from None
             raise
 
-    def send(self, rows: TensorDictBase, store: bool) -> int:
+    def send(self, rows: TensorDictBase, store: bool, ready: Collection[int] | None = None) -> int:
         """Send a batch, each row to the manager that owns it.
 
         Args:
             rows: batch size [n], on any device; must not change until they are answered.
             store: whether they are to be stored, or only scored.
+            ready: the managers that may be sent something now, by default all.
 
         Returns:
             How many rows there was a manager to send to.
         """
         batch = SentBatch(len(rows), store)
         self._n_batches += 1
-        sent = self._send_shares(batch, rows, None)
+        sent = self._send_shares(batch, rows, None, ready)
         self._count.sent += sent
         return sent
 
-    def _send_shares(self, batch: SentBatch, rows: TensorDictBase, at: Tensor | None) -> int:
+    def _send_shares(
+        self,
+        batch: SentBatch,
+        rows: TensorDictBase,
+        at: Tensor | None,
+        ready: Collection[int] | None = None,
+    ) -> int:
         """Send rows of a batch to their owners, and return how many could be handed over."""
         start, sent, left = time.perf_counter(), 0, [(rows, at)]
         while left and (managers := self.managers):
             rows, at = left.pop()
-            parts = shares(rows, managers, self._n_batches - 1)
+            parts = [
+                each
+                for each in shares(rows, managers, self._n_batches - 1)
+                if ready is None or each[0] in ready
+            ]
             quota: dict[int, int] = {}
-            if self._has_several and batch.is_new and at is None:
+            if self._has_several and batch.is_new and at is None and parts:
                 quota = self.split([rank for rank, _ in parts], self._n_batches)
             for rank, mine in parts:
                 part = rows if mine is None else select_rows(rows, mine)
@@ -285,30 +300,49 @@ class ManagerClient:
                 with answer_of(rank):
                     self.split.heard(rank, wanted_of(answer.meta))
 
-    def leave(self, timeout: float) -> None:
+    def leave(self, limit: Deadline) -> None:
         """Say goodbye to all managers.
 
         Args:
-            timeout: how long to wait for each, in seconds.
+            limit: when to stop waiting for their answers. Who has not answered by then is named in
+                the log, and not lost.
         """
+        start = time.monotonic()
         if self._has_several and self._hello is not None:
             # Who is found to be lost only now leaves rows behind that the others are to have.
-            for rank in self.managers:
-                try:
-                    self.ask(rank, Kind.HELLO, self._hello, timeout)
-                except (PeerLostError, TransportTimeoutError) as error:
-                    self.lose(rank, str(error))
-            self.settle(Deadline(timeout, self._grace))
+            self._ask_all(Kind.HELLO, self._hello, limit)
+            self.settle(limit)
         stays = {"stays": True} if is_shared(self._channel.transport, self) else {}
-        for rank in self.managers:
-            try:
-                self.ask(rank, Kind.GOODBYE, stays, timeout)
-            except (PeerLostError, TransportTimeoutError) as error:
-                self._leave(rank, str(error))
-            except GfnRbError as error:
-                log.warning("%s: manager %d did not say goodbye: %s", self._name, rank, error)
-        self._channel.flush(Deadline(timeout, self._grace).remaining, self._membership.lost)
+        if silent := self._ask_all(Kind.GOODBYE, stays, limit):
+            n, seconds = len(silent), time.monotonic() - start
+            log.warning(
+                "%s: left after %.1f s, before manager%s %s answered",
+                *(self._name, seconds, "s" * (n > 1), ", ".join(map(str, silent))),
+            )
+        self._channel.flush(limit.remaining, self._membership.lost)
         release_tag(self._channel.transport, self)
+
+    def _ask_all(self, kind: Kind, meta: dict[str, Any], limit: Deadline) -> list[int]:
+        """Ask all managers the same, and return those that have not answered in time."""
+        for rank in self.managers:
+            self._response.pop(rank, None)
+            try:
+                self._count.bytes_sent += self._channel.send(rank, self._tag.number, kind, meta)
+            except PeerLostError as error:
+                self.lose(rank, str(error))
+
+        def silent() -> list[int]:
+            return [rank for rank in self.managers if rank not in self._response]
+
+        while silent() and limit.wait(self._receive):
+            pass
+        unanswered = silent()
+        for rank in set(self.managers) - set(unanswered):
+            try:
+                self._response.pop(rank).checked()
+            except GfnRbError as error:
+                log.warning("%s: manager %d refuses a %s: %s", self._name, rank, kind.name, error)
+        return unanswered
 
     def lose(self, rank: int, why: str) -> None:
         """Count a manager as lost, and send what it owned again to those that own it now."""

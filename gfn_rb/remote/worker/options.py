@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Literal
 
 import torch
@@ -30,11 +30,11 @@ class Mode(ABC):
     """When a worker sends, and whether it waits for the answer."""
 
     @abstractmethod
-    def before(self, client: ManagerClient) -> bool:
+    def before(self, client: ManagerClient) -> Collection[int]:
         """Do what comes before a batch is sent.
 
         Returns:
-            Whether a batch may be sent now.
+            The managers that may be sent what they own of it now.
         """
 
     def after(self, client: ManagerClient) -> None:  # noqa: B027
@@ -48,9 +48,9 @@ class Mode(ABC):
 class AwaitReply(Mode):
     """Sends, and waits for the answer: scores are those of the items just added."""
 
-    def before(self, client: ManagerClient) -> bool:
+    def before(self, client: ManagerClient) -> Collection[int]:
         """Send."""
-        return True
+        return client.managers
 
     def after(self, client: ManagerClient) -> None:
         """Wait for the answer."""
@@ -63,18 +63,19 @@ class CollectLater(Mode):
     The manager works while the worker trains; the worker waits only for what is left of that.
     """
 
-    def before(self, client: ManagerClient) -> bool:
+    def before(self, client: ManagerClient) -> Collection[int]:
         """Wait for the answer to the last batch."""
         client.wait()
-        return True
+        return client.managers
 
 
 class NonBlocking(Mode):
     """Sends, and never waits: answers are taken when they have arrived.
 
-    While ``in_flight`` batches are unanswered, no further one is sent: its rows are counted as
-    ``skipped``, and stay in the worker's own buffer alone. That bounds the memory held by what is
-    on its way, and how far the manager can fall behind.
+    A manager that has not answered ``in_flight`` batches is sent no further one: the rows that it
+    owns are counted as ``skipped``, and stay in the worker's own buffer alone. That bounds the
+    memory held by what is on its way, and how far a manager can fall behind; the others are sent
+    theirs.
 
     Raises:
         ArgumentError: ``in_flight`` below 1.
@@ -85,10 +86,10 @@ class NonBlocking(Mode):
             raise ArgumentError(f"in_flight must be at least 1, got {in_flight}")
         self.in_flight = in_flight
 
-    def before(self, client: ManagerClient) -> bool:
-        """Take what has arrived, and send if few enough batches are unanswered."""
+    def before(self, client: ManagerClient) -> Collection[int]:
+        """Take what has arrived, and send to those that left few enough batches unanswered."""
         client.collect()
-        return client.unanswered < self.in_flight
+        return [rank for rank in client.managers if client.unanswered_by(rank) < self.in_flight]
 
 
 def join_batches(batches: Sequence[TensorDictBase]) -> TensorDictBase:

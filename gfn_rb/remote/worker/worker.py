@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
 import torch
@@ -233,8 +233,8 @@ class ReplayBufferWorker:
         Returns:
             See :meth:`extend`.
         """
-        may_send = self.mode.before(self._client)
-        if self._pending and self._send_pending(may_send):
+        ready = self.mode.before(self._client)
+        if self._pending and self._send_pending(ready):
             self.mode.after(self._client)
         return next(reversed(self._take_replies()), None)
 
@@ -285,29 +285,33 @@ class ReplayBufferWorker:
         Raises:
             RemoteError: see :meth:`extend`.
         """
+        return self._drain(Deadline(timeout, self._grace))
+
+    def _drain(self, limit: Deadline) -> list[Reply]:
         if self._connected:
-            deadline = Deadline(timeout, self._grace)
             if self._pending:  # what they bring may be too much while others are unanswered
-                self._client.settle(deadline)
+                self._client.settle(limit)
                 self._send_pending()
-            self._client.settle(deadline)
+            self._client.settle(limit)
         return self._take_replies()
 
     def close(self, timeout: float = 30.0) -> None:
         """Drain, and say goodbye to the managers. The transport stays open.
 
         Args:
-            timeout: how long to wait for answers, and for each manager's goodbye, in seconds.
+            timeout: how long to wait in all, in seconds. A manager that has not answered by then
+                is named in the log, and not lost.
 
         Raises:
             RemoteError: see :meth:`extend`.
         """
         if not self._connected:
             return
+        limit = Deadline(timeout, self._grace)
         try:
-            self.drain(timeout)
+            self._drain(limit)
         finally:
-            self._client.leave(timeout)
+            self._client.leave(limit)
             self._connected = False
 
     def __enter__(self) -> ReplayBufferWorker:
@@ -324,8 +328,12 @@ class ReplayBufferWorker:
 
     # Sending.
 
-    def _send_pending(self, may_send: bool = True) -> bool:
-        """Send what is pending, reduced and filtered; return whether anything was sent."""
+    def _send_pending(self, ready: Collection[int] | None = None) -> bool:
+        """Send what is pending, reduced and filtered; return whether anything was sent.
+
+        Args:
+            ready: the managers that may be sent something, by default all.
+        """
         batches, self._pending = self._pending, []
         self._sent_keys = set(batches[0].keys())
         left = sum(map(len, batches))
@@ -341,8 +349,8 @@ class ReplayBufferWorker:
                 rows = kept
             left = len(rows)
             sent = 0
-            if left and may_send:
-                sent = self._client.send(rows, self.payload != "scoring")
+            if left:
+                sent = self._client.send(rows, self.payload != "scoring", ready)
                 left -= sent
         finally:  # what cannot be sent is accounted for as well
             self.statistics.skipped += left

@@ -308,7 +308,9 @@ def test_a_rank_that_does_not_answer_a_greeting_is_no_manager():
 
 
 @pytest.mark.parametrize("closes", [True, False])
-def test_managers_that_say_no_goodbye_are_lost(closes, caplog, monkeypatch):
+def test_managers_that_say_no_goodbye_are_named_and_lost_if_they_are_gone(
+    closes, caplog, monkeypatch
+):
     scene, waits = Scene(2, timeout=0.05), []
     monkeypatch.setattr(
         scene.client._channel, "flush", lambda timeout, exclude: waits.append({*exclude})
@@ -316,8 +318,12 @@ def test_managers_that_say_no_goodbye_are_lost(closes, caplog, monkeypatch):
     if closes:
         for manager in scene.managers.values():
             manager.transport.close()
-    scene.client.leave(0.05)
-    assert scene.client.managers == []
-    for rank, message in zip((1, 2), caplog.messages, strict=True):
-        assert message.startswith(f"worker 0: manager {rank} is lost: ")
-    assert waits == [{1, 2}]  # what they have not taken is not waited for
+    scene.client.leave(Deadline(0.05))
+    assert scene.client.managers == ([] if closes else [1, 2])
+    if closes:
+        for rank, message in zip((1, 2), caplog.messages, strict=True):
+            assert message.startswith(f"worker 0: manager {rank} is lost: ")
+        assert waits == [{1, 2}]  # what they have not taken is not waited for
+    else:
+        (message,) = caplog.messages
+        assert message.endswith(" s, before managers 1, 2 answered")

@@ -8,8 +8,13 @@ from gfn_rb.remote.worker.options import AwaitReply, CollectLater, NonBlocking
 class Recorded(ManagerClient):
     """Notes what it is asked for."""
 
+    managers = [1, 2]
+
     def __init__(self, unanswered=0):
-        self._unanswered, self.asked = dict.fromkeys(range(unanswered)), []
+        self._owed, self.asked = unanswered, []
+
+    def unanswered_by(self, manager):
+        return self._owed if manager == 1 else 0
 
     def collect(self):
         self.asked.append("collect")
@@ -29,16 +34,16 @@ class Recorded(ManagerClient):
 )
 def test_modes_differ_in_when_they_wait(mode, before, after):
     client = Recorded()
-    assert mode.before(client)
+    assert mode.before(client) == [1, 2]
     assert client.asked == before
     client.asked.clear()
     mode.after(client)
     assert client.asked == after
 
 
-def test_without_waiting_the_number_on_their_way_is_bounded():
+def test_without_waiting_the_number_on_their_way_is_bounded_for_each_manager():
     mode = NonBlocking(in_flight=2)
-    assert [mode.before(Recorded(n)) for n in range(4)] == [True, True, False, False]
+    assert [mode.before(Recorded(n)) for n in range(4)] == [[1, 2], [1, 2], [2], [2]]
 
 
 def test_a_mode_shows_its_bound():
