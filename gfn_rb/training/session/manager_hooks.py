@@ -13,6 +13,7 @@ from torchrl.data import ReplayBuffer, TensorDictReplayBuffer
 from gfn_rb.buffers import MergedReplayBuffer
 from gfn_rb.envs import GFNEnv
 from gfn_rb.errors import PeerLostError
+from gfn_rb.keys import POLICY_VERSION
 from gfn_rb.remote import (
     AwaitReply,
     BaselineFilter,
@@ -29,8 +30,10 @@ from gfn_rb.remote import (
 from gfn_rb.remote.feeding.feed_policies import POLICIES
 from gfn_rb.remote.manager.baseline import Baseline
 from gfn_rb.remote.protocol.roles import RankRoles
+from gfn_rb.rollout import Sampler
 from gfn_rb.torchrl_compat import generator_of
 from gfn_rb.training.config import TrainConfig
+from gfn_rb.training.networks import ForwardPolicy
 from gfn_rb.training.replay import make_buffer
 from gfn_rb.training.session.folder import RunFolder
 from gfn_rb.transports import Transport
@@ -136,9 +139,10 @@ def make_manager(
 ) -> ReplayBufferManager:
     """Return the manager that a configuration asks for, as it was when it last saved."""
     on_cpu = replace(config, device="cpu", max_age=None)  # of everyone, whose steps differ
+    env = on_cpu.make_env()
     manager = ReplayBufferManager(
         transport,
-        _buffer(on_cpu, on_cpu.make_env(), transport.rank),
+        _buffer(on_cpu, env, transport.rank),
         baseline=BASELINE[config.baseline](),
         workers=roles.workers,
         managers=roles.managers,
@@ -146,10 +150,19 @@ def make_manager(
         checkpoint_every=max(1, config.checkpoint_every * len(roles.workers) // config.send_every),
         worker_timeout=worker_silence(config, roles),
         generator=torch.Generator().manual_seed(config.seed),
+        rows=_example(env),
     )
     if folder.checkpoint.exists():
         manager.load()
     return manager
+
+
+def _example(env: GFNEnv) -> TensorDictBase:
+    """Return a row as those that train send, by which a manager knows what to store."""
+    with torch.random.fork_rng(devices=[]):  # of the weights, which nothing else is to follow from
+        policy = ForwardPolicy(env)
+    one = Sampler(policy).sample_trajectories(env, 1, generator=torch.Generator().manual_seed(0))
+    return one.to_tensordict().set(POLICY_VERSION, torch.zeros_like(one.length))
 
 
 def _buffer(config: TrainConfig, env: GFNEnv, rank: int) -> TensorDictReplayBuffer:

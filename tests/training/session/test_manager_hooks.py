@@ -8,10 +8,10 @@ from factories import assert_equal
 from remote.remote_runs import threads
 from tensordict import TensorDict
 from training.session.distributed_runs import assert_adds_up, assert_same_account
-from training.training_runs import grid
+from training.training_runs import WARM_GRID, grid
 
 from gfn_rb.buffers import MergedReplayBuffer, fifo_buffer
-from gfn_rb.errors import TransportTimeoutError
+from gfn_rb.errors import KeyMismatchError, TransportTimeoutError
 from gfn_rb.remote import ReplayBufferManager
 from gfn_rb.remote.protocol.roles import assign_roles
 from gfn_rb.training.session.folder import RunFolder
@@ -311,3 +311,32 @@ def test_ranks_that_train_have_time_to_lose_their_manager_first(tmp_path):
     assert waits[0] == CONFIG.patience
     # Each but one of three workers may be waited for in vain, and all the others are silent then.
     assert waits[1] > 2 * longest_silence(together, managed)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        CONFIG,
+        replace(CONFIG, local_search=1),
+        replace(CONFIG, compact="rebuild"),
+        replace(WARM_GRID, managers=1),
+    ],
+)
+def test_a_manager_knows_what_is_sent_before_it_comes(config, tmp_path):
+    group = LocalTransport.group(2)
+    manager = make_manager(config, group[1], assign_roles(2, 1, [None] * 2), RunFolder(tmp_path, 1))
+    assert len(manager.buffer) == 0
+    assert manager.buffer.storage.initialized
+    items = []
+
+    def store(rb, rows):
+        items.append(rows.exclude("log_prob", "estimator_output"))
+        rb.extend(rows)
+
+    trainer = Trainer(config, hooks=Hooks(store=store))
+    trainer.step()
+    trainer.close()
+    other = items[0].exclude("policy_version")
+    with pytest.raises(KeyMismatchError, match="missing keys"):
+        manager.buffer.extend(other)
+    assert (manager.buffer.extend(items[0]) >= 0).any()

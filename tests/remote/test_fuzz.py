@@ -1,0 +1,458 @@
+"""Random frames and messages, honest ones changed in some places: nobody is ended or bent by them.
+
+Half of the frames have checksums that are right. The whole check is of 100,000 messages of each
+kind: ``GFN_RB_FUZZ=100000 pytest tests/remote/test_fuzz.py``; ``GFN_RB_SECONDS`` ends it earlier.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import math
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from checkpoint.test_hostile_files import WORDS, changed, memory
+from factories import linear_policy, seeded
+from remote.remote_runs import LIMIT, group, objects, trajectories
+from tensordict import TensorDict, TensorDictBase
+
+from gfn_rb import Sampler, errors, fifo_buffer, reward_prioritized_buffer, terminating_state_buffer
+from gfn_rb.codec.frames import decode_frame, encode_frame
+from gfn_rb.codec.prefix import PREFIX_NBYTES, Prefix
+from gfn_rb.codec.primitives import BlockSums, aligned
+from gfn_rb.codec.schema import NO_ROWS, laid_out
+from gfn_rb.envs import HyperGrid
+from gfn_rb.errors import GfnRbError, WireError
+from gfn_rb.remote import NonBlocking, ReplayBufferManager, ReplayBufferWorker, Subscription
+from gfn_rb.remote.protocol.channel import FrameChannel
+from gfn_rb.remote.protocol.messages import DATA_TAG, METADATA_TAG, PEER_TAG, PROTOCOL, Kind
+
+MESSAGES = int(os.environ.get("GFN_RB_FUZZ", "400"))  # of each kind
+SECONDS = float(os.environ.get("GFN_RB_SECONDS", "inf"))  # after which a kind ends, however many
+
+ERRORS = {name for name, each in vars(errors).items() if isinstance(each, type)} | {"refused"}
+ENV = HyperGrid(2, 4)
+PATHS = Sampler(linear_policy(ENV, False)).sample_trajectories(ENV, 8, generator=seeded())
+PATHS = PATHS.to_tensordict()
+HIGHEST = 1e5
+NUMBERS = [0, 1, 2, 3, 7, 99, -1, 2**31, 2**53, 2**63, 10**30, 10**309, 0.5, 1e308, math.nan]
+NUMBERS += [math.inf, -math.inf, True, None]
+TAGS = [DATA_TAG, DATA_TAG, DATA_TAG, METADATA_TAG, PEER_TAG, 3, 32, 33, 47, 48, 32_000]
+DTYPES = [torch.bool, torch.uint8, torch.int16, torch.int64, torch.float16, torch.bfloat16]
+DTYPES += [torch.float64, torch.complex64, torch.uint16, torch.uint64, torch.float8_e4m3fn]
+SUMMARY = {"quantiles": [], "rows": 0, "ema": None, "batches": 0, "held": 0, "managers": [0, 1]}
+TERMS = {"quota": 3, "policy": "top", "own": False, "fresh": True}
+ANSWER = {"to": 1, "outcomes": {"stored": 2}, "scores": {"a": 1.0}, "baseline": -3.0, "next": [2.0]}
+WELCOME = {"protocol": PROTOCOL, "baseline": None, "rows": None}
+
+
+def until(n: int) -> Iterator[int]:
+    end = time.monotonic() + SECONDS
+    for i in range(n):
+        if time.monotonic() > end:
+            return
+        yield i
+
+
+# Frames.
+
+
+class Parts:
+    """A frame taken apart, so that it can be put together again with other content."""
+
+    def __init__(self, content: bytes) -> None:
+        prefix = Prefix.read(memoryview(content), "it")
+        self.structure = json.loads(content[PREFIX_NBYTES : prefix.meta_at] or b"[]")
+        self.meta = json.loads(content[prefix.meta_at : prefix.texts_end] or b'{"id": 1}')
+        self.prefix = prefix
+        self.body = bytearray(content[aligned(prefix.texts_end) : prefix.head_nbytes])
+
+    def sealed(self, pick: random.Random) -> bytes:
+        """Return a frame of the sizes that its schema has, where it is one."""
+        structure, meta = (json.dumps(each).encode() for each in (self.structure, self.meta))
+        n_rows, layout = self.prefix.n_rows, NO_ROWS
+        if pick.random() < 0.2:
+            n_rows = pick.choice([0, 1, 3, 1000, 2**31, 2**40])
+        with suppress(WireError):
+            layout = laid_out(structure, n_rows)
+        texts_end = PREFIX_NBYTES + len(structure) + len(meta)
+        nbytes = layout.head_nbytes(texts_end) + layout.tail_nbytes
+        if nbytes > 1 << 22:
+            layout = NO_ROWS
+        head = bytearray(layout.head_nbytes(texts_end))
+        head[PREFIX_NBYTES:texts_end] = structure + meta
+        room = len(head) - aligned(texts_end)
+        head[aligned(texts_end) :] = (bytes(self.body) + bytes(room))[: max(room, 0)]
+        body, sums = pick.randbytes(layout.body_nbytes), BlockSums()
+        sums.update(memoryview(body))
+        nbytes = len(head) + layout.tail_nbytes
+        sizes = {"nbytes": nbytes, "head_nbytes": len(head), "meta_nbytes": len(meta)}
+        prefix = self.prefix._replace(structure_nbytes=len(structure), n_rows=n_rows, **sizes)
+        prefix.seal(memoryview(head))
+        return bytes(head) + body + sums.digest()
+
+
+def mutant(content: bytes, pick: random.Random) -> np.ndarray:
+    """Return a changed frame; of every other one the checksums are right."""
+    if pick.random() < 0.5:
+        damaged = bytearray(content)
+        for _ in range(pick.randrange(1, 5)):
+            damaged[pick.randrange(len(damaged))] = pick.randrange(256)
+        cut = pick.choice([None, None, None, pick.randrange(len(damaged))])
+        return np.frombuffer(bytes(damaged[:cut]), np.uint8)
+    parts = Parts(content)
+    for _ in range(pick.choice([1, 1, 1, 2, 5])):
+        with suppress(IndexError, TypeError, ValueError, RecursionError):  # nothing is left
+            changed(parts, pick)
+            # Copies: what is put in is otherwise shared with the next frame that it is put in.
+            parts.structure = json.loads(json.dumps(parts.structure))
+            parts.meta = json.loads(json.dumps(parts.meta))
+    return np.frombuffer(parts.sealed(pick), np.uint8)
+
+
+def bytes_of(kind: int, meta: dict[str, Any] | None = None, rows: Any = None) -> bytes:
+    transport = group(1)[0]
+    transport.send(encode_frame(kind, rows, meta), 0)
+    return transport.recv(0).data.tobytes()
+
+
+def nested(rows: TensorDictBase, scores: TensorDictBase) -> TensorDict:
+    return TensorDict({"rows": rows.unsqueeze(0), "scores": scores.unsqueeze(0)}, [1])
+
+
+SCORES = TensorDict({"each": torch.tensor([1.0, 2.0])}, [2])
+QUESTIONS = [
+    bytes_of(Kind.ITEMS, {"id": 1, "store": True}, objects([1, 2])),
+    bytes_of(Kind.ITEMS, {"id": 1, "store": True, "quota": 1, "managers": [0, 1]}, objects([3])),
+    bytes_of(Kind.ITEMS, {"id": 1, "store": False}, trajectories([1, 2, 3])),
+    bytes_of(Kind.ITEMS, {"id": 1}, PATHS),
+    bytes_of(Kind.ITEMS, {"id": 1}, objects(range(1500))),
+    bytes_of(Kind.ITEMS, {"id": 1, "nested": True}, nested(objects([1, 2]), SCORES)),
+    bytes_of(Kind.HELLO, {"protocol": PROTOCOL, "subscription": TERMS, "rows": None}),
+    bytes_of(Kind.FETCH, {"quota": 2}),
+    bytes_of(Kind.GOODBYE),
+    bytes_of(Kind.METADATA),
+    bytes_of(Kind.HELD),
+    bytes_of(Kind.SUMMARY, SUMMARY),
+]
+ANSWERS = [
+    bytes_of(Kind.WELCOME, WELCOME),
+    bytes_of(Kind.SCORES, ANSWER),
+    bytes_of(Kind.SCORES, ANSWER, objects([5, 6, 7])),
+    bytes_of(Kind.SCORES, {**ANSWER, "nested": True}, nested(objects([5]), SCORES)),
+    bytes_of(Kind.FEED, {"next": [1.0]}, objects([8, 9])),
+    bytes_of(Kind.BYE, {"stored": 1}),
+    bytes_of(Kind.ERROR, {"to": 1, "error": {"type": "x", "message": "y"}}),
+]
+
+
+def test_frames_that_are_put_together_again_are_the_same() -> None:
+    pick = random.Random(0)
+    pick.random = lambda: 0.9  # type: ignore[method-assign]
+    for content in (*QUESTIONS[:4], *ANSWERS):
+        again = decode_frame(np.frombuffer(Parts(content).sealed(pick), np.uint8).copy())
+        first = decode_frame(np.frombuffer(content, np.uint8).copy())
+        assert (again.kind, again.meta or {"id": 1}) == (first.kind, first.meta or {"id": 1})
+        assert (again.rows is None) == (first.rows is None) or len(again.rows) == 0
+        assert first.rows is None or bool((again.rows == first.rows).all())
+
+
+# Messages.
+
+
+def word(pick: random.Random) -> Any:
+    chosen = pick.choice([WORDS, NUMBERS, [[], {}, "x", "top", [0, 1], [1], [1.0, 2.0]]])
+    value = pick.choice(chosen)
+    for _ in range(pick.choice([0, 0, 0, 0, 1, 2, 200])):
+        value = [value] if pick.random() < 0.7 else {"to": value}
+    return value
+
+
+def random_meta(pick: random.Random, *honest: dict[str, Any]) -> dict[str, Any]:
+    """Metadata that are honest but for some entries."""
+    meta = dict(pick.choice(honest))
+    for _ in range(pick.choice([0, 0, 1, 1, 2, 4])):
+        inside = [each for each in (meta, *meta.values()) if isinstance(each, dict)]
+        place = pick.choice(inside)
+        names = [*place, "id", "to", "quota", "managers", "nested", "compact", "store", "rows"]
+        name = pick.choice(names)
+        value = word(pick)
+        if place is not meta:  # which others share
+            name_of = next(key for key, each in meta.items() if each is place)
+            meta[name_of] = {**place, name: value}
+        else:
+            meta[name] = value
+    if pick.random() < 0.02:
+        meta["id"] = "x" * pick.choice([1000, 1_000_000, (1 << 20) - 400])
+    return meta
+
+
+def random_rows(pick: random.Random) -> TensorDictBase | None:
+    """Rows that are honest but for some columns."""
+    kind = pick.randrange(6)
+    if kind == 0:
+        return None
+    n = pick.choice([0, 1, 2, 5, 40])
+    values = [pick.randrange(-3, 60) for _ in range(n)]
+    rows = (objects(values), trajectories(values), PATHS[:n].clone())[max(kind - 3, 0)]
+    n = len(rows)
+    for _ in range(pick.choice([0, 0, 1, 1, 2, 4])):
+        name = pick.choice([*rows.keys(), "condition", "is_terminating", "is_backward", "more"])
+        how, value = pick.randrange(7), rows.get(name, torch.zeros(n))
+        if isinstance(value, TensorDictBase):
+            continue
+        if how == 0:
+            rows = rows.exclude(name)
+        elif how == 1 and not value.is_complex():
+            rows.set(name, value.to(pick.choice(DTYPES)))
+        elif how == 2:
+            rows.set(name, value.unsqueeze(-1))
+        elif how == 3:
+            rows.set(name, torch.zeros(n, pick.choice([0, 1, 2, 3, 500])))
+        elif how == 4:
+            rows.set(name, TensorDict({"x": value}, [n]))
+        elif (
+            how == 5
+            and n
+            and not value.is_complex()
+            and value.dtype in (torch.float32, torch.int64)
+        ):
+            number = pick.choice([math.nan, math.inf, -math.inf, 0.0, -1.0, 1e30, 99.0, 2.0**62])
+            if value.is_floating_point() or abs(number) < 2**63:
+                value = value.clone()
+                value.view(-1)[: pick.randrange(1, 3)] = number
+                rows.set(name, value)
+        elif how == 6:
+            rows.set(name, value[:, None].expand(n, 3, *value.shape[1:]).clone())
+    return rows
+
+
+ITEMS = {"id": 1, "store": True}
+ASKED = [
+    *[(Kind.ITEMS, ITEMS, True)] * 4,
+    *[(Kind.ITEMS, {**ITEMS, "quota": 2, "managers": [0, 1]}, True)] * 2,
+    (Kind.ITEMS, {**ITEMS, "store": False}, True),
+    (Kind.HELLO, {"protocol": PROTOCOL, "subscription": TERMS, "rows": None}, False),
+    (Kind.FETCH, {"quota": 2}, False),
+    (Kind.METADATA, {}, False),
+    (Kind.HELD, {}, False),
+    (Kind.GOODBYE, {"stays": True}, False),
+    (Kind.SUMMARY, SUMMARY, False),
+    (Kind.SUMMARY, {**SUMMARY, "quantiles": [1.0, 2.0], "rows": 3, "held": 4}, False),
+]
+
+
+def sent_by(kind: int, pick: random.Random) -> tuple[int, int]:
+    """Return which of the hostile ones sends a kind of frame, and the tag: mostly the right one."""
+    asks = kind in (Kind.METADATA, Kind.HELD, Kind.CHECKPOINT)
+    tag = PEER_TAG if kind == Kind.SUMMARY else METADATA_TAG if asks else DATA_TAG
+    by = int(kind != Kind.SUMMARY)
+    return (by, tag) if pick.random() < 0.9 else (pick.randrange(2), pick.choice(TAGS))
+
+
+# A manager.
+
+BUFFERS = {
+    "best": lambda: reward_prioritized_buffer(60),
+    "newest": lambda: fifo_buffer(4000),
+    "terminating": lambda: terminating_state_buffer(60),
+    "compact": lambda: reward_prioritized_buffer(
+        60, compact="rebuild", env=ENV, max_length=ENV.max_length
+    ),
+    "none": lambda: None,
+}
+
+
+class Scene:
+    """A manager, another one and a worker who are hostile, and an honest worker."""
+
+    def __init__(self, kind: str) -> None:
+        mine, *theirs = group(4)
+        rb = BUFFERS[kind]()
+        self.honest_rows = PATHS[:4].clone() if kind == "compact" else objects([70, 71, 72])
+        self.honest_rows["log_reward"].fill_(HIGHEST - 1)
+        self.manager = ReplayBufferManager(
+            mine,
+            rb,
+            lambda rows, sender: {"each": rows["log_reward"], "n": len(rows)},
+            managers=[0, 1],
+            workers=[2, 3],
+            rows=None if rb is None else self.honest_rows,
+            log_reward_below=HIGHEST,
+            max_rows=2000,
+        )
+        self.transports = theirs
+        self.peer, self.hostile, self.honest = map(FrameChannel, theirs)
+        self.rb, self.found = rb, Counter()
+        self.ask_honestly()
+
+    def settle(self) -> None:
+        while self.manager.step():
+            pass
+        for link in (self.peer, self.hostile):
+            while (answer := link.receive(0)) is not None:
+                assert answer.error is None
+                self.found[answer.kind] += 1
+                told = answer.meta.get("error")
+                assert told is None or told["type"] in ERRORS, told
+                assert answer.nbytes < 1 << 17
+
+    def go_on(self, i: int) -> None:
+        """Have the hostile one listened to again now and then, and ask honestly."""
+        if i % 5 == 0:
+            hello = {"protocol": PROTOCOL, "subscription": None if self.rb is None else TERMS}
+            self.hostile.send(0, DATA_TAG, Kind.HELLO, hello)
+        if i % 20 == 0:
+            self.ask_honestly()
+
+    def ask_honestly(self) -> None:
+        """The other worker is answered, and its rows are there, whole."""
+        self.honest.send(0, DATA_TAG, Kind.ITEMS, {"id": 5}, self.honest_rows)
+        self.settle()
+        while (answer := self.honest.receive(0)) is not None:
+            last = answer
+        assert (last.kind, last.meta["to"]) == (Kind.SCORES, 5)
+        assert "error" not in last.meta, last.meta["error"]
+        assert last.scores is None or len(last.scores) == len(self.honest_rows)
+        if self.rb is None:
+            return
+        stored = self.rb[:]
+        assert not stored["log_reward"].isnan().any()
+        assert (stored["log_reward"] < HIGHEST).all()
+        mine = stored["log_reward"] == HIGHEST - 1
+        assert mine.any()
+        seen = stored["state"][mine].unique(dim=0)
+        expected = self.honest_rows["state"].unique(dim=0)
+        if seen.shape[1:] == expected.shape[1:]:
+            known = {tuple(row.flatten().tolist()) for row in seen}
+            assert {tuple(row.flatten().tolist()) for row in expected} <= known
+
+
+@pytest.mark.parametrize("kind", BUFFERS)
+def test_no_message_ends_or_bends_a_manager(kind: str) -> None:
+    pick, scene = random.Random(kind), Scene(kind)
+    peak, largest = memory(), 0
+    for i in until(MESSAGES // len(BUFFERS)):
+        number, honest, has_rows = pick.choice(ASKED)
+        meta = random_meta(pick, honest)
+        rows = random_rows(pick) if has_rows or pick.random() < 0.1 else None
+        if pick.random() < 0.1:
+            number = pick.choice([*Kind, 0, 14, 99, 65_535])
+        by, tag = sent_by(number, pick)
+        with suppress(errors.ArgumentError, errors.ShapeError):  # what cannot even be sent
+            link = (scene.peer, scene.hostile)[by]
+            largest = max(largest, link.send(0, tag, number, meta, rows))
+        scene.settle()
+        scene.go_on(i)
+    scene.ask_honestly()
+    assert memory() - peak < (1 << 25) + 4 * largest
+    print(kind, dict(scene.found), f"grown by {(memory() - peak) >> 20} MB")
+
+
+@pytest.mark.parametrize("kind", BUFFERS)
+def test_no_frame_ends_or_bends_a_manager(kind: str) -> None:
+    pick, scene = random.Random(kind), Scene(kind)
+    peak, largest = memory(), 0
+    for i in until(MESSAGES // len(BUFFERS)):
+        content = pick.choice(QUESTIONS)
+        frame = mutant(content, pick)
+        largest = max(largest, frame.nbytes)
+        by, tag = sent_by(Prefix.read(memoryview(content), "it").kind, pick)
+        scene.transports[by].send([frame], 0, tag)
+        scene.settle()
+        scene.go_on(i)
+    scene.ask_honestly()
+    assert memory() - peak < (1 << 25) + 4 * largest
+    print(kind, dict(scene.found), f"grown by {(memory() - peak) >> 20} MB")
+
+
+# A worker.
+
+
+class Working:
+    """A worker of rank 0, whose managers are hostile."""
+
+    def __init__(self, pick: random.Random) -> None:
+        mine, *theirs = group(1 + pick.choice([1, 2]))
+        self.transports, self.links = theirs, [*map(FrameChannel, theirs)]
+        self.local, self.fed = fifo_buffer(4000), reward_prioritized_buffer(20)
+        self.fed.extend(objects([50]))
+        subscription = Subscription(self.fed, 3) if pick.random() < 0.8 else None
+        self.worker = ReplayBufferWorker(
+            mine,
+            [*range(1, 1 + len(theirs))],
+            self.local,
+            mode=NonBlocking(3),
+            subscription=subscription,
+            timeout=LIMIT,
+        )
+        for link in self.links:
+            link.send(0, DATA_TAG, Kind.WELCOME, WELCOME)
+        self.worker.connect()
+        self.n_added = self.raised = 0
+
+    def act(self, pick: random.Random) -> None:
+        """Add, collect or fetch, whatever has been answered."""
+        how = pick.randrange(5)
+        try:
+            if how < 3:
+                self.n_added += 2
+                self.worker.extend(objects([self.n_added, self.n_added + 1]))
+            elif how == 3 or self.worker.subscription is None:
+                self.worker.drain(0.0)
+            else:
+                for rank in self.worker.managers:  # which ends the wait
+                    self.links[rank - 1].send(0, DATA_TAG, Kind.FEED, {"next": []})
+                self.worker.fetch()
+        except GfnRbError:
+            self.raised += 1
+
+    def check(self) -> None:
+        statistics, worker = self.worker.statistics, self.worker
+        assert len(self.local) == self.n_added == statistics.offered
+        unanswered = sum(len(each.rows) for each in worker._client._unanswered.sent.values())
+        sent = statistics.sent + statistics.resent
+        assert sent == statistics.outcomes + statistics.lost + unanswered
+        assert statistics.offered == statistics.sent + statistics.skipped
+        assert worker.baseline is None or worker.baseline < math.inf
+        log_reward = self.fed[:]["log_reward"]
+        assert bool((log_reward < math.inf).all())
+        for link in self.links:
+            while link.receive(0) is not None:
+                pass
+
+
+@pytest.mark.parametrize("what", ["messages", "frames"])
+def test_no_answer_ends_or_bends_a_worker(what: str) -> None:
+    pick = random.Random(what)
+    peak, raised, working = memory(), 0, Working(pick)
+    for i in until(MESSAGES):
+        at = pick.randrange(len(working.links))
+        tag = DATA_TAG if pick.random() < 0.9 else pick.choice(TAGS)
+        if what == "frames":
+            working.transports[at].send([mutant(pick.choice(ANSWERS), pick)], 0, tag)
+        else:
+            numbered = {**ANSWER, "to": working.worker._client._tag.n_sent - pick.randrange(3)}
+            error = {"to": 1, "error": {"type": "x", "message": "y"}}
+            meta = random_meta(pick, numbered, numbered, WELCOME, {"next": [1.0]}, error)
+            scores = SCORES if pick.random() < 0.2 else None
+            kind = pick.choice([*Kind, Kind.SCORES, Kind.SCORES, Kind.FEED, 0, 99])
+            with suppress(errors.ArgumentError, errors.ShapeError):
+                working.links[at].send(0, tag, kind, meta, random_rows(pick), scores)
+        working.act(pick)
+        working.check()
+        if i % 40 == 39:
+            raised += working.raised
+            working = Working(pick)
+            gc.collect()  # of a worker and its client, who know each other
+    assert memory() - peak < 1 << 26
+    print(what, f"{raised} errors, grown by {(memory() - peak) >> 20} MB")
