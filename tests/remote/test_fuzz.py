@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import json
+import logging
 import math
 import os
 import random
@@ -53,6 +54,14 @@ SUMMARY = {"quantiles": [], "rows": 0, "ema": None, "batches": 0, "held": 0, "ma
 TERMS = {"quota": 3, "policy": "top", "own": False, "fresh": True}
 ANSWER = {"to": 1, "outcomes": {"stored": 2}, "scores": {"a": 1.0}, "baseline": -3.0, "next": [2.0]}
 WELCOME = {"protocol": PROTOCOL, "baseline": None, "rows": None}
+
+
+@pytest.fixture(autouse=True)
+def unlogged() -> Iterator[None]:
+    """Log nothing: what the test run keeps of each record is the error, and all that led to it."""
+    logging.disable()
+    yield
+    logging.disable(logging.NOTSET)
 
 
 def until(n: int) -> Iterator[int]:
