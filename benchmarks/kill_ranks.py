@@ -252,6 +252,7 @@ def _without_worker(attempt: Try, number: int) -> float:
         _check_accounts(report["ranks"][str(each)]["counters"], both)
     _check(f"goes on without rank {rank}" in attempt.job.said, f"rank {rank} is not named")
     _check(f"worker {rank} is lost" in attempt.job.said, f"worker {rank} is not named")
+    _check_end(attempt)
     return noticed - hit.at
 
 
@@ -286,7 +287,15 @@ def manager(attempt: Try) -> float:
             _check(not left or known["resent"] > 0, f"rank {each} sent nothing again")
     for survivor in left:
         _check_union(attempt, survivor)
+    _check(list(report["lost"]) == [str(rank)], f"lost is {report['lost']}, expected {rank}")
+    _check_end(attempt)
     return noticed - hit.at
+
+
+def _check_end(attempt: Try) -> None:
+    """Check that the job ends by itself, in success."""
+    code = attempt.job.wait(SECONDS)
+    _check(code == 0, f"the exit code is {code}")
 
 
 def _check_union(attempt: Try, survivor: int) -> None:

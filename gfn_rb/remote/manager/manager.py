@@ -128,6 +128,12 @@ class ReplayBufferManager:
                 "checkpoint_every must be at least 1 and needs checkpoint, got "
                 f"{checkpoint_every} with checkpoint={checkpoint!r}"
             )
+        pace = getattr(buffer, "rate_limiter", None)
+        if pace is not None:  # which who is ahead would have all others wait for
+            raise ArgumentError(
+                f"buffer of a manager must have no rate_limiter, got {pace}: give it to the "
+                "buffers of workers, which are those that draw"
+            )
         limits = {"max_rows": max_rows, "max_nbytes": max_nbytes, "max_untaken": max_untaken}
         for name, limit in limits.items():
             as_count(name, limit)

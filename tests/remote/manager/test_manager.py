@@ -6,6 +6,7 @@ import torch
 from remote.remote_runs import group, objects, trajectories, transitions, values_of
 
 from gfn_rb import fifo_buffer, reward_prioritized_buffer, terminating_state_buffer
+from gfn_rb.buffers import RateLimiter
 from gfn_rb.errors import ArgumentError, CheckpointError
 from gfn_rb.remote import EMABaseline, ReplayBufferManager
 from gfn_rb.remote.protocol.channel import FrameChannel
@@ -185,6 +186,14 @@ def test_what_makes_no_sense_is_refused(caplog, kind, meta, message):
     assert "manager 0: refused what rank 1 sent" in caplog.text
     assert other.send(objects([1])).meta["outcomes"]["stored"] == 1
     assert not manager.finished
+
+
+def test_a_manager_keeps_no_pace():
+    rb = fifo_buffer(9, rate_limiter=RateLimiter(1.0))
+    with pytest.raises(
+        ArgumentError, match=r"no rate_limiter, got RateLimiter\(samples_per_insert=1"
+    ):
+        ReplayBufferManager(group(2)[0], rb)
 
 
 def test_a_subscription_needs_a_buffer():
