@@ -364,7 +364,7 @@ def test_no_message_ends_or_bends_a_manager(kind: str) -> None:
         scene.go_on(i)
     scene.ask_honestly()
     assert memory() - peak < (1 << 25) + 4 * largest
-    print(kind, dict(scene.found), f"grown by {(memory() - peak) >> 20} MB")
+    print(kind, i + 1, dict(scene.found), f"grown by {(memory() - peak) >> 20} MB")
 
 
 @pytest.mark.parametrize("kind", BUFFERS)
@@ -381,7 +381,7 @@ def test_no_frame_ends_or_bends_a_manager(kind: str) -> None:
         scene.go_on(i)
     scene.ask_honestly()
     assert memory() - peak < (1 << 25) + 4 * largest
-    print(kind, dict(scene.found), f"grown by {(memory() - peak) >> 20} MB")
+    print(kind, i + 1, dict(scene.found), f"grown by {(memory() - peak) >> 20} MB")
 
 
 # A worker.
@@ -464,4 +464,4 @@ def test_no_answer_ends_or_bends_a_worker(what: str) -> None:
             working = Working(pick)
             gc.collect()  # of a worker and its client, who know each other
     assert memory() - peak < 1 << 26
-    print(what, f"{raised} errors, grown by {(memory() - peak) >> 20} MB")
+    print(what, i + 1, f"{raised} errors, grown by {(memory() - peak) >> 20} MB")
