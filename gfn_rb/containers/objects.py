@@ -208,6 +208,6 @@ def _bytes(value: Tensor) -> Shaped[np.ndarray, "n w"]:
     if flat.is_floating_point():
         flat = flat + 0.0  # -0.0 and 0.0 are one number
     if flat.dtype not in _IN_NUMPY:
-        flat = flat.contiguous().view(torch.uint8)
+        flat = flat.clone(memory_format=torch.contiguous_format).view(torch.uint8)
     content: np.ndarray = flat.numpy()
     return np.ascontiguousarray(content).view(np.uint8)

@@ -10,6 +10,7 @@ from remote.remote_runs import group, objects, trajectories, values_of
 from tensordict import TensorDict
 
 from gfn_rb import fifo_buffer, reward_prioritized_buffer, terminating_state_buffer
+from gfn_rb.containers.objects import object_keys
 from gfn_rb.errors import ArgumentError, ShapeError
 from gfn_rb.remote import ReplayBufferManager
 from gfn_rb.remote.protocol.channel import FrameChannel
@@ -419,3 +420,12 @@ def test_a_manager_logs_each_kind_of_error_of_each_sender_once(caplog):
             scene.post(link, Kind.ITEMS, {"id": 1}, SPOILT["no log-reward"])
     assert len(caplog.messages) == 4
     assert scene.manager.metadata()["senders"]["1"]["errors"] == 18
+
+
+def test_a_state_of_odd_strides_is_an_object_too():
+    scene = Scene(terminating_state_buffer(9))
+    state = torch.zeros(1, 4, 1, dtype=torch.bfloat16)
+    rows = trajectories([1], length=3).set("state", state)
+    assert scene.attack(rows=rows).meta["outcomes"]["stored"] == 1
+    flat = torch.zeros(4, dtype=torch.bfloat16).as_strided((2, 1), (1, 4))
+    assert object_keys(objects([1, 2]).set("state", flat)) == [b"\0\0", b"\0\0"]
