@@ -86,7 +86,7 @@ def main() -> None:
     optimizer = torch.optim.Adam([{"params": group, "lr": lr} for group, lr in rates])
     rb = reward_prioritized_buffer(50, unique="state", max_length=env.max_length, batch_size=16)
     fit = ExactFit(env, policy, loss.estimate_log_z)
-    for step in range(151):
+    for step in range(101):
         if step % 50 == 0:
             print(f"step {step}: total variation {fit.columns()['total_variation']:.2f}")
         fresh = Sampler(policy).sample_trajectories(env, n=16)

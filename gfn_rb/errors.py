@@ -1,25 +1,25 @@
 """Every error this library raises on purpose.
 
-GfnRbError
-├── ArgumentError (ValueError)          an argument breaks its rule
-├── KeyMismatchError (KeyError)         a TensorDict lacks a key, or has one too many
-├── ShapeError (ValueError, RuntimeError)  wrong batch size, feature shape or dtype
-├── NaNError (ValueError)               a NaN where a number must be
-├── EmptyBufferError (RuntimeError)     nothing to draw from
-├── RateLimitError (TimeoutError)       too far ahead of those who draw, or who insert
-├── WorkerError (RuntimeError)          a process that samples failed or died
-├── CheckpointError (RuntimeError)      a checkpoint cannot be written or read
-│   ├── CheckpointCorruptError          truncated, or its checksum does not match
-│   └── CheckpointMismatchError         sound, but made by another configuration
-├── TransportError (RuntimeError)       a message cannot be sent or received
-│   ├── TransportTimeoutError (TimeoutError)  nothing happened within the time given
-│   ├── TransportClosedError            this endpoint has been closed
-│   ├── PeerLostError                   the process at the other end is gone
-│   └── RemoteError                     another rank could not do what it was asked to
-└── WireError (ValueError)              bytes that arrived are no frame to believe
-    ├── WireCorruptError                foreign, truncated, or a checksum does not match
-    ├── WireVersionError                a frame of another version of the format
-    └── WireSchemaError                 sound, but of a schema that makes no sense
+    GfnRbError
+    ├── ArgumentError (ValueError)          an argument breaks its rule
+    ├── KeyMismatchError (KeyError)         a TensorDict lacks a key, or has one too many
+    ├── ShapeError (ValueError, RuntimeError)  wrong batch size, feature shape or dtype
+    ├── NaNError (ValueError)               a NaN where a number must be
+    ├── EmptyBufferError (RuntimeError)     nothing to draw from
+    ├── RateLimitError (TimeoutError)       too far ahead of those who draw, or who insert
+    ├── WorkerError (RuntimeError)          a process that samples failed or died
+    ├── CheckpointError (RuntimeError)      a checkpoint cannot be written or read
+    │   ├── CheckpointCorruptError          truncated, or its checksum does not match
+    │   └── CheckpointMismatchError         sound, but made by another configuration
+    ├── TransportError (RuntimeError)       a message cannot be sent or received
+    │   ├── TransportTimeoutError (TimeoutError)  nothing happened within the time given
+    │   ├── TransportClosedError            this endpoint has been closed
+    │   ├── PeerLostError                   the process at the other end is gone
+    │   └── RemoteError                     another rank could not do what it was asked to
+    └── WireError (ValueError)              bytes that arrived are no frame to believe
+        ├── WireCorruptError                foreign, truncated, or a checksum does not match
+        ├── WireVersionError                a frame of another version of the format
+        └── WireSchemaError                 sound, but of a schema that makes no sense
 
 Every message names the argument, what came and what was expected, in one line. Each class also
 inherits the builtin a caller would expect, so ``except ValueError`` works.

@@ -121,6 +121,12 @@ def test_readme_has_an_example_with_its_output() -> None:
     assert any(block.output is not None for block in blocks)
 
 
+def test_the_links_of_readme_lead_somewhere() -> None:
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", PAGES[0].read_text())
+    assert len(links) > 20
+    assert [link for link in links if not (ROOT / link).exists()] == []
+
+
 def test_every_example_is_on_a_page() -> None:
     included = {file for page in PAGES for file in INCLUDED.findall(page.read_text())}
     assert included == {name_of(path) for path in (ROOT / "examples").glob("*.py")}

@@ -13,7 +13,12 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
 RESULTS = "benchmarks/results"
-ROLE = re.compile(r":(?:class|func|meth|mod|attr|data):<code>~?")
+# What Sphinx would read in docstrings, and Markdown shows as it is.
+SPHINX = (
+    (re.compile(r":(?:class|func|meth|mod|attr|data|math):<code>~?"), "<code>"),
+    (re.compile(r"<p>\.\. math:: (.*?)</p>", re.DOTALL), r"<p><code>\1</code></p>"),
+    (re.compile(r"::</p>"), ":</p>"),
+)
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -29,8 +34,10 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Show names in docstrings as names, without the role that Sphinx would read."""
-    return ROLE.sub("<code>", html)
+    """Show names and equations in docstrings as code, and blocks of code as such."""
+    for pattern, replacement in SPHINX:
+        html = pattern.sub(replacement, html)
+    return html
 
 
 def on_post_build(config: Any) -> None:
