@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import torch
+import torch.distributed as dist
 from tensordict import MemoryMappedTensor, TensorDict, is_tensor_collection
 from torch import Tensor
 from torch import multiprocessing as mp
@@ -41,6 +42,14 @@ _FEW = 1024  # stamps to begin with, where there is no telling how many it takes
 
 
 # torch.
+
+
+def default_store() -> dist.Store:
+    """Return the store by which torch.distributed's processes met (``_get_default_store``).
+
+    Without it, transports of theirs must be told a place of their own to meet at.
+    """
+    return dist.distributed_c10d._get_default_store()
 
 
 def tensor_version(tensor: Tensor) -> int:

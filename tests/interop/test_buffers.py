@@ -209,8 +209,6 @@ def test_errors_are_torchgfns() -> None:
         drawn.sample(1)
     with pytest.raises(ValueError, match="requires remote_manager_rank"):
         ours.ReplayBuffer(GRID, baseline_filtering=True)
-    with pytest.raises(NotImplementedError, match="remote_manager_rank must be None, got 0"):
-        ours.ReplayBuffer(GRID, remote_manager_rank=0)
 
 
 def test_backward_trajectories_stay_backward() -> None:

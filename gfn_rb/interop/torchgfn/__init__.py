@@ -1,4 +1,4 @@
-"""torchgfn's environments, estimators and replay buffers on our parts; it needs torchgfn."""
+"""torchgfn's environments, estimators, buffers and managers on our parts; it needs torchgfn."""
 
 from gfn_rb.interop.torchgfn.buffers import (
     NormBasedDiversePrioritizedReplayBuffer,
@@ -7,11 +7,13 @@ from gfn_rb.interop.torchgfn.buffers import (
 )
 from gfn_rb.interop.torchgfn.environment import TorchGFNEnv, adapt_env
 from gfn_rb.interop.torchgfn.estimators import TorchGFNNetwork, adapt_estimator
+from gfn_rb.interop.torchgfn.manager import ReplayBufferManager
 from gfn_rb.interop.torchgfn.rows import container_of, rows_of
 
 __all__ = [
     "NormBasedDiversePrioritizedReplayBuffer",
     "ReplayBuffer",
+    "ReplayBufferManager",
     "TerminatingStateBuffer",
     "TorchGFNEnv",
     "TorchGFNNetwork",

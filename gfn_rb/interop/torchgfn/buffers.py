@@ -20,6 +20,7 @@ from torchrl.data.replay_buffers.writers import Writer
 from gfn_rb.buffers.presets import build
 from gfn_rb.checkpoint import load_checkpoint, save_checkpoint
 from gfn_rb.errors import ArgumentError, NaNError
+from gfn_rb.interop.torchgfn.remote import endpoint, require_sendable, rows_to_send, scores_of
 from gfn_rb.interop.torchgfn.rows import (
     GraphTable,
     container_of,
@@ -29,8 +30,15 @@ from gfn_rb.interop.torchgfn.rows import (
     rows_of,
 )
 from gfn_rb.keys import ACTION, CONDITION, INDEX, LOG_REWARD, NEXT_STATE, STATE
+from gfn_rb.remote import (
+    AwaitReply,
+    BaselineFilter,
+    CollectLater,
+    NonBlocking,
+    ReplayBufferWorker,
+)
 from gfn_rb.samplers import SoftmaxRewardSampler
-from gfn_rb.shapes import Int64
+from gfn_rb.shapes import Float, Int64
 from gfn_rb.torchrl_compat import all_slots, write_cursor
 from gfn_rb.writers import DiversityWriter, FIFOWriter, RewardPrioritizedWriter
 
@@ -49,20 +57,24 @@ class ReplayBuffer:
         capacity: the number of items kept.
         prioritized_capacity: whether those of highest reward are kept, or the newest.
         prioritized_sampling: whether items are drawn in proportion to their reward, or uniformly.
-        remote_manager_rank: None; :mod:`gfn_rb.remote` has managers.
-        remote_buffer_freq: taken for its sake.
-        communication_backend: likewise.
+        remote_manager_rank: of the manager that is sent what is added, see
+            :class:`ReplayBufferManager`; None for none.
+        remote_buffer_freq: of how many adds the items are sent together.
+        communication_backend: ``"mpi"``; or ``"torch"``, likewise ``"gloo"``: Gloo, between the
+            processes of torch.distributed. Its first use in a process waits for all processes.
         timing: whether to note in ``timing_data`` how long each add and each draw takes.
-        async_score: see ``remote_buffer_freq``.
-        async_comm: likewise.
+        async_score: see :class:`~gfn_rb.remote.CollectLater`: scores are one add old.
+        async_comm: see :class:`~gfn_rb.remote.NonBlocking`: scores are those that have come.
         lazy_sort: has no effect: there is no sorting to put off.
-        baseline_filtering: see ``remote_buffer_freq``.
-        scoring_only: likewise.
-        baseline_refresh_after: likewise.
+        baseline_filtering: see :class:`~gfn_rb.remote.BaselineFilter`.
+        scoring_only: whether terminating states and their log-rewards alone are sent.
+        baseline_refresh_after: of how many batches in a row nothing is left by the filter before
+            one is sent whole.
 
     Raises:
-        ValueError: ``baseline_filtering`` without a manager.
-        NotImplementedError: a manager is given.
+        ValueError: ``baseline_filtering`` without a manager, or an argument breaks its rule.
+        NotImplementedError: a manager is given, and states are graphs; or actions are continuous,
+            and several adds are to be sent at once.
     """
 
     def __init__(
@@ -84,11 +96,6 @@ class ReplayBuffer:
     ) -> None:
         if baseline_filtering and remote_manager_rank is None:
             raise ValueError("baseline_filtering=True requires remote_manager_rank to be set.")
-        if remote_manager_rank is not None:
-            raise NotImplementedError(
-                f"remote_manager_rank must be None, got {remote_manager_rank}: "
-                "gfn_rb.remote has workers and managers of its own"
-            )
         self.env, self.capacity = env, capacity
         self.prioritized_capacity = prioritized_capacity
         self.prioritized_sampling = prioritized_sampling
@@ -100,25 +107,60 @@ class ReplayBuffer:
         self._copy: Any = None
         self._rb: TensorDictReplayBuffer | None = None
         self._graphs = None if isinstance(env.s0, Tensor) else GraphTable(env)
+        self._worker: ReplayBufferWorker | None = None
+        if remote_manager_rank is not None:
+            require_sendable(env, remote_buffer_freq)
+            mode = NonBlocking if async_comm else CollectLater if async_score else AwaitReply
+            self._worker = endpoint(communication_backend).worker(
+                remote_manager_rank,
+                mode=mode(),
+                frequency=remote_buffer_freq,
+                filter=BaselineFilter(baseline_refresh_after) if baseline_filtering else None,
+                payload="terminating" if scoring_only else "items",
+            )
 
     def add(self, training_container: Any) -> dict[str, float] | None:
-        """Add items; the first ones decide of which kind all are.
+        """Add items, and send what is due; the first ones decide of which kind all are.
 
         Args:
             training_container: torchgfn's ``Trajectories``, ``Transitions`` or ``StatesContainer``.
 
         Returns:
-            None, as there is no manager to score them.
+            The newest scores that the manager has answered with, and its
+            ``"baseline_log_reward"``; None if there are none, or no manager.
 
         Raises:
-            AssertionError: it is none of these, or of another kind than those stored.
-            ValueError: it has no log-rewards, and the capacity is prioritised.
+            AssertionError: it is none of these, of another kind than those stored, or transitions
+                are to be filtered or reduced to states.
+            ValueError: it has no log-rewards, and the capacity is prioritised or it is to be sent.
+            RemoteError: the manager could not store or score what it was sent.
         """
         assert isinstance(training_container, _KINDS), "Must be a container type"
-        start = time.perf_counter()
+        worker, start = self._worker, time.perf_counter()
+        rows = None if worker is None else rows_to_send(training_container, worker)
         self._local_add(training_container)
         self._note("local_add", start)
-        return None
+        if worker is None or rows is None:
+            return None
+        start = time.perf_counter()
+        reply = worker.extend(rows)
+        self._note("send_objs", start)
+        return scores_of(reply)
+
+    def drain_pending_score(self, timeout_sec: float = 30.0) -> dict[str, float] | None:
+        """Send what is pending, and wait for all answers.
+
+        Args:
+            timeout_sec: how long, in seconds. What is unanswered then is counted as lost.
+
+        Returns:
+            The newest scores that nobody has seen; None if there are none.
+
+        Raises:
+            RemoteError: the manager could not store or score what it was sent.
+        """
+        replies = [] if self._worker is None else self._worker.drain(timeout_sec)
+        return scores_of(replies[-1]) if replies else None
 
     def sample(self, n_samples: int) -> Any:
         """Draw items: by reward, with replacement if there are fewer than asked for; or uniformly.
@@ -160,6 +202,12 @@ class ReplayBuffer:
         self._rb, self._kind, self._copy = None, None, None
         if container is not None:
             ReplayBuffer._local_add(self, container)
+
+    @property
+    def log_rewards(self) -> Float[Tensor, "n"]:
+        """Those of all items, in any order; there must be some."""
+        assert self._rb is not None, "Buffer is empty, it has no log-rewards!"
+        return self._rb[:].get(LOG_REWARD)
 
     @property
     def device(self) -> torch.device:

@@ -1,0 +1,216 @@
+"""torchgfn's manager of a replay buffer, on ours."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from gfn.env import Env
+from tensordict import TensorDictBase
+
+from gfn_rb import remote
+from gfn_rb.errors import ArgumentError
+from gfn_rb.interop.torchgfn.buffers import NormBasedDiversePrioritizedReplayBuffer, ReplayBuffer
+from gfn_rb.interop.torchgfn.remote import endpoint, require_sendable
+from gfn_rb.interop.torchgfn.rows import container_of
+from gfn_rb.remote.manager.baseline import Summary
+from gfn_rb.transports import Transport
+
+
+class ReplayBufferManager:
+    """torchgfn's ``ReplayBufferManager``: receives containers, keeps the best, and scores them.
+
+    What a worker sends that makes no sense is refused, and so is what cannot be scored: it learns
+    why, and the manager goes on. A training rank that is lost counts as one that has left.
+
+    Args:
+        env: the environment of torchgfn's that items are of.
+        rank: of this process.
+        num_training_ranks: how many ranks send to it; :meth:`run` ends when so many have left.
+        scoring_function: a container to scores by name, each a number for the batch; where it
+            takes ``sender_rank``, that is given. By default the score is infinite.
+        diverse_replay_buffer: whether what is kept lies apart from each other, too.
+        capacity: the number of items kept.
+        remote_manager_rank: None; a manager has no manager of its own.
+        communication_backend: see :class:`ReplayBuffer`.
+        timing: likewise.
+        store_locally: whether items are kept, or scored alone.
+        baseline_strategy: of what workers with ``baseline_filtering`` compare with: once the buffer
+            is full the lowest log-reward of it, ``"min"``, or its ``"percentile"``; before, and by
+            ``"ema"``, the running mean of the lowest one of each batch.
+        baseline_percentile: the share of what is kept that lies below it, in [0, 1].
+        baseline_ema_alpha: the share of the newest batch in the running mean, in (0, 1].
+        num_buffer_managers: taken for its sake.
+
+    Attributes:
+        replay_buffer: what is kept.
+
+    Raises:
+        ValueError: another ``baseline_strategy``, or another argument breaks its rule.
+        NotImplementedError: ``remote_manager_rank`` is given, or states are graphs.
+    """
+
+    def __init__(
+        self,
+        env: Env,
+        rank: int,
+        num_training_ranks: int,
+        scoring_function: Callable[..., dict[str, float]] | None = None,
+        diverse_replay_buffer: bool = False,
+        capacity: int = 10000,
+        remote_manager_rank: int | None = None,
+        communication_backend: str = "mpi",
+        timing: bool = False,
+        store_locally: bool = True,
+        baseline_strategy: str = "min",
+        baseline_percentile: float = 0.1,
+        baseline_ema_alpha: float = 0.1,
+        num_buffer_managers: int = 1,
+    ) -> None:
+        if remote_manager_rank is not None:
+            raise NotImplementedError(
+                f"remote_manager_rank of a manager must be None, got {remote_manager_rank}: "
+                "managers have none of their own"
+            )
+        require_sendable(env)
+        shares = {"min": 0.0, "percentile": baseline_percentile, "ema": None}
+        if baseline_strategy not in shares:
+            raise ArgumentError(
+                f"baseline_strategy must be one of {', '.join(map(repr, shares))}, got "
+                f"{baseline_strategy!r}"
+            )
+        self.env, self.rank, self.num_training_ranks = env, rank, num_training_ranks
+        self.diverse_replay_buffer, self.capacity = diverse_replay_buffer, capacity
+        self.store_locally = store_locally
+        self.scoring_function = scoring_function or self.default_scoring_function
+        self.replay_buffer: ReplayBuffer = (
+            NormBasedDiversePrioritizedReplayBuffer(env, capacity, timing=timing)
+            if diverse_replay_buffer
+            else ReplayBuffer(env, capacity, prioritized_capacity=True, timing=timing)
+        )
+        baseline = _KeptBaseline(self.replay_buffer, shares[baseline_strategy], baseline_ema_alpha)
+        transport = endpoint(communication_backend).transport
+        if rank != transport.rank:
+            raise ArgumentError(f"rank must be that of this process, {transport.rank}, got {rank}")
+        if not 1 <= num_training_ranks < transport.size:
+            raise ArgumentError(
+                f"num_training_ranks must be from 1 to {transport.size - 1}, all other ranks, got "
+                f"{num_training_ranks}"
+            )
+        self._manager = _Manager(
+            num_training_ranks,
+            transport,
+            score=self._add_and_score,
+            baseline=baseline,
+            metadata=lambda _: {
+                "stored": len(self.replay_buffer),
+                "capacity": capacity,
+                **self._compute_metadata(),
+            },
+            worker_timeout=math.inf,
+        )
+
+    @property
+    def is_running(self) -> bool:
+        """Whether training ranks are still to leave."""
+        return not self._manager.finished
+
+    def run(self, async_send: bool = True) -> None:
+        """Serve until all training ranks have left.
+
+        Args:
+            async_send: has no effect: answers never wait for whoever is to take them.
+        """
+        self._manager.run()
+
+    def default_scoring_function(self, obj: Any, sender_rank: int = -1) -> dict[str, float]:
+        """Return an infinite score."""
+        return {"score": math.inf}
+
+    def _compute_metadata(self) -> dict[str, Any]:
+        """Return what :meth:`get_metadata` is to tell beside what the manager knows: JSON."""
+        return {}
+
+    @staticmethod
+    def send_termination_signal(manager_rank: int, backend: str | None = None) -> None:
+        """Leave a manager, once it has answered all that this process sent.
+
+        Args:
+            manager_rank: of the manager.
+            backend: see :class:`ReplayBuffer`; None for that of the buffers here.
+        """
+        endpoint(backend).leave(manager_rank)
+
+    @staticmethod
+    def get_metadata(manager_rank: int, backend: str | None = None) -> dict[str, Any]:
+        """Return what a manager knows, see :meth:`~gfn_rb.remote.ManagerQueries.metadata`.
+
+        Args:
+            manager_rank: of the manager.
+            backend: see :class:`ReplayBuffer`; None for that of the buffers here.
+        """
+        return endpoint(backend).metadata(manager_rank)
+
+    def _add_and_score(self, rows: TensorDictBase, sender: int) -> dict[str, Any]:
+        # The buffer is torchgfn's, not that of our manager: rows of any width, thinned out as
+        # torchgfn does.
+        container = container_of(rows.to(self.env.device), self.env)
+        if self.store_locally:
+            self.replay_buffer.add(container)
+        takes = inspect.signature(self.scoring_function).parameters
+        given = {"sender_rank": sender} if "sender_rank" in takes else {}
+        return self.scoring_function(container, **given)
+
+
+class _Manager(remote.ReplayBufferManager):
+    """Is told how many ranks send to it, and not which.
+
+    Args:
+        n_senders: how many.
+        transport: to all ranks.
+        **options: of :class:`~gfn_rb.remote.ReplayBufferManager`.
+    """
+
+    def __init__(self, n_senders: int, transport: Transport, **options: Any) -> None:
+        super().__init__(transport, **options)
+        self._n_senders = n_senders
+
+    @property
+    def finished(self) -> bool:
+        """Whether so many ranks have left that ever sent anything."""
+        left = [rank for rank in self._senders if not self._workers.is_present(rank)]
+        sent = [rank for rank in left if self._workers[rank].last_seen]
+        return len(sent) >= self._n_senders or super().finished
+
+
+class _KeptBaseline(remote.Baseline):
+    """Of what torchgfn's buffer keeps, as torchgfn's manager computes it.
+
+    Args:
+        buffer: the buffer.
+        share: of what is kept that lies below; None for the running mean alone.
+        alpha: see :class:`~gfn_rb.remote.Baseline`.
+    """
+
+    levels = ()
+
+    def __init__(self, buffer: ReplayBuffer, share: float | None, alpha: float) -> None:
+        super().__init__(alpha)
+        if share is not None and not 0 <= share <= 1:
+            raise ArgumentError(f"baseline_percentile must be in [0, 1], got {share}")
+        self._buffer, self._share = buffer, share
+
+    def of(self, summaries: Sequence[Summary], capacity: int = 0) -> float | None:
+        """Return the baseline, None where nothing is known."""
+        if self._share is not None and len(self._buffer) >= self._buffer.capacity:
+            log_reward = self._buffer.log_rewards
+            finite = log_reward[log_reward.isfinite()]
+            if len(finite):
+                return float(finite.quantile(self._share))
+        return super().of(summaries, capacity)
+
+    def of_full(self, summaries: Sequence[Summary], capacity: int) -> float:
+        """Refuse: without levels no buffer of ours is looked at."""
+        raise AssertionError("it looks at no buffer of ours")

@@ -1,0 +1,265 @@
+"""A manager and two training ranks, behind torchgfn's names."""
+
+import math
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+theirs = pytest.importorskip("gfn.containers")
+
+from interop.test_other_items import BOX, GRAPHS  # noqa: E402
+from interop.torchgfn_items import GRID, WARM, assert_same, of_kind, rollouts, walks  # noqa: E402
+from remote.remote_runs import group, threads  # noqa: E402
+from transports.ranks import reports, under_mpiexec  # noqa: E402
+
+import gfn_rb.interop.torchgfn as ours  # noqa: E402
+from gfn_rb.errors import ArgumentError, RemoteError  # noqa: E402
+from gfn_rb.interop.torchgfn import remote  # noqa: E402
+
+MANAGER, LIMIT = 2, 60.0
+
+
+class PerThread(threading.local):
+    """Each thread stands for a process, and has endpoints of its own."""
+
+    def __init__(self):
+        self.made = {}
+
+    def __iter__(self):
+        return iter(self.made)
+
+    def __getitem__(self, backend):
+        return self.made[backend]
+
+    def __contains__(self, backend):
+        return backend in self.made
+
+
+@pytest.fixture(autouse=True)
+def per_thread(monkeypatch):
+    monkeypatch.setattr(remote, "_endpoints", PerThread())
+
+
+def at(transport):
+    remote._endpoints.made["mpi"] = remote.Endpoint(transport)
+
+
+def run(manager, *trainings, env=GRID, **options):
+    """Run a manager, and a function of each training rank; return the manager."""
+    ends, made = group(len(trainings) + 1, timeout=LIMIT), []
+    first = threading.Event()
+
+    def manage():
+        at(ends[-1])
+        made.append(manager(env, len(trainings), len(trainings), **options))
+        assert made[0].is_running
+        first.set()
+        made[0].run()
+        assert not made[0].is_running
+
+    def train(rank):
+        at(ends[rank])
+        try:
+            trainings[rank]()
+        finally:
+            ours.ReplayBufferManager.send_termination_signal(len(trainings))
+
+    with threads(manage, *(lambda rank=rank: train(rank) for rank in range(len(trainings)))):
+        pass
+    return made[0]
+
+
+def buffer(rank, env=GRID, **options):
+    return ours.ReplayBuffer(env, 1000, remote_manager_rank=rank, **options)
+
+
+class Manager(ours.ReplayBufferManager):
+    """Tells the mean of what it holds."""
+
+    def _compute_metadata(self):
+        return {"mean": float(self.replay_buffer.log_rewards.mean())}
+
+
+def scores(container, sender_rank):
+    return {"n": float(len(container)), "of": float(sender_rank)}
+
+
+@pytest.mark.parametrize("kind", ["trajectories", "transitions", "states"])
+@pytest.mark.parametrize("env", [GRID, WARM], ids=["plain", "conditional"])
+def test_manager_holds_what_torchgfns_would_and_scores_it(kind, env) -> None:
+    first, second, third = (of_kind(kind, each) for each in walks(env, 3, 8, False))
+    turn = threading.Event()
+
+    def begin():
+        rb = buffer(MANAGER, env)
+        assert rb.add(first[:0]) is None
+        for each in (first, second):
+            found = rb.add(each)
+            assert found["n"] == len(each)
+            assert found["of"] == 0
+        assert_same(rb.training_container[: len(first)], first)
+        turn.set()
+
+    def go_on():
+        assert turn.wait(LIMIT)
+        found = buffer(MANAGER, env).add(third)
+        assert found["n"] == len(third)
+        assert found["of"] == 1
+        known = ours.ReplayBufferManager.get_metadata(MANAGER)
+        assert known["stored"] == min(60, len(first) + len(second) + len(third))
+        assert known["capacity"] == 60
+        assert "mean" in known
+
+    made = run(Manager, begin, go_on, env=env, scoring_function=scores, capacity=60)
+    other = theirs.ReplayBuffer(env, 60, prioritized_capacity=True)
+    for each in (first, second, third):
+        other.add(each)
+    held, expected = made.replay_buffer.training_container, other.training_container
+    assert torch.equal(held.log_rewards, expected.log_rewards)
+    if kind == "trajectories":  # of which no two have the same reward
+        assert_same(held, expected)
+
+
+def test_rows_below_the_baseline_are_not_sent() -> None:
+    seen = []
+
+    def score(container):
+        seen.append(container.log_rewards.tolist())
+        return {"n": len(container)}
+
+    def add(rb, log_rewards):
+        container = rollouts(n=len(log_rewards))
+        container._log_rewards = torch.tensor(log_rewards)
+        return rb.add(container)
+
+    def train():
+        rb = buffer(1, baseline_filtering=True, baseline_refresh_after=1)
+        assert add(rb, [3.0, 1.0]) == {"n": 2, "baseline_log_reward": 1.0}
+        assert add(rb, [0.0, 2.0])["baseline_log_reward"] == 2.0
+        assert add(rb, [0.0, 1.0]) is None
+        assert add(rb, [0.0, 1.5])["n"] == 2  # to learn the baseline anew
+
+    made = run(ours.ReplayBufferManager, train, scoring_function=score, capacity=2)
+    assert seen == [[3.0, 1.0], [2.0], [0.0, 1.5]]
+    assert made.replay_buffer.training_container.log_rewards.tolist() == [2.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        ({"baseline_strategy": "ema", "baseline_ema_alpha": 0.5}, [1.0, 1.5, 0.75]),
+        ({"baseline_strategy": "percentile", "baseline_percentile": 0.5}, [1.0, 2.5, 2.5]),
+        ({"store_locally": False}, [1.0, 1.1, 0.99]),
+    ],
+    ids=["ema", "percentile", "nothing stored"],
+)
+def test_baselines_are_torchgfns(options, found) -> None:
+    def train():
+        rb = buffer(1)
+        for expected, log_rewards in zip(found, ([1.0], [2.0, 3.0], [0.0]), strict=True):
+            container = rollouts(n=len(log_rewards))
+            container._log_rewards = torch.tensor(log_rewards)
+            answer = rb.add(container)
+            assert answer["score"] == math.inf
+            assert answer["baseline_log_reward"] == pytest.approx(expected)
+
+    made = run(ours.ReplayBufferManager, train, capacity=2, **options)
+    assert len(made.replay_buffer) == (2 if made.store_locally else 0)
+
+
+def test_when_and_what_is_sent_is_chosen() -> None:
+    kinds = []
+
+    def score(container):
+        kinds.append((type(container).__name__, len(container)))
+        return {"n": len(container)}
+
+    batches = walks(GRID, 3, 8)
+
+    def train():
+        late = buffer(1, async_score=True)
+        assert late.add(batches[0]) is None
+        assert late.add(batches[1][:5])["n"] == 8
+        assert late.drain_pending_score()["n"] == 5
+        never_waits = buffer(1, async_comm=True)
+        never_waits.add(batches[0][:3])
+        assert never_waits.drain_pending_score(LIMIT)["n"] == 3
+        rare = buffer(1, remote_buffer_freq=2)
+        assert rare.add(batches[0][:4]) is None
+        assert rare.add(batches[1])["n"] == 12
+        rare.add(batches[0][:7])  # sent by the signal
+
+    run(ours.ReplayBufferManager, train, scoring_function=score, store_locally=False)
+    assert kinds == [("Trajectories", n) for n in (8, 5, 3, 12, 7)]
+    kinds.clear()
+
+    def train_for_scores():
+        states = ours.TerminatingStateBuffer(GRID, remote_manager_rank=1, scoring_only=True)
+        assert states.add(batches[2])["n"] == 8
+        assert len(states) == 8
+
+    made = run(
+        *(ours.ReplayBufferManager, train_for_scores),
+        **{"scoring_function": score, "diverse_replay_buffer": True},
+    )
+    assert kinds == [("StatesContainer", 8)]
+    assert len(made.replay_buffer) == 8
+    assert torch.equal(
+        made.replay_buffer.training_container.states.tensor.sort(0)[0],
+        batches[2].terminating_states.tensor.sort(0)[0],
+    )
+
+
+def test_what_cannot_be_sent_is_refused() -> None:
+    def train():
+        rb = buffer(1, scoring_only=True)
+        with pytest.raises(AssertionError, match="Trajectories or StatesContainer only"):
+            rb.add(of_kind("transitions", rollouts(n=2)))
+        backward = rollouts(n=2)
+        backward.is_backward, backward._log_rewards = True, None
+        with pytest.raises(ValueError, match="log_rewards must be defined"):
+            rb.add(backward)
+        assert len(rb) == 0
+        with pytest.raises(RemoteError, match="no score"):
+            rb.add(rollouts(n=2))
+        with pytest.raises(ArgumentError, match="remote_manager_rank must be 1, as of the other"):
+            buffer(0)
+        with pytest.raises(NotImplementedError, match="got graphs"):
+            buffer(1, GRAPHS)
+        with pytest.raises(NotImplementedError, match="remote_buffer_freq must be 1"):
+            buffer(1, BOX, remote_buffer_freq=2)
+        with pytest.raises(ArgumentError, match="must be 'mpi', 'torch' or 'gloo', got 'ccl'"):
+            buffer(1, communication_backend="ccl")
+
+    def score(container):
+        raise RuntimeError("no score")
+
+    run(ours.ReplayBufferManager, train, scoring_function=score)
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"rank": 1}, "rank must be that of this process, 0, got 1"),
+        ({"num_training_ranks": 2}, "num_training_ranks must be from 1 to 1"),
+        ({"baseline_strategy": "max"}, "baseline_strategy must be one of 'min', 'percentile'"),
+        ({"baseline_percentile": 2.0, "baseline_strategy": "percentile"}, "baseline_percentile"),
+        ({"baseline_ema_alpha": 0.0}, "alpha must be above 0"),
+    ],
+)
+def test_arguments_of_managers_are_checked(options, why) -> None:
+    at(group(2)[0])
+    with pytest.raises(ValueError, match=why):
+        ours.ReplayBufferManager(GRID, **{"rank": 0, "num_training_ranks": 1, **options})
+    with pytest.raises(NotImplementedError, match="got 1: managers have none"):
+        ours.ReplayBufferManager(GRID, 0, 1, remote_manager_rank=1)
+
+
+def test_processes_meet_by_both_backends(tmp_path) -> None:
+    program = Path(__file__).with_name("manager_rank.py")
+    manager, worker = reports(under_mpiexec(2, program, str(tmp_path / "store")))
+    assert manager["held"] == {"mpi": 4, "torch": 4}
+    assert worker["scores"] == {"mpi": 4.0, "torch": 4.0}
+    assert worker["stored"] == {"mpi": 4, "torch": 4}
