@@ -15,7 +15,7 @@ import os
 import tempfile
 import threading
 import weakref
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from multiprocessing.context import assert_spawning
 from multiprocessing.reduction import DupFd
 from typing import Any, Protocol, runtime_checkable
@@ -23,6 +23,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import torch
 from torch import Tensor
+from torchrl.data import ReplayBuffer
 from torchrl.data.replay_buffers.storages import Storage
 
 from gfn_rb import torchrl_compat as compat
@@ -34,21 +35,38 @@ from gfn_rb.storages import is_listed, open_shared
 _HELD, _RECORDED = range(2)  # the words at the beginning of the file
 _HEAD = mmap.PAGESIZE  # where records begin
 _KEPT = 1 << 20  # bytes of records whose memory is kept for the next ones
-_LOCK = "_gfn_rb_write_lock"  # the attribute of a storage
+_LOCK, _JOURNAL = "_gfn_rb_write_lock", "_gfn_rb_journal"  # attributes of a storage
 
 
 @runtime_checkable
-class SharedWriter(Protocol):
-    """What a lock asks of the writer whose rows it puts back."""
+class SlotState(Protocol):
+    """What locks and journals ask of a writer or sampler, of which they put back what it keeps."""
 
     def slot_tensors(self) -> list[Tensor]:
-        """Return what it keeps of each slot beside the storage, in shared memory."""
+        """Return what it keeps of each slot beside the storage."""
 
-    def counters(self) -> list[int]:
+    def counters(self) -> list[Any]:
         """Return the numbers that change with each batch."""
 
-    def roll_back(self, counters: list[int]) -> None:
+    def roll_back(self, counters: list[Any]) -> None:
         """Put counters back, if any are given, and work out anew what follows from the rows."""
+
+
+@runtime_checkable
+class SlotJournal(AbstractContextManager[Any], Protocol):
+    """What is told what happens to a storage, and appends it to a file when its block ends."""
+
+    def record(self, slot: Tensor) -> None:
+        """Note that rows, and what is kept beside them, are about to change."""
+
+    def record_beside(self, slot: Tensor) -> None:
+        """Note that what is kept beside rows is about to change."""
+
+    def record_empty(self) -> None:
+        """Note that the storage is being emptied."""
+
+    def record_all(self) -> None:
+        """Note that all there was has been replaced."""
 
 
 class WriteLock:
@@ -59,7 +77,7 @@ class WriteLock:
         writer: who writes.
     """
 
-    def __init__(self, storage: Storage | None = None, writer: SharedWriter | None = None) -> None:
+    def __init__(self, storage: Storage | None = None, writer: SlotState | None = None) -> None:
         self.storage, self.writer = storage, writer
         self._open(_new_file())
 
@@ -199,7 +217,7 @@ class WriteLock:
         self._open(state["file"].detach())
 
 
-def share_writes(storage: Storage, writer: SharedWriter) -> bool:
+def share_writes(storage: Storage, writer: SlotState) -> bool:
     """Have the buffers on a storage that are ``shared`` outlive processes that die.
 
     Args:
@@ -228,19 +246,41 @@ def lock_of(storage: Storage | None) -> WriteLock | None:
     return vars(storage).get(_LOCK) if storage is not None else None
 
 
+def journal_of(storage: Storage | None) -> SlotJournal | None:
+    """Return the journal of what happens to a storage, None where there is none."""
+    return vars(storage).get(_JOURNAL) if storage is not None else None
+
+
+def keep_journal(rb: ReplayBuffer, journal: SlotJournal) -> None:
+    """Have a journal told what happens to a buffer, of which it is the write lock from now on."""
+    setattr(rb.storage, _JOURNAL, journal)
+    compat.set_write_lock(rb, journal)
+
+
+def is_recorded(storage: Storage) -> bool:
+    """Return whether somebody wants to know which slots are written over."""
+    return lock_of(storage) is not None or journal_of(storage) is not None
+
+
+def recording(storage: Storage) -> AbstractContextManager[Any]:
+    """Return a block within which what happens to a storage is one step of its journal."""
+    journal = journal_of(storage)
+    return nullcontext() if journal is None else journal
+
+
 def record_slots(storage: Storage, slot: Int64[Tensor, "*k"]) -> None:
-    """Note what slots hold before they are written over, where processes share the storage.
+    """Note that slots are about to be written over, for what is to be put back or written down.
 
     Args:
         storage: the storage.
-        slot: which; those that hold nothing yet are left out.
+        slot: which.
     """
-    lock = lock_of(storage)
-    if lock is not None:
-        lock.record(slot)
+    for recorder in (lock_of(storage), journal_of(storage)):
+        if recorder is not None:
+            recorder.record(slot)
 
 
-def _is_shared(storage: Storage, writer: SharedWriter | None) -> bool:
+def _is_shared(storage: Storage, writer: SlotState | None) -> bool:
     rows = compat.all_slots(storage)
     if rows is None:
         return bool(getattr(storage, "shared_init", False))

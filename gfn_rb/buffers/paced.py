@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from os import PathLike
 from typing import Any
 
 import torch
@@ -17,11 +18,13 @@ from gfn_rb.arguments import as_count
 from gfn_rb.buffers.flow import DRAWN, OFFERED, FlowCounts, summed
 from gfn_rb.buffers.folders import DumpedWhole
 from gfn_rb.buffers.rate_limiter import RateLimiter
+from gfn_rb.checkpoint.journal import Journal, Sync
 from gfn_rb.column import KeyColumn
 from gfn_rb.containers.base import Container
 from gfn_rb.errors import ArgumentError, KeyMismatchError, RateLimitError
 from gfn_rb.keys import POLICY_VERSION
 from gfn_rb.shapes import Int64
+from gfn_rb.sharing import record_slots, recording
 from gfn_rb.storages import device_beside, is_laid_out
 from gfn_rb.torchrl_compat import outside_graph, replay_lock, write_lock
 
@@ -155,8 +158,14 @@ class PacedReplayBuffer(DumpedWhole, TensorDictReplayBuffer, _CountedWrites):
             is of, or that :attr:`policy_version` was set to, and more: those that are stored then,
             and those that are offered later. Rows need a ``policy_version``. Others move to where
             they were, for which a :class:`~gfn_rb.PrioritySampler` takes them for new ones.
+        journal: a file that what happens to the buffer is appended to, and brought back from where
+            it exists, see :class:`~gfn_rb.checkpoint.Journal`.
+        sync: of the journal, likewise.
         transform: see ``ReplayBuffer``; or several, in the order of ``append_transform``.
         **options: see ``TensorDictReplayBuffer``.
+
+    Attributes:
+        journal: the journal, None without.
 
     Raises:
         ArgumentError: there is a rate limiter, and the buffer prefetches; ``max_age`` is below 0,
@@ -168,6 +177,8 @@ class PacedReplayBuffer(DumpedWhole, TensorDictReplayBuffer, _CountedWrites):
         *,
         rate_limiter: RateLimiter | None = None,
         max_age: int | None = None,
+        journal: str | PathLike[str] | None = None,
+        sync: Sync = "interval",
         transform: Transform | Callable[[Any], Any] | Sequence[Any] | None = None,
         **options: Any,
     ) -> None:
@@ -191,6 +202,7 @@ class PacedReplayBuffer(DumpedWhole, TensorDictReplayBuffer, _CountedWrites):
             transform = [transform]
         for each in transform or ():
             self.append_transform(each)
+        self.journal = None if journal is None else Journal(self, journal, sync)
 
     def extend(
         self, tensordicts: TensorDictBase | Container, *, update_priority: bool | None = None
@@ -222,6 +234,22 @@ class PacedReplayBuffer(DumpedWhole, TensorDictReplayBuffer, _CountedWrites):
         limiter = self.rate_limiter
         in_pace = limiter is None or limiter.may_sample(*self.counts.rows.tolist())
         return in_pace and super().can_sample(batch_size)
+
+    # Writes past the writer.
+
+    def update_if_present(self, *, index: int | Tensor, **options: Any) -> Any:
+        """Relabel rows that are still there, see ``ReplayBuffer.update_if_present``."""
+        with replay_lock(self), recording(self.storage):
+            record_slots(self.storage, torch.as_tensor(index))
+            return super().update_if_present(index=index, **options)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        """Write over stored rows, or over an entry of all."""
+        stored = torch.arange(len(self))
+        slots = stored if isinstance(index, (str, tuple)) else stored[index]
+        with replay_lock(self), recording(self.storage):
+            record_slots(self.storage, slots)
+            super().__setitem__(index, value)
 
     # Ages.
 
@@ -275,9 +303,10 @@ class PacedReplayBuffer(DumpedWhole, TensorDictReplayBuffer, _CountedWrites):
         Args:
             empty_write_count: whether to forget what went in and out, too.
         """
-        super().empty(empty_write_count)
-        if empty_write_count:
-            self.counts.empty()
+        with replay_lock(self), write_lock(self):
+            super().empty(empty_write_count)
+            if empty_write_count:
+                self.counts.empty()
 
 
 def _without_gradients(rows: TensorDictBase) -> TensorDictBase:

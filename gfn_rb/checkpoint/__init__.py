@@ -8,8 +8,10 @@ from gfn_rb.checkpoint.api import (
     save_state,
     schedule_state,
 )
+from gfn_rb.checkpoint.journal import Journal
 
 __all__ = [
+    "Journal",
     "inspect_checkpoint",
     "load_checkpoint",
     "load_state",

@@ -56,7 +56,7 @@ def save_checkpoint(path: str | PathLike[str], rb: ReplayBuffer, **extra: Any) -
         >>> policy.load_state_dict(extra["model"])
     """
     with captured(rb) as (state, rows):
-        _save(path, {ROWS: rows, BUFFERS: state}, "extra", extra)
+        save_parts(path, {ROWS: rows, BUFFERS: state}, "extra", extra)
 
 
 def load_checkpoint(path: str | PathLike[str], rb: ReplayBuffer) -> dict[str, Any]:
@@ -101,7 +101,7 @@ def save_state(path: str | PathLike[str], state: dict[str, Any]) -> None:
         CheckpointError: something in it cannot be saved, named in the message; or the disk
             refused. The older file is then unchanged.
     """
-    _save(path, {}, "state", state)
+    save_parts(path, {}, "state", state)
 
 
 def load_state(path: str | PathLike[str]) -> dict[str, Any]:
@@ -183,9 +183,25 @@ def outline(path: str | PathLike[str]) -> dict[str, Any]:
     return _values_of(file, file.outline)
 
 
-def _save(
-    path: str | PathLike[str], parts: dict[str, Any], name: str, values: dict[str, Any]
+def save_parts(
+    path: str | PathLike[str],
+    parts: dict[str, Any],
+    name: str,
+    values: dict[str, Any],
+    written: Callable[[], None] = lambda: None,
 ) -> None:
+    """Write a file of several parts.
+
+    Args:
+        path: the file to make or replace.
+        parts: what else it holds, by name.
+        name: how errors call the values.
+        values: what was saved along with the parts, or alone.
+        written: called before the file is published.
+
+    Raises:
+        CheckpointError: see :func:`save_checkpoint`.
+    """
     target = resolved(path)
     encoder = Encoder()
     nodes = {part: encoder.encode(value, part) for part, value in parts.items()}
@@ -193,6 +209,7 @@ def _save(
     try:
         with published(target, check_written) as stream:
             write_file(stream, nodes, encoder.tensors)
+            written()
     except OSError as error:
         raise CheckpointError(f"cannot write {path}: {error.strerror}") from error
 

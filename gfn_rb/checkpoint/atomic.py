@@ -102,7 +102,7 @@ def _created(path: Path) -> tuple[Path, BinaryIO]:
     remove_abandoned(path.parent, _stem(path))
     while True:
         temporary = path.with_name(f".{_stem(path)}.{secrets.token_hex(8)}.tmp")
-        stream = temporary.open("xb")
+        stream = temporary.open("x+b")
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
             is_removed = os.fstat(stream.fileno()).st_nlink == 0

@@ -40,6 +40,7 @@ from gfn_rb.checkpoint.parts import (
 )
 from gfn_rb.codec.primitives import one_line
 from gfn_rb.errors import CheckpointCorruptError, CheckpointError
+from gfn_rb.sharing import journal_of
 
 State = dict[str, Any]
 
@@ -109,6 +110,8 @@ def restore(rb: ReplayBuffer, load: Callable[[torch.device], Any], rows: Any) ->
                 prepare(each.storage, state["storage"], content)
         for parts in zip(rbs, states, rows, strict=True):
             _restore(*parts)
+            if journal := journal_of(parts[0].storage):
+                journal.record_all()
 
 
 def _shortened(message: str) -> str:

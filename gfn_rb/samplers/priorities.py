@@ -13,7 +13,7 @@ from gfn_rb.column import KeyColumn
 from gfn_rb.errors import CheckpointMismatchError
 from gfn_rb.samplers.cells import cells_per_slot
 from gfn_rb.shapes import Float, Float64, Int64
-from gfn_rb.sharing import record_slots
+from gfn_rb.sharing import journal_of, record_slots
 from gfn_rb.state_folder import require_numbers
 from gfn_rb.storages import device_beside, is_listed, slots_beside
 from gfn_rb.torchrl_compat import slot_generations
@@ -136,6 +136,8 @@ class HeldPriorities:
             priority: their priorities, finite.
         """
         held = self._of(storage)
+        if journal := journal_of(storage):
+            journal.record_beside(index)
         held[index.to(held.device)] = priority.to(held)
         if priority.shape[0]:
             self.default = max(self.default, float(priority.max()))
@@ -158,6 +160,10 @@ class HeldPriorities:
     def forget(self) -> None:
         """Make the next :meth:`changed` answer "perhaps all"."""
         self._changed = None
+
+    def slots(self, storage: Storage) -> Float64[Tensor, "slots"]:
+        """Return the priority of every slot, NaN where there is none so far; may be written to."""
+        return self._of(storage)[:-1]
 
     def state(self) -> dict[str, Any]:
         """Return what there is to save: the priorities up to the last known, and the default."""

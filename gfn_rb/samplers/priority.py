@@ -309,6 +309,29 @@ class PrioritySampler(KeySampler):
     def _empty(self) -> None:
         self._column.clear()
 
+    # What a journal asks for.
+
+    def slot_tensors(self) -> list[Tensor]:
+        """Return the priority of each slot, where the sampler holds them."""
+        column, storage = self._column, self._storage
+        if storage is None or isinstance(column, StoredPriorities):
+            return []
+        return [column.slots(storage)]
+
+    def counters(self) -> list[float]:
+        """Return what an item gets that brings no priority."""
+        return [] if self.key is not None else [self._column.default]
+
+    def roll_back(self, counters: list[float]) -> None:
+        """Put counters back, and read all priorities anew.
+
+        Args:
+            counters: those to put back.
+        """
+        if counters:
+            self._column.default = counters[0]
+        self._column.forget()
+
     # State.
 
     def state_dict(self) -> dict[str, Any]:

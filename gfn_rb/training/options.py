@@ -226,6 +226,9 @@ class RanksOptions:
     """Not to be sent are items below a manager's lowest, a low percentile of its items, or a
     running mean of the lowest of each batch, which stands for the others until its buffer is full.
     With none, all are sent: what has little reward teaches those who are fed, too."""
+    journal: bool = False
+    """Managers have each row on disk before they answer for it, beside their checkpoints, and lose
+    none when they are killed."""
     average_gradients: bool = False
     """Average gradients over the ranks that train, which then all have the same weights, and learn
     as one process would from batches as large as theirs together: make them smaller. Otherwise each
@@ -280,4 +283,5 @@ NEEDS: Needs = (
     ("send", {"managers": _ON}),
     ("send_every", {"managers": _ON}),
     ("baseline", {"managers": _ON}),
+    ("journal", {"managers": _ON}),
 )

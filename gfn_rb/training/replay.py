@@ -96,6 +96,7 @@ def make_buffer(
     env: GFNEnv,
     generator: torch.Generator,
     regenerate: Regenerate | None = None,
+    **more: Any,
 ) -> TensorDictReplayBuffer:
     """Return the buffer that a configuration asks for.
 
@@ -104,13 +105,14 @@ def make_buffer(
         env: what trajectories are of.
         generator: draws the items.
         regenerate: samples trajectories to terminating states, where these are stored.
+        **more: options of the preset.
     """
     kind = REPLAY[config.replay]
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = more
     if config.replay == "trajectories":
-        options = {"max_length": env.max_length}
+        options["max_length"] = env.max_length
     elif config.replay == "terminal":
-        options = {"regenerate": regenerate}
+        options["regenerate"] = regenerate
     # The reward of an episode stands in its last step alone: steps are ranked by a copy of it.
     key = LOG_REWARD if kind.gives is Trajectories else EPISODE_LOG_REWARD
     return kind.preset(

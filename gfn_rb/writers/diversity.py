@@ -17,7 +17,7 @@ from gfn_rb.numerics.near.choice import Choice, choose
 from gfn_rb.numerics.near.distances import Distance, check_norm
 from gfn_rb.numerics.near.index import NearIndex, PreparedRows
 from gfn_rb.shapes import Rows
-from gfn_rb.sharing import lock_of, record_slots
+from gfn_rb.sharing import is_recorded, record_slots
 from gfn_rb.storages import is_laid_out
 from gfn_rb.writers.eviction_order import Tie
 from gfn_rb.writers.features import Features, Unique
@@ -215,7 +215,7 @@ class DiversityWriter(RewardPrioritizedWriter):
         if not is_laid_out(storage):
             self._write(move.target, data, chosen, move.length)
             return
-        if lock_of(storage) is not None:
+        if is_recorded(storage):
             record_slots(storage, move.slots(before))
         write_rows(storage, move.target, data, chosen, max(move.length, before))
         move.close_holes(storage, before)

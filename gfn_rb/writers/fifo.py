@@ -14,7 +14,7 @@ from gfn_rb.column import KeyColumn, StorageVersion
 from gfn_rb.errors import CheckpointMismatchError
 from gfn_rb.keys import INDEX
 from gfn_rb.shapes import Float, Rows
-from gfn_rb.sharing import lock_of, record_slots, share_writes
+from gfn_rb.sharing import is_recorded, journal_of, record_slots, share_writes
 from gfn_rb.state_folder import require_count, require_numbers
 from gfn_rb.storages import open_shared
 from gfn_rb.torchrl_compat import (
@@ -139,11 +139,11 @@ class FIFOWriter(TensorDictRoundRobinWriter):
         return super().write_at(index, checked)
 
     def _record(self, n: int) -> None:
-        """Note what the next n slots hold, where processes share the storage."""
-        if lock_of(self._storage) is not None:
+        """Note that the next n slots are about to be written over."""
+        if is_recorded(self._storage):
             open_shared(self._storage)
             leaves = leaves_of(all_slots(self._storage)) if self._storage.initialized else []
-            n_slots = leaves[0].shape[0] if leaves else 1
+            n_slots = leaves[0].shape[0] if leaves else self._storage.max_size
             record_slots(self._storage, (write_cursor(self) + torch.arange(n)) % n_slots)
 
     def slot_tensors(self) -> list[Tensor]:
@@ -163,6 +163,11 @@ class FIFOWriter(TensorDictRoundRobinWriter):
         if counters:
             set_write_cursor(self, counters[0])
             self._write_count = counters[1]
+
+    def _empty(self, empty_write_count: bool = True) -> None:
+        if journal := journal_of(self._storage):
+            journal.record_empty()
+        super()._empty(empty_write_count)
 
     def _line_up(self) -> None:
         """Go on behind the rows that others stored, as long as there is room."""

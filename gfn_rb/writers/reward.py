@@ -15,7 +15,7 @@ from gfn_rb.column import KeyColumn
 from gfn_rb.errors import ArgumentError, CheckpointMismatchError
 from gfn_rb.keys import LOG_REWARD
 from gfn_rb.shapes import Int64, Rows, Shaped
-from gfn_rb.sharing import record_slots, share_writes
+from gfn_rb.sharing import journal_of, record_slots, recording, share_writes
 from gfn_rb.state_folder import StateInFolder, require_numbers
 from gfn_rb.storages import is_listed, require_rows
 from gfn_rb.torchrl_compat import attached_entities, note_generations, outside_graph, set_length
@@ -232,10 +232,12 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
         rank = self._order.in_step(storage).rank[index]
         before = None if compared is None else compared.content(storage)
         column = self._order.column
-        column.write(storage, index, key)
-        self._announce(index)
-        values = self._order.signed(column.values(storage)[index])
-        self._order.wrote(storage, index, values.to(torch.float64), rank)
+        with recording(storage):
+            record_slots(storage, index)
+            column.write(storage, index, key)
+            self._announce(index)
+            values = self._order.signed(column.values(storage)[index])
+            self._order.wrote(storage, index, values.to(torch.float64), rank)
         if compared is not None:
             compared.relabelled(storage, before)
 
@@ -257,11 +259,12 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
         compared = self._compared
         known = compared is not None and compared.is_in_step(storage)
         move = moves_of(0, index, before)
-        record_slots(storage, move.slots(before))
-        move.close_holes(storage, before)
-        self._count_generations(move.slots(before))
-        self._announce(move.hole)
-        self._order.moved(storage, move, before)
+        with recording(storage):
+            record_slots(storage, move.slots(before))
+            move.close_holes(storage, before)
+            self._count_generations(move.slots(before))
+            self._announce(move.hole)
+            self._order.moved(storage, move, before)
         if compared is not None:
             compared.moved(storage, move) if known else compared.forget()
 
@@ -381,6 +384,8 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
         return self._order.n_written
 
     def _empty(self, empty_write_count: bool = True) -> None:
+        if journal := journal_of(self._storage):
+            journal.record_empty()
         self._order.empty(self._storage, empty_write_count)
         self._count_generations()
 

@@ -93,7 +93,7 @@ TOGETHER = (  # so that each option has an effect
     "--subtb-lambda 0.8",
     "--draw quantile --top-fraction 0.3 --top-share 0.6 --keep recent --no-unique --lr-log-z 0.2",
     "--draw rank --rank-k 0.1 --managers 1 --feed top --feed-quota 32 --send awaited "
-    "--send-every 2 --baseline min --patience 60.0 --replay trajectories",
+    "--send-every 2 --baseline min --patience 60.0 --replay trajectories --journal",
     "--teacher-alpha 0.5 --teacher-share 0.5 --regression linex --clip-grad-norm 1.0 "
     "--epsilon-end 0.2 --priority-rule teacher "
     "--draw priority --priority-alpha 0.7 --replay terminal --compact none --capacity 64 "
@@ -128,7 +128,7 @@ def test_every_option_reaches_the_configuration(monkeypatch):
         "loss": "subtb", "subtb_lambda": 0.8, "cutoff": 2.0, "rank_k": 0.1, "top_fraction": 0.3,
         "top_share": 0.6, "priority_alpha": 0.7, "local_search": 1, "back_ratio": 0.25,
         "workers": 0, "compact": "none", "unique": False, "out": Path("run"),
-        "transport": "local", "lr_end": 0.1, "max_age": 9,
+        "transport": "local", "lr_end": 0.1, "max_age": 9, "journal": True,
         "temperature_end": 0.5, "anneal": "exponential", "anneal_steps": 7, "teacher_c": 3.0,
         "teacher_share": 0.5, "teacher_alpha": 0.5, "regression": "linex", "clip_grad_norm": 1.0,
         "epsilon_end": 0.2, "priority_rule": "teacher",

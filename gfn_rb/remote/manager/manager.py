@@ -6,6 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from os import PathLike, fspath
 from typing import Any, Literal
@@ -16,7 +17,7 @@ from torchrl.data import ReplayBuffer
 
 from gfn_rb.arguments import as_count
 from gfn_rb.buffers.compact import CompactRows, compact_rows_of
-from gfn_rb.checkpoint import load_checkpoint, load_state, save_checkpoint, save_state
+from gfn_rb.checkpoint import Journal, load_checkpoint, load_state, save_checkpoint, save_state
 from gfn_rb.errors import ArgumentError, CheckpointError, PeerLostError
 from gfn_rb.remote.feeding.subscriber import Feeder
 from gfn_rb.remote.manager.baseline import Baseline, MinBaseline
@@ -286,6 +287,7 @@ class ReplayBufferManager:
             "senders": {str(rank): each.to_json() for rank, each in self._senders.items()},
             "seconds": self._watch.read(),
             "batches": self.batches,
+            "journal": None if self._journal is None else self._journal.position,
         }
         with self._watch("checkpoint"):
             if self.buffer is None:
@@ -296,6 +298,8 @@ class ReplayBufferManager:
 
     def load(self, path: str | PathLike[str] | None = None) -> None:
         """Resume where a manager was when it saved. All workers are expected again.
+
+        Where the buffer has a journal, it holds what was accepted since then as well.
 
         Args:
             path: the file; by default the one to save to.
@@ -309,9 +313,17 @@ class ReplayBufferManager:
         saved = load_state(path)
         if "manager" not in saved:
             raise CheckpointError(f"{fspath(path)} holds no manager, but {sorted(saved)}")
+        state = saved["manager"]
+        journal = self._journal
+        # What is known of rows was saved of those of that time. Only a journal that was begun
+        # since, or before the one that was saved, has nothing to add to them.
+        goes_on = journal is not None and journal.continues(state.get("journal"))
+        with journal.rewound() if journal is not None and goes_on else nullcontext():
+            self._load(path, state)
+
+    def _load(self, path: str | PathLike[str], state: dict[str, Any]) -> None:
         if self.buffer is not None:
             load_checkpoint(path, self.buffer)
-        state = saved["manager"]
         self._feeder.load_state_dict(state["feeder"])
         self._baseline.load_state_dict(state["baseline"])
         self._workers.load_state_dict(state["workers"])
@@ -343,6 +355,10 @@ class ReplayBufferManager:
         if self._checkpoint is not None:
             self.save()
         log.info(self.timing_summary())
+
+    @property
+    def _journal(self) -> Journal | None:
+        return getattr(self.buffer, "journal", None)
 
     @property
     def _name(self) -> str:

@@ -38,6 +38,7 @@ class RunFolder:
         self.config = path / "config.json"
         self.metrics = path / f"metrics{of_rank}.csv"
         self.checkpoint = path / f"checkpoint{of_rank}.gfnrb"
+        self.journal = path / f"journal{of_rank}"
         self.previous = path / f"previous{of_rank}.gfnrb"
         self.manager = path / f"manager{of_rank}.json"
         self.status = path / f"status{of_rank}.json"

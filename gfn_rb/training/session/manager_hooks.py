@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from tensordict import TensorDictBase
@@ -142,7 +142,13 @@ def make_manager(
     env = on_cpu.make_env()
     manager = ReplayBufferManager(
         transport,
-        _buffer(on_cpu, env, transport.rank),
+        _buffer(
+            on_cpu,
+            env,
+            transport.rank,
+            journal=folder.journal if config.journal else None,
+            sync="always",
+        ),
         baseline=BASELINE[config.baseline](),
         workers=roles.workers,
         managers=roles.managers,
@@ -165,6 +171,6 @@ def _example(env: GFNEnv) -> TensorDictBase:
     return one.to_tensordict().set(POLICY_VERSION, torch.zeros_like(one.length))
 
 
-def _buffer(config: TrainConfig, env: GFNEnv, rank: int) -> TensorDictReplayBuffer:
+def _buffer(config: TrainConfig, env: GFNEnv, rank: int, **options: Any) -> TensorDictReplayBuffer:
     generator = torch.Generator(config.device).manual_seed(config.seed ^ rank)
-    return make_buffer(replace(config, replay="trajectories"), env, generator)
+    return make_buffer(replace(config, replay="trajectories"), env, generator, **options)

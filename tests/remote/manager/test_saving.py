@@ -1,7 +1,9 @@
+import shutil
+
 import pytest
 from remote.remote_runs import group, objects, values_of
 
-from gfn_rb import fifo_buffer, save_checkpoint
+from gfn_rb import fifo_buffer, reward_prioritized_buffer, save_checkpoint
 from gfn_rb.errors import ArgumentError, CheckpointError
 from gfn_rb.remote import ReplayBufferManager
 from gfn_rb.remote.protocol.channel import FrameChannel
@@ -74,3 +76,45 @@ def test_no_file_and_a_foreign_file_are_refused(tmp_path):
     save_checkpoint(tmp_path / "rb.ckpt", rb)
     with pytest.raises(CheckpointError, match="holds no manager, but"):
         manager.load(tmp_path / "rb.ckpt")
+
+
+def test_a_manager_that_is_killed_has_every_row_that_it_answered_for(tmp_path):
+    path, copy, (mine, theirs) = tmp_path / "now", tmp_path / "left", group(2)
+    path.mkdir()
+
+    def manager_in(folder, transport):
+        rb = reward_prioritized_buffer(8, unique="state", journal=folder / "journal", sync="always")
+        return ReplayBufferManager(transport, rb, checkpoint=folder / "m.ckpt")
+
+    manager, channel = manager_in(path, mine), FrameChannel(theirs)
+    for batch in range(6):
+        channel.send(0, DATA_TAG, Kind.ITEMS, {"id": batch}, objects([batch, batch + 3]))
+        manager.step()
+        if batch == 1:
+            manager.save()
+        if batch == 3:
+            manager.buffer.journal.compact()
+    shutil.copytree(path, copy)  # what is left when it is killed now
+    again = manager_in(copy, group(2)[0])
+    again.load()
+    assert values_of(again.buffer) == values_of(manager.buffer)
+    assert again.batches == 2  # which is as of its checkpoint
+    index = again._feeder.index
+    index.refresh()
+    assert index.sent[index.number[1:4], 1].all()  # of the rows that were saved
+    assert not index.sent[index.number[4:8]].any()  # nobody knows who sent those that came later
+    manager.buffer.journal.close()
+    again.buffer.journal.close()
+
+
+def test_a_journal_that_was_begun_later_leaves_a_checkpoint_its_rows(tmp_path):
+    rb = fifo_buffer(4)
+    rb.extend(objects([1, 2]))
+    made(rb, checkpoint=tmp_path / "m.ckpt").save()
+    journaled = fifo_buffer(4, journal=tmp_path / "journal", sync="never")
+    made(journaled, checkpoint=tmp_path / "m.ckpt").load()
+    assert values_of(journaled) == [1, 2]
+    journaled.journal.close()
+    again = fifo_buffer(4, journal=tmp_path / "journal")
+    assert values_of(again) == [1, 2]
+    again.journal.close()

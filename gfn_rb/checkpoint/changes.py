@@ -1,0 +1,145 @@
+"""What changed in a buffer, as the frames of a journal, and back into a buffer.
+
+A record holds effects, not calls: the slots that were written to, what stands there afterwards, and
+the numbers that the buffer counts. Whatever led to them, putting them back is exact, needs no
+environment, distance or order of calls, and may be done twice.
+
+============  ====================================================================================
+``slot``      int64 [m], each once
+``row``       the rows there now; missing where they are what they were, or there are none any more
+``beside``    what writer and sampler keep of each slot, and its generation, by position
+============  ====================================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+from torchrl.data import ReplayBuffer
+from torchrl.data.replay_buffers.storages import TensorStorage
+
+from gfn_rb import torchrl_compat as compat
+from gfn_rb.errors import ArgumentError
+from gfn_rb.shapes import Int64
+from gfn_rb.sharing import SlotState
+from gfn_rb.torchrl_compat import new_tensordict
+from gfn_rb.writers.rows import select_rows
+
+_SLOT, _ROW, _BESIDE = "slot", "row", "beside"
+
+
+def slot_states(rb: Any) -> list[SlotState]:
+    """Return the parts of a buffer of which a journal keeps what they know of slots.
+
+    Raises:
+        ArgumentError: it is no buffer whose changes can be told.
+    """
+    if not isinstance(rb, ReplayBuffer) or getattr(rb, "shared", False):
+        kind = "one that is shared" if isinstance(rb, ReplayBuffer) else type(rb).__qualname__
+        raise ArgumentError(f"journal needs a replay buffer of one process, got {kind}")
+    storage, writer, sampler = rb.storage, rb.writer, rb.sampler
+    if not isinstance(storage, TensorStorage) or storage.ndim != 1:
+        raise ArgumentError(
+            f"journal needs a TensorStorage of one dimension, got a {type(storage).__name__}"
+        )
+    if not isinstance(writer, SlotState):
+        raise ArgumentError(
+            f"journal needs a writer that tells what it keeps, such as FIFOWriter, got {writer!r}"
+        )
+    if not isinstance(sampler, SlotState):
+        return [writer]
+    rb.mark_update(torch.empty(0, dtype=torch.int64))  # so that the sampler knows the storage
+    return [writer, sampler]
+
+
+def counts_of(rb: ReplayBuffer, parts: list[SlotState]) -> dict[str, Any]:
+    """Return the numbers that a buffer counts, as plain values."""
+    return {
+        "length": len(rb.storage),
+        "cursor": compat.last_cursor(rb.storage),
+        "counters": [part.counters() for part in parts],
+        "transform": {name: each.tolist() for name, each in rb.transform.named_buffers()},
+    }
+
+
+def changed_rows(
+    rb: ReplayBuffer, parts: list[SlotState], slot: Int64[Tensor, "m"], with_rows: bool
+) -> TensorDict:
+    """Return copies of what stands in slots now, batch size [m].
+
+    Args:
+        rb: the buffer.
+        parts: from :func:`slot_states`.
+        slot: which, each once; those of rows hold some.
+        with_rows: whether the rows, too.
+    """
+    beside = [each.index_select(0, slot.to(each.device)) for each in _beside(rb, parts)]
+    held: dict[str, Any] = {_SLOT: slot}
+    if beside:
+        named = {str(i): each for i, each in enumerate(beside)}
+        held[_BESIDE] = new_tensordict(named, slot.shape)
+    if with_rows:
+        stored = compat.all_slots(rb.storage)
+        if type(stored) is not TensorDict:
+            raise ArgumentError(f"journal needs rows in a TensorDict, got {type(stored).__name__}")
+        held[_ROW] = select_rows(stored, slot)
+    return new_tensordict(held, slot.shape)
+
+
+def put_back(
+    rb: ReplayBuffer,
+    parts: list[SlotState],
+    rows: TensorDictBase | None,
+    counts: Mapping[str, Any],
+) -> None:
+    """Do to a buffer what a record holds.
+
+    Args:
+        rb: the buffer.
+        parts: from :func:`slot_states`.
+        rows: from :func:`changed_rows`; None where only numbers changed.
+        counts: from :func:`counts_of`, and how often the buffer was ``emptied`` before.
+    """
+    storage = rb.storage
+    for _ in range(counts["emptied"]):
+        rb.empty()
+    if rows is not None:
+        slot, content = rows.get(_SLOT), rows.get(_ROW, None)
+        if content is not None:
+            if not storage.initialized:
+                compat.allocate(storage, content[0])
+            _assign(dict(compat.all_slots(storage).items(True, True)), content, slot)
+            compat.bump_mutation_revision(storage)
+            for entity in compat.attached_entities(storage):
+                entity.mark_update(slot)
+        named = {str(i): each for i, each in enumerate(_beside(rb, parts))}
+        _assign(named, rows.get(_BESIDE, TensorDict()), slot)
+    compat.set_length(storage, counts["length"])
+    compat.set_last_cursor(storage, counts["cursor"])
+    buffers = dict(rb.transform.named_buffers())
+    for name, numbers in counts["transform"].items():
+        buffers[name].copy_(torch.tensor(numbers, dtype=buffers[name].dtype))
+    for part, counters in zip(parts, counts["counters"], strict=True):
+        part.roll_back(counters)
+
+
+def _assign(targets: Mapping[Any, Tensor], rows: TensorDictBase, slot: Tensor) -> None:
+    came = dict(rows.items(True, True))
+    if came.keys() != targets.keys():
+        raise ValueError(f"a record holds {[*came]}, expected {[*targets]}")
+    for name, value in came.items():
+        # A memory-mapped tensor dispatches every operation through Python; its plain view not.
+        target = targets[name].as_subclass(Tensor)
+        target.index_copy_(0, slot.to(target.device), value.to(target.device))
+
+
+def _beside(rb: ReplayBuffer, parts: list[SlotState]) -> list[Tensor]:
+    """Return what is kept of each slot beside the rows."""
+    kept = [each for part in parts for each in part.slot_tensors()]
+    if rb.writer.tracks_generations:
+        kept.append(compat.track_slot_generations(rb.storage))
+    return kept

@@ -1,0 +1,429 @@
+"""A journal between checkpoints: what a buffer accepted since the last one is not lost."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import secrets
+import sys
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from os import PathLike
+from typing import Any, Literal, NamedTuple
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+from torchrl.data import ReplayBuffer
+
+from gfn_rb.arguments import require_choice
+from gfn_rb.checkpoint.api import BUFFERS, ROWS, resolved, save_parts
+from gfn_rb.checkpoint.buffers import captured
+from gfn_rb.checkpoint.changes import changed_rows, counts_of, slot_states
+from gfn_rb.checkpoint.log import CHANGED, JournalLog
+from gfn_rb.checkpoint.recovery import recover
+from gfn_rb.codec.frames import encode_frame
+from gfn_rb.codec.primitives import one_line
+from gfn_rb.errors import ArgumentError, CheckpointError, GfnRbError
+from gfn_rb.sharing import keep_journal
+
+log = logging.getLogger(__name__)
+
+Sync = Literal["always", "interval", "never"]
+
+_INTERVAL = 1.0  # seconds between two times that what changed is written and synced
+_LEAST = 1 << 22  # bytes that a journal may have before it is compacted, however few rows there are
+
+
+class _Pending(NamedTuple):
+    """What changed since the last record: slots in any order, and perhaps repeatedly."""
+
+    rows: list[Tensor]
+    beside: list[Tensor]
+    emptied: int = 0
+    """How often the buffer was emptied."""
+
+
+class Journal:
+    """Appends what happens to a buffer to a file, and brings it back.
+
+    The file continues a checkpoint that lies beside it. Where they exist, the buffer is given what
+    they hold: rows with their slots, ages and generations, the state of the writer, priorities and
+    counts, as of the last whole record. A new checkpoint is written, in a thread and while the
+    buffer is used, when the file has become larger than the last one; it then begins anew.
+    Killed at any instant, a process leaves a checkpoint and a journal that belong together.
+
+    Journaled is what is done through the buffer and its writer: ``extend``, ``add``,
+    ``update_priority``, ``empty``, ``writer.update``, ``writer.remove``, what leaves by
+    ``max_age``, and ``load_checkpoint``. What was written past them, in place, is in the next
+    checkpoint. Draws are not journaled: random generators, epochs and schedules are as of it.
+
+    Presets make one where they are given a path; ``rb.journal`` then is it.
+
+    Args:
+        rb: a buffer of one process, over a one-dimensional ``TensorStorage``, with a writer of
+            this library.
+        path: the file. The checkpoint is called like it, with ``.gfnrb`` behind.
+        sync: when the file is up to date. "always": what a call has changed is on disk when it
+            returns. "interval": once in a second, for all of that second together; at most that
+            much is lost, whatever happens. "never": the operating system has it when a call
+            returns, so that it outlives a process that is killed, but not a machine that stops.
+
+    Attributes:
+        path: the file.
+        checkpoint: what it continues; a file for ``load_checkpoint`` like any other.
+
+    Raises:
+        ArgumentError: the buffer cannot be journaled, or another one has the file.
+        CheckpointError: the file cannot be opened, read or written.
+        CheckpointCorruptError: a record is damaged or missing, but the last, which may be torn.
+        CheckpointMismatchError: it is of another buffer, or a newer version. Whatever is raised,
+            files and buffer are as they were.
+
+    Examples:
+        >>> rb = TensorDictReplayBuffer(storage=LazyTensorStorage(1000), writer=FIFOWriter())
+        >>> journal = Journal(rb, "rb.journal", sync="always")
+    """
+
+    def __init__(
+        self, rb: ReplayBuffer, path: str | PathLike[str], sync: Sync = "interval"
+    ) -> None:
+        require_choice("sync", sync, ("always", "interval", "never"))
+        self._rb, self._parts, self._sync = rb, slot_states(rb), sync
+        self.path = resolved(path)
+        self.checkpoint = self.path.with_name(self.path.name + ".gfnrb")
+        self._process = os.getpid()
+        self._turn = threading.Condition(threading.RLock())
+        self._depth = 0  # of blocks that a thread has entered
+        self._is_writing = self._is_paused = self._is_closed = False
+        self._pending = _Pending([], [])
+        self._n_refused = 0  # of what is pending, what the disk did not take
+        self._compaction = threading.Lock()
+        self._compact_at = sys.maxsize  # bytes of the file, from which on there is a checkpoint
+        self._known = self._counters()
+        self._log = JournalLog(self.path)
+        try:
+            if not self._recover():
+                self._begin()
+        except BaseException:
+            self._log.close()
+            raise
+        self._known = self._counters()
+        keep_journal(rb, self)
+        self._stopped = threading.Event()
+        atexit.register(_close, weakref.ref(self))
+        if sync == "interval":
+            thread = threading.Thread(
+                target=_flush_at_times, args=(weakref.ref(self), self._stopped), daemon=True
+            )
+            thread.start()
+
+    # What users call.
+
+    @property
+    def position(self) -> dict[str, Any]:
+        """Which journal this is, and the number of its last record, as plain values."""
+        return {"journal": self._name, "number": self._number}
+
+    def continues(self, position: Any) -> bool:
+        """Return whether this has all that it had at a position, and perhaps more.
+
+        Args:
+            position: from :attr:`position`, of any journal; or None.
+        """
+        if not isinstance(position, dict) or position.get("journal") != self._name:
+            return False
+        return bool(position["number"] <= self._number)
+
+    def sync(self) -> None:
+        """Return once everything is on disk.
+
+        Raises:
+            CheckpointError: the disk refused.
+        """
+        self._append(sync=True)
+
+    def compact(self) -> None:
+        """Write a new checkpoint, and begin the file anew. The buffer can be used meanwhile.
+
+        Raises:
+            CheckpointError: the disk refused. The older pair is then unchanged.
+        """
+        with self._compaction:
+            self._compact()
+
+    def close(self) -> None:
+        """Write what is left, and let others have the file. The buffer takes nothing any more.
+
+        Raises:
+            CheckpointError: the disk refused.
+        """
+        if self._is_closed or self._process != os.getpid():
+            return
+        self._stopped.set()
+        with self._compaction:
+            self._append(sync=True)
+            self._is_closed = True
+            self._log.close()
+
+    def __del__(self) -> None:
+        """Close what nobody can use any more."""
+        if hasattr(self, "_stopped"):
+            self.close()
+
+    @contextmanager
+    def rewound(self) -> Iterator[None]:
+        """Leave the buffer alone for a block in which it is given an earlier state.
+
+        At its end the buffer is what it was before, and whoever follows it has seen the way.
+
+        Raises:
+            CheckpointError: the files cannot be read.
+        """
+        self.sync()
+        self._is_paused = True
+        try:
+            yield
+        finally:
+            self._recover()
+            self._known, self._is_paused = self._counters(), False
+
+    # What the buffer and its parts call.
+
+    def __enter__(self) -> None:
+        """Keep other threads from writing to the buffer; it is the buffer's write lock."""
+        self._turn.acquire()
+        self._depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        """Append what was changed, if it is to be at once.
+
+        Raises:
+            CheckpointError: it cannot be written. The buffer has it, and the next record will.
+        """
+        self._depth -= 1
+        try:
+            if not self._depth and self._is_due():
+                self._append(self._sync == "always")
+        finally:
+            self._turn.release()
+
+    def record(self, slot: Tensor) -> None:
+        """Note that rows, and what is kept beside them, are about to change."""
+        if not self._is_paused:
+            self._pending.rows.append(slot.detach().reshape(-1).clone())
+
+    def record_beside(self, slot: Tensor) -> None:
+        """Note that what is kept beside rows is about to change."""
+        if not self._is_paused:
+            self._pending.beside.append(slot.detach().reshape(-1).clone())
+
+    def record_empty(self) -> None:
+        """Note that the storage is being emptied."""
+        if not self._is_paused:
+            self._pending = self._pending._replace(emptied=self._pending.emptied + 1)
+
+    def record_all(self) -> None:
+        """Note that all there was has been replaced."""
+        self.record_empty()
+        self.record(torch.arange(self._rb.storage.max_size))
+
+    # Appending.
+
+    def _counters(self) -> list[list[Any]]:
+        return [part.counters() for part in self._parts]
+
+    def _has_changed(self) -> bool:
+        return any(self._pending) or self._counters() != self._known
+
+    def _is_due(self) -> bool:
+        if self._is_paused or (self._n_refused and self._n_refused == _n_notes(self._pending)):
+            return False  # whoever only draws need not hear of it
+        return (self._sync != "interval" or self._n_refused > 0) and self._has_changed()
+
+    def _append(self, sync: bool) -> None:
+        """Append what changed since the last record.
+
+        While it is written the buffer can be used, and what changes then is for the next one.
+
+        Args:
+            sync: whether to return only once it is on disk.
+        """
+        if self._process != os.getpid():
+            raise ArgumentError(
+                f"journal must belong to one process, got {self.path}, which process "
+                f"{self._process} has: this one is forked from it"
+            )
+        with self._turn:
+            self._await_turn()
+            if self._is_closed:
+                if self._has_changed():
+                    raise CheckpointError(f"the journal {self.path} is closed: nothing is added")
+                return
+            pending, self._pending = self._pending, _Pending([], [])
+            try:
+                records = self._records(pending)
+            except BaseException:
+                self._take_back(pending)
+                raise
+            self._is_writing = True
+        try:
+            self._write(records, sync)
+        except BaseException as error:
+            self._take_back(pending)
+            if isinstance(error, OSError):
+                why = f"cannot write the journal {self.path}: {error.strerror}"
+                raise CheckpointError(why) from error
+            raise
+        finally:
+            with self._turn:
+                self._is_writing = False
+                self._turn.notify_all()
+        if self._log.nbytes > self._compact_at and self._compaction.acquire(blocking=False):
+            threading.Thread(target=self._compact_beside).start()
+
+    def _await_turn(self) -> None:
+        """Wait until no other thread writes, and let others use the buffer meanwhile."""
+        depth, self._depth = self._depth, 0
+        self._turn.wait_for(lambda: not self._is_writing)
+        self._depth = depth
+
+    def _take_back(self, pending: _Pending) -> None:
+        with self._turn:
+            now, self._known = self._pending, []
+            rows, beside = pending.rows + now.rows, pending.beside + now.beside
+            self._pending = _Pending(rows, beside, pending.emptied + now.emptied)
+            self._n_refused = _n_notes(self._pending)
+
+    def _records(self, pending: _Pending) -> list[tuple[TensorDict | None, dict[str, Any]]]:
+        """Return rows and numbers of the records that hold what changed, copied."""
+        if not any(pending) and self._counters() == self._known:
+            return []
+        rb, parts, stored = self._rb, self._parts, len(self._rb.storage)
+        slot, beside = _joined(pending.rows), _joined(pending.beside)
+        rows = slot[slot < stored]
+        beside = torch.cat([slot[len(rows) :], beside[~torch.isin(beside, slot)]])
+        counts = {**counts_of(rb, parts), "emptied": pending.emptied}
+        records: list[tuple[TensorDict | None, dict[str, Any]]] = []
+        if len(rows):
+            records.append((changed_rows(rb, parts, rows, with_rows=True), counts))
+        if len(beside):
+            held = changed_rows(rb, parts, beside, with_rows=False)
+            records.append((held, {**counts, "emptied": 0} if len(rows) else counts))
+        self._known = counts["counters"]
+        return records or [(None, counts)]
+
+    def _write(self, records: list[tuple[TensorDict | None, dict[str, Any]]], sync: bool) -> None:
+        for rows, counts in records:
+            meta = {"number": self._number + 1, **counts}
+            self._log.append(encode_frame(CHANGED, rows, meta))
+            self._number += 1
+        # Numbers alone, as of rows that were rejected, are no rows that might be lost.
+        if sync and any(rows is not None for rows, _ in records):
+            self._log.sync()
+        self._n_refused = 0
+
+    # Compacting.
+
+    def _compact_beside(self) -> None:
+        """Compact in a thread that was given the right to."""
+        try:
+            self._compact()
+        except CheckpointError as error:  # the next may succeed, as when a disk was full
+            log.warning("%s is not compacted: %s", self.path, one_line(error))
+            self._compact_at = self._log.nbytes + _LEAST
+        finally:
+            self._compaction.release()
+
+    def _compact(self) -> None:
+        # Rows are written as they are while others change them: those that change have a record
+        # later than the state, and the file is published once all of these are on disk.
+        with captured(self._rb):
+            self._append(sync=False)
+            with captured(self._rb) as (states, rows):
+                states, position, since = deepcopy(states), self.position, self._log.nbytes
+        self._save(states, rows, position)
+        with self._turn:
+            self._await_turn()
+            self._begin_log(position["number"] + 1, since)
+
+    def _save(self, states: Any, rows: Any, position: dict[str, Any]) -> None:
+        parts, extra = {ROWS: rows, BUFFERS: states}, {"journal": position}
+        save_parts(self.checkpoint, parts, "extra", extra, self._sync_all)
+
+    def _sync_all(self) -> None:
+        self._append(sync=False)
+        with self._turn:
+            self._await_turn()
+            self._log.sync()
+
+    def _begin_log(self, first: int, since: int | None = None) -> None:
+        try:
+            self._log.begin(self._name, first, self._number, since)
+        except OSError as error:
+            why = f"cannot write the journal {self.path}: {error.strerror}"
+            raise CheckpointError(why) from error
+        self._bound()
+
+    def _bound(self) -> None:
+        self._compact_at = max(_LEAST, self.checkpoint.stat().st_size)
+
+    # Beginning and recovering.
+
+    def _begin(self) -> None:
+        """Begin a journal of what the buffer holds now."""
+        self._name, self._number = secrets.token_hex(8), 0
+        # In this order: a checkpoint without a journal would look like one whose journal is lost.
+        self._log.begin(self._name, 1, 0)
+        with captured(self._rb) as (states, rows):
+            self._save(states, rows, self.position)
+        self._bound()
+
+    def _recover(self) -> bool:
+        """Give the buffer what checkpoint and journal hold; return whether there is any."""
+        position = recover(self._log, self.checkpoint, self._rb, self._parts)
+        if position is None:
+            return False
+        self._name, self._number = position["journal"], position["number"]
+        self._log.truncate()
+        self._bound()
+        return True
+
+    def __reduce__(self) -> Any:
+        """Refuse to be sent to another process."""
+        raise ArgumentError(f"journal must belong to one process, got {self.path} to be sent")
+
+
+def _n_notes(pending: _Pending) -> int:
+    return len(pending.rows) + len(pending.beside) + pending.emptied
+
+
+def _joined(slots: list[Tensor]) -> Tensor:
+    """Return slots in order, each once, without the -1 of rows that were rejected."""
+    if not slots:
+        return torch.empty(0, dtype=torch.int64)
+    slot = torch.cat([each.to("cpu", torch.int64) for each in slots]).unique()
+    return slot[slot >= 0]
+
+
+def _flush_at_times(journal: weakref.ref[Journal], stopped: threading.Event) -> None:
+    """Write and sync what changed, again and again, until a journal is closed or gone."""
+    while not stopped.wait(_INTERVAL):
+        alive = journal()
+        if alive is None:
+            return
+        try:
+            alive.sync()
+        except GfnRbError as error:  # whoever writes next is told
+            log.warning("%s: %s", alive.path, one_line(error))
+        del alive
+
+
+def _close(journal: weakref.ref[Journal]) -> None:
+    alive = journal()
+    if alive is not None:
+        alive.close()

@@ -1,0 +1,626 @@
+"""The journal of a buffer: what was accepted comes back, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from factories import Ladder, assert_equal, objects, seeded
+from tensordict import TensorDict
+from torchrl.data import LazyMemmapStorage, LazyTensorStorage, TensorDictReplayBuffer
+
+from gfn_rb import load_checkpoint, save_checkpoint
+from gfn_rb.buffers import (
+    diverse_buffer,
+    fifo_buffer,
+    reward_prioritized_buffer,
+    terminating_state_buffer,
+    transition_buffer,
+)
+from gfn_rb.checkpoint import Journal, inspect_checkpoint, journal
+from gfn_rb.checkpoint.log import JournalLog
+from gfn_rb.codec import encode_frame
+from gfn_rb.codec.prefix import Prefix
+from gfn_rb.codec.primitives import aligned
+from gfn_rb.errors import (
+    ArgumentError,
+    CheckpointCorruptError,
+    CheckpointError,
+    CheckpointMismatchError,
+)
+from gfn_rb.samplers import PrioritySampler
+from gfn_rb.writers import DiversityWriter, FIFOWriter, RewardPrioritizedWriter
+
+CAPACITY = 12
+Make = Callable[..., Any]
+
+_ENV = Ladder(5)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "rb.journal"
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    """Close what a test leaves open, as a process does that ends."""
+    opened: list[Journal] = []
+    init = Journal.__init__
+
+    def remember(self: Journal, *args: Any, **options: Any) -> None:
+        init(self, *args, **options)
+        opened.append(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Journal, "__init__", remember)
+        yield
+    for each in opened:
+        each.close()
+
+
+def items(n: int, seed: int) -> TensorDict:
+    """Rows of few objects, with tied rewards and versions that rise."""
+    generator = seeded(seed)
+    values = torch.randint(0, 30, (n,), generator=generator)
+    reward = torch.randint(-3, 4, (n,), generator=generator).float()
+    version = torch.full((n,), seed)
+    return objects(values, reward).set("policy_version", version)
+
+
+def trajectories(n: int, seed: int) -> TensorDict:
+    length = 1 + torch.randint(0, _ENV.max_length, (n,), generator=seeded(seed))
+    step = torch.arange(_ENV.max_length)
+    action = (step == length[:, None] - 1).long().where(step < length[:, None], -1)
+    rows = {"state": _ENV.states_of(action, length), "action": action, "length": length}
+    reward = {"log_reward": length.float(), "condition": torch.ones(n, 1)}
+    return TensorDict({**rows, **reward}, [n])
+
+
+def copied(path: Path) -> Path:
+    """What a process leaves that is killed now."""
+    target = path.with_name(f"copy-{len(os.listdir(path.parent))}")
+    for suffix in ("", ".gfnrb"):
+        shutil.copy(f"{path}{suffix}", f"{target}{suffix}")
+    return target
+
+
+def state_of(rb: Any) -> dict[str, Any]:
+    """What is to come back; of the transform's state the draws are as of the last record."""
+    return {
+        "rows": dict(sorted(rb.storage[:].clone().flatten_keys().items())) if len(rb) else None,
+        "writer": rb.writer.state_dict(),
+        "sampler": rb.sampler.state_dict(),
+        "generations": rb.writer.generations_of(torch.arange(CAPACITY)),
+        "counts": {k: v for k, v in rb.stats().items() if "write" in k or "offered" in k},
+    }
+
+
+MAKES: dict[str, Make] = {
+    "best": lambda **more: reward_prioritized_buffer(CAPACITY, **more),
+    "unique": lambda **more: reward_prioritized_buffer(CAPACITY, unique="state", **more),
+    "kept": lambda **more: reward_prioritized_buffer(
+        CAPACITY, unique="state", on_duplicate="keep", tie="oldest", **more
+    ),
+    "smallest": lambda **more: reward_prioritized_buffer(
+        CAPACITY, writer=RewardPrioritizedWriter(largest=False, track_generations=True), **more
+    ),
+    "diverse": lambda **more: diverse_buffer(CAPACITY, cutoff_distance=2, **more),
+    "rejecting": lambda **more: diverse_buffer(CAPACITY, cutoff_distance=2, near="reject", **more),
+    "newest": lambda **more: fifo_buffer(CAPACITY, **more),
+    "newest unique": lambda **more: fifo_buffer(CAPACITY, unique="state", **more),
+    "young": lambda **more: fifo_buffer(CAPACITY, max_age=3, **more),
+    "terminal": lambda **more: terminating_state_buffer(CAPACITY, **more),
+    "priorities": lambda **more: reward_prioritized_buffer(
+        CAPACITY, sampler=PrioritySampler(), **more
+    ),
+    "mapped": lambda **more: reward_prioritized_buffer(
+        CAPACITY, storage=LazyMemmapStorage(CAPACITY), **more
+    ),
+    "tracked": lambda **more: by_hand(FIFOWriter(track_generations=True), **more),
+    "by hand": lambda **more: by_hand(
+        DiversityWriter(cutoff_distance=1.0, track_generations=True), **more
+    ),
+}
+
+
+def by_hand(writer: Any, **more: Any) -> Any:
+    """A buffer of TorchRL's own, with a journal where one is asked for."""
+    path, sync = more.pop("journal", None), more.pop("sync", "interval")
+    rb = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(CAPACITY), writer=writer, batch_size=4, generator=seeded()
+    )
+    rb.journal = None if path is None else Journal(rb, path, sync)
+    return rb
+
+
+def relabel(rb: Any, step: int) -> None:
+    if hasattr(rb.writer, "update") and rb.writer.key != "index":
+        rb.writer.update(torch.tensor([0, 2]), torch.tensor([5.0 + step, -step]))
+
+
+def remove(rb: Any, _: int) -> None:
+    if hasattr(rb.writer, "remove"):
+        rb.writer.remove(torch.tensor([1]))
+
+
+def draw(rb: Any, step: int) -> None:
+    index = rb.sample(4)["index"]
+    if isinstance(rb.sampler, PrioritySampler):
+        rb.update_priority(index, torch.arange(4) + float(step))
+
+
+STEPS: tuple[Callable[[Any, int], Any], ...] = (
+    lambda rb, step: rb.extend(items(5, step)),
+    relabel,
+    lambda rb, step: rb.extend(items(9, step)),
+    draw,
+    lambda rb, step: rb.extend(items(9, step)),
+    remove,
+    lambda rb, step: rb.add(items(1, step)[0]),
+    lambda rb, step: rb.extend(items(3, step).set("log_reward", torch.full((3,), -50.0))),
+    draw,
+    lambda rb, step: rb.extend(items(20, step)),
+    relabel,
+    remove,
+)
+
+
+@pytest.mark.parametrize("name", MAKES)
+@pytest.mark.parametrize("sync", ["always", "interval"])
+def test_a_buffer_comes_back_with_every_writer(name: str, sync: str, path: Path) -> None:
+    rb = MAKES[name](journal=path, sync=sync)
+    for step, act in enumerate((*STEPS, lambda rb, _: rb.empty(), *STEPS[:6])):
+        act(rb, step)
+        if step % 5 == 4 or step > 16:
+            rb.journal.sync() if sync == "interval" else None
+            again = MAKES[name](journal=copied(path), sync=sync)
+            assert_equal(state_of(again), state_of(rb))
+    for step in (30, 31):  # and goes on alike
+        assert_equal(again.extend(items(6, step)), rb.extend(items(6, step)))
+    assert_equal(state_of(again), state_of(rb))
+
+
+def test_rows_and_counts_of_transforms_come_back(path: Path) -> None:
+    for compact in (None, "narrow"):
+        path = path.with_name(f"{compact}")
+        rb = transition_buffer(40, journal=path, sync="never", compact=compact, env=_ENV)
+        for seed in range(5):
+            rb.extend(trajectories(4, seed))
+        again = transition_buffer(40, journal=copied(path), compact=compact, env=_ENV)
+        assert_equal(state_of(again), state_of(rb))
+        assert_equal(again.transform.state_dict(), rb.transform.state_dict())
+    rb = reward_prioritized_buffer(
+        9, journal=path.with_name("r"), sync="never", compact="rebuild", env=_ENV,
+        unique="state", max_length=_ENV.max_length,
+    )  # fmt: skip
+    rb.extend(trajectories(20, 1))
+    again = reward_prioritized_buffer(
+        9, journal=copied(path.with_name("r")), compact="rebuild", env=_ENV, unique="state",
+        max_length=_ENV.max_length,
+    )  # fmt: skip
+    assert_equal(again[:]["state"], rb[:]["state"])
+
+
+def test_writes_past_the_writer_come_back(path: Path) -> None:
+    rb = fifo_buffer(CAPACITY, journal=path, sync="never")
+    rb.extend(items(8, 1))
+    rb[2:4] = items(2, 2).set("index", torch.tensor([2, 3]))
+    again = fifo_buffer(CAPACITY, journal=copied(path))
+    assert_equal(state_of(again), state_of(rb))
+    rb["log_reward"] = torch.arange(8.0)
+    again = fifo_buffer(CAPACITY, journal=copied(path))
+    assert_equal(state_of(again), state_of(rb))
+
+
+def test_conditional_relabels_come_back(path: Path) -> None:
+    def make(where: Path) -> Any:
+        writer = RewardPrioritizedWriter(track_generations=True)
+        return reward_prioritized_buffer(5, writer=writer, journal=where, sync="always")
+
+    rb = make(path)
+    rb.extend(items(5, 1))
+    batch = rb.sample(3)
+    patch = {"log_reward": torch.full((3,), 9.0)}
+    rb.update_if_present(index=batch["index"], generation=batch["index_generation"], patch=patch)
+    assert_equal(state_of(make(copied(path))), state_of(rb))
+
+
+def test_what_is_loaded_is_journaled(path: Path, tmp_path: Path) -> None:
+    rb = MAKES["unique"](journal=path, sync="never")
+    rb.extend(items(9, 1))
+    save_checkpoint(tmp_path / "early", rb)
+    rb.extend(items(9, 2))
+    load_checkpoint(tmp_path / "early", rb)
+    assert_equal(state_of(MAKES["unique"](journal=copied(path))), state_of(rb))
+    rb.extend(items(9, 3))
+    assert_equal(state_of(MAKES["unique"](journal=copied(path))), state_of(rb))
+
+
+def test_a_rewound_buffer_is_what_it_was_in_the_end(path: Path, tmp_path: Path) -> None:
+    rb = MAKES["unique"](journal=path, sync="always")
+    rb.extend(items(4, 1))
+    save_checkpoint(tmp_path / "early", rb)
+    rb.extend(items(9, 2))
+    before, position = state_of(rb), rb.journal.position
+    with rb.journal.rewound():
+        load_checkpoint(tmp_path / "early", rb)
+        assert len(rb) <= 4
+    assert_equal(state_of(rb), before)
+    assert rb.journal.position == position
+    rb.extend(items(9, 3))
+    assert_equal(state_of(MAKES["unique"](journal=copied(path))), state_of(rb))
+
+
+# When.
+
+
+def test_what_is_synced_when(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[int] = []
+    fsync = os.fsync
+
+    def count(descriptor: int) -> None:
+        synced.append(descriptor)
+        fsync(descriptor)
+
+    monkeypatch.setattr(journal, "_INTERVAL", 0.05)
+    for sync in ("always", "never", "interval"):
+        rb = MAKES["best"](journal=path.with_name(sync), sync=sync)
+        monkeypatch.setattr(os, "fsync", count)
+        synced.clear()
+        size = path.with_name(sync).stat().st_size
+        rb.extend(items(5, 1))
+        if sync == "interval":  # by a thread
+            deadline = time.monotonic() + 30
+            while not synced and time.monotonic() < deadline:
+                time.sleep(0.01)
+        assert bool(synced) == (sync != "never")
+        assert path.with_name(sync).stat().st_size > size
+        n = len(synced)
+        rb.extend(items(2, 1).set("log_reward", torch.full((2,), -50.0))[:0])
+        rb.sample(3)
+        rb.journal.close()
+        assert len(synced) == n  # nothing to write
+        monkeypatch.setattr(os, "fsync", fsync)
+
+
+def test_an_interval_is_one_record(path: Path) -> None:
+    rb = MAKES["best"](journal=path, sync="interval")
+    for seed in range(20):
+        rb.extend(items(5, seed))
+    before = rb.journal.position["number"]
+    rb.journal.sync()
+    assert rb.journal.position["number"] <= before + 1
+
+
+def test_rows_that_are_rejected_cost_no_sync(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rb = MAKES["best"](journal=path, sync="always")
+    rb.extend(items(20, 1))
+    monkeypatch.setattr(os, "fsync", lambda _: pytest.fail("synced"))
+    rb.extend(items(3, 1).set("log_reward", torch.full((3,), -50.0)))
+    monkeypatch.undo()
+    assert_equal(state_of(MAKES["best"](journal=copied(path))), state_of(rb))
+
+
+# Compaction.
+
+
+def test_a_journal_is_compacted_while_the_buffer_is_used(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal, "_LEAST", 2000)
+    rb = MAKES["unique"](journal=path, sync="never")
+    first = inspect_checkpoint(f"{path}.gfnrb")["buffers"][0]["length"]
+    for seed in range(24):
+        rb.extend(items(6, seed))
+        if seed % 8 == 0:
+            assert_equal(state_of(MAKES["unique"](journal=copied(path))), state_of(rb))
+    rb.journal.close()
+    assert first == 0
+    assert inspect_checkpoint(f"{path}.gfnrb")["buffers"][0]["length"] == CAPACITY
+    assert path.stat().st_size < 24 * 500
+    assert_equal(state_of(MAKES["unique"](journal=path)), state_of(rb))
+
+
+def test_a_checkpoint_may_be_written_while_rows_change(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rb = MAKES["unique"](journal=path, sync="interval")
+    rb.extend(items(20, 1))
+    save = Journal._save
+
+    def save_slowly(self: Journal, *args: Any) -> None:
+        rb.extend(items(20, 2))  # before the rows are read, after the state was
+        save(self, *args)
+        rb.extend(items(20, 3))
+
+    monkeypatch.setattr(Journal, "_save", save_slowly)
+    rb.journal.compact()
+    rb.journal.sync()
+    assert_equal(state_of(MAKES["unique"](journal=copied(path))), state_of(rb))
+
+
+def test_each_step_of_a_compaction_leaves_a_pair(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rb = MAKES["unique"](journal=path, sync="always")
+    rb.extend(items(20, 1))
+    copies: list[Path] = []
+    fsync, replace = os.fsync, os.replace
+
+    def before_fsync(descriptor: int) -> None:
+        copies.append(copied(path))
+        fsync(descriptor)
+
+    def around_replace(source: Path, target: Path) -> None:
+        copies.append(copied(path))
+        replace(source, target)
+        copies.append(copied(path))
+
+    monkeypatch.setattr(os, "fsync", before_fsync)
+    monkeypatch.setattr(os, "replace", around_replace)
+    rb.journal.compact()
+    monkeypatch.undo()
+    assert len(copies) > 6
+    for each in copies:
+        assert_equal(state_of(MAKES["unique"](journal=each)), state_of(rb))
+
+
+def test_a_journal_killed_before_its_first_checkpoint_begins_anew(path: Path) -> None:
+    rb = MAKES["best"](journal=path)
+    rb.journal.close()
+    Path(f"{path}.gfnrb").unlink()
+    for content in (path.read_bytes(), b""):
+        path.write_bytes(content)
+        rb = MAKES["best"](journal=path)
+        rb.extend(items(5, 1))
+        rb.journal.close()
+        assert len(MAKES["best"](journal=copied(path))) == 5
+        Path(f"{path}.gfnrb").unlink()
+
+
+def test_a_buffer_that_holds_rows_begins_with_them(path: Path) -> None:
+    rb = by_hand(RewardPrioritizedWriter())
+    rb.extend(items(9, 1))
+    rb.journal = Journal(rb, path, "never")
+    rb.extend(items(9, 2))
+    again = by_hand(RewardPrioritizedWriter(), journal=copied(path))
+    assert_equal(state_of(again), state_of(rb))
+
+
+# Damage.
+
+
+@pytest.fixture
+def records(path: Path) -> list[bytes]:
+    """Where each record of a journal of five ends; and what buffers hold after each."""
+    rb = MAKES["unique"](journal=path, sync="never")
+    ends = [path.stat().st_size]
+    for seed in range(5):
+        rb.extend(items(4, seed))
+        ends.append(path.stat().st_size)
+    rb.journal.close()
+    content = path.read_bytes()
+    aligned = [-(-end // 64) * 64 for end in ends]
+    return [content[a:b] for a, b in zip([0, *aligned], aligned, strict=False)]
+
+
+def opened(path: Path, content: bytes) -> Any:
+    target = path.with_name("damaged")
+    target.write_bytes(content)
+    shutil.copy(f"{path}.gfnrb", f"{target}.gfnrb")
+    before = content
+    try:
+        rb = MAKES["unique"](journal=target)
+    except BaseException:
+        assert target.read_bytes() == before  # nothing changed
+        raise
+    rb.journal.close()
+    return rb
+
+
+def test_a_torn_record_is_dropped_wherever_it_is_torn(
+    path: Path, records: list[bytes], caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = b"".join(records[:-1])
+    expected = state_of(opened(path, whole))
+    for n in range(0, len(records[-1]), 1 + len(records[-1]) // 40):
+        rb = opened(path, whole + records[-1][:n])
+        assert_equal(state_of(rb), expected)
+        assert ("bytes of a torn record are dropped" in caplog.text) == (n > 0)
+    rb = MAKES["unique"](journal=path.with_name("damaged"), sync="never")  # and can go on
+    rb.extend(items(6, 9))
+    again = MAKES["unique"](journal=copied(path.with_name("damaged")))
+    assert_equal(state_of(again), state_of(rb))
+
+
+def test_a_record_that_lacks_any_of_its_bytes_is_no_record(
+    path: Path, records: list[bytes]
+) -> None:
+    content = np.frombuffer(bytearray(b"".join(records)), np.uint8)
+    file, end = JournalLog(path), len(content) - len(records[-1])
+    nbytes = end + Prefix.read(memoryview(records[-1]), "it").nbytes
+    for n in range(end, nbytes):
+        assert [at for _, at in file.frames(content[:n])][-1] == end
+    assert [at for _, at in file.frames(content[:nbytes])][-1] == aligned(len(content))
+    file.close()
+
+
+def test_a_byte_flipped_in_the_middle_is_refused(path: Path, records: list[bytes]) -> None:
+    content = b"".join(records)
+    end = len(content) - len(records[-1])
+    sizes = [Prefix.read(memoryview(each), "it").nbytes for each in records]
+    starts = [sum(map(len, records[:i])) for i in range(len(records))]
+    step = 1 + end // 30
+    for at in [*range(0, end, step), *range(len(records[0]), len(records[0]) + 64, 3)]:
+        damaged = bytearray(content)
+        damaged[at] ^= 1 << (at % 8)
+        if any(starts[i] <= at < starts[i] + sizes[i] for i in range(len(records))):
+            with pytest.raises(CheckpointError, match=r"\A[^\n]*damaged[^\n]*\Z"):
+                opened(path, bytes(damaged))
+        else:  # between two records, where nothing is read
+            assert len(opened(path, bytes(damaged))) == CAPACITY
+
+
+def test_a_gap_is_refused(path: Path, records: list[bytes]) -> None:
+    with pytest.raises(CheckpointCorruptError, match="gap: record 3 follows record 1"):
+        opened(path, records[0] + records[1] + b"".join(records[3:]))
+    with pytest.raises(CheckpointCorruptError, match="gap: record 2 follows record 0"):
+        opened(path, records[0] + b"".join(records[2:]))
+
+
+def test_checkpoints_and_journals_that_do_not_fit_are_refused(path: Path) -> None:
+    rb = MAKES["unique"](journal=path, sync="never")
+    rb.extend(items(9, 1))
+    early, copy = Path(f"{path}.gfnrb").read_bytes(), path.read_bytes()
+    rb.journal.compact()
+    rb.extend(items(9, 2))
+    rb.journal.close()
+    late, checkpoint = path.read_bytes(), Path(f"{path}.gfnrb")
+    newer = checkpoint.read_bytes()
+    checkpoint.write_bytes(early)
+    with pytest.raises(CheckpointCorruptError, match="gap: it begins with record 2"):
+        MAKES["unique"](journal=path)
+    checkpoint.unlink()
+    with pytest.raises(CheckpointError, match="there is no checkpoint at"):
+        MAKES["unique"](journal=path)
+    checkpoint.write_bytes(newer)
+    path.write_bytes(copy[:128])  # whose only record is gone, which the checkpoint holds
+    with pytest.raises(CheckpointCorruptError, match=r"ends with record 0, and .* needs record 1"):
+        MAKES["unique"](journal=path)
+    path.unlink()
+    with pytest.raises(CheckpointError, match="is empty or missing, which the checkpoint"):
+        MAKES["unique"](journal=path)
+    MAKES["unique"](journal=path.with_name("other")).journal.close()
+    path.write_bytes(path.with_name("other").read_bytes())
+    with pytest.raises(CheckpointMismatchError, match="is of another buffer than the checkpoint"):
+        MAKES["unique"](journal=path)
+    path.write_bytes(late)
+    for other in ("best", "newest", "diverse"):
+        with pytest.raises(CheckpointMismatchError):
+            MAKES[other](journal=path)
+    assert path.read_bytes() == late
+    assert len(MAKES["unique"](journal=path)) == len(rb)
+
+
+def test_journals_of_the_future_and_other_files_are_refused(path: Path) -> None:
+    meta = {"journal": "x", "first": 1, "whole": 0}
+    for kind, values, match in (
+        (1, {**meta, "format": 2}, "of format 2, expected 1"),
+        (2, {**meta, "format": 1}, "begins with a record of kind 2"),
+        (1, {"format": 1}, "begins with a record of kind 1 that says"),
+    ):
+        path.write_bytes(b"".join(bytes(part) for part in encode_frame(kind, None, values)))
+        with pytest.raises(CheckpointError, match=match):
+            MAKES["best"](journal=path)
+    for content in (b"x", b"notes\n" * 100):
+        path.write_bytes(content)
+        with pytest.raises(CheckpointCorruptError, match="is no sound journal: at byte 0"):
+            MAKES["best"](journal=path)
+        assert path.read_bytes() == content
+
+
+# Paths, disks and processes.
+
+
+def test_paths_that_cannot_be(path: Path) -> None:
+    with pytest.raises(CheckpointError, match="Is a directory"):
+        MAKES["best"](journal=path.parent)
+    os.mkfifo(path)
+    for device, word in ((path, "pipe"), (Path("/dev/null"), "device")):
+        with pytest.raises(CheckpointError, match=f"journal must name a file, got the {word}"):
+            MAKES["best"](journal=device)
+    with pytest.raises(CheckpointError, match="No such file or directory"):
+        MAKES["best"](journal=path.parent / "no" / "x")
+    with pytest.raises(CheckpointError, match=r"cannot open the journal /proc/\d+/x"):
+        MAKES["best"](journal="/proc/self/x")
+
+
+def test_two_buffers_on_one_path_are_refused(path: Path) -> None:
+    rb = MAKES["best"](journal=path, sync="never")
+    for _ in range(2):
+        with pytest.raises(ArgumentError, match="journal must belong to one buffer"):
+            MAKES["best"](journal=path)
+        rb.extend(items(5, 1))
+        rb.journal.compact()  # which puts another file in the place
+    rb.journal.close()
+    assert len(MAKES["best"](journal=path)) == len(rb)
+
+
+def extend_and_sync(rb: Any, seed: int) -> None:
+    rb.extend(items(9, seed))
+    rb.journal.sync()
+
+
+@pytest.mark.parametrize("sync", ["always", "interval"])
+def test_a_full_disk_is_named_and_loses_nothing_once_there_is_room(path: Path, sync: str) -> None:
+    rb = MAKES["best"](journal=path, sync=sync)
+    rb.extend(items(9, 1))
+    rb.journal.sync()
+    size = path.stat().st_size
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 100, before[1]))
+    try:
+        with pytest.raises(CheckpointError, match=r"cannot write the journal .*: File too large"):
+            extend_and_sync(rb, 2)
+        rb.sample(3)  # which writes nothing
+        held = MAKES["best"](journal=copied(path))
+        with pytest.raises(CheckpointError, match="File too large"):
+            rb.extend(items(9, 3))
+        with pytest.raises(CheckpointError, match="File too large"):
+            rb.journal.compact()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert len(held) == 9
+    rb.extend(items(9, 4))
+    rb.journal.sync()
+    assert_equal(state_of(MAKES["best"](journal=copied(path))), state_of(rb))
+
+
+def test_a_fork_and_a_closed_journal_take_nothing(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rb = MAKES["best"](journal=path, sync="never")
+    monkeypatch.setattr(os, "getpid", lambda: 1)  # as a child sees it
+    with pytest.raises(ArgumentError, match="this one is forked from it"):
+        rb.extend(items(2, 1))
+    rb.journal.close()  # which does nothing there
+    monkeypatch.undo()
+    rb.journal.close()
+    with pytest.raises(CheckpointError, match="is closed"):
+        rb.extend(items(2, 1))
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_buffers_that_cannot_be_journaled_are_refused(path: Path) -> None:
+    with pytest.raises(ArgumentError, match="journal needs a replay buffer of one process"):
+        fifo_buffer(3, journal=path, shared=True)
+    with pytest.raises(ArgumentError, match="journal needs a writer"):
+        Journal(TensorDictReplayBuffer(storage=LazyTensorStorage(3)), path)
+    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(6, ndim=2), writer=FIFOWriter())
+    with pytest.raises(ArgumentError, match="journal needs a TensorStorage of one dimension"):
+        Journal(rb, path)
+    with pytest.raises(ArgumentError, match="sync must be 'always', 'interval' or 'never'"):
+        fifo_buffer(3, journal=path, sync="often")
+    assert not path.exists()
+
+
+def test_a_kill_at_any_instant_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
+    script = Path(__file__).with_name("journal_kill.py")
+    command = [sys.executable, str(script), str(tmp_path), "12", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["wrong"] == []
+    assert max(found["batches"]["best"]) > 5
