@@ -82,7 +82,7 @@ class JournalLog:
             kept = len(header) + end - at
             while at < end:
                 piece = os.pread(self._stream.fileno(), min(_PIECE, end - at), at)
-                at += stream.write(piece)
+                at += stream.write(piece or bytes(end - at))  # what aligns the last is not there
             stream.flush()
             # Locked since it was made, and for as long as anybody has it open.
             replacement = open(os.dup(stream.fileno()), "r+b", buffering=0)  # noqa: SIM115

@@ -351,6 +351,17 @@ def test_a_checkpoint_may_be_written_while_rows_change(
     assert_equal(state_of(MAKES["unique"](journal=copied(path))), state_of(rb))
 
 
+def test_a_new_file_takes_over_records_of_any_length(path: Path) -> None:
+    log = JournalLog(path)
+    log.begin("name", 1, 0)
+    since = log.nbytes
+    log.append([b"abc"])
+    log.begin("name", 2, 2, since)
+    log.append([b"de"])
+    log.close()
+    assert path.read_bytes().endswith(b"abc" + bytes(61) + b"de")
+
+
 def test_each_step_of_a_compaction_leaves_a_pair(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
