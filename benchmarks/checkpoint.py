@@ -6,6 +6,10 @@ and ``loads``, which neither sync nor sum. The floor: the same bytes written and
 with nothing else done. All write new files, and read what is in the page cache. A ratio of 1 means
 as much time as the peer takes, 2 twice as much.
 
+One percent of the rows, appended to a journal on disk, is compared with a whole checkpoint; and
+5,000 extends of 128 rows of 16 float32 and a reward, with a journal that is synced once in a
+second, or one that is compacted all the time, with as many without.
+
     python -m benchmarks.checkpoint [--gigabytes 1] [--seconds 60] [--folder .]
 """
 
@@ -15,7 +19,10 @@ import argparse
 import os
 import shutil
 import tempfile
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -25,10 +32,12 @@ from torch import Tensor
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
 from benchmarks.timing import Contender, Effort, interleave
-from gfn_rb.checkpoint import load_checkpoint, save_checkpoint
+from gfn_rb import FIFOWriter, fifo_buffer
+from gfn_rb.checkpoint import Journal, load_checkpoint, save_checkpoint
 
 _WIDTH = 248  # float32 per row; with the log-reward and TorchRL's index, 1 kB or so
 _PIECE = 1 << 24
+_ROWS, _EXTENDS = 100_000, 5_000
 
 
 def full_buffer(nbytes: float) -> TensorDictReplayBuffer:
@@ -38,7 +47,7 @@ def full_buffer(nbytes: float) -> TensorDictReplayBuffer:
         nbytes: roughly.
     """
     n = max(1, int(nbytes / (4 * _WIDTH + 12)))
-    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(n), batch_size=128)
+    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(n), writer=FIFOWriter(), batch_size=128)
     rb.extend(TensorDict({"state": torch.randn(n, _WIDTH), "log_reward": torch.randn(n)}, [n]))
     return rb
 
@@ -125,6 +134,66 @@ def loaders(rb: TensorDictReplayBuffer, folder: Path) -> dict[str, Contender]:
     }
 
 
+def increments(rb: TensorDictReplayBuffer, folder: Path) -> dict[str, Contender]:
+    """Return what is timed for saving one percent of the rows.
+
+    Args:
+        rb: a full buffer, which has a journal from now on.
+        folder: where to write.
+    """
+    n = max(1, len(rb) // 100)
+    rows = rb[:n].exclude("index").clone()
+    journal = Journal(rb, folder / "one percent", sync="never")
+
+    def change(_: object) -> None:
+        rb.extend(rows)
+        journal.sync()
+
+    whole = Contender(lambda path: save_checkpoint(path, rb), lambda: removed(folder / "ours"))
+    return {"journal, 1% of the rows": Contender(change), "save_checkpoint": whole}
+
+
+def extenders(folder: Path) -> dict[str, Contender]:
+    """Return what is timed for 5,000 extends, the one without a journal last.
+
+    Args:
+        folder: where journals lie.
+    """
+    made = {}
+    for name in ("journal, interval", "journal, compacted", "extend"):
+        options = {"journal": folder / name, "sync": "interval"} if name != "extend" else {}
+        made[name] = fifo_buffer(_ROWS, **options)
+        made[name].extend(_small(_ROWS))
+    rows = _small(128)
+
+    def extend(rb: TensorDictReplayBuffer) -> None:
+        for _ in range(_EXTENDS):
+            rb.extend(rows)
+
+    def extend_while_compacted(rb: TensorDictReplayBuffer) -> None:
+        done = threading.Event()
+
+        def compact() -> None:
+            while not done.is_set():
+                rb.journal.compact()
+
+        with ThreadPoolExecutor(1) as pool:
+            compacting = pool.submit(compact)
+            extend(rb)
+            done.set()
+            compacting.result()
+
+    runs = {"journal, compacted": extend_while_compacted}
+    return {
+        name: Contender(partial(lambda rb, run, _: run(rb), rb, runs.get(name, extend)))
+        for name, rb in made.items()
+    }
+
+
+def _small(n: int) -> TensorDict:
+    return TensorDict({"state": torch.randn(n, 16), "log_reward": torch.randn(n)}, [n])
+
+
 def removed(path: Path) -> Path:
     """Return a path where nothing is, with nothing left for the disk to do.
 
@@ -136,6 +205,20 @@ def removed(path: Path) -> Path:
     path.unlink(missing_ok=True)
     os.sync()
     return path
+
+
+def compare_last(contenders: dict[str, Contender], effort: Effort) -> None:
+    """Run the contenders in turn, and print each against the last.
+
+    Args:
+        contenders: what to time.
+        effort: when to stop.
+    """
+    seconds = interleave(contenders, effort)
+    *others, last = seconds
+    for name in others:
+        ratios = [a / b for a, b in zip(seconds[name], seconds[last], strict=True)]
+        print(f"{name}: {median(ratios):.3f} of {last} ({median(seconds[last]):.2f} s)")
 
 
 def report(contenders: dict[str, Contender], nbytes: int, effort: Effort) -> None:
@@ -170,6 +253,8 @@ def main() -> None:
         print(f"{len(rb):,} rows, {nbytes / 1e9:.2f} GB; medians of paired runs")
         report(savers(rb, folder), nbytes, effort)
         report(loaders(rb, folder), nbytes, effort)
+        compare_last(increments(rb, folder), effort)
+        compare_last(extenders(folder), effort)
     finally:
         shutil.rmtree(folder)
 
