@@ -177,7 +177,7 @@ WITHOUT = {  # an option, what it is set to, and another that leaves it nothing 
     "mode_cutoff": (1.0, {}),
     "feed": ("top", {}),
     "feed_quota": (32, {"managers": 1}),
-    "journal": (True, {"managers": 1}),
+    "journal": (True, {}),
     "send": ("awaited", {}),
     "send_every": (2, {}),
     "baseline": ("min", {}),
