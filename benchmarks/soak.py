@@ -146,12 +146,11 @@ def manage(transport: Transport, options: Options) -> bool:
 def locally(options: Options) -> bool:
     """Run both as threads of this process, of which the worker's notes tell."""
     ends = LocalTransport.group(2)
-    found: list[bool] = []
     thread = threading.Thread(target=lambda: manage(ends[MANAGER], options), daemon=True)
     thread.start()
-    found.append(work(ends[WORKER], options))
+    is_flat = work(ends[WORKER], options)
     thread.join()
-    return all(found)
+    return is_flat
 
 
 def main() -> int:

@@ -27,7 +27,7 @@ from torchrl.data import ReplayBuffer
 from torchrl.data.replay_buffers.storages import Storage
 
 from gfn_rb import torchrl_compat as compat
-from gfn_rb.codec.primitives import plain_bytes
+from gfn_rb.codec.primitives import plain_bytes, write_at
 from gfn_rb.errors import ArgumentError
 from gfn_rb.shapes import Int64
 from gfn_rb.storages import is_listed, open_shared
@@ -138,10 +138,10 @@ class WriteLock:
         head = [len(slot), stored, *self.writer.counters()]
         at = _HEAD + self._words[_RECORDED]
         for part in (np.array(head, np.int64), slot.cpu().numpy()):
-            at = _write(self._descriptor, at, memoryview(part.tobytes()))
+            at = write_at(self._descriptor, at, memoryview(part.tobytes()))
         for tensor in self._slot_tensors() if len(slot) else ():
             rows = tensor.index_select(0, slot.to(tensor.device))
-            at = _write(self._descriptor, at, plain_bytes(rows))
+            at = write_at(self._descriptor, at, plain_bytes(rows))
         self._words[_RECORDED] = at - _HEAD  # from here on it counts
 
     def _slot_tensors(self) -> list[Tensor]:
@@ -301,11 +301,3 @@ def _new_file() -> int:
             os.unlink(path)
     os.ftruncate(descriptor, _HEAD)
     return descriptor
-
-
-def _write(descriptor: int, at: int, data: memoryview) -> int:
-    """Write bytes to a place of a file, and return where they end."""
-    while data:
-        n = os.pwrite(descriptor, data, at)
-        at, data = at + n, data[n:]
-    return at

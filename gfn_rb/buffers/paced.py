@@ -24,7 +24,7 @@ from gfn_rb.containers.base import Container
 from gfn_rb.errors import ArgumentError, KeyMismatchError, RateLimitError
 from gfn_rb.keys import POLICY_VERSION
 from gfn_rb.shapes import Int64
-from gfn_rb.sharing import record_slots, recording
+from gfn_rb.sharing import is_recorded, record_slots, recording
 from gfn_rb.storages import device_beside, is_laid_out
 from gfn_rb.torchrl_compat import outside_graph, replay_lock, write_lock
 
@@ -245,10 +245,11 @@ class PacedReplayBuffer(DumpedWhole, TensorDictReplayBuffer, _CountedWrites):
 
     def __setitem__(self, index: Any, value: Any) -> None:
         """Write over stored rows, or over an entry of all."""
-        stored = torch.arange(len(self))
-        slots = stored if isinstance(index, (str, tuple)) else stored[index]
         with replay_lock(self), recording(self.storage):
-            record_slots(self.storage, slots)
+            if is_recorded(self.storage):
+                stored = torch.arange(len(self))
+                slots = stored if isinstance(index, (str, tuple)) else stored[index]
+                record_slots(self.storage, slots)
             super().__setitem__(index, value)
 
     # Ages.

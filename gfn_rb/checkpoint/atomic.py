@@ -103,16 +103,23 @@ def _created(path: Path) -> tuple[Path, BinaryIO]:
     while True:
         temporary = path.with_name(f".{_stem(path)}.{secrets.token_hex(8)}.tmp")
         stream = temporary.open("x+b")
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            is_removed = os.fstat(stream.fileno()).st_nlink == 0
-        except BlockingIOError:
-            is_removed = True  # in a moment
-        except OSError:  # some network file systems know no locks: nobody can remove it
-            is_removed = False
-        if not is_removed:
+        if try_lock(stream) and os.fstat(stream.fileno()).st_nlink:
             return temporary, stream
         stream.close()
+
+
+def try_lock(stream: BinaryIO) -> bool:
+    """Lock a file for as long as it is open, and return whether nobody else has it.
+
+    Some network file systems know no locks: there it is nobody's.
+    """
+    try:
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    return True
 
 
 def remove_abandoned(folder: Path, stem: str | None = None) -> None:

@@ -26,7 +26,6 @@ from gfn_rb import torchrl_compat as compat
 from gfn_rb.errors import ArgumentError
 from gfn_rb.shapes import Int64
 from gfn_rb.sharing import SlotState
-from gfn_rb.torchrl_compat import new_tensordict
 from gfn_rb.writers.rows import select_rows
 
 _SLOT, _ROW, _BESIDE = "slot", "row", "beside"
@@ -81,13 +80,13 @@ def changed_rows(
     held: dict[str, Any] = {_SLOT: slot}
     if beside:
         named = {str(i): each for i, each in enumerate(beside)}
-        held[_BESIDE] = new_tensordict(named, slot.shape)
+        held[_BESIDE] = compat.new_tensordict(named, slot.shape)
     if with_rows:
         stored = compat.all_slots(rb.storage)
         if type(stored) is not TensorDict:
             raise ArgumentError(f"journal needs rows in a TensorDict, got {type(stored).__name__}")
         held[_ROW] = select_rows(stored, slot)
-    return new_tensordict(held, slot.shape)
+    return compat.new_tensordict(held, slot.shape)
 
 
 def put_back(

@@ -237,13 +237,15 @@ class Journal:
     def _counters(self) -> list[list[Any]]:
         return [part.counters() for part in self._parts]
 
-    def _has_changed(self) -> bool:
-        return any(self._pending) or self._counters() != self._known
+    def _has_changed(self, pending: _Pending) -> bool:
+        return any(pending) or self._counters() != self._known
 
     def _is_due(self) -> bool:
         if self._is_paused or (self._n_refused and self._n_refused == _n_notes(self._pending)):
             return False  # whoever only draws need not hear of it
-        return (self._sync != "interval" or self._n_refused > 0) and self._has_changed()
+        return (self._sync != "interval" or self._n_refused > 0) and self._has_changed(
+            self._pending
+        )
 
     def _append(self, sync: bool) -> None:
         """Append what changed since the last record.
@@ -261,7 +263,7 @@ class Journal:
         with self._turn:
             self._await_turn()
             if self._is_closed:
-                if self._has_changed():
+                if self._has_changed(self._pending):
                     raise CheckpointError(f"the journal {self.path} is closed: nothing is added")
                 return
             pending, self._pending = self._pending, _Pending([], [])
@@ -301,7 +303,7 @@ class Journal:
 
     def _records(self, pending: _Pending) -> list[tuple[TensorDict | None, dict[str, Any]]]:
         """Return rows and numbers of the records that hold what changed, copied."""
-        if not any(pending) and self._counters() == self._known:
+        if not self._has_changed(pending):
             return []
         rb, parts, stored = self._rb, self._parts, len(self._rb.storage)
         slot, beside = _joined(pending.rows), _joined(pending.beside)

@@ -6,7 +6,6 @@ the first record; the others are the records.
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
 import re
@@ -18,10 +17,10 @@ from typing import BinaryIO
 
 import numpy as np
 
-from gfn_rb.checkpoint.atomic import kind_of, published
+from gfn_rb.checkpoint.atomic import kind_of, published, try_lock
 from gfn_rb.codec.frames import Frame, decode_frame, encode_frame
 from gfn_rb.codec.prefix import MAGIC, PREFIX_NBYTES, Prefix
-from gfn_rb.codec.primitives import ALIGNMENT, Buffer, LazyBuffer, aligned
+from gfn_rb.codec.primitives import ALIGNMENT, Buffer, LazyBuffer, aligned, write_at
 from gfn_rb.errors import (
     ArgumentError,
     CheckpointCorruptError,
@@ -99,10 +98,7 @@ class JournalLog:
         try:
             for buffer in frame:
                 data = memoryview(buffer.make() if isinstance(buffer, LazyBuffer) else buffer)
-                data = data.cast("B")
-                while data:
-                    n = os.pwrite(descriptor, data, at)
-                    at, data = at + n, data[n:]
+                at = write_at(descriptor, at, data.cast("B"))
         except OSError:
             self.truncate()
             raise
@@ -189,7 +185,11 @@ def _locked(path: Path) -> BinaryIO:
                 raise CheckpointError(
                     f"journal must name a file, got the {kind_of(status.st_mode)} {path}"
                 )
-            _lock(stream, path)
+            if not try_lock(stream):
+                raise ArgumentError(
+                    f"journal must belong to one buffer of one process, got {path}, which another "
+                    "has"
+                )
             # Who had it may have put another in its place just before.
             if os.path.samestat(status, os.stat(path)):
                 return stream
@@ -197,14 +197,3 @@ def _locked(path: Path) -> BinaryIO:
             stream.close()
             raise
         stream.close()
-
-
-def _lock(stream: BinaryIO, path: Path) -> None:
-    try:
-        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise ArgumentError(
-            f"journal must belong to one buffer of one process, got {path}, which another has"
-        ) from None
-    except OSError:
-        pass  # some network file systems know no locks

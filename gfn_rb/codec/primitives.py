@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -176,3 +177,11 @@ def find_damage(
                 f"expected {expected.hex()}"
             )
     return ""
+
+
+def write_at(descriptor: int, at: int, data: memoryview) -> int:
+    """Write bytes to a place of a file, and return where they end."""
+    while data:
+        n = os.pwrite(descriptor, data, at)
+        at, data = at + n, data[n:]
+    return at

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import fcntl
 import io
 import json
 import os
@@ -15,7 +14,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from gfn_rb.checkpoint.atomic import published
+from gfn_rb.checkpoint.atomic import published, try_lock
 from gfn_rb.errors import ArgumentError, CheckpointCorruptError
 from gfn_rb.training.config import TrainConfig
 from gfn_rb.training.trainer import Row
@@ -168,15 +167,11 @@ class RunLock(ExitStack):
             ArgumentError: another process has it.
         """
         stream = self.enter_context(folder.config.open("r+b"))  # NFS locks no file only read
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not try_lock(stream):
             raise ArgumentError(
                 f"run must not be going on already, got {folder.path}, which another process has "
                 "locked"
-            ) from None
-        except OSError:
-            pass  # some network file systems know no locks
+            )
 
 
 def write_metrics(path: Path, rows: Sequence[Row]) -> None:
