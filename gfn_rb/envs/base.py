@@ -12,7 +12,7 @@ from torchrl.envs import EnvBase
 
 from gfn_rb import keys
 from gfn_rb.envs.core import GFNCore
-from gfn_rb.errors import ArgumentError
+from gfn_rb.errors import ArgumentError, ShapeError
 from gfn_rb.shapes import Bool, Float, Shaped
 
 
@@ -94,7 +94,7 @@ class GFNEnv(GFNCore, EnvBase):
 
     def _step(self, tensordict: TensorDictBase) -> TensorDict:
         state = self._rows(tensordict, keys.STATE, self.state_shape)
-        action = self._rows(tensordict, keys.ACTION, self.action_shape)
+        action = self._actions(tensordict)
         condition = None
         if self.condition_shape is not None:
             condition = self._rows(tensordict, keys.CONDITION, self.condition_shape)
@@ -113,6 +113,15 @@ class GFNEnv(GFNCore, EnvBase):
 
     def _rows(self, tensordict: TensorDictBase, key: str, shape: torch.Size) -> Tensor:
         return tensordict.get(key).reshape(tensordict.batch_size.numel(), *shape)
+
+    def _actions(self, tensordict: TensorDictBase) -> Shaped[Tensor, "n *action"]:
+        expected = tensordict.batch_size + self.action_shape
+        if tensordict.get(keys.ACTION).numel() != expected.numel():
+            raise ShapeError(
+                f"action must have shape {list(expected)}, got "
+                f"{list(tensordict.get(keys.ACTION).shape)}"
+            )
+        return self._rows(tensordict, keys.ACTION, self.action_shape)
 
     def _stepping_rows(self, tensordict: TensorDictBase) -> Bool[Tensor, "n"]:
         """Read TorchRL's mark of the rows that a batch-locked environment shall advance."""

@@ -11,10 +11,11 @@ from torch import Tensor
 from torchrl.envs.utils import ExplorationType, exploration_type
 
 from gfn_rb import keys
+from gfn_rb.envs.core import GFNCore
 from gfn_rb.errors import ArgumentError, KeyMismatchError
 from gfn_rb.rollout.categorical import draw, explain_no_draw
 from gfn_rb.rollout.checks import exploration_from
-from gfn_rb.rollout.log_probs import policy_logits, require_direction
+from gfn_rb.rollout.log_probs import policy_says, require_direction
 from gfn_rb.shapes import Bool, Float, Int64, Shaped
 
 
@@ -24,13 +25,16 @@ class ActionSampler(TensorDictModuleBase):
     It reads "state", "action_mask" and what else the policy reads, at any batch size, and writes
     "action". Rows in the sink, which have no legal action, get the exit action, as from
     ``env.rand_action``. Under an ``exploration_type`` of TorchRL other than random the most likely
-    action is taken. Nothing is recorded by autograd.
+    action is taken, with the mean of its parameters where it has some. Nothing is recorded by
+    autograd.
 
     Args:
         policy: a forward policy, see :class:`gfn_rb.Sampler`. It is a submodule: a collector sends
             its weights to its workers.
         save_estimator_outputs: whether to write the policy's logits, "estimator_output".
         save_logprobs: whether to write "log_prob", in nats, that of the distribution drawn from.
+        env: the environment, which a :class:`~gfn_rb.envs.ContinuousEnv` must be given: it makes
+            actions of parameters. Others are known by their mask.
         **policy_kwargs: fields of :class:`gfn_rb.rollout.Exploration`: epsilon, temperature, noise,
             exit_bias, generator.
 
@@ -47,12 +51,15 @@ class ActionSampler(TensorDictModuleBase):
         policy: TensorDictModuleBase,
         save_estimator_outputs: bool = False,
         save_logprobs: bool = False,
+        *,
+        env: GFNCore | None = None,
         **policy_kwargs: Any,
     ) -> None:
         super().__init__()
         if require_direction(policy):
             raise ArgumentError("policy must be a forward one, got one with is_backward=True")
         self.policy = policy
+        self._env = (env,)  # in a tuple, so that it does not become a submodule
         self.exploration = exploration_from(policy_kwargs, is_backward=False)
         self.save_estimator_outputs, self.save_logprobs = save_estimator_outputs, save_logprobs
         self.in_keys: list[NestedKey] = list(
@@ -74,19 +81,27 @@ class ActionSampler(TensorDictModuleBase):
         Raises:
             NaNError: the logits give no distribution.
             KeyMismatchError: a key is missing, or the policy wrote no logits.
-            ShapeError: it wrote another number of them than there are actions.
+            ShapeError: it wrote another number of them than there are actions, or gives a density
+                of another shape than parameters have.
+            ArgumentError: it gives none.
         """
         state, mask = self._rows(tensordict, keys.STATE), self._rows(tensordict, keys.FORWARD_MASK)
         condition = None
         if keys.CONDITION in self.in_keys:
             condition = self._rows(tensordict, keys.CONDITION)
         mask = torch.cat([mask[:, :-1], mask[:, -1:] | ~mask.any(1, keepdim=True)], 1)
-        logits = policy_logits(self.policy, state, condition, mask.shape[1])
-        p = self.exploration.probabilities(logits, mask)
-        action = self._choose(p, logits, mask, state)
+        logits, parameters = policy_says(self.policy, self._env[0], state, condition, mask.shape[1])
+        p, is_random = self.exploration.probabilities(logits, mask), _is_random()
+        kind = self._choose(p, logits, mask, state, is_random)
+        action = kind
+        if parameters is not None:
+            action = parameters.draw(kind, self.exploration) if is_random else parameters.mean(kind)
         written = {keys.ACTION: action}
         if self.save_logprobs:
-            written[keys.LOG_PROB] = p.gather(1, action[:, None]).squeeze(1).log()
+            log_p = p.gather(1, kind[:, None]).squeeze(1).log()
+            if parameters is not None:
+                log_p = log_p + parameters.log_prob(action, self.exploration)
+            written[keys.LOG_PROB] = log_p
         if self.save_estimator_outputs:
             written[keys.ESTIMATOR_OUTPUT] = logits
         for key, value in written.items():
@@ -99,8 +114,8 @@ class ActionSampler(TensorDictModuleBase):
         logits: Float[Tensor, "n actions"],
         mask: Bool[Tensor, "n actions"],
         state: Shaped[Tensor, "n *state"],
+        is_random: bool,
     ) -> Int64[Tensor, "n"]:
-        is_random = exploration_type() in (None, ExplorationType.RANDOM)
         if not is_random and not p.isnan().any():
             return p.argmax(1)
         action = draw(p, self.exploration.generator)
@@ -114,3 +129,7 @@ class ActionSampler(TensorDictModuleBase):
             held = sorted(map(str, tensordict.keys(True, True)))
             raise KeyMismatchError(f"tensordict must have {key!r}, got {held}")
         return value.reshape(tensordict.batch_size.numel(), *value.shape[tensordict.ndim :])
+
+
+def _is_random() -> bool:
+    return exploration_type() in (None, ExplorationType.RANDOM)

@@ -64,7 +64,7 @@ def policy_logits(
 
 def policy_says(
     policy: TensorDictModuleBase,
-    env: GFNCore,
+    env: GFNCore | None,
     state: Shaped[Tensor, "n *state"],
     condition: Shaped[Tensor, "n *condition"] | None,
     n_actions: int,

@@ -59,6 +59,10 @@ class Parameters:
             drawn = first.where(is_first[:, None], drawn)
         return self.env.with_parameters(kind, drawn)
 
+    def mean(self, kind: Int64[Tensor, "n"]) -> Float[Tensor, "n k1"]:
+        """Return actions of their kinds, with the means of the policy's parameters."""
+        return self.env.with_parameters(kind, self.density.mean)
+
     def log_prob(
         self, action: Float[Tensor, "n k1"], by: Exploration | None = None
     ) -> Float[Tensor, "n"]:

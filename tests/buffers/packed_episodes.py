@@ -33,7 +33,7 @@ class PlainPacker:
 
 def episode_of(steps: list[TensorDict]) -> Episode:
     states = [step["state"].tolist() for step in steps] + [steps[-1]["next", "state"].tolist()]
-    actions = [int(step["action"]) for step in steps]
+    actions = [step["action"].tolist() for step in steps]
     condition = steps[0]["condition"].tolist() if "condition" in steps[0].keys() else None  # noqa: SIM118
     return tuple(states), tuple(actions), float(steps[-1]["next", "log_reward"]), condition
 

@@ -34,6 +34,6 @@ def recorded(folder: Path, name: str) -> dict[str, list[TensorDict]]:
         process = path.stem.split("-")[1]
         if process != str(os.getpid()):
             values = torch.load(path)
-            sizes = values["action"].shape if name == "frames" else [len(values["length"])]
+            sizes = (values["next"] if name == "frames" else values)["log_reward"].shape
             batches.setdefault(process, []).append(TensorDict(values, sizes))
     return batches

@@ -2,17 +2,17 @@ from __future__ import annotations
 
 import pytest
 import torch
-from factories import Ladder
+from factories import Ladder, seeded
 from statistics_of_draws import chi_square_p
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
-from gfn_rb import ActionSampler, Trajectories
-from gfn_rb.envs import HyperGrid
-from gfn_rb.errors import ArgumentError, KeyMismatchError, NaNError
+from gfn_rb import ActionSampler, Sampler, Trajectories
+from gfn_rb.envs import HyperGrid, Line
+from gfn_rb.errors import ArgumentError, KeyMismatchError, NaNError, ShapeError
 from gfn_rb.rollout import Exploration, trajectory_log_probs
-from gfn_rb.training import BackwardPolicy, ForwardPolicy
+from gfn_rb.training import BackwardPolicy, ForwardPolicy, MixturePolicy
 
 GRID = HyperGrid(2, 3)
 
@@ -48,6 +48,44 @@ def test_rollouts_of_any_batch_size(batch_size):
     assert len(rows) >= env.batch_size.numel()
     recomputed = trajectory_log_probs(policy, env, rows).detach()
     torch.testing.assert_close(rows.log_prob, recomputed, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("batch_size", [(), (2, 2)])
+def test_rollouts_with_parameters(batch_size):
+    torch.manual_seed(0)
+    env = Line(n_steps=2, batch_size=batch_size)
+    policy = MixturePolicy(env, (8,))
+    acting = ActionSampler(policy, save_logprobs=True, env=env)
+    rollout = env.rollout(7, acting, break_when_any_done=False, break_when_all_done=False)
+    rows = Trajectories.from_rollout(rollout, env.source_state)
+    assert rows.action.shape == (2 * env.batch_size.numel(), 3, 2)
+    recomputed = trajectory_log_probs(policy, env, rows).detach()
+    torch.testing.assert_close(rows.log_prob, recomputed, atol=1e-5, rtol=0)
+
+
+def test_parameters_are_drawn_as_a_sampler_draws_them():
+    env = Line(n_steps=1)
+    policy = MixturePolicy(env, (8,))
+    td = at(*[[0.0, 0.0], [1.0, 1.0]] * 20, env=env)
+    options = {"save_logprobs": True, "epsilon": 0.4}
+    acting = ActionSampler(policy, env=env, generator=seeded(), **options)(td)
+    sampled = Sampler(policy).sample_actions(env, td["state"], generator=seeded(), **options)
+    assert torch.equal(acting["action"], sampled.action)
+    assert torch.equal(acting["log_prob"], sampled.log_prob)
+
+
+def test_deterministic_exploration_takes_the_mean_of_parameters():
+    env = Line(n_steps=1)
+    policy = MixturePolicy(env, (8,))
+    td = at([0.0, 0.0], [1.0, 1.0], [0.0, -1.0], env=env)  # the source, where walks end, the sink
+    with set_exploration_type(ExplorationType.DETERMINISTIC):
+        out = ActionSampler(policy, save_logprobs=True, env=env)(td)
+    with torch.no_grad():
+        density = policy.get_dist(td.select("state"))
+    expected = [[0, float(density.mean[0])], [1, 0], [1, 0]]
+    torch.testing.assert_close(out["action"], torch.tensor(expected))
+    log_p = float(density.log_prob(density.mean)[0])
+    torch.testing.assert_close(out["log_prob"], torch.tensor([log_p, 0, 0]))
 
 
 def test_conditions_reach_the_policy():
@@ -165,3 +203,8 @@ def test_bad_input():
         ActionSampler(ForwardPolicy(GRID), epsilon=2.0)
     with pytest.raises(KeyMismatchError, match=r"action_mask.*got.*state"):
         ActionSampler(ForwardPolicy(GRID))(TensorDict({"state": GRID.source(1)}, [1]))
+    line = Line()
+    with pytest.raises(ShapeError, match=r"action must have shape \[2, 2\], got \[2\]"):
+        line.rollout(2, ActionSampler(MixturePolicy(line)), tensordict=TensorDict(batch_size=[2]))
+    with pytest.raises(ArgumentError, match=r"must have a method get_dist.* for Line"):
+        ActionSampler(ForwardPolicy(line), env=line)(line.reset())
