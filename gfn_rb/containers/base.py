@@ -107,7 +107,8 @@ class Container:
             A container of their rows, in order, with storage of its own.
 
         Raises:
-            ArgumentError: If there is none, or one of another kind or on another device.
+            ArgumentError: If there is none, one of another kind or on another device, or a field
+                has a gradient in some containers only.
             KeyMismatchError: If an optional field is in some containers only.
             ShapeError: If row shapes or dtypes differ.
         """
@@ -227,6 +228,12 @@ def _require_same_rows(first: TensorDictBase, other: TensorDictBase, i: int) -> 
         a, b = first.get(key), other.get(key)
         if a.device != b.device:
             raise ArgumentError(f"containers[{i}] is on {b.device}; expected {a.device}")
+        if a.requires_grad != b.requires_grad:  # joined, all would seem to have one
+            has, lacks = (0, i) if a.requires_grad else (i, 0)
+            raise ArgumentError(
+                f"containers[{has}] has {key!r} with a gradient and containers[{lacks}] without; "
+                f"drop({key!r}) it"
+            )
         if (a.shape[1:], a.dtype) != (b.shape[1:], b.dtype):
             raise ShapeError(
                 f"containers[{i}]: {key!r} has rows of shape {list(b.shape[1:])} and {b.dtype}; "

@@ -31,6 +31,17 @@ def exploration_from(policy_kwargs: Mapping[str, Any], is_backward: bool) -> Exp
     return exploration
 
 
+def check_gradients(exploration: Exploration, save_logprobs: bool) -> None:
+    """Raise ArgumentError unless log-probabilities are kept, and those of the policy itself."""
+    if not save_logprobs:
+        raise ArgumentError("save_logprobs must be True with requires_grad, got False")
+    if exploration != Exploration(generator=exploration.generator):
+        options = {f.name: getattr(exploration, f.name) for f in fields(Exploration)[:-1]}
+        raise ArgumentError(
+            f"policy_kwargs must leave the policy as it is with requires_grad, got {options}"
+        )
+
+
 def starting_states(
     env: GFNCore, n: int | None, states: Tensor | None, is_backward: bool
 ) -> Tensor:

@@ -19,11 +19,11 @@ from gfn_rb.shapes import Float, Shaped
 class Sampler:
     """Draws actions and whole trajectories from a policy, in the direction the policy goes.
 
-    Nothing here is recorded by autograd: losses compute log-probabilities anew, see
-    :func:`gfn_rb.rollout.trajectory_log_probs`. ``**policy_kwargs`` are the fields of
-    :class:`gfn_rb.rollout.Exploration`: epsilon, temperature, noise, exit_bias, generator.
-    Log-probabilities that are kept are those of the distribution drawn from, these options
-    included, as in torchgfn; estimator outputs are the policy's bare logits.
+    Nothing here is recorded by autograd, unless log-probabilities with gradient are asked for:
+    losses compute them anew, see :func:`gfn_rb.rollout.trajectory_log_probs`. ``**policy_kwargs``
+    are the fields of :class:`gfn_rb.rollout.Exploration`: epsilon, temperature, noise, exit_bias,
+    generator. Log-probabilities that are kept are those of the distribution drawn from, these
+    options included, as in torchgfn; estimator outputs are the policy's bare logits.
 
     Args:
         policy: a TensorDict module from "state" (and "condition") to "logits", with an attribute
@@ -80,7 +80,6 @@ class Sampler:
         walk = Walk(self.policy, env, exploration, save_logprobs, save_estimator_outputs)
         return walk.draw(states, conditions)
 
-    @torch.no_grad()
     def sample_trajectories(
         self,
         env: GFNCore,
@@ -91,6 +90,7 @@ class Sampler:
         save_logprobs: bool = False,
         *,
         log_rewards: Tensor | None = None,
+        requires_grad: bool = False,
         **policy_kwargs: Any,
     ) -> Trajectories:
         """Roll the policy out until every row has reached its end.
@@ -108,6 +108,9 @@ class Sampler:
             save_logprobs: whether to keep the log-probability of each action.
             log_rewards: log R of ``states`` in nats, [n], where already known; backward policies
                 only. Without it ``env.log_reward`` is asked, once.
+            requires_grad: whether log-probabilities, which must be kept then, have a gradient, for
+                losses with ``log_pf="stored"``. The policy cannot explore: they would not be its
+                own.
             **policy_kwargs: see the class.
 
         Returns:
@@ -115,19 +118,22 @@ class Sampler:
 
         Raises:
             ArgumentError: not exactly one of ``n`` and ``states`` is given, a start does not fit
-                the policy's direction, a state on the way has no legal action, or an option is
-                unknown or out of range.
+                the policy's direction, a state on the way has no legal action, an option is
+                unknown or out of range, or does not go with ``requires_grad``.
             ShapeError: a shape or dtype is not the environment's.
             NaNError: the logits give no distribution, or a reward is NaN.
         """
         exploration = checks.exploration_from(policy_kwargs, self.is_backward)
+        if requires_grad:
+            checks.check_gradients(exploration, save_logprobs)
         start = checks.starting_states(env, n, states, self.is_backward)
         if n is not None and conditions is None:
             conditions = env.sample_condition(n, exploration.generator)
         checks.check_conditions(env, start, conditions)
         checks.check_log_rewards(log_rewards, start, self.is_backward)
         walk = Walk(self.policy, env, exploration, save_logprobs, save_estimator_outputs)
-        return _laid_out(walk, walk.roll(start, conditions), start, conditions, log_rewards)
+        with torch.set_grad_enabled(requires_grad):
+            return _laid_out(walk, walk.roll(start, conditions), start, conditions, log_rewards)
 
 
 def _laid_out(
@@ -164,6 +170,7 @@ def _laid_out(
     )
 
 
+@torch.no_grad()
 def _log_reward(
     env: GFNCore, x: Shaped[Tensor, "n *state"], condition: Shaped[Tensor, "n *condition"] | None
 ) -> Float[Tensor, "n"]:

@@ -154,14 +154,14 @@ class Walk:
         mask = legal_actions(self.policy, self.env, state)
         logits, parameters = policy_says(self.policy, self.env, state, condition, mask.shape[1])
         p = self.exploration.probabilities(logits, mask)
-        kind = draw(p, self.exploration.generator)
+        kind = draw(p.detach(), self.exploration.generator)
         if kind is None:
             raise explain_no_draw(logits, mask, state)
         action = kind if parameters is None else parameters.draw(kind, self.exploration)
         return ActionDraw(
             action,
             self.log_prob(p, parameters, action) if self.save_logprobs else None,
-            logits if self.save_estimator_outputs else None,
+            logits.detach() if self.save_estimator_outputs else None,
         )
 
     def log_prob(

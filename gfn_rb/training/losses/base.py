@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar, get_args
 
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 
+from gfn_rb import keys
+from gfn_rb.arguments import require_choice
 from gfn_rb.containers.base import Container
 from gfn_rb.envs.core import GFNCore
 from gfn_rb.errors import ArgumentError, NaNError
@@ -62,6 +64,9 @@ Penalty = Callable[[Tensor], Tensor]
 # What a constraint is averaged over: all rows, or as torchgfn does, those that have it.
 Average = Literal["rows", "constrained"]
 
+# Where log P_F comes from: computed anew, or as it was stored when the rows were sampled.
+LogPF = Literal["computed", "stored"]
+
 LINEX_LIMIT = 10.0
 
 
@@ -88,7 +93,7 @@ class Loss(nn.Module, ABC, Generic[C]):
 
     ``residual`` says how far each row is from that, in nats, ``row_loss`` what that costs, and a
     call gives the mean over rows. Rows may come from anywhere: log-probabilities that are stored
-    with them are not used.
+    with them are not used, unless a loss is told to.
 
     A subclass names the container it reads and the networks its constructor takes, and computes
     ``residual``.
@@ -241,14 +246,20 @@ def require_numbered(env: GFNCore, loss: Loss[Any]) -> None:
 class BalanceLoss(Loss[C]):
     """A loss that compares what flows forward with what flows back.
 
+    With ``log_pf="stored"`` it takes log P_F from the rows' ``log_prob``, with the gradient that
+    ``Sampler.sample_trajectories(..., save_logprobs=True, requires_grad=True)`` gave it, instead of
+    asking the policy again. They must come from the loss's own policy as it is now: rows of a
+    buffer have no gradient, and are refused.
+
     Args:
         forward_policy: P_F.
         backward_policy: P_B.
         env: see :class:`Loss`.
+        log_pf: whether log P_F is "computed" or the one "stored".
         **options: ``penalty`` and ``min_log_reward`` of :class:`Loss`.
 
     Raises:
-        ArgumentError: a policy goes the wrong way or does not say which.
+        ArgumentError: a policy goes the wrong way or does not say which, or ``log_pf`` is neither.
     """
 
     def __init__(
@@ -256,6 +267,8 @@ class BalanceLoss(Loss[C]):
         forward_policy: TensorDictModuleBase,
         backward_policy: TensorDictModuleBase,
         env: GFNCore,
+        *,
+        log_pf: LogPF = "computed",
         **options: Any,
     ) -> None:
         super().__init__(forward_policy, env, **options)
@@ -265,7 +278,39 @@ class BalanceLoss(Loss[C]):
                 "forward_policy must have is_backward False and backward_policy True, got "
                 f"{forward_policy.is_backward} and {backward_policy.is_backward}"
             )
-        self.backward_policy = backward_policy
+        require_choice("log_pf", log_pf, get_args(LogPF))
+        self.backward_policy, self.log_pf = backward_policy, log_pf
+
+    def _log_pf_of(
+        self,
+        rows: C,
+        compute: Callable[[TensorDictModuleBase, GFNCore, C], Float[Tensor, "*n"]],
+    ) -> Float[Tensor, "*n"]:
+        """Return the log P_F of the rows' actions, with gradient: stored, or computed."""
+        if self.log_pf == "computed":
+            return compute(self.forward_policy, self.env, rows)
+        log_prob = rows.column(keys.LOG_PROB)
+        assert log_prob is not None  # see _rows
+        return log_prob
+
+    def _rows(self, batch: C | TensorDictBase) -> C:
+        rows = super()._rows(batch)
+        if self.log_pf == "stored":
+            _require_gradient(rows)
+        return rows
+
+
+def _require_gradient(rows: Container) -> None:
+    """Raise ArgumentError unless rows have log P_F with a gradient."""
+    log_prob, is_backward = rows.column(keys.LOG_PROB), rows.column(keys.IS_BACKWARD)
+    got = "none" if log_prob is None else "one without" if not log_prob.requires_grad else None
+    if got is None and is_backward is not None and is_backward.any():
+        got = "that of backward rows, which is log P_B"
+    if got is not None:
+        raise ArgumentError(
+            f"log_prob must be log P_F with its gradient where log_pf is 'stored', as Sampler "
+            f"keeps it with requires_grad=True, got {got}"
+        )
 
 
 class SumLoss(Loss[C]):

@@ -13,7 +13,7 @@ from gfn_rb import keys
 from gfn_rb.arguments import require_choice, require_kind
 from gfn_rb.containers import Transitions
 from gfn_rb.envs.core import GFNCore
-from gfn_rb.errors import KeyMismatchError, ShapeError
+from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
 from gfn_rb.rollout import action_log_probs, transition_log_probs
 from gfn_rb.rollout.log_probs import edge_ends
 from gfn_rb.shapes import Bool, Float, Int64, Shaped
@@ -86,9 +86,9 @@ class DetailedBalance(StateFlowLoss[Transitions]):
     Args:
         forward_policy: P_F.
         backward_policy: P_B.
-        env: see :class:`~gfn_rb.training.losses.base.Loss`.
+        env: see :class:`~gfn_rb.training.losses.base.BalanceLoss`.
         state_flow: log F, such as :class:`gfn_rb.training.StateFlow`.
-        **options: ``penalty`` and ``min_log_reward``, as there.
+        **options: ``log_pf``, ``penalty`` and ``min_log_reward``, as there.
     """
 
     reads = Transitions
@@ -100,7 +100,7 @@ class DetailedBalance(StateFlowLoss[Transitions]):
         exits = self.env.kind(transitions.action) == self.env.exit_action
         # Rows that do not end an episode hold -inf, which would make all sums NaN.
         log_reward = self._floored(transitions.log_reward).where(exits, 0)
-        log_pf = transition_log_probs(self.forward_policy, self.env, transitions)
+        log_pf = self._log_pf_of(transitions, transition_log_probs)
         log_pb = transition_log_probs(self.backward_policy, self.env, transitions)
         flow, next_flow = self._flows(transitions, exits)
         residual = flow + log_pf - (log_reward + next_flow) - log_pb
@@ -155,6 +155,11 @@ class ModifiedDetailedBalance(BalanceLoss[Transitions]):
     ) -> None:
         super().__init__(forward_policy, backward_policy, env, **options)
         require_numbered(env, self)
+        if self.log_pf != "computed":
+            raise ArgumentError(
+                f"log_pf must be 'computed' for {type(self).__name__}, which also asks for that of "
+                f"the exits not taken, got {self.log_pf!r}"
+            )
         require_choice("average", average, get_args(Average))
         self.average = average
 

@@ -37,10 +37,10 @@ class SubTrajectoryBalance(StateFlowLoss[Trajectories], SumLoss[Trajectories]):
     Args:
         forward_policy: P_F.
         backward_policy: P_B.
-        env: see :class:`~gfn_rb.training.losses.base.Loss`.
+        env: see :class:`~gfn_rb.training.losses.base.BalanceLoss`.
         state_flow: log F, such as :class:`gfn_rb.training.StateFlow`.
         subtb_lambda: weight of each further step, positive. May be changed between calls.
-        **options: ``penalty`` and ``min_log_reward``, as of ``Loss``.
+        **options: ``log_pf``, ``penalty`` and ``min_log_reward``, as there.
 
     Raises:
         ArgumentError: as ``Loss`` does, or ``subtb_lambda`` is not a positive number.
@@ -90,7 +90,7 @@ class SubTrajectoryBalance(StateFlowLoss[Trajectories], SumLoss[Trajectories]):
     def _potentials(self, trajectories: Trajectories) -> Float[Tensor, "n T1"]:
         """Return log F(s_t) - c_t of forward rows; beyond the sink, any finite number."""
         log_reward = self._floored(trajectories.log_reward)
-        log_pf = trajectory_log_probs(self.forward_policy, self.env, trajectories)
+        log_pf = self._log_pf_of(trajectories, trajectory_log_probs)
         log_pb = trajectory_log_probs(self.backward_policy, self.env, trajectories)
         # The network is called on real steps alone: padding costs as much, and need be no state.
         row, step = trajectories.real_steps.nonzero(as_tuple=True)

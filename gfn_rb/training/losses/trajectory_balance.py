@@ -24,8 +24,8 @@ class TrajectoryBalance(BalanceLoss[Trajectories]):
         delta(tau) = log Z_theta + sum_t log P_F(s_{t+1} | s_t)
                      - log R(x) - sum_t log P_B(s_t | s_{t+1})
 
-    the loss is the mean of delta^2 over trajectories, from wherever they come: their stored
-    log-probabilities are not used. Forward and backward rows can be mixed.
+    the loss is the mean of delta^2 over trajectories, from wherever they come. Forward and backward
+    rows can be mixed.
 
     A trajectory with R(x) = 0 has no finite residual. It is refused unless ``min_log_reward`` says
     what to take for log R(x), which then holds for every lower value too.
@@ -33,12 +33,12 @@ class TrajectoryBalance(BalanceLoss[Trajectories]):
     Args:
         forward_policy: P_F.
         backward_policy: P_B.
-        env: see :class:`~gfn_rb.training.losses.base.Loss`.
+        env: see :class:`~gfn_rb.training.losses.base.BalanceLoss`.
         log_z: gives log Z_theta when called with the conditions [n, *C] of n trajectories, or with
             None where they have none: one number for all, such as
             :class:`gfn_rb.training.LogZ`, or one for each, such as
             :class:`gfn_rb.training.ConditionalLogZ`.
-        **options: ``penalty`` and ``min_log_reward``, as there.
+        **options: ``log_pf``, ``penalty`` and ``min_log_reward``, as there.
     """
 
     reads = Trajectories
@@ -65,7 +65,7 @@ class TrajectoryBalance(BalanceLoss[Trajectories]):
         trajectories = self._rows(batch)
         log_z = self._log_z_of(trajectories)
         log_reward = self._floored(trajectories.log_reward)
-        log_pf = trajectory_log_probs(self.forward_policy, self.env, trajectories).sum(1)
+        log_pf = self._log_pf_of(trajectories, trajectory_log_probs).sum(1)
         log_pb = trajectory_log_probs(self.backward_policy, self.env, trajectories).sum(1)
         residual = log_z + (log_pf - log_reward - log_pb)
         terms = {"log_reward": log_reward, "log P_F": log_pf, "log P_B": log_pb, "log_z": log_z}
