@@ -151,6 +151,16 @@ def test_draws_by_reward_follow_the_softmax() -> None:
         assert ((drawn - expected) ** 2 / expected).sum() < 18.5  # 4 degrees of freedom: 0.1 %
 
 
+def test_draws_by_reward_follow_what_is_written_over() -> None:
+    buffer, offered = ours.ReplayBuffer(GRID, 7, prioritized_sampling=True), []
+    for step in range(12):  # three at a time: every third batch goes round the end
+        batch = rollouts(n=3)
+        batch._log_rewards = torch.tensor([0.0, 500.0 - 100 * (step % 5), 0.0]).roll(step % 3)
+        buffer.add(batch)
+        offered += batch.log_rewards.tolist()
+        assert buffer.sample(1).log_rewards.item() == max(offered[-7:])
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["fifo", "prioritised"])
 @pytest.mark.parametrize("file", ["rows.pt", "rows.ckpt", ""])

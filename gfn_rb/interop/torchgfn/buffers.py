@@ -13,23 +13,20 @@ from gfn.containers import StatesContainer, Trajectories, Transitions
 from gfn.env import Env
 from tensordict import TensorDict
 from torch import Tensor
-from torchrl.data import TensorDictReplayBuffer
-from torchrl.data.replay_buffers.samplers import RandomSampler
+from torchrl.data.replay_buffers.samplers import RandomSampler, Sampler
 from torchrl.data.replay_buffers.writers import Writer
 
-from gfn_rb.buffers.presets import build
 from gfn_rb.checkpoint import load_checkpoint, save_checkpoint
 from gfn_rb.errors import ArgumentError, NaNError
 from gfn_rb.interop.torchgfn.remote import endpoint, require_sendable, rows_to_send, scores_of
 from gfn_rb.interop.torchgfn.rows import (
     GraphTable,
-    container_of,
     end_features,
     near_better,
-    padded,
     rows_of,
 )
-from gfn_rb.keys import ACTION, CONDITION, INDEX, LOG_REWARD, NEXT_STATE, STATE
+from gfn_rb.interop.torchgfn.store import RingWriter, RowStore
+from gfn_rb.keys import CONDITION, LOG_REWARD
 from gfn_rb.remote import (
     AwaitReply,
     BaselineFilter,
@@ -39,8 +36,7 @@ from gfn_rb.remote import (
 )
 from gfn_rb.samplers import SoftmaxRewardSampler
 from gfn_rb.shapes import Float, Int64
-from gfn_rb.torchrl_compat import all_slots, write_cursor
-from gfn_rb.writers import DiversityWriter, FIFOWriter, RewardPrioritizedWriter
+from gfn_rb.writers import DiversityWriter, RewardPrioritizedWriter
 
 _KINDS = (Trajectories, Transitions, StatesContainer)
 
@@ -105,8 +101,8 @@ class ReplayBuffer:
         self.pending_container = None
         self._kind: Any = None
         self._copy: Any = None
-        self._rb: TensorDictReplayBuffer | None = None
         self._graphs = None if isinstance(env.s0, Tensor) else GraphTable(env)
+        self._rows = self._new_rows()
         self._worker: ReplayBufferWorker | None = None
         if remote_manager_rank is not None:
             require_sendable(env, remote_buffer_freq)
@@ -173,17 +169,14 @@ class ReplayBuffer:
         Raises:
             ValueError: the buffer is empty, or items have no log-rewards to be drawn by.
         """
-        if self._rb is None:
+        if not len(self):
             raise ValueError("Buffer is empty")
         start = time.perf_counter()
-        rb = self._rb
-        slot = (
-            self._by_reward(rb, n_samples)
-            if self.prioritized_sampling
-            else _distinct(n_samples, len(rb))
-        )
-        rows = _rows_at(rb, slot)
-        drawn = container_of(rows, self.env, self._graphs)
+        if self.prioritized_sampling:
+            slot = self._by_reward(n_samples)
+        else:
+            slot = _distinct(n_samples, len(self))
+        drawn = self._rows.at(slot)
         self._note("sample", start)
         return drawn
 
@@ -191,23 +184,20 @@ class ReplayBuffer:
     def training_container(self) -> Any:
         """All items as one container of torchgfn's, in its order; None before the first add."""
         if self._copy is None and self._kind is not None:
-            self._copy = self.initialize(self._kind(self.env))
-            if self._rb is not None:
-                rows = _rows_at(self._rb, self._order(self._rb))
-                self._copy = container_of(rows, self.env, self._graphs)
+            self._copy = self._in_order() if len(self) else self._kind(self.env)
         return self._copy
 
     @training_container.setter
     def training_container(self, container: Any) -> None:
-        self._rb, self._kind, self._copy = None, None, None
+        self._rows, self._kind, self._copy = self._new_rows(), None, None
         if container is not None:
             ReplayBuffer._local_add(self, container)
 
     @property
     def log_rewards(self) -> Float[Tensor, "n"]:
         """Those of all items, in any order; there must be some."""
-        assert self._rb is not None, "Buffer is empty, it has no log-rewards!"
-        return self._rb[:].get(LOG_REWARD)
+        assert len(self), "Buffer is empty, it has no log-rewards!"
+        return self._rows.log_rewards()
 
     @property
     def device(self) -> torch.device:
@@ -239,12 +229,12 @@ class ReplayBuffer:
         if self._graphs is not None:
             raise ArgumentError("states must be tensors to be saved, got graphs")
         file = _file(path)
-        if self._rb is None:
+        if not len(self):
             return
         if file.suffix == ".pt":
             self.training_container.save(str(file))
         else:
-            save_checkpoint(file, self._rb)
+            save_checkpoint(file, self._rows.rb)
 
     def load(self, path: str) -> None:
         """Put what was saved in the place of what is stored, into a fresh buffer too.
@@ -258,10 +248,10 @@ class ReplayBuffer:
             kind = _KINDS["terminating_idx" not in raw and 1 + ("next_states" not in raw)]
             self.training_container = kind.from_tensordict(self.env, TensorDict(raw, []))
             return
-        rb = self._new()
-        load_checkpoint(file, rb)
-        self._rb, self._copy = rb, None
-        self._kind = type(container_of(rb[:1], self.env))
+        rows = self._new_rows()
+        load_checkpoint(file, rows.rb)
+        self._rows, self._copy = rows, None
+        self._kind = type(rows.at(torch.tensor([0])))
 
     def timing_log(self) -> str:
         """Return how long adds and draws took, as text."""
@@ -272,7 +262,7 @@ class ReplayBuffer:
         return "\n".join([*lines, ""])
 
     def __len__(self) -> int:
-        return 0 if self._rb is None else len(self._rb)
+        return len(self._rows)
 
     def __repr__(self) -> str:
         kind = "empty" if self._kind is None else self._kind.__name__
@@ -288,62 +278,35 @@ class ReplayBuffer:
         if not len(training_container):
             return
         if self.prioritized_capacity or self.prioritized_sampling:
-            log_reward = (
-                training_container.log_rewards
-            )  # which computes them where they are not yet
+            log_reward = training_container.log_rewards  # computed where they are not yet
             if log_reward is None and self.prioritized_capacity:
                 raise ValueError("log_rewards must be defined for prioritized replay.")
         self._store(rows_of(training_container, self._graphs))
 
     def _writer(self) -> Writer:
-        return RewardPrioritizedWriter() if self.prioritized_capacity else FIFOWriter()
-
-    # Rows.
+        return RewardPrioritizedWriter() if self.prioritized_capacity else RingWriter()
 
     def _store(self, rows: TensorDict) -> None:
         if not self.prioritized_capacity and len(rows) > self.capacity:
             rows = rows[-self.capacity :]
-        if self._rb is None:
-            self._rb = self._new()
-        elif self._kind is Trajectories:
-            rows = self._of_one_width(rows, self._rb)
-        self._rb.extend(rows)
+        self._rows.extend(rows)
         self._copy = None
-        if self._graphs is not None:
-            self._forget_graphs(self._graphs, self._rb)
 
-    def _forget_graphs(self, graphs: GraphTable, rb: TensorDictReplayBuffer) -> None:
-        """Let go of the graphs that no row holds, once they are as many as those held."""
+    def _new_rows(self) -> RowStore:
+        return RowStore(self.env, self.capacity, self._writer, self._sampler, self._graphs)
 
-        def numbers(rows: TensorDict) -> Int64[Tensor, "m"]:
-            held = [n for key in (STATE, NEXT_STATE) if (n := rows.get(key, None)) is not None]
-            return torch.cat([n.flatten() for n in held])
+    def _sampler(self) -> Sampler:
+        return SoftmaxRewardSampler() if self.prioritized_sampling else RandomSampler()
 
-        if len(graphs) > 2 * len(rb) * len(numbers(rb[:1])):  # each row holds as many
-            graphs.keep(numbers(rb[:]))
+    def _in_order(self) -> Any:
+        """Return all items as a container, in torchgfn's order."""
+        slot = self._rows.oldest_first()
+        if self.prioritized_capacity:
+            slot = slot[self.log_rewards[slot].argsort(stable=True)]
+        return self._rows.at(slot)
 
-    def _of_one_width(self, rows: TensorDict, rb: TensorDictReplayBuffer) -> TensorDict:
-        """Pad rows to the width of what is stored, or that to a new width, half as much again."""
-        width, n_steps = rb[:1].get(ACTION).shape[1], rows.get(ACTION).shape[1]
-        if n_steps > width:
-            width = max(n_steps, width + width // 2)
-            stored = _rows_at(rb, _oldest_first(rb)).exclude(INDEX)
-            self._rb = self._new()
-            self._rb.extend(padded(stored, width, self.env))
-        return padded(rows, width, self.env)
-
-    def _new(self) -> TensorDictReplayBuffer:
-        sampler = SoftmaxRewardSampler() if self.prioritized_sampling else RandomSampler()
-        return build(self.capacity, self._writer(), sampler, device=self.env.device)
-
-    def _order(self, rb: TensorDictReplayBuffer) -> Int64[Tensor, "n"]:
-        """Return the slots in torchgfn's order."""
-        slot = _oldest_first(rb)
-        if not self.prioritized_capacity:
-            return slot
-        return slot[rb[:].get(LOG_REWARD)[slot].argsort(stable=True)]
-
-    def _by_reward(self, rb: TensorDictReplayBuffer, n: int) -> Int64[Tensor, "n"]:
+    def _by_reward(self, n: int) -> Int64[Tensor, "n"]:
+        rb = self._rows.rb
         try:
             return rb.sampler.sample(rb.storage, n)[0]
         except NaNError as error:
@@ -381,10 +344,10 @@ class NormBasedDiversePrioritizedReplayBuffer(ReplayBuffer):
         *remote: Any,
         **options: Any,
     ) -> None:
+        self.cutoff_distance, self.p_norm_distance = cutoff_distance, p_norm_distance
         super().__init__(env, capacity, True, False, *remote, **options)
         if self._graphs is not None:
             raise ArgumentError("states must be tensors to have distances, got graphs")
-        self.cutoff_distance, self.p_norm_distance = cutoff_distance, p_norm_distance
 
     def _writer(self) -> Writer:
         return DiversityWriter(
@@ -448,21 +411,6 @@ def _kind_of(container: Any) -> type:
 def _file(path: str) -> Path:
     file = Path(path)
     return file / "replay_buffer.pt" if file.is_dir() else file
-
-
-def _rows_at(rb: TensorDictReplayBuffer, slot: Int64[Tensor, "n"]) -> TensorDict:
-    """Return what ``rb[slot]`` does, in a fraction of the time."""
-    stored = all_slots(rb.storage)
-    slot = slot.to(rb.storage.device)
-    rows = {key: stored.get(key).index_select(0, slot) for key in stored.keys(True, True)}
-    return TensorDict(rows, [len(slot)])
-
-
-def _oldest_first(rb: TensorDictReplayBuffer) -> Int64[Tensor, "n"]:
-    """Return the slots in the order in which their rows came."""
-    if isinstance(rb.writer, RewardPrioritizedWriter):
-        return rb.writer.state_dict()["rank"].argsort()
-    return (torch.arange(len(rb), device=rb.storage.device) + write_cursor(rb.writer)) % len(rb)
 
 
 def _distinct(n: int, size: int) -> Int64[Tensor, "k"]:

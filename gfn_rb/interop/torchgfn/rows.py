@@ -16,15 +16,18 @@ from gfn_rb.errors import ArgumentError
 from gfn_rb.keys import (
     ACTION,
     CONDITION,
+    DONE,
     IS_BACKWARD,
     IS_TERMINATING,
     LENGTH,
     LOG_REWARD,
+    NEXT,
     NEXT_DONE,
     NEXT_STATE,
     STATE,
 )
-from gfn_rb.shapes import Float, Int64, Shaped
+from gfn_rb.shapes import Float, Int64, Rows, Shaped
+from gfn_rb.torchrl_compat import new_tensordict
 
 
 class GraphTable:
@@ -99,15 +102,15 @@ def rows_of(container: Any, graphs: GraphTable | None = None) -> TensorDict:
         rows[CONDITION] = condition[0] if condition.ndim == 3 else condition
     if getattr(container, "is_backward", False):
         rows[IS_BACKWARD] = torch.ones(n, dtype=torch.bool, device=device)
-    return TensorDict({key: value.detach() for key, value in rows.items()}, [n])
+    return new_tensordict({key: value.detach() for key, value in rows.items()}, torch.Size([n]))
 
 
-def container_of(rows: TensorDictBase, env: Env, graphs: GraphTable | None = None) -> Any:
+def container_of(rows: Rows, env: Env, graphs: GraphTable | None = None) -> Any:
     """Return rows as the torchgfn container they came from, trimmed to its longest trajectory.
 
     Args:
-        rows: what :func:`rows_of` returned, other rows joined or taken away. Its tensors are shared
-            where they are laid out alike.
+        rows: what :func:`rows_of` returned, other rows joined or taken away; or its entries by
+            name. Its tensors are shared where they are laid out alike.
         env: the environment of torchgfn's that they are of.
         graphs: what :func:`rows_of` filed graphs in.
     """
@@ -139,8 +142,6 @@ def padded(rows: TensorDict, n_steps: int, env: Env) -> TensorDict:
     """
     state, action = rows.get(STATE), rows.get(ACTION)
     missing = n_steps - action.shape[1]
-    if not missing:
-        return rows
     dummy = env.Actions.make_dummy_actions((1,)).tensor.reshape(action.shape[2:])
     sink = env.sf if isinstance(env.sf, Tensor) else state.new_tensor(-1)
     return rows.clone(recurse=False).update(
@@ -153,7 +154,7 @@ def _filled_up(steps: Tensor, filling: Tensor, missing: int) -> Tensor:
     return torch.cat([steps, more], 1)
 
 
-def _columns(container: Any, graphs: GraphTable | None) -> dict[Any, Tensor]:
+def _columns(container: Any, graphs: GraphTable | None) -> dict[str, Any]:
     """Return what each kind of container has of its own."""
     state = _tensor(container.states, graphs)
     if isinstance(container, Trajectories):
@@ -166,8 +167,13 @@ def _columns(container: Any, graphs: GraphTable | None) -> dict[Any, Tensor]:
         return {
             STATE: state,
             ACTION: _plain(container),
-            NEXT_STATE: _tensor(container.next_states, graphs),
-            NEXT_DONE: container.is_terminating[:, None],
+            NEXT: TensorDict(
+                {
+                    STATE: _tensor(container.next_states, graphs),
+                    DONE: container.is_terminating[:, None],
+                },
+                [len(container)],
+            ),
         }
     return {STATE: state, IS_TERMINATING: container.is_terminating}
 
@@ -186,9 +192,7 @@ def _plain(container: Any) -> Tensor:
     return action.squeeze(-1) if container.env.is_discrete else action
 
 
-def _trajectories(
-    rows: TensorDictBase, common: dict[str, Any], graphs: GraphTable | None
-) -> Trajectories:
+def _trajectories(rows: Rows, common: dict[str, Any], graphs: GraphTable | None) -> Trajectories:
     env, length, condition = common["env"], rows.get(LENGTH), rows.get(CONDITION, None)
     n_steps = int(length.max()) if len(length) else 0
     state = rows.get(STATE)[:, : n_steps + 1].transpose(0, 1).contiguous()
