@@ -16,10 +16,11 @@
     │   ├── TransportClosedError            this endpoint has been closed
     │   ├── PeerLostError                   the process at the other end is gone
     │   └── RemoteError                     another rank could not do what it was asked to
-    └── WireError (ValueError)              bytes that arrived are no frame to believe
-        ├── WireCorruptError                foreign, truncated, or a checksum does not match
-        ├── WireVersionError                a frame of another version of the format
-        └── WireSchemaError                 sound, but of a schema that makes no sense
+    ├── WireError (ValueError)              bytes that arrived are no frame to believe
+    │   ├── WireCorruptError                foreign, truncated, or a checksum does not match
+    │   ├── WireVersionError                a frame of another version of the format
+    │   └── WireSchemaError                 sound, but of a schema that makes no sense
+    └── SecretError (CheckpointError, WireError)  not made with the secret that is known here
 
 Every message names the argument, what came and what was expected, in one line. Each class also
 inherits the builtin a caller would expect, so ``except ValueError`` works.
@@ -144,3 +145,7 @@ class WireVersionError(WireError):
 
 class WireSchemaError(WireError):
     """A frame is sound, but of a schema that makes no sense, or is beyond bounds."""
+
+
+class SecretError(CheckpointError, WireError):
+    """A file or a frame was not made with the secret that is known here, or changed since."""

@@ -291,7 +291,11 @@ class ExperienceMemory:
         Raises:
             CheckpointError: the disk refuses.
         """
-        counters = {_BUFFER_SIZE: self.buffer_size, _DATA_SIZE: len(self), _POINTER: self.pointer}
+        counters: dict[str, Any] = {
+            _BUFFER_SIZE: self.buffer_size,
+            _DATA_SIZE: len(self),
+            _POINTER: self.pointer,
+        }
         save_checkpoint(_file(path), self.memory, **counters)
 
     def load(self, path: str | PathLike[str]) -> None:

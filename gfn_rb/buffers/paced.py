@@ -19,6 +19,7 @@ from gfn_rb.buffers.flow import DRAWN, OFFERED, FlowCounts, summed
 from gfn_rb.buffers.folders import DumpedWhole
 from gfn_rb.buffers.rate_limiter import RateLimiter
 from gfn_rb.checkpoint.journal import Journal, Sync
+from gfn_rb.codec.secret import Secret
 from gfn_rb.column import KeyColumn
 from gfn_rb.containers.base import Container
 from gfn_rb.errors import ArgumentError, KeyMismatchError, RateLimitError
@@ -161,6 +162,7 @@ class PacedReplayBuffer(DumpedWhole, TensorDictReplayBuffer, _CountedWrites):
         journal: a file that what happens to the buffer is appended to, and brought back from where
             it exists, see :class:`~gfn_rb.checkpoint.Journal`.
         sync: of the journal, likewise.
+        secret: of the journal, likewise.
         transform: see ``ReplayBuffer``; or several, in the order of ``append_transform``.
         **options: see ``TensorDictReplayBuffer``.
 
@@ -179,6 +181,7 @@ class PacedReplayBuffer(DumpedWhole, TensorDictReplayBuffer, _CountedWrites):
         max_age: int | None = None,
         journal: str | PathLike[str] | None = None,
         sync: Sync = "interval",
+        secret: Secret | None = None,
         transform: Transform | Callable[[Any], Any] | Sequence[Any] | None = None,
         **options: Any,
     ) -> None:
@@ -202,7 +205,7 @@ class PacedReplayBuffer(DumpedWhole, TensorDictReplayBuffer, _CountedWrites):
             transform = [transform]
         for each in transform or ():
             self.append_transform(each)
-        self.journal = None if journal is None else Journal(self, journal, sync)
+        self.journal = None if journal is None else Journal(self, journal, sync, secret)
 
     def extend(
         self, tensordicts: TensorDictBase | Container, *, update_priority: bool | None = None

@@ -287,8 +287,8 @@ def build(
         env: the environment that rows are of.
         transform: of the user: the first on the way in, the last on the way out.
         **buffer_kwargs: for ``TensorDictReplayBuffer``: ``batch_size``, ``prefetch``,
-            ``generator``, ``shared``, ...; and ``rate_limiter``, ``max_age``, ``journal`` and
-            ``sync``, see :class:`~gfn_rb.buffers.paced.PacedReplayBuffer`.
+            ``generator``, ``shared``, ...; and ``rate_limiter``, ``max_age``, ``journal``,
+            ``sync`` and ``secret``, see :class:`~gfn_rb.buffers.paced.PacedReplayBuffer`.
 
     Raises:
         ArgumentError: the capacity is below 1, or the storage is of another.

@@ -9,9 +9,11 @@ from gfn_rb.checkpoint.api import (
     schedule_state,
 )
 from gfn_rb.checkpoint.journal import Journal
+from gfn_rb.codec.secret import Secret
 
 __all__ = [
     "Journal",
+    "Secret",
     "inspect_checkpoint",
     "load_checkpoint",
     "load_state",

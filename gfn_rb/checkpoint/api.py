@@ -17,6 +17,7 @@ from gfn_rb.checkpoint.parts import row_layout
 from gfn_rb.codec.files import ValueFile, check_written, write_file
 from gfn_rb.codec.prefix import VERSION
 from gfn_rb.codec.primitives import dtype_name
+from gfn_rb.codec.secret import Secret
 from gfn_rb.codec.values import Encoder
 from gfn_rb.errors import (
     ArgumentError,
@@ -29,7 +30,9 @@ from gfn_rb.errors import (
 ROWS, BUFFERS, VALUES = "rows", "buffers", "values"
 
 
-def save_checkpoint(path: str | PathLike[str], rb: ReplayBuffer, **extra: Any) -> None:
+def save_checkpoint(
+    path: str | PathLike[str], rb: ReplayBuffer, *, secret: Secret | None = None, **extra: Any
+) -> None:
     """Save a replay buffer, and whatever else belongs to the run, in one file.
 
     The file is written aside, synced, and takes the place of an older one in one step: killed at
@@ -42,6 +45,8 @@ def save_checkpoint(path: str | PathLike[str], rb: ReplayBuffer, **extra: Any) -
         rb: a buffer whose storage is a ``LazyTensorStorage``, ``LazyMemmapStorage`` or
             ``TensorStorage``, and whose writer and sampler have a ``state_dict``; or a
             ``ReplayBufferEnsemble`` of such buffers.
+        secret: that of those who may load it, see :class:`~gfn_rb.checkpoint.Secret`; by default
+            its checksums find accidents alone.
         **extra: values by name: tensors, TensorDicts, NumPy arrays, numbers, strings, None, and
             dicts, lists and tuples of these, such as the ``state_dict`` of a module or optimiser,
             or ``torch.get_rng_state()``. Nothing is pickled.
@@ -56,10 +61,12 @@ def save_checkpoint(path: str | PathLike[str], rb: ReplayBuffer, **extra: Any) -
         >>> policy.load_state_dict(extra["model"])
     """
     with captured(rb) as (state, rows):
-        save_parts(path, {ROWS: rows, BUFFERS: state}, "extra", extra)
+        save_parts(path, {ROWS: rows, BUFFERS: state}, "extra", extra, secret=secret)
 
 
-def load_checkpoint(path: str | PathLike[str], rb: ReplayBuffer) -> dict[str, Any]:
+def load_checkpoint(
+    path: str | PathLike[str], rb: ReplayBuffer, *, secret: Secret | None = None
+) -> dict[str, Any]:
     """Restore a replay buffer, and return what was saved along with it.
 
     What the buffer held is replaced. It then continues bit for bit like the one that was saved:
@@ -70,6 +77,7 @@ def load_checkpoint(path: str | PathLike[str], rb: ReplayBuffer) -> dict[str, An
         path: a file that :func:`save_checkpoint` wrote.
         rb: a buffer built like the one that was saved, fresh or in use. Its storage may be on
             disk where the other was in memory, and the other way round.
+        secret: that it must have been made with; None for without any.
 
     Returns:
         The ``extra`` of :func:`save_checkpoint`, its tensors on the CPU.
@@ -78,10 +86,11 @@ def load_checkpoint(path: str | PathLike[str], rb: ReplayBuffer) -> dict[str, An
         CheckpointError: there is no such file, or it cannot be read; or the storage cannot be
             allocated.
         CheckpointCorruptError: it is truncated or damaged.
-        CheckpointMismatchError: it does not fit the buffer. Whatever is raised, the buffer is as
-            it was.
+        CheckpointMismatchError: it does not fit the buffer.
+        SecretError: it was made with another secret, or none, or without the one given, or changed
+            since. Whatever is raised, the buffer is as it was.
     """
-    file = ValueFile(resolved(path))
+    file = ValueFile(resolved(path), secret)
     if BUFFERS not in file.nodes:
         raise CheckpointMismatchError(f"{path} holds no buffer: expected one of save_checkpoint")
     file.verify()
@@ -90,21 +99,24 @@ def load_checkpoint(path: str | PathLike[str], rb: ReplayBuffer) -> dict[str, An
     return extra
 
 
-def save_state(path: str | PathLike[str], state: dict[str, Any]) -> None:
+def save_state(
+    path: str | PathLike[str], state: dict[str, Any], *, secret: Secret | None = None
+) -> None:
     """Save nested values in one file, as :func:`save_checkpoint` does.
 
     Args:
         path: the file to make or replace.
         state: what may be an ``extra`` of :func:`save_checkpoint`.
+        secret: see there.
 
     Raises:
         CheckpointError: something in it cannot be saved, named in the message; or the disk
             refused. The older file is then unchanged.
     """
-    save_parts(path, {}, "state", state)
+    save_parts(path, {}, "state", state, secret=secret)
 
 
-def load_state(path: str | PathLike[str]) -> dict[str, Any]:
+def load_state(path: str | PathLike[str], *, secret: Secret | None = None) -> dict[str, Any]:
     """Return what :func:`save_state` wrote, tensors as copies on the CPU.
 
     Of a file that :func:`save_checkpoint` wrote, return the ``extra`` alone, for instance to
@@ -112,12 +124,14 @@ def load_state(path: str | PathLike[str]) -> dict[str, Any]:
 
     Args:
         path: the file.
+        secret: see :func:`load_checkpoint`.
 
     Raises:
         CheckpointError: there is no such file, or it cannot be read.
         CheckpointCorruptError: it is truncated or damaged.
+        SecretError: see :func:`load_checkpoint`.
     """
-    file = ValueFile(resolved(path))
+    file = ValueFile(resolved(path), secret)
     file.verify()
     return _values_of(file, file.load)
 
@@ -140,10 +154,16 @@ def schedule_state(scheduler: ParameterScheduler) -> dict[str, Any]:
     return {name: value for name, value in scheduler.state_dict().items() if not callable(value)}
 
 
-def inspect_checkpoint(path: str | PathLike[str]) -> dict[str, Any]:
+def inspect_checkpoint(
+    path: str | PathLike[str], *, secret: Secret | None = None
+) -> dict[str, Any]:
     """Summarise a file of ``save_checkpoint`` or ``save_state``.
 
     Only the header is read and checked, so this takes no time however large the file is.
+
+    Args:
+        path: the file.
+        secret: see :func:`load_checkpoint`.
 
     Returns:
         ``version`` of the format; ``nbytes`` of the file; ``n_tensors`` and ``tensor_nbytes``;
@@ -155,8 +175,9 @@ def inspect_checkpoint(path: str | PathLike[str]) -> dict[str, Any]:
     Raises:
         CheckpointError: there is no such file, or it cannot be read.
         CheckpointCorruptError: it is no checkpoint, truncated, or its header is damaged.
+        SecretError: see :func:`load_checkpoint`.
     """
-    file = ValueFile(resolved(path))
+    file = ValueFile(resolved(path), secret)
     of_buffers = BUFFERS in file.nodes
     with file.named_errors():
         pairs = zip(file.outline(BUFFERS), file.outline(ROWS), strict=True) if of_buffers else ()
@@ -170,7 +191,7 @@ def inspect_checkpoint(path: str | PathLike[str]) -> dict[str, Any]:
         }
 
 
-def outline(path: str | PathLike[str]) -> dict[str, Any]:
+def outline(path: str | PathLike[str], secret: Secret | None = None) -> dict[str, Any]:
     """Return what was saved along with the buffer, or the state, its tensors without content.
 
     Only the header is read and checked.
@@ -179,7 +200,7 @@ def outline(path: str | PathLike[str]) -> dict[str, Any]:
         CheckpointError: there is no such file, or it cannot be read.
         CheckpointCorruptError: it is no checkpoint, truncated, or its header is damaged.
     """
-    file = ValueFile(resolved(path))
+    file = ValueFile(resolved(path), secret)
     return _values_of(file, file.outline)
 
 
@@ -189,6 +210,7 @@ def save_parts(
     name: str,
     values: dict[str, Any],
     written: Callable[[], None] = lambda: None,
+    secret: Secret | None = None,
 ) -> None:
     """Write a file of several parts.
 
@@ -198,6 +220,7 @@ def save_parts(
         name: how errors call the values.
         values: what was saved along with the parts, or alone.
         written: called before the file is published.
+        secret: that of those who may load it, if any.
 
     Raises:
         CheckpointError: see :func:`save_checkpoint`.
@@ -207,8 +230,8 @@ def save_parts(
     nodes = {part: encoder.encode(value, part) for part, value in parts.items()}
     nodes[VALUES] = encoder.encode(values, name)
     try:
-        with published(target, check_written) as stream:
-            write_file(stream, nodes, encoder.tensors)
+        with published(target, lambda path: check_written(path, secret)) as stream:
+            write_file(stream, nodes, encoder.tensors, secret)
             written()
     except OSError as error:
         raise CheckpointError(f"cannot write {path}: {error.strerror}") from error

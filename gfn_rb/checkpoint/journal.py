@@ -28,6 +28,7 @@ from gfn_rb.checkpoint.log import CHANGED, JournalLog
 from gfn_rb.checkpoint.recovery import recover
 from gfn_rb.codec.frames import encode_frame
 from gfn_rb.codec.primitives import one_line
+from gfn_rb.codec.secret import Secret
 from gfn_rb.errors import ArgumentError, CheckpointError, GfnRbError
 from gfn_rb.sharing import keep_journal
 
@@ -72,6 +73,7 @@ class Journal:
             returns. "interval": once in a second, for all of that second together; at most that
             much is lost, whatever happens. "never": the operating system has it when a call
             returns, so that it outlives a process that is killed, but not a machine that stops.
+        secret: that both files are made with, and must have been; None for without any.
 
     Attributes:
         path: the file.
@@ -90,7 +92,11 @@ class Journal:
     """
 
     def __init__(
-        self, rb: ReplayBuffer, path: str | PathLike[str], sync: Sync = "interval"
+        self,
+        rb: ReplayBuffer,
+        path: str | PathLike[str],
+        sync: Sync = "interval",
+        secret: Secret | None = None,
     ) -> None:
         require_choice("sync", sync, ("always", "interval", "never"))
         self._rb, self._parts, self._sync = rb, slot_states(rb), sync
@@ -105,7 +111,7 @@ class Journal:
         self._compaction = threading.Lock()
         self._compact_at = sys.maxsize  # bytes of the file, from which on there is a checkpoint
         self._known = self._counters()
-        self._log = JournalLog(self.path)
+        self._log = JournalLog(self.path, secret)
         try:
             if not self._recover():
                 self._begin()
@@ -322,7 +328,7 @@ class Journal:
     def _write(self, records: list[tuple[TensorDict | None, dict[str, Any]]], sync: bool) -> None:
         for rows, counts in records:
             meta = {"number": self._number + 1, **counts}
-            self._log.append(encode_frame(CHANGED, rows, meta))
+            self._log.append(encode_frame(CHANGED, rows, meta, self._log.secret))
             self._number += 1
         # Numbers alone, as of rows that were rejected, are no rows that might be lost.
         if sync and any(rows is not None for rows, _ in records):
@@ -355,7 +361,7 @@ class Journal:
 
     def _save(self, states: Any, rows: Any, position: dict[str, Any]) -> None:
         parts, extra = {ROWS: rows, BUFFERS: states}, {"journal": position}
-        save_parts(self.checkpoint, parts, "extra", extra, self._sync_all)
+        save_parts(self.checkpoint, parts, "extra", extra, self._sync_all, self._log.secret)
 
     def _sync_all(self) -> None:
         self._append(sync=False)

@@ -21,11 +21,13 @@ from gfn_rb.checkpoint.atomic import kind_of, published, try_lock
 from gfn_rb.codec.frames import Frame, decode_frame, encode_frame
 from gfn_rb.codec.prefix import MAGIC, PREFIX_NBYTES, Prefix
 from gfn_rb.codec.primitives import ALIGNMENT, Buffer, LazyBuffer, aligned, write_at
+from gfn_rb.codec.secret import Secret
 from gfn_rb.errors import (
     ArgumentError,
     CheckpointCorruptError,
     CheckpointError,
     CheckpointMismatchError,
+    SecretError,
     WireError,
     WireVersionError,
 )
@@ -42,9 +44,11 @@ class JournalLog:
 
     Args:
         path: where; made if there is nothing.
+        secret: that its frames are made with, None for without any.
 
     Attributes:
         path: likewise.
+        secret: likewise.
         nbytes: where the next record begins; 0 of a file without a header.
 
     Raises:
@@ -52,8 +56,8 @@ class JournalLog:
         CheckpointError: it cannot be opened, or is no file.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, secret: Secret | None = None) -> None:
+        self.path, self.secret = path, secret
         try:
             self._stream = _locked(path)
         except OSError as error:
@@ -73,7 +77,7 @@ class JournalLog:
             OSError: the disk does not allow it. This file is then unchanged.
         """
         meta = {"format": FORMAT, "journal": journal, "first": first, "whole": whole}
-        header = _joined(encode_frame(HEADER, None, meta))
+        header = _joined(encode_frame(HEADER, None, meta, self.secret))
         end = self.nbytes
         with published(self.path) as stream:
             stream.write(header)
@@ -135,15 +139,18 @@ class JournalLog:
         Raises:
             CheckpointCorruptError: one is damaged that others follow.
             CheckpointMismatchError: one is of another version of the format.
+            SecretError: the first was not made with the secret, or with one.
         """
         at = 0
         while at < len(content):
             try:
-                frame = _frame_at(content, at)
+                frame = _frame_at(content, at, self.secret)
             except WireVersionError as error:
                 raise CheckpointMismatchError(f"the journal {self.path}: {error}") from None
             except WireError as error:
-                if at == 0 or _is_followed(content, at):
+                if at == 0 and isinstance(error, SecretError):
+                    raise SecretError(f"the journal {self.path}: {error}") from None
+                if at == 0 or _is_followed(content, at, self.secret):
                     raise CheckpointCorruptError(
                         f"{self.path} is no sound journal: at byte {at}, {error}"
                     ) from None
@@ -152,19 +159,19 @@ class JournalLog:
             yield frame, at
 
 
-def _frame_at(content: Shaped[np.ndarray, "n"], at: int) -> Frame:
+def _frame_at(content: Shaped[np.ndarray, "n"], at: int, secret: Secret | None) -> Frame:
     rest = content[at:].data
     nbytes = Prefix.read(rest, "a record").nbytes
-    return decode_frame(content[at : at + max(PREFIX_NBYTES, nbytes)])
+    return decode_frame(content[at : at + max(PREFIX_NBYTES, nbytes)], secret)
 
 
-def _is_followed(content: Shaped[np.ndarray, "n"], at: int) -> bool:
+def _is_followed(content: Shaped[np.ndarray, "n"], at: int, secret: Secret | None) -> bool:
     """Return whether a sound frame lies behind a place where none is."""
     for found in re.finditer(re.escape(MAGIC), content[at + 1 :].data):
         begin = at + 1 + found.start()
         if begin % ALIGNMENT == 0:
             with suppress(WireError):
-                _frame_at(content, begin)
+                _frame_at(content, begin, secret)
                 return True
     return False
 

@@ -51,6 +51,7 @@ def recover(
         CheckpointCorruptError: a record is damaged or missing.
         CheckpointMismatchError: the two do not belong together, or not to this buffer, or are of
             another version.
+        SecretError: one of them was not made with the secret of the journal.
     """
     content = journal.content()
     header, last, end = _verified(journal, content)
@@ -62,7 +63,7 @@ def recover(
             "needs: expected both, or neither"
         )
     since = _last_in(checkpoint, journal, header, last)
-    load_checkpoint(checkpoint, rb)
+    load_checkpoint(checkpoint, rb, secret=journal.secret)
     try:
         for frame, _ in journal.frames(content[:end]):
             if frame.kind == CHANGED and frame.meta["number"] > since:
@@ -108,7 +109,7 @@ def _header(journal: JournalLog, frame: Frame) -> dict[str, Any]:
 
 def _last_in(checkpoint: Path, journal: JournalLog, header: dict[str, Any], last: int) -> int:
     """Return the number of the last record that the checkpoint holds already."""
-    known = outline(checkpoint).get("journal")
+    known = outline(checkpoint, journal.secret).get("journal")
     if not isinstance(known, dict) or known.get("journal") != header["journal"]:
         raise CheckpointMismatchError(
             f"the journal {journal.path} is of another buffer than the checkpoint {checkpoint}: "

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from gfn_rb.checkpoint import inspect_checkpoint
 from gfn_rb.errors import ArgumentError
+from gfn_rb.training.secret import run_secret
 from gfn_rb.training.session.folder import RunFolder, read_metrics
 from gfn_rb.training.trainer import PHASES, Row, Trainer
 
@@ -148,7 +149,7 @@ def _times(row: Mapping[str, Any]) -> Lines:
 
 
 def _checkpoint_tables(path: Path) -> list[Table]:
-    summary = inspect_checkpoint(path)
+    summary = inspect_checkpoint(path, secret=run_secret())
     size = f"{summary['nbytes'] / 1e6:,.1f} MB, {summary['n_tensors']:,} tensors"
     head = [("size", size), ("values", ", ".join(map(str, summary["values"])))]
     buffers = [_table("buffer", _buffer_lines(buffer)) for buffer in summary["buffers"]]

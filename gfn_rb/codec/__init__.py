@@ -9,7 +9,8 @@ Both consist of a fixed prefix, two texts in JSON, tensors in C order, and check
                -- up to here, and to the next multiple of 64, it is the head: the prefix sums it --
     body       the other tensors: of files each at a multiple of 64 bytes; of frames one after
                another, those of wide dtypes first, which aligns each to its dtype
-    checksums  XXH3 of 64 bits of each block of 16 MiB of the body, big-endian
+    checksums  XXH3 of 64 bits of each block of 16 MiB of the body, big-endian; with a secret
+               keyed BLAKE2b of all up to the block's end (gfn_rb.codec.secret)
 
 Where tensors lie follows from dtypes and shapes; no position is stored that could lie. Nothing is
 pickled, and nothing that arrives is believed unchecked.

@@ -32,11 +32,13 @@ from gfn_rb.codec.primitives import (
     sums_nbytes,
     to_text,
 )
+from gfn_rb.codec.secret import Running, Secret, check_body
 from gfn_rb.codec.values import Decoder, Node
 from gfn_rb.errors import (
     CheckpointCorruptError,
     CheckpointError,
     CheckpointMismatchError,
+    SecretError,
     WireCorruptError,
 )
 
@@ -45,7 +47,12 @@ _THREADS = min(4, os.cpu_count() or 1)
 _CPU = torch.device("cpu")
 
 
-def write_file(stream: BinaryIO, values: dict[str, Node], tensors: list[Tensor]) -> None:
+def write_file(
+    stream: BinaryIO,
+    values: dict[str, Node],
+    tensors: list[Tensor],
+    secret: Secret | None = None,
+) -> None:
     """Write a whole file, in one pass.
 
     Tensors are copied a megabyte at a time, and what is summed is what is written, whoever changes
@@ -55,6 +62,7 @@ def write_file(stream: BinaryIO, values: dict[str, Node], tensors: list[Tensor])
         stream: an empty file.
         values: nodes by name (:mod:`gfn_rb.codec.values`).
         tensors: what the nodes refer to.
+        secret: that of those who are to believe it, if any.
     """
     structure = to_text([(dtype_name(t.dtype), t.shape, t.device.type) for t in tensors])
     meta = to_text(values)
@@ -64,10 +72,10 @@ def write_file(stream: BinaryIO, values: dict[str, Node], tensors: list[Tensor])
     body_nbytes = sum(aligned(tensor.numel() * tensor.element_size()) for tensor in tensors)
     nbytes = len(head) + body_nbytes + sums_nbytes(body_nbytes)
     sizes = (nbytes, len(head), len(structure), len(meta), 0)
-    Prefix(VERSION, 0, FILE, 0, *sizes).seal(memoryview(head))
+    running = Prefix(VERSION, 0, FILE, 0, *sizes).seal(memoryview(head), secret)
     _reserve(stream, nbytes)
     stream.write(head)
-    sums, copied = BlockSums(), memoryview(bytearray(_STEP))
+    sums, copied = BlockSums(running), memoryview(bytearray(_STEP))
     for piece in _body(tensors):
         for at in range(0, len(piece), _STEP):
             step = copied[: min(_STEP, len(piece) - at)]
@@ -105,7 +113,7 @@ def _pieces(tensor: Tensor) -> Iterator[memoryview]:
         yield from _pieces(part)
 
 
-def check_written(path: Path) -> None:
+def check_written(path: Path, secret: Secret | None = None) -> None:
     """Raise unless a file that was just written can be read.
 
     It is read, not mapped: twice as quick where nobody needs its content.
@@ -113,7 +121,8 @@ def check_written(path: Path) -> None:
     Raises:
         CheckpointError: it cannot, or holds something else than its checksums say.
     """
-    file, sums, step = ValueFile(path), BlockSums(), memoryview(bytearray(_STEP))
+    file, step = ValueFile(path, secret), memoryview(bytearray(_STEP))
+    sums = BlockSums(file.running)
     for name in file.nodes:
         file.outline(name)
     with path.open("rb", buffering=0) as stream:
@@ -144,16 +153,25 @@ class StoredTensor(NamedTuple):
 class ValueFile:
     """A file opened for reading, its head checked.
 
+    Args:
+        path: the file.
+        secret: that it must have been made with, None for without any.
+
+    Attributes:
+        path: likewise.
+        running: what has summed the head with the secret.
+
     Raises:
+        SecretError: it was not made with the secret, or with one, or was changed since.
         CheckpointError: there is no such file, or it cannot be read.
         CheckpointCorruptError: it is no checkpoint, truncated, or its header is damaged.
         CheckpointMismatchError: it is of another format version.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, secret: Secret | None = None) -> None:
         self.path = path
         self._bytes = memoryview(_mapped(path))
-        prefix = self._checked_prefix()
+        prefix, self.running = self._checked_prefix(secret)
         with self.named_errors():
             structure = from_text(self._bytes[PREFIX_NBYTES : prefix.meta_at])
             self.tensors, self._end = _located(structure, prefix.head_nbytes)
@@ -185,8 +203,12 @@ class ValueFile:
 
         Raises:
             CheckpointCorruptError: one does not match.
+            SecretError: likewise, of a file that was made with a secret.
         """
         body, sums = self._bytes[self._start : self._end], self._bytes[self._end :]
+        if self.running is not None:
+            check_body(body, sums, self.running, str(self.path))
+            return
         with ThreadPoolExecutor(_THREADS) as pool:
             if damage := find_damage(body, sums, self._start, pool.map):
                 raise self._corrupt(damage)
@@ -253,23 +275,27 @@ class ValueFile:
     def _bytes_of(self, tensor: StoredTensor) -> Tensor:
         return self._content[tensor.start : tensor.start + tensor.nbytes]
 
-    def _checked_prefix(self) -> Prefix:
-        """Return the prefix, once the head is known to be whole."""
+    def _checked_prefix(self, secret: Secret | None) -> tuple[Prefix, Running]:
+        """Return the prefix, once the head is known to be whole, and what has summed that."""
+        running = None
         try:
             prefix = Prefix.read(self._bytes, "it")
+            prefix.check_secret("it", secret)
             # A version that was damaged is told apart from another one, which is sound, or the
             # first, whose prefix says no form.
-            if prefix.version == VERSION or prefix.form == FILE:
-                prefix.check(self._bytes, "it")
+            if prefix.version == VERSION or prefix.form == FILE or secret is not None:
+                running = prefix.check(self._bytes, "it", secret)
+        except SecretError as error:
+            raise SecretError(f"{self.path}: {error}") from None
         except WireCorruptError as error:
             raise self._corrupt(str(error)) from None
         if prefix.version != VERSION:
             raise CheckpointMismatchError(
                 f"{self.path} is of format version {prefix.version}, expected {VERSION}"
             )
-        if prefix.form != FILE:
+        if prefix.form.lower() != FILE:
             raise self._corrupt(f"it is of form {prefix.form!r}, expected {FILE!r}")
-        return prefix
+        return prefix, running
 
     def _corrupt(self, what: str) -> CheckpointCorruptError:
         return CheckpointCorruptError(f"{self.path} is no sound checkpoint: {what}")

@@ -33,6 +33,7 @@ from gfn_rb.codec.schema import (
     outlined,
     signature_of,
 )
+from gfn_rb.codec.secret import Running, Secret, check_body
 from gfn_rb.errors import ArgumentError, WireCorruptError, WireVersionError
 from gfn_rb.shapes import Shaped
 
@@ -54,7 +55,10 @@ class Frame(NamedTuple):
 
 
 def encode_frame(
-    kind: int, rows: TensorDictBase | None = None, meta: Meta | None = None
+    kind: int,
+    rows: TensorDictBase | None = None,
+    meta: Meta | None = None,
+    secret: Secret | None = None,
 ) -> list[Buffer]:
     """Return the buffers that make a frame, one after another.
 
@@ -65,6 +69,7 @@ def encode_frame(
         rows: TensorDict of batch size [n], its tensors dense; nested ones travel, empty ones do
             not. Tensors that lie elsewhere or have gaps are copied first.
         meta: what JSON can say, at most 1 MiB of it. NaN and infinities travel.
+        secret: that of those who are to believe it; by default it finds accidents alone.
 
     Raises:
         ArgumentError: the kind or the metadata break their rule.
@@ -74,10 +79,10 @@ def encode_frame(
         raise ArgumentError(f"kind is {kind}; expected 0 to {MAX_KIND}")
     text = _meta_text(meta)
     if rows is None:
-        return _buffers(kind, b"", text, NO_ROWS, [])
+        return _buffers(kind, b"", text, NO_ROWS, [], secret)
     signature, values = signature_of(rows)
     structure, layout, order = outlined(signature, rows.batch_size[0])
-    return _buffers(kind, structure, text, layout, [values[i] for i in order])
+    return _buffers(kind, structure, text, layout, [values[i] for i in order], secret)
 
 
 def _meta_text(meta: Meta | None) -> bytes:
@@ -93,7 +98,12 @@ def _meta_text(meta: Meta | None) -> bytes:
 
 
 def _buffers(
-    kind: int, structure: bytes, text: bytes, layout: FrameLayout, values: list[Tensor]
+    kind: int,
+    structure: bytes,
+    text: bytes,
+    layout: FrameLayout,
+    values: list[Tensor],
+    secret: Secret | None,
 ) -> list[Buffer]:
     texts_end = PREFIX_NBYTES + len(structure) + len(text)
     head = bytearray(layout.head_nbytes(texts_end))
@@ -104,34 +114,36 @@ def _buffers(
     large = [plain_bytes(values[i]) for i, _, _ in layout.large]
     nbytes = len(head) + layout.tail_nbytes
     sizes = (nbytes, len(head), len(structure), len(text), layout.n_rows)
-    Prefix(VERSION, kind, FRAME, 0, *sizes).seal(view)
+    running = Prefix(VERSION, kind, FRAME, 0, *sizes).seal(view, secret)
     if not large:
         return [head]
     # Summed only when all else is on its way already.
-    lazy = LazyBuffer(layout.tail_nbytes - layout.body_nbytes, lambda: _sums(large))
+    lazy = LazyBuffer(layout.tail_nbytes - layout.body_nbytes, lambda: _sums(large, running))
     return [head, *large, lazy]
 
 
-def _sums(contents: list[memoryview]) -> bytes:
-    sums = BlockSums()
+def _sums(contents: list[memoryview], head: Running) -> bytes:
+    sums = BlockSums(head)
     for content in contents:
         sums.update(content)
     return sums.digest()
 
 
-def decode_frame(data: Shaped[np.ndarray, "n"]) -> Frame:
+def decode_frame(data: Shaped[np.ndarray, "n"], secret: Secret | None = None) -> Frame:
     """Return what a message says, once all of it has been checked.
 
     Args:
         data: the bytes of one message, uint8, aligned to 16. The rows are views of it.
+        secret: that it must have been made with, None for without any.
 
     Raises:
+        SecretError: it was not made with the secret, or with one, or was changed since.
         WireCorruptError: it is no frame, truncated or damaged.
         WireVersionError: it is a frame of another version.
         WireSchemaError: its schema is malformed.
     """
     content = data.data
-    prefix, name = _checked(content)
+    prefix, name, running = _checked(content, secret)
     text = bytes(content[PREFIX_NBYTES : prefix.meta_at])
     layout = laid_out(text, prefix.n_rows) if text else NO_ROWS
     meta = _meta(content[prefix.meta_at : prefix.texts_end], name)
@@ -142,21 +154,22 @@ def decode_frame(data: Shaped[np.ndarray, "n"]) -> Frame:
             f"{name} has {prefix.n_rows} rows in {prefix.nbytes} bytes, {prefix.head_nbytes} of "
             f"them head; expected {layout.n_rows} in {nbytes} and {head_nbytes}"
         )
-    rows = _rows(data, prefix, layout, name) if text else None
+    rows = _rows(data, prefix, layout, name, running) if text else None
     return Frame(prefix.kind, meta, rows, prefix.nbytes)
 
 
-def _checked(data: memoryview) -> tuple[Prefix, str]:
-    """Return the prefix of a frame whose head is sound, and what errors call the frame."""
-    prefix = Prefix.read(data, "a frame")
+def _checked(data: memoryview, secret: Secret | None) -> tuple[Prefix, str, Running]:
+    """Return the prefix of a frame whose head is sound, what errors call it, and the head's sum."""
+    prefix, running = Prefix.read(data, "a frame"), None
     name = f"a frame of kind {prefix.kind}"
+    prefix.check_secret(name, secret)
     # A version that was damaged is told apart from another one, which is sound, or the first,
     # whose prefix names no form: a sender of another version is not listened to any more.
-    if prefix.version == VERSION or prefix.form == FRAME:
-        prefix.check(data, name)
+    if prefix.version == VERSION or prefix.form == FRAME or secret is not None:
+        running = prefix.check(data, name, secret)
     if prefix.version != VERSION:
         raise WireVersionError(f"{name} is of version {prefix.version}; expected {VERSION}")
-    if prefix.form != FRAME or prefix.n_rows > MAX_ROWS:
+    if prefix.form.lower() != FRAME or prefix.n_rows > MAX_ROWS:
         raise WireCorruptError(
             f"{name} is of form {prefix.form!r} with {prefix.n_rows} rows; expected {FRAME!r} "
             f"with {MAX_ROWS} at most"
@@ -167,7 +180,7 @@ def _checked(data: memoryview) -> tuple[Prefix, str]:
             f"{prefix.meta_nbytes} bytes; expected at most {MAX_SCHEMA_NBYTES} and "
             f"{MAX_META_NBYTES}"
         )
-    return prefix, name
+    return prefix, name, running
 
 
 def _meta(text: memoryview, name: str) -> Meta:
@@ -184,11 +197,15 @@ def _meta(text: memoryview, name: str) -> Meta:
     return meta
 
 
-def _rows(data: np.ndarray, prefix: Prefix, layout: FrameLayout, name: str) -> TensorDict:
+def _rows(
+    data: np.ndarray, prefix: Prefix, layout: FrameLayout, name: str, running: Running
+) -> TensorDict:
     if layout.large:
         end = prefix.head_nbytes + layout.body_nbytes
         body, sums = data.data[prefix.head_nbytes : end], data.data[end:]
-        if damage := find_damage(body, sums, prefix.head_nbytes):
+        if running is not None:
+            check_body(body, sums, running, name)
+        elif damage := find_damage(body, sums, prefix.head_nbytes):
             raise WireCorruptError(f"{name} is damaged: {damage}")
     views: list[Any] = [None] * len(layout.fields)
     small, n_rows = aligned(prefix.texts_end), (layout.n_rows,)

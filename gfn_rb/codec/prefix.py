@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import struct
+from hmac import compare_digest
 from typing import NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
-from gfn_rb.errors import WireCorruptError
+from gfn_rb.codec.secret import Running, Secret, changed
+from gfn_rb.errors import SecretError, WireCorruptError
 
 MAGIC = b"gfn_rb\r\n"
 VERSION = 2
-FRAME, FILE = b"rows", b"file"
+FRAME, FILE = b"rows", b"file"  # in capital letters what is summed with a secret
 
 _PREFIX = struct.Struct("<8sHH4sQQQQQQ")
 _WORD = struct.Struct("<Q")
@@ -53,11 +55,15 @@ class Prefix(NamedTuple):
             raise WireCorruptError(f"{name} begins with {magic!r}; expected {MAGIC!r}")
         return cls._make(values)
 
-    def check(self, data: memoryview, name: str) -> None:
+    def check(self, data: memoryview, name: str, secret: Secret | None = None) -> Running:
         """Compare the sizes and the checksum of the head with what came.
+
+        Returns:
+            What has summed the head with the secret, None without one.
 
         Raises:
             WireCorruptError: they differ.
+            SecretError: the checksum was not made with the secret.
         """
         if self.nbytes != len(data):
             raise WireCorruptError(f"{name} has {len(data)} bytes; expected {self.nbytes}")
@@ -66,15 +72,44 @@ class Prefix(NamedTuple):
                 f"{name} has a head of {self.head_nbytes} bytes with texts up to {self.texts_end}; "
                 f"expected it to hold the texts, and to lie within {self.nbytes}"
             )
-        if (came := _sum(data[: self.head_nbytes])) != self.sum:
+        head = data[: self.head_nbytes]
+        if secret is not None:
+            running = _summed(head, secret)
+            if not compare_digest(running.digest(), _WORD.pack(self.sum)):
+                raise changed(name)
+            return running
+        if (came := _sum(head)) != self.sum:
             raise WireCorruptError(
                 f"the checksum of the head of {name} is {came:016x}; expected {self.sum:016x}"
             )
+        return None
 
-    def seal(self, head: memoryview) -> None:
-        """Write it to the beginning of a head, with the checksum of all of that."""
-        _PREFIX.pack_into(head, 0, MAGIC, *self)
-        _WORD.pack_into(head, _SUM_AT, _sum(head))
+    def check_secret(self, name: str, secret: Secret | None) -> None:
+        """Raise unless it says that it was made with a secret where one is known, or without.
+
+        Raises:
+            SecretError: it says otherwise.
+        """
+        is_keyed = self.form in (FRAME.upper(), FILE.upper())
+        if is_keyed and secret is None:
+            raise SecretError(f"{name} was made with a secret, and none is given to read it")
+        if secret is not None and not is_keyed:
+            raise SecretError(f"{name} was made without the secret that is given to read it")
+
+    def seal(self, head: memoryview, secret: Secret | None = None) -> Running:
+        """Write it to the beginning of a head, with the checksum of all of that.
+
+        Returns:
+            What has summed the head with the secret, None without one.
+        """
+        if secret is None:
+            _PREFIX.pack_into(head, 0, MAGIC, *self)
+            _WORD.pack_into(head, _SUM_AT, _sum(head))
+            return None
+        _PREFIX.pack_into(head, 0, MAGIC, *self._replace(form=self.form.upper()))
+        running = _summed(head, secret)
+        head[_SUM_AT:_SUMMED_FROM] = running.digest()
+        return running
 
     @property
     def meta_at(self) -> int:
@@ -90,3 +125,10 @@ class Prefix(NamedTuple):
 def _sum(head: memoryview) -> int:
     # The seed has version, kind and form in it, so that these are summed as well.
     return xxh3_64_intdigest(head[_SUMMED_FROM:], _WORD.unpack_from(head, _SEED_AT)[0])
+
+
+def _summed(head: memoryview, secret: Secret) -> Running:
+    running = secret.hash()
+    running.update(head[_SEED_AT:_SUM_AT])
+    running.update(head[_SUMMED_FROM:])
+    return running

@@ -133,21 +133,29 @@ SUM_NBYTES = 8
 
 
 class BlockSums:
-    """The checksum of each block of what comes piece by piece."""
+    """The checksum of each block of what comes piece by piece.
 
-    def __init__(self) -> None:
+    Args:
+        head: what has summed the head with a secret. Each sum is then of all up to the block's end,
+            so that no block goes with others than its own.
+    """
+
+    def __init__(self, head: Any = None) -> None:
         self._sums: list[Any] = []
         self._room = 0  # bytes that the last block lacks
+        self._before = head
 
     def update(self, data: memoryview) -> None:
         """Add bytes to those before."""
         while data:
             if not self._room:
-                self._sums.append(xxh3_64())
+                self._sums.append(xxh3_64() if self._before is None else self._before.copy())
                 self._room = BLOCK
             piece, data = data[: self._room], data[self._room :]
             self._sums[-1].update(piece)
             self._room -= len(piece)
+            if self._before is not None:
+                self._before = self._sums[-1]
 
     def digest(self) -> bytes:
         """Return the checksums, one after another."""

@@ -39,6 +39,7 @@ from gfn_rb.training.objectives import (
 )
 from gfn_rb.training.priority_rules import mean_per_item
 from gfn_rb.training.replay import REPLAY, make_buffer
+from gfn_rb.training.secret import run_secret
 from gfn_rb.training.sources import make_source
 
 Row = dict[str, int | float | None]
@@ -109,6 +110,7 @@ class Trainer:
     def __init__(self, config: TrainConfig, *, stream: int = 0, hooks: Hooks | None = None) -> None:
         config.validate()
         self.config, self.hooks = config, Hooks() if hooks is None else hooks
+        self._secret = run_secret()
         self.watch = Stopwatch(PHASES, config.device)
         self.env = config.make_env()
         initial, rollout, replay = _seeds(config.seed, stream)
@@ -297,6 +299,7 @@ class Trainer:
         save_checkpoint(
             path,
             self.replayed,
+            secret=self._secret,
             config=self.config.to_dict(),
             policies=self.loss.state_dict(),
             optimizer=self.optimizer.state_dict(),
@@ -320,9 +323,10 @@ class Trainer:
             CheckpointError: there is no such file, or it cannot be read.
             CheckpointCorruptError: it is damaged.
             CheckpointMismatchError: it is of another configuration, or not of a training run.
+            SecretError: it was not made with the secret of the run.
         """
         self._check_same(path)
-        extra = load_checkpoint(path, self.replayed)
+        extra = load_checkpoint(path, self.replayed, secret=self._secret)
         self.loss.load_state_dict(extra["policies"])
         self.optimizer.load_state_dict(extra["optimizer"])
         self.schedule.load_state_dict(extra["schedule"])
@@ -334,7 +338,7 @@ class Trainer:
         self.watch.restore(extra["time"])
 
     def _check_same(self, path: str | PathLike[str]) -> None:
-        saved, own = load_state(path).get("config"), self.config.to_dict()
+        saved, own = load_state(path, secret=self._secret).get("config"), self.config.to_dict()
         if not isinstance(saved, dict) or "env" not in saved:
             raise CheckpointMismatchError(f"{path} holds no training run")
         for name in [*own, *saved]:

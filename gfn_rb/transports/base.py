@@ -13,6 +13,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from gfn_rb.codec.primitives import Buffer, LazyBuffer
+from gfn_rb.codec.secret import Secret
 from gfn_rb.errors import (
     ArgumentError,
     PeerLostError,
@@ -112,6 +113,11 @@ class Transport(ABC):
         timeout: how long calls wait that are given no timeout, in seconds.
         max_nbytes: the largest message that is sent, or received: no more is ever allocated.
 
+    Attributes:
+        secret: what all ranks share that are to believe each other's frames, assigned before any
+            is sent; None, as at first, where whoever may send is believed. Messages are bytes
+            here: those who make frames of them go by it.
+
     Raises:
         ArgumentError: an argument breaks its rule.
     """
@@ -126,6 +132,7 @@ class Transport(ABC):
         self.max_nbytes = max_nbytes
         self.timeout = checked_timeout(timeout)
         self.closed = False
+        self.secret: Secret | None = None
         self._lost: dict[int, PeerLostError] = {}
         self._unreported: list[int] = []  # lost, but not yet raised in a wait for any rank
 

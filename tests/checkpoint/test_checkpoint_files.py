@@ -230,11 +230,11 @@ def test_what_the_disk_did_not_take_is_not_published(
     save_state(path, {"k": 1})
     check = files.check_written
 
-    def check_damaged(file: Path) -> None:
+    def check_damaged(file: Path, secret: None) -> None:
         content = bytearray(file.read_bytes())
         content[-70] ^= 1
         file.write_bytes(content)
-        check(file)
+        check(file, secret)
 
     monkeypatch.setattr(api, "check_written", check_damaged)
     with pytest.raises(CheckpointError, match="does not hold what was written to it"):

@@ -18,7 +18,13 @@ from checkpoint.checkpoint_runs import CAPACITY, buffer, ensemble, rows, used
 from torchrl.data import LazyTensorStorage, ReplayBuffer
 from xxhash import xxh3_64_digest
 
-from gfn_rb.checkpoint import inspect_checkpoint, load_checkpoint, load_state, save_checkpoint
+from gfn_rb.checkpoint import (
+    Secret,
+    inspect_checkpoint,
+    load_checkpoint,
+    load_state,
+    save_checkpoint,
+)
 from gfn_rb.codec.prefix import Prefix
 from gfn_rb.errors import CheckpointError, GfnRbError
 from gfn_rb.samplers import PrioritySampler, SoftmaxRewardSampler
@@ -39,6 +45,7 @@ MAKES: dict[str, Callable[[], ReplayBuffer]] = {
     ),
     "prefetching": lambda: buffer(prefetch=2, sampler=SoftmaxRewardSampler(replacement=True)),
     "ensemble": ensemble,
+    "secret": buffer,  # which whoever changes files does not know
 }
 WORDS = [None, True, -1, 0, 1, 2, 3, 7, 19, 2**31, 2**63, 10**30, "", "x", "cpu", "cuda", "meta"]
 WORDS += ["float32", "int64", "bool", "qint8", [], {}, [[]], {"float": "7ff8000000000000"}]
@@ -157,13 +164,14 @@ def test_changed_files_are_refused_by_this_library_alone(kind: str, tmp_path: Pa
     pick, path = random.Random(kind), tmp_path / "rb.ckpt"
     source = filled(MAKES[kind]())
     extra = {"a": [1.5, {"b": torch.zeros(3)}], "c": (None, b"abc", torch.float16), 3: "x"}
-    save_checkpoint(path, source, extra=extra)
+    secret = Secret(bytes(16)) if kind == "secret" else None
+    save_checkpoint(path, source, secret=secret, extra=extra)
     content = path.read_bytes()
     target = filled(MAKES[kind]())
-    load_checkpoint(path, MAKES[kind]())
+    load_checkpoint(path, MAKES[kind](), secret=secret)
     start = time.process_time()
     for _ in range(5):
-        load_checkpoint(path, MAKES[kind]())
+        load_checkpoint(path, MAKES[kind](), secret=secret)
     honest = max((time.process_time() - start) / 5, 0.01)  # which no other process disturbs
     before, peak, end = fingerprint(target), memory(), time.monotonic() + SECONDS / len(MAKES)
     found = {"files": 0, "taken": 0, "slowest": 0.0}
@@ -174,8 +182,8 @@ def test_changed_files_are_refused_by_this_library_alone(kind: str, tmp_path: Pa
         start = time.process_time()
         refused = None
         try:
-            pick.choice([inspect_checkpoint, load_state])(path)
-            load_checkpoint(path, target)
+            pick.choice([inspect_checkpoint, load_state])(path, secret=secret)
+            load_checkpoint(path, target, secret=secret)
         except CheckpointError as error:
             refused = str(error)
             assert "\n" not in refused
@@ -185,6 +193,7 @@ def test_changed_files_are_refused_by_this_library_alone(kind: str, tmp_path: Pa
         found["slowest"] = max(found["slowest"], took)
         found["files"] += 1
         if refused is None:
+            assert secret is None
             found["taken"] += 1
             use(target)
             target = filled(MAKES[kind]())

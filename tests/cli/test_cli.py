@@ -87,6 +87,26 @@ def test_train_then_inspect_then_resume(capsys, tmp_path):
     assert results("run") == results("whole")
 
 
+def test_a_run_with_a_secret_goes_on_with_it_alone(capsys, monkeypatch, tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_bytes(bytes(range(32)))
+    monkeypatch.setenv("GFN_RB_SECRET_FILE", str(secret))
+    assert main([*GRID, "--steps", "7", "--out", "run"]) == 2
+    assert "of mode 0644: chmod 600" in capsys.readouterr().err
+    secret.chmod(0o600)
+    assert main([*GRID, "--steps", "7", "--out", "run"]) == 0
+    assert main(["inspect", "run"]) == 0
+    monkeypatch.delenv("GFN_RB_SECRET_FILE")
+    for words in (["inspect", "run"], ["resume", "run", "--steps", "9"]):
+        assert main(words) == 1
+        assert "was made with a secret, and none is given" in capsys.readouterr().err
+    monkeypatch.setenv("GFN_RB_SECRET_FILE", str(secret))
+    assert main(["resume", "run", "--steps", "9"]) == 0
+    assert "9 steps of 8" in capsys.readouterr().out
+    for path in Path("run").iterdir():
+        assert bytes(range(32)) not in path.read_bytes()
+
+
 TOGETHER = (  # so that each option has an effect
     "--temperature-end 0.5 --anneal exponential --anneal-steps 7 --teacher-c 3.0 "
     "--teacher-share 0.5 --draw softmax --temperature 2.5 --keep diverse --cutoff 2.0 --loss subtb "

@@ -31,6 +31,7 @@ from gfn_rb.codec.frames import decode_frame, encode_frame
 from gfn_rb.codec.prefix import PREFIX_NBYTES, Prefix
 from gfn_rb.codec.primitives import BlockSums, aligned
 from gfn_rb.codec.schema import NO_ROWS, laid_out
+from gfn_rb.codec.secret import Secret
 from gfn_rb.envs import HyperGrid
 from gfn_rb.errors import GfnRbError, WireError
 from gfn_rb.remote import NonBlocking, ReplayBufferManager, ReplayBufferWorker, Subscription
@@ -278,6 +279,7 @@ BUFFERS = {
         60, compact="rebuild", env=ENV, max_length=ENV.max_length
     ),
     "none": lambda: None,
+    "secret": lambda: fifo_buffer(4000),  # which the hostile ones do not know
 }
 
 
@@ -299,6 +301,9 @@ class Scene:
             log_reward_below=HIGHEST,
             max_rows=2000,
         )
+        if kind == "secret":
+            mine.secret = theirs[-1].secret = Secret(bytes(16))
+        self.knows_secret = kind == "secret"
         self.transports = theirs
         self.peer, self.hostile, self.honest = map(FrameChannel, theirs)
         self.rb, self.found = rb, Counter()
@@ -309,7 +314,7 @@ class Scene:
             pass
         for link in (self.peer, self.hostile):
             while (answer := link.receive(0)) is not None:
-                assert answer.error is None
+                assert (answer.error is None) != self.knows_secret
                 self.found[answer.kind] += 1
                 told = answer.meta.get("error")
                 assert told is None or told["type"] in ERRORS, told
@@ -335,6 +340,7 @@ class Scene:
         if self.rb is None:
             return
         stored = self.rb[:]
+        assert not self.knows_secret or len(stored) == len(self.honest_rows)
         assert not stored["log_reward"].isnan().any()
         assert (stored["log_reward"] < HIGHEST).all()
         mine = stored["log_reward"] == HIGHEST - 1

@@ -17,7 +17,14 @@ from torchrl.data import ReplayBuffer
 
 from gfn_rb.arguments import as_count
 from gfn_rb.buffers.compact import CompactRows, compact_rows_of
-from gfn_rb.checkpoint import Journal, load_checkpoint, load_state, save_checkpoint, save_state
+from gfn_rb.checkpoint import (
+    Journal,
+    Secret,
+    load_checkpoint,
+    load_state,
+    save_checkpoint,
+    save_state,
+)
 from gfn_rb.errors import ArgumentError, CheckpointError, PeerLostError
 from gfn_rb.remote.feeding.subscriber import Feeder
 from gfn_rb.remote.manager.baseline import Baseline, MinBaseline
@@ -86,6 +93,7 @@ class ReplayBufferManager:
         max_rows: the most rows of a message; of one that has more none is looked at.
         max_nbytes: the largest message that is read.
         max_untaken: answers that a rank may leave untaken before it counts as lost.
+        secret: that the checkpoint is made with, and must have been; None for without any.
 
     Raises:
         ArgumentError: an argument breaks its rule.
@@ -117,6 +125,7 @@ class ReplayBufferManager:
         max_rows: int = 1 << 20,
         max_nbytes: int = 1 << 28,
         max_untaken: int = 256,
+        secret: Secret | None = None,
     ) -> None:
         if on_score_error not in ("continue", "stop"):
             raise ArgumentError(
@@ -149,6 +158,7 @@ class ReplayBufferManager:
         self._baseline = BaselineKeeper(strategy, buffer, [transport.rank, *peers])
         self._metadata = metadata
         self._checkpoint, self._checkpoint_every = checkpoint, checkpoint_every
+        self._secret = secret
         self._batches_saved = 0  # when it was last tried
         form = compact or compact_rows_of(buffer)
         self._channel = FrameChannel(transport, form, max_nbytes, max_rows)
@@ -291,9 +301,9 @@ class ReplayBufferManager:
         }
         with self._watch("checkpoint"):
             if self.buffer is None:
-                save_state(self._checkpoint, {"manager": state})
+                save_state(self._checkpoint, {"manager": state}, secret=self._secret)
             else:
-                save_checkpoint(self._checkpoint, self.buffer, manager=state)
+                save_checkpoint(self._checkpoint, self.buffer, secret=self._secret, manager=state)
         return fspath(self._checkpoint)
 
     def load(self, path: str | PathLike[str] | None = None) -> None:
@@ -310,7 +320,7 @@ class ReplayBufferManager:
         path = self._checkpoint if path is None else path
         if path is None:
             raise CheckpointError("the manager has no file to load from: pass path or checkpoint=")
-        saved = load_state(path)
+        saved = load_state(path, secret=self._secret)
         if "manager" not in saved:
             raise CheckpointError(f"{fspath(path)} holds no manager, but {sorted(saved)}")
         state = saved["manager"]
@@ -323,7 +333,7 @@ class ReplayBufferManager:
 
     def _load(self, path: str | PathLike[str], state: dict[str, Any]) -> None:
         if self.buffer is not None:
-            load_checkpoint(path, self.buffer)
+            load_checkpoint(path, self.buffer, secret=self._secret)
         self._feeder.load_state_dict(state["feeder"])
         self._baseline.load_state_dict(state["baseline"])
         self._workers.load_state_dict(state["workers"])

@@ -117,7 +117,9 @@ class FrameChannel:
             rows, meta = self._packed(rows, meta or {})
         if scores is not None:
             rows, meta = _nested(rows, scores), {**(meta or {}), "nested": True}
-        handle = self.transport.isend(encode_frame(kind, rows, meta), dest, tag)
+        handle = self.transport.isend(
+            encode_frame(kind, rows, meta, self.transport.secret), dest, tag
+        )
         self._in_flight[dest].append(handle)
         return handle.nbytes
 
@@ -148,7 +150,7 @@ class FrameChannel:
                 raise WireError(
                     f"it has {nbytes} bytes, expected max_nbytes={self._max_nbytes} at most"
                 )
-            frame = decode_frame(data)
+            frame = decode_frame(data, self.transport.secret)
             meta, rows, scores = frame.meta, frame.rows, None
             if meta.get("nested"):
                 rows, scores = _unnested(rows, "rows"), _unnested(rows, "scores")

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import logging
-import struct
 from collections.abc import Sequence
 from contextlib import suppress
 from enum import IntEnum
 
-import numpy as np
 import torch
+from tensordict import TensorDict
 from torch import Tensor, nn
 
-from gfn_rb.errors import TransportError, TransportTimeoutError
+from gfn_rb.codec import decode_frame, encode_frame
+from gfn_rb.errors import TransportError, TransportTimeoutError, WireError
 from gfn_rb.remote.protocol.membership import LOST, Membership
 from gfn_rb.shapes import Float
 from gfn_rb.transports import SendHandle, Transport
@@ -21,7 +21,6 @@ from gfn_rb.transports.deadline import Deadline, Grace
 log = logging.getLogger(__name__)
 
 GRADIENT_TAG = 20
-_HEAD = struct.Struct("<q")
 
 
 class _GradientKind(IntEnum):
@@ -115,9 +114,10 @@ class GradientAverage:
     def _send(
         self, rank: int, kind: _GradientKind, values: Tensor | None = None
     ) -> SendHandle | None:
-        content = [] if values is None else [values.numpy()]
+        rows = None if values is None else TensorDict({"values": values.unsqueeze(0)}, [1])
         try:
-            return self._transport.isend([_HEAD.pack(kind), *content], rank, GRADIENT_TAG)
+            frame = encode_frame(kind, rows, None, self._transport.secret)
+            return self._transport.isend(frame, rank, GRADIENT_TAG)
         except TransportError:
             return None  # it is gone, which whoever waits for it is told
 
@@ -140,12 +140,13 @@ class GradientAverage:
                     self.close()
                 return None
             data = self._transport.recv(rank, GRADIENT_TAG).data
-        except TransportError as error:
+            frame = decode_frame(data, self._transport.secret)
+        except (TransportError, WireError) as error:
             self._leave_out(rank, str(error))
             return None
-        (kind,) = _HEAD.unpack_from(data.data)
-        if kind == _GradientKind.GRADIENT:
-            return torch.from_numpy(data[_HEAD.size :].view(np.float32))
+        if frame.rows is not None:
+            values: Tensor = frame.rows["values"][0]
+            return values
         self.peers.leave(rank)
         return None
 

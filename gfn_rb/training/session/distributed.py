@@ -28,6 +28,7 @@ from gfn_rb.errors import (
 from gfn_rb.remote.protocol.membership import LOST
 from gfn_rb.remote.protocol.roles import RankRoles, assign_roles
 from gfn_rb.training.config import TrainConfig
+from gfn_rb.training.secret import run_secret
 from gfn_rb.training.session.averaging import GradientAverage
 from gfn_rb.training.session.coordinator import RankCoordinator, RankResult
 from gfn_rb.training.session.ending import RankEnd, end_without
@@ -80,6 +81,8 @@ def run_distributed(
     """
     since = time.time()
     with connect(started, config.patience) as transport:
+        with suppress(ArgumentError):  # which is a fault already
+            transport.secret = run_secret()
         hosts = [transport.host(rank) for rank in range(transport.size)]
         roles = RankRoles(transport.size, ())
         try:
@@ -337,9 +340,14 @@ def check_steps(folder: RunFolder, steps: int) -> None:
         CheckpointError: a checkpoint cannot be read.
     """
     paths = [RunFolder(folder.path, rank).checkpoint for rank in range(folder.n_ranks())]
-    taken = max((outline(p).get("steps_done", 0) for p in paths if p.exists()), default=0)
+    taken = max((_steps_of(p) for p in paths if p.exists()), default=0)
     if taken > steps:
         raise ArgumentError(f"steps must be at least the {taken} taken already, got {steps}")
+
+
+def _steps_of(checkpoint: Path) -> int:
+    steps: int = outline(checkpoint, run_secret()).get("steps_done", 0)
+    return steps
 
 
 def agree_on_step(ranks: Sequence[RunFolder]) -> None:
@@ -358,7 +366,7 @@ def agree_on_step(ranks: Sequence[RunFolder]) -> None:
 
     def steps(folder: RunFolder) -> list[int]:
         paths = (folder.checkpoint, folder.previous)
-        return [outline(path)["steps_done"] for path in paths if path.exists()]
+        return [_steps_of(path) for path in paths if path.exists()]
 
     kept = {each.rank: steps(each) for each in ranks}
     common = set.intersection(*map(set, kept.values()))

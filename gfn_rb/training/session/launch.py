@@ -16,6 +16,7 @@ from gfn_rb.training.config import CONFIGS, TrainConfig
 from gfn_rb.training.import_path import check_importable
 from gfn_rb.training.objectives import make_loss
 from gfn_rb.training.options import TransportName
+from gfn_rb.training.secret import run_secret
 from gfn_rb.training.session import distributed
 from gfn_rb.training.session.folder import RunFolder, RunLock
 from gfn_rb.training.session.joining import find_launch
@@ -138,6 +139,7 @@ def _fault(config: TrainConfig, started: Launch | None) -> GfnRbError | None:
         if type(config) not in CONFIGS.values():
             _check_own(replace(config, device="cpu"))
         check_installed(config.logger)
+        run_secret()
     except GfnRbError as error:
         return error
     torch.set_num_threads(config.threads)

@@ -35,6 +35,7 @@ from gfn_rb.torchrl_compat import generator_of
 from gfn_rb.training.config import TrainConfig
 from gfn_rb.training.networks import ForwardPolicy
 from gfn_rb.training.replay import make_buffer
+from gfn_rb.training.secret import run_secret
 from gfn_rb.training.session.folder import RunFolder
 from gfn_rb.transports import Transport
 from gfn_rb.transports.deadline import never
@@ -139,7 +140,7 @@ def make_manager(
 ) -> ReplayBufferManager:
     """Return the manager that a configuration asks for, as it was when it last saved."""
     on_cpu = replace(config, device="cpu", max_age=None)  # of everyone, whose steps differ
-    env = on_cpu.make_env()
+    env, secret = on_cpu.make_env(), run_secret()
     manager = ReplayBufferManager(
         transport,
         _buffer(
@@ -148,6 +149,7 @@ def make_manager(
             transport.rank,
             journal=folder.journal if config.journal else None,
             sync="always",
+            secret=secret,
         ),
         baseline=BASELINE[config.baseline](),
         workers=roles.workers,
@@ -157,6 +159,7 @@ def make_manager(
         worker_timeout=worker_silence(config, roles),
         generator=torch.Generator().manual_seed(config.seed),
         rows=_example(env),
+        secret=secret,
     )
     if folder.checkpoint.exists():
         manager.load()

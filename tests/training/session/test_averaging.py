@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from gfn_rb.checkpoint import Secret
 from gfn_rb.training.session.averaging import GRADIENT_TAG, GradientAverage
 from gfn_rb.transports import LocalTransport
 from gfn_rb.transports.deadline import Grace
@@ -205,3 +206,11 @@ def test_a_rank_told_to_stop_takes_what_is_there():
     averages[0](modules[0])
     other.join(5)
     assert [each.weight.grad[0, 0].item() for each in modules] == [1.5, 1.5]
+
+
+def test_who_lacks_the_secret_is_left_out(three, caplog):
+    averages, transports = three
+    for each in transports[:2]:
+        each.secret = Secret(bytes(16))
+    assert averaged(averages, [module(rank) for rank in range(3)], [1.0, 3.0, 8.0])[0][0] == 2.0
+    assert "was made without the secret" in caplog.text

@@ -11,7 +11,8 @@ from training.session.distributed_runs import assert_adds_up, assert_same_accoun
 from training.training_runs import WARM_GRID, grid
 
 from gfn_rb.buffers import MergedReplayBuffer, fifo_buffer
-from gfn_rb.errors import KeyMismatchError, TransportTimeoutError
+from gfn_rb.checkpoint import load_state
+from gfn_rb.errors import KeyMismatchError, SecretError, TransportTimeoutError
 from gfn_rb.remote import ReplayBufferManager
 from gfn_rb.remote.protocol.roles import assign_roles
 from gfn_rb.training.session.folder import RunFolder
@@ -232,6 +233,28 @@ def test_a_manager_goes_on_where_it_saved(tmp_path):
     )
     assert again.batches == first.batches == STEPS
     assert objects(again.buffer) == objects(first.buffer)
+
+
+def test_a_manager_goes_on_with_its_secret_alone(tmp_path, monkeypatch):
+    secret = tmp_path / "secret"
+    secret.touch(0o600)
+    secret.write_bytes(bytes(16))
+    monkeypatch.setenv("GFN_RB_SECRET_FILE", str(secret))
+    config = replace(CONFIG, journal=True)
+    first = Runs(config, tmp_path).manager
+    first.buffer.journal.close()
+
+    def again():
+        roles = assign_roles(2, 1, [None] * 2)
+        return make_manager(config, LocalTransport.group(2)[1], roles, RunFolder(tmp_path, 1))
+
+    with monkeypatch.context() as without:
+        without.delenv("GFN_RB_SECRET_FILE")
+        with pytest.raises(SecretError, match="the journal"):
+            again()
+        with pytest.raises(SecretError, match=r"checkpoint-rank1\.gfnrb"):
+            load_state(tmp_path / "checkpoint-rank1.gfnrb")
+    assert objects(again().buffer) == objects(first.buffer)
 
 
 def test_a_manager_lost_before_it_was_greeted_is_done_without(caplog):

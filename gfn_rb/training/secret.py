@@ -1,0 +1,21 @@
+"""The secret of training runs."""
+
+from __future__ import annotations
+
+import os
+
+from gfn_rb.checkpoint import Secret
+
+VARIABLE = "GFN_RB_SECRET_FILE"
+
+
+def run_secret() -> Secret | None:
+    """Return the secret in the file that the environment names, None where it names none.
+
+    Checkpoints, journals and frames of a run are made with it, and must have been.
+
+    Raises:
+        ArgumentError: see :meth:`~gfn_rb.checkpoint.Secret.read`.
+    """
+    path = os.environ.get(VARIABLE)
+    return Secret.read(path) if path else None

@@ -1,0 +1,193 @@
+"""What was not made with the secret is refused by name, before anything of it is believed."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from factories import objects
+from tensordict import TensorDict
+
+from gfn_rb import fifo_buffer, load_checkpoint, save_checkpoint
+from gfn_rb.checkpoint import Secret, inspect_checkpoint, load_state, save_state
+from gfn_rb.codec import LazyBuffer, decode_frame, encode_frame, primitives
+from gfn_rb.codec.prefix import Prefix
+from gfn_rb.codec.secret import check_body
+from gfn_rb.errors import ArgumentError, GfnRbError, SecretError
+
+SECRET, OTHER = Secret(bytes(range(32))), Secret(bytes(32))
+META = {"id": 1}
+
+
+def rows(value: float) -> TensorDict:
+    """Rows with a tensor in the head of a frame and one in its body."""
+    return TensorDict(
+        {"small": torch.full((3,), value), "large": torch.full((3, 2000), value)}, [3]
+    )
+
+
+def frame(secret: Secret | None, value: float = 1.0) -> bytes:
+    made = encode_frame(7, rows(value), META, secret)
+    return b"".join(each.make() if isinstance(each, LazyBuffer) else each for each in made)
+
+
+def read_frame(content: bytes, secret: Secret | None) -> float:
+    return float(decode_frame(np.frombuffer(content, np.uint8).copy(), secret).rows["large"][0, 0])
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "state.ckpt"
+
+
+@pytest.fixture(params=["frame", "file"])
+def form(request: pytest.FixtureRequest, path: Path) -> tuple[Callable, Callable]:
+    """What makes bytes of a number with a secret, and what reads them."""
+    if request.param == "frame":
+        return frame, read_frame
+
+    def make(secret: Secret | None, value: float = 1.0) -> bytes:
+        save_state(path, {"rows": torch.full((9000,), value)}, secret=secret)
+        return path.read_bytes()
+
+    def read(content: bytes, secret: Secret | None) -> float:
+        path.write_bytes(content)
+        return float(load_state(path, secret=secret)["rows"][0])
+
+    return make, read
+
+
+def test_those_who_share_a_secret_read_what_each_other_wrote(form: tuple) -> None:
+    make, read = form
+    assert read(make(SECRET), Secret(bytes(range(32)))) == 1.0
+    assert make(None) != make(SECRET) != make(OTHER)
+    assert len(make(None)) == len(make(SECRET))
+
+
+@pytest.mark.parametrize(
+    ("made", "read_with", "why"),
+    [
+        (SECRET, None, "was made with a secret, and none is given"),
+        (None, SECRET, "was made without the secret"),
+        (OTHER, SECRET, "was made with another secret, or changed since"),
+    ],
+)
+def test_what_was_made_otherwise_is_refused(form: tuple, made, read_with, why: str) -> None:
+    make, read = form
+    with pytest.raises(SecretError, match=why) as caught:
+        read(make(made), read_with)
+    assert "\n" not in str(caught.value)
+
+
+def test_any_flipped_bit_is_refused(form: tuple) -> None:
+    make, read = form
+    content = make(SECRET)
+    for at in [*range(64), *range(64, len(content), 997), len(content) - 1]:
+        if at != 8 and not 24 <= at < 64:
+            with pytest.raises((SecretError, GfnRbError)) as caught:
+                read(content[:at] + bytes([content[at] ^ 4]) + content[at + 1 :], SECRET)
+            # What begins otherwise is no frame at all.
+            assert at < 8 or isinstance(caught.value, SecretError)
+
+
+def test_what_is_cut_off_or_added_is_refused(form: tuple) -> None:
+    make, read = form
+    content = make(SECRET)
+    for changed in (content[:-1], content[:-64], content[:70], content[:10], content + b"\0"):
+        with pytest.raises(GfnRbError):
+            read(changed, SECRET)
+
+
+def test_who_makes_sums_without_the_secret_is_refused(form: tuple) -> None:
+    make, read = form
+    forged = bytearray(make(None, 2.0))
+    forged[12:16] = forged[12:16].upper()  # it says that it was made with a secret
+    prefix = Prefix.read(memoryview(forged), "it")
+    prefix.seal(memoryview(forged)[: prefix.head_nbytes])
+    with pytest.raises(SecretError, match="another secret") as caught:
+        read(bytes(forged), SECRET)
+    right = make(SECRET, 2.0)[16:24]  # which nobody is told
+    for shown in (right.hex(), right[::-1].hex()):
+        assert shown not in str(caught.value)
+
+
+def test_no_part_goes_with_others_than_its_own(form: tuple) -> None:
+    make, read = form
+    one, other = make(SECRET, 1.0), make(SECRET, 2.0)
+    for end in (10_000, len(one) - 8):
+        with pytest.raises(SecretError):
+            read(one[:end] + other[end:], SECRET)
+
+
+def test_no_block_goes_with_others_than_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(primitives, "BLOCK", 100)
+    bodies = [bytes([value]) * 250 for value in (1, 2)]
+    sums = []
+    for body in bodies:
+        of_body = primitives.BlockSums(SECRET.hash())
+        of_body.update(memoryview(body))
+        sums.append(of_body.digest())
+        check_body(memoryview(body), memoryview(sums[-1]), SECRET.hash(), "it")
+    for n in (1, 2):  # blocks of the first, the rest of the second
+        body, of_both = (
+            bodies[0][: n * 100] + bodies[1][n * 100 :],
+            sums[0][: n * 8] + sums[1][n * 8 :],
+        )
+        with pytest.raises(SecretError):
+            check_body(memoryview(body), memoryview(of_both), SECRET.hash(), "it")
+
+
+def test_a_file_changes_nothing_before_it_is_believed(path: Path) -> None:
+    rb, target = fifo_buffer(8), fifo_buffer(8)
+    rb.extend(objects([1, 2, 3]))
+    save_checkpoint(path, rb, secret=SECRET, step=3)
+    for secret in (None, OTHER):
+        for read in (lambda s: load_checkpoint(path, target, secret=s), load_outline(path)):
+            with pytest.raises(SecretError, match=str(path)):
+                read(secret)
+    assert len(target) == 0
+    assert inspect_checkpoint(path, secret=SECRET)["buffers"][0]["length"] == 3
+    assert load_checkpoint(path, target, secret=SECRET) == {"step": 3}
+    assert len(target) == 3
+
+
+def load_outline(path: Path) -> Callable[[Secret | None], object]:
+    return lambda secret: inspect_checkpoint(path, secret=secret)
+
+
+def test_a_journal_is_of_one_secret(tmp_path: Path) -> None:
+    options = {"journal": tmp_path / "rb.journal", "sync": "always"}
+    rb = fifo_buffer(8, secret=SECRET, **options)
+    rb.extend(objects([1, 2, 3]))
+    rb.journal.close()
+    for secret in (None, OTHER):
+        with pytest.raises(SecretError):
+            fifo_buffer(8, secret=secret, **options)
+    assert len(fifo_buffer(8, secret=SECRET, **options)) == 3
+
+
+def test_a_secret_is_its_owners_alone_and_long_enough(tmp_path: Path) -> None:
+    path = tmp_path / "secret"
+    with pytest.raises(ArgumentError, match=r"cannot be read from .*No such file"):
+        Secret.read(path)
+    path.write_bytes(bytes(32))
+    path.chmod(0o640)
+    with pytest.raises(ArgumentError, match="of mode 0640: chmod 600"):
+        Secret.read(path)
+    path.chmod(0o600)
+    assert read_frame(frame(Secret.read(path)), OTHER) == 1.0
+    path.write_bytes(b"")
+    with pytest.raises(ArgumentError, match="16 bytes or more, got 0"):
+        Secret.read(path)
+
+
+def test_a_secret_is_shown_and_pickled_nowhere() -> None:
+    assert repr(SECRET) == "Secret(...)"
+    with pytest.raises(ArgumentError, match="must not be pickled"):
+        pickle.dumps(SECRET)
+    with pytest.raises(SecretError, match=r"^it was made"):
+        check_body(memoryview(b"x"), memoryview(bytes(8)), SECRET.hash(), "it")
