@@ -2,6 +2,7 @@
 
 import math
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -210,6 +211,25 @@ def test_when_and_what_is_sent_is_chosen() -> None:
         made.replay_buffer.training_container.states.tensor.sort(0)[0],
         batches[2].terminating_states.tensor.sort(0)[0],
     )
+
+
+def test_managers_serve_training_ranks_of_their_own() -> None:
+    ends, made = group(4, timeout=LIMIT), {}
+
+    def manage(rank):
+        at(ends[rank])
+        made[rank] = ours.ReplayBufferManager(GRID, rank, 1, lambda each: {"n": len(each)})
+        made[rank].run()
+
+    def train(rank):  # 0 sends to 2, and 1 to 3
+        at(ends[rank])
+        assert buffer(rank + 2).add(rollouts(n=rank + 4))["n"] == rank + 4
+        ours.ReplayBufferManager.send_termination_signal(rank + 2)
+
+    calls = [partial(train, 0), partial(train, 1), partial(manage, 2), partial(manage, 3)]
+    with threads(*calls):
+        pass
+    assert {rank: len(each.replay_buffer) for rank, each in made.items()} == {2: 4, 3: 5}
 
 
 def test_what_cannot_be_sent_is_refused() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 import zipfile
 from pathlib import Path
@@ -17,7 +16,7 @@ from torchrl.data.replay_buffers.samplers import RandomSampler, Sampler
 from torchrl.data.replay_buffers.writers import Writer
 
 from gfn_rb.checkpoint import load_checkpoint, save_checkpoint
-from gfn_rb.errors import ArgumentError, NaNError
+from gfn_rb.errors import ArgumentError
 from gfn_rb.interop.torchgfn.remote import endpoint, require_sendable, rows_to_send, scores_of
 from gfn_rb.interop.torchgfn.rows import (
     GraphTable,
@@ -35,7 +34,7 @@ from gfn_rb.remote import (
     ReplayBufferWorker,
 )
 from gfn_rb.samplers import SoftmaxRewardSampler
-from gfn_rb.shapes import Float, Int64
+from gfn_rb.shapes import Float
 from gfn_rb.writers import DiversityWriter, RewardPrioritizedWriter
 
 _KINDS = (Trajectories, Transitions, StatesContainer)
@@ -172,11 +171,9 @@ class ReplayBuffer:
         if not len(self):
             raise ValueError("Buffer is empty")
         start = time.perf_counter()
-        if self.prioritized_sampling:
-            slot = self._by_reward(n_samples)
-        else:
-            slot = _distinct(n_samples, len(self))
-        drawn = self._rows.at(slot)
+        rows = self._rows
+        draw = rows.draw_by_reward if self.prioritized_sampling else rows.draw_distinct
+        drawn = rows.at(draw(n_samples))
         self._note("sample", start)
         return drawn
 
@@ -184,7 +181,8 @@ class ReplayBuffer:
     def training_container(self) -> Any:
         """All items as one container of torchgfn's, in its order; None before the first add."""
         if self._copy is None and self._kind is not None:
-            self._copy = self._in_order() if len(self) else self._kind(self.env)
+            rows = self._rows
+            self._copy = rows.at(rows.in_order()) if len(self) else self._kind(self.env)
         return self._copy
 
     @training_container.setter
@@ -298,20 +296,6 @@ class ReplayBuffer:
     def _sampler(self) -> Sampler:
         return SoftmaxRewardSampler() if self.prioritized_sampling else RandomSampler()
 
-    def _in_order(self) -> Any:
-        """Return all items as a container, in torchgfn's order."""
-        slot = self._rows.oldest_first()
-        if self.prioritized_capacity:
-            slot = slot[self.log_rewards[slot].argsort(stable=True)]
-        return self._rows.at(slot)
-
-    def _by_reward(self, n: int) -> Int64[Tensor, "n"]:
-        rb = self._rows.rb
-        try:
-            return rb.sampler.sample(rb.storage, n)[0]
-        except NaNError as error:
-            raise ValueError("log_rewards must be defined for prioritized sampling.") from error
-
     def _note(self, name: str, start: float) -> None:
         if self.timing:
             self.timing_data.setdefault(name, []).append(time.perf_counter() - start)
@@ -411,11 +395,3 @@ def _kind_of(container: Any) -> type:
 def _file(path: str) -> Path:
     file = Path(path)
     return file / "replay_buffer.pt" if file.is_dir() else file
-
-
-def _distinct(n: int, size: int) -> Int64[Tensor, "k"]:
-    """Draw n different numbers below ``size``, or all, from torch's random numbers."""
-    if size <= 64 * n:
-        return torch.randperm(size)[:n]
-    seed = int(torch.randint(2**62, ()))
-    return torch.tensor(random.Random(seed).sample(range(size), n))

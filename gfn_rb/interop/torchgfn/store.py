@@ -5,6 +5,7 @@ The buffer is nobody else's, so that rows go to its writer and leave its storage
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ from torchrl.data.replay_buffers.samplers import Sampler
 from torchrl.data.replay_buffers.writers import RoundRobinWriter, Writer
 
 from gfn_rb.buffers.presets import build
+from gfn_rb.errors import NaNError
 from gfn_rb.interop.torchgfn.rows import GraphTable, container_of, padded
 from gfn_rb.keys import ACTION, LENGTH, LOG_REWARD, NEXT_STATE, STATE
 from gfn_rb.shapes import Float, Int64, Rows
@@ -49,14 +51,15 @@ class RingWriter(FIFOWriter):
         if not storage.initialized:
             return RoundRobinWriter.extend(self, data)
         start, size, stored = write_cursor(self), storage.max_size, all_slots(storage)
-        stop = start + len(data)
+        stop = start + data.shape[0]
         for name, value in data.items(True, True):
             leaf = stored.get(name)
-            leaf[start:stop] = value[: size - start]
-            if stop > size:
-                leaf[: stop - size] = value[size - start :]
+            if stop <= size:
+                leaf[start:stop] = value
+            else:
+                leaf[start:], leaf[: stop - size] = value[: size - start], value[size - start :]
         set_write_cursor(self, stop % size)
-        self._write_count += len(data)
+        self._write_count += stop - start
         set_length(storage, max(len(storage), min(stop, size)))
         bump_mutation_revision(storage)
         slot = torch.arange(start, stop, device=storage.device)
@@ -126,6 +129,39 @@ class RowStore:
         if isinstance(writer, RewardPrioritizedWriter):
             return writer.state_dict()["rank"].argsort()
         return (torch.arange(n, device=self._env.device) + write_cursor(writer)) % n
+
+    def in_order(self) -> Int64[Tensor, "n"]:
+        """Return all slots in torchgfn's order: by reward where the best are kept, else by age."""
+        slot = self.oldest_first()
+        if isinstance(self.rb.writer, RewardPrioritizedWriter):
+            slot = slot[self.log_rewards()[slot].argsort(stable=True)]
+        return slot
+
+    def draw_by_reward(self, n: int) -> Int64[Tensor, "n"]:
+        """Draw slots in proportion to the reward, with replacement if there are fewer than n.
+
+        Args:
+            n: how many.
+
+        Raises:
+            ValueError: items have no log-rewards.
+        """
+        try:
+            return self.rb.sampler.sample(self.rb.storage, n)[0]
+        except NaNError as error:
+            raise ValueError("log_rewards must be defined for prioritized sampling.") from error
+
+    def draw_distinct(self, n: int) -> Int64[Tensor, "k"]:
+        """Draw n different slots, or all, from torch's random numbers.
+
+        Args:
+            n: how many.
+        """
+        size = len(self)
+        if size <= 64 * n:
+            return torch.randperm(size)[:n]
+        seed = int(torch.randint(2**62, ()))
+        return torch.tensor(random.Random(seed).sample(range(size), n))
 
     def _rows_at(self, slot: Int64[Tensor, "n"]) -> dict[Any, Tensor]:
         """Return what ``rb[slot]`` does, in a fraction of the time."""
