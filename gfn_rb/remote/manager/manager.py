@@ -29,7 +29,8 @@ from gfn_rb.errors import ArgumentError, CheckpointError, PeerLostError
 from gfn_rb.remote.feeding.subscriber import Feeder
 from gfn_rb.remote.manager.baseline import Baseline, MinBaseline
 from gfn_rb.remote.manager.baseline_keeper import BaselineKeeper
-from gfn_rb.remote.manager.handler import BatchHandler, Duplicates, MessageHandler
+from gfn_rb.remote.manager.batches import BatchHandler, Duplicates
+from gfn_rb.remote.manager.handler import MessageHandler
 from gfn_rb.remote.protocol.channel import FrameChannel
 from gfn_rb.remote.protocol.membership import Membership
 from gfn_rb.remote.protocol.messages import (
