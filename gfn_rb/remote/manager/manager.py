@@ -204,6 +204,9 @@ class ReplayBufferManager:
         Args:
             timeout: stop after so many seconds all the same; None for never.
             stepped: called after each message, and now and then where there is none.
+
+        Raises:
+            CheckpointError: it cannot save at the end, when all else is done.
         """
         self._workers.restart_silence()
         self._handler.tell_peers()  # which may have known an earlier one in its place

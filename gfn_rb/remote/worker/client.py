@@ -343,10 +343,14 @@ class ManagerClient:
         for share in self._unanswered.withdraw(rank):
             self._count.resent += self._send_shares(share.batch, share.rows, share.at)
             self._unanswered.finish(share.batch)
-        self._send_moved(before)
+        self.send_moved(before)
 
-    def _send_moved(self, before: list[int]) -> None:
-        """Send the rows held here that another manager owns than before."""
+    def send_moved(self, before: list[int]) -> None:
+        """Send the rows held here that another manager owns than before.
+
+        Args:
+            before: the managers of then; with none, all rows are sent.
+        """
         if self._held is None or not self.managers:
             return
         for rows in self._held(before, self.managers):
@@ -367,7 +371,7 @@ class ManagerClient:
             return
         self._membership.seen(answer.source)
         log.warning("%s: manager %d is back", self._name, answer.source)
-        self._send_moved(before)
+        self.send_moved(before)
 
     # Receiving.
 
