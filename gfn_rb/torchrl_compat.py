@@ -1,4 +1,4 @@
-"""The only place that touches private names of torch, tensordict and torchrl.
+"""The only place that touches private names of torch, tensordict, torchrl and torchgfn.
 
 Each function wraps one name that has no public counterpart, tells which version it was read in
 and what breaks without it. What a base class leaves to its subclasses (``Writer._storage``,
@@ -548,3 +548,15 @@ def member_samplers(sampler: SamplerEnsemble) -> Sequence[Sampler]:
     """Return the samplers of an ensemble (``SamplerEnsemble._samplers``). As the former."""
     members: Sequence[Sampler] = sampler._samplers
     return members
+
+
+# torchgfn.
+
+
+def given_log_rewards(container: Any) -> Tensor | None:
+    """Return the log-rewards that a container holds already (``_log_rewards``, torchgfn 2.4.1).
+
+    Without it, they are computed where nobody asked for them, or all else is gathered too.
+    """
+    log_rewards: Tensor | None = container._log_rewards
+    return log_rewards

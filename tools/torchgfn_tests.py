@@ -1,17 +1,19 @@
-"""Run torchgfn's own tests of replay buffers with its buffers replaced by this package's.
+"""Run torchgfn's own tests of replay buffers with its buffers and manager replaced by ours.
 
 ``python tools/torchgfn_tests.py CHECKOUT/testing/test_replay_buffer.py [pytest options]`` changes
-the import, takes the mark away that skips the test of saving as broken, and runs the file.
+the imports, takes the mark away that skips the test of saving as broken, and runs the file.
 """
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-THEIRS, OURS = "from gfn.containers.replay_buffer import", "from gfn_rb.interop.torchgfn import"
+THEIRS = re.compile(r"^from gfn\.containers\.replay_buffer(_manager)? import", re.MULTILINE)
+OURS = "from gfn_rb.interop.torchgfn import"
 SKIP = '@pytest.mark.skip(reason="Save is broken")'
 
 
@@ -23,10 +25,10 @@ def main(path: str, *options: str) -> int:
         *options: for pytest.
     """
     source = Path(path).read_text()
-    assert THEIRS in source, f"{path} does not import torchgfn's replay buffers"
+    assert THEIRS.search(source), f"{path} does not import torchgfn's replay buffers"
     with tempfile.TemporaryDirectory() as folder:
         changed = Path(folder) / "test_replay_buffer.py"
-        changed.write_text(source.replace(THEIRS, OURS).replace(SKIP, ""))
+        changed.write_text(THEIRS.sub(OURS, source).replace(SKIP, ""))
         command = [sys.executable, "-m", "pytest", "-q", "--rootdir", folder, str(changed)]
         return subprocess.run([*command, *options], check=False).returncode
 

@@ -27,7 +27,7 @@ from gfn_rb.keys import (
     STATE,
 )
 from gfn_rb.shapes import Float, Int64, Rows, Shaped
-from gfn_rb.torchrl_compat import new_tensordict
+from gfn_rb.torchrl_compat import given_log_rewards, new_tensordict
 
 
 class GraphTable:
@@ -92,16 +92,14 @@ def rows_of(container: Any, graphs: GraphTable | None = None) -> TensorDict:
         ArgumentError: its states are graphs, and there is no table for them.
     """
     rows = _columns(container, graphs)
-    n, device = len(container), container.device
-    if graphs is None:  # container.log_rewards would compute them
-        given = container.to_tensordict().get("log_rewards", None)
-    else:
-        given = container.log_rewards
-    rows[LOG_REWARD] = torch.full((n,), torch.nan, device=device) if given is None else given
+    n, given = len(container), given_log_rewards(container)
+    if given is None:
+        given = torch.full((n,), torch.nan, device=container.device)
+    rows[LOG_REWARD] = given
     if (condition := container.states.conditions) is not None:
         rows[CONDITION] = condition[0] if condition.ndim == 3 else condition
     if getattr(container, "is_backward", False):
-        rows[IS_BACKWARD] = torch.ones(n, dtype=torch.bool, device=device)
+        rows[IS_BACKWARD] = torch.ones(n, dtype=torch.bool, device=container.device)
     return new_tensordict({key: value.detach() for key, value in rows.items()}, torch.Size([n]))
 
 
