@@ -31,7 +31,9 @@ def sampler(env):
     return Sampler(estimator)
 
 
-SAMPLERS = {env: sampler(env) for env in (GRID, WARM)}
+with torch.random.fork_rng():
+    torch.manual_seed(0)
+    SAMPLERS = {env: sampler(env) for env in (GRID, WARM)}
 
 
 def rollouts(env=GRID, n=16, ties=True):
@@ -45,10 +47,15 @@ def rollouts(env=GRID, n=16, ties=True):
 
 @lru_cache
 def walks(env, n_batches, n, ties=True):
-    """Batches of trajectories, the same at each call."""
+    """Batches of trajectories, the same at each call; without ties no two rewards are equal."""
     with torch.random.fork_rng():
         torch.manual_seed(n)
-        return [rollouts(env, n, ties) for _ in range(n_batches)]
+        batches = [rollouts(env, n) for _ in range(n_batches)]
+        if not ties:
+            log_rewards = torch.randperm(n_batches * n) / n
+            for batch, each in zip(batches, log_rewards.split(n), strict=True):
+                batch._log_rewards = each
+    return batches
 
 
 def of_kind(kind, trajectories):
