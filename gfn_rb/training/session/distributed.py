@@ -374,7 +374,8 @@ def agree_on_step(ranks: Sequence[RunFolder]) -> None:
     """Take ranks that average gradients back to the newest step of which all have a checkpoint.
 
     A rank takes no step before all have saved what was due before it: of the two checkpoints that
-    each keeps, one is of a step that all have, unless some went on without others.
+    each keeps, one is of a step that all have, unless some went on without others. Who has saved
+    once at most has the beginning, too.
 
     Args:
         ranks: the folders of those that train, of a new run or of an earlier one.
@@ -385,16 +386,16 @@ def agree_on_step(ranks: Sequence[RunFolder]) -> None:
     """
 
     def steps(folder: RunFolder) -> list[int]:
-        paths = (folder.checkpoint, folder.previous)
-        return [_steps_of(path) for path in paths if path.exists()]
+        kept = [path for path in (folder.checkpoint, folder.previous) if path.exists()]
+        return [*map(_steps_of, kept), *([0] if len(kept) < 2 else [])]
 
     kept = {each.rank: steps(each) for each in ranks}
     common = set.intersection(*map(set, kept.values()))
-    if any(kept.values()) and not common:
+    if not common:
         raise CheckpointMismatchError(
             f"{ranks[0].path} holds checkpoints of steps {kept}, by rank: expected a step that all "
             "have, as averaged gradients are of one step"
         )
     for each in ranks:
-        if kept[each.rank] and kept[each.rank][0] > max(common):
+        if kept[each.rank][0] > max(common):
             each.take_back()

@@ -95,8 +95,11 @@ class RunFolder:
             os.replace(temporary, self.previous)
 
     def take_back(self) -> None:
-        """Put the checkpoint before the newest in its place."""
-        os.replace(self.previous, self.checkpoint)
+        """Put the checkpoint before the newest in its place; the first gives way to none."""
+        if self.previous.exists():
+            os.replace(self.previous, self.checkpoint)
+        else:
+            self.checkpoint.unlink()
 
     def read_config(self) -> TrainConfig:
         """Return the run's configuration.

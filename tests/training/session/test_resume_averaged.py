@@ -88,12 +88,22 @@ def test_ranks_go_on_from_the_newest_step_that_all_have(whole, saved, tmp_path, 
     equal(state(path), whole)
 
 
+@pytest.mark.parametrize("behind", RANKS)
+def test_ranks_of_which_one_has_never_saved_begin_anew(whole, saved, tmp_path, behind):
+    path = shutil.copytree(saved, tmp_path / "run")
+    for rank in RANKS:
+        RunFolder(path, rank).take_back()
+    RunFolder(path, behind).take_back()
+    run(path, 10)
+    equal(state(path), whole)
+
+
 def test_ranks_that_went_on_without_others_are_refused(saved, tmp_path):
     path = shutil.copytree(saved, tmp_path / "run")
     RunFolder(path, 1).checkpoint.unlink()
     RunFolder(path, 1).previous.unlink()
     before = state(saved)[0]
-    with pytest.raises(CheckpointMismatchError, match=r"steps \{0: \[8, 4\], 1: \[\]\}"):
+    with pytest.raises(CheckpointMismatchError, match=r"steps \{0: \[8, 4\], 1: \[0\]\}"):
         agree_on_step(folders(path))
     equal(load_state(RunFolder(path).checkpoint)["steps_done"], before["steps_done"])
 
