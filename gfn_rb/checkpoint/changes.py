@@ -14,7 +14,8 @@ environment, distance or order of calls, and may be done twice.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -29,6 +30,69 @@ from gfn_rb.sharing import SlotState
 from gfn_rb.writers.rows import select_rows
 
 _SLOT, _ROW, _BESIDE = "slot", "row", "beside"
+
+
+class Record(NamedTuple):
+    """What a record holds.
+
+    Attributes:
+        rows: from :func:`changed_rows`; None where only numbers changed.
+        counts: from :func:`counts_of`, and how often the buffer was ``emptied`` before.
+    """
+
+    rows: TensorDict | None
+    counts: dict[str, Any]
+
+
+@dataclass
+class Changes:
+    """What changed since the last record: slots in any order, and perhaps repeatedly.
+
+    Attributes:
+        rows: slots of which rows, and what is kept beside them, have changed.
+        beside: slots of which only that has.
+        emptied: how often the buffer was emptied.
+    """
+
+    rows: list[Tensor] = field(default_factory=list)
+    beside: list[Tensor] = field(default_factory=list)
+    emptied: int = 0
+
+    def __len__(self) -> int:
+        return len(self.rows) + len(self.beside) + self.emptied
+
+    def followed_by(self, later: Changes) -> Changes:
+        """Return these and later ones together."""
+        return Changes(
+            self.rows + later.rows, self.beside + later.beside, self.emptied + later.emptied
+        )
+
+    def records(self, rb: ReplayBuffer, parts: list[SlotState]) -> list[Record]:
+        """Return one or two records that hold what has changed, copied.
+
+        Args:
+            rb: the buffer.
+            parts: from :func:`slot_states`.
+        """
+        slot, beside = _distinct(self.rows), _distinct(self.beside)
+        rows = slot[slot < len(rb.storage)]
+        beside = torch.cat([slot[len(rows) :], beside[~torch.isin(beside, slot)]])
+        counts = {**counts_of(rb, parts), "emptied": self.emptied}
+        records = []
+        if len(rows):
+            records.append(Record(changed_rows(rb, parts, rows, with_rows=True), counts))
+            counts = {**counts, "emptied": 0}
+        if len(beside):
+            records.append(Record(changed_rows(rb, parts, beside, with_rows=False), counts))
+        return records or [Record(None, counts)]
+
+
+def _distinct(slots: list[Tensor]) -> Tensor:
+    """Return slots in order, each once, without the -1 of rows that were rejected."""
+    if not slots:
+        return torch.empty(0, dtype=torch.int64)
+    slot = torch.cat([each.to("cpu", torch.int64) for each in slots]).unique()
+    return slot[slot >= 0]
 
 
 def slot_states(rb: Any) -> list[SlotState]:

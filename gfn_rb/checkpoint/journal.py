@@ -13,17 +13,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from os import PathLike
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
-from tensordict import TensorDict
 from torch import Tensor
 from torchrl.data import ReplayBuffer
 
 from gfn_rb.arguments import require_choice
 from gfn_rb.checkpoint.api import BUFFERS, ROWS, resolved, save_parts
 from gfn_rb.checkpoint.buffers import captured
-from gfn_rb.checkpoint.changes import changed_rows, counts_of, slot_states
+from gfn_rb.checkpoint.changes import Changes, Record, slot_states
 from gfn_rb.checkpoint.log import CHANGED, JournalLog
 from gfn_rb.checkpoint.recovery import recover
 from gfn_rb.codec.frames import encode_frame
@@ -37,16 +36,8 @@ log = logging.getLogger(__name__)
 Sync = Literal["always", "interval", "never"]
 
 _INTERVAL = 1.0  # seconds between two times that what changed is written and synced
+_OUTGROWN = 4  # times the size of its checkpoint, from which on a journal is compacted
 _LEAST = 1 << 22  # bytes that a journal may have before it is compacted, however few rows there are
-
-
-class _Pending(NamedTuple):
-    """What changed since the last record: slots in any order, and perhaps repeatedly."""
-
-    rows: list[Tensor]
-    beside: list[Tensor]
-    emptied: int = 0
-    """How often the buffer was emptied."""
 
 
 class Journal:
@@ -55,7 +46,7 @@ class Journal:
     The file continues a checkpoint that lies beside it. Where they exist, the buffer is given what
     they hold: rows with their slots, ages and generations, the state of the writer, priorities and
     counts, as of the last whole record. A new checkpoint is written, in a thread and while the
-    buffer is used, when the file has become larger than the last one; it then begins anew.
+    buffer is used, when the file is four times as large as the last one; it then begins anew.
     Killed at any instant, a process leaves a checkpoint and a journal that belong together.
 
     Journaled is what is done through the buffer and its writer: ``extend``, ``add``,
@@ -106,7 +97,7 @@ class Journal:
         self._turn = threading.Condition(threading.RLock())
         self._depth = 0  # of blocks that a thread has entered
         self._is_writing = self._is_paused = self._is_closed = False
-        self._pending = _Pending([], [])
+        self._pending = Changes()
         self._n_refused = 0  # of what is pending, what the disk did not take
         self._compaction = threading.Lock()
         self._compact_at = sys.maxsize  # bytes of the file, from which on there is a checkpoint
@@ -151,7 +142,13 @@ class Journal:
         Raises:
             CheckpointError: the disk refused.
         """
-        self._append(sync=True)
+        self._append(sync=False)
+        with self._writing():
+            try:
+                if not self._is_closed:
+                    self._log.sync()
+            except OSError as error:
+                raise self._not_written(error) from error
 
     def compact(self) -> None:
         """Write a new checkpoint, and begin the file anew. The buffer can be used meanwhile.
@@ -173,8 +170,9 @@ class Journal:
         self._stopped.set()
         with self._compaction:
             self._append(sync=True)
-            self._is_closed = True
-            self._log.close()
+            with self._writing():
+                self._is_closed = True
+                self._log.close()
 
     def __del__(self) -> None:
         """Close what nobody can use any more."""
@@ -221,17 +219,17 @@ class Journal:
     def record(self, slot: Tensor) -> None:
         """Note that rows, and what is kept beside them, are about to change."""
         if not self._is_paused:
-            self._pending.rows.append(slot.detach().reshape(-1).clone())
+            self._pending.rows.append(slot.reshape(-1).clone())
 
     def record_beside(self, slot: Tensor) -> None:
         """Note that what is kept beside rows is about to change."""
         if not self._is_paused:
-            self._pending.beside.append(slot.detach().reshape(-1).clone())
+            self._pending.beside.append(slot.reshape(-1).clone())
 
     def record_empty(self) -> None:
         """Note that the storage is being emptied."""
         if not self._is_paused:
-            self._pending = self._pending._replace(emptied=self._pending.emptied + 1)
+            self._pending.emptied += 1
 
     def record_all(self) -> None:
         """Note that all there was has been replaced."""
@@ -243,15 +241,27 @@ class Journal:
     def _counters(self) -> list[list[Any]]:
         return [part.counters() for part in self._parts]
 
-    def _has_changed(self, pending: _Pending) -> bool:
-        return any(pending) or self._counters() != self._known
+    def _has_changed(self) -> bool:
+        return len(self._pending) > 0 or self._counters() != self._known
 
     def _is_due(self) -> bool:
-        if self._is_paused or (self._n_refused and self._n_refused == _n_notes(self._pending)):
+        if self._is_paused or (self._n_refused and self._n_refused == len(self._pending)):
             return False  # whoever only draws need not hear of it
-        return (self._sync != "interval" or self._n_refused > 0) and self._has_changed(
-            self._pending
-        )
+        return (self._sync != "interval" or self._n_refused > 0) and self._has_changed()
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Be the one thread that writes to the file; others can use the buffer meanwhile."""
+        with self._turn:
+            depth, self._depth = self._depth, 0
+            self._turn.wait_for(lambda: not self._is_writing)
+            self._depth, self._is_writing = depth, True
+        try:
+            yield
+        finally:
+            with self._turn:
+                self._is_writing = False
+                self._turn.notify_all()
 
     def _append(self, sync: bool) -> None:
         """Append what changed since the last record.
@@ -266,66 +276,34 @@ class Journal:
                 f"journal must belong to one process, got {self.path}, which process "
                 f"{self._process} has: this one is forked from it"
             )
-        with self._turn:
-            self._await_turn()
-            if self._is_closed:
-                if self._has_changed(self._pending):
-                    raise CheckpointError(f"the journal {self.path} is closed: nothing is added")
-                return
-            pending, self._pending = self._pending, _Pending([], [])
+        with self._writing():
+            pending = Changes()
             try:
-                records = self._records(pending)
-            except BaseException:
+                with self._turn:
+                    if not self._has_changed():
+                        return
+                    if self._is_closed:
+                        raise CheckpointError(
+                            f"the journal {self.path} is closed: nothing is added"
+                        )
+                    pending, self._pending = self._pending, pending
+                    records = pending.records(self._rb, self._parts)
+                    self._known = records[-1].counts["counters"]
+                self._write(records, sync)
+            except BaseException as error:
                 self._take_back(pending)
+                if isinstance(error, OSError):
+                    raise self._not_written(error) from error
                 raise
-            self._is_writing = True
-        try:
-            self._write(records, sync)
-        except BaseException as error:
-            self._take_back(pending)
-            if isinstance(error, OSError):
-                why = f"cannot write the journal {self.path}: {error.strerror}"
-                raise CheckpointError(why) from error
-            raise
-        finally:
-            with self._turn:
-                self._is_writing = False
-                self._turn.notify_all()
         if self._log.nbytes > self._compact_at and self._compaction.acquire(blocking=False):
             threading.Thread(target=self._compact_beside).start()
 
-    def _await_turn(self) -> None:
-        """Wait until no other thread writes, and let others use the buffer meanwhile."""
-        depth, self._depth = self._depth, 0
-        self._turn.wait_for(lambda: not self._is_writing)
-        self._depth = depth
-
-    def _take_back(self, pending: _Pending) -> None:
+    def _take_back(self, pending: Changes) -> None:
         with self._turn:
-            now, self._known = self._pending, []
-            rows, beside = pending.rows + now.rows, pending.beside + now.beside
-            self._pending = _Pending(rows, beside, pending.emptied + now.emptied)
-            self._n_refused = _n_notes(self._pending)
+            self._pending, self._known = pending.followed_by(self._pending), []
+            self._n_refused = len(self._pending)
 
-    def _records(self, pending: _Pending) -> list[tuple[TensorDict | None, dict[str, Any]]]:
-        """Return rows and numbers of the records that hold what changed, copied."""
-        if not self._has_changed(pending):
-            return []
-        rb, parts, stored = self._rb, self._parts, len(self._rb.storage)
-        slot, beside = _joined(pending.rows), _joined(pending.beside)
-        rows = slot[slot < stored]
-        beside = torch.cat([slot[len(rows) :], beside[~torch.isin(beside, slot)]])
-        counts = {**counts_of(rb, parts), "emptied": pending.emptied}
-        records: list[tuple[TensorDict | None, dict[str, Any]]] = []
-        if len(rows):
-            records.append((changed_rows(rb, parts, rows, with_rows=True), counts))
-        if len(beside):
-            held = changed_rows(rb, parts, beside, with_rows=False)
-            records.append((held, {**counts, "emptied": 0} if len(rows) else counts))
-        self._known = counts["counters"]
-        return records or [(None, counts)]
-
-    def _write(self, records: list[tuple[TensorDict | None, dict[str, Any]]], sync: bool) -> None:
+    def _write(self, records: list[Record], sync: bool) -> None:
         for rows, counts in records:
             meta = {"number": self._number + 1, **counts}
             self._log.append(encode_frame(CHANGED, rows, meta, self._log.secret))
@@ -334,6 +312,9 @@ class Journal:
         if sync and any(rows is not None for rows, _ in records):
             self._log.sync()
         self._n_refused = 0
+
+    def _not_written(self, error: OSError) -> CheckpointError:
+        return CheckpointError(f"cannot write the journal {self.path}: {error.strerror}")
 
     # Compacting.
 
@@ -350,35 +331,28 @@ class Journal:
     def _compact(self) -> None:
         # Rows are written as they are while others change them: those that change have a record
         # later than the state, and the file is published once all of these are on disk.
+        self._append(sync=False)  # most of it, while the buffer can be used
         with captured(self._rb):
             self._append(sync=False)
             with captured(self._rb) as (states, rows):
                 states, position, since = deepcopy(states), self.position, self._log.nbytes
         self._save(states, rows, position)
-        with self._turn:
-            self._await_turn()
+        with self._writing():
             self._begin_log(position["number"] + 1, since)
 
     def _save(self, states: Any, rows: Any, position: dict[str, Any]) -> None:
         parts, extra = {ROWS: rows, BUFFERS: states}, {"journal": position}
-        save_parts(self.checkpoint, parts, "extra", extra, self._sync_all, self._log.secret)
-
-    def _sync_all(self) -> None:
-        self._append(sync=False)
-        with self._turn:
-            self._await_turn()
-            self._log.sync()
+        save_parts(self.checkpoint, parts, "extra", extra, self.sync, self._log.secret)
 
     def _begin_log(self, first: int, since: int | None = None) -> None:
         try:
             self._log.begin(self._name, first, self._number, since)
         except OSError as error:
-            why = f"cannot write the journal {self.path}: {error.strerror}"
-            raise CheckpointError(why) from error
+            raise self._not_written(error) from error
         self._bound()
 
     def _bound(self) -> None:
-        self._compact_at = max(_LEAST, self.checkpoint.stat().st_size)
+        self._compact_at = max(_LEAST, _OUTGROWN * self.checkpoint.stat().st_size)
 
     # Beginning and recovering.
 
@@ -404,18 +378,6 @@ class Journal:
     def __reduce__(self) -> Any:
         """Refuse to be sent to another process."""
         raise ArgumentError(f"journal must belong to one process, got {self.path} to be sent")
-
-
-def _n_notes(pending: _Pending) -> int:
-    return len(pending.rows) + len(pending.beside) + pending.emptied
-
-
-def _joined(slots: list[Tensor]) -> Tensor:
-    """Return slots in order, each once, without the -1 of rows that were rejected."""
-    if not slots:
-        return torch.empty(0, dtype=torch.int64)
-    slot = torch.cat([each.to("cpu", torch.int64) for each in slots]).unique()
-    return slot[slot >= 0]
 
 
 def _flush_at_times(journal: weakref.ref[Journal], stopped: threading.Event) -> None:

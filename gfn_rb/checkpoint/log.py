@@ -10,6 +10,7 @@ import mmap
 import os
 import re
 import stat
+import weakref
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -39,6 +40,9 @@ HEADER, CHANGED = 1, 2  # kinds of frames
 _PIECE = 1 << 24  # bytes that are copied at a time
 
 
+_opened: weakref.WeakSet[JournalLog] = weakref.WeakSet()
+
+
 class JournalLog:
     """The file of a journal, open and locked.
 
@@ -63,6 +67,8 @@ class JournalLog:
         except OSError as error:
             raise CheckpointError(f"cannot open the journal {path}: {error.strerror}") from error
         self.nbytes = 0
+        _opened.add(self)
+        self._is_synced = False  # as whoever wrote it may have been killed before
 
     def begin(self, journal: str, first: int, whole: int, since: int | None = None) -> None:
         """Put another file in the place of this one, in one step.
@@ -90,7 +96,7 @@ class JournalLog:
             # Locked since it was made, and for as long as anybody has it open.
             replacement = open(os.dup(stream.fileno()), "r+b", buffering=0)  # noqa: SIM115
         self._stream.close()
-        self._stream, self.nbytes = replacement, kept
+        self._stream, self.nbytes, self._is_synced = replacement, kept, True
 
     def append(self, frame: list[Buffer]) -> None:
         """Append a record.
@@ -99,6 +105,7 @@ class JournalLog:
             OSError: the disk does not allow it. The file is then as it was.
         """
         descriptor, at = self._stream.fileno(), self.nbytes
+        self._is_synced = False
         try:
             for buffer in frame:
                 data = memoryview(buffer.make() if isinstance(buffer, LazyBuffer) else buffer)
@@ -115,7 +122,9 @@ class JournalLog:
 
     def sync(self) -> None:
         """Return once everything is on disk."""
-        os.fsync(self._stream.fileno())
+        if not self._is_synced:
+            os.fsync(self._stream.fileno())
+            self._is_synced = True
 
     def close(self) -> None:
         """Let others have the file."""
@@ -157,6 +166,15 @@ class JournalLog:
                 return
             at += aligned(frame.nbytes)
             yield frame, at
+
+
+def _close_all() -> None:
+    """Close what the parent of a forked process has open, or it would stay locked for as long."""
+    for log in _opened:
+        log.close()
+
+
+os.register_at_fork(after_in_child=_close_all)
 
 
 def _frame_at(content: Shaped[np.ndarray, "n"], at: int, secret: Secret | None) -> Frame:

@@ -144,7 +144,9 @@ class FIFOWriter(TensorDictRoundRobinWriter):
             open_shared(self._storage)
             leaves = leaves_of(all_slots(self._storage)) if self._storage.initialized else []
             n_slots = leaves[0].shape[0] if leaves else self._storage.max_size
-            record_slots(self._storage, (write_cursor(self) + torch.arange(n)) % n_slots)
+            first = write_cursor(self)
+            slot = torch.arange(first, first + n)
+            record_slots(self._storage, slot if first + n <= n_slots else slot % n_slots)
 
     def slot_tensors(self) -> list[Tensor]:
         """Return nothing: which slot is next follows from the counters."""

@@ -1,9 +1,19 @@
-"""Kill a process that extends a journaled buffer, again and again, and look at what is left.
+"""Kill processes that use a journaled buffer, again and again, and look at what is left.
 
-A child opens the journal, and so recovers; extends the buffer and compacts it in between; and
-acknowledges each batch, by its number, through a pipe. It is killed at a random instant, of its
-start too. What the next one finds must be what a plain rule keeps of all batches up to the last one
-acknowledged, or to the one after it, whose acknowledgement the kill may have cut off.
+A child opens the journal, and so recovers; extends the buffer; and acknowledges each batch, by its
+number, through a pipe. What else it does says the place. It is killed at a random instant. What the
+next one finds must be what a plain rule keeps of all batches up to the last one acknowledged, or to
+the one after it, whose acknowledgement the kill may have cut off; with ``sync="interval"`` it may
+be fewer, but none that an earlier one found.
+
+extend     nothing else; the journal is compacted by itself now and then
+load       likewise, but it is killed while it opens the journal
+compact    a thread compacts it all the time
+save       it saves a checkpoint after each batch, which must be whole as well
+refused    the disk is full at times, and the folder not its to write to
+orphan     it has forked, and what it forked lives on when the next one opens the journal
+threads    three threads extend, one of which dies of an error
+rank       a manager extends, and a worker sends; what its manager answered is acknowledged
 
     python journal_kill.py FOLDER N_KILLS SEED
 """
@@ -11,49 +21,98 @@ acknowledged, or to the one after it, whose acknowledgement the kill may have cu
 from __future__ import annotations
 
 import json
+import logging
 import os
 import random
+import resource
 import select
 import signal
 import sys
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from tensordict import TensorDict
 
 from gfn_rb.buffers import fifo_buffer, reward_prioritized_buffer
-from gfn_rb.checkpoint import journal
+from gfn_rb.checkpoint import journal, load_checkpoint, save_checkpoint
+from gfn_rb.errors import CheckpointError
+from gfn_rb.remote import ReplayBufferManager
+from gfn_rb.remote.protocol.channel import FrameChannel
+from gfn_rb.remote.protocol.messages import DATA_TAG, Kind
+from gfn_rb.transports import LocalTransport
 
 CAPACITY, N = 40, 7
 KINDS = ("best", "newest")
+SYNCS = ("never", "always", "interval")
+THREADS, PER_THREAD = 3, 200
+NOBODY = 65534
 
 
-def batch(k: int) -> list[tuple[int, float]]:
-    """The rows of batch k: their number, and a reward."""
-    pick = random.Random(k)
-    return [(k * N + i, float(pick.randint(0, 1000) + min(k, 1000))) for i in range(N)]
+class Pipe:
+    """Tells a number of a kind to the parent, in one write."""
+
+    def __init__(self, pipe: int) -> None:
+        self.pipe = pipe
+
+    def __call__(self, what: str, k: int) -> None:
+        os.write(self.pipe, f"{what} {k}\n".encode())
+
+
+class Place(NamedTuple):
+    """Where a child works: what it does, to which buffer, its journal, and random numbers."""
+
+    name: str
+    kind: str
+    path: Path
+    sync: str
+    pick: random.Random
+
+    @property
+    def saved(self) -> Path:
+        return self.path.with_suffix(".saved")
+
+    @property
+    def buffer(self) -> Any:
+        return make(self.kind, journal=self.path, sync=self.sync)
+
+
+def numbers(rb: Any) -> list[int]:
+    """The rows that a buffer holds, by slot."""
+    return rb.storage[:]["state"][:, 0].tolist() if len(rb) else []
+
+
+# The rule.
+
+
+def reward(number: int) -> float:
+    """Rewards rise, out of order, and no two are equal."""
+    return float(number // 256 * 256 + number * 101 % 256)
 
 
 def rows_of(k: int) -> TensorDict:
-    numbers, rewards = zip(*batch(k), strict=True)
-    columns = {"x": torch.tensor(numbers), "log_reward": torch.tensor(rewards)}
-    return TensorDict(columns, [N])
+    each = range(k * N, (k + 1) * N)
+    rewards = torch.tensor([reward(number) for number in each])
+    return TensorDict({"state": torch.tensor(each)[:, None], "log_reward": rewards}, [N])
 
 
 def kept(kind: str, n_batches: int) -> list[int]:
     """What is kept of so many batches: plain Python."""
-    rows = [row for k in range(n_batches) for row in batch(k)]
-    if kind == "newest":
-        return sorted(number for number, _ in rows[-CAPACITY:])
-    best = sorted(rows, key=lambda row: (row[1], row[0]), reverse=True)[:CAPACITY]
-    return sorted(number for number, _ in best)
+    offered = range(n_batches * N)
+    best = sorted(offered, key=reward) if kind == "best" else list(offered)
+    return sorted(best[-CAPACITY:])
 
 
-def make(kind: str, path: Path, sync: str) -> Any:
+# The children.
+
+
+def make(kind: str, **options: Any) -> Any:
     preset = reward_prioritized_buffer if kind == "best" else fifo_buffer
-    return preset(CAPACITY, journal=path, sync=sync)
+    n = THREADS * PER_THREAD * N if kind == "threads" else CAPACITY
+    return preset(n, **options)
 
 
 def n_offered(rb: Any) -> int:
@@ -62,87 +121,240 @@ def n_offered(rb: Any) -> int:
     return int(state["_write_count"] if "_write_count" in state else state["offered"])
 
 
-def extend_for_ever(kind: str, path: Path, sync: str, pipe: int) -> None:
-    rb = make(kind, path, sync)
+def extend(
+    place: Place, tell: Pipe, each: Callable[[Any, int], object] = lambda rb, k: None
+) -> None:
+    rb = place.buffer
     while True:
         k = n_offered(rb) // N
         rb.extend(rows_of(k))
-        os.write(pipe, (k + 1).to_bytes(8, "little"))
+        tell("had", k + 1)
+        each(rb, k + 1)
 
 
-def forked(kind: str, path: Path, sync: str) -> tuple[int, int]:
-    """Start a child; give its process id, and where its acknowledgements are read."""
+def compact(place: Place, tell: Pipe) -> None:
+    def begin(rb: Any, _: int) -> None:
+        if threading.active_count() < (4 if place.sync == "interval" else 3):
+            threading.Thread(target=rb.journal.compact).start()
+
+    extend(place, tell, begin)
+
+
+def save(place: Place, tell: Pipe) -> None:
+    def save_and_tell(rb: Any, k: int) -> None:
+        save_checkpoint(place.saved, rb, k=k)
+        tell("saved", k)
+
+    extend(place, tell, save_and_tell)
+
+
+def refused(place: Place, tell: Pipe) -> None:
+    rb = place.buffer
+    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    is_root = os.geteuid() == 0
+    while True:
+        if place.pick.random() < 0.3:
+            if is_root:
+                os.seteuid(0)
+            room = place.path.stat().st_size + place.pick.randrange(3000)
+            limit = place.pick.choice((room, most))
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, most))
+            if is_root:
+                os.seteuid(place.pick.choice((0, NOBODY)))
+        k = n_offered(rb) // N
+        try:
+            rb.extend(rows_of(k))
+            tell("had", k + 1)
+        except CheckpointError:  # the buffer has them, and perhaps the next record
+            tell("tried", k + 1)
+
+
+def orphan(place: Place, tell: Pipe) -> None:
+    def fork_once(rb: Any, _: int) -> None:
+        nonlocal forked
+        if not forked and os.fork() == 0:
+            os.close(tell.pipe)
+            time.sleep(1.0)
+            os._exit(0)
+        forked = True
+
+    forked = False
+    extend(place, tell, fork_once)
+
+
+def threads(place: Place, tell: Pipe) -> None:
+    rb, dies_at = place.buffer, place.pick.randrange(20)
+
+    def extend_from(thread: int) -> None:
+        for i in range(PER_THREAD):
+            if thread == 0 and i == dies_at:
+                rb.extend(TensorDict({"other": torch.zeros(N)}, [N]))  # which raises
+            rb.extend(rows_of(i * THREADS + thread))
+            tell(str(thread), i + 1)
+
+    threading.excepthook = lambda _: None
+    for thread in range(THREADS):
+        threading.Thread(target=extend_from, args=(thread,)).start()
+    signal.pause()
+
+
+def rank(place: Place, tell: Pipe) -> None:
+    mine, theirs = LocalTransport.group(2)
+    manager = ReplayBufferManager(mine, place.buffer, checkpoint=place.saved)
+    if place.saved.exists():
+        manager.load()
+    channel = FrameChannel(theirs)
+    while True:
+        k = n_offered(manager.buffer) // N
+        channel.send(0, DATA_TAG, Kind.ITEMS, {"id": k}, rows_of(k))
+        manager.step()
+        answer = channel.receive(0, timeout=60.0)
+        assert answer is not None
+        assert answer.checked().kind == Kind.SCORES
+        tell("had", k + 1)
+        if place.pick.random() < 0.2:
+            manager.save()
+
+
+PLACES = {
+    "extend": extend,
+    "load": extend,
+    "compact": compact,
+    "save": save,
+    "refused": refused,
+    "orphan": orphan,
+    "threads": threads,
+    "rank": rank,
+}
+
+
+def forked(work: Callable[[Pipe], object]) -> tuple[int, int]:
+    """Start a child; give its process id, and where what it tells is read."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            extend_for_ever(kind, path, sync, write)
+            os.close(read)
+            logging.disable()
+            work(Pipe(write))
+        except Exception as error:
+            os.write(write, f"{type(error).__name__}: {error}\n".encode())
         finally:
             os._exit(1)
     os.close(write)
     return child, read
 
 
-def acknowledged(pipe: int, before: int) -> int:
-    with open(pipe, "rb") as stream:
-        text = stream.read()
-    whole = text[: len(text) // 8 * 8]
-    return int.from_bytes(whole[-8:], "little") if whole else before
+def told_by(pipe: int) -> dict[str, int]:
+    """Return the last number of each kind that a child told."""
+    with open(pipe) as stream:
+        pairs = [line.rsplit(maxsplit=1) for line in stream]
+    return {what: int(k) if k.isdigit() else -1 for what, k in pairs}
+
+
+def look(place: Place) -> dict[str, Any]:
+    """Return what a process finds that opens the journal."""
+
+    def find(pipe: Pipe) -> None:
+        rb = make(place.kind, journal=place.path, sync="never")
+        found = {"offered": n_offered(rb), "rows": numbers(rb)}
+        if place.saved.exists() and place.name != "rank":
+            again = make(place.kind)
+            found["saved"] = load_checkpoint(place.saved, again)["k"]
+            found["saved_rows"] = numbers(again)
+        elif place.saved.exists():
+            ReplayBufferManager(LocalTransport.group(2)[0], rb, checkpoint=place.saved).load()
+            found["rows"] = numbers(rb)
+        os.write(pipe.pipe, json.dumps(found).encode())
+
+    child, pipe = forked(find)
+    with open(pipe) as stream:
+        answer = stream.read()
+    os.waitpid(child, 0)
+    return dict(json.loads(answer)) if answer.startswith("{") else {"error": answer}
+
+
+# What is right.
+
+
+def faults(place: Place, told: dict[str, int], before: int, found: dict[str, Any]) -> list[str]:
+    """Return what is wrong with what was found."""
+    if "error" in found:
+        return [f"it cannot be opened: {found['error']}"]
+    if place.kind == "threads":
+        return faults_of_threads(told, found["rows"], place.sync)
+    had = max(before, told.get("had", 0))
+    most = max(had, told.get("tried", 0)) + 1
+    least = before if place.sync == "interval" else had
+    n, wrong = found["offered"] // N, []
+    if found["offered"] % N or not least <= n <= most:
+        wrong.append(f"{least} to {most} batches were acknowledged, {found['offered'] / N} found")
+    if sorted(found["rows"]) != kept(place.kind, n):
+        wrong.append(f"other rows than of {n} batches")
+    if "saved" in found:
+        if found["saved"] < told.get("saved", 0):
+            wrong.append(f"{told['saved']} were saved, {found['saved']} found")
+        if sorted(found["saved_rows"]) != kept(place.kind, found["saved"]):
+            wrong.append(f"other rows saved than of {found['saved']} batches")
+    return wrong
+
+
+def faults_of_threads(told: dict[str, int], rows: list[int], sync: str) -> list[str]:
+    """Each batch is there as a whole, and those of each thread from the first one on."""
+    batches = [number // N for number in rows[::N]]
+    if rows != [number for k in batches for number in range(k * N, (k + 1) * N)]:
+        return ["batches of threads are torn"]
+    wrong = []
+    for thread in range(THREADS):
+        mine = [k // THREADS for k in batches if k % THREADS == thread]
+        n = told.get(str(thread), 0)
+        if mine != list(range(len(mine))) or len(mine) > n + 1:
+            wrong.append(f"thread {thread} told {n}, {mine} found")
+        elif sync != "interval" and len(mine) < n:
+            wrong.append(f"thread {thread} told {n}, {len(mine)} found")
+    return wrong
 
 
 def kill_loop(folder: Path, n_kills: int, seed: int) -> dict[str, Any]:
-    """Return how many batches were found after each kill, and what was found wrong."""
+    """Return how often each place was killed, how often that was right, and what was wrong."""
+    torch.set_num_threads(1)
+    journal._LEAST, journal._OUTGROWN, journal._INTERVAL = 20_000, 1, 0.05
     pick = random.Random(seed)
-    rb = fifo_buffer(N)  # once here, for what is loaded late
-    rb.extend(rows_of(0))
-    n_found = {kind: [0] for kind in KINDS}
+    for kind in KINDS:  # once here, for what is loaded late
+        make(kind).extend(rows_of(0))
+    n_found: dict[Path, int] = {}
+    killed = {name: [0, 0] for name in PLACES}
     wrong: list[str] = []
     for i in range(n_kills):
-        kind = KINDS[i % 2]
-        sync = ("never", "always", "interval")[i // 2 % 3]
-        path, before = folder / kind, n_found[kind][-1]
-        child, pipe = forked(kind, path, sync)
-        if i % 4:  # others while it starts, and recovers
+        name = [*PLACES][i % len(PLACES)]
+        kind = {"threads": "threads", "rank": "best"}.get(name, pick.choice(KINDS))
+        group = name if name in ("threads", "rank") else kind
+        path = folder / f"{group}.journal"
+        if name == "threads":
+            for each in folder.glob("threads.*"):
+                each.unlink()
+        sync = "always" if name == "rank" else pick.choice(SYNCS)
+        place = Place(name, kind, path, sync, random.Random(pick.random()))
+        child, pipe = forked(lambda tell, name=name, place=place: PLACES[name](place, tell))
+        if name == "load":
+            time.sleep(pick.uniform(0.0, 0.05))
+        else:
             select.select([pipe], [], [], 60.0)
-        time.sleep(0.25 * pick.random())
-        status = os.waitpid(child, os.WNOHANG)
-        if status != (0, 0):
-            wrong.append(f"{kind} after {before}: it ended with {status}")
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        told = max(before, acknowledged(pipe, before))
-        found = forked_look(kind, path)
-        n_found[kind].append(found["batches"])
-        at_least = before if sync == "interval" else told
-        if not at_least <= found["batches"] <= told + 1:
-            wrong.append(f"{kind}, {sync}: {told} were acknowledged, {found['batches']} found")
-        if found["rows"] != kept(kind, found["batches"]):
-            wrong.append(f"{kind}, {sync}: other rows than of {found['batches']} batches")
-    return {"batches": n_found, "wrong": wrong}
-
-
-def forked_look(kind: str, path: Path) -> dict[str, Any]:
-    """What a process finds that opens the journal."""
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            rb = make(kind, path, "never")
-            rows = rb.storage[:]["x"].tolist() if len(rb) else []
-            offered = n_offered(rb)
-            answer = {"batches": offered // N, "rows": sorted(rows)}
-            assert offered % N == 0
-            os.write(write, json.dumps(answer).encode())
-        finally:
-            os._exit(0)
-    os.close(write)
-    with open(read, "rb") as stream:
-        answer = stream.read()
-    os.waitpid(child, 0)
-    return dict(json.loads(answer or b'{"batches": -1, "rows": []}'))
+            time.sleep(pick.uniform(0.0, 0.1))
+        has_ended = os.waitpid(child, os.WNOHANG) != (0, 0)
+        if not has_ended:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+        told, found = told_by(pipe), look(place)
+        found_wrong = [f"it ended by itself: {told}"] if has_ended else []
+        found_wrong += faults(place, told, n_found.get(path, 0), found)
+        n_found[path] = found.get("offered", 0) // N
+        killed[name][0] += 1
+        killed[name][1] += not found_wrong
+        wrong += [f"{i}: {name}, {kind}, {sync}: {each}" for each in found_wrong]
+    batches = {path.stem: n for path, n in n_found.items()}
+    return {"killed": killed, "wrong": wrong, "batches": batches}
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    journal._LEAST, journal._INTERVAL = 20_000, 0.05
     print(json.dumps(kill_loop(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))))
