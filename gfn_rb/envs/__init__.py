@@ -3,7 +3,7 @@
 from gfn_rb.envs.base import GFNEnv
 from gfn_rb.envs.bayesian_dag import BayesianDAG
 from gfn_rb.envs.bit_sequence import BitSequence
-from gfn_rb.envs.continuous import ContinuousEnv, Line
+from gfn_rb.envs.continuous import Box, ContinuousEnv, Line
 from gfn_rb.envs.deceptive_grid import DeceptiveGrid
 from gfn_rb.envs.enumerable import EnumerableEnv, uniform_log_pf
 from gfn_rb.envs.grid import GridEnv
@@ -15,6 +15,7 @@ from gfn_rb.envs.tfbind8 import TFBind8
 __all__ = [
     "BayesianDAG",
     "BitSequence",
+    "Box",
     "ConditionalHyperGrid",
     "ContinuousEnv",
     "DeceptiveGrid",

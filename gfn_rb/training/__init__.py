@@ -3,6 +3,7 @@
 from gfn_rb.training.config import (
     BayesianDAGConfig,
     BitSequenceConfig,
+    BoxConfig,
     ConditionalHyperGridConfig,
     DeceptiveGridConfig,
     HyperGridConfig,
@@ -48,6 +49,7 @@ __all__ = [
     "BackwardPolicy",
     "BayesianDAGConfig",
     "BitSequenceConfig",
+    "BoxConfig",
     "ConditionalHyperGridConfig",
     "ConditionalLogZ",
     "DeceptiveGridConfig",

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal, get_origin, get_type_hints
 from gfn_rb.envs import (
     BayesianDAG,
     BitSequence,
+    Box,
     ConditionalHyperGrid,
     DeceptiveGrid,
     GFNEnv,
@@ -45,9 +46,11 @@ from gfn_rb.training.priority_rules import PRIORITY, PriorityRule
 from gfn_rb.training.rules import (
     PLAIN,
     Floats,
+    NonNegativeFloat,
     OptionalFiniteFloat,
     OptionalFloat,
     OptionalInt,
+    OptionalShare,
     OptionalWord,
     PositiveFloat,
     PositiveInt,
@@ -499,6 +502,40 @@ class LineConfig(TrainConfig):
     """Adam's learning rate for log Z."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class BoxConfig(TrainConfig):
+    """Step over the unit square to its rewarded corners (Lahlou et al. 2023)."""
+
+    env: ClassVar[str] = "box"
+    env_type: ClassVar[type[GFNEnv]] = Box
+    distance_p: ClassVar[float] = 1.0
+
+    delta: PositiveFloat = 0.25
+    """Length of a step."""
+    r0: float = 0.1
+    """Reward everywhere."""
+    r1: float = 0.5
+    """Reward added in the outer bands."""
+    r2: float = 2.0
+    """Reward added in the inner bands."""
+    compact: CompactName = "none"
+    """How items are stored: whole, or, of trajectories, by their actions alone. Real numbers
+    are not made narrow."""
+    backward: BackwardName = "uniform"
+    """Backward policy: learned, or (uniform) equal density of all angles."""
+    regression: RegressionName = "linex"
+    """What residuals cost, squared or linex, of which fresh trajectories leave no bias in log Z."""
+    replay_ratio: NonNegativeFloat = 0.0
+    """Replayed items per fresh one, none by default: some walks have far too little flow, and
+    replayed they drive log Z up."""
+    log_z: OptionalFiniteFloat = 0.0
+    """Initial log Z, in nats; None fits the first batch."""
+    lr_log_z: PositiveFloat = 0.02
+    """Adam's learning rate for log Z."""
+    lr_end: OptionalShare = 0.05
+    """What is left of both learning rates after anneal-steps steps, as a share."""
+
+
 CONFIGS: dict[str, type[TrainConfig]] = {
     config.env: config
     for config in (
@@ -510,5 +547,6 @@ CONFIGS: dict[str, type[TrainConfig]] = {
         RNABindingConfig,
         BayesianDAGConfig,
         LineConfig,
+        BoxConfig,
     )
 }

@@ -13,7 +13,7 @@ from torch.nn.functional import softplus
 
 from gfn_rb import keys
 from gfn_rb.envs.continuous import ContinuousEnv
-from gfn_rb.numerics.mixtures import normal_mixture
+from gfn_rb.numerics.mixtures import BetaMixture, normal_mixture
 from gfn_rb.training.networks import StateNetwork, Trunk
 
 _MIN_SCALE = 1e-2
@@ -21,16 +21,17 @@ _ONE = math.log(math.e - 1)  # whose softplus is 1
 
 
 class MixturePolicy(StateNetwork):
-    """A perceptron that gives logits of kinds, and a mixture of normal densities of parameters.
+    """A perceptron that gives logits of kinds, and a mixture of densities of parameters.
 
-    It says how these depart from the environment's reference, in units of its standard deviation.
+    They are normal, and it says how they depart from the environment's reference, in units of its
+    standard deviation; or beta densities where the environment has bounds.
 
     Args:
         env: see :class:`~gfn_rb.training.networks.StateNetwork`, as ``hidden`` and ``trunk``.
         hidden: likewise.
         trunk: likewise.
         is_backward: whether it is P_B, of the moves that led to a state.
-        n_components: normal distributions in the mixture.
+        n_components: distributions in the mixture.
     """
 
     def __init__(
@@ -46,18 +47,23 @@ class MixturePolicy(StateNetwork):
         k, n_kinds = env.action_shape[0] - 1, env.n_actions - is_backward
         self._shape = (-1, n_components, k)
         self._sizes = (n_kinds, n_components, n_components * k, n_components * k)
-        self._reference = env.reference
+        self._reference, self._bounds = env.reference, env.bounds
         super().__init__(env, keys.LOGITS, sum(self._sizes), hidden, trunk)
 
     def get_dist(self, tensordict: TensorDictBase) -> Distribution:
         """Write "logits", and return the density of parameters. See :class:`gfn_rb.Sampler`."""
         out = super().forward(tensordict).get(keys.LOGITS)
-        logits, log_weight, mean, scale = out.split(self._sizes, 1)
+        logits, log_weight, *outs = out.split(self._sizes, 1)
         tensordict.set(keys.LOGITS, logits)
-        reference = self._reference(tensordict.get(keys.STATE), self.is_backward)
+        first, second = (each.view(self._shape) for each in outs)
+        scale = softplus(second + _ONE) + _MIN_SCALE
+        state = tensordict.get(keys.STATE)
+        if (bounds := self._bounds(state, self.is_backward)) is not None:
+            alpha = softplus(first + _ONE) + _MIN_SCALE
+            return BetaMixture(log_weight, alpha, scale, *bounds)
+        reference = self._reference(state, self.is_backward)
         center, unit = reference.mean[:, None], reference.stddev[:, None]
-        scale = softplus(scale.view(self._shape) + _ONE) + _MIN_SCALE
-        return normal_mixture(log_weight, center + unit * mean.view(self._shape), unit * scale)
+        return normal_mixture(log_weight, center + unit * first, unit * scale)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write the logits of kinds."""

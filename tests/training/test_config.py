@@ -41,6 +41,7 @@ from gfn_rb.training.session.manager_hooks import BASELINE, FEED, SEND
 ENVIRONMENTS = [
     "bayesian_dag",
     "bit_sequence",
+    "box",
     "conditional_hypergrid",
     "deceptive_grid",
     "hypergrid",

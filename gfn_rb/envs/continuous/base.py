@@ -11,6 +11,7 @@ from torch.distributions import Distribution
 from torchrl.data import Unbounded
 
 from gfn_rb.envs.base import GFNEnv
+from gfn_rb.errors import ArgumentError
 from gfn_rb.numerics.near.hashing import equal_bits
 from gfn_rb.shapes import Bool, Float, Int64, Shaped
 
@@ -26,8 +27,8 @@ class ContinuousEnv(GFNEnv):
     A state that one move from the source led to has no other parent. The backward probability of
     that move is 1, and no density: ``from_source`` tells where that is so.
 
-    A subclass defines ``from_source`` and ``reference`` beside what it does for ``GFNEnv``; its
-    ``_move`` and ``_undo`` get whole actions.
+    A subclass defines ``from_source`` and ``reference`` beside what it does for ``GFNEnv``, and
+    ``bounds`` if its parameters have some; its ``_move`` and ``_undo`` get whole actions.
 
     Args:
         source_state: see :class:`GFNEnv`, as all that follow but ``n_parameters``.
@@ -84,6 +85,19 @@ class ContinuousEnv(GFNEnv):
             is_backward: which of the two.
         """
 
+    def bounds(
+        self, state: Shaped[Tensor, "n *state"], is_backward: bool = False
+    ) -> tuple[Float[Tensor, "n k"], Float[Tensor, "n k"]] | None:
+        """Return the lowest and the highest parameters of moves; None where they have no bounds.
+
+        A parameter whose bounds are equal is known, and has no density.
+
+        Args:
+            state: see ``reference``, as ``is_backward``.
+            is_backward: likewise.
+        """
+        return None
+
     def kind(self, action: Float[Tensor, "*n k1"]) -> Int64[Tensor, "*n"]:
         """Return the kind of each action."""
         return action[..., 0].long()
@@ -111,6 +125,23 @@ class ContinuousEnv(GFNEnv):
     def fingerprint(self, state: Shaped[Tensor, "n *state"]) -> Int64[Tensor, "n"]:
         """Hash the bits of the numbers. See the base class."""
         return super().fingerprint(equal_bits(state).reshape(state.shape))
+
+    def _check_legal(
+        self, state: Tensor, action: Shaped[Tensor, "n *action"], steps: Bool[Tensor, "n"]
+    ) -> None:
+        super()._check_legal(state, action, steps)
+        if (bounds := self.bounds(state)) is None:
+            return
+        low, high = bounds
+        moves = steps & (self.kind(action) != self.exit_action)
+        off = torch.maximum(low - action[:, 1:], action[:, 1:] - high).amax(1)
+        bad = moves & (off > 1e-5)  # of rounding
+        if bad.any():
+            row = int(bad.nonzero()[0])
+            raise ArgumentError(
+                f"action must be within the bounds of its state, {low[row].tolist()} to "
+                f"{high[row].tolist()}, got {action[row].tolist()} in row {row}"
+            )
 
     def _set_specs(self) -> None:
         super()._set_specs()

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torch.testing import assert_close
+
+from gfn_rb import Sampler
+from gfn_rb.envs import Box
+from gfn_rb.envs.conformance import ContinuousEnvConformance
+from gfn_rb.errors import ArgumentError
+from gfn_rb.rollout import trajectory_log_probs
+from gfn_rb.training import MixturePolicy
+
+
+class TestBox(ContinuousEnvConformance):
+    def make_env(self) -> Box:
+        return Box()
+
+
+class TestOneStep(ContinuousEnvConformance):
+    def make_env(self) -> Box:
+        return Box(1.0)
+
+
+def test_rewards_integrate_to_z():
+    env = Box(r0=0.2, r1=0.4, r2=3.0)
+    axis = (torch.arange(1000) + 0.5) / 1000
+    reward = env.log_reward(torch.cartesian_prod(axis, axis)).exp()
+    assert float(reward.mean().log()) == pytest.approx(env.true_log_z, abs=1e-3)
+    assert env.true_log_z == math.log(0.2 + 0.1 + 0.12)
+
+
+@pytest.mark.parametrize("delta", [0.5, 1.0])
+def test_densities_are_of_the_measure_in_which_z_is_the_mean_reward(delta):
+    """Weights R(x) P_B / P_F of walks have a mean of Z, whatever the policies."""
+    env = Box(delta)
+    torch.manual_seed(0)
+    policies = [MixturePolicy(env, (8,), is_backward=is_backward) for is_backward in (False, True)]
+    rows = Sampler(policies[0]).sample_trajectories(env, 20_000, epsilon=0.5, save_logprobs=True)
+    log_pb = trajectory_log_probs(policies[1], env, rows).detach().sum(1)
+    weight = (rows.log_reward + log_pb - rows.log_prob.sum(1)).exp()
+    error = float(weight.std()) / len(weight) ** 0.5
+    assert error < 0.05 * math.exp(env.true_log_z)
+    assert float(weight.mean()) == pytest.approx(math.exp(env.true_log_z), abs=4 * error)
+
+
+def test_steps_stay_within_the_square():
+    env = Box(0.25)
+    state = torch.tensor([[0.0, 0.0], [0.9, 0.5], [0.5, 0.95], [0.1, 0.3], [0.9, 0.95]])
+    low, high = env.bounds(state)
+    angle = [0.0, math.acos(0.4), 0.0, 0.0]
+    assert_close(low[:4, 0], torch.tensor(angle))
+    assert_close(high[:4, 0], torch.tensor([math.pi / 2] * 2 + [math.asin(0.2), math.pi / 2]))
+    assert_close(low[:, 1], torch.tensor([0.0] + [0.03125] * 4))
+    assert (high[:, 1] == 0.03125).all()
+    assert env.forward_mask(state).tolist() == [
+        [True, False],
+        [True, True],
+        [True, True],
+        [True, True],
+        [False, True],  # within a step of the corner
+    ]
+    low, high = env.bounds(state[3:4], is_backward=True)
+    assert_close(low[:, 0], torch.tensor([math.acos(0.4)]))
+    assert_close(high[:, 0], torch.tensor([math.pi / 2]))
+
+
+def test_modes_are_the_inner_bands():
+    env = Box()
+    state = torch.tensor([[0.15, 0.15], [0.15, 0.85], [0.85, 0.11], [0.88, 0.88], [0.15, 0.5]])
+    assert env.modes_reached(state).tolist() == [0, 1, 2, 3]
+    assert_close(env.log_reward(state).exp(), torch.tensor([2.6, 2.6, 2.6, 2.6, 0.1]))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"delta": 1.5}, "delta must be at most 1, got 1.5"),
+        ({"delta": 0.0}, "delta must be positive and finite, got 0.0"),
+        ({"r1": -1.0}, "r1 must be positive and finite, got -1.0"),
+    ],
+)
+def test_arguments_out_of_range_are_named(arguments, message):
+    with pytest.raises(ArgumentError, match=message):
+        Box(**arguments)
+
+
+def test_moves_beyond_their_bounds_are_refused():
+    env = Box()
+    td = env.reset(TensorDict(batch_size=[1]))
+    td["state"] = torch.tensor([[0.9, 0.5]])
+    for angle, half_square in ((0.5, 0.03125), (1.5, 0.02)):
+        td["action"] = torch.tensor([[0.0, angle, half_square]])
+        with pytest.raises(ArgumentError, match="action must be within the bounds of its state"):
+            env.step(td)
