@@ -50,6 +50,7 @@ from gfn_rb.training.rules import (
     OptionalFiniteFloat,
     OptionalFloat,
     OptionalInt,
+    OptionalPositiveFloat,
     OptionalShare,
     OptionalWord,
     PositiveFloat,
@@ -534,6 +535,8 @@ class BoxConfig(TrainConfig):
     """Adam's learning rate for log Z."""
     lr_end: OptionalShare = 0.05
     """What is left of both learning rates after anneal-steps steps, as a share."""
+    clip_grad_norm: OptionalPositiveFloat = 5.0
+    """Gradients longer than this, as single walks give with linex, are shortened to it."""
 
 
 CONFIGS: dict[str, type[TrainConfig]] = {
