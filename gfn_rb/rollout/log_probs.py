@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
+from torchrl.modules import set_recurrent_mode
 
 from gfn_rb import keys
 from gfn_rb.containers import Trajectories, Transitions
+from gfn_rb.containers.convert import flipped
 from gfn_rb.envs.continuous import ContinuousEnv
 from gfn_rb.envs.core import GFNCore
 from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
 from gfn_rb.rollout.categorical import masked_log_softmax
 from gfn_rb.rollout.parameters import Parameters
+from gfn_rb.rollout.recurrence import advance, hidden_before, hidden_keys, require_memoryless
 from gfn_rb.shapes import Bool, Float, Int64, Shaped
 
 
@@ -59,6 +63,7 @@ def policy_logits(
         KeyMismatchError: the policy wrote no "logits".
         ShapeError: it wrote another number of them.
     """
+    require_memoryless(policy)
     return _logits(policy, policy(_asked(state, condition)), n_actions)
 
 
@@ -68,15 +73,30 @@ def policy_says(
     state: Shaped[Tensor, "n *state"],
     condition: Shaped[Tensor, "n *condition"] | None,
     n_actions: int,
+    hidden: TensorDictBase | None = None,
 ) -> tuple[Float[Tensor, "n actions"], Parameters | None]:
     """Return the logits of a policy, and the parameters of actions where these have some.
+
+    Args:
+        policy: a forward or backward policy.
+        env: the environment.
+        state: what the policy is asked about.
+        condition: one condition per state.
+        n_actions: how many logits it writes.
+        hidden: what a recurrent policy carries, which is changed to what it carries on. See
+            :func:`gfn_rb.rollout.recurrence.hidden_before`.
 
     Raises:
         KeyMismatchError, ShapeError: see :func:`policy_logits`; or the density is of another shape.
         ArgumentError: the policy gives none.
     """
+    if hidden is not None:
+        td = policy(_asked(state, condition).update(hidden))
+        advance(hidden, policy, td)
+        return _logits(policy, td, n_actions), None
     if not isinstance(env, ContinuousEnv):
         return policy_logits(policy, state, condition, n_actions), None
+    require_memoryless(policy)
     if not hasattr(policy, "get_dist"):
         raise ArgumentError(
             f"policy must have a method get_dist, as a ProbabilisticTensorDictSequential has, for "
@@ -89,25 +109,27 @@ def policy_says(
 
 
 def _asked(
-    state: Shaped[Tensor, "n *state"], condition: Shaped[Tensor, "n *condition"] | None
+    state: Shaped[Tensor, "*n_state"],
+    condition: Shaped[Tensor, "*n_condition"] | None,
+    batch_dims: int = 1,
 ) -> TensorDict:
     source = {keys.STATE: state}
     if condition is not None:
         source[keys.CONDITION] = condition
-    return TensorDict(source, batch_size=state.shape[:1])
+    return TensorDict(source, batch_size=state.shape[:batch_dims])
 
 
 def _logits(
     policy: TensorDictModuleBase, td: TensorDictBase, n_actions: int
-) -> Float[Tensor, "n actions"]:
+) -> Float[Tensor, "*n actions"]:
     logits = td.get(keys.LOGITS, None)
     if logits is None:
         raise KeyMismatchError(
             f"policy must write {keys.LOGITS!r}, {type(policy).__name__} did not"
         )
-    if logits.shape != (len(td), n_actions):
+    if logits.shape != (*td.batch_size, n_actions):
         raise ShapeError(
-            f"policy must write {keys.LOGITS!r} of shape {[len(td), n_actions]}, got "
+            f"policy must write {keys.LOGITS!r} of shape {[*td.batch_size, n_actions]}, got "
             f"{list(logits.shape)} from {type(policy).__name__}"
         )
     return logits
@@ -172,7 +194,7 @@ def trajectory_log_probs(
     A forward policy gives log P_F(s_{t+1} | s_t) at every step; a backward policy
     log P_B(s_t | s_{t+1}) at every step but the exit, where it is 0, as the sink has no other
     way back. Each value stands at the action's own place in its row, whichever way that row runs.
-    The network is called once, on the real steps alone.
+    The network is called once, on the real steps alone; a recurrent one on whole rows.
 
     Args:
         policy: a forward or backward policy.
@@ -187,6 +209,8 @@ def trajectory_log_probs(
         KeyMismatchError, ShapeError: it wrote no logits, or a wrong number of them.
     """
     is_backward = require_direction(policy)
+    if hidden_keys(policy):
+        return _recurrent_log_probs(policy, env, trajectories)
     action, steps = trajectories.action, trajectories.real_steps
     if is_backward:
         steps = steps & (env.kind(action) != env.exit_action)
@@ -195,6 +219,32 @@ def trajectory_log_probs(
     condition = None if trajectories.condition is None else trajectories.condition[row]
     chosen = taken_log_probs(policy, env, state, condition, action[row, step])
     return chosen.new_zeros(steps.shape).index_put((row, step), chosen)
+
+
+def _recurrent_log_probs(
+    policy: TensorDictModuleBase, env: GFNCore, trajectories: Trajectories
+) -> Float[Tensor, "n T"]:
+    """Compute what ``trajectory_log_probs`` does: all steps at once, in TorchRL's recurrent mode.
+
+    Padding comes after the real steps, so that these do not depend on it.
+    """
+    rows = trajectories.forward()
+    hidden_before(policy, env, rows.state[:, 0])  # raises
+    condition, shape = rows.condition, rows.action.shape[:2]
+    if condition is not None:
+        condition = condition[:, None].expand(*shape, *condition.shape[1:])
+    td = _asked(rows.state[:, :-1], condition, batch_dims=2)
+    first = torch.arange(shape[1], device=rows.device) == 0
+    td.set(keys.IS_INIT, first[:, None].expand(*shape, 1))
+    with set_recurrent_mode(True):
+        logits = _logits(policy, policy(td), env.n_actions)
+    row, step = rows.real_steps.nonzero(as_tuple=True)
+    log_p = masked_log_softmax(logits[row, step], env.forward_mask(rows.state[row, step]))
+    chosen = log_p.gather(1, rows.action[row, step][:, None]).squeeze(1)
+    out = chosen.new_zeros(shape).index_put((row, step), chosen)
+    if trajectories.is_backward is None:
+        return out
+    return flipped(out, rows.length, trajectories.is_backward)
 
 
 def transition_log_probs(

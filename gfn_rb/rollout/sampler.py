@@ -32,6 +32,10 @@ class Sampler:
             :class:`~gfn_rb.envs.ContinuousEnv` it has a method ``get_dist(tensordict)``, as a
             ``ProbabilisticTensorDictSequential`` has, which writes the logits of kinds and returns
             a distribution of parameters, batch shape [n], event shape [k], its mean in its support.
+            A forward policy may be recurrent, as one with TorchRL's ``GRUModule`` is: what it
+            writes under "next" and reads, beside "is_init", is carried from step to step from the
+            source on. Losses on trajectories call it once, on [n, T] states in TorchRL's recurrent
+            mode.
 
     Raises:
         ArgumentError: ``policy`` does not say which way it goes.

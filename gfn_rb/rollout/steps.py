@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 import torch
+from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
@@ -15,6 +16,7 @@ from gfn_rb.errors import ArgumentError
 from gfn_rb.rollout.categorical import Exploration, draw, explain_no_draw
 from gfn_rb.rollout.log_probs import legal_actions, policy_says
 from gfn_rb.rollout.parameters import Parameters
+from gfn_rb.rollout.recurrence import hidden_before
 from gfn_rb.shapes import Float, Int64, Shaped
 
 
@@ -110,18 +112,23 @@ class Steps:
 
 
 class _Rows(NamedTuple):
-    """The trajectories under way: which they are, where they are, and their conditions."""
+    """The trajectories under way: which they are, where they are, and their conditions.
+
+    Beside them stands what a recurrent policy carries.
+    """
 
     row: Tensor
     state: Tensor
     condition: Tensor | None
+    hidden: TensorDictBase | None
 
     def take(self, rest: Int64[Tensor, "l"]) -> _Rows:
         """Return the rows that go on; all of them without a copy."""
         if len(rest) == len(self.row):
             return self
         condition = None if self.condition is None else self.condition[rest]
-        return _Rows(self.row[rest], self.state[rest], condition)
+        hidden = None if self.hidden is None else self.hidden[rest]
+        return _Rows(self.row[rest], self.state[rest], condition, hidden)
 
 
 @dataclass(frozen=True)
@@ -143,16 +150,26 @@ class Walk:
     save_estimator_outputs: bool
 
     def draw(
-        self, state: Shaped[Tensor, "k *state"], condition: Shaped[Tensor, "k *condition"] | None
+        self,
+        state: Shaped[Tensor, "k *state"],
+        condition: Shaped[Tensor, "k *condition"] | None,
+        hidden: TensorDictBase | None = None,
     ) -> ActionDraw:
         """Draw one action per state.
+
+        Args:
+            state: states with at least one legal action each.
+            condition: one condition per state.
+            hidden: see :func:`gfn_rb.rollout.log_probs.policy_says`.
 
         Raises:
             ArgumentError: a state has no legal action.
             NaNError: the logits give no distribution.
         """
         mask = legal_actions(self.policy, self.env, state)
-        logits, parameters = policy_says(self.policy, self.env, state, condition, mask.shape[1])
+        logits, parameters = policy_says(
+            self.policy, self.env, state, condition, mask.shape[1], hidden
+        )
         p = self.exploration.probabilities(logits, mask)
         kind = draw(p.detach(), self.exploration.generator)
         if kind is None:
@@ -191,19 +208,20 @@ class Walk:
             Every state with the action drawn there, the last states left out.
 
         Raises:
-            ArgumentError: a state has no legal action, or a row has no end within
-                ``env.max_length`` actions.
+            ArgumentError: a state has no legal action, a row has no end within
+                ``env.max_length`` actions, or a recurrent policy cannot go this way.
             NaNError: the logits give no distribution.
         """
         is_backward = self.policy.is_backward
         steps = Steps(len(state), first=int(is_backward), device=state.device)
-        at = _Rows(torch.arange(len(state), device=state.device), state, condition)
+        row = torch.arange(len(state), device=state.device)
+        at = _Rows(row, state, condition, hidden_before(self.policy, self.env, state))
         if is_backward:
             at = self._past_source(at)
         for _ in range(self.env.max_length + 1):
             if not len(at.row):
                 return steps
-            drawn = self.draw(at.state, at.condition)
+            drawn = self.draw(at.state, at.condition, at.hidden)
             steps.add(at.row, at.state, drawn)
             at = (self._undo if is_backward else self._move)(at, drawn.action)
         raise ArgumentError(
