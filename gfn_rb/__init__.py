@@ -57,4 +57,4 @@ __all__ = [
     "transition_buffer",
 ]
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -187,7 +187,9 @@ def _conclude(result: RunResult | None) -> int:
     print(f"report   {folder.report}")
     print(f"metrics  {folder.metrics}")
     print(f"go on    {folder.how_to_resume()} --steps {2 * result.trainer.steps_done}")
-    return 0
+    for why in result.unwritten:
+        print(f"gfn-rb: not written at the end: {why}", file=sys.stderr)
+    return int(bool(result.unwritten))
 
 
 def _print(*tables: Any) -> None:

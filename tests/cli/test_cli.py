@@ -20,6 +20,7 @@ import gfn_rb
 from gfn_rb import cli
 from gfn_rb.checkpoint import load_state
 from gfn_rb.cli import commands, main
+from gfn_rb.errors import CheckpointError
 from gfn_rb.training import Trainer, report
 from gfn_rb.training.config import CONFIGS
 from gfn_rb.training.session.folder import RunFolder, read_metrics
@@ -105,6 +106,18 @@ def test_a_run_with_a_secret_goes_on_with_it_alone(capsys, monkeypatch, tmp_path
     assert "9 steps of 8" in capsys.readouterr().out
     for path in Path("run").iterdir():
         assert bytes(range(32)) not in path.read_bytes()
+
+
+def test_what_is_not_written_at_the_end_is_a_failure_beside_the_results(capsys, monkeypatch):
+    def full(self, path):
+        raise CheckpointError(f"cannot write {path}: No space left on device")
+
+    monkeypatch.setattr(Trainer, "save", full)
+    assert main([*GRID, "--steps", "2", "--out", "run"]) == 1
+    out, err = capsys.readouterr()
+    assert "hypergrid, 2 steps of 8" in out
+    assert "gfn-rb: not written at the end: CheckpointError: cannot write run/checkpoint" in err
+    assert [row["step"] for row in read_metrics(Path("run/metrics.csv"))] == ["0", "2"]
 
 
 TOGETHER = (  # so that each option has an effect

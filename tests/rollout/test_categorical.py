@@ -63,7 +63,7 @@ def test_noise_is_gaussian_on_each_logit():
     p = Exploration(noise=0.5, generator=seeded()).probabilities(logits, mask).log()
     log_ratio = (p[:, 1] - p[:, 0]).numpy()
     # the difference of two logits with noise of standard deviation 0.5 each
-    assert kstest(log_ratio, "norm", args=(2.0, 0.5 * math.sqrt(2))).pvalue > 1e-3
+    assert kstest((log_ratio - 2.0) / (0.5 * math.sqrt(2)), "norm").pvalue > 1e-3
 
 
 @pytest.mark.parametrize("name", ["epsilon", "temperature", "noise", "exit_bias"])

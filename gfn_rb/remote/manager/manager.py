@@ -29,7 +29,8 @@ from gfn_rb.errors import ArgumentError, CheckpointError, PeerLostError
 from gfn_rb.remote.feeding.subscriber import Feeder
 from gfn_rb.remote.manager.baseline import Baseline, MinBaseline
 from gfn_rb.remote.manager.baseline_keeper import BaselineKeeper
-from gfn_rb.remote.manager.handler import BatchHandler, Duplicates, MessageHandler
+from gfn_rb.remote.manager.batches import BatchHandler, Duplicates
+from gfn_rb.remote.manager.handler import MessageHandler
 from gfn_rb.remote.protocol.channel import FrameChannel
 from gfn_rb.remote.protocol.membership import Membership
 from gfn_rb.remote.protocol.messages import (
@@ -203,6 +204,9 @@ class ReplayBufferManager:
         Args:
             timeout: stop after so many seconds all the same; None for never.
             stepped: called after each message, and now and then where there is none.
+
+        Raises:
+            CheckpointError: it cannot save at the end, when all else is done.
         """
         self._workers.restart_silence()
         self._handler.tell_peers()  # which may have known an earlier one in its place

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
+from functools import cached_property
 from typing import Any
 
 from tensordict import TensorDictBase
@@ -16,9 +17,8 @@ from gfn_rb.errors import GfnRbError, PeerLostError, RemoteError, TransportTimeo
 from gfn_rb.remote.protocol.channel import FrameChannel, ReceivedFrame
 from gfn_rb.remote.protocol.data_tags import DataTag, data_tag, is_shared, release_tag
 from gfn_rb.remote.protocol.membership import LOST, Membership
-from gfn_rb.remote.protocol.messages import PROTOCOL, Kind, is_number, remote_error
+from gfn_rb.remote.protocol.messages import PROTOCOL, Kind
 from gfn_rb.remote.protocol.ownership import shares
-from gfn_rb.remote.protocol.rows import check_rows
 from gfn_rb.remote.worker.accounts import (
     Reply,
     SentBatch,
@@ -26,21 +26,13 @@ from gfn_rb.remote.worker.accounts import (
     UnansweredBatches,
     WorkerStatistics,
 )
-from gfn_rb.remote.worker.answers import (
-    answer_of,
-    baseline_of,
-    outcomes_of,
-    scores_of,
-    wanted_of,
-)
+from gfn_rb.remote.worker.answers import Answers
 from gfn_rb.remote.worker.feed_split import FeedSplit
 from gfn_rb.transports.base import Transport
 from gfn_rb.transports.deadline import Deadline, Grace
 from gfn_rb.writers.rows import select_rows
 
 log = logging.getLogger(__name__)
-
-_ANSWERS = {Kind.HELLO: Kind.WELCOME, Kind.FETCH: Kind.FEED, Kind.GOODBYE: Kind.BYE}
 
 
 class ManagerClient:
@@ -61,10 +53,6 @@ class ManagerClient:
             of the rows held here whose owner is another now. By default there are none.
         grace: what is left to wait once this rank is to stop; by default it never is.
         compact: the form that rows travel in to managers that have the same; None for whole ones.
-
-    Attributes:
-        baseline: the newest that a manager told.
-        split: how many rows each manager is to feed.
     """
 
     def __init__(
@@ -78,23 +66,30 @@ class ManagerClient:
         compact: CompactRows | None = None,
         held: Callable[[list[int], list[int]], Iterable[TensorDictBase]] | None = None,
     ) -> None:
-        self.baseline: float | None = None
         self._name = f"worker {transport.rank}"
         self._membership = Membership(managers)
         self._has_several = len(managers) > 1
         self._channel = FrameChannel(transport, compact)
         self._timeout, self._grace = timeout, Grace() if grace is None else grace
-        self._count, self._feed, self._held = statistics, feed, held
+        self._count, self._held = statistics, held
         self._hello: dict[str, Any] | None = None
-        self.split = FeedSplit(0)
         self._unanswered = UnansweredBatches(statistics)
-        self._response: dict[int, ReceivedFrame] = {}  # to a question, by manager
+        self._answers = Answers(self._name, self._unanswered, feed)
         self._n_batches = 0
 
-    @property
+    @cached_property
     def _tag(self) -> DataTag:
         """What this client sends on, and is answered on."""
         return data_tag(self._channel.transport, self)
+
+    def _release_tag(self) -> None:
+        release_tag(self._channel.transport, self)
+        vars(self).pop("_tag", None)
+
+    @property
+    def baseline(self) -> float | None:
+        """The newest that a manager told."""
+        return self._answers.baseline
 
     @property
     def managers(self) -> list[int]:
@@ -165,17 +160,14 @@ class ManagerClient:
         Raises:
             GfnRbError: see :meth:`ReplayBufferWorker.connect`.
         """
-        self.split = FeedSplit(0 if terms is None else terms["quota"])
-        self._hello = {
-            "protocol": PROTOCOL,
-            "subscription": terms,
-            "rows": self._channel.row_form,
-        }
+        self._answers.split = FeedSplit(0 if terms is None else terms["quota"])
+        form = self._channel.row_form
+        self._hello = {"protocol": PROTOCOL, "subscription": terms, "rows": form}
         try:
             for rank in self.managers:
                 self._welcomed(self.ask(rank, Kind.HELLO, self._hello))
         except GfnRbError as error:
-            release_tag(self._channel.transport, self)
+            self._release_tag()
             if isinstance(error, TransportTimeoutError):
                 raise TransportTimeoutError(
                     f"{error}: expected a running ReplayBufferManager there"
@@ -210,22 +202,21 @@ class ManagerClient:
         start, sent, left = time.perf_counter(), 0, [(rows, at)]
         while left and (managers := self.managers):
             rows, at = left.pop()
-            parts = [
-                each
-                for each in shares(rows, managers, self._n_batches - 1)
-                if ready is None or each[0] in ready
-            ]
+            parts = shares(rows, managers, self._n_batches - 1)
+            if ready is not None:
+                parts = [each for each in parts if each[0] in ready]
             quota: dict[int, int] = {}
             if self._has_several and batch.is_new and at is None and parts:
-                quota = self.split([rank for rank, _ in parts], self._n_batches)
+                quota = self._answers.split([rank for rank, _ in parts], self._n_batches)
             for rank, mine in parts:
                 part = rows if mine is None else select_rows(rows, mine)
                 where = at if mine is None else mine if at is None else at[mine]
                 meta: dict[str, Any] = {"id": self._tag.n_sent + 1, "store": batch.store}
                 if self._has_several:
                     meta |= {"managers": sorted(managers), "quota": quota.get(rank, 0)}
+                deadline = Deadline(self._timeout, self._grace)
                 try:
-                    self._send_share(SentShare(batch, rank, part, where, self._deadline()), meta)
+                    self._send_share(SentShare(batch, rank, part, where, deadline), meta)
                     sent += len(part)
                 except PeerLostError as error:
                     self.lose(rank, str(error))
@@ -236,26 +227,21 @@ class ManagerClient:
     def _send_share(self, share: SentShare, meta: dict[str, Any]) -> None:
         if not self._membership.is_present(share.manager):  # it was lost a moment ago
             raise PeerLostError(share.manager, self._membership[share.manager].why)
-        tag = self._tag
+        tag, count = self._tag, self._count
         nbytes = self._channel.send(share.manager, tag.number, Kind.ITEMS, meta, share.rows)
         # Counted only now: what could not be handed over was not sent.
         tag.n_sent += 1
         self._unanswered.add(tag.n_sent, share)
-        self._count.count(batches=1, bytes_sent=nbytes)
+        count.batches += 1
+        count.bytes_sent += nbytes
 
-    def _deadline(self) -> Deadline:
-        return Deadline(self._timeout, self._grace)
-
-    def ask(
-        self, rank: int, kind: Kind, meta: dict[str, Any], timeout: float | None = None
-    ) -> ReceivedFrame:
+    def ask(self, rank: int, kind: Kind, meta: dict[str, Any]) -> ReceivedFrame:
         """Ask a manager something, and wait for the answer.
 
         Args:
             rank: of the manager.
             kind: of the question.
             meta: what it says.
-            timeout: in seconds; by default that of the client.
 
         Raises:
             TransportTimeoutError: it does not answer.
@@ -263,18 +249,20 @@ class ManagerClient:
             RemoteError: it refuses.
             WireError: its answer cannot be read.
         """
-        deadline = Deadline(self._timeout if timeout is None else timeout, self._grace)
+        deadline = Deadline(self._timeout, self._grace)
         # A question has no number: one is open at a time, and the transport keeps the order.
-        self._response.pop(rank, None)  # to an earlier question, which nobody waits for
-        self._count.count(bytes_sent=self._channel.send(rank, self._tag.number, kind, meta))
-        if not deadline.wait(
-            lambda seconds: self._receive(seconds, rank) and rank in self._response
-        ):
+        self._post(rank, kind, meta)
+        if not deadline.wait(lambda seconds: self._receive(seconds, rank) and self._answered(rank)):
             raise TransportTimeoutError(f"rank {rank} did not answer {deadline}")
-        answer = self._response.pop(rank).checked()
-        if answer.kind != _ANSWERS[kind]:
-            raise RemoteError(rank, f"it answered {kind.name} with a frame of kind {answer.kind}")
-        return answer
+        return self._answers.take_response(rank, kind)
+
+    def _post(self, rank: int, kind: Kind, meta: dict[str, Any]) -> None:
+        """Send a question. Nobody waits for the answer to an earlier one."""
+        self._answers.response.pop(rank, None)
+        self._count.bytes_sent += self._channel.send(rank, self._tag.number, kind, meta)
+
+    def _answered(self, rank: int) -> bool:
+        return rank in self._answers.response
 
     def fetch(self, quota: int | None) -> None:
         """Ask the managers for items, and hand these on as if they came with answers.
@@ -286,9 +274,10 @@ class ManagerClient:
             RemoteError: a manager refuses.
             WireError: its answer cannot be read.
         """
-        owed = self.split.quota if quota is None else quota
+        feed_split = self._answers.split
+        owed = feed_split.quota if quota is None else quota
         while owed and self.managers:
-            split, owed = self.split(self.managers, self._n_batches, owed), 0
+            split, owed = feed_split(self.managers, self._n_batches, owed), 0
             for rank in [rank for rank in self.managers if split[rank]]:
                 try:
                     answer = self.ask(rank, Kind.FETCH, {"quota": split[rank]})
@@ -296,9 +285,7 @@ class ManagerClient:
                     self.lose(rank, str(error))
                     owed += split[rank]  # by the others
                     continue
-                self._take_fed(answer)
-                with answer_of(rank):
-                    self.split.heard(rank, wanted_of(answer.meta))
+                self._answers.take_feed(answer)
 
     def leave(self, limit: Deadline) -> None:
         """Say goodbye to all managers.
@@ -320,26 +307,25 @@ class ManagerClient:
                 *(self._name, seconds, "s" * (n > 1), ", ".join(map(str, silent))),
             )
         self._channel.flush(limit.remaining, self._membership.lost)
-        release_tag(self._channel.transport, self)
+        self._release_tag()
 
     def _ask_all(self, kind: Kind, meta: dict[str, Any], limit: Deadline) -> list[int]:
         """Ask all managers the same, and return those that have not answered in time."""
         for rank in self.managers:
-            self._response.pop(rank, None)
             try:
-                self._count.bytes_sent += self._channel.send(rank, self._tag.number, kind, meta)
+                self._post(rank, kind, meta)
             except PeerLostError as error:
                 self.lose(rank, str(error))
 
         def silent() -> list[int]:
-            return [rank for rank in self.managers if rank not in self._response]
+            return [rank for rank in self.managers if not self._answered(rank)]
 
         while silent() and limit.wait(self._receive):
             pass
         unanswered = silent()
         for rank in set(self.managers) - set(unanswered):
             try:
-                self._response.pop(rank).checked()
+                self._answers.take_response(rank, kind)
             except GfnRbError as error:
                 log.warning("%s: manager %d refuses a %s: %s", self._name, rank, kind.name, error)
         return unanswered
@@ -347,28 +333,24 @@ class ManagerClient:
     def lose(self, rank: int, why: str) -> None:
         """Count a manager as lost, and send what it owned again to those that own it now."""
         before = self.managers
-        if not self._leave(rank, why):
-            return  # another worker that is done
+        if not self._membership.leave(rank, LOST, why):
+            return  # it is lost already, or no manager but another worker that is done
+        left = f"managers {self.managers}" if self.managers else "its own buffer alone"
+        log.warning("%s: manager %d is lost: %s; going on with %s", self._name, rank, why, left)
         if self._hello is not None:
             with suppress(PeerLostError):  # it may only be slow, and answer some day
-                self._count.bytes_sent += self._channel.send(
-                    rank, self._tag.number, Kind.HELLO, self._hello
-                )
+                self._post(rank, Kind.HELLO, self._hello)
         for share in self._unanswered.withdraw(rank):
             self._count.resent += self._send_shares(share.batch, share.rows, share.at)
             self._unanswered.finish(share.batch)
-        self._send_moved(before)
+        self.send_moved(before)
 
-    def _leave(self, rank: int, why: str) -> bool:
-        """Record that a manager is lost; return whether that is news."""
-        if not self._membership.leave(rank, LOST, why):
-            return False
-        left = f"managers {self.managers}" if self.managers else "its own buffer alone"
-        log.warning("%s: manager %d is lost: %s; going on with %s", self._name, rank, why, left)
-        return True
+    def send_moved(self, before: list[int]) -> None:
+        """Send the rows held here that another manager owns than before.
 
-    def _send_moved(self, before: list[int]) -> None:
-        """Send the rows held here that another manager owns than before."""
+        Args:
+            before: the managers of then; with none, all rows are sent.
+        """
         if self._held is None or not self.managers:
             return
         for rows in self._held(before, self.managers):
@@ -376,17 +358,8 @@ class ManagerClient:
             self._count.resent += self._send_shares(batch, rows, None)
 
     def _welcomed(self, answer: ReceivedFrame) -> None:
-        """Go by what a manager answered to a greeting.
-
-        Raises:
-            RemoteError: it speaks another version, or makes no sense.
-        """
-        meta, rank = answer.meta, answer.source
-        if meta.get("protocol") != PROTOCOL:
-            raise RemoteError(rank, f"speaks {meta!s:.200}, expected protocol {PROTOCOL}")
-        with answer_of(rank):
-            self._update_baseline(meta)
-        self._channel.learn_form(rank, meta.get("rows"))
+        self._answers.take_welcome(answer)
+        self._channel.learn_form(answer.source, answer.meta.get("rows"))
 
     def _regain(self, answer: ReceivedFrame) -> None:
         """Go on with a manager that was lost, and has answered the greeting left for it."""
@@ -398,7 +371,7 @@ class ManagerClient:
             return
         self._membership.seen(answer.source)
         log.warning("%s: manager %d is back", self._name, answer.source)
-        self._send_moved(before)
+        self.send_moved(before)
 
     # Receiving.
 
@@ -423,87 +396,11 @@ class ManagerClient:
         return message is not None
 
     def _handle(self, message: ReceivedFrame) -> None:
-        source, kind = message.source, message.kind
-        # Frames are sorted by what they are, not by what is waited for: an answer to an earlier
-        # batch, or what it brings, may come while a question is open.
+        source = message.source
         self._count.bytes_received += message.nbytes
-        if not self._membership.is_present(source):
-            if kind == Kind.WELCOME and source in self._membership:
-                self._regain(message)
-            else:
-                log.warning("%s: ignored a frame of rank %d", self._name, source)
-        elif message.error is not None or kind == Kind.ERROR:
-            self._failed(message)
-        elif kind == Kind.SCORES:
-            self._scored(message)
+        if self._membership.is_present(source):
+            self._answers.take(message)
+        elif message.kind == Kind.WELCOME and source in self._membership:
+            self._regain(message)
         else:
-            self._response[source] = message
-
-    def _failed(self, message: ReceivedFrame) -> None:
-        """Close the account of a batch that is refused, or whose answer cannot be read.
-
-        Managers answer in order: what names no batch is about the oldest that this one has not
-        answered, and about a question once all batches before it are answered.
-        """
-        source, number = message.source, _number(message)
-        if number in self._unanswered.sent and number not in self._unanswered.of(source):
-            return  # of another manager, which answers for itself
-        if number < 0:
-            number = next(iter(self._unanswered.of(source)), -1)
-        if message.error is not None:
-            log.warning(
-                "%s: cannot read what manager %d sent on tag %d: %s",
-                *(self._name, source, message.tag, message.error),
-            )
-        elif number >= 0:
-            self._unanswered.errors.append(remote_error(source, message.meta.get("error")))
-        if number < 0:
-            self._response[source] = message
-        else:
-            self._unanswered.lose([number])
-
-    def _scored(self, message: ReceivedFrame) -> None:
-        meta, source, number = message.meta, message.source, _number(message)
-        try:
-            self._take_fed(message)  # which the manager gives only once
-        except RemoteError as unfed:
-            self._unanswered.errors.append(unfed)
-        sent = self._unanswered.sent.get(number)
-        if sent is None or sent.manager != source:
-            return  # given up earlier
-        # What it has passed over will not be answered: a transport keeps the order of messages
-        # between two ranks, and a manager replies to each before it takes the next.
-        self._unanswered.lose([each for each in self._unanswered.of(source) if each < number])
-        error, n = remote_error(source, meta["error"]) if "error" in meta else None, len(sent.rows)
-        try:
-            with answer_of(source):
-                outcomes, scores = outcomes_of(meta, n), scores_of(meta, message.scores, n)
-                self.split.heard(source, wanted_of(meta))
-                self._update_baseline(meta)
-                reply = Reply((source,), n, scores, outcomes, self.baseline, error)
-        except RemoteError as nonsense:
-            self._unanswered.errors.append(nonsense)
-            self._unanswered.lose([number])
-        else:
-            self._unanswered.answer(number, reply)
-
-    def _take_fed(self, message: ReceivedFrame) -> None:
-        """Hand on what a manager feeds.
-
-        Raises:
-            RemoteError: it cannot be stored.
-        """
-        if message.rows is not None:
-            with answer_of(message.source):
-                check_rows(message.rows)
-                self._feed(message.rows)
-
-    def _update_baseline(self, meta: dict[str, Any]) -> None:
-        baseline = baseline_of(meta)
-        self.baseline = self.baseline if baseline is None else baseline
-
-
-def _number(message: ReceivedFrame) -> int:
-    """Return the number of the batch that a message answers, -1 if it names none."""
-    number = message.meta.get("to")
-    return number if is_number(number) else -1
+            log.warning("%s: ignored a frame of rank %d", self._name, source)

@@ -216,6 +216,7 @@ class ReplayBufferWorker:
             require_fit(self._pending[-1], sent)
         self.connect()
         if len(rows):
+            self._sent_keys = set(sent.keys())
             if self.buffer is not None:  # whose writer may add entries
                 self.buffer.extend(shallow_copy(rows))
             self.statistics.offered += len(rows)
@@ -237,6 +238,16 @@ class ReplayBufferWorker:
         if self._pending and self._send_pending(ready):
             self.mode.after(self._client)
         return next(reversed(self._take_replies()), None)
+
+    def send_again(self) -> None:
+        """Send what the local buffer holds, whether it was sent before or not.
+
+        For a run that goes on from checkpoints: managers may have saved before they answered for
+        rows that this rank has saved. What they hold they drop. Rows are sent as those of the last
+        :meth:`extend` are, before which nothing is; where a buffer holds them in another form,
+        that is logged instead.
+        """
+        self._client.send_moved([])
 
     def fetch(self, quota: int | None = None) -> int:
         """Ask the managers for items now.
@@ -335,7 +346,6 @@ class ReplayBufferWorker:
             ready: the managers that may be sent something, by default all.
         """
         batches, self._pending = self._pending, []
-        self._sent_keys = set(batches[0].keys())
         left = sum(map(len, batches))
         try:
             rows = batches[0] if len(batches) == 1 else join_batches(batches)

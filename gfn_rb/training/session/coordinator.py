@@ -69,6 +69,7 @@ class RankCoordinator:
         peers: the other ranks that train, which are present until their results are there.
         managers: the other ranks that manage, which are present until they are done.
         results: of each training rank, as far as this one was told.
+        unwritten: why the disk did not take what ranks were to write at the end, likewise.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class RankCoordinator:
         self.peers = Membership(set(roles.workers) - {rank}, self._silence)
         self.managers = Membership(set(roles.managers) - {rank}, self._manager_silence)
         self.results: dict[int, RankResult] = {}
+        self.unwritten: dict[int, list[str]] = {}
         self._rank, self._transport, self._grace = rank, transport, grace
         self._channel = FrameChannel(transport)
         self._progress: dict[int, dict[str, int]] = {}
@@ -243,11 +245,13 @@ class RankCoordinator:
         if reporting == self._rank:
             if self._rank != self.roles.workers[0]:
                 log.warning("rank %d: reports, as those before it are lost", self._rank)
-        elif result is None:
-            self._send(reporting, _RunKind.RESULT)
+            return
+        meta: dict[str, Any] = {"unwritten": self.unwritten.get(self._rank, [])}
+        if result is None:
+            self._send(reporting, _RunKind.RESULT, meta)
         else:
             modes = TensorDict({"mode": result.modes.cpu()}, [len(result.modes)])
-            meta = {"row": result.row, "counters": result.counters}
+            meta |= {"row": result.row, "counters": result.counters}
             self._send(reporting, _RunKind.RESULT, meta, modes if len(modes) else None)
 
     def _check_counted(self) -> None:
@@ -292,6 +296,8 @@ class RankCoordinator:
         elif message.kind == _RunKind.RESULT:
             self._waiting.add(rank)
             among.leave(rank)
+            if unwritten := message.meta["unwritten"]:
+                self.unwritten[rank] = unwritten
             if rank in self.peers:
                 rows, meta = message.rows, message.meta
                 modes = (

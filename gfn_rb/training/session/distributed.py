@@ -40,7 +40,14 @@ from gfn_rb.training.session.manager_hooks import (
     make_manager,
     worker_silence,
 )
-from gfn_rb.training.session.run import RunResult, StopSignals, restore, run_training, write_report
+from gfn_rb.training.session.run import (
+    RunResult,
+    StopSignals,
+    noted,
+    restore,
+    run_training,
+    write_report,
+)
 from gfn_rb.training.session.status import StatusWriter
 from gfn_rb.training.trainer import Hooks, Trainer
 from gfn_rb.transports import LocalTransport, Transport
@@ -192,12 +199,18 @@ def _manage(
         }
 
     status = StatusWriter(folder, "manager", standing)
+    unwritten: list[str] = []
     with stop:  # it ends when its workers have
-        manager.run(stepped=status)
-        write_json(folder.manager, manager.metadata())
+        with noted(unwritten):
+            manager.run(stepped=status)
+        with noted(unwritten):
+            write_json(folder.manager, manager.metadata())
         status("done" if stop.received is None else "stopped")
         if stop.received is None:
+            coordinator.unwritten[transport.rank] = unwritten
             coordinator.gather()
+    if stop.received is not None and unwritten:
+        raise WorkerError("; ".join(unwritten))
     if coordinator.reporting is None and len(lost()) == len(coordinator.roles.workers):
         raise WorkerError("all ranks that train are lost, or have ended the run without this one")
     return RankEnd(stop.received, None, frozenset({*lost(), *coordinator.lost}))
@@ -240,8 +253,12 @@ class TrainingRank:
             if reports:
                 if _stamp(folder.ranks_report) != reported:  # by others, who were not heard
                     raise WorkerError(f"the run has ended without rank {folder.rank}")
-                write_json(folder.ranks_report, self._summary())
+                with noted(result.unwritten):
+                    write_json(folder.ranks_report, self._summary())
                 write_report(result, self._other_ranks(folder))
+                for rank in self.coordinator.unwritten.keys() - {folder.rank}:
+                    why = self.coordinator.unwritten[rank]
+                    result.unwritten.extend(f"rank {rank}: {each}" for each in why)
                 hanging = self.coordinator.end()
         lost = frozenset(self.coordinator.lost)
         return RankEnd(
@@ -271,6 +288,7 @@ class TrainingRank:
             counters = {"managers": worker.managers, **worker.statistics.to_json()}
             for rank, why in worker.lost.items():
                 self.coordinator.lose(rank, why)
+        self.coordinator.unwritten[result.folder.rank] = result.unwritten
         modes = result.trainer.discovery.state_dict()["modes"]
         return self.coordinator.gather(RankResult(result.row, counters, modes))
 
@@ -287,10 +305,12 @@ class TrainingRank:
 
     def _summary(self) -> dict[str, Any]:
         roles, results = self.coordinator.roles, sorted(self.coordinator.results.items())
+        unwritten = {str(rank): why for rank, why in self.coordinator.unwritten.items() if why}
         return {
             "size": roles.size,
             "managers": [*roles.managers],
             "lost": {str(rank): why for rank, why in self.coordinator.lost.items()},
+            "unwritten": unwritten,
             "reward_calls": sum(int(each.row["reward_calls"] or 0) for _, each in results),
             "modes_found": self.coordinator.modes_found(),
             "wall_seconds": time.perf_counter() - self._start,

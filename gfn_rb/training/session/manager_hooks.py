@@ -72,6 +72,7 @@ class ManagerHooks:
     ) -> None:
         self._config, self._transport, self._stopped = config, transport, stopped
         self._managers = roles.managers
+        self._has_stored = False
 
     def replayed(self, rb: ReplayBuffer, env: GFNEnv) -> ReplayBuffer:
         """Return the buffer to draw from: with items that a manager feeds, where asked for."""
@@ -102,7 +103,8 @@ class ManagerHooks:
         """Put items into the buffer of the run, and send them.
 
         A manager that was lost before it could be greeted is done without, as one that is lost
-        later.
+        later. What was in the buffer of a run that goes on is sent again: the manager may have
+        saved earlier than this rank.
 
         Returns:
             The items that a manager fed since the last call, to be learnt from; None where there
@@ -112,7 +114,10 @@ class ManagerHooks:
             self.worker.connect()
         except PeerLostError as error:
             self.worker.lose_manager(error.rank, str(error))
+        goes_on, self._has_stored = not self._has_stored and len(rb) > 0, True
         self.worker.extend(items)
+        if goes_on:
+            self.worker.send_again()
         fed = self.worker.take_fed()
         if fed is None or self._config.average_gradients:
             return None  # averaged gradients are of everybody's items, in step

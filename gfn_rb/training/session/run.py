@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gfn_rb.errors import CheckpointCorruptError
+from gfn_rb.codec.primitives import one_line
+from gfn_rb.errors import CheckpointCorruptError, CheckpointError
 from gfn_rb.training.session.folder import RunFolder, append_metrics, write_metrics
 from gfn_rb.training.session.progress import describe_progress, progress, start_logger, tell
 from gfn_rb.training.session.status import StatusWriter
@@ -17,6 +20,8 @@ from gfn_rb.training.trainer import Row, Trainer
 
 if TYPE_CHECKING:
     from gfn_rb.training.report import OtherRanks
+
+logger = logging.getLogger(__name__)
 
 
 class StopSignals:
@@ -57,12 +62,25 @@ class RunResult(NamedTuple):
         folder: where everything was written.
         row: what was measured last, see ``Trainer.measure``.
         stopped_by: the signal that stopped it before the end, None if it came to its end.
+        unwritten: why the disk did not take what was to be written at the end, if so. All else is
+            there.
     """
 
     trainer: Trainer
     folder: RunFolder
     row: Row
     stopped_by: signal.Signals | None
+    unwritten: list[str]
+
+
+@contextmanager
+def noted(unwritten: list[str]) -> Iterator[None]:
+    """Go on at the end of a run though the disk does not take what a block writes; note why."""
+    try:
+        yield
+    except (CheckpointError, OSError) as error:
+        unwritten.append(one_line(error))
+        logger.error("%s", unwritten[-1])
 
 
 def write_report(result: RunResult, others: OtherRanks | None = None) -> None:
@@ -72,7 +90,8 @@ def write_report(result: RunResult, others: OtherRanks | None = None) -> None:
     trainer, last = result.trainer, result.row
     is_new = last["step"] != trainer.history[-1]["step"]
     rows = [*trainer.history, last] if is_new else trainer.history
-    report.write_report(result.folder.report, report.ReportData(trainer, rows, others))
+    with noted(result.unwritten):
+        report.write_report(result.folder.report, report.ReportData(trainer, rows, others))
 
 
 def restore(trainer: Trainer, folder: RunFolder) -> None:
@@ -111,6 +130,10 @@ def run_training(
         describe: returns how training stands, given the trainer and the last loss.
         shared: returns what else to tell of this rank, by name: ``counts`` of what it shares with
             others, and ranks that it has ``lost``.
+
+    Raises:
+        CheckpointError, OSError: the disk does not allow it, in the course of the run or where it
+            is stopped. At its end that is a part of the result.
     """
     config, loss = trainer.config, math.nan
     if not trainer.history:
@@ -154,18 +177,24 @@ def run_training(
             status()
             if trainer.steps_done % config.eval_every == 0:
                 write(trainer.record())
-            if trainer.steps_done % config.checkpoint_every == 0:
+            is_last = trainer.steps_done == config.steps
+            if trainer.steps_done % config.checkpoint_every == 0 and not is_last:
                 save()
-    save()
-    status("done" if stop.received is None else "stopped")
+    unwritten: list[str] = []
     if stop.received is not None:
+        save()
+        status("stopped")
         if folder.rank == 0:
             tell(
                 f"stopped after {trainer.steps_done:,} steps, which are saved; continue with: "
                 f"{folder.how_to_resume()}"
             )
-        return RunResult(trainer, folder, trainer.history[-1], stop.received)
+        return RunResult(trainer, folder, trainer.history[-1], stop.received, unwritten)
+    with noted(unwritten):
+        save()
+    status("done")
     row = trainer.measure()
     if row["step"] != trainer.history[-1]["step"]:
-        write(row)  # not in the history: a longer run would not have it
-    return RunResult(trainer, folder, row, None)
+        with noted(unwritten):
+            write(row)  # not in the history: a longer run would not have it
+    return RunResult(trainer, folder, row, None, unwritten)

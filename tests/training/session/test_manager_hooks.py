@@ -235,6 +235,27 @@ def test_a_manager_goes_on_where_it_saved(tmp_path):
     assert objects(again.buffer) == objects(first.buffer)
 
 
+def test_what_a_manager_answered_for_after_it_saved_is_sent_again(tmp_path):
+    runs = Runs(CONFIG, tmp_path)
+    (trainer,) = runs.trainers
+    checkpoint = tmp_path / "trainer.gfnrb"
+    trainer.save(checkpoint)
+    assert runs.sent[0]["lost"] == 0
+    (tmp_path / "again").mkdir()  # where the manager has saved nothing at all
+    transports, roles = LocalTransport.group(2, timeout=10.0), assign_roles(2, 1, [None] * 2)
+    manager = make_manager(CONFIG, transports[1], roles, RunFolder(tmp_path / "again", 1))
+    hooks = ManagerHooks(CONFIG, transports[0], roles)
+    again = Trainer(CONFIG, hooks=Hooks(hooks.replayed, hooks.store))
+    again.load(checkpoint)
+    held = objects(again.rb)
+    with threads(manager.run):
+        again.step()
+        hooks.worker.close()
+    assert len(held) > 0
+    assert set(held) <= set(objects(manager.buffer))
+    assert hooks.worker.statistics.resent >= len(held)
+
+
 def test_a_manager_goes_on_with_its_secret_alone(tmp_path, monkeypatch):
     secret = tmp_path / "secret"
     secret.touch(0o600)

@@ -11,8 +11,10 @@ from gfn_rb.checkpoint import load_state
 from gfn_rb.errors import (
     ArgumentError,
     CheckpointCorruptError,
+    CheckpointError,
     CheckpointMismatchError,
 )
+from gfn_rb.remote import ReplayBufferManager
 from gfn_rb.training import Trainer, report, resume, train
 from gfn_rb.training.session import launch
 from gfn_rb.training.session.folder import RunFolder, read_metrics
@@ -140,6 +142,53 @@ def test_rows_past_the_checkpoint_are_dropped(tmp_path, at_step):
     with pytest.raises(Killed):
         resume(tmp_path / "run")
     assert [row["step"] for row in read_metrics(tmp_path / "run" / "metrics.csv")] == ["0"]
+
+
+def full_at(step, monkeypatch, of=Trainer):
+    """Have the disk be full once so many steps are done; of a manager, at its end."""
+    save = of.save
+
+    def full(self, *path):
+        if getattr(self, "steps_done", step) == step and getattr(self, "finished", True):
+            raise CheckpointError("cannot write it: No space left on device")
+        return save(self, *path)
+
+    monkeypatch.setattr(of, "save", full)
+
+
+def test_a_full_disk_at_the_end_takes_the_last_checkpoint_alone(
+    reference, tmp_path, monkeypatch, caplog
+):
+    with monkeypatch.context() as patch:
+        full_at(12, patch)
+        outcome = run(GRID, tmp_path / "run")
+    (why,) = outcome.unwritten
+    assert "No space left on device" in why
+    assert why in caplog.text
+    assert (tmp_path / "run" / "report.png").exists()
+    one, other = (read_metrics(path / "metrics.csv") for path in (tmp_path / "run", reference))
+    assert [*map(timeless, one)] == [*map(timeless, other)]
+    assert resume(tmp_path / "run").unwritten == []
+    assert_same_results(tmp_path / "run", reference)
+
+
+def test_a_stopped_run_that_cannot_be_saved_says_so(tmp_path, monkeypatch, at_step):
+    full_at(7, monkeypatch)
+    at_step(7, lambda: signal.raise_signal(signal.SIGTERM))
+    with pytest.raises(CheckpointError, match="No space left"):
+        run(GRID, tmp_path / "run")
+
+
+def test_a_manager_that_cannot_save_at_its_end_is_named_in_the_report(tmp_path, monkeypatch):
+    monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)  # of what is imported late
+    full_at(0, monkeypatch, ReplayBufferManager)
+    outcome = run(grid(managers=1, send="awaited", checkpoint_every=50), tmp_path / "run")
+    (why,) = outcome.unwritten
+    assert why.startswith("rank 1: CheckpointError: cannot write it")
+    told = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert told["unwritten"] == {"1": [why.removeprefix("rank 1: ")]}
+    assert json.loads((tmp_path / "run" / "manager-rank1.json").read_text())["stored"] > 0
+    assert (tmp_path / "run" / "checkpoint.gfnrb").exists()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

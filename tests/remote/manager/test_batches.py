@@ -9,7 +9,7 @@ from gfn_rb.errors import ArgumentError
 from gfn_rb.remote.feeding.subscriber import Feeder
 from gfn_rb.remote.manager.baseline import EMABaseline
 from gfn_rb.remote.manager.baseline_keeper import BaselineKeeper
-from gfn_rb.remote.manager.handler import BatchHandler
+from gfn_rb.remote.manager.batches import BatchHandler
 from gfn_rb.remote.protocol.messages import no_scores
 from gfn_rb.stopwatch import Stopwatch
 

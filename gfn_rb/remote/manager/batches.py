@@ -1,0 +1,140 @@
+"""Batches at a manager: stored, observed and scored."""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+from torchrl.data import ReplayBuffer
+
+from gfn_rb.containers.objects import object_keys
+from gfn_rb.errors import ArgumentError
+from gfn_rb.remote.feeding.object_index import ObjectIndex
+from gfn_rb.remote.feeding.subscriber import Feeder
+from gfn_rb.remote.manager.baseline_keeper import BaselineKeeper
+from gfn_rb.remote.protocol.messages import ScoreFunction, one_line, pack
+from gfn_rb.remote.protocol.rows import check_rows
+from gfn_rb.stopwatch import Stopwatch
+from gfn_rb.writers.rows import select_rows, shallow_copy
+
+log = logging.getLogger(__name__)
+
+Duplicates = Literal["drop", "keep"]
+
+
+class IngestResult(NamedTuple):
+    """What became of a batch."""
+
+    outcomes: dict[str, int]
+    """How many rows were stored, rejected, duplicates, only scored, or refused."""
+    scores: dict[str, float] = {}
+    """Of the batch."""
+    per_row: TensorDict | None = None
+    """Scores of its rows."""
+    unstored: Exception | None = None
+    """Why it could not be stored, and was not scored either."""
+    unscored: Exception | None = None
+    """Why it could not be scored."""
+
+
+class BatchHandler:
+    """Stores and scores batches.
+
+    What does not fit the buffer, and whatever the scoring function raises, is caught here and
+    reported: one worker's mistake is not to end the others' manager.
+
+    Args:
+        rb: where items are stored; None to score alone.
+        feeder: feeds workers from the same buffer, and is told what changed.
+        score: the scoring function.
+        baseline: follows the batches.
+        watch: measures phases "store" and "score".
+        duplicates: whether an object that the buffer holds already is dropped or stored again.
+        below: what log-rewards must be below, None for any.
+
+    Raises:
+        ArgumentError: another ``duplicates``.
+    """
+
+    def __init__(
+        self,
+        rb: ReplayBuffer | None,
+        feeder: Feeder,
+        score: ScoreFunction,
+        baseline: BaselineKeeper,
+        watch: Stopwatch,
+        duplicates: Duplicates = "drop",
+        below: float | None = math.inf,
+    ) -> None:
+        if duplicates not in ("drop", "keep"):
+            raise ArgumentError(f"duplicates must be 'drop' or 'keep', got {duplicates!r}")
+        self._rb = rb
+        self.feeder, self.baseline, self.watch = feeder, baseline, watch
+        self._score = score
+        self._drops, self._below = duplicates == "drop", below
+
+    def handle(self, rows: TensorDictBase, sender: int, store: bool = True) -> IngestResult:
+        """Store and score a batch.
+
+        Args:
+            rows: batch size [n]; what is stored is copied.
+            sender: the rank they came from.
+            store: whether they are to be stored.
+        """
+        try:
+            with self.watch("store"):
+                log_reward = check_rows(rows, self._below)
+                outcomes = self._store(rows, sender) if store else {"scored": len(rows)}
+        except Exception as error:  # of a writer, transform or storage that is not known here
+            return IngestResult({"refused": len(rows)}, unstored=error)
+        self.baseline.written(outcomes.get("stored", 0))
+        self.baseline.observe(log_reward)
+        try:
+            with self.watch("score"):
+                return IngestResult(outcomes, *pack(self._score(rows, sender), len(rows)))
+        except Exception as error:
+            return IngestResult(outcomes, unscored=error)
+
+    def _store(self, rows: TensorDictBase, sender: int) -> dict[str, int]:
+        """Offer rows to the buffer, and return what became of them."""
+        index, n = self.feeder.index, len(rows)
+        if self._rb is None or index is None:
+            return {"scored": n}
+        # The buffer may have been written behind the manager's back, by a checkpoint or its owner:
+        # the index is refreshed before it is asked, and again once rows are in.
+        keys = object_keys(rows)  # refuses what the index could not follow once it is stored
+        new = self._new(keys, sender, index) if self._drops else np.arange(n)
+        n_new, n_stored = len(new), 0
+        if n_new:
+            # A buffer writes their slots into what it is given.
+            chosen = shallow_copy(rows) if n_new == n else select_rows(rows, torch.from_numpy(new))
+            slots = torch.as_tensor(self._rb.extend(chosen)).reshape(-1).cpu()
+            slots = slots[slots >= 0]
+            n_stored = len(slots)
+            self._follow(slots, sender, index)
+        return {"stored": n_stored, "rejected": n_new - n_stored, "duplicates": n - n_new}
+
+    def _follow(self, slots: Tensor, sender: int, index: ObjectIndex) -> None:
+        """Record what was stored, and who sent it."""
+        try:
+            changed = index.refresh()
+            index.sent[index.number[slots.numpy()], sender] = True
+            self.feeder.offer(changed)
+        except Exception as error:  # rows that are stored are not refused: all are read again
+            log.warning("rows were stored, and cannot be fed yet: %s", one_line(repr(error)))
+
+    def _new(self, keys: list[bytes | None], sender: int, index: ObjectIndex) -> np.ndarray:
+        """Return which rows are to be stored; of the others, record that the sender has them."""
+        self.feeder.offer(index.refresh())
+        new, known = index.new(keys)
+        if len(known):
+            index.sent[known, sender] = True
+            subscriber = self.feeder.subscribers.get(sender)
+            if subscriber is not None:
+                subscriber.offer(torch.from_numpy(index.last_row[known]))
+        return new
