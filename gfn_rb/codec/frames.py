@@ -208,11 +208,10 @@ def _rows(
         elif damage := find_damage(body, sums, prefix.head_nbytes):
             raise WireCorruptError(f"{name} is damaged: {damage}")
     views: list[Any] = [None] * len(layout.fields)
-    small, n_rows = aligned(prefix.texts_end), (layout.n_rows,)
+    small = aligned(prefix.texts_end)
     for base, places in ((small, layout.small), (prefix.head_nbytes, layout.large)):
         for i, start, _ in places:
-            field = layout.fields[i]
-            views[i] = viewed(data, base + start, field.dtype, n_rows + field.shape)
+            views[i] = viewed(data, base + start, layout.fields[i].dtype, layout.shapes[i])
     for i in layout.truths:
         # What torch makes of other bytes than 0 and 1 is undefined.
         if views[i].numpy().view(np.uint8).max(initial=0) > 1:
@@ -220,4 +219,4 @@ def _rows(
                 f"{layout.fields[i].key} in {name} holds truth values of bytes above 1; expected "
                 "0 or 1"
             )
-    return assembled(layout.fields, views, layout.n_rows)
+    return assembled(layout, views)

@@ -80,8 +80,9 @@ def viewed(content: np.ndarray, at: int, dtype: torch.dtype, shape: tuple[int, .
 
 MAX_DEPTH = 512  # well within what Python can recurse; values of checkpoints reach 400
 
-_encode = json.JSONEncoder(separators=(",", ":")).encode
-_decode = json.JSONDecoder().decode
+# A circle is too deep, which is found anyway.
+_encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
+_decode = json.JSONDecoder().raw_decode
 _NO_BRACKETS = re.compile(rb'(?:[^][{}"]+|"(?:[^"\\]|\\.)*")+')
 
 
@@ -108,9 +109,13 @@ def from_text(text: bytes | memoryview) -> Any:
     text = bytes(text)
     _check_depth(text)
     try:
-        return _decode(str(text, "utf8"))
+        words = str(text, "utf8")
+        value, end = _decode(words)
     except RecursionError as error:  # called from deep down
         raise ValueError(str(error)) from None
+    if end < len(words):
+        raise ValueError(f"it goes on after its end, with {words[end:]!r:.80}")
+    return value
 
 
 def one_line(error: Exception) -> str:

@@ -59,6 +59,9 @@ class FrameLayout:
         large.sort(key=lambda i: -fields[i].dtype.itemsize)
         self.fields = fields
         self.n_rows = n_rows
+        self.batch_size = torch.Size([n_rows])
+        self.shapes = [(n_rows, *field.shape) for field in fields]
+        self.is_flat = all(len(field.key) == 1 for field in fields)
         # From the first multiple of 64 after the texts, within the head.
         self.small, self._small_nbytes = _placed(small, sizes, aligned)
         # From the end of the head.
@@ -96,9 +99,10 @@ def signature_of(td: TensorDictBase) -> tuple[Signature, list[Tensor]]:
     """
     if len(td.batch_size) != 1:
         raise ShapeError(f"rows have batch size {list(td.batch_size)}; expected [n]")
-    leaves = _leaves(td, ())
-    values = [value for _, value in leaves]
-    return tuple([(key, v.dtype, v.shape, v.layout) for key, v in leaves]), values
+    entries: list[tuple[Key, torch.dtype, torch.Size, torch.layout]] = []
+    values: list[Tensor] = []
+    _enter(td, (), entries, values)
+    return tuple(entries), values
 
 
 @lru_cache(maxsize=128)
@@ -126,17 +130,17 @@ def outlined(signature: Signature, n_rows: int) -> tuple[bytes, FrameLayout, tup
         raise ShapeError(f"rows cannot be sent: {error}") from None
 
 
-def _leaves(td: TensorDictBase, path: Key) -> list[tuple[Key, Tensor]]:
-    leaves = []
+def _enter(td: TensorDictBase, path: Key, entries: list[Any], values: list[Tensor]) -> None:
+    """Add what the fields of a TensorDict follow from, and its tensors, to those before."""
     for name, value in td.items():
         key = (*path, name)
         if isinstance(value, Tensor):
-            leaves.append((key, value))
+            entries.append((key, value.dtype, value.shape, value.layout))
+            values.append(value)
         elif type(value) is TensorDict:
-            leaves += _leaves(value, key)
+            _enter(value, key, entries, values)
         else:
             raise ShapeError(f"rows have a {type(value).__name__} at {key}; expected tensors")
-    return leaves
 
 
 # Into TensorDicts.
@@ -192,20 +196,23 @@ def _list(value: Any, at_most: int) -> list[Any]:
     return value
 
 
-def assembled(fields: tuple[FrameField, ...], values: list[Tensor], n_rows: int) -> TensorDict:
+def assembled(layout: FrameLayout, values: list[Tensor]) -> TensorDict:
     """Return the TensorDict that holds a tensor for each field."""
+    # The shapes are known to fit; the public constructor would look at each again.
+    if layout.is_flat:
+        content = {key: v for ((key,), _, _), v in zip(layout.fields, values, strict=True)}
+        return new_tensordict(content, layout.batch_size)
     nested: dict[str, Any] = {}
-    for (key, _, _), value in zip(fields, values, strict=True):
+    for (key, _, _), value in zip(layout.fields, values, strict=True):
         place = nested
         if len(key) > 1:
             for name in key[:-1]:
                 place = place.setdefault(name, {})
         place[key[-1]] = value
-    return _tensordict(nested, torch.Size([n_rows]))
+    return _tensordict(nested, layout.batch_size)
 
 
 def _tensordict(nested: dict[str, Any], batch: torch.Size) -> TensorDict:
-    # The shapes are known to fit; the public constructor would look at each again.
     content = {
         name: _tensordict(value, batch) if isinstance(value, dict) else value
         for name, value in nested.items()

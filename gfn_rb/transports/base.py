@@ -197,7 +197,11 @@ class Transport(ABC):
                 gone that no call has raised this for.
         """
         self._check_filter(source, tag)
-        return self._wait(lambda: self._find(source, tag), checked_timeout(timeout))
+        seconds = checked_timeout(timeout)
+        found = self._find(source, tag)  # without what a wait costs
+        if found is not None or not seconds:
+            return found
+        return self._wait(lambda: self._find(source, tag), seconds)
 
     def recv(
         self, source: int | None = None, tag: int | None = None, timeout: float | None = None

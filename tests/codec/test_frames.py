@@ -22,7 +22,7 @@ from gfn_rb.codec.frames import (
     encode_frame,
 )
 from gfn_rb.codec.prefix import FILE, FRAME, Prefix
-from gfn_rb.codec.primitives import ROW_DTYPES, LazyBuffer
+from gfn_rb.codec.primitives import ROW_DTYPES, LazyBuffer, from_text
 from gfn_rb.codec.schema import MAX_DIMS, MAX_SCHEMA_NBYTES
 from gfn_rb.errors import (
     ArgumentError,
@@ -272,8 +272,17 @@ def test_metadata_nested_deeply_is_refused_by_its_sender() -> None:
         nested = [nested]
     with pytest.raises(ArgumentError, match="meta is nothing that JSON can say"):
         encode_frame(0, meta={"a": nested})
+    nested.append(nested)  # a circle
+    with pytest.raises(ArgumentError, match="meta is nothing that JSON can say"):
+        encode_frame(0, meta={"a": nested})
     wide = {"a": [[i, "[" * i] for i in range(600)]}  # many brackets, none of them deep
     assert decode_frame(message(encode_frame(0, meta=wide))).meta == wide
+
+
+@pytest.mark.parametrize("text", ["{} {}", "[1]x", "1 2", "", " "])
+def test_a_text_is_one_value_and_no_more(text: str) -> None:
+    with pytest.raises(ValueError, match=r"goes on after its end|Expecting value"):
+        from_text(text.encode())
 
 
 def test_small_tensors_are_copied_and_large_ones_are_not() -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from gfn_rb.codec.schema import (
     MAX_FIELDS,
     FrameField,
+    FrameLayout,
     assembled,
     outlined,
     parsed_fields,
@@ -80,7 +81,7 @@ def test_a_text_is_parsed_once() -> None:
 
 def test_assembled_undoes_described() -> None:
     fields, values = described(rows())
-    td = assembled(fields, values, 3)
+    td = assembled(FrameLayout(fields, 3), values)
     assert td.batch_size == torch.Size([3])
     assert td["next"].batch_size == torch.Size([3])
     assert set(td.keys(True, True)) == set(rows().keys(True, True))
@@ -93,14 +94,14 @@ def test_tensors_nested_deeply_are_assembled_where_they_were() -> None:
     )
     fields, values = described(td)
     assert [field.key for field in fields] == [("a", "b", "c"), ("a", "d"), ("a!",)]
-    back = assembled(fields, values, 2)
+    back = assembled(FrameLayout(fields, 2), values)
     assert back["a", "b", "c"].equal(torch.arange(2))
     assert set(back.keys(True, True)) == {("a", "b", "c"), ("a", "d"), "a!"}
 
 
 def test_no_rows_of_nothing() -> None:
     assert described(TensorDict({"empty": {}}, [4])) == ((), [])
-    assert assembled((), [], 4).batch_size == torch.Size([4])
+    assert assembled(FrameLayout((), 4), []).batch_size == torch.Size([4])
 
 
 @pytest.mark.parametrize(

@@ -101,10 +101,12 @@ class BaselineKeeper:
 
     def value(self) -> float | None:
         """Return the baseline, None where nothing is known yet."""
+        if not self.peers:
+            return self.strategy.of([self.summary()], self.capacity)
         summaries = self._summaries()
         if len({each.managers for each in summaries}) > 1:  # who counted another's rows
             return self.strategy.of(summaries, self.capacity + sum(s.held for s in summaries))
-        if self.peers and self._keeps_best and sum(s.rows for s in summaries) >= self.capacity:
+        if self._keeps_best and sum(s.rows for s in summaries) >= self.capacity:
             self.threshold = max(self.threshold, kth_highest(summaries, self.capacity))
         return self.strategy.of(summaries, self.capacity)
 

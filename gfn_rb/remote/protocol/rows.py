@@ -47,11 +47,13 @@ def check_rows(rows: TensorDictBase, below: float | None = math.inf) -> Float[Te
         NaNError: a log-reward is NaN.
         ArgumentError: a log-reward is too high.
     """
-    for name, value in rows.items():
-        _check_dtype(name, value, _DTYPES.get(name))
-    state = rows.get(STATE, None)
-    has_steps = state is not None and {ACTION, LENGTH} <= set(rows.keys())
-    if has_steps and (state.ndim < 2 or state.shape[1] < 2):
+    entries = dict(rows.items())
+    for name, value in entries.items():
+        if type(value) is not Tensor or value.dtype not in _DTYPES.get(name, _ANY):
+            _check_dtype(name, value, _DTYPES.get(name))
+    state = entries.get(STATE)
+    has_steps = ACTION in entries and LENGTH in entries
+    if state is not None and has_steps and (state.ndim < 2 or state.shape[1] < 2):
         raise ShapeError(
             f"key {STATE!r} must hold the states of trajectories, two or more, got shape "
             f"{tuple(state.shape[1:])} per item"

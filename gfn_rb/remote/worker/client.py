@@ -169,9 +169,8 @@ class ManagerClient:
         except GfnRbError as error:
             self._release_tag()
             if isinstance(error, TransportTimeoutError):
-                raise TransportTimeoutError(
-                    f"{error}: expected a running ReplayBufferManager there"
-                ) from None
+                what = f"{error}: expected a running ReplayBufferManager there"
+                raise TransportTimeoutError(what) from None
             raise
 
     def send(self, rows: TensorDictBase, store: bool, ready: Collection[int] | None = None) -> int:
@@ -252,7 +251,8 @@ class ManagerClient:
         deadline = Deadline(self._timeout, self._grace)
         # A question has no number: one is open at a time, and the transport keeps the order.
         self._post(rank, kind, meta)
-        if not deadline.wait(lambda seconds: self._receive(seconds, rank) and self._answered(rank)):
+        responses = self._answers.response
+        if not deadline.wait(lambda seconds: self._receive(seconds, rank) and rank in responses):
             raise TransportTimeoutError(f"rank {rank} did not answer {deadline}")
         return self._answers.take_response(rank, kind)
 
@@ -260,9 +260,6 @@ class ManagerClient:
         """Send a question. Nobody waits for the answer to an earlier one."""
         self._answers.response.pop(rank, None)
         self._count.bytes_sent += self._channel.send(rank, self._tag.number, kind, meta)
-
-    def _answered(self, rank: int) -> bool:
-        return rank in self._answers.response
 
     def fetch(self, quota: int | None) -> None:
         """Ask the managers for items, and hand these on as if they came with answers.
@@ -318,7 +315,7 @@ class ManagerClient:
                 self.lose(rank, str(error))
 
         def silent() -> list[int]:
-            return [rank for rank in self.managers if not self._answered(rank)]
+            return [rank for rank in self.managers if rank not in self._answers.response]
 
         while silent() and limit.wait(self._receive):
             pass
