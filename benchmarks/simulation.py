@@ -9,8 +9,8 @@ that stores them in a full buffer, scores nothing, replies and feeds, with as ma
 A row is a state of 16 int64 and its log-reward; workers are fed 16 rows with each answer.
 
 Simulated: each worker makes 640 rows a second, and sends them once in an interval, each to the one
-of m managers that owns it, in up to m frames; it waits for nothing, and skips what is due while 8
-batches are unanswered, as ``NonBlocking`` does. A manager serves frames in the order they come.
+of m managers that owns it, in up to m frames; it waits for nothing, and sends nothing to a manager
+that has left 8 unanswered, as ``NonBlocking`` does. A manager serves frames in the order they come.
 Where cores are shared, all that ranks do takes turns on them. Networks take no time.
 
 Checked: the same program on 2 to 16 ranks under mpiexec, on the cores that this machine has.
@@ -48,7 +48,7 @@ from gfn_rb import fifo_buffer, reward_prioritized_buffer
 from gfn_rb.remote import NonBlocking, ReplayBufferManager, ReplayBufferWorker, Subscription
 from gfn_rb.transports import LocalTransport, MPITransport, Transport
 
-RATE, IN_FLIGHT = 640, 8  # rows a second of a worker; batches unanswered at most
+RATE, IN_FLIGHT = 640, 8  # rows a second of a worker; frames a manager may leave unanswered
 CAPACITY, FED, HELD = 10_000, 16, 10_000  # rows: a manager's, of a feed, and of a worker's buffer
 WORKERS, MANAGERS = (16, 64, 256, 1024, 4096), (1, 4, 16, 64)
 INTERVALS = (0.1, 1.0, 10.0)  # seconds between exchanges
@@ -163,7 +163,8 @@ class Case:
         busy: share of the time that the managers work, likewise.
         latency: seconds to the last answer to a batch, median.
         unanswered: rows that a dead manager never answers.
-        skipped: rows that are sent to nobody after a death, since too many are unanswered.
+        skipped: rows that are sent to nobody after a death, since their owner left too many
+            unanswered.
         recovery: seconds from the death until all that it had not answered, and all that workers
             hold of what it had, is answered by others.
     """
@@ -214,8 +215,9 @@ class Simulation:
         self._cores = None if cores is None else np.zeros(cores)
         self._free = np.zeros(managers)  # when each has served all that it was sent
         self._owns = np.full(managers, 1 / managers)  # shares of the rows
-        self._pending: list[list[float]] = [[] for _ in range(workers)]  # when each is answered
-        self._log: list[tuple[float, float, float]] = []  # sent, answered, seconds of service
+        # When each of the last frames from a worker to a manager is answered.
+        self._answered = np.zeros((workers, managers, IN_FLIGHT))
+        self._log: list[tuple[float, float, float, int]] = []  # sent, answered, service, rows
 
     def run(self, seconds: float, death: float = np.inf, notice: float = 0.0) -> Case:
         """Run for so many seconds.
@@ -234,15 +236,12 @@ class Simulation:
             if worker < 0:
                 recovery = self._recover(moment, lost) - death
                 continue
-            pending = self._pending[worker] = [t for t in self._pending[worker] if t > moment]
             moment = self._on_core(moment, costs.batch)
-            if len(pending) >= IN_FLIGHT:
-                skipped += death < moment
-            else:
-                moment, missed = self._exchange(moment, pending, death)
-                lost += missed
+            after = death < moment
+            moment, missed, kept = self._exchange(moment, self._answered[worker], death)
+            lost, skipped = lost + missed, skipped + kept * after
             heapq.heappush(events, (moment + self.interval, worker))
-        return self._case(seconds, lost, skipped * self.rows, recovery)
+        return self._case(seconds, lost, skipped, recovery)
 
     def _on_core(self, ready: float, duration: float) -> float:
         """Return when something is done that one core does."""
@@ -252,10 +251,17 @@ class Simulation:
         self._cores[core] = max(ready, self._cores[core]) + duration
         return float(self._cores[core])
 
-    def _exchange(self, moment: float, pending: list[float], death: float) -> tuple[float, int]:
-        """Send a batch, and return when that is done, and how many rows nobody will answer."""
+    def _exchange(
+        self, moment: float, answered: np.ndarray, death: float
+    ) -> tuple[float, int, int]:
+        """Send a batch to those that left few enough unanswered.
+
+        Returns:
+            When that is done, how many rows nobody will answer, and how many are sent to nobody.
+        """
         rows = self._rng.multinomial(self.rows, self._owns)
-        sent = np.flatnonzero(rows)
+        is_ready = answered.min(1) <= moment
+        sent = np.flatnonzero(rows * is_ready)
         moment = self._on_core(moment, self.costs.worker * len(sent))
         service = self.costs.served(rows[sent], self.workers)
         if self._cores is None:
@@ -263,11 +269,14 @@ class Simulation:
         else:
             ready = np.maximum(self._free[sent], moment)
             done = np.array([self._on_core(*each) for each in zip(ready, service, strict=True)])
-        dead = (sent == 0) & (done > death)
         self._free[sent] = done
-        pending.append(np.inf if dead.any() else float(done.max()))
-        self._log.append((moment, pending[-1], float(service.sum())))
-        return moment, int(rows[sent][dead].sum())
+        dead = (sent == 0) & (done > death)
+        answered[sent, answered[sent].argmin(1)] = np.where(dead, np.inf, done)
+        lost, alive = int(rows[sent][dead].sum()), done[~dead]
+        if len(alive):
+            n = int(rows[sent].sum()) - lost
+            self._log.append((moment, float(alive.max()), float(service.sum()), n))
+        return moment, lost, int(rows[~is_ready].sum())
 
     def _recover(self, moment: float, lost: int) -> float:
         """Send again what the dead manager had, and return when all of it is answered."""
@@ -277,16 +286,16 @@ class Simulation:
         service = self.workers * self.costs.served(again, self.workers)
         self._free[others] = np.maximum(self._free[others], moment) + service
         end = float(self._free[others].max())
-        self._pending = [[min(t, end) for t in pending] for pending in self._pending]
+        self._answered = np.minimum(self._answered, end)
         return end
 
     def _case(self, seconds: float, lost: int, skipped: int, recovery: float) -> Case:
-        sent, answered, service = np.array(self._log).T
+        sent, answered, service, rows = np.array(self._log).T
         late = (answered > seconds / 2) & (answered <= seconds)
         offered = self.workers * self.rows / (self.interval + self.costs.batch)
         return Case(
             *(self.workers, self.managers, self.interval, offered),
-            acknowledged=late.sum() * self.rows / (seconds / 2),
+            acknowledged=float(rows[late].sum()) / (seconds / 2),
             busy=float(service[late].sum() / (seconds / 2) / self.managers),
             latency=float(np.median((answered - sent)[late])) if late.any() else np.inf,
             unanswered=lost,
