@@ -126,7 +126,8 @@ def rows(path, rank):
 
 def assert_adds_up(sent):
     """What a worker sent is accounted for."""
-    assert sent["sent"] == sum(sent[name] for name in OUTCOMES) + sent["lost"]
+    all_sent = sent["sent"] + sent["resent"]
+    assert all_sent == sum(sent[name] for name in OUTCOMES) + sent["lost"]
     given = ("reduced", "filtered", "skipped", "sent")
     assert sent["offered"] == sum(sent[name] for name in given)
 
@@ -135,7 +136,7 @@ def assert_same_account(sent, received):
     """A worker and its manager, by name, agree on what became of each row."""
     assert_adds_up(sent)
     assert sent["lost"] == 0
-    assert sent["sent"] == received["items"]
+    assert sent["sent"] + sent["resent"] == received["items"]
     assert {name: sent[name] for name in OUTCOMES} == {name: received[name] for name in OUTCOMES}
     assert sent["fed"] == received["fed"]
     assert received["state"] == "gone"
