@@ -29,6 +29,7 @@ from gfn_rb.shapes import Int64
 from gfn_rb.sharing import SlotState
 from gfn_rb.writers.rows import select_rows
 
+_SPARSE = 16  # slots for each that changed, from which on sorting is quicker than marking
 _SLOT, _ROW, _BESIDE = "slot", "row", "beside"
 
 
@@ -91,8 +92,12 @@ def _distinct(slots: list[Tensor]) -> Tensor:
     """Return slots in order, each once, without the -1 of rows that were rejected."""
     if not slots:
         return torch.empty(0, dtype=torch.int64)
-    slot = torch.cat([each.to("cpu", torch.int64) for each in slots]).unique()
-    return slot[slot >= 0]
+    slot = torch.cat([each.to("cpu", torch.int64) for each in slots])
+    slot = slot[slot >= 0]
+    n_slots = int(slot.max()) + 1 if len(slot) else 0
+    if n_slots > _SPARSE * len(slot):
+        return slot.unique()
+    return torch.zeros(n_slots, dtype=torch.bool).index_fill_(0, slot, True).nonzero()[:, 0]
 
 
 def slot_states(rb: Any) -> list[SlotState]:

@@ -227,6 +227,15 @@ def test_writes_past_the_writer_come_back(path: Path) -> None:
     assert_equal(state_of(again), state_of(rb))
 
 
+def test_a_few_slots_of_many_come_back(path: Path) -> None:
+    rb = fifo_buffer(500, journal=path, sync="never")
+    rb.extend(items(500, 1))
+    size = path.stat().st_size
+    rb[480:482] = items(2, 2).set("index", torch.tensor([480, 481]))
+    assert path.stat().st_size < size + 2000
+    assert_equal(state_of(fifo_buffer(500, journal=copied(path))), state_of(rb))
+
+
 def test_conditional_relabels_come_back(path: Path) -> None:
     def make(where: Path) -> Any:
         writer = RewardPrioritizedWriter(track_generations=True)
