@@ -183,7 +183,7 @@ def orphan(place: Place, tell: Pipe) -> None:
 
 
 def threads(place: Place, tell: Pipe) -> None:
-    rb, dies_at = place.buffer, place.pick.randrange(20)
+    rb, dies_at = place.buffer, place.pick.randrange(1, 20)
 
     def extend_from(thread: int) -> None:
         for i in range(PER_THREAD):
