@@ -38,7 +38,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from benchmarks.kill_ranks import SECONDS, Failed, Job, TooLate
+from benchmarks.kill_ranks import Failed, Job, TooLate
 from gfn_rb import CompactRows
 from gfn_rb.codec.files import ValueFile
 from gfn_rb.containers.objects import object_keys
@@ -62,6 +62,7 @@ SIZES: dict[str, Any] = {
 }  # fmt: skip
 LOSS = {"transitions": "db", "states": "fm"}
 MISSED = 5  # tries in a row that come too late
+SECONDS = 900  # then a run hangs, however busy the machine is
 
 
 class Case(NamedTuple):
