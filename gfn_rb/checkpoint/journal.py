@@ -98,7 +98,7 @@ class Journal:
         self._depth = 0  # of blocks that a thread has entered
         self._is_writing = self._is_paused = self._is_closed = False
         self._pending = Changes()
-        self._n_refused = 0  # of what is pending, what the disk did not take
+        self._refused: Any = None  # what the disk did not take, as far as it can be told apart
         self._compaction = threading.Lock()
         self._compact_at = sys.maxsize  # bytes of the file, from which on there is a checkpoint
         self._known = self._counters()
@@ -245,9 +245,9 @@ class Journal:
         return len(self._pending) > 0 or self._counters() != self._known
 
     def _is_due(self) -> bool:
-        if self._is_paused or (self._n_refused and self._n_refused == len(self._pending)):
+        if self._is_paused or self._refused == (len(self._pending), self._counters()):
             return False  # whoever only draws need not hear of it
-        return (self._sync != "interval" or self._n_refused > 0) and self._has_changed()
+        return (self._sync != "interval" or self._refused is not None) and self._has_changed()
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -301,7 +301,7 @@ class Journal:
     def _take_back(self, pending: Changes) -> None:
         with self._turn:
             self._pending, self._known = pending.followed_by(self._pending), []
-            self._n_refused = len(self._pending)
+            self._refused = len(self._pending), self._counters()
 
     def _write(self, records: list[Record], sync: bool) -> None:
         for rows, counts in records:
@@ -311,7 +311,7 @@ class Journal:
         # Numbers alone, as of rows that were rejected, are no rows that might be lost.
         if sync and any(rows is not None for rows, _ in records):
             self._log.sync()
-        self._n_refused = 0
+        self._refused = None
 
     def _not_written(self, error: OSError) -> CheckpointError:
         return CheckpointError(f"cannot write the journal {self.path}: {error.strerror}")

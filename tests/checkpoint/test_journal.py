@@ -633,6 +633,8 @@ def test_a_full_disk_is_named_and_loses_nothing_once_there_is_room(path: Path, s
         with pytest.raises(CheckpointError, match=r"cannot write the journal .*: File too large"):
             extend_and_sync(rb, 2)
         rb.sample(3)  # which writes nothing
+        with pytest.raises(CheckpointError, match="File too large"):  # rejected for rows not there
+            rb.extend(items(3, 1).set("log_reward", torch.full((3,), -50.0)))
         held = MAKES["best"](journal=copied(path))
         with pytest.raises(CheckpointError, match="File too large"):
             rb.extend(items(9, 3))
