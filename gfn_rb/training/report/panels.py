@@ -80,7 +80,7 @@ class ReportData(NamedTuple):
         return any((column(rows, key) > above).any() for rows in self.ranks.values())
 
 
-class Line(NamedTuple):
+class Curve(NamedTuple):
     """A line of a panel.
 
     Attributes:
@@ -97,24 +97,24 @@ class Line(NamedTuple):
 
 
 MODES = (
-    Line("modes_found", "modes", BLUE),
-    Line("separated_modes", "modes by distance", GREEN, "-."),
+    Curve("modes_found", "modes", BLUE),
+    Curve("separated_modes", "modes by distance", GREEN, "-."),
 )
 DISTANCES = (
-    Line("total_variation", "total variation", BLUE),
-    Line("jensen_shannon_distance", "Jensen-Shannon", ORANGE, "--"),
+    Curve("total_variation", "total variation", BLUE),
+    Curve("jensen_shannon_distance", "Jensen-Shannon", ORANGE, "--"),
 )
 AGREEMENT = (
-    Line("spearman", "Spearman", BLUE),
-    Line("pearson", "Pearson", ORANGE, "--"),
-    Line("accuracy", "accuracy", GREEN, "-."),
+    Curve("spearman", "Spearman", BLUE),
+    Curve("pearson", "Pearson", ORANGE, "--"),
+    Curve("accuracy", "accuracy", GREEN, "-."),
 )
-LOSSES = (Line("loss", "fresh", BLUE), Line("replay_loss", "replayed", ORANGE, "--"))
+LOSSES = (Curve("loss", "fresh", BLUE), Curve("replay_loss", "replayed", ORANGE, "--"))
 LOG_Z = (
-    Line("log_z", "learned", BLUE),
-    Line("log_z_importance", "importance", PINK, ":"),
-    Line("elbo", "ELBO", GREEN, "-."),
-    Line("eubo", "EUBO", ORANGE, "--"),
+    Curve("log_z", "learned", BLUE),
+    Curve("log_z_importance", "importance", PINK, ":"),
+    Curve("elbo", "ELBO", GREEN, "-."),
+    Curve("eubo", "EUBO", ORANGE, "--"),
 )
 
 
@@ -137,7 +137,7 @@ def draw_modes(axes: Axes, data: ReportData) -> None:
 
 def draw_top(axes: Axes, data: ReportData) -> None:
     """Draw the mean score of the best 100 distinct states against reward calls."""
-    _draw_lines(axes, data, [Line("top_100_score", "best 100", BLUE)])
+    _draw_lines(axes, data, [Curve("top_100_score", "best 100", BLUE)])
     finish(axes, "Best 100 found", "mean score")
 
 
@@ -252,7 +252,7 @@ def column(rows: Table, key: str) -> Float64[np.ndarray, "k"]:
 
 
 def _draw_lines(
-    axes: Axes, data: ReportData, lines: Sequence[Line], number: str = "{:.3f}"
+    axes: Axes, data: ReportData, lines: Sequence[Curve], number: str = "{:.3f}"
 ) -> None:
     """Draw columns against reward calls, each rank against its own."""
     shown = [line for line in lines if data.has(line.key)]  # what is NaN is above nothing
