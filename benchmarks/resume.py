@@ -286,8 +286,8 @@ def attempt(case: Case, draw: random.Random) -> tuple[int, list[str]]:
             seconds = undisturbed(case, whole)
             for i in range(MISSED):
                 folder = Path(parent) / f"resumed{i}"
-                with suppress(TooLate):
-                    steps = disturbed(case, folder, draw.uniform(0.0, 0.7 * seconds))
+                with suppress(TooLate):  # ranks may be done long before all have left
+                    steps = disturbed(case, folder, draw.uniform(0.0, 0.7 * seconds / 2**i))
                     return steps, compare(case, whole, folder)
         except Failed as error:
             return 0, [str(error)]

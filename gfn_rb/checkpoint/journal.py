@@ -245,9 +245,11 @@ class Journal:
         return len(self._pending) > 0 or self._counters() != self._known
 
     def _is_due(self) -> bool:
-        if self._is_paused or self._refused == (len(self._pending), self._counters()):
+        if self._is_paused or (self._sync == "interval" and self._refused is None):
+            return False
+        if self._refused == (len(self._pending), self._counters()):
             return False  # whoever only draws need not hear of it
-        return (self._sync != "interval" or self._refused is not None) and self._has_changed()
+        return self._has_changed()
 
     @contextmanager
     def _writing(self) -> Iterator[None]:

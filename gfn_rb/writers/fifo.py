@@ -142,8 +142,10 @@ class FIFOWriter(TensorDictRoundRobinWriter):
         """Note that the next n slots are about to be written over."""
         if is_recorded(self._storage):
             open_shared(self._storage)
-            leaves = leaves_of(all_slots(self._storage)) if self._storage.initialized else []
-            n_slots = leaves[0].shape[0] if leaves else self._storage.max_size
+            n_slots = self._storage.max_size
+            if self._storage.initialized:  # which may be of several dimensions
+                rows = all_slots(self._storage)
+                n_slots = len(rows if _are_rows(rows) else leaves_of(rows)[0])
             first = write_cursor(self)
             slot = torch.arange(first, first + n)
             record_slots(self._storage, slot if first + n <= n_slots else slot % n_slots)
