@@ -12,7 +12,8 @@ What all ranks hold in the end is compared bit for bit: weights, optimiser, rand
 buffers with writers and samplers, history and tables, less seconds. With a manager that cannot be
 asked for: the order in which messages come decides what is fed. There each worker's rows must add
 up, those it sent to what became of them, each sender's at the manager likewise, and the manager
-must hold every object that a worker holds, or nothing was lost that it had answered for.
+must hold every object that a worker found and holds, or something was lost that it had answered
+for. What a worker was fed is not compared: the rank that found it may go on from before it did.
 
 The exit status is 1 if any comparison failed.
 """
@@ -271,8 +272,8 @@ def _lost(folder: Path, size: int) -> Iterator[str]:
 def _objects(folder: Path, rank: int) -> set[bytes | None]:
     config = RunFolder(folder).read_config()
     whole = CompactRows(config.make_env(), "narrow").forward
-    rows = [whole(each) for each in contents(folder, rank)["rows"] if each is not None]
-    return {key for each in rows for key in object_keys(each)}
+    found, *_fed = contents(folder, rank)["rows"]
+    return set(object_keys(whole(found)))
 
 
 # The table.
