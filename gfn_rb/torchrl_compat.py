@@ -169,10 +169,16 @@ def attached_entities(storage: Storage) -> Iterable[Any]:
     return entities
 
 
+def mark_update(storage: Storage, slot: Tensor) -> None:
+    """Tell the buffers that want to hear of changes which slots have changed. As the former."""
+    for entity in attached_entities(storage):
+        entity.mark_update(slot)
+
+
 def attached_buffers(storage: Storage) -> list[ReplayBuffer]:
     """Return the buffers on a storage (``Storage._attached_entities_iter``).
 
-    Without it, as without the former, nobody can change their locks.
+    Without it nobody can change their locks.
     """
     return [each for each in attached_entities(storage) if isinstance(each, ReplayBuffer)]
 

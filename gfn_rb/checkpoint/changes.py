@@ -182,8 +182,7 @@ def put_back(
                 compat.allocate(storage, content[0])
             _assign(dict(compat.all_slots(storage).items(True, True)), content, slot)
             compat.bump_mutation_revision(storage)
-            for entity in compat.attached_entities(storage):
-                entity.mark_update(slot)
+            compat.mark_update(storage, slot)
         named = {str(i): each for i, each in enumerate(_beside(rb, parts))}
         _assign(named, rows.get(_BESIDE, TensorDict()), slot)
     compat.set_length(storage, counts["length"])

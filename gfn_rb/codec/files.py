@@ -277,14 +277,9 @@ class ValueFile:
 
     def _checked_prefix(self, secret: Secret | None) -> tuple[Prefix, Running]:
         """Return the prefix, once the head is known to be whole, and what has summed that."""
-        running = None
         try:
             prefix = Prefix.read(self._bytes, "it")
-            prefix.check_secret("it", secret)
-            # A version that was damaged is told apart from another one, which is sound, or the
-            # first, whose prefix says no form.
-            if prefix.version == VERSION or prefix.form == FILE or secret is not None:
-                running = prefix.check(self._bytes, "it", secret)
+            running = prefix.check(self._bytes, "it", FILE, secret)
         except SecretError as error:
             raise SecretError(f"{self.path}: {error}") from None
         except WireCorruptError as error:

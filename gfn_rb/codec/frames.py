@@ -160,14 +160,10 @@ def decode_frame(data: Shaped[np.ndarray, "n"], secret: Secret | None = None) ->
 
 def _checked(data: memoryview, secret: Secret | None) -> tuple[Prefix, str, Running]:
     """Return the prefix of a frame whose head is sound, what errors call it, and the head's sum."""
-    prefix, running = Prefix.read(data, "a frame"), None
+    prefix = Prefix.read(data, "a frame")
     name = f"a frame of kind {prefix.kind}"
-    prefix.check_secret(name, secret)
-    # A version that was damaged is told apart from another one, which is sound, or the first,
-    # whose prefix names no form: a sender of another version is not listened to any more.
-    if prefix.version == VERSION or prefix.form == FRAME or secret is not None:
-        running = prefix.check(data, name, secret)
-    if prefix.version != VERSION:
+    running = prefix.check(data, name, FRAME, secret)
+    if prefix.version != VERSION:  # of a sender that is not listened to any more
         raise WireVersionError(f"{name} is of version {prefix.version}; expected {VERSION}")
     if prefix.form.lower() != FRAME or prefix.n_rows > MAX_ROWS:
         raise WireCorruptError(

@@ -15,7 +15,7 @@ from gfn_rb.envs.core import GFNCore
 from gfn_rb.errors import ArgumentError, KeyMismatchError
 from gfn_rb.rollout.categorical import draw, explain_no_draw
 from gfn_rb.rollout.checks import exploration_from
-from gfn_rb.rollout.log_probs import policy_says, require_direction
+from gfn_rb.rollout.log_probs import drawn_log_probs, policy_says, require_direction
 from gfn_rb.shapes import Bool, Float, Int64, Shaped
 
 
@@ -98,10 +98,7 @@ class ActionSampler(TensorDictModuleBase):
             action = parameters.draw(kind, self.exploration) if is_random else parameters.mean(kind)
         written = {keys.ACTION: action}
         if self.save_logprobs:
-            log_p = p.gather(1, kind[:, None]).squeeze(1).log()
-            if parameters is not None:
-                log_p = log_p + parameters.log_prob(action, self.exploration)
-            written[keys.LOG_PROB] = log_p
+            written[keys.LOG_PROB] = drawn_log_probs(p, kind, parameters, action, self.exploration)
         if self.save_estimator_outputs:
             written[keys.ESTIMATOR_OUTPUT] = logits
         for key, value in written.items():

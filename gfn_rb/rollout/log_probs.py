@@ -14,7 +14,7 @@ from gfn_rb.containers.convert import flipped
 from gfn_rb.envs.continuous import ContinuousEnv
 from gfn_rb.envs.core import GFNCore
 from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
-from gfn_rb.rollout.categorical import masked_log_softmax
+from gfn_rb.rollout.categorical import Exploration, masked_log_softmax
 from gfn_rb.rollout.parameters import Parameters
 from gfn_rb.rollout.recurrence import advance, hidden_before, hidden_keys, require_memoryless
 from gfn_rb.shapes import Bool, Float, Int64, Shaped
@@ -133,6 +133,26 @@ def _logits(
             f"{list(logits.shape)} from {type(policy).__name__}"
         )
     return logits
+
+
+def drawn_log_probs(
+    p: Float[Tensor, "n actions"],
+    kind: Int64[Tensor, "n"],
+    parameters: Parameters | None,
+    action: Shaped[Tensor, "n *action"],
+    by: Exploration,
+) -> Float[Tensor, "n"]:
+    """Return the log-probabilities with which actions were drawn.
+
+    Args:
+        p: of each kind.
+        kind: of each action.
+        parameters: of the policy in the states, where actions have some.
+        action: one for each state.
+        by: how the policy explored.
+    """
+    log_p = p.gather(1, kind[:, None]).squeeze(1).log()
+    return log_p if parameters is None else log_p + parameters.log_prob(action, by)
 
 
 def action_log_probs(

@@ -14,7 +14,7 @@ from torch import Tensor
 from gfn_rb.envs.core import GFNCore
 from gfn_rb.errors import ArgumentError
 from gfn_rb.rollout.categorical import Exploration, draw, explain_no_draw
-from gfn_rb.rollout.log_probs import legal_actions, policy_says
+from gfn_rb.rollout.log_probs import drawn_log_probs, legal_actions, policy_says
 from gfn_rb.rollout.parameters import Parameters
 from gfn_rb.rollout.recurrence import hidden_before
 from gfn_rb.shapes import Float, Int64, Shaped
@@ -194,10 +194,7 @@ class Walk:
             parameters: of the policy in the states, where actions have some.
             action: one for each state.
         """
-        log_p = p.gather(1, self.env.kind(action)[:, None]).squeeze(1).log()
-        return (
-            log_p if parameters is None else log_p + parameters.log_prob(action, self.exploration)
-        )
+        return drawn_log_probs(p, self.env.kind(action), parameters, action, self.exploration)
 
     def roll(
         self, state: Shaped[Tensor, "n *state"], condition: Shaped[Tensor, "n *condition"] | None

@@ -18,7 +18,7 @@ from gfn_rb.shapes import Int64, Rows, Shaped
 from gfn_rb.sharing import journal_of, record_slots, recording, share_writes
 from gfn_rb.state_folder import StateInFolder, require_numbers
 from gfn_rb.storages import is_listed, require_rows
-from gfn_rb.torchrl_compat import attached_entities, note_generations, outside_graph, set_length
+from gfn_rb.torchrl_compat import mark_update, note_generations, outside_graph, set_length
 from gfn_rb.writers.eviction_order import EvictionOrder, Tie
 from gfn_rb.writers.features import ObjectColumns, Unique
 from gfn_rb.writers.followed_index import FollowedIndex
@@ -364,8 +364,7 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
         if n_written:
             self._count_generations(index)  # relabelled rows are what they were
         self._order.column.announce(self._storage, index)
-        for entity in attached_entities(self._storage):
-            entity.mark_update(index)
+        mark_update(self._storage, index)
 
     # State.
 

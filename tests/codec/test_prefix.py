@@ -26,7 +26,7 @@ def sealed(**changes: int) -> bytearray:
 
 def checked(data: bytearray | memoryview) -> Prefix:
     prefix = Prefix.read(memoryview(data), "it")
-    prefix.check(memoryview(data), "it")
+    prefix.check(memoryview(data), "it", FRAME)
     return prefix
 
 

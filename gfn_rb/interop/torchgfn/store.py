@@ -24,8 +24,8 @@ from gfn_rb.keys import ACTION, LENGTH, LOG_REWARD, NEXT_STATE, STATE
 from gfn_rb.shapes import Float, Int64, Rows
 from gfn_rb.torchrl_compat import (
     all_slots,
-    attached_entities,
     bump_mutation_revision,
+    mark_update,
     set_length,
     set_write_cursor,
     write_cursor,
@@ -64,8 +64,7 @@ class RingWriter(FIFOWriter):
         bump_mutation_revision(storage)
         slot = torch.arange(start, stop, device=storage.device)
         slot = slot if stop <= size else slot % size
-        for entity in attached_entities(storage):
-            entity.mark_update(slot)
+        mark_update(storage, slot)
         return slot
 
 
