@@ -122,6 +122,12 @@ def try_lock(stream: BinaryIO) -> bool:
     return True
 
 
+def unlock(stream: BinaryIO) -> None:
+    """Let others have a file at once, though processes forked meanwhile may have it open too."""
+    with suppress(OSError):  # of the network file systems that know no locks
+        fcntl.flock(stream, fcntl.LOCK_UN)
+
+
 def remove_abandoned(folder: Path, stem: str | None = None) -> None:
     """Remove the temporary files that killed processes have left in a folder.
 

@@ -18,7 +18,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from gfn_rb.checkpoint.atomic import kind_of, published, try_lock
+from gfn_rb.checkpoint.atomic import kind_of, published, try_lock, unlock
 from gfn_rb.codec.frames import Frame, decode_frame, encode_frame
 from gfn_rb.codec.prefix import MAGIC, PREFIX_NBYTES, Prefix
 from gfn_rb.codec.primitives import ALIGNMENT, Buffer, LazyBuffer, aligned, write_at
@@ -128,7 +128,9 @@ class JournalLog:
 
     def close(self) -> None:
         """Let others have the file."""
-        self._stream.close()
+        if not self._stream.closed:
+            unlock(self._stream)
+            self._stream.close()
 
     # Reading.
 
@@ -169,9 +171,12 @@ class JournalLog:
 
 
 def _close_all() -> None:
-    """Close what the parent of a forked process has open, or it would stay locked for as long."""
+    """Close what the parent of a forked process has open, or it would stay locked for as long.
+
+    Not by `close`, which would unlock it for the parent too.
+    """
     for log in _opened:
-        log.close()
+        log._stream.close()
 
 
 os.register_at_fork(after_in_child=_close_all)

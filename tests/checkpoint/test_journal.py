@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from gfn_rb.buffers import (
     terminating_state_buffer,
     transition_buffer,
 )
-from gfn_rb.checkpoint import Journal, inspect_checkpoint, journal
+from gfn_rb.checkpoint import Journal, inspect_checkpoint, journal, log
 from gfn_rb.checkpoint.log import JournalLog
 from gfn_rb.codec import encode_frame
 from gfn_rb.codec.prefix import Prefix
@@ -663,22 +664,41 @@ def test_a_fork_and_a_closed_journal_take_nothing(
         rb.extend(items(2, 1))
 
 
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_forked_process_that_lives_on_leaves_the_file_to_others(path: Path) -> None:
-    rb = MAKES["best"](journal=path, sync="never")
-    read, write = os.pipe()
+@contextmanager
+def forked() -> Iterator[None]:
+    """Have a forked process live on, from when its hooks have run, until a block ends."""
+    (begun, begin), (read, write) = os.pipe(), os.pipe()
     child = os.fork()
     if child == 0:
         os.close(write)
+        os.write(begin, b"1")
         os.read(read, 1)
         os._exit(0)
+    os.read(begun, 1)
     try:
-        rb.journal.close()
-        MAKES["best"](journal=path).journal.close()
+        yield
     finally:
-        os.close(write)
-        os.close(read)
+        for descriptor in (begun, begin, read, write):
+            os.close(descriptor)
         os.waitpid(child, 0)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.parametrize("has_closed", [True, False])
+def test_a_forked_process_that_lives_on_leaves_the_file_to_others(
+    path: Path, has_closed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rb = MAKES["best"](journal=path, sync="never")
+    if not has_closed:  # as one that had no time to yet
+        monkeypatch.setattr(log, "_opened", set())
+    with forked():
+        with pytest.raises(ArgumentError, match="which another has"):
+            MAKES["best"](journal=path)
+        if has_closed:
+            rb.journal._log._stream.close()  # as of a process that is killed
+        else:
+            rb.journal.close()
+        MAKES["best"](journal=path).journal.close()
 
 
 @pytest.mark.usefixtures("unchecked")
