@@ -7,7 +7,7 @@ import math
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -75,7 +75,7 @@ class RunResult(NamedTuple):
 
 @contextmanager
 def noted(unwritten: list[str]) -> Iterator[None]:
-    """Go on at the end of a run though the disk does not take what a block writes; note why."""
+    """Go on though the disk does not take what a block writes; note why."""
     try:
         yield
     except (CheckpointError, OSError) as error:
@@ -131,9 +131,13 @@ def run_training(
         shared: returns what else to tell of this rank, by name: ``counts`` of what it shares with
             others, and ranks that it has ``lost``.
 
+    What the disk does not take in the course of the run is logged, and written when the next is
+    due; ranks that average gradients end there, as their checkpoints must be of the same steps. At
+    the end of the run it is a part of the result.
+
     Raises:
-        CheckpointError, OSError: the disk does not allow it, in the course of the run or where it
-            is stopped. At its end that is a part of the result.
+        CheckpointError, OSError: the disk does not allow it, at the beginning, where the run is
+            stopped, or of a rank that averages gradients.
     """
     config, loss = trainer.config, math.nan
     if not trainer.history:
@@ -143,8 +147,17 @@ def run_training(
     log = start_logger(config, folder, trainer.history)
     write_metrics(folder.metrics, trainer.history)
 
+    is_whole = True  # the table
+
     def write(row: Row) -> None:
-        append_metrics(folder.metrics, row)
+        nonlocal is_whole
+        if is_whole:
+            is_whole = False
+            append_metrics(folder.metrics, row)
+        else:  # a part of an earlier one may be there
+            others = [each for each in trainer.history if each is not row]
+            write_metrics(folder.metrics, [*others, row])
+        is_whole = True
         log(row)
 
     saved = trainer.steps_done if folder.checkpoint.exists() else None
@@ -168,6 +181,9 @@ def run_training(
             "mean_age": trainer.history[-1].get("mean_age"),
         }
 
+    def written() -> AbstractContextManager[None]:
+        return nullcontext() if config.average_gradients else noted([])
+
     status = StatusWriter(folder, "worker", standing)
     status()
     with progress(trainer, describe, disable=folder.rank > 0) as advance:
@@ -176,10 +192,13 @@ def run_training(
             advance(loss)
             status()
             if trainer.steps_done % config.eval_every == 0:
-                write(trainer.record())
+                row = trainer.record()
+                with written():
+                    write(row)
             is_last = trainer.steps_done == config.steps
             if trainer.steps_done % config.checkpoint_every == 0 and not is_last:
-                save()
+                with written():
+                    save()
     unwritten: list[str] = []
     if stop.received is not None:
         save()
@@ -194,7 +213,8 @@ def run_training(
         save()
     status("done")
     row = trainer.measure()
-    if row["step"] != trainer.history[-1]["step"]:
+    is_new = row["step"] != trainer.history[-1]["step"]  # a longer run would not have it
+    if is_new or not is_whole:
         with noted(unwritten):
-            write(row)  # not in the history: a longer run would not have it
+            write(row if is_new else trainer.history[-1])
     return RunResult(trainer, folder, row, None, unwritten)

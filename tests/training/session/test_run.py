@@ -17,6 +17,7 @@ from gfn_rb.errors import (
 from gfn_rb.remote import ReplayBufferManager
 from gfn_rb.training import Trainer, report, resume, train
 from gfn_rb.training.session import launch
+from gfn_rb.training.session import run as run_module
 from gfn_rb.training.session.folder import RunFolder, read_metrics
 from gfn_rb.transports.launch import Launch
 
@@ -170,6 +171,32 @@ def test_a_full_disk_at_the_end_takes_the_last_checkpoint_alone(
     assert [*map(timeless, one)] == [*map(timeless, other)]
     assert resume(tmp_path / "run").unwritten == []
     assert_same_results(tmp_path / "run", reference)
+
+
+def test_a_disk_that_is_full_for_a_while_costs_nothing(reference, tmp_path, monkeypatch, caplog):
+    append = run_module.append_metrics
+
+    def torn(path, row):
+        if row["step"] == 5:
+            with path.open("a") as stream:
+                stream.write("5,")
+            raise OSError("No space left on device")
+        append(path, row)
+
+    monkeypatch.setattr(run_module, "append_metrics", torn)
+    full_at(8, monkeypatch)
+    outcome = run(GRID, tmp_path / "run")
+    assert outcome.unwritten == []
+    assert caplog.text.count("No space left on device") == 2
+    assert_same_results(tmp_path / "run", reference)
+
+
+def test_a_full_disk_ends_a_rank_that_averages_gradients(tmp_path, monkeypatch):
+    full_at(4, monkeypatch)
+    config = replace(GRID, average_gradients=True, out=tmp_path / "run")
+    folder = RunFolder.create(config)
+    with pytest.raises(CheckpointError, match="No space left"):
+        run_module.run_training(Trainer(config), folder, run_module.StopSignals())
 
 
 def test_a_stopped_run_that_cannot_be_saved_says_so(tmp_path, monkeypatch, at_step):
