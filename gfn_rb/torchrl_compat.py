@@ -22,7 +22,7 @@ from tensordict import MemoryMappedTensor, TensorDict, is_tensor_collection
 from torch import Tensor
 from torch import multiprocessing as mp
 from torch.utils._pytree import tree_leaves, tree_map
-from torchrl.data import ReplayBuffer, ReplayBufferEnsemble
+from torchrl.data import ReplayBuffer, ReplayBufferEnsemble, TensorDictReplayBuffer
 from torchrl.data.replay_buffers.samplers import Sampler, SamplerEnsemble, SliceSampler
 from torchrl.data.replay_buffers.storages import (
     ListStorage,
@@ -500,8 +500,19 @@ def check_prefetch(rb: ReplayBuffer, queue: tuple[Any, ...]) -> None:
         is_pair = isinstance(batch, tuple) and len(batch) == 2
         if not (is_pair and (isinstance(batch[1], dict) or is_tensor_collection(batch[1]))):
             raise TypeError("a prefetched batch is no pair of rows and what is known of them")
-        if not is_tensor_collection(batch[0]) and not isinstance(batch[0], (Tensor, dict, tuple)):
-            raise TypeError("a prefetched batch has no rows")
+        rows, known = batch
+        if not is_tensor_collection(rows):
+            if isinstance(rb, TensorDictReplayBuffer) or not isinstance(
+                rows, (Tensor, dict, tuple)
+            ):
+                raise TypeError("a prefetched batch has no rows")
+            continue
+        for name, value in known.items():
+            if not isinstance(name, str):
+                raise TypeError(f"a prefetched batch has {name!r}, expected a name")
+            of_rows = torch.as_tensor(torch.stack(value, -1) if isinstance(value, tuple) else value)
+            if of_rows.ndim and of_rows.shape[:1] != rows.shape[:1]:
+                raise ValueError(f"a prefetched batch has {name!r} of other rows")
 
 
 def prefetch_capacity(rb: ReplayBuffer) -> int:

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import logging
 import multiprocessing
 import os
 import re
@@ -23,6 +24,8 @@ def checked(function=None, *, typechecker):
     """
     if function is None:
         return functools.partial(checked, typechecker=typechecker)
+    if "<locals>" in getattr(function, "__qualname__", ""):
+        return function  # made at each call, and each time a checked one would stay in memory
     annotations = getattr(function, "__annotations__", {}).values()
     if not inspect.isfunction(function) or any(SHAPED.search(str(a)) for a in annotations):
         return with_shapes(function, typechecker=typechecker)
@@ -64,6 +67,14 @@ def pytest_collection_modifyitems(items):
         for item in items:
             if item.get_closest_marker("cuda"):
                 item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+@pytest.fixture
+def unlogged():
+    """Log nothing: what the test run keeps of each record is the error, and all that led to it."""
+    logging.disable()
+    yield
+    logging.disable(logging.NOTSET)
 
 
 @pytest.fixture

@@ -113,6 +113,9 @@ def save_state(
         CheckpointError: something in it cannot be saved, named in the message; or the disk
             refused. The older file is then unchanged.
     """
+    for name in state:
+        if not isinstance(name, str):
+            raise CheckpointError(f"cannot save state: got {name!r}, expected a name")
     save_parts(path, {}, "state", state, secret=secret)
 
 
@@ -253,6 +256,9 @@ def _values_of(file: ValueFile, read: Callable[[str], Any]) -> dict[str, Any]:
     values = read(VALUES)
     if not isinstance(values, dict):
         raise CheckpointCorruptError(f"{file.path} holds {type(values).__name__}, expected a dict")
+    for name in values:
+        if not isinstance(name, str):
+            raise CheckpointCorruptError(f"{file.path} holds {name!r}, expected a name")
     return values
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import json
-import logging
 import math
 import os
 import random
@@ -41,6 +40,7 @@ from gfn_rb.remote.protocol.messages import DATA_TAG, METADATA_TAG, PEER_TAG, PR
 MESSAGES = int(os.environ.get("GFN_RB_FUZZ", "400"))  # of each kind
 SECONDS = float(os.environ.get("GFN_RB_SECONDS", "inf"))  # after which a kind ends, however many
 
+pytestmark = pytest.mark.usefixtures("unlogged")
 ERRORS = {name for name, each in vars(errors).items() if isinstance(each, type)} | {"refused"}
 ENV = HyperGrid(2, 4)
 PATHS = Sampler(linear_policy(ENV, False)).sample_trajectories(ENV, 8, generator=seeded())
@@ -55,14 +55,6 @@ SUMMARY = {"quantiles": [], "rows": 0, "ema": None, "batches": 0, "held": 0, "ma
 TERMS = {"quota": 3, "policy": "top", "own": False, "fresh": True}
 ANSWER = {"to": 1, "outcomes": {"stored": 2}, "scores": {"a": 1.0}, "baseline": -3.0, "next": [2.0]}
 WELCOME = {"protocol": PROTOCOL, "baseline": None, "rows": None}
-
-
-@pytest.fixture(autouse=True)
-def unlogged() -> Iterator[None]:
-    """Log nothing: what the test run keeps of each record is the error, and all that led to it."""
-    logging.disable()
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def until(n: int) -> Iterator[int]:
