@@ -2,6 +2,7 @@
 
     --times N      how often to try each kind
     --kinds ...    some of: worker manager stopped job worker-of-two manager-of-two
+                   journaled
     --seed S       of the instants
 
 Each try starts ``mpiexec -n 4 gfn-rb train tfbind8 --managers 1 --feed top``, and at a random
@@ -16,7 +17,9 @@ job        any rank, without fault tolerance: the job ends within seconds, in fa
            ``gfn-rb resume`` takes it to its end from the checkpoints;
 ...-of-two the first two kinds with a second manager, under ``mpiexec -n 5``. Where one manager
            dies, the other holds in the end what any worker holds: they sent again what the dead
-           one owned.
+           one owned;
+journaled  the manager, as above, with ``--journal``: all rows that it had told its workers it
+           stored come back from its file, and none that they had not sent.
 
 A try in which the rank was done before it could be killed does not count, and is repeated. The
 table has the seconds from the signal until mpiexec had shown that all others go on without that
@@ -292,6 +295,18 @@ def manager(attempt: Try) -> float:
     return noticed - hit.at
 
 
+def journaled(attempt: Try) -> float:
+    """Kill the manager, which writes a journal, and return likewise."""
+    took = manager(attempt)
+    report, folder = attempt.report(), RunFolder(attempt.folder, MANAGER)
+    counters = [report["ranks"][str(each)]["counters"] for each in WORKERS]
+    stored, sent = (sum(known[name] for known in counters) for name in ("stored", "sent"))
+    config = folder.read_config()
+    rb = make_buffer(config, config.make_env(), torch.Generator(), journal=folder.journal)
+    _check(stored <= len(rb) <= sent, f"{stored} rows stored, {sent} sent, {len(rb)} come back")
+    return took
+
+
 def _check_end(attempt: Try) -> None:
     """Check that the job ends by itself, in success."""
     code = attempt.job.wait(SECONDS)
@@ -353,6 +368,7 @@ KINDS: dict[str, tuple[Callable[[Try], float], tuple[str, ...], int]] = {
     "job": (job, (), 1),
     "worker-of-two": (worker, FAULT_TOLERANT, 2),
     "manager-of-two": (manager, FAULT_TOLERANT, 2),
+    "journaled": (journaled, FAULT_TOLERANT, 1),
 }
 
 
@@ -370,6 +386,8 @@ def attempt(kind: str, draw: random.Random) -> float:
         # Only one that is stopped is waited for; elsewhere none is to be lost by being slow.
         count = ["--managers", n_managers, "--patience", 5 if kind == "stopped" else 30]
         words = ["train", "tfbind8", *OPTIONS, *map(str, count), "--out", str(folder)]
+        if check is journaled:
+            words += ["--journal", "--capacity", "100000"]  # where none gives way to another
         running = Job(words, options, Path(parent) / "log", len(WORKERS) + n_managers)
         try:
             return check(Try(running, folder, draw, managers))

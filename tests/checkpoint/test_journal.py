@@ -57,6 +57,18 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "rb.journal"
 
 
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """The folder of a disk of half a megabyte."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(folder)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("no disk may be mounted here")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
 @pytest.fixture(autouse=True)
 def closed() -> Iterator[None]:
     """Close what a test leaves open, as a process does that ends."""
@@ -647,6 +659,35 @@ def test_a_full_disk_is_named_and_loses_nothing_once_there_is_room(path: Path, s
     rb.extend(items(9, 4))
     rb.journal.sync()
     assert_equal(state_of(MAKES["best"](journal=copied(path))), state_of(rb))
+
+
+def test_a_small_disk_that_fills_up_holds_what_was_acknowledged(
+    small_disk: Path, path: Path
+) -> None:
+    on_disk, filler = small_disk / path.name, small_disk / "filler"
+    filler.write_bytes(bytes(1 << 17))
+    rb = fifo_buffer(100_000, journal=on_disk, sync="always")
+
+    def fill() -> None:
+        while True:
+            n_taken.append(len(rb))
+            rb.extend(items(99, len(rb)))
+
+    n_taken: list[int] = []
+    with pytest.raises(CheckpointError, match="No space left on device"):
+        fill()
+    assert len(n_taken) > 3
+    for suffix in ("", ".gfnrb"):
+        shutil.copy(f"{on_disk}{suffix}", f"{path}{suffix}")
+    assert (fifo_buffer(100_000, journal=path)[:] == rb[: n_taken[-1]]).all()
+    for write in (rb.journal.compact, lambda: save_checkpoint(small_disk / "rb.ckpt", rb)):
+        with pytest.raises(CheckpointError, match="No space left on device"):
+            write()
+    assert {*os.listdir(small_disk)} == {"filler", path.name, f"{path.name}.gfnrb"}
+    filler.unlink()
+    rb.extend(items(9, 4))
+    rb.journal.close()
+    assert (fifo_buffer(100_000, journal=on_disk)[:] == rb[:]).all()
 
 
 def test_a_fork_and_a_closed_journal_take_nothing(
