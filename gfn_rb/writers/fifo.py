@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from tensordict import TensorDict
 from torch import Tensor
 from torchrl.data.replay_buffers.storages import Storage
 from torchrl.data.replay_buffers.writers import RoundRobinWriter, TensorDictRoundRobinWriter
@@ -20,8 +21,10 @@ from gfn_rb.storages import open_shared
 from gfn_rb.torchrl_compat import (
     all_slots,
     leaves_of,
+    mark_update,
     mutation_revision,
     outside_graph,
+    raise_slot_generations,
     set_write_cursor,
     track_slot_generations,
     write_cursor,
@@ -29,7 +32,7 @@ from gfn_rb.torchrl_compat import (
 from gfn_rb.writers.features import Unique
 from gfn_rb.writers.objects import OnDuplicate
 from gfn_rb.writers.reward import RewardPrioritizedWriter
-from gfn_rb.writers.rows import DRAWN, RowLayout, detached
+from gfn_rb.writers.rows import DRAWN, RowLayout, detached, write_run
 
 
 class FIFOWriter(TensorDictRoundRobinWriter):
@@ -119,7 +122,18 @@ class FIFOWriter(TensorDictRoundRobinWriter):
         self._line_up()
         data = self._layout.check(data, self._storage)
         self._record(data.shape[0])
-        return super().extend(data)
+        is_plain = type(data) is type(all_slots(self._storage)) is TensorDict
+        if not is_plain or self._storage.ndim > 1 or data.shape[0] > self._storage.max_size:
+            return super().extend(data)
+        start, size = write_cursor(self), self._storage.max_size
+        slot = torch.arange(start, start + data.shape[0], device=data.device) % size
+        set_write_cursor(self, (start + data.shape[0]) % size)
+        self._write_count += data.shape[0]
+        data.set(INDEX, slot)
+        write_run(self._storage, start, data)
+        raise_slot_generations(self._storage, slot)
+        mark_update(self._storage, slot)
+        return slot
 
     def write_at(self, index: int | Tensor, data: Rows) -> int | Tensor:
         """Write rows into slots that are told, as buffers do that consume theirs.

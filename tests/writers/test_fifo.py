@@ -1,7 +1,14 @@
 import pytest
 import torch
+from factories import assert_equal
 from tensordict import LazyStackedTensorDict, TensorDict
-from torchrl.data import LazyTensorStorage, ReplayBuffer, TensorDictReplayBuffer
+from torchrl.data import (
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    ReplayBuffer,
+    TensorDictReplayBuffer,
+)
+from torchrl.data.replay_buffers.writers import TensorDictRoundRobinWriter
 
 from gfn_rb.errors import KeyMismatchError, ShapeError
 from gfn_rb.writers import FIFOWriter
@@ -22,6 +29,38 @@ def test_the_newest_items_are_kept():
     assert rb.extend(rows([2, 3])).tolist() == [2, 0]
     assert rb.add(rows([4])[0]) == 1
     assert sorted(rb[:]["state"][:, 0].tolist()) == [2, 3, 4]
+
+
+@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])
+def test_what_is_stored_is_as_by_torchrls_writer(storage):
+    generator, n_rows = torch.Generator().manual_seed(0), 0
+    theirs = TensorDictRoundRobinWriter(track_generations=True)
+    ours, theirs = (
+        TensorDictReplayBuffer(storage=storage(7), writer=writer)
+        for writer in (FIFOWriter(track_generations=True), theirs)
+    )
+    for _ in range(30):
+        n = int(torch.randint(1, 8, (), generator=generator))
+        one, other = (rows([*range(n_rows, n_rows + n)]) for _ in range(2))
+        n_rows += n
+        assert torch.equal(ours.extend(one), theirs.extend(other))
+        assert (one == other).all()
+        assert (ours[:] == theirs[:]).all()
+        ours.add(one[0])
+        theirs.add(other[0])
+        assert ours.storage._last_cursor_index == theirs.storage._last_cursor_index
+        assert ours.writer.state_dict().keys() == theirs.writer.state_dict().keys()
+        for name, value in theirs.writer.state_dict().items():
+            assert_equal(ours.writer.state_dict()[name], value)
+
+
+def test_stored_rows_can_be_stored_again():
+    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(5), writer=FIFOWriter())
+    rb.extend(rows([0, 1, 2, 3]))
+    assert rb.extend(rb[1:4]).tolist() == [4, 0, 1]
+    assert rb[:]["state"][:, 0].tolist() == [2, 3, 2, 3, 1]
+    assert rb.extend(rb[1:5]).tolist() == [2, 3, 4, 0]
+    assert rb[:]["state"][:, 0].tolist() == [1, 3, 3, 2, 3]
 
 
 @pytest.mark.parametrize(

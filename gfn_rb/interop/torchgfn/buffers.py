@@ -24,7 +24,7 @@ from gfn_rb.interop.torchgfn.rows import (
     near_better,
     rows_of,
 )
-from gfn_rb.interop.torchgfn.store import RingWriter, RowStore
+from gfn_rb.interop.torchgfn.store import RowStore
 from gfn_rb.keys import CONDITION, LOG_REWARD
 from gfn_rb.remote import (
     AwaitReply,
@@ -35,7 +35,7 @@ from gfn_rb.remote import (
 )
 from gfn_rb.samplers import SoftmaxRewardSampler
 from gfn_rb.shapes import Float
-from gfn_rb.writers import DiversityWriter, RewardPrioritizedWriter
+from gfn_rb.writers import DiversityWriter, FIFOWriter, RewardPrioritizedWriter
 
 _KINDS = (Trajectories, Transitions, StatesContainer)
 
@@ -282,7 +282,7 @@ class ReplayBuffer:
         self._store(rows_of(training_container, self._graphs))
 
     def _writer(self) -> Writer:
-        return RewardPrioritizedWriter() if self.prioritized_capacity else RingWriter()
+        return RewardPrioritizedWriter() if self.prioritized_capacity else FIFOWriter()
 
     def _store(self, rows: TensorDict) -> None:
         if not self.prioritized_capacity and len(rows) > self.capacity:

@@ -15,57 +15,15 @@ from tensordict import TensorDict
 from torch import Tensor
 from torchrl.data import TensorDictReplayBuffer
 from torchrl.data.replay_buffers.samplers import Sampler
-from torchrl.data.replay_buffers.writers import RoundRobinWriter, Writer
+from torchrl.data.replay_buffers.writers import Writer
 
 from gfn_rb.buffers.presets import build
 from gfn_rb.errors import NaNError
 from gfn_rb.interop.torchgfn.rows import GraphTable, container_of, padded
 from gfn_rb.keys import ACTION, LENGTH, LOG_REWARD, NEXT_STATE, STATE
-from gfn_rb.shapes import Float, Int64, Rows
-from gfn_rb.torchrl_compat import (
-    all_slots,
-    bump_mutation_revision,
-    mark_update,
-    set_length,
-    set_write_cursor,
-    write_cursor,
-)
-from gfn_rb.writers import FIFOWriter, RewardPrioritizedWriter
-
-
-class RingWriter(FIFOWriter):
-    """A ``FIFOWriter`` that copies a batch at once to where the oldest rows lie side by side.
-
-    Looking up slot after slot takes three times as long. For a storage of tensors that no other
-    process uses.
-    """
-
-    def extend(self, data: Rows) -> Int64[Tensor, "n"]:
-        """Write a batch over the oldest items. See :meth:`FIFOWriter.extend`.
-
-        Args:
-            data: batch size [n], no more than the storage has slots.
-        """
-        storage = self._storage
-        data = self._layout.check(data, storage)
-        if not storage.initialized:
-            return RoundRobinWriter.extend(self, data)
-        start, size, stored = write_cursor(self), storage.max_size, all_slots(storage)
-        stop = start + data.shape[0]
-        for name, value in data.items(True, True):
-            leaf = stored.get(name)
-            if stop <= size:
-                leaf[start:stop] = value
-            else:
-                leaf[start:], leaf[: stop - size] = value[: size - start], value[size - start :]
-        set_write_cursor(self, stop % size)
-        self._write_count += stop - start
-        set_length(storage, max(len(storage), min(stop, size)))
-        bump_mutation_revision(storage)
-        slot = torch.arange(start, stop, device=storage.device)
-        slot = slot if stop <= size else slot % size
-        mark_update(storage, slot)
-        return slot
+from gfn_rb.shapes import Float, Int64
+from gfn_rb.torchrl_compat import all_slots, write_cursor
+from gfn_rb.writers import RewardPrioritizedWriter
 
 
 class RowStore:
