@@ -24,7 +24,7 @@ from torchrl.data import TensorDictReplayBuffer, TensorDictRoundRobinWriter
 from benchmarks import workloads as work
 from benchmarks.timing import Contender, Effort, Result, compare, row, run_parts
 from gfn_rb.samplers import SoftmaxRewardSampler
-from gfn_rb.writers import RewardPrioritizedWriter
+from gfn_rb.writers import FIFOWriter, RewardPrioritizedWriter
 
 HALF = work.BATCH // 2
 LIMIT = 24 * 2**30  # bytes
@@ -82,6 +82,9 @@ def extend(scale: Scale) -> list[Result]:
         ):
             mine, its = _extending(ours, accepted), _extending(peer, accepted)
             results.append(compare(name, capacity, mine, its, scale.effort, bound))
+        newest = work.fill(work.buffer(capacity, FIFOWriter()), capacity)
+        mine, its = _extending(newest, HALF), _extending(peer, HALF)
+        results.append(compare("extend, the newest kept", capacity, mine, its, scale.effort, 1.0))
     return results
 
 
