@@ -121,18 +121,21 @@ class FIFOWriter(TensorDictRoundRobinWriter):
             return torch.empty(0, dtype=torch.int64)
         self._line_up()
         data = self._layout.check(data, self._storage)
-        self._record(data.shape[0])
-        is_plain = type(data) is type(all_slots(self._storage)) is TensorDict
-        if not is_plain or self._storage.ndim > 1 or data.shape[0] > self._storage.max_size:
+        storage, n = self._storage, data.shape[0]
+        is_plain = type(data) is type(all_slots(storage)) is TensorDict
+        if not is_plain or storage.ndim > 1 or n > storage.max_size:
+            self._record(n)
             return super().extend(data)
-        start, size = write_cursor(self), self._storage.max_size
-        slot = torch.arange(start, start + data.shape[0], device=data.device) % size
-        set_write_cursor(self, (start + data.shape[0]) % size)
-        self._write_count += data.shape[0]
+        start, size = write_cursor(self), storage.max_size
+        slot = torch.arange(start, start + n, device=data.device) % size
+        if is_recorded(storage):
+            record_slots(storage, slot.cpu())
+        set_write_cursor(self, (start + n) % size)
+        self._write_count += n
         data.set(INDEX, slot)
-        write_run(self._storage, start, data)
-        raise_slot_generations(self._storage, slot)
-        mark_update(self._storage, slot)
+        write_run(storage, start, data)
+        raise_slot_generations(storage, slot)
+        mark_update(storage, slot)
         return slot
 
     def write_at(self, index: int | Tensor, data: Rows) -> int | Tensor:

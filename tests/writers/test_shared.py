@@ -18,7 +18,7 @@ from torchrl.data import LazyMemmapStorage, LazyTensorStorage, TensorDictReplayB
 from gfn_rb.buffers import MergedReplayBuffer
 from gfn_rb.sharing import WriteLock
 from gfn_rb.torchrl_compat import write_lock
-from gfn_rb.writers import FIFOWriter, RewardPrioritizedWriter
+from gfn_rb.writers import FIFOWriter, RewardPrioritizedWriter, fifo
 
 # Per writer; the whole check is of 200: GFN_RB_KILLS=200 pytest tests/writers/test_shared.py
 KILLS = int(os.environ.get("GFN_RB_KILLS", "12"))
@@ -87,7 +87,7 @@ def test_what_an_error_interrupts_is_undone(monkeypatch):
         before, state = rb[:].clone(), rb.writer.state_dict()
         with monkeypatch.context() as patched:
             patched.setattr(rb.writer, "_announce", _interrupt, raising=False)
-            patched.setattr(rb.writer, "_mark_update_entities", _interrupt, raising=False)
+            patched.setattr(fifo, "mark_update", _interrupt)
             with pytest.raises(KeyboardInterrupt):
                 rb.extend(rows(7.0, 8.0))
         assert torch.equal(rb[:]["log_reward"], before["log_reward"])
