@@ -75,7 +75,8 @@ class Changes:
             rb: the buffer.
             parts: from :func:`slot_states`.
         """
-        slot, beside = _distinct(self.rows), _distinct(self.beside)
+        capacity = rb.storage.max_size
+        slot, beside = _distinct(self.rows, capacity), _distinct(self.beside, capacity)
         rows = slot[slot < len(rb.storage)]
         beside = torch.cat([slot[len(rows) :], beside[~torch.isin(beside, slot)]])
         counts = {**counts_of(rb, parts), "emptied": self.emptied}
@@ -88,12 +89,12 @@ class Changes:
         return records or [Record(None, counts)]
 
 
-def _distinct(slots: list[Tensor]) -> Tensor:
-    """Return slots in order, each once, without the -1 of rows that were rejected."""
+def _distinct(slots: list[Tensor], capacity: int) -> Tensor:
+    """Return slots in order, each once, without the -1 of rejected rows and what is no slot."""
     if not slots:
         return torch.empty(0, dtype=torch.int64)
     slot = torch.cat([each.to("cpu", torch.int64) for each in slots])
-    slot = slot[slot >= 0]
+    slot = slot[(slot >= 0) & (slot < capacity)]
     n_slots = int(slot.max()) + 1 if len(slot) else 0
     if n_slots > _SPARSE * len(slot):
         return slot.unique()

@@ -29,7 +29,7 @@ from gfn_rb.codec.frames import encode_frame
 from gfn_rb.codec.primitives import one_line
 from gfn_rb.codec.secret import Secret
 from gfn_rb.errors import ArgumentError, CheckpointError, GfnRbError
-from gfn_rb.sharing import keep_journal
+from gfn_rb.sharing import journal_of, keep_journal
 
 log = logging.getLogger(__name__)
 
@@ -91,6 +91,9 @@ class Journal:
     ) -> None:
         require_choice("sync", sync, ("always", "interval", "never"))
         self._rb, self._parts, self._sync = rb, slot_states(rb), sync
+        other = journal_of(rb.storage)
+        if isinstance(other, Journal) and not other._is_closed:
+            raise ArgumentError(f"rb must have no other journal, got one that has {other.path}")
         self.path = resolved(path)
         self.checkpoint = self.path.with_name(self.path.name + ".gfnrb")
         self._process = os.getpid()
@@ -154,9 +157,11 @@ class Journal:
         """Write a new checkpoint, and begin the file anew. The buffer can be used meanwhile.
 
         Raises:
-            CheckpointError: the disk refused. The older pair is then unchanged.
+            CheckpointError: the disk refused, or the journal is closed. The older pair is then
+                unchanged.
         """
         with self._compaction:
+            self._require_open()  # or somebody else may have the files by now
             self._compact()
 
     def close(self) -> None:
@@ -186,15 +191,24 @@ class Journal:
         At its end the buffer is what it was before, and whoever follows it has seen the way.
 
         Raises:
-            CheckpointError: the files cannot be read.
+            CheckpointError: the files cannot be read, or the journal is closed.
         """
-        self.sync()
-        self._is_paused = True
-        try:
-            yield
-        finally:
-            self._recover()
-            self._known, self._is_paused = self._counters(), False
+        with self._compaction:  # which would write the earlier state
+            self._require_open()
+            self.sync()
+            self._is_paused = True
+            try:
+                yield
+            finally:
+                try:
+                    self._recover()
+                except BaseException:  # the file is sound, and shall not go on with this buffer
+                    self._stopped.set()
+                    self._is_closed = True
+                    self._log.close()
+                    raise
+                finally:
+                    self._known, self._is_paused = self._counters(), False
 
     # What the buffer and its parts call.
 
@@ -242,10 +256,12 @@ class Journal:
         return [part.counters() for part in self._parts]
 
     def _has_changed(self) -> bool:
+        if self._is_paused:
+            return False
         return len(self._pending) > 0 or self._counters() != self._known
 
     def _is_due(self) -> bool:
-        if self._is_paused or (self._sync == "interval" and self._refused is None):
+        if self._sync == "interval" and self._refused is None and not self._is_closed:
             return False
         if self._refused == (len(self._pending), self._counters()):
             return False  # whoever only draws need not hear of it
@@ -284,10 +300,7 @@ class Journal:
                 with self._turn:
                     if not self._has_changed():
                         return
-                    if self._is_closed:
-                        raise CheckpointError(
-                            f"the journal {self.path} is closed: nothing is added"
-                        )
+                    self._require_open()
                     pending, self._pending = self._pending, pending
                     records = pending.records(self._rb, self._parts)
                     self._known = records[-1].counts["counters"]
@@ -298,7 +311,15 @@ class Journal:
                     raise self._not_written(error) from error
                 raise
         if self._log.nbytes > self._compact_at and self._compaction.acquire(blocking=False):
-            threading.Thread(target=self._compact_beside).start()
+            try:
+                threading.Thread(target=self._compact_beside).start()
+            except RuntimeError as error:  # there are too many threads
+                self._put_off(error)
+                self._compaction.release()
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise CheckpointError(f"the journal {self.path} is closed: nothing is added")
 
     def _take_back(self, pending: Changes) -> None:
         with self._turn:
@@ -325,10 +346,13 @@ class Journal:
         try:
             self._compact()
         except CheckpointError as error:  # the next may succeed, as when a disk was full
-            log.warning("%s is not compacted: %s", self.path, one_line(error))
-            self._compact_at = self._log.nbytes + _LEAST
+            self._put_off(error)
         finally:
             self._compaction.release()
+
+    def _put_off(self, error: Exception) -> None:
+        log.warning("%s is not compacted: %s", self.path, one_line(error))
+        self._compact_at = self._log.nbytes + _LEAST
 
     def _compact(self) -> None:
         # Rows are written as they are while others change them: those that change have a record

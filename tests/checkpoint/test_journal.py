@@ -282,10 +282,40 @@ def test_a_rewound_buffer_is_what_it_was_in_the_end(path: Path, tmp_path: Path) 
     with rb.journal.rewound():
         load_checkpoint(tmp_path / "early", rb)
         assert len(rb) <= 4
+        rb.journal.sync()  # as the thread does once in a second
     assert_equal(state_of(rb), before)
     assert rb.journal.position == position
     rb.extend(items(9, 3))
     assert_equal(state_of(MAKES["unique"](journal=copied(path))), state_of(rb))
+
+
+def test_a_buffer_that_stays_rewound_adds_nothing(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rb = MAKES["unique"](journal=path, sync="interval")
+    save_checkpoint(tmp_path / "early", rb)
+    rb.extend(items(9, 2))
+    before = state_of(rb)
+
+    def fail(*_: Any) -> None:
+        raise CheckpointError("no disk")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(journal, "recover", fail)
+        with pytest.raises(CheckpointError, match="no disk"), rb.journal.rewound():
+            load_checkpoint(tmp_path / "early", rb)
+    with pytest.raises(CheckpointError, match="is closed"):
+        rb.extend(items(2, 3))
+    assert_equal(state_of(MAKES["unique"](journal=path)), before)
+
+
+def test_slots_that_are_none_are_passed_over(path: Path) -> None:
+    rb = MAKES["tracked"](journal=path, sync="never")
+    rb.extend(items(8, 1))
+    with pytest.raises(IndexError):
+        rb.writer.write_at(torch.tensor([99]), items(1, 2))
+    rb.extend(items(2, 3))
+    assert_equal(state_of(MAKES["tracked"](journal=copied(path))), state_of(rb))
 
 
 # When.
@@ -391,6 +421,23 @@ def test_a_journal_is_compacted_while_the_buffer_is_used(
     assert inspect_checkpoint(f"{path}.gfnrb")["buffers"][0]["length"] == CAPACITY
     assert path.stat().st_size < 24 * 500
     assert_equal(state_of(MAKES["unique"](journal=path)), state_of(rb))
+
+
+def test_a_journal_goes_on_where_no_thread_can_be_started(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    rb = MAKES["unique"](journal=path, sync="never")
+
+    def fail(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", fail)
+        rb.journal._compact_at = 0
+        rb.extend(items(6, 1))
+    assert "can't start new thread" in caplog.text
+    rb.journal.compact()
+    assert_equal(state_of(MAKES["unique"](journal=copied(path))), state_of(rb))
 
 
 def test_a_checkpoint_may_be_written_while_rows_change(
@@ -690,19 +737,28 @@ def test_a_small_disk_that_fills_up_holds_what_was_acknowledged(
     assert (fifo_buffer(100_000, journal=on_disk)[:] == rb[:]).all()
 
 
+@pytest.mark.parametrize("sync", ["never", "interval"])
 def test_a_fork_and_a_closed_journal_take_nothing(
-    path: Path, monkeypatch: pytest.MonkeyPatch
+    sync: str, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rb = MAKES["best"](journal=path, sync="never")
+    rb = MAKES["best"](journal=path, sync=sync)
     monkeypatch.setattr(os, "getpid", lambda: 1)  # as a child sees it
     with pytest.raises(ArgumentError, match="this one is forked from it"):
-        rb.extend(items(2, 1))
+        rb.journal.sync()
     rb.journal.close()  # which does nothing there
     monkeypatch.undo()
     rb.journal.close()
     rb.journal.sync()
     with pytest.raises(CheckpointError, match="is closed"):
         rb.extend(items(2, 1))
+    other = MAKES["best"](journal=path)
+    other.extend(items(3, 2))
+    other.journal.close()
+    with pytest.raises(CheckpointError, match="is closed"):
+        rb.journal.compact()
+    with pytest.raises(CheckpointError, match="is closed"), rb.journal.rewound():
+        pass
+    assert_equal(state_of(MAKES["best"](journal=path)), state_of(other))
 
 
 @contextmanager
@@ -753,6 +809,9 @@ def test_buffers_that_cannot_be_journaled_are_refused(path: Path) -> None:
         Journal(rb, path)
     with pytest.raises(ArgumentError, match="sync must be 'always', 'interval' or 'never'"):
         fifo_buffer(3, journal=path, sync="often")
+    rb = fifo_buffer(3, journal=path.with_name("other"))
+    with pytest.raises(ArgumentError, match="rb must have no other journal, got one that has"):
+        Journal(rb, path)
     assert not path.exists()
 
 
