@@ -91,9 +91,6 @@ class Journal:
     ) -> None:
         require_choice("sync", sync, ("always", "interval", "never"))
         self._rb, self._parts, self._sync = rb, slot_states(rb), sync
-        other = journal_of(rb.storage)
-        if isinstance(other, Journal) and not other._is_closed:
-            raise ArgumentError(f"rb must have no other journal, got one that has {other.path}")
         self.path = resolved(path)
         self.checkpoint = self.path.with_name(self.path.name + ".gfnrb")
         self._process = os.getpid()
@@ -105,6 +102,9 @@ class Journal:
         self._compaction = threading.Lock()
         self._compact_at = sys.maxsize  # bytes of the file, from which on there is a checkpoint
         self._known = self._counters()
+        other = journal_of(rb.storage)
+        if isinstance(other, Journal) and not other._is_closed:
+            raise ArgumentError(f"rb must have no other journal, got one that has {other.path}")
         self._log = JournalLog(self.path, secret)
         try:
             if not self._recover():
