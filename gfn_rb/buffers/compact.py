@@ -271,7 +271,8 @@ class _Column:
             return value.to(self.dtype)
         value = value.view(self.stored).to(self.dtype)
         # The states of trajectories are two at least: their steps need not be told.
-        steps = () if value.shape[-1] == self.shape.numel() else (-1,)
+        n_steps = value.shape[-1] // self.shape.numel()
+        steps = () if n_steps == 1 else (n_steps,)
         return value.reshape(*value.shape[:-1], *steps, *self.shape)
 
 

@@ -432,3 +432,6 @@ def test_batches_without_rows():
         assert rb.extend(walks(GRID)[:0]).numel() == 0
         rb.extend(walks(GRID))
         assert rb.extend(walks(GRID)[:0]).numel() == 0
+        whole = rb[:1]
+        rb.empty()
+        assert_equal(dict(rb[:]), dict(whole[:0]))

@@ -208,7 +208,7 @@ class BaselineKeeper:
 
     def _counted(self, values: Tensor) -> Tensor:
         """Return the log-rewards that count: those owned here of what is known to be the best."""
-        if self._holds_others and self._rb is not None:
+        if self._holds_others and self._rb is not None and len(values):
             managers = self.present
             mine = [are_owned(rows, self.rank, managers) for rows in batches_of(self._rb)]
             values = values[torch.from_numpy(np.concatenate(mine)).to(values.device)]

@@ -170,6 +170,17 @@ def test_managers_with_the_same_summaries_have_the_same_baseline():
         keepers[0].hear(3, third)
 
 
+def test_a_manager_that_holds_nothing_does_without_another():
+    rb = reward_prioritized_buffer(4)
+    rb.extend(objects([1], [0.0]))
+    rb.empty()
+    keeper = BaselineKeeper(MinBaseline(), rb, [0, 1])
+    keeper.see_managers([0])  # by a worker that counts on this one alone
+    keeper.drop_peer(1)
+    assert keeper.summary().held == 0
+    assert keeper.value() is None
+
+
 def test_a_restored_keeper_goes_on():
     def follow(keeper, steps):
         for step in steps:
