@@ -97,14 +97,14 @@ class Journal:
         self._turn = threading.Condition(threading.RLock())
         self._depth = 0  # of blocks that a thread has entered
         self._is_writing = self._is_paused = self._is_closed = False
+        other = journal_of(rb.storage)
+        if isinstance(other, Journal) and not other._is_closed:
+            raise ArgumentError(f"rb must have no other journal, got one that has {other.path}")
         self._pending = Changes()
         self._refused: Any = None  # what the disk did not take, as far as it can be told apart
         self._compaction = threading.Lock()
         self._compact_at = sys.maxsize  # bytes of the file, from which on there is a checkpoint
         self._known = self._counters()
-        other = journal_of(rb.storage)
-        if isinstance(other, Journal) and not other._is_closed:
-            raise ArgumentError(f"rb must have no other journal, got one that has {other.path}")
         self._log = JournalLog(self.path, secret)
         try:
             if not self._recover():

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from tensordict import NestedKey, TensorDict, TensorDictBase
+from tensordict import NestedKey, TensorDict, TensorDictBase, is_leaf_nontensor
 from torch import Tensor
 
 from gfn_rb import keys
@@ -210,8 +210,10 @@ def joined(
     if len(batches) == 1:
         return batches[0]
     batches = aligned(batches)
-    entries = [dict(batch.items(True, True)) for batch in batches]
+    entries = [dict(batch.items(True, True, is_leaf=is_leaf_nontensor)) for batch in batches]
     require_alike(entries, members)
+    if not all(isinstance(value, Tensor) for value in entries[0].values()):  # but words
+        return torch.cat([*batches])[order.argsort()]
     rows = TensorDict(batch_size=order.shape, device=batches[0].device)
     order = order.to(next(iter(entries[0].values())).device)
     places = order.split([len(batch) for batch in batches])
@@ -250,8 +252,11 @@ def require_alike(
             )
         for key, value in other.items():
             one, differ = first[key], f"members {members[0]} and {member} differ in {key!r}: "
-            if one.dtype != value.dtype:
-                raise ShapeError(f"{differ}{one.dtype} and {value.dtype}")
+            one_dtype, dtype = getattr(one, "dtype", None), getattr(value, "dtype", None)
+            if one_dtype != dtype:
+                raise ShapeError(f"{differ}{one_dtype} and {dtype}")
+            if dtype is None:
+                continue
             if in_shape and one.device != value.device:
                 raise ArgumentError(f"{differ}on {one.device} and {value.device}")
             if in_shape and one.shape[1:] != value.shape[1:]:

@@ -32,7 +32,7 @@ from gfn_rb.torchrl_compat import (
 from gfn_rb.writers.features import Unique
 from gfn_rb.writers.objects import OnDuplicate
 from gfn_rb.writers.reward import RewardPrioritizedWriter
-from gfn_rb.writers.rows import DRAWN, RowLayout, detached, write_run
+from gfn_rb.writers.rows import DRAWN, RowLayout, are_tensors, detached, write_run
 
 
 class FIFOWriter(TensorDictRoundRobinWriter):
@@ -122,8 +122,7 @@ class FIFOWriter(TensorDictRoundRobinWriter):
         self._line_up()
         data = self._layout.check(data, self._storage)
         storage, n = self._storage, data.shape[0]
-        is_plain = type(data) is type(all_slots(storage)) is TensorDict
-        if not is_plain or storage.ndim > 1 or n > storage.max_size:
+        if not self._lies_side_by_side(data):
             self._record(n)
             return super().extend(data)
         start, size = write_cursor(self), storage.max_size
@@ -137,6 +136,13 @@ class FIFOWriter(TensorDictRoundRobinWriter):
         raise_slot_generations(storage, slot)
         mark_update(storage, slot)
         return slot
+
+    def _lies_side_by_side(self, data: Rows) -> bool:
+        """Return whether a batch can be copied whole, column by column, over stored rows."""
+        stored, has_room = all_slots(self._storage), data.shape[0] <= self._storage.max_size
+        is_plain = type(data) is type(stored) is TensorDict and self._storage.ndim == 1
+        is_plain = is_plain and stored.get(INDEX, None) is not None
+        return has_room and is_plain and are_tensors(data)
 
     def write_at(self, index: int | Tensor, data: Rows) -> int | Tensor:
         """Write rows into slots that are told, as buffers do that consume theirs.

@@ -7,9 +7,15 @@ from collections.abc import Collection
 from typing import Any, NoReturn
 
 import torch
-from tensordict import LazyStackedTensorDict, NestedKey, TensorDict, TensorDictBase
+from tensordict import (
+    LazyStackedTensorDict,
+    NestedKey,
+    TensorDict,
+    TensorDictBase,
+    is_leaf_nontensor,
+)
 from torch import Tensor
-from torchrl.data.replay_buffers.storages import Storage
+from torchrl.data.replay_buffers.storages import LazyMemmapStorage, Storage
 
 from gfn_rb.errors import ArgumentError, KeyMismatchError, NaNError, ShapeError
 from gfn_rb.keys import (
@@ -22,6 +28,7 @@ from gfn_rb.keys import (
     PRIORITY_WEIGHT,
 )
 from gfn_rb.shapes import Int64, Rows
+from gfn_rb.sharing import is_recorded
 from gfn_rb.storages import is_laid_out, is_listed, open_shared
 from gfn_rb.torchrl_compat import (
     all_slots,
@@ -34,6 +41,7 @@ from gfn_rb.torchrl_compat import (
 
 # What buffers add to rows that they draw. It is not stored when these come back.
 DRAWN = frozenset({INDEX, BUFFER_ID, BUFFER_IDS, DRAW_LOG_PROB, PRIORITY_WEIGHT})
+_Entry = tuple[torch.Size, torch.dtype | None]  # of a row; None where there is no tensor
 _EXACT = 2**53  # up to which integers are floats
 
 
@@ -215,9 +223,12 @@ def write_rows(
         return
     assert chosen is not None
     stored = all_slots(storage)
-    for name, value in data.items(True, True):
-        leaf = stored.get(name)
-        leaf.index_copy_(0, target, value.index_select(0, chosen).to(leaf.device))
+    if are_tensors(data):
+        for name, value in data.items(True, True):
+            leaf = stored.get(name)
+            leaf.index_copy_(0, target, value.index_select(0, chosen).to(leaf.device))
+    else:
+        stored[target] = data[chosen]
     bump_mutation_revision(storage)
     if length > len(storage):
         set_length(storage, length)
@@ -231,16 +242,15 @@ def write_run(storage: Storage, start: int, data: TensorDict) -> None:
     Args:
         storage: laid out, of one dimension.
         start: the slot of the first row.
-        data: rows that have the storage's layout, batch size [n], no more than there are slots.
+        data: rows of tensors that have the storage's layout, batch size [n], no more than there are
+            slots.
     """
     n, size, stored = data.shape[0], storage.max_size, all_slots(storage)
     at_end = min(n, size - start)
     for name, value in data.items(True, True):
         leaf = stored.get(name)
         if value.untyped_storage().data_ptr() == leaf.untyped_storage().data_ptr():
-            value = (
-                value.clone()
-            )  # stored rows, some of which are written over before they are read
+            value = value.clone()  # of stored rows: written over before it is read
         leaf[start : start + at_end] = value[:at_end]
         if at_end < n:
             leaf[: n - at_end] = value[at_end:]
@@ -248,6 +258,16 @@ def write_run(storage: Storage, start: int, data: TensorDict) -> None:
     set_last_cursor(storage, (start + n - 1) % size)
     if start + at_end > len(storage):
         set_length(storage, start + at_end)
+
+
+def are_tensors(rows: Rows) -> bool:
+    """Return whether rows hold tensors alone, and no words or other objects of Python.
+
+    Args:
+        rows: batch size [n].
+    """
+    leaves = rows.values(True, True, is_leaf=is_leaf_nontensor)
+    return all(isinstance(leaf, Tensor) for leaf in leaves)
 
 
 def relocate(storage: Storage, source: Tensor, target: Tensor) -> None:
@@ -261,8 +281,12 @@ def relocate(storage: Storage, source: Tensor, target: Tensor) -> None:
     if is_listed(storage):
         storage.set(target.tolist(), [storage.get(i) for i in source.tolist()])
         return
-    for leaf in all_slots(storage).values(True, True):
-        leaf.index_copy_(0, target, leaf.index_select(0, source))
+    stored = all_slots(storage)
+    if are_tensors(stored):
+        for leaf in stored.values(True, True):
+            leaf.index_copy_(0, target, leaf.index_select(0, source))
+    else:
+        stored[target] = stored[source]
     bump_mutation_revision(storage)
 
 
@@ -276,7 +300,7 @@ class RowLayout:
     def __init__(self, dropped: frozenset[str] = DRAWN) -> None:
         self._dropped = dropped
         self._stored: Any = None
-        self._entries: dict[NestedKey, tuple[torch.Size, torch.dtype]] = {}
+        self._entries: dict[NestedKey, _Entry] = {}
 
     def check(self, data: Rows, storage: Storage) -> Rows:
         """Return the rows without bookkeeping and gradients, compared with what is stored.
@@ -287,7 +311,8 @@ class RowLayout:
 
         Raises:
             KeyMismatchError: keys are missing or unknown to a storage that has some.
-            ShapeError: an entry has another shape or dtype than the stored one.
+            ShapeError: an entry has another shape or dtype than the stored one; or is no tensor,
+                and the storage is shared or has a journal.
         """
         if is_listed(storage):
             return _without(data, self._dropped.intersection(data.keys())).detach()
@@ -307,7 +332,10 @@ class RowLayout:
             for name in drawn:
                 del entries[name]
         entries.pop(INDEX, None)
-        if self._entries and entries != self._entries:  # none: the first rows lay it out
+        if not self._entries:  # the first rows lay it out
+            if is_recorded(storage) or isinstance(storage, LazyMemmapStorage):
+                _require_tensors(entries)
+        elif entries != self._entries:
             _explain(entries, self._entries)
         return data
 
@@ -317,11 +345,12 @@ def _without(data: Rows, names: frozenset[str]) -> Rows:
     return data.exclude(*names) if names and isinstance(data, TensorDictBase) else data
 
 
-def _entries(data: Rows) -> tuple[dict[NestedKey, tuple[torch.Size, torch.dtype]], bool]:
+def _entries(data: Rows) -> tuple[dict[NestedKey, _Entry], bool]:
     """Return the shape of each entry in a row, and its dtype; and whether one requires grad."""
-    entries, requires_grad = {}, False
+    entries: dict[NestedKey, _Entry] = {}
+    requires_grad = False
     try:
-        leaves = [*data.items(True, True)]
+        leaves = [*data.items(True, True, is_leaf=is_leaf_nontensor)]
     except RuntimeError:
         if not isinstance(data, LazyStackedTensorDict) or data.stack_dim == 0:
             raise
@@ -332,9 +361,21 @@ def _entries(data: Rows) -> tuple[dict[NestedKey, tuple[torch.Size, torch.dtype]
             for name, value in member.items(True, True)
         ]
     for name, value in leaves:
-        entries[name] = value.shape[1:], value.dtype
-        requires_grad = requires_grad or value.requires_grad
+        if isinstance(value, Tensor):
+            entries[name] = value.shape[1:], value.dtype
+            requires_grad = requires_grad or value.requires_grad
+        else:
+            entries[name] = value.shape[1:], None
     return entries, requires_grad
+
+
+def _require_tensors(entries: dict[NestedKey, _Entry]) -> None:
+    for name, (_, dtype) in entries.items():
+        if dtype is None:
+            raise ShapeError(
+                f"key {name!r} must hold tensors in a buffer with a journal, shared=True or a "
+                "LazyMemmapStorage, got words or other objects"
+            )
 
 
 def _explain(came: dict[NestedKey, Any], expected: dict[NestedKey, Any]) -> NoReturn:

@@ -5,9 +5,10 @@ import math
 import pytest
 import torch
 from factories import DEVICES, seeded
-from tensordict import TensorDict, lazy_stack, tensorclass
+from tensordict import NonTensorStack, TensorDict, lazy_stack, tensorclass
 from torchrl.data import (
     CompressedListStorage,
+    LazyMemmapStorage,
     LazyStackStorage,
     LazyTensorStorage,
     ListStorage,
@@ -19,6 +20,7 @@ from torchrl.data import (
     TensorStorage,
 )
 
+from gfn_rb.buffers import MergedReplayBuffer, fifo_buffer
 from gfn_rb.errors import (
     ArgumentError,
     CheckpointMismatchError,
@@ -96,6 +98,37 @@ def test_trajectories_of_any_length_are_kept_in_lists(storage, writer, slots, ke
     assert sorted(set(drawn["log_reward"].tolist())) == kept
     for row in drawn.unbind(0):
         assert row["state"].shape[0] == row["length"] + 1
+
+
+def wordy(*keys):
+    return rows([float(key) for key in keys], keys).set("word", NonTensorStack(*map(str, keys)))
+
+
+@pytest.mark.parametrize("storage", [LazyTensorStorage, ListStorage])
+@pytest.mark.parametrize("writer", WRITERS)
+def test_words_go_where_their_rows_go(storage, writer):
+    rb = TensorDictReplayBuffer(storage=storage(4), writer=WRITERS[writer]())
+    other = TensorDictReplayBuffer(storage=storage(4), writer=WRITERS[writer]())
+    for keys in ((1, 2), (7, 3, 4), (9, 3), (8, 5)):
+        rb.extend(wordy(*keys))
+        for row in rb[:].unbind(0):
+            assert row["word"] == str(row["state"].item())
+    other.extend(wordy(6, 0))
+    if storage is not ListStorage:
+        with pytest.raises(KeyMismatchError, match=r"missing keys \['word'\]"):
+            rb.extend(wordy(7).exclude("word"))
+    drawn = MergedReplayBuffer(rb, other, p="size").sample(20)
+    assert list(drawn["word"]) == [str(each) for each in drawn["state"][:, 0].tolist()]
+
+
+def test_words_cannot_be_journaled_shared_or_on_disk(tmp_path):
+    on_disk = LazyMemmapStorage(4)
+    for options in ({"shared": True}, {"storage": on_disk}, {"journal": tmp_path / "x"}):
+        rb = fifo_buffer(4, **options)
+        with pytest.raises(ShapeError, match="key 'word' must hold tensors in a buffer with a jo"):
+            rb.extend(wordy(1, 2))
+        assert len(rb) == 0
+    rb.journal.close()
 
 
 @pytest.mark.parametrize("storage", [LazyTensorStorage, ListStorage, LazyStackStorage])
