@@ -32,7 +32,7 @@ from gfn_rb.torchrl_compat import (
 from gfn_rb.writers.features import Unique
 from gfn_rb.writers.objects import OnDuplicate
 from gfn_rb.writers.reward import RewardPrioritizedWriter
-from gfn_rb.writers.rows import DRAWN, RowLayout, are_tensors, detached, write_run
+from gfn_rb.writers.rows import DRAWN, RowLayout, detached, tensors_of, write_run
 
 
 class FIFOWriter(TensorDictRoundRobinWriter):
@@ -142,7 +142,7 @@ class FIFOWriter(TensorDictRoundRobinWriter):
         stored, has_room = all_slots(self._storage), data.shape[0] <= self._storage.max_size
         is_plain = type(data) is type(stored) is TensorDict and self._storage.ndim == 1
         is_plain = is_plain and stored.get(INDEX, None) is not None
-        return has_room and is_plain and are_tensors(data)
+        return has_room and is_plain and tensors_of(data) is not None
 
     def write_at(self, index: int | Tensor, data: Rows) -> int | Tensor:
         """Write rows into slots that are told, as buffers do that consume theirs.

@@ -222,13 +222,13 @@ def write_rows(
         storage.set(slot.tolist(), rows)
         return
     assert chosen is not None
-    stored = all_slots(storage)
-    if are_tensors(data):
-        for name, value in data.items(True, True):
+    stored, tensors = all_slots(storage), tensors_of(data)
+    if tensors is None:
+        stored[target] = data[chosen]
+    else:
+        for name, value in tensors:
             leaf = stored.get(name)
             leaf.index_copy_(0, target, value.index_select(0, chosen).to(leaf.device))
-    else:
-        stored[target] = data[chosen]
     bump_mutation_revision(storage)
     if length > len(storage):
         set_length(storage, length)
@@ -260,14 +260,14 @@ def write_run(storage: Storage, start: int, data: TensorDict) -> None:
         set_length(storage, start + at_end)
 
 
-def are_tensors(rows: Rows) -> bool:
-    """Return whether rows hold tensors alone, and no words or other objects of Python.
+def tensors_of(rows: Rows) -> list[tuple[NestedKey, Tensor]] | None:
+    """Return the tensors that rows hold, by name; None if they also hold words or other objects.
 
     Args:
         rows: batch size [n].
     """
-    leaves = rows.values(True, True, is_leaf=is_leaf_nontensor)
-    return all(isinstance(leaf, Tensor) for leaf in leaves)
+    leaves = [*rows.items(True, True, is_leaf=is_leaf_nontensor)]
+    return leaves if all(isinstance(leaf, Tensor) for _, leaf in leaves) else None
 
 
 def relocate(storage: Storage, source: Tensor, target: Tensor) -> None:
@@ -282,11 +282,12 @@ def relocate(storage: Storage, source: Tensor, target: Tensor) -> None:
         storage.set(target.tolist(), [storage.get(i) for i in source.tolist()])
         return
     stored = all_slots(storage)
-    if are_tensors(stored):
-        for leaf in stored.values(True, True):
-            leaf.index_copy_(0, target, leaf.index_select(0, source))
-    else:
+    tensors = tensors_of(stored)
+    if tensors is None:
         stored[target] = stored[source]
+    else:
+        for _, leaf in tensors:
+            leaf.index_copy_(0, target, leaf.index_select(0, source))
     bump_mutation_revision(storage)
 
 
