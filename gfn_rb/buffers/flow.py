@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDictBase
+from tensordict import LazyStackedTensorDict, TensorDictBase, is_tensor_collection
 from torch import Tensor
 from torchrl.envs.transforms import Transform
 
@@ -90,7 +90,13 @@ class FlowCounts(Transform):
         return tensordict
 
     def forward(self, tensordict: Any) -> Any:
-        """Return rows as they are."""
+        """Return rows as they are; those that a list holds in a container of their own.
+
+        What transforms that follow set in them is then not stored.
+        """
+        is_one = is_tensor_collection(tensordict) and not tensordict.ndim
+        if is_one or isinstance(tensordict, LazyStackedTensorDict):
+            return tensordict.clone(False)
         return tensordict
 
 

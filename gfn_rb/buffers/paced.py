@@ -9,7 +9,7 @@ from os import PathLike
 from typing import Any
 
 import torch
-from tensordict import LazyStackedTensorDict, TensorDictBase
+from tensordict import LazyStackedTensorDict, NestedKey, TensorDictBase, unravel_key
 from torch import Tensor
 from torchrl.data import ReplayBuffer, TensorDictReplayBuffer
 from torchrl.envs.transforms import Compose, Transform
@@ -26,7 +26,7 @@ from gfn_rb.errors import ArgumentError, KeyMismatchError, RateLimitError
 from gfn_rb.keys import POLICY_VERSION
 from gfn_rb.shapes import Int64
 from gfn_rb.sharing import is_recorded, record_slots, recording
-from gfn_rb.storages import device_beside, is_laid_out
+from gfn_rb.storages import device_beside, is_laid_out, is_listed
 from gfn_rb.torchrl_compat import outside_graph, replay_lock, write_lock
 
 _PAUSES = (0.0002, 0.01)  # seconds between two looks at the counts: the first, and the longest
@@ -247,13 +247,45 @@ class PacedReplayBuffer(DumpedWhole, TensorDictReplayBuffer, _CountedWrites):
             return super().update_if_present(index=index, **options)
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        """Write over stored rows, or over an entry of all."""
+        """Write over stored rows, or in place over an entry of all that they have."""
+        if isinstance(index, str) or (isinstance(index, tuple) and unravel_key(index)):
+            self.set_(index, value)  # TorchRL's writes to a copy unless the storage is full
+            return
+        with self._rewriting(index):
+            super().__setitem__(index, value)
+
+    def set_(self, key: NestedKey, value: Any) -> PacedReplayBuffer:
+        """Write over an entry of all rows, see ``ReplayBuffer.set_``."""
+        with self._rewriting(slice(None)):
+            super().set_(key, value)
+        return self
+
+    def set_at_(self, key: NestedKey, value: Any, index: Any) -> PacedReplayBuffer:
+        """Write over an entry of some rows, see ``ReplayBuffer.set_at_``."""
+        with self._rewriting(index):
+            super().set_at_(key, value, index)
+        return self
+
+    def update_(self, input_dict_or_td: Any, *args: Any, **options: Any) -> PacedReplayBuffer:
+        """Write over entries of all rows, see ``ReplayBuffer.update_``."""
+        with self._rewriting(slice(None)):
+            super().update_(input_dict_or_td, *args, **options)
+        return self
+
+    @contextmanager
+    def _rewriting(self, index: Any) -> Iterator[None]:
+        """Have it noted what the rows were that are written over."""
         with replay_lock(self), recording(self.storage):
             if is_recorded(self.storage):
-                stored = torch.arange(len(self))
-                slots = stored if isinstance(index, (str, tuple)) else stored[index]
-                record_slots(self.storage, slots)
-            super().__setitem__(index, value)
+                record_slots(self.storage, torch.arange(len(self))[index])
+            yield
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return stored rows as transforms hand them out. Those stored stay as they are."""
+        is_all = index is ... or (isinstance(index, slice) and index == slice(None))
+        if is_all and self.storage.ndim == 1 and not is_listed(self.storage):
+            index = slice(0, len(self))  # all of a full storage would be the storage itself
+        return super().__getitem__(index)
 
     # Ages.
 

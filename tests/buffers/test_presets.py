@@ -6,7 +6,9 @@ from statistics_of_draws import chi_square_p
 from tensordict import TensorDict
 from torchrl.data import (
     LazyMemmapStorage,
+    LazyStackStorage,
     LazyTensorStorage,
+    ListStorage,
     RoundRobinWriter,
     TensorDictReplayBuffer,
 )
@@ -385,3 +387,33 @@ def test_bad_options_are_named(make, message, unchecked):
 def test_nothing_is_drawn_from_an_empty_preset(preset):
     with pytest.raises(EmptyBufferError, match="the buffer is empty"):
         preset(4).sample(2)
+
+
+@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage, LazyStackStorage])
+def test_an_entry_of_all_rows_is_written_over_whether_full_or_not(storage):
+    rb = reward_prioritized_buffer(4, storage=storage(4), replacement=True)
+    for n in (2, 4):
+        rb.extend(objects(range(n), [0.0] * n))
+        value = torch.arange(len(rb)) * 1.0
+        rb["log_reward"] = value
+        assert rb.storage[:]["log_reward"].tolist() == value.tolist()
+        value.fill_(9.0)  # the caller's tensor does not become the storage's
+        rb.sample(2)
+        assert rb[:]["log_reward"].tolist() == list(range(len(rb)))
+    assert rb.writer.threshold == 0.0
+
+
+@pytest.mark.parametrize(
+    "storage", [LazyTensorStorage, LazyMemmapStorage, ListStorage, LazyStackStorage]
+)
+def test_reading_through_a_transform_leaves_what_is_stored(storage):
+    rb = reward_prioritized_buffer(2, storage=storage(2))
+    rb.append_transform(
+        lambda rows: rows.set("log_reward", 2 * rows["log_reward"]).set("y", rows["state"])
+    )
+    rb.extend(objects([1, 2], [1.0, 2.0]))
+    for read in (lambda: rb[:], lambda: rb[0], lambda: rb["log_reward"], lambda: rb.sample(2)):
+        read()
+        assert sorted(rb[:]["log_reward"].tolist()) == [2.0, 4.0]
+    rb.extend(objects([3], [3.0]))  # an entry more would have made the rows unlike it
+    assert sorted(rb[:]["log_reward"].tolist()) == [4.0, 6.0]

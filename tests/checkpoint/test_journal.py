@@ -235,9 +235,15 @@ def test_writes_past_the_writer_come_back(path: Path) -> None:
     rb[2:4] = items(2, 2).set("index", torch.tensor([2, 3]))
     again = fifo_buffer(CAPACITY, journal=copied(path))
     assert_equal(state_of(again), state_of(rb))
-    rb["log_reward"] = torch.arange(8.0)
-    again = fifo_buffer(CAPACITY, journal=copied(path))
-    assert_equal(state_of(again), state_of(rb))
+    for write in (
+        lambda: rb.__setitem__("log_reward", torch.arange(8.0)),
+        lambda: rb.set_("log_reward", torch.ones(8)),
+        lambda: rb.set_at_("log_reward", torch.zeros(2), torch.tensor([0, 5])),
+        lambda: rb.update_({"log_reward": torch.full((8,), 2.0)}),
+    ):
+        write()
+        again = fifo_buffer(CAPACITY, journal=copied(path))
+        assert_equal(state_of(again), state_of(rb))
 
 
 def test_a_few_slots_of_many_come_back(path: Path) -> None:
