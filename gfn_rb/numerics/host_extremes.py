@@ -76,7 +76,9 @@ class HostExtremes(Extremes):
 
     def replacements(self, key: Float[Tensor, "n"], free: int, newest: bool) -> Replacements:
         """Let a batch contend with the smallest rows; see :meth:`Extremes.replacements`."""
-        value, row = _worst_first(key.numpy(), newest)
+        if key.dtype == torch.bfloat16:  # which NumPy does not know
+            key = key.float()
+        value, row = _worst_first(key.cpu().numpy(), newest)
         if not free:
             floor = float(self._block_key.numpy().min())
             lost = value.searchsorted(floor, "left" if newest else "right")

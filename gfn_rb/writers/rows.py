@@ -228,7 +228,8 @@ def write_rows(
     else:
         for name, value in tensors:
             leaf = stored.get(name)
-            leaf.index_copy_(0, target, value.index_select(0, chosen).to(leaf.device))
+            part = value.index_select(0, chosen.to(value.device))
+            leaf.index_copy_(0, target, part.to(leaf.device))
     bump_mutation_revision(storage)
     if length > len(storage):
         set_length(storage, length)

@@ -332,10 +332,12 @@ def test_items_with_more_features_than_others():
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.float64])
+@pytest.mark.parametrize(
+    "dtype", [torch.int64, torch.int32, torch.uint8, torch.float64, torch.bfloat16]
+)
 @pytest.mark.parametrize("largest", [True, False])
 def test_keys_of_any_kind_of_number(dtype, largest, device):
-    highest = 255 if dtype == torch.uint8 else 2**31 - 1 if dtype == torch.int32 else 2**53 - 1
+    highest = {torch.uint8: 255, torch.bfloat16: 255, torch.int32: 2**31 - 1}.get(dtype, 2**53 - 1)
     values = [highest - 1, 0, highest, 3, highest - 2]
     rb = TensorDictReplayBuffer(
         storage=LazyTensorStorage(3, device=device),
