@@ -174,13 +174,13 @@ class WriteLock:
 
         def read(dtype: torch.dtype, shape: torch.Size) -> Tensor:
             nonlocal at
-            nbytes = shape.numel() * dtype.itemsize
-            content = bytearray(os.pread(self._descriptor, nbytes, at)) if nbytes else bytearray()
-            at += nbytes
-            if not nbytes:
+            start, at = at, at + shape.numel() * dtype.itemsize
+            if at == start:
                 return torch.empty(shape, dtype=dtype)
-            return torch.frombuffer(content, dtype=dtype).reshape(shape)
+            # Mapped, as a call reads two gigabytes at most.
+            return torch.frombuffer(bytearray(content[start:at]), dtype=dtype).reshape(shape)
 
+        content = mmap.mmap(self._descriptor, 0)
         n, *head = read(torch.int64, torch.Size([2 + n_counters])).tolist()
         slot = read(torch.int64, torch.Size([n]))
         tensors = self._slot_tensors() if n else []
