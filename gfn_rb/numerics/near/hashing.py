@@ -68,7 +68,9 @@ def equal_bits(rows: Shaped[Tensor, "n *S"]) -> Int64[Tensor, "n d"]:
     bits = (rows + 0.0).view(_VIEWS[rows.element_size()]).to(torch.int64)  # -0.0 becomes 0.0
     if rows.element_size() < 8:
         return bits
-    return bits ^ (bits >> 32)  # short numbers have all their bits at the upper end
+    # Short numbers have all their bits at the upper end. They are shifted without the sign, which
+    # would make a number like the one of opposite bits.
+    return bits ^ ((bits >> 32) & 0xFFFFFFFF)
 
 
 class Spans(NamedTuple):

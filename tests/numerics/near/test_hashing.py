@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gfn_rb.numerics.near.hashing import Multimap, RowHash
+from gfn_rb.numerics.near.hashing import Multimap, RowHash, equal_bits
 
 FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 keys = st.lists(st.integers(0, 20), max_size=30)
@@ -24,6 +24,13 @@ def test_equal_rows_hash_alike_and_others_do_not(dtype):
 def test_both_zeros_are_equal():
     key = RowHash(1, 1, torch.device("cpu"))(torch.tensor([[0.0], [-0.0]]))
     assert key[0] == key[1]
+
+
+def test_numbers_of_opposite_bits_differ():
+    number = torch.tensor([2.0, 1.0, 1e-300], dtype=torch.float64)
+    opposite = (~number.view(torch.int64)).view(torch.float64)
+    assert opposite[0] == -1.9999999999999998
+    assert not (equal_bits(number[:, None]) == equal_bits(opposite[:, None])).any()
 
 
 def test_a_group_depends_on_its_columns_alone():
