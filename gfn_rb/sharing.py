@@ -171,21 +171,22 @@ class WriteLock:
 
     def _read(self, at: int, n_counters: int) -> tuple[list[int], Tensor, list[Tensor], int]:
         """Return a record: length and counters, slots, their rows; and where the next begins."""
+        # A stream reads all, one call two gigabytes at most. Nor is a descriptor closed that is not
+        # the lock's own, as that of a map is: this process would lose the lock by it.
+        with open(self._descriptor, "rb", closefd=False) as stream:
+            stream.seek(at)
 
-        def read(dtype: torch.dtype, shape: torch.Size) -> Tensor:
-            nonlocal at
-            start, at = at, at + shape.numel() * dtype.itemsize
-            if at == start:
-                return torch.empty(shape, dtype=dtype)
-            # Mapped, as a call reads two gigabytes at most.
-            return torch.frombuffer(bytearray(content[start:at]), dtype=dtype).reshape(shape)
+            def read(dtype: torch.dtype, shape: torch.Size) -> Tensor:
+                content = bytearray(stream.read(shape.numel() * dtype.itemsize))
+                if not content:
+                    return torch.empty(shape, dtype=dtype)
+                return torch.frombuffer(content, dtype=dtype).reshape(shape)
 
-        content = mmap.mmap(self._descriptor, 0)
-        n, *head = read(torch.int64, torch.Size([2 + n_counters])).tolist()
-        slot = read(torch.int64, torch.Size([n]))
-        tensors = self._slot_tensors() if n else []
-        rows = [read(tensor.dtype, torch.Size([n, *tensor.shape[1:]])) for tensor in tensors]
-        return head, slot, rows, at
+            n, *head = read(torch.int64, torch.Size([2 + n_counters])).tolist()
+            slot = read(torch.int64, torch.Size([n]))
+            tensors = self._slot_tensors() if n else []
+            rows = [read(each.dtype, torch.Size([n, *each.shape[1:]])) for each in tensors]
+            return head, slot, rows, stream.tell()
 
     def _clear(self) -> None:
         recorded, self._words[_RECORDED] = self._words[_RECORDED], 0

@@ -1,5 +1,6 @@
 """Processes that share a buffer, some of which die or should not have been started."""
 
+import fcntl
 import json
 import os
 import pickle
@@ -101,6 +102,23 @@ def test_what_an_error_interrupts_is_undone(monkeypatch):
 
 def _interrupt(*_):
     raise KeyboardInterrupt
+
+
+def test_the_lock_is_held_while_what_was_written_over_is_read():
+    rb = shared(LazyTensorStorage(4))
+    rb.extend(rows(1.0, 2.0, 3.0, 4.0))
+    lock = write_lock(rb)
+    with lock:
+        lock.record(torch.tensor([0, 1]))
+        lock._recover()
+        child = os.fork()
+        if child == 0:
+            try:
+                fcntl.lockf(lock._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os._exit(7)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 
 def test_rows_are_kept_where_there_is_no_memory_to_note_them(monkeypatch):
