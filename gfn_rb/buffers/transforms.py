@@ -65,7 +65,7 @@ class PadTrajectories(RowTransform):
         self.n_steps = as_count("max_length", n_steps)
 
     def _stored(self, rows: TensorDictBase) -> TensorDictBase:
-        if not are_trajectories(rows) or rows.get(ACTION).shape[1] == self.n_steps:
+        if not are_trajectories(rows) or rows.get(ACTION).shape[1:2] == (self.n_steps,):
             return rows
         trajectories = Trajectories.from_tensordict(rows)
         if trajectories.n_steps > self.n_steps and len(rows):

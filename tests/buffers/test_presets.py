@@ -180,6 +180,8 @@ def test_a_trajectory_too_long_is_refused_whole(preset):
     with pytest.raises(ShapeError, match="of 3 actions"):
         rb.add(two_rows().to_tensordict()[0])
     assert rb[:]["log_reward"].tolist() == [-2.0]
+    with pytest.raises(ShapeError, match=r"'action' has shape \[2\]; expected \[n, T, \*A\]"):
+        rb.extend(full_rows().set("action", torch.zeros(2, dtype=torch.int64)))
 
 
 def test_no_row_at_all_fits_any_length():
