@@ -178,7 +178,7 @@ class CompactRows(Transform):
             raise ShapeError(f"{ACTION!r} must have shape [{expected}], got {list(action.shape)}")
         rebuilt = self._rebuilt(rows)
         if not torch.equal(rebuilt, state):
-            row, step = (state != rebuilt).flatten(2).any(2).nonzero()[0].tolist()
+            row, step = (state != rebuilt)[..., None].flatten(2).any(2).nonzero()[0].tolist()
             raise ArgumentError(
                 f"{STATE!r} must be what the actions lead to, as they alone are stored, got "
                 f"{state[row, step].tolist()} at step {step} of row {row}, expected "

@@ -12,7 +12,7 @@ from torchrl.envs import EnvBase
 
 from gfn_rb import keys
 from gfn_rb.envs.core import GFNCore
-from gfn_rb.errors import ArgumentError, ShapeError
+from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
 from gfn_rb.shapes import Bool, Float, Shaped
 
 
@@ -112,15 +112,13 @@ class GFNEnv(GFNCore, EnvBase):
         """Do nothing: transitions are deterministic, and random actions use torch's generator."""
 
     def _rows(self, tensordict: TensorDictBase, key: str, shape: torch.Size) -> Tensor:
-        return tensordict.get(key).reshape(tensordict.batch_size.numel(), *shape)
+        return _entry(tensordict, key).reshape(tensordict.batch_size.numel(), *shape)
 
     def _actions(self, tensordict: TensorDictBase) -> Shaped[Tensor, "n *action"]:
         expected = tensordict.batch_size + self.action_shape
-        if tensordict.get(keys.ACTION).numel() != expected.numel():
-            raise ShapeError(
-                f"action must have shape {list(expected)}, got "
-                f"{list(tensordict.get(keys.ACTION).shape)}"
-            )
+        action = _entry(tensordict, keys.ACTION)
+        if action.numel() != expected.numel():
+            raise ShapeError(f"action must have shape {list(expected)}, got {list(action.shape)}")
         return self._rows(tensordict, keys.ACTION, self.action_shape)
 
     def _stepping_rows(self, tensordict: TensorDictBase) -> Bool[Tensor, "n"]:
@@ -193,3 +191,14 @@ class GFNEnv(GFNCore, EnvBase):
 
     def _spec(self, kind: type, *shape: int, dtype: torch.dtype = torch.float32) -> TensorSpec:
         return kind(shape=(*self.batch_size, *shape), device=self.device, dtype=dtype)
+
+
+def _entry(tensordict: TensorDictBase, key: str) -> Tensor:
+    """Return an entry, which a policy that only writes logits has not written."""
+    value: Tensor | None = tensordict.get(key, None)
+    if value is None:
+        raise KeyMismatchError(
+            f"a step needs {key!r}, got {sorted(map(str, tensordict.keys()))}: "
+            "gfn_rb.ActionSampler makes a policy draw actions"
+        )
+    return value

@@ -218,7 +218,7 @@ class GFNCore(ABC):
 
         It is as wide as a condition has elements.
         """
-        return condition.flatten(1).float()
+        return condition[..., None].flatten(1).float()
 
     def fingerprint(self, state: Shaped[Tensor, "n *state"]) -> Int64[Tensor, "n"]:
         """Return 64 bits of identity: equal for equal states, different for different ones.

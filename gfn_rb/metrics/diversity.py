@@ -16,7 +16,7 @@ def norm_distance(p: float) -> Distance:
     def distance(
         a: Shaped[Tensor, "n *state"], b: Shaped[Tensor, "m *state"]
     ) -> Float[Tensor, "n m"]:
-        return torch.cdist(a.flatten(1).float(), b.flatten(1).float(), p)
+        return torch.cdist(a[..., None].flatten(1).float(), b[..., None].flatten(1).float(), p)
 
     return distance
 

@@ -20,7 +20,7 @@ def make_discovery(config: TrainConfig, env: GFNEnv) -> DiscoveryMetrics:
 
 
 def _of_rows(distance: Distance) -> Distance:
-    return lambda a, b: distance(a.flatten(1), b.flatten(1))
+    return lambda a, b: distance(a[..., None].flatten(1), b[..., None].flatten(1))
 
 
 def make_evaluation(config: TrainConfig, env: GFNEnv, loss: Loss, seed: int) -> Evaluation:

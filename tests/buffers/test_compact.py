@@ -435,3 +435,11 @@ def test_batches_without_rows():
         whole = rb[:1]
         rb.empty()
         assert_equal(dict(rb[:]), dict(whole[:0]))
+
+
+def test_states_that_are_single_numbers_and_not_what_actions_lead_to_are_named():
+    env = Ladder(4)
+    rb, rows = buffer("rebuild", env), walks(env)
+    rows["state"][1, 1] += 1
+    with pytest.raises(ArgumentError, match=r"got \d at step 1 of row 1, expected \d"):
+        rb.extend(rows)

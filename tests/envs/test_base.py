@@ -13,7 +13,7 @@ from torchrl.envs.utils import check_env_specs
 from torchrl.modules import MaskedCategorical, ProbabilisticActor
 
 from gfn_rb.envs import HyperGrid, TFBind8
-from gfn_rb.errors import ArgumentError
+from gfn_rb.errors import ArgumentError, KeyMismatchError
 
 
 def upwards(tensordict: TensorDictBase) -> TensorDictBase:
@@ -196,3 +196,9 @@ def test_illegal_actions_are_named() -> None:
     with pytest.raises(ArgumentError, match=message):
         env.step(td)
     assert "next" not in td
+
+
+def test_a_step_without_an_action_tells_how_a_policy_draws_one() -> None:
+    env = HyperGrid(2, 4)
+    with pytest.raises(KeyMismatchError, match=r"a step needs 'action', got \[.*ActionSampler"):
+        env.step(env.reset(TensorDict(batch_size=[2])))

@@ -18,6 +18,10 @@ def test_mean_distance_by_hand():
     assert mean_distance(state[:0]) is None
 
 
+def test_states_may_be_single_numbers():
+    assert mean_distance(torch.tensor([0, 3, 1]), CITY_BLOCK) == pytest.approx(2)
+
+
 def test_any_distance_will_do():
     longer = lambda a, b: (a.sum(1)[:, None] - b.sum(1)).abs()  # noqa: E731
     assert mean_distance(torch.tensor([[0, 0], [0, 3], [1, 0]]), longer) == pytest.approx(2)
