@@ -145,7 +145,7 @@ class DiversityWriter(RewardPrioritizedWriter):
         floor = order.lowest(self._storage) if full else -math.inf
         device = (order.extremes if full else order.in_step)(self._storage).device
         rows, key = rows.to(device), key.to(device, torch.float64)
-        if key.shape[0] == 0 or (full and not order.beats(highest, floor)):
+        if full and not order.beats(highest, floor):
             return no_slots(key)
         index = self._compared.follow(self._storage, rows)
         value, row = order.worst_first(key)

@@ -104,6 +104,7 @@ def _interrupt(*_):
     raise KeyboardInterrupt
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 def test_the_lock_is_held_while_what_was_written_over_is_read():
     rb = shared(LazyTensorStorage(4))
     rb.extend(rows(1.0, 2.0, 3.0, 4.0))
