@@ -32,7 +32,7 @@ from gfn_rb.torchrl_compat import (
 from gfn_rb.writers.features import Unique
 from gfn_rb.writers.objects import OnDuplicate
 from gfn_rb.writers.reward import RewardPrioritizedWriter
-from gfn_rb.writers.rows import DRAWN, RowLayout, detached, tensors_of, write_run
+from gfn_rb.writers.rows import DRAWN, RowLayout, check_slots, detached, tensors_of, write_run
 
 
 class FIFOWriter(TensorDictRoundRobinWriter):
@@ -212,11 +212,13 @@ class FIFOWriter(TensorDictRoundRobinWriter):
         """Restore what ``state_dict`` returned.
 
         Raises:
-            CheckpointMismatchError: it comes from a writer that keeps objects unique.
+            CheckpointMismatchError: it comes from another kind of writer, or the storage was given
+                the state of a smaller one.
         """
         if "_cursor" not in state_dict:
             raise CheckpointMismatchError(
-                f"writer state is of unique={state_dict.get('unique')!r}, expected unique=None"
+                f"writer state holds {sorted(state_dict)}, expected that of a FIFOWriter "
+                "without unique"
             )
         for name in ("_cursor", "_write_count"):
             require_count(name, state_dict.get(name, 0))
@@ -225,6 +227,7 @@ class FIFOWriter(TensorDictRoundRobinWriter):
                 f"writer state is of slot {state_dict['_cursor']}, expected one below "
                 f"{self._storage.max_size}"
             )
+        check_slots(self._storage)
         if (generation := state_dict.get("_generation")) is not None:
             require_numbers("_generation", generation, torch.int64)
         super().load_state_dict(state_dict)

@@ -35,6 +35,7 @@ from gfn_rb.writers.rows import (
     RowLayout,
     check_number,
     check_relabels,
+    check_slots,
     check_stored,
     no_slots,
     scalar_key,
@@ -412,6 +413,7 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
         require_numbers("rank", rank, torch.int64)
         if self._storage is not None:
             self._check_size(rank.shape[0], self._storage)
+            check_slots(self._storage)
         self._order.restore(self._storage, state_dict)
         self._restore_generations(state_dict)
         if self._compared is not None:

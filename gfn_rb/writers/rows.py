@@ -17,7 +17,13 @@ from tensordict import (
 from torch import Tensor
 from torchrl.data.replay_buffers.storages import LazyMemmapStorage, Storage
 
-from gfn_rb.errors import ArgumentError, KeyMismatchError, NaNError, ShapeError
+from gfn_rb.errors import (
+    ArgumentError,
+    CheckpointMismatchError,
+    KeyMismatchError,
+    NaNError,
+    ShapeError,
+)
 from gfn_rb.keys import (
     ACTION,
     BUFFER_ID,
@@ -33,6 +39,7 @@ from gfn_rb.storages import is_laid_out, is_listed, open_shared
 from gfn_rb.torchrl_compat import (
     all_slots,
     bump_mutation_revision,
+    leaves_of,
     map_leaves,
     new_tensordict,
     set_last_cursor,
@@ -233,6 +240,24 @@ def write_rows(
     bump_mutation_revision(storage)
     if length > len(storage):
         set_length(storage, length)
+
+
+def check_slots(storage: Storage | None) -> None:
+    """Raise unless a storage has its slots, of which the state of a smaller one leaves it too few.
+
+    Args:
+        storage: of any kind; None for no check.
+
+    Raises:
+        CheckpointMismatchError: it has too few.
+    """
+    if storage is None or is_listed(storage) or storage.ndim > 1 or not is_laid_out(storage):
+        return
+    leaves = leaves_of(all_slots(storage))
+    if leaves and len(leaves[0]) < storage.max_size:
+        raise CheckpointMismatchError(
+            f"storage state is of {len(leaves[0])} slots, expected {storage.max_size}"
+        )
 
 
 def write_run(storage: Storage, start: int, data: TensorDict) -> None:

@@ -412,3 +412,19 @@ def test_a_storage_laid_out_without_entries_takes_the_layout_of_its_first_rows()
     assert rb[:]["log_reward"].tolist() == [5.0, 2.0, 3.0, 4.0]
     with pytest.raises(KeyMismatchError, match=r"unknown keys \['extra'\]"):
         rb.extend(rows([7.0], extra=torch.zeros(1)))
+
+
+@pytest.mark.parametrize("writer", [RewardPrioritizedWriter, FIFOWriter])
+def test_the_state_of_a_smaller_buffer_is_refused(writer):
+    small, large = (
+        TensorDictReplayBuffer(storage=LazyTensorStorage(n), writer=writer()) for n in (2, 4)
+    )
+    small.extend(rows([1.0, 2.0]))
+    with pytest.raises(CheckpointMismatchError, match="state is of 2 slots, expected 4"):
+        large.load_state_dict(small.state_dict())
+
+
+def test_the_state_of_another_kind_of_writer_is_refused():
+    state = RewardPrioritizedWriter().state_dict()
+    with pytest.raises(CheckpointMismatchError, match=r"holds \[.*'tie'.*expected that of"):
+        FIFOWriter().load_state_dict(state)
