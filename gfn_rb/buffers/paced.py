@@ -255,7 +255,14 @@ class PacedReplayBuffer(DumpedWhole, TensorDictReplayBuffer, _CountedWrites):
             super().__setitem__(index, value)
 
     def set_(self, key: NestedKey, value: Any) -> PacedReplayBuffer:
-        """Write over an entry of all rows, see ``ReplayBuffer.set_``."""
+        """Write over an entry of all rows, see ``ReplayBuffer.set_``.
+
+        Raises:
+            ArgumentError: the storage hands out a list of rows.
+        """
+        if is_listed(self.storage) and isinstance(self.storage[:], list):
+            name = type(self.storage).__name__
+            raise ArgumentError(f"storage must have entries of all rows, got a {name}: assign rows")
         with self._rewriting(slice(None)):
             super().set_(key, value)
         return self

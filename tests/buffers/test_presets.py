@@ -405,6 +405,13 @@ def test_an_entry_of_all_rows_is_written_over_whether_full_or_not(storage):
     assert rb.writer.threshold == 0.0
 
 
+def test_a_list_has_no_entries_of_all_rows():
+    rb = fifo_buffer(3, storage=ListStorage(3))
+    rb.extend(full_rows())
+    with pytest.raises(ArgumentError, match="storage must have entries of all rows, got a ListSt"):
+        rb["log_reward"] = torch.zeros(3)
+
+
 @pytest.mark.parametrize(
     "storage", [LazyTensorStorage, LazyMemmapStorage, ListStorage, LazyStackStorage]
 )
