@@ -83,7 +83,6 @@ MAX_DEPTH = 512  # well within what Python can recurse; values of checkpoints re
 # A circle is too deep, which is found anyway.
 _encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 _decode = json.JSONDecoder().raw_decode
-_NO_BRACKETS = re.compile(rb'(?:[^][{}"]+|"(?:[^"\\]|\\.)*")+')
 
 
 def to_text(value: Any) -> bytes:
@@ -126,9 +125,13 @@ def one_line(error: Exception) -> str:
 def _check_depth(text: bytes) -> None:
     if text.count(b"[") + text.count(b"{") <= MAX_DEPTH:
         return
-    # Only brackets outside of strings count. Of [ ] { }, those that open have the bit of 2.
-    brackets = np.frombuffer(_NO_BRACKETS.sub(b"", text), np.uint8)
-    depth = int(np.cumsum((brackets & 2).astype(np.int64) - 1).max(initial=0))
+    # Only brackets outside of strings count, and only quotes that are not escaped end these.
+    letters = np.frombuffer(text.replace(rb"\\", b"").replace(rb"\"", b""), np.uint8)
+    in_string = np.bitwise_xor.accumulate(letters == ord('"'))
+    either = letters | 32  # [ is read as {, and ] as }
+    step = (either == ord("{")).astype(np.int8) - (either == ord("}"))
+    step[in_string] = 0
+    depth = int(np.cumsum(step, dtype=np.int32).max(initial=0))
     if depth > MAX_DEPTH:
         raise ValueError(f"it is nested {depth} deep; expected at most {MAX_DEPTH}")
 

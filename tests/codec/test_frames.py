@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from gfn_rb.codec.frames import (
     encode_frame,
 )
 from gfn_rb.codec.prefix import FILE, FRAME, Prefix
-from gfn_rb.codec.primitives import ROW_DTYPES, LazyBuffer, from_text
+from gfn_rb.codec.primitives import ROW_DTYPES, LazyBuffer, from_text, to_text
 from gfn_rb.codec.schema import MAX_DIMS, MAX_SCHEMA_NBYTES
 from gfn_rb.errors import (
     ArgumentError,
@@ -328,3 +329,15 @@ def test_what_cannot_be_sent_is_refused() -> None:
     ):
         with pytest.raises(ShapeError):
             encode_frame(0, td)
+
+
+def test_brackets_in_words_are_not_nested_and_cost_no_memory() -> None:
+    for word in ("[" * 600, '"[' * 600, '\\"{' * 600, '\\\\"["' * 600, "x" * 1_000_000):
+        meta = {"a": word, '"[': [[]] * 600}
+        assert decode_frame(message(encode_frame(0, meta=meta))).meta == meta
+    text = to_text(meta)
+    tracemalloc.start()
+    from_text(text)
+    used = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert used < 20 * len(text)
