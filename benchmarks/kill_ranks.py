@@ -361,14 +361,34 @@ def job(attempt: Try) -> float:
     return took
 
 
-KINDS: dict[str, tuple[Callable[[Try], float], tuple[str, ...], int]] = {
-    "worker": (worker, FAULT_TOLERANT, 1),
-    "manager": (manager, FAULT_TOLERANT, 1),
-    "stopped": (stopped, FAULT_TOLERANT, 1),
-    "job": (job, (), 1),
-    "worker-of-two": (worker, FAULT_TOLERANT, 2),
-    "manager-of-two": (manager, FAULT_TOLERANT, 2),
-    "journaled": (journaled, FAULT_TOLERANT, 1),
+class Kind(NamedTuple):
+    """What is tried.
+
+    Attributes:
+        check: disturbs a run, and returns how many seconds it took.
+        options: of mpiexec.
+        n_managers: how many ranks manage.
+        patience: of the run, in seconds.
+        words: further ones for gfn-rb.
+    """
+
+    check: Callable[[Try], float]
+    options: tuple[str, ...] = FAULT_TOLERANT
+    n_managers: int = 1
+    patience: int = 30
+    words: tuple[str, ...] = ()
+
+
+KINDS = {
+    "worker": Kind(worker),
+    "manager": Kind(manager),
+    # Only one that is stopped is waited for; elsewhere none is to be lost by being slow.
+    "stopped": Kind(stopped, patience=5),
+    "job": Kind(job, options=()),
+    "worker-of-two": Kind(worker, n_managers=2),
+    "manager-of-two": Kind(manager, n_managers=2),
+    # With room for all, so that no row gives way to another.
+    "journaled": Kind(journaled, words=("--journal", "--capacity", "100000")),
 }
 
 
@@ -379,15 +399,12 @@ def attempt(kind: str, draw: random.Random) -> float:
         Failed: what was promised did not happen.
         TooLate: the rank was done before.
     """
-    check, options, n_managers = KINDS[kind]
+    check, options, n_managers, patience, more = KINDS[kind]
     managers = tuple(range(MANAGER, MANAGER + n_managers))
     with tempfile.TemporaryDirectory() as parent:
         folder = Path(parent) / "run"
-        # Only one that is stopped is waited for; elsewhere none is to be lost by being slow.
-        count = ["--managers", n_managers, "--patience", 5 if kind == "stopped" else 30]
-        words = ["train", "tfbind8", *OPTIONS, *map(str, count), "--out", str(folder)]
-        if check is journaled:
-            words += ["--journal", "--capacity", "100000"]  # where none gives way to another
+        counts = ["--managers", str(n_managers), "--patience", str(patience)]
+        words = ["train", "tfbind8", *OPTIONS, *counts, *more, "--out", str(folder)]
         running = Job(words, options, Path(parent) / "log", len(WORKERS) + n_managers)
         try:
             return check(Try(running, folder, draw, managers))

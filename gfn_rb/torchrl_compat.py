@@ -496,15 +496,14 @@ def check_prefetch(rb: ReplayBuffer, queue: tuple[Any, ...]) -> None:
     Without it, they are found wanting once everything else was restored.
     """
     rb._validate_prefetch_state({"version": 1, "capacity": prefetch_capacity(rb), "queue": queue})
+    kinds = () if isinstance(rb, TensorDictReplayBuffer) else (Tensor, dict, tuple)
     for batch in queue:
         is_pair = isinstance(batch, tuple) and len(batch) == 2
         if not (is_pair and (isinstance(batch[1], dict) or is_tensor_collection(batch[1]))):
             raise TypeError("a prefetched batch is no pair of rows and what is known of them")
         rows, known = batch
         if not is_tensor_collection(rows):
-            if isinstance(rb, TensorDictReplayBuffer) or not isinstance(
-                rows, (Tensor, dict, tuple)
-            ):
+            if not isinstance(rows, kinds):
                 raise TypeError("a prefetched batch has no rows")
             continue
         for name, value in known.items():

@@ -20,6 +20,7 @@ from gfn_rb.keys import (
     LOG_REWARD,
     STATE,
 )
+from gfn_rb.numerics.flat import flat_rows
 from gfn_rb.numerics.near.hashing import equal_bits
 from gfn_rb.shapes import Bool, Int64, Rows, Shaped
 
@@ -204,7 +205,7 @@ def _at(value: Tensor, at: Tensor | None) -> Tensor:
 
 def _bytes(value: Tensor) -> Shaped[np.ndarray, "n w"]:
     """Return the bytes of each row."""
-    flat = value.detach().reshape(value.shape[0], value.shape[1:].numel()).cpu()
+    flat = flat_rows(value.detach()).cpu()
     if flat.is_floating_point():
         flat = flat + 0.0  # -0.0 and 0.0 are one number
     if flat.dtype not in _IN_NUMPY:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gfn_rb.errors import ArgumentError, ShapeError
+from gfn_rb.numerics.flat import flat_rows
 from gfn_rb.shapes import Bool, Float, Int64, Shaped
 
 
@@ -218,7 +219,7 @@ class GFNCore(ABC):
 
         It is as wide as a condition has elements.
         """
-        return condition[..., None].flatten(1).float()
+        return flat_rows(condition).float()
 
     def fingerprint(self, state: Shaped[Tensor, "n *state"]) -> Int64[Tensor, "n"]:
         """Return 64 bits of identity: equal for equal states, different for different ones.

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from gfn_rb.errors import ShapeError
+from gfn_rb.numerics.flat import flat_rows
 from gfn_rb.numerics.near.distances import Distance, greedy
 from gfn_rb.shapes import Float, Shaped
 
@@ -16,7 +17,7 @@ def norm_distance(p: float) -> Distance:
     def distance(
         a: Shaped[Tensor, "n *state"], b: Shaped[Tensor, "m *state"]
     ) -> Float[Tensor, "n m"]:
-        return torch.cdist(a[..., None].flatten(1).float(), b[..., None].flatten(1).float(), p)
+        return torch.cdist(flat_rows(a).float(), flat_rows(b).float(), p)
 
     return distance
 

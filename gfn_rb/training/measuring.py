@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gfn_rb.envs import GFNEnv
 from gfn_rb.metrics import DiscoveryMetrics, Evaluation, SeparatedModes, norm_distance
+from gfn_rb.numerics.flat import flat_rows
 from gfn_rb.numerics.near.distances import Distance
 from gfn_rb.training.config import TrainConfig
 from gfn_rb.training.losses import Loss
@@ -20,7 +21,7 @@ def make_discovery(config: TrainConfig, env: GFNEnv) -> DiscoveryMetrics:
 
 
 def _of_rows(distance: Distance) -> Distance:
-    return lambda a, b: distance(a[..., None].flatten(1), b[..., None].flatten(1))
+    return lambda a, b: distance(flat_rows(a), flat_rows(b))
 
 
 def make_evaluation(config: TrainConfig, env: GFNEnv, loss: Loss, seed: int) -> Evaluation:

@@ -15,6 +15,7 @@ from gfn_rb.containers import convert
 from gfn_rb.containers.objects import object_columns
 from gfn_rb.errors import ArgumentError, KeyMismatchError, NaNError, ShapeError
 from gfn_rb.keys import ACTION, CONDITION, IS_BACKWARD, LENGTH, NEXT, NEXT_STATE, STATE
+from gfn_rb.numerics.flat import flat_rows
 from gfn_rb.numerics.near.hashing import equal_bits
 from gfn_rb.shapes import Int64, Rows, Shaped
 from gfn_rb.storages import dense_batches, is_listed
@@ -218,9 +219,7 @@ def _entry(data: Rows, key: NestedKey) -> Tensor:
 def _flat(value: Tensor) -> Tensor:
     if type(value) is not Tensor:  # a memory-mapped one
         value = value.as_subclass(Tensor)
-    return _real(
-        value if value.ndim == 2 else value.reshape(value.shape[0], value.shape[1:].numel())
-    )
+    return _real(flat_rows(value))
 
 
 def _real(rows: Tensor) -> Tensor:

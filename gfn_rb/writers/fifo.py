@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from tensordict import TensorDict
+from tensordict import NestedKey, TensorDict
 from torch import Tensor
 from torchrl.data.replay_buffers.storages import Storage
 from torchrl.data.replay_buffers.writers import RoundRobinWriter, TensorDictRoundRobinWriter
@@ -122,7 +122,8 @@ class FIFOWriter(TensorDictRoundRobinWriter):
         self._line_up()
         data = self._layout.check(data, self._storage)
         storage, n = self._storage, data.shape[0]
-        if not self._lies_side_by_side(data):
+        tensors = self._side_by_side(data)
+        if tensors is None:
             self._record(n)
             return super().extend(data)
         start, size = write_cursor(self), storage.max_size
@@ -132,17 +133,17 @@ class FIFOWriter(TensorDictRoundRobinWriter):
         set_write_cursor(self, (start + n) % size)
         self._write_count += n
         data.set(INDEX, slot)
-        write_run(storage, start, data)
+        write_run(storage, start, {**tensors, INDEX: slot})
         raise_slot_generations(storage, slot)
         mark_update(storage, slot)
         return slot
 
-    def _lies_side_by_side(self, data: Rows) -> bool:
-        """Return whether a batch can be copied whole, column by column, over stored rows."""
+    def _side_by_side(self, data: Rows) -> dict[NestedKey, Tensor] | None:
+        """Return the columns of a batch that can be copied whole over stored rows, None if not."""
         stored, has_room = all_slots(self._storage), data.shape[0] <= self._storage.max_size
         is_plain = type(data) is type(stored) is TensorDict and self._storage.ndim == 1
         is_plain = is_plain and stored.get(INDEX, None) is not None
-        return has_room and is_plain and tensors_of(data) is not None
+        return tensors_of(data) if has_room and is_plain else None
 
     def write_at(self, index: int | Tensor, data: Rows) -> int | Tensor:
         """Write rows into slots that are told, as buffers do that consume theirs.

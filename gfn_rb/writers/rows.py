@@ -10,7 +10,6 @@ import torch
 from tensordict import (
     LazyStackedTensorDict,
     NestedKey,
-    TensorDict,
     TensorDictBase,
     is_leaf_nontensor,
 )
@@ -233,7 +232,7 @@ def write_rows(
     if tensors is None:
         stored[target] = data[chosen]
     else:
-        for name, value in tensors:
+        for name, value in tensors.items():
             leaf = stored.get(name)
             part = value.index_select(0, chosen.to(value.device))
             leaf.index_copy_(0, target, part.to(leaf.device))
@@ -260,7 +259,7 @@ def check_slots(storage: Storage | None) -> None:
         )
 
 
-def write_run(storage: Storage, start: int, data: TensorDict) -> None:
+def write_run(storage: Storage, start: int, tensors: dict[NestedKey, Tensor]) -> None:
     """Write rows side by side, from a slot on and behind the last one from the first on.
 
     What ``storage.set`` does given each slot, in a third of the time: tensors are copied whole.
@@ -268,12 +267,11 @@ def write_run(storage: Storage, start: int, data: TensorDict) -> None:
     Args:
         storage: laid out, of one dimension.
         start: the slot of the first row.
-        data: rows of tensors that have the storage's layout, batch size [n], no more than there are
-            slots.
+        tensors: all that the storage has of each of n rows, no more than there are slots, by name.
     """
-    n, size, stored = data.shape[0], storage.max_size, all_slots(storage)
+    n, size, stored = len(next(iter(tensors.values()))), storage.max_size, all_slots(storage)
     at_end = min(n, size - start)
-    for name, value in data.items(True, True):
+    for name, value in tensors.items():
         leaf = stored.get(name)
         if value.untyped_storage().data_ptr() == leaf.untyped_storage().data_ptr():
             value = value.clone()  # of stored rows: written over before it is read
@@ -286,14 +284,14 @@ def write_run(storage: Storage, start: int, data: TensorDict) -> None:
         set_length(storage, start + at_end)
 
 
-def tensors_of(rows: Rows) -> list[tuple[NestedKey, Tensor]] | None:
+def tensors_of(rows: Rows) -> dict[NestedKey, Tensor] | None:
     """Return the tensors that rows hold, by name; None if they also hold words or other objects.
 
     Args:
         rows: batch size [n].
     """
-    leaves = [*rows.items(True, True, is_leaf=is_leaf_nontensor)]
-    return leaves if all(isinstance(leaf, Tensor) for _, leaf in leaves) else None
+    leaves = dict(rows.items(True, True, is_leaf=is_leaf_nontensor))
+    return leaves if all(isinstance(leaf, Tensor) for leaf in leaves.values()) else None
 
 
 def relocate(storage: Storage, source: Tensor, target: Tensor) -> None:
@@ -312,7 +310,7 @@ def relocate(storage: Storage, source: Tensor, target: Tensor) -> None:
     if tensors is None:
         stored[target] = stored[source]
     else:
-        for _, leaf in tensors:
+        for leaf in tensors.values():
             leaf.index_copy_(0, target, leaf.index_select(0, source))
     bump_mutation_revision(storage)
 
@@ -339,7 +337,7 @@ class RowLayout:
         Raises:
             KeyMismatchError: keys are missing or unknown to a storage that has some.
             ShapeError: an entry has another shape or dtype than the stored one; or is no tensor,
-                and the storage is shared or has a journal.
+                and the storage is shared, has a journal or is a LazyMemmapStorage.
         """
         if is_listed(storage):
             return _without(data, self._dropped.intersection(data.keys())).detach()

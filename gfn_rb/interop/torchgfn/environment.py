@@ -12,6 +12,7 @@ from torch import Tensor
 from gfn_rb.envs.checks import check_env
 from gfn_rb.envs.enumerable import EnumerableEnv
 from gfn_rb.errors import ArgumentError, ShapeError
+from gfn_rb.numerics.flat import flat_rows
 from gfn_rb.numerics.near.hashing import equal_bits
 from gfn_rb.shapes import Bool, Float, Int64, Shaped
 
@@ -112,7 +113,7 @@ class TorchGFNEnv(EnumerableEnv):
         """Return what the preprocessor gives, or the state itself; the sink looks as the source."""
         state = state.where(~self._per_row(self.is_sink(state)), self.source_state)
         out = state if self._preprocessor is None else self._preprocessor(self.states(state))
-        return out.reshape(len(state), out.shape[1:].numel()).float()
+        return flat_rows(out).float()
 
     def sample_condition(
         self, n: int, generator: torch.Generator | None = None

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gfn_rb.numerics.flat import flat_rows
 from gfn_rb.shapes import Int64, Shaped
 
 _VIEWS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -61,8 +62,7 @@ def equal_bits(rows: Shaped[Tensor, "n *S"]) -> Int64[Tensor, "n d"]:
     Args:
         rows: of any real dtype. NaNs of the same bits count as equal.
     """
-    if rows.ndim != 2:
-        rows = rows.reshape(rows.shape[0], rows.shape[1:].numel())
+    rows = flat_rows(rows)
     if not rows.is_floating_point():
         return rows.to(torch.int64)
     bits = (rows + 0.0).view(_VIEWS[rows.element_size()]).to(torch.int64)  # -0.0 becomes 0.0
