@@ -62,7 +62,7 @@ SPREAD = 4.0  # seconds, less than so many steps take
 TOKEN, RANK = "GFN_RB_TRY", "OMPI_COMM_WORLD_RANK"
 SECONDS = 240  # then a try hangs
 PROMPT = 15  # seconds in which a job without fault tolerance ends
-PROGRAM = ["-c", "import sys; from gfn_rb.cli import main; sys.exit(main())"]
+PROGRAM = ["-c", "import sys; from gfn_rb.training.cli import main; sys.exit(main())"]
 OPTIONS = (
     f"--steps {STEPS} --hidden 16 --batch-size 32 --eval-every {STEPS} --checkpoint-every 5 "
     "--feed top"

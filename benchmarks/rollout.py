@@ -23,7 +23,7 @@ from benchmarks.timing import Contender, Effort, Result, compare, run_parts
 from benchmarks.torchgfn_rollouts import TorchGFNSampler
 from gfn_rb import Sampler, Trajectories
 from gfn_rb.envs import BitSequence, GFNEnv, HyperGrid
-from gfn_rb.training import BackwardPolicy, ForwardPolicy
+from gfn_rb.policies import BackwardPolicy, ForwardPolicy
 
 HIDDEN = (256, 256)
 ENVIRONMENTS: dict[str, Callable[[], GFNEnv]] = {

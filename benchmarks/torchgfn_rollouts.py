@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding
 
 import gfn_rb.envs as ours
-from gfn_rb.training.networks import Policy
+from gfn_rb.policies.networks import Policy
 
 
 class BitPreprocessor(Preprocessor):

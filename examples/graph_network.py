@@ -10,7 +10,7 @@ from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
 
 from gfn_rb.envs import GFNEnv
-from gfn_rb.training import Networks
+from gfn_rb.policies import Networks
 from gfn_rb.training.config import BayesianDAGConfig
 
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from gfn_rb import MergedReplayBuffer, Sampler, reward_prioritized_buffer
 from gfn_rb.envs import HyperGrid
+from gfn_rb.policies import ForwardPolicy
 from gfn_rb.remote import BaselineFilter, ReplayBufferManager, ReplayBufferWorker, Subscription
-from gfn_rb.training import ForwardPolicy
 from gfn_rb.transports import LocalTransport, MPITransport, Transport
 from gfn_rb.transports.launch import launched
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from torch import nn
 
 from gfn_rb.envs import GFNEnv, HyperGrid
-from gfn_rb.training import Networks, TrainConfig
+from gfn_rb.policies import Networks
+from gfn_rb.training import TrainConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,8 +8,9 @@ from torch import Tensor
 
 from gfn_rb import Sampler, Trajectories, reward_prioritized_buffer
 from gfn_rb.envs import EnumerableEnv
-from gfn_rb.metrics import ExactFit
-from gfn_rb.training import ForwardPolicy, LogZ, TrajectoryBalance, UniformBackwardPolicy
+from gfn_rb.losses import TrajectoryBalance
+from gfn_rb.policies import ForwardPolicy, LogZ, UniformBackwardPolicy
+from gfn_rb.training.metrics import ExactFit
 
 
 class Teams(EnumerableEnv):

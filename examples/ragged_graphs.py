@@ -10,9 +10,10 @@ from torchrl.data import ListStorage, TensorDictReplayBuffer
 
 from gfn_rb import Sampler, Trajectories, reward_prioritized_buffer
 from gfn_rb.envs import BayesianDAG
-from gfn_rb.metrics import total_variation
+from gfn_rb.losses import TrajectoryBalance
+from gfn_rb.policies import ForwardPolicy, LogZ, UniformBackwardPolicy
 from gfn_rb.rollout import action_log_probs
-from gfn_rb.training import ForwardPolicy, LogZ, TrajectoryBalance, UniformBackwardPolicy
+from gfn_rb.training.metrics import total_variation
 
 
 def edge_lists(graph: Tensor, name: Tensor, log_reward: Tensor) -> TensorDictBase:

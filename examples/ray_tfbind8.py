@@ -13,8 +13,9 @@ from torch import Tensor
 
 from gfn_rb import PrioritySampler, Sampler, Trajectories, reward_prioritized_buffer
 from gfn_rb.envs import TFBind8
-from gfn_rb.metrics import Evaluation
-from gfn_rb.training import ForwardPolicy, LogZ, TrajectoryBalance, UniformBackwardPolicy
+from gfn_rb.losses import TrajectoryBalance
+from gfn_rb.policies import ForwardPolicy, LogZ, UniformBackwardPolicy
+from gfn_rb.training.metrics import Evaluation
 
 ON_ONE_MACHINE = {"num_cpus": 2, "include_dashboard": False, "object_store_memory": 100_000_000}
 N_ACTORS, BATCH = 2, 32

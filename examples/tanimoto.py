@@ -10,7 +10,7 @@ from tensordict import TensorDict
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
 from gfn_rb import DiversityWriter, RewardPrioritizedWriter, SoftmaxRewardSampler
-from gfn_rb.metrics import mean_distance, tanimoto_distance
+from gfn_rb.training.metrics import mean_distance, tanimoto_distance
 
 N_SCAFFOLDS, N_BITS, CUTOFF = 20, 256, 0.4
 

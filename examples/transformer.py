@@ -10,7 +10,8 @@ from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
 
 from gfn_rb.envs import GFNEnv
-from gfn_rb.training import Networks, TFBind8Config
+from gfn_rb.policies import Networks
+from gfn_rb.training import TFBind8Config
 
 
 class LetterTransformer(nn.Module):

@@ -2,7 +2,7 @@
 
 import sys
 
-from gfn_rb.cli import main
+from gfn_rb.training.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

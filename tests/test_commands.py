@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from test_readme import ELSEWHERE, FENCE, PAGES, ROOT
 
-from gfn_rb.cli.commands import parse
+from gfn_rb.training.cli.commands import parse
 
 LAUNCHERS = ("gfn-rb", "mpiexec", "srun", "torchrun")
 SHARED = ROOT / "benchmarks" / "timing.py"  # options that benchmarks have in common

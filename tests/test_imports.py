@@ -21,7 +21,7 @@ CHECKERS = ("jaxtyping", "beartype")
 BLOCKED = ("beartype", "json")
 # Modules whose business an optional dependency is.
 OPTIONAL = tuple(
-    f"gfn_rb.{layer}" for layer in ("interop", "training", "transports.mpi", "cli", "__main__")
+    f"gfn_rb.{layer}" for layer in ("interop", "training", "transports.mpi", "__main__")
 )
 
 # Of a module that is named differently.

@@ -25,11 +25,11 @@ LAYERS = (
     ("checkpoint",),
     ("buffers",),
     ("rollout",),
-    ("metrics",),
+    ("policies",),
+    ("losses",),
     ("remote",),
-    ("training",),
     ("interop",),
-    ("cli",),
+    ("training",),
     ("__main__",),
     ("",),
 )
@@ -137,16 +137,16 @@ def test_the_walk_finds_the_package() -> None:
     [
         ("from gfn_rb.buffers.presets import f", "gfn_rb.writers.reward", [1]),
         ("import gfn_rb.samplers.softmax as s", "gfn_rb.writers.reward", [1]),
-        ("import torch\nimport math, gfn_rb.cli", "gfn_rb.training.trainer", [2]),
+        ("import torch\nimport math, gfn_rb.training.cli", "gfn_rb.interop.objectrl", [2]),
         ("from gfn_rb import buffers", "gfn_rb.writers.reward", [1]),
         ("from gfn_rb import SoftmaxRewardSampler", "gfn_rb.interop.torchgfn", [1]),
-        ("import gfn_rb", "gfn_rb.cli", [1]),
+        ("import gfn_rb", "gfn_rb.training.cli", [1]),
         ("from ..samplers import base", "gfn_rb.writers.reward", [1]),
         ("from .. import samplers", "gfn_rb.writers.reward", [1]),
         ("from .buffers import f", "gfn_rb.checkpoint", [1]),
         ("def f():\n    from gfn_rb.envs import GFNEnv", "gfn_rb.transports.local", [2]),
         (
-            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from gfn_rb.cli import main",
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import gfn_rb.training.cli",
             "gfn_rb.errors",
             [3],
         ),
@@ -174,8 +174,8 @@ def test_the_check_fails_on_a_planted_import(source: str, module: str, lines: li
         ("from ..numerics import Extremes", "gfn_rb.writers", True),
         ("from gfn_rb import keys", "gfn_rb.errors", False),
         ("from gfn_rb import keys", "gfn_rb.numerics.extremes", False),
-        ("from gfn_rb.cli import main", "gfn_rb", True),
-        ("from gfn_rb.cli import main", "gfn_rb.__main__", False),
+        ("from gfn_rb.training.cli import main", "gfn_rb", True),
+        ("from gfn_rb.training.cli import main", "gfn_rb.__main__", False),
         ("from jaxtyping import Float", "gfn_rb.shapes", False),
         ("from mpi4py import MPI", "gfn_rb.transports.mpi", False),
         ("import gfnx", "gfn_rb.writers.reward", False),
@@ -194,4 +194,4 @@ def test_an_unlisted_module_is_found(tmp_path: Path) -> None:
 
 def test_a_computed_import_is_refused() -> None:
     with pytest.raises(AssertionError, match="line 1: computed import"):
-        violations("importlib.import_module(name)", "gfn_rb.cli")
+        violations("importlib.import_module(name)", "gfn_rb.training.cli")

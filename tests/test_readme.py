@@ -23,7 +23,7 @@ import torch
 
 import gfn_rb
 from gfn_rb.checkpoint import load_state
-from gfn_rb.cli import main
+from gfn_rb.training.cli import main
 from gfn_rb.training.session.folder import RunFolder, read_metrics
 
 ROOT = Path(__file__).parent.parent

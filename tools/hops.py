@@ -85,8 +85,8 @@ def hops(package: Path) -> list[str]:
     logger.setLevel("ERROR")
     from gfn_rb import Sampler, fifo_buffer
     from gfn_rb.envs import TFBind8
+    from gfn_rb.policies import ForwardPolicy
     from gfn_rb.remote import ReplayBufferManager, ReplayBufferWorker
-    from gfn_rb.training import ForwardPolicy
     from gfn_rb.transports import LocalTransport
 
     torch.manual_seed(0)

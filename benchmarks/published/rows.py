@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from gfn_rb.envs import BayesianDAG
-from gfn_rb.metrics import ExactFit, total_variation
 from gfn_rb.rollout import Sampler
 from gfn_rb.training import TrainConfig, Trainer
 from gfn_rb.training.config import (
@@ -19,6 +18,7 @@ from gfn_rb.training.config import (
     RNABindingConfig,
     TFBind8Config,
 )
+from gfn_rb.training.metrics import ExactFit, total_variation
 
 N_SAMPLES = 2048  # of a policy, at the end of a run
 

@@ -195,7 +195,8 @@ class GFNCore(ABC):
     def test_states(self) -> Shaped[Tensor, "n *state"] | None:
         """Return terminating states to judge a policy by, always the same; None where none are set.
 
-        A policy is asked how probable it makes them, see ``gfn_rb.metrics.estimate_log_probs``.
+        A policy is asked how probable it makes them, by
+        ``gfn_rb.training.metrics.estimate_log_probs``.
         """
         return None
 

@@ -1,4 +1,7 @@
-"""Training: policies, losses, and the loop that uses them."""
+"""The application behind ``gfn-rb``: configuration, training runs, reports, command line.
+
+The library never imports it.
+"""
 
 from gfn_rb.training.config import (
     BayesianDAGConfig,
@@ -12,26 +15,6 @@ from gfn_rb.training.config import (
     TFBind8Config,
     TrainConfig,
 )
-from gfn_rb.training.densities import MixturePolicy, ReferencePolicy
-from gfn_rb.training.losses import (
-    LOSSES,
-    REGRESSION,
-    DetailedBalance,
-    FlowMatching,
-    ModifiedDetailedBalance,
-    SubTrajectoryBalance,
-    TrajectoryBalance,
-    linex,
-)
-from gfn_rb.training.networks import (
-    BackwardPolicy,
-    ConditionalLogZ,
-    ForwardPolicy,
-    LogZ,
-    Networks,
-    StateFlow,
-    UniformBackwardPolicy,
-)
 from gfn_rb.training.priority_rules import PRIORITY, PriorityRule, TeacherReward
 from gfn_rb.training.replay import DRAW, KEEP, REPLAY
 from gfn_rb.training.session.launch import resume, train
@@ -42,41 +25,24 @@ from gfn_rb.training.worker_source import WorkerSource
 __all__ = [
     "DRAW",
     "KEEP",
-    "LOSSES",
     "PRIORITY",
-    "REGRESSION",
     "REPLAY",
-    "BackwardPolicy",
     "BayesianDAGConfig",
     "BitSequenceConfig",
     "BoxConfig",
     "ConditionalHyperGridConfig",
-    "ConditionalLogZ",
     "DeceptiveGridConfig",
-    "DetailedBalance",
-    "FlowMatching",
-    "ForwardPolicy",
     "Hooks",
     "HyperGridConfig",
     "LineConfig",
-    "LogZ",
-    "MixturePolicy",
-    "ModifiedDetailedBalance",
-    "Networks",
     "PriorityRule",
     "RNABindingConfig",
-    "ReferencePolicy",
     "RunResult",
-    "StateFlow",
-    "SubTrajectoryBalance",
     "TFBind8Config",
     "TeacherReward",
     "TrainConfig",
     "Trainer",
-    "TrajectoryBalance",
-    "UniformBackwardPolicy",
     "WorkerSource",
-    "linex",
     "resume",
     "train",
 ]

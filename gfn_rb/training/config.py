@@ -22,10 +22,10 @@ from gfn_rb.envs import (
     TFBind8,
 )
 from gfn_rb.errors import ArgumentError
-from gfn_rb.metrics import check_metrics
 from gfn_rb.numerics.near.distances import Distance
+from gfn_rb.policies.networks import Networks
 from gfn_rb.training.import_path import load, path_of
-from gfn_rb.training.networks import Networks
+from gfn_rb.training.metrics import check_metrics
 from gfn_rb.training.options import (
     ABSENT,
     NEEDS,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from gfn_rb.envs import GFNEnv
-from gfn_rb.metrics import DiscoveryMetrics, Evaluation, SeparatedModes, norm_distance
+from gfn_rb.losses import Loss
 from gfn_rb.numerics.flat import flat_rows
 from gfn_rb.numerics.near.distances import Distance
 from gfn_rb.training.config import TrainConfig
-from gfn_rb.training.losses import Loss
+from gfn_rb.training.metrics import DiscoveryMetrics, Evaluation, SeparatedModes, norm_distance
 from gfn_rb.training.objectives import backward_policy
 
 

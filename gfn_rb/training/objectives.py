@@ -15,10 +15,7 @@ from gfn_rb.containers import States, Trajectories, Transitions
 from gfn_rb.containers.base import Container
 from gfn_rb.envs import ContinuousEnv, GFNEnv
 from gfn_rb.errors import ArgumentError
-from gfn_rb.shapes import Float
-from gfn_rb.training.config import TrainConfig
-from gfn_rb.training.densities import MixturePolicy, ReferencePolicy
-from gfn_rb.training.losses import (
+from gfn_rb.losses import (
     LOSSES,
     REGRESSION,
     DetailedBalance,
@@ -27,7 +24,8 @@ from gfn_rb.training.losses import (
     SubTrajectoryBalance,
     TrajectoryBalance,
 )
-from gfn_rb.training.networks import (
+from gfn_rb.policies.densities import MixturePolicy, ReferencePolicy
+from gfn_rb.policies.networks import (
     BackwardPolicy,
     ConditionalLogZ,
     ForwardPolicy,
@@ -37,6 +35,8 @@ from gfn_rb.training.networks import (
     StateFlow,
     UniformBackwardPolicy,
 )
+from gfn_rb.shapes import Float
+from gfn_rb.training.config import TrainConfig
 
 LOG_Z = "log_z.value"  # the parameter, in a loss that has one
 

@@ -21,12 +21,12 @@ from gfn_rb.containers import Trajectories
 from gfn_rb.containers.base import Container
 from gfn_rb.envs import GFNEnv
 from gfn_rb.errors import CheckpointMismatchError
+from gfn_rb.losses import Loss
 from gfn_rb.rollout import Sampler
 from gfn_rb.shapes import Float
 from gfn_rb.stopwatch import Stopwatch
 from gfn_rb.torchrl_compat import member_buffers
 from gfn_rb.training.config import TrainConfig
-from gfn_rb.training.losses import Loss
 from gfn_rb.training.measuring import make_discovery, make_evaluation
 from gfn_rb.training.objectives import (
     backward_policy,

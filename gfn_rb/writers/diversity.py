@@ -61,8 +61,8 @@ class DiversityWriter(RewardPrioritizedWriter):
         p: of the norm, at least 1 or ``inf``; 0 counts the features that differ (Hamming).
         distance: another distance instead of a norm: a callable of two batches of features, [n, d]
             and [m, d], to what lies between each two, [n, m], symmetric, such as
-            :func:`gfn_rb.metrics.tanimoto_distance`. New items are compared with all stored ones:
-            no index is known for it.
+            ``gfn_rb.training.metrics.tanimoto_distance``. New items are compared with all stored
+            ones: no index is known for it.
         near: whether a better item shall "replace" the stored ones near it, or "reject" an item
             near a stored one, whatever its key.
         when: whether to compare "always", or only batches that find the storage "full".

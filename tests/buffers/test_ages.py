@@ -12,7 +12,7 @@ from torchrl.collectors import Collector
 import gfn_rb
 from gfn_rb import ActionSampler, MergedReplayBuffer, PackTrajectories, Sampler
 from gfn_rb.errors import ArgumentError, KeyMismatchError
-from gfn_rb.training import ForwardPolicy
+from gfn_rb.policies import ForwardPolicy
 
 PRESETS = {
     "best": gfn_rb.reward_prioritized_buffer,

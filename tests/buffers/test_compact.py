@@ -31,7 +31,7 @@ from gfn_rb import (
 from gfn_rb.containers import convert
 from gfn_rb.envs import BitSequence, ConditionalHyperGrid, HyperGrid, Line, TFBind8
 from gfn_rb.errors import ArgumentError, CheckpointMismatchError, KeyMismatchError, ShapeError
-from gfn_rb.training import MixturePolicy
+from gfn_rb.policies import MixturePolicy
 
 ENVS = {
     "TFBind8": TFBind8(),

@@ -21,14 +21,9 @@ from gfn_rb.checkpoint import load_checkpoint, save_checkpoint
 from gfn_rb.envs import HyperGrid
 from gfn_rb.errors import ArgumentError, EmptyBufferError, KeyMismatchError, NaNError
 from gfn_rb.keys import EPISODE, EPISODE_LOG_REWARD
+from gfn_rb.losses import DetailedBalance, FlowMatching
+from gfn_rb.policies import BackwardPolicy, ForwardPolicy, StateFlow
 from gfn_rb.samplers import QuantileRewardSampler, RankRewardSampler, SoftmaxRewardSampler
-from gfn_rb.training import (
-    BackwardPolicy,
-    DetailedBalance,
-    FlowMatching,
-    ForwardPolicy,
-    StateFlow,
-)
 from gfn_rb.writers import FIFOWriter, RewardPrioritizedWriter
 
 PRESETS = [transition_buffer, state_buffer]

@@ -24,8 +24,8 @@ from gfn_rb import (
 )
 from gfn_rb.envs import HyperGrid
 from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
+from gfn_rb.policies import ForwardPolicy
 from gfn_rb.rollout import ActionSampler, trajectory_log_probs
-from gfn_rb.training import ForwardPolicy
 
 TOP = 4
 

@@ -15,7 +15,7 @@ from torchrl.envs.transforms import Compose
 
 from gfn_rb import ActionSampler, PackTrajectories, Sampler, Trajectories, reward_prioritized_buffer
 from gfn_rb.envs import Line
-from gfn_rb.training import ForwardPolicy, MixturePolicy
+from gfn_rb.policies import ForwardPolicy, MixturePolicy
 
 CAPACITY = 60
 MAKE_ENV = partial(Ladder, 4, (3,))

@@ -11,8 +11,9 @@ from gfn_rb import Sampler
 from gfn_rb.envs import Box
 from gfn_rb.envs.conformance import ContinuousEnvConformance
 from gfn_rb.errors import ArgumentError
+from gfn_rb.losses import TrajectoryBalance
+from gfn_rb.policies import LogZ, MixturePolicy
 from gfn_rb.rollout import trajectory_log_probs
-from gfn_rb.training import LogZ, MixturePolicy, TrajectoryBalance
 
 
 class TestBox(ContinuousEnvConformance):

@@ -11,9 +11,9 @@ from torch import Tensor
 from gfn_rb.envs import ConditionalHyperGrid, HyperGrid
 from gfn_rb.envs.conformance import EnumerableEnvConformance
 from gfn_rb.errors import ArgumentError, ShapeError
-from gfn_rb.metrics import total_variation
+from gfn_rb.policies import ForwardPolicy
 from gfn_rb.rollout import Sampler, action_log_probs
-from gfn_rb.training import ForwardPolicy
+from gfn_rb.training.metrics import total_variation
 
 
 class TestConditionalHyperGrid(EnumerableEnvConformance):

@@ -9,17 +9,10 @@ from torch import nn
 
 from gfn_rb import LocalSearchSampler, Sampler
 from gfn_rb.errors import ArgumentError
+from gfn_rb.losses import DetailedBalance, FlowMatching, ModifiedDetailedBalance, TrajectoryBalance
+from gfn_rb.policies import LogZ, Networks
 from gfn_rb.rollout import action_log_probs
-from gfn_rb.training import (
-    DetailedBalance,
-    FlowMatching,
-    LogZ,
-    ModifiedDetailedBalance,
-    Networks,
-    TrainConfig,
-    Trainer,
-    TrajectoryBalance,
-)
+from gfn_rb.training import TrainConfig, Trainer
 
 gym = pytest.importorskip("gfn.gym")
 

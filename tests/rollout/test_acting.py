@@ -11,8 +11,8 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 from gfn_rb import ActionSampler, Sampler, Trajectories
 from gfn_rb.envs import HyperGrid, Line
 from gfn_rb.errors import ArgumentError, KeyMismatchError, NaNError, ShapeError
+from gfn_rb.policies import BackwardPolicy, ForwardPolicy, MixturePolicy
 from gfn_rb.rollout import Exploration, trajectory_log_probs
-from gfn_rb.training import BackwardPolicy, ForwardPolicy, MixturePolicy
 
 GRID = HyperGrid(2, 3)
 

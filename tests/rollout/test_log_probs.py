@@ -9,6 +9,7 @@ from gfn_rb.buffers import fifo_buffer, transition_buffer
 from gfn_rb.containers import Trajectories, Transitions
 from gfn_rb.envs import HyperGrid, TFBind8
 from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
+from gfn_rb.policies import BackwardPolicy, ForwardPolicy
 from gfn_rb.rollout import (
     Sampler,
     action_log_probs,
@@ -16,7 +17,6 @@ from gfn_rb.rollout import (
     transition_log_probs,
 )
 from gfn_rb.samplers import SoftmaxRewardSampler
-from gfn_rb.training import BackwardPolicy, ForwardPolicy
 
 ENVS = {"grid": lambda: HyperGrid(3, 4), "dna": lambda: TFBind8("prepend_append")}
 

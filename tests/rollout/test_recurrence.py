@@ -13,9 +13,10 @@ from torchrl.modules import GRUModule
 from gfn_rb import ActionSampler, LocalSearchSampler, Sampler, Trajectories
 from gfn_rb.envs import BitSequence, HyperGrid, Line
 from gfn_rb.errors import ArgumentError
-from gfn_rb.metrics import total_variation
+from gfn_rb.losses import TrajectoryBalance
+from gfn_rb.policies import LogZ, UniformBackwardPolicy
 from gfn_rb.rollout import trajectory_log_probs, transition_log_probs
-from gfn_rb.training import LogZ, TrajectoryBalance, UniformBackwardPolicy
+from gfn_rb.training.metrics import total_variation
 
 ENV = BitSequence(8, 2, n_modes=2, beta=8.0)
 

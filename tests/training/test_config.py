@@ -17,12 +17,11 @@ from gfn_rb.envs import (
     TFBind8,
 )
 from gfn_rb.errors import ArgumentError
+from gfn_rb.losses import LOSSES, REGRESSION
 from gfn_rb.training import (
     DRAW,
     KEEP,
-    LOSSES,
     PRIORITY,
-    REGRESSION,
     REPLAY,
     BayesianDAGConfig,
     BitSequenceConfig,

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from gfn_rb.cli import main
 from gfn_rb.envs import HyperGrid
 from gfn_rb.errors import ArgumentError
 from gfn_rb.training import HyperGridConfig, TrainConfig, train
+from gfn_rb.training.cli import main
 from gfn_rb.training.config import find_config
 from gfn_rb.training.session.folder import RunFolder, read_metrics
 

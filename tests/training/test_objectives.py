@@ -4,7 +4,9 @@ from training.training_runs import GRID, WARM_GRID, grid
 
 from gfn_rb.containers import States, Trajectories, Transitions
 from gfn_rb.errors import ArgumentError
-from gfn_rb.training import LOSSES, DetailedBalance, Trainer, UniformBackwardPolicy, linex
+from gfn_rb.losses import LOSSES, DetailedBalance, linex
+from gfn_rb.policies import UniformBackwardPolicy
+from gfn_rb.training import Trainer
 from gfn_rb.training.objectives import (
     backward_policy,
     convert,

@@ -11,8 +11,9 @@ from training.training_runs import SMALL, equal, timeless
 
 from gfn_rb.envs import ConditionalHyperGrid, HyperGrid
 from gfn_rb.errors import ArgumentError
-from gfn_rb.training import ForwardPolicy, HyperGridConfig, Networks, Trainer, train
-from gfn_rb.training.networks import OwnNetwork
+from gfn_rb.policies import ForwardPolicy, Networks
+from gfn_rb.policies.networks import OwnNetwork
+from gfn_rb.training import HyperGridConfig, Trainer, train
 
 ENV = HyperGrid(2, 6)
 

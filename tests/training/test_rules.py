@@ -4,8 +4,8 @@ import pytest
 from training.training_runs import DNA, grid
 
 from gfn_rb.errors import ArgumentError
+from gfn_rb.losses import LOSSES
 from gfn_rb.training import (
-    LOSSES,
     REPLAY,
     BayesianDAGConfig,
     BitSequenceConfig,

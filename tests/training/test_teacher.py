@@ -5,8 +5,9 @@ import torch
 from training.training_runs import GRID, ForkedContext, equal, grid, resumed_beside, take, trained
 
 from gfn_rb.containers import Trajectories
+from gfn_rb.losses import TrajectoryBalance
 from gfn_rb.rollout import Sampler
-from gfn_rb.training import TeacherReward, Trainer, TrajectoryBalance
+from gfn_rb.training import TeacherReward, Trainer
 from gfn_rb.training.objectives import make_loss, make_optimizer
 from gfn_rb.training.sources import Teacher
 

@@ -21,8 +21,8 @@ from gfn_rb.buffers import MergedReplayBuffer
 from gfn_rb.checkpoint import save_checkpoint
 from gfn_rb.containers import Trajectories
 from gfn_rb.errors import CheckpointCorruptError, CheckpointError, CheckpointMismatchError
-from gfn_rb.metrics import jensen_shannon_distance, total_variation
 from gfn_rb.training import Hooks, LineConfig, Trainer
+from gfn_rb.training.metrics import jensen_shannon_distance, total_variation
 from gfn_rb.training.objectives import fit_log_z
 from gfn_rb.training.trainer import Learnt
 

@@ -12,8 +12,9 @@ from training.training_runs import ForkedContext
 
 from gfn_rb import Sampler, Trajectories
 from gfn_rb.errors import ArgumentError, CheckpointMismatchError, WorkerError
+from gfn_rb.policies import BackwardPolicy, ForwardPolicy
 from gfn_rb.rollout import trajectory_log_probs
-from gfn_rb.training import BackwardPolicy, ForwardPolicy, WorkerSource
+from gfn_rb.training import WorkerSource
 from gfn_rb.training.worker_source import _seed_of
 
 SEED = 7

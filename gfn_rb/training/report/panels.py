@@ -12,8 +12,8 @@ from matplotlib.ticker import PercentFormatter
 from torch import Tensor
 
 from gfn_rb.keys import LOG_REWARD
-from gfn_rb.metrics import ExactFit
 from gfn_rb.shapes import Float64
+from gfn_rb.training.metrics import ExactFit
 from gfn_rb.training.report.style import (
     BLUE,
     GREEN,

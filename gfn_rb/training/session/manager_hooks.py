@@ -14,6 +14,7 @@ from gfn_rb.buffers import MergedReplayBuffer
 from gfn_rb.envs import GFNEnv
 from gfn_rb.errors import PeerLostError
 from gfn_rb.keys import POLICY_VERSION
+from gfn_rb.policies.networks import ForwardPolicy
 from gfn_rb.remote import (
     AwaitReply,
     BaselineFilter,
@@ -33,7 +34,6 @@ from gfn_rb.remote.protocol.roles import RankRoles
 from gfn_rb.rollout import Sampler
 from gfn_rb.torchrl_compat import generator_of
 from gfn_rb.training.config import TrainConfig
-from gfn_rb.training.networks import ForwardPolicy
 from gfn_rb.training.replay import make_buffer
 from gfn_rb.training.secret import run_secret
 from gfn_rb.training.session.folder import RunFolder

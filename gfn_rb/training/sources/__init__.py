@@ -8,9 +8,9 @@ import torch
 from tensordict.nn import TensorDictModuleBase
 
 from gfn_rb.envs import GFNEnv
+from gfn_rb.losses import Loss
 from gfn_rb.rollout import LocalSearchSampler
 from gfn_rb.training.config import TrainConfig
-from gfn_rb.training.losses import Loss
 from gfn_rb.training.objectives import backward_policy
 from gfn_rb.training.sources.base import PolicySource, SearchedSource, Source
 from gfn_rb.training.sources.teacher import TaughtSource, Teacher

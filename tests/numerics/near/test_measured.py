@@ -3,9 +3,9 @@ import torch
 from numerics.near.near_indexes import as_set, check_after_any_writes, pairs_by_looking
 
 from gfn_rb.errors import NaNError, ShapeError
-from gfn_rb.metrics import tanimoto_distance
 from gfn_rb.numerics.near import measured, near_index
 from gfn_rb.numerics.near.measured import Measured
+from gfn_rb.training.metrics import tanimoto_distance
 
 
 def bits(n, generator=None, width=9):

@@ -6,9 +6,9 @@ from factories import DEVICES, objects, trajectories, transitions
 from gfn_rb import CompactRows
 from gfn_rb.containers.objects import object_keys
 from gfn_rb.envs import HyperGrid, TFBind8
+from gfn_rb.policies import ForwardPolicy
 from gfn_rb.remote.protocol.ownership import owners, shares
 from gfn_rb.rollout import Sampler
-from gfn_rb.training import ForwardPolicy
 
 
 def test_an_object_has_the_same_owner_everywhere_and_always():

@@ -23,7 +23,7 @@ import json, os, pathlib, sys
 folder, rank = pathlib.Path(sys.argv[1]), os.environ["OMPI_COMM_WORLD_RANK"]
 folder.mkdir(exist_ok=True)
 (folder / rank).write_text(str(os.getpid()))
-from gfn_rb.cli import main
+from gfn_rb.training.cli import main
 for words in json.loads(sys.argv[2]):
     code = main(words)
     with (folder / f"{rank}.codes").open("a") as file:

@@ -9,7 +9,7 @@ import os
 import sys
 from pathlib import Path
 
-from gfn_rb.cli import main
+from gfn_rb.training.cli import main
 
 SIZE = int(os.environ["SLURM_NTASKS"])
 

@@ -14,8 +14,8 @@ from training.session.distributed_runs import (
 from transports.ranks import environment, mpi_kind
 
 from gfn_rb.checkpoint import save_state
-from gfn_rb.cli import main
 from gfn_rb.errors import ArgumentError
+from gfn_rb.training.cli import main
 from gfn_rb.training.session.distributed import check_steps
 from gfn_rb.training.session.folder import RunFolder, write_json
 from gfn_rb.training.session.status import read_status
@@ -219,7 +219,7 @@ class Blocker:
 
 blocker = Blocker()
 sys.meta_path.insert(0, blocker)
-from gfn_rb.cli import main
+from gfn_rb.training.cli import main
 print(main())
 sys.meta_path.remove(blocker)
 sys.exit(main())

@@ -12,7 +12,7 @@ from pathlib import Path
 from training.session.distributed_runs import assert_same_account, read_json, rows, said
 from transports.ranks import environment
 
-from gfn_rb.cli import main
+from gfn_rb.training.cli import main
 from gfn_rb.transports.launch import launched
 
 SRUN = str(Path(__file__).with_name("srun.py"))

@@ -1,0 +1,227 @@
+"""Detailed balance: one constraint per transition."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import TensorDictModuleBase
+from torch import Tensor
+
+from gfn_rb import keys
+from gfn_rb.arguments import require_choice, require_kind
+from gfn_rb.containers import Transitions
+from gfn_rb.envs.core import GFNCore
+from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
+from gfn_rb.losses.base import Average, BalanceLoss, C, require_finite, require_numbered
+from gfn_rb.rollout import action_log_probs, transition_log_probs
+from gfn_rb.rollout.log_probs import edge_ends
+from gfn_rb.shapes import Bool, Float, Int64, Shaped
+
+
+def log_flows(
+    state_flow: TensorDictModuleBase,
+    state: Shaped[Tensor, "n *state"],
+    condition: Shaped[Tensor, "n *condition"] | None,
+) -> Float[Tensor, "n"]:
+    """Return log F(s) of each state, in nats, with gradient.
+
+    Args:
+        state_flow: reads "state", and "condition" where there is one; writes "log_flow", [n].
+        state: states.
+        condition: one condition per state.
+
+    Raises:
+        KeyMismatchError: the network wrote no "log_flow".
+        ShapeError: it did not write one number per state.
+    """
+    source = {keys.STATE: state}
+    if condition is not None:
+        source[keys.CONDITION] = condition
+    name = type(state_flow).__name__
+    flow = state_flow(TensorDict(source, batch_size=state.shape[:1])).get(keys.LOG_FLOW, None)
+    if flow is None:
+        raise KeyMismatchError(f"state_flow must write {keys.LOG_FLOW!r}, {name} did not")
+    if flow.shape != (len(state),):
+        raise ShapeError(
+            f"state_flow must write {keys.LOG_FLOW!r} of shape {[len(state)]}, got "
+            f"{list(flow.shape)} from {name}"
+        )
+    return flow
+
+
+class StateFlowLoss(BalanceLoss[C]):
+    """A loss that learns the flow through states, by the network ``state_flow``."""
+
+    def __init__(
+        self,
+        forward_policy: TensorDictModuleBase,
+        backward_policy: TensorDictModuleBase,
+        env: GFNCore,
+        state_flow: TensorDictModuleBase,
+        **options: Any,
+    ) -> None:
+        super().__init__(forward_policy, backward_policy, env, **options)
+        require_kind("state_flow", state_flow, TensorDictModuleBase)
+        self.state_flow = state_flow
+
+    def _source_log_flow(
+        self, source: Shaped[Tensor, "n *state"], condition: Shaped[Tensor, "n *condition"] | None
+    ) -> Float[Tensor, "n"]:
+        return log_flows(self.state_flow, source, condition)
+
+
+class DetailedBalance(StateFlowLoss[Transitions]):
+    """The detailed balance loss (Bengio et al. 2023, GFlowNet Foundations, arXiv:2111.09266).
+
+    For a transition s -> s' with residual
+
+        delta(s, s') = log F(s) + log P_F(s' | s) - log F(s') - log P_B(s | s')
+
+    where for the terminating transition x -> sink log R(x) stands for the last two terms, the loss
+    is the mean of delta^2 over transitions. Forward and backward rows can be mixed, and the rows of
+    an episode need not come together.
+
+    Args:
+        forward_policy: P_F.
+        backward_policy: P_B.
+        env: see :class:`~gfn_rb.losses.base.BalanceLoss`.
+        state_flow: log F, such as :class:`gfn_rb.policies.StateFlow`.
+        **options: ``log_pf``, ``penalty`` and ``min_log_reward``, as there.
+    """
+
+    reads = Transitions
+    networks = ("forward_policy", "backward_policy", "state_flow")
+
+    def residual(self, batch: Transitions | TensorDictBase) -> Float[Tensor, "n"]:
+        """Return delta(s, s') of each row, in nats, with gradient. See the base class."""
+        transitions = self._rows(batch)
+        exits = self.env.kind(transitions.action) == self.env.exit_action
+        # Rows that do not end an episode hold -inf, which would make all sums NaN.
+        log_reward = self._floored(transitions.log_reward).where(exits, 0)
+        log_pf = self._log_pf_of(transitions, transition_log_probs)
+        log_pb = transition_log_probs(self.backward_policy, self.env, transitions)
+        flow, next_flow = self._flows(transitions, exits)
+        residual = flow + log_pf - (log_reward + next_flow) - log_pb
+        terms = {"log_reward": log_reward, "log P_F": log_pf, "log P_B": log_pb}
+        require_finite(residual, {**terms, "log F": flow + next_flow})
+        return residual
+
+    def _flows(
+        self, transitions: Transitions, exits: Bool[Tensor, "n"]
+    ) -> tuple[Float[Tensor, "n"], Float[Tensor, "n"]]:
+        """Return log F(s) and log F(s'), 0 where s' is the sink; the network is called once."""
+        # Both ends in one call: two would cost twice the overhead, which is most of the cost.
+        (moves,) = (~exits).nonzero(as_tuple=True)
+        state, condition = _both_ends(transitions, moves)
+        flow, moved = log_flows(self.state_flow, state, condition).split([len(exits), len(moves)])
+        return flow, torch.zeros_like(flow).index_put((moves,), moved)
+
+
+class ModifiedDetailedBalance(BalanceLoss[Transitions]):
+    """The modified detailed balance loss (Deleu et al. 2022, arXiv:2202.13903).
+
+    In an environment where every state is terminating, F(s) = R(s) / P_F(sink | s), and no network
+    of flows is needed: for a transition s -> s' the residual of detailed balance is
+
+        delta(s, s') = log R(s) - log P_F(sink | s) + log P_F(s' | s)
+                       - log R(s') + log P_F(sink | s') - log P_B(s | s')
+
+    For the terminating transition it is 0 whatever the policies, and so is that row here; with
+    ``average="constrained"``, as in torchgfn, the loss is the mean over the other rows alone. The
+    rewards of both ends are asked of the environment: the container knows them at the end of an
+    episode only. They are reward calls like any other.
+
+    Args:
+        forward_policy: P_F.
+        backward_policy: P_B.
+        env: see :class:`~gfn_rb.losses.base.Loss`.
+        average: the rows over which the mean is taken: all "rows" or the "constrained".
+        **options: ``penalty`` and ``min_log_reward``, as there.
+    """
+
+    reads = Transitions
+    networks = ("forward_policy", "backward_policy")
+
+    def __init__(
+        self,
+        forward_policy: TensorDictModuleBase,
+        backward_policy: TensorDictModuleBase,
+        env: GFNCore,
+        *,
+        average: Average = "rows",
+        **options: Any,
+    ) -> None:
+        super().__init__(forward_policy, backward_policy, env, **options)
+        require_numbered(env, self)
+        if self.log_pf != "computed":
+            raise ArgumentError(
+                f"log_pf must be 'computed' for {type(self).__name__}, which also asks for that of "
+                f"the exits not taken, got {self.log_pf!r}"
+            )
+        require_choice("average", average, get_args(Average))
+        self.average = average
+
+    def evaluate(
+        self, batch: Transitions | TensorDictBase
+    ) -> tuple[Float[Tensor, "n"], Float[Tensor, "n"]]:
+        """Return the cost of each row, whose mean is the loss, and its residual."""
+        rows = self._rows(batch)
+        cost, residual = super().evaluate(rows)
+        if self.average == "constrained":
+            cost = cost * (len(cost) / (~rows.is_terminating).sum().clamp(min=1))
+        return cost, residual
+
+    def residual(self, batch: Transitions | TensorDictBase) -> Float[Tensor, "n"]:
+        """Return delta(s, s') of each row, in nats, with gradient; 0 at the terminating ones.
+
+        Raises:
+            ArgumentError: as of the base class; also if a state is not terminating.
+        """
+        transitions = self._rows(batch)
+        (moves,) = (transitions.action != self.env.exit_action).nonzero(as_tuple=True)
+        delta = self._residual_of_moves(transitions[moves])
+        return delta.new_zeros(len(transitions)).index_put((moves,), delta)
+
+    def _source_log_flow(
+        self, source: Shaped[Tensor, "n *state"], condition: Shaped[Tensor, "n *condition"] | None
+    ) -> Float[Tensor, "n"]:
+        log_pf = action_log_probs(self.forward_policy, self.env, source, condition)
+        return self._log_reward(source, condition) - log_pf[:, self.env.exit_action]
+
+    def n_reward_calls(self, rows: Transitions) -> int:
+        """Return two for each move, one at either end."""
+        return 2 * int((~rows.is_terminating).sum())
+
+    def _residual_of_moves(self, moves: Transitions) -> Float[Tensor, "m"]:
+        every = torch.arange(len(moves), device=moves.device)
+        state, condition = _both_ends(moves, every)
+        log_p = action_log_probs(self.forward_policy, self.env, state, condition)
+        log_exit = log_p[:, self.env.exit_action]
+        log_pf = log_p[every, moves.action]
+        log_pb = transition_log_probs(self.backward_policy, self.env, moves)
+        log_reward = self._log_reward(state, condition)
+        flow, next_flow = (log_reward - log_exit).tensor_split(2)
+        residual = flow + log_pf - next_flow - log_pb
+        terms = {"log P_F(exit)": log_exit, "log P_F": log_pf, "log P_B": log_pb}
+        require_finite(residual, {"log_reward": log_reward, **terms})
+        return residual
+
+    def _log_reward(
+        self,
+        state: Shaped[Tensor, "n *state"],
+        condition: Shaped[Tensor, "n *condition"] | None,
+    ) -> Float[Tensor, "n"]:
+        return self._floored(self.env.log_reward(state, condition))
+
+
+def _both_ends(
+    transitions: Transitions, moves: Int64[Tensor, "m"]
+) -> tuple[Shaped[Tensor, "k *state"], Shaped[Tensor, "k *condition"] | None]:
+    """Return the states s of all rows, then s' of some, and their conditions."""
+    parent, child = edge_ends(transitions)
+    condition = transitions.condition
+    if condition is not None:
+        condition = torch.cat([condition, condition[moves]])
+    return torch.cat([parent, child[moves]]), condition

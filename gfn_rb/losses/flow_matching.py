@@ -1,0 +1,122 @@
+"""Flow matching: what flows into a state flows out of it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, get_args
+
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModuleBase
+from torch import Tensor
+
+from gfn_rb.arguments import require_choice
+from gfn_rb.containers import States
+from gfn_rb.envs.core import GFNCore
+from gfn_rb.errors import ArgumentError
+from gfn_rb.losses.base import Average, SumLoss, require_finite, require_numbered
+from gfn_rb.rollout.log_probs import policy_logits, require_direction
+from gfn_rb.shapes import Float, Shaped
+
+
+class FlowMatching(SumLoss[States]):
+    """The flow matching loss (Bengio et al. 2021, arXiv:2106.04399), between log flows.
+
+    The logits of the forward policy are the log flows log F(s, a) along the edges out of s, exit
+    included, so that P_F(a | s) = F(s, a) / sum_a' F(s, a'). A state s has the residual
+
+        delta(s) = log sum_{(s', a): s' -a-> s} F(s', a) - log sum_a F(s, a)
+
+    but for the source, into which nothing flows; a row that is terminating has also
+
+        delta_R(x) = log F(x, exit) - log R(x)
+
+    and the loss is the mean over rows of delta^2 + reward_weight * delta_R^2; with
+    ``average="constrained"``, as in torchgfn, the mean of delta^2 over rows that are not the source
+    and that of reward_weight * delta_R^2 over terminating ones.
+
+    The network is called once, on the states and all their parents: as many rows as there are
+    legal backward moves, and the states themselves.
+
+    Args:
+        forward_policy: its logits are log F(s, a), such as
+            :class:`gfn_rb.policies.ForwardPolicy`.
+        env: see :class:`~gfn_rb.losses.base.Loss`.
+        reward_weight: weight of the rewards among the constraints, positive.
+        average: the rows over which each constraint is averaged: all "rows" or the "constrained".
+        **options: ``penalty`` and ``min_log_reward``, as there.
+
+    Raises:
+        ArgumentError: as ``Loss`` does, or ``reward_weight`` is not a positive number.
+    """
+
+    reads = States
+    networks = ("forward_policy",)
+
+    def __init__(
+        self,
+        forward_policy: TensorDictModuleBase,
+        env: GFNCore,
+        *,
+        reward_weight: float = 1.0,
+        average: Average = "rows",
+        **options: Any,
+    ) -> None:
+        super().__init__(forward_policy, env, **options)
+        require_numbered(env, self)
+        if require_direction(forward_policy, "forward_policy"):
+            raise ArgumentError("forward_policy must have is_backward False, got True")
+        if not 0 < reward_weight < math.inf:
+            raise ArgumentError(f"reward_weight must be a positive number, got {reward_weight!r}")
+        require_choice("average", average, get_args(Average))
+        self.reward_weight, self.average = reward_weight, average
+
+    def terms(
+        self, batch: States | TensorDictBase
+    ) -> tuple[Float[Tensor, "n 2"], Float[Tensor, "n 2"]]:
+        """Return delta and delta_R of each row, 0 where it has none, and their weights."""
+        states = self._rows(batch)
+        out_flow, in_flow = self._edge_flows(states)
+        outflow, exit_flow = out_flow.logsumexp(1), out_flow[:, self.env.exit_action]
+        inner, ends = ~self.env.is_source(states.state), states.is_terminating
+        # The source has no parents. Replaced before logsumexp, not after: where all is -inf the
+        # gradient of that is NaN, and NaN times 0 is NaN.
+        inflow = in_flow.where(inner[:, None], 0).logsumexp(1)
+        log_reward = self._floored(states.log_reward).to(outflow.dtype)
+        at_exit = {"log_reward": log_reward.where(ends, 0), "log F(exit)": exit_flow.where(ends, 0)}
+        flow = (inflow - outflow).where(inner, 0)
+        delta = torch.stack([flow, at_exit["log F(exit)"] - at_exit["log_reward"]], 1)
+        require_finite(delta, {**at_exit, "log F": inflow + outflow})
+        has = torch.stack([inner, ends], 1)
+        weight = has * delta.new_tensor([1.0, self.reward_weight])
+        if self.average == "constrained":
+            weight = weight * (len(has) / has.sum(0).clamp(min=1))
+        return delta, weight
+
+    def _source_log_flow(
+        self, source: Shaped[Tensor, "n *state"], condition: Shaped[Tensor, "n *condition"] | None
+    ) -> Float[Tensor, "n"]:
+        return self._log_flows(source, condition).logsumexp(1)
+
+    def _edge_flows(
+        self, states: States
+    ) -> tuple[Float[Tensor, "n actions"], Float[Tensor, "n moves"]]:
+        """Return log F along the edges out of and into each state, -inf where there is none."""
+        mask = self.env.backward_mask(states.state)
+        row, move = mask.nonzero(as_tuple=True)
+        parent = self.env.undo(states.state[row], move)
+        condition = states.condition
+        if condition is not None:
+            condition = torch.cat([condition, condition[row]])
+        flows = self._log_flows(torch.cat([states.state, parent]), condition)
+        out, of_parents = flows.split([len(states), len(row)])
+        into = of_parents.gather(1, move[:, None]).squeeze(1)
+        return out, out.new_full(mask.shape, -torch.inf).index_put((row, move), into)
+
+    def _log_flows(
+        self,
+        state: Shaped[Tensor, "n *state"],
+        condition: Shaped[Tensor, "n *condition"] | None,
+    ) -> Float[Tensor, "n actions"]:
+        logits = policy_logits(self.forward_policy, state, condition, self.env.n_actions)
+        return logits.where(self.env.forward_mask(state), -torch.inf)

@@ -1,0 +1,118 @@
+"""Sub-trajectory balance: one constraint for each part of a trajectory."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModuleBase
+from torch import Tensor
+
+from gfn_rb.containers import Trajectories
+from gfn_rb.envs.core import GFNCore
+from gfn_rb.errors import ArgumentError
+from gfn_rb.losses.base import SumLoss, require_finite
+from gfn_rb.losses.detailed_balance import StateFlowLoss, log_flows
+from gfn_rb.rollout import trajectory_log_probs
+from gfn_rb.shapes import Float, Int64
+
+
+class SubTrajectoryBalance(StateFlowLoss[Trajectories], SumLoss[Trajectories]):
+    """The sub-trajectory balance loss SubTB(lambda) (Madan et al. 2022, arXiv:2209.12782).
+
+    For a trajectory s_0, ..., s_{L-1} = x, s_L = sink, each of its parts i < j has the residual
+
+        delta_ij = log F(s_i) + sum_{i<=t<j} log P_F(s_{t+1} | s_t)
+                   - log F(s_j) - sum_{i<=t<j} log P_B(s_t | s_{t+1})
+
+    where log R(x) stands for log F(s_L). The loss of the trajectory is the mean of delta_ij^2 in
+    which a part of j - i steps weighs lambda^(j-i). Small lambda is nearer detailed balance, large
+    lambda nearer trajectory balance. With cumulative sums c_t of log P_F - log P_B all parts come
+    from one subtraction: delta_ij = (log F(s_i) - c_i) - (log F(s_j) - c_j).
+
+    Forward and backward rows can be mixed. Memory grows with the square of the padded length.
+
+    Args:
+        forward_policy: P_F.
+        backward_policy: P_B.
+        env: see :class:`~gfn_rb.losses.base.BalanceLoss`.
+        state_flow: log F, such as :class:`gfn_rb.policies.StateFlow`.
+        subtb_lambda: weight of each further step, positive. May be changed between calls.
+        **options: ``log_pf``, ``penalty`` and ``min_log_reward``, as there.
+
+    Raises:
+        ArgumentError: as ``Loss`` does, or ``subtb_lambda`` is not a positive number.
+    """
+
+    reads = Trajectories
+    networks = ("forward_policy", "backward_policy", "state_flow")
+
+    def __init__(
+        self,
+        forward_policy: TensorDictModuleBase,
+        backward_policy: TensorDictModuleBase,
+        env: GFNCore,
+        state_flow: TensorDictModuleBase,
+        *,
+        subtb_lambda: float = 0.9,
+        **options: Any,
+    ) -> None:
+        super().__init__(forward_policy, backward_policy, env, state_flow, **options)
+        self.subtb_lambda = subtb_lambda
+
+    @property
+    def subtb_lambda(self) -> float:
+        """The weight of each further step."""
+        return self._subtb_lambda
+
+    @subtb_lambda.setter
+    def subtb_lambda(self, value: Any) -> None:
+        if not 0 < float(value) < math.inf:
+            raise ArgumentError(f"subtb_lambda must be a positive number, got {value!r}")
+        self._subtb_lambda = float(value)
+
+    def terms(
+        self, batch: Trajectories | TensorDictBase
+    ) -> tuple[Float[Tensor, "n k"], Float[Tensor, "n k"]]:
+        """Return delta_ij of each row, k = (T+1)^2 of them, and their weights, which sum to 1.
+
+        Those that are no part of a row (i >= j, or beyond its end) have weight 0.
+        """
+        trajectories = self._rows(batch).forward()
+        potential = self._potentials(trajectories)
+        delta = potential[:, :, None] - potential[:, None, :]
+        weight = self._weights(trajectories.length, potential)
+        # What is no part is cleared: a penalty of it might overflow, and infinity times 0 is NaN.
+        return delta.where(weight > 0, 0).flatten(1), weight.flatten(1)
+
+    def _potentials(self, trajectories: Trajectories) -> Float[Tensor, "n T1"]:
+        """Return log F(s_t) - c_t of forward rows; beyond the sink, any finite number."""
+        log_reward = self._floored(trajectories.log_reward)
+        log_pf = self._log_pf_of(trajectories, trajectory_log_probs)
+        log_pb = trajectory_log_probs(self.backward_policy, self.env, trajectories)
+        # The network is called on real steps alone: padding costs as much, and need be no state.
+        row, step = trajectories.real_steps.nonzero(as_tuple=True)
+        condition = None if trajectories.condition is None else trajectories.condition[row]
+        flow = log_flows(self.state_flow, trajectories.state[row, step], condition)
+        sums = (log_pf - log_pb).cumsum(1)
+        log_flow = sums.new_zeros(trajectories.state.shape[:2])
+        log_flow = log_flow.index_put((row, step), flow.to(sums.dtype))
+        last = torch.arange(len(trajectories), device=row.device), trajectories.length
+        log_flow = log_flow.index_put(last, log_reward.to(sums.dtype))
+        potential = torch.cat([log_flow[:, :1], log_flow[:, 1:] - sums], 1)
+        terms = {"log_reward": log_reward, "log P_F": log_pf, "log P_B": log_pb, "log F": flow}
+        require_finite(potential, terms)
+        return potential
+
+    def _weights(
+        self, length: Int64[Tensor, "n"], like: Float[Tensor, "n T1"]
+    ) -> Float[Tensor, "n T1 T1"]:
+        """Return lambda^(j-i) of the parts of each row, over their sum."""
+        at = torch.arange(like.shape[1], device=length.device)
+        n_steps = at - at[:, None]
+        is_part = (n_steps > 0) & (at <= length[:, None, None])
+        log_weight = (n_steps * math.log(self.subtb_lambda)).to(like.dtype)
+        masked = log_weight.where(is_part, -torch.inf)
+        return masked.flatten(1).softmax(1).reshape(masked.shape)

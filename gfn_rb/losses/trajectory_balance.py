@@ -1,0 +1,87 @@
+"""Trajectory balance: one constraint per trajectory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModuleBase
+from torch import Tensor, nn
+
+from gfn_rb.containers import Trajectories
+from gfn_rb.envs.core import GFNCore
+from gfn_rb.errors import ShapeError
+from gfn_rb.losses.base import BalanceLoss, require_finite
+from gfn_rb.rollout import trajectory_log_probs
+from gfn_rb.shapes import Float, Shaped
+
+
+class TrajectoryBalance(BalanceLoss[Trajectories]):
+    """The trajectory balance loss (Malkin et al. 2022, arXiv:2201.13259).
+
+    For a trajectory tau = (s_0, ..., s_m = x, sink) with residual
+
+        delta(tau) = log Z_theta + sum_t log P_F(s_{t+1} | s_t)
+                     - log R(x) - sum_t log P_B(s_t | s_{t+1})
+
+    the loss is the mean of delta^2 over trajectories, from wherever they come. Forward and backward
+    rows can be mixed.
+
+    A trajectory with R(x) = 0 has no finite residual. It is refused unless ``min_log_reward`` says
+    what to take for log R(x), which then holds for every lower value too.
+
+    Args:
+        forward_policy: P_F.
+        backward_policy: P_B.
+        env: see :class:`~gfn_rb.losses.base.BalanceLoss`.
+        log_z: gives log Z_theta when called with the conditions [n, *C] of n trajectories, or with
+            None where they have none: one number for all, such as
+            :class:`gfn_rb.policies.LogZ`, or one for each, such as
+            :class:`gfn_rb.policies.ConditionalLogZ`.
+        **options: ``log_pf``, ``penalty`` and ``min_log_reward``, as there.
+    """
+
+    reads = Trajectories
+    networks = ("forward_policy", "backward_policy", "log_z")
+
+    def __init__(
+        self,
+        forward_policy: TensorDictModuleBase,
+        backward_policy: TensorDictModuleBase,
+        env: GFNCore,
+        log_z: nn.Module,
+        **options: Any,
+    ) -> None:
+        super().__init__(forward_policy, backward_policy, env, **options)
+        self.log_z = log_z
+
+    def residual(self, batch: Trajectories | TensorDictBase) -> Float[Tensor, "n"]:
+        """Return delta(tau) of each row, in nats, with gradient.
+
+        Raises:
+            ShapeError: as of the base class; also if log_z gives neither one number nor one per
+                row.
+        """
+        trajectories = self._rows(batch)
+        log_z = self._log_z_of(trajectories)
+        log_reward = self._floored(trajectories.log_reward)
+        log_pf = self._log_pf_of(trajectories, trajectory_log_probs).sum(1)
+        log_pb = trajectory_log_probs(self.backward_policy, self.env, trajectories).sum(1)
+        residual = log_z + (log_pf - log_reward - log_pb)
+        terms = {"log_reward": log_reward, "log P_F": log_pf, "log P_B": log_pb, "log_z": log_z}
+        require_finite(residual, terms)
+        return residual
+
+    def _source_log_flow(
+        self, source: Shaped[Tensor, "n *state"], condition: Shaped[Tensor, "n *condition"] | None
+    ) -> Float[Tensor, "n"]:
+        return self.log_z(condition).expand(len(source))
+
+    def _log_z_of(self, trajectories: Trajectories) -> Float[Tensor, "n"]:
+        log_z = self.log_z(trajectories.condition)
+        if log_z.shape not in ((), (len(trajectories),)):
+            raise ShapeError(
+                f"log_z must give one number or one for each of {len(trajectories)} rows, got "
+                f"shape {list(log_z.shape)}"
+            )
+        return log_z.expand(len(trajectories))

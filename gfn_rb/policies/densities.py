@@ -1,0 +1,98 @@
+"""Policies of environments whose moves have parameters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModuleBase
+from torch.distributions import Distribution
+from torch.nn.functional import softplus
+
+from gfn_rb import keys
+from gfn_rb.envs.continuous import ContinuousEnv
+from gfn_rb.numerics.mixtures import BetaMixture, normal_mixture
+from gfn_rb.policies.networks import StateNetwork, Trunk
+
+_MIN_SCALE = 1e-2
+_ONE = math.log(math.e - 1)  # whose softplus is 1
+
+
+class MixturePolicy(StateNetwork):
+    """A perceptron that gives logits of kinds, and a mixture of densities of parameters.
+
+    They are normal, and it says how they depart from the environment's reference, in units of its
+    standard deviation; or beta densities where the environment has bounds.
+
+    Args:
+        env: see :class:`~gfn_rb.policies.networks.StateNetwork`, as ``hidden`` and ``trunk``.
+        hidden: likewise.
+        trunk: likewise.
+        is_backward: whether it is P_B, of the moves that led to a state.
+        n_components: distributions in the mixture.
+    """
+
+    def __init__(
+        self,
+        env: ContinuousEnv,
+        hidden: Sequence[int] = (128, 128),
+        trunk: Trunk | None = None,
+        *,
+        is_backward: bool = False,
+        n_components: int = 4,
+    ) -> None:
+        self.is_backward = is_backward
+        k, n_kinds = env.action_shape[0] - 1, env.n_actions - is_backward
+        self._shape = (-1, n_components, k)
+        self._sizes = (n_kinds, n_components, n_components * k, n_components * k)
+        self._reference, self._bounds = env.reference, env.bounds
+        super().__init__(env, keys.LOGITS, sum(self._sizes), hidden, trunk)
+
+    def get_dist(self, tensordict: TensorDictBase) -> Distribution:
+        """Write "logits", and return the density of parameters. See :class:`gfn_rb.Sampler`."""
+        out = super().forward(tensordict).get(keys.LOGITS)
+        logits, log_weight, *outs = out.split(self._sizes, 1)
+        tensordict.set(keys.LOGITS, logits)
+        first, second = (each.view(self._shape) for each in outs)
+        scale = softplus(second + _ONE) + _MIN_SCALE
+        state = tensordict.get(keys.STATE)
+        if (bounds := self._bounds(state, self.is_backward)) is not None:
+            alpha = softplus(first + _ONE) + _MIN_SCALE
+            return BetaMixture(log_weight, alpha, scale, *bounds)
+        reference = self._reference(state, self.is_backward)
+        center, unit = reference.mean[:, None], reference.stddev[:, None]
+        return normal_mixture(log_weight, center + unit * first, unit * scale)
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Write the logits of kinds."""
+        self.get_dist(tensordict)
+        return tensordict
+
+
+class ReferencePolicy(TensorDictModuleBase):
+    """P_B by the environment's reference, without parameters to learn.
+
+    Args:
+        env: the environment.
+    """
+
+    is_backward = True
+
+    def __init__(self, env: ContinuousEnv) -> None:
+        super().__init__()
+        self.in_keys, self.out_keys = [keys.STATE], [keys.LOGITS]
+        self._env = (env,)  # in a tuple, so that it does not become a submodule
+
+    def get_dist(self, tensordict: TensorDictBase) -> Distribution:
+        """Write "logits", zeros, and return the reference."""
+        (env,), state = self._env, tensordict.get(keys.STATE)
+        zeros = torch.zeros(len(state), env.n_actions - 1, device=state.device)
+        tensordict.set(keys.LOGITS, zeros)
+        return env.reference(state, is_backward=True)
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Write the logits of kinds."""
+        self.get_dist(tensordict)
+        return tensordict

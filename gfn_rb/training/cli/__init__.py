@@ -1,0 +1,78 @@
+"""The command line: ``gfn-rb train``, ``resume``, ``watch``, ``inspect`` and ``compare``."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib.metadata import version
+
+from torchrl import torchrl_logger
+
+from gfn_rb.errors import ArgumentError, GfnRbError
+from gfn_rb.transports.launch import end_process, is_fault_tolerant, launched
+
+__all__ = ["main"]
+
+_FAILURE, _USAGE, _INTERRUPTED, _TERMINATED = 1, 2, 130, 143
+_EXTRA = ("tyro", "rich", "tqdm", "matplotlib")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command. A mistake of the user's is answered in one line on stderr.
+
+    Args:
+        arguments: the words after the program's name, ``sys.argv`` if None.
+
+    Returns:
+        The exit code: 0; 1 if something failed; 2 if an argument makes no sense; 130 and 143 after
+        SIGINT and SIGTERM.
+    """
+    if list(sys.argv[1:] if arguments is None else arguments) == ["--version"]:
+        print(f"gfn-rb {version('gfn_rb')}")
+        return 0
+    torchrl_logger.setLevel(logging.WARNING)
+    if launched() is not None:  # mpiexec gives each rank a terminal, wherever it writes to itself
+        os.environ["TERM"] = "dumb"
+    code = _attempt(arguments)
+    if code in (_FAILURE, _INTERRUPTED):
+        end_process(code)  # one of several ranks must not leave the others waiting
+    if code == _TERMINATED and is_fault_tolerant():
+        end_process(code)  # nor wait for those that hang, as MPI does at its end
+    return code
+
+
+def _attempt(arguments: Sequence[str] | None) -> int:
+    try:
+        # Not above: what is missing here is reported in one line.
+        from gfn_rb.training.cli.commands import parse
+        from gfn_rb.training.session.joining import RefusedError
+
+        try:
+            return parse(arguments)()
+        except RefusedError as error:  # rank 0 says why
+            return error.code
+    except ArgumentError as error:
+        return _complain(str(error), _USAGE)
+    except (GfnRbError, OSError) as error:
+        return _complain(str(error), _FAILURE)
+    except ModuleNotFoundError as error:
+        if error.name not in _EXTRA:
+            raise
+        hint = "pip install '.[train]' in a clone of gfn_rb"
+        return _complain(f"{error.name} is not installed: {hint}", _FAILURE)
+    except KeyboardInterrupt:
+        return _complain("interrupted", _INTERRUPTED)
+    except Exception:
+        traceback.print_exc()
+        end_process(_FAILURE)
+        raise
+
+
+def _complain(message: str, code: int) -> int:
+    started = launched()
+    rank = "" if started is None else f"rank {started.rank}: "
+    print(f"gfn-rb: {rank}{message}", file=sys.stderr)
+    return code

@@ -1,0 +1,81 @@
+"""How the ranks of a run stand, from the files that they write."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from gfn_rb.training.cli.tables import aligned_lines, number
+from gfn_rb.training.session.folder import RunFolder
+from gfn_rb.training.session.status import read_status
+
+_HEADINGS = (
+    "rank", "role", "host", "state", "steps", "per s", "calls", "per s", "modes", "loss", "age",
+    "sent", "fed", "stored", "seen",
+)  # fmt: skip
+
+
+class RunWatch:
+    """Reads how the ranks of a run stand, again and again.
+
+    A file that cannot be read for a moment, as on a network file system, counts as what it was.
+
+    Args:
+        path: the run's folder.
+
+    Raises:
+        ArgumentError: it is no such folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._folder = RunFolder.open(path)
+        self._known: dict[int, dict[str, Any]] = {}
+
+    def read(self) -> None:
+        """Read what all ranks wrote last."""
+        names = [path.name for path in self._folder.path.glob("status*.json")]
+        found = [re.fullmatch(r"status(?:-rank(\d+))?\.json", name) for name in names]
+        ranks = {int(match[1] or 0) for match in found if match}
+        for rank in sorted(ranks | {*range(self._folder.n_ranks())}):
+            status = read_status(RunFolder(self._folder.path, rank))
+            self._known[rank] = status or self._known.get(rank, {})
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether no rank goes on."""
+        return all(status.get("state") in ("done", "stopped") for status in self._known.values())
+
+    def lines(self, now: float | None = None) -> Iterator[str]:
+        """Yield a line for each rank, and one for each loss of a peer.
+
+        Args:
+            now: in seconds since the epoch; by default as it is.
+        """
+        time_now = time.time() if now is None else now
+        rows = [_row(rank, status, time_now) for rank, status in self._known.items()]
+        yield from aligned_lines([[*_HEADINGS], *rows])
+        for rank, status in self._known.items():
+            for lost, why in status.get("lost", {}).items():
+                yield f"rank {rank} has lost rank {lost}{f': {why}' if why else ''}"
+
+
+def _row(rank: int, status: dict[str, Any], now: float) -> list[str]:
+    if not status:
+        return [str(rank), "", "", "silent", *[""] * (len(_HEADINGS) - 4)]
+    counts, rates = status["counts"], status["rates"]
+    of_steps = f" of {status['of_steps']:,}" if "of_steps" in status else ""
+    return [
+        str(rank), status["role"], status["host"], status["state"],
+        f"{counts['steps']:,}{of_steps}", _rate(rates.get("steps")),
+        number(counts.get("calls")), _rate(rates.get("calls")),
+        *(number(status.get(name)) for name in ("modes_found", "loss", "mean_age")),
+        number(counts.get("sent")), number(counts.get("fed")), number(status.get("stored")),
+        f"{max(0.0, now - status['time']):.0f} s ago",
+    ]  # fmt: skip
+
+
+def _rate(per_second: float | None) -> str:
+    return "" if per_second is None else f"{per_second:,.1f}"

@@ -1,0 +1,45 @@
+"""What is known of a run and of its policy: discoveries, agreement with the target, bounds."""
+
+from gfn_rb.numerics.near.distances import tanimoto_distance
+from gfn_rb.training.metrics.agreement import accuracy, pearson, spearman
+from gfn_rb.training.metrics.bounds import (
+    draw_from_target,
+    estimate_log_probs,
+    log_mean_exp,
+    log_weights,
+)
+from gfn_rb.training.metrics.discovery import DiscoveryMetrics
+from gfn_rb.training.metrics.diversity import SeparatedModes, mean_distance, norm_distance
+from gfn_rb.training.metrics.evaluation import METRICS, Evaluation, check_metrics
+from gfn_rb.training.metrics.fit import (
+    ConditionalFit,
+    ExactFit,
+    Fit,
+    jensen_shannon_distance,
+    make_fit,
+    total_variation,
+)
+
+__all__ = [
+    "METRICS",
+    "ConditionalFit",
+    "DiscoveryMetrics",
+    "Evaluation",
+    "ExactFit",
+    "Fit",
+    "SeparatedModes",
+    "accuracy",
+    "check_metrics",
+    "draw_from_target",
+    "estimate_log_probs",
+    "jensen_shannon_distance",
+    "log_mean_exp",
+    "log_weights",
+    "make_fit",
+    "mean_distance",
+    "norm_distance",
+    "pearson",
+    "spearman",
+    "tanimoto_distance",
+    "total_variation",
+]

@@ -1,0 +1,147 @@
+"""What a run has seen: counts of reward calls, of distinct objects and of modes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gfn_rb.containers import Trajectories
+from gfn_rb.envs import GFNEnv
+from gfn_rb.shapes import Bool, Float, Int64
+from gfn_rb.training.metrics.diversity import HAMMING, Distance, SeparatedModes, mean_distance
+
+N_TOP = 100
+
+
+class DiscoveryMetrics:
+    """Counts reward calls, and the distinct terminating states and modes they reached.
+
+    Args:
+        env: the environment.
+        distance: between states; measures how different the best 100 are from each other.
+        separated: also count these modes, by a threshold and a distance.
+    """
+
+    def __init__(
+        self,
+        env: GFNEnv,
+        distance: Distance = HAMMING,
+        separated: SeparatedModes | None = None,
+    ) -> None:
+        self._env, self._distance, self._separated = env, distance, separated
+        self.calls = 0
+        device = env.source_state.device
+        self.top: Float[Tensor, "k"] = torch.zeros(0, device=device)
+        self.top_state = env.source(0)
+        self._seen, self._modes = KeySet(device), KeySet(device)
+
+    def add(self, trajectories: Trajectories) -> None:
+        """Count one reward call for each trajectory."""
+        state = trajectories.terminating_states
+        self.calls += len(state)
+        new = self._seen.add(self._env.fingerprint(state))
+        # Modes and scores of states seen before are known already.
+        fresh = state[new], trajectories.log_reward[new]
+        self._modes.add(self._env.modes_reached(*fresh))
+        score = self._env.score(*fresh)
+        if self._separated is not None:
+            self._separated.add(fresh[0], score)
+        self.top, best = torch.cat([self.top, score]).sort(descending=True)
+        self.top_state = torch.cat([self.top_state, fresh[0]])[best[:N_TOP]]
+        self.top = self.top[:N_TOP]
+
+    @property
+    def distinct_calls(self) -> int:
+        """How many different terminating states were reached."""
+        return len(self._seen)
+
+    @property
+    def modes_found(self) -> int:
+        """How many different modes were reached."""
+        return len(self._modes)
+
+    @property
+    def top_score(self) -> float | None:
+        """Mean score of the best 100 different terminating states that were reached."""
+        return float(self.top.double().mean()) if len(self.top) else None
+
+    def columns(self) -> dict[str, int | float | None]:
+        """Return the counts, and mean score and diversity of the best, by name."""
+        separated = self._separated
+        return {
+            "reward_calls": self.calls,
+            "distinct_reward_calls": self.distinct_calls,
+            "modes_found": self.modes_found,
+            **({} if separated is None else {"separated_modes": len(separated)}),
+            "top_100_score": self.top_score,
+            "top_100_diversity": mean_distance(self.top_state, self._distance),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all counts."""
+        return {
+            "calls": self.calls,
+            "seen": self._seen.keys(),
+            "modes": self._modes.keys(),
+            "top": self.top,
+            "top_state": self.top_state,
+            "separated": None if self._separated is None else self._separated.state,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Start from counts made earlier.
+
+        Args:
+            state_dict: of ``state_dict``.
+        """
+        device = self._env.source_state.device
+        self.calls, self.top = state_dict["calls"], state_dict["top"].to(device)
+        self.top_state = state_dict["top_state"].to(device)
+        if self._separated is not None:
+            separated = state_dict["separated"]
+            self._separated.state = None if separated is None else separated.to(device)
+        self._seen, self._modes = KeySet(device), KeySet(device)
+        self._seen.add(state_dict["seen"].to(device))
+        self._modes.add(state_dict["modes"].to(device))
+
+
+class KeySet:
+    """A set of int64 keys that only grows, in sorted runs that are merged as they pile up.
+
+    Each run is more than twice as long as the next, so that n keys lie in at most log2(n) + 1 runs:
+    a look-up takes one binary search in each, and a key is merged at most that often.
+
+    Args:
+        device: where the keys live.
+    """
+
+    def __init__(self, device: torch.device | str | None = None) -> None:
+        self._device = device
+        self._runs: list[Tensor] = []
+
+    def __len__(self) -> int:
+        return sum(map(len, self._runs))
+
+    def add(self, key: Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:
+        """Add keys, and tell which were new; of equal ones only the first is."""
+        value, order = key.sort(stable=True)  # equal keys stay in order: the first is the new one
+        new = torch.ones_like(value, dtype=torch.bool)
+        new[1:] = value[1:] != value[:-1]
+        for run in self._runs:
+            new &= run[torch.searchsorted(run, value).clamp(max=len(run) - 1)] != value
+        self._append(value[new])
+        return torch.zeros_like(new).scatter(0, order, new)
+
+    def keys(self) -> Int64[Tensor, "m"]:
+        """Return all keys in ascending order."""
+        if not self._runs:
+            return torch.zeros(0, dtype=torch.int64, device=self._device)
+        return torch.cat(self._runs).sort().values
+
+    def _append(self, run: Int64[Tensor, "n"]) -> None:
+        while self._runs and len(self._runs[-1]) <= 2 * len(run):
+            run = torch.cat([self._runs.pop(), run]).sort().values
+        if len(run):
+            self._runs.append(run)

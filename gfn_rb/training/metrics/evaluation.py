@@ -1,0 +1,229 @@
+"""The metrics of a run: what is known at any time, and what is asked for by name and samples."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from statistics import fmean
+from typing import NamedTuple
+
+import torch
+from tensordict.nn import TensorDictModuleBase
+from torch import Tensor
+
+from gfn_rb.containers import Trajectories
+from gfn_rb.envs import EnumerableEnv, GFNEnv
+from gfn_rb.envs.enumerable import MAX_STATES
+from gfn_rb.errors import ArgumentError
+from gfn_rb.rollout import Sampler
+from gfn_rb.shapes import Shaped
+from gfn_rb.training.metrics.agreement import accuracy, pearson, spearman
+from gfn_rb.training.metrics.bounds import (
+    draw_from_target,
+    estimate_log_probs,
+    log_mean_exp,
+    log_weights,
+)
+from gfn_rb.training.metrics.fit import MAX_EXACT_STATES, N_CONDITIONS, EstimateLogZ, make_fit
+
+N_TEST = 1000  # test states where an environment sets none
+
+Columns = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What metrics are measured by: samples of a policy, and of its target.
+
+    Args:
+        env: the environment.
+        pf: the forward policy.
+        pb: the backward policy.
+        n: how many trajectories to sample.
+        n_backward: backward trajectories for each test state.
+        generator: draws them.
+        condition: the one that all are sampled under, [*C], where the environment has conditions.
+    """
+
+    env: GFNEnv
+    pf: TensorDictModuleBase
+    pb: TensorDictModuleBase
+    n: int
+    n_backward: int
+    generator: torch.Generator
+    condition: Tensor | None
+
+    @cached_property
+    def fresh(self) -> Trajectories:
+        """Trajectories of the forward policy, the same for all metrics."""
+        return Sampler(self.pf).sample_trajectories(
+            self.env, self.n, conditions=self._conditions(self.n), generator=self.generator
+        )
+
+    def elbo(self) -> Columns:
+        """Return the evidence lower bound, and the importance estimate of log Z."""
+        weight = log_weights(self.pf, self.pb, self.env, self.fresh)
+        return {"elbo": float(weight.mean()), "log_z_importance": float(log_mean_exp(weight))}
+
+    def eubo(self) -> Columns:
+        """Return the evidence upper bound, by exact draws from the target."""
+        assert isinstance(self.env, EnumerableEnv)
+        at, generator = self.condition, self.generator
+        x = draw_from_target(self.env, self.n, condition=at, generator=generator)
+        back = Sampler(self.pb).sample_trajectories(
+            self.env, states=x, conditions=self._conditions(self.n), generator=generator
+        )
+        return {"eubo": float(log_weights(self.pf, self.pb, self.env, back).mean())}
+
+    def accuracy(self) -> Columns:
+        """Return the accuracy of the mean score."""
+        score = self.env.score(self.fresh.terminating_states, self.fresh.log_reward)
+        expected = self.env.expected_score
+        assert expected is not None
+        return {"accuracy": accuracy(score, expected)}
+
+    def correlation(self) -> Columns:
+        """Return the correlations of estimated log P(x) with log R(x) on the test states."""
+        x = self.test_states()
+        at, draw = self._conditions(len(x)), self.generator
+        log_r, nets = self.env.log_reward(x, at), (self.pf, self.pb, self.env)
+        log_p = estimate_log_probs(*nets, x, self.n_backward, condition=at, generator=draw)
+        return {"spearman": spearman(log_p, log_r), "pearson": pearson(log_p, log_r)}
+
+    def test_states(self) -> Shaped[Tensor, "n *state"]:
+        """Return the environment's test states; where it sets none, 1,000 of all, evenly chosen."""
+        own = self.env.test_states()
+        if own is not None:
+            return own
+        assert isinstance(self.env, EnumerableEnv)
+        state = self.env.terminating_states()
+        n = min(len(state), N_TEST)
+        return state[torch.arange(n, device=state.device) * len(state) // n]
+
+    def _conditions(self, n: int) -> Tensor | None:
+        at = self.condition
+        return None if at is None else at.expand(n, *at.shape)
+
+
+def is_listed(env: GFNEnv) -> bool:
+    """Tell whether all states of an environment can be listed."""
+    return isinstance(env, EnumerableEnv) and env.is_enumerable
+
+
+class Metric(NamedTuple):
+    """A metric that is asked for by name.
+
+    Args:
+        columns: what it is called in a table; where these are known exactly, nothing is sampled.
+        measure: returns them.
+        answers: tells whether an environment can.
+        needs: says what it lacks otherwise.
+    """
+
+    columns: tuple[str, ...]
+    measure: Callable[[Samples], Columns]
+    answers: Callable[[GFNEnv], bool]
+    needs: str
+
+
+METRICS: dict[str, Metric] = {
+    "distances": Metric(("total_variation",), lambda _: {}, is_listed, "states that can be listed"),
+    "elbo": Metric(("elbo",), Samples.elbo, lambda _: True, ""),
+    "eubo": Metric(("eubo",), Samples.eubo, is_listed, "states that can be listed"),
+    "accuracy": Metric(
+        ("accuracy",),
+        Samples.accuracy,
+        lambda env: is_listed(env) or env.expected_score is not None,
+        "a target whose mean score is known",
+    ),
+    "correlation": Metric(
+        ("spearman", "pearson"),
+        Samples.correlation,
+        lambda env: is_listed(env) or env.test_states() is not None,
+        "test states, or states that can be listed",
+    ),
+}
+"""What may be asked for by name, as by ``--metrics``."""
+
+
+def check_metrics(metrics: Sequence[str], env: GFNEnv) -> None:
+    """Check that an environment can answer metrics.
+
+    Raises:
+        ArgumentError: one of them it cannot.
+    """
+    able = [name for name, metric in METRICS.items() if metric.answers(env)]
+    if wrong := [name for name in metrics if name not in able]:
+        raise ArgumentError(
+            f"metrics must be among {', '.join(able)} for {type(env).__name__}, got {wrong[0]!r}, "
+            f"which takes {METRICS[wrong[0]].needs}"
+        )
+
+
+class Evaluation:
+    """Measures a policy: what is known of its fit, and metrics asked for by name.
+
+    These sample, with the same numbers for the same seed and step and none from the generators of
+    training. Their rewards are not counted as calls. Where there are conditions they are means over
+    the environment's fixed ones.
+
+    Args:
+        env: the environment.
+        pf: the forward policy.
+        pb: the backward policy.
+        estimate_log_z: returns the learned log Z in nats, for each of the conditions it is given.
+        metrics: names in ``METRICS``; "distances" lists states however many there are.
+        n_samples: trajectories that metrics sample.
+        n_backward: backward trajectories for each test state.
+        seed: of the samples.
+
+    Attributes:
+        fit: what is known of the policy without sampling.
+
+    Raises:
+        ArgumentError: the environment cannot answer one of the metrics.
+    """
+
+    def __init__(
+        self,
+        env: GFNEnv,
+        pf: TensorDictModuleBase,
+        pb: TensorDictModuleBase,
+        estimate_log_z: EstimateLogZ,
+        metrics: Sequence[str] = (),
+        *,
+        n_samples: int = 1000,
+        n_backward: int = 10,
+        seed: int = 0,
+    ) -> None:
+        check_metrics(metrics, env)
+        most = MAX_STATES if "distances" in metrics else MAX_EXACT_STATES
+        self.fit = make_fit(env, pf, estimate_log_z, most)
+        self._metrics, self._seed = [METRICS[name] for name in metrics], seed
+        self._generator = torch.Generator(env.source_state.device)
+        fixed = env.fixed_conditions(N_CONDITIONS)
+        self._conditions = [None] if fixed is None else [*fixed]
+        n = math.ceil(n_samples / len(self._conditions))
+        self._draw = partial(Samples, env, pf, pb, n, n_backward, self._generator)
+
+    @torch.no_grad()
+    def columns(self, step: int) -> dict[str, float | None]:
+        """Return everything by name after some training steps; None for what is no number."""
+        known = self.fit.columns()
+        sampled = [metric for metric in self._metrics if not known.keys() >= {*metric.columns}]
+        if sampled:
+            self._generator.manual_seed((self._seed + step) % 2**63)
+            rows = [_measure(sampled, self._draw(each)) for each in self._conditions]
+            known |= {name: fmean(row[name] for row in rows) for name in rows[0]}
+        if "log_z_importance" in known and self.fit.log_z is not None:
+            known["log_z_importance_gap"] = abs(known["log_z_importance"] - self.fit.log_z)
+        return {name: value if math.isfinite(value) else None for name, value in known.items()}
+
+
+def _measure(metrics: Sequence[Metric], samples: Samples) -> Columns:
+    measured: Columns = {}
+    for metric in metrics:
+        measured |= metric.measure(samples)
+    return measured

@@ -1,0 +1,215 @@
+"""How well a policy fits its target, as far as an environment lets one say."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from statistics import fmean
+
+import torch
+from tensordict.nn import TensorDictModuleBase
+from torch import Tensor
+
+from gfn_rb.envs import EnumerableEnv, GFNEnv
+from gfn_rb.errors import NaNError, ShapeError
+from gfn_rb.rollout import action_log_probs
+from gfn_rb.shapes import Float, Float64, Shaped
+from gfn_rb.training.metrics.agreement import accuracy, pearson, spearman
+
+EstimateLogZ = Callable[[Tensor | None], Tensor]
+
+N_CONDITIONS = 5
+MAX_EXACT_STATES = 200_000  # more than that, and a run would spend most of its time measuring
+
+
+class Fit:
+    """Compares what was learned with a target of which nothing is known: it is too large.
+
+    Args:
+        estimate_log_z: returns the learned log Z in nats, for each of the conditions it is given.
+        conditions: those to average log Z over, where the environment has any.
+        log_z: the true log partition function, in nats; None where nobody knows it.
+
+    Attributes:
+        log_z: see above.
+        method: how distances are measured, in a word or two; nothing where none is.
+    """
+
+    method = ""
+
+    def __init__(
+        self,
+        estimate_log_z: EstimateLogZ,
+        conditions: Shaped[Tensor, "k *condition"] | None,
+        log_z: float | None = None,
+    ) -> None:
+        self._estimate_log_z, self._conditions = estimate_log_z, conditions
+        self.log_z = log_z
+
+    @torch.no_grad()
+    def learned_log_z(self) -> float:
+        """Return the learned log Z in nats, or its mean over the conditions."""
+        return float(self._estimate_log_z(self._conditions).mean())
+
+    def columns(self) -> dict[str, float]:
+        """Return what is known of the policy as it is now, by name.
+
+        The learned log Z; where the true one is known, how far it is from that; and whatever
+        follows from the policy's exact distribution, where that is known.
+        """
+        log_z = self.learned_log_z()
+        gap = {} if self.log_z is None else {"log_z_gap": abs(log_z - self.log_z)}
+        return {"log_z": log_z, **gap}
+
+
+class ExactFit(Fit):
+    """Knows the policy's distribution, and its exact distance to the target.
+
+    Args:
+        env: small enough to enumerate, and without conditions.
+        policy: the forward policy.
+        estimate_log_z: returns the learned log Z, in nats.
+    """
+
+    method = "exact"
+
+    def __init__(
+        self, env: EnumerableEnv, policy: TensorDictModuleBase, estimate_log_z: EstimateLogZ
+    ) -> None:
+        super().__init__(estimate_log_z, None, env.log_z)
+        self.env, self._log_pf = env, partial(action_log_probs, policy, env)
+        self.target, self._score = env.target_log_prob(), env.score(env.terminating_states())
+
+    def policy_log_prob(self) -> Float64[Tensor, "m"]:
+        """Return the policy's exact log-probability of each terminating state."""
+        return self.env.policy_log_prob(self._log_pf)
+
+    def columns(self) -> dict[str, float]:
+        """Return log Z, and distances, correlations and accuracy, all of them exact."""
+        exact = compare_exactly(self.policy_log_prob(), self.target, self._score)
+        return {**super().columns(), **exact}
+
+
+class ConditionalFit(Fit):
+    """Knows the exact distance under each of some fixed conditions, and gives their mean.
+
+    Args:
+        env: small enough to enumerate, with conditions.
+        policy: the forward policy.
+        estimate_log_z: returns the learned log Z in nats, for each of the conditions it is given.
+        conditions: those to compare under.
+    """
+
+    def __init__(
+        self,
+        env: EnumerableEnv,
+        policy: TensorDictModuleBase,
+        estimate_log_z: EstimateLogZ,
+        conditions: Shaped[Tensor, "k *condition"],
+    ) -> None:
+        super().__init__(estimate_log_z, conditions)
+        self._env, self._log_pf = env, partial(action_log_probs, policy, env)
+        self._targets = [(condition, env.target_log_prob(condition)) for condition in conditions]
+        self._score = env.score(env.terminating_states())
+        self.method = f"exact, mean over {len(conditions)} conditions"
+        self.log_z = fmean(env.log_partition(condition) for condition in conditions)
+
+    def columns(self) -> dict[str, float]:
+        """Return means over the conditions of what :class:`ExactFit` returns."""
+        each = []
+        for condition, target in self._targets:
+            log_p = self._env.policy_log_prob(self._log_pf, condition=condition)
+            each.append(compare_exactly(log_p, target, self._score))
+        return {**super().columns(), **{name: fmean(one[name] for one in each) for name in each[0]}}
+
+
+def compare_exactly(
+    log_p: Float64[Tensor, "m"], log_q: Float64[Tensor, "m"], score: Float[Tensor, "m"]
+) -> dict[str, float]:
+    """Return how far a policy is from its target, by the names of columns.
+
+    Args:
+        log_p: the policy's log-probability of each terminating state.
+        log_q: the target's, log R(x) - log Z.
+        score: of each.
+    """
+    return {
+        "total_variation": total_variation(log_p, log_q),
+        "jensen_shannon_distance": jensen_shannon_distance(log_p, log_q),
+        "spearman": spearman(log_p, log_q),
+        "pearson": pearson(log_p, log_q),
+        "accuracy": accuracy(score, float(log_q.exp() @ score.double()), log_p.exp()),
+    }
+
+
+def make_fit(
+    env: GFNEnv,
+    policy: TensorDictModuleBase,
+    estimate_log_z: EstimateLogZ,
+    max_states: int = MAX_EXACT_STATES,
+) -> Fit:
+    """Return what compares a policy with the target, exactly wherever that takes little time.
+
+    Args:
+        env: the environment.
+        policy: the forward policy.
+        estimate_log_z: returns the learned log Z in nats, for each of the conditions it is given.
+        max_states: the most states to list.
+    """
+    conditions = env.fixed_conditions(N_CONDITIONS)
+    if not (isinstance(env, EnumerableEnv) and env.n_states <= max_states):
+        return Fit(estimate_log_z, conditions, env.true_log_z)
+    if conditions is None:
+        return ExactFit(env, policy, estimate_log_z)
+    return ConditionalFit(env, policy, estimate_log_z, conditions)
+
+
+def total_variation(log_p: Float[Tensor, "..."], log_q: Float[Tensor, "..."]) -> float:
+    """Return the total variation distance, 1/2 sum_x |p(x) - q(x)|, in [0, 1].
+
+    Args:
+        log_p: normalised log-probabilities, [m]; -inf where p(x) = 0.
+        log_q: the same for q.
+
+    Returns:
+        The distance, computed in float64.
+
+    Raises:
+        ShapeError: the two are not vectors of one length.
+        NaNError: either holds NaN.
+    """
+    _check(log_p, log_q)
+    return 0.5 * float((log_p.double().exp() - log_q.double().exp()).abs().sum())
+
+
+def jensen_shannon_distance(log_p: Float[Tensor, "..."], log_q: Float[Tensor, "..."]) -> float:
+    """Return sqrt(JS(p, q)), in [0, sqrt(log 2)] (Endres and Schindelin 2003).
+
+    JS = 1/2 KL(p || m) + 1/2 KL(q || m) in nats, with m = (p + q) / 2. Each term is
+    p log(p / m) = p (log 2 - log(1 + q / p)), exactly 0 where p = q.
+
+    Arguments and errors are those of :func:`total_variation`.
+    """
+    _check(log_p, log_q)
+    log_p, log_q = log_p.double(), log_q.double()
+    divergence = 0.5 * (_kl_to_mean(log_p, log_q) + _kl_to_mean(log_q, log_p))
+    return math.sqrt(max(divergence, 0.0))
+
+
+def _kl_to_mean(log_p: Tensor, log_q: Tensor) -> float:
+    at = log_p > -torch.inf  # elsewhere p log p is 0
+    log_ratio = log_q[at] - log_p[at]
+    zero = log_ratio.new_zeros(())
+    return float((log_p[at].exp() * (math.log(2) - torch.logaddexp(zero, log_ratio))).sum())
+
+
+def _check(log_p: Tensor, log_q: Tensor) -> None:
+    if log_p.ndim != 1 or log_p.shape != log_q.shape:
+        raise ShapeError(
+            f"log_p and log_q must be vectors of one length, got shapes {list(log_p.shape)} "
+            f"and {list(log_q.shape)}"
+        )
+    for name, value in {"log_p": log_p, "log_q": log_q}.items():
+        if value.isnan().any():
+            raise NaNError(f"{name} must hold log-probabilities, got NaN")

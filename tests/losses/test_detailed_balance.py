@@ -1,0 +1,178 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from factories import CountOnes
+from losses.exact_flows import Plain, both_ways, make_loss, tabular_networks, walks
+from tensordict.nn import TensorDictModule
+
+from gfn_rb.containers import Transitions
+from gfn_rb.envs import HyperGrid
+from gfn_rb.errors import ArgumentError, NaNError
+from gfn_rb.losses import DetailedBalance, ModifiedDetailedBalance
+from gfn_rb.policies import UniformBackwardPolicy
+
+ENVS = {
+    "grid": lambda: HyperGrid(2, 3),
+    "letters": lambda: CountOnes(2, 3, "prepend_append"),
+}
+
+
+def steps_of(rows):
+    """State, action, next state (None for the sink) and log-reward of each step, row by row.
+
+    In the order of the rows' own transitions: backward rows run from the sink.
+    """
+    found = []
+    flags = torch.zeros(len(rows)) if rows.is_backward is None else rows.is_backward
+    for (states, actions), log_reward, flag in zip(
+        walks(rows), rows.log_reward.tolist(), flags.tolist(), strict=True
+    ):
+        steps = list(zip(states, actions, [*states[1:], None], strict=True))
+        found += [(*step, log_reward) for step in (steps[::-1] if flag else steps)]
+    return found
+
+
+@pytest.mark.parametrize("name", ENVS)
+def test_equal_to_one_transition_after_another(name):
+    env = ENVS[name]()
+    networks = tabular_networks(env)
+    loss, plain = make_loss("db", env, networks), Plain(env, networks)
+    rows = both_ways(env, loss.forward_policy, loss.backward_policy)
+
+    def delta(state, action, child, log_reward):
+        out = plain.flow(state) + plain.pf(state, action)
+        return out - (log_reward if child is None else plain.flow(child) + plain.pb(child, action))
+
+    expected = torch.tensor([delta(*step) for step in steps_of(rows)], dtype=torch.float64)
+    torch.testing.assert_close(loss.residual(rows.to_transitions()), expected, atol=1e-6, rtol=1e-6)
+
+
+def test_the_modified_form_equals_one_transition_after_another():
+    env = HyperGrid(2, 3)
+    networks = tabular_networks(env)
+    loss, plain = make_loss("mdb", env, networks), Plain(env, networks)
+    rows = both_ways(env, loss.forward_policy, loss.backward_policy)
+
+    def flow(state):
+        return plain.log_reward(state) - plain.pf(state, env.exit_action)
+
+    def delta(state, action, child, log_reward):
+        if child is None:
+            return 0.0
+        out = flow(state) + plain.pf(state, action)
+        return out - flow(child) - plain.pb(child, action)
+
+    expected = torch.tensor([delta(*step) for step in steps_of(rows)], dtype=torch.float64)
+    torch.testing.assert_close(loss.residual(rows.to_transitions()), expected, atol=1e-6, rtol=1e-6)
+
+
+def two_steps(log_reward=1.5, **more):
+    """(0, 0) -> (0, 1) and (1, 1) -> sink on a 2 x 2 grid."""
+    return Transitions(
+        state=torch.tensor([[0, 0], [1, 1]]),
+        action=torch.tensor([1, 2]),
+        next_state=torch.tensor([[0, 1], [-1, -1]]),
+        next_done=torch.tensor([[False], [True]]),
+        log_reward=torch.tensor([-torch.inf, log_reward]),
+        **more,
+    )
+
+
+def even_networks(env):
+    forward = TensorDictModule(lambda s: torch.zeros(len(s), 3), ["state"], ["logits"])
+    forward.is_backward = False
+    flow = TensorDictModule(lambda s: 10.0 * s.sum(1), ["state"], ["log_flow"])
+    return forward, UniformBackwardPolicy(env), env, flow
+
+
+def test_by_hand():
+    # P_F is 1/3 from (0, 0) and 1 from (1, 1), P_B is 1 from (0, 1), log F ten times the sum.
+    loss = DetailedBalance(*even_networks(HyperGrid(2, 2)))
+    expected = torch.tensor([0 - math.log(3) - 10, 20 + 0 - 1.5])
+    torch.testing.assert_close(loss.residual(two_steps()), expected)
+    torch.testing.assert_close(loss(two_steps()), expected.square().mean())
+
+
+def test_the_modified_form_by_hand():
+    # R is 1/2 at (0, 0) and 1/4 at the other end, exits have probability 1/3 and 1/2.
+    class Grid(HyperGrid):
+        def log_reward(self, state, condition=None):
+            return torch.tensor([0.5, 0.25])[state.sum(1)].log()
+
+    env = Grid(2, 2)
+    loss = ModifiedDetailedBalance(*even_networks(env)[:3])
+    expected = math.log(0.5 / (1 / 3) * (1 / 3)) - math.log(0.25 / (1 / 2) * 1)
+    delta = loss.residual(two_steps())
+    torch.testing.assert_close(delta, torch.tensor([expected, 0.0]))
+    assert loss.estimate_log_z().item() == pytest.approx(math.log(0.5 * 3))
+
+
+def test_the_state_flow_is_asked_once_and_never_of_the_sink():
+    env = HyperGrid(2, 3)
+    networks = tabular_networks(env)
+    asked = []
+    flow = TensorDictModule(lambda s: asked.append(s) or s[:, 0].double(), ["state"], ["log_flow"])
+    loss = make_loss("db", env, {**networks, "state_flow": flow})
+    rows = both_ways(env, loss.forward_policy, loss.backward_policy).to_transitions()
+    loss(rows)
+    assert [len(each) for each in asked] == [2 * len(rows) - int(rows.is_terminating.sum())]
+    assert not env.is_sink(asked[0]).any()
+
+
+@pytest.mark.parametrize("name", ["db", "mdb"])
+def test_terminating_rows_alone_are_fine(name):
+    env = HyperGrid(2, 3)
+    networks = tabular_networks(env)
+    loss = make_loss(name, env, networks)
+    rows = both_ways(env, loss.forward_policy, loss.backward_policy).to_transitions()
+    delta = loss.residual(rows)
+    torch.testing.assert_close(loss.residual(rows[rows.is_terminating]), delta[rows.is_terminating])
+    delta.sum().backward()
+
+
+def test_terms_that_are_not_finite():
+    env = HyperGrid(2, 2)
+    parts = even_networks(env)
+    rows = two_steps()
+    rows.action[0] = 0  # leads elsewhere, and not from (0, 1)'s side
+    with pytest.raises(
+        ArgumentError, match="log P_B must be finite, got -inf in 1 of 2 rows; -inf"
+    ):
+        DetailedBalance(*parts)(rows)
+    with pytest.raises(ArgumentError, match="log P_B must be finite, got -inf in 1 of 1 rows"):
+        ModifiedDetailedBalance(*parts[:3])(rows)
+    rows = two_steps()
+    rows.state[0] = torch.tensor([0, 1])
+    with pytest.raises(ArgumentError, match="log P_F must be finite, got -inf in 1 of 2 rows"):
+        DetailedBalance(*parts)(rows)
+    silent = TensorDictModule(lambda s: s.sum(1) / 0 * 0.0, ["state"], ["log_flow"])
+    with pytest.raises(NaNError, match="log F must be finite, got nan in 2 of 2 rows"):
+        DetailedBalance(*parts[:3], silent)(two_steps())
+
+
+def test_a_row_that_exits_without_a_reward_is_refused():
+    loss = DetailedBalance(*even_networks(HyperGrid(2, 2)))
+    with pytest.raises(ArgumentError, match="log_reward must be finite, got -inf in 1 of 2 rows"):
+        loss(two_steps(-torch.inf))
+
+
+def test_the_modified_form_needs_every_state_to_be_terminating():
+    env = CountOnes(2, 3, "prepend_append")
+    networks = tabular_networks(env)
+    loss = make_loss("mdb", env, networks)
+    rows = both_ways(env, loss.forward_policy, loss.backward_policy).to_transitions()
+    with pytest.raises(ArgumentError, match="state must be terminating"):
+        loss(rows)
+
+    class Trusting(CountOnes):
+        def log_reward(self, state, condition=None):
+            return torch.zeros(len(state))
+
+    loss = make_loss("mdb", Trusting(2, 3, "prepend_append"), networks)
+    with pytest.raises(
+        ArgumentError, match=r"log P_F\(exit\) must be finite, got -inf.*not termin"
+    ):
+        loss(rows)

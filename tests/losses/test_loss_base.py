@@ -1,0 +1,439 @@
+"""What is true of every loss."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from factories import CountOnes, Ladder
+from losses.exact_flows import (
+    as_read,
+    both_ways,
+    exact_networks,
+    make_loss,
+    tabular_networks,
+    uneven_backward_policy,
+)
+from tensordict.nn import TensorDictModule
+
+from gfn_rb.containers import States, Trajectories, Transitions
+from gfn_rb.envs import HyperGrid
+from gfn_rb.errors import ArgumentError, KeyMismatchError, NaNError
+from gfn_rb.losses import LOSSES
+from gfn_rb.policies import (
+    BackwardPolicy,
+    ConditionalLogZ,
+    ForwardPolicy,
+    LogZ,
+    StateFlow,
+    UniformBackwardPolicy,
+)
+from gfn_rb.rollout import Sampler, action_log_probs
+from gfn_rb.training.metrics import total_variation
+
+ENVS = {
+    "square": lambda: HyperGrid(2, 3),
+    "cube": lambda: HyperGrid(3, 2),
+    "letters": lambda: CountOnes(2, 3, "prepend_append"),
+}
+# Only finished sequences are terminating, and the modified form needs all states to be.
+PAIRS = [(loss, env) for loss in LOSSES for env in ENVS if (loss, env) != ("mdb", "letters")]
+
+
+def new_networks(env, seed=0, hidden=(16,)):
+    torch.manual_seed(seed)
+    conditional = env.condition_shape is not None
+    return {
+        "forward_policy": ForwardPolicy(env, hidden),
+        "backward_policy": BackwardPolicy(env, hidden),
+        "state_flow": StateFlow(env, hidden, initial=1.0),
+        "log_z": ConditionalLogZ(env, hidden, 1.0) if conditional else LogZ(1.0),
+    }
+
+
+def new_loss(name, env, **options):
+    return make_loss(name, env, new_networks(env), **options)
+
+
+def some_rows(loss, env, n=16):
+    forward = loss.forward_policy
+    return as_read(loss, both_ways(env, forward, UniformBackwardPolicy(env), n))
+
+
+# At the optimum, and away from it.
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize(("name", "env"), PAIRS)
+def test_zero_in_every_row_at_the_analytic_optimum(name, env, seed):
+    env = ENVS[env]()
+    backward = uneven_backward_policy(env, seed)
+    exact = exact_networks(env, backward)
+    loss = make_loss(name, env, exact)
+    rows = as_read(loss, both_ways(env, exact["forward_policy"], backward, 64))
+    assert loss.residual(rows).abs().max() < 1e-4
+    assert loss.row_loss(rows).max() < 1e-8
+    assert loss(rows) < 1e-8
+    other = {**exact, "backward_policy": UniformBackwardPolicy(env), **_scaled(exact)}
+    assert make_loss(name, env, other)(rows) > 0.005
+
+
+def _scaled(exact):
+    """A forward policy that is not the optimal one."""
+    inner = exact["forward_policy"]
+    policy = TensorDictModule(lambda s: 0.8 * inner(state=s), ["state"], ["logits"])
+    policy.is_backward = False
+    return {"forward_policy": policy}
+
+
+@pytest.mark.parametrize(("name", "env"), PAIRS)
+def test_log_z_at_the_analytic_optimum(name, env):
+    env = ENVS[env]()
+    loss = make_loss(name, env, exact_networks(env, uneven_backward_policy(env)))
+    assert loss.estimate_log_z().shape == ()
+    assert float(loss.estimate_log_z()) == pytest.approx(env.log_z, abs=1e-5)
+
+
+def ladder_networks(env, factor=1.0):
+    """On a ladder with log R = c x: F(s) = sum_{x >= s} exp(c x), and one way back.
+
+    All see ``factor`` times the condition.
+    """
+
+    def log_flow(state, condition):
+        condition = factor * condition
+        x = torch.arange(env.top + 1)
+        return (condition * x).where(x >= state[:, None], -torch.inf).logsumexp(1)
+
+    def logits(state, condition):
+        up = log_flow(state + 1, condition)
+        return torch.stack([up, factor * condition[:, 0] * state], 1)
+
+    forward = TensorDictModule(logits, ["state", "condition"], ["logits"])
+    backward = TensorDictModule(lambda s: torch.zeros(len(s), 1), ["state"], ["logits"])
+    forward.is_backward, backward.is_backward = False, True
+
+    class ExactLogZ(torch.nn.Module):
+        def forward(self, condition):
+            return log_flow(torch.zeros(len(condition), dtype=torch.int64), condition)
+
+    return {
+        "forward_policy": forward,
+        "backward_policy": backward,
+        "state_flow": TensorDictModule(log_flow, ["state", "condition"], ["log_flow"]),
+        "log_z": ExactLogZ(),
+    }
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_each_row_has_the_flow_of_its_own_condition(name):
+    env = Ladder(4)
+    exact = ladder_networks(env)
+    loss = make_loss(name, env, exact)
+    condition = torch.linspace(-1, 2, 16)[:, None]
+    trajectories = both_ways(
+        env, exact["forward_policy"], exact["backward_policy"], 16, conditions=condition
+    )
+    rows = as_read(loss, trajectories)
+    assert loss.residual(rows).abs().max() < 1e-4
+    expected = (condition * torch.arange(5)).logsumexp(1)
+    torch.testing.assert_close(loss.estimate_log_z(condition), expected)
+    assert make_loss(name, env, ladder_networks(env, 1.3))(rows) > 0.01
+
+
+# What it costs.
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_the_loss_is_the_mean_over_rows(name):
+    env = HyperGrid(2, 3)
+    loss = new_loss(name, env)
+    rows = some_rows(loss, env)
+    residual, row_loss = loss.residual(rows), loss.row_loss(rows)
+    assert residual.shape == row_loss.shape == (len(rows),)
+    torch.testing.assert_close(row_loss, residual.square())
+    for one, other in zip(loss.evaluate(rows), (row_loss, residual), strict=True):
+        assert torch.equal(one, other)
+    torch.testing.assert_close(loss(rows), row_loss.mean())
+    assert loss(rows) > 0.01
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_another_penalty_is_paid_for_each_constraint(name):
+    env = HyperGrid(2, 3)
+    rows = some_rows(new_loss(name, env), env)
+    torch.testing.assert_close(
+        new_loss(name, env, penalty=lambda delta: 3 * delta**2)(rows),
+        3 * new_loss(name, env)(rows),
+    )
+    flat = new_loss(name, env, penalty=lambda delta: delta.abs().clamp(max=1e-3))
+    assert 0 < flat(rows) <= 2e-3
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_row_costs_the_same_in_any_company(name):
+    env = HyperGrid(2, 3)
+    loss = new_loss(name, env)
+    rows = some_rows(loss, env)
+    together = loss.row_loss(rows)
+    alone = torch.cat([loss.row_loss(rows[i]) for i in range(len(rows))])
+    torch.testing.assert_close(together, alone)
+    order = torch.randperm(len(rows))
+    torch.testing.assert_close(loss.row_loss(rows[order]), together[order])
+
+
+@pytest.mark.parametrize("name", [name for name in LOSSES if name != "fm"])
+def test_a_backward_row_costs_what_its_forward_turn_does(name):
+    env = CountOnes(2, 3, "prepend_append") if name != "mdb" else HyperGrid(3, 3)
+    loss = new_loss(name, env)
+    both = both_ways(env, loss.forward_policy, loss.backward_policy)
+    rows, turned = both[both.is_backward], both[both.is_backward].forward()
+    cost, cost_turned = (loss.row_loss(as_read(loss, each)) for each in (rows, turned))
+    totals = [c.sum() for c in (cost, cost_turned)]
+    torch.testing.assert_close(*totals)
+    torch.testing.assert_close(cost.sort().values, cost_turned.sort().values)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_rows_of_a_tensordict_cost_the_same(name):
+    env = HyperGrid(2, 3)
+    loss = new_loss(name, env)
+    rows = some_rows(loss, env)
+    td = rows.to_tensordict()
+    td["index"] = torch.arange(len(rows))
+    assert torch.equal(loss(td), loss(rows))
+    with pytest.raises(KeyMismatchError, match="'log_reward' is missing"):
+        loss(td.exclude("log_reward"))
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_stored_log_probabilities_are_not_used(name):
+    env = HyperGrid(2, 3)
+    loss = new_loss(name, env)
+    trajectories = Sampler(loss.forward_policy).sample_trajectories(env, 8, save_logprobs=True)
+    td = trajectories.to_tensordict()
+    td.set("log_prob", torch.full_like(td["log_prob"], torch.nan))
+    doubtful = as_read(loss, Trajectories.from_tensordict(td))
+    assert torch.equal(loss(doubtful), loss(as_read(loss, trajectories)))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("name", LOSSES)
+def test_rows_cost_the_same_on_cuda(name):
+    env, there = HyperGrid(2, 3), HyperGrid(2, 3, device="cuda")
+    loss, twin = new_loss(name, env), new_loss(name, there).to("cuda")
+    twin.load_state_dict(loss.state_dict())
+    rows = some_rows(loss, env)
+    torch.testing.assert_close(
+        twin.row_loss(rows.to("cuda")).cpu(), loss.row_loss(rows), atol=1e-4, rtol=1e-4
+    )
+    twin(rows.to("cuda")).backward()
+
+
+# Learning.
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("make_env", [lambda: HyperGrid(2, 4), lambda: Ladder(3)])
+def test_gradients_reach_all_parameters(name, make_env):
+    env = make_env()
+    loss = new_loss(name, env)
+    if env.condition_shape is None:
+        rows = some_rows(loss, env, 32)
+    else:
+        rows = as_read(loss, Sampler(loss.forward_policy).sample_trajectories(env, 32, epsilon=0.5))
+    loss(rows).backward()
+    # The ladder has one way back; what its backward policy says makes no difference.
+    free = [
+        (part, p)
+        for part, p in loss.named_parameters()
+        if not (env.condition_shape and part.startswith("backward"))
+    ]
+    assert [part for part, p in free if p.grad is None or not p.grad.abs().sum() > 0] == []
+    assert all(p.grad.isfinite().all() for _, p in free)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_gradients_are_those_of_finite_differences(name):
+    env = HyperGrid(2, 3)
+    loss = make_loss(name, env, tabular_networks(env))
+    rows = some_rows(loss, env, 8)
+    parameters = list(loss.parameters())
+    generator = torch.Generator().manual_seed(5)
+    way = [torch.randn(p.shape, generator=generator, dtype=p.dtype) for p in parameters]
+
+    @torch.no_grad()
+    def moved(step):
+        for p, d in zip(parameters, way, strict=True):
+            p += step * d
+        value = float(loss.row_loss(rows).sum())
+        for p, d in zip(parameters, way, strict=True):
+            p -= step * d
+        return value
+
+    loss.row_loss(rows).sum().backward()
+    slope = sum(float((p.grad * d).sum()) for p, d in zip(parameters, way, strict=True))
+    assert abs(slope) > 1
+    assert slope == pytest.approx((moved(1e-5) - moved(-1e-5)) / 2e-5, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_residual_has_a_finite_gradient_where_it_is_zero(name):
+    env = HyperGrid(1, 2)  # F(0) = 2, F(1) = 1, in halves of the reward
+    exact = exact_networks(env, UniformBackwardPolicy(env))
+    logits = torch.stack([exact["forward_policy"](state=torch.tensor([[i]]))[0] for i in (0, 1)])
+    logits = torch.nn.Parameter(logits)
+    policy = TensorDictModule(lambda s: logits[s[:, 0]], ["state"], ["logits"])
+    policy.is_backward = False
+    loss = make_loss(name, env, {**exact, "forward_policy": policy})
+    rows = as_read(loss, both_ways(env, policy, exact["backward_policy"]))
+    residual = loss.residual(rows)
+    assert (residual == 0).any()
+    residual.sum().backward()
+    assert logits.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_training_reaches_the_target(name):
+    generator = torch.Generator().manual_seed(0)
+    env = HyperGrid(2, 3)
+    loss = make_loss(name, env, new_networks(env, hidden=(32, 32)))
+    sampler = Sampler(loss.forward_policy)
+    optimizer = torch.optim.Adam(
+        [
+            {"params": [p for n, p in loss.named_parameters() if "log_z" not in n], "lr": 1e-2},
+            {"params": [p for n, p in loss.named_parameters() if "log_z" in n], "lr": 0.1},
+        ]
+    )
+    decay = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.05, total_iters=150)
+
+    def distance():
+        log_p = env.policy_log_prob(lambda state: action_log_probs(loss.forward_policy, env, state))
+        return total_variation(log_p, env.target_log_prob())
+
+    before = distance()
+    for _ in range(150):
+        rows = sampler.sample_trajectories(env, 32, epsilon=0.1, generator=generator)
+        optimizer.zero_grad()
+        loss(as_read(loss, rows)).backward()
+        optimizer.step()
+        decay.step()
+    assert before > 0.3
+    assert distance() < 0.04
+    assert float(loss.estimate_log_z().detach()) == pytest.approx(env.log_z, abs=0.02)
+
+
+# Its parts.
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_its_networks_are_its_parts_and_the_environment_is_not(name):
+    env = HyperGrid(2, 4)
+    loss = new_loss(name, env)
+    assert {n.split(".")[0] for n, _ in loss.named_parameters()} == set(loss.networks)
+    assert all(isinstance(getattr(loss, part), torch.nn.Module) for part in loss.networks)
+    assert env not in list(loss.modules())
+    assert loss.env is env
+    assert loss.forward_policy.is_backward is False
+
+
+def test_what_each_name_stands_for():
+    read = {name: kind.reads for name, kind in LOSSES.items()}
+    assert read == {
+        "tb": Trajectories, "subtb": Trajectories, "db": Transitions,
+        "mdb": Transitions, "fm": States,
+    }  # fmt: skip
+
+
+# Bad input.
+
+
+@pytest.mark.parametrize("name", ["fm", "mdb"])
+def test_an_unknown_average_is_refused(name, unchecked):
+    networks = {key: new_networks(HyperGrid(2, 3))[key] for key in LOSSES[name].networks}
+    with pytest.raises(ArgumentError, match="average must be 'rows' or 'constrained', got 'all'"):
+        LOSSES[name](env=HyperGrid(2, 3), average="all", **networks)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_bare_modules_are_refused_by_name(name, unchecked):
+    env = HyperGrid(2, 3)
+    networks = {key: new_networks(env)[key] for key in LOSSES[name].networks}
+    for key in networks.keys() - {"log_z"}:
+        bare = {**networks, key: torch.nn.Linear(2, 3)}
+        with pytest.raises(ArgumentError, match=f"{key} must be a TensorDictModule.*got a Linear"):
+            LOSSES[name](env=env, **bare)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_other_containers_and_empty_ones_are_refused(name, unchecked):
+    env = HyperGrid(2, 3)
+    loss = new_loss(name, env)
+    trajectories = both_ways(env, loss.forward_policy, UniformBackwardPolicy(env), 4)
+    reads = loss.reads.__name__
+    other = trajectories.to_states() if reads != "States" else trajectories
+    with pytest.raises(ArgumentError, match=f"reads {reads}, got {type(other).__name__}"):
+        loss(other)
+    with pytest.raises(KeyMismatchError, match="is missing"):
+        loss(other.to_tensordict())
+    with pytest.raises(ArgumentError, match=f"{reads.lower()} must have at least one row"):
+        loss(as_read(loss, trajectories)[:0])
+
+
+@pytest.mark.parametrize("name", [name for name in LOSSES if name != "mdb"])
+@pytest.mark.parametrize(
+    ("value", "kind", "message"),
+    [
+        (-torch.inf, ArgumentError, r"log_reward must be finite, got -inf in 1 of \d+ rows; min_l"),
+        (torch.inf, ArgumentError, "log_reward must be finite, got inf in 1 of"),
+        (torch.nan, NaNError, "log_reward must be finite, got nan in 1 of"),
+    ],
+)
+def test_log_rewards_that_are_not_finite(name, value, kind, message):
+    env = HyperGrid(2, 3)
+    loss = new_loss(name, env)
+    rows = some_rows(loss, env, 4)
+    row = 0 if loss.reads is Trajectories else int(rows.is_terminating.nonzero()[0])
+    rows.log_reward[row] = value
+    with pytest.raises(kind, match=message):
+        loss(rows)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_floor_under_the_log_reward(name):
+    class Half(HyperGrid):
+        """Has reward 0 where the coordinates sum to 2."""
+
+        def log_reward(self, state, condition=None):
+            return super().log_reward(state).masked_fill(state.sum(1) == 2, -torch.inf)
+
+    class Floored(Half):
+        def log_reward(self, state, condition=None):
+            return super().log_reward(state).clamp(min=-3.0)
+
+    networks = new_networks(HyperGrid(2, 3))
+    costs = []
+    for env, options in ((Half(2, 3), {"min_log_reward": -3.0}), (Floored(2, 3), {})):
+        loss = make_loss(name, env, networks, **options)
+        costs.append(loss.row_loss(some_rows(loss, env)))
+    torch.testing.assert_close(*costs)
+    assert costs[0].isfinite().all()
+    loss = make_loss(name, Half(2, 3), networks)
+    rows = some_rows(loss, Half(2, 3))
+    with pytest.raises(ArgumentError, match="log_reward must be finite, got -inf"):
+        loss(rows)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_policies_that_go_the_wrong_way(name):
+    env = HyperGrid(2, 3)
+    parts = new_networks(env)
+    swapped = {
+        **parts,
+        "forward_policy": parts["backward_policy"],
+        "backward_policy": parts["forward_policy"],
+    }
+    with pytest.raises(ArgumentError, match="forward_policy must have is_backward False"):
+        make_loss(name, env, swapped)
+    undirected = TensorDictModule(torch.zeros_like, in_keys=["state"], out_keys=["logits"])
+    with pytest.raises(ArgumentError, match="is_backward, True or False, got None"):
+        make_loss(name, env, {**parts, "forward_policy": undirected})

@@ -1,0 +1,201 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from factories import Ladder
+from tensordict.nn import TensorDictModule
+
+from gfn_rb.containers import Trajectories
+from gfn_rb.envs import HyperGrid, TFBind8
+from gfn_rb.errors import ArgumentError, KeyMismatchError, NaNError, ShapeError
+from gfn_rb.losses import TrajectoryBalance
+from gfn_rb.policies import (
+    BackwardPolicy,
+    ConditionalLogZ,
+    ForwardPolicy,
+    LogZ,
+    UniformBackwardPolicy,
+)
+from gfn_rb.rollout import Sampler
+
+
+def trajectory(log_reward=1.5):
+    """From (0, 0) over (0, 1) to x = (1, 1) on a 2 x 2 grid, then two rows of it."""
+    return Trajectories(
+        state=torch.tensor([[[0, 0], [0, 1], [1, 1], [-1, -1]]]).repeat(2, 1, 1),
+        action=torch.tensor([[1, 0, 2]]).repeat(2, 1),
+        length=torch.tensor([3, 3]),
+        log_reward=torch.tensor([0.5, log_reward]),
+    )
+
+
+def even_loss(log_z=0.0, **options):
+    """The loss of policies with equal logits on the 2 x 2 grid."""
+    env = HyperGrid(2, 2)
+    forward = TensorDictModule(lambda s: torch.zeros(len(s), 3), ["state"], ["logits"])
+    forward.is_backward = False
+    return TrajectoryBalance(forward, UniformBackwardPolicy(env), env, LogZ(log_z), **options)
+
+
+# The two rows' P_F is 1/3 * 1/2 * 1 and their P_B 1/2 * 1.
+EVEN = math.log(1 / 6) - math.log(1 / 2)
+
+
+def test_residuals_and_loss_by_hand():
+    loss = even_loss(log_z=2.0)
+    expected = torch.tensor([2 + EVEN - 0.5, 2 + EVEN - 1.5])
+    torch.testing.assert_close(loss.residual(trajectory()), expected)
+    torch.testing.assert_close(loss(trajectory()), expected.square().mean())
+
+
+def test_another_penalty_takes_the_place_of_the_square():
+    loss = even_loss(log_z=9.0, penalty=lambda delta: delta.abs().clamp(max=7.0))
+    delta = loss.residual(trajectory())
+    assert delta[0] > 7 > delta[1]
+    torch.testing.assert_close(loss(trajectory()), (7 + delta[1]) / 2)
+
+
+def test_a_floor_under_the_log_reward():
+    floored = even_loss(min_log_reward=-3.0).residual(trajectory(-torch.inf))
+    torch.testing.assert_close(floored, torch.tensor([EVEN - 0.5, EVEN + 3.0]))
+    torch.testing.assert_close(
+        even_loss(min_log_reward=1.0).residual(trajectory()),
+        torch.tensor([EVEN - 1.0, EVEN - 1.5]),
+    )
+
+
+@pytest.mark.parametrize("pad", [0, 3])
+def test_backward_rows_have_the_residuals_of_their_forward_turn(pad):
+    env = TFBind8("prepend_append")
+    loss = TrajectoryBalance(ForwardPolicy(env), BackwardPolicy(env), env, LogZ(1.0))
+    x = env.terminating_states()[::2500]
+    back = Sampler(loss.backward_policy).sample_trajectories(env, states=x)
+    back = back.pad_to(back.n_steps + pad)
+    torch.testing.assert_close(loss.residual(back), loss.residual(back.reverse()))
+
+
+def test_a_tree_has_only_one_way_back():
+    env = TFBind8("append")
+    forward = ForwardPolicy(env)
+    rows = Sampler(forward).sample_trajectories(env, 8, save_logprobs=True)
+    learned = TrajectoryBalance(forward, BackwardPolicy(env), env, LogZ())
+    uniform = TrajectoryBalance(forward, UniformBackwardPolicy(env), env, LogZ())
+    expected = rows.log_prob.sum(1) - rows.log_reward
+    torch.testing.assert_close(learned.residual(rows), expected)
+    torch.testing.assert_close(uniform.residual(rows), expected)
+
+
+def test_a_tensordict_from_a_buffer_does_too():
+    loss = even_loss()
+    td = trajectory().to_tensordict()
+    td["index"] = torch.arange(2)
+    assert torch.equal(loss(td), loss(trajectory()))
+    with pytest.raises(KeyMismatchError, match="log_reward"):
+        loss(td.exclude("log_reward"))
+
+
+def test_gradients_reach_all_parameters():
+    env = HyperGrid(2, 4)
+    loss = TrajectoryBalance(ForwardPolicy(env), BackwardPolicy(env), env, LogZ(1.0))
+    rows = Sampler(loss.forward_policy).sample_trajectories(env, 64, epsilon=0.5)
+    loss(rows).backward()
+    assert all(p.grad.abs().sum() > 0 for p in loss.parameters())
+    assert all(p.grad.isfinite().all() for p in loss.parameters())
+    expected = 2 * loss.residual(rows).mean()
+    torch.testing.assert_close(loss.log_z.value.grad, expected.detach())
+
+
+@pytest.mark.parametrize(
+    ("log_reward", "kind", "message"),
+    [
+        (-torch.inf, ArgumentError, "log_reward must be finite, got -inf in 1 of 2 rows; min_log"),
+        (torch.inf, ArgumentError, "log_reward must be finite, got inf in 1 of 2 rows"),
+        (torch.nan, NaNError, "log_reward must be finite, got nan in 1 of 2 rows"),
+    ],
+)
+def test_log_rewards_that_are_not_finite(log_reward, kind, message):
+    with pytest.raises(kind, match=message):
+        even_loss().residual(trajectory(log_reward))
+
+
+def test_other_terms_that_are_not_finite():
+    rows = trajectory()
+    rows.action[1] = torch.tensor([0, 0, 2])  # 0 is illegal in (1, .), and not the way to (0, 1)
+    rows.state[1, 1] = torch.tensor([1, 0])
+    with pytest.raises(ArgumentError, match="log P_F must be finite, got -inf in 1 of 2 rows"):
+        even_loss().residual(rows)
+    rows = trajectory()
+    rows.action[0] = torch.tensor([0, 0, 2])
+    with pytest.raises(ArgumentError, match="log P_B must be finite, got -inf in 1 of 2 rows"):
+        even_loss().residual(rows)
+    with pytest.raises(NaNError, match="log_z must be finite, got nan in 2 of 2 rows"):
+        even_loss(log_z=math.nan).residual(trajectory())
+    with pytest.raises(ArgumentError, match="residual must be finite, got -inf in 1 of 2 rows"):
+        even_loss(log_z=-3e38).residual(trajectory(3e38))
+
+
+def test_bad_arguments():
+    env = HyperGrid(2, 4)
+    forward, backward = ForwardPolicy(env), BackwardPolicy(env)
+    with pytest.raises(ArgumentError, match="is_backward False and backward_policy True, got True"):
+        TrajectoryBalance(backward, forward, env, LogZ())
+    undirected = TensorDictModule(torch.zeros_like, in_keys=["state"], out_keys=["logits"])
+    with pytest.raises(ArgumentError, match="is_backward, True or False, got None"):
+        TrajectoryBalance(forward, undirected, env, LogZ())
+    with pytest.raises(ArgumentError, match="trajectories must have at least one row, got none"):
+        even_loss()(trajectory()[:0])
+
+
+# Rewards that depend on a condition.
+
+
+def conditional_rows():
+    """The first two states of a ladder, then the sink, under two conditions."""
+    return Trajectories(
+        state=torch.tensor([[0, 1, -1], [0, 1, -1]]),
+        action=torch.tensor([[0, 1], [0, 1]]),
+        length=torch.tensor([2, 2]),
+        log_reward=torch.tensor([0.5, 1.5]),
+        condition=torch.tensor([[0.5], [1.5]]),
+    )
+
+
+def conditional_loss(log_z):
+    env = Ladder(3)
+    forward = TensorDictModule(lambda s: torch.zeros(len(s), 2), ["state"], ["logits"])
+    forward.is_backward = False
+    return TrajectoryBalance(forward, UniformBackwardPolicy(env), env, log_z)
+
+
+class Linear(torch.nn.Module):
+    def forward(self, condition):
+        return 2 * condition[:, 0]
+
+
+def test_log_z_is_asked_for_each_condition():
+    delta = conditional_loss(Linear()).residual(conditional_rows())
+    log_pf = 2 * math.log(1 / 2)
+    torch.testing.assert_close(delta, torch.tensor([1 + log_pf - 0.5, 3 + log_pf - 1.5]))
+    same = conditional_loss(LogZ(7.0))
+    torch.testing.assert_close(
+        same.residual(conditional_rows()), torch.tensor([7 + log_pf - 0.5, 7 + log_pf - 1.5])
+    )
+    condition = torch.tensor([[1.0], [2.0], [3.0]])
+    assert conditional_loss(Linear()).estimate_log_z(condition).tolist() == [2, 4, 6]
+    assert same.estimate_log_z(condition).tolist() == [7, 7, 7]
+    assert same.estimate_log_z().shape == ()
+
+
+def test_log_z_of_another_shape_or_without_conditions():
+    class Column(torch.nn.Module):
+        def forward(self, condition):
+            return condition
+
+    with pytest.raises(ShapeError, match=r"one for each of 2 rows, got shape \[2, 1\]"):
+        conditional_loss(Column())(conditional_rows())
+    loss = even_loss()
+    loss.log_z = ConditionalLogZ(Ladder(3))
+    with pytest.raises(ArgumentError, match="condition must be given to ConditionalLogZ"):
+        loss(trajectory())

@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from factories import Ladder
+from tensordict import TensorDict
+
+from gfn_rb.envs import ConditionalHyperGrid, HyperGrid, TFBind8
+from gfn_rb.errors import ArgumentError, ShapeError
+from gfn_rb.policies.networks import (
+    BackwardPolicy,
+    ConditionalLogZ,
+    ForwardPolicy,
+    LogZ,
+    StateFlow,
+    Trunk,
+    UniformBackwardPolicy,
+)
+
+
+def batch(state, **more):
+    return TensorDict({"state": state, **more}, batch_size=[len(state)])
+
+
+@pytest.mark.parametrize("env", [HyperGrid(2, 4), TFBind8("prepend_append")])
+def test_one_logit_per_action(env):
+    n_actions = env.n_actions
+    policies = (ForwardPolicy(env), BackwardPolicy(env), UniformBackwardPolicy(env))
+    for policy, width in zip(policies, (n_actions, n_actions - 1, n_actions - 1), strict=True):
+        assert policy.in_keys == ["state"]
+        assert policy.out_keys == ["logits"]
+        assert policy.is_backward is (width < n_actions)
+        td = policy(batch(env.source(3)))
+        assert td["logits"].shape == (3, width)
+        assert td["logits"].dtype == torch.float32
+
+
+def test_logits_are_those_of_the_layers():
+    env = HyperGrid(2, 4)
+    policy = ForwardPolicy(env, hidden=(5, 6))
+    state = env.terminating_states()
+    x = env.encode(state)
+    for layer in policy.trunk.layers:
+        x = (x @ layer.weight.T + layer.bias).clamp(min=0)
+    expected = x @ policy.head.weight.T + policy.head.bias
+    torch.testing.assert_close(policy(batch(state))["logits"], expected)
+    assert [tuple(layer.weight.shape) for layer in policy.trunk.layers] == [(5, 8), (6, 5)]
+
+
+def test_no_hidden_layer_makes_a_linear_policy():
+    env = HyperGrid(2, 4)
+    assert [p.shape for p in ForwardPolicy(env, hidden=()).parameters()] == [(3, 8), (3,)]
+
+
+def test_a_trunk_is_shared():
+    env = HyperGrid(2, 4)
+    forward = ForwardPolicy(env, hidden=(5,))
+    backward = BackwardPolicy(env, trunk=forward.trunk)
+    together = torch.nn.ModuleList([forward, backward])
+    assert len(list(together.parameters())) == 2 + 2 + 2
+    backward(batch(env.source(1)))["logits"].sum().backward()
+    assert forward.trunk.layers[0].weight.grad is not None
+
+
+def test_conditions_are_read_after_the_state():
+    env = Ladder(3)
+    policy = ForwardPolicy(env, hidden=())
+    assert policy.in_keys == ["state", "condition"]
+    with torch.no_grad():
+        policy.head.weight.copy_(torch.tensor([[1.0, 10.0], [0.0, 1.0]]))
+        policy.head.bias.zero_()
+    td = batch(torch.tensor([1, 2]), condition=torch.tensor([[0.5], [0.25]]))
+    torch.testing.assert_close(policy(td)["logits"], torch.tensor([[6.0, 0.5], [4.5, 0.25]]))
+
+
+def test_uniform_has_no_parameters_and_equal_logits():
+    env = HyperGrid(3, 4)
+    policy = UniformBackwardPolicy(env)
+    assert list(policy.parameters()) == []
+    assert (policy(batch(env.source(4)))["logits"] == 0).all()
+
+
+def test_the_environment_is_no_part_of_the_policy():
+    env = HyperGrid(2, 4)
+    policy = ForwardPolicy(env)
+    names = {name.split(".")[0] for name in policy.state_dict()}
+    assert names == {"trunk", "head"}
+    assert env not in list(policy.modules())
+
+
+def test_a_copy_gives_the_same_logits():
+    env = HyperGrid(2, 4)
+    policy = ForwardPolicy(env)
+    twin, other = copy.deepcopy(policy), ForwardPolicy(env)
+    other.load_state_dict(policy.state_dict())
+    expected = policy(batch(env.source(1)))["logits"]
+    for same in (twin, other):
+        assert torch.equal(same(batch(env.source(1)))["logits"], expected)
+
+
+def test_log_z_starts_where_told():
+    log_z = LogZ(3.0)
+    assert log_z().item() == 3.0
+    assert log_z().shape == ()
+    log_z().backward()
+    assert log_z.value.grad.item() == 1.0
+
+
+def test_a_state_flow_is_one_number_per_state():
+    env = HyperGrid(2, 4)
+    flow = StateFlow(env, hidden=(5,), initial=3.0)
+    assert (flow.in_keys, flow.out_keys) == (["state"], ["log_flow"])
+    state = env.terminating_states()
+    x = env.encode(state)
+    layer = flow.trunk.layers[0]
+    hidden = (x @ layer.weight.T + layer.bias).clamp(min=0)
+    expected = (hidden @ flow.head.weight.T)[:, 0] + 3
+    torch.testing.assert_close(flow(batch(state))["log_flow"], expected)
+    shared = StateFlow(env, trunk=flow.trunk)
+    assert shared.trunk is flow.trunk
+    conditional = StateFlow(Ladder(3), hidden=())
+    with torch.no_grad():
+        conditional.head.weight.copy_(torch.tensor([[1.0, 10.0]]))
+    td = batch(torch.tensor([1, 2]), condition=torch.tensor([[0.5], [0.25]]))
+    torch.testing.assert_close(conditional(td)["log_flow"], torch.tensor([6.0, 4.5]))
+
+
+def test_a_log_z_for_each_condition():
+    log_z = ConditionalLogZ(Ladder(3), hidden=(4,), initial=2.0)
+    condition = torch.tensor([[0.5], [-1.0], [0.5]])
+    layer = log_z.trunk.layers[0]
+    hidden = (condition @ layer.weight.T + layer.bias).clamp(min=0)
+    expected = (hidden @ log_z.head.weight.T)[:, 0] + 2
+    torch.testing.assert_close(log_z(condition), expected)
+    assert log_z(condition.double()).dtype == torch.float32
+    log_z(condition).sum().backward()
+    assert all(p.grad is not None for p in log_z.parameters())
+    assert LogZ(3.0)(condition).item() == 3.0
+
+
+def test_bad_arguments():
+    with pytest.raises(ArgumentError, match="env must have conditions for ConditionalLogZ"):
+        ConditionalLogZ(HyperGrid(2, 4))
+    with pytest.raises(ArgumentError, match="condition must be given to ConditionalLogZ"):
+        ConditionalLogZ(Ladder(3))(None)
+    with pytest.raises(ArgumentError, match=r"hidden must hold positive widths, got \[8, 0\]"):
+        ForwardPolicy(HyperGrid(2, 4), hidden=(8, 0))
+    with pytest.raises(ShapeError, match="trunk must take 8 features, got one of 7"):
+        BackwardPolicy(HyperGrid(2, 4), trunk=Trunk(7, [4]))
+
+
+def test_conditions_are_encoded_by_the_environment():
+    env = ConditionalHyperGrid(1, 3, min_beta=0.25, max_beta=4.0)
+    policy = ForwardPolicy(env, hidden=())
+    assert policy.head.in_features == 4
+    state, condition = torch.tensor([[1], [2]]), torch.tensor([[0.25], [2.0]])
+    x = torch.tensor([[0.0, 1.0, 0.0, -1.0], [0.0, 0.0, 1.0, 0.5]])
+    expected = x @ policy.head.weight.T + policy.head.bias
+    torch.testing.assert_close(policy(batch(state, condition=condition))["logits"], expected)

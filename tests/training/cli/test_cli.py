@@ -1,0 +1,451 @@
+"""The command line, from its words to its exit code, and what a person reads."""
+
+import inspect
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import torch
+from torchrl import torchrl_logger
+from training.training_runs import timeless
+
+import gfn_rb
+from gfn_rb.checkpoint import load_state
+from gfn_rb.errors import CheckpointError
+from gfn_rb.training import Trainer, cli, report
+from gfn_rb.training.cli import commands, main
+from gfn_rb.training.config import CONFIGS
+from gfn_rb.training.session.folder import RunFolder, read_metrics
+
+QUICK = ["--batch-size", "8", "--hidden", "16", "--eval-every", "5", "--checkpoint-every", "4"]
+GRID = ["train", "hypergrid", "--ndim", "2", "--height", "6", *QUICK]
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+
+
+@pytest.fixture(autouse=True)
+def _quick_reports(request, monkeypatch):
+    """Draw no reports, which takes longer than to train, but the first where they are looked at."""
+    original = report.write_report
+    to_draw = [True] if "report.png" in inspect.getsource(request.function) else []
+
+    def write_report(path, data):
+        if to_draw and to_draw.pop():
+            original(path, data)
+        else:
+            path.write_text("")
+
+    monkeypatch.setattr(report, "write_report", write_report)
+
+
+def refusal(capsys, *words):
+    """Run a command that must fail; return its exit code and its one line."""
+    code = main([str(word) for word in words])
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "Traceback" not in err
+    (line,) = err.splitlines()
+    return code, line
+
+
+def results(path):
+    folder = RunFolder(Path(path))
+    weights = load_state(folder.checkpoint)["policies"]
+    return (
+        [timeless(row) for row in read_metrics(folder.metrics)],
+        {name: value.tolist() for name, value in weights.items()},
+    )
+
+
+def test_train_then_inspect_then_resume(capsys, tmp_path):
+    assert main([*GRID, "--steps", "7", "--seed", "3", "--out", "run"]) == 0
+    out, err = capsys.readouterr()
+    for words in (
+        "hypergrid, 7 steps of 8, seed 3", "total variation", "(exact)", "log Z", "true 2.451",
+        "modes found", "of 4", "of 56", "wall time", "rollout", "buffer", "learning", "evaluation",
+        "run/report.png", "gfn-rb resume run",
+    ):  # fmt: skip
+        assert words in out
+    assert "7/7" in err
+    assert main(["inspect", "run"]) == 0
+    assert main(["inspect", "run/checkpoint.gfnrb"]) == 0
+    assert "RewardPrioritizedWriter" in capsys.readouterr().out
+    assert main(["resume", "run", "--steps", "12"]) == 0
+    assert "12 steps of 8" in capsys.readouterr().out
+    assert main([*GRID, "--steps", "12", "--seed", "3", "--out", "whole"]) == 0
+    assert results("run") == results("whole")
+
+
+def test_a_run_with_a_secret_goes_on_with_it_alone(capsys, monkeypatch, tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_bytes(bytes(range(32)))
+    monkeypatch.setenv("GFN_RB_SECRET_FILE", str(secret))
+    assert main([*GRID, "--steps", "7", "--out", "run"]) == 2
+    assert "of mode 0644: chmod 600" in capsys.readouterr().err
+    secret.chmod(0o600)
+    assert main([*GRID, "--steps", "7", "--out", "run"]) == 0
+    assert main(["inspect", "run"]) == 0
+    monkeypatch.delenv("GFN_RB_SECRET_FILE")
+    for words in (["inspect", "run"], ["resume", "run", "--steps", "9"]):
+        assert main(words) == 1
+        assert "was made with a secret, and none is given" in capsys.readouterr().err
+    monkeypatch.setenv("GFN_RB_SECRET_FILE", str(secret))
+    assert main(["resume", "run", "--steps", "9"]) == 0
+    assert "9 steps of 8" in capsys.readouterr().out
+    for path in Path("run").iterdir():
+        assert bytes(range(32)) not in path.read_bytes()
+
+
+def test_what_is_not_written_at_the_end_is_a_failure_beside_the_results(capsys, monkeypatch):
+    def full(self, path):
+        raise CheckpointError(f"cannot write {path}: No space left on device")
+
+    monkeypatch.setattr(Trainer, "save", full)
+    assert main([*GRID, "--steps", "2", "--out", "run"]) == 1
+    out, err = capsys.readouterr()
+    assert "hypergrid, 2 steps of 8" in out
+    assert "gfn-rb: not written at the end: CheckpointError: cannot write run/checkpoint" in err
+    assert [row["step"] for row in read_metrics(Path("run/metrics.csv"))] == ["0", "2"]
+
+
+TOGETHER = (  # so that each option has an effect
+    "--temperature-end 0.5 --anneal exponential --anneal-steps 7 --teacher-c 3.0 "
+    "--teacher-share 0.5 --draw softmax --temperature 2.5 --keep diverse --cutoff 2.0 --loss subtb "
+    "--subtb-lambda 0.8",
+    "--draw quantile --top-fraction 0.3 --top-share 0.6 --keep recent --no-unique --lr-log-z 0.2",
+    "--draw rank --rank-k 0.1 --managers 1 --feed top --feed-quota 32 --send awaited "
+    "--send-every 2 --baseline min --patience 60.0 --replay trajectories --journal",
+    "--teacher-alpha 0.5 --teacher-share 0.5 --regression linex --clip-grad-norm 1.0 "
+    "--epsilon-end 0.2 --priority-rule teacher "
+    "--draw priority --priority-alpha 0.7 --replay terminal --compact none --capacity 64 "
+    "--max-age 9 "
+    "--backward learned --form prepend_append --beta 2.0 --log-z 1.5 --lr 0.01 --lr-end 0.1",
+    "--steps 1 --seed 5 --batch-size 4 --replay-ratio 0.5 --epsilon 0.1 --local-search 1 "
+    "--back-ratio 0.25 --workers 0 --hidden 8 4 --device cpu --threads 1 --eval-every 3 "
+    "--checkpoint-every 2 --logger csv --out run --transport local --metrics elbo correlation "
+    "--eval-samples 20 --eval-backward 3 --mode-score 0.9 --mode-cutoff 1.0 --modes published",
+)
+
+
+def test_every_option_reaches_the_configuration(monkeypatch):
+    made = []
+    monkeypatch.setattr(commands, "train", made.append)
+    for options in TOGETHER:
+        assert main(["train", "tfbind8", *options.split()]) == 0
+    defaults, given = CONFIGS["tfbind8"](), {}
+    for options, config in zip(TOGETHER, made, strict=True):
+        config.validate()
+        words = [word.replace("-", "_") for word in re.findall(r"--(?:no-)?(\S+)", options)]
+        given |= {name: getattr(config, name) for name in words}
+        others = {f.name for f in fields(config)} - set(words)
+        assert all(getattr(config, name) == getattr(defaults, name) for name in others)
+    assert given == {
+        "steps": 1, "seed": 5, "batch_size": 4, "replay_ratio": 0.5, "replay": "terminal",
+        "capacity": 64, "keep": "recent", "draw": "priority", "temperature": 2.5, "epsilon": 0.1,
+        "backward": "learned", "hidden": (8, 4), "lr": 0.01, "lr_log_z": 0.2, "log_z": 1.5,
+        "device": "cpu", "threads": 1, "eval_every": 3, "checkpoint_every": 2, "logger": "csv",
+        "form": "prepend_append", "beta": 2.0, "managers": 1, "feed": "top", "feed_quota": 32,
+        "send": "awaited", "send_every": 2, "baseline": "min", "patience": 60.0,
+        "loss": "subtb", "subtb_lambda": 0.8, "cutoff": 2.0, "rank_k": 0.1, "top_fraction": 0.3,
+        "top_share": 0.6, "priority_alpha": 0.7, "local_search": 1, "back_ratio": 0.25,
+        "workers": 0, "compact": "none", "unique": False, "out": Path("run"),
+        "transport": "local", "lr_end": 0.1, "max_age": 9, "journal": True,
+        "temperature_end": 0.5, "anneal": "exponential", "anneal_steps": 7, "teacher_c": 3.0,
+        "teacher_share": 0.5, "teacher_alpha": 0.5, "regression": "linex", "clip_grad_norm": 1.0,
+        "epsilon_end": 0.2, "priority_rule": "teacher",
+        "metrics": ("elbo", "correlation"), "eval_samples": 20, "eval_backward": 3,
+        "mode_score": 0.9, "mode_cutoff": 1.0, "modes": "published",
+    }  # fmt: skip
+    assert defaults.to_dict().keys() - {"env", "average_gradients"} == given.keys() - {
+        "out", "transport",
+    }  # fmt: skip
+
+
+def test_options_are_shown_in_groups_the_environments_own_first(capsys):
+    with pytest.raises(SystemExit):
+        main(["train", "hypergrid", "--help"])
+    out = capsys.readouterr().out
+    groups = ["hypergrid", "run", "measuring", "sampling", "learning", "replay", "ranks"]
+    assert re.findall(r" (\w+) options [^\w]{3}", out) == groups
+    own = out[out.index(" hypergrid options ") : out.index(" run options ")]
+    assert re.findall(r"--\w+", own) == ["--ndim", "--height", "--r0", "--r1", "--r2"]
+
+
+def test_the_version_is_told(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"gfn-rb {gfn_rb.__version__}\n"
+
+
+def test_torchrl_keeps_its_notes_to_itself(monkeypatch):
+    monkeypatch.setattr(torchrl_logger, "level", logging.INFO)
+    notes = []
+    handler = logging.Handler()
+    handler.emit = notes.append
+    torchrl_logger.addHandler(handler)
+    try:
+        main([*GRID, "--steps", "1"])
+    finally:
+        torchrl_logger.removeHandler(handler)
+    assert notes == []
+
+
+def test_runs_are_compared(capsys, monkeypatch):
+    for seed in ("1", "2"):
+        main([*GRID, "--steps", "5", "--seed", seed, "--out", f"run{seed}"])
+    capsys.readouterr()
+    assert main(["compare", "run1", "run2"]) == 0
+    title, heading, row, picture = capsys.readouterr().out.splitlines()
+    assert title.startswith("hypergrid after 40 reward calls, mean ± standard deviation")
+    assert heading.split() == ["configuration", "seeds", "modes", "found", "total", "variation",
+                               "accuracy", "seconds"]  # fmt: skip
+    assert row.split()[:2] == ["hypergrid", "2"]
+    assert picture == "picture  comparison.png"
+    assert Path("comparison.png").read_bytes().startswith(b"\x89PNG")
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes it for a terminal
+    options = ["--metrics", "spearman", "loss", "--calls", "20", "--out", "two.svg"]
+    assert main(["compare", "run1", *options]) == 0
+    out = capsys.readouterr().out
+    assert "hypergrid after 20 reward calls" in out
+    assert "spearman" in out
+    assert "\u2500\u2500\u2500" in out
+    assert Path("two.svg").exists()
+    assert refusal(capsys, "compare", "run1", "run1")[0] == 2
+    assert refusal(capsys, "compare", "run1", "--out", "a.doc")[0] == 2
+
+
+# Mistakes.
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ("--steps 0", "gfn-rb: steps must be at least 1, got 0"),
+        ("--replay-ratio -1", "gfn-rb: replay_ratio must be at least 0 and finite, got -1.0"),
+        ("--temperature 0", "gfn-rb: temperature must be positive and finite, got 0.0"),
+        ("--epsilon 2", "gfn-rb: epsilon must be in [0, 1], got 2.0"),
+        ("--height 1", "gfn-rb: height must be at least 2, got 1"),
+        ("--r0 0", "gfn-rb: r0 must be positive and finite, got 0.0"),
+        ("--local-search -1", "gfn-rb: local_search must be at least 0, got -1"),
+        ("--back-ratio 0", "gfn-rb: back_ratio must be in (0, 1], got 0.0"),
+        (
+            "--ndim 20 --metrics elbo eubo",
+            "gfn-rb: metrics must be among elbo for HyperGrid, got 'eubo', which takes states that "
+            "can be listed",
+        ),
+        (
+            "--temperature 2",
+            "gfn-rb: temperature has no effect unless draw is softmax, got 2.0 with draw 'rank'",
+        ),
+        (
+            "--average-gradients",
+            "gfn-rb: average_gradients has no effect unless several ranks are started, got True "
+            "with 1",
+        ),
+        (
+            "--patience 5",
+            "gfn-rb: patience has no effect unless several ranks are started, got 5.0 with 1",
+        ),
+        (
+            "--replay states",
+            "gfn-rb: replay must be one of trajectories, terminal with loss tb, which reads "
+            "trajectories, got 'states'",
+        ),
+    ],
+)
+def test_a_bad_value_is_named(options, line, capsys, tmp_path):
+    assert refusal(capsys, *GRID, *options.split()) == (2, line)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["train", "chess"], ["chess", "tfbind8", "hypergrid", "rna_binding", "bit_sequence"]),
+        (["train", "tfbind8", "--loss", "mse"], ["--loss", "mse", "subtb"]),
+        (["train", "tfbind8", "--stesp", "3"], ["--stesp", "--steps"]),
+        (["train", "tfbind8", "--ndim", "3"], ["--ndim"]),
+        (["train", "tfbind8", "--steps", "many"], ["--steps", "many"]),
+        (["train", "tfbind8", "--keep", "best"], ["--keep", "best", "top", "recent"]),
+        (["train", "tfbind8", "--form", "middle"], ["--form", "middle", "append"]),
+        (["train"], ["tfbind8", "hypergrid"]),
+        (["fly"], ["fly", "train", "resume", "inspect", "compare"]),
+        ([], ["train", "resume", "inspect"]),
+        (["resume"], ["PATH"]),
+    ],
+)
+def test_words_that_make_no_sense_are_named(words, named, capsys, tmp_path):
+    with pytest.raises(SystemExit) as caught:
+        main(words)
+    assert caught.value.code == 2
+    err = capsys.readouterr().err
+    assert "Traceback" not in err
+    assert [word for word in named if word not in err] == []
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("env", CONFIGS)
+def test_help_explains_every_option(env, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["train", env, "--help"])
+    assert caught.value.code == 0
+    out = " ".join(capsys.readouterr().out.replace("│", "").split())
+    assert "--replay-ratio FLOAT Replayed items per fresh one" in out
+    for option in fields(CONFIGS[env]):
+        name = option.name.replace("_", "-")
+        words = rf"--{name}(, --no-{name})? [^-]*?[A-Za-z][^()]*[.,;:]"
+        assert re.search(words, out), option.name
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        ("rna_binding --targets GGGAAACCCU --length 6", ["best 100", "modes found"]),
+        ("bit_sequence --n-bits 40 --word-bits 4 --modes 5", ["best 100", "of 5"]),
+        ("conditional_hypergrid --height 6 --local-search 1", ["(exact, mean over 5 conditions)"]),
+        ("deceptive_grid --ndim 2 --height 9 --loss mdb --replay transitions", ["of 4"]),
+        ("hypergrid --ndim 2 --loss fm --replay states --draw priority", ["(exact)", "of 4"]),
+    ],
+)
+def test_other_environments_losses_and_replays(words, shown, capsys):
+    assert main(["train", *words.split(), *QUICK, "--steps", "3", "--out", "run"]) == 0
+    out = capsys.readouterr().out
+    assert [text for text in shown if text not in out] == []
+    assert (Path("run") / "report.png").read_bytes().startswith(b"\x89PNG")
+    assert main(["resume", "run", "--steps", "5"]) == 0
+    assert main(["train", *words.split(), *QUICK, "--steps", "5", "--out", "whole"]) == 0
+    assert results("run") == results("whole")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_an_unavailable_device_is_named(capsys):
+    code, line = refusal(capsys, *GRID, "--device", "cuda")
+    assert code == 2
+    assert line == (
+        "gfn-rb: device must be cpu, or cuda where torch finds such a device, got 'cuda'"
+    )
+
+
+def test_an_existing_folder_is_refused(capsys, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "thesis.txt").write_text("mine")
+    code, line = refusal(capsys, *GRID, "--out", "run")
+    assert code == 2
+    assert line == (
+        "gfn-rb: out must be a new or an empty folder, got run, which exists; "
+        "to continue a run: gfn-rb resume run"
+    )
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["thesis.txt"]
+
+
+def test_what_cannot_be_resumed_is_named(capsys, tmp_path):
+    code, line = refusal(capsys, "resume", "nothing")
+    assert (code, line) == (
+        2, "gfn-rb: run must be a folder that holds a config.json, got nothing",
+    )  # fmt: skip
+    main([*GRID, "--steps", "4", "--out", "run"])
+    capsys.readouterr()
+    assert refusal(capsys, "resume", "run", "--steps", "2")[1].startswith(
+        "gfn-rb: steps must be at least the 4 taken already, got 2"
+    )
+    path = tmp_path / "run" / "checkpoint.gfnrb"
+    path.write_bytes(path.read_bytes()[:-100])
+    code, line = refusal(capsys, "resume", "run")
+    assert code == 1
+    assert line.startswith(f"gfn-rb: {Path.cwd()}/run/checkpoint.gfnrb is no sound checkpoint")
+    assert refusal(capsys, "inspect", "run/checkpoint.gfnrb")[0] == 1
+    assert refusal(capsys, "inspect", "elsewhere")[0] == 2
+
+
+def test_a_place_that_cannot_be_written_is_named(capsys, tmp_path):
+    (tmp_path / "file").write_text("")
+    code, line = refusal(capsys, *GRID, "--out", "file/run")
+    assert code == 1
+    assert "file" in line
+
+
+@pytest.mark.parametrize("name", ["tyro", "rich"])
+def test_a_missing_extra_is_named(name, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, name, None)
+    for module in ("commands", "tables"):
+        monkeypatch.delitem(sys.modules, f"gfn_rb.training.cli.{module}", raising=False)
+    assert refusal(capsys, *GRID) == (
+        1, f"gfn-rb: {name} is not installed: pip install '.[train]' in a clone of gfn_rb",
+    )  # fmt: skip
+
+
+def test_another_missing_module_is_no_mistake_of_the_users(monkeypatch):
+    monkeypatch.setitem(sys.modules, "gfn_rb.training.cli.commands", None)
+    with pytest.raises(ModuleNotFoundError, match=r"gfn_rb\.training\.cli\.commands"):
+        main(GRID)
+
+
+# Stopping.
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_says_how_to_go_on(number, code, capsys, monkeypatch):
+    original = Trainer.step
+
+    def patched(self):
+        if self.steps_done == 6:
+            signal.raise_signal(number)
+        return original(self)
+
+    monkeypatch.setattr(Trainer, "step", patched)
+    assert main([*GRID, "--steps", "12", "--out", "run"]) == code
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.splitlines()[-1] == (
+        "stopped after 7 steps, which are saved; continue with: gfn-rb resume run"
+    )
+    monkeypatch.setattr(Trainer, "step", original)
+    assert main(["resume", "run"]) == 0
+    assert main([*GRID, "--steps", "12", "--out", "whole"]) == 0
+    assert results("run") == results("whole")
+
+
+def test_an_interrupt_before_training_ends_quietly(capsys, monkeypatch):
+    def interrupted(self, config):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Trainer, "__init__", interrupted)
+    assert refusal(capsys, *GRID) == (130, "gfn-rb: interrupted")
+
+
+def test_killed_at_any_time_a_run_goes_on_as_if_it_had_not_been(tmp_path):
+    """The real command, killed by SIGKILL wherever it happens to be."""
+    words = [*GRID, "--steps", "60", "--out"]
+    command = [
+        sys.executable,
+        "-c",
+        "import sys; from gfn_rb.training.cli import main; sys.exit(main())",
+    ]
+    env = {**os.environ, "PYTHONPATH": str(Path(gfn_rb.__file__).parents[1])}
+    child = subprocess.Popen([*command, *words, "run"], stderr=subprocess.DEVNULL, env=env)
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "run" / "checkpoint.gfnrb").exists():
+        assert child.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    os.kill(child.pid, signal.SIGKILL)
+    assert child.wait() == -signal.SIGKILL
+    assert main(["resume", "run"]) == 0
+    assert main([*words, "whole"]) == 0
+    assert results("run") == results("whole")
+
+
+def test_main_reads_the_command_line(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["gfn-rb", "inspect", "nothing"])
+    assert cli.main() == 2
+    assert "got nothing" in capsys.readouterr().err
