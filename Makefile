@@ -1,20 +1,24 @@
 # Two commands do everything on a machine that holds only Python and this repository:
 #   make train   set up .venv, train on TFBind8 on the CPU, write a report
-#   make test    set up .venv, lint, type-check, run the tests
-# and one the documentation:
-#   make docs    set up .venv, build docs/ into site/
+#   make test    set up .venv, lint, type-check, run the tests of daily work
+# and two more:
+#   make test-all   the same with the slow tests, and with types checked at each call
+#   make docs       set up .venv, build docs/ into site/
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 ARGS ?=
 
-.PHONY: train test lint types tests bench docs images clean
+.PHONY: train test test-all lint types tests bench docs images clean
 
 train: $(VENV)/.train
 	$(BIN)/gfn-rb train tfbind8 $(ARGS)
 
 test: lint types tests
+
+test-all: ARGS += --all
+test-all: test
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

@@ -1,4 +1,8 @@
-"""Check every annotation of the package at each call of the test run."""
+"""Two tiers of tests, and the type checks of the long one.
+
+``pytest`` runs the short tier. ``pytest --all`` also runs the tests marked ``slow``, tries more
+examples of each property, and checks every annotation of the package at each call.
+"""
 
 import functools
 import inspect
@@ -41,8 +45,6 @@ def checked(function=None, *, typechecker):
     return call
 
 
-jaxtyping.jaxtyped = checked  # which is what the import hook writes above each function
-jaxtyping.install_import_hook("gfn_rb", "beartype.beartype")
 os.environ.setdefault("RL_LOGGING_LEVEL", "WARNING")  # it logs a line for every storage
 torch.set_num_threads(1)
 # Processes are as fresh as with "spawn" (what they are given is pickled, nothing else inherited),
@@ -51,22 +53,34 @@ multiprocessing.set_start_method("forkserver", force=True)
 multiprocessing.set_forkserver_preload(
     ["torchrl.collectors", "gfn_rb.training", "hypothesis", "pytest", "scipy.stats"]
 )
-# How long an example takes says more of what else the machine does than of the code.
-hypothesis.settings.register_profile(
-    "untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
-)
-hypothesis.settings.load_profile("untimed")
+# A deadline would measure what else the machine does.
+UNTIMED = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
+hypothesis.settings.register_profile("short", max_examples=25, **UNTIMED)
+hypothesis.settings.register_profile("all", **UNTIMED)
+
+
+def pytest_addoption(parser):
+    parser.addoption("--all", action="store_true", help="run slow tests too, and check types")
 
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "cuda: needs a CUDA device")
+    config.addinivalue_line("markers", "slow: runs with --all only")
+    hypothesis.settings.load_profile("all" if config.option.all else "short")
+    if config.option.all:
+        jaxtyping.jaxtyped = checked  # which is what the import hook writes above each function
+        jaxtyping.install_import_hook("gfn_rb", "beartype.beartype")
 
 
-def pytest_collection_modifyitems(items):
-    if not torch.cuda.is_available():
-        for item in items:
-            if item.get_closest_marker("cuda"):
-                item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+def pytest_collection_modifyitems(config, items):
+    if not config.option.all:
+        config.hook.pytest_deselected(
+            items=[item for item in items if item.get_closest_marker("slow")]
+        )
+        items[:] = [item for item in items if not item.get_closest_marker("slow")]
+    for item in items:
+        if item.get_closest_marker("cuda") and not torch.cuda.is_available():
+            item.add_marker(pytest.mark.skip(reason="no CUDA device"))
 
 
 @pytest.fixture

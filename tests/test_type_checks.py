@@ -11,6 +11,8 @@ from gfn_rb.numerics import blocks
 from gfn_rb.numerics.extremes import Extremes
 from gfn_rb.numerics.host_tree import first_occurrences
 
+pytestmark = pytest.mark.slow  # of the run that checks types
+
 
 def test_a_dimension_that_two_arguments_share_is_checked():
     extremes = Extremes(8)
