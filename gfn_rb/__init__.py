@@ -21,7 +21,6 @@ from gfn_rb.containers import States, Trajectories, Transitions
 from gfn_rb.rollout import ActionSampler, LocalSearchSampler, Sampler
 from gfn_rb.samplers import (
     PrioritySampler,
-    PrioritySliceSampler,
     QuantileRewardSampler,
     RankRewardSampler,
     SoftmaxRewardSampler,
@@ -38,7 +37,6 @@ __all__ = [
     "MergedReplayBuffer",
     "PackTrajectories",
     "PrioritySampler",
-    "PrioritySliceSampler",
     "QuantileRewardSampler",
     "RankRewardSampler",
     "RewardPrioritizedWriter",

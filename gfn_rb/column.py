@@ -57,9 +57,6 @@ class KeyColumn:
         key: the key to watch.
     """
 
-    # Whether storages may have several dimensions, whose cells are rows then, one after another.
-    _takes_cells = False
-
     def __init__(self, key: NestedKey) -> None:
         self.key = key
         self._seen: StorageVersion | None = None
@@ -112,7 +109,7 @@ class KeyColumn:
         Raises:
             ShapeError: a storage of several dimensions, before anything is drawn from it.
         """
-        if storage.ndim != 1 and not self._takes_cells:
+        if storage.ndim != 1:
             require_rows(storage)
         listed = is_listed(storage)
         if listed:
@@ -186,12 +183,9 @@ class KeyColumn:
         return self._plain
 
     def _checked(self, storage: Storage, leaf: Tensor | None) -> Tensor:
-        if not self._takes_cells:
-            require_rows(storage)
+        require_rows(storage)
         if leaf is None:
             raise _lacks(self.key, all_slots(storage))
-        if storage.ndim > 1:
-            leaf = leaf.flatten(0, storage.ndim - 1)
         if leaf.numel() != leaf.shape[0]:
             raise ShapeError(
                 f"key {self.key!r} must hold one number per row, got shape "

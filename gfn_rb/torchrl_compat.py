@@ -23,7 +23,7 @@ from torch import Tensor
 from torch import multiprocessing as mp
 from torch.utils._pytree import tree_leaves, tree_map
 from torchrl.data import ReplayBuffer, ReplayBufferEnsemble, TensorDictReplayBuffer
-from torchrl.data.replay_buffers.samplers import Sampler, SamplerEnsemble, SliceSampler
+from torchrl.data.replay_buffers.samplers import Sampler, SamplerEnsemble
 from torchrl.data.replay_buffers.storages import (
     ListStorage,
     Storage,
@@ -390,35 +390,6 @@ def set_remaining_batches(part: Sampler | Writer, remaining: int | None) -> None
         vars(part).pop(_REMAINING_BATCHES, None)
     else:
         setattr(part, _REMAINING_BATCHES, remaining)
-
-
-def stored_episodes(sampler: SliceSampler, storage: Storage) -> tuple[Tensor, Tensor]:
-    """Return where episodes begin and how long they are (``SliceSampler._get_stop_and_length``).
-
-    Without it, what TorchRL knows of ends, of trajectory numbers and of where a full storage is
-    being overwritten has to be worked out anew.
-    """
-    start, _, length = sampler._get_stop_and_length(storage)
-    return (start[:, 0] if storage.ndim == 1 else start), length
-
-
-def end_markers(
-    sampler: SliceSampler, storage: Storage, index: Any, length: Tensor
-) -> dict[Any, Tensor]:
-    """Return what marks the ends of slices, of these lengths (``SliceSampler._finalize_index``).
-
-    Without it, slices that are cut off look as if the episode went on into the next one.
-    """
-    _, info = sampler._finalize_index(
-        index=index[:, None] if isinstance(index, Tensor) else torch.stack(index, -1),
-        num_slices=length.shape[0],
-        seq_length=length,
-        target_seq_length=None,
-        mask_flat=None,
-        storage=storage,
-    )
-    markers: dict[Any, Tensor] = info
-    return markers
 
 
 # Buffers.

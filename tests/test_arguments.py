@@ -24,7 +24,6 @@ from gfn_rb import (
     transition_buffer,
 )
 from gfn_rb.errors import ArgumentError
-from gfn_rb.samplers import PrioritySliceSampler
 from gfn_rb.transports import LocalTransport
 from gfn_rb.writers import FIFOWriter
 
@@ -65,7 +64,6 @@ PARTS = {
     PrioritySampler: {
         "key": KEY[1:], "alpha": NOT_NEGATIVE, "eps": NOT_NEGATIVE, "beta": NOT_NEGATIVE,
     },
-    partial(PrioritySliceSampler, traj_key="e"): {"num_slices": [0, -1, "a", 2.5]},
     partial(LocalTransport.group, 2): {"timeout": [math.nan, -1.0]},
     partial(ExperienceMemory, device="cpu", storing_device="cpu", buffer_size=3): {
         "buffer_size": COUNT, "device": ["nowhere", 3.5], "storing_device": ["nowhere", 3.5],

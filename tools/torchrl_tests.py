@@ -56,23 +56,11 @@ class Prioritized(gfn_rb.PrioritySampler):
         self.reduction = reduction
 
 
-class PrioritizedSlices(gfn_rb.PrioritySliceSampler):
-    """TorchRL's constructor of the sampler that draws slices by priority."""
-
-    def __init__(
-        self, max_capacity: int, alpha: Any, beta: Any, eps: float = 1e-8, **options: Any
-    ) -> None:
-        span = options.pop("span", False)
-        span = span[1] if isinstance(span, (list, tuple)) else span
-        super().__init__(alpha=alpha, beta=beta, eps=eps, span=span, **options)
-
-
 OURS = {
     "RoundRobinWriter": RoundRobin,
     "TensorDictRoundRobinWriter": RoundRobin,
     "TensorDictMaxValueWriter": MaxValueWriter,
     "PrioritizedSampler": Prioritized,
-    "PrioritizedSliceSampler": PrioritizedSlices,
 }
 # Where tests look for parts, and where buffers look for those they are made of by default.
 _PUBLIC = ["torchrl.data", "torchrl.data.replay_buffers"]

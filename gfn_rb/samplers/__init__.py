@@ -2,12 +2,10 @@
 
 from gfn_rb.samplers.priority import PrioritySampler
 from gfn_rb.samplers.ranked import QuantileRewardSampler, RankRewardSampler
-from gfn_rb.samplers.slices import PrioritySliceSampler
 from gfn_rb.samplers.softmax import SoftmaxRewardSampler
 
 __all__ = [
     "PrioritySampler",
-    "PrioritySliceSampler",
     "QuantileRewardSampler",
     "RankRewardSampler",
     "SoftmaxRewardSampler",

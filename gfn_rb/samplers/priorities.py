@@ -11,11 +11,10 @@ from torchrl.data.replay_buffers.storages import Storage
 
 from gfn_rb.column import KeyColumn
 from gfn_rb.errors import CheckpointMismatchError
-from gfn_rb.samplers.cells import cells_per_slot
 from gfn_rb.shapes import Float, Float64, Int64
 from gfn_rb.sharing import journal_of, record_slots
 from gfn_rb.state_folder import require_numbers
-from gfn_rb.storages import device_beside, is_listed, slots_beside
+from gfn_rb.storages import device_beside, is_listed, require_rows, slots_beside
 from gfn_rb.torchrl_compat import slot_generations
 
 _PRIORITY, _DEFAULT = "priority", "default_priority"
@@ -31,7 +30,6 @@ class StoredPriorities(KeyColumn):
     """
 
     default = AS_STORED
-    _takes_cells = True
 
     def write(
         self, storage: Storage, index: Int64[Tensor, "m"], priority: Float[Tensor, "m"]
@@ -43,7 +41,7 @@ class StoredPriorities(KeyColumn):
             index: the rows.
             priority: their priorities.
         """
-        record_slots(storage, index // cells_per_slot(storage))
+        record_slots(storage, index)
         super().write(storage, index, priority)
         self.announce(storage, index)
 
@@ -95,7 +93,7 @@ class HeldPriorities:
         """Return the priority of every stored row.
 
         Args:
-            storage: of any kind; the rows of several dimensions are its cells.
+            storage: one-dimensional, of any kind.
 
         Raises:
             CheckpointMismatchError: it has fewer slots than there are priorities restored.
@@ -141,8 +139,7 @@ class HeldPriorities:
         held[index.to(held.device)] = priority.to(held)
         if priority.shape[0]:
             self.default = max(self.default, float(priority.max()))
-        if storage.ndim == 1:  # else others may have written the other cells of a slot
-            self._note_generations(index)
+        self._note_generations(index)
         self._note(index, storage)
 
     def changed(self, storage: Storage) -> Int64[Tensor, "m"] | None:
@@ -199,6 +196,7 @@ class HeldPriorities:
     def _of(self, storage: Storage) -> Float64[Tensor, "slots"]:
         """Return the priorities of all slots, which are laid out when the storage is known."""
         if self._priority is None or self._priority.shape[0] <= len(storage):
+            require_rows(storage)
             known = self._known if self._priority is None else self._priority[:-1]
             _check_size(known, storage.max_size)
             self._storage = storage
@@ -213,9 +211,7 @@ class HeldPriorities:
         if stamps is None or is_listed(storage):  # no list is shared
             return
         if self._generation is not None:
-            others = (stamps != self._generation).nonzero()
-            width = cells_per_slot(storage)
-            others = (others * width + torch.arange(width, device=others.device)).reshape(-1)
+            others = (stamps != self._generation).nonzero().reshape(-1)
             others = others[others < len(storage)]
             self._of(storage)[others] = self.default
             self._note(others, storage)
@@ -224,7 +220,7 @@ class HeldPriorities:
     def _note_generations(self, index: Tensor) -> None:
         stamps = None if self._storage is None else slot_generations(self._storage)
         if self._generation is not None and stamps is not None:
-            index = index[index >= 0].to(stamps.device) // cells_per_slot(self._storage)
+            index = index[index >= 0].to(stamps.device)
             self._generation[index] = stamps[index]
 
     def __getstate__(self) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from gfn_rb.errors import ArgumentError, NaNError, ShapeError
 from gfn_rb.keys import PRIORITY_WEIGHT
 from gfn_rb.numerics import WeightedTree, weighted_tree
 from gfn_rb.samplers.base import Distribution, KeySampler, Parameter, Replacement, number
-from gfn_rb.samplers.cells import cell_of, cells_per_slot, place_of
 from gfn_rb.samplers.priorities import AS_STORED, HeldPriorities, StoredPriorities
 from gfn_rb.torchrl_compat import (
     UNKNOWN_GENERATION,
@@ -58,9 +57,6 @@ class PrioritySampler(KeySampler):
 
     ``rb.update_tensordict_priority(td)``, ``rb.extend(td)`` and ``rb.add(td)`` of a
     ``TensorDictReplayBuffer`` take the priority from its ``priority_key``, where td has it.
-
-    In a storage of several dimensions, such as the steps of many environments, each cell is an item
-    with a priority of its own. A cell is late by the slot it is in.
 
     Args:
         key: an entry of the items that holds their priority, which is then stored, shared and
@@ -138,28 +134,23 @@ class PrioritySampler(KeySampler):
         return torch.special.xlogy(self.alpha, value.to(torch.float64) + self.eps)
 
     @outside_graph
-    def sample(self, storage: Storage, batch_size: int) -> tuple[Any, dict[str, Any]]:
+    def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
         """Draw a batch of rows.
 
         Args:
-            storage: of any kind; where it has several dimensions, each cell is an item.
+            storage: one-dimensional, of tensors or a list.
             batch_size: number of rows.
 
         Returns:
-            Their indices, int64 [batch_size], one tensor for each of several dimensions;
-            ``priority_weight`` [batch_size] and, with replacement, ``draw_log_prob``
-            [batch_size].
+            Their indices, int64 [batch_size]; ``priority_weight`` [batch_size] and, with
+            replacement, ``draw_log_prob`` [batch_size].
 
         Raises:
             ArgumentError, EmptyBufferError, KeyMismatchError, ShapeError, NaNError: see
                 :meth:`KeySampler.sample`.
         """
-        index, info = self._sample_cells(storage, batch_size)
-        return place_of(index, storage), info
-
-    def _sample_cells(self, storage: Storage, n: int) -> tuple[Tensor, dict[str, Any]]:
         self._storage = storage
-        index, info = super().sample(storage, n)
+        index, info = super().sample(storage, batch_size)
         tree = self._distribution
         assert isinstance(tree, WeightedTree)
         self._note_drawn(index, storage)
@@ -168,11 +159,7 @@ class PrioritySampler(KeySampler):
 
     def _note_drawn(self, index: Tensor, storage: Storage) -> None:
         """Remember of which rows a batch is, should others have their slots when it comes back."""
-        if storage.ndim == 1:
-            stamps, n_slots = note_generations(index, storage), len(track_slot_generations(storage))
-        else:  # coordinates remember nothing
-            slot, n_slots = index // cells_per_slot(storage), int(storage.max_size)
-            stamps = track_slot_generations(storage).index_select(0, slot)
+        stamps, n_slots = note_generations(index, storage), len(track_slot_generations(storage))
         if self._drawn is None or self._drawn.shape[0] < n_slots:
             before, self._drawn = self._drawn, stamps.new_full((n_slots,), UNKNOWN_GENERATION)
             if before is not None:
@@ -191,8 +178,6 @@ class PrioritySampler(KeySampler):
         if storage is not None:
             self._storage = storage
             track_slot_generations(storage)  # before it is shared with other processes
-            if storage.ndim > 1:
-                index = cell_of(index, storage)
         super().mark_update(index, storage=storage)
 
     def add(self, index: int | Tensor) -> None:
@@ -213,8 +198,7 @@ class PrioritySampler(KeySampler):
         """Set the priorities of stored items. On CUDA this waits for the device.
 
         Args:
-            index: their rows, -1 for one that was rejected; or coordinates [m, ndim], or one
-                tensor for each dimension.
+            index: their rows, -1 for one that was rejected.
             priority: at least 0 and finite, one per row or one for all.
             storage: where they are stored; by default where was last written to or drawn from.
             generation: of each row when it was drawn, ``index_generation`` of a batch. Needed
@@ -230,8 +214,6 @@ class PrioritySampler(KeySampler):
         if storage is None:
             raise ArgumentError("storage must be given before the sampler has seen one, got None")
         value = torch.as_tensor(priority, dtype=torch.float64).detach().reshape(-1)
-        if storage.ndim > 1:
-            index = self._cells(index, storage, len(value))
         row = torch.as_tensor(index, dtype=torch.int64).reshape(-1)
         value = value.to(row.device)
         if value.shape[0] not in (1, row.shape[0]):
@@ -262,16 +244,6 @@ class PrioritySampler(KeySampler):
             row, value = row[~late], value[~late]
         self._column.write(storage, row, value)
 
-    def _cells(self, index: Any, storage: Storage, n: int) -> Tensor:
-        """Return which cells n priorities are of."""
-        inserted = self._inserted
-        # Of rows just inserted, TorchRL keeps the first coordinate alone.
-        slots_alone = isinstance(index, Tensor) and index.ndim > 1 and index.numel() == n
-        if isinstance(inserted, Tensor) and (slots_alone or index is inserted):
-            self._inserted = cell_of(inserted, storage)
-            return self._inserted
-        return cell_of(index, storage)
-
     def _when_drawn(self, index: int | Tensor) -> Tensor | None:
         """Return the stamp of each row when it was drawn, None for rows just inserted."""
         inserted, self._inserted = self._inserted, None
@@ -297,10 +269,7 @@ class PrioritySampler(KeySampler):
         if drawn is None or stamps is None:
             return is_gone
         drawn = drawn.to(stamps.device)
-        slot = row.to(stamps.device)
-        if storage.ndim > 1:
-            slot = slot // cells_per_slot(storage)
-        now = stamps.index_select(0, slot.clamp(max=stamps.shape[0] - 1))
+        now = stamps.index_select(0, row.to(stamps.device).clamp(max=stamps.shape[0] - 1))
         if is_gone is None and torch.equal(drawn, now):
             return None
         is_other = ((drawn != UNKNOWN_GENERATION) & (drawn != now)).to(row.device)
