@@ -179,20 +179,25 @@ def test_when_and_what_is_sent_is_chosen() -> None:
 
     batches = walks(GRID, 3, 8)
 
-    def train():
+    def wait_later():
         late = buffer(1, async_score=True)
         assert late.add(batches[0]) is None
         assert late.add(batches[1][:5])["n"] == 8
         assert late.drain_pending_score()["n"] == 5
+
+    def wait_never():
         never_waits = buffer(1, async_comm=True)
         never_waits.add(batches[0][:3])
         assert never_waits.drain_pending_score(LIMIT)["n"] == 3
+
+    def send_rarely():
         rare = buffer(1, remote_buffer_freq=2)
         assert rare.add(batches[0][:4]) is None
         assert rare.add(batches[1])["n"] == 12
         rare.add(batches[0][:7])  # sent by the signal
 
-    run(ours.ReplayBufferManager, train, scoring_function=score, store_locally=False)
+    for train in (wait_later, wait_never, send_rarely):
+        run(ours.ReplayBufferManager, train, scoring_function=score, store_locally=False)
     assert kinds == [("Trajectories", n) for n in (8, 5, 3, 12, 7)]
     kinds.clear()
 
@@ -244,7 +249,7 @@ def test_what_cannot_be_sent_is_refused() -> None:
         assert len(rb) == 0
         with pytest.raises(RemoteError, match="no score"):
             rb.add(rollouts(n=2))
-        with pytest.raises(ArgumentError, match="remote_manager_rank must be 1, as of the other"):
+        with pytest.raises(ArgumentError, match="another buffer of this process"):
             buffer(0)
         with pytest.raises(NotImplementedError, match="got graphs"):
             buffer(1, GRAPHS)

@@ -247,7 +247,7 @@ ASKED = [
     (Kind.FETCH, {"quota": 2}, False),
     (Kind.METADATA, {}, False),
     (Kind.HELD, {}, False),
-    (Kind.GOODBYE, {"stays": True}, False),
+    (Kind.GOODBYE, {}, False),
     (Kind.SUMMARY, SUMMARY, False),
     (Kind.SUMMARY, {**SUMMARY, "quantiles": [1.0, 2.0], "rows": 3, "held": 4}, False),
 ]

@@ -30,25 +30,25 @@ class Endpoint:
     def __init__(self, transport: Transport) -> None:
         self.transport = transport
         self._queries = ManagerQueries(transport)
-        self._workers: dict[int, list[ReplayBufferWorker]] = {}
+        self._worker: tuple[int, ReplayBufferWorker] | None = None
 
     def worker(self, manager: int, **options: Any) -> ReplayBufferWorker:
-        """Return a worker of its own for a buffer.
+        """Return the worker of a buffer; one buffer at a time has one.
 
         Args:
-            manager: its rank, the same for all buffers until they have left it.
+            manager: its rank.
             **options: of :class:`~gfn_rb.remote.ReplayBufferWorker`.
 
         Raises:
-            ArgumentError: another manager, or an option breaks its rule.
+            ArgumentError: another buffer has not left its manager, or an option breaks its rule.
         """
-        if others := self._workers.keys() - {manager}:
+        if self._worker is not None:
             raise ArgumentError(
-                f"remote_manager_rank must be {min(others)}, as of the other buffers here, got "
-                f"{manager}"
+                f"remote_manager_rank must be None while another buffer of this process sends to "
+                f"manager {self._worker[0]}, got {manager}"
             )
         worker = ReplayBufferWorker(self.transport, manager, timeout=PATIENCE, **options)
-        self._workers.setdefault(manager, []).append(worker)
+        self._worker = manager, worker
         return worker
 
     def leave(self, manager: int) -> None:
@@ -58,13 +58,12 @@ class Endpoint:
             TransportTimeoutError, PeerLostError, RemoteError: see
                 :class:`~gfn_rb.remote.ReplayBufferWorker`.
         """
-        if manager not in self._workers:
-            self.worker(manager)
-        workers = self._workers.pop(manager)
-        for worker in workers:
-            worker.connect()
-        for worker in workers:
-            worker.close(PATIENCE)
+        if self._worker is not None and self._worker[0] == manager:
+            worker, self._worker = self._worker[1], None
+        else:
+            worker = ReplayBufferWorker(self.transport, manager, timeout=PATIENCE)
+        worker.connect()
+        worker.close(PATIENCE)
 
     def metadata(self, manager: int) -> dict[str, Any]:
         """Return what a manager knows.

@@ -22,7 +22,7 @@ from gfn_rb.remote.manager.replies import Replies
 from gfn_rb.remote.protocol.channel import FrameChannel, ReceivedFrame
 from gfn_rb.remote.protocol.membership import GONE, LOST, REFUSED, Membership, State
 from gfn_rb.remote.protocol.messages import (
-    DATA_TAGS,
+    DATA_TAG,
     METADATA_TAG,
     PEER_TAG,
     PROTOCOL,
@@ -72,7 +72,6 @@ class MessageHandler:
         self._watch, self._stops_on_error = batch_handler.watch, stops_on_error
         self._replies = Replies(channel, self._name, self._watch, self.lose, max_untaken)
         self._stop: Exception | None = None  # what ends the manager once it was answered
-        self._fed_on: dict[int, int] = {}  # the tag that each rank subscribed on
         self._handlers: dict[int, Callable[[ReceivedFrame], None]] = {
             Kind.HELLO: self._hello,
             Kind.ITEMS: self._items,
@@ -111,7 +110,7 @@ class MessageHandler:
             self._handle_peer(frame)
         elif tag == METADATA_TAG:
             self._handle_query(frame)
-        elif tag in DATA_TAGS and source in self._workers:
+        elif tag == DATA_TAG and source in self._workers:
             self._handle_data(frame)
         else:
             raise ArgumentError(f"tag {tag} from rank {source} is not expected")
@@ -194,7 +193,6 @@ class MessageHandler:
             )
         if terms is not None:
             self._feeder.subscribe(frame.source, terms)
-            self._fed_on[frame.source] = frame.tag
         self._channel.learn_form(frame.source, frame.meta.get("rows"))
         self._replies.send(
             frame,
@@ -259,8 +257,6 @@ class MessageHandler:
 
     def _next_for(self, frame: ReceivedFrame, quota: int | None) -> TensorDictBase | None:
         rank = frame.source
-        if self._fed_on.get(rank, frame.tag) != frame.tag:
-            return None  # another worker of that rank is fed
         with self._watch("feed"):
             self._feeder.keep_above(self._baseline.threshold)
             fed = self._feeder.next_for(rank, quota)
@@ -275,8 +271,7 @@ class MessageHandler:
         self._replies.send(frame, Kind.FEED, {"next": self._feeder.next_scores(source)}, fed)
 
     def _goodbye(self, frame: ReceivedFrame) -> None:
-        if not frame.meta.get("stays"):  # another worker of that rank goes on
-            self._workers.leave(frame.source, GONE)
+        self._workers.leave(frame.source, GONE)
         self._replies.send(frame, Kind.BYE, self._senders[frame.source].to_json())
 
     def _refuse(self, frame: ReceivedFrame, why: str | Exception) -> None:

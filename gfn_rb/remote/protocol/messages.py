@@ -21,7 +21,6 @@ PROTOCOL: Final = 2  # raised by whatever makes two sides misunderstand each oth
 DATA_TAG: Final = 0  # items, scores and fed items
 METADATA_TAG: Final = 1  # questions and answers that must not be confused with these
 PEER_TAG: Final = 2  # between managers
-DATA_TAGS: Final = (DATA_TAG, *range(32, 48))  # of the workers that share a transport: one each
 
 
 class Kind(IntEnum):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
-from functools import cached_property
+from itertools import count
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from tensordict import TensorDictBase
 from torch import Tensor
@@ -15,9 +16,8 @@ from torch import Tensor
 from gfn_rb.buffers.compact import CompactRows
 from gfn_rb.errors import GfnRbError, PeerLostError, RemoteError, TransportTimeoutError
 from gfn_rb.remote.protocol.channel import FrameChannel, ReceivedFrame
-from gfn_rb.remote.protocol.data_tags import DataTag, data_tag, is_shared, release_tag
 from gfn_rb.remote.protocol.membership import LOST, Membership
-from gfn_rb.remote.protocol.messages import PROTOCOL, Kind
+from gfn_rb.remote.protocol.messages import DATA_TAG, PROTOCOL, Kind
 from gfn_rb.remote.protocol.ownership import shares
 from gfn_rb.remote.worker.accounts import (
     Reply,
@@ -34,6 +34,10 @@ from gfn_rb.writers.rows import select_rows
 
 log = logging.getLogger(__name__)
 
+# Batch numbers grow over all workers of a transport, one after another: an answer that comes late
+# for one worker names no batch of the next.
+_NUMBERS: WeakKeyDictionary[Transport, Iterator[int]] = WeakKeyDictionary()
+
 
 class ManagerClient:
     """Sends each manager what it owns, and keeps account of what became of it.
@@ -44,7 +48,7 @@ class ManagerClient:
     back, and is sent what it owns again.
 
     Args:
-        transport: to the managers.
+        transport: to the managers, for one client at a time.
         managers: their ranks.
         timeout: seconds to wait for an answer.
         statistics: what is counted in.
@@ -76,15 +80,7 @@ class ManagerClient:
         self._unanswered = UnansweredBatches(statistics)
         self._answers = Answers(self._name, self._unanswered, feed)
         self._n_batches = 0
-
-    @cached_property
-    def _tag(self) -> DataTag:
-        """What this client sends on, and is answered on."""
-        return data_tag(self._channel.transport, self)
-
-    def _release_tag(self) -> None:
-        release_tag(self._channel.transport, self)
-        vars(self).pop("_tag", None)
+        self._numbers = _NUMBERS.setdefault(transport, count(1))
 
     @property
     def baseline(self) -> float | None:
@@ -166,12 +162,9 @@ class ManagerClient:
         try:
             for rank in self.managers:
                 self._welcomed(self.ask(rank, Kind.HELLO, self._hello))
-        except GfnRbError as error:
-            self._release_tag()
-            if isinstance(error, TransportTimeoutError):
-                what = f"{error}: expected a running ReplayBufferManager there"
-                raise TransportTimeoutError(what) from None
-            raise
+        except TransportTimeoutError as error:
+            what = f"{error}: expected a running ReplayBufferManager there"
+            raise TransportTimeoutError(what) from None
 
     def send(self, rows: TensorDictBase, store: bool, ready: Collection[int] | None = None) -> int:
         """Send a batch, each row to the manager that owns it.
@@ -210,7 +203,7 @@ class ManagerClient:
             for rank, mine in parts:
                 part = rows if mine is None else select_rows(rows, mine)
                 where = at if mine is None else mine if at is None else at[mine]
-                meta: dict[str, Any] = {"id": self._tag.n_sent + 1, "store": batch.store}
+                meta: dict[str, Any] = {"id": next(self._numbers), "store": batch.store}
                 if self._has_several:
                     meta |= {"managers": sorted(managers), "quota": quota.get(rank, 0)}
                 deadline = Deadline(self._timeout, self._grace)
@@ -226,13 +219,11 @@ class ManagerClient:
     def _send_share(self, share: SentShare, meta: dict[str, Any]) -> None:
         if not self._membership.is_present(share.manager):  # it was lost a moment ago
             raise PeerLostError(share.manager, self._membership[share.manager].why)
-        tag, count = self._tag, self._count
-        nbytes = self._channel.send(share.manager, tag.number, Kind.ITEMS, meta, share.rows)
+        nbytes = self._channel.send(share.manager, DATA_TAG, Kind.ITEMS, meta, share.rows)
         # Counted only now: what could not be handed over was not sent.
-        tag.n_sent += 1
-        self._unanswered.add(tag.n_sent, share)
-        count.batches += 1
-        count.bytes_sent += nbytes
+        self._unanswered.add(meta["id"], share)
+        self._count.batches += 1
+        self._count.bytes_sent += nbytes
 
     def ask(self, rank: int, kind: Kind, meta: dict[str, Any]) -> ReceivedFrame:
         """Ask a manager something, and wait for the answer.
@@ -259,7 +250,7 @@ class ManagerClient:
     def _post(self, rank: int, kind: Kind, meta: dict[str, Any]) -> None:
         """Send a question. Nobody waits for the answer to an earlier one."""
         self._answers.response.pop(rank, None)
-        self._count.bytes_sent += self._channel.send(rank, self._tag.number, kind, meta)
+        self._count.bytes_sent += self._channel.send(rank, DATA_TAG, kind, meta)
 
     def fetch(self, quota: int | None) -> None:
         """Ask the managers for items, and hand these on as if they came with answers.
@@ -296,15 +287,13 @@ class ManagerClient:
             # Who is found to be lost only now leaves rows behind that the others are to have.
             self._ask_all(Kind.HELLO, self._hello, limit)
             self.settle(limit)
-        stays = {"stays": True} if is_shared(self._channel.transport, self) else {}
-        if silent := self._ask_all(Kind.GOODBYE, stays, limit):
+        if silent := self._ask_all(Kind.GOODBYE, {}, limit):
             n, seconds = len(silent), time.monotonic() - start
             log.warning(
                 "%s: left after %.1f s, before manager%s %s answered",
                 *(self._name, seconds, "s" * (n > 1), ", ".join(map(str, silent))),
             )
         self._channel.flush(limit.remaining, self._membership.lost)
-        self._release_tag()
 
     def _ask_all(self, kind: Kind, meta: dict[str, Any], limit: Deadline) -> list[int]:
         """Ask all managers the same, and return those that have not answered in time."""
@@ -379,7 +368,7 @@ class ManagerClient:
         """
         start = time.perf_counter()
         try:
-            message = self._channel.receive(source, self._tag.number, timeout)
+            message = self._channel.receive(source, DATA_TAG, timeout)
         except PeerLostError as error:
             if source is not None:
                 raise

@@ -55,7 +55,7 @@ class ReplayBufferWorker:
     travel in it, both ways; else they travel whole.
 
     Args:
-        transport: to the managers.
+        transport: to the managers, for one worker at a time.
         manager: rank of the manager, or ranks of all of them, the same on all workers.
         buffer: the local buffer; None to keep nothing.
         mode: when to send and whether to wait: :class:`~gfn_rb.remote.AwaitReply`,

@@ -9,7 +9,7 @@ from remote.remote_runs import LIMIT, group, objects, threads, trajectories, val
 from tensordict import TensorDict
 
 from gfn_rb import fifo_buffer, reward_prioritized_buffer
-from gfn_rb.errors import ArgumentError, GfnRbError, RemoteError
+from gfn_rb.errors import GfnRbError, RemoteError
 from gfn_rb.remote import (
     AwaitReply,
     CollectLater,
@@ -224,34 +224,7 @@ def test_questions_are_answered_or_raise_this_projects_errors(kind, meta):
                 ask([1, 2], LIMIT)
 
 
-# Several workers on one transport.
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("other_mode", MODES)
-def test_two_workers_of_a_rank_lose_no_row_and_are_answered(mode, other_mode):
-    mine, theirs = group(2)
-    rb = fifo_buffer(99)
-    manager = ReplayBufferManager(mine, rb, lambda rows, sender: {"first": rows["log_reward"]})
-    with threads(manager.run):
-        one = ReplayBufferWorker(theirs, 0, mode=mode(), timeout=LIMIT)
-        other = ReplayBufferWorker(theirs, 0, mode=other_mode(), timeout=LIMIT)
-        replies = {one: [], other: []}
-        for value in range(0, 20, 2):
-            for worker, number in ((one, value), (other, value + 1)):
-                reply = worker.extend(objects([number]))
-                replies[worker] += [reply] if reply is not None and worker.unanswered == 0 else []
-        one.close()
-        other.extend(objects([20]))
-        other.close()
-    assert values_of(rb) == list(range(21))
-    for worker, n in ((one, 10), (other, 11)):
-        statistics = worker.statistics
-        assert (statistics.sent, statistics.stored, statistics.lost) == (n, n, 0)
-    for reply in replies[one]:
-        assert reply.scores["first"].item() % 2 == 0
-    for reply in replies[other]:
-        assert reply.scores["first"].item() % 2 == 1
+# One worker after another on a transport.
 
 
 def test_a_worker_after_another_was_closed_is_answered():
@@ -279,32 +252,3 @@ def test_what_comes_late_for_a_worker_is_not_about_a_batch_of_the_next():
         numbers.append(sent.meta["id"])
         worker.close(0.01)
     assert numbers == [1, 2]
-
-
-def test_what_is_fed_goes_to_the_worker_that_subscribed():
-    mine, theirs, third = group(3)
-    manager = ReplayBufferManager(mine, fifo_buffer(9))
-    fed = fifo_buffer(9)
-    with threads(manager.run):
-        with ReplayBufferWorker(third, 0, timeout=LIMIT) as worker:
-            worker.extend(objects([5, 6]))
-        one = ReplayBufferWorker(theirs, 0, subscription=Subscription(fed, 1), timeout=LIMIT)
-        other = ReplayBufferWorker(theirs, 0, timeout=LIMIT)
-        one.connect()
-        other.extend(objects([1]))
-        assert len(fed) == 0
-        one.extend(objects([2]))
-        one.close()
-        other.close()
-    assert len(fed) == 1
-
-
-def test_a_transport_has_room_for_so_many_workers():
-    _, theirs = group(2)
-    workers = [ReplayBufferWorker(theirs, 0) for _ in range(18)]
-    for worker in workers[:17]:
-        _ = worker._client._tag
-    with pytest.raises(ArgumentError, match="transport must have fewer than 17 workers"):
-        _ = workers[17]._client._tag
-    del workers[:2], worker
-    assert workers[-1]._client._tag.number == DATA_TAG

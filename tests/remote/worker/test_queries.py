@@ -85,8 +85,7 @@ def test_several_managers_answer_as_one(tmp_path):
 def test_an_object_that_two_managers_hold_is_one():
     transports = group(3)
     managers = [
-        ReplayBufferManager(t, reward_prioritized_buffer(4), managers=[0, 1], workers=[2])
-        for t in transports[:2]
+        ReplayBufferManager(t, reward_prioritized_buffer(4), workers=[2]) for t in transports[:2]
     ]
     for manager in managers:
         manager.buffer.extend(objects([1, 2, 3, 4]))
