@@ -153,6 +153,7 @@ def killed_at_its_first_checkpoint(words: list[str], checkpoint: Path) -> None:
     assert process.returncode == -9, process.returncode
 
 
+@pytest.mark.slow
 def test_ones_own_from_an_empty_folder(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,6 +14,8 @@ from torchrl.data.replay_buffers.samplers import RandomSampler
 import gfn_rb
 from gfn_rb import MergedReplayBuffer
 
+pytestmark = pytest.mark.slow
+
 PARTS = {
     "newest": (gfn_rb.FIFOWriter, gfn_rb.PrioritySampler),
     "best objects": (

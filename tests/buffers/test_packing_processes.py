@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from functools import partial
 
+import pytest
 import torch
 from buffers.packed_episodes import PlainPacker, episodes_in
 from buffers.recording import Recorder, recorded
@@ -16,6 +17,8 @@ from torchrl.envs.transforms import Compose
 from gfn_rb import ActionSampler, PackTrajectories, Sampler, Trajectories, reward_prioritized_buffer
 from gfn_rb.envs import Line
 from gfn_rb.policies import ForwardPolicy, MixturePolicy
+
+pytestmark = pytest.mark.slow
 
 CAPACITY = 60
 MAKE_ENV = partial(Ladder, 4, (3,))

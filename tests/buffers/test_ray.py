@@ -10,6 +10,8 @@ from factories import assert_equal, objects
 from gfn_rb import PrioritySampler, reward_prioritized_buffer
 from gfn_rb.buffers import RateLimiter
 
+pytestmark = pytest.mark.slow
+
 ray = pytest.importorskip("ray")
 
 ROOT = Path(__file__).parents[2]

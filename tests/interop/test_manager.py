@@ -282,6 +282,7 @@ def test_arguments_of_managers_are_checked(options, why) -> None:
         ours.ReplayBufferManager(GRID, 0, 1, remote_manager_rank=1)
 
 
+@pytest.mark.slow
 def test_processes_meet_by_both_backends(tmp_path) -> None:
     program = Path(__file__).with_name("manager_rank.py")
     manager, worker = reports(under_mpiexec(2, program, str(tmp_path / "store")))

@@ -40,7 +40,7 @@ from gfn_rb.remote.protocol.messages import DATA_TAG, METADATA_TAG, PEER_TAG, PR
 MESSAGES = int(os.environ.get("GFN_RB_FUZZ", "400"))  # of each kind
 SECONDS = float(os.environ.get("GFN_RB_SECONDS", "inf"))  # after which a kind ends, however many
 
-pytestmark = pytest.mark.usefixtures("unlogged")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("unlogged")]
 ERRORS = {name for name, each in vars(errors).items() if isinstance(each, type)} | {"refused"}
 ENV = HyperGrid(2, 4)
 PATHS = Sampler(linear_policy(ENV, False)).sample_trajectories(ENV, 8, generator=seeded())

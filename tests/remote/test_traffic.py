@@ -26,6 +26,8 @@ from transports import ranks
 
 from gfn_rb.remote.protocol.messages import OUTCOMES
 
+pytestmark = pytest.mark.slow
+
 MESSAGES = int(os.environ.get("GFN_RB_MESSAGES", "60"))  # of each worker in each round, over MPI
 FEWER = 3  # by so much over Gloo, which differs in the transport alone
 PROGRAM = Path(__file__).with_name("traffic_rank.py")

@@ -50,6 +50,7 @@ def test_gloo_in_threads(size: int) -> None:
     assert_conforms(in_threads(transports), size)
 
 
+@pytest.mark.slow
 def test_gloo_in_processes(tmp_path: Path) -> None:
     lines = reports(side_by_side(2, PROGRAM, "gloo", str(tmp_path / "store")))
     assert_conforms(of_one_run(lines, "gloo-2"), 2)
@@ -61,6 +62,7 @@ def mpi_lines() -> FOUND:
     return reports(under_mpiexec(MPI_RANKS, PROGRAM, "mpi"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, MPI_RANKS - 1, MPI_RANKS])
 def test_mpi(size: int, mpi_lines: FOUND) -> None:
     assert_conforms(of_one_run(mpi_lines, f"mpi-{size}"), size)

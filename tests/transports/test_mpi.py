@@ -22,6 +22,7 @@ def test_without_mpi4py_one_line_says_what_to_install(monkeypatch: pytest.Monkey
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(mpi_kind() != "Open MPI", reason="needs Open MPI's fault tolerance")
 def test_others_go_on_after_a_rank_was_killed() -> None:
     program = PROGRAM.with_name("killed_rank.py")

@@ -21,7 +21,10 @@ from gfn_rb.training.session.folder import RunFolder
 TRAIN = ["train", "tfbind8", "--feed", "top", "--managers", "1", "--eval-every", "1000", *QUICK]
 ULFM = ("--with-ft", "ulfm")
 
-pytestmark = pytest.mark.skipif(mpi_kind() != "Open MPI", reason="needs Open MPI")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(mpi_kind() != "Open MPI", reason="needs Open MPI"),
+]
 
 
 def folders(path, size):

@@ -9,11 +9,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from training.session.distributed_runs import assert_same_account, read_json, rows, said
 from transports.ranks import environment
 
 from gfn_rb.training.cli import main
 from gfn_rb.transports.launch import launched
+
+pytestmark = pytest.mark.slow
 
 SRUN = str(Path(__file__).with_name("srun.py"))
 DOCS = Path(__file__).parents[3] / "docs" / "cluster.md"

@@ -17,6 +17,8 @@ from gfn_rb.training.session.folder import RunFolder
 from gfn_rb.training.trainer import Trainer
 from gfn_rb.transports import LocalTransport
 
+pytestmark = pytest.mark.slow
+
 RANKS = (0, 1)
 CONFIG = grid(average_gradients=True, steps=10, checkpoint_every=4, eval_every=2, patience=20.0)
 

@@ -5,6 +5,8 @@ import pytest
 
 from gfn_rb.training.session.run import StopSignals
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_signal_is_noted_and_handlers_are_put_back():
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
