@@ -45,10 +45,12 @@ class Teams(EnumerableEnv):
         """Say who may have come last."""
         return state == 1
 
-    def _move(self, state: Tensor, move: Tensor) -> Tensor:
+    def move(self, state: Tensor, move: Tensor) -> Tensor:
+        """Add one person to each team."""
         return state.scatter(1, move[:, None], 1)
 
-    def _undo(self, state: Tensor, move: Tensor) -> Tensor:
+    def undo(self, state: Tensor, move: Tensor) -> Tensor:
+        """Take one person out of each team."""
         return state.scatter(1, move[:, None], 0)
 
     def log_reward(self, state: Tensor, condition: Tensor | None = None) -> Tensor:

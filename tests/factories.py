@@ -211,10 +211,10 @@ class Ladder(GFNEnv):
     def score(self, state: Tensor, log_reward: Tensor | None = None) -> Tensor:
         return state.float()
 
-    def _move(self, state: Tensor, move: Tensor) -> Tensor:
+    def move(self, state: Tensor, move: Tensor) -> Tensor:
         return state + 1
 
-    def _undo(self, state: Tensor, move: Tensor) -> Tensor:
+    def undo(self, state: Tensor, move: Tensor) -> Tensor:
         return state - 1
 
 

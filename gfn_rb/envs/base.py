@@ -29,7 +29,7 @@ class GFNEnv(GFNCore, EnvBase):
     transform is needed; a collector does with ``policy=env.rand_action``. What samples from the
     action spec alone (a collector without policy, SerialEnv and ParallelEnv) knows no masks.
 
-    A subclass defines ``forward_mask``, ``backward_mask``, ``_move``, ``_undo``, ``log_reward`` and
+    A subclass defines ``forward_mask``, ``backward_mask``, ``move``, ``undo``, ``log_reward`` and
     ``encode``, and ``sample_condition`` if its rewards depend on one.
 
     Args:

@@ -169,14 +169,16 @@ class BayesianDAG(EnumerableEnv):
         log_prob = self.target_log_prob() if log_prob is None else log_prob
         return torch.einsum("m,mij->ij", log_prob.exp(), self.terminating_states().double())
 
-    def _move(
+    def move(
         self, state: Int64[Tensor, "n *state"], move: Int64[Tensor, "n"]
     ) -> Int64[Tensor, "n *state"]:
+        """Add an edge."""
         return state.flatten(1).scatter(1, move[:, None], 1).view_as(state)
 
-    def _undo(
+    def undo(
         self, state: Int64[Tensor, "n *state"], move: Int64[Tensor, "n"]
     ) -> Int64[Tensor, "n *state"]:
+        """Remove an edge."""
         return state.flatten(1).scatter(1, move[:, None], 0).view_as(state)
 
     def _reaches(self, state: Int64[Tensor, "n *state"]) -> Bool[Tensor, "n d d"]:

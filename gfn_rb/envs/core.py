@@ -149,17 +149,17 @@ class GFNCore(ABC):
         undone = self.undo(state, action.where(self._per_action(is_move), 0))
         return undone.where(self._per_row(is_move), self.sink_state)
 
+    @abstractmethod
     def move(
         self, state: Shaped[Tensor, "n *state"], move: Shaped[Tensor, "n *action"]
     ) -> Shaped[Tensor, "n *state"]:
-        """Make one move per row: ``forward_step`` for rows of which none exits or is padding."""
-        return self._move(state, move)
+        """Make one move per row, out of place; rows where it is illegal may hold anything."""
 
+    @abstractmethod
     def undo(
         self, state: Shaped[Tensor, "n *state"], move: Shaped[Tensor, "n *action"]
     ) -> Shaped[Tensor, "n *state"]:
-        """Undo one move per row: ``backward_step`` for rows of which none is padding."""
-        return self._undo(state, move)
+        """Undo one move per row, out of place; rows where it is illegal may hold anything."""
 
     @abstractmethod
     def log_reward(
@@ -261,34 +261,24 @@ class GFNCore(ABC):
         """
         return (self.log_reward(state) if log_reward is None else log_reward).exp()
 
-    @abstractmethod
-    def _move(
-        self, state: Shaped[Tensor, "n *state"], move: Shaped[Tensor, "n *action"]
-    ) -> Shaped[Tensor, "n *state"]:
-        """Apply one move per row, out of place; rows where it is illegal may hold anything."""
-
-    @abstractmethod
-    def _undo(
-        self, state: Shaped[Tensor, "n *state"], move: Shaped[Tensor, "n *action"]
-    ) -> Shaped[Tensor, "n *state"]:
-        """Undo one move per row, out of place; rows where it is illegal may hold anything."""
-
-    def check_state(self, state: Tensor) -> None:
-        """Raise ShapeError unless ``state`` is a batch of states of this environment."""
-        if state.ndim == 0 or state.shape[1:] != self.state_shape:
+    def check_state(self, state: Tensor, name: str = "state") -> None:
+        """Raise ShapeError unless ``state``, an argument ``name``, is a batch of states."""
+        fits = state.ndim > 0 and state.shape[1:] == self.state_shape
+        if not fits or state.dtype != self.state_dtype:
             expected = ", ".join(["n", *map(str, self.state_shape)])
-            raise ShapeError(f"state must have shape [{expected}], got {list(state.shape)}")
-        if state.dtype != self.state_dtype:
-            raise ShapeError(f"state must be {self.state_dtype}, got {state.dtype}")
+            raise ShapeError(
+                f"{name} must be {self.state_dtype} of shape [{expected}], got {state.dtype} of "
+                f"shape {list(state.shape)}"
+            )
 
-    def check_terminating(self, state: Tensor) -> None:
+    def check_terminating(self, state: Tensor, name: str = "state") -> None:
         """Raise ArgumentError unless the exit action is legal in every row of ``state``."""
-        self.check_state(state)
+        self.check_state(state, name)
         legal = self.forward_mask(state)[:, self.exit_action]
         if not legal.all():
             row = int((~legal).nonzero()[0])
             raise ArgumentError(
-                f"state must be terminating (its exit action legal), got {state[row].tolist()} "
+                f"{name} must be terminating (its exit action legal), got {state[row].tolist()} "
                 f"in row {row}"
             )
 

@@ -82,15 +82,17 @@ class GridEnv(EnumerableEnv):
         powers = self.height ** torch.arange(self.n_dims - 1, -1, -1, device=state.device)
         return (state * powers).sum(1)
 
-    def _move(
+    def move(
         self, state: Int64[Tensor, "n *state"], move: Int64[Tensor, "n"]
     ) -> Int64[Tensor, "n *state"]:
+        """Add one to a coordinate."""
         index = move[:, None]
         return state.scatter_add(1, index, torch.ones_like(index))
 
-    def _undo(
+    def undo(
         self, state: Int64[Tensor, "n *state"], move: Int64[Tensor, "n"]
     ) -> Int64[Tensor, "n *state"]:
+        """Take one off a coordinate."""
         index = move[:, None]
         return state.scatter_add(1, index, torch.full_like(index, -1))
 

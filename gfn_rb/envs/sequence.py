@@ -126,14 +126,16 @@ class SequenceEnv(GFNEnv):
             self.source_state.device
         )
 
-    def _move(
+    def move(
         self, state: Int64[Tensor, "n *state"], move: Int64[Tensor, "n"]
     ) -> Int64[Tensor, "n *state"]:
+        """Write one letter per row."""
         return self.order.move(state, move)
 
-    def _undo(
+    def undo(
         self, state: Int64[Tensor, "n *state"], move: Int64[Tensor, "n"]
     ) -> Int64[Tensor, "n *state"]:
+        """Take one letter per row back."""
         return self.order.undo(state, move)
 
 

@@ -17,7 +17,7 @@ from gfn_rb.arguments import require_choice
 from gfn_rb.containers.base import Container
 from gfn_rb.envs.core import GFNCore
 from gfn_rb.errors import ArgumentError, NaNError
-from gfn_rb.rollout.log_probs import require_direction
+from gfn_rb.rollout.outputs import require_direction
 from gfn_rb.shapes import Float, Shaped
 
 _ILLEGAL = "-inf stands for an action that is illegal in its state"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, get_args
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
@@ -17,6 +17,7 @@ from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
 from gfn_rb.losses.base import Average, BalanceLoss, C, require_finite, require_numbered
 from gfn_rb.rollout import action_log_probs, transition_log_probs
 from gfn_rb.rollout.log_probs import edge_ends
+from gfn_rb.rollout.outputs import output
 from gfn_rb.shapes import Bool, Float, Int64, Shaped
 
 
@@ -36,11 +37,8 @@ def log_flows(
         KeyMismatchError: the network wrote no "log_flow".
         ShapeError: it did not write one number per state.
     """
-    source = {keys.STATE: state}
-    if condition is not None:
-        source[keys.CONDITION] = condition
     name = type(state_flow).__name__
-    flow = state_flow(TensorDict(source, batch_size=state.shape[:1])).get(keys.LOG_FLOW, None)
+    flow = output(state_flow, keys.LOG_FLOW, state, condition)
     if flow is None:
         raise KeyMismatchError(f"state_flow must write {keys.LOG_FLOW!r}, {name} did not")
     if flow.shape != (len(state),):

@@ -15,7 +15,7 @@ from gfn_rb.containers import States
 from gfn_rb.envs.core import GFNCore
 from gfn_rb.errors import ArgumentError
 from gfn_rb.losses.base import Average, SumLoss, require_finite, require_numbered
-from gfn_rb.rollout.log_probs import policy_logits, require_direction
+from gfn_rb.rollout.outputs import policy_outputs, require_direction, require_memoryless
 from gfn_rb.shapes import Float, Shaped
 
 
@@ -118,5 +118,6 @@ class FlowMatching(SumLoss[States]):
         state: Shaped[Tensor, "n *state"],
         condition: Shaped[Tensor, "n *condition"] | None,
     ) -> Float[Tensor, "n actions"]:
-        logits = policy_logits(self.forward_policy, state, condition, self.env.n_actions)
-        return logits.where(self.env.forward_mask(state), -torch.inf)
+        require_memoryless(self.forward_policy)
+        mask, logits, _ = policy_outputs(self.forward_policy, self.env, state, condition)
+        return logits.where(mask, -torch.inf)

@@ -52,12 +52,12 @@ class MixturePolicy(StateNetwork):
 
     def get_dist(self, tensordict: TensorDictBase) -> Distribution:
         """Write "logits", and return the density of parameters. See :class:`gfn_rb.Sampler`."""
-        out = super().forward(tensordict).get(keys.LOGITS)
+        state, condition = tensordict.get(keys.STATE), tensordict.get(keys.CONDITION, None)
+        out = self.evaluate(state, condition)
         logits, log_weight, *outs = out.split(self._sizes, 1)
         tensordict.set(keys.LOGITS, logits)
         first, second = (each.view(self._shape) for each in outs)
         scale = softplus(second + _ONE) + _MIN_SCALE
-        state = tensordict.get(keys.STATE)
         if (bounds := self._bounds(state, self.is_backward)) is not None:
             alpha = softplus(first + _ONE) + _MIN_SCALE
             return BetaMixture(log_weight, alpha, scale, *bounds)

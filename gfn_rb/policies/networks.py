@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from gfn_rb import keys
 from gfn_rb.envs.core import GFNCore
 from gfn_rb.errors import ArgumentError, ShapeError
+from gfn_rb.rollout.outputs import StateModule
 from gfn_rb.shapes import Float, Shaped
 
 
@@ -42,7 +43,7 @@ class Trunk(nn.Module):
         return x
 
 
-class StateNetwork(TensorDictModuleBase):
+class StateNetwork(StateModule):
     """A multilayer perceptron on states: trunk, then a linear head.
 
     It reads "state" through ``env.encode`` and, where the environment has conditions, "condition".
@@ -81,15 +82,17 @@ class StateNetwork(TensorDictModuleBase):
         self.head = nn.Linear(self.trunk.out_features, out_features)
         self._encode, self._encode_condition = env.encode, env.encode_condition
 
-    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Write what the network says of each row."""
-        x = self._encode(tensordict.get(keys.STATE))
+    def evaluate(
+        self,
+        state: Shaped[Tensor, "n *state"],
+        condition: Shaped[Tensor, "n *condition"] | None = None,
+    ) -> Float[Tensor, "n ..."]:
+        """Return what the network says of each row. See the base class."""
+        x = self._encode(state)
         if len(self.in_keys) > 1:
-            x = torch.cat([x, self._encode_condition(tensordict.get(keys.CONDITION))], 1)
-        return tensordict.set(self.out_keys[0], self._shaped(self.head(self.trunk(x))))
-
-    def _shaped(self, out: Float[Tensor, "n out"]) -> Float[Tensor, "n ..."]:
-        return out
+            assert condition is not None
+            x = torch.cat([x, self._encode_condition(condition)], 1)
+        return self.head(self.trunk(x))
 
 
 class Policy(StateNetwork):
@@ -118,7 +121,7 @@ class BackwardPolicy(Policy):
     is_backward = True
 
 
-class UniformBackwardPolicy(TensorDictModuleBase):
+class UniformBackwardPolicy(StateModule):
     """P_B(s | s') = 1 / (number of moves that lead to s'): equal logits, no parameters.
 
     Args:
@@ -132,12 +135,13 @@ class UniformBackwardPolicy(TensorDictModuleBase):
         self.in_keys, self.out_keys = [keys.STATE], [keys.LOGITS]
         self.n_moves = env.n_actions - 1
 
-    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Write zeros."""
-        state = tensordict.get(keys.STATE)
-        return tensordict.set(
-            keys.LOGITS, torch.zeros(len(state), self.n_moves, device=state.device)
-        )
+    def evaluate(
+        self,
+        state: Shaped[Tensor, "n *state"],
+        condition: Shaped[Tensor, "n *condition"] | None = None,
+    ) -> Float[Tensor, "n moves"]:
+        """Return zeros."""
+        return torch.zeros(len(state), self.n_moves, device=state.device)
 
 
 class StateFlow(StateNetwork):
@@ -160,8 +164,13 @@ class StateFlow(StateNetwork):
         super().__init__(env, keys.LOG_FLOW, 1, hidden, trunk)
         nn.init.constant_(self.head.bias, initial)
 
-    def _shaped(self, out: Float[Tensor, "n out"]) -> Float[Tensor, "n ..."]:
-        return out.squeeze(1)
+    def evaluate(
+        self,
+        state: Shaped[Tensor, "n *state"],
+        condition: Shaped[Tensor, "n *condition"] | None = None,
+    ) -> Float[Tensor, "n"]:
+        """Return log F(s) of each row."""
+        return super().evaluate(state, condition).squeeze(1)
 
 
 class Networks(NamedTuple):

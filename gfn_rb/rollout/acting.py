@@ -1,4 +1,4 @@
-"""A policy's draw of actions as a TensorDict module, for whatever steps TorchRL environments."""
+"""TensorDict module that draws actions from a policy, for TorchRL's rollouts and collectors."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ from torchrl.envs.utils import ExplorationType, exploration_type
 from gfn_rb import keys
 from gfn_rb.envs.core import GFNCore
 from gfn_rb.errors import ArgumentError, KeyMismatchError
-from gfn_rb.rollout.categorical import draw, explain_no_draw
-from gfn_rb.rollout.checks import exploration_from
-from gfn_rb.rollout.log_probs import drawn_log_probs, policy_says, require_direction
-from gfn_rb.shapes import Bool, Float, Int64, Shaped
+from gfn_rb.rollout.categorical import draw, explain_no_draw, exploration_from
+from gfn_rb.rollout.outputs import (
+    drawn_log_probs,
+    logits_of,
+    require_direction,
+    require_memoryless,
+)
 
 
 class ActionSampler(TensorDictModuleBase):
@@ -58,6 +61,7 @@ class ActionSampler(TensorDictModuleBase):
         super().__init__()
         if require_direction(policy):
             raise ArgumentError("policy must be a forward one, got one with is_backward=True")
+        require_memoryless(policy)
         self.policy = policy
         self._env = (env,)  # in a tuple, so that it does not become a submodule
         self.exploration = exploration_from(policy_kwargs, is_backward=False)
@@ -90,10 +94,16 @@ class ActionSampler(TensorDictModuleBase):
         if keys.CONDITION in self.in_keys:
             condition = self._rows(tensordict, keys.CONDITION)
         mask = torch.cat([mask[:, :-1], mask[:, -1:] | ~mask.any(1, keepdim=True)], 1)
-        logits, parameters = policy_says(self.policy, self._env[0], state, condition, mask.shape[1])
-        p, is_random = self.exploration.probabilities(logits, mask), _is_random()
-        kind = self._choose(p, logits, mask, state, is_random)
-        action = kind
+        logits, parameters = logits_of(self.policy, self._env[0], state, condition, mask.shape[1])
+        p = self.exploration.probabilities(logits, mask)
+        is_random = exploration_type() in (None, ExplorationType.RANDOM)
+        if is_random or p.isnan().any():
+            chosen = draw(p, self.exploration.generator)
+            if chosen is None:
+                raise explain_no_draw(logits, mask, state)
+        else:
+            chosen = p.argmax(1)
+        action = kind = chosen
         if parameters is not None:
             action = parameters.draw(kind, self.exploration) if is_random else parameters.mean(kind)
         written = {keys.ACTION: action}
@@ -105,28 +115,9 @@ class ActionSampler(TensorDictModuleBase):
             tensordict.set(key, value.reshape(tensordict.batch_size + value.shape[1:]))
         return tensordict
 
-    def _choose(
-        self,
-        p: Float[Tensor, "n actions"],
-        logits: Float[Tensor, "n actions"],
-        mask: Bool[Tensor, "n actions"],
-        state: Shaped[Tensor, "n *state"],
-        is_random: bool,
-    ) -> Int64[Tensor, "n"]:
-        if not is_random and not p.isnan().any():
-            return p.argmax(1)
-        action = draw(p, self.exploration.generator)
-        if action is None:
-            raise explain_no_draw(logits, mask, state)
-        return action
-
     def _rows(self, tensordict: TensorDictBase, key: str) -> Tensor:
         value = tensordict.get(key, None)
         if value is None:
             held = sorted(map(str, tensordict.keys(True, True)))
             raise KeyMismatchError(f"tensordict must have {key!r}, got {held}")
         return value.reshape(tensordict.batch_size.numel(), *value.shape[tensordict.ndim :])
-
-
-def _is_random() -> bool:
-    return exploration_type() in (None, ExplorationType.RANDOM)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -67,19 +69,36 @@ class Exploration:
         self, logits: Float[Tensor, "n actions"], mask: Bool[Tensor, "n actions"]
     ) -> Float[Tensor, "n actions"]:
         """Return p(a) of the class's equation; a row without a legal action is NaN."""
-        p = self._explored(logits).where(mask, -torch.inf).softmax(1)
-        if not self.epsilon:
-            return p
-        uniform = mask / mask.sum(1, keepdim=True)
-        return (1 - self.epsilon) * p + self.epsilon * uniform
-
-    def _explored(self, logits: Float[Tensor, "n actions"]) -> Float[Tensor, "n actions"]:
         if self.noise:
             noise = torch.empty_like(logits).normal_(0, self.noise, generator=self.generator)
             logits = logits + noise
         if self.exit_bias:
             logits = torch.cat([logits[:, :-1], logits[:, -1:] - self.exit_bias], 1)
-        return logits if self.temperature == 1 else logits / self.temperature
+        if self.temperature != 1:
+            logits = logits / self.temperature
+        p = logits.where(mask, -torch.inf).softmax(1)
+        if not self.epsilon:
+            return p
+        uniform = mask / mask.sum(1, keepdim=True)
+        return (1 - self.epsilon) * p + self.epsilon * uniform
+
+
+def exploration_from(policy_kwargs: Mapping[str, Any], is_backward: bool) -> Exploration:
+    """Build an Exploration from a caller's keywords.
+
+    Raises:
+        ArgumentError: a keyword is unknown, out of its range or not for this direction.
+    """
+    known = [field.name for field in fields(Exploration)]
+    if unknown := sorted(policy_kwargs.keys() - set(known)):
+        raise ArgumentError(f"policy_kwargs must be among {known}, got {unknown}")
+    exploration = Exploration(**policy_kwargs)
+    if is_backward and exploration.exit_bias:
+        raise ArgumentError(
+            f"exit_bias must be 0 for a backward policy, which has no exit, "
+            f"got {exploration.exit_bias}"
+        )
+    return exploration
 
 
 def draw(

@@ -1,34 +1,14 @@
-"""What a rollout asks of its arguments."""
+"""Checks of the arguments of rollouts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any
 
 from torch import Tensor
 
 from gfn_rb.envs.core import GFNCore
 from gfn_rb.errors import ArgumentError, NaNError, ShapeError
 from gfn_rb.rollout.categorical import Exploration
-
-
-def exploration_from(policy_kwargs: Mapping[str, Any], is_backward: bool) -> Exploration:
-    """Build an Exploration from a caller's keywords.
-
-    Raises:
-        ArgumentError: a keyword is unknown, out of its range or not for this direction.
-    """
-    known = [field.name for field in fields(Exploration)]
-    if unknown := sorted(policy_kwargs.keys() - set(known)):
-        raise ArgumentError(f"policy_kwargs must be among {known}, got {unknown}")
-    exploration = Exploration(**policy_kwargs)
-    if is_backward and exploration.exit_bias:
-        raise ArgumentError(
-            f"exit_bias must be 0 for a backward policy, which has no exit, "
-            f"got {exploration.exit_bias}"
-        )
-    return exploration
 
 
 def check_gradients(exploration: Exploration, save_logprobs: bool) -> None:
@@ -64,19 +44,17 @@ def starting_states(
         raise ArgumentError(f"n must be at least 0, got {n}")
     if states is None:
         return env.source(n or 0)
-    check_states(env, states)
-    _check_can_start(env, states, is_backward)
-    return states
-
-
-def check_states(env: GFNCore, states: Tensor) -> None:
-    """Raise ShapeError unless states have the environment's shape and dtype."""
-    if states.ndim == 0 or states.shape[1:] != env.state_shape or states.dtype != env.state_dtype:
-        expected = ", ".join(["n", *map(str, env.state_shape)])
-        raise ShapeError(
-            f"states must be {env.state_dtype} of shape [{expected}], got {states.dtype} of shape "
-            f"{list(states.shape)}"
+    if is_backward:
+        env.check_terminating(states, "states")
+        return states
+    env.check_state(states, "states")
+    if (wrong := env.is_sink(states)).any():
+        row = int(wrong.nonzero()[0])
+        raise ArgumentError(
+            f"states must be other than the sink for a forward policy, got "
+            f"{states[row].tolist()} in row {row}"
         )
+    return states
 
 
 def check_conditions(env: GFNCore, states: Tensor, conditions: Tensor | None) -> None:
@@ -92,18 +70,6 @@ def check_conditions(env: GFNCore, states: Tensor, conditions: Tensor | None) ->
         raise ShapeError(
             f"conditions must have shape [{', '.join([str(len(states)), *row])}], one row per "
             f"state, got {list(conditions.shape)}"
-        )
-
-
-def _check_can_start(env: GFNCore, states: Tensor, is_backward: bool) -> None:
-    if is_backward:
-        wrong, rule = ~env.forward_mask(states)[:, env.exit_action], "terminating for a backward"
-    else:
-        wrong, rule = env.is_sink(states), "other than the sink for a forward"
-    if wrong.any():
-        row = int(wrong.nonzero()[0])
-        raise ArgumentError(
-            f"states must be {rule} policy, got {states[row].tolist()} in row {row}"
         )
 
 

@@ -12,18 +12,17 @@ from torch import Tensor
 from gfn_rb.containers import States, Trajectories
 from gfn_rb.envs.core import GFNCore
 from gfn_rb.errors import ArgumentError, NaNError
-from gfn_rb.rollout import checks
-from gfn_rb.rollout.back_and_forth import (
-    BackAndForth,
+from gfn_rb.rollout.categorical import Exploration, exploration_from
+from gfn_rb.rollout.metropolis_hastings import (
     BackStepsRule,
+    Proposal,
     back_steps_rule,
     metropolis_hastings,
     moves_back,
 )
-from gfn_rb.rollout.categorical import Exploration
-from gfn_rb.rollout.log_probs import require_direction
+from gfn_rb.rollout.outputs import require_direction
 from gfn_rb.rollout.sampler import Sampler
-from gfn_rb.rollout.steps import Walk
+from gfn_rb.rollout.walk import Walk
 from gfn_rb.shapes import Bool
 
 
@@ -84,7 +83,7 @@ class LocalSearchSampler:
                 or one per row, int64 [n].
             back_ratio: instead, the share in (0, 1] of a way's moves to undo, rounded up.
             use_metropolis_hastings: whether to accept as Metropolis-Hastings does, by
-                :func:`gfn_rb.rollout.back_and_forth.log_acceptance`; otherwise a proposal is
+                :func:`gfn_rb.rollout.metropolis_hastings.log_acceptance`; otherwise a proposal is
                 accepted if its reward is strictly higher.
             save_estimator_outputs: whether to keep the forward policy's logits at each step.
             save_logprobs: whether to keep the forward policy's log-probability of each action, that
@@ -105,12 +104,12 @@ class LocalSearchSampler:
         exploration = _exploration_from(policy_kwargs, use_metropolis_hastings)
         start = _terminating(trajectories)
         rule = back_steps_rule(back_steps, back_ratio, len(start))
-        search = self._search(env, start, rule, exploration, save_estimator_outputs)
+        proposal = self._propose(env, start, rule, exploration, save_estimator_outputs)
         if use_metropolis_hastings:
-            updated = metropolis_hastings(search, rule, exploration.generator)
+            updated = metropolis_hastings(proposal, rule, exploration.generator)
         else:
-            updated = search.onward.log_reward > search.way.log_reward
-        return search.proposal(save_estimator_outputs, save_logprobs), updated
+            updated = proposal.reconstructed.log_reward > proposal.backtracked.log_reward
+        return proposal.trajectories(save_estimator_outputs, save_logprobs), updated
 
     @torch.no_grad()
     def sample_trajectories(
@@ -162,20 +161,22 @@ class LocalSearchSampler:
                 env, current, back_steps, back_ratio, use_metropolis_hastings, **keep
             )
             batches.append(batch)
-            current = _replaced(current, _terminating(batch), updated)
+            row = torch.arange(len(current), device=updated.device)
+            both = States.cat([current, _terminating(batch)])
+            current = both[row + len(current) * updated]
         return Trajectories.cat(batches)
 
-    def _search(
+    def _propose(
         self,
         env: GFNCore,
         start: States,
         rule: BackStepsRule,
         exploration: Exploration,
         save_estimator_outputs: bool,
-    ) -> BackAndForth:
+    ) -> Proposal:
         """Walk back, find the junctions, and walk forward from them."""
         back = replace(exploration, exit_bias=0.0)
-        way = self.backward.sample_trajectories(
+        old = self.backward.sample_trajectories(
             env,
             states=start.state,
             conditions=start.condition,
@@ -183,23 +184,23 @@ class LocalSearchSampler:
             log_rewards=start.log_reward,
             **vars(back),
         ).reverse()
-        junction = way.length - 1 - moves_back(rule, way.length - 1)
-        onward = self.forward.sample_trajectories(
+        junction = old.length - 1 - moves_back(rule, old.length - 1)
+        new = self.forward.sample_trajectories(
             env,
-            states=way.state[torch.arange(len(way), device=way.device), junction],
+            states=old.state[torch.arange(len(old), device=old.device), junction],
             conditions=start.condition,
             save_estimator_outputs=save_estimator_outputs,
             save_logprobs=True,
             **vars(exploration),
         )
-        self.n_reward_calls += len(onward)
-        pf = Walk(self.forward.policy, env, exploration, False, False)
-        pb = Walk(self.backward.policy, env, back, False, False)
-        return BackAndForth(way, onward, junction, pf, pb)
+        self.n_reward_calls += len(new)
+        pf = Walk(self.forward.policy, env, exploration)
+        pb = Walk(self.backward.policy, env, back)
+        return Proposal(old, new, junction, pf, pb)
 
 
 def _exploration_from(policy_kwargs: dict[str, Any], use_metropolis_hastings: bool) -> Exploration:
-    exploration = checks.exploration_from(policy_kwargs, is_backward=False)
+    exploration = exploration_from(policy_kwargs, is_backward=False)
     if use_metropolis_hastings and exploration.noise:
         raise ArgumentError(
             f"noise must be 0 with use_metropolis_hastings, as the density of what it draws is "
@@ -228,9 +229,3 @@ def _terminating(rows: Trajectories | States) -> States:
             f"is_terminating False in row {row}"
         )
     return rows
-
-
-def _replaced(old: States, new: States, updated: Bool[Tensor, "n"]) -> States:
-    """Take the rows that were updated from the new states, the others from the old."""
-    row = torch.arange(len(old), device=old.device)
-    return States.cat([old, new])[row + len(old) * updated]

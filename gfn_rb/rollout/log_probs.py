@@ -1,9 +1,8 @@
-"""What a policy says of states, and of the actions in trajectories."""
+"""Log-probabilities of actions under a policy, with gradient."""
 
 from __future__ import annotations
 
 import torch
-from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 from torchrl.modules import set_recurrent_mode
@@ -11,148 +10,18 @@ from torchrl.modules import set_recurrent_mode
 from gfn_rb import keys
 from gfn_rb.containers import Trajectories, Transitions
 from gfn_rb.containers.convert import flipped
-from gfn_rb.envs.continuous import ContinuousEnv
 from gfn_rb.envs.core import GFNCore
-from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
-from gfn_rb.rollout.categorical import Exploration, masked_log_softmax
-from gfn_rb.rollout.parameters import Parameters
-from gfn_rb.rollout.recurrence import advance, hidden_before, hidden_keys, require_memoryless
+from gfn_rb.rollout.categorical import masked_log_softmax
+from gfn_rb.rollout.outputs import (
+    hidden_before,
+    hidden_keys,
+    policy_outputs,
+    require_direction,
+    require_memoryless,
+    rows_for,
+    wrong_logits,
+)
 from gfn_rb.shapes import Bool, Float, Int64, Shaped
-
-
-def require_direction(policy: TensorDictModuleBase, name: str = "policy") -> bool:
-    """Return ``policy.is_backward``.
-
-    Args:
-        policy: what was given as a policy.
-        name: of the argument.
-
-    Raises:
-        ArgumentError: it is none, or does not say which way it goes.
-    """
-    if not isinstance(policy, TensorDictModuleBase):
-        raise ArgumentError(
-            f"{name} must be a TensorDictModule that reads {keys.STATE!r} and writes "
-            f"{keys.LOGITS!r}, got a {type(policy).__name__}"
-        )
-    is_backward = getattr(policy, "is_backward", None)
-    if not isinstance(is_backward, bool):
-        raise ArgumentError(
-            f"{name} must have an attribute is_backward, True or False, got {is_backward!r} "
-            f"from {type(policy).__name__}"
-        )
-    return is_backward
-
-
-def legal_actions(
-    policy: TensorDictModuleBase, env: GFNCore, state: Shaped[Tensor, "n *state"]
-) -> Bool[Tensor, "n actions"]:
-    """Return the actions that a policy, forward or backward, may take in each state."""
-    return env.backward_mask(state) if policy.is_backward else env.forward_mask(state)
-
-
-def policy_logits(
-    policy: TensorDictModuleBase,
-    state: Shaped[Tensor, "n *state"],
-    condition: Shaped[Tensor, "n *condition"] | None,
-    n_actions: int,
-) -> Float[Tensor, "n actions"]:
-    """Return the ``n_actions`` logits that a policy writes for each state.
-
-    Raises:
-        KeyMismatchError: the policy wrote no "logits".
-        ShapeError: it wrote another number of them.
-    """
-    require_memoryless(policy)
-    return _logits(policy, policy(_asked(state, condition)), n_actions)
-
-
-def policy_says(
-    policy: TensorDictModuleBase,
-    env: GFNCore | None,
-    state: Shaped[Tensor, "n *state"],
-    condition: Shaped[Tensor, "n *condition"] | None,
-    n_actions: int,
-    hidden: TensorDictBase | None = None,
-) -> tuple[Float[Tensor, "n actions"], Parameters | None]:
-    """Return the logits of a policy, and the parameters of actions where these have some.
-
-    Args:
-        policy: a forward or backward policy.
-        env: the environment.
-        state: what the policy is asked about.
-        condition: one condition per state.
-        n_actions: how many logits it writes.
-        hidden: what a recurrent policy carries, which is changed to what it carries on. See
-            :func:`gfn_rb.rollout.recurrence.hidden_before`.
-
-    Raises:
-        KeyMismatchError, ShapeError: see :func:`policy_logits`; or the density is of another shape.
-        ArgumentError: the policy gives none.
-    """
-    if hidden is not None:
-        td = policy(_asked(state, condition).update(hidden))
-        advance(hidden, policy, td)
-        return _logits(policy, td, n_actions), None
-    if not isinstance(env, ContinuousEnv):
-        return policy_logits(policy, state, condition, n_actions), None
-    require_memoryless(policy)
-    if not hasattr(policy, "get_dist"):
-        raise ArgumentError(
-            f"policy must have a method get_dist, as a ProbabilisticTensorDictSequential has, for "
-            f"{type(env).__name__}, whose moves have parameters, got a {type(policy).__name__}"
-        )
-    td = _asked(state, condition)
-    density = policy.get_dist(td)
-    is_backward = require_direction(policy)
-    return _logits(policy, td, n_actions), Parameters(env, state, density, is_backward)
-
-
-def _asked(
-    state: Shaped[Tensor, "*n_state"],
-    condition: Shaped[Tensor, "*n_condition"] | None,
-    batch_dims: int = 1,
-) -> TensorDict:
-    source = {keys.STATE: state}
-    if condition is not None:
-        source[keys.CONDITION] = condition
-    return TensorDict(source, batch_size=state.shape[:batch_dims])
-
-
-def _logits(
-    policy: TensorDictModuleBase, td: TensorDictBase, n_actions: int
-) -> Float[Tensor, "*n actions"]:
-    logits = td.get(keys.LOGITS, None)
-    if logits is None:
-        raise KeyMismatchError(
-            f"policy must write {keys.LOGITS!r}, {type(policy).__name__} did not"
-        )
-    if logits.shape != (*td.batch_size, n_actions):
-        raise ShapeError(
-            f"policy must write {keys.LOGITS!r} of shape {[*td.batch_size, n_actions]}, got "
-            f"{list(logits.shape)} from {type(policy).__name__}"
-        )
-    return logits
-
-
-def drawn_log_probs(
-    p: Float[Tensor, "n actions"],
-    kind: Int64[Tensor, "n"],
-    parameters: Parameters | None,
-    action: Shaped[Tensor, "n *action"],
-    by: Exploration,
-) -> Float[Tensor, "n"]:
-    """Return the log-probabilities with which actions were drawn.
-
-    Args:
-        p: of each kind.
-        kind: of each action.
-        parameters: of the policy in the states, where actions have some.
-        action: one for each state.
-        by: how the policy explored.
-    """
-    log_p = p.gather(1, kind[:, None]).squeeze(1).log()
-    return log_p if parameters is None else log_p + parameters.log_prob(action, by)
 
 
 def action_log_probs(
@@ -176,8 +45,9 @@ def action_log_probs(
     Raises:
         KeyMismatchError, ShapeError: the policy wrote no logits, or a wrong number of them.
     """
-    mask = legal_actions(policy, env, state)
-    return masked_log_softmax(policy_logits(policy, state, condition, mask.shape[1]), mask)
+    require_memoryless(policy)
+    mask, logits, _ = policy_outputs(policy, env, state, condition)
+    return masked_log_softmax(logits, mask)
 
 
 def taken_log_probs(
@@ -197,10 +67,11 @@ def taken_log_probs(
         action: taken there, or undone.
 
     Raises:
-        ArgumentError, KeyMismatchError, ShapeError: see :func:`policy_says`.
+        ArgumentError, KeyMismatchError, ShapeError: see
+            :func:`~gfn_rb.rollout.outputs.policy_outputs`; or the policy is recurrent.
     """
-    mask = legal_actions(policy, env, state)
-    logits, parameters = policy_says(policy, env, state, condition, mask.shape[1])
+    require_memoryless(policy)
+    mask, logits, parameters = policy_outputs(policy, env, state, condition)
     log_prob = masked_log_softmax(logits, mask)
     chosen = log_prob.gather(1, env.kind(action).unsqueeze(1)).squeeze(1)
     return chosen if parameters is None else chosen + parameters.log_prob(action)
@@ -231,14 +102,39 @@ def trajectory_log_probs(
     is_backward = require_direction(policy)
     if hidden_keys(policy):
         return _recurrent_log_probs(policy, env, trajectories)
-    action, steps = trajectories.action, trajectories.real_steps
+    row, step, state, condition = decisions(env, trajectories, is_backward)
+    action = trajectories.action[row, step]
+    chosen = taken_log_probs(policy, env, state, condition, action)
+    return chosen.new_zeros(trajectories.action.shape[:2]).index_put((row, step), chosen)
+
+
+def decisions(
+    env: GFNCore, trajectories: Trajectories, is_backward: bool
+) -> tuple[
+    Int64[Tensor, "m"],
+    Int64[Tensor, "m"],
+    Shaped[Tensor, "m *state"],
+    Shaped[Tensor, "m *condition"] | None,
+]:
+    """Return row and column of each action that a policy decides, the state where, the condition.
+
+    That is the state before the action in rows that run the policy's own way, the state after it in
+    the others. The exit is not for a backward policy to decide.
+
+    Args:
+        env: where the trajectories come from.
+        trajectories: forward and backward rows in any mixture.
+        is_backward: whether the policy is.
+    """
+    decided = trajectories.real_steps
     if is_backward:
-        steps = steps & (env.kind(action) != env.exit_action)
-    row, step = steps.nonzero(as_tuple=True)
-    state = trajectories.state[row, step + _state_offset(trajectories, is_backward, row)]
+        decided = decided & (env.kind(trajectories.action) != env.exit_action)
+    row, step = decided.nonzero(as_tuple=True)
+    after: int | Bool[Tensor, "m"] = int(is_backward)
+    if trajectories.is_backward is not None:
+        after = trajectories.is_backward[row] != is_backward
     condition = None if trajectories.condition is None else trajectories.condition[row]
-    chosen = taken_log_probs(policy, env, state, condition, action[row, step])
-    return chosen.new_zeros(steps.shape).index_put((row, step), chosen)
+    return row, step, trajectories.state[row, step + after], condition
 
 
 def _recurrent_log_probs(
@@ -253,11 +149,13 @@ def _recurrent_log_probs(
     condition, shape = rows.condition, rows.action.shape[:2]
     if condition is not None:
         condition = condition[:, None].expand(*shape, *condition.shape[1:])
-    td = _asked(rows.state[:, :-1], condition, batch_dims=2)
+    td = rows_for(rows.state[:, :-1], condition, batch_dims=2)
     first = torch.arange(shape[1], device=rows.device) == 0
     td.set(keys.IS_INIT, first[:, None].expand(*shape, 1))
     with set_recurrent_mode(True):
-        logits = _logits(policy, policy(td), env.n_actions)
+        logits = policy(td).get(keys.LOGITS, None)
+    if logits is None or logits.shape != (*shape, env.n_actions):
+        raise wrong_logits(policy, logits, (*shape, env.n_actions))
     row, step = rows.real_steps.nonzero(as_tuple=True)
     log_p = masked_log_softmax(logits[row, step], env.forward_mask(rows.state[row, step]))
     chosen = log_p.gather(1, rows.action[row, step][:, None]).squeeze(1)
@@ -308,15 +206,3 @@ def edge_ends(
         return state, next_state
     flip = is_backward.reshape(-1, *(1,) * (state.ndim - 1))
     return next_state.where(flip, state), state.where(flip, next_state)
-
-
-def _state_offset(
-    trajectories: Trajectories, is_backward: bool, row: Int64[Tensor, "m"]
-) -> int | Bool[Tensor, "m"]:
-    """Tell whether an action is decided in the state before it (0) or after it (1).
-
-    Before it in the rows that run the policy's own way, after it in the others.
-    """
-    if trajectories.is_backward is None:
-        return int(is_backward)
-    return trajectories.is_backward[row] != is_backward

@@ -11,9 +11,9 @@ from torch import Tensor
 from gfn_rb.containers import Trajectories
 from gfn_rb.envs.core import GFNCore
 from gfn_rb.rollout import checks
-from gfn_rb.rollout.log_probs import require_direction
-from gfn_rb.rollout.steps import ActionDraw, Steps, Walk
-from gfn_rb.shapes import Float, Shaped
+from gfn_rb.rollout.categorical import exploration_from
+from gfn_rb.rollout.outputs import require_direction, require_memoryless
+from gfn_rb.rollout.walk import ActionDraw, Walk
 
 
 class Sampler:
@@ -78,8 +78,9 @@ class Sampler:
             ShapeError: a shape or dtype is not the environment's.
             NaNError: the logits give no distribution.
         """
-        exploration = checks.exploration_from(policy_kwargs, self.is_backward)
-        checks.check_states(env, states)
+        require_memoryless(self.policy)
+        exploration = exploration_from(policy_kwargs, self.is_backward)
+        env.check_state(states, "states")
         checks.check_conditions(env, states, conditions)
         walk = Walk(self.policy, env, exploration, save_logprobs, save_estimator_outputs)
         return walk.draw(states, conditions)
@@ -127,7 +128,7 @@ class Sampler:
             ShapeError: a shape or dtype is not the environment's.
             NaNError: the logits give no distribution, or a reward is NaN.
         """
-        exploration = checks.exploration_from(policy_kwargs, self.is_backward)
+        exploration = exploration_from(policy_kwargs, self.is_backward)
         if requires_grad:
             checks.check_gradients(exploration, save_logprobs)
         start = checks.starting_states(env, n, states, self.is_backward)
@@ -137,47 +138,4 @@ class Sampler:
         checks.check_log_rewards(log_rewards, start, self.is_backward)
         walk = Walk(self.policy, env, exploration, save_logprobs, save_estimator_outputs)
         with torch.set_grad_enabled(requires_grad):
-            return _laid_out(walk, walk.roll(start, conditions), start, conditions, log_rewards)
-
-
-def _laid_out(
-    walk: Walk,
-    steps: Steps,
-    start: Shaped[Tensor, "n *state"],
-    condition: Shaped[Tensor, "n *condition"] | None,
-    log_reward: Float[Tensor, "n"] | None,
-) -> Trajectories:
-    """Pad the steps of a rollout to trajectories, and ask for their rewards."""
-    env, is_backward = walk.env, walk.policy.is_backward
-    length, row = steps.length(), torch.arange(steps.n, device=steps.device)
-    state = steps.spread(steps.state, env.sink_state, extra=1)
-    padding = torch.full(env.action_shape, env.dummy_action, dtype=env.action_dtype)
-    action = steps.spread(steps.action, padding.to(steps.device))
-    if is_backward:
-        state[row, length] = env.source_state
-        action[:, 0] = env.exits(steps.n)
-    x = start if is_backward else state[row, length - 1]
-    n_logits = env.n_actions - is_backward
-    return Trajectories(
-        state=state,
-        action=action,
-        length=length,
-        log_reward=_log_reward(env, x, condition) if log_reward is None else log_reward.float(),
-        log_prob=steps.over_zeros(steps.log_prob) if walk.save_logprobs else None,
-        estimator_output=(
-            steps.over_zeros(steps.estimator_output, n_logits)
-            if walk.save_estimator_outputs
-            else None
-        ),
-        condition=condition,
-        is_backward=torch.ones_like(row, dtype=torch.bool) if is_backward else None,
-    )
-
-
-@torch.no_grad()
-def _log_reward(
-    env: GFNCore, x: Shaped[Tensor, "n *state"], condition: Shaped[Tensor, "n *condition"] | None
-) -> Float[Tensor, "n"]:
-    log_reward = env.log_reward(x) if env.condition_shape is None else env.log_reward(x, condition)
-    checks.check_rewards(log_reward, x)
-    return log_reward
+            return walk.trajectories(start, conditions, log_rewards)

@@ -30,8 +30,8 @@ from gfn_rb.containers.base import Container
 from gfn_rb.envs.core import GFNCore
 from gfn_rb.errors import ArgumentError, CheckpointMismatchError, WorkerError
 from gfn_rb.rollout import Sampler
-from gfn_rb.rollout.checks import exploration_from
-from gfn_rb.rollout.log_probs import require_direction
+from gfn_rb.rollout.categorical import exploration_from
+from gfn_rb.rollout.outputs import require_direction
 from gfn_rb.shapes import Float
 
 GRACE = 5.0

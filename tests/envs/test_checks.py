@@ -34,7 +34,7 @@ def breaking(name, function):
         (breaking("forward_mask", lambda mask, *_: mask[:, :-1]), "sizes that the attributes"),
         (breaking("forward_mask", lambda mask, *_: mask | True), "The sink allows nothing"),
         (breaking("backward_mask", lambda mask, *_: mask & False), "Undoing random moves"),
-        (breaking("_undo", lambda state, *_: state + 1), "Undoing random moves"),
+        (breaking("undo", lambda state, *_: state + 1), "Undoing random moves"),
         (breaking("encode", lambda code, *_: code * torch.nan), "``encode`` gives finite"),
         (breaking("log_reward", lambda value, *_: value.double()), "it is of torch.float64"),
         (breaking("log_reward", lambda value, *_: value * torch.nan), "it is NaN or inf"),

@@ -64,7 +64,7 @@ class AnyLetter(CountOnes):
 
 
 class UndoesTwo(HyperGrid):
-    def _undo(self, state: Tensor, move: Tensor) -> Tensor:
+    def undo(self, state: Tensor, move: Tensor) -> Tensor:
         return state - 2 * one_hot(move, self.n_dims)
 
 
@@ -95,7 +95,7 @@ class MixesRows(HyperGrid):
 
 
 class InPlace(HyperGrid):
-    def _move(self, state: Tensor, move: Tensor) -> Tensor:
+    def move(self, state: Tensor, move: Tensor) -> Tensor:
         return state.add_(one_hot(move, self.n_dims))
 
 
@@ -169,9 +169,9 @@ class SharedKeys(HyperGrid):
 class Shortcut(HyperGrid):
     """Move 0 jumps two steps from the source, so that one state is in two layers."""
 
-    def _move(self, state: Tensor, move: Tensor) -> Tensor:
+    def move(self, state: Tensor, move: Tensor) -> Tensor:
         jump = self.is_source(state) & (move == 0)
-        return super()._move(state, move) + jump[:, None] * one_hot(move, self.n_dims)
+        return super().move(state, move) + jump[:, None] * one_hot(move, self.n_dims)
 
 
 class HiddenStates(HyperGrid):

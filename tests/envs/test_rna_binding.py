@@ -216,7 +216,9 @@ def test_wrong_states() -> None:
     env = RNABinding()
     with pytest.raises(ArgumentError, match="state must be terminating"):
         env.energy(env.from_strings(["ACG"]))
-    with pytest.raises(ShapeError, match=r"state must have shape \[n, 14\], got \[1, 7\]"):
+    with pytest.raises(
+        ShapeError, match=r"state must be torch.int64 of shape \[n, 14\], got .*\[1, 7\]"
+    ):
         env.score(torch.zeros(1, 7, dtype=torch.int64))
     with pytest.raises(ArgumentError, match="letters ACGU, got 'ACGT'"):
         env.from_strings(["ACGT"])

@@ -148,7 +148,9 @@ def test_wrong_arguments(arguments: dict[str, float], message: str) -> None:
 
 def test_wrong_states_and_strings() -> None:
     env = TFBind8()
-    with pytest.raises(ShapeError, match=r"state must have shape \[n, 8\], got \[1, 7\]"):
+    with pytest.raises(
+        ShapeError, match=r"state must be torch.int64 of shape \[n, 8\], got .*\[1, 7\]"
+    ):
         env.score(torch.zeros(1, 7, dtype=torch.int64))
     with pytest.raises(ArgumentError, match="state must be terminating"):
         env.score(env.from_strings(["ACG"]))

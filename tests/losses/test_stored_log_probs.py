@@ -71,7 +71,7 @@ def test_what_is_sampled_is_the_same_with_gradients():
 def test_the_policy_is_not_asked_again():
     modules = networks(GRID)
     rows, asked = sampled(modules["forward_policy"]), []
-    modules["forward_policy"].register_forward_hook(lambda *_: asked.append(True))
+    modules["forward_policy"].head.register_forward_hook(lambda *_: asked.append(True))
     make_loss("tb", GRID, modules, log_pf="stored")(rows)
     assert not asked
 

@@ -6,6 +6,7 @@ import torch
 from gfn_rb.envs import HyperGrid, TFBind8
 from gfn_rb.errors import ArgumentError, NaNError, ShapeError
 from gfn_rb.rollout import checks
+from gfn_rb.rollout.categorical import exploration_from
 
 GRID = HyperGrid(2, 4)
 ORIGIN = torch.zeros(3, 2, dtype=torch.int64)
@@ -20,13 +21,13 @@ def conditional() -> HyperGrid:
 
 def test_unknown_options_are_listed():
     with pytest.raises(ArgumentError, match=r"among \['epsilon', .*\], got \['epsilom'\]"):
-        checks.exploration_from({"epsilom": 0.1}, False)
+        exploration_from({"epsilom": 0.1}, False)
 
 
 def test_a_backward_policy_has_no_exit_to_bias():
-    assert checks.exploration_from({"exit_bias": 1.0}, False).exit_bias == 1.0
+    assert exploration_from({"exit_bias": 1.0}, False).exit_bias == 1.0
     with pytest.raises(ArgumentError, match="exit_bias must be 0 for a backward policy"):
-        checks.exploration_from({"exit_bias": 1.0}, True)
+        exploration_from({"exit_bias": 1.0}, True)
 
 
 @pytest.mark.parametrize(
@@ -39,7 +40,7 @@ def test_a_backward_policy_has_no_exit_to_bias():
         (3, ORIGIN, True, "states alone must be given .*, got n=3 and 3 states"),
         (None, None, True, "states alone must be given .*, got n=None and no states"),
         (None, SINK, False, r"other than the sink for a forward policy, got \[-1, -1\] in row 0"),
-        (None, SINK, True, r"terminating for a backward policy, got \[-1, -1\] in row 0"),
+        (None, SINK, True, r"states must be terminating .*, got \[-1, -1\] in row 0"),
     ],
 )
 def test_where_trajectories_cannot_start(n, states, is_backward, message):
@@ -51,7 +52,7 @@ def test_unfinished_states_do_not_start_backward():
     env = TFBind8()
     states = env.from_strings(["ACGTACGT", "ACG"])
     assert checks.starting_states(env, None, states[:1], True) is not None
-    with pytest.raises(ArgumentError, match=r"terminating for a backward policy, got .* in row 1"):
+    with pytest.raises(ArgumentError, match=r"states must be terminating .*, got .* in row 1"):
         checks.starting_states(env, None, states, True)
 
 

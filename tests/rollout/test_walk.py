@@ -7,7 +7,7 @@ from tensordict.nn import TensorDictModule
 from gfn_rb.envs import HyperGrid
 from gfn_rb.errors import ArgumentError, NaNError
 from gfn_rb.rollout import Exploration
-from gfn_rb.rollout.steps import Walk
+from gfn_rb.rollout.walk import Walk
 
 
 class Counted:
@@ -26,7 +26,7 @@ def walk(env, logits, is_backward=False, seed=0):
     policy = TensorDictModule(logits, in_keys=["state"], out_keys=["logits"])
     policy.is_backward = is_backward
     exploration = Exploration(generator=torch.Generator().manual_seed(seed))
-    return Walk(policy, env, exploration, save_logprobs=True, save_estimator_outputs=False)
+    return Walk(policy, env, exploration, save_logprobs=True)
 
 
 @pytest.mark.parametrize("is_backward", [False, True])
@@ -103,7 +103,7 @@ class Endless(HyperGrid):
     def forward_mask(self, state):
         return torch.ones(len(state), 3, dtype=torch.bool)
 
-    def _move(self, state, move):
+    def move(self, state, move):
         return (state + 1) % self.height
 
 

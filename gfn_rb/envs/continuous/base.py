@@ -28,7 +28,7 @@ class ContinuousEnv(GFNEnv):
     that move is 1, and no density: ``from_source`` tells where that is so.
 
     A subclass defines ``from_source`` and ``reference`` beside what it does for ``GFNEnv``, and
-    ``bounds`` if its parameters have some; its ``_move`` and ``_undo`` get whole actions.
+    ``bounds`` if its parameters have some; its ``move`` and ``undo`` get whole actions.
 
     Args:
         source_state: see :class:`GFNEnv`, as all that follow but ``n_parameters``.

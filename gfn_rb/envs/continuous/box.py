@@ -142,14 +142,16 @@ class Box(ContinuousEnv):
         offset = (state - 0.5).abs()
         return ((offset > 0.3) & (offset < 0.4)).all(1)
 
-    def _move(
+    def move(
         self, state: Float[Tensor, "n *state"], move: Float[Tensor, "n 3"]
     ) -> Float[Tensor, "n *state"]:
+        """Add the vector of the move."""
         return (state + _vector(move)).clamp(max=1)
 
-    def _undo(
+    def undo(
         self, state: Float[Tensor, "n *state"], move: Float[Tensor, "n 3"]
     ) -> Float[Tensor, "n *state"]:
+        """Take the vector of the move off; a first move leads back to the source."""
         undone = (state - _vector(move)).clamp(min=0)
         return self.source_state.where(self.from_source(state)[0][:, None], undone)
 

@@ -174,14 +174,16 @@ class Line(ContinuousEnv):
         mean = self.start + (self._means - self.start) * part
         return mean, (self._scales * part) ** 2 + walk * t * (1 - part)
 
-    def _move(
+    def move(
         self, state: Float[Tensor, "n *state"], move: Float[Tensor, "n 2"]
     ) -> Float[Tensor, "n *state"]:
+        """Add the move to x, and count it."""
         return torch.cat([state[:, :1] + move[:, 1:], state[:, 1:] + 1], 1)
 
-    def _undo(
+    def undo(
         self, state: Float[Tensor, "n *state"], move: Float[Tensor, "n 2"]
     ) -> Float[Tensor, "n *state"]:
+        """Take the move off x, and do not count it."""
         undone = torch.cat([state[:, :1] - move[:, 1:], state[:, 1:] - 1], 1)
         # Rounding must not keep a walk from its source.
         return self.source_state.where(undone[:, 1:] == 0, undone)

@@ -78,13 +78,13 @@ class TorchGFNEnv(EnumerableEnv):
         self, state: Shaped[Tensor, "n *state"], action: Int64[Tensor, "n"]
     ) -> Shaped[Tensor, "n *state"]:
         """Take one action per row; torchgfn is shown the moves alone."""
-        return self._stepped(self._move, state, action)
+        return self._stepped(self.move, state, action)
 
     def backward_step(
         self, state: Shaped[Tensor, "n *state"], action: Int64[Tensor, "n"]
     ) -> Shaped[Tensor, "n *state"]:
         """Undo one move per row; torchgfn is shown the moves alone."""
-        return self._stepped(self._undo, state, action)
+        return self._stepped(self.undo, state, action)
 
     def log_reward(
         self,
@@ -166,15 +166,17 @@ class TorchGFNEnv(EnumerableEnv):
     def _name(self) -> str:
         return type(self.inner).__name__
 
-    def _move(
+    def move(
         self, state: Shaped[Tensor, "n *state"], move: Int64[Tensor, "n"]
     ) -> Shaped[Tensor, "n *state"]:
+        """Ask torchgfn."""
         actions = self.inner.actions_from_tensor(move[:, None])
         return self.inner.step(self.states(state.clone()), actions).tensor
 
-    def _undo(
+    def undo(
         self, state: Shaped[Tensor, "n *state"], move: Int64[Tensor, "n"]
     ) -> Shaped[Tensor, "n *state"]:
+        """Ask torchgfn."""
         length = getattr(self.states(state), "length", None)
         if length is None:
             return self._undone(state, move)

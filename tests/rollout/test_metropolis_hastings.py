@@ -15,8 +15,8 @@ from gfn_rb.containers import Trajectories
 from gfn_rb.envs import HyperGrid
 from gfn_rb.errors import ArgumentError, ShapeError
 from gfn_rb.rollout import Exploration, Sampler, trajectory_log_probs
-from gfn_rb.rollout.back_and_forth import (
-    BackAndForth,
+from gfn_rb.rollout.metropolis_hastings import (
+    Proposal,
     back_steps_rule,
     log_acceptance,
     metropolis_hastings,
@@ -24,14 +24,14 @@ from gfn_rb.rollout.back_and_forth import (
     rescored,
     spliced,
 )
-from gfn_rb.rollout.steps import Walk
+from gfn_rb.rollout.walk import Walk
 
 
 def walk(env, is_backward, seed=1, **options):
     """A linear policy at work, with probabilities well apart."""
     policy = linear_policy(env, is_backward, seed + is_backward)
     policy.weight.requires_grad_(False)
-    return Walk(policy, env, Exploration(**options), False, False)
+    return Walk(policy, env, Exploration(**options))
 
 
 @cache
@@ -97,7 +97,7 @@ def all_searches(env, pf, pb, rule):
             for onward in onwards(pf, way[0][junction]):
                 rows.append((way, onward, junction, math.prod(way[2]) * math.prod(onward[2])))
     way, onward, junction, q = zip(*rows, strict=True)
-    search = BackAndForth(
+    search = Proposal(
         as_trajectories(env, way), as_trajectories(env, onward), torch.tensor(junction), pf, pb
     )
     return search, torch.tensor(q, dtype=torch.float64)
@@ -120,8 +120,8 @@ def test_the_exact_chain_leaves_the_target_invariant(name, rule, options):
     pf, pb = (walk(env, is_backward, **OPTIONS[options]) for is_backward in (False, True))
     search, q = all_searches(env, pf, pb, rule)
     m = env.n_terminating
-    x = env.terminating_index(search.way.terminating_states)
-    to = env.terminating_index(search.onward.terminating_states)
+    x = env.terminating_index(search.backtracked.terminating_states)
+    to = env.terminating_index(search.reconstructed.terminating_states)
     np.testing.assert_allclose(torch.zeros(m).double().index_add(0, x, q), 1, atol=1e-5)
     moved = torch.zeros(m, m, dtype=torch.float64)
     moved.index_put_((x, to), q * log_acceptance(search, rule).exp(), accumulate=True)
@@ -145,7 +145,7 @@ def two_letters(p_one, options=None):
     pb = TensorDictModule(lambda s: torch.zeros(len(s), 2), in_keys=["state"], out_keys=["logits"])
     pf.is_backward, pb.is_backward = False, True
     explored = Exploration(**(options or {}))
-    return [Walk(policy, env, explored, False, False) for policy in (pf, pb)]
+    return [Walk(policy, env, explored) for policy in (pf, pb)]
 
 
 def rewrite(pf, pb, old, new):
@@ -153,7 +153,7 @@ def rewrite(pf, pb, old, new):
     env = pf.env
     way = ways(pb, old)
     onward = [found for found in onwards(pf, (-1, -1)) if found[0][-1] == new]
-    return BackAndForth(
+    return Proposal(
         as_trajectories(env, way), as_trajectories(env, onward), torch.tensor([0]), pf, pb
     )
 
@@ -176,7 +176,7 @@ def test_acceptance_is_drawn_with_its_probability():
     pf, pb = two_letters(3 / 4)
     one = rewrite(pf, pb, (0, 0), (1, 1))
     rows = torch.zeros(4000, dtype=torch.int64)
-    search = BackAndForth(one.way[rows], one.onward[rows], rows, pf, pb)
+    search = Proposal(one.backtracked[rows], one.reconstructed[rows], rows, pf, pb)
     accepted = metropolis_hastings(search, back_steps_rule(2, None, 4000), seeded(1))
     p = math.e**2 / 9
     assert abs(accepted.double().mean() - p) < 4 * math.sqrt(p * (1 - p) / 4000)
@@ -192,12 +192,12 @@ def test_what_cannot_be_reversed_is_not_accepted():
 def test_an_object_of_reward_zero_is_left():
     pf, pb = two_letters(3 / 4)
     search = rewrite(pf, pb, (0, 0), (1, 1))
-    search.way.log_reward.fill_(-torch.inf)
+    search.backtracked.log_reward.fill_(-torch.inf)
     rule = back_steps_rule(2, None, 1)
     assert log_acceptance(search, rule).item() == 0
-    search.onward.log_reward.fill_(-torch.inf)
+    search.reconstructed.log_reward.fill_(-torch.inf)
     assert log_acceptance(search, rule).item() == 0
-    search.way.log_reward.fill_(0)
+    search.backtracked.log_reward.fill_(0)
     assert log_acceptance(search, rule).item() == -torch.inf
 
 

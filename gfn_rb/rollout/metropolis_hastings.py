@@ -1,4 +1,4 @@
-"""What a local search has walked: the proposal it makes, and whether to accept it."""
+"""Proposals of a local search, and the Metropolis-Hastings rule that accepts them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from torch import Tensor
 
 from gfn_rb.containers import Trajectories
 from gfn_rb.errors import ArgumentError, ShapeError
-from gfn_rb.rollout.log_probs import legal_actions, policy_says
-from gfn_rb.rollout.steps import Walk
-from gfn_rb.shapes import Bool, Float, Float64, Int64, Shaped
+from gfn_rb.rollout.log_probs import decisions
+from gfn_rb.rollout.outputs import drawn_log_probs, policy_outputs
+from gfn_rb.rollout.walk import Walk
+from gfn_rb.shapes import Bool, Float64, Int64, Shaped
 
 BackStepsRule = Callable[[Tensor], Tensor]
 """Maps the number of moves that led to each object, int64 [n], to how many of them to undo, [n]."""
@@ -33,37 +34,37 @@ class Scored(NamedTuple):
 
 
 @dataclass(frozen=True)
-class BackAndForth:
-    """A walk from objects x back to the source, and one from states s on it forward to x'.
+class Proposal:
+    """A proposal: a walk from objects x back to the source, and one from a state s on it to x'.
 
     Args:
-        way: the way back turned forward, source -> s -> x, with the log P_B of each move.
-        onward: s -> x', with log P_F, and logits where kept.
-        junction: column of s in ``way``, [n].
+        backtracked: the walk back, turned forward, source -> s -> x, with the log P_B of each move.
+        reconstructed: s -> x', with log P_F, and logits where kept.
+        junction: column of s in ``backtracked``, [n].
         pf: the forward policy at work.
         pb: the backward policy at work.
     """
 
-    way: Trajectories
-    onward: Trajectories
+    backtracked: Trajectories
+    reconstructed: Trajectories
     junction: Tensor
     pf: Walk
     pb: Walk
 
     @cached_property
-    def way_pf(self) -> Scored:
-        """What the forward policy says of ``way``."""
-        return rescored(self.pf, self.way)
+    def backtracked_pf(self) -> Scored:
+        """What the forward policy says of ``backtracked``."""
+        return rescored(self.pf, self.backtracked)
 
     @cached_property
-    def onward_pb(self) -> Scored:
-        """What the backward policy says of ``onward``."""
-        return rescored(self.pb, self.onward)
+    def reconstructed_pb(self) -> Scored:
+        """What the backward policy says of ``reconstructed``."""
+        return rescored(self.pb, self.reconstructed)
 
-    def proposal(self, save_estimator_outputs: bool, save_logprobs: bool) -> Trajectories:
+    def trajectories(self, save_estimator_outputs: bool, save_logprobs: bool) -> Trajectories:
         """Join source -> s and s -> x', with what the forward policy says of both if wanted."""
-        way, onward = self.way, self.onward.pad_to(self.onward.n_steps + 1)
-        length = self.junction + self.onward.length
+        old, new = self.backtracked, self.reconstructed.pad_to(self.reconstructed.n_steps + 1)
+        length = self.junction + new.length
         n_steps = int(length.max()) if len(length) else 0
 
         def joined(head: Tensor, tail: Tensor | None) -> Tensor:
@@ -71,17 +72,17 @@ class BackAndForth:
             return spliced(head, tail, self.junction, n_steps)
 
         return Trajectories(
-            state=spliced(way.state, onward.state, self.junction, n_steps + 1),
-            action=joined(way.action, onward.action),
+            state=spliced(old.state, new.state, self.junction, n_steps + 1),
+            action=joined(old.action, new.action),
             length=length,
-            log_reward=onward.log_reward,
-            log_prob=joined(self.way_pf.log_prob, onward.log_prob) if save_logprobs else None,
+            log_reward=new.log_reward,
+            log_prob=joined(self.backtracked_pf.log_prob, new.log_prob) if save_logprobs else None,
             estimator_output=(
-                joined(self.way_pf.estimator_output, onward.estimator_output)
+                joined(self.backtracked_pf.estimator_output, new.estimator_output)
                 if save_estimator_outputs
                 else None
             ),
-            condition=onward.condition,
+            condition=new.condition,
         )
 
 
@@ -116,18 +117,13 @@ def rescored(walk: Walk, trajectories: Trajectories) -> Scored:
             the state after it but not about the exit.
         trajectories: forward rows, from the source or from any other state.
     """
-    policy, env, action = walk.policy, walk.env, trajectories.action
-    steps = trajectories.real_steps
-    if policy.is_backward:
-        steps = steps & (env.kind(action) != env.exit_action)
-    row, step = steps.nonzero(as_tuple=True)
-    state = trajectories.state[row, step + int(policy.is_backward)]
-    condition = None if trajectories.condition is None else trajectories.condition[row]
-    mask = legal_actions(policy, env, state)
-    logits, parameters = policy_says(policy, env, state, condition, mask.shape[1])
+    policy, env = walk.policy, walk.env
+    row, step, state, condition = decisions(env, trajectories, policy.is_backward)
+    action = trajectories.action[row, step]
+    mask, logits, parameters = policy_outputs(policy, env, state, condition)
     p = walk.exploration.probabilities(logits, mask)
-    log_p = walk.log_prob(p, parameters, action[row, step])
-    zeros = logits.new_zeros(*steps.shape, mask.shape[1])
+    log_p = drawn_log_probs(p, env.kind(action), parameters, action, walk.exploration)
+    zeros = logits.new_zeros(*trajectories.action.shape[:2], mask.shape[1])
     return Scored(
         zeros[..., 0].index_put((row, step), log_p),
         zeros.index_put((row, step), logits),
@@ -183,7 +179,7 @@ def moves_back(rule: BackStepsRule, moves: Int64[Tensor, "n"]) -> Int64[Tensor, 
     return back
 
 
-def log_acceptance(search: BackAndForth, rule: BackStepsRule) -> Float64[Tensor, "n"]:
+def log_acceptance(proposal: Proposal, rule: BackStepsRule) -> Float64[Tensor, "n"]:
     """Return the log-probability with which Metropolis-Hastings accepts each proposal.
 
     A search draws a way b back from x to s, goes on by a way p to the source, and draws a way f
@@ -205,28 +201,26 @@ def log_acceptance(search: BackAndForth, rule: BackStepsRule) -> Float64[Tensor,
     alpha = 0. With a fixed number the chain thus never changes an object's number of moves; with a
     ratio it may. From an object of reward 0, which the target excludes, every such move is taken.
     """
-    way, onward = search.way, search.onward
-    assert way.log_prob is not None
-    assert onward.log_prob is not None
-    half = torch.arange(way.n_steps, device=way.device) >= search.junction[:, None]
-    log_new = _total(search.onward_pb.log_prob) + _total(search.way_pf.log_prob * half)
-    log_old = _total(way.log_prob * half) + _total(onward.log_prob)
-    log_alpha = (onward.log_reward + log_new - way.log_reward - log_old).clamp(max=0)
-    log_alpha = log_alpha.where(way.log_reward > -torch.inf, 0)
-    moves = search.junction + onward.length - 1
-    return log_alpha.where(rule(moves) == onward.length - 1, -torch.inf)
+    old, new = proposal.backtracked, proposal.reconstructed
+    assert old.log_prob is not None
+    assert new.log_prob is not None
+    half = torch.arange(old.n_steps, device=old.device) >= proposal.junction[:, None]
+    new_pb, old_pf = proposal.reconstructed_pb.log_prob, proposal.backtracked_pf.log_prob * half
+    double = torch.float64
+    log_new = new_pb.sum(1, dtype=double) + old_pf.sum(1, dtype=double)
+    log_old = (old.log_prob * half).sum(1, dtype=double) + new.log_prob.sum(1, dtype=double)
+    log_alpha = (new.log_reward + log_new - old.log_reward - log_old).clamp(max=0)
+    log_alpha = log_alpha.where(old.log_reward > -torch.inf, 0)
+    moves = proposal.junction + new.length - 1
+    return log_alpha.where(rule(moves) == new.length - 1, -torch.inf)
 
 
 def metropolis_hastings(
-    search: BackAndForth, rule: BackStepsRule, generator: torch.Generator | None
+    proposal: Proposal, rule: BackStepsRule, generator: torch.Generator | None
 ) -> Bool[Tensor, "n"]:
     """Accept each proposal with the probability of :func:`log_acceptance`."""
-    log_alpha = log_acceptance(search, rule)
+    log_alpha = log_acceptance(proposal, rule)
     u = torch.rand(
         log_alpha.shape, dtype=log_alpha.dtype, device=log_alpha.device, generator=generator
     )
     return u.log() < log_alpha
-
-
-def _total(log_prob: Float[Tensor, "n T"]) -> Float64[Tensor, "n"]:
-    return log_prob.sum(1, dtype=torch.float64)

@@ -1,0 +1,240 @@
+"""What a policy writes: logits, parameters of actions and, where it is recurrent, hidden states."""
+
+from __future__ import annotations
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import TensorDictModuleBase
+from torch import Tensor
+
+from gfn_rb import keys
+from gfn_rb.envs.continuous import ContinuousEnv
+from gfn_rb.envs.core import GFNCore
+from gfn_rb.errors import ArgumentError, GfnRbError, KeyMismatchError, ShapeError
+from gfn_rb.rollout.categorical import Exploration
+from gfn_rb.rollout.parameters import Parameters
+from gfn_rb.shapes import Bool, Float, Int64, Shaped
+
+
+class StateModule(TensorDictModuleBase):
+    """Module that writes one entry about states, computed from plain tensors by ``evaluate``.
+
+    Rollouts and losses call ``evaluate`` itself: a TensorDict costs more than a small network.
+    Hooks on this module are then not called, those on its layers are. A subclass that overrides
+    ``forward`` is called with a TensorDict, as any other module.
+    """
+
+    def evaluate(
+        self,
+        state: Shaped[Tensor, "n *state"],
+        condition: Shaped[Tensor, "n *condition"] | None = None,
+    ) -> Float[Tensor, "n ..."]:
+        """Return the entry for each state.
+
+        Args:
+            state: states.
+            condition: one condition per state, where the module reads them.
+        """
+        raise NotImplementedError
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Write the entry."""
+        condition = tensordict.get(keys.CONDITION) if keys.CONDITION in self.in_keys else None
+        value = self.evaluate(tensordict.get(keys.STATE), condition)
+        return tensordict.set(self.out_keys[0], value)
+
+
+def output(
+    module: TensorDictModuleBase,
+    key: str,
+    state: Shaped[Tensor, "n *state"],
+    condition: Shaped[Tensor, "n *condition"] | None,
+) -> Tensor | None:
+    """Return the entry ``key`` that a module writes about states, None if it does not."""
+    if type(module).forward is StateModule.forward:
+        return module.evaluate(state, condition)
+    return module(rows_for(state, condition)).get(key, None)
+
+
+def require_direction(policy: TensorDictModuleBase, name: str = "policy") -> bool:
+    """Return ``policy.is_backward``.
+
+    Args:
+        policy: what was given as a policy.
+        name: of the argument.
+
+    Raises:
+        ArgumentError: it is none, or does not say which way it goes.
+    """
+    if not isinstance(policy, TensorDictModuleBase):
+        raise ArgumentError(
+            f"{name} must be a TensorDictModule that reads {keys.STATE!r} and writes "
+            f"{keys.LOGITS!r}, got a {type(policy).__name__}"
+        )
+    is_backward = getattr(policy, "is_backward", None)
+    if not isinstance(is_backward, bool):
+        raise ArgumentError(
+            f"{name} must have an attribute is_backward, True or False, got {is_backward!r} "
+            f"from {type(policy).__name__}"
+        )
+    return is_backward
+
+
+def policy_outputs(
+    policy: TensorDictModuleBase,
+    env: GFNCore,
+    state: Shaped[Tensor, "n *state"],
+    condition: Shaped[Tensor, "n *condition"] | None,
+    hidden: TensorDictBase | None = None,
+) -> tuple[Bool[Tensor, "n actions"], Float[Tensor, "n actions"], Parameters | None]:
+    """Return the legal actions of each state, their logits, and their parameters if they have some.
+
+    Args:
+        policy: a forward or backward policy.
+        env: the environment.
+        state: what the policy is asked about.
+        condition: one condition per state.
+        hidden: what a recurrent policy reads beside states, see :func:`hidden_before`; it is
+            changed to what the policy reads at its next step.
+
+    Raises:
+        KeyMismatchError, ShapeError, ArgumentError: see :func:`logits_of`.
+    """
+    mask = env.backward_mask(state) if policy.is_backward else env.forward_mask(state)
+    return mask, *logits_of(policy, env, state, condition, mask.shape[1], hidden)
+
+
+def logits_of(
+    policy: TensorDictModuleBase,
+    env: GFNCore | None,
+    state: Shaped[Tensor, "n *state"],
+    condition: Shaped[Tensor, "n *condition"] | None,
+    n_actions: int,
+    hidden: TensorDictBase | None = None,
+) -> tuple[Float[Tensor, "n actions"], Parameters | None]:
+    """Return the logits of a policy, and the parameters of actions where these have some.
+
+    Args:
+        policy: see :func:`policy_outputs`, as all others but ``n_actions``.
+        env: the environment; None for one whose actions are numbers.
+        state: likewise.
+        condition: likewise.
+        n_actions: how many logits the policy writes.
+        hidden: likewise.
+
+    Raises:
+        KeyMismatchError: the policy wrote no "logits".
+        ShapeError: it wrote another number of them, or the density is of another shape.
+        ArgumentError: actions have parameters, and the policy gives no density of them.
+    """
+    parameters = None
+    if hidden is not None:
+        td = policy(rows_for(state, condition).update(hidden))
+        hidden.set(keys.IS_INIT, torch.zeros_like(hidden.get(keys.IS_INIT)))
+        for key in hidden_keys(policy):
+            hidden.set(key, td.get((keys.NEXT, key)))
+        logits = td.get(keys.LOGITS, None)
+    elif env is None or not env.action_shape:
+        logits = output(policy, keys.LOGITS, state, condition)
+    else:
+        assert isinstance(env, ContinuousEnv)
+        if not hasattr(policy, "get_dist"):
+            raise ArgumentError(
+                f"policy must have a method get_dist, as a ProbabilisticTensorDictSequential has, "
+                f"for {type(env).__name__}, whose moves have parameters, got a "
+                f"{type(policy).__name__}"
+            )
+        td = rows_for(state, condition)
+        parameters = Parameters(env, state, policy.get_dist(td), policy.is_backward)
+        logits = td.get(keys.LOGITS, None)
+    if logits is None or logits.shape != (len(state), n_actions):
+        raise wrong_logits(policy, logits, (len(state), n_actions))
+    return logits, parameters
+
+
+def rows_for(
+    state: Shaped[Tensor, "*n_state"],
+    condition: Shaped[Tensor, "*n_condition"] | None,
+    batch_dims: int = 1,
+) -> TensorDict:
+    """Return what a network reads: states, and conditions where there are some."""
+    source = {keys.STATE: state}
+    if condition is not None:
+        source[keys.CONDITION] = condition
+    return TensorDict(source, batch_size=state.shape[:batch_dims])
+
+
+def wrong_logits(
+    policy: TensorDictModuleBase, logits: Tensor | None, expected: tuple[int, ...]
+) -> GfnRbError:
+    """Return the error that tells what a policy wrote instead of logits of the expected shape."""
+    name = type(policy).__name__
+    if logits is None:
+        return KeyMismatchError(f"policy must write {keys.LOGITS!r}, {name} did not")
+    return ShapeError(
+        f"policy must write {keys.LOGITS!r} of shape {list(expected)}, got {list(logits.shape)} "
+        f"from {name}"
+    )
+
+
+def drawn_log_probs(
+    p: Float[Tensor, "n actions"],
+    kind: Int64[Tensor, "n"],
+    parameters: Parameters | None,
+    action: Shaped[Tensor, "n *action"],
+    by: Exploration,
+) -> Float[Tensor, "n"]:
+    """Return the log-probabilities with which actions were drawn.
+
+    Args:
+        p: of each kind.
+        kind: of each action.
+        parameters: of the policy in the states, where actions have some.
+        action: one for each state.
+        by: how the policy explored.
+    """
+    log_p = p.gather(1, kind[:, None]).squeeze(1).log()
+    return log_p if parameters is None else log_p + parameters.log_prob(action, by)
+
+
+def hidden_keys(policy: TensorDictModuleBase) -> list[str]:
+    """Return what a recurrent policy reads that it wrote under "next" one step ago."""
+    written = getattr(policy, "out_keys", ())
+    return [key for key in getattr(policy, "in_keys", ()) if (keys.NEXT, key) in written]
+
+
+def hidden_before(
+    policy: TensorDictModuleBase, env: GFNCore, state: Shaped[Tensor, "n *state"]
+) -> TensorDict | None:
+    """Return what a recurrent policy reads beside states at its first step; None for others.
+
+    That is the mark "is_init" alone: without a hidden state it begins with its own.
+
+    Args:
+        policy: a policy.
+        env: the environment.
+        state: where trajectories begin.
+
+    Raises:
+        ArgumentError: the policy is recurrent, and goes backward, or not from the source, or
+            actions have parameters.
+    """
+    if not hidden_keys(policy):
+        return None
+    if policy.is_backward or env.action_shape or not env.is_source(state).all():
+        raise ArgumentError(
+            f"policy must not be recurrent where it goes backward, from states other than the "
+            f"source or with parameters of actions, got a {type(policy).__name__} that reads "
+            f"{hidden_keys(policy)}"
+        )
+    is_init = torch.ones(len(state), 1, dtype=torch.bool, device=state.device)
+    return TensorDict({keys.IS_INIT: is_init}, batch_size=state.shape[:1])
+
+
+def require_memoryless(policy: TensorDictModuleBase) -> None:
+    """Raise ArgumentError if a policy is recurrent."""
+    if hidden_keys(policy):
+        raise ArgumentError(
+            f"policy must not be recurrent where states are read without those before them, got "
+            f"a {type(policy).__name__} that reads {hidden_keys(policy)}"
+        )

@@ -1,0 +1,251 @@
+"""Walks of a policy through an environment, many rows at once, and their layout as trajectories."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModuleBase
+from torch import Tensor
+
+from gfn_rb.containers import Trajectories
+from gfn_rb.envs.core import GFNCore
+from gfn_rb.errors import ArgumentError
+from gfn_rb.rollout.categorical import Exploration, draw, explain_no_draw
+from gfn_rb.rollout.checks import check_rewards
+from gfn_rb.rollout.outputs import drawn_log_probs, hidden_before, policy_outputs
+from gfn_rb.shapes import Bool, Float, Int64, Shaped
+
+
+class ActionDraw(NamedTuple):
+    """One draw from a policy.
+
+    Attributes:
+        action: drawn actions, [n, *A].
+        log_prob: their log-probabilities under the distribution drawn from, [n], where kept.
+        estimator_output: the policy's logits, [n, A], where kept.
+    """
+
+    action: Tensor
+    log_prob: Tensor | None
+    estimator_output: Tensor | None
+
+
+class Steps:
+    """States and draws of a rollout, step by step, each of the rows that were active then.
+
+    Args:
+        n: number of trajectories.
+        first: column of a trajectory at which its first draw stands.
+        device: where the rows are.
+    """
+
+    def __init__(self, n: int, first: int, device: torch.device) -> None:
+        self.n, self.first, self.device = n, first, device
+        self.row: list[Tensor] = []
+        self.state: list[Tensor] = []
+        self.draws: list[ActionDraw] = []
+
+    @property
+    def n_steps(self) -> int:
+        """Columns up to and with the last draw of all."""
+        return self.first + len(self.row)
+
+    def length(self) -> Int64[Tensor, "n"]:
+        """Count each trajectory's columns up to and with its last draw."""
+        if self._together:
+            return torch.full((self.n,), self.n_steps, device=self.device)
+        return torch.bincount(self._index[0], minlength=self.n) + self.first
+
+    def spread(
+        self, values: list[Any], fill: Shaped[Tensor, "*item"], extra: int = 0
+    ) -> Shaped[Tensor, "n columns *item"]:
+        """Write each step's values into their rows and column, and ``fill`` everywhere else.
+
+        Args:
+            values: one tensor per step, with one item per row active then.
+            fill: the item that stands where nothing was drawn.
+            extra: columns after the last draw.
+        """
+        if self._together:
+            edge = fill.expand(self.n, *fill.shape)
+            return torch.stack([edge] * self.first + values + [edge] * extra, 1)
+        out = fill.expand(self.n, self.n_steps + extra, *fill.shape).clone()
+        if values:
+            out[self._index] = torch.cat(values)
+        return out
+
+    def over_zeros(self, values: list[Any], *shape: int) -> Float[Tensor, "n columns *item"]:
+        """Spread values of items of one shape over zeros; see ``spread``."""
+        dtype = values[0].dtype if values else None
+        return self.spread(values, torch.zeros(shape, dtype=dtype, device=self.device))
+
+    @property
+    def _together(self) -> bool:
+        """Whether all trajectories have the same length, which makes the layout a mere stack."""
+        return bool(self.row) and len(self.row[-1]) == self.n
+
+    @cached_property
+    def _index(self) -> tuple[Int64[Tensor, "m"], Int64[Tensor, "m"]]:
+        """Row and column of each draw."""
+        counts = torch.tensor([len(row) for row in self.row], dtype=torch.int64)
+        column = torch.arange(self.first, self.n_steps).repeat_interleave(counts).to(self.device)
+        none = torch.empty(0, dtype=torch.int64, device=self.device)
+        return torch.cat([none, *self.row]), column
+
+
+@dataclass(frozen=True)
+class Walk:
+    """A policy at work in an environment.
+
+    Args:
+        policy: a forward or backward policy.
+        env: the environment.
+        exploration: how its distribution is changed.
+        save_logprobs: whether draws hold log-probabilities.
+        save_estimator_outputs: whether draws hold the policy's logits.
+    """
+
+    policy: TensorDictModuleBase
+    env: GFNCore
+    exploration: Exploration
+    save_logprobs: bool = False
+    save_estimator_outputs: bool = False
+
+    def draw(
+        self,
+        state: Shaped[Tensor, "k *state"],
+        condition: Shaped[Tensor, "k *condition"] | None,
+        hidden: TensorDictBase | None = None,
+    ) -> ActionDraw:
+        """Draw one action per state.
+
+        Args:
+            state: states with at least one legal action each.
+            condition: one condition per state.
+            hidden: see :func:`gfn_rb.rollout.outputs.policy_outputs`.
+
+        Raises:
+            ArgumentError: a state has no legal action.
+            NaNError: the logits give no distribution.
+        """
+        explored = self.exploration
+        mask, logits, parameters = policy_outputs(self.policy, self.env, state, condition, hidden)
+        p = explored.probabilities(logits, mask)
+        kind = draw(p.detach(), explored.generator)
+        if kind is None:
+            raise explain_no_draw(logits, mask, state)
+        action = kind if parameters is None else parameters.draw(kind, explored)
+        log_prob = None
+        if self.save_logprobs:
+            log_prob = drawn_log_probs(p, kind, parameters, action, explored)
+        return ActionDraw(
+            action, log_prob, logits.detach() if self.save_estimator_outputs else None
+        )
+
+    def roll(
+        self, state: Shaped[Tensor, "n *state"], condition: Shaped[Tensor, "n *condition"] | None
+    ) -> Steps:
+        """Draw and take actions; rows that have reached their end are left behind.
+
+        Returns:
+            Every state with the action drawn there, the last states left out.
+
+        Raises:
+            ArgumentError: a state has no legal action, a row has no end within
+                ``env.max_length`` actions, or a recurrent policy cannot go this way.
+            NaNError: the logits give no distribution.
+        """
+        env, is_backward = self.env, self.policy.is_backward
+        take = env.undo if is_backward else env.move
+        steps = Steps(len(state), first=int(is_backward), device=state.device)
+        row = torch.arange(len(state), device=state.device)
+        hidden = hidden_before(self.policy, env, state)
+        for _ in range(env.max_length + 1):
+            if is_backward:
+                row, state, condition, hidden, _ = _active(
+                    ~env.is_source(state), row, state, condition, hidden, row
+                )
+            if not len(row):
+                return steps
+            drawn = self.draw(state, condition, hidden)
+            steps.row.append(row)
+            steps.state.append(state)
+            steps.draws.append(drawn)
+            action = drawn.action
+            if not is_backward:
+                row, state, condition, hidden, action = _active(
+                    env.kind(action) != env.exit_action, row, state, condition, hidden, action
+                )
+            state = take(state, action)
+        raise ArgumentError(
+            f"env must end every trajectory within max_length={env.max_length} actions, got "
+            f"{state[0].tolist()} after them"
+        )
+
+    def trajectories(
+        self,
+        start: Shaped[Tensor, "n *state"],
+        condition: Shaped[Tensor, "n *condition"] | None,
+        log_reward: Float[Tensor, "n"] | None,
+    ) -> Trajectories:
+        """Roll out, pad the rows to trajectories, and ask for their rewards.
+
+        Args:
+            start: where trajectories begin.
+            condition: one condition per row.
+            log_reward: log R of terminating states, where it is known already.
+
+        Raises:
+            ArgumentError, NaNError: see ``roll``; NaNError also where a reward is NaN.
+        """
+        env, is_backward = self.env, self.policy.is_backward
+        steps = self.roll(start, condition)
+        length, row = steps.length(), torch.arange(steps.n, device=steps.device)
+        state = steps.spread(steps.state, env.sink_state, extra=1)
+        padding = torch.full(env.action_shape, env.dummy_action, dtype=env.action_dtype)
+        action = steps.spread([drawn.action for drawn in steps.draws], padding.to(steps.device))
+        if is_backward:
+            state[row, length] = env.source_state
+            action[:, 0] = env.exits(steps.n)
+        log_prob = estimator_output = None
+        if self.save_logprobs:
+            log_prob = steps.over_zeros([drawn.log_prob for drawn in steps.draws])
+        if self.save_estimator_outputs:
+            logits = [drawn.estimator_output for drawn in steps.draws]
+            estimator_output = steps.over_zeros(logits, env.n_actions - is_backward)
+        if log_reward is None:
+            x = start if is_backward else state[row, length - 1]
+            with torch.no_grad():
+                conditions = () if env.condition_shape is None else (condition,)
+                log_reward = env.log_reward(x, *conditions)
+            check_rewards(log_reward, x)
+        return Trajectories(
+            state=state,
+            action=action,
+            length=length,
+            log_reward=log_reward.float(),
+            log_prob=log_prob,
+            estimator_output=estimator_output,
+            condition=condition,
+            is_backward=torch.ones_like(row, dtype=torch.bool) if is_backward else None,
+        )
+
+
+def _active(
+    goes_on: Bool[Tensor, "k"],
+    row: Int64[Tensor, "k"],
+    state: Shaped[Tensor, "k *state"],
+    condition: Shaped[Tensor, "k *condition"] | None,
+    hidden: TensorDictBase | None,
+    action: Shaped[Tensor, "k *action"],
+) -> tuple[Tensor, Tensor, Tensor | None, TensorDictBase | None, Tensor]:
+    """Return the rows that go on; all of them without a copy."""
+    rest = goes_on.nonzero().squeeze(1)
+    if len(rest) == len(goes_on):
+        return row, state, condition, hidden, action
+    condition = None if condition is None else condition[rest]
+    return row[rest], state[rest], condition, None if hidden is None else hidden[rest], action[rest]
