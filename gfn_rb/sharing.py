@@ -16,18 +16,17 @@ import tempfile
 import threading
 import weakref
 from contextlib import AbstractContextManager, nullcontext, suppress
+from itertools import chain
 from multiprocessing.context import assert_spawning
 from multiprocessing.reduction import DupFd
 from typing import Any, Protocol, runtime_checkable
 
-import numpy as np
 import torch
 from torch import Tensor
 from torchrl.data import ReplayBuffer
 from torchrl.data.replay_buffers.storages import Storage
 
 from gfn_rb import torchrl_compat as compat
-from gfn_rb.codec.primitives import plain_bytes, write_at
 from gfn_rb.errors import ArgumentError
 from gfn_rb.shapes import Int64
 from gfn_rb.storages import is_listed, open_shared
@@ -135,13 +134,14 @@ class WriteLock:
         stored = len(self.storage)
         slot = slot.reshape(-1)
         slot = slot[(slot >= 0) & (slot < stored)].unique()
-        head = [len(slot), stored, *self.writer.counters()]
-        at = _HEAD + self._words[_RECORDED]
-        for part in (np.array(head, np.int64), slot.cpu().numpy()):
-            at = write_at(self._descriptor, at, memoryview(part.tobytes()))
-        for tensor in self._slot_tensors() if len(slot) else ():
-            rows = tensor.index_select(0, slot.to(tensor.device))
-            at = write_at(self._descriptor, at, plain_bytes(rows))
+        head = torch.tensor([len(slot), stored, *self.writer.counters()])
+        written_over = self._slot_tensors() if len(slot) else []
+        rows = (each.index_select(0, slot.to(each.device)) for each in written_over)
+        with open(self._descriptor, "r+b", closefd=False) as stream:
+            stream.seek(_HEAD + self._words[_RECORDED])
+            for part in chain((head, slot), rows):
+                stream.write(part.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+            at = stream.tell()
         self._words[_RECORDED] = at - _HEAD  # from here on it counts
 
     def _slot_tensors(self) -> list[Tensor]:

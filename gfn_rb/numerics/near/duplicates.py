@@ -6,22 +6,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gfn_rb.numerics.near.hashing import RowHash, all_differ
+from gfn_rb.numerics.near.hashing import Multimap, RowHash, all_differ
 from gfn_rb.numerics.near.index import NearIndex, Pairs, PreparedRows
 from gfn_rb.shapes import Int64, Shaped
 
 _WIDTH = 16  # cells of a bucket
 _LOAD = 4  # of which so many are filled on average: one bucket in a million overflows
 _SLOT = 0xFFFFFFFF  # the bits of an entry that are the slot; those above are the hash
-_ALL_AT_ONCE = 2**62
 
 
 class Duplicates(NearIndex):
-    """An index of equal rows: a hash table that is read and written whole batches at a time.
+    """An index of equal rows for devices: the hash of each slot, compared with whole batches.
 
-    A bucket is one row of a matrix, each cell of it a hash and a slot in one integer, so that one
-    gather looks a batch up. An empty cell holds the complement of its position, a negative number.
-    Rows whose bucket is full are kept on a list. Equal hashes only
+    A batch is sorted by its hashes, and every slot looks itself up there: O(N log n) for N slots
+    and n rows, which a device does in less time than it takes to follow a table. Equal hashes only
     suggest that rows are equal; the rows themselves decide.
 
     Args:
@@ -29,20 +27,12 @@ class Duplicates(NearIndex):
         like: any rows of the width, dtype and device of those to come.
     """
 
-    chunk = _ALL_AT_ONCE
+    chunk = 2**62  # any number
 
     def __init__(self, capacity: int, like: Shaped[Tensor, "n d"]) -> None:
         super().__init__(capacity, like)
-        device = like.device
-        self._hash = RowHash(like.shape[1], 1, device)
-        self._n_buckets = max(1, capacity // _LOAD)
-        # One cell more than there are, which stands for "on the list".
-        self._nowhere = self._n_buckets * _WIDTH
-        self._cells = ~torch.arange(self._nowhere + 1, device=device)
-        self._buckets = self._cells[: self._nowhere].view(self._n_buckets, _WIDTH)
-        self._cell_of = torch.full((capacity,), self._nowhere, dtype=torch.int64, device=device)
-        self._none = torch.empty(0, dtype=torch.int64, device=device)
-        self._listed = self._none
+        self._hash = RowHash(like.shape[1], 1, like.device)
+        self._hash_of = torch.zeros(capacity, dtype=torch.int64, device=like.device)
 
     def sibling(self, capacity: int) -> Duplicates:
         """Return an empty index of another capacity; see :meth:`NearIndex.sibling`."""
@@ -51,32 +41,27 @@ class Duplicates(NearIndex):
     def prepare(self, rows: Shaped[Tensor, "n d"]) -> PreparedRows:
         """Hash rows; see :meth:`NearIndex.prepare`."""
         key = self._hash(rows).view(-1)
-        return PreparedRows(rows, key, key % self._n_buckets)
+        return PreparedRows(rows, key, key)
 
     def near(self, prepared: PreparedRows) -> Pairs:
         """Return the slots of equal rows; see :meth:`NearIndex.near`."""
-        cells = self._buckets.index_select(0, prepared.place)
-        i, place = ((cells >> 32) == prepared.key[:, None]).nonzero().unbind(1)
-        return self._confirmed(prepared, i, cells[i, place] & _SLOT)
+        return self._equal(prepared, *self._of_equal_hash(prepared, self._hash_of[: self.length]))
 
-    def _confirmed(self, prepared: PreparedRows, i: Tensor, slot: Tensor) -> Pairs:
-        """Return the pairs of equal rows among those of equal hash, and those on the list."""
-        if not i.shape[0] and not self._listed.shape[0]:
-            return self._none, self._none
-        if self._listed.shape[0]:
-            i, slot = self._with_listed(prepared.key, i, slot)
+    def _of_equal_hash(self, prepared: PreparedRows, stored: Int64[Tensor, "s"]) -> Pairs:
+        """Return the pairs of a row and a position among stored hashes that are equal."""
+        key = prepared.key
+        asking = Multimap(key, torch.arange(key.shape[0], device=key.device))
+        position, i = asking.fetch(asking.spans(stored))
+        return i, position
+
+    def _equal(self, prepared: PreparedRows, i: Tensor, slot: Tensor) -> Pairs:
         equal = (prepared.rows[i] == self.rows[slot]).all(1)
         return i[equal], slot[equal]
-
-    def _with_listed(self, key: Tensor, i: Tensor, slot: Tensor) -> Pairs:
-        listed = self._hash(self.rows[self._listed]).view(-1)
-        more, place = (key[:, None] == listed).nonzero().unbind(1)
-        return torch.cat([i, more]), torch.cat([slot, self._listed[place]])
 
     def near_each_other(self, prepared: PreparedRows) -> Pairs:
         """Pair each row with the first one equal to it; see :meth:`NearIndex.near_each_other`."""
         if all_differ(prepared.key):
-            return self._none, self._none
+            return prepared.key[:0], prepared.key[:0]
         first, other = _with_first(prepared.key)
         if first.shape[0] and not torch.equal(prepared.rows[first], prepared.rows[other]):
             return _with_first(torch.unique(prepared.rows, dim=0, return_inverse=True)[1])
@@ -84,48 +69,22 @@ class Duplicates(NearIndex):
 
     def shorten(self, length: int) -> None:
         """Take out the rows from a slot on; see :meth:`NearIndex.shorten`."""
-        slot = torch.arange(length, self.length, device=self.rows.device)
-        self._leave(slot)
-        self._cell_of.index_fill_(0, slot, self._nowhere)
         self.length = length
 
     def _enter(self, slot: Tensor, prepared: PreparedRows) -> None:
-        self._leave(slot)
-        bucket, entry = prepared.place, torch.add(slot, prepared.key, alpha=_SLOT + 1)
-        while slot.shape[0]:
-            # The smallest number is an empty cell's, another one for each slot.
-            cells = self._buckets.index_select(0, bucket).bitwise_xor_(slot[:, None])
-            low, place = cells.min(1)
-            cell = torch.add(place, bucket, alpha=_WIDTH)
-            if int(low.max()) >= 0:
-                full = low >= 0
-                cell = torch.where(full, self._nowhere, cell)
-                self._listed = torch.cat([self._listed, slot[full]])
-            self._cells.index_copy_(0, cell, entry)  # of rows that meet in a cell, one stays
-            self._cell_of.index_copy_(0, slot, cell)
-            stays = self._cells.index_select(0, cell)
-            if torch.equal(stays, entry):
-                return
-            again = ((stays != entry) & (low < 0)).nonzero()[:, 0]
-            slot, bucket, entry = slot[again], bucket[again], entry[again]
+        self._hash_of.index_copy_(0, slot, prepared.key)
 
     def _enter_all(self) -> None:
-        self._cells.copy_(~torch.arange(self._nowhere + 1, device=self._cells.device))
-        self._cell_of.fill_(self._nowhere)
-        self._listed = self._listed[:0]
-        slot = torch.arange(self.length, device=self.rows.device)
-        self._enter(slot, self.prepare(self.rows[: self.length]))
-
-    def _leave(self, slot: Tensor) -> None:
-        """Empty the cells of slots."""
-        cell = self._cell_of.index_select(0, slot)
-        self._cells.index_copy_(0, cell, ~cell)
-        if self._listed.shape[0]:
-            self._listed = self._listed[~torch.isin(self._listed, slot)]
+        self._hash_of[: self.length] = self.prepare(self.rows[: self.length]).key
 
 
 class HostDuplicates(Duplicates):
-    """:class:`Duplicates` on the CPU, which looks batches up and enters them in NumPy.
+    """:class:`Duplicates` on the CPU: a hash table, read and written whole batches at a time.
+
+    A bucket is one row of a matrix, each cell of it a hash and a slot in one integer, so that one
+    gather looks a batch up. An empty cell holds the complement of its position, a negative number.
+    Rows whose bucket is full, such as many equal ones, overflow: their slots are kept apart, and
+    compared with a batch as on a device.
 
     Args:
         capacity: number of slots.
@@ -134,8 +93,13 @@ class HostDuplicates(Duplicates):
 
     def __init__(self, capacity: int, like: Shaped[Tensor, "n d"]) -> None:
         super().__init__(capacity, like)
-        self._np_cells, self._np_buckets = self._cells.numpy(), self._buckets.numpy()
-        self._np_cell_of = self._cell_of.numpy()
+        self._n_buckets = max(1, capacity // _LOAD)
+        # One cell more than there are, which stands for "has overflowed".
+        self._nowhere = self._n_buckets * _WIDTH
+        self._cells = np.empty(self._nowhere + 1, np.int64)
+        self._cell_of = np.empty(capacity, np.int64)
+        self._overflow: Tensor  # slots
+        self._clear()
 
     def prepare(self, rows: Shaped[Tensor, "n d"]) -> PreparedRows:
         """Hash rows; see :meth:`NearIndex.prepare`."""
@@ -144,61 +108,57 @@ class HostDuplicates(Duplicates):
 
     def near(self, prepared: PreparedRows) -> Pairs:
         """Return the slots of equal rows; see :meth:`NearIndex.near`."""
-        cells = self._np_buckets.take(prepared.place.numpy(), 0)
+        cells = self._buckets.take(prepared.place.numpy(), 0)
         hits = (cells >> 32) == prepared.key.numpy()[:, None]
-        if not hits.any():
-            return self._confirmed(prepared, self._none, self._none)
-        i, place = hits.nonzero()
-        slot = torch.from_numpy(cells[i, place] & _SLOT)
-        return self._confirmed(prepared, torch.from_numpy(i), slot)
+        if not hits.any() and not self._overflow.shape[0]:
+            return self._overflow, self._overflow
+        row, cell = hits.nonzero()
+        i, slot = torch.from_numpy(row), torch.from_numpy(cells[row, cell] & _SLOT)
+        if self._overflow.shape[0]:
+            more, position = self._of_equal_hash(prepared, self._hash_of[self._overflow])
+            i, slot = torch.cat([i, more]), torch.cat([slot, self._overflow[position]])
+        return self._equal(prepared, i, slot)
 
-    def keep(self, slot: Int64[Tensor, "n"], prepared: PreparedRows, length: int) -> None:
-        """Put those rows into slots that have one; see :meth:`NearIndex.keep`."""
-        slots = slot.numpy()
-        chosen = np.flatnonzero(slots >= 0)
-        row, (rows, key, bucket) = slots[chosen], prepared
-        kept = rows.index_select(0, torch.from_numpy(chosen))
-        self.rows.index_copy_(0, torch.from_numpy(row), kept)
+    def shorten(self, length: int) -> None:
+        """Take out the rows from a slot on; see :meth:`NearIndex.shorten`."""
+        self._leave(np.arange(length, self.length))
+        self._cell_of[length : self.length] = self._nowhere
         self.length = length
-        self._fill(row, key.numpy()[chosen], bucket.numpy()[chosen])
 
     def _enter(self, slot: Tensor, prepared: PreparedRows) -> None:
-        self._fill(slot.numpy(), prepared.key.numpy(), prepared.place.numpy())
-
-    def _fill(
-        self,
-        row: Int64[np.ndarray, "n"],
-        key: Int64[np.ndarray, "n"],
-        bucket: Int64[np.ndarray, "n"],
-    ) -> None:
-        self._empty(row)
-        entry = row + (key << 32)
+        super()._enter(slot, prepared)
+        row, bucket = slot.numpy(), prepared.place.numpy()
+        self._leave(row)
+        entry = row + (prepared.key.numpy() << 32)
         while len(row):
             # The smallest number is an empty cell's, another one for each slot.
-            cells = self._np_buckets.take(bucket, 0)
+            cells = self._buckets.take(bucket, 0)
             cell = (cells ^ row[:, None]).argmin(1) + bucket * _WIDTH
-            held = self._np_cells[cell]
-            if held.max() >= 0:
-                cell[held >= 0] = self._nowhere
-                full = torch.from_numpy(row[held >= 0])
-                self._listed = torch.cat([self._listed, full])
-            self._np_cells[cell] = entry  # of rows that meet in a cell, one stays
-            self._np_cell_of[row] = cell
-            again = self._np_cells[cell] != entry
-            if not again.any():
-                return
-            again &= cell != self._nowhere
+            is_full = self._cells[cell] >= 0
+            if is_full.any():
+                cell[is_full] = self._nowhere
+                self._overflow = torch.cat([self._overflow, torch.from_numpy(row[is_full])])
+            self._cells[cell] = entry  # of rows that meet in a cell, one stays
+            self._cell_of[row] = cell
+            again = (self._cells[cell] != entry) & ~is_full
             row, bucket, entry = row[again], bucket[again], entry[again]
 
-    def _leave(self, slot: Tensor) -> None:
-        """Empty the cells of slots."""
-        self._empty(slot.numpy())
+    def _enter_all(self) -> None:
+        self._clear()
+        self._enter(torch.arange(self.length), self.prepare(self.rows[: self.length]))
 
-    def _empty(self, row: Int64[np.ndarray, "n"]) -> None:
-        cell = self._np_cell_of[row]
-        self._np_cells[cell] = ~cell
-        if self._listed.shape[0]:
-            self._listed = self._listed[~torch.isin(self._listed, torch.from_numpy(row))]
+    def _clear(self) -> None:
+        self._cells[:] = ~np.arange(self._nowhere + 1)
+        self._buckets = self._cells[: self._nowhere].reshape(self._n_buckets, _WIDTH)
+        self._cell_of.fill(self._nowhere)
+        self._overflow = torch.empty(0, dtype=torch.int64)
+
+    def _leave(self, row: Int64[np.ndarray, "n"]) -> None:
+        """Empty the cells of slots."""
+        cell = self._cell_of[row]
+        self._cells[cell] = ~cell
+        if self._overflow.shape[0]:
+            self._overflow = self._overflow[~torch.isin(self._overflow, torch.from_numpy(row))]
 
 
 def _with_first(key: Tensor) -> Pairs:

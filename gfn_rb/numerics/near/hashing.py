@@ -12,7 +12,8 @@ from gfn_rb.numerics.flat import flat_rows
 from gfn_rb.shapes import Int64, Shaped
 
 _VIEWS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_SEED = 0x5EED
+# Of this process, so that nobody can make up rows of equal hashes beforehand.
+_SEED = torch.Generator().seed() & (2**63 - 1)
 _LAST = torch.iinfo(torch.int64).max
 
 
@@ -26,10 +27,11 @@ class RowHash:
         width: number of columns d.
         n_groups: number of groups g.
         device: where rows live.
+        seed: of the factors ``a_j``. By default each process has its own, and so its own hashes.
     """
 
-    def __init__(self, width: int, n_groups: int, device: torch.device) -> None:
-        generator = torch.Generator().manual_seed(_SEED)
+    def __init__(self, width: int, n_groups: int, device: torch.device, seed: int = _SEED) -> None:
+        generator = torch.Generator().manual_seed(seed)
         limits = torch.iinfo(torch.int64)
         factor = torch.randint(limits.min, limits.max, (width,), generator=generator) | 1
         member = torch.arange(width)[:, None] % n_groups == torch.arange(n_groups)

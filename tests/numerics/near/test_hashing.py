@@ -21,6 +21,12 @@ def test_equal_rows_hash_alike_and_others_do_not(dtype):
     assert int(spread.min()) > 50  # the upper bits are used too
 
 
+def test_seeds_make_other_hashes():
+    rows, cpu = torch.arange(200)[:, None], torch.device("cpu")
+    assert torch.equal(RowHash(1, 1, cpu, 5)(rows), RowHash(1, 1, cpu, 5)(rows))
+    assert (RowHash(1, 1, cpu, 5)(rows) != RowHash(1, 1, cpu, 6)(rows)).sum() > 190
+
+
 def test_both_zeros_are_equal():
     key = RowHash(1, 1, torch.device("cpu"))(torch.tensor([[0.0], [-0.0]]))
     assert key[0] == key[1]
