@@ -291,8 +291,8 @@ class Scene:
             workers=[2, 3],
             rows=None if rb is None else self.honest_rows,
             log_reward_below=HIGHEST,
-            max_rows=2000,
         )
+        self.manager._channel._max_rows = 2000
         if kind == "secret":
             mine.secret = theirs[-1].secret = Secret(bytes(16))
         self.knows_secret = kind == "secret"
@@ -357,7 +357,7 @@ def test_no_message_ends_or_bends_a_manager(kind: str) -> None:
         by, tag = sent_by(number, pick)
         with suppress(errors.ArgumentError, errors.ShapeError):  # what cannot even be sent
             link = (scene.peer, scene.hostile)[by]
-            largest = max(largest, link.send(0, tag, number, meta, rows))
+            largest = max(largest, link.send(0, tag, number, meta, rows).nbytes)
         scene.settle()
         scene.go_on(i)
     scene.ask_honestly()
@@ -448,7 +448,8 @@ def test_no_answer_ends_or_bends_a_worker(what: str) -> None:
         if what == "frames":
             working.transports[at].send([mutant(pick.choice(ANSWERS), pick)], 0, tag)
         else:
-            numbered = {**ANSWER, "to": working.worker._client._tag.n_sent - pick.randrange(3)}
+            newest = max(working.worker._client._unanswered.sent, default=0)
+            numbered = {**ANSWER, "to": newest - pick.randrange(3)}
             error = {"to": 1, "error": {"type": "x", "message": "y"}}
             meta = random_meta(pick, numbered, numbered, WELCOME, {"next": [1.0]}, error)
             scores = SCORES if pick.random() < 0.2 else None

@@ -67,7 +67,7 @@ class Cluster:
             workers=[*range(self.n, len(self.transports) - 1)],
             managers=[*range(self.n)],
         )
-        self.managers[rank]._handler.tell_peers()
+        self.managers[rank]._handler.update_peers()
 
     def _worker(self, rank, holds):
         return ReplayBufferWorker(

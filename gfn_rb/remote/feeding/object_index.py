@@ -45,8 +45,6 @@ class ObjectIndex:
 
     Attributes:
         number: of the object in each row, -1 for an empty one.
-        last_row: by number, the row an object was last written to; where several rows held it, that
-            one may hold another by now.
         arrival: by number, the larger, the later an object arrived.
         n_arrived: how many objects arrived so far.
         sent: by number and rank, whether an object came from a rank; it may come from several.
@@ -66,7 +64,6 @@ class ObjectIndex:
         capacity = rb.storage.max_size
         n = capacity + n_remembered
         self.number = np.full(capacity, -1)
-        self.last_row = np.zeros(n, np.int64)
         self.arrival = np.zeros(n, np.int64)
         self.sent = np.zeros((n, n_ranks), bool)
         self.given = np.zeros((n, n_ranks), bool)
@@ -120,7 +117,6 @@ class ObjectIndex:
             left = self.number[np.concatenate([rows, emptied])]
             self.number[emptied] = -1
             self.number[rows] = self._replace(left[left >= 0], keys)
-            self.last_row[self.number[rows]] = rows
         self._length = length
         return torch.from_numpy(rows)
 

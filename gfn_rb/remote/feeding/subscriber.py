@@ -16,6 +16,7 @@ from gfn_rb.errors import ArgumentError
 from gfn_rb.remote.feeding.feed_policies import POLICIES, check_policy
 from gfn_rb.remote.feeding.object_index import ObjectIndex
 from gfn_rb.shapes import Int64
+from gfn_rb.torchrl_compat import generator_of
 
 MAX_QUOTA = 4096  # rows that are fed at a time: diverse ones take time that grows with the square
 
@@ -24,9 +25,8 @@ class Feeder:
     """Feeds workers from a manager's buffer.
 
     Args:
-        rb: the buffer; None to feed nobody.
+        rb: the buffer, whose generator softmax draws go by; None to feed nobody.
         n_ranks: how many ranks there are.
-        generator: source of randomness of softmax draws, on the CPU.
 
     Attributes:
         index: the objects that the buffer holds, None without one.
@@ -34,13 +34,13 @@ class Feeder:
         threshold: the log-reward from which on rows are fed.
     """
 
-    def __init__(
-        self, rb: ReplayBuffer | None, n_ranks: int, generator: torch.Generator | None = None
-    ) -> None:
+    def __init__(self, rb: ReplayBuffer | None, n_ranks: int) -> None:
         self.index = None if rb is None else ObjectIndex(rb, n_ranks)
         self.subscribers: dict[int, Subscriber] = {}
         self.threshold = -math.inf
-        self._generator = generator
+        generator = None if rb is None else generator_of(rb)
+        on_cpu = generator is not None and generator.device.type == "cpu"  # as are the weights
+        self._generator = generator if on_cpu else None
         self._changes = ChangedRows(0 if rb is None else rb.storage.max_size)
 
     def subscribe(self, rank: int, terms: Any) -> None:
@@ -68,13 +68,13 @@ class Feeder:
         quota = subscriber.quota if quota is None else min(quota, MAX_QUOTA)
         return subscriber.next(quota, self._generator)
 
-    def next_scores(self, rank: int) -> list[float]:
+    def peek_scores(self, rank: int) -> list[float]:
         """Return how much the rows are wanted that a worker would be given next, most first.
 
         As many as it subscribed to; see :class:`~gfn_rb.remote.feeding.feed_policies.FeedPolicy`.
         """
         subscriber = self.subscribers.get(rank)
-        return [] if subscriber is None else subscriber.next_scores(self._generator)
+        return [] if subscriber is None else subscriber.peek_scores(self._generator)
 
     def keep_above(self, threshold: float) -> None:
         """Feed no rows of a lower log-reward than this from now on."""
@@ -89,7 +89,6 @@ class Feeder:
         return {
             "index": None if self.index is None else self.index.state_dict(),
             "subscribers": {str(rank): each.terms for rank, each in self.subscribers.items()},
-            "generator": None if self._generator is None else self._generator.get_state(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -106,8 +105,6 @@ class Feeder:
                 )
                 for rank, terms in state["subscribers"].items()
             }
-        if self._generator is not None and state["generator"] is not None:
-            self._generator.set_state(state["generator"])
 
 
 class ChangedRows:
@@ -148,15 +145,13 @@ class Subscriber:
         rank: of the worker.
         terms: what :meth:`~gfn_rb.remote.Subscription.terms` gave.
         index: of the manager's buffer.
-        changes: of its rows; None where all come by :meth:`offer`.
+        changes: of its rows.
 
     Raises:
         ArgumentError: the terms are none.
     """
 
-    def __init__(
-        self, rank: int, terms: Any, index: ObjectIndex, changes: ChangedRows | None = None
-    ) -> None:
+    def __init__(self, rank: int, terms: Any, index: ObjectIndex, changes: ChangedRows) -> None:
         self.rank = rank
         self.quota, self.own = _check_terms(terms)
         # No more than is understood: they are saved, and whatever else they say is its sender's.
@@ -167,15 +162,8 @@ class Subscriber:
         if terms.get("fresh"):  # it starts anew, and has nothing of what it was given
             index.given[:, rank] = False
         index.refresh()
-        # Those that concern all subscribers, and those whose rows only this one came to know.
-        own = ChangedRows(index.storage.max_size)
-        self._changes = [own] if changes is None else [own, changes]
-        self._n_seen = [each.n_added for each in self._changes]
-        self.offer(torch.arange(len(index.storage)))
-
-    def offer(self, rows: Int64[Tensor, "m"]) -> None:
-        """Record that rows of the buffer changed, or who knows them."""
-        self._changes[0].add(rows)
+        self._changes = changes
+        self._n_seen: int | None = None  # of the changes; None before the first look
 
     def next(self, quota: int, generator: torch.Generator | None) -> TensorDictBase | None:
         """Return the rows to give next, and record that they were given.
@@ -191,12 +179,9 @@ class Subscriber:
             return None
         self._update_policy()
         rows = self._pick(quota, generator)
-        if len(rows) == 0:
-            return None
-        self._index.given[self._index.number[rows.numpy()], self.rank] = True
-        return self._index.read(rows).cpu()
+        return self._index.read(rows).cpu() if len(rows) else None
 
-    def next_scores(self, generator: torch.Generator | None) -> list[float]:
+    def peek_scores(self, generator: torch.Generator | None) -> list[float]:
         """Return how much the rows are wanted that would be given next."""
         if not self._index.storage.initialized:
             return []
@@ -206,13 +191,13 @@ class Subscriber:
 
     def _update_policy(self) -> None:
         """Tell the policy what changed: once for all changes since the last reply."""
-        logs = zip(self._changes, self._n_seen, strict=True)
-        parts = [part for log, n_seen in logs for part in log.since(n_seen)]
-        self._n_seen = [log.n_added for log in self._changes]
+        n_rows, seen = len(self._index.storage), self._n_seen
+        parts = [np.arange(n_rows)] if seen is None else self._changes.since(seen)
+        self._n_seen = self._changes.n_added
         if not parts:
             return
         changed = np.unique(np.concatenate(parts))
-        changed = changed[: np.searchsorted(changed, len(self._index.storage))]
+        changed = changed[: np.searchsorted(changed, n_rows)]
         if len(changed):
             rows, number = torch.from_numpy(changed), self._index.number[changed]
             # What is known is put in as worth nothing: one update instead of two.
@@ -228,17 +213,22 @@ class Subscriber:
         return torch.from_numpy(~known) & (log_reward >= self.threshold)
 
     def _pick(self, quota: int, generator: torch.Generator | None) -> Tensor:
-        """Take rows off the policy, and return those that still hold what the worker lacks.
+        """Take rows off the policy until enough hold what the worker lacks, and return these.
 
-        Rows may have been emptied, or hold what another row held that was given.
+        The others were emptied, the worker sent what they hold, or it was given another row of it.
         """
-        while len(rows := self._policy.pick(quota, generator)):
+        index, picked = self._index, torch.empty(0, dtype=torch.int64)
+        while (left := quota - len(picked)) > 0:
+            rows = self._policy.pick(left, generator)
             self._policy.remove(rows)
-            rows = rows[rows < len(self._index.storage)]
-            rows = rows[self._is_wanted(rows, self._index.log_reward(rows))]
-            if len(rows):
+            n_offered = len(rows)
+            rows = rows[rows < len(index.storage)]
+            rows = rows[self._is_wanted(rows, index.log_reward(rows))]
+            index.given[index.number[rows.numpy()], self.rank] = True
+            picked = torch.cat([picked, rows])
+            if n_offered < left:  # there are no more
                 break
-        return rows
+        return picked
 
 
 def _check_terms(terms: Any) -> tuple[int, bool]:

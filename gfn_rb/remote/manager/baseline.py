@@ -149,7 +149,8 @@ class Baseline(ABC):
             return self.of_full(summaries, capacity)
         known = [(each.ema, each.batches) for each in summaries if each.ema is not None]
         total = sum(batches for _, batches in known)
-        return sum(ema * batches for ema, batches in known) / total if total else None
+        # Weighted first: a product of a large number and a count may be infinite.
+        return sum(ema * (batches / total) for ema, batches in known) if total else None
 
     def __repr__(self) -> str:
         named = ", ".join(f"{name}={value}" for name, value in vars(self).items())

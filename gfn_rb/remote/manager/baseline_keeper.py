@@ -124,7 +124,7 @@ class BaselineKeeper:
         summaries = {self.rank: self.summary(), **self.peers}
         return [summaries[rank] for rank in sorted(summaries)]
 
-    def tell(self, channel: FrameChannel) -> list[PeerLostError]:
+    def broadcast(self, channel: FrameChannel) -> list[PeerLostError]:
         """Tell the other managers what is new to them.
 
         Returns:
@@ -145,7 +145,7 @@ class BaselineKeeper:
             self._told[rank] = summary
         return gone
 
-    def hear(self, rank: int, summary: Summary) -> bool:
+    def on_summary(self, rank: int, summary: Summary) -> bool:
         """Record what another manager knows.
 
         Returns:

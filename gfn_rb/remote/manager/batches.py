@@ -93,7 +93,8 @@ class BatchHandler:
         except Exception as error:  # of a writer, transform or storage that is not known here
             return IngestResult({"refused": len(rows)}, unstored=error)
         self.baseline.written(outcomes.get("stored", 0))
-        self.baseline.observe(log_reward)
+        if store:  # rows to be scored alone are no claim on anybody's room
+            self.baseline.observe(log_reward)
         try:
             with self.watch("score"):
                 return IngestResult(outcomes, *pack(self._score(rows, sender), len(rows)))
@@ -134,7 +135,4 @@ class BatchHandler:
         new, known = index.new(keys)
         if len(known):
             index.sent[known, sender] = True
-            subscriber = self.feeder.subscribers.get(sender)
-            if subscriber is not None:
-                subscriber.offer(torch.from_numpy(index.last_row[known]))
         return new

@@ -32,7 +32,7 @@ from gfn_rb.remote.protocol.messages import (
     is_number,
     one_line,
 )
-from gfn_rb.transports.base import Envelope
+from gfn_rb.transports.base import Envelope, SendHandle
 
 log = logging.getLogger(__name__)
 
@@ -46,8 +46,6 @@ class MessageHandler:
         workers: the ranks that send items.
         senders: what is counted of each of them.
         queries: what any rank may ask for, by kind: each makes the answer.
-        stops_on_error: whether an error of the scoring function is raised once it was answered.
-        max_untaken: answers a rank may leave untaken before it counts as lost.
 
     Attributes:
         batches: how many batches were answered.
@@ -60,8 +58,6 @@ class MessageHandler:
         workers: Membership,
         senders: Mapping[int, SenderStatistics],
         queries: Mapping[int, Callable[[], dict[str, Any]]],
-        stops_on_error: bool = False,
-        max_untaken: int = 256,
     ) -> None:
         self.batches = 0
         self._name = f"manager {channel.transport.rank}"
@@ -69,9 +65,9 @@ class MessageHandler:
         self._batch_handler, self._queries = batch_handler, queries
         self._feeder, self._baseline = batch_handler.feeder, batch_handler.baseline
         self._managers = frozenset(self._baseline.peers)
-        self._watch, self._stops_on_error = batch_handler.watch, stops_on_error
-        self._replies = Replies(channel, self._name, self._watch, self.lose, max_untaken)
-        self._stop: Exception | None = None  # what ends the manager once it was answered
+        self._watch = batch_handler.watch
+        self._replies = Replies(channel, self._name, self._watch, self.lose)
+        self._held_sent: dict[int, SendHandle] = {}  # the newest answer of all rows to each rank
         self._handlers: dict[int, Callable[[ReceivedFrame], None]] = {
             Kind.HELLO: self._hello,
             Kind.ITEMS: self._items,
@@ -86,7 +82,6 @@ class MessageHandler:
 
         Raises:
             PeerLostError: its sender is gone before all of it has come.
-            Exception: of the scoring function, where that is to stop the manager.
         """
         frame = ReceivedFrame(envelope.source, envelope.tag, 0, {}, None, envelope.nbytes, None)
         try:
@@ -97,9 +92,6 @@ class MessageHandler:
             raise
         except Exception as error:
             self._refuse(frame, error)
-        if (stop := self._stop) is not None:
-            self._stop = None
-            raise stop
 
     def _handle(self, frame: ReceivedFrame) -> None:
         source, tag = frame.source, frame.tag
@@ -115,14 +107,14 @@ class MessageHandler:
         else:
             raise ArgumentError(f"tag {tag} from rank {source} is not expected")
 
-    def tell_peers(self) -> None:
+    def update_peers(self) -> None:
         """Tell the other managers what this one knows of rewards."""
-        for error in self._baseline.tell(self._channel):
+        for error in self._baseline.broadcast(self._channel):
             self.lose(error.rank, str(error))
 
     def leave_peers(self) -> None:
         """Tell the other managers what this one knows, and that it is done."""
-        self.tell_peers()
+        self.update_peers()
         for rank in self._baseline.peers.keys() - self._baseline.finished:
             with suppress(PeerLostError):
                 self._channel.send(rank, PEER_TAG, Kind.GOODBYE)
@@ -130,7 +122,7 @@ class MessageHandler:
     def lose(self, rank: int, why: str, state: State = LOST) -> None:
         """Continue without a worker or manager; one that has left already is passed over."""
         if rank in self._baseline.peers:
-            self._hear_last(rank)
+            self._receive_last(rank)
             if rank not in self._baseline.finished:
                 self._baseline.drop_peer(rank)
                 log.warning("%s: manager %d is gone: %s", self._name, rank, one_line(why))
@@ -148,10 +140,10 @@ class MessageHandler:
         if frame.kind == Kind.GOODBYE:
             self._baseline.finished.add(rank)
             return
-        if self._baseline.hear(rank, Summary.from_json(frame.meta)):
+        if self._baseline.on_summary(rank, Summary.from_json(frame.meta)):
             log.warning("%s: manager %d is back", self._name, rank)
 
-    def _hear_last(self, rank: int) -> None:
+    def _receive_last(self, rank: int) -> None:
         """Take what another manager said before it was gone."""
         with suppress(PeerLostError):
             while (frame := self._channel.receive(rank, PEER_TAG)) is not None:
@@ -169,8 +161,14 @@ class MessageHandler:
     def _handle_query(self, frame: ReceivedFrame) -> None:
         if frame.kind not in self._queries:
             raise ArgumentError(f"a frame of kind {frame.kind} is no query")
+        # A question has a few bytes, and its answer may have those of the whole buffer.
+        earlier = self._held_sent.get(frame.source)
+        if frame.kind == Kind.HELD and earlier is not None and not earlier.done():
+            raise ArgumentError("it has not taken the answer to its last question")
         answer = self._queries[frame.kind]()
-        self._replies.send(frame, Kind(frame.kind), answer, answer.pop("rows", None))
+        sent = self._replies.send(frame, Kind(frame.kind), answer, answer.pop("rows", None))
+        if frame.kind == Kind.HELD and sent is not None:
+            self._held_sent[frame.source] = sent
 
     def _handle_data(self, frame: ReceivedFrame) -> None:
         source = frame.source
@@ -227,7 +225,7 @@ class MessageHandler:
             answer["baseline"] = self._baseline.value()
             fed = self._next_for(frame, quota)
             if quota is not None:
-                answer["next"] = self._feeder.next_scores(source)
+                answer["next"] = self._feeder.peek_scores(source)
         except Exception as unfed:  # rows that are stored are answered for all the same
             outcome, error = "cannot answer", unfed
         sender = self._senders[source]
@@ -236,7 +234,6 @@ class MessageHandler:
             self._replies.log(frame, error, outcome, f"{len(rows)} items: ")
             answer["error"] = describe_error(error)
         self._replies.send(frame, Kind.SCORES, answer, fed, result.per_row)
-        self._stop = result.unscored if self._stops_on_error else None
 
     def _see_managers(self, frame: ReceivedFrame) -> None:
         """Go by which managers the sender of rows chose their owner among, of several."""
@@ -268,7 +265,7 @@ class MessageHandler:
         if source not in self._feeder.subscribers:
             raise ArgumentError("it asks for items and has not subscribed")
         fed = self._next_for(frame, quota)
-        self._replies.send(frame, Kind.FEED, {"next": self._feeder.next_scores(source)}, fed)
+        self._replies.send(frame, Kind.FEED, {"next": self._feeder.peek_scores(source)}, fed)
 
     def _goodbye(self, frame: ReceivedFrame) -> None:
         self._workers.leave(frame.source, GONE)

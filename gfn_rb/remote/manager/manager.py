@@ -9,13 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
 from os import PathLike, fspath
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from tensordict import TensorDictBase
 from torchrl.data import ReplayBuffer
 
-from gfn_rb.arguments import as_count
 from gfn_rb.buffers.compact import CompactRows, compact_rows_of
 from gfn_rb.checkpoint import (
     Journal,
@@ -51,6 +50,7 @@ log = logging.getLogger(__name__)
 PHASES = ("idle", "receive", "store", "score", "feed", "reply", "checkpoint")
 _TICK = 0.2  # seconds between checks of what no message tells: silence, checkpoints that are due
 _FLUSH = 5.0  # seconds that answers have to leave at the end
+_MAX_ROWS = 1 << 20  # of a message: its bytes do not bound rows of no size
 
 
 class ReplayBufferManager:
@@ -66,7 +66,7 @@ class ReplayBufferManager:
         buffer: where items are stored, any replay buffer over a one-dimensional tensor storage;
             None to score alone. What it stores compactly also travels so to and from workers
             whose own buffers have the same form; the scoring function sees whole items.
-        score: ``fn(items, sender)`` to scores by name, see
+        score: ``fn(items, sender)`` to scores by name. The worker is told of what it raises. See
             :data:`~gfn_rb.remote.protocol.messages.ScoreFunction`.
         baseline: how the baseline is made, by default :class:`~gfn_rb.remote.MinBaseline`.
         workers: the ranks that send items; by default all but the managers.
@@ -75,15 +75,12 @@ class ReplayBufferManager:
             the buffer's capacity is that of all together: each has room for so many rows.
         duplicates: ``"drop"`` items whose object (terminating state and condition) is stored
             already, or ``"keep"`` them. Transitions have no object, and are always kept.
-        on_score_error: when ``score`` raises, the worker is told, and the manager ``"continue"``s
-            or ``"stop"``s: the error then leaves :meth:`run` or :meth:`step`.
         metadata: what to answer metadata queries with, in addition to what the manager knows; a
             function of the manager that returns what JSON can say.
         checkpoint: a file to save to, on request, at the end of :meth:`run` and, where asked for,
             in between.
         checkpoint_every: save after so many batches.
         worker_timeout: seconds of silence after which a worker counts as lost.
-        generator: source of randomness of softmax draws for workers.
         compact: the form that rows travel in between this rank and those that have the same; by
             default that of the buffer.
         rows: what workers send to be stored, one row or more, batch size [n]. They are not stored:
@@ -91,9 +88,6 @@ class ReplayBufferManager:
             for the first that come, whoever sends them.
         log_reward_below: what log-rewards must be below, or the batch is refused; None for any.
             NaN is always refused.
-        max_rows: the most rows of a message; of one that has more none is looked at.
-        max_nbytes: the largest message that is read.
-        max_untaken: answers that a rank may leave untaken before it counts as lost.
         secret: that the checkpoint is made with, and must have been; None for without any.
 
     Raises:
@@ -114,24 +108,15 @@ class ReplayBufferManager:
         workers: Sequence[int] | None = None,
         managers: Sequence[int] | None = None,
         duplicates: Duplicates = "drop",
-        on_score_error: Literal["continue", "stop"] = "continue",
         metadata: Callable[[ReplayBufferManager], Mapping[str, Any]] | None = None,
         checkpoint: str | PathLike[str] | None = None,
         checkpoint_every: int | None = None,
         worker_timeout: float = 600.0,
-        generator: torch.Generator | None = None,
         compact: CompactRows | None = None,
         rows: TensorDictBase | None = None,
         log_reward_below: float | None = math.inf,
-        max_rows: int = 1 << 20,
-        max_nbytes: int = 1 << 28,
-        max_untaken: int = 256,
         secret: Secret | None = None,
     ) -> None:
-        if on_score_error not in ("continue", "stop"):
-            raise ArgumentError(
-                f"on_score_error must be 'continue' or 'stop', got {on_score_error!r}"
-            )
         self.transport = transport
         self.buffer = buffer
         if checkpoint_every is not None and (checkpoint is None or checkpoint_every < 1):
@@ -145,16 +130,13 @@ class ReplayBufferManager:
                 f"buffer of a manager must have no rate_limiter, got {pace}: give it to the "
                 "buffers of workers, which are those that draw"
             )
-        limits = {"max_rows": max_rows, "max_nbytes": max_nbytes, "max_untaken": max_untaken}
-        for name, limit in limits.items():
-            as_count(name, limit)
         if rows is not None:
             _lay_out(buffer, rows)
         self.managers, ranks = check_roles(transport, managers, workers)
         peers = [rank for rank in self.managers if rank != transport.rank]
         self._workers = Membership(ranks, worker_timeout)
         self._senders = {rank: SenderStatistics() for rank in ranks}
-        self._feeder = Feeder(buffer, transport.size, generator)
+        self._feeder = Feeder(buffer, transport.size)
         strategy = MinBaseline() if baseline is None else baseline
         self._baseline = BaselineKeeper(strategy, buffer, [transport.rank, *peers])
         self._metadata = metadata
@@ -162,7 +144,7 @@ class ReplayBufferManager:
         self._secret = secret
         self._batches_saved = 0  # when it was last tried
         form = compact or compact_rows_of(buffer)
-        self._channel = FrameChannel(transport, form, max_nbytes, max_rows)
+        self._channel = FrameChannel(transport, form, _MAX_ROWS)
         self._watch = Stopwatch(PHASES)
         self._handler = MessageHandler(
             self._channel,
@@ -177,8 +159,6 @@ class ReplayBufferManager:
                 Kind.CHECKPOINT: lambda: {"path": self.save()},
                 Kind.HELD: lambda: {"capacity": self._baseline.capacity, "rows": self.items()},
             },
-            stops_on_error=on_score_error == "stop",
-            max_untaken=max_untaken,
         )
 
     # What users call.
@@ -209,7 +189,7 @@ class ReplayBufferManager:
             CheckpointError: it cannot save at the end, when all else is done.
         """
         self._workers.restart_silence()
-        self._handler.tell_peers()  # which may have known an earlier one in its place
+        self._handler.update_peers()  # which may have known an earlier one in its place
         end = None if timeout is None else time.monotonic() + timeout
         while not self.finished:
             # Woken now and then: silence, a due checkpoint and a signal are no messages.
@@ -359,7 +339,7 @@ class ReplayBufferManager:
             except Exception as error:  # the next may succeed, as when a disk was full
                 why = one_line(f"{type(error).__name__}: {error}")
                 log.warning("%s: could not save, going on: %s", self._name, why)
-        self._handler.tell_peers()
+        self._handler.update_peers()
 
     def _end(self) -> None:
         self._handler.leave_peers()

@@ -12,9 +12,11 @@ from gfn_rb.errors import PeerLostError, TransportClosedError
 from gfn_rb.remote.protocol.channel import FrameChannel, ReceivedFrame
 from gfn_rb.remote.protocol.messages import Kind, describe_error, is_number, one_line
 from gfn_rb.stopwatch import Stopwatch
+from gfn_rb.transports.base import SendHandle
 
 log = logging.getLogger(__name__)
 
+MAX_UNTAKEN = 256  # replies a rank may leave untaken before it counts as lost
 _MAX_REASON = 2000  # characters: a refusal must fit where what it refuses did not
 
 
@@ -29,7 +31,6 @@ class Replies:
         name: of the manager, for the log.
         watch: measures the phase "reply".
         lose: called with a rank that turns out to be lost, and why.
-        max_untaken: replies a rank may leave untaken before it counts as lost.
     """
 
     def __init__(
@@ -38,10 +39,8 @@ class Replies:
         name: str,
         watch: Stopwatch,
         lose: Callable[[int, str], None],
-        max_untaken: int = 256,
     ) -> None:
         self._channel, self._name, self._watch, self._lose = channel, name, watch, lose
-        self._max_untaken = max_untaken
         self._logged: set[tuple[int, str, str]] = set()
 
     def send(
@@ -51,17 +50,22 @@ class Replies:
         meta: dict[str, Any],
         rows: TensorDictBase | None = None,
         scores: TensorDictBase | None = None,
-    ) -> None:
-        """Reply to a message; no more once its sender is lost for not taking replies."""
+    ) -> SendHandle | None:
+        """Reply to a message; no more once its sender is lost for not taking replies.
+
+        Returns:
+            The handle of the reply, None if there is none.
+        """
         dest = message.source
         # Waiting would hand the whole manager to the slowest worker, and queueing without end its
         # memory: a rank that takes nothing is done without.
         untaken = self._channel.in_flight(dest)
-        if untaken > self._max_untaken:
-            return
+        sent = None
+        if untaken > MAX_UNTAKEN:
+            return None
         try:
             with self._watch("reply"):
-                self._channel.send(dest, message.tag, kind, meta, rows, scores)
+                sent = self._channel.send(dest, message.tag, kind, meta, rows, scores)
         except PeerLostError as error:
             self._lose(dest, str(error))
         except TransportClosedError:
@@ -71,8 +75,9 @@ class Replies:
                 self.refuse(message, f"the answer cannot be sent: {error}")
             else:
                 self.log(message, error, "cannot refuse")
-        if untaken == self._max_untaken:  # without this one
-            self._lose(dest, f"it has left {self._max_untaken} answers untaken")
+        if untaken == MAX_UNTAKEN:  # without this one
+            self._lose(dest, f"it has left {MAX_UNTAKEN} answers untaken")
+        return sent
 
     def refuse(self, message: ReceivedFrame, why: str | Exception) -> None:
         """Refuse a message: log why, and reply so, naming its id, or that it cannot be read."""

@@ -20,7 +20,9 @@ from gfn_rb.errors import (
     WireError,
 )
 from gfn_rb.remote.protocol.messages import Kind, remote_error
-from gfn_rb.transports.base import MAX_NBYTES, Envelope, SendHandle, Transport
+from gfn_rb.transports.base import Envelope, SendHandle, Transport
+
+_GROWTH = 1 << 10  # by which compact rows grow at most when they are made whole
 
 
 class ReceivedFrame(NamedTuple):
@@ -58,7 +60,6 @@ class FrameChannel:
         transport: which is used by nobody else for the same tags.
         compact: the form that items travel in to ranks that are found to have the same; None to
             send them whole.
-        max_nbytes: the largest message that is read.
         max_rows: the most rows of a message that are looked at.
     """
 
@@ -66,12 +67,11 @@ class FrameChannel:
         self,
         transport: Transport,
         compact: CompactRows | None = None,
-        max_nbytes: int = MAX_NBYTES,
         max_rows: int = MAX_ROWS,
     ) -> None:
         self.transport = transport
         self._compact = compact
-        self._max_nbytes, self._max_rows = max_nbytes, max_rows
+        self._max_rows = max_rows
         self._have_form: set[int] = set()
         self._in_flight: defaultdict[int, deque[SendHandle]] = defaultdict(deque)
 
@@ -93,7 +93,7 @@ class FrameChannel:
         meta: dict[str, Any] | None = None,
         rows: TensorDictBase | None = None,
         scores: TensorDictBase | None = None,
-    ) -> int:
+    ) -> SendHandle:
         """Send a frame without waiting.
 
         Args:
@@ -103,9 +103,6 @@ class FrameChannel:
             meta: what JSON can say.
             rows: items, batch size [n]; must not change until it has left.
             scores: batch size [m], likewise; never compact.
-
-        Returns:
-            The size of the frame in bytes.
 
         Raises:
             ArgumentError: the metadata or the frame are too large.
@@ -121,7 +118,7 @@ class FrameChannel:
             encode_frame(kind, rows, meta, self.transport.secret), dest, tag
         )
         self._in_flight[dest].append(handle)
-        return handle.nbytes
+        return handle
 
     def receive(
         self, source: int | None = None, tag: int | None = None, timeout: float = 0.0
@@ -146,10 +143,6 @@ class FrameChannel:
         meta: dict[str, Any] = {}
         try:
             data = self.transport.take(envelope).data
-            if nbytes > self._max_nbytes:
-                raise WireError(
-                    f"it has {nbytes} bytes, expected max_nbytes={self._max_nbytes} at most"
-                )
             frame = decode_frame(data, self.transport.secret)
             meta, rows, scores = frame.meta, frame.rows, None
             if meta.get("nested"):
@@ -157,7 +150,7 @@ class FrameChannel:
             self._check_number(rows)
             self._check_number(scores)
             if meta.get("compact"):
-                rows = self._whole(rows)
+                rows = self._whole(rows, nbytes)
         except (PeerLostError, TransportClosedError, TransportTimeoutError):
             raise
         except (WireError, TransportError) as error:  # the latter of one that was too large
@@ -179,15 +172,20 @@ class FrameChannel:
         except GfnRbError:  # of another kind than is stored here: they travel whole
             return rows, meta
 
-    def _whole(self, rows: TensorDictBase | None) -> TensorDictBase | None:
+    def _whole(self, rows: TensorDictBase | None, nbytes: int) -> TensorDictBase | None:
         if rows is None:
             return None
         if self._compact is None:
             raise WireError("rows came compact, expected whole ones: this rank has no form of them")
+        limit, n_whole = self.transport.max_nbytes, 0
         try:
-            return self._compact.forward(rows)
+            if nbytes * _GROWTH > limit:  # all rows have the size of the first
+                n_whole = len(rows) * self._compact.forward(rows[:1]).bytes()
+            if n_whole <= limit:
+                return self._compact.forward(rows)
         except Exception as error:  # of whatever an environment makes of foreign numbers
             raise WireError(f"rows cannot be read as {self.row_form}: {error}") from error
+        raise WireError(f"its rows have {n_whole} bytes whole, expected {limit} at most")
 
     def in_flight(self, dest: int) -> int:
         """Return how many frames to a rank are still on their way, and release the others."""

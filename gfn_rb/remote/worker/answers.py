@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from heapq import nlargest
 from typing import Any
 
 from tensordict import TensorDictBase
@@ -25,11 +27,49 @@ from gfn_rb.remote.protocol.messages import (
 )
 from gfn_rb.remote.protocol.rows import check_rows
 from gfn_rb.remote.worker.accounts import Reply, UnansweredBatches
-from gfn_rb.remote.worker.feed_split import FeedSplit
 
 log = logging.getLogger(__name__)
 
 _ANSWERS = {Kind.HELLO: Kind.WELCOME, Kind.FETCH: Kind.FEED, Kind.GOODBYE: Kind.BYE}
+
+
+class FeedSplit:
+    """Splits a quota of rows over managers so that those are fed which are the best of all.
+
+    Each manager tells with its answers how much the rows that it would feed next are wanted, by the
+    worker's policy; see :meth:`~gfn_rb.remote.feeding.feed_policies.FeedPolicy.best`. The
+    quota goes where the highest of these numbers are. As far as there are fewer of them, each
+    manager is asked for as many more, for they may have come by others since.
+
+    Args:
+        quota: rows, of all managers together; 0 for a worker that is not fed.
+    """
+
+    def __init__(self, quota: int) -> None:
+        self.quota = quota
+        self._next: dict[int, Sequence[float]] = {}
+
+    def update(self, manager: int, scores: Sequence[float]) -> None:
+        """Record how much the rows are wanted that a manager would feed next."""
+        self._next[manager] = scores
+
+    def __call__(
+        self, managers: Sequence[int], turn: int, quota: int | None = None
+    ) -> Counter[int]:
+        """Return how many rows each manager is to feed.
+
+        Args:
+            managers: that are asked.
+            turn: who gets what cannot be shared equally: a number that grows.
+            quota: rows; by default that of the subscription.
+        """
+        quota = self.quota if quota is None else quota
+        known = ((score, rank) for rank in managers for score in self._next.get(rank, ()))
+        split = Counter(rank for _, rank in nlargest(quota, known))
+        each, more = divmod(quota - split.total(), len(managers))
+        for i, rank in enumerate(managers):
+            split[rank] += each + ((i + turn) % len(managers) < more)
+        return split
 
 
 class Answers:
@@ -95,8 +135,8 @@ class Answers:
         try:
             with answer_of(source):
                 outcomes, scores = outcomes_of(meta, n), scores_of(meta, message.scores, n)
-                self.split.heard(source, wanted_of(meta))
-                self._hear_baseline(meta)
+                self.split.update(source, wanted_of(meta))
+                self._update_baseline(meta)
                 reply = Reply((source,), n, scores, outcomes, self.baseline, error)
         except RemoteError as nonsense:
             self._unanswered.errors.append(nonsense)
@@ -136,7 +176,7 @@ class Answers:
         """
         self._take_fed(message)
         with answer_of(message.source):
-            self.split.heard(message.source, wanted_of(message.meta))
+            self.split.update(message.source, wanted_of(message.meta))
 
     def _take_fed(self, message: ReceivedFrame) -> None:
         if message.rows is not None:
@@ -154,9 +194,9 @@ class Answers:
             said = f"{message.meta!s:.200}"
             raise RemoteError(message.source, f"speaks {said}, expected protocol {PROTOCOL}")
         with answer_of(message.source):
-            self._hear_baseline(message.meta)
+            self._update_baseline(message.meta)
 
-    def _hear_baseline(self, meta: Mapping[str, Any]) -> None:
+    def _update_baseline(self, meta: Mapping[str, Any]) -> None:
         baseline = baseline_of(meta)
         self.baseline = self.baseline if baseline is None else baseline
 

@@ -26,8 +26,7 @@ from gfn_rb.remote.worker.accounts import (
     UnansweredBatches,
     WorkerStatistics,
 )
-from gfn_rb.remote.worker.answers import Answers
-from gfn_rb.remote.worker.feed_split import FeedSplit
+from gfn_rb.remote.worker.answers import Answers, FeedSplit
 from gfn_rb.transports.base import Transport
 from gfn_rb.transports.deadline import Deadline, Grace
 from gfn_rb.writers.rows import select_rows
@@ -219,11 +218,11 @@ class ManagerClient:
     def _send_share(self, share: SentShare, meta: dict[str, Any]) -> None:
         if not self._membership.is_present(share.manager):  # it was lost a moment ago
             raise PeerLostError(share.manager, self._membership[share.manager].why)
-        nbytes = self._channel.send(share.manager, DATA_TAG, Kind.ITEMS, meta, share.rows)
+        sent = self._channel.send(share.manager, DATA_TAG, Kind.ITEMS, meta, share.rows)
         # Counted only now: what could not be handed over was not sent.
         self._unanswered.add(meta["id"], share)
         self._count.batches += 1
-        self._count.bytes_sent += nbytes
+        self._count.bytes_sent += sent.nbytes
 
     def ask(self, rank: int, kind: Kind, meta: dict[str, Any]) -> ReceivedFrame:
         """Ask a manager something, and wait for the answer.
@@ -250,7 +249,7 @@ class ManagerClient:
     def _post(self, rank: int, kind: Kind, meta: dict[str, Any]) -> None:
         """Send a question. Nobody waits for the answer to an earlier one."""
         self._answers.response.pop(rank, None)
-        self._count.bytes_sent += self._channel.send(rank, DATA_TAG, kind, meta)
+        self._count.bytes_sent += self._channel.send(rank, DATA_TAG, kind, meta).nbytes
 
     def fetch(self, quota: int | None) -> None:
         """Ask the managers for items, and hand these on as if they came with answers.

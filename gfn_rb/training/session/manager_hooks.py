@@ -162,7 +162,6 @@ def make_manager(
         checkpoint=folder.checkpoint,
         checkpoint_every=max(1, config.checkpoint_every * len(roles.workers) // config.send_every),
         worker_timeout=worker_silence(config, roles),
-        generator=torch.Generator().manual_seed(config.seed),
         rows=_example(env),
         secret=secret,
     )

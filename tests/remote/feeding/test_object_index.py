@@ -82,8 +82,6 @@ class Model:
             if value is None:
                 continue
             assert number[row] == index.find(keys([value]))[0]
-            if self.known[value]["n"] == 1:
-                assert index.last_row[number[row]] == row
             assert index.arrival[number[row]] == self.known[value]["arrival"]
             for name in ("sent", "given"):
                 ranks = getattr(index, name)[number[row]].nonzero()[0].tolist()

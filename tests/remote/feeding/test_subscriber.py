@@ -26,12 +26,19 @@ def index(rb):
     return ObjectIndex(rb, 4)
 
 
-def put(rb, index, values, sender, *subscribers):
-    slots = rb.extend(objects(values))
-    changed = index.refresh()
-    index.sent[index.number[slots[slots >= 0].numpy()], sender] = True
-    for subscriber in subscribers:
-        subscriber.offer(changed)
+@pytest.fixture
+def changes():
+    return ChangedRows(6)
+
+
+@pytest.fixture
+def put(rb, index, changes):
+    def put(values, sender):
+        slots = rb.extend(objects(values))
+        changes.add(index.refresh())
+        index.sent[index.number[slots[slots >= 0].numpy()], sender] = True
+
+    return put
 
 
 def given(subscriber, quota=2):
@@ -39,45 +46,45 @@ def given(subscriber, quota=2):
     return [] if rows is None else rows["state"][:, 0].tolist()
 
 
-def test_a_worker_is_given_what_others_sent_once(rb, index):
-    subscriber = Subscriber(1, terms(), index)
-    put(rb, index, [5, 1], 1, subscriber)
-    put(rb, index, [3, 4, 2], 2, subscriber)
+def test_a_worker_is_given_what_others_sent_once(rb, index, changes, put):
+    subscriber = Subscriber(1, terms(), index, changes)
+    put([5, 1], 1)
+    put([3, 4, 2], 2)
     assert given(subscriber) == [4, 3]
     assert given(subscriber) == [2]
     assert given(subscriber) == []
-    put(rb, index, [9], 3, subscriber)
+    put([9], 3)
     assert given(subscriber) == [9]
 
 
-def test_a_worker_is_given_its_own_where_it_asks_for_it(rb, index):
-    subscriber = Subscriber(1, terms(own=True), index)
-    put(rb, index, [5, 1], 1, subscriber)
-    put(rb, index, [3], 2, subscriber)
+def test_a_worker_is_given_its_own_where_it_asks_for_it(rb, index, changes, put):
+    subscriber = Subscriber(1, terms(own=True), index, changes)
+    put([5, 1], 1)
+    put([3], 2)
     assert given(subscriber) == [5, 3]
     assert given(subscriber) == [1]
-    subscriber.offer(torch.arange(3))
+    changes.add(torch.arange(3))
     assert given(subscriber) == []
 
 
-def test_who_comes_late_is_given_what_is_there(rb, index):
-    put(rb, index, [3, 4], 2)
-    put(rb, index, [5], 1)
-    assert given(Subscriber(1, terms(), index), 9) == [4, 3]
+def test_who_comes_late_is_given_what_is_there(rb, index, changes, put):
+    put([3, 4], 2)
+    put([5], 1)
+    assert given(Subscriber(1, terms(), index, changes), 9) == [4, 3]
 
 
-def test_what_nobody_looked_at_yet_is_known_to_have_been_given(rb, index):
+def test_what_nobody_looked_at_yet_is_known_to_have_been_given(rb, index, changes, put):
     rb.extend(objects([3, 4]))
-    assert given(Subscriber(1, terms(), index)) == [4, 3]
+    assert given(Subscriber(1, terms(), index, changes)) == [4, 3]
     index.refresh()
     assert index.given[index.number[:2], 1].all()
 
 
-def test_many_changes_between_two_replies_are_all_kept(rb, index):
-    subscriber = Subscriber(1, terms(), index)
-    put(rb, index, [1, 2, 3, 4, 5, 6], 2, subscriber)
+def test_many_changes_between_two_replies_are_all_kept(rb, index, changes, put):
+    subscriber = Subscriber(1, terms(), index, changes)
+    put([1, 2, 3, 4, 5, 6], 2)
     for _ in range(30):
-        subscriber.offer(torch.tensor([0]))
+        changes.add(torch.tensor([0]))
     assert given(subscriber, 9) == [6, 5, 4, 3, 2, 1]
 
 
@@ -95,23 +102,25 @@ def test_each_reader_is_told_of_all_changes_since_it_looked(steps):
         seen[step], owed[step] = log.n_added, set()
 
 
-def test_what_was_evicted_is_not_given(rb, index):
-    subscriber = Subscriber(1, terms(), index)
-    put(rb, index, [1, 2, 3, 4, 5, 6], 2, subscriber)
-    put(rb, index, [7, 8, 9, 10, 11], 1, subscriber)
+def test_what_was_evicted_is_not_given(rb, index, changes, put):
+    subscriber = Subscriber(1, terms(), index, changes)
+    put([1, 2, 3, 4, 5, 6], 2)
+    put([7, 8, 9, 10, 11], 1)
     assert given(subscriber, 9) == [6]
 
 
-def test_a_restarted_worker_is_given_everything_again_but_a_returning_one_is_not(rb, index):
-    put(rb, index, [3, 4], 2)
-    assert given(Subscriber(1, terms(), index), 9) == [4, 3]
-    assert given(Subscriber(1, terms(fresh=False), index), 9) == []
-    assert given(Subscriber(1, terms(fresh=True), index), 9) == [4, 3]
+def test_a_restarted_worker_is_given_everything_again_a_returning_one_is_not(
+    rb, index, changes, put
+):
+    put([3, 4], 2)
+    assert given(Subscriber(1, terms(), index, changes), 9) == [4, 3]
+    assert given(Subscriber(1, terms(fresh=False), index, changes), 9) == []
+    assert given(Subscriber(1, terms(fresh=True), index, changes), 9) == [4, 3]
 
 
-def test_what_is_given_holds_no_bookkeeping_and_is_a_copy(rb, index):
-    put(rb, index, [3], 2)
-    rows = Subscriber(1, terms(), index).next(1, None)
+def test_what_is_given_holds_no_bookkeeping_and_is_a_copy(rb, index, changes, put):
+    put([3], 2)
+    rows = Subscriber(1, terms(), index, changes).next(1, None)
     assert set(rows.keys()) == {"state", "log_reward"}
     rows["log_reward"].zero_()
     assert rb[:]["log_reward"].tolist() == [3.0]
@@ -119,30 +128,30 @@ def test_what_is_given_holds_no_bookkeeping_and_is_a_copy(rb, index):
 
 def test_slots_that_a_buffer_stores_are_not_given():
     rb = TensorDictReplayBuffer(storage=LazyTensorStorage(4))
-    index = ObjectIndex(rb, 4)
+    index, changes = ObjectIndex(rb, 4), ChangedRows(4)
     rb.extend(objects([3]).set("index", torch.zeros(1, dtype=torch.int64)))
     assert "index" in rb.storage._storage.keys()  # noqa: SIM118
-    rows = Subscriber(1, terms(), index).next(1, None)
+    rows = Subscriber(1, terms(), index, changes).next(1, None)
     assert set(rows.keys()) == {"state", "log_reward"}
 
 
-def test_relabelled_rewards_count(rb, index):
-    subscriber = Subscriber(1, terms(), index)
-    put(rb, index, [3, 4], 2, subscriber)
+def test_relabelled_rewards_count(rb, index, changes, put):
+    subscriber = Subscriber(1, terms(), index, changes)
+    put([3, 4], 2)
     slot = int((rb[:]["state"][:, 0] == 3).nonzero())
     rb.writer.update(torch.tensor([slot]), torch.tensor([9.0]))
-    subscriber.offer(index.refresh())
+    changes.add(index.refresh())
     assert given(subscriber) == [3, 4]
 
 
-def test_an_empty_buffer_gives_nothing(index):
-    assert Subscriber(1, terms(), index).next(2, None) is None
+def test_an_empty_buffer_gives_nothing(index, changes):
+    assert Subscriber(1, terms(), index, changes).next(2, None) is None
 
 
 @pytest.mark.parametrize("policy", ["top", "diverse", "softmax", "newest"])
-def test_every_policy_gives_all_there_is_and_nothing_twice(rb, index, policy):
-    subscriber = Subscriber(1, terms(policy=policy), index)
-    put(rb, index, [3, 4, 2, 1], 2, subscriber)
+def test_every_policy_gives_all_there_is_and_nothing_twice(rb, index, changes, put, policy):
+    subscriber = Subscriber(1, terms(policy=policy), index, changes)
+    put([3, 4, 2, 1], 2)
     assert sorted(given(subscriber) + given(subscriber) + given(subscriber)) == [1, 2, 3, 4]
 
 
@@ -159,6 +168,6 @@ def test_every_policy_gives_all_there_is_and_nothing_twice(rb, index, policy):
         (terms(own=1), "own must be true or false, got 1"),
     ],
 )
-def test_foreign_terms_are_not_believed(index, bad, message):
+def test_foreign_terms_are_not_believed(index, changes, bad, message):
     with pytest.raises(ArgumentError, match=message):
-        Subscriber(1, bad, index)
+        Subscriber(1, bad, index, changes)

@@ -181,22 +181,10 @@ def test_rows_without_content_are_bounded_by_their_number(rb, store, names):
     scene.check_alive()
 
 
-def test_messages_are_bounded_by_name(caplog):
-    scene = Scene(fifo_buffer(9), max_rows=3, max_nbytes=1 << 30)
-    assert "max_rows=3" in message_of(scene.attack(rows=objects([1, 2, 3, 4])))
-    scene.check_alive()
-    small = ReplayBufferManager(group(2)[0], max_nbytes=10)
-    assert small._channel._max_nbytes == 10
-    for name in ("max_rows", "max_nbytes", "max_untaken"):
-        with pytest.raises(ArgumentError, match=f"{name} must be at least 1, got 0"):
-            ReplayBufferManager(group(2)[0], **{name: 0})
-
-
 def test_a_message_that_is_too_large_is_refused_by_name():
-    scene = Scene(fifo_buffer(99))
-    scene.manager._channel._max_nbytes = 2000
+    scene = Scene(fifo_buffer(99), max_nbytes=2000)
     answer = scene.attack(rows=objects(range(300)))
-    assert "expected max_nbytes=2000 at most" in message_of(answer)
+    assert "expected at most max_nbytes, 2000" in message_of(answer)
     scene.check_alive()
 
 
@@ -329,6 +317,27 @@ def test_a_buffer_that_holds_rows_declares_their_layout_itself():
     assert scene.attack(rows=wide(2)).meta["outcomes"] == {"refused": 2}
     scene.check_alive()
     assert values_of(rb) == [1, 77]
+
+
+def test_rows_to_be_scored_alone_make_no_baseline_and_high_ones_a_finite_one():
+    scene, high = Scene(fifo_buffer(9)), torch.tensor([1.7e308], dtype=torch.float64)
+    scene.attack(meta={"id": 1, "store": False}, rows=objects([3]).set("log_reward", high))
+    assert scene.manager.baseline is None
+    for value in (3, 4):
+        scene.attack(meta={"id": 2}, rows=objects([value]).set("log_reward", high))
+    assert math.isfinite(scene.manager.baseline)
+
+
+def test_who_asks_for_all_rows_takes_the_answer_before_asking_again():
+    scene = Scene(fifo_buffer(9))
+    scene.check_alive()
+    for _ in range(9):
+        scene.hostile.send(0, METADATA_TAG, Kind.HELD)
+    while scene.manager.step():
+        pass
+    kinds = [frame.kind for frame in iter(scene.hostile.receive, None)]
+    assert kinds == [Kind.HELD] + 8 * [Kind.ERROR]
+    assert scene.attack(Kind.HELD, tag=METADATA_TAG).kind == Kind.HELD
 
 
 # What is unknown, and what fails.

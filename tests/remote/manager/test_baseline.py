@@ -156,18 +156,18 @@ def test_managers_with_the_same_summaries_have_the_same_baseline():
         keeper.observe(torch.tensor([values[keeper.rank]]))
     mine, yours = (keeper.summary() for keeper in keepers)
     third = Summary((), 0, 0.7, 5)
-    keepers[0].hear(2, yours)
-    keepers[1].hear(0, mine)
+    keepers[0].on_summary(2, yours)
+    keepers[1].on_summary(0, mine)
     for keeper in keepers:
-        keeper.hear(1, third)
+        keeper.on_summary(1, third)
     assert keepers[0].value() == keepers[1].value() == pytest.approx((0.1 + 0.2 + 3.5) / 7)
     for keeper in keepers:
         keeper.drop_peer(1)
     assert keepers[0].value() == keepers[1].value() == pytest.approx(0.15)
-    assert keepers[0].hear(1, third)  # it is back
-    assert not keepers[0].hear(1, third)
+    assert keepers[0].on_summary(1, third)  # it is back
+    assert not keepers[0].on_summary(1, third)
     with pytest.raises(ArgumentError, match=r"rank must be one of the managers \[1, 2\], got 3"):
-        keepers[0].hear(3, third)
+        keepers[0].on_summary(3, third)
 
 
 def test_a_manager_that_holds_nothing_does_without_another():
@@ -188,7 +188,7 @@ def test_a_restored_keeper_goes_on():
         return keeper.value()
 
     one, other = (BaselineKeeper(EMABaseline(), None, [0, 1]) for _ in range(2))
-    one.hear(1, Summary((), 0, 5.0, 2))
+    one.on_summary(1, Summary((), 0, 5.0, 2))
     follow(one, range(3))
     other.load_state_dict(one.state_dict())
     assert follow(one, range(3, 6)) == follow(other, range(3, 6))
@@ -222,8 +222,8 @@ def test_a_summary_survives_the_journey():
 
 def test_only_managers_of_this_run_count_after_a_restore():
     before, after = (BaselineKeeper(EMABaseline(), None, ranks) for ranks in ([0, 1, 2], [0, 2, 3]))
-    before.hear(1, Summary((), 0, -9.0, 1))
-    before.hear(2, Summary((), 0, 5.0, 1))
+    before.on_summary(1, Summary((), 0, -9.0, 1))
+    before.on_summary(2, Summary((), 0, 5.0, 1))
     after.load_state_dict(before.state_dict())
     assert [*after.peers] == [2, 3]
     assert after.value() == 5.0

@@ -274,20 +274,6 @@ def test_an_error_in_scoring_is_told_and_survived(caplog):
     assert manager.metadata()["senders"]["1"]["errors"] == 1
 
 
-def test_an_error_in_scoring_stops_the_manager_where_asked_for():
-    manager, one, _ = made(None, failing, on_score_error="stop")
-    one.link.send(0, DATA_TAG, Kind.ITEMS, {"id": 1}, objects([1]))
-    with pytest.raises(ZeroDivisionError, match="no oracle"):
-        manager.run(timeout=5.0)
-    assert one.receive().meta["error"]["message"] == "no oracle"
-
-
-def test_items_that_do_not_fit_stop_no_manager():
-    _, one, _ = made(fifo_buffer(2), on_score_error="stop")
-    assert one.send(without_reward(objects([1]))).meta["outcomes"] == {"refused": 1}
-    assert one.send(objects([1])).meta["outcomes"]["stored"] == 1
-
-
 @pytest.mark.parametrize("scores", [3, {1: 2.0}, {"a": torch.zeros(3)}, {"a": "b"}])
 def test_what_is_no_score_is_an_error_in_scoring(scores):
     _, one, _ = made(None, lambda items, sender: scores)
@@ -378,8 +364,9 @@ def test_a_worker_that_said_goodbye_may_close(caplog):
     assert "lost" not in caplog.text
 
 
-def test_a_worker_that_takes_no_answers_is_lost(caplog):
-    _, one, _ = made(fifo_buffer(9), max_untaken=3)
+def test_a_worker_that_takes_no_answers_is_lost(caplog, monkeypatch):
+    monkeypatch.setattr("gfn_rb.remote.manager.replies.MAX_UNTAKEN", 3)
+    _, one, _ = made(fifo_buffer(9))
     for i in range(4):
         one.post(Kind.ITEMS, {"id": i}, objects([i]))
     assert "worker 1 is lost: it has left 3 answers untaken" in caplog.text
@@ -566,7 +553,6 @@ def test_run_ends_in_time_and_says_where_the_time_went(caplog):
         ({"workers": [1, 1]}, "workers must be different ranks"),
         ({"workers": [-1]}, "workers must be different ranks"),
         ({"duplicates": "maybe"}, "duplicates must be 'drop' or 'keep', got 'maybe'"),
-        ({"on_score_error": "cry"}, "on_score_error must be 'continue' or 'stop', got 'cry'"),
         ({"checkpoint_every": 1}, "checkpoint_every must be at least 1 and needs checkpoint"),
         ({"checkpoint_every": 0, "checkpoint": "a"}, "checkpoint_every must be at least 1"),
     ],

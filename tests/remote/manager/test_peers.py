@@ -22,21 +22,21 @@ def keeper(rank, other, values):
 def test_managers_come_to_one_baseline():
     one, other = map(FrameChannel, group(2))
     here, there = keeper(0, 1, [5, 6]), keeper(1, 0, [3, 9])
-    assert here.tell(one) == there.tell(other) == []
-    there.hear(0, Summary.from_json(other.receive().meta))
-    here.hear(1, Summary.from_json(one.receive().meta))
+    assert here.broadcast(one) == there.broadcast(other) == []
+    there.on_summary(0, Summary.from_json(other.receive().meta))
+    here.on_summary(1, Summary.from_json(one.receive().meta))
     assert here.value() == there.value() == 6.0  # of 3, 5, 6 and 9 the two best are kept
 
 
 def test_nothing_new_is_not_told():
     one, other = map(FrameChannel, group(2))
     baseline = keeper(0, 1, [5, 6])
-    baseline.tell(one)
+    baseline.broadcast(one)
     assert other.receive() is not None
-    baseline.tell(one)
+    baseline.broadcast(one)
     assert other.receive() is None
     baseline.observe(objects([1])["log_reward"])
-    baseline.tell(one)
+    baseline.broadcast(one)
     assert other.receive() is not None
 
 
@@ -46,7 +46,7 @@ def test_who_is_dropped_is_told_nothing_and_does_not_count():
     assert 1 in baseline.peers
     baseline.drop_peer(1)
     assert 1 not in baseline.peers
-    assert baseline.tell(one) == []
+    assert baseline.broadcast(one) == []
     assert other.receive() is None
     assert baseline.value() == 5.0
 
@@ -54,7 +54,7 @@ def test_who_is_dropped_is_told_nothing_and_does_not_count():
 def test_who_is_gone_is_named():
     one, other = group(2)
     other.close()
-    gone = keeper(0, 1, [5, 6]).tell(FrameChannel(one))
+    gone = keeper(0, 1, [5, 6]).broadcast(FrameChannel(one))
     assert [error.rank for error in gone] == [1]
 
 
@@ -73,9 +73,9 @@ def test_the_best_of_all_alone_count():
             (here, there, (one, other)),
             (there, here, (other, one)),
         ):
-            teller.tell(source)
+            teller.broadcast(source)
             while (told := link.receive()) is not None:
-                hearer.hear(teller.rank, Summary.from_json(told.meta))
+                hearer.on_summary(teller.rank, Summary.from_json(told.meta))
             hearer.value()
     assert here.threshold == there.threshold == 6.0
     assert [here.read_now().held, there.read_now().held] == [1, 1]
@@ -105,7 +105,7 @@ def test_a_manager_that_is_done_is_no_loss(caplog):
     with threads(*(manager.run for manager in managers)), worker:
         worker.extend(objects(range(6)))
     transports[0].close()
-    managers[1]._handler.tell_peers()
+    managers[1]._handler.update_peers()
     managers[1].step()
     assert caplog.messages == []
     assert managers[1]._baseline.finished == {0}

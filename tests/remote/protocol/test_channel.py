@@ -17,7 +17,7 @@ from gfn_rb.remote.protocol.channel import FrameChannel
 
 def test_rows_and_metadata_arrive():
     (mine, theirs), rows = map(FrameChannel, group(2)), objects([1, 2])
-    nbytes = mine.send(1, 7, 3, {"id": 5}, rows)
+    nbytes = mine.send(1, 7, 3, {"id": 5}, rows).nbytes
     parcel = theirs.receive()
     assert (parcel.source, parcel.tag, parcel.kind, parcel.meta) == (0, 7, 3, {"id": 5})
     assert parcel.nbytes == nbytes
@@ -65,7 +65,7 @@ def test_tags_do_not_mix():
 def test_a_message_that_is_too_large_is_a_parcel_with_an_error():
     mine, theirs = map(FrameChannel, group(2))
     theirs.transport.max_nbytes = 10
-    nbytes = mine.send(1, 3, 1, rows=objects([1]))
+    nbytes = mine.send(1, 3, 1, rows=objects([1])).nbytes
     parcel = theirs.receive()
     assert (parcel.source, parcel.tag, parcel.nbytes, parcel.rows) == (0, 3, nbytes, None)
     assert "at most max_nbytes, 10" in str(parcel.error)
