@@ -8,8 +8,7 @@ as much time as the peer takes, 2 twice as much.
 
 One percent of the rows, appended to a journal on disk, is compared with a whole checkpoint; and
 5,000 extends of 128 rows of 16 float32 and a reward, with a journal that is synced once in a
-second, one that is compacted once meanwhile, as when a checkpoint is due, or one that is compacted
-all the time, with as many without.
+second, or is compacted once besides, as when a checkpoint is due, with as many without.
 
     python -m benchmarks.checkpoint [--gigabytes 1] [--seconds 60] [--folder .]
 """
@@ -20,9 +19,7 @@ import argparse
 import os
 import shutil
 import tempfile
-import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -161,7 +158,7 @@ def extenders(folder: Path) -> dict[str, Contender]:
         folder: where journals lie.
     """
     made = {}
-    for name in ("journal, interval", "journal, compacted once", "journal, compacted", "extend"):
+    for name in ("journal, interval", "journal, compacted once", "extend"):
         options = {"journal": folder / name, "sync": "interval"} if name != "extend" else {}
         made[name] = fifo_buffer(_ROWS, **options)
         made[name].extend(_small(_ROWS))
@@ -172,28 +169,10 @@ def extenders(folder: Path) -> dict[str, Contender]:
             rb.extend(rows)
 
     def extend_and_compact(rb: TensorDictReplayBuffer) -> None:
-        with ThreadPoolExecutor(1) as pool:
-            compacting = pool.submit(rb.journal.compact)
-            extend(rb)
-            compacting.result()
+        extend(rb)
+        rb.journal.compact()
 
-    def extend_while_compacted(rb: TensorDictReplayBuffer) -> None:
-        done = threading.Event()
-
-        def compact() -> None:
-            while not done.is_set():
-                rb.journal.compact()
-
-        with ThreadPoolExecutor(1) as pool:
-            compacting = pool.submit(compact)
-            extend(rb)
-            done.set()
-            compacting.result()
-
-    runs = {
-        "journal, compacted once": extend_and_compact,
-        "journal, compacted": extend_while_compacted,
-    }
+    runs = {"journal, compacted once": extend_and_compact}
     return {
         name: Contender(partial(lambda rb, run, _: run(rb), rb, runs.get(name, extend)))
         for name, rb in made.items()

@@ -19,6 +19,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from itertools import chain
 from multiprocessing.context import assert_spawning
 from multiprocessing.reduction import DupFd
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -66,6 +67,9 @@ class SlotJournal(AbstractContextManager[Any], Protocol):
 
     def record_all(self) -> None:
         """Note that all there was has been replaced."""
+
+    def compacting(self, path: Path, secret: Any) -> AbstractContextManager[Any]:
+        """Return a block that saves a checkpoint, which the journal continues from then on."""
 
 
 class WriteLock:

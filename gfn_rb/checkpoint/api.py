@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -25,9 +26,10 @@ from gfn_rb.errors import (
     CheckpointError,
     CheckpointMismatchError,
 )
+from gfn_rb.sharing import SlotJournal, journal_of
 
 # What a file holds; of save_state the last alone.
-ROWS, BUFFERS, VALUES = "rows", "buffers", "values"
+ROWS, BUFFERS, JOURNAL, VALUES = "rows", "buffers", "journal", "values"
 
 
 def save_checkpoint(
@@ -60,8 +62,30 @@ def save_checkpoint(
         >>> extra = load_checkpoint("run.ckpt", rb)
         >>> policy.load_state_dict(extra["model"])
     """
-    with captured(rb) as (state, rows):
-        save_parts(path, {ROWS: rows, BUFFERS: state}, "extra", extra, secret=secret)
+    journal = journal_of(rb.storage) if isinstance(rb, ReplayBuffer) else None
+    save_buffer(path, rb, journal, secret, extra)
+
+
+def save_buffer(
+    path: str | PathLike[str],
+    rb: ReplayBuffer,
+    journal: SlotJournal | None,
+    secret: Secret | None,
+    extra: dict[str, Any],
+) -> None:
+    """Save a buffer in one file, and have its journal continue that.
+
+    Args:
+        path: see :func:`save_checkpoint`, as for all others.
+        rb: the buffer.
+        journal: the journal of the buffer, if it has one.
+        secret: the secret that the file is made with, if any.
+        extra: values by name.
+    """
+    compacting = nullcontext() if journal is None else journal.compacting(resolved(path), secret)
+    with captured(rb) as (state, rows), compacting as position:
+        parts = {ROWS: rows, BUFFERS: state, JOURNAL: position}
+        _save_parts(path, parts, "extra", extra, secret)
 
 
 def load_checkpoint(
@@ -116,7 +140,7 @@ def save_state(
     for name in state:
         if not isinstance(name, str):
             raise CheckpointError(f"cannot save state: got {name!r}, expected a name")
-    save_parts(path, {}, "state", state, secret=secret)
+    _save_parts(path, {}, "state", state, secret)
 
 
 def load_state(path: str | PathLike[str], *, secret: Secret | None = None) -> dict[str, Any]:
@@ -207,35 +231,31 @@ def outline(path: str | PathLike[str], secret: Secret | None = None) -> dict[str
     return _values_of(file, file.outline)
 
 
-def save_parts(
+def position_of(path: Path, secret: Secret | None) -> Any:
+    """Return the position of the journal that continues a checkpoint, None if there was none.
+
+    Raises:
+        CheckpointError: there is no such file, or it cannot be read.
+        CheckpointCorruptError: it is no checkpoint, truncated, or its header is damaged.
+    """
+    file = ValueFile(path, secret)
+    return file.outline(JOURNAL) if JOURNAL in file.nodes else None
+
+
+def _save_parts(
     path: str | PathLike[str],
     parts: dict[str, Any],
     name: str,
     values: dict[str, Any],
-    written: Callable[[], None] = lambda: None,
-    secret: Secret | None = None,
+    secret: Secret | None,
 ) -> None:
-    """Write a file of several parts.
-
-    Args:
-        path: the file to make or replace.
-        parts: what else it holds, by name.
-        name: how errors call the values.
-        values: what was saved along with the parts, or alone.
-        written: called before the file is published.
-        secret: that of those who may load it, if any.
-
-    Raises:
-        CheckpointError: see :func:`save_checkpoint`.
-    """
-    target = resolved(path)
-    encoder = Encoder()
+    """Write a file of several parts and of values, which errors call by a name."""
+    target, encoder = resolved(path), Encoder()
     nodes = {part: encoder.encode(value, part) for part, value in parts.items()}
     nodes[VALUES] = encoder.encode(values, name)
     try:
-        with published(target, lambda path: check_written(path, secret)) as stream:
+        with published(target, lambda written: check_written(written, secret)) as stream:
             write_file(stream, nodes, encoder.tensors, secret)
-            written()
     except OSError as error:
         raise CheckpointError(f"cannot write {path}: {error.strerror}") from error
 

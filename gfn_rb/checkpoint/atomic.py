@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import shutil
 import stat
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -65,6 +66,23 @@ def published(path: Path, check: Callable[[Path], None] | None = None) -> Iterat
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def link(source: Path, target: Path) -> None:
+    """Give a file a second name, in place of what has it; copy the file to another disk.
+
+    Raises:
+        OSError: the folder or the disk does not allow it. What had the name is then unchanged.
+    """
+    temporary = target.with_name(f".{_stem(target)}.{secrets.token_hex(8)}.tmp")
+    try:
+        os.link(source, temporary)
+    except OSError:  # another disk, or one that knows no links
+        with source.open("rb") as stream, published(target) as copy:
+            shutil.copyfileobj(stream, copy)
+        return
+    os.replace(temporary, target)
+    _sync_folder(target.parent)
 
 
 def _mode_to_keep(path: Path) -> int | None:

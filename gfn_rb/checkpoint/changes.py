@@ -24,6 +24,7 @@ from torchrl.data import ReplayBuffer
 from torchrl.data.replay_buffers.storages import TensorStorage
 
 from gfn_rb import torchrl_compat as compat
+from gfn_rb.checkpoint.parts import is_count
 from gfn_rb.errors import ArgumentError
 from gfn_rb.shapes import Int64
 from gfn_rb.sharing import SlotState
@@ -34,11 +35,11 @@ _SLOT, _ROW, _BESIDE = "slot", "row", "beside"
 
 
 class Record(NamedTuple):
-    """What a record holds.
+    """One record of a journal.
 
     Attributes:
         rows: from :func:`changed_rows`; None where only numbers changed.
-        counts: from :func:`counts_of`, and how often the buffer was ``emptied`` before.
+        counts: from :func:`counts_of`, and whether the buffer was ``emptied`` before.
     """
 
     rows: TensorDict | None
@@ -47,11 +48,11 @@ class Record(NamedTuple):
 
 @dataclass
 class Changes:
-    """What changed since the last record: slots in any order, and perhaps repeatedly.
+    """Slots that changed since the last record, in any order and perhaps repeatedly.
 
     Attributes:
-        rows: slots of which rows, and what is kept beside them, have changed.
-        beside: slots of which only that has.
+        rows: slots of which the rows, and what is kept beside them, have changed.
+        beside: slots of which only what is kept beside the rows has changed.
         emptied: how often the buffer was emptied.
     """
 
@@ -62,14 +63,8 @@ class Changes:
     def __len__(self) -> int:
         return len(self.rows) + len(self.beside) + self.emptied
 
-    def followed_by(self, later: Changes) -> Changes:
-        """Return these and later ones together."""
-        return Changes(
-            self.rows + later.rows, self.beside + later.beside, self.emptied + later.emptied
-        )
-
     def records(self, rb: ReplayBuffer, parts: list[SlotState]) -> list[Record]:
-        """Return one or two records that hold what has changed, copied.
+        """Return the records that hold what has changed, copied.
 
         Args:
             rb: the buffer.
@@ -79,13 +74,12 @@ class Changes:
         slot, beside = _distinct(self.rows, capacity), _distinct(self.beside, capacity)
         rows = slot[slot < len(rb.storage)]
         beside = torch.cat([slot[len(rows) :], beside[~torch.isin(beside, slot)]])
-        counts = {**counts_of(rb, parts), "emptied": self.emptied}
-        records = []
-        if len(rows):
-            records.append(Record(changed_rows(rb, parts, rows, with_rows=True), counts))
-            counts = {**counts, "emptied": 0}
-        if len(beside):
-            records.append(Record(changed_rows(rb, parts, beside, with_rows=False), counts))
+        counts = {**counts_of(rb, parts), "emptied": False}
+        # Emptying is counted by generations, so that twice is not the same as once.
+        records = [Record(None, {**counts, "emptied": True})] * self.emptied
+        for changed, with_rows in ((rows, True), (beside, False)):
+            if len(changed):
+                records.append(Record(changed_rows(rb, parts, changed, with_rows), counts))
         return records or [Record(None, counts)]
 
 
@@ -159,6 +153,26 @@ def changed_rows(
     return compat.new_tensordict(held, slot.shape)
 
 
+def check_counts(rb: ReplayBuffer, parts: list[SlotState], counts: Mapping[str, Any]) -> None:
+    """Raise unless the numbers of a record can be those of a buffer.
+
+    Raises:
+        ValueError: they cannot.
+    """
+    capacity, cursor = rb.storage.max_size, counts["cursor"]
+    expected, came = [part.counters() for part in parts], counts["counters"]
+    fits = {
+        "emptied": isinstance(counts["emptied"], bool),
+        "length": is_count(counts["length"]) and counts["length"] <= capacity,
+        "cursor": cursor is None or (is_count(cursor) and cursor < capacity),
+        "counters": [*map(len, came)] == [*map(len, expected)],
+        "transform": counts["transform"].keys() == dict(rb.transform.named_buffers()).keys(),
+    }
+    for name, is_sound in fits.items():
+        if not is_sound:
+            raise ValueError(f"{name} is {counts[name]!r:.80}")
+
+
 def put_back(
     rb: ReplayBuffer,
     parts: list[SlotState],
@@ -171,10 +185,10 @@ def put_back(
         rb: the buffer.
         parts: from :func:`slot_states`.
         rows: from :func:`changed_rows`; None where only numbers changed.
-        counts: from :func:`counts_of`, and how often the buffer was ``emptied`` before.
+        counts: from :func:`counts_of`, and whether the buffer was ``emptied`` before.
     """
     storage = rb.storage
-    for _ in range(counts["emptied"]):
+    if counts["emptied"]:
         rb.empty()
     if rows is not None:
         slot, content = rows.get(_SLOT), rows.get(_ROW, None)

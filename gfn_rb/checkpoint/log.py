@@ -1,27 +1,39 @@
-"""The file of a journal: frames, one behind another, that one process at a time appends to.
+"""The file of a journal: an append-only redo log that one process at a time has open.
 
-Each frame begins at a multiple of 64 bytes. The first tells whose journal it is, and the number of
-the first record; the others are the records.
+======== ==================================================================================
+header   a frame: the format, the journal's name, the number of the first record
+mark     64 bytes: the number of the last record that was synced, and its checksum
+records  frames: the number of each, the checksum of the whole frame before it, and a change
+======== ==================================================================================
+
+Each begins at a multiple of 64 bytes. The log ends at the first frame that does not continue the
+chain of checksums. Records behind it are nothing, even sound ones, which may be old bytes or the
+rows of a torn record. If the mark tells that a record was synced which the log lacks, the file is
+damaged; otherwise the end was torn while it was written.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
-import re
 import stat
+import struct
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from hmac import compare_digest
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, NoReturn
 
 import numpy as np
+from tensordict import TensorDict
+from xxhash import xxh3_64
 
 from gfn_rb.checkpoint.atomic import kind_of, published, try_lock, unlock
+from gfn_rb.checkpoint.parts import is_count, is_text
 from gfn_rb.codec.frames import Frame, decode_frame, encode_frame
-from gfn_rb.codec.prefix import MAGIC, PREFIX_NBYTES, Prefix
-from gfn_rb.codec.primitives import ALIGNMENT, Buffer, LazyBuffer, aligned, write_at
+from gfn_rb.codec.prefix import PREFIX_NBYTES, Prefix
+from gfn_rb.codec.primitives import LazyBuffer, aligned, write_at
 from gfn_rb.codec.secret import Secret
 from gfn_rb.errors import (
     ArgumentError,
@@ -34,30 +46,43 @@ from gfn_rb.errors import (
 )
 from gfn_rb.shapes import Shaped
 
-FORMAT = 1
-HEADER, CHANGED = 1, 2  # kinds of frames
+FORMAT = 2
+HEADER, RECORD = 1, 2  # kinds of frames
 
-_PIECE = 1 << 24  # bytes that are copied at a time
+_MARK = struct.Struct("<Q8s")
+_MARK_NBYTES = 64  # within one sector, which disks write whole or not at all
 
-
+# Logs that this process has open, which a fork closes in the child. Their locks would otherwise
+# last as long as the child. `close` would not do: it unlocks the file for the parent, too.
 _opened: weakref.WeakSet[JournalLog] = weakref.WeakSet()
+
+
+def _close_all() -> None:
+    for log in _opened:
+        log._stream.close()
+
+
+os.register_at_fork(after_in_child=_close_all)
 
 
 class JournalLog:
     """The file of a journal, open and locked.
 
     Args:
-        path: where; made if there is nothing.
-        secret: that its frames are made with, None for without any.
+        path: the file; made if it is missing.
+        secret: the secret that its frames are made with, None for without any.
 
     Attributes:
-        path: likewise.
-        secret: likewise.
-        nbytes: where the next record begins; 0 of a file without a header.
+        path: the file.
+        secret: the secret.
+        name: the name of the journal; empty before the file has a header.
+        first: the number of the first record that the file holds or will hold.
+        number: the number of the last record.
+        nbytes: where the next record begins, in bytes; 0 before the file has a header.
 
     Raises:
-        ArgumentError: another process has it.
-        CheckpointError: it cannot be opened, or is no file.
+        ArgumentError: another process has it open.
+        CheckpointError: it cannot be opened, or is no regular file.
     """
 
     def __init__(self, path: Path, secret: Secret | None = None) -> None:
@@ -66,68 +91,95 @@ class JournalLog:
             self._stream = _locked(path)
         except OSError as error:
             raise CheckpointError(f"cannot open the journal {path}: {error.strerror}") from error
-        self.nbytes = 0
         _opened.add(self)
-        self._is_synced = False  # as whoever wrote it may have been killed before
+        self.name, self.first, self.number, self.nbytes = "", 1, 0, 0
+        self._begun = self._previous = ""  # checksums of the header and of the last frame
+        self._synced = 0, 0, ""  # nbytes, number and checksum as of the last sync
+        self._mark_at = 0
+        self._is_synced = False  # who wrote it may have been killed before a sync
 
-    def begin(self, journal: str, first: int, whole: int, since: int | None = None) -> None:
-        """Put another file in the place of this one, in one step.
+    # Writing.
+
+    def begin(self, name: str, first: int) -> None:
+        """Replace the file by one without records, in one step.
 
         Args:
-            journal: the name of the journal.
-            first: the number of the first record that it holds or will hold.
-            whole: the number of the record without which its checkpoint is not whole.
-            since: where the records begin in this file that it takes over; none by default.
+            name: the name of the journal.
+            first: the number of the first record that it will hold.
 
         Raises:
-            OSError: the disk does not allow it. This file is then unchanged.
+            OSError: the disk does not allow it. The file is then unchanged.
         """
-        meta = {"format": FORMAT, "journal": journal, "first": first, "whole": whole}
-        header = _joined(encode_frame(HEADER, None, meta, self.secret))
-        end = self.nbytes
+        meta = {"format": FORMAT, "journal": name, "first": first}
+        (header,) = encode_frame(HEADER, None, meta, self.secret)
+        previous, mark_at = self._checksum(header), aligned(len(header))
         with published(self.path) as stream:
             stream.write(header)
-            at = end if since is None else since
-            kept = len(header) + end - at
-            while at < end:
-                piece = os.pread(self._stream.fileno(), min(_PIECE, end - at), at)
-                at += stream.write(piece or bytes(end - at))  # what aligns the last is not there
-            stream.flush()
-            # Locked since it was made, and for as long as anybody has it open.
+            stream.seek(mark_at)
+            stream.write(self._mark(first - 1, previous))
+            # Locked since it was made, and for as long as it is open.
             replacement = open(os.dup(stream.fileno()), "r+b", buffering=0)  # noqa: SIM115
         self._stream.close()
-        self._stream, self.nbytes, self._is_synced = replacement, kept, True
+        self._stream, self._is_synced = replacement, True
+        self.name, self.first, self.number = name, first, first - 1
+        self._begun, self._previous, self._mark_at = previous, previous, mark_at
+        self.nbytes = mark_at + _MARK_NBYTES
+        self._synced = self.nbytes, self.number, self._previous
 
-    def append(self, frame: list[Buffer]) -> None:
-        """Append a record.
+    def append(self, records: Sequence[tuple[TensorDict | None, dict[str, Any]]]) -> None:
+        """Append records that are read all or none.
+
+        Args:
+            records: the rows and the metadata of each.
 
         Raises:
             OSError: the disk does not allow it. The file is then as it was.
         """
-        descriptor, at = self._stream.fileno(), self.nbytes
-        self._is_synced = False
+        descriptor, self._is_synced = self._stream.fileno(), False
+        at, number, previous = self.nbytes, self.number, self._previous
         try:
-            for buffer in frame:
-                data = memoryview(buffer.make() if isinstance(buffer, LazyBuffer) else buffer)
-                at = write_at(descriptor, at, data.cast("B"))
+            for i, (rows, change) in enumerate(records):
+                number, at = number + 1, aligned(at)
+                chain = {"number": number, "previous": previous, "more": i + 1 < len(records)}
+                summed = self._hash()
+                for buffer in encode_frame(RECORD, rows, {**chain, **change}, self.secret):
+                    made = buffer.make() if isinstance(buffer, LazyBuffer) else buffer
+                    data = memoryview(made).cast("B")
+                    summed.update(data)
+                    at = write_at(descriptor, at, data)
+                previous = summed.hexdigest()
         except OSError:
             self.truncate()
             raise
-        self.nbytes = aligned(at)
+        self.nbytes, self.number, self._previous = aligned(at), number, previous
 
     def truncate(self) -> None:
-        """Cut off what lies behind the last record."""
-        with suppress(OSError):  # what is there is no whole record, and the next one covers it
+        """Cut off what follows the last record."""
+        with suppress(OSError):  # it does not continue the chain, and the next record covers it
             os.ftruncate(self._stream.fileno(), self.nbytes)
 
     def sync(self) -> None:
-        """Return once everything is on disk."""
+        """Return once all records are on disk, and note so in the mark.
+
+        The next sync takes the mark to the disk: it never tells of a record that is not there.
+
+        Raises:
+            OSError: the disk refused.
+        """
         if not self._is_synced:
             os.fsync(self._stream.fileno())
-            self._is_synced = True
+            self._is_synced, self._synced = True, (self.nbytes, self.number, self._previous)
+            mark = memoryview(self._mark(self.number, self._begun))
+            write_at(self._stream.fileno(), self._mark_at, mark)
+
+    def drop_unsynced(self) -> None:
+        """Return to the end of the last record that is known to be on disk."""
+        self.nbytes, self.number, self._previous = self._synced
+        self._is_synced = False
+        self.truncate()
 
     def close(self) -> None:
-        """Let others have the file."""
+        """Let others open the file."""
         if not self._stream.closed:
             unlock(self._stream)
             self._stream.close()
@@ -138,74 +190,104 @@ class JournalLog:
         """Return the bytes of the file, read where they are looked at."""
         if not os.fstat(self._stream.fileno()).st_size:
             return np.empty(0, np.uint8)
-        # Writable for whoever looks at it, as tensors have to be; nothing reaches the file.
+        # Tensors have to be writable; nothing that is written to these reaches the file.
         mapped = mmap.mmap(self._stream.fileno(), 0, access=mmap.ACCESS_COPY)
         return np.frombuffer(mapped, np.uint8)
 
-    def frames(self, content: Shaped[np.ndarray, "n"]) -> Iterator[tuple[Frame, int]]:
-        """Yield each whole frame, and where it ends.
+    def read(self, content: Shaped[np.ndarray, "n"]) -> Iterator[Frame]:
+        """Yield the records of the file, and go on behind the last one.
 
-        The last may be torn, and is passed over then.
+        Args:
+            content: from :meth:`content`.
 
         Raises:
-            CheckpointCorruptError: one is damaged that others follow.
-            CheckpointMismatchError: one is of another version of the format.
-            SecretError: the first was not made with the secret, or with one.
+            CheckpointCorruptError: it is no journal, or lacks a record that was synced.
+            CheckpointMismatchError: it is of another version of the format.
+            SecretError: it was not made with the secret, or with one.
         """
-        at = 0
+        synced = self._read_header(content)
+        group: list[Frame] = []
+        at, number, previous, why = self.nbytes, self.number, self._previous, "it ends"
         while at < len(content):
             try:
                 frame = _frame_at(content, at, self.secret)
-            except WireVersionError as error:
-                raise CheckpointMismatchError(f"the journal {self.path}: {error}") from None
             except WireError as error:
-                if at == 0 and isinstance(error, SecretError):
-                    raise SecretError(f"the journal {self.path}: {error}") from None
-                if at == 0 or _is_followed(content, at, self.secret):
-                    raise CheckpointCorruptError(
-                        f"{self.path} is no sound journal: at byte {at}, {error}"
-                    ) from None
-                return
-            at += aligned(frame.nbytes)
-            yield frame, at
+                why = str(error)
+                break
+            meta = frame.meta
+            chain = meta.get("number"), meta.get("previous")
+            if frame.kind != RECORD or chain != (number + 1, previous):
+                why = f"record {chain[0]!r:.80} does not follow record {number}"
+                break
+            previous = self._checksum(content[at : at + frame.nbytes])
+            number, at = number + 1, at + aligned(frame.nbytes)
+            group.append(frame)
+            if meta.get("more") is not True:
+                self.nbytes, self.number, self._previous = at, number, previous
+                yield from group
+                group = []
+        if self.number < synced:
+            self._refuse(
+                f"record {self.number + 1} at byte {self.nbytes} is damaged or missing, and "
+                f"record {synced} was on disk: {why}"
+            )
 
+    def _read_header(self, content: Shaped[np.ndarray, "n"]) -> int:
+        """Take up the header, and return the number of the last record that was synced."""
+        try:
+            header = _frame_at(content, 0, self.secret)
+        except WireVersionError as error:
+            raise CheckpointMismatchError(f"the journal {self.path}: {error}") from None
+        except SecretError as error:
+            raise SecretError(f"the journal {self.path}: {error}") from None
+        except WireError as error:
+            self._refuse(f"at byte 0, {error}")
+        meta: dict[str, Any] = header.meta
+        if header.kind == HEADER and meta.get("format") != FORMAT:
+            raise CheckpointMismatchError(
+                f"the journal {self.path} is of format {meta.get('format')!r:.80}, "
+                f"expected {FORMAT}"
+            )
+        is_sound = is_text(meta.get("journal")) and is_count(meta.get("first"))
+        if header.kind != HEADER or not is_sound:
+            self._refuse(f"it begins with a frame of kind {header.kind} that says {meta!r:.80}")
+        self.name, self.first, self.number = meta["journal"], meta["first"], meta["first"] - 1
+        self._begun = self._previous = self._checksum(content[: header.nbytes])
+        self._mark_at = aligned(header.nbytes)
+        self.nbytes = self._mark_at + _MARK_NBYTES
+        self._synced = self.nbytes, self.number, self._previous
+        mark = bytes(content[self._mark_at : self.nbytes]).ljust(_MARK_NBYTES, b"\0")
+        synced: int = _MARK.unpack_from(mark)[0]
+        if not compare_digest(mark, self._mark(synced, self._begun)):
+            self._refuse(f"the mark at byte {self._mark_at} is damaged")
+        return synced
 
-def _close_all() -> None:
-    """Close what the parent of a forked process has open, or it would stay locked for as long.
+    def _refuse(self, what: str) -> NoReturn:
+        raise CheckpointCorruptError(f"{self.path} is no sound journal: {what}")
 
-    Not by `close`, which would unlock it for the parent too.
-    """
-    for log in _opened:
-        log._stream.close()
+    # Checksums.
 
+    def _hash(self) -> Any:
+        return xxh3_64() if self.secret is None else self.secret.hash()
 
-os.register_at_fork(after_in_child=_close_all)
+    def _checksum(self, data: Any) -> str:
+        summed = self._hash()
+        summed.update(memoryview(data))
+        digits: str = summed.hexdigest()
+        return digits
+
+    def _mark(self, number: int, begun: str) -> bytes:
+        checksum = bytes.fromhex(self._checksum(f"{begun} {number}".encode()))
+        return _MARK.pack(number, checksum).ljust(_MARK_NBYTES, b"\0")
 
 
 def _frame_at(content: Shaped[np.ndarray, "n"], at: int, secret: Secret | None) -> Frame:
-    rest = content[at:].data
-    nbytes = Prefix.read(rest, "a record").nbytes
+    nbytes = Prefix.read(content[at:].data, "a record").nbytes
     return decode_frame(content[at : at + max(PREFIX_NBYTES, nbytes)], secret)
 
 
-def _is_followed(content: Shaped[np.ndarray, "n"], at: int, secret: Secret | None) -> bool:
-    """Return whether a sound frame lies behind a place where none is."""
-    for found in re.finditer(re.escape(MAGIC), content[at + 1 :].data):
-        begin = at + 1 + found.start()
-        if begin % ALIGNMENT == 0:
-            with suppress(WireError):
-                _frame_at(content, begin, secret)
-                return True
-    return False
-
-
-def _joined(frame: list[Buffer]) -> bytes:
-    data = b"".join(frame)
-    return data + bytes(aligned(len(data)) - len(data))
-
-
 def _locked(path: Path) -> BinaryIO:
-    """Return a file open for reading and writing, that no other process has."""
+    """Return a file open for reading and writing that no other process has open."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o666)
         stream = open(descriptor, "r+b", buffering=0)  # noqa: SIM115
@@ -220,7 +302,7 @@ def _locked(path: Path) -> BinaryIO:
                     f"journal must belong to one buffer of one process, got {path}, which another "
                     "has"
                 )
-            # Who had it may have put another in its place just before.
+            # Who had it open may have put another file in its place just before.
             if os.path.samestat(status, os.stat(path)):
                 return stream
         except BaseException:

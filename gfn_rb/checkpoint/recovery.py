@@ -1,19 +1,15 @@
-"""Giving a buffer what its checkpoint and the journal behind it hold."""
+"""Restoring a buffer from its checkpoint and the journal that continues it."""
 
 from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any, NoReturn
 
-import numpy as np
 from torchrl.data import ReplayBuffer
 
-from gfn_rb.checkpoint.api import load_checkpoint, outline
-from gfn_rb.checkpoint.changes import put_back
-from gfn_rb.checkpoint.log import CHANGED, FORMAT, HEADER, JournalLog
-from gfn_rb.checkpoint.parts import is_count, is_text
-from gfn_rb.codec.frames import Frame
+from gfn_rb.checkpoint.api import load_checkpoint, position_of
+from gfn_rb.checkpoint.changes import check_counts, put_back
+from gfn_rb.checkpoint.log import JournalLog
 from gfn_rb.codec.primitives import one_line
 from gfn_rb.errors import (
     CheckpointCorruptError,
@@ -21,112 +17,74 @@ from gfn_rb.errors import (
     CheckpointMismatchError,
     GfnRbError,
 )
-from gfn_rb.shapes import Shaped
 from gfn_rb.sharing import SlotState
 
-log = logging.getLogger(__name__)
-
-Position = dict[str, Any]
+_log = logging.getLogger(__name__)
 
 
-def recover(
-    journal: JournalLog, checkpoint: Path, rb: ReplayBuffer, parts: list[SlotState]
-) -> Position | None:
+def redo(log: JournalLog, checkpoint: Path, rb: ReplayBuffer, parts: list[SlotState]) -> bool:
     """Give a buffer what checkpoint and journal hold, up to the last whole record.
 
     The whole file is verified before anything in the buffer changes.
 
     Args:
-        journal: the file, which is read on from where this ends.
-        checkpoint: what it continues.
+        log: the journal, which goes on behind the last whole record.
+        checkpoint: the file that it continues.
         rb: the buffer.
-        parts: of it, see :func:`~gfn_rb.checkpoint.changes.slot_states`.
+        parts: from :func:`~gfn_rb.checkpoint.changes.slot_states`.
 
     Returns:
-        The name of the ``journal`` and the ``number`` of its last record; None where there is
-        nothing yet.
+        Whether there was anything.
 
     Raises:
         CheckpointError: the checkpoint cannot be read, or one of the two is missing.
-        CheckpointCorruptError: a record is damaged or missing.
+        CheckpointCorruptError: a record is damaged or missing that was on disk.
         CheckpointMismatchError: the two do not belong together, or not to this buffer, or are of
             another version.
         SecretError: one of them was not made with the secret of the journal.
     """
-    content = journal.content()
-    header, last, end = _verified(journal, content)
-    if not checkpoint.exists() and (header is None or last == 0):
-        return None  # killed before there was a checkpoint
-    if header is None:
+    content, has_checkpoint = log.content(), checkpoint.exists()
+    if not len(content):
+        if not has_checkpoint:
+            return False
         raise CheckpointError(
-            f"the journal {journal.path} is empty or missing, which the checkpoint {checkpoint} "
+            f"the journal {log.path} is empty or missing, which the checkpoint {checkpoint} "
             "needs: expected both, or neither"
         )
-    since = _last_in(checkpoint, journal, header, last)
-    load_checkpoint(checkpoint, rb, secret=journal.secret)
     try:
-        for frame, _ in journal.frames(content[:end]):
-            if frame.kind == CHANGED and frame.meta["number"] > since:
-                put_back(rb, parts, frame.rows, frame.meta)
+        for record in log.read(content):
+            check_counts(rb, parts, record.meta)
+        if not has_checkpoint and log.number == 0:
+            return False  # killed before there was a checkpoint
+        since = _last_in(checkpoint, log)
+        load_checkpoint(checkpoint, rb, secret=log.secret)
+        for record in log.read(content):
+            if record.meta["number"] > since:
+                put_back(rb, parts, record.rows, record.meta)
     except GfnRbError:
         raise
     except Exception as error:
-        _refuse(journal, f"its records do not fit the buffer: {one_line(error)}")
-    if end < len(content):
-        log.warning("%s: %d bytes of a torn record are dropped", journal.path, len(content) - end)
-    journal.nbytes = end
-    return {"journal": header["journal"], "number": last}
+        raise CheckpointCorruptError(
+            f"{log.path} is no sound journal: its records do not fit the buffer: {one_line(error)}"
+        ) from error
+    if (torn := len(content) - log.nbytes) > 0:
+        _log.warning("%s: %d bytes of a torn record are dropped", log.path, torn)
+        log.truncate()
+    return True
 
 
-def _verified(
-    journal: JournalLog, content: Shaped[np.ndarray, "n"]
-) -> tuple[dict[str, Any] | None, int, int]:
-    """Return the header, the number of the last record, and where it ends."""
-    header, last, end = None, 0, 0
-    for frame, end in journal.frames(content):  # noqa: B007
-        number = frame.meta.get("number")
-        if header is None:
-            header = _header(journal, frame)
-            last = header["first"] - 1
-        elif frame.kind != CHANGED or number != last + 1:
-            _refuse(journal, f"there is a gap: record {number!r:.80} follows record {last}")
-        else:
-            last += 1
-    return header, last, end
-
-
-def _header(journal: JournalLog, frame: Frame) -> dict[str, Any]:
-    meta = frame.meta
-    if frame.kind == HEADER and meta.get("format") != FORMAT:
-        raise CheckpointMismatchError(
-            f"the journal {journal.path} is of format {meta.get('format')!r:.80}, expected {FORMAT}"
-        )
-    counts = meta.get("first"), meta.get("whole")
-    if frame.kind != HEADER or not is_text(meta.get("journal")) or not all(map(is_count, counts)):
-        _refuse(journal, f"it begins with a record of kind {frame.kind} that says {meta!r:.80}")
-    return meta
-
-
-def _last_in(checkpoint: Path, journal: JournalLog, header: dict[str, Any], last: int) -> int:
+def _last_in(checkpoint: Path, log: JournalLog) -> int:
     """Return the number of the last record that the checkpoint holds already."""
-    known = outline(checkpoint, journal.secret).get("journal")
-    if not isinstance(known, dict) or known.get("journal") != header["journal"]:
+    position = position_of(checkpoint, log.secret)
+    if not isinstance(position, dict) or position.get("journal") != log.name:
         raise CheckpointMismatchError(
-            f"the journal {journal.path} is of another buffer than the checkpoint {checkpoint}: "
+            f"the journal {log.path} is of another buffer than the checkpoint {checkpoint}: "
             "expected two that were written together"
         )
-    since: int = known["number"]
-    needed = max(since, header["whole"])
-    if header["first"] > since + 1:
-        _refuse(
-            journal,
-            f"there is a gap: it begins with record {header['first']}, and {checkpoint} ends with "
-            f"record {since}",
+    since: int = position["number"]
+    if not log.first - 1 <= since <= log.number:
+        raise CheckpointCorruptError(
+            f"{log.path} is no sound journal: it holds records {log.first} to {log.number}, and "
+            f"{checkpoint} ends with record {since}"
         )
-    if last < needed:
-        _refuse(journal, f"it ends with record {last}, and {checkpoint} needs record {needed}")
     return since
-
-
-def _refuse(journal: JournalLog, what: str) -> NoReturn:
-    raise CheckpointCorruptError(f"{journal.path} is no sound journal: {what}")

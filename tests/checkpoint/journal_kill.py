@@ -6,7 +6,7 @@ next one finds must be what a plain rule keeps of all batches up to the last one
 the one after it, whose acknowledgement the kill may have cut off; with ``sync="interval"`` it may
 be fewer, but none that an earlier one found.
 
-extend     nothing else; the journal is compacted by itself now and then
+extend     nothing else; the journal is compacted now and then when it is opened
 load       likewise, but it is killed while it opens the journal
 compact    a thread compacts it all the time
 save       it saves a checkpoint after each batch, which must be whole as well
@@ -134,7 +134,7 @@ def extend(
 
 def compact(place: Place, tell: Pipe) -> None:
     def begin(rb: Any, _: int) -> None:
-        if threading.active_count() < (4 if place.sync == "interval" else 3):
+        if threading.active_count() < 3:
             threading.Thread(target=rb.journal.compact).start()
 
     extend(place, tell, begin)

@@ -8,7 +8,6 @@ import resource
 import shutil
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,11 +29,11 @@ from gfn_rb.buffers import (
     terminating_state_buffer,
     transition_buffer,
 )
-from gfn_rb.checkpoint import Journal, inspect_checkpoint, journal, log
+from gfn_rb.checkpoint import Journal, Secret, inspect_checkpoint, journal, log
+from gfn_rb.checkpoint.changes import counts_of, slot_states
 from gfn_rb.checkpoint.log import JournalLog
 from gfn_rb.codec import encode_frame
 from gfn_rb.codec.prefix import Prefix
-from gfn_rb.codec.primitives import aligned
 from gfn_rb.errors import (
     ArgumentError,
     CheckpointCorruptError,
@@ -307,7 +306,7 @@ def test_a_buffer_that_stays_rewound_adds_nothing(
         raise CheckpointError("no disk")
 
     with monkeypatch.context() as patch:
-        patch.setattr(journal, "recover", fail)
+        patch.setattr(journal, "redo", fail)
         with pytest.raises(CheckpointError, match="no disk"), rb.journal.rewound():
             load_checkpoint(tmp_path / "early", rb)
     with pytest.raises(CheckpointError, match="is closed"):
@@ -327,152 +326,138 @@ def test_slots_that_are_none_are_passed_over(path: Path) -> None:
 # When.
 
 
-def test_what_is_synced_when(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    synced: list[int] = []
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Sizes of the files that were synced."""
+    sizes: list[int] = []
     fsync = os.fsync
 
     def count(descriptor: int) -> None:
-        synced.append(descriptor)
+        sizes.append(os.fstat(descriptor).st_size)
         fsync(descriptor)
 
-    monkeypatch.setattr(journal, "_INTERVAL", 0.05)
-    for sync in ("always", "never", "interval"):
-        rb = MAKES["best"](journal=path.with_name(sync), sync=sync)
-        monkeypatch.setattr(os, "fsync", count)
-        synced.clear()
-        size = path.with_name(sync).stat().st_size
-        rb.extend(items(5, 1))
-        if sync == "interval":  # by a thread
-            deadline = time.monotonic() + 30
-            while not synced and time.monotonic() < deadline:
-                time.sleep(0.01)
-        assert bool(synced) == (sync != "never")
-        assert path.with_name(sync).stat().st_size > size
-        n = len(synced)
-        rb.extend(items(2, 1).set("log_reward", torch.full((2,), -50.0))[:0])
-        rb.sample(3)
-        rb.journal.close()
-        assert len(synced) == n  # nothing to write
-        monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "fsync", count)
+    return sizes
 
 
-def test_what_was_left_to_the_system_is_on_disk_after_a_sync(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rb = MAKES["best"](journal=path, sync="never")
-    rb.extend(items(5, 1))
-    synced: list[int] = []
-    monkeypatch.setattr(os, "fsync", synced.append)
-    for _ in range(2):
-        rb.journal.sync()
-        assert len(synced) == 1
-
-
-def test_extends_wait_for_no_sync_of_another_thread(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interval_is_one_record_and_one_sync(path: Path, synced: list[int]) -> None:
     rb = MAKES["best"](journal=path, sync="interval")
-    fsync, n = os.fsync, 0
-
-    def extend_meanwhile(descriptor: int) -> None:
-        nonlocal n
-        n += 1
-        other = threading.Thread(target=rb.extend, args=(items(5, n),))
-        other.start()
-        other.join(30.0)
-        assert not other.is_alive()
-        fsync(descriptor)
-
-    monkeypatch.setattr(os, "fsync", extend_meanwhile)
-    rb.journal.compact()
-    monkeypatch.undo()
-    rb.journal.sync()
-    assert n >= 4
-    assert_equal(state_of(MAKES["best"](journal=copied(path))), state_of(rb))
-
-
-def test_an_interval_is_one_record(path: Path) -> None:
-    rb = MAKES["best"](journal=path, sync="interval")
+    synced.clear()
     for seed in range(20):
         rb.extend(items(5, seed))
-    before = rb.journal.position["number"]
-    rb.journal.sync()
-    assert rb.journal.position["number"] <= before + 1
-
-
-def test_rows_that_are_rejected_cost_no_sync(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rb = MAKES["best"](journal=path, sync="always")
-    rb.extend(items(20, 1))
-    monkeypatch.setattr(os, "fsync", lambda _: pytest.fail("synced"))
-    rb.extend(items(3, 1).set("log_reward", torch.full((3,), -50.0)))
-    monkeypatch.undo()
+    assert not synced
+    assert rb.journal.position["number"] == 0
+    rb.journal._written_at -= 2.0  # seconds
+    rb.sample(3)  # any call
+    assert len(synced) == rb.journal.position["number"] == 1
+    rb.extend(items(5, 20))
+    rb.sample(3)
+    assert len(synced) == 1
+    rb.journal.close()
+    assert len(synced) == 2
     assert_equal(state_of(MAKES["best"](journal=copied(path))), state_of(rb))
+
+
+def test_what_was_left_to_the_system_is_on_disk_after_a_sync(path: Path, synced: list[int]) -> None:
+    rb = MAKES["best"](journal=path, sync="never")
+    synced.clear()
+    rb.extend(items(5, 1))
+    assert not synced
+    for _ in range(2):
+        rb.journal.sync()
+        assert synced == [path.stat().st_size]
+
+
+CALLS: dict[str, Callable[[Any], Any]] = {
+    "extend": lambda rb: rb.extend(items(9, 2)),
+    "extend by rows that are rejected": lambda rb: rb.extend(
+        items(3, 2).set("log_reward", torch.full((3,), -50.0))
+    ),
+    "add": lambda rb: rb.add(items(1, 2)[0]),
+    "update": lambda rb: rb.writer.update(torch.tensor([0]), torch.tensor([9.0])),
+    "remove": lambda rb: rb.writer.remove(torch.tensor([1])),
+    "empty": lambda rb: rb.empty(),
+}
+
+
+@pytest.mark.parametrize("name", ["best", "diverse", "mapped"])
+@pytest.mark.parametrize("call", CALLS)
+def test_one_sync_covers_all_that_a_call_wrote(
+    call: str, name: str, path: Path, synced: list[int]
+) -> None:
+    rb = MAKES[name](journal=path, sync="always")
+    rb.extend(items(20, 1))
+    synced.clear()
+    CALLS[call](rb)
+    assert synced == [path.stat().st_size]
+    again = MAKES[name](journal=copied(path))
+    assert_equal(state_of(again), state_of(rb))
+
+
+def test_what_a_failed_sync_may_have_lost_is_written_again(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rb = MAKES["tracked"](journal=path, sync="never")
+    rb.extend(items(5, 1))
+    rb.journal.sync()
+    rb.extend(items(5, 2))
+    size = path.stat().st_size
+
+    def fail(_: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fail)
+        with pytest.raises(CheckpointError, match=r"cannot write the journal .*output error"):
+            rb.journal.sync()
+    assert path.stat().st_size < size  # what may not be on disk is no part of the chain
+    rb.journal.sync()
+    assert_equal(state_of(MAKES["tracked"](journal=copied(path))), state_of(rb))
 
 
 # Compaction.
 
 
-def test_a_journal_is_compacted_while_the_buffer_is_used(
-    path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("secret", [None, Secret(bytes(16))])
+def test_a_journal_is_compacted_when_a_checkpoint_is_saved(
+    path: Path, tmp_path: Path, secret: Secret | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal, "_LEAST", 2000)
-    rb = MAKES["unique"](journal=path, sync="never")
-    first = inspect_checkpoint(f"{path}.gfnrb")["buffers"][0]["length"]
-    for seed in range(24):
+    rb = MAKES["unique"](journal=path, sync="never", secret=secret)
+    begun = path.stat().st_size
+    for seed in range(4):
         rb.extend(items(6, seed))
-        if seed % 8 == 0:
-            assert_equal(state_of(MAKES["unique"](journal=copied(path))), state_of(rb))
-    rb.journal.close()
-    assert first == 0
-    assert inspect_checkpoint(f"{path}.gfnrb")["buffers"][0]["length"] == CAPACITY
-    assert path.stat().st_size < 24 * 500
-    assert_equal(state_of(MAKES["unique"](journal=path)), state_of(rb))
+        save_checkpoint(tmp_path / "saved", rb, secret=secret, step=seed)
+        assert path.stat().st_size == begun
+        again = MAKES["unique"](journal=copied(path), secret=secret)
+        assert_equal(state_of(again), state_of(rb))
+    assert rb.journal.checkpoint.samefile(tmp_path / "saved")
+
+    def fail(*_: object) -> None:
+        raise OSError(18, "Invalid cross-device link")
+
+    monkeypatch.setattr(os, "link", fail)
+    rb.extend(items(6, 9))
+    save_checkpoint(tmp_path / "saved", rb, secret=secret)
+    assert path.stat().st_size == begun
+    assert not rb.journal.checkpoint.samefile(tmp_path / "saved")
+    rb.extend(items(6, 10))
+    save_checkpoint(tmp_path / "other", rb, secret=Secret(bytes(range(16))))
+    assert path.stat().st_size > begun  # it cannot continue what it cannot read
+    assert_equal(state_of(MAKES["unique"](journal=copied(path), secret=secret)), state_of(rb))
 
 
-def test_a_journal_goes_on_where_no_thread_can_be_started(
-    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    rb = MAKES["unique"](journal=path, sync="never")
-
-    def fail(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", fail)
-        rb.journal._compact_at = 0
-        rb.extend(items(6, 1))
-    assert "can't start new thread" in caplog.text
-    rb.journal.compact()
-    assert_equal(state_of(MAKES["unique"](journal=copied(path))), state_of(rb))
-
-
-def test_a_checkpoint_may_be_written_while_rows_change(
+def test_a_journal_that_has_outgrown_its_checkpoint_is_compacted_when_opened(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rb = MAKES["unique"](journal=path, sync="interval")
-    rb.extend(items(20, 1))
-    save = Journal._save
-
-    def save_slowly(self: Journal, *args: Any) -> None:
-        rb.extend(items(20, 2))  # before the rows are read, after the state was
-        save(self, *args)
-        rb.extend(items(20, 3))
-
-    monkeypatch.setattr(Journal, "_save", save_slowly)
-    rb.journal.compact()
-    rb.journal.sync()
-    assert_equal(state_of(MAKES["unique"](journal=copied(path))), state_of(rb))
-
-
-def test_a_new_file_takes_over_records_of_any_length(path: Path) -> None:
-    log = JournalLog(path)
-    log.begin("name", 1, 0)
-    since = log.nbytes
-    log.append([b"abc"])
-    log.begin("name", 2, 2, since)
-    log.append([b"de"])
-    log.close()
-    assert path.read_bytes().endswith(b"abc" + bytes(61) + b"de")
+    rb = MAKES["unique"](journal=path, sync="never")
+    begun = path.stat().st_size
+    rb.extend(items(9, 1))
+    monkeypatch.setattr(journal, "_LEAST", 0)
+    monkeypatch.setattr(journal, "_OUTGROWN", 0)
+    again = MAKES["unique"](journal=(copy := copied(path)))
+    assert copy.stat().st_size == begun
+    assert inspect_checkpoint(f"{copy}.gfnrb")["buffers"][0]["length"] == len(rb)
+    assert_equal(state_of(again), state_of(rb))
 
 
 def test_each_step_of_a_compaction_leaves_a_pair(
@@ -528,13 +513,14 @@ def test_a_buffer_that_holds_rows_begins_with_them(path: Path) -> None:
 
 @pytest.fixture
 def records(path: Path) -> list[bytes]:
-    """Where each record of a journal of five ends; and what buffers hold after each."""
+    """Head of a journal, of whose five records three were synced; and each record."""
     rb = MAKES["unique"](journal=path, sync="never")
     ends = [path.stat().st_size]
     for seed in range(5):
         rb.extend(items(4, seed))
         ends.append(path.stat().st_size)
-    rb.journal.close()
+        if seed == 2:
+            rb.journal.sync()
     content = path.read_bytes()
     aligned = [-(-end // 64) * 64 for end in ends]
     return [content[a:b] for a, b in zip([0, *aligned], aligned, strict=False)]
@@ -554,15 +540,18 @@ def opened(path: Path, content: bytes) -> Any:
     return rb
 
 
-def test_a_torn_record_is_dropped_wherever_it_is_torn(
+def test_the_log_ends_at_the_first_record_that_breaks_the_chain(
     path: Path, records: list[bytes], caplog: pytest.LogCaptureFixture
 ) -> None:
-    whole = b"".join(records[:-1])
-    expected = state_of(opened(path, whole))
-    for n in range(0, len(records[-1]), 1 + len(records[-1]) // 40):
-        rb = opened(path, whole + records[-1][:n])
-        assert_equal(state_of(rb), expected)
-        assert ("bytes of a torn record are dropped" in caplog.text) == (n > 0)
+    expected = [state_of(opened(path, b"".join(records[: n + 1]))) for n in (3, 4)]
+    assert "dropped" not in caplog.text
+    synced, tail = b"".join(records[:4]), b"".join(records[4:])
+    for n in range(1, len(tail), 1 + len(tail) // 60):
+        n_whole = int(n >= Prefix.read(memoryview(records[4]), "it").nbytes)
+        assert_equal(state_of(opened(path, synced + tail[:n])), expected[n_whole])
+    assert "bytes of a torn record are dropped" in caplog.text
+    for gap in (records[5:], [bytes(len(records[4])), records[5]], [records[5], records[4]]):
+        assert_equal(state_of(opened(path, synced + b"".join(gap))), expected[0])
     rb = MAKES["unique"](journal=path.with_name("damaged"), sync="never")  # and can go on
     rb.extend(items(6, 9))
     again = MAKES["unique"](journal=copied(path.with_name("damaged")))
@@ -573,55 +562,101 @@ def test_a_record_that_lacks_any_of_its_bytes_is_no_record(
     path: Path, records: list[bytes]
 ) -> None:
     content = np.frombuffer(bytearray(b"".join(records)), np.uint8)
+    path.unlink()
     file, end = JournalLog(path), len(content) - len(records[-1])
     nbytes = end + Prefix.read(memoryview(records[-1]), "it").nbytes
     for n in range(end, nbytes):
-        assert [at for _, at in file.frames(content[:n])][-1] == end
-    assert [at for _, at in file.frames(content[:nbytes])][-1] == aligned(len(content))
+        assert len([*file.read(content[:n])]) == 4
+    assert len([*file.read(content[:nbytes])]) == 5
     file.close()
 
 
-def test_a_byte_flipped_in_the_middle_is_refused(path: Path, records: list[bytes]) -> None:
+def test_a_byte_flipped_in_what_was_on_disk_is_refused(path: Path, records: list[bytes]) -> None:
     content = b"".join(records)
-    end = len(content) - len(records[-1])
+    end = sum(map(len, records[:4]))
     sizes = [Prefix.read(memoryview(each), "it").nbytes for each in records]
     starts = [sum(map(len, records[:i])) for i in range(len(records))]
     step = 1 + end // 30
-    for at in [*range(0, end, step), *range(len(records[0]), len(records[0]) + 64, 3)]:
+    for at in [*range(0, end, step), *range(len(records[0]) - 64, len(records[0]) + 64, 3)]:
         damaged = bytearray(content)
         damaged[at] ^= 1 << (at % 8)
-        if any(starts[i] <= at < starts[i] + sizes[i] for i in range(len(records))):
+        is_mark = len(records[0]) - 64 <= at < len(records[0])
+        if is_mark or any(starts[i] <= at < starts[i] + sizes[i] for i in range(len(records))):
             with pytest.raises(CheckpointError, match=r"\A[^\n]*damaged[^\n]*\Z"):
                 opened(path, bytes(damaged))
         else:  # between two records, where nothing is read
             assert len(opened(path, bytes(damaged))) == CAPACITY
 
 
-def test_a_gap_is_refused(path: Path, records: list[bytes]) -> None:
-    with pytest.raises(CheckpointCorruptError, match="gap: record 3 follows record 1"):
-        opened(path, records[0] + records[1] + b"".join(records[3:]))
-    with pytest.raises(CheckpointCorruptError, match="gap: record 2 follows record 0"):
-        opened(path, records[0] + b"".join(records[2:]))
+def test_a_missing_record_that_was_on_disk_is_refused(path: Path, records: list[bytes]) -> None:
+    for kept in ([0], [0, 1], [0, 1, 3, 4, 5], [0, 2, 3, 4, 5], [0, 2, 1, 3], [0, 1, 2]):
+        with pytest.raises(CheckpointCorruptError, match="is damaged or missing, and record 3 was"):
+            opened(path, b"".join(records[i] for i in kept))
+
+
+def test_rows_that_hold_records_harm_nothing(path: Path, records: list[bytes]) -> None:
+    """A torn record ends the log, even where its rows are sound records of the same journal."""
+    content = b"".join(records)
+    held = torch.frombuffer(bytearray(content + content), dtype=torch.uint8)
+    where = path.with_name("holder")
+    rb = fifo_buffer(4, journal=where, sync="always")
+    rb.extend(TensorDict({"bytes": held[None], "log_reward": torch.ones(1)}, [1]))
+    own = where.read_bytes()
+    own = torch.frombuffer(bytearray(own.ljust(len(held), b"\0")[: len(held)]), dtype=torch.uint8)
+    size = where.stat().st_size
+    rb.journal._sync = "never"
+    rb.extend(TensorDict({"bytes": own[None], "log_reward": torch.ones(1)}, [1]))
+    whole = where.read_bytes()
+    for n in range(-(-size // 64) * 64 + 64, len(whole), 997):
+        damaged = bytearray(whole)
+        damaged[n] ^= 1
+        copy = copied(where)
+        copy.write_bytes(bytes(damaged))
+        assert len(fifo_buffer(4, journal=copy)) == 1
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"emptied": 2**62},
+        {"length": 2**62},
+        {"length": -1},
+        {"cursor": 2**62},
+        {"counters": []},
+        {"counters": [[2**70, 1]]},
+        {"transform": {}},
+        {"emptied": None},
+    ],
+)
+def test_absurd_numbers_are_refused_quickly(path: Path, values: dict[str, Any]) -> None:
+    rb = MAKES["best"](journal=path, sync="never")
+    rb.extend(items(5, 1))
+    counts = {**counts_of(rb, slot_states(rb)), "emptied": False, **values}
+    rb.journal._log.append([(None, counts)])
+    begun = time.monotonic()
+    with pytest.raises(CheckpointCorruptError, match="its records do not fit the buffer"):
+        MAKES["best"](journal=copied(path))
+    assert time.monotonic() - begun < 5
 
 
 def test_checkpoints_and_journals_that_do_not_fit_are_refused(path: Path) -> None:
     rb = MAKES["unique"](journal=path, sync="never")
-    rb.extend(items(9, 1))
     early, copy = Path(f"{path}.gfnrb").read_bytes(), path.read_bytes()
+    rb.extend(items(9, 1))
     rb.journal.compact()
     rb.extend(items(9, 2))
     rb.journal.close()
     late, checkpoint = path.read_bytes(), Path(f"{path}.gfnrb")
     newer = checkpoint.read_bytes()
     checkpoint.write_bytes(early)
-    with pytest.raises(CheckpointCorruptError, match="gap: it begins with record 2"):
+    with pytest.raises(CheckpointCorruptError, match="ends with record 0"):
         MAKES["unique"](journal=path)
     checkpoint.unlink()
     with pytest.raises(CheckpointError, match="there is no checkpoint at"):
         MAKES["unique"](journal=path)
     checkpoint.write_bytes(newer)
-    path.write_bytes(copy[:128])  # whose only record is gone, which the checkpoint holds
-    with pytest.raises(CheckpointCorruptError, match=r"ends with record 0, and .* needs record 1"):
+    path.write_bytes(copy)  # which lacks a record that the checkpoint holds
+    with pytest.raises(CheckpointCorruptError, match=r"records 1 to 0, and .* with record 1"):
         MAKES["unique"](journal=path)
     path.unlink()
     with pytest.raises(CheckpointError, match="is empty or missing, which the checkpoint"):
@@ -638,12 +673,14 @@ def test_checkpoints_and_journals_that_do_not_fit_are_refused(path: Path) -> Non
     assert len(MAKES["unique"](journal=path)) == len(rb)
 
 
-def test_journals_of_the_future_and_other_files_are_refused(path: Path) -> None:
-    meta = {"journal": "x", "first": 1, "whole": 0}
+def test_other_formats_and_other_files_are_refused(path: Path) -> None:
+    meta = {"journal": "x", "first": 1}
     for kind, values, match in (
-        (1, {**meta, "format": 2}, "of format 2, expected 1"),
-        (2, {**meta, "format": 1}, "begins with a record of kind 2"),
-        (1, {"format": 1}, "begins with a record of kind 1 that says"),
+        (1, {**meta, "format": 1}, "of format 1, expected 2"),
+        (1, {**meta, "format": 3}, "of format 3, expected 2"),
+        (2, {**meta, "format": 2}, "begins with a frame of kind 2"),
+        (1, {"format": 2}, "begins with a frame of kind 1 that says"),
+        (1, {**meta, "format": 2}, "the mark at byte 128 is damaged"),
     ):
         path.write_bytes(b"".join(bytes(part) for part in encode_frame(kind, None, values)))
         with pytest.raises(CheckpointError, match=match):
