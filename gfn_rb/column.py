@@ -12,7 +12,8 @@ unnoticed until it is written there.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from tensordict import NestedKey, is_tensor_collection
@@ -34,18 +35,9 @@ _KEPT_APART = 256  # announcements that are not joined yet
 _NO_ROWS = torch.empty(0, dtype=torch.int64)
 
 
-class StorageVersion(NamedTuple):
-    """What identifies one content of a key column.
-
-    Attributes:
-        revision: of the storage, raised by every write through it, from any process.
-        tensor: version of the key tensor, raised by every write in place of this process.
-        address: where the key tensor lies, for it may be replaced by another.
-    """
-
-    revision: int
-    tensor: int
-    address: int
+# What identifies a content: the storage's revision, then of each tensor watched its version and its
+# address, for it may be replaced by another. Of a list of rows there is but the revision.
+Version = tuple[int, ...]
 
 
 class KeyColumn:
@@ -59,11 +51,15 @@ class KeyColumn:
 
     def __init__(self, key: NestedKey) -> None:
         self.key = key
-        self._seen: StorageVersion | None = None
+        self._reads: Callable[[NestedKey], bool] | None = None
+        self._seen: Version | None = None
         self._announced: list[Tensor] = []
         self._count = 0
         self._raw: Tensor | None = None
         self._plain: Tensor | None = None
+        self._slots: Any = None  # of the storage, whose entries were looked up
+        self._also: list[NestedKey] = []
+        self._watched: list[Tensor] = []
         self._mirror = _Mirror(key)
 
     def values(self, storage: Storage) -> Shaped[Tensor, "len"]:
@@ -99,6 +95,14 @@ class KeyColumn:
             values[index] = value.to(values)
             bump_mutation_revision(storage)
 
+    def watch_also(self, reads: Callable[[NestedKey], bool]) -> None:
+        """Have :meth:`version` change with other entries, too.
+
+        Args:
+            reads: tells by its name whether an entry is watched.
+        """
+        self._reads, self._slots = reads, None
+
     def announce(self, storage: Storage, index: Tensor) -> None:
         """Record that rows were just written; -1 stands for a row that was not.
 
@@ -116,7 +120,11 @@ class KeyColumn:
             index = index.cpu()
             self._mirror.announce(storage, index)
         seen = self._seen
-        if seen is None or index.device.type != "cpu" or (now := self.version(storage)) == seen:
+        if (
+            seen is None
+            or index.device.type != "cpu"
+            or (now := self.version_after_write(storage)) == seen
+        ):
             return
         rows = index.reshape(-1)
         rows = rows[rows >= 0]
@@ -125,9 +133,10 @@ class KeyColumn:
         self._count += rows.shape[0]
         # One write through the storage raises each counter by one. If they moved any further,
         # something else was written as well, and nobody knows where.
-        announced = StorageVersion(seen.revision + 1, seen.tensor + 1, seen.address)
-        if listed:
-            announced = seen._replace(revision=seen.revision + rows.shape[0])
+        revision, *tensor = seen
+        announced = (
+            (revision + rows.shape[0],) if listed else (revision + 1, tensor[0] + 1, tensor[1])
+        )
         if now != announced or self._count > len(storage) // 4:
             self.forget()
             return
@@ -153,20 +162,44 @@ class KeyColumn:
         """Make the next :meth:`changed` answer "perhaps all"."""
         self._seen, self._announced, self._count = None, [], 0
 
-    def version(self, storage: Storage) -> StorageVersion:
+    def version(self, storage: Storage) -> Version:
         """Return what identifies the present content.
 
         Args:
-            storage: the storage to look at.
+            storage: the storage to look at, laid out.
+        """
+        if not is_listed(storage):
+            self._look_up(storage)
+        return self.version_after_write(storage)
+
+    def version_after_write(self, storage: Storage) -> Version:
+        """Return the :meth:`version` after a write in place, which leaves tensors where they are.
+
+        Args:
+            storage: the storage.
         """
         if is_listed(storage):
-            return StorageVersion(mutation_revision(storage), 0, 0)
-        leaf = self._leaf(storage)
-        return StorageVersion(mutation_revision(storage), tensor_version(leaf), leaf.data_ptr())
+            return (mutation_revision(storage),)
+        if all_slots(storage) is not self._slots:
+            self._look_up(storage)
+        numbers = [n for leaf in self._watched for n in (tensor_version(leaf), leaf.data_ptr())]
+        return (mutation_revision(storage), *numbers)
+
+    def _look_up(self, storage: Storage) -> None:
+        """Look up the tensors that are watched, which may have been replaced."""
+        self._watched, slots = self._own(storage), all_slots(storage)
+        if self._reads is not None:
+            if slots is not self._slots:
+                self._also = [name for name in slots.keys(True, True) if self._reads(name)]
+            self._watched += [slots.get(name) for name in self._also]
+        self._slots = slots
+
+    def _own(self, storage: Storage) -> list[Tensor]:
+        return [self._leaf(storage)]
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the counters and tensors of this process."""
-        return KeyColumn(self.key).__dict__
+        return {**KeyColumn(self.key).__dict__, "_reads": self._reads}
 
     def _leaf(self, storage: Storage) -> Tensor:
         """Return the key tensor as a plain and flat one, checked where it was not seen before.

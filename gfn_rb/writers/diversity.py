@@ -21,10 +21,10 @@ from gfn_rb.sharing import is_recorded, record_slots
 from gfn_rb.storages import is_laid_out
 from gfn_rb.writers.eviction_order import Tie
 from gfn_rb.writers.features import Features, Unique
-from gfn_rb.writers.followed_index import FollowedIndex
 from gfn_rb.writers.moves import Moves, moves_of
 from gfn_rb.writers.reward import RewardPrioritizedWriter, worded
 from gfn_rb.writers.rows import no_slots, write_rows
+from gfn_rb.writers.synced_index import SyncedIndex
 
 Near = Literal["replace", "reject"]
 When = Literal["always", "full"]
@@ -83,7 +83,7 @@ class DiversityWriter(RewardPrioritizedWriter):
         tensor([-1,  0, -1])
     """
 
-    _compared: FollowedIndex
+    _compared: SyncedIndex
 
     def __init__(
         self,
@@ -132,7 +132,7 @@ class DiversityWriter(RewardPrioritizedWriter):
         """
         self.features = features
         between = self.p if self.distance is None else self.distance
-        self._compared = FollowedIndex(Features(features), between, self.cutoff_distance)
+        self._compare(SyncedIndex(Features(features), between, self.cutoff_distance))
 
     # Choosing.
 
@@ -142,12 +142,12 @@ class DiversityWriter(RewardPrioritizedWriter):
             return self._offer_any(data, key, highest)
         rows = self._compared.features.of(data)
         order = self._order
+        device = order.in_step(self._storage).device
         floor = order.lowest(self._storage) if full else -math.inf
-        device = (order.extremes if full else order.in_step)(self._storage).device
         rows, key = rows.to(device), key.to(device, torch.float64)
         if full and not order.beats(highest, floor):
             return no_slots(key)
-        index = self._compared.follow(self._storage, rows)
+        index = self._compared.follow(self._storage, rows, order.version)
         value, row = order.worst_first(key)
         hopeless = order.below(value, floor) if full else 0
         row = row.flip(0)
@@ -230,7 +230,8 @@ class DiversityWriter(RewardPrioritizedWriter):
         before = index.length
         index.write(move.target, prepared, max(move.length, before))
         self._order.moved(self._storage, move, before)
-        self._compared.moved(self._storage, move)
+        self._compared.move(move)
+        self._compared.version = self._order.version
 
     # State.
 

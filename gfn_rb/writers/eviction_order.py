@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torchrl.data.replay_buffers.storages import Storage
 
-from gfn_rb.column import KeyColumn, StorageVersion
+from gfn_rb.column import KeyColumn, Version
 from gfn_rb.numerics import Extremes, extremes_of
 from gfn_rb.numerics.extremes import UNKNOWN_RANK, Replacements, worst_first
 from gfn_rb.shapes import Float, Float64, Int64, Shaped
@@ -38,6 +38,8 @@ class EvictionOrder:
         column: likewise.
         tie: likewise.
         largest: likewise.
+        version: the content of the storage that this is in step with, as this process sees it; None
+            for none.
     """
 
     def __init__(self, column: KeyColumn, tie: Tie, largest: bool = True) -> None:
@@ -49,9 +51,8 @@ class EvictionOrder:
         # Rows offered, rows written, storage revision the extremes are in step with. On the CPU,
         # and a tensor, so that processes sharing the buffer share it.
         self._counters = torch.zeros(3, dtype=torch.int64)
-        # The content that the extremes are in step with, and its lowest key, as seen from here.
-        self._version: StorageVersion | None = None
-        self._floor: tuple[StorageVersion | None, float] | None = None
+        self.version: Version | None = None
+        self._floor: tuple[Version | None, float] | None = None  # the lowest key of a version
 
     # Following a storage.
 
@@ -108,12 +109,12 @@ class EvictionOrder:
         if not is_laid_out(storage):
             return extremes
         version = self.column.version(storage)
-        if version == self._version:
+        if version == self.version:
             return extremes
         # A process that shares the state keeps it in step and writes down for which revision. Its
         # writes do not raise the version that this process sees of the key tensor.
-        mine = self._version is not None and version[1:] == self._version[1:]
-        if not mine or int(self.count[_REVISION]) != version.revision:
+        mine = self.version is not None and version[1:] == self.version[1:]
+        if not mine or int(self.count[_REVISION]) != version[0]:
             values = self.signed(self.column.values(storage))
             extremes.assign(values, self._ranks(extremes, len(values)))
         else:
@@ -132,11 +133,10 @@ class EvictionOrder:
         """Return the lowest key of a full storage, looked up once for each content.
 
         Args:
-            storage: the storage.
+            storage: with which this is in step.
         """
-        extremes = self.in_step(storage)
-        if self._floor is None or self._floor[0] is not self._version:
-            self._floor = (self._version, float(extremes.minimum))
+        if self._floor is None or self._floor[0] is not self.version:
+            self._floor = (self.version, float(self.extremes(storage).minimum))
         return self._floor[1]
 
     def wrote(
@@ -173,20 +173,20 @@ class EvictionOrder:
         self.now_in_step(storage)
 
     def now_in_step(self, storage: Storage) -> None:
-        """Record that the extremes hold what the storage does.
+        """Record that the extremes hold what was just written to the storage.
 
         Args:
             storage: the storage.
         """
-        self._now_in_step(self.column.version(storage))
+        self._now_in_step(self.column.version_after_write(storage))
 
-    def _now_in_step(self, version: StorageVersion) -> None:
-        self.count[_REVISION] = version.revision
-        self._version = version
+    def _now_in_step(self, version: Version) -> None:
+        self.count[_REVISION] = version[0]
+        self.version = version
 
     def forget(self) -> None:
         """Have the keys read anew."""
-        self._version = None
+        self.version = None
 
     # Comparing.
 
@@ -373,4 +373,4 @@ class EvictionOrder:
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what this process saw of the storage."""
-        return {**self.__dict__, "_version": None, "_floor": None}
+        return {**self.__dict__, "version": None, "_floor": None}

@@ -8,7 +8,6 @@ from typing import Any, TypeAlias
 import torch
 from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
-from torchrl.data.replay_buffers.storages import Storage
 
 from gfn_rb.arguments import require_key
 from gfn_rb.containers import convert
@@ -18,11 +17,9 @@ from gfn_rb.keys import ACTION, CONDITION, IS_BACKWARD, LENGTH, NEXT, NEXT_STATE
 from gfn_rb.numerics.flat import flat_rows
 from gfn_rb.numerics.near.hashing import equal_bits
 from gfn_rb.shapes import Int64, Rows, Shaped
-from gfn_rb.storages import dense_batches, is_listed
-from gfn_rb.torchrl_compat import all_slots, mutation_revision, tensor_version
+from gfn_rb.storages import dense_batches
 
 Unique: TypeAlias = NestedKey | list[NestedKey] | Callable[[TensorDictBase], Tensor] | None
-FeatureVersion = tuple[int, ...]  # revision of the storage, then versions and addresses
 
 _READ_BY_DEFAULT = (STATE, NEXT_STATE, LENGTH, IS_BACKWARD, CONDITION)
 
@@ -48,9 +45,6 @@ class Features:
         if isinstance(source, (str, tuple)):
             require_key("features", source)
         self.source = source
-        self._stored: TensorDictBase | None = None
-        self._watched: list[NestedKey] = []
-        self._leaves: list[Tensor] = []  # the entries watched
 
     def __call__(self, data: Rows) -> Shaped[Tensor, "n d"]:
         """Return one row per item.
@@ -88,38 +82,14 @@ class Features:
             )
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def version(self, storage: Storage) -> FeatureVersion:
-        """Return what identifies the content of an initialised storage, as far as it is read here.
+    def reads(self, name: NestedKey) -> bool:
+        """Return whether the numbers may depend on an entry.
 
         Args:
-            storage: the storage.
+            name: of the entry.
         """
-        if is_listed(storage):
-            return _of_list(storage)
-        data = all_slots(storage)
-        if data is not self._stored:
-            self._stored, self._watched = data, self._keys(data)
-        self._leaves = [data.get(name) for name in self._watched]
-        return self._of_leaves(storage)
-
-    def version_after_write(self, storage: Storage) -> FeatureVersion:
-        """Return the :meth:`version` after a write in place, which leaves entries where they were.
-
-        Args:
-            storage: the storage.
-        """
-        if is_listed(storage):
-            return _of_list(storage)
-        known = all_slots(storage) is self._stored
-        return self._of_leaves(storage) if known else self.version(storage)
-
-    def _of_leaves(self, storage: Storage) -> FeatureVersion:
-        versions = [n for leaf in self._leaves for n in (tensor_version(leaf), leaf.data_ptr())]
-        return (mutation_revision(storage), *versions)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave out what belongs to this process."""
-        return {**self.__dict__, "_stored": None, "_leaves": []}
+        read = _READ_BY_DEFAULT if self.source is None else (self.source, CONDITION)
+        return callable(self.source) or name in read
 
     def _of(self, data: Rows) -> Tensor:
         if not callable(self.source):
@@ -131,14 +101,6 @@ class Features:
                 f"features must return a tensor of shape [n, d] with n={data.shape[0]}, got {came}"
             )
         return _real(rows)
-
-    def _keys(self, data: Rows) -> list[NestedKey]:
-        """Return the keys of a storage that its features depend on."""
-        names = list(data.keys(True, True))
-        if callable(self.source):
-            return names
-        read = _READ_BY_DEFAULT if self.source is None else (self.source, CONDITION)
-        return [name for name in names if name in read]
 
 
 class ObjectColumns(Features):
@@ -177,17 +139,10 @@ class ObjectColumns(Features):
             return object_columns(data)
         return torch.cat([equal_bits(_flat(_entry(data, key))) for key in self._read], 1)
 
-    def _keys(self, data: Rows) -> list[NestedKey]:
-        names = list(data.keys(True, True))
-        if callable(self.source):
-            return names
+    def reads(self, name: NestedKey) -> bool:
+        """Return whether the numbers may depend on an entry; see :meth:`Features.reads`."""
         read = (STATE, LENGTH, IS_BACKWARD, CONDITION) if self._read == [STATE] else self._read
-        return [name for name in names if name in read]
-
-
-def _of_list(storage: Storage) -> FeatureVersion:
-    # Where a key is written, nobody knows whether features depend on it.
-    return mutation_revision(storage), mutation_revision(storage)
+        return callable(self.source) or name in read
 
 
 def _fingerprints(rows: Any, n: int) -> Int64[Tensor, "n d"]:

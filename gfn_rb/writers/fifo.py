@@ -11,7 +11,7 @@ from torchrl.data.replay_buffers.storages import Storage
 from torchrl.data.replay_buffers.writers import RoundRobinWriter, TensorDictRoundRobinWriter
 
 from gfn_rb.arguments import require_choice, require_flag
-from gfn_rb.column import KeyColumn, StorageVersion
+from gfn_rb.column import KeyColumn
 from gfn_rb.errors import CheckpointMismatchError
 from gfn_rb.keys import INDEX
 from gfn_rb.shapes import Float, Rows
@@ -22,7 +22,6 @@ from gfn_rb.torchrl_compat import (
     all_slots,
     leaves_of,
     mark_update,
-    mutation_revision,
     outside_graph,
     raise_slot_generations,
     set_write_cursor,
@@ -260,6 +259,7 @@ class UniqueFIFOWriter(RewardPrioritizedWriter):
             INDEX, unique=unique, on_duplicate=on_duplicate, track_generations=track_generations
         )
         self._order.column = _EqualKeys(INDEX)
+        self.identify(unique)
 
     def _keys_of(self, data: Rows) -> Tensor:
         return torch.zeros(data.shape[0])
@@ -274,5 +274,6 @@ class _EqualKeys(KeyColumn):
     def values(self, storage: Storage) -> Float[Tensor, "len"]:
         return torch.zeros(len(storage))
 
-    def version(self, storage: Storage) -> StorageVersion:
-        return StorageVersion(mutation_revision(storage), 0, 0)
+    def _own(self, storage: Storage) -> list[Tensor]:
+        open_shared(storage)
+        return []

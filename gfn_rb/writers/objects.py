@@ -76,7 +76,8 @@ def choose_objects(
     """Choose rows to write over those of the same objects; let the others win slots as usual.
 
     Args:
-        order: of the stored rows. Those that are to be refreshed take their new place in it.
+        order: of the stored rows, in step with them. Those that are to be refreshed take their new
+            place in it.
         storage: where they are stored.
         key: of each row of a batch.
         same: which of them are there already.
@@ -85,7 +86,7 @@ def choose_objects(
     Returns:
         One slot per row, -1 for a row that is not kept, and the storage's length afterwards.
     """
-    extremes, stored, capacity = order.in_step(storage), len(storage), storage.max_size
+    extremes, stored, capacity = order.extremes(storage), len(storage), storage.max_size
     free = capacity - stored
     slot = torch.where(same.is_last, same.slot, -1) if on_duplicate == "refresh" else no_slots(key)
     again, is_new = (slot >= 0).nonzero()[:, 0], same.is_last & (same.slot < 0)

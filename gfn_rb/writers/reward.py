@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import torch
-from tensordict import NestedKey, lazy_stack
+from tensordict import NestedKey, lazy_stack, unravel_key
 from torch import Tensor
 from torchrl.data.replay_buffers.storages import Storage
 
@@ -21,7 +21,6 @@ from gfn_rb.storages import is_listed, require_rows
 from gfn_rb.torchrl_compat import mark_update, note_generations, outside_graph, set_length
 from gfn_rb.writers.eviction_order import EvictionOrder, Tie
 from gfn_rb.writers.features import ObjectColumns, Unique
-from gfn_rb.writers.followed_index import FollowedIndex
 from gfn_rb.writers.generations import GenerationWriter
 from gfn_rb.writers.moves import moves_of
 from gfn_rb.writers.objects import (
@@ -41,6 +40,7 @@ from gfn_rb.writers.rows import (
     scalar_key,
     write_rows,
 )
+from gfn_rb.writers.synced_index import SyncedIndex
 
 _OPTIONS = ("tie", "largest", "key", "unique", "on_duplicate")
 
@@ -102,10 +102,10 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
         self.key = key
         self.unique = unique
         self.on_duplicate = on_duplicate
-        self._compared: FollowedIndex | None = None  # rows by what tells whether they are the same
+        self._order = EvictionOrder(KeyColumn(key), tie, largest)
+        self._compared: SyncedIndex | None = None  # rows by what tells whether they are the same
         if unique is not None:
             self.identify(unique)
-        self._order = EvictionOrder(KeyColumn(key), tie, largest)
         self._layout = RowLayout()
 
     # What TorchRL calls.
@@ -175,7 +175,13 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
         Args:
             unique: see the class; not None.
         """
-        self._compared = FollowedIndex(ObjectColumns(unique))
+        self._compare(SyncedIndex(ObjectColumns(unique)))
+
+    def _compare(self, index: SyncedIndex) -> None:
+        """Compare rows by an index, and watch what it reads together with the key."""
+        self._compared = index
+        self._order.column.watch_also(index.features.reads)
+        self._order.forget()
 
     # What users call.
 
@@ -197,8 +203,8 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
         if self._compared is None or self.unique is None:
             raise ArgumentError("unique must be given to find objects by, got unique=None")
         storage = self._storage
-        device = self._order.extremes(storage).device
-        index, prepared = self._compared.prepare(storage, data, device)
+        device, version = self._order.in_step(storage).device, self._order.version
+        index, prepared = self._compared.prepare(storage, data, device, version)
         slot = first_slot(index.near(prepared), len(prepared.rows))
         note_generations(slot, storage)
         return slot
@@ -230,9 +236,8 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
         index, key = index.reshape(-1), key.detach().reshape(-1)
         check_relabels(index, key, self.key, len(self._storage))
         storage, compared = self._storage, self._compared
-        rank = self._order.in_step(storage).rank[index]
-        before = None if compared is None else compared.content(storage)
-        column = self._order.column
+        rank, column = self._order.in_step(storage).rank[index], self._order.column
+        known = compared is not None and compared.version == self._order.version
         with recording(storage):
             record_slots(storage, index)
             column.write(storage, index, key)
@@ -240,7 +245,8 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
             values = self._order.signed(column.values(storage)[index])
             self._order.wrote(storage, index, values.to(torch.float64), rank)
         if compared is not None:
-            compared.relabelled(storage, before)
+            reads_key = compared.features.reads(unravel_key(self.key))
+            compared.version = self._order.version if known and not reads_key else None
 
     def remove(self, index: Int64[Tensor, "m"]) -> None:
         """Take items out of the storage; others move from its end to where they were.
@@ -258,7 +264,7 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
             return
         index = index.to(self._order.in_step(storage).device)
         compared = self._compared
-        known = compared is not None and compared.is_in_step(storage)
+        known = compared is not None and compared.version == self._order.version
         move = moves_of(0, index, before)
         with recording(storage):
             record_slots(storage, move.slots(before))
@@ -266,8 +272,9 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
             self._count_generations(move.slots(before))
             self._announce(move.hole)
             self._order.moved(storage, move, before)
-        if compared is not None:
-            compared.moved(storage, move) if known else compared.forget()
+        if compared is not None and known:
+            compared.move(move)
+            compared.version = self._order.version
 
     # Choosing and writing.
 
@@ -281,14 +288,10 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
         return self._offer_any(data, key, highest)
 
     def _offer_any(self, data: Rows, key: Tensor, highest: float) -> Tensor:
-        free = self._storage.max_size - len(self._storage)
-        if key.shape[0] <= free:
+        if key.shape[0] <= self._storage.max_size - len(self._storage):
             return self._append(data)
-        if free:
-            self._order.in_step(self._storage)
-        elif not self._order.beats(highest, self._order.lowest(self._storage)):
-            return no_slots(key)
-        return self._merge(data, key)
+        self._order.in_step(self._storage)
+        return self._merge(data, key, highest)
 
     def _append(self, data: Rows) -> Tensor:
         """Write the whole batch into free slots. Nothing is compared before the storage is full."""
@@ -298,11 +301,14 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
         self._write(slot, data, None, stored + len(data))
         return slot
 
-    def _merge(self, data: Rows, key: Tensor) -> Tensor:
+    def _merge(self, data: Rows, key: Tensor, highest: float) -> Tensor:
         """Write the rows that win a slot: a free one, or that of one of the worst items."""
         storage, order = self._storage, self._order
+        is_full = len(storage) == storage.max_size
+        if is_full and not order.beats(highest, order.lowest(storage)):
+            return no_slots(key)
         chosen, value, target = order.replacements(storage, key)
-        if len(storage) < storage.max_size:
+        if not is_full:
             fresh = torch.arange(len(storage), storage.max_size, device=target.device)
             target = torch.cat([target, fresh])
         slot = no_slots(key).to(target.device).index_copy_(0, chosen, target)
@@ -311,20 +317,20 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
         return slot
 
     def _offer_objects(
-        self, data: Rows, key: Tensor, highest: float, compared: FollowedIndex
+        self, data: Rows, key: Tensor, highest: float, compared: SyncedIndex
     ) -> Tensor:
         """Write what is to be kept, one row per object."""
         storage = self._storage
-        device = self._order.extremes(storage).device
-        index, prepared = compared.prepare(storage, data, device)
+        device, version = self._order.in_step(storage).device, self._order.version
+        index, prepared = compared.prepare(storage, data, device, version)
         stored, twins = index.near(prepared), index.near_each_other(prepared)
         if index.length < index.capacity or stored[0].shape[0] or twins[0].shape[0]:
             same = same_objects(stored, twins, key.shape[0])
             slot = self._merge_objects(data, key.to(device, torch.float64), same)
         else:
-            slot = self._offer_any(data, key, highest)
+            slot = self._merge(data, key, highest)
         index.keep(slot, prepared, len(storage))
-        compared.wrote(storage)
+        compared.version = self._order.version
         return slot
 
     def _merge_objects(self, data: Rows, key: Tensor, same: Same) -> Tensor:
@@ -417,7 +423,7 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
         self._order.restore(self._storage, state_dict)
         self._restore_generations(state_dict)
         if self._compared is not None:
-            self._compared.forget()
+            self._compared.version = None
 
     @staticmethod
     def _check_size(n: int, storage: Storage) -> None:
@@ -452,7 +458,7 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
         """
         self._order.roll_back(counters)
         if self._compared is not None:
-            self._compared.forget()
+            self._compared.version = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Make sure that a process this is sent to shares the state, rather than starts its own."""

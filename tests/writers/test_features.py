@@ -4,6 +4,7 @@ from factories import two_rows
 from tensordict import TensorDict
 from torchrl.data import LazyMemmapStorage, LazyTensorStorage
 
+from gfn_rb.column import KeyColumn
 from gfn_rb.errors import ArgumentError, KeyMismatchError, NaNError, ShapeError
 from gfn_rb.writers.features import Features
 
@@ -70,16 +71,17 @@ def test_a_source_of_no_kind(unchecked):
 @pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])
 @pytest.mark.parametrize("source", [None, "state", lambda td: td["state"][:, None]])
 def test_every_write_to_what_is_read_is_noticed(storage, source):
-    features, storage = Features(source), storage(2)
-    data = items(state=torch.tensor([1, 2]), log_reward=torch.zeros(2))
+    column, storage = KeyColumn("length"), storage(2)
+    column.watch_also(Features(source).reads)
+    data = items(state=torch.tensor([1, 2]), log_reward=torch.zeros(2), length=torch.ones(2))
     storage.set(torch.arange(2), data)
-    before = features.version(storage)
-    assert features.version(storage) == before
+    before = column.version(storage)
+    assert column.version(storage) == before
     storage._storage["state"][0] = 5
-    between = features.version(storage)
+    between = column.version(storage)
     assert between != before
     storage.set(torch.arange(2), data)
-    assert features.version(storage) != between
-    before = features.version(storage)
+    assert column.version(storage) != between
+    before = column.version(storage)
     storage._storage["log_reward"][0] = 5
-    assert (features.version(storage) != before) == callable(source)
+    assert (column.version(storage) != before) == callable(source)

@@ -5,42 +5,48 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
 from torchrl.data.replay_buffers.storages import Storage
 
+from gfn_rb.column import Version
 from gfn_rb.errors import ShapeError
 from gfn_rb.numerics.near import near_index
 from gfn_rb.numerics.near.distances import Distance
 from gfn_rb.numerics.near.index import NearIndex, PreparedRows
 from gfn_rb.shapes import Rows, Shaped
-from gfn_rb.storages import is_laid_out, slots_beside, stored_rows
-from gfn_rb.writers.features import Features, FeatureVersion
+from gfn_rb.storages import slots_beside, stored_rows
+from gfn_rb.writers.features import Features
 from gfn_rb.writers.moves import Moves
 
 
-class FollowedIndex:
+class SyncedIndex:
     """An index of what the rows of a storage are compared by.
 
     It is read anew if the storage was written to by others. Each process has its own.
 
     Args:
         features: what rows are compared by.
-        p: see :func:`~gfn_rb.numerics.near.near_index`.
-        cutoff: likewise; by default equal rows alone are near.
+        p: the norm to measure by, see :func:`~gfn_rb.numerics.near.near_index`.
+        cutoff: the largest distance that counts as near; by default equal rows alone are near.
+
+    Attributes:
+        version: the content of the storage that the index holds, None for none.
     """
 
     def __init__(self, features: Features, p: float | Distance = 1.0, cutoff: float = 0.0) -> None:
         self.features = features
         self._p, self._cutoff = p, cutoff
         self._index: NearIndex | None = None
-        self._version: FeatureVersion | None = None  # the content that the index is in step with
+        self.version: Version | None = None
 
-    def follow(self, storage: Storage, rows: Shaped[Tensor, "n d"]) -> NearIndex:
+    def follow(
+        self, storage: Storage, rows: Shaped[torch.Tensor, "n d"], version: Version | None
+    ) -> NearIndex:
         """Return the index in step with a storage.
 
         Args:
             storage: the storage.
             rows: features of rows about to be looked up, on the device to compare on.
+            version: of the content of the storage, None before its first row.
 
         Raises:
             ShapeError: they are of another dtype or width than those before.
@@ -57,16 +63,15 @@ class FollowedIndex:
         elif index.capacity < n:  # of a list of rows
             known, index = index, index.sibling(slots_beside(storage, n))
             index.assign(known.rows[: known.length])
-        version = self.content(storage)
-        if version is not None and version != self._version:
+        if version is not None and version != self.version:
             stored = self.features.of(stored_rows(storage)) if len(storage) else rows[:0]
             index.assign(stored.to(index.rows.device))
-            self._version = version
+            self.version = version
         self._index = index
         return index
 
     def prepare(
-        self, storage: Storage, data: Rows, device: torch.device
+        self, storage: Storage, data: Rows, device: torch.device, version: Version | None
     ) -> tuple[NearIndex, PreparedRows]:
         """Return the index in step with a storage, and rows ready to be looked up in it.
 
@@ -74,28 +79,20 @@ class FollowedIndex:
             storage: the storage.
             data: the rows, batch size [n].
             device: to compare on.
+            version: see :meth:`follow`.
 
         Raises:
             ShapeError: see :meth:`follow`.
         """
         rows = self.features.of(data).to(device)
-        index = self.follow(storage, rows)
+        index = self.follow(storage, rows, version)
         return index, index.prepare(rows)
 
-    def content(self, storage: Storage) -> FeatureVersion | None:
-        """Return what identifies the content of a storage, None before its first row."""
-        return self.features.version(storage) if is_laid_out(storage) else None
-
-    def is_in_step(self, storage: Storage) -> bool:
-        """Return whether the index holds what a storage does."""
-        return self._index is not None and self.content(storage) == self._version
-
-    def moved(self, storage: Storage, move: Moves) -> None:
-        """Follow rows that were moved, of a storage with which this was in step.
+    def move(self, move: Moves) -> None:
+        """Move rows as they were moved in the storage, with which this was in step.
 
         Args:
-            storage: the storage.
-            move: which.
+            move: from where to where.
         """
         index = self._index
         assert index is not None
@@ -103,27 +100,7 @@ class FollowedIndex:
             index.write(move.hole, index.prepare(index.rows[move.source]), index.length)
         if move.length < index.length:
             index.shorten(move.length)
-        self.wrote(storage)
-
-    def wrote(self, storage: Storage) -> None:
-        """Record that the index now holds what was just written to the storage."""
-        self._version = self.features.version_after_write(storage)
-
-    def relabelled(self, storage: Storage, before: FeatureVersion | None) -> None:
-        """Record that keys were written, which leaves features as they are unless they read them.
-
-        Args:
-            storage: the storage.
-            before: its :meth:`content` until then.
-        """
-        after = self.content(storage)
-        if before is not None and before == self._version and after is not None:
-            self._version = after if after[1:] == before[1:] else None
-
-    def forget(self) -> None:
-        """Have the storage read anew."""
-        self._version = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the index, which each process makes from the storage."""
-        return {**self.__dict__, "_index": None, "_version": None}
+        return {**self.__dict__, "_index": None, "version": None}
