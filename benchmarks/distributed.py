@@ -47,7 +47,7 @@ from benchmarks.torchgfn import answer, message_of
 from gfn_rb import CompactRows
 from gfn_rb.envs import HyperGrid
 from gfn_rb.remote import (
-    AwaitReply,
+    Awaited,
     NonBlocking,
     ReplayBufferManager,
     ReplayBufferWorker,
@@ -261,7 +261,7 @@ def waiting(bench: Bench, connect: Connect, name: str, size: str) -> Result:
         return {"score": 1.0}
 
     took: dict[str, list[float]] = {}
-    for key, mode in (("ours", NonBlocking()), ("awaited", AwaitReply())):
+    for key, mode in (("ours", NonBlocking()), ("awaited", Awaited())):
         with connect() as transport, bench.exchange(transport, size, mode, score) as (act, worker):
             took[key] = []
             for i in range(bench.rounds):

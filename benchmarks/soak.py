@@ -26,7 +26,7 @@ from tensordict import TensorDict, TensorDictBase
 from benchmarks import ranks
 from gfn_rb import fifo_buffer, reward_prioritized_buffer
 from gfn_rb.remote import (
-    CollectLater,
+    Deferred,
     PercentileBaseline,
     ReplayBufferManager,
     ReplayBufferWorker,
@@ -111,7 +111,7 @@ def work(transport: Transport, options: Options) -> bool:
     subscription = Subscription(fifo_buffer(5_000), 8, "newest")
     local = fifo_buffer(5_000)
     worker = ReplayBufferWorker(
-        transport, MANAGER, local, mode=CollectLater(), subscription=subscription
+        transport, MANAGER, local, mode=Deferred(), subscription=subscription
     )
     with worker:
         for i in range(options.batches):

@@ -6,9 +6,9 @@ from gfn_rb.remote.manager.manager import ReplayBufferManager
 from gfn_rb.remote.protocol.messages import SenderStatistics
 from gfn_rb.remote.worker.accounts import Reply, WorkerStatistics
 from gfn_rb.remote.worker.options import (
-    AwaitReply,
+    Awaited,
     BaselineFilter,
-    CollectLater,
+    Deferred,
     Mode,
     NonBlocking,
     Subscription,
@@ -17,10 +17,10 @@ from gfn_rb.remote.worker.queries import ManagerQueries
 from gfn_rb.remote.worker.worker import ReplayBufferWorker
 
 __all__ = [
-    "AwaitReply",
+    "Awaited",
     "Baseline",
     "BaselineFilter",
-    "CollectLater",
+    "Deferred",
     "EMABaseline",
     "Frame",
     "ManagerQueries",

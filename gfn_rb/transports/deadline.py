@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-GRACE = 1.0  # seconds of waiting that are left to a rank that is to stop
+SHUTDOWN_SECONDS = 1.0  # seconds of waiting that are left to a rank that is to stop
 SLICE = 0.1  # seconds between questions whether it is
 
 
@@ -16,7 +16,7 @@ def never() -> bool:
 
 
 @dataclass
-class Grace:
+class ShutdownBudget:
     """What is left to wait to a rank that is to stop: one second in all, however many waits.
 
     Only the time spent waiting counts, so that a rank that has work left first can still say
@@ -29,7 +29,7 @@ class Grace:
     """
 
     stopped: Callable[[], bool] = never
-    seconds: float = GRACE
+    seconds: float = SHUTDOWN_SECONDS
     clock: Callable[[], float] = time.monotonic
 
 
@@ -38,17 +38,17 @@ class Deadline:
 
     Args:
         seconds: from now.
-        grace: shared with all other deadlines of the rank; by default it is never to stop.
+        shutdown: shared with all other deadlines of the rank; by default it is never to stop.
 
     Examples:
-        >>> deadline = Deadline(30.0, grace)
+        >>> deadline = Deadline(30.0, shutdown)
         >>> came = deadline.wait(lambda seconds: transport.probe(0, 7, seconds) is not None)
     """
 
-    def __init__(self, seconds: float, grace: Grace | None = None) -> None:
-        self._grace = Grace() if grace is None else grace
+    def __init__(self, seconds: float, shutdown: ShutdownBudget | None = None) -> None:
+        self._shutdown = ShutdownBudget() if shutdown is None else shutdown
         self._seconds = seconds
-        self._end = self._grace.clock() + seconds
+        self._end = self._shutdown.clock() + seconds
 
     def __str__(self) -> str:
         """Return when it was, for the message of who waited in vain."""
@@ -58,8 +58,8 @@ class Deadline:
     @property
     def remaining(self) -> float:
         """How many seconds of waiting are left, at least 0."""
-        grace, left = self._grace, self._end - self._grace.clock()
-        return max(0.0, min(left, grace.seconds) if grace.stopped() else left)
+        shutdown, left = self._shutdown, self._end - self._shutdown.clock()
+        return max(0.0, min(left, shutdown.seconds) if shutdown.stopped() else left)
 
     @property
     def expired(self) -> bool:
@@ -69,7 +69,7 @@ class Deadline:
     @property
     def passed(self) -> bool:
         """Whether the time limit itself has passed."""
-        return self._grace.clock() >= self._end
+        return self._shutdown.clock() >= self._end
 
     def wait(self, happened: Callable[[float], bool]) -> bool:
         """Wait for something, in slices of 0.1 s.
@@ -83,14 +83,14 @@ class Deadline:
         """
         # In slices, because a signal only sets what ``stopped`` returns: no wait of a transport
         # ends by it.
-        grace = self._grace
+        shutdown = self._shutdown
         while True:
-            start = grace.clock()
+            start = shutdown.clock()
             try:
                 if happened(min(self.remaining, SLICE)):
                     return True
             finally:  # also of a wait that an error ended
-                if grace.stopped():
-                    grace.seconds -= grace.clock() - start
+                if shutdown.stopped():
+                    shutdown.seconds -= shutdown.clock() - start
             if self.expired:
                 return False

@@ -9,9 +9,9 @@ from remote.remote_runs import LIMIT, group, objects, threads
 
 from gfn_rb import fifo_buffer, reward_prioritized_buffer
 from gfn_rb.remote import (
-    AwaitReply,
+    Awaited,
     BaselineFilter,
-    CollectLater,
+    Deferred,
     NonBlocking,
     PercentileBaseline,
     ReplayBufferManager,
@@ -45,10 +45,10 @@ def act(worker, seed):
                 worker.fetch(dice.randrange(1, 9))
 
 
-MODES = [AwaitReply(), CollectLater(), NonBlocking(in_flight=2)]
+MODES = [Awaited(), Deferred(), NonBlocking(in_flight=2)]
 
 
-@pytest.mark.parametrize("mode", MODES, ids=["await", "later", "nonblocking"])
+@pytest.mark.parametrize("mode", MODES, ids=["awaited", "deferred", "nonblocking"])
 @pytest.mark.parametrize("n_managers", [1, 2])
 def test_counters_add_up_at_both_ends(mode, n_managers):
     transports = group(4)
@@ -81,7 +81,7 @@ def test_counters_add_up_at_both_ends(mode, n_managers):
     with threads(*(manager.run for manager in managers), *runs):
         pass
     check(managers, workers, range(n_managers, 4))
-    if isinstance(mode, AwaitReply):  # in other modes chance decides what is skipped
+    if isinstance(mode, Awaited):  # in other modes chance decides what is skipped
         met = ["refused", "duplicates", "rejected", "errors", "fed"]
         for name in [*met, *(["scored", "filtered"] if n_managers == 1 else [])]:
             assert sum(getattr(w.statistics, name) for w in workers) > 0, name

@@ -12,8 +12,8 @@ from gfn_rb.codec.frames import encode_frame
 from gfn_rb.codec.prefix import VERSION, Prefix
 from gfn_rb.errors import RemoteError, TransportTimeoutError, WireVersionError
 from gfn_rb.remote import (
-    AwaitReply,
-    CollectLater,
+    Awaited,
+    Deferred,
     NonBlocking,
     ReplayBufferManager,
     ReplayBufferWorker,
@@ -23,7 +23,7 @@ from gfn_rb.remote.protocol.channel import FrameChannel
 from gfn_rb.remote.protocol.messages import DATA_TAG, PROTOCOL, Kind
 from gfn_rb.remote.protocol.ownership import owners
 
-MODES = [AwaitReply, CollectLater, NonBlocking]
+MODES = [Awaited, Deferred, NonBlocking]
 
 
 def bytes_of(payload):

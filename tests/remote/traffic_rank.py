@@ -22,9 +22,9 @@ from tensordict import TensorDict, TensorDictBase
 
 from gfn_rb import fifo_buffer, reward_prioritized_buffer
 from gfn_rb.remote import (
-    AwaitReply,
+    Awaited,
     BaselineFilter,
-    CollectLater,
+    Deferred,
     ManagerQueries,
     NonBlocking,
     PercentileBaseline,
@@ -44,7 +44,7 @@ SHARED = (2, 3, 5)  # how many managers there are in the other rounds, of a thir
 KEPT = 500
 MEAN = 200  # rows of a batch, about
 LARGEST = 8000
-MODES = (AwaitReply, CollectLater, NonBlocking)
+MODES = (Awaited, Deferred, NonBlocking)
 POLICIES = ("top", "softmax", "newest")
 UNHEARD_OF = 4_000_000  # values from here on are never stored
 WIDTH = 240  # bytes of a row that only have to arrive
@@ -135,7 +135,7 @@ class Sender:
             rows = items(rows["state"][:, 0] + UNHEARD_OF).set("unknown", torch.zeros(len(rows)))
         reply = self.worker.extend(rows)
         newest = self._note()
-        if self.mode is AwaitReply and newest is not None:
+        if self.mode is Awaited and newest is not None:
             assert reply is not None
             assert reply.n == len(newest)
             if reply.error is None:
@@ -239,7 +239,7 @@ def send_to_all(transport: Transport, owners: range, n_batches: int) -> dict[str
     """Send to several managers for a round, and return what came of it."""
     rank, fed, sent = transport.rank, fifo_buffer(30_000), []
     draw, queries = torch.Generator().manual_seed(rank), ManagerQueries(transport)
-    mode = (AwaitReply(), CollectLater(), NonBlocking(10_000))[rank % 3]
+    mode = (Awaited(), Deferred(), NonBlocking(10_000))[rank % 3]
     worker = ReplayBufferWorker(
         transport,
         owners,

@@ -1,6 +1,6 @@
 import pytest
 
-from gfn_rb.transports.deadline import GRACE, SLICE, Deadline, Grace
+from gfn_rb.transports.deadline import SHUTDOWN_SECONDS, SLICE, Deadline, ShutdownBudget
 
 
 class Clock:
@@ -24,7 +24,7 @@ def clock():
 
 
 def test_a_wait_is_cut_into_slices_and_ends_in_time(clock):
-    deadline = Deadline(0.25, Grace(clock=clock))
+    deadline = Deadline(0.25, ShutdownBudget(clock=clock))
     assert deadline.remaining == 0.25
     assert not deadline.wait(clock.nothing)
     assert clock.waits == pytest.approx([SLICE, SLICE, 0.05])
@@ -34,7 +34,7 @@ def test_a_wait_is_cut_into_slices_and_ends_in_time(clock):
 
 
 def test_what_happens_ends_the_wait(clock):
-    deadline = Deadline(30.0, Grace(clock=clock))
+    deadline = Deadline(30.0, ShutdownBudget(clock=clock))
     assert deadline.wait(lambda seconds: clock.nothing(seconds) or clock.now > 100.25)
     assert len(clock.waits) == 3
     assert not deadline.expired
@@ -42,54 +42,56 @@ def test_what_happens_ends_the_wait(clock):
 
 def test_what_has_happened_is_noticed_when_no_time_is_left(clock):
     waits = []
-    assert Deadline(0.0, Grace(clock=clock)).wait(lambda seconds: not waits.append(seconds))
+    assert Deadline(0.0, ShutdownBudget(clock=clock)).wait(
+        lambda seconds: not waits.append(seconds)
+    )
     assert waits == [0.0]
 
 
 def test_a_rank_that_is_to_stop_has_one_second_for_all_waits(clock):
     told = []
-    grace = Grace(lambda: bool(told), clock=clock)
-    assert not Deadline(50.0, grace).wait(clock.nothing)  # which costs nothing yet
+    shutdown = ShutdownBudget(lambda: bool(told), clock=clock)
+    assert not Deadline(50.0, shutdown).wait(clock.nothing)  # which costs nothing yet
     told.append("to stop")
-    deadline = Deadline(30.0, grace)
-    assert deadline.remaining == GRACE == 1.0
+    deadline = Deadline(30.0, shutdown)
+    assert deadline.remaining == SHUTDOWN_SECONDS == 1.0
     clock.now += 10.0  # spent on something else
     assert deadline.remaining == 1.0
     start = clock.now
-    assert not Deadline(0.75, grace).wait(clock.nothing)
+    assert not Deadline(0.75, shutdown).wait(clock.nothing)
     assert clock.now - start == pytest.approx(0.75)
     assert deadline.remaining == pytest.approx(0.25)
     assert not deadline.wait(clock.nothing)
     assert clock.now - start == pytest.approx(1.0)
     assert (deadline.expired, deadline.passed) == (True, False)
     assert str(deadline) == "before this rank was to stop"
-    assert not Deadline(30.0, grace).wait(clock.nothing)
+    assert not Deadline(30.0, shutdown).wait(clock.nothing)
     assert clock.now - start == pytest.approx(1.0)
 
 
 def test_a_short_wait_is_not_made_longer_by_the_grace(clock):
-    deadline = Deadline(0.25, Grace(lambda: True, clock=clock))
+    deadline = Deadline(0.25, ShutdownBudget(lambda: True, clock=clock))
     assert deadline.remaining == 0.25
     clock.now += 0.25
     assert str(deadline) == "within 0.25 s"
 
 
 def test_a_stop_in_the_course_of_a_wait_is_noticed_after_a_slice(clock):
-    grace = Grace(lambda: clock.now > 100.35, seconds=0.0, clock=clock)
-    assert not Deadline(30.0, grace).wait(clock.nothing)
+    shutdown = ShutdownBudget(lambda: clock.now > 100.35, seconds=0.0, clock=clock)
+    assert not Deadline(30.0, shutdown).wait(clock.nothing)
     assert clock.now == pytest.approx(100.4)
 
 
 def test_waits_that_raise_are_counted(clock):
-    grace = Grace(lambda: True, clock=clock)
+    shutdown = ShutdownBudget(lambda: True, clock=clock)
 
     def fail(seconds):
         clock.nothing(seconds)
         raise OSError("no network")
 
     with pytest.raises(OSError, match="no network"):
-        Deadline(30.0, grace).wait(fail)
-    assert grace.seconds == pytest.approx(GRACE - SLICE)
+        Deadline(30.0, shutdown).wait(fail)
+    assert shutdown.seconds == pytest.approx(SHUTDOWN_SECONDS - SLICE)
 
 
 def test_by_default_nobody_stops():

@@ -27,9 +27,9 @@ from gfn_rb.interop.torchgfn.rows import (
 from gfn_rb.interop.torchgfn.store import RowStore
 from gfn_rb.keys import CONDITION, LOG_REWARD
 from gfn_rb.remote import (
-    AwaitReply,
+    Awaited,
     BaselineFilter,
-    CollectLater,
+    Deferred,
     NonBlocking,
     ReplayBufferWorker,
 )
@@ -58,7 +58,7 @@ class ReplayBuffer:
         communication_backend: ``"mpi"``; or ``"torch"``, likewise ``"gloo"``: Gloo, between the
             processes of torch.distributed. Its first use in a process waits for all processes.
         timing: whether to note in ``timing_data`` how long each add and each draw takes.
-        async_score: see :class:`~gfn_rb.remote.CollectLater`: scores are one add old.
+        async_score: see :class:`~gfn_rb.remote.Deferred`: scores are one add old.
         async_comm: see :class:`~gfn_rb.remote.NonBlocking`: scores are those that have come.
         lazy_sort: has no effect: there is no sorting to put off.
         baseline_filtering: see :class:`~gfn_rb.remote.BaselineFilter`.
@@ -105,7 +105,7 @@ class ReplayBuffer:
         self._worker: ReplayBufferWorker | None = None
         if remote_manager_rank is not None:
             require_sendable(env, remote_buffer_freq)
-            mode = NonBlocking if async_comm else CollectLater if async_score else AwaitReply
+            mode = NonBlocking if async_comm else Deferred if async_score else Awaited
             self._worker = endpoint(communication_backend).worker(
                 remote_manager_rank,
                 mode=mode(),

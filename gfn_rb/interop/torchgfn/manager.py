@@ -210,7 +210,3 @@ class _KeptBaseline(remote.Baseline):
             if len(finite):
                 return float(finite.quantile(self._share))
         return super().of(summaries, capacity)
-
-    def of_full(self, summaries: Sequence[Summary], capacity: int) -> float:
-        """Refuse: without levels no buffer of ours is looked at."""
-        raise AssertionError("it looks at no buffer of ours")

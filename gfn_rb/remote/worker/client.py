@@ -28,7 +28,7 @@ from gfn_rb.remote.worker.accounts import (
 )
 from gfn_rb.remote.worker.answers import Answers, FeedSplit
 from gfn_rb.transports.base import Transport
-from gfn_rb.transports.deadline import Deadline, Grace
+from gfn_rb.transports.deadline import Deadline, ShutdownBudget
 from gfn_rb.writers.rows import select_rows
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class ManagerClient:
         feed: called with the rows a manager feeds.
         held: called with the managers before and after one was lost or came back; gives batches
             of the rows held here whose owner is another now. By default there are none.
-        grace: what is left to wait once this rank is to stop; by default it never is.
+        shutdown: what is left to wait once this rank is to stop; by default it never is.
         compact: the form that rows travel in to managers that have the same; None for whole ones.
     """
 
@@ -65,7 +65,7 @@ class ManagerClient:
         timeout: float,
         statistics: WorkerStatistics,
         feed: Callable[[TensorDictBase], None],
-        grace: Grace | None = None,
+        shutdown: ShutdownBudget | None = None,
         compact: CompactRows | None = None,
         held: Callable[[list[int], list[int]], Iterable[TensorDictBase]] | None = None,
     ) -> None:
@@ -73,7 +73,7 @@ class ManagerClient:
         self._membership = Membership(managers)
         self._has_several = len(managers) > 1
         self._channel = FrameChannel(transport, compact)
-        self._timeout, self._grace = timeout, Grace() if grace is None else grace
+        self._timeout, self._shutdown = timeout, ShutdownBudget() if shutdown is None else shutdown
         self._count, self._held = statistics, held
         self._hello: dict[str, Any] | None = None
         self._unanswered = UnansweredBatches(statistics)
@@ -205,7 +205,7 @@ class ManagerClient:
                 meta: dict[str, Any] = {"id": next(self._numbers), "store": batch.store}
                 if self._has_several:
                     meta |= {"managers": sorted(managers), "quota": quota.get(rank, 0)}
-                deadline = Deadline(self._timeout, self._grace)
+                deadline = Deadline(self._timeout, self._shutdown)
                 try:
                     self._send_share(SentShare(batch, rank, part, where, deadline), meta)
                     sent += len(part)
@@ -238,7 +238,7 @@ class ManagerClient:
             RemoteError: it refuses.
             WireError: its answer cannot be read.
         """
-        deadline = Deadline(self._timeout, self._grace)
+        deadline = Deadline(self._timeout, self._shutdown)
         # A question has no number: one is open at a time, and the transport keeps the order.
         self._post(rank, kind, meta)
         responses = self._answers.response

@@ -45,7 +45,7 @@ class Mode(ABC):
         return f"{type(self).__name__}({named})"
 
 
-class AwaitReply(Mode):
+class Awaited(Mode):
     """Sends, and waits for the answer: scores are those of the items just added."""
 
     def before(self, client: ManagerClient) -> Collection[int]:
@@ -57,7 +57,7 @@ class AwaitReply(Mode):
         client.wait()
 
 
-class CollectLater(Mode):
+class Deferred(Mode):
     """Sends, and collects the answer at the next add: scores are one add old.
 
     The manager works while the worker trains; the worker waits only for what is left of that.

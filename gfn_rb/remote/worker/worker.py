@@ -22,7 +22,7 @@ from gfn_rb.remote.protocol.roles import check_ranks
 from gfn_rb.remote.worker.accounts import Reply, WorkerStatistics
 from gfn_rb.remote.worker.client import ManagerClient
 from gfn_rb.remote.worker.options import (
-    AwaitReply,
+    Awaited,
     BaselineFilter,
     Mode,
     Payload,
@@ -31,7 +31,7 @@ from gfn_rb.remote.worker.options import (
     require_fit,
 )
 from gfn_rb.transports.base import Transport
-from gfn_rb.transports.deadline import Deadline, Grace, never
+from gfn_rb.transports.deadline import Deadline, ShutdownBudget, never
 from gfn_rb.writers.rows import scalar_key, shallow_copy
 
 log = logging.getLogger(__name__)
@@ -58,8 +58,8 @@ class ReplayBufferWorker:
         transport: to the managers, for one worker at a time.
         manager: rank of the manager, or ranks of all of them, the same on all workers.
         buffer: the local buffer; None to keep nothing.
-        mode: when to send and whether to wait: :class:`~gfn_rb.remote.AwaitReply`,
-            :class:`~gfn_rb.remote.CollectLater` or :class:`~gfn_rb.remote.NonBlocking`. In the
+        mode: when to send and whether to wait: :class:`~gfn_rb.remote.Awaited`,
+            :class:`~gfn_rb.remote.Deferred` or :class:`~gfn_rb.remote.NonBlocking`. In the
             last two, items must not be changed in place after they were added.
         frequency: send at every ``frequency``-th add what was added since the last time.
         payload: what to send: whole ``"items"``; ``"terminating"`` states with their log-reward
@@ -119,12 +119,12 @@ class ReplayBufferWorker:
         self.subscription = subscription
         self.statistics = WorkerStatistics()
         self.frequency = frequency
-        self.mode = AwaitReply() if mode is None else mode
+        self.mode = Awaited() if mode is None else mode
         self.filter = filter
         self.payload = payload
         self._dropped = stale_entries(keep)
         self._raises = on_error == "raise"
-        self._grace = Grace(stopped)
+        self._shutdown = ShutdownBudget(stopped)
         self._local = None if buffer is None or subscription is None else ObjectIndex(buffer)
         self._client = ManagerClient(
             transport,
@@ -132,7 +132,7 @@ class ReplayBufferWorker:
             timeout,
             self.statistics,
             self._feed,
-            self._grace,
+            self._shutdown,
             compact or compact_rows_of(buffer),
             self._moved,
         )
@@ -296,7 +296,7 @@ class ReplayBufferWorker:
         Raises:
             RemoteError: see :meth:`extend`.
         """
-        return self._drain(Deadline(timeout, self._grace))
+        return self._drain(Deadline(timeout, self._shutdown))
 
     def _drain(self, limit: Deadline) -> list[Reply]:
         if self._connected:
@@ -318,7 +318,7 @@ class ReplayBufferWorker:
         """
         if not self._connected:
             return
-        limit = Deadline(timeout, self._grace)
+        limit = Deadline(timeout, self._shutdown)
         try:
             self._drain(limit)
         finally:

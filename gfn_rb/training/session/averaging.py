@@ -16,7 +16,7 @@ from gfn_rb.errors import TransportError, TransportTimeoutError, WireError
 from gfn_rb.remote.protocol.membership import LOST, Membership
 from gfn_rb.shapes import Float
 from gfn_rb.transports import SendHandle, Transport
-from gfn_rb.transports.deadline import Deadline, Grace
+from gfn_rb.transports.deadline import Deadline, ShutdownBudget
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class GradientAverage:
         transport: between the ranks.
         ranks: those that train; the first of them adds up.
         timeout: how long the first rank waits for another, in seconds.
-        grace: tells whether this rank is to stop. Then it leaves rather than wait for others.
+        shutdown: tells whether this rank is to stop. Then it leaves rather than wait for others.
 
     Attributes:
         peers: the ranks that this one exchanges gradients with: on the first rank all others, on
@@ -55,9 +55,9 @@ class GradientAverage:
         transport: Transport,
         ranks: Sequence[int],
         timeout: float = 60.0,
-        grace: Grace | None = None,
+        shutdown: ShutdownBudget | None = None,
     ) -> None:
-        self._transport, self._grace = transport, grace
+        self._transport, self._shutdown = transport, shutdown
         root, *others = sorted(ranks)
         self._is_root = transport.rank == root
         self.peers = Membership(others if self._is_root else [root])
@@ -125,13 +125,13 @@ class GradientAverage:
         """Wait until a rank has taken a message, or has sent one: it has it, or has left."""
         if handle is not None:
             with suppress(TransportError):  # likewise
-                Deadline(self._timeout, self._grace).wait(
+                Deadline(self._timeout, self._shutdown).wait(
                     lambda seconds: _has_left(handle, seconds) or self._has_come(rank, 0.0)
                 )
 
     def _receive(self, rank: int) -> Float[Tensor, "p"] | None:
         """Return the next values of a rank; None if there are none, and none are expected then."""
-        deadline = Deadline(self._timeout, self._grace)
+        deadline = Deadline(self._timeout, self._shutdown)
         try:
             if not deadline.wait(lambda seconds: self._has_come(rank, seconds)):
                 if deadline.passed:

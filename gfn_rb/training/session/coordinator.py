@@ -20,7 +20,7 @@ from gfn_rb.remote.protocol.roles import RankRoles
 from gfn_rb.shapes import Int64
 from gfn_rb.training.trainer import Row, Trainer
 from gfn_rb.transports import Transport
-from gfn_rb.transports.deadline import Deadline, Grace
+from gfn_rb.transports.deadline import Deadline, ShutdownBudget
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class RankCoordinator:
         roles: of all ranks.
         silence: seconds without a message after which a rank that trains counts as lost. The one
             that reports may be twice as silent, since it waits for others itself.
-        grace: tells whether this rank is to stop. Then it waits for nobody: the one that reports
+        shutdown: tells whether this rank is to stop. Then it waits for nobody: the one that reports
             does without those that still train.
         manager_silence: seconds that managers may take once all have trained; by default likewise.
 
@@ -77,7 +77,7 @@ class RankCoordinator:
         transport: Transport,
         roles: RankRoles,
         silence: float,
-        grace: Grace | None = None,
+        shutdown: ShutdownBudget | None = None,
         manager_silence: float | None = None,
     ) -> None:
         self.roles = roles
@@ -89,7 +89,7 @@ class RankCoordinator:
         self.managers = Membership(set(roles.managers) - {rank}, self._manager_silence)
         self.results: dict[int, RankResult] = {}
         self.unwritten: dict[int, list[str]] = {}
-        self._rank, self._transport, self._grace = rank, transport, grace
+        self._rank, self._transport, self._shutdown = rank, transport, shutdown
         self._channel = FrameChannel(transport)
         self._progress: dict[int, dict[str, int]] = {}
         self._waiting: set[int] = set()  # done, and waiting for the end
@@ -184,7 +184,7 @@ class RankCoordinator:
             self.results[self._rank] = result
         # Those that train may be far behind: only silence tells that one is lost, which counts from
         # now on, as this rank had better things to do than listen.
-        Deadline(math.inf, self._grace).wait(lambda seconds: self._is_over(result, seconds))
+        Deadline(math.inf, self._shutdown).wait(lambda seconds: self._is_over(result, seconds))
         self._check_counted()
         if self.reporting != self._rank or self._has_ended:
             return False
@@ -212,7 +212,7 @@ class RankCoordinator:
             time.sleep(min(seconds, 0.01))
             return all(rank in lost or rank in transport.lost for rank in self._others)
 
-        Deadline(self._silence, self._grace).wait(have_left)
+        Deadline(self._silence, self._shutdown).wait(have_left)
         return tuple(rank for rank in self._others if rank not in transport.lost)
 
     def _is_over(self, result: RankResult | None, seconds: float) -> bool:

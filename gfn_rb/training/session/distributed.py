@@ -51,7 +51,7 @@ from gfn_rb.training.session.run import (
 from gfn_rb.training.session.status import StatusWriter
 from gfn_rb.training.trainer import Hooks, Trainer
 from gfn_rb.transports import LocalTransport, Transport
-from gfn_rb.transports.deadline import GRACE, Grace
+from gfn_rb.transports.deadline import SHUTDOWN_SECONDS, ShutdownBudget
 from gfn_rb.transports.launch import Launch, end_process, is_fault_tolerant
 
 if TYPE_CHECKING:
@@ -152,22 +152,22 @@ def run_rank(
     """Run one rank, which trains or manages, from beginning to end, and close its transport."""
     # Made before what waits for others, all of which share the one second left after a signal.
     stop = StopSignals()
-    grace = Grace(lambda: stop.received is not None)
+    shutdown = ShutdownBudget(lambda: stop.received is not None)
     coordinator = RankCoordinator(
         transport,
         roles,
         longest_silence(config, roles),
-        grace,
+        shutdown,
         worker_silence(config, roles) + config.patience,
     )
     try:
         if transport.rank in roles.managers:
             end = _manage(config, transport, coordinator, folder, stop)
         else:
-            end = TrainingRank(config, transport, coordinator, grace).train(folder, stop)
+            end = TrainingRank(config, transport, coordinator, shutdown).train(folder, stop)
         # All that matters has come; what others have not taken by now, they may never take.
         with suppress(TransportTimeoutError):
-            transport.close(GRACE if end.lost or stop.received is not None else None)
+            transport.close(SHUTDOWN_SECONDS if end.lost or stop.received is not None else None)
         return end
     except WorkerError:
         raise
@@ -224,17 +224,17 @@ class TrainingRank:
         config: TrainConfig,
         transport: Transport,
         coordinator: RankCoordinator,
-        grace: Grace,
+        shutdown: ShutdownBudget,
     ) -> None:
         roles, rank = coordinator.roles, transport.rank
         ranks = roles.workers if config.average_gradients else (rank,)
         self.config, self.coordinator = config, coordinator
         self.stream = roles.workers.index(rank)
-        self.average = GradientAverage(transport, ranks, longest_silence(config, roles), grace)
+        self.average = GradientAverage(transport, ranks, longest_silence(config, roles), shutdown)
         self.manager = None
         self.hooks = Hooks(gradients=self.average, stepped=coordinator.report_progress)
         if roles.managers:
-            self.manager = ManagerHooks(config, transport, roles, grace.stopped)
+            self.manager = ManagerHooks(config, transport, roles, shutdown.stopped)
             self.hooks = replace(
                 self.hooks, replayed=self.manager.replayed, store=self.manager.store
             )

@@ -16,9 +16,9 @@ from gfn_rb.errors import PeerLostError
 from gfn_rb.keys import POLICY_VERSION
 from gfn_rb.policies.networks import ForwardPolicy
 from gfn_rb.remote import (
-    AwaitReply,
+    Awaited,
     BaselineFilter,
-    CollectLater,
+    Deferred,
     EMABaseline,
     MinBaseline,
     Mode,
@@ -42,8 +42,8 @@ from gfn_rb.transports.deadline import never
 
 FEED = ("none", *POLICIES)
 SEND: dict[str, Callable[[], Mode]] = {
-    "awaited": AwaitReply,
-    "deferred": CollectLater,
+    "awaited": Awaited,
+    "deferred": Deferred,
     "nonblocking": NonBlocking,
 }
 BASELINE: dict[str, Callable[[], Baseline]] = {

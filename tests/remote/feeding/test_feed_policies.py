@@ -10,7 +10,6 @@ from statistics_of_draws import chi_square_p
 from gfn_rb import fifo_buffer
 from gfn_rb.errors import ArgumentError
 from gfn_rb.remote.feeding.feed_policies import (
-    POLICIES,
     Diverse,
     Newest,
     Softmax,
@@ -66,22 +65,6 @@ def test_orders_agree_with_sorting(kind, changes, k):
 def test_what_was_picked_stays_in():
     policy = filled(Top, [1.0, 3.0, 2.0])
     assert policy.pick(2).tolist() == policy.pick(2).tolist() == [1, 2]
-
-
-@pytest.mark.parametrize("kind", POLICIES.values())
-def test_nothing_is_picked_from_nothing(kind):
-    policy = kind(index(40))
-    assert policy.pick(3).tolist() == []
-    policy.put(torch.arange(2), torch.full((2,), -math.inf), torch.arange(2))
-    assert policy.pick(3).tolist() == []
-
-
-@pytest.mark.parametrize("kind", POLICIES.values())
-def test_no_more_is_picked_than_there_is(kind):
-    policy = filled(kind, [1.0, 2.0, -math.inf, 0.0])
-    assert sorted(policy.pick(9).tolist()) == [0, 1, 3]
-    policy.remove(torch.tensor([1]))
-    assert sorted(policy.pick(9).tolist()) == [0, 3]
 
 
 def test_softmax_draws_have_their_law():

@@ -180,13 +180,6 @@ def test_parts_of_objects_take_no_place_of_what_is_remembered():
     assert known(index, VALUES) == [1, 2]
 
 
-def test_log_rewards_are_read_by_row():
-    rb = fifo_buffer(4)
-    index = ObjectIndex(rb)
-    rb.extend(objects([1, 2, 3], [0.5, 1.5, 2.5]))
-    assert index.log_reward(torch.tensor([2, 0])).tolist() == [2.5, 0.5]
-
-
 def test_a_row_that_is_no_object_is_named_until_it_is_put_right():
     rb = fifo_buffer(3)
     index = ObjectIndex(rb)
@@ -227,11 +220,6 @@ def test_new_objects_are_named_once_and_in_order():
     assert index.new(object_keys(visited([8, 8, 7, 7, 8], [0, 1, 1, 0, 1])))[0].tolist() == [
         *(0, 1, 2, 3)
     ]
-
-
-def test_an_empty_batch_has_nothing_new():
-    new, repeats = ObjectIndex(fifo_buffer(4)).new(keys([]))
-    assert new.tolist() == repeats.tolist() == []
 
 
 def test_objects_of_another_size_are_not_known():

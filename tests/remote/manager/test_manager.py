@@ -7,7 +7,7 @@ from remote.remote_runs import group, objects, trajectories, transitions, values
 
 from gfn_rb import fifo_buffer, reward_prioritized_buffer, terminating_state_buffer
 from gfn_rb.buffers import RateLimiter
-from gfn_rb.errors import ArgumentError, CheckpointError
+from gfn_rb.errors import ArgumentError
 from gfn_rb.remote import EMABaseline, ReplayBufferManager
 from gfn_rb.remote.protocol.channel import FrameChannel
 from gfn_rb.remote.protocol.messages import DATA_TAG, METADATA_TAG, PEER_TAG, PROTOCOL, Kind
@@ -364,14 +364,6 @@ def test_a_worker_that_said_goodbye_may_close(caplog):
     assert "lost" not in caplog.text
 
 
-def test_a_worker_that_takes_no_answers_is_lost(caplog, monkeypatch):
-    monkeypatch.setattr("gfn_rb.remote.manager.replies.MAX_UNTAKEN", 3)
-    _, one, _ = made(fifo_buffer(9))
-    for i in range(4):
-        one.post(Kind.ITEMS, {"id": i}, objects([i]))
-    assert "worker 1 is lost: it has left 3 answers untaken" in caplog.text
-
-
 def test_a_lost_worker_may_come_back(caplog):
     manager, one, _ = made(fifo_buffer(9), worker_timeout=0.0)
     manager.step()
@@ -512,17 +504,6 @@ def test_a_failing_periodic_save_is_logged_and_tried_again_later(tmp_path, caplo
     one.send(objects([3]))
     assert path.is_file()
     assert manager.batches == 4
-
-
-def test_what_is_no_managers_checkpoint_is_refused(tmp_path):
-    from gfn_rb import save_checkpoint
-
-    manager = made(fifo_buffer(2))[0]
-    with pytest.raises(CheckpointError, match="no file to load from"):
-        manager.load()
-    save_checkpoint(tmp_path / "other.ckpt", fifo_buffer(2), step=1)
-    with pytest.raises(CheckpointError, match=r"holds no manager, but \['step'\]"):
-        manager.load(tmp_path / "other.ckpt")
 
 
 def test_time_is_accounted_for():

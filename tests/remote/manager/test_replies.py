@@ -1,6 +1,5 @@
 import pytest
-import torch
-from remote.remote_runs import group, objects
+from remote.remote_runs import group
 
 from gfn_rb.remote.manager.replies import Replies
 from gfn_rb.remote.protocol.channel import FrameChannel, ReceivedFrame
@@ -40,16 +39,6 @@ def test_a_refusal_names_what_it_refuses(replying, caplog):
     assert answer.kind == Kind.ERROR
     assert answer.meta == {"to": 7, "error": {"type": "refused", "message": "no\nsuch thing"}}
     assert caplog.messages == ["manager 0: refused what rank 1 sent: no such thing"]
-
-
-def test_an_answer_that_cannot_be_sent_becomes_a_refusal(replying, caplog):
-    replying.replies.send(question(id=2), Kind.METADATA, {"value": torch.zeros(1)})
-    answer = replying.answer()
-    assert (answer.kind, answer.meta["to"]) == (Kind.ERROR, 2)
-    assert "the answer cannot be sent: meta is nothing that JSON can say" in caplog.text
-    sparse = objects([1]).set("state", objects([1])["state"].to_sparse())
-    replying.replies.send(question(id=3), Kind.METADATA, {}, sparse)
-    assert replying.answer().meta["to"] == 3
 
 
 def test_who_leaves_answers_untaken_is_lost(replying, monkeypatch):

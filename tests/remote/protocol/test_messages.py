@@ -1,4 +1,4 @@
-from gfn_rb.remote.protocol.messages import Kind, describe_error, one_line, remote_error
+from gfn_rb.remote.protocol.messages import describe_error, one_line, remote_error
 
 
 def caught(message):
@@ -24,10 +24,6 @@ def test_errors_are_cut_to_a_length():
 def test_what_describes_no_error_is_still_an_error():
     assert remote_error(1, None).reason == "an error: not described"
     assert str(remote_error(1, {"type": "A", "message": "b"})) == "rank 1: A: b"
-
-
-def test_kinds_differ():
-    assert len(Kind) == len({int(kind) for kind in Kind})
 
 
 def test_log_lines_are_one_line():

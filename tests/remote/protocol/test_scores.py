@@ -1,9 +1,8 @@
 import pytest
 import torch
-from tensordict import TensorDict
 
 from gfn_rb.errors import ArgumentError
-from gfn_rb.remote.protocol.messages import no_scores, pack, unpack
+from gfn_rb.remote.protocol.messages import pack, unpack
 
 
 def test_scores_survive_the_journey():
@@ -19,10 +18,6 @@ def test_a_tensor_of_one_row_is_a_score_of_that_row():
     assert numbers == {}
     assert rows["each"].tolist() == [2.0]
     assert pack({"all": torch.tensor([2.0])}, 3) == ({"all": 2.0}, None)
-
-
-def test_no_scores_are_no_scores():
-    assert pack(no_scores(TensorDict(batch_size=[2]), 1), 2) == ({}, None)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import torch
 from remote.remote_runs import group, objects, transitions
 from tensordict import TensorDict
 
-from gfn_rb.errors import RemoteError, TransportTimeoutError
+from gfn_rb.errors import TransportTimeoutError
 from gfn_rb.remote.protocol.channel import FrameChannel
 from gfn_rb.remote.protocol.messages import DATA_TAG, PROTOCOL, Kind
 from gfn_rb.remote.protocol.ownership import owners
@@ -68,12 +68,6 @@ def test_what_nobody_owns_goes_to_managers_in_turn():
     assert second.receive().meta["id"] == 2
 
 
-def test_one_manager_is_sent_whole_batches_and_no_terms():
-    scene = Scene()
-    assert scene.client.send(objects([1, 2]), store=True) == 2
-    assert scene.managers[1].receive().meta == {"id": 1, "store": True}
-
-
 def test_answers_of_several_managers_are_one_reply():
     scene = Scene(2)
     (a, b), (c,) = of(1, 2), of(2)
@@ -106,18 +100,6 @@ def test_rows_whose_manager_gave_no_scores_have_none():
     assert scene.count.errors == 1
 
 
-def test_an_answer_closes_the_account_of_its_batch():
-    scene = Scene()
-    scene.client.send(objects([1, 2]), store=True)
-    scene.answer(1, 1, {"stored": 1, "duplicates": 1, "unheard-of": 1}, baseline=-2.5)
-    scene.client.collect()
-    (reply,), _ = scene.client.take_replies()
-    assert (reply.managers, reply.n, reply.outcomes) == ((1,), 2, {"stored": 1, "duplicates": 1})
-    assert scene.client.baseline == reply.baseline == -2.5
-    assert (scene.count.stored, scene.count.duplicates, scene.count.replies) == (1, 1, 1)
-    assert scene.client.unanswered == 0
-
-
 def test_a_batch_is_answered_by_the_manager_it_went_to():
     scene = Scene(2)
     for rank in (1, 2):
@@ -130,26 +112,6 @@ def test_a_batch_is_answered_by_the_manager_it_went_to():
     assert (scene.client.unanswered, scene.count.stored, scene.count.lost) == (1, 1, 0)
 
 
-def test_what_a_manager_passes_over_is_lost():
-    scene = Scene()
-    for values in ([1, 2], [3]):
-        scene.client.send(objects(values), store=True)
-    scene.answer(1, 2, {"stored": 1})
-    scene.client.collect()
-    assert (scene.count.lost, scene.count.stored, scene.client.unanswered) == (2, 1, 0)
-
-
-def test_items_and_scores_come_with_the_answer():
-    scene = Scene()
-    scene.client.send(objects([1, 2]), store=True)
-    scores = TensorDict({"each": torch.tensor([3.0, 4.0])}, [2])
-    scene.answer(1, 1, {"stored": 2}, fed=objects([7]), scores=scores)
-    scene.client.collect()
-    (reply,), _ = scene.client.take_replies()
-    assert reply.scores["each"].tolist() == [3.0, 4.0]
-    assert scene.fed[0]["state"].tolist() == [[7, 0]]
-
-
 def test_items_are_taken_of_an_answer_to_what_was_given_up():
     scene = Scene()
     scene.client.send(objects([1]), store=True)
@@ -158,17 +120,6 @@ def test_items_are_taken_of_an_answer_to_what_was_given_up():
     scene.client.collect()
     assert (scene.count.lost, scene.count.stored) == (1, 0)
     assert scene.fed[0]["state"].tolist() == [[7, 0]]
-
-
-def test_what_a_gone_manager_owned_goes_to_those_who_own_it_now():
-    scene = Scene(3)
-    scene.managers[1].transport.close()
-    values = of(1, 6, (1, 2, 3))
-    assert scene.client.send(objects(values), store=True) == 6
-    left = {rank: numbers(scene.managers[rank]) for rank in (2, 3)}
-    assert {rank: of(rank, 99, (2, 3)) >= sent for rank, sent in left.items()}
-    assert sorted(left[2] + left[3]) == values
-    assert (scene.client.managers, scene.count.sent, scene.count.lost) == ([2, 3], 6, 0)
 
 
 def test_what_a_lost_manager_has_not_answered_is_sent_again():
@@ -274,37 +225,6 @@ def test_waiting_for_a_while_gives_nobody_up():
     scene.client.send(objects([1]), store=True)
     assert not scene.client.wait(Deadline(0.01))
     assert scene.client.managers == [1]
-
-
-def test_nobody_is_left_to_send_to():
-    scene = Scene()
-    scene.client.lose(1, "of a test")
-    assert not scene.client.send(objects([1]), store=True)
-    assert scene.count.sent == 0
-
-
-def test_a_refusal_is_an_error():
-    scene = Scene()
-    refusal = {"type": "refused", "message": "of a test"}
-    scene.managers[1].send(0, DATA_TAG, Kind.ERROR, {"error": refusal})
-    with pytest.raises(RemoteError, match="refused: of a test"):
-        scene.client.ask(1, Kind.FETCH, {})
-
-
-def test_a_greeting_is_answered_in_the_same_protocol():
-    scene = Scene()
-    welcome = {"protocol": PROTOCOL, "baseline": 0.0}
-    scene.managers[1].send(0, DATA_TAG, Kind.WELCOME, welcome)
-    scene.client.connect(None)
-    assert scene.client.baseline == 0.0
-    scene.managers[1].send(0, DATA_TAG, Kind.WELCOME, {**welcome, "protocol": PROTOCOL + 1})
-    with pytest.raises(RemoteError, match=f"expected protocol {PROTOCOL}"):
-        scene.client.connect(None)
-
-
-def test_a_rank_that_does_not_answer_a_greeting_is_no_manager():
-    with pytest.raises(TransportTimeoutError, match=r"rank 1 did not answer within 0\.05 s: "):
-        Scene(timeout=0.05).client.connect(None)
 
 
 @pytest.mark.parametrize("closes", [True, False])

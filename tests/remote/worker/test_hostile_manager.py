@@ -11,8 +11,8 @@ from tensordict import TensorDict
 from gfn_rb import fifo_buffer, reward_prioritized_buffer
 from gfn_rb.errors import GfnRbError, RemoteError
 from gfn_rb.remote import (
-    AwaitReply,
-    CollectLater,
+    Awaited,
+    Deferred,
     NonBlocking,
     ReplayBufferManager,
     ReplayBufferWorker,
@@ -22,7 +22,7 @@ from gfn_rb.remote.protocol.channel import FrameChannel
 from gfn_rb.remote.protocol.messages import DATA_TAG, METADATA_TAG, PROTOCOL, Kind
 from gfn_rb.remote.worker.queries import ManagerQueries
 
-MODES = [AwaitReply, CollectLater, lambda: NonBlocking(99)]
+MODES = [Awaited, Deferred, lambda: NonBlocking(99)]
 WELCOME = {"protocol": PROTOCOL, "baseline": None, "rows": None}
 ANSWER = {"to": 1, "outcomes": {"stored": 2}, "scores": {}, "baseline": None}
 

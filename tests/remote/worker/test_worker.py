@@ -24,9 +24,9 @@ from gfn_rb.errors import (
     TransportTimeoutError,
 )
 from gfn_rb.remote import (
-    AwaitReply,
+    Awaited,
     BaselineFilter,
-    CollectLater,
+    Deferred,
     NonBlocking,
     ReplayBufferManager,
     ReplayBufferWorker,
@@ -36,7 +36,7 @@ from gfn_rb.remote.protocol.channel import FrameChannel
 from gfn_rb.remote.protocol.messages import DATA_TAG, PROTOCOL, Kind
 from gfn_rb.remote.protocol.ownership import owners
 
-MODES = [AwaitReply, CollectLater, NonBlocking]
+MODES = [Awaited, Deferred, NonBlocking]
 
 
 class Pair:
@@ -76,7 +76,7 @@ def mean(items, sender):
 
 def test_an_awaited_reply_is_that_to_the_items_just_added():
     pair, local = Pair(reward_prioritized_buffer(3), mean), fifo_buffer(9)
-    with threads(pair.serve), pair.worker(buffer=local, mode=AwaitReply()) as worker:
+    with threads(pair.serve), pair.worker(buffer=local, mode=Awaited()) as worker:
         reply = worker.extend(objects([1, 3]))
         assert (reply.managers, reply.n, reply.error) == ((0,), 2, None)
         assert reply.scores["mean"] == 2.0
@@ -91,7 +91,7 @@ def test_an_awaited_reply_is_that_to_the_items_just_added():
 
 def test_a_deferred_reply_is_that_to_the_last_items():
     pair = Pair(None, mean)
-    with threads(pair.serve), pair.worker(mode=CollectLater()) as worker:
+    with threads(pair.serve), pair.worker(mode=Deferred()) as worker:
         assert worker.extend(objects([1])) is None
         assert worker.unanswered == 1
         assert worker.extend(objects([2])).scores["mean"] == 1.0
@@ -338,7 +338,7 @@ def test_a_remote_error_leaves_the_block_unless_another_does(caplog, error, left
     pair = Pair(None, failing)
 
     def act():
-        with pair.worker(mode=CollectLater()) as worker:
+        with pair.worker(mode=Deferred()) as worker:
             worker.extend(objects([1]))
             if error is not None:
                 raise error
@@ -427,14 +427,6 @@ def test_a_worker_told_to_goes_on_without_a_manager_it_never_met(caplog):
     assert values_of(worker.buffer) == [1]
     assert (worker.statistics.offered, worker.statistics.skipped) == (1, 1)
     assert "manager 1 is lost: it never came; going on with its own buffer alone" in caplog.text
-
-
-def test_sides_of_different_versions_say_so(monkeypatch):
-    pair = Pair(None)
-    worker, message = pair.worker(), "speaks protocol 3, this manager speaks 2"
-    monkeypatch.setattr("gfn_rb.remote.worker.client.PROTOCOL", 3)
-    with threads(pair.serve), pytest.raises(RemoteError, match=message):
-        worker.connect()
 
 
 def test_a_subscription_needs_a_manager_with_a_buffer():

@@ -11,7 +11,7 @@ from torch import nn
 from gfn_rb.checkpoint import Secret
 from gfn_rb.training.session.averaging import GRADIENT_TAG, GradientAverage
 from gfn_rb.transports import LocalTransport
-from gfn_rb.transports.deadline import Grace
+from gfn_rb.transports.deadline import ShutdownBudget
 
 
 def module(rank):
@@ -176,7 +176,9 @@ def stopping(which, told):
     """Two ranks with much patience, of which one may be told to stop."""
     transports = LocalTransport.group(2, timeout=60.0)
     stopped = [told.is_set if rank == which else lambda: False for rank in range(2)]
-    return [GradientAverage(transports[i], range(2), 60.0, Grace(stopped[i])) for i in range(2)]
+    return [
+        GradientAverage(transports[i], range(2), 60.0, ShutdownBudget(stopped[i])) for i in range(2)
+    ]
 
 
 @pytest.mark.parametrize("which", [0, 1])

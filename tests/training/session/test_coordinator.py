@@ -17,14 +17,15 @@ from gfn_rb.training.session.coordinator import (
     _RunKind,
 )
 from gfn_rb.transports import LocalTransport
-from gfn_rb.transports.deadline import Grace, never
+from gfn_rb.transports.deadline import ShutdownBudget, never
 
 
 def coordinators(size=3, n_managers=0, silence=5.0, stopped=never):
     transports = LocalTransport.group(size, timeout=5.0)
     roles = assign_roles(size, n_managers, [None] * size)
     return [
-        RankCoordinator(each, roles, silence, Grace(stopped, seconds=0.2)) for each in transports
+        RankCoordinator(each, roles, silence, ShutdownBudget(stopped, seconds=0.2))
+        for each in transports
     ], transports
 
 
