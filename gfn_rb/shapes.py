@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from torch import Tensor
+
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Float64, Int, Int64, Shaped
 else:
@@ -21,7 +23,12 @@ else:
 
         Bool = Float = Float64 = Int = Int64 = Shaped = _Unchecked
 
-__all__ = ["Bool", "Float", "Float64", "Int", "Int64", "Shaped"]
+StateBatch: TypeAlias = Shaped[Tensor, "n *state"]
+"""Any number of states."""
+ActionBatch: TypeAlias = Shaped[Tensor, "n *action"]
+"""One action per row."""
+ConditionBatch: TypeAlias = Shaped[Tensor, "n *condition"]
+"""One condition per row."""
 
 Rows: TypeAlias = Any
 """A TensorDict or an instance of a tensorclass, which have no base class in common."""

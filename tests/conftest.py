@@ -16,7 +16,7 @@ import jaxtyping
 import pytest
 import torch
 
-SHAPED = re.compile(r"\b(Bool|Float|Float64|Int|Int64|Shaped)\[")
+SHAPED = re.compile(r"\b(Bool|Float|Float64|Int|Int64|Shaped)\[|Batch\b")
 with_shapes = jaxtyping.jaxtyped
 
 

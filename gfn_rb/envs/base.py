@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypedDict
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -13,7 +14,19 @@ from torchrl.envs import EnvBase
 from gfn_rb import keys
 from gfn_rb.envs.core import GFNCore
 from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
-from gfn_rb.shapes import Bool, Float, Shaped
+from gfn_rb.shapes import ActionBatch, Bool, Float, Shaped, StateBatch
+
+
+class EnvOptions(TypedDict, total=False):
+    """Keywords that every environment takes.
+
+    Attributes:
+        batch_size: batch size of the TorchRL interface; () takes any.
+        device: where the environment's tensors live.
+    """
+
+    batch_size: Sequence[int]
+    device: torch.device | str | None
 
 
 class GFNEnv(GFNCore, EnvBase):
@@ -56,8 +69,7 @@ class GFNEnv(GFNCore, EnvBase):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__(device=device, batch_size=torch.Size(batch_size))
-        self.register_buffer("source_state", source_state.to(device), persistent=False)
-        self.register_buffer("sink_state", sink_state.to(device), persistent=False)
+        self._register(source_state=source_state, sink_state=sink_state)
         self.state_shape, self.state_dtype = source_state.shape, source_state.dtype
         self.n_actions, self.exit_action = n_actions, n_actions - 1
         self.max_length, self.encoded_size = max_length, encoded_size
@@ -108,13 +120,18 @@ class GFNEnv(GFNCore, EnvBase):
         out.update({keys.DONE: done, keys.TERMINATED: done.clone()})
         return out.set(keys.REWARD, out[keys.LOG_REWARD].exp().unsqueeze(-1))
 
+    def _register(self, **tensors: Tensor) -> None:
+        """Hold tensors that move with the environment, and that its state_dict leaves out."""
+        for name, tensor in tensors.items():
+            self.register_buffer(name, tensor.to(self.device), persistent=False)
+
     def _set_seed(self, seed: int | None) -> None:
         """Do nothing: transitions are deterministic, and random actions use torch's generator."""
 
     def _rows(self, tensordict: TensorDictBase, key: str, shape: torch.Size) -> Tensor:
         return _entry(tensordict, key).reshape(tensordict.batch_size.numel(), *shape)
 
-    def _actions(self, tensordict: TensorDictBase) -> Shaped[Tensor, "n *action"]:
+    def _actions(self, tensordict: TensorDictBase) -> ActionBatch:
         expected = tensordict.batch_size + self.action_shape
         action = _entry(tensordict, keys.ACTION)
         if action.numel() != expected.numel():
@@ -129,9 +146,7 @@ class GFNEnv(GFNCore, EnvBase):
             return torch.ones(n, dtype=torch.bool, device=self.source_state.device)
         return marked.reshape(-1)
 
-    def _check_legal(
-        self, state: Tensor, action: Shaped[Tensor, "n *action"], steps: Bool[Tensor, "n"]
-    ) -> None:
+    def _check_legal(self, state: Tensor, action: ActionBatch, steps: Bool[Tensor, "n"]) -> None:
         mask, kind = self.forward_mask(state), self.kind(action)
         inside = (kind >= 0) & (kind < self.n_actions)
         legal = inside & mask.gather(1, kind.where(inside, 0)[:, None])[:, 0]
@@ -154,7 +169,7 @@ class GFNEnv(GFNCore, EnvBase):
 
     def _observe(
         self,
-        state: Shaped[Tensor, "n *state"],
+        state: StateBatch,
         log_reward: Float[Tensor, "n"],
         condition: Tensor | None,
         batch: torch.Size,

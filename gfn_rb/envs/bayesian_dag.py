@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
+from gfn_rb.envs.base import EnvOptions
 from gfn_rb.envs.bge import BGeScore
 from gfn_rb.envs.enumerable import EnumerableEnv
 from gfn_rb.errors import ArgumentError, NaNError, ShapeError
-from gfn_rb.shapes import Bool, Float, Float64, Int64
+from gfn_rb.shapes import Bool, Float, Float64, Int64, StateBatch
 
 MOST_LISTED = 5  # nodes: 29,281 graphs; of 6 there are 3.8 million
 MOST_IN_TABLE = 12  # nodes whose families, 2^12 each, are scored once for all
@@ -40,7 +41,7 @@ class BayesianDAG(EnumerableEnv):
         data: one row per sample and a column per node, [m, d], or a .npy or .csv file of them.
         n_samples: rows to draw where no data is given, positive.
         seed: of the network and the samples.
-        batch_size, device: see :class:`GFNEnv`.
+        **options: ``batch_size`` and ``device``, see :class:`GFNEnv`.
 
     Raises:
         ArgumentError: an argument is out of its range, or the file cannot be read.
@@ -60,9 +61,7 @@ class BayesianDAG(EnumerableEnv):
         data: Tensor | str | Path | None = None,
         n_samples: int = 100,
         seed: int = 0,
-        *,
-        batch_size: Sequence[int] = (),
-        device: torch.device | str | None = None,
+        **options: Unpack[EnvOptions],
     ) -> None:
         true_graph = None
         if data is None:
@@ -75,14 +74,12 @@ class BayesianDAG(EnumerableEnv):
             n_actions=d * d + 1,
             max_length=d * (d - 1) // 2 + 1,
             encoded_size=d * d,
-            batch_size=batch_size,
-            device=device,
+            **options,
         )
         self.n_nodes, self.true_graph = d, true_graph
         self.state_range = (-1, 1)
-        self.register_buffer("data", observed.to(device), persistent=False)
         table = _family_scores(observed) if d <= MOST_IN_TABLE else observed.new_empty(0, d)
-        self.register_buffer("_family_score", table.to(device), persistent=False)
+        self._register(data=observed, _family_score=table)
 
     @property
     def n_states(self) -> int:
@@ -107,24 +104,22 @@ class BayesianDAG(EnumerableEnv):
         """The log partition function, up to 12 nodes: known without listing the graphs."""
         return _log_total(self._family_score.cpu()) if len(self._family_score) else None
 
-    def forward_mask(self, state: Int64[Tensor, "n *state"]) -> Bool[Tensor, "n actions"]:
+    def forward_mask(self, state: StateBatch) -> Bool[Tensor, "n actions"]:
         """Allow what adds an edge and closes no cycle, and the exit action everywhere."""
         allowed = (state == 0) & ~self._reaches(state).mT
         return torch.cat([allowed.flatten(1), state[:, 0, :1] >= 0], 1)
 
-    def backward_mask(self, state: Int64[Tensor, "n *state"]) -> Bool[Tensor, "n moves"]:
+    def backward_mask(self, state: StateBatch) -> Bool[Tensor, "n moves"]:
         """Tell which edges there are."""
         return (state == 1).flatten(1)
 
-    def log_reward(
-        self, state: Int64[Tensor, "n *state"], condition: Tensor | None = None
-    ) -> Float[Tensor, "n"]:
+    def log_reward(self, state: StateBatch, condition: Tensor | None = None) -> Float[Tensor, "n"]:
         """Return log R(G), in nats (the class's equation)."""
         self.check_terminating(state)
         return self._node_scores(state).sum(1).float()
 
     def score(
-        self, state: Int64[Tensor, "n *state"], log_reward: Float[Tensor, "n"] | None = None
+        self, state: StateBatch, log_reward: Float[Tensor, "n"] | None = None
     ) -> Float[Tensor, "n"]:
         """Return log R(G), for R(G) overflows."""
         return self.log_reward(state) if log_reward is None else log_reward
@@ -141,16 +136,16 @@ class BayesianDAG(EnumerableEnv):
         state.masked_fill_((step >= length[:, None])[:, :, None], -1)
         return state.unflatten(2, self.state_shape)
 
-    def encode(self, state: Int64[Tensor, "n *state"]) -> Float[Tensor, "n encoded"]:
+    def encode(self, state: StateBatch) -> Float[Tensor, "n encoded"]:
         """Return the adjacency matrix; zeros for the sink."""
         return (state == 1).flatten(1).float()
 
-    def mode_index(self, state: Int64[Tensor, "n *state"]) -> Int64[Tensor, "n"]:
+    def mode_index(self, state: StateBatch) -> Int64[Tensor, "n"]:
         """Return -1: no modes are defined."""
         self.check_terminating(state)
         return state.new_full((len(state),), -1)
 
-    def state_key(self, state: Int64[Tensor, "n *state"]) -> Int64[Tensor, "n"]:
+    def state_key(self, state: StateBatch) -> Int64[Tensor, "n"]:
         """Read the adjacency matrix as bits."""
         bit = torch.arange(self.n_nodes**2 - 1, -1, -1, device=state.device)
         return (state.flatten(1) << bit).sum(1)
@@ -169,19 +164,15 @@ class BayesianDAG(EnumerableEnv):
         log_prob = self.target_log_prob() if log_prob is None else log_prob
         return torch.einsum("m,mij->ij", log_prob.exp(), self.terminating_states().double())
 
-    def move(
-        self, state: Int64[Tensor, "n *state"], move: Int64[Tensor, "n"]
-    ) -> Int64[Tensor, "n *state"]:
+    def move(self, state: StateBatch, move: Int64[Tensor, "n"]) -> StateBatch:
         """Add an edge."""
         return state.flatten(1).scatter(1, move[:, None], 1).view_as(state)
 
-    def undo(
-        self, state: Int64[Tensor, "n *state"], move: Int64[Tensor, "n"]
-    ) -> Int64[Tensor, "n *state"]:
+    def undo(self, state: StateBatch, move: Int64[Tensor, "n"]) -> StateBatch:
         """Remove an edge."""
         return state.flatten(1).scatter(1, move[:, None], 0).view_as(state)
 
-    def _reaches(self, state: Int64[Tensor, "n *state"]) -> Bool[Tensor, "n d d"]:
+    def _reaches(self, state: StateBatch) -> Bool[Tensor, "n d d"]:
         """Return the transitive closure, every node leading to itself, by squaring."""
         eye = torch.eye(self.n_nodes, device=state.device)
         paths = (state == 1) + eye
@@ -189,7 +180,7 @@ class BayesianDAG(EnumerableEnv):
             paths = (paths @ paths).clamp_(max=1)
         return paths > 0
 
-    def _node_scores(self, state: Int64[Tensor, "n *state"]) -> Float64[Tensor, "n d"]:
+    def _node_scores(self, state: StateBatch) -> Float64[Tensor, "n d"]:
         """Return what each node's parents add to its score."""
         if not len(self._family_score):
             return self._node_scores_anew(state)
@@ -197,7 +188,7 @@ class BayesianDAG(EnumerableEnv):
         parents = (state << bit[:, None]).sum(1)
         return self._family_score[parents, bit]
 
-    def _node_scores_anew(self, state: Int64[Tensor, "n *state"]) -> Float64[Tensor, "n d"]:
+    def _node_scores_anew(self, state: StateBatch) -> Float64[Tensor, "n d"]:
         parents = (state == 1).mT.flatten(0, 1)
         score, node = BGeScore(self.data), torch.arange(self.n_nodes, device=state.device)
         alone = score(node, parents.new_zeros(self.state_shape))

@@ -7,13 +7,15 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
+from gfn_rb.envs.base import EnvOptions
 from gfn_rb.envs.core import check_positive
 from gfn_rb.envs.enumerable import EnumerableEnv
 from gfn_rb.envs.orders import EMPTY
 from gfn_rb.envs.sequence import SequenceEnv, read, spell
 from gfn_rb.errors import ArgumentError, ShapeError
-from gfn_rb.shapes import Float, Int64
+from gfn_rb.shapes import Float, Int64, StateBatch
 
 BLOCKS = ("00000000", "11111111", "11110000", "00001111", "00111100")
 BLOCK_BITS = 8
@@ -49,7 +51,7 @@ class BitSequence(SequenceEnv, EnumerableEnv):
         delta: distance within which a mode is found, in bits, in [0, n_bits]; 28/120 of ``n_bits``,
             rounded down, if None.
         seed: which modes are drawn.
-        batch_size, device: see :class:`GFNEnv`.
+        **options: ``batch_size`` and ``device``, see :class:`GFNEnv`.
 
     Raises:
         ArgumentError: an argument is out of its range.
@@ -66,9 +68,7 @@ class BitSequence(SequenceEnv, EnumerableEnv):
         beta: float | None = None,
         delta: int | None = None,
         seed: int = 0,
-        *,
-        batch_size: Sequence[int] = (),
-        device: torch.device | str | None = None,
+        **options: Unpack[EnvOptions],
     ) -> None:
         beta = 2.0 * n_bits if beta is None else beta
         delta = 28 * n_bits // 120 if delta is None else delta
@@ -78,28 +78,24 @@ class BitSequence(SequenceEnv, EnumerableEnv):
             n_bits // word_bits,
             form,
             letter_code=_bits_of(torch.arange(2**word_bits), word_bits) * 2.0 - 1,
-            batch_size=batch_size,
-            device=device,
+            **options,
         )
         self.n_bits, self.word_bits = n_bits, word_bits
         self.n_modes, self.beta, self.delta = n_modes, beta, delta
         modes = self.from_strings(draw_modes(n_bits, n_modes, seed))
-        self.register_buffer("modes", modes, persistent=False)
-        self.register_buffer("_mode_code", self.encode(modes).T, persistent=False)
+        self._register(modes=modes, _mode_code=self.encode(modes).T)
 
-    def log_reward(
-        self, state: Int64[Tensor, "n *state"], condition: Tensor | None = None
-    ) -> Float[Tensor, "n"]:
+    def log_reward(self, state: StateBatch, condition: Tensor | None = None) -> Float[Tensor, "n"]:
         """Return log R(x), in nats (the class's equation)."""
         return -self.beta / self.n_bits * self._to_nearest(state)
 
     def score(
-        self, state: Int64[Tensor, "n *state"], log_reward: Float[Tensor, "n"] | None = None
+        self, state: StateBatch, log_reward: Float[Tensor, "n"] | None = None
     ) -> Float[Tensor, "n"]:
         """Return the share of bits that agree with the nearest mode."""
         return 1 - self._to_nearest(state) / self.n_bits
 
-    def distances(self, state: Int64[Tensor, "n *state"]) -> Int64[Tensor, "n modes"]:
+    def distances(self, state: StateBatch) -> Int64[Tensor, "n modes"]:
         """Return the Hamming distance of each finished string to each mode, in bits.
 
         Raises:
@@ -108,18 +104,18 @@ class BitSequence(SequenceEnv, EnumerableEnv):
         """
         return self._distances(state).long()
 
-    def mode_index(self, state: Int64[Tensor, "n *state"]) -> Int64[Tensor, "n"]:
+    def mode_index(self, state: StateBatch) -> Int64[Tensor, "n"]:
         """Return the nearest mode of each string, if within ``delta``, else -1; ties by number."""
         distance, mode = self._distances(state).min(1)
         return mode.where(distance <= self.delta, -1)
 
     def modes_reached(
-        self, state: Int64[Tensor, "n *state"], log_reward: Float[Tensor, "n"] | None = None
+        self, state: StateBatch, log_reward: Float[Tensor, "n"] | None = None
     ) -> Int64[Tensor, "m"]:
         """Return every mode within ``delta`` of some string, each once."""
         return (self._distances(state) <= self.delta).any(0).nonzero()[:, 0]
 
-    def to_strings(self, state: Int64[Tensor, "n *state"]) -> list[str]:
+    def to_strings(self, state: StateBatch) -> list[str]:
         """Spell out states, finished or not, in zeros and ones.
 
         Raises:
@@ -159,10 +155,10 @@ class BitSequence(SequenceEnv, EnumerableEnv):
         powers = 2 ** torch.arange(self.word_bits - 1, -1, -1, device=bits.device)
         return (bits.unflatten(-1, (self.length, self.word_bits)) * powers).sum(-1)
 
-    def _to_nearest(self, state: Int64[Tensor, "n *state"]) -> Float[Tensor, "n"]:
+    def _to_nearest(self, state: StateBatch) -> Float[Tensor, "n"]:
         return self._distances(state).amin(1)
 
-    def _distances(self, state: Int64[Tensor, "n *state"]) -> Float[Tensor, "n modes"]:
+    def _distances(self, state: StateBatch) -> Float[Tensor, "n modes"]:
         """Count bits by the product of -1s and 1s: (bits that agree) - (bits that do not)."""
         self.check_terminating(state)
         return (self.n_bits - self.encode(state) @ self._mode_code) / 2

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gfn_rb.errors import ArgumentError, ShapeError
 from gfn_rb.numerics.flat import flat_rows
-from gfn_rb.shapes import Bool, Float, Int64, Shaped
+from gfn_rb.shapes import ActionBatch, Bool, ConditionBatch, Float, Int64, Shaped, StateBatch
 
 
 class GFNCore(ABC):
@@ -65,15 +65,15 @@ class GFNCore(ABC):
     condition_shape: torch.Size | None = None
     n_modes: int | None = 0
 
-    def source(self, n: int) -> Shaped[Tensor, "n *state"]:
+    def source(self, n: int) -> StateBatch:
         """Return ``n`` rows of the source state."""
         return self.source_state.expand(n, *self.state_shape).clone()
 
-    def is_source(self, state: Shaped[Tensor, "n *state"]) -> Bool[Tensor, "n"]:
+    def is_source(self, state: StateBatch) -> Bool[Tensor, "n"]:
         """Tell which rows are the source."""
         return self._equals(state, self.source_state)
 
-    def is_sink(self, state: Shaped[Tensor, "n *state"]) -> Bool[Tensor, "n"]:
+    def is_sink(self, state: StateBatch) -> Bool[Tensor, "n"]:
         """Tell which rows are the sink."""
         return self._equals(state, self.sink_state)
 
@@ -81,7 +81,7 @@ class GFNCore(ABC):
         """Return the number of each action."""
         return action
 
-    def exits(self, n: int) -> Shaped[Tensor, "n *action"]:
+    def exits(self, n: int) -> ActionBatch:
         """Return ``n`` exit actions."""
         size, device = self.action_shape.numel(), self.source_state.device
         action = torch.zeros(n, size, dtype=self.action_dtype, device=device)
@@ -90,10 +90,10 @@ class GFNCore(ABC):
 
     def random_action(
         self,
-        state: Shaped[Tensor, "n *state"],
+        state: StateBatch,
         kind: Int64[Tensor, "n"],
         is_backward: bool = False,
-    ) -> Shaped[Tensor, "n *action"]:
+    ) -> ActionBatch:
         """Return actions of these numbers, which lead away from the states, or led to them.
 
         Whatever else there is to an action is drawn.
@@ -101,16 +101,14 @@ class GFNCore(ABC):
         return kind
 
     @abstractmethod
-    def forward_mask(self, state: Shaped[Tensor, "n *state"]) -> Bool[Tensor, "n actions"]:
+    def forward_mask(self, state: StateBatch) -> Bool[Tensor, "n actions"]:
         """Tell which actions are legal; none is in the sink."""
 
     @abstractmethod
-    def backward_mask(self, state: Shaped[Tensor, "n *state"]) -> Bool[Tensor, "n moves"]:
+    def backward_mask(self, state: StateBatch) -> Bool[Tensor, "n moves"]:
         """Tell which moves could have led here; none did to the source or the sink."""
 
-    def forward_step(
-        self, state: Shaped[Tensor, "n *state"], action: Shaped[Tensor, "n *action"]
-    ) -> Shaped[Tensor, "n *state"]:
+    def forward_step(self, state: StateBatch, action: ActionBatch) -> StateBatch:
         """Take one action per row; the exit action and the dummy action lead to the sink."""
         is_move = self._is_move(self.kind(action))
         moved = self.move(state, action.where(self._per_action(is_move), 0))
@@ -138,9 +136,7 @@ class GFNCore(ABC):
             state[:, step + 1] = self.forward_step(state[:, step], taken)
         return state
 
-    def backward_step(
-        self, state: Shaped[Tensor, "n *state"], action: Shaped[Tensor, "n *action"]
-    ) -> Shaped[Tensor, "n *state"]:
+    def backward_step(self, state: StateBatch, action: ActionBatch) -> StateBatch:
         """Undo one move per row; rows with the dummy action (padding) become the sink.
 
         The exit action cannot be undone, since the sink does not tell where it was entered from.
@@ -150,22 +146,18 @@ class GFNCore(ABC):
         return undone.where(self._per_row(is_move), self.sink_state)
 
     @abstractmethod
-    def move(
-        self, state: Shaped[Tensor, "n *state"], move: Shaped[Tensor, "n *action"]
-    ) -> Shaped[Tensor, "n *state"]:
+    def move(self, state: StateBatch, move: ActionBatch) -> StateBatch:
         """Make one move per row, out of place; rows where it is illegal may hold anything."""
 
     @abstractmethod
-    def undo(
-        self, state: Shaped[Tensor, "n *state"], move: Shaped[Tensor, "n *action"]
-    ) -> Shaped[Tensor, "n *state"]:
+    def undo(self, state: StateBatch, move: ActionBatch) -> StateBatch:
         """Undo one move per row, out of place; rows where it is illegal may hold anything."""
 
     @abstractmethod
     def log_reward(
         self,
-        state: Shaped[Tensor, "n *state"],
-        condition: Shaped[Tensor, "n *condition"] | None = None,
+        state: StateBatch,
+        condition: ConditionBatch | None = None,
     ) -> Float[Tensor, "n"]:
         """Return log R(x) of terminating states, in nats, float32.
 
@@ -179,7 +171,7 @@ class GFNCore(ABC):
         """
 
     @abstractmethod
-    def encode(self, state: Shaped[Tensor, "n *state"]) -> Float[Tensor, "n encoded"]:
+    def encode(self, state: StateBatch) -> Float[Tensor, "n encoded"]:
         """Return the float32 input that a network sees for each state."""
 
     @property
@@ -192,7 +184,7 @@ class GFNCore(ABC):
         """The mean ``score`` under the target, p(x) = R(x) / Z; None as for ``true_log_z``."""
         return None
 
-    def test_states(self) -> Shaped[Tensor, "n *state"] | None:
+    def test_states(self) -> StateBatch | None:
         """Return terminating states to judge a policy by, always the same; None where none are set.
 
         A policy is asked how probable it makes them, by
@@ -202,27 +194,25 @@ class GFNCore(ABC):
 
     def sample_condition(
         self, n: int, generator: torch.Generator | None = None
-    ) -> Shaped[Tensor, "n *condition"] | None:
+    ) -> ConditionBatch | None:
         """Draw ``n`` conditions for new trajectories; None where the environment has none."""
         return None
 
-    def fixed_conditions(self, n: int) -> Shaped[Tensor, "n *condition"] | None:
+    def fixed_conditions(self, n: int) -> ConditionBatch | None:
         """Return ``n`` conditions, always the same, that span the law of ``sample_condition``.
 
         Policies are measured under them. None where the environment has no conditions.
         """
         return None
 
-    def encode_condition(
-        self, condition: Shaped[Tensor, "n *condition"]
-    ) -> Float[Tensor, "n encoded"]:
+    def encode_condition(self, condition: ConditionBatch) -> Float[Tensor, "n encoded"]:
         """Return the float32 input that a network sees for each condition, well scaled.
 
         It is as wide as a condition has elements.
         """
         return flat_rows(condition).float()
 
-    def fingerprint(self, state: Shaped[Tensor, "n *state"]) -> Int64[Tensor, "n"]:
+    def fingerprint(self, state: StateBatch) -> Int64[Tensor, "n"]:
         """Return 64 bits of identity: equal for equal states, different for different ones.
 
         A sum of coordinates times fixed random odd numbers, modulo 2^64, takes any two of a
@@ -233,7 +223,7 @@ class GFNCore(ABC):
         return (rows * _random_odd(rows.shape[1], rows.device)).sum(1)
 
     def modes_reached(
-        self, state: Shaped[Tensor, "n *state"], log_reward: Float[Tensor, "n"] | None = None
+        self, state: StateBatch, log_reward: Float[Tensor, "n"] | None = None
     ) -> Int64[Tensor, "m"]:
         """Return the identity of every mode that some terminating state in the batch reaches.
 
@@ -248,7 +238,7 @@ class GFNCore(ABC):
         return state.new_empty(0, dtype=torch.int64)
 
     def score(
-        self, state: Shaped[Tensor, "n *state"], log_reward: Float[Tensor, "n"] | None = None
+        self, state: StateBatch, log_reward: Float[Tensor, "n"] | None = None
     ) -> Float[Tensor, "n"]:
         """Return how good terminating states are, on the scale that their field reports.
 
@@ -291,9 +281,7 @@ class GFNCore(ABC):
     def _per_row(self, flag: Bool[Tensor, "n"]) -> Bool[Tensor, "n *ones"]:
         return flag.view(-1, *(1 for _ in self.state_shape))
 
-    def _equals(
-        self, state: Shaped[Tensor, "n *state"], one: Shaped[Tensor, "*state"]
-    ) -> Bool[Tensor, "n"]:
+    def _equals(self, state: StateBatch, one: Shaped[Tensor, "*state"]) -> Bool[Tensor, "n"]:
         return (state == one).reshape(len(state), self.state_shape.numel()).all(1)
 
 

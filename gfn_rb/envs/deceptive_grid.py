@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
+from gfn_rb.envs.base import EnvOptions
 from gfn_rb.envs.grid import GridEnv
 from gfn_rb.errors import ArgumentError
-from gfn_rb.shapes import Bool, Float, Int64, Shaped
+from gfn_rb.shapes import Bool, Float, Int64, Shaped, StateBatch
 
 REWARDS = (0.1 + 1e-5, 1e-5, 2 + 1e-5)  # in the middle, around the goals, at a goal
 
@@ -34,7 +35,7 @@ class DeceptiveGrid(GridEnv):
     Args:
         ndim: number of coordinates, at least 1.
         height: grid points per coordinate, at least 6.
-        batch_size, device: see :class:`GFNEnv`.
+        **options: ``batch_size`` and ``device``, see :class:`GFNEnv`.
 
     Raises:
         ArgumentError: an argument is out of its range.
@@ -44,54 +45,45 @@ class DeceptiveGrid(GridEnv):
         self,
         ndim: int,
         height: int,
-        *,
-        batch_size: Sequence[int] = (),
-        device: torch.device | str | None = None,
+        **options: Unpack[EnvOptions],
     ) -> None:
         if height < 6:  # below, no point lies where the goals are
             raise ArgumentError(f"height must be at least 6, got {height}")
-        super().__init__(
-            ndim, height, max_length=ndim * (height - 2) + 2, batch_size=batch_size, device=device
-        )
+        super().__init__(ndim, height, max_length=ndim * (height - 2) + 2, **options)
         x = (torch.arange(height, dtype=torch.float64) / (height - 1) * 2 - 1).abs()
         outer, inner = x > 0.2, (x > 0.6) & (x < 0.8)
         goal = (inner.cumsum(0) - 1).where(inner, -1)
         self._n_outer, self._n_inner = int(outer.sum()), int(inner.sum())
         self.n_modes = self._n_inner**ndim
-        self.register_buffer("_is_outer", outer.to(device), persistent=False)
-        self.register_buffer("_goal", goal.to(device), persistent=False)
         # By a state's highest coordinate, -1 in the sink, which is the last row too: what is legal,
         # and above what a coordinate is for its last move to be undone.
         legal = torch.ones(height + 1, ndim + 1, dtype=torch.bool)
         legal[height - 1 :, :-1], legal[height] = False, False
         floor = torch.zeros(height + 1, dtype=torch.int64)
         floor[height - 1] = height - 2
-        self.register_buffer("_legal", legal.to(device), persistent=False)
-        self.register_buffer("_floor", floor.to(device), persistent=False)
-        self.register_buffer("_log_levels", torch.tensor(REWARDS).log().to(device), False)
+        self._register(_is_outer=outer, _goal=goal, _legal=legal, _floor=floor)
+        self._register(_log_levels=torch.tensor(REWARDS).log())
 
     @property
     def n_states(self) -> int:
         """Number of points with at most one coordinate on the border."""
         return self._n_reachable(self.height)
 
-    def forward_mask(self, state: Int64[Tensor, "n *state"]) -> Bool[Tensor, "n actions"]:
+    def forward_mask(self, state: StateBatch) -> Bool[Tensor, "n actions"]:
         """Allow moves off the border, and the exit action everywhere."""
         return self._legal[state.amax(1)]
 
-    def backward_mask(self, state: Int64[Tensor, "n *state"]) -> Bool[Tensor, "n moves"]:
+    def backward_mask(self, state: StateBatch) -> Bool[Tensor, "n moves"]:
         """Tell which coordinates are above zero; on the border, the last move reached it."""
         return state > self._floor[state.amax(1)][:, None]
 
-    def log_reward(
-        self, state: Int64[Tensor, "n *state"], condition: Tensor | None = None
-    ) -> Float[Tensor, "n"]:
+    def log_reward(self, state: StateBatch, condition: Tensor | None = None) -> Float[Tensor, "n"]:
         """Return log R(x), in nats (the class's equation)."""
         self.check_terminating(state)
         level = self._is_outer[state].all(1).long() + (self._goal[state] >= 0).all(1)
         return self._log_levels[level]
 
-    def mode_index(self, state: Int64[Tensor, "n *state"]) -> Int64[Tensor, "n"]:
+    def mode_index(self, state: StateBatch) -> Int64[Tensor, "n"]:
         """Return each goal's number, in order of ``state_key``; -1 for other states."""
         self.check_terminating(state)
         digit = self._goal[state]

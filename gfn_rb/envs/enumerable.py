@@ -13,7 +13,7 @@ from torch import Tensor
 from gfn_rb.envs.base import GFNEnv
 from gfn_rb.envs.core import GFNCore
 from gfn_rb.errors import ArgumentError, NaNError, ShapeError
-from gfn_rb.shapes import Bool, Float, Float64, Int64, Shaped
+from gfn_rb.shapes import Bool, Float, Float64, Int64, Shaped, StateBatch
 
 LogPF = Callable[..., Tensor]
 
@@ -69,28 +69,28 @@ class EnumerableEnv(GFNEnv):
         return self.n_states <= MAX_STATES
 
     @abstractmethod
-    def state_key(self, state: Shaped[Tensor, "n *state"]) -> Int64[Tensor, "n"]:
+    def state_key(self, state: StateBatch) -> Int64[Tensor, "n"]:
         """Return an integer that no two states share; terminating states are ordered by it.
 
         Asked only where the states are few enough to be listed.
         """
 
     @abstractmethod
-    def mode_index(self, state: Shaped[Tensor, "n *state"]) -> Int64[Tensor, "n"]:
+    def mode_index(self, state: StateBatch) -> Int64[Tensor, "n"]:
         """Return which mode each terminating state belongs to, in [0, n_modes); -1 for none."""
 
-    def is_mode(self, state: Shaped[Tensor, "n *state"]) -> Bool[Tensor, "n"]:
+    def is_mode(self, state: StateBatch) -> Bool[Tensor, "n"]:
         """Tell which terminating states belong to a mode."""
         return self.mode_index(state) >= 0
 
     def modes_reached(
-        self, state: Shaped[Tensor, "n *state"], log_reward: Float[Tensor, "n"] | None = None
+        self, state: StateBatch, log_reward: Float[Tensor, "n"] | None = None
     ) -> Int64[Tensor, "m"]:
         """Return the mode of each terminating state that belongs to one."""
         mode = self.mode_index(state)
         return mode[mode >= 0]
 
-    def fingerprint(self, state: Shaped[Tensor, "n *state"]) -> Int64[Tensor, "n"]:
+    def fingerprint(self, state: StateBatch) -> Int64[Tensor, "n"]:
         """Return each state's key, or a hash of the state where there are too many to list."""
         return self.state_key(state) if self.is_enumerable else super().fingerprint(state)
 
@@ -107,7 +107,7 @@ class EnumerableEnv(GFNEnv):
         """Number of terminating states."""
         return len(self._graph.terminating)
 
-    def terminating_index(self, state: Shaped[Tensor, "n *state"]) -> Int64[Tensor, "n"]:
+    def terminating_index(self, state: StateBatch) -> Int64[Tensor, "n"]:
         """Return each terminating state's row in ``terminating_states()``."""
         self.check_terminating(state)
         return torch.searchsorted(self._graph.terminating_key, self.state_key(state))

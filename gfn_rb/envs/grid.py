@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding, pad
+from typing_extensions import Unpack
 
+from gfn_rb.envs.base import EnvOptions
 from gfn_rb.envs.enumerable import EnumerableEnv
 from gfn_rb.errors import ArgumentError
-from gfn_rb.shapes import Bool, Float, Int64
+from gfn_rb.shapes import Bool, Float, Int64, StateBatch
 
 
 class GridEnv(EnumerableEnv):
@@ -23,7 +23,7 @@ class GridEnv(EnumerableEnv):
         ndim: number of coordinates, at least 1.
         height: grid points per coordinate, at least 2.
         max_length: actions in the longest trajectory, the exit action included.
-        batch_size, device: see :class:`GFNEnv`.
+        **options: ``batch_size`` and ``device``, see :class:`GFNEnv`.
 
     Raises:
         ArgumentError: an argument is out of its range.
@@ -35,8 +35,7 @@ class GridEnv(EnumerableEnv):
         height: int,
         *,
         max_length: int,
-        batch_size: Sequence[int] = (),
-        device: torch.device | str | None = None,
+        **options: Unpack[EnvOptions],
     ) -> None:
         if ndim < 1:
             raise ArgumentError(f"ndim must be at least 1, got {ndim}")
@@ -48,16 +47,14 @@ class GridEnv(EnumerableEnv):
             n_actions=ndim + 1,
             max_length=max_length,
             encoded_size=ndim * height,
-            batch_size=batch_size,
-            device=device,
+            **options,
         )
         self.n_dims, self.height = ndim, height
         self.state_range = (-1, height - 1)
         code = torch.eye(height + 1, height).roll(1, 0)  # of -1 (the sink), 0, 1, ...
-        self.register_buffer("_code", code.to(device), persistent=False)
-        self.register_buffer("_increment", _packed_one_hots(ndim, height).to(device), False)
+        self._register(_code=code, _increment=_packed_one_hots(ndim, height))
 
-    def is_source(self, state: Int64[Tensor, "n *state"]) -> Bool[Tensor, "n"]:
+    def is_source(self, state: StateBatch) -> Bool[Tensor, "n"]:
         """Tell which rows are the origin."""
         return state.sum(1) == 0
 
@@ -73,25 +70,21 @@ class GridEnv(EnumerableEnv):
         packed = words.view(_packing(self.height))
         return packed[:, :, : self.n_dims].to(torch.int64)
 
-    def encode(self, state: Int64[Tensor, "n *state"]) -> Float[Tensor, "n encoded"]:
+    def encode(self, state: StateBatch) -> Float[Tensor, "n encoded"]:
         """Return one one-hot vector per coordinate; zeros for the sink."""
         return embedding(state + 1, self._code).flatten(1)
 
-    def state_key(self, state: Int64[Tensor, "n *state"]) -> Int64[Tensor, "n"]:
+    def state_key(self, state: StateBatch) -> Int64[Tensor, "n"]:
         """Read the coordinates as digits in base ``height``."""
         powers = self.height ** torch.arange(self.n_dims - 1, -1, -1, device=state.device)
         return (state * powers).sum(1)
 
-    def move(
-        self, state: Int64[Tensor, "n *state"], move: Int64[Tensor, "n"]
-    ) -> Int64[Tensor, "n *state"]:
+    def move(self, state: StateBatch, move: Int64[Tensor, "n"]) -> StateBatch:
         """Add one to a coordinate."""
         index = move[:, None]
         return state.scatter_add(1, index, torch.ones_like(index))
 
-    def undo(
-        self, state: Int64[Tensor, "n *state"], move: Int64[Tensor, "n"]
-    ) -> Int64[Tensor, "n *state"]:
+    def undo(self, state: StateBatch, move: Int64[Tensor, "n"]) -> StateBatch:
         """Take one off a coordinate."""
         index = move[:, None]
         return state.scatter_add(1, index, torch.full_like(index, -1))

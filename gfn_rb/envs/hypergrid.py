@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
+from gfn_rb.envs.base import EnvOptions
 from gfn_rb.envs.core import check_positive
 from gfn_rb.envs.grid import GridEnv
 from gfn_rb.errors import ArgumentError, ShapeError
-from gfn_rb.shapes import Bool, Float, Int64
+from gfn_rb.shapes import Bool, Float, Int64, StateBatch
 
 
 class HyperGrid(GridEnv):
@@ -34,7 +35,7 @@ class HyperGrid(GridEnv):
         r0: reward everywhere, positive.
         r1: reward added in the outer bands, positive.
         r2: reward added in the inner bands, positive.
-        batch_size, device: see :class:`GFNEnv`.
+        **options: ``batch_size`` and ``device``, see :class:`GFNEnv`.
 
     Raises:
         ArgumentError: an argument is out of its range.
@@ -47,18 +48,10 @@ class HyperGrid(GridEnv):
         r0: float = 0.1,
         r1: float = 0.5,
         r2: float = 2.0,
-        *,
-        batch_size: Sequence[int] = (),
-        device: torch.device | str | None = None,
+        **options: Unpack[EnvOptions],
     ) -> None:
         check_positive(r0=r0, r1=r1, r2=r2)
-        super().__init__(
-            ndim,
-            height,
-            max_length=ndim * (height - 1) + 1,
-            batch_size=batch_size,
-            device=device,
-        )
+        super().__init__(ndim, height, max_length=ndim * (height - 1) + 1, **options)
         self.r0, self.r1, self.r2 = r0, r1, r2
         self.n_modes = 2**ndim
         self._has_inner_band = bool(self._in_inner_band(torch.arange(height)[:, None]).any())
@@ -68,18 +61,16 @@ class HyperGrid(GridEnv):
         """Number of grid points."""
         return self.height**self.n_dims
 
-    def forward_mask(self, state: Int64[Tensor, "n *state"]) -> Bool[Tensor, "n actions"]:
+    def forward_mask(self, state: StateBatch) -> Bool[Tensor, "n actions"]:
         """Allow a move where it stays on the grid, and the exit action everywhere."""
         on_grid = state[:, :1] >= 0  # only the sink is not
         return torch.cat([(state < self.height - 1) & on_grid, on_grid], 1)
 
-    def backward_mask(self, state: Int64[Tensor, "n *state"]) -> Bool[Tensor, "n moves"]:
+    def backward_mask(self, state: StateBatch) -> Bool[Tensor, "n moves"]:
         """Tell which coordinates are above zero."""
         return state > 0
 
-    def log_reward(
-        self, state: Int64[Tensor, "n *state"], condition: Tensor | None = None
-    ) -> Float[Tensor, "n"]:
+    def log_reward(self, state: StateBatch, condition: Tensor | None = None) -> Float[Tensor, "n"]:
         """Return log R(x), in nats (the class's equation)."""
         self.check_terminating(state)
         reward = (
@@ -87,7 +78,7 @@ class HyperGrid(GridEnv):
         )
         return reward.log().float()
 
-    def mode_index(self, state: Int64[Tensor, "n *state"]) -> Int64[Tensor, "n"]:
+    def mode_index(self, state: StateBatch) -> Int64[Tensor, "n"]:
         """Return each state's corner (bit d, most significant first, set where x_d > 0.5) or -1."""
         self.check_terminating(state)
         in_mode = self._in_inner_band(state) if self._has_inner_band else self._in_outer_band(state)
@@ -95,14 +86,14 @@ class HyperGrid(GridEnv):
         corner = ((2 * state > self.height - 1) * bits).sum(1)
         return corner.where(in_mode, -1)
 
-    def _in_outer_band(self, state: Int64[Tensor, "n *state"]) -> Bool[Tensor, "n"]:
+    def _in_outer_band(self, state: StateBatch) -> Bool[Tensor, "n"]:
         return (2 * self._doubled_offset(state) > self.height - 1).all(1)
 
-    def _in_inner_band(self, state: Int64[Tensor, "n *state"]) -> Bool[Tensor, "n"]:
+    def _in_inner_band(self, state: StateBatch) -> Bool[Tensor, "n"]:
         offset = 5 * self._doubled_offset(state)
         return ((3 * (self.height - 1) < offset) & (offset < 4 * (self.height - 1))).all(1)
 
-    def _doubled_offset(self, state: Int64[Tensor, "n *state"]) -> Int64[Tensor, "n *state"]:
+    def _doubled_offset(self, state: StateBatch) -> StateBatch:
         """Return |2 i - (height-1)|, which is 2 (height-1) |x - 0.5|."""
         return (2 * state - (self.height - 1)).abs()
 
@@ -125,7 +116,7 @@ class ConditionalHyperGrid(HyperGrid):
         r2: reward added in the inner bands, positive.
         min_beta: lowest inverse temperature, positive.
         max_beta: highest inverse temperature, above ``min_beta``.
-        batch_size, device: see :class:`GFNEnv`.
+        **options: ``batch_size`` and ``device``, see :class:`GFNEnv`.
 
     Raises:
         ArgumentError: an argument is out of its range.
@@ -142,21 +133,17 @@ class ConditionalHyperGrid(HyperGrid):
         r2: float = 2.0,
         min_beta: float = 0.5,
         max_beta: float = 2.0,
-        *,
-        batch_size: Sequence[int] = (),
-        device: torch.device | str | None = None,
+        **options: Unpack[EnvOptions],
     ) -> None:
         if not 0 < min_beta < max_beta < math.inf:
             raise ArgumentError(
                 "min_beta and max_beta must be positive, finite and in ascending order, got "
                 f"{min_beta} and {max_beta}"
             )
-        super().__init__(ndim, height, r0, r1, r2, batch_size=batch_size, device=device)
+        super().__init__(ndim, height, r0, r1, r2, **options)
         self.min_beta, self.max_beta = min_beta, max_beta
 
-    def log_reward(
-        self, state: Int64[Tensor, "n *state"], condition: Tensor | None = None
-    ) -> Float[Tensor, "n"]:
+    def log_reward(self, state: StateBatch, condition: Tensor | None = None) -> Float[Tensor, "n"]:
         """Return log R(x | beta), in nats, the condition being beta of each row.
 
         Raises:
@@ -173,7 +160,7 @@ class ConditionalHyperGrid(HyperGrid):
         return condition[:, 0].float() * log_reward
 
     def score(
-        self, state: Int64[Tensor, "n *state"], log_reward: Float[Tensor, "n"] | None = None
+        self, state: StateBatch, log_reward: Float[Tensor, "n"] | None = None
     ) -> Float[Tensor, "n"]:
         """Return R(x), the reward at beta = 1."""
         return super().log_reward(state).exp()

@@ -11,11 +11,13 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
+from gfn_rb.envs.base import EnvOptions
 from gfn_rb.envs.core import check_min_reward, check_positive
 from gfn_rb.envs.sequence import SequenceEnv, spell
 from gfn_rb.errors import ArgumentError, GfnRbError, NaNError
-from gfn_rb.shapes import Bool, Float, Int64
+from gfn_rb.shapes import Bool, Float, Int64, StateBatch
 
 Oracle = Callable[[Int64[Tensor, "m"]], Float[Tensor, "m width"]]
 
@@ -102,7 +104,7 @@ class RNABinding(SequenceEnv):
         beta: exponent of the reward, positive.
         min_reward: floor of r, in (0, 1].
         threshold: r from which a sequence counts as a mode.
-        batch_size, device: see :class:`GFNEnv`.
+        **options: ``batch_size`` and ``device``, see :class:`GFNEnv`.
 
     Raises:
         GfnRbError: ViennaRNA is not installed.
@@ -120,20 +122,18 @@ class RNABinding(SequenceEnv):
         beta: float = 8.0,
         min_reward: float = 1e-3,
         threshold: float = 0.8,
-        *,
-        batch_size: Sequence[int] = (),
-        device: torch.device | str | None = None,
+        **options: Unpack[EnvOptions],
     ) -> None:
         if find_spec("RNA") is None:
             raise GfnRbError(
                 "RNABinding needs ViennaRNA: pip install '.[rna]' in a clone of gfn_rb"
             )
         _check(length, beta, min_reward, threshold)
-        super().__init__(len(LETTERS), length, form, batch_size=batch_size, device=device)
+        super().__init__(len(LETTERS), length, form, **options)
         self.beta, self.min_reward, self.threshold = beta, min_reward, threshold
         self.targets = _sequences(targets)
         best = torch.tensor([lowest_energy(target) / len(target) for target in self.targets])
-        self.register_buffer("_full_energy", (length * best).to(device), persistent=False)
+        self._register(_full_energy=length * best)
         self.cache = ScoreCache(self._fold, len(self.targets))
 
     @property
@@ -157,14 +157,12 @@ class RNABinding(SequenceEnv):
         """Number of distinct sequences given to ViennaRNA so far."""
         return len(self.cache)
 
-    def log_reward(
-        self, state: Int64[Tensor, "n *state"], condition: Tensor | None = None
-    ) -> Float[Tensor, "n"]:
+    def log_reward(self, state: StateBatch, condition: Tensor | None = None) -> Float[Tensor, "n"]:
         """Return log R(x), in nats (the class's equation)."""
         return self.beta * self.score(state).clamp(min=self.min_reward).log()
 
     def score(
-        self, state: Int64[Tensor, "n *state"], log_reward: Float[Tensor, "n"] | None = None
+        self, state: StateBatch, log_reward: Float[Tensor, "n"] | None = None
     ) -> Float[Tensor, "n"]:
         """Return r(x), without exponent, and without floor unless ``log_reward`` is given.
 
@@ -176,7 +174,7 @@ class RNABinding(SequenceEnv):
             return (log_reward / self.beta).exp()
         return (self.energy(state) / self._full_energy).mean(1)
 
-    def energy(self, state: Int64[Tensor, "n *state"]) -> Float[Tensor, "n targets"]:
+    def energy(self, state: StateBatch) -> Float[Tensor, "n targets"]:
         """Return the energy of each finished sequence's duplex with each target, in kcal/mol.
 
         Raises:
@@ -187,18 +185,18 @@ class RNABinding(SequenceEnv):
         return self.cache(self.fingerprint(state))
 
     def is_mode(
-        self, state: Int64[Tensor, "n *state"], log_reward: Float[Tensor, "n"] | None = None
+        self, state: StateBatch, log_reward: Float[Tensor, "n"] | None = None
     ) -> Bool[Tensor, "n"]:
         """Tell which sequences have r of at least ``threshold``, but for rounding."""
         return self.score(state, log_reward) >= self.threshold * (1 - 1e-6)
 
     def modes_reached(
-        self, state: Int64[Tensor, "n *state"], log_reward: Float[Tensor, "n"] | None = None
+        self, state: StateBatch, log_reward: Float[Tensor, "n"] | None = None
     ) -> Int64[Tensor, "m"]:
         """Return the fingerprint of every sequence with r of at least ``threshold``."""
         return self.fingerprint(state)[self.is_mode(state, log_reward)]
 
-    def fingerprint(self, state: Int64[Tensor, "n *state"]) -> Int64[Tensor, "n"]:
+    def fingerprint(self, state: StateBatch) -> Int64[Tensor, "n"]:
         """Return each string's own number, see ``state_key``."""
         return self.state_key(state)
 

@@ -9,11 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding
+from typing_extensions import Unpack
 
-from gfn_rb.envs.base import GFNEnv
+from gfn_rb.envs.base import EnvOptions, GFNEnv
 from gfn_rb.envs.orders import EMPTY, ORDERS, SINK
 from gfn_rb.errors import ArgumentError, ShapeError
-from gfn_rb.shapes import Bool, Float, Int64
+from gfn_rb.shapes import Bool, Float, Int64, StateBatch
 
 
 class SequenceEnv(GFNEnv):
@@ -33,7 +34,7 @@ class SequenceEnv(GFNEnv):
         form: "append", "prepend_append" or "non_autoregressive".
         letter_code: what ``encode`` writes for each letter, [n_letters, width], no two rows the
             same and none all zeros; one-hot vectors if None.
-        batch_size, device: see :class:`GFNEnv`.
+        **options: ``batch_size`` and ``device``, see :class:`GFNEnv`.
 
     Raises:
         ArgumentError: an argument is out of its range.
@@ -48,8 +49,7 @@ class SequenceEnv(GFNEnv):
         form: str = "append",
         *,
         letter_code: Float[Tensor, "letters width"] | None = None,
-        batch_size: Sequence[int] = (),
-        device: torch.device | str | None = None,
+        **options: Unpack[EnvOptions],
     ) -> None:
         if form not in ORDERS:
             raise ArgumentError(f"form must be one of {sorted(ORDERS)}, got {form!r}")
@@ -64,29 +64,28 @@ class SequenceEnv(GFNEnv):
             n_actions=order.n_moves + 1,
             max_length=length + 1,
             encoded_size=length * letter_code.shape[1],
-            batch_size=batch_size,
-            device=device,
+            **options,
         )
         self.n_letters, self.length = n_letters, length
-        self.form, self.order = form, order.to(device)
+        self.form, self.order = form, order.to(self.device)
         self.state_range = (SINK, n_letters - 1)
         code = torch.cat([torch.zeros_like(letter_code[:1]).expand(2, -1), letter_code])
-        self.register_buffer("_code", code.to(device), persistent=False)  # of SINK, EMPTY, 0, ...
+        self._register(_code=code)  # of SINK, EMPTY, 0, ...
 
     @property
     def n_states(self) -> int:
         """Number of sequences, unfinished and finished."""
         return self.order.n_states
 
-    def is_source(self, state: Int64[Tensor, "n *state"]) -> Bool[Tensor, "n"]:
+    def is_source(self, state: StateBatch) -> Bool[Tensor, "n"]:
         """Tell which rows hold no letter yet."""
         return (state == EMPTY).all(1)
 
-    def forward_mask(self, state: Int64[Tensor, "n *state"]) -> Bool[Tensor, "n actions"]:
+    def forward_mask(self, state: StateBatch) -> Bool[Tensor, "n actions"]:
         """Allow every move until the sequence is full, then the exit action."""
         return self.order.forward_mask(state)
 
-    def backward_mask(self, state: Int64[Tensor, "n *state"]) -> Bool[Tensor, "n moves"]:
+    def backward_mask(self, state: StateBatch) -> Bool[Tensor, "n moves"]:
         """Tell which letters could have been written last, and how."""
         return self.order.backward_mask(state)
 
@@ -96,16 +95,16 @@ class SequenceEnv(GFNEnv):
         """Read each state off the finished sequence, see :class:`~gfn_rb.envs.orders.Order`."""
         return self.order.states_of(action, length)
 
-    def encode(self, state: Int64[Tensor, "n *state"]) -> Float[Tensor, "n encoded"]:
+    def encode(self, state: StateBatch) -> Float[Tensor, "n encoded"]:
         """Return the code of the letter in each place; zeros where it is empty."""
         return embedding(state - SINK, self._code).flatten(1)
 
-    def state_key(self, state: Int64[Tensor, "n *state"]) -> Int64[Tensor, "n"]:
+    def state_key(self, state: StateBatch) -> Int64[Tensor, "n"]:
         """Read the places as digits in base n_letters + 1, empty being 0: dictionary order."""
         powers = torch.arange(self.length - 1, -1, -1, device=state.device)
         return ((state + 1) * (self.n_letters + 1) ** powers).sum(1)
 
-    def to_strings(self, state: Int64[Tensor, "n *state"]) -> list[str]:
+    def to_strings(self, state: StateBatch) -> list[str]:
         """Spell out states, finished or not.
 
         Raises:
@@ -126,15 +125,11 @@ class SequenceEnv(GFNEnv):
             self.source_state.device
         )
 
-    def move(
-        self, state: Int64[Tensor, "n *state"], move: Int64[Tensor, "n"]
-    ) -> Int64[Tensor, "n *state"]:
+    def move(self, state: StateBatch, move: Int64[Tensor, "n"]) -> StateBatch:
         """Write one letter per row."""
         return self.order.move(state, move)
 
-    def undo(
-        self, state: Int64[Tensor, "n *state"], move: Int64[Tensor, "n"]
-    ) -> Int64[Tensor, "n *state"]:
+    def undo(self, state: StateBatch, move: Int64[Tensor, "n"]) -> StateBatch:
         """Take one letter per row back."""
         return self.order.undo(state, move)
 

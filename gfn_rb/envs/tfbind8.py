@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
+from gfn_rb.envs.base import EnvOptions
 from gfn_rb.envs.core import check_min_reward, check_positive
 from gfn_rb.envs.enumerable import EnumerableEnv
 from gfn_rb.envs.sequence import SequenceEnv
 from gfn_rb.errors import ArgumentError
 from gfn_rb.numerics.near.distances import greedy
-from gfn_rb.shapes import Float, Int64
+from gfn_rb.shapes import Float, Int64, StateBatch
 
 LETTERS = "ACGT"
 LENGTH = 8
@@ -105,7 +107,7 @@ class TFBind8(SequenceEnv, EnumerableEnv):
         beta: exponent of the reward, positive.
         min_reward: floor of r, in (0, 1].
         modes: which 8-mers count as modes, "top" or "published".
-        batch_size, device: see :class:`GFNEnv`.
+        **options: ``batch_size`` and ``device``, see :class:`GFNEnv`.
 
     Raises:
         ArgumentError: an argument is out of its range.
@@ -119,15 +121,13 @@ class TFBind8(SequenceEnv, EnumerableEnv):
         beta: float = 3.0,
         min_reward: float = 1e-3,
         modes: str = "top",
-        *,
-        batch_size: Sequence[int] = (),
-        device: torch.device | str | None = None,
+        **options: Unpack[EnvOptions],
     ) -> None:
         check_positive(beta=beta)
         check_min_reward(min_reward)
         if modes not in MODES:
             raise ArgumentError(f"modes must be one of {sorted(MODES)}, got {modes!r}")
-        super().__init__(len(LETTERS), LENGTH, form, batch_size=batch_size, device=device)
+        super().__init__(len(LETTERS), LENGTH, form, **options)
         self.beta, self.min_reward = beta, min_reward
         e_score = load_scores().double()
         score = (e_score - e_score.min()) / (e_score.max() - e_score.min())
@@ -135,27 +135,23 @@ class TFBind8(SequenceEnv, EnumerableEnv):
         self.n_modes = len(ranked)
         mode = torch.full(score.shape, -1).scatter(0, ranked, torch.arange(self.n_modes))
         log_reward = beta * score.clamp(min=min_reward).log()
-        self.register_buffer("_score", score.float().to(device), persistent=False)
-        self.register_buffer("_log_reward", log_reward.float().to(device), persistent=False)
-        self.register_buffer("_mode", mode.to(device), persistent=False)
+        self._register(_score=score.float(), _log_reward=log_reward.float(), _mode=mode)
 
-    def log_reward(
-        self, state: Int64[Tensor, "n *state"], condition: Tensor | None = None
-    ) -> Float[Tensor, "n"]:
+    def log_reward(self, state: StateBatch, condition: Tensor | None = None) -> Float[Tensor, "n"]:
         """Return log R(x), in nats (the class's equation)."""
         return self._log_reward[self.terminating_index(state)]
 
     def score(
-        self, state: Int64[Tensor, "n *state"], log_reward: Float[Tensor, "n"] | None = None
+        self, state: StateBatch, log_reward: Float[Tensor, "n"] | None = None
     ) -> Float[Tensor, "n"]:
         """Return r(x), the E-score scaled to [0, 1], without floor or exponent."""
         return self._score[self.terminating_index(state)]
 
-    def mode_index(self, state: Int64[Tensor, "n *state"]) -> Int64[Tensor, "n"]:
+    def mode_index(self, state: StateBatch) -> Int64[Tensor, "n"]:
         """Return the rank (0 is the strongest) of each 8-mer that is a mode, -1 for the others."""
         return self._mode[self.terminating_index(state)]
 
-    def terminating_index(self, state: Int64[Tensor, "n *state"]) -> Int64[Tensor, "n"]:
+    def terminating_index(self, state: StateBatch) -> Int64[Tensor, "n"]:
         """Read each finished 8-mer as a number in base 4."""
         self.check_terminating(state)
         powers = torch.arange(LENGTH - 1, -1, -1, device=state.device)

@@ -18,7 +18,7 @@ from gfn_rb.containers.base import Container
 from gfn_rb.envs.core import GFNCore
 from gfn_rb.errors import ArgumentError, NaNError
 from gfn_rb.rollout.outputs import require_direction
-from gfn_rb.shapes import Float, Shaped
+from gfn_rb.shapes import ConditionBatch, Float, StateBatch
 
 _ILLEGAL = "-inf stands for an action that is illegal in its state"
 _HINTS = {
@@ -181,9 +181,7 @@ class Loss(nn.Module, ABC, Generic[C]):
             KeyMismatchError, ShapeError: a TensorDict does not hold the container's fields.
         """
 
-    def estimate_log_z(
-        self, condition: Shaped[Tensor, "n *condition"] | None = None
-    ) -> Float[Tensor, "..."]:
+    def estimate_log_z(self, condition: ConditionBatch | None = None) -> Float[Tensor, "..."]:
         """Return what the loss has learned to be log Z, in nats: log F(s_0).
 
         Args:
@@ -198,7 +196,7 @@ class Loss(nn.Module, ABC, Generic[C]):
 
     @abstractmethod
     def _source_log_flow(
-        self, source: Shaped[Tensor, "n *state"], condition: Shaped[Tensor, "n *condition"] | None
+        self, source: StateBatch, condition: ConditionBatch | None
     ) -> Float[Tensor, "n"]:
         """Return log F(s_0), given the source state n times and a condition for each, if any."""
 

@@ -18,13 +18,13 @@ from gfn_rb.losses.base import Average, BalanceLoss, C, require_finite, require_
 from gfn_rb.rollout import action_log_probs, transition_log_probs
 from gfn_rb.rollout.log_probs import edge_ends
 from gfn_rb.rollout.outputs import output
-from gfn_rb.shapes import Bool, Float, Int64, Shaped
+from gfn_rb.shapes import Bool, ConditionBatch, Float, Int64, Shaped, StateBatch
 
 
 def log_flows(
     state_flow: TensorDictModuleBase,
-    state: Shaped[Tensor, "n *state"],
-    condition: Shaped[Tensor, "n *condition"] | None,
+    state: StateBatch,
+    condition: ConditionBatch | None,
 ) -> Float[Tensor, "n"]:
     """Return log F(s) of each state, in nats, with gradient.
 
@@ -65,7 +65,7 @@ class StateFlowLoss(BalanceLoss[C]):
         self.state_flow = state_flow
 
     def _source_log_flow(
-        self, source: Shaped[Tensor, "n *state"], condition: Shaped[Tensor, "n *condition"] | None
+        self, source: StateBatch, condition: ConditionBatch | None
     ) -> Float[Tensor, "n"]:
         return log_flows(self.state_flow, source, condition)
 
@@ -183,7 +183,7 @@ class ModifiedDetailedBalance(BalanceLoss[Transitions]):
         return delta.new_zeros(len(transitions)).index_put((moves,), delta)
 
     def _source_log_flow(
-        self, source: Shaped[Tensor, "n *state"], condition: Shaped[Tensor, "n *condition"] | None
+        self, source: StateBatch, condition: ConditionBatch | None
     ) -> Float[Tensor, "n"]:
         log_pf = action_log_probs(self.forward_policy, self.env, source, condition)
         return self._log_reward(source, condition) - log_pf[:, self.env.exit_action]
@@ -208,8 +208,8 @@ class ModifiedDetailedBalance(BalanceLoss[Transitions]):
 
     def _log_reward(
         self,
-        state: Shaped[Tensor, "n *state"],
-        condition: Shaped[Tensor, "n *condition"] | None,
+        state: StateBatch,
+        condition: ConditionBatch | None,
     ) -> Float[Tensor, "n"]:
         return self._floored(self.env.log_reward(state, condition))
 

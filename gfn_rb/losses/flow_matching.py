@@ -16,7 +16,7 @@ from gfn_rb.envs.core import GFNCore
 from gfn_rb.errors import ArgumentError
 from gfn_rb.losses.base import Average, SumLoss, require_finite, require_numbered
 from gfn_rb.rollout.outputs import policy_outputs, require_direction, require_memoryless
-from gfn_rb.shapes import Float, Shaped
+from gfn_rb.shapes import ConditionBatch, Float, StateBatch
 
 
 class FlowMatching(SumLoss[States]):
@@ -94,7 +94,7 @@ class FlowMatching(SumLoss[States]):
         return delta, weight
 
     def _source_log_flow(
-        self, source: Shaped[Tensor, "n *state"], condition: Shaped[Tensor, "n *condition"] | None
+        self, source: StateBatch, condition: ConditionBatch | None
     ) -> Float[Tensor, "n"]:
         return self._log_flows(source, condition).logsumexp(1)
 
@@ -115,8 +115,8 @@ class FlowMatching(SumLoss[States]):
 
     def _log_flows(
         self,
-        state: Shaped[Tensor, "n *state"],
-        condition: Shaped[Tensor, "n *condition"] | None,
+        state: StateBatch,
+        condition: ConditionBatch | None,
     ) -> Float[Tensor, "n actions"]:
         require_memoryless(self.forward_policy)
         mask, logits, _ = policy_outputs(self.forward_policy, self.env, state, condition)

@@ -13,7 +13,7 @@ from gfn_rb.envs.core import GFNCore
 from gfn_rb.errors import ShapeError
 from gfn_rb.losses.base import BalanceLoss, require_finite
 from gfn_rb.rollout import trajectory_log_probs
-from gfn_rb.shapes import Float, Shaped
+from gfn_rb.shapes import ConditionBatch, Float, StateBatch
 
 
 class TrajectoryBalance(BalanceLoss[Trajectories]):
@@ -73,7 +73,7 @@ class TrajectoryBalance(BalanceLoss[Trajectories]):
         return residual
 
     def _source_log_flow(
-        self, source: Shaped[Tensor, "n *state"], condition: Shaped[Tensor, "n *condition"] | None
+        self, source: StateBatch, condition: ConditionBatch | None
     ) -> Float[Tensor, "n"]:
         return self.log_z(condition).expand(len(source))
 

@@ -14,7 +14,7 @@ from gfn_rb import keys
 from gfn_rb.envs.core import GFNCore
 from gfn_rb.errors import ArgumentError, ShapeError
 from gfn_rb.rollout.outputs import StateModule
-from gfn_rb.shapes import Float, Shaped
+from gfn_rb.shapes import ConditionBatch, Float, StateBatch
 
 
 class Trunk(nn.Module):
@@ -84,8 +84,8 @@ class StateNetwork(StateModule):
 
     def evaluate(
         self,
-        state: Shaped[Tensor, "n *state"],
-        condition: Shaped[Tensor, "n *condition"] | None = None,
+        state: StateBatch,
+        condition: ConditionBatch | None = None,
     ) -> Float[Tensor, "n ..."]:
         """Return what the network says of each row. See the base class."""
         x = self._encode(state)
@@ -137,8 +137,8 @@ class UniformBackwardPolicy(StateModule):
 
     def evaluate(
         self,
-        state: Shaped[Tensor, "n *state"],
-        condition: Shaped[Tensor, "n *condition"] | None = None,
+        state: StateBatch,
+        condition: ConditionBatch | None = None,
     ) -> Float[Tensor, "n moves"]:
         """Return zeros."""
         return torch.zeros(len(state), self.n_moves, device=state.device)
@@ -166,8 +166,8 @@ class StateFlow(StateNetwork):
 
     def evaluate(
         self,
-        state: Shaped[Tensor, "n *state"],
-        condition: Shaped[Tensor, "n *condition"] | None = None,
+        state: StateBatch,
+        condition: ConditionBatch | None = None,
     ) -> Float[Tensor, "n"]:
         """Return log F(s) of each row."""
         return super().evaluate(state, condition).squeeze(1)
@@ -273,7 +273,7 @@ class LogZ(nn.Module):
         super().__init__()
         self.value = nn.Parameter(torch.tensor(float(initial)))
 
-    def forward(self, condition: Shaped[Tensor, "n *condition"] | None = None) -> Float[Tensor, ""]:
+    def forward(self, condition: ConditionBatch | None = None) -> Float[Tensor, ""]:
         """Return log Z_theta.
 
         Args:
@@ -305,7 +305,7 @@ class ConditionalLogZ(nn.Module):
         self.head = nn.Linear(self.trunk.out_features, 1)
         nn.init.constant_(self.head.bias, initial)
 
-    def forward(self, condition: Shaped[Tensor, "n *condition"] | None) -> Float[Tensor, "n"]:
+    def forward(self, condition: ConditionBatch | None) -> Float[Tensor, "n"]:
         """Return log Z_theta for each condition, in nats.
 
         Raises:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gfn_rb.errors import ArgumentError, GfnRbError, NaNError
-from gfn_rb.shapes import Bool, Float, Int64, Shaped
+from gfn_rb.shapes import Bool, Float, Int64, StateBatch
 
 
 def masked_log_softmax(
@@ -128,7 +128,7 @@ def draw(
 def explain_no_draw(
     logits: Float[Tensor, "n actions"],
     mask: Bool[Tensor, "n actions"],
-    state: Shaped[Tensor, "n *state"],
+    state: StateBatch,
 ) -> GfnRbError:
     """Return the error that says why ``draw`` found nothing to draw from."""
     stuck = ~mask.any(1)

@@ -21,14 +21,14 @@ from gfn_rb.rollout.outputs import (
     rows_for,
     wrong_logits,
 )
-from gfn_rb.shapes import Bool, Float, Int64, Shaped
+from gfn_rb.shapes import ActionBatch, Bool, ConditionBatch, Float, Int64, Shaped, StateBatch
 
 
 def action_log_probs(
     policy: TensorDictModuleBase,
     env: GFNCore,
-    state: Shaped[Tensor, "n *state"],
-    condition: Shaped[Tensor, "n *condition"] | None = None,
+    state: StateBatch,
+    condition: ConditionBatch | None = None,
 ) -> Float[Tensor, "n actions"]:
     """Compute the log-probability of every action in each state, with gradient.
 
@@ -53,9 +53,9 @@ def action_log_probs(
 def taken_log_probs(
     policy: TensorDictModuleBase,
     env: GFNCore,
-    state: Shaped[Tensor, "n *state"],
-    condition: Shaped[Tensor, "n *condition"] | None,
-    action: Shaped[Tensor, "n *action"],
+    state: StateBatch,
+    condition: ConditionBatch | None,
+    action: ActionBatch,
 ) -> Float[Tensor, "n"]:
     """Compute the log-probability of one action in each state, with gradient.
 
@@ -198,7 +198,7 @@ def transition_log_probs(
 
 def edge_ends(
     transitions: Transitions,
-) -> tuple[Shaped[Tensor, "n *state"], Shaped[Tensor, "n *state"]]:
+) -> tuple[StateBatch, StateBatch]:
     """Return the end of each transition that is nearer the source, and the one further from it."""
     state, next_state = transitions.state, transitions.next_state
     is_backward = transitions.is_backward

@@ -13,7 +13,7 @@ from gfn_rb.envs.core import GFNCore
 from gfn_rb.errors import ArgumentError, GfnRbError, KeyMismatchError, ShapeError
 from gfn_rb.rollout.categorical import Exploration
 from gfn_rb.rollout.parameters import Parameters
-from gfn_rb.shapes import Bool, Float, Int64, Shaped
+from gfn_rb.shapes import ActionBatch, Bool, ConditionBatch, Float, Int64, Shaped, StateBatch
 
 
 class StateModule(TensorDictModuleBase):
@@ -26,8 +26,8 @@ class StateModule(TensorDictModuleBase):
 
     def evaluate(
         self,
-        state: Shaped[Tensor, "n *state"],
-        condition: Shaped[Tensor, "n *condition"] | None = None,
+        state: StateBatch,
+        condition: ConditionBatch | None = None,
     ) -> Float[Tensor, "n ..."]:
         """Return the entry for each state.
 
@@ -47,8 +47,8 @@ class StateModule(TensorDictModuleBase):
 def output(
     module: TensorDictModuleBase,
     key: str,
-    state: Shaped[Tensor, "n *state"],
-    condition: Shaped[Tensor, "n *condition"] | None,
+    state: StateBatch,
+    condition: ConditionBatch | None,
 ) -> Tensor | None:
     """Return the entry ``key`` that a module writes about states, None if it does not."""
     if type(module).forward is StateModule.forward:
@@ -83,8 +83,8 @@ def require_direction(policy: TensorDictModuleBase, name: str = "policy") -> boo
 def policy_outputs(
     policy: TensorDictModuleBase,
     env: GFNCore,
-    state: Shaped[Tensor, "n *state"],
-    condition: Shaped[Tensor, "n *condition"] | None,
+    state: StateBatch,
+    condition: ConditionBatch | None,
     hidden: TensorDictBase | None = None,
 ) -> tuple[Bool[Tensor, "n actions"], Float[Tensor, "n actions"], Parameters | None]:
     """Return the legal actions of each state, their logits, and their parameters if they have some.
@@ -107,8 +107,8 @@ def policy_outputs(
 def logits_of(
     policy: TensorDictModuleBase,
     env: GFNCore | None,
-    state: Shaped[Tensor, "n *state"],
-    condition: Shaped[Tensor, "n *condition"] | None,
+    state: StateBatch,
+    condition: ConditionBatch | None,
     n_actions: int,
     hidden: TensorDictBase | None = None,
 ) -> tuple[Float[Tensor, "n actions"], Parameters | None]:
@@ -181,7 +181,7 @@ def drawn_log_probs(
     p: Float[Tensor, "n actions"],
     kind: Int64[Tensor, "n"],
     parameters: Parameters | None,
-    action: Shaped[Tensor, "n *action"],
+    action: ActionBatch,
     by: Exploration,
 ) -> Float[Tensor, "n"]:
     """Return the log-probabilities with which actions were drawn.
@@ -204,7 +204,7 @@ def hidden_keys(policy: TensorDictModuleBase) -> list[str]:
 
 
 def hidden_before(
-    policy: TensorDictModuleBase, env: GFNCore, state: Shaped[Tensor, "n *state"]
+    policy: TensorDictModuleBase, env: GFNCore, state: StateBatch
 ) -> TensorDict | None:
     """Return what a recurrent policy reads beside states at its first step; None for others.
 

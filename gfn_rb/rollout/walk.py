@@ -17,7 +17,7 @@ from gfn_rb.errors import ArgumentError
 from gfn_rb.rollout.categorical import Exploration, draw, explain_no_draw
 from gfn_rb.rollout.checks import check_rewards
 from gfn_rb.rollout.outputs import drawn_log_probs, hidden_before, policy_outputs
-from gfn_rb.shapes import Bool, Float, Int64, Shaped
+from gfn_rb.shapes import Bool, ConditionBatch, Float, Int64, Shaped, StateBatch
 
 
 class ActionDraw(NamedTuple):
@@ -146,9 +146,7 @@ class Walk:
             action, log_prob, logits.detach() if self.save_estimator_outputs else None
         )
 
-    def roll(
-        self, state: Shaped[Tensor, "n *state"], condition: Shaped[Tensor, "n *condition"] | None
-    ) -> Steps:
+    def roll(self, state: StateBatch, condition: ConditionBatch | None) -> Steps:
         """Draw and take actions; rows that have reached their end are left behind.
 
         Returns:
@@ -188,8 +186,8 @@ class Walk:
 
     def trajectories(
         self,
-        start: Shaped[Tensor, "n *state"],
-        condition: Shaped[Tensor, "n *condition"] | None,
+        start: StateBatch,
+        condition: ConditionBatch | None,
         log_reward: Float[Tensor, "n"] | None,
     ) -> Trajectories:
         """Roll out, pad the rows to trajectories, and ask for their rewards.

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from torch.distributions import Distribution
 from torchrl.data import Unbounded
+from typing_extensions import Unpack
 
-from gfn_rb.envs.base import GFNEnv
+from gfn_rb.envs.base import EnvOptions, GFNEnv
 from gfn_rb.errors import ArgumentError
 from gfn_rb.numerics.near.hashing import equal_bits
-from gfn_rb.shapes import Bool, Float, Int64, Shaped
+from gfn_rb.shapes import ActionBatch, Bool, Float, Int64, Shaped, StateBatch
 
 
 class ContinuousEnv(GFNEnv):
@@ -36,8 +36,7 @@ class ContinuousEnv(GFNEnv):
         n_parameters: k.
         max_length: likewise.
         encoded_size: likewise.
-        batch_size: likewise.
-        device: likewise.
+        **options: likewise.
     """
 
     action_dtype = torch.float32
@@ -50,8 +49,7 @@ class ContinuousEnv(GFNEnv):
         n_parameters: int,
         max_length: int,
         encoded_size: int,
-        batch_size: Sequence[int] = (),
-        device: torch.device | str | None = None,
+        **options: Unpack[EnvOptions],
     ) -> None:
         self.action_shape = torch.Size([1 + n_parameters])
         super().__init__(
@@ -60,20 +58,15 @@ class ContinuousEnv(GFNEnv):
             n_actions=2,
             max_length=max_length,
             encoded_size=encoded_size,
-            batch_size=batch_size,
-            device=device,
+            **options,
         )
 
     @abstractmethod
-    def from_source(
-        self, state: Shaped[Tensor, "n *state"]
-    ) -> tuple[Bool[Tensor, "n"], Float[Tensor, "n k"]]:
+    def from_source(self, state: StateBatch) -> tuple[Bool[Tensor, "n"], Float[Tensor, "n k"]]:
         """Tell which states one move from the source led to, and that move's parameters."""
 
     @abstractmethod
-    def reference(
-        self, state: Shaped[Tensor, "n *state"], is_backward: bool = False
-    ) -> Distribution:
+    def reference(self, state: StateBatch, is_backward: bool = False) -> Distribution:
         """Return a density of the parameters of moves that reaches all of them.
 
         It draws random actions and those of an exploring policy, and backward it is a policy that
@@ -86,7 +79,7 @@ class ContinuousEnv(GFNEnv):
         """
 
     def bounds(
-        self, state: Shaped[Tensor, "n *state"], is_backward: bool = False
+        self, state: StateBatch, is_backward: bool = False
     ) -> tuple[Float[Tensor, "n k"], Float[Tensor, "n k"]] | None:
         """Return the lowest and the highest parameters of moves; None where they have no bounds.
 
@@ -111,7 +104,7 @@ class ContinuousEnv(GFNEnv):
 
     def random_action(
         self,
-        state: Shaped[Tensor, "n *state"],
+        state: StateBatch,
         kind: Int64[Tensor, "n"],
         is_backward: bool = False,
     ) -> Float[Tensor, "n k1"]:
@@ -122,13 +115,11 @@ class ContinuousEnv(GFNEnv):
             parameters = first.where(is_first[:, None], parameters)
         return self.with_parameters(kind, parameters)
 
-    def fingerprint(self, state: Shaped[Tensor, "n *state"]) -> Int64[Tensor, "n"]:
+    def fingerprint(self, state: StateBatch) -> Int64[Tensor, "n"]:
         """Hash the bits of the numbers. See the base class."""
         return super().fingerprint(equal_bits(state).reshape(state.shape))
 
-    def _check_legal(
-        self, state: Tensor, action: Shaped[Tensor, "n *action"], steps: Bool[Tensor, "n"]
-    ) -> None:
+    def _check_legal(self, state: Tensor, action: ActionBatch, steps: Bool[Tensor, "n"]) -> None:
         super()._check_legal(state, action, steps)
         if (bounds := self.bounds(state)) is None:
             return

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from torch.distributions import Distribution
+from typing_extensions import Unpack
 
+from gfn_rb.envs.base import EnvOptions
 from gfn_rb.envs.continuous.base import ContinuousEnv
 from gfn_rb.envs.core import check_positive
 from gfn_rb.errors import ArgumentError
 from gfn_rb.numerics.mixtures import uniform
-from gfn_rb.shapes import Bool, Float, Int64
+from gfn_rb.shapes import Bool, Float, Int64, StateBatch
 
 _FREQUENCIES = (1.0, 2.0, 4.0, 8.0)  # half waves over the square
 
@@ -39,8 +40,7 @@ class Box(ContinuousEnv):
         r0: reward everywhere, positive.
         r1: reward added in the outer bands, positive.
         r2: reward added in the inner bands, positive.
-        batch_size: see :class:`~gfn_rb.envs.GFNEnv`, as ``device``.
-        device: likewise.
+        **options: ``batch_size`` and ``device``, see :class:`~gfn_rb.envs.GFNEnv`.
 
     Raises:
         ArgumentError: an argument is out of its range.
@@ -54,9 +54,7 @@ class Box(ContinuousEnv):
         r0: float = 0.1,
         r1: float = 0.5,
         r2: float = 2.0,
-        *,
-        batch_size: Sequence[int] = (),
-        device: torch.device | str | None = None,
+        **options: Unpack[EnvOptions],
     ) -> None:
         check_positive(delta=delta, r0=r0, r1=r1, r2=r2)
         if delta > 1:
@@ -69,8 +67,7 @@ class Box(ContinuousEnv):
             # A step of delta adds as much to the sum of both coordinates, or more.
             max_length=math.floor(2 / delta) + 2,
             encoded_size=3 + 4 * len(_FREQUENCIES),
-            batch_size=batch_size,
-            device=device,
+            **options,
         )
 
     @property
@@ -78,27 +75,25 @@ class Box(ContinuousEnv):
         """The log of the mean reward, as the square has an area of one."""
         return math.log(self.r0 + self.r1 / 4 + self.r2 / 25)
 
-    def forward_mask(self, state: Float[Tensor, "n *state"]) -> Bool[Tensor, "n 2"]:
+    def forward_mask(self, state: StateBatch) -> Bool[Tensor, "n 2"]:
         """Allow a move where a step stays within the square, the exit everywhere but the source."""
         inside = ~self.is_sink(state)
         has_room = (1 - state).norm(dim=1) > self.delta
         moves = (has_room & inside) | self.is_source(state)
         return torch.stack([moves, inside & ~self.is_source(state)], 1)
 
-    def backward_mask(self, state: Float[Tensor, "n *state"]) -> Bool[Tensor, "n 1"]:
+    def backward_mask(self, state: StateBatch) -> Bool[Tensor, "n 1"]:
         """Tell where a move led: everywhere but to the source."""
         return ~(self.is_source(state) | self.is_sink(state))[:, None]
 
-    def from_source(
-        self, state: Float[Tensor, "n *state"]
-    ) -> tuple[Bool[Tensor, "n"], Float[Tensor, "n 2"]]:
+    def from_source(self, state: StateBatch) -> tuple[Bool[Tensor, "n"], Float[Tensor, "n 2"]]:
         """Tell which states are in the quarter disk. See the base class."""
         angle, half_square = torch.atan2(state[:, 1], state[:, 0]), state.square().sum(1) / 2
         is_first = (half_square <= self.delta**2 / 2) & self.backward_mask(state)[:, 0]
         return is_first, torch.stack([angle, half_square], 1)
 
     def bounds(
-        self, state: Float[Tensor, "n *state"], is_backward: bool = False
+        self, state: StateBatch, is_backward: bool = False
     ) -> tuple[Float[Tensor, "n 2"], Float[Tensor, "n 2"]]:
         """Return the angles of steps that stay within the square. See the base class."""
         room = ((state if is_backward else 1 - state) / self.delta).clamp(0, 1)
@@ -108,21 +103,17 @@ class Box(ContinuousEnv):
         low = torch.stack([lowest, shortest], 1)
         return low, torch.stack([highest.maximum(lowest), half_square], 1)
 
-    def reference(
-        self, state: Float[Tensor, "n *state"], is_backward: bool = False
-    ) -> Distribution:
+    def reference(self, state: StateBatch, is_backward: bool = False) -> Distribution:
         """Return the uniform density of the parameters."""
         return uniform(*self.bounds(state, is_backward))
 
-    def log_reward(
-        self, state: Float[Tensor, "n *state"], condition: Tensor | None = None
-    ) -> Float[Tensor, "n"]:
+    def log_reward(self, state: StateBatch, condition: Tensor | None = None) -> Float[Tensor, "n"]:
         """Return log R(x), in nats (the class's equation)."""
         self.check_terminating(state)
         in_outer = ((state - 0.5).abs() > 0.25).all(1)
         return (self.r0 + self.r1 * in_outer + self.r2 * self._in_inner_band(state)).log()
 
-    def encode(self, state: Float[Tensor, "n *state"]) -> Float[Tensor, "n encoded"]:
+    def encode(self, state: StateBatch) -> Float[Tensor, "n encoded"]:
         """Return the coordinates from -1 to 1, their waves, and whether this is the source.
 
         Rewards have edges, which networks learn sooner from waves of several lengths.
@@ -132,25 +123,21 @@ class Box(ContinuousEnv):
         return torch.cat([2 * state - 1, phase.sin(), phase.cos(), is_source], 1)
 
     def modes_reached(
-        self, state: Float[Tensor, "n *state"], log_reward: Float[Tensor, "n"] | None = None
+        self, state: StateBatch, log_reward: Float[Tensor, "n"] | None = None
     ) -> Int64[Tensor, "m"]:
         """Return the corners, 0 to 3, in the inner bands of which some state lies."""
         corner = 2 * (state[:, 0] > 0.5).long() + (state[:, 1] > 0.5).long()
         return corner[self._in_inner_band(state)]
 
-    def _in_inner_band(self, state: Float[Tensor, "n *state"]) -> Bool[Tensor, "n"]:
+    def _in_inner_band(self, state: StateBatch) -> Bool[Tensor, "n"]:
         offset = (state - 0.5).abs()
         return ((offset > 0.3) & (offset < 0.4)).all(1)
 
-    def move(
-        self, state: Float[Tensor, "n *state"], move: Float[Tensor, "n 3"]
-    ) -> Float[Tensor, "n *state"]:
+    def move(self, state: StateBatch, move: Float[Tensor, "n 3"]) -> StateBatch:
         """Add the vector of the move."""
         return (state + _vector(move)).clamp(max=1)
 
-    def undo(
-        self, state: Float[Tensor, "n *state"], move: Float[Tensor, "n 3"]
-    ) -> Float[Tensor, "n *state"]:
+    def undo(self, state: StateBatch, move: Float[Tensor, "n 3"]) -> StateBatch:
         """Take the vector of the move off; a first move leads back to the source."""
         undone = (state - _vector(move)).clamp(min=0)
         return self.source_state.where(self.from_source(state)[0][:, None], undone)

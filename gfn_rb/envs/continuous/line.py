@@ -8,11 +8,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 from torch.distributions import Distribution, Independent, Normal
+from typing_extensions import Unpack
 
+from gfn_rb.envs.base import EnvOptions
 from gfn_rb.envs.continuous.base import ContinuousEnv
 from gfn_rb.errors import ArgumentError
 from gfn_rb.numerics.mixtures import normal_mixture
-from gfn_rb.shapes import Bool, Float, Int64
+from gfn_rb.shapes import Bool, Float, Int64, StateBatch
 
 
 class Line(ContinuousEnv):
@@ -33,8 +35,7 @@ class Line(ContinuousEnv):
         scales: their standard deviations, positive.
         start: x at the source.
         n_steps: n, at least 1.
-        batch_size: see :class:`~gfn_rb.envs.GFNEnv`, as ``device``.
-        device: likewise.
+        **options: ``batch_size`` and ``device``, see :class:`~gfn_rb.envs.GFNEnv`.
 
     Raises:
         ArgumentError: an argument is out of its range.
@@ -49,9 +50,7 @@ class Line(ContinuousEnv):
         scales: Sequence[float] = (0.5, 0.5),
         start: float = 0.0,
         n_steps: int = 5,
-        *,
-        batch_size: Sequence[int] = (),
-        device: torch.device | str | None = None,
+        **options: Unpack[EnvOptions],
     ) -> None:
         if not means or len(means) != len(scales):
             raise ArgumentError(
@@ -73,43 +72,37 @@ class Line(ContinuousEnv):
             n_parameters=1,
             max_length=n_steps + 1,
             encoded_size=2,
-            batch_size=batch_size,
-            device=device,
+            **options,
         )
-        self.register_buffer("_means", torch.tensor(means, dtype=torch.float32).to(device), False)
-        self.register_buffer("_scales", torch.tensor(scales, dtype=torch.float32).to(device), False)
+        self._register(_means=torch.tensor(means).float(), _scales=torch.tensor(scales).float())
 
     @property
     def true_log_z(self) -> float:
         """The log of the number of modes: each has a mass of one."""
         return math.log(len(self._means))
 
-    def is_source(self, state: Float[Tensor, "n *state"]) -> Bool[Tensor, "n"]:
+    def is_source(self, state: StateBatch) -> Bool[Tensor, "n"]:
         """Tell which rows have made no move."""
         return state[:, 1] == 0
 
-    def is_sink(self, state: Float[Tensor, "n *state"]) -> Bool[Tensor, "n"]:
+    def is_sink(self, state: StateBatch) -> Bool[Tensor, "n"]:
         """Tell which rows have ended."""
         return state[:, 1] < 0
 
-    def forward_mask(self, state: Float[Tensor, "n *state"]) -> Bool[Tensor, "n 2"]:
+    def forward_mask(self, state: StateBatch) -> Bool[Tensor, "n 2"]:
         """Tell where a move is legal, and where the exit: after n moves."""
         t = state[:, 1]
         return torch.stack([(t >= 0) & (t < self.n_steps), t >= self.n_steps], 1)
 
-    def backward_mask(self, state: Float[Tensor, "n *state"]) -> Bool[Tensor, "n 1"]:
+    def backward_mask(self, state: StateBatch) -> Bool[Tensor, "n 1"]:
         """Tell where a move led."""
         return state[:, 1:] > 0
 
-    def from_source(
-        self, state: Float[Tensor, "n *state"]
-    ) -> tuple[Bool[Tensor, "n"], Float[Tensor, "n 1"]]:
+    def from_source(self, state: StateBatch) -> tuple[Bool[Tensor, "n"], Float[Tensor, "n 1"]]:
         """Tell which states are those after the first move. See the base class."""
         return state[:, 1] == 1, state[:, :1] - self.start
 
-    def reference(
-        self, state: Float[Tensor, "n *state"], is_backward: bool = False
-    ) -> Distribution:
+    def reference(self, state: StateBatch, is_backward: bool = False) -> Distribution:
         """Return a normal step of the random walk, or of its bridge back to the start."""
         variance = self.spread**2 / self.n_steps
         x, t = state[:, :1], state[:, 1:]
@@ -120,7 +113,7 @@ class Line(ContinuousEnv):
             mean, scale = (x - self.start) / t, (variance * (t - 1) / t).sqrt()
         return Independent(Normal(mean, scale, validate_args=False), 1, validate_args=False)
 
-    def exact_forward(self, state: Float[Tensor, "n *state"]) -> Distribution:
+    def exact_forward(self, state: StateBatch) -> Distribution:
         r"""Return the forward policy whose flow balances the bridge: a mixture at each state.
 
         Given its end, the bridge is at :math:`x_t \sim N(m_t, v_t)` for mode i, with
@@ -143,26 +136,24 @@ class Line(ContinuousEnv):
             (next_variance - gain**2 * variance).sqrt()[..., None],
         )
 
-    def log_marginal(self, state: Float[Tensor, "n *state"]) -> Float[Tensor, "n"]:
+    def log_marginal(self, state: StateBatch) -> Float[Tensor, "n"]:
         """Return log p_t(x) of states after t moves: their flow is Z p_t(x); 0 at the source."""
         mean, variance = self._marginal(state[:, 1:].clamp(min=1))
         log_p = Normal(mean, variance.sqrt()).log_prob(state[:, :1]).logsumexp(1)
         return (log_p - math.log(len(self._means))).where(state[:, 1] > 0, 0)
 
-    def log_reward(
-        self, state: Float[Tensor, "n *state"], condition: Tensor | None = None
-    ) -> Float[Tensor, "n"]:
+    def log_reward(self, state: StateBatch, condition: Tensor | None = None) -> Float[Tensor, "n"]:
         """Return the log of the summed densities of the modes."""
         self.check_terminating(state)
         return Normal(self._means, self._scales).log_prob(state[:, :1]).logsumexp(1)
 
-    def encode(self, state: Float[Tensor, "n *state"]) -> Float[Tensor, "n encoded"]:
+    def encode(self, state: StateBatch) -> Float[Tensor, "n encoded"]:
         """Return the distance from the start and the number of moves, both scaled to about one."""
         x = (state[:, :1] - self.start) / self.spread
         return torch.cat([x, state[:, 1:] / self.n_steps], 1)
 
     def modes_reached(
-        self, state: Float[Tensor, "n *state"], log_reward: Float[Tensor, "n"] | None = None
+        self, state: StateBatch, log_reward: Float[Tensor, "n"] | None = None
     ) -> Int64[Tensor, "m"]:
         """Return the modes within one standard deviation of which some state lies."""
         near = (state[:, :1] - self._means).abs() <= self._scales
@@ -174,15 +165,11 @@ class Line(ContinuousEnv):
         mean = self.start + (self._means - self.start) * part
         return mean, (self._scales * part) ** 2 + walk * t * (1 - part)
 
-    def move(
-        self, state: Float[Tensor, "n *state"], move: Float[Tensor, "n 2"]
-    ) -> Float[Tensor, "n *state"]:
+    def move(self, state: StateBatch, move: Float[Tensor, "n 2"]) -> StateBatch:
         """Add the move to x, and count it."""
         return torch.cat([state[:, :1] + move[:, 1:], state[:, 1:] + 1], 1)
 
-    def undo(
-        self, state: Float[Tensor, "n *state"], move: Float[Tensor, "n 2"]
-    ) -> Float[Tensor, "n *state"]:
+    def undo(self, state: StateBatch, move: Float[Tensor, "n 2"]) -> StateBatch:
         """Take the move off x, and do not count it."""
         undone = torch.cat([state[:, :1] - move[:, 1:], state[:, 1:] - 1], 1)
         # Rounding must not keep a walk from its source.

@@ -14,7 +14,7 @@ from gfn_rb.envs.enumerable import EnumerableEnv
 from gfn_rb.errors import ArgumentError, ShapeError
 from gfn_rb.numerics.flat import flat_rows
 from gfn_rb.numerics.near.hashing import equal_bits
-from gfn_rb.shapes import Bool, Float, Int64, Shaped
+from gfn_rb.shapes import Bool, ConditionBatch, Float, Int64, StateBatch
 
 MAX_LISTED = 100_000  # states that are listed unasked
 
@@ -65,31 +65,27 @@ class TorchGFNEnv(EnumerableEnv):
         if max_length is None:
             self._list_states()
 
-    def forward_mask(self, state: Shaped[Tensor, "n *state"]) -> Bool[Tensor, "n actions"]:
+    def forward_mask(self, state: StateBatch) -> Bool[Tensor, "n actions"]:
         """Ask torchgfn, but allow nothing in the sink."""
         return self.states(state).forward_masks & ~self.is_sink(state)[:, None]
 
-    def backward_mask(self, state: Shaped[Tensor, "n *state"]) -> Bool[Tensor, "n moves"]:
+    def backward_mask(self, state: StateBatch) -> Bool[Tensor, "n moves"]:
         """Ask torchgfn, but let nothing lead to the source or the sink."""
         inside = ~(self.is_sink(state) | self.is_source(state))
         return self.states(state).backward_masks & inside[:, None]
 
-    def forward_step(
-        self, state: Shaped[Tensor, "n *state"], action: Int64[Tensor, "n"]
-    ) -> Shaped[Tensor, "n *state"]:
+    def forward_step(self, state: StateBatch, action: Int64[Tensor, "n"]) -> StateBatch:
         """Take one action per row; torchgfn is shown the moves alone."""
         return self._stepped(self.move, state, action)
 
-    def backward_step(
-        self, state: Shaped[Tensor, "n *state"], action: Int64[Tensor, "n"]
-    ) -> Shaped[Tensor, "n *state"]:
+    def backward_step(self, state: StateBatch, action: Int64[Tensor, "n"]) -> StateBatch:
         """Undo one move per row; torchgfn is shown the moves alone."""
         return self._stepped(self.undo, state, action)
 
     def log_reward(
         self,
-        state: Shaped[Tensor, "n *state"],
-        condition: Shaped[Tensor, "n *condition"] | None = None,
+        state: StateBatch,
+        condition: ConditionBatch | None = None,
     ) -> Float[Tensor, "n"]:
         """Return what torchgfn's ``log_reward`` gives, float32.
 
@@ -109,7 +105,7 @@ class TorchGFNEnv(EnumerableEnv):
             )
         return self.inner.log_reward(self.states(state, condition)).detach().float()
 
-    def encode(self, state: Shaped[Tensor, "n *state"]) -> Float[Tensor, "n encoded"]:
+    def encode(self, state: StateBatch) -> Float[Tensor, "n encoded"]:
         """Return what the preprocessor gives, or the state itself; the sink looks as the source."""
         state = state.where(~self._per_row(self.is_sink(state)), self.source_state)
         out = state if self._preprocessor is None else self._preprocessor(self.states(state))
@@ -117,7 +113,7 @@ class TorchGFNEnv(EnumerableEnv):
 
     def sample_condition(
         self, n: int, generator: torch.Generator | None = None
-    ) -> Shaped[Tensor, "n *condition"] | None:
+    ) -> ConditionBatch | None:
         """Draw ``n`` conditions as torchgfn does, from its numbers or a seed of the generator's."""
         if not self._is_conditional:
             return None
@@ -126,12 +122,12 @@ class TorchGFNEnv(EnumerableEnv):
         seed = torch.randint(2**62, (), generator=generator, device=generator.device)
         return self._seeded_conditions(n, int(seed))
 
-    def fixed_conditions(self, n: int) -> Shaped[Tensor, "n *condition"] | None:
+    def fixed_conditions(self, n: int) -> ConditionBatch | None:
         """Return ``n`` draws of torchgfn's, always the same."""
         return self._seeded_conditions(n, 0) if self._is_conditional else None
 
     def score(
-        self, state: Shaped[Tensor, "n *state"], log_reward: Float[Tensor, "n"] | None = None
+        self, state: StateBatch, log_reward: Float[Tensor, "n"] | None = None
     ) -> Float[Tensor, "n"]:
         """Return R(x); under the first of the fixed conditions where there are any."""
         condition = self.fixed_conditions(1)
@@ -139,19 +135,19 @@ class TorchGFNEnv(EnumerableEnv):
             return super().score(state, log_reward)
         return self.log_reward(state, condition.expand(len(state), *condition.shape[1:])).exp()
 
-    def fingerprint(self, state: Shaped[Tensor, "n *state"]) -> Int64[Tensor, "n"]:
+    def fingerprint(self, state: StateBatch) -> Int64[Tensor, "n"]:
         """Hash states. Floats are taken for their bits, which a sum would round away."""
         return super(EnumerableEnv, self).fingerprint(_as_integers(state))
 
-    def state_key(self, state: Shaped[Tensor, "n *state"]) -> Int64[Tensor, "n"]:
+    def state_key(self, state: StateBatch) -> Int64[Tensor, "n"]:
         """Return each state's hash, which no two of the states that were listed share."""
         return self.fingerprint(state)
 
-    def mode_index(self, state: Shaped[Tensor, "n *state"]) -> Int64[Tensor, "n"]:
+    def mode_index(self, state: StateBatch) -> Int64[Tensor, "n"]:
         """Return -1: no state belongs to a mode."""
         return state.new_full((len(state),), -1, dtype=torch.int64)
 
-    def states(self, state: Shaped[Tensor, "n *state"], condition: Tensor | None = None) -> Any:
+    def states(self, state: StateBatch, condition: Tensor | None = None) -> Any:
         """Return rows as torchgfn's ``States``, which share their memory.
 
         Args:
@@ -166,16 +162,12 @@ class TorchGFNEnv(EnumerableEnv):
     def _name(self) -> str:
         return type(self.inner).__name__
 
-    def move(
-        self, state: Shaped[Tensor, "n *state"], move: Int64[Tensor, "n"]
-    ) -> Shaped[Tensor, "n *state"]:
+    def move(self, state: StateBatch, move: Int64[Tensor, "n"]) -> StateBatch:
         """Ask torchgfn."""
         actions = self.inner.actions_from_tensor(move[:, None])
         return self.inner.step(self.states(state.clone()), actions).tensor
 
-    def undo(
-        self, state: Shaped[Tensor, "n *state"], move: Int64[Tensor, "n"]
-    ) -> Shaped[Tensor, "n *state"]:
+    def undo(self, state: StateBatch, move: Int64[Tensor, "n"]) -> StateBatch:
         """Ask torchgfn."""
         length = getattr(self.states(state), "length", None)
         if length is None:
@@ -187,24 +179,22 @@ class TorchGFNEnv(EnumerableEnv):
             out[rows] = self._undone(state[rows], move[rows])
         return out
 
-    def _undone(
-        self, state: Shaped[Tensor, "n *state"], move: Int64[Tensor, "n"]
-    ) -> Shaped[Tensor, "n *state"]:
+    def _undone(self, state: StateBatch, move: Int64[Tensor, "n"]) -> StateBatch:
         actions = self.inner.actions_from_tensor(move[:, None])
         return self.inner.backward_step(self.states(state.clone()), actions).tensor
 
     def _stepped(
         self,
         step: Callable[[Tensor, Tensor], Tensor],
-        state: Shaped[Tensor, "n *state"],
+        state: StateBatch,
         action: Int64[Tensor, "n"],
-    ) -> Shaped[Tensor, "n *state"]:
+    ) -> StateBatch:
         rows = (self._is_move(action) & ~self.is_sink(state)).nonzero()[:, 0]
         out = self.sink_state.expand_as(state).clone()
         out[rows] = step(state[rows], action[rows])
         return out
 
-    def _seeded_conditions(self, n: int, seed: int) -> Shaped[Tensor, "n *condition"]:
+    def _seeded_conditions(self, n: int, seed: int) -> ConditionBatch:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return self.inner.sample_conditions((n,))
