@@ -223,6 +223,7 @@ class _FewWalks(CoreConformance):
 
     def __init__(self, env: GFNEnv) -> None:
         self._env = env
+        self.atol = 1e-5 if env.state_dtype.is_floating_point else 0.0
 
     def make_env(self) -> GFNEnv:
         return self._env

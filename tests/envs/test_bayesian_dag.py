@@ -116,16 +116,6 @@ def test_scores_are_marginal_likelihoods() -> None:
             assert value.item() == pytest.approx(expected, abs=1e-9)
 
 
-def test_a_complete_graph_explains_data_as_one_normal_law_does() -> None:
-    env = BayesianDAG(4, n_samples=15, seed=5)
-    complete = torch.ones(1, 4, 4, dtype=torch.int64).triu(1)
-    samples = env.data.numpy()
-    empty = sum(log_marginal(samples, [node]) for node in range(4))
-    expected = log_marginal(samples, [0, 1, 2, 3]) - empty
-    assert env.log_reward(complete).item() == pytest.approx(expected, abs=1e-4)
-    assert env.log_reward(env.source(1)).item() == 0
-
-
 def test_equivalent_graphs_have_equal_scores() -> None:
     """Graphs with the same edges, apart from their direction, and the same colliders."""
     env = BayesianDAG(4, n_samples=30, seed=1)
@@ -193,14 +183,6 @@ def test_drawn_data() -> None:
         assert rest.var().item() == pytest.approx(0.1, rel=0.05)
     edges = sum(int(draw_data(9, 1, seed)[0].sum()) for seed in range(50)) / 50
     assert edges == pytest.approx(9, abs=1.5)
-
-
-def test_more_data_points_at_the_truth() -> None:
-    """The equivalence class of the true graph has nearly all of the posterior."""
-    env = BayesianDAG(4, n_samples=5000, seed=0)
-    truth = env.true_graph
-    best = env.log_reward(env.terminating_states()).max()
-    assert env.log_reward(truth[None]).item() == pytest.approx(best.item(), abs=1e-2)
 
 
 def test_data_of_ones_own(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from gfn_rb.envs import BitSequence, uniform_log_pf
 from gfn_rb.envs.bit_sequence import BLOCKS, draw_modes
@@ -20,31 +19,9 @@ class TestBitSequence(EnumerableEnvConformance):
         return BitSequence(8, 2, n_modes=3)
 
 
-class TestBitSequencePrependAppend(EnumerableEnvConformance):
-    def make_env(self) -> BitSequence:
-        return BitSequence(8, 2, "prepend_append", n_modes=2, seed=1)
-
-
-class TestBitSequenceNonAutoregressive(EnumerableEnvConformance):
-    def make_env(self) -> BitSequence:
-        return BitSequence(8, 2, "non_autoregressive", n_modes=2)
-
-
-class TestBitByBit(EnumerableEnvConformance):
-    def make_env(self) -> BitSequence:
-        return BitSequence(8, 1, n_modes=5, delta=2)
-
-
 class TestBitSequenceOf120Bits(GFNEnvConformance):
     def make_env(self) -> BitSequence:
         return BitSequence(word_bits=6)
-
-
-class TestLongWordsInAnyOrder(GFNEnvConformance):
-    n_walks = 4
-
-    def make_env(self) -> BitSequence:
-        return BitSequence(24, 8, "non_autoregressive", n_modes=4, delta=6)
 
 
 def hamming(one: str, other: str) -> int:
@@ -130,27 +107,6 @@ def test_words_in_any_order() -> None:
     assert (published.n_actions, published.max_length) == (15 * 256 + 1, 16)
 
 
-def test_rewards_by_hand() -> None:
-    # the one mode of seed 0 with 8 bits is one of the blocks; flip 0, 1 and 8 of its bits
-    env = BitSequence(8, 4, n_modes=1)
-    mode = env.to_strings(env.modes)[0]
-    flip = str.maketrans("01", "10")
-    texts = [mode, mode[:7] + mode[7].translate(flip), mode.translate(flip)]
-    log_reward = env.log_reward(env.from_strings(texts))
-    assert log_reward.tolist() == [0, -2, -16]  # beta 2 n_bits: two nats a bit
-    unit = BitSequence(8, 4, n_modes=1, beta=8.0)
-    assert unit.log_reward(unit.from_strings(texts)).tolist() == [0, -1, -8]
-    assert env.modes_reached(env.from_strings(texts[1:])).tolist() == [0]  # delta 28*8/120 = 1
-
-
-def test_one_string_may_reach_several_modes() -> None:
-    env = BitSequence(8, 8, n_modes=5, delta=4)
-    state = env.from_strings(["00000000"])
-    reached = {env.to_strings(env.modes)[i] for i in env.modes_reached(state).tolist()}
-    assert reached == set(BLOCKS) - {"11111111"}
-    assert env.to_strings(env.modes[env.mode_index(state)]) == ["00000000"]
-
-
 def test_log_z_by_counting_strings() -> None:
     env = BitSequence(16, 4, n_modes=3, beta=16.0)
     modes = draw_modes(16, 3, 0)
@@ -170,21 +126,6 @@ def test_what_is_enumerable() -> None:
     message = r"at most 20000000 states to be enumerated, BitSequence has 1\.334e\+36"
     with pytest.raises(ArgumentError, match=message):
         env.terminating_states()
-
-
-def neighbours(env: BitSequence) -> Tensor:
-    """Return a mode, and it with each of its bits flipped."""
-    mode = env.to_strings(env.modes)[0]
-    flipped = [mode[:i] + str(1 - int(mode[i])) + mode[i + 1 :] for i in range(len(mode))]
-    return env.from_strings([mode, *flipped])
-
-
-def test_fingerprints_of_long_strings() -> None:
-    env = BitSequence(word_bits=1)
-    state = neighbours(env)
-    key = env.fingerprint(state)
-    assert len(key.unique()) == 121
-    assert BitSequence(word_bits=1).fingerprint(state).equal(key)
 
 
 @pytest.mark.parametrize(

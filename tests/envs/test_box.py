@@ -21,11 +21,6 @@ class TestBox(ContinuousEnvConformance):
         return Box()
 
 
-class TestOneStep(ContinuousEnvConformance):
-    def make_env(self) -> Box:
-        return Box(1.0)
-
-
 def test_rewards_integrate_to_z():
     env = Box(r0=0.2, r1=0.4, r2=3.0)
     axis = (torch.arange(1000) + 0.5) / 1000

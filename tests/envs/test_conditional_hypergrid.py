@@ -42,12 +42,6 @@ def test_target_by_hand(beta: float) -> None:
     assert p.tolist() == pytest.approx([2.6**beta / z, 0.1**beta / z], rel=1e-5)
 
 
-def test_at_beta_1_it_is_the_plain_grid() -> None:
-    env, plain = ConditionalHyperGrid(2, 8), HyperGrid(2, 8)
-    torch.testing.assert_close(env.target_log_prob(torch.ones(1)), plain.target_log_prob())
-    assert env.log_partition(torch.ones(1)) == pytest.approx(plain.log_z, abs=1e-12)
-
-
 def test_conditions_are_log_uniform_and_repeat_with_the_generator() -> None:
     env = ConditionalHyperGrid(2, 8, min_beta=0.25, max_beta=16.0)
     generator = torch.Generator().manual_seed(0)
@@ -101,19 +95,6 @@ def test_networks_measure_and_sample_alike_under_a_condition() -> None:
         assert total_variation((counts / n).log(), log_p) < 0.02
         ends.append(log_p)
     assert total_variation(*ends) > 0.05
-
-
-def test_rollouts_draw_conditions_from_their_generator() -> None:
-    env = ConditionalHyperGrid(2, 3)
-    sampler = Sampler(ForwardPolicy(env, (8,)))
-    drawn = [
-        sampler.sample_trajectories(env, n=5, generator=torch.Generator().manual_seed(seed))
-        for seed in (0, 0, 1)
-    ]
-    assert drawn[0].condition.equal(drawn[1].condition)
-    assert not drawn[0].condition.equal(drawn[2].condition)
-    expected = env.log_reward(drawn[0].terminating_states, drawn[0].condition)
-    torch.testing.assert_close(drawn[0].log_reward, expected)
 
 
 @pytest.mark.parametrize(

@@ -16,19 +16,22 @@ from gfn_rb.envs import EnumerableEnv, GFNEnv, HyperGrid
 from gfn_rb.envs.conformance import EnumerableEnvConformance, GFNEnvConformance
 
 
-class WrongSize(HyperGrid):
-    def backward_mask(self, state: Tensor) -> Tensor:
-        return torch.cat([state > 0, state[:, :1] > 0], 1)
+def broken(base: type[GFNEnv] = HyperGrid, **methods: object) -> type[GFNEnv]:
+    """An environment with some methods replaced."""
+    return type("Broken", (base,), methods)
 
 
-class SourceWithParents(HyperGrid):
-    def backward_mask(self, state: Tensor) -> Tensor:
-        return state >= 0
+class UndoesTwo(HyperGrid):
+    def undo(self, state: Tensor, move: Tensor) -> Tensor:
+        return state - 2 * one_hot(move, self.n_dims)
 
 
-class SinkWithActions(HyperGrid):
-    def forward_mask(self, state: Tensor) -> Tensor:
-        return torch.cat([state < self.height - 1, state[:, :1] > -2], 1)
+class Shortcut(HyperGrid):
+    """Move 0 jumps two steps from the source, so that one state is in two layers."""
+
+    def move(self, state: Tensor, move: Tensor) -> Tensor:
+        jump = self.is_source(state) & (move == 0)
+        return super().move(state, move) + jump[:, None] * one_hot(move, self.n_dims)
 
 
 class ExitStays(HyperGrid):
@@ -37,76 +40,10 @@ class ExitStays(HyperGrid):
         return torch.where((action == self.exit_action)[:, None], state, moved)
 
 
-class TooShort(HyperGrid):
-    def __init__(self, ndim: int, height: int) -> None:
-        super().__init__(ndim, height)
-        self.max_length = 2
-
-
-class Orphans(HyperGrid):
-    def backward_mask(self, state: Tensor) -> Tensor:
-        return (state > 0) & (state.sum(1, keepdim=True) != 2)
-
-
-class MissingParent(HyperGrid):
-    def backward_mask(self, state: Tensor) -> Tensor:
-        return (state > 0) & ~((state[:, :1] == 1) & (state > 1))
-
-
-class ExtraParent(HyperGrid):
-    def backward_mask(self, state: Tensor) -> Tensor:
-        return (state > 0) | ((state > -1) & (state[:, :1] == 2))
-
-
-class AnyLetter(CountOnes):
-    def backward_mask(self, state: Tensor) -> Tensor:
-        return (state[:, :1] >= 0).expand(-1, self.n_letters)
-
-
-class UndoesTwo(HyperGrid):
-    def undo(self, state: Tensor, move: Tensor) -> Tensor:
-        return state - 2 * one_hot(move, self.n_dims)
-
-
 class OffTheGrid(HyperGrid):
     def forward_mask(self, state: Tensor) -> Tensor:
         mask = torch.cat([state < self.height, torch.ones_like(state[:, :1]) > 0], 1)
         return mask & ~self.is_sink(state)[:, None]
-
-
-class Indistinct(HyperGrid):
-    def encode(self, state: Tensor) -> Tensor:
-        return super().encode(state.sort(1).values)
-
-
-class DoubleReward(HyperGrid):
-    def log_reward(self, state: Tensor, condition: Tensor | None = None) -> Tensor:
-        return super().log_reward(state).double()
-
-
-class Unchecked(HyperGrid):
-    def check_terminating(self, state: Tensor) -> None:
-        pass
-
-
-class MixesRows(HyperGrid):
-    def encode(self, state: Tensor) -> Tensor:
-        return super().encode(state) + state.float().mean()
-
-
-class InPlace(HyperGrid):
-    def move(self, state: Tensor, move: Tensor) -> Tensor:
-        return state.add_(one_hot(move, self.n_dims))
-
-
-class DefaultDevice(HyperGrid):
-    def encode(self, state: Tensor) -> Tensor:
-        return (state[:, :, None] == torch.arange(self.height)).flatten(1).float()
-
-
-class LeftBehind(HyperGrid):
-    def _rows(self, *args):  # as if tensors of the interface stayed on another device
-        return super()._rows(*args).to("meta")
 
 
 class WrongSpec(HyperGrid):
@@ -120,85 +57,6 @@ class OneRowOnly(HyperGrid):
         return super()._observe(state, log_reward, condition, batch[:1])
 
 
-class RewardsEverywhere(HyperGrid):
-    def _exit_log_reward(self, state: Tensor, condition: Tensor | None, exits: Tensor) -> Tensor:
-        return self.log_reward(state)
-
-
-class Lenient(HyperGrid):
-    def _check_legal(self, *args) -> None:
-        pass
-
-
-class ForgetfulLadder(Ladder):
-    def sample_condition(self, n: int, generator: torch.Generator | None = None) -> Tensor:
-        return torch.rand(n, 2)
-
-
-class SharedFingerprints(HyperGrid):
-    def fingerprint(self, state: Tensor) -> Tensor:
-        return state.sum(1)
-
-
-class UpsideDown(HyperGrid):
-    def score(self, state: Tensor, log_reward: Tensor | None = None) -> Tensor:
-        return -super().score(state)
-
-
-class UnnumberedModes(HyperGrid):
-    def modes_reached(self, state: Tensor, log_reward: Tensor | None = None) -> Tensor:
-        return self.mode_index(state)
-
-
-class NeverEnds(HyperGrid):
-    def states_of(self, action: Tensor, length: Tensor) -> Tensor:
-        return super().states_of(action, torch.full_like(length, action.shape[1] + 1))
-
-
-class NarrowRange(HyperGrid):
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.state_range = (0, self.height - 1)  # the sink is below
-
-
-class SharedKeys(HyperGrid):
-    def state_key(self, state: Tensor) -> Tensor:
-        return state.sum(1)
-
-
-class Shortcut(HyperGrid):
-    """Move 0 jumps two steps from the source, so that one state is in two layers."""
-
-    def move(self, state: Tensor, move: Tensor) -> Tensor:
-        jump = self.is_source(state) & (move == 0)
-        return super().move(state, move) + jump[:, None] * one_hot(move, self.n_dims)
-
-
-class HiddenStates(HyperGrid):
-    def layers(self):
-        return iter(list(super().layers())[:-1])
-
-
-class Unordered(HyperGrid):
-    def terminating_states(self) -> Tensor:
-        return super().terminating_states().flip(0)
-
-
-class Unnormalised(HyperGrid):
-    def target_log_prob(self, condition: Tensor | None = None) -> Tensor:
-        return super().target_log_prob() + 0.1
-
-
-class LeakyFlow(HyperGrid):
-    def policy_log_prob(self, log_pf, chunk_size: int = 1, condition=None) -> Tensor:
-        return super().policy_log_prob(log_pf) - 0.1
-
-
-class MissingMode(HyperGrid):
-    def mode_index(self, state: Tensor) -> Tensor:
-        return super().mode_index(state).clamp(max=0)
-
-
 class StaleGraph(HyperGrid):
     def _apply(self, *args, **kwargs):
         super()._apply(*args, **kwargs)
@@ -206,41 +64,129 @@ class StaleGraph(HyperGrid):
         return self
 
 
+def with_attribute(name: str, value: object) -> type[GFNEnv]:
+    """A grid that says something else about itself."""
+
+    class Mistaken(HyperGrid):
+        def __init__(self, *args: int) -> None:
+            super().__init__(*args)
+            setattr(self, name, value)
+
+    return Mistaken
+
+
+def masked(backward_mask: object, base: type[GFNEnv] = HyperGrid) -> type[GFNEnv]:
+    return broken(base, backward_mask=lambda self, state: backward_mask(state))
+
+
+Grid = HyperGrid
 BROKEN = [
-    (WrongSize, "test_attributes_agree"),
-    (SourceWithParents, "test_source_has_no_parents"),
-    (SinkWithActions, "test_sink_is_an_end"),
+    (masked(lambda x: torch.cat([x > 0, x[:, :1] > 0], 1)), "test_attributes_agree"),
+    (masked(lambda x: x >= 0), "test_source_has_no_parents"),
+    (
+        broken(forward_mask=lambda self, x: torch.cat([x < self.height - 1, x[:, :1] > -2], 1)),
+        "test_sink_is_an_end",
+    ),
     (ExitStays, "test_exit_leads_to_sink"),
-    (TooShort, "test_walks_end_within_max_length"),
-    (Orphans, "test_backward_walks_end_in_source"),
-    (MissingParent, "test_backward_step_undoes_each_legal_move"),
+    (with_attribute("max_length", 2), "test_walks_end_within_max_length"),
+    (
+        masked(lambda x: (x > 0) & (x.sum(1, keepdim=True) != 2)),
+        "test_backward_walks_end_in_source",
+    ),
+    (
+        masked(lambda x: (x > 0) & ~((x[:, :1] == 1) & (x > 1))),
+        "test_backward_step_undoes_each_legal_move",
+    ),
     (UndoesTwo, "test_backward_step_undoes_each_legal_move"),
-    (AnyLetter, "test_forward_step_redoes_each_parent_move"),
-    (Indistinct, "test_encode_tells_states_apart"),
-    (DoubleReward, "test_log_reward_is_a_float32_vector"),
-    (Unchecked, "test_log_reward_refuses_what_is_no_terminating_state"),
-    (MixesRows, "test_rows_do_not_depend_on_each_other"),
-    (NeverEnds, "test_states_are_made_again_from_actions"),
-    (NarrowRange, "test_states_keep_to_their_range"),
-    (InPlace, "test_inputs_are_left_alone"),
-    (DefaultDevice, "test_results_stay_on_the_input_device"),
-    (LeftBehind, "test_environment_moves_to_a_device"),
+    (
+        masked(lambda x: (x[:, :1] >= 0).expand(-1, 3), CountOnes),
+        "test_forward_step_redoes_each_parent_move",
+    ),
+    (
+        broken(encode=lambda self, x: Grid.encode(self, x.sort(1).values)),
+        "test_encode_tells_states_apart",
+    ),
+    (
+        broken(log_reward=lambda self, x, c=None: Grid.log_reward(self, x).double()),
+        "test_log_reward_is_a_float32_vector",
+    ),
+    (
+        broken(check_terminating=lambda self, x, name="": None),
+        "test_log_reward_refuses_what_is_no_terminating_state",
+    ),
+    (
+        broken(encode=lambda self, x: Grid.encode(self, x) + x.float().mean()),
+        "test_rows_do_not_depend_on_each_other",
+    ),
+    (
+        broken(
+            states_of=lambda self, a, length: Grid.states_of(
+                self, a, torch.full_like(length, a.shape[1] + 1)
+            )
+        ),
+        "test_states_are_made_again_from_actions",
+    ),
+    (with_attribute("state_range", (0, 3)), "test_states_keep_to_their_range"),
+    (
+        broken(move=lambda self, x, move: x.add_(one_hot(move, self.n_dims))),
+        "test_inputs_are_left_alone",
+    ),
+    (
+        broken(
+            encode=lambda self, x: (x[:, :, None] == torch.arange(self.height)).flatten(1).float()
+        ),
+        "test_results_stay_on_the_input_device",
+    ),
+    (  # as if tensors of the interface stayed on another device
+        broken(_rows=lambda self, *args: Grid._rows(self, *args).to("meta")),
+        "test_environment_moves_to_a_device",
+    ),
     (WrongSpec, "test_specs"),
-    (RewardsEverywhere, "test_rollout_equals_the_functions"),
-    (Lenient, "test_step_refuses_illegal_actions"),
-    (ForgetfulLadder, "test_conditions_have_their_shape"),
-    (SharedFingerprints, "test_fingerprints_tell_states_apart"),
-    (UpsideDown, "test_scores_order_states_as_rewards_do"),
-    (UnnumberedModes, "test_modes_reached_are_numbered"),
-    (SharedKeys, "test_walks_stay_within_the_layers"),
+    (
+        broken(_exit_log_reward=lambda self, x, c, exits: self.log_reward(x)),
+        "test_rollout_equals_the_functions",
+    ),
+    (broken(_check_legal=lambda self, *args: None), "test_step_refuses_illegal_actions"),
+    (
+        broken(Ladder, sample_condition=lambda self, n, generator=None: torch.rand(n, 2)),
+        "test_conditions_have_their_shape",
+    ),
+    (broken(fingerprint=lambda self, x: x.sum(1)), "test_fingerprints_tell_states_apart"),
+    (
+        broken(score=lambda self, x, log_reward=None: -Grid.score(self, x)),
+        "test_scores_order_states_as_rewards_do",
+    ),
+    (
+        broken(modes_reached=lambda self, x, log_reward=None: self.mode_index(x)),
+        "test_modes_reached_are_numbered",
+    ),
+    (broken(state_key=lambda self, x: x.sum(1)), "test_walks_stay_within_the_layers"),
     (OffTheGrid, "test_layers_hold_each_state_once"),
     (Shortcut, "test_layers_hold_each_state_once"),
-    (HiddenStates, "test_walks_stay_within_the_layers"),
-    (ExtraParent, "test_backward_mask_is_the_set_of_edges"),
-    (Unordered, "test_terminating_states_are_indexed_in_order"),
-    (Unnormalised, "test_target_is_the_normalised_reward"),
-    (LeakyFlow, "test_policy_distribution_sums_to_one"),
-    (MissingMode, "test_modes_are_where_the_reward_is_highest"),
+    (
+        broken(layers=lambda self: iter(list(Grid.layers(self))[:-1])),
+        "test_walks_stay_within_the_layers",
+    ),
+    (
+        masked(lambda x: (x > 0) | ((x > -1) & (x[:, :1] == 2))),
+        "test_backward_mask_is_the_set_of_edges",
+    ),
+    (
+        broken(terminating_states=lambda self: Grid.terminating_states(self).flip(0)),
+        "test_terminating_states_are_indexed_in_order",
+    ),
+    (
+        broken(target_log_prob=lambda self, c=None: Grid.target_log_prob(self) + 0.1),
+        "test_target_is_the_normalised_reward",
+    ),
+    (
+        broken(policy_log_prob=lambda self, p, **_: Grid.policy_log_prob(self, p) - 0.1),
+        "test_policy_distribution_sums_to_one",
+    ),
+    (
+        broken(mode_index=lambda self, x: Grid.mode_index(self, x).clamp(max=0)),
+        "test_modes_are_where_the_reward_is_highest",
+    ),
     (StaleGraph, "test_graph_follows_the_environment_to_a_device"),
 ]
 

@@ -41,15 +41,6 @@ def test_move_and_undo_are_steps_without_exit_or_padding() -> None:
     assert torch.equal(env.undo(moved, action), state)
 
 
-def test_source_and_sink_are_recognised_by_every_coordinate() -> None:
-    env = CountOnes(2, 2)
-    state = torch.tensor([[-1, -1], [0, -1], [-2, -2], [-2, 0]])
-    assert env.is_source(state).tolist() == [True, False, False, False]
-    assert env.is_sink(state).tolist() == [False, False, True, False]
-    ladder = Ladder(2)
-    assert ladder.is_source(torch.tensor([0, 1, -1])).tolist() == [True, False, False]
-
-
 def test_fingerprints_are_sums_of_fixed_odd_multiples() -> None:
     rng = random.Random(0)
     odd = [2 * rng.getrandbits(63) + 1 for _ in range(120)]

@@ -16,16 +16,6 @@ class TestDeceptiveGrid9x9(EnumerableEnvConformance):
         return DeceptiveGrid(2, 9)
 
 
-class TestDeceptiveLine(EnumerableEnvConformance):
-    def make_env(self) -> DeceptiveGrid:
-        return DeceptiveGrid(1, 8)
-
-
-class TestDeceptiveGridOfThreeDimensions(EnumerableEnvConformance):
-    def make_env(self) -> DeceptiveGrid:
-        return DeceptiveGrid(3, 6)
-
-
 def published_rewards(ndim: int, height: int) -> np.ndarray:
     """Return R over the whole array of grid points, in NumPy's doubles."""
     x = np.abs(np.indices((height,) * ndim).astype(np.int16) / (height - 1) * 2 - 1)

@@ -189,25 +189,11 @@ def test_graph_is_built_once() -> None:
     assert next(env.layers()) is next(env.layers())
 
 
-def test_graph_is_dropped_when_the_environment_moves() -> None:
-    env = HyperGrid(2, 3)
-    first, reward = env.terminating_states(), env._terminating_log_reward
-    env.to("cpu")  # it had no device before
-    assert env.terminating_states() is not first
-    assert env._terminating_log_reward is not reward
-
-
 def test_number_of_states_is_known_without_listing() -> None:
     for env in (CountOnes(2, 5), CountOnes(1, 4, "prepend_append"), HyperGrid(3, 4)):
         assert env.n_states == sum(map(len, env.layers()))
     env = HyperGrid(16, 8)
     assert (env.n_states, env.is_enumerable) == (2**48, False)
-
-
-def test_modes_reached_are_the_mode_indices() -> None:
-    env = HyperGrid(2, 8)
-    state = torch.tensor([[1, 6], [0, 0], [6, 6], [1, 6]])
-    assert env.modes_reached(state).tolist() == [1, 3, 1]
 
 
 def test_states_are_known_by_their_number_where_they_can_be_listed() -> None:

@@ -16,16 +16,6 @@ class TestLine(ContinuousEnvConformance):
         return Line()
 
 
-class TestUnevenLine(ContinuousEnvConformance):
-    def make_env(self) -> Line:
-        return Line((-1.0, 0.5, 3.0), (0.3, 1.0, 0.1), start=0.7, n_steps=3)
-
-
-class TestOneMove(ContinuousEnvConformance):
-    def make_env(self) -> Line:
-        return Line((2.0,), (1.5,), n_steps=1)
-
-
 def states(env, x, t):
     x = torch.as_tensor(x)
     return torch.stack([x, torch.full_like(x, t)], 1)

@@ -42,11 +42,3 @@ def test_nothing_is_kept_of_a_failed_call() -> None:
     assert len(cache) == 0
     broken = False
     assert cache(torch.tensor([3, 4])).tolist() == [[2.0], [2.0]]
-
-
-def test_infinite_values_are_values() -> None:
-    oracle = Counted()
-    cache = ScoreCache(lambda key: oracle(key)[:, :1] * torch.inf)
-    assert cache(torch.tensor([2, -1])).tolist() == [[torch.inf], [-torch.inf]]
-    cache(torch.tensor([2, -1]))
-    assert oracle.asked == [-1, 2]

@@ -24,11 +24,6 @@ class TestNonAutoregressive(EnumerableEnvConformance):
         return CountOnes(2, 4, "non_autoregressive")
 
 
-class TestOneLetter(EnumerableEnvConformance):
-    def make_env(self) -> CountOnes:
-        return CountOnes(1, 1, "prepend_append")
-
-
 def test_append_by_hand() -> None:
     env = CountOnes(2, 3)
     assert env.source(1).tolist() == [[-1, -1, -1]]
@@ -83,11 +78,6 @@ class Coded(CountOnes):
     def __init__(self) -> None:
         code = torch.tensor([[0.5, 1.0], [2.0, 0.0], [-1.0, 3.0]])
         SequenceEnv.__init__(self, 3, 2, letter_code=code)
-
-
-class TestLetterCode(EnumerableEnvConformance):
-    def make_env(self) -> Coded:
-        return Coded()
 
 
 def test_letter_code_by_hand() -> None:

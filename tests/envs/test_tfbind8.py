@@ -10,15 +10,10 @@ import torch
 from gfn_rb.envs import TFBind8
 from gfn_rb.envs.conformance import EnumerableEnvConformance
 from gfn_rb.envs.tfbind8 import load_scores
-from gfn_rb.errors import ArgumentError, ShapeError
+from gfn_rb.errors import ArgumentError
 
 # of the list modes_tfbind8.pkl in the code of Kim et al. (2023), in its order, one 8-mer a line
 PUBLISHED = "4a64c297cc8236e9b83b78c6392ce0a4ae2a38c7cde96634848109d01eece154"
-
-
-class TestTFBind8Append(EnumerableEnvConformance):
-    def make_env(self) -> TFBind8:
-        return TFBind8("append")
 
 
 class TestTFBind8PrependAppend(EnumerableEnvConformance):
@@ -119,17 +114,6 @@ def test_terminating_states_come_in_alphabetical_order() -> None:
     assert [len(layer) for layer in env.layers()] == [4**k for k in range(9)]
 
 
-def test_both_forms_write_the_same_8mer() -> None:
-    append, both = TFBind8("append"), TFBind8("prepend_append")
-    assert (append.n_actions, both.n_actions) == (5, 9)
-    assert append.max_length == both.max_length == 9
-    state = both.source(1)
-    for move in [2, 4, 3, 5, 0, 0, 0, 6]:  # G AG AGT CAGT CAGTA CAGTAA CAGTAAA GCAGTAAA
-        state = both.forward_step(state, torch.tensor([move]))
-    assert both.to_strings(state) == ["GCAGTAAA"]
-    assert both.forward_mask(state).int().tolist() == [[0] * 8 + [1]]
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -144,19 +128,3 @@ def test_both_forms_write_the_same_8mer() -> None:
 def test_wrong_arguments(arguments: dict[str, float], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         TFBind8(**arguments)
-
-
-def test_wrong_states_and_strings() -> None:
-    env = TFBind8()
-    with pytest.raises(
-        ShapeError, match=r"state must be torch.int64 of shape \[n, 8\], got .*\[1, 7\]"
-    ):
-        env.score(torch.zeros(1, 7, dtype=torch.int64))
-    with pytest.raises(ArgumentError, match="state must be terminating"):
-        env.score(env.from_strings(["ACG"]))
-    with pytest.raises(ArgumentError, match="got the sink"):
-        env.to_strings(env.sink_state[None])
-    with pytest.raises(ShapeError, match="at most 8 letters, got 'ACGTACGTA'"):
-        env.from_strings(["ACGTACGTA"])
-    with pytest.raises(ArgumentError, match="letters ACGT, got 'ACGU'"):
-        env.from_strings(["ACGT", "ACGU"])

@@ -110,18 +110,6 @@ def test_the_modified_form_by_hand():
     assert loss.estimate_log_z().item() == pytest.approx(math.log(0.5 * 3))
 
 
-def test_the_state_flow_is_asked_once_and_never_of_the_sink():
-    env = HyperGrid(2, 3)
-    networks = tabular_networks(env)
-    asked = []
-    flow = TensorDictModule(lambda s: asked.append(s) or s[:, 0].double(), ["state"], ["log_flow"])
-    loss = make_loss("db", env, {**networks, "state_flow": flow})
-    rows = both_ways(env, loss.forward_policy, loss.backward_policy).to_transitions()
-    loss(rows)
-    assert [len(each) for each in asked] == [2 * len(rows) - int(rows.is_terminating.sum())]
-    assert not env.is_sink(asked[0]).any()
-
-
 @pytest.mark.parametrize("name", ["db", "mdb"])
 def test_terminating_rows_alone_are_fine(name):
     env = HyperGrid(2, 3)

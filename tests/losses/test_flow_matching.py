@@ -85,17 +85,6 @@ def test_flows_of_very_different_size_are_summed_in_the_log_domain():
     torch.testing.assert_close(delta[1:, 0], torch.tensor([-4e4, 2e4]))
 
 
-def test_the_network_is_asked_once_about_states_and_their_parents():
-    env = HyperGrid(2, 3)
-    networks = tabular_networks(env)
-    asked = []
-    policy = policy_of(lambda s: asked.append(s) or torch.zeros(len(s), 3))
-    rows = both_ways(env, networks["forward_policy"], networks["backward_policy"]).to_states()
-    FlowMatching(policy, env)(rows)
-    n_parents = int(env.backward_mask(rows.state).sum())
-    assert [len(each) for each in asked] == [len(rows) + n_parents]
-
-
 def test_the_source_alone_is_fine():
     env = HyperGrid(2, 2)
     loss = FlowMatching(policy_of(lambda s: torch.zeros(len(s), 3)), env)

@@ -15,7 +15,7 @@ from losses.exact_flows import (
 )
 from tensordict.nn import TensorDictModule
 
-from gfn_rb.containers import States, Trajectories, Transitions
+from gfn_rb.containers import Trajectories
 from gfn_rb.envs import HyperGrid
 from gfn_rb.errors import ArgumentError, KeyMismatchError, NaNError
 from gfn_rb.losses import LOSSES
@@ -334,14 +334,6 @@ def test_its_networks_are_its_parts_and_the_environment_is_not(name):
     assert env not in list(loss.modules())
     assert loss.env is env
     assert loss.forward_policy.is_backward is False
-
-
-def test_what_each_name_stands_for():
-    read = {name: kind.reads for name, kind in LOSSES.items()}
-    assert read == {
-        "tb": Trajectories, "subtb": Trajectories, "db": Transitions,
-        "mdb": Transitions, "fm": States,
-    }  # fmt: skip
 
 
 # Bad input.

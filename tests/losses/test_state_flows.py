@@ -2,14 +2,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from factories import Ladder
 from tensordict.nn import TensorDictModule
 
-from gfn_rb.envs import HyperGrid
 from gfn_rb.errors import KeyMismatchError, ShapeError
-from gfn_rb.losses import DetailedBalance
 from gfn_rb.losses.detailed_balance import log_flows
-from gfn_rb.policies import ForwardPolicy, UniformBackwardPolicy
 
 
 def test_one_number_per_state_and_condition():
@@ -20,21 +16,6 @@ def test_one_number_per_state_and_condition():
     )
     condition = torch.tensor([[0.5], [0.25]])
     assert log_flows(with_condition, torch.tensor([1, 3]), condition).tolist() == [1.5, 3.25]
-
-
-def at_source(state_flow, env, condition):
-    loss = DetailedBalance(ForwardPolicy(env), UniformBackwardPolicy(env), env, state_flow)
-    return loss.estimate_log_z(condition)
-
-
-def test_of_the_source_once_for_each_condition():
-    grid = TensorDictModule(lambda s: s.sum(1) + 7.0, ["state"], ["log_flow"])
-    flow = at_source(grid, HyperGrid(2, 3), None)
-    assert flow.shape == ()
-    assert flow == 7
-    ladder = TensorDictModule(lambda s, c: s + c[:, 0], ["state", "condition"], ["log_flow"])
-    condition = torch.tensor([[0.5], [0.25]])
-    assert at_source(ladder, Ladder(3), condition).tolist() == [0.5, 0.25]
 
 
 def test_networks_that_write_something_else():

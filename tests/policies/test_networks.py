@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 from factories import Ladder
@@ -49,11 +47,6 @@ def test_logits_are_those_of_the_layers():
     assert [tuple(layer.weight.shape) for layer in policy.trunk.layers] == [(5, 8), (6, 5)]
 
 
-def test_no_hidden_layer_makes_a_linear_policy():
-    env = HyperGrid(2, 4)
-    assert [p.shape for p in ForwardPolicy(env, hidden=()).parameters()] == [(3, 8), (3,)]
-
-
 def test_a_trunk_is_shared():
     env = HyperGrid(2, 4)
     forward = ForwardPolicy(env, hidden=(5,))
@@ -88,16 +81,6 @@ def test_the_environment_is_no_part_of_the_policy():
     names = {name.split(".")[0] for name in policy.state_dict()}
     assert names == {"trunk", "head"}
     assert env not in list(policy.modules())
-
-
-def test_a_copy_gives_the_same_logits():
-    env = HyperGrid(2, 4)
-    policy = ForwardPolicy(env)
-    twin, other = copy.deepcopy(policy), ForwardPolicy(env)
-    other.load_state_dict(policy.state_dict())
-    expected = policy(batch(env.source(1)))["logits"]
-    for same in (twin, other):
-        assert torch.equal(same(batch(env.source(1)))["logits"], expected)
 
 
 def test_log_z_starts_where_told():

@@ -32,23 +32,6 @@ def test_masked_log_softmax_sends_no_gradient_to_illegal_actions():
     torch.testing.assert_close(logits.grad, torch.tensor([[0.75, -0.75, 0.0]]))
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ({}, [0.25, 0.75, 0.0]),
-        ({"epsilon": 0.4}, [0.35, 0.65, 0.0]),
-        ({"epsilon": 1.0}, [0.5, 0.5, 0.0]),
-        ({"temperature": 0.5}, [0.1, 0.9, 0.0]),
-        ({"temperature": 0.5, "epsilon": 0.5}, [0.3, 0.7, 0.0]),
-    ],
-)
-def test_probabilities_by_hand(options, expected):
-    logits = torch.tensor([[0.0, LOG3, 9.0]])
-    mask = torch.tensor([[True, True, False]])
-    p = Exploration(**options).probabilities(logits, mask)
-    torch.testing.assert_close(p, torch.tensor([expected]))
-
-
 def test_exit_bias_is_taken_off_before_the_temperature():
     # exit logit: (log 9 + 1 - 1) / 2 = log 3
     logits = torch.tensor([[0.0, math.log(9) + 1]])
@@ -64,16 +47,6 @@ def test_noise_is_gaussian_on_each_logit():
     log_ratio = (p[:, 1] - p[:, 0]).numpy()
     # the difference of two logits with noise of standard deviation 0.5 each
     assert kstest((log_ratio - 2.0) / (0.5 * math.sqrt(2)), "norm").pvalue > 1e-3
-
-
-@pytest.mark.parametrize("name", ["epsilon", "temperature", "noise", "exit_bias"])
-def test_options_leave_the_logits_as_they_are(name):
-    logits = torch.randn(5, 3, generator=seeded())
-    before = logits.clone()
-    mask = torch.ones(5, 3, dtype=torch.bool)
-    p = Exploration(**{name: 0.7}).probabilities(logits, mask)
-    assert torch.equal(logits, before)
-    assert not torch.allclose(p, logits.softmax(1))
 
 
 @settings(max_examples=60, deadline=None)

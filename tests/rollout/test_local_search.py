@@ -123,20 +123,6 @@ def test_metropolis_hastings_leaves_the_target_invariant(name, options):
     assert n_updated > n / 4
 
 
-def test_with_a_fixed_number_of_steps_back_the_length_stays():
-    env = HyperGrid(2, 5)
-    sampler = searcher(env)
-    x = env.terminating_states()
-    start = states_of(env, x[x.sum(1) >= 3].repeat(30, 1))
-    rows, updated = sampler.local_search(
-        env, start, back_steps=3, use_metropolis_hastings=True, generator=seeded()
-    )
-    same = rows.terminating_states.sum(1) == start.state.sum(1)
-    assert updated.any()
-    assert not updated[~same].any()
-    assert not same.all()
-
-
 @pytest.mark.parametrize("options", [{}, {"epsilon": 0.3, "temperature": 2.0}])
 @pytest.mark.parametrize("use_metropolis_hastings", [False, True])
 @pytest.mark.parametrize("name", ENVS)
@@ -179,26 +165,6 @@ def test_only_what_is_asked_for_is_saved(keeps):
     assert (rows.log_prob is not None) == (keeps == "save_logprobs")
 
 
-def test_each_loop_searches_around_what_was_accepted_before():
-    env = TFBind8("prepend_append")
-    sampler, n, loops = shifter(), 60, 4
-    rows = sampler.sample_trajectories(
-        env, n, n_local_search_loops=loops, back_steps=2, generator=seeded()
-    )
-    assert len(rows) == n * (1 + loops)
-    assert_sound(env, rows)
-    assert sampler.n_reward_calls == len(rows)
-    x, log_reward = (part.split(n) for part in (rows.terminating_states, rows.log_reward))
-    n_updated = 0
-    for i in range(n):
-        best = 0
-        for loop in range(1, loops + 1):
-            assert torch.equal(x[loop][i, :6], x[best][i, 2:])
-            if log_reward[loop][i] > log_reward[best][i]:
-                best, n_updated = loop, n_updated + 1
-    assert n_updated > n
-
-
 @pytest.mark.parametrize("use_metropolis_hastings", [False, True])
 def test_loops_equal_searches_made_by_hand(use_metropolis_hastings):
     env = CountOnes(2, 4, "prepend_append")
@@ -220,17 +186,6 @@ def test_loops_equal_searches_made_by_hand(use_metropolis_hastings):
     rows = sampler.sample_trajectories(env, n, n_local_search_loops=3, **search, **options)
     for name in ("state", "action", "length", "log_reward", "log_prob", "estimator_output"):
         assert torch.equal(getattr(rows, name), getattr(expected, name)), name
-
-
-def test_without_loops_it_samples():
-    env = HyperGrid(3, 4)
-    sampler = searcher(env)
-    rows = sampler.sample_trajectories(env, 12, save_logprobs=True, generator=seeded(5))
-    expected = Sampler(sampler.forward.policy).sample_trajectories(
-        env, 12, save_logprobs=True, generator=seeded(5)
-    )
-    assert torch.equal(rows.action, expected.action)
-    assert torch.equal(rows.log_prob, expected.log_prob)
 
 
 def test_searches_start_from_backward_trajectories_and_given_states():
@@ -345,6 +300,7 @@ def test_policies_must_go_their_way():
         ({}, "exactly one of back_steps and back_ratio must be given, got neither"),
         ({"back_steps": 1, "back_ratio": 0.5}, "exactly one of .* given, got both"),
         ({"back_ratio": 1.5}, "back_ratio must be in"),
+        ({"back_steps": -2}, "back_steps must be at least 0, got -2"),
         ({"back_ratio": 0.5, "greedy": True}, "policy_kwargs must be among"),
         ({"back_ratio": 0.5, "noise": 1.0, "use_metropolis_hastings": True}, "noise must be 0"),
     ],
@@ -381,14 +337,6 @@ def test_bad_calls():
     with pytest.raises(ArgumentError, match="is_terminating False in row 1"):
         sampler.local_search(env, visited, back_steps=1)
     assert sampler.n_reward_calls == 0
-
-
-def test_unfinished_states_are_refused():
-    env = CountOnes(2, 3)
-    states = torch.tensor([[1, 0, -1]])
-    start = States(state=states, is_terminating=torch.tensor([True]), log_reward=torch.zeros(1))
-    with pytest.raises(ArgumentError, match="states must be terminating"):
-        searcher(env).local_search(env, start, back_steps=1)
 
 
 class NaNAtTheTop(HyperGrid):

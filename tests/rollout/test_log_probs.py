@@ -5,8 +5,8 @@ import torch
 from factories import Ladder, linear_policy, policy_of
 from tensordict.nn import TensorDictModule
 
-from gfn_rb.buffers import fifo_buffer, transition_buffer
-from gfn_rb.containers import Trajectories, Transitions
+from gfn_rb.buffers import fifo_buffer
+from gfn_rb.containers import Trajectories
 from gfn_rb.envs import HyperGrid, TFBind8
 from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
 from gfn_rb.policies import BackwardPolicy, ForwardPolicy
@@ -69,20 +69,6 @@ def test_equal_to_one_by_one_with_gradient(name, kind, is_backward):
     (gradient,) = torch.autograd.grad((log_prob * weight).sum(), policy.weight)
     (wanted,) = torch.autograd.grad((expected * weight).sum(), policy.weight)
     torch.testing.assert_close(gradient, wanted, atol=1e-4, rtol=1e-4)
-
-
-def test_padding_and_the_backward_exit_are_exactly_zero():
-    env = HyperGrid(3, 4)
-    trajectories = some_trajectories(env, "mixed")
-    forward, backward = (
-        trajectory_log_probs(linear_policy(env, way), env, trajectories) for way in (False, True)
-    )
-    padding = ~trajectories.real_steps
-    assert padding.any()
-    assert (forward[padding] == 0).all()
-    exits = trajectories.action == env.exit_action
-    assert (backward[padding | exits] == 0).all()
-    assert (forward[exits] < 0).all()
 
 
 @pytest.mark.parametrize("is_backward", [False, True])
@@ -246,19 +232,6 @@ def test_saved_in_transitions_too(name, is_backward, stay):
     torch.testing.assert_close(rows.log_prob, recomputed, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("is_backward", [False, True])
-@pytest.mark.parametrize("name", SAVED)
-def test_saved_in_a_buffer_of_transitions(name, is_backward):
-    env = SAVED[name]()
-    policy = network(env, is_backward)
-    rb = transition_buffer(1000, keep=["log_prob"])
-    rb.extend(with_saved_log_probs(env, policy).to_tensordict())
-    rows = Transitions.from_tensordict(rb.sample(64))
-    recomputed = transition_log_probs(policy, env, rows)
-    assert recomputed.min() < -1
-    torch.testing.assert_close(rows.log_prob, recomputed, atol=1e-5, rtol=0)
-
-
 # Of transitions.
 
 
@@ -275,30 +248,6 @@ def test_transitions_have_the_log_probs_of_their_trajectories(name, kind, is_bac
     (gradient,) = torch.autograd.grad(log_prob.square().sum(), policy.weight)
     (wanted,) = torch.autograd.grad(expected.square().sum(), policy.weight)
     torch.testing.assert_close(gradient, wanted, atol=1e-3, rtol=1e-4)
-
-
-@pytest.mark.parametrize("is_backward", [False, True])
-def test_the_network_is_asked_once_about_transitions(is_backward):
-    env = HyperGrid(3, 4)
-    rows = some_trajectories(env, "mixed").to_transitions()
-    asked = []
-
-    def logits(state):
-        asked.append(state)
-        return torch.zeros(len(state), 4 - is_backward)
-
-    log_prob = transition_log_probs(policy_of(logits, is_backward), env, rows)
-    n_exits = int(rows.is_terminating.sum())
-    assert [len(state) for state in asked] == [len(rows) - is_backward * n_exits]
-    assert not env.is_sink(asked[0]).any()
-    assert (log_prob[rows.is_terminating] == 0).all() == is_backward
-
-
-def test_transitions_without_a_direction_are_refused():
-    env = HyperGrid(3, 4)
-    undirected = TensorDictModule(torch.zeros_like, in_keys=["state"], out_keys=["logits"])
-    with pytest.raises(ArgumentError, match="attribute is_backward, True or False, got None"):
-        transition_log_probs(undirected, env, some_trajectories(env, "mixed").to_transitions())
 
 
 def test_bad_policies_are_named():

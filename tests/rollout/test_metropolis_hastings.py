@@ -13,15 +13,13 @@ from tensordict.nn import TensorDictModule
 
 from gfn_rb.containers import Trajectories
 from gfn_rb.envs import HyperGrid
-from gfn_rb.errors import ArgumentError, ShapeError
-from gfn_rb.rollout import Exploration, Sampler, trajectory_log_probs
+from gfn_rb.rollout import Exploration
 from gfn_rb.rollout.metropolis_hastings import (
     Proposal,
     back_steps_rule,
     log_acceptance,
     metropolis_hastings,
     moves_back,
-    rescored,
     spliced,
 )
 from gfn_rb.rollout.walk import Walk
@@ -216,29 +214,6 @@ def test_spliced_equals_a_loop_over_rows(data):
         assert out[i].tolist() == [item.tolist() for item in joined[:columns]]
 
 
-@pytest.mark.parametrize("is_backward", [False, True])
-def test_rescored_is_what_policies_say_of_trajectories(is_backward):
-    env = HyperGrid(3, 4)
-    job = walk(env, is_backward)
-    rows = Sampler(walk(env, False).policy).sample_trajectories(env, 20, generator=seeded())
-    rows = rows.pad_to(rows.n_steps + 2)
-    log_prob, logits = rescored(job, rows)
-    torch.testing.assert_close(log_prob, trajectory_log_probs(job.policy, env, rows))
-    asked = rows.real_steps & ~(is_backward & (rows.action == env.exit_action))
-    at = rows.state[:, 1:] if is_backward else rows.state[:, :-1]
-    torch.testing.assert_close(logits[asked], job.policy(state=at[asked]))
-    assert (logits[~asked] == 0).all()
-
-
-def test_rescored_is_of_what_is_drawn():
-    env, options = HyperGrid(3, 4), {"epsilon": 0.4, "temperature": 3.0, "exit_bias": 1.0}
-    job = walk(env, False, **options)
-    rows = Sampler(job.policy).sample_trajectories(
-        env, 20, save_logprobs=True, generator=seeded(), **options
-    )
-    torch.testing.assert_close(rescored(job, rows).log_prob, rows.log_prob)
-
-
 def test_rules_by_hand():
     moves = torch.tensor([0, 1, 2, 5, 10])
     assert back_steps_rule(None, 0.5, 5)(moves).tolist() == [0, 1, 1, 3, 5]
@@ -252,21 +227,3 @@ def test_rules_by_hand():
 def test_a_ratio_is_not_rounded_up_by_mistake():
     # 0.07 * 100 is 7.000000000000001 in floating point
     assert back_steps_rule(None, 0.07, 1)(torch.tensor([100])).tolist() == [7]
-
-
-def test_bad_rules():
-    with pytest.raises(ArgumentError, match=r"exactly one of back_steps and back_ratio .*neither"):
-        back_steps_rule(None, None, 2)
-    with pytest.raises(ArgumentError, match=r"exactly one of back_steps and back_ratio .*both"):
-        back_steps_rule(1, 0.5, 2)
-    for ratio in (0.0, -0.5, 1.5, math.nan):
-        with pytest.raises(ArgumentError, match=r"back_ratio must be in \(0, 1\], got"):
-            back_steps_rule(None, ratio, 2)
-    with pytest.raises(ArgumentError, match="back_steps must be at least 0, got -2"):
-        back_steps_rule(torch.tensor([1, -2]), None, 2)
-    with pytest.raises(ShapeError, match=r"int64 of shape \[3\], got torch.int64 of shape \[2\]"):
-        back_steps_rule(torch.tensor([1, 2]), None, 3)
-    with pytest.raises(ShapeError, match=r"got torch.float32 of shape \[\]"):
-        back_steps_rule(torch.tensor(1.0), None, 3)
-    with pytest.raises(ArgumentError, match=r"most the moves .*got 4 in row 1, which has 3"):
-        moves_back(back_steps_rule(4, None, 2), torch.tensor([4, 3]))

@@ -6,11 +6,10 @@ from factories import Ladder, assert_sound, linear_policy, policy_of, seeded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from statistics_of_draws import chi_square_p
-from tensordict.nn import TensorDictModule
 
 from gfn_rb.envs import HyperGrid, TFBind8
-from gfn_rb.errors import ArgumentError, ShapeError
-from gfn_rb.rollout import Exploration, Sampler, action_log_probs, trajectory_log_probs
+from gfn_rb.errors import ArgumentError
+from gfn_rb.rollout import Exploration, Sampler, action_log_probs
 
 ENVS = {
     "grid": HyperGrid(3, 4),
@@ -61,19 +60,6 @@ def test_backward_from_the_source_is_the_exit_alone():
     assert rows.length.tolist() == [1, 1]
     assert rows.log_prob.tolist() == [[0.0]] * 2
     assert rows.estimator_output.tolist() == [[[0.0, 0.0]]] * 2
-
-
-@pytest.mark.parametrize("is_backward", [False, True])
-@pytest.mark.parametrize("name", ENVS)
-def test_saved_log_probs_equal_recomputed_ones(name, is_backward):
-    env = ENVS[name]
-    policy = linear_policy(env, is_backward)
-    x = Sampler(linear_policy(env, False)).sample_trajectories(env, 30).terminating_states
-    start = {"states": x} if is_backward else {"n": 30}
-    rows = Sampler(policy).sample_trajectories(env, **start, save_logprobs=True)
-    recomputed = trajectory_log_probs(policy, env, rows)
-    assert recomputed.requires_grad
-    torch.testing.assert_close(rows.log_prob, recomputed.detach(), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("is_backward", [False, True])
@@ -151,14 +137,6 @@ def test_a_bare_module_is_no_policy(unchecked):
     message = "policy must be a TensorDictModule that reads 'state' and writes 'logits', got a Lin"
     with pytest.raises(ArgumentError, match=message):
         Sampler(torch.nn.Linear(2, 3))
-
-
-def test_sample_actions_returns_only_what_is_asked_for():
-    env = HyperGrid(2, 4)
-    action, log_prob, logits = Sampler(linear_policy(env, False)).sample_actions(env, env.source(3))
-    assert action.shape == (3,)
-    assert action.dtype == torch.int64
-    assert log_prob is logits is None
 
 
 @settings(max_examples=25, deadline=None)
@@ -246,25 +224,3 @@ def test_autograd_records_nothing():
     )
     assert not rows.log_prob.requires_grad
     assert not rows.estimator_output.requires_grad
-
-
-def test_bad_calls():
-    env = HyperGrid(2, 4)
-    undirected = TensorDictModule(torch.zeros_like, in_keys=["state"], out_keys=["logits"])
-    with pytest.raises(ArgumentError, match="is_backward, True or False, got None"):
-        Sampler(undirected)
-    sampler, back = Sampler(linear_policy(env, False)), Sampler(linear_policy(env, True))
-    with pytest.raises(ArgumentError, match="exactly one of n and states must be given"):
-        sampler.sample_trajectories(env)
-    with pytest.raises(ArgumentError, match="states alone must be given for a backward policy"):
-        back.sample_trajectories(env, 3)
-    with pytest.raises(ArgumentError, match="log_rewards must be None for a forward policy"):
-        sampler.sample_trajectories(env, 3, log_rewards=torch.zeros(3))
-    with pytest.raises(ArgumentError, match="policy_kwargs must be among"):
-        sampler.sample_trajectories(env, 3, greedy=True)
-    with pytest.raises(ArgumentError, match="exit_bias must be 0 for a backward policy"):
-        back.sample_actions(env, torch.ones(1, 2, dtype=torch.int64), exit_bias=1.0)
-    with pytest.raises(ShapeError, match="conditions must have shape"):
-        sampler.sample_trajectories(env, 3, conditions=torch.zeros(4, 1))
-    with pytest.raises(ShapeError, match=r"states must be torch\.int64"):
-        sampler.sample_actions(env, torch.zeros(1, 2))

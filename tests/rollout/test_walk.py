@@ -49,32 +49,6 @@ def test_no_row_is_gathered_while_all_are_under_way():
     assert logits.asked[0] is start
 
 
-@pytest.mark.parametrize("is_backward", [False, True])
-def test_conditions_stay_with_their_rows(is_backward):
-    env = HyperGrid(2, 4)
-    seen = []
-
-    def logits(state, condition):
-        seen.append((state, condition))
-        return torch.zeros(len(state), 3 - is_backward)
-
-    job = walk(env, logits, is_backward)
-    policy = TensorDictModule(logits, in_keys=["state", "condition"], out_keys=["logits"])
-    policy.is_backward = is_backward
-    job = Walk(policy, env, job.exploration, False, False)
-    start = env.terminating_states().repeat(2, 1)[:20] if is_backward else env.source(20)
-    steps = job.roll(start, torch.arange(20.0)[:, None])
-    assert len(steps.row[-1]) < len(steps.row[0])
-    for row, (state, condition) in zip(steps.row, seen, strict=True):
-        assert condition[:, 0].tolist() == row.tolist()
-        assert len(state) == len(row)
-
-
-def test_no_row_at_all():
-    env = HyperGrid(2, 4)
-    assert walk(env, Counted(3)).roll(env.source(0), None).n_steps == 0
-
-
 class DeadEnd(HyperGrid):
     """A grid whose state (1, 1) has no way out."""
 
