@@ -15,6 +15,7 @@ from gfn_rb.numerics import extremes_of, weighted_tree
 from gfn_rb.remote.feeding.object_index import ObjectIndex
 from gfn_rb.shapes import Float, Float64, Int64
 
+_Rows = Int64[Tensor, "m"]
 _POOL = 8  # how many candidates the diverse policy compares for each that it gives
 
 
@@ -26,18 +27,14 @@ class FeedPolicy(ABC):
 
     Args:
         index: of the manager's buffer.
+        generator: source of randomness, on the CPU.
     """
 
-    def __init__(self, index: ObjectIndex) -> None:
-        self.index = index
+    def __init__(self, index: ObjectIndex, generator: torch.Generator | None = None) -> None:
+        self.index, self._generator = index, generator
 
     @abstractmethod
-    def put(
-        self,
-        rows: Int64[Tensor, "m"],
-        log_reward: Float[Tensor, "m"],
-        arrival: Int64[Tensor, "m"],
-    ) -> None:
+    def put(self, rows: _Rows, log_reward: Float[Tensor, "m"], arrival: _Rows) -> None:
         """Put rows in, or change them; those of log-reward -inf are worth nothing, and not picked.
 
         Args:
@@ -55,9 +52,7 @@ class FeedPolicy(ABC):
         self.put(rows, torch.full(rows.shape, -math.inf), torch.zeros_like(rows))
 
     @abstractmethod
-    def best(
-        self, k: int, generator: torch.Generator | None = None
-    ) -> tuple[Int64[Tensor, "j"], Float64[Tensor, "j"]]:
+    def best(self, k: int) -> tuple[Int64[Tensor, "j"], Float64[Tensor, "j"]]:
         """Return up to k rows and how much each is wanted, most first; they stay in.
 
         Of rows of several managers, those that are wanted most are the ones to feed: these numbers
@@ -65,32 +60,25 @@ class FeedPolicy(ABC):
 
         Args:
             k: how many at most, at least 1.
-            generator: source of randomness, on the CPU.
         """
 
-    def pick(self, k: int, generator: torch.Generator | None = None) -> Int64[Tensor, "j"]:
+    def pick(self, k: int) -> Int64[Tensor, "j"]:
         """Return up to k rows to feed; they stay in.
 
         Args:
             k: how many at most, at least 1.
-            generator: source of randomness, on the CPU.
         """
-        return self.best(k, generator)[0]
+        return self.best(k)[0]
 
 
 class Top(FeedPolicy):
     """The items of highest reward, of equal ones the newest."""
 
-    def __init__(self, index: ObjectIndex) -> None:
-        super().__init__(index)
+    def __init__(self, index: ObjectIndex, generator: torch.Generator | None = None) -> None:
+        super().__init__(index, generator)
         self._extremes = extremes_of(index.storage.max_size)
 
-    def put(
-        self,
-        rows: Int64[Tensor, "m"],
-        log_reward: Float[Tensor, "m"],
-        arrival: Int64[Tensor, "m"],
-    ) -> None:
+    def put(self, rows: _Rows, log_reward: Float[Tensor, "m"], arrival: _Rows) -> None:
         """Put rows in, or change them."""
         self._extremes.update(rows, self._key(log_reward.to(torch.float64), arrival), -arrival)
 
@@ -98,9 +86,7 @@ class Top(FeedPolicy):
         """Return what to order rows by, the best smallest; inf for what is worth nothing."""
         return -log_reward
 
-    def best(
-        self, k: int, generator: torch.Generator | None = None
-    ) -> tuple[Int64[Tensor, "j"], Float64[Tensor, "j"]]:
+    def best(self, k: int) -> tuple[Int64[Tensor, "j"], Float64[Tensor, "j"]]:
         """Return up to k rows and their log-rewards."""
         smallest = self._extremes.smallest(min(k, self._extremes.capacity))
         rows = smallest.rows(int((smallest.key < math.inf).sum()))
@@ -114,11 +100,9 @@ class Newest(Top):
     def _key(self, log_reward: Tensor, arrival: Tensor) -> Tensor:
         return torch.where(log_reward > -math.inf, -arrival.to(torch.float64), math.inf)
 
-    def best(
-        self, k: int, generator: torch.Generator | None = None
-    ) -> tuple[Int64[Tensor, "j"], Float64[Tensor, "j"]]:
+    def best(self, k: int) -> tuple[Int64[Tensor, "j"], Float64[Tensor, "j"]]:
         """Return up to k rows; the more objects came to this manager since, the less wanted."""
-        rows, arrival = super().best(k, generator)
+        rows, arrival = super().best(k)
         return rows, arrival - self.index.n_arrived
 
 
@@ -129,9 +113,9 @@ class Diverse(Top):
     state is, in L1 distance, furthest from all taken before (Gonzalez 1985).
     """
 
-    def pick(self, k: int, generator: torch.Generator | None = None) -> Int64[Tensor, "j"]:
+    def pick(self, k: int) -> Int64[Tensor, "j"]:
         """Return up to k rows."""
-        pool = super().pick(_POOL * k, generator)
+        pool = super().pick(_POOL * k)
         if len(pool) <= k:
             return pool
         states = terminating_states(self.index.read(pool))
@@ -141,24 +125,17 @@ class Diverse(Top):
 class Softmax(FeedPolicy):
     """Items drawn without replacement in proportion to exp(log-reward)."""
 
-    def __init__(self, index: ObjectIndex) -> None:
-        super().__init__(index)
+    def __init__(self, index: ObjectIndex, generator: torch.Generator | None = None) -> None:
+        super().__init__(index, generator)
         self._tree = weighted_tree(index.storage.max_size)
 
-    def put(
-        self,
-        rows: Int64[Tensor, "m"],
-        log_reward: Float[Tensor, "m"],
-        arrival: Int64[Tensor, "m"],
-    ) -> None:
+    def put(self, rows: _Rows, log_reward: Float[Tensor, "m"], arrival: _Rows) -> None:
         """Put rows in, or change them."""
         self._tree.update(rows, log_reward.to(torch.float64))
 
-    def best(
-        self, k: int, generator: torch.Generator | None = None
-    ) -> tuple[Int64[Tensor, "j"], Float64[Tensor, "j"]]:
+    def best(self, k: int) -> tuple[Int64[Tensor, "j"], Float64[Tensor, "j"]]:
         """Draw up to k rows. The largest numbers of several managers are a draw from all rows."""
-        rows, score = self._tree.perturbed(min(k, self._tree.capacity), generator)
+        rows, score = self._tree.perturbed(min(k, self._tree.capacity), self._generator)
         return rows[score > -math.inf], score[score > -math.inf]
 
 

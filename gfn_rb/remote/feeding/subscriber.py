@@ -32,6 +32,8 @@ class Feeder:
         index: the objects that the buffer holds, None without one.
         subscribers: those who are fed, by rank.
         threshold: the log-reward from which on rows are fed.
+        changes: the rows of the buffer that changed.
+        generator: source of randomness of softmax draws, on the CPU.
     """
 
     def __init__(self, rb: ReplayBuffer | None, n_ranks: int) -> None:
@@ -40,8 +42,8 @@ class Feeder:
         self.threshold = -math.inf
         generator = None if rb is None else generator_of(rb)
         on_cpu = generator is not None and generator.device.type == "cpu"  # as are the weights
-        self._generator = generator if on_cpu else None
-        self._changes = ChangedRows(0 if rb is None else rb.storage.max_size)
+        self.generator = generator if on_cpu else None
+        self.changes = ChangedRows(0 if rb is None else rb.storage.max_size)
 
     def subscribe(self, rank: int, terms: Any) -> None:
         """Feed a worker from now on.
@@ -49,13 +51,11 @@ class Feeder:
         Raises:
             ArgumentError: they cannot be met.
         """
-        if self.index is None:
-            raise ArgumentError("this manager keeps no items, so that nobody can be fed from it")
-        self.subscribers[rank] = Subscriber(rank, terms, self.index, self._changes)
+        self.subscribers[rank] = Subscriber(rank, terms, self)
 
     def offer(self, rows: Int64[Tensor, "m"]) -> None:
         """Record that rows of the buffer changed."""
-        self._changes.add(rows)
+        self.changes.add(rows)
 
     def next_for(self, rank: int, quota: int | None = None) -> TensorDictBase | None:
         """Return the rows that a worker is given next, None if there are none or it is not fed.
@@ -66,7 +66,7 @@ class Feeder:
         if subscriber is None or quota == 0:
             return None
         quota = subscriber.quota if quota is None else min(quota, MAX_QUOTA)
-        return subscriber.next(quota, self._generator)
+        return subscriber.next(quota)
 
     def peek_scores(self, rank: int) -> list[float]:
         """Return how much the rows are wanted that a worker would be given next, most first.
@@ -74,15 +74,13 @@ class Feeder:
         As many as it subscribed to; see :class:`~gfn_rb.remote.feeding.feed_policies.FeedPolicy`.
         """
         subscriber = self.subscribers.get(rank)
-        return [] if subscriber is None else subscriber.peek_scores(self._generator)
+        return [] if subscriber is None else subscriber.peek_scores()
 
     def keep_above(self, threshold: float) -> None:
         """Feed no rows of a lower log-reward than this from now on."""
         if threshold < self.threshold and self.index is not None:
             self.offer(torch.arange(len(self.index.storage)))
         self.threshold = threshold
-        for subscriber in self.subscribers.values():
-            subscriber.threshold = threshold
 
     def state_dict(self) -> dict[str, Any]:
         """Return what is known of the buffer's objects and who is fed, without the buffer."""
@@ -100,9 +98,7 @@ class Feeder:
         if self.index is not None and state["index"] is not None:
             self.index.load_state_dict(state["index"])
             self.subscribers = {
-                int(rank): Subscriber(
-                    int(rank), {**terms, "fresh": False}, self.index, self._changes
-                )
+                int(rank): Subscriber(int(rank), {**terms, "fresh": False}, self)
                 for rank, terms in state["subscribers"].items()
             }
 
@@ -144,33 +140,31 @@ class Subscriber:
     Args:
         rank: of the worker.
         terms: what :meth:`~gfn_rb.remote.Subscription.terms` gave.
-        index: of the manager's buffer.
-        changes: of its rows.
+        feeder: of the manager's buffer.
 
     Raises:
-        ArgumentError: the terms are none.
+        ArgumentError: the terms are none, or the manager has no buffer.
     """
 
-    def __init__(self, rank: int, terms: Any, index: ObjectIndex, changes: ChangedRows) -> None:
+    def __init__(self, rank: int, terms: Any, feeder: Feeder) -> None:
+        if (index := feeder.index) is None:
+            raise ArgumentError("this manager keeps no items, so that nobody can be fed from it")
         self.rank = rank
         self.quota, self.own = _check_terms(terms)
         # No more than is understood: they are saved, and whatever else they say is its sender's.
         self.terms = {"quota": self.quota, "policy": terms.get("policy"), "own": self.own}
-        self.threshold = -math.inf
-        self._index = index
-        self._policy = POLICIES[check_policy(terms.get("policy"))](index)
+        self._feeder, self._index = feeder, index
+        self._policy = POLICIES[check_policy(terms.get("policy"))](index, feeder.generator)
         if terms.get("fresh"):  # it starts anew, and has nothing of what it was given
             index.given[:, rank] = False
         index.refresh()
-        self._changes = changes
         self._n_seen: int | None = None  # of the changes; None before the first look
 
-    def next(self, quota: int, generator: torch.Generator | None) -> TensorDictBase | None:
+    def next(self, quota: int) -> TensorDictBase | None:
         """Return the rows to give next, and record that they were given.
 
         Args:
             quota: how many at most, at least 1.
-            generator: source of randomness, on the CPU.
 
         Returns:
             The rows, None if there are none.
@@ -178,22 +172,22 @@ class Subscriber:
         if not self._index.storage.initialized:
             return None
         self._update_policy()
-        rows = self._pick(quota, generator)
+        rows = self._pick(quota)
         return self._index.read(rows).cpu() if len(rows) else None
 
-    def peek_scores(self, generator: torch.Generator | None) -> list[float]:
+    def peek_scores(self) -> list[float]:
         """Return how much the rows are wanted that would be given next."""
         if not self._index.storage.initialized:
             return []
         self._update_policy()
-        scores: list[float] = self._policy.best(self.quota, generator)[1].tolist()
+        scores: list[float] = self._policy.best(self.quota)[1].tolist()
         return scores
 
     def _update_policy(self) -> None:
         """Tell the policy what changed: once for all changes since the last reply."""
         n_rows, seen = len(self._index.storage), self._n_seen
-        parts = [np.arange(n_rows)] if seen is None else self._changes.since(seen)
-        self._n_seen = self._changes.n_added
+        parts = [np.arange(n_rows)] if seen is None else self._feeder.changes.since(seen)
+        self._n_seen = self._feeder.changes.n_added
         if not parts:
             return
         changed = np.unique(np.concatenate(parts))
@@ -210,16 +204,16 @@ class Subscriber:
         number, index = self._index.number[rows.numpy()], self._index
         known = index.given[number, self.rank]
         known = known if self.own else known | index.sent[number, self.rank]
-        return torch.from_numpy(~known) & (log_reward >= self.threshold)
+        return torch.from_numpy(~known) & (log_reward >= self._feeder.threshold)
 
-    def _pick(self, quota: int, generator: torch.Generator | None) -> Tensor:
+    def _pick(self, quota: int) -> Tensor:
         """Take rows off the policy until enough hold what the worker lacks, and return these.
 
         The others were emptied, the worker sent what they hold, or it was given another row of it.
         """
         index, picked = self._index, torch.empty(0, dtype=torch.int64)
         while (left := quota - len(picked)) > 0:
-            rows = self._policy.pick(left, generator)
+            rows = self._policy.pick(left)
             self._policy.remove(rows)
             n_offered = len(rows)
             rows = rows[rows < len(index.storage)]

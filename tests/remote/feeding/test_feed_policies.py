@@ -25,11 +25,12 @@ def index(n, log_reward=None):
     return ObjectIndex(rb)
 
 
-def filled(kind, log_reward, arrival=None):
+def filled(kind, log_reward):
     log_reward = torch.tensor(log_reward)
     rows = torch.arange(len(log_reward))
-    policy = kind(index(len(log_reward), log_reward))
-    policy.put(rows, log_reward, rows if arrival is None else torch.tensor(arrival))
+    rng = torch.Generator().manual_seed(0)
+    policy = kind(index(len(log_reward), log_reward), rng)
+    policy.put(rows, log_reward, rows)
     return policy
 
 
@@ -69,17 +70,16 @@ def test_what_was_picked_stays_in():
 
 def test_softmax_draws_have_their_law():
     log_reward = [0.0, 1.0, 2.0, -math.inf, 1e-3]
-    policy, rng = filled(Softmax, log_reward), torch.Generator().manual_seed(0)
-    counts = torch.zeros(5)
+    policy, counts = filled(Softmax, log_reward), torch.zeros(5)
     for _ in range(1500):
-        counts[policy.pick(1, rng)] += 1
+        counts[policy.pick(1)] += 1
     assert chi_square_p(counts, torch.tensor(log_reward).softmax(0)) > 1e-3
 
 
 def test_softmax_draws_do_not_repeat_a_row():
-    policy, rng = filled(Softmax, [0.0] * 30), torch.Generator().manual_seed(0)
+    policy = filled(Softmax, [0.0] * 30)
     for _ in range(20):
-        assert len(set(policy.pick(20, rng).tolist())) == 20
+        assert len(set(policy.pick(20).tolist())) == 20
 
 
 def test_diverse_picks_are_far_apart():

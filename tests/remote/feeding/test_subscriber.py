@@ -8,8 +8,7 @@ from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
 from gfn_rb import reward_prioritized_buffer
 from gfn_rb.errors import ArgumentError
-from gfn_rb.remote.feeding.object_index import ObjectIndex
-from gfn_rb.remote.feeding.subscriber import ChangedRows, Subscriber
+from gfn_rb.remote.feeding.subscriber import ChangedRows, Feeder, Subscriber
 
 
 def terms(quota=2, policy="top", own=False, fresh=True):
@@ -22,32 +21,32 @@ def rb():
 
 
 @pytest.fixture
-def index(rb):
-    return ObjectIndex(rb, 4)
+def feeder(rb):
+    return Feeder(rb, 4)
 
 
 @pytest.fixture
-def changes():
-    return ChangedRows(6)
+def index(feeder):
+    return feeder.index
 
 
 @pytest.fixture
-def put(rb, index, changes):
+def put(rb, index, feeder):
     def put(values, sender):
         slots = rb.extend(objects(values))
-        changes.add(index.refresh())
+        feeder.offer(index.refresh())
         index.sent[index.number[slots[slots >= 0].numpy()], sender] = True
 
     return put
 
 
 def given(subscriber, quota=2):
-    rows = subscriber.next(quota, None)
+    rows = subscriber.next(quota)
     return [] if rows is None else rows["state"][:, 0].tolist()
 
 
-def test_a_worker_is_given_what_others_sent_once(rb, index, changes, put):
-    subscriber = Subscriber(1, terms(), index, changes)
+def test_a_worker_is_given_what_others_sent_once(rb, index, feeder, put):
+    subscriber = Subscriber(1, terms(), feeder)
     put([5, 1], 1)
     put([3, 4, 2], 2)
     assert given(subscriber) == [4, 3]
@@ -57,34 +56,34 @@ def test_a_worker_is_given_what_others_sent_once(rb, index, changes, put):
     assert given(subscriber) == [9]
 
 
-def test_a_worker_is_given_its_own_where_it_asks_for_it(rb, index, changes, put):
-    subscriber = Subscriber(1, terms(own=True), index, changes)
+def test_a_worker_is_given_its_own_where_it_asks_for_it(rb, index, feeder, put):
+    subscriber = Subscriber(1, terms(own=True), feeder)
     put([5, 1], 1)
     put([3], 2)
     assert given(subscriber) == [5, 3]
     assert given(subscriber) == [1]
-    changes.add(torch.arange(3))
+    feeder.offer(torch.arange(3))
     assert given(subscriber) == []
 
 
-def test_who_comes_late_is_given_what_is_there(rb, index, changes, put):
+def test_who_comes_late_is_given_what_is_there(rb, index, feeder, put):
     put([3, 4], 2)
     put([5], 1)
-    assert given(Subscriber(1, terms(), index, changes), 9) == [4, 3]
+    assert given(Subscriber(1, terms(), feeder), 9) == [4, 3]
 
 
-def test_what_nobody_looked_at_yet_is_known_to_have_been_given(rb, index, changes, put):
+def test_what_nobody_looked_at_yet_is_known_to_have_been_given(rb, index, feeder, put):
     rb.extend(objects([3, 4]))
-    assert given(Subscriber(1, terms(), index, changes)) == [4, 3]
+    assert given(Subscriber(1, terms(), feeder)) == [4, 3]
     index.refresh()
     assert index.given[index.number[:2], 1].all()
 
 
-def test_many_changes_between_two_replies_are_all_kept(rb, index, changes, put):
-    subscriber = Subscriber(1, terms(), index, changes)
+def test_many_changes_between_two_replies_are_all_kept(rb, index, feeder, put):
+    subscriber = Subscriber(1, terms(), feeder)
     put([1, 2, 3, 4, 5, 6], 2)
     for _ in range(30):
-        changes.add(torch.tensor([0]))
+        feeder.offer(torch.tensor([0]))
     assert given(subscriber, 9) == [6, 5, 4, 3, 2, 1]
 
 
@@ -102,25 +101,25 @@ def test_each_reader_is_told_of_all_changes_since_it_looked(steps):
         seen[step], owed[step] = log.n_added, set()
 
 
-def test_what_was_evicted_is_not_given(rb, index, changes, put):
-    subscriber = Subscriber(1, terms(), index, changes)
+def test_what_was_evicted_is_not_given(rb, index, feeder, put):
+    subscriber = Subscriber(1, terms(), feeder)
     put([1, 2, 3, 4, 5, 6], 2)
     put([7, 8, 9, 10, 11], 1)
     assert given(subscriber, 9) == [6]
 
 
 def test_a_restarted_worker_is_given_everything_again_a_returning_one_is_not(
-    rb, index, changes, put
+    rb, index, feeder, put
 ):
     put([3, 4], 2)
-    assert given(Subscriber(1, terms(), index, changes), 9) == [4, 3]
-    assert given(Subscriber(1, terms(fresh=False), index, changes), 9) == []
-    assert given(Subscriber(1, terms(fresh=True), index, changes), 9) == [4, 3]
+    assert given(Subscriber(1, terms(), feeder), 9) == [4, 3]
+    assert given(Subscriber(1, terms(fresh=False), feeder), 9) == []
+    assert given(Subscriber(1, terms(fresh=True), feeder), 9) == [4, 3]
 
 
-def test_what_is_given_holds_no_bookkeeping_and_is_a_copy(rb, index, changes, put):
+def test_what_is_given_holds_no_bookkeeping_and_is_a_copy(rb, index, feeder, put):
     put([3], 2)
-    rows = Subscriber(1, terms(), index, changes).next(1, None)
+    rows = Subscriber(1, terms(), feeder).next(1)
     assert set(rows.keys()) == {"state", "log_reward"}
     rows["log_reward"].zero_()
     assert rb[:]["log_reward"].tolist() == [3.0]
@@ -128,29 +127,29 @@ def test_what_is_given_holds_no_bookkeeping_and_is_a_copy(rb, index, changes, pu
 
 def test_slots_that_a_buffer_stores_are_not_given():
     rb = TensorDictReplayBuffer(storage=LazyTensorStorage(4))
-    index, changes = ObjectIndex(rb, 4), ChangedRows(4)
+    feeder = Feeder(rb, 4)
     rb.extend(objects([3]).set("index", torch.zeros(1, dtype=torch.int64)))
     assert "index" in rb.storage._storage.keys()  # noqa: SIM118
-    rows = Subscriber(1, terms(), index, changes).next(1, None)
+    rows = Subscriber(1, terms(), feeder).next(1)
     assert set(rows.keys()) == {"state", "log_reward"}
 
 
-def test_relabelled_rewards_count(rb, index, changes, put):
-    subscriber = Subscriber(1, terms(), index, changes)
+def test_relabelled_rewards_count(rb, index, feeder, put):
+    subscriber = Subscriber(1, terms(), feeder)
     put([3, 4], 2)
     slot = int((rb[:]["state"][:, 0] == 3).nonzero())
     rb.writer.update(torch.tensor([slot]), torch.tensor([9.0]))
-    changes.add(index.refresh())
+    feeder.offer(index.refresh())
     assert given(subscriber) == [3, 4]
 
 
-def test_an_empty_buffer_gives_nothing(index, changes):
-    assert Subscriber(1, terms(), index, changes).next(2, None) is None
+def test_an_empty_buffer_gives_nothing(feeder):
+    assert Subscriber(1, terms(), feeder).next(2) is None
 
 
 @pytest.mark.parametrize("policy", ["top", "diverse", "softmax", "newest"])
-def test_every_policy_gives_all_there_is_and_nothing_twice(rb, index, changes, put, policy):
-    subscriber = Subscriber(1, terms(policy=policy), index, changes)
+def test_every_policy_gives_all_there_is_and_nothing_twice(rb, index, feeder, put, policy):
+    subscriber = Subscriber(1, terms(policy=policy), feeder)
     put([3, 4, 2, 1], 2)
     assert sorted(given(subscriber) + given(subscriber) + given(subscriber)) == [1, 2, 3, 4]
 
@@ -168,6 +167,6 @@ def test_every_policy_gives_all_there_is_and_nothing_twice(rb, index, changes, p
         (terms(own=1), "own must be true or false, got 1"),
     ],
 )
-def test_foreign_terms_are_not_believed(index, changes, bad, message):
+def test_foreign_terms_are_not_believed(feeder, bad, message):
     with pytest.raises(ArgumentError, match=message):
-        Subscriber(1, bad, index, changes)
+        Subscriber(1, bad, feeder)
