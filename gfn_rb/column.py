@@ -26,8 +26,8 @@ from gfn_rb.storages import is_listed, open_shared, require_rows
 from gfn_rb.torchrl_compat import (
     all_slots,
     bump_mutation_revision,
+    content_version,
     mutation_revision,
-    tensor_version,
 )
 
 _KEPT_APART = 256  # announcements that are not joined yet
@@ -168,9 +168,8 @@ class KeyColumn:
         Args:
             storage: the storage to look at, laid out.
         """
-        if not is_listed(storage):
-            self._look_up(storage)
-        return self.version_after_write(storage)
+        self._look_up(storage)
+        return content_version(storage, self._watched)
 
     def version_after_write(self, storage: Storage) -> Version:
         """Return the :meth:`version` after a write in place, which leaves tensors where they are.
@@ -178,17 +177,15 @@ class KeyColumn:
         Args:
             storage: the storage.
         """
-        if is_listed(storage):
-            return (mutation_revision(storage),)
         if all_slots(storage) is not self._slots:
             self._look_up(storage)
-        numbers = [n for leaf in self._watched for n in (tensor_version(leaf), leaf.data_ptr())]
-        return (mutation_revision(storage), *numbers)
+        return content_version(storage, self._watched)
 
     def _look_up(self, storage: Storage) -> None:
         """Look up the tensors that are watched, which may have been replaced."""
-        self._watched, slots = self._own(storage), all_slots(storage)
-        if self._reads is not None:
+        listed = is_listed(storage)
+        self._watched, slots = [] if listed else self._own(storage), all_slots(storage)
+        if self._reads is not None and not listed:
             if slots is not self._slots:
                 self._also = [name for name in slots.keys(True, True) if self._reads(name)]
             self._watched += [slots.get(name) for name in self._also]

@@ -280,7 +280,8 @@ def record_slots(storage: Storage, slot: Int64[Tensor, "*k"]) -> None:
         storage: the storage.
         slot: which.
     """
-    for recorder in (lock_of(storage), journal_of(storage)):
+    for name in (_LOCK, _JOURNAL):
+        recorder = vars(storage).get(name)
         if recorder is not None:
             recorder.record(slot)
 

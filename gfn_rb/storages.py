@@ -9,7 +9,7 @@ mutation revision by one.
 from __future__ import annotations
 
 import torch
-from tensordict import LazyStackedTensorDict, lazy_stack
+from tensordict import lazy_stack
 from torchrl.data.replay_buffers.storages import ListStorage, Storage, TensorStorage
 
 from gfn_rb.errors import ShapeError
@@ -99,18 +99,3 @@ def stored_rows(storage: Storage) -> Rows:
             rows = [row.clone(False).clear_device_() for row in rows]
         return lazy_stack(rows)
     return all_slots(storage)[: len(storage)]
-
-
-def dense_batches(rows: Rows) -> list[Rows]:
-    """Return rows as batches of whole tensors: one, or one for each row if their shapes differ.
-
-    Args:
-        rows: batch size [n].
-    """
-    if not isinstance(rows, LazyStackedTensorDict):
-        return [rows]
-    each = list(rows.unbind(0))
-    dense = LazyStackedTensorDict.maybe_dense_stack(each)
-    if not isinstance(dense, LazyStackedTensorDict):
-        return [dense]
-    return [row.unsqueeze(0) for row in each]

@@ -52,12 +52,17 @@ def default_store() -> dist.Store:
     return dist.distributed_c10d._get_default_store()
 
 
-def tensor_version(tensor: Tensor) -> int:
-    """Return how often a tensor was written to in place (``Tensor._version``).
+def content_version(storage: Storage, tensors: Iterable[Tensor]) -> tuple[int, ...]:
+    """Return what changes with each write to a storage or, in this process, to tensors of it.
 
+    That is :func:`mutation_revision`, then of each tensor how often it was written to in place
+    (``Tensor._version``) and its address, for it may be replaced by another.
     Without it, writes to a key column behind a storage's back go unnoticed: stale draws.
     """
-    return tensor._version
+    version = [int(storage._mutation_revision)]
+    for tensor in tensors:
+        version += tensor._version, tensor.data_ptr()
+    return tuple(version)
 
 
 def assert_on_device(condition: Tensor, message: str) -> None:
@@ -171,7 +176,7 @@ def attached_entities(storage: Storage) -> Iterable[Any]:
 
 def mark_update(storage: Storage, slot: Tensor) -> None:
     """Tell the buffers that want to hear of changes which slots have changed. As the former."""
-    for entity in attached_entities(storage):
+    for entity in storage._attached_entities_iter():
         entity.mark_update(slot)
 
 
@@ -304,7 +309,7 @@ def raise_slot_generations(storage: Storage, index: Tensor | None = None) -> Non
 
     Does nothing where nobody tracks them. Without it, see :func:`track_slot_generations`.
     """
-    stamps: Tensor | None = slot_generations(storage)
+    stamps: Tensor | None = vars(storage).get(_SLOT_GENERATIONS)
     if stamps is None:
         return
     if index is None:

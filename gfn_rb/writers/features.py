@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import torch
-from tensordict import NestedKey, TensorDictBase
+from tensordict import LazyStackedTensorDict, NestedKey, TensorDictBase
 from torch import Tensor
 
 from gfn_rb.arguments import require_key
@@ -17,7 +17,6 @@ from gfn_rb.keys import ACTION, CONDITION, IS_BACKWARD, LENGTH, NEXT, NEXT_STATE
 from gfn_rb.numerics.flat import flat_rows
 from gfn_rb.numerics.near.hashing import equal_bits
 from gfn_rb.shapes import Int64, Rows, Shaped
-from gfn_rb.storages import dense_batches
 
 Unique: TypeAlias = NestedKey | list[NestedKey] | Callable[[TensorDictBase], Tensor] | None
 
@@ -74,13 +73,19 @@ class Features:
         Raises:
             ShapeError: there are more numbers of one than of another; or as above, as all.
         """
-        parts = [self(batch) for batch in dense_batches(data)]
+        if not isinstance(data, LazyStackedTensorDict):
+            return self(data)
+        each = list(data.unbind(0))
+        dense = LazyStackedTensorDict.maybe_dense_stack(each)
+        if not isinstance(dense, LazyStackedTensorDict):
+            return self(dense)
+        parts = [self(row.unsqueeze(0)) for row in each]
         widths = {part.shape[1] for part in parts}
         if len(widths) > 1:
             raise ShapeError(
                 f"items must have equally many features, got {min(widths)} to {max(widths)}"
             )
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        return torch.cat(parts)
 
     def reads(self, name: NestedKey) -> bool:
         """Return whether the numbers may depend on an entry.

@@ -291,7 +291,10 @@ def tensors_of(rows: Rows) -> dict[NestedKey, Tensor] | None:
         rows: batch size [n].
     """
     leaves = dict(rows.items(True, True, is_leaf=is_leaf_nontensor))
-    return leaves if all(isinstance(leaf, Tensor) for leaf in leaves.values()) else None
+    for leaf in leaves.values():
+        if not isinstance(leaf, Tensor):
+            return None
+    return leaves
 
 
 def relocate(storage: Storage, source: Tensor, target: Tensor) -> None:

@@ -28,7 +28,10 @@ class PreparedRows(NamedTuple):
 
     def select(self, index: Int64[Tensor, "k"]) -> PreparedRows:
         """Return some of the rows."""
-        return PreparedRows(*(each.index_select(0, index) for each in self))
+        rows, key, place = self
+        return PreparedRows(
+            rows.index_select(0, index), key.index_select(0, index), place.index_select(0, index)
+        )
 
     def first(self, n: int) -> PreparedRows:
         """Return the first n rows."""

@@ -1,0 +1,54 @@
+"""How many calls of the package's functions a batch takes on its way into a buffer."""
+
+import sys
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from gfn_rb import reward_prioritized_buffer
+from gfn_rb.envs import HyperGrid
+
+N, CAPACITY = 128, 1024
+
+
+def rows(seed, log_reward):
+    generator = torch.Generator().manual_seed(seed)
+    state = torch.randint(0, 8, (N, 16), generator=generator)
+    return TensorDict({"state": state, "log_reward": log_reward}, [N])
+
+
+def calls_of(work):
+    """The number of calls, in this thread, of functions that are defined in the package."""
+    n = 0
+
+    def count(frame, event, _):
+        nonlocal n
+        n += event == "call" and "/gfn_rb/" in frame.f_code.co_filename
+
+    sys.setprofile(count)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return n
+
+
+@pytest.mark.parametrize(
+    ("options", "most"),
+    [
+        ({}, 91),
+        ({"unique": "state"}, 114),
+        ({"unique": "state", "compact": "narrow", "env": HyperGrid(ndim=16, height=8)}, 141),
+    ],
+    ids=["plain", "unique", "unique and narrow"],
+)
+def test_a_batch_takes_few_calls(options, most):
+    rb = reward_prioritized_buffer(CAPACITY, batch_size=16, **options)
+    for seed in range(2 * CAPACITY // N):
+        rb.extend(rows(seed, torch.arange(N) + float(N * seed)))
+    rb.sample()
+    wins = (torch.arange(N) - 64) * 1e4
+    offered = rows(99, wins)
+    assert calls_of(lambda: rb.extend(offered)) <= most
+    assert int((rb[:]["log_reward"] >= 1e4).sum()) == N // 2 - 1
