@@ -19,8 +19,8 @@ from gfn_rb.training.priority_rules import PRIORITY, PriorityRule, TeacherReward
 from gfn_rb.training.replay import DRAW, KEEP, REPLAY
 from gfn_rb.training.session.launch import resume, train
 from gfn_rb.training.session.run import RunResult
+from gfn_rb.training.sources.worker import WorkerSource
 from gfn_rb.training.trainer import Hooks, Trainer
-from gfn_rb.training.worker_source import WorkerSource
 
 __all__ = [
     "DRAW",

@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from os import PathLike
-from typing import NamedTuple
+from statistics import fmean
+from typing import Any
 
 import torch
 from tensordict import TensorDictBase
@@ -22,12 +23,14 @@ from gfn_rb.containers.base import Container
 from gfn_rb.envs import GFNEnv
 from gfn_rb.errors import CheckpointMismatchError
 from gfn_rb.losses import Loss
+from gfn_rb.numerics.flat import flat_rows
+from gfn_rb.numerics.near.distances import Distance
 from gfn_rb.rollout import Sampler
 from gfn_rb.shapes import Float
 from gfn_rb.stopwatch import Stopwatch
 from gfn_rb.torchrl_compat import member_buffers
 from gfn_rb.training.config import TrainConfig
-from gfn_rb.training.measuring import make_discovery, make_evaluation
+from gfn_rb.training.metrics import DiscoveryMetrics, Evaluation, SeparatedModes, norm_distance
 from gfn_rb.training.objectives import (
     backward_policy,
     convert,
@@ -50,18 +53,6 @@ PHASES = ("rollout", "buffer", "learning", "evaluation")
 
 def _store(rb: ReplayBuffer, items: TensorDictBase) -> None:
     rb.extend(items)
-
-
-class Learnt(NamedTuple):
-    """What a batch was like before it was learnt from.
-
-    Attributes:
-        loss: of each row that the loss reads.
-        residual: likewise, in nats.
-    """
-
-    loss: Float[Tensor, "m"]
-    residual: Float[Tensor, "m"]
 
 
 @dataclass(frozen=True)
@@ -128,12 +119,21 @@ class Trainer:
         draws = torch.Generator(config.device).manual_seed(replay)
         self.rb = make_buffer(config, self.env, draws, self._regenerate)
         self.replayed = self.hooks.replayed(self.rb, self.env)
-        self.discovery = make_discovery(config, self.env)
-        self.evaluation = make_evaluation(config, self.env, self.loss, rollout)
+        self.discovery = _make_discovery(config, self.env)
+        self.evaluation = Evaluation(
+            self.env, self.loss.forward_policy, backward_policy(self.loss),
+            self.loss.estimate_log_z, config.metrics, n_samples=config.eval_samples,
+            n_backward=config.eval_backward, seed=rollout,
+        )  # fmt: skip
         self.fit = self.evaluation.fit
+        # What has a state of its own, by its name in checkpoints.
+        self._parts: dict[str, Any] = {
+            "policies": self.loss, "optimizer": self.optimizer, "schedule": self.schedule,
+            "source": self.source, "discovery": self.discovery,
+        }  # fmt: skip
         self.steps_done = 0
         self.history: list[Row] = []
-        self._losses: dict[str, list[float]] = {}  # sum and number since the last row of history
+        self._losses = _no_losses()
 
     def step(self) -> float:
         """Take one training step.
@@ -152,14 +152,14 @@ class Trainer:
                 fit_log_z(self.loss, fresh)
         sampled = self._batches(fresh)
         from_others = [] if fed is None else self._batches(Trajectories.from_tensordict(fed))
-        losses = [float(self._learn(batch).loss.mean()) for batch in sampled]
+        losses = [self._learn(batch)[0] for batch in sampled]
         for batch in from_others:
             self._learn(batch)
         replayed = [self._replay(rows) for rows in self._draw(sampled + from_others)]
-        loss = sum(losses) / len(losses)
-        self._add_loss("loss", loss)
+        loss = fmean(losses)
+        self._losses["loss"].append(loss)
         if self.config.n_replayed:
-            self._add_loss("replay_loss", sum(replayed) / max(len(replayed), 1))
+            self._losses["replay_loss"].append(fmean(replayed) if replayed else 0.0)
         self.schedule.step()
         self.steps_done += 1
         self.hooks.stepped(self)
@@ -199,24 +199,24 @@ class Trainer:
     def _replay(self, rows: TensorDictBase) -> float:
         """Take one optimiser step on replayed rows, and set their priorities; return their loss."""
         replayed = self.replay.gives.from_tensordict(rows)
-        learnt = self._learn(replayed)
+        loss, residual = self._learn(replayed)
         if self.config.draw == "priority":
             with self.watch("buffer"):
-                priority = mean_per_item(replayed, self.priority_rule(learnt.residual))
+                priority = mean_per_item(replayed, self.priority_rule(residual))
                 self.replayed.update_priority(rows.get(keys.INDEX), priority)
-        return float(learnt.loss.mean())
+        return loss
 
-    def _learn(self, batch: Container) -> Learnt:
-        """Take one optimiser step on a batch."""
+    def _learn(self, batch: Container) -> tuple[float, Float[Tensor, "m"]]:
+        """Take one optimiser step on a batch; return its loss and its residual before that."""
         with self.watch("learning"):
             rows = convert(batch, self.loss.reads)
             self.discovery.calls += self.loss.n_reward_calls(rows)
             loss, residual = self.loss.evaluate(rows)
+            cost, residual = loss.mean(), residual.detach()
             options = self.config.clip_grad_norm, self.hooks.gradients
-            take_step(self.optimizer, self.loss, loss.mean(), *options)
-            learnt = Learnt(loss.detach(), residual.detach())
-            self.source.learn(batch, learnt.residual)
-            return learnt
+            take_step(self.optimizer, self.loss, cost, *options)
+            self.source.learn(batch, residual)
+            return float(cost.detach()), residual
 
     def _regenerate(self, rows: TensorDictBase) -> TensorDictBase:
         """Sample forward trajectories to stored terminating states. Costs no reward calls."""
@@ -254,8 +254,7 @@ class Trainer:
         return {
             "step": self.steps_done,
             **found,
-            "loss": self._mean_loss("loss"),
-            "replay_loss": self._mean_loss("replay_loss"),
+            **{name: fmean(losses) if losses else None for name, losses in self._losses.items()},
             **known,
             "buffer_size": len(self.rb),
             **{name: flow.get(name) for name in FLOW},
@@ -267,7 +266,7 @@ class Trainer:
         """Measure, and append the row to ``history``."""
         row = self.measure()
         self.history.append(row)
-        self._losses = {}
+        self._losses = _no_losses()
         for counts in self._counts():
             counts.forget_ages()
         return row
@@ -276,14 +275,6 @@ class Trainer:
         """Return the counts of the run's buffer, and of what it is replayed together with."""
         merged = isinstance(self.replayed, MergedReplayBuffer)
         return [rb.counts for rb in (member_buffers(self.replayed) if merged else [self.rb])]
-
-    def _add_loss(self, name: str, loss: float) -> None:
-        total, n = self._losses.get(name, (0.0, 0))
-        self._losses[name] = [total + loss, n + 1]
-
-    def _mean_loss(self, name: str) -> float | None:
-        total, n = self._losses.get(name, (0.0, 0))
-        return total / n if n else None
 
     # Keeping it.
 
@@ -301,13 +292,9 @@ class Trainer:
             self.replayed,
             secret=self._secret,
             config=self.config.to_dict(),
-            policies=self.loss.state_dict(),
-            optimizer=self.optimizer.state_dict(),
-            schedule=self.schedule.state_dict(),
+            **{name: part.state_dict() for name, part in self._parts.items()},
             generator=self.generator.get_state(),
-            source=self.source.state_dict(),
             steps_done=self.steps_done,
-            discovery=self.discovery.state_dict(),
             history=self.history,
             losses=self._losses,
             time=self.watch.read(),
@@ -327,13 +314,10 @@ class Trainer:
         """
         self._check_same(path)
         extra = load_checkpoint(path, self.replayed, secret=self._secret)
-        self.loss.load_state_dict(extra["policies"])
-        self.optimizer.load_state_dict(extra["optimizer"])
-        self.schedule.load_state_dict(extra["schedule"])
+        for name, part in self._parts.items():
+            part.load_state_dict(extra[name])
         self.generator.set_state(extra["generator"])
-        self.source.load_state_dict(extra["source"])
         self.steps_done = extra["steps_done"]
-        self.discovery.load_state_dict(extra["discovery"])
         self.history, self._losses = extra["history"], extra["losses"]
         self.watch.restore(extra["time"])
 
@@ -347,6 +331,22 @@ class Trainer:
                     f"{path} is of another configuration: {name} is {saved.get(name)!r}, expected "
                     f"{own.get(name)!r}"
                 )
+
+
+def _make_discovery(config: TrainConfig, env: GFNEnv) -> DiscoveryMetrics:
+    between, separated = config.make_distance(), None
+    if callable(between):
+        distance: Distance = lambda a, b: between(flat_rows(a), flat_rows(b))  # noqa: E731
+    else:
+        distance = norm_distance(between)
+    if config.mode_score is not None:
+        separated = SeparatedModes(config.mode_score, config.mode_cutoff, distance)
+    return DiscoveryMetrics(env, distance, separated)
+
+
+def _no_losses() -> dict[str, list[float]]:
+    """Return an empty record of the losses since the last row of history."""
+    return {"loss": [], "replay_loss": []}
 
 
 def _seeds(seed: int, stream: int) -> list[int]:

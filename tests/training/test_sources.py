@@ -16,8 +16,8 @@ from training.training_runs import (
 
 from gfn_rb.containers import Trajectories
 from gfn_rb.rollout import LocalSearchSampler
-from gfn_rb.training import Trainer, WorkerSource
-from gfn_rb.training.sources import PolicySource, SearchedSource, Source
+from gfn_rb.training import Trainer
+from gfn_rb.training.sources import LocalSearchSource, PolicySource, Source
 
 
 class ScriptedSearch(LocalSearchSampler):
@@ -33,7 +33,7 @@ class ScriptedSearch(LocalSearchSampler):
         return self.proposed.pop(0), self.accepted.pop(0)
 
 
-class Scripted:
+class Scripted(Source):
     """A source that gives what it is told."""
 
     def __init__(self, *batches):
@@ -61,12 +61,6 @@ def batches():
     return [trainer.source.sample(3) for _ in range(3)]
 
 
-def test_sources_are_sources():
-    for config in (GRID, grid(local_search=1)):
-        assert isinstance(Trainer(config).source, Source)
-    assert issubclass(WorkerSource, Source)
-
-
 def test_the_policy_is_sampled_as_told():
     trainer = Trainer(grid(epsilon=0.25))
     options = {"epsilon": 0.25, "generator": torch.Generator().manual_seed(3)}
@@ -81,7 +75,7 @@ def test_each_loop_goes_on_from_what_was_accepted(batches):
     start = Scripted(first)
     search = ScriptedSearch([second, third], [[True, False, True], [False] * 3])
     generator = torch.Generator()
-    source = SearchedSource(start, search, GRID.make_env(), 2, 0.25, generator, epsilon=0.5)
+    source = LocalSearchSource(start, search, GRID.make_env(), 2, 0.25, generator, epsilon=0.5)
     found = source.sample(3)
     equal(found.state.tolist(), Trajectories.cat(batches).state.tolist())
     assert len(found) == 9
@@ -97,9 +91,9 @@ def test_each_loop_goes_on_from_what_was_accepted(batches):
 
 def test_what_is_searched_around_keeps_its_state_and_is_closed(batches):
     start = Scripted(*batches)
-    source = SearchedSource(start, ScriptedSearch(), GRID.make_env(), 1, 0.5, torch.Generator())
-    source.load_state_dict({"closed": False})
-    assert source.state_dict() == {"closed": False}
+    source = LocalSearchSource(start, ScriptedSearch(), GRID.make_env(), 1, 0.5, torch.Generator())
+    source.load_state_dict({"source": {"closed": False}})
+    assert source.state_dict() == {"source": {"closed": False}}
     residual = torch.zeros(3)
     source.learn(batches[0], residual)
     assert start.learnt == [(batches[0], residual)]
@@ -132,7 +126,7 @@ def test_a_search_undoes_the_share_it_is_told():
 
 
 def test_workers_sample_and_go_on_where_they_were(tmp_path, monkeypatch):
-    monkeypatch.setattr("gfn_rb.training.worker_source._SpawnContext", ForkedContext)
+    monkeypatch.setattr("gfn_rb.training.sources.worker._SpawnContext", ForkedContext)
     whole = trained(grid(workers=1, local_search=1, batch_size=6), 2)
     n_stored, n_calls = len(whole.rb), whole.discovery.calls
     restored = resumed_beside(whole, tmp_path, 2)

@@ -21,8 +21,8 @@ ONE = Trainer(GRID).source.sample(1)
 def test_the_teachers_batches_are_spread_evenly(share, batches, monkeypatch):
     source = Trainer(grid(teacher_share=share)).source
     drawn = []
-    monkeypatch.setattr(source._student, "sample", lambda n: drawn.append("s") or ONE)
-    monkeypatch.setattr(source._teacher, "sample", lambda n: drawn.append("t") or ONE)
+    monkeypatch.setattr(source.parts["student"], "sample", lambda n: drawn.append("s") or ONE)
+    monkeypatch.setattr(source.parts["teacher"], "sample", lambda n: drawn.append("t") or ONE)
     for _ in range(8):
         assert source.sample(1) is ONE
     assert drawn == list(batches.replace(" ", ""))
@@ -118,7 +118,7 @@ def test_a_teacher_goes_where_the_student_comes_short():
 
 
 def test_workers_sample_for_both(monkeypatch, tmp_path):
-    monkeypatch.setattr("gfn_rb.training.worker_source._SpawnContext", ForkedContext)
+    monkeypatch.setattr("gfn_rb.training.sources.worker._SpawnContext", ForkedContext)
     whole = trained(grid(teacher_share=0.5, workers=1, batch_size=6), 3)
     restored = resumed_beside(whole, tmp_path, 2)
     equal(restored.source.state_dict(), whole.source.state_dict())

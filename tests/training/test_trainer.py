@@ -1,4 +1,3 @@
-import math
 from dataclasses import replace
 
 import pytest
@@ -22,9 +21,7 @@ from gfn_rb.checkpoint import save_checkpoint
 from gfn_rb.containers import Trajectories
 from gfn_rb.errors import CheckpointCorruptError, CheckpointError, CheckpointMismatchError
 from gfn_rb.training import Hooks, LineConfig, Trainer
-from gfn_rb.training.metrics import jensen_shannon_distance, total_variation
 from gfn_rb.training.objectives import fit_log_z
-from gfn_rb.training.trainer import Learnt
 
 VARIANTS = {
     "trajectories": GRID,
@@ -54,6 +51,7 @@ VARIANTS = {
     "conditions": replace(WARM_GRID, local_search=1),
     "bits": replace(BITS, local_search=1),
     "rna": RNA,
+    "letters on both sides": replace(DNA, form="prepend_append", backward="learned"),
 }
 
 
@@ -83,12 +81,6 @@ def assert_same(one, other):
 
 def test_same_seed_gives_the_same_numbers():
     assert_same(trained(GRID, 7), trained(GRID, 7))
-
-
-def test_another_seed_gives_others():
-    rows = [timeless(trained(grid(seed=seed), 5).history[-1]) for seed in (0, 1)]
-    assert rows[0]["loss"] != rows[1]["loss"]
-    assert rows[0]["log_z"] != rows[1]["log_z"]
 
 
 def test_the_global_generator_is_neither_read_nor_moved():
@@ -135,13 +127,6 @@ def test_time_goes_on_from_the_checkpoint(tmp_path):
     row = restored.measure()
     assert 1000 <= row["time_rollout"] < 1001
     assert 1000 <= row["time_total"] < 1100
-
-
-def test_another_number_of_steps_may_continue(tmp_path):
-    trained(GRID, 4).save(tmp_path / "checkpoint")
-    restored = Trainer(grid(steps=99))
-    restored.load(tmp_path / "checkpoint")
-    assert (restored.steps_done, restored.config.steps) == (4, 99)
 
 
 @pytest.mark.parametrize(
@@ -295,15 +280,6 @@ def test_log_z_starts_where_the_first_batch_fits_best():
     torch.testing.assert_close(start.log_z, float(expected))
 
 
-def test_log_z_is_fitted_once():
-    trainer = Trainer(grid(lr_log_z=1e-6))
-    trainer.step()
-    fitted = trainer.log_z
-    assert abs(fitted) > 0.1
-    trainer.step()
-    assert trainer.log_z == pytest.approx(fitted, abs=1e-4)
-
-
 def test_log_z_starts_where_it_is_told():
     trainer = Trainer(grid(log_z=4.5, lr_log_z=1e-6))
     assert trainer.log_z == 4.5
@@ -330,15 +306,6 @@ def test_learning_rates_fall_to_their_share():
         trainer.step()
     shares = [1.0, 0.75, 0.5, 0.25, 0.25]
     assert rates == [pytest.approx([0.01 * share, 0.1 * share]) for share in shares]
-
-
-def test_epsilon_1_ignores_the_policy():
-    options = {"epsilon": 1.0, "replay_ratio": 0.0}
-    one, other = Recorded(grid(lr=1e-6, **options)), Recorded(grid(lr=0.1, **options))
-    take(one, 4)
-    take(other, 4)
-    assert torch.equal(one.batches[3].state, other.batches[3].state)
-    assert one.log_z != other.log_z
 
 
 def test_gradients_are_shortened():
@@ -371,30 +338,12 @@ def test_what_is_annealed_reaches_its_part():
     assert temperatures == [4.0, 3.5, 3.0, 2.5, 2.0, 2.0]
 
 
-def test_learning_from_a_batch_lowers_its_loss():
-    trainer = Recorded(grid(batch_size=64, lr=1e-3))
-    trainer.step()
-    losses = [float(trainer._learn(trainer.batches[0]).loss.mean()) for _ in range(6)]
-    assert losses == sorted(losses, reverse=True)
-
-
-@pytest.mark.parametrize("options", [{}, {"replay": "terminal"}, {"replay_ratio": 0.0}])
-def test_the_target_is_learnt(options):
-    """A 6x6 grid, exactly measured: from far off to close by."""
-    trainer = Trainer(grid(batch_size=16, hidden=(32,), lr=5e-3, capacity=4000, **options))
-    start = trainer.measure()
-    for _ in range(100):
-        trainer.step()
-    end = trainer.measure()
-    assert start["total_variation"] > 0.5
-    assert end["total_variation"] < 0.1
-    assert end["log_z"] == pytest.approx(trainer.env.log_z, abs=0.15)
-    assert end["modes_found"] == 4
-
-
 @pytest.mark.parametrize(
     "options",
     [
+        {},
+        {"replay": "terminal"},
+        {"replay_ratio": 0.0},
         *({"loss": loss} for loss in ("subtb", "db", "mdb", "fm")),
         {"regression": "linex"},
         {"teacher_share": 0.5},
@@ -407,6 +356,7 @@ def test_the_target_is_learnt_by_every_rule(options):
         trainer.step()
     end = trainer.measure()
     assert end["total_variation"] < 0.25
+    assert end["modes_found"] == 4
     assert end["log_z"] == pytest.approx(trainer.env.log_z, abs=0.5)
 
 
@@ -478,15 +428,6 @@ def test_what_others_found_is_learnt_like_what_was_sampled(brought, sizes):
     assert (row["reward_calls"], row["buffer_size"]) == (8, 8)
 
 
-def test_what_others_found_is_learnt_without_replay_too():
-    others = Trainer(grid(seed=9)).source.sample(8)
-    hooks = Hooks(store=lambda rb, items: others.to_tensordict())
-    trainer = Recorded(grid(replay_ratio=0.0), hooks=hooks)
-    trainer.step()
-    assert len(trainer.batches) == 2
-    assert torch.equal(trainer.batches[1].state, others.state)
-
-
 def test_gradients_can_be_replaced_before_they_are_used():
     def zero(loss):
         for parameter in loss.parameters():
@@ -520,20 +461,6 @@ def test_what_is_replayed_may_come_from_elsewhere(tmp_path):
     take(trainer, 3)
     take(restored, 3)
     assert_same(restored, trainer)
-
-
-def test_a_second_buffer_needs_no_second_environment():
-    given = []
-    trainer = Trainer(GRID, hooks=Hooks(replayed=lambda rb, env: given.append(env) or rb))
-    assert given == [trainer.env]
-
-
-def test_a_trainer_closes_its_source():
-    trainer = Trainer(GRID)
-    closed = []
-    trainer.source.close = lambda: closed.append(True)
-    trainer.close()
-    assert closed == [True]
 
 
 # What is measured.
@@ -578,23 +505,13 @@ def test_replay_loss_is_the_mean_over_batches(monkeypatch):
     losses = iter([5.0, 1.0, 2.0, 7.0, 3.0, 6.0])
 
     def learn(batch):
-        loss = torch.full((len(batch),), next(losses))
         trainer.optimizer.step()  # changes nothing, and must come before that of the schedule
-        return Learnt(loss, loss.sqrt())
+        return next(losses), torch.zeros(len(batch))
 
     monkeypatch.setattr(trainer, "_learn", learn)
     assert [trainer.step(), trainer.step()] == [5.0, 7.0]
     row = trainer.record()
     assert (row["loss"], row["replay_loss"]) == (6.0, 3.0)
-
-
-def test_distances_are_those_of_the_exact_distributions():
-    trainer = trained(GRID, 5)
-    row = trainer.measure()
-    log_p, target = trainer.fit.policy_log_prob(), trainer.env.target_log_prob()
-    assert log_p.exp().sum() == pytest.approx(1)
-    assert row["total_variation"] == total_variation(log_p, target)
-    assert row["jensen_shannon_distance"] == jensen_shannon_distance(log_p, target)
 
 
 def test_the_exact_policy_is_the_one_that_is_sampled():
@@ -611,13 +528,6 @@ def test_times_add_up():
     parts = [row[f"time_{name}"] for name in ("rollout", "buffer", "learning", "evaluation")]
     assert all(part > 0 for part in parts)
     assert sum(parts) <= row["time_total"]
-
-
-@pytest.mark.parametrize("form", ["append", "prepend_append"])
-def test_tfbind8_trains(form):
-    trainer = trained(type(DNA)(**{**vars(DNA), "form": form, "backward": "learned"}), 3)
-    assert trainer.history[-1]["step"] == 3
-    assert math.isfinite(trainer.history[-1]["loss"])
 
 
 @pytest.mark.cuda

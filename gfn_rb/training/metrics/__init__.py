@@ -12,7 +12,6 @@ from gfn_rb.training.metrics.discovery import DiscoveryMetrics
 from gfn_rb.training.metrics.diversity import SeparatedModes, mean_distance, norm_distance
 from gfn_rb.training.metrics.evaluation import METRICS, Evaluation, check_metrics
 from gfn_rb.training.metrics.fit import (
-    ConditionalFit,
     ExactFit,
     Fit,
     jensen_shannon_distance,
@@ -22,7 +21,6 @@ from gfn_rb.training.metrics.fit import (
 
 __all__ = [
     "METRICS",
-    "ConditionalFit",
     "DiscoveryMetrics",
     "Evaluation",
     "ExactFit",

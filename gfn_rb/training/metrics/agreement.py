@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from gfn_rb.errors import ShapeError
-from gfn_rb.shapes import Float, Float64
+from gfn_rb.shapes import Float
 
 
 def accuracy(
@@ -36,12 +37,8 @@ def pearson(x: Float[Tensor, "..."], y: Float[Tensor, "..."]) -> float:
     Raises:
         ShapeError: they are not vectors of one length.
     """
-    if x.ndim != 1 or x.shape != y.shape:
-        raise ShapeError(
-            f"x and y must be vectors of one length, got shapes {list(x.shape)} and {list(y.shape)}"
-        )
-    x, y = x.double() - x.double().mean(), y.double() - y.double().mean()
-    return float((x @ y) / (x.norm() * y.norm()))
+    check_vectors(x=x, y=y)
+    return float(torch.corrcoef(torch.stack([x.double(), y.double()]))[0, 1])
 
 
 def spearman(x: Float[Tensor, "..."], y: Float[Tensor, "..."]) -> float:
@@ -50,11 +47,18 @@ def spearman(x: Float[Tensor, "..."], y: Float[Tensor, "..."]) -> float:
     It asks whether a policy orders objects as the reward does. Arguments and errors are those of
     :func:`pearson`.
     """
-    return pearson(_mean_rank(x), _mean_rank(y))
+    ranks = []
+    for value in (x, y):
+        _, at, count = value.unique(return_inverse=True, return_counts=True)
+        ranks.append((count.cumsum(0) - (count - 1) / 2)[at])
+    return pearson(*ranks)
 
 
-def _mean_rank(value: Float[Tensor, "..."]) -> Float64[Tensor, "..."]:
-    """Return the rank of each number from 1, equal ones at the mean of theirs."""
-    _, at, count = value.unique(return_inverse=True, return_counts=True)
-    last = count.cumsum(0).double()
-    return (last - (count - 1) / 2)[at]
+def check_vectors(**vectors: Tensor) -> None:
+    """Raise ShapeError unless two tensors, given by name, are vectors of one length."""
+    shapes = [list(each.shape) for each in vectors.values()]
+    if any(len(shape) != 1 or shape != shapes[0] for shape in shapes):
+        raise ShapeError(
+            f"{' and '.join(vectors)} must be vectors of one length, got shapes "
+            f"{' and '.join(map(str, shapes))}"
+        )

@@ -215,15 +215,14 @@ class Evaluation:
         sampled = [metric for metric in self._metrics if not known.keys() >= {*metric.columns}]
         if sampled:
             self._generator.manual_seed((self._seed + step) % 2**63)
-            rows = [_measure(sampled, self._draw(each)) for each in self._conditions]
+            rows: list[Columns] = []
+            for condition in self._conditions:
+                samples: Samples = self._draw(condition)
+                row: Columns = {}
+                for metric in sampled:
+                    row |= metric.measure(samples)
+                rows.append(row)
             known |= {name: fmean(row[name] for row in rows) for name in rows[0]}
         if "log_z_importance" in known and self.fit.log_z is not None:
             known["log_z_importance_gap"] = abs(known["log_z_importance"] - self.fit.log_z)
         return {name: value if math.isfinite(value) else None for name, value in known.items()}
-
-
-def _measure(metrics: Sequence[Metric], samples: Samples) -> Columns:
-    measured: Columns = {}
-    for metric in metrics:
-        measured |= metric.measure(samples)
-    return measured

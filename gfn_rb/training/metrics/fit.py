@@ -12,10 +12,10 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
 from gfn_rb.envs import EnumerableEnv, GFNEnv
-from gfn_rb.errors import NaNError, ShapeError
+from gfn_rb.errors import NaNError
 from gfn_rb.rollout import action_log_probs
 from gfn_rb.shapes import Float, Float64, Shaped
-from gfn_rb.training.metrics.agreement import accuracy, pearson, spearman
+from gfn_rb.training.metrics.agreement import accuracy, check_vectors, pearson, spearman
 
 EstimateLogZ = Callable[[Tensor | None], Tensor]
 
@@ -67,38 +67,10 @@ class ExactFit(Fit):
     """Knows the policy's distribution, and its exact distance to the target.
 
     Args:
-        env: small enough to enumerate, and without conditions.
-        policy: the forward policy.
-        estimate_log_z: returns the learned log Z, in nats.
-    """
-
-    method = "exact"
-
-    def __init__(
-        self, env: EnumerableEnv, policy: TensorDictModuleBase, estimate_log_z: EstimateLogZ
-    ) -> None:
-        super().__init__(estimate_log_z, None, env.log_z)
-        self.env, self._log_pf = env, partial(action_log_probs, policy, env)
-        self.target, self._score = env.target_log_prob(), env.score(env.terminating_states())
-
-    def policy_log_prob(self) -> Float64[Tensor, "m"]:
-        """Return the policy's exact log-probability of each terminating state."""
-        return self.env.policy_log_prob(self._log_pf)
-
-    def columns(self) -> dict[str, float]:
-        """Return log Z, and distances, correlations and accuracy, all of them exact."""
-        exact = compare_exactly(self.policy_log_prob(), self.target, self._score)
-        return {**super().columns(), **exact}
-
-
-class ConditionalFit(Fit):
-    """Knows the exact distance under each of some fixed conditions, and gives their mean.
-
-    Args:
-        env: small enough to enumerate, with conditions.
+        env: small enough to enumerate.
         policy: the forward policy.
         estimate_log_z: returns the learned log Z in nats, for each of the conditions it is given.
-        conditions: those to compare under.
+        conditions: those to take means over, where the environment has any.
     """
 
     def __init__(
@@ -106,22 +78,36 @@ class ConditionalFit(Fit):
         env: EnumerableEnv,
         policy: TensorDictModuleBase,
         estimate_log_z: EstimateLogZ,
-        conditions: Shaped[Tensor, "k *condition"],
+        conditions: Shaped[Tensor, "k *condition"] | None = None,
     ) -> None:
-        super().__init__(estimate_log_z, conditions)
-        self._env, self._log_pf = env, partial(action_log_probs, policy, env)
-        self._targets = [(condition, env.target_log_prob(condition)) for condition in conditions]
+        self._each = [None] if conditions is None else [*conditions]
+        self.method, log_z = "exact", env.true_log_z
+        if conditions is not None:
+            self.method = f"exact, mean over {len(conditions)} conditions"
+            log_z = fmean(env.log_partition(condition) for condition in conditions)
+        super().__init__(estimate_log_z, conditions, log_z)
+        self.env, self._log_pf = env, partial(action_log_probs, policy, env)
+        self._targets = [env.target_log_prob(condition) for condition in self._each]
         self._score = env.score(env.terminating_states())
-        self.method = f"exact, mean over {len(conditions)} conditions"
-        self.log_z = fmean(env.log_partition(condition) for condition in conditions)
+
+    @property
+    def target(self) -> Float64[Tensor, "m"]:
+        """The target's log-probability of each terminating state, under the first condition."""
+        return self._targets[0]
+
+    def policy_log_prob(
+        self, condition: Shaped[Tensor, "*condition"] | None = None
+    ) -> Float64[Tensor, "m"]:
+        """Return the policy's exact log-probability of each terminating state."""
+        return self.env.policy_log_prob(self._log_pf, condition=condition)
 
     def columns(self) -> dict[str, float]:
-        """Return means over the conditions of what :class:`ExactFit` returns."""
-        each = []
-        for condition, target in self._targets:
-            log_p = self._env.policy_log_prob(self._log_pf, condition=condition)
-            each.append(compare_exactly(log_p, target, self._score))
-        return {**super().columns(), **{name: fmean(one[name] for one in each) for name in each[0]}}
+        """Return log Z, and distances, correlations and accuracy, all of them exact."""
+        rows = [
+            compare_exactly(self.policy_log_prob(condition), target, self._score)
+            for condition, target in zip(self._each, self._targets, strict=True)
+        ]
+        return {**super().columns(), **{name: fmean(row[name] for row in rows) for name in rows[0]}}
 
 
 def compare_exactly(
@@ -160,9 +146,7 @@ def make_fit(
     conditions = env.fixed_conditions(N_CONDITIONS)
     if not (isinstance(env, EnumerableEnv) and env.n_states <= max_states):
         return Fit(estimate_log_z, conditions, env.true_log_z)
-    if conditions is None:
-        return ExactFit(env, policy, estimate_log_z)
-    return ConditionalFit(env, policy, estimate_log_z, conditions)
+    return ExactFit(env, policy, estimate_log_z, conditions)
 
 
 def total_variation(log_p: Float[Tensor, "..."], log_q: Float[Tensor, "..."]) -> float:
@@ -205,11 +189,7 @@ def _kl_to_mean(log_p: Tensor, log_q: Tensor) -> float:
 
 
 def _check(log_p: Tensor, log_q: Tensor) -> None:
-    if log_p.ndim != 1 or log_p.shape != log_q.shape:
-        raise ShapeError(
-            f"log_p and log_q must be vectors of one length, got shapes {list(log_p.shape)} "
-            f"and {list(log_q.shape)}"
-        )
+    check_vectors(log_p=log_p, log_q=log_q)
     for name, value in {"log_p": log_p, "log_q": log_q}.items():
         if value.isnan().any():
             raise NaNError(f"{name} must hold log-probabilities, got NaN")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ from gfn_rb.errors import ArgumentError, CheckpointCorruptError
 from gfn_rb.shapes import Float64
 from gfn_rb.training.session.folder import RunFolder, read_metrics
 
-# What a run is compared by where nothing else is asked for, the first three that it has.
+# Default metrics of a comparison: the first three of these that all runs have.
 USUAL = (
     "modes_found",
     "separated_modes",
@@ -39,11 +39,17 @@ _BESIDE = {
 }
 _UNTRAINED = {"log_z", "log_z_gap"}  # any number before the first step
 
+
+def direction(metric: str) -> int:
+    """Return 1 where higher is better, -1 where lower is; 0 where nobody knows."""
+    return (metric in HIGHER_IS_BETTER) - (metric in LOWER_IS_BETTER)
+
+
 Columns = dict[str, Float64[np.ndarray, "k"]]
 
 
 class FinishedRun(NamedTuple):
-    """What a run folder tells.
+    """The configuration and the metrics in a run folder.
 
     Attributes:
         path: the folder.
@@ -114,7 +120,7 @@ class Comparison(NamedTuple):
 
     def best(self, metric: str) -> Configuration | None:
         """Return the configuration of best mean; None where nobody knows which way is better."""
-        sign = (metric in HIGHER_IS_BETTER) - (metric in LOWER_IS_BETTER)
+        sign = direction(metric)
         if not sign or len(self.configurations) < 2:
             return None
         at = np.array([float(self.calls)])
@@ -151,13 +157,25 @@ def compare_runs(
         raise ArgumentError(
             f"calls must be in [1, {shortest.calls}], as many as {shortest.path} took, got {calls}"
         )
-    chosen = [*metrics] or _usual_metrics(runs)
-    check_measured(chosen, runs)
+    for metric in metrics:
+        for run in runs:
+            if not run.has(metric):
+                raise ArgumentError(
+                    f"metrics must be among {', '.join(filter(run.has, run.columns))}, which "
+                    f"{run.path} measured, got {metric!r}"
+                )
+    usual = [
+        metric
+        for metric in USUAL
+        if all(run.has(metric) for run in runs)
+        and any(np.nan_to_num(run.columns[metric]).any() for run in runs)
+    ]
+    chosen = [*metrics] or usual[:3]
     return Comparison(first.config["env"], calls or shortest.calls, chosen, _grouped(runs))
 
 
 def read_run(path: Path) -> FinishedRun:
-    """Return what a run folder tells, without the code of its environment.
+    """Read a run folder, without the code of its environment.
 
     Raises:
         ArgumentError: it is no run, or has measured nothing yet.
@@ -172,26 +190,6 @@ def read_run(path: Path) -> FinishedRun:
     if not columns:
         raise ArgumentError(f"runs must have measured something, got {path} without metrics.csv")
     return FinishedRun(path, {**config, "ranks": folder.n_ranks()}, _joined(columns))
-
-
-def check_measured(metrics: Iterable[str], runs: Sequence[FinishedRun]) -> None:
-    """Raise ArgumentError unless every run measured the metrics."""
-    for metric in metrics:
-        for run in runs:
-            if not run.has(metric):
-                known = [name for name in run.columns if run.has(name)]
-                raise ArgumentError(
-                    f"metrics must be among {', '.join(known)}, which {run.path} measured, "
-                    f"got {metric!r}"
-                )
-
-
-def _usual_metrics(runs: Sequence[FinishedRun]) -> list[str]:
-    def tells(metric: str) -> bool:
-        every = all(run.has(metric) for run in runs)
-        return every and any(np.nan_to_num(run.columns[metric]).any() for run in runs)
-
-    return [metric for metric in USUAL if tells(metric)][:3]
 
 
 def _grouped(runs: Sequence[FinishedRun]) -> list[Configuration]:
@@ -210,11 +208,11 @@ def _grouped(runs: Sequence[FinishedRun]) -> list[Configuration]:
     configs = [same[0].config for same in groups.values()]
     names = dict.fromkeys(name for config in configs for name in config if name not in _BESIDE)
     differing = [name for name in names if len({repr(c.get(name)) for c in configs}) > 1]
-    return [Configuration(_label(same[0].config, differing), same) for same in groups.values()]
 
+    def label(config: dict[str, Any]) -> str:
+        return ", ".join(f"{name}={config.get(name)}" for name in differing) or config["env"]
 
-def _label(config: dict[str, Any], names: Sequence[str]) -> str:
-    return ", ".join(f"{name}={config.get(name)}" for name in names) or config["env"]
+    return [Configuration(label(same[0].config), same) for same in groups.values()]
 
 
 def _read_columns(path: Path) -> Columns:
@@ -222,13 +220,9 @@ def _read_columns(path: Path) -> Columns:
     if not rows or "reward_calls" not in rows[0]:
         raise ArgumentError(f"runs must have measured something, got {path} without rows")
     try:
-        table = {
-            name: np.array([float(row[name] or "nan") for row in rows], dtype=np.float64)
-            for name in rows[0]
-        }
+        return {name: np.array([float(row[name] or "nan") for row in rows]) for name in rows[0]}
     except (TypeError, ValueError) as error:
         raise CheckpointCorruptError(f"{path} must hold numbers: {error}") from error
-    return table
 
 
 def _joined(tables: Sequence[Columns]) -> Columns:

@@ -1,57 +1,80 @@
-"""What pictures have in common."""
+"""The layout and colours that all pictures share."""
 
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
+from pathlib import Path
 
 from matplotlib import colormaps
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
 
-# Told apart with any kind of colour vision (Okabe and Ito 2008).
+from gfn_rb.checkpoint.atomic import published
+
+# Distinct with any kind of colour vision (Okabe and Ito 2008).
 BLUE, ORANGE, GREEN, PINK = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
 COLORS = (BLUE, ORANGE, GREEN, PINK, "#E69F00", "#56B4E9", "#000000")
 GREY = "#767676"
 
-_COLUMNS = {1: 1, 2: 2, 4: 2, 7: 4, 8: 4}  # for so many panels; three for others
+_COLUMNS = {1: 1, 2: 2, 4: 2, 7: 4, 8: 4}  # of panels, by their number; 3 for others
 _WIDTH, _HEIGHT = 5.4, 4.5  # of a panel, inches
-_LETTERS = 7  # of a headline in an inch
+_LINE = 0.3  # height of a line of the headline or of the legend, inches
 
 
 def several_colors(n: int) -> list[str]:
     """Return ``n`` different colours."""
     if n <= len(COLORS):
         return list(COLORS[:n])
-    return [to_hex(colormaps["turbo"]((i + 1) / (n + 1))) for i in range(n)]
+    return [to_hex(color) for color in colormaps["turbo"].resampled(n)(range(n))]
 
 
-def panel_grid(n: int, headline: str) -> tuple[Figure, list[Axes]]:
-    """Return a figure of ``n`` panels under a headline, which takes as many lines as it needs."""
+def panel_grid(
+    n: int, headline: str, legend: Sequence[Artist] = (), labels: Sequence[str] = ()
+) -> tuple[Figure, list[Axes]]:
+    """Return a figure of ``n`` panels, between a wrapped headline and a legend of all panels.
+
+    Args:
+        n: number of panels.
+        headline: title of the figure.
+        legend: lines of the legend; none for no legend.
+        labels: name of each line.
+    """
     n_columns = _COLUMNS.get(n, 3)
     n_rows = -(-n // n_columns)
-    width = _WIDTH * n_columns
-    lines = textwrap.wrap(headline, int(_LETTERS * width))
-    size = (width, _HEIGHT * n_rows + 0.3 * len(lines))
-    figure = Figure(figsize=size, dpi=110, layout=ConstrainedLayoutEngine(wspace=0.05, h_pad=0.08))
-    figure.suptitle("\n".join(lines), fontsize=13, fontweight="bold")
-    panels = [*figure.subplots(n_rows, n_columns, squeeze=False).flat]
-    for unused in panels[n:]:
-        unused.remove()
-    return figure, panels[:n]
+    title = textwrap.wrap(headline, int(7 * _WIDTH * n_columns))  # 7 letters per inch
+    longest = max(map(len, labels), default=0)
+    n_labels = max(1, int(_WIDTH * n_columns / (0.6 + 0.1 * longest)))  # in a line of the legend
+    width, above = _WIDTH * n_columns, _LINE * len(title)
+    below = _LINE * -(-len(labels) // n_labels)
+    height = _HEIGHT * n_rows + above + below
+    figure = Figure(figsize=(width, height), dpi=110)
+    # Fixed margins, in inches: matplotlib's layout engines take half of a short run's time.
+    figure.subplots_adjust(
+        left=0.9 / width, right=1 - 0.2 / width, wspace=0.25, hspace=0.35,
+        top=1 - (0.5 + above) / height, bottom=(0.65 + below) / height,
+    )  # fmt: skip
+    figure.suptitle("\n".join(title), fontsize=13, fontweight="bold", y=1 - 0.1 / height)
+    if legend:
+        figure.legend(legend, labels, loc="lower center", ncols=n_labels, frameon=False)
+    return figure, [figure.add_subplot(n_rows, n_columns, 1 + i) for i in range(n)]
 
 
-def finish(axes: Axes, title: str, ylabel: str, legend: bool = True) -> None:
-    """Label a panel, its lines too unless they are labelled elsewhere."""
+def write_figure(path: Path, figure: Figure, kind: str = "png") -> None:
+    """Write a figure in one of matplotlib's formats; the file appears when it is complete."""
+    with published(path) as stream:
+        figure.savefig(stream, format=kind)
+
+
+def finish(axes: Axes, title: str, ylabel: str) -> None:
+    """Label a panel, and draw its grid."""
     axes.set_title(title, fontsize=12, loc="left")
     axes.set_ylabel(ylabel)
     axes.grid(color="0.9")
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    if legend:
-        axes.legend(loc="best", frameon=False)
 
 
 def scale_if_wide(axes: Axes) -> None:
@@ -59,14 +82,11 @@ def scale_if_wide(axes: Axes) -> None:
     low, high = axes.dataLim.y0, axes.dataLim.y1
     if 0 < 10 * low < high:
         axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-        axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 def number_calls(axes: Axes, label: str) -> None:
     """Label the horizontal axis of a panel as reward calls."""
     axes.set_xlabel(label)
     axes.set_xlim(0, 1.03 * max(axes.dataLim.x1, 1))
-    axes.xaxis.set_major_locator(MaxNLocator(5))
-    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    axes.locator_params(axis="x", nbins=5)
+    axes.xaxis.set_major_formatter("{x:,.0f}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
-from enum import IntEnum
 
 import torch
 from tensordict import TensorDict
@@ -21,11 +20,7 @@ from gfn_rb.transports.deadline import Deadline, ShutdownBudget
 log = logging.getLogger(__name__)
 
 GRADIENT_TAG = 20
-
-
-class _GradientKind(IntEnum):
-    GRADIENT = 1  # to the first rank; the mean, from it
-    DONE = 2  # there will be no more
+_GRADIENT = 1  # kind of all messages: gradients, or their mean; without rows, there are no more
 
 
 class GradientAverage:
@@ -85,7 +80,7 @@ class GradientAverage:
     def close(self) -> None:
         """Tell the others that there will be no more gradients from here."""
         for rank in self.peers.present:
-            self._send(rank, _GradientKind.DONE)
+            self._send(rank)
             self.peers.leave(rank)
 
     def _lead(self, own: Float[Tensor, "p"]) -> Float[Tensor, "p"]:
@@ -94,29 +89,27 @@ class GradientAverage:
         for rank in self.peers.present:
             values = self._receive(rank)
             if values is None:
-                self._send(rank, _GradientKind.DONE)  # in case it comes back
+                self._send(rank)  # in case it comes back
             else:
                 total += values
                 given.append(rank)
         mean = (total / (1 + len(given))).to(own.dtype)
         # All sends are begun before the first is waited for: MPI moves them side by side.
-        for rank, handle in [(r, self._send(r, _GradientKind.GRADIENT, mean)) for r in given]:
+        for rank, handle in [(r, self._send(r, mean)) for r in given]:
             self._wait(rank, handle)
         return mean
 
     def _follow(self, own: Float[Tensor, "p"]) -> Float[Tensor, "p"] | None:
         (root,) = self.peers.present
-        self._wait(root, self._send(root, _GradientKind.GRADIENT, own))
+        self._wait(root, self._send(root, own))
         return self._receive(root)
 
     # Messages.
 
-    def _send(
-        self, rank: int, kind: _GradientKind, values: Tensor | None = None
-    ) -> SendHandle | None:
+    def _send(self, rank: int, values: Tensor | None = None) -> SendHandle | None:
         rows = None if values is None else TensorDict({"values": values.unsqueeze(0)}, [1])
         try:
-            frame = encode_frame(kind, rows, None, self._transport.secret)
+            frame = encode_frame(_GRADIENT, rows, None, self._transport.secret)
             return self._transport.isend(frame, rank, GRADIENT_TAG)
         except TransportError:
             return None  # it is gone, which whoever waits for it is told

@@ -29,10 +29,9 @@ _EVERY = 0.5  # seconds between two progress messages of a rank
 
 
 class _RunKind(IntEnum):
-    PROGRESS = 101  # worker: counts
+    ALIVE = 101  # the counts of a worker; none to a rank that has sent its result, and waits
     RESULT = 102  # worker: its last row, and the modes it found; manager: that it is done
-    ALIVE = 103  # to who has told its result: wait on
-    END = 104  # the run is over; which ranks are not counted in it
+    END = 103  # the run is over; which ranks are not counted in it
 
 
 class RankResult(NamedTuple):
@@ -125,8 +124,8 @@ class RankCoordinator:
         self._check_counted()
         counts, reporting = trainer.discovery, self.reporting
         if reporting != self._rank:
-            told = {"calls": counts.calls, "modes": counts.modes_found}
-            self._send(reporting, _RunKind.PROGRESS, told)
+            meta = {"calls": counts.calls, "modes": counts.modes_found}
+            self._send(reporting, _RunKind.ALIVE, meta)
 
     def poll(self) -> None:
         """Receive all that other ranks have sent, and tell those that are done to wait on."""
@@ -147,7 +146,8 @@ class RankCoordinator:
     def lose(self, rank: int, why: str) -> None:
         """Go on without a rank; one that is done, or lost already, is passed over."""
         reporting = self.reporting
-        if self._membership(rank).leave(rank, LOST, why) and reporting in (rank, self._rank):
+        is_new = [each.leave(rank, LOST, why) for each in (self.peers, self.managers)]
+        if any(is_new) and reporting in (rank, self._rank):
             log.warning("rank %d: goes on without rank %d: %s", self._rank, rank, why)
 
     def describe(self, trainer: Trainer, loss: float) -> str:
@@ -228,18 +228,16 @@ class RankCoordinator:
         for rank in self.peers.silent():
             if reports or rank == reporting:
                 self.lose(rank, f"it has been silent for {self._silence:g} s")
-        if reports and not self.peers.present and self._managers_are_done():
-            return True
+        if reports and not self.peers.present:
+            if not self._have_trained:
+                self._have_trained = True
+                self.managers.restart_silence()
+            for rank in self.managers.silent():
+                self.lose(rank, f"it is not done {self._manager_silence:g} s after the others")
+            if not self.managers.present:
+                return True
         time.sleep(min(seconds, 0.01))  # MPI cannot be waited for without a busy processor
         return False
-
-    def _managers_are_done(self) -> bool:
-        if not self._have_trained:
-            self._have_trained = True
-            self.managers.restart_silence()
-        for rank in self.managers.silent():
-            self.lose(rank, f"it is not done {self._manager_silence:g} s after the others")
-        return not self.managers.present
 
     def _tell_result(self, reporting: int, result: RankResult | None) -> None:
         if reporting == self._rank:
@@ -258,9 +256,6 @@ class RankCoordinator:
         if self._given_up is not None:
             raise WorkerError(f"the run has ended without rank {self._rank}: {self._given_up}")
 
-    def _membership(self, rank: int) -> Membership:
-        return self.peers if rank in self.peers else self.managers
-
     # Messages.
 
     def _send(
@@ -277,22 +272,23 @@ class RankCoordinator:
 
     def _handle(self, message: ReceivedFrame) -> None:
         rank = message.source
-        among = self._membership(rank)
+        among = self.peers if rank in self.peers else self.managers
         if among.seen(rank):
             log.warning("rank %d: rank %d is back", self._rank, rank)
         if message.error is not None:
             log.warning(
                 "rank %d: cannot read what rank %d sent: %s", self._rank, rank, message.error
             )
-        elif message.kind == _RunKind.PROGRESS:
-            self._progress[rank] = message.meta
+        elif message.kind == _RunKind.ALIVE:
+            self._progress[rank] = message.meta or self._progress.get(rank, {})
         elif message.kind == _RunKind.END:
             self._has_ended = True
             for lost, why in message.meta["lost"].items():
                 if int(lost) == self._rank:
                     self._given_up = str(why)
                 else:
-                    self._membership(int(lost)).leave(int(lost), LOST, str(why))
+                    for each in (self.peers, self.managers):
+                        each.leave(int(lost), LOST, str(why))
         elif message.kind == _RunKind.RESULT:
             self._waiting.add(rank)
             among.leave(rank)

@@ -112,7 +112,7 @@ def run_distributed(
             )
         folder = RunFolder(path, transport.rank)
         end = run_rank(config, transport, roles, folder)
-    end_without(end.lost, end.hanging, transport, folder, since)
+    end_without(end, transport, folder, since)
     if end.stopped_by is None or transport.rank == 0:
         return end.result
     if is_fault_tolerant():
@@ -248,7 +248,9 @@ class TrainingRank:
             restore(trainer, folder)
             describe = self.coordinator.describe
             result = run_training(trainer, folder, stop, describe, self._shared)
-            self._leave()
+            self.average.close()
+            if self.manager is not None:
+                self.manager.worker.close(self.config.patience)
             reports = result.stopped_by is None and self._gather(result)
             if reports:
                 if _stamp(folder.ranks_report) != reported:  # by others, who were not heard
@@ -274,12 +276,6 @@ class TrainingRank:
             lost |= worker.lost
         return {"counts": counts, "lost": {str(rank): why for rank, why in lost.items()}}
 
-    def _leave(self) -> None:
-        """Have others go on without this rank."""
-        self.average.close()
-        if self.manager is not None:
-            self.manager.worker.close(self.config.patience)
-
     def _gather(self, result: RunResult) -> bool:
         """Tell others the results of this rank, and return whether it is the one that reports."""
         counters: dict[str, Any] = {}
@@ -304,15 +300,15 @@ class TrainingRank:
         return OtherRanks(rows, self.coordinator.modes_found(), len(lost))
 
     def _summary(self) -> dict[str, Any]:
-        roles, results = self.coordinator.roles, sorted(self.coordinator.results.items())
-        unwritten = {str(rank): why for rank, why in self.coordinator.unwritten.items() if why}
+        known = self.coordinator
+        results = sorted(known.results.items())
         return {
-            "size": roles.size,
-            "managers": [*roles.managers],
-            "lost": {str(rank): why for rank, why in self.coordinator.lost.items()},
-            "unwritten": unwritten,
+            "size": known.roles.size,
+            "managers": [*known.roles.managers],
+            "lost": {str(rank): why for rank, why in known.lost.items()},
+            "unwritten": {str(rank): why for rank, why in known.unwritten.items() if why},
             "reward_calls": sum(int(each.row["reward_calls"] or 0) for _, each in results),
-            "modes_found": self.coordinator.modes_found(),
+            "modes_found": known.modes_found(),
             "wall_seconds": time.perf_counter() - self._start,
             "ranks": {
                 str(rank): {"measured": each.row, "counters": each.counters}
@@ -360,14 +356,15 @@ def check_steps(folder: RunFolder, steps: int) -> None:
         CheckpointError: a checkpoint cannot be read.
     """
     paths = [RunFolder(folder.path, rank).checkpoint for rank in range(folder.n_ranks())]
-    taken = max((_steps_of(p) for p in paths if p.exists()), default=0)
+    taken = max([step for path in paths for step in _saved_steps(path)], default=0)
     if taken > steps:
         raise ArgumentError(f"steps must be at least the {taken} taken already, got {steps}")
 
 
-def _steps_of(checkpoint: Path) -> int:
-    steps: int = outline(checkpoint, run_secret()).get("steps_done", 0)
-    return steps
+def _saved_steps(*checkpoints: Path) -> list[int]:
+    """Return the steps of the checkpoints that exist."""
+    secret = run_secret()
+    return [outline(p, secret).get("steps_done", 0) for p in checkpoints if p.exists()]
 
 
 def agree_on_step(ranks: Sequence[RunFolder]) -> None:
@@ -384,12 +381,10 @@ def agree_on_step(ranks: Sequence[RunFolder]) -> None:
         CheckpointMismatchError: there is no such step.
         CheckpointError: a checkpoint cannot be read.
     """
-
-    def steps(folder: RunFolder) -> list[int]:
-        kept = [path for path in (folder.checkpoint, folder.previous) if path.exists()]
-        return [*map(_steps_of, kept), *([0] if len(kept) < 2 else [])]
-
-    kept = {each.rank: steps(each) for each in ranks}
+    kept = {each.rank: _saved_steps(each.checkpoint, each.previous) for each in ranks}
+    for steps in kept.values():
+        if len(steps) < 2:
+            steps.append(0)
     common = set.intersection(*map(set, kept.values()))
     if not common:
         raise CheckpointMismatchError(

@@ -6,7 +6,6 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Iterable
 from typing import NamedTuple
 
 from gfn_rb.training.session.folder import RunFolder
@@ -34,13 +33,7 @@ class RankEnd(NamedTuple):
     hanging: tuple[int, ...] = ()
 
 
-def end_without(
-    lost: Iterable[int],
-    hanging: Iterable[int],
-    transport: Transport,
-    folder: RunFolder,
-    since: float,
-) -> None:
+def end_without(end: RankEnd, transport: Transport, folder: RunFolder, since: float) -> None:
     """Have this process end at its exit, and with it the job, though other ranks do not.
 
     MPI finalizes with all processes together, and a launcher waits for all of them. Where the
@@ -48,16 +41,15 @@ def end_without(
     killed; elsewhere MPI ends the job.
 
     Args:
-        lost: ranks that were lost.
-        hanging: ranks that this one, which reports, has waited for in vain.
+        end: of this rank, with the ranks that were lost or hang.
         transport: between the ranks.
         folder: of the run.
         since: when the run began, in seconds since the epoch.
     """
-    is_mpi, left = isinstance(transport, MPITransport), [*hanging]
+    is_mpi, left = isinstance(transport, MPITransport), [*end.hanging]
     if not is_mpi or is_fault_tolerant():
         left = [rank for rank in left if not _is_killed(RunFolder(folder.path, rank), since)]
-    if is_mpi and (left or (is_fault_tolerant() and [*lost])):
+    if is_mpi and (left or (is_fault_tolerant() and end.lost)):
         if left:
             log.warning("rank %d: has MPI end the job, for ranks %s hang", transport.rank, left)
         end_at_exit(aborts=bool(left))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from datetime import timedelta
-from enum import IntEnum
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -26,12 +25,8 @@ JOINING_TAG = 22
 _stores: dict[str, dist.Store] = {}
 _runs = count()
 _FLUSHING = 1.0  # seconds in which others take an answer
-
-
-class _JoiningKind(IntEnum):
-    READY = 111  # to rank 0: what a rank is about to do, and what it finds wrong with that
-    FOLDER = 112  # from rank 0: where
-    REFUSED = 113  # from rank 0: there is no run
+_READY = 111  # message to rank 0: what a rank is about to do, and what it finds wrong with that
+_ANSWER = 112  # message from rank 0: the path of the folder, or why there is no run
 
 
 class RefusedError(GfnRbError):
@@ -66,21 +61,17 @@ def find_launch(transport: TransportName = "auto") -> Launch | None:
             f"{transport!r}: start it by mpiexec, srun or torchrun"
         )
     chosen = started if transport == "auto" else started._replace(transport=transport)
-    if why := _unreachable(chosen):
-        raise RefusedError(why) if chosen.rank else ArgumentError(why)
-    return chosen
-
-
-def _unreachable(started: Launch) -> str:
-    alone = "or let each process train by itself: --transport local"
-    if started.size == 0:
-        return f"PMIX_RANK is set, and nothing tells how many ranks there are: use mpiexec, {alone}"
-    if started.transport == "gloo" and started.where is None:
-        return (
-            f"{started.size} processes were started, and nothing tells where rank 0 is, got no "
-            f"MASTER_ADDR and MASTER_PORT: set them, use srun or torchrun, {alone}"
+    if chosen.size == 0:
+        why = "PMIX_RANK is set, and nothing tells how many ranks there are: use mpiexec"
+    elif chosen.transport == "gloo" and chosen.where is None:
+        why = (
+            f"{chosen.size} processes were started, and nothing tells where rank 0 is, got no "
+            "MASTER_ADDR and MASTER_PORT: set them, use srun or torchrun"
         )
-    return ""
+    else:
+        return chosen
+    why += ", or let each process train by itself: --transport local"
+    raise RefusedError(why) if chosen.rank else ArgumentError(why)
 
 
 def connect(started: Launch, patience: float) -> Transport:
@@ -147,8 +138,15 @@ def join(
     channel = FrameChannel(transport)
     if transport.rank:
         why = None if fault is None else str(fault)
-        _tell(channel, [0], _JoiningKind.READY, {"plan": dict(plan), "fault": why})
-        return _hear_folder(channel, 2 * patience)  # rank 0 may have waited for others
+        _send(channel, [0], _READY, {"plan": dict(plan), "fault": why})
+        message = channel.receive(0, JOINING_TAG, 2 * patience)  # rank 0 may wait for others
+        if message is None:
+            raise TransportError(f"rank 0 named no run folder within {2 * patience:g} s")
+        if message.error is not None:
+            raise message.error
+        if "path" not in message.meta:
+            raise RefusedError(message.meta["why"], message.meta["code"])
+        return Path(message.meta["path"])
     others = range(1, transport.size)
     try:
         if fault is not None:
@@ -159,9 +157,9 @@ def join(
         path = prepare().resolve()
     except BaseException as error:
         code = 2 if isinstance(error, ArgumentError) else 1
-        _tell(channel, others, _JoiningKind.REFUSED, {"why": str(error), "code": code})
+        _send(channel, others, _ANSWER, {"why": str(error), "code": code})
         raise
-    _tell(channel, others, _JoiningKind.FOLDER, {"path": str(path)})
+    _send(channel, others, _ANSWER, {"path": str(path)})
     return path
 
 
@@ -184,21 +182,8 @@ def _check_same(
         raise ArgumentError(f"rank {rank}: {message.meta['fault']}")
 
 
-def _tell(
-    channel: FrameChannel, ranks: Iterable[int], kind: _JoiningKind, meta: dict[str, Any]
-) -> None:
+def _send(channel: FrameChannel, ranks: Iterable[int], kind: int, meta: dict[str, Any]) -> None:
     for rank in ranks:
         with suppress(PeerLostError):
             channel.send(rank, JOINING_TAG, kind, meta)
     channel.flush(_FLUSHING)  # whoever raises next may never have MPI move it
-
-
-def _hear_folder(channel: FrameChannel, seconds: float) -> Path:
-    message = channel.receive(0, JOINING_TAG, seconds)
-    if message is None:
-        raise TransportError(f"rank 0 named no run folder within {seconds:g} s")
-    if message.error is not None:
-        raise message.error
-    if message.kind != _JoiningKind.FOLDER:
-        raise RefusedError(message.meta["why"], message.meta["code"])
-    return Path(message.meta["path"])

@@ -136,8 +136,11 @@ def _fault(config: TrainConfig, started: Launch | None) -> GfnRbError | None:
         check_importable(type(config))
         if started is None:
             _check_alone(config)
-        if type(config) not in CONFIGS.values():
-            _check_own(replace(config, device="cpu"))
+        if type(config) not in CONFIGS.values():  # one of the user's: has it parts that fit?
+            own = replace(config, device="cpu")
+            with torch.random.fork_rng(devices=[]):
+                check_env(own.make_env)
+            make_loss(own, own.make_env(), own.seed)
         check_installed(config.logger)
         run_secret()
     except GfnRbError as error:
@@ -155,10 +158,3 @@ def _check_alone(config: TrainConfig) -> None:
             raise ArgumentError(
                 f"{name} has no effect unless several ranks are started, got {value} with 1"
             )
-
-
-def _check_own(config: TrainConfig) -> None:
-    """Check what a configuration of the user's makes: an environment, and networks that fit it."""
-    with torch.random.fork_rng(devices=[]):
-        check_env(config.make_env)
-    make_loss(config, config.make_env(), config.seed)

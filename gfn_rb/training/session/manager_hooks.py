@@ -162,7 +162,7 @@ def make_manager(
         checkpoint=folder.checkpoint,
         checkpoint_every=max(1, config.checkpoint_every * len(roles.workers) // config.send_every),
         worker_timeout=worker_silence(config, roles),
-        rows=_example(env),
+        rows=_example_row(env),
         secret=secret,
     )
     if folder.checkpoint.exists():
@@ -170,7 +170,7 @@ def make_manager(
     return manager
 
 
-def _example(env: GFNEnv) -> TensorDictBase:
+def _example_row(env: GFNEnv) -> TensorDictBase:
     """Return a row as those that train send, by which a manager knows what to store."""
     with torch.random.fork_rng(devices=[]):  # of the weights, which nothing else is to follow from
         policy = ForwardPolicy(env)

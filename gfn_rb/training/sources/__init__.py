@@ -1,4 +1,4 @@
-"""Where fresh trajectories come from: this process or others, a search, a teacher."""
+"""Sources of fresh trajectories: this process or others, a local search, a teacher."""
 
 from __future__ import annotations
 
@@ -12,11 +12,19 @@ from gfn_rb.losses import Loss
 from gfn_rb.rollout import LocalSearchSampler
 from gfn_rb.training.config import TrainConfig
 from gfn_rb.training.objectives import backward_policy
-from gfn_rb.training.sources.base import PolicySource, SearchedSource, Source
-from gfn_rb.training.sources.teacher import TaughtSource, Teacher
-from gfn_rb.training.worker_source import WorkerSource
+from gfn_rb.training.sources.base import LocalSearchSource, PolicySource, Source
+from gfn_rb.training.sources.teacher import Teacher, TeacherSource
+from gfn_rb.training.sources.worker import WorkerSource
 
-__all__ = ["PolicySource", "SearchedSource", "Source", "TaughtSource", "Teacher", "make_source"]
+__all__ = [
+    "LocalSearchSource",
+    "PolicySource",
+    "Source",
+    "Teacher",
+    "TeacherSource",
+    "WorkerSource",
+    "make_source",
+]
 
 
 def make_source(
@@ -51,8 +59,8 @@ def make_source(
     if config.teacher_share:
         teacher = Teacher(config, env, initial)
         by_teacher = sampling(teacher.loss.forward_policy, rollout + 1)
-        source = TaughtSource(source, by_teacher, teacher, config.teacher_share)
+        source = TeacherSource(source, by_teacher, teacher, config.teacher_share)
     if not config.local_search:
         return source
     search = LocalSearchSampler(loss.forward_policy, backward_policy(loss))
-    return SearchedSource(source, search, env, config.local_search, config.back_ratio, generator)
+    return LocalSearchSource(source, search, env, config.local_search, config.back_ratio, generator)

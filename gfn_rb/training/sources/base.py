@@ -1,9 +1,11 @@
-"""Where a training run's fresh trajectories come from."""
+"""Sources of the fresh trajectories of a training run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol, runtime_checkable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
 
 import torch
 from tensordict.nn import TensorDictModuleBase
@@ -16,16 +18,20 @@ from gfn_rb.rollout import LocalSearchSampler, Sampler
 from gfn_rb.shapes import Float
 
 
-@runtime_checkable
-class Source(Protocol):
+class Source(ABC):
     """Gives trajectories of the policy as it is now, each with its reward, paid for.
 
-    Those who inherit from it and hold nothing of their own need only ``sample``.
+    A source that holds nothing of its own beside its parts need only define ``sample``.
+
+    Attributes:
+        parts: the sources that this one draws from, by name.
     """
 
+    parts: Mapping[str, Source] = MappingProxyType({})
+
+    @abstractmethod
     def sample(self, n: int) -> Trajectories:
         """Return fresh forward trajectories, a multiple of ``n`` of them."""
-        ...
 
     def learn(self, batch: Container, residual: Float[Tensor, "m"]) -> None:
         """Take note of what the policy has just learnt from, if that matters to it.
@@ -34,19 +40,22 @@ class Source(Protocol):
             batch: fresh items, or replayed ones.
             residual: of the loss before that; one of each item, or of each of its steps.
         """
-        return
+        for part in self.parts.values():
+            part.learn(batch, residual)
 
     def close(self) -> None:
         """Release what the source holds; it gives nothing afterwards."""
-        return
+        for part in self.parts.values():
+            part.close()
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the next trajectories depend on, beside the policy and its generator."""
-        return {}
+        return {name: part.state_dict() for name, part in self.parts.items()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Resume from an earlier state."""
-        return
+        for name, part in self.parts.items():
+            part.load_state_dict(state_dict[name])
 
 
 class PolicySource(Source):
@@ -76,7 +85,7 @@ class PolicySource(Source):
         )
 
 
-class SearchedSource(Source):
+class LocalSearchSource(Source):
     """Follows each trajectory of another source by those that local search makes of it.
 
     Each loop searches once around what the loops before accepted in each row, a proposal of
@@ -103,12 +112,13 @@ class SearchedSource(Source):
         generator: torch.Generator,
         **exploration: Any,
     ) -> None:
-        self._source, self._search, self._env, self._loops = source, search, env, loops
+        self.parts = {"source": source}
+        self._search, self._env, self._loops = search, env, loops
         self._options = {"back_ratio": back_ratio, "generator": generator, **exploration}
 
     def sample(self, n: int) -> Trajectories:
         """Return n * (1 + loops) trajectories: the source's, then each loop's proposals."""
-        current = self._source.sample(n)
+        current = self.parts["source"].sample(n)
         batches = [current]
         for _ in range(self._loops):
             proposed, accepted = self._search.local_search(self._env, current, **self._options)
@@ -116,19 +126,3 @@ class SearchedSource(Source):
             batches.append(proposed)
             current = Trajectories.cat([current, proposed])[row + n * accepted]
         return Trajectories.cat(batches)
-
-    def learn(self, batch: Container, residual: Float[Tensor, "m"]) -> None:
-        """Pass it on to the source it starts from."""
-        self._source.learn(batch, residual)
-
-    def close(self) -> None:
-        """Close the source it starts from."""
-        self._source.close()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state of the source it starts from."""
-        return self._source.state_dict()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore it."""
-        self._source.load_state_dict(state_dict)

@@ -72,8 +72,8 @@ class Teacher:
         self._is_new = state_dict["is_new"]
 
 
-class TaughtSource(Source):
-    """Has a teacher sample some of the batches of a student.
+class TeacherSource(Source):
+    """Takes some batches from a teacher's policy, the others from the student's.
 
     Args:
         student: samples by the policy that is taught.
@@ -83,37 +83,27 @@ class TaughtSource(Source):
     """
 
     def __init__(self, student: Source, teacher: Source, learner: Teacher, share: float) -> None:
-        self._student, self._teacher, self._learner = student, teacher, learner
-        self._share, self._n_batches = share, 0
+        self.parts = {"student": student, "teacher": teacher}
+        self._learner, self._share, self._n_batches = learner, share, 0
 
     def sample(self, n: int) -> Trajectories:
         """Return a batch of either policy."""
         before, self._n_batches = self._n_batches, self._n_batches + 1
         is_taught = int(self._n_batches * self._share) > int(before * self._share)
-        return (self._teacher if is_taught else self._student).sample(n)
+        return self.parts["teacher" if is_taught else "student"].sample(n)
 
     def learn(self, batch: Container, residual: Float[Tensor, "m"]) -> None:
         """Have the teacher learn."""
         assert isinstance(batch, Trajectories)  # as the configuration has made sure
         self._learner.learn(batch, residual)
 
-    def close(self) -> None:
-        """Close both."""
-        self._student.close()
-        self._teacher.close()
-
     def state_dict(self) -> dict[str, Any]:
         """Return the state of both, and of the teacher."""
-        return {
-            "student": self._student.state_dict(),
-            "teacher": self._teacher.state_dict(),
-            "learner": self._learner.state_dict(),
-            "n_batches": self._n_batches,
-        }
+        own = {"learner": self._learner.state_dict(), "n_batches": self._n_batches}
+        return super().state_dict() | own
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore it."""
-        self._student.load_state_dict(state_dict["student"])
-        self._teacher.load_state_dict(state_dict["teacher"])
+        super().load_state_dict(state_dict)
         self._learner.load_state_dict(state_dict["learner"])
         self._n_batches = state_dict["n_batches"]

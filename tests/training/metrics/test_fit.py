@@ -7,14 +7,14 @@ from gfn_rb.policies import ForwardPolicy
 from gfn_rb.rollout import action_log_probs
 from gfn_rb.training import Trainer
 from gfn_rb.training.metrics import jensen_shannon_distance, pearson, spearman, total_variation
-from gfn_rb.training.metrics.fit import ConditionalFit, ExactFit, Fit, compare_exactly, make_fit
+from gfn_rb.training.metrics.fit import ExactFit, Fit, compare_exactly, make_fit
 
 
 @pytest.mark.parametrize(
     ("config", "kind", "method"),
     [
         (GRID, ExactFit, "exact"),
-        (WARM_GRID, ConditionalFit, "exact, mean over 5 conditions"),
+        (WARM_GRID, ExactFit, "exact, mean over 5 conditions"),
         (BITS, Fit, ""),
         (RNA, Fit, ""),
         (grid(ndim=20), Fit, ""),

@@ -79,7 +79,7 @@ def test_news_is_told_now_and_then(monkeypatch):
 def test_what_rank_0_cannot_read_is_logged_and_passed_over(caplog):
     members, transports = coordinators(2)
     transports[1].isend([b"nonsense"], 0, COORDINATION_TAG)
-    members[1]._send(0, _RunKind.PROGRESS, {"calls": 5, "modes": 1})
+    members[1]._send(0, _RunKind.ALIVE, {"calls": 5, "modes": 1})
     members[0].poll()
     (message,) = caplog.messages
     assert message.startswith("rank 0: cannot read what rank 1 sent: ")
@@ -234,14 +234,3 @@ def test_a_rank_told_to_stop_does_not_wait_for_rank_0():
     stop.set()
     waiting.join(5)
     assert not waiting.is_alive()
-
-
-def test_without_rank_0_a_rank_goes_on_and_reports(caplog):
-    members, transports = coordinators(2)
-    transports[0].close()
-    trainer = trained(GRID, 1)
-    members[1].report_progress(trainer)
-    assert finished(members[1], result(2)) == (True, ())
-    assert list(members[1].lost) == [0]
-    message, _ = caplog.messages
-    assert message.startswith("rank 1: goes on without rank 0: ")

@@ -186,13 +186,6 @@ def refusal(capsys, words):
     return code, err.splitlines()
 
 
-def test_only_managers_feed(capsys, tmp_path):
-    words = [*TRAIN, "--feed", "top", "--out", tmp_path / "run"]
-    line = "gfn-rb: managers must be at least 1 with feed top, got 0"
-    assert refusal(capsys, words) == (2, [line])
-    assert not (tmp_path / "run").exists()
-
-
 @pytest.mark.parametrize("rank", [0, 1])
 def test_without_mpi4py_one_rank_says_what_to_install(rank, capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
@@ -247,12 +240,3 @@ def test_what_a_launcher_started_without_mpi_ends_in_one_line(tmp_path):
     _, other = said(lines)
     assert other.startswith("gfn-rb: rank 0: 2 ranks were started, and MPI knows of 1: mpi4py uses")
     assert not (tmp_path / "run").exists()
-
-
-def test_a_run_in_a_folder_that_exists_is_refused_once(tmp_path, capsys):
-    RunFolder(tmp_path).config.write_text("mine")
-    code, lines = refusal(capsys, [*TRAIN, "--managers", "1", "--out", tmp_path])
-    assert code == 2
-    (line,) = lines
-    assert line.startswith("gfn-rb: out must be a new or an empty folder, got")
-    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]

@@ -41,13 +41,6 @@ def test_a_new_folder_holds_its_configuration(tmp_path):
     assert json.loads(folder.config.read_text())["env"] == "hypergrid"
 
 
-def test_each_rank_has_files_of_its_own(tmp_path):
-    first, second = RunFolder(tmp_path, 0), RunFolder(tmp_path, 1)
-    assert (first.metrics.name, second.metrics.name) == ("metrics.csv", "metrics-rank1.csv")
-    assert second.checkpoint.name == "checkpoint-rank1.gfnrb"
-    assert second.config == first.config
-
-
 @pytest.mark.parametrize("named", [True, False])
 def test_a_folder_that_cannot_be_made_is_no_folder_that_exists(named, tmp_path, monkeypatch):
     def fail(*_):

@@ -158,12 +158,6 @@ def test_every_choice_of_feed_is_one_that_managers_know(feed, tmp_path):
     assert runs.manager.metadata()["subscribers"] == [0, 1]
 
 
-def test_one_worker_alone_is_fed_what_it_found_itself_at_most(tmp_path):
-    runs = Runs(CONFIG, tmp_path)
-    fed = runs.hooks[0].worker.subscription.buffer
-    assert (objects(fed) if len(fed) else set()) <= objects(runs.trainers[0].rb)
-
-
 def test_without_feed_the_buffer_is_replayed_alone(tmp_path):
     runs = Runs(replace(CONFIG, feed="none"), tmp_path)
     (trainer,) = runs.trainers
@@ -216,23 +210,6 @@ def test_every_way_of_sending_accounts_for_all(send, tmp_path):
         assert sent["batches"] == STEPS // 2
         assert sent["skipped"] == 0
     assert_same_account(sent, runs.received[0])
-
-
-def test_feed_quota_bounds_each_answer(tmp_path):
-    runs = Runs(replace(CONFIG, feed_quota=1, send="awaited"), tmp_path, size=3)
-    assert all(0 < sent["fed"] <= STEPS for sent in runs.sent)
-
-
-def test_a_manager_goes_on_where_it_saved(tmp_path):
-    first = Runs(CONFIG, tmp_path).manager
-    again = make_manager(
-        CONFIG,
-        LocalTransport.group(2)[1],
-        assign_roles(2, 1, [None] * 2),
-        RunFolder(tmp_path, 1),
-    )
-    assert again.batches == first.batches == STEPS
-    assert objects(again.buffer) == objects(first.buffer)
 
 
 def test_what_a_manager_answered_for_after_it_saved_is_sent_again(tmp_path):

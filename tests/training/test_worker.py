@@ -15,14 +15,14 @@ from gfn_rb.errors import ArgumentError, CheckpointMismatchError, WorkerError
 from gfn_rb.policies import BackwardPolicy, ForwardPolicy
 from gfn_rb.rollout import trajectory_log_probs
 from gfn_rb.training import WorkerSource
-from gfn_rb.training.worker_source import _seed_of
+from gfn_rb.training.sources.worker import _seed_of
 
 SEED = 7
 
 
 @pytest.fixture
 def forked(monkeypatch):
-    monkeypatch.setattr("gfn_rb.training.worker_source._SpawnContext", ForkedContext)
+    monkeypatch.setattr("gfn_rb.training.sources.worker._SpawnContext", ForkedContext)
 
 
 def make_policy():

@@ -23,16 +23,14 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModuleBase
-from torch import Tensor
 
 from gfn_rb.containers import Trajectories
-from gfn_rb.containers.base import Container
 from gfn_rb.envs.core import GFNCore
 from gfn_rb.errors import ArgumentError, CheckpointMismatchError, WorkerError
 from gfn_rb.rollout import Sampler
 from gfn_rb.rollout.categorical import exploration_from
 from gfn_rb.rollout.outputs import require_direction
-from gfn_rb.shapes import Float
+from gfn_rb.training.sources.base import Source
 
 GRACE = 5.0
 """Seconds that workers told to stop have for what they are doing."""
@@ -40,7 +38,7 @@ GRACE = 5.0
 _UNPICKLABLE = (pickle.PicklingError, AttributeError, TypeError)
 
 
-class WorkerSource:
+class WorkerSource(Source):
     """Samples batches of trajectories in several processes, each with its share of every batch.
 
     A batch is sampled when it is asked for, under the weights the policy then has, and is complete
@@ -83,7 +81,19 @@ class WorkerSource:
         device: torch.device | str = "cpu",
         **policy_kwargs: Any,
     ) -> None:
-        _check(policy, n_workers, seed, policy_kwargs)
+        if n_workers < 1:
+            raise ArgumentError(f"n_workers must be at least 1, got {n_workers}")
+        if seed < 0:
+            raise ArgumentError(f"seed must be at least 0, got {seed}")
+        if require_direction(policy):
+            raise ArgumentError("policy must be a forward one, got one with is_backward=True")
+        if policy_kwargs.get("generator") is not None:
+            raise ArgumentError("generator must not be given: seed, batch, worker seed each draw")
+        exploration_from(policy_kwargs, is_backward=False)
+        try:  # by cloudpickle, which takes lambdas, as TorchRL's collectors do
+            pickled = cloudpickle.dumps(make_env)
+        except _UNPICKLABLE as error:
+            raise ArgumentError(f"make_env must be picklable: {error}") from error
         self.n_workers, self.batches_drawn = n_workers, 0
         self._policy, self._seed, self._device = policy, seed, device
         # Storages in shared memory are pickled as handles: writing to them here changes the
@@ -96,7 +106,7 @@ class WorkerSource:
             n_workers,
             context,
             initializer=_initialize,
-            initargs=(_pickled(make_env), self._shared_policy, policy_kwargs),
+            initargs=(pickled, self._shared_policy, policy_kwargs),
         )
         self._stop = weakref.finalize(self, _stop, self._executor, self._processes)
         try:
@@ -125,9 +135,6 @@ class WorkerSource:
         batch = Trajectories.cat(self._run(tasks))
         self.batches_drawn += 1
         return batch.to(self._device)
-
-    def learn(self, batch: Container, residual: Float[Tensor, "m"]) -> None:
-        """Do nothing: the policy learns elsewhere."""
 
     def close(self) -> None:
         """Stop the workers. Done at the end of the program too."""
@@ -173,9 +180,7 @@ class WorkerSource:
             self._executor.shutdown()  # which waits until how each process ended is known
             self.close()
             raise WorkerError(_describe_death(self._processes)) from None
-        except (
-            BaseException
-        ):  # an interrupt as well: what is under way would be lost from its batch
+        except BaseException:  # an interrupt loses what is under way from its batch
             self.close()
             raise
 
@@ -216,28 +221,6 @@ def _seed_of(seed: int, batch: int, worker: int) -> int:
     # Mixed, not added: batch 1 of worker 0 must not repeat batch 0 of worker 1.
     words = np.random.SeedSequence((seed, batch, worker)).generate_state(1, np.uint64)
     return int(words[0])
-
-
-def _check(
-    policy: TensorDictModuleBase, n_workers: int, seed: int, policy_kwargs: dict[str, Any]
-) -> None:
-    if n_workers < 1:
-        raise ArgumentError(f"n_workers must be at least 1, got {n_workers}")
-    if seed < 0:
-        raise ArgumentError(f"seed must be at least 0, got {seed}")
-    if require_direction(policy):
-        raise ArgumentError("policy must be a forward one, got one with is_backward=True")
-    if policy_kwargs.get("generator") is not None:
-        raise ArgumentError("generator must not be given: seed, batch and worker seed each draw")
-    exploration_from(policy_kwargs, is_backward=False)
-
-
-def _pickled(make_env: Callable[[], GFNCore]) -> bytes:
-    """Pickle anything callable, lambdas included, as TorchRL's collectors do."""
-    try:
-        return cloudpickle.dumps(make_env)
-    except _UNPICKLABLE as error:
-        raise ArgumentError(f"make_env must be picklable: {error}") from error
 
 
 def _unpacked(arrays: dict[str, np.ndarray]) -> Trajectories:
