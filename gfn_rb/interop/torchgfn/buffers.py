@@ -12,20 +12,14 @@ from gfn.containers import StatesContainer, Trajectories, Transitions
 from gfn.env import Env
 from tensordict import TensorDict
 from torch import Tensor
-from torchrl.data.replay_buffers.samplers import RandomSampler, Sampler
+from torchrl.data.replay_buffers.samplers import RandomSampler
 from torchrl.data.replay_buffers.writers import Writer
 
 from gfn_rb.checkpoint import load_checkpoint, save_checkpoint
 from gfn_rb.errors import ArgumentError
 from gfn_rb.interop.torchgfn.remote import endpoint, require_sendable, rows_to_send, scores_of
-from gfn_rb.interop.torchgfn.rows import (
-    GraphTable,
-    end_features,
-    near_better,
-    rows_of,
-)
+from gfn_rb.interop.torchgfn.rows import GraphTable, end_features, near_better, rows_of
 from gfn_rb.interop.torchgfn.store import RowStore
-from gfn_rb.keys import CONDITION, LOG_REWARD
 from gfn_rb.remote import (
     Awaited,
     BaselineFilter,
@@ -212,7 +206,10 @@ class ReplayBuffer:
         Raises:
             ValueError: it is none of these.
         """
-        return _kind_of(training_container)(self.env)
+        for kind in _KINDS:
+            if isinstance(training_container, kind):
+                return kind(self.env)
+        raise ValueError(f"Unsupported type: {type(training_container)}")
 
     def save(self, path: str) -> None:
         """Save what is stored; nothing if that is nothing.
@@ -269,7 +266,7 @@ class ReplayBuffer:
     # What derived buffers change.
 
     def _local_add(self, training_container: Any) -> None:
-        self._kind = self._kind or _kind_of(training_container)
+        self._kind = self._kind or type(self.initialize(training_container))
         assert isinstance(training_container, self._kind), (
             f"Must be {self._kind.__name__}, as what is stored"
         )
@@ -291,10 +288,8 @@ class ReplayBuffer:
         self._copy = None
 
     def _new_rows(self) -> RowStore:
-        return RowStore(self.env, self.capacity, self._writer, self._sampler, self._graphs)
-
-    def _sampler(self) -> Sampler:
-        return SoftmaxRewardSampler() if self.prioritized_sampling else RandomSampler()
+        sampler = SoftmaxRewardSampler if self.prioritized_sampling else RandomSampler
+        return RowStore(self.env, self.capacity, self._writer, sampler, self._graphs)
 
     def _note(self, name: str, start: float) -> None:
         if self.timing:
@@ -344,13 +339,7 @@ class NormBasedDiversePrioritizedReplayBuffer(ReplayBuffer):
 
     def _store(self, rows: TensorDict) -> None:
         if self.cutoff_distance >= 0 and len(self) == self.capacity:
-            features = end_features(rows)
-            if (condition := rows.get(CONDITION, None)) is not None:
-                features = torch.cat([features, condition], 1)
-            away = near_better(
-                features, rows.get(LOG_REWARD), self.cutoff_distance, self.p_norm_distance
-            )
-            rows = rows[~away]
+            rows = rows[~near_better(rows, self.cutoff_distance, self.p_norm_distance)]
         super()._store(rows)
 
 
@@ -373,8 +362,9 @@ class TerminatingStateBuffer(ReplayBuffer):
         timing: bool = False,
         **options: Any,
     ) -> None:
-        options.update(communication_backend=communication_backend, timing=timing)
-        super().__init__(env, capacity, **options)
+        super().__init__(
+            env, capacity, communication_backend=communication_backend, timing=timing, **options
+        )
         self._kind = StatesContainer
 
     def _local_add(self, training_container: Any) -> None:
@@ -383,13 +373,6 @@ class TerminatingStateBuffer(ReplayBuffer):
             log_reward = log_reward[training_container.is_terminating]
         marks = torch.ones(len(states), dtype=torch.bool, device=self.env.device)
         super()._local_add(StatesContainer(self.env, states, marks, log_reward))
-
-
-def _kind_of(container: Any) -> type:
-    for kind in _KINDS:
-        if isinstance(container, kind):
-            return kind
-    raise ValueError(f"Unsupported type: {type(container)}")
 
 
 def _file(path: str) -> Path:

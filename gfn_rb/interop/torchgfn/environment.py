@@ -44,23 +44,20 @@ class TorchGFNEnv(EnumerableEnv):
     def __init__(
         self, env: Any, preprocessor: Callable[..., Tensor] | None, max_length: int | None
     ) -> None:
-        _require_discrete(env)
+        if not getattr(env, "is_discrete", False):
+            raise ArgumentError("its actions are not discrete")
+        if int(env.exit_action) != env.n_actions - 1:
+            raise ArgumentError(
+                f"its exit action must be the last, {env.n_actions - 1}, got {int(env.exit_action)}"
+            )
         # Not a submodule, nor anything TorchRL's environments would look into.
         object.__setattr__(self, "inner", env)
         self._preprocessor = preprocessor
-        self._is_conditional = bool(env.is_conditional)
-        condition_shape = None
-        if self._is_conditional:
-            condition_shape = env.sample_conditions((1,)).shape[1:]
+        shape = env.sample_conditions((1,)).shape[1:] if env.is_conditional else None
         super().__init__(
-            env.s0,
-            env.sf,
-            n_actions=env.n_actions,
-            max_length=max_length or 1,
-            encoded_size=1,
-            condition_shape=condition_shape,
-            device=env.device,
-        )
+            env.s0, env.sf, n_actions=env.n_actions, max_length=max_length or 1, encoded_size=1,
+            condition_shape=shape, device=env.device,
+        )  # fmt: skip
         self.encoded_size = self.encode(self.source(1)).shape[1]
         if max_length is None:
             self._list_states()
@@ -97,7 +94,8 @@ class TorchGFNEnv(EnumerableEnv):
         if self.condition_shape is None:
             return self.inner.log_reward(self.states(state)).detach().float()
         if condition is None:
-            raise ArgumentError(f"condition must be given for {self._name}, got None")
+            name = type(self.inner).__name__
+            raise ArgumentError(f"condition must be given for {name}, got None")
         if condition.shape != (len(state), *self.condition_shape):
             raise ShapeError(
                 f"condition must have shape {[len(state), *self.condition_shape]}, got "
@@ -115,16 +113,19 @@ class TorchGFNEnv(EnumerableEnv):
         self, n: int, generator: torch.Generator | None = None
     ) -> ConditionBatch | None:
         """Draw ``n`` conditions as torchgfn does, from its numbers or a seed of the generator's."""
-        if not self._is_conditional:
+        if self.condition_shape is None:
             return None
         if generator is None:
             return self.inner.sample_conditions((n,))
         seed = torch.randint(2**62, (), generator=generator, device=generator.device)
-        return self._seeded_conditions(n, int(seed))
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int(seed))
+            return self.inner.sample_conditions((n,))
 
     def fixed_conditions(self, n: int) -> ConditionBatch | None:
         """Return ``n`` draws of torchgfn's, always the same."""
-        return self._seeded_conditions(n, 0) if self._is_conditional else None
+        generator = torch.Generator(self.source_state.device).manual_seed(0)
+        return self.sample_condition(n, generator)
 
     def score(
         self, state: StateBatch, log_reward: Float[Tensor, "n"] | None = None
@@ -137,7 +138,9 @@ class TorchGFNEnv(EnumerableEnv):
 
     def fingerprint(self, state: StateBatch) -> Int64[Tensor, "n"]:
         """Hash states. Floats are taken for their bits, which a sum would round away."""
-        return super(EnumerableEnv, self).fingerprint(_as_integers(state))
+        if state.is_floating_point():
+            state = equal_bits(state.double())
+        return super(EnumerableEnv, self).fingerprint(state)
 
     def state_key(self, state: StateBatch) -> Int64[Tensor, "n"]:
         """Return each state's hash, which no two of the states that were listed share."""
@@ -158,30 +161,22 @@ class TorchGFNEnv(EnumerableEnv):
             return self.inner.states_from_tensor(state)
         return self.inner.states_from_tensor(state, conditions=condition)
 
-    @property
-    def _name(self) -> str:
-        return type(self.inner).__name__
-
     def move(self, state: StateBatch, move: Int64[Tensor, "n"]) -> StateBatch:
         """Ask torchgfn."""
         actions = self.inner.actions_from_tensor(move[:, None])
         return self.inner.step(self.states(state.clone()), actions).tensor
 
     def undo(self, state: StateBatch, move: Int64[Tensor, "n"]) -> StateBatch:
-        """Ask torchgfn."""
+        """Ask torchgfn, about sequences of one length at a time: it takes a batch to be such."""
         length = getattr(self.states(state), "length", None)
         if length is None:
-            return self._undone(state, move)
-        # Sequences: a batch is taken to be all of one length.
+            length = move.new_zeros(len(move))
         out = torch.empty_like(state)
         for one in length.unique():
             rows = (length == one).nonzero()[:, 0]
-            out[rows] = self._undone(state[rows], move[rows])
+            actions = self.inner.actions_from_tensor(move[rows, None])
+            out[rows] = self.inner.backward_step(self.states(state[rows]), actions).tensor
         return out
-
-    def _undone(self, state: StateBatch, move: Int64[Tensor, "n"]) -> StateBatch:
-        actions = self.inner.actions_from_tensor(move[:, None])
-        return self.inner.backward_step(self.states(state.clone()), actions).tensor
 
     def _stepped(
         self,
@@ -193,11 +188,6 @@ class TorchGFNEnv(EnumerableEnv):
         out = self.sink_state.expand_as(state).clone()
         out[rows] = step(state[rows], action[rows])
         return out
-
-    def _seeded_conditions(self, n: int, seed: int) -> ConditionBatch:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            return self.inner.sample_conditions((n,))
 
     def _list_states(self) -> None:
         """Count all states, layer by layer, and with them the longest trajectory."""
@@ -250,15 +240,6 @@ def adapt_env(
     return adapted
 
 
-def _require_discrete(env: Any) -> None:
-    if not getattr(env, "is_discrete", False):
-        raise ArgumentError("its actions are not discrete")
-    if int(env.exit_action) != env.n_actions - 1:
-        raise ArgumentError(
-            f"its exit action must be the last, {env.n_actions - 1}, got {int(env.exit_action)}"
-        )
-
-
 def _require_steady_walks(env: TorchGFNEnv) -> None:
     """Walk as far as one can from a few states, and take each step twice over."""
     state, generator = env.source(64), torch.Generator(env.source_state.device).manual_seed(0)
@@ -275,7 +256,3 @@ def _require_steady_walks(env: TorchGFNEnv) -> None:
         state = first
     if not env.is_sink(state).all():
         raise ArgumentError(f"a walk outlasts max_length={env.max_length} actions")
-
-
-def _as_integers(state: Tensor) -> Tensor:
-    return equal_bits(state.double()) if state.is_floating_point() else state

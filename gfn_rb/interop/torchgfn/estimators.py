@@ -43,11 +43,8 @@ class TorchGFNNetwork(TensorDictModuleBase):
             condition = tensordict.get(keys.CONDITION)
         states = self._states(state, condition)
         out = self.estimator(states, condition) if self._takes_condition else self.estimator(states)
-        return tensordict.set(self.out_keys[0], out.squeeze(1) if self._is_flow else out)
-
-    @property
-    def _is_flow(self) -> bool:
-        return self.out_keys[0] == keys.LOG_FLOW
+        (key,) = self.out_keys
+        return tensordict.set(key, out.squeeze(1) if key == keys.LOG_FLOW else out)
 
 
 def adapt_estimator(estimator: Any, env: object) -> TorchGFNNetwork:

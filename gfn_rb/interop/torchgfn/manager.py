@@ -13,7 +13,7 @@ from tensordict import TensorDictBase
 from gfn_rb import remote
 from gfn_rb.errors import ArgumentError
 from gfn_rb.interop.torchgfn.buffers import NormBasedDiversePrioritizedReplayBuffer, ReplayBuffer
-from gfn_rb.interop.torchgfn.remote import endpoint, require_sendable
+from gfn_rb.interop.torchgfn.remote import PATIENCE, endpoint, require_sendable
 from gfn_rb.interop.torchgfn.rows import container_of
 from gfn_rb.remote.manager.baseline import Summary
 from gfn_rb.transports import Transport
@@ -151,7 +151,7 @@ class ReplayBufferManager:
             manager_rank: of the manager.
             backend: see :class:`ReplayBuffer`; None for that of the buffers here.
         """
-        return endpoint(backend).metadata(manager_rank)
+        return endpoint(backend).queries.metadata(manager_rank, PATIENCE)
 
     def _add_and_score(self, rows: TensorDictBase, sender: int) -> dict[str, Any]:
         # The buffer is torchgfn's, not that of our manager: rows of any width, thinned out as

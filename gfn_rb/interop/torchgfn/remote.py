@@ -29,7 +29,7 @@ class Endpoint:
 
     def __init__(self, transport: Transport) -> None:
         self.transport = transport
-        self._queries = ManagerQueries(transport)
+        self.queries = ManagerQueries(transport)
         self._worker: tuple[int, ReplayBufferWorker] | None = None
 
     def worker(self, manager: int, **options: Any) -> ReplayBufferWorker:
@@ -65,15 +65,6 @@ class Endpoint:
         worker.connect()
         worker.close(PATIENCE)
 
-    def metadata(self, manager: int) -> dict[str, Any]:
-        """Return what a manager knows.
-
-        Raises:
-            ArgumentError, TransportTimeoutError, PeerLostError, RemoteError: see
-                :class:`~gfn_rb.remote.ManagerQueries`.
-        """
-        return self._queries.metadata(manager, PATIENCE)
-
 
 _endpoints: dict[str, Endpoint] = {}
 
@@ -97,17 +88,16 @@ def endpoint(backend: str | None = None) -> Endpoint:
             f"communication_backend must be 'mpi', 'torch' or 'gloo', got {backend!r}"
         )
     if name not in _endpoints:
-        transport = MPITransport(timeout=PATIENCE) if name == "mpi" else _gloo()
+        if name == "mpi":
+            transport: Transport = MPITransport(timeout=PATIENCE)
+        elif not dist.is_initialized():
+            transport = GlooTransport(timeout=PATIENCE)
+        else:
+            ranks = dist.get_rank(), dist.get_world_size()
+            transport = GlooTransport(default_store(), *ranks, timeout=PATIENCE)
         atexit.register(transport.close)
         _endpoints[name] = Endpoint(transport)
     return _endpoints[name]
-
-
-def _gloo() -> GlooTransport:
-    if not dist.is_initialized():
-        return GlooTransport(timeout=PATIENCE)
-    rank, size = dist.get_rank(), dist.get_world_size()
-    return GlooTransport(default_store(), rank, size, timeout=PATIENCE)
 
 
 def require_sendable(env: Env, frequency: int = 1) -> None:

@@ -26,7 +26,7 @@ from gfn_rb.keys import (
     NEXT_STATE,
     STATE,
 )
-from gfn_rb.shapes import Float, Int64, Rows, Shaped
+from gfn_rb.shapes import Int64, Rows, Shaped
 from gfn_rb.torchrl_compat import given_log_rewards, new_tensordict
 
 
@@ -142,14 +142,14 @@ def padded(rows: TensorDict, n_steps: int, env: Env) -> TensorDict:
     missing = n_steps - action.shape[1]
     dummy = env.Actions.make_dummy_actions((1,)).tensor.reshape(action.shape[2:])
     sink = env.sf if isinstance(env.sf, Tensor) else state.new_tensor(-1)
+
+    def filled(steps: Tensor, padding: Tensor) -> Tensor:
+        more = padding.to(steps.dtype).expand(len(steps), missing, *steps.shape[2:])
+        return torch.cat([steps, more], 1)
+
     return rows.clone(recurse=False).update(
-        {STATE: _filled_up(state, sink, missing), ACTION: _filled_up(action, dummy, missing)}
+        {STATE: filled(state, sink), ACTION: filled(action, dummy)}
     )
-
-
-def _filled_up(steps: Tensor, filling: Tensor, missing: int) -> Tensor:
-    more = filling.to(steps.dtype).expand(len(steps), missing, *steps.shape[2:])
-    return torch.cat([steps, more], 1)
 
 
 def _columns(container: Any, graphs: GraphTable | None) -> dict[str, Any]:
@@ -229,22 +229,22 @@ def end_features(rows: TensorDictBase) -> Shaped[Tensor, "n d"]:
     return state.flatten(1)
 
 
-def near_better(
-    features: Shaped[Tensor, "n d"], log_reward: Float[Tensor, "n"], cutoff: float, p: float
-) -> Shaped[Tensor, "n"]:
+def near_better(rows: TensorDictBase, cutoff: float, p: float) -> Shaped[Tensor, "n"]:
     """Tell which rows lie near one of higher reward, be that one kept or not.
 
     So torchgfn thins a batch out before it looks at what is stored.
 
     Args:
-        features: of each row.
-        log_reward: of each row; of equal ones the first counts as the higher.
+        rows: as of :func:`rows_of`; of equal rewards the first counts as the higher.
         cutoff: a distance this large or smaller is near.
         p: of the norm.
     """
-    order = log_reward.argsort(descending=True, stable=True)
-    rows = features[order].to(torch.get_default_dtype())
-    distance = torch.cdist(rows, rows, p=p).tril(-1)
+    features = end_features(rows)
+    if (condition := rows.get(CONDITION, None)) is not None:
+        features = torch.cat([features, condition], 1)
+    order = rows.get(LOG_REWARD).argsort(descending=True, stable=True)
+    features = features[order].to(torch.get_default_dtype())
+    distance = torch.cdist(features, features, p=p).tril(-1)
     above = torch.ones_like(distance).triu().bool()
     near = (distance.masked_fill(above, torch.inf) <= cutoff).any(1)
     return torch.empty_like(near).index_copy_(0, order, near)

@@ -14,7 +14,6 @@ from gfn.env import Env
 from tensordict import TensorDict
 from torch import Tensor
 from torchrl.data import TensorDictReplayBuffer
-from torchrl.data.replay_buffers.samplers import Sampler
 from torchrl.data.replay_buffers.writers import Writer
 
 from gfn_rb.buffers.presets import build
@@ -45,7 +44,7 @@ class RowStore:
         env: Env,
         capacity: int,
         writer: Callable[[], Writer],
-        sampler: Callable[[], Sampler],
+        sampler: Callable[[], Any],
         graphs: GraphTable | None,
     ) -> None:
         self._env, self._graphs = env, graphs
@@ -56,11 +55,7 @@ class RowStore:
         return len(self.rb.storage)
 
     def extend(self, rows: TensorDict) -> None:
-        """Offer rows.
-
-        Args:
-            rows: as of :func:`rows_of`.
-        """
+        """Offer rows, as of :func:`rows_of`."""
         if LENGTH in rows:
             rows = self._of_one_width(rows)
         self.rb.writer.extend(rows)
@@ -68,11 +63,7 @@ class RowStore:
             self._forget_graphs(self._graphs)
 
     def at(self, slot: Int64[Tensor, "n"]) -> Any:
-        """Return items as a container of torchgfn's.
-
-        Args:
-            slot: where they are.
-        """
+        """Return the items in some slots as a container of torchgfn's."""
         return container_of(self._rows_at(slot), self._env, self._graphs)
 
     def log_rewards(self) -> Float[Tensor, "n"]:
@@ -80,19 +71,17 @@ class RowStore:
         stored: Tensor = self._stored(LOG_REWARD)
         return stored[: len(self)]
 
-    def oldest_first(self) -> Int64[Tensor, "n"]:
-        """Return all slots in the order in which their rows came."""
-        writer, n = self.rb.writer, len(self)
-        if isinstance(writer, RewardPrioritizedWriter):
-            return writer.state_dict()["rank"].argsort()
-        return (torch.arange(n, device=self._env.device) + write_cursor(writer)) % n
+    def in_order(self, by_age: bool = False) -> Int64[Tensor, "n"]:
+        """Return all slots in torchgfn's order: by reward where the best are kept, else by age.
 
-    def in_order(self) -> Int64[Tensor, "n"]:
-        """Return all slots in torchgfn's order: by reward where the best are kept, else by age."""
-        slot = self.oldest_first()
-        if isinstance(self.rb.writer, RewardPrioritizedWriter):
-            slot = slot[self.log_rewards()[slot].argsort(stable=True)]
-        return slot
+        Args:
+            by_age: whether the oldest comes first in either case.
+        """
+        writer, n = self.rb.writer, len(self)
+        if not isinstance(writer, RewardPrioritizedWriter):
+            return (torch.arange(n, device=self._env.device) + write_cursor(writer)) % n
+        slot: Tensor = writer.state_dict()["rank"].argsort()
+        return slot if by_age else slot[self.log_rewards()[slot].argsort(stable=True)]
 
     def draw_by_reward(self, n: int) -> Int64[Tensor, "n"]:
         """Draw slots in proportion to the reward, with replacement if there are fewer than n.
@@ -109,16 +98,9 @@ class RowStore:
             raise ValueError("log_rewards must be defined for prioritized sampling.") from error
 
     def draw_distinct(self, n: int) -> Int64[Tensor, "k"]:
-        """Draw n different slots, or all, from torch's random numbers.
-
-        Args:
-            n: how many.
-        """
-        size = len(self)
-        if size <= 64 * n:
-            return torch.randperm(size)[:n]
-        seed = int(torch.randint(2**62, ()))
-        return torch.tensor(random.Random(seed).sample(range(size), n))
+        """Draw n different slots, or all, from torch's random numbers."""
+        generator = random.Random(int(torch.randint(2**62, ())))
+        return torch.tensor(generator.sample(range(len(self)), min(n, len(self))))
 
     def _rows_at(self, slot: Int64[Tensor, "n"]) -> dict[Any, Tensor]:
         """Return what ``rb[slot]`` does, in a fraction of the time."""
@@ -135,7 +117,7 @@ class RowStore:
         width, n_steps = self._stored(ACTION).shape[1], rows.get(ACTION).shape[1]
         if n_steps > width:
             width = max(n_steps, width + width // 2)
-            stored = TensorDict(self._rows_at(self.oldest_first()), [len(self)])
+            stored = TensorDict(self._rows_at(self.in_order(by_age=True)), [len(self)])
             self.rb = self._make()
             self.rb.writer.extend(padded(stored, width, self._env))
         return rows if n_steps == width else padded(rows, width, self._env)
