@@ -1,4 +1,4 @@
-"""How long the phases of a loop take."""
+"""Wall time of the phases of a loop."""
 
 from __future__ import annotations
 

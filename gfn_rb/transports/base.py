@@ -1,4 +1,4 @@
-"""What every transport promises: bytes from one rank to another, in order, whole or not at all."""
+"""Interface of transports: bytes from one rank to another, in order, whole or not at all."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TIMEOUT = 60.0
 
 
 class Envelope(NamedTuple):
-    """What is known of a message before it is received."""
+    """Source, tag and size of a message, known before it is received."""
 
     source: int
     tag: int

@@ -1,4 +1,4 @@
-"""What every transport has to do, as checks that all its ranks run side by side.
+"""Conformance suite of transports: checks that all ranks run side by side.
 
 Each check is a function of an endpoint; every rank calls the same ones in the same order, on any
 number of ranks. :func:`run` calls them all, and :func:`check_close` last.

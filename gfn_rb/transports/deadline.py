@@ -1,4 +1,4 @@
-"""How long to wait for others, and how much less once this rank is to stop."""
+"""Time limits of waits, which shrink once this rank is to stop."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def never() -> bool:
 
 @dataclass
 class ShutdownBudget:
-    """What is left to wait to a rank that is to stop: one second in all, however many waits.
+    """Waiting time left to a rank that is to stop: one second in all, however many waits.
 
     Only the time spent waiting counts, so that a rank that has work left first can still say
     goodbye afterwards.
@@ -57,18 +57,18 @@ class Deadline:
 
     @property
     def remaining(self) -> float:
-        """How many seconds of waiting are left, at least 0."""
+        """Seconds of waiting that are left, at least 0."""
         shutdown, left = self._shutdown, self._end - self._shutdown.clock()
         return max(0.0, min(left, shutdown.seconds) if shutdown.stopped() else left)
 
     @property
     def expired(self) -> bool:
-        """Whether no waiting is left: the limit has passed, or this rank stops."""
+        """True where no waiting is left: the limit has passed, or this rank stops."""
         return self.remaining <= 0.0
 
     @property
     def passed(self) -> bool:
-        """Whether the time limit itself has passed."""
+        """True where the time limit itself has passed."""
         return self._shutdown.clock() >= self._end
 
     def wait(self, happened: Callable[[float], bool]) -> bool:

@@ -1,4 +1,4 @@
-"""Whether this process is one of several that a launcher started, and how it finds the others."""
+"""Detection of launchers: rank and size of this process, and the way to the others."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Environment = Mapping[str, str]
 
 
 class Launch(NamedTuple):
-    """What a launcher says of this process.
+    """Rank, size and transport of this process, as a launcher tells them.
 
     Attributes:
         rank: which of the processes it is.

@@ -38,7 +38,7 @@ class Mailboxes:
         self.gone: dict[int, str] = {}
         """The ranks that are gone, and how that is known."""
         self.closed = False
-        """Whether messages that still arrive are dropped."""
+        """True once messages that still arrive are dropped."""
 
     def put(self, message: QueuedMessage) -> None:
         """Put a message into the mailbox of its receiver."""

@@ -69,7 +69,7 @@ def test_a_rank_that_is_to_stop_has_one_second_for_all_waits(clock):
     assert clock.now - start == pytest.approx(1.0)
 
 
-def test_a_short_wait_is_not_made_longer_by_the_grace(clock):
+def test_a_short_wait_is_not_made_longer_by_the_budget(clock):
     deadline = Deadline(0.25, ShutdownBudget(lambda: True, clock=clock))
     assert deadline.remaining == 0.25
     clock.now += 0.25

@@ -1,1 +1,1 @@
-"""Which objects are held, and which of them a worker is given next."""
+"""Objects that a manager holds, and the choice of those that a worker is given next."""

@@ -1,4 +1,4 @@
-"""Which of the items that a worker does not know it is given next."""
+"""Policies that choose which unknown items a worker is given next."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which objects a buffer holds, and what is known of each: kept in step with its storage."""
+"""Index of the objects that a buffer holds, kept in step with its storage."""
 
 from __future__ import annotations
 

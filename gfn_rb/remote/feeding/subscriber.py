@@ -1,4 +1,4 @@
-"""Who is to be given which of the rows that a manager holds."""
+"""Feeds of workers from the rows that a manager holds."""
 
 from __future__ import annotations
 

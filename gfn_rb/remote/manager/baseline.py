@@ -31,7 +31,7 @@ _MOST = 1 << 53  # up to which integers are floats
 
 @dataclass(frozen=True)
 class Summary:
-    """What one manager knows of log-rewards.
+    """Summary of the log-rewards that one manager knows.
 
     Attributes:
         quantiles: order statistics of the finite log-rewards that count in its buffer, ascending;
@@ -111,7 +111,7 @@ def _kth_highest(known: tuple[tuple[tuple[float, ...], int], ...], k: int) -> fl
 
 
 class Baseline(ABC):
-    """How a baseline is made of what managers know.
+    """Base class of strategies that make a baseline of summaries.
 
     Args:
         alpha: the share of the newest batch in the running mean, in (0, 1].
@@ -128,7 +128,7 @@ class Baseline(ABC):
     @property
     @abstractmethod
     def levels(self) -> tuple[float, ...]:
-        """Which quantiles a manager that is alone is to know, ascending in [0, 1]."""
+        """Quantiles that a manager that is alone has to know, ascending in [0, 1]."""
 
     def of_full(self, summaries: Sequence[Summary], capacity: int) -> float:
         """Return the baseline where the managers are full together; not asked without levels."""

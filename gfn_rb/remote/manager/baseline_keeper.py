@@ -85,7 +85,7 @@ class BaselineKeeper:
 
     @property
     def capacity(self) -> int:
-        """How many rows all managers keep together.
+        """Number of rows that all managers keep together.
 
         As many as each of them has room for where they keep the best, all they have room for by any
         other rule.

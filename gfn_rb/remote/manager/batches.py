@@ -28,10 +28,10 @@ Duplicates = Literal["drop", "keep"]
 
 
 class IngestResult(NamedTuple):
-    """What became of a batch."""
+    """Result of a batch."""
 
     outcomes: dict[str, int]
-    """How many rows were stored, rejected, duplicates, only scored, or refused."""
+    """Numbers of rows stored, rejected, duplicates, only scored, or refused."""
     scores: dict[str, float] = {}
     """Of the batch."""
     per_row: TensorDict | None = None

@@ -1,4 +1,4 @@
-"""What a manager does with messages, all of which it answers."""
+"""Handling of the messages that a manager receives and answers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 
 class MessageHandler:
-    """Does what messages ask of a manager, and replies.
+    """Handles the messages that a manager receives, and replies.
 
     Args:
         channel: to all ranks.

@@ -165,7 +165,7 @@ class ReplayBufferManager:
 
     @property
     def finished(self) -> bool:
-        """Whether every worker has said goodbye or is lost."""
+        """True once every worker has said goodbye or is lost."""
         return not self._workers.present
 
     @property
@@ -175,7 +175,7 @@ class ReplayBufferManager:
 
     @property
     def batches(self) -> int:
-        """How many batches were answered."""
+        """Number of batches that were answered."""
         return self._handler.batches
 
     def run(self, timeout: float | None = None, stepped: Callable[[], None] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""What a manager replies, and what becomes of ranks that do not take it."""
+"""Replies of a manager, and the loss of ranks that do not take them."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What managers and workers send each other, and what they know of each other."""
+"""Messages between managers and workers, and the records that each keeps of the others."""

@@ -77,7 +77,7 @@ class FrameChannel:
 
     @property
     def row_form(self) -> str | None:
-        """What ranks tell each other before items travel compact, None where they do not."""
+        """Name of the compact form that items travel in, None where they travel whole."""
         return None if self._compact is None else repr(self._compact)
 
     def learn_form(self, rank: int, form: Any) -> None:

@@ -1,4 +1,4 @@
-"""Which ranks are here, which have left and why, and which are silent."""
+"""Record of the ranks that are present, have left, or are silent."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PRESENT = (EXPECTED, ACTIVE)
 
 @dataclass
 class Member:
-    """What is known of a rank.
+    """State of a rank.
 
     Attributes:
         state: whether it is here, and how it left.

@@ -1,4 +1,4 @@
-"""What managers and workers tell each other: kinds of frames, scores, counters and errors."""
+"""Messages of managers and workers: kinds of frames, scores, counters and errors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PEER_TAG: Final = 2  # between managers
 
 
 class Kind(IntEnum):
-    """What a frame is: who sends it, and what it carries."""
+    """Kinds of frames, by sender and content."""
 
     HELLO = 1  # worker: its terms
     WELCOME = 2  # manager: answers HELLO
@@ -94,7 +94,7 @@ OUTCOMES = ("stored", "rejected", "duplicates", "scored", "refused")
 
 @dataclass
 class Outcomes:
-    """What became of rows at a manager.
+    """Numbers of rows by what became of them at a manager.
 
     Attributes:
         stored: they are in its buffer, or were for a while.
@@ -112,7 +112,7 @@ class Outcomes:
 
     @property
     def outcomes(self) -> int:
-        """How many rows these are."""
+        """Number of all rows."""
         return sum(getattr(self, name) for name in OUTCOMES)
 
     def count(self, **rows: int) -> None:
@@ -132,7 +132,7 @@ class Outcomes:
 
 @dataclass
 class SenderStatistics(Outcomes):
-    """What a manager knows of one worker. ``items`` is the sum of the outcomes.
+    """Counters of one worker at a manager. ``items`` is the sum of the outcomes.
 
     Attributes:
         batches: frames of items that came.

@@ -1,4 +1,4 @@
-"""Which manager owns an object: rendezvous hashing (Thaler & Ravishankar 1998).
+"""Ownership of objects by managers: rendezvous hashing (Thaler & Ravishankar 1998).
 
 Each manager gives each object a weight, a hash of both, and the one of the highest weight among
 those present owns it. All ranks come to the same answer without a word. Where a manager leaves,

@@ -1,4 +1,4 @@
-"""Which ranks train and which manage, and checks on ranks."""
+"""Roles of ranks, training or managing, and checks of ranks."""
 
 from __future__ import annotations
 

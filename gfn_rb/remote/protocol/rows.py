@@ -1,4 +1,4 @@
-"""What rows must be, to be believed when another rank sends them."""
+"""Checks of rows that another rank sent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker counts. What is sent adds up: every row is in one counter at each end."""
+"""Counters of a worker. Every row that is sent is in one counter at each end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gfn_rb.transports.deadline import Deadline
 
 @dataclass
 class WorkerStatistics(Outcomes):
-    """What a worker counts.
+    """Counters of a worker.
 
     ``offered`` is the sum of ``reduced``, ``filtered``, ``skipped``, ``sent`` and what is still
     pending; ``sent`` and ``resent`` together that of the outcomes, ``lost`` and what is still
@@ -146,7 +146,7 @@ class SentBatch:
 
 
 class SentShare(NamedTuple):
-    """What one manager was sent of a batch."""
+    """The part of a batch that one manager was sent."""
 
     batch: SentBatch
     manager: int

@@ -1,4 +1,4 @@
-"""What managers answer, as far as a worker believes it."""
+"""Checks of what managers answer to a worker."""
 
 from __future__ import annotations
 

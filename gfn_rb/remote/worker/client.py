@@ -100,7 +100,7 @@ class ManagerClient:
 
     @property
     def unanswered(self) -> int:
-        """How many batches are still to be answered."""
+        """Number of batches that are still to be answered."""
         return len(self._unanswered)
 
     def unanswered_by(self, manager: int) -> int:

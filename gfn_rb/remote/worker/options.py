@@ -1,4 +1,4 @@
-"""What a worker's user chooses: when to send, what to send, and what to be fed."""
+"""Options of a worker: when to send, what to send, and what to be fed."""
 
 from __future__ import annotations
 

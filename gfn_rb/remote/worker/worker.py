@@ -161,12 +161,12 @@ class ReplayBufferWorker:
 
     @property
     def unanswered(self) -> int:
-        """How many batches are still to be answered."""
+        """Number of batches that are still to be answered."""
         return self._client.unanswered
 
     @property
     def pending(self) -> int:
-        """How many rows wait to be sent."""
+        """Number of rows that wait to be sent."""
         return sum(map(len, self._pending))
 
     def connect(self) -> None:
