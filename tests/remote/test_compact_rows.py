@@ -151,6 +151,21 @@ def test_compact_rows_that_cannot_be_read_are_refused_by_name():
     assert "rows came compact, expected whole ones" in str(FrameChannel(other).receive().error)
 
 
+def test_compact_rows_that_are_too_large_whole_are_not_made_whole(monkeypatch):
+    one, other = group(2)
+    form, rows = compact_rows_of(stored(DNA, "rebuild")), found(DNA, 99)
+    sender, receiver = FrameChannel(one, form), FrameChannel(other, form)
+    sender.learn_form(1, repr(form))
+    other.max_nbytes = rows.bytes() // 2
+    sender.send(1, DATA_TAG, Kind.ITEMS, rows=rows)
+    made, forward = [], type(form).forward
+    monkeypatch.setattr(type(form), "forward", lambda *a: made.append(len(a[1])) or forward(*a))
+    error = receiver.receive().error
+    assert isinstance(error, WireError)
+    assert f"bytes whole, expected {other.max_nbytes} at most" in str(error)
+    assert made == [1]
+
+
 def test_items_travel_compact_beside_scores_that_do_not():
     form, rows, scores = compact_rows_of(stored(DNA, "narrow")), found(DNA), found(DNA, 5)
     mine, theirs = (FrameChannel(transport, form) for transport in group(2))
