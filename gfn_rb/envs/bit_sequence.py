@@ -10,7 +10,7 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from gfn_rb.envs.base import EnvOptions
-from gfn_rb.envs.core import check_positive
+from gfn_rb.envs.core import check_positive, from_digits
 from gfn_rb.envs.enumerable import EnumerableEnv
 from gfn_rb.envs.orders import EMPTY
 from gfn_rb.envs.sequence import SequenceEnv, read, spell
@@ -87,13 +87,13 @@ class BitSequence(SequenceEnv, EnumerableEnv):
 
     def log_reward(self, state: StateBatch, condition: Tensor | None = None) -> Float[Tensor, "n"]:
         """Return log R(x), in nats (the class's equation)."""
-        return -self.beta / self.n_bits * self._to_nearest(state)
+        return -self.beta / self.n_bits * self._distances(state).amin(1)
 
     def score(
         self, state: StateBatch, log_reward: Float[Tensor, "n"] | None = None
     ) -> Float[Tensor, "n"]:
         """Return the share of bits that agree with the nearest mode."""
-        return 1 - self._to_nearest(state) / self.n_bits
+        return 1 - self._distances(state).amin(1) / self.n_bits
 
     def distances(self, state: StateBatch) -> Int64[Tensor, "n modes"]:
         """Return the Hamming distance of each finished string to each mode, in bits.
@@ -152,11 +152,7 @@ class BitSequence(SequenceEnv, EnumerableEnv):
 
     def _words_of(self, bits: Int64[Tensor, "*n bits"]) -> Int64[Tensor, "*n words"]:
         """Read words of bits, the most significant bit first."""
-        powers = 2 ** torch.arange(self.word_bits - 1, -1, -1, device=bits.device)
-        return (bits.unflatten(-1, (self.length, self.word_bits)) * powers).sum(-1)
-
-    def _to_nearest(self, state: StateBatch) -> Float[Tensor, "n"]:
-        return self._distances(state).amin(1)
+        return from_digits(bits.unflatten(-1, (self.length, self.word_bits)), 2)
 
     def _distances(self, state: StateBatch) -> Float[Tensor, "n modes"]:
         """Count bits by the product of -1s and 1s: (bits that agree) - (bits that do not)."""

@@ -89,10 +89,7 @@ class GFNCore(ABC):
         return action.view(n, *self.action_shape)
 
     def random_action(
-        self,
-        state: StateBatch,
-        kind: Int64[Tensor, "n"],
-        is_backward: bool = False,
+        self, state: StateBatch, kind: Int64[Tensor, "n"], is_backward: bool = False
     ) -> ActionBatch:
         """Return actions of these numbers, which lead away from the states, or led to them.
 
@@ -155,9 +152,7 @@ class GFNCore(ABC):
 
     @abstractmethod
     def log_reward(
-        self,
-        state: StateBatch,
-        condition: ConditionBatch | None = None,
+        self, state: StateBatch, condition: ConditionBatch | None = None
     ) -> Float[Tensor, "n"]:
         """Return log R(x) of terminating states, in nats, float32.
 
@@ -296,6 +291,12 @@ def check_min_reward(min_reward: float) -> None:
     """Raise ArgumentError unless the floor of a reward that is 1 at most makes sense."""
     if not 0 < min_reward <= 1:
         raise ArgumentError(f"min_reward must be in (0, 1], got {min_reward}")
+
+
+def from_digits(digit: Int64[Tensor, "*n digits"], base: int) -> Int64[Tensor, "*n"]:
+    """Read digits as numbers in a base, the most significant digit first."""
+    powers = base ** torch.arange(digit.shape[-1] - 1, -1, -1, device=digit.device)
+    return (digit * powers).sum(-1)
 
 
 @lru_cache

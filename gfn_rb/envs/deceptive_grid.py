@@ -9,6 +9,7 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from gfn_rb.envs.base import EnvOptions
+from gfn_rb.envs.core import from_digits
 from gfn_rb.envs.grid import GridEnv
 from gfn_rb.errors import ArgumentError
 from gfn_rb.shapes import Bool, Float, Int64, Shaped, StateBatch
@@ -41,12 +42,7 @@ class DeceptiveGrid(GridEnv):
         ArgumentError: an argument is out of its range.
     """
 
-    def __init__(
-        self,
-        ndim: int,
-        height: int,
-        **options: Unpack[EnvOptions],
-    ) -> None:
+    def __init__(self, ndim: int, height: int, **options: Unpack[EnvOptions]) -> None:
         if height < 6:  # below, no point lies where the goals are
             raise ArgumentError(f"height must be at least 6, got {height}")
         super().__init__(ndim, height, max_length=ndim * (height - 2) + 2, **options)
@@ -87,8 +83,7 @@ class DeceptiveGrid(GridEnv):
         """Return each goal's number, in order of ``state_key``; -1 for other states."""
         self.check_terminating(state)
         digit = self._goal[state]
-        powers = self._n_inner ** torch.arange(self.n_dims - 1, -1, -1, device=state.device)
-        return (digit * powers).sum(1).where((digit >= 0).all(1), -1)
+        return from_digits(digit, self._n_inner).where((digit >= 0).all(1), -1)
 
     def log_partition(self, condition: Shaped[Tensor, "*condition"] | None = None) -> float:
         """Return log Z, in nats, by counting the states of each reward.

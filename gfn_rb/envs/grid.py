@@ -8,6 +8,7 @@ from torch.nn.functional import embedding, pad
 from typing_extensions import Unpack
 
 from gfn_rb.envs.base import EnvOptions
+from gfn_rb.envs.core import from_digits
 from gfn_rb.envs.enumerable import EnumerableEnv
 from gfn_rb.errors import ArgumentError
 from gfn_rb.shapes import Bool, Float, Int64, StateBatch
@@ -30,12 +31,7 @@ class GridEnv(EnumerableEnv):
     """
 
     def __init__(
-        self,
-        ndim: int,
-        height: int,
-        *,
-        max_length: int,
-        **options: Unpack[EnvOptions],
+        self, ndim: int, height: int, *, max_length: int, **options: Unpack[EnvOptions]
     ) -> None:
         if ndim < 1:
             raise ArgumentError(f"ndim must be at least 1, got {ndim}")
@@ -76,8 +72,7 @@ class GridEnv(EnumerableEnv):
 
     def state_key(self, state: StateBatch) -> Int64[Tensor, "n"]:
         """Read the coordinates as digits in base ``height``."""
-        powers = self.height ** torch.arange(self.n_dims - 1, -1, -1, device=state.device)
-        return (state * powers).sum(1)
+        return from_digits(state, self.height)
 
     def move(self, state: StateBatch, move: Int64[Tensor, "n"]) -> StateBatch:
         """Add one to a coordinate."""

@@ -9,7 +9,7 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from gfn_rb.envs.base import EnvOptions
-from gfn_rb.envs.core import check_positive
+from gfn_rb.envs.core import check_positive, from_digits
 from gfn_rb.envs.grid import GridEnv
 from gfn_rb.errors import ArgumentError, ShapeError
 from gfn_rb.shapes import Bool, Float, Int64, StateBatch
@@ -82,8 +82,7 @@ class HyperGrid(GridEnv):
         """Return each state's corner (bit d, most significant first, set where x_d > 0.5) or -1."""
         self.check_terminating(state)
         in_mode = self._in_inner_band(state) if self._has_inner_band else self._in_outer_band(state)
-        bits = 2 ** torch.arange(self.n_dims - 1, -1, -1, device=state.device)
-        corner = ((2 * state > self.height - 1) * bits).sum(1)
+        corner = from_digits((2 * state > self.height - 1).long(), 2)
         return corner.where(in_mode, -1)
 
     def _in_outer_band(self, state: StateBatch) -> Bool[Tensor, "n"]:

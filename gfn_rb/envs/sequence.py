@@ -12,6 +12,7 @@ from torch.nn.functional import embedding
 from typing_extensions import Unpack
 
 from gfn_rb.envs.base import EnvOptions, GFNEnv
+from gfn_rb.envs.core import from_digits
 from gfn_rb.envs.orders import EMPTY, ORDERS, SINK
 from gfn_rb.errors import ArgumentError, ShapeError
 from gfn_rb.shapes import Bool, Float, Int64, StateBatch
@@ -101,8 +102,7 @@ class SequenceEnv(GFNEnv):
 
     def state_key(self, state: StateBatch) -> Int64[Tensor, "n"]:
         """Read the places as digits in base n_letters + 1, empty being 0: dictionary order."""
-        powers = torch.arange(self.length - 1, -1, -1, device=state.device)
-        return ((state + 1) * (self.n_letters + 1) ** powers).sum(1)
+        return from_digits(state + 1, self.n_letters + 1)
 
     def to_strings(self, state: StateBatch) -> list[str]:
         """Spell out states, finished or not.

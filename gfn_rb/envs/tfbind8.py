@@ -13,7 +13,7 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from gfn_rb.envs.base import EnvOptions
-from gfn_rb.envs.core import check_min_reward, check_positive
+from gfn_rb.envs.core import check_min_reward, check_positive, from_digits
 from gfn_rb.envs.enumerable import EnumerableEnv
 from gfn_rb.envs.sequence import SequenceEnv
 from gfn_rb.errors import ArgumentError
@@ -154,5 +154,4 @@ class TFBind8(SequenceEnv, EnumerableEnv):
     def terminating_index(self, state: StateBatch) -> Int64[Tensor, "n"]:
         """Read each finished 8-mer as a number in base 4."""
         self.check_terminating(state)
-        powers = torch.arange(LENGTH - 1, -1, -1, device=state.device)
-        return (state * len(LETTERS) ** powers).sum(1)
+        return from_digits(state, len(LETTERS))

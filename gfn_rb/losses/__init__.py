@@ -14,11 +14,14 @@ from gfn_rb.losses.sub_trajectory_balance import SubTrajectoryBalance
 from gfn_rb.losses.trajectory_balance import TrajectoryBalance
 
 LOSSES: dict[str, type[Loss]] = {
-    "tb": TrajectoryBalance,
-    "subtb": SubTrajectoryBalance,
-    "db": DetailedBalance,
-    "mdb": ModifiedDetailedBalance,
-    "fm": FlowMatching,
+    loss.name: loss
+    for loss in (
+        TrajectoryBalance,
+        SubTrajectoryBalance,
+        DetailedBalance,
+        ModifiedDetailedBalance,
+        FlowMatching,
+    )
 }
 """The losses, by name."""
 

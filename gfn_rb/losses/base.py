@@ -99,6 +99,7 @@ class Loss(nn.Module, ABC, Generic[C]):
     ``residual``.
 
     Attributes:
+        name: what configurations call it.
         reads: the container it reads.
         networks: the names of those arguments of its constructor that are modules.
 
@@ -112,6 +113,7 @@ class Loss(nn.Module, ABC, Generic[C]):
         ArgumentError: a policy goes the wrong way or does not say which.
     """
 
+    name: str
     reads: type[C]
     networks: tuple[str, ...]
 
@@ -280,9 +282,7 @@ class BalanceLoss(Loss[C]):
         self.backward_policy, self.log_pf = backward_policy, log_pf
 
     def _log_pf_of(
-        self,
-        rows: C,
-        compute: Callable[[TensorDictModuleBase, GFNCore, C], Float[Tensor, "*n"]],
+        self, rows: C, compute: Callable[[TensorDictModuleBase, GFNCore, C], Float[Tensor, "*n"]]
     ) -> Float[Tensor, "*n"]:
         """Return the log P_F of the rows' actions, with gradient: stored, or computed."""
         if self.log_pf == "computed":
@@ -293,22 +293,18 @@ class BalanceLoss(Loss[C]):
 
     def _rows(self, batch: C | TensorDictBase) -> C:
         rows = super()._rows(batch)
-        if self.log_pf == "stored":
-            _require_gradient(rows)
+        if self.log_pf == "computed":
+            return rows
+        log_prob, is_backward = rows.column(keys.LOG_PROB), rows.column(keys.IS_BACKWARD)
+        got = "none" if log_prob is None else "one without" if not log_prob.requires_grad else None
+        if got is None and is_backward is not None and is_backward.any():
+            got = "that of backward rows, which is log P_B"
+        if got is not None:
+            raise ArgumentError(
+                f"log_prob must be log P_F with its gradient where log_pf is 'stored', as Sampler "
+                f"keeps it with requires_grad=True, got {got}"
+            )
         return rows
-
-
-def _require_gradient(rows: Container) -> None:
-    """Raise ArgumentError unless rows have log P_F with a gradient."""
-    log_prob, is_backward = rows.column(keys.LOG_PROB), rows.column(keys.IS_BACKWARD)
-    got = "none" if log_prob is None else "one without" if not log_prob.requires_grad else None
-    if got is None and is_backward is not None and is_backward.any():
-        got = "that of backward rows, which is log P_B"
-    if got is not None:
-        raise ArgumentError(
-            f"log_prob must be log P_F with its gradient where log_pf is 'stored', as Sampler "
-            f"keeps it with requires_grad=True, got {got}"
-        )
 
 
 class SumLoss(Loss[C]):

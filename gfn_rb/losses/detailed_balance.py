@@ -22,9 +22,7 @@ from gfn_rb.shapes import Bool, ConditionBatch, Float, Int64, Shaped, StateBatch
 
 
 def log_flows(
-    state_flow: TensorDictModuleBase,
-    state: StateBatch,
-    condition: ConditionBatch | None,
+    state_flow: TensorDictModuleBase, state: StateBatch, condition: ConditionBatch | None
 ) -> Float[Tensor, "n"]:
     """Return log F(s) of each state, in nats, with gradient.
 
@@ -89,6 +87,7 @@ class DetailedBalance(StateFlowLoss[Transitions]):
         **options: ``log_pf``, ``penalty`` and ``min_log_reward``, as there.
     """
 
+    name = "db"
     reads = Transitions
     networks = ("forward_policy", "backward_policy", "state_flow")
 
@@ -139,6 +138,7 @@ class ModifiedDetailedBalance(BalanceLoss[Transitions]):
         **options: ``penalty`` and ``min_log_reward``, as there.
     """
 
+    name = "mdb"
     reads = Transitions
     networks = ("forward_policy", "backward_policy")
 
@@ -207,9 +207,7 @@ class ModifiedDetailedBalance(BalanceLoss[Transitions]):
         return residual
 
     def _log_reward(
-        self,
-        state: StateBatch,
-        condition: ConditionBatch | None,
+        self, state: StateBatch, condition: ConditionBatch | None
     ) -> Float[Tensor, "n"]:
         return self._floored(self.env.log_reward(state, condition))
 

@@ -50,6 +50,7 @@ class FlowMatching(SumLoss[States]):
         ArgumentError: as ``Loss`` does, or ``reward_weight`` is not a positive number.
     """
 
+    name = "fm"
     reads = States
     networks = ("forward_policy",)
 
@@ -114,9 +115,7 @@ class FlowMatching(SumLoss[States]):
         return out, out.new_full(mask.shape, -torch.inf).index_put((row, move), into)
 
     def _log_flows(
-        self,
-        state: StateBatch,
-        condition: ConditionBatch | None,
+        self, state: StateBatch, condition: ConditionBatch | None
     ) -> Float[Tensor, "n actions"]:
         require_memoryless(self.forward_policy)
         mask, logits, _ = policy_outputs(self.forward_policy, self.env, state, condition)

@@ -46,6 +46,7 @@ class SubTrajectoryBalance(StateFlowLoss[Trajectories], SumLoss[Trajectories]):
         ArgumentError: as ``Loss`` does, or ``subtb_lambda`` is not a positive number.
     """
 
+    name = "subtb"
     reads = Trajectories
     networks = ("forward_policy", "backward_policy", "state_flow")
 

@@ -41,6 +41,7 @@ class TrajectoryBalance(BalanceLoss[Trajectories]):
         **options: ``log_pf``, ``penalty`` and ``min_log_reward``, as there.
     """
 
+    name = "tb"
     reads = Trajectories
     networks = ("forward_policy", "backward_policy", "log_z")
 

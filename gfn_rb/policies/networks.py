@@ -83,9 +83,7 @@ class StateNetwork(StateModule):
         self._encode, self._encode_condition = env.encode, env.encode_condition
 
     def evaluate(
-        self,
-        state: StateBatch,
-        condition: ConditionBatch | None = None,
+        self, state: StateBatch, condition: ConditionBatch | None = None
     ) -> Float[Tensor, "n ..."]:
         """Return what the network says of each row. See the base class."""
         x = self._encode(state)
@@ -136,9 +134,7 @@ class UniformBackwardPolicy(StateModule):
         self.n_moves = env.n_actions - 1
 
     def evaluate(
-        self,
-        state: StateBatch,
-        condition: ConditionBatch | None = None,
+        self, state: StateBatch, condition: ConditionBatch | None = None
     ) -> Float[Tensor, "n moves"]:
         """Return zeros."""
         return torch.zeros(len(state), self.n_moves, device=state.device)
@@ -165,9 +161,7 @@ class StateFlow(StateNetwork):
         nn.init.constant_(self.head.bias, initial)
 
     def evaluate(
-        self,
-        state: StateBatch,
-        condition: ConditionBatch | None = None,
+        self, state: StateBatch, condition: ConditionBatch | None = None
     ) -> Float[Tensor, "n"]:
         """Return log F(s) of each row."""
         return super().evaluate(state, condition).squeeze(1)

@@ -14,12 +14,7 @@ from gfn_rb import keys
 from gfn_rb.envs.core import GFNCore
 from gfn_rb.errors import ArgumentError, KeyMismatchError
 from gfn_rb.rollout.categorical import draw, explain_no_draw, exploration_from
-from gfn_rb.rollout.outputs import (
-    drawn_log_probs,
-    logits_of,
-    require_direction,
-    require_memoryless,
-)
+from gfn_rb.rollout.outputs import drawn_log_probs, logits_of, require_direction, require_memoryless
 
 
 class ActionSampler(TensorDictModuleBase):

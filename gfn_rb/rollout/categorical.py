@@ -126,9 +126,7 @@ def draw(
 
 
 def explain_no_draw(
-    logits: Float[Tensor, "n actions"],
-    mask: Bool[Tensor, "n actions"],
-    state: StateBatch,
+    logits: Float[Tensor, "n actions"], mask: Bool[Tensor, "n actions"], state: StateBatch
 ) -> GfnRbError:
     """Return the error that says why ``draw`` found nothing to draw from."""
     stuck = ~mask.any(1)

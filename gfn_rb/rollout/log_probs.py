@@ -196,9 +196,7 @@ def transition_log_probs(
     return chosen.new_zeros(len(action)).index_put((row,), chosen)
 
 
-def edge_ends(
-    transitions: Transitions,
-) -> tuple[StateBatch, StateBatch]:
+def edge_ends(transitions: Transitions) -> tuple[StateBatch, StateBatch]:
     """Return the end of each transition that is nearer the source, and the one further from it."""
     state, next_state = transitions.state, transitions.next_state
     is_backward = transitions.is_backward

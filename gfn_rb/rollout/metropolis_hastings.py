@@ -124,10 +124,7 @@ def rescored(walk: Walk, trajectories: Trajectories) -> Scored:
     p = walk.exploration.probabilities(logits, mask)
     log_p = drawn_log_probs(p, env.kind(action), parameters, action, walk.exploration)
     zeros = logits.new_zeros(*trajectories.action.shape[:2], mask.shape[1])
-    return Scored(
-        zeros[..., 0].index_put((row, step), log_p),
-        zeros.index_put((row, step), logits),
-    )
+    return Scored(zeros[..., 0].index_put((row, step), log_p), zeros.index_put((row, step), logits))
 
 
 def back_steps_rule(

@@ -25,9 +25,7 @@ class StateModule(TensorDictModuleBase):
     """
 
     def evaluate(
-        self,
-        state: StateBatch,
-        condition: ConditionBatch | None = None,
+        self, state: StateBatch, condition: ConditionBatch | None = None
     ) -> Float[Tensor, "n ..."]:
         """Return the entry for each state.
 
@@ -45,10 +43,7 @@ class StateModule(TensorDictModuleBase):
 
 
 def output(
-    module: TensorDictModuleBase,
-    key: str,
-    state: StateBatch,
-    condition: ConditionBatch | None,
+    module: TensorDictModuleBase, key: str, state: StateBatch, condition: ConditionBatch | None
 ) -> Tensor | None:
     """Return the entry ``key`` that a module writes about states, None if it does not."""
     if type(module).forward is StateModule.forward:

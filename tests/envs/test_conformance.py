@@ -238,4 +238,4 @@ def test_only_the_suites_import_pytest() -> None:
     for path in folder.glob("*.py"):
         names = imported_names(path)
         assert not any(name.startswith(("pytest", "gfn_rb.envs.conformance")) for name in names)
-    assert "pytest" in imported_names(folder / "conformance" / "interface.py")
+    assert "pytest" in imported_names(folder / "conformance" / "every.py")

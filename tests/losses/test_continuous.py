@@ -42,11 +42,7 @@ class Exact(TensorDictModuleBase):
         return td.set("log_flow", ENV.true_log_z + ENV.log_marginal(td["state"]))
 
 
-EXACT = {
-    "forward_policy": Exact("logits"),
-    "backward_policy": ReferencePolicy(ENV),
-    "env": ENV,
-}
+EXACT = {"forward_policy": Exact("logits"), "backward_policy": ReferencePolicy(ENV), "env": ENV}
 
 
 def walks(n=50, **options):

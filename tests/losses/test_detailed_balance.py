@@ -14,10 +14,7 @@ from gfn_rb.errors import ArgumentError, NaNError
 from gfn_rb.losses import DetailedBalance, ModifiedDetailedBalance
 from gfn_rb.policies import UniformBackwardPolicy
 
-ENVS = {
-    "grid": lambda: HyperGrid(2, 3),
-    "letters": lambda: CountOnes(2, 3, "prepend_append"),
-}
+ENVS = {"grid": lambda: HyperGrid(2, 3), "letters": lambda: CountOnes(2, 3, "prepend_append")}
 
 
 def steps_of(rows):

@@ -14,10 +14,7 @@ from gfn_rb.errors import ArgumentError, NaNError
 from gfn_rb.losses import FlowMatching
 from gfn_rb.policies import BackwardPolicy
 
-ENVS = {
-    "grid": lambda: HyperGrid(2, 3),
-    "letters": lambda: CountOnes(2, 3, "prepend_append"),
-}
+ENVS = {"grid": lambda: HyperGrid(2, 3), "letters": lambda: CountOnes(2, 3, "prepend_append")}
 
 
 @pytest.mark.parametrize("weight", [1.0, 0.25])

@@ -162,8 +162,7 @@ def test_another_penalty_is_paid_for_each_constraint(name):
     env = HyperGrid(2, 3)
     rows = some_rows(new_loss(name, env), env)
     torch.testing.assert_close(
-        new_loss(name, env, penalty=lambda delta: 3 * delta**2)(rows),
-        3 * new_loss(name, env)(rows),
+        new_loss(name, env, penalty=lambda delta: 3 * delta**2)(rows), 3 * new_loss(name, env)(rows)
     )
     flat = new_loss(name, env, penalty=lambda delta: delta.abs().clamp(max=1e-3))
     assert 0 < flat(rows) <= 2e-3

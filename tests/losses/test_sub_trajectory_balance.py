@@ -14,10 +14,7 @@ from gfn_rb.errors import ArgumentError
 from gfn_rb.losses import SubTrajectoryBalance
 from gfn_rb.policies import UniformBackwardPolicy
 
-ENVS = {
-    "grid": lambda: HyperGrid(2, 3),
-    "letters": lambda: CountOnes(2, 3, "prepend_append"),
-}
+ENVS = {"grid": lambda: HyperGrid(2, 3), "letters": lambda: CountOnes(2, 3, "prepend_append")}
 
 
 def parts_of(plain, states, actions, log_reward):

@@ -134,10 +134,7 @@ def test_keys_written_are_those_announced():
         ({}, []),
         ({"save_logprobs": True}, ["log_prob"]),
         ({"save_estimator_outputs": True}, ["estimator_output"]),
-        (
-            {"save_logprobs": True, "save_estimator_outputs": True},
-            ["log_prob", "estimator_output"],
-        ),
+        ({"save_logprobs": True, "save_estimator_outputs": True}, ["log_prob", "estimator_output"]),
     ):
         acting = ActionSampler(policy, **options)
         assert acting.in_keys == ["state", "action_mask"]

@@ -49,8 +49,7 @@ def test_where_trajectories_cannot_start(n, states, is_backward, message):
 
 
 @pytest.mark.parametrize(
-    "states",
-    [ORIGIN[0], ORIGIN[:, :1], ORIGIN.float(), torch.zeros((), dtype=torch.int64)],
+    "states", [ORIGIN[0], ORIGIN[:, :1], ORIGIN.float(), torch.zeros((), dtype=torch.int64)]
 )
 def test_states_of_another_shape_or_dtype(states):
     with pytest.raises(ShapeError, match=r"states must be torch.int64 of shape \[n, 2\], got"):

@@ -171,10 +171,7 @@ def test_loops_equal_searches_made_by_hand(use_metropolis_hastings):
     sampler, n, generator = searcher(env), 40, seeded(4)
     options = {"generator": generator, "epsilon": 0.2, "save_logprobs": True}
     options |= {"save_estimator_outputs": True}
-    search = {
-        "back_steps": torch.arange(n) % 5,
-        "use_metropolis_hastings": use_metropolis_hastings,
-    }
+    search = {"back_steps": torch.arange(n) % 5, "use_metropolis_hastings": use_metropolis_hastings}
     batches = [Sampler(sampler.forward.policy).sample_trajectories(env, n, **options)]
     x = batches[0].terminating_states
     for _ in range(3):

@@ -10,12 +10,7 @@ from gfn_rb.containers import Trajectories
 from gfn_rb.envs import HyperGrid, TFBind8
 from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
 from gfn_rb.policies import BackwardPolicy, ForwardPolicy
-from gfn_rb.rollout import (
-    Sampler,
-    action_log_probs,
-    trajectory_log_probs,
-    transition_log_probs,
-)
+from gfn_rb.rollout import Sampler, action_log_probs, trajectory_log_probs, transition_log_probs
 from gfn_rb.samplers import SoftmaxRewardSampler
 
 ENVS = {"grid": lambda: HyperGrid(3, 4), "dna": lambda: TFBind8("prepend_append")}

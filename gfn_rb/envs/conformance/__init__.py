@@ -9,10 +9,7 @@ Derive from ``EnumerableEnvConformance`` instead if the environment is an ``Enum
 library, needs pytest.
 """
 
-from gfn_rb.envs.conformance.suites import (
-    ContinuousEnvConformance,
-    EnumerableEnvConformance,
-    GFNEnvConformance,
-)
+from gfn_rb.envs.conformance.every import GFNEnvConformance
+from gfn_rb.envs.conformance.suites import ContinuousEnvConformance, EnumerableEnvConformance
 
 __all__ = ["ContinuousEnvConformance", "EnumerableEnvConformance", "GFNEnvConformance"]

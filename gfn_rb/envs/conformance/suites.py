@@ -1,4 +1,4 @@
-"""The suites that an environment's tests derive from."""
+"""The suites for environments of real numbers, and for those that can be enumerated."""
 
 from __future__ import annotations
 
@@ -8,14 +8,9 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from gfn_rb.envs.conformance.functions import FunctionsConformance
-from gfn_rb.envs.conformance.interface import InterfaceConformance
+from gfn_rb.envs.conformance.every import GFNEnvConformance
 from gfn_rb.envs.continuous import ContinuousEnv
 from gfn_rb.envs.enumerable import EnumerableEnv, LogPF, uniform_log_pf
-
-
-class GFNEnvConformance(FunctionsConformance, InterfaceConformance):
-    """What every ``GFNEnv`` promises; pytest runs it for each ``Test...`` subclass."""
 
 
 class ContinuousEnvConformance(GFNEnvConformance):

@@ -103,10 +103,7 @@ class ContinuousEnv(GFNEnv):
         return torch.cat([kind[:, None].to(kept.dtype), kept], 1)
 
     def random_action(
-        self,
-        state: StateBatch,
-        kind: Int64[Tensor, "n"],
-        is_backward: bool = False,
+        self, state: StateBatch, kind: Int64[Tensor, "n"], is_backward: bool = False
     ) -> Float[Tensor, "n k1"]:
         """Return actions of their kinds, with parameters from ``reference``."""
         parameters = self.reference(state, is_backward).sample()
