@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,49 +15,9 @@ from typing_extensions import Unpack
 
 from gfn_rb.envs.base import EnvOptions
 from gfn_rb.envs.core import check_min_reward, check_positive
-from gfn_rb.envs.sequence import SequenceEnv, spell
-from gfn_rb.errors import ArgumentError, GfnRbError, NaNError
+from gfn_rb.envs.sequence import SequenceEnv
+from gfn_rb.errors import ArgumentError, GfnRbError
 from gfn_rb.shapes import Bool, Float, Int64, StateBatch
-
-Oracle = Callable[[Int64[Tensor, "m"]], Float[Tensor, "m width"]]
-
-
-class ScoreCache:
-    """A table of the values of int64 keys, filled by an oracle as keys are asked for.
-
-    Everything is kept. A plain dict: an oracle that is worth a cache takes far longer.
-
-    Args:
-        oracle: maps distinct keys, on the CPU, to rows of values.
-        width: values of one key.
-    """
-
-    def __init__(self, oracle: Oracle, width: int = 1) -> None:
-        self._oracle = oracle
-        self._width = width
-        self._values: dict[int, list[float]] = {}
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def __call__(self, key: Int64[Tensor, "n"]) -> Float[Tensor, "n width"]:
-        """Return the values of each key, asking the oracle once for each that it never saw.
-
-        Args:
-            key: in any order, on any device, with repetitions.
-
-        Raises:
-            NaNError: the oracle gives NaN; nothing of that call is kept.
-        """
-        keys = key.tolist()
-        if missing := sorted(set(keys) - self._values.keys()):
-            value = self._oracle(torch.tensor(missing, device="cpu")).float()
-            if value.isnan().any():
-                raise NaNError(f"oracle must return numbers, got NaN for key {missing[0]} or later")
-            self._values.update(zip(missing, value.tolist(), strict=True))
-        rows = [self._values[each] for each in keys]
-        return torch.tensor(rows, device=key.device).reshape(-1, self._width)
-
 
 LETTERS = "ACGU"
 SUMS_PATH = Path(__file__).parent / "data" / "rna_l14.csv"
@@ -89,12 +49,12 @@ class RNABinding(SequenceEnv):
     whole target, so that r may be a little above 1.
 
     Every sequence is given to ViennaRNA once, most of a millisecond for a target of 100 letters,
-    and remembered in ``cache``, which is no part of the environment's state; ``n_scored`` counts
-    them. Nobody knows all modes of 4^14 sequences: here a mode is any sequence with r of at least
-    ``threshold``, so that modes found are distinct strong binders. ``true_log_z`` and
-    ``expected_score`` are known from the field for 14 letters, one target of RNA1 to RNA3, a floor
-    of 0.001 and whole beta up to 50, 64 and 100 (see ``data/README.md``). Of 30,000 random 14-mers
-    2, 1, 2 and 10 reach 0.8 on the four targets.
+    and remembered, which is no part of the environment's state; ``n_scored`` counts them. Nobody
+    knows all modes of 4^14 sequences: here a mode is any sequence with r of at least ``threshold``,
+    so that modes found are distinct strong binders. ``true_log_z`` and ``expected_score`` are known
+    from the field for 14 letters, one target of RNA1 to RNA3, a floor of 0.001 and whole beta up to
+    50, 64 and 100 (see ``data/README.md``). Of 30,000 random 14-mers 2, 1, 2 and 10 reach 0.8 on
+    the four targets.
 
     Args:
         targets: names among "RNA1" to "RNA4", or sequences of ACGU; r is the mean over them.
@@ -134,7 +94,7 @@ class RNABinding(SequenceEnv):
         self.targets = _sequences(targets)
         best = torch.tensor([lowest_energy(target) / len(target) for target in self.targets])
         self._register(_full_energy=length * best)
-        self.cache = ScoreCache(self._fold, len(self.targets))
+        self._energies: dict[str, list[float]] = {}  # of each sequence, with each target
 
     @property
     def true_log_z(self) -> float | None:
@@ -155,7 +115,7 @@ class RNABinding(SequenceEnv):
     @property
     def n_scored(self) -> int:
         """Number of distinct sequences given to ViennaRNA so far."""
-        return len(self.cache)
+        return len(self._energies)
 
     def log_reward(self, state: StateBatch, condition: Tensor | None = None) -> Float[Tensor, "n"]:
         """Return log R(x), in nats (the class's equation)."""
@@ -182,7 +142,11 @@ class RNABinding(SequenceEnv):
             ArgumentError: a sequence is not finished.
         """
         self.check_terminating(state)
-        return self.cache(self.fingerprint(state))
+        sequences = self.to_strings(state)
+        for x in set(sequences) - self._energies.keys():
+            self._energies[x] = [_duplex(target, x) for target in self.targets]
+        rows = [self._energies[x] for x in sequences]
+        return torch.tensor(rows, device=state.device).reshape(-1, len(self.targets))
 
     def is_mode(
         self, state: StateBatch, log_reward: Float[Tensor, "n"] | None = None
@@ -199,13 +163,6 @@ class RNABinding(SequenceEnv):
     def fingerprint(self, state: StateBatch) -> Int64[Tensor, "n"]:
         """Return each string's own number, see ``state_key``."""
         return self.state_key(state)
-
-    def _fold(self, key: Int64[Tensor, "m"]) -> Float[Tensor, "m targets"]:
-        """Ask ViennaRNA, for finished sequences by their key."""
-        powers = (self.n_letters + 1) ** torch.arange(self.length - 1, -1, -1, device=key.device)
-        sequences = spell(key[:, None] // powers % (self.n_letters + 1) - 1, LETTERS)
-        energy = [[_duplex(target, x) for target in self.targets] for x in sequences]
-        return torch.tensor(energy, device=key.device)
 
 
 @cache

@@ -88,13 +88,6 @@ def test_masks_and_steps_by_hand() -> None:
     assert (env.n_actions, env.max_length, env.encoded_size) == (3, 5, 6)
 
 
-def test_terminating_states_come_in_row_major_order() -> None:
-    env = HyperGrid(2, 3)
-    expected = [[i, j] for i in range(3) for j in range(3)]
-    assert env.terminating_states().tolist() == expected
-    assert [len(layer) for layer in env.layers()] == [1, 2, 3, 2, 1]
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

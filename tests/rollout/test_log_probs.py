@@ -215,18 +215,6 @@ def test_saved_while_sampling_equal_to_recomputed(name, is_backward, stay):
     torch.testing.assert_close(rows.log_prob, recomputed, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("stay", STAYS)
-@pytest.mark.parametrize("is_backward", [False, True])
-@pytest.mark.parametrize("name", SAVED)
-def test_saved_in_transitions_too(name, is_backward, stay):
-    env = SAVED[name]()
-    policy = network(env, is_backward)
-    rows = STAYS[stay](with_saved_log_probs(env, policy), env).to_transitions()
-    recomputed = transition_log_probs(policy, env, rows)
-    assert recomputed.shape == (len(rows),)
-    torch.testing.assert_close(rows.log_prob, recomputed, atol=1e-5, rtol=0)
-
-
 # Of transitions.
 
 
