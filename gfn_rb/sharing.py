@@ -1,10 +1,10 @@
-"""What keeps processes apart that share a buffer, and outlives those that die.
+"""Crash-safe write lock for buffers shared between processes.
 
 TorchRL's lock is a semaphore: a process that is killed while it holds it stops all others for
 ever, and leaves rows half-written. Here the kernel holds the lock, and releases it when its holder
-dies. The file that is locked, which lies in memory, says whether somebody holds the lock, and what
-the rows that are being written over were before. Whoever gets the lock of a process that died finds
-both, and puts the rows back.
+dies. The locked file, which is in memory, records whether the lock is held, and the content of the
+rows that are being overwritten. The next process that gets the lock of one that died reads both,
+and restores the rows.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _LOCK, _JOURNAL = "_gfn_rb_write_lock", "_gfn_rb_journal"  # attributes of a sto
 
 @runtime_checkable
 class SlotState(Protocol):
-    """What locks and journals ask of a writer or sampler, of which they put back what it keeps."""
+    """State of a writer or sampler that locks and journals save and restore."""
 
     def slot_tensors(self) -> list[Tensor]:
         """Return what it keeps of each slot beside the storage."""
@@ -54,7 +54,7 @@ class SlotState(Protocol):
 
 @runtime_checkable
 class SlotJournal(AbstractContextManager[Any], Protocol):
-    """What is told what happens to a storage, and appends it to a file when its block ends."""
+    """Recorder of the changes of a storage, which appends them to a file when its block ends."""
 
     def record(self, slot: Tensor) -> None:
         """Note that rows, and what is kept beside them, are about to change."""

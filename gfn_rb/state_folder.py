@@ -1,4 +1,4 @@
-"""How writers and samplers write their state into a folder."""
+"""State of writers and samplers, checked, and saved in a folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What storages of all kinds have in common, for those that keep something beside them.
+"""Access to tensor storages and to lists of rows alike.
 
 A tensor storage holds each key as one tensor. A list storage (``ListStorage``,
 ``LazyStackStorage``, ``CompressedListStorage``) holds its rows one by one, of any shapes and

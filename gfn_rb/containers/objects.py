@@ -1,4 +1,4 @@
-"""Which object a row stands for: what tells duplicates from different items."""
+"""Identity of the object that a row stands for, by which duplicates are found."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _IN_NUMPY = {
 }
 
 ObjectKeys: TypeAlias = list[bytes | None]
-"""What is the same for two rows exactly if they stand for the same object.
+"""Names of objects, equal for two rows exactly if they stand for the same object.
 
 The bits of its terminating state and condition; None for a row that stands for no whole object,
 and is like nothing else.
@@ -71,7 +71,8 @@ def object_columns(rows: Rows) -> Int64[Tensor, "n d"]:
 
     Raises:
         KeyMismatchError, ShapeError: see :func:`terminating_states`.
-        ArgumentError: likewise, or a row stands for no object: a transition, or a visited state.
+        ArgumentError: see :func:`terminating_states`; or a row stands for no object: a transition,
+            or a visited state.
     """
     states = terminating_states(rows)
     if states is None:

@@ -237,7 +237,7 @@ class DiversityWriter(RewardPrioritizedWriter):
 
     @property
     def _norm(self) -> float | str:
-        """What distances are measured by: p of the norm, or the name of another distance."""
+        """The measure of distances: p of the norm, or the name of another distance."""
         name = getattr(self.distance, "__qualname__", type(self.distance).__qualname__)
         return self.p if self.distance is None else name
 

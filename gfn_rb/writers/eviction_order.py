@@ -35,9 +35,6 @@ class EvictionOrder:
             then changed on the way in.
 
     Attributes:
-        column: likewise.
-        tie: likewise.
-        largest: likewise.
         version: the content of the storage that this is in step with, as this process sees it; None
             for none.
     """
@@ -119,7 +116,7 @@ class EvictionOrder:
             extremes.assign(values, self._ranks(extremes, len(values)))
         else:
             extremes.doubt_ranks()
-        self._now_in_step(version)
+        self.version, self.count[_REVISION] = version, version[0]
         return extremes
 
     def _ranks(self, extremes: Extremes, stored: int) -> Int64[Tensor, "n"]:
@@ -178,11 +175,8 @@ class EvictionOrder:
         Args:
             storage: the storage.
         """
-        self._now_in_step(self.column.version_after_write(storage))
-
-    def _now_in_step(self, version: Version) -> None:
-        self.count[_REVISION] = version[0]
-        self.version = version
+        self.version = self.column.version_after_write(storage)
+        self.count[_REVISION] = self.version[0]
 
     def forget(self) -> None:
         """Have the keys read anew."""
@@ -195,7 +189,7 @@ class EvictionOrder:
 
         Args:
             key: a number or a tensor.
-            stored: likewise.
+            stored: the stored one, a number or a tensor.
         """
         return key >= stored if self.tie == "newest" else key > stored
 
@@ -282,12 +276,12 @@ class EvictionOrder:
 
     @property
     def n_restored(self) -> int:
-        """How many rows were restored before there was a storage."""
+        """Number of rows restored before there was a storage."""
         return 0 if self._restored is None else len(self._restored)
 
     @property
     def n_written(self) -> int:
-        """How many rows were written."""
+        """Number of rows written."""
         return int(self.count[_WRITTEN])
 
     def count_offered(self, n: int) -> None:

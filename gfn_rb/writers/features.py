@@ -1,4 +1,4 @@
-"""What the items of a buffer are compared by."""
+"""Numbers that the items of a buffer are compared by."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class FIFOWriter(TensorDictRoundRobinWriter):
     Args:
         unique: what tells objects apart, of which there is then one row each, see
             :class:`~gfn_rb.RewardPrioritizedWriter`. None keeps equal rows side by side.
-        on_duplicate: likewise.
+        on_duplicate: whether a row whose object is stored shall "refresh" it, or "keep" it.
         compilable: see ``TensorDictRoundRobinWriter``.
         track_generations: see :class:`~gfn_rb.RewardPrioritizedWriter`.
     """
@@ -244,8 +244,8 @@ class UniqueFIFOWriter(RewardPrioritizedWriter):
 
     Args:
         unique: what tells objects apart, see :class:`~gfn_rb.RewardPrioritizedWriter`.
-        on_duplicate: likewise.
-        track_generations: likewise.
+        on_duplicate: whether a row whose object is stored shall "refresh" it, or "keep" it.
+        track_generations: count how often each slot is written to.
     """
 
     def __init__(

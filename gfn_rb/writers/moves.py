@@ -1,4 +1,4 @@
-"""Which rows of a storage give up their slots, and which move there, so that none is empty."""
+"""Moves of stored rows into slots that others gave up, so that none is empty."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gfn_rb.writers.rows import relocate
 
 
 class Moves(NamedTuple):
-    """Which rows of a storage are written and moved.
+    """Slots of a storage that are written, and rows that move.
 
     Args:
         target: slots for the new rows.

@@ -19,7 +19,7 @@ OnDuplicate = Literal["refresh", "keep"]
 
 
 class Same(NamedTuple):
-    """Which rows of a batch are of objects that are there already.
+    """Rows of a batch whose objects are stored, or come again in the batch.
 
     Attributes:
         slot: the first slot that holds the row's object, -1 for none.

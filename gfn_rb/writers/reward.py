@@ -12,7 +12,7 @@ from torchrl.data.replay_buffers.storages import Storage
 
 from gfn_rb.arguments import require_choice, require_flag, require_key
 from gfn_rb.column import KeyColumn
-from gfn_rb.errors import ArgumentError, CheckpointMismatchError
+from gfn_rb.errors import ArgumentError, CheckpointMismatchError, ShapeError
 from gfn_rb.keys import LOG_REWARD
 from gfn_rb.shapes import Int64, Rows, Shaped
 from gfn_rb.sharing import journal_of, record_slots, recording, share_writes
@@ -33,7 +33,6 @@ from gfn_rb.writers.objects import (
 from gfn_rb.writers.rows import (
     RowLayout,
     check_number,
-    check_relabels,
     check_slots,
     check_stored,
     no_slots,
@@ -234,7 +233,10 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
             NaNError: a key is NaN.
         """
         index, key = index.reshape(-1), key.detach().reshape(-1)
-        check_relabels(index, key, self.key, len(self._storage))
+        if index.shape != key.shape:
+            raise ShapeError(f"index and key must have one length, got {len(index)} and {len(key)}")
+        check_number(key, self.key)
+        check_stored(index, len(self._storage))
         storage, compared = self._storage, self._compared
         rank, column = self._order.in_step(storage).rank[index], self._order.column
         known = compared is not None and compared.version == self._order.version

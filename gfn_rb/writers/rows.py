@@ -82,28 +82,15 @@ def scalar_key(data: Rows, key: NestedKey) -> Tensor:
             f"{tuple(value.shape)} for batch size {list(data.batch_size)}"
         )
     if not value.is_floating_point():
-        value = exact_floats(value, key)
+        exact = value.to(torch.float64)
+        if value.numel() and float(exact.abs().max()) >= _EXACT:
+            raise ArgumentError(
+                f"key {key!r} must hold integers below 2^53, which compare exactly, got "
+                f"{int(value.min())} to {int(value.max())}"
+            )
+        value = exact
     is_plain = value.ndim == 1 and not value.requires_grad
     return value if is_plain else value.detach().reshape(-1)
-
-
-def exact_floats(value: Tensor, name: NestedKey) -> Tensor:
-    """Return integers as floats that are equal to them.
-
-    Args:
-        value: of any shape.
-        name: how the error calls them.
-
-    Raises:
-        ArgumentError: one is beyond 2^53.
-    """
-    exact = value.to(torch.float64)
-    if value.numel() and float(exact.abs().max()) >= _EXACT:
-        raise ArgumentError(
-            f"key {name!r} must hold integers below 2^53, which compare exactly, got "
-            f"{int(value.min())} to {int(value.max())}"
-        )
-    return exact
 
 
 def check_number(values: Tensor, name: NestedKey) -> float:
@@ -125,25 +112,6 @@ def check_number(values: Tensor, name: NestedKey) -> float:
             f"{first}: expected numbers or infinities, nothing was written"
         )
     return highest
-
-
-def check_relabels(index: Tensor, key: Tensor, name: NestedKey, stored: int) -> None:
-    """Raise unless keys can be written to slots.
-
-    Args:
-        index: the slots, [m].
-        key: their new keys, [m].
-        name: how the error calls them.
-        stored: how many slots hold items.
-
-    Raises:
-        ShapeError, NaNError, ArgumentError: they differ in number; a key is NaN; or a slot is
-            empty.
-    """
-    if index.shape != key.shape:
-        raise ShapeError(f"index and key must have one length, got {len(index)} and {len(key)}")
-    check_number(key, name)
-    check_stored(index, stored)
 
 
 def check_stored(index: Int64[Tensor, "m"], stored: int) -> None:
@@ -319,7 +287,7 @@ def relocate(storage: Storage, source: Tensor, target: Tensor) -> None:
 
 
 class RowLayout:
-    """What each item of a storage looks like: the names, shapes and dtypes of its entries.
+    """Names, shapes and dtypes of the entries of each item of a storage.
 
     Args:
         dropped: names of entries that are not stored.

@@ -3,12 +3,10 @@ import pickle
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 from torchrl.data import (
-    LazyMemmapStorage,
     LazyTensorStorage,
     SamplerWithoutReplacement,
     TensorDictReplayBuffer,
@@ -24,7 +22,7 @@ from gfn_rb.errors import (
 )
 from gfn_rb.numerics.near import neighbours, pivots
 from gfn_rb.samplers import SoftmaxRewardSampler
-from gfn_rb.writers import DiversityWriter, RewardPrioritizedWriter
+from gfn_rb.writers import DiversityWriter
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 
@@ -134,12 +132,6 @@ def test_storage_holds_what_the_rule_keeps(device, few, data, capacity, options,
 # Cases worked out by hand.
 
 
-def test_the_best_of_a_neighbourhood_stays():
-    rb = buffer(9, cutoff_distance=1.0)
-    assert rb.extend(rows([1.0, 3.0, 2.0], [[0], [1], [2]])).tolist() == [-1, 0, -1]
-    assert serials(rb) == [1]
-
-
 def test_nothing_gives_way_to_what_is_itself_dropped():
     rb = buffer(9, cutoff_distance=1.0)
     # 1 loses to 0; so 2, which is near 1 but not near 0, has nothing to fear.
@@ -166,21 +158,6 @@ def test_room_made_by_a_good_item_goes_to_one_below_the_threshold():
     slots = rb.extend(rows([5.0, 0.0], [[1], [20]], 3)).tolist()
     assert sorted(slots) == [0, 1]
     assert serials(rb) == [2, 3, 4]
-
-
-def test_a_better_item_is_rejected_where_asked():
-    rb = buffer(3, cutoff_distance=1.0, near="reject")
-    rb.extend(rows([1.0], [[0]]))
-    assert rb.extend(rows([5.0, 4.0], [[1], [2]], 1)).tolist() == [-1, 1]
-
-
-@pytest.mark.parametrize(("tie", "kept"), [("newest", [1]), ("oldest", [0])])
-def test_of_equal_items_the_one_to_keep_is_kept(tie, kept):
-    for split in (False, True):
-        rb, batch = buffer(3, tie=tie), rows([1.0, 1.0], [[7], [7]])
-        for part in batch.split(1) if split else [batch]:
-            rb.extend(part)
-        assert serials(rb) == kept
 
 
 def test_the_same_state_under_another_condition_is_another_item():
@@ -226,16 +203,6 @@ def test_torchgfns_rule_is_reproduced(cutoff, size):
         assert serials(rb) == sorted(item.serial for item in items)
 
 
-def test_a_negative_cutoff_is_the_reward_writer():
-    generator = torch.Generator().manual_seed(0)
-    rb = buffer(7, cutoff_distance=-1.0)
-    peer = TensorDictReplayBuffer(storage=LazyTensorStorage(7), writer=RewardPrioritizedWriter())
-    for first in range(0, 60, 6):
-        batch = rows(torch.randn(6, generator=generator).tolist(), torch.zeros(6, 2), first)
-        assert torch.equal(rb.extend(batch.clone()), peer.extend(batch.clone()))
-    assert serials(rb) == serials(peer)
-
-
 # Living with others.
 
 
@@ -277,47 +244,6 @@ def test_samplers_forget_rows_that_are_gone(sampler):
         assert int(batch["index"].max()) < len(rb)
         assert set(batch["serial"].tolist()) <= set(serials(rb))
     assert shrunk > 5
-
-
-def test_memory_mapped_storage(tmp_path):
-    rb = buffer(6, storage=LazyMemmapStorage, cutoff_distance=1.0)
-    rb.extend(rows([1.0, 2.0, 1.5, 0.5], [[0], [2], [9], [20]]))
-    rb.extend(rows([3.0], [[1]], 4))
-    assert serials(rb) == [2, 3, 4]
-    rb.dumps(tmp_path)
-    again = buffer(6, storage=LazyMemmapStorage, cutoff_distance=1.0)
-    again.loads(tmp_path)
-    assert again.extend(rows([0.0, 9.0], [[20], [8]], 5)).tolist()[0] == -1
-    assert serials(again) == [3, 4, 6]
-
-
-def _extend_in_child(rb, barrier):
-    barrier.wait()
-    for i in range(15):
-        rb.extend(rows([i / 7.0, i / 7.0], [[2 * i], [2 * i + 1]], 1000 + 2 * i))
-
-
-def test_processes_share_the_writer():
-    context = mp.get_context()
-    writer = DiversityWriter(cutoff_distance=0.0)
-    rb = TensorDictReplayBuffer(
-        storage=LazyTensorStorage(60), writer=writer, batch_size=4, shared=True
-    )
-    rb.extend(rows([-1.0], [[0]]))
-    barrier = context.Barrier(2)
-    child = context.Process(target=_extend_in_child, args=(rb, barrier))
-    child.start()
-    barrier.wait()
-    for i in range(15):
-        rb.extend(rows([i / 9.0, i / 9.0], [[2 * i], [i + 100]], 100 + 2 * i))
-    child.join(60)
-    assert child.exitcode == 0
-    rb.extend(rows([-9.0], [[0]], 500))
-    states = rb[:]["state"][:, 0].tolist()
-    assert sorted(states) == [*range(30), *range(100, 115)]
-    best = {2 * i: i / 7.0 for i in range(15)}
-    got = dict(zip(states, rb[:]["log_reward"].tolist(), strict=True))
-    assert all(got[state] == pytest.approx(key) for state, key in best.items())
 
 
 # Bad input.

@@ -1,7 +1,7 @@
 import pytest
 import torch
 from factories import assert_equal
-from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict
+from tensordict import LazyStackedTensorDict, TensorDict
 from torchrl.data import (
     LazyMemmapStorage,
     LazyTensorStorage,
@@ -52,13 +52,6 @@ def test_what_is_stored_is_as_by_torchrls_writer(storage):
         assert ours.writer.state_dict().keys() == theirs.writer.state_dict().keys()
         for name, value in theirs.writer.state_dict().items():
             assert_equal(ours.writer.state_dict()[name], value)
-
-
-def test_rows_have_words():
-    rb = buffer()
-    for first, words in ((0, ["a", "b"]), (2, ["c", "d"])):
-        rb.extend(rows([first, first + 1]).set("word", NonTensorStack(*words)))
-    assert list(rb[:]["word"]) == ["d", "b", "c"]
 
 
 def test_stored_rows_can_be_stored_again():

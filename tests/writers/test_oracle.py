@@ -153,6 +153,12 @@ class Ranked:
         for slot, rank in enumerate(writer.state_dict()["rank"].tolist()):
             assert rank == UNKNOWN or rank == self.sign * self.age[slot]
             assert rank != UNKNOWN or self.age[slot] == slot - 2**62
+        if self.kind != "fifo":
+            worst = max if self.kind == "smallest" else min
+            keys = [key for _, key, _ in self.rows.values()]
+            unbounded = math.inf if self.kind == "smallest" else -math.inf
+            is_full = len(keys) == self.capacity
+            assert writer.threshold == (worst(keys) if is_full else unbounded)
 
 
 class Diverse(Ranked):

@@ -1,11 +1,8 @@
 import math
-import pickle
 
 import pytest
 import torch
 import torch.multiprocessing as mp
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tensordict import TensorDict
 from torchrl.data import (
     LazyMemmapStorage,
@@ -23,8 +20,6 @@ from gfn_rb.errors import (
 from gfn_rb.writers import RewardPrioritizedWriter
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
-# Few different keys, so that ties decide often.
-keys = st.one_of(st.integers(-3, 3).map(float), st.sampled_from([math.inf, -math.inf, 0.5]))
 
 
 def buffer(capacity, tie="newest", storage=LazyTensorStorage, **kwargs):
@@ -45,94 +40,9 @@ def rows(keys, first=0, device=None):
     )
 
 
-class Oracle:
-    """The best items, found by sorting everything, one item at a time."""
-
-    def __init__(self, capacity, tie):
-        self.capacity, self.sign = capacity, 1 if tie == "newest" else -1
-        self.items = []
-
-    def offer(self, key, serial):
-        self.items.append((key, self.sign * serial, serial))
-        self.items = sorted(self.items, reverse=True)[: self.capacity]
-
-    def relabel(self, serial, key):
-        items = [(key if s == serial else k, a, s) for k, a, s in self.items]
-        self.items = sorted(items, reverse=True)
-
-
 def contents(rb):
     data = rb[:]
     return sorted(zip(data["log_reward"].tolist(), data["state"][:, 0].tolist(), strict=True))
-
-
-actions = st.lists(
-    st.one_of(
-        st.tuples(st.just("extend"), st.lists(keys, min_size=1, max_size=25)),
-        st.tuples(st.just("add"), keys),
-        st.tuples(st.just("update"), st.integers(0, 99), keys),
-        st.tuples(st.just("rewrite"), st.integers(0, 99), keys),
-        st.tuples(st.just("state_dict")),
-        st.tuples(st.just("dumps")),
-        st.tuples(st.just("pickle")),
-        st.tuples(st.just("empty")),
-    ),
-    max_size=12,
-)
-
-
-# TorchRL's storages do not restore their cursor from a state_dict, and say so at the next dumps.
-@pytest.mark.filterwarnings("ignore:last_cursor is None")
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("tie", ["newest", "oldest"])
-@settings(max_examples=120, deadline=None)
-@given(capacity=st.integers(1, 20), actions=actions)
-def test_storage_holds_the_best_items_ever_offered(
-    device, tie, capacity, actions, tmp_path_factory
-):
-    make = lambda: buffer(capacity, tie, device=device)  # noqa: E731
-    rb, oracle, serial = make(), Oracle(capacity, tie), 0
-    for name, *args in actions:
-        stored = len(oracle.items)
-        if name == "extend":
-            slots = rb.extend(rows(args[0], serial, device))
-            for i, key in enumerate(args[0]):
-                oracle.offer(key, serial + i)
-            kept = {s for _, _, s in oracle.items}
-            for i, slot in enumerate(slots.tolist()):
-                assert (slot >= 0) == (serial + i in kept)
-                assert slot < 0 or rb[slot]["state"][0] == serial + i
-            serial += len(args[0])
-        elif name == "add":
-            rb.add(rows(args, serial, device)[0])
-            oracle.offer(args[0], serial)
-            serial += 1
-        elif name in ("update", "rewrite") and stored:
-            slot = args[0] % stored
-            oracle.relabel(int(rb[slot]["state"][0]), args[1])
-            if name == "update":
-                index = torch.tensor([slot], device=device)
-                rb.writer.update(index, torch.tensor([args[1]], device=device))
-            else:
-                rb[:]["log_reward"][slot] = args[1]
-        elif name == "state_dict":
-            state, rb = rb.state_dict(), make()
-            rb.load_state_dict(state)
-        elif name == "dumps" and stored:
-            path = tmp_path_factory.mktemp("buffer")
-            rb.dumps(path)
-            rb = make()
-            rb.loads(path)
-        elif name == "pickle":
-            rb = pickle.loads(pickle.dumps(rb))
-        elif name == "empty":
-            rb.empty()
-            oracle.items = []
-        assert len(rb) == len(oracle.items)
-        if oracle.items:
-            assert contents(rb) == sorted((k, s) for k, _, s in oracle.items)
-        full = len(oracle.items) == capacity
-        assert rb.writer.threshold == (oracle.items[-1][0] if full else -math.inf)
 
 
 def test_ten_thousand_items_in_batches_of_any_size():
@@ -150,27 +60,6 @@ def test_a_batch_larger_than_the_buffer_keeps_its_best():
     rb = buffer(3)
     assert rb.extend(rows([1.0, 5.0, 3.0, 4.0, 2.0])).tolist() == [-1, 2, 0, 1, -1]
     assert contents(rb) == [(3.0, 2), (4.0, 3), (5.0, 1)]
-
-
-@pytest.mark.parametrize("tie", ["newest", "oldest"])
-def test_age_goes_on_after_a_restoration(tie):
-    rb, again = buffer(3, tie), buffer(3, tie)
-    rb.extend(rows([0.0, 0.0, 0.0]))
-    again.load_state_dict(rb.state_dict())
-    for serial in range(3, 5):
-        for each in (rb, again):
-            each.extend(rows([0.0], serial))
-    assert contents(again) == contents(rb)
-    expected = [2, 3, 4] if tie == "newest" else [0, 1, 2]
-    assert contents(again) == [(0.0, serial) for serial in expected]
-
-
-def test_slots_of_an_all_rejected_batch():
-    rb = buffer(2)
-    rb.extend(rows([1.0, 2.0]))
-    assert rb.extend(rows([0.0, -5.0], 2)).tolist() == [-1, -1]
-    assert contents(rb) == [(1.0, 0), (2.0, 1)]
-    assert rb.write_count == 2
 
 
 def test_add_returns_a_slot_or_minus_one():
@@ -258,9 +147,6 @@ def test_bad_updates_are_named_and_nothing_is_changed(index, key, error, message
 def test_bad_construction(unchecked):
     with pytest.raises(ArgumentError, match="tie must be 'newest' or 'oldest', got 'any'"):
         RewardPrioritizedWriter(tie="any")
-    storage = LazyTensorStorage(3, ndim=2)
-    with pytest.raises(ShapeError, match="ndim=1, got ndim=2: a slot would hold several"):
-        TensorDictReplayBuffer(storage=storage, writer=RewardPrioritizedWriter())
 
 
 def test_a_state_of_another_tie_is_refused():
@@ -268,35 +154,6 @@ def test_a_state_of_another_tie_is_refused():
     rb.extend(rows([1.0]))
     with pytest.raises(CheckpointMismatchError, match=r"tie='oldest'.*expected tie='newest'"):
         buffer(2).writer.load_state_dict(rb.writer.state_dict())
-
-
-def _extend_in_child(rb, barrier):
-    barrier.wait()
-    for i in range(20):
-        rb.extend(rows([i / 7.0, -i / 7.0], 1000 + 2 * i))
-
-
-def test_processes_share_the_writer():
-    context = mp.get_context()
-    rb = TensorDictReplayBuffer(
-        storage=LazyTensorStorage(16), writer=RewardPrioritizedWriter(), batch_size=4, shared=True
-    )
-    rb.extend(rows([0.1, 0.2]))
-    barrier = context.Barrier(2)
-    child = context.Process(target=_extend_in_child, args=(rb, barrier))
-    child.start()
-    barrier.wait()
-    keys = [0.1, 0.2]
-    for i in range(20):
-        rb.extend(rows([1.0 + i / 9.0], 100 + i))
-    child.join(60)
-    assert child.exitcode == 0
-    rb.extend(rows([9.0], 500))
-    keys += [1.0 + i / 9.0 for i in range(20)] + [9.0]
-    keys += [s * i / 7.0 for i in range(20) for s in (1, -1)]
-    expected = torch.tensor(sorted(keys)[-16:])
-    torch.testing.assert_close(rb[:]["log_reward"].sort().values, expected)
-    assert rb.write_count <= len(keys)
 
 
 def _replace_in_child(rb, event):

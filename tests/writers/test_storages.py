@@ -312,13 +312,6 @@ def test_rows_in_a_list_that_lack_the_key_or_hold_several():
         assert len(rb) == 2
 
 
-@pytest.mark.parametrize("data", [torch.zeros(2), {"log_reward": torch.zeros(2)}])
-def test_ranked_rows_have_keys(data):
-    rb = ReplayBuffer(storage=ListStorage(2), writer=RewardPrioritizedWriter())
-    with pytest.raises(ShapeError, match=r"expects data to be a tensor collection.*got a"):
-        rb.extend(data)
-
-
 def test_items_with_more_features_than_others():
     rb = TensorDictReplayBuffer(storage=ListStorage(4), writer=DiversityWriter(features="state"))
     row = TensorDict(state=torch.zeros(2), log_reward=torch.tensor(1.0))

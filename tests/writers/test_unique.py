@@ -75,22 +75,6 @@ def test_fingerprints_of_several_columns_and_of_any_key_tell_objects_apart():
         assert buffer(RewardPrioritizedWriter(unique=unique)).extend(rows).tolist() == slots
 
 
-def test_the_same_object_with_another_reward_is_relabelled():
-    rb = buffer(RewardPrioritizedWriter(unique="state"), 2)
-    rb.extend(items([1, 2], [5.0, 4.0]))
-    assert rb.extend(items([1], [-3.0])).tolist() == [0]
-    assert rb.writer.threshold == -3.0
-    assert rb.extend(items([3, 4], [-4.0, -2.0])).tolist() == [-1, 0]
-    assert sorted(rb[:]["state"][:, 0].tolist()) == [2, 4]
-
-
-def test_keep_leaves_the_stored_row_as_it_is():
-    rb = buffer(RewardPrioritizedWriter(unique="state", on_duplicate="keep"), 2)
-    rb.extend(items([1, 2], [5.0, 4.0], [10, 11]))
-    assert rb.extend(items([1, 1, 2], [9.0, 9.0, 9.0])).tolist() == [-1, -1, -1]
-    assert held(rb) == [10, 11]
-
-
 def test_rows_that_others_stored_twice_are_left_and_the_first_is_refreshed():
     rb = buffer(RewardPrioritizedWriter(unique="state"))
     rb.storage.set(torch.arange(3), items([1, 1, 2], serials=[10, 11, 12]))

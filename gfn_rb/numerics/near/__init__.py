@@ -1,4 +1,4 @@
-"""Which index of near rows suits rows and distance."""
+"""Choice of an index of near rows by the rows and the distance."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ Beats = Callable[[Tensor, Tensor], Tensor]
 
 
 class Choice(NamedTuple):
-    """What :func:`choose` chose.
+    """Rows that :func:`choose` keeps.
 
     Args:
         selected: positions of the rows to keep, from the best to the worst, int64 [k].

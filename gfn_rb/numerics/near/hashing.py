@@ -81,7 +81,7 @@ class Spans(NamedTuple):
     Args:
         asked: positions of the look-ups, int64 [m].
         start: of each, int64 [m].
-        size: how many, likewise.
+        size: number of values of each, int64 [m].
         total: how many in all.
     """
 

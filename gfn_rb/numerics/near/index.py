@@ -1,4 +1,4 @@
-"""What every index of near rows has in common: the rows themselves, by slot."""
+"""Base class of the indexes of near rows: the rows themselves, by slot."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class NearIndex(ABC):
     """
 
     chunk: int
-    """How many rows are best compared with each other at a time."""
+    """Number of rows that are best compared with each other at a time."""
 
     def __init__(self, capacity: int, like: Shaped[Tensor, "n d"]) -> None:
         self.capacity = capacity

@@ -64,7 +64,7 @@ class Measured(NearIndex):
         """Do nothing: the rows are all there is."""
 
     def _enter_all(self) -> None:
-        """Do nothing, likewise."""
+        """Do nothing: the rows are all there is."""
 
     def _near(self, a: Tensor, b: Tensor) -> Tensor:
         apart = self.distance(a, b)
