@@ -4,40 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from gfn_rb.numerics.host_tree import first_occurrences
+from gfn_rb.numerics.distribution import draw_different
 from gfn_rb.numerics.ranking import ranking
 from gfn_rb.shapes import Bool, Float, Float64, Int64
 
 # Ranks whose mass is summed one by one.
 _HEAD = 2048
-
-
-@runtime_checkable
-class RankLaw(Protocol):
-    """A law over the ranks 0 to n - 1."""
-
-    @property
-    def n(self) -> int:
-        """The number of ranks."""
-        ...
-
-    @property
-    def support(self) -> int:
-        """How many ranks have a positive probability."""
-        ...
-
-    def quantile(self, uniform: Tensor, /) -> Tensor:
-        """Return the smallest ranks whose cumulative probability exceeds numbers in [0, 1)."""
-        ...
-
-    def log_prob(self, rank: Tensor, /) -> Tensor:
-        """Return the log-probability of ranks."""
-        ...
 
 
 class HarmonicLaw:
@@ -134,6 +111,9 @@ class StepLaw:
         return p.masked_fill_(rank < self._n_top, self._p_top).log_()
 
 
+# A law over the ranks 0 to n - 1.
+RankLaw = HarmonicLaw | StepLaw
+
 _TINY = 1e-300
 
 
@@ -154,22 +134,13 @@ class RankedDistribution:
     ) -> None:
         self._ranking = ranking(capacity, like)
         self._law = law
-        self._some = torch.zeros((), dtype=torch.float64, device=like.device)
-
-    @property
-    def law(self) -> RankLaw:
-        """The law over the ranks of the rows that have a key."""
-        return self._law(len(self._ranking), self._some.device)
-
-    @property
-    def log_total(self) -> Float64[Tensor, ""]:
-        """Log of the total mass: 0, -inf where no row has a key, on CUDA NaN where one is NaN."""
-        return self._some if len(self._ranking) else torch.full_like(self._some, -math.inf)
+        self._device = like.device
+        self._has_nan: Tensor | None = None  # on CUDA alone, where looking at keys would wait
 
     @property
     def has_mass(self) -> Bool[Tensor, ""] | bool:
         """Whether a row can be drawn. On CUDA False where a key is NaN."""
-        return self.log_total > -math.inf if self._some.is_cuda else len(self._ranking) > 0
+        return len(self._ranking) > 0 if self._has_nan is None else ~self._has_nan
 
     def update(self, index: Int64[Tensor, "m"], key: Float[Tensor, "m"]) -> None:
         """Set the keys of some rows, none NaN; a row that stands twice has one key each time."""
@@ -179,21 +150,13 @@ class RankedDistribution:
         """Set the keys of the first n rows, not NaN on the CPU; the others have none."""
         self._ranking.assign(key)
         if key.device.type == "cuda":
-            self._some = torch.where(key.isnan().any(), math.nan, torch.zeros_like(self._some))
-
-    def log_prob(self, index: Int64[Tensor, "k"]) -> Float64[Tensor, "k"]:
-        """Return log p of rows that have a key, each taken as a single draw."""
-        return self.law.log_prob(self._ranking.rank(index))
-
-    def draw(self, n: int, generator: torch.Generator | None = None) -> Int64[Tensor, "n"]:
-        """Draw n rows with replacement."""
-        return self._ranking.row(self._ranks(self.law, n, generator))
+            self._has_nan = key.isnan().any()
 
     def draw_scored(
         self, n: int, generator: torch.Generator | None = None
     ) -> tuple[Int64[Tensor, "n"], Float64[Tensor, "n"]]:
         """Draw n rows with replacement, and return the log-probability of each as well."""
-        law = self.law
+        law = self._law(len(self._ranking), self._device)
         rank = self._ranks(law, n, generator)
         return self._ranking.row(rank), law.log_prob(rank)
 
@@ -202,45 +165,39 @@ class RankedDistribution:
     ) -> tuple[Int64[Tensor, "n"], bool]:
         """Draw n different rows that have a key, one after another, each from what is left.
 
+        On CUDA, where counting repeated draws would wait for the device, all ranks are perturbed.
+
         Returns:
             The rows in the order of their draw, and whether n rows of positive probability
             exist: if not, the rows at the end are not draws.
         """
-        law = self.law
-        return self._ranking.row(self._distinct_ranks(law, n, generator)), n <= law.support
+        law = self._law(len(self._ranking), self._device)
+
+        def draw(m: int) -> np.ndarray:
+            return self._ranks(law, m, generator).numpy()
+
+        def others(m: int, without: np.ndarray) -> tuple[np.ndarray, bool]:
+            return self._perturbed(law, m, generator, without).numpy(), True
+
+        if self._device.type == "cuda":
+            rank = self._perturbed(law, n, generator)
+        else:
+            rank = torch.from_numpy(draw_different(n, draw, others, most=law.n // 16)[0])
+        return self._ranking.row(rank), n <= law.support
 
     def _ranks(self, law: RankLaw, n: int, generator: torch.Generator | None) -> Tensor:
-        device = self._some.device
-        uniform = torch.rand(n, dtype=torch.float64, device=device, generator=generator)
+        uniform = torch.rand(n, dtype=torch.float64, device=self._device, generator=generator)
         return law.quantile(uniform)
-
-    def _distinct_ranks(self, law: RankLaw, n: int, generator: torch.Generator | None) -> Tensor:
-        """Draw different ranks: the first n values that draws with replacement meet.
-
-        Few draws more than n are usually enough. Where they are not, their number is doubled
-        until it comes near the number of ranks; the rest is then drawn at once. On CUDA, where
-        counting would wait for the device, all are.
-        """
-        if self._some.device.type == "cuda":
-            return self._perturbed(law, n, generator)
-        drawn = self._ranks(law, n + n // 8 + 8, generator)
-        rank = torch.from_numpy(first_occurrences(drawn.numpy()))
-        while rank.shape[0] < n and drawn.shape[0] < law.n // 16:
-            drawn = torch.cat([drawn, self._ranks(law, drawn.shape[0], generator)])
-            rank = torch.from_numpy(first_occurrences(drawn.numpy()))
-        if rank.shape[0] < n:
-            rank = torch.cat([rank, self._perturbed(law, n - rank.shape[0], generator, rank)])
-        return rank[:n]
 
     def _perturbed(
         self,
         law: RankLaw,
         n: int,
         generator: torch.Generator | None,
-        without: Tensor | None = None,
+        without: np.ndarray | None = None,
     ) -> Tensor:
         """Draw n different ranks as the largest of Gumbel-perturbed log-probabilities."""
-        log_prob = law.log_prob(torch.arange(law.n, device=self._some.device))
+        log_prob = law.log_prob(torch.arange(law.n, device=self._device))
         if without is not None:
             log_prob[without] = -math.inf
         exponential = torch.empty_like(log_prob).exponential_(generator=generator)

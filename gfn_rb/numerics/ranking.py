@@ -27,7 +27,7 @@ class BlockedRanking:
     block, and leaves a hole when it is taken out; a block without space is closed up, or cut in
     two. Codes are counted per block, and those of a block are sorted when one is looked up.
 
-    An update of m rows and a lookup of m ranks so take m log n steps and n / 32 for the counts,
+    An update of m rows and a lookup of m ranks thus take m log n steps and n / 32 for the counts,
     whatever the keys do; every n updated rows or so, all is laid out anew. What is looked up
     depends on the keys alone, not on the history of the blocks.
 
@@ -70,15 +70,6 @@ class BlockedRanking:
         code = self._data[self._order[block]]
         code.sort(axis=1)
         return torch.from_numpy(code[np.arange(len(within)), within] & _ROW)
-
-    def rank(self, row: Int64[Tensor, "k"]) -> Int64[Tensor, "k"]:
-        """Return the ranks of rows that have a key."""
-        code = self._flat[self._place[row.numpy()]]
-        block = self._block(code)
-        before = self._end()[block] - self._count[block]
-        # Codes of lower blocks are all lower: only the row's own block need be compared with.
-        within = self._data[self._order[block]] < code[:, None]
-        return torch.from_numpy(before + np.count_nonzero(within, axis=1))
 
     # Blocks stand in an order that is not theirs in memory: `_order` says where each lies,
     # `_number` which one lies there. Arrays over blocks are in their order.
@@ -244,12 +235,6 @@ class SortedRanking:
     def row(self, rank: Int64[Tensor, "k"]) -> Int64[Tensor, "k"]:
         """Return the rows of ranks: see :meth:`BlockedRanking.row`."""
         return self._sorted()[rank]
-
-    def rank(self, row: Int64[Tensor, "k"]) -> Int64[Tensor, "k"]:
-        """Return the ranks of rows: see :meth:`BlockedRanking.rank`."""
-        order = self._sorted()
-        rank = torch.arange(order.shape[0], device=order.device)
-        return torch.empty_like(order).index_copy_(0, order, rank)[row]
 
     def _sorted(self) -> Tensor:
         if self._order is None:

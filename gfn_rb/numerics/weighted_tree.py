@@ -1,148 +1,191 @@
-"""A discrete distribution over rows whose log-weights change."""
+"""The distribution of :mod:`gfn_rb.numerics.weighted_rows` on the CPU.
+
+A batch is some hundred numbers, on which a call to NumPy takes a third of the time of one to
+PyTorch.
+"""
 
 from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from gfn_rb.errors import ArgumentError
 from gfn_rb.numerics.blocks import block_count, block_size
-from gfn_rb.shapes import Bool, Float, Float64, Int64
+from gfn_rb.numerics.distribution import draw_different
+from gfn_rb.numerics.weighted_rows import LARGEST, WeightedRows, gumbel_like, lowest_of
+from gfn_rb.shapes import Float, Float64, Int64
 
-# +inf has no log-weight arithmetic; the largest stand-in that survives a difference of two.
-LARGEST = 1e300
+# How coarsely what weights are taken relative to is rounded: exp(+-128) is far from any limit. A
+# power of two, so that rounding is exact for numbers of any size.
+_STRIDE = 256.0
+_FAR = 700.0  # the most that can be exponentiated, near enough
+_FINE = 1e-250  # from here to its inverse, no term of a sum is cut or lost that matters
 
 
-class WeightedTree:
-    r"""A mutable discrete distribution, kept in the log domain.
+def weighted_rows(capacity: int, device: torch.device | str | None = None) -> WeightedRows:
+    """Return an empty distribution over so many rows, the one that suits the device.
 
-    Row ``i`` is drawn with probability :math:`p_i = \exp(w_i - \log\sum_j \exp w_j)`. Log-weights
-    of any size are fine: only differences are exponentiated, block by block. A row of weight
-    ``-inf`` is never drawn; rows of weight ``+inf`` share the whole mass.
+    Raises:
+        ArgumentError: capacity below 1.
+    """
+    on_host = device is None or torch.device(device).type == "cpu"
+    return WeightedTree(capacity) if on_host else WeightedRows(capacity, device)
 
-    No method waits for the device. On the CPU, :class:`~gfn_rb.numerics.host_tree.HostTree` is
-    quicker; :func:`~gfn_rb.numerics.host_tree.weighted_tree` returns the one that suits a device.
+
+class WeightedTree(WeightedRows):
+    """A :class:`WeightedRows` on the CPU whose rows are in blocks, each of which knows its sum.
+
+    What is drawn from with replacement are weights relative to an origin, the log of the total
+    rounded coarsely. It rarely moves, and all weights with it. Those 700 nats below it are zero:
+    they are drawn without replacement alone, by log-masses that are worked out when need be.
 
     Args:
         capacity: number of rows N, at least 1. All start at ``-inf``.
-        device: where the tensors live.
 
     Raises:
         ArgumentError: capacity below 1.
     """
 
-    def __init__(self, capacity: int, device: torch.device | str | None = None) -> None:
-        if capacity < 1:
-            raise ArgumentError(f"capacity must be at least 1, got {capacity}")
-        self.capacity = capacity
-        shape = (block_count(capacity), block_size(capacity))
-        self._width = shape[1]
-        self._rows = torch.full(shape, -math.inf, dtype=torch.float64, device=device)
-        self._flat = self._rows.view(-1)
-        # Per block: the cumulative share of its rows, and log-mass.
-        self._inside = torch.zeros_like(self._rows)
-        self._mass = torch.full(shape[:1], -math.inf, dtype=torch.float64, device=device)
-        self._ends: tuple[Tensor, Tensor] | None = None
-        self._lowest: Tensor | None = None  # of each block, from the first time it is asked for
-
-    @property
-    def device(self) -> torch.device:
-        """Where the tensors live."""
-        return self._rows.device
-
-    @property
-    def log_weight(self) -> Float64[Tensor, "N"]:
-        """The log-weight of every row, in nats. A view: do not write to it."""
-        return self._flat[: self.capacity]
+    def __init__(self, capacity: int) -> None:
+        super().__init__(capacity)
+        n_blocks, self._width = block_count(capacity), block_size(capacity)
+        self._shift = self._width.bit_length() - 1  # blocks are of 2^shift rows
+        self._rows = np.full((n_blocks, self._width), -math.inf)
+        self._flat = self._rows.reshape(-1)
+        self.log_weight = torch.from_numpy(self._flat[:capacity])
+        # Per block: the cumulative weights of its rows, their sum, its log-mass, its lowest row.
+        self._inside = np.zeros_like(self._rows)
+        self._sum = np.zeros(n_blocks)
+        self._log_mass = np.full(n_blocks, -math.inf)
+        self._is_stale = np.zeros(n_blocks, np.bool_)  # whether the log-mass is to be worked out
+        self._lowest: np.ndarray | None = None  # from the first time it is asked for
+        self._origin = 0.0
+        self._total: np.ndarray | None = None  # the cumulative sum of blocks
 
     @property
     def log_total(self) -> Float64[Tensor, ""]:
         """Log of the total mass, ``-inf`` when no row can be drawn."""
-        ends, largest = self._accumulated()
-        return ends[-1].log() + largest
+        return torch.tensor(self._log_of(self._up_to_each()[-1]), dtype=torch.float64)
 
     @property
-    def has_mass(self) -> Bool[Tensor, ""] | bool:
+    def has_mass(self) -> bool:
         """Whether a row can be drawn."""
-        return self.log_total > -math.inf
+        return bool(self._up_to_each()[-1] > 0)
 
     @property
     def lowest(self) -> Float64[Tensor, ""]:
         """The lowest log-weight of those that can be drawn, ``+inf`` where none can."""
         if self._lowest is None:
-            self._lowest = lowest_of(self._rows)
-        return self._lowest.amin()
+            self._lowest = lowest_of(torch.from_numpy(self._rows)).numpy()
+        return torch.from_numpy(self._lowest).amin()
 
     def update(self, index: Int64[Tensor, "m"], log_weight: Float[Tensor, "m"]) -> None:
-        """Change the log-weight of some rows, in nats. Where one stands twice, either may win."""
-        self._flat.index_copy_(0, index, log_weight.to(torch.float64).clamp(max=LARGEST))
-        self._ends = None
-        if index.shape[0] >= self._mass.shape[0]:
-            self._summarise()
+        """Change the log-weight of some rows; see :meth:`WeightedRows.update`."""
+        row = index.numpy()
+        self._flat[row] = np.minimum(log_weight.numpy(), LARGEST, dtype=np.float64)
+        if len(row) >= len(self._sum):
+            self._weigh_all()
             return
-        block = index.div(self._width, rounding_mode="floor")
-        self._refresh(block, self._rows.index_select(0, block))
+        block = row >> self._shift
+        is_first = np.ones(len(block), np.bool_)  # rows written together often lie side by side
+        np.not_equal(block[1:], block[:-1], out=is_first[1:])
+        block = block[is_first]
+        rows = self._rows.take(block, 0)
+        if self._lowest is not None:
+            self._lowest[block] = lowest_of(torch.from_numpy(rows)).numpy()
+        inside = self._weigh(rows)
+        self._inside[block], self._sum[block] = inside, inside[:, -1]
+        self._is_stale[block] = True
+        self._total = None
 
     def assign(self, log_weight: Float[Tensor, "n"]) -> None:
-        """Set the log-weights of the first n rows, in nats; the others get ``-inf``."""
-        n = log_weight.shape[0]
-        self._flat[:n] = log_weight
-        self._flat[:n].clamp_(max=LARGEST)
-        self._flat[n:] = -math.inf
-        self._ends = None
-        self._summarise()
+        """Set the log-weights of the first n rows; see :meth:`WeightedRows.assign`."""
+        super().assign(log_weight)
+        self._weigh_all()
 
-    def _refresh(self, block: Int64[Tensor, "b"], rows: Float64[Tensor, "b B"]) -> None:
-        """Renew the summaries of some blocks, given their rows."""
-        inside, mass = summarise(rows)
-        self._inside.index_copy_(0, block, inside)
-        self._mass.index_copy_(0, block, mass)
-        if self._lowest is not None:
-            self._lowest.index_copy_(0, block, lowest_of(rows))
+    def _weigh_all(self) -> None:
+        """Weigh all rows, relative to where the largest is."""
+        self._is_stale[:], self._lowest = True, None
+        self._weigh_from(_rounded(max(float(self._rows.max()), -LARGEST)))
 
-    def _summarise(self) -> None:
-        self._inside, self._mass = summarise(self._rows)
-        self._lowest = None
+    def _weigh_from(self, origin: float) -> None:
+        self._origin, self._total = origin, None
+        self._inside[:] = self._weigh(self._rows)
+        self._sum = self._inside[:, -1].copy()
+
+    def _weigh(self, rows: Float64[np.ndarray, "b B"]) -> Float64[np.ndarray, "b B"]:
+        """Return the cumulative weights of the rows of some blocks."""
+        relative = rows - self._origin
+        weight = np.exp(np.minimum(relative, _FAR, out=relative), out=relative)
+        return torch.from_numpy(weight).cumsum(1).numpy()  # NumPy's takes five times longer
+
+    def _up_to_each(self) -> Float64[np.ndarray, "blocks"]:
+        """Return the cumulative weight of the blocks.
+
+        The origin depends on the weights alone, so that a restored distribution draws what the
+        original would have drawn.
+        """
+        if self._total is None:
+            total = torch.from_numpy(self._sum).cumsum(0).numpy()
+            for _ in range(2):  # the second time, what rounded to zero before is in the total
+                origin = self._due_origin(float(total[-1]))
+                if origin == self._origin:
+                    break
+                self._weigh_from(origin)
+                total = torch.from_numpy(self._sum).cumsum(0).numpy()
+            self._total = total
+        return self._total
+
+    def _due_origin(self, total: float) -> float:
+        if _FINE < total < 1 / _FINE:
+            return _rounded(self._log_of(total))
+        largest = float(self._rows.max())  # nothing is left, or what there is lies far away
+        return self._origin if largest == -math.inf else _rounded(largest)
+
+    def _log_of(self, weight: float) -> float:
+        return math.log(weight) + self._origin if weight > 0 else -math.inf
 
     def log_prob(self, index: Int64[Tensor, "k"]) -> Float64[Tensor, "k"]:
         """Return log p of rows, each taken as a single draw."""
-        return self._flat[index] - self.log_total
+        log_total = self._log_of(self._up_to_each()[-1])
+        return torch.from_numpy(self._flat[index.numpy()] - log_total)
 
     def draw(self, n: int, generator: torch.Generator | None = None) -> Int64[Tensor, "n"]:
-        """Draw n rows with replacement, by inverting the cumulative mass.
+        """Draw n rows with replacement; see :meth:`WeightedRows.draw`."""
+        return torch.from_numpy(self._drawn(n, generator))
 
-        At least one row must have a finite weight.
-        """
-        uniform = torch.rand(2, n, 1, dtype=torch.float64, device=self.device, generator=generator)
-        ends, _ = self._accumulated()
-        # The first position whose cumulative mass exceeds the uniform: never one of weight zero.
-        # A uniform below 1 times the total rounds to less than the total.
-        block = torch.searchsorted(ends, uniform[0, :, 0] * ends[-1], right=True)
-        inside = self._inside.index_select(0, block)
-        column = torch.searchsorted(inside, uniform[1], right=True)
-        return column.squeeze(1).add_(block, alpha=self._width)
+    def _drawn(self, n: int, generator: torch.Generator | None) -> Int64[np.ndarray, "n"]:
+        uniform = torch.rand(2, n, 1, dtype=torch.float64, generator=generator).numpy()
+        total = self._up_to_each()
+        block = total.searchsorted(uniform[0, :, 0] * total[-1], "right")
+        inside = self._inside.take(block, 0)
+        # The first row whose cumulative weight exceeds the uniform: its own is positive.
+        column = (inside <= uniform[1] * inside[:, -1:]).argmin(1)
+        return (block << self._shift) + column
 
     def draw_distinct(
         self, n: int, generator: torch.Generator | None = None
-    ) -> tuple[Int64[Tensor, "n"], Bool[Tensor, ""] | bool]:
-        """Draw n different rows, one after another, each from what the earlier ones left.
+    ) -> tuple[Int64[Tensor, "n"], bool]:
+        """Draw n different rows; see :meth:`WeightedRows.draw_distinct`."""
 
-        Returns:
-            The rows in the order of their draw, and whether n rows of positive weight exist: if
-            not, the rows at the end are not draws.
-        """
-        index, score = self.perturbed(n, generator)
-        return index, score[-1] > -math.inf
+        def others(m: int, without: np.ndarray) -> tuple[np.ndarray, bool]:
+            kept = self._flat[without]
+            self._flat[without] = -math.inf
+            self._is_stale[without >> self._shift] = True
+            index, score = self.perturbed(m, generator)
+            self._flat[without] = kept
+            self._is_stale[without >> self._shift] = True
+            return index.numpy(), bool(score[-1] > -math.inf)
+
+        index, enough = draw_different(n, lambda m: self._drawn(m, generator), others)
+        return torch.from_numpy(index), enough
 
     def perturbed(
         self, n: int, generator: torch.Generator | None = None
     ) -> tuple[Int64[Tensor, "n"], Float64[Tensor, "n"]]:
         """Return the n rows of largest Gumbel-perturbed log-weight, largest first.
-
-        They have the law of n draws without replacement, in order. Next to those of another tree,
-        the largest of both have the law of draws from the two together.
 
         The maximum over a block of perturbed log-weights is its log-mass plus one Gumbel variable,
         and the n winners lie in the n blocks of highest maximum. Only these are perturbed row by
@@ -151,11 +194,10 @@ class WeightedTree:
         Returns:
             The rows, and their perturbed log-weights: ``-inf`` for a row of weight zero.
         """
-        mass = self._log_mass()
-        k = min(n, mass.shape[0])
-        maximum, block = (mass + self._gumbel(mass.shape, generator)).topk(k)
-        rows = self._rows[block]
-        rows = rows + self._gumbel(rows.shape, generator)
+        mass = self._log_masses()
+        maximum, block = (mass + gumbel_like(mass, generator)).topk(min(n, len(mass)))
+        rows = torch.from_numpy(self._rows)[block]
+        rows = rows + gumbel_like(rows, generator)
         top, maximum = rows.amax(1, keepdim=True), maximum[:, None]
         # Shift the block so that its largest is `maximum`, keeping the law of the others:
         # -log(exp(-maximum) - exp(-top) + exp(-rows)), written so that nothing overflows.
@@ -163,40 +205,19 @@ class WeightedTree:
         shifted = maximum - v.clamp(min=0) - torch.log1p(torch.exp(-v.abs()))
         shifted = torch.where(rows == -math.inf, rows, shifted)
         score, position = shifted.flatten().topk(n)
-        column = position % self._width
-        chosen = block[position.div(self._width, rounding_mode="floor")]
-        return chosen * self._width + column, score
+        return (block[position >> self._shift] << self._shift) + position % self._width, score
 
-    def _accumulated(self) -> tuple[Float64[Tensor, "blocks"], Float64[Tensor, ""]]:
-        """Return the cumulative mass of the blocks, relative to the largest, and its logarithm."""
-        if self._ends is None:
-            largest = self._mass.amax().clamp_(min=-LARGEST)
-            self._ends = torch.exp(self._mass - largest).cumsum(0), largest
-        return self._ends
-
-    def _log_mass(self) -> Float64[Tensor, "blocks"]:
+    def _log_masses(self) -> Float64[Tensor, "blocks"]:
         """Return the log-mass of each block."""
-        return self._mass
-
-    def _gumbel(self, shape: torch.Size, generator: torch.Generator | None) -> Tensor:
-        uniform = torch.rand(shape, dtype=torch.float64, device=self.device, generator=generator)
-        # A uniform of 0 stands for the half-open interval below 2^-53: keep its logarithm finite.
-        return -torch.log(-torch.log1p(-uniform).clamp(max=-(2.0**-54)))
-
-
-def summarise(
-    rows: Float64[Tensor, "m B"],
-) -> tuple[Float64[Tensor, "m B"], Float64[Tensor, "m"]]:
-    """Return the cumulative share of the rows within each block, and its log-mass.
-
-    A block without mass has no shares (NaN), and is never looked into.
-    """
-    largest = rows.amax(1, keepdim=True).clamp_(min=-LARGEST)
-    cumulative = (rows - largest).exp_().cumsum(1)
-    mass = cumulative[:, -1:]
-    return cumulative / mass, (mass.log() + largest).squeeze(1)
+        if np.count_nonzero(self._is_stale):
+            stale = self._is_stale.nonzero()[0]
+            rows = torch.from_numpy(self._rows.take(stale, 0))
+            largest = rows.amax(1).clamp_(min=-LARGEST)
+            mass = (rows - largest[:, None]).exp_().cumsum(1)[:, -1].log() + largest
+            self._log_mass[stale] = mass.numpy()
+            self._is_stale[:] = False
+        return torch.from_numpy(self._log_mass)
 
 
-def lowest_of(rows: Float64[Tensor, "b B"]) -> Float64[Tensor, "b"]:
-    """Return the lowest log-weight above ``-inf`` of each block, ``+inf`` where there is none."""
-    return rows.nan_to_num(math.nan, math.inf, math.inf).amin(1)
+def _rounded(origin: float) -> float:
+    return _STRIDE * round(origin / _STRIDE)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from gfn_rb.numerics.host_tree import first_occurrences
-from gfn_rb.numerics.weighted_tree import WeightedTree
+from gfn_rb.numerics.distribution import draw_different
+from gfn_rb.numerics.weighted_rows import WeightedRows
 from gfn_rb.shapes import Bool, Float64, Int64, Shaped
 
 
@@ -45,7 +46,7 @@ class Groups:
 
 
 class WeightedUnion:
-    r"""The distribution over all rows of several :class:`WeightedTree`\ s, by their weights.
+    r"""The distribution over all rows of several :class:`WeightedRows`, by their weights.
 
     Row ``j`` of part ``i`` is drawn with probability
     :math:`\exp(w_{ij} - \log\sum_{k,l} \exp w_{kl})`. Its total is taken when it is made: make a
@@ -55,7 +56,7 @@ class WeightedUnion:
         parts: at least one, all on one device.
     """
 
-    def __init__(self, parts: Sequence[WeightedTree]) -> None:
+    def __init__(self, parts: Sequence[WeightedRows]) -> None:
         self.parts = tuple(parts)
         self._log_mass = torch.stack([part.log_total for part in self.parts])
 
@@ -93,32 +94,30 @@ class WeightedUnion:
     ) -> tuple[Int64[Tensor, "n"], Int64[Tensor, "n"], Bool[Tensor, ""]]:
         """Draw n different rows, one after another, each from what the earlier ones left.
 
-        As :meth:`WeightedTree.draw_distinct` does: the first different values of draws with
-        replacement, and where these are too few, the largest perturbed log-weights of the rest.
-
         Returns:
             The part and the row of each draw, in order, and whether n rows of positive weight
             exist: if not, those at the end are not draws.
         """
         if self._log_mass.device.type == "cuda":
             return self._perturbed(n, generator)
-        part, row = self._different(*self.draw(n + n // 8 + 8, generator))
-        part, row = part[:n], row[:n]
-        missing = n - row.shape[0]
-        if missing == 0:
-            return part, row, torch.ones((), dtype=torch.bool)
-        taken = Groups(part, len(self.parts)).split(row)
-        kept = [tree.log_weight[rows] for tree, rows in zip(self.parts, taken, strict=True)]
-        self._reweigh(taken, [torch.full_like(weights, -math.inf) for weights in kept])
-        more_part, more_row, enough = self._perturbed(missing, generator)
-        self._reweigh(taken, kept)
-        return torch.cat([part, more_part]), torch.cat([row, more_row]), enough
-
-    def _different(self, part: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the different rows among draws, in the order in which each first appears."""
         k = len(self.parts)
-        code = torch.from_numpy(first_occurrences((row * k + part).numpy()))
-        return code % k, code.div(k, rounding_mode="floor")
+
+        def draw(m: int) -> np.ndarray:
+            part, row = self.draw(m, generator)
+            return (row * k + part).numpy()
+
+        def others(m: int, without: np.ndarray) -> tuple[np.ndarray, bool]:
+            code = torch.from_numpy(without)
+            taken = Groups(code % k, k).split(code // k)
+            kept = [tree.log_weight[rows] for tree, rows in zip(self.parts, taken, strict=True)]
+            self._reweigh(taken, [torch.full_like(weights, -math.inf) for weights in kept])
+            part, row, enough = self._perturbed(m, generator)
+            self._reweigh(taken, kept)
+            return (row * k + part).numpy(), bool(enough)
+
+        drawn, enough = draw_different(n, draw, others)
+        code = torch.from_numpy(drawn)
+        return code % k, code // k, torch.tensor(enough)
 
     def _reweigh(self, rows: Sequence[Tensor], log_weights: Sequence[Tensor]) -> None:
         for tree, index, log_weight in zip(self.parts, rows, log_weights, strict=True):

@@ -23,18 +23,12 @@ from gfn_rb.errors import (
     NaNError,
 )
 from gfn_rb.keys import DRAW_LOG_PROB, LOG_REWARD
-from gfn_rb.numerics import RankedDistribution, WeightedTree
-from gfn_rb.samplers.priorities import HeldPriorities
+from gfn_rb.numerics.distribution import Distribution
 from gfn_rb.state_folder import StateInFolder
 from gfn_rb.storages import slots_beside
 from gfn_rb.torchrl_compat import assert_on_device, outside_graph
 
 Replacement = Literal["auto", True, False]
-
-# One number per stored row, and which of them changed.
-Column = KeyColumn | HeldPriorities
-# A mutable discrete distribution over rows.
-Distribution = WeightedTree | RankedDistribution
 
 
 class _KeepReplacement(type(Sampler)):  # type: ignore[misc]
@@ -100,7 +94,8 @@ class KeySampler(StateInFolder, Sampler, metaclass=_KeepReplacement):
         key: the key to draw by, one number per item.
         replacement: whether an item may appear twice in a batch. ``"auto"``: only when the batch
             exceeds the number of items that can be drawn.
-        column: where the numbers are, by default in the storage, under the key.
+        column: a ``KeyColumn``, or what has its methods: where the numbers are, by default in the
+            storage, under the key.
 
     Raises:
         ArgumentError: another ``replacement``.
@@ -112,7 +107,7 @@ class KeySampler(StateInFolder, Sampler, metaclass=_KeepReplacement):
         self,
         key: NestedKey | None = LOG_REWARD,
         replacement: Replacement = "auto",
-        column: Column | None = None,
+        column: Any = None,
     ) -> None:
         if replacement not in ("auto", True, False):
             raise ArgumentError(f"replacement must be 'auto', True or False, got {replacement!r}")
@@ -120,7 +115,7 @@ class KeySampler(StateInFolder, Sampler, metaclass=_KeepReplacement):
             require_key("key", key)
         self.key = key
         self.replacement = replacement
-        self._column: Column = KeyColumn(key) if column is None else column
+        self._column: Any = KeyColumn(key) if column is None else column
         self._distribution: Distribution | None = None
         self._slots = 0  # of the distribution; beside a list of rows it has to grow
 
@@ -153,14 +148,15 @@ class KeySampler(StateInFolder, Sampler, metaclass=_KeepReplacement):
         """
         stored = self._check_request(storage, batch_size)
         distribution = self.follow(storage)
-        _require(distribution.has_mass, EmptyBufferError, self.nothing_to_draw, self.key)
+        if (has_mass := distribution.has_mass) is not True:
+            _require(has_mass, EmptyBufferError, self.nothing_to_draw, self.key)
         if self.replacement is True or (self.replacement == "auto" and batch_size > stored):
             return self._draw(distribution, batch_size)
         index, enough = distribution.draw_distinct(batch_size, self._rng)
         if self.replacement is False:
             _require(enough, ArgumentError, self.too_few, batch_size)
         elif isinstance(enough, Tensor):
-            index = torch.where(enough, index, distribution.draw(batch_size, self._rng))
+            index = torch.where(enough, index, distribution.draw_scored(batch_size, self._rng)[0])
         elif not enough:
             return self._draw(distribution, batch_size)
         return index, {}
@@ -188,8 +184,8 @@ class KeySampler(StateInFolder, Sampler, metaclass=_KeepReplacement):
     too_few = "batch_size={} exceeds the items of positive weight, and replacement is False"
 
     def _draw(self, distribution: Distribution, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
-        index = distribution.draw(batch_size, self._rng)
-        return index, {DRAW_LOG_PROB: distribution.log_prob(index).to(torch.float32)}
+        index, log_prob = distribution.draw_scored(batch_size, self._rng)
+        return index, {DRAW_LOG_PROB: log_prob.to(torch.float32)}
 
     def follow(self, storage: Storage) -> Distribution:
         """Bring the distribution up to date with the storage, and return it.

@@ -13,8 +13,9 @@ from torchrl.data.replay_buffers.storages import Storage
 
 from gfn_rb.errors import ArgumentError, NaNError, ShapeError
 from gfn_rb.keys import PRIORITY_WEIGHT
-from gfn_rb.numerics import WeightedTree, weighted_tree
-from gfn_rb.samplers.base import Distribution, KeySampler, Parameter, Replacement, number
+from gfn_rb.numerics.weighted_rows import WeightedRows
+from gfn_rb.numerics.weighted_tree import weighted_rows
+from gfn_rb.samplers.base import KeySampler, Parameter, Replacement, number
 from gfn_rb.samplers.priorities import AS_STORED, HeldPriorities, StoredPriorities
 from gfn_rb.torchrl_compat import (
     UNKNOWN_GENERATION,
@@ -116,8 +117,8 @@ class PrioritySampler(KeySampler):
 
     # Drawing.
 
-    def _make_distribution(self, capacity: int, like: Tensor) -> Distribution:
-        return weighted_tree(capacity, like.device)
+    def _make_distribution(self, capacity: int, like: Tensor) -> WeightedRows:
+        return weighted_rows(capacity, like.device)
 
     def _checked(self, values: Tensor) -> Tensor:
         if self.key is None:  # checked as they were set
@@ -152,7 +153,7 @@ class PrioritySampler(KeySampler):
         self._storage = storage
         index, info = super().sample(storage, batch_size)
         tree = self._distribution
-        assert isinstance(tree, WeightedTree)
+        assert isinstance(tree, WeightedRows)
         self._note_drawn(index, storage)
         log_excess = tree.log_weight.index_select(0, index).sub_(tree.lowest)
         return index, {**info, PRIORITY_WEIGHT: log_excess.mul_(-self.beta).exp_().float()}

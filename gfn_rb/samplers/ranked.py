@@ -5,16 +5,14 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from fractions import Fraction
-from typing import Any
 
 import torch
 from tensordict import NestedKey
 from torch import Tensor
 
-from gfn_rb.keys import DRAW_LOG_PROB, LOG_REWARD
-from gfn_rb.numerics import RankedDistribution
-from gfn_rb.numerics.rank_laws import HarmonicLaw, RankLaw, StepLaw
-from gfn_rb.samplers.base import Distribution, KeySampler, Parameter, Replacement, is_positive
+from gfn_rb.keys import LOG_REWARD
+from gfn_rb.numerics.rank_laws import HarmonicLaw, RankedDistribution, RankLaw, StepLaw
+from gfn_rb.samplers.base import KeySampler, Parameter, Replacement, is_positive
 
 
 class RankSampler(KeySampler):
@@ -50,17 +48,12 @@ class RankSampler(KeySampler):
     def _parameter_changed(self) -> None:
         self._current = None
 
-    def _make_distribution(self, capacity: int, like: Tensor) -> Distribution:
+    def _make_distribution(self, capacity: int, like: Tensor) -> RankedDistribution:
         self._current = None
         return RankedDistribution(capacity, like, self._law_of)
 
     def _log_weight(self, value: Tensor) -> Tensor:
         return value
-
-    def _draw(self, distribution: Distribution, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
-        assert isinstance(distribution, RankedDistribution)
-        index, log_prob = distribution.draw_scored(batch_size, self._rng)
-        return index, {DRAW_LOG_PROB: log_prob.to(torch.float32)}
 
 
 class RankRewardSampler(RankSampler):

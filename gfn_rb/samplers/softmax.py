@@ -7,8 +7,9 @@ from tensordict import NestedKey
 from torch import Tensor
 
 from gfn_rb.keys import LOG_REWARD
-from gfn_rb.numerics import weighted_tree
-from gfn_rb.samplers.base import Distribution, KeySampler, Parameter, Replacement, is_positive
+from gfn_rb.numerics.weighted_rows import WeightedRows
+from gfn_rb.numerics.weighted_tree import weighted_rows
+from gfn_rb.samplers.base import KeySampler, Parameter, Replacement, is_positive
 
 
 class SoftmaxRewardSampler(KeySampler):
@@ -39,8 +40,8 @@ class SoftmaxRewardSampler(KeySampler):
         super().__init__(key, replacement)
         self.temperature = temperature
 
-    def _make_distribution(self, capacity: int, like: Tensor) -> Distribution:
-        return weighted_tree(capacity, like.device)
+    def _make_distribution(self, capacity: int, like: Tensor) -> WeightedRows:
+        return weighted_rows(capacity, like.device)
 
     def _log_weight(self, value: Tensor) -> Tensor:
         weight = value.to(torch.float64)

@@ -9,8 +9,7 @@ from torch import Tensor
 from torchrl.data.replay_buffers.storages import Storage
 
 from gfn_rb.column import KeyColumn, Version
-from gfn_rb.numerics import Extremes, extremes_of
-from gfn_rb.numerics.extremes import UNKNOWN_RANK, Replacements, worst_first
+from gfn_rb.numerics.top_k import UNKNOWN_RANK, Replacements, TopK, top_k, worst_first
 from gfn_rb.shapes import Float, Float64, Int64, Shaped
 from gfn_rb.state_folder import require_count, require_numbers
 from gfn_rb.storages import device_beside, is_laid_out, is_listed, open_shared, slots_beside
@@ -43,7 +42,7 @@ class EvictionOrder:
         self.column = column
         self.tie = tie
         self.largest = largest
-        self._extremes: Extremes | None = None
+        self._extremes: TopK | None = None
         self._restored: Tensor | None = None  # ranks, until there is a storage
         # Rows offered, rows written, storage revision the extremes are in step with. On the CPU,
         # and a tensor, so that processes sharing the buffer share it.
@@ -53,7 +52,7 @@ class EvictionOrder:
 
     # Following a storage.
 
-    def extremes(self, storage: Storage) -> Extremes:
+    def extremes(self, storage: Storage) -> TopK:
         """Return the keys and ranks of the rows of a storage, not necessarily in step with it.
 
         Args:
@@ -74,7 +73,7 @@ class EvictionOrder:
         known = self._extremes
         if known is not None and (not is_listed(storage) or n <= known.capacity):
             return
-        self._extremes = extremes_of(slots_beside(storage, n), device_beside(storage))
+        self._extremes = top_k(slots_beside(storage, n), device_beside(storage))
         if self._counters.is_shared():
             self._extremes.share_memory()
         if known is not None:
@@ -93,7 +92,7 @@ class EvictionOrder:
             key = key.to(torch.float64)
         return key if self.largest else -key
 
-    def in_step(self, storage: Storage) -> Extremes:
+    def in_step(self, storage: Storage) -> TopK:
         """Return the keys and ranks, read anew if the storage changed behind the writer's back.
 
         Args:
@@ -119,7 +118,7 @@ class EvictionOrder:
         self.version, self.count[_REVISION] = version, version[0]
         return extremes
 
-    def _ranks(self, extremes: Extremes, stored: int) -> Int64[Tensor, "n"]:
+    def _ranks(self, extremes: TopK, stored: int) -> Int64[Tensor, "n"]:
         """Return the rank of each stored row; those of others are older than all that came here."""
         rank = extremes.rank[:stored].clone()
         # The rank of a row that was never written is that of padding, and would lose to it.

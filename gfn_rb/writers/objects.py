@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torchrl.data.replay_buffers.storages import Storage
 
-from gfn_rb.numerics.extremes import UNKNOWN_RANK
 from gfn_rb.numerics.near.index import Pairs
+from gfn_rb.numerics.top_k import UNKNOWN_RANK
 from gfn_rb.shapes import Bool, Float64, Int64
 from gfn_rb.writers.eviction_order import EvictionOrder
 from gfn_rb.writers.rows import no_slots

@@ -6,8 +6,7 @@ import pytest
 import torch
 from statistics_of_draws import chi_square_p
 
-from gfn_rb.numerics import RankedDistribution
-from gfn_rb.numerics.rank_laws import HarmonicLaw, StepLaw
+from gfn_rb.numerics.rank_laws import HarmonicLaw, RankedDistribution, StepLaw
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 
@@ -38,11 +37,9 @@ def test_draws_with_replacement_have_the_law(device, n):
     key = torch.randint(n // 2, (n,), generator=torch.Generator().manual_seed(1)).tolist()
     ranked = distribution(key, harmonic(0.05), device)
     p = probabilities(key, HarmonicLaw(n, 0.05 * n))
-    draws = ranked.draw(100_000, generator)
-    assert chi_square_p(np.bincount(draws.cpu(), minlength=n), p) > 1e-3
-    index, log_prob = ranked.draw_scored(100, generator)
-    assert log_prob.exp().tolist() == pytest.approx(p[index.cpu()].tolist())
-    torch.testing.assert_close(ranked.log_prob(index), log_prob)
+    index, log_prob = ranked.draw_scored(100_000, generator)
+    assert chi_square_p(np.bincount(index.cpu(), minlength=n), p) > 1e-3
+    np.testing.assert_allclose(log_prob.exp().cpu(), p[index.cpu()])
 
 
 def successive(p, n):
@@ -104,11 +101,11 @@ def test_all_rows_can_be_drawn_and_no_more_than_have_a_probability(device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_total_mass(device):
+def test_mass(device):
     ranked = distribution([], harmonic(1.0), device, capacity=4)
-    assert float(ranked.log_total) == -math.inf
+    assert not ranked.has_mass
     ranked.update(torch.tensor([0], device=device), torch.tensor([3.0], device=device))
-    assert float(ranked.log_total) == 0
+    assert ranked.has_mass
     if device == "cuda":
         ranked.assign(torch.tensor([0.0, math.nan], device=device))
-        assert math.isnan(ranked.log_total)
+        assert not ranked.has_mass

@@ -9,16 +9,17 @@ from hypothesis import strategies as st
 from statistics_of_draws import chi_square_p
 
 from gfn_rb.errors import ArgumentError
-from gfn_rb.numerics import WeightedTree, weighted_tree
-from gfn_rb.numerics.host_tree import first_occurrences
+from gfn_rb.numerics.distribution import first_occurrences
+from gfn_rb.numerics.weighted_rows import WeightedRows
+from gfn_rb.numerics.weighted_tree import weighted_rows
 
-CUDA = pytest.param(WeightedTree, "cuda", marks=pytest.mark.cuda)
+CUDA = pytest.param(WeightedRows, "cuda", marks=pytest.mark.cuda)
 # What is for a device works on the CPU as well.
-DEVICES = [(weighted_tree, "cpu"), (WeightedTree, "cpu"), CUDA]
+DEVICES = [(weighted_rows, "cpu"), (WeightedRows, "cpu"), CUDA]
 weights = st.one_of(st.floats(-1e4, 1e4), st.just(-math.inf))
 
 
-def tree_of(log_weight, device="cpu", make=weighted_tree):
+def tree_of(log_weight, device="cpu", make=weighted_rows):
     tree = make(len(log_weight), device)
     tree.assign(torch.as_tensor(log_weight, dtype=torch.float64, device=device))
     return tree
@@ -56,7 +57,7 @@ def test_total_and_log_prob_follow_any_updates(make, device, capacity, batches):
 
 def test_any_history_gives_the_bits_of_a_fresh_tree():
     generator = torch.Generator().manual_seed(0)
-    worn = weighted_tree(5000)
+    worn = weighted_rows(5000)
     worn.assign(torch.randn(5000, generator=generator) * 40)
     for _ in range(50):
         index = torch.randint(5000, (37,), generator=generator)
@@ -77,7 +78,7 @@ def test_any_history_gives_the_bits_of_a_fresh_tree():
 def test_draws_follow_weights_that_leap_by_thousands_of_nats():
     # What is drawn from is kept relative to the total, which here leaves the range of exp at each
     # step, up and down, by one row or by all but one.
-    tree, generator = weighted_tree(40), torch.Generator().manual_seed(0)
+    tree, generator = weighted_rows(40), torch.Generator().manual_seed(0)
     tree.assign(torch.linspace(-1, 1, 40))
     for row, log_weight in [(3, 5000.0), (4, 4999.0), (3, -math.inf), (4, 0.5), (7, -3000.0)]:
         tree.update(torch.tensor([row]), torch.tensor([log_weight]))
@@ -143,7 +144,7 @@ def test_distinct_draws_say_when_too_few_rows_have_weight(make, device):
     assert torch.equal(tree.log_weight.cpu(), torch.tensor([0, -math.inf, 1, -math.inf]).double())
 
 
-@pytest.mark.parametrize("make", [weighted_tree, WeightedTree])
+@pytest.mark.parametrize("make", [weighted_rows, WeightedRows])
 @pytest.mark.parametrize("method", ["assign", "update"])
 def test_rows_of_infinite_weight_share_the_mass(make, method):
     tree, log_weight = make(4), torch.tensor([0.0, math.inf, 500.0, math.inf])
@@ -155,7 +156,7 @@ def test_rows_of_infinite_weight_share_the_mass(make, method):
     assert index[2] == 2
 
 
-@pytest.mark.parametrize("make", [weighted_tree, WeightedTree])
+@pytest.mark.parametrize("make", [weighted_rows, WeightedRows])
 def test_an_empty_distribution_has_no_mass(make):
     assert float(make(100).log_total) == -math.inf
     assert not make(100).has_mass
@@ -169,10 +170,10 @@ def test_different_values_come_in_the_order_in_which_each_first_appears():
 
 def test_capacity_must_be_positive():
     with pytest.raises(ArgumentError, match="capacity must be at least 1, got 0"):
-        WeightedTree(0)
+        WeightedRows(0)
 
 
-@pytest.mark.parametrize("make", [weighted_tree, WeightedTree])
+@pytest.mark.parametrize("make", [weighted_rows, WeightedRows])
 @settings(max_examples=80, deadline=None)
 @given(
     capacity=st.integers(1, 70),
@@ -195,7 +196,7 @@ def test_lowest_follows_any_updates(make, capacity, batches, whole):
 
 
 def test_a_draw_without_replacement_leaves_the_lowest_as_it_is():
-    tree = weighted_tree(3)
+    tree = weighted_rows(3)
     tree.assign(torch.tensor([0.0, -500.0, -1000.0]))
     for n in (1, 3):
         tree.draw_distinct(n, torch.Generator().manual_seed(0))

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from statistics_of_draws import chi_square_p
 
-from gfn_rb.numerics import WeightedTree
+from gfn_rb.numerics.weighted_tree import weighted_rows
 from gfn_rb.numerics.weighted_union import Groups, WeightedUnion, categorical
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
@@ -19,7 +19,7 @@ PARTS = [[0.0, 1.0, -math.inf, -2.0], [2.5], [-30.0] * 70, [-math.inf] * 3]
 def union_of(parts, device="cpu"):
     trees = []
     for log_weight in parts:
-        tree = WeightedTree(len(log_weight), device)
+        tree = weighted_rows(len(log_weight), device)
         tree.assign(torch.tensor(log_weight, dtype=torch.float64, device=device))
         trees.append(tree)
     return WeightedUnion(trees)

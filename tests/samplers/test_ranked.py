@@ -13,7 +13,7 @@ from statistics_of_draws import chi_square_p
 from torchrl.data import LazyMemmapStorage, LazyTensorStorage, TensorDictReplayBuffer
 
 from gfn_rb.errors import ArgumentError, EmptyBufferError, NaNError
-from gfn_rb.numerics import RankedDistribution
+from gfn_rb.numerics.rank_laws import RankedDistribution
 from gfn_rb.samplers import QuantileRewardSampler, RankRewardSampler
 from gfn_rb.writers import RewardPrioritizedWriter
 

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from gfn_rb.containers.objects import terminating_states
 from gfn_rb.errors import ArgumentError
-from gfn_rb.numerics import extremes_of, weighted_tree
+from gfn_rb.numerics.top_k import top_k
+from gfn_rb.numerics.weighted_tree import weighted_rows
 from gfn_rb.remote.feeding.object_index import ObjectIndex
 from gfn_rb.shapes import Float, Float64, Int64
 
@@ -76,11 +77,11 @@ class Top(FeedPolicy):
 
     def __init__(self, index: ObjectIndex, generator: torch.Generator | None = None) -> None:
         super().__init__(index, generator)
-        self._extremes = extremes_of(index.storage.max_size)
+        self._top_k = top_k(index.storage.max_size)
 
     def put(self, rows: _Rows, log_reward: Float[Tensor, "m"], arrival: _Rows) -> None:
         """Put rows in, or change them."""
-        self._extremes.update(rows, self._key(log_reward.to(torch.float64), arrival), -arrival)
+        self._top_k.update(rows, self._key(log_reward.to(torch.float64), arrival), -arrival)
 
     def _key(self, log_reward: Tensor, arrival: Tensor) -> Tensor:
         """Return what to order rows by, the best smallest; inf for what is worth nothing."""
@@ -88,9 +89,9 @@ class Top(FeedPolicy):
 
     def best(self, k: int) -> tuple[Int64[Tensor, "j"], Float64[Tensor, "j"]]:
         """Return up to k rows and their log-rewards."""
-        smallest = self._extremes.smallest(min(k, self._extremes.capacity))
+        smallest = self._top_k.smallest(min(k, self._top_k.capacity))
         rows = smallest.rows(int((smallest.key < math.inf).sum()))
-        key, order = self._extremes.key[rows].sort(stable=True)
+        key, order = self._top_k.key[rows].sort(stable=True)
         return rows[order], -key
 
 
@@ -127,15 +128,15 @@ class Softmax(FeedPolicy):
 
     def __init__(self, index: ObjectIndex, generator: torch.Generator | None = None) -> None:
         super().__init__(index, generator)
-        self._tree = weighted_tree(index.storage.max_size)
+        self._weights = weighted_rows(index.storage.max_size)
 
     def put(self, rows: _Rows, log_reward: Float[Tensor, "m"], arrival: _Rows) -> None:
         """Put rows in, or change them."""
-        self._tree.update(rows, log_reward.to(torch.float64))
+        self._weights.update(rows, log_reward.to(torch.float64))
 
     def best(self, k: int) -> tuple[Int64[Tensor, "j"], Float64[Tensor, "j"]]:
         """Draw up to k rows. The largest numbers of several managers are a draw from all rows."""
-        rows, score = self._tree.perturbed(min(k, self._tree.capacity), self._generator)
+        rows, score = self._weights.perturbed(min(k, self._weights.capacity), self._generator)
         return rows[score > -math.inf], score[score > -math.inf]
 
 

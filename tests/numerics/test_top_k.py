@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gfn_rb.errors import ArgumentError
-from gfn_rb.numerics import Extremes, extremes_of
+from gfn_rb.numerics.top_k import TopK, top_k
 
-CUDA = pytest.param(Extremes, "cuda", marks=pytest.mark.cuda)
+CUDA = pytest.param(TopK, "cuda", marks=pytest.mark.cuda)
 # What is for a device works on the CPU as well.
-DEVICES = [(extremes_of, "cpu"), (Extremes, "cpu"), CUDA]
+DEVICES = [(top_k, "cpu"), (TopK, "cpu"), CUDA]
 # Few different keys, so that ties abound; infinities of both signs.
 keys = st.one_of(st.integers(-2, 2).map(float), st.sampled_from([math.inf, -math.inf, 1e-300]))
 
@@ -85,7 +85,7 @@ def test_replacements_leave_the_best_of_all(make, device, stored, batch, free, n
 
 
 def test_rows_past_an_assignment_are_forgotten():
-    extremes = extremes_of(4)
+    extremes = top_k(4)
     extremes.assign(torch.tensor([3.0, 1.0, 2.0]), torch.arange(3))
     extremes.assign(torch.tensor([5.0]), torch.arange(1))
     assert extremes.minimum == 5.0
@@ -96,4 +96,4 @@ def test_rows_past_an_assignment_are_forgotten():
 
 def test_capacity_must_be_positive():
     with pytest.raises(ArgumentError, match="capacity must be at least 1, got -1"):
-        Extremes(-1)
+        TopK(-1)
