@@ -4,28 +4,33 @@ Items (trajectories, transitions, states) travel as flat TensorDicts; writers de
 a storage keeps, samplers which of them make a batch. All plug into ``TensorDictReplayBuffer``.
 """
 
-from gfn_rb.buffers import (
-    CompactRows,
-    ExperienceMemory,
-    MergedReplayBuffer,
-    PackTrajectories,
-    diverse_buffer,
-    fifo_buffer,
-    reward_prioritized_buffer,
-    state_buffer,
-    terminating_state_buffer,
-    transition_buffer,
-)
-from gfn_rb.checkpoint import load_checkpoint, save_checkpoint
-from gfn_rb.containers import States, Trajectories, Transitions
-from gfn_rb.rollout import ActionSampler, LocalSearchSampler, Sampler
-from gfn_rb.samplers import (
-    PrioritySampler,
-    QuantileRewardSampler,
-    RankRewardSampler,
-    SoftmaxRewardSampler,
-)
-from gfn_rb.writers import DiversityWriter, FIFOWriter, RewardPrioritizedWriter
+from typing import TYPE_CHECKING
+
+from gfn_rb.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from gfn_rb.buffers import (
+        CompactRows,
+        ExperienceMemory,
+        MergedReplayBuffer,
+        PackTrajectories,
+        diverse_buffer,
+        fifo_buffer,
+        reward_prioritized_buffer,
+        state_buffer,
+        terminating_state_buffer,
+        transition_buffer,
+    )
+    from gfn_rb.checkpoint import load_checkpoint, save_checkpoint
+    from gfn_rb.containers import States, Trajectories, Transitions
+    from gfn_rb.rollout import ActionSampler, LocalSearchSampler, Sampler
+    from gfn_rb.samplers import (
+        PrioritySampler,
+        QuantileRewardSampler,
+        RankRewardSampler,
+        SoftmaxRewardSampler,
+    )
+    from gfn_rb.writers import DiversityWriter, FIFOWriter, RewardPrioritizedWriter
 
 __all__ = [
     "ActionSampler",
@@ -54,5 +59,17 @@ __all__ = [
     "terminating_state_buffer",
     "transition_buffer",
 ]
+
+__getattr__ = lazy_exports(
+    __name__,
+    buffers="CompactRows ExperienceMemory MergedReplayBuffer PackTrajectories diverse_buffer"
+    " fifo_buffer reward_prioritized_buffer state_buffer terminating_state_buffer"
+    " transition_buffer",
+    checkpoint="load_checkpoint save_checkpoint",
+    containers="States Trajectories Transitions",
+    rollout="ActionSampler LocalSearchSampler Sampler",
+    samplers="PrioritySampler QuantileRewardSampler RankRewardSampler SoftmaxRewardSampler",
+    writers="DiversityWriter FIFOWriter RewardPrioritizedWriter",
+)
 
 __version__ = "0.2.0"

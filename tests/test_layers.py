@@ -12,7 +12,7 @@ import gfn_rb
 # In order; the modules of one entry may import each other. "" is gfn_rb/__init__.py, which may
 # import all and be imported by none.
 LAYERS = (
-    ("arguments", "errors", "keys", "shapes", "stopwatch"),
+    ("arguments", "errors", "keys", "lazy", "shapes", "stopwatch"),
     ("numerics",),
     ("torchrl_compat",),
     ("codec",),

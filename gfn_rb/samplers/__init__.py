@@ -1,8 +1,13 @@
 """Samplers: which of the stored items a batch is made of."""
 
-from gfn_rb.samplers.priority import PrioritySampler
-from gfn_rb.samplers.ranked import QuantileRewardSampler, RankRewardSampler
-from gfn_rb.samplers.softmax import SoftmaxRewardSampler
+from typing import TYPE_CHECKING
+
+from gfn_rb.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from gfn_rb.samplers.priority import PrioritySampler
+    from gfn_rb.samplers.ranked import QuantileRewardSampler, RankRewardSampler
+    from gfn_rb.samplers.softmax import SoftmaxRewardSampler
 
 __all__ = [
     "PrioritySampler",
@@ -10,3 +15,9 @@ __all__ = [
     "RankRewardSampler",
     "SoftmaxRewardSampler",
 ]
+__getattr__ = lazy_exports(
+    __name__,
+    priority="PrioritySampler",
+    ranked="QuantileRewardSampler RankRewardSampler",
+    softmax="SoftmaxRewardSampler",
+)
