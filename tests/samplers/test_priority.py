@@ -15,7 +15,6 @@ from torchrl.data import (
     PrioritizedSampler,
     TensorDictReplayBuffer,
 )
-from torchrl.data.replay_buffers.scheduler import LinearScheduler, StepScheduler
 
 from gfn_rb.errors import (
     ArgumentError,
@@ -30,8 +29,7 @@ from gfn_rb.writers import RewardPrioritizedWriter
 
 
 @places
-@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0, 3.0])
-@pytest.mark.parametrize("beta", [0.0, 0.4, 1.0])
+@pytest.mark.parametrize(("alpha", "beta"), [(0.0, 0.4), (0.6, 0.0), (1.0, 1.0), (3.0, 0.4)])
 def test_draws_and_weights_follow_torchrls_formulas(key, alpha, beta):
     eps = 1e-2  # so that the item of priority 0 is drawn too
     rb = buffer(key=key, alpha=alpha, beta=beta, eps=eps)
@@ -173,9 +171,8 @@ def test_held_priorities_work_on_any_storage():
     assert fits(rb, [0.25, 0.5, 0.25])
 
 
-@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])
-def test_stored_priorities_are_what_the_storage_holds_now(storage):
-    rb = buffer([1.0, 1.0, 1.0], "loss", storage=storage(3), alpha=1.0, eps=0.0)
+def test_stored_priorities_are_what_the_storage_holds_now():
+    rb = buffer([1.0, 1.0, 1.0], "loss", storage=LazyMemmapStorage(3), alpha=1.0, eps=0.0)
     rb.sample(1)
     rb.set_at_("loss", torch.tensor([2.0]), torch.tensor([0]))
     assert fits(rb, [0.5, 0.25, 0.25])
@@ -184,19 +181,6 @@ def test_stored_priorities_are_what_the_storage_holds_now(storage):
     other = buffer([], "loss", storage=rb.storage)
     other.update_priority(torch.tensor([2]), torch.tensor([3.0]))
     assert fits(rb, [2 / 10, 5 / 10, 3 / 10])
-
-
-@places
-def test_alpha_and_beta_are_annealed_by_torchrls_schedulers(key):
-    rb = buffer(key=key, alpha=1.0, beta=0.4, eps=0.1)
-    rb.sample(1)
-    to_uniform = LinearScheduler(rb, "alpha", final_value=0.5, num_steps=2)
-    to_one = StepScheduler(rb, "beta", gamma=0.3, mode="additive", max_value=1.0)
-    for p in (law(PRIORITY, 0.75, 0.1), law(PRIORITY, 0.5, 0.1)):
-        to_uniform.step()
-        to_one.step()
-        assert fits(rb, p)
-    assert rb.sampler.beta == pytest.approx(1.0)
 
 
 # State.
@@ -256,13 +240,6 @@ def test_state_of_the_other_kind_or_of_another_sampler_is_refused():
 
 
 # Bad input.
-
-
-@pytest.mark.parametrize("name", ["alpha", "beta", "eps"])
-@pytest.mark.parametrize("value", [-0.1, math.inf, math.nan])
-def test_bad_parameters(name, value):
-    with pytest.raises(ArgumentError, match=f"{name} must be a number of at least 0, got {value}"):
-        PrioritySampler(**{name: value})
 
 
 @places

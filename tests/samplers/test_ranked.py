@@ -1,7 +1,6 @@
 """What holds of every sampler that draws by rank."""
 
 import copy
-import itertools
 import math
 import pickle
 
@@ -10,7 +9,7 @@ import pytest
 import torch
 from factories import assert_cuda_draws_do_not_wait, buffer_of, rows
 from statistics_of_draws import chi_square_p
-from torchrl.data import LazyMemmapStorage, LazyTensorStorage, TensorDictReplayBuffer
+from torchrl.data import TensorDictReplayBuffer
 
 from gfn_rb.errors import ArgumentError, EmptyBufferError, NaNError
 from gfn_rb.numerics.rank_laws import RankedDistribution
@@ -67,23 +66,78 @@ def fits(rb, kind, n=20_000):
     return chi_square_p(np.bincount(index, minlength=len(p)), p) > 1e-3
 
 
-@kinds
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize(("kind", "dtype"), [("rank", torch.float64), ("quantile", torch.bfloat16)])
 def test_draws_follow_the_rank(kind, dtype):
     rb = buffer(kind, torch.tensor(LOG_REWARD, dtype=dtype), replacement=True)
     assert fits(rb, kind)
 
 
-@kinds
-def test_all_items_equal_or_of_reward_zero_are_drawn_by_row(kind):
-    for value in (3.0, -math.inf):
-        assert fits(buffer(kind, [value] * 6, replacement=True), kind)
+def has_law(sampler, log_reward, p):
+    """Whether a sampler's draws have these probabilities, and say so."""
+    batch, p = buffer_of(sampler, log_reward).sample(30_000), np.asarray(p)
+    np.testing.assert_allclose(batch["draw_log_prob"].exp(), p[batch["index"]], rtol=1e-5)
+    return chi_square_p(np.bincount(batch["index"], minlength=len(p)), p) > 1e-3
 
 
-@kinds
-@pytest.mark.parametrize("n", [1, 2, 3])
-def test_few_items(kind, n):
-    assert fits(buffer(kind, LOG_REWARD[:n], replacement=True), kind, 3000)
+def test_rank_weights_by_hand():
+    # N = 4 and k = 1/2: 1 / (2 + rank), the highest first, of equal ones the lower row.
+    weight = np.array([1 / 4, 1 / 3, 1 / 5, 1 / 2])
+    sampler = RankRewardSampler(k=0.5, replacement=True)
+    assert has_law(sampler, [1.0, 7.0, 1.0, 9.0], weight / weight.sum())
+
+
+def test_n_is_the_number_of_stored_items_not_the_capacity():
+    rb = buffer("rank", [2.0, 1.0], capacity=6, replacement=True)
+    assert fits(rb, "rank")
+    rb.extend(rows([3.0, 0.0]))
+    assert fits(rb, "rank")
+    rb.empty()
+    rb.extend(rows([3.0, 4.0]))
+    assert fits(rb, "rank")
+
+
+def test_quantile_probabilities_by_hand():
+    # The top half of five items, rounded up, are three; a tie is decided for the lower row.
+    sampler = QuantileRewardSampler(top_fraction=0.5, top_share=0.9, replacement=True)
+    assert has_law(sampler, [1.0, 7.0, 1.0, 9.0, 0.0], [0.3, 0.3, 0.05, 0.3, 0.05])
+
+
+@pytest.mark.parametrize(
+    ("n", "fraction", "top"),
+    [
+        (1, 0.1, 1),
+        (9, 0.1, 1),
+        (11, 0.1, 2),
+        (30, 0.1, 3),  # though 0.1, as a binary number, is more than a tenth
+        (10, 0.7, 7),  # and 0.7 less than seven tenths
+        (100, 0.29, 29),
+        (3, 0.9999, 3),
+    ],
+)
+def test_how_many_are_at_the_top(n, fraction, top):
+    sampler = QuantileRewardSampler(top_fraction=fraction, top_share=0.75, replacement=True)
+    p = [0.75 / top] * top + [0.25 / (n - top)] * (n - top) if top < n else [1 / n] * n
+    assert has_law(sampler, -torch.arange(n).float(), p)
+
+
+@pytest.mark.parametrize(("share", "p"), [(1.0, [0.5, 0.5, 0, 0]), (0.0, [0, 0, 0.5, 0.5])])
+def test_one_group_may_have_all_draws(share, p):
+    sampler = QuantileRewardSampler(top_fraction=0.5, top_share=share)
+    rb = buffer_of(sampler, [4.0, 3.0, 2.0, 1.0])
+    assert set(rb.sample(2)["index"].tolist()) == set(np.flatnonzero(p).tolist())
+    assert "draw_log_prob" in rb.sample(3)  # only two can be drawn: they are repeated
+    sampler.replacement = False
+    with pytest.raises(ArgumentError, match="batch_size=3 exceeds"):
+        rb.sample(3)
+    sampler.replacement = True
+    assert set(rb.sample(50)["index"].tolist()) == set(np.flatnonzero(p).tolist())
+
+
+def test_a_batch_without_replacement_goes_on_with_the_others_when_the_top_is_used_up():
+    sampler = QuantileRewardSampler(top_fraction=0.5, top_share=1 - 1e-9, replacement=False)
+    index = buffer_of(sampler, [4.0, 3.0, 2.0, 1.0]).sample(4)["index"].tolist()
+    assert set(index[:2]) == {0, 1}
+    assert set(index[2:]) == {2, 3}
 
 
 @kinds
@@ -101,17 +155,6 @@ def test_many_items_after_many_writes(kind):
 
 
 @kinds
-def test_an_ordered_batch_without_replacement_is_drawn_one_after_another(kind):
-    rb = buffer(kind, LOG_REWARD[:4], replacement=False)
-    p = law_of_rows(kind, LOG_REWARD[:4])
-    counts = dict.fromkeys(itertools.permutations(range(4), 2), 0)
-    for _ in range(2000):
-        counts[tuple(rb.sample(2)["index"].tolist())] += 1
-    law = [p[i] * p[j] / (1 - p[i]) for i, j in counts]
-    assert chi_square_p(list(counts.values()), law) > 1e-3
-
-
-@kinds
 def test_auto_repeats_only_when_it_must(kind):
     rb = buffer(kind)
     for _ in range(20):
@@ -122,9 +165,8 @@ def test_auto_repeats_only_when_it_must(kind):
 
 
 @kinds
-@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])
-def test_what_is_drawn_is_what_is_stored_now(kind, storage):
-    rb = buffer(kind, [0.0] * 8, storage=storage(8), replacement=True)
+def test_what_is_drawn_is_what_is_stored_now(kind):
+    rb = buffer(kind, [0.0] * 8, replacement=True)
     rb.sample(1)
     other = TensorDictReplayBuffer(storage=rb.storage, sampler=SAMPLERS[kind][0]())
     state = copy.deepcopy(rb.state_dict())
