@@ -44,7 +44,9 @@ ONLY_IN = {
     "RNA": {"envs"},
 }
 # Numerics is tensor mathematics and nothing else.
-IN_NUMERICS = {"__future__", "abc", "collections", "gfn_rb", "math", "numpy", "torch", "typing"}
+IN_NUMERICS = {
+    "__future__", "abc", "collections", "functools", "gfn_rb", "math", "numpy", "torch", "typing",
+}  # fmt: skip
 
 ROOT = Path(gfn_rb.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))

@@ -7,6 +7,7 @@ PyTorch.
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 import torch
@@ -179,7 +180,7 @@ class WeightedTree(WeightedRows):
             self._is_stale[without >> self._shift] = True
             return index.numpy(), bool(score[-1] > -math.inf)
 
-        index, enough = draw_different(n, lambda m: self._drawn(m, generator), others)
+        index, enough = draw_different(n, partial(self._drawn, generator=generator), others)
         return torch.from_numpy(index), enough
 
     def perturbed(

@@ -211,7 +211,8 @@ class KeySampler(StateInFolder, Sampler, metaclass=_KeepReplacement):
         return distribution
 
     def _checked(self, values: Tensor) -> Tensor:
-        if values.device.type == "cpu" and _has_nan(values):
+        # Where a number is NaN the sum of their squares is, and nowhere else.
+        if values.device.type == "cpu" and math.isnan(torch.dot(values, values)):
             self._column.forget()
             raise NaNError(f"the storage holds NaN under {self.key!r}: expected numbers or -inf")
         return self._log_weight(values)
@@ -312,8 +313,3 @@ def _require(condition: Tensor | bool, error: type[GfnRbError], message: str, *a
         assert_on_device(condition, message.format(*args))
     elif not condition:
         raise error(message.format(*args))
-
-
-def _has_nan(values: Tensor) -> bool:
-    """Return whether a number is NaN. The sum of their squares is, then and only then."""
-    return math.isnan(torch.dot(values, values))

@@ -120,7 +120,6 @@ class HeldPriorities:
         """
         priority, index = self._of(storage), index.reshape(-1)
         priority[index.to(priority.device)] = self.default
-        self._note_generations(index)
         self._note(index[index >= 0] if priority.device.type == "cpu" else index, storage)
 
     def write(
@@ -133,13 +132,13 @@ class HeldPriorities:
             index: the rows.
             priority: their priorities, finite.
         """
+        self.values(storage)  # notes what others wrote, or their rows would lose this priority
         held = self._of(storage)
         if journal := journal_of(storage):
             journal.record_beside(index)
         held[index.to(held.device)] = priority.to(held)
         if priority.shape[0]:
             self.default = max(self.default, float(priority.max()))
-        self._note_generations(index)
         self._note(index, storage)
 
     def changed(self, storage: Storage) -> Int64[Tensor, "m"] | None:
@@ -216,12 +215,6 @@ class HeldPriorities:
             self._of(storage)[others] = self.default
             self._note(others, storage)
         self._generation = stamps.clone()
-
-    def _note_generations(self, index: Tensor) -> None:
-        stamps = None if self._storage is None else slot_generations(self._storage)
-        if self._generation is not None and stamps is not None:
-            index = index[index >= 0].to(stamps.device)
-            self._generation[index] = stamps[index]
 
     def __getstate__(self) -> dict[str, Any]:
         """Follow what others write from now on: it is about to be shared with them."""
