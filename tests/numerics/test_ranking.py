@@ -105,6 +105,38 @@ def test_long_runs_of_writes_stay_exact(writes, width):
             assert torch.equal(ranked.row(torch.arange(n)), order)
 
 
+class Counted(BlockedRanking):
+    """Counts how often all is laid out anew."""
+
+    built = 0
+
+    def _build(self, code):
+        self.built += 1
+        super()._build(code)
+
+
+@pytest.mark.parametrize("writes", [fifo, rising, crowded, churning])
+def test_all_is_laid_out_anew_only_after_as_many_writes_as_there_are_rows(writes):
+    n, m = 4000, 100
+    generator = torch.Generator().manual_seed(0)
+    ranked = Counted(n)
+    for start in range(0, n, 10):
+        ranked.update(torch.arange(start, start + 10), torch.randn(10, generator=generator))
+    assert ranked.built <= 12  # while it grows from nothing, a logarithmic number of times
+    ranked.built = 0
+    for step in range(3 * n // m):
+        ranked.update(*writes(n, m, step, generator))
+    assert ranked.built <= 4
+
+
+def test_a_write_touches_few_blocks():
+    ranked = BlockedRanking(4000)
+    ranked.assign(torch.randn(4000, generator=torch.Generator().manual_seed(0)))
+    before = ranked._flat.copy()
+    ranked.update(torch.tensor([7]), torch.tensor([0.5]))
+    assert (before != ranked._flat).sum() == 2  # a hole and a code
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_keys_in_half_precision(dtype):
     key = torch.tensor([1.0, math.inf, -2.0, 1.0, 0.0], dtype=dtype)

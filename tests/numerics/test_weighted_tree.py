@@ -193,11 +193,3 @@ def test_lowest_follows_any_updates(make, capacity, batches, whole):
         tree.assign(torch.tensor(plain[: capacity // 2], dtype=torch.float64))
         plain = plain[: capacity // 2]
         assert float(tree.lowest) == min((w for w in plain if w > -math.inf), default=math.inf)
-
-
-def test_a_draw_without_replacement_leaves_the_lowest_as_it_is():
-    tree = weighted_rows(3)
-    tree.assign(torch.tensor([0.0, -500.0, -1000.0]))
-    for n in (1, 3):
-        tree.draw_distinct(n, torch.Generator().manual_seed(0))
-        assert float(tree.lowest) == pytest.approx(-1000)

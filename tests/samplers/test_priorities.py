@@ -1,12 +1,10 @@
-import math
-
 import pytest
 import torch
 from tensordict import TensorDict
 from torchrl.data import LazyTensorStorage, ListStorage
 
 from gfn_rb.errors import CheckpointMismatchError
-from gfn_rb.samplers.priorities import HeldPriorities, StoredPriorities
+from gfn_rb.samplers.priorities import HeldPriorities
 
 
 def stored(n, slots=6, kind=LazyTensorStorage):
@@ -33,14 +31,6 @@ def test_written_rows_get_the_largest_priority_set_so_far(kind):
     assert held.values(storage).tolist() == [4, 0.5, 1, 4]
     held.announce(storage, torch.tensor([-1, 2, -1]))  # of three rows, two were rejected
     assert held.values(storage).tolist() == [4, 0.5, 4, 4]
-
-
-def test_rows_nobody_spoke_of_get_it_when_they_are_first_looked_at():
-    held, storage = HeldPriorities(), stored(2)
-    assert held.values(storage).tolist() == [1, 1]
-    held.write(storage, torch.tensor([0]), torch.tensor([3.0]))
-    write(storage, [2, 3])
-    assert held.values(storage).tolist() == [3, 1, 3, 3]
 
 
 def test_what_changed_is_told_once():
@@ -107,15 +97,3 @@ def test_unfit_storages_are_named():
     with pytest.raises(CheckpointMismatchError, match=message):
         late.restore(large.state())
     assert late.state()["priority"].tolist() == [1, 1]
-
-
-def test_stored_priorities_are_written_to_the_storage_and_announced():
-    column, storage = StoredPriorities("p"), stored(40, 50)
-    column.changed(storage)
-    column.write(storage, torch.tensor([2, 0]), torch.tensor([0.25, 3.0], dtype=torch.float64))
-    assert storage[:]["p"][:3].tolist() == [3, 5, 0.25]
-    assert column.changed(storage).tolist() == [2, 0]
-    other = StoredPriorities("p")
-    other.changed(storage)
-    column.write(storage, torch.tensor([1]), torch.tensor([math.pi]))
-    assert other.changed(storage) is None

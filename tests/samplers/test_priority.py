@@ -36,14 +36,6 @@ def test_draws_and_weights_follow_torchrls_formulas(key, alpha, beta):
     assert fits(rb, law(PRIORITY, alpha, eps))
 
 
-def test_example_of_torchrls_documentation():
-    # Priorities 0 and 1000, alpha = beta = 1: only the second is drawn, weighted by 1e-11.
-    rb = buffer([0.0, 1000.0], alpha=1.0, beta=1.0)
-    batch = rb.sample(10)
-    assert batch["index"].tolist() == [1] * 10
-    assert batch["priority_weight"].tolist() == pytest.approx([1e-11] * 10)
-
-
 @places
 def test_the_lowest_priority_of_all_scales_the_weights_though_it_is_not_drawn(key):
     rb = buffer([1e-6, 5.0, 5.0], key=key, alpha=1.0, beta=1.0)

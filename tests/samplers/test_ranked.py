@@ -155,16 +155,6 @@ def test_many_items_after_many_writes(kind):
 
 
 @kinds
-def test_auto_repeats_only_when_it_must(kind):
-    rb = buffer(kind)
-    for _ in range(20):
-        batch = rb.sample(8)
-        assert sorted(batch["index"].tolist()) == list(range(8))
-        assert "draw_log_prob" not in batch
-    assert rb.sample(9)["draw_log_prob"].shape == (9,)
-
-
-@kinds
 def test_what_is_drawn_is_what_is_stored_now(kind):
     rb = buffer(kind, [0.0] * 8, replacement=True)
     rb.sample(1)
