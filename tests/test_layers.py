@@ -70,7 +70,8 @@ def imports(source: str, module: str, is_package: bool) -> Iterator[Import]:
         elif isinstance(node, ast.ImportFrom):
             base = _base(node, module, is_package)
             yield from (Import(node.lineno, f"{base}.{alias.name}") for alias in node.names)
-        elif isinstance(node, ast.Call) and _is_dynamic(node.func):
+        # What gfn_rb.lazy imports for a package stands in its type-checking imports.
+        elif isinstance(node, ast.Call) and _is_dynamic(node.func) and module != "gfn_rb.lazy":
             for argument in node.args[:1]:
                 assert isinstance(argument, ast.Constant), f"line {node.lineno}: computed import"
                 yield Import(node.lineno, str(argument.value))
