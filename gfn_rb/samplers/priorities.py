@@ -132,7 +132,8 @@ class HeldPriorities:
             index: the rows.
             priority: their priorities, finite.
         """
-        self.values(storage)  # notes what others wrote, or their rows would lose this priority
+        if self._is_shared:
+            self.values(storage)  # or what others wrote before would take this priority away
         held = self._of(storage)
         if journal := journal_of(storage):
             journal.record_beside(index)

@@ -228,17 +228,19 @@ class PrioritySampler(KeySampler):
             raise ShapeError(
                 f"generation must hold one number for each of {len(row)} rows, got {len(drawn)}"
             )
-        given = row >= 0
-        if self.key is not None:
-            given &= value != AS_STORED
-        if not given.all():
-            row, value = row[given], value[given]
-            drawn = drawn[given.to(drawn.device)] if drawn is not None else None
         if not row.shape[0]:
             return
-        _check(int(row.max()), value, storage.max_size)
-        late = self._is_late(row, storage, drawn)
-        if late.any():
+        lowest, highest = (int(bound) for bound in row.aminmax())
+        if lowest < 0 or self.key is not None:
+            given = row >= 0 if self.key is None else (row >= 0) & (value != AS_STORED)
+            row, value = row[given], value[given]
+            drawn = drawn[given.to(drawn.device)] if drawn is not None else None
+            if not row.shape[0]:
+                return
+            highest = int(row.max())
+        _check(highest, value, storage.max_size)
+        late = self._is_late(row, highest, storage, drawn)
+        if late is not None:
             self.n_late += int(late.sum())
             row, value = row[~late], value[~late]
         self._column.write(storage, row, value)
@@ -259,15 +261,20 @@ class PrioritySampler(KeySampler):
             is_known, UNKNOWN_GENERATION
         )
 
-    def _is_late(self, row: Tensor, storage: Storage, drawn: Tensor | None) -> Tensor:
-        """Tell which rows are no longer those that were drawn."""
-        stamps = slot_generations(storage)
-        is_late = row >= len(storage)
-        if drawn is not None and stamps is not None:
-            drawn = drawn.to(stamps.device)
-            now = stamps.index_select(0, row.to(stamps.device).clamp(max=stamps.shape[0] - 1))
-            is_late |= ((drawn != UNKNOWN_GENERATION) & (drawn != now)).to(row.device)
-        return is_late
+    def _is_late(
+        self, row: Tensor, highest: int, storage: Storage, drawn: Tensor | None
+    ) -> Tensor | None:
+        """Tell which rows are no longer those that were drawn; None if all of them are."""
+        stamps, stored = slot_generations(storage), len(storage)
+        is_gone = row >= stored if highest >= stored else None
+        if drawn is None or stamps is None:
+            return is_gone
+        drawn = drawn.to(stamps.device)
+        now = stamps.index_select(0, row.to(stamps.device).clamp(max=stamps.shape[0] - 1))
+        if is_gone is None and torch.equal(drawn, now):
+            return None
+        is_other = ((drawn != UNKNOWN_GENERATION) & (drawn != now)).to(row.device)
+        return is_other if is_gone is None else is_gone | is_other
 
     def _empty(self) -> None:
         self._column.clear()
