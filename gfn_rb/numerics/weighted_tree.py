@@ -159,7 +159,7 @@ class WeightedTree(WeightedRows):
 
     def _drawn(self, n: int, generator: torch.Generator | None) -> Int64[np.ndarray, "n"]:
         uniform = torch.rand(2, n, 1, dtype=torch.float64, generator=generator).numpy()
-        total = self._up_to_each()
+        total = self._up_to_each() if self._total is None else self._total
         block = total.searchsorted(uniform[0, :, 0] * total[-1], "right")
         inside = self._inside.take(block, 0)
         # The first row whose cumulative weight exceeds the uniform: its own is positive.

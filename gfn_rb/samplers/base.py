@@ -146,7 +146,16 @@ class KeySampler(StateInFolder, Sampler, metaclass=_KeepReplacement):
             KeyMismatchError, ShapeError: the storage has no such key, or not one number per item.
             NaNError: a stored number is NaN.
         """
-        stored = self._check_request(storage, batch_size)
+        stored = len(storage)
+        if batch_size < 1:
+            raise ArgumentError(f"batch_size must be at least 1, got {batch_size}")
+        if stored == 0:
+            raise EmptyBufferError(f"cannot draw {batch_size} items: the buffer is empty")
+        if self.replacement is False and batch_size > stored:
+            raise ArgumentError(
+                f"batch_size={batch_size} exceeds the {stored} stored items, and replacement "
+                "is False"
+            )
         distribution = self.follow(storage)
         if (has_mass := distribution.has_mass) is not True:
             _require(has_mass, EmptyBufferError, self.nothing_to_draw, self.key)
@@ -216,19 +225,6 @@ class KeySampler(StateInFolder, Sampler, metaclass=_KeepReplacement):
             self._column.forget()
             raise NaNError(f"the storage holds NaN under {self.key!r}: expected numbers or -inf")
         return self._log_weight(values)
-
-    def _check_request(self, storage: Storage, batch_size: int) -> int:
-        stored = len(storage)
-        if batch_size < 1:
-            raise ArgumentError(f"batch_size must be at least 1, got {batch_size}")
-        if stored == 0:
-            raise EmptyBufferError(f"cannot draw {batch_size} items: the buffer is empty")
-        if self.replacement is False and batch_size > stored:
-            raise ArgumentError(
-                f"batch_size={batch_size} exceeds the {stored} stored items, and replacement "
-                "is False"
-            )
-        return stored
 
     # State: the storage holds all but the parameters.
 
