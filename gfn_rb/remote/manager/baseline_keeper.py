@@ -103,7 +103,8 @@ class BaselineKeeper:
         """Return the baseline, None where nothing is known yet."""
         if not self.peers:
             return self.strategy.of([self.summary()], self.capacity)
-        summaries = self._summaries()
+        known = {self.rank: self.summary(), **self.peers}
+        summaries = [known[rank] for rank in sorted(known)]  # all managers add in one order
         if len({each.managers for each in summaries}) > 1:  # who counted another's rows
             return self.strategy.of(summaries, self.capacity + sum(s.held for s in summaries))
         if self._keeps_best and sum(s.rows for s in summaries) >= self.capacity:
@@ -118,11 +119,6 @@ class BaselineKeeper:
     def see_managers(self, managers: Any) -> None:
         """Record among which managers, ascending, the sender of rows chose their owner."""
         self._holds_others |= managers != self.present
-
-    def _summaries(self) -> list[Summary]:
-        """Return what the managers know, those first that come first."""
-        summaries = {self.rank: self.summary(), **self.peers}
-        return [summaries[rank] for rank in sorted(summaries)]
 
     def broadcast(self, channel: FrameChannel) -> list[PeerLostError]:
         """Tell the other managers what is new to them.

@@ -178,7 +178,7 @@ class UnansweredBatches:
 
     def __len__(self) -> int:
         """Return how many batches are not answered by all managers they went to."""
-        return len({id(share.batch) for share in self.sent.values()})
+        return len({share.batch for share in self.sent.values()})
 
     @property
     def deadline(self) -> Deadline:
