@@ -8,13 +8,12 @@ from gfn_rb.checkpoint.api import (
     save_state,
     schedule_state,
 )
-from gfn_rb.checkpoint.journal import Journal, attach_journal
+from gfn_rb.checkpoint.journal import Journal
 from gfn_rb.codec.secret import Secret
 
 __all__ = [
     "Journal",
     "Secret",
-    "attach_journal",
     "inspect_checkpoint",
     "load_checkpoint",
     "load_state",

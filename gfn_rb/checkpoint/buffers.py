@@ -17,14 +17,13 @@ from torchrl.data.replay_buffers.storages import TensorStorage
 
 from gfn_rb import torchrl_compat as compat
 from gfn_rb.checkpoint.parts import (
+    COUNT,
+    MAPPING,
+    NONE,
+    TEXT,
     Rules,
     expect,
     generator_state,
-    is_count,
-    is_count_or_none,
-    is_mapping,
-    is_mapping_or_none,
-    is_text,
     load_part,
     part_state,
     prepare,
@@ -47,17 +46,17 @@ State = dict[str, Any]
 _LINE = 600  # characters of an error
 
 _STATE: Rules = {
-    "class": is_text,
-    "members": is_count,
-    "storage": is_mapping_or_none,
-    "sampler": is_mapping,
-    "writer": is_mapping,
-    "transform": is_mapping,
-    "generator": is_mapping_or_none,
-    "batch_size": is_count_or_none,
-    "consume_after_n_samples": is_count_or_none,
-    "prefetch": is_count,
-    "queue": lambda value: isinstance(value, tuple),
+    "class": TEXT,
+    "members": COUNT,
+    "storage": MAPPING + NONE,
+    "sampler": MAPPING,
+    "writer": MAPPING,
+    "transform": MAPPING,
+    "generator": MAPPING + NONE,
+    "batch_size": COUNT + NONE,
+    "consume_after_n_samples": COUNT + NONE,
+    "prefetch": COUNT,
+    "queue": (tuple,),
 }
 
 

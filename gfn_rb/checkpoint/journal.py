@@ -35,53 +35,32 @@ _OUTGROWN = 4  # times the size of its checkpoint, from which on a journal is co
 _LEAST = 1 << 22  # bytes up to which it is not, however small its checkpoint
 
 
-def attach_journal(
-    rb: ReplayBuffer,
-    path: str | PathLike[str],
-    sync: Sync = "interval",
-    secret: Secret | None = None,
-) -> Journal:
-    """Give a buffer a :class:`Journal`, which is ``rb.journal`` from then on.
-
-    Args:
-        rb: see :class:`Journal`, as for all others.
-        path: the file of the journal.
-        sync: when changes are on disk.
-        secret: the secret that the files are made with, None for without any.
-    """
-    rb.journal = Journal(rb, path, sync, secret)
-    return rb.journal
-
-
 class Journal:
     """Appends what changes in a buffer to a file, and restores the buffer from it.
 
-    The file continues a checkpoint that lies beside it. Where the two exist, the buffer is given
-    what they hold: rows with their slots, ages and generations, the state of the writer,
-    priorities and counts, as of the last whole record. Killed at any instant, a process leaves a
-    checkpoint and a journal that belong together.
+    The file continues a checkpoint beside it. Where the two exist, the buffer is given what they
+    hold: rows with slots, ages and generations, the state of the writer, priorities and counts, as
+    of the last whole record. Killed at any instant, a process leaves two that belong together.
 
-    The file grows until a checkpoint is saved. ``save_checkpoint(path, rb)`` with the secret of the
-    journal, wherever the path leads, makes that the one that the journal continues, and the file
-    begins anew. :meth:`compact` does the same without another file. A journal that has outgrown
-    its checkpoint four times is compacted when it is opened.
+    The file grows until ``save_checkpoint(path, rb)`` saves the buffer with the journal's secret:
+    the journal then continues that checkpoint, wherever it is, and begins anew. :meth:`compact`
+    does so without another file. A journal that has outgrown its checkpoint four times is
+    compacted when it is opened.
 
-    The journal has what is done through the buffer and its writer: ``extend``, ``add``,
-    ``update_priority``, ``empty``, ``writer.update``, ``writer.remove``, what leaves by
-    ``max_age``, and ``load_checkpoint``. What is written past them, in place, is in the next
-    checkpoint. Draws are not in it: random generators, epochs and schedules are as of the
-    checkpoint.
+    The journal records all that is done through the buffer and its writer, ``empty``,
+    ``writer.remove`` and ``load_checkpoint`` included. What is written past them, in place, is in
+    the next checkpoint. Draws are not recorded: random generators, epochs and schedules are as of
+    the checkpoint.
 
     Args:
         rb: a buffer of one process, over a one-dimensional ``TensorStorage``, with a writer of
-            this library.
+            this library. ``rb.journal`` is this journal from then on.
         path: the file. The checkpoint has its name, followed by ``.gfnrb``.
-        sync: when the file is up to date. "always": all that a call has changed is on disk when it
-            returns, by one fsync. "interval": a call that ends a second or more after the last
-            sync writes and syncs all that has changed since; what changed later is written by the
-            next such call, :meth:`sync` or :meth:`close`. "never": the operating system has it when
-            a call returns, so that it outlives a process that is killed, but not a machine that
-            stops.
+        sync: when the file is up to date. "always": what a call has changed is on disk when it
+            returns. "interval": a call that ends a second or more after the last sync writes and
+            syncs all changes; later ones are written by the next such call, :meth:`sync` or
+            :meth:`close`. "never": the operating system has it when a call returns, so that it
+            outlives a process that is killed, but not a machine that stops.
         secret: the secret that both files are made with, None for without any.
 
     Attributes:
@@ -91,10 +70,9 @@ class Journal:
     Raises:
         ArgumentError: the buffer cannot be journaled, or another one has the file.
         CheckpointError: the file cannot be opened, read or written.
-        CheckpointCorruptError: a record is damaged or missing that was on disk. What follows the
-            last record that was synced may be torn, and is dropped from the first torn record on.
-        CheckpointMismatchError: it is of another buffer, or another version. The files are then
-            unchanged.
+        CheckpointCorruptError: a record is damaged or missing that was on disk. Behind the last
+            record that was synced, the file ends at the first that is torn.
+        CheckpointMismatchError: it is of another buffer, or another version.
 
     Examples:
         >>> rb = TensorDictReplayBuffer(storage=LazyTensorStorage(1000), writer=FIFOWriter())
@@ -124,21 +102,19 @@ class Journal:
         self._written_at = time.monotonic()
         self._log = JournalLog(self.path, secret)
         try:
-            is_new = not redo(self._log, self.checkpoint, rb, self._parts)
-            self._known = self._counters()
+            is_new = not self._redo()
             if is_new:  # in this order: a checkpoint alone looks as if its journal were lost
                 self._log.begin(secrets.token_hex(8), 1)
             else:
                 self._log.sync()
-            if is_new or self._has_outgrown():
+            base = self.checkpoint.stat().st_size if self.checkpoint.exists() else 0
+            if is_new or self._log.nbytes > max(_LEAST, _OUTGROWN * base):
                 self.compact()
-        except BaseException as error:
-            self._is_closed = True
-            self._log.close()
-            if isinstance(error, OSError):
-                raise self._not_written(error) from error
+        except BaseException:
+            self._give_up()
             raise
         keep_journal(rb, self)
+        rb.journal = self
         atexit.register(_close, weakref.ref(self))
 
     # What users call.
@@ -189,8 +165,11 @@ class Journal:
             return
         with self._turn:
             self._append(sync=True)
-            self._is_closed = True
-            self._log.close()
+            self._give_up()
+
+    def _give_up(self) -> None:
+        self._is_closed = True
+        self._log.close()
 
     def __del__(self) -> None:
         """Close what nobody can use any more."""
@@ -213,11 +192,9 @@ class Journal:
             yield
         finally:
             try:
-                redo(self._log, self.checkpoint, self._rb, self._parts)
-                self._known = self._counters()
+                self._redo()
             except BaseException:  # the file is sound, and must not go on with this buffer
-                self._is_closed = True
-                self._log.close()
+                self._give_up()
                 raise
             finally:
                 self._is_paused = False
@@ -280,13 +257,11 @@ class Journal:
             return
         self._append(sync=True)
         yield self.position
-        try:
-            if path != self.checkpoint:
+        if path != self.checkpoint:
+            with self._log.named_errors():
                 link(path, self.checkpoint)
-            if self._log.first <= self._log.number:
-                self._log.begin(self._log.name, self._log.number + 1)
-        except OSError as error:
-            raise self._not_written(error) from error
+        if self._log.first <= self._log.number:
+            self._log.begin(self._log.name, self._log.number + 1)
 
     # Appending.
 
@@ -311,23 +286,22 @@ class Journal:
                 records = self._pending.records(self._rb, self._parts)
                 self._log.append(records)
                 self._known, self._pending = records[-1].counts["counters"], Changes()
-            if sync and not self._is_closed:
-                self._sync_log()
-        except BaseException as error:
+            if sync and not self._is_closed and not self._log.is_synced:
+                number = self._log.number
+                try:
+                    self._log.sync()
+                finally:
+                    if self._log.number < number:  # the log has dropped what may be lost
+                        self.record_all()
+        except BaseException:
             self._refused = len(self._pending), self._counters()
-            if isinstance(error, OSError):
-                raise self._not_written(error) from error
             raise
         self._refused, self._written_at = None, time.monotonic()
 
-    def _sync_log(self) -> None:
-        try:
-            self._log.sync()
-        except OSError:
-            # The system may have dropped what it could not write, and say so only once.
-            self._log.drop_unsynced()
-            self.record_all()
-            raise
+    def _redo(self) -> bool:
+        has_files = redo(self._log, self.checkpoint, self._rb, self._parts)
+        self._known = self._counters()
+        return has_files
 
     def _counters(self) -> list[list[Any]]:
         return [part.counters() for part in self._parts]
@@ -340,12 +314,6 @@ class Journal:
             )
         if self._is_closed:
             raise CheckpointError(f"the journal {self.path} is closed: nothing is added")
-
-    def _has_outgrown(self) -> bool:
-        return self._log.nbytes > max(_LEAST, _OUTGROWN * self.checkpoint.stat().st_size)
-
-    def _not_written(self, error: OSError) -> CheckpointError:
-        return CheckpointError(f"cannot write the journal {self.path}: {error.strerror}")
 
     def __reduce__(self) -> Any:
         """Refuse to be sent to another process."""

@@ -20,7 +20,7 @@ import stat
 import struct
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from hmac import compare_digest
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
@@ -30,7 +30,7 @@ from tensordict import TensorDict
 from xxhash import xxh3_64
 
 from gfn_rb.checkpoint.atomic import kind_of, published, try_lock, unlock
-from gfn_rb.checkpoint.parts import is_count, is_text
+from gfn_rb.checkpoint.parts import is_count
 from gfn_rb.codec.frames import Frame, decode_frame, encode_frame
 from gfn_rb.codec.prefix import PREFIX_NBYTES, Prefix
 from gfn_rb.codec.primitives import LazyBuffer, aligned, write_at
@@ -79,6 +79,7 @@ class JournalLog:
         first: the number of the first record that the file holds or will hold.
         number: the number of the last record.
         nbytes: where the next record begins, in bytes; 0 before the file has a header.
+        is_synced: whether all records are known to be on disk.
 
     Raises:
         ArgumentError: another process has it open.
@@ -96,7 +97,7 @@ class JournalLog:
         self._begun = self._previous = ""  # checksums of the header and of the last frame
         self._synced = 0, 0, ""  # nbytes, number and checksum as of the last sync
         self._mark_at = 0
-        self._is_synced = False  # who wrote it may have been killed before a sync
+        self.is_synced = False  # who wrote it may have been killed before a sync
 
     # Writing.
 
@@ -108,19 +109,19 @@ class JournalLog:
             first: the number of the first record that it will hold.
 
         Raises:
-            OSError: the disk does not allow it. The file is then unchanged.
+            CheckpointError: the disk does not allow it. The file is then unchanged.
         """
         meta = {"format": FORMAT, "journal": name, "first": first}
         (header,) = encode_frame(HEADER, None, meta, self.secret)
         previous, mark_at = self._checksum(header), aligned(len(header))
-        with published(self.path) as stream:
+        with self.named_errors(), published(self.path) as stream:
             stream.write(header)
             stream.seek(mark_at)
             stream.write(self._mark(first - 1, previous))
             # Locked since it was made, and for as long as it is open.
             replacement = open(os.dup(stream.fileno()), "r+b", buffering=0)  # noqa: SIM115
         self._stream.close()
-        self._stream, self._is_synced = replacement, True
+        self._stream, self.is_synced = replacement, True
         self.name, self.first, self.number = name, first, first - 1
         self._begun, self._previous, self._mark_at = previous, previous, mark_at
         self.nbytes = mark_at + _MARK_NBYTES
@@ -133,25 +134,30 @@ class JournalLog:
             records: the rows and the metadata of each.
 
         Raises:
-            OSError: the disk does not allow it. The file is then as it was.
+            CheckpointError: the disk does not allow it. The file is then as it was.
         """
-        descriptor, self._is_synced = self._stream.fileno(), False
+        self.is_synced = False
         at, number, previous = self.nbytes, self.number, self._previous
         try:
-            for i, (rows, change) in enumerate(records):
-                number, at = number + 1, aligned(at)
-                chain = {"number": number, "previous": previous, "more": i + 1 < len(records)}
-                summed = self._hash()
-                for buffer in encode_frame(RECORD, rows, {**chain, **change}, self.secret):
-                    made = buffer.make() if isinstance(buffer, LazyBuffer) else buffer
-                    data = memoryview(made).cast("B")
-                    summed.update(data)
-                    at = write_at(descriptor, at, data)
-                previous = summed.hexdigest()
-        except OSError:
+            with self.named_errors():
+                for i, (rows, change) in enumerate(records):
+                    number, at = number + 1, aligned(at)
+                    chain = {"number": number, "previous": previous, "more": i + 1 < len(records)}
+                    at, previous = self._write(at, rows, {**chain, **change})
+        except BaseException:
             self.truncate()
             raise
         self.nbytes, self.number, self._previous = aligned(at), number, previous
+
+    def _write(self, at: int, rows: TensorDict | None, meta: dict[str, Any]) -> tuple[int, str]:
+        """Write a record to a place; return where it ends, and its checksum."""
+        summed = self._hash()
+        for buffer in encode_frame(RECORD, rows, meta, self.secret):
+            made = buffer.make() if isinstance(buffer, LazyBuffer) else buffer
+            data = memoryview(made).cast("B")
+            summed.update(data)
+            at = write_at(self._stream.fileno(), at, data)
+        return at, summed.hexdigest()
 
     def truncate(self) -> None:
         """Cut off what follows the last record."""
@@ -164,19 +170,29 @@ class JournalLog:
         The next sync takes the mark to the disk: it never tells of a record that is not there.
 
         Raises:
-            OSError: the disk refused.
+            CheckpointError: the disk refused. Records since the last sync are then dropped: the
+                system may have lost them, and tells so only once.
         """
-        if not self._is_synced:
-            os.fsync(self._stream.fileno())
-            self._is_synced, self._synced = True, (self.nbytes, self.number, self._previous)
+        with self.named_errors():
+            try:
+                os.fsync(self._stream.fileno())
+            except OSError:
+                self.nbytes, self.number, self._previous = self._synced
+                self.truncate()
+                raise
+            self.is_synced, self._synced = True, (self.nbytes, self.number, self._previous)
             mark = memoryview(self._mark(self.number, self._begun))
             write_at(self._stream.fileno(), self._mark_at, mark)
 
-    def drop_unsynced(self) -> None:
-        """Return to the end of the last record that is known to be on disk."""
-        self.nbytes, self.number, self._previous = self._synced
-        self._is_synced = False
-        self.truncate()
+    @contextmanager
+    def named_errors(self) -> Iterator[None]:
+        """Turn what the system says of the disk into an error that names the journal."""
+        try:
+            yield
+        except OSError as error:
+            raise CheckpointError(
+                f"cannot write the journal {self.path}: {error.strerror}"
+            ) from error
 
     def close(self) -> None:
         """Let others open the file."""
@@ -248,7 +264,7 @@ class JournalLog:
                 f"the journal {self.path} is of format {meta.get('format')!r:.80}, "
                 f"expected {FORMAT}"
             )
-        is_sound = is_text(meta.get("journal")) and is_count(meta.get("first"))
+        is_sound = isinstance(meta.get("journal"), str) and is_count(meta.get("first"))
         if header.kind != HEADER or not is_sound:
             self._refuse(f"it begins with a frame of kind {header.kind} that says {meta!r:.80}")
         self.name, self.first, self.number = meta["journal"], meta["first"], meta["first"] - 1

@@ -7,7 +7,6 @@ changes nothing, and one that puts a state back.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
 
@@ -38,11 +37,13 @@ def expect(what: str, came: Any, expected: Any) -> None:
         )
 
 
-Rules = dict[str, Callable[[Any], bool]]
+Rules = dict[str, tuple[type, ...]]  # the types that each entry may be of
+
+TEXT, COUNT, MAPPING, NONE = (str,), (int,), (dict,), (type(None),)
 
 
 def require(what: str, values: Any, rules: Rules) -> None:
-    """Raise unless something is a dict of these entries, each of which keeps its rule.
+    """Raise unless something is a dict of these entries, integers among them from 0 to 2^63 - 1.
 
     Raises:
         CheckpointCorruptError: it is not.
@@ -50,46 +51,27 @@ def require(what: str, values: Any, rules: Rules) -> None:
     if not isinstance(values, dict) or values.keys() != rules.keys():
         held = [*values] if isinstance(values, dict) else type(values).__name__
         raise CheckpointCorruptError(f"the {what} holds {held}, expected {[*rules]}")
-    for name, fits in rules.items():
-        if not fits(values[name]):
-            raise CheckpointCorruptError(f"the {name} in the {what} is {values[name]!r:.80}")
-
-
-def is_text(value: Any) -> bool:
-    """Return whether something is a string."""
-    return isinstance(value, str)
+    for name, types in rules.items():
+        value = values[name]
+        if not isinstance(value, types) or (isinstance(value, int) and not is_count(value)):
+            raise CheckpointCorruptError(f"the {name} in the {what} is {value!r:.80}")
 
 
 def is_count(value: Any) -> bool:
-    """Return whether something is a number of things."""
+    """Return whether something is an integer from 0 to 2^63 - 1."""
     return type(value) is int and 0 <= value < 2**63
-
-
-def is_count_or_none(value: Any) -> bool:
-    """Return whether something is a number of things, or None."""
-    return value is None or is_count(value)
-
-
-def is_mapping(value: Any) -> bool:
-    """Return whether something is a dict."""
-    return isinstance(value, dict)
-
-
-def is_mapping_or_none(value: Any) -> bool:
-    """Return whether something is a dict, or None."""
-    return value is None or isinstance(value, dict)
 
 
 # The rows of a storage.
 
 _STORAGE: Rules = {
-    "class": is_text,
-    "capacity": is_count,
-    "ndim": is_count,
-    "length": is_count,
-    "cursor": is_count_or_none,
+    "class": TEXT,
+    "capacity": COUNT,
+    "ndim": COUNT,
+    "length": COUNT,
+    "cursor": COUNT + NONE,
 }
-_PART: Rules = {"class": is_text, "state": lambda _: True, "remaining": is_count_or_none}
+_PART: Rules = {"class": TEXT, "state": (object,), "remaining": COUNT + NONE}
 
 
 def storage_state(storage: TensorStorage) -> dict[str, Any]:
@@ -292,7 +274,7 @@ def try_transform(transform: Transform, state: dict[str, Any]) -> None:
 
 # Generators.
 
-_GENERATOR: Rules = {"device": is_text, "state": lambda value: isinstance(value, Tensor)}
+_GENERATOR: Rules = {"device": TEXT, "state": (Tensor,)}
 
 
 def generator_state(generator: torch.Generator | None) -> dict[str, Any] | None:

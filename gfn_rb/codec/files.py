@@ -40,6 +40,7 @@ from gfn_rb.errors import (
     CheckpointMismatchError,
     SecretError,
     WireCorruptError,
+    WireVersionError,
 )
 
 _STEP = 1 << 20  # what is summed fits the cache when it is written
@@ -278,19 +279,13 @@ class ValueFile:
     def _checked_prefix(self, secret: Secret | None) -> tuple[Prefix, Running]:
         """Return the prefix, once the head is known to be whole, and what has summed that."""
         try:
-            prefix = Prefix.read(self._bytes, "it")
-            running = prefix.check(self._bytes, "it", FILE, secret)
+            return Prefix.checked(self._bytes, "it", FILE, secret)
         except SecretError as error:
             raise SecretError(f"{self.path}: {error}") from None
+        except WireVersionError as error:
+            raise CheckpointMismatchError(f"{self.path}: {error}") from None
         except WireCorruptError as error:
             raise self._corrupt(str(error)) from None
-        if prefix.version != VERSION:
-            raise CheckpointMismatchError(
-                f"{self.path} is of format version {prefix.version}, expected {VERSION}"
-            )
-        if prefix.form.lower() != FILE:
-            raise self._corrupt(f"it is of form {prefix.form!r}, expected {FILE!r}")
-        return prefix, running
 
     def _corrupt(self, what: str) -> CheckpointCorruptError:
         return CheckpointCorruptError(f"{self.path} is no sound checkpoint: {what}")

@@ -34,7 +34,7 @@ from gfn_rb.codec.schema import (
     signature_of,
 )
 from gfn_rb.codec.secret import Running, Secret, check_body
-from gfn_rb.errors import ArgumentError, WireCorruptError, WireVersionError
+from gfn_rb.errors import ArgumentError, WireCorruptError
 from gfn_rb.shapes import Shaped
 
 MAX_KIND = (1 << 16) - 1
@@ -160,16 +160,10 @@ def decode_frame(data: Shaped[np.ndarray, "n"], secret: Secret | None = None) ->
 
 def _checked(data: memoryview, secret: Secret | None) -> tuple[Prefix, str, Running]:
     """Return the prefix of a frame whose head is sound, what errors call it, and the head's sum."""
-    prefix = Prefix.read(data, "a frame")
+    prefix, running = Prefix.checked(data, "a frame", FRAME, secret)
     name = f"a frame of kind {prefix.kind}"
-    running = prefix.check(data, name, FRAME, secret)
-    if prefix.version != VERSION:  # of a sender that is not listened to any more
-        raise WireVersionError(f"{name} is of version {prefix.version}; expected {VERSION}")
-    if prefix.form.lower() != FRAME or prefix.n_rows > MAX_ROWS:
-        raise WireCorruptError(
-            f"{name} is of form {prefix.form!r} with {prefix.n_rows} rows; expected {FRAME!r} "
-            f"with {MAX_ROWS} at most"
-        )
+    if prefix.n_rows > MAX_ROWS:
+        raise WireCorruptError(f"{name} has {prefix.n_rows} rows; expected at most {MAX_ROWS}")
     if prefix.structure_nbytes > MAX_SCHEMA_NBYTES or prefix.meta_nbytes > MAX_META_NBYTES:
         raise WireCorruptError(
             f"{name} has a schema of {prefix.structure_nbytes} and metadata of "

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from xxhash import xxh3_64_intdigest
 
 from gfn_rb.codec.secret import Running, Secret, changed
-from gfn_rb.errors import SecretError, WireCorruptError
+from gfn_rb.errors import SecretError, WireCorruptError, WireVersionError
 
 MAGIC = b"gfn_rb\r\n"
 VERSION = 2
@@ -55,31 +55,48 @@ class Prefix(NamedTuple):
             raise WireCorruptError(f"{name} begins with {magic!r}; expected {MAGIC!r}")
         return cls._make(values)
 
-    def check(
-        self, data: memoryview, name: str, form: bytes, secret: Secret | None = None
-    ) -> Running:
-        """Compare the sizes and the checksum of the head with what came.
+    @classmethod
+    def checked(
+        cls, data: memoryview, name: str, form: bytes, secret: Secret | None = None
+    ) -> tuple[Prefix, Running]:
+        """Return what bytes begin with, once the head is known to be sound.
 
         A version that was damaged is so told apart from another one, which is sound. Of neither
-        this version nor this form nothing is compared: the first, whose prefix says no form, has
-        other sums.
+        this version nor this form the checksum is not compared: version 1, whose prefix says no
+        form, makes it in another way.
 
         Args:
             data: all that came.
             name: what errors call it.
             form: what it should be.
-            secret: that it must have been made with, None for without any.
+            secret: the secret that it must have been made with, None for without any.
 
         Returns:
-            What has summed the head with the secret, None without one.
+            The prefix, and what has summed the head with the secret, None without one.
 
         Raises:
-            WireCorruptError: they differ.
+            WireCorruptError: the sizes, the checksum of the head or the form differ.
+            WireVersionError: it is of another version.
             SecretError: it was not made with the secret, or with one.
         """
-        self._check_secret(name, secret)
-        if self.version != VERSION and self.form != form and secret is None:
-            return None
+        prefix, running = cls.read(data, name), None
+        if form == FRAME:
+            name = f"{name} of kind {prefix.kind}"
+        is_keyed = prefix.form in (FRAME.upper(), FILE.upper())
+        if is_keyed and secret is None:
+            raise SecretError(f"{name} was made with a secret, and none is given to read it")
+        if secret is not None and not is_keyed:
+            raise SecretError(f"{name} was made without the secret that is given to read it")
+        if prefix.version == VERSION or prefix.form == form or secret is not None:
+            running = prefix._check_head(data, name, secret)
+        if prefix.version != VERSION:
+            raise WireVersionError(f"{name} is of version {prefix.version}; expected {VERSION}")
+        if prefix.form.lower() != form:
+            raise WireCorruptError(f"{name} is of form {prefix.form!r}; expected {form!r}")
+        return prefix, running
+
+    def _check_head(self, data: memoryview, name: str, secret: Secret | None) -> Running:
+        """Compare sizes and checksum; return what has summed the head with the secret."""
         if self.nbytes != len(data):
             raise WireCorruptError(f"{name} has {len(data)} bytes; expected {self.nbytes}")
         if not self.texts_end <= self.head_nbytes <= self.nbytes:
@@ -98,18 +115,6 @@ class Prefix(NamedTuple):
                 f"the checksum of the head of {name} is {came:016x}; expected {self.sum:016x}"
             )
         return None
-
-    def _check_secret(self, name: str, secret: Secret | None) -> None:
-        """Raise unless it says that it was made with a secret where one is known, or without.
-
-        Raises:
-            SecretError: it says otherwise.
-        """
-        is_keyed = self.form in (FRAME.upper(), FILE.upper())
-        if is_keyed and secret is None:
-            raise SecretError(f"{name} was made with a secret, and none is given to read it")
-        if secret is not None and not is_keyed:
-            raise SecretError(f"{name} was made without the secret that is given to read it")
 
     def seal(self, head: memoryview, secret: Secret | None = None) -> Running:
         """Write it to the beginning of a head, with the checksum of all of that.

@@ -129,7 +129,7 @@ def test_another_format_version_is_told_apart_from_damage(path: Path) -> None:
     content = path.read_bytes()
     prefix = Prefix.read(memoryview(content), "it")
     path.write_bytes(sealed(prefix._replace(version=3), content))
-    with pytest.raises(CheckpointMismatchError, match="is of format version 3, expected 2"):
+    with pytest.raises(CheckpointMismatchError, match="is of version 3; expected 2"):
         load_state(path)
     path.write_bytes(content[:8] + b"\3" + content[9:])
     with pytest.raises(CheckpointCorruptError):
@@ -146,7 +146,7 @@ def test_files_of_the_first_version_are_named(path: Path, read: Any) -> None:
     body = (prefix + struct.pack("<I", zlib.crc32(prefix)) + header).ljust(length - 8, b"\0")
     table = struct.pack("<I", zlib.crc32(body))
     path.write_bytes(body + table + struct.pack("<I", zlib.crc32(table)))
-    words = r"run\.ckpt is of format version 1, expected 2"
+    words = r"run\.ckpt: it is of version 1; expected 2"
     with pytest.raises(CheckpointMismatchError, match=words):
         read(path)
 
@@ -156,7 +156,7 @@ def test_a_frame_is_no_checkpoint(path: Path) -> None:
     content = path.read_bytes()
     prefix = Prefix.read(memoryview(content), "it")._replace(form=FRAME)
     path.write_bytes(sealed(prefix, content))
-    with pytest.raises(CheckpointCorruptError, match="it is of form b'rows', expected b'file'"):
+    with pytest.raises(CheckpointCorruptError, match="it is of form b'rows'; expected b'file'"):
         load_state(path)
 
 

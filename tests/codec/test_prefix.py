@@ -25,9 +25,7 @@ def sealed(**changes: int) -> bytearray:
 
 
 def checked(data: bytearray | memoryview) -> Prefix:
-    prefix = Prefix.read(memoryview(data), "it")
-    prefix.check(memoryview(data), "it", FRAME)
-    return prefix
+    return Prefix.checked(memoryview(data), "it", FRAME)[0]
 
 
 def test_every_byte_has_its_place() -> None:
@@ -58,7 +56,7 @@ def test_every_flipped_bit_of_the_head_is_noticed() -> None:
 
 @pytest.mark.parametrize("n", [0, 1, 63, 64, 127])
 def test_truncated_ones_are_refused(n: int) -> None:
-    with pytest.raises(WireCorruptError, match=f"it has {n} bytes"):
+    with pytest.raises(WireCorruptError, match=f"has {n} bytes"):
         checked(memoryview(sealed())[:n])
 
 
