@@ -9,6 +9,7 @@ from gfn_rb.checkpoint.api import (
     schedule_state,
 )
 from gfn_rb.checkpoint.journal import Journal
+from gfn_rb.checkpoint.recovery import recover
 from gfn_rb.codec.secret import Secret
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "inspect_checkpoint",
     "load_checkpoint",
     "load_state",
+    "recover",
     "save_checkpoint",
     "save_state",
     "schedule_state",

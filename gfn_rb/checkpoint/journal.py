@@ -97,8 +97,8 @@ class Journal:
         other = journal_of(rb.storage)
         if isinstance(other, Journal) and not other._is_closed:
             raise ArgumentError(f"rb must have no other journal, got one that has {other.path}")
-        self._pending = Changes()
         self._refused: Any = None  # what the disk did not take, as far as it can be told apart
+        self._known: list[list[Any]] = []  # counters as of the last record
         self._written_at = time.monotonic()
         self._log = JournalLog(self.path, secret)
         try:
@@ -221,18 +221,15 @@ class Journal:
 
     def record(self, slot: Tensor) -> None:
         """Note that rows, and what is kept beside them, are about to change."""
-        if not self._is_paused:
-            self._pending.rows.append(slot.reshape(-1).clone())
+        self._pending.rows.append(slot.reshape(-1).clone())
 
     def record_beside(self, slot: Tensor) -> None:
         """Note that what is kept beside rows is about to change."""
-        if not self._is_paused:
-            self._pending.beside.append(slot.reshape(-1).clone())
+        self._pending.beside.append(slot.reshape(-1).clone())
 
     def record_empty(self) -> None:
         """Note that the storage is being emptied."""
-        if not self._is_paused:
-            self._pending.emptied += 1
+        self._pending.emptied += 1
 
     def record_all(self) -> None:
         """Note that all there was has been replaced."""
@@ -300,7 +297,7 @@ class Journal:
 
     def _redo(self) -> bool:
         has_files = redo(self._log, self.checkpoint, self._rb, self._parts)
-        self._known = self._counters()
+        self._pending, self._known = Changes(), self._counters()
         return has_files
 
     def _counters(self) -> list[list[Any]]:

@@ -159,6 +159,27 @@ class JournalLog:
             at = write_at(self._stream.fileno(), at, data)
         return at, summed.hexdigest()
 
+    def copy_records(self, content: Shaped[np.ndarray, "n"], since: int, target: Path) -> None:
+        """Write a new journal of the records that :meth:`read` has found sound.
+
+        Args:
+            content: from :meth:`content`, read to its end.
+            since: the number of the last record that the checkpoint holds.
+            target: the file, replaced if there is one.
+
+        Raises:
+            CheckpointError: the disk does not allow it.
+        """
+        copy = JournalLog(target, self.secret)
+        copy.begin(self.name, self.first if since < self.number else since + 1)
+        if since < self.number:
+            with copy.named_errors():
+                records = content[copy.nbytes : self.nbytes].data
+                write_at(copy._stream.fileno(), copy.nbytes, records)
+                copy.nbytes, copy.number = self.nbytes, self.number
+                copy.sync()
+        copy.close()
+
     def truncate(self) -> None:
         """Cut off what follows the last record."""
         with suppress(OSError):  # it does not continue the chain, and the next record covers it
@@ -221,7 +242,7 @@ class JournalLog:
             CheckpointMismatchError: it is of another version of the format.
             SecretError: it was not made with the secret, or with one.
         """
-        synced = self._read_header(content)
+        self._read_header(content)
         group: list[Frame] = []
         at, number, previous, why = self.nbytes, self.number, self._previous, "it ends"
         while at < len(content):
@@ -242,14 +263,13 @@ class JournalLog:
                 self.nbytes, self.number, self._previous = at, number, previous
                 yield from group
                 group = []
-        if self.number < synced:
+        if self.number < (synced := self._synced_number(content)):
             self._refuse(
                 f"record {self.number + 1} at byte {self.nbytes} is damaged or missing, and "
                 f"record {synced} was on disk: {why}"
             )
 
-    def _read_header(self, content: Shaped[np.ndarray, "n"]) -> int:
-        """Take up the header, and return the number of the last record that was synced."""
+    def _read_header(self, content: Shaped[np.ndarray, "n"]) -> None:
         try:
             header = _frame_at(content, 0, self.secret)
         except WireVersionError as error:
@@ -272,8 +292,11 @@ class JournalLog:
         self._mark_at = aligned(header.nbytes)
         self.nbytes = self._mark_at + _MARK_NBYTES
         self._synced = self.nbytes, self.number, self._previous
-        mark = bytes(content[self._mark_at : self.nbytes]).ljust(_MARK_NBYTES, b"\0")
-        synced: int = _MARK.unpack_from(mark)[0]
+
+    def _synced_number(self, content: Shaped[np.ndarray, "n"]) -> int:
+        """Return the number of the last record that was synced, as the mark tells."""
+        mark = bytes(content[self._mark_at : self._mark_at + _MARK_NBYTES])
+        synced: int = _MARK.unpack_from(mark.ljust(_MARK_NBYTES, b"\0"))[0]
         if not compare_digest(mark, self._mark(synced, self._begun)):
             self._refuse(f"the mark at byte {self._mark_at} is damaged")
         return synced

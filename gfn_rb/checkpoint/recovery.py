@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import logging
+from os import PathLike
 from pathlib import Path
+from typing import Any
 
 from torchrl.data import ReplayBuffer
 
-from gfn_rb.checkpoint.api import load_checkpoint, position_of
+from gfn_rb.checkpoint.api import load_checkpoint, load_state, position_of, resolved
+from gfn_rb.checkpoint.atomic import link
 from gfn_rb.checkpoint.changes import check_counts, put_back
 from gfn_rb.checkpoint.log import JournalLog
 from gfn_rb.codec.primitives import one_line
+from gfn_rb.codec.secret import Secret
 from gfn_rb.errors import (
     CheckpointCorruptError,
     CheckpointError,
@@ -73,8 +77,68 @@ def redo(log: JournalLog, checkpoint: Path, rb: ReplayBuffer, parts: list[SlotSt
     return True
 
 
+def recover(
+    path: str | PathLike[str], target: str | PathLike[str], *, secret: Secret | None = None
+) -> dict[str, Any]:
+    """Write what is sound of a damaged journal, and its checkpoint, to new files.
+
+    A buffer can be given a :class:`Journal` of the new files. The old ones are not changed.
+
+    Args:
+        path: the journal. Its checkpoint, ``path`` followed by ``.gfnrb``, must be sound.
+        target: the new journal, replaced if there is one.
+        secret: the secret that the files were made with, None for without any.
+
+    Returns:
+        ``number`` of the last record that is in the new files; ``left_out``, bytes of the
+        journal that are in neither; and ``damage``: words for what is wrong, None if nothing was.
+
+    Raises:
+        CheckpointError: there is no journal at the path, or its header or its checkpoint is
+            damaged, or the disk refused.
+        ArgumentError: another process has one of the journals open.
+
+    Examples:
+        >>> recover("rb.journal", "recovered.journal")
+        {'number': 41, 'left_out': 3072, 'damage': None}
+    """
+    source, new = resolved(path), resolved(target)
+    if not source.exists() or source == new:
+        raise CheckpointError(f"path must name a journal other than target, got {path}")
+    log, damage = JournalLog(source, secret), None
+    try:
+        content = log.content()
+        try:
+            for _ in log.read(content):
+                pass
+        except CheckpointCorruptError as error:
+            if not log.name:
+                raise
+            damage = str(error)
+        checkpoint, name = source.with_name(f"{source.name}.gfnrb"), f"{new.name}.gfnrb"
+        load_state(checkpoint, secret=secret)  # which verifies it
+        since = _position(checkpoint, log)
+        with log.named_errors():
+            link(checkpoint, new.with_name(name))
+        log.copy_records(content, since, new)
+    finally:
+        log.close()
+    left_out = max(0, len(content) - log.nbytes)
+    return {"number": max(since, log.number), "left_out": left_out, "damage": damage}
+
+
 def _last_in(checkpoint: Path, log: JournalLog) -> int:
     """Return the number of the last record that the checkpoint holds already."""
+    since = _position(checkpoint, log)
+    if not log.first - 1 <= since <= log.number:
+        raise CheckpointCorruptError(
+            f"{log.path} is no sound journal: it holds records {log.first} to {log.number}, and "
+            f"{checkpoint} ends with record {since}"
+        )
+    return since
+
+
+def _position(checkpoint: Path, log: JournalLog) -> int:
     position = position_of(checkpoint, log.secret)
     if not isinstance(position, dict) or position.get("journal") != log.name:
         raise CheckpointMismatchError(
@@ -82,9 +146,4 @@ def _last_in(checkpoint: Path, log: JournalLog) -> int:
             "expected two that were written together"
         )
     since: int = position["number"]
-    if not log.first - 1 <= since <= log.number:
-        raise CheckpointCorruptError(
-            f"{log.path} is no sound journal: it holds records {log.first} to {log.number}, and "
-            f"{checkpoint} ends with record {since}"
-        )
     return since

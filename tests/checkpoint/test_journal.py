@@ -29,7 +29,7 @@ from gfn_rb.buffers import (
     terminating_state_buffer,
     transition_buffer,
 )
-from gfn_rb.checkpoint import Journal, Secret, inspect_checkpoint, journal, log
+from gfn_rb.checkpoint import Journal, Secret, inspect_checkpoint, journal, log, recover
 from gfn_rb.checkpoint.changes import counts_of, slot_states
 from gfn_rb.checkpoint.log import JournalLog
 from gfn_rb.codec import encode_frame
@@ -592,6 +592,31 @@ def test_a_missing_record_that_was_on_disk_is_refused(path: Path, records: list[
     for kept in ([0], [0, 1], [0, 1, 3, 4, 5], [0, 2, 3, 4, 5], [0, 2, 1, 3], [0, 1, 2]):
         with pytest.raises(CheckpointCorruptError, match="is damaged or missing, and record 3 was"):
             opened(path, b"".join(records[i] for i in kept))
+
+
+def test_what_is_sound_of_a_damaged_journal_is_recovered(path: Path, records: list[bytes]) -> None:
+    rb, expected = MAKES["unique"](), []
+    for seed in range(5):
+        rb.extend(items(4, seed))
+        expected.append(state_of(rb))
+    damaged, target = path.with_name("broken"), path.with_name("recovered")
+    shutil.copy(f"{path}.gfnrb", f"{damaged}.gfnrb")
+    for broken, n, words in ((2, 1, "record 2 at byte"), (0, 5, "the mark at byte"), (None, 5, "")):
+        content = [bytearray(each) for each in records]
+        if broken is not None:
+            content[broken][-64 if broken == 0 else 70] ^= 1
+        damaged.write_bytes(before := b"".join(content))
+        found = recover(damaged, target)
+        assert found["number"] == n
+        assert found["left_out"] == sum(map(len, records[n + 1 :]))
+        assert words in (found["damage"] or "")
+        assert damaged.read_bytes() == before
+        rb = MAKES["unique"](journal=target)
+        assert_equal(state_of(rb), expected[n - 1])
+        rb.journal.close()
+    for wrong in (path.with_name("none"), target):
+        with pytest.raises(CheckpointError, match="path must name a journal"):
+            recover(wrong, target)
 
 
 def test_rows_that_hold_records_harm_nothing(path: Path, records: list[bytes]) -> None:
