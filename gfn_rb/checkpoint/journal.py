@@ -98,7 +98,7 @@ class Journal:
         if isinstance(other, Journal) and not other._is_closed:
             raise ArgumentError(f"rb must have no other journal, got one that has {other.path}")
         self._refused: Any = None  # what the disk did not take, as far as it can be told apart
-        self._known: list[list[Any]] = []  # counters as of the last record
+        self._pending, self._known = Changes(), self._counters()
         self._written_at = time.monotonic()
         self._log = JournalLog(self.path, secret)
         try:
