@@ -1,4 +1,4 @@
-"""What the functions of an environment promise, as far as it can be checked before every run."""
+"""Checks of an environment's functions, quick enough to precede every run."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class RandomWalks(ABC):
 
 
 class CoreConformance(RandomWalks):
-    """What every ``GFNCore`` promises: the part of the suite that needs no pytest."""
+    """Tests of every ``GFNCore``: the part of the suite that needs no pytest."""
 
     def test_attributes_agree(self) -> None:
         """The source, sink, actions and masks have the sizes that the attributes tell."""

@@ -1,4 +1,4 @@
-"""In which order the letters of a sequence are written: what moves there are, and what they do."""
+"""Orders in which the letters of a sequence are written: the moves, masks and states of each."""
 
 from __future__ import annotations
 

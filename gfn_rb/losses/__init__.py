@@ -26,7 +26,7 @@ LOSSES: dict[str, type[Loss]] = {
 """The losses, by name."""
 
 REGRESSION: dict[str, Penalty] = {"squared": torch.square, "linex": linex}
-"""What residuals cost, by name."""
+"""The costs of residuals, by name."""
 
 __all__ = [
     "LOSSES",

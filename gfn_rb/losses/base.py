@@ -1,4 +1,4 @@
-"""What every loss is: numbers per row of one kind of container, and their mean penalty."""
+"""Base classes of losses: residuals of the rows of one container, and their mean penalty."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ class Loss(nn.Module, ABC, Generic[C]):
 
     @property
     def env(self) -> GFNCore:
-        """Where the rows come from."""
+        """The environment that the rows come from."""
         return self._env[0]
 
     def _rows(self, batch: C | TensorDictBase) -> C:

@@ -14,7 +14,12 @@ from gfn_rb import keys
 from gfn_rb.envs.core import GFNCore
 from gfn_rb.errors import ArgumentError, KeyMismatchError
 from gfn_rb.rollout.categorical import draw, explain_no_draw, exploration_from
-from gfn_rb.rollout.outputs import drawn_log_probs, logits_of, require_direction, require_memoryless
+from gfn_rb.rollout.outputs import (
+    drawn_log_probs,
+    policy_outputs,
+    require_direction,
+    require_memoryless,
+)
 
 
 class ActionSampler(TensorDictModuleBase):
@@ -89,7 +94,9 @@ class ActionSampler(TensorDictModuleBase):
         if keys.CONDITION in self.in_keys:
             condition = self._rows(tensordict, keys.CONDITION)
         mask = torch.cat([mask[:, :-1], mask[:, -1:] | ~mask.any(1, keepdim=True)], 1)
-        logits, parameters = logits_of(self.policy, self._env[0], state, condition, mask.shape[1])
+        _, logits, parameters = policy_outputs(
+            self.policy, self._env[0], state, condition, mask=mask
+        )
         p = self.exploration.probabilities(logits, mask)
         is_random = exploration_type() in (None, ExplorationType.RANDOM)
         if is_random or p.isnan().any():

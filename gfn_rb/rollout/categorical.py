@@ -31,7 +31,7 @@ def masked_log_softmax(
 
 @dataclass(frozen=True)
 class Exploration:
-    """How a rollout's action distribution departs from its policy.
+    """Changes of a policy's action distribution during a rollout.
 
     With logits l, legal actions A and noise z ~ N(0, 1) for each logit,
 

@@ -22,7 +22,7 @@ BackStepsRule = Callable[[Tensor], Tensor]
 
 
 class Scored(NamedTuple):
-    """What a policy says of the actions of trajectories.
+    """Log-probabilities and logits of a policy for the actions of trajectories.
 
     Attributes:
         log_prob: of each action, in nats, [n, T]; 0 after each length, and at the exit for P_B.
@@ -53,12 +53,12 @@ class Proposal:
 
     @cached_property
     def backtracked_pf(self) -> Scored:
-        """What the forward policy says of ``backtracked``."""
+        """The forward policy's log-probabilities and logits on ``backtracked``."""
         return rescored(self.pf, self.backtracked)
 
     @cached_property
     def reconstructed_pb(self) -> Scored:
-        """What the backward policy says of ``reconstructed``."""
+        """The backward policy's log-probabilities and logits on ``reconstructed``."""
         return rescored(self.pb, self.reconstructed)
 
     def trajectories(self, save_estimator_outputs: bool, save_logprobs: bool) -> Trajectories:

@@ -1,4 +1,4 @@
-"""What a policy writes: logits, parameters of actions and, where it is recurrent, hidden states."""
+"""Outputs of a policy: logits, parameters of actions and hidden states of recurrent policies."""
 
 from __future__ import annotations
 
@@ -77,51 +77,31 @@ def require_direction(policy: TensorDictModuleBase, name: str = "policy") -> boo
 
 def policy_outputs(
     policy: TensorDictModuleBase,
-    env: GFNCore,
+    env: GFNCore | None,
     state: StateBatch,
     condition: ConditionBatch | None,
     hidden: TensorDictBase | None = None,
+    mask: Bool[Tensor, "n actions"] | None = None,
 ) -> tuple[Bool[Tensor, "n actions"], Float[Tensor, "n actions"], Parameters | None]:
     """Return the legal actions of each state, their logits, and their parameters if they have some.
 
     Args:
         policy: a forward or backward policy.
-        env: the environment.
-        state: what the policy is asked about.
+        env: the environment; may be None where ``mask`` is given and actions are numbers.
+        state: states to ask the policy about.
         condition: one condition per state.
-        hidden: what a recurrent policy reads beside states, see :func:`hidden_before`; it is
-            changed to what the policy reads at its next step.
-
-    Raises:
-        KeyMismatchError, ShapeError, ArgumentError: see :func:`logits_of`.
-    """
-    mask = env.backward_mask(state) if policy.is_backward else env.forward_mask(state)
-    return mask, *logits_of(policy, env, state, condition, mask.shape[1], hidden)
-
-
-def logits_of(
-    policy: TensorDictModuleBase,
-    env: GFNCore | None,
-    state: StateBatch,
-    condition: ConditionBatch | None,
-    n_actions: int,
-    hidden: TensorDictBase | None = None,
-) -> tuple[Float[Tensor, "n actions"], Parameters | None]:
-    """Return the logits of a policy, and the parameters of actions where these have some.
-
-    Args:
-        policy: see :func:`policy_outputs`, as all others but ``n_actions``.
-        env: the environment; None for one whose actions are numbers.
-        state: likewise.
-        condition: likewise.
-        n_actions: how many logits the policy writes.
-        hidden: likewise.
+        hidden: inputs of a recurrent policy beside states, see :func:`hidden_before`; they are
+            changed to those of its next step.
+        mask: legal actions, where they are known already.
 
     Raises:
         KeyMismatchError: the policy wrote no "logits".
         ShapeError: it wrote another number of them, or the density is of another shape.
         ArgumentError: actions have parameters, and the policy gives no density of them.
     """
+    if mask is None:
+        assert env is not None
+        mask = env.backward_mask(state) if policy.is_backward else env.forward_mask(state)
     parameters = None
     if hidden is not None:
         td = policy(rows_for(state, condition).update(hidden))
@@ -142,9 +122,9 @@ def logits_of(
         td = rows_for(state, condition)
         parameters = Parameters(env, state, policy.get_dist(td), policy.is_backward)
         logits = td.get(keys.LOGITS, None)
-    if logits is None or logits.shape != (len(state), n_actions):
-        raise wrong_logits(policy, logits, (len(state), n_actions))
-    return logits, parameters
+    if logits is None or logits.shape != mask.shape:
+        raise wrong_logits(policy, logits, mask.shape)
+    return mask, logits, parameters
 
 
 def rows_for(

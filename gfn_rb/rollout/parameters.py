@@ -19,7 +19,7 @@ from gfn_rb.shapes import Float, Int64
 
 @dataclass(frozen=True)
 class Parameters:
-    """What a policy says of the parameters of moves, in a batch of states.
+    """Distribution of the parameters of moves under a policy, in a batch of states.
 
     With exploration, parameters are those of the environment's reference in the share ``epsilon``.
 

@@ -1,4 +1,4 @@
-"""What is checked of an environment before a run, by environments that break one promise each."""
+"""Checks of an environment before a run, each seen to fail."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What is true of every loss."""
+"""Tests of every loss."""
 
 from __future__ import annotations
 

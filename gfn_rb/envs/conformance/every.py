@@ -16,7 +16,7 @@ from gfn_rb.errors import ArgumentError, ShapeError
 
 
 class GFNEnvConformance(CoreConformance):
-    """What every ``GFNEnv`` promises; pytest runs it for each ``Test...`` subclass."""
+    """Tests of every ``GFNEnv``; pytest runs it for each ``Test...`` subclass."""
 
     def test_log_reward_is_a_float32_vector(self) -> None:
         """``log_reward`` is finite or -inf, one float32 per terminating state."""

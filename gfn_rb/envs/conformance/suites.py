@@ -14,7 +14,7 @@ from gfn_rb.envs.enumerable import EnumerableEnv, LogPF, uniform_log_pf
 
 
 class ContinuousEnvConformance(GFNEnvConformance):
-    """What every ``ContinuousEnv`` promises; pytest runs it for each ``Test...`` subclass."""
+    """Tests of every ``ContinuousEnv``; pytest runs it for each ``Test...`` subclass."""
 
     atol = 1e-5
 
@@ -38,7 +38,7 @@ class ContinuousEnvConformance(GFNEnvConformance):
             assert density.log_prob(move[:, 1:])[may].isfinite().all()
 
     def test_first_moves_are_known_from_where_they_led(self) -> None:
-        """What a first move led to comes from the source, by that move, and nothing else does."""
+        """``from_source`` holds exactly for the states after a first move, and gives that move."""
         env = self.make_env()
         states, actions = self.states_and_actions(env)
         for step, state in enumerate(states[1:]):
@@ -51,7 +51,7 @@ class ContinuousEnvConformance(GFNEnvConformance):
 
 
 class EnumerableEnvConformance(GFNEnvConformance):
-    """What every ``EnumerableEnv`` promises; pytest runs it for each ``Test...`` subclass."""
+    """Tests of every ``EnumerableEnv``; pytest runs it for each ``Test...`` subclass."""
 
     @abstractmethod
     def make_env(self) -> EnumerableEnv:
