@@ -143,10 +143,6 @@ def test_relabelled_rewards_count(rb, index, feeder, put):
     assert given(subscriber) == [3, 4]
 
 
-def test_an_empty_buffer_gives_nothing(feeder):
-    assert Subscriber(1, terms(), feeder).next(2) is None
-
-
 @pytest.mark.parametrize("policy", ["top", "diverse", "softmax", "newest"])
 def test_every_policy_gives_all_there_is_and_nothing_twice(rb, index, feeder, put, policy):
     subscriber = Subscriber(1, terms(policy=policy), feeder)

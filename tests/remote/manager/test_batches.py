@@ -78,17 +78,6 @@ def test_the_baseline_is_told_how_many_rows_were_written(rb, monkeypatch):
     assert written == [2, 0]
 
 
-def test_a_scoring_function_that_raises_costs_no_items(rb):
-    def score(rows, sender):
-        raise ZeroDivisionError("of mine")
-
-    result = Manager(rb, score=score).handle(objects([3]), 2)
-    assert result.outcomes["stored"] == 1
-    assert isinstance(result.unscored, ZeroDivisionError)
-    assert result.scores == {}
-    assert result.per_row is None
-
-
 # What is stored, and who is given it.
 
 
@@ -147,14 +136,6 @@ def test_a_batch_that_does_not_fit_leaves_nothing_behind():
     assert store.put(wide, 1) == {"refused": 1}
     assert values_of(store.rb) == [1, 2]
     assert store.put(objects([2, 3]), 1) == {"stored": 1, "rejected": 0, "duplicates": 1}
-
-
-def test_who_sends_a_duplicate_is_not_given_it():
-    store = Manager(reward_prioritized_buffer(5), 4)
-    store.feeder.subscribe(1, terms())
-    store.put(objects([3, 4]), 2)
-    store.put(objects([4]), 1)
-    assert given(store, 1) == [3]
 
 
 def test_as_many_as_asked_for_are_given_though_some_became_known():

@@ -86,13 +86,6 @@ def test_the_answer_names_the_batch_and_holds_scores():
     assert seen == [([3, 5], 1)]
 
 
-def test_items_for_scoring_alone_are_not_stored():
-    rb = fifo_buffer(3)
-    _, one, _ = made(rb)
-    assert one.send(objects([1]), store=False).meta["outcomes"] == {"scored": 1}
-    assert len(rb) == 0
-
-
 def test_duplicates_are_kept_where_asked_for():
     rb = fifo_buffer(4)
     _, one, _ = made(rb, duplicates="keep")
