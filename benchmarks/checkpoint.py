@@ -159,8 +159,9 @@ def extenders(folder: Path) -> dict[str, Contender]:
     """
     made = {}
     for name in ("journal, interval", "journal, compacted once", "extend"):
-        options = {"journal": folder / name, "sync": "interval"} if name != "extend" else {}
-        made[name] = fifo_buffer(_ROWS, **options)
+        made[name] = fifo_buffer(_ROWS)
+        if name != "extend":
+            Journal(made[name], folder / name)
         made[name].extend(_small(_ROWS))
     rows = _small(128)
 

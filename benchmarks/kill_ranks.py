@@ -50,6 +50,7 @@ import torch
 
 from benchmarks.ranks import command, environment
 from gfn_rb import MergedReplayBuffer, load_checkpoint
+from gfn_rb.checkpoint import Journal
 from gfn_rb.containers.objects import object_keys
 from gfn_rb.remote.protocol.messages import OUTCOMES
 from gfn_rb.training.replay import make_buffer
@@ -302,7 +303,8 @@ def journaled(attempt: Try) -> float:
     counters = [report["ranks"][str(each)]["counters"] for each in WORKERS]
     stored, sent = (sum(known[name] for known in counters) for name in ("stored", "sent"))
     config = folder.read_config()
-    rb = make_buffer(config, config.make_env(), torch.Generator(), journal=folder.journal)
+    rb = make_buffer(config, config.make_env(), torch.Generator())
+    Journal(rb, folder.journal)
     _check(stored <= len(rb) <= sent, f"{stored} rows stored, {sent} sent, {len(rb)} come back")
     return took
 

@@ -11,7 +11,6 @@ from gfn_rb.lazy import lazy_exports
 if TYPE_CHECKING:
     from gfn_rb.buffers import (
         CompactRows,
-        ExperienceMemory,
         MergedReplayBuffer,
         PackTrajectories,
         diverse_buffer,
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     )
     from gfn_rb.checkpoint import load_checkpoint, save_checkpoint
     from gfn_rb.containers import States, Trajectories, Transitions
+    from gfn_rb.interop.experience import ExperienceMemory
     from gfn_rb.rollout import ActionSampler, LocalSearchSampler, Sampler
     from gfn_rb.samplers import (
         PrioritySampler,
@@ -62,7 +62,7 @@ __all__ = [
 
 __getattr__ = lazy_exports(
     __name__,
-    buffers="CompactRows ExperienceMemory MergedReplayBuffer PackTrajectories diverse_buffer"
+    buffers="CompactRows MergedReplayBuffer PackTrajectories diverse_buffer"
     " fifo_buffer reward_prioritized_buffer state_buffer terminating_state_buffer"
     " transition_buffer",
     checkpoint="load_checkpoint save_checkpoint",
@@ -70,6 +70,7 @@ __getattr__ = lazy_exports(
     rollout="ActionSampler LocalSearchSampler Sampler",
     samplers="PrioritySampler QuantileRewardSampler RankRewardSampler SoftmaxRewardSampler",
     writers="DiversityWriter FIFOWriter RewardPrioritizedWriter",
+    **{"interop.experience": "ExperienceMemory"},
 )
 
 __version__ = "0.2.0"

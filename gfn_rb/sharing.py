@@ -286,6 +286,14 @@ def record_slots(storage: Storage, slot: Int64[Tensor, "*k"]) -> None:
             recorder.record(slot)
 
 
+def write_at(descriptor: int, at: int, data: memoryview) -> int:
+    """Write bytes to a place of a file, and return where they end."""
+    while data:
+        n = os.pwrite(descriptor, data, at)
+        at, data = at + n, data[n:]
+    return at
+
+
 def _is_shared(storage: Storage, writer: SlotState | None) -> bool:
     rows = compat.all_slots(storage)
     if rows is None:

@@ -11,6 +11,7 @@ from tensordict.nn import TensorDictModule
 from torch import Tensor
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
+from gfn_rb.checkpoint import Journal
 from gfn_rb.containers import Trajectories
 from gfn_rb.envs import EnumerableEnv, GFNEnv, SequenceEnv
 
@@ -253,3 +254,19 @@ def linear_policy(env, is_backward, seed=1):
     policy = policy_of(lambda state: env.encode(state) @ weight, is_backward)
     policy.weight = weight
     return policy
+
+
+def journaled(rb, journal=None, sync="interval", secret=None):
+    """The buffer, with a journal attached where a path is given."""
+    if journal is not None:
+        Journal(rb, journal, sync, secret)
+    return rb
+
+
+def with_journal(make):
+    """A preset that takes ``journal``, ``sync`` and ``secret`` as well."""
+
+    def made(*args, journal=None, sync="interval", secret=None, **options):
+        return journaled(make(*args, **options), journal, sync, secret)
+
+    return made

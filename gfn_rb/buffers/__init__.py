@@ -1,27 +1,32 @@
 """Replay buffers ready for use, made of the parts."""
 
-from gfn_rb.buffers.compact import CompactRows
-from gfn_rb.buffers.experience import ExperienceMemory
-from gfn_rb.buffers.merged import MergedReplayBuffer
-from gfn_rb.buffers.paced import PacedReplayBuffer
-from gfn_rb.buffers.packing import PackTrajectories
-from gfn_rb.buffers.presets import (
-    diverse_buffer,
-    fifo_buffer,
-    reward_prioritized_buffer,
-    state_buffer,
-    terminating_state_buffer,
-    transition_buffer,
-)
-from gfn_rb.buffers.rate_limiter import RateLimiter
+from typing import TYPE_CHECKING
+
+from gfn_rb.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from gfn_rb.buffers.compact import CompactRows
+    from gfn_rb.buffers.merged import MergedReplayBuffer
+    from gfn_rb.buffers.packing import PackTrajectories
+    from gfn_rb.buffers.presets import (
+        diverse_buffer,
+        fifo_buffer,
+        reward_prioritized_buffer,
+        state_buffer,
+        terminating_state_buffer,
+        transition_buffer,
+    )
+    from gfn_rb.buffers.rate_limiter import RateLimiter
+    from gfn_rb.buffers.statistics import ReplayStatistics
+    from gfn_rb.buffers.tracked import TrackedReplayBuffer
 
 __all__ = [
     "CompactRows",
-    "ExperienceMemory",
     "MergedReplayBuffer",
-    "PacedReplayBuffer",
     "PackTrajectories",
     "RateLimiter",
+    "ReplayStatistics",
+    "TrackedReplayBuffer",
     "diverse_buffer",
     "fifo_buffer",
     "reward_prioritized_buffer",
@@ -29,3 +34,15 @@ __all__ = [
     "terminating_state_buffer",
     "transition_buffer",
 ]
+
+__getattr__ = lazy_exports(
+    __name__,
+    compact="CompactRows",
+    merged="MergedReplayBuffer",
+    packing="PackTrajectories",
+    presets="diverse_buffer fifo_buffer reward_prioritized_buffer state_buffer"
+    " terminating_state_buffer transition_buffer",
+    rate_limiter="RateLimiter",
+    statistics="ReplayStatistics",
+    tracked="TrackedReplayBuffer",
+)

@@ -12,8 +12,8 @@ from torch import Tensor
 from torchrl.data import ReplayBuffer
 from torchrl.envs.transforms import Transform
 
+from gfn_rb.buffers.environment import Environment
 from gfn_rb.containers import Trajectories, convert
-from gfn_rb.envs.core import GFNCore
 from gfn_rb.errors import ArgumentError, CheckpointMismatchError, KeyMismatchError, ShapeError
 from gfn_rb.keys import (
     ACTION,
@@ -63,10 +63,10 @@ class CompactRows(Transform):
         >>> rb = fifo_buffer(100_000, max_length=env.max_length, compact="rebuild", env=env)
     """
 
-    def __init__(self, env: GFNCore, states: StateForm = "narrow") -> None:
+    def __init__(self, env: Environment, states: StateForm = "narrow") -> None:
         if states not in get_args(StateForm):
             raise ArgumentError(f"states must be one of {get_args(StateForm)}, got {states!r}")
-        if not isinstance(env, GFNCore):
+        if not isinstance(env, Environment):
             raise ArgumentError(f"env must be a GFNCore, such as a GFNEnv, got {type(env)}")
         if states == "rebuild" and not env.is_deterministic:
             raise ArgumentError(
@@ -276,7 +276,7 @@ class _Column:
         return value.reshape(*value.shape[:-1], *steps, *self.shape)
 
 
-def _columns(env: GFNCore) -> Iterator[_Column]:
+def _columns(env: Environment) -> Iterator[_Column]:
     """Yield the columns that an environment bounds."""
     if not env.action_shape:
         yield _Column(ACTION, ACTION, torch.int64, (env.dummy_action, env.exit_action))

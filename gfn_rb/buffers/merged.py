@@ -15,10 +15,9 @@ from torchrl.data.replay_buffers.samplers import Sampler, SamplerEnsemble
 from torchrl.envs.transforms import Transform
 
 from gfn_rb.arguments import as_count, require_kind
-from gfn_rb.buffers.flow import summed
-from gfn_rb.buffers.folders import DumpedWhole
 from gfn_rb.buffers.merged_sampler import MergedSampler, Shares, chosen_members
-from gfn_rb.buffers.paced import PacedReplayBuffer
+from gfn_rb.buffers.statistics import total
+from gfn_rb.buffers.tracked import TrackedReplayBuffer
 from gfn_rb.containers.convert import joined, require_alike
 from gfn_rb.errors import ArgumentError, ShapeError
 from gfn_rb.keys import BUFFER_ID, BUFFER_IDS, DRAW_LOG_PROB, INDEX
@@ -38,7 +37,7 @@ from gfn_rb.torchrl_compat import (
 _TAGS = (INDEX, BUFFER_ID, DRAW_LOG_PROB)
 
 
-class MergedReplayBuffer(DumpedWhole, ReplayBufferEnsemble):
+class MergedReplayBuffer(ReplayBufferEnsemble):
     """Buffers that stay apart, and give batches as if they were one.
 
     Where a ``ReplayBufferEnsemble`` draws k of its members, and as many rows from each, this draws
@@ -62,7 +61,7 @@ class MergedReplayBuffer(DumpedWhole, ReplayBufferEnsemble):
     nothing but their transforms (rows of different keys, and not all of them with a
     ``log_reward``): TorchRL's own example of an ensemble. What is stored there has no rows in
     common that a flat batch could be drawn from, and code written for it expects the stack.
-    ``"mass"`` and ``"size"`` never stack. ``dumps`` writes one checkpoint of all members.
+    ``"mass"`` and ``"size"`` never stack.
 
     Args:
         *members: the buffers.
@@ -83,7 +82,7 @@ class MergedReplayBuffer(DumpedWhole, ReplayBufferEnsemble):
 
     Examples:
         >>> rb = MergedReplayBuffer(local, fed_by_manager, p="mass", batch_size=64)
-        >>> rb[0].extend(trajectories)
+        >>> rb[0].extend(trajectories.to_tensordict())
         >>> batch = rb.sample()
     """
 
@@ -229,19 +228,19 @@ class MergedReplayBuffer(DumpedWhole, ReplayBufferEnsemble):
                 f"member {member} must give one row per item, got batch size {list(shape)} for "
                 f"{index.shape[0]} items: do its transforms keep rows?"
             )
-        if isinstance(rb, PacedReplayBuffer):
+        if isinstance(rb, TrackedReplayBuffer):
             rb.count_drawn(rows)
         return rows.exclude(*_TAGS) if isinstance(rows, TensorDictBase) else rows
 
     # Members.
 
     def stats(self) -> dict[str, int | float | bool]:
-        """Return what the ensemble does, and the sums of what members that presets made know.
+        """Return what the ensemble does, and the sums of its members' statistics.
 
-        What is drawn counts at the member that it comes from, and waits for no rate limiter.
+        A row drawn counts at the member that it comes from, and waits for no rate limiter.
         """
-        counts = [rb.counts for rb in self._rbs if isinstance(rb, PacedReplayBuffer)]
-        return {**super().stats(), **summed(counts)}
+        statistics = [rb.statistics for rb in self._rbs if isinstance(rb, TrackedReplayBuffer)]
+        return {**super().stats(), **total(statistics)}
 
     def update_tensordict_priority(self, data: TensorDictBase) -> None:
         """Have the members take up the priorities of rows that were drawn from them.

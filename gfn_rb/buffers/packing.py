@@ -10,9 +10,9 @@ from torch import Tensor
 from torchrl.envs.transforms import Transform
 
 from gfn_rb import keys
+from gfn_rb.buffers.environment import Environment
 from gfn_rb.containers import Trajectories
 from gfn_rb.containers.rollouts import first_steps, require_rollout
-from gfn_rb.envs.core import GFNCore
 from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
 from gfn_rb.shapes import Bool, Int64
 
@@ -67,7 +67,7 @@ class PackTrajectories(Transform):
         ...     batch = Trajectories.from_tensordict(rb.sample(16))
     """
 
-    def __init__(self, env: GFNCore, patience: int = 100) -> None:
+    def __init__(self, env: Environment, patience: int = 100) -> None:
         if patience < 1:
             raise ArgumentError(f"patience must be at least 1, got {patience}")
         super().__init__()

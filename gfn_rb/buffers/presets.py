@@ -20,18 +20,19 @@ from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 from torchrl.data.replay_buffers.samplers import RandomSampler, Sampler
 from torchrl.data.replay_buffers.storages import Storage
 from torchrl.data.replay_buffers.writers import Writer
-from torchrl.envs.transforms import ExcludeTransform, Transform
+from torchrl.envs.transforms import Compose, Transform
 
 from gfn_rb.arguments import as_count, as_device, require_flag, require_kind
 from gfn_rb.buffers.compact import CompactRows, StateForm
-from gfn_rb.buffers.paced import PacedReplayBuffer
+from gfn_rb.buffers.environment import Environment
+from gfn_rb.buffers.rate_limiter import RateLimiter
+from gfn_rb.buffers.tracked import TrackedReplayBuffer
 from gfn_rb.buffers.transforms import (
+    KeepItems,
     KeepStates,
     KeepTerminatingStates,
     KeepTransitions,
-    PadTrajectories,
 )
-from gfn_rb.envs.core import GFNCore
 from gfn_rb.errors import ArgumentError
 from gfn_rb.keys import EPISODE_LOG_REWARD, ESTIMATOR_OUTPUT, INDEX, LOG_PROB, LOG_REWARD
 from gfn_rb.samplers import SoftmaxRewardSampler
@@ -84,7 +85,7 @@ def reward_prioritized_buffer(
         sampler = SoftmaxRewardSampler(key, temperature, replacement)
     if writer is None:
         writer = RewardPrioritizedWriter(key, tie, unique, on_duplicate)
-    return build(capacity, writer, sampler, _on_insertion(max_length, keep), **options)
+    return build(capacity, writer, sampler, [KeepItems(stale_entries(keep), max_length)], **options)
 
 
 def diverse_buffer(
@@ -127,7 +128,7 @@ def diverse_buffer(
     if sampler is None:
         sampler = SoftmaxRewardSampler(key, temperature, replacement)
     writer = DiversityWriter(key, features, cutoff_distance, p, near, when, tie)
-    return build(capacity, writer, sampler, _on_insertion(max_length, keep), **options)
+    return build(capacity, writer, sampler, [KeepItems(stale_entries(keep), max_length)], **options)
 
 
 def fifo_buffer(
@@ -153,7 +154,7 @@ def fifo_buffer(
     """
     sampler = RandomSampler() if sampler is None else sampler
     writer = recent_writer(unique, on_duplicate, options.get("max_age"))
-    return build(capacity, writer, sampler, _on_insertion(max_length, keep), **options)
+    return build(capacity, writer, sampler, [KeepItems(stale_entries(keep), max_length)], **options)
 
 
 def recent_writer(
@@ -269,8 +270,11 @@ def build(
     storage: Storage | None = None,
     device: torch.device | str = "cpu",
     compact: StateForm | None = None,
-    env: GFNCore | None = None,
+    env: Environment | None = None,
     transform: Transform | Callable[[Any], Any] | None = None,
+    statistics: bool = False,
+    rate_limiter: RateLimiter | None = None,
+    max_age: int | None = None,
     **buffer_kwargs: Any,
 ) -> TensorDictReplayBuffer:
     """Return a buffer of these parts.
@@ -286,9 +290,13 @@ def build(
             :class:`~gfn_rb.CompactRows`; needs ``env``.
         env: the environment that rows are of.
         transform: of the user: the first on the way in, the last on the way out.
+        statistics: count the rows that go in and out, see
+            :class:`~gfn_rb.buffers.TrackedReplayBuffer`; implied by the next two options.
+        rate_limiter: keep draws in proportion to offers, see :class:`~gfn_rb.buffers.RateLimiter`.
+        max_age: drop rows whose policy is more versions than this behind the newest one, see
+            :class:`~gfn_rb.buffers.TrackedReplayBuffer`.
         **buffer_kwargs: for ``TensorDictReplayBuffer``: ``batch_size``, ``prefetch``,
-            ``generator``, ``shared``, ...; and ``rate_limiter``, ``max_age``, ``journal``,
-            ``sync`` and ``secret``, see :class:`~gfn_rb.buffers.paced.PacedReplayBuffer`.
+            ``generator``, ``shared``, ...
 
     Raises:
         ArgumentError: the capacity is below 1, or the storage is of another.
@@ -317,13 +325,12 @@ def build(
             writer.measure(rows.features(writer.features))
         elif isinstance(writer, RewardPrioritizedWriter) and writer.unique is not None:
             writer.identify(rows.identity(writer.unique))
-    return PacedReplayBuffer(
-        storage=storage,
-        writer=writer,
-        sampler=sampler,
-        transform=on_insertion[::-1],
-        **buffer_kwargs,
-    )
+    parts = {"storage": storage, "writer": writer, "sampler": sampler, **buffer_kwargs}
+    if on_insertion:
+        parts["transform"] = Compose(*on_insertion[::-1])
+    if statistics or rate_limiter is not None or max_age is not None:
+        return TrackedReplayBuffer(rate_limiter=rate_limiter, max_age=max_age, **parts)
+    return TensorDictReplayBuffer(**parts)
 
 
 def _check_options(options: dict[str, Any]) -> None:
@@ -365,13 +372,6 @@ def stale_entries(keep: Sequence[str]) -> tuple[str, ...]:
     """
     require_kind("keep", keep, list, lambda value: isinstance(value, Sequence))
     return (INDEX, *_dropped(keep, _STALE))
-
-
-def _on_insertion(max_length: int | None, keep: Sequence[str]) -> list[Transform]:
-    dropped = ExcludeTransform(*stale_entries(keep), inverse=True)
-    if max_length is None:
-        return [dropped]
-    return [dropped, PadTrajectories(max_length)]
 
 
 def _dropped(keep: Sequence[str], stale: tuple[str, ...]) -> tuple[str, ...]:

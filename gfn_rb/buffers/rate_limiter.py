@@ -1,11 +1,19 @@
-"""How many samples are drawn for each row that is offered."""
+"""A limit on how many samples are drawn for each row that is offered."""
 
 from __future__ import annotations
 
 import math
+import time
+from collections.abc import Callable
+
+import numpy as np
 
 from gfn_rb.arguments import as_count
-from gfn_rb.errors import ArgumentError
+from gfn_rb.buffers.statistics import OFFERED
+from gfn_rb.errors import ArgumentError, RateLimitError
+from gfn_rb.shapes import Int64
+
+_PAUSES = (0.0002, 0.01)  # seconds between two attempts: the first, and the longest
 
 
 class RateLimiter:
@@ -71,6 +79,38 @@ class RateLimiter:
     def may_sample(self, inserts: int, samples: int) -> bool:
         """Return whether rows may be drawn; see :meth:`deficit`."""
         return inserts >= self.min_size and self.deficit(inserts, samples) > -self.tolerance
+
+    def wait(
+        self, attempt: Callable[[], bool], rows: Int64[np.ndarray, "2"], side: int, n: int
+    ) -> bool:
+        """Repeat an attempt until it succeeds, or ``timeout`` has passed.
+
+        Args:
+            attempt: counts rows if they may pass, and returns whether they did.
+            rows: the numbers of rows offered and drawn.
+            side: ``OFFERED`` or ``DRAWN``.
+            n: the number of rows that wait.
+
+        Returns:
+            Whether it succeeded; False only for offers with a timeout of 0.
+
+        Raises:
+            RateLimitError: it did not.
+        """
+        begin, (pause, longest) = time.monotonic(), _PAUSES
+        while time.monotonic() - begin < self.timeout:
+            time.sleep(pause)
+            pause = min(2 * pause, longest)
+            if attempt():
+                return True
+        if side == OFFERED and self.timeout == 0:
+            return False
+        offered, drawn = rows.tolist()
+        what, others = ("offer", "drawn") if side == OFFERED else ("draw", "offered")
+        raise RateLimitError(
+            f"cannot {what} {n} rows within {self.timeout:g} s: too few were {others}, got "
+            f"{offered} offered and {drawn} drawn, expected {self}"
+        )
 
     def __repr__(self) -> str:
         return (

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.envs.transforms import Transform
 
@@ -35,6 +35,9 @@ class RowTransform(Transform):
     """A transform of rows on their way into a buffer, which leaves what is sampled as it is."""
 
     def _inv_call(self, tensordict: TensorDictBase) -> TensorDictBase:
+        # Rows of unlike shapes cannot be asked together whether one has a gradient.
+        if isinstance(tensordict, LazyStackedTensorDict) or tensordict.requires_grad:
+            tensordict = tensordict.detach()
         if tensordict.ndim:
             return self._stored(tensordict)
         return self._stored(tensordict.unsqueeze(0))[0]
@@ -44,28 +47,38 @@ class RowTransform(Transform):
         """Return what is stored of rows, batch size [n]."""
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Return what is sampled as it is."""
-        return tensordict
+        """Return what is sampled, in a container of its own.
+
+        Storages may hand out their own containers. Entries that later transforms set are then not
+        stored.
+        """
+        return tensordict.copy()
 
 
-class PadTrajectories(RowTransform):
-    """Pads trajectories to one number of steps on their way into a buffer.
+class KeepItems(RowTransform):
+    """Drops entries of rows on their way into a buffer, and pads trajectories to one length.
 
     A storage holds rows of one shape, and a batch of trajectories is only as wide as its longest.
 
     Args:
-        n_steps: T, the longest trajectory in actions, exit included: ``env.max_length``.
+        dropped: the keys of entries that are not stored.
+        max_length: T, the longest trajectory in actions, exit included: ``env.max_length``; None
+            to store trajectories as wide as they come.
 
     Raises:
-        ArgumentError: ``n_steps`` below 1.
+        ArgumentError: ``max_length`` below 1.
     """
 
-    def __init__(self, n_steps: int) -> None:
+    def __init__(self, dropped: tuple[str, ...], max_length: int | None = None) -> None:
         super().__init__()
-        self.n_steps = as_count("max_length", n_steps)
+        self.dropped = dropped
+        self.n_steps = None if max_length is None else as_count("max_length", max_length)
 
     def _stored(self, rows: TensorDictBase) -> TensorDictBase:
-        if not are_trajectories(rows) or rows.get(ACTION).shape[1:2] == (self.n_steps,):
+        rows = rows.exclude(*self.dropped)
+        if self.n_steps is None or not are_trajectories(rows):
+            return rows
+        if rows.get(ACTION).shape[1:2] == (self.n_steps,):
             return rows
         trajectories = Trajectories.from_tensordict(rows)
         if trajectories.n_steps > self.n_steps and len(rows):
@@ -109,7 +122,7 @@ class KeepTerminatingStates(RowTransform):
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Return what is sampled, regenerated if so asked."""
         if self.regenerate is None:
-            return tensordict
+            return super().forward(tensordict)
         if tensordict.ndim == 0:  # a single item, as rb[0]
             return self.forward(tensordict.unsqueeze(0))[0]
         version, made = tensordict.get(POLICY_VERSION, None), self.regenerate(tensordict)

@@ -8,11 +8,13 @@ from gfn_rb.checkpoint.api import (
     save_state,
     schedule_state,
 )
+from gfn_rb.checkpoint.folders import AtomicCheckpoint
 from gfn_rb.checkpoint.journal import Journal
 from gfn_rb.checkpoint.recovery import recover
 from gfn_rb.codec.secret import Secret
 
 __all__ = [
+    "AtomicCheckpoint",
     "Journal",
     "Secret",
     "inspect_checkpoint",

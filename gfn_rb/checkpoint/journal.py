@@ -27,6 +27,7 @@ from gfn_rb.checkpoint.recovery import redo
 from gfn_rb.codec.secret import Secret
 from gfn_rb.errors import ArgumentError, CheckpointError
 from gfn_rb.sharing import journal_of, keep_journal
+from gfn_rb.torchrl_compat import mutation_revision
 
 Sync = Literal["always", "interval", "never"]
 
@@ -48,9 +49,11 @@ class Journal:
     compacted when it is opened.
 
     The journal records all that is done through the buffer and its writer, ``empty``,
-    ``writer.remove`` and ``load_checkpoint`` included. What is written past them, in place, is in
-    the next checkpoint. Draws are not recorded: random generators, epochs and schedules are as of
-    the checkpoint.
+    ``writer.remove`` and ``load_checkpoint`` included. Rows assigned by other methods, such as
+    ``set_``, are found by the storage's revision: all rows are then in the next record. What is
+    written into the storage's tensors is in the next checkpoint. What ``empty`` and such methods
+    did is written by the next call, or by :meth:`sync`. Draws are not recorded: random generators,
+    epochs and schedules are as of the checkpoint.
 
     Args:
         rb: a buffer of one process, over a one-dimensional ``TensorStorage``, with a writer of
@@ -75,7 +78,7 @@ class Journal:
         CheckpointMismatchError: it is of another buffer, or another version.
 
     Examples:
-        >>> rb = TensorDictReplayBuffer(storage=LazyTensorStorage(1000), writer=FIFOWriter())
+        >>> rb = reward_prioritized_buffer(1000)
         >>> journal = Journal(rb, "rb.journal", sync="always")
     """
 
@@ -93,6 +96,8 @@ class Journal:
         self._process = os.getpid()
         self._turn = threading.RLock()
         self._depth = 0  # of blocks that a thread has entered
+        self._revision = mutation_revision(rb.storage)  # after the last change that was noted
+        self._n_noted = 0  # changes noted when the outermost block was entered
         self._is_paused = self._is_closed = False
         other = journal_of(rb.storage)
         if isinstance(other, Journal) and not other._is_closed:
@@ -113,6 +118,7 @@ class Journal:
         except BaseException:
             self._give_up()
             raise
+        self._revision = mutation_revision(rb.storage)
         keep_journal(rb, self)
         rb.journal = self
         atexit.register(_close, weakref.ref(self))
@@ -198,6 +204,7 @@ class Journal:
                 raise
             finally:
                 self._is_paused = False
+                self._revision = mutation_revision(self._rb.storage)
 
     # What the buffer and its parts call.
 
@@ -205,6 +212,9 @@ class Journal:
         """Keep other threads from writing to the buffer; it is the buffer's write lock."""
         self._turn.acquire()
         self._depth += 1
+        if self._depth == 1:
+            self._note_writes_in_place()
+            self._n_noted = len(self._pending)
 
     def __exit__(self, *_: object) -> None:
         """Append what was changed, if it is to be at once.
@@ -213,6 +223,10 @@ class Journal:
             CheckpointError: it cannot be written. The buffer has it, and the next record will.
         """
         self._depth -= 1
+        if not self._depth:
+            if len(self._pending) == self._n_noted:
+                self._note_writes_in_place()
+            self._revision = mutation_revision(self._rb.storage)
         try:
             if not self._depth and self._is_due():
                 self._append(sync=self._sync != "never")
@@ -235,6 +249,13 @@ class Journal:
         """Note that all there was has been replaced."""
         self.record_empty()
         self.record(torch.arange(self._rb.storage.max_size))
+
+    def _note_writes_in_place(self) -> None:
+        """Note that all rows may have changed, if some did without a record of which."""
+        revision = mutation_revision(self._rb.storage)
+        if revision != self._revision:
+            self.record(torch.arange(len(self._rb.storage)))
+        self._revision = revision
 
     # What `save_checkpoint` calls.
 
@@ -277,6 +298,8 @@ class Journal:
         """
         if self._is_paused:
             return
+        if not self._depth:
+            self._note_writes_in_place()
         try:
             if len(self._pending) or self._counters() != self._known:
                 self._require_open()

@@ -33,7 +33,7 @@ from gfn_rb.checkpoint.atomic import kind_of, published, try_lock, unlock
 from gfn_rb.checkpoint.parts import is_count
 from gfn_rb.codec.frames import Frame, decode_frame, encode_frame
 from gfn_rb.codec.prefix import PREFIX_NBYTES, Prefix
-from gfn_rb.codec.primitives import LazyBuffer, aligned, write_at
+from gfn_rb.codec.primitives import LazyBuffer, aligned
 from gfn_rb.codec.secret import Secret
 from gfn_rb.errors import (
     ArgumentError,
@@ -45,6 +45,7 @@ from gfn_rb.errors import (
     WireVersionError,
 )
 from gfn_rb.shapes import Shaped
+from gfn_rb.sharing import write_at
 
 FORMAT = 2
 HEADER, RECORD = 1, 2  # kinds of frames

@@ -28,7 +28,6 @@ from gfn_rb.codec.primitives import (
     find_damage,
     from_text,
     one_line,
-    plain_bytes,
     sums_nbytes,
     to_text,
 )
@@ -42,6 +41,7 @@ from gfn_rb.errors import (
     WireCorruptError,
     WireVersionError,
 )
+from gfn_rb.numerics.flat import plain_bytes
 
 _STEP = 1 << 20  # what is summed fits the cache when it is written
 _THREADS = min(4, os.cpu_count() or 1)

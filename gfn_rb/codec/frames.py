@@ -20,7 +20,6 @@ from gfn_rb.codec.primitives import (
     aligned,
     find_damage,
     from_text,
-    plain_bytes,
     to_text,
     viewed,
 )
@@ -35,6 +34,7 @@ from gfn_rb.codec.schema import (
 )
 from gfn_rb.codec.secret import Running, Secret, check_body
 from gfn_rb.errors import ArgumentError, WireCorruptError
+from gfn_rb.numerics.flat import plain_bytes
 from gfn_rb.shapes import Shaped
 
 MAX_KIND = (1 << 16) - 1

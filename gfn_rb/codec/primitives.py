@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -56,18 +55,6 @@ def dtype_name(dtype: torch.dtype) -> str:
 def aligned(position: int) -> int:
     """Return the next multiple of 64."""
     return -(-position // ALIGNMENT) * ALIGNMENT
-
-
-def plain_bytes(value: Tensor) -> memoryview:
-    """Return the bytes of a tensor in C order, without a copy where they are on the CPU."""
-    if type(value) is Tensor:
-        try:
-            return value.numpy().data.cast("B")
-        except (TypeError, ValueError, RuntimeError):
-            pass  # it is elsewhere, has gaps, or is nothing that NumPy or memoryviews know
-    plain = value.detach().as_subclass(Tensor).resolve_conj().resolve_neg().cpu().contiguous()
-    # Strides of contiguous tensors mean nothing, and can be anything, in dimensions of one.
-    return plain.as_strided((plain.numel(),), (1,)).view(torch.uint8).numpy().data
 
 
 def viewed(content: np.ndarray, at: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
@@ -193,11 +180,3 @@ def find_damage(
                 f"expected {expected.hex()}"
             )
     return ""
-
-
-def write_at(descriptor: int, at: int, data: memoryview) -> int:
-    """Write bytes to a place of a file, and return where they end."""
-    while data:
-        n = os.pwrite(descriptor, data, at)
-        at, data = at + n, data[n:]
-    return at

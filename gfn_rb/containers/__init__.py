@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from gfn_rb.containers.steps import States, Transitions
-from gfn_rb.containers.trajectories import Trajectories
+from typing import TYPE_CHECKING
+
+from gfn_rb.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from gfn_rb.containers.steps import States, Transitions
+    from gfn_rb.containers.trajectories import Trajectories
 
 __all__ = ["States", "Trajectories", "Transitions"]
+
+__getattr__ = lazy_exports(__name__, steps="States Transitions", trajectories="Trajectories")

@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDictBase
 from torchrl.data import TensorDictReplayBuffer
 
-from gfn_rb.buffers import ExperienceMemory
+from gfn_rb.interop.experience import ExperienceMemory
 
 
 class ObjectRLReplayBuffer(ExperienceMemory):

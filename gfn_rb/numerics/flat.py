@@ -1,7 +1,8 @@
-"""Rows as vectors."""
+"""Rows as vectors, and tensors as bytes."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from gfn_rb.shapes import Shaped
@@ -14,3 +15,15 @@ def flat_rows(rows: Shaped[Tensor, "n *S"]) -> Shaped[Tensor, "n d"]:
         rows: on any device, of any dtype.
     """
     return rows if rows.ndim == 2 else rows.reshape(rows.shape[0], rows.shape[1:].numel())
+
+
+def plain_bytes(value: Tensor) -> memoryview:
+    """Return the bytes of a tensor in C order, without a copy where they are on the CPU."""
+    if type(value) is Tensor:
+        try:
+            return value.numpy().data.cast("B")
+        except (TypeError, ValueError, RuntimeError):
+            pass  # it is elsewhere, has gaps, or is nothing that NumPy or memoryviews know
+    plain = value.detach().as_subclass(Tensor).resolve_conj().resolve_neg().cpu().contiguous()
+    # Strides of contiguous tensors mean nothing, and can be anything, in dimensions of one.
+    return plain.as_strided((plain.numel(),), (1,)).view(torch.uint8).numpy().data

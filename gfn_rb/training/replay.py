@@ -123,6 +123,7 @@ def make_buffer(
         env=env,
         device=config.device,
         generator=generator,
+        statistics=True,
         max_age=config.max_age,
         **options,
     )

@@ -16,7 +16,7 @@ from torchrl.data import ReplayBuffer
 
 from gfn_rb import keys
 from gfn_rb.buffers import MergedReplayBuffer
-from gfn_rb.buffers.flow import FlowCounts, summed
+from gfn_rb.buffers.statistics import ReplayStatistics, total
 from gfn_rb.checkpoint import load_checkpoint, load_state, save_checkpoint
 from gfn_rb.containers import Trajectories
 from gfn_rb.containers.base import Container
@@ -250,7 +250,7 @@ class Trainer:
             found = self.discovery.columns()
             known = self.evaluation.columns(self.steps_done)
         seconds = self.watch.read()
-        flow = {**self.rb.stats(), **summed(self._counts())}
+        flow = {**self.rb.stats(), **total(self._statistics())}
         return {
             "step": self.steps_done,
             **found,
@@ -267,14 +267,14 @@ class Trainer:
         row = self.measure()
         self.history.append(row)
         self._losses = _no_losses()
-        for counts in self._counts():
-            counts.forget_ages()
+        for statistics in self._statistics():
+            statistics.forget_ages()
         return row
 
-    def _counts(self) -> list[FlowCounts]:
-        """Return the counts of the run's buffer, and of what it is replayed together with."""
+    def _statistics(self) -> list[ReplayStatistics]:
+        """Return the statistics of the run's buffer, and of what it is replayed together with."""
         merged = isinstance(self.replayed, MergedReplayBuffer)
-        return [rb.counts for rb in (member_buffers(self.replayed) if merged else [self.rb])]
+        return [rb.statistics for rb in (member_buffers(self.replayed) if merged else [self.rb])]
 
     # Keeping it.
 

@@ -259,7 +259,8 @@ class UniqueFIFOWriter(RewardPrioritizedWriter):
             INDEX, unique=unique, on_duplicate=on_duplicate, track_generations=track_generations
         )
         self._order.column = _EqualKeys(INDEX)
-        self.identify(unique)
+        if unique is not None:  # the column is another one now
+            self.identify(unique)
 
     def _keys_of(self, data: Rows) -> Tensor:
         return torch.zeros(data.shape[0])

@@ -89,7 +89,7 @@ def test_single_rows_are_dropped_as_batches_are():
 
 
 def test_ages_are_those_of_what_was_drawn():
-    rb = gfn_rb.reward_prioritized_buffer(20, generator=seeded())
+    rb = gfn_rb.reward_prioritized_buffer(20, statistics=True, generator=seeded())
     rb.extend(versioned(torch.arange(10)))
     ages = [9 - int(v) for _ in range(5) for v in rb.sample(7)["policy_version"]]
     rb.policy_version = 12
@@ -98,13 +98,13 @@ def test_ages_are_those_of_what_was_drawn():
     assert stats["mean_age"] == sum(ages) / len(ages)
     assert stats["largest_age"] == max(ages)
     assert stats["policy_version"] == 12
-    rb.counts.forget_ages()
+    rb.statistics.forget_ages()
     assert "mean_age" not in rb.stats()
     assert rb.stats()["drawn"] == 42
 
 
 def test_what_a_merged_buffer_draws_counts_at_its_members():
-    members = [gfn_rb.reward_prioritized_buffer(20) for _ in range(2)]
+    members = [gfn_rb.reward_prioritized_buffer(20, statistics=True) for _ in range(2)]
     merged = MergedReplayBuffer(*members, p="mass", generator=seeded())
     for i, rb in enumerate(members):
         rb.extend(versioned(torch.arange(5 * i, 5 * i + 5)))
@@ -187,13 +187,15 @@ def test_what_does_not_go_with_a_largest_age_is_refused(unchecked):
 
 @pytest.mark.cuda
 def test_counting_ages_waits_for_no_device():
-    rb = gfn_rb.fifo_buffer(8, device="cuda", generator=torch.Generator("cuda").manual_seed(0))
+    rb = gfn_rb.fifo_buffer(
+        8, statistics=True, device="cuda", generator=torch.Generator("cuda").manual_seed(0)
+    )
     rb.extend(versioned(torch.arange(8)).to("cuda"))
     batch = rb.sample(4)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        rb.counts.count_ages(batch["policy_version"])
-        rb.counts.note_version(batch["policy_version"])
+        rb.statistics.count_ages(batch["policy_version"])
+        rb.statistics.note_version(batch["policy_version"])
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert rb.stats()["drawn"] == 4

@@ -237,7 +237,7 @@ def test_walks_on_the_line_come_back_as_they_were(form):
     env = Line()
     rb = fifo_buffer(8, compact=form, env=env)
     rows = Sampler(MixturePolicy(env, (8,))).sample_trajectories(env, 8)
-    rb.extend(rows)
+    rb.extend(rows.to_tensordict())
     assert ("state" in rb.storage[:].keys()) == (form == "narrow")  # noqa: SIM118
     assert rb[:]["state"].equal(rows.state)
     assert rb[:]["action"].equal(rows.action)

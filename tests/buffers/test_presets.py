@@ -17,6 +17,8 @@ from torchrl.envs.transforms import Transform
 
 from gfn_rb import Trajectories
 from gfn_rb.buffers import (
+    RateLimiter,
+    TrackedReplayBuffer,
     diverse_buffer,
     fifo_buffer,
     reward_prioritized_buffer,
@@ -134,15 +136,10 @@ def test_trajectories_are_fitted_to_one_length_with_all_they_carry(preset, n_ste
 
 
 @pytest.mark.parametrize("preset", [*ALL, transition_buffer, state_buffer])
-def test_containers_are_rows(preset):
-    rb, other = preset(16), preset(16)
-    rows = two_rows().drop("log_prob")
-    assert rb.extend(rows).equal(other.extend(rows.to_tensordict()))
-    assert (rb[:] == other[:]).all()
-    kinds = {transition_buffer: rows.to_transitions(), state_buffer: rows.forward().to_states()}
-    again = kinds.get(preset, rows)
-    assert rb.extend(again).equal(other.extend(again.to_tensordict()))
-    assert (rb[:] == other[:]).all()
+def test_a_preset_is_a_plain_buffer_unless_an_option_asks_for_more(preset):
+    assert type(preset(4)) is TensorDictReplayBuffer
+    for options in ({"statistics": True}, {"max_age": 3}, {"rate_limiter": RateLimiter(1.0)}):
+        assert type(preset(4, **options)) is TrackedReplayBuffer
 
 
 @pytest.mark.parametrize("preset", [*PRESETS, transition_buffer, state_buffer])
@@ -162,9 +159,9 @@ def test_gradients_stay_outside(preset, options):
 
 def test_trajectories_of_unlike_lengths_are_told_of_max_length():
     rb = fifo_buffer(4)
-    rb.extend(two_rows())
+    rb.extend(two_rows().to_tensordict())
     with pytest.raises(ShapeError, match=r"'state' does not fit the storage.*; max_length of"):
-        rb.extend(two_rows().pad_to(6))
+        rb.extend(two_rows().pad_to(6).to_tensordict())
     rb = fifo_buffer(4)
     rb.extend(states([0.0]))
     with pytest.raises(ShapeError, match=r"per item, expected torch.int64 of shape \(\)$"):
@@ -389,27 +386,6 @@ def test_bad_options_are_named(make, message, unchecked):
 def test_nothing_is_drawn_from_an_empty_preset(preset):
     with pytest.raises(EmptyBufferError, match="the buffer is empty"):
         preset(4).sample(2)
-
-
-@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage, LazyStackStorage])
-def test_an_entry_of_all_rows_is_written_over_whether_full_or_not(storage):
-    rb = reward_prioritized_buffer(4, storage=storage(4), replacement=True)
-    for n in (2, 4):
-        rb.extend(objects(range(n), [0.0] * n))
-        value = torch.arange(len(rb)) * 1.0
-        rb["log_reward"] = value
-        assert rb.storage[:]["log_reward"].tolist() == value.tolist()
-        value.fill_(9.0)  # the caller's tensor does not become the storage's
-        rb.sample(2)
-        assert rb[:]["log_reward"].tolist() == list(range(len(rb)))
-    assert rb.writer.threshold == 0.0
-
-
-def test_a_list_has_no_entries_of_all_rows():
-    rb = fifo_buffer(3, storage=ListStorage(3))
-    rb.extend(full_rows())
-    with pytest.raises(ArgumentError, match="storage must have entries of all rows, got a ListSt"):
-        rb["log_reward"] = torch.zeros(3)
 
 
 @pytest.mark.parametrize(

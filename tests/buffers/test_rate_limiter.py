@@ -157,7 +157,7 @@ def random_schedule(seed):
         actor = numbers.choice(actors)
         in_vain = set() if actor.attempt() else in_vain | {id(actor)}
         assert len(in_vain) < len(actors), f"deadlock in schedule {seed}"
-        inserts, samples = rb.counts.rows.tolist()
+        inserts, samples = rb.statistics.rows.tolist()
         batch = max(actor.n * (target if actor.inserts else 1) for actor in actors)
         behind = max(tolerance, target * min_size) + batch
         assert -tolerance - batch <= rb.rate_limiter.deficit(inserts, samples) <= behind, seed
@@ -179,7 +179,7 @@ def test_threads_wait_for_each_other():
     for thread in drawing:
         thread.join(60)
         assert not thread.is_alive()
-    assert rb.counts.rows.tolist() == [200, 600]
+    assert rb.statistics.rows.tolist() == [200, 600]
 
 
 def offer_unevenly(rb, n, size, pause):
@@ -210,14 +210,14 @@ def test_four_processes_at_uneven_speed_hold_the_ratio():
     ratios = []
     for i in range(69):
         offer(rb, 100, 100 * i)
-        inserts, samples = rb.counts.rows.tolist()
+        inserts, samples = rb.statistics.rows.tolist()
         if inserts > 1000:
             ratios.append(samples / inserts)
         time.sleep(0.002 * (i % 3))
     for child in children:
         child.join(60)
         assert child.exitcode == 0
-    assert rb.counts.rows.tolist() == [10_000, 40_000]
+    assert rb.statistics.rows.tolist() == [10_000, 40_000]
     # In between too: at 1,000 inserts, 64 samples and batches of 100 and 400 make no 15 %.
     assert all(4.0 * 0.85 < ratio < 4.0 * 1.15 for ratio in ratios)
     assert all(4.0 * 0.95 < ratio < 4.0 * 1.05 for ratio in ratios[len(ratios) // 2 :])
@@ -250,4 +250,4 @@ def test_the_counts_are_restored_with_the_buffer(through, tmp_path):
     assert_equal(other.sample(7).to_dict(), rb.sample(7).to_dict())
     assert not other.can_sample(1)
     other.empty()
-    assert other.counts.rows.tolist() == [0, 0]
+    assert other.statistics.rows.tolist() == [0, 0]

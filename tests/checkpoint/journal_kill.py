@@ -77,7 +77,7 @@ class Place(NamedTuple):
 
     @property
     def buffer(self) -> Any:
-        return make(self.kind, journal=self.path, sync=self.sync)
+        return make(self.kind, self.path, self.sync)
 
 
 def numbers(rb: Any) -> list[int]:
@@ -109,10 +109,13 @@ def kept(kind: str, n_batches: int) -> list[int]:
 # The children.
 
 
-def make(kind: str, **options: Any) -> Any:
+def make(kind: str, path: Path | None = None, sync: Any = "interval") -> Any:
     preset = reward_prioritized_buffer if kind == "best" else fifo_buffer
     n = THREADS * PER_THREAD * N if kind == "threads" else CAPACITY
-    return preset(n, **options)
+    rb = preset(n)
+    if path is not None:
+        journal.Journal(rb, path, sync)
+    return rb
 
 
 def n_offered(rb: Any) -> int:
@@ -256,7 +259,7 @@ def look(place: Place) -> dict[str, Any]:
     """Return what a process finds that opens the journal."""
 
     def find(pipe: Pipe) -> None:
-        rb = make(place.kind, journal=place.path, sync="never")
+        rb = make(place.kind, place.path, "never")
         found = {"offered": n_offered(rb), "rows": numbers(rb)}
         if place.saved.exists() and place.name != "rank":
             again = make(place.kind)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from factories import objects
+from factories import journaled, objects
 from tensordict import TensorDict
 
 from gfn_rb import fifo_buffer, load_checkpoint, save_checkpoint
@@ -161,13 +161,13 @@ def load_outline(path: Path) -> Callable[[Secret | None], object]:
 
 def test_a_journal_is_of_one_secret(tmp_path: Path) -> None:
     options = {"journal": tmp_path / "rb.journal", "sync": "always"}
-    rb = fifo_buffer(8, secret=SECRET, **options)
+    rb = journaled(fifo_buffer(8), secret=SECRET, **options)
     rb.extend(objects([1, 2, 3]))
     rb.journal.close()
     for secret in (None, OTHER):
         with pytest.raises(SecretError):
-            fifo_buffer(8, secret=secret, **options)
-    assert len(fifo_buffer(8, secret=SECRET, **options)) == 3
+            journaled(fifo_buffer(8), secret=secret, **options)
+    assert len(journaled(fifo_buffer(8), secret=SECRET, **options)) == 3
 
 
 def test_a_secret_is_its_owners_alone_and_long_enough(tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ import pytest
 import torch
 from tensordict import MemoryMappedTensor
 
-from gfn_rb.codec.primitives import DTYPES, ROW_DTYPES, aligned, dtype_name, plain_bytes, viewed
+from gfn_rb.codec.primitives import DTYPES, ROW_DTYPES, aligned, dtype_name, viewed
+from gfn_rb.numerics.flat import plain_bytes
 
 
 def address(content: memoryview) -> int:

@@ -83,7 +83,7 @@ def test_rows_without_gradient_are_refused():
     with pytest.raises(ArgumentError, match=message + "none"):
         loss(rows.drop("log_prob"))
     rb = fifo_buffer(20, max_length=GRID.max_length, batch_size=8, keep=["log_prob"])
-    rb.extend(rows)
+    rb.extend(rows.to_tensordict())
     with pytest.raises(ArgumentError, match=message + "one without"):
         loss(rb.sample())
     uniform = UniformBackwardPolicy(GRID)

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from factories import DEVICES, seeded
+from factories import DEVICES, journaled, seeded
 from tensordict import NonTensorStack, TensorDict, lazy_stack, tensorclass
 from torchrl.data import (
     CompressedListStorage,
@@ -123,8 +123,8 @@ def test_words_go_where_their_rows_go(storage, writer):
 
 def test_words_cannot_be_journaled_shared_or_on_disk(tmp_path):
     on_disk = LazyMemmapStorage(4)
-    for options in ({"shared": True}, {"storage": on_disk}, {"journal": tmp_path / "x"}):
-        rb = fifo_buffer(4, **options)
+    for options in ({"shared": True}, {"storage": on_disk}, {}):
+        rb = journaled(fifo_buffer(4, **options), None if options else tmp_path / "x")
         with pytest.raises(ShapeError, match="key 'word' must hold tensors in a buffer with a jo"):
             rb.extend(wordy(1, 2))
         assert len(rb) == 0

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from tensordict import TensorDictBase
 from torchrl.data import ReplayBuffer, TensorDictReplayBuffer
 
 from gfn_rb.buffers import MergedReplayBuffer
+from gfn_rb.checkpoint import Journal
 from gfn_rb.envs import GFNEnv
 from gfn_rb.errors import PeerLostError
 from gfn_rb.keys import POLICY_VERSION
@@ -146,16 +147,12 @@ def make_manager(
     """Return the manager that a configuration asks for, as it was when it last saved."""
     on_cpu = replace(config, device="cpu", max_age=None)  # of everyone, whose steps differ
     env, secret = on_cpu.make_env(), run_secret()
+    buffer = _buffer(on_cpu, env, transport.rank)
+    if config.journal:
+        Journal(buffer, folder.journal, "always", secret)
     manager = ReplayBufferManager(
         transport,
-        _buffer(
-            on_cpu,
-            env,
-            transport.rank,
-            journal=folder.journal if config.journal else None,
-            sync="always",
-            secret=secret,
-        ),
+        buffer,
         baseline=BASELINE[config.baseline](),
         workers=roles.workers,
         managers=roles.managers,
@@ -178,6 +175,6 @@ def _example_row(env: GFNEnv) -> TensorDictBase:
     return one.to_tensordict().set(POLICY_VERSION, torch.zeros_like(one.length))
 
 
-def _buffer(config: TrainConfig, env: GFNEnv, rank: int, **options: Any) -> TensorDictReplayBuffer:
+def _buffer(config: TrainConfig, env: GFNEnv, rank: int) -> TensorDictReplayBuffer:
     generator = torch.Generator(config.device).manual_seed(config.seed ^ rank)
-    return make_buffer(replace(config, replay="trajectories"), env, generator, **options)
+    return make_buffer(replace(config, replay="trajectories"), env, generator)

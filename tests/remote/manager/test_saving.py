@@ -4,6 +4,7 @@ import pytest
 from remote.remote_runs import group, objects, values_of
 
 from gfn_rb import fifo_buffer, reward_prioritized_buffer, save_checkpoint
+from gfn_rb.checkpoint import Journal
 from gfn_rb.errors import CheckpointError
 from gfn_rb.remote import ReplayBufferManager
 from gfn_rb.remote.protocol.channel import FrameChannel
@@ -32,7 +33,8 @@ def test_a_manager_that_is_killed_has_every_row_that_it_answered_for(tmp_path):
     path.mkdir()
 
     def manager_in(folder, transport):
-        rb = reward_prioritized_buffer(8, unique="state", journal=folder / "journal", sync="always")
+        rb = reward_prioritized_buffer(8, unique="state")
+        Journal(rb, folder / "journal", sync="always")
         return ReplayBufferManager(transport, rb, checkpoint=folder / "m.ckpt")
 
     manager, channel = manager_in(path, mine), FrameChannel(theirs)
@@ -60,10 +62,12 @@ def test_a_journal_that_was_begun_later_leaves_a_checkpoint_its_rows(tmp_path):
     rb = fifo_buffer(4)
     rb.extend(objects([1, 2]))
     made(rb, checkpoint=tmp_path / "m.ckpt").save()
-    journaled = fifo_buffer(4, journal=tmp_path / "journal", sync="never")
+    journaled = fifo_buffer(4)
+    Journal(journaled, tmp_path / "journal", sync="never")
     made(journaled, checkpoint=tmp_path / "m.ckpt").load()
     assert values_of(journaled) == [1, 2]
     journaled.journal.close()
-    again = fifo_buffer(4, journal=tmp_path / "journal")
+    again = fifo_buffer(4)
+    Journal(again, tmp_path / "journal")
     assert values_of(again) == [1, 2]
     again.journal.close()

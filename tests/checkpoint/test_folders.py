@@ -1,4 +1,4 @@
-"""``rb.dumps`` and ``rb.loads`` of presets: whole, and nothing pickled."""
+"""Folders that hold a buffer as one checkpoint: whole, and nothing pickled."""
 
 import os
 import pickle
@@ -11,7 +11,8 @@ import torch
 from tensordict import TensorDict
 
 from gfn_rb import MergedReplayBuffer, reward_prioritized_buffer
-from gfn_rb.buffers.folders import DUMPED
+from gfn_rb.checkpoint import AtomicCheckpoint
+from gfn_rb.checkpoint.folders import CHECKPOINT_NAME
 from gfn_rb.errors import CheckpointError
 
 torchrl_checkpoint = pytest.importorskip("torchrl.checkpoint")
@@ -38,10 +39,10 @@ def test_nothing_is_pickled(tmp_path, monkeypatch):
     for module in (pickle, torch):
         for name in ("load", "loads", "dump", "dumps", "save"):
             monkeypatch.delattr(module, name, raising=False)
-    rb.dumps(tmp_path / "rb")
-    assert [path.name for path in (tmp_path / "rb").iterdir()] == [DUMPED]
+    AtomicCheckpoint(rb).dump(tmp_path / "rb")
+    assert [path.name for path in (tmp_path / "rb").iterdir()] == [CHECKPOINT_NAME]
     (tmp_path / "rb" / "prefetch.pkl").write_bytes(b"\x80\x04.")  # would not unpickle
-    again.loads(tmp_path / "rb")
+    AtomicCheckpoint(again).load(tmp_path / "rb")
     assert torch.equal(again.sample()["x"], rb.sample()["x"])
 
 
@@ -51,9 +52,9 @@ def test_one_file_holds_all_members(tmp_path):
 
     rb, again = merged(), merged()
     again[0].extend(rows(3))
-    rb.dumps(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == [DUMPED]
-    again.loads(tmp_path)
+    AtomicCheckpoint(rb).dump(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [CHECKPOINT_NAME]
+    AtomicCheckpoint(again).load(tmp_path)
     assert torch.equal(again[0][:]["x"], rb[0][:]["x"])
     assert torch.equal(again[1][:]["x"], rb[1][:]["x"])
 
@@ -63,7 +64,7 @@ def test_a_dump_that_is_killed_leaves_the_old_copy_or_the_new(tmp_path):
     path = tmp_path / "rb"
     rb = reward_prioritized_buffer(ROWS, batch_size=4)  # without threads, as it forks
     rb.extend(rows(0))
-    rb.dumps(path)
+    AtomicCheckpoint(rb).dump(path)
     first = 1
     for _ in range(6):
         read, write = os.pipe()
@@ -72,7 +73,7 @@ def test_a_dump_that_is_killed_leaves_the_old_copy_or_the_new(tmp_path):
             rb = reward_prioritized_buffer(ROWS, batch_size=4)
             for k in count(first):
                 rb.extend(rows(k))
-                rb.dumps(path)
+                AtomicCheckpoint(rb).dump(path)
                 os.write(write, b"x")
         os.read(read, 1)
         os.kill(child, signal.SIGKILL)
@@ -80,7 +81,7 @@ def test_a_dump_that_is_killed_leaves_the_old_copy_or_the_new(tmp_path):
         os.close(write)
         os.close(read)
         rb = reward_prioritized_buffer(ROWS, batch_size=4)
-        rb.loads(path)
+        AtomicCheckpoint(rb).load(path)
         (k,) = set(rb[:]["log_reward"].tolist())
         assert k >= first
         first = int(k) + 1
@@ -91,10 +92,10 @@ def test_torchrls_checkpoint_holds_them(kind, tmp_path):
     rb, again = filled(3), buffer()
     path = tmp_path / ("run" if kind == "folder" else "run.zip")
     checkpoint = torchrl_checkpoint.Checkpoint()
-    checkpoint.register("rb", rb)
+    checkpoint.register("rb", AtomicCheckpoint(rb))
     checkpoint.save(path)
     other = torchrl_checkpoint.Checkpoint()
-    other.register("rb", again)
+    other.register("rb", AtomicCheckpoint(again))
     other.load(path)
     assert torch.equal(again.sample()["x"], rb.sample()["x"])
 
@@ -103,10 +104,10 @@ def test_a_folder_without_a_dump_is_refused(tmp_path):
     rb = filled(1)
     before = rb[:].clone()
     with pytest.raises(CheckpointError, match="there is no checkpoint at"):
-        rb.loads(tmp_path)
-    rb.dumps(tmp_path)
-    shutil.copy(tmp_path / DUMPED, tmp_path / "other")
-    (tmp_path / DUMPED).write_bytes((tmp_path / DUMPED).read_bytes()[:-1])
+        AtomicCheckpoint(rb).load(tmp_path)
+    AtomicCheckpoint(rb).dump(tmp_path)
+    shutil.copy(tmp_path / CHECKPOINT_NAME, tmp_path / "other")
+    (tmp_path / CHECKPOINT_NAME).write_bytes((tmp_path / CHECKPOINT_NAME).read_bytes()[:-1])
     with pytest.raises(CheckpointError, match="is no sound checkpoint"):
-        rb.loads(tmp_path)
+        AtomicCheckpoint(rb).load(tmp_path)
     assert torch.equal(rb[:]["x"], before["x"])

@@ -11,7 +11,7 @@ from statistics_of_draws import chi_square_p
 from tensordict import TensorDict
 from torchrl.data import LazyMemmapStorage, LazyTensorStorage, TensorDictReplayBuffer
 
-from gfn_rb.buffers import ExperienceMemory
+from gfn_rb import ExperienceMemory
 from gfn_rb.checkpoint import save_state
 from gfn_rb.errors import (
     ArgumentError,

@@ -1,0 +1,100 @@
+"""Counts of the rows that go into a buffer and come out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+from torchrl.envs.transforms import Transform
+
+from gfn_rb.shapes import Int64
+
+OFFERED, DRAWN = range(2)
+_NEWEST, _N_AGED, _AGE_SUM, _LARGEST = range(4)
+
+
+class ReplayStatistics(Transform):
+    """Counts of the rows offered to a buffer and drawn from it, and the ages of the latter.
+
+    A transform that changes nothing: a buffer saves, restores and shares its transforms' tensors.
+    Ages are added up on the device of the rows, and nothing waits for that device before they are
+    read. The age of a row is the number of versions by which its policy is behind the newest
+    policy that any row offered so far is of.
+
+    Args:
+        device: the device of the rows.
+    """
+
+    counts: Tensor
+    ages: Tensor
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        super().__init__()
+        self.register_buffer("counts", torch.zeros(2, dtype=torch.int64))
+        self.register_buffer("ages", torch.zeros(4, dtype=torch.int64, device=device))
+
+    @property
+    def rows(self) -> Int64[np.ndarray, "2"]:
+        """The numbers of rows offered and drawn; write to them with the buffer's locks held."""
+        return self.counts.numpy()  # a new view: sharing a tensor between processes moves it
+
+    @property
+    def newest(self) -> Int64[Tensor, ""]:
+        """The newest version of a policy so far."""
+        return self.ages[_NEWEST]
+
+    def note_version(self, version: int | Tensor) -> None:
+        """Take up one or several versions of policies, of which the newest counts."""
+        known = torch.as_tensor(version, device=self.ages.device)
+        if known.numel():
+            torch.maximum(self.newest, known.max(), out=self.newest)
+
+    def count_ages(self, version: Int64[Tensor, "*n"]) -> None:
+        """Add up the ages of rows that were drawn.
+
+        Args:
+            version: the version of the policy that made each row.
+        """
+        age = (self.newest - version.to(self.ages.device)).clamp_(min=0)
+        self.ages[_N_AGED] += age.numel()
+        self.ages[_AGE_SUM] += age.sum()
+        torch.maximum(self.ages[_LARGEST], age.max(), out=self.ages[_LARGEST])
+
+    def forget_ages(self) -> None:
+        """Begin anew with the mean and the largest age."""
+        self.ages[_N_AGED:] = 0
+
+    def empty(self) -> None:
+        """Count from 0 again. The newest version stays known."""
+        self.counts.zero_()
+        self.forget_ages()
+
+    def share_memory_(self) -> ReplayStatistics:
+        """Move the counts to shared memory; TorchRL calls it for shared buffers."""
+        self.share_memory()
+        return self
+
+    def _inv_call(self, tensordict: TensorDictBase) -> TensorDictBase:
+        return tensordict
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Return rows as they are."""
+        return tensordict
+
+
+def total(statistics: Sequence[ReplayStatistics]) -> dict[str, int | float]:
+    """Return the sums over several buffers; ages only where any row drawn had a version.
+
+    Args:
+        statistics: those of each buffer.
+    """
+    offered, drawn = (int(sum(each.rows[side] for each in statistics)) for side in (OFFERED, DRAWN))
+    ages = [each.ages.tolist() for each in statistics]
+    newest, n_aged, age_sum, largest = zip((0, 0, 0, 0), *ages, strict=True)
+    stats: dict[str, int | float] = {"offered": offered, "drawn": drawn}
+    if sum(n_aged):
+        stats |= {"mean_age": sum(age_sum) / sum(n_aged), "largest_age": max(largest)}
+    return {**stats, "policy_version": max(newest)}
