@@ -14,7 +14,7 @@ from gfn_rb.numerics.near.index import NearIndex, Pairs, PreparedRows
 from gfn_rb.shapes import Shaped
 
 BATCH_OF_PAIRS = 2**21  # looked at together, so that memory stays bounded
-_WORTHWHILE = 4  # a look-up that leaves more than one row in so many is not worth its trouble
+_WORTHWHILE = 16  # a look-up that leaves more than one row in so many is dearer than all pairs
 RELATIVE = 1e-9  # what rounding may do to a distance, relative to it, and more
 _FEW = 512  # rows that are always worth a table of their own
 _FLAGS = 128  # for each slot, so that few keys share one
