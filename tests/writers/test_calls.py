@@ -37,9 +37,9 @@ def calls_of(work):
 @pytest.mark.parametrize(
     ("options", "most"),
     [
-        ({}, 91),
-        ({"unique": "state"}, 114),
-        ({"unique": "state", "compact": "narrow", "env": HyperGrid(ndim=16, height=8)}, 141),
+        ({}, 96),
+        ({"unique": "state"}, 120),
+        ({"unique": "state", "compact": "narrow", "env": HyperGrid(ndim=16, height=8)}, 148),
     ],
     ids=["plain", "unique", "unique and narrow"],
 )
