@@ -18,8 +18,8 @@ job        any rank, without fault tolerance: the job ends within seconds, in fa
 ...-of-two the first two kinds with a second manager, under ``mpiexec -n 5``. Where one manager
            dies, the other holds in the end what any worker holds: they sent again what the dead
            one owned;
-journaled  the manager, as above, with ``--journal``: all rows that it had told its workers it
-           stored come back from its file, and none that they had not sent.
+journaled  the manager, as above, with ``--managers.journal``: all rows that it had told its
+           workers it stored come back from its file, and none that they had not sent.
 
 A try in which the rank was done before it could be killed does not count, and is repeated. The
 table has the seconds from the signal until mpiexec had shown that all others go on without that
@@ -390,7 +390,7 @@ KINDS = {
     "worker-of-two": Kind(worker, n_managers=2),
     "manager-of-two": Kind(manager, n_managers=2),
     # With room for all, so that no row gives way to another.
-    "journaled": Kind(journaled, words=("--journal", "--capacity", "100000")),
+    "journaled": Kind(journaled, words=("--managers.journal", "--capacity", "100000")),
 }
 
 

@@ -42,7 +42,7 @@ from matplotlib.ticker import StrMethodFormatter
 
 from benchmarks.timing import environment
 from gfn_rb.errors import ArgumentError
-from gfn_rb.training import DRAW, KEEP, TrainConfig, Trainer
+from gfn_rb.training import DRAW, KEEP, KeepDiverse, SearchOptions, TrainConfig, Trainer
 from gfn_rb.training.config import CONFIGS
 
 LOOPS = {"rna_binding": 1}  # of local search, where nothing else is asked for
@@ -73,7 +73,7 @@ class Arm:
     @property
     def calls_per_step(self) -> int:
         """How many reward calls one of its steps takes."""
-        return self.config.batch_size * (1 + self.config.local_search)
+        return self.config.batch_size * (1 + self.config.search.loops)
 
 
 @dataclass(frozen=True)
@@ -155,9 +155,11 @@ def make_arms(
         search = ", local search" if n else ""
         for keep in keeps:
             for rule in draws:
-                options = {"keep": keep, "draw": rule, "replay_ratio": ratio, "local_search": n}
-                name = f"{keep}, {rule}{search}"
-                arms.append(Arm(name, replace(config, **options), keep, rule + search))
+                # The published tables were made of any rows, not one for each object.
+                kept = KeepDiverse() if keep == "diverse" else KEEP[keep](unique=False)
+                options = {"keep": kept, "draw": DRAW[rule](), "replay_ratio": ratio}
+                arm = replace(config, **options, search=SearchOptions(n))
+                arms.append(Arm(f"{keep}, {rule}{search}", arm, keep, rule + search))
     return arms
 
 
@@ -361,8 +363,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _arms(options: argparse.Namespace) -> list[Arm]:
-    # The published tables were made of whole rows, and of any: not one for each object.
-    config = replace(CONFIGS[options.env](), unique=False, compact="none")
+    config = replace(CONFIGS[options.env](), compact="none")  # as in the published tables
     if options.lr is not None:
         config = replace(config, lr=options.lr)
     if options.capacity is not None or len(options.keep) > 1:

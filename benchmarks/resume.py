@@ -45,6 +45,7 @@ from gfn_rb.codec.files import ValueFile
 from gfn_rb.containers.objects import object_keys
 from gfn_rb.errors import ArgumentError
 from gfn_rb.remote.protocol.messages import OUTCOMES
+from gfn_rb.training import DRAW, KEEP, FeedOptions, ManagersOptions
 from gfn_rb.training.config import CONFIGS
 from gfn_rb.training.session.folder import RunFolder, read_metrics
 
@@ -107,8 +108,11 @@ class Case(NamedTuple):
 
     def is_allowed(self) -> bool:
         """Return whether its options go together."""
+        groups: dict[str, Any] = {"keep": KEEP[self.keep](), "draw": DRAW[self.draw]()}
+        if self.ranks == MANAGED:
+            groups |= {"managers": ManagersOptions(1), "feed": FeedOptions("top")}
         try:
-            CONFIGS[self.task](**self.options()).validate()
+            CONFIGS[self.task](**{**self.options(), **groups}).validate()
         except ArgumentError:
             return False
         return True

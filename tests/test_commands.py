@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from test_readme import ELSEWHERE, FENCE, PAGES, ROOT
 
+from gfn_rb.errors import ArgumentError
 from gfn_rb.training.cli.commands import parse
 
 LAUNCHERS = ("gfn-rb", "mpiexec", "srun", "torchrun")
@@ -101,5 +102,5 @@ def test_the_lines_are_found() -> None:
 def test_a_command_that_leads_nowhere_is_found(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises((AssertionError, OSError, SystemExit)):
+    with pytest.raises((ArgumentError, AssertionError, OSError, SystemExit)):
         check(command)

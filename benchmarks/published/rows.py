@@ -10,7 +10,19 @@ import torch
 
 from gfn_rb.envs import BayesianDAG
 from gfn_rb.rollout import Sampler
-from gfn_rb.training import TrainConfig, Trainer
+from gfn_rb.training import (
+    AnnealOptions,
+    KeepDiverse,
+    KeepRecent,
+    QuantileDraw,
+    RankDraw,
+    SearchOptions,
+    SoftmaxDraw,
+    TeacherOptions,
+    TrainConfig,
+    Trainer,
+    UniformDraw,
+)
 from gfn_rb.training.config import (
     BayesianDAGConfig,
     BitSequenceConfig,
@@ -90,7 +102,7 @@ class Row:
     @property
     def calls_per_step(self) -> int:
         """Fresh trajectories of one step, proposals of local search among them."""
-        return self.config.batch_size * (1 + self.config.local_search)
+        return self.config.batch_size * (1 + self.config.search.loops)
 
 
 def modes_found(trainer: Trainer) -> dict[str, float]:
@@ -145,8 +157,7 @@ def _grid(**options: Any) -> DeceptiveGridConfig:
         batch_size=64,
         backward="uniform",
         replay="terminal",
-        keep="diverse",
-        draw="rank",
+        keep=KeepDiverse(),
         **{"hidden": (128, 128), "lr": 3e-3, **options},
     )
 
@@ -184,7 +195,7 @@ _GRID_4D_16 = Row(
         height=16,
         capacity=6_412,
         replay_ratio=2.0,
-        rank_k=1e-3,
+        draw=RankDraw(k=1e-3),
         hidden=(256, 256),
         lr=2e-3,
         regression="linex",
@@ -200,7 +211,7 @@ _GRID_2D = Row(
     protocol=_GRID_CALLS,
     published="PRT 2,165, adaptive teacher 2,453 (Kim et al. 2024, arXiv:2410.01432)",
     settings=f"a teacher samples every other batch; {_SMALLER}",
-    config=_grid(ndim=2, height=256, capacity=6_553, teacher_share=0.5),
+    config=_grid(ndim=2, height=256, capacity=6_553, teacher=TeacherOptions(0.5)),
     calls=96_000,
     figures=(
         Figure("calls until 2,454 goals (teacher 2,453)", "calls_to_2454", 96_000, False, digits=0),
@@ -229,10 +240,10 @@ _TFBIND8 = Row(
         modes="published",
         epsilon=0.01,
         batch_size=16,
-        local_search=7,
+        search=SearchOptions(7),
         replay_ratio=3.0,
-        keep="diverse",
-        draw="quantile",
+        keep=KeepDiverse(),
+        draw=QuantileDraw(),
     ),
     calls=64_000,
     figures=(
@@ -263,9 +274,9 @@ _RNA = Row(
         replay_ratio=3.0,
         hidden=(256, 256),
         lr_end=0.0,
-        anneal_steps=5_000,
-        keep="diverse",
-        draw="softmax",
+        anneal=AnnealOptions(steps=5_000),
+        keep=KeepDiverse(),
+        draw=SoftmaxDraw(),
     ),
     calls=160_000,
     figures=(
@@ -296,11 +307,10 @@ _BIT_SEQUENCE = Row(
         backward="uniform",
         epsilon=0.5,
         batch_size=32,
-        local_search=31,
-        back_ratio=1 / 15,
+        search=SearchOptions(31, back_ratio=1 / 15),
         replay="terminal",
         replay_ratio=0.1,
-        keep="diverse",
+        keep=KeepDiverse(),
     ),
     calls=428_000,
     figures=(Figure("calls until all modes", "calls_to_60", 214_000, False, True, digits=0),),
@@ -331,11 +341,10 @@ _DAG = Row(
         lr=3e-3,
         lr_log_z=1.0,
         lr_end=0.0,
-        anneal_steps=2_344,
+        anneal=AnnealOptions(steps=2_344),
         epsilon=0.02,
-        keep="recent",
-        unique=False,
-        draw="uniform",
+        keep=KeepRecent(unique=False),
+        draw=UniformDraw(),
     ),
     calls=300_000,
     figures=(

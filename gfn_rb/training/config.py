@@ -1,13 +1,14 @@
-"""The configuration of a training run: one dataclass, and a few fields more per environment.
-
-Pure data: the tables of what each name stands for lie beside the implementations, above this
-module, and a test compares their names with the literals of the options.
-"""
+"""The configuration of a training run: one dataclass, and a few fields more per environment."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any, ClassVar, Literal, get_origin, get_type_hints
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from difflib import get_close_matches
+from operator import attrgetter
+from typing import Any, ClassVar, Literal, TypeVar, get_origin, get_type_hints
+
+import torch
 
 from gfn_rb.envs import (
     BayesianDAG,
@@ -27,43 +28,36 @@ from gfn_rb.policies.networks import Networks
 from gfn_rb.training.import_path import load, path_of
 from gfn_rb.training.metrics import check_metrics
 from gfn_rb.training.options import (
-    ABSENT,
-    NEEDS,
     BackwardName,
     CompactName,
-    LearningOptions,
+    GeneralOptions,
+    KeepDiverse,
     LossName,
-    MeasuringOptions,
-    Needs,
-    RanksOptions,
+    PriorityDraw,
     RegressionName,
     ReplayName,
-    ReplayOptions,
-    RunOptions,
-    SamplingOptions,
+    SoftmaxDraw,
+    TeacherDraw,
 )
-from gfn_rb.training.priority_rules import PRIORITY, PriorityRule
+from gfn_rb.training.priority_rules import PriorityRule
 from gfn_rb.training.rules import (
-    PLAIN,
-    Floats,
+    FiniteFloat,
     NonNegativeFloat,
-    OptionalFiniteFloat,
-    OptionalFloat,
-    OptionalInt,
-    OptionalPositiveFloat,
-    OptionalShare,
-    OptionalWord,
     PositiveFloat,
     PositiveInt,
     Seed,
-    Words,
-    check_fields,
+    Share,
+    check_options,
+    check_plain,
     check_value,
+    groups_of,
+    option_name,
 )
 
 FormName = Literal["append", "prepend_append", "non_autoregressive"]
 ModesName = Literal["top", "published"]
 
+FORMAT = 2  # of config.json; 1 had all options in one table
 _WHERE = {"out", "transport"}  # where a run is this time, which may be elsewhere the next
 
 # Which container each loss reads, and which each kind of replay gives. Rows of one can be turned
@@ -83,16 +77,11 @@ GIVES: dict[ReplayName, str] = {
     "terminal": "trajectories",
 }
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig(
-    RanksOptions,
-    ReplayOptions,
-    LearningOptions,
-    SamplingOptions,
-    MeasuringOptions,
-    RunOptions,
-):
+class TrainConfig(GeneralOptions):
     """Everything that a training run depends on. The command line shows these fields.
 
     A configuration of one's own is a frozen dataclass that adds the options of its environment, and
@@ -107,7 +96,6 @@ class TrainConfig(
         env: short name of the environment, in the names of folders and in titles; the name of the
             class where it gives none.
         every_state_terminates: whether every state of the environment is a terminating one.
-        needs: what each option has no effect without, see ``NEEDS``.
         distance_p: p of the norm by which diverse buffers compare states; 0 counts the places that
             differ.
 
@@ -123,7 +111,6 @@ class TrainConfig(
     env: ClassVar[str]
     env_type: ClassVar[type[GFNEnv]]
     every_state_terminates: ClassVar[bool] = False
-    needs: ClassVar[Needs] = NEEDS
     distance_p: ClassVar[float] = 0.0
 
     def __init_subclass__(cls) -> None:
@@ -131,33 +118,49 @@ class TrainConfig(
             cls.env = cls.__name__
 
     def validate(self) -> None:
-        """Check every field by its type, and what does not go together.
+        """Check every field by its type, and fields that exclude each other.
 
         Not done at construction, where tyro would take the error for one in its own parsing.
 
         Raises:
-            ArgumentError: a field is out of its range, two do not go together, or one that differs
+            ArgumentError: a field is out of its range, two exclude each other, or one that differs
                 from its default has no effect with the others.
         """
-        check_fields(type(self), vars(self))
-        for name, value in self.to_dict().items():
-            check_value(name, tuple(value) if isinstance(value, list) else value, PLAIN)
+        check_options(self)
+        for name, value in flat(self.to_dict()).items():
+            check_plain(name, value)
         self._check_combinations()
-        self._check_effects()
-        if self.metrics:
-            check_metrics(self.metrics, self.make_env())
+        self._check_learning()
+        if self.feed.kind != "none":
+            self._check_feed()
+        default = type(self)()
+        for name, needed in self.without_effect():
+            value = attrgetter(name)(self)
+            if value != attrgetter(name)(default):
+                raise ArgumentError(f"{name} has no effect unless {needed}, got {value!r}")
+        if self.metrics.names:
+            check_metrics(self.metrics.names, self.make_env())
 
-    def _check_effects(self) -> None:
-        defaults = {f.name: f.default for f in fields(self)}
-        for name, others in self.needs:
-            met = any(rule.holds(getattr(self, other)) for other, rule in others.items())
-            value = getattr(self, name)
-            if not met and value != defaults[name]:
-                needed = " or ".join(f"{o} is {rule.expected}" for o, rule in others.items())
-                given = ", ".join(f"{other} {getattr(self, other)!r}" for other in others)
-                raise ArgumentError(
-                    f"{name} has no effect unless {needed}, got {value!r} with {given}"
-                )
+    def without_effect(self) -> Iterator[tuple[str, str]]:
+        """Yield the options that have no effect with the others, and the condition they need."""
+        for group in (f.name for f in fields(self) if is_dataclass(getattr(self, f.name))):
+            switch, *others = (f.name for f in fields(getattr(self, group)))
+            if getattr(getattr(self, group), switch) in (0, None, (), "none"):
+                yield from ((f"{group}.{other}", f"{group} is given") for other in others)
+        if self.loss != "subtb":
+            yield "subtb_lambda", "loss is subtb"
+        if self.loss == "fm":
+            yield "backward", "loss is tb, subtb, db or mdb"
+        if self.loss != "tb" and not self.teacher.share:
+            yield "lr_log_z", "loss is tb or teacher is given"
+        if self.loss in ("mdb", "fm") and not self.teacher.share:
+            yield "log_z", "loss is tb, subtb or db, or teacher is given"
+        if not self.replay_ratio:
+            yield from ((name, "replay_ratio is above 0") for name in ("draw", "max_age"))
+        if self.epsilon_end is self.temperature_end is None:
+            yield "anneal.by", "epsilon_end or draw.temperature_end is given"
+            if self.lr_end is None:
+                yield "anneal.steps", "epsilon_end, draw.temperature_end or lr_end is given"
 
     def _check_combinations(self) -> None:
         if self.loss == "mdb" and not self.every_state_terminates:
@@ -174,7 +177,7 @@ class TrainConfig(
                 f"replay must be one of {', '.join(fitting)} with loss {self.loss}, which reads "
                 f"{reads}, got {self.replay!r}"
             )
-        if self.keep == "diverse" and self.replay in ("transitions", "states"):
+        if isinstance(self.keep, KeepDiverse) and self.replay in ("transitions", "states"):
             raise ArgumentError(
                 f"keep must be one of top, recent with replay {self.replay}, whose episodes pass "
                 f"through the same states, got 'diverse'"
@@ -184,63 +187,79 @@ class TrainConfig(
                 f"compact must be one of none, narrow with replay {self.replay}, which stores no "
                 f"actions to rebuild states from, got 'rebuild'"
             )
-        self._check_learning()
-        if self.feed != "none":
-            self._check_feed()
 
     def _check_learning(self) -> None:
         if self.regression == "linex" and self.loss == "fm":
             raise ArgumentError(f"regression must be squared with loss fm, got {self.regression!r}")
-        if self.loss == "fm" and self.priority_rule == "teacher":
+        if self.loss == "fm" and isinstance(self.draw, TeacherDraw):
             raise ArgumentError(
-                "priority_rule must be residual with loss fm, whose residuals do not tell too "
+                "draw must be another than teacher with loss fm, whose residuals do not tell too "
                 "little flow from too much, got 'teacher'"
             )
-        if self.teacher_share and (self.loss == "fm" or GIVES[self.replay] != "trajectories"):
+        if self.teacher.share and (self.loss == "fm" or GIVES[self.replay] != "trajectories"):
             raise ArgumentError(
-                "teacher_share must be 0 with loss fm, and with replay of transitions or states, "
-                f"got {self.teacher_share} with loss {self.loss}, replay {self.replay}"
+                "teacher must be 0 with loss fm, and with replay of transitions or states, "
+                f"got {self.teacher.share} with loss {self.loss}, replay {self.replay}"
             )
         if self.epsilon_end is not None and self.workers:
             raise ArgumentError(f"workers must be 0 with epsilon_end, got {self.workers}")
-        for name in ("epsilon", "temperature"):
-            start, end = getattr(self, name), getattr(self, f"{name}_end")
-            if self.anneal == "exponential" and end is not None and not start * end > 0:
+        ends = {"epsilon": (self.epsilon, self.epsilon_end)}
+        if isinstance(self.draw, SoftmaxDraw):
+            ends["draw.temperature"] = (self.draw.temperature, self.draw.temperature_end)
+        for name, (start, end) in ends.items():
+            if self.anneal.by == "exponential" and end is not None and not start * end > 0:
                 raise ArgumentError(
                     f"{name} and {name}_end must be above 0 with anneal exponential, got {start} "
                     f"and {end}"
                 )
 
-    def annealed(self, name: str, step: int) -> float:
-        """Return the value of a field that may be annealed.
-
-        Args:
-            name: of a field with another of the same name and "_end".
-            step: steps taken so far.
-        """
-        start, end = getattr(self, name), getattr(self, f"{name}_end")
-        if end is None:
-            return float(start)
-        part = min(1.0, step / self.anneal_steps)
-        if self.anneal == "linear":
-            return float(start + part * (end - start))
-        return float(start * (end / start) ** part)
-
     def _check_feed(self) -> None:
-        if self.managers < 1:
-            raise ArgumentError(f"managers must be at least 1 with feed {self.feed}, got 0")
+        feed = f"feed {self.feed.kind}"
+        if self.managers.n < 1:
+            raise ArgumentError(f"managers must be at least 1 with {feed}, got 0")
         if self.replay != "trajectories":
+            raise ArgumentError(f"replay must be trajectories with {feed}, got {self.replay!r}")
+        if isinstance(self.draw, PriorityDraw):
             raise ArgumentError(
-                f"replay must be trajectories with feed {self.feed}, got {self.replay!r}"
-            )
-        if self.draw == "priority":
-            raise ArgumentError(
-                f"draw must be another than priority with feed {self.feed}, got 'priority'"
+                f"draw must be another than priority and teacher with {feed}, got "
+                f"{self.draw.kind!r}"
             )
         if self.temperature_end is not None:
             raise ArgumentError(
-                f"temperature_end must be None with feed {self.feed}, got {self.temperature_end}"
+                f"draw.temperature_end must be None with {feed}, got {self.temperature_end}"
             )
+
+    @property
+    def temperature_end(self) -> float | None:
+        """Final temperature of the softmax draw; None where it is not annealed."""
+        return self.draw.temperature_end if isinstance(self.draw, SoftmaxDraw) else None
+
+    @property
+    def anneal_steps(self) -> int:
+        """Steps until what is annealed is at its final value."""
+        return self.anneal.steps or self.steps
+
+    def annealed(self, start: float, end: float | None, step: int) -> float:
+        """Return the value of an annealed option.
+
+        Args:
+            start: value before the first step.
+            end: final value; None where it is not annealed.
+            step: steps taken so far.
+        """
+        if end is None:
+            return float(start)
+        part = min(1.0, step / self.anneal_steps)
+        if self.anneal.by == "linear":
+            return float(start + part * (end - start))
+        return float(start * (end / start) ** part)
+
+    def with_steps(self, steps: int) -> TrainConfig:
+        """Return the configuration with other steps, and the schedule of annealing unchanged."""
+        if any(end is not None for end in (self.epsilon_end, self.temperature_end, self.lr_end)):
+            anneal = replace(self.anneal, steps=self.anneal_steps)
+            return replace(self, steps=steps, anneal=anneal)
+        return replace(self, steps=steps)
 
     def make_env(self) -> GFNEnv:
         """Return the environment, on the configured device."""
@@ -254,8 +273,8 @@ class TrainConfig(
         return self.env_type(**options, device=self.device)
 
     def make_priority_rule(self) -> PriorityRule:
-        """Return how residuals become priorities. One's own configuration may return any other."""
-        return PRIORITY[self.priority_rule](self.teacher_c)
+        """Return the function that turns residuals into priorities. A subclass may return any."""
+        return self.draw.make_rule() if isinstance(self.draw, PriorityDraw) else torch.abs
 
     def make_networks(self, env: GFNEnv) -> Networks:
         """Return modules of one's own to train; by default there are none, and all are made.
@@ -266,7 +285,7 @@ class TrainConfig(
         return Networks()
 
     def make_distance(self) -> float | Distance:
-        """Return what lies between two states: p of a norm, or a callable, for diverse buffers.
+        """Return the distance between two states for diverse buffers: p of a norm, or a callable.
 
         A callable takes two batches of states as rows, [n, d] and [m, d], with the condition's
         numbers at the end where there are conditions, and returns [n, m].
@@ -280,30 +299,81 @@ class TrainConfig(
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON knows them, without where this time: a run may be moved."""
-        values = {name: list(v) if type(v) is tuple else v for name, v in asdict(self).items()}
-        for name in _WHERE:
-            del values[name]
         shipped = CONFIGS.get(self.env) is type(self)
-        return {"env": self.env if shipped else path_of(type(self)), **values}
+        values = {name: v for name, v in asdict(self).items() if name not in _WHERE}
+        env = self.env if shipped else path_of(type(self))
+        return {"format": FORMAT, "env": env, **_with(tuple, list, values)}
 
     @staticmethod
-    def from_dict(values: dict[str, Any]) -> TrainConfig:
+    def from_dict(values: Mapping[str, Any]) -> TrainConfig:
         """Return the configuration that ``to_dict`` turned into ``values``.
 
         Raises:
-            ArgumentError: its class cannot be imported, or a field is missing, unknown or out of
-                its range.
+            ArgumentError: it has another format, its class cannot be imported, or a field is
+                missing, unknown or out of its range.
         """
         rest = dict(values)
-        env = rest.pop("env", None)
-        config = find_config(env)
-        known = {f.name for f in fields(config)} - _WHERE
-        if wrong := sorted(known ^ rest.keys()):
-            state = "unknown" if wrong[0] in rest else "missing"
-            raise ArgumentError(f"{wrong[0]} is {state} in a configuration of {env}")
-        rest = {name: tuple(v) if type(v) is list else v for name, v in rest.items()}
-        check_fields(config, rest)  # a value of another type makes no configuration
-        return config(**rest)
+        if (version := rest.pop("format", 1)) != FORMAT:
+            raise ArgumentError(f"format of a configuration must be {FORMAT}, got {version!r}")
+        return _made(find_config(rest.pop("env", None)), _with(list, tuple, rest))
+
+
+def flat(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of ``to_dict`` in one table, named as on the command line."""
+    table: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            first, *_ = value
+            table |= {name if k == first else f"{name}.{k}": v for k, v in value.items()}
+        else:
+            table[name] = value
+    return table
+
+
+def _with(given: type, wanted: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values, also those of groups, with sequences of one type turned into another."""
+    return {
+        name: _with(given, wanted, v)
+        if isinstance(v, dict)
+        else wanted(v)
+        if isinstance(v, given)
+        else v
+        for name, v in values.items()
+    }
+
+
+def _made(kind: type[T], values: dict[str, Any], group: str = "") -> T:
+    """Return a dataclass made of its fields by name; those that are groups are dictionaries."""
+    known = {f.name for f in fields(kind)} - _WHERE  # type: ignore[arg-type]
+    if wrong := sorted(known ^ values.keys()):
+        state = "unknown" if wrong[0] in values else "missing"
+        of = f" of {kind.env}" if issubclass(kind, TrainConfig) else ""
+        raise ArgumentError(
+            f"{option_name(kind, wrong[0], group)} is {state} in a configuration{of}"
+        )
+    hints = get_type_hints(kind, include_extras=True)
+    made: dict[str, Any] = {}
+    for name, value in values.items():
+        if (groups := groups_of(hints[name])) and isinstance(value, dict):
+            made[name] = _made(group_named(name, groups, value.get("kind")), value, name)
+        else:
+            check_value(option_name(kind, name, group), value, hints[name])
+            made[name] = value
+    return kind(**made)
+
+
+def group_named(name: str, groups: Sequence[type], kind: Any) -> type:
+    """Return the one among several groups whose first field is ``kind`` by default.
+
+    Raises:
+        ArgumentError: there is none.
+    """
+    if len(groups) == 1:
+        return groups[0]
+    known = {getattr(group, "kind", None): group for group in groups}
+    if kind not in known:
+        raise ArgumentError(f"{name} must be one of {', '.join(map(str, known))}, got {kind!r}")
+    return known[kind]
 
 
 def find_config(env: Any) -> type[TrainConfig]:
@@ -314,7 +384,9 @@ def find_config(env: Any) -> type[TrainConfig]:
     """
     if not isinstance(env, str) or ":" not in env:
         if env not in CONFIGS:
-            raise ArgumentError(f"env must be one of {sorted(CONFIGS)}, got {env!r}")
+            near = get_close_matches(str(env), CONFIGS, 1)
+            hint = f": did you mean {near[0]}?" if near else ""
+            raise ArgumentError(f"env must be one of {sorted(CONFIGS)}, got {env!r}{hint}")
         return CONFIGS[env]
     found = load(env)
     if not (isinstance(found, type) and issubclass(found, TrainConfig)):
@@ -424,9 +496,9 @@ class BitSequenceConfig(TrainConfig):
     """Write words at the right end, at both ends, or at any place."""
     modes: int = field(default=60, metadata={"argument": "n_modes"})
     """Hidden strings."""
-    beta: OptionalFloat = None
+    beta: float | None = None
     """Exponent of the reward; twice the bits by default, 2 nats per bit astray."""
-    delta: OptionalInt = None
+    delta: int | None = None
     """A mode is found by any string within this many bits; 28/120 of the bits by default."""
     lr: PositiveFloat = 1e-3
     """Adam's learning rate for the networks."""
@@ -439,7 +511,7 @@ class RNABindingConfig(TrainConfig):
     env: ClassVar[str] = "rna_binding"
     env_type: ClassVar[type[GFNEnv]] = RNABinding
 
-    targets: Words = ("RNA1",)
+    targets: tuple[str, ...] = ("RNA1",)
     """RNA to bind: names among RNA1 to RNA4, or sequences of ACGU; the score is the mean."""
     length: int = 14
     """Letters to write."""
@@ -458,21 +530,22 @@ class BayesianDAGConfig(TrainConfig):
     env: ClassVar[str] = "bayesian_dag"
     env_type: ClassVar[type[GFNEnv]] = BayesianDAG
     every_state_terminates: ClassVar[bool] = True
-    needs: ClassVar[Needs] = (
-        *NEEDS,
-        ("n_samples", {"data": ABSENT}),
-        ("data_seed", {"data": ABSENT}),
-    )
 
-    n_nodes: OptionalInt = None
+    n_nodes: int | None = None
     """Nodes of the network; by default the columns of the data, or 5."""
-    data: OptionalWord = None
+    data: str | None = None
     """A .npy or .csv file with a row per sample and a column per node. By default samples are drawn
     from a random linear-Gaussian network."""
     n_samples: PositiveInt = 100
     """Samples to draw where no data is given."""
     data_seed: Seed = field(default=0, metadata={"argument": "seed"})
     """Seed of the network and its samples."""
+
+    def without_effect(self) -> Iterator[tuple[str, str]]:
+        """Yield the options that have no effect with the others, and the condition they need."""
+        yield from super().without_effect()
+        if self.data is not None:
+            yield from ((name, "data is not given") for name in ("n_samples", "data_seed"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -483,9 +556,9 @@ class LineConfig(TrainConfig):
     env_type: ClassVar[type[GFNEnv]] = Line
     distance_p: ClassVar[float] = 1.0
 
-    means: Floats = (-1.5, 1.5)
+    means: tuple[float, ...] = (-1.5, 1.5)
     """Means of the normal distributions."""
-    scales: Floats = (0.5, 0.5)
+    scales: tuple[float, ...] = (0.5, 0.5)
     """Their standard deviations."""
     n_steps: PositiveInt = 5
     """Moves of a walk."""
@@ -497,7 +570,7 @@ class LineConfig(TrainConfig):
     regression: RegressionName = "linex"
     """What residuals cost, squared or linex. First walks end where the reward is next to
     nothing, by hundreds of nats, of which linex makes less."""
-    log_z: OptionalFiniteFloat = 0.0
+    log_z: FiniteFloat | None = 0.0
     """Initial log Z, in nats. None fits the first batch, whose ends are all but the target."""
     lr_log_z: PositiveFloat = 0.02
     """Adam's learning rate for log Z."""
@@ -529,13 +602,13 @@ class BoxConfig(TrainConfig):
     replay_ratio: NonNegativeFloat = 0.0
     """Replayed items per fresh one, none by default: some walks have far too little flow, and
     replayed they drive log Z up."""
-    log_z: OptionalFiniteFloat = 0.0
+    log_z: FiniteFloat | None = 0.0
     """Initial log Z, in nats; None fits the first batch."""
     lr_log_z: PositiveFloat = 0.02
     """Adam's learning rate for log Z."""
-    lr_end: OptionalShare = 0.05
-    """What is left of both learning rates after anneal-steps steps, as a share."""
-    clip_grad_norm: OptionalPositiveFloat = 5.0
+    lr_end: Share | None = 0.05
+    """Final value of both learning rates, as a share of the first."""
+    clip_grad_norm: PositiveFloat | None = 5.0
     """Gradients longer than this, as single walks give with linex, are shortened to it."""
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -45,13 +44,6 @@ class TeacherReward:
         """Return the reward of each residual."""
         weight = 1 + self.c * (residual < 0).to(residual.dtype)
         return torch.log1p(self.eps + weight * residual.square())
-
-
-PRIORITY: dict[str, Callable[[float], PriorityRule]] = {
-    "residual": lambda _: torch.abs,
-    "teacher": TeacherReward,
-}
-"""The rules of configurations by name, given what too little flow counts more."""
 
 
 def mean_per_item(items: Container, values: Float[Tensor, "m"]) -> Float[Tensor, "n"]:

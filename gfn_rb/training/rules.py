@@ -1,11 +1,13 @@
-"""Types of configuration fields, with the ranges of their values as metadata."""
+"""Types of options with the ranges of their values, and the check of values against them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import fields
-from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import torch
 
@@ -13,60 +15,103 @@ from gfn_rb.errors import ArgumentError
 
 
 class Rule(NamedTuple):
-    """What the values of a field have in common.
+    """A condition that the values of an option meet.
 
     Attributes:
-        holds: returns whether a value is one of them; may raise TypeError or RuntimeError if not.
-        expected: says which they are, after "must be".
+        holds: returns whether a value meets it; may raise TypeError or RuntimeError if not.
+        expected: the allowed values, in words that follow "must be".
     """
 
     holds: Callable[[Any], bool]
     expected: str
 
 
-def check_fields(config: type, values: Mapping[str, Any]) -> None:
-    """Check each value by the annotation of its field.
+def check_options(options: Any, group: str = "") -> None:
+    """Check the fields of a dataclass, and of groups in these, against their annotations.
 
     Args:
-        config: a dataclass.
-        values: by field, of some or all.
+        options: the instance.
+        group: its own name, if it is a group.
 
     Raises:
-        ArgumentError: a value is of another type, or out of its range.
+        ArgumentError: a value has another type, or is out of its range.
     """
-    hints = get_type_hints(config, include_extras=True)
-    for name in (f.name for f in fields(config) if f.name in values):
-        for rule in _rules(hints[name]):
-            check_value(name, values[name], rule)
+    hints = get_type_hints(type(options), include_extras=True)
+    for each in fields(options):
+        check_value(
+            option_name(options, each.name, group), getattr(options, each.name), hints[each.name]
+        )
 
 
-def _rules(hint: Any) -> tuple[Rule, ...]:
-    """Return the rules of a type: its own, where it has one, then those it is annotated with."""
-    if get_origin(hint) is Annotated:
-        return *_rules(hint.__origin__), *hint.__metadata__
-    if get_origin(hint) is Literal:
-        names = get_args(hint)
-        return (Rule(lambda value: value in names, f"one of {', '.join(names)}"),)
-    return (_TYPES[hint],) if hint in _TYPES else ()
-
-
-def check_value(name: str, value: Any, rule: Rule) -> None:
-    """Check a value of a field by one rule.
+def check_value(name: str, value: Any, hint: Any) -> None:
+    """Check a value against an annotation.
 
     Raises:
-        ArgumentError: the rule does not hold.
+        ArgumentError: it has another type, or is out of its range.
     """
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        check_value(name, value, args[0])
+        for rule in args[1:]:
+            if isinstance(rule, Rule):
+                _check(name, value, rule)
+    elif groups := groups_of(hint):
+        kinds = [group.__name__ for group in groups]
+        _check(name, value, Rule(lambda v: type(v) in groups, f"a {' or a '.join(kinds)}"))
+        check_options(value, name)
+    elif origin in (Union, UnionType) and NoneType in args and len(args) == 2:
+        if value is not None:
+            check_value(name, value, next(arg for arg in args if arg is not NoneType))
+    elif origin is Literal:
+        _check(name, value, Rule(lambda v: v in args, f"one of {', '.join(args)}"))
+    elif origin is tuple and args[1:] == (...,):
+        _check(name, value, Rule(lambda v: type(v) is tuple, "a list"))
+        for each in value:
+            check_value(name, each, args[0])
+    elif hint in _TYPES:
+        _check(name, value, _TYPES[hint])
+
+
+def check_plain(name: str, value: Any) -> None:
+    """Check that config.json can hold a value, and give it back unchanged.
+
+    Raises:
+        ArgumentError: it is of another type.
+    """
+    _check(name, value, Rule(_is_plain, "a number, a word, true, false or None, or a list of such"))
+
+
+def option_name(options: Any, name: str, group: str) -> str:
+    """Return the name of a field as on the command line.
+
+    Args:
+        options: the dataclass that has the field, or an instance.
+        name: of the field.
+        group: name of the dataclass, if it is a group; its first field has that name, too.
+    """
+    if not group:
+        return name
+    return group if name == fields(options)[0].name else f"{group}.{name}"
+
+
+def groups_of(hint: Any) -> list[type]:
+    """Return the dataclasses that an annotation allows: itself, or the members of a union."""
+    args = get_args(hint) or (hint,)
+    return [each for each in args if isinstance(each, type) and is_dataclass(each)]
+
+
+def _check(name: str, value: Any, rule: Rule) -> None:
     try:
         holds = rule.holds(value)
-    except (TypeError, RuntimeError):  # of another type; no name of a device
+    except (TypeError, RuntimeError):  # another type, or not the name of a device
         holds = False
     if not holds:
         raise ArgumentError(f"{name} must be {rule.expected}, got {value!r}")
 
 
 def _is_plain(value: Any) -> bool:
-    kinds = {type(each) for each in value} if type(value) is tuple else {type(value)}
-    return kinds <= {int, float, bool, str, type(None)}
+    kinds = {type(each) for each in value} if type(value) in (tuple, list) else {type(value)}
+    return kinds <= {int, float, bool, str, NoneType}
 
 
 def _is_device(value: str) -> bool:
@@ -76,60 +121,23 @@ def _is_device(value: str) -> bool:
     return (device.index or 0) < torch.cuda.device_count()
 
 
-# Compared by type, for True is no number of steps, and a number no name.
+# Compared by type, since True is not a number of steps.
 _TYPES: dict[Any, Rule] = {
     int: Rule(lambda v: type(v) is int, "a whole number"),
     float: Rule(lambda v: type(v) in (int, float), "a number"),
     bool: Rule(lambda v: type(v) is bool, "true or false"),
     str: Rule(lambda v: type(v) is str, "a word"),
+    Path: Rule(lambda v: isinstance(v, Path), "a path"),
 }
-
-# What config.json holds, and gives back as it was.
-PLAIN = Rule(_is_plain, "a number, a word, true, false or None, or a tuple of such")
 
 PositiveInt = Annotated[int, Rule(lambda v: v >= 1, "at least 1")]
 NonNegativeInt = Annotated[int, Rule(lambda v: v >= 0, "at least 0")]
 Seed = Annotated[int, Rule(lambda v: 0 <= v < 2**63, "in [0, 2^63)")]
-OptionalInt = Annotated[int | None, Rule(lambda v: v is None or type(v) is int, "a whole number")]
-OptionalCount = Annotated[
-    int | None, Rule(lambda v: v is None or (type(v) is int and v >= 0), "at least 0")
-]
-OptionalWord = Annotated[str | None, Rule(lambda v: v is None or type(v) is str, "a word")]
-
-FiniteFloat = Annotated[float, Rule(math.isfinite, "finite")]
+FiniteFloat = Annotated[float, Rule(math.isfinite, "a finite number")]
 PositiveFloat = Annotated[float, Rule(lambda v: 0 < v < math.inf, "positive and finite")]
 NonNegativeFloat = Annotated[float, Rule(lambda v: 0 <= v < math.inf, "at least 0 and finite")]
 Share = Annotated[float, Rule(lambda v: 0 <= v <= 1, "in [0, 1]")]
 PositiveShare = Annotated[float, Rule(lambda v: 0 < v <= 1, "in (0, 1]")]
 ProperShare = Annotated[float, Rule(lambda v: 0 < v < 1, "above 0 and below 1")]
-OptionalFloat = Annotated[
-    float | None, Rule(lambda v: v is None or type(v) in (int, float), "a number")
-]
-OptionalFiniteFloat = Annotated[
-    float | None, Rule(lambda v: v is None or math.isfinite(v), "a finite number")
-]
-OptionalPositiveFloat = Annotated[
-    float | None,
-    Rule(lambda v: v is None or 0 < v < math.inf, "positive and finite"),
-]
-OptionalShare = Annotated[float | None, Rule(lambda v: v is None or 0 <= v <= 1, "in [0, 1]")]
-
-Widths = Annotated[
-    tuple[int, ...],
-    Rule(
-        lambda v: len(v) > 0 and all(type(width) is int and width >= 1 for width in v),
-        "at least one width of at least 1",
-    ),
-]
-Floats = Annotated[
-    tuple[float, ...],
-    Rule(
-        lambda v: type(v) is tuple and all(type(each) in (int, float) for each in v),
-        "a list of numbers",
-    ),
-]
-Words = Annotated[
-    tuple[str, ...],
-    Rule(lambda v: type(v) is tuple and all(type(word) is str for word in v), "a list of words"),
-]
+Widths = Annotated[tuple[PositiveInt, ...], Rule(lambda v: len(v) > 0, "at least one width")]
 Device = Annotated[str, Rule(_is_device, "cpu, or cuda where torch finds such a device")]

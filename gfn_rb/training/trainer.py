@@ -40,6 +40,7 @@ from gfn_rb.training.objectives import (
     make_schedule,
     take_step,
 )
+from gfn_rb.training.options import PriorityDraw, SoftmaxDraw
 from gfn_rb.training.priority_rules import mean_per_item
 from gfn_rb.training.replay import REPLAY, make_buffer
 from gfn_rb.training.secret import run_secret
@@ -112,7 +113,7 @@ class Trainer:
         self.backward = Sampler(backward_policy(self.loss))
         self.source = make_source(
             config, self.env, self.loss, self.generator, (initial + 1, rollout),
-            epsilon=lambda: config.annealed("epsilon", self.steps_done),
+            epsilon=lambda: config.annealed(config.epsilon, config.epsilon_end, self.steps_done),
         )  # fmt: skip
         self.priority_rule = config.make_priority_rule()
         self.replay = REPLAY[config.replay]
@@ -122,8 +123,8 @@ class Trainer:
         self.discovery = _make_discovery(config, self.env)
         self.evaluation = Evaluation(
             self.env, self.loss.forward_policy, backward_policy(self.loss),
-            self.loss.estimate_log_z, config.metrics, n_samples=config.eval_samples,
-            n_backward=config.eval_backward, seed=rollout,
+            self.loss.estimate_log_z, config.metrics.names, n_samples=config.metrics.samples,
+            n_backward=config.metrics.backward, seed=rollout,
         )  # fmt: skip
         self.fit = self.evaluation.fit
         # What has a state of its own, by its name in checkpoints.
@@ -144,8 +145,10 @@ class Trainer:
         Raises:
             NaNError, ArgumentError: the loss is no longer finite.
         """
-        if self.config.temperature_end is not None:
-            self.rb.sampler.temperature = self.config.annealed("temperature", self.steps_done)
+        if isinstance(draw := self.config.draw, SoftmaxDraw) and draw.temperature_end is not None:
+            self.rb.sampler.temperature = self.config.annealed(
+                draw.temperature, draw.temperature_end, self.steps_done
+            )
         fresh, fed = self._sample()
         if self.steps_done == 0 and self.config.log_z is None:
             with self.watch("learning"):  # from 0, log Z would take hundreds of steps to get there
@@ -200,7 +203,7 @@ class Trainer:
         """Take one optimiser step on replayed rows, and set their priorities; return their loss."""
         replayed = self.replay.gives.from_tensordict(rows)
         loss, residual = self._learn(replayed)
-        if self.config.draw == "priority":
+        if isinstance(self.config.draw, PriorityDraw):
             with self.watch("buffer"):
                 priority = mean_per_item(replayed, self.priority_rule(residual))
                 self.replayed.update_priority(rows.get(keys.INDEX), priority)
@@ -339,8 +342,8 @@ def _make_discovery(config: TrainConfig, env: GFNEnv) -> DiscoveryMetrics:
         distance: Distance = lambda a, b: between(flat_rows(a), flat_rows(b))  # noqa: E731
     else:
         distance = norm_distance(between)
-    if config.mode_score is not None:
-        separated = SeparatedModes(config.mode_score, config.mode_cutoff, distance)
+    if (modes := config.separated_modes).score is not None:
+        separated = SeparatedModes(modes.score, modes.cutoff, distance)
     return DiscoveryMetrics(env, distance, separated)
 
 

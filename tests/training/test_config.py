@@ -21,14 +21,18 @@ from gfn_rb.losses import LOSSES, REGRESSION
 from gfn_rb.training import (
     DRAW,
     KEEP,
-    PRIORITY,
     REPLAY,
+    AnnealOptions,
     BayesianDAGConfig,
     BitSequenceConfig,
     ConditionalHyperGridConfig,
     DeceptiveGridConfig,
     HyperGridConfig,
+    KeepRecent,
     RNABindingConfig,
+    SearchOptions,
+    SoftmaxDraw,
+    TeacherDraw,
     TFBind8Config,
     TrainConfig,
 )
@@ -78,8 +82,10 @@ def test_environments_are_made_as_configured():
     "config",
     [
         TFBind8Config(),
-        TFBind8Config(seed=5, hidden=(8,), log_z=1.5, keep="recent", lr=1e-4, beta=2.5),
-        HyperGridConfig(ndim=2, replay="terminal", epsilon=0.25),
+        TFBind8Config(seed=5, hidden=(8,), log_z=1.5, keep=KeepRecent(), lr=1e-4, beta=2.5),
+        HyperGridConfig(
+            ndim=2, replay="terminal", draw=TeacherDraw(c=2.0), search=SearchOptions(3)
+        ),
         BitSequenceConfig(delta=3),
         BayesianDAGConfig(data="samples.csv"),
         RNABindingConfig(targets=("RNA2", "GGCC")),
@@ -116,12 +122,11 @@ def test_replayed_per_step(ratio, batch, n):
         ("replay_ratio", -0.5, "at least 0 and finite"),
         ("replay_ratio", float("nan"), "at least 0 and finite"),
         ("replay_ratio", float("inf"), "at least 0 and finite"),
-        ("temperature", 0.0, "positive and finite"),
         ("lr", -1.0, "positive and finite"),
         ("lr_log_z", float("inf"), "positive and finite"),
         ("epsilon", 1.5, "in [0, 1]"),
-        ("hidden", (), "at least one width of at least 1"),
-        ("hidden", (8, 0), "at least one width of at least 1"),
+        ("hidden", (), "at least one width"),
+        ("hidden", 8, "a list"),
         ("log_z", float("nan"), "a finite number"),
         ("device", "tpu?", "cpu, or cuda where torch finds such a device"),
         ("device", "meta", "cpu, or cuda where torch finds such a device"),
@@ -144,6 +149,11 @@ def test_cuda_is_refused_where_there_is_none():
     ("change", "message"),
     [
         ({"env": "chess"}, f"env must be one of {ENVIRONMENTS}, got 'chess'"),
+        (
+            {"env": "tfbind"},
+            f"env must be one of {ENVIRONMENTS}, got 'tfbind': did you mean tfbind8?",
+        ),
+        ({"format": 1}, "format of a configuration must be 2, got 1"),
         ({"env": None}, f"env must be one of {ENVIRONMENTS}, got None"),
         ({"depth": 3}, "depth is unknown in a configuration of tfbind8"),
         ({"ndim": 3}, "ndim is unknown in a configuration of tfbind8"),
@@ -152,16 +162,23 @@ def test_cuda_is_refused_where_there_is_none():
         ({"steps": True}, "steps must be a whole number, got True"),
         ({"lr": "fast"}, "lr must be a number, got 'fast'"),
         ({"beta": None}, "beta must be a number, got None"),
-        ({"hidden": 3}, "hidden must be at least one width of at least 1, got 3"),
-        ({"hidden": ["8"]}, "hidden must be at least one width of at least 1, got ('8',)"),
-        ({"log_z": "low"}, "log_z must be a finite number, got 'low'"),
+        ({"hidden": 3}, "hidden must be a list, got 3"),
+        ({"hidden": ["8"]}, "hidden must be a whole number, got '8'"),
+        ({"log_z": "low"}, "log_z must be a number, got 'low'"),
         ({"form": 3}, "form must be one of append, prepend_append, non_autoregressive, got 3"),
-        ({"keep": "best"}, "keep must be one of top, diverse, recent, got 'best'"),
-        ({"compact": "tiny"}, "compact must be one of none, narrow, rebuild, got 'tiny'"),
         (
-            {"draw": "first"},
-            "draw must be one of softmax, rank, quantile, priority, uniform, got 'first'",
+            {"keep": {"kind": "best"}},
+            "keep must be one of top, diverse, recent, got 'best'",
         ),
+        ({"keep": "top"}, "keep must be a KeepTop or a KeepDiverse or a KeepRecent, got 'top'"),
+        ({"keep": {"kind": "top"}}, "keep.unique is missing in a configuration"),
+        (
+            {"draw": {"kind": "rank", "k": 0.01, "temperature": 2.0}},
+            "draw.temperature is unknown in a configuration",
+        ),
+        ({"draw": {"kind": "rank", "k": "x"}}, "draw.k must be a number, got 'x'"),
+        ({"search": {"loops": 1.5, "back_ratio": 0.5}}, "search must be a whole number, got 1.5"),
+        ({"compact": "tiny"}, "compact must be one of none, narrow, rebuild, got 'tiny'"),
         (
             {"replay": "pixels"},
             "replay must be one of trajectories, transitions, states, terminal, got 'pixels'",
@@ -195,9 +212,6 @@ def test_every_field_has_a_default(config):
     [
         (literals.LossName, LOSSES),
         (literals.ReplayName, REPLAY),
-        (literals.KeepName, KEEP),
-        (literals.DrawName, DRAW),
-        (literals.PriorityName, PRIORITY),
         (literals.RegressionName, REGRESSION),
         (literals.BackwardName, BACKWARD),
         (literals.FeedName, FEED),
@@ -207,6 +221,11 @@ def test_every_field_has_a_default(config):
 )
 def test_tables_hold_the_names_that_a_configuration_may(names, table):
     assert get_args(names) == tuple(table)
+
+
+def test_kinds_have_the_names_of_their_tables():
+    for table in (DRAW, KEEP):
+        assert [kind().kind for kind in table.values()] == list(table)
 
 
 def test_containers_are_what_losses_read_and_replay_gives():
@@ -224,9 +243,15 @@ def test_containers_are_in_the_order_in_which_they_convert():
     ("anneal", "values"), [("linear", [4.0, 2.5, 1.0, 1.0]), ("exponential", [4.0, 2.0, 1.0, 1.0])]
 )
 def test_what_is_annealed_reaches_its_end_and_stays_there(anneal, values):
-    config = TFBind8Config(temperature=4.0, temperature_end=1.0, anneal=anneal, anneal_steps=10)
-    assert [config.annealed("temperature", step) for step in (0, 5, 10, 99)] == values
-    assert config.annealed("epsilon", 5) == config.epsilon
-    assert (
-        TFBind8Config(epsilon=0.5, epsilon_end=0.0, anneal_steps=4).annealed("epsilon", 3) == 0.125
-    )
+    config = TFBind8Config(anneal=AnnealOptions(by=anneal, steps=10))
+    assert [config.annealed(4.0, 1.0, step) for step in (0, 5, 10, 99)] == values
+    assert config.annealed(4.0, None, 5) == 4.0
+
+
+def test_annealing_takes_the_steps_of_the_run_but_no_more_when_it_is_resumed():
+    config = TFBind8Config(epsilon=0.5, epsilon_end=0.0, steps=8)
+    assert config.annealed(0.5, 0.0, 4) == 0.25
+    assert config.with_steps(80).annealed(0.5, 0.0, 4) == 0.25
+    assert TFBind8Config(steps=8).with_steps(80) == TFBind8Config(steps=80)
+    softer = TFBind8Config(draw=SoftmaxDraw(temperature_end=2.0), steps=8)
+    assert softer.with_steps(80).anneal_steps == 8

@@ -76,12 +76,12 @@ def test_trained_and_resumed_by_its_path(package, capsys):
     assert path in capsys.readouterr().out
 
 
-def test_help_shows_its_options_first(package, capsys):
+def test_help_shows_its_options(package, capsys):
     with pytest.raises(SystemExit):
         main(["train", f"{package}.module:MyConfig", "--help"])
     out = capsys.readouterr().out
     assert "A grid of my own." in out
-    assert out.index("MyConfig options") < out.index("--size") < out.index("run options")
+    assert out.index("--patience") < out.index("--size") < out.index("draw options")
     assert "Points along each side. (default: 5)" in out
     assert out.count("--lr ") == 1
 

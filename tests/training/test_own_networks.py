@@ -13,7 +13,7 @@ from gfn_rb.envs import ConditionalHyperGrid, HyperGrid
 from gfn_rb.errors import ArgumentError
 from gfn_rb.policies import ForwardPolicy, Networks
 from gfn_rb.policies.networks import OwnNetwork
-from gfn_rb.training import HyperGridConfig, Trainer, train
+from gfn_rb.training import HyperGridConfig, ManagersOptions, Trainer, train
 
 ENV = HyperGrid(2, 6)
 
@@ -134,7 +134,7 @@ def test_one_that_does_not_fit_is_named(module, role, message):
 @pytest.mark.parametrize("managers", [0, 1])
 def test_it_is_named_before_there_is_a_folder(managers, tmp_path):
     with pytest.raises(ArgumentError, match=r"networks\.forward must return floats"):
-        train(WideConfig(managers=managers, out=tmp_path / "run", **SMALL))
+        train(WideConfig(managers=ManagersOptions(managers), out=tmp_path / "run", **SMALL))
     assert not (tmp_path / "run").exists()
 
 

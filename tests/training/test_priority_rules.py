@@ -1,5 +1,5 @@
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import pytest
@@ -8,10 +8,10 @@ from training.training_runs import GRID, grid
 
 from gfn_rb.containers import Trajectories
 from gfn_rb.keys import INDEX
-from gfn_rb.training import HyperGridConfig, TeacherReward, Trainer
+from gfn_rb.training import HyperGridConfig, TeacherDraw, TeacherReward, Trainer
 from gfn_rb.training.priority_rules import mean_per_item
 
-GRID_OF_TEACHER = grid(draw="priority", priority_rule="teacher")
+GRID_OF_TEACHER = grid(draw="teacher")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ def test_the_teachers_reward_is_the_published_one(log_reward):
         expected, rel=1e-6
     )
     expected = published_reward(log_reward, log_pb, log_z, log_pf, c=2.0)
-    rule = replace(GRID_OF_TEACHER, teacher_c=2.0).make_priority_rule()
+    rule = grid(draw=TeacherDraw(c=2.0)).make_priority_rule()
     assert rule(residual).item() == pytest.approx(expected, rel=1e-6)
 
 
@@ -72,11 +72,10 @@ def test_the_mean_of_an_item_is_over_its_steps():
     assert mean_per_item(items, value) is value
 
 
-@pytest.mark.parametrize("rule", ["residual", "teacher", "own"])
+@pytest.mark.parametrize("rule", ["priority", "teacher", "own"])
 def test_an_item_learnt_from_has_the_priority_of_its_rule(rule):
-    options = {"draw": "priority", "replay_ratio": 0.5, "capacity": 500, "loss": "db"}
-    name = "residual" if rule == "own" else rule
-    config = grid(lr=1e-12, priority_rule=name, **options)
+    options = {"replay_ratio": 0.5, "capacity": 500, "loss": "db"}
+    config = grid(lr=1e-12, draw="priority" if rule == "own" else rule, **options)
     trainer = Trainer(OwnRule(**vars(config)) if rule == "own" else config)
     drawn, sample = [], trainer.rb.sample
     trainer.rb.sample = lambda n: drawn.append(sample(n)) or drawn[-1]
@@ -84,7 +83,7 @@ def test_an_item_learnt_from_has_the_priority_of_its_rule(rule):
     items = Trajectories.from_tensordict(drawn[0])
     each = trainer.loss.residual(items.to_transitions()).detach().split(items.length.tolist())
     by_hand = {
-        "residual": lambda r: abs(r),
+        "priority": lambda r: abs(r),
         "teacher": lambda r: math.log(1.001 + r * r * (20 if r < 0 else 1)),
         "own": lambda r: (r - 2) ** 2,
     }[rule]

@@ -16,7 +16,7 @@ from training.training_runs import (
 
 from gfn_rb.containers import Trajectories
 from gfn_rb.rollout import LocalSearchSampler
-from gfn_rb.training import Trainer
+from gfn_rb.training import SearchOptions, Trainer
 from gfn_rb.training.sources import LocalSearchSource, PolicySource, Source
 
 
@@ -103,7 +103,7 @@ def test_what_is_searched_around_keeps_its_state_and_is_closed(batches):
 
 @pytest.mark.parametrize("config", [DNA, GRID, WARM_GRID], ids=lambda config: config.env)
 def test_searching_pays_for_every_proposal(config):
-    trainer = Trainer(replace(config, local_search=3, back_ratio=0.4))
+    trainer = Trainer(replace(config, search=SearchOptions(3, 0.4)))
     found = trainer.source.sample(5)
     search = trainer.source._search
     assert type(search) is LocalSearchSampler
@@ -119,7 +119,7 @@ def test_searching_pays_for_every_proposal(config):
 
 def test_a_search_undoes_the_share_it_is_told():
     """8-mers have 8 moves: with a quarter undone, the first 6 letters stay."""
-    trainer = Trainer(replace(DNA, local_search=1, back_ratio=0.25))
+    trainer = Trainer(replace(DNA, search=SearchOptions(1, 0.25)))
     before, after = trainer.source.sample(20).terminating_states.chunk(2)
     assert torch.equal(before[:, :6], after[:, :6])
     assert not torch.equal(before, after)
@@ -127,7 +127,7 @@ def test_a_search_undoes_the_share_it_is_told():
 
 def test_workers_sample_and_go_on_where_they_were(tmp_path, monkeypatch):
     monkeypatch.setattr("gfn_rb.training.sources.worker._SpawnContext", ForkedContext)
-    whole = trained(grid(workers=1, local_search=1, batch_size=6), 2)
+    whole = trained(grid(workers=1, search=SearchOptions(1), batch_size=6), 2)
     n_stored, n_calls = len(whole.rb), whole.discovery.calls
     restored = resumed_beside(whole, tmp_path, 2)
     assert n_stored == 24

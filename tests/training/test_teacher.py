@@ -7,7 +7,7 @@ from training.training_runs import GRID, ForkedContext, equal, grid, resumed_bes
 from gfn_rb.containers import Trajectories
 from gfn_rb.losses import TrajectoryBalance
 from gfn_rb.rollout import Sampler
-from gfn_rb.training import TeacherReward, Trainer
+from gfn_rb.training import TeacherOptions, TeacherReward, Trainer
 from gfn_rb.training.objectives import make_loss, make_optimizer
 from gfn_rb.training.sources import Teacher
 
@@ -19,7 +19,7 @@ ONE = Trainer(GRID).source.sample(1)
     [(0.5, "stst stst"), (1.0, "tttt tttt"), (0.25, "ssst ssst"), (1 / 3, "ssts stss")],
 )
 def test_the_teachers_batches_are_spread_evenly(share, batches, monkeypatch):
-    source = Trainer(grid(teacher_share=share)).source
+    source = Trainer(grid(teacher=TeacherOptions(share))).source
     drawn = []
     monkeypatch.setattr(source.parts["student"], "sample", lambda n: drawn.append("s") or ONE)
     monkeypatch.setattr(source.parts["teacher"], "sample", lambda n: drawn.append("t") or ONE)
@@ -31,7 +31,9 @@ def test_the_teachers_batches_are_spread_evenly(share, batches, monkeypatch):
 @pytest.mark.parametrize("alpha", [0.0, 0.5])
 def test_it_learns_by_trajectory_balance_from_its_reward(alpha):
     """A step of its own is one of a plain loss and optimiser on rewards worked out by hand."""
-    config = grid(teacher_alpha=alpha, log_z=0.5, clip_grad_norm=1.0, loss="db")
+    config = grid(
+        teacher=TeacherOptions(0.5, alpha=alpha), log_z=0.5, clip_grad_norm=1.0, loss="db"
+    )
     env = config.make_env()
     rows = Trainer(GRID).source.sample(8)
     residual = torch.randn(len(rows), generator=torch.Generator().manual_seed(0))
@@ -68,7 +70,9 @@ def test_its_log_z_starts_where_its_first_batch_fits_best():
     assert teacher.loss.log_z.value.item() == pytest.approx(log_z)
 
 
-@pytest.mark.parametrize("config", [grid(teacher_share=0.5), grid(teacher_share=0.5, loss="subtb")])
+@pytest.mark.parametrize(
+    "config", [grid(teacher=TeacherOptions(0.5)), grid(teacher=TeacherOptions(0.5), loss="subtb")]
+)
 def test_it_learns_from_every_batch_what_the_student_was_like_before(config):
     trainer = Trainer(config)
     told, fits = [], []
@@ -87,7 +91,7 @@ def test_it_learns_from_every_batch_what_the_student_was_like_before(config):
 
 
 def test_it_has_weights_of_its_own_and_the_student_does_not_see_it():
-    trainer = Trainer(grid(teacher_share=0.5))
+    trainer = Trainer(grid(teacher=TeacherOptions(0.5)))
     teacher = trainer.source._learner
     assert type(teacher.loss) is TrajectoryBalance
     student = dict(trainer.loss.named_parameters())
@@ -100,7 +104,7 @@ def test_it_has_weights_of_its_own_and_the_student_does_not_see_it():
 
 def test_a_teacher_goes_where_the_student_comes_short():
     """A student that never learns leaves out one corner; its teacher samples it most."""
-    config = grid(teacher_share=1.0, lr=1e-2)
+    config = grid(teacher=TeacherOptions(1.0), lr=1e-2)
     env = config.make_env()
     teacher = Teacher(config, env, 0)
     source = Trainer(grid(epsilon=0.5, batch_size=32)).source
@@ -119,7 +123,7 @@ def test_a_teacher_goes_where_the_student_comes_short():
 
 def test_workers_sample_for_both(monkeypatch, tmp_path):
     monkeypatch.setattr("gfn_rb.training.sources.worker._SpawnContext", ForkedContext)
-    whole = trained(grid(teacher_share=0.5, workers=1, batch_size=6), 3)
+    whole = trained(grid(teacher=TeacherOptions(0.5), workers=1, batch_size=6), 3)
     restored = resumed_beside(whole, tmp_path, 2)
     equal(restored.source.state_dict(), whole.source.state_dict())
     equal(restored.rb.storage[:].to_dict(), whole.rb.storage[:].to_dict())

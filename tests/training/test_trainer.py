@@ -20,7 +20,15 @@ from gfn_rb.buffers import MergedReplayBuffer
 from gfn_rb.checkpoint import save_checkpoint
 from gfn_rb.containers import Trajectories
 from gfn_rb.errors import CheckpointCorruptError, CheckpointError, CheckpointMismatchError
-from gfn_rb.training import Hooks, LineConfig, Trainer
+from gfn_rb.training import (
+    AnnealOptions,
+    Hooks,
+    LineConfig,
+    SearchOptions,
+    SoftmaxDraw,
+    TeacherOptions,
+    Trainer,
+)
 from gfn_rb.training.objectives import fit_log_z
 
 VARIANTS = {
@@ -29,27 +37,28 @@ VARIANTS = {
     "recent, uniform": grid(keep="recent", draw="uniform"),
     "terminal, recent": grid(replay="terminal", keep="recent", replay_ratio=2.5),
     "no replay": grid(replay_ratio=0.0, backward="uniform"),
-    "explored": grid(epsilon=0.3, draw="softmax", temperature=0.5, log_z=1.0),
-    "searched": grid(local_search=2, back_ratio=0.3, draw="rank"),
+    "explored": grid(epsilon=0.3, draw=SoftmaxDraw(temperature=0.5), log_z=1.0),
+    "searched": grid(search=SearchOptions(2, 0.3), draw="rank"),
     "priorities": grid(draw="priority", replay_ratio=1.5, capacity=1000),
     "sub-trajectories": grid(loss="subtb", draw="quantile", replay="terminal"),
     "transitions": grid(loss="db", replay="transitions", capacity=200),
     "states": grid(loss="fm", replay="states", draw="priority", capacity=200),
     "Linex": grid(regression="linex", loss="db", clip_grad_norm=0.5),
-    "line": LineConfig(batch_size=8, hidden=(8,), epsilon=0.2, local_search=1, replay="terminal"),
+    "line": LineConfig(
+        batch_size=8, hidden=(8,), epsilon=0.2, search=SearchOptions(1), replay="terminal"
+    ),
     "line, both learned": LineConfig(batch_size=8, hidden=(8,), loss="db", backward="learned"),
-    "less and less random": grid(epsilon=0.5, epsilon_end=0.0, anneal_steps=6),
+    "less and less random": grid(epsilon=0.5, epsilon_end=0.0, anneal=AnnealOptions(steps=6)),
     "annealed": grid(
-        draw="softmax", temperature=4.0, temperature_end=0.5, anneal="exponential", anneal_steps=6
+        draw=SoftmaxDraw(temperature=4.0, temperature_end=0.5),
+        anneal=AnnealOptions(by="exponential", steps=6),
     ),
-    "falling rates": grid(lr_end=0.1, anneal_steps=6),
-    "teacher": grid(teacher_share=0.5, replay="terminal", clip_grad_norm=1.0, log_z=0.0),
-    "teacher of steps": grid(
-        teacher_share=0.4, loss="db", draw="priority", priority_rule="teacher", teacher_alpha=0.5
-    ),
-    "conditions, teacher": replace(WARM_GRID, teacher_share=0.5, local_search=1),
-    "conditions": replace(WARM_GRID, local_search=1),
-    "bits": replace(BITS, local_search=1),
+    "falling rates": grid(lr_end=0.1, anneal=AnnealOptions(steps=6)),
+    "teacher": grid(teacher=TeacherOptions(0.5), replay="terminal", clip_grad_norm=1.0, log_z=0.0),
+    "teacher of steps": grid(teacher=TeacherOptions(0.4, alpha=0.5), loss="db", draw="teacher"),
+    "conditions, teacher": replace(WARM_GRID, teacher=TeacherOptions(0.5), search=SearchOptions(1)),
+    "conditions": replace(WARM_GRID, search=SearchOptions(1)),
+    "bits": replace(BITS, search=SearchOptions(1)),
     "rna": RNA,
     "letters on both sides": replace(DNA, form="prepend_append", backward="learned"),
 }
@@ -300,7 +309,10 @@ def test_learning_rates_reach_their_parameters():
 
 
 def test_learning_rates_fall_to_their_share():
-    trainer, rates = Trainer(grid(lr=0.01, lr_log_z=0.1, lr_end=0.25, anneal_steps=3)), []
+    trainer, rates = (
+        Trainer(grid(lr=0.01, lr_log_z=0.1, lr_end=0.25, anneal=AnnealOptions(steps=3))),
+        [],
+    )
     for _ in range(5):
         rates.append([group["lr"] for group in trainer.optimizer.param_groups])
         trainer.step()
@@ -324,8 +336,8 @@ def test_gradients_are_shortened():
 
 def test_what_is_annealed_reaches_its_part():
     config = grid(
-        epsilon=1.0, epsilon_end=0.0, draw="softmax", temperature=4.0, temperature_end=2.0,
-        anneal_steps=4,
+        epsilon=1.0, epsilon_end=0.0, draw=SoftmaxDraw(temperature=4.0, temperature_end=2.0),
+        anneal=AnnealOptions(steps=4),
     )  # fmt: skip
     trainer = Trainer(config)
     asked, sample = [], trainer.source._sampler.sample_trajectories
@@ -346,7 +358,7 @@ def test_what_is_annealed_reaches_its_part():
         {"replay_ratio": 0.0},
         *({"loss": loss} for loss in ("subtb", "db", "mdb", "fm")),
         {"regression": "linex"},
-        {"teacher_share": 0.5},
+        {"teacher": TeacherOptions(0.5)},
     ],
     ids=lambda options: "-".join(map(str, options.values())),
 )
@@ -362,7 +374,7 @@ def test_the_target_is_learnt_by_every_rule(options):
 
 @pytest.mark.parametrize("loops", [1, 2])
 def test_what_a_search_finds_is_learnt_in_batches_of_the_usual_size(loops):
-    trainer = Recorded(grid(local_search=loops, replay_ratio=1.5))
+    trainer = Recorded(grid(search=SearchOptions(loops), replay_ratio=1.5))
     trainer.step()
     fresh, replayed = trainer.batches[: 1 + loops], trainer.batches[1 + loops :]
     assert [len(batch) for batch in fresh] == [8] * (1 + loops)
@@ -478,7 +490,7 @@ def test_losses_are_means_since_the_last_row():
 
 
 def test_what_is_replayed_is_no_older_than_it_may_be(monkeypatch):
-    trainer = Trainer(grid(max_age=2, batch_size=8, keep="recent", draw="uniform", unique=False))
+    trainer = Trainer(grid(max_age=2, batch_size=8, keep="recent", draw="uniform"))
     ages, draw = [], trainer.rb.sample
 
     def sample(n):

@@ -6,16 +6,25 @@ from multiprocessing.context import ForkServerContext
 from factories import assert_equal as equal  # noqa: F401
 
 from gfn_rb.training import (
+    DRAW,
     BitSequenceConfig,
     ConditionalHyperGridConfig,
     HyperGridConfig,
+    KeepDiverse,
+    KeepRecent,
+    KeepTop,
     RNABindingConfig,
     TFBind8Config,
     Trainer,
 )
 
 # What most tests of training look at are rows: any of them, and as they came.
-ROWS = {"unique": False, "compact": "none"}
+KEPT = {
+    "top": KeepTop(unique=False),
+    "diverse": KeepDiverse(),
+    "recent": KeepRecent(unique=False),
+}
+ROWS = {"keep": KEPT["top"], "compact": "none"}
 GRID = HyperGridConfig(
     **ROWS,
     ndim=2, height=6, steps=12, batch_size=8, capacity=24, hidden=(16,), eval_every=5,
@@ -29,7 +38,16 @@ RNA = RNABindingConfig(targets=("GGGAAACCCU",), length=6, steps=6, **SMALL)
 
 
 def grid(**options):
-    return replace(GRID, **options)
+    """GRID with other options, of which draw and keep may be a kind alone."""
+    return changed(GRID, **options)
+
+
+def changed(config, draw=None, keep=None, **options):
+    if draw is not None:
+        options["draw"] = DRAW[draw]() if isinstance(draw, str) else draw
+    if keep is not None:
+        options["keep"] = KEPT[keep] if isinstance(keep, str) else keep
+    return replace(config, **options)
 
 
 def trained(config, steps):

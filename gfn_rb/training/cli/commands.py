@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, make_dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Union
+from typing import Annotated, Any, get_type_hints
 
 import tyro
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from gfn_rb.errors import ArgumentError
 from gfn_rb.training import RunResult, resume, train
 from gfn_rb.training.cli.comparing import comparison_lines, comparison_table
-from gfn_rb.training.cli.option_groups import grouped, ungrouped
 from gfn_rb.training.cli.tables import inspection, ranks_tables, result_table
 from gfn_rb.training.cli.watching import RunWatch
-from gfn_rb.training.config import CONFIGS, find_config
+from gfn_rb.training.config import CONFIGS, TrainConfig, find_config, group_named
 from gfn_rb.training.options import TransportName
+from gfn_rb.training.rules import groups_of
 
 DESCRIPTION = (
     "Replay for GFlowNets: training runs, to resume, to watch, to inspect and to compare. "
@@ -30,26 +32,23 @@ DESCRIPTION = (
 _READ_EVERY = 2.0  # seconds; ranks write every five
 
 
-def _one_of(choices: Mapping[str, type]) -> Any:
-    """Return the type of which tyro makes subcommands of these names."""
-    named = (
-        Annotated[choice, tyro.conf.subcommand(name, prefix_name=False)]
-        for name, choice in choices.items()
-    )
-    return Union[tuple(named)]  # noqa: UP007 (as many as there are)
-
-
+@dataclass
 class Train:
     """Train a GFlowNet with replay, and write a report.
 
-    An environment of your own is named by its configuration: mypackage.module:MyConfig
+    gfn-rb train ENV --help shows the options of an environment. One of your own is named by its
+    configuration: mypackage.module:MyConfig
     """
 
-    groups: Any
+    env: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar=f"{{{','.join(CONFIGS)}}}")]
+    """Environment, followed by its options."""
+
+    def __post_init__(self) -> None:
+        self.config = find_config(self.env)()
 
     def __call__(self) -> int:
         """Do it, and return the exit code."""
-        return _conclude(train(ungrouped(self.groups)))
+        return _conclude(train(self.config))
 
 
 @dataclass
@@ -137,8 +136,6 @@ class Watch:
         return 0
 
 
-COMMANDS = {"resume": Resume, "inspect": Inspect, "compare": Compare, "watch": Watch}  # and train
-
 Command = Train | Resume | Inspect | Compare | Watch
 
 
@@ -150,31 +147,47 @@ def parse(arguments: Sequence[str] | None) -> Command:
 
     Raises:
         SystemExit: after ``--help``, and after words that make no sense.
-        ArgumentError: an import path leads to no configuration.
+        ArgumentError: there is no such environment or kind of options.
     """
-    words = sys.argv[1:] if arguments is None else arguments
-    command: Command = tyro.cli(
-        _one_of({"train": _train_on(words), **COMMANDS}),
-        prog="gfn-rb",
-        description=DESCRIPTION,
-        args=words,
-        config=(tyro.conf.OmitSubcommandPrefixes, tyro.conf.OmitArgPrefixes),
-    )
-    return command
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words[:1] != ["train"] or words[1:2] in ([], ["-h"], ["--help"]):
+        command: Command = tyro.cli(
+            Command,
+            prog="gfn-rb",
+            description=DESCRIPTION,
+            args=words,
+            config=(tyro.conf.OmitSubcommandPrefixes,),
+        )
+        return command
+    env, *options = words[1:]
+    training = Train(env)
+    default = _chosen(training.config, options)
+    try:
+        training.config = tyro.cli(
+            type(default),
+            prog=f"gfn-rb train {env}",
+            args=options,
+            default=default,
+            config=(tyro.conf.AvoidSubcommands,),
+        )
+    except tyro.constructors.UnsupportedTypeAnnotationError as error:
+        raise ArgumentError(f"{env} must have options that tyro can parse: {error}") from error
+    return training
 
 
-def _train_on(words: Sequence[str]) -> type[Train]:
-    """Return the command of which tyro makes a subcommand for each environment."""
-    configs = dict(CONFIGS)
-    if words[:1] == ["train"]:
-        configs |= {word: find_config(word) for word in words[1:2] if ":" in word}
-    environments = _one_of({name: grouped(config) for name, config in configs.items()})
-    return make_dataclass(
-        "Train",
-        [("groups", Annotated[environments, tyro.conf.arg(name="")])],
-        bases=(Train,),
-        namespace={"__doc__": Train.__doc__},
-    )
+def _chosen(config: TrainConfig, words: Sequence[str]) -> TrainConfig:
+    """Return a configuration with the kinds of groups that words such as --draw softmax choose.
+
+    tyro then shows and takes the options of these kinds alone.
+    """
+    hints, chosen = get_type_hints(type(config)), {}
+    for name, groups in ((f.name, groups_of(hints[f.name])) for f in fields(config)):
+        parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+        parser.add_argument(f"--{name}", dest="kind")
+        kind = parser.parse_known_args(words)[0].kind
+        if len(groups) > 1 and kind not in (None, getattr(config, name).kind):
+            chosen[name] = group_named(name, groups, kind)()
+    return replace(config, **chosen)
 
 
 def _conclude(result: RunResult | None) -> int:

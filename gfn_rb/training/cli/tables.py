@@ -12,6 +12,7 @@ from rich.table import Table
 
 from gfn_rb.checkpoint import inspect_checkpoint
 from gfn_rb.errors import ArgumentError
+from gfn_rb.training.config import flat
 from gfn_rb.training.secret import run_secret
 from gfn_rb.training.session.folder import RunFolder, read_metrics
 from gfn_rb.training.trainer import PHASES, Row, Trainer
@@ -96,7 +97,7 @@ def inspection(path: Path) -> list[Table]:
     if not path.is_dir():
         return _checkpoint_tables(path)
     folder = RunFolder.open(path)
-    tables = [_table(f"{path}: configuration", _shown(folder.read_config().to_dict()))]
+    tables = [_table(f"{path}: configuration", _shown(flat(folder.read_config().to_dict())))]
     if folder.metrics.exists() and (rows := read_metrics(folder.metrics)):
         tables.append(_table(f"{folder.metrics}: last of {len(rows)} rows", rows[-1].items()))
     tables += ranks_tables(folder)

@@ -11,6 +11,7 @@ import numpy as np
 
 from gfn_rb.errors import ArgumentError, CheckpointCorruptError
 from gfn_rb.shapes import Float64
+from gfn_rb.training.config import flat
 from gfn_rb.training.session.folder import RunFolder, read_metrics
 
 # Default metrics of a comparison: the first three of these that all runs have.
@@ -35,7 +36,7 @@ LOWER_IS_BETTER = {
 # Options that change nothing of what is learnt.
 _BESIDE = {
     *("seed", "threads", "eval_every", "checkpoint_every", "logger", "patience"),
-    *("metrics", "eval_samples", "eval_backward"),
+    *("format", "metrics", "metrics.samples", "metrics.backward"),
 }
 _UNTRAINED = {"log_z", "log_z_gap"}  # any number before the first step
 
@@ -182,7 +183,7 @@ def read_run(path: Path) -> FinishedRun:
         CheckpointCorruptError: a file of it is damaged.
     """
     folder = RunFolder.open(path)
-    config = folder.read_options()
+    config = flat(folder.read_options())
     if "env" not in config:
         raise CheckpointCorruptError(f"{folder.config} names no environment")
     tables = [RunFolder(path, rank).metrics for rank in range(folder.n_ranks())]

@@ -93,7 +93,7 @@ def run_distributed(
         hosts = [transport.host(rank) for rank in range(transport.size)]
         roles = RankRoles(transport.size, ())
         try:
-            roles = assign_roles(transport.size, config.managers, hosts)
+            roles = assign_roles(transport.size, config.managers.n, hosts)
         except ArgumentError as error:
             fault = fault or error
         plan = {"gfn_rb": version("gfn_rb"), **config.to_dict()}
@@ -123,7 +123,7 @@ def run_distributed(
 
 def run_with_threads(config: TrainConfig, prepare: Callable[[], RunFolder]) -> RunResult | None:
     """Train in this thread, and manage in others, which end when their worker has gone."""
-    size = 1 + config.managers
+    size = 1 + config.managers.n
     first, *managing = LocalTransport.group(size, timeout=config.patience)
     roles = RankRoles(size, tuple(range(1, size)))
     path = prepare().path

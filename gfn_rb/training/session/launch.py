@@ -46,6 +46,7 @@ def train(config: TrainConfig) -> RunResult | None:
         WorkerError: this rank of several failed.
     """
     started = find_launch(config.transport)
+    config = config.with_steps(config.steps)  # what is annealed is so by these, also when resumed
 
     def prepare() -> RunFolder:
         if started is not None and started.restarts:
@@ -88,7 +89,7 @@ def resume(
     folder, started = RunFolder.open(path), find_launch(transport)
     distributed.check_ranks(folder, started)
     config = folder.read_config()
-    config = config if steps is None else replace(config, steps=steps)
+    config = config if steps is None else config.with_steps(steps)
 
     def prepare() -> RunFolder:
         lock.take(folder)
@@ -116,7 +117,7 @@ def _run(
         return distributed.run_distributed(config, started, prepare, fault)
     if fault is not None:
         raise fault
-    if config.managers:
+    if config.managers.n:
         return distributed.run_with_threads(config, prepare)
     with closing(Trainer(config)) as trainer:
         if earlier is not None:
@@ -152,7 +153,7 @@ def _fault(config: TrainConfig, started: Launch | None) -> GfnRbError | None:
 def _check_alone(config: TrainConfig) -> None:
     """Check that nothing is asked for which only several ranks can do."""
     defaults = {f.name: f.default for f in fields(config)}
-    for name, has_effect in (("average_gradients", False), ("patience", config.managers > 0)):
+    for name, has_effect in (("average_gradients", False), ("patience", config.managers.n > 0)):
         value = getattr(config, name)
         if not has_effect and value != defaults[name]:
             raise ArgumentError(

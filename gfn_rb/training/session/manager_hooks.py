@@ -35,6 +35,7 @@ from gfn_rb.remote.protocol.roles import RankRoles
 from gfn_rb.rollout import Sampler
 from gfn_rb.torchrl_compat import generator_of
 from gfn_rb.training.config import TrainConfig
+from gfn_rb.training.options import SoftmaxDraw
 from gfn_rb.training.replay import make_buffer
 from gfn_rb.training.secret import run_secret
 from gfn_rb.training.session.folder import RunFolder
@@ -78,16 +79,16 @@ class ManagerHooks:
     def replayed(self, rb: ReplayBuffer, env: GFNEnv) -> ReplayBuffer:
         """Return the buffer to draw from: with items that a manager feeds, where asked for."""
         config, subscription = self._config, None
-        if config.feed != "none":
+        if config.feed.kind != "none":
             buffer = _buffer(config, env, self._transport.rank)
-            subscription = Subscription(buffer, config.feed_quota, config.feed)
+            subscription = Subscription(buffer, config.feed.quota, config.feed.kind)
         self.worker = ReplayBufferWorker(
             self._transport,
             self._managers,
             rb,
-            mode=SEND[config.send](),
-            frequency=config.send_every,
-            filter=None if config.baseline == "none" else BaselineFilter(),
+            mode=SEND[config.managers.send](),
+            frequency=config.managers.send_every,
+            filter=None if config.managers.baseline == "none" else BaselineFilter(),
             subscription=subscription,
             on_error="log",
             timeout=config.patience,
@@ -97,7 +98,7 @@ class ManagerHooks:
             return rb
         # By mass, the draw is exactly that of one buffer of all items; that takes weights which are
         # functions of the item alone. Ranks are not: there each buffer counts by its size.
-        p: Literal["mass", "size"] = "mass" if config.draw == "softmax" else "size"
+        p: Literal["mass", "size"] = "mass" if isinstance(config.draw, SoftmaxDraw) else "size"
         return MergedReplayBuffer(rb, subscription.buffer, p=p, generator=generator_of(rb))
 
     def store(self, rb: ReplayBuffer, items: TensorDictBase) -> TensorDictBase | None:
@@ -148,16 +149,18 @@ def make_manager(
     on_cpu = replace(config, device="cpu", max_age=None)  # of everyone, whose steps differ
     env, secret = on_cpu.make_env(), run_secret()
     buffer = _buffer(on_cpu, env, transport.rank)
-    if config.journal:
+    if config.managers.journal:
         Journal(buffer, folder.journal, "always", secret)
     manager = ReplayBufferManager(
         transport,
         buffer,
-        baseline=BASELINE[config.baseline](),
+        baseline=BASELINE[config.managers.baseline](),
         workers=roles.workers,
         managers=roles.managers,
         checkpoint=folder.checkpoint,
-        checkpoint_every=max(1, config.checkpoint_every * len(roles.workers) // config.send_every),
+        checkpoint_every=max(
+            1, config.checkpoint_every * len(roles.workers) // config.managers.send_every
+        ),
         worker_timeout=worker_silence(config, roles),
         rows=_example_row(env),
         secret=secret,

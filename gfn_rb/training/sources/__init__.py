@@ -56,11 +56,11 @@ def make_source(
         )  # fmt: skip
 
     source = sampling(loss.forward_policy, rollout)
-    if config.teacher_share:
+    if config.teacher.share:
         teacher = Teacher(config, env, initial)
         by_teacher = sampling(teacher.loss.forward_policy, rollout + 1)
-        source = TeacherSource(source, by_teacher, teacher, config.teacher_share)
-    if not config.local_search:
+        source = TeacherSource(source, by_teacher, teacher, config.teacher.share)
+    if not config.search.loops:
         return source
-    search = LocalSearchSampler(loss.forward_policy, backward_policy(loss))
-    return LocalSearchSource(source, search, env, config.local_search, config.back_ratio, generator)
+    sampler, search = LocalSearchSampler(loss.forward_policy, backward_policy(loss)), config.search
+    return LocalSearchSource(source, sampler, env, search.loops, search.back_ratio, generator)

@@ -39,7 +39,7 @@ class Teacher:
         self._config = replace(config, loss="tb", regression="squared")
         self.loss = make_loss(self._config, env, seed)
         self.optimizer = make_optimizer(self._config, self.loss)
-        self.reward = TeacherReward(config.teacher_c)
+        self.reward = TeacherReward(config.teacher.c)
         self._is_new = config.log_z is None
 
     def learn(self, batch: Trajectories, residual: Float[Tensor, "m"]) -> None:
@@ -50,7 +50,7 @@ class Teacher:
             residual: of the student's loss before that.
         """
         reward = mean_per_item(batch, self.reward(residual))
-        log_reward = reward.log() + self._config.teacher_alpha * batch.log_reward
+        log_reward = reward.log() + self._config.teacher.alpha * batch.log_reward
         rows = Trajectories.from_tensordict(batch.to_tensordict().set(LOG_REWARD, log_reward))
         if self._is_new:
             fit_log_z(self.loss, rows)

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -19,9 +18,9 @@ from training.training_runs import timeless
 import gfn_rb
 from gfn_rb.checkpoint import load_state
 from gfn_rb.errors import CheckpointError
-from gfn_rb.training import Trainer, cli, report
+from gfn_rb.training import DRAW, Trainer, cli, report
 from gfn_rb.training.cli import commands, main
-from gfn_rb.training.config import CONFIGS
+from gfn_rb.training.config import CONFIGS, flat
 from gfn_rb.training.session.folder import RunFolder, read_metrics
 
 QUICK = ["--batch-size", "8", "--hidden", "16", "--eval-every", "5", "--checkpoint-every", "4"]
@@ -120,66 +119,66 @@ def test_what_is_not_written_at_the_end_is_a_failure_beside_the_results(capsys, 
 
 
 TOGETHER = (  # so that each option has an effect
-    "--temperature-end 0.5 --anneal exponential --anneal-steps 7 --teacher-c 3.0 "
-    "--teacher-share 0.5 --draw softmax --temperature 2.5 --keep diverse --cutoff 2.0 --loss subtb "
-    "--subtb-lambda 0.8",
-    "--draw quantile --top-fraction 0.3 --top-share 0.6 --keep recent --no-unique --lr-log-z 0.2",
-    "--draw rank --rank-k 0.1 --managers 1 --feed top --feed-quota 32 --send awaited "
-    "--send-every 2 --baseline min --patience 60.0 --replay trajectories --journal",
-    "--teacher-alpha 0.5 --teacher-share 0.5 --regression linex --clip-grad-norm 1.0 "
-    "--epsilon-end 0.2 --priority-rule teacher "
-    "--draw priority --priority-alpha 0.7 --replay terminal --compact none --capacity 64 "
-    "--max-age 9 "
-    "--backward learned --form prepend_append --beta 2.0 --log-z 1.5 --lr 0.01 --lr-end 0.1",
-    "--steps 1 --seed 5 --batch-size 4 --replay-ratio 0.5 --epsilon 0.1 --local-search 1 "
-    "--back-ratio 0.25 --workers 0 --hidden 8 4 --device cpu --threads 1 --eval-every 3 "
-    "--checkpoint-every 2 --logger csv --out run --transport local --metrics elbo correlation "
-    "--eval-samples 20 --eval-backward 3 --mode-score 0.9 --mode-cutoff 1.0 --modes published",
+    "--draw softmax --draw.temperature 2.5 --draw.temperature-end 0.5 --anneal exponential "
+    "--anneal.steps 7 --teacher 0.5 --teacher.c 3.0 --teacher.alpha 0.5 --keep diverse "
+    "--keep.cutoff 2.0 --loss subtb --subtb-lambda 0.8 --log-z 1.5 --regression linex",
+    "--draw=quantile --draw.top-fraction 0.3 --draw.top-share 0.6 --keep recent --keep.no-unique "
+    "--lr-log-z 0.2 --epsilon 0.1 --epsilon-end 0.2 --lr 0.01 --lr-end 0.1 --clip-grad-norm 1.0",
+    "--draw rank --draw.k 0.1 --managers 1 --managers.send awaited --managers.send-every 2 "
+    "--managers.baseline min --managers.journal --feed top --feed.quota 32 --patience 60.0 "
+    "--max-age 9 --capacity 64 --compact none",
+    "--draw teacher --draw.c 3.0 --draw.alpha 0.7 --replay terminal --form prepend_append "
+    "--beta 2.0 --backward learned --modes published --keep.no-unique",
+    "--steps 1 --seed 5 --batch-size 4 --replay-ratio 0.5 --search 1 --search.back-ratio 0.25 "
+    "--workers 0 --hidden 8 4 --device cpu --threads 1 --eval-every 3 --checkpoint-every 2 "
+    "--logger csv --out run --transport local --metrics elbo correlation --metrics.samples 20 "
+    "--metrics.backward 3 --separated-modes 0.9 --separated-modes.cutoff 1.0",
+    "--average-gradients --draw priority --keep top",
 )
 
 
 def test_every_option_reaches_the_configuration(monkeypatch):
-    made = []
+    made, seen = [], set()
     monkeypatch.setattr(commands, "train", made.append)
+    default = flat(CONFIGS["tfbind8"]().to_dict())
     for options in TOGETHER:
         assert main(["train", "tfbind8", *options.split()]) == 0
-    defaults, given = CONFIGS["tfbind8"](), {}
-    for options, config in zip(TOGETHER, made, strict=True):
-        config.validate()
-        words = [word.replace("-", "_") for word in re.findall(r"--(?:no-)?(\S+)", options)]
-        given |= {name: getattr(config, name) for name in words}
-        others = {f.name for f in fields(config)} - set(words)
-        assert all(getattr(config, name) == getattr(defaults, name) for name in others)
-    assert given == {
-        "steps": 1, "seed": 5, "batch_size": 4, "replay_ratio": 0.5, "replay": "terminal",
-        "capacity": 64, "keep": "recent", "draw": "priority", "temperature": 2.5, "epsilon": 0.1,
-        "backward": "learned", "hidden": (8, 4), "lr": 0.01, "lr_log_z": 0.2, "log_z": 1.5,
-        "device": "cpu", "threads": 1, "eval_every": 3, "checkpoint_every": 2, "logger": "csv",
-        "form": "prepend_append", "beta": 2.0, "managers": 1, "feed": "top", "feed_quota": 32,
-        "send": "awaited", "send_every": 2, "baseline": "min", "patience": 60.0,
-        "loss": "subtb", "subtb_lambda": 0.8, "cutoff": 2.0, "rank_k": 0.1, "top_fraction": 0.3,
-        "top_share": 0.6, "priority_alpha": 0.7, "local_search": 1, "back_ratio": 0.25,
-        "workers": 0, "compact": "none", "unique": False, "out": Path("run"),
-        "transport": "local", "lr_end": 0.1, "max_age": 9, "journal": True,
-        "temperature_end": 0.5, "anneal": "exponential", "anneal_steps": 7, "teacher_c": 3.0,
-        "teacher_share": 0.5, "teacher_alpha": 0.5, "regression": "linex", "clip_grad_norm": 1.0,
-        "epsilon_end": 0.2, "priority_rule": "teacher",
-        "metrics": ("elbo", "correlation"), "eval_samples": 20, "eval_backward": 3,
-        "mode_score": 0.9, "mode_cutoff": 1.0, "modes": "published",
-    }  # fmt: skip
-    assert defaults.to_dict().keys() - {"env", "average_gradients"} == given.keys() - {
-        "out", "transport",
-    }  # fmt: skip
+        made[-1].validate()
+        given = flat(made[-1].to_dict())
+        words = re.findall(r"--(\S+?)[ =]([^-]\S*)?", options + " ")
+        for word, value in words:
+            name = word.replace("no-", "").replace("-", "_")
+            seen.add(name)
+            if name not in ("out", "transport"):
+                found = given.pop(name)
+                assert str(found[0] if isinstance(found, list) else found) == (
+                    value or str(not word.startswith("keep.no"))
+                )
+        assert all(default.get(name, value) == value for name, value in given.items())
+    assert made[4].out == Path("run")
+    assert made[4].transport == "local"
+    assert default.keys() - {"env", "format"} <= seen
 
 
-def test_options_are_shown_in_groups_the_environments_own_first(capsys):
+def test_options_of_other_kinds_are_refused_by_name(capsys):
+    for words in (["--draw.temperature", "2"], ["--draw", "uniform", "--draw.k", "0.1"]):
+        with pytest.raises(SystemExit):
+            main(["train", "tfbind8", *words])
+        assert words[-2] in capsys.readouterr().err
+    code, line = refusal(capsys, "train", "tfbind8", "--draw", "best")
+    kinds = ", ".join(DRAW)
+    assert (code, line) == (2, f"gfn-rb: draw must be one of {kinds}, got 'best'")
+    assert refusal(capsys, "train", "tfbind")[1].endswith("did you mean tfbind8?")
+
+
+def test_groups_have_boxes_of_their_own(capsys):
     with pytest.raises(SystemExit):
-        main(["train", "hypergrid", "--help"])
+        main(["train", "hypergrid", "--draw", "softmax", "--help"])
     out = capsys.readouterr().out
-    groups = ["hypergrid", "run", "measuring", "sampling", "learning", "replay", "ranks"]
-    assert re.findall(r" (\w+) options [^\w]{3}", out) == groups
-    own = out[out.index(" hypergrid options ") : out.index(" run options ")]
-    assert re.findall(r"--\w+", own) == ["--ndim", "--height", "--r0", "--r1", "--r2"]
+    groups = ["draw", "keep", "search", "teacher", "anneal", "metrics", "separated-modes",
+              "managers", "feed"]  # fmt: skip
+    assert re.findall(r" ([\w-]+) options [^\w]{3}", out) == groups
+    assert "--draw.temperature FLOAT" in out
 
 
 def test_the_version_is_told(capsys):
@@ -232,20 +231,23 @@ def test_runs_are_compared(capsys, monkeypatch):
     [
         ("--steps 0", "gfn-rb: steps must be at least 1, got 0"),
         ("--replay-ratio -1", "gfn-rb: replay_ratio must be at least 0 and finite, got -1.0"),
-        ("--temperature 0", "gfn-rb: temperature must be positive and finite, got 0.0"),
+        (
+            "--draw softmax --draw.temperature 0",
+            "gfn-rb: draw.temperature must be positive and finite, got 0.0",
+        ),
         ("--epsilon 2", "gfn-rb: epsilon must be in [0, 1], got 2.0"),
         ("--height 1", "gfn-rb: height must be at least 2, got 1"),
         ("--r0 0", "gfn-rb: r0 must be positive and finite, got 0.0"),
-        ("--local-search -1", "gfn-rb: local_search must be at least 0, got -1"),
-        ("--back-ratio 0", "gfn-rb: back_ratio must be in (0, 1], got 0.0"),
+        ("--search -1", "gfn-rb: search must be at least 0, got -1"),
+        ("--search.back-ratio 0", "gfn-rb: search.back_ratio must be in (0, 1], got 0.0"),
         (
             "--ndim 20 --metrics elbo eubo",
             "gfn-rb: metrics must be among elbo for HyperGrid, got 'eubo', which takes states that "
             "can be listed",
         ),
         (
-            "--temperature 2",
-            "gfn-rb: temperature has no effect unless draw is softmax, got 2.0 with draw 'rank'",
+            "--search.back-ratio 0.25",
+            "gfn-rb: search.back_ratio has no effect unless search is given, got 0.25",
         ),
         (
             "--average-gradients",
@@ -271,12 +273,10 @@ def test_a_bad_value_is_named(options, line, capsys, tmp_path):
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        (["train", "chess"], ["chess", "tfbind8", "hypergrid", "rna_binding", "bit_sequence"]),
         (["train", "tfbind8", "--loss", "mse"], ["--loss", "mse", "subtb"]),
         (["train", "tfbind8", "--stesp", "3"], ["--stesp", "--steps"]),
         (["train", "tfbind8", "--ndim", "3"], ["--ndim"]),
         (["train", "tfbind8", "--steps", "many"], ["--steps", "many"]),
-        (["train", "tfbind8", "--keep", "best"], ["--keep", "best", "top", "recent"]),
         (["train", "tfbind8", "--form", "middle"], ["--form", "middle", "append"]),
         (["train"], ["tfbind8", "hypergrid"]),
         (["fly"], ["fly", "train", "resume", "inspect", "compare"]),
@@ -301,10 +301,10 @@ def test_help_explains_every_option(env, capsys):
     assert caught.value.code == 0
     out = " ".join(capsys.readouterr().out.replace("│", "").split())
     assert "--replay-ratio FLOAT Replayed items per fresh one" in out
-    for option in fields(CONFIGS[env]):
-        name = option.name.replace("_", "-")
-        words = rf"--{name}(, --no-{name})? [^-]*?[A-Za-z][^()]*[.,;:]"
-        assert re.search(words, out), option.name
+    for option in flat(CONFIGS[env]().to_dict()).keys() - {"env", "format"}:
+        name = option.replace("_", "-")
+        words = rf"--{name}(, --[\w.-]+)? [^-]*?[A-Za-z][^()]*[.,;:]"
+        assert re.search(words, out), option
 
 
 @pytest.mark.parametrize(
@@ -312,7 +312,7 @@ def test_help_explains_every_option(env, capsys):
     [
         ("rna_binding --targets GGGAAACCCU --length 6", ["best 100", "modes found"]),
         ("bit_sequence --n-bits 40 --word-bits 4 --modes 5", ["best 100", "of 5"]),
-        ("conditional_hypergrid --height 6 --local-search 1", ["(exact, mean over 5 conditions)"]),
+        ("conditional_hypergrid --height 6 --search 1", ["(exact, mean over 5 conditions)"]),
         ("deceptive_grid --ndim 2 --height 9 --loss mdb --replay transitions", ["of 4"]),
         ("hypergrid --ndim 2 --loss fm --replay states --draw priority", ["(exact)", "of 4"]),
     ],

@@ -7,6 +7,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.image import imread
 from training.training_runs import BITS, GRID, RNA, WARM_GRID, grid, take, trained
 
+from gfn_rb.training import MetricsOptions, SeparatedModesOptions
 from gfn_rb.training.report import OtherRanks, ReportData, draw_report, write_report
 from gfn_rb.training.report.panels import expected_modes
 
@@ -79,7 +80,12 @@ def test_what_a_task_has_is_shown(config, shown):
 
 
 def test_asking_for_more_shows_more(open_ended):
-    asked = finished(replace(RNA, metrics=("elbo",), eval_samples=20, mode_score=0.1), 3)
+    asked = finished(
+        replace(
+            RNA, metrics=MetricsOptions(("elbo",), 20), separated_modes=SeparatedModesOptions(0.1)
+        ),
+        3,
+    )
     drawn = panels(asked)
     assert set(lines(drawn["log Z"])) == {"learned", "importance", "ELBO"}
     assert "modes by distance" in lines(drawn["Modes found"])

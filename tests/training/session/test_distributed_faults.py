@@ -95,7 +95,16 @@ def test_rank_0_goes_on_after_a_worker_and_the_manager_were_killed(again):
 
 def test_others_go_on_without_a_worker_and_leave_when_told_though_the_manager_hangs(tmp_path):
     path = tmp_path / "run"
-    words = [*TRAIN, "--steps", 100_000, "--send", "awaited", "--average-gradients", "--out", path]
+    words = [
+        *TRAIN,
+        "--steps",
+        100_000,
+        "--managers.send",
+        "awaited",
+        "--average-gradients",
+        "--out",
+        path,
+    ]
     words[words.index("--patience") + 1] = 500
     with Job(4, [words], tmp_path / "job", ULFM) as job:
         for folder in folders(path, 4):

@@ -8,13 +8,14 @@ from factories import assert_equal
 from remote.remote_runs import threads
 from tensordict import TensorDict
 from training.session.distributed_runs import assert_adds_up, assert_same_account
-from training.training_runs import WARM_GRID, grid
+from training.training_runs import WARM_GRID, changed, grid
 
 from gfn_rb.buffers import MergedReplayBuffer, fifo_buffer
 from gfn_rb.checkpoint import load_state
 from gfn_rb.errors import KeyMismatchError, SecretError, TransportTimeoutError
 from gfn_rb.remote import ReplayBufferManager
 from gfn_rb.remote.protocol.roles import assign_roles
+from gfn_rb.training import FeedOptions, ManagersOptions, SearchOptions
 from gfn_rb.training.session.folder import RunFolder
 from gfn_rb.training.session.manager_hooks import (
     BASELINE,
@@ -28,7 +29,8 @@ from gfn_rb.training.trainer import Hooks, Trainer
 from gfn_rb.transports import LocalTransport
 
 STEPS = 6
-CONFIG = grid(managers=1, feed="top", baseline="none", capacity=200, patience=10.0)
+CONFIG = grid(managers=ManagersOptions(1), feed=FeedOptions("top"), capacity=200, patience=10.0)
+AWAITED = ManagersOptions(1, "awaited")
 
 
 class RecordingHooks(ManagerHooks):
@@ -128,7 +130,11 @@ def test_what_is_fed_was_found_by_others_and_is_replayed(tmp_path):
 
 @pytest.mark.parametrize("send", ["awaited", "deferred"])
 def test_each_item_that_is_fed_is_learnt_from_once_when_it_comes(send, tmp_path):
-    runs = Runs(replace(CONFIG, send=send, feed_quota=5), tmp_path, size=3)
+    runs = Runs(
+        replace(CONFIG, managers=ManagersOptions(1, send), feed=FeedOptions("top", 5)),
+        tmp_path,
+        size=3,
+    )
     for i, hooks in enumerate(runs.hooks):
         came = [[] if rows is None else ends(rows) for rows in hooks.fed]
         assert 0 < max(map(len, came)) <= 5
@@ -145,7 +151,7 @@ def test_each_item_that_is_fed_is_learnt_from_once_when_it_comes(send, tmp_path)
 
 def test_what_is_fed_is_only_replayed_where_gradients_are_averaged(tmp_path):
     """Ranks would get out of step, each fed as many as it happens to be."""
-    runs = Runs(replace(CONFIG, send="awaited", average_gradients=True), tmp_path, size=3)
+    runs = Runs(replace(CONFIG, managers=AWAITED, average_gradients=True), tmp_path, size=3)
     for hooks in runs.hooks:
         assert len(hooks.worker.subscription.buffer) > 0
         assert hooks.fed == [None] * STEPS
@@ -153,13 +159,13 @@ def test_what_is_fed_is_only_replayed_where_gradients_are_averaged(tmp_path):
 
 @pytest.mark.parametrize("feed", FEED[1:])
 def test_every_choice_of_feed_is_one_that_managers_know(feed, tmp_path):
-    runs = Runs(replace(CONFIG, feed=feed, send="awaited"), tmp_path, size=3)
+    runs = Runs(replace(CONFIG, feed=FeedOptions(feed), managers=AWAITED), tmp_path, size=3)
     assert all(sent["fed"] > 0 for sent in runs.sent)
     assert runs.manager.metadata()["subscribers"] == [0, 1]
 
 
 def test_without_feed_the_buffer_is_replayed_alone(tmp_path):
-    runs = Runs(replace(CONFIG, feed="none"), tmp_path)
+    runs = Runs(replace(CONFIG, feed=FeedOptions()), tmp_path)
     (trainer,) = runs.trainers
     assert trainer.replayed is trainer.rb
     assert runs.hooks[0].fed == [None] * STEPS
@@ -170,13 +176,13 @@ def test_without_feed_the_buffer_is_replayed_alone(tmp_path):
 
 @pytest.mark.parametrize(("draw", "p"), [("softmax", "mass"), ("uniform", "size")])
 def test_members_are_drawn_from_as_from_one_buffer(draw, p, tmp_path):
-    runs = Runs(replace(CONFIG, draw=draw), tmp_path)
+    runs = Runs(changed(CONFIG, draw=draw), tmp_path)
     assert runs.trainers[0].replayed._shares == p
 
 
 @pytest.mark.parametrize(("draw", "form"), [("rank", "narrow"), ("softmax", "rebuild")])
 def test_how_rows_are_stored_and_sent_changes_nothing(draw, form, tmp_path_factory):
-    config, runs = replace(CONFIG, draw=draw, feed="newest", send="awaited"), []
+    config, runs = changed(CONFIG, draw=draw, feed=FeedOptions("newest"), managers=AWAITED), []
     for compact in ("none", form):
         folder = tmp_path_factory.mktemp(compact)
         runs.append(Runs(replace(config, compact=compact), folder, 3))
@@ -194,7 +200,10 @@ def test_how_rows_are_stored_and_sent_changes_nothing(draw, form, tmp_path_facto
 
 @pytest.mark.parametrize("baseline", [name for name in BASELINE if name != "none"])
 def test_a_baseline_leaves_out_items_that_are_worse(baseline, tmp_path):
-    runs = Runs(replace(CONFIG, baseline=baseline, capacity=4, send="awaited"), tmp_path)
+    runs = Runs(
+        replace(CONFIG, managers=ManagersOptions(1, "awaited", baseline=baseline), capacity=4),
+        tmp_path,
+    )
     (sent,) = runs.sent
     assert 0 < sent["filtered"] < sent["offered"]
     assert_same_account(sent, runs.received[0])
@@ -202,7 +211,7 @@ def test_a_baseline_leaves_out_items_that_are_worse(baseline, tmp_path):
 
 @pytest.mark.parametrize("send", SEND)
 def test_every_way_of_sending_accounts_for_all(send, tmp_path):
-    runs = Runs(replace(CONFIG, send=send, send_every=2), tmp_path)
+    runs = Runs(replace(CONFIG, managers=ManagersOptions(1, send, 2)), tmp_path)
     (sent,) = runs.sent
     assert sent["batches"] <= STEPS // 2
     assert_adds_up(sent)
@@ -238,7 +247,7 @@ def test_a_manager_goes_on_with_its_secret_alone(tmp_path, monkeypatch):
     secret.touch(0o600)
     secret.write_bytes(bytes(16))
     monkeypatch.setenv("GFN_RB_SECRET_FILE", str(secret))
-    config = replace(CONFIG, journal=True)
+    config = replace(CONFIG, managers=ManagersOptions(1, journal=True))
     first = Runs(config, tmp_path).manager
     first.buffer.journal.close()
 
@@ -284,8 +293,9 @@ def test_a_silent_manager_is_waited_for_as_long_as_patience_lasts(patience, is_t
 
 
 def test_a_manager_saves_as_often_as_its_workers(tmp_path):
-    def every(size, **changes):
-        config = replace(CONFIG, checkpoint_every=6, **changes)
+    def every(size, send_every=1):
+        managers = ManagersOptions(1, send_every=send_every)
+        config = replace(CONFIG, checkpoint_every=6, managers=managers)
         (manager, roles) = LocalTransport.group(size)[-1], assign_roles(size, 1, [None] * size)
         folder = RunFolder(tmp_path, size - 1)
         return make_manager(config, manager, roles, folder)._checkpoint_every
@@ -303,7 +313,7 @@ def test_draws_of_no_two_buffers_are_the_same(tmp_path):
 
 
 def test_what_a_manager_refuses_is_logged_and_training_goes_on(caplog):
-    config = replace(CONFIG, feed="none", send="awaited")
+    config = replace(CONFIG, feed=FeedOptions(), managers=AWAITED)
     mine, theirs = LocalTransport.group(2, timeout=10.0)
     hooks = ManagerHooks(config, mine, assign_roles(2, 1, [None] * 2))
     of_another_kind = fifo_buffer(9)
@@ -338,9 +348,9 @@ def test_ranks_that_train_have_time_to_lose_their_manager_first(tmp_path):
     "config",
     [
         CONFIG,
-        replace(CONFIG, local_search=1),
+        replace(CONFIG, search=SearchOptions(1)),
         replace(CONFIG, compact="rebuild"),
-        replace(WARM_GRID, managers=1),
+        replace(WARM_GRID, managers=ManagersOptions(1)),
     ],
 )
 def test_a_manager_knows_what_is_sent_before_it_comes(config, tmp_path):

@@ -14,7 +14,7 @@ from gfn_rb.errors import (
     CheckpointError,
 )
 from gfn_rb.remote import ReplayBufferManager
-from gfn_rb.training import Trainer, report, resume, train
+from gfn_rb.training import ManagersOptions, Trainer, report, resume, train
 from gfn_rb.training.session import launch
 from gfn_rb.training.session import run as run_module
 from gfn_rb.training.session.folder import RunFolder, read_metrics
@@ -200,7 +200,9 @@ def test_a_stopped_run_that_cannot_be_saved_says_so(tmp_path, monkeypatch, at_st
 def test_a_manager_that_cannot_save_at_its_end_is_named_in_the_report(tmp_path, monkeypatch):
     monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)  # of what is imported late
     full_at(0, monkeypatch, ReplayBufferManager)
-    outcome = run(grid(managers=1, send="awaited", checkpoint_every=50), tmp_path / "run")
+    outcome = run(
+        grid(managers=ManagersOptions(1, send="awaited"), checkpoint_every=50), tmp_path / "run"
+    )
     (why,) = outcome.unwritten
     assert why.startswith("rank 1: CheckpointError: cannot write it")
     told = json.loads((tmp_path / "run" / "report.json").read_text())
