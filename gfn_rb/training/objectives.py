@@ -138,8 +138,9 @@ def make_schedule(config: TrainConfig, optimizer: torch.optim.Optimizer) -> LRSc
         config: says what becomes of them.
         optimizer: has them.
     """
-    end = 1.0 if config.lr_end is None else config.lr_end
-    return LinearLR(optimizer, 1.0, end, config.anneal_steps)
+    if config.lr_end is None:
+        return LinearLR(optimizer, 1.0, 1.0, total_iters=1)
+    return LinearLR(optimizer, 1.0, config.lr_end, config.anneal_steps)
 
 
 def take_step(

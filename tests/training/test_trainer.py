@@ -185,7 +185,7 @@ def test_reward_calls_are_counted_exactly(config, monkeypatch):
     states = torch.cat(asked)
     monkeypatch.undo()
     row = trainer.measure()
-    assert row["reward_calls"] == len(states) == 40 * (1 + config.local_search)
+    assert row["reward_calls"] == len(states) == 40 * (1 + config.search.loops)
     assert row["distinct_reward_calls"] == len(states.unique(dim=0))
     assert row["modes_found"] == len(trainer.env.modes_reached(states).unique())
     x = states.unique(dim=0)
