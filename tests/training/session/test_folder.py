@@ -83,7 +83,7 @@ def test_what_is_no_run_is_not_opened(tmp_path):
     [
         ("{", CheckpointCorruptError, "config.json is no JSON"),
         ("[1]", CheckpointCorruptError, "must hold an object, got [1]"),
-        ('{"env": "go"}', ArgumentError, "config.json: env must be one of"),
+        ('{"format": 2, "env": "go"}', ArgumentError, "config.json: env must be one of"),
     ],
 )
 def test_a_damaged_configuration_is_named(text, error, message, tmp_path):
