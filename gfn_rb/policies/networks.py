@@ -242,7 +242,7 @@ class OwnNetwork(TensorDictModuleBase):
 
     def _output(self, tensordict: TensorDictBase) -> Tensor:
         if isinstance(self.module, TensorDictModuleBase):
-            return self.module(tensordict.select(*self.in_keys)).get(self.out_keys[0])
+            return self.module(tensordict.select(*self.in_keys))[self.out_keys[0]]
         x = self._encode(tensordict.get(keys.STATE))
         if len(self.in_keys) > 1:
             x = torch.cat([x, self._encode_condition(tensordict.get(keys.CONDITION))], 1)
