@@ -66,7 +66,8 @@ for name in {names}:
 
 
 def core_program() -> str:
-    shapes = "assert all(getattr(gfn_rb.shapes, n)[int, 'n'] is int for n in gfn_rb.shapes.__all__)"
+    names = ("Bool", "Float", "Float64", "Int", "Int64", "Shaped")
+    shapes = f"assert all(getattr(gfn_rb.shapes, n)[int, 'n'] is int for n in {names})"
     statement = f"import {', '.join(core_modules())}\n{shapes}"
     return WITHOUT.format(names=HEAVY + CHECKERS, statement=statement)
 
