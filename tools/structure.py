@@ -126,6 +126,43 @@ def hops(root: Path) -> list[str]:
     return done.stdout.split() if done.returncode == 0 else [f"failed: {done.stderr[-500:]}"]
 
 
+# Statements, and how many lines of the package an interpreter may execute for them.
+CLOSURES = {
+    "from gfn_rb import SoftmaxRewardSampler": 3_500,
+    "from gfn_rb import RewardPrioritizedWriter": 5_000,
+    "from gfn_rb import fifo_buffer": 9_000,
+    "import gfn_rb": 11_000,
+}
+_LOADED = """
+import sys
+{}
+files = {{getattr(module, "__file__", None) for name, module in list(sys.modules.items())
+         if name.split(".")[0] == "gfn_rb"}}
+print(*files - {{None}}, sep="\\n")
+"""
+
+
+def closure(root: Path, statement: str) -> list[Path]:
+    """Return the files of the package that a fresh interpreter executes for a statement."""
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    command = [sys.executable, "-c", _LOADED.format(statement)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+    return [Path(line) for line in done.stdout.split()]
+
+
+def part_lines(root: Path) -> dict[str, tuple[int, int]]:
+    """Return the lines of library, application and tests, each with its budget."""
+    lines = {path: n_lines(path) for path in (root / "gfn_rb").rglob("*.py")}
+    application = sum(
+        n for path, n in lines.items() if root / "gfn_rb" / "training" in path.parents
+    )
+    return {
+        "library": (sum(lines.values()) - application, 22_500),
+        "application": (application, 9_000),
+        "tests": (sum(map(n_lines, (root / "tests").rglob("*.py"))), 31_000),
+    }
+
+
 def report(root: Path) -> None:
     """Print all that is measured."""
     package = root / "gfn_rb"
@@ -133,6 +170,11 @@ def report(root: Path) -> None:
     folders = Counter(path.parent.relative_to(root) for path in files)
     folder, largest = folders.most_common(1)[0]
     print(f"lines: {sum(map(n_lines, files))}")
+    for part, (n, budget) in part_lines(root).items():
+        print(f"lines of {part}: {n} of {budget}")
+    for statement, budget in CLOSURES.items():
+        n = sum(map(n_lines, closure(root, statement)))
+        print(f"lines executed by '{statement}': {n} of {budget}")
     print(f"files: {len(files)}")
     print(f"files in the largest folder: {largest} ({folder})")
     _list("circles of modules", [" <-> ".join(circle) for circle in circles(graph)])
