@@ -71,7 +71,7 @@ def test_circles_cannot_be_drawn(planted: Path, tmp_path: Path) -> None:
 
 # Lines of today, where a budget is not met yet.
 NOT_MET = {
-    "from gfn_rb import RewardPrioritizedWriter": 6_600,
+    "from gfn_rb import RewardPrioritizedWriter": 6_700,
     "from gfn_rb import fifo_buffer": 9_700,
 }
 CORE = {"buffers", "containers", "numerics", "samplers", "writers"}

@@ -122,7 +122,7 @@ def state_of(rb: Any) -> dict[str, Any]:
 
 
 MAKES: dict[str, Make] = {
-    "best": lambda **more: reward_prioritized_buffer(CAPACITY, statistics=True, **more),
+    "best": lambda **more: reward_prioritized_buffer(CAPACITY, **more),
     "unique": lambda **more: reward_prioritized_buffer(CAPACITY, unique="state", **more),
     "kept": lambda **more: reward_prioritized_buffer(
         CAPACITY, unique="state", on_duplicate="keep", tie="oldest", **more
@@ -643,13 +643,16 @@ def test_rows_that_hold_records_harm_nothing(path: Path, records: list[bytes]) -
     ],
 )
 def test_absurd_numbers_are_refused_quickly(path: Path, values: dict[str, Any]) -> None:
-    rb = MAKES["best"](journal=path, sync="never")
+    def make(**more: Any) -> TensorDictReplayBuffer:
+        return MAKES["best"](statistics=True, **more)
+
+    rb = make(journal=path, sync="never")
     rb.extend(items(5, 1))
     counts = {**counts_of(rb, slot_states(rb)), "emptied": False, **values}
     rb.journal._log.append([(None, counts)])
     begun = time.monotonic()
     with pytest.raises(CheckpointCorruptError, match="its records do not fit the buffer"):
-        MAKES["best"](journal=copied(path))
+        make(journal=copied(path))
     assert time.monotonic() - begun < 5
 
 
