@@ -71,6 +71,7 @@ def learn(steps: int, every: int, seed: int = 0) -> Iterator[dict[str, Any]]:
         unique="state",
         sampler=PrioritySampler(),
         max_length=env.max_length,
+        statistics=True,
         service_backend="ray",
         service_backend_options={"remote_config": {"num_cpus": 0}},
     )

@@ -46,6 +46,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return result
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_instant_leaves_the_last_good_one(found: dict[str, Any]) -> None:
     generations, files = found["killed"]["generations"], found["killed"]["files"]
     assert generations == sorted(generations)  # whatever was published stays
@@ -243,6 +244,7 @@ def test_what_the_disk_did_not_take_is_not_published(
     assert names(path.parent) == {"run.ckpt"}
 
 
+@pytest.mark.slow
 def test_nobody_waits_for_one_that_was_stopped_or_loses_a_file_to_one_that_tidies_up(
     path: Path,
 ) -> None:

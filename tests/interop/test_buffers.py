@@ -72,6 +72,7 @@ ADDS = int(os.environ.get("GFN_RB_ADDS", "0"))  # how many at least: the long fo
 SIZES = [(10, 16, 9), (100, 24, 9), (1000, 160, 9), (10_000, 2100, 6)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", BUFFERS)
 @pytest.mark.parametrize(("capacity", "n", "n_adds"), SIZES)

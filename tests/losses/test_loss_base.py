@@ -291,6 +291,7 @@ def test_a_residual_has_a_finite_gradient_where_it_is_zero(name):
     assert logits.grad.isfinite().all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LOSSES)
 def test_training_reaches_the_target(name):
     generator = torch.Generator().manual_seed(0)

@@ -35,6 +35,7 @@ def weighted_mean(parts, factor):
     return sum(factor**steps * delta**2 for steps, delta in parts) / total
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [0.25, 0.9, 1.0, 3.0])
 @pytest.mark.parametrize("name", ENVS)
 def test_equal_to_every_part_of_every_row_one_by_one(name, factor):

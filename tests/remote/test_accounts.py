@@ -48,6 +48,7 @@ def act(worker, seed):
 MODES = [Awaited(), Deferred(), NonBlocking(in_flight=2)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES, ids=["awaited", "deferred", "nonblocking"])
 @pytest.mark.parametrize("n_managers", [1, 2])
 def test_counters_add_up_at_both_ends(mode, n_managers):

@@ -210,6 +210,7 @@ def test_together_managers_keep_the_best_of_all(n_managers, seed):
     cluster.check_fed()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("holds", [True, False])
 @pytest.mark.parametrize("seed", range(SCHEDULES))
 @pytest.mark.parametrize("n_managers", [2, 3, 5])

@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[2]
 TINY = {"batch_size": 16, "replay_ratio": 0.0, "backward": "uniform"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "options", "steps"),
     [

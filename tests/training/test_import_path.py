@@ -63,6 +63,7 @@ def package(tmp_path, monkeypatch, request):
     return name
 
 
+@pytest.mark.slow
 def test_trained_and_resumed_by_its_path(package, capsys):
     path = f"{package}.module:MyConfig"
     assert main(["train", path, *QUICK, "--size", "6", "--steps", "4", "--workers", "1"]) == 0

@@ -14,6 +14,7 @@ from gfn_rb.training.priority_rules import mean_per_item
 LOSS = {"trajectories": "tb", "transitions": "db", "states": "fm", "terminal": "subtb"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keep", KEEP)
 @pytest.mark.parametrize("draw", DRAW)
 @pytest.mark.parametrize("replay", ["trajectories", "terminal"])
@@ -26,6 +27,7 @@ def test_every_choice_trains(keep, draw, replay):
     assert trainer.measure()["replay_loss"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keep", ["top", "recent"])
 @pytest.mark.parametrize("draw", [name for name in DRAW if name != "teacher"])
 @pytest.mark.parametrize("replay", ["transitions", "states"])

@@ -101,6 +101,7 @@ def test_the_global_generator_is_neither_read_nor_moved():
     assert_same(one, trained(GRID, 3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", VARIANTS.values(), ids=VARIANTS)
 def test_a_restored_run_equals_one_never_interrupted(config, tmp_path):
     first = trained(config, 4)  # between two rows of the history
@@ -172,6 +173,7 @@ def test_what_is_no_run_is_refused(tmp_path):
 # Reward calls.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", VARIANTS.values(), ids=VARIANTS)
 def test_reward_calls_are_counted_exactly(config, monkeypatch):
     trainer = Trainer(config)
@@ -350,6 +352,7 @@ def test_what_is_annealed_reaches_its_part():
     assert temperatures == [4.0, 3.5, 3.0, 2.5, 2.0, 2.0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -552,6 +555,7 @@ def test_it_trains_on_cuda(tmp_path):
     assert restored.loss.log_z.value.device.type == "cuda"
 
 
+@pytest.mark.slow
 def test_a_walk_on_the_line_learns_the_exact_log_z():
     trainer = Trainer(LineConfig())
     for _ in range(200):

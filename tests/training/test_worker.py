@@ -172,6 +172,7 @@ def test_a_worker_that_dies_is_noticed(forked):
         source.sample(4)
 
 
+@pytest.mark.slow
 def test_an_environment_that_cannot_be_made(forked):
     with pytest.raises(WorkerError, match=r"^worker 0: ZeroDivisionError: .*by zero$"):
         WorkerSource(lambda: Ladder(1 // 0), make_policy(), 1)

@@ -46,6 +46,7 @@ def found():
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["best", "unique", "diverse", "newest", "newest unique"])
 def test_what_a_killed_process_was_writing_is_undone(found, kind):
     assert found[kind]["kills"] == KILLS

@@ -307,6 +307,7 @@ def test_help_explains_every_option(env, capsys):
         assert re.search(words, out), option
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "shown"),
     [
@@ -393,6 +394,7 @@ def test_another_missing_module_is_no_mistake_of_the_users(monkeypatch):
 # Stopping.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_says_how_to_go_on(number, code, capsys, monkeypatch):
     original = Trainer.step
@@ -423,6 +425,7 @@ def test_an_interrupt_before_training_ends_quietly(capsys, monkeypatch):
     assert refusal(capsys, *GRID) == (130, "gfn-rb: interrupted")
 
 
+@pytest.mark.slow
 def test_killed_at_any_time_a_run_goes_on_as_if_it_had_not_been(tmp_path):
     """The real command, killed by SIGKILL wherever it happens to be."""
     words = [*GRID, "--steps", "60", "--out"]

@@ -31,6 +31,7 @@ def run(job):
     return job.place / "run", job.lines
 
 
+@pytest.mark.slow
 @needs_mpi
 def test_one_report_speaks_for_all_ranks(run, job):
     folder, lines = run
@@ -161,6 +162,7 @@ def test_without_a_launcher_managers_are_threads(tmp_path, capsys):
     assert again[0] == first  # times included: it is that of the checkpoint
 
 
+@pytest.mark.slow
 def test_two_managers_hold_what_each_owns(tmp_path, caplog):
     words = [*TRAIN, "--managers", "2", "--feed", "newest", "--out", str(tmp_path / "run")]
     assert main(words) == 0
@@ -219,6 +221,7 @@ sys.exit(main())
 """
 
 
+@pytest.mark.slow
 @needs_mpi
 def test_what_a_launcher_started_without_mpi_ends_in_one_line(tmp_path):
     """First there is no mpi4py; then it is of another MPI: each process finds itself alone."""

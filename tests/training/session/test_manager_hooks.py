@@ -157,6 +157,7 @@ def test_what_is_fed_is_only_replayed_where_gradients_are_averaged(tmp_path):
         assert hooks.fed == [None] * STEPS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("feed", FEED[1:])
 def test_every_choice_of_feed_is_one_that_managers_know(feed, tmp_path):
     runs = Runs(replace(CONFIG, feed=FeedOptions(feed), managers=AWAITED), tmp_path, size=3)
@@ -180,6 +181,7 @@ def test_members_are_drawn_from_as_from_one_buffer(draw, p, tmp_path):
     assert runs.trainers[0].replayed._shares == p
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("draw", "form"), [("rank", "narrow"), ("softmax", "rebuild")])
 def test_how_rows_are_stored_and_sent_changes_nothing(draw, form, tmp_path_factory):
     config, runs = changed(CONFIG, draw=draw, feed=FeedOptions("newest"), managers=AWAITED), []
