@@ -35,7 +35,7 @@ class RowTransform(Transform):
     """A transform of rows on their way into a buffer, which leaves what is sampled as it is."""
 
     def _inv_call(self, tensordict: TensorDictBase) -> TensorDictBase:
-        # Rows of unlike shapes cannot be asked together whether one has a gradient.
+        # Rows of different shapes cannot be asked together whether one has a gradient.
         if isinstance(tensordict, LazyStackedTensorDict) or tensordict.requires_grad:
             tensordict = tensordict.detach()
         if tensordict.ndim:

@@ -36,7 +36,7 @@ class ContinuousEnv(GFNEnv):
         n_parameters: k.
         max_length: likewise.
         encoded_size: likewise.
-        **options: likewise.
+        **options: ``batch_size`` and ``device`` of the environment.
     """
 
     action_dtype = torch.float32
