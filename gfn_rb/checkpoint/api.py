@@ -17,7 +17,7 @@ from gfn_rb.checkpoint.buffers import captured, restore
 from gfn_rb.checkpoint.parts import row_layout
 from gfn_rb.codec.files import ValueFile, check_written, write_file
 from gfn_rb.codec.prefix import VERSION
-from gfn_rb.codec.primitives import dtype_name
+from gfn_rb.codec.primitives import dtype_name, one_line
 from gfn_rb.codec.secret import Secret
 from gfn_rb.codec.values import Encoder
 from gfn_rb.errors import (
@@ -265,10 +265,14 @@ def resolved(path: Any) -> Path:
 
     Raises:
         ArgumentError: it is no path.
+        CheckpointError: its links lead in a circle.
     """
     if not isinstance(path, (str, os.PathLike)) or "\0" in (name := os.fspath(path)):
         raise ArgumentError(f"path must be a path to a file, got {path!r}")
-    return Path(os.fsdecode(name)).resolve()
+    try:
+        return Path(os.fsdecode(name)).resolve()
+    except (OSError, RuntimeError) as error:  # the latter of links, up to Python 3.12
+        raise CheckpointError(f"path {path} leads nowhere: {one_line(error)}") from None
 
 
 def _values_of(file: ValueFile, read: Callable[[str], Any]) -> dict[str, Any]:

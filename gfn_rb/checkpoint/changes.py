@@ -189,7 +189,7 @@ def put_back(
     """
     storage = rb.storage
     if counts["emptied"]:
-        rb.empty()
+        type(rb).empty(rb)  # not the journal's, which is reading this record
     if rows is not None:
         slot, content = rows.get(_SLOT), rows.get(_ROW, None)
         if content is not None:

@@ -49,11 +49,11 @@ class Journal:
     compacted when it is opened.
 
     The journal records all that is done through the buffer and its writer, ``empty``,
-    ``writer.remove`` and ``load_checkpoint`` included. Rows assigned by other methods, such as
-    ``set_``, are found by the storage's revision: all rows are then in the next record. What is
-    written into the storage's tensors is in the next checkpoint. What ``empty`` and such methods
-    did is written by the next call, or by :meth:`sync`. Draws are not recorded: random generators,
-    epochs and schedules are as of the checkpoint.
+    ``writer.remove`` and ``load_checkpoint`` included. TorchRL announces neither ``rb[i] = row``
+    nor ``rb.set_``; the journal finds such writes by the storage's revision, and all rows are in
+    the record that the next call or :meth:`sync` writes. What is written into the storage's
+    tensors is in the next checkpoint. Draws are not recorded: random generators, epochs and
+    schedules are as of the checkpoint.
 
     Args:
         rb: a buffer of one process, over a one-dimensional ``TensorStorage``, with a writer of
@@ -76,6 +76,7 @@ class Journal:
         CheckpointCorruptError: a record is damaged or missing that was on disk. Behind the last
             record that was synced, the file ends at the first that is torn.
         CheckpointMismatchError: it is of another buffer, or another version.
+        SecretError: it was not made with the secret, or with one, or changed since.
 
     Examples:
         >>> rb = reward_prioritized_buffer(1000)
@@ -120,7 +121,7 @@ class Journal:
             raise
         self._revision = mutation_revision(rb.storage)
         keep_journal(rb, self)
-        rb.journal = self
+        rb.journal, rb.empty = self, self._empty
         atexit.register(_close, weakref.ref(self))
 
     # What users call.
@@ -244,6 +245,11 @@ class Journal:
     def record_empty(self) -> None:
         """Note that the storage is being emptied."""
         self._pending.emptied += 1
+
+    def _empty(self, empty_write_count: bool = True) -> None:
+        """Empty the buffer in one step of the journal; it is the buffer's ``empty``."""
+        with self:
+            type(self._rb).empty(self._rb, empty_write_count)
 
     def record_all(self) -> None:
         """Note that all there was has been replaced."""

@@ -33,6 +33,7 @@ from gfn_rb.errors import (
     CheckpointCorruptError,
     CheckpointError,
     CheckpointMismatchError,
+    SecretError,
 )
 from gfn_rb.samplers import PrioritySampler
 from gfn_rb.writers import DiversityWriter, FIFOWriter, RewardPrioritizedWriter
@@ -365,7 +366,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "add": lambda rb: rb.add(items(1, 2)[0]),
     "update": lambda rb: rb.writer.update(torch.tensor([0]), torch.tensor([9.0])),
     "remove": lambda rb: rb.writer.remove(torch.tensor([1])),
-    "empty": lambda rb: (rb.empty(), rb.journal.sync()),
+    "empty": lambda rb: rb.empty(),
 }
 
 
@@ -709,6 +710,26 @@ def test_other_formats_and_other_files_are_refused(path: Path) -> None:
         assert path.read_bytes() == content
 
 
+@pytest.mark.parametrize("zeros", [False, True])
+def test_files_with_a_secret_that_are_cut_are_refused(path: Path, zeros: bool) -> None:
+    """A file that lost its end is corrupt; one whose end is zeros may be anybody's."""
+    secret = Secret(bytes(16))
+    rb = MAKES["best"](journal=path, sync="always", secret=secret)
+    rb.extend(items(5, 1))
+    rb.journal.close()
+    expected = (CheckpointCorruptError, SecretError) if zeros else CheckpointCorruptError
+    for name in (path.name, f"{path.name}.gfnrb"):
+        file, copy = path.with_name(name), path.with_name("copy")
+        content = file.read_bytes()
+        for n in range(1, len(content.rstrip(b"\0")), len(content) // 40):
+            for suffix in ("", ".gfnrb"):
+                shutil.copy(f"{path}{suffix}", f"{copy}{suffix}")
+            cut = content[:n].ljust(len(content) if zeros else n, b"\0")
+            copy.with_name(name.replace(path.name, "copy")).write_bytes(cut)
+            with pytest.raises(expected):
+                MAKES["best"](journal=copy, secret=secret)
+
+
 # Paths, disks and processes.
 
 
@@ -721,6 +742,16 @@ def test_paths_that_cannot_be(path: Path) -> None:
             MAKES["best"](journal=device)
     with pytest.raises(CheckpointError, match="No such file or directory"):
         MAKES["best"](journal=path.parent / "no" / "x")
+    circle = path.parent / "circle"
+    circle.symlink_to(circle)
+    for use in (
+        lambda: MAKES["best"](journal=circle),
+        lambda: save_checkpoint(circle, MAKES["best"]()),
+        lambda: load_checkpoint(circle, MAKES["best"]()),
+        lambda: recover(circle, path),
+    ):
+        with pytest.raises(CheckpointError, match=r"path .*circle leads nowhere"):
+            use()
     with pytest.raises(CheckpointError, match=r"cannot open the journal /proc/\d+/x"):
         MAKES["best"](journal="/proc/self/x")
 

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from gfn_rb.checkpoint import recover
 from gfn_rb.errors import ArgumentError
 from gfn_rb.training import RunResult, resume, train
 from gfn_rb.training.cli.comparing import comparison_lines, comparison_table
@@ -24,6 +25,7 @@ from gfn_rb.training.cli.watching import RunWatch
 from gfn_rb.training.config import CONFIGS, TrainConfig, find_config, group_named
 from gfn_rb.training.options import TransportName
 from gfn_rb.training.rules import groups_of
+from gfn_rb.training.secret import run_secret
 
 DESCRIPTION = (
     "Replay for GFlowNets: training runs, to resume, to watch, to inspect and to compare. "
@@ -136,7 +138,25 @@ class Watch:
         return 0
 
 
-Command = Train | Resume | Inspect | Compare | Watch
+@dataclass
+class Recover:
+    """Write what is sound of a damaged journal, and its checkpoint, to new files."""
+
+    path: tyro.conf.Positional[Path]
+    """The journal, which is not changed."""
+    to: Path | None = None
+    """New journal, replaced if there is one; by default PATH with .recovered behind it."""
+
+    def __call__(self) -> int:
+        """Do it, and return the exit code."""
+        target = self.to or self.path.with_name(f"{self.path.name}.recovered")
+        found = recover(self.path, target, secret=run_secret())
+        print(f"written   {target}, up to record {found['number']}")
+        print(f"left out  {found['left_out']} bytes: {found['damage'] or 'no damage'}")
+        return 0
+
+
+Command = Train | Resume | Inspect | Recover | Compare | Watch
 
 
 def parse(arguments: Sequence[str] | None) -> Command:

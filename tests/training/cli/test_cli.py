@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from tensordict import TensorDict
 from torchrl import torchrl_logger
 from training.training_runs import timeless
 
 import gfn_rb
-from gfn_rb.checkpoint import load_state
+from gfn_rb.checkpoint import Journal, load_state
 from gfn_rb.errors import CheckpointError
 from gfn_rb.training import DRAW, Trainer, cli, report
 from gfn_rb.training.cli import commands, main
@@ -292,6 +293,26 @@ def test_words_that_make_no_sense_are_named(words, named, capsys, tmp_path):
     assert "Traceback" not in err
     assert [word for word in named if word not in err] == []
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_damaged_journal_is_recovered(capsys, tmp_path):
+    rb = gfn_rb.fifo_buffer(9)
+    journal = Journal(rb, "rb.journal", sync="always")
+    for i in range(3):
+        rb.extend(TensorDict({"state": torch.arange(2), "log_reward": torch.ones(2) * i}, [2]))
+    journal.close()
+    content = bytearray((tmp_path / "rb.journal").read_bytes())
+    content[-1000] ^= 1  # in the last record, which was synced
+    (tmp_path / "rb.journal").write_bytes(content)
+    assert "path must name a journal" in refusal(capsys, "recover", "none")[1]
+    assert main(["recover", "rb.journal", "--to", "new"]) == 0
+    assert re.search(
+        r"new, up to record \d\n.*left out +\d+ bytes: .*record", capsys.readouterr().out
+    )
+    again = gfn_rb.fifo_buffer(9)
+    Journal(again, "new").close()
+    assert 0 < len(again) < 6
+    assert bytes(content) == (tmp_path / "rb.journal").read_bytes()
 
 
 @pytest.mark.parametrize("env", CONFIGS)
