@@ -16,7 +16,7 @@ from gfn_rb.checkpoint.atomic import published
 from gfn_rb.checkpoint.buffers import captured, restore
 from gfn_rb.checkpoint.parts import row_layout
 from gfn_rb.codec.files import ValueFile, check_written, write_file
-from gfn_rb.codec.prefix import VERSION
+from gfn_rb.codec.layout import VERSION
 from gfn_rb.codec.primitives import dtype_name, one_line
 from gfn_rb.codec.secret import Secret
 from gfn_rb.codec.values import Encoder
@@ -211,8 +211,8 @@ def inspect_checkpoint(
         return {
             "version": VERSION,
             "nbytes": file.nbytes,
-            "n_tensors": len(file.tensors),
-            "tensor_nbytes": sum(tensor.nbytes for tensor in file.tensors),
+            "n_tensors": len(file.layout.sizes),
+            "tensor_nbytes": sum(file.layout.sizes),
             "values": list(_values_of(file, file.outline)),
             "buffers": [_buffer(state, rows) for state, rows in pairs],
         }

@@ -32,7 +32,7 @@ from xxhash import xxh3_64
 from gfn_rb.checkpoint.atomic import kind_of, published, try_lock, unlock
 from gfn_rb.checkpoint.parts import is_count
 from gfn_rb.codec.frames import Frame, decode_frame, encode_frame
-from gfn_rb.codec.prefix import PREFIX_NBYTES, Prefix
+from gfn_rb.codec.layout import PREFIX_NBYTES, Prefix
 from gfn_rb.codec.primitives import LazyBuffer, aligned
 from gfn_rb.codec.secret import Secret
 from gfn_rb.errors import (
@@ -47,7 +47,7 @@ from gfn_rb.errors import (
 from gfn_rb.shapes import Shaped
 from gfn_rb.sharing import write_at
 
-FORMAT = 2
+FORMAT = 3
 HEADER, RECORD = 1, 2  # kinds of frames
 
 _MARK = struct.Struct("<Q8s")

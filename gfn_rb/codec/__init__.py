@@ -1,19 +1,17 @@
-"""Tensors as checked bytes: what checkpoints are files of, and messages are frames of.
+"""Tensors as checked bytes: files for checkpoints, frames for messages and journal records.
 
-Both consist of a fixed prefix, two texts in JSON, tensors in C order, and checksums:
+Both share one layout (gfn_rb.codec.layout), without pickle:
 
-    prefix     64 bytes, little-endian (gfn_rb.codec.prefix)
-    structure  JSON: dtype and shape of every tensor
+    prefix     64 bytes, little-endian, with the sizes of what follows
+    structure  JSON: a label, the dtype and the shape of every tensor
     metadata   JSON: what else there is
-    small      of frames: the tensors below 16 KiB, each at the next multiple of 64 bytes
-               -- up to here, and to the next multiple of 64, it is the head: the prefix sums it --
-    body       the other tensors: of files each at a multiple of 64 bytes; of frames one after
-               another, those of wide dtypes first, which aligns each to its dtype
+    small      the tensors below 16 KiB, each at the next multiple of 64 bytes
+               -- up to the next multiple of 64, all this is the head, which the prefix sums --
+    body       the other tensors, those of wide dtypes first, which aligns each to its dtype
     checksums  XXH3 of 64 bits of each block of 16 MiB of the body, big-endian; with a secret
                keyed BLAKE2b of all up to the block's end (gfn_rb.codec.secret)
 
-Where tensors lie follows from dtypes and shapes; no position is stored that could lie. Nothing is
-pickled, and nothing that arrives is believed unchecked.
+Where tensors lie follows from dtypes and shapes. All bytes are checked before they are used.
 """
 
 from gfn_rb.codec.frames import Frame, decode_frame, encode_frame

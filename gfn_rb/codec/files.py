@@ -1,9 +1,8 @@
-"""Files: nested values by name, their tensors written from memory and read where they lie."""
+"""Files of values by name, whose tensors are written from memory and read where they lie."""
 
 from __future__ import annotations
 
 import errno
-import math
 import mmap
 import os
 import stat
@@ -13,25 +12,23 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
 
-from gfn_rb.codec.prefix import FILE, PREFIX_NBYTES, VERSION, Prefix
-from gfn_rb.codec.primitives import (
-    BLOCK,
-    DTYPES,
-    BlockSums,
-    aligned,
-    dtype_name,
-    find_damage,
-    from_text,
-    one_line,
-    sums_nbytes,
-    to_text,
+from gfn_rb.codec.layout import (
+    FILE,
+    PREFIX_NBYTES,
+    Field,
+    Layout,
+    Prefix,
+    field_of,
+    sealed_head,
+    structure_of,
 )
-from gfn_rb.codec.secret import Running, Secret, check_body
+from gfn_rb.codec.primitives import BLOCK, DTYPES, BlockSums, from_text, one_line, to_text
+from gfn_rb.codec.secret import Secret
 from gfn_rb.codec.values import Decoder, Node
 from gfn_rb.errors import (
     CheckpointCorruptError,
@@ -54,35 +51,25 @@ def write_file(
     tensors: list[Tensor],
     secret: Secret | None = None,
 ) -> None:
-    """Write a whole file, in one pass.
+    """Write nodes by name, and the tensors that they refer to, to an empty file.
 
-    Tensors are copied a megabyte at a time, and what is summed is what is written, whoever changes
-    them meanwhile; those that are not contiguous, or not on the CPU, a block at a time before.
-
-    Args:
-        stream: an empty file.
-        values: nodes by name (:mod:`gfn_rb.codec.values`).
-        tensors: what the nodes refer to.
-        secret: that of those who are to believe it, if any.
+    Tensors are copied a megabyte at a time, so that what is summed is what is written, even if they
+    change meanwhile; those that are not contiguous, or not on the CPU, a block at a time before.
     """
-    structure = to_text([(dtype_name(t.dtype), t.shape, t.device.type) for t in tensors])
-    meta = to_text(values)
-    texts_end = PREFIX_NBYTES + len(structure) + len(meta)
-    head = bytearray(aligned(texts_end))
-    head[PREFIX_NBYTES:texts_end] = structure + meta
-    body_nbytes = sum(aligned(tensor.numel() * tensor.element_size()) for tensor in tensors)
-    nbytes = len(head) + body_nbytes + sums_nbytes(body_nbytes)
-    sizes = (nbytes, len(head), len(structure), len(meta), 0)
-    running = Prefix(VERSION, 0, FILE, 0, *sizes).seal(memoryview(head), secret)
-    _reserve(stream, nbytes)
+    fields = tuple(Field(t.device.type, t.dtype, tuple(t.shape)) for t in tensors)
+    layout = Layout(fields)
+    texts = structure_of(fields), to_text(values)
+    head, running = sealed_head(FILE, 0, texts, layout, tensors, secret)
+    _reserve(stream, len(head) + layout.tail_nbytes)
     stream.write(head)
     sums, copied = BlockSums(running), memoryview(bytearray(_STEP))
-    for piece in _body(tensors):
-        for at in range(0, len(piece), _STEP):
-            step = copied[: min(_STEP, len(piece) - at)]
-            step[:] = piece[at : at + _STEP]
-            sums.update(step)
-            stream.write(step)
+    for i, _, _ in layout.large:
+        for piece in _pieces(tensors[i]):
+            for at in range(0, len(piece), _STEP):
+                step = copied[: min(_STEP, len(piece) - at)]
+                step[:] = piece[at : at + _STEP]
+                sums.update(step)
+                stream.write(step)
     stream.write(sums.digest())
 
 
@@ -94,13 +81,6 @@ def _reserve(stream: BinaryIO, nbytes: int) -> None:
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
                 raise
-
-
-def _body(tensors: list[Tensor]) -> Iterator[memoryview]:
-    for tensor in tensors:
-        nbytes = tensor.numel() * tensor.element_size()
-        yield from _pieces(tensor)
-        yield memoryview(bytes(aligned(nbytes) - nbytes))
 
 
 def _pieces(tensor: Tensor) -> Iterator[memoryview]:
@@ -115,52 +95,35 @@ def _pieces(tensor: Tensor) -> Iterator[memoryview]:
 
 
 def check_written(path: Path, secret: Secret | None = None) -> None:
-    """Raise unless a file that was just written can be read.
+    """Raise :class:`CheckpointError` unless a file that was just written can be read.
 
     It is read, not mapped: twice as quick where nobody needs its content.
-
-    Raises:
-        CheckpointError: it cannot, or holds something else than its checksums say.
     """
     file, step = ValueFile(path, secret), memoryview(bytearray(_STEP))
     sums = BlockSums(file.running)
     for name in file.nodes:
         file.outline(name)
     with path.open("rb", buffering=0) as stream:
-        at, end = file.bounds
+        at = file.prefix.head_nbytes
+        end = at + file.layout.body_nbytes
         stream.seek(at)
         while at < end and (n := stream.readinto(step[: end - at])):
             sums.update(step[:n])
             at += n
-    if sums.digest() != file.sums:
-        raise CheckpointError(f"{path} does not hold what was written to it: is the disk sound?")
-
-
-class StoredTensor(NamedTuple):
-    """What is known of a tensor in a file."""
-
-    dtype: torch.dtype
-    shape: list[int]
-    device: str
-    start: int
-    """In bytes, from the beginning of the file."""
-    nbytes: int
-
-    def shaped(self, content: Tensor) -> Tensor:
-        """Return its bytes as what they are."""
-        return content.view(self.dtype).reshape(self.shape)
+        if sums.digest() != stream.read():
+            raise CheckpointError(
+                f"{path} does not hold what was written to it: is the disk sound?"
+            )
 
 
 class ValueFile:
     """A file opened for reading, its head checked.
 
-    Args:
-        path: the file.
-        secret: that it must have been made with, None for without any.
-
     Attributes:
-        path: likewise.
+        prefix: its first bytes.
         running: what has summed the head with the secret.
+        layout: of its tensors.
+        nodes: of its values by name.
 
     Raises:
         SecretError: it was not made with the secret, or with one, or was changed since.
@@ -172,68 +135,49 @@ class ValueFile:
     def __init__(self, path: Path, secret: Secret | None = None) -> None:
         self.path = path
         self._bytes = memoryview(_mapped(path))
-        prefix, self.running = self._checked_prefix(secret)
         with self.named_errors():
-            structure = from_text(self._bytes[PREFIX_NBYTES : prefix.meta_at])
-            self.tensors, self._end = _located(structure, prefix.head_nbytes)
-            self.nodes: dict[str, Node] = dict(
-                from_text(self._bytes[prefix.meta_at : prefix.texts_end])
+            self.prefix, self.running = Prefix.checked(self._bytes, "it", FILE, secret)
+            structure = from_text(self._bytes[PREFIX_NBYTES : self.prefix.meta_at])
+            self.layout = Layout(
+                tuple(field_of(on, dtype, shape, DTYPES) for on, dtype, shape in structure)
             )
-        self._start = prefix.head_nbytes
-        expected = self._end + sums_nbytes(self._end - self._start)
-        if expected != self.nbytes:
-            raise self._corrupt(f"it has {self.nbytes} bytes; its tensors take {expected}")
+            self.layout.check_sizes(self.prefix, "it")
+            texts_end = self.prefix.texts_end
+            self.nodes: dict[str, Node] = dict(
+                from_text(self._bytes[self.prefix.meta_at : texts_end])
+            )
+        self._starts = dict(self.layout.starts(self.prefix))
 
     @property
     def nbytes(self) -> int:
         """The size of the file."""
         return len(self._bytes)
 
-    @property
-    def bounds(self) -> tuple[int, int]:
-        """Where the tensors begin and end, in bytes."""
-        return self._start, self._end
-
-    @property
-    def sums(self) -> bytes:
-        """The checksums of the tensors' blocks, one after another."""
-        return bytes(self._bytes[self._end :])
-
     def verify(self) -> None:
-        """Compare every block of the tensors with its checksum.
-
-        Raises:
-            CheckpointCorruptError: one does not match.
-            SecretError: likewise, of a file that was made with a secret.
-        """
-        body, sums = self._bytes[self._start : self._end], self._bytes[self._end :]
-        if self.running is not None:
-            check_body(body, sums, self.running, str(self.path))
-            return
-        with ThreadPoolExecutor(_THREADS) as pool:
-            if damage := find_damage(body, sums, self._start, pool.map):
-                raise self._corrupt(damage)
+        """Raise CheckpointCorruptError or SecretError unless all is as the checksums say."""
+        with self.named_errors(), ThreadPoolExecutor(_THREADS) as pool:
+            self.layout.check_body(self._bytes, self.prefix, self.running, "it", pool.map)
 
     def views(self, name: str) -> Any:
         """Return a value whose tensors lie in the file: they must not be written to."""
-        return self._decode(name, lambda each: each.shaped(self._bytes_of(each)), _CPU)
+        return self._decode(name, lambda i: self._shaped(i, self._bytes_of(i)), _CPU)
 
     def load(self, name: str, accelerator: torch.device = _CPU) -> Any:
-        """Return a value whose tensors are copies."""
+        """Return a value whose tensors are copies, on the accelerator if they were on one."""
 
-        def load(tensor: StoredTensor) -> Tensor:
-            device = _CPU if tensor.device == "cpu" else accelerator
-            return tensor.shaped(self._bytes_of(tensor).to(device, copy=True))
+        def load(i: int) -> Tensor:
+            device = _CPU if self.layout.fields[i].label == "cpu" else accelerator
+            return self._shaped(i, self._bytes_of(i).to(device, copy=True))
 
         return self._decode(name, load, accelerator)
 
     def outline(self, name: str) -> Any:
         """Return a value whose tensors have dtypes and shapes, but no content."""
 
-        def outline(tensor: StoredTensor) -> Tensor:
+        def outline(i: int) -> Tensor:
+            _, dtype, shape = self.layout.fields[i]
             # Seen as its type, not made as such: of some types torch warns when one is made.
-            element = torch.empty(tensor.dtype.itemsize, dtype=torch.uint8).view(tensor.dtype)[0]
-            return element.expand(tensor.shape)
+            return torch.empty(dtype.itemsize, dtype=torch.uint8).view(dtype)[0].expand(shape)
 
         return self._decode(name, outline, _CPU)
 
@@ -242,8 +186,14 @@ class ValueFile:
         """Raise errors of this library alone: the checksums may be right, and the content wrong."""
         try:
             yield
+        except SecretError as error:
+            raise SecretError(f"{self.path}: {error}") from None
         except CheckpointError:
             raise
+        except WireVersionError as error:
+            raise CheckpointMismatchError(f"{self.path}: {error}") from None
+        except WireCorruptError as error:
+            raise self._corrupt(str(error)) from None
         except KeyError as error:
             raise CheckpointMismatchError(
                 f"{self.path} holds {error}, which this version of gfn_rb or torch does not know"
@@ -251,9 +201,10 @@ class ValueFile:
         except Exception as error:
             raise self._corrupt(f"its values make no sense: {one_line(error)}") from error
 
-    def _decode(
-        self, name: str, tensor: Callable[[StoredTensor], Tensor], accelerator: torch.device
-    ) -> Any:
+    def _corrupt(self, what: str) -> CheckpointCorruptError:
+        return CheckpointCorruptError(f"{self.path} is no sound checkpoint: {what}")
+
+    def _decode(self, name: str, tensor: Callable[[int], Tensor], accelerator: torch.device) -> Any:
         taken = set()
 
         def at(index: int) -> Tensor:
@@ -262,7 +213,7 @@ class ValueFile:
             if index in taken:  # or few bytes could stand for many
                 raise ValueError(f"tensor {index} occurs twice")
             taken.add(index)
-            return tensor(self.tensors[index])
+            return tensor(index)
 
         with self.named_errors():
             return Decoder(at, accelerator).decode(self.nodes[name])
@@ -273,34 +224,12 @@ class ValueFile:
             warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning)
             return torch.frombuffer(self._bytes, dtype=torch.uint8)
 
-    def _bytes_of(self, tensor: StoredTensor) -> Tensor:
-        return self._content[tensor.start : tensor.start + tensor.nbytes]
+    def _bytes_of(self, i: int) -> Tensor:
+        return self._content[self._starts[i] :][: self.layout.sizes[i]]
 
-    def _checked_prefix(self, secret: Secret | None) -> tuple[Prefix, Running]:
-        """Return the prefix, once the head is known to be whole, and what has summed that."""
-        try:
-            return Prefix.checked(self._bytes, "it", FILE, secret)
-        except SecretError as error:
-            raise SecretError(f"{self.path}: {error}") from None
-        except WireVersionError as error:
-            raise CheckpointMismatchError(f"{self.path}: {error}") from None
-        except WireCorruptError as error:
-            raise self._corrupt(str(error)) from None
-
-    def _corrupt(self, what: str) -> CheckpointCorruptError:
-        return CheckpointCorruptError(f"{self.path} is no sound checkpoint: {what}")
-
-
-def _located(structure: list[Any], start: int) -> tuple[list[StoredTensor], int]:
-    """Return the tensors of a file, and where the last one ends."""
-    tensors = []
-    for name, shape, device in structure:
-        if not all(type(size) is int and size >= 0 for size in shape):
-            raise ValueError(f"a shape is {shape!r}, expected sizes")
-        nbytes = math.prod(shape) * DTYPES[name].itemsize
-        tensors.append(StoredTensor(DTYPES[name], shape, device, start, nbytes))
-        start += aligned(nbytes)
-    return tensors, start
+    def _shaped(self, i: int, content: Tensor) -> Tensor:
+        _, dtype, shape = self.layout.fields[i]
+        return content.view(dtype).reshape(shape)
 
 
 def _mapped(path: Path) -> mmap.mmap | bytes:

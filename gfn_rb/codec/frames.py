@@ -1,47 +1,59 @@
 """Frames: a kind, a little metadata and the rows of a TensorDict, as the bytes of a message.
 
-Each describes itself, so that one that was lost or damaged takes nothing else with it. Large
-tensors are sent from where they are and received to where they stay: the rows are views.
+A frame describes itself, so one that is lost or damaged harms no other. Large tensors are sent
+from where they are, and decoded rows are views of the message.
 """
 
 from __future__ import annotations
 
+import math
+from functools import lru_cache
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-from gfn_rb.codec.prefix import FRAME, PREFIX_NBYTES, VERSION, Prefix
+from gfn_rb.codec.layout import (
+    FRAME,
+    PREFIX_NBYTES,
+    Field,
+    Layout,
+    Prefix,
+    field_of,
+    sealed_head,
+    structure_of,
+)
 from gfn_rb.codec.primitives import (
+    ROW_DTYPES,
     BlockSums,
     Buffer,
     LazyBuffer,
-    aligned,
-    find_damage,
     from_text,
     to_text,
     viewed,
 )
-from gfn_rb.codec.schema import (
-    MAX_SCHEMA_NBYTES,
-    NO_ROWS,
-    FrameLayout,
-    assembled,
-    laid_out,
-    outlined,
-    signature_of,
-)
-from gfn_rb.codec.secret import Running, Secret, check_body
-from gfn_rb.errors import ArgumentError, WireCorruptError
+from gfn_rb.codec.secret import Running, Secret
+from gfn_rb.errors import ArgumentError, ShapeError, WireCorruptError, WireSchemaError
 from gfn_rb.numerics.flat import plain_bytes
 from gfn_rb.shapes import Shaped
+from gfn_rb.torchrl_compat import new_tensordict
 
 MAX_KIND = (1 << 16) - 1
 MAX_META_NBYTES = 1 << 20
 MAX_ROWS = 1 << 31
+MAX_FIELDS = 1024
+MAX_KEY_DEPTH = 32
+MAX_DIMS = 31  # of a row: older NumPy knows 32, and the rows are one
+MAX_ROW_NUMEL = 1 << 31
+MAX_SCHEMA_NBYTES = 1 << 18
+
+_ROW_DTYPES = frozenset(ROW_DTYPES.values())
 
 Meta = dict[str, Any]
+Signature = tuple[tuple[tuple[str, ...], torch.dtype, torch.Size, torch.layout], ...]
 
 
 class Frame(NamedTuple):
@@ -52,6 +64,19 @@ class Frame(NamedTuple):
     rows: TensorDict | None
     """Views of the message's bytes, on the CPU."""
     nbytes: int
+
+
+class RowLayout(Layout):
+    """Where the rows of a frame lie."""
+
+    def __init__(self, fields: tuple[Field, ...], n_rows: int) -> None:
+        super().__init__(fields, n_rows)
+        self.batch_size = torch.Size([n_rows])
+        self.is_flat = all(len(field.label) == 1 for field in fields)
+        self.truths = [i for i, field in enumerate(fields) if field.dtype is torch.bool]
+
+
+NO_ROWS = RowLayout((), 0)
 
 
 def encode_frame(
@@ -77,17 +102,22 @@ def encode_frame(
     """
     if not 0 <= kind <= MAX_KIND:
         raise ArgumentError(f"kind is {kind}; expected 0 to {MAX_KIND}")
-    text = _meta_text(meta)
-    if rows is None:
-        return _buffers(kind, b"", text, NO_ROWS, [], secret)
-    signature, values = signature_of(rows)
-    structure, layout, order = outlined(signature, rows.batch_size[0])
-    return _buffers(kind, structure, text, layout, [values[i] for i in order], secret)
+    text = _meta_text(meta) if meta else b""
+    structure, layout, values = b"", NO_ROWS, list[Tensor]()
+    if rows is not None:
+        signature, unordered = signature_of(rows)
+        structure, layout, order = outlined(signature, rows.batch_size[0])
+        values = [unordered[i] for i in order]
+    head, running = sealed_head(FRAME, kind, (structure, text), layout, values, secret)
+    if not layout.large:
+        return [head]
+    large = [plain_bytes(values[i]) for i, _, _ in layout.large]
+    # Summed only when all else is on its way already.
+    lazy = LazyBuffer(layout.tail_nbytes - layout.body_nbytes, lambda: _sums(large, running))
+    return [head, *large, lazy]
 
 
-def _meta_text(meta: Meta | None) -> bytes:
-    if not meta:
-        return b""
+def _meta_text(meta: Meta) -> bytes:
     try:
         text = to_text(meta)
     except ValueError as error:
@@ -95,31 +125,6 @@ def _meta_text(meta: Meta | None) -> bytes:
     if len(text) > MAX_META_NBYTES:
         raise ArgumentError(f"meta has {len(text)} bytes; expected at most {MAX_META_NBYTES}")
     return text
-
-
-def _buffers(
-    kind: int,
-    structure: bytes,
-    text: bytes,
-    layout: FrameLayout,
-    values: list[Tensor],
-    secret: Secret | None,
-) -> list[Buffer]:
-    texts_end = PREFIX_NBYTES + len(structure) + len(text)
-    head = bytearray(layout.head_nbytes(texts_end))
-    view, base = memoryview(head), aligned(texts_end)
-    view[PREFIX_NBYTES:texts_end] = structure + text
-    for i, start, end in layout.small:
-        view[base + start : base + end] = plain_bytes(values[i])
-    large = [plain_bytes(values[i]) for i, _, _ in layout.large]
-    nbytes = len(head) + layout.tail_nbytes
-    sizes = (nbytes, len(head), len(structure), len(text), layout.n_rows)
-    running = Prefix(VERSION, kind, FRAME, 0, *sizes).seal(view, secret)
-    if not large:
-        return [head]
-    # Summed only when all else is on its way already.
-    lazy = LazyBuffer(layout.tail_nbytes - layout.body_nbytes, lambda: _sums(large, running))
-    return [head, *large, lazy]
 
 
 def _sums(contents: list[memoryview], head: Running) -> bytes:
@@ -143,24 +148,7 @@ def decode_frame(data: Shaped[np.ndarray, "n"], secret: Secret | None = None) ->
         WireSchemaError: its schema is malformed.
     """
     content = data.data
-    prefix, name, running = _checked(content, secret)
-    text = bytes(content[PREFIX_NBYTES : prefix.meta_at])
-    layout = laid_out(text, prefix.n_rows) if text else NO_ROWS
-    meta = _meta(content[prefix.meta_at : prefix.texts_end], name)
-    head_nbytes = layout.head_nbytes(prefix.texts_end)
-    nbytes = head_nbytes + layout.tail_nbytes
-    if (prefix.head_nbytes, prefix.nbytes, prefix.n_rows) != (head_nbytes, nbytes, layout.n_rows):
-        raise WireCorruptError(
-            f"{name} has {prefix.n_rows} rows in {prefix.nbytes} bytes, {prefix.head_nbytes} of "
-            f"them head; expected {layout.n_rows} in {nbytes} and {head_nbytes}"
-        )
-    rows = _rows(data, prefix, layout, name, running) if text else None
-    return Frame(prefix.kind, meta, rows, prefix.nbytes)
-
-
-def _checked(data: memoryview, secret: Secret | None) -> tuple[Prefix, str, Running]:
-    """Return the prefix of a frame whose head is sound, what errors call it, and the head's sum."""
-    prefix, running = Prefix.checked(data, "a frame", FRAME, secret)
+    prefix, running = Prefix.checked(content, "a frame", FRAME, secret)
     name = f"a frame of kind {prefix.kind}"
     if prefix.n_rows > MAX_ROWS:
         raise WireCorruptError(f"{name} has {prefix.n_rows} rows; expected at most {MAX_ROWS}")
@@ -170,7 +158,14 @@ def _checked(data: memoryview, secret: Secret | None) -> tuple[Prefix, str, Runn
             f"{prefix.meta_nbytes} bytes; expected at most {MAX_SCHEMA_NBYTES} and "
             f"{MAX_META_NBYTES}"
         )
-    return prefix, name, running
+    text = bytes(content[PREFIX_NBYTES : prefix.meta_at])
+    layout = laid_out(text, prefix.n_rows) if text else NO_ROWS
+    meta = _meta(content[prefix.meta_at : prefix.texts_end], name)
+    layout.check_sizes(prefix, name)
+    if layout.large:
+        layout.check_body(content, prefix, running, name)
+    rows = _rows(data, prefix, layout, name) if text else None
+    return Frame(prefix.kind, meta, rows, prefix.nbytes)
 
 
 def _meta(text: memoryview, name: str) -> Meta:
@@ -187,26 +182,121 @@ def _meta(text: memoryview, name: str) -> Meta:
     return meta
 
 
-def _rows(
-    data: np.ndarray, prefix: Prefix, layout: FrameLayout, name: str, running: Running
-) -> TensorDict:
-    if layout.large:
-        end = prefix.head_nbytes + layout.body_nbytes
-        body, sums = data.data[prefix.head_nbytes : end], data.data[end:]
-        if running is not None:
-            check_body(body, sums, running, name)
-        elif damage := find_damage(body, sums, prefix.head_nbytes):
-            raise WireCorruptError(f"{name} is damaged: {damage}")
+def _rows(data: np.ndarray, prefix: Prefix, layout: RowLayout, name: str) -> TensorDict:
     views: list[Any] = [None] * len(layout.fields)
-    small = aligned(prefix.texts_end)
-    for base, places in ((small, layout.small), (prefix.head_nbytes, layout.large)):
-        for i, start, _ in places:
-            views[i] = viewed(data, base + start, layout.fields[i].dtype, layout.shapes[i])
+    for i, start in layout.starts(prefix):
+        views[i] = viewed(data, start, layout.fields[i].dtype, layout.shapes[i])
     for i in layout.truths:
         # What torch makes of other bytes than 0 and 1 is undefined.
         if views[i].numpy().view(np.uint8).max(initial=0) > 1:
             raise WireCorruptError(
-                f"{layout.fields[i].key} in {name} holds truth values of bytes above 1; expected "
+                f"{layout.fields[i].label} in {name} holds truth values of bytes above 1; expected "
                 "0 or 1"
             )
     return assembled(layout, views)
+
+
+# TensorDicts and schemas.
+
+
+def signature_of(td: TensorDictBase) -> tuple[Signature, list[Tensor]]:
+    """Return what the fields of a TensorDict follow from, cheap to look up, and its tensors."""
+    if len(td.batch_size) != 1:
+        raise ShapeError(f"rows have batch size {list(td.batch_size)}; expected [n]")
+    entries: list[Any] = []
+    values: list[Tensor] = []
+    _enter(td, (), entries, values)
+    return tuple(entries), values
+
+
+def _enter(
+    td: TensorDictBase, path: tuple[str, ...], entries: list[Any], values: list[Tensor]
+) -> None:
+    for name, value in td.items():
+        key = (*path, name)
+        if isinstance(value, Tensor):
+            entries.append((key, value.dtype, value.shape, value.layout))
+            values.append(value)
+        elif type(value) is TensorDict:
+            _enter(value, key, entries, values)
+        else:
+            raise ShapeError(f"rows have a {type(value).__name__} at {key}; expected tensors")
+
+
+@lru_cache(maxsize=128)
+def outlined(signature: Signature, n_rows: int) -> tuple[bytes, RowLayout, tuple[int, ...]]:
+    """Return a schema that every reader takes, where its tensors go, and their order: by keys."""
+    for key, dtype, _, layout in signature:
+        if layout is not torch.strided or dtype not in _ROW_DTYPES:
+            raise ShapeError(f"rows have {layout} of {dtype} at {key}; expected dense tensors")
+    order = tuple(sorted(range(len(signature)), key=lambda i: signature[i][0]))
+    entries = [signature[i] for i in order]
+    text = structure_of([Field(key, dtype, shape[1:]) for key, dtype, shape, _ in entries])
+    if len(text) > MAX_SCHEMA_NBYTES:
+        raise ShapeError(
+            f"rows have a schema of {len(text)} bytes; expected {MAX_SCHEMA_NBYTES} at most"
+        )
+    try:
+        return text, laid_out(text, n_rows), order
+    except WireSchemaError as error:
+        raise ShapeError(f"rows cannot be sent: {error}") from None
+
+
+@lru_cache(maxsize=128)
+def laid_out(text: bytes, n_rows: int) -> RowLayout:
+    """Return where the tensors of a schema lie; raise WireSchemaError if it is none."""
+    return RowLayout(parsed_fields(text), n_rows)
+
+
+@lru_cache(maxsize=128)
+def parsed_fields(text: bytes) -> tuple[Field, ...]:
+    """Return the fields of a schema; raise WireSchemaError if it is none or beyond bounds."""
+    try:
+        fields = tuple(_field(*entry) for entry in _list(from_text(text), MAX_FIELDS))
+    except (ValueError, TypeError) as error:
+        raise WireSchemaError(f"a schema makes no sense: {error}") from None
+    keys = [field.label for field in fields]
+    if keys != sorted(set(keys)) or any(a == b[: len(a)] for a, b in pairwise(keys)):
+        raise WireSchemaError(f"a schema has keys {keys}; expected distinct ones, in order")
+    return fields
+
+
+def _field(key: Any, dtype: Any, shape: Any) -> Field:
+    names = tuple(_list(key, MAX_KEY_DEPTH))
+    if not names or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"a key is {key!r}, expected strings")
+    if dtype not in ROW_DTYPES:
+        raise ValueError(f"a dtype is {dtype!r}, which this torch does not know")
+    field = field_of(names, dtype, _list(shape, MAX_DIMS), ROW_DTYPES)
+    if math.prod(size for size in field.shape if size) > MAX_ROW_NUMEL:
+        raise ValueError(f"a row shape is {shape!r}, expected at most {MAX_ROW_NUMEL} elements")
+    return field
+
+
+def _list(value: Any, at_most: int) -> list[Any]:
+    if not isinstance(value, list) or len(value) > at_most:
+        raise ValueError(f"expected a list of at most {at_most} entries")
+    return value
+
+
+def assembled(layout: RowLayout, values: list[Tensor]) -> TensorDict:
+    """Return the TensorDict that holds a tensor for each field."""
+    # The shapes are known to fit; the public constructor would look at each again.
+    if layout.is_flat:
+        content = {key: v for ((key,), _, _), v in zip(layout.fields, values, strict=True)}
+        return new_tensordict(content, layout.batch_size)
+    nested: dict[str, Any] = {}
+    for (key, _, _), value in zip(layout.fields, values, strict=True):
+        place = nested
+        for name in key[:-1]:
+            place = place.setdefault(name, {})
+        place[key[-1]] = value
+    return _tensordict(nested, layout.batch_size)
+
+
+def _tensordict(nested: dict[str, Any], batch: torch.Size) -> TensorDict:
+    content = {
+        name: _tensordict(value, batch) if isinstance(value, dict) else value
+        for name, value in nested.items()
+    }
+    return new_tensordict(content, batch)

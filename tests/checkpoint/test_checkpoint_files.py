@@ -239,7 +239,7 @@ def test_what_the_disk_did_not_take_is_not_published(
 
     monkeypatch.setattr(api, "check_written", check_damaged)
     with pytest.raises(CheckpointError, match="does not hold what was written to it"):
-        save_state(path, {"k": 2, "x": torch.zeros(100)})
+        save_state(path, {"k": 2, "x": torch.zeros(9000)})
     assert load_state(path) == {"k": 1}
     assert names(path.parent) == {"run.ckpt"}
 

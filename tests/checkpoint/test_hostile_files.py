@@ -27,7 +27,7 @@ from gfn_rb.checkpoint import (
     save_checkpoint,
     save_state,
 )
-from gfn_rb.codec.prefix import Prefix
+from gfn_rb.codec.layout import Prefix
 from gfn_rb.errors import CheckpointError, GfnRbError, NaNError
 from gfn_rb.samplers import PrioritySampler, SoftmaxRewardSampler
 from gfn_rb.writers import DiversityWriter, FIFOWriter, RewardPrioritizedWriter
@@ -78,15 +78,12 @@ class Parts:
         self.structure = json.loads(content[64 : prefix.meta_at])
         self.meta = json.loads(content[prefix.meta_at : prefix.texts_end])
         self.prefix = prefix
-        self.body = bytearray(content[prefix.head_nbytes : prefix.nbytes - self._n_sums(prefix)])
-
-    @staticmethod
-    def _n_sums(prefix: Prefix) -> int:
-        return 8 if prefix.nbytes > prefix.head_nbytes else 0
+        self.small = bytearray(content[-(-prefix.texts_end // 64) * 64 : prefix.head_nbytes])
+        self.body = bytearray(content[prefix.head_nbytes :])[:-8]
 
     def sealed(self) -> bytes:
         structure, meta = (json.dumps(each).encode() for each in (self.structure, self.meta))
-        head = bytearray(-(-(64 + len(structure) + len(meta)) // 64) * 64)
+        head = bytearray(-(-(64 + len(structure) + len(meta)) // 64) * 64) + self.small
         head[64 : 64 + len(structure) + len(meta)] = structure + meta
         sums = xxh3_64_digest(bytes(self.body)) if self.body else b""
         nbytes = len(head) + len(self.body) + len(sums)
@@ -128,9 +125,9 @@ def changed(parts: Parts, pick: random.Random) -> None:
         inside[pick.choice(["tensor", "x", "tuple", "members"])] = inside.pop(key)
     elif kind == 3:
         inside[key] = deepcopy(at(root, pick.choice(places(root))))
-    elif kind == 4 and parts.body:
+    elif kind == 4 and (content := pick.choice([parts.small, parts.body])):
         for _ in range(pick.randrange(1, 20)):
-            parts.body[pick.randrange(len(parts.body))] = pick.randrange(256)
+            content[pick.randrange(len(content))] = pick.randrange(256)
     else:
         inside[key] = deepcopy(pick.choice(WORDS))
 

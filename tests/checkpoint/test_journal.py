@@ -27,7 +27,7 @@ from gfn_rb.checkpoint import Journal, Secret, inspect_checkpoint, journal, log,
 from gfn_rb.checkpoint.changes import counts_of, slot_states
 from gfn_rb.checkpoint.log import JournalLog
 from gfn_rb.codec import encode_frame
-from gfn_rb.codec.prefix import Prefix
+from gfn_rb.codec.layout import Prefix
 from gfn_rb.errors import (
     ArgumentError,
     CheckpointCorruptError,
@@ -694,11 +694,11 @@ def test_checkpoints_and_journals_that_do_not_fit_are_refused(path: Path) -> Non
 def test_other_formats_and_other_files_are_refused(path: Path) -> None:
     meta = {"journal": "x", "first": 1}
     for kind, values, match in (
-        (1, {**meta, "format": 1}, "of format 1, expected 2"),
-        (1, {**meta, "format": 3}, "of format 3, expected 2"),
-        (2, {**meta, "format": 2}, "begins with a frame of kind 2"),
-        (1, {"format": 2}, "begins with a frame of kind 1 that says"),
-        (1, {**meta, "format": 2}, "the mark at byte 128 is damaged"),
+        (1, {**meta, "format": 1}, "of format 1, expected 3"),
+        (1, {**meta, "format": 2}, "of format 2, expected 3"),
+        (2, {**meta, "format": 3}, "begins with a frame of kind 2"),
+        (1, {"format": 3}, "begins with a frame of kind 1 that says"),
+        (1, {**meta, "format": 3}, "the mark at byte 128 is damaged"),
     ):
         path.write_bytes(b"".join(bytes(part) for part in encode_frame(kind, None, values)))
         with pytest.raises(CheckpointError, match=match):

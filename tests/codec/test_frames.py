@@ -16,15 +16,16 @@ from tensordict import TensorDict
 
 from gfn_rb.checkpoint import load_state, save_state
 from gfn_rb.codec.frames import (
+    MAX_DIMS,
     MAX_META_NBYTES,
     MAX_ROWS,
+    MAX_SCHEMA_NBYTES,
     Frame,
     decode_frame,
     encode_frame,
 )
-from gfn_rb.codec.prefix import FILE, FRAME, Prefix
+from gfn_rb.codec.layout import FILE, FRAME, VERSION, Prefix
 from gfn_rb.codec.primitives import ROW_DTYPES, LazyBuffer, from_text, to_text
-from gfn_rb.codec.schema import MAX_DIMS, MAX_SCHEMA_NBYTES
 from gfn_rb.errors import (
     ArgumentError,
     ShapeError,
@@ -183,7 +184,7 @@ def test_metadata_must_be_an_object() -> None:
 def test_another_version_is_named() -> None:
     data = message(encode_frame(2))
     data[8] = 9
-    with pytest.raises(WireVersionError, match="a frame of kind 2 is of version 9; expected 2"):
+    with pytest.raises(WireVersionError, match="a frame of kind 2 is of version 9; expected 3"):
         decode_frame(mended(data))
 
 
@@ -203,7 +204,7 @@ def test_frames_of_the_first_version_are_named() -> None:
     head = bytearray(struct.pack("<8sHHIQQIIQQQ", b"gfn_rb\r\n", 1, 3, 64, 0, 64, 0, 0, 5, 0, 0))
     seed = int.from_bytes(head[8:16], "little")
     struct.pack_into("<Q", head, 16, xxhash.xxh3_64_intdigest(head[24:], seed))
-    with pytest.raises(WireVersionError, match="a frame of kind 3 is of version 1; expected 2"):
+    with pytest.raises(WireVersionError, match="a frame of kind 3 is of version 1; expected 3"):
         decode_frame(np.frombuffer(head, np.uint8))
 
 
@@ -223,7 +224,7 @@ def forged(structure: bytes, meta: bytes, n_rows: int = 2, form: bytes = FRAME) 
     head = bytearray(-(-(64 + len(texts)) // 64) * 64 + 64)
     head[64 : 64 + len(texts)] = texts
     sizes = (len(head), len(head), len(structure), len(meta), n_rows)
-    Prefix(2, 9, form, 0, *sizes).seal(memoryview(head))
+    Prefix(VERSION, 9, form, 0, *sizes).seal(memoryview(head))
     return np.frombuffer(head, np.uint8)
 
 

@@ -7,7 +7,7 @@ import struct
 import pytest
 import xxhash
 
-from gfn_rb.codec.prefix import FRAME, MAGIC, VERSION, Prefix
+from gfn_rb.codec.layout import FRAME, MAGIC, VERSION, Prefix
 from gfn_rb.errors import WireCorruptError
 
 FIELDS = {
@@ -31,7 +31,7 @@ def checked(data: bytearray | memoryview) -> Prefix:
 def test_every_byte_has_its_place() -> None:
     data = sealed()
     summed = xxhash.xxh3_64_intdigest(data[24:96], seed=int.from_bytes(data[8:16], "little"))
-    expected = MAGIC + struct.pack("<HH4sQQQQQQ", 2, 7, b"rows", summed, 128, 96, 3, 2, 11)
+    expected = MAGIC + struct.pack("<HH4sQQQQQQ", 3, 7, b"rows", summed, 128, 96, 3, 2, 11)
     assert data[:64] == expected
     assert not any(data[64:])
 

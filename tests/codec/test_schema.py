@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from tensordict import LazyStackedTensorDict, TensorDict
 from torch import Tensor
 
-from gfn_rb.codec.schema import (
+from gfn_rb.codec.frames import (
     MAX_FIELDS,
-    FrameField,
-    FrameLayout,
+    RowLayout,
     assembled,
     outlined,
     parsed_fields,
     signature_of,
 )
+from gfn_rb.codec.layout import Field
 from gfn_rb.errors import ShapeError, WireSchemaError
 
 
@@ -38,7 +38,7 @@ def text_of(td: TensorDict) -> bytes:
     return outlined(signature_of(td)[0], len(td))[0]
 
 
-def described(td: TensorDict) -> tuple[tuple[FrameField, ...], list[Tensor]]:
+def described(td: TensorDict) -> tuple[tuple[Field, ...], list[Tensor]]:
     signature, values = signature_of(td)
     _, layout, order = outlined(signature, len(td))
     return layout.fields, [values[i] for i in order]
@@ -47,11 +47,10 @@ def described(td: TensorDict) -> tuple[tuple[FrameField, ...], list[Tensor]]:
 def test_fields_are_in_the_order_of_their_keys() -> None:
     fields, values = described(rows())
     assert fields == (
-        FrameField(("log_reward",), torch.float32, ()),
-        FrameField(("next", "done"), torch.bool, (1,)),
-        FrameField(("state",), torch.int16, (4, 2)),
+        Field(("log_reward",), torch.float32, ()),
+        Field(("next", "done"), torch.bool, (1,)),
+        Field(("state",), torch.int16, (4, 2)),
     )
-    assert [field.row_nbytes for field in fields] == [4, 1, 16]
     assert [value.dtype for value in values] == [field.dtype for field in fields]
 
 
@@ -81,11 +80,13 @@ def test_a_text_is_parsed_once() -> None:
 
 def test_assembled_undoes_described() -> None:
     fields, values = described(rows())
-    td = assembled(FrameLayout(fields, 3), values)
+    td = assembled(RowLayout(fields, 3), values)
     assert td.batch_size == torch.Size([3])
     assert td["next"].batch_size == torch.Size([3])
     assert set(td.keys(True, True)) == set(rows().keys(True, True))
-    assert all(td[key] is value for key, value in zip([f.key for f in fields], values, strict=True))
+    assert all(
+        td[key] is value for key, value in zip([f.label for f in fields], values, strict=True)
+    )
 
 
 def test_tensors_nested_deeply_are_assembled_where_they_were() -> None:
@@ -93,15 +94,15 @@ def test_tensors_nested_deeply_are_assembled_where_they_were() -> None:
         {"a": {"b": {"c": torch.arange(2)}, "d": torch.ones(2)}, "a!": torch.ones(2), "e": {}}, [2]
     )
     fields, values = described(td)
-    assert [field.key for field in fields] == [("a", "b", "c"), ("a", "d"), ("a!",)]
-    back = assembled(FrameLayout(fields, 2), values)
+    assert [field.label for field in fields] == [("a", "b", "c"), ("a", "d"), ("a!",)]
+    back = assembled(RowLayout(fields, 2), values)
     assert back["a", "b", "c"].equal(torch.arange(2))
     assert set(back.keys(True, True)) == {("a", "b", "c"), ("a", "d"), "a!"}
 
 
 def test_no_rows_of_nothing() -> None:
     assert described(TensorDict({"empty": {}}, [4])) == ((), [])
-    assert assembled(FrameLayout((), 4), []).batch_size == torch.Size([4])
+    assert assembled(RowLayout((), 4), []).batch_size == torch.Size([4])
 
 
 @pytest.mark.parametrize(

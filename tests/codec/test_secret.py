@@ -15,7 +15,7 @@ from tensordict import TensorDict
 from gfn_rb import fifo_buffer, load_checkpoint, save_checkpoint
 from gfn_rb.checkpoint import Secret, inspect_checkpoint, load_state, save_state
 from gfn_rb.codec import LazyBuffer, decode_frame, encode_frame, primitives
-from gfn_rb.codec.prefix import Prefix
+from gfn_rb.codec.layout import Prefix
 from gfn_rb.codec.secret import check_body
 from gfn_rb.errors import ArgumentError, GfnRbError, SecretError
 

@@ -9,7 +9,7 @@ from remote.remote_runs import LIMIT, group, objects, threads, values_of
 
 from gfn_rb import fifo_buffer
 from gfn_rb.codec.frames import encode_frame
-from gfn_rb.codec.prefix import VERSION, Prefix
+from gfn_rb.codec.layout import VERSION, Prefix
 from gfn_rb.errors import RemoteError, TransportTimeoutError, WireVersionError
 from gfn_rb.remote import (
     Awaited,

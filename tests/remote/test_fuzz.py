@@ -26,10 +26,9 @@ from remote.remote_runs import LIMIT, group, objects, trajectories
 from tensordict import TensorDict, TensorDictBase
 
 from gfn_rb import Sampler, errors, fifo_buffer, reward_prioritized_buffer, terminating_state_buffer
-from gfn_rb.codec.frames import decode_frame, encode_frame
-from gfn_rb.codec.prefix import PREFIX_NBYTES, Prefix
+from gfn_rb.codec.frames import NO_ROWS, decode_frame, encode_frame, laid_out
+from gfn_rb.codec.layout import PREFIX_NBYTES, Prefix
 from gfn_rb.codec.primitives import BlockSums, aligned
-from gfn_rb.codec.schema import NO_ROWS, laid_out
 from gfn_rb.codec.secret import Secret
 from gfn_rb.envs import HyperGrid
 from gfn_rb.errors import GfnRbError, WireError

@@ -1,0 +1,271 @@
+"""The layout that files and frames share: a checked head, tensors, and checksums of them."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from hmac import compare_digest
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from xxhash import xxh3_64_intdigest
+
+from gfn_rb.codec.primitives import aligned, dtype_name, find_damage, sums_nbytes, to_text
+from gfn_rb.codec.secret import Running, Secret, changed, check_body
+from gfn_rb.errors import SecretError, WireCorruptError, WireVersionError
+from gfn_rb.numerics.flat import plain_bytes
+
+MAGIC = b"gfn_rb\r\n"
+VERSION = 3
+FRAME, FILE = b"rows", b"file"  # in capital letters what is summed with a secret
+SMALL_NBYTES = 1 << 14  # from which on a tensor is part of the body
+
+_PREFIX = struct.Struct("<8sHH4sQQQQQQ")
+_WORD = struct.Struct("<Q")
+_SEED_AT, _SUM_AT, _SUMMED_FROM = 8, 16, 24
+PREFIX_NBYTES = _PREFIX.size
+
+Place = tuple[int, int, int]  # the number of a tensor, and where it begins and ends
+
+
+class Field(NamedTuple):
+    """Description of one tensor."""
+
+    label: Any
+    """Of a frame: the key of the tensor. Of a file: the type of the device that it was on."""
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    """In a frame: of one row."""
+
+
+def structure_of(fields: Sequence[Field]) -> bytes:
+    """Return the description of tensors as text."""
+    return to_text([(label, dtype_name(dtype), shape) for label, dtype, shape in fields])
+
+
+def field_of(label: Any, dtype: Any, shape: Any, dtypes: dict[str, torch.dtype]) -> Field:
+    """Return an entry of a structure, once its dtype and shape are known to be sound."""
+    if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
+        raise ValueError(f"a shape is {shape!r:.80}, expected sizes")
+    return Field(label, dtypes[dtype], tuple(shape))
+
+
+class Layout:
+    """Where tensors lie.
+
+    Those below 16 KiB are part of the head, each at a multiple of 64 bytes. The others make the
+    body, without gaps; wide dtypes are first, so that each tensor is aligned to its dtype.
+
+    Args:
+        fields: the tensors.
+        n_rows: of each tensor of a frame; None for a file.
+    """
+
+    def __init__(self, fields: tuple[Field, ...], n_rows: int | None = None) -> None:
+        rows = () if n_rows is None else (n_rows,)
+        self.fields, self.n_rows = fields, n_rows or 0
+        self.shapes = [(*rows, *field.shape) for field in fields]
+        self.sizes = [
+            math.prod(shape) * field.dtype.itemsize
+            for shape, field in zip(self.shapes, fields, strict=True)
+        ]
+        small = [i for i, size in enumerate(self.sizes) if size < SMALL_NBYTES]
+        large = [i for i, size in enumerate(self.sizes) if size >= SMALL_NBYTES]
+        large.sort(key=lambda i: -fields[i].dtype.itemsize)
+        # From the first multiple of 64 after the texts.
+        self.small, self._small_nbytes = self._placed(small, aligned)
+        # From the end of the head.
+        self.large, self.body_nbytes = self._placed(large, int)
+        self.tail_nbytes = self.body_nbytes + sums_nbytes(self.body_nbytes)
+
+    def _placed(self, numbers: list[int], begin: Any) -> tuple[list[Place], int]:
+        places, end = [], 0
+        for i in numbers:
+            start = begin(end)
+            end = start + self.sizes[i]
+            places.append((i, start, end))
+        return places, end
+
+    def head_nbytes(self, texts_end: int) -> int:
+        """Return the bytes of the head."""
+        return aligned(aligned(texts_end) + self._small_nbytes)
+
+    def starts(self, prefix: Prefix) -> Iterator[tuple[int, int]]:
+        """Yield the number of each tensor, and where it begins in the file or frame."""
+        base = aligned(prefix.texts_end)
+        for i, start, _ in self.small:
+            yield i, base + start
+        for i, start, _ in self.large:
+            yield i, prefix.head_nbytes + start
+
+    def check_sizes(self, prefix: Prefix, name: str) -> None:
+        """Raise :class:`WireCorruptError` unless a prefix says the sizes that follow from this."""
+        head_nbytes = self.head_nbytes(prefix.texts_end)
+        nbytes = head_nbytes + self.tail_nbytes
+        came = prefix.head_nbytes, prefix.nbytes, prefix.n_rows
+        if came != (head_nbytes, nbytes, self.n_rows):
+            raise WireCorruptError(
+                f"{name} has {prefix.n_rows} rows in {prefix.nbytes} bytes, {prefix.head_nbytes} "
+                f"of them head; expected {self.n_rows} in {nbytes} and {head_nbytes}"
+            )
+
+    def check_body(
+        self,
+        data: memoryview,
+        prefix: Prefix,
+        running: Running,
+        name: str,
+        map_blocks: Callable[..., Any] = map,
+    ) -> None:
+        """Raise WireCorruptError or SecretError unless the body is as its checksums say."""
+        end = prefix.head_nbytes + self.body_nbytes
+        body, sums = data[prefix.head_nbytes : end], data[end:]
+        if running is not None:
+            check_body(body, sums, running, name)
+        elif damage := find_damage(body, sums, prefix.head_nbytes, map_blocks):
+            raise WireCorruptError(f"{name} is damaged: {damage}")
+
+
+def sealed_head(
+    form: bytes,
+    kind: int,
+    texts: tuple[bytes, bytes],
+    layout: Layout,
+    values: Sequence[Tensor],
+    secret: Secret | None,
+) -> tuple[bytearray, Running]:
+    """Return the head of a file or frame, and what has summed it with the secret.
+
+    Args:
+        form: which of the two.
+        kind: of a frame: what it is about.
+        texts: structure and metadata.
+        layout: of the tensors.
+        values: the tensors, of which the small ones are copied into the head.
+        secret: the secret, None for without.
+    """
+    structure, meta = texts
+    texts_end = PREFIX_NBYTES + len(structure) + len(meta)
+    head = bytearray(layout.head_nbytes(texts_end))
+    view, base = memoryview(head), aligned(texts_end)
+    view[PREFIX_NBYTES:texts_end] = structure + meta
+    for i, start, end in layout.small:
+        view[base + start : base + end] = plain_bytes(values[i])
+    nbytes = len(head) + layout.tail_nbytes
+    sizes = (nbytes, len(head), len(structure), len(meta), layout.n_rows)
+    return head, Prefix(VERSION, kind, form, 0, *sizes).seal(view, secret)
+
+
+class Prefix(NamedTuple):
+    """The first 64 bytes of a file or frame."""
+
+    version: int
+    kind: int
+    """Of a frame: what it is about."""
+    form: bytes
+    sum: int
+    """The checksum of the head but for magic and checksum."""
+    nbytes: int
+    """Of all."""
+    head_nbytes: int
+    structure_nbytes: int
+    meta_nbytes: int
+    n_rows: int
+    """Of each tensor of a frame."""
+
+    @classmethod
+    def read(cls, data: memoryview, name: str) -> Prefix:
+        """Return the prefix of bytes, of which only the magic is checked."""
+        if len(data) < PREFIX_NBYTES:
+            raise WireCorruptError(
+                f"{name} has {len(data)} bytes; expected {PREFIX_NBYTES} or more"
+            )
+        magic, *values = _PREFIX.unpack_from(data)
+        if magic != MAGIC:
+            raise WireCorruptError(f"{name} begins with {magic!r}; expected {MAGIC!r}")
+        return cls._make(values)
+
+    @classmethod
+    def checked(
+        cls, data: memoryview, name: str, form: bytes, secret: Secret | None = None
+    ) -> tuple[Prefix, Running]:
+        """Return the prefix of a sound head, and what has summed that with the secret.
+
+        Raises:
+            WireCorruptError: the sizes, the checksum of the head or the form differ.
+            WireVersionError: it is of another version.
+            SecretError: it was not made with the secret, or with one.
+        """
+        prefix, running = cls.read(data, name), None
+        if form == FRAME:
+            name = f"{name} of kind {prefix.kind}"
+        is_keyed = prefix.form in (FRAME.upper(), FILE.upper())
+        if is_keyed and secret is None:
+            raise SecretError(f"{name} was made with a secret, and none is given to read it")
+        if secret is not None and not is_keyed:
+            raise SecretError(f"{name} was made without the secret that is given to read it")
+        # The checksum comes first, so that a damaged version is told apart from another one. Of
+        # neither this version nor this form it is not compared: version 1 makes it otherwise.
+        if prefix.version == VERSION or prefix.form == form or secret is not None:
+            running = prefix._check_head(data, name, secret)
+        if prefix.version != VERSION:
+            raise WireVersionError(f"{name} is of version {prefix.version}; expected {VERSION}")
+        if prefix.form.lower() != form:
+            raise WireCorruptError(f"{name} is of form {prefix.form!r}; expected {form!r}")
+        return prefix, running
+
+    def _check_head(self, data: memoryview, name: str, secret: Secret | None) -> Running:
+        """Compare sizes and checksum; return what has summed the head with the secret."""
+        if self.nbytes != len(data):
+            raise WireCorruptError(f"{name} has {len(data)} bytes; expected {self.nbytes}")
+        if not self.texts_end <= self.head_nbytes <= self.nbytes:
+            raise WireCorruptError(
+                f"{name} has a head of {self.head_nbytes} bytes with texts up to {self.texts_end}; "
+                f"expected it to hold the texts, and to lie within {self.nbytes}"
+            )
+        head = data[: self.head_nbytes]
+        if secret is not None:
+            running = _summed(head, secret)
+            if not compare_digest(running.digest(), _WORD.pack(self.sum)):
+                raise changed(name)
+            return running
+        if (came := _sum(head)) != self.sum:
+            raise WireCorruptError(
+                f"the checksum of the head of {name} is {came:016x}; expected {self.sum:016x}"
+            )
+        return None
+
+    def seal(self, head: memoryview, secret: Secret | None = None) -> Running:
+        """Write it to a head with the checksum of all; return what summed it with the secret."""
+        if secret is None:
+            _PREFIX.pack_into(head, 0, MAGIC, *self)
+            _WORD.pack_into(head, _SUM_AT, _sum(head))
+            return None
+        _PREFIX.pack_into(head, 0, MAGIC, *self._replace(form=self.form.upper()))
+        running = _summed(head, secret)
+        head[_SUM_AT:_SUMMED_FROM] = running.digest()
+        return running
+
+    @property
+    def meta_at(self) -> int:
+        """Where the structure ends and the metadata begins, in bytes."""
+        return PREFIX_NBYTES + self.structure_nbytes
+
+    @property
+    def texts_end(self) -> int:
+        """Where the metadata ends, in bytes."""
+        return PREFIX_NBYTES + self.structure_nbytes + self.meta_nbytes
+
+
+def _sum(head: memoryview) -> int:
+    # The seed has version, kind and form in it, so that these are summed as well.
+    return xxh3_64_intdigest(head[_SUMMED_FROM:], _WORD.unpack_from(head, _SEED_AT)[0])
+
+
+def _summed(head: memoryview, secret: Secret) -> Running:
+    running = secret.hash()
+    running.update(head[_SEED_AT:_SUM_AT])
+    running.update(head[_SUMMED_FROM:])
+    return running
