@@ -1,6 +1,7 @@
 """Checkpoints of replay buffers and training runs: one file, atomic, checksummed, no pickle."""
 
 from gfn_rb.checkpoint.api import (
+    AtomicCheckpoint,
     inspect_checkpoint,
     load_checkpoint,
     load_state,
@@ -8,7 +9,6 @@ from gfn_rb.checkpoint.api import (
     save_state,
     schedule_state,
 )
-from gfn_rb.checkpoint.folders import AtomicCheckpoint
 from gfn_rb.checkpoint.journal import Journal
 from gfn_rb.checkpoint.recovery import recover
 from gfn_rb.codec.secret import Secret

@@ -1,4 +1,4 @@
-"""Saving, loading and looking into checkpoints: the public functions."""
+"""Save, load and inspect checkpoints: the public functions."""
 
 from __future__ import annotations
 
@@ -27,6 +27,8 @@ from gfn_rb.errors import (
     CheckpointMismatchError,
 )
 from gfn_rb.sharing import SlotJournal, journal_of
+
+CHECKPOINT_NAME = "buffer.gfnrb"  # in a folder of AtomicCheckpoint
 
 # What a file holds; of save_state the last alone.
 ROWS, BUFFERS, JOURNAL, VALUES = "rows", "buffers", "journal", "values"
@@ -73,15 +75,7 @@ def save_buffer(
     secret: Secret | None,
     extra: dict[str, Any],
 ) -> None:
-    """Save a buffer in one file, and have its journal continue that.
-
-    Args:
-        path: see :func:`save_checkpoint`, as for all others.
-        rb: the buffer.
-        journal: the journal of the buffer, if it has one.
-        secret: the secret that the file is made with, if any.
-        extra: values by name.
-    """
+    """Save a buffer in one file, and have its journal continue that."""
     compacting = nullcontext() if journal is None else journal.compacting(resolved(path), secret)
     with captured(rb) as (state, rows), compacting as position:
         parts = {ROWS: rows, BUFFERS: state, JOURNAL: position}
@@ -218,26 +212,59 @@ def inspect_checkpoint(
         }
 
 
-def outline(path: str | PathLike[str], secret: Secret | None = None) -> dict[str, Any]:
-    """Return what was saved along with the buffer, or the state, its tensors without content.
+class AtomicCheckpoint:
+    """``dump`` and ``load`` of a buffer by way of one checkpoint file in a folder.
 
-    Only the header is read and checked.
+    A buffer's own ``dumps`` writes one file after another: a process that is killed leaves some of
+    them old and some new, and prefetched batches are pickled. Here the folder holds the old
+    checkpoint or the new one, and nothing is pickled. TorchRL's ``Checkpoint`` takes it for the
+    buffer.
 
-    Raises:
-        CheckpointError: there is no such file, or it cannot be read.
-        CheckpointCorruptError: it is no checkpoint, truncated, or its header is damaged.
+    Args:
+        rb: the buffer, or a merged one.
+        secret: see :func:`~gfn_rb.save_checkpoint`.
+
+    Examples:
+        >>> checkpoint = torchrl.checkpoint.Checkpoint()
+        >>> checkpoint.register("rb", AtomicCheckpoint(rb))
     """
+
+    def __init__(self, rb: ReplayBuffer, secret: Secret | None = None) -> None:
+        self.rb, self.secret = rb, secret
+
+    def dump(self, path: str | PathLike[str]) -> None:
+        """Save the buffer in a folder.
+
+        Args:
+            path: the folder, made if missing.
+
+        Raises:
+            CheckpointError: see :func:`~gfn_rb.save_checkpoint`. What was there stays.
+        """
+        folder = Path(path)
+        folder.mkdir(exist_ok=True)
+        save_checkpoint(folder / CHECKPOINT_NAME, self.rb, secret=self.secret)
+
+    def load(self, path: str | PathLike[str]) -> None:
+        """Restore the buffer from a folder that :meth:`dump` wrote.
+
+        Args:
+            path: the folder.
+
+        Raises:
+            CheckpointError: see :func:`~gfn_rb.load_checkpoint`. The buffer is then as it was.
+        """
+        load_checkpoint(Path(path) / CHECKPOINT_NAME, self.rb, secret=self.secret)
+
+
+def outline(path: str | PathLike[str], secret: Secret | None = None) -> dict[str, Any]:
+    """Return what was saved along with the buffer, or the state, its tensors without content."""
     file = ValueFile(resolved(path), secret)
     return _values_of(file, file.outline)
 
 
 def position_of(path: Path, secret: Secret | None) -> Any:
-    """Return the position of the journal that continues a checkpoint, None if there was none.
-
-    Raises:
-        CheckpointError: there is no such file, or it cannot be read.
-        CheckpointCorruptError: it is no checkpoint, truncated, or its header is damaged.
-    """
+    """Return the position of the journal that continues a checkpoint, None if there was none."""
     file = ValueFile(path, secret)
     return file.outline(JOURNAL) if JOURNAL in file.nodes else None
 
@@ -261,12 +288,7 @@ def _save_parts(
 
 
 def resolved(path: Any) -> Path:
-    """Return where a path leads to.
-
-    Raises:
-        ArgumentError: it is no path.
-        CheckpointError: its links lead in a circle.
-    """
+    """Return where a path leads to."""
     if not isinstance(path, (str, os.PathLike)) or "\0" in (name := os.fspath(path)):
         raise ArgumentError(f"path must be a path to a file, got {path!r}")
     try:

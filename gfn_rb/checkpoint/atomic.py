@@ -37,14 +37,6 @@ def published(path: Path, check: Callable[[Path], None] | None = None) -> Iterat
     that it replaces. Killed at any instant, it leaves the old file or the new one, and at most one
     such temporary file, which the next call removes. A temporary file that a living process writes
     is locked, and left alone; nobody waits for anybody, who may be stopped meanwhile.
-
-    Args:
-        path: the file to make or replace.
-        check: looks at what was written, while the disk takes it, and raises unless it is sound.
-
-    Raises:
-        OSError: the folder or the disk does not allow it. The old file is then unchanged.
-        CheckpointError: something else than a file is there.
     """
     mode = _mode_to_keep(path)
     temporary, stream = _created(path)
@@ -69,11 +61,7 @@ def published(path: Path, check: Callable[[Path], None] | None = None) -> Iterat
 
 
 def link(source: Path, target: Path) -> None:
-    """Give a file a second name, in place of what has it; copy the file to another disk.
-
-    Raises:
-        OSError: the folder or the disk does not allow it. What had the name is then unchanged.
-    """
+    """Give a file a second name, in place of what has it; copy the file to another disk."""
     temporary = target.with_name(f".{_stem(target)}.{secrets.token_hex(8)}.tmp")
     try:
         os.link(source, temporary)
@@ -147,12 +135,7 @@ def unlock(stream: BinaryIO) -> None:
 
 
 def remove_abandoned(folder: Path, stem: str | None = None) -> None:
-    """Remove the temporary files that killed processes have left in a folder.
-
-    Args:
-        folder: which.
-        stem: how the files they were to become are called; None for any.
-    """
+    """Remove the temporary files that killed processes have left in a folder."""
     of = ".+" if stem is None else re.escape(stem)
     pattern = re.compile(rf"\.{of}\.[0-9a-f]{{16}}\.tmp")
     for entry in os.scandir(folder):

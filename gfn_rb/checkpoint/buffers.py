@@ -65,9 +65,6 @@ def captured(rb: ReplayBuffer) -> Iterator[tuple[list[State], list[Any]]]:
     """Yield the state and the rows of a buffer and its members, all of one moment.
 
     Nothing is copied, so until the context ends no other thread can use the buffer.
-
-    Raises:
-        CheckpointError: a part of it cannot be saved.
     """
     rbs = _with_members(rb)
     with _held(rbs) as queues:
@@ -76,17 +73,7 @@ def captured(rb: ReplayBuffer) -> Iterator[tuple[list[State], list[Any]]]:
 
 
 def restore(rb: ReplayBuffer, load: Callable[[torch.device], Any], rows: Any) -> None:
-    """Put state and rows back, once it is known that all of them fit.
-
-    Args:
-        rb: the buffer.
-        load: returns the states, given where to put tensors that did not live on the CPU.
-        rows: as :func:`captured` yields them.
-
-    Raises:
-        CheckpointMismatchError: they do not fit. The buffer is then as it was.
-        CheckpointCorruptError: they are nothing that was saved. Likewise.
-    """
+    """Put state and rows back, once it is known that all of them fit."""
     rbs = _with_members(rb)
     states = load(_device(rbs))
     for what, each in (("state", states), ("rows", rows)):
@@ -146,11 +133,7 @@ def _with_members(rb: Any) -> list[ReplayBuffer]:
 
 @contextmanager
 def _held(rbs: list[ReplayBuffer]) -> Iterator[list[Any]]:
-    """Keep other threads, and processes that share a buffer, from changing it meanwhile.
-
-    Yields:
-        The batches that each has prefetched.
-    """
+    """Keep other threads, and processes that share a buffer, from changing it meanwhile."""
     whole = rbs[-1]
     # An ensemble, then its members in one order, or two ensembles could wait for each other.
     distinct = {id(rb): rb for rb in (whole, *sorted(rbs, key=id))}

@@ -64,12 +64,7 @@ class Changes:
         return len(self.rows) + len(self.beside) + self.emptied
 
     def records(self, rb: ReplayBuffer, parts: list[SlotState]) -> list[Record]:
-        """Return the records that hold what has changed, copied.
-
-        Args:
-            rb: the buffer.
-            parts: from :func:`slot_states`.
-        """
+        """Return the records that hold what has changed, copied."""
         capacity = rb.storage.max_size
         slot, beside = _distinct(self.rows, capacity), _distinct(self.beside, capacity)
         rows = slot[slot < len(rb.storage)]
@@ -96,11 +91,7 @@ def _distinct(slots: list[Tensor], capacity: int) -> Tensor:
 
 
 def slot_states(rb: Any) -> list[SlotState]:
-    """Return the parts of a buffer of which a journal keeps what they know of slots.
-
-    Raises:
-        ArgumentError: it is no buffer whose changes can be told.
-    """
+    """Return the parts of a buffer of which a journal keeps what they know of slots."""
     if not isinstance(rb, ReplayBuffer) or getattr(rb, "shared", False):
         kind = "one that is shared" if isinstance(rb, ReplayBuffer) else type(rb).__qualname__
         raise ArgumentError(f"journal needs a replay buffer of one process, got {kind}")
@@ -132,14 +123,7 @@ def counts_of(rb: ReplayBuffer, parts: list[SlotState]) -> dict[str, Any]:
 def changed_rows(
     rb: ReplayBuffer, parts: list[SlotState], slot: Int64[Tensor, "m"], with_rows: bool
 ) -> TensorDict:
-    """Return copies of what stands in slots now, batch size [m].
-
-    Args:
-        rb: the buffer.
-        parts: from :func:`slot_states`.
-        slot: which, each once; those of rows hold some.
-        with_rows: whether the rows, too.
-    """
+    """Return copies of what stands in slots now, batch size [m]."""
     beside = [each.index_select(0, slot.to(each.device)) for each in _beside(rb, parts)]
     held: dict[str, Any] = {_SLOT: slot}
     if beside:
@@ -154,11 +138,7 @@ def changed_rows(
 
 
 def check_counts(rb: ReplayBuffer, parts: list[SlotState], counts: Mapping[str, Any]) -> None:
-    """Raise unless the numbers of a record can be those of a buffer.
-
-    Raises:
-        ValueError: they cannot.
-    """
+    """Raise unless the numbers of a record can be those of a buffer."""
     capacity, cursor = rb.storage.max_size, counts["cursor"]
     expected, came = [part.counters() for part in parts], counts["counters"]
     fits = {
@@ -179,14 +159,7 @@ def put_back(
     rows: TensorDictBase | None,
     counts: Mapping[str, Any],
 ) -> None:
-    """Do to a buffer what a record holds.
-
-    Args:
-        rb: the buffer.
-        parts: from :func:`slot_states`.
-        rows: from :func:`changed_rows`; None where only numbers changed.
-        counts: from :func:`counts_of`, and whether the buffer was ``emptied`` before.
-    """
+    """Do to a buffer what a record holds."""
     storage = rb.storage
     if counts["emptied"]:
         type(rb).empty(rb)  # not the journal's, which is reading this record

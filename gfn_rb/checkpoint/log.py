@@ -103,15 +103,7 @@ class JournalLog:
     # Writing.
 
     def begin(self, name: str, first: int) -> None:
-        """Replace the file by one without records, in one step.
-
-        Args:
-            name: the name of the journal.
-            first: the number of the first record that it will hold.
-
-        Raises:
-            CheckpointError: the disk does not allow it. The file is then unchanged.
-        """
+        """Replace the file by one without records, in one step."""
         meta = {"format": FORMAT, "journal": name, "first": first}
         (header,) = encode_frame(HEADER, None, meta, self.secret)
         previous, mark_at = self._checksum(header), aligned(len(header))
@@ -129,14 +121,7 @@ class JournalLog:
         self._synced = self.nbytes, self.number, self._previous
 
     def append(self, records: Sequence[tuple[TensorDict | None, dict[str, Any]]]) -> None:
-        """Append records that are read all or none.
-
-        Args:
-            records: the rows and the metadata of each.
-
-        Raises:
-            CheckpointError: the disk does not allow it. The file is then as it was.
-        """
+        """Append records that are read all or none."""
         self.is_synced = False
         at, number, previous = self.nbytes, self.number, self._previous
         try:
@@ -161,16 +146,7 @@ class JournalLog:
         return at, summed.hexdigest()
 
     def copy_records(self, content: Shaped[np.ndarray, "n"], since: int, target: Path) -> None:
-        """Write a new journal of the records that :meth:`read` has found sound.
-
-        Args:
-            content: from :meth:`content`, read to its end.
-            since: the number of the last record that the checkpoint holds.
-            target: the file, replaced if there is one.
-
-        Raises:
-            CheckpointError: the disk does not allow it.
-        """
+        """Write a new journal of the records that :meth:`read` has found sound."""
         copy = JournalLog(target, self.secret)
         copy.begin(self.name, self.first if since < self.number else since + 1)
         if since < self.number:
@@ -190,15 +166,12 @@ class JournalLog:
         """Return once all records are on disk, and note so in the mark.
 
         The next sync takes the mark to the disk: it never tells of a record that is not there.
-
-        Raises:
-            CheckpointError: the disk refused. Records since the last sync are then dropped: the
-                system may have lost them, and tells so only once.
         """
         with self.named_errors():
             try:
                 os.fsync(self._stream.fileno())
             except OSError:
+                # What was written since the last sync may be lost, which the system tells once.
                 self.nbytes, self.number, self._previous = self._synced
                 self.truncate()
                 raise
@@ -233,16 +206,7 @@ class JournalLog:
         return np.frombuffer(mapped, np.uint8)
 
     def read(self, content: Shaped[np.ndarray, "n"]) -> Iterator[Frame]:
-        """Yield the records of the file, and go on behind the last one.
-
-        Args:
-            content: from :meth:`content`.
-
-        Raises:
-            CheckpointCorruptError: it is no journal, or lacks a record that was synced.
-            CheckpointMismatchError: it is of another version of the format.
-            SecretError: it was not made with the secret, or with one.
-        """
+        """Yield the records of the file, and go on behind the last one."""
         self._read_header(content)
         group: list[Frame] = []
         at, number, previous, why = self.nbytes, self.number, self._previous, "it ends"

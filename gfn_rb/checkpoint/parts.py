@@ -43,11 +43,7 @@ TEXT, COUNT, MAPPING, NONE = (str,), (int,), (dict,), (type(None),)
 
 
 def require(what: str, values: Any, rules: Rules) -> None:
-    """Raise unless something is a dict of these entries, integers among them from 0 to 2^63 - 1.
-
-    Raises:
-        CheckpointCorruptError: it is not.
-    """
+    """Raise unless something is a dict of these entries, integers among them from 0 to 2^63 - 1."""
     if not isinstance(values, dict) or values.keys() != rules.keys():
         held = [*values] if isinstance(values, dict) else type(values).__name__
         raise CheckpointCorruptError(f"the {what} holds {held}, expected {[*rules]}")
@@ -93,12 +89,7 @@ def stored_rows(storage: TensorStorage) -> Any:
 
 
 def try_rows(storage: TensorStorage, state: dict[str, Any], rows: Any) -> None:
-    """Raise unless rows fit a storage.
-
-    Raises:
-        CheckpointMismatchError: the capacity differs; or keys, dtypes or shapes do, where the
-            storage has some.
-    """
+    """Raise unless rows fit a storage."""
     require("state of the storage", state, _STORAGE)
     expect("number of storage dimensions", state["ndim"], storage.ndim)
     _check_rows(state, rows)
@@ -132,11 +123,7 @@ def _check_rows(state: dict[str, Any], rows: Any) -> None:
 
 
 def prepare(storage: TensorStorage, state: dict[str, Any], rows: Any) -> None:
-    """Allocate a storage that has not seen a row yet.
-
-    Raises:
-        CheckpointError: it cannot be allocated.
-    """
+    """Allocate a storage that has not seen a row yet."""
     if storage.initialized or not state["length"]:
         return
     try:
@@ -198,11 +185,7 @@ def _capacity(storage: TensorStorage, rows: Any) -> int:
 
 
 def part_state(part: Sampler | Writer) -> dict[str, Any]:
-    """Return the class and state of a sampler or writer.
-
-    Raises:
-        CheckpointError: it has no ``state_dict``.
-    """
+    """Return the class and state of a sampler or writer."""
     name = type(part).__qualname__
     try:
         state = part.state_dict()
@@ -214,17 +197,7 @@ def part_state(part: Sampler | Writer) -> dict[str, Any]:
 
 
 def try_part(part: Sampler | Writer, state: dict[str, Any], storage: Storage, what: str) -> None:
-    """Raise unless a state fits. It is loaded for a trial, and the present one loaded again.
-
-    Args:
-        part: the sampler or writer.
-        state: from :func:`part_state`.
-        storage: what the part works on, as stamps of its slots may be part of the state.
-        what: how errors call it.
-
-    Raises:
-        CheckpointMismatchError: it does not load.
-    """
+    """Raise unless a state fits. It is loaded for a trial, and the present one loaded again."""
     require(f"state of the {what}", state, _PART)
     present, generations = deepcopy(part_state(part)), compat.slot_generations(storage)
     try:
@@ -252,12 +225,7 @@ def load_part(part: Sampler | Writer, state: dict[str, Any]) -> None:
 
 
 def try_transform(transform: Transform, state: dict[str, Any]) -> None:
-    """Raise unless a state has the entries that a transform has.
-
-    Raises:
-        CheckpointMismatchError: entries are missing, unknown or of another shape, or say in words
-            that the rows are of another form.
-    """
+    """Raise unless a state has the entries that a transform has."""
     present = transform.state_dict()
     expect("set of transform entries", sorted(state), sorted(present))
     for name, value in present.items():
@@ -285,12 +253,7 @@ def generator_state(generator: torch.Generator | None) -> dict[str, Any] | None:
 
 
 def try_generator(generator: torch.Generator | None, state: dict[str, Any] | None) -> None:
-    """Raise unless a state fits.
-
-    Raises:
-        CheckpointMismatchError: the saved buffer used the global generator and this one does
-            not, or they are of different devices.
-    """
+    """Raise unless a state fits."""
     if state is not None:
         require("state of the generator", state, _GENERATOR)
     if state is None:

@@ -30,22 +30,6 @@ def redo(log: JournalLog, checkpoint: Path, rb: ReplayBuffer, parts: list[SlotSt
     """Give a buffer what checkpoint and journal hold, up to the last whole record.
 
     The whole file is verified before anything in the buffer changes.
-
-    Args:
-        log: the journal, which goes on behind the last whole record.
-        checkpoint: the file that it continues.
-        rb: the buffer.
-        parts: from :func:`~gfn_rb.checkpoint.changes.slot_states`.
-
-    Returns:
-        Whether there was anything.
-
-    Raises:
-        CheckpointError: the checkpoint cannot be read, or one of the two is missing.
-        CheckpointCorruptError: a record is damaged or missing that was on disk.
-        CheckpointMismatchError: the two do not belong together, or not to this buffer, or are of
-            another version.
-        SecretError: one of them was not made with the secret of the journal.
     """
     content, has_checkpoint = log.content(), checkpoint.exists()
     if not len(content):

@@ -73,11 +73,7 @@ _decode = json.JSONDecoder().raw_decode
 
 
 def to_text(value: Any) -> bytes:
-    """Return a value as JSON. NaN and infinities pass.
-
-    Raises:
-        ValueError: it is something else, or nested too deep.
-    """
+    """Return a value as JSON. NaN and infinities pass."""
     try:
         text = _encode(value).encode()
     except (TypeError, RecursionError) as error:
@@ -87,11 +83,7 @@ def to_text(value: Any) -> bytes:
 
 
 def from_text(text: bytes | memoryview) -> Any:
-    """Return the value that a JSON text means.
-
-    Raises:
-        ValueError: it means nothing, or is nested too deep.
-    """
+    """Return the value that a JSON text means."""
     text = bytes(text)
     _check_depth(text)
     try:

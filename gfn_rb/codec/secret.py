@@ -81,17 +81,7 @@ class Secret:
 
 
 def check_body(body: memoryview, sums: memoryview, head: Running, name: str) -> None:
-    """Compare the checksums of a body, each of all from the head up to its block's end.
-
-    Args:
-        body: bytes.
-        sums: its checksums.
-        head: what has summed the head.
-        name: what errors call all of it.
-
-    Raises:
-        SecretError: they differ.
-    """
+    """Compare the checksums of a body, each of all from the head up to its block's end."""
     came = BlockSums(head)
     came.update(body)
     if not compare_digest(came.digest(), sums):

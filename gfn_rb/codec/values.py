@@ -38,11 +38,7 @@ class Encoder:
         self.tensors: list[Tensor] = []
 
     def encode(self, value: Any, path: str, depth: int = 0) -> Node:
-        """Return the node of a value, which errors call by its path.
-
-        Raises:
-            CheckpointError: it holds something of another kind, named by its path.
-        """
+        """Return the node of a value, which errors call by its path."""
         if type(value) in _PLAIN:
             if type(value) is int and value.bit_length() > _MAX_BITS:
                 raise CheckpointError(
@@ -137,14 +133,7 @@ class Decoder:
         self._accelerator = accelerator
 
     def decode(self, node: Node) -> Any:
-        """Return the value of a node.
-
-        Args:
-            node: as :meth:`Encoder.encode` made it. Of any other, whatever Python raises is.
-
-        Raises:
-            KeyError: a kind that this version does not know.
-        """
+        """Return the value of a node."""
         if not isinstance(node, dict):
             if type(node) not in _PLAIN:
                 raise ValueError(f"a value is {node!r:.80}, expected a kind and a content")

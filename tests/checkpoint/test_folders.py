@@ -12,7 +12,7 @@ from tensordict import TensorDict
 
 from gfn_rb import MergedReplayBuffer, reward_prioritized_buffer
 from gfn_rb.checkpoint import AtomicCheckpoint
-from gfn_rb.checkpoint.folders import CHECKPOINT_NAME
+from gfn_rb.checkpoint.api import CHECKPOINT_NAME
 from gfn_rb.errors import CheckpointError
 
 torchrl_checkpoint = pytest.importorskip("torchrl.checkpoint")
