@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from hmac import compare_digest
 from typing import Any, NamedTuple
 
@@ -92,13 +92,11 @@ class Layout:
         """Return the bytes of the head."""
         return aligned(aligned(texts_end) + self._small_nbytes)
 
-    def starts(self, prefix: Prefix) -> Iterator[tuple[int, int]]:
-        """Yield the number of each tensor, and where it begins in the file or frame."""
-        base = aligned(prefix.texts_end)
-        for i, start, _ in self.small:
-            yield i, base + start
-        for i, start, _ in self.large:
-            yield i, prefix.head_nbytes + start
+    def starts(self, prefix: Prefix) -> list[tuple[int, int]]:
+        """Return the number of each tensor, and where it begins in the file or frame."""
+        small, large = aligned(prefix.texts_end), prefix.head_nbytes
+        starts = [(i, small + start) for i, start, _ in self.small]
+        return starts + [(i, large + start) for i, start, _ in self.large]
 
     def check_sizes(self, prefix: Prefix, name: str) -> None:
         """Raise :class:`WireCorruptError` unless a prefix says the sizes that follow from this."""
