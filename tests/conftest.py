@@ -1,7 +1,8 @@
 """Two tiers of tests, and the type checks of the long one.
 
 ``pytest`` runs the short tier. ``pytest --all`` also runs the tests marked ``slow``, tries more
-examples of each property, and checks every annotation of the package at each call.
+examples of each property, checks every annotation of the package at each call, and fills memory
+that nobody wrote (``torch.empty``) with NaN or the largest integer.
 """
 
 import functools
@@ -68,6 +69,7 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "slow: runs with --all only")
     hypothesis.settings.load_profile("all" if config.option.all else "short")
     if config.option.all:
+        torch.use_deterministic_algorithms(True)  # which fills uninitialized memory
         jaxtyping.jaxtyped = checked  # which is what the import hook writes above each function
         jaxtyping.install_import_hook("gfn_rb", "beartype.beartype")
 
