@@ -5,8 +5,12 @@ from gfn_rb.interop.torchgfn.buffers import (
     ReplayBuffer,
     TerminatingStateBuffer,
 )
-from gfn_rb.interop.torchgfn.environment import TorchGFNEnv, adapt_env
-from gfn_rb.interop.torchgfn.estimators import TorchGFNNetwork, adapt_estimator
+from gfn_rb.interop.torchgfn.environment import (
+    TorchGFNEnv,
+    TorchGFNNetwork,
+    adapt_env,
+    adapt_estimator,
+)
 from gfn_rb.interop.torchgfn.manager import ReplayBufferManager
 from gfn_rb.interop.torchgfn.rows import container_of, rows_of
 

@@ -1,4 +1,4 @@
-"""torchgfn's replay buffers, on the writers and samplers of ours."""
+"""torchgfn's replay buffers, built on the writers and samplers of this package."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from torchrl.data.replay_buffers.writers import Writer
 
 from gfn_rb.checkpoint import load_checkpoint, save_checkpoint
 from gfn_rb.errors import ArgumentError
-from gfn_rb.interop.torchgfn.remote import endpoint, require_sendable, rows_to_send, scores_of
-from gfn_rb.interop.torchgfn.rows import GraphTable, end_features, near_better, rows_of
-from gfn_rb.interop.torchgfn.store import RowStore
+from gfn_rb.interop.torchgfn.remote import endpoint, require_sendable
+from gfn_rb.interop.torchgfn.rows import GraphTable, RowStore, end_features, near_better, rows_of
 from gfn_rb.remote import (
     Awaited,
     BaselineFilter,
     Deferred,
     NonBlocking,
     ReplayBufferWorker,
+    Reply,
 )
 from gfn_rb.samplers import SoftmaxRewardSampler
 from gfn_rb.shapes import Float
@@ -35,35 +35,36 @@ _KINDS = (Trajectories, Transitions, StatesContainer)
 
 
 class ReplayBuffer:
-    """torchgfn's ``ReplayBuffer``: its constructor, members, containers and errors.
+    """torchgfn's ``ReplayBuffer``: same constructor, members, containers and errors.
 
-    What is kept after each ``add`` is the same, to the row; what one costs does not grow with what
-    is stored. ``training_container`` is a copy in torchgfn's order (by reward where the capacity is
-    prioritised, else by age), made when it is asked for; change it by assigning a container.
+    After each ``add`` it keeps the same rows as torchgfn's, at a cost that does not grow with the
+    number stored. ``training_container`` is a copy in torchgfn's order (by reward where the
+    capacity is prioritised, else by age), made on access; change it by assigning a container.
 
     Args:
-        env: the environment of torchgfn's that items are of.
+        env: torchgfn environment of the items.
         capacity: the number of items kept.
-        prioritized_capacity: whether those of highest reward are kept, or the newest.
-        prioritized_sampling: whether items are drawn in proportion to their reward, or uniformly.
-        remote_manager_rank: of the manager that is sent what is added, see
-            :class:`ReplayBufferManager`; None for none.
-        remote_buffer_freq: of how many adds the items are sent together.
-        communication_backend: ``"mpi"``; or ``"torch"``, likewise ``"gloo"``: Gloo, between the
+        prioritized_capacity: keep the items of highest reward instead of the newest.
+        prioritized_sampling: draw items in proportion to their reward instead of uniformly.
+        remote_manager_rank: rank of the :class:`ReplayBufferManager` that added items are sent
+            to; None sends nothing.
+        remote_buffer_freq: number of adds whose items are sent together.
+        communication_backend: ``"mpi"``; or ``"torch"`` or ``"gloo"``, both Gloo between the
             processes of torch.distributed. Its first use in a process waits for all processes.
-        timing: whether to note in ``timing_data`` how long each add and each draw takes.
-        async_score: see :class:`~gfn_rb.remote.Deferred`: scores are one add old.
-        async_comm: see :class:`~gfn_rb.remote.NonBlocking`: scores are those that have come.
-        lazy_sort: has no effect: there is no sorting to put off.
-        baseline_filtering: see :class:`~gfn_rb.remote.BaselineFilter`.
-        scoring_only: whether terminating states and their log-rewards alone are sent.
-        baseline_refresh_after: of how many batches in a row nothing is left by the filter before
-            one is sent whole.
+        timing: record in ``timing_data`` how long each add and each draw takes.
+        async_score: scores are one add old, see :class:`~gfn_rb.remote.Deferred`.
+        async_comm: scores are those received so far, see :class:`~gfn_rb.remote.NonBlocking`.
+        lazy_sort: no effect, as nothing is sorted.
+        baseline_filtering: send only rows above the manager's baseline, see
+            :class:`~gfn_rb.remote.BaselineFilter`.
+        scoring_only: send only terminating states and their log-rewards.
+        baseline_refresh_after: number of batches in a row that the filter empties before one is
+            sent whole.
 
     Raises:
         ValueError: ``baseline_filtering`` without a manager, or an argument breaks its rule.
-        NotImplementedError: a manager is given, and states are graphs; or actions are continuous,
-            and several adds are to be sent at once.
+        NotImplementedError: a manager is given and states are graphs, or actions are continuous
+            and ``remote_buffer_freq`` is above 1.
     """
 
     def __init__(
@@ -109,24 +110,25 @@ class ReplayBuffer:
             )
 
     def add(self, training_container: Any) -> dict[str, float] | None:
-        """Add items, and send what is due; the first ones decide of which kind all are.
+        """Add items, and send those that are due to the manager.
 
         Args:
-            training_container: torchgfn's ``Trajectories``, ``Transitions`` or ``StatesContainer``.
+            training_container: torchgfn's ``Trajectories``, ``Transitions`` or
+                ``StatesContainer``, of the same class in every call.
 
         Returns:
             The newest scores that the manager has answered with, and its
             ``"baseline_log_reward"``; None if there are none, or no manager.
 
         Raises:
-            AssertionError: it is none of these, of another kind than those stored, or transitions
-                are to be filtered or reduced to states.
+            AssertionError: it is of another class, or transitions are to be filtered or reduced
+                to states.
             ValueError: it has no log-rewards, and the capacity is prioritised or it is to be sent.
             RemoteError: the manager could not store or score what it was sent.
         """
         assert isinstance(training_container, _KINDS), "Must be a container type"
         worker, start = self._worker, time.perf_counter()
-        rows = None if worker is None else rows_to_send(training_container, worker)
+        rows = None if worker is None else _rows_to_send(training_container, worker)
         self._local_add(training_container)
         self._note("local_add", start)
         if worker is None or rows is None:
@@ -134,30 +136,31 @@ class ReplayBuffer:
         start = time.perf_counter()
         reply = worker.extend(rows)
         self._note("send_objs", start)
-        return scores_of(reply)
+        return _scores_of(reply)
 
     def drain_pending_score(self, timeout_sec: float = 30.0) -> dict[str, float] | None:
-        """Send what is pending, and wait for all answers.
+        """Send pending items, and wait for all answers.
 
         Args:
-            timeout_sec: how long, in seconds. What is unanswered then is counted as lost.
+            timeout_sec: longest wait, in seconds. Batches still unanswered are counted as lost.
 
         Returns:
-            The newest scores that nobody has seen; None if there are none.
+            The newest scores not returned before; None if there are none.
 
         Raises:
-            RemoteError: the manager could not store or score what it was sent.
+            RemoteError: the manager could not store or score the items.
         """
         replies = [] if self._worker is None else self._worker.drain(timeout_sec)
-        return scores_of(replies[-1]) if replies else None
+        return _scores_of(replies[-1]) if replies else None
 
     def sample(self, n_samples: int) -> Any:
-        """Draw items: by reward, with replacement if there are fewer than asked for; or uniformly.
+        """Draw items, by reward or uniformly.
 
-        Uniform draws are distinct: no more than are stored.
+        Draws by reward are with replacement if fewer than ``n_samples`` items are stored. Uniform
+        draws are distinct, so at most as many as are stored.
 
         Args:
-            n_samples: how many.
+            n_samples: the number of items.
 
         Raises:
             ValueError: the buffer is empty, or items have no log-rewards to be drawn by.
@@ -173,7 +176,7 @@ class ReplayBuffer:
 
     @property
     def training_container(self) -> Any:
-        """All items as one container of torchgfn's, in its order; None before the first add."""
+        """All items as one torchgfn container, in its order; None before the first add."""
         if self._copy is None and self._kind is not None:
             rows = self._rows
             self._copy = rows.at(rows.in_order()) if len(self) else self._kind(self.env)
@@ -187,18 +190,18 @@ class ReplayBuffer:
 
     @property
     def log_rewards(self) -> Float[Tensor, "n"]:
-        """Those of all items, in any order; there must be some."""
+        """The log-rewards of all items, in any order; there must be at least one item."""
         assert len(self), "Buffer is empty, it has no log-rewards!"
         return self._rows.log_rewards()
 
     @property
     def device(self) -> torch.device:
-        """Where items are; there must be some."""
+        """The device of the items; there must be at least one item."""
         assert self._kind is not None, "Buffer is empty, it has no device!"
         return self.env.device
 
     def initialize(self, training_container: Any) -> Any:
-        """Return an empty container of the same kind.
+        """Return an empty container of the same class.
 
         Args:
             training_container: torchgfn's ``Trajectories``, ``Transitions`` or ``StatesContainer``.
@@ -212,11 +215,11 @@ class ReplayBuffer:
         raise ValueError(f"Unsupported type: {type(training_container)}")
 
     def save(self, path: str) -> None:
-        """Save what is stored; nothing if that is nothing.
+        """Save the items; an empty buffer writes no file.
 
         Args:
-            path: a file ``*.pt`` as torchgfn writes it, or any other as a checkpoint of this
-                library; in a folder, ``replay_buffer.pt``.
+            path: a file. ``*.pt`` is written in torchgfn's format, any other as a checkpoint of
+                this library. A folder means ``replay_buffer.pt`` in it.
 
         Raises:
             ArgumentError: states are graphs.
@@ -232,10 +235,11 @@ class ReplayBuffer:
             save_checkpoint(file, self._rows.rb)
 
     def load(self, path: str) -> None:
-        """Put what was saved in the place of what is stored, into a fresh buffer too.
+        """Replace the items by those of a file.
 
         Args:
-            path: see :meth:`save`. torchgfn's files are read with ``weights_only``.
+            path: a file or folder as in :meth:`save`. torchgfn's files are read with
+                ``weights_only``.
         """
         file = _file(path)
         if zipfile.is_zipfile(file):
@@ -249,7 +253,7 @@ class ReplayBuffer:
         self._kind = type(rows.at(torch.tensor([0])))
 
     def timing_log(self) -> str:
-        """Return how long adds and draws took, as text."""
+        """Return a text of how long adds and draws took."""
         lines = ["Replay Buffer Timing Information:"]
         for name, times in self.timing_data.items():
             total, n = sum(times), len(times)
@@ -297,18 +301,19 @@ class ReplayBuffer:
 
 
 class NormBasedDiversePrioritizedReplayBuffer(ReplayBuffer):
-    """torchgfn's buffer of that name: of high reward, and once full, apart from each other.
+    """torchgfn's buffer that keeps items of high reward and, once full, apart from each other.
 
-    A batch that finds it full is thinned out: an item goes that lies near one of higher reward in
-    the batch (kept or not), or near a stored one. Draws are uniform.
+    Once it is full, it drops each item of a batch that is near an item of higher reward in the
+    batch (kept or not), or near a stored one. Draws are uniform.
 
     Args:
-        env: see :class:`ReplayBuffer`, as ``capacity``.
-        capacity: likewise.
-        cutoff_distance: items this close or closer are near; below 0 nothing is compared.
-        p_norm_distance: p of the norm between terminating states, conditions appended.
-        *remote: further options of :class:`ReplayBuffer`, from ``remote_manager_rank`` on.
-        **options: likewise.
+        env: torchgfn environment of the items.
+        capacity: the number of items kept.
+        cutoff_distance: items at most this far apart are near; below 0 nothing is compared.
+        p_norm_distance: p of the norm between terminating states with their conditions.
+        *remote: further positional arguments of :class:`ReplayBuffer`, from
+            ``remote_manager_rank`` on.
+        **options: further keyword arguments of :class:`ReplayBuffer`.
 
     Raises:
         ArgumentError: states are graphs, between which there are no distances.
@@ -344,14 +349,14 @@ class NormBasedDiversePrioritizedReplayBuffer(ReplayBuffer):
 
 
 class TerminatingStateBuffer(ReplayBuffer):
-    """torchgfn's buffer of that name: of what is added, the terminating states are stored.
+    """torchgfn's buffer that stores only the terminating states of added items.
 
     Args:
-        env: see :class:`ReplayBuffer`.
-        capacity: likewise.
-        communication_backend: likewise.
-        timing: likewise.
-        **options: likewise.
+        env: torchgfn environment of the items.
+        capacity: the number of items kept.
+        communication_backend: see :class:`ReplayBuffer`.
+        timing: see :class:`ReplayBuffer`.
+        **options: further keyword arguments of :class:`ReplayBuffer`.
     """
 
     def __init__(
@@ -378,3 +383,26 @@ class TerminatingStateBuffer(ReplayBuffer):
 def _file(path: str) -> Path:
     file = Path(path)
     return file / "replay_buffer.pt" if file.is_dir() else file
+
+
+def _rows_to_send(container: Any, worker: ReplayBufferWorker) -> TensorDict:
+    """Return the rows of a container, if they can be sent."""
+    if worker.filter is not None or worker.payload != "items":
+        assert not isinstance(container, Transitions), (
+            "baseline_filtering and scoring_only support Trajectories or StatesContainer only; "
+            "got Transitions"
+        )
+    if container.log_rewards is None:  # which computes them where they are not yet
+        raise ValueError("log_rewards must be defined for prioritized replay.")
+    return rows_of(container)
+
+
+def _scores_of(reply: Reply | None) -> dict[str, float] | None:
+    """Return a manager's reply as torchgfn does: the mean of each score over the batch."""
+    if reply is None:
+        return None
+    scores = {
+        name: float(torch.as_tensor(value, dtype=torch.float64).mean())
+        for name, value in reply.scores.items()
+    }
+    return scores if reply.baseline is None else {**scores, "baseline_log_reward": reply.baseline}

@@ -1,14 +1,18 @@
-"""A discrete environment of torchgfn as one of ours."""
+"""Adapters of torchgfn's discrete environments and of their estimators."""
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
+from gfn_rb import keys
 from gfn_rb.envs.checks import check_env
 from gfn_rb.envs.enumerable import EnumerableEnv
 from gfn_rb.errors import ArgumentError, ShapeError
@@ -20,19 +24,19 @@ MAX_LISTED = 100_000  # states that are listed unasked
 
 
 class TorchGFNEnv(EnumerableEnv):
-    """A discrete environment of torchgfn behind the functions of ours. See :func:`adapt_env`.
+    """A discrete torchgfn environment with the interface of a ``GFNEnv``. See :func:`adapt_env`.
 
-    Where its states were listed it answers the exact questions of an ``EnumerableEnv``, too. It has
-    no modes. It lives on the device of the environment it wraps.
+    If its states were listed it also gives the exact answers of an ``EnumerableEnv``. It has no
+    modes. It is on the device of the environment it wraps.
 
     Args:
         env: the environment.
-        preprocessor: see :func:`adapt_env`, as ``max_length``.
-        max_length: likewise.
+        preprocessor: what networks see of states, see :func:`adapt_env`.
+        max_length: actions in the longest trajectory, see :func:`adapt_env`.
 
     Attributes:
         inner: the environment it wraps.
-        n_states: number of states; infinite where they were not listed.
+        n_states: number of states; infinite if they were not listed.
 
     Raises:
         ArgumentError: its actions are not discrete, or it has too many states to be listed.
@@ -63,20 +67,20 @@ class TorchGFNEnv(EnumerableEnv):
             self._list_states()
 
     def forward_mask(self, state: StateBatch) -> Bool[Tensor, "n actions"]:
-        """Ask torchgfn, but allow nothing in the sink."""
+        """Return torchgfn's mask, with nothing allowed in the sink."""
         return self.states(state).forward_masks & ~self.is_sink(state)[:, None]
 
     def backward_mask(self, state: StateBatch) -> Bool[Tensor, "n moves"]:
-        """Ask torchgfn, but let nothing lead to the source or the sink."""
+        """Return torchgfn's mask, with nothing leading to the source or the sink."""
         inside = ~(self.is_sink(state) | self.is_source(state))
         return self.states(state).backward_masks & inside[:, None]
 
     def forward_step(self, state: StateBatch, action: Int64[Tensor, "n"]) -> StateBatch:
-        """Take one action per row; torchgfn is shown the moves alone."""
+        """Take one action per row; torchgfn takes those that do not exit."""
         return self._stepped(self.move, state, action)
 
     def backward_step(self, state: StateBatch, action: Int64[Tensor, "n"]) -> StateBatch:
-        """Undo one move per row; torchgfn is shown the moves alone."""
+        """Undo one move per row, by torchgfn's ``backward_step``."""
         return self._stepped(self.undo, state, action)
 
     def log_reward(
@@ -84,7 +88,7 @@ class TorchGFNEnv(EnumerableEnv):
         state: StateBatch,
         condition: ConditionBatch | None = None,
     ) -> Float[Tensor, "n"]:
-        """Return what torchgfn's ``log_reward`` gives, float32.
+        """Return torchgfn's ``log_reward``, float32.
 
         Raises:
             ShapeError: ``state`` is no batch of states, or there is not one condition per row.
@@ -104,7 +108,7 @@ class TorchGFNEnv(EnumerableEnv):
         return self.inner.log_reward(self.states(state, condition)).detach().float()
 
     def encode(self, state: StateBatch) -> Float[Tensor, "n encoded"]:
-        """Return what the preprocessor gives, or the state itself; the sink looks as the source."""
+        """Return the preprocessor's output, or the state itself; the sink's is the source's."""
         state = state.where(~self._per_row(self.is_sink(state)), self.source_state)
         out = state if self._preprocessor is None else self._preprocessor(self.states(state))
         return flat_rows(out).float()
@@ -112,7 +116,7 @@ class TorchGFNEnv(EnumerableEnv):
     def sample_condition(
         self, n: int, generator: torch.Generator | None = None
     ) -> ConditionBatch | None:
-        """Draw ``n`` conditions as torchgfn does, from its numbers or a seed of the generator's."""
+        """Draw ``n`` conditions as torchgfn does, with a seed drawn from ``generator`` if given."""
         if self.condition_shape is None:
             return None
         if generator is None:
@@ -123,7 +127,7 @@ class TorchGFNEnv(EnumerableEnv):
             return self.inner.sample_conditions((n,))
 
     def fixed_conditions(self, n: int) -> ConditionBatch | None:
-        """Return ``n`` draws of torchgfn's, always the same."""
+        """Return ``n`` conditions drawn by torchgfn with a fixed seed."""
         generator = torch.Generator(self.source_state.device).manual_seed(0)
         return self.sample_condition(n, generator)
 
@@ -137,13 +141,13 @@ class TorchGFNEnv(EnumerableEnv):
         return self.log_reward(state, condition.expand(len(state), *condition.shape[1:])).exp()
 
     def fingerprint(self, state: StateBatch) -> Int64[Tensor, "n"]:
-        """Hash states. Floats are taken for their bits, which a sum would round away."""
+        """Hash states. Floats are hashed by their bits, which a sum would round away."""
         if state.is_floating_point():
             state = equal_bits(state.double())
         return super(EnumerableEnv, self).fingerprint(state)
 
     def state_key(self, state: StateBatch) -> Int64[Tensor, "n"]:
-        """Return each state's hash, which no two of the states that were listed share."""
+        """Return each state's hash, distinct among the states that were listed."""
         return self.fingerprint(state)
 
     def mode_index(self, state: StateBatch) -> Int64[Tensor, "n"]:
@@ -151,23 +155,19 @@ class TorchGFNEnv(EnumerableEnv):
         return state.new_full((len(state),), -1, dtype=torch.int64)
 
     def states(self, state: StateBatch, condition: Tensor | None = None) -> Any:
-        """Return rows as torchgfn's ``States``, which share their memory.
-
-        Args:
-            state: [n, *S].
-            condition: [n, *C], where the environment has conditions.
-        """
+        """Return rows as torchgfn's ``States``, which share their memory."""
         if condition is None:
             return self.inner.states_from_tensor(state)
         return self.inner.states_from_tensor(state, conditions=condition)
 
     def move(self, state: StateBatch, move: Int64[Tensor, "n"]) -> StateBatch:
-        """Ask torchgfn."""
+        """Return the states after one move per row, by torchgfn's ``step``."""
         actions = self.inner.actions_from_tensor(move[:, None])
         return self.inner.step(self.states(state.clone()), actions).tensor
 
     def undo(self, state: StateBatch, move: Int64[Tensor, "n"]) -> StateBatch:
-        """Ask torchgfn, about sequences of one length at a time: it takes a batch to be such."""
+        """Return the states before one move per row, by torchgfn's ``backward_step``."""
+        # It assumes that all sequences of a batch have one length: one call per length.
         length = getattr(self.states(state), "length", None)
         if length is None:
             length = move.new_zeros(len(move))
@@ -212,14 +212,14 @@ def adapt_env(
     preprocessor: Callable[..., Tensor] | None = None,
     max_length: int | None = None,
 ) -> TorchGFNEnv:
-    """Return a discrete environment of torchgfn as a ``GFNEnv``, for samplers, losses and trainer.
+    """Return a discrete torchgfn environment as a ``GFNEnv``, for samplers, losses and trainer.
 
     Its promises are checked on some random walks first.
 
     Args:
-        env: a ``gfn.env.DiscreteEnv``, of torchgfn's or one's own.
-        preprocessor: one of ``gfn.preprocessors``: what our own networks see of states. None shows
-            them the states themselves. Adapted estimators keep their own.
+        env: a ``gfn.env.DiscreteEnv``, torchgfn's or your own.
+        preprocessor: one of ``gfn.preprocessors``, whose output our networks see instead of
+            states; None means the states themselves. Adapted estimators keep their own.
         max_length: actions in the longest trajectory, the exit action included. None lists the
             states, up to 100,000, to find it; where all paths to a state have the same length,
             exact questions (``log_partition``, ``policy_log_prob``) are answered, too.
@@ -234,14 +234,14 @@ def adapt_env(
         adapted = TorchGFNEnv(env, preprocessor, max_length)
         _require_steady_walks(adapted)
         check_env(lambda: adapted)
-    except Exception as error:  # an environment of somebody else's may raise anything
+    except Exception as error:  # a foreign environment may raise anything
         kind = "" if isinstance(error, ArgumentError) else f"{type(error).__name__}: "
         raise ArgumentError(f"env of class {name} cannot be adapted: {kind}{error}") from error
     return adapted
 
 
 def _require_steady_walks(env: TorchGFNEnv) -> None:
-    """Walk as far as one can from a few states, and take each step twice over."""
+    """Walk from the source as far as possible, and check that each step repeats itself."""
     state, generator = env.source(64), torch.Generator(env.source_state.device).manual_seed(0)
     for _ in range(env.max_length):
         mask = env.forward_mask(state)
@@ -256,3 +256,72 @@ def _require_steady_walks(env: TorchGFNEnv) -> None:
         state = first
     if not env.is_sink(state).all():
         raise ArgumentError(f"a walk outlasts max_length={env.max_length} actions")
+
+
+class TorchGFNNetwork(TensorDictModuleBase):
+    """A torchgfn estimator with its preprocessor. See :func:`adapt_estimator`.
+
+    It reads "state" and, if the environment has conditions, "condition". It writes "logits",
+    unmasked, or "log_flow".
+
+    Args:
+        estimator: the estimator; its parameters are this module's.
+        env: converts rows to torchgfn's ``States``; it does not become a submodule.
+
+    Attributes:
+        is_backward: whether it is a backward policy.
+    """
+
+    def __init__(self, estimator: Any, env: TorchGFNEnv) -> None:
+        super().__init__()
+        self.estimator, self.is_backward = estimator, bool(estimator.is_backward)
+        is_conditional = env.condition_shape is not None
+        self.in_keys = [keys.STATE] + [keys.CONDITION] * is_conditional
+        self.out_keys = [keys.LOGITS if _is_policy(estimator) else keys.LOG_FLOW]
+        self._takes_condition = len(inspect.signature(estimator.forward).parameters) > 1
+        self._states = env.states
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Write the estimator's output for each row."""
+        state, condition = tensordict.get(keys.STATE), None
+        if len(self.in_keys) > 1:
+            condition = tensordict.get(keys.CONDITION)
+        states = self._states(state, condition)
+        out = self.estimator(states, condition) if self._takes_condition else self.estimator(states)
+        (key,) = self.out_keys
+        return tensordict.set(key, out.squeeze(1) if key == keys.LOG_FLOW else out)
+
+
+def adapt_estimator(estimator: Any, env: object) -> TorchGFNNetwork:
+    """Return a torchgfn estimator as a policy, or as an estimator of state flows.
+
+    Args:
+        estimator: a ``DiscretePolicyEstimator``, forward or backward; or a ``ScalarEstimator`` of
+            log F(s). Either may be conditional.
+        env: the result of :func:`adapt_env`.
+
+    Raises:
+        ArgumentError: the estimator is recurrent, its outputs are no logits of the environment's
+            actions, or it takes conditions that the environment has not.
+    """
+    name = type(estimator).__name__
+    if not isinstance(env, TorchGFNEnv):
+        raise ArgumentError(f"env must be what adapt_env returned, got a {type(env).__name__}")
+    if hasattr(estimator, "init_carry"):
+        raise ArgumentError(f"estimator must not be recurrent, {name} cannot be adapted")
+    expected = env.n_actions - bool(estimator.is_backward) if _is_policy(estimator) else 1
+    if (size := estimator.expected_output_dim) != expected:
+        raise ArgumentError(
+            f"estimator must give {expected} numbers per state, {name} gives {size}"
+        )
+    network = TorchGFNNetwork(estimator, env)
+    if network._takes_condition and env.condition_shape is None:
+        raise ArgumentError(
+            f"env must have conditions for {name}, {type(env.inner).__name__} has none"
+        )
+    return network
+
+
+def _is_policy(estimator: Any) -> bool:
+    """Tell a policy from a scalar: the conditional scalar derives from the conditional policy."""
+    return hasattr(estimator, "n_actions") and estimator.n_actions > 1

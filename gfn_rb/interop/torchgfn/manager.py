@@ -1,4 +1,4 @@
-"""torchgfn's manager of a replay buffer, on ours."""
+"""torchgfn's manager of a replay buffer, built on this package's."""
 
 from __future__ import annotations
 
@@ -22,30 +22,33 @@ from gfn_rb.transports import Transport
 class ReplayBufferManager:
     """torchgfn's ``ReplayBufferManager``: receives containers, keeps the best, and scores them.
 
-    What a worker sends that makes no sense is refused, and so is what cannot be scored: it learns
-    why, and the manager goes on. A training rank that is lost counts as one that has left.
+    Batches that are malformed or cannot be scored are refused: their sender raises an error, and
+    the manager continues. A lost training rank counts as one that has left.
 
     Args:
-        env: the environment of torchgfn's that items are of.
-        rank: of this process.
-        num_training_ranks: how many ranks send to it; :meth:`run` ends when so many have left.
-        scoring_function: a container to scores by name, each a number for the batch; where it
-            takes ``sender_rank``, that is given. By default the score is infinite.
-        diverse_replay_buffer: whether what is kept lies apart from each other, too.
+        env: torchgfn environment of the items.
+        rank: rank of this process.
+        num_training_ranks: number of ranks that send to it; :meth:`run` ends when that many have
+            left.
+        scoring_function: maps a container to scores by name, each a number for the batch; it is
+            also given ``sender_rank`` if it has an argument of that name. By default the score is
+            infinite.
+        diverse_replay_buffer: keep items apart from each other, too.
         capacity: the number of items kept.
-        remote_manager_rank: None; a manager has no manager of its own.
-        communication_backend: see :class:`ReplayBuffer`.
-        timing: likewise.
-        store_locally: whether items are kept, or scored alone.
-        baseline_strategy: of what workers with ``baseline_filtering`` compare with: once the buffer
-            is full the lowest log-reward of it, ``"min"``, or its ``"percentile"``; before, and by
-            ``"ema"``, the running mean of the lowest one of each batch.
-        baseline_percentile: the share of what is kept that lies below it, in [0, 1].
+        remote_manager_rank: must be None, as a manager has no manager of its own.
+        communication_backend: ``"mpi"``, ``"torch"`` or ``"gloo"``, see :class:`ReplayBuffer`.
+        timing: record how long each add and each draw takes.
+        store_locally: keep the items instead of only scoring them.
+        baseline_strategy: the log-reward that workers with ``baseline_filtering`` compare with.
+            Once the buffer is full, the lowest one in it (``"min"``) or a percentile of it
+            (``"percentile"``); before that, and always with ``"ema"``, the running mean of each
+            batch's lowest log-reward.
+        baseline_percentile: the share of the kept items below the baseline, in [0, 1].
         baseline_ema_alpha: the share of the newest batch in the running mean, in (0, 1].
-        num_buffer_managers: taken for its sake.
+        num_buffer_managers: no effect; accepted because torchgfn has it.
 
     Attributes:
-        replay_buffer: what is kept.
+        replay_buffer: the items kept.
 
     Raises:
         ValueError: another ``baseline_strategy``, or another argument breaks its rule.
@@ -114,14 +117,14 @@ class ReplayBufferManager:
 
     @property
     def is_running(self) -> bool:
-        """Whether training ranks are still to leave."""
+        """Whether some training ranks have not left yet."""
         return not self._manager.finished
 
     def run(self, async_send: bool = True) -> None:
         """Serve until all training ranks have left.
 
         Args:
-            async_send: has no effect: answers never wait for whoever is to take them.
+            async_send: no effect, as sending an answer never waits.
         """
         self._manager.run()
 
@@ -130,7 +133,7 @@ class ReplayBufferManager:
         return {"score": math.inf}
 
     def _compute_metadata(self) -> dict[str, Any]:
-        """Return what :meth:`get_metadata` is to tell beside what the manager knows: JSON."""
+        """Return entries to add to those of :meth:`get_metadata`, as JSON."""
         return {}
 
     @staticmethod
@@ -138,24 +141,26 @@ class ReplayBufferManager:
         """Leave a manager, once it has answered all that this process sent.
 
         Args:
-            manager_rank: of the manager.
-            backend: see :class:`ReplayBuffer`; None for that of the buffers here.
+            manager_rank: rank of the manager.
+            backend: ``"mpi"``, ``"torch"`` or ``"gloo"``; None means that of this process's
+                buffers.
         """
         endpoint(backend).leave(manager_rank)
 
     @staticmethod
     def get_metadata(manager_rank: int, backend: str | None = None) -> dict[str, Any]:
-        """Return what a manager knows, see :meth:`~gfn_rb.remote.ManagerQueries.metadata`.
+        """Return a manager's metadata, see :meth:`~gfn_rb.remote.ManagerQueries.metadata`.
 
         Args:
-            manager_rank: of the manager.
-            backend: see :class:`ReplayBuffer`; None for that of the buffers here.
+            manager_rank: rank of the manager.
+            backend: ``"mpi"``, ``"torch"`` or ``"gloo"``; None means that of this process's
+                buffers.
         """
         return endpoint(backend).queries.metadata(manager_rank, PATIENCE)
 
     def _add_and_score(self, rows: TensorDictBase, sender: int) -> dict[str, Any]:
-        # The buffer is torchgfn's, not that of our manager: rows of any width, thinned out as
-        # torchgfn does.
+        # The buffer here is torchgfn's rather than our manager's: it takes rows of any width and
+        # thins them out as torchgfn does.
         container = container_of(rows.to(self.env.device), self.env)
         if self.store_locally:
             self.replay_buffer.add(container)
@@ -165,13 +170,7 @@ class ReplayBufferManager:
 
 
 class _Manager(remote.ReplayBufferManager):
-    """Is told how many ranks send to it, and not which.
-
-    Args:
-        n_senders: how many.
-        transport: to all ranks.
-        **options: of :class:`~gfn_rb.remote.ReplayBufferManager`.
-    """
+    """A manager that finishes once a number of its senders, whichever they are, have left."""
 
     def __init__(self, n_senders: int, transport: Transport, **options: Any) -> None:
         super().__init__(transport, **options)
@@ -179,20 +178,14 @@ class _Manager(remote.ReplayBufferManager):
 
     @property
     def finished(self) -> bool:
-        """Whether so many ranks have left that ever sent anything."""
+        """Whether that many ranks that ever sent anything have left."""
         left = [rank for rank in self._senders if not self._workers.is_present(rank)]
         sent = [rank for rank in left if self._workers[rank].last_seen]
         return len(sent) >= self._n_senders or super().finished
 
 
 class _KeptBaseline(remote.Baseline):
-    """Of what torchgfn's buffer keeps, as torchgfn's manager computes it.
-
-    Args:
-        buffer: the buffer.
-        share: of what is kept that lies below; None for the running mean alone.
-        alpha: see :class:`~gfn_rb.remote.Baseline`.
-    """
+    """The quantile ``share`` of a full buffer's log-rewards; else, or if None, the running mean."""
 
     levels = ()
 
@@ -203,7 +196,7 @@ class _KeptBaseline(remote.Baseline):
         self._buffer, self._share = buffer, share
 
     def of(self, summaries: Sequence[Summary], capacity: int = 0) -> float | None:
-        """Return the baseline, None where nothing is known."""
+        """Return the baseline, None if nothing is known."""
         if self._share is not None and len(self._buffer) >= self._buffer.capacity:
             log_reward = self._buffer.log_rewards
             finite = log_reward[log_reward.isfinite()]

@@ -1,7 +1,9 @@
-"""torchgfn's containers as rows of a TensorDict, and back."""
+"""Rows of a TensorDict that hold the items of torchgfn's containers, and their storage."""
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,8 +13,11 @@ from gfn.env import Env
 from gfn.states import GraphStates, States
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
+from torchrl.data import TensorDictReplayBuffer
+from torchrl.data.replay_buffers.writers import Writer
 
-from gfn_rb.errors import ArgumentError
+from gfn_rb.buffers.presets import build
+from gfn_rb.errors import ArgumentError, NaNError
 from gfn_rb.keys import (
     ACTION,
     CONDITION,
@@ -26,16 +31,13 @@ from gfn_rb.keys import (
     NEXT_STATE,
     STATE,
 )
-from gfn_rb.shapes import Int64, Rows, Shaped
-from gfn_rb.torchrl_compat import given_log_rewards, new_tensordict
+from gfn_rb.shapes import Float, Int64, Rows, Shaped
+from gfn_rb.torchrl_compat import all_slots, given_log_rewards, new_tensordict, write_cursor
+from gfn_rb.writers import RewardPrioritizedWriter
 
 
 class GraphTable:
-    """Numbers that stand for graphs in rows, and the graphs they stand for.
-
-    Args:
-        env: whose sink graph stands for all numbers unknown, -1 among them.
-    """
+    """Graphs by number: rows hold the numbers. Unknown numbers, and -1, mean the sink graph."""
 
     def __init__(self, env: Env) -> None:
         self._sink, self._graphs, self._next = env.sf, dict[int, Any](), 0
@@ -44,33 +46,21 @@ class GraphTable:
         return len(self._graphs)
 
     def numbers(self, graphs: np.ndarray) -> Int64[Tensor, "..."]:
-        """Return new numbers for graphs, in the shape of these.
-
-        Args:
-            graphs: an array of torchgfn's graphs.
-        """
+        """Return new numbers for an array of graphs, in its shape."""
         number = np.arange(self._next, self._next + graphs.size)
         self._graphs.update(zip(number.tolist(), graphs.flat, strict=True))
         self._next += graphs.size
         return torch.from_numpy(number.reshape(graphs.shape))
 
     def graphs(self, numbers: Int64[Tensor, "..."]) -> np.ndarray:
-        """Return the graphs that numbers stand for.
-
-        Args:
-            numbers: what :meth:`numbers` returned, or -1.
-        """
+        """Return the graphs of an array of numbers, in its shape."""
         found = np.empty(numbers.numel(), dtype=object)
         for place, number in enumerate(numbers.flatten().tolist()):
             found[place] = self._graphs.get(number, self._sink)  # NumPy would look into a list
         return found.reshape(tuple(numbers.shape))
 
     def keep(self, numbers: Int64[Tensor, "m"]) -> None:
-        """Forget all graphs but some.
-
-        Args:
-            numbers: those of the graphs to keep.
-        """
+        """Forget all graphs except those with these numbers."""
         self._graphs = {i: self._graphs[i] for i in numbers.tolist() if i in self._graphs}
 
 
@@ -131,13 +121,7 @@ def container_of(rows: Rows, env: Env, graphs: GraphTable | None = None) -> Any:
 
 
 def padded(rows: TensorDict, n_steps: int, env: Env) -> TensorDict:
-    """Return trajectories with ``n_steps`` steps, padded by the sink and by dummy actions.
-
-    Args:
-        rows: trajectories of that many steps at most.
-        n_steps: number of steps.
-        env: the environment of torchgfn's that they are of.
-    """
+    """Return trajectories of at most ``n_steps`` steps padded to it, by sink and dummy actions."""
     state, action = rows.get(STATE), rows.get(ACTION)
     missing = n_steps - action.shape[1]
     dummy = env.Actions.make_dummy_actions((1,)).tensor.reshape(action.shape[2:])
@@ -153,7 +137,7 @@ def padded(rows: TensorDict, n_steps: int, env: Env) -> TensorDict:
 
 
 def _columns(container: Any, graphs: GraphTable | None) -> dict[str, Any]:
-    """Return what each kind of container has of its own."""
+    """Return the entries that differ between kinds of containers."""
     state = _tensor(container.states, graphs)
     if isinstance(container, Trajectories):
         return {
@@ -218,11 +202,7 @@ def _states(env: Env, state: Tensor, condition: Tensor | None, graphs: GraphTabl
 
 
 def end_features(rows: TensorDictBase) -> Shaped[Tensor, "n d"]:
-    """Return what torchgfn measures distances between: flat terminating states.
-
-    Args:
-        rows: as of :func:`rows_of`; transitions and states all terminating.
-    """
+    """Return flat terminating states, between which torchgfn measures distances."""
     state = rows.get(STATE)
     if (length := rows.get(LENGTH, None)) is not None:
         state = state[torch.arange(len(state), device=state.device), length - 1]
@@ -230,14 +210,10 @@ def end_features(rows: TensorDictBase) -> Shaped[Tensor, "n d"]:
 
 
 def near_better(rows: TensorDictBase, cutoff: float, p: float) -> Shaped[Tensor, "n"]:
-    """Tell which rows lie near one of higher reward, be that one kept or not.
+    """Return which rows are within ``cutoff`` of a row of higher reward, in the p-norm.
 
-    So torchgfn thins a batch out before it looks at what is stored.
-
-    Args:
-        rows: as of :func:`rows_of`; of equal rewards the first counts as the higher.
-        cutoff: a distance this large or smaller is near.
-        p: of the norm.
+    Of equal rewards the first counts as the higher. torchgfn thins a batch out in this way before
+    it looks at what is stored: the row of higher reward may itself be dropped.
     """
     features = end_features(rows)
     if (condition := rows.get(CONDITION, None)) is not None:
@@ -248,3 +224,89 @@ def near_better(rows: TensorDictBase, cutoff: float, p: float) -> Shaped[Tensor,
     above = torch.ones_like(distance).triu().bool()
     near = (distance.masked_fill(above, torch.inf) <= cutoff).any(1)
     return torch.empty_like(near).index_copy_(0, order, near)
+
+
+class RowStore:
+    """Items of one kind, stored as rows in a replay buffer ``rb``.
+
+    Rows go to the writer and leave the storage directly: nobody else uses the buffer.
+    """
+
+    def __init__(
+        self,
+        env: Env,
+        capacity: int,
+        writer: Callable[[], Writer],
+        sampler: Callable[[], Any],
+        graphs: GraphTable | None,
+    ) -> None:
+        self._env, self._graphs = env, graphs
+        self._make = lambda: build(capacity, writer(), sampler(), device=env.device)
+        self.rb: TensorDictReplayBuffer = self._make()
+
+    def __len__(self) -> int:
+        return len(self.rb.storage)
+
+    def extend(self, rows: TensorDict) -> None:
+        """Offer rows to the writer."""
+        if LENGTH in rows:
+            rows = self._of_one_width(rows)
+        self.rb.writer.extend(rows)
+        if self._graphs is not None:
+            self._forget_graphs(self._graphs)
+
+    def at(self, slot: Int64[Tensor, "n"]) -> Any:
+        """Return the items in some slots as a torchgfn container."""
+        return container_of(self._rows_at(slot), self._env, self._graphs)
+
+    def log_rewards(self) -> Float[Tensor, "n"]:
+        """Return the log-rewards of all items, by slot."""
+        stored: Tensor = self._stored(LOG_REWARD)
+        return stored[: len(self)]
+
+    def in_order(self, by_age: bool = False) -> Int64[Tensor, "n"]:
+        """Return all slots: by reward where the best are kept, unless ``by_age``, else by age."""
+        writer, n = self.rb.writer, len(self)
+        if not isinstance(writer, RewardPrioritizedWriter):
+            return (torch.arange(n, device=self._env.device) + write_cursor(writer)) % n
+        slot: Tensor = writer.state_dict()["rank"].argsort()
+        return slot if by_age else slot[self.log_rewards()[slot].argsort(stable=True)]
+
+    def draw_by_reward(self, n: int) -> Int64[Tensor, "n"]:
+        """Draw slots in proportion to the reward, with replacement if there are fewer than n."""
+        try:
+            return self.rb.sampler.sample(self.rb.storage, n)[0]
+        except NaNError as error:
+            raise ValueError("log_rewards must be defined for prioritized sampling.") from error
+
+    def draw_distinct(self, n: int) -> Int64[Tensor, "k"]:
+        """Draw n different slots, or all, from torch's random numbers."""
+        generator = random.Random(int(torch.randint(2**62, ())))
+        return torch.tensor(generator.sample(range(len(self)), min(n, len(self))))
+
+    def _rows_at(self, slot: Int64[Tensor, "n"]) -> dict[Any, Tensor]:
+        """Return what ``rb[slot]`` does, in a fraction of the time."""
+        stored, slot = all_slots(self.rb.storage), slot.to(self.rb.storage.device)
+        return {name: leaf.index_select(0, slot) for name, leaf in stored.items(True, True)}
+
+    def _stored(self, name: Any) -> Any:
+        return all_slots(self.rb.storage).get(name, None)
+
+    def _of_one_width(self, rows: TensorDict) -> TensorDict:
+        """Pad rows to the width of what is stored, or that to a new width, half as much again."""
+        if not len(self):
+            return rows
+        width, n_steps = self._stored(ACTION).shape[1], rows.get(ACTION).shape[1]
+        if n_steps > width:
+            width = max(n_steps, width + width // 2)
+            stored = TensorDict(self._rows_at(self.in_order(by_age=True)), [len(self)])
+            self.rb = self._make()
+            self.rb.writer.extend(padded(stored, width, self._env))
+        return rows if n_steps == width else padded(rows, width, self._env)
+
+    def _forget_graphs(self, graphs: GraphTable) -> None:
+        """Forget the graphs that no row holds, once they are as many as those held."""
+        entries = (self._stored(STATE), self._stored(NEXT_STATE))
+        held = torch.cat([n[: len(self)].flatten() for n in entries if n is not None])
+        if len(graphs) > 2 * len(held):
+            graphs.keep(held)
