@@ -43,7 +43,8 @@ from matplotlib.ticker import StrMethodFormatter
 
 from benchmarks.ranks import command, environment
 from benchmarks.timing import environment as facts
-from gfn_rb.training.session.folder import RunFolder, read_metrics
+from gfn_rb.training.session.folder import RunFolder
+from gfn_rb.training.session.reading import read_metrics
 
 WORKERS = 3
 UNIT = 3072  # reward calls between points: 96 batches of 32

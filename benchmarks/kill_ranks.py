@@ -54,7 +54,8 @@ from gfn_rb.checkpoint import Journal
 from gfn_rb.containers.objects import object_keys
 from gfn_rb.remote.protocol.messages import OUTCOMES
 from gfn_rb.training.replay import make_buffer
-from gfn_rb.training.session.folder import RunFolder, read_metrics
+from gfn_rb.training.session.folder import RunFolder
+from gfn_rb.training.session.reading import read_metrics
 
 WORKERS = (0, 1, 2)
 MANAGER = 3  # the first; a second one has the next rank

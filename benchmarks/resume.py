@@ -47,7 +47,8 @@ from gfn_rb.errors import ArgumentError
 from gfn_rb.remote.protocol.messages import OUTCOMES
 from gfn_rb.training import DRAW, KEEP, FeedOptions, ManagersOptions
 from gfn_rb.training.config import CONFIGS
-from gfn_rb.training.session.folder import RunFolder, read_metrics
+from gfn_rb.training.session.folder import RunFolder
+from gfn_rb.training.session.reading import read_metrics
 
 ALONE, AVERAGED, MANAGED = "1", "2, averaged", "2 and a manager"
 OPTIONS: dict[str, tuple[Any, ...]] = {

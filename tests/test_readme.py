@@ -24,7 +24,8 @@ import torch
 import gfn_rb
 from gfn_rb.checkpoint import load_state
 from gfn_rb.training.cli import main
-from gfn_rb.training.session.folder import RunFolder, read_metrics
+from gfn_rb.training.session.folder import RunFolder
+from gfn_rb.training.session.reading import read_metrics
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

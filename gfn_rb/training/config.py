@@ -322,7 +322,7 @@ def flat(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of ``to_dict`` in one table, named as on the command line."""
     table: dict[str, Any] = {}
     for name, value in values.items():
-        if isinstance(value, dict):
+        if isinstance(value, dict) and value:
             first, *_ = value
             table |= {name if k == first else f"{name}.{k}": v for k, v in value.items()}
         else:
@@ -371,7 +371,7 @@ def group_named(name: str, groups: Sequence[type], kind: Any) -> type:
     if len(groups) == 1:
         return groups[0]
     known = {getattr(group, "kind", None): group for group in groups}
-    if kind not in known:
+    if not isinstance(kind, str) or kind not in known:
         raise ArgumentError(f"{name} must be one of {', '.join(map(str, known))}, got {kind!r}")
     return known[kind]
 
@@ -383,10 +383,10 @@ def find_config(env: Any) -> type[TrainConfig]:
         ArgumentError: there is none, or it is none that can be trained.
     """
     if not isinstance(env, str) or ":" not in env:
-        if env not in CONFIGS:
-            near = get_close_matches(str(env), CONFIGS, 1)
+        if not isinstance(env, str) or env not in CONFIGS:
+            near = get_close_matches(str(env)[:80], CONFIGS, 1)
             hint = f": did you mean {near[0]}?" if near else ""
-            raise ArgumentError(f"env must be one of {sorted(CONFIGS)}, got {env!r}{hint}")
+            raise ArgumentError(f"env must be one of {sorted(CONFIGS)}, got {env!r:.80}{hint}")
         return CONFIGS[env]
     found = load(env)
     if not (isinstance(found, type) and issubclass(found, TrainConfig)):

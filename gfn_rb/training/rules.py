@@ -7,7 +7,17 @@ from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+    is_typeddict,
+)
 
 import torch
 
@@ -68,6 +78,17 @@ def check_value(name: str, value: Any, hint: Any) -> None:
         _check(name, value, Rule(lambda v: type(v) is tuple, "a list"))
         for each in value:
             check_value(name, each, args[0])
+    elif origin in (dict, list):
+        _check(name, value, Rule(lambda v: type(v) is origin, _OF_JSON[origin]))
+        for each in value.values() if origin is dict else value:
+            check_value(name, each, args[-1])
+    elif is_typeddict(hint):
+        _check(name, value, Rule(lambda v: type(v) is dict, _OF_JSON[dict]))
+        for key, of_key in get_type_hints(hint, include_extras=True).items():
+            if key in value:
+                check_value(key, value[key], of_key)
+            elif key in hint.__required_keys__:
+                raise ArgumentError(f"{name} must have {key}, got {value!r:.80}")
     elif hint in _TYPES:
         _check(name, value, _TYPES[hint])
 
@@ -106,7 +127,7 @@ def _check(name: str, value: Any, rule: Rule) -> None:
     except (TypeError, RuntimeError):  # another type, or not the name of a device
         holds = False
     if not holds:
-        raise ArgumentError(f"{name} must be {rule.expected}, got {value!r}")
+        raise ArgumentError(f"{name} must be {rule.expected}, got {value!r:.200}")
 
 
 def _is_plain(value: Any) -> bool:
@@ -121,10 +142,15 @@ def _is_device(value: str) -> bool:
     return (device.index or 0) < torch.cuda.device_count()
 
 
+def _is_short(value: int) -> bool:
+    return abs(value) < 2**64  # others become no float and no tensor
+
+
+_OF_JSON = {dict: "an object", list: "a list"}
 # Compared by type, since True is not a number of steps.
 _TYPES: dict[Any, Rule] = {
-    int: Rule(lambda v: type(v) is int, "a whole number"),
-    float: Rule(lambda v: type(v) in (int, float), "a number"),
+    int: Rule(lambda v: type(v) is int and _is_short(v), "a whole number"),
+    float: Rule(lambda v: type(v) is float or (type(v) is int and _is_short(v)), "a number"),
     bool: Rule(lambda v: type(v) is bool, "true or false"),
     str: Rule(lambda v: type(v) is str, "a word"),
     Path: Rule(lambda v: isinstance(v, Path), "a path"),

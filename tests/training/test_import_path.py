@@ -12,7 +12,8 @@ from gfn_rb.errors import ArgumentError
 from gfn_rb.training import HyperGridConfig, TrainConfig, train
 from gfn_rb.training.cli import main
 from gfn_rb.training.config import find_config
-from gfn_rb.training.session.folder import RunFolder, read_metrics
+from gfn_rb.training.session.folder import RunFolder
+from gfn_rb.training.session.reading import read_metrics
 
 MODULE = '''
 from dataclasses import dataclass

@@ -12,6 +12,7 @@ from importlib.metadata import version
 from torchrl import torchrl_logger
 
 from gfn_rb.errors import ArgumentError, GfnRbError
+from gfn_rb.training.session.reading import printable
 from gfn_rb.transports.launch import end_process, is_fault_tolerant, launched
 
 __all__ = ["main"]
@@ -74,5 +75,6 @@ def _attempt(arguments: Sequence[str] | None) -> int:
 def _complain(message: str, code: int) -> int:
     started = launched()
     rank = "" if started is None else f"rank {started.rank}: "
-    print(f"gfn-rb: {rank}{message}", file=sys.stderr)
+    lines = (printable(line) for line in message.splitlines())
+    print(f"gfn-rb: {rank}{chr(10).join(lines)}", file=sys.stderr)
     return code

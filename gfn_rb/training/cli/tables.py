@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,14 @@ from gfn_rb.checkpoint import inspect_checkpoint
 from gfn_rb.errors import ArgumentError
 from gfn_rb.training.config import flat
 from gfn_rb.training.secret import run_secret
-from gfn_rb.training.session.folder import RunFolder, read_metrics
+from gfn_rb.training.session.folder import RunFolder
+from gfn_rb.training.session.reading import (
+    ManagerReport,
+    RunReport,
+    printable,
+    read_json,
+    read_metrics,
+)
 from gfn_rb.training.trainer import PHASES, Row, Trainer
 
 Lines = Iterable[tuple[str, str]]
@@ -46,7 +52,7 @@ def ranks_tables(folder: RunFolder) -> list[Table]:
     """Return the table of what each rank of a finished run did; none where it had but one."""
     if not folder.ranks_report.exists():
         return []
-    report = json.loads(folder.ranks_report.read_text())
+    report: RunReport = read_json(folder.ranks_report, RunReport)
     table = Table(title="ranks", title_justify="left", box=box.SIMPLE_HEAD)
     table.add_column(no_wrap=True)
     headings = (
@@ -63,14 +69,15 @@ def ranks_tables(folder: RunFolder) -> list[Table]:
     for rank, done in report["ranks"].items():
         row, counters = done["measured"], done["counters"]
         table.add_row(
-            f"rank {rank}",
+            printable(f"rank {rank}"),
             *(number(row.get(key)) for key in ("reward_calls", "modes_found", "total_variation")),
-            *(number(counters.get(key)) for key in ("sent", "fed")),
+            number(counters.get("sent")),
+            number(counters.get("fed")),
         )
-    for rank in report["managers"]:
-        table.add_row(f"manager {rank}", "", "", "", "", *_managed(folder, rank))
+    for manager in report["managers"]:
+        table.add_row(f"manager {manager}", "", "", "", "", *_managed(folder, manager))
     table.add_row("together", number(report["reward_calls"]), number(report["modes_found"]))
-    lost = (f"rank {rank} was lost: {why}" for rank, why in report["lost"].items())
+    lost = (printable(f"rank {rank} was lost: {why}") for rank, why in report["lost"].items())
     table.caption, table.caption_justify = "\n".join(lost) or None, "left"
     return [table]
 
@@ -80,8 +87,9 @@ def _managed(folder: RunFolder, rank: int) -> list[str]:
     path = RunFolder(folder.path, rank).manager
     if not path.exists():
         return []
-    known = json.loads(path.read_text())
-    fed, received = (sum(s[key] for s in known["senders"].values()) for key in ("fed", "items"))
+    known: ManagerReport = read_json(path, ManagerReport)
+    senders = known["senders"].values()
+    fed, received = sum(each["fed"] for each in senders), sum(each["items"] for each in senders)
     return [number(fed), number(received), number(known["stored"])]
 
 
@@ -97,7 +105,7 @@ def inspection(path: Path) -> list[Table]:
     if not path.is_dir():
         return _checkpoint_tables(path)
     folder = RunFolder.open(path)
-    tables = [_table(f"{path}: configuration", _shown(flat(folder.read_config().to_dict())))]
+    tables = [_table(f"{path}: configuration", _shown(flat(folder.read_options())))]
     if folder.metrics.exists() and (rows := read_metrics(folder.metrics)):
         tables.append(_table(f"{folder.metrics}: last of {len(rows)} rows", rows[-1].items()))
     tables += ranks_tables(folder)
@@ -170,9 +178,11 @@ def _shown(values: Mapping[str, Any]) -> Lines:
 
 
 def _table(title: str, lines: Lines) -> Table:
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_header=False)
+    table = Table(
+        title=printable(title), title_justify="left", box=box.SIMPLE_HEAD, show_header=False
+    )
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in lines:
-        table.add_row(name, value)
+        table.add_row(printable(name), printable(value))
     return table

@@ -6,11 +6,10 @@ import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from gfn_rb.training.cli.tables import aligned_lines, number
 from gfn_rb.training.session.folder import RunFolder
-from gfn_rb.training.session.status import read_status
+from gfn_rb.training.session.reading import MAX_RANKS, Status, printable
 
 _HEADINGS = (
     "rank", "role", "host", "state", "steps", "per s", "calls", "per s", "modes", "loss", "age",
@@ -32,7 +31,7 @@ class RunWatch:
 
     def __init__(self, path: Path) -> None:
         self._folder = RunFolder.open(path)
-        self._known: dict[int, dict[str, Any]] = {}
+        self._known: dict[int, Status | None] = {}
 
     def read(self) -> None:
         """Read what all ranks wrote last."""
@@ -40,13 +39,15 @@ class RunWatch:
         found = [re.fullmatch(r"status(?:-rank(\d+))?\.json", name) for name in names]
         ranks = {int(match[1] or 0) for match in found if match}
         for rank in sorted(ranks | {*range(self._folder.n_ranks())}):
-            status = read_status(RunFolder(self._folder.path, rank))
-            self._known[rank] = status or self._known.get(rank, {})
+            if rank < MAX_RANKS:
+                status = RunFolder(self._folder.path, rank).read_status()
+                self._known[rank] = status or self._known.get(rank)
 
     @property
     def has_ended(self) -> bool:
         """Whether no rank goes on."""
-        return all(status.get("state") in ("done", "stopped") for status in self._known.values())
+        known = self._known.values()
+        return all(status and status["state"] in ("done", "stopped") for status in known)
 
     def lines(self, now: float | None = None) -> Iterator[str]:
         """Yield a line for each rank, and one for each loss of a peer.
@@ -58,20 +59,22 @@ class RunWatch:
         rows = [_row(rank, status, time_now) for rank, status in self._known.items()]
         yield from aligned_lines([[*_HEADINGS], *rows])
         for rank, status in self._known.items():
-            for lost, why in status.get("lost", {}).items():
-                yield f"rank {rank} has lost rank {lost}{f': {why}' if why else ''}"
+            for lost, why in (status["lost"] if status and "lost" in status else {}).items():
+                yield printable(f"rank {rank} has lost rank {lost}{f': {why}' if why else ''}")
 
 
-def _row(rank: int, status: dict[str, Any], now: float) -> list[str]:
-    if not status:
+def _row(rank: int, status: Status | None, now: float) -> list[str]:
+    if status is None:
         return [str(rank), "", "", "silent", *[""] * (len(_HEADINGS) - 4)]
     counts, rates = status["counts"], status["rates"]
     of_steps = f" of {status['of_steps']:,}" if "of_steps" in status else ""
+    who = (printable(text, 80) for text in (status["role"], status["host"], status["state"]))
     return [
-        str(rank), status["role"], status["host"], status["state"],
+        str(rank), *who,
         f"{counts['steps']:,}{of_steps}", _rate(rates.get("steps")),
         number(counts.get("calls")), _rate(rates.get("calls")),
-        *(number(status.get(name)) for name in ("modes_found", "loss", "mean_age")),
+        number(status.get("modes_found")), number(status.get("loss")),
+        number(status.get("mean_age")),
         number(counts.get("sent")), number(counts.get("fed")), number(status.get("stored")),
         f"{max(0.0, now - status['time']):.0f} s ago",
     ]  # fmt: skip

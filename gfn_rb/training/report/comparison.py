@@ -12,7 +12,8 @@ import numpy as np
 from gfn_rb.errors import ArgumentError, CheckpointCorruptError
 from gfn_rb.shapes import Float64
 from gfn_rb.training.config import flat
-from gfn_rb.training.session.folder import RunFolder, read_metrics
+from gfn_rb.training.session.folder import RunFolder
+from gfn_rb.training.session.reading import printable, read_metrics
 
 # Default metrics of a comparison: the first three of these that all runs have.
 USUAL = (
@@ -38,6 +39,7 @@ _BESIDE = {
     *("seed", "threads", "eval_every", "checkpoint_every", "logger", "patience"),
     *("format", "metrics", "metrics.samples", "metrics.backward"),
 }
+_MAX_CALLS = 2**53  # beyond which doubles leave out whole numbers
 _UNTRAINED = {"log_z", "log_z_gap"}  # any number before the first step
 
 
@@ -76,7 +78,7 @@ class FinishedRun(NamedTuple):
         x = self.columns["reward_calls"]
         y = self.columns.get(metric, np.full_like(x, np.nan))
         known = np.isfinite(y)
-        if metric in _UNTRAINED:
+        if metric in _UNTRAINED and "step" in self.columns:
             known &= self.columns["step"] > 0
         if not known.any():
             return np.full_like(calls, np.nan)
@@ -150,8 +152,8 @@ def compare_runs(
     for run in runs:
         if run.config["env"] != first.config["env"]:
             raise ArgumentError(
-                f"runs must be of one environment, got {first.config['env']} in {first.path} and "
-                f"{run.config['env']} in {run.path}"
+                f"runs must be of one environment, got {first.config['env']!r} in {first.path} "
+                f"and {run.config['env']!r} in {run.path}"
             )
     shortest = min(runs, key=lambda run: run.calls)
     if calls is not None and not 0 < calls <= shortest.calls:
@@ -172,7 +174,9 @@ def compare_runs(
         and any(np.nan_to_num(run.columns[metric]).any() for run in runs)
     ]
     chosen = [*metrics] or usual[:3]
-    return Comparison(first.config["env"], calls or shortest.calls, chosen, _grouped(runs))
+    return Comparison(
+        printable(first.config["env"]), calls or shortest.calls, chosen, _grouped(runs)
+    )
 
 
 def read_run(path: Path) -> FinishedRun:
@@ -184,13 +188,14 @@ def read_run(path: Path) -> FinishedRun:
     """
     folder = RunFolder.open(path)
     config = flat(folder.read_options())
-    if "env" not in config:
+    if not isinstance(config.get("env"), str):
         raise CheckpointCorruptError(f"{folder.config} names no environment")
-    tables = [RunFolder(path, rank).metrics for rank in range(folder.n_ranks())]
+    n_ranks = folder.n_ranks()
+    tables = [RunFolder(path, rank).metrics for rank in range(n_ranks)]
     columns = [_read_columns(table) for table in tables if table.exists()]
     if not columns:
         raise ArgumentError(f"runs must have measured something, got {path} without metrics.csv")
-    return FinishedRun(path, {**config, "ranks": folder.n_ranks()}, _joined(columns))
+    return FinishedRun(path, {**config, "ranks": n_ranks}, _joined(columns))
 
 
 def _grouped(runs: Sequence[FinishedRun]) -> list[Configuration]:
@@ -211,7 +216,8 @@ def _grouped(runs: Sequence[FinishedRun]) -> list[Configuration]:
     differing = [name for name in names if len({repr(c.get(name)) for c in configs}) > 1]
 
     def label(config: dict[str, Any]) -> str:
-        return ", ".join(f"{name}={config.get(name)}" for name in differing) or config["env"]
+        differences = ", ".join(f"{name}={config.get(name)}" for name in differing)
+        return printable(differences or config["env"])
 
     return [Configuration(label(same[0].config), same) for same in groups.values()]
 
@@ -221,9 +227,13 @@ def _read_columns(path: Path) -> Columns:
     if not rows or "reward_calls" not in rows[0]:
         raise ArgumentError(f"runs must have measured something, got {path} without rows")
     try:
-        return {name: np.array([float(row[name] or "nan") for row in rows]) for name in rows[0]}
-    except (TypeError, ValueError) as error:
+        columns = {name: np.array([float(row[name] or "nan") for row in rows]) for name in rows[0]}
+        calls = columns["reward_calls"]
+        if not (calls >= 0).all() or calls[-1] > _MAX_CALLS or (np.diff(calls) < 0).any():
+            raise ValueError("reward_calls must be ascending counts")
+    except ValueError as error:
         raise CheckpointCorruptError(f"{path} must hold numbers: {error}") from error
+    return columns
 
 
 def _joined(tables: Sequence[Columns]) -> Columns:

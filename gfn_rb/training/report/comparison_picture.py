@@ -48,10 +48,10 @@ def write_comparison(path: Path, comparison: Comparison) -> None:
 def draw_comparison(comparison: Comparison) -> Figure:
     """Return a panel for each metric: means over seeds against reward calls, and their spread."""
     configurations = comparison.configurations
-    headline = f"{comparison.env}, mean ± standard deviation over seeds"
+    headline = _plain(f"{comparison.env}, mean ± standard deviation over seeds")
     n_runs = [len(each.runs) for each in configurations]
     seeds = ["" if n == 1 else f" ({n} seeds)" for n in n_runs]
-    labels = [each.label + n for each, n in zip(configurations, seeds, strict=True)]
+    labels = [_plain(each.label) + n for each, n in zip(configurations, seeds, strict=True)]
     colors = several_colors(len(labels))
     legend = [Line2D([], [], color=color, linewidth=2.2) for color in colors]
     figure, panels = panel_grid(len(comparison.metrics), headline, legend, labels)
@@ -66,6 +66,10 @@ def draw_comparison(comparison: Comparison) -> Figure:
         better = {1: " (higher is better)", -1: " (lower is better)", 0: ""}[direction(metric)]
         finish(axes, words + better, words)
     return figure
+
+
+def _plain(text: str) -> str:
+    return text.replace("$", r"\$")  # which would begin a formula
 
 
 def _draw(axes: Axes, each: Configuration, metric: str, color: str, label: str) -> None:

@@ -32,7 +32,7 @@ from gfn_rb.training.secret import run_secret
 from gfn_rb.training.session.averaging import GradientAverage
 from gfn_rb.training.session.coordinator import RankCoordinator, RankResult
 from gfn_rb.training.session.ending import RankEnd, end_without
-from gfn_rb.training.session.folder import RunFolder, read_metrics, write_json
+from gfn_rb.training.session.folder import RunFolder, write_json
 from gfn_rb.training.session.joining import connect, join
 from gfn_rb.training.session.manager_hooks import (
     ManagerHooks,
@@ -40,6 +40,7 @@ from gfn_rb.training.session.manager_hooks import (
     make_manager,
     worker_silence,
 )
+from gfn_rb.training.session.reading import read_metrics
 from gfn_rb.training.session.run import (
     RunResult,
     StopSignals,

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 from gfn_rb.training.session.folder import RunFolder
 from gfn_rb.training.session.run import RunResult
-from gfn_rb.training.session.status import read_status
 from gfn_rb.transports import MPITransport, Transport
 from gfn_rb.transports.launch import end_at_exit, is_fault_tolerant
 
@@ -57,8 +56,10 @@ def end_without(end: RankEnd, transport: Transport, folder: RunFolder, since: fl
 
 def _is_killed(folder: RunFolder, since: float) -> bool:
     """Kill the process of a rank if it is one of this machine, by the status it wrote itself."""
-    status = read_status(folder) or {}
-    if status.get("host") != socket.gethostname() or status["time"] < since:
+    status = folder.read_status()
+    if status is None or status["host"] != socket.gethostname() or status["time"] < since:
+        return False
+    if status["process"] <= 1:  # which would be every process, or the machine's first
         return False
     try:
         os.kill(status["process"], signal.SIGKILL)

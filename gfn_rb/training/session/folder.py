@@ -6,7 +6,9 @@ import csv
 import io
 import json
 import os
+import re
 import secrets
+import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -17,10 +19,16 @@ from typing import Any
 from gfn_rb.checkpoint.atomic import published, try_lock
 from gfn_rb.errors import ArgumentError, CheckpointCorruptError
 from gfn_rb.training.config import TrainConfig
+from gfn_rb.training.session.reading import Ranks, Status, printable, read_json
 from gfn_rb.training.trainer import Row
 from gfn_rb.transports.launch import Launch
 
 RUNS = Path("runs")
+# The commands of gfn_rb.transports.launch. What else a file tells to run is not repeated.
+_COMMAND = re.compile(
+    r"(mpiexec|srun) -n [0-9]+ gfn-rb|[0-9]+ processes of gfn-rb"
+    r"|torchrun (--nnodes [0-9]+ --rdzv-endpoint HOST:PORT )?--nproc-per-node [0-9]+ -m gfn_rb"
+)
 
 
 class RunFolder:
@@ -120,12 +128,7 @@ class RunFolder:
         Raises:
             CheckpointCorruptError: the file is damaged.
         """
-        try:
-            values = json.loads(self.config.read_text())
-        except ValueError as error:
-            raise CheckpointCorruptError(f"{self.config} is no JSON: {error}") from error
-        if not isinstance(values, dict):
-            raise CheckpointCorruptError(f"{self.config} must hold an object, got {values!r}")
+        values: dict[str, Any] = read_json(self.config, dict[str, Any])
         return values
 
     def write_config(self, config: TrainConfig) -> None:
@@ -143,21 +146,26 @@ class RunFolder:
         Raises:
             CheckpointCorruptError: the file that says so is damaged.
         """
-        return self._started()[0]
+        size: int = read_json(self.ranks, Ranks)["size"] if self.ranks.exists() else 1
+        return size
 
     def how_to_resume(self) -> str:
         """Return the command that continues the run."""
-        return f"{self._started()[1]} resume {self.path}"
+        command = "gfn-rb"
+        if self.ranks.exists():
+            known = read_json(self.ranks, Ranks)
+            command = f"mpiexec -n {known['size']} gfn-rb"
+            if _COMMAND.fullmatch(given := str(known.get("command"))):
+                command = given
+        return f"{command} resume {shlex.quote(printable(self.path))}"
 
-    def _started(self) -> tuple[int, str]:
-        if not self.ranks.exists():
-            return 1, "gfn-rb"
+    def read_status(self) -> Status | None:
+        """Return what the rank wrote last, None if there is nothing that can be read."""
         try:
-            values = json.loads(self.ranks.read_text())
-            size = int(values["size"])
-            return size, values.get("command", f"mpiexec -n {size} gfn-rb")
-        except (ValueError, KeyError, TypeError) as error:
-            raise CheckpointCorruptError(f"{self.ranks} does not tell a size: {error!r}") from error
+            status: Status = read_json(self.status, Status)
+        except (OSError, CheckpointCorruptError):  # network file systems may lose it for a moment
+            return None
+        return status
 
 
 class RunLock(ExitStack):
@@ -196,12 +204,6 @@ def append_metrics(path: Path, row: Row) -> None:
     """Add a row to a table, on disk at once."""
     with path.open("a", newline="") as stream:
         csv.DictWriter(stream, list(row)).writerow(row)
-
-
-def read_metrics(path: Path) -> list[dict[str, str]]:
-    """Return the rows of a table, as text."""
-    with path.open(newline="") as stream:
-        return list(csv.DictReader(stream))
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:

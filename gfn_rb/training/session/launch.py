@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import fields, replace
@@ -13,7 +14,7 @@ from gfn_rb.checkpoint.atomic import remove_abandoned
 from gfn_rb.envs.checks import check_env
 from gfn_rb.errors import ArgumentError, GfnRbError
 from gfn_rb.training.config import CONFIGS, TrainConfig
-from gfn_rb.training.import_path import check_importable
+from gfn_rb.training.import_path import check_importable, imports_outside
 from gfn_rb.training.objectives import make_loss
 from gfn_rb.training.options import TransportName
 from gfn_rb.training.secret import run_secret
@@ -69,7 +70,9 @@ def resume(
     """Continue a run from its last checkpoint, as if it had never stopped.
 
     A run of several ranks goes on with as many ranks, from the last checkpoint of each; where
-    gradients are averaged, from the newest step of which all have one.
+    gradients are averaged, from the newest step of which all have one. Where the configuration
+    names a class of one's own, that is imported, which stderr says before; nothing is imported
+    from the folder itself.
 
     Args:
         path: its folder.
@@ -88,6 +91,14 @@ def resume(
     """
     folder, started = RunFolder.open(path), find_launch(transport)
     distributed.check_ranks(folder, started)
+    with imports_outside(path):
+        return _resume(folder, started, steps)
+
+
+def _resume(folder: RunFolder, started: Launch | None, steps: int | None) -> RunResult | None:
+    env = folder.read_options().get("env")
+    if isinstance(env, str) and ":" in env and (started is None or started.rank == 0):
+        print(f"importing {env!r:.200}, as {folder.config} says", file=sys.stderr, flush=True)
     config = folder.read_config()
     config = config if steps is None else config.with_steps(steps)
 

@@ -55,14 +55,7 @@ class StatusWriter:
         status = {**self._who, "state": state, "time": time.time(), "rates": rates, **standing}
         temporary = self._path.with_name(f".{self._path.name}.tmp")
         with suppress(OSError):  # of a full disk, a checkpoint will tell
-            temporary.write_text(json.dumps(status))
+            temporary.unlink(missing_ok=True)  # which may be a pipe, or lead elsewhere
+            with temporary.open("x") as stream:
+                stream.write(json.dumps(status))
             temporary.replace(self._path)
-
-
-def read_status(folder: RunFolder) -> dict[str, Any] | None:
-    """Return what a rank wrote last, None if there is nothing that can be read."""
-    try:
-        status = json.loads(folder.status.read_text())
-    except (OSError, ValueError):  # which network file systems may lose for a moment
-        return None
-    return status if isinstance(status, dict) else None

@@ -22,7 +22,8 @@ from gfn_rb.errors import CheckpointError
 from gfn_rb.training import DRAW, Trainer, cli, report
 from gfn_rb.training.cli import commands, main
 from gfn_rb.training.config import CONFIGS, flat
-from gfn_rb.training.session.folder import RunFolder, read_metrics
+from gfn_rb.training.session.folder import RunFolder
+from gfn_rb.training.session.reading import read_metrics
 
 QUICK = ["--batch-size", "8", "--hidden", "16", "--eval-every", "5", "--checkpoint-every", "4"]
 GRID = ["train", "hypergrid", "--ndim", "2", "--height", "6", *QUICK]

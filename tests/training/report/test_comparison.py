@@ -178,7 +178,7 @@ def test_what_cannot_be_compared_is_named_in_one_line(runs, tmp_path):
     assert refused([tmp_path]) == (f"run must be a folder that holds a config.json, got {tmp_path}")
     other = write_run(tmp_path / "d", rows(1, 0.5), env="tfbind8")
     assert refused([a, other]) == (
-        f"runs must be of one environment, got my.module:MyConfig in {a} and tfbind8 in {other}"
+        f"runs must be of one environment, got 'my.module:MyConfig' in {a} and 'tfbind8' in {other}"
     )
     assert refused([a, c, a]) == (
         f"runs must differ in an option or in their seed, got {a} and {a}, both of seed 0"

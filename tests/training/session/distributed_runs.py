@@ -10,7 +10,8 @@ from pathlib import Path
 
 from transports.ranks import SECONDS, abort, environment, mpiexec
 
-from gfn_rb.training.session.folder import RunFolder, read_metrics
+from gfn_rb.training.session.folder import RunFolder
+from gfn_rb.training.session.reading import read_metrics
 
 OUTCOMES = ("stored", "rejected", "duplicates", "scored", "refused")
 QUICK = ["--batch-size", "8", "--hidden", "16", "--checkpoint-every", "2", "--patience", "20"]

@@ -18,7 +18,6 @@ from gfn_rb.errors import ArgumentError
 from gfn_rb.training.cli import main
 from gfn_rb.training.session.distributed import check_steps
 from gfn_rb.training.session.folder import RunFolder, write_json
-from gfn_rb.training.session.status import read_status
 
 STEPS = 12
 TRAIN = ["train", "tfbind8", "--steps", str(STEPS), "--eval-every", "6", *QUICK]
@@ -89,7 +88,7 @@ def test_each_training_rank_has_a_table_and_numbers_of_its_own(run):
 def test_each_rank_says_how_it_stands(run):
     folder, _ = run
     report = read_json(folder / "report.json")
-    known = [read_status(RunFolder(folder, rank)) for rank in range(3)]
+    known = [RunFolder(folder, rank).read_status() for rank in range(3)]
     assert [each["role"] for each in known] == ["worker", "worker", "manager"]
     assert [(each["state"], each["lost"]) for each in known] == [("done", {})] * 3
     for rank in (0, 1):

@@ -10,9 +10,9 @@ from gfn_rb.training.session.folder import (
     RunFolder,
     RunLock,
     append_metrics,
-    read_metrics,
     write_metrics,
 )
+from gfn_rb.training.session.reading import read_metrics
 
 ROWS = [
     {"step": 0, "loss": None, "time_total": 0.1},
@@ -82,7 +82,7 @@ def test_what_is_no_run_is_not_opened(tmp_path):
     ("text", "error", "message"),
     [
         ("{", CheckpointCorruptError, "config.json is no JSON"),
-        ("[1]", CheckpointCorruptError, "must hold an object, got [1]"),
+        ("[1]", CheckpointCorruptError, "must be an object, got [1]"),
         ('{"format": 2, "env": "go"}', ArgumentError, "config.json: env must be one of"),
     ],
 )
@@ -105,12 +105,28 @@ def test_a_run_goes_on_by_as_many_ranks(size, launcher, tmp_path):
         RunFolder.create(grid(out=tmp_path / "run"))
 
 
-@pytest.mark.parametrize("text", ["{", "[3]", "{}"])
+@pytest.mark.parametrize("text", ["{", "[3]", "{}", '{"size": 100000000}', '{"size": 0}'])
 def test_a_damaged_number_of_ranks_is_named(text, tmp_path):
     folder = RunFolder.create(grid(out=tmp_path / "run"))
     folder.ranks.write_text(text)
-    with pytest.raises(CheckpointCorruptError, match=r"ranks\.json does not tell a size"):
+    with pytest.raises(CheckpointCorruptError, match=r"ranks\.json is"):
         folder.n_ranks()
+
+
+@pytest.mark.parametrize(
+    ("command", "printed"),
+    [
+        ("srun -n 3 gfn-rb", "srun -n 3 gfn-rb"),
+        ("torchrun --nproc-per-node 3 -m gfn_rb", "torchrun --nproc-per-node 3 -m gfn_rb"),
+        ("rm -rf ~; gfn-rb", "mpiexec -n 3 gfn-rb"),
+        ("srun -n 3 gfn-rb\n", "mpiexec -n 3 gfn-rb"),
+        (["srun"], "mpiexec -n 3 gfn-rb"),
+    ],
+)
+def test_a_command_to_go_on_is_one_of_a_launchers(command, printed, tmp_path):
+    folder = RunFolder.create(grid(out=tmp_path / "my run; ls"))
+    folder.ranks.write_text(json.dumps({"size": 3, "command": command}))
+    assert folder.how_to_resume() == f"{printed} resume '{tmp_path}/my run; ls'"
 
 
 def test_metrics_are_written_row_by_row(tmp_path):

@@ -8,7 +8,7 @@ from training.training_runs import GRID
 
 from gfn_rb.training.session import status as module
 from gfn_rb.training.session.folder import RunFolder
-from gfn_rb.training.session.status import StatusWriter, read_status
+from gfn_rb.training.session.status import StatusWriter
 
 
 @pytest.fixture
@@ -24,9 +24,9 @@ def test_a_rank_tells_how_it_stands_and_how_fast_it_is(tmp_path, clock):
     writer = StatusWriter(
         folder, "worker", lambda: {"counts": {"steps": next(steps)}, "lost": {"1": "it died"}}
     )
-    assert read_status(folder) is None
+    assert folder.read_status() is None
     writer()
-    first = read_status(folder)
+    first = folder.read_status()
     assert abs(first.pop("time") - time.time()) < 600.0
     assert first == {
         "role": "worker", "host": socket.gethostname(), "process": os.getpid(), "state": "running",
@@ -34,14 +34,14 @@ def test_a_rank_tells_how_it_stands_and_how_fast_it_is(tmp_path, clock):
     }  # fmt: skip
     clock[0] += 4.0
     writer()  # too soon
-    assert read_status(folder)["counts"] == {"steps": 10}
+    assert folder.read_status()["counts"] == {"steps": 10}
     clock[0] += 6.0
     writer()
-    assert read_status(folder)["rates"] == {"steps": 3.0}
+    assert folder.read_status()["rates"] == {"steps": 3.0}
     clock[0] += 1.0
     writer("done")  # never too soon
-    assert read_status(folder)["state"] == "done"
-    assert read_status(folder)["rates"] == {"steps": 1.0}
+    assert folder.read_status()["state"] == "done"
+    assert folder.read_status()["rates"] == {"steps": 1.0}
     assert [path.name for path in tmp_path.iterdir()] == ["status-rank2.json"]
 
 
@@ -52,7 +52,7 @@ def test_a_status_that_cannot_be_written_costs_no_run(tmp_path):
 @pytest.mark.parametrize("text", ["", "{", "[1]"])
 def test_what_cannot_be_read_is_none(text, tmp_path):
     RunFolder(tmp_path).status.write_text(text)
-    assert read_status(RunFolder(tmp_path)) is None
+    assert RunFolder(tmp_path).read_status() is None
 
 
 def test_the_configuration_of_the_tests_is_json():

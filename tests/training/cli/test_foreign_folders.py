@@ -1,0 +1,225 @@
+"""Run folders that a stranger made: inspect, watch and compare survive whatever they hold."""
+
+import json
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from training.cli.test_watching import MANAGER, WORKER
+from training.training_runs import GRID
+
+from gfn_rb.checkpoint import save_state
+from gfn_rb.training.cli import main
+from gfn_rb.training.report import comparison_picture
+from gfn_rb.training.session.folder import RunFolder, write_metrics
+
+MEASURED = {"reward_calls": 96, "modes_found": 4, "total_variation": 0.25, "loss": None}
+ROWS = [{"step": s, "reward_calls": 8 * s, "loss": 1 / (1 + s), "log_z_gap": s} for s in (0, 5, 9)]
+FILES = {
+    "config.json": {**GRID.to_dict(), "extra": {}},
+    "ranks.json": {"size": 2, "command": "mpiexec -n 2 gfn-rb"},
+    "report.json": {
+        "lost": {"3": "it died"},
+        "managers": [1],
+        "reward_calls": 96,
+        "modes_found": 4,
+        "ranks": {"0": {"measured": MEASURED, "counters": {"sent": 3, "fed": 2}}},
+    },
+    "status.json": WORKER,
+    "status-rank1.json": MANAGER,
+    "manager-rank1.json": {"stored": 9, "senders": {"0": {"items": 900, "fed": 77}}},
+}
+OTHERS = ("metrics.csv", "checkpoint.gfnrb")
+COMMANDS = (["inspect", "run"], ["watch", "run", "--once"], ["compare", "run"])
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with a run in it, to be changed and put right again."""
+    place = tmp_path_factory.mktemp("foreign")
+    (place / "run").mkdir()
+    for name, values in FILES.items():
+        (place / "run" / name).write_text(json.dumps(values))
+    folder = RunFolder(place / "run")
+    write_metrics(folder.metrics, ROWS)
+    save_state(folder.checkpoint, {"mine\x1b[31m": 3})
+    return place
+
+
+@pytest.fixture(autouse=True)
+def _bounded(place, monkeypatch):
+    """Look at the run without a picture, and for a few seconds at most."""
+
+    def hangs(*_):
+        raise AssertionError("a command hangs")
+
+    monkeypatch.chdir(place)
+    monkeypatch.setattr(comparison_picture, "write_comparison", lambda *_: None)
+    before = signal.signal(signal.SIGALRM, hangs)
+    signal.alarm(60)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def check(capsys, words):
+    """Run a command, which must end in text or in one line of what is wrong."""
+    capsys.readouterr()
+    code = main([str(word) for word in words])
+    out, err = capsys.readouterr()
+    assert code in (0, 1, 2)
+    assert len(err.splitlines()) == (code > 0), err
+    assert "Traceback" not in err
+    assert (out + err).replace("\n", "").isprintable()
+    return code
+
+
+def test_a_sound_folder_is_shown(capsys):
+    assert [check(capsys, words) for words in COMMANDS] == [0, 0, 0]
+
+
+PLACES = [
+    (name, path)
+    for name, values in FILES.items()
+    for path in [
+        (),
+        *((a,) for a in values),
+        *((a, b) for a in values if isinstance(values[a], dict) for b in values[a]),
+        *((("ranks", "0", b) for b in ("measured", "counters")) if "ranks" in values else ()),
+    ]
+]
+TEXT = st.sampled_from(
+    ["", "$\\frac$", "a\x1b]0;b\x07\r\nc", "\ud800", "\u202e", "[red]", "x" * 9999]
+)
+VALUES = st.recursive(
+    st.none() | st.booleans() | TEXT | st.sampled_from([0, -1, 7, 10**8, 10**400, -(2**70)])
+    | st.sampled_from([0.5, float("nan"), float("inf"), 1e308]),
+    lambda each: st.lists(each, max_size=2) | st.dictionaries(TEXT, each, max_size=2),
+    max_leaves=3,
+)  # fmt: skip
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(where=st.sampled_from(PLACES), value=VALUES)
+def test_any_values_are_shown_or_refused(where, value, place, capsys):
+    name, path = where
+    values = json.loads(json.dumps({"all": FILES[name]}))
+    *parents, last = ("all", *path)
+    at = values
+    for parent in parents:
+        at = at[parent]
+    at[last] = value
+    file = place / "run" / name
+    try:
+        file.write_text(json.dumps(values["all"]))
+        for words in COMMANDS:
+            check(capsys, words)
+    finally:
+        file.write_text(json.dumps(FILES[name]))
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        "", "\n\n", "step\n1\n", "reward_calls\nnan\n", "reward_calls\ninf\n", "reward_calls\n-3\n",
+        "reward_calls,loss\n8,1,2,3\n", "reward_calls,loss\n8,\x1b[31m\n", "reward_calls\n1e300\n",
+        "reward_calls,log_z_gap\n8,1\n9,2\n", 'reward_calls\n"8',
+        f"reward_calls\n{'9' * 200_000}\n",
+        "a," * 2000 + "reward_calls\n", "\x1b[31mred\n3\n", "reward_calls\n9\n8\n",
+    ],
+)  # fmt: skip
+def test_any_table_is_shown_or_refused(table, place, capsys):
+    file = place / "run" / "metrics.csv"
+    before = file.read_text()
+    try:
+        file.write_text(table)
+        for words in COMMANDS:
+            check(capsys, words)
+    finally:
+        file.write_text(before)
+
+
+def _socket(path):
+    with socket.socket(socket.AF_UNIX) as each:
+        each.bind(path.name if Path.cwd() == path.parent else os.path.relpath(path))
+
+
+def _sparse(path):
+    with path.open("wb") as stream:
+        stream.truncate(1 << 40)
+
+
+KINDS = {
+    "pipe": os.mkfifo,
+    "device": lambda path: path.symlink_to("/dev/zero"),
+    "endless": lambda path: path.symlink_to("/proc/self/mem"),
+    "folder": os.mkdir,
+    "socket": _socket,
+    "circle": lambda path: path.symlink_to(path.name),
+    "sparse": _sparse,
+    "binary": lambda path: path.write_bytes(b"\xff\0" * 99),
+    "deep": lambda path: path.write_text("[" * 100_000),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_no_file_of_a_run_is_refused(kind, place, capsys):
+    for name in (*FILES, *OTHERS):
+        file, kept = place / "run" / name, place / "kept"
+        file.rename(kept)
+        try:
+            KINDS[kind](file)
+            codes = [check(capsys, words) for words in COMMANDS]
+            assert any(codes) or kind == "circle" or name.startswith("status"), (name, codes)
+        finally:
+            os.rmdir(file) if kind == "folder" else file.unlink(missing_ok=True)
+            kept.rename(file)
+
+
+EVIL = "open('imported', 'w')\nfrom gfn_rb.training import HyperGridConfig as MyConfig\n"
+
+
+@pytest.mark.parametrize("module", ["foreign_module", "run.foreign_module"])
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_class_is_imported_by_resume_alone_and_from_elsewhere(
+    module, inside, place, capsys, monkeypatch
+):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "modules", {**sys.modules})
+    file = place / "run" / "config.json"
+    code = place / "run" / "foreign_module.py"
+    try:
+        file.write_text(json.dumps({**GRID.to_dict(), "env": f"{module}:MyConfig"}))
+        RunFolder(place / "run").ranks.unlink()
+        code.write_text(EVIL)
+        if inside:
+            monkeypatch.chdir(place / "run")
+        run = "." if inside else "run"
+        for words in (["inspect", run], ["watch", run, "--once"], ["compare", run]):
+            assert check(capsys, words) == 0
+        assert main(["resume", run]) == 2
+        err = capsys.readouterr().err
+        assert err.startswith(f"importing '{module}:MyConfig', as ")
+        assert "must not be imported from" in err or "No module named" in err
+        assert not (place / "imported").exists()
+        assert not (place / "run" / "imported").exists()
+    finally:
+        code.unlink()
+        file.write_text(json.dumps(FILES["config.json"]))
+        RunFolder(place / "run").ranks.write_text(json.dumps(FILES["ranks.json"]))
+
+
+def test_a_formula_in_a_name_is_drawn_as_text(place, tmp_path, monkeypatch):
+    monkeypatch.undo()
+    monkeypatch.chdir(place)
+    file = place / "run" / "config.json"
+    try:
+        file.write_text(json.dumps({**FILES["config.json"], "env": "$\\frac$"}))
+        assert main(["compare", "run", "--out", str(tmp_path / "picture.svg")]) == 0
+    finally:
+        file.write_text(json.dumps(FILES["config.json"]))
