@@ -8,8 +8,9 @@ from gfn_rb.envs.deceptive_grid import DeceptiveGrid
 from gfn_rb.envs.enumerable import EnumerableEnv, uniform_log_pf
 from gfn_rb.envs.grid import GridEnv
 from gfn_rb.envs.hypergrid import ConditionalHyperGrid, HyperGrid
+from gfn_rb.envs.qm9_strings import QM9Strings
 from gfn_rb.envs.rna_binding import RNABinding
-from gfn_rb.envs.sequence import SequenceEnv
+from gfn_rb.envs.sequence import ScoredSequenceEnv, SequenceEnv
 from gfn_rb.envs.tfbind8 import TFBind8
 
 __all__ = [
@@ -24,7 +25,9 @@ __all__ = [
     "GridEnv",
     "HyperGrid",
     "Line",
+    "QM9Strings",
     "RNABinding",
+    "ScoredSequenceEnv",
     "SequenceEnv",
     "TFBind8",
     "uniform_log_pf",

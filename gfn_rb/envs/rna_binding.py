@@ -9,6 +9,7 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 from typing_extensions import Unpack
@@ -21,6 +22,7 @@ from gfn_rb.shapes import Bool, Float, Int64, StateBatch
 
 LETTERS = "ACGU"
 SUMS_PATH = Path(__file__).parent / "data" / "rna_l14.csv"
+MODES_PATH = Path(__file__).parent / "data" / "rna_l14_modes.npz"
 MAX_LENGTH = 27  # what the keys of unfinished strings, numbers in base 5, leave room for
 TARGETS = {
     "RNA1": "GAACGAGGCACAUUCCGGCUCGCCCGGCCCAUGUGAGCAUGGGCCGGACC"
@@ -49,11 +51,13 @@ class RNABinding(SequenceEnv):
     whole target, so that r may be a little above 1.
 
     Every sequence is given to ViennaRNA once, most of a millisecond for a target of 100 letters,
-    and remembered, which is no part of the environment's state; ``n_scored`` counts them. Nobody
-    knows all modes of 4^14 sequences: here a mode is any sequence with r of at least ``threshold``,
-    so that modes found are distinct strong binders. ``true_log_z`` and ``expected_score`` are known
-    from the field for 14 letters, one target of RNA1 to RNA3, a floor of 0.001 and whole beta up to
-    50, 64 and 100 (see ``data/README.md``). Of 30,000 random 14-mers 2, 1, 2 and 10 reach 0.8 on
+    and remembered, which is no part of the environment's state; ``n_scored`` counts them. With
+    ``modes="threshold"`` a mode is any sequence with r of at least ``threshold``, so that modes
+    found are distinct strong binders. With ``modes="published"``, modes are the sequences that Kim
+    et al. (2024, arXiv:2410.01432) list for RNA1, RNA2 and RNA3 with 14 letters: among the best
+    0.01% of all, and best within one letter's change. ``true_log_z`` and ``expected_score`` are
+    known for 14 letters, one target of RNA1 to RNA3, a floor of 0.001 and whole beta up to 50, 64
+    and 100 (see ``data/README.md``). Of 30,000 random 14-mers 2, 1, 2 and 10 reach 0.8 on
     the four targets.
 
     Args:
@@ -64,6 +68,7 @@ class RNABinding(SequenceEnv):
         beta: exponent of the reward, positive.
         min_reward: floor of r, in (0, 1].
         threshold: r from which a sequence counts as a mode.
+        modes: which sequences count as modes, "threshold" or "published".
         **options: ``batch_size`` and ``device``, see :class:`GFNEnv`.
 
     Raises:
@@ -71,7 +76,7 @@ class RNABinding(SequenceEnv):
         ArgumentError: an argument is out of its range, or a target cannot be bound.
     """
 
-    n_modes = None
+    n_modes: int | None = None
     alphabet = LETTERS
 
     def __init__(
@@ -82,6 +87,7 @@ class RNABinding(SequenceEnv):
         beta: float = 8.0,
         min_reward: float = 1e-3,
         threshold: float = 0.8,
+        modes: str = "threshold",
         **options: Unpack[EnvOptions],
     ) -> None:
         if find_spec("RNA") is None:
@@ -95,6 +101,13 @@ class RNABinding(SequenceEnv):
         best = torch.tensor([lowest_energy(target) / len(target) for target in self.targets])
         self._register(_full_energy=length * best)
         self._energies: dict[str, list[float]] = {}  # of each sequence, with each target
+        self.modes = modes
+        if modes == "published":
+            letters = published_modes(self.targets, length)
+            self.n_modes = len(letters)
+            self._register(_mode_keys=self.state_key(letters.to(self.device)))
+        elif modes != "threshold":
+            raise ArgumentError(f"modes must be 'threshold' or 'published', got {modes!r}")
 
     @property
     def true_log_z(self) -> float | None:
@@ -151,13 +164,15 @@ class RNABinding(SequenceEnv):
     def is_mode(
         self, state: StateBatch, log_reward: Float[Tensor, "n"] | None = None
     ) -> Bool[Tensor, "n"]:
-        """Tell which sequences have r of at least ``threshold``, but for rounding."""
+        """Tell which sequences are modes; r may be below ``threshold`` by rounding."""
+        if self.modes == "published":
+            return torch.isin(self.state_key(state), self._mode_keys)
         return self.score(state, log_reward) >= self.threshold * (1 - 1e-6)
 
     def modes_reached(
         self, state: StateBatch, log_reward: Float[Tensor, "n"] | None = None
     ) -> Int64[Tensor, "m"]:
-        """Return the fingerprint of every sequence with r of at least ``threshold``."""
+        """Return the fingerprint of every sequence that is a mode."""
         return self.fingerprint(state)[self.is_mode(state, log_reward)]
 
     def fingerprint(self, state: StateBatch) -> Int64[Tensor, "n"]:
@@ -176,6 +191,23 @@ def known_sums() -> dict[tuple[str, float], tuple[float, float]]:
             )
             for row in csv.DictReader(lines)
         }
+
+
+def published_modes(targets: tuple[str, ...], length: int) -> Int64[Tensor, "n 14"]:
+    """Return the published modes as letters.
+
+    Raises:
+        ArgumentError: none are published for such a task.
+    """
+    names = {target: name for name, target in TARGETS.items()}
+    with np.load(MODES_PATH) as lists:
+        if len(targets) != 1 or length != 14 or names.get(targets[0]) not in lists:
+            raise ArgumentError(
+                "modes='published' must have one target of RNA1, RNA2 and RNA3, and length=14, got "
+                f"targets={list(targets)}, length={length}"
+            )
+        code = torch.from_numpy(lists[names[targets[0]]].astype(np.int64))
+    return code[:, None] // len(LETTERS) ** torch.arange(13, -1, -1) % len(LETTERS)
 
 
 def lowest_energy(target: str) -> float:

@@ -13,9 +13,10 @@ from typing_extensions import Unpack
 
 from gfn_rb.envs.base import EnvOptions, GFNEnv
 from gfn_rb.envs.core import from_digits
+from gfn_rb.envs.enumerable import EnumerableEnv
 from gfn_rb.envs.orders import EMPTY, ORDERS, SINK
 from gfn_rb.errors import ArgumentError, ShapeError
-from gfn_rb.shapes import Bool, Float, Int64, StateBatch
+from gfn_rb.shapes import Bool, Float, Float64, Int64, StateBatch
 
 
 class SequenceEnv(GFNEnv):
@@ -164,3 +165,37 @@ def read(
         raise ArgumentError(f"strings must hold only the letters {alphabet}, got {wrong[0]!r}")
     rows = [[alphabet.find(c) for c in text.ljust(length)] for text in strings]  # -1 is empty
     return torch.tensor(rows, dtype=torch.int64).reshape(-1, length)
+
+
+class ScoredSequenceEnv(SequenceEnv, EnumerableEnv):
+    """Write a sequence whose reward is read from a table. A constructor registers the table."""
+
+    def _register_scores(
+        self,
+        score: Float64[Tensor, "n"],
+        log_reward: Float64[Tensor, "n"],
+        modes: Int64[Tensor, "m"],
+    ) -> None:
+        """Take the score and log R of every sequence, in order of its letters, and the modes."""
+        self.n_modes = len(modes)
+        mode = torch.full(score.shape, -1).scatter(0, modes, torch.arange(len(modes)))
+        self._register(_score=score.float(), _log_reward=log_reward.float(), _mode=mode)
+
+    def log_reward(self, state: StateBatch, condition: Tensor | None = None) -> Float[Tensor, "n"]:
+        """Return log R(x), in nats (the class's equation)."""
+        return self._log_reward[self.terminating_index(state)]
+
+    def score(
+        self, state: StateBatch, log_reward: Float[Tensor, "n"] | None = None
+    ) -> Float[Tensor, "n"]:
+        """Return the score of each finished sequence, without floor or exponent."""
+        return self._score[self.terminating_index(state)]
+
+    def mode_index(self, state: StateBatch) -> Int64[Tensor, "n"]:
+        """Return the rank (0 is the best) of each sequence that is a mode, -1 for the others."""
+        return self._mode[self.terminating_index(state)]
+
+    def terminating_index(self, state: StateBatch) -> Int64[Tensor, "n"]:
+        """Read each finished sequence as a number in base ``n_letters``."""
+        self.check_terminating(state)
+        return from_digits(state, self.n_letters)

@@ -13,12 +13,11 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from gfn_rb.envs.base import EnvOptions
-from gfn_rb.envs.core import check_min_reward, check_positive, from_digits
-from gfn_rb.envs.enumerable import EnumerableEnv
-from gfn_rb.envs.sequence import SequenceEnv
+from gfn_rb.envs.core import check_min_reward, check_positive
+from gfn_rb.envs.sequence import ScoredSequenceEnv
 from gfn_rb.errors import ArgumentError
 from gfn_rb.numerics.near.distances import greedy
-from gfn_rb.shapes import Float, Int64, StateBatch
+from gfn_rb.shapes import Int64
 
 LETTERS = "ACGT"
 LENGTH = 8
@@ -84,7 +83,7 @@ def _apart(ranked: Int64[Tensor, "n"]) -> Int64[Tensor, "m"]:
 MODES: dict[str, Callable[[Tensor], Tensor]] = {"published": _apart, "top": _top}
 
 
-class TFBind8(SequenceEnv, EnumerableEnv):
+class TFBind8(ScoredSequenceEnv):
     """Write a DNA 8-mer, letters ACGT as 0..3, rewarded by its measured binding to SIX6.
 
         log R(x) = beta log max(r(x), min_reward)
@@ -132,26 +131,5 @@ class TFBind8(SequenceEnv, EnumerableEnv):
         e_score = load_scores().double()
         score = (e_score - e_score.min()) / (e_score.max() - e_score.min())
         ranked = MODES[modes](score.sort(descending=True, stable=True).indices)
-        self.n_modes = len(ranked)
-        mode = torch.full(score.shape, -1).scatter(0, ranked, torch.arange(self.n_modes))
         log_reward = beta * score.clamp(min=min_reward).log()
-        self._register(_score=score.float(), _log_reward=log_reward.float(), _mode=mode)
-
-    def log_reward(self, state: StateBatch, condition: Tensor | None = None) -> Float[Tensor, "n"]:
-        """Return log R(x), in nats (the class's equation)."""
-        return self._log_reward[self.terminating_index(state)]
-
-    def score(
-        self, state: StateBatch, log_reward: Float[Tensor, "n"] | None = None
-    ) -> Float[Tensor, "n"]:
-        """Return r(x), the E-score scaled to [0, 1], without floor or exponent."""
-        return self._score[self.terminating_index(state)]
-
-    def mode_index(self, state: StateBatch) -> Int64[Tensor, "n"]:
-        """Return the rank (0 is the strongest) of each 8-mer that is a mode, -1 for the others."""
-        return self._mode[self.terminating_index(state)]
-
-    def terminating_index(self, state: StateBatch) -> Int64[Tensor, "n"]:
-        """Read each finished 8-mer as a number in base 4."""
-        self.check_terminating(state)
-        return from_digits(state, len(LETTERS))
+        self._register_scores(score, log_reward, ranked)

@@ -19,6 +19,7 @@ from gfn_rb.envs import (
     GFNEnv,
     HyperGrid,
     Line,
+    QM9Strings,
     RNABinding,
     TFBind8,
 )
@@ -56,6 +57,7 @@ from gfn_rb.training.rules import (
 
 FormName = Literal["append", "prepend_append", "non_autoregressive"]
 ModesName = Literal["top", "published"]
+RNAModesName = Literal["threshold", "published"]
 
 FORMAT = 2  # of config.json; 1 had all options in one table
 _WHERE = {"out", "transport"}  # where a run is this time, which may be elsewhere the next
@@ -431,6 +433,21 @@ class TFBind8Config(TrainConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class QM9StringsConfig(TrainConfig):
+    """Design molecules of five building blocks with a wide HOMO-LUMO gap."""
+
+    env: ClassVar[str] = "qm9_strings"
+    env_type: ClassVar[type[GFNEnv]] = QM9Strings
+
+    form: FormName = "prepend_append"
+    """Write blocks at the right end, at both ends, or at any place."""
+    beta: float = 20.0
+    """Exponent of the reward."""
+    backward: BackwardName = "uniform"
+    """Backward policy."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class HyperGridConfig(TrainConfig):
     """Find the rewarded corners of a grid."""
 
@@ -521,6 +538,9 @@ class RNABindingConfig(TrainConfig):
     """Exponent of the reward."""
     threshold: float = 0.8
     """Sequences that score this much are counted as modes."""
+    modes: RNAModesName = "threshold"
+    """Count sequences of at least the threshold as modes, or the published ones of one of RNA1 to
+    RNA3."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -620,6 +640,7 @@ CONFIGS: dict[str, type[TrainConfig]] = {
         ConditionalHyperGridConfig,
         DeceptiveGridConfig,
         BitSequenceConfig,
+        QM9StringsConfig,
         RNABindingConfig,
         BayesianDAGConfig,
         LineConfig,

@@ -181,3 +181,16 @@ def test_a_missing_viennarna_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_wrong_arguments(arguments: dict[str, float], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         RNABinding(**arguments)
+
+
+def test_published_modes() -> None:
+    env = RNABinding(modes="published", form="prepend_append")
+    state = env.from_strings(["AAACGGGGGCCCCG", "AAAGCGCGGGGGCC", "AAAAAAAAAAAAAA"])
+    assert env.n_modes == 8967
+    assert env.is_mode(state).tolist() == [True, True, False]
+    assert env.modes_reached(state).equal(env.fingerprint(state[:2]))
+    assert env.score(state)[:2].min() > 0.6
+    with pytest.raises(ArgumentError, match="published"):
+        RNABinding(["RNA4"], modes="published")
+    with pytest.raises(ArgumentError, match="modes"):
+        RNABinding(modes="top")

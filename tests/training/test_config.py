@@ -49,6 +49,7 @@ ENVIRONMENTS = [
     "deceptive_grid",
     "hypergrid",
     "line",
+    "qm9_strings",
     "rna_binding",
     "tfbind8",
 ]

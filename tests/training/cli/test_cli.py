@@ -337,6 +337,7 @@ def test_help_explains_every_option(env, capsys):
         ("bit_sequence --n-bits 40 --word-bits 4 --modes 5", ["best 100", "of 5"]),
         ("conditional_hypergrid --height 6 --search 1", ["(exact, mean over 5 conditions)"]),
         ("deceptive_grid --ndim 2 --height 9 --loss mdb --replay transitions", ["of 4"]),
+        ("qm9_strings --replay terminal", ["of 805"]),
         ("hypergrid --ndim 2 --loss fm --replay states --draw priority", ["(exact)", "of 4"]),
     ],
 )
