@@ -1,9 +1,8 @@
-"""Counters of a worker. Every row that is sent is in one counter at each end."""
+"""Counters of a worker, and its batches that managers have not answered."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -98,11 +97,11 @@ class SentBatch:
     """A batch, of which each manager was sent what it owns.
 
     Attributes:
-        n: its rows.
+        n: number of its rows.
         store: whether they are to be stored, or only scored.
-        is_new: whether its sender wants to see the answer; what is sent again was answered once.
-        unanswered: how many managers have not answered.
-        answers: of the others, and the positions of the rows they are about; None for all.
+        is_new: whether the caller gets the reply; False for rows that were answered once before.
+        unanswered: number of managers that have not answered.
+        answers: the others' replies, with the positions of their rows in the batch; None for all.
     """
 
     n: int
@@ -151,100 +150,8 @@ class SentShare(NamedTuple):
     batch: SentBatch
     manager: int
     rows: TensorDictBase
-    """To be sent again should it be lost."""
+    """Sent again to other managers if this one is lost."""
     at: Tensor | None
-    """Their positions in the batch, None for all."""
+    """Positions of the rows in the batch, None for all."""
     deadline: Deadline
     """Of the answer."""
-
-
-class UnansweredBatches:
-    """The account of what managers have not answered.
-
-    Args:
-        count: what is counted in when a frame is answered or lost.
-
-    Attributes:
-        sent: the frames by number, in the order they were sent.
-        replies: to batches that were answered and not taken yet.
-        errors: refusals likewise.
-    """
-
-    def __init__(self, count: WorkerStatistics) -> None:
-        self.sent: dict[int, SentShare] = {}
-        self.replies: list[Reply] = []
-        self.errors: list[RemoteError] = []
-        self._count = count
-
-    def __len__(self) -> int:
-        """Return how many batches are not answered by all managers they went to."""
-        return len({share.batch for share in self.sent.values()})
-
-    @property
-    def deadline(self) -> Deadline:
-        """That of the oldest frame."""
-        return next(iter(self.sent.values())).deadline
-
-    def of(self, manager: int) -> list[int]:
-        """Return the numbers of the frames that a manager has not answered, oldest first."""
-        return [number for number, share in self.sent.items() if share.manager == manager]
-
-    def overdue(self) -> set[int]:
-        """Return the managers that have not answered in time."""
-        if not self.sent or not self.deadline.passed:  # which is the first to pass
-            return set()
-        return {share.manager for share in self.sent.values() if share.deadline.passed}
-
-    def add(self, number: int, share: SentShare) -> None:
-        """Record that a frame was sent."""
-        self.sent[number] = share
-        share.batch.unanswered += 1
-
-    def answer(self, number: int, reply: Reply) -> None:
-        """Count what became of a frame."""
-        share = self._pop(number)
-        share.batch.answers.append((share.at, reply))
-        self._count.count(replies=1, **reply.outcomes)
-        if reply.error is not None:
-            self._count.errors += 1
-            self.errors.append(reply.error)
-        self.finish(share.batch)
-
-    def lose(self, numbers: Iterable[int]) -> None:
-        """Count frames that will not be answered; those closed before are passed over."""
-        for number in numbers:
-            if number in self.sent:
-                self.finish(self._lost(number).batch)
-
-    def withdraw(self, manager: int) -> list[SentShare]:
-        """Count what a manager will not answer, and return it; its batches are not finished yet."""
-        return [self._lost(number) for number in self.of(manager)]
-
-    def finish(self, batch: SentBatch) -> None:
-        """Keep the reply to a batch, if no manager owes an answer and any gave one."""
-        if not batch.unanswered and batch.answers:
-            answers = batch.answers
-            try:
-                if batch.is_new:
-                    self.replies.append(batch.reply())
-            except Exception as error:  # of scores that cannot be put together
-                _, reply = answers[-1]
-                why = f"its scores do not fit those of the other managers: {error}"
-                self.errors.append(RemoteError(reply.managers[0], why))
-            batch.answers = []
-
-    def take(self) -> tuple[list[Reply], list[RemoteError]]:
-        """Return the replies and refusals that nobody has seen."""
-        taken = self.replies, self.errors
-        self.replies, self.errors = [], []
-        return taken
-
-    def _lost(self, number: int) -> SentShare:
-        share = self._pop(number)
-        self._count.lost += len(share.rows)
-        return share
-
-    def _pop(self, number: int) -> SentShare:
-        share = self.sent.pop(number)
-        share.batch.unanswered -= 1
-        return share

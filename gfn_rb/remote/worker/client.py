@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from heapq import nlargest
 from itertools import count
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -14,24 +17,38 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from gfn_rb.buffers.compact import CompactRows
-from gfn_rb.errors import GfnRbError, PeerLostError, RemoteError, TransportTimeoutError
+from gfn_rb.errors import (
+    ArgumentError,
+    GfnRbError,
+    PeerLostError,
+    RemoteError,
+    ShapeError,
+    TransportTimeoutError,
+)
 from gfn_rb.remote.protocol.channel import FrameChannel, ReceivedFrame
 from gfn_rb.remote.protocol.membership import LOST, Membership
-from gfn_rb.remote.protocol.messages import DATA_TAG, PROTOCOL, Kind
-from gfn_rb.remote.protocol.ownership import shares
-from gfn_rb.remote.worker.accounts import (
-    Reply,
-    SentBatch,
-    SentShare,
-    UnansweredBatches,
-    WorkerStatistics,
+from gfn_rb.remote.protocol.messages import (
+    DATA_TAG,
+    OUTCOMES,
+    PROTOCOL,
+    Kind,
+    Scores,
+    is_finite,
+    is_number,
+    one_line,
+    remote_error,
+    unpack,
 )
-from gfn_rb.remote.worker.answers import Answers, FeedSplit
+from gfn_rb.remote.protocol.ownership import shares
+from gfn_rb.remote.protocol.rows import check_rows
+from gfn_rb.remote.worker.accounts import Reply, SentBatch, SentShare, WorkerStatistics
 from gfn_rb.transports.base import Transport
 from gfn_rb.transports.deadline import Deadline, ShutdownBudget
 from gfn_rb.writers.rows import select_rows
 
 log = logging.getLogger(__name__)
+
+_ANSWERS = {Kind.HELLO: Kind.WELCOME, Kind.FETCH: Kind.FEED, Kind.GOODBYE: Kind.BYE}
 
 # Batch numbers grow over all workers of a transport, one after another: an answer that comes late
 # for one worker names no batch of the next.
@@ -52,10 +69,15 @@ class ManagerClient:
         timeout: seconds to wait for an answer.
         statistics: what is counted in.
         feed: called with the rows a manager feeds.
-        held: called with the managers before and after one was lost or came back; gives batches
-            of the rows held here whose owner is another now. By default there are none.
         shutdown: what is left to wait once this rank is to stop; by default it never is.
         compact: the form that rows travel in to managers that have the same; None for whole ones.
+        held: called with the managers before and after one was lost or came back; gives batches
+            of the rows held here whose owner is another now. By default there are none.
+
+    Attributes:
+        baseline: the newest that a manager told.
+        membership: the managers, and why some are lost.
+        sent: the frames that are not answered, by number, in the order they were sent.
     """
 
     def __init__(
@@ -69,43 +91,38 @@ class ManagerClient:
         compact: CompactRows | None = None,
         held: Callable[[list[int], list[int]], Iterable[TensorDictBase]] | None = None,
     ) -> None:
+        self.baseline: float | None = None
+        self.membership = Membership(managers)
+        self.sent: dict[int, SentShare] = {}
         self._name = f"worker {transport.rank}"
-        self._membership = Membership(managers)
         self._has_several = len(managers) > 1
         self._channel = FrameChannel(transport, compact)
         self._timeout, self._shutdown = timeout, ShutdownBudget() if shutdown is None else shutdown
-        self._count, self._held = statistics, held
+        self._count, self._feed, self._held = statistics, feed, held
         self._hello: dict[str, Any] | None = None
-        self._unanswered = UnansweredBatches(statistics)
-        self._answers = Answers(self._name, self._unanswered, feed)
+        self._responses: dict[int, ReceivedFrame] = {}  # to questions, by manager
+        self._replies: list[Reply] = []
+        self._errors: list[RemoteError] = []
+        self._quota = 0  # rows to be fed with each batch
+        self._next: dict[int, Sequence[float]] = {}  # how much each manager's next rows are wanted
         self._n_batches = 0
         self._numbers = _NUMBERS.setdefault(transport, count(1))
 
     @property
-    def baseline(self) -> float | None:
-        """The newest that a manager told."""
-        return self._answers.baseline
-
-    @property
     def managers(self) -> list[int]:
         """The managers that are not lost."""
-        return self._membership.present
-
-    @property
-    def lost(self) -> dict[int, str]:
-        """Why managers are lost, by rank."""
-        return self._membership.lost
+        return self.membership.present
 
     # What modes ask for.
 
     @property
     def unanswered(self) -> int:
-        """Number of batches that are still to be answered."""
-        return len(self._unanswered)
+        """Number of batches that some manager has not answered."""
+        return len({share.batch for share in self.sent.values()})
 
-    def unanswered_by(self, manager: int) -> int:
-        """Return how many batches a manager has not answered."""
-        return len(self._unanswered.of(manager))
+    def unanswered_by(self, manager: int) -> list[int]:
+        """Return the numbers of the frames that a manager has not answered, oldest first."""
+        return [number for number, share in self.sent.items() if share.manager == manager]
 
     def collect(self) -> None:
         """Take what has arrived, without waiting."""
@@ -122,8 +139,8 @@ class ManagerClient:
         Returns:
             Whether all are answered. Where this rank is to stop, they may not be.
         """
-        while self._unanswered:
-            deadline = self._unanswered.deadline if limit is None else limit
+        while self.sent:
+            deadline = next(iter(self.sent.values())).deadline if limit is None else limit
             if deadline.wait(self._receive):
                 continue
             if limit is not None or not deadline.passed:
@@ -137,15 +154,19 @@ class ManagerClient:
         if not self.wait(limit):
             n, seconds = self.unanswered, time.monotonic() - start
             log.warning("%s: %d batches unanswered after %.1f s", self._name, n, seconds)
-            self._unanswered.lose([*self._unanswered.sent])
+            self._give_up([*self.sent])
 
     def take_replies(self) -> tuple[list[Reply], list[RemoteError]]:
-        """Return the replies and refusals that nobody has seen."""
-        return self._unanswered.take()
+        """Return the replies and refusals that were not returned before."""
+        taken = self._replies, self._errors
+        self._replies, self._errors = [], []
+        return taken
 
     def _lose_overdue(self) -> None:
-        for rank in self._unanswered.overdue():
-            self.lose(rank, f"it did not answer within {self._timeout:g} s")
+        for share in [*self.sent.values()]:
+            if not share.deadline.passed:  # nor has any later one
+                return
+            self.lose(share.manager, f"it did not answer within {self._timeout:g} s")
 
     # Sending.
 
@@ -155,12 +176,12 @@ class ManagerClient:
         Raises:
             GfnRbError: see :meth:`ReplayBufferWorker.connect`.
         """
-        self._answers.split = FeedSplit(0 if terms is None else terms["quota"])
+        self._quota = 0 if terms is None else terms["quota"]
         form = self._channel.row_form
         self._hello = {"protocol": PROTOCOL, "subscription": terms, "rows": form}
         try:
             for rank in self.managers:
-                self._welcomed(self.ask(rank, Kind.HELLO, self._hello))
+                self._welcome(self.ask(rank, Kind.HELLO, self._hello))
         except TransportTimeoutError as error:
             what = f"{error}: expected a running ReplayBufferManager there"
             raise TransportTimeoutError(what) from None
@@ -176,9 +197,8 @@ class ManagerClient:
         Returns:
             How many rows there was a manager to send to.
         """
-        batch = SentBatch(len(rows), store)
         self._n_batches += 1
-        sent = self._send_shares(batch, rows, None, ready)
+        sent = self._send_shares(SentBatch(len(rows), store), rows, None, ready)
         self._count.sent += sent
         return sent
 
@@ -196,41 +216,54 @@ class ManagerClient:
             parts = shares(rows, managers, self._n_batches - 1)
             if ready is not None:
                 parts = [each for each in parts if each[0] in ready]
-            quota: dict[int, int] = {}
+            quotas: dict[int, int] = {}
             if self._has_several and batch.is_new and at is None and parts:
-                quota = self._answers.split([rank for rank, _ in parts], self._n_batches)
+                quotas = self._split(self._quota, [rank for rank, _ in parts])
             for rank, mine in parts:
                 part = rows if mine is None else select_rows(rows, mine)
                 where = at if mine is None else mine if at is None else at[mine]
                 meta: dict[str, Any] = {"id": next(self._numbers), "store": batch.store}
                 if self._has_several:
-                    meta |= {"managers": sorted(managers), "quota": quota.get(rank, 0)}
+                    meta |= {"managers": sorted(managers), "quota": quotas.get(rank, 0)}
                 deadline = Deadline(self._timeout, self._shutdown)
                 try:
-                    self._send_share(SentShare(batch, rank, part, where, deadline), meta)
-                    sent += len(part)
+                    if not self.membership.is_present(rank):  # it was lost a moment ago
+                        raise PeerLostError(rank, self.membership[rank].why)
+                    handle = self._channel.send(rank, DATA_TAG, Kind.ITEMS, meta, part)
                 except PeerLostError as error:
                     self.lose(rank, str(error))
                     left.append((part, where))
+                    continue
+                # Counted only now: what could not be handed over was not sent.
+                self.sent[meta["id"]] = SentShare(batch, rank, part, where, deadline)
+                batch.unanswered += 1
+                sent += len(part)
+                self._count.batches += 1
+                self._count.bytes_sent += handle.nbytes
         self._count.seconds_sending += time.perf_counter() - start
         return sent
 
-    def _send_share(self, share: SentShare, meta: dict[str, Any]) -> None:
-        if not self._membership.is_present(share.manager):  # it was lost a moment ago
-            raise PeerLostError(share.manager, self._membership[share.manager].why)
-        sent = self._channel.send(share.manager, DATA_TAG, Kind.ITEMS, meta, share.rows)
-        # Counted only now: what could not be handed over was not sent.
-        self._unanswered.add(meta["id"], share)
-        self._count.batches += 1
-        self._count.bytes_sent += sent.nbytes
+    def _split(self, quota: int, managers: Sequence[int]) -> Counter[int]:
+        """Return how many rows each manager is to feed, so that the best of all are fed.
+
+        Managers tell with their answers how much the rows are wanted that they would feed next, see
+        :meth:`~gfn_rb.remote.feeding.feed_policies.FeedPolicy.best`: the quota goes to the highest
+        of these numbers. As far as there are fewer, each manager is asked for as many more.
+        """
+        known = ((score, rank) for rank in managers for score in self._next.get(rank, ()))
+        split = Counter(rank for _, rank in nlargest(quota, known))
+        each, more = divmod(quota - split.total(), len(managers))
+        for i, rank in enumerate(managers):  # what cannot be shared equally goes to them in turn
+            split[rank] += each + ((i + self._n_batches) % len(managers) < more)
+        return split
 
     def ask(self, rank: int, kind: Kind, meta: dict[str, Any]) -> ReceivedFrame:
-        """Ask a manager something, and wait for the answer.
+        """Ask a manager something, and return its answer.
 
         Args:
             rank: of the manager.
             kind: of the question.
-            meta: what it says.
+            meta: metadata of the question.
 
         Raises:
             TransportTimeoutError: it does not answer.
@@ -238,18 +271,23 @@ class ManagerClient:
             RemoteError: it refuses.
             WireError: its answer cannot be read.
         """
-        deadline = Deadline(self._timeout, self._shutdown)
+        deadline, responses = Deadline(self._timeout, self._shutdown), self._responses
         # A question has no number: one is open at a time, and the transport keeps the order.
         self._post(rank, kind, meta)
-        responses = self._answers.response
         if not deadline.wait(lambda seconds: self._receive(seconds, rank) and rank in responses):
             raise TransportTimeoutError(f"rank {rank} did not answer {deadline}")
-        return self._answers.take_response(rank, kind)
+        return self._take_response(rank, kind)
 
     def _post(self, rank: int, kind: Kind, meta: dict[str, Any]) -> None:
-        """Send a question. Nobody waits for the answer to an earlier one."""
-        self._answers.response.pop(rank, None)
+        """Send a question; a late answer to an earlier one is dropped."""
+        self._responses.pop(rank, None)
         self._count.bytes_sent += self._channel.send(rank, DATA_TAG, kind, meta).nbytes
+
+    def _take_response(self, rank: int, kind: Kind) -> ReceivedFrame:
+        answer = self._responses.pop(rank).checked()
+        if answer.kind != _ANSWERS[kind]:
+            raise RemoteError(rank, f"it answered {kind.name} with a frame of kind {answer.kind}")
+        return answer
 
     def fetch(self, quota: int | None) -> None:
         """Ask the managers for items, and hand these on as if they came with answers.
@@ -261,18 +299,19 @@ class ManagerClient:
             RemoteError: a manager refuses.
             WireError: its answer cannot be read.
         """
-        feed_split = self._answers.split
-        owed = feed_split.quota if quota is None else quota
-        while owed and self.managers:
-            split, owed = feed_split(self.managers, self._n_batches, owed), 0
-            for rank in [rank for rank in self.managers if split[rank]]:
+        owed = self._quota if quota is None else quota
+        while owed and (managers := self.managers):
+            split, owed = self._split(owed, managers), 0
+            for rank in [rank for rank in managers if split[rank]]:
                 try:
                     answer = self.ask(rank, Kind.FETCH, {"quota": split[rank]})
                 except (PeerLostError, TransportTimeoutError) as error:
                     self.lose(rank, str(error))
                     owed += split[rank]  # by the others
                     continue
-                self._answers.take_feed(answer)
+                self._take_fed(answer)
+                with answer_of(rank):
+                    self._next[rank] = _next_scores(answer.meta)
 
     def leave(self, limit: Deadline) -> None:
         """Say goodbye to all managers.
@@ -292,7 +331,7 @@ class ManagerClient:
                 "%s: left after %.1f s, before manager%s %s answered",
                 *(self._name, seconds, "s" * (n > 1), ", ".join(map(str, silent))),
             )
-        self._channel.flush(limit.remaining, self._membership.lost)
+        self._channel.flush(limit.remaining, self.membership.lost)
 
     def _ask_all(self, kind: Kind, meta: dict[str, Any], limit: Deadline) -> list[int]:
         """Ask all managers the same, and return those that have not answered in time."""
@@ -303,14 +342,14 @@ class ManagerClient:
                 self.lose(rank, str(error))
 
         def silent() -> list[int]:
-            return [rank for rank in self.managers if rank not in self._answers.response]
+            return [rank for rank in self.managers if rank not in self._responses]
 
         while silent() and limit.wait(self._receive):
             pass
         unanswered = silent()
         for rank in set(self.managers) - set(unanswered):
             try:
-                self._answers.take_response(rank, kind)
+                self._take_response(rank, kind)
             except GfnRbError as error:
                 log.warning("%s: manager %d refuses a %s: %s", self._name, rank, kind.name, error)
         return unanswered
@@ -318,16 +357,17 @@ class ManagerClient:
     def lose(self, rank: int, why: str) -> None:
         """Count a manager as lost, and send what it owned again to those that own it now."""
         before = self.managers
-        if not self._membership.leave(rank, LOST, why):
+        if not self.membership.leave(rank, LOST, why):
             return  # it is lost already, or no manager but another worker that is done
         left = f"managers {self.managers}" if self.managers else "its own buffer alone"
         log.warning("%s: manager %d is lost: %s; going on with %s", self._name, rank, why, left)
         if self._hello is not None:
             with suppress(PeerLostError):  # it may only be slow, and answer some day
                 self._post(rank, Kind.HELLO, self._hello)
-        for share in self._unanswered.withdraw(rank):
+        for share in [self._close(number) for number in self.unanswered_by(rank)]:
+            self._count.lost += len(share.rows)
             self._count.resent += self._send_shares(share.batch, share.rows, share.at)
-            self._unanswered.finish(share.batch)
+            self._finish(share.batch)
         self.send_moved(before)
 
     def send_moved(self, before: list[int]) -> None:
@@ -342,30 +382,16 @@ class ManagerClient:
             batch = SentBatch(len(rows), store=True, is_new=False)
             self._count.resent += self._send_shares(batch, rows, None)
 
-    def _welcomed(self, answer: ReceivedFrame) -> None:
-        self._answers.take_welcome(answer)
-        self._channel.learn_form(answer.source, answer.meta.get("rows"))
-
-    def _regain(self, answer: ReceivedFrame) -> None:
-        """Go on with a manager that was lost, and has answered the greeting left for it."""
-        before = self.managers
-        try:
-            self._welcomed(answer)
-        except RemoteError as error:
-            log.warning("%s: manager %d stays lost: %s", self._name, answer.source, error.reason)
-            return
-        self._membership.seen(answer.source)
-        log.warning("%s: manager %d is back", self._name, answer.source)
-        self.send_moved(before)
-
     # Receiving.
 
     def _receive(self, timeout: float, source: int | None = None) -> bool:
         """Handle one message, if one comes in time.
 
-        A lost rank is told once to whoever waits for any: a manager is lost to all batches then.
+        Messages are sorted by what they are, not by what is waited for: an answer to an earlier
+        batch may come while a question is open. A transport tells once that a rank is lost to who
+        waits for any: a manager is lost to all batches then.
         """
-        start = time.perf_counter()
+        start = time.perf_counter() if timeout > 0 else 0.0
         try:
             message = self._channel.receive(source, DATA_TAG, timeout)
         except PeerLostError as error:
@@ -376,16 +402,190 @@ class ManagerClient:
         finally:
             if timeout > 0:
                 self._count.seconds_blocked += time.perf_counter() - start
-        if message is not None:
-            self._handle(message)
-        return message is not None
-
-    def _handle(self, message: ReceivedFrame) -> None:
-        source = message.source
+        if message is None:
+            return False
+        rank = message.source
         self._count.bytes_received += message.nbytes
-        if self._membership.is_present(source):
-            self._answers.take(message)
-        elif message.kind == Kind.WELCOME and source in self._membership:
-            self._regain(message)
+        if not self.membership.is_present(rank):
+            self._receive_lost(message)
+        elif message.error is not None or message.kind == Kind.ERROR:
+            self._receive_error(message)
+        elif message.kind == Kind.SCORES:
+            self._receive_scores(message)
         else:
-            log.warning("%s: ignored a frame of rank %d", self._name, source)
+            self._responses[rank] = message
+        return True
+
+    def _receive_lost(self, message: ReceivedFrame) -> None:
+        """Go on with a lost manager that has answered the greeting left for it."""
+        rank = message.source
+        if message.kind != Kind.WELCOME or rank not in self.membership:
+            log.warning("%s: ignored a frame of rank %d", self._name, rank)
+            return
+        before = self.managers
+        try:
+            self._welcome(message)
+        except RemoteError as error:
+            log.warning("%s: manager %d stays lost: %s", self._name, rank, error.reason)
+            return
+        self.membership.seen(rank)
+        log.warning("%s: manager %d is back", self._name, rank)
+        self.send_moved(before)
+
+    def _welcome(self, answer: ReceivedFrame) -> None:
+        """Learn what a manager answers to a greeting."""
+        rank, meta = answer.source, answer.meta
+        if meta.get("protocol") != PROTOCOL:
+            raise RemoteError(rank, f"speaks {meta!s:.200}, expected protocol {PROTOCOL}")
+        with answer_of(rank):
+            self._update_baseline(meta)
+        self._channel.learn_form(rank, meta.get("rows"))
+
+    def _receive_scores(self, message: ReceivedFrame) -> None:
+        """Close the account of a batch that is answered, and hand on what came with that."""
+        meta, rank, number = message.meta, message.source, _number(message)
+        try:
+            self._take_fed(message)  # which the manager gives only once
+        except RemoteError as unfed:
+            self._errors.append(unfed)
+        share = self.sent.get(number)
+        if share is None or share.manager != rank:
+            return  # given up earlier
+        # What it has passed over will not be answered: a transport keeps the order of messages
+        # between two ranks, and a manager replies to each before it takes the next.
+        self._give_up([each for each in self.unanswered_by(rank) if each < number])
+        error, n = remote_error(rank, meta["error"]) if "error" in meta else None, len(share.rows)
+        try:
+            with answer_of(rank):
+                outcomes, scores = _outcomes(meta, n), _scores(meta, message.scores, n)
+                self._next[rank] = _next_scores(meta)
+                self._update_baseline(meta)
+        except RemoteError as nonsense:
+            self._errors.append(nonsense)
+            self._give_up([number])
+            return
+        reply = Reply((rank,), n, scores, outcomes, self.baseline, error)
+        share.batch.answers.append((share.at, reply))
+        self._count.count(replies=1, errors=int(error is not None), **outcomes)
+        if error is not None:
+            self._errors.append(error)
+        self._finish(self._close(number).batch)
+
+    def _receive_error(self, message: ReceivedFrame) -> None:
+        """Close the account of a batch that is refused, or whose answer cannot be read.
+
+        Managers answer in order: what names no batch is about the oldest that this one has not
+        answered, and about a question once all batches before it are answered.
+        """
+        rank, number = message.source, _number(message)
+        owed = self.unanswered_by(rank)
+        if number in self.sent and number not in owed:
+            return  # of another manager, which answers for itself
+        if number < 0:
+            number = next(iter(owed), -1)
+        if message.error is not None:
+            log.warning(
+                "%s: cannot read what manager %d sent on tag %d: %s",
+                *(self._name, rank, message.tag, message.error),
+            )
+        elif number >= 0:
+            self._errors.append(remote_error(rank, message.meta.get("error")))
+        if number < 0:
+            self._responses[rank] = message
+        elif number in self.sent:
+            self._give_up([number])
+
+    def _take_fed(self, message: ReceivedFrame) -> None:
+        if message.rows is not None:
+            with answer_of(message.source):
+                check_rows(message.rows)
+                self._feed(message.rows)
+
+    def _update_baseline(self, meta: Mapping[str, Any]) -> None:
+        value = meta.get("baseline")
+        if value is None:
+            return
+        if not is_finite(value) and value != -math.inf:
+            raise ArgumentError(f"baseline must be a number below inf, got {value!r:.80}")
+        self.baseline = float(value)
+
+    # The account of what was sent.
+
+    def _close(self, number: int) -> SentShare:
+        share = self.sent.pop(number)
+        share.batch.unanswered -= 1
+        return share
+
+    def _give_up(self, numbers: Iterable[int]) -> None:
+        """Count frames as lost that will not be answered."""
+        for share in map(self._close, numbers):
+            self._count.lost += len(share.rows)
+            self._finish(share.batch)
+
+    def _finish(self, batch: SentBatch) -> None:
+        """Keep the reply to a batch, if no manager owes an answer and any gave one."""
+        if batch.unanswered or not batch.answers:
+            return
+        try:
+            if batch.is_new:
+                self._replies.append(batch.reply())
+        except Exception as error:  # of scores that cannot be put together
+            why = f"its scores do not fit those of the other managers: {error}"
+            self._errors.append(RemoteError(batch.answers[-1][1].managers[0], why))
+        batch.answers = []
+
+
+# What managers answer.
+
+
+def _number(message: ReceivedFrame) -> int:
+    """Return the number of the batch that a message answers, -1 if it names none."""
+    number = message.meta.get("to")
+    return number if is_number(number) else -1
+
+
+@contextmanager
+def answer_of(rank: int) -> Iterator[None]:
+    """Raise whatever an answer that makes no sense causes as the error of a rank.
+
+    Raises:
+        RemoteError: names the rank, and what is wrong.
+    """
+    try:
+        yield
+    except RemoteError:
+        raise
+    except Exception as error:
+        why = one_line(f"{type(error).__name__}: {error}")
+        raise RemoteError(rank, f"its answer makes no sense: {why}") from error
+
+
+def _next_scores(meta: Mapping[str, Any]) -> list[float]:
+    """Return how much the rows are wanted that would be fed next."""
+    scores = meta.get("next", [])
+    if not isinstance(scores, list) or not all(
+        is_finite(each) or abs(each) == math.inf for each in scores
+    ):
+        raise ArgumentError(f"next must be numbers, got {scores!r:.80}")
+    return [float(each) for each in scores]
+
+
+def _outcomes(meta: Mapping[str, Any], n: int) -> dict[str, int]:
+    """Return what became of n rows that were sent."""
+    said = meta.get("outcomes")
+    known = {} if not isinstance(said, dict) else {k: said[k] for k in OUTCOMES if k in said}
+    if not all(type(count) is int and count >= 0 for count in known.values()):
+        raise ArgumentError(f"outcomes must be counts, got {said!r:.200}")
+    if sum(known.values()) != n:
+        raise ArgumentError(f"outcomes must add up to the {n} rows sent, got {said!r:.200}")
+    return known
+
+
+def _scores(meta: Mapping[str, Any], rows: TensorDictBase | None, n: int) -> Scores:
+    """Return the scores of n rows that were sent."""
+    numbers = meta.get("scores")
+    if not isinstance(numbers, dict) or not all(type(v) in (int, float) for v in numbers.values()):
+        raise ArgumentError(f"scores must be numbers by name, got {numbers!r:.200}")
+    if rows is not None and len(rows) != n:
+        raise ShapeError(f"scores must be of the {n} rows sent, got {len(rows)}")
+    return unpack(numbers, rows)

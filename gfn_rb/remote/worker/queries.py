@@ -15,7 +15,7 @@ from gfn_rb.remote.protocol.channel import FrameChannel, ReceivedFrame
 from gfn_rb.remote.protocol.messages import METADATA_TAG, Kind
 from gfn_rb.remote.protocol.roles import check_ranks
 from gfn_rb.remote.protocol.rows import check_rows
-from gfn_rb.remote.worker.answers import answer_of
+from gfn_rb.remote.worker.client import answer_of
 from gfn_rb.remote.worker.options import join_batches
 from gfn_rb.transports.base import Transport
 

@@ -157,7 +157,7 @@ class ReplayBufferWorker:
     @property
     def lost(self) -> dict[int, str]:
         """Why managers are lost, by rank."""
-        return self._client.lost
+        return self._client.membership.lost
 
     @property
     def unanswered(self) -> int:
