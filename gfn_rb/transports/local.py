@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -25,25 +26,67 @@ T = TypeVar("T")
 L = TypeVar("L", bound="LocalTransport")
 
 
+class Mailbox:
+    """The messages that one rank has not received, of each sender in the order they came.
+
+    Whoever receives from any rank is given messages of all senders in turn: a flood of one keeps
+    nobody waiting for more than one of its messages.
+    """
+
+    def __init__(self) -> None:
+        self._queues: dict[int, deque[QueuedMessage]] = {}  # next the sender served longest ago
+
+    def __len__(self) -> int:
+        return sum(map(len, self._queues.values()))
+
+    def put(self, message: QueuedMessage) -> None:
+        """Add a message."""
+        self._queues.setdefault(message.envelope.source, deque()).append(message)
+
+    def first(self, source: int | None, tag: int | None) -> QueuedMessage | None:
+        """Return the next message of a source and tag, or of any; it stays."""
+        queues = self._queues.values() if source is None else [self._queues.get(source, ())]
+        for queue in queues:
+            for message in queue:
+                if tag is None or tag == message.envelope.tag:
+                    return message
+        return None
+
+    def remove(self, message: QueuedMessage) -> None:
+        """Remove a message; its sender is served after all others."""
+        source = message.envelope.source
+        queue = self._queues.pop(source)
+        queue.remove(message)
+        if queue:
+            self._queues[source] = queue
+
+    def clear(self) -> None:
+        """Drop all messages."""
+        self._queues.clear()
+
+
 class Mailboxes:
     """The mailboxes of endpoints that live in one process, one for each of ``size`` ranks.
 
     Every change is made under ``changed``, which wakes the threads that wait for one.
+
+    Attributes:
+        of: the mailbox of each rank.
+        gone: the ranks that are gone, and how that is known.
+        closed: True once messages that still arrive are dropped.
     """
 
     def __init__(self, size: int) -> None:
         # Reentrant: what is called while waiting takes the lock itself.
         self.changed = threading.Condition(threading.RLock())
-        self.messages: list[list[QueuedMessage]] = [[] for _ in range(size)]
+        self.of = [Mailbox() for _ in range(size)]
         self.gone: dict[int, str] = {}
-        """The ranks that are gone, and how that is known."""
         self.closed = False
-        """True once messages that still arrive are dropped."""
 
     def put(self, message: QueuedMessage) -> None:
         """Put a message into the mailbox of its receiver."""
         with self.changed:
-            self.messages[message.dest].append(message)
+            self.of[message.dest].put(message)
             self.changed.notify_all()
 
     def mark_gone(self, rank: int, reason: str) -> None:
@@ -119,9 +162,9 @@ class MailboxTransport(Transport):
         timeout: float = TIMEOUT,
         max_nbytes: int = MAX_NBYTES,
     ) -> None:
-        super().__init__(rank, len(mailboxes.messages), timeout, max_nbytes)
+        super().__init__(rank, len(mailboxes.of), timeout, max_nbytes)
         self._mailboxes = mailboxes
-        self._mailbox = mailboxes.messages[rank]
+        self._mailbox = mailboxes.of[rank]
 
     def _queued(self, parts: Sequence[Part], nbytes: int, dest: int, tag: int) -> QueuedMessage:
         """Return a message with a copy of its parts."""
@@ -131,12 +174,12 @@ class MailboxTransport(Transport):
         with self._mailboxes.changed:
             for rank in self._mailboxes.gone.keys() - {self.rank} - self.lost:
                 self._mark_lost(rank, self._mailboxes.gone[rank])
-            message = self._first(source, tag)
+            message = self._mailbox.first(source, tag)
         return None if message is None else message.envelope
 
     def _take(self, envelope: Envelope) -> np.ndarray:
         with self._mailboxes.changed:
-            message = self._first(envelope.source, envelope.tag)
+            message = self._mailbox.first(envelope.source, envelope.tag)
             if message is None or message.envelope != envelope:
                 raise self._unknown(envelope)
             self._mailbox.remove(message)
@@ -144,13 +187,6 @@ class MailboxTransport(Transport):
         if message.nbytes > min(self.max_nbytes, message.data.nbytes):
             raise self._too_large(envelope)
         return message.data
-
-    def _first(self, source: int | None, tag: int | None) -> QueuedMessage | None:
-        """Return the oldest message that matches."""
-        for message in self._mailbox:
-            if source in (None, message.envelope.source) and tag in (None, message.envelope.tag):
-                return message
-        return None
 
     def _wait(self, attempt: Callable[[], T | None], seconds: float) -> T | None:
         return self._mailboxes.wait(attempt, seconds)

@@ -1,4 +1,4 @@
-"""Mailboxes: first come, first served of those that match, and what becomes of the rest."""
+"""Mailboxes: first come, first served of each sender, all senders in turn."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def sender() -> LocalTransport:
 def test_a_message_is_done_when_it_is_delivered(sender: LocalTransport) -> None:
     sent = queued(sender)
     sender._mailboxes.put(sent)
-    assert sender._mailboxes.messages == [[], [sent]]
+    assert sender._mailboxes.of[1].first(None, None) is sent
     assert not sent.done()
     sent.deliver()
     assert sent.done()
@@ -63,13 +63,27 @@ def test_waiting_ends_as_soon_as_something_happens(sender: LocalTransport) -> No
     assert time.monotonic() - start < 25.0
 
 
-def test_the_oldest_match_is_taken_first() -> None:
+def test_the_oldest_match_of_each_sender_is_taken_first() -> None:
     a, b, c = LocalTransport.group(3)
     for sender, tag, text in ((a, 1, b"p"), (b, 2, b"q"), (a, 2, b"r"), (a, 1, b"s")):
         sender.send([text], 2, tag)
     order = [(1, 2), (0, None), (None, 2), (None, None)]
     got = [bytes(c.recv(source, tag).data) for source, tag in order]
     assert got == [b"q", b"p", b"r", b"s"]
+
+
+def test_senders_are_served_in_turn() -> None:
+    *senders, receiver = LocalTransport.group(4)
+    for sender, n in zip(senders, (99, 3, 1), strict=True):
+        for i in range(n):
+            sender.send([bytes([i])], 3)
+    got = [receiver.recv() for _ in range(103)]
+    assert [each.source for each in got[:8]] == [0, 1, 2, 0, 1, 0, 1, 0]
+    assert [bytes(each.data)[0] for each in got if each.source == 0] == [*range(99)]
+    senders[0].send([b"a"], 3)
+    senders[1].send([b"b"], 3)
+    assert [receiver.probe(), receiver.probe()] == [(0, 0, 1)] * 2  # until it is taken
+    assert [receiver.recv().source, receiver.recv().source] == [0, 1]
 
 
 def test_a_message_that_was_not_read_says_how_large_it_was() -> None:

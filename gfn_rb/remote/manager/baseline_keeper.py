@@ -16,6 +16,7 @@ from gfn_rb.errors import ArgumentError, PeerLostError
 from gfn_rb.keys import LOG_REWARD
 from gfn_rb.remote.manager.baseline import SKETCH, Baseline, Summary, kth_highest
 from gfn_rb.remote.protocol.channel import FrameChannel
+from gfn_rb.remote.protocol.membership import LOST, Membership
 from gfn_rb.remote.protocol.messages import PEER_TAG, Kind
 from gfn_rb.remote.protocol.ownership import are_owned, batches_of
 from gfn_rb.shapes import Float
@@ -35,8 +36,8 @@ class BaselineKeeper:
         managers: the ranks of all managers, this one's first.
 
     Attributes:
-        peers: what each of the others has told; those that are lost are in it no more.
-        finished: those of them that said they are done; what they told still counts.
+        peers: the other managers. What those that have left have told still counts, unlike what
+            lost ones have.
         threshold: a log-reward that so many rows reach, and of which those below it are not among
             the best; -inf until that many are known of.
     """
@@ -46,8 +47,8 @@ class BaselineKeeper:
     ) -> None:
         self.strategy = strategy
         self.rank, *peers = managers
-        self.peers = dict.fromkeys(peers, Summary())
-        self.finished: set[int] = set()
+        self.peers = Membership(peers)
+        self._summaries = dict.fromkeys(peers, Summary())  # of those that are not lost
         self.threshold = -math.inf
         self._told: dict[int, Summary] = {}
         self._rb, self._managers = rb, frozenset(managers)
@@ -81,7 +82,7 @@ class BaselineKeeper:
     @property
     def present(self) -> list[int]:
         """The managers that are not lost, ascending: each object is owned by one of them."""
-        return sorted((self.rank, *self.peers))
+        return sorted((self.rank, *self._summaries))
 
     @property
     def capacity(self) -> int:
@@ -101,9 +102,9 @@ class BaselineKeeper:
 
     def value(self) -> float | None:
         """Return the baseline, None where nothing is known yet."""
-        if not self.peers:
+        if not self._summaries:
             return self.strategy.of([self.summary()], self.capacity)
-        known = {self.rank: self.summary(), **self.peers}
+        known = {self.rank: self.summary(), **self._summaries}
         summaries = [known[rank] for rank in sorted(known)]  # all managers add in one order
         if len({each.managers for each in summaries}) > 1:  # who counted another's rows
             return self.strategy.of(summaries, self.capacity + sum(s.held for s in summaries))
@@ -127,12 +128,12 @@ class BaselineKeeper:
             Who turned out to be gone.
         """
         gone: list[PeerLostError] = []
-        if not self.peers:
+        if not self._summaries:
             return gone
         summary = self.summary()
-        for rank in self.peers:
+        for rank in self.peers.present:
             # A slow peer is sent the newest state later, instead of a queue of outdated ones.
-            if self._told.get(rank) == summary or channel.in_flight(rank) or rank in self.finished:
+            if self._told.get(rank) == summary or channel.in_flight(rank)[0]:
                 continue
             try:
                 channel.send(rank, PEER_TAG, Kind.SUMMARY, summary.to_json())
@@ -150,29 +151,28 @@ class BaselineKeeper:
         Raises:
             ArgumentError: the rank is that of no other manager, or one counted among others.
         """
-        if rank not in self._managers or rank == self.rank:
-            raise ArgumentError(
-                f"rank must be one of the managers {sorted(self._managers - {self.rank})}, got "
-                f"{rank}"
-            )
+        if rank not in self.peers:
+            raise ArgumentError(f"rank must be one of the managers {[*self.peers]}, got {rank}")
         if not self._managers.issuperset(summary.managers):
             raise ArgumentError(
                 f"managers must be some of {sorted(self._managers)}, got {summary.managers!r:.80}"
             )
-        known = self.peers.get(rank)
-        self.peers[rank] = summary
-        self.finished.discard(rank)
-        if known is None:
+        known = self._summaries.get(rank)
+        self._summaries[rank] = summary
+        if was_lost := self.peers.seen(rank):
             self._told.pop(rank, None)
             self._holds_others = True  # what that one owns again
         if known is None or summary.batches < known.batches:  # it began anew
             self._recount()
-        return known is None
+        return was_lost
 
-    def drop_peer(self, rank: int) -> None:
-        """Continue without another manager."""
-        if self.peers.pop(rank, None) is not None:
+    def lose_peer(self, rank: int, why: str) -> bool:
+        """Continue without another manager; return whether it had been there."""
+        is_news = self.peers.leave(rank, LOST, why)
+        if is_news:
+            del self._summaries[rank]
             self._recount()
+        return is_news
 
     def _recount(self) -> None:
         """Forget what is known of the best of all: some of it is gone, or counted twice."""
@@ -214,14 +214,14 @@ class BaselineKeeper:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the buffer does not hold."""
-        peers = {str(rank): summary.to_json() for rank, summary in self.peers.items()}
+        peers = {str(rank): summary.to_json() for rank, summary in self._summaries.items()}
         return {"ema": self._ema, "batches": self._batches, "peers": peers}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from what :meth:`state_dict` returned."""
         self._ema, self._batches = state["ema"], state["batches"]
         saved = {int(rank): Summary.from_json(values) for rank, values in state["peers"].items()}
-        self.peers = {rank: saved.get(rank, known) for rank, known in self.peers.items()}
+        self._summaries |= {rank: saved[rank] for rank in saved.keys() & self._summaries.keys()}
         self._written = math.inf
 
 

@@ -214,14 +214,15 @@ class ReplayBufferManager:
             # Any rank may be next, on any tag. A probe tells which without room for the message,
             # whose size is its sender's choice.
             with self._watch("idle"):
-                envelope = self.transport.probe(timeout=timeout)
+                envelope = self.transport.probe(timeout=0.0 if self._handler.questions else timeout)
             if envelope is not None:
                 self._handler.receive(envelope)
         except PeerLostError as error:
             self._handler.lose(error.rank, str(error))
             return True
+        answered = self._handler.answer_question(is_idle=envelope is None)
         self._after_step()
-        return envelope is not None
+        return answered or envelope is not None
 
     def metadata(self) -> dict[str, Any]:
         """Return what is known here, as plain values: what a metadata query is answered with."""

@@ -187,22 +187,22 @@ class FrameChannel:
             raise WireError(f"rows cannot be read as {self.row_form}: {error}") from error
         raise WireError(f"its rows have {n_whole} bytes whole, expected {limit} at most")
 
-    def in_flight(self, dest: int) -> int:
-        """Return how many frames to a rank are still on their way, and release the others."""
+    def in_flight(self, dest: int) -> tuple[int, int]:
+        """Return how many frames and bytes are on their way to a rank, and release the others."""
         handles = self._in_flight[dest]
         try:
             while handles and handles[0].done():
                 handles.popleft()
         except PeerLostError:  # whoever waits for a message is told as well
             handles.clear()
-        return len(handles)
+        return len(handles), sum([handle.nbytes for handle in handles])
 
     def flush(self, timeout: float, exclude: Collection[int] = ()) -> int:
         """Wait until all frames but those to excluded ranks have left; return how many have not."""
         end = time.monotonic() + timeout
         ranks = [rank for rank in self._in_flight if rank not in exclude]
         for dest in ranks:
-            while self.in_flight(dest):
+            while self.in_flight(dest)[0]:
                 try:
                     self._in_flight[dest][0].wait(max(0.0, end - time.monotonic()))
                 except TransportTimeoutError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
@@ -56,6 +56,9 @@ class Membership:
     def __contains__(self, rank: int) -> bool:
         """Return whether a rank is one of them, here or not."""
         return rank in self._members
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._members)
 
     def __getitem__(self, rank: int) -> Member:
         return self._members[rank]

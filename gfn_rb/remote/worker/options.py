@@ -89,7 +89,9 @@ class NonBlocking(Mode):
     def before(self, client: ManagerClient) -> Collection[int]:
         """Take what has arrived, and send to those that left few enough batches unanswered."""
         client.collect()
-        return [rank for rank in client.managers if len(client.unanswered_by(rank)) < self.in_flight]
+        return [
+            rank for rank in client.managers if len(client.unanswered_by(rank)) < self.in_flight
+        ]
 
 
 def join_batches(batches: Sequence[TensorDictBase]) -> TensorDictBase:

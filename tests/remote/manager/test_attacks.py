@@ -328,31 +328,19 @@ def test_rows_to_be_scored_alone_make_no_baseline_and_high_ones_a_finite_one():
     assert math.isfinite(scene.manager.baseline)
 
 
-def test_who_asks_for_all_rows_takes_the_answer_before_asking_again():
-    scene = Scene(fifo_buffer(9))
-    scene.check_alive()
-    for _ in range(9):
-        scene.hostile.send(0, METADATA_TAG, Kind.HELD)
-    while scene.manager.step():
-        pass
-    kinds = [frame.kind for frame in iter(scene.hostile.receive, None)]
-    assert kinds == [Kind.HELD] + 8 * [Kind.ERROR]
-    assert scene.attack(Kind.HELD, tag=METADATA_TAG).kind == Kind.HELD
-
-
 # What is unknown, and what fails.
 
 
 def test_what_is_unknown_costs_one_line_and_nothing_lasting(caplog):
     scene = Scene(fifo_buffer(9))
-    size = sys.getsizeof(scene.manager._handler._replies._logged)
+    size = sys.getsizeof(scene.manager._handler._logged)
     for i in range(100):
         assert scene.attack(100 + i).kind == Kind.ERROR
         assert scene.attack(rows=objects([1]), tag=200 + i).kind == Kind.ERROR
         assert scene.attack(100 + i, tag=METADATA_TAG).kind == Kind.ERROR
     assert len([line for line in caplog.messages if "rank 1" in line]) == 1
-    assert len(scene.manager._handler._replies._logged) == 1
-    assert sys.getsizeof(scene.manager._handler._replies._logged) == size
+    assert len(scene.manager._handler._logged) == 1
+    assert sys.getsizeof(scene.manager._handler._logged) == size
     scene.check_alive()
 
 
@@ -390,6 +378,9 @@ def test_whatever_a_message_causes_is_answered_once_and_costs_its_sender_alone(
         kind, meta = Kind.HELLO, {"protocol": PROTOCOL, "subscription": {}}
     if place == "metadata":
         kind, tag = Kind.METADATA, METADATA_TAG
+    if place == "feed":
+        terms = {"quota": 1, "policy": "top"}
+        scene.attack(Kind.HELLO, {"protocol": PROTOCOL, "subscription": terms})
     scene.hostile.send(0, tag, kind, meta, objects([1]))
     with monkeypatch.context() as patch:
         if place == "follow":  # which is looked up before rows are stored, and after

@@ -162,7 +162,7 @@ def test_managers_with_the_same_summaries_have_the_same_baseline():
         keeper.on_summary(1, third)
     assert keepers[0].value() == keepers[1].value() == pytest.approx((0.1 + 0.2 + 3.5) / 7)
     for keeper in keepers:
-        keeper.drop_peer(1)
+        keeper.lose_peer(1, "of a test")
     assert keepers[0].value() == keepers[1].value() == pytest.approx(0.15)
     assert keepers[0].on_summary(1, third)  # it is back
     assert not keepers[0].on_summary(1, third)
@@ -176,7 +176,7 @@ def test_a_manager_that_holds_nothing_does_without_another():
     rb.empty()
     keeper = BaselineKeeper(MinBaseline(), rb, [0, 1])
     keeper.see_managers([0])  # by a worker that counts on this one alone
-    keeper.drop_peer(1)
+    keeper.lose_peer(1, "of a test")
     assert keeper.summary().held == 0
     assert keeper.value() is None
 

@@ -43,9 +43,9 @@ def test_nothing_new_is_not_told():
 def test_who_is_dropped_is_told_nothing_and_does_not_count():
     one, other = map(FrameChannel, group(2))
     baseline = keeper(0, 1, [5, 6])
-    assert 1 in baseline.peers
-    baseline.drop_peer(1)
-    assert 1 not in baseline.peers
+    assert baseline.peers.present == [1]
+    baseline.lose_peer(1, "of a test")
+    assert baseline.peers.lost == {1: "of a test"}
     assert baseline.broadcast(one) == []
     assert other.receive() is None
     assert baseline.value() == 5.0
@@ -79,7 +79,7 @@ def test_the_best_of_all_alone_count():
             hearer.value()
     assert here.threshold == there.threshold == 6.0
     assert [here.read_now().held, there.read_now().held] == [1, 1]
-    here.drop_peer(1)
+    here.lose_peer(1, "of a test")
     assert (here.threshold, here.read_now().held, here.value()) == (-math.inf, 2, 5.0)
 
 
@@ -108,7 +108,7 @@ def test_a_manager_that_is_done_is_no_loss(caplog):
     managers[1]._handler.update_peers()
     managers[1].step()
     assert caplog.messages == []
-    assert managers[1]._baseline.finished == {0}
+    assert managers[1]._baseline.peers[0].state == "gone"
 
 
 def test_a_manager_that_dies_is_named(caplog):

@@ -1,0 +1,146 @@
+"""Floods of messages: each costs the other workers a wait for one answer, and bounded memory."""
+
+import pytest
+import torch
+from remote.remote_runs import group, objects
+
+from gfn_rb import fifo_buffer
+from gfn_rb.remote import ReplayBufferManager
+from gfn_rb.remote.protocol.channel import FrameChannel
+from gfn_rb.remote.protocol.messages import DATA_TAG, METADATA_TAG, Kind
+
+SECONDS = 0.25  # what the answer to a question takes, by the clock of these tests
+
+
+class Flood:
+    """A manager whose questions take a quarter of a second each, and two ranks that are asked."""
+
+    def __init__(self, monkeypatch, tmp_path, n=3):
+        mine, *theirs = group(n)
+        self.now, self.asked, self.most = 100.0, [], 0
+        monkeypatch.setattr("gfn_rb.remote.manager.handler.time.monotonic", lambda: self.now)
+        self.manager = ReplayBufferManager(mine, fifo_buffer(9), checkpoint=tmp_path / "m.ckpt")
+        queries = self.manager._handler._queries
+        for kind, answer in [*queries.items()]:
+            queries[kind] = lambda kind=kind, answer=answer: self.slowly(kind, answer)
+        self.hostile, self.honest = FrameChannel(theirs[0]), FrameChannel(theirs[-1])
+        self.others = [*map(FrameChannel, theirs[:-1])]
+        self.honest.send(0, DATA_TAG, Kind.ITEMS, {"id": 1}, objects([1, 2]))
+        self.settle()
+        assert self.honest.receive(0).kind == Kind.SCORES
+
+    def slowly(self, kind, answer):
+        self.now += SECONDS
+        self.asked.append(kind)
+        return answer()
+
+    def step(self):
+        """Handle one message, while the hostile ones read all that they are sent."""
+        found = self.manager.step()
+        self.now += 1e-3
+        self.most = max(self.most, *(self.manager._channel.in_flight(r)[0] for r in (1, 2)))
+        return found
+
+    def settle(self):
+        while self.step():
+            pass
+
+
+@pytest.mark.parametrize("kind", [Kind.HELD, Kind.CHECKPOINT, Kind.METADATA])
+def test_who_asks_a_hundred_times_keeps_others_waiting_for_one_answer(kind, monkeypatch, tmp_path):
+    flood = Flood(monkeypatch, tmp_path)
+    for _ in range(100):
+        flood.hostile.send(0, METADATA_TAG, kind)
+    waits, kinds = [], []
+    for number in range(20):
+        flood.honest.send(0, DATA_TAG, Kind.ITEMS, {"id": number}, objects([number]))
+        start = flood.now
+        while (answer := flood.honest.receive(0)) is None:
+            flood.step()
+            kinds += [frame.kind for frame in iter(flood.hostile.receive, None)]
+        assert answer.meta["to"] == number
+        waits.append(flood.now - start)
+    assert max(waits) < 2 * SECONDS
+    flood.settle()
+    kinds += [frame.kind for frame in iter(flood.hostile.receive, None)]
+    assert len(kinds) == 100  # all are answered, most with a refusal
+    assert kinds.count(kind) == len(flood.asked) >= 1
+    assert sum(waits) < 1.0 + 2 * SECONDS * len(flood.asked)
+
+
+def test_questions_have_half_of_the_time_where_messages_wait(monkeypatch, tmp_path):
+    flood = Flood(monkeypatch, tmp_path)
+    for number in range(1000):
+        flood.honest.send(0, DATA_TAG, Kind.ITEMS, {"id": number}, objects([1]))
+    start = flood.now
+    for _ in range(1000):
+        if not flood.manager._handler.questions:
+            flood.hostile.send(0, METADATA_TAG, Kind.HELD)
+        flood.step()
+        for link in (flood.hostile, flood.honest):
+            while link.receive(0) is not None:
+                pass
+    assert 0.4 < len(flood.asked) * SECONDS / (flood.now - start) < 0.6
+
+
+def test_one_save_answers_all_who_wait_for_one(monkeypatch, tmp_path):
+    flood = Flood(monkeypatch, tmp_path, n=8)
+    for link in flood.others:
+        link.send(0, METADATA_TAG, Kind.METADATA)
+    flood.step()  # answers the first; the others wait
+    for link in flood.others[1:]:
+        link.receive(0)
+        link.send(0, METADATA_TAG, Kind.CHECKPOINT)
+    flood.settle()
+    answers = [frame for link in flood.others for frame in iter(link.receive, None)]
+    assert flood.asked.count(Kind.CHECKPOINT) <= 1
+    assert {each.kind for each in answers} <= {Kind.METADATA, Kind.CHECKPOINT, Kind.ERROR}
+    for link in flood.others:
+        link.send(0, METADATA_TAG, Kind.CHECKPOINT)
+    flood.asked.clear()
+    flood.manager._handler._next_question = flood.now + 1.0
+    flood.settle()
+    paths = [frame.meta["path"] for link in flood.others for frame in iter(link.receive, None)]
+    assert paths == [str(tmp_path / "m.ckpt")] * len(flood.others)
+    assert flood.asked == [Kind.CHECKPOINT]
+
+
+def test_who_asks_for_all_rows_takes_the_answer_before_asking_again(monkeypatch, tmp_path):
+    flood = Flood(monkeypatch, tmp_path)
+    for _ in range(9):
+        flood.hostile.send(0, METADATA_TAG, Kind.HELD)
+    flood.settle()
+    kinds = [frame.kind for frame in iter(flood.hostile.receive, None)]
+    assert (kinds.count(Kind.HELD), kinds.count(Kind.ERROR)) == (1, 8)
+    flood.hostile.send(0, METADATA_TAG, Kind.HELD)
+    flood.settle()
+    assert flood.hostile.receive().kind == Kind.HELD
+    flood.hostile.send(0, METADATA_TAG, Kind.HELD)
+    flood.settle()
+    assert flood.hostile.receive().kind == Kind.HELD
+
+
+@pytest.mark.parametrize(("name", "bound"), [("MAX_UNREAD", 20), ("MAX_UNREAD_NBYTES", 50_000)])
+def test_who_leaves_answers_unread_is_lost_and_sent_no_more(name, bound, monkeypatch, caplog):
+    monkeypatch.setattr(f"gfn_rb.remote.manager.handler.{name}", bound)
+    mine, theirs = group(2)
+    wide = lambda rows, sender: {"each": torch.zeros(len(rows), 300)}  # noqa: E731
+    manager, link = ReplayBufferManager(mine, fifo_buffer(9), wide), FrameChannel(theirs)
+
+    def unread():
+        count, nbytes = manager._channel.in_flight(1)
+        return count if name == "MAX_UNREAD" else nbytes
+
+    answer = None
+    for number in range(200):
+        link.send(0, DATA_TAG, Kind.ITEMS, {"id": number}, objects([number]))
+        manager.step()
+        answer = answer or manager._channel._in_flight[1][0].nbytes
+        assert unread() <= bound + (1 if name == "MAX_UNREAD" else answer)
+    assert "worker 1 is lost: it has left" in caplog.text
+    assert len(caplog.messages) == 2  # that, and that it is back
+    while link.receive(0) is not None:
+        pass
+    link.send(0, DATA_TAG, Kind.ITEMS, {"id": 999}, objects([1]))
+    manager.step()
+    assert link.receive(0).meta["to"] == 999
