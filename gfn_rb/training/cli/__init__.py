@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import sys
@@ -51,6 +52,7 @@ def _attempt(arguments: Sequence[str] | None) -> int:
         from gfn_rb.training.cli.commands import parse
         from gfn_rb.training.session.joining import RefusedError
 
+        gc.freeze()  # collections need not look again at what imports have made
         try:
             return parse(arguments)()
         except RefusedError as error:  # rank 0 says why
