@@ -32,6 +32,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code: 0; 1 if something failed; 2 if an argument makes no sense; 130 and 143 after
         SIGINT and SIGTERM.
     """
+    try:
+        try:
+            return _run(arguments)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:  # whoever reads the output, such as head, has read enough
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        for number in (1, 2):  # which the interpreter flushes at its end
+            os.dup2(nothing, number)
+        return _FAILURE
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     if list(sys.argv[1:] if arguments is None else arguments) == ["--version"]:
         print(f"gfn-rb {version('gfn_rb')}")
         return 0
@@ -57,6 +70,8 @@ def _attempt(arguments: Sequence[str] | None) -> int:
             return parse(arguments)()
         except RefusedError as error:  # rank 0 says why
             return error.code
+    except BrokenPipeError:
+        raise
     except ArgumentError as error:
         return _complain(str(error), _USAGE)
     except (GfnRbError, OSError) as error:

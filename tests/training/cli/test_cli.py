@@ -398,6 +398,22 @@ def test_a_place_that_cannot_be_written_is_named(capsys, tmp_path):
     assert "file" in line
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("words", ["train tfbind8 --help", "watch run", "train tfbind8 --steps 1"])
+def test_output_that_nobody_reads_ends_quietly(words, tmp_path):
+    RunFolder.create(CONFIGS["hypergrid"](out=tmp_path / "run"))
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "gfn_rb", *words.split()]
+    path = {**os.environ, "PYTHONPATH": str(Path(gfn_rb.__file__).parents[1])}
+    done = subprocess.run(
+        command, stdout=writing, stderr=subprocess.PIPE, text=True, env=path, timeout=120
+    )
+    os.close(writing)
+    assert done.returncode == 1
+    assert not re.search(r"Traceback|Err|pipe", done.stderr), done.stderr
+
+
 @pytest.mark.parametrize("name", ["tyro", "rich"])
 def test_a_missing_extra_is_named(name, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, name, None)
