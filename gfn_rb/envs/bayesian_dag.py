@@ -243,19 +243,7 @@ def _subsets(nodes: int) -> Int64[Tensor, "m"]:
 def draw_data(
     n_nodes: int, n_samples: int, seed: int
 ) -> tuple[Int64[Tensor, "d d"], Float64[Tensor, "m d"]]:
-    """Draw a network, and samples of it.
-
-    Args:
-        n_nodes: d, at least 2.
-        n_samples: m, positive.
-        seed: the same gives the same on any machine.
-
-    Returns:
-        The adjacency matrix, as many edges as nodes in it on average, and the samples.
-
-    Raises:
-        ArgumentError: an argument is out of its range.
-    """
+    """Draw a network, and samples of it."""
     for name, value, least in (("n_nodes", n_nodes, 2), ("n_samples", n_samples, 1)):
         if value < least:
             raise ArgumentError(f"{name} must be at least {least}, got {value}")
@@ -272,14 +260,7 @@ def draw_data(
 
 
 def read_data(path: str | Path) -> Float64[Tensor, "m d"]:
-    """Read a table of numbers.
-
-    Args:
-        path: a .npy file, or text of values with commas between them and perhaps a header.
-
-    Raises:
-        ArgumentError: the file cannot be read, or holds anything but numbers.
-    """
+    """Read a table of numbers from a .npy file, or from text with commas and perhaps a header."""
     path = Path(path)
     try:
         if path.suffix == ".npy":

@@ -18,14 +18,6 @@ class Order(nn.Module, ABC):
     """The moves between unfinished sequences of letters 0 .. n_letters-1.
 
     Methods are those of ``GFNCore``, without the exit action.
-
-    Args:
-        n_letters: size of the alphabet.
-        length: letters in a finished sequence.
-
-    Attributes:
-        n_moves: number of moves.
-        gap: how strings show a place that is empty while a later one is not.
     """
 
     n_moves: int

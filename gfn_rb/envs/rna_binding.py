@@ -211,11 +211,7 @@ def published_modes(targets: tuple[str, ...], length: int) -> Int64[Tensor, "n 1
 
 
 def lowest_energy(target: str) -> float:
-    """Return the energy of a target's duplex with its reverse complement, in kcal/mol.
-
-    Raises:
-        ArgumentError: it is not negative, so the target cannot be bound.
-    """
+    """Return the energy of a target's duplex with its reverse complement, in kcal/mol."""
     energy = _duplex(target.translate(_COMPLEMENT)[::-1], target)
     if energy >= 0:
         raise ArgumentError(f"targets must bind their complement, {target!r} has {energy} kcal/mol")

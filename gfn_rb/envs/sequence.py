@@ -139,9 +139,6 @@ def spell(letter: Int64[Tensor, "n length"], alphabet: str, gap: str = "") -> li
     """Spell out rows of letters: places in ``alphabet``, and -1 for ``gap``.
 
     Without a gap, nothing but -1 may follow the first one.
-
-    Raises:
-        ArgumentError: a row holds other numbers, as the sink does.
     """
     if (letter < -1).any():
         raise ArgumentError("state must hold letters, got the sink")
@@ -153,12 +150,7 @@ def spell(letter: Int64[Tensor, "n length"], alphabet: str, gap: str = "") -> li
 def read(
     strings: Sequence[str], alphabet: str, length: int, gap: str = ""
 ) -> Int64[Tensor, "n length"]:
-    """Return the rows of letters that strings of at most ``length`` spell, on the CPU.
-
-    Raises:
-        ShapeError: a string is too long.
-        ArgumentError: a string holds another letter.
-    """
+    """Return the rows of letters that strings of at most ``length`` spell, on the CPU."""
     if too_long := [text for text in strings if len(text) > length]:
         raise ShapeError(f"strings must have at most {length} letters, got {too_long[0]!r}")
     if wrong := [text for text in strings if set(text) - set(alphabet + gap)]:

@@ -31,18 +31,7 @@ def load_scores(path: str | Path = PATH) -> Int64[Tensor, "65536"]:
 
 
 def read_scores(source: str | Path) -> Int64[Tensor, "65536"]:
-    """Read the original tab-separated file.
-
-    Args:
-        source: a header, then rows of an 8-mer, its reverse complement, the E-score of both, and
-            columns that are not read.
-
-    Returns:
-        The E-score of every 8-mer in alphabetical order, in units of 1e-5 (the file's precision).
-
-    Raises:
-        ArgumentError: an 8-mer has no score, or two.
-    """
+    """Return E-scores from the original file: tab-separated 8-mer, reverse complement, E-score."""
     scores: dict[str, int] = {}
     with Path(source).open(newline="") as lines:
         for row in list(csv.reader(lines, delimiter="\t"))[1:]:

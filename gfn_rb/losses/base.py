@@ -34,16 +34,7 @@ _HINTS = {
 
 
 def require_finite(residual: Float[Tensor, "..."], terms: Mapping[str, Tensor]) -> None:
-    """Raise unless residuals are finite, naming the first of their terms that is not.
-
-    Args:
-        residual: looked at once; the terms only where it is not finite.
-        terms: what it was computed from, by name; one row each or more dimensions.
-
-    Raises:
-        NaNError: the first bad number of the first bad term is NaN.
-        ArgumentError: it is infinite.
-    """
+    """Raise unless residuals are finite, naming the first of their terms that is not."""
     if residual.isfinite().all():
         return
     named = {**terms, "residual": residual}
@@ -227,15 +218,7 @@ class Loss(nn.Module, ABC, Generic[C]):
 
 
 def require_numbered(env: GFNCore, loss: Loss[Any]) -> None:
-    """Raise unless the actions of an environment are numbers.
-
-    Args:
-        env: the environment.
-        loss: that sums over all of them.
-
-    Raises:
-        ArgumentError: they have parameters.
-    """
+    """Raise unless the actions of an environment are numbers."""
     if env.action_shape:
         raise ArgumentError(
             f"env must have numbered actions for {type(loss).__name__}, got a "

@@ -24,17 +24,7 @@ from gfn_rb.shapes import Bool, ConditionBatch, Float, Int64, Shaped, StateBatch
 def log_flows(
     state_flow: TensorDictModuleBase, state: StateBatch, condition: ConditionBatch | None
 ) -> Float[Tensor, "n"]:
-    """Return log F(s) of each state, in nats, with gradient.
-
-    Args:
-        state_flow: reads "state", and "condition" where there is one; writes "log_flow", [n].
-        state: states.
-        condition: one condition per state.
-
-    Raises:
-        KeyMismatchError: the network wrote no "log_flow".
-        ShapeError: it did not write one number per state.
-    """
+    """Return log F(s) of each state, in nats, with gradient."""
     name = type(state_flow).__name__
     flow = output(state_flow, keys.LOG_FLOW, state, condition)
     if flow is None:

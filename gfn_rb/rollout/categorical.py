@@ -84,11 +84,7 @@ class Exploration:
 
 
 def exploration_from(policy_kwargs: Mapping[str, Any], is_backward: bool) -> Exploration:
-    """Build an Exploration from a caller's keywords.
-
-    Raises:
-        ArgumentError: a keyword is unknown, out of its range or not for this direction.
-    """
+    """Build an Exploration from a caller's keywords."""
     known = [field.name for field in fields(Exploration)]
     if unknown := sorted(policy_kwargs.keys() - set(known)):
         raise ArgumentError(f"policy_kwargs must be among {known}, got {unknown}")
@@ -104,18 +100,11 @@ def exploration_from(policy_kwargs: Mapping[str, Any], is_backward: bool) -> Exp
 def draw(
     p: Float[Tensor, "n actions"], generator: torch.Generator | None = None
 ) -> Int64[Tensor, "n"] | None:
-    """Draw one action per row by inverting the cumulative distribution.
+    """Draw one action per row by inverting the cumulative distribution; None if a row has none.
 
     It takes one uniform number per row, where ``torch.multinomial`` takes an exponential one per
     action: on a CPU as fast for a few rows, and several times faster for many. Sums are float64,
     in which sums of float32 terms are as good as exact: an action of probability 0 is never drawn.
-
-    Args:
-        p: probabilities; a row need not sum to one exactly.
-        generator: source of the random numbers; torch's own if None.
-
-    Returns:
-        The actions, or None if some row cannot be drawn from (its sum is 0 or NaN).
     """
     cumulative = p.cumsum(1, dtype=torch.float64)
     total = cumulative[:, -1:]

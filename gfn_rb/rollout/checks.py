@@ -25,13 +25,7 @@ def check_gradients(exploration: Exploration, save_logprobs: bool) -> None:
 def starting_states(
     env: GFNCore, n: int | None, states: Tensor | None, is_backward: bool
 ) -> Tensor:
-    """Return the states that trajectories start from: those given, or ``n`` times the source.
-
-    Raises:
-        ArgumentError: not exactly one of ``n`` and ``states`` is given, ``n`` is negative or given
-            for a backward policy, or a state is the sink, or not terminating for a backward policy.
-        ShapeError: the shape or dtype of ``states`` is not the environment's.
-    """
+    """Return the states that trajectories start from: those given, or ``n`` times the source."""
     if is_backward and (states is None or n is not None):
         raise ArgumentError(
             f"states alone must be given for a backward policy, which starts from terminating "

@@ -57,19 +57,7 @@ def taken_log_probs(
     condition: ConditionBatch | None,
     action: ActionBatch,
 ) -> Float[Tensor, "n"]:
-    """Compute the log-probability of one action in each state, with gradient.
-
-    Args:
-        policy: a forward or backward policy.
-        env: says which actions are legal.
-        state: states with at least one legal action each.
-        condition: one condition per state.
-        action: taken there, or undone.
-
-    Raises:
-        ArgumentError, KeyMismatchError, ShapeError: see
-            :func:`~gfn_rb.rollout.outputs.policy_outputs`; or the policy is recurrent.
-    """
+    """Compute the log-probability of one action in each state, with gradient."""
     require_memoryless(policy)
     mask, logits, parameters = policy_outputs(policy, env, state, condition)
     log_prob = masked_log_softmax(logits, mask)
@@ -120,11 +108,6 @@ def decisions(
 
     That is the state before the action in rows that run the policy's own way, the state after it in
     the others. The exit is not for a backward policy to decide.
-
-    Args:
-        env: where the trajectories come from.
-        trajectories: forward and backward rows in any mixture.
-        is_backward: whether the policy is.
     """
     decided = trajectories.real_steps
     if is_backward:

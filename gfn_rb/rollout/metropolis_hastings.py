@@ -35,15 +35,7 @@ class Scored(NamedTuple):
 
 @dataclass(frozen=True)
 class Proposal:
-    """A proposal: a walk from objects x back to the source, and one from a state s on it to x'.
-
-    Args:
-        backtracked: the walk back, turned forward, source -> s -> x, with the log P_B of each move.
-        reconstructed: s -> x', with log P_F, and logits where kept.
-        junction: column of s in ``backtracked``, [n].
-        pf: the forward policy at work.
-        pb: the backward policy at work.
-    """
+    """A proposal: a walk from objects x back to the source, and one from a state s on it to x'."""
 
     backtracked: Trajectories
     reconstructed: Trajectories
@@ -92,14 +84,7 @@ def spliced(
     at: Int64[Tensor, "n"],
     n_columns: int,
 ) -> Shaped[Tensor, "n columns *item"]:
-    """Follow the first ``at`` columns of each row of ``head`` by the same row of ``tail``.
-
-    Args:
-        head: what comes first.
-        tail: what comes next; its last column is repeated as often as needed.
-        at: how many columns to take from ``head``, at most a.
-        n_columns: how many columns to return.
-    """
+    """Follow the first ``at`` columns of each row of ``head`` by the same row of ``tail``."""
     column, at = torch.arange(n_columns, device=at.device), at[:, None]
     in_tail = head.shape[1] + (column - at).clamp(max=tail.shape[1] - 1)
     row = torch.arange(len(at), device=at.device)[:, None]
@@ -111,11 +96,6 @@ def rescored(walk: Walk, trajectories: Trajectories) -> Scored:
 
     Unlike ``trajectory_log_probs``, which is about the policy as it is, this gives the
     log-probabilities of the distribution that the walk would draw from.
-
-    Args:
-        walk: a forward policy, asked in the state before each action, or a backward one, asked in
-            the state after it but not about the exit.
-        trajectories: forward rows, from the source or from any other state.
     """
     policy, env = walk.policy, walk.env
     row, step, state, condition = decisions(env, trajectories, policy.is_backward)
@@ -130,17 +110,7 @@ def rescored(walk: Walk, trajectories: Trajectories) -> Scored:
 def back_steps_rule(
     back_steps: int | Tensor | None, back_ratio: float | None, n: int
 ) -> BackStepsRule:
-    """Return the rule that says how far each of ``n`` rows goes back.
-
-    Args:
-        back_steps: a number of moves for all rows, or int64 [n].
-        back_ratio: a share of the moves in (0, 1], rounded up.
-        n: number of rows.
-
-    Raises:
-        ArgumentError: not exactly one of the two is given, or one is out of its range.
-        ShapeError: a tensor of another shape or dtype.
-    """
+    """Return the rule that says how far each of ``n`` rows goes back."""
     if (back_steps is None) == (back_ratio is None):
         given = "neither" if back_steps is None else "both"
         raise ArgumentError(f"exactly one of back_steps and back_ratio must be given, got {given}")
@@ -161,11 +131,7 @@ def back_steps_rule(
 
 
 def moves_back(rule: BackStepsRule, moves: Int64[Tensor, "n"]) -> Int64[Tensor, "n"]:
-    """Return how many of each row's moves the rule undoes.
-
-    Raises:
-        ArgumentError: more than there are.
-    """
+    """Return how many of each row's moves the rule undoes."""
     back = rule(moves)
     if (back > moves).any():
         row = int((back > moves).nonzero()[0])

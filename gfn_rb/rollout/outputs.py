@@ -52,15 +52,7 @@ def output(
 
 
 def require_direction(policy: TensorDictModuleBase, name: str = "policy") -> bool:
-    """Return ``policy.is_backward``.
-
-    Args:
-        policy: what was given as a policy.
-        name: of the argument.
-
-    Raises:
-        ArgumentError: it is none, or does not say which way it goes.
-    """
+    """Return ``policy.is_backward``."""
     if not isinstance(policy, TensorDictModuleBase):
         raise ArgumentError(
             f"{name} must be a TensorDictModule that reads {keys.STATE!r} and writes "
@@ -83,21 +75,9 @@ def policy_outputs(
     hidden: TensorDictBase | None = None,
     mask: Bool[Tensor, "n actions"] | None = None,
 ) -> tuple[Bool[Tensor, "n actions"], Float[Tensor, "n actions"], Parameters | None]:
-    """Return the legal actions of each state, their logits, and their parameters if they have some.
+    """Return the legal actions of each state, their logits, and their parameters if there are any.
 
-    Args:
-        policy: a forward or backward policy.
-        env: the environment; may be None where ``mask`` is given and actions are numbers.
-        state: states to ask the policy about.
-        condition: one condition per state.
-        hidden: inputs of a recurrent policy beside states, see :func:`hidden_before`; they are
-            changed to those of its next step.
-        mask: legal actions, where they are known already.
-
-    Raises:
-        KeyMismatchError: the policy wrote no "logits".
-        ShapeError: it wrote another number of them, or the density is of another shape.
-        ArgumentError: actions have parameters, and the policy gives no density of them.
+    The inputs ``hidden`` of a recurrent policy are changed to those of its next step.
     """
     if mask is None:
         assert env is not None
@@ -159,15 +139,7 @@ def drawn_log_probs(
     action: ActionBatch,
     by: Exploration,
 ) -> Float[Tensor, "n"]:
-    """Return the log-probabilities with which actions were drawn.
-
-    Args:
-        p: of each kind.
-        kind: of each action.
-        parameters: of the policy in the states, where actions have some.
-        action: one for each state.
-        by: how the policy explored.
-    """
+    """Return the log-probabilities with which actions were drawn."""
     log_p = p.gather(1, kind[:, None]).squeeze(1).log()
     return log_p if parameters is None else log_p + parameters.log_prob(action, by)
 
@@ -184,15 +156,6 @@ def hidden_before(
     """Return what a recurrent policy reads beside states at its first step; None for others.
 
     That is the mark "is_init" alone: without a hidden state it begins with its own.
-
-    Args:
-        policy: a policy.
-        env: the environment.
-        state: where trajectories begin.
-
-    Raises:
-        ArgumentError: the policy is recurrent, and goes backward, or not from the source, or
-            actions have parameters.
     """
     if not hidden_keys(policy):
         return None

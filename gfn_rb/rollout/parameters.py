@@ -22,15 +22,6 @@ class Parameters:
     """Distribution of the parameters of moves under a policy, in a batch of states.
 
     With exploration, parameters are those of the environment's reference in the share ``epsilon``.
-
-    Args:
-        env: the environment.
-        state: where the moves start, or where they led to, [n, *S].
-        density: the policy's, batch shape [n], event shape [k].
-        is_backward: which way the policy goes.
-
-    Raises:
-        ShapeError: the density is of another shape.
     """
 
     env: ContinuousEnv
@@ -66,12 +57,7 @@ class Parameters:
     def log_prob(
         self, action: Float[Tensor, "n k1"], by: Exploration | None = None
     ) -> Float[Tensor, "n"]:
-        """Return the log-density of each action's parameters, with gradient; 0 without density.
-
-        Args:
-            action: taken in the states, or undone there.
-            by: how the policy explored.
-        """
+        """Return the log-density of each action's parameters, with gradient; 0 without density."""
         has = self.env.kind(action) != self.env.exit_action
         if self.is_backward:
             has = has & ~self.env.from_source(self.state)[0]

@@ -35,13 +35,7 @@ class ActionDraw(NamedTuple):
 
 
 class Steps:
-    """States and draws of a rollout, step by step, each of the rows that were active then.
-
-    Args:
-        n: number of trajectories.
-        first: column of a trajectory at which its first draw stands.
-        device: where the rows are.
-    """
+    """States and draws of a rollout, step by step, each of the rows that were active then."""
 
     def __init__(self, n: int, first: int, device: torch.device) -> None:
         self.n, self.first, self.device = n, first, device
@@ -63,13 +57,7 @@ class Steps:
     def spread(
         self, values: list[Any], fill: Shaped[Tensor, "*item"], extra: int = 0
     ) -> Shaped[Tensor, "n columns *item"]:
-        """Write each step's values into their rows and column, and ``fill`` everywhere else.
-
-        Args:
-            values: one tensor per step, with one item per row active then.
-            fill: the item that stands where nothing was drawn.
-            extra: columns after the last draw.
-        """
+        """Write each step's values into their rows and column, and ``fill`` everywhere else."""
         if self._together:
             edge = fill.expand(self.n, *fill.shape)
             return torch.stack([edge] * self.first + values + [edge] * extra, 1)
@@ -99,15 +87,7 @@ class Steps:
 
 @dataclass(frozen=True)
 class Walk:
-    """A policy at work in an environment.
-
-    Args:
-        policy: a forward or backward policy.
-        env: the environment.
-        exploration: how its distribution is changed.
-        save_logprobs: whether draws hold log-probabilities.
-        save_estimator_outputs: whether draws hold the policy's logits.
-    """
+    """A policy at work in an environment."""
 
     policy: TensorDictModuleBase
     env: GFNCore
@@ -121,17 +101,7 @@ class Walk:
         condition: Shaped[Tensor, "k *condition"] | None,
         hidden: TensorDictBase | None = None,
     ) -> ActionDraw:
-        """Draw one action per state.
-
-        Args:
-            state: states with at least one legal action each.
-            condition: one condition per state.
-            hidden: see :func:`gfn_rb.rollout.outputs.policy_outputs`.
-
-        Raises:
-            ArgumentError: a state has no legal action.
-            NaNError: the logits give no distribution.
-        """
+        """Draw one action per state."""
         explored = self.exploration
         mask, logits, parameters = policy_outputs(self.policy, self.env, state, condition, hidden)
         p = explored.probabilities(logits, mask)
@@ -147,16 +117,7 @@ class Walk:
         )
 
     def roll(self, state: StateBatch, condition: ConditionBatch | None) -> Steps:
-        """Draw and take actions; rows that have reached their end are left behind.
-
-        Returns:
-            Every state with the action drawn there, the last states left out.
-
-        Raises:
-            ArgumentError: a state has no legal action, a row has no end within
-                ``env.max_length`` actions, or a recurrent policy cannot go this way.
-            NaNError: the logits give no distribution.
-        """
+        """Draw and take actions; rows that have reached their end are left behind."""
         env, is_backward = self.env, self.policy.is_backward
         take = env.undo if is_backward else env.move
         steps = Steps(len(state), first=int(is_backward), device=state.device)
@@ -190,16 +151,7 @@ class Walk:
         condition: ConditionBatch | None,
         log_reward: Float[Tensor, "n"] | None,
     ) -> Trajectories:
-        """Roll out, pad the rows to trajectories, and ask for their rewards.
-
-        Args:
-            start: where trajectories begin.
-            condition: one condition per row.
-            log_reward: log R of terminating states, where it is known already.
-
-        Raises:
-            ArgumentError, NaNError: see ``roll``; NaNError also where a reward is NaN.
-        """
+        """Roll out, pad the rows to trajectories, and ask for their rewards."""
         env, is_backward = self.env, self.policy.is_backward
         steps = self.roll(start, condition)
         length, row = steps.length(), torch.arange(steps.n, device=steps.device)

@@ -365,11 +365,7 @@ def _made(kind: type[T], values: dict[str, Any], group: str = "") -> T:
 
 
 def group_named(name: str, groups: Sequence[type], kind: Any) -> type:
-    """Return the one among several groups whose first field is ``kind`` by default.
-
-    Raises:
-        ArgumentError: there is none.
-    """
+    """Return the one among several groups whose first field is ``kind`` by default."""
     if len(groups) == 1:
         return groups[0]
     known = {getattr(group, "kind", None): group for group in groups}
@@ -379,11 +375,7 @@ def group_named(name: str, groups: Sequence[type], kind: Any) -> type:
 
 
 def find_config(env: Any) -> type[TrainConfig]:
-    """Return the class of configurations of an environment, by name or by import path.
-
-    Raises:
-        ArgumentError: there is none, or it is none that can be trained.
-    """
+    """Return the class of configurations of an environment, by name or by import path."""
     if not isinstance(env, str) or ":" not in env:
         if not isinstance(env, str) or env not in CONFIGS:
             near = get_close_matches(str(env)[:80], CONFIGS, 1)

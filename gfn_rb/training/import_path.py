@@ -23,11 +23,7 @@ def path_of(cls: type) -> str:
 
 
 def check_importable(cls: type) -> None:
-    """Check that another process could import a class.
-
-    Raises:
-        ArgumentError: it is made within a function, or in no file.
-    """
+    """Check that another process could import a class."""
     name = _module_of(cls)
     is_there = name != "__main__" and (name in sys.modules or find_spec(name) is not None)
     if "<" in cls.__qualname__ or not is_there:
@@ -38,14 +34,7 @@ def check_importable(cls: type) -> None:
 
 
 def load(path: str) -> Any:
-    """Return what an import path leads to. The current folder is searched, as by ``python -m``.
-
-    Args:
-        path: "package.module:Name".
-
-    Raises:
-        ArgumentError: it leads nowhere, or the module fails as it is imported.
-    """
+    """Return what an import path leads to. The current folder is searched, as by ``python -m``."""
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:

@@ -75,16 +75,7 @@ _CONVERSIONS: dict[tuple[type[Container], type[Container]], Callable[[Any], Cont
 
 
 def make_loss(config: TrainConfig, env: GFNEnv, seed: int) -> Loss:
-    """Return the configured loss with new networks. Weights are drawn on the CPU, for any device.
-
-    Args:
-        config: names the loss, and the sizes of its networks.
-        env: the environment.
-        seed: of the weights.
-
-    Raises:
-        ArgumentError: a network of the user's does not fit the environment.
-    """
+    """Return the configured loss with new networks, whose weights are drawn on the CPU."""
     kind: Callable[..., Loss] = LOSSES[config.loss]
     options: dict[str, Any] = {"penalty": REGRESSION[config.regression]}
     if config.loss == "subtb":
@@ -117,12 +108,7 @@ def _own_networks(config: TrainConfig, env: GFNEnv) -> dict[str, nn.Module]:
 
 
 def make_optimizer(config: TrainConfig, loss: Loss) -> torch.optim.Adam:
-    """Return Adam, with a learning rate of its own for log Z.
-
-    Args:
-        config: gives the learning rates.
-        loss: gives the parameters; log Z is a number of its own where there are no conditions.
-    """
+    """Return Adam, with a learning rate of its own for log Z."""
     log_z = [p for name, p in loss.named_parameters() if name == LOG_Z]
     networks = [p for name, p in loss.named_parameters() if name != LOG_Z]
     groups = [{"params": networks, "lr": config.lr}]
@@ -132,12 +118,7 @@ def make_optimizer(config: TrainConfig, loss: Loss) -> torch.optim.Adam:
 
 
 def make_schedule(config: TrainConfig, optimizer: torch.optim.Optimizer) -> LRScheduler:
-    """Return what changes learning rates, at each step of training.
-
-    Args:
-        config: says what becomes of them.
-        optimizer: has them.
-    """
+    """Return what changes learning rates, at each step of training."""
     if config.lr_end is None:
         return LinearLR(optimizer, 1.0, 1.0, total_iters=1)
     return LinearLR(optimizer, 1.0, config.lr_end, config.anneal_steps)
@@ -150,15 +131,7 @@ def take_step(
     max_norm: float | None,
     gradients: Callable[[Loss], None] = lambda loss: None,
 ) -> None:
-    """Take one optimiser step.
-
-    Args:
-        optimizer: of the loss's parameters.
-        loss: has the parameters.
-        cost: what to lower, with gradient.
-        max_norm: longer gradients, of all parameters together, are shortened to this; None: none.
-        gradients: called with the loss when its gradients are there.
-    """
+    """Take one optimiser step."""
     optimizer.zero_grad()
     cost.backward()
     gradients(loss)
@@ -173,11 +146,7 @@ def converts(given: type[Container], wanted: type[Container]) -> bool:
 
 
 def convert(rows: Container, wanted: type[Container]) -> Container:
-    """Return rows as another container, those of one item together and in order.
-
-    Raises:
-        ArgumentError: that cannot be done.
-    """
+    """Return rows as another container, those of one item together and in order."""
     if type(rows) is wanted:
         return rows
     if not converts(type(rows), wanted):
@@ -198,10 +167,6 @@ def fit_log_z(loss: Loss, fresh: Trajectories) -> None:
 
     The mean residual becomes 0: of trajectory balance, or of the constraint that ties the flow at
     the end of a trajectory to its reward. A loss without flows is left as it is.
-
-    Args:
-        loss: with new networks.
-        fresh: the first batch.
     """
     offset: tuple[str, ...]
     if isinstance(loss, TrajectoryBalance):

@@ -47,12 +47,7 @@ class TeacherReward:
 
 
 def mean_per_item(items: Container, values: Float[Tensor, "m"]) -> Float[Tensor, "n"]:
-    """Return the mean of what belongs to each item.
-
-    Args:
-        items: what was learnt from.
-        values: one of each item, or of each step of each trajectory.
-    """
+    """Return the mean of what belongs to each item."""
     if len(values) == len(items) or not isinstance(items, Trajectories):
         return values
     item = torch.arange(len(items), device=values.device).repeat_interleave(items.length)

@@ -25,12 +25,7 @@ Regenerate = Callable[[TensorDictBase], TensorDictBase]
 
 
 class ReplayKind(NamedTuple):
-    """What is stored, and what comes back.
-
-    Attributes:
-        gives: the container that what is drawn fits into.
-        preset: returns the buffer.
-    """
+    """What is stored, and what comes back."""
 
     gives: type[Container]
     preset: Callable[..., TensorDictReplayBuffer]
@@ -56,15 +51,7 @@ def make_buffer(
     regenerate: Regenerate | None = None,
     **more: Any,
 ) -> TensorDictReplayBuffer:
-    """Return the buffer that a configuration asks for.
-
-    Args:
-        config: what to store, to keep and to draw.
-        env: what trajectories are of.
-        generator: draws the items.
-        regenerate: samples trajectories to terminating states, where these are stored.
-        **more: options of the preset.
-    """
+    """Return the buffer that a configuration asks for."""
     kind = REPLAY[config.replay]
     options: dict[str, Any] = more
     if config.replay == "trajectories":

@@ -25,27 +25,14 @@ from gfn_rb.errors import ArgumentError
 
 
 class Rule(NamedTuple):
-    """A condition that the values of an option meet.
-
-    Attributes:
-        holds: returns whether a value meets it; may raise TypeError or RuntimeError if not.
-        expected: the allowed values, in words that follow "must be".
-    """
+    """A condition that the values of an option meet."""
 
     holds: Callable[[Any], bool]
     expected: str
 
 
 def check_options(options: Any, group: str = "") -> None:
-    """Check the fields of a dataclass, and of groups in these, against their annotations.
-
-    Args:
-        options: the instance.
-        group: its own name, if it is a group.
-
-    Raises:
-        ArgumentError: a value has another type, or is out of its range.
-    """
+    """Check the fields of a dataclass, and of groups in these, against their annotations."""
     hints = get_type_hints(type(options), include_extras=True)
     for each in fields(options):
         check_value(
@@ -54,11 +41,7 @@ def check_options(options: Any, group: str = "") -> None:
 
 
 def check_value(name: str, value: Any, hint: Any) -> None:
-    """Check a value against an annotation.
-
-    Raises:
-        ArgumentError: it has another type, or is out of its range.
-    """
+    """Check a value against an annotation."""
     origin, args = get_origin(hint), get_args(hint)
     if origin is Annotated:
         check_value(name, value, args[0])
@@ -94,22 +77,12 @@ def check_value(name: str, value: Any, hint: Any) -> None:
 
 
 def check_plain(name: str, value: Any) -> None:
-    """Check that config.json can hold a value, and give it back unchanged.
-
-    Raises:
-        ArgumentError: it is of another type.
-    """
+    """Check that config.json can hold a value, and give it back unchanged."""
     _check(name, value, Rule(_is_plain, "a number, a word, true, false or None, or a list of such"))
 
 
 def option_name(options: Any, name: str, group: str) -> str:
-    """Return the name of a field as on the command line.
-
-    Args:
-        options: the dataclass that has the field, or an instance.
-        name: of the field.
-        group: name of the dataclass, if it is a group; its first field has that name, too.
-    """
+    """Return the name of a field as on the command line."""
     if not group:
         return name
     return group if name == fields(options)[0].name else f"{group}.{name}"

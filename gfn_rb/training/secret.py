@@ -13,9 +13,6 @@ def run_secret() -> Secret | None:
     """Return the secret in the file that the environment names, None where it names none.
 
     Checkpoints, journals and frames of a run are made with it, and must have been.
-
-    Raises:
-        ArgumentError: see :meth:`~gfn_rb.checkpoint.Secret.read`.
     """
     path = os.environ.get(VARIABLE)
     return Secret.read(path) if path else None

@@ -160,15 +160,7 @@ Command = Train | Resume | Inspect | Recover | Compare | Watch
 
 
 def parse(arguments: Sequence[str] | None) -> Command:
-    """Return the command that a command line asks for.
-
-    Args:
-        arguments: the words after the program's name, ``sys.argv`` if None.
-
-    Raises:
-        SystemExit: after ``--help``, and after words that make no sense.
-        ArgumentError: there is no such environment or kind of options.
-    """
+    """Return the command that a command line asks for."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words[:1] != ["train"] or words[1:2] in ([], ["-h"], ["--help"]):
         command: Command = tyro.cli(

@@ -94,12 +94,7 @@ def _managed(folder: RunFolder, rank: int) -> list[str]:
 
 
 def inspection(path: Path) -> list[Table]:
-    """Return tables of what a run folder or a checkpoint holds.
-
-    Raises:
-        ArgumentError: it is neither.
-        CheckpointError: it cannot be read or is damaged.
-    """
+    """Return tables of what a run folder or a checkpoint holds."""
     if not path.exists():
         raise ArgumentError(f"path must be a run folder or a checkpoint, got {path}, which is not")
     if not path.is_dir():

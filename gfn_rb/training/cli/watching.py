@@ -21,12 +21,6 @@ class RunWatch:
     """Reads how the ranks of a run stand, again and again.
 
     A file that cannot be read for a moment, as on a network file system, counts as what it was.
-
-    Args:
-        path: the run's folder.
-
-    Raises:
-        ArgumentError: it is no such folder.
     """
 
     def __init__(self, path: Path) -> None:
@@ -50,11 +44,7 @@ class RunWatch:
         return all(status and status["state"] in ("done", "stopped") for status in known)
 
     def lines(self, now: float | None = None) -> Iterator[str]:
-        """Yield a line for each rank, and one for each loss of a peer.
-
-        Args:
-            now: in seconds since the epoch; by default as it is.
-        """
+        """Yield a line for each rank, and one for each loss of a peer."""
         time_now = time.time() if now is None else now
         rows = [_row(rank, status, time_now) for rank, status in self._known.items()]
         yield from aligned_lines([[*_HEADINGS], *rows])

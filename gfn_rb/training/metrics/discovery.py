@@ -112,9 +112,6 @@ class KeySet:
 
     Each run is more than twice as long as the next, so that n keys lie in at most log2(n) + 1 runs:
     a look-up takes one binary search in each, and a key is merged at most that often.
-
-    Args:
-        device: where the keys live.
     """
 
     def __init__(self, device: torch.device | str | None = None) -> None:

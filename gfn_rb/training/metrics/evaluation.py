@@ -35,17 +35,7 @@ Columns = dict[str, float]
 
 @dataclass(frozen=True)
 class Samples:
-    """What metrics are measured by: samples of a policy, and of its target.
-
-    Args:
-        env: the environment.
-        pf: the forward policy.
-        pb: the backward policy.
-        n: how many trajectories to sample.
-        n_backward: backward trajectories for each test state.
-        generator: draws them.
-        condition: the one that all are sampled under, [*C], where the environment has conditions.
-    """
+    """What metrics are measured by: samples of a policy, and of its target."""
 
     env: GFNEnv
     pf: TensorDictModuleBase
@@ -113,14 +103,7 @@ def is_listed(env: GFNEnv) -> bool:
 
 
 class Metric(NamedTuple):
-    """A metric that is asked for by name.
-
-    Args:
-        columns: what it is called in a table; where these are known exactly, nothing is sampled.
-        measure: returns them.
-        answers: tells whether an environment can.
-        needs: says what it lacks otherwise.
-    """
+    """A metric that is asked for by name."""
 
     columns: tuple[str, ...]
     measure: Callable[[Samples], Columns]

@@ -113,13 +113,7 @@ class ExactFit(Fit):
 def compare_exactly(
     log_p: Float64[Tensor, "m"], log_q: Float64[Tensor, "m"], score: Float[Tensor, "m"]
 ) -> dict[str, float]:
-    """Return how far a policy is from its target, by the names of columns.
-
-    Args:
-        log_p: the policy's log-probability of each terminating state.
-        log_q: the target's, log R(x) - log Z.
-        score: of each.
-    """
+    """Return how far a policy is from its target, by the names of columns."""
     return {
         "total_variation": total_variation(log_p, log_q),
         "jensen_shannon_distance": jensen_shannon_distance(log_p, log_q),

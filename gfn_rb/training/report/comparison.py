@@ -52,13 +52,7 @@ Columns = dict[str, Float64[np.ndarray, "k"]]
 
 
 class FinishedRun(NamedTuple):
-    """The configuration and the metrics in a run folder.
-
-    Attributes:
-        path: the folder.
-        config: the options of the run, as its file has them.
-        columns: its table; of several ranks, the sum of reward calls and the means of the rest.
-    """
+    """The configuration and the metrics in a run folder."""
 
     path: Path
     config: dict[str, Any]
@@ -86,12 +80,7 @@ class FinishedRun(NamedTuple):
 
 
 class Configuration(NamedTuple):
-    """Runs that differ in their seed alone.
-
-    Attributes:
-        label: the options in which it differs from the others.
-        runs: one or more.
-    """
+    """Runs that differ in their seed alone."""
 
     label: str
     runs: list[FinishedRun]
@@ -107,14 +96,7 @@ class Configuration(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """Configurations of one environment, side by side.
-
-    Attributes:
-        env: the environment.
-        calls: reward calls at which they are compared.
-        metrics: what they are compared by.
-        configurations: in the order in which their first runs were given.
-    """
+    """Configurations of one environment, side by side."""
 
     env: str
     calls: int
@@ -133,18 +115,7 @@ class Comparison(NamedTuple):
 def compare_runs(
     paths: Sequence[Path], metrics: Sequence[str] = (), calls: int | None = None
 ) -> Comparison:
-    """Compare runs of one environment at equal reward calls.
-
-    Args:
-        paths: their folders.
-        metrics: columns of their tables; by default up to three that are usual and not all 0.
-        calls: when to compare them; by default when the shortest ended.
-
-    Raises:
-        ArgumentError: a folder is no run, or has measured nothing; runs are of different
-            environments, or alike; a metric is not measured in all; a run is shorter than that.
-        CheckpointCorruptError: a file of a run is damaged.
-    """
+    """Compare runs of one environment at equal reward calls."""
     if not paths:
         raise ArgumentError("runs must be at least one folder, got none")
     runs = [read_run(path) for path in paths]
@@ -180,12 +151,7 @@ def compare_runs(
 
 
 def read_run(path: Path) -> FinishedRun:
-    """Read a run folder, without the code of its environment.
-
-    Raises:
-        ArgumentError: it is no run, or has measured nothing yet.
-        CheckpointCorruptError: a file of it is damaged.
-    """
+    """Read a run folder, without the code of its environment."""
     folder = RunFolder.open(path)
     config = flat(folder.read_options())
     if not isinstance(config.get("env"), str):

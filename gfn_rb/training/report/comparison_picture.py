@@ -27,11 +27,7 @@ from gfn_rb.training.report.style import (
 
 
 def check_format(path: Path) -> str:
-    """Return the format that a picture's name asks for.
-
-    Raises:
-        ArgumentError: there is no such format.
-    """
+    """Return the format that a picture's name asks for."""
     known = FigureCanvasAgg.get_supported_filetypes()
     ending = path.suffix.lower().removeprefix(".")
     if ending not in known:

@@ -30,13 +30,7 @@ Table = Sequence[Mapping[str, Any]]
 
 
 class OtherRanks(NamedTuple):
-    """What the other ranks of a run did.
-
-    Attributes:
-        rows: what each measured on the way, by rank; numbers may be text, as in a table.
-        modes_found: by all ranks together.
-        lost: how many ranks were lost.
-    """
+    """What the other ranks of a run did."""
 
     rows: Mapping[int, Table]
     modes_found: int
@@ -44,13 +38,7 @@ class OtherRanks(NamedTuple):
 
 
 class ReportData(NamedTuple):
-    """What a report shows.
-
-    Attributes:
-        trainer: the run, at its end; of several ranks, the first.
-        rows: what was measured on the way.
-        others: the other ranks, None where there are none.
-    """
+    """What a report shows."""
 
     trainer: Trainer
     rows: Sequence[Row]
@@ -73,14 +61,7 @@ class ReportData(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """A column of metrics as a line of a panel.
-
-    Attributes:
-        key: the column.
-        label: its name in the legend.
-        color: where there is one rank; lines of several have the ranks' colours.
-        style: solid, dashed and so on.
-    """
+    """A column of metrics as a line of a panel."""
 
     key: str
     label: str
@@ -209,12 +190,7 @@ def chosen_panels(data: ReportData) -> list[Callable[[Axes, ReportData], None]]:
 def expected_modes(
     mass: Float64[Tensor, "modes"], n_draws: Float64[np.ndarray, "k"]
 ) -> Float64[np.ndarray, "k"]:
-    r"""Return how many modes n independent draws are expected to reach, sum_m 1 - (1 - p_m)^n.
-
-    Args:
-        mass: p_m, the probability of each mode.
-        n_draws: numbers of draws n.
-    """
+    r"""Return how many modes n independent draws are expected to reach, sum_m 1 - (1 - p_m)^n."""
     # In logarithms: 1 - p is 1 to all digits for most modes of a large target.
     log_miss = np.log1p(-mass.cpu().numpy())
     return -np.expm1(n_draws[:, None] * log_miss).sum(1)
@@ -233,15 +209,7 @@ def _draw_curves(
     number: str = "{:.3f}",
     first: int = 0,
 ) -> None:
-    """Draw columns against reward calls, each rank against its own.
-
-    Args:
-        axes: the panel.
-        data: the run.
-        curves: the columns; those never measured are left out.
-        number: format of the last value in the legend.
-        first: the first row to draw, unless there are no more than that.
-    """
+    """Draw columns against reward calls, each rank against its own."""
     for rank, rows in reversed(data.ranks.items()):  # the first rank on top
         rows = rows[first:] or rows
         for curve in curves:

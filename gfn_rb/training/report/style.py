@@ -34,14 +34,7 @@ def several_colors(n: int) -> list[str]:
 def panel_grid(
     n: int, headline: str, legend: Sequence[Artist] = (), labels: Sequence[str] = ()
 ) -> tuple[Figure, list[Axes]]:
-    """Return a figure of ``n`` panels, between a wrapped headline and a legend of all panels.
-
-    Args:
-        n: number of panels.
-        headline: title of the figure.
-        legend: lines of the legend; none for no legend.
-        labels: name of each line.
-    """
+    """Return a figure of ``n`` panels, between a wrapped headline and a legend of all panels."""
     n_columns = _COLUMNS.get(n, 3)
     n_rows = -(-n // n_columns)
     title = textwrap.wrap(headline, int(7 * _WIDTH * n_columns))  # 7 letters per inch

@@ -35,13 +35,7 @@ class _RunKind(IntEnum):
 
 
 class RankResult(NamedTuple):
-    """What a rank did in a run.
-
-    Attributes:
-        row: what it measured last.
-        counters: of what it sent and was fed; nothing where there is no manager.
-        modes: keys of the modes it found.
-    """
+    """What a rank did in a run."""
 
     row: Row
     counters: dict[str, Any]
@@ -54,21 +48,6 @@ class RankCoordinator:
     The lowest rank that trains and is not lost reports: as a rule rank 0. Who is done tells it so,
     and stays until the run is over; meanwhile it hears from the one that reports, or else tells
     the next one. Who was lost and comes back before that is counted again.
-
-    Args:
-        transport: between the ranks.
-        roles: of all ranks.
-        silence: seconds without a message after which a rank that trains counts as lost. The one
-            that reports may be twice as silent, since it waits for others itself.
-        shutdown: tells whether this rank is to stop. Then it waits for nobody: the one that reports
-            does without those that still train.
-        manager_silence: seconds that managers may take once all have trained; by default likewise.
-
-    Attributes:
-        peers: the other ranks that train, which are present until their results are there.
-        managers: the other ranks that manage, which are present until they are done.
-        results: of each training rank, as far as this one was told.
-        unwritten: why the disk did not take what ranks were to write at the end, likewise.
     """
 
     def __init__(
@@ -110,11 +89,7 @@ class RankCoordinator:
         return dict(sorted({**self.peers.lost, **self.managers.lost}.items()))
 
     def report_progress(self, trainer: Trainer) -> None:
-        """Tell the rank that reports the counts of this one, and hear from others, now and then.
-
-        Raises:
-            WorkerError: the run has ended without this rank.
-        """
+        """Tell the rank that reports the counts of this one, and hear from others, now and then."""
         # A step may take a millisecond, and ranks listen only between their own.
         now = time.monotonic()
         if now < self._next:
@@ -169,17 +144,7 @@ class RankCoordinator:
     # The end.
 
     def gather(self, result: RankResult | None = None) -> bool:
-        """Wait until all others are done; on other ranks than the one that reports, for the end.
-
-        Args:
-            result: of this rank, None where it manages.
-
-        Returns:
-            Whether this rank is to report.
-
-        Raises:
-            WorkerError: the run has ended without this rank.
-        """
+        """Wait until all others are done; on other ranks than the one that reports, for the end."""
         if result is not None:
             self.results[self._rank] = result
         # Those that train may be far behind: only silence tells that one is lost, which counts from
@@ -193,11 +158,7 @@ class RankCoordinator:
         return True
 
     def end(self) -> tuple[int, ...]:
-        """Tell all others that the run is over, and wait until they have left.
-
-        Returns:
-            The ranks that have not: they hang, as a stopped process does.
-        """
+        """Tell all others that the run is over, and wait until they have left."""
         lost, transport = self.lost, self._transport
         meta = {"lost": {str(rank): why for rank, why in lost.items()}}
         for rank in self._others:

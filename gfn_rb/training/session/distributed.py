@@ -69,24 +69,7 @@ def run_distributed(
     prepare: Callable[[], RunFolder],
     fault: GfnRbError | None = None,
 ) -> RunResult | None:
-    """Run this process's rank of a run, a new or an earlier one, from beginning to end.
-
-    Args:
-        config: of the run, the same on all ranks.
-        started: who started this process.
-        prepare: called on rank 0, returns the folder of the run.
-        fault: what is wrong with the configuration, as it is found here.
-
-    Returns:
-        How it ended, on the rank that reports; None on others.
-
-    Raises:
-        ArgumentError: there are too few ranks for so many managers, ranks do not agree, or the
-            folder cannot be made.
-        TransportError: the ranks cannot be connected.
-        RefusedError: rank 0 raises either of these.
-        WorkerError: this rank failed in the course of the run.
-    """
+    """Run this process's rank of a run, a new or an earlier one, from beginning to end."""
     since = time.time()
     with connect(started, config.patience) as transport:
         with suppress(ArgumentError):  # which is a fault already
@@ -331,16 +314,7 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 
 
 def check_ranks(folder: RunFolder, started: Launch | None) -> None:
-    """Check that an earlier run goes on with as many ranks as it had.
-
-    Args:
-        folder: of the run.
-        started: who started this process.
-
-    Raises:
-        ArgumentError: it does not.
-        CheckpointCorruptError: the folder does not tell how many it had.
-    """
+    """Check that an earlier run goes on with as many ranks as it had."""
     had, has = folder.n_ranks(), 1 if started is None else started.size
     if has != had:
         raise ArgumentError(
@@ -350,12 +324,7 @@ def check_ranks(folder: RunFolder, started: Launch | None) -> None:
 
 
 def check_steps(folder: RunFolder, steps: int) -> None:
-    """Check that no rank of an earlier run has taken more steps than it is to take in all.
-
-    Raises:
-        ArgumentError: one has.
-        CheckpointError: a checkpoint cannot be read.
-    """
+    """Check that no rank of an earlier run has taken more steps than it is to take in all."""
     paths = [RunFolder(folder.path, rank).checkpoint for rank in range(folder.n_ranks())]
     taken = max([step for path in paths for step in _saved_steps(path)], default=0)
     if taken > steps:
@@ -374,13 +343,6 @@ def agree_on_step(ranks: Sequence[RunFolder]) -> None:
     A rank takes no step before all have saved what was due before it: of the two checkpoints that
     each keeps, one is of a step that all have, unless some went on without others. Who has saved
     once at most has the beginning, too.
-
-    Args:
-        ranks: the folders of those that train, of a new run or of an earlier one.
-
-    Raises:
-        CheckpointMismatchError: there is no such step.
-        CheckpointError: a checkpoint cannot be read.
     """
     kept = {each.rank: _saved_steps(each.checkpoint, each.previous) for each in ranks}
     for steps in kept.values():

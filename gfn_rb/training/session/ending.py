@@ -17,14 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class RankEnd(NamedTuple):
-    """How a rank of a run ended.
-
-    Attributes:
-        stopped_by: the signal that stopped it, None if it came to its end.
-        result: where it trains and is the one that reports, or was stopped.
-        lost: the ranks that were lost in the course of the run.
-        hanging: where it reports, the ranks that have not left.
-    """
+    """How a rank of a run ended."""
 
     stopped_by: signal.Signals | None
     result: RunResult | None = None
@@ -38,12 +31,6 @@ def end_without(end: RankEnd, transport: Transport, folder: RunFolder, since: fl
     MPI finalizes with all processes together, and a launcher waits for all of them. Where the
     others are known to go on without a process that dies, one that hangs on this machine is
     killed; elsewhere MPI ends the job.
-
-    Args:
-        end: of this rank, with the ranks that were lost or hang.
-        transport: between the ranks.
-        folder: of the run.
-        since: when the run began, in seconds since the epoch.
     """
     is_mpi, left = isinstance(transport, MPITransport), [*end.hanging]
     if not is_mpi or is_fault_tolerant():

@@ -32,12 +32,7 @@ _COMMAND = re.compile(
 
 
 class RunFolder:
-    """Names the files of a run.
-
-    Args:
-        path: the folder.
-        rank: whose table, checkpoint and logs are meant, in a run of several.
-    """
+    """Names the files of a run."""
 
     def __init__(self, path: Path, rank: int = 0) -> None:
         of_rank = f"-rank{rank}" if rank else ""
@@ -56,14 +51,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, config: TrainConfig) -> RunFolder:
-        """Make the folder of a new run, with its configuration inside, in one step.
-
-        Args:
-            config: names the folder in ``out``; otherwise the next free one in ``runs/`` is made.
-
-        Raises:
-            ArgumentError: ``out`` exists and is not an empty folder.
-        """
+        """Make the folder of a new run, with its configuration inside, in one step."""
         if config.out is not None:
             if _make(config.out, config):
                 return cls(config.out)
@@ -76,11 +64,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
-        """Return the folder of an earlier run.
-
-        Raises:
-            ArgumentError: it is no such folder.
-        """
+        """Return the folder of an earlier run."""
         folder = cls(path)
         if not folder.config.is_file():
             raise ArgumentError(
@@ -92,9 +76,6 @@ class RunFolder:
         """Give the newest checkpoint, if there is one, the name of the one before it as well.
 
         It keeps its own until the next is published: killed at any instant, a run has one.
-
-        Raises:
-            OSError: the disk does not allow it.
         """
         if self.checkpoint.exists():
             temporary = self.previous.with_suffix(".tmp")
@@ -110,12 +91,7 @@ class RunFolder:
             self.checkpoint.unlink()
 
     def read_config(self) -> TrainConfig:
-        """Return the run's configuration.
-
-        Raises:
-            CheckpointCorruptError: the file is damaged.
-            ArgumentError: a field is missing, unknown or out of its range.
-        """
+        """Return the run's configuration."""
         values = self.read_options()
         try:
             return TrainConfig.from_dict(values)
@@ -123,11 +99,7 @@ class RunFolder:
             raise ArgumentError(f"{self.config}: {error}") from error
 
     def read_options(self) -> dict[str, Any]:
-        """Return the options in the run's configuration as they stand there.
-
-        Raises:
-            CheckpointCorruptError: the file is damaged.
-        """
+        """Return the options in the run's configuration as they stand there."""
         values: dict[str, Any] = read_json(self.config, dict[str, Any])
         return values
 
@@ -141,11 +113,7 @@ class RunFolder:
             write_json(self.ranks, {"size": started.size, "command": started.command})
 
     def n_ranks(self) -> int:
-        """Return how many processes a launcher started for the run, 1 where none did.
-
-        Raises:
-            CheckpointCorruptError: the file that says so is damaged.
-        """
+        """Return how many processes a launcher started for the run, 1 where none did."""
         size: int = read_json(self.ranks, Ranks)["size"] if self.ranks.exists() else 1
         return size
 
@@ -172,11 +140,7 @@ class RunLock(ExitStack):
     """Keeps other processes from going on with a run until the block, or this process, ends."""
 
     def take(self, folder: RunFolder) -> None:
-        """Lock a run by its configuration, anew after that was written.
-
-        Raises:
-            ArgumentError: another process has it.
-        """
+        """Lock a run by its configuration, anew after that was written."""
         stream = self.enter_context(folder.config.open("r+b"))  # NFS locks no file only read
         if not try_lock(stream):
             raise ArgumentError(
@@ -186,12 +150,7 @@ class RunLock(ExitStack):
 
 
 def write_metrics(path: Path, rows: Sequence[Row]) -> None:
-    """Write a table of rows anew, in CSV.
-
-    Args:
-        path: the file.
-        rows: at least one.
-    """
+    """Write a table of rows anew, in CSV."""
     with published(path) as stream:
         text = io.TextIOWrapper(stream, newline="", write_through=True)
         writer = csv.DictWriter(text, list(rows[0]))

@@ -30,12 +30,7 @@ _ANSWER = 112  # message from rank 0: the path of the folder, or why there is no
 
 
 class RefusedError(GfnRbError):
-    """Rank 0 has already said why there will be no run.
-
-    Args:
-        why: as it said.
-        code: with which this process ends.
-    """
+    """Rank 0 has already said why there will be no run."""
 
     def __init__(self, why: str, code: int = 2) -> None:
         super().__init__(why)
@@ -43,15 +38,7 @@ class RefusedError(GfnRbError):
 
 
 def find_launch(transport: TransportName = "auto") -> Launch | None:
-    """Return who started this process, and what joins it to the others; None where it is alone.
-
-    Args:
-        transport: what the user insists on.
-
-    Raises:
-        ArgumentError: it cannot be had here, or nothing tells how the processes find each other.
-        RefusedError: likewise, on another rank than 0.
-    """
+    """Return who started this process, and what joins it to the others; None where it is alone."""
     started = launched()
     if transport == "local" or (started is None and transport == "auto"):
         return None
@@ -75,16 +62,7 @@ def find_launch(transport: TransportName = "auto") -> Launch | None:
 
 
 def connect(started: Launch, patience: float) -> Transport:
-    """Connect the processes that were started. Where MPI cannot, rank 0 says why for all.
-
-    Args:
-        started: who started them.
-        patience: how long they wait for each other by Gloo, and later calls, in seconds.
-
-    Raises:
-        TransportError: they do not find each other, or their transport is not installed.
-        RefusedError: rank 0 raises that.
-    """
+    """Connect the processes that were started. Where MPI cannot, rank 0 says why for all."""
     if started.transport == "gloo":
         return GlooTransport(
             _next_store(started, patience), started.rank, started.size, timeout=patience
@@ -120,21 +98,7 @@ def join(
     prepare: Callable[[], Path],
     patience: float,
 ) -> Path:
-    """Return the folder of the run, which rank 0 makes once all ranks are about to do the same.
-
-    Args:
-        transport: between the ranks.
-        plan: what this rank is about to do: what JSON can say.
-        fault: what is wrong with that, as it is found here.
-        prepare: returns the folder, or raises; called on rank 0.
-        patience: how long rank 0 waits for the others, in seconds.
-
-    Raises:
-        GfnRbError: the fault of rank 0, there.
-        ArgumentError: the plan of another rank differs, or that one finds fault; on rank 0.
-        TransportError: a rank says nothing.
-        RefusedError: rank 0 raises any of these, or cannot prepare the folder.
-    """
+    """Return the folder of the run, which rank 0 makes once all ranks are about to do the same."""
     channel = FrameChannel(transport)
     if transport.rank:
         why = None if fault is None else str(fault)

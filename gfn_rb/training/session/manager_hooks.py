@@ -57,11 +57,7 @@ BASELINE: dict[str, Callable[[], Baseline]] = {
 
 
 class ManagerHooks:
-    """Hooks of a trainer that send its items to a manager, and replay what that one feeds.
-
-    Attributes:
-        worker: what sends them, once the trainer has a buffer.
-    """
+    """Hooks of a trainer that send its items to a manager, and replay what that one feeds."""
 
     worker: ReplayBufferWorker
 
@@ -107,10 +103,6 @@ class ManagerHooks:
         A manager that was lost before it could be greeted is done without, as one that is lost
         later. What was in the buffer of a run that goes on is sent again: the manager may have
         saved earlier than this rank.
-
-        Returns:
-            The items that a manager fed since the last call, to be learnt from; None where there
-            are none, or gradients are averaged.
         """
         try:
             self.worker.connect()

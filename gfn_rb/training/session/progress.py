@@ -24,12 +24,7 @@ _LINE = "{n_fmt}/{total_fmt} steps [{elapsed}<{remaining}, {rate_fmt}{postfix}]"
 
 
 def check_installed(logger: str) -> None:
-    """Check that what a run will need at some point is there.
-
-    Raises:
-        GfnRbError: part of the "train" extra is missing.
-        ArgumentError: the logger is.
-    """
+    """Check that what a run will need at some point is there."""
     if missing := [name for name in _EXTRA if not _is_installed(name)]:
         raise GfnRbError(
             f"training runs need {missing[0]}: pip install '.[train]' in a clone of gfn_rb"
@@ -45,11 +40,6 @@ def progress(
     """Show progress on stderr; yield what is to be called after each step with its loss.
 
     On a terminal that is a bar; anywhere else a line every ten seconds, and one at the end.
-
-    Args:
-        trainer: whose steps are shown.
-        describe: returns how training stands, such as :func:`describe_progress`.
-        disable: show nothing.
     """
     from tqdm import tqdm
 

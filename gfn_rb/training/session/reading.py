@@ -101,12 +101,7 @@ class RunReport(TypedDict):
 
 
 def read_text(path: Path, max_nbytes: int) -> str:
-    """Return the text of a file of a run.
-
-    Raises:
-        CheckpointCorruptError: it is no regular file, longer than that, or no text.
-        OSError: it cannot be read.
-    """
+    """Return the text of a file of a run."""
     # A pipe would keep a reader waiting, and a device never end.
     with open(path, "rb", opener=_opened) as stream:
         status = os.fstat(stream.fileno())
@@ -123,12 +118,7 @@ def read_text(path: Path, max_nbytes: int) -> str:
 
 
 def read_json(path: Path, kind: Any) -> Any:
-    """Return what a file of a run holds, checked against a type such as those above.
-
-    Raises:
-        CheckpointCorruptError: it is no such file, or holds something else.
-        OSError: it cannot be read.
-    """
+    """Return what a file of a run holds, checked against a type such as those above."""
     text = read_text(path, _MAX_JSON)
     try:
         value = from_text(text.strip().encode())
@@ -142,12 +132,7 @@ def read_json(path: Path, kind: Any) -> Any:
 
 
 def read_metrics(path: Path) -> list[dict[str, str]]:
-    """Return the rows of a table of metrics, as text; of a row cut short, the rest is None.
-
-    Raises:
-        CheckpointCorruptError: it is no such file.
-        OSError: it cannot be read.
-    """
+    """Return the rows of a table of metrics, as text; of a row cut short, the rest is None."""
     reader, rows = csv.DictReader(io.StringIO(read_text(path, _MAX_TABLE), newline="")), []
     try:
         n_columns = len(reader.fieldnames or ())

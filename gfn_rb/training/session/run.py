@@ -28,9 +28,6 @@ class StopSignals:
     """Turns the first SIGINT or SIGTERM into a request to stop; a second SIGINT acts at once.
 
     It may be read before it is entered, by what is made earlier than that.
-
-    Attributes:
-        received: the signal, once there was one.
     """
 
     _signals = (signal.SIGINT, signal.SIGTERM)
@@ -95,13 +92,7 @@ def write_report(result: RunResult, others: OtherRanks | None = None) -> None:
 
 
 def restore(trainer: Trainer, folder: RunFolder) -> None:
-    """Have a trainer go on from its run's newest checkpoint, from the beginning if there is none.
-
-    Raises:
-        CheckpointCorruptError: it is damaged. Where there is one before it, this tells how to go
-            on from there.
-        CheckpointMismatchError: it is of another configuration.
-    """
+    """Restore a trainer from the newest checkpoint of its run, if there is one."""
     if not folder.checkpoint.exists():
         return
     try:
@@ -123,21 +114,9 @@ def run_training(
 ) -> RunResult:
     """Train until the steps are done or a signal stops the run, and write everything down.
 
-    Args:
-        trainer: new, or restored from the folder's checkpoint.
-        folder: where to write, with the trainer's configuration inside. Rank 0 shows progress.
-        stop: entered, so that it hears of signals.
-        describe: returns how training stands, given the trainer and the last loss.
-        shared: returns what else to tell of this rank, by name: ``counts`` of what it shares with
-            others, and ranks that it has ``lost``.
-
     What the disk does not take in the course of the run is logged, and written when the next is
     due; ranks that average gradients end there, as their checkpoints must be of the same steps. At
     the end of the run it is a part of the result.
-
-    Raises:
-        CheckpointError, OSError: the disk does not allow it, at the beginning, where the run is
-            stopped, or of a rank that averages gradients.
     """
     config, loss = trainer.config, math.nan
     if not trainer.history:

@@ -21,11 +21,6 @@ class StatusWriter:
     The file says who the rank is and when it wrote, in seconds since the epoch, and what it was
     told; and for each count how much was added per second since the writing before. It is replaced
     in one step, and not synced: a crash of the machine may take it away.
-
-    Args:
-        folder: of the run, of the rank.
-        role: what it does.
-        standing: returns what JSON can say: ``counts`` by name, and whatever else.
     """
 
     def __init__(

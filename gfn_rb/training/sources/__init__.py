@@ -35,16 +35,7 @@ def make_source(
     seeds: tuple[int, int],
     epsilon: Callable[[], float],
 ) -> Source:
-    """Return the source that a configuration asks for.
-
-    Args:
-        config: the configuration.
-        env: its environment.
-        loss: has the policies, in training.
-        generator: draws actions in this process.
-        seeds: of the initial weights of a teacher, and of actions drawn in other processes.
-        epsilon: asked at each batch for the share of uniformly random actions.
-    """
+    """Return the source that a configuration asks for."""
     initial, rollout = seeds
 
     def sampling(policy: TensorDictModuleBase, seed: int) -> Source:

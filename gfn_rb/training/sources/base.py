@@ -59,14 +59,7 @@ class Source(ABC):
 
 
 class PolicySource(Source):
-    """Samples in this process, from the environment's source state.
-
-    Args:
-        env: the environment.
-        policy: the forward policy.
-        generator: draws the actions, and the conditions where there are any.
-        epsilon: asked at each batch for the share of uniformly random actions.
-    """
+    """Samples in this process, from the environment's source state."""
 
     def __init__(
         self,
@@ -91,15 +84,6 @@ class LocalSearchSource(Source):
     Each loop searches once around what the loops before accepted in each row, a proposal of
     strictly higher reward (Kim et al. 2023, arXiv:2310.02710). Every proposal is returned, accepted
     or not, and has cost a reward call.
-
-    Args:
-        source: where the search starts.
-        search: what searches.
-        env: the environment.
-        loops: how often to search.
-        back_ratio: share of a trajectory's moves that a search undoes.
-        generator: draws the actions.
-        **exploration: fields of :class:`gfn_rb.rollout.Exploration`.
     """
 
     def __init__(

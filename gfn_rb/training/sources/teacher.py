@@ -28,11 +28,6 @@ class Teacher:
 
     by trajectory balance, from all that the student learns from (Kim et al. 2025,
     arXiv:2410.01432).
-
-    Args:
-        config: of the student; the teacher has networks, learning rates and clipping alike.
-        env: the environment.
-        seed: of the initial weights.
     """
 
     def __init__(self, config: TrainConfig, env: GFNEnv, seed: int) -> None:
@@ -43,12 +38,7 @@ class Teacher:
         self._is_new = config.log_z is None
 
     def learn(self, batch: Trajectories, residual: Float[Tensor, "m"]) -> None:
-        """Take an optimiser step.
-
-        Args:
-            batch: what the student has learnt from.
-            residual: of the student's loss before that.
-        """
+        """Take an optimiser step."""
         reward = mean_per_item(batch, self.reward(residual))
         log_reward = reward.log() + self._config.teacher.alpha * batch.log_reward
         rows = Trajectories.from_tensordict(batch.to_tensordict().set(LOG_REWARD, log_reward))
@@ -73,14 +63,7 @@ class Teacher:
 
 
 class TeacherSource(Source):
-    """Takes some batches from a teacher's policy, the others from the student's.
-
-    Args:
-        student: samples by the policy that is taught.
-        teacher: samples by the teacher's policy.
-        learner: the teacher.
-        share: of the batches that are the teacher's, as evenly spread as may be.
-    """
+    """Takes some batches from a teacher's policy, the others from the student's."""
 
     def __init__(self, student: Source, teacher: Source, learner: Teacher, share: float) -> None:
         self.parts = {"student": student, "teacher": teacher}
