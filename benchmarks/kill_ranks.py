@@ -53,7 +53,6 @@ from gfn_rb import MergedReplayBuffer, load_checkpoint
 from gfn_rb.checkpoint import Journal
 from gfn_rb.containers.objects import object_keys
 from gfn_rb.remote.protocol.messages import OUTCOMES
-from gfn_rb.training.replay import make_buffer
 from gfn_rb.training.session.folder import RunFolder
 from gfn_rb.training.session.reading import read_metrics
 
@@ -304,7 +303,7 @@ def journaled(attempt: Try) -> float:
     counters = [report["ranks"][str(each)]["counters"] for each in WORKERS]
     stored, sent = (sum(known[name] for known in counters) for name in ("stored", "sent"))
     config = folder.read_config()
-    rb = make_buffer(config, config.make_env(), torch.Generator())
+    rb = config.make_buffer(config.make_env(), torch.Generator())
     Journal(rb, folder.journal)
     _check(stored <= len(rb) <= sent, f"{stored} rows stored, {sent} sent, {len(rb)} come back")
     return took
@@ -328,7 +327,7 @@ def _rewards(attempt: Try, rank: int) -> dict[bytes | None, float]:
     """Return the log-reward of each object in the buffer that a rank saved last."""
     folder = RunFolder(attempt.folder, rank)
     config = folder.read_config()
-    one, other = (make_buffer(config, config.make_env(), torch.Generator()) for _ in range(2))
+    one, other = (config.make_buffer(config.make_env(), torch.Generator()) for _ in range(2))
     rb = one if rank in attempt.managers else MergedReplayBuffer(one, other, p="size")
     load_checkpoint(folder.checkpoint, rb)
     found = {}

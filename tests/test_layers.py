@@ -49,6 +49,8 @@ IN_NUMERICS = {
     "__future__", "abc", "collections", "functools", "gfn_rb", "math", "numpy", "torch", "typing",
 }  # fmt: skip
 
+COMPUTED = {"gfn_rb.lazy", "gfn_rb.losses"}
+
 ROOT = Path(gfn_rb.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 
@@ -71,8 +73,9 @@ def imports(source: str, module: str, is_package: bool) -> Iterator[Import]:
         elif isinstance(node, ast.ImportFrom):
             base = _base(node, module, is_package)
             yield from (Import(node.lineno, f"{base}.{alias.name}") for alias in node.names)
-        # What gfn_rb.lazy imports for a package stands in its type-checking imports.
-        elif isinstance(node, ast.Call) and _is_dynamic(node.func) and module != "gfn_rb.lazy":
+        # What gfn_rb.lazy imports for a package stands in its type-checking imports, and
+        # gfn_rb.losses imports its own modules.
+        elif isinstance(node, ast.Call) and _is_dynamic(node.func) and module not in COMPUTED:
             for argument in node.args[:1]:
                 assert isinstance(argument, ast.Constant), f"line {node.lineno}: computed import"
                 yield Import(node.lineno, str(argument.value))

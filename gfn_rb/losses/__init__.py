@@ -1,29 +1,24 @@
 """Losses on trajectories, transitions and states.
 
 Each reads one container and is zero, in every row, once the policy samples in proportion to the
-reward. ``LOSSES`` names them for configurations; what they share is in
+reward. ``LOSSES`` names them for configurations: each module of this package is imported, and each
+loss that has a ``name`` is in it from then on. What they share is in
 :class:`~gfn_rb.losses.base.Loss`.
 """
 
+from importlib import import_module
+from pkgutil import iter_modules
+
 import torch
 
-from gfn_rb.losses.base import Loss, Penalty, linex
+from gfn_rb.losses.base import LOSSES, Loss, Penalty, linex
 from gfn_rb.losses.detailed_balance import DetailedBalance, ModifiedDetailedBalance
 from gfn_rb.losses.flow_matching import FlowMatching
 from gfn_rb.losses.sub_trajectory_balance import SubTrajectoryBalance
 from gfn_rb.losses.trajectory_balance import TrajectoryBalance
 
-LOSSES: dict[str, type[Loss]] = {
-    loss.name: loss
-    for loss in (
-        TrajectoryBalance,
-        SubTrajectoryBalance,
-        DetailedBalance,
-        ModifiedDetailedBalance,
-        FlowMatching,
-    )
-}
-"""The losses, by name."""
+for _module in iter_modules(__path__):
+    import_module(f"{__name__}.{_module.name}")
 
 REGRESSION: dict[str, Penalty] = {"squared": torch.square, "linex": linex}
 """The costs of residuals, by name."""

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from gfn_rb import keys
 from gfn_rb.arguments import require_choice
+from gfn_rb.containers import Trajectories
 from gfn_rb.containers.base import Container
 from gfn_rb.envs.core import GFNCore
 from gfn_rb.errors import ArgumentError, NaNError
@@ -47,6 +48,9 @@ def require_finite(residual: Float[Tensor, "..."], terms: Mapping[str, Tensor]) 
         f"{name} must be finite, got {first} in {n_bad} of {len(is_bad)} rows; {_HINTS[name]}"
     )
 
+
+LOSSES: dict[str, type[Loss]] = {}
+"""The losses, by name."""
 
 C = TypeVar("C", bound=Container)
 Penalty = Callable[[Tensor], Tensor]
@@ -87,12 +91,17 @@ class Loss(nn.Module, ABC, Generic[C]):
     with them are not used, unless a loss is told to.
 
     A subclass names the container it reads and the networks its constructor takes, and computes
-    ``residual``.
+    ``residual``. One that has a ``name`` can be trained with by that name from then on.
 
     Attributes:
         name: what configurations call it.
         reads: the container it reads.
         networks: the names of those arguments of its constructor that are modules.
+        options: fields of a configuration that its constructor takes.
+        every_state_terminates: whether it is for environments alone where every state terminates.
+        is_signed: whether the sign of a residual tells too much flow from too little, as Linex and
+            the adaptive teacher need.
+        scales: parameters that each shift all log flows; see :meth:`fit_log_z`.
 
     Args:
         forward_policy: P_F.
@@ -107,6 +116,21 @@ class Loss(nn.Module, ABC, Generic[C]):
     name: str
     reads: type[C]
     networks: tuple[str, ...]
+    options: tuple[str, ...] = ()
+    every_state_terminates: bool = False
+    is_signed: bool = True
+    scales: tuple[str, ...] = ()
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "name" not in vars(cls):
+            return
+        known = LOSSES.setdefault(cls.name, cls)
+        if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+            raise ArgumentError(
+                f"name of {cls.__name__} must be new, got {cls.name!r}, as {known.__name__} has"
+            )
+        LOSSES[cls.name] = cls  # defined anew, as in a notebook
 
     def __init__(
         self,
@@ -192,6 +216,26 @@ class Loss(nn.Module, ABC, Generic[C]):
         self, source: StateBatch, condition: ConditionBatch | None
     ) -> Float[Tensor, "n"]:
         """Return log F(s_0), given the source state n times and a condition for each, if any."""
+
+    @torch.no_grad()
+    def fit_log_z(self, fresh: Trajectories) -> None:
+        """Set log Z, or the scale of all flows, to where the ends of some trajectories fit best.
+
+        The mean residual of the constraints that tie flows to rewards becomes 0. A loss without
+        flows is left as it is.
+
+        Args:
+            fresh: of the policy with new networks.
+        """
+        if self.scales:
+            excess = self._end_residual(fresh).mean()
+            for name, parameter in self.named_parameters():
+                if name in self.scales:
+                    parameter.sub_(excess)
+
+    def _end_residual(self, fresh: Trajectories) -> Float[Tensor, "n"]:
+        """Return residuals that a shift of ``scales`` shifts by as much."""
+        raise NotImplementedError
 
     def n_reward_calls(self, rows: C) -> int:
         """Return how many rewards the loss asks of the environment, given some rows."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gfn_rb import keys
 from gfn_rb.arguments import require_choice, require_kind
-from gfn_rb.containers import Transitions
+from gfn_rb.containers import Trajectories, Transitions
 from gfn_rb.envs.core import GFNCore
 from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
 from gfn_rb.losses.base import Average, BalanceLoss, C, require_finite, require_numbered
@@ -40,6 +40,8 @@ def log_flows(
 class StateFlowLoss(BalanceLoss[C]):
     """A loss that learns the flow through states, by the network ``state_flow``."""
 
+    scales = ("state_flow.head.bias", "state_flow.offset")
+
     def __init__(
         self,
         forward_policy: TensorDictModuleBase,
@@ -56,6 +58,11 @@ class StateFlowLoss(BalanceLoss[C]):
         self, source: StateBatch, condition: ConditionBatch | None
     ) -> Float[Tensor, "n"]:
         return log_flows(self.state_flow, source, condition)
+
+    def _end_residual(self, fresh: Trajectories) -> Float[Tensor, "n"]:
+        steps = fresh.to_transitions()
+        networks = self.forward_policy, self.backward_policy, self.env, self.state_flow
+        return DetailedBalance(*networks).residual(steps[steps.is_terminating])
 
 
 class DetailedBalance(StateFlowLoss[Transitions]):
@@ -131,6 +138,7 @@ class ModifiedDetailedBalance(BalanceLoss[Transitions]):
     name = "mdb"
     reads = Transitions
     networks = ("forward_policy", "backward_policy")
+    every_state_terminates = True
 
     def __init__(
         self,

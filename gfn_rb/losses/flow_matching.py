@@ -11,7 +11,7 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
 from gfn_rb.arguments import require_choice
-from gfn_rb.containers import States
+from gfn_rb.containers import States, Trajectories
 from gfn_rb.envs.core import GFNCore
 from gfn_rb.errors import ArgumentError
 from gfn_rb.losses.base import Average, SumLoss, require_finite, require_numbered
@@ -53,6 +53,8 @@ class FlowMatching(SumLoss[States]):
     name = "fm"
     reads = States
     networks = ("forward_policy",)
+    is_signed = False
+    scales = ("forward_policy.head.bias",)
 
     def __init__(
         self,
@@ -93,6 +95,10 @@ class FlowMatching(SumLoss[States]):
         if self.average == "constrained":
             weight = weight * (len(has) / has.sum(0).clamp(min=1))
         return delta, weight
+
+    def _end_residual(self, fresh: Trajectories) -> Float[Tensor, "n"]:
+        states = fresh.to_states()
+        return self.terms(states)[0][states.is_terminating, 1]
 
     def _source_log_flow(
         self, source: StateBatch, condition: ConditionBatch | None

@@ -49,6 +49,7 @@ class SubTrajectoryBalance(StateFlowLoss[Trajectories], SumLoss[Trajectories]):
     name = "subtb"
     reads = Trajectories
     networks = ("forward_policy", "backward_policy", "state_flow")
+    options = ("subtb_lambda",)
 
     def __init__(
         self,

@@ -44,6 +44,7 @@ class TrajectoryBalance(BalanceLoss[Trajectories]):
     name = "tb"
     reads = Trajectories
     networks = ("forward_policy", "backward_policy", "log_z")
+    scales = ("log_z.value", "log_z.head.bias")
 
     def __init__(
         self,
@@ -72,6 +73,9 @@ class TrajectoryBalance(BalanceLoss[Trajectories]):
         terms = {"log_reward": log_reward, "log P_F": log_pf, "log P_B": log_pb, "log_z": log_z}
         require_finite(residual, terms)
         return residual
+
+    def _end_residual(self, fresh: Trajectories) -> Float[Tensor, "n"]:
+        return self.residual(fresh)
 
     def _source_log_flow(
         self, source: StateBatch, condition: ConditionBatch | None

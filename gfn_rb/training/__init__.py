@@ -19,6 +19,7 @@ from gfn_rb.training.config import (
 from gfn_rb.training.options import (
     DRAW,
     KEEP,
+    REPLAY,
     AnnealOptions,
     FeedOptions,
     KeepDiverse,
@@ -37,7 +38,6 @@ from gfn_rb.training.options import (
     UniformDraw,
 )
 from gfn_rb.training.priority_rules import PriorityRule, TeacherReward
-from gfn_rb.training.replay import REPLAY
 from gfn_rb.training.session.launch import resume, train
 from gfn_rb.training.session.run import RunResult
 from gfn_rb.training.sources.worker import WorkerSource

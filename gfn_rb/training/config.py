@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
-from difflib import get_close_matches
+from functools import partial
 from operator import attrgetter
 from typing import Any, ClassVar, Literal, TypeVar, get_origin, get_type_hints
 
 import torch
+from tensordict import TensorDictBase
+from torchrl.data import TensorDictReplayBuffer
 
+from gfn_rb.containers import Trajectories
 from gfn_rb.envs import (
     BayesianDAG,
     BitSequence,
@@ -24,19 +27,21 @@ from gfn_rb.envs import (
     TFBind8,
 )
 from gfn_rb.errors import ArgumentError
+from gfn_rb.keys import EPISODE_LOG_REWARD, LOG_REWARD
+from gfn_rb.losses import LOSSES
 from gfn_rb.numerics.near.distances import Distance
 from gfn_rb.policies.networks import Networks
 from gfn_rb.training.import_path import load, path_of
 from gfn_rb.training.metrics import check_metrics
 from gfn_rb.training.options import (
+    CONTAINERS,
+    REPLAY,
     BackwardName,
     CompactName,
     GeneralOptions,
     KeepDiverse,
-    LossName,
     PriorityDraw,
     RegressionName,
-    ReplayName,
     SoftmaxDraw,
     TeacherDraw,
 )
@@ -48,6 +53,7 @@ from gfn_rb.training.rules import (
     PositiveInt,
     Seed,
     Share,
+    check_name,
     check_options,
     check_plain,
     check_value,
@@ -61,23 +67,6 @@ RNAModesName = Literal["threshold", "published"]
 
 FORMAT = 2  # of config.json; 1 had all options in one table
 _WHERE = {"out", "transport"}  # where a run is this time, which may be elsewhere the next
-
-# Which container each loss reads, and which each kind of replay gives. Rows of one can be turned
-# into rows of any that comes after it in this order.
-CONTAINERS = ("trajectories", "transitions", "states")
-READS: dict[LossName, str] = {
-    "tb": "trajectories",
-    "subtb": "trajectories",
-    "db": "transitions",
-    "mdb": "transitions",
-    "fm": "states",
-}
-GIVES: dict[ReplayName, str] = {
-    "trajectories": "trajectories",
-    "transitions": "transitions",
-    "states": "states",
-    "terminal": "trajectories",
-}
 
 T = TypeVar("T")
 
@@ -149,14 +138,9 @@ class TrainConfig(GeneralOptions):
             switch, *others = (f.name for f in fields(getattr(self, group)))
             if getattr(getattr(self, group), switch) in (0, None, (), "none"):
                 yield from ((f"{group}.{other}", f"{group} is given") for other in others)
-        if self.loss != "subtb":
-            yield "subtb_lambda", "loss is subtb"
-        if self.loss == "fm":
-            yield "backward", "loss is tb, subtb, db or mdb"
-        if self.loss != "tb" and not self.teacher.share:
-            yield "lr_log_z", "loss is tb or teacher is given"
-        if self.loss in ("mdb", "fm") and not self.teacher.share:
-            yield "log_z", "loss is tb, subtb or db, or teacher is given"
+        for option, losses in self._heeded_by().items():
+            if self.loss not in losses:
+                yield option, f"loss is {' or '.join(losses)}"
         if not self.replay_ratio:
             yield from ((name, "replay_ratio is above 0") for name in ("draw", "max_age"))
         if self.epsilon_end is self.temperature_end is None:
@@ -164,20 +148,34 @@ class TrainConfig(GeneralOptions):
             if self.lr_end is None:
                 yield "anneal.steps", "epsilon_end, draw.temperature_end or lr_end is given"
 
+    def _heeded_by(self) -> dict[str, list[str]]:
+        """Return the losses that heed an option, for those options that some do not."""
+
+        def using(*networks: str) -> list[str]:
+            return [name for name, loss in LOSSES.items() if {*networks} & {*loss.networks}]
+
+        heeded = {"backward": using("backward_policy")}
+        if not self.teacher.share:
+            heeded |= {"lr_log_z": using("log_z"), "log_z": using("log_z", "state_flow")}
+        for name, loss in LOSSES.items():
+            for option in filter(partial(hasattr, self), loss.options):
+                heeded.setdefault(option, []).append(name)
+        return heeded
+
     def _check_combinations(self) -> None:
-        if self.loss == "mdb" and not self.every_state_terminates:
-            others = ", ".join(name for name in READS if name != "mdb")
+        loss, replay = LOSSES[self.loss], REPLAY[self.replay]
+        if loss.every_state_terminates and not self.every_state_terminates:
+            others = [name for name, each in LOSSES.items() if not each.every_state_terminates]
             raise ArgumentError(
-                f"loss must be one of {others} with {self.env}, where not every state is "
-                f"terminating, got 'mdb'"
+                f"loss must be one of {', '.join(others)} with {self.env}, where not every state "
+                f"is terminating, got {self.loss!r}"
             )
-        reads = READS[self.loss]
-        given_by = CONTAINERS[: CONTAINERS.index(reads) + 1]
-        fitting = [name for name, gives in GIVES.items() if gives in given_by]
-        if self.replay not in fitting:
+        convertible = CONTAINERS[: CONTAINERS.index(loss.reads) + 1]
+        if replay.gives not in convertible:
+            fitting = [name for name, each in REPLAY.items() if each.gives in convertible]
             raise ArgumentError(
                 f"replay must be one of {', '.join(fitting)} with loss {self.loss}, which reads "
-                f"{reads}, got {self.replay!r}"
+                f"{loss.reads.__name__.lower()}, got {self.replay!r}"
             )
         if isinstance(self.keep, KeepDiverse) and self.replay in ("transitions", "states"):
             raise ArgumentError(
@@ -191,17 +189,23 @@ class TrainConfig(GeneralOptions):
             )
 
     def _check_learning(self) -> None:
-        if self.regression == "linex" and self.loss == "fm":
-            raise ArgumentError(f"regression must be squared with loss fm, got {self.regression!r}")
-        if self.loss == "fm" and isinstance(self.draw, TeacherDraw):
+        if not LOSSES[self.loss].is_signed:
+            why = "whose residuals do not tell too little flow from too much"
+            if self.regression == "linex":
+                raise ArgumentError(
+                    f"regression must be squared with loss {self.loss}, {why}, got 'linex'"
+                )
+            if isinstance(self.draw, TeacherDraw):
+                raise ArgumentError(
+                    f"draw must be another than teacher with loss {self.loss}, {why}, got 'teacher'"
+                )
+            if self.teacher.share:
+                raise ArgumentError(
+                    f"teacher must be 0 with loss {self.loss}, {why}, got {self.teacher.share}"
+                )
+        if self.teacher.share and REPLAY[self.replay].gives is not Trajectories:
             raise ArgumentError(
-                "draw must be another than teacher with loss fm, whose residuals do not tell too "
-                "little flow from too much, got 'teacher'"
-            )
-        if self.teacher.share and (self.loss == "fm" or GIVES[self.replay] != "trajectories"):
-            raise ArgumentError(
-                "teacher must be 0 with loss fm, and with replay of transitions or states, "
-                f"got {self.teacher.share} with loss {self.loss}, replay {self.replay}"
+                f"teacher must be 0 with replay {self.replay}, got {self.teacher.share}"
             )
         if self.epsilon_end is not None and self.workers:
             raise ArgumentError(f"workers must be 0 with epsilon_end, got {self.workers}")
@@ -294,6 +298,42 @@ class TrainConfig(GeneralOptions):
         """
         return self.distance_p
 
+    def make_buffer(
+        self,
+        env: GFNEnv,
+        generator: torch.Generator,
+        regenerate: Callable[[TensorDictBase], TensorDictBase] | None = None,
+        **more: Any,
+    ) -> TensorDictReplayBuffer:
+        """Return the replay buffer.
+
+        Args:
+            env: what trajectories are of.
+            generator: draws the items.
+            regenerate: samples trajectories to terminating states, where these are stored.
+            **more: options of the preset.
+        """
+        kind = REPLAY[self.replay]
+        if self.replay == "trajectories":
+            more["max_length"] = env.max_length
+        elif self.replay == "terminal":
+            more["regenerate"] = regenerate
+        # The reward of an episode stands in its last step alone: steps are ranked by a copy of it.
+        are_objects = kind.gives is Trajectories
+        key = LOG_REWARD if are_objects else EPISODE_LOG_REWARD
+        return kind.preset(
+            self.capacity,
+            writer=self.keep.make(key, are_objects, self.make_distance(), self.max_age),
+            sampler=self.draw.make(key),
+            compact=None if self.compact == "none" else self.compact,
+            env=env,
+            device=self.device,
+            generator=generator,
+            statistics=True,
+            max_age=self.max_age,
+            **more,
+        )
+
     @property
     def n_replayed(self) -> int:
         """Trajectories replayed per batch of fresh ones."""
@@ -368,19 +408,15 @@ def group_named(name: str, groups: Sequence[type], kind: Any) -> type:
     """Return the one among several groups whose first field is ``kind`` by default."""
     if len(groups) == 1:
         return groups[0]
-    known = {getattr(group, "kind", None): group for group in groups}
-    if not isinstance(kind, str) or kind not in known:
-        raise ArgumentError(f"{name} must be one of {', '.join(map(str, known))}, got {kind!r}")
+    known = {getattr(group, "kind", ""): group for group in groups}
+    check_name(name, kind, known)
     return known[kind]
 
 
 def find_config(env: Any) -> type[TrainConfig]:
     """Return the class of configurations of an environment, by name or by import path."""
     if not isinstance(env, str) or ":" not in env:
-        if not isinstance(env, str) or env not in CONFIGS:
-            near = get_close_matches(str(env)[:80], CONFIGS, 1)
-            hint = f": did you mean {near[0]}?" if near else ""
-            raise ArgumentError(f"env must be one of {sorted(CONFIGS)}, got {env!r:.80}{hint}")
+        check_name("env", env, CONFIGS)
         return CONFIGS[env]
     found = load(env)
     if not (isinstance(found, type) and issubclass(found, TrainConfig)):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from tensordict.nn import TensorDictModuleBase
@@ -11,19 +10,9 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LinearLR, LRScheduler
 
 from gfn_rb.arguments import require_kind
-from gfn_rb.containers import States, Trajectories, Transitions
 from gfn_rb.containers.base import Container
 from gfn_rb.envs import ContinuousEnv, GFNEnv
-from gfn_rb.errors import ArgumentError
-from gfn_rb.losses import (
-    LOSSES,
-    REGRESSION,
-    DetailedBalance,
-    FlowMatching,
-    Loss,
-    SubTrajectoryBalance,
-    TrajectoryBalance,
-)
+from gfn_rb.losses import LOSSES, REGRESSION, Loss
 from gfn_rb.policies.densities import MixturePolicy, ReferencePolicy
 from gfn_rb.policies.networks import (
     BackwardPolicy,
@@ -66,20 +55,13 @@ _NETWORKS: dict[str, Callable[[TrainConfig, GFNEnv], nn.Module]] = {
     ),
     "state_flow": lambda config, env: StateFlow(env, config.hidden, initial=config.log_z or 0.0),
 }
-# How rows of one container become rows of another, and how many of each.
-_CONVERSIONS: dict[tuple[type[Container], type[Container]], Callable[[Any], Container]] = {
-    (Trajectories, Transitions): Trajectories.to_transitions,
-    (Trajectories, States): Trajectories.to_states,
-    (Transitions, States): Transitions.to_states,
-}
 
 
 def make_loss(config: TrainConfig, env: GFNEnv, seed: int) -> Loss:
     """Return the configured loss with new networks, whose weights are drawn on the CPU."""
     kind: Callable[..., Loss] = LOSSES[config.loss]
-    options: dict[str, Any] = {"penalty": REGRESSION[config.regression]}
-    if config.loss == "subtb":
-        options["subtb_lambda"] = config.subtb_lambda
+    options = {n: getattr(config, n) for n in LOSSES[config.loss].options if hasattr(config, n)}
+    options["penalty"] = REGRESSION[config.regression]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         own = _own_networks(config, env)
@@ -140,48 +122,14 @@ def take_step(
     optimizer.step()
 
 
-def converts(given: type[Container], wanted: type[Container]) -> bool:
-    """Tell whether rows of one container can become rows of another."""
-    return given is wanted or (given, wanted) in _CONVERSIONS
-
-
 def convert(rows: Container, wanted: type[Container]) -> Container:
-    """Return rows as another container, those of one item together and in order."""
+    """Return rows as a container that ``CONTAINERS`` has later, those of an item together."""
     if type(rows) is wanted:
         return rows
-    if not converts(type(rows), wanted):
-        raise ArgumentError(
-            f"rows must be convertible to {wanted.__name__}, got {type(rows).__name__}"
-        )
-    return _CONVERSIONS[type(rows), wanted](rows)
+    converted: Container = getattr(rows, f"to_{wanted.__name__.lower()}")()
+    return converted
 
 
 def backward_policy(loss: Loss) -> TensorDictModuleBase:
     """Return the loss's backward policy; the uniform one where it learns none."""
     return getattr(loss, "backward_policy", None) or UniformBackwardPolicy(loss.env)
-
-
-@torch.no_grad()
-def fit_log_z(loss: Loss, fresh: Trajectories) -> None:
-    """Set log Z, or the scale of all flows, to where the ends of some trajectories fit best.
-
-    The mean residual becomes 0: of trajectory balance, or of the constraint that ties the flow at
-    the end of a trajectory to its reward. A loss without flows is left as it is.
-    """
-    offset: tuple[str, ...]
-    if isinstance(loss, TrajectoryBalance):
-        offset, residual = (LOG_Z, "log_z.head.bias"), loss.residual(fresh)
-    elif isinstance(loss, DetailedBalance | SubTrajectoryBalance):
-        nets = (loss.forward_policy, loss.backward_policy, loss.env, loss.state_flow)
-        steps = fresh.to_transitions()
-        residual = DetailedBalance(*nets).residual(steps[steps.is_terminating])
-        offset = ("state_flow.head.bias", "state_flow.offset")
-    elif isinstance(loss, FlowMatching):
-        states = fresh.to_states()
-        residual = loss.terms(states)[0][states.is_terminating, 1]
-        offset = ("forward_policy.head.bias",)
-    else:
-        return
-    for name, parameter in loss.named_parameters():
-        if name in offset:
-            parameter.sub_(residual.mean())

@@ -10,15 +10,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import torch
 import tyro
+from torchrl.data import TensorDictReplayBuffer
 from torchrl.data.replay_buffers.samplers import RandomSampler
 from torchrl.data.replay_buffers.samplers import Sampler as ItemSampler
 from torchrl.data.replay_buffers.writers import Writer
 
-from gfn_rb.buffers.presets import recent_writer
+from gfn_rb.buffers.presets import (
+    recent_writer,
+    reward_prioritized_buffer,
+    state_buffer,
+    terminating_state_buffer,
+    transition_buffer,
+)
+from gfn_rb.containers import States, Trajectories, Transitions
+from gfn_rb.containers.base import Container
+from gfn_rb.losses import LOSSES
 from gfn_rb.numerics.near.distances import Distance
 from gfn_rb.samplers import (
     PrioritySampler,
@@ -32,6 +42,7 @@ from gfn_rb.training.rules import (
     FiniteFloat,
     NonNegativeFloat,
     NonNegativeInt,
+    OneOf,
     PositiveFloat,
     PositiveInt,
     PositiveShare,
@@ -43,7 +54,10 @@ from gfn_rb.training.rules import (
 )
 from gfn_rb.writers import DiversityWriter, RewardPrioritizedWriter
 
-LossName = Literal["tb", "subtb", "db", "mdb", "fm"]
+# Not a Literal: a loss that somebody defines is one of them.
+LossName = Annotated[
+    str, OneOf(LOSSES), tyro.conf.arg(constructor_factory=lambda: Literal[tuple(LOSSES)])
+]
 ReplayName = Literal["trajectories", "transitions", "states", "terminal"]
 CompactName = Literal["none", "narrow", "rebuild"]
 BackwardName = Literal["learned", "uniform"]
@@ -247,6 +261,31 @@ KEEP: dict[str, Callable[..., Keep]] = {
     "recent": KeepRecent,
 }
 """The options of which items a buffer keeps, by kind."""
+
+
+# What a buffer stores. Rows of a container can be turned into rows of those after it.
+
+CONTAINERS: tuple[type[Container], ...] = (Trajectories, Transitions, States)
+
+
+class ReplayKind(NamedTuple):
+    """The container that drawn rows fit into, and the preset of the buffer."""
+
+    gives: type[Container]
+    preset: Callable[..., TensorDictReplayBuffer]
+
+    def n_items(self, fresh: Trajectories) -> int:
+        """Return how many items some trajectories are: themselves, or their steps."""
+        return len(fresh) if self.gives is Trajectories else int(fresh.length.sum())
+
+
+REPLAY: dict[str, ReplayKind] = {
+    "trajectories": ReplayKind(Trajectories, reward_prioritized_buffer),
+    "transitions": ReplayKind(Transitions, transition_buffer),
+    "states": ReplayKind(States, state_buffer),
+    "terminal": ReplayKind(Trajectories, terminating_state_buffer),
+}
+"""What is stored, by name."""
 
 
 # Groups that are off by default.

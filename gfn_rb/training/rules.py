@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import fields, is_dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, fields, is_dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import (
@@ -25,10 +26,17 @@ from gfn_rb.errors import ArgumentError
 
 
 class Rule(NamedTuple):
-    """A condition that the values of an option meet."""
+    """A condition that the values of an option meet, and in words that follow "must be"."""
 
     holds: Callable[[Any], bool]
     expected: str
+
+
+@dataclass(frozen=True, eq=False)  # typing hashes annotations, and tables have no hash
+class OneOf:
+    """The names that an option may have, those that are added later included."""
+
+    names: Collection[str]
 
 
 def check_options(options: Any, group: str = "") -> None:
@@ -48,6 +56,8 @@ def check_value(name: str, value: Any, hint: Any) -> None:
         for rule in args[1:]:
             if isinstance(rule, Rule):
                 _check(name, value, rule)
+            elif isinstance(rule, OneOf):
+                check_name(name, value, rule.names)
     elif groups := groups_of(hint):
         kinds = [group.__name__ for group in groups]
         _check(name, value, Rule(lambda v: type(v) in groups, f"a {' or a '.join(kinds)}"))
@@ -56,7 +66,7 @@ def check_value(name: str, value: Any, hint: Any) -> None:
         if value is not None:
             check_value(name, value, next(arg for arg in args if arg is not NoneType))
     elif origin is Literal:
-        _check(name, value, Rule(lambda v: v in args, f"one of {', '.join(args)}"))
+        check_name(name, value, args)
     elif origin is tuple and args[1:] == (...,):
         _check(name, value, Rule(lambda v: type(v) is tuple, "a list"))
         for each in value:
@@ -74,6 +84,14 @@ def check_value(name: str, value: Any, hint: Any) -> None:
                 raise ArgumentError(f"{name} must have {key}, got {value!r:.80}")
     elif hint in _TYPES:
         _check(name, value, _TYPES[hint])
+
+
+def check_name(name: str, value: Any, known: Collection[str]) -> None:
+    """Check that a value is among known names; the error tells which one is near."""
+    near = get_close_matches(value[:80], known, 1) if isinstance(value, str) else []
+    hint = f": did you mean {near[0]}?" if near else ""
+    if not isinstance(value, str) or value not in known:
+        raise ArgumentError(f"{name} must be one of {', '.join(known)}, got {value!r:.80}{hint}")
 
 
 def check_plain(name: str, value: Any) -> None:

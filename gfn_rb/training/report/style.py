@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from matplotlib import colormaps
 from matplotlib.artist import Artist
@@ -58,7 +59,8 @@ def panel_grid(
 def write_figure(path: Path, figure: Figure, kind: str = "png") -> None:
     """Write a figure in one of matplotlib's formats; the file appears when it is complete."""
     with published(path) as stream:
-        options = {"pil_kwargs": {"compress_level": 1}} if kind == "png" else {}  # half the time
+        # Half of the time, for a tenth of the size.
+        options: dict[str, Any] = {"pil_kwargs": {"compress_level": 1}} if kind == "png" else {}
         figure.savefig(stream, format=kind, **options)
 
 

@@ -36,7 +36,6 @@ from gfn_rb.rollout import Sampler
 from gfn_rb.torchrl_compat import generator_of
 from gfn_rb.training.config import TrainConfig
 from gfn_rb.training.options import SoftmaxDraw
-from gfn_rb.training.replay import make_buffer
 from gfn_rb.training.secret import run_secret
 from gfn_rb.training.session.folder import RunFolder
 from gfn_rb.transports import Transport
@@ -172,4 +171,4 @@ def _example_row(env: GFNEnv) -> TensorDictBase:
 
 def _buffer(config: TrainConfig, env: GFNEnv, rank: int) -> TensorDictReplayBuffer:
     generator = torch.Generator(config.device).manual_seed(config.seed ^ rank)
-    return make_buffer(replace(config, replay="trajectories"), env, generator)
+    return replace(config, replay="trajectories").make_buffer(env, generator)

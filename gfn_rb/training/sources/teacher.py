@@ -13,7 +13,7 @@ from gfn_rb.envs import GFNEnv
 from gfn_rb.keys import LOG_REWARD
 from gfn_rb.shapes import Float
 from gfn_rb.training.config import TrainConfig
-from gfn_rb.training.objectives import fit_log_z, make_loss, make_optimizer, take_step
+from gfn_rb.training.objectives import make_loss, make_optimizer, take_step
 from gfn_rb.training.priority_rules import TeacherReward, mean_per_item
 from gfn_rb.training.sources.base import Source
 
@@ -43,7 +43,7 @@ class Teacher:
         log_reward = reward.log() + self._config.teacher.alpha * batch.log_reward
         rows = Trajectories.from_tensordict(batch.to_tensordict().set(LOG_REWARD, log_reward))
         if self._is_new:
-            fit_log_z(self.loss, rows)
+            self.loss.fit_log_z(rows)
             self._is_new = False
         take_step(self.optimizer, self.loss, self.loss(rows), self._config.clip_grad_norm)
 
