@@ -14,11 +14,13 @@ from typing import Any, Literal
 
 import tyro
 
+from benchmarks.published.defaults import DEFAULTS
 from benchmarks.published.page import write_page
 from benchmarks.published.rows import ROWS
 from benchmarks.published.runs import RESULTS, run_all, save, summary
 
-Name: Any = Literal[(*ROWS, "page")]
+_ROWS = ROWS | {row.name: row for row in DEFAULTS.values()}
+Name: Any = Literal[(*_ROWS, "page")]
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,8 @@ class Options:
     """What to run."""
 
     row: tyro.conf.Positional[Name]
-    """A row of docs/published.md, or "page" to write that page from the results there are."""
+    """A row of docs/published.md, defaults_TASK for a task with default options, or "page" to write
+    that page from the results there are."""
     seeds: int = 3
     """How many seeds."""
     first_seed: int = 0
@@ -45,7 +48,7 @@ def main() -> int:
     if options.row == "page":
         write_page(options.out)
         return 0
-    row = ROWS[options.row]
+    row = _ROWS[options.row]
     if options.calls is not None:
         row = replace(row, calls=options.calls)
     seeds, results = range(options.first_seed, options.first_seed + options.seeds), []

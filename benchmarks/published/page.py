@@ -13,6 +13,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Picture
 from matplotlib.ticker import StrMethodFormatter
 
+from benchmarks.published.defaults import CHOSEN_ON, DEFAULTS
 from benchmarks.published.rows import ROWS, Row
 from benchmarks.published.runs import Result, is_met, load, modes_at, typical
 
@@ -34,6 +35,7 @@ def write_page(folder: Path) -> None:
         lines += _lines(row, known.get(row, []))
     lines += ["", f"![modes found against reward calls](../benchmarks/results/{PICTURE})"]
     lines += ["", *_measured(folder / PEERS, known)]
+    lines += ["", *_by_default(folder)]
     for row in ROWS.values():
         lines += ["", *_section(row)]
     before, *_, after = re.split(f"({BEGIN}|{END})", PAGE.read_text())
@@ -79,6 +81,27 @@ def _measured(path: Path, known: Mapping[Row, list[Result]]) -> list[str]:
         lines.append(
             f"| {peer['row']} | {peer['code']} | {len(peer['runs'])} | {peer['calls']:,} | "
             f"{modes:.1f} | {seconds:,.0f} | {ours} |"
+        )
+    return lines
+
+
+def _by_default(folder: Path) -> list[str]:
+    """Return a table of what the default options reach, beside tuned ones at equal calls."""
+    lines = [
+        "### Default options",
+        "",
+        "| `python -m benchmarks.published` | task | calls | figure | defaults | tuned | seeds | |",
+        "| --- " * 8 + "|",
+    ]
+    for task, row in DEFAULTS.items():
+        figure, results = row.figures[0], load(folder, row)
+        tuned = load(folder, ROWS[task]) if task in ROWS and row.n_modes else []
+        reached = [modes_at(result.curve, row.calls) for result in tuned]
+        lines.append(
+            f"| {row.name} | {row.title} | {row.calls:,} | {figure.title} | "
+            f"{typical(figure, results) if results else 'not run'} | "
+            f"{f'{mean(reached):,.1f}' if reached else ''} | {len(results) or ''} | "
+            f"{'chosen on' if task in CHOSEN_ON else 'reported on'} |"
         )
     return lines
 

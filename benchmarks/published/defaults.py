@@ -1,0 +1,98 @@
+"""Thirteen tasks with the default options of ``gfn-rb train``, beside the tuned rows.
+
+A task has the options of its environment and the batch size of its protocol; all other options are
+the defaults. Six tasks chose the defaults, the other six report on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+from benchmarks.published.rows import ROWS, Figure, Row, modes_found
+from gfn_rb.training import (
+    BitSequenceConfig,
+    HyperGridConfig,
+    QM9StringsConfig,
+    RNABindingConfig,
+    TrainConfig,
+    Trainer,
+)
+from gfn_rb.training.metrics import ExactFit, total_variation
+
+CHOSEN_ON = ("grid_4d_16", "grid_2d", "tfbind8", "rna1", "bit_sequence", "hypergrid_8")
+"""The tasks that the defaults were chosen on."""
+
+_MODES = (Figure("modes found", "modes_found", None),)
+_DISTANCE = (Figure("total variation", "total_variation", None, False, digits=3),)
+
+
+def task_options(config: TrainConfig) -> dict[str, Any]:
+    """Return the options of a configuration that say what the task is."""
+    common = {each.name for each in fields(TrainConfig)}
+    own = {each.name: getattr(config, each.name) for each in fields(config)}
+    return {name: value for name, value in own.items() if name not in common}
+
+
+def distance(trainer: Trainer) -> dict[str, float]:
+    """Return the exact total variation distance between policy and target."""
+    assert isinstance(trainer.fit, ExactFit)
+    log_p = trainer.fit.policy_log_prob()
+    return {"total_variation": total_variation(log_p, trainer.env.target_log_prob())}
+
+
+def _of(name: str, calls: int, figures: Sequence[Figure] = _MODES, batch_size: int = 32) -> Row:
+    """Return a published row with the default options."""
+    row = ROWS[name]
+    config = type(row.config)(batch_size=batch_size, **task_options(row.config))
+    return replace(row, config=config, calls=calls, figures=tuple(figures), looks=(), milestones=())
+
+
+def _new(name: str, title: str, config: TrainConfig, calls: int, n_modes: int | None) -> Row:
+    """Return a task that no tuned row has."""
+    return Row(
+        name=name,
+        title=title,
+        protocol="",
+        published="",
+        settings="",
+        config=config,
+        calls=calls,
+        figures=_DISTANCE if n_modes is None else _MODES,
+        measure=distance if n_modes is None else modes_found,
+        n_modes=n_modes or 0,
+    )
+
+
+_RNAS = [
+    _new(
+        f"rna{i}",
+        f"RNA{i}, 14 letters, beta 40 ({n:,} published modes)",
+        RNABindingConfig(targets=(f"RNA{i}",), form="prepend_append", beta=40.0, modes="published"),
+        32_000,
+        n,
+    )
+    for i, n in ((1, 8_967), (2, 8_402), (3, 7_400))
+]
+_ROWS = (
+    replace(_of("grid_4d_16", 48_000, batch_size=16), title="deceptive grid, 4-d, height 16"),
+    _of("grid_4d", 96_000, batch_size=16),
+    _of("grid_2d", 48_000, batch_size=16),
+    _of("tfbind8", 32_000),
+    _new("qm9", "QM9 strings (805 modes)", QM9StringsConfig(), 32_000, 805),
+    *_RNAS,
+    _of("bit_sequence", 100_000, batch_size=16),
+    _new(
+        "bit_sequence_10",
+        "BitSequence, 120 bits in words of 10 (60 modes)",
+        BitSequenceConfig(word_bits=10, form="non_autoregressive", delta=30, batch_size=16),
+        100_000,
+        60,
+    ),
+    _new("hypergrid_8", "hypergrid 8^4", HyperGridConfig(), 32_000, None),
+    _new("hypergrid_20", "hypergrid 20^4", HyperGridConfig(height=20), 64_000, None),
+    replace(_of("dag", 100_000, _DISTANCE), title="posterior over Bayesian networks of 5 nodes"),
+)
+DEFAULTS = {row.name: replace(row, name=f"defaults_{row.name}") for row in _ROWS}
+"""The rows with default options, by task."""
