@@ -186,3 +186,15 @@ def test_what_is_imported_is_declared() -> None:
 def test_an_undeclared_import_would_be_seen() -> None:
     sources = {"a": "import torch\ndef f():\n    from psutil import Process", "b": "import RNA, os"}
     assert undeclared(sources) == ["a:3 imports psutil"]
+
+
+def test_every_dependency_is_documented() -> None:
+    page = (PYPROJECT.parent / "docs" / "dependencies.md").read_text()
+    lists = re.findall(
+        r"^(?:dependencies|train|mpi|rna|ray|interop|docs|test) = \[(.*?)\]\n",
+        PYPROJECT.read_text(),
+        re.M | re.S,
+    )
+    names = {name for text in lists for name in re.findall(r'"([A-Za-z_-]+)(?:[^\w\[-]|")', text)}
+    assert {"torch", "ViennaRNA", "tyro", "mkdocs"} <= names
+    assert [name for name in names if not re.search(rf"\b{name}\b", page)] == []
