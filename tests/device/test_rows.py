@@ -1,0 +1,80 @@
+"""Rows and storages on either side: a buffer holds the same as one whose rows stay on the host."""
+
+from functools import partial
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torchrl.data import LazyTensorStorage
+
+from gfn_rb import (
+    diverse_buffer,
+    fifo_buffer,
+    reward_prioritized_buffer,
+    state_buffer,
+    terminating_state_buffer,
+    transition_buffer,
+)
+from gfn_rb.envs import HyperGrid
+
+CAPACITY, N = 32, 20
+GRID = HyperGrid(2, 4)
+PRESETS = {
+    "plain": reward_prioritized_buffer,
+    "oldest": partial(reward_prioritized_buffer, tie="oldest"),
+    "unique": partial(reward_prioritized_buffer, unique="state"),
+    "unique kept": partial(reward_prioritized_buffer, unique="state", on_duplicate="keep"),
+    "fifo": fifo_buffer,
+    "unique fifo": partial(fifo_buffer, unique="state"),
+    "diverse": diverse_buffer,
+    "diverse apart": partial(diverse_buffer, cutoff_distance=1.0),
+    "diverse rejecting": partial(diverse_buffer, cutoff_distance=1.0, near="reject"),
+    "diverse when full": partial(diverse_buffer, cutoff_distance=1.0, when="full"),
+    "terminating": terminating_state_buffer,
+    "transitions": transition_buffer,
+    "states": state_buffer,
+    "narrow": partial(reward_prioritized_buffer, unique="state", compact="narrow", env=GRID),
+    "rebuilt": partial(fifo_buffer, compact="rebuild", env=GRID),
+}
+SIDES = ["rows", "storage", "both"]
+
+
+def trajectories(seed):
+    """Random walks on a grid, few enough that some end where others did."""
+    from gfn_rb.rollout import Sampler
+    from factories import linear_policy
+
+    torch.manual_seed(seed)
+    walks = Sampler(linear_policy(GRID, False)).sample_trajectories(GRID, N)
+    return walks.to_tensordict()
+
+
+def resized(rows, n_steps=GRID.max_length):
+    from gfn_rb.containers import convert
+
+    return convert.resized(rows, n_steps)
+
+
+def content(rb):
+    """The stored rows as sorted lists of numbers, on the host."""
+    rows = rb[:].cpu().exclude("index")
+    parts = [rows[key].reshape(len(rows), -1).double() for key in sorted(rows.keys(True, True), key=str)]
+    return sorted(torch.cat(parts, 1).tolist())
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_buffer_holds_what_it_holds_on_the_host(preset, side, device):
+    make = partial(PRESETS[preset], CAPACITY, max_length=GRID.max_length)
+    if preset in ("terminating", "transitions", "states"):
+        make = partial(PRESETS[preset], CAPACITY)
+    here = make()
+    there = make(device="cpu" if side == "rows" else device)
+    for seed in range(4):
+        rows = trajectories(seed)
+        expected = here.extend(rows.clone())
+        slots = there.extend(rows.to("cpu" if side == "storage" else device))
+        assert (expected >= 0).tolist() == (slots >= 0).tolist()
+        assert content(here) == content(there)
+        for each in (there.sample(5), there.sample(100)):
+            assert each.device == there.storage.device
