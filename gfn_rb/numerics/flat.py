@@ -17,6 +17,22 @@ def flat_rows(rows: Shaped[Tensor, "n *S"]) -> Shaped[Tensor, "n d"]:
     return rows if rows.ndim == 2 else rows.reshape(rows.shape[0], rows.shape[1:].numel())
 
 
+def on_host(*tensors: Tensor) -> list[Tensor]:
+    """Return tensors on the host, from a device in one transfer.
+
+    Args:
+        tensors: of any shapes and dtypes, all on the host or on one device.
+    """
+    if all(each.is_cpu for each in tensors):
+        return [*tensors]
+    flat = [each.detach().reshape(-1).contiguous().view(torch.uint8) for each in tensors]
+    parts = torch.cat(flat).cpu().split([len(each) for each in flat])
+    return [  # copied, so that each begins where its dtype may
+        part.clone().view(each.dtype).view(each.shape)
+        for part, each in zip(parts, tensors, strict=True)
+    ]
+
+
 def plain_bytes(value: Tensor) -> memoryview:
     """Return the bytes of a tensor in C order, without a copy where they are on the CPU."""
     if type(value) is Tensor:

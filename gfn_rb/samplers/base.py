@@ -213,7 +213,7 @@ class KeySampler(StateInFolder, Sampler, metaclass=_KeepReplacement):
         if distribution is None or values.shape[0] > self._slots:
             self._slots, rows = slots_beside(storage, values.shape[0]), None
             distribution = self._distribution = self._make_distribution(self._slots, values)
-        if rows is None:
+        if rows is None or not values.is_cpu:
             distribution.assign(self._checked(values))
         else:
             distribution.update(rows, self._checked(values.index_select(0, rows)))

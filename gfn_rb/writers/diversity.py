@@ -45,9 +45,9 @@ class DiversityWriter(RewardPrioritizedWriter):
 
     The search is exact. Equal items are found by hashing, integers that differ in few columns
     (and small Hamming distances) by hashing groups of columns, all others by the triangle
-    inequality: see :mod:`gfn_rb.numerics`. The features of what is stored are held beside it, on
-    the storage's device, and read anew if the storage was written to by others. Rows written by
-    others are not compared with each other.
+    inequality: see :mod:`gfn_rb.numerics`. The features of what is stored are held on the host,
+    where rows are compared whatever their device, and read anew if the storage was written to by
+    others. Rows written by others are not compared with each other.
 
     Args:
         key: the key to rank items by, one number per item, as of a
@@ -136,15 +136,15 @@ class DiversityWriter(RewardPrioritizedWriter):
 
     # Choosing.
 
-    def _offer(self, data: Rows, key: Tensor, highest: float) -> Tensor:
+    def _offer(self, data: Rows, key: Tensor, highest: float, rows: Tensor | None = None) -> Tensor:
         full = len(self._storage) == self._storage.max_size
         if self.cutoff_distance < 0 or (self.when == "full" and not full):
             return self._offer_any(data, key, highest)
-        rows = self._compared.features.of(data)
+        rows = self._compared.read(data) if rows is None else rows
         order = self._order
-        device = order.in_step(self._storage).device
+        order.in_step(self._storage)
         floor = order.lowest(self._storage) if full else -math.inf
-        rows, key = rows.to(device), key.to(device, torch.float64)
+        key = key.to(torch.float64)
         if full and not order.beats(highest, floor):
             return no_slots(key)
         index = self._compared.follow(self._storage, rows, order.version)

@@ -12,7 +12,7 @@ from gfn_rb.column import KeyColumn, Version
 from gfn_rb.numerics.top_k import UNKNOWN_RANK, Replacements, TopK, top_k, worst_first
 from gfn_rb.shapes import Float, Float64, Int64, Shaped
 from gfn_rb.state_folder import require_count, require_numbers
-from gfn_rb.storages import device_beside, is_laid_out, is_listed, open_shared, slots_beside
+from gfn_rb.storages import is_laid_out, is_listed, open_shared, slots_beside
 from gfn_rb.writers.moves import Moves
 
 Tie = Literal["newest", "oldest"]
@@ -25,7 +25,8 @@ class EvictionOrder:
     """Orders the rows of a storage by their key, and by age where keys tie.
 
     It follows the key column of the storage, which is the truth: rows that others wrote or
-    relabelled count with their new keys from the next call on. Keys are compared as float64.
+    relabelled count with their new keys from the next call on. Keys are compared as float64, on
+    the host whatever the storage's device: it has to know which rows come in before they are moved.
 
     Args:
         column: the key of each stored row.
@@ -73,7 +74,7 @@ class EvictionOrder:
         known = self._extremes
         if known is not None and (not is_listed(storage) or n <= known.capacity):
             return
-        self._extremes = top_k(slots_beside(storage, n), device_beside(storage))
+        self._extremes = top_k(slots_beside(storage, n))
         if self._counters.is_shared():
             self._extremes.share_memory()
         if known is not None:
@@ -111,7 +112,7 @@ class EvictionOrder:
         # writes do not raise the version that this process sees of the key tensor.
         mine = self.version is not None and version[1:] == self.version[1:]
         if not mine or int(self.count[_REVISION]) != version[0]:
-            values = self.signed(self.column.values(storage))
+            values = self.signed(self.column.values(storage)).cpu()
             extremes.assign(values, self._ranks(extremes, len(values)))
         else:
             extremes.doubt_ranks()

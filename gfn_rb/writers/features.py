@@ -60,8 +60,8 @@ class Features:
         rows = _default(data, names) if self.source is None else self._of(data)
         if CONDITION in names:
             rows = _side_by_side(rows, _flat(data.get(CONDITION)))
-        if rows.is_floating_point() and not bool(torch.isfinite(rows).all()):
-            _refuse(rows)
+        if rows.is_cpu:  # what is on a device is looked at once it was fetched
+            require_finite(rows)
         return rows.detach() if rows.requires_grad else rows
 
     def of(self, data: Rows) -> Shaped[Tensor, "n d"]:
@@ -196,7 +196,14 @@ def _side_by_side(rows: Tensor, condition: Tensor) -> Tensor:
     return torch.cat([rows.to(dtype), condition.to(dtype)], 1)
 
 
-def _refuse(rows: Tensor) -> None:
+def require_finite(rows: Tensor) -> Tensor:
+    """Return features that are on the host.
+
+    Raises:
+        NaNError: one is NaN or infinite.
+    """
+    if not rows.is_floating_point() or bool(torch.isfinite(rows).all()):
+        return rows
     bad = ~torch.isfinite(rows).all(1)
     first = int(bad.to(torch.uint8).argmax())
     raise NaNError(

@@ -14,13 +14,14 @@ from gfn_rb.arguments import require_choice, require_flag, require_key
 from gfn_rb.column import KeyColumn
 from gfn_rb.errors import ArgumentError, CheckpointMismatchError, ShapeError
 from gfn_rb.keys import LOG_REWARD
+from gfn_rb.numerics.flat import on_host
 from gfn_rb.shapes import Int64, Rows, Shaped
 from gfn_rb.sharing import journal_of, record_slots, recording, share_writes
 from gfn_rb.state_folder import StateInFolder, require_numbers
 from gfn_rb.storages import is_listed, require_rows
 from gfn_rb.torchrl_compat import mark_update, note_generations, outside_graph, set_length
 from gfn_rb.writers.eviction_order import EvictionOrder, Tie
-from gfn_rb.writers.features import ObjectColumns, Unique
+from gfn_rb.writers.features import ObjectColumns, Unique, require_finite
 from gfn_rb.writers.generations import GenerationWriter
 from gfn_rb.writers.moves import moves_of
 from gfn_rb.writers.objects import (
@@ -53,8 +54,8 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
     :class:`~gfn_rb.numerics.top_k.BlockTopK`, whose cost hardly depends on the capacity.
 
     The key column of the storage is the truth: rows relabelled behind the writer's back count
-    with their new keys from the next call on. On CUDA, ``extend`` waits for the device: how many
-    rows win decides the shape of what is written (and TorchRL's storage looks at the slots).
+    with their new keys from the next call on. What is on a device is compared on the host: a
+    batch waits once for its keys, and for what tells its objects apart.
 
     Args:
         key: the key to rank items by, one number per item. Integers beyond 2^53 are refused, as
@@ -158,13 +159,15 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
         """
         if isinstance(data, list):
             data = lazy_stack(data)
-        key = self._order.signed(self._keys_of(data))
+        key, rows = self._order.signed(self._keys_of(data)), None
+        if not key.is_cpu:
+            key, rows = self._fetched(data, key)
         highest = check_number(key, self.key)
         if not key.shape[0]:
             return torch.empty(0, dtype=torch.int64)
         data, storage = self._layout.check(data, self._storage), self._storage
         self._order.make_room(storage, min(len(storage) + len(key), storage.max_size))
-        slot = self._offer(data, key, highest)
+        slot = self._offer(data, key, highest, rows)
         self._order.count_offered(key.shape[0])
         return slot
 
@@ -202,8 +205,8 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
         if self._compared is None or self.unique is None:
             raise ArgumentError("unique must be given to find objects by, got unique=None")
         storage = self._storage
-        device, version = self._order.in_step(storage).device, self._order.version
-        index, prepared = self._compared.prepare(storage, data, device, version)
+        self._order.in_step(storage)
+        index, prepared = self._compared.prepare(storage, data, self._order.version)
         slot = first_slot(index.near(prepared), len(prepared.rows))
         note_generations(slot, storage)
         return slot
@@ -232,7 +235,7 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
             ShapeError: index and key differ in length.
             NaNError: a key is NaN.
         """
-        index, key = index.reshape(-1), key.detach().reshape(-1)
+        index, key = index.reshape(-1).cpu(), key.detach().reshape(-1).cpu()
         if index.shape != key.shape:
             raise ShapeError(f"index and key must have one length, got {len(index)} and {len(key)}")
         check_number(key, self.key)
@@ -244,7 +247,7 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
             record_slots(storage, index)
             column.write(storage, index, key)
             self._announce(index)
-            values = self._order.signed(column.values(storage)[index])
+            values = self._order.signed(column.values(storage)[index]).cpu()
             self._order.wrote(storage, index, values.to(torch.float64), rank)
         if compared is not None:
             reads_key = compared.features.reads(unravel_key(self.key))
@@ -260,11 +263,11 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
             ArgumentError: a slot that holds no item.
         """
         storage, before = self._storage, len(self._storage)
-        index = index.reshape(-1).unique()
+        index = index.reshape(-1).cpu().unique()
         check_stored(index, before)
         if not index.shape[0]:
             return
-        index = index.to(self._order.in_step(storage).device)
+        self._order.in_step(storage)
         compared = self._compared
         known = compared is not None and compared.version == self._order.version
         move = moves_of(0, index, before)
@@ -283,10 +286,27 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
     def _keys_of(self, data: Rows) -> Tensor:
         return scalar_key(data, self.key)
 
-    def _offer(self, data: Rows, key: Tensor, highest: float) -> Tensor:
-        """Write what is to be kept of a sound batch, and return one slot per row."""
+    def _fetched(self, data: Rows, key: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return the keys of rows on a device, and what they are compared by, on the host.
+
+        All decisions are made there, so that a batch waits for its device once.
+        """
+        if self._compared is None:
+            return key.cpu(), None
+        key, rows = on_host(key, self._compared.features.of(data))
+        return key, require_finite(rows)
+
+    def _offer(self, data: Rows, key: Tensor, highest: float, rows: Tensor | None = None) -> Tensor:
+        """Write what is to be kept of a sound batch, and return one slot per row.
+
+        Args:
+            data: the batch.
+            key: of each row, on the host.
+            highest: the largest key.
+            rows: what they are compared by, where it is known already.
+        """
         if self._compared is not None:
-            return self._offer_objects(data, key, highest, self._compared)
+            return self._offer_objects(data, key, highest, self._compared, rows)
         return self._offer_any(data, key, highest)
 
     def _offer_any(self, data: Rows, key: Tensor, highest: float) -> Tensor:
@@ -298,7 +318,7 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
     def _append(self, data: Rows) -> Tensor:
         """Write the whole batch into free slots. Nothing is compared before the storage is full."""
         stored, extremes = len(self._storage), self._order.extremes(self._storage)
-        slot = torch.arange(stored, stored + len(data), device=extremes.device)
+        slot = torch.arange(stored, stored + len(data))
         extremes.rank[stored : stored + len(data)] = self._order.rank(slot - stored)
         self._write(slot, data, None, stored + len(data))
         return slot
@@ -311,24 +331,29 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
             return no_slots(key)
         chosen, value, target = order.replacements(storage, key)
         if not is_full:
-            fresh = torch.arange(len(storage), storage.max_size, device=target.device)
+            fresh = torch.arange(len(storage), storage.max_size)
             target = torch.cat([target, fresh])
-        slot = no_slots(key).to(target.device).index_copy_(0, chosen, target)
+        slot = no_slots(key).index_copy_(0, chosen, target)
         self._write(target, data, chosen, storage.max_size)
         order.wrote(storage, target, value, order.rank(chosen))
         return slot
 
     def _offer_objects(
-        self, data: Rows, key: Tensor, highest: float, compared: SyncedIndex
+        self,
+        data: Rows,
+        key: Tensor,
+        highest: float,
+        compared: SyncedIndex,
+        rows: Tensor | None,
     ) -> Tensor:
         """Write what is to be kept, one row per object."""
         storage = self._storage
-        device, version = self._order.in_step(storage).device, self._order.version
-        index, prepared = compared.prepare(storage, data, device, version)
+        self._order.in_step(storage)
+        index, prepared = compared.prepare(storage, data, self._order.version, rows)
         stored, twins = index.near(prepared), index.near_each_other(prepared)
         if index.length < index.capacity or stored[0].shape[0] or twins[0].shape[0]:
             same = same_objects(stored, twins, key.shape[0])
-            slot = self._merge_objects(data, key.to(device, torch.float64), same)
+            slot = self._merge_objects(data, key.to(torch.float64), same)
         else:
             slot = self._merge(data, key, highest)
         index.keep(slot, prepared, len(storage))

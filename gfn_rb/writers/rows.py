@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from operator import attrgetter, eq
 from typing import Any, NoReturn
 
 import torch
@@ -32,6 +33,7 @@ from gfn_rb.keys import (
     LENGTH,
     PRIORITY_WEIGHT,
 )
+from gfn_rb.numerics.flat import on_host
 from gfn_rb.shapes import Int64, Rows
 from gfn_rb.sharing import is_recorded
 from gfn_rb.storages import is_laid_out, is_listed, open_shared
@@ -48,6 +50,7 @@ from gfn_rb.torchrl_compat import (
 # What buffers add to rows that they draw. It is not stored when these come back.
 DRAWN = frozenset({INDEX, BUFFER_ID, BUFFER_IDS, DRAW_LOG_PROB, PRIORITY_WEIGHT})
 _Entry = tuple[torch.Size, torch.dtype | None]  # of a row; None where there is no tensor
+_DEVICE = attrgetter("device")
 _EXACT = 2**53  # up to which integers are floats
 
 
@@ -82,7 +85,7 @@ def scalar_key(data: Rows, key: NestedKey) -> Tensor:
             f"{tuple(value.shape)} for batch size {list(data.batch_size)}"
         )
     if not value.is_floating_point():
-        exact = value.to(torch.float64)
+        exact = value.cpu().to(torch.float64)
         if value.numel() and float(exact.abs().max()) >= _EXACT:
             raise ArgumentError(
                 f"key {key!r} must hold integers below 2^53, which compare exactly, got "
@@ -198,15 +201,52 @@ def write_rows(
     assert chosen is not None
     stored, tensors = all_slots(storage), tensors_of(data)
     if tensors is None:
-        stored[target] = data[chosen]
+        stored[target] = data[chosen].to(storage.device)
     else:
+        elsewhere = []
         for name, value in tensors.items():
             leaf = stored.get(name)
-            part = value.index_select(0, chosen.to(value.device))
-            leaf.index_copy_(0, target, part.to(leaf.device))
+            if leaf.is_cpu and value.is_cpu:
+                leaf.index_copy_(0, target, value.index_select(0, chosen))
+            else:
+                elsewhere.append((leaf, value))
+        if elsewhere:
+            _copy_between(elsewhere, target, chosen)
     bump_mutation_revision(storage)
     if length > len(storage):
         set_length(storage, length)
+
+
+def _copy_between(
+    pairs: list[tuple[Tensor, Tensor]], target: Int64[Tensor, "k"], chosen: Int64[Tensor, "k"]
+) -> None:
+    """Copy chosen rows into slots, one of both or both on a device.
+
+    Nothing waits on the way to a device, and all that leaves one does so in one transfer.
+
+    Args:
+        pairs: leaves of a storage, and what is to be copied from.
+        target: slots, on the host.
+        chosen: positions, on the host.
+    """
+    leaves, values = zip(*pairs, strict=True)
+    chosen_on = {each.device: chosen.to(each.device, non_blocking=True) for each in values}
+    target_on = {each.device: target.to(each.device, non_blocking=True) for each in leaves}
+    parts = [value.index_select(0, chosen_on[value.device]) for value in values]
+    for leaf, part in zip(leaves, _beside(leaves, parts), strict=True):
+        leaf.index_copy_(0, target_on[leaf.device], part)
+
+
+def _beside(leaves: Sequence[Tensor], parts: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Return rows on the devices of the leaves that they are written to; see _copy_between."""
+    if all(map(eq, map(_DEVICE, parts), map(_DEVICE, leaves))):
+        return parts
+    if leaves[0].is_cpu and not parts[0].is_cpu:
+        return on_host(*parts)
+    return [
+        part.to(leaf.device, non_blocking=not leaf.is_cpu)
+        for leaf, part in zip(leaves, parts, strict=True)
+    ]
 
 
 def check_slots(storage: Storage | None) -> None:
@@ -239,8 +279,8 @@ def write_run(storage: Storage, start: int, tensors: dict[NestedKey, Tensor]) ->
     """
     n, size, stored = len(next(iter(tensors.values()))), storage.max_size, all_slots(storage)
     at_end = min(n, size - start)
-    for name, value in tensors.items():
-        leaf = stored.get(name)
+    leaves = [stored.get(name) for name in tensors]
+    for leaf, value in zip(leaves, _beside(leaves, [*tensors.values()]), strict=True):
         if value.untyped_storage().data_ptr() == leaf.untyped_storage().data_ptr():
             value = value.clone()  # of stored rows: written over before it is read
         leaf[start : start + at_end] = value[:at_end]
@@ -282,7 +322,8 @@ def relocate(storage: Storage, source: Tensor, target: Tensor) -> None:
         stored[target] = stored[source]
     else:
         for leaf in tensors.values():
-            leaf.index_copy_(0, target, leaf.index_select(0, source))
+            at, to = (each.to(leaf.device, non_blocking=True) for each in (source, target))
+            leaf.index_copy_(0, to, leaf.index_select(0, at))
     bump_mutation_revision(storage)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
+from torch import Tensor
 from torchrl.data.replay_buffers.storages import Storage
 
 from gfn_rb.column import Version
@@ -14,7 +14,7 @@ from gfn_rb.numerics.near.distances import Distance
 from gfn_rb.numerics.near.index import NearIndex, PreparedRows
 from gfn_rb.shapes import Rows, Shaped
 from gfn_rb.storages import slots_beside, stored_rows
-from gfn_rb.writers.features import Features
+from gfn_rb.writers.features import Features, require_finite
 from gfn_rb.writers.moves import Moves
 
 
@@ -38,14 +38,23 @@ class SyncedIndex:
         self._index: NearIndex | None = None
         self.version: Version | None = None
 
+    def read(self, data: Rows) -> Shaped[Tensor, "n d"]:
+        """Return what rows are compared by, on the host.
+
+        Args:
+            data: the rows, batch size [n].
+        """
+        rows = self.features.of(data)
+        return rows if rows.is_cpu else require_finite(rows.cpu())
+
     def follow(
-        self, storage: Storage, rows: Shaped[torch.Tensor, "n d"], version: Version | None
+        self, storage: Storage, rows: Shaped[Tensor, "n d"], version: Version | None
     ) -> NearIndex:
         """Return the index in step with a storage.
 
         Args:
             storage: the storage.
-            rows: features of rows about to be looked up, on the device to compare on.
+            rows: features of rows about to be looked up, on the host.
             version: of the content of the storage, None before its first row.
 
         Raises:
@@ -64,27 +73,30 @@ class SyncedIndex:
             known, index = index, index.sibling(slots_beside(storage, n))
             index.assign(known.rows[: known.length])
         if version is not None and version != self.version:
-            stored = self.features.of(stored_rows(storage)) if len(storage) else rows[:0]
-            index.assign(stored.to(index.rows.device))
+            index.assign(self.read(stored_rows(storage)) if len(storage) else rows[:0])
             self.version = version
         self._index = index
         return index
 
     def prepare(
-        self, storage: Storage, data: Rows, device: torch.device, version: Version | None
+        self,
+        storage: Storage,
+        data: Rows,
+        version: Version | None,
+        rows: Tensor | None = None,
     ) -> tuple[NearIndex, PreparedRows]:
         """Return the index in step with a storage, and rows ready to be looked up in it.
 
         Args:
             storage: the storage.
             data: the rows, batch size [n].
-            device: to compare on.
             version: see :meth:`follow`.
+            rows: what they are compared by, on the host, where it is known already.
 
         Raises:
             ShapeError: see :meth:`follow`.
         """
-        rows = self.features.of(data).to(device)
+        rows = self.read(data) if rows is None else rows
         index = self.follow(storage, rows, version)
         return index, index.prepare(rows)
 

@@ -4,8 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from tensordict import TensorDict
-from torchrl.data import LazyTensorStorage
+from factories import linear_policy
 
 from gfn_rb import (
     diverse_buffer,
@@ -16,6 +15,7 @@ from gfn_rb import (
     transition_buffer,
 )
 from gfn_rb.envs import HyperGrid
+from gfn_rb.rollout import Sampler
 
 CAPACITY, N = 32, 20
 GRID = HyperGrid(2, 4)
@@ -41,24 +41,16 @@ SIDES = ["rows", "storage", "both"]
 
 def trajectories(seed):
     """Random walks on a grid, few enough that some end where others did."""
-    from gfn_rb.rollout import Sampler
-    from factories import linear_policy
-
     torch.manual_seed(seed)
     walks = Sampler(linear_policy(GRID, False)).sample_trajectories(GRID, N)
     return walks.to_tensordict()
 
 
-def resized(rows, n_steps=GRID.max_length):
-    from gfn_rb.containers import convert
-
-    return convert.resized(rows, n_steps)
-
-
 def content(rb):
     """The stored rows as sorted lists of numbers, on the host."""
     rows = rb[:].cpu().exclude("index")
-    parts = [rows[key].reshape(len(rows), -1).double() for key in sorted(rows.keys(True, True), key=str)]
+    columns = (rows[key] for key in sorted(rows.keys(True, True), key=str))
+    parts = [column.reshape(len(rows), -1).double() for column in columns]
     return sorted(torch.cat(parts, 1).tolist())
 
 
