@@ -17,31 +17,31 @@ UNKNOWN_RANK = torch.iinfo(torch.int64).max
 
 
 class TopK:
-    """A mutable array of (key, rank) pairs that finds its smallest ones by a pass over all.
+    """A mutable array of (key, rank) pairs on the host, of which the smallest are found quickly.
 
     Pairs compare by key, then by rank, so ties among keys are decided exactly. Rows never written
-    sort after all others.
+    sort after all others. Each block of rows keeps its smallest pair: the k smallest rows are in
+    the k blocks whose smallest pairs are smallest. NumPy views of the tensors are made anew each
+    time: sharing a tensor between processes moves its memory.
 
     Args:
         capacity: number of rows N, at least 1.
-        device: where the tensors are.
 
     Raises:
         ArgumentError: capacity below 1.
     """
 
-    def __init__(self, capacity: int, device: torch.device | str | None = None) -> None:
+    def __init__(self, capacity: int) -> None:
         self.capacity = as_count("capacity", capacity)
-        self._make(capacity, device)
-
-    def _make(self, n_rows: int, device: torch.device | str | None) -> None:
-        self._key = torch.full((n_rows,), math.inf, dtype=torch.float64, device=device)
-        self._rank = torch.full((n_rows,), UNKNOWN_RANK, dtype=torch.int64, device=device)
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the tensors."""
-        return self._key.device
+        n_blocks, self._width = block_count(capacity), block_size(capacity)
+        self._shift = self._width.bit_length() - 1  # blocks are of 2^shift rows
+        n_rows = n_blocks * self._width
+        self._key = torch.full((n_rows,), math.inf, dtype=torch.float64)
+        self._rank = torch.full((n_rows,), UNKNOWN_RANK, dtype=torch.int64)
+        self._block_key = torch.full((n_blocks,), math.inf, dtype=torch.float64)
+        # Only ties need the blocks' ranks: after a write they are worked out at the next tie.
+        self._block_rank = torch.full((n_blocks,), UNKNOWN_RANK, dtype=torch.int64)
+        self._is_stale = np.zeros(n_blocks, np.bool_)
 
     @property
     def key(self) -> Float64[Tensor, "N"]:
@@ -56,7 +56,7 @@ class TopK:
     @property
     def minimum(self) -> Float64[Tensor, ""]:
         """The smallest key, ``+inf`` when nothing was written."""
-        return self._key.min()
+        return self._block_key.min()
 
     def update(
         self, index: Int64[Tensor, "m"], key: Float64[Tensor, "m"], rank: Int64[Tensor, "m"]
@@ -68,8 +68,17 @@ class TopK:
             key: their keys, not NaN.
             rank: their ranks, below 2^63 - 1.
         """
-        self._key.index_copy_(0, index, key)
-        self._rank.index_copy_(0, index, rank)
+        row, keys = index.numpy(), self._key.numpy()
+        keys[row] = key.numpy()
+        self._rank.numpy()[row] = rank.numpy()
+        if len(row) >= len(self._is_stale):
+            self._summarise()
+            return
+        block = row >> self._shift
+        rows = keys.reshape(-1, self._width).take(block, 0)
+        lowest = torch.from_numpy(rows).amin(1)  # three times as fast as NumPy's
+        self._block_key.numpy()[block] = lowest.numpy()
+        self._is_stale[block] = True
 
     def assign(self, key: Float[Tensor, "n"], rank: Int64[Tensor, "n"]) -> None:
         """Set the first n rows, no key NaN; the others become as if never written."""
@@ -78,14 +87,20 @@ class TopK:
         self._key[n:] = math.inf
         self._rank[:n] = rank
         self._rank[n:] = UNKNOWN_RANK
+        self._summarise()
+
+    def _summarise(self) -> None:
+        torch.amin(self._key.view(-1, self._width), 1, out=self._block_key)
+        self.doubt_ranks()
 
     def remove(self, index: Int64[Tensor, "m"]) -> None:
         """Make rows as if never written; each stands once."""
-        key = torch.full(index.shape, math.inf, dtype=torch.float64, device=index.device)
+        key = torch.full(index.shape, math.inf, dtype=torch.float64)
         self.update(index, key, torch.full_like(index, UNKNOWN_RANK))
 
     def doubt_ranks(self) -> None:
         """Look at all ranks at the next tie: a process that shares the tensors wrote some."""
+        self._is_stale[:] = True
 
     def share_memory(self) -> None:
         """Move the tensors into memory that forked processes share."""
@@ -104,7 +119,7 @@ class TopK:
         from the smallest up, and replace them pair by pair as long as they win.
 
         Args:
-            key: of each row of the batch, not NaN, on any device.
+            key: of each row of the batch, not NaN.
             free: how many rows have no key yet, fewer than n.
             newest: whether a row of the batch wins against an equal key, and the later one of equal
                 rows of the batch comes first; else neither.
@@ -117,78 +132,13 @@ class TopK:
         value, row = value[lost:], row[lost:]
         n = len(value) - free
         smallest = self.smallest(n)
-        best, lowest = value[:n][::-1], smallest.key.cpu().numpy()
+        best, lowest = value[:n][::-1], smallest.key.numpy()
         m = int(np.count_nonzero(best >= lowest if newest else best > lowest))
         chosen, taken = torch.from_numpy(row[n - m :]), torch.from_numpy(value[n - m :])
-        return Replacements(chosen.to(self.device), taken.to(self.device), smallest.rows(m))
+        return Replacements(chosen, taken, smallest.rows(m))
 
     def _lowest(self, k: int) -> tuple[Float64[Tensor, "k1"], Int64[Tensor, "k1"]]:
         """Return the k + 1 smallest keys in ascending order, fewer if there are, and their rows."""
-        key, row = self._key.topk(min(k + 1, self.capacity), largest=False)
-        return key, row
-
-    def _first_by_rank(self, m: int) -> Int64[Tensor, "m"]:
-        """Return the m smallest rows, in no order, where ranks may have to decide."""
-        return _first(self._key, self._rank, m)
-
-
-class BlockTopK(TopK):
-    """A :class:`TopK` on the CPU, where each block of rows keeps its smallest pair.
-
-    The k smallest rows are in the k blocks whose smallest pairs are smallest. NumPy views of the
-    tensors are made anew each time: sharing a tensor between processes moves its memory.
-
-    Args:
-        capacity: number of rows N, at least 1.
-
-    Raises:
-        ArgumentError: capacity below 1.
-    """
-
-    def _make(self, n_rows: int, device: torch.device | str | None) -> None:
-        n_blocks, self._width = block_count(n_rows), block_size(n_rows)
-        self._shift = self._width.bit_length() - 1  # blocks are of 2^shift rows
-        super()._make(n_blocks * self._width, device)
-        self._block_key = torch.full((n_blocks,), math.inf, dtype=torch.float64)
-        # Only ties need the blocks' ranks: after a write they are worked out at the next tie.
-        self._block_rank = torch.full((n_blocks,), UNKNOWN_RANK, dtype=torch.int64)
-        self._is_stale = np.zeros(n_blocks, np.bool_)
-
-    @property
-    def minimum(self) -> Float64[Tensor, ""]:
-        """The smallest key, ``+inf`` when nothing was written."""
-        return self._block_key.min()
-
-    def update(
-        self, index: Int64[Tensor, "m"], key: Float64[Tensor, "m"], rank: Int64[Tensor, "m"]
-    ) -> None:
-        """Change some rows; see :meth:`TopK.update`."""
-        row, keys = index.numpy(), self._key.numpy()
-        keys[row] = key.numpy()
-        self._rank.numpy()[row] = rank.numpy()
-        if len(row) >= len(self._is_stale):
-            self._summarise()
-            return
-        block = row >> self._shift
-        rows = keys.reshape(-1, self._width).take(block, 0)
-        lowest = torch.from_numpy(rows).amin(1)  # three times as fast as NumPy's
-        self._block_key.numpy()[block] = lowest.numpy()
-        self._is_stale[block] = True
-
-    def assign(self, key: Float[Tensor, "n"], rank: Int64[Tensor, "n"]) -> None:
-        """Set the first n rows; see :meth:`TopK.assign`."""
-        super().assign(key, rank)
-        self._summarise()
-
-    def _summarise(self) -> None:
-        torch.amin(self._key.view(-1, self._width), 1, out=self._block_key)
-        self.doubt_ranks()
-
-    def doubt_ranks(self) -> None:
-        """Look at all ranks at the next tie: a process that shares the tensors wrote some."""
-        self._is_stale[:] = True
-
-    def _lowest(self, k: int) -> tuple[Float64[Tensor, "k1"], Int64[Tensor, "k1"]]:
         lowest = self._block_key.numpy()
         block = _positions(lowest, k + 1)
         key = self._key.numpy().reshape(-1, self._width).take(block, 0).reshape(-1)
@@ -204,6 +154,7 @@ class BlockTopK(TopK):
         return torch.from_numpy(key[order]), torch.from_numpy(row)
 
     def _first_by_rank(self, m: int) -> Int64[Tensor, "m"]:
+        """Return the m smallest rows, in no order, where ranks may have to decide."""
         keys, ranks = self._key.view(-1, self._width), self._rank.view(-1, self._width)
         stale = torch.from_numpy(self._is_stale.nonzero()[0])
         tied = keys[stale] == self._block_key[stale, None]
@@ -248,27 +199,17 @@ class Replacements(NamedTuple):
     out: Int64[Tensor, "m"]
 
 
-def top_k(capacity: int, device: torch.device | str | None = None) -> TopK:
-    """Return an empty array of so many rows, the one that suits the device.
-
-    Raises:
-        ArgumentError: capacity below 1.
-    """
-    on_host = device is None or torch.device(device).type == "cpu"
-    return BlockTopK(capacity) if on_host else TopK(capacity, device)
-
-
 def worst_first(
     key: Float[Tensor, "n"], newest: bool
 ) -> tuple[Float64[Tensor, "n"], Int64[Tensor, "n"]]:
     """Sort keys; return them and their positions. Of equal ones the one to keep comes last.
 
     Args:
-        key: the keys, on any device.
+        key: the keys.
         newest: whether that is the later one.
     """
     value, row = _worst_first(key, newest)
-    return torch.from_numpy(value).to(key.device), torch.from_numpy(row).to(key.device)
+    return torch.from_numpy(value), torch.from_numpy(row)
 
 
 def _worst_first(
@@ -276,7 +217,7 @@ def _worst_first(
 ) -> tuple[Float64[np.ndarray, "n"], Int64[np.ndarray, "n"]]:
     if key.dtype == torch.bfloat16:  # which NumPy does not know
         key = key.float()
-    value = key.cpu().numpy()
+    value = key.numpy()
     row = (value if newest else value[::-1]).argsort(kind="stable")
     row = row if newest else len(value) - 1 - row
     return value[row].astype(np.float64), row

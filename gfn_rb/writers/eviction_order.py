@@ -9,7 +9,7 @@ from torch import Tensor
 from torchrl.data.replay_buffers.storages import Storage
 
 from gfn_rb.column import KeyColumn, Version
-from gfn_rb.numerics.top_k import UNKNOWN_RANK, Replacements, TopK, top_k, worst_first
+from gfn_rb.numerics.top_k import UNKNOWN_RANK, Replacements, TopK, worst_first
 from gfn_rb.shapes import Float, Float64, Int64, Shaped
 from gfn_rb.state_folder import require_count, require_numbers
 from gfn_rb.storages import is_laid_out, is_listed, open_shared, slots_beside
@@ -74,7 +74,7 @@ class EvictionOrder:
         known = self._extremes
         if known is not None and (not is_listed(storage) or n <= known.capacity):
             return
-        self._extremes = top_k(slots_beside(storage, n))
+        self._extremes = TopK(slots_beside(storage, n))
         if self._counters.is_shared():
             self._extremes.share_memory()
         if known is not None:

@@ -51,7 +51,7 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
     Where TorchRL's ``TensorDictMaxValueWriter`` walks a heap row by row in Python, a batch is
     merged whole: its rows from the best down meet the stored ones from the worst up, and replace
     them pair by pair as long as they win. The worst stored rows come from
-    :class:`~gfn_rb.numerics.top_k.BlockTopK`, whose cost hardly depends on the capacity.
+    :class:`~gfn_rb.numerics.top_k.TopK`, whose cost hardly depends on the capacity.
 
     The key column of the storage is the truth: rows relabelled behind the writer's back count
     with their new keys from the next call on. What is on a device is compared on the host: a

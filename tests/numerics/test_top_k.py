@@ -6,16 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gfn_rb.errors import ArgumentError
-from gfn_rb.numerics.top_k import TopK, top_k
+from gfn_rb.numerics.top_k import TopK
 
-CUDA = pytest.param(TopK, "cuda", marks=pytest.mark.cuda)
-# What is for a device works on the CPU as well.
-DEVICES = [(top_k, "cpu"), (TopK, "cpu"), CUDA]
 # Few different keys, so that ties abound; infinities of both signs.
 keys = st.one_of(st.integers(-2, 2).map(float), st.sampled_from([math.inf, -math.inf, 1e-300]))
 
 
-@pytest.mark.parametrize(("make", "device"), DEVICES)
 @settings(max_examples=80, deadline=None)
 @given(
     capacity=st.integers(1, 90),
@@ -25,8 +21,8 @@ keys = st.one_of(st.integers(-2, 2).map(float), st.sampled_from([math.inf, -math
     k=st.integers(1, 90),
     whole=st.booleans(),
 )
-def test_smallest_rows_are_those_of_a_sort(make, device, capacity, batches, k, whole):
-    extremes, plain = make(capacity, device), {}
+def test_smallest_rows_are_those_of_a_sort(capacity, batches, k, whole):
+    extremes, plain = TopK(capacity), {}
     for number, batch in enumerate(batches):
         # Ranks are unique, as the callers' are.
         rows = {i % capacity: (key, (number * 100 + rank) * 97 + i) for i, key, rank in batch}
@@ -37,9 +33,9 @@ def test_smallest_rows_are_those_of_a_sort(make, device, capacity, batches, k, w
             [r[1] for r in rows.values()],
         )
         extremes.update(
-            torch.tensor(index, dtype=torch.int64, device=device),
-            torch.tensor(key, dtype=torch.float64, device=device),
-            torch.tensor(rank, dtype=torch.int64, device=device),
+            torch.tensor(index, dtype=torch.int64),
+            torch.tensor(key, dtype=torch.float64),
+            torch.tensor(rank, dtype=torch.int64),
         )
     if whole:
         extremes.assign(extremes.key.clone(), extremes.rank.clone())
@@ -53,7 +49,6 @@ def test_smallest_rows_are_those_of_a_sort(make, device, capacity, batches, k, w
         assert float(extremes.minimum) == plain[expected[0]][0]
 
 
-@pytest.mark.parametrize(("make", "device"), DEVICES)
 @settings(max_examples=120, deadline=None)
 @given(
     stored=st.lists(keys, min_size=1, max_size=60),
@@ -61,16 +56,16 @@ def test_smallest_rows_are_those_of_a_sort(make, device, capacity, batches, k, w
     free=st.integers(0, 5),
     newest=st.booleans(),
 )
-def test_replacements_leave_the_best_of_all(make, device, stored, batch, free, newest):
+def test_replacements_leave_the_best_of_all(stored, batch, free, newest):
     capacity = len(stored) + free
     batch += [0.0] * (free + 1 - len(batch))
-    extremes = make(capacity, device)
+    extremes = TopK(capacity)
     age = torch.randperm(len(stored), generator=torch.Generator().manual_seed(len(batch)))
     extremes.assign(
-        torch.tensor(stored, dtype=torch.float64, device=device),
-        (age if newest else -age).to(device),
+        torch.tensor(stored, dtype=torch.float64),
+        (age if newest else -age),
     )
-    key = torch.tensor(batch, dtype=torch.float64, device=device)
+    key = torch.tensor(batch, dtype=torch.float64)
     chosen, value, out = (part.tolist() for part in extremes.replacements(key, free, newest))
     # Everything there is, from the worst on: equal keys by age, the batch newer than all stored.
     sign = 1 if newest else -1
@@ -85,7 +80,7 @@ def test_replacements_leave_the_best_of_all(make, device, stored, batch, free, n
 
 
 def test_rows_past_an_assignment_are_forgotten():
-    extremes = top_k(4)
+    extremes = TopK(4)
     extremes.assign(torch.tensor([3.0, 1.0, 2.0]), torch.arange(3))
     extremes.assign(torch.tensor([5.0]), torch.arange(1))
     assert extremes.minimum == 5.0

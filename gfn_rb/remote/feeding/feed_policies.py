@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gfn_rb.containers.objects import terminating_states
 from gfn_rb.errors import ArgumentError
-from gfn_rb.numerics.top_k import top_k
+from gfn_rb.numerics.top_k import TopK
 from gfn_rb.numerics.weighted_tree import weighted_rows
 from gfn_rb.remote.feeding.object_index import ObjectIndex
 from gfn_rb.shapes import Float, Float64, Int64
@@ -77,7 +77,7 @@ class Top(FeedPolicy):
 
     def __init__(self, index: ObjectIndex, generator: torch.Generator | None = None) -> None:
         super().__init__(index, generator)
-        self._top_k = top_k(index.storage.max_size)
+        self._top_k = TopK(index.storage.max_size)
 
     def put(self, rows: _Rows, log_reward: Float[Tensor, "m"], arrival: _Rows) -> None:
         """Put rows in, or change them."""
