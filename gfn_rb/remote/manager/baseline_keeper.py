@@ -20,6 +20,7 @@ from gfn_rb.remote.protocol.membership import LOST, Membership
 from gfn_rb.remote.protocol.messages import PEER_TAG, Kind
 from gfn_rb.remote.protocol.ownership import are_owned, batches_of
 from gfn_rb.shapes import Float
+from gfn_rb.torchrl_compat import mutation_revision
 from gfn_rb.writers.reward import RewardPrioritizedWriter
 
 _STALE = 256  # the part of a buffer that may change before its order statistics are read again
@@ -57,6 +58,9 @@ class BaselineKeeper:
         self._levels = SKETCH if peers else strategy.levels
         self._keeps_best = rb is not None and _keeps_best(rb.writer)
         self._holds_others = False  # whether rows may be here that another manager owns
+        self._revision: int | None = None  # of the storage, after the last rows that workers sent
+        if rb is not None and len(rb) == 0:
+            self._revision = mutation_revision(rb.storage)
         self._held = 0
         self._ema: float | None = None
         self._batches = 0
@@ -64,9 +68,18 @@ class BaselineKeeper:
         self._rows = 0
         self._written = math.inf  # rows written since the quantiles were read
 
+    def notice_writes(self) -> None:
+        """Record whether rows were written that no worker sent: other managers may own them."""
+        several = len(self._managers) > 1 and self._storage is not None
+        if several and mutation_revision(self._storage) != self._revision:
+            self._holds_others, self._written = True, math.inf
+            self._revision = mutation_revision(self._storage)
+
     def written(self, rows: int) -> None:
-        """Record that rows of the buffer changed."""
+        """Record that rows were written that workers sent."""
         self._written += rows
+        if self._storage is not None:
+            self._revision = mutation_revision(self._storage)
 
     def observe(self, log_reward: Float[Tensor, "n"]) -> None:
         """Record a batch.
@@ -183,6 +196,7 @@ class BaselineKeeper:
         storage = self._storage
         if storage is None or not storage.initialized:
             return
+        self.notice_writes()
         if len(self._managers) == 1:
             self._held = len(storage)
         if not self._levels or (len(self._managers) == 1 and self._held < storage.max_size):
@@ -206,8 +220,10 @@ class BaselineKeeper:
         """Return the log-rewards that count: those owned here of what is known to be the best."""
         if self._holds_others and self._rb is not None and len(values):
             managers = self.present
-            mine = [are_owned(rows, self.rank, managers) for rows in batches_of(self._rb)]
-            values = values[torch.from_numpy(np.concatenate(mine)).to(values.device)]
+            parts = [are_owned(rows, self.rank, managers) for rows in batches_of(self._rb)]
+            mine = np.concatenate(parts)
+            self._holds_others = not mine.all()
+            values = values[torch.from_numpy(mine).to(values.device)]
         return values[values >= self.threshold]
 
     # State.

@@ -108,6 +108,7 @@ class BatchHandler:
             return {"scored": n}
         # The buffer may have been written behind the manager's back, by a checkpoint or its owner:
         # the index is refreshed before it is asked, and again once rows are in.
+        self.baseline.notice_writes()
         keys = object_keys(rows)  # refuses what the index could not follow once it is stored
         new = self._new(keys, sender, index) if self._drops else np.arange(n)
         n_new, n_stored = len(new), 0

@@ -15,8 +15,10 @@ from gfn_rb.remote.protocol.ownership import are_owned
 
 def keeper(rank, other, values):
     rb = reward_prioritized_buffer(2)
+    baseline = BaselineKeeper(MinBaseline(), rb, [rank, other])
     rb.extend(objects(values))
-    return BaselineKeeper(MinBaseline(), rb, [rank, other])
+    baseline.written(len(values))
+    return baseline
 
 
 def test_managers_come_to_one_baseline():
@@ -85,14 +87,28 @@ def test_the_best_of_all_alone_count():
 
 def test_rows_of_another_owner_do_not_count():
     rb = reward_prioritized_buffer(20)
-    rb.extend(objects(range(20)))
-    mine = are_owned(rb[:], 0, [0, 1]).sum()
     baseline = BaselineKeeper(MinBaseline(), rb, [0, 1])
+    rb.extend(objects(range(20)))
+    baseline.written(20)
+    mine = are_owned(rb[:], 0, [0, 1]).sum()
     assert baseline.read_now().held == 20  # nobody but a stray worker sends others' rows
     baseline.see_managers([0, 1])
     assert baseline.read_now().held == 20
     baseline.see_managers([0])
     assert baseline.read_now().held == mine
+
+
+@pytest.mark.parametrize("how", ["before", "after"])
+def test_rows_that_no_worker_sent_count_where_they_are_owned(how):
+    rb = reward_prioritized_buffer(20)
+    if how == "before":
+        rb.extend(objects(range(20)))
+    baseline = BaselineKeeper(MinBaseline(), rb, [0, 1])
+    if how == "after":
+        rb.extend(objects(range(10)))
+        baseline.written(10)
+        rb.extend(objects(range(10, 20)))
+    assert baseline.summary().held == are_owned(rb[:], 0, [0, 1]).sum()
 
 
 def test_a_manager_that_is_done_is_no_loss(caplog):

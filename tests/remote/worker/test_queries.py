@@ -82,13 +82,21 @@ def test_several_managers_answer_as_one(tmp_path):
         assert queries.checkpoint([0, 1], LIMIT) == [str(tmp_path / f"{rank}") for rank in (0, 1)]
 
 
-def test_an_object_that_two_managers_hold_is_one():
-    transports = group(3)
-    managers = [
-        ReplayBufferManager(t, reward_prioritized_buffer(4), workers=[2]) for t in transports[:2]
-    ]
-    for manager in managers:
-        manager.buffer.extend(objects([1, 2, 3, 4]))
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("filled", ["before", "after"])
+def test_an_object_that_two_managers_hold_is_one(together, filled):
+    transports, managers = group(3), []
+    buffers = [reward_prioritized_buffer(4) for _ in range(2)]
+    for transport, rb in zip(transports[:2], buffers, strict=True):
+        if filled == "before":
+            rb.extend(objects([1, 2, 3, 4]))
+        roles = {"managers": [0, 1] if together else None, "workers": [2]}
+        managers.append(ReplayBufferManager(transport, rb, **roles))
+        if filled == "after":
+            rb.extend(objects([1, 2, 3, 4]))
+    for _ in range(4):  # so that each knows what the other has
+        for manager in managers:
+            manager.step()
     queries, asked = ManagerQueries(transports[2]), threading.Event()
 
     def serve(manager):
