@@ -157,6 +157,14 @@ def set_length(storage: Storage, length: int) -> None:
         del rows[length:]
 
 
+def length_of(storage: TensorStorage) -> int:
+    """Return the number of rows in use (``TensorStorage._len``).
+
+    ``len(storage)`` goes through six Python calls, and a manager asks often.
+    """
+    return int(storage._len)
+
+
 def outer_length(storage: TensorStorage) -> int:
     """Return the length along the first dimension (``TensorStorage._len_along_dim0``).
 

@@ -196,8 +196,9 @@ class Transport(ABC):
             PeerLostError: there is none, and the source is gone; or, waiting for any, a rank is
                 gone that no call has raised this for.
         """
-        self._check_filter(source, tag)
-        seconds = checked_timeout(timeout)
+        if source is not None or tag is not None:
+            self._check_filter(source, tag)
+        seconds = checked_timeout(timeout) if timeout else 0.0
         found = self._find(source, tag)  # without what a wait costs
         if found is not None or not seconds:
             return found
@@ -286,7 +287,8 @@ class Transport(ABC):
         return polled(attempt, seconds)
 
     def _find(self, source: int | None, tag: int | None) -> Envelope | None:
-        self._check_open()
+        if self.closed:
+            self._check_open()
         envelope = self._poll(source, tag)
         # Losses come last: what a rank sent before it was gone is still received.
         if envelope is None and source is None and self._unreported:

@@ -96,7 +96,7 @@ class GlooTransport(MailboxTransport):
 
     def _close(self, seconds: float) -> None:
         end = time.monotonic() + seconds
-        with self._mailboxes.changed:
+        with self._mailboxes.lock:
             self._mailbox.clear()
             self._mailboxes.closed = True
             self._mailboxes.changed.notify_all()

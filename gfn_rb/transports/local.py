@@ -68,37 +68,37 @@ class Mailbox:
 class Mailboxes:
     """The mailboxes of endpoints that live in one process, one for each of ``size`` ranks.
 
-    Every change is made under ``changed``, which wakes the threads that wait for one.
-
     Attributes:
+        lock: held for every change.
+        changed: wakes the threads that wait for a change.
         of: the mailbox of each rank.
         gone: the ranks that are gone, and how that is known.
         closed: True once messages that still arrive are dropped.
     """
 
     def __init__(self, size: int) -> None:
-        # Reentrant: what is called while waiting takes the lock itself.
-        self.changed = threading.Condition(threading.RLock())
+        self.lock = threading.RLock()  # reentrant: what is called while waiting takes it itself
+        self.changed = threading.Condition(self.lock)
         self.of = [Mailbox() for _ in range(size)]
         self.gone: dict[int, str] = {}
         self.closed = False
 
     def put(self, message: QueuedMessage) -> None:
         """Put a message into the mailbox of its receiver."""
-        with self.changed:
+        with self.lock:
             self.of[message.dest].put(message)
             self.changed.notify_all()
 
     def mark_gone(self, rank: int, reason: str) -> None:
         """Record that a rank is gone, and how that is known; the first reason stays."""
-        with self.changed:
+        with self.lock:
             self.gone.setdefault(rank, reason)
             self.changed.notify_all()
 
     def wait(self, attempt: Callable[[], T | None], seconds: float) -> T | None:
         """Call whenever something has changed, until the result is not None, or time is up."""
         end = time.monotonic() + seconds
-        with self.changed:
+        with self.lock:
             while (result := attempt()) is None and (left := end - time.monotonic()) > 0:
                 self.changed.wait(min(left, threading.TIMEOUT_MAX))
         return result
@@ -133,13 +133,13 @@ class QueuedMessage(SendHandle):
 
     def deliver(self) -> None:
         """Record that its sender need not wait for it any more."""
-        with self._mailboxes.changed:
+        with self._mailboxes.lock:
             self.delivered = True
             self._mailboxes.changed.notify_all()
 
     def done(self) -> bool:
         """Return whether it has been delivered; see :meth:`SendHandle.done`."""
-        with self._mailboxes.changed:
+        with self._mailboxes.lock:
             if not self.delivered and self.dest in self._mailboxes.gone:
                 raise PeerLostError(self.dest, self._mailboxes.gone[self.dest])
             return self.delivered
@@ -148,11 +148,11 @@ class QueuedMessage(SendHandle):
 class MailboxTransport(Transport):
     """A transport whose messages arrive in a mailbox, put there by other threads.
 
+    See :class:`Transport` for the other arguments.
+
     Args:
         rank: of this endpoint.
         mailboxes: among which its own is.
-        timeout: how long calls wait that are given no timeout, in seconds.
-        max_nbytes: the largest message that is sent or received.
     """
 
     def __init__(
@@ -171,14 +171,15 @@ class MailboxTransport(Transport):
         return QueuedMessage(self, self.rank, dest, tag, joined(parts, nbytes))
 
     def _poll(self, source: int | None, tag: int | None) -> Envelope | None:
-        with self._mailboxes.changed:
-            for rank in self._mailboxes.gone.keys() - {self.rank} - self.lost:
-                self._mark_lost(rank, self._mailboxes.gone[rank])
+        with self._mailboxes.lock:
+            gone = self._mailboxes.gone
+            for rank in gone.keys() - {self.rank} - self.lost if gone else ():
+                self._mark_lost(rank, gone[rank])
             message = self._mailbox.first(source, tag)
         return None if message is None else message.envelope
 
     def _take(self, envelope: Envelope) -> np.ndarray:
-        with self._mailboxes.changed:
+        with self._mailboxes.lock:
             message = self._mailbox.first(envelope.source, envelope.tag)
             if message is None or message.envelope != envelope:
                 raise self._unknown(envelope)
@@ -192,11 +193,7 @@ class MailboxTransport(Transport):
         return self._mailboxes.wait(attempt, seconds)
 
     def check_present(self, dest: int) -> None:
-        """Return if a rank is there.
-
-        Raises:
-            PeerLostError: it is gone.
-        """
+        """Raise :class:`PeerLostError` if a rank is gone."""
         if dest in self._mailboxes.gone:
             self._mark_lost(dest, self._mailboxes.gone[dest])
             raise self._lost[dest]
@@ -236,14 +233,14 @@ class LocalTransport(MailboxTransport):
 
     def _isend(self, parts: list[Part], nbytes: int, dest: int, tag: int) -> QueuedMessage:
         message = self._queued(parts, nbytes, dest, tag)
-        with self._mailboxes.changed:
+        with self._mailboxes.lock:
             self.check_present(dest)
             self._mailboxes.put(message)
         return message
 
     def _close(self, seconds: float) -> None:
         self._mailboxes.mark_gone(self.rank, "it closed its endpoint")
-        with self._mailboxes.changed:
+        with self._mailboxes.lock:
             self._mailbox.clear()
 
 

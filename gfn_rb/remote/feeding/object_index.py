@@ -20,7 +20,7 @@ from gfn_rb.containers.objects import ObjectKeys, object_keys
 from gfn_rb.errors import ArgumentError, CheckpointMismatchError
 from gfn_rb.keys import INDEX, LOG_REWARD
 from gfn_rb.shapes import Float, Int64
-from gfn_rb.torchrl_compat import all_slots
+from gfn_rb.torchrl_compat import all_slots, length_of
 from gfn_rb.writers.rows import select_rows
 
 _CHUNK = 65_536  # compact rows made whole at a time: all of a storage may be larger than memory
@@ -106,8 +106,8 @@ class ObjectIndex:
         Raises:
             GfnRbError: a row holds what is no object; all rows are then read again next time.
         """
-        rows, length = self._changed(), len(self.storage)
-        emptied = np.arange(length, self._length)
+        length = length_of(self.storage)
+        rows, emptied = self._changed(length), np.arange(length, self._length)
         if len(rows) or len(emptied):
             try:
                 keys = self._read_keys(torch.from_numpy(rows))
@@ -121,12 +121,14 @@ class ObjectIndex:
         return torch.from_numpy(rows)
 
     def read(self, rows: Int64[Tensor, "m"]) -> TensorDictBase:
-        """Return copies of rows as they came, whole where the storage holds them compact.
+        """Return copies of rows on the CPU as they came, whole where they are stored compact.
 
         Args:
             rows: in [0, len(storage)).
         """
         stored = select_rows(all_slots(self.storage), rows, but=(INDEX,))
+        if torch.device(self.storage.device).type != "cpu":
+            stored = stored.cpu()
         return stored if self._compact is None else self._compact.forward(stored)
 
     def log_reward(self, rows: Int64[Tensor, "m"]) -> Float[Tensor, "m"]:
@@ -144,14 +146,16 @@ class ObjectIndex:
         parts = rows.split(_CHUNK) if len(rows) else ()
         return [key for part in parts for key in object_keys(self.read(part))]
 
-    def _changed(self) -> Int64[np.ndarray, "m"]:
+    def _changed(self, length: int) -> Int64[np.ndarray, "m"]:
         """Return the rows to read again, in order."""
         if not self.storage.initialized:
             return np.empty(0, np.int64)
-        if len(self.storage) < self._length:  # it was emptied
+        if length < self._length:  # it was emptied
             self._column.forget()
         rows = self._column.changed(self.storage)
-        return np.arange(len(self.storage)) if rows is None else np.unique(rows.numpy())
+        if rows is None:
+            return np.arange(length)
+        return np.unique(rows.numpy()) if rows.numel() else rows.numpy()
 
     # Finding.
 
@@ -174,7 +178,7 @@ class ObjectIndex:
         """
         number = self.find(keys)
         is_first = _first(keys) == np.arange(len(keys))
-        return np.flatnonzero((number < 0) & is_first), number[number >= 0]
+        return ((number < 0) & is_first).nonzero()[0], number[number >= 0]
 
     def remember(self, keys: Iterable[bytes | None]) -> None:
         """Remember objects, where the storage holds them and where it does not.
@@ -214,7 +218,7 @@ class ObjectIndex:
             self._remembered.update(whole)
             gone = dict.fromkeys([*(gone.keys() - whole.keys()), *self._oldest(self._n_remembered)])
         self._forget(gone)
-        entering = np.flatnonzero(is_new & (first == np.arange(len(first))))
+        entering = (is_new & (first == np.arange(len(first)))).nonzero()[0]
         number[entering] = self._enter([keys[i] for i in entering.tolist()])
         number = number[first]
         np.add.at(self._n_rows, number[is_new], 1)
@@ -251,7 +255,7 @@ class ObjectIndex:
     def state_dict(self) -> dict[str, Any]:
         """Return, row by row, what the storage does not hold."""
         self.refresh()
-        number = self.number[: len(self.storage)]
+        number = self.number[: length_of(self.storage)]
         return {
             "sent": torch.from_numpy(self.sent[number]),
             "given": torch.from_numpy(self.given[number]),
@@ -268,7 +272,7 @@ class ObjectIndex:
         Raises:
             CheckpointMismatchError: it is of another number of rows.
         """
-        n, came = len(self.storage), len(state["arrival"])
+        n, came = length_of(self.storage), len(state["arrival"])
         if came != n:
             raise CheckpointMismatchError(f"index of {came} rows, expected {n} as are stored")
         self._column.forget()

@@ -16,7 +16,7 @@ from gfn_rb.errors import ArgumentError
 from gfn_rb.remote.feeding.feed_policies import POLICIES, check_policy
 from gfn_rb.remote.feeding.object_index import ObjectIndex
 from gfn_rb.shapes import Int64
-from gfn_rb.torchrl_compat import generator_of
+from gfn_rb.torchrl_compat import generator_of, length_of
 
 MAX_QUOTA = 4096  # rows that are fed at a time: diverse ones take time that grows with the square
 
@@ -79,7 +79,7 @@ class Feeder:
     def keep_above(self, threshold: float) -> None:
         """Feed no rows of a lower log-reward than this from now on."""
         if threshold < self.threshold and self.index is not None:
-            self.offer(torch.arange(len(self.index.storage)))
+            self.offer(torch.arange(length_of(self.index.storage)))
         self.threshold = threshold
 
     def state_dict(self) -> dict[str, Any]:
@@ -173,7 +173,7 @@ class Subscriber:
             return None
         self._update_policy()
         rows = self._pick(quota)
-        return self._index.read(rows).cpu() if len(rows) else None
+        return self._index.read(rows) if len(rows) else None
 
     def peek_scores(self) -> list[float]:
         """Return how much the rows are wanted that would be given next."""
@@ -185,7 +185,7 @@ class Subscriber:
 
     def _update_policy(self) -> None:
         """Tell the policy what changed: once for all changes since the last reply."""
-        n_rows, seen = len(self._index.storage), self._n_seen
+        n_rows, seen = length_of(self._index.storage), self._n_seen
         parts = [np.arange(n_rows)] if seen is None else self._feeder.changes.since(seen)
         self._n_seen = self._feeder.changes.n_added
         if not parts:
@@ -216,7 +216,7 @@ class Subscriber:
             rows = self._policy.pick(left)
             self._policy.remove(rows)
             n_offered = len(rows)
-            rows = rows[rows < len(index.storage)]
+            rows = rows[rows < length_of(index.storage)]
             rows = rows[self._is_wanted(rows, index.log_reward(rows))]
             index.given[index.number[rows.numpy()], self.rank] = True
             picked = torch.cat([picked, rows])

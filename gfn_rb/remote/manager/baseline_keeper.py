@@ -20,7 +20,7 @@ from gfn_rb.remote.protocol.membership import LOST, Membership
 from gfn_rb.remote.protocol.messages import PEER_TAG, Kind
 from gfn_rb.remote.protocol.ownership import are_owned, batches_of
 from gfn_rb.shapes import Float
-from gfn_rb.torchrl_compat import mutation_revision
+from gfn_rb.torchrl_compat import length_of, mutation_revision
 from gfn_rb.writers.reward import RewardPrioritizedWriter
 
 _STALE = 256  # the part of a buffer that may change before its order statistics are read again
@@ -198,7 +198,7 @@ class BaselineKeeper:
             return
         self.notice_writes()
         if len(self._managers) == 1:
-            self._held = len(storage)
+            self._held = length_of(storage)
         if not self._levels or (len(self._managers) == 1 and self._held < storage.max_size):
             return
         # A pass over the buffer for each batch would cost more than storing it.

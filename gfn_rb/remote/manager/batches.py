@@ -87,17 +87,17 @@ class BatchHandler:
             store: whether they are to be stored.
         """
         try:
-            with self.watch("store"):
-                log_reward = check_rows(rows, self._below)
-                outcomes = self._store(rows, sender) if store else {"scored": len(rows)}
+            self.watch.switch("store")
+            log_reward = check_rows(rows, self._below)
+            outcomes = self._store(rows, sender) if store else {"scored": len(rows)}
         except Exception as error:  # of a writer, transform or storage that is not known here
             return IngestResult({"refused": len(rows)}, unstored=error)
         self.baseline.written(outcomes.get("stored", 0))
         if store:  # rows to be scored alone are no claim on anybody's room
             self.baseline.observe(log_reward)
         try:
-            with self.watch("score"):
-                return IngestResult(outcomes, *pack(self._score(rows, sender), len(rows)))
+            self.watch.switch("score")
+            return IngestResult(outcomes, *pack(self._score(rows, sender), len(rows)))
         except Exception as error:
             return IngestResult(outcomes, unscored=error)
 

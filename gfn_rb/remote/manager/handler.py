@@ -92,8 +92,8 @@ class MessageHandler:
         source, tag, nbytes = envelope
         frame = None
         try:
-            with self._watch("receive"):
-                frame = self._channel.take(envelope)
+            self._watch.switch("receive")
+            frame = self._channel.take(envelope)
             # Unreadable ones first, whoever sent them: their kind and metadata mean nothing.
             if frame.error is not None:
                 self._handle_unreadable(frame, frame.error)
@@ -279,9 +279,9 @@ class MessageHandler:
     def _next_for(self, rank: int, quota: int | None) -> TensorDictBase | None:
         if rank not in self._feeder.subscribers:
             return None
-        with self._watch("feed"):
-            self._feeder.keep_above(self._baseline.threshold)
-            fed = self._feeder.next_for(rank, quota)
+        self._watch.switch("feed")
+        self._feeder.keep_above(self._baseline.threshold)
+        fed = self._feeder.next_for(rank, quota)
         self._senders[rank].fed += 0 if fed is None else len(fed)
         return fed
 
@@ -317,8 +317,8 @@ class MessageHandler:
             nbytes -= self._unread_answer(dest)
             if unread > MAX_UNREAD or nbytes > MAX_UNREAD_NBYTES:
                 return None
-            with self._watch("reply"):
-                sent = self._channel.send(dest, frame.tag, kind, meta, rows, scores)
+            self._watch.switch("reply")
+            sent = self._channel.send(dest, frame.tag, kind, meta, rows, scores)
             if unread == MAX_UNREAD or nbytes + sent.nbytes > MAX_UNREAD_NBYTES:
                 self.lose(
                     dest,

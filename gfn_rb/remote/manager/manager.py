@@ -213,13 +213,14 @@ class ReplayBufferManager:
         try:
             # Any rank may be next, on any tag. A probe tells which without room for the message,
             # whose size is its sender's choice.
-            with self._watch("idle"):
-                envelope = self.transport.probe(timeout=0.0 if self._handler.questions else timeout)
+            self._watch.switch("idle")
+            envelope = self.transport.probe(timeout=0.0 if self._handler.questions else timeout)
             if envelope is not None:
                 self._handler.receive(envelope)
         except PeerLostError as error:
             self._handler.lose(error.rank, str(error))
             return True
+        self._watch.switch("other")
         answered = self._handler.answer_question(is_idle=envelope is None)
         self._after_step()
         return answered or envelope is not None
@@ -257,7 +258,7 @@ class ReplayBufferManager:
             return None
         self._baseline.value()
         rows = torch.arange(len(index.storage))
-        return index.read(rows[index.log_reward(rows) >= self._baseline.threshold]).cpu()
+        return index.read(rows[index.log_reward(rows) >= self._baseline.threshold])
 
     def timing_summary(self) -> str:
         """Return in one line where the time went."""

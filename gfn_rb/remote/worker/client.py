@@ -456,12 +456,11 @@ class ManagerClient:
         self._give_up([each for each in self.unanswered_by(rank) if each < number])
         error, n = remote_error(rank, meta["error"]) if "error" in meta else None, len(share.rows)
         try:
-            with answer_of(rank):
-                outcomes, scores = _outcomes(meta, n), _scores(meta, message.scores, n)
-                self._next[rank] = _next_scores(meta)
-                self._update_baseline(meta)
-        except RemoteError as nonsense:
-            self._errors.append(nonsense)
+            outcomes, scores = _outcomes(meta, n), _scores(meta, message.scores, n)
+            self._next[rank] = _next_scores(meta)
+            self._update_baseline(meta)
+        except Exception as nonsense:
+            self._errors.append(_nonsense(rank, nonsense))
             self._give_up([number])
             return
         reply = Reply((rank,), n, scores, outcomes, self.baseline, error)
@@ -556,8 +555,12 @@ def answer_of(rank: int) -> Iterator[None]:
     except RemoteError:
         raise
     except Exception as error:
-        why = one_line(f"{type(error).__name__}: {error}")
-        raise RemoteError(rank, f"its answer makes no sense: {why}") from error
+        raise _nonsense(rank, error) from error
+
+
+def _nonsense(rank: int, error: Exception) -> RemoteError:
+    why = one_line(f"{type(error).__name__}: {error}")
+    return RemoteError(rank, f"its answer makes no sense: {why}")
 
 
 def _next_scores(meta: Mapping[str, Any]) -> list[float]:
