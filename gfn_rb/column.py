@@ -27,6 +27,8 @@ from gfn_rb.torchrl_compat import (
     all_slots,
     bump_mutation_revision,
     content_version,
+    entry_of,
+    length_of,
     mutation_revision,
 )
 
@@ -76,7 +78,7 @@ class KeyColumn:
         """
         if is_listed(storage):
             return self._mirror.values(storage)
-        return self._leaf(storage)[: len(storage)]
+        return self._leaf(storage)[: length_of(storage)]
 
     def write(
         self, storage: Storage, index: Int64[Tensor, "m"], value: Shaped[Tensor, "m"]
@@ -206,7 +208,7 @@ class KeyColumn:
         open_shared(storage)
         data = all_slots(storage)
         get = getattr(data, "get", None)  # of a TensorDict, a tensorclass or a dict of tensors
-        raw = None if get is None else get(self.key, None)
+        raw = None if get is None else entry_of(data, self.key)
         if self._plain is None or raw is None or raw is not self._raw:
             plain = self._checked(storage, raw).detach().as_subclass(torch.Tensor)
             self._raw, self._plain = raw, plain.reshape(-1)

@@ -23,6 +23,7 @@ from gfn_rb.keys import (
 from gfn_rb.numerics.flat import flat_rows
 from gfn_rb.numerics.near.hashing import equal_bits
 from gfn_rb.shapes import Bool, Int64, Rows, Shaped
+from gfn_rb.torchrl_compat import entry_of
 
 _IN_NUMPY = {
     *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
@@ -47,11 +48,11 @@ def object_keys(rows: TensorDictBase, at: Int64[Tensor, "m"] | None = None) -> O
     Raises:
         KeyMismatchError, ShapeError, ArgumentError: see :func:`terminating_states`.
     """
-    n, states = len(rows) if at is None else len(at), terminating_states(rows, at)
+    n, states = len(rows if at is None else at), terminating_states(rows, at)
     if states is None:
         return [None] * n
     state, whole = states
-    content, condition = _bytes(state), rows.get(CONDITION, None)
+    content, condition = _bytes(state), entry_of(rows, CONDITION)
     if condition is not None:
         content = np.concatenate([content, _bytes(_at(condition, at))], 1)
     width = content.shape[1]
@@ -136,7 +137,7 @@ def terminating_states(
     if ACTION in held:
         return None
     whole = _one_per_row(rows, IS_TERMINATING, at) if IS_TERMINATING in held else None
-    return _at(rows.get(STATE), at), whole
+    return _at(entry_of(rows, STATE), at), whole
 
 
 def stand_alone(rows: TensorDictBase) -> bool:
@@ -174,7 +175,7 @@ def reduce_to_states(rows: TensorDictBase) -> TensorDictBase:
 
 def _exit_states(rows: Rows, at: Tensor | None, are_directed: bool) -> Shaped[Tensor, "m *S"]:
     """Return the last state before the sink, which of a backward row is its second."""
-    state = rows.get(STATE).detach()
+    state = entry_of(rows, STATE).detach()
     room, length = state.shape[1], _one_per_row(rows, LENGTH, at).cpu().numpy()
     if len(length) and not 1 <= length.min() <= length.max() <= room:
         raise ArgumentError(
@@ -191,8 +192,8 @@ def _exit_states(rows: Rows, at: Tensor | None, are_directed: bool) -> Shaped[Te
 
 def _one_per_row(rows: Rows, key: str, at: Tensor | None) -> Shaped[Tensor, "m"]:
     """Return an entry of shape [n] or [n, 1], which numpy would broadcast against [n]."""
-    value = rows.get(key)
-    if value.numel() != len(rows):
+    value = entry_of(rows, key)
+    if value.numel() != rows.batch_size[0]:
         raise ShapeError(
             f"key {key!r} must hold one value per item, got shape {tuple(value.shape)} for batch "
             f"size {list(rows.batch_size)}"

@@ -171,9 +171,12 @@ class Transport(ABC):
         Raises:
             PeerLostError: the receiver is known to be gone.
         """
-        self._check_open()
-        self._check_rank("dest", dest)
-        _check_tag(tag)
+        if self.closed:
+            self._check_open()
+        if not 0 <= dest < self.size:
+            self._check_rank("dest", dest)
+        if not 0 <= tag <= MAX_TAG:
+            _check_tag(tag)
         parts = [part if isinstance(part, LazyBuffer) else _bytes(part) for part in payload]
         nbytes = sum(part.nbytes for part in parts)
         if nbytes > self.max_nbytes:

@@ -40,6 +40,7 @@ from gfn_rb.storages import is_laid_out, is_listed, open_shared
 from gfn_rb.torchrl_compat import (
     all_slots,
     bump_mutation_revision,
+    entry_of,
     leaves_of,
     map_leaves,
     new_tensordict,
@@ -71,18 +72,19 @@ def scalar_key(data: Rows, key: NestedKey) -> Tensor:
             f"key {key!r} expects data to be a tensor collection, a TensorDict or a tensorclass, "
             f"got a {type(data).__name__}"
         )
-    if data.ndim != 1:
+    batch_size = data.batch_size
+    if len(batch_size) != 1:
         raise ShapeError(
-            f"data must have batch size [n], one entry per item, got {list(data.batch_size)}"
+            f"data must have batch size [n], one entry per item, got {list(batch_size)}"
         )
-    value = data.get(key, None)
+    value = entry_of(data, key)
     if value is None:
         held = sorted(map(str, data.keys(True, True)))
         raise KeyMismatchError(f"data lacks the key {key!r}: it holds {held}")
-    if value.numel() != data.shape[0] or value.dtype == torch.bool or value.is_complex():
+    if value.numel() != batch_size[0] or value.dtype == torch.bool or value.is_complex():
         raise ShapeError(
             f"key {key!r} must hold one number per item, got {value.dtype} of shape "
-            f"{tuple(value.shape)} for batch size {list(data.batch_size)}"
+            f"{tuple(value.shape)} for batch size {list(batch_size)}"
         )
     if not value.is_floating_point():
         exact = value.cpu().to(torch.float64)

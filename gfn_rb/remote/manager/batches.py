@@ -97,13 +97,13 @@ class BatchHandler:
             self.baseline.observe(log_reward)
         try:
             self.watch.switch("score")
-            return IngestResult(outcomes, *pack(self._score(rows, sender), len(rows)))
+            return IngestResult(outcomes, *pack(self._score(rows, sender), rows.batch_size[0]))
         except Exception as error:
             return IngestResult(outcomes, unscored=error)
 
     def _store(self, rows: TensorDictBase, sender: int) -> dict[str, int]:
         """Offer rows to the buffer, and return what became of them."""
-        index, n = self.feeder.index, len(rows)
+        index, n = self.feeder.index, rows.batch_size[0]
         if self._rb is None or index is None:
             return {"scored": n}
         # The buffer may have been written behind the manager's back, by a checkpoint or its owner:

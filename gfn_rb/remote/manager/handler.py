@@ -256,9 +256,10 @@ class MessageHandler:
         except Exception as unfed:  # rows that are stored are answered for all the same
             outcome, error = "cannot answer", unfed
         sender = self._senders[source]
-        sender.count(batches=1, items=len(rows), errors=int(error is not None), **result.outcomes)
+        n = rows.batch_size[0]
+        sender.count(batches=1, items=n, errors=int(error is not None), **result.outcomes)
         if error is not None:
-            self._log(frame, error, outcome, f"{len(rows)} items: ")
+            self._log(frame, error, outcome, f"{n} items: ")
             answer["error"] = describe_error(error)
         self._reply(frame, Kind.SCORES, answer, fed, result.per_row)
 

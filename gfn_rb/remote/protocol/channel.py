@@ -147,8 +147,11 @@ class FrameChannel:
             meta, rows, scores = frame.meta, frame.rows, None
             if meta.get("nested"):
                 rows, scores = _unnested(rows, "rows"), _unnested(rows, "scores")
-            self._check_number(rows)
-            self._check_number(scores)
+            for each in (rows, scores):  # their bytes do not bound rows of no size
+                if each is not None and each.batch_size[0] > self._max_rows:
+                    raise WireError(
+                        f"it has {len(each)} rows, expected max_rows={self._max_rows} at most"
+                    )
             if meta.get("compact"):
                 rows = self._whole(rows, nbytes)
         except (PeerLostError, TransportClosedError, TransportTimeoutError):
@@ -156,11 +159,6 @@ class FrameChannel:
         except (WireError, TransportError) as error:  # the latter of one that was too large
             return ReceivedFrame(source, tag, 0, meta, None, nbytes, error)
         return ReceivedFrame(source, tag, frame.kind, meta, rows, nbytes, None, scores)
-
-    def _check_number(self, rows: TensorDictBase | None) -> None:
-        """Raise if there are more rows than are looked at: bytes do not bound those of no size."""
-        if rows is not None and len(rows) > self._max_rows:
-            raise WireError(f"it has {len(rows)} rows, expected max_rows={self._max_rows} at most")
 
     def _packed(
         self, rows: TensorDictBase | None, meta: dict[str, Any]

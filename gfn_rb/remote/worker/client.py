@@ -198,7 +198,7 @@ class ManagerClient:
             How many rows there was a manager to send to.
         """
         self._n_batches += 1
-        sent = self._send_shares(SentBatch(len(rows), store), rows, None, ready)
+        sent = self._send_shares(SentBatch(rows.batch_size[0], store), rows, None, ready)
         self._count.sent += sent
         return sent
 
@@ -237,7 +237,7 @@ class ManagerClient:
                 # Counted only now: what could not be handed over was not sent.
                 self.sent[meta["id"]] = SentShare(batch, rank, part, where, deadline)
                 batch.unanswered += 1
-                sent += len(part)
+                sent += part.batch_size[0]
                 self._count.batches += 1
                 self._count.bytes_sent += handle.nbytes
         self._count.seconds_sending += time.perf_counter() - start
@@ -454,7 +454,10 @@ class ManagerClient:
         # What it has passed over will not be answered: a transport keeps the order of messages
         # between two ranks, and a manager replies to each before it takes the next.
         self._give_up([each for each in self.unanswered_by(rank) if each < number])
-        error, n = remote_error(rank, meta["error"]) if "error" in meta else None, len(share.rows)
+        error, n = (
+            remote_error(rank, meta["error"]) if "error" in meta else None,
+            share.rows.batch_size[0],
+        )
         try:
             outcomes, scores = _outcomes(meta, n), _scores(meta, message.scores, n)
             self._next[rank] = _next_scores(meta)

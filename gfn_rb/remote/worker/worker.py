@@ -206,20 +206,18 @@ class ReplayBufferWorker:
         """
         rows = items if isinstance(items, TensorDictBase) else items.to_tensordict()
         scalar_key(rows, LOG_REWARD)
-        keys = rows.keys()
-        is_clean = not any(
-            name in keys for name in self._dropped
-        )  # cheaper than to exclude nothing
-        sent = rows if is_clean else rows.exclude(*self._dropped)
+        keys = set(rows.keys())
+        # Cheaper than to exclude nothing.
+        sent = rows if keys.isdisjoint(self._dropped) else rows.exclude(*self._dropped)
         # Whatever can be refused is refused before anything is kept: nothing is half-added.
         if self._pending:
             require_fit(self._pending[-1], sent)
         self.connect()
-        if len(rows):
-            self._sent_keys = set(sent.keys())
+        if n := rows.batch_size[0]:
+            self._sent_keys = keys.difference(self._dropped)
             if self.buffer is not None:  # whose writer may add entries
                 self.buffer.extend(shallow_copy(rows))
-            self.statistics.offered += len(rows)
+            self.statistics.offered += n
             # What waits may be changed by its owner in the meantime.
             self._pending.append(sent if self.frequency == 1 else sent.clone())
         self._adds += 1
@@ -346,22 +344,20 @@ class ReplayBufferWorker:
             ready: the managers that may be sent something, by default all.
         """
         batches, self._pending = self._pending, []
-        left = sum(map(len, batches))
+        left = sum(rows.batch_size[0] for rows in batches)
         try:
             rows = batches[0] if len(batches) == 1 else join_batches(batches)
             if self.payload != "items":
-                rows = reduce_to_states(rows)
-            self.statistics.reduced += left - len(rows)
-            if self.filter is not None and len(rows):
-                kept = self.filter(rows, self.baseline)
-                self.statistics.filtered += len(rows) - len(kept)
+                rows, n = reduce_to_states(rows), left
+                left = len(rows)
+                self.statistics.reduced += n - left
+            if self.filter is not None and left:
+                rows, n = self.filter(rows, self.baseline), left
+                left = len(rows)
+                self.statistics.filtered += n - left
                 self.statistics.refreshes = self.filter.refreshes
-                rows = kept
-            left = len(rows)
-            sent = 0
-            if left:
-                sent = self._client.send(rows, self.payload != "scoring", ready)
-                left -= sent
+            sent = self._client.send(rows, self.payload != "scoring", ready) if left else 0
+            left -= sent
         finally:  # what cannot be sent is accounted for as well
             self.statistics.skipped += left
         return sent > 0

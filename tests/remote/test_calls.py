@@ -1,0 +1,71 @@
+"""Python calls of an exchange, which cost more than its bytes: a bound that holds what was won."""
+
+import sys
+import threading
+
+import pytest
+import torch
+from remote.remote_runs import group
+from tensordict import TensorDict
+
+from gfn_rb import fifo_buffer, reward_prioritized_buffer
+from gfn_rb.remote import NonBlocking, ReplayBufferManager, ReplayBufferWorker, Subscription
+
+ROUNDS = 8
+
+
+def rows(i, n=64):
+    values = torch.arange(i * n, (i + 1) * n)
+    columns = {"state": values[:, None].repeat(1, 16), "log_reward": values.double()}
+    return TensorDict(columns, [n])
+
+
+class Calls:
+    """Counts calls of Python functions, without those that TorchRL's ``extend`` makes."""
+
+    def __init__(self):
+        self.count, self._inside = 0, 0
+
+    def __call__(self, frame, event, arg):
+        is_extend = (
+            frame.f_code.co_name == "wrapper" and "replay_buffers" in frame.f_code.co_filename
+        )
+        if event == "call":
+            self.count += not self._inside
+            self._inside += is_extend
+        elif event == "return":
+            self._inside -= is_extend
+
+    def __enter__(self):
+        sys.setprofile(self)
+        return self
+
+    def __exit__(self, *_):
+        sys.setprofile(None)
+
+
+@pytest.mark.parametrize(("is_fed", "most"), [(False, 440), (True, 740)])
+def test_an_exchange_takes_few_calls_at_worker_and_manager(is_fed, most):
+    mine, theirs = group(2)
+    manager = ReplayBufferManager(mine, reward_prioritized_buffer(10_000))
+    fed = Subscription(fifo_buffer(1000), 16, own=True) if is_fed else None
+    worker = ReplayBufferWorker(theirs, 0, mode=NonBlocking(), subscription=fed)
+    server = threading.Thread(target=manager.step, args=(5.0,))
+    server.start()
+    worker.connect()
+    server.join()
+    calls = Calls()
+    for i in range(2 * ROUNDS):
+        batch = rows(i)
+        if i < ROUNDS:  # what is looked up once
+            worker.extend(batch)
+            manager.step()
+            worker._client.collect()
+            continue
+        with calls:
+            worker.extend(batch)
+            manager.step()
+            worker._client.collect()
+    assert worker.statistics.stored == 2 * ROUNDS * 64
+    assert worker.statistics.fed == is_fed * 2 * ROUNDS * 16
+    assert most / 2 < calls.count / ROUNDS < most
