@@ -47,18 +47,34 @@ def found():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["best", "unique", "diverse", "newest", "newest unique"])
-def test_what_a_killed_process_was_writing_is_undone(found, kind):
-    assert found[kind]["kills"] == KILLS
-
-
-def test_some_kills_came_while_rows_were_written(found):
+def test_what_a_killed_process_was_writing_is_undone(found):
+    for kind in ("best", "unique", "diverse", "newest", "newest unique"):
+        assert found[kind]["kills"] == KILLS
     assert sum(each.get("undone", 0) for each in found.values()) > KILLS // 4
-
-
-def test_the_others_go_on_when_one_of_them_is_killed(found):
     assert found["several"]["kills"] >= 2
     assert found["priorities"]["last"] > 0
+
+
+def _die(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _write_and_die(rb):
+    rb.writer._announce = fifo.mark_update = _die
+    rb.extend(rows(7.0, 8.0))
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_the_next_process_undoes_what_a_killed_one_wrote(writer):
+    rb = shared(LazyTensorStorage(4), WRITERS[writer])
+    rb.extend(rows(1.0, 2.0, 3.0, 4.0))
+    child = mp.get_context("forkserver").Process(target=_write_and_die, args=(rb,))
+    child.start()
+    child.join(60)
+    assert child.exitcode == -signal.SIGKILL
+    assert sorted(rb[:]["log_reward"].tolist()) != [1.0, 2.0, 3.0, 4.0]  # it got so far
+    rb.extend(rows(9.0))
+    assert sorted(rb[:]["log_reward"].tolist()) == [2.0, 3.0, 4.0, 9.0]
 
 
 def _hold_the_lock(rb, is_held):

@@ -1,0 +1,669 @@
+"""What writers do beside what test_oracle.py checks, over rows and storages of every kind."""
+
+import math
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+from factories import DEVICES, assert_equal, journaled, seeded, trajectories, transitions
+from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict, lazy_stack, tensorclass
+from torchrl.data import (
+    CompressedListStorage,
+    LazyMemmapStorage,
+    LazyStackStorage,
+    LazyTensorStorage,
+    ListStorage,
+    ReplayBuffer,
+    RoundRobinWriter,
+    StorageEnsemble,
+    TensorDictMaxValueWriter,
+    TensorDictReplayBuffer,
+    TensorStorage,
+)
+from torchrl.data.replay_buffers.writers import TensorDictRoundRobinWriter
+
+from gfn_rb.buffers import MergedReplayBuffer, fifo_buffer
+from gfn_rb.errors import (
+    ArgumentError,
+    CheckpointMismatchError,
+    KeyMismatchError,
+    NaNError,
+    ShapeError,
+)
+from gfn_rb.samplers import PrioritySampler, RankRewardSampler, SoftmaxRewardSampler
+from gfn_rb.writers import DiversityWriter, FIFOWriter, RewardPrioritizedWriter
+
+LISTS = [ListStorage, LazyStackStorage, CompressedListStorage]
+WRITERS = {
+    "best": RewardPrioritizedWriter,
+    "unique": lambda: RewardPrioritizedWriter(unique="state"),
+    "diverse": DiversityWriter,
+    "newest": FIFOWriter,
+    "newest unique": lambda: FIFOWriter("state"),
+}
+every_writer = pytest.mark.parametrize("writer", WRITERS)
+both_storages = pytest.mark.parametrize("storage", [LazyTensorStorage, ListStorage])
+
+
+@tensorclass
+class Scored:
+    state: torch.Tensor
+    log_reward: torch.Tensor
+
+
+def rows(keys, states=None, dtype=torch.float32, **more):
+    n = len(keys)
+    state = torch.arange(n) if states is None else torch.tensor(states, dtype=torch.int64)
+    data = {"state": state[:, None], "log_reward": torch.tensor(keys, dtype=dtype)}
+    return TensorDict({**data, **more}, [n])
+
+
+def objects(*states, **more):
+    return rows([0.0] * len(states), states, **more)
+
+
+def walk(end, length, key):
+    """A trajectory 0 -> ... -> end of a length of its own."""
+    state = torch.full((length + 1, 1), -1)
+    state[:length] = 0
+    state[length - 1] = end
+    action = torch.ones(length, dtype=torch.int64)
+    key = torch.tensor(key)
+    return TensorDict(state=state, action=action, length=torch.tensor(length), log_reward=key)
+
+
+def buffer(writer="best", capacity=3, storage=LazyTensorStorage, kind=TensorDictReplayBuffer, **kw):
+    writer = WRITERS[writer]() if isinstance(writer, str) else writer
+    return kind(storage=storage(capacity), writer=writer, **kw)
+
+
+def keys(rb):
+    return sorted(rb.storage.get(i).get("log_reward").item() for i in range(len(rb)))
+
+
+def states(rb):
+    return [int(rb.storage.get(i)["state"][0]) for i in range(len(rb))]
+
+
+# Rows.
+
+
+@pytest.mark.parametrize("storage", LISTS)
+@pytest.mark.parametrize(
+    ("writer", "slots"),
+    [
+        ("best", [[0, 1, 2], [0, 2], 1]),
+        ("unique", [[-1, 0, 1], [2, 0], 1]),
+        ("diverse", [[0, 1, -1], [1, 2], 0]),
+        ("newest", [[0, 1, 2], [0, 1], 2]),
+        ("newest unique", [[-1, 0, 1], [2, 0], 1]),
+    ],
+)
+def test_trajectories_of_any_length_are_kept_in_lists(storage, writer, slots):
+    sampler = SoftmaxRewardSampler(temperature=10.0, replacement=True)
+    rb = buffer(writer, storage=storage, sampler=sampler, batch_size=64, generator=seeded())
+    first = [walk(1, 2, 1.0), walk(2, 3, 2.0), walk(1, 4, 0.5)]
+    assert rb.extend(lazy_stack(first)).tolist() == slots[0]
+    assert rb.extend(lazy_stack([walk(3, 2, 5.0), walk(2, 3, 2.0)])).tolist() == slots[1]
+    assert rb.add(walk(7, 9, 9.0)) == slots[2]
+    drawn = rb.sample()
+    assert keys(rb) == sorted(set(drawn["log_reward"].tolist())) == [2.0, 5.0, 9.0]
+    for row in drawn.unbind(0):
+        assert row["state"].shape[0] == row["length"] + 1
+    if storage is ListStorage:
+        rb = buffer(writer, storage=storage, kind=ReplayBuffer)
+        assert rb.extend(first).tolist() == slots[0]  # a list of rows is a batch
+
+
+def wordy(*keys):
+    return rows([float(key) for key in keys], keys).set("word", NonTensorStack(*map(str, keys)))
+
+
+@both_storages
+@every_writer
+def test_words_go_where_their_rows_go(storage, writer):
+    rb, other = (buffer(writer, 4, storage) for _ in range(2))
+    for keys in ((1, 2), (7, 3, 4), (9, 3), (8, 5)):
+        rb.extend(wordy(*keys))
+        for row in rb[:].unbind(0):
+            assert row["word"] == str(row["state"].item())
+    other.extend(wordy(6, 0))
+    if storage is not ListStorage:
+        with pytest.raises(KeyMismatchError, match=r"missing keys \['word'\]"):
+            rb.extend(wordy(7).exclude("word"))
+    drawn = MergedReplayBuffer(rb, other, p="size").sample(20)
+    assert list(drawn["word"]) == [str(each) for each in drawn["state"][:, 0].tolist()]
+
+
+def test_words_cannot_be_journaled_shared_or_on_disk(tmp_path):
+    for options in ({"shared": True}, {"storage": LazyMemmapStorage(4)}, {}):
+        rb = journaled(fifo_buffer(4, **options), None if options else tmp_path / "x")
+        with pytest.raises(ShapeError, match="key 'word' must hold tensors in a buffer with a jo"):
+            rb.extend(wordy(1, 2))
+        assert len(rb) == 0
+    rb.journal.close()
+
+
+@pytest.mark.parametrize("storage", [LazyTensorStorage, ListStorage, LazyStackStorage])
+@every_writer
+def test_rows_of_a_tensorclass_stay_what_they_are(storage, writer):
+    sampler = RankRewardSampler(replacement=True)
+    rb = buffer(writer, 2, storage, ReplayBuffer, sampler=sampler, batch_size=4)
+    for first in (1.0, 4.0):
+        scores = first + torch.arange(3.0)
+        rb.extend(Scored(state=torch.arange(3)[:, None], log_reward=scores, batch_size=[3]))
+    rb.add(Scored(state=torch.tensor([7]), log_reward=torch.tensor(9.0), batch_size=[]))
+    assert keys(rb) == [6.0, 9.0]
+    assert isinstance(rb.sample(), Scored)
+    assert isinstance(rb.storage.get(0), Scored)
+
+
+@both_storages
+def test_whatever_round_robin_takes_fifo_takes(storage):
+    rb = buffer("newest", 3, storage, ReplayBuffer, batch_size=3)
+    assert rb.extend(torch.arange(4)).tolist() == [0, 1, 2, 0]
+    assert rb.add(torch.tensor(9)) == 1
+    assert [int(rb.storage.get(i)) for i in range(3)] == [3, 9, 2]
+    rb = buffer("newest", 4, storage, ReplayBuffer, batch_size=3)
+    rb.extend(torch.ones(3, 2).requires_grad_() * 2.0)
+    rb.add(torch.ones(2).requires_grad_() * 2.0)
+    assert not rb.sample().requires_grad
+    rb = buffer("newest", kind=ReplayBuffer, batch_size=8)
+    tree = {"log_reward": torch.arange(4.0), "pair": (torch.arange(4), torch.ones(4, 2))}
+    assert rb.extend(tree).tolist() == [0, 1, 2, 0]
+    rb.set_sampler(SoftmaxRewardSampler(replacement=True))
+    assert rb.sample()["pair"][1].shape == (8, 2)
+
+
+def test_rows_in_a_list_neither_change_nor_live_with_their_batch():
+    rb, batch = buffer(storage=ListStorage), rows([1.0, 2.0])
+    rb.extend(batch)
+    batch["log_reward"].fill_(7.0)
+    assert keys(rb) == [1.0, 2.0]
+    assert rb.storage.get(0)["state"].untyped_storage().nbytes() == 8
+
+
+@every_writer
+@both_storages
+def test_drawn_rows_come_back_without_what_was_added(writer, storage):
+    rb = buffer(writer, 4, storage, sampler=PrioritySampler(), batch_size=3)
+    rb.extend(rows([1.0, 2.0, 3.0]))
+    drawn = rb.sample().clone().set("buffer_id", torch.zeros(3, dtype=torch.int64))
+    assert {"index", "priority_weight", "draw_log_prob"} < set(drawn.keys())
+    rb.extend(drawn)
+    stored = {name for i in range(len(rb)) for name in rb.storage.get(i).keys()}  # noqa: SIM118
+    assert stored - {"index"} == {"state", "log_reward"}
+
+
+@every_writer
+@both_storages
+def test_gradients_are_cut_off(writer, storage):
+    rb = buffer(writer, storage=storage)
+    for first in (0.0, 5.0):
+        score = (first + torch.arange(3.0)).requires_grad_()
+        rb.extend(objects(0, 1, 2).set("log_reward", score * 1.0))
+        rb.add(objects(0)[0].set("log_reward", score[0] * 2.0))
+        assert not any(rb.storage.get(i)["log_reward"].requires_grad for i in range(len(rb)))
+
+
+@pytest.mark.parametrize("writer", [RoundRobinWriter, TensorDictMaxValueWriter])
+@both_storages
+def test_gradients_that_other_writers_leave_poison_no_draw(writer, storage):
+    options = {} if writer is RoundRobinWriter else {"rank_key": "log_reward"}
+    rb = buffer(writer(**options), 6, storage, batch_size=4)
+    for _ in range(3):
+        rb.extend(objects(0, 1, 2).set("log_reward", torch.arange(3.0).requires_grad_() * 1.0))
+        for sampler in (SoftmaxRewardSampler, RankRewardSampler, PrioritySampler):
+            rb.set_sampler(sampler())
+            rb.sample()
+
+
+def stacks(first, length=3):
+    """Two rows, each a stack of two members whose shapes differ."""
+    members = [
+        TensorDict({"state": torch.arange(first, first + 2)[:, None].expand(-1, n)}, [2])
+        for n in (4, length)
+    ]
+    return LazyStackedTensorDict(*members, stack_dim=1)
+
+
+@pytest.mark.parametrize("kind", [ReplayBuffer, TensorDictReplayBuffer])
+def test_rows_are_stacks_of_members_that_differ_in_shape(kind):
+    rb = buffer("newest", kind=kind)
+    for first, slots in ((0, [0, 1]), (2, [2, 0])):
+        assert rb.extend(stacks(first)).tolist() == slots
+    wide, narrow = rb[:].unbind(1)
+    assert wide["state"].tolist() == [[value] * 4 for value in (3, 1, 2)]
+    assert narrow["state"].tolist() == [[value] * 3 for value in (3, 1, 2)]
+    with pytest.raises(ShapeError, match=r"'1', 'state'.*\(2,\).*\(3,\)"):
+        rb.extend(stacks(7, length=2))
+    assert rb[:][:, 0]["state"][:, 0].tolist() == [3, 1, 2]
+
+
+@every_writer
+@pytest.mark.parametrize("n_stored", [0, 3])
+def test_an_empty_batch_is_nothing_to_write(writer, n_stored):
+    rb = buffer(writer)
+    rb.extend(rows([1.0] * n_stored))
+    assert rb.extend(rows([])).tolist() == []
+    assert (len(rb), rb.write_count) == (n_stored, n_stored)
+
+
+def test_a_key_of_shape_n_1():
+    rb, batch = buffer(), rows([1.0, 2.0])
+    rb.extend(batch.set("log_reward", batch["log_reward"][:, None]))
+    assert rb[:]["log_reward"].tolist() == [[1.0], [2.0]]
+
+
+# Bad rows.
+
+
+@pytest.mark.parametrize(
+    ("spoil", "error", "message"),
+    [
+        (lambda b: b.exclude("log_reward"), KeyMismatchError, r"'log_reward'"),
+        (lambda b: b.exclude("state"), KeyMismatchError, r"missing keys \['state'\]"),
+        (lambda b: b.set("extra", b["state"]), KeyMismatchError, r"unknown keys \['extra'\]"),
+        (lambda b: b.set("log_reward", torch.full((2,), math.nan)), NaNError, "is NaN in"),
+        (lambda b: b.set("log_reward", torch.zeros(2, 3)), ShapeError, "2, 3|log_reward"),
+        (lambda b: b.set("log_reward", torch.zeros(2).long()), ShapeError, "int64.*float32"),
+        (lambda b: b.set("state", torch.zeros(2, 4).long()), ShapeError, r"\(4,\).*\(1,\)"),
+        (lambda b: b.set("state", torch.zeros(2, 1)), ShapeError, "float32.*int64"),
+        (lambda b: b.unsqueeze(0), ShapeError, r"batch size \[n\].*\[1, 2\]"),
+    ],
+)
+def test_bad_rows_are_named_and_nothing_is_written(spoil, error, message):
+    writers = ("best",) if "n\\]" in message or error is NaNError else ("best", "newest")
+    for writer in writers:  # the newest may be NaN
+        rb = buffer(writer)
+        rb.extend(rows([1.0]))
+        for write in (rb.extend, lambda batch, rb=rb: rb.add(batch[0])):
+            with pytest.raises(error, match=message) as caught:
+                write(spoil(rows([7.0, 8.0])))
+            assert "\n" not in str(caught.value)
+            assert keys(rb) == [1.0]
+            assert rb.write_count == 1
+        assert rb.extend(rows([2.0])).tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    ("index", "key", "error", "message"),
+    [
+        ([2], [1.0], ArgumentError, "stored items, 0 to 1, got 2 to 2"),
+        ([-1, 0], [1.0, 2.0], ArgumentError, "got -1 to 0"),
+        ([0], [1.0, 2.0], ShapeError, "one length, got 1 and 2"),
+        ([0], [math.nan], NaNError, "NaN in 1 of 1"),
+    ],
+)
+def test_bad_updates_are_named_and_nothing_is_changed(index, key, error, message, unchecked):
+    rb = buffer()
+    rb.extend(rows([1.0, 2.0]))
+    with pytest.raises(error, match=message):
+        rb.writer.update(torch.tensor(index), torch.tensor(key))
+    assert keys(rb) == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("offer", ["add", "extend"])
+@pytest.mark.parametrize("data", [{"log_reward": torch.zeros(2)}, torch.zeros(2)])
+def test_data_that_are_no_rows_are_named(offer, data):
+    writer = RewardPrioritizedWriter()
+    writer.register_storage(LazyTensorStorage(4))
+    # TensorDictMaxValueWriter raises a RuntimeError, which code written for it catches.
+    with pytest.raises(RuntimeError, match="data") as caught:
+        getattr(writer, offer)(data)
+    assert isinstance(caught.value, ShapeError)
+    assert isinstance(caught.value, ValueError)
+
+
+def test_rows_in_a_list_that_lack_the_key_or_hold_several():
+    rb = buffer(storage=ListStorage, capacity=2)
+    for row, error, message in [
+        (rows([1.0]).exclude("log_reward"), KeyMismatchError, "'log_reward'.*holds.*'state'"),
+        (rows([[1.0, 2.0]]), ShapeError, r"one number per row, got shape \(2,\)"),
+        (torch.zeros(1), KeyMismatchError, "which holds Tensor"),
+    ]:
+        rb.storage.set([0, 1], [row[0], row[0]])
+        with pytest.raises(error, match=message):
+            rb.extend(rows([5.0]))
+        assert len(rb) == 2
+
+
+# Objects.
+
+
+@pytest.mark.parametrize("writer", ["unique", "newest unique"])
+def test_trajectories_are_told_apart_by_their_end_and_condition(writer):
+    rb = buffer(writer, 8)
+    assert rb.extend(trajectories([1, 2, 1])).tolist() == [-1, 0, 1]
+    assert rb.extend(trajectories([2, 3], length=1, n_steps=2)).tolist() == [0, 2]
+    condition = torch.tensor([[0.1], [0.2], [0.1], [-0.0], [0.0]])
+    offered = objects(1, 1, 1, 2, 2, condition=condition)
+    assert buffer(writer, 8).extend(offered).tolist() == [-1, 0, 1, -1, 2]
+    large = objects(2**53, 2**53 + 1, condition=torch.full((2, 1), 0.5))
+    assert buffer(writer).extend(large).tolist() == [0, 1]  # floats do not tell them apart
+
+
+@pytest.mark.parametrize(
+    ("unique", "slots"),
+    [
+        ("serial", [-1, 0, 1]),
+        (["serial", "state"], [0, 1, 2]),
+        (lambda td: td["serial"], [-1, 0, 1]),
+        (lambda td: torch.stack([td["serial"], td["state"][:, 0] % 2], 1), [0, 1, 2]),
+    ],
+)
+def test_fingerprints_of_several_columns_and_of_any_key_tell_objects_apart(unique, slots):
+    rb = buffer(RewardPrioritizedWriter(unique=unique))
+    assert rb.extend(objects(1, 2, 3, serial=torch.tensor([7, 7, 8]))).tolist() == slots
+
+
+def test_rows_that_others_stored_twice_are_left_and_the_first_is_refreshed():
+    rb = buffer("unique")
+    rb.storage.set(torch.arange(3), rows([1.0, 2.0, 3.0], [1, 1, 2]))
+    assert rb.extend(rows([0.5], [1])).tolist() == [0]
+    assert rb[:]["log_reward"].tolist() == [0.5, 2.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("unique", "offered", "error", "message"),
+    [
+        ("state", transitions([1]), ArgumentError, "got transitions"),
+        ("state", objects(1, 2, is_terminating=torch.tensor([True, False])), ArgumentError, "1 of"),
+        ("state", objects(1).exclude("state"), KeyMismatchError, "lack 'state'"),
+        ("x", objects(1), KeyMismatchError, "lacks.*'x'"),
+        (["state", "x"], objects(1), KeyMismatchError, "lacks.*'x'"),
+        (lambda td: td["log_reward"], objects(1), ShapeError, "int64.*float32"),
+        (lambda td: td["state"][:1, 0], objects(1, 2), ShapeError, "2 fingerprints.*got 1"),
+        (lambda td: None, objects(1), ShapeError, "int64.*None"),
+    ],
+)
+@pytest.mark.parametrize("writer", [RewardPrioritizedWriter, FIFOWriter])
+def test_rows_without_an_identity_are_named(writer, unique, offered, error, message):
+    rb = buffer(writer(unique=unique))
+    for _ in range(2):
+        with pytest.raises(error, match=message):
+            rb.extend(offered)
+        assert len(rb) == 0
+
+
+def offer(rb, states, key):
+    rb.extend(rows([key] * len(states), states))
+
+
+@pytest.mark.parametrize("writer", ["unique", "newest unique"])
+def test_processes_that_share_a_buffer_find_each_others_objects(writer):
+    rb = buffer(writer, 4, shared=True)
+    offer(rb, [1, 2, 3], 0.0)
+    for some, key in [([2, 4], 1.0), ([5, 1], 3.0)]:
+        process = mp.get_context("forkserver").Process(target=offer, args=(rb, some, key))
+        process.start()
+        process.join()
+        assert process.exitcode == 0
+        offer(rb, some[:1], key + 1)
+    # 3 is the oldest and lowest, and gives way to 5; 1 and 5 were refreshed.
+    assert dict(zip(states(rb), rb[:]["log_reward"].tolist(), strict=True)) == {
+        **{2: 2.0, 4: 1.0},
+        **{5: 4.0, 1: 3.0},
+    }
+
+
+def _replace_in_child(rb, event):
+    event.wait()
+    rb.extend(objects(*range(48, 64)))
+
+
+def test_ties_are_decided_by_age_whoever_wrote_last():
+    # Two blocks of 16 rows: the parent knows which block holds the oldest row, then the child
+    # replaces all rows of that block.
+    rb = buffer(capacity=32, batch_size=4, shared=True)
+    rb.extend(objects(*range(32)))
+    context = mp.get_context()
+    event = context.Event()
+    child = context.Process(target=_replace_in_child, args=(rb, event))
+    child.start()  # moves all into shared memory
+    rb.extend(objects(*range(32, 47)))
+    rb.extend(objects(47))
+    event.set()
+    child.join(120)
+    assert child.exitcode == 0
+    rb.extend(objects(64))
+    assert sorted(states(rb)) == list(range(33, 65))
+
+
+# Storages.
+
+
+def test_ten_thousand_items_in_batches_of_any_size():
+    generator, everything = seeded(), []
+    rb = buffer(capacity=700)
+    for size in torch.randint(1, 400, (50,), generator=generator).tolist():
+        some = torch.randn(size, generator=generator).mul(3).round().tolist()
+        rb.extend(rows(some, range(len(everything), len(everything) + size)))
+        everything += some
+    best = sorted(((key, i) for i, key in enumerate(everything)), reverse=True)[:700]
+    assert sorted(zip(rb[:]["log_reward"].tolist(), states(rb), strict=True)) == sorted(best)
+
+
+@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])
+def test_what_is_stored_is_as_by_torchrls_writer(storage):
+    generator, n_rows = seeded(), 0
+    ours = buffer(FIFOWriter(track_generations=True), 7, storage)
+    theirs = buffer(TensorDictRoundRobinWriter(track_generations=True), 7, storage)
+    for _ in range(30):
+        n = int(torch.randint(1, 8, (), generator=generator))
+        one, other = (objects(*range(n_rows, n_rows + n)) for _ in range(2))
+        n_rows += n
+        assert torch.equal(ours.extend(one), theirs.extend(other))
+        assert (one == other).all()
+        assert (ours[:] == theirs[:]).all()
+        assert ours.add(one[0]) == theirs.add(other[0])
+        assert ours.storage._last_cursor_index == theirs.storage._last_cursor_index
+        assert ours.writer.state_dict().keys() == theirs.writer.state_dict().keys()
+        for name, value in theirs.writer.state_dict().items():
+            assert_equal(ours.writer.state_dict()[name], value)
+
+
+def test_stored_rows_can_be_stored_again():
+    rb = buffer("newest", 5)
+    rb.extend(objects(0, 1, 2, 3))
+    assert rb.extend(rb[1:4]).tolist() == [4, 0, 1]
+    assert states(rb) == [2, 3, 2, 3, 1]
+    assert rb.extend(rb[1:5]).tolist() == [2, 3, 4, 0]
+    assert states(rb) == [1, 3, 3, 2, 3]
+
+
+def test_a_list_without_bound_grows():
+    writer, generator = RewardPrioritizedWriter(unique="state"), seeded()
+    rb = TensorDictReplayBuffer(
+        storage=ListStorage(), writer=writer, sampler=PrioritySampler(), batch_size=8
+    )
+    for _ in range(6):
+        rb.extend(objects(*torch.randint(0, 5000, (500,), generator=generator).tolist()))
+        rb.sample()
+    assert len(states(rb)) == len(set(states(rb))) > 2048
+    assert rb.writer.threshold == -math.inf
+    assert rb.writer.state_dict()["rank"].shape == (len(rb),)
+
+
+@both_storages
+@every_writer
+@pytest.mark.parametrize("filled_by", ["set", "writer", "state_dict"])
+def test_a_full_storage_of_ties_that_others_filled_takes_one_more(storage, writer, filled_by):
+    others, rb = rows([0.0, 0.0, 1.0], [5, 6, 7]), buffer(writer, storage=storage)
+    if filled_by == "set":
+        rb.storage.set(torch.arange(3), others)
+    else:
+        other = TensorDictReplayBuffer(
+            storage=rb.storage if filled_by == "writer" else storage(3),
+            writer=TensorDictMaxValueWriter(rank_key="log_reward"),
+        )
+        other.extend(others)
+        if filled_by == "state_dict":
+            rb.storage.load_state_dict(other.storage.state_dict())
+    assert rb.extend(objects(8)).tolist() == [0]
+    assert keys(rb) == [0.0, 0.0, 1.0]
+    assert states(rb) == [8, 6, 7]
+
+
+def test_fifo_goes_on_behind_rows_of_others():
+    rb = buffer("newest", 4)
+    rb.storage.set(torch.arange(2), rows([0.0, 1.0]))
+    assert rb.extend(rows([2.0])).tolist() == [2]
+    assert rb.add(rows([3.0])[0]) == 3
+    assert keys(rb) == [0.0, 1.0, 2.0, 3.0]
+    assert rb.extend(rows([4.0])).tolist() == [0]
+
+
+def test_fifo_keeps_the_newest_steps_of_a_storage_of_several_dimensions():
+    rb = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(6, ndim=2), writer=FIFOWriter(), batch_size=4
+    )
+    for first in (0.0, 2.0):
+        steps = torch.arange(4.0).view(2, 2) + first  # of two episodes
+        index = rb.extend(TensorDict({"log_reward": steps}, [2, 2]))
+    assert index.tolist() == [[2, 0], [2, 1], [0, 0], [0, 1]]
+    assert rb.storage[:]["log_reward"].tolist() == [[3.0, 5.0], [1.0, 3.0], [2.0, 4.0]]
+    with pytest.raises(ShapeError, match="does not fit"):
+        rb.extend(TensorDict({"log_reward": torch.zeros(3, 2)}, [3, 2]))
+
+
+def test_storages_without_a_row_for_each_item_are_refused_with_the_reason():
+    flat = LazyTensorStorage(3)
+    for storage, message in [
+        (LazyTensorStorage(3, ndim=2), "ndim=1, got ndim=2: a slot would hold several items"),
+        (StorageEnsemble(flat, flat, transforms=[None, None]), "got StorageEnsemble"),
+    ]:
+        for writer in ("best", "diverse", "newest unique"):
+            with pytest.raises(ShapeError, match=message):
+                WRITERS[writer]().register_storage(storage)
+
+
+def test_a_storage_that_another_process_lays_out():
+    rb = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(3, shared_init=True), writer=RewardPrioritizedWriter()
+    )
+    view = object.__new__(LazyTensorStorage)
+    view.__dict__.update(rb._storage.__dict__)  # shares what processes share
+    other = TensorDictReplayBuffer(storage=view, writer=RewardPrioritizedWriter(), batch_size=2)
+    assert other.writer.threshold == -math.inf
+    rb.extend(rows([1.0, 5.0, 3.0]))
+    assert (len(other), other._storage.initialized) == (3, False)
+    assert other.extend(rows([2.0])).tolist() == [0]
+    assert keys(rb) == keys(other) == [2.0, 3.0, 5.0]
+    assert rb.writer.threshold == 2.0
+
+
+def test_a_storage_laid_out_without_entries_takes_the_layout_of_its_first_rows():
+    storage = TensorStorage(TensorDict(batch_size=[4]))  # as TorchRL counts, of 4 rows of nothing
+    rb = TensorDictReplayBuffer(storage=storage, writer=FIFOWriter())
+    for some, slots in ([1.0, 2.0, 3.0], [0, 1, 2]), ([4.0, 5.0], [3, 0]):
+        assert rb.extend(rows(some)).tolist() == slots
+    assert rb[:]["log_reward"].tolist() == [5.0, 2.0, 3.0, 4.0]
+    with pytest.raises(KeyMismatchError, match=r"unknown keys \['extra'\]"):
+        rb.extend(rows([7.0], extra=torch.zeros(1)))
+
+
+# Keys.
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    "dtype", [torch.int64, torch.int32, torch.uint8, torch.float64, torch.bfloat16]
+)
+@pytest.mark.parametrize("largest", [True, False])
+def test_keys_of_any_kind_of_number(dtype, largest, device):
+    highest = {torch.uint8: 255, torch.bfloat16: 255, torch.int32: 2**31 - 1}.get(dtype, 2**53 - 1)
+    values = [highest - 1, 0, highest, 3, highest - 2]
+    rb = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(3, device=device),
+        writer=RewardPrioritizedWriter(largest=largest),
+        sampler=RankRewardSampler(),
+        batch_size=2,
+    )
+    assert rb.writer.threshold == (-math.inf if largest else math.inf)
+    for value in values:
+        rb.extend(rows([value], dtype=dtype).to(device))
+    kept = sorted(values, reverse=largest)[:3]
+    assert sorted(rb[:]["log_reward"].tolist(), reverse=largest) == kept
+    assert rb.writer.threshold == kept[-1]
+    assert rb.sample()["log_reward"].dtype == dtype
+    rb.writer.update(torch.tensor([0, 1, 2]), torch.tensor([1, 2, 3], dtype=dtype))
+    assert rb.writer.threshold == (1 if largest else 3)
+
+
+@pytest.mark.parametrize("key", [2**53, -(2**53), -(2**63)])
+def test_integers_that_floats_do_not_tell_apart_are_refused(key):
+    rb = buffer()
+    with pytest.raises(ArgumentError, match=rf"below 2\^53.*got {min(key, 0)} to {max(key, 0)}"):
+        rb.extend(rows([key, 0], dtype=torch.int64))
+    assert len(rb) == 0
+
+
+# State.
+
+
+@every_writer
+def test_a_state_is_taken_before_there_is_a_storage(writer, tmp_path):
+    rb = buffer(writer)
+    rb.extend(objects(0, 1, 2, 3, 4))
+    rb.writer.dumps(tmp_path)
+    state, expected = rb.writer.state_dict(), rb[:].clone()
+    more = objects(7, 8)
+    rb.extend(more.clone())
+    for take in (lambda w: w.load_state_dict(state), lambda w: w.loads(tmp_path)):
+        again = WRITERS[writer]()
+        take(again)
+        assert again.state_dict().keys() == state.keys()
+        late = buffer(again)
+        late.storage.set(torch.arange(3), expected)
+        late.extend(more.clone())
+        assert states(late) == states(rb)
+
+
+def far_apart(a, b):
+    return torch.cdist(a.double(), b.double(), 1)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "named"),
+    [
+        (RewardPrioritizedWriter(tie="oldest"), RewardPrioritizedWriter(), "tie"),
+        (RewardPrioritizedWriter(), RewardPrioritizedWriter(unique="state"), "unique"),
+        (
+            RewardPrioritizedWriter(unique=lambda td: td["state"][:, 0]),
+            RewardPrioritizedWriter(unique="state"),
+            "unique",
+        ),
+        (FIFOWriter("state", "keep"), FIFOWriter("state"), "unique"),
+        (FIFOWriter("state"), FIFOWriter(), "unique"),
+        (FIFOWriter(), FIFOWriter("state"), "unique"),
+        (RewardPrioritizedWriter(), FIFOWriter(), "holds.*'tie'"),
+        (DiversityWriter(cutoff_distance=1.0), DiversityWriter(cutoff_distance=2.0), "cutoff_dist"),
+        (DiversityWriter(), DiversityWriter(p=2.0), "p="),
+        (DiversityWriter(), DiversityWriter(tie="oldest"), "tie"),
+        (DiversityWriter(), DiversityWriter(largest=False), "largest"),
+        (DiversityWriter(distance=far_apart), DiversityWriter(), "p='far_apart'"),
+    ],
+)
+def test_a_state_of_another_configuration_is_refused(one, other, named):
+    rb, target = buffer(one), buffer(other)
+    rb.extend(rows([1.0, 2.0]))
+    with pytest.raises(CheckpointMismatchError, match=named) as caught:
+        target.writer.load_state_dict(rb.writer.state_dict())
+    assert "expected" in str(caught.value)
+
+
+@pytest.mark.parametrize("writer", ["best", "newest"])
+def test_the_state_of_a_smaller_buffer_is_refused(writer):
+    small = buffer(writer, 2)
+    small.extend(rows([1.0, 2.0]))
+    with pytest.raises(CheckpointMismatchError, match="state is of 2 slots, expected 4"):
+        buffer(writer, 4).load_state_dict(small.state_dict())
+
+
+def test_a_state_of_more_rows_than_slots_is_refused_when_these_are_known():
+    rb, again = buffer(), RewardPrioritizedWriter()
+    rb.extend(rows([0.0, 0.0, 0.0]))
+    again.load_state_dict(rb.writer.state_dict())
+    with pytest.raises(CheckpointMismatchError, match="3 items, expected at most 2"):
+        again.register_storage(LazyTensorStorage(2))
