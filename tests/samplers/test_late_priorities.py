@@ -66,14 +66,6 @@ def test_priorities_of_rows_that_a_shorter_buffer_lost_are_late(key):
     assert fits(rb, torch.tensor([0.5, 0.5], dtype=torch.float64))
 
 
-def test_a_single_row_that_is_added_brings_its_own_priority():
-    rb = buffer([1.0, 1.0], alpha=1.0, eps=0.0, replacement="auto", priority_key="loss")
-    rb.sample(2)
-    slot = rb.add(rows(1, loss=torch.tensor([3.0]))[0])
-    assert rb.sampler.n_late == 0
-    assert fits(rb, torch.tensor([0.25, 0.25]).double().index_fill(0, torch.tensor([slot]), 0.75))
-
-
 # The same slot, drawn before and after it was overwritten.
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
-from torchrl.data.replay_buffers.scheduler import LinearScheduler, StepScheduler
+from torchrl.data.replay_buffers.scheduler import LinearScheduler
 
 from gfn_rb.errors import ArgumentError, CheckpointMismatchError
 from gfn_rb.samplers import (
@@ -59,22 +59,6 @@ def test_linear_schedules(kind, name, start, end, bad):
         assert getattr(rb.sampler, name) == pytest.approx(expected)
         assert draws_like(rb, kind, name, getattr(rb.sampler, name))
     assert not draws_like(rb, kind, name, start)
-
-
-@parameters
-@pytest.mark.parametrize("mode", ["additive", "multiplicative"])
-def test_schedules_by_steps(kind, name, start, end, bad, mode):
-    gamma = (end - start) / 3 if mode == "additive" else (end / start) ** (1 / 3)
-    rb = buffer(kind, **{name: start})
-    anneal = StepScheduler(rb, name, gamma=gamma, n_steps=2, mode=mode, min_value=end)
-    value = start
-    for i in range(1, 9):
-        anneal.step()
-        if i % 2 == 0:
-            value = max(value + gamma if mode == "additive" else value * gamma, end)
-        assert getattr(rb.sampler, name) == pytest.approx(value, rel=1e-12)
-        assert draws_like(rb, kind, name, getattr(rb.sampler, name))
-    assert value == pytest.approx(end)
 
 
 @parameters

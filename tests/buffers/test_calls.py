@@ -1,4 +1,4 @@
-"""How many calls of the package's functions a batch takes on its way into a buffer."""
+"""How many calls of the package's functions a batch takes into a buffer, and a draw out of it."""
 
 import sys
 
@@ -52,3 +52,6 @@ def test_a_batch_takes_few_calls(options, most):
     offered = rows(99, wins)
     assert calls_of(lambda: rb.extend(offered)) <= most
     assert int((rb[:]["log_reward"] >= 1e4).sum()) == N // 2 - 1
+    rb.sample()
+    if not options:
+        assert 10 < calls_of(rb.sample) <= 30
