@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+
 import numpy as np
 import pytest
 import torch
@@ -17,6 +20,13 @@ from gfn_rb.envs import EnumerableEnv, GFNEnv, SequenceEnv
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 SINK = -1
+
+
+def in_fresh_process(work, *args):
+    """What a function returns in a process without other threads, in which it may fork."""
+    context = multiprocessing.get_context("forkserver")
+    with ProcessPoolExecutor(1, mp_context=context) as pool:
+        return pool.submit(work, *args).result()
 
 
 def seeded(seed: int = 0) -> torch.Generator:

@@ -14,8 +14,6 @@ refused    the disk is full at times, and the folder not its to write to
 orphan     it has forked, and what it forked lives on when the next one opens the journal
 threads    three threads extend, one of which dies of an error
 rank       a manager extends, and a worker sends; what its manager answered is acknowledged
-
-    python journal_kill.py FOLDER N_KILLS SEED
 """
 
 from __future__ import annotations
@@ -27,7 +25,6 @@ import random
 import resource
 import select
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -357,7 +354,3 @@ def kill_loop(folder: Path, n_kills: int, seed: int) -> dict[str, Any]:
         wrong += [f"{i}: {name}, {kind}, {sync}: {each}" for each in found_wrong]
     batches = {path.stem: n for path, n in n_found.items()}
     return {"killed": killed, "wrong": wrong, "batches": batches}
-
-
-if __name__ == "__main__":
-    print(json.dumps(kill_loop(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))))

@@ -36,7 +36,8 @@ from torchrl.data import (
     TensorStorage,
 )
 from torchrl.data.replay_buffers.samplers import ConsumingSampler
-from torchrl.envs.transforms import Compose, ExcludeTransform, RewardScaling, Transform
+from torchrl.data.replay_buffers.scheduler import LambdaScheduler, LinearScheduler, StepScheduler
+from torchrl.envs.transforms import Compose, ExcludeTransform, Transform
 
 from gfn_rb.buffers import (
     MergedReplayBuffer,
@@ -47,8 +48,14 @@ from gfn_rb.buffers import (
     terminating_state_buffer,
     transition_buffer,
 )
-from gfn_rb.checkpoint import load_checkpoint, load_state, save_checkpoint
-from gfn_rb.samplers import PrioritySampler, QuantileRewardSampler, RankRewardSampler
+from gfn_rb.checkpoint import load_checkpoint, load_state, save_checkpoint, schedule_state
+from gfn_rb.errors import CheckpointError
+from gfn_rb.samplers import (
+    PrioritySampler,
+    QuantileRewardSampler,
+    RankRewardSampler,
+    SoftmaxRewardSampler,
+)
 
 # Every kind of part, into a fresh buffer and into one in use.
 
@@ -202,23 +209,6 @@ def test_any_kind_continues(kind: str, fresh: bool, n: int, tmp_path: Path) -> N
     continue_both(rb, restored(rb, target, tmp_path), make_rows)
 
 
-def test_an_annealed_temperature_comes_back(tmp_path: Path) -> None:
-    rb, target = reward_prioritized_buffer(5), reward_prioritized_buffer(5)
-    rb.extend(rows(5))
-    rb.sampler.temperature = 0.25
-    assert restored(rb, target, tmp_path).sampler.temperature == 0.25
-
-
-def test_relabelled_rewards_come_back(tmp_path: Path) -> None:
-    rb, target = reward_prioritized_buffer(3), reward_prioritized_buffer(3)
-    rb.extend(rows(3))
-    rb.writer.update(torch.arange(3), torch.tensor([5.0, 7.0, 6.0]))
-    restored(rb, target, tmp_path)
-    assert target.writer.threshold == 5.0
-    better = rows(2).set("log_reward", torch.tensor([5.5, 4.0]))
-    assert target.extend(better).tolist() == [0, -1]
-
-
 # Things that are easily forgotten.
 
 
@@ -282,22 +272,8 @@ def test_the_generator_given_to_the_buffer_is_the_one_that_is_restored(tmp_path:
     assert target._rng is mine
     assert target.sampler._rng is mine
     assert torch.equal(mine.get_state(), rb._rng.get_state())
-
-
-def test_a_buffer_without_generator_gets_one(tmp_path: Path) -> None:
-    continue_both(rb := used(buffer()), restored(rb, buffer(generator=None), tmp_path))
-
-
-def test_batch_size_is_restored(tmp_path: Path) -> None:
-    assert restored(used(buffer()), buffer(batch_size=9), tmp_path).sample().shape == (4,)
-
-
-def test_a_smaller_content_replaces_a_larger_one(tmp_path: Path) -> None:
-    rb = buffer()
-    rb.extend(rows(5))
-    target = restored(rb, used(buffer(), n=CAPACITY), tmp_path)
-    assert len(target) == 5
-    continue_both(rb, target, n=2)
+    without = restored(rb, buffer(generator=None, batch_size=9), tmp_path)  # which gets one
+    assert without.sample().shape == (4,)
 
 
 @pytest.mark.parametrize("fresh", [True, False], ids=["fresh", "in use"])
@@ -329,57 +305,50 @@ def test_a_buffer_that_is_saved_goes_on_undisturbed(tmp_path: Path) -> None:
 
 # Rows that are not TensorDicts, and more dimensions than one.
 
+OTHERS: dict[str, tuple[Callable[[], Any], Callable[[int], Any], int]] = {
+    **{
+        f"{rows}, {name}": (
+            lambda make=make: ReplayBuffer(
+                storage=make(), writer=RoundRobinWriter(), batch_size=3, generator=generator()
+            ),
+            make_rows,
+            12,
+        )
+        for name, make in STORAGES.items()
+        for rows, make_rows in {
+            "tensor": lambda n: torch.randn(n, 3),
+            "dict": lambda n: {"a": torch.randn(n), "b": (torch.randn(n, 2), torch.arange(n))},
+        }.items()
+    },
+    **{
+        f"{rows} of two dimensions": (
+            lambda: ReplayBuffer(
+                storage=LazyTensorStorage(20, ndim=2),
+                batch_size=4,
+                generator=generator(),
+                dim_extend=0,
+            ),
+            make_rows,
+            5,
+        )
+        for rows, make_rows in {
+            "tensor": lambda n: torch.randn(n, 3),
+            "TensorDict": lambda n: TensorDict({"x": torch.randn(n, 3, 2)}, [n, 3]),
+        }.items()
+    },
+}
+
 
 @pytest.mark.parametrize("fresh", [True, False], ids=["fresh", "in use"])
-@pytest.mark.parametrize("storage", STORAGES)
-@pytest.mark.parametrize(
-    "make_rows",
-    [
-        lambda n: torch.randn(n, 3),
-        lambda n: {"a": torch.randn(n), "b": (torch.randn(n, 2), torch.arange(n))},
-    ],
-    ids=["tensor", "dict"],
-)
-def test_other_rows(make_rows: Any, storage: str, fresh: bool, tmp_path: Path) -> None:
-    def make() -> ReplayBuffer:
-        return ReplayBuffer(
-            storage=STORAGES[storage](),
-            writer=RoundRobinWriter(),
-            batch_size=3,
-            generator=generator(),
-        )
-
+@pytest.mark.parametrize("kind", OTHERS)
+def test_other_rows(kind: str, fresh: bool, tmp_path: Path) -> None:
+    make, make_rows, n = OTHERS[kind]
     rb, target = make(), make()
-    rb.extend(make_rows(12))
-    if not fresh:
-        target.extend(make_rows(7))
-    restored(rb, target, tmp_path)
-    assert_same_content(rb, target)
-    for _ in range(3):
-        assert_equal(target.sample(), rb.sample())
-
-
-@pytest.mark.parametrize("fresh", [True, False], ids=["fresh", "in use"])
-@pytest.mark.parametrize(
-    "make_rows",
-    [
-        lambda n: TensorDict({"x": torch.randn(n, 3, 2)}, [n, 3]),
-        lambda n: torch.randn(n, 3),
-    ],
-    ids=["TensorDict", "tensor"],
-)
-def test_two_dimensions(make_rows: Any, fresh: bool, tmp_path: Path) -> None:
-    def make() -> ReplayBuffer:
-        return ReplayBuffer(
-            storage=LazyTensorStorage(20, ndim=2), batch_size=4, generator=generator(), dim_extend=0
-        )
-
-    rb, target = make(), make()
-    rb.extend(make_rows(5))
+    rb.extend(make_rows(n))
     if not fresh:
         target.extend(make_rows(2))
     restored(rb, target, tmp_path)
-    assert (len(target), target.storage.max_size) == (15, 21)
+    assert (len(target), target.storage.max_size) == (len(rb), rb.storage.max_size)
     assert_same_content(rb, target)
     for _ in range(4):
         assert_equal(target.sample(), rb.sample())
@@ -442,15 +411,6 @@ def test_extra_values_come_back(tmp_path: Path) -> None:
         assert_equal(extra["model"], model.state_dict())
 
 
-def test_scaling_transforms_keep_their_constants(tmp_path: Path) -> None:
-    def make(scale: float) -> TensorDictReplayBuffer:
-        reward = ("next", "reward")
-        return buffer(transform=RewardScaling(1.0, scale, in_keys=[reward]))
-
-    target = restored(used(make(2.0)), make(5.0), tmp_path)
-    assert target.transform[0].scale == 2.0
-
-
 @pytest.mark.cuda
 @pytest.mark.parametrize(
     "make",
@@ -471,3 +431,46 @@ def test_buffers_on_an_accelerator_continue(make: Make, tmp_path: Path) -> None:
     rb.extend(rows(13).to("cuda"))
     rb.sample()
     continue_both(rb, restored(rb, make(), tmp_path), lambda n: rows(n).to("cuda"))
+
+
+SCHEDULERS = {
+    "linear": lambda rb: LinearScheduler(rb, "temperature", final_value=0.5, num_steps=7),
+    "lambda": lambda rb: LambdaScheduler(rb, "temperature", lambda i: 1 / (1 + i), min_value=0.3),
+    "multiplied": lambda rb: StepScheduler(rb, "temperature", gamma=0.8, n_steps=2),
+    "added": lambda rb: StepScheduler(rb, "temperature", 0.25, mode="additive", max_value=4.0),
+}
+
+
+def run(make: Any) -> Any:
+    rb = buffer(sampler=SoftmaxRewardSampler(temperature=2.0, replacement=True))
+    return rb, make(rb)
+
+
+@pytest.mark.parametrize("make", SCHEDULERS.values(), ids=SCHEDULERS)
+def test_a_restored_schedule_goes_on_like_one_never_interrupted(make: Any, tmp_path: Path) -> None:
+    (rb, anneal), (other, its) = run(make), run(make)
+    rb.extend(rows(20))
+    for _ in range(3):
+        anneal.step()
+    save_checkpoint(tmp_path / "rb", rb, anneal=schedule_state(anneal))
+    its.step()  # it was in use
+    its.load_state_dict(load_checkpoint(tmp_path / "rb", other)["anneal"])
+    for _ in range(6):
+        assert other.sampler.temperature == rb.sampler.temperature
+        assert_equal(other.sample(), rb.sample())
+        anneal.step()
+        its.step()
+    assert rb.sampler.temperature != 2.0
+
+
+def test_functions_are_left_out_and_nothing_else() -> None:
+    for make, left_out in [("linear", set()), ("lambda", {"lambda_fn"}), ("added", {"operator"})]:
+        _, anneal = run(SCHEDULERS[make])
+        assert set(anneal.state_dict()) - set(schedule_state(anneal)) == left_out
+
+
+def test_a_state_with_functions_is_refused_by_name(tmp_path: Path) -> None:
+    rb, anneal = run(SCHEDULERS["lambda"])
+    with pytest.raises(CheckpointError, match=r"\['anneal'\]\['lambda_fn'\]"):
+        save_checkpoint(tmp_path / "rb", rb, anneal=anneal.state_dict())
+    assert not (tmp_path / "rb").exists()

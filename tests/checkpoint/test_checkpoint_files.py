@@ -7,8 +7,6 @@ import json
 import os
 import resource
 import stat
-import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,8 +14,19 @@ from typing import Any
 
 import pytest
 import torch
+from checkpoint.checkpoint_kill import kill_loop, memory
+from checkpoint.checkpoint_runs import buffer, ensemble, rows, used
+from factories import in_fresh_process
+from torchrl.data import LazyMemmapStorage
 
-from gfn_rb.checkpoint import api, atomic, inspect_checkpoint, load_state, save_state
+from gfn_rb.checkpoint import (
+    api,
+    atomic,
+    inspect_checkpoint,
+    load_state,
+    save_checkpoint,
+    save_state,
+)
 from gfn_rb.codec import files
 from gfn_rb.errors import ArgumentError, CheckpointError
 
@@ -36,19 +45,10 @@ def names(folder: Path) -> set[str]:
 # Killed processes.
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    script = Path(__file__).with_name("checkpoint_kill.py")
-    command = [sys.executable, str(script), str(tmp_path_factory.mktemp("kill")), "12", "3"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return result
-
-
 @pytest.mark.slow
-def test_a_kill_at_any_instant_leaves_the_last_good_one(found: dict[str, Any]) -> None:
-    generations, files = found["killed"]["generations"], found["killed"]["files"]
+def test_a_kill_at_any_instant_leaves_the_last_good_one(path: Path) -> None:
+    found = in_fresh_process(kill_loop, path, 12, 3)
+    generations, files = found["generations"], found["files"]
     assert generations == sorted(generations)  # whatever was published stays
     assert len(set(generations)) > 5  # saves did succeed between the kills
     assert max(files[:-1]) == 2  # some kills came in the middle of one, and left their file
@@ -56,9 +56,10 @@ def test_a_kill_at_any_instant_leaves_the_last_good_one(found: dict[str, Any]) -
     assert files[-1] == 1  # which the next save removed
 
 
-def test_storages_larger_than_memory_pass_through(found: dict[str, Any]) -> None:
+def test_storages_larger_than_memory_pass_through(tmp_path: Path) -> None:
     # A copy does not fit, or the limit would not limit.
-    assert found["memory"] == {"copy": False, "save": True, "load": True, "rows": True}
+    found = in_fresh_process(memory, tmp_path)
+    assert found == {"copy": False, "save": True, "load": True, "rows": True}
 
 
 # Publishing.
@@ -86,32 +87,19 @@ def test_the_file_is_synced_then_renamed_then_the_folder_is_synced(
     assert events == [f"file of {size} bytes", "rename to run.ckpt", "folder"]
 
 
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
 def test_a_failed_save_leaves_the_old_file_and_no_other(
-    path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, error: BaseException, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_state(path, {"k": 1})
 
-    def full(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
+    def fail(*_: Any) -> None:
+        raise error
 
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(CheckpointError, match=r"run\.ckpt: No space left on device"):
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises((CheckpointError, KeyboardInterrupt)) as caught:
         save_state(path, {"k": 2})
-    assert load_state(path) == {"k": 1}
-    assert names(path.parent) == {"run.ckpt"}
-
-
-def test_an_interrupted_save_leaves_the_old_file_and_no_other(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    save_state(path, {"k": 1})
-
-    def interrupt(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(os, "fsync", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        save_state(path, {"k": 2})
+    assert isinstance(error, KeyboardInterrupt) or "run.ckpt: No space" in str(caught.value)
     assert load_state(path) == {"k": 1}
     assert names(path.parent) == {"run.ckpt"}
 
@@ -164,13 +152,9 @@ def test_links_are_followed_and_the_umask_decides_who_may_read(path: Path) -> No
     assert link.is_symlink()
     assert not path.is_symlink()
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
-
-
-def test_a_file_keeps_its_mode(path: Path) -> None:
-    save_state(path, {"k": 1})
     path.chmod(0o600)
     save_state(path, {"k": 2})
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600  # it keeps its mode
 
 
 @pytest.mark.parametrize("name", ["x" * 255, "ä" * 127, "x" * 201])
@@ -295,3 +279,59 @@ def test_paths_that_cannot_be(path: Path) -> None:
             read(path)
         with pytest.raises(CheckpointError, match=r"cannot read .*: Is a directory"):
             read(path.parent)
+
+
+def test_the_header_tells_of_a_buffer(tmp_path: Path) -> None:
+    rb = used(buffer(storage=LazyMemmapStorage(20), prefetch=2))
+    save_checkpoint(tmp_path / "rb", rb, model={"w": torch.zeros(4)}, step=2)
+    summary = inspect_checkpoint(tmp_path / "rb")
+    assert summary["version"] == 3
+    assert summary["nbytes"] == (tmp_path / "rb").stat().st_size
+    assert summary["values"] == ["model", "step"]
+    assert summary["buffers"] == [
+        {
+            "class": "TensorDictReplayBuffer",
+            "storage": "LazyMemmapStorage",
+            "sampler": "RandomSampler",
+            "writer": "TensorDictRoundRobinWriter",
+            "capacity": 20,
+            "length": 13,
+            "batch_size": 4,
+            "prefetched": 2,
+            "rows": {
+                "state": {"dtype": "float32", "shape": [3]},
+                "log_reward": {"dtype": "float32", "shape": []},
+                "next/reward": {"dtype": "float32", "shape": [1]},
+                "index": {"dtype": "int64", "shape": []},
+            },
+        }
+    ]
+    assert json.loads(json.dumps(summary)) == summary
+
+
+def test_the_header_tells_of_an_ensemble(tmp_path: Path) -> None:
+    rb = ensemble()
+    rb[1].extend(rows(4))
+    save_checkpoint(tmp_path / "rb", rb)
+    first, second, whole = inspect_checkpoint(tmp_path / "rb")["buffers"]
+    assert (first["capacity"], first["length"], first["rows"]) == (20, 0, {})
+    assert (second["capacity"], second["length"]) == (9, 4)
+    assert (whole["class"], whole["capacity"]) == ("ReplayBufferEnsemble", None)
+    assert whole["sampler"] == "SamplerEnsemble"
+
+
+def test_the_header_tells_of_a_state(tmp_path: Path) -> None:
+    save_state(tmp_path / "state", {"a": torch.zeros(3), "b": [torch.zeros(2, 2).half(), 7]})
+    summary = inspect_checkpoint(tmp_path / "state")
+    assert summary["values"] == ["a", "b"]
+    assert summary["buffers"] == []
+    assert (summary["n_tensors"], summary["tensor_nbytes"]) == (2, 12 + 8)
+
+
+def test_tensors_are_not_looked_at(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    save_state(path, {"x": torch.zeros(5000)})
+    before, content = inspect_checkpoint(path), bytearray(path.read_bytes())
+    content[-100] ^= 1
+    path.write_bytes(content)
+    assert inspect_checkpoint(path) == before

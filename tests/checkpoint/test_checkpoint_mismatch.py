@@ -38,7 +38,7 @@ from gfn_rb.checkpoint import load_checkpoint, save_checkpoint, save_state
 from gfn_rb.checkpoint.parts import try_generator
 from gfn_rb.errors import CheckpointCorruptError, CheckpointError, CheckpointMismatchError
 from gfn_rb.samplers import SoftmaxRewardSampler
-from gfn_rb.writers import DiversityWriter, RewardPrioritizedWriter
+from gfn_rb.writers import RewardPrioritizedWriter
 
 Make = Callable[[], Any]
 
@@ -86,26 +86,6 @@ CASES = {
         lambda: rewarded("oldest"),
         lambda: rewarded("newest"),
         "writer state is of tie='oldest', largest=True, key='log_reward', expected tie='newest', ",
-    ),
-    "what a writer ranks by": Case(
-        lambda: buffer(writer=RewardPrioritizedWriter(("next", "reward"))),
-        lambda: buffer(writer=RewardPrioritizedWriter()),
-        "key=.*'next', 'reward'.*, expected tie='newest', largest=True, key='log_reward'",
-    ),
-    "what is near": Case(
-        lambda: buffer(writer=DiversityWriter(near="reject")),
-        lambda: buffer(writer=DiversityWriter()),
-        "near='reject', when='always', features='None', expected .* near='replace', when='al",
-    ),
-    "when rows are compared": Case(
-        lambda: buffer(writer=DiversityWriter(when="full")),
-        lambda: buffer(writer=DiversityWriter()),
-        "when='full', features='None', expected .* when='always'",
-    ),
-    "what is compared": Case(
-        lambda: buffer(writer=DiversityWriter(features="state")),
-        lambda: buffer(writer=DiversityWriter(features=("next", "reward"))),
-        "features='state', expected .*features=.*reward",
     ),
     "what a sampler draws by": Case(
         lambda: buffer(sampler=SoftmaxRewardSampler(("next", "reward"))),

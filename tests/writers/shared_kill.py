@@ -1,15 +1,12 @@
 """Kill processes that write to a shared buffer, at any line of code or instant, and look at it.
 
-Run as a script, so that a fresh interpreter without other threads does the forking. It prints, for
-each writer, how many kills there were and how many batches in the middle of being written came out
-whole, as JSON; anything that differs from the model ends it with an error:
-
-    python shared_kill.py N_KILLS SEED
+To be run in a fresh process without other threads, which does the forking. It tells, for each
+writer, how many kills there were and how many batches in the middle of being written came out
+whole; anything that differs from the model is an error.
 """
 
 from __future__ import annotations
 
-import json
 import mmap
 import os
 import random
@@ -224,11 +221,10 @@ def priorities(n_kills: int, seed: int) -> dict[str, int]:
     return {"kills": n_kills, "last": known}
 
 
-if __name__ == "__main__":
+def kill_all(n_kills: int, seed: int) -> dict[str, dict[str, int]]:
     from gfn_rb.sharing import WriteLock
 
     torch.set_num_threads(1)
-    n_kills, seed = int(sys.argv[1]), int(sys.argv[2])
     recover = WriteLock._recover
 
     def counted(self: WriteLock) -> None:
@@ -239,4 +235,4 @@ if __name__ == "__main__":
     result = {kind: kill_loop(kind, n_kills, seed + i) for i, kind in enumerate(WRITERS)}
     result["several"] = several(max(n_kills // 10, 2), seed)
     result["priorities"] = priorities(n_kills, seed)
-    print(json.dumps(result))
+    return result

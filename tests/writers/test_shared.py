@@ -1,20 +1,18 @@
 """Processes that share a buffer, some of which die or should not have been started."""
 
 import fcntl
-import json
 import os
 import pickle
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from factories import assert_equal
+from factories import assert_equal, in_fresh_process
 from tensordict import TensorDict
 from torch import multiprocessing as mp
 from torchrl.data import LazyMemmapStorage, LazyTensorStorage, TensorDictReplayBuffer
+from writers.shared_kill import kill_all
 
 from gfn_rb import sharing
 from gfn_rb.buffers import MergedReplayBuffer
@@ -37,17 +35,9 @@ def shared(storage, writer=RewardPrioritizedWriter):
     return TensorDictReplayBuffer(storage=storage, writer=writer(), batch_size=4, shared=True)
 
 
-@pytest.fixture(scope="module")
-def found():
-    script = Path(__file__).with_name("shared_kill.py")
-    command = [sys.executable, str(script), str(KILLS), "0"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=3600, check=False)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 @pytest.mark.slow
-def test_what_a_killed_process_was_writing_is_undone(found):
+def test_what_a_killed_process_was_writing_is_undone():
+    found = in_fresh_process(kill_all, KILLS, 0)
     for kind in ("best", "unique", "diverse", "newest", "newest unique"):
         assert found[kind]["kills"] == KILLS
     assert sum(each.get("undone", 0) for each in found.values()) > KILLS // 4
