@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 import torch
+from torchrl.data import LazyTensorStorage
 
 import gfn_rb
 from gfn_rb import (
@@ -70,14 +71,15 @@ PARTS = {
         "generator": ["x"],
     },
     merged: {
-        "p": ["x", 3, [1.0], [-1.0, 1.0], ["a", "b"], [math.nan, 1.0]], "batch_size": SIZE,
+        "p": ["x", 3, [1.0], [-1.0, 1.0], ["a", "b"], [math.nan, 1.0], [0, 0],
+              [math.inf, 1]], "batch_size": SIZE,
         "generator": ["x"], "num_buffer_sampled": [0, -1, "a"],
     },
 }  # fmt: skip
 OPTIONS = {
     "capacity": COUNT, "batch_size": SIZE, "prefetch": [-1, "a", 2.5, 2], "compact": ["x", 3],
-    "device": ["nowhere", 3.5], "storage": ["x", 3], "transform": [3, "x"], "sampler": ["x", 3],
-    "generator": ["x", 3], "shared": FLAG,
+    "device": ["nowhere", 3.5], "storage": ["x", 3, LazyTensorStorage(4)],
+    "transform": [3, "x"], "sampler": ["x", 3], "generator": ["x", 3], "shared": FLAG,
 }  # fmt: skip
 PRESETS = {
     reward_prioritized_buffer: {

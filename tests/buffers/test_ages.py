@@ -10,7 +10,7 @@ from tensordict import TensorDict
 from torchrl.collectors import Collector
 
 import gfn_rb
-from gfn_rb import ActionSampler, MergedReplayBuffer, PackTrajectories, Sampler
+from gfn_rb import ActionSampler, MergedReplayBuffer, PackTrajectories
 from gfn_rb.errors import ArgumentError, KeyMismatchError
 from gfn_rb.policies import ForwardPolicy
 
@@ -199,11 +199,3 @@ def test_counting_ages_waits_for_no_device():
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert rb.stats()["drawn"] == 4
-
-
-def test_samples_of_one_policy_can_be_stamped():
-    env = Ladder(4, (3,))
-    batch = Sampler(ForwardPolicy(env)).sample_trajectories(env, 3, generator=seeded())
-    rb = gfn_rb.fifo_buffer(4, max_length=env.max_length, compact="narrow", env=env)
-    rb.extend(batch.to_tensordict().set("policy_version", torch.full((3,), 7)))
-    assert rb[:]["policy_version"].tolist() == [7, 7, 7]

@@ -16,15 +16,15 @@ from tensordict import TensorDict
 from torchrl.data.replay_buffers.samplers import RandomSampler, SliceSampler
 
 from gfn_rb import Sampler, States, Trajectories, Transitions
-from gfn_rb.buffers import MergedReplayBuffer, state_buffer, transition_buffer
+from gfn_rb.buffers import state_buffer, transition_buffer
 from gfn_rb.checkpoint import load_checkpoint, save_checkpoint
 from gfn_rb.envs import HyperGrid
 from gfn_rb.errors import ArgumentError, EmptyBufferError, KeyMismatchError, NaNError
 from gfn_rb.keys import EPISODE, EPISODE_LOG_REWARD
 from gfn_rb.losses import DetailedBalance, FlowMatching
 from gfn_rb.policies import BackwardPolicy, ForwardPolicy, StateFlow
-from gfn_rb.samplers import QuantileRewardSampler, RankRewardSampler, SoftmaxRewardSampler
-from gfn_rb.writers import FIFOWriter, RewardPrioritizedWriter
+from gfn_rb.samplers import SoftmaxRewardSampler
+from gfn_rb.writers import FIFOWriter
 
 PRESETS = [transition_buffer, state_buffer]
 INF = torch.inf
@@ -144,29 +144,6 @@ def test_log_probabilities_are_dropped_unless_kept():
             assert got is None or torch.equal(got, expected)
 
 
-@pytest.mark.parametrize("preset", PRESETS)
-def test_the_callers_rows_are_left_alone(preset):
-    rb = preset(8)
-    td = two_rows().to_tensordict()
-    before = td.clone()
-    rb.extend(td)
-    assert set(td.keys()) == set(before.keys())
-    assert (td == before).all()
-
-
-@pytest.mark.parametrize("preset", PRESETS)
-def test_what_a_preset_is_made_of(preset):
-    rb = preset(4)
-    assert isinstance(rb.writer, RewardPrioritizedWriter)
-    assert isinstance(rb.sampler, SoftmaxRewardSampler)
-    assert rb.writer.key == rb.sampler.key == EPISODE_LOG_REWARD
-    writer, sampler = FIFOWriter(), RandomSampler()
-    rb = preset(4, writer=writer, sampler=sampler, batch_size=3)
-    assert rb.writer is writer
-    assert rb.sampler is sampler
-    assert rb.batch_size == 3
-
-
 # What is kept where there is no room for all.
 
 
@@ -247,43 +224,6 @@ def test_all_rows_of_an_episode_are_drawn_equally_often(preset, temperature):
     assert chi_square_p(first, [1 / 4] * 4) > 1e-3
     naive = filled(preset, SoftmaxRewardSampler(replacement=True))
     assert (drawn_counts(naive)[np.isneginf(column(naive, "log_reward"))] == 0).all()
-
-
-@pytest.mark.parametrize("preset", PRESETS)
-def test_rows_of_an_episode_have_neighbouring_ranks(preset):
-    rb = filled(preset, RankRewardSampler(EPISODE_LOG_REWARD, k=0.5, replacement=True))
-    rank = np.array([1, 2, 3, 4, 0, 5, 6, 7, 8, 9])  # 4 rows of e^1, one of e^2, then in order
-    weight = 1 / (0.5 * 10 + rank)
-    assert chi_square_p(drawn_counts(rb), weight / weight.sum()) > 1e-3
-
-
-@pytest.mark.parametrize("preset", PRESETS)
-def test_the_top_quantile_is_one_of_episodes(preset):
-    sampler = QuantileRewardSampler(EPISODE_LOG_REWARD, 0.5, 0.8, replacement=True)
-    rb = filled(preset, sampler)
-    weight = np.array([0.8 / 5] * 5 + [0.2 / 5] * 5)  # the best two episodes are half of the rows
-    assert chi_square_p(drawn_counts(rb), weight) > 1e-3
-
-
-@pytest.mark.parametrize("preset", PRESETS)
-def test_merged_buffers_draw_from_the_episodes_of_both(preset):
-    def member(lengths, rewards, name):
-        rb = preset(
-            10,
-            writer=FIFOWriter(),
-            sampler=SoftmaxRewardSampler(EPISODE_LOG_REWARD, replacement=True),
-        )
-        rb.extend(episodes(lengths, rewards, name).to_tensordict())
-        return rb
-
-    generator = torch.Generator().manual_seed(0)
-    merged = MergedReplayBuffer(
-        member([3, 2], [1.0, 0.0], 0), member([1, 2], [2.0, -1.0], 1), p="mass", generator=generator
-    )
-    rows = merged.sample(20_000)
-    place = 5 * rows["buffer_id"] + rows["index"]
-    weight = np.exp([1.0] * 3 + [0.0] * 2 + [2.0] + [-1.0] * 2)
-    assert chi_square_p(np.bincount(place, minlength=8), weight / weight.sum()) > 1e-3
 
 
 def test_slices_are_whole_episodes():
@@ -381,11 +321,3 @@ def test_what_cannot_be_stored_is_named(preset):
     with pytest.raises(NaNError, match="key 'episode_log_reward' is NaN in 2 of 3 items"):
         rb.extend(episodes([1, 2], [0.0, torch.nan]).to_tensordict())
     assert len(rb) == 0
-
-
-def test_bad_options_are_named(unchecked):
-    for keep in ("log_prob", ["estimator_output"]):
-        with pytest.raises(ArgumentError, match="keep must be a list of names out of"):
-            transition_buffer(3, keep=keep)
-    with pytest.raises(ArgumentError, match="capacity must be at least 1, got 0"):
-        state_buffer(0)

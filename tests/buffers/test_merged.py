@@ -8,13 +8,12 @@ import pytest
 import torch
 import torchrl.data
 import torchrl.envs
-from buffers.merging import counts_of, member, merged, softmax
-from factories import rows, two_rows
-from statistics_of_draws import chi_square_p
-from tensordict import TensorDict
+from buffers.merging import member, merged
+from factories import rows, seeded, two_rows
+from tensordict import TensorDict, tensorclass
 from torchrl.data import (
-    LazyMemmapStorage,
     LazyTensorStorage,
+    ReplayBuffer,
     ReplayBufferEnsemble,
     TensorDictReplayBuffer,
 )
@@ -34,11 +33,11 @@ from gfn_rb.checkpoint.parts import part_state
 from gfn_rb.errors import (
     ArgumentError,
     CheckpointMismatchError,
-    EmptyBufferError,
     KeyMismatchError,
     ShapeError,
 )
 from gfn_rb.samplers import PrioritySampler
+from gfn_rb.writers import FIFOWriter
 
 LOG_REWARDS = [[0.0, 1.0, 2.0], [], [1.5] * 5]
 
@@ -94,29 +93,6 @@ def test_the_ensembles_own_example_runs_unchanged(monkeypatch, capsys):
 
 
 # Flat batches.
-
-
-@pytest.mark.parametrize("p", ["mass", "size", [1.0, 5.0, 2.0], None])
-@pytest.mark.parametrize("n", [1, 7, 100])
-def test_batches_are_flat_and_of_the_size_asked_for(p, n):
-    rb = merged(LOG_REWARDS, p=p)
-    batch, info = rb.sample(n, return_info=True)
-    assert batch.batch_size == (n,)
-    assert set(batch.keys()) - {"draw_log_prob"} == {"x", "log_reward", "buffer_id", "index"}
-    assert set(batch["buffer_id"].tolist()) <= {0, 2}
-    assert torch.equal(batch["x"], batch["index"])
-    for key in ("buffer_id", "index"):
-        assert batch[key].dtype == torch.int64
-        assert torch.equal(info[key], batch[key])
-    assert ("draw_log_prob" in batch) == ("draw_log_prob" in info)
-
-
-def test_rows_stand_in_the_order_of_their_draws():
-    # Were they sorted by member, the first row of a batch would not follow the law.
-    log_rewards = [[0.0], [1.0]]
-    rb = merged(log_rewards)
-    first = [int(rb.sample(2)["buffer_id"][0]) for _ in range(400)]
-    assert chi_square_p(np.bincount(first, minlength=2), softmax(log_rewards)) > 1e-3
 
 
 def test_trajectories_of_different_lengths_merge():
@@ -219,6 +195,8 @@ def test_members_are_had_by_index():
     assert rb[0] is rb._rbs[0]
     assert rb[-1] is rb._rbs[2]
     assert rb[:] is rb
+    assert repr(merged(LOG_REWARDS, p="size")).startswith("MergedReplayBuffer(")
+    assert "p=size" in repr(merged(LOG_REWARDS, p="size"))
     assert rb[2, 1:3]["log_reward"].tolist() == [1.5, 1.5]
     rb[1].extend(rows([7.0]))
     assert 1 in rb.sample(9)["buffer_id"]
@@ -329,12 +307,6 @@ def test_it_is_saved_and_goes_on_alike(p, way, tmp_path):
         assert (rb.sample(n) == other.sample(n)).all()
 
 
-def test_a_checkpoint_of_other_members_is_refused(tmp_path):
-    save_checkpoint(tmp_path / "rb", merged([[0.0] * 2, [0.0] * 2]))
-    with pytest.raises(CheckpointMismatchError):
-        load_checkpoint(tmp_path / "rb", merged([[0.0]]))
-
-
 def test_shares_of_another_number_of_members_are_refused_and_nothing_changes(tmp_path):
     rb, other = merged([[0.0], [0.0]], p=[1, 2]), merged([[0.0]] * 3, p="size", temperature=2.0)
     rb.sampler.dumps(tmp_path)
@@ -416,21 +388,6 @@ def test_delayed_initialisation():
     assert rb[0].sampler._rng is rb._rng
 
 
-def test_memory_mapped_members():
-    members = [
-        reward_prioritized_buffer(4, storage=LazyMemmapStorage(4)),
-        reward_prioritized_buffer(4),
-    ]
-    for each in members:
-        each.extend(rows([0.0, 1.0]))
-    assert MergedReplayBuffer(*members).sample(4)["log_reward"].sort().values.tolist() == [
-        0.0,
-        0.0,
-        1.0,
-        1.0,
-    ]
-
-
 def test_members_may_be_written_meanwhile_by_another_thread():
     # Rows and tags belong together: x is written as ten times the log-reward.
     rb = MergedReplayBuffer(*(fifo_buffer(64) for _ in range(2)), p="size")
@@ -457,12 +414,6 @@ def test_members_may_be_written_meanwhile_by_another_thread():
     assert not failures
 
 
-def test_printing_names_the_class_and_the_shares():
-    text = repr(merged(LOG_REWARDS, p="size"))
-    assert text.startswith("MergedReplayBuffer(")
-    assert "p=size" in text
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -480,17 +431,50 @@ def test_bad_members_are_named(make, message, unchecked):
         make()
 
 
-def test_all_empty():
-    rb = MergedReplayBuffer(fifo_buffer(3), fifo_buffer(3), p="size")
-    with pytest.raises(EmptyBufferError, match="cannot draw 2 items: all members are empty"):
-        rb.sample(2)
+@tensorclass
+class Item:
+    x: torch.Tensor
+    log_reward: torch.Tensor
 
 
-def test_counting_draws_of_a_law_over_members_of_presets():
-    members = [reward_prioritized_buffer(c, replacement=True) for c in (2, 50, 1)]
-    log_rewards = [[0.0, 2.0], [-1.0] * 50, [3.0]]
-    for each, log_reward in zip(members, log_rewards, strict=True):
-        each.extend(rows(log_reward))
-    rb = MergedReplayBuffer(*members, generator=torch.Generator().manual_seed(0))
-    stored = [each[:]["log_reward"].tolist() for each in members]
-    assert chi_square_p(counts_of(stored, rb.sample(20_000)), softmax(stored)) > 1e-3
+def items(first, n):
+    x = torch.arange(first, first + n)
+    return Item(x=x, log_reward=torch.zeros(n), batch_size=[n])
+
+
+def member_of(data):
+    rb = ReplayBuffer(storage=LazyTensorStorage(8), writer=FIFOWriter())
+    rb.extend(data)
+    return rb
+
+
+@pytest.mark.parametrize("p", ["size", [0.5, 0.5]])
+@pytest.mark.parametrize("make", [items, lambda first, n: torch.arange(first, first + n)])
+def test_rows_are_of_the_members_type(make, p):
+    firsts = (0, 100)
+    members = [member_of(make(first, 4)) for first in firsts]
+    merged = MergedReplayBuffer(*members, p=p, generator=seeded())
+    batch, info = merged.sample(12, return_info=True)
+    assert type(batch) is type(make(0, 1))
+    assert batch.shape == (12,)
+    x = batch if isinstance(batch, torch.Tensor) else batch.x
+    assert torch.equal(x, torch.tensor(firsts)[info["buffer_id"]] + info["index"])
+
+
+def test_rows_of_several_types_are_refused():
+    merged = MergedReplayBuffer(member_of(items(0, 4)), member_of(torch.arange(4)), p="size")
+    with pytest.raises(ShapeError, match=r"rows of one type, got \['Item', 'Tensor'\]"):
+        merged.sample(20)
+
+
+def test_late_priorities_are_those_of_the_batch():
+    members = [member([0.0] * 4, PrioritySampler(alpha=1.0, eps=0.0)) for _ in range(2)]
+    merged = MergedReplayBuffer(*members, p="size", generator=seeded())
+    batch = merged.sample(40)
+    members[0].extend(rows([0.0, 0.0]))  # over two rows, which are then drawn anew
+    merged.sample(40)
+    merged.update_tensordict_priority(batch.set("td_error", torch.full((40,), 3.0)))
+    late = (batch["buffer_id"] == 0) & (batch["index"] < 2)
+    assert [rb.sampler.n_late for rb in members] == [int(late.sum()), 0]
+    held = [rb.sampler._column.values(rb.storage).tolist() for rb in members]
+    assert held == [[1, 1, 3, 3], [3, 3, 3, 3]]

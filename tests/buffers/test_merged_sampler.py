@@ -137,13 +137,6 @@ def test_a_sampler_that_runs_out_is_asked_again():
     assert rb.sample(5)["index"].tolist() == [0, 1, 2, 0, 1]
 
 
-@pytest.mark.parametrize("p", ["mass", "size", [1, 1, 1]])
-def test_a_seed_settles_all_draws(p):
-    one, other = (merged([[0.0] * 5, [], [1.0] * 4], p=p, seed=3) for _ in range(2))
-    for n in (4, 9, 30):
-        assert (one.sample(n) == other.sample(n)).all()
-
-
 @settings(deadline=None, max_examples=40)
 @given(
     st.lists(st.lists(st.sampled_from([-INF, -2e3, 0.0, 1.0]), max_size=6), min_size=1, max_size=4),
@@ -159,9 +152,11 @@ def test_batches_are_flat_and_exact_for_any_size_and_any_members(log_rewards, p,
         with pytest.raises(EmptyBufferError):
             rb.sample(n)
         return
-    batch = rb.sample(n)
+    batch, info = rb.sample(n, return_info=True)
     assert batch.batch_size == (n,)
     assert batch["buffer_id"].dtype == batch["index"].dtype == torch.int64
+    for key in ("buffer_id", "index"):
+        assert torch.equal(info[key], batch[key])
     for i, row, x, w in zip(
         *(batch[k].tolist() for k in ("buffer_id", "index", "x", "log_reward")), strict=True
     ):
@@ -173,12 +168,6 @@ def test_batches_are_flat_and_exact_for_any_size_and_any_members(log_rewards, p,
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: merged([[0.0]], p="sum"), "p must be 'mass', 'size' or one weight.*got 'sum'"),
-        (lambda: merged([[0.0]], p=[1, 2]), r"one weight for each of 1 members, got \[1, 2\]"),
-        (lambda: merged([[0.0]] * 2, p=[1, -2]), r"weights of at least 0.*got \[1, -2\]"),
-        (lambda: merged([[0.0]] * 2, p=[0, 0]), "one above it"),
-        (lambda: merged([[0.0]] * 2, p=[1, math.nan]), "at least 0"),
-        (lambda: merged([[0.0]] * 2, p=[1, INF]), "at least 0"),
         (
             lambda: merged([[0.0]], sampler=RandomSampler()),
             "p='mass' needs a SoftmaxRewardSampler in every member, got RandomSampler in member 0",
@@ -239,16 +228,6 @@ def test_samplers_without_a_mass_are_named_and_merge_by_size(sampler):
     start = torch.tensor([0, 2, 2])
     expected = torch.tensor(law)[start[batch["buffer_id"]] + batch["index"]].log()
     torch.testing.assert_close(batch["draw_log_prob"], expected)
-
-
-def test_members_are_chosen_by_index():
-    sampler = merged([[0.0]] * 3, p=[1, 2, 1]).sampler
-    assert sampler[1] is sampler._samplers[1]
-    for index in (slice(1, 3), [1, 2], range(1, 3), torch.tensor([1, 2])):
-        some = sampler[index]
-        assert some.p.tolist() == pytest.approx([2 / 3, 1 / 3])
-        assert some._samplers == sampler._samplers[1:]
-    assert merged([[0.0]] * 3).sampler[:2].p == "mass"
 
 
 def test_shares_can_be_assigned():

@@ -26,12 +26,14 @@ from gfn_rb.buffers import (
     terminating_state_buffer,
     transition_buffer,
 )
-from gfn_rb.errors import ArgumentError, EmptyBufferError, KeyMismatchError, ShapeError
+from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
+from gfn_rb.keys import EPISODE_LOG_REWARD
 from gfn_rb.samplers import SoftmaxRewardSampler
 from gfn_rb.writers import DiversityWriter, FIFOWriter, RewardPrioritizedWriter
 
 PRESETS = [reward_prioritized_buffer, diverse_buffer, fifo_buffer]
 ALL = [*PRESETS, terminating_state_buffer]
+EVERY = [*ALL, transition_buffer, state_buffer]
 
 
 def full_rows():
@@ -82,14 +84,6 @@ def test_the_newest_are_kept_and_drawn_uniformly():
     assert chi_square_p(counts, [1 / 3] * 3) > 1e-3
 
 
-@pytest.mark.parametrize(("tie", "slots"), [("newest", [0, 1]), ("oldest", [-1, -1])])
-def test_ties_and_another_key(tie, slots):
-    rb = reward_prioritized_buffer(2, tie=tie, key="score")
-    rb.extend(states([0.0, 0.0], score=torch.ones(2)))
-    assert sorted(rb.extend(states([9.0, 9.0], score=torch.ones(2))).tolist()) == slots
-    assert rb.sampler.key == "score"
-
-
 def test_the_best_that_are_far_apart_are_kept():
     options = {"cutoff_distance": 1.0, "p": 2.0, "tie": "oldest", "key": "score"}
     rb = diverse_buffer(3, features="x", near="reject", when="full", **options)
@@ -135,7 +129,7 @@ def test_trajectories_are_fitted_to_one_length_with_all_they_carry(preset, n_ste
     assert rows["weight"].tolist() == [0.25, 0.5]
 
 
-@pytest.mark.parametrize("preset", [*ALL, transition_buffer, state_buffer])
+@pytest.mark.parametrize("preset", EVERY)
 def test_a_preset_is_a_plain_buffer_unless_an_option_asks_for_more(preset):
     assert type(preset(4)) is TensorDictReplayBuffer
     for options in ({"statistics": True}, {"max_age": 3}, {"rate_limiter": RateLimiter(1.0)}):
@@ -177,15 +171,10 @@ def test_a_trajectory_too_long_is_refused_whole(preset):
         rb.extend(two_rows().to_tensordict())
     with pytest.raises(ShapeError, match="of 3 actions"):
         rb.add(two_rows().to_tensordict()[0])
+    assert len(rb.extend(two_rows().to_tensordict()[:0])) == 0  # no row at all fits any length
     assert rb[:]["log_reward"].tolist() == [-2.0]
     with pytest.raises(ShapeError, match=r"'action' has shape \[2\]; expected \[n, T, \*A\]"):
         rb.extend(full_rows().set("action", torch.zeros(2, dtype=torch.int64)))
-
-
-def test_no_row_at_all_fits_any_length():
-    rb = fifo_buffer(4, max_length=2)
-    rb.extend(two_rows()[1].to_tensordict())
-    assert len(rb.extend(two_rows().to_tensordict()[:0])) == 0
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -196,14 +185,6 @@ def test_rows_that_are_no_trajectories_need_no_padding(preset):
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_what_is_sampled_is_a_batch_of_trajectories(preset):
-    rb = preset(8, max_length=6, batch_size=2)
-    rb.extend(two_rows().to_tensordict())
-    batch = Trajectories.from_tensordict(rb.sample())
-    assert set(batch.terminating_states.tolist()) <= {5, 2}
-
-
-@pytest.mark.parametrize("preset", PRESETS)
 def test_a_single_trajectory_is_added(preset):
     rb = preset(4, max_length=6)
     assert rb.add(two_rows().to_tensordict()[0]) == 0
@@ -211,9 +192,9 @@ def test_a_single_trajectory_is_added(preset):
     assert rb[:]["action"].tolist() == [[3, 2, 9, -1, -1, -1], [9, 2, -1, -1, -1, -1]]
 
 
-@pytest.mark.parametrize("preset", ALL)
+@pytest.mark.parametrize("preset", EVERY)
 def test_the_callers_rows_are_left_alone(preset):
-    rb, td = preset(4), full_rows()
+    rb, td = preset(8), full_rows()
     before = td.clone()
     rb.extend(td)
     assert set(td.keys()) == set(before.keys())
@@ -314,7 +295,7 @@ def test_rows_live_in_the_storage_given(preset, tmp_path):
     assert sorted(rb.sample(2)["log_reward"].tolist())[-1] in (1.5, -2.0)
 
 
-@pytest.mark.parametrize("preset", ALL)
+@pytest.mark.parametrize("preset", EVERY)
 def test_what_a_preset_is_made_of(preset):
     rb = preset(4, device="cpu")
     assert isinstance(rb, TensorDictReplayBuffer)
@@ -324,6 +305,10 @@ def test_what_a_preset_is_made_of(preset):
     writers = {fifo_buffer: FIFOWriter, diverse_buffer: DiversityWriter}
     assert type(rb.writer) is writers.get(preset, RewardPrioritizedWriter)
     assert type(rb.sampler) is (RandomSampler if newest else SoftmaxRewardSampler)
+    if preset in (transition_buffer, state_buffer):
+        assert rb.writer.key == rb.sampler.key == EPISODE_LOG_REWARD
+        writer = FIFOWriter()
+        assert preset(4, writer=writer).writer is writer
     sampler = SoftmaxRewardSampler(temperature=3.0)
     assert preset(4, sampler=sampler).sampler is sampler
 
@@ -359,34 +344,6 @@ def test_users_transforms_run_before_ours_on_the_way_in(preset):
     rb = preset(4, max_length=6, transform=Renames())
     rb.extend(two_rows().to_tensordict().rename_key_("length", "steps"))
     assert rb[:]["action"].shape == (2, 6)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: fifo_buffer(0), "capacity must be at least 1, got 0"),
-        (
-            lambda: fifo_buffer(3, storage=LazyTensorStorage(4)),
-            "storage must hold capacity=3 rows, got one of 4",
-        ),
-        (lambda: fifo_buffer(3, keep=["log_reward"]), r"keep must be.*got \['log_reward'\]"),
-        (lambda: fifo_buffer(3, keep="log_prob"), "keep must be a list of names.*got 'log_prob'"),
-        (lambda: fifo_buffer(3, max_length=0), "max_length must be at least 1, got 0"),
-        (lambda: reward_prioritized_buffer(3, temperature=0.0), "temperature must be a positive"),
-        (lambda: reward_prioritized_buffer(3, tie="first"), "tie must be 'newest' or 'oldest'"),
-    ],
-)
-def test_bad_options_are_named(make, message, unchecked):
-    with pytest.raises(ArgumentError, match=message):
-        make()
-
-
-@pytest.mark.parametrize(
-    "preset", [reward_prioritized_buffer, diverse_buffer, terminating_state_buffer]
-)
-def test_nothing_is_drawn_from_an_empty_preset(preset):
-    with pytest.raises(EmptyBufferError, match="the buffer is empty"):
-        preset(4).sample(2)
 
 
 @pytest.mark.parametrize(

@@ -194,6 +194,7 @@ def draw_unevenly(rb, n, size, pause):
         time.sleep(pause)
 
 
+@pytest.mark.slow
 def test_four_processes_at_uneven_speed_hold_the_ratio():
     rb = limited(4.0, min_size=200, tolerance=64.0, capacity=256, timeout=60.0)
     rb.share()
