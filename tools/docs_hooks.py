@@ -29,8 +29,10 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Lead to these pictures, which pages name as they lie in the repository."""
-    return markdown.replace(f"](../{RESULTS}/", "](results/")
+    """Rewrite the links of pages to these pictures, which hold on GitHub as they are."""
+    return markdown.replace(f"](../{RESULTS}/", "](results/").replace(
+        f"](../../{RESULTS}/", "](../results/"
+    )
 
 
 def on_page_content(html: str, **_: Any) -> str:

@@ -17,30 +17,35 @@ from benchmarks.published.defaults import CHOSEN_ON, DEFAULTS
 from benchmarks.published.rows import ROWS, Row
 from benchmarks.published.runs import Result, is_met, load, modes_at, typical
 
-PAGE = Path(__file__).parent.parent.parent / "docs" / "published.md"
+DOCS = Path(__file__).parent.parent.parent / "docs"
+RESULTS, PROTOCOLS = DOCS / "published.md", DOCS / "published_protocols.md"
 BEGIN, END = "<!-- made by benchmarks.published -->", "<!-- end -->"
 PICTURE = "published.png"
 PEERS = "published_peers.json"  # runs of others' code on the same machine, entered by hand
 
 
 def write_page(folder: Path) -> None:
-    """Write docs/published.md and its picture, from the results there are.
+    """Write the table of results, its picture and the protocols into docs/.
 
     Args:
-        folder: where these lie.
+        folder: where the results lie.
     """
     known = {row: results for row in ROWS.values() if (results := load(folder, row))}
-    lines = ["| task | figure | asked | here | seeds | CPU s a run | |", "| --- " * 7 + "|"]
+    lines = ["| task | figure | target | here | seeds | CPU s per run | |", "| --- " * 7 + "|"]
     for row in ROWS.values():
         lines += _lines(row, known.get(row, []))
     lines += ["", f"![modes found against reward calls](../benchmarks/results/{PICTURE})"]
     lines += ["", *_measured(folder / PEERS, known)]
     lines += ["", *_by_default(folder)]
-    for row in ROWS.values():
-        lines += ["", *_section(row)]
-    before, *_, after = re.split(f"({BEGIN}|{END})", PAGE.read_text())
-    PAGE.write_text("\n".join([f"{before}{BEGIN}", "", *lines, "", f"{END}{after}"]))
+    _insert(RESULTS, lines)
+    _insert(PROTOCOLS, [line for row in ROWS.values() for line in [*_section(row), ""]][:-1])
     _draw(folder / PICTURE, {row: results for row, results in known.items() if row.n_modes})
+
+
+def _insert(page: Path, lines: list[str]) -> None:
+    """Replace what lies between the two markers of a page."""
+    before, *_, after = re.split(f"({BEGIN}|{END})", page.read_text())
+    page.write_text("\n".join([f"{before}{BEGIN}", "", *lines, "", f"{END}{after}"]))
 
 
 def _lines(row: Row, results: list[Result]) -> list[str]:
@@ -65,7 +70,7 @@ def _measured(path: Path, known: Mapping[Row, list[Result]]) -> list[str]:
     if not path.exists():
         return []
     lines = [
-        "Others' code, run on the same machine and at the same calls:",
+        "The published code, run on the same machine at the same number of calls:",
         "",
         "| row | code and command | runs | calls | modes found | CPU s | here | CPU s |",
         "| --- " * 8 + "|",
@@ -107,15 +112,12 @@ def _by_default(folder: Path) -> list[str]:
 
 
 def _section(row: Row) -> list[str]:
-    return [
-        f"### `python -m benchmarks.published {row.name}`",
-        "",
-        f"Published: {row.published}.",
-        "",
-        f"Protocol: {row.protocol}.",
-        "",
-        f"Here: {row.settings}.",
-    ]
+    """Return the heading of a row, what was published, its protocol, and what differs here."""
+    lines = [f"## {row.title}", "", f"`python -m benchmarks.published {row.name}`"]
+    texts = {"Published": row.published, "Protocol": row.protocol, "Settings here": row.settings}
+    for name, text in texts.items():
+        lines += ["", f"{name}:", "", *(f"- {part}" for part in text.split("; "))]
+    return lines
 
 
 def _draw(path: Path, known: dict[Row, list[Result]]) -> None:

@@ -141,12 +141,12 @@ def posterior(trainer: Trainer) -> dict[str, float]:
 
 
 _GRID_CALLS = (
-    "batches of 16, one gradient step on each and one on as many replayed; a call is a fresh "
-    "trajectory, and goals are counted among these over the whole run"
+    "batches of 16, one gradient step on each batch and one on 16 replayed items; a call is a fresh "
+    "trajectory; goals are counted among fresh trajectories over the whole run"
 )
 _GRID_SETTINGS = (
-    "batches of 64, which are faster on a CPU; the buffer keeps no object twice and, when it is "
-    "full, the best (published: the most recent)"
+    "batches of 64, which are faster on a CPU; the buffer keeps each object once and, when it is "
+    "full, the best objects (published: the most recent)"
 )
 _SMALLER = f"{_GRID_SETTINGS}; networks of 2 x 128 units (published: 2 x 256)"
 
@@ -170,7 +170,7 @@ _GRID_4D = Row(
         "TB 16.6, PER about 47, PRT 120.4 ± 19.1, adaptive teacher 246.6 ± 14.7 (Kim et al. 2024, "
         "arXiv:2410.01432)"
     ),
-    settings=f"two replayed for each fresh one; {_SMALLER}",
+    settings=f"two replayed items for each fresh one; {_SMALLER}",
     config=_grid(height=32, capacity=104_268, replay_ratio=2.0),
     calls=384_000,
     figures=(
@@ -185,9 +185,9 @@ _GRID_4D_16 = Row(
     name="grid_4d_16",
     title="deceptive grid, 4-d, height 16 (81 goals), 36,000 calls",
     protocol=_GRID_CALLS,
-    published="measured with the published code, PRT, see below",
+    published="measured with the published code, PRT, see the table of published code",
     settings=(
-        "the residual's cost is Linex; two replayed for each fresh one, by rank more sharply "
+        "Linex cost of the residual; two replayed items for each fresh one, drawn by a sharper rank "
         "(k = 0.001, published: 0.01); "
         f"{_GRID_SETTINGS}"
     ),
@@ -225,14 +225,14 @@ _TFBIND8 = Row(
     title="TFBind8 (328 published modes), 64,000 calls",
     protocol=(
         "letters at both ends, reward to the power of 3, learned backward policy, 1% random "
-        "actions; 2,000 rounds of 32 calls, three gradient steps on these and three on 32 "
-        "replayed, half of them from the best tenth (LS-GFN: 4 trajectories and 7 loops of local "
-        "search around each)"
+        "actions; 2,000 rounds of 32 calls; three gradient steps on each round and three on 32 "
+        "replayed items, half of them from the best tenth; LS-GFN: 4 trajectories and 7 loops of "
+        "local search around each"
     ),
-    published="Kim et al. 2023 (arXiv:2310.02710) count other modes; their code is measured below",
+    published="Kim et al. 2023 (arXiv:2310.02710) count other modes; their code is measured here",
     settings=(
-        "16 trajectories and 7 loops of local search around each; three replayed for each fresh "
-        "one, half of them from the best tenth; batches of 16"
+        "16 trajectories and 7 loops of local search around each; three replayed items for each "
+        "fresh one, half of them from the best tenth; batches of 16"
     ),
     config=TFBind8Config(
         form="prepend_append",
@@ -259,12 +259,12 @@ _RNA = Row(
     title="RNA1, 14 letters, reward to the power of 8, 160,000 calls",
     protocol=(
         "letters at both ends, learned backward policy, 1% random actions; 5,000 rounds of 32 "
-        "calls, three gradient steps on these and three on 32 replayed (Kim et al. 2023, "
-        "arXiv:2310.02710)"
+        "calls; three gradient steps on each round and three on 32 replayed items (Kim et al. "
+        "2023, arXiv:2310.02710)"
     ),
-    published="nothing but curves; log Z 12.3815 and the mean reward .5472 are exact",
+    published="curves only; log Z 12.3815 and the mean reward .5472 are exact",
     settings=(
-        "three replayed for each fresh one, drawn in proportion to the reward; "
+        "three replayed items for each fresh one, drawn in proportion to the reward; "
         "networks of 2 x 256 units; learning rates fall to 0"
     ),
     config=RNABindingConfig(
@@ -289,17 +289,17 @@ _BIT_SEQUENCE = Row(
     name="bit_sequence",
     title="BitSequence, 120 bits in words of 8 (60 modes)",
     protocol=(
-        "words in any order, a mode is found within 30 bits, log R = -2 bits astray, batches of "
-        "16, one gradient step each, a transformer of 3 layers"
+        "words in any order; a mode counts as found within 30 bits; log R = -2 times the number of "
+        "wrong bits; batches of 16, one gradient step on each; a transformer of 3 layers"
     ),
     published=(
         "median of 5 runs: DB 214,000 (13,400 steps of 16); TB in 1 of 5 runs within 4 million "
         "(code of Tiapkin et al. 2024, arXiv:2310.12934)"
     ),
     settings=(
-        "32 trajectories, half of whose words are random, and 31 loops of local search around "
-        "each, which rewrite one word and go on from the better string; each is a call; batches of "
-        "32, one replayed for each ten fresh ones; a network of 2 x 128 units"
+        "32 trajectories with half of their words random; 31 loops of local search around each; a "
+        "loop rewrites one word, continues from the better string and counts as a call; batches of "
+        "32, one replayed item for ten fresh ones; a network of 2 x 128 units"
     ),
     config=BitSequenceConfig(
         form="non_autoregressive",
@@ -323,14 +323,14 @@ _DAG = Row(
     title="posterior over Bayesian networks of 5 nodes, 100 samples",
     protocol=(
         "uniform backward policy, modified detailed balance, replay (Deleu et al. 2022, "
-        "arXiv:2202.13903); the posterior over all 29,281 graphs is exact, and so is the policy's "
-        "distribution; a call is a fresh trajectory (that loss also looks up the score of every "
-        "graph on the way, in a table)"
+        "arXiv:2202.13903); the posterior over all 29,281 graphs and the policy's distribution are "
+        "exact; a call is a fresh trajectory (that loss also reads the score of every graph of the "
+        "trajectory from a table)"
     ),
     published="curves of the posterior's edges and paths beside the exact ones",
     settings=(
         "trajectory balance, which came closer than modified detailed balance; samples of a random "
-        "linear-Gaussian network; batches of 128, two replayed for each fresh one, uniformly; "
+        "linear-Gaussian network; batches of 128; two replayed items for each fresh one, uniform; "
         "networks of 2 x 256 units; learning rates fall to 0"
     ),
     config=BayesianDAGConfig(
