@@ -9,7 +9,6 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from gfn_rb.containers.steps import Transitions
 from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
 from gfn_rb.keys import (
     ACTION,
@@ -17,7 +16,6 @@ from gfn_rb.keys import (
     IS_BACKWARD,
     IS_TERMINATING,
     LENGTH,
-    LOG_REWARD,
     STATE,
 )
 from gfn_rb.numerics.flat import flat_rows
@@ -150,27 +148,6 @@ def stand_alone(rows: TensorDictBase) -> bool:
     if ACTION in held:
         return LENGTH in held
     return STATE in held and (IS_TERMINATING not in held or bool(rows.get(IS_TERMINATING).all()))
-
-
-def reduce_to_states(rows: TensorDictBase) -> TensorDictBase:
-    """Reduce items to their terminating states, log-rewards and conditions.
-
-    Args:
-        rows: any kind of items, batch size [n].
-
-    Returns:
-        Fields of :class:`~gfn_rb.States`, one row per terminating state.
-    """
-    states = terminating_states(rows)
-    if states is None:
-        reduced = Transitions.from_tensordict(rows).to_states().to_tensordict()
-        return reduced[reduced.get(IS_TERMINATING)]
-    state, whole = states
-    if whole is None:
-        whole = torch.ones(len(state), dtype=torch.bool, device=state.device)
-    reduced = rows.select(LOG_REWARD, CONDITION, strict=False)
-    reduced.set(STATE, state).set(IS_TERMINATING, whole)
-    return reduced if bool(whole.all()) else reduced[whole]
 
 
 def _exit_states(rows: Rows, at: Tensor | None, are_directed: bool) -> Shaped[Tensor, "m *S"]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import torch
+from tensordict import TensorDictBase
 from torch import Tensor
 
 from gfn_rb import keys
 from gfn_rb.containers import convert
 from gfn_rb.containers.base import Container
 from gfn_rb.containers.fields import ANY, BOOL, FLOATING, SIGNED, field
+from gfn_rb.containers.objects import terminating_states
 from gfn_rb.shapes import Bool, Shaped
 
 
@@ -81,3 +84,17 @@ class Transitions(Container):
     def to_states(self) -> States:
         """Give each step's end that is nearer the source: every visited state once, no sink."""
         return States.wrap(convert.states_of_transitions(self._td))
+
+
+def reduce_to_states(rows: TensorDictBase) -> TensorDictBase:
+    """Reduce items of any kind to the terminating states among them: fields of :class:`States`."""
+    states = terminating_states(rows)
+    if states is None:
+        reduced = Transitions.from_tensordict(rows).to_states().to_tensordict()
+        return reduced[reduced.get(keys.IS_TERMINATING)]
+    state, whole = states
+    if whole is None:
+        whole = torch.ones(len(state), dtype=torch.bool, device=state.device)
+    reduced = rows.select(keys.LOG_REWARD, keys.CONDITION, strict=False)
+    reduced.set(keys.STATE, state).set(keys.IS_TERMINATING, whole)
+    return reduced if bool(whole.all()) else reduced[whole]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -16,6 +17,7 @@ from gfn_rb.keys import LOG_REWARD
 from gfn_rb.numerics.near.choice import Choice, choose
 from gfn_rb.numerics.near.distances import Distance, check_norm
 from gfn_rb.numerics.near.index import NearIndex, PreparedRows
+from gfn_rb.numerics.near.search import near_index
 from gfn_rb.shapes import Rows
 from gfn_rb.sharing import is_recorded, record_slots
 from gfn_rb.storages import is_laid_out
@@ -131,8 +133,9 @@ class DiversityWriter(RewardPrioritizedWriter):
             features: see the class.
         """
         self.features = features
-        between = self.p if self.distance is None else self.distance
-        self._compare(SyncedIndex(Features(features), between, self.cutoff_distance))
+        p = self.p if self.distance is None else self.distance
+        make = partial(near_index, p=p, cutoff=self.cutoff_distance)
+        self._compare(SyncedIndex(Features(features), make))
 
     # Choosing.
 

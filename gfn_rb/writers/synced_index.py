@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -9,8 +10,7 @@ from torchrl.data.replay_buffers.storages import Storage
 
 from gfn_rb.column import Version
 from gfn_rb.errors import ShapeError
-from gfn_rb.numerics.near import near_index
-from gfn_rb.numerics.near.distances import Distance
+from gfn_rb.numerics.near.duplicates import duplicates
 from gfn_rb.numerics.near.index import NearIndex, PreparedRows
 from gfn_rb.shapes import Rows, Shaped
 from gfn_rb.storages import slots_beside, stored_rows
@@ -25,16 +25,17 @@ class SyncedIndex:
 
     Args:
         features: what rows are compared by.
-        p: the norm to measure by, see :func:`~gfn_rb.numerics.near.near_index`.
-        cutoff: the largest distance that counts as near; by default equal rows alone are near.
+        make: returns an empty index of so many slots, for rows such as those given.
 
     Attributes:
         version: the content of the storage that the index holds, None for none.
     """
 
-    def __init__(self, features: Features, p: float | Distance = 1.0, cutoff: float = 0.0) -> None:
+    def __init__(
+        self, features: Features, make: Callable[[int, Tensor], NearIndex] = duplicates
+    ) -> None:
         self.features = features
-        self._p, self._cutoff = p, cutoff
+        self._make = make
         self._index: NearIndex | None = None
         self.version: Version | None = None
 
@@ -63,7 +64,7 @@ class SyncedIndex:
         index = self._index
         n = min(len(storage) + len(rows), storage.max_size)
         if index is None:
-            index = near_index(slots_beside(storage, n), rows, self._p, self._cutoff)
+            index = self._make(slots_beside(storage, n), rows)
         elif rows.shape[1:] != index.rows.shape[1:] or rows.dtype != index.rows.dtype:
             raise ShapeError(
                 f"features must stay alike: got {rows.dtype} of width {rows.shape[1]}, expected "

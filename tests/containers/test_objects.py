@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-from gfn_rb.containers.objects import object_keys, reduce_to_states, stand_alone, terminating_states
+from gfn_rb.containers.objects import object_keys, stand_alone, terminating_states
+from gfn_rb.containers.steps import reduce_to_states
 from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
 
 

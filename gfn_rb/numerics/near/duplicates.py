@@ -161,6 +161,11 @@ class HostDuplicates(Duplicates):
             self._overflow = self._overflow[~torch.isin(self._overflow, torch.from_numpy(row))]
 
 
+def duplicates(capacity: int, like: Shaped[Tensor, "n d"]) -> Duplicates:
+    """Return an empty index of equal rows for rows such as these."""
+    return (HostDuplicates if like.is_cpu else Duplicates)(capacity, like)
+
+
 def _with_first(key: Tensor) -> Pairs:
     """Pair each position with the first one of the same key, itself left out."""
     key, order = key.sort(stable=True)

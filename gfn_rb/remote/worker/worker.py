@@ -13,7 +13,8 @@ from torchrl.data import ReplayBuffer
 from gfn_rb.buffers.compact import CompactRows, compact_rows_of
 from gfn_rb.buffers.presets import stale_entries
 from gfn_rb.containers import States, Trajectories, Transitions
-from gfn_rb.containers.objects import reduce_to_states, terminating_states
+from gfn_rb.containers.objects import terminating_states
+from gfn_rb.containers.steps import reduce_to_states
 from gfn_rb.errors import ArgumentError, GfnRbError
 from gfn_rb.keys import LOG_REWARD
 from gfn_rb.remote.feeding.object_index import ObjectIndex

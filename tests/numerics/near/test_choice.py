@@ -1,10 +1,10 @@
 import pytest
 import torch
 
-from gfn_rb.numerics.near import near_index
 from gfn_rb.numerics.near.choice import choose
-from gfn_rb.numerics.near.column_groups import ColumnGroups
 from gfn_rb.numerics.near.distances import distance
+from gfn_rb.numerics.near.neighbours import ColumnGroups
+from gfn_rb.numerics.near.search import near_index
 
 
 def one_by_one(held, held_key, rows, key, p, cutoff):

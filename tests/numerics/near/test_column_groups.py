@@ -3,7 +3,7 @@ import torch
 from numerics.near.near_indexes import as_set, check_after_any_writes
 
 from gfn_rb.numerics.near import neighbours
-from gfn_rb.numerics.near.column_groups import ColumnGroups
+from gfn_rb.numerics.near.neighbours import ColumnGroups
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,8 @@ import torch
 from numerics.near.near_indexes import as_set, check_after_any_writes, pairs_by_looking
 
 from gfn_rb.errors import NaNError, ShapeError
-from gfn_rb.numerics.near import measured, near_index
-from gfn_rb.numerics.near.measured import Measured
+from gfn_rb.numerics.near import search
+from gfn_rb.numerics.near.search import Measured, near_index
 from gfn_rb.training.metrics import tanimoto_distance
 
 
@@ -29,14 +29,14 @@ def test_tanimoto_is_that_of_sets(dtype):
 
 
 def test_any_distance_finds_what_looking_finds(monkeypatch):
-    monkeypatch.setattr(measured, "_BATCH_OF_PAIRS", 64)  # several parts for each look-up
+    monkeypatch.setattr(search, "BATCH_OF_PAIRS", 64)  # several parts for each look-up
     index = near_index(40, bits(1), tanimoto_distance, 0.5)
     assert type(index) is type(index.sibling(3)) is Measured
     check_after_any_writes(index, bits, tanimoto_distance, 0.5)
 
 
 def test_all_parts_are_looked_at(monkeypatch):
-    monkeypatch.setattr(measured, "_BATCH_OF_PAIRS", 21)
+    monkeypatch.setattr(search, "BATCH_OF_PAIRS", 21)
     stored, batch = bits(20, width=4), bits(7, width=4)
     index = near_index(20, stored, tanimoto_distance, 0.25)
     assert as_set(index.near(index.prepare(batch))) == set()

@@ -3,10 +3,10 @@ import math
 import pytest
 import torch
 
-from gfn_rb.numerics.near import near_index
-from gfn_rb.numerics.near.column_groups import ColumnGroups
 from gfn_rb.numerics.near.duplicates import HostDuplicates
+from gfn_rb.numerics.near.neighbours import ColumnGroups
 from gfn_rb.numerics.near.pivots import Pivots
+from gfn_rb.numerics.near.search import near_index
 
 
 @pytest.mark.parametrize(

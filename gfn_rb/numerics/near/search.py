@@ -1,16 +1,57 @@
-"""Rows near others by any distance, of which nothing is known but what it says."""
+"""The index of near rows that suits the rows and the distance."""
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
 
 from gfn_rb.errors import NaNError, ShapeError
 from gfn_rb.numerics.near.distances import Distance
+from gfn_rb.numerics.near.duplicates import duplicates
 from gfn_rb.numerics.near.index import NearIndex, Pairs, PreparedRows
+from gfn_rb.numerics.near.neighbours import BATCH_OF_PAIRS, ColumnGroups
+from gfn_rb.numerics.near.pivots import Pivots
 from gfn_rb.shapes import Shaped
 
-_BATCH_OF_PAIRS = 2**21  # measured at a time, so that memory stays bounded
+_COLUMNS = 3  # a group of fewer columns is equal too often
+
+
+def near_index(
+    capacity: int, like: Shaped[Tensor, "n d"], p: float | Distance, cutoff: float
+) -> NearIndex:
+    """Return an empty index of rows within a cutoff of each other.
+
+    Args:
+        capacity: number of slots.
+        like: any rows of the width, dtype and device of those to come.
+        p: see :func:`~gfn_rb.numerics.near.distances.check_norm`; or any other distance.
+        cutoff: the largest distance that counts as near, not negative.
+    """
+    if not isinstance(p, float):
+        return Measured(capacity, like, p, cutoff)
+    n_differ = _most_that_differ(like, p, cutoff)
+    if n_differ == 0:
+        return duplicates(capacity, like)
+    if (n_differ + 1) * _COLUMNS <= like.shape[1]:
+        return ColumnGroups(capacity, like, p, cutoff, n_differ)
+    return Pivots(capacity, like, p, cutoff)
+
+
+def _most_that_differ(like: Tensor, p: float, cutoff: float) -> int:
+    """Return in how many columns near rows can differ; integers differ by 1 or not at all."""
+    width = like.shape[1]
+    if cutoff == 0:
+        return 0
+    if p == 0:
+        return math.floor(min(cutoff, width))
+    if like.is_floating_point() or (p == math.inf and cutoff >= 1):
+        return width
+    if cutoff >= width:
+        return width
+    bound = cutoff**p if p < math.inf else 0.0
+    return math.floor(min(bound * (1 + 1e-9), width))
 
 
 class Measured(NearIndex):
@@ -42,7 +83,7 @@ class Measured(NearIndex):
 
     def near(self, prepared: PreparedRows) -> Pairs:
         """Return the slots of near rows; see :meth:`NearIndex.near`."""
-        rows, step = prepared.rows, max(1, _BATCH_OF_PAIRS // max(1, prepared.rows.shape[0]))
+        rows, step = prepared.rows, max(1, BATCH_OF_PAIRS // max(1, prepared.rows.shape[0]))
         stored = self.rows[: self.length].split(step)
         found = [self._near(rows, part).nonzero().T for part in stored if len(rows) and len(part)]
         starts = range(0, self.length, step)
