@@ -484,6 +484,18 @@ def restore_prefetch(rb: ReplayBuffer, queue: tuple[Any, ...]) -> None:
     rb._restore_prefetch_queue_locked(state, clone_queue=False)
 
 
+def drop_prefetched(storage: Storage) -> None:
+    """Drop the batches that buffers on a storage have drawn ahead (``_prefetch_queue``).
+
+    Without it, rows that were removed are drawn, and a draw that failed for want of them is raised
+    by whoever saves the buffer. A thread that is taking a batch at this moment keeps the others.
+    """
+    for rb in attached_buffers(storage):
+        if rb._prefetch and rb._futures_lock.acquire(blocking=False):
+            rb._prefetch_queue.clear()
+            rb._futures_lock.release()
+
+
 def check_prefetch(rb: ReplayBuffer, queue: tuple[Any, ...]) -> None:
     """Raise unless a buffer would take these prefetched batches (``_validate_prefetch_state``).
 

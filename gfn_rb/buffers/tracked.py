@@ -42,7 +42,7 @@ class _TrackedWrites(ReplayBuffer):
                 index: Tensor = super()._extend(data, **options)
                 return index
             index = torch.full((len(data),), -1, device=fresh.device)
-            if may:
+            if may and fresh.shape[0]:
                 index[fresh] = super()._extend(data[fresh], **options).to(fresh.device)
             return index
 

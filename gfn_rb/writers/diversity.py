@@ -186,6 +186,8 @@ class DiversityWriter(RewardPrioritizedWriter):
             n = free + out.shape[0]
             chosen, value, prepared = chosen[:n], value[:n], prepared.first(n)
             removed = torch.cat([removed, out]) if removed.shape[0] else out
+        if not chosen.shape[0]:
+            return no_slots(key)
         if chosen.shape[0] > removed.shape[0]:  # rows line up at the end as they came
             chosen, place = chosen.sort()
             value, prepared = value.index_select(0, place), prepared.select(place)

@@ -19,7 +19,13 @@ from gfn_rb.shapes import Int64, Rows, Shaped
 from gfn_rb.sharing import journal_of, record_slots, recording, share_writes
 from gfn_rb.state_folder import StateInFolder, require_numbers
 from gfn_rb.storages import is_listed, require_rows
-from gfn_rb.torchrl_compat import mark_update, note_generations, outside_graph, set_length
+from gfn_rb.torchrl_compat import (
+    drop_prefetched,
+    mark_update,
+    note_generations,
+    outside_graph,
+    set_length,
+)
 from gfn_rb.writers.eviction_order import EvictionOrder, Tie
 from gfn_rb.writers.features import ObjectColumns, Unique, require_finite
 from gfn_rb.writers.generations import GenerationWriter
@@ -271,6 +277,7 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
         compared = self._compared
         known = compared is not None and compared.version == self._order.version
         move = moves_of(0, index, before)
+        drop_prefetched(storage)
         with recording(storage):
             record_slots(storage, move.slots(before))
             move.close_holes(storage, before)

@@ -22,7 +22,7 @@ from torchrl.data import (
 )
 from torchrl.data.replay_buffers.writers import TensorDictRoundRobinWriter
 
-from gfn_rb.buffers import MergedReplayBuffer, fifo_buffer
+from gfn_rb.buffers import MergedReplayBuffer, fifo_buffer, reward_prioritized_buffer
 from gfn_rb.errors import (
     ArgumentError,
     CheckpointMismatchError,
@@ -30,7 +30,9 @@ from gfn_rb.errors import (
     NaNError,
     ShapeError,
 )
+from gfn_rb.numerics.near.duplicates import HostDuplicates
 from gfn_rb.samplers import PrioritySampler, RankRewardSampler, SoftmaxRewardSampler
+from gfn_rb.torchrl_compat import replay_lock
 from gfn_rb.writers import DiversityWriter, FIFOWriter, RewardPrioritizedWriter
 
 LISTS = [ListStorage, LazyStackStorage, CompressedListStorage]
@@ -133,6 +135,25 @@ def test_words_go_where_their_rows_go(storage, writer):
             rb.extend(wordy(7).exclude("word"))
     drawn = MergedReplayBuffer(rb, other, p="size").sample(20)
     assert list(drawn["word"]) == [str(each) for each in drawn["state"][:, 0].tolist()]
+
+
+@both_storages
+@pytest.mark.parametrize("capacity", [2, 4])
+@pytest.mark.parametrize("writer", [DiversityWriter, RewardPrioritizedWriter, FIFOWriter])
+def test_a_batch_with_words_of_which_nothing_is_kept_is_rejected(storage, writer, capacity):
+    keeps = {} if writer is DiversityWriter else {"unique": "state", "on_duplicate": "keep"}
+    rb = buffer(writer(**keeps), capacity, storage)
+    assert rb.extend(wordy(7, 9)).tolist() == [0, 1]
+    again = wordy(7, 9).set("log_reward", torch.tensor([3.0, 4.0]))
+    assert rb.extend(again).tolist() == [-1, -1]
+    assert [row["word"] for row in rb[:].unbind(0)] == ["7", "9"]
+
+
+def test_a_batch_with_words_that_are_all_too_old_is_rejected():
+    rb = reward_prioritized_buffer(4, max_age=1)
+    rb.extend(wordy(1, 2).set("policy_version", torch.tensor([5, 5])))
+    assert rb.extend(wordy(3, 4).set("policy_version", torch.tensor([1, 2]))).tolist() == [-1, -1]
+    assert len(rb) == 2
 
 
 def test_words_cannot_be_journaled_shared_or_on_disk(tmp_path):
@@ -357,6 +378,54 @@ def test_fingerprints_of_several_columns_and_of_any_key_tell_objects_apart(uniqu
     assert rb.extend(objects(1, 2, 3, serial=torch.tensor([7, 7, 8]))).tolist() == slots
 
 
+N_CRAFTED = 8000
+
+
+def colliding_sums():
+    """Rows (x, t) with a x + b t = 0 mod 2^64, for factors that anybody could know."""
+    a, b = 0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F
+    x = [(-pow(a, -1, 2**64) * b * t) % 2**64 for t in range(N_CRAFTED)]
+    return torch.tensor([[each - 2**64 * (each >= 2**63), t] for t, each in enumerate(x)])
+
+
+def highest_bits():
+    """Rows of even parity in their highest bits, which survive no product with odd factors."""
+    number = torch.arange(N_CRAFTED)[:, None] >> torch.arange(13) & 1
+    bits = torch.cat([number, number.sum(1, keepdim=True) & 1], 1)
+    return torch.where(bits == 1, torch.iinfo(torch.int64).min, 0)
+
+
+@pytest.mark.parametrize("crafted", [colliding_sums, highest_bits])
+def test_rows_crafted_to_collide_cost_no_more_than_others(crafted, monkeypatch):
+    looked_at = 0
+
+    def counted(name):
+        method = getattr(HostDuplicates, name)
+
+        def count(self, prepared, *given):
+            nonlocal looked_at
+            looked_at += given[-1].numel()
+            return method(self, prepared, *given)
+
+        monkeypatch.setattr(HostDuplicates, name, count)
+
+    def work(state):
+        nonlocal looked_at
+        looked_at = 0
+        rb = buffer("unique", N_CRAFTED)
+        for part in state.split(256):
+            log_reward = torch.zeros(len(part))
+            rb.extend(TensorDict({"state": part, "log_reward": log_reward}, [len(part)]))
+        assert len(rb) == N_CRAFTED
+        return looked_at + len(state)  # each row is looked up in its bucket
+
+    counted("_equal")  # the pairs compared, column by column
+    counted("_of_equal_hash")  # the rows whose bucket was full
+    state = crafted()
+    honest = torch.arange(state.numel()).reshape(state.shape)
+    assert work(state) <= 3 * work(honest)
+
+
 def test_rows_that_others_stored_twice_are_left_and_the_first_is_refreshed():
     rb = buffer("unique")
     rb.storage.set(torch.arange(3), rows([1.0, 2.0, 3.0], [1, 1, 2]))
@@ -431,6 +500,17 @@ def test_ties_are_decided_by_age_whoever_wrote_last():
 
 
 # Storages.
+
+
+def test_rows_that_are_removed_are_not_drawn_ahead():
+    rb = reward_prioritized_buffer(4, batch_size=2, prefetch=2)
+    rb.extend(rows([1.0, 2.0]))
+    with replay_lock(rb):  # so that no batch is drawn ahead before the rows are gone
+        rb.sample()
+        rb.writer.remove(torch.arange(2))
+    assert len(rb.state_dict()["_storage"]) > 0
+    rb.extend(rows([3.0, 4.0]))
+    assert {*rb.sample()["log_reward"].tolist()} == {3.0, 4.0}
 
 
 def test_ten_thousand_items_in_batches_of_any_size():

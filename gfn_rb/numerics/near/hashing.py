@@ -20,35 +20,37 @@ _LAST = torch.iinfo(torch.int64).max
 class RowHash:
     """Multilinear hashing (Carter & Wegman 1979) of groups of columns, to 31 bits each.
 
-    ``h_g(x) = (sum_{j in g} a_j x_j mod 2^64) >> 33`` with fixed random ``a_j``. Equal numbers
-    have equal hashes; column j belongs to group j mod g.
+    ``h_g(x) = (sum_{j in g} a_j l_j + b_j u_j mod 2^64) >> 33``, where l and u are the lower and
+    the upper 32 bits of a number, with random ``a_j`` and ``b_j``. The upper bits have factors of
+    their own, as they would vanish from a product modulo 2^64.
+    Two different rows have the same hash with a probability of about 2^-31, whoever made them up
+    without knowing the factors. Equal numbers have equal hashes; column j belongs to group j mod g.
 
     Args:
         width: number of columns d.
         n_groups: number of groups g.
         device: where rows live.
-        seed: of the factors ``a_j``. By default each process has its own, and so its own hashes.
+        seed: of the factors. By default each process has its own, and so its own hashes.
     """
 
     def __init__(self, width: int, n_groups: int, device: torch.device, seed: int = _SEED) -> None:
         generator = torch.Generator().manual_seed(seed)
         limits = torch.iinfo(torch.int64)
-        factor = torch.randint(limits.min, limits.max, (width,), generator=generator) | 1
-        member = torch.arange(width)[:, None] % n_groups == torch.arange(n_groups)
+        low, high = torch.randint(limits.min, limits.max, (2, width), generator=generator) | 1
+        factor = torch.stack([low, high], 1).view(-1)
+        column = torch.arange(width).repeat_interleave(2)[:, None]
+        member = column % n_groups == torch.arange(n_groups)
         self._factor = torch.where(member, factor[:, None], 0).T.contiguous().to(device)
         self._host_factor = factor.numpy()
-        self._single = n_groups == 1
 
     def __call__(self, rows: Shaped[Tensor, "n d"]) -> Int64[Tensor, "n g"]:
         """Return the hashes of rows of any real dtype, in [0, 2^31)."""
         bits = rows if rows.dtype == torch.int64 else equal_bits(rows)
-        if self._single and bits.is_cpu:  # NumPy takes a third of the time
-            total = bits.numpy() @ self._host_factor
+        halves = bits.contiguous().view(torch.int32)
+        if len(self._factor) == 1 and bits.is_cpu:  # NumPy takes a third of the time
+            total = halves.numpy() @ self._host_factor
             return torch.from_numpy((total.view(np.uint64) >> 33).view(np.int64)[:, None])
-        if self._single:
-            total = (bits * self._factor[0]).sum(1, keepdim=True)
-        else:
-            total = torch.stack([(bits * factor).sum(1) for factor in self._factor], 1)
+        total = torch.stack([(halves * factor).sum(1) for factor in self._factor], 1)
         return (total >> 33) & 0x7FFFFFFF
 
 
