@@ -3,6 +3,7 @@
 from gfn_rb.envs.base import GFNEnv
 from gfn_rb.envs.bayesian_dag import BayesianDAG
 from gfn_rb.envs.bit_sequence import BitSequence
+from gfn_rb.envs.checks import check_env
 from gfn_rb.envs.continuous import Box, ContinuousEnv, Line
 from gfn_rb.envs.deceptive_grid import DeceptiveGrid
 from gfn_rb.envs.enumerable import EnumerableEnv, uniform_log_pf
@@ -30,5 +31,6 @@ __all__ = [
     "ScoredSequenceEnv",
     "SequenceEnv",
     "TFBind8",
+    "check_env",
     "uniform_log_pf",
 ]

@@ -13,8 +13,8 @@ from gfn_rb.envs import (
     Line,
     RNABinding,
     TFBind8,
+    check_env,
 )
-from gfn_rb.envs.checks import check_env
 from gfn_rb.errors import ArgumentError
 
 
@@ -38,44 +38,77 @@ from gfn_rb.errors import ArgumentError
     ],
 )
 def test_sound_environments_pass(make_env):
-    check_env(make_env)
+    check_env(make_env())
 
 
-def breaking(name, function):
-    """A grid with one method replaced by one that is given the original result."""
+def breaking(name, function, base=HyperGrid, arguments=(2, 5)):
+    """Return an environment with one method replaced by one that is given the original result."""
 
-    class Broken(HyperGrid):
+    class Broken(base):
         pass
 
     def method(self, *args):
-        return function(getattr(HyperGrid, name)(self, *args), *args)
+        return function(getattr(base, name)(self, *args), *args)
 
     setattr(Broken, name, method)
-    return lambda: Broken(2, 5)
+    return Broken(*arguments)
+
+
+def every_move(mask, state):
+    return (mask | True) & ((state != -1).all(1) & (state != 0).any(1))[:, None]
+
+
+def exit_anywhere(mask, state):
+    return torch.cat([mask[:, :-1], (state > -2).all(1)[:, None]], 1)
 
 
 @pytest.mark.parametrize(
-    ("make_env", "promise"),
+    ("env", "promise", "found"),
     [
-        (breaking("forward_mask", lambda mask, *_: mask[:, :-1]), "sizes that the attributes"),
-        (breaking("forward_mask", lambda mask, *_: mask | True), "The sink allows nothing"),
-        (breaking("backward_mask", lambda mask, *_: mask & False), "Undoing random moves"),
-        (breaking("undo", lambda state, *_: state + 1), "Undoing random moves"),
-        (breaking("encode", lambda code, *_: code * torch.nan), "``encode`` gives finite"),
-        (breaking("log_reward", lambda value, *_: value.double()), "it is of torch.float64"),
-        (breaking("log_reward", lambda value, *_: value * torch.nan), "it is NaN or inf"),
-        (breaking("log_reward", lambda value, *_: value.nope), "AttributeError: 'Tensor' object"),
+        (breaking("forward_mask", lambda mask, *_: mask[:, :-1]), "sizes that the attributes",
+         "the shape of forward_mask(source(3)) is [3, 2], expected [3, 3]"),
+        (breaking("forward_mask", lambda mask, *_: mask | True), "The sink allows nothing",
+         "an action is legal in the sink, in state [-1, -1]"),
+        (breaking("backward_mask", lambda mask, *_: mask & False), "Undoing random moves",
+         "no move is marked as the last, in state [0, 1]"),
+        (breaking("backward_mask", every_move), "Undoing random moves", "expected [0, 0]"),
+        (breaking("backward_mask", every_move, DeceptiveGrid, (2, 6)), "Undoing random moves",
+         "expected [0, 0]"),
+        (breaking("backward_mask", every_move, TFBind8, ()), "", "state "),
+        (breaking("forward_mask", exit_anywhere, TFBind8, ()), "finished objects alone",
+         "it is legal in an unfinished sequence, in state [-1, "),
+        (breaking("undo", lambda state, *_: state + 1), "Undoing random moves", "leads from"),
+        (breaking("encode", lambda code, *_: code * torch.nan), "``encode`` gives finite",
+         "encode gives NaN or inf, in state [0, 0]"),
+        (breaking("encode", lambda code, *_: code * 0), "``encode`` gives",
+         "is 1, expected"),
+        (breaking("log_reward", lambda value, *_: value.double()), "is a float32",
+         "the dtype of log_reward is torch.float64, expected torch.float32"),
+        (breaking("log_reward", lambda value, *_: value * torch.nan), "is a float32",
+         "log_reward is NaN or inf, in state [0, 0]"),
+        (breaking("log_reward", lambda value, *_: value.nope), "is a float32",
+         "AttributeError: 'Tensor' object"),
     ],
-)
-def test_a_broken_promise_is_told_in_one_line(make_env, promise):
+)  # fmt: skip
+def test_a_broken_promise_is_told_in_one_line(env, promise, found):
     with pytest.raises(ArgumentError) as caught:
-        check_env(make_env)
+        check_env(env)
     message = str(caught.value)
     assert message.startswith("env must keep its promises, got a Broken that breaks this one: ")
     assert promise in message
+    assert found in message
     assert "\n" not in message
+
+
+def test_an_exit_that_is_legal_too_often_or_too_seldom_is_found():
+    check_env(HyperGrid(2, 5), every_state_terminates=True)
+    check_env(TFBind8(), every_state_terminates=None)
+    with pytest.raises(ArgumentError, match="by the masks is True, expected False"):
+        check_env(HyperGrid(2, 5), every_state_terminates=False)
+    with pytest.raises(ArgumentError, match="by the masks is False, expected True"):
+        check_env(Line(), every_state_terminates=True)
 
 
 def test_what_is_no_environment_is_named():
     with pytest.raises(ArgumentError, match=r"env must be a gfn_rb\.envs\.GFNEnv, got a dict"):
-        check_env(dict)
+        check_env({})

@@ -233,7 +233,7 @@ def adapt_env(
     try:
         adapted = TorchGFNEnv(env, preprocessor, max_length)
         _require_steady_walks(adapted)
-        check_env(lambda: adapted)
+        check_env(adapted)
     except Exception as error:  # a foreign environment may raise anything
         kind = "" if isinstance(error, ArgumentError) else f"{type(error).__name__}: "
         raise ArgumentError(f"env of class {name} cannot be adapted: {kind}{error}") from error

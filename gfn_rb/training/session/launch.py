@@ -151,7 +151,7 @@ def _fault(config: TrainConfig, started: Launch | None) -> GfnRbError | None:
         if type(config) not in CONFIGS.values():  # one of the user's: has it parts that fit?
             own = replace(config, device="cpu")
             with torch.random.fork_rng(devices=[]):
-                check_env(own.make_env)
+                check_env(own.make_env(), True if own.every_state_terminates else None)
             make_loss(own, own.make_env(), own.seed)
         check_installed(config.logger)
         run_secret()
