@@ -141,8 +141,8 @@ def posterior(trainer: Trainer) -> dict[str, float]:
 
 
 _GRID_CALLS = (
-    "batches of 16, one gradient step on each batch and one on 16 replayed items; a call is a fresh "
-    "trajectory; goals are counted among fresh trajectories over the whole run"
+    "batches of 16, one gradient step on each batch and one on 16 replayed items; a call is a "
+    "fresh trajectory; goals are counted among fresh trajectories over the whole run"
 )
 _GRID_SETTINGS = (
     "batches of 64, which are faster on a CPU; the buffer keeps each object once and, when it is "
@@ -187,8 +187,8 @@ _GRID_4D_16 = Row(
     protocol=_GRID_CALLS,
     published="measured with the published code, PRT, see the table of published code",
     settings=(
-        "Linex cost of the residual; two replayed items for each fresh one, drawn by a sharper rank "
-        "(k = 0.001, published: 0.01); "
+        "Linex cost of the residual; two replayed items for each fresh one, drawn by a sharper "
+        "rank (k = 0.001, published: 0.01); "
         f"{_GRID_SETTINGS}"
     ),
     config=_grid(
