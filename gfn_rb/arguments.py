@@ -14,43 +14,27 @@ _MOST = 2**63 - 1
 
 
 def require_key(name: str, value: Any) -> None:
-    """Raise unless a value can be the key of an entry: a string, or a tuple of them.
-
-    Raises:
-        ArgumentError: it cannot.
-    """
+    """Raise unless a value can be the key of an entry: a string, or a tuple of them."""
     parts = value if isinstance(value, tuple) else (value,)
     if not parts or not all(isinstance(part, str) and part for part in parts):
         raise ArgumentError(f"{name} must be a key, a string or a tuple of them, got {value!r:.80}")
 
 
 def require_flag(name: str, value: Any) -> None:
-    """Raise unless a value is True or False.
-
-    Raises:
-        ArgumentError: it is not.
-    """
+    """Raise unless a value is True or False."""
     if not isinstance(value, bool):
         raise ArgumentError(f"{name} must be True or False, got {value!r:.80}")
 
 
 def require_choice(name: str, value: Any, choices: Iterable[Any]) -> None:
-    """Raise unless a value is one of several.
-
-    Raises:
-        ArgumentError: it is not.
-    """
+    """Raise unless a value is one of several."""
     if not any(value is each or (type(value) is str and value == each) for each in choices):
         *others, last = (repr(each) for each in choices)
         raise ArgumentError(f"{name} must be {', '.join(others)} or {last}, got {value!r:.80}")
 
 
 def as_count(name: str, value: Any, least: int = 1) -> int:
-    """Return a value as a number of things.
-
-    Raises:
-        ArgumentError: it is no integer, or out of range.
-    """
+    """Return a value as a number of things."""
     try:
         count = operator.index(value)
     except (TypeError, RuntimeError):
@@ -65,11 +49,7 @@ def as_count(name: str, value: Any, least: int = 1) -> int:
 def require_kind(
     name: str, value: Any, kind: type, but: Callable[[Any], bool] | None = None
 ) -> None:
-    """Raise unless a value is of a class, or is something else that will do.
-
-    Raises:
-        ArgumentError: it is not.
-    """
+    """Raise unless a value is of a class, or is something else that will do."""
     if not isinstance(value, kind) and (but is None or not but(value)):
         raise ArgumentError(
             f"{name} must be a {kind.__name__}, got a {type(value).__name__}: {value!r:.80}"
@@ -77,11 +57,7 @@ def require_kind(
 
 
 def as_device(name: str, value: Any) -> torch.device:
-    """Return a value as a device.
-
-    Raises:
-        ArgumentError: it names none.
-    """
+    """Return a value as a device."""
     try:
         return torch.device(value)
     except (TypeError, RuntimeError):

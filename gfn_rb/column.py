@@ -68,13 +68,6 @@ class KeyColumn:
         """Return the key of every stored row, a view on the storage where its layout allows.
 
         Not to be written to: see :meth:`write`.
-
-        Args:
-            storage: a one-dimensional :class:`TensorStorage` that is laid out, or a list.
-
-        Raises:
-            ShapeError: another kind of storage, or a key with several values per row.
-            KeyMismatchError: the storage does not hold the key.
         """
         if is_listed(storage):
             return self._mirror.values(storage)
@@ -83,13 +76,7 @@ class KeyColumn:
     def write(
         self, storage: Storage, index: Int64[Tensor, "m"], value: Shaped[Tensor, "m"]
     ) -> None:
-        """Set the key of some rows, which has then to be announced.
-
-        Args:
-            storage: as above.
-            index: the rows, each once.
-            value: their keys.
-        """
+        """Set the key of some rows, which has then to be announced."""
         if is_listed(storage):
             self._mirror.write(storage, index, value)
         else:
@@ -98,23 +85,11 @@ class KeyColumn:
             bump_mutation_revision(storage)
 
     def watch_also(self, reads: Callable[[NestedKey], bool]) -> None:
-        """Have :meth:`version` change with other entries, too.
-
-        Args:
-            reads: tells by its name whether an entry is watched.
-        """
+        """Have :meth:`version` change with other entries, too."""
         self._reads, self._slots = reads, None
 
     def announce(self, storage: Storage, index: Tensor) -> None:
-        """Record that rows were just written; -1 stands for a row that was not.
-
-        Args:
-            storage: where they were written.
-            index: the rows.
-
-        Raises:
-            ShapeError: a storage of several dimensions, before anything is drawn from it.
-        """
+        """Record that rows were just written; -1 stands for a row that was not."""
         if storage.ndim != 1:
             require_rows(storage)
         listed = is_listed(storage)
@@ -146,11 +121,7 @@ class KeyColumn:
         self._announced.append(rows)
 
     def changed(self, storage: Storage) -> Int64[Tensor, "m"] | None:
-        """Return the rows that changed since the last call, or None for "perhaps all".
-
-        Args:
-            storage: the storage to look at.
-        """
+        """Return the rows that changed since the last call, or None for "perhaps all"."""
         now, announced = self.version(storage), self._announced
         if now == self._seen and not announced:
             return _NO_ROWS
@@ -165,20 +136,12 @@ class KeyColumn:
         self._seen, self._announced, self._count = None, [], 0
 
     def version(self, storage: Storage) -> Version:
-        """Return what identifies the present content.
-
-        Args:
-            storage: the storage to look at, laid out.
-        """
+        """Return what identifies the present content."""
         self._look_up(storage)
         return content_version(storage, self._watched)
 
     def version_after_write(self, storage: Storage) -> Version:
-        """Return the :meth:`version` after a write in place, which leaves tensors where they are.
-
-        Args:
-            storage: the storage.
-        """
+        """Return the :meth:`version` after a write in place, which leaves tensors where they are."""
         if all_slots(storage) is not self._slots:
             self._look_up(storage)
         return content_version(storage, self._watched)

@@ -93,11 +93,7 @@ class WriteLock:
         weakref.finalize(self, os.close, descriptor)
 
     def __enter__(self) -> None:
-        """Wait for the lock; if its last holder died, put back what that was writing over.
-
-        Raises:
-            ArgumentError: this process was forked, and does not share the rows.
-        """
+        """Wait for the lock; if its last holder died, put back what that was writing over."""
         if self._process != os.getpid():
             self._check_forked()
         self._threads.acquire()
@@ -125,14 +121,7 @@ class WriteLock:
         self._threads.release()
 
     def record(self, slot: Int64[Tensor, "*k"]) -> None:
-        """Note what there is, before some slots are written over.
-
-        Args:
-            slot: which, in any order; those that hold nothing yet are left out.
-
-        Raises:
-            OSError: there is no memory for it.
-        """
+        """Note what there is, before some slots are written over."""
         if not self._is_mine or self.storage is None or self.writer is None:
             return
         stored = len(self.storage)
@@ -223,15 +212,7 @@ class WriteLock:
 
 
 def share_writes(storage: Storage, writer: SlotState) -> bool:
-    """Have the buffers on a storage that are ``shared`` outlive processes that die.
-
-    Args:
-        storage: to which a writer was just attached, by a buffer.
-        writer: the writer.
-
-    Returns:
-        Whether there are such buffers.
-    """
+    """Have the buffers on a storage that are ``shared`` outlive processes that die."""
     shared = [rb for rb in compat.attached_buffers(storage) if rb.shared]
     if shared and not is_listed(storage):
         len(storage)  # or it would make its counter later
@@ -274,12 +255,7 @@ def recording(storage: Storage) -> AbstractContextManager[Any]:
 
 
 def record_slots(storage: Storage, slot: Int64[Tensor, "*k"]) -> None:
-    """Note that slots are about to be written over, for what is to be put back or written down.
-
-    Args:
-        storage: the storage.
-        slot: which.
-    """
+    """Note that slots are about to be written over, for what is to be put back or written down."""
     for name in (_LOCK, _JOURNAL):
         recorder = vars(storage).get(name)
         if recorder is not None:

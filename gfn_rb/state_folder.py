@@ -13,16 +13,7 @@ _FILE = "state.pt"
 
 
 def require_numbers(name: str, value: Any, dtype: torch.dtype) -> None:
-    """Raise unless an entry of a state is a row of numbers.
-
-    Args:
-        name: of the entry.
-        value: what came.
-        dtype: what it should be.
-
-    Raises:
-        CheckpointMismatchError: it is something else.
-    """
+    """Raise unless an entry of a state is a row of numbers."""
     if not isinstance(value, torch.Tensor) or value.ndim != 1 or value.dtype != dtype:
         shape = f" of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else ""
         raise CheckpointMismatchError(
@@ -32,15 +23,7 @@ def require_numbers(name: str, value: Any, dtype: torch.dtype) -> None:
 
 
 def require_count(name: str, value: Any) -> None:
-    """Raise unless an entry of a state is a number of things.
-
-    Args:
-        name: of the entry.
-        value: what came.
-
-    Raises:
-        CheckpointMismatchError: it is something else.
-    """
+    """Raise unless an entry of a state is a number of things."""
     if type(value) is not int or not 0 <= value < 2**62:
         raise CheckpointMismatchError(f"{name} of the state is {value!r:.80}, expected a count")
 
@@ -57,22 +40,11 @@ class StateInFolder:
         raise NotImplementedError
 
     def dumps(self, path: str | Path) -> None:
-        """Write the state into a folder.
-
-        Args:
-            path: the folder, made if missing.
-        """
+        """Write the state into a folder."""
         path = Path(path)
         path.mkdir(exist_ok=True)
         torch.save(self.state_dict(), path / _FILE)
 
     def loads(self, path: str | Path) -> None:
-        """Read the state from a folder that :meth:`dumps` wrote.
-
-        Args:
-            path: the folder.
-
-        Raises:
-            CheckpointMismatchError: see :meth:`load_state_dict`.
-        """
+        """Read the state from a folder that :meth:`dumps` wrote."""
         self.load_state_dict(torch.load(Path(path) / _FILE, weights_only=True))

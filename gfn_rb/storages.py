@@ -25,14 +25,7 @@ def is_listed(storage: Storage) -> bool:
 
 
 def require_rows(storage: Storage) -> None:
-    """Raise unless a storage has one slot per item.
-
-    Args:
-        storage: of any kind.
-
-    Raises:
-        ShapeError: another kind of storage, or one of several dimensions.
-    """
+    """Raise unless a storage has one slot per item."""
     if storage.ndim != 1:
         raise ShapeError(
             f"storage must have ndim=1, got ndim={storage.ndim}: a slot would hold several items, "
@@ -50,9 +43,6 @@ def open_shared(storage: Storage) -> None:
 
     With ``shared_init=True`` the first process to write lays the storage out; the others know its
     length at once, but its memory only when they ask for it.
-
-    Args:
-        storage: any storage.
     """
     if getattr(storage, "shared_init", False) and not storage.initialized and len(storage):
         wait_for_init(storage)
@@ -64,23 +54,14 @@ def is_laid_out(storage: Storage) -> bool:
 
 
 def slots_beside(storage: Storage, n: int) -> int:
-    """Return how many slots to lay out beside a storage: all it has, or for a list some more.
-
-    Args:
-        storage: any storage.
-        n: how many are needed at least.
-    """
+    """Return how many slots to lay out beside a storage: all it has, or for a list some more."""
     if not is_listed(storage):
         return int(storage.max_size)
     return min(int(storage.max_size), max(_FEWEST_SLOTS, 1 << (n - 1).bit_length()))
 
 
 def device_beside(storage: Storage) -> torch.device | None:
-    """Return where to lay something out beside a storage: the host, for a list of rows.
-
-    Args:
-        storage: any storage.
-    """
+    """Return where to lay something out beside a storage: the host, for a list of rows."""
     if is_listed(storage) or storage.device == "auto":
         return None
     device: torch.device = storage.device
@@ -88,11 +69,7 @@ def device_beside(storage: Storage) -> torch.device | None:
 
 
 def stored_rows(storage: Storage) -> Rows:
-    """Return all rows in use as one batch, without a copy.
-
-    Args:
-        storage: laid out, and not empty.
-    """
+    """Return all rows in use as one batch, without a copy."""
     if is_listed(storage):
         rows = [storage.get(i) for i in range(len(storage))]
         if len({row.device for row in rows}) > 1:  # loaded ones know none

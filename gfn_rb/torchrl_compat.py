@@ -130,9 +130,6 @@ def all_slots(storage: Storage) -> Any:
 
     Without it, rows cannot be compared, moved or written in place. ``storage[:]`` is cut to the
     length, and indexes each entry anew.
-
-    Returns:
-        A TensorDict, a tensor or a tree of tensors; None before the first row, and of other kinds.
     """
     return getattr(storage, "_storage", None)
 
@@ -346,9 +343,6 @@ def note_generations(index: Tensor, storage: Storage) -> Tensor:
 
     TorchRL's buffers pass indices on as they are, and nothing beside them. Without it, nobody can
     tell whether a late priority is for the row that was drawn last, or for one before it.
-
-    Returns:
-        The stamps, those of -1 meaning nothing.
     """
     stamps = track_slot_generations(storage).index_select(0, index.clamp(min=0))
     set_noted_generations(index, stamps)

@@ -219,9 +219,6 @@ class MergedSampler(SamplerEnsemble):
         """Restore what :meth:`state_dict` returned.
 
         Without ``p``, as TorchRL's ensemble leaves it, the shares stay what they are.
-
-        Raises:
-            CheckpointMismatchError: it is from a sampler of another number of members.
         """
         # Before any member changes.
         shares = self._fitting(state_dict.get(_P, self._p))

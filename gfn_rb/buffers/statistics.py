@@ -86,11 +86,7 @@ class ReplayStatistics(Transform):
 
 
 def total(statistics: Sequence[ReplayStatistics]) -> dict[str, int | float]:
-    """Return the sums over several buffers; ages only where any row drawn had a version.
-
-    Args:
-        statistics: those of each buffer.
-    """
+    """Return the sums over several buffers; ages only where any row drawn had a version."""
     offered, drawn = (int(sum(each.rows[side] for each in statistics)) for side in (OFFERED, DRAWN))
     ages = [each.ages.tolist() for each in statistics]
     newest, n_aged, age_sum, largest = zip((0, 0, 0, 0), *ages, strict=True)

@@ -222,11 +222,7 @@ class KeepStates(KeepRows):
 
 
 def are_trajectories(rows: TensorDictBase) -> bool:
-    """Return whether rows are trajectories, by their keys.
-
-    Args:
-        rows: of any batch size.
-    """
+    """Return whether rows are trajectories, by their keys."""
     return set(rows.keys()) >= {ACTION, LENGTH}
 
 
@@ -252,9 +248,6 @@ def _episodes(
     """Return the number of the episode that each row belongs to, from 0.
 
     A forward episode ends with its terminating row, a backward one begins with it.
-
-    Raises:
-        ArgumentError: an episode does not have just one.
     """
     if is_backward is None:
         is_backward = torch.zeros_like(is_terminating)

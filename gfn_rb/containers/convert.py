@@ -25,9 +25,6 @@ def require_lengths(length: Int64[Tensor, "n"], n_steps: int) -> None:
     """Raise unless each trajectory has as many actions as there is room for, and at least one.
 
     On CUDA the device raises, so as not to wait for it.
-
-    Raises:
-        ArgumentError: A length is outside 1 to ``n_steps``.
     """
     if length.is_cuda:
         fits = ((length >= 1) & (length <= n_steps)).all()
@@ -61,9 +58,6 @@ def transitions_of(td: TensorDictBase) -> TensorDict:
     """Split the fields of ``Trajectories`` into one row per real action.
 
     ``estimator_output`` is left behind: transitions have no such field.
-
-    Returns:
-        Fields of ``Transitions``, the rows of a trajectory together and in its order.
     """
     row, step = real_steps(td).nonzero(as_tuple=True)
     state, is_exit = td.get(keys.STATE), step == exit_step(td)[row]
@@ -81,11 +75,7 @@ def transitions_of(td: TensorDictBase) -> TensorDict:
 
 
 def states_of_trajectories(td: TensorDictBase) -> TensorDict:
-    """Split the fields of ``Trajectories`` into one row per visited state, without the sink.
-
-    Returns:
-        Fields of ``States``, the rows of a trajectory together and in its order.
-    """
+    """Split the fields of ``Trajectories`` into one row per visited state, without the sink."""
     row, step = real_steps(td).nonzero(as_tuple=True)
     is_exit = step == exit_step(td)[row]
     # Of the two ends of a step the one nearer the source comes first forward, last backward.
@@ -99,11 +89,7 @@ def states_of_trajectories(td: TensorDictBase) -> TensorDict:
 
 
 def states_of_transitions(td: TensorDictBase) -> TensorDict:
-    """Give the end of each transition, from its fields, that is nearer the source.
-
-    Returns:
-        Fields of ``States``, one row per transition, in order.
-    """
+    """Give the end of each transition, from its fields, that is nearer the source."""
     state, is_backward = td.get(keys.STATE), td.get(keys.IS_BACKWARD, None)
     if is_backward is not None:
         turn = is_backward.reshape(-1, *(1,) * (state.ndim - 1))
@@ -118,11 +104,7 @@ def states_of_transitions(td: TensorDictBase) -> TensorDict:
 
 
 def turned(td: TensorDictBase, rows: Bool[Tensor, "n"]) -> TensorDict:
-    """Turn some trajectories around: flip their length + 1 states and length actions in time.
-
-    Returns:
-        The same fields, with ``is_backward`` toggled on those rows.
-    """
+    """Turn some trajectories around: flip their length + 1 states and length actions in time."""
     length = td.get(keys.LENGTH)
     out = td.copy().set(keys.STATE, flipped(td.get(keys.STATE), length + 1, rows))
     for key in _STEP_FILL.keys() & td.keys():
@@ -133,13 +115,7 @@ def turned(td: TensorDictBase, rows: Bool[Tensor, "n"]) -> TensorDict:
 def flipped(
     value: Shaped[Tensor, "n m *F"], size: Int64[Tensor, "n"], rows: Bool[Tensor, "n"]
 ) -> Shaped[Tensor, "n m *F"]:
-    """Flip some rows in time.
-
-    Args:
-        value: One entry per step or state of each row.
-        size: How many entries of each row are real; what follows stays where it is.
-        rows: Which rows to flip.
-    """
+    """Flip the first ``size`` entries of some rows in time; what follows stays where it is."""
     places = torch.arange(value.shape[1], device=value.device)
     size = size[:, None]
     at = torch.where(rows[:, None] & (places < size), size - 1 - places, places)
@@ -229,18 +205,7 @@ def joined(
 def require_alike(
     entries: Sequence[dict[NestedKey, Tensor]], members: Sequence[int], in_shape: bool = True
 ) -> None:
-    """Raise unless all rows have the same keys and dtypes.
-
-    Args:
-        entries: the tensors of each batch by key.
-        members: which member of a buffer each comes from, for messages.
-        in_shape: whether they shall also lie on one device, in the same shapes.
-
-    Raises:
-        KeyMismatchError: a key is in some batches only.
-        ArgumentError: devices differ.
-        ShapeError: dtypes or shapes differ.
-    """
+    """Raise unless all rows have the same keys and dtypes."""
     first = entries[0]
     for other, member in zip(entries[1:], members[1:], strict=True):
         if other.keys() != first.keys():

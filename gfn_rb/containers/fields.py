@@ -54,16 +54,7 @@ class Field:
         return self if container is None else container.column(self.key)
 
     def check(self, value: Any, sizes: dict[str, Any], owner: str) -> None:
-        """Check one value against the table and the sizes known so far, and note new ones.
-
-        Args:
-            value: What stands under the field's key.
-            sizes: Size of each named dimension; the empty name has size 0.
-            owner: Name of the container, for the message.
-
-        Raises:
-            ShapeError: If the value is no tensor, or its dtype or shape does not fit.
-        """
+        """Check one value against the table and the sizes known so far, and note new ones."""
         if not isinstance(value, Tensor):
             raise ShapeError(f"{owner}: {self.key!r} is a {type(value).__name__}, not a tensor")
         if self.dtypes.members is not None and value.dtype not in self.dtypes.members:
@@ -90,14 +81,7 @@ class Field:
 
 
 def field(key: Key, shape: str, dtypes: DTypes, default: Any = ...) -> Any:
-    """Declare a field of a container as those of a dataclass are; see :class:`Field`.
-
-    Args:
-        key: of the field.
-        shape: likewise.
-        dtypes: likewise.
-        default: None for a field that a container can lack.
-    """
+    """Declare a field of a container as those of a dataclass are; see :class:`Field`."""
     return Field(key, shape, dtypes, optional=default is None)
 
 

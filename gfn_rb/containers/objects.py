@@ -37,15 +37,7 @@ and is like nothing else.
 
 
 def object_keys(rows: TensorDictBase, at: Int64[Tensor, "m"] | None = None) -> ObjectKeys:
-    """Return which objects rows stand for: their terminating states and conditions.
-
-    Args:
-        rows: any kind of items, batch size [n].
-        at: which of them; None for all.
-
-    Raises:
-        KeyMismatchError, ShapeError, ArgumentError: see :func:`terminating_states`.
-    """
+    """Return which objects rows stand for: their terminating states and conditions."""
     n, states = len(rows if at is None else at), terminating_states(rows, at)
     if states is None:
         return [None] * n
@@ -64,14 +56,6 @@ def object_columns(rows: Rows) -> Int64[Tensor, "n d"]:
     """Return integers that are equal in two rows exactly if these stand for the same object.
 
     What :func:`object_keys` returns as bytes, on the device of the rows.
-
-    Args:
-        rows: any kind of items, batch size [n].
-
-    Raises:
-        KeyMismatchError, ShapeError: see :func:`terminating_states`.
-        ArgumentError: see :func:`terminating_states`; or a row stands for no object: a transition,
-            or a visited state.
     """
     states = terminating_states(rows)
     if states is None:
@@ -89,14 +73,7 @@ def object_columns(rows: Rows) -> Int64[Tensor, "n d"]:
 
 
 def state_columns(rows: Rows) -> Int64[Tensor, "n d"] | None:
-    """Return what :func:`object_columns` does, of visited states too; None for transitions.
-
-    Args:
-        rows: any kind of items, batch size [n].
-
-    Raises:
-        KeyMismatchError, ShapeError, ArgumentError: see :func:`terminating_states`.
-    """
+    """Return what :func:`object_columns` does, of visited states too; None for transitions."""
     states = terminating_states(rows)
     return None if states is None else _columns(rows, states[0])
 
@@ -139,11 +116,7 @@ def terminating_states(
 
 
 def stand_alone(rows: TensorDictBase) -> bool:
-    """Return whether each row stands for a whole object, so that some may go without the others.
-
-    Args:
-        rows: any kind of items, batch size [n].
-    """
+    """Return whether each row stands for a whole object, so that some may go without the others."""
     held = set(rows.keys())
     if ACTION in held:
         return LENGTH in held

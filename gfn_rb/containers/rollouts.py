@@ -69,12 +69,7 @@ def trajectories_of(rollout: TensorDictBase, source_state: Tensor | None = None)
 
 
 def first_steps(rollout: TensorDictBase, source_state: Tensor | None = None) -> Int64[Tensor, "k"]:
-    """Return where the episodes begin that :func:`trajectories_of` returns, in flat positions.
-
-    Args:
-        rollout: likewise.
-        source_state: likewise.
-    """
+    """Return where the episodes begin that :func:`trajectories_of` returns, in flat positions."""
     starts, ends = _episodes(rollout)
     return _complete(starts, ends, _flat(rollout, keys.STATE), source_state)[0]
 
@@ -85,12 +80,6 @@ def rollout_of(td: TensorDictBase) -> TensorDict:
     Padded steps stay in the sink, are done, earn nothing, and are false in
     ``("collector", "mask")``. ``("next", "reward")`` is exp(log_reward) at the terminating step,
     which overflows to inf above 88 nats; ``("next", "log_reward")`` is exact.
-
-    Args:
-        td: Fields of forward ``Trajectories``.
-
-    Returns:
-        TensorDict of batch size [n, T].
     """
     is_real, state = real_steps(td), td.get(keys.STATE)
     n, n_steps = is_real.shape
@@ -121,12 +110,7 @@ def rollout_of(td: TensorDictBase) -> TensorDict:
 
 
 def require_rollout(rollout: TensorDictBase) -> None:
-    """Check that a rollout or collector batch holds what is read of it.
-
-    Raises:
-        KeyMismatchError: If a key is missing.
-        ShapeError: If the batch size has no time, or a flag is not one per step.
-    """
+    """Check that a rollout or collector batch holds what is read of it."""
     if rollout.batch_dims < 1:
         raise ShapeError("rollout has an empty batch size; expected [*B, T], time last")
     for key in (keys.STATE, keys.ACTION, keys.NEXT_STATE, keys.NEXT_DONE, keys.NEXT_LOG_REWARD):

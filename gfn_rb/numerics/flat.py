@@ -9,20 +9,12 @@ from gfn_rb.shapes import Shaped
 
 
 def flat_rows(rows: Shaped[Tensor, "n *S"]) -> Shaped[Tensor, "n d"]:
-    """Return rows of any shape, single numbers among them, as one vector each; there may be none.
-
-    Args:
-        rows: on any device, of any dtype.
-    """
+    """Return rows of any shape, single numbers among them, as one vector each; there may be none."""
     return rows if rows.ndim == 2 else rows.reshape(rows.shape[0], rows.shape[1:].numel())
 
 
 def on_host(*tensors: Tensor) -> list[Tensor]:
-    """Return tensors on the host, from a device in one transfer.
-
-    Args:
-        tensors: of any shapes and dtypes, all on the host or on one device.
-    """
+    """Return tensors on the host, from a device in one transfer."""
     if all(each.is_cpu for each in tensors):
         return [*tensors]
     flat = [each.detach().reshape(-1).contiguous().view(torch.uint8) for each in tensors]

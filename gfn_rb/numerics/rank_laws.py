@@ -166,10 +166,6 @@ class RankedDistribution:
         """Draw n different rows that have a key, one after another, each from what is left.
 
         On CUDA, where counting repeated draws would wait for the device, all ranks are perturbed.
-
-        Returns:
-            The rows in the order of their draw, and whether n rows of positive probability
-            exist: if not, the rows at the end are not draws.
         """
         law = self._law(len(self._ranking), self._device)
 

@@ -248,11 +248,7 @@ Ranking = BlockedRanking | SortedRanking
 
 
 def ranking(capacity: int, like: Tensor) -> Ranking:
-    """Return an empty ranking of so many rows, the one that suits keys like these.
-
-    Raises:
-        ArgumentError: capacity below 1.
-    """
+    """Return an empty ranking of so many rows, the one that suits keys like these."""
     if capacity < 1:
         raise ArgumentError(f"capacity must be at least 1, got {capacity}")
     if like.device.type == "cpu" and like.dtype in _SINGLE and capacity <= 2**29:

@@ -61,13 +61,7 @@ class TopK:
     def update(
         self, index: Int64[Tensor, "m"], key: Float64[Tensor, "m"], rank: Int64[Tensor, "m"]
     ) -> None:
-        """Change some rows.
-
-        Args:
-            index: rows to change, in [0, N), each at most once.
-            key: their keys, not NaN.
-            rank: their ranks, below 2^63 - 1.
-        """
+        """Change some rows."""
         row, keys = index.numpy(), self._key.numpy()
         keys[row] = key.numpy()
         self._rank.numpy()[row] = rank.numpy()
@@ -202,12 +196,7 @@ class Replacements(NamedTuple):
 def worst_first(
     key: Float[Tensor, "n"], newest: bool
 ) -> tuple[Float64[Tensor, "n"], Int64[Tensor, "n"]]:
-    """Sort keys; return them and their positions. Of equal ones the one to keep comes last.
-
-    Args:
-        key: the keys.
-        newest: whether that is the later one.
-    """
+    """Sort keys; return them and their positions. Of equal ones the one to keep comes last."""
     value, row = _worst_first(key, newest)
     return torch.from_numpy(value), torch.from_numpy(row)
 

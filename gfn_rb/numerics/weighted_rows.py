@@ -113,9 +113,6 @@ class WeightedRows:
 
         They have the law of n draws without replacement, in order. Next to those of another
         distribution, the largest of both have the law of draws from the two together.
-
-        Returns:
-            The rows, and their perturbed log-weights: ``-inf`` for a row of weight zero.
         """
         score, index = (self.log_weight + gumbel_like(self.log_weight, generator)).topk(n)
         return index, score

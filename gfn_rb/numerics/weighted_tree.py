@@ -26,11 +26,7 @@ _FINE = 1e-250  # from here to its inverse, no term of a sum is cut or lost that
 
 
 def weighted_rows(capacity: int, device: torch.device | str | None = None) -> WeightedRows:
-    """Return an empty distribution over so many rows, the one that suits the device.
-
-    Raises:
-        ArgumentError: capacity below 1.
-    """
+    """Return an empty distribution over so many rows, the one that suits the device."""
     on_host = device is None or torch.device(device).type == "cpu"
     return WeightedTree(capacity) if on_host else WeightedRows(capacity, device)
 
@@ -191,9 +187,6 @@ class WeightedTree(WeightedRows):
         The maximum over a block of perturbed log-weights is its log-mass plus one Gumbel variable,
         and the n winners lie in the n blocks of highest maximum. Only these are perturbed row by
         row, given their maximum (Kool et al. 2019, arXiv:1903.06059, appendix B.3).
-
-        Returns:
-            The rows, and their perturbed log-weights: ``-inf`` for a row of weight zero.
         """
         mass = self._log_masses()
         maximum, block = (mass + gumbel_like(mass, generator)).topk(min(n, len(mass)))

@@ -77,9 +77,6 @@ class WeightedUnion:
         """Draw n rows with replacement: a part by its mass, then one of its rows.
 
         At least one row must have a finite weight.
-
-        Returns:
-            The part and the row of each draw.
         """
         part = categorical(torch.softmax(self._log_mass, 0), n, generator)
         groups = Groups(part, len(self.parts))
@@ -92,12 +89,7 @@ class WeightedUnion:
     def draw_distinct(
         self, n: int, generator: torch.Generator | None = None
     ) -> tuple[Int64[Tensor, "n"], Int64[Tensor, "n"], Bool[Tensor, ""]]:
-        """Draw n different rows, one after another, each from what the earlier ones left.
-
-        Returns:
-            The part and the row of each draw, in order, and whether n rows of positive weight
-            exist: if not, those at the end are not draws.
-        """
+        """Draw n different rows, one after another, each from what the earlier ones left."""
         if self._log_mass.device.type == "cuda":
             return self._perturbed(n, generator)
         k = len(self.parts)

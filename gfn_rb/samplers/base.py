@@ -171,12 +171,7 @@ class KeySampler(StateInFolder, Sampler, metaclass=_KeepReplacement):
         return index, {}
 
     def mark_update(self, index: int | Tensor, *, storage: Storage | None = None) -> None:
-        """Record that rows were written.
-
-        Args:
-            index: the rows, -1 for one that was rejected.
-            storage: where.
-        """
+        """Record that rows were written."""
         if storage is not None:
             self._column.announce(storage, torch.as_tensor(index, dtype=torch.int64))
 
@@ -197,11 +192,7 @@ class KeySampler(StateInFolder, Sampler, metaclass=_KeepReplacement):
         return index, {DRAW_LOG_PROB: log_prob.to(torch.float32)}
 
     def follow(self, storage: Storage) -> Distribution:
-        """Bring the distribution up to date with the storage, and return it.
-
-        Args:
-            storage: what is drawn from.
-        """
+        """Bring the distribution up to date with the storage, and return it."""
         if self._distribution is None:
             self._column.forget()
         rows, distribution = self._column.changed(storage), self._distribution
@@ -238,14 +229,7 @@ class KeySampler(StateInFolder, Sampler, metaclass=_KeepReplacement):
         return {"key": key, **{name: getattr(self, name) for name in self._parameters}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned.
-
-        Args:
-            state_dict: from a sampler of the same class and ``key``.
-
-        Raises:
-            CheckpointMismatchError: from one with other parameters, or out of their range.
-        """
+        """Restore what :meth:`state_dict` returned."""
         self._check_state(state_dict)
         for name in self._parameters:
             try:
@@ -278,17 +262,7 @@ class KeySampler(StateInFolder, Sampler, metaclass=_KeepReplacement):
 
 
 def number(name: str, value: Any, rule: str, fits: Callable[[float], bool]) -> float:
-    """Return a parameter as a float.
-
-    Args:
-        name: what the error calls it.
-        value: what came, perhaps from a scheduler: any kind of number.
-        rule: what the error says it must be.
-        fits: whether a number keeps the rule; NaN must not.
-
-    Raises:
-        ArgumentError: it does not, or is no number.
-    """
+    """Return a parameter as a float."""
     try:
         converted = float(value)
     except (TypeError, ValueError):

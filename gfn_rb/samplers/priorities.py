@@ -34,13 +34,7 @@ class StoredPriorities(KeyColumn):
     def write(
         self, storage: Storage, index: Int64[Tensor, "m"], priority: Float[Tensor, "m"]
     ) -> None:
-        """Set the priorities of stored rows.
-
-        Args:
-            storage: the storage that holds them.
-            index: the rows.
-            priority: their priorities.
-        """
+        """Set the priorities of stored rows."""
         record_slots(storage, index)
         super().write(storage, index, priority)
         self.announce(storage, index)
@@ -90,14 +84,7 @@ class HeldPriorities:
         self._changed: list[Tensor] | None = None
 
     def values(self, storage: Storage) -> Float64[Tensor, "len"]:
-        """Return the priority of every stored row.
-
-        Args:
-            storage: one-dimensional, of any kind.
-
-        Raises:
-            CheckpointMismatchError: it has fewer slots than there are priorities restored.
-        """
+        """Return the priority of every stored row."""
         priority, stored = self._of(storage), len(storage)
         if stored < self._stored:
             priority[stored:] = math.nan
@@ -112,12 +99,7 @@ class HeldPriorities:
         return priority[:stored]
 
     def announce(self, storage: Storage, index: Int64[Tensor, "*m"]) -> None:
-        """Give rows that were just written the largest priority.
-
-        Args:
-            storage: where they were written.
-            index: the rows, -1 for one that was not.
-        """
+        """Give rows that were just written the largest priority."""
         priority, index = self._of(storage), index.reshape(-1)
         priority[index.to(priority.device)] = self.default
         self._note(index[index >= 0] if priority.device.type == "cpu" else index, storage)
@@ -125,13 +107,7 @@ class HeldPriorities:
     def write(
         self, storage: Storage, index: Int64[Tensor, "m"], priority: Float[Tensor, "m"]
     ) -> None:
-        """Set the priorities of stored rows.
-
-        Args:
-            storage: the storage that holds the items.
-            index: the rows.
-            priority: their priorities, finite.
-        """
+        """Set the priorities of stored rows."""
         if self._is_shared:
             self.values(storage)  # or what others wrote before would take this priority away
         held = self._of(storage)
@@ -143,11 +119,7 @@ class HeldPriorities:
         self._note(index, storage)
 
     def changed(self, storage: Storage) -> Int64[Tensor, "m"] | None:
-        """Return the rows that changed since the last call, or None for "perhaps all".
-
-        Args:
-            storage: the storage to look at.
-        """
+        """Return the rows that changed since the last call, or None for "perhaps all"."""
         self.values(storage)  # notes what was appended
         changed, self._changed = self._changed, []
         if changed is None or (changed and self._of(storage).device.type != "cpu"):
@@ -171,14 +143,7 @@ class HeldPriorities:
         return {_PRIORITY: known.clone(), _DEFAULT: self.default}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take over what :meth:`state` returned.
-
-        Args:
-            state: the state.
-
-        Raises:
-            CheckpointMismatchError: it has more priorities than there are slots, or others.
-        """
+        """Take over what :meth:`state` returned."""
         known = state[_PRIORITY]
         require_numbers(_PRIORITY, known, torch.float64)
         default = state[_DEFAULT]

@@ -54,23 +54,14 @@ class EvictionOrder:
     # Following a storage.
 
     def extremes(self, storage: Storage) -> TopK:
-        """Return the keys and ranks of the rows of a storage, not necessarily in step with it.
-
-        Args:
-            storage: the storage, of which there is one for each order.
-        """
+        """Return the keys and ranks of the rows of a storage, not necessarily in step with it."""
         if self._extremes is None:
             self.make_room(storage, len(storage))
         assert self._extremes is not None
         return self._extremes
 
     def make_room(self, storage: Storage, n: int) -> None:
-        """Lay out as many slots as there are, or for a list of rows, as are needed.
-
-        Args:
-            storage: the storage.
-            n: how many rows it is about to have, at most as many as it may.
-        """
+        """Lay out as many slots as there are, or for a list of rows, as are needed."""
         known = self._extremes
         if known is not None and (not is_listed(storage) or n <= known.capacity):
             return
@@ -84,21 +75,13 @@ class EvictionOrder:
             self._restored = None
 
     def signed(self, key: Shaped[Tensor, "m"]) -> Float[Tensor, "m"]:
-        """Return keys as floats, of which those to keep are the largest.
-
-        Args:
-            key: as rows hold them.
-        """
+        """Return keys as floats, of which those to keep are the largest."""
         if not key.is_floating_point():
             key = key.to(torch.float64)
         return key if self.largest else -key
 
     def in_step(self, storage: Storage) -> TopK:
-        """Return the keys and ranks, read anew if the storage changed behind the writer's back.
-
-        Args:
-            storage: the storage.
-        """
+        """Return the keys and ranks, read anew if the storage changed behind the writer's back."""
         open_shared(storage)
         if is_listed(storage):
             self.make_room(storage, len(storage))
@@ -127,11 +110,7 @@ class EvictionOrder:
         return torch.where(rank == UNKNOWN_RANK, age if self.tie == "newest" else -age, rank)
 
     def lowest(self, storage: Storage) -> float:
-        """Return the lowest key of a full storage, looked up once for each content.
-
-        Args:
-            storage: with which this is in step.
-        """
+        """Return the lowest key of a full storage, looked up once for each content."""
         if self._floor is None or self._floor[0] is not self.version:
             self._floor = (self.version, float(self.extremes(storage).minimum))
         return self._floor[1]
@@ -143,25 +122,12 @@ class EvictionOrder:
         key: Float64[Tensor, "m"],
         rank: Int64[Tensor, "m"],
     ) -> None:
-        """Record rows that were just written to a storage, with which this was in step.
-
-        Args:
-            storage: the storage.
-            slot: where, each once.
-            key: their keys.
-            rank: what orders them among equal keys.
-        """
+        """Record rows that were just written to a storage, with which this was in step."""
         self.extremes(storage).update(slot, key, rank)
         self.now_in_step(storage)
 
     def moved(self, storage: Storage, move: Moves, before: int) -> None:
-        """Follow rows that were moved, of a storage with which this was in step.
-
-        Args:
-            storage: the storage.
-            move: which.
-            before: how many rows there were.
-        """
+        """Follow rows that were moved, of a storage with which this was in step."""
         extremes = self.extremes(storage)
         if move.source.shape[0]:
             extremes.update(move.hole, extremes.key[move.source], extremes.rank[move.source])
@@ -170,11 +136,7 @@ class EvictionOrder:
         self.now_in_step(storage)
 
     def now_in_step(self, storage: Storage) -> None:
-        """Record that the extremes hold what was just written to the storage.
-
-        Args:
-            storage: the storage.
-        """
+        """Record that the extremes hold what was just written to the storage."""
         self.version = self.column.version_after_write(storage)
         self.count[_REVISION] = self.version[0]
 
@@ -185,62 +147,33 @@ class EvictionOrder:
     # Comparing.
 
     def beats(self, key: Any, stored: Any) -> Any:
-        """Tell whether a key takes the place of a stored one that is older.
-
-        Args:
-            key: a number or a tensor.
-            stored: the stored one, a number or a tensor.
-        """
+        """Tell whether a key takes the place of a stored one that is older."""
         return key >= stored if self.tie == "newest" else key > stored
 
     def rank(self, row: Int64[Tensor, "m"]) -> Int64[Tensor, "m"]:
-        """Return what orders rows of the current batch among equal keys, the first to go lowest.
-
-        Args:
-            row: their positions in the batch.
-        """
+        """Return what orders rows of the current batch among equal keys, the first to go lowest."""
         age = row + int(self.count[_OFFERED])
         return age if self.tie == "newest" else -age
 
     def worst_first(self, key: Tensor) -> tuple[Tensor, Tensor]:
-        """Sort keys of a batch; of equal ones the one to keep comes last.
-
-        Args:
-            key: shape [n].
-
-        Returns:
-            The keys and their positions.
-        """
+        """Sort keys of a batch; of equal ones the one to keep comes last."""
         return worst_first(key, self.tie == "newest")
 
     def below(self, value: Tensor, floor: float) -> int:
-        """Return how many of the sorted keys do not beat the lowest one stored.
-
-        Args:
-            value: in ascending order.
-            floor: the lowest one stored.
-        """
+        """Return how many of the sorted keys do not beat the lowest one stored."""
         return int(torch.searchsorted(value, floor, right=self.tie == "oldest"))
 
     def replacements(self, storage: Storage, key: Shaped[Tensor, "n"]) -> Replacements:
-        """Return which rows of a batch come in, and the slots of those that they drive out.
-
-        Args:
-            storage: with which this is in step, with fewer free slots than there are rows.
-            key: of each row of the batch, newer than all stored.
-        """
+        """Return which rows of a batch come in, and the slots of those that they drive out."""
         free = storage.max_size - len(storage)
         return self.extremes(storage).replacements(key, free, self.tie == "newest")
 
     def driven_out(
         self, storage: Storage, contest: Float64[Tensor, "m"], rank: Tensor | None = None
     ) -> Int64[Tensor, "k"]:
-        """Return the slots of the worst rows, each of which loses against one of the keys.
+        """Return the slots of the worst rows, each of which loses against a key, from the best down.
 
-        Args:
-            storage: with which this is in step.
-            contest: keys from the best down; the first meets the worst row, and so on.
-            rank: what orders them among equal keys; None if all of them are newer than all stored.
+        Keys are newer than all stored rows, unless there are ranks to decide among equal ones.
         """
         extremes = self.extremes(storage)
         worst = extremes.smallest(contest.shape[0])
@@ -253,12 +186,7 @@ class EvictionOrder:
     def worst_slots_first(
         self, storage: Storage, slot: Int64[Tensor, "m"]
     ) -> tuple[Float64[Tensor, "m"], Int64[Tensor, "m"]]:
-        """Sort slots by key, then by rank; return their keys and the slots.
-
-        Args:
-            storage: with which this is in step.
-            slot: of stored rows.
-        """
+        """Sort slots by key, then by rank; return their keys and the slots."""
         extremes = self.extremes(storage)
         slot = slot[extremes.rank[slot].argsort()]
         value, place = extremes.key[slot].sort(stable=True)
@@ -303,22 +231,13 @@ class EvictionOrder:
         return [int(n) for n in self.count[:_REVISION]]
 
     def roll_back(self, counters: list[int]) -> None:
-        """Return to counters, and have every process read the keys anew.
-
-        Args:
-            counters: from :meth:`counters`, or none to leave them.
-        """
+        """Return to counters, and have every process read the keys anew."""
         self.count[: len(counters)] = counters
         self.count[_REVISION] = -1
         self.forget()
 
     def empty(self, storage: Storage | None, empty_write_count: bool = True) -> None:
-        """Start anew, for the storage was emptied.
-
-        Args:
-            storage: the storage, where there is one.
-            empty_write_count: whether to forget how many rows were written.
-        """
+        """Start anew, for the storage was emptied."""
         self.count[_OFFERED] = 0
         if storage is not None:
             self.extremes(storage).rank.fill_(UNKNOWN_RANK)
@@ -326,11 +245,7 @@ class EvictionOrder:
             self.count[_WRITTEN] = 0
 
     def state(self, storage: Storage | None) -> dict[str, Any]:
-        """Return the age of each row, and how many were offered and written.
-
-        Args:
-            storage: the storage, where there is one.
-        """
+        """Return the age of each row, and how many were offered and written."""
         if storage is not None:
             rank = self.extremes(storage).rank[: len(storage)].clone()
         else:
@@ -342,15 +257,7 @@ class EvictionOrder:
         }
 
     def restore(self, storage: Storage | None, state: dict[str, Any]) -> None:
-        """Restore what :meth:`state` returned. Keys are read from the storage when needed.
-
-        Args:
-            storage: the storage, with as many slots at least; None if it comes later.
-            state: the state.
-
-        Raises:
-            CheckpointMismatchError: it is none. Nothing is changed.
-        """
+        """Restore what :meth:`state` returned. Keys are read from the storage when needed."""
         rank = state["rank"]
         require_numbers("rank", rank, torch.int64)
         for name in ("offered", "written"):

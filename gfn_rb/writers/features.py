@@ -46,16 +46,7 @@ class Features:
         self.source = source
 
     def __call__(self, data: Rows) -> Shaped[Tensor, "n d"]:
-        """Return one row per item.
-
-        Args:
-            data: items, batch size [n].
-
-        Raises:
-            KeyMismatchError: the key is missing.
-            ShapeError: the callable returned no tensor of shape [n, d], or no real numbers.
-            NaNError: a feature is NaN or infinite.
-        """
+        """Return one row per item."""
         names = set(data.keys())  # a lookup in a TensorDict takes longer
         rows = _default(data, names) if self.source is None else self._of(data)
         if CONDITION in names:
@@ -65,14 +56,7 @@ class Features:
         return rows.detach() if rows.requires_grad else rows
 
     def of(self, data: Rows) -> Shaped[Tensor, "n d"]:
-        """Return one row per item, where these may differ in shape.
-
-        Args:
-            data: at least one item, batch size [n].
-
-        Raises:
-            ShapeError: there are more numbers of one than of another; or as above, as all.
-        """
+        """Return one row per item, where these may differ in shape."""
         if not isinstance(data, LazyStackedTensorDict):
             return self(data)
         each = list(data.unbind(0))
@@ -88,11 +72,7 @@ class Features:
         return torch.cat(parts)
 
     def reads(self, name: NestedKey) -> bool:
-        """Return whether the numbers may depend on an entry.
-
-        Args:
-            name: of the entry.
-        """
+        """Return whether the numbers may depend on an entry."""
         read = _READ_BY_DEFAULT if self.source is None else (self.source, CONDITION)
         return callable(self.source) or name in read
 
@@ -128,16 +108,7 @@ class ObjectColumns(Features):
         self._read = keys
 
     def __call__(self, data: Rows) -> Int64[Tensor, "n d"]:
-        """Return one row per item.
-
-        Args:
-            data: items, batch size [n].
-
-        Raises:
-            KeyMismatchError: a key is missing.
-            ShapeError: the callable returned something else than fingerprints.
-            ArgumentError: items stand for no object.
-        """
+        """Return one row per item."""
         if callable(self.source):
             return _fingerprints(self.source(data), data.shape[0])
         if self._read == [STATE]:
@@ -197,11 +168,7 @@ def _side_by_side(rows: Tensor, condition: Tensor) -> Tensor:
 
 
 def require_finite(rows: Tensor) -> Tensor:
-    """Return features that are on the host.
-
-    Raises:
-        NaNError: one is NaN or infinite.
-    """
+    """Return features that are on the host."""
     if not rows.is_floating_point() or bool(torch.isfinite(rows).all()):
         return rows
     bad = ~torch.isfinite(rows).all(1)

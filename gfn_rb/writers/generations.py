@@ -49,14 +49,7 @@ class GenerationWriter(Writer):
             self._restored = None
 
     def generations_of(self, index: int | Tensor) -> Int64[Tensor, "*m"]:
-        """Return how often slots were written to since the first time.
-
-        Args:
-            index: the slots.
-
-        Returns:
-            On its device; -1 for what was never written, is no slot, or is not counted.
-        """
+        """Return how often slots were written to since the first time."""
         index = torch.as_tensor(index, dtype=torch.int64)
         stamps = slot_generations(self._storage) if self.tracks_generations else None
         if stamps is None or not stamps.shape[0]:

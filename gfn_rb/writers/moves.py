@@ -29,11 +29,7 @@ class Moves(NamedTuple):
     length: int
 
     def slots(self, before: int) -> Int64[Tensor, "m"]:
-        """Return all slots that hold something else afterwards, or nothing.
-
-        Args:
-            before: how many rows there were.
-        """
+        """Return all slots that hold something else afterwards, or nothing."""
         return torch.cat([self.target, self.hole, self.tail(before)])
 
     def tail(self, before: int) -> Int64[Tensor, "t"]:
@@ -41,12 +37,7 @@ class Moves(NamedTuple):
         return torch.arange(min(self.length, before), before, device=self.target.device)
 
     def close_holes(self, storage: Storage, before: int) -> None:
-        """Move rows in a storage, and cut it to its length.
-
-        Args:
-            storage: laid out.
-            before: how many rows there were.
-        """
+        """Move rows in a storage, and cut it to its length."""
         if self.source.shape[0]:
             relocate(storage, self.source, self.hole)
         if self.length < before:
@@ -55,13 +46,7 @@ class Moves(NamedTuple):
 
 
 def moves_of(n: int, removed: Int64[Tensor, "k"], stored: int) -> Moves:
-    """Put n rows over removed ones and then at the end, or close holes with rows from the end.
-
-    Args:
-        n: how many rows are written.
-        removed: slots of those that go, each once.
-        stored: how many there were.
-    """
+    """Put n rows over removed ones and then at the end, or close holes with rows from the end."""
     length = stored + n - removed.shape[0]
     if length == stored:
         none = removed[:0]

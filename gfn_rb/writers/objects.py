@@ -31,24 +31,13 @@ class Same(NamedTuple):
 
 
 def same_objects(stored: Pairs, twins: Pairs, n: int) -> Same:
-    """Tell which of n rows are of objects that are there already.
-
-    Args:
-        stored: pairs of a row and a slot that holds its object.
-        twins: pairs of the first row of an object and another one.
-        n: number of rows.
-    """
+    """Tell which of n rows are of objects that are there already."""
     slot = first_slot(stored, n)
     return Same(slot, _is_last(twins, slot))
 
 
 def first_slot(stored: Pairs, n: int) -> Int64[Tensor, "n"]:
-    """Return the first slot that holds the object of each of n rows, -1 for none.
-
-    Args:
-        stored: pairs of a row and a slot that holds its object.
-        n: number of rows.
-    """
+    """Return the first slot that holds the object of each of n rows, -1 for none."""
     row, slot = stored
     first = torch.full((n,), UNKNOWN_RANK, dtype=torch.int64, device=slot.device)
     first.scatter_reduce_(0, row, slot, "amin")
@@ -75,16 +64,8 @@ def choose_objects(
 ) -> tuple[Int64[Tensor, "n"], int]:
     """Choose rows to write over those of the same objects; let the others win slots as usual.
 
-    Args:
-        order: of the stored rows, in step with them. Those that are to be refreshed take their new
-            place in it.
-        storage: where they are stored.
-        key: of each row of a batch.
-        same: which of them are there already.
-        on_duplicate: what is done with these.
-
-    Returns:
-        One slot per row, -1 for a row that is not kept, and the storage's length afterwards.
+    Stored rows that are to be refreshed take their new place in the order. Returns one slot per
+    row, -1 for a row that is not kept, and the storage's length afterwards.
     """
     extremes, stored, capacity = order.extremes(storage), len(storage), storage.max_size
     free = capacity - stored

@@ -56,17 +56,7 @@ _EXACT = 2**53  # up to which integers are floats
 
 
 def scalar_key(data: Rows, key: NestedKey) -> Tensor:
-    """Return one number per row of a batch, as floats.
-
-    Args:
-        data: rows, batch size [n].
-        key: where the number stands, shape [n] or [n, 1].
-
-    Raises:
-        KeyMismatchError: the key is missing.
-        ShapeError: batch size other than [n], several numbers per row, or not real numbers.
-        ArgumentError: an integer beyond 2^53, which no float holds.
-    """
+    """Return one number per row of a batch, as floats."""
     if not hasattr(data, "batch_size"):
         raise ShapeError(
             f"key {key!r} expects data to be a tensor collection, a TensorDict or a tensorclass, "
@@ -99,15 +89,7 @@ def scalar_key(data: Rows, key: NestedKey) -> Tensor:
 
 
 def check_number(values: Tensor, name: NestedKey) -> float:
-    """Return the largest value, or raise if one is NaN.
-
-    Args:
-        values: shape [n].
-        name: how the error calls them.
-
-    Raises:
-        NaNError: with the count and the first position.
-    """
+    """Return the largest value, or raise if one is NaN."""
     highest = float(values.max()) if values.numel() else -math.inf  # of NaN and others: NaN
     if math.isnan(highest):
         nan = torch.isnan(values)
@@ -120,15 +102,7 @@ def check_number(values: Tensor, name: NestedKey) -> float:
 
 
 def check_stored(index: Int64[Tensor, "m"], stored: int) -> None:
-    """Raise unless slots hold items.
-
-    Args:
-        index: the slots.
-        stored: how many hold items.
-
-    Raises:
-        ArgumentError: one does not.
-    """
+    """Raise unless slots hold items."""
     if index.numel() and not bool(((index >= 0) & (index < stored)).all()):
         raise ArgumentError(
             f"index must name stored items, 0 to {stored - 1}, got {int(index.min())} to "
@@ -137,11 +111,7 @@ def check_stored(index: Int64[Tensor, "m"], stored: int) -> None:
 
 
 def shallow_copy(rows: TensorDictBase) -> TensorDictBase:
-    """Return a TensorDict of the same tensors, to which others can be added.
-
-    Args:
-        rows: batch size [n].
-    """
+    """Return a TensorDict of the same tensors, to which others can be added."""
     return new_tensordict(dict(rows.items()), rows.batch_size)
 
 
@@ -151,16 +121,7 @@ def detached(tree: Any) -> Any:
 
 
 def select_rows(rows: Rows, at: Int64[Tensor, "m"], but: Collection[str] = ()) -> TensorDictBase:
-    """Return some rows, in a third of the time that indexing a TensorDict takes.
-
-    Args:
-        rows: batch size [n], on any device.
-        at: which.
-        but: names of entries to leave out.
-
-    Returns:
-        A TensorDict of copies.
-    """
+    """Return some rows, in a third of the time that indexing a TensorDict takes."""
     kept = {
         name: value.index_select(0, at.to(value.device)) if isinstance(value, Tensor) else value[at]
         for name, value in rows.items()
@@ -170,11 +131,7 @@ def select_rows(rows: Rows, at: Int64[Tensor, "m"], but: Collection[str] = ()) -
 
 
 def no_slots(key: Tensor) -> Int64[Tensor, "n"]:
-    """Return -1 for each row: none is written so far.
-
-    Args:
-        key: shape [n].
-    """
+    """Return -1 for each row: none is written so far."""
     return torch.full(key.shape, -1, dtype=torch.int64, device=key.device)
 
 
@@ -225,11 +182,6 @@ def _copy_between(
     """Copy chosen rows into slots, one of both or both on a device.
 
     Nothing waits on the way to a device, and all that leaves one does so in one transfer.
-
-    Args:
-        pairs: leaves of a storage, and what is to be copied from.
-        target: slots, on the host.
-        chosen: positions, on the host.
     """
     leaves, values = zip(*pairs, strict=True)
     chosen_on = {each.device: chosen.to(each.device, non_blocking=True) for each in values}
@@ -252,14 +204,7 @@ def _beside(leaves: Sequence[Tensor], parts: Sequence[Tensor]) -> Sequence[Tenso
 
 
 def check_slots(storage: Storage | None) -> None:
-    """Raise unless a storage has its slots, of which the state of a smaller one leaves it too few.
-
-    Args:
-        storage: of any kind; None for no check.
-
-    Raises:
-        CheckpointMismatchError: it has too few.
-    """
+    """Raise unless a storage has its slots, of which the state of a smaller one leaves it too few."""
     if storage is None or is_listed(storage) or storage.ndim > 1 or not is_laid_out(storage):
         return
     leaves = leaves_of(all_slots(storage))
@@ -273,11 +218,6 @@ def write_run(storage: Storage, start: int, tensors: dict[NestedKey, Tensor]) ->
     """Write rows side by side, from a slot on and behind the last one from the first on.
 
     What ``storage.set`` does given each slot, in a third of the time: tensors are copied whole.
-
-    Args:
-        storage: laid out, of one dimension.
-        start: the slot of the first row.
-        tensors: all that the storage has of each of n rows, no more than there are slots, by name.
     """
     n, size, stored = len(next(iter(tensors.values()))), storage.max_size, all_slots(storage)
     at_end = min(n, size - start)
@@ -295,11 +235,7 @@ def write_run(storage: Storage, start: int, tensors: dict[NestedKey, Tensor]) ->
 
 
 def tensors_of(rows: Rows) -> dict[NestedKey, Tensor] | None:
-    """Return the tensors that rows hold, by name; None if they also hold words or other objects.
-
-    Args:
-        rows: batch size [n].
-    """
+    """Return the tensors that rows hold, by name; None if they also hold words or other objects."""
     leaves = dict(rows.items(True, True, is_leaf=is_leaf_nontensor))
     for leaf in leaves.values():
         if not isinstance(leaf, Tensor):
@@ -308,13 +244,7 @@ def tensors_of(rows: Rows) -> dict[NestedKey, Tensor] | None:
 
 
 def relocate(storage: Storage, source: Tensor, target: Tensor) -> None:
-    """Write stored rows over others.
-
-    Args:
-        storage: laid out.
-        source: slots to copy from, int64 [k].
-        target: slots to copy to, none of them among the former.
-    """
+    """Write stored rows over others."""
     if is_listed(storage):
         storage.set(target.tolist(), [storage.get(i) for i in source.tolist()])
         return
@@ -342,17 +272,7 @@ class RowLayout:
         self._entries: dict[NestedKey, _Entry] = {}
 
     def check(self, data: Rows, storage: Storage) -> Rows:
-        """Return the rows without bookkeeping and gradients, compared with what is stored.
-
-        Args:
-            data: rows, batch size [n].
-            storage: where they are about to go. In a list no row need be like another.
-
-        Raises:
-            KeyMismatchError: keys are missing or unknown to a storage that has some.
-            ShapeError: an entry has another shape or dtype than the stored one; or is no tensor,
-                and the storage is shared, has a journal or is a LazyMemmapStorage.
-        """
+        """Return the rows without bookkeeping and gradients, compared with what is stored."""
         if is_listed(storage):
             return _without(data, self._dropped.intersection(data.keys())).detach()
         open_shared(storage)

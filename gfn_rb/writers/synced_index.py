@@ -40,27 +40,14 @@ class SyncedIndex:
         self.version: Version | None = None
 
     def read(self, data: Rows) -> Shaped[Tensor, "n d"]:
-        """Return what rows are compared by, on the host.
-
-        Args:
-            data: the rows, batch size [n].
-        """
+        """Return what rows are compared by, on the host."""
         rows = self.features.of(data)
         return rows if rows.is_cpu else require_finite(rows.cpu())
 
     def follow(
         self, storage: Storage, rows: Shaped[Tensor, "n d"], version: Version | None
     ) -> NearIndex:
-        """Return the index in step with a storage.
-
-        Args:
-            storage: the storage.
-            rows: features of rows about to be looked up, on the host.
-            version: of the content of the storage, None before its first row.
-
-        Raises:
-            ShapeError: they are of another dtype or width than those before.
-        """
+        """Return the index in step with a storage."""
         index = self._index
         n = min(len(storage) + len(rows), storage.max_size)
         if index is None:
@@ -86,27 +73,13 @@ class SyncedIndex:
         version: Version | None,
         rows: Tensor | None = None,
     ) -> tuple[NearIndex, PreparedRows]:
-        """Return the index in step with a storage, and rows ready to be looked up in it.
-
-        Args:
-            storage: the storage.
-            data: the rows, batch size [n].
-            version: see :meth:`follow`.
-            rows: what they are compared by, on the host, where it is known already.
-
-        Raises:
-            ShapeError: see :meth:`follow`.
-        """
+        """Return the index in step with a storage, and rows ready to be looked up in it."""
         rows = self.read(data) if rows is None else rows
         index = self.follow(storage, rows, version)
         return index, index.prepare(rows)
 
     def move(self, move: Moves) -> None:
-        """Move rows as they were moved in the storage, with which this was in step.
-
-        Args:
-            move: from where to where.
-        """
+        """Move rows as they were moved in the storage, with which this was in step."""
         index = self._index
         assert index is not None
         if move.source.shape[0]:

@@ -61,11 +61,7 @@ def all_differ(hashes: Int64[Tensor, "n"]) -> bool:
 
 
 def equal_bits(rows: Shaped[Tensor, "n *S"]) -> Int64[Tensor, "n d"]:
-    """Return integers that are equal exactly where the numbers are, flat.
-
-    Args:
-        rows: of any real dtype. NaNs of the same bits count as equal.
-    """
+    """Return integers that are equal exactly where the numbers are, flat."""
     rows = flat_rows(rows)
     if not rows.is_floating_point():
         return rows.to(torch.int64)

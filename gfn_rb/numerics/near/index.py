@@ -79,25 +79,13 @@ class NearIndex(ABC):
         """
 
     def write(self, slot: Int64[Tensor, "n"], prepared: PreparedRows, length: int) -> None:
-        """Put rows into slots, over what they hold.
-
-        Args:
-            slot: below the new length; each once.
-            prepared: the rows, from :meth:`prepare`.
-            length: how many slots then hold rows, no fewer than now.
-        """
+        """Put rows into slots, each once; so many slots then hold rows, no fewer than now."""
         self.rows.index_copy_(0, slot, prepared.rows)
         self.length = length
         self._enter(slot, prepared)
 
     def keep(self, slot: Int64[Tensor, "n"], prepared: PreparedRows, length: int) -> None:
-        """Put those rows into slots that have one, over what these hold.
-
-        Args:
-            slot: of each row, -1 for one that is left out.
-            prepared: the rows, from :meth:`prepare`.
-            length: how many slots then hold rows, no fewer than now.
-        """
+        """Put those rows into slots that have one, the others of -1 being left out."""
         chosen = (slot >= 0).nonzero()[:, 0]
         self.write(slot[chosen], prepared.select(chosen), length)
 

@@ -21,14 +21,7 @@ _COLUMNS = 3  # a group of fewer columns is equal too often
 def near_index(
     capacity: int, like: Shaped[Tensor, "n d"], p: float | Distance, cutoff: float
 ) -> NearIndex:
-    """Return an empty index of rows within a cutoff of each other.
-
-    Args:
-        capacity: number of slots.
-        like: any rows of the width, dtype and device of those to come.
-        p: see :func:`~gfn_rb.numerics.near.distances.check_norm`; or any other distance.
-        cutoff: the largest distance that counts as near, not negative.
-    """
+    """Return an empty index of rows within a cutoff of each other."""
     if not isinstance(p, float):
         return Measured(capacity, like, p, cutoff)
     n_differ = _most_that_differ(like, p, cutoff)
