@@ -141,7 +141,7 @@ class KeyColumn:
         return content_version(storage, self._watched)
 
     def version_after_write(self, storage: Storage) -> Version:
-        """Return the :meth:`version` after a write in place, which leaves tensors where they are."""
+        """Return the :meth:`version` after a write in place, which replaces no tensor."""
         if all_slots(storage) is not self._slots:
             self._look_up(storage)
         return content_version(storage, self._watched)

@@ -171,7 +171,7 @@ class EvictionOrder:
     def driven_out(
         self, storage: Storage, contest: Float64[Tensor, "m"], rank: Tensor | None = None
     ) -> Int64[Tensor, "k"]:
-        """Return the slots of the worst rows, each of which loses against a key, from the best down.
+        """Return the slots of the worst rows that lose against keys, these from the best down.
 
         Keys are newer than all stored rows, unless there are ranks to decide among equal ones.
         """

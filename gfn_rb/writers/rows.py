@@ -204,7 +204,7 @@ def _beside(leaves: Sequence[Tensor], parts: Sequence[Tensor]) -> Sequence[Tenso
 
 
 def check_slots(storage: Storage | None) -> None:
-    """Raise unless a storage has its slots, of which the state of a smaller one leaves it too few."""
+    """Raise unless a storage has all its slots: the state of a smaller one has too few."""
     if storage is None or is_listed(storage) or storage.ndim > 1 or not is_laid_out(storage):
         return
     leaves = leaves_of(all_slots(storage))
