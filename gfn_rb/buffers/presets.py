@@ -1,11 +1,7 @@
 """Replay buffers ready for use.
 
-Each preset is a ``TensorDictReplayBuffer`` that :func:`build` makes from a storage, a writer, a
-sampler and transforms; whatever it cannot be asked for is built from the same parts by hand.
-
-All presets take the options of :func:`build`: ``storage``, ``device``, ``compact`` and ``env``,
-``transform``, ``batch_size``, ``prefetch``, ``generator``, ``shared``, ... They raise an
-``ArgumentError`` where an option breaks its rule.
+Each preset returns a ``TensorDictReplayBuffer`` made of a storage, a writer, a sampler and
+transforms.
 """
 
 from __future__ import annotations
@@ -61,25 +57,56 @@ def reward_prioritized_buffer(
     keep: Sequence[str] = (),
     **options: Any,
 ) -> TensorDictReplayBuffer:
-    """Return a buffer that keeps the best items and draws them by reward.
+    """Return a buffer that keeps the rows of highest reward and draws them by reward.
 
-    Torchgfn's ``ReplayBuffer(prioritized_capacity=True, prioritized_sampling=True)``.
+    It corresponds to torchgfn's ``ReplayBuffer(prioritized_capacity=True,
+    prioritized_sampling=True)``.
 
     Args:
-        capacity: the number of items kept.
-        key: what items are ranked and drawn by, one float per item.
-        tie: which of equal items are kept, see :class:`~gfn_rb.RewardPrioritizedWriter`.
-        unique: "state" to keep one row per object, likewise; None for any rows.
-        on_duplicate: likewise.
-        temperature: see :class:`~gfn_rb.SoftmaxRewardSampler`.
-        replacement: likewise.
-        writer: another writer instead; ``tie``, ``unique`` and ``on_duplicate`` then mean nothing.
-        sampler: another sampler instead; ``temperature`` and ``replacement`` then mean nothing.
-        max_length: pad trajectories to this many actions; needed where their lengths differ
-            from batch to batch.
-        keep: which of ``log_prob`` and ``estimator_output`` to store. The policy that made them
-            moves on, so by default they are dropped on insertion.
-        **options: see :func:`build`.
+        capacity: number of rows kept, at least 1.
+        key: entry that rows are ranked and drawn by, one number per row; log-rewards in nats.
+        tie: which rows of equal key are kept, the ``"newest"`` or the ``"oldest"``.
+        unique: what identifies an object, of which one row is kept: ``"state"`` (terminating state
+            and condition), another key, a list of keys, or a callable from rows [n] to int64
+            fingerprints [n] or [n, d]. None keeps equal rows too.
+        on_duplicate: ``"refresh"`` replaces the stored row of an object by the new one, and
+            ``"keep"`` rejects the new one.
+        temperature: T of the draw, above 0: rows are drawn in proportion to exp(key / T).
+        replacement: True or False; ``"auto"`` draws without replacement unless the batch is larger
+            than the buffer.
+        writer: writer to use instead; ``tie``, ``unique`` and ``on_duplicate`` are then ignored.
+        sampler: sampler to use instead; ``temperature`` and ``replacement`` are then ignored.
+        max_length: number of actions to which trajectories are padded. None stores them as they
+            come, which requires batches of one length.
+        keep: names among ``"log_prob"`` and ``"estimator_output"`` to store. Others are dropped,
+            because the policy that made them changes.
+        **options: keywords below, and other keywords of ``TensorDictReplayBuffer``.
+
+    Keyword Args:
+        storage: storage of ``capacity`` rows, such as a ``LazyMemmapStorage``. Default: a
+            ``LazyTensorStorage``.
+        device: device of the default storage. Default: ``"cpu"``.
+        compact: ``"narrow"`` stores rows in the smallest integers that ``env`` needs, and
+            ``"rebuild"`` stores trajectories without their states. Drawn rows equal added ones.
+            Default: None, rows are stored as they are.
+        env: environment of the rows; required with ``compact``.
+        transform: ``Transform`` or callable, applied first when rows are added and last when they
+            are drawn.
+        statistics: whether ``rb.stats()`` counts the rows that were added and drawn. Default:
+            False.
+        rate_limiter: :class:`~gfn_rb.buffers.RateLimiter` that keeps draws in proportion to added
+            rows. Default: None.
+        max_age: highest age of a row in policy versions, at least 0; older rows are removed. Rows
+            need a ``policy_version``. Default: None, any age.
+        batch_size: number of rows that ``sample()`` draws, at least 1. Default: None, which
+            requires ``sample(n)``.
+        prefetch: number of batches to draw ahead, at least 0; needs ``batch_size``. Default: 0.
+        generator: ``torch.Generator`` of the draws. Default: PyTorch's global generator.
+        shared: whether several processes use the buffer, which needs a lock. Default: False.
+        service_backend: ``"ray"`` creates the buffer in a Ray actor. Default: None.
+
+    Raises:
+        ArgumentError: an option has a value that is not allowed; the message names it.
     """
     if sampler is None:
         sampler = SoftmaxRewardSampler(key, temperature, replacement)
@@ -105,25 +132,58 @@ def diverse_buffer(
     keep: Sequence[str] = (),
     **options: Any,
 ) -> TensorDictReplayBuffer:
-    """Return a buffer that keeps the best items that are far apart and draws them by reward.
+    """Return a buffer that keeps the best rows that are far apart and draws them by reward.
 
-    Torchgfn's ``NormBasedDiversePrioritizedReplayBuffer`` is ``near="reject", when="full"``.
+    ``near="reject", when="full"`` corresponds to torchgfn's
+    ``NormBasedDiversePrioritizedReplayBuffer``.
 
     Args:
-        capacity: the number of items kept.
-        key: what items are ranked and drawn by, one float per item.
-        features: see :class:`~gfn_rb.DiversityWriter`, as for the next five.
-        cutoff_distance: items this close or closer do not stand beside each other.
-        p: of the norm; 0 counts the features that differ.
-        near: whether a better item shall "replace" those near it, or "reject" it like any other.
-        when: whether to compare "always", or only batches that find the storage "full".
-        tie: which of equal items are kept.
-        temperature: see :func:`reward_prioritized_buffer`, as all that follow.
-        replacement: likewise.
-        sampler: likewise.
-        max_length: likewise.
-        keep: likewise.
-        **options: likewise. Distances between compact rows are those between whole ones.
+        capacity: number of rows kept, at least 1.
+        key: entry that rows are ranked and drawn by, one number per row; log-rewards in nats.
+        features: what distances are measured between: a key, or a callable from rows [n] to a
+            tensor [n, d]. None uses the terminating state, and the condition where rows have one.
+        cutoff_distance: rows at this distance or closer are not kept together. 0 removes exact
+            duplicates alone, and a negative number turns the comparison off.
+        p: exponent of the norm, at least 1 or ``inf``; 0 counts the features that differ (Hamming).
+        near: ``"replace"`` lets a better row replace the stored rows near it, and ``"reject"``
+            rejects a row near a stored one, whatever its key.
+        when: ``"always"`` compares every batch, ``"full"`` only batches that find the buffer full.
+        tie: which rows of equal key are kept, the ``"newest"`` or the ``"oldest"``.
+        temperature: T of the draw, above 0: rows are drawn in proportion to exp(key / T).
+        replacement: True or False; ``"auto"`` draws without replacement unless the batch is larger
+            than the buffer.
+        sampler: sampler to use instead; ``temperature`` and ``replacement`` are then ignored.
+        max_length: number of actions to which trajectories are padded. None stores them as they
+            come, which requires batches of one length.
+        keep: names among ``"log_prob"`` and ``"estimator_output"`` to store. Others are dropped,
+            because the policy that made them changes.
+        **options: keywords below, and other keywords of ``TensorDictReplayBuffer``.
+
+    Keyword Args:
+        storage: storage of ``capacity`` rows, such as a ``LazyMemmapStorage``. Default: a
+            ``LazyTensorStorage``.
+        device: device of the default storage. Default: ``"cpu"``.
+        compact: ``"narrow"`` stores rows in the smallest integers that ``env`` needs, and
+            ``"rebuild"`` stores trajectories without their states. Drawn rows equal added ones.
+            Default: None, rows are stored as they are.
+        env: environment of the rows; required with ``compact``.
+        transform: ``Transform`` or callable, applied first when rows are added and last when they
+            are drawn.
+        statistics: whether ``rb.stats()`` counts the rows that were added and drawn. Default:
+            False.
+        rate_limiter: :class:`~gfn_rb.buffers.RateLimiter` that keeps draws in proportion to added
+            rows. Default: None.
+        max_age: highest age of a row in policy versions, at least 0; older rows are removed. Rows
+            need a ``policy_version``. Default: None, any age.
+        batch_size: number of rows that ``sample()`` draws, at least 1. Default: None, which
+            requires ``sample(n)``.
+        prefetch: number of batches to draw ahead, at least 0; needs ``batch_size``. Default: 0.
+        generator: ``torch.Generator`` of the draws. Default: PyTorch's global generator.
+        shared: whether several processes use the buffer, which needs a lock. Default: False.
+        service_backend: ``"ray"`` creates the buffer in a Ray actor. Default: None.
+
+    Raises:
+        ArgumentError: an option has a value that is not allowed; the message names it.
     """
     if sampler is None:
         sampler = SoftmaxRewardSampler(key, temperature, replacement)
@@ -141,16 +201,47 @@ def fifo_buffer(
     keep: Sequence[str] = (),
     **options: Any,
 ) -> TensorDictReplayBuffer:
-    """Return a buffer that keeps the newest items and draws them uniformly.
+    """Return a buffer that keeps the newest rows and draws them uniformly.
 
     Args:
-        capacity: the number of items kept.
-        unique: see :func:`reward_prioritized_buffer`.
-        on_duplicate: likewise.
-        sampler: another sampler, e.g. :class:`~gfn_rb.SoftmaxRewardSampler`.
-        max_length: see :func:`reward_prioritized_buffer`.
-        keep: likewise.
-        **options: see :func:`build`.
+        capacity: number of rows kept, at least 1.
+        unique: what identifies an object, of which one row is kept: ``"state"`` (terminating state
+            and condition), another key, a list of keys, or a callable from rows [n] to int64
+            fingerprints [n] or [n, d]. None keeps equal rows too.
+        on_duplicate: ``"refresh"`` replaces the stored row of an object by the new one, and
+            ``"keep"`` rejects the new one.
+        sampler: sampler to use instead, such as :class:`~gfn_rb.SoftmaxRewardSampler`.
+        max_length: number of actions to which trajectories are padded. None stores them as they
+            come, which requires batches of one length.
+        keep: names among ``"log_prob"`` and ``"estimator_output"`` to store. Others are dropped,
+            because the policy that made them changes.
+        **options: keywords below, and other keywords of ``TensorDictReplayBuffer``.
+
+    Keyword Args:
+        storage: storage of ``capacity`` rows, such as a ``LazyMemmapStorage``. Default: a
+            ``LazyTensorStorage``.
+        device: device of the default storage. Default: ``"cpu"``.
+        compact: ``"narrow"`` stores rows in the smallest integers that ``env`` needs, and
+            ``"rebuild"`` stores trajectories without their states. Drawn rows equal added ones.
+            Default: None, rows are stored as they are.
+        env: environment of the rows; required with ``compact``.
+        transform: ``Transform`` or callable, applied first when rows are added and last when they
+            are drawn.
+        statistics: whether ``rb.stats()`` counts the rows that were added and drawn. Default:
+            False.
+        rate_limiter: :class:`~gfn_rb.buffers.RateLimiter` that keeps draws in proportion to added
+            rows. Default: None.
+        max_age: highest age of a row in policy versions, at least 0; older rows are removed. Rows
+            need a ``policy_version``. Default: None, any age.
+        batch_size: number of rows that ``sample()`` draws, at least 1. Default: None, which
+            requires ``sample(n)``.
+        prefetch: number of batches to draw ahead, at least 0; needs ``batch_size``. Default: 0.
+        generator: ``torch.Generator`` of the draws. Default: PyTorch's global generator.
+        shared: whether several processes use the buffer, which needs a lock. Default: False.
+        service_backend: ``"ray"`` creates the buffer in a Ray actor. Default: None.
+
+    Raises:
+        ArgumentError: an option has a value that is not allowed; the message names it.
     """
     sampler = RandomSampler() if sampler is None else sampler
     writer = recent_writer(unique, on_duplicate, options.get("max_age"))
@@ -160,13 +251,12 @@ def fifo_buffer(
 def recent_writer(
     unique: Unique = None, on_duplicate: OnDuplicate = "refresh", max_age: int | None = None
 ) -> Writer:
-    """Return a writer that keeps the newest items.
+    """Return a writer that keeps the newest rows; with ``max_age`` one that can remove rows.
 
     Args:
-        unique: see :class:`~gfn_rb.FIFOWriter`.
-        on_duplicate: likewise.
-        max_age: of the buffer. Rows of any age are then dropped, for which no slot may stand for
-            another's age.
+        unique: what identifies an object, see :class:`~gfn_rb.FIFOWriter`.
+        on_duplicate: ``"refresh"`` or ``"keep"``.
+        max_age: highest age of a row in the buffer, or None.
     """
     kind = FIFOWriter if max_age is None else UniqueFIFOWriter
     writer: Writer = kind(unique, on_duplicate)
@@ -183,23 +273,51 @@ def terminating_state_buffer(
     sampler: Sampler | None = None,
     **options: Any,
 ) -> TensorDictReplayBuffer:
-    """Return a buffer of terminating states: x and its log-reward, no path to it.
+    """Return a buffer of terminating states and their log-rewards, without trajectories.
 
-    Trajectories are reduced on insertion; the backward policy makes new ones when they are drawn.
-    That costs less memory, and what is replayed never goes stale.
+    Trajectories are reduced when they are added. The backward policy makes new ones to drawn
+    states, so the buffer needs less memory and its trajectories are never outdated.
 
     Args:
-        capacity: the number of items kept.
-        regenerate: turns drawn rows (``state`` [n, *S], ``log_reward`` [n]) into what ``sample``
-            returns, such as trajectories from a backward rollout. Without it, rows are returned
-            as they are.
-        unique: what tells objects apart, of which one row each is kept, see
-            :class:`~gfn_rb.RewardPrioritizedWriter`; None for any rows.
-        on_duplicate: likewise.
-        writer: which items are kept; by default those of highest reward. ``unique`` and
-            ``on_duplicate`` then mean nothing.
-        sampler: which items are drawn; by default in proportion to the reward.
-        **options: see :func:`build`; ``compact="narrow"`` alone, as there are no paths.
+        capacity: number of rows kept, at least 1.
+        regenerate: callable that turns drawn rows (``state`` [n, *S], ``log_reward`` [n] in nats)
+            into what ``sample`` returns, such as trajectories of a backward rollout. None returns
+            the rows.
+        unique: what identifies an object, of which one row is kept: ``"state"`` (terminating state
+            and condition), another key, a list of keys, or a callable from rows [n] to int64
+            fingerprints [n] or [n, d]. None keeps equal rows too.
+        on_duplicate: ``"refresh"`` replaces the stored row of an object by the new one, and
+            ``"keep"`` rejects the new one.
+        writer: writer to use instead of one that keeps the highest rewards; ``unique`` and
+            ``on_duplicate`` are then ignored.
+        sampler: sampler to use instead of draws in proportion to the reward.
+        **options: keywords below, and other keywords of ``TensorDictReplayBuffer``.
+
+    Keyword Args:
+        storage: storage of ``capacity`` rows, such as a ``LazyMemmapStorage``. Default: a
+            ``LazyTensorStorage``.
+        device: device of the default storage. Default: ``"cpu"``.
+        compact: ``"narrow"`` stores rows in the smallest integers that ``env`` needs. Drawn rows
+            equal added ones.
+            Default: None, rows are stored as they are.
+        env: environment of the rows; required with ``compact``.
+        transform: ``Transform`` or callable, applied first when rows are added and last when they
+            are drawn.
+        statistics: whether ``rb.stats()`` counts the rows that were added and drawn. Default:
+            False.
+        rate_limiter: :class:`~gfn_rb.buffers.RateLimiter` that keeps draws in proportion to added
+            rows. Default: None.
+        max_age: highest age of a row in policy versions, at least 0; older rows are removed. Rows
+            need a ``policy_version``. Default: None, any age.
+        batch_size: number of rows that ``sample()`` draws, at least 1. Default: None, which
+            requires ``sample(n)``.
+        prefetch: number of batches to draw ahead, at least 0; needs ``batch_size``. Default: 0.
+        generator: ``torch.Generator`` of the draws. Default: PyTorch's global generator.
+        shared: whether several processes use the buffer, which needs a lock. Default: False.
+        service_backend: ``"ray"`` creates the buffer in a Ray actor. Default: None.
+
+    Raises:
+        ArgumentError: an option has a value that is not allowed; the message names it.
     """
     if writer is None:
         writer = RewardPrioritizedWriter(unique=unique, on_duplicate=on_duplicate)
@@ -216,24 +334,51 @@ def transition_buffer(
     keep: Sequence[str] = (),
     **options: Any,
 ) -> TensorDictReplayBuffer:
-    """Return a buffer of transitions: trajectories go in, single steps come out.
+    """Return a buffer that accepts trajectories and returns single transitions.
 
-    Each row is stamped with ``episode_log_reward``, log R(x) of the trajectory it is of, and
-    ``episode``, that trajectory's number. By the first the rows of an episode are kept and drawn
-    alike, whichever of them the reward stands in; ``log_reward`` itself is -inf in the others.
+    Each row has ``episode``, the number of its trajectory, and ``episode_log_reward``, the
+    log-reward log R(x) of that trajectory in nats. Rows are kept and drawn by
+    ``episode_log_reward``. Their ``log_reward`` is -inf except in the terminating transition.
 
-    What is kept is whole: the rows of an episode enter and leave together, but for the one episode
-    that fills the capacity up, the least of those kept. Of it the last rows are stored.
+    The rows of an episode enter and leave together. Only the episode that fills the last slots, the
+    lowest of those kept, is stored in part: its last rows.
 
     Args:
-        capacity: the number of transitions kept.
-        writer: which are kept; by default those of the episodes of highest reward. One that ranks
-            needs ``key="episode_log_reward"``.
-        sampler: which are drawn; by default in proportion to their episode's reward. The same
-            holds for its key. With it, or uniformly, the rows of an episode are drawn equally
-            often; samplers by rank give them neighbouring ranks.
-        keep: ``["log_prob"]`` to store it, see :func:`reward_prioritized_buffer`.
-        **options: see :func:`build`; ``compact="narrow"`` alone, as there are no paths.
+        capacity: number of transitions kept, at least 1.
+        writer: writer to use instead of one that keeps the episodes of highest reward. A writer
+            that ranks needs ``key="episode_log_reward"``.
+        sampler: sampler to use instead of draws in proportion to the reward of the episode. A
+            sampler by reward needs ``key="episode_log_reward"``. Samplers by rank give the rows of
+            an episode neighbouring ranks.
+        keep: ``["log_prob"]`` stores the log-probabilities. They are dropped by default, because
+            the policy that made them changes.
+        **options: keywords below, and other keywords of ``TensorDictReplayBuffer``.
+
+    Keyword Args:
+        storage: storage of ``capacity`` rows, such as a ``LazyMemmapStorage``. Default: a
+            ``LazyTensorStorage``.
+        device: device of the default storage. Default: ``"cpu"``.
+        compact: ``"narrow"`` stores rows in the smallest integers that ``env`` needs. Drawn rows
+            equal added ones.
+            Default: None, rows are stored as they are.
+        env: environment of the rows; required with ``compact``.
+        transform: ``Transform`` or callable, applied first when rows are added and last when they
+            are drawn.
+        statistics: whether ``rb.stats()`` counts the rows that were added and drawn. Default:
+            False.
+        rate_limiter: :class:`~gfn_rb.buffers.RateLimiter` that keeps draws in proportion to added
+            rows. Default: None.
+        max_age: highest age of a row in policy versions, at least 0; older rows are removed. Rows
+            need a ``policy_version``. Default: None, any age.
+        batch_size: number of rows that ``sample()`` draws, at least 1. Default: None, which
+            requires ``sample(n)``.
+        prefetch: number of batches to draw ahead, at least 0; needs ``batch_size``. Default: 0.
+        generator: ``torch.Generator`` of the draws. Default: PyTorch's global generator.
+        shared: whether several processes use the buffer, which needs a lock. Default: False.
+        service_backend: ``"ray"`` creates the buffer in a Ray actor. Default: None.
+
+    Raises:
+        ArgumentError: an option has a value that is not allowed; the message names it.
     """
     require_kind("keep", keep, list, lambda value: isinstance(value, Sequence))
     rows = KeepTransitions(_dropped(keep, (LOG_PROB,)))
@@ -247,16 +392,45 @@ def state_buffer(
     sampler: Sampler | None = None,
     **options: Any,
 ) -> TensorDictReplayBuffer:
-    """Return a buffer of visited states: trajectories go in, single states come out.
+    """Return a buffer that accepts trajectories and returns single visited states.
 
-    As in :func:`transition_buffer`, each row is stamped with ``episode_log_reward`` and
-    ``episode``, and kept and drawn by the first.
+    Each row has ``episode``, the number of its trajectory, and ``episode_log_reward``, the
+    log-reward log R(x) of that trajectory in nats. Rows are kept and drawn by
+    ``episode_log_reward``. Their ``log_reward`` is -inf except in terminating states.
 
     Args:
-        capacity: the number of states kept.
-        writer: see :func:`transition_buffer`.
-        sampler: likewise.
-        **options: likewise.
+        capacity: number of states kept, at least 1.
+        writer: writer to use instead of one that keeps the episodes of highest reward. A writer
+            that ranks needs ``key="episode_log_reward"``.
+        sampler: sampler to use instead of draws in proportion to the reward of the episode. A
+            sampler by reward needs ``key="episode_log_reward"``.
+        **options: keywords below, and other keywords of ``TensorDictReplayBuffer``.
+
+    Keyword Args:
+        storage: storage of ``capacity`` rows, such as a ``LazyMemmapStorage``. Default: a
+            ``LazyTensorStorage``.
+        device: device of the default storage. Default: ``"cpu"``.
+        compact: ``"narrow"`` stores rows in the smallest integers that ``env`` needs. Drawn rows
+            equal added ones.
+            Default: None, rows are stored as they are.
+        env: environment of the rows; required with ``compact``.
+        transform: ``Transform`` or callable, applied first when rows are added and last when they
+            are drawn.
+        statistics: whether ``rb.stats()`` counts the rows that were added and drawn. Default:
+            False.
+        rate_limiter: :class:`~gfn_rb.buffers.RateLimiter` that keeps draws in proportion to added
+            rows. Default: None.
+        max_age: highest age of a row in policy versions, at least 0; older rows are removed. Rows
+            need a ``policy_version``. Default: None, any age.
+        batch_size: number of rows that ``sample()`` draws, at least 1. Default: None, which
+            requires ``sample(n)``.
+        prefetch: number of batches to draw ahead, at least 0; needs ``batch_size``. Default: 0.
+        generator: ``torch.Generator`` of the draws. Default: PyTorch's global generator.
+        shared: whether several processes use the buffer, which needs a lock. Default: False.
+        service_backend: ``"ray"`` creates the buffer in a Ray actor. Default: None.
+
+    Raises:
+        ArgumentError: an option has a value that is not allowed; the message names it.
     """
     return _row_buffer(capacity, writer, sampler, KeepStates(), **options)
 
@@ -277,29 +451,22 @@ def build(
     max_age: int | None = None,
     **buffer_kwargs: Any,
 ) -> TensorDictReplayBuffer:
-    """Return a buffer of these parts.
+    """Return a buffer made of these parts; presets document the options.
 
     Args:
-        capacity: the number of rows kept.
+        capacity: number of rows kept.
         writer: which rows are kept.
         sampler: which rows are drawn.
-        transforms: of the preset, in the order in which rows pass them on the way in.
-        storage: another storage of ``capacity`` rows, such as a ``LazyMemmapStorage``.
-        device: where the storage lives, unless given.
-        compact: store rows "narrow", or trajectories without their states ("rebuild"), see
-            :class:`~gfn_rb.CompactRows`; needs ``env``.
-        env: the environment that rows are of.
-        transform: of the user: the first on the way in, the last on the way out.
-        statistics: count the rows that go in and out, see
-            :class:`~gfn_rb.buffers.TrackedReplayBuffer`; implied by the next two options.
-        rate_limiter: keep draws in proportion to offers, see :class:`~gfn_rb.buffers.RateLimiter`.
-        max_age: drop rows whose policy is more versions than this behind the newest one, see
-            :class:`~gfn_rb.buffers.TrackedReplayBuffer`.
-        **buffer_kwargs: for ``TensorDictReplayBuffer``: ``batch_size``, ``prefetch``,
-            ``generator``, ``shared``, ...
-
-    Raises:
-        ArgumentError: the capacity is below 1, or the storage is of another.
+        transforms: transforms of the preset, in the order in which added rows pass them.
+        storage: storage of ``capacity`` rows.
+        device: device of the default storage.
+        compact: ``"narrow"``, ``"rebuild"`` or None.
+        env: environment of the rows.
+        transform: transform of the user.
+        statistics: whether to count rows.
+        rate_limiter: limiter of draws and offers.
+        max_age: highest age of a row.
+        **buffer_kwargs: keywords of ``TensorDictReplayBuffer``.
     """
     capacity = as_count("capacity", capacity)
     require_kind("writer", writer, Writer, callable)
@@ -362,13 +529,10 @@ def _without_paths(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def stale_entries(keep: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of the entries that are worth nothing once an item is stored or sent.
+    """Return the names of entries that are dropped when a row is stored or sent.
 
     Args:
-        keep: which of ``log_prob`` and ``estimator_output`` are kept all the same.
-
-    Raises:
-        ArgumentError: they are others.
+        keep: names among ``"log_prob"`` and ``"estimator_output"`` that are not dropped.
     """
     require_kind("keep", keep, list, lambda value: isinstance(value, Sequence))
     return (INDEX, *_dropped(keep, _STALE))
