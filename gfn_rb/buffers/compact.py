@@ -38,26 +38,26 @@ _CHUNK = 1024  # rows made whole at a time where many are read: rebuilt states a
 
 
 class CompactRows(Transform):
-    """Stores rows in as few bytes as an environment allows; what is sampled is exactly what came.
+    """Buffer transform that stores rows in as few bytes as an environment allows.
 
-    States, actions and lengths take the smallest integer type that holds all that the environment
-    has for them, padding included, and get their own type back on the way out. With "rebuild",
-    trajectories are stored without their states, which ``env.states_of`` makes again from the
-    actions. All other columns are left as they are.
+    Drawn rows equal added ones. "narrow" stores states, actions and lengths in the smallest integer
+    type that holds all values of the environment, padding included. "rebuild" also omits the states
+    of trajectories; ``env.states_of`` computes them again from the actions. All other entries are
+    unchanged.
 
-    It must be the last transform on the way in, which is the first of a buffer's: writers, samplers
-    and checkpoints then see compact rows alone. A writer that measures distances needs
-    :meth:`features`. A checkpoint says which form its rows have; a buffer of another form, or of
-    another environment, refuses it.
+    The transform must be the last one when rows are added, which is the first one of the buffer.
+    Writers, samplers and checkpoints then work on compact rows. A writer that measures distances
+    needs :meth:`features`. A checkpoint records the form of its rows, and a buffer of another form
+    or environment refuses it.
 
     Args:
-        env: the environment that rows are of.
-        states: "narrow" for rows of any kind: trajectories, transitions or states. "rebuild" for
-            trajectories alone: a single step or state does not tell how it was come to.
+        env: environment of the rows.
+        states: "narrow" for trajectories, transitions or states; "rebuild" for trajectories alone,
+            because a single step or state does not determine its history.
 
     Raises:
-        ArgumentError: ``states`` is something else, or ``env`` is no environment of this library,
-            or one whose transitions are random and thus cannot be made again.
+        ArgumentError: ``states`` has another value, ``env`` is not an environment of gfn_rb, or its
+            transitions are random, so that states cannot be computed again.
 
     Examples:
         >>> rb = fifo_buffer(100_000, max_length=env.max_length, compact="rebuild", env=env)

@@ -38,47 +38,48 @@ _TAGS = (INDEX, BUFFER_ID, DRAW_LOG_PROB)
 
 
 class MergedReplayBuffer(ReplayBufferEnsemble):
-    """Buffers that stay apart, and give batches as if they were one.
+    """Several buffers that return batches as if they were one.
 
-    Where a ``ReplayBufferEnsemble`` draws k of its members, and as many rows from each, this draws
-    row by row: ``sample(n)`` gives a flat batch of exactly n rows, whatever n, in the order of
-    their draws. Empty members are passed over. Trajectories are padded to the longest in the
-    batch. Each row is tagged with ``buffer_id``, the number of its member, and ``index``, its
-    place in there; ``draw_log_prob`` is the log-probability of its draw, where that is defined.
-    Rows are of the members' type; tensors and tensorclasses have no room for tags, which
-    ``sample(return_info=True)`` gives beside them.
+    ``sample(n)`` draws row by row and returns a flat batch of exactly n rows, in the order of
+    the draws. A ``ReplayBufferEnsemble`` instead draws k members and the same number of rows from
+    each. Empty members are skipped. Trajectories are padded to the longest one in the batch.
 
-    With ``p="mass"``, the members need a :class:`~gfn_rb.SoftmaxRewardSampler` each, of one key,
-    temperature and replacement; the batch is then drawn from the softmax over all their rows.
-    Members that draw by rank, quantile or priority have no mass to compare: they need ``"size"``
-    or weights, and then each draws its rows in its own way.
+    Each row has ``buffer_id``, the number of its member, ``index``, its slot in that member, and
+    ``draw_log_prob``, the log-probability of its draw if that is defined. Rows have the type of the
+    members. Tensors and tensorclasses have no room for these entries, and
+    ``sample(return_info=True)`` returns them separately.
 
-    All else is as in the ensemble: ``rb[i]`` is a member, to be extended or drawn from alone, and
-    ``rb[i:j]`` a merged buffer of some; members' transforms apply to their rows, the merged one's
-    to the batch; ``len`` counts members. So is the shape of a batch, [k, n / k], stacked by
-    member, in two cases. First, where ``sample_from_all`` or ``num_buffer_sampled`` asks for it.
-    Second, with weights for ``p``, where the members hold different data sets, made alike by
-    nothing but their transforms (rows of different keys, and not all of them with a
-    ``log_reward``): TorchRL's own example of an ensemble. What is stored there has no rows in
-    common that a flat batch could be drawn from, and code written for it expects the stack.
-    ``"mass"`` and ``"size"`` never stack.
+    ``rb[i]`` is a member, to extend or to draw from alone. ``rb[i:j]`` is a merged buffer of some
+    members. Transforms of members apply to their rows, and the transform of the merged buffer
+    applies to the batch. ``len`` counts members.
+
+    A batch has the stacked shape [k, n / k] of the ensemble in two cases:
+
+    - ``sample_from_all`` or ``num_buffer_sampled`` is set.
+    - ``p`` is None or weights, and the members hold data sets with different keys that do not all
+      have a ``log_reward``, as in TorchRL's example of an ensemble.
 
     Args:
-        *members: the buffers.
-        p: ``"mass"``, ``"size"``, or one weight per member, None for equal ones; see
-            :class:`~gfn_rb.buffers.merged_sampler.MergedSampler`.
-        batch_size: n, unless given to ``sample``.
-        transform: applied to merged batches.
-        collate_fn: joins the members' batches, listed in their order, row after row; by default
-            they are padded and concatenated.
-        generator: source of randomness of merged draws, and from now on of the members. Without
-            one the members keep theirs, and merged draws use PyTorch's global one.
-        sample_from_all: draw n / k rows from each member, stacked; needs ``p=None``.
-        num_buffer_sampled: draw n / k rows from each of k members, stacked; needs weights.
-        **kwargs: see ``ReplayBufferEnsemble``: ``prefetch``, ``shared``, ``storages``, ...
+        *members: the buffers, at least one; none of them an ensemble.
+        p: ``"mass"`` draws from the softmax over the rows of all members. Each member then needs a
+            :class:`~gfn_rb.SoftmaxRewardSampler` of the same key, temperature and replacement.
+            ``"size"`` weighs members by their numbers of rows, a list gives one weight per member,
+            and None gives equal weights; each member then draws in its own way.
+        batch_size: number of rows that ``sample()`` draws, at least 1. Default: None, which
+            requires ``sample(n)``.
+        transform: transform or callable, applied to merged batches.
+        collate_fn: callable that joins the members' batches, listed in their order. Default: pad
+            and concatenate.
+        generator: ``torch.Generator`` of merged draws, and from now on of the members. None leaves
+            the members theirs, and merged draws use PyTorch's global generator.
+        sample_from_all: whether to draw n / k rows from each member, stacked; needs ``p=None``.
+        num_buffer_sampled: number k of members to draw, with n / k rows from each, stacked; needs
+            weights.
+        **kwargs: keywords of ``ReplayBufferEnsemble``, such as ``prefetch``, ``shared`` and
+            ``storages``.
 
     Raises:
-        ArgumentError: ``p`` does not fit the members, or a member is an ensemble itself.
+        ArgumentError: ``p`` does not fit the members, or a member is an ensemble.
 
     Examples:
         >>> rb = MergedReplayBuffer(local, fed_by_manager, p="mass", batch_size=64)
@@ -126,10 +127,10 @@ class MergedReplayBuffer(ReplayBufferEnsemble):
             set_write_lock(self, WriteLock())
 
     def set_rng(self, generator: torch.Generator | None) -> None:
-        """Draw with a generator from now on, and have the members do so.
+        """Set the generator of merged draws and of the members.
 
         Args:
-            generator: None for PyTorch's global one; the members then keep theirs.
+            generator: None for PyTorch's global generator; the members then keep theirs.
         """
         if not self.initialized:
             self._init()
@@ -141,17 +142,17 @@ class MergedReplayBuffer(ReplayBufferEnsemble):
                 member.set_rng(generator)
 
     def set_sampler(self, sampler: Sampler) -> SamplerEnsemble:
-        """Draw with another sampler of all members from now on.
+        """Replace the sampler of all members.
 
         Args:
             sampler: a :class:`~gfn_rb.buffers.merged_sampler.MergedSampler` with one sampler for
-                each member; a ``SamplerEnsemble`` where batches are stacked.
+                each member, or a ``SamplerEnsemble`` if batches are stacked.
 
         Returns:
-            The former one.
+            The former sampler.
 
         Raises:
-            ArgumentError: another kind, or for another number of members.
+            ArgumentError: the sampler is of another kind, or for another number of members.
         """
         kind = SamplerEnsemble if self._stacks else MergedSampler
         k, came = len(self._rbs), type(sampler).__name__
@@ -235,21 +236,20 @@ class MergedReplayBuffer(ReplayBufferEnsemble):
     # Members.
 
     def stats(self) -> dict[str, int | float | bool]:
-        """Return what the ensemble does, and the sums of its members' statistics.
+        """Return what the ensemble returns, and the sums of its members' statistics.
 
-        A row drawn counts at the member that it comes from, and waits for no rate limiter.
+        A drawn row counts at its member, and does not wait for a rate limiter.
         """
         statistics = [rb.statistics for rb in self._rbs if isinstance(rb, TrackedReplayBuffer)]
         return {**super().stats(), **total(statistics)}
 
     def update_tensordict_priority(self, data: TensorDictBase) -> None:
-        """Have the members take up the priorities of rows that were drawn from them.
+        """Update the priorities of drawn rows in their members.
 
-        Each reads its own ``priority_key``, and ignores it if it does not draw by priority: see
-        ``TensorDictReplayBuffer.update_tensordict_priority``.
+        Each member reads its own ``priority_key``, and ignores it if it does not draw by priority.
 
         Args:
-            data: a flat batch, or rows of one, with their ``buffer_id`` and ``index``.
+            data: flat batch, or rows of one, with ``buffer_id`` and ``index``.
 
         Raises:
             ShapeError: the batch is stacked.

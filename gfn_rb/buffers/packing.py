@@ -34,32 +34,31 @@ _FIELDS = (
 
 
 class PackTrajectories(Transform):
-    """Packs the frames of collector batches into whole trajectories, one per row.
+    """Transform that packs the frames of collector batches into whole trajectories, one per row.
 
-    A collector of TorchRL hands over a number of steps at a time, whatever episodes they belong to.
-    This puts each episode's steps together by their ``("collector", "traj_ids")`` and gives the
-    fields of :class:`~gfn_rb.Trajectories` for those that have terminated, and the
-    ``policy_version`` of their first action where the collector tracks it. The steps of the others
-    are kept until later batches complete them, so no episode is lost or cut, wherever batches end.
+    A TorchRL collector returns a number of steps at a time, whatever episodes they belong to. This
+    transform groups steps by ``("collector", "traj_ids")``. For terminated episodes it returns the
+    fields of :class:`~gfn_rb.Trajectories`, and the ``policy_version`` of their first action if the
+    collector tracks it. It keeps the steps of other episodes until later batches complete them. No
+    episode is lost or cut.
 
-    Used as a buffer's transform it packs on the way in: ``replay_buffer=rb`` then fills ``rb`` with
-    trajectories. In a multi-process collector each worker's copy of the buffer has a packer of its
-    own, for the episodes of that worker. Without a buffer it is a collector's ``postproc``. It goes
-    with ``trajs_per_batch`` and ``split_trajs`` too, and leaves alone what holds no frames:
-    trajectories that are stored directly, and whatever is sampled.
+    As a transform of a buffer it packs when rows are added: ``replay_buffer=rb`` fills ``rb`` with
+    trajectories. In a multi-process collector, each worker's copy of the buffer packs the episodes
+    of that worker. Without a buffer, use it as a collector's ``postproc``. It works with
+    ``trajs_per_batch`` and ``split_trajs`` too, and does not change trajectories or drawn rows.
 
-    A batch in which no episode ends gives no rows, which the writers of this library take. Episodes
-    that end truncated, or of which the beginning was never seen, are left out. The steps under way
-    are not part of any ``state_dict``: a collector that is made anew begins new episodes.
+    A batch in which no episode ends gives no rows, which the writers of gfn_rb accept. Truncated
+    episodes and episodes without a beginning are dropped. No ``state_dict`` contains incomplete
+    episodes: a new collector starts new episodes.
 
     Args:
-        env: its source is where whole trajectories start.
-        patience: how many batches in a row may leave an episode as it is before its steps are
-            dropped. A collector that resets its environments abandons episodes; one worker of
-            several that share a ``postproc`` may be late.
+        env: environment of the frames; whole trajectories start at its source.
+        patience: number of successive batches that may leave an episode unchanged before its steps
+            are dropped, at least 1. A collector that resets its environments abandons episodes, and
+            one of several workers that share a ``postproc`` may be late.
 
     Raises:
-        ArgumentError: ``patience`` below 1.
+        ArgumentError: ``patience`` is below 1.
 
     Examples:
         >>> rb = fifo_buffer(1000, max_length=env.max_length, transform=PackTrajectories(env))
@@ -76,18 +75,18 @@ class PackTrajectories(Transform):
         self._open: _OpenEpisodes | None = None
 
     def forget(self) -> None:
-        """Drop the steps of all episodes that are under way."""
+        """Drop the steps of all incomplete episodes."""
         self._open = None
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Pack a batch of frames; return anything else, such as what is sampled, as it is.
+        """Pack a batch of frames; return anything else, such as drawn rows, unchanged.
 
         Args:
             tensordict: frames of batch size [*B, T], or rows.
 
         Raises:
-            KeyMismatchError, ShapeError, ArgumentError: the frames are not those of a collector
-                with trajectory ids, or of more than one. Nothing is packed or kept then.
+            KeyMismatchError, ShapeError, ArgumentError: the frames are not those of one collector
+                with trajectory ids. Nothing is packed or kept then.
         """
         return self._inv_call(tensordict)
 

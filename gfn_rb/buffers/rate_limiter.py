@@ -17,27 +17,27 @@ _PAUSES = (0.0002, 0.01)  # seconds between two attempts: the first, and the lon
 
 
 class RateLimiter:
-    """Keeps the samples drawn from a buffer in proportion to the rows offered to it.
+    """Keeps the number of drawn rows in proportion to the number of offered rows.
 
-    Reverb's ``SampleToInsertRatio`` and TorchRL's ``RateLimitedReplayBuffer`` in one: both sides
-    wait, and rows count when they are offered, whether or not they are kept. With
+    It combines Reverb's ``SampleToInsertRatio`` and TorchRL's ``RateLimitedReplayBuffer``: both
+    sides wait, and rows count when they are offered, whether or not they are kept. With
 
         deficit = samples_per_insert * inserts - samples,
 
-    rows may be drawn while ``deficit > -tolerance`` and ``min_size`` rows were offered, and be
-    offered while ``deficit <= tolerance``, or fewer were. What counts is the deficit before the
-    batch: one of the two sides may always go on, however large the batches are, and each is ahead
-    of the other by ``tolerance`` and one batch at most.
+    rows may be drawn while ``deficit > -tolerance`` and at least ``min_size`` rows were offered.
+    Rows may be offered while ``deficit <= tolerance`` or fewer than ``min_size`` were offered. The
+    deficit before the batch counts, so that one side can always continue. Each side is ahead of the
+    other by at most ``tolerance`` and one batch.
 
     Args:
-        samples_per_insert: the target, rows drawn for each row offered.
-        min_size: how many rows have to be offered before any is drawn.
-        tolerance: by how many samples either side may be ahead; reverb's ``error_buffer``.
-        timeout: seconds for which who is ahead waits. 0 skips: the rows are not offered, and a
-            draw raises.
+        samples_per_insert: target number of drawn rows for each offered row, above 0.
+        min_size: number of rows to offer before the first draw, at least 1.
+        tolerance: number of rows by which either side may be ahead; Reverb's ``error_buffer``.
+        timeout: seconds for which the side that is ahead waits. 0 does not wait: the rows are not
+            offered, and a draw raises.
 
     Raises:
-        ArgumentError: a number is out of its range.
+        ArgumentError: a number is out of range; the message names it.
 
     Examples:
         >>> rb = reward_prioritized_buffer(1000, rate_limiter=RateLimiter(4.0, min_size=100))

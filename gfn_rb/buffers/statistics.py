@@ -17,15 +17,15 @@ _NEWEST, _N_AGED, _AGE_SUM, _LARGEST = range(4)
 
 
 class ReplayStatistics(Transform):
-    """Counts of the rows offered to a buffer and drawn from it, and the ages of the latter.
+    """Counts of the rows offered to a buffer and drawn from it, and the ages of drawn rows.
 
-    A transform that changes nothing: a buffer saves, restores and shares its transforms' tensors.
-    Ages are added up on the device of the rows, and nothing waits for that device before they are
-    read. The age of a row is the number of versions by which its policy is behind the newest
-    policy that any row offered so far is of.
+    It is a transform that changes no rows, because a buffer saves, restores and shares the tensors
+    of its transforms. Ages are summed on the device of the rows, and only a read of the sums waits
+    for that device. The age of a row is the number of versions by which its policy is behind the
+    newest version of any offered row.
 
     Args:
-        device: the device of the rows.
+        device: device of the rows.
     """
 
     counts: Tensor
@@ -38,25 +38,25 @@ class ReplayStatistics(Transform):
 
     @property
     def rows(self) -> Int64[np.ndarray, "2"]:
-        """The numbers of rows offered and drawn; write to them with the buffer's locks held."""
+        """The numbers of rows offered and drawn. Hold the buffer's locks to write them."""
         return self.counts.numpy()  # a new view: sharing a tensor between processes moves it
 
     @property
     def newest(self) -> Int64[Tensor, ""]:
-        """The newest version of a policy so far."""
+        """The newest policy version so far."""
         return self.ages[_NEWEST]
 
     def note_version(self, version: int | Tensor) -> None:
-        """Take up one or several versions of policies, of which the newest counts."""
+        """Record policy versions, of which the newest counts."""
         known = torch.as_tensor(version, device=self.ages.device)
         if known.numel():
             torch.maximum(self.newest, known.max(), out=self.newest)
 
     def count_ages(self, version: Int64[Tensor, "*n"]) -> None:
-        """Add up the ages of rows that were drawn.
+        """Add the ages of drawn rows.
 
         Args:
-            version: the version of the policy that made each row.
+            version: policy version of each row.
         """
         age = (self.newest - version.to(self.ages.device)).clamp_(min=0)
         self.ages[_N_AGED] += age.numel()
@@ -64,11 +64,11 @@ class ReplayStatistics(Transform):
         torch.maximum(self.ages[_LARGEST], age.max(), out=self.ages[_LARGEST])
 
     def forget_ages(self) -> None:
-        """Begin anew with the mean and the largest age."""
+        """Reset the mean and the largest age."""
         self.ages[_N_AGED:] = 0
 
     def empty(self) -> None:
-        """Count from 0 again. The newest version stays known."""
+        """Reset the counts. The newest version is kept."""
         self.counts.zero_()
         self.forget_ages()
 

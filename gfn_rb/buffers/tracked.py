@@ -121,24 +121,24 @@ class _TrackedWrites(ReplayBuffer):
 class TrackedReplayBuffer(TensorDictReplayBuffer, _TrackedWrites):
     """A ``TensorDictReplayBuffer`` that counts the rows offered to it and drawn from it.
 
-    Presets return it where they are asked for ``statistics``, a ``rate_limiter`` or a ``max_age``.
-    The counts are part of its :meth:`stats`, and of its state.
+    Presets return it for ``statistics``, ``rate_limiter`` or ``max_age``. The counts are part of
+    :meth:`stats` and of its state.
 
     Args:
-        rate_limiter: keeps draws in proportion to offers, over all threads and processes that
-            share the buffer. It excludes prefetching, where another thread than the caller draws.
-        max_age: the largest number of versions by which a row's policy may be behind the newest
-            policy, that of any row offered or :attr:`policy_version`. Older rows are removed, and
-            dropped when offered. Rows need a ``policy_version``. A removed row's slot is filled
-            with another row, which a :class:`~gfn_rb.PrioritySampler` takes for a new one.
-        **options: see ``TensorDictReplayBuffer``.
+        rate_limiter: limiter that keeps draws in proportion to offers, over all threads and
+            processes that share the buffer. It excludes prefetching, which draws in another thread.
+        max_age: highest number of policy versions by which a row may be behind the newest version,
+            at least 0. Older rows are removed, and rejected when offered. Rows need a
+            ``policy_version``. Another row takes the slot of a removed one, and a
+            :class:`~gfn_rb.PrioritySampler` treats it as new.
+        **options: keywords of ``TensorDictReplayBuffer``.
 
     Attributes:
-        statistics: the counts.
+        statistics: the counts, a :class:`~gfn_rb.buffers.ReplayStatistics`.
 
     Raises:
-        ArgumentError: there is a rate limiter, and the buffer prefetches; ``max_age`` is below 0,
-            or the writer cannot remove rows, as :class:`~gfn_rb.RewardPrioritizedWriter` can.
+        ArgumentError: ``prefetch`` is set beside a rate limiter, ``max_age`` is below 0, or the
+            writer has no ``remove``, as :class:`~gfn_rb.RewardPrioritizedWriter` has.
     """
 
     def __init__(
@@ -176,10 +176,10 @@ class TrackedReplayBuffer(TensorDictReplayBuffer, _TrackedWrites):
         return rows, info
 
     def count_drawn(self, rows: Any) -> None:
-        """Count rows that were drawn past :meth:`sample`, with the buffer's locks held.
+        """Count rows that another method than :meth:`sample` drew; the caller holds the locks.
 
         Args:
-            rows: a batch of them, batch size [n].
+            rows: drawn rows, batch size [n].
         """
         self.statistics.rows[DRAWN] += len(rows)
         version = _version_of(rows)
@@ -190,7 +190,7 @@ class TrackedReplayBuffer(TensorDictReplayBuffer, _TrackedWrites):
         """Return whether a batch can be drawn now, without waiting.
 
         Args:
-            batch_size: its size; by default that of the buffer.
+            batch_size: number of rows. Default: the batch size of the buffer.
         """
         limiter = self.rate_limiter
         in_turn = limiter is None or limiter.may_sample(*self.statistics.rows.tolist())
@@ -198,7 +198,7 @@ class TrackedReplayBuffer(TensorDictReplayBuffer, _TrackedWrites):
 
     @property
     def policy_version(self) -> int:
-        """The newest version of a policy that any row was of; set it when the policy is newer."""
+        """The newest policy version: the highest one offered, or the one assigned here."""
         return int(self.statistics.newest)
 
     @policy_version.setter
@@ -206,12 +206,12 @@ class TrackedReplayBuffer(TensorDictReplayBuffer, _TrackedWrites):
         self._advance(version)
 
     def stats(self) -> dict[str, int | float | bool]:
-        """Return what ``ReplayBuffer.stats`` does, and the counts.
+        """Return what ``ReplayBuffer.stats`` returns, and the counts.
 
-        ``offered`` rows, of which ``accepted`` were written, and of these ``evicted`` since, to
-        make room; ``drawn`` rows, with their ``mean_age`` and ``largest_age`` in versions of the
-        policy where rows have a ``policy_version``; ``samples_per_insert``, the ratio of drawn to
-        offered, and where there is a rate limiter ``target_samples_per_insert``.
+        ``offered``, ``accepted``, ``evicted`` and ``drawn`` are numbers of rows. ``mean_age`` and
+        ``largest_age`` are ages of drawn rows in policy versions, if rows have a
+        ``policy_version``. ``samples_per_insert`` is the ratio of drawn to offered rows, and
+        ``target_samples_per_insert`` the target of the rate limiter, if there is one.
         """
         stats: dict[str, int | float | bool] = {**super().stats(), **total([self.statistics])}
         accepted = stats["write_count"]
@@ -225,7 +225,7 @@ class TrackedReplayBuffer(TensorDictReplayBuffer, _TrackedWrites):
         """Empty the buffer.
 
         Args:
-            empty_write_count: whether to reset the counts, too.
+            empty_write_count: whether to reset the counts too.
         """
         with replay_lock(self), write_lock(self):
             super().empty(empty_write_count)

@@ -37,44 +37,45 @@ class PrioritySampler(KeySampler):
     r"""Draws item i with probability :math:`P_i \propto (p_i + \epsilon)^\alpha`.
 
     Prioritised experience replay (Schaul et al. 2016, arXiv:1511.05952) with the conventions of
-    TorchRL's ``PrioritizedSampler``, which this stands in for without its compiled extension. The
-    priority :math:`p_i \ge 0` is usually the loss of the item when it was last drawn::
+    TorchRL's ``PrioritizedSampler``, without its compiled extension. The priority
+    :math:`p_i \ge 0` is usually the loss of the item when it was last drawn::
 
         batch = rb.sample()
         loss = ...  # one number per item
         rb.update_priority(batch["index"], loss.detach())
 
-    A priority that comes too late changes nothing: that of a row which was overwritten after it was
-    last drawn, or whose slot a buffer that became shorter no longer has. Priorities of rows that
-    were not drawn, and those that ``rb.extend`` and ``rb.add`` bring, are never late.
+    A late priority has no effect. A priority is late if the row was overwritten after it was last
+    drawn, or if its slot no longer exists. Priorities of rows that were not drawn, and those that
+    ``rb.extend`` and ``rb.add`` bring, are never late.
 
-    An item that is written gets the largest priority so far, so that it is drawn soon. Draws come
-    with ``priority_weight``, the importance weights
+    A new item gets the maximum priority so far, so that it is drawn soon. Draws return
+    ``priority_weight``, the importance weights
 
     .. math:: w_i = (N P_i)^{-\beta} / \max_j (N P_j)^{-\beta} = (P_i / \min_j P_j)^{-\beta},
 
-    the maximum over all items that can be drawn, float32. They correct for draws with replacement;
-    without, they are the same and do so only roughly.
+    in float32, with the maximum over all items that can be drawn. They correct draws with
+    replacement exactly, and draws without replacement approximately.
 
     ``rb.update_tensordict_priority(td)``, ``rb.extend(td)`` and ``rb.add(td)`` of a
-    ``TensorDictReplayBuffer`` take the priority from its ``priority_key``, where td has it.
+    ``TensorDictReplayBuffer`` read the priority from its ``priority_key`` if td has that entry.
 
     Args:
-        key: an entry of the items that holds their priority, which is then stored, shared and
-            relabelled with them, and which each item must bring. None: the sampler holds the
-            priorities itself; they are part of its state.
-        alpha: at least 0: how much priorities matter; 0 draws uniformly.
-        eps: at least 0: keeps an item of priority 0 from never being drawn.
-        beta: at least 0: how much the weights correct; 1 entirely. It, ``alpha`` and ``eps`` may
-            be annealed, by assignment or by a TorchRL scheduler.
-        replacement: see :class:`~gfn_rb.samplers.base.KeySampler`.
+        key: entry that holds the priority of each item. Each added item must have it, and it is
+            stored, shared and updated with the item. None keeps priorities in the sampler, as part
+            of its state.
+        alpha: exponent of the priorities, at least 0; 0 draws uniformly.
+        eps: constant added to each priority, at least 0, so that priority 0 can be drawn.
+        beta: exponent of the weights, at least 0; 1 corrects entirely. Assignment or a TorchRL
+            scheduler may change it, ``alpha`` and ``eps``.
+        replacement: True or False; ``"auto"`` draws without replacement unless the batch is larger
+            than the buffer.
 
     Raises:
-        ArgumentError: an argument breaks its rule.
+        ArgumentError: an argument is out of range; the message names it.
 
     Attributes:
         reduction: how several priorities of one item become one: "max", "min", "mean", "median".
-        n_late: how many priorities came too late so far.
+        n_late: number of late priorities so far.
     """
 
     alpha = Parameter(_AT_LEAST_0, _is_at_least_0)
@@ -102,10 +103,10 @@ class PrioritySampler(KeySampler):
 
     @property
     def default_priority(self) -> float:
-        """What an item gets that brings none: the largest priority set so far, at least 1.
+        """Priority of an item that brings none: the maximum so far, at least 1.
 
-        Assign to it to have larger ones forgotten, such as those of an early, bad policy. Where
-        the storage holds priorities, each item brings its own, and there is no default.
+        Assign a value to reset the maximum, for instance after an early, bad policy. If the storage
+        holds priorities, each item brings its own and there is no default.
         """
         return self._column.default
 
@@ -173,8 +174,8 @@ class PrioritySampler(KeySampler):
         """Record that rows were written.
 
         Args:
-            index: the rows, -1 for one that was rejected.
-            storage: where.
+            index: written rows, -1 for a rejected one.
+            storage: storage of the rows.
         """
         if storage is not None:
             self._storage = storage
@@ -182,7 +183,7 @@ class PrioritySampler(KeySampler):
         super().mark_update(index, storage=storage)
 
     def add(self, index: int | Tensor) -> None:
-        """Record what was just inserted, of which the next priorities may be."""
+        """Record the row that was just inserted, whose priority may follow."""
         self._inserted = index
 
     extend = add
@@ -199,16 +200,16 @@ class PrioritySampler(KeySampler):
         """Set the priorities of stored items. On CUDA this waits for the device.
 
         Args:
-            index: their rows, -1 for one that was rejected.
+            index: rows of the items, -1 for a rejected one.
             priority: at least 0 and finite, one per row or one for all.
-            storage: where they are stored; by default where was last written to or drawn from.
-            generation: of each row when it was drawn, ``index_generation`` of a batch. Needed
-                where a batch comes from another process; else ``index`` remembers.
+            storage: storage of the rows. Default: the storage last written to or drawn from.
+            generation: generation of each row when it was drawn, ``index_generation`` of a batch.
+                Only a batch from another process needs it.
 
         Raises:
-            ArgumentError: no storage is known, a row that it has no slot for, or a priority out of
-                range.
-            ShapeError: neither one priority per row nor one for all.
+            ArgumentError: no storage is known, a row is outside the storage, or a priority is out
+                of range.
+            ShapeError: ``priority`` has neither one number per row nor one for all.
             NaNError: a priority is NaN.
         """
         storage = self._storage if storage is None else storage
@@ -289,14 +290,14 @@ class PrioritySampler(KeySampler):
         return [column.slots(storage)]
 
     def counters(self) -> list[float]:
-        """Return what an item gets that brings no priority."""
+        """Return the default priority."""
         return [] if self.key is not None else [self._column.default]
 
     def roll_back(self, counters: list[float]) -> None:
-        """Put counters back, and read all priorities anew.
+        """Restore counters, and read all priorities again.
 
         Args:
-            counters: those to put back.
+            counters: earlier return value of :meth:`counters`.
         """
         if counters:
             self._column.default = counters[0]
@@ -312,10 +313,11 @@ class PrioritySampler(KeySampler):
         """Restore what :meth:`state_dict` returned.
 
         Args:
-            state_dict: from a sampler that keeps priorities in the same place.
+            state_dict: state of a sampler that keeps priorities in the same place.
 
         Raises:
-            CheckpointMismatchError: it does not, or there are fewer slots than priorities.
+            CheckpointMismatchError: the state keeps priorities elsewhere, or has more priorities
+                than there are slots.
         """
         self._check_state(state_dict)
         self._drawn = None

@@ -16,19 +16,19 @@ from gfn_rb.samplers.base import KeySampler, Parameter, Replacement, is_positive
 
 
 class RankSampler(KeySampler):
-    """Draws rows by where their key stands among all that are stored.
+    """Draws rows by the rank of their key among all stored rows.
 
-    Rank 0 is the highest key. Items of equal key have different ranks, that of the lower row
-    first; items of reward zero (-inf) have the last ones, and are drawn by them like any other.
-    Ranks are exact at every moment. While single-precision keys on the CPU are written, the order
-    is kept up to date at a cost that hardly depends on how many are stored; for double precision
-    and on CUDA it is sorted anew after each change.
+    Rank 0 is the highest key. Of items with equal keys, the lower row has the lower rank. Items of
+    reward zero (-inf) have the last ranks and are drawn by them. Ranks are always exact. For
+    single-precision keys on the CPU, writes update the order at a cost that hardly depends on the
+    number of items. For double precision and on CUDA, each change sorts them again.
 
-    A subclass says how likely each rank is, in one method.
+    A subclass defines the probability of each rank in one method.
 
     Args:
-        key: the key to rank items by.
-        replacement: see :class:`~gfn_rb.samplers.base.KeySampler`.
+        key: entry to rank items by.
+        replacement: True or False; ``"auto"`` draws without replacement unless the batch is larger
+            than the buffer.
     """
 
     def __init__(self, key: NestedKey = LOG_REWARD, replacement: Replacement = "auto") -> None:
@@ -60,17 +60,18 @@ class RankRewardSampler(RankSampler):
     r"""Draws item i of N with probability :math:`p_i \propto 1 / (k N + r_i)`.
 
     :math:`r_i` is the item's rank, 0 for the highest reward (Tripp et al. 2020, arXiv:2006.09191,
-    equation 1). Only the order of rewards matters, not their scale. Ties are ranked by row, see
-    :class:`~gfn_rb.samplers.ranked.RankSampler`.
+    equation 1). Only the order of rewards matters, not their scale. Of items with equal rewards,
+    the lower row has the lower rank.
 
     Args:
-        key: the reward of each item, or anything that grows with it.
-        k: how flat the law is, above 0: towards 0 the best item takes all, towards infinity the
-            law is uniform. May be annealed, by assignment or by a TorchRL scheduler.
-        replacement: see :class:`~gfn_rb.samplers.base.KeySampler`.
+        key: entry to rank items by, such as the log-reward.
+        k: flatness of the law, above 0. Near 0 the best item takes almost all draws; a large k
+            approaches a uniform draw. Assignment or a TorchRL scheduler may change it.
+        replacement: True or False; ``"auto"`` draws without replacement unless the batch is larger
+            than the buffer.
 
     Raises:
-        ArgumentError: k is not a positive number.
+        ArgumentError: ``k`` is not a positive number.
     """
 
     k = Parameter("a positive number", is_positive)
@@ -88,26 +89,26 @@ class RankRewardSampler(RankSampler):
 class QuantileRewardSampler(RankSampler):
     r"""Draws from the top items and from the others in a fixed proportion.
 
-    Prioritised replay training (Shen et al. 2023, arXiv:2305.07170): of N items, the
+    Prioritised replay training (Shen et al. 2023, arXiv:2305.07170). Of N items, the
     :math:`m = \lceil \text{top\_fraction} \cdot N \rceil` of highest reward have probability
-    ``top_share / m`` each, the others ``(1 - top_share) / (N - m)``. ``top_fraction`` counts as the
-    decimal number that it prints as: a tenth of 30 items are 3. Where all items are at the top
-    (m = N, as for N = 1), draws are uniform. Ties are ranked by row, see
-    :class:`~gfn_rb.samplers.ranked.RankSampler`.
+    ``top_share / m`` each, and the others ``(1 - top_share) / (N - m)``. ``top_fraction`` is used
+    as a decimal number: a tenth of 30 items are 3. If all items are at the top (m = N, as for
+    N = 1), draws are uniform. Of items with equal rewards, the lower row has the lower rank.
 
-    Each draw of a batch follows this law by itself, so the number of top items in a batch varies
-    about ``top_share`` of it, where the paper fixes it. Without replacement, each draw follows it
-    among the items that are left.
+    Each draw of a batch follows this law independently. The number of top items in a batch
+    therefore varies around ``top_share`` of it, whereas the paper fixes it. Without replacement,
+    each draw follows the law among the remaining items.
 
     Args:
-        key: the reward of each item, or anything that grows with it.
-        top_fraction: the fraction of items at the top, above 0 and below 1.
-        top_share: their share of the draws, 0 to 1. Both may be annealed, by assignment or by a
-            TorchRL scheduler.
-        replacement: see :class:`~gfn_rb.samplers.base.KeySampler`.
+        key: entry to rank items by, such as the log-reward.
+        top_fraction: fraction of items at the top, above 0 and below 1.
+        top_share: fraction of draws from the top, 0 to 1. Assignment or a TorchRL scheduler may
+            change it and ``top_fraction``.
+        replacement: True or False; ``"auto"`` draws without replacement unless the batch is larger
+            than the buffer.
 
     Raises:
-        ArgumentError: ``top_fraction`` or ``top_share`` breaks its rule.
+        ArgumentError: ``top_fraction`` or ``top_share`` is out of range.
     """
 
     top_fraction = Parameter("above 0 and below 1", lambda part: 0 < part < 1)

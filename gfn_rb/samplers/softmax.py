@@ -16,17 +16,18 @@ class SoftmaxRewardSampler(KeySampler):
     r"""Draws item i with probability :math:`p_i \propto \exp(\log R_i / T)`.
 
     At temperature 1 an item is drawn in proportion to its reward, as in torchgfn's
-    ``prioritized_sampling``. Everything happens in the log domain: rewards of 1e4 nats and items
-    of reward zero (-inf) are fine.
+    ``prioritized_sampling``. Computations are in the log domain: log-rewards of 1e4 nats and
+    items of reward zero (-inf) are allowed.
 
     Args:
-        key: the log-reward of each item, in nats.
-        temperature: T > 0. May be annealed, by assignment or by a TorchRL scheduler; each change
-            has the column read anew.
-        replacement: see :class:`~gfn_rb.samplers.base.KeySampler`.
+        key: entry that holds the log-reward of each item, in nats.
+        temperature: T, above 0. Assignment or a TorchRL scheduler may change it; each change reads
+            the whole column again.
+        replacement: True or False; ``"auto"`` draws without replacement unless the batch is larger
+            than the buffer.
 
     Raises:
-        ArgumentError: a temperature that is not a positive number.
+        ArgumentError: ``temperature`` is not a positive number.
     """
 
     temperature = Parameter("a positive number", is_positive)

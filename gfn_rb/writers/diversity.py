@@ -35,46 +35,46 @@ When = Literal["always", "full"]
 class DiversityWriter(RewardPrioritizedWriter):
     """A writer that keeps items of high key, any two of them further apart than a cutoff.
 
-    Each batch is gone through together with what is stored, from the highest key to the lowest:
-    an item is kept if it lies further than ``cutoff_distance`` from every item kept before it,
+    Each batch is merged with the stored items, from the highest key to the lowest. An item is kept
+    if its distance to every item kept before is above the cutoff,
 
         ``(sum_j |x_j - y_j|^p)^(1/p) > cutoff_distance``,
 
-    until ``capacity`` items are kept. So the best of each neighbourhood stays, and nothing gives
-    way to an item that is itself dropped. An item may take the place of several; the slots left
-    over go to other rows of the batch, then to rows from the end of the storage, which thus has no
-    holes but may become shorter.
+    until ``capacity`` items are kept. The best item of each neighbourhood stays, and a dropped item
+    replaces no other. An item may replace several. Other rows of the batch take the free slots,
+    then rows from the end of the storage, which may therefore become shorter.
 
-    The search is exact. Equal items are found by hashing, integers that differ in few columns
-    (and small Hamming distances) by hashing groups of columns, all others by the triangle
-    inequality: see :mod:`gfn_rb.numerics`. The features of what is stored are held on the host,
-    where rows are compared whatever their device, and read anew if the storage was written to by
-    others. Rows written by others are not compared with each other.
+    The search is exact. Hashing finds equal items. Hashing of groups of columns finds integers that
+    differ in few columns, and small Hamming distances. The triangle inequality finds all others.
+    The host holds the features of stored items and compares there, whatever the device of the rows.
+    If other code writes to the storage, the features are read again. Rows that other code wrote are
+    not compared with each other.
 
     Args:
-        key: the key to rank items by, one number per item, as of a
-            :class:`~gfn_rb.RewardPrioritizedWriter`.
+        key: entry to rank items by, one number per item. Keys are compared as float64, so integers
+            beyond 2^53 are refused.
         features: what distances are measured between: a key, whose entry is flattened, or a
-            callable from items, batch size [n], to a tensor [n, d]. An item's ``condition`` is
-            appended. By default the terminating state of trajectories, the state and the next one
-            of transitions, and the state of all other items.
-        cutoff_distance: items this close or closer do not stand beside each other. 0 refuses
-            exact duplicates only; below 0 nothing is compared.
-        p: of the norm, at least 1 or ``inf``; 0 counts the features that differ (Hamming).
-        distance: another distance instead of a norm: a callable of two batches of features, [n, d]
-            and [m, d], to what lies between each two, [n, m], symmetric, such as
-            ``gfn_rb.training.metrics.tanimoto_distance``. New items are compared with all stored
-            ones: no index is known for it.
-        near: whether a better item shall "replace" the stored ones near it, or "reject" an item
-            near a stored one, whatever its key.
-        when: whether to compare "always", or only batches that find the storage "full".
-        tie: among equal keys, whether the "newest" or the "oldest" items are kept.
+            callable from items [n] to a tensor [n, d]. An item's ``condition`` is appended.
+            Default: the terminating state of trajectories, both states of transitions, and the
+            state of all other items.
+        cutoff_distance: items at this distance or closer are not kept together. 0 removes exact
+            duplicates alone, and a negative number turns the comparison off.
+        p: exponent of the norm, at least 1 or ``inf``; 0 counts the features that differ (Hamming).
+        distance: callable to use instead of a norm, from two batches of features, [n, d] and [m,
+            d], to their distances [n, m]; it must be symmetric, such as
+            ``gfn_rb.training.metrics.tanimoto_distance``. It has no index: new items are compared
+            with all stored ones.
+        near: "replace" lets a better item replace the stored items near it, and "reject" rejects an
+            item near a stored one, whatever its key.
+        when: "always" compares every batch, "full" only batches that find the storage full.
+        tie: which items of equal key are kept, the "newest" or the "oldest".
         largest: whether items of the largest keys are the best, or those of the smallest.
-        unique: refused, as no two items are equal at a cutoff of 0 or more.
-        track_generations: see :class:`~gfn_rb.RewardPrioritizedWriter`.
+        unique: must be None. A cutoff of 0 or more already removes equal items.
+        track_generations: whether to count the writes of each slot, which
+            ``rb.update_if_present`` needs.
 
     Raises:
-        ArgumentError: an option breaks its rule.
+        ArgumentError: an argument has a value that is not allowed; the message names it.
 
     Examples:
         >>> rb = TensorDictReplayBuffer(
@@ -130,7 +130,7 @@ class DiversityWriter(RewardPrioritizedWriter):
         """Measure distances between other features from now on.
 
         Args:
-            features: see the class.
+            features: key, or callable from items [n] to a tensor [n, d].
         """
         self.features = features
         p = self.p if self.distance is None else self.distance
@@ -247,7 +247,7 @@ class DiversityWriter(RewardPrioritizedWriter):
         return self.p if self.distance is None else name
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the storage does not hold; see :meth:`RewardPrioritizedWriter.state_dict`."""
+        """Return the age of each item and the counters, which the storage does not hold."""
         return {**super().state_dict(), **self._measure()}
 
     def _measure(self) -> dict[str, Any]:
@@ -264,10 +264,11 @@ class DiversityWriter(RewardPrioritizedWriter):
         """Restore what :meth:`state_dict` returned. Features are read from the storage.
 
         Args:
-            state_dict: from a writer of the same options, ``distance`` included.
+            state_dict: state of a writer with the same options, ``distance`` included.
 
         Raises:
-            CheckpointMismatchError: it comes from another, or from a larger storage.
+            CheckpointMismatchError: the state is of a writer with other options, or of a larger
+                storage.
         """
         expected = self._measure()
         came = {name: state_dict[name] for name in expected if name in state_dict}

@@ -35,20 +35,24 @@ from gfn_rb.writers.rows import DRAWN, RowLayout, check_slots, detached, tensors
 
 
 class FIFOWriter(TensorDictRoundRobinWriter):
-    """TorchRL's round-robin writer, which compares rows with what is stored before it writes.
+    """A round-robin writer that keeps the newest items and checks rows before it writes.
 
-    The one it extends counts rows, and writes some of their entries, before it notices that
-    others do not fit.
+    TorchRL's round-robin writer counts rows and writes some entries before it detects rows that
+    do not fit.
 
-    With ``unique``, the newest objects are kept: it then returns a :class:`UniqueFIFOWriter`, which
-    writes over the oldest rows, wherever they lie.
+    With ``unique``, the constructor returns a :class:`UniqueFIFOWriter`, which keeps the newest
+    objects and overwrites the oldest rows in any slot.
 
     Args:
-        unique: what tells objects apart, of which there is then one row each, see
-            :class:`~gfn_rb.RewardPrioritizedWriter`. None keeps equal rows side by side.
-        on_duplicate: whether a row whose object is stored shall "refresh" it, or "keep" it.
-        compilable: see ``TensorDictRoundRobinWriter``.
-        track_generations: see :class:`~gfn_rb.RewardPrioritizedWriter`.
+        unique: what identifies an object, of which one row is kept: "state" (terminating state and
+            condition), another key, a list of keys, or a callable from items [n] to int64
+            fingerprints [n] or [n, d]. None keeps equal rows too.
+        on_duplicate: "refresh" replaces the stored row of an object by the new one, and "keep"
+            rejects the new one.
+        compilable: whether ``torch.compile`` can compile the writer, as in
+            ``TensorDictRoundRobinWriter``.
+        track_generations: whether to count the writes of each slot, which ``rb.update_if_present``
+            needs.
     """
 
     def __new__(
@@ -85,10 +89,11 @@ class FIFOWriter(TensorDictRoundRobinWriter):
         """Write one item.
 
         Args:
-            data: batch size [], or of several dimensions as the storage; or see :meth:`extend`.
+            data: item of batch size [], or several dimensions if the storage has them.
 
         Raises:
-            KeyMismatchError, ShapeError: see :meth:`extend`.
+            KeyMismatchError: keys are missing or unknown to the storage.
+            ShapeError: an entry has another shape or dtype than the stored one.
         """
         if not _are_rows(data):
             self._record(1)
@@ -103,8 +108,8 @@ class FIFOWriter(TensorDictRoundRobinWriter):
         """Write a batch over the oldest items.
 
         Args:
-            data: batch size [n]; or a tensor, a tree of tensors or a list of rows, as
-                ``RoundRobinWriter`` takes them, which are not compared.
+            data: batch size [n]. Also allowed, without checks: a tensor, a tree of tensors or a
+                list of rows, as ``RoundRobinWriter`` accepts them.
 
         Returns:
             One slot per row; none for an empty batch.
@@ -150,14 +155,15 @@ class FIFOWriter(TensorDictRoundRobinWriter):
         return data if device is None or data.device in (None, device) else data.to(device)
 
     def write_at(self, index: int | Tensor, data: Rows) -> int | Tensor:
-        """Write rows into slots that are told, as buffers do that consume theirs.
+        """Write rows into given slots, as buffers do that consume their rows.
 
         Args:
             index: one slot, or one for each row.
-            data: see :meth:`add` and :meth:`extend`.
+            data: item or batch, as for :meth:`add` and :meth:`extend`.
 
         Raises:
-            KeyMismatchError, ShapeError: see :meth:`extend`.
+            KeyMismatchError: keys are missing or unknown to the storage.
+            ShapeError: an entry has another shape or dtype than the stored one.
         """
         record_slots(self._storage, torch.as_tensor(index))
         if not _are_rows(data):
@@ -179,18 +185,18 @@ class FIFOWriter(TensorDictRoundRobinWriter):
             record_slots(self._storage, slot if first + n <= n_slots else slot % n_slots)
 
     def slot_tensors(self) -> list[Tensor]:
-        """Return nothing: which slot is next follows from the counters."""
+        """Return nothing: the counters determine the next slot."""
         return []
 
     def counters(self) -> list[int]:
-        """Return the next slot, and how many rows were written."""
+        """Return the next slot and the number of rows written."""
         return [write_cursor(self), self._write_count]
 
     def roll_back(self, counters: list[int]) -> None:
-        """Go back to counters.
+        """Restore counters.
 
         Args:
-            counters: those of before; none where nothing was written.
+            counters: earlier return value of :meth:`counters`; empty if nothing was written.
         """
         if counters:
             set_write_cursor(self, counters[0])
@@ -217,8 +223,7 @@ class FIFOWriter(TensorDictRoundRobinWriter):
         """Restore what ``state_dict`` returned.
 
         Raises:
-            CheckpointMismatchError: it comes from another kind of writer, or the storage was given
-                the state of a smaller one.
+            CheckpointMismatchError: the state is of another kind of writer or of a larger storage.
         """
         if "_cursor" not in state_dict:
             raise CheckpointMismatchError(

@@ -52,35 +52,32 @@ _OPTIONS = ("tie", "largest", "key", "unique", "on_duplicate")
 
 
 class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
-    """A writer that keeps the ``capacity`` best items ever offered: those of highest key.
+    """A writer that keeps the ``capacity`` items of highest key ever offered.
 
-    Where TorchRL's ``TensorDictMaxValueWriter`` walks a heap row by row in Python, a batch is
-    merged whole: its rows from the best down meet the stored ones from the worst up, and replace
-    them pair by pair as long as they win. The worst stored rows come from
-    :class:`~gfn_rb.numerics.top_k.TopK`, whose cost hardly depends on the capacity.
+    A batch is merged as a whole. Its best rows replace the worst stored rows, pair by pair, as long
+    as they are better. The cost hardly depends on the capacity. TorchRL's
+    ``TensorDictMaxValueWriter`` instead loops over rows in Python.
 
-    The key column of the storage is the truth: rows relabelled behind the writer's back count
-    with their new keys from the next call on. What is on a device is compared on the host: a
-    batch waits once for its keys, and for what tells its objects apart.
+    The writer reads keys from the storage. If other code changes a key, the next call uses the new
+    one. Keys on a device are compared on the host, so that a batch waits for the device once.
 
     Args:
-        key: the key to rank items by, one number per item. Integers beyond 2^53 are refused, as
-            keys are compared as float64.
-        tie: among equal keys, whether the "newest" or the "oldest" items are kept.
-        unique: what tells objects apart, of which there is then one row each: "state" for what
-            trajectories and terminating states stand for, the terminating state and the
-            condition; another key; a list of keys; or a callable from items, batch size [n], to
-            int64 fingerprints, [n] or [n, d]. Equal hashes are confirmed on these columns. None
-            keeps equal rows side by side.
-        on_duplicate: whether an item whose object is stored shall "refresh" that row, its key and
-            its age, or be rejected, to "keep" what is stored. In a batch the last row of an object
-            counts. Of an object that others stored twice, the first row is refreshed.
-        largest: whether the items of the largest keys are the best, or those of the smallest.
-        track_generations: count how often each slot is written to, see
-            :class:`~gfn_rb.writers.generations.GenerationWriter`.
+        key: entry to rank items by, one number per item. Keys are compared as float64, so integers
+            beyond 2^53 are refused.
+        tie: which items of equal key are kept, the "newest" or the "oldest".
+        unique: what identifies an object, of which one row is kept. "state" is the terminating
+            state and condition of trajectories and terminating states. Also allowed: another key, a
+            list of keys, or a callable from items [n] to int64 fingerprints [n] or [n, d]. Equality
+            is exact. None keeps equal rows too.
+        on_duplicate: "refresh" updates the stored row of an object, with its key and age, and
+            "keep" rejects the new item. In a batch the last row of an object counts. If other code
+            stored an object twice, the first row is refreshed.
+        largest: whether items of the largest keys are the best, or those of the smallest.
+        track_generations: whether to count the writes of each slot, which
+            ``rb.update_if_present`` needs.
 
     Raises:
-        ArgumentError: an option breaks its rule.
+        ArgumentError: an argument has a value that is not allowed; the message names it.
 
     Examples:
         >>> rb = TensorDictReplayBuffer(
@@ -139,10 +136,10 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
             data: batch size [].
 
         Returns:
-            Its slot, or -1 if it was not kept.
+            Its slot, or -1 if the item was rejected.
 
         Raises:
-            KeyMismatchError, ShapeError, NaNError: see :meth:`extend`.
+            KeyMismatchError, ShapeError, NaNError: as :meth:`extend` raises them.
         """
         return int(self.extend(data.unsqueeze(0) if hasattr(data, "batch_size") else data)[0])
 
@@ -154,14 +151,14 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
             data: batch size [n], with the key, shape [n] or [n, 1].
 
         Returns:
-            One slot per row, -1 for a row that was not kept.
+            One slot per row, -1 for a rejected row.
 
         Raises:
             KeyMismatchError: the key is missing, or keys differ from the stored ones.
-            ShapeError: wrong batch size, or an entry unlike the stored one.
+            ShapeError: the batch size is wrong, or an entry has another shape than the stored one.
             NaNError: a key is NaN.
-            ArgumentError: an item stands for no object, where they have to be ``unique``; or a key
-                is an integer beyond 2^53.
+            ArgumentError: an item identifies no object although ``unique`` is set, or a key is an
+                integer beyond 2^53.
         """
         if isinstance(data, list):
             data = lazy_stack(data)
@@ -178,10 +175,10 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
         return slot
 
     def identify(self, unique: Unique) -> None:
-        """Tell objects apart by something else from now on, such as the rows' compact form.
+        """Identify objects by other entries from now on, such as the rows' compact form.
 
         Args:
-            unique: see the class; not None.
+            unique: key, list of keys or callable, as in the constructor; not None.
         """
         self._compare(SyncedIndex(ObjectColumns(unique)))
 
@@ -194,19 +191,19 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
     # What users call.
 
     def slots_of(self, data: Rows) -> Int64[Tensor, "n"]:
-        """Return where the objects of rows are stored now, for late relabels and priorities.
+        """Return the current slots of objects, for late relabels and priorities.
 
-        ``rb.update_priority(rb.writer.slots_of(batch), loss)`` gives each object its loss, wherever
-        it lies by now, and passes over those that are gone.
+        ``rb.update_priority(rb.writer.slots_of(batch), loss)`` assigns a loss to each object at its
+        current slot, and ignores objects that were removed.
 
         Args:
-            data: batch size [n], with what the writer tells objects apart by.
+            data: batch size [n], with the entries that identify objects.
 
         Returns:
-            The slot of each row's object, -1 for one that is not stored.
+            The slot of each row's object, -1 if it is not stored.
 
         Raises:
-            ArgumentError: objects are not kept ``unique``.
+            ArgumentError: the writer has ``unique=None``.
         """
         if self._compared is None or self.unique is None:
             raise ArgumentError("unique must be given to find objects by, got unique=None")
@@ -219,9 +216,9 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
 
     @property
     def threshold(self) -> float:
-        """The worst key kept, the lowest or the highest one; infinitely bad until full.
+        """The worst key kept; -inf (inf for ``largest=False``) until the storage is full.
 
-        Read from the storage, so it may be asked for while other processes write.
+        It is read from the storage, so other processes may write at the same time.
         """
         largest = self._order.largest
         if len(self._storage) < self._storage.max_size:
@@ -230,15 +227,15 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
         return float(values.min() if largest else values.max())
 
     def update(self, index: Int64[Tensor, "m"], key: Shaped[Tensor, "m"]) -> None:
-        """Relabel stored items, in the storage and here. Their age is unchanged.
+        """Change the keys of stored items. Their age is unchanged.
 
         Args:
             index: slots in [0, len(storage)).
-            key: their new keys.
+            key: new keys, one per slot.
 
         Raises:
-            ArgumentError: a slot that holds no item.
-            ShapeError: index and key differ in length.
+            ArgumentError: a slot holds no item.
+            ShapeError: ``index`` and ``key`` differ in length.
             NaNError: a key is NaN.
         """
         index, key = index.reshape(-1).cpu(), key.detach().reshape(-1).cpu()
@@ -260,13 +257,13 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
             compared.version = self._order.version if known and not reads_key else None
 
     def remove(self, index: Int64[Tensor, "m"]) -> None:
-        """Take items out of the storage; others move from its end to where they were.
+        """Remove items from the storage; items from its end take their slots.
 
         Args:
             index: slots in [0, len(storage)).
 
         Raises:
-            ArgumentError: a slot that holds no item.
+            ArgumentError: a slot holds no item.
         """
         storage, before = self._storage, len(self._storage)
         index = index.reshape(-1).cpu().unique()
@@ -430,7 +427,7 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
         self._count_generations()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the storage does not hold: the age of each item, and counters."""
+        """Return the age of each item and the counters, which the storage does not hold."""
         order = self._order.state(self._storage)
         return {**self._options(), **order, **self._generation_state()}
 
@@ -438,11 +435,12 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
         """Restore what :meth:`state_dict` returned. Keys are read from the storage when needed.
 
         Args:
-            state_dict: from a writer of the same ``key``, ``tie``, ``unique`` and
+            state_dict: state of a writer with the same ``key``, ``tie``, ``unique`` and
                 ``on_duplicate``.
 
         Raises:
-            CheckpointMismatchError: it comes from another, or from a larger storage.
+            CheckpointMismatchError: the state is of a writer with other options, or of a larger
+                storage.
         """
         expected, rank = self._options(), state_dict.get("rank", torch.empty(0))
         came = {name: state_dict[name] for name in _OPTIONS if name in state_dict}
@@ -477,18 +475,18 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
     # What a lock asks for, where processes share the storage.
 
     def slot_tensors(self) -> list[Tensor]:
-        """Return the place of each slot in the order."""
+        """Return the position of each slot in the order of eviction."""
         return [self._order.extremes(self._storage).rank]
 
     def counters(self) -> list[int]:
-        """Return how many rows were offered and written."""
+        """Return the numbers of rows offered and written."""
         return self._order.counters()
 
     def roll_back(self, counters: list[int]) -> None:
-        """Go back to counters, and read the storage anew, in every process.
+        """Restore counters, and read the storage again in every process.
 
         Args:
-            counters: those of before; none where nothing was written.
+            counters: earlier return value of :meth:`counters`; empty if nothing was written.
         """
         self._order.roll_back(counters)
         if self._compared is not None:
