@@ -1,4 +1,3 @@
-import itertools
 import math
 
 import numpy as np
@@ -8,7 +7,7 @@ from buffers.merging import counts_of, member, merged, softmax
 from factories import rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from statistics_of_draws import chi_square_p
+from statistics_of_draws import chi_square_p, has_successive_law
 from torchrl.data.replay_buffers.samplers import (
     RandomSampler,
     SamplerEnsemble,
@@ -49,16 +48,14 @@ def test_mass_without_replacement_draws_one_after_another(spread):
     # At the larger spread a batch comes from repeated draws as good as never.
     log_rewards = [[0.0, spread], [], [spread / 2], [-INF, spread / 4]]
     rb = merged(log_rewards)
-    p = softmax(log_rewards)
-    alive = [i for i, each in enumerate(p) if each > 0]
-    counts = dict.fromkeys(itertools.permutations(alive, 2), 0)
     start = np.array([0, 2, 2, 3])
-    for _ in range(500):
+
+    def draw():
         batch = rb.sample(2)
-        counts[tuple(start[batch["buffer_id"].numpy()] + batch["index"].numpy())] += 1
         assert "draw_log_prob" not in batch
-    law = [p[i] * p[j] / (1 - p[i]) for i, j in counts]
-    assert chi_square_p(list(counts.values()), law) > 1e-3
+        return (start[batch["buffer_id"].numpy()] + batch["index"].numpy()).tolist()
+
+    assert has_successive_law(draw, softmax(log_rewards), times=400)
 
 
 def test_auto_repeats_only_when_it_must():

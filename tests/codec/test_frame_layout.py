@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import struct
+from itertools import accumulate
+
+import pytest
 import torch
+import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gfn_rb.codec import primitives as module
 from gfn_rb.codec.frames import RowLayout, laid_out
-from gfn_rb.codec.layout import SMALL_NBYTES, Field
-from gfn_rb.codec.primitives import ALIGNMENT, ROW_DTYPES, aligned
+from gfn_rb.codec.layout import FRAME, MAGIC, SMALL_NBYTES, VERSION, Field, Prefix
+from gfn_rb.codec.primitives import (
+    ALIGNMENT,
+    ROW_DTYPES,
+    BlockSums,
+    aligned,
+    find_damage,
+    sums_nbytes,
+)
+from gfn_rb.errors import WireCorruptError
 
 DTYPE = st.sampled_from([ROW_DTYPES[name] for name in ("bool", "int16", "float32", "int64")])
 FIELDS = st.lists(
@@ -70,3 +84,75 @@ def test_rows_that_look_the_same_share_a_layout() -> None:
     assert laid_out(text, 5) is laid_out(bytes([*text]), 5)
     assert laid_out(text, 5) is not laid_out(text, 6)
     assert laid_out(text, 5).fields == (Field(("a",), torch.int64, (3,)),)
+
+
+PREFIX = {
+    "version": VERSION, "kind": 7, "form": FRAME, "sum": 0, "nbytes": 128, "head_nbytes": 96,
+    "structure_nbytes": 3, "meta_nbytes": 2, "n_rows": 11,
+}  # fmt: skip
+
+
+def sealed(**changes: int) -> bytearray:
+    """Return bytes of zeros that begin with a prefix."""
+    fields = {**PREFIX, **changes}
+    data = bytearray(128)
+    Prefix(**fields).seal(memoryview(data)[: max(64, min(128, fields["head_nbytes"]))])
+    return data
+
+
+def checked(data: bytearray | memoryview) -> Prefix:
+    return Prefix.checked(memoryview(data), "it", FRAME)[0]
+
+
+def test_every_byte_of_a_prefix_has_its_place() -> None:
+    data = sealed()
+    summed = xxhash.xxh3_64_intdigest(data[24:96], seed=int.from_bytes(data[8:16], "little"))
+    expected = MAGIC + struct.pack("<HH4sQQQQQQ", 3, 7, b"rows", summed, 128, 96, 3, 2, 11)
+    assert data[:64] == expected
+    assert not any(data[64:])
+    prefix = checked(data)
+    assert prefix._replace(sum=0) == Prefix(**PREFIX)
+    assert (prefix.meta_at, prefix.texts_end) == (67, 69)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"nbytes": 127}, "has 128 bytes; expected 127"),
+        ({"head_nbytes": 68}, "a head of 68 bytes with texts up to 69"),
+        ({"head_nbytes": 129}, "a head of 129 bytes"),
+        ({"meta_nbytes": 30}, "texts up to 97"),
+        ({"structure_nbytes": (1 << 64) - 1}, "expected it to hold the texts"),
+    ],
+)
+def test_sizes_beyond_the_bytes_are_refused(changes: dict[str, int], words: str) -> None:
+    with pytest.raises(WireCorruptError, match=words):
+        checked(sealed(**changes))
+
+
+def content(nbytes: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(0, 256, (nbytes,), dtype=torch.uint8, generator=generator)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.integers(0, 700), max_size=9), st.integers(1, 600))
+def test_blocks_do_not_depend_on_how_bytes_come(sizes: list[int], block: int) -> None:
+    data, sums = content(sum(sizes)).numpy().data, BlockSums()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "BLOCK", block)
+        for start, size in zip(accumulate([0, *sizes]), sizes, strict=False):
+            sums.update(data[start : start + size])
+        blocks = [data[i : i + block] for i in range(0, len(data), block)]
+        assert sums.digest() == b"".join(xxhash.xxh3_64_digest(each) for each in blocks)
+        assert sums_nbytes(len(data)) == len(sums.digest())
+        assert find_damage(data, memoryview(sums.digest()), 0) == ""
+
+
+def test_damage_is_described_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BLOCK", 100)
+    data, sums = content(250), BlockSums()
+    sums.update(data.numpy().data)
+    data[249] ^= 1
+    words = find_damage(data.numpy().data, memoryview(sums.digest()), 64)
+    assert words.startswith("the checksum of bytes 264 to 314 is ")

@@ -198,16 +198,6 @@ def test_a_damaged_version_is_no_other_version() -> None:
     assert decode_frame(data).kind == 2
 
 
-def test_frames_of_the_first_version_are_named() -> None:
-    # Magic, version, kind, head's bytes and checksum, bytes of all, of schema and metadata,
-    # sequence, schema id, rows: a frame of no rows, as it was.
-    head = bytearray(struct.pack("<8sHHIQQIIQQQ", b"gfn_rb\r\n", 1, 3, 64, 0, 64, 0, 0, 5, 0, 0))
-    seed = int.from_bytes(head[8:16], "little")
-    struct.pack_into("<Q", head, 16, xxhash.xxh3_64_intdigest(head[24:], seed))
-    with pytest.raises(WireVersionError, match="a frame of kind 3 is of version 1; expected 3"):
-        decode_frame(np.frombuffer(head, np.uint8))
-
-
 def test_what_one_frame_lacks_no_other_needs() -> None:
     first, second, third = (message(encode_frame(1, rows(n), {"n": n})) for n in (2, 3, 4))
     assert decode_frame(third).meta == {"n": 4}

@@ -95,16 +95,6 @@ def test_episodes_that_follow_each_other_in_time_are_separated() -> None:
     assert rows.is_backward is None
 
 
-def test_an_episode_ends_where_the_ids_change() -> None:
-    laid = rollout(
-        [[0, 1, 0, 2]],
-        [[1, 1, 2, EXIT]],
-        [[1, 2, 2, SINK]],
-        traj_ids=torch.tensor([[7, 7, 8, 8]]),
-    )
-    assert Trajectories.from_rollout(laid).state.tolist() == [[0, 2, SINK]]
-
-
 def test_masked_steps_are_left_out() -> None:
     laid = rollout(
         [[0, 0, 0], [0, 3, 0]],
@@ -118,15 +108,6 @@ def test_masked_steps_are_left_out() -> None:
     assert Trajectories.from_rollout(laid).state.tolist() == rows.state.tolist()
     laid["mask"] = torch.ones(2, 3, 4)  # of the environment's own making
     assert len(Trajectories.from_rollout(laid)) == 3
-
-
-def test_copies_that_fill_up_a_finished_row_are_left_out() -> None:
-    laid = rollout(
-        [[0, 3, 3, 3], [0, 1, 2, 3]],
-        [[3, EXIT, EXIT, EXIT], [1, 1, 1, EXIT]],
-        [[3, SINK, SINK, SINK], [1, 2, 3, SINK]],
-    )
-    assert Trajectories.from_rollout(laid).length.tolist() == [2, 4]
 
 
 def test_episodes_of_one_step_are_no_copies_where_others_follow() -> None:

@@ -19,28 +19,6 @@ def forward_only() -> TensorDict:
     return two_rows()[:1].drop("is_backward", "log_prob").to_tensordict()
 
 
-def test_fields_are_read_as_given() -> None:
-    rows = two_rows()
-    assert len(rows) == 2
-    assert rows.n_steps == 4
-    assert rows.device == torch.device("cpu")
-    assert rows.length.tolist() == [3, 2]
-    assert rows.action.tolist() == [[3, 2, 9, -1], [9, 2, -1, -1]]
-    assert rows.state[1].tolist() == [SINK, 2, 0, SINK, SINK]
-    assert rows.log_reward.tolist() == [1.5, -2.0]
-    assert rows.log_prob is not None
-    assert rows.log_prob[1].tolist() == pytest.approx([0.0, -0.7, 0.0, 0.0])
-    assert rows.is_backward is not None
-    assert rows.is_backward.tolist() == [False, True]
-    assert rows.condition is None
-    assert rows.estimator_output is None
-
-
-def test_terminating_state_is_next_to_the_sink_in_both_directions() -> None:
-    assert two_rows().terminating_states.tolist() == [5, 2]
-    assert Trajectories.from_tensordict(forward_only()).terminating_states.tolist() == [5]
-
-
 def test_real_steps_end_at_length() -> None:
     assert two_rows().real_steps.int().tolist() == [[1, 1, 1, 0], [1, 1, 0, 0]]
 
@@ -60,14 +38,6 @@ def test_reverse_flips_what_is_real_and_leaves_the_padding() -> None:
     assert turned.terminating_states.tolist() == [5, 2]
 
 
-def test_forward_turns_backward_rows_only() -> None:
-    turned = two_rows().forward()
-    assert turned.state.tolist() == [[0, 3, 5, SINK, SINK], [0, 2, SINK, SINK, SINK]]
-    assert turned.action.tolist() == [[3, 2, 9, -1], [2, 9, -1, -1]]
-    assert turned.is_backward is not None
-    assert turned.is_backward.tolist() == [False, False]
-
-
 def test_rows_without_direction_are_forward() -> None:
     rows = Trajectories.from_tensordict(forward_only())
     assert rows.is_backward is None
@@ -76,14 +46,6 @@ def test_rows_without_direction_are_forward() -> None:
     assert backward.is_backward is not None
     assert backward.is_backward.tolist() == [True]
     assert backward.state.tolist() == [[SINK, 5, 3, 0, SINK]]
-
-
-def test_padding_repeats_the_sink_of_each_row() -> None:
-    rows = two_rows().pad_to(5)
-    assert rows.state.tolist() == [[0, 3, 5, SINK, SINK, SINK], [SINK, 2, 0, SINK, SINK, SINK]]
-    assert rows.action.tolist() == [[3, 2, 9, -1, -1], [9, 2, -1, -1, -1]]
-    assert rows.log_prob is not None
-    assert rows.log_prob[:, 4].tolist() == [0.0, 0.0]
 
 
 def test_trim_cuts_to_the_longest_row() -> None:

@@ -219,16 +219,6 @@ def test_the_next_batch_is_of_the_epochs_begun_or_random():
     )
 
 
-@pytest.mark.parametrize(
-    ("n", "batch_size", "batches"), [(0, 3, 0), (6, 3, 2), (7, 3, 3), (2, 3, 1)]
-)
-def test_how_many_batches_make_an_epoch(n, batch_size, batches):
-    buffer = memory(n)
-    assert buffer.calculate_num_batches(batch_size) == batches
-    if n:
-        assert len(list(buffer.create_epoch_iterator(batch_size))) == batches
-
-
 def test_an_epoch_begun_ends_with_what_it_began_with():
     buffer = memory(4, size=4)
     iterator = buffer.create_epoch_iterator(2)
@@ -373,11 +363,6 @@ def test_bad_input_is_named_and_changes_nothing(n, call, error, message, uncheck
     assert (len(buffer), buffer.pointer, buffer.epoch_iterator) == (n, n, None)
     if n:
         assert actions(buffer.sample_all()) == [0, 1, 2]
-
-
-def test_bad_size():
-    with pytest.raises(ArgumentError, match="buffer_size must be at least 1, got 0"):
-        memory(size=0)
 
 
 class Against(RuleBasedStateMachine):
