@@ -55,7 +55,11 @@ multiprocessing.set_forkserver_preload(
     ["torchrl.collectors", "gfn_rb.training", "hypothesis", "pytest", "scipy.stats"]
 )
 # A deadline would measure what else the machine does.
-UNTIMED = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
+CHECKS = hypothesis.HealthCheck
+UNTIMED = {
+    "deadline": None,
+    "suppress_health_check": [CHECKS.too_slow, CHECKS.function_scoped_fixture],
+}
 hypothesis.settings.register_profile("short", max_examples=25, **UNTIMED)
 hypothesis.settings.register_profile("all", **UNTIMED)
 

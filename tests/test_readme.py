@@ -106,7 +106,15 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
 
 
 @pytest.mark.parametrize(
-    ("page", "example"), EXAMPLES, ids=[f"{name}:{e.blocks[0].line}" for name, e in EXAMPLES]
+    ("page", "example"),
+    [
+        pytest.param(
+            *(name, each),
+            id=f"{name}:{each.blocks[0].line}",
+            marks=[pytest.mark.slow] if "num_collectors" in each.blocks[-1].code else [],
+        )
+        for name, each in EXAMPLES
+    ],
 )
 def test_example(page: str, example: Example) -> None:
     if page in NEEDED:

@@ -8,7 +8,7 @@ import pickle
 import pytest
 import torch
 from factories import Ladder, assert_equal, seeded
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import TensorDict
 from torchrl.data import LazyMemmapStorage, LazyTensorStorage, TensorDictReplayBuffer
@@ -101,7 +101,6 @@ def stored_bytes(rb):
     st.booleans(),
     st.integers(0, 2**16),
 )
-@settings(max_examples=60)
 def test_trajectories_come_back_exactly(name, form, n, backward, seed):
     rows = walks(ENVS[name], n, seed, backward)
     compact = CompactRows(ENVS[name], form)

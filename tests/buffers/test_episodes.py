@@ -9,7 +9,7 @@ import pytest
 import torch
 from containers.container_paths import kind_and_paths, stack
 from factories import two_rows
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from statistics_of_draws import chi_square_p
 from tensordict import TensorDict
@@ -98,7 +98,6 @@ def test_no_two_episodes_have_the_same_number(preset):
     assert column(rb, EPISODE) == [0, 0, 1, 2, 2, 3, 4, 5]
 
 
-@settings(max_examples=25, deadline=None)
 @given(kind_and_paths(min_size=1))
 def test_rows_tell_their_episodes_as_trajectories_do(drawn):
     trajectories = stack(*drawn)
@@ -160,7 +159,6 @@ batches = st.lists(
 )
 
 
-@settings(max_examples=25, deadline=None)
 @given(batches, st.integers(1, 12))
 @pytest.mark.parametrize("preset", PRESETS)
 def test_at_most_the_least_episode_is_cut(preset, offered, capacity):

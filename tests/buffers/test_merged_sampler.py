@@ -5,7 +5,7 @@ import pytest
 import torch
 from buffers.merging import counts_of, member, merged, softmax
 from factories import rows
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from statistics_of_draws import chi_square_p, has_successive_law
 from torchrl.data.replay_buffers.samplers import (
@@ -134,7 +134,6 @@ def test_a_sampler_that_runs_out_is_asked_again():
     assert rb.sample(5)["index"].tolist() == [0, 1, 2, 0, 1]
 
 
-@settings(deadline=None, max_examples=40)
 @given(
     st.lists(st.lists(st.sampled_from([-INF, -2e3, 0.0, 1.0]), max_size=6), min_size=1, max_size=4),
     st.sampled_from(["mass", "size", "weights"]),

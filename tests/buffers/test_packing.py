@@ -123,7 +123,6 @@ def rows_of(pack, *parts):
     return [row for part in parts for row in episodes_in(pack(part))]
 
 
-@settings(max_examples=25, deadline=None)
 @given(st.lists(st.integers(0, 40), max_size=12))
 def test_where_batches_are_cut_does_not_matter(cuts):
     edges = [0, *sorted(cuts), 40]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import xxhash
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
@@ -190,11 +190,6 @@ def test_texts_that_make_no_sense_are_refused(
         load_state(path)
 
 
-@settings(
-    max_examples=50,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
 @given(st.data())
 def test_forged_texts_raise_the_named_errors_alone(path: Path, data: st.DataObject) -> None:
     state = {

@@ -8,7 +8,7 @@ from itertools import accumulate
 import pytest
 import torch
 import xxhash
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gfn_rb.codec import primitives as module
@@ -58,7 +58,6 @@ def test_no_rows_take_no_room() -> None:
     assert layout.head_nbytes(64) == 64
 
 
-@settings(max_examples=50, deadline=None)
 @given(FIELDS, st.integers(0, 40))
 def test_places_are_aligned_and_apart(shapes: list, n_rows: int) -> None:
     fields = tuple(Field((str(i),), dtype, tuple(s)) for i, (dtype, s) in enumerate(shapes))
@@ -135,7 +134,6 @@ def content(nbytes: int) -> torch.Tensor:
     return torch.randint(0, 256, (nbytes,), dtype=torch.uint8, generator=generator)
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.lists(st.integers(0, 700), max_size=9), st.integers(1, 600))
 def test_blocks_do_not_depend_on_how_bytes_come(sizes: list[int], block: int) -> None:
     data, sums = content(sum(sizes)).numpy().data, BlockSums()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import xxhash
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
@@ -87,7 +87,6 @@ def test_round_trip_of_large_and_small() -> None:
         assert n == 0 or all(v.data_ptr() in inside for v in frame.rows.values(True, True))
 
 
-@settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_round_trip_of_anything_in_both_forms(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
@@ -145,7 +144,6 @@ def test_every_truncation_is_noticed(n: int) -> None:
         decode_frame(np.concatenate([data, data[:64]]))
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 63), st.integers(0, 255)), max_size=12), st.booleans())
 def test_fuzzed_headers_raise_the_named_errors_alone(changes: list, mend: bool) -> None:
     data = message(encode_frame(2, rows(), {"k": 1}))
@@ -244,7 +242,6 @@ TOKENS = st.lists(
 ).map(lambda tokens: "".join(tokens).encode())  # fmt: skip
 
 
-@settings(max_examples=100, deadline=None)
 @given(TOKENS | st.binary(max_size=30), TOKENS | st.binary(max_size=30), st.integers(0, 3))
 def test_forged_texts_raise_the_named_errors_alone(
     structure: bytes, meta: bytes, n_rows: int

@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import LazyStackedTensorDict, TensorDict
 from torch import Tensor
@@ -137,7 +137,6 @@ def test_hidden_bytes_of_text_are_refused() -> None:
         parsed_fields(b"\xff\xfe[[")
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.one_of(st.binary(max_size=60), st.text(max_size=40).map(str.encode)))
 def test_fuzzed_schemas_raise_the_named_error_alone(text: bytes) -> None:
     try:

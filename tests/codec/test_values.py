@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import LazyStackedTensorDict, MemoryMappedTensor, TensorDict
 from torch import Tensor
@@ -173,7 +173,6 @@ nested = st.recursive(
 )
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(value=nested)
 def test_any_nesting_comes_back(tmp_path_factory: pytest.TempPathFactory, value: Any) -> None:
     assert_same(round_trip(value, tmp_path_factory.getbasetemp()), value)

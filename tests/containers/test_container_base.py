@@ -9,7 +9,7 @@ import pytest
 import torch
 from containers.container_paths import Kind, kind_and_paths, same, stack, unstack
 from factories import two_rows
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import LazyStackedTensorDict
 from torchrl.data import LazyMemmapStorage, LazyTensorStorage, TensorDictReplayBuffer
@@ -91,7 +91,6 @@ def index_forms(n: int, chosen: list[int]) -> list[tuple[Any, list[int]]]:
     ]
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_every_kind_of_index_chooses_the_same_rows(data: st.DataObject) -> None:
     kind, paths = data.draw(kind_and_paths(min_size=1))

@@ -12,7 +12,7 @@ from containers.container_paths import (
     transition_rows,
 )
 from factories import SINK, two_rows
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
@@ -57,7 +57,6 @@ def test_the_source_can_be_terminating() -> None:
     assert rows.reverse().to_states().state.tolist() == [0]
 
 
-@settings(max_examples=60, deadline=None)
 @given(kind_and_paths(), st.integers(0, 2))
 def test_rows_are_the_oracle_s(case: tuple[Kind, list[Path]], extra: int) -> None:
     kind, paths = case

@@ -4,7 +4,7 @@ import pytest
 import torch
 from containers.container_paths import Kind, Path, kind_and_paths, stack, unstack
 from factories import SINK, two_rows
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import TensorDict
 from torch import Tensor
@@ -173,7 +173,6 @@ def test_log_rewards_are_read_with_and_without_a_last_dimension() -> None:
     assert Trajectories.from_rollout(laid).log_reward.tolist() == [1.0]
 
 
-@settings(max_examples=60, deadline=None)
 @given(kind_and_paths(source=0), st.integers(0, 2))
 def test_rollout_round_trip(case: tuple[Kind, list[Path]], extra: int) -> None:
     kind, paths = case
@@ -231,7 +230,6 @@ batches = st.integers(1, 6).flatmap(
 )
 
 
-@settings(max_examples=150, deadline=None)
 @given(batches, st.booleans())
 def test_collector_batches_read_as_the_oracle(rows: list[list[Step]], has_mask: bool) -> None:
     extras = {"traj_ids": 5, "mask": 6} if has_mask else {"traj_ids": 5}
@@ -242,7 +240,6 @@ def test_collector_batches_read_as_the_oracle(rows: list[list[Step]], has_mask: 
     assert read.log_reward.tolist() == last
 
 
-@settings(max_examples=150, deadline=None)
 @given(batches, st.data())
 def test_plain_rollouts_read_as_the_oracle(rows: list[list[Step]], data: st.DataObject) -> None:
     """Some rows end in copies of a step, as ``break_when_all_done`` leaves them."""

@@ -7,7 +7,7 @@ import pytest
 import torch
 from containers.container_paths import Kind, Path, kind_and_paths, paths_of, same, stack, unstack
 from factories import SINK, two_rows
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
@@ -186,7 +186,6 @@ def test_empty_containers_work() -> None:
     assert Trajectories.cat([none.trim(), two_rows()]).length.tolist() == [3, 2]
 
 
-@settings(max_examples=60, deadline=None)
 @given(kind_and_paths(), st.integers(0, 2))
 def test_flips_pads_and_reads_as_the_oracle(case: tuple[Kind, list[Path]], extra: int) -> None:
     kind, paths = case
@@ -201,7 +200,6 @@ def test_flips_pads_and_reads_as_the_oracle(case: tuple[Kind, list[Path]], extra
     assert same(Trajectories.from_tensordict(rows.to_tensordict()).to_tensordict(), rows._td)
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_cat_joins_and_indexing_takes_apart(data: st.DataObject) -> None:
     kind, first = data.draw(kind_and_paths())

@@ -5,7 +5,7 @@ from itertools import product
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gfn_rb.envs import BitSequence, uniform_log_pf
@@ -65,7 +65,6 @@ def test_modes_depend_on_the_seed_alone() -> None:
     assert sorted(draw_modes(8, 5, 0)) == sorted(BLOCKS)
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.text("01", min_size=24, max_size=24), st.integers(0, 5), st.integers(0, 24))
 def test_distances_rewards_and_modes_equal_their_definition(
     text: str, seed: int, delta: int

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from factories import CountOnes
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -53,7 +53,6 @@ ENVS = [
 ]
 
 
-@settings(max_examples=25, deadline=None)
 @given(st.sampled_from(ENVS), st.integers(0, 1000), st.integers(1, 5))
 def test_policy_distribution_equals_all_trajectories(
     env: EnumerableEnv, seed: int, chunk_size: int

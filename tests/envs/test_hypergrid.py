@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gfn_rb.envs import HyperGrid
@@ -34,7 +34,6 @@ def test_rewards_of_height_8_by_hand() -> None:
     torch.testing.assert_close(HyperGrid(2, 8).log_reward(state), expected)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(2, 40), st.lists(st.integers(0, 1000), min_size=1, max_size=4))
 def test_reward_equals_its_definition_in_fractions(height: int, digits: list[int]) -> None:
     state = tuple(digit % height for digit in digits)

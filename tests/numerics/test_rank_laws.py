@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 from factories import DEVICES
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from statistics_of_draws import chi_square_p, has_successive_law
 
@@ -59,7 +59,6 @@ def test_harmonic_law_at_its_limits():
         assert drawn == [0, n // 4, n // 2, n - 1]
 
 
-@settings(max_examples=100, deadline=None)
 @given(n=st.integers(1, 50), top=st.integers(1, 50), share=st.integers(0, 16))
 def test_step_law_is_inverted_exactly(n, top, share):
     top, share = min(top, n), Fraction(share, 16)

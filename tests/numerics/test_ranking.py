@@ -2,7 +2,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gfn_rb.errors import ArgumentError
@@ -37,7 +37,6 @@ def check(ranked, plain, device="cpu"):
 
 
 @kinds
-@settings(max_examples=60, deadline=None)
 @given(
     capacity=st.integers(1, 40),
     steps=st.lists(

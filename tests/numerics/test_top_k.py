@@ -2,7 +2,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gfn_rb.errors import ArgumentError
@@ -12,7 +12,6 @@ from gfn_rb.numerics.top_k import TopK
 keys = st.one_of(st.integers(-2, 2).map(float), st.sampled_from([math.inf, -math.inf, 1e-300]))
 
 
-@settings(max_examples=80, deadline=None)
 @given(
     capacity=st.integers(1, 90),
     batches=st.lists(
@@ -49,7 +48,6 @@ def test_smallest_rows_are_those_of_a_sort(capacity, batches, k, whole):
         assert float(extremes.minimum) == plain[expected[0]][0]
 
 
-@settings(max_examples=120, deadline=None)
 @given(
     stored=st.lists(keys, min_size=1, max_size=60),
     batch=st.lists(keys, min_size=1, max_size=80),

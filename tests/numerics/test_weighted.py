@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from factories import seeded
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from statistics_of_draws import chi_square_p, has_successive_law
 
@@ -188,7 +188,6 @@ def test_capacity_must_be_positive():
 
 
 @pytest.mark.parametrize(("make", "device"), TREES)
-@settings(max_examples=60, deadline=None)
 @given(
     capacity=st.integers(1, 70),
     batches=st.lists(st.lists(st.tuples(st.integers(0, 69), weights), max_size=9), max_size=8),
@@ -232,7 +231,6 @@ def test_log_probabilities_by_hand():
 few = st.sampled_from([-math.inf, -5e3, -3.0, 0.0, 0.5, 700.0])
 
 
-@settings(deadline=None, max_examples=50)
 @given(st.lists(st.lists(few, min_size=1, max_size=8), min_size=1, max_size=4), st.data())
 def test_distinct_draws_are_distinct_and_leave_the_weights_alone(parts, data):
     union, before = union_of(parts), union_of(parts)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from factories import seeded
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import kstest
 from statistics_of_draws import chi_square_p
@@ -49,7 +49,6 @@ def test_noise_is_gaussian_on_each_logit():
     assert kstest((log_ratio - 2.0) / (0.5 * math.sqrt(2)), "norm").pvalue > 1e-3
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.tuples(st.floats(-30, 30), st.booleans()), min_size=1, max_size=6),
     st.floats(0, 1),

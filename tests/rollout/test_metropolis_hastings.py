@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from factories import CountOnes, linear_policy, seeded
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tensordict.nn import TensorDictModule
 
@@ -199,7 +199,6 @@ def test_an_object_of_reward_zero_is_left():
     assert log_acceptance(search, rule).item() == -torch.inf
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_spliced_equals_a_loop_over_rows(data):
     n, a, b = (data.draw(st.integers(low, 5)) for low in (0, 1, 1))

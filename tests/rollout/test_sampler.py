@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 from factories import Ladder, assert_sound, linear_policy, policy_of, seeded
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from statistics_of_draws import chi_square_p
 
@@ -139,7 +139,6 @@ def test_a_bare_module_is_no_policy(unchecked):
         Sampler(torch.nn.Linear(2, 3))
 
 
-@settings(max_examples=25, deadline=None)
 @given(st.integers(0, 12), st.integers(1, 3), st.integers(2, 4), st.integers(0, 9))
 def test_any_grid_any_number_of_rows(n, ndim, height, seed):
     env = HyperGrid(ndim, height)

@@ -163,6 +163,7 @@ def test_what_fails_in_a_worker_is_raised_here_and_ends_all(forked):
         source.sample(4)
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_is_noticed(forked):
     policy = make_policy()
     with torch.no_grad():

@@ -4,7 +4,7 @@ import pickle
 import pytest
 import torch
 from factories import DEVICES
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import TensorDict, lazy_stack
 from torchrl.data import (
@@ -78,7 +78,6 @@ def batches(width, dtype):
 @pytest.mark.filterwarnings("ignore:last_cursor is None")
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("few", [2, 1024], ids=["tables", "plain"])
-@settings(max_examples=40, deadline=None)
 @given(data=st.data(), capacity=st.integers(1, 14), options=SETTINGS)
 def test_storage_holds_what_the_rule_keeps(device, few, data, capacity, options, tmp_path_factory):
     dtype = data.draw(st.sampled_from([torch.int64, torch.float32]))

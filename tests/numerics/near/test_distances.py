@@ -2,7 +2,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gfn_rb.errors import ArgumentError
@@ -59,7 +59,6 @@ def test_rough_distances_are_off_by_no_more_than_they_say(p, dtype):
     assert float((apart.view(-1) - exact).abs().max()) <= float(rounding)
 
 
-@settings(max_examples=200, deadline=None)
 @given(n=st.integers(1, 12), data=st.data())
 def test_greedy_keeps_what_going_through_one_by_one_keeps(n, data):
     node = st.integers(0, n - 1)
@@ -113,7 +112,6 @@ def test_a_group_depends_on_its_columns_alone():
     assert changed == [[True, False], [False, True], [True, False], [False, True], [True, False]]
 
 
-@settings(max_examples=100, deadline=None)
 @given(keys=keys, asked=keys)
 def test_look_ups_yield_what_is_filed_under_their_keys(keys, asked):
     value = torch.arange(len(keys)) * 10

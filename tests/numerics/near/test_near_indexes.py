@@ -5,15 +5,15 @@ import math
 import pytest
 import torch
 from factories import DEVICES
-from gfn_rb.numerics.near.neighbours import ColumnGroups
-from gfn_rb.numerics.near.search import Measured, near_index
 
 from gfn_rb.errors import NaNError, ShapeError
 from gfn_rb.numerics.near import duplicates, neighbours, pivots, search
 from gfn_rb.numerics.near.distances import distance
 from gfn_rb.numerics.near.duplicates import Duplicates, HostDuplicates
 from gfn_rb.numerics.near.hashing import RowHash
+from gfn_rb.numerics.near.neighbours import ColumnGroups
 from gfn_rb.numerics.near.pivots import Pivots
+from gfn_rb.numerics.near.search import Measured, near_index
 from gfn_rb.training.metrics import tanimoto_distance
 
 

@@ -53,6 +53,7 @@ def test_one_report_speaks_for_all_ranks(run, job):
     assert "\x1b" not in "".join(lines)  # though mpiexec gives each rank a terminal
 
 
+@pytest.mark.slow
 @needs_mpi
 def test_every_item_is_accounted_for_at_both_ends(run):
     folder, _ = run
