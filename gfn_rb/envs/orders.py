@@ -21,16 +21,12 @@ class Order(nn.Module, ABC):
     """
 
     n_moves: int
+    n_states: int  # sequences, unfinished and finished
     gap = ""
 
     def __init__(self, n_letters: int, length: int) -> None:
         super().__init__()
         self.n_letters, self.length = n_letters, length
-
-    @property
-    @abstractmethod
-    def n_states(self) -> int:
-        """Number of sequences, unfinished and finished."""
 
     @abstractmethod
     def forward_mask(self, state: Int64[Tensor, "n places"]) -> Bool[Tensor, "n actions"]:
@@ -68,15 +64,11 @@ class Append(Order):
     def __init__(self, n_letters: int, length: int) -> None:
         super().__init__(n_letters, length)
         self.n_moves = n_letters * self.n_ends
+        self.n_states = sum(n_letters**written for written in range(length + 1))
         mask = torch.zeros(n_letters + 2, self.n_moves + 1, dtype=torch.bool)
         mask[EMPTY - SINK, :-1] = True
         mask[-SINK:, -1] = True
         self.register_buffer("_mask", mask, persistent=False)  # of SINK, EMPTY, 0, ...
-
-    @property
-    def n_states(self) -> int:
-        """Number of strings of at most ``length`` letters."""
-        return sum(self.n_letters**written for written in range(self.length + 1))
 
     def forward_mask(self, state: Int64[Tensor, "n places"]) -> Bool[Tensor, "n actions"]:
         """Look at the last place, which is the last to be filled."""
@@ -90,7 +82,8 @@ class Append(Order):
         self, state: Int64[Tensor, "n places"], move: Int64[Tensor, "n"]
     ) -> Int64[Tensor, "n places"]:
         """Write behind the last letter."""
-        return state.scatter(1, self._next_place(state), move[:, None])
+        place = (state[:, :-1] >= 0).sum(1, keepdim=True)
+        return state.scatter(1, place, move[:, None])
 
     def undo(
         self, state: Int64[Tensor, "n places"], move: Int64[Tensor, "n"]
@@ -124,9 +117,6 @@ class Append(Order):
     def _letters(self, state: Int64[Tensor, "n places"]) -> Int64[Tensor, "letters"]:
         return torch.arange(self.n_letters, device=state.device)
 
-    def _next_place(self, state: Int64[Tensor, "n places"]) -> Int64[Tensor, "n 1"]:
-        return (state[:, :-1] >= 0).sum(1, keepdim=True)
-
     def _last_written(self, state: Int64[Tensor, "n places"]) -> Int64[Tensor, "n 1"]:
         """Return the place of the last letter; 0 where there is none."""
         return (state[:, 1:] >= 0).sum(1, keepdim=True)
@@ -148,7 +138,7 @@ class PrependAppend(Append):
         """Write behind the last letter, or before the first."""
         letter = (move % self.n_letters)[:, None]
         prepended = torch.cat([letter, state[:, :-1]], 1)
-        appended = state.scatter(1, self._next_place(state), letter)
+        appended = super().move(state, letter[:, 0])
         return prepended.where(self._at_left(move), appended)
 
     def undo(
@@ -194,11 +184,7 @@ class AnyPlace(Order):
     def __init__(self, n_letters: int, length: int) -> None:
         super().__init__(n_letters, length)
         self.n_moves = length * n_letters
-
-    @property
-    def n_states(self) -> int:
-        """Number of ways to fill each place or not."""
-        return (self.n_letters + 1) ** self.length
+        self.n_states = (n_letters + 1) ** length
 
     def forward_mask(self, state: Int64[Tensor, "n places"]) -> Bool[Tensor, "n actions"]:
         """Allow each letter at each empty place."""

@@ -17,7 +17,7 @@ from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
 from gfn_rb.losses.base import Average, BalanceLoss, C, require_finite, require_numbered
 from gfn_rb.rollout import action_log_probs, transition_log_probs
 from gfn_rb.rollout.log_probs import edge_ends
-from gfn_rb.rollout.outputs import output
+from gfn_rb.rollout.outputs import StateModule, rows_for
 from gfn_rb.shapes import Bool, ConditionBatch, Float, Int64, Shaped, StateBatch
 
 
@@ -26,7 +26,10 @@ def log_flows(
 ) -> Float[Tensor, "n"]:
     """Return log F(s) of each state, in nats, with gradient."""
     name = type(state_flow).__name__
-    flow = output(state_flow, keys.LOG_FLOW, state, condition)
+    if type(state_flow).forward is StateModule.forward:
+        flow = state_flow.evaluate(state, condition)
+    else:
+        flow = state_flow(rows_for(state, condition)).get(keys.LOG_FLOW, None)
     if flow is None:
         raise KeyMismatchError(f"state_flow must write {keys.LOG_FLOW!r}, {name} did not")
     if flow.shape != (len(state),):

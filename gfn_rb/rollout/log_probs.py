@@ -58,7 +58,6 @@ def taken_log_probs(
     action: ActionBatch,
 ) -> Float[Tensor, "n"]:
     """Compute the log-probability of one action in each state, with gradient."""
-    require_memoryless(policy)
     mask, logits, parameters = policy_outputs(policy, env, state, condition)
     log_prob = masked_log_softmax(logits, mask)
     chosen = log_prob.gather(1, env.kind(action).unsqueeze(1)).squeeze(1)
@@ -91,9 +90,9 @@ def trajectory_log_probs(
     if hidden_keys(policy):
         return _recurrent_log_probs(policy, env, trajectories)
     row, step, state, condition = decisions(env, trajectories, is_backward)
-    action = trajectories.action[row, step]
-    chosen = taken_log_probs(policy, env, state, condition, action)
-    return chosen.new_zeros(trajectories.action.shape[:2]).index_put((row, step), chosen)
+    action = trajectories.action
+    chosen = taken_log_probs(policy, env, state, condition, action[row, step])
+    return chosen.new_zeros(action.shape[:2]).index_put((row, step), chosen)
 
 
 def decisions(
@@ -109,14 +108,16 @@ def decisions(
     That is the state before the action in rows that run the policy's own way, the state after it in
     the others. The exit is not for a backward policy to decide.
     """
-    decided = trajectories.real_steps
+    decided, runs_backward = trajectories.real_steps, trajectories.is_backward
     if is_backward:
         decided = decided & (env.kind(trajectories.action) != env.exit_action)
     row, step = decided.nonzero(as_tuple=True)
     after: int | Bool[Tensor, "m"] = int(is_backward)
-    if trajectories.is_backward is not None:
-        after = trajectories.is_backward[row] != is_backward
-    condition = None if trajectories.condition is None else trajectories.condition[row]
+    if runs_backward is not None:
+        after = runs_backward[row] != is_backward
+    condition = trajectories.condition
+    if condition is not None:
+        condition = condition[row]
     return row, step, trajectories.state[row, step + after], condition
 
 
@@ -170,6 +171,7 @@ def transition_log_probs(
         KeyMismatchError, ShapeError: it wrote no logits, or a wrong number of them.
     """
     is_backward, action = require_direction(policy), transitions.action
+    require_memoryless(policy)
     parent, child = edge_ends(transitions)
     if not is_backward:
         return taken_log_probs(policy, env, parent, transitions.condition, action)

@@ -42,15 +42,6 @@ class StateModule(TensorDictModuleBase):
         return tensordict.set(self.out_keys[0], value)
 
 
-def output(
-    module: TensorDictModuleBase, key: str, state: StateBatch, condition: ConditionBatch | None
-) -> Tensor | None:
-    """Return the entry ``key`` that a module writes about states, None if it does not."""
-    if type(module).forward is StateModule.forward:
-        return module.evaluate(state, condition)
-    return module(rows_for(state, condition)).get(key, None)
-
-
 def require_direction(policy: TensorDictModuleBase, name: str = "policy") -> bool:
     """Return ``policy.is_backward``."""
     if not isinstance(policy, TensorDictModuleBase):
@@ -90,7 +81,10 @@ def policy_outputs(
             hidden.set(key, td.get((keys.NEXT, key)))
         logits = td.get(keys.LOGITS, None)
     elif env is None or not env.action_shape:
-        logits = output(policy, keys.LOGITS, state, condition)
+        if type(policy).forward is StateModule.forward:
+            logits = policy.evaluate(state, condition)
+        else:
+            logits = policy(rows_for(state, condition)).get(keys.LOGITS, None)
     else:
         assert isinstance(env, ContinuousEnv)
         if not hasattr(policy, "get_dist"):

@@ -17,7 +17,7 @@ from gfn_rb.errors import ArgumentError
 from gfn_rb.rollout.categorical import Exploration, draw, explain_no_draw
 from gfn_rb.rollout.checks import check_rewards
 from gfn_rb.rollout.outputs import drawn_log_probs, hidden_before, policy_outputs
-from gfn_rb.shapes import Bool, ConditionBatch, Float, Int64, Shaped, StateBatch
+from gfn_rb.shapes import ConditionBatch, Float, Int64, Shaped, StateBatch
 
 
 class ActionDraw(NamedTuple):
@@ -119,27 +119,31 @@ class Walk:
     def roll(self, state: StateBatch, condition: ConditionBatch | None) -> Steps:
         """Draw and take actions; rows that have reached their end are left behind."""
         env, is_backward = self.env, self.policy.is_backward
-        take = env.undo if is_backward else env.move
         steps = Steps(len(state), first=int(is_backward), device=state.device)
-        row = torch.arange(len(state), device=state.device)
+        row, action = torch.arange(len(state), device=state.device), None
         hidden = hidden_before(self.policy, env, state)
+        goes_on = ~env.is_source(state) if is_backward else torch.ones_like(row, dtype=torch.bool)
         for _ in range(env.max_length + 1):
-            if is_backward:
-                row, state, condition, hidden, _ = _active(
-                    ~env.is_source(state), row, state, condition, hidden, row
-                )
+            rest = goes_on.nonzero().squeeze(1)
+            if len(rest) < len(goes_on):
+                row, state = row[rest], state[rest]
+                action = None if action is None else action[rest]
+                condition = None if condition is None else condition[rest]
+                hidden = None if hidden is None else hidden[rest]
             if not len(row):
                 return steps
+            if action is not None:
+                state = env.move(state, action)
             drawn = self.draw(state, condition, hidden)
             steps.row.append(row)
             steps.state.append(state)
             steps.draws.append(drawn)
-            action = drawn.action
-            if not is_backward:
-                row, state, condition, hidden, action = _active(
-                    env.kind(action) != env.exit_action, row, state, condition, hidden, action
-                )
-            state = take(state, action)
+            if is_backward:
+                state = env.undo(state, drawn.action)
+                goes_on = ~env.is_source(state)
+            else:
+                action = drawn.action
+                goes_on = env.kind(action) != env.exit_action
         raise ArgumentError(
             f"env must end every trajectory within max_length={env.max_length} actions, got "
             f"{state[0].tolist()} after them"
@@ -183,19 +187,3 @@ class Walk:
             condition=condition,
             is_backward=torch.ones_like(row, dtype=torch.bool) if is_backward else None,
         )
-
-
-def _active(
-    goes_on: Bool[Tensor, "k"],
-    row: Int64[Tensor, "k"],
-    state: Shaped[Tensor, "k *state"],
-    condition: Shaped[Tensor, "k *condition"] | None,
-    hidden: TensorDictBase | None,
-    action: Shaped[Tensor, "k *action"],
-) -> tuple[Tensor, Tensor, Tensor | None, TensorDictBase | None, Tensor]:
-    """Return the rows that go on; all of them without a copy."""
-    rest = goes_on.nonzero().squeeze(1)
-    if len(rest) == len(goes_on):
-        return row, state, condition, hidden, action
-    condition = None if condition is None else condition[rest]
-    return row[rest], state[rest], condition, None if hidden is None else hidden[rest], action[rest]
