@@ -233,7 +233,7 @@ def stopped(attempt: Try) -> float:
 def _without_worker(attempt: Try, number: int) -> float:
     rank = attempt.draw.choice((1, 2))
     hit = attempt.hit(rank, number)
-    noticed = attempt.named(f"goes on without rank {rank}", f"worker {rank} is lost")
+    noticed = attempt.named(f"has lost rank {rank}", f"worker {rank} is lost")
     _until(attempt.is_over, attempt.job)
     accounts = [RunFolder(attempt.folder, rank).manager for rank in attempt.managers]
     _until(lambda: all(path.exists() for path in accounts), attempt.job)
@@ -254,7 +254,7 @@ def _without_worker(attempt: Try, number: int) -> float:
             name: sum(known[str(each)][name] for known in senders) for name in ("items", *OUTCOMES)
         }
         _check_accounts(report["ranks"][str(each)]["counters"], both)
-    _check(f"goes on without rank {rank}" in attempt.job.said, f"rank {rank} is not named")
+    _check(f"has lost rank {rank}" in attempt.job.said, f"rank {rank} is not named")
     _check(f"worker {rank} is lost" in attempt.job.said, f"worker {rank} is not named")
     _check_end(attempt)
     return noticed - hit.at

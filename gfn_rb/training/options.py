@@ -462,8 +462,8 @@ class GeneralOptions:
     average_gradients: bool = False
     """Average gradients over the ranks that train, which then all have the same weights, and learn
     as one process would from batches as large as theirs together: make them smaller. Otherwise each
-    trains its own. When a rank is lost, the others go on averaging; when rank 0 is, each goes on
-    alone."""
+    trains its own. When a rank is lost, all stop with status 1; gfn-rb resume continues from the
+    newest step that all have saved."""
     patience: PositiveFloat = 120.0
     """Seconds of silence after which another rank counts as lost; among ranks that train, and may
     have to wait for a manager themselves, twice as many."""

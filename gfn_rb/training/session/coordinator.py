@@ -123,7 +123,7 @@ class RankCoordinator:
         reporting = self.reporting
         is_new = [each.leave(rank, LOST, why) for each in (self.peers, self.managers)]
         if any(is_new) and reporting in (rank, self._rank):
-            log.warning("rank %d: goes on without rank %d: %s", self._rank, rank, why)
+            log.warning("rank %d: has lost rank %d: %s", self._rank, rank, why)
 
     def describe(self, trainer: Trainer, loss: float) -> str:
         """Return the progress of all ranks, in a few words; trainer and loss are of this one."""

@@ -33,7 +33,7 @@ from gfn_rb.training.session.averaging import GradientAverage
 from gfn_rb.training.session.coordinator import RankCoordinator, RankResult
 from gfn_rb.training.session.ending import RankEnd, end_without
 from gfn_rb.training.session.folder import RunFolder, write_json
-from gfn_rb.training.session.joining import connect, join
+from gfn_rb.training.session.joining import RefusedError, connect, join
 from gfn_rb.training.session.manager_hooks import (
     ManagerHooks,
     longest_silence,
@@ -148,12 +148,12 @@ def run_rank(
         if transport.rank in roles.managers:
             end = _manage(config, transport, coordinator, folder, stop)
         else:
-            end = TrainingRank(config, transport, coordinator, shutdown).train(folder, stop)
+            end = TrainingRank(config, transport, coordinator, shutdown, folder, stop).train()
         # All that matters has come; what others have not taken by now, they may never take.
         with suppress(TransportTimeoutError):
             transport.close(SHUTDOWN_SECONDS if end.lost or stop.received is not None else None)
         return end
-    except WorkerError:
+    except (WorkerError, RefusedError):
         raise
     except (GfnRbError, OSError) as error:
         raise WorkerError(f"{type(error).__name__}: {error}") from error
@@ -209,12 +209,16 @@ class TrainingRank:
         transport: Transport,
         coordinator: RankCoordinator,
         shutdown: ShutdownBudget,
+        folder: RunFolder,
+        stop: StopSignals,
     ) -> None:
         roles, rank = coordinator.roles, transport.rank
         ranks = roles.workers if config.average_gradients else (rank,)
-        self.config, self.coordinator = config, coordinator
+        self.config, self.coordinator, self.folder, self.stop = config, coordinator, folder, stop
         self.stream = roles.workers.index(rank)
-        self.average = GradientAverage(transport, ranks, longest_silence(config, roles), shutdown)
+        patience = longest_silence(config, roles)
+        advice = f"; continue with: {folder.how_to_resume()}"
+        self.average = GradientAverage(transport, ranks, patience, shutdown, stop.request, advice)
         self.manager = None
         self.hooks = Hooks(gradients=self.average, stepped=coordinator.report_progress)
         if roles.managers:
@@ -224,15 +228,15 @@ class TrainingRank:
             )
         self._start = time.perf_counter()
 
-    def train(self, folder: RunFolder, stop: StopSignals) -> RankEnd:
+    def train(self) -> RankEnd:
         """Train from where the folder's checkpoint is, and report, unless a signal stops it."""
-        reported = _stamp(folder.ranks_report)
+        folder, stop, reported = self.folder, self.stop, _stamp(self.folder.ranks_report)
         hanging: tuple[int, ...] = ()
         with closing(Trainer(self.config, stream=self.stream, hooks=self.hooks)) as trainer, stop:
             restore(trainer, folder)
             describe = self.coordinator.describe
             result = run_training(trainer, folder, stop, describe, self._shared)
-            self.average.close()
+            self.average.close(finished=result.stopped_by is None)
             if self.manager is not None:
                 self.manager.worker.close(self.config.patience)
             reports = result.stopped_by is None and self._gather(result)
@@ -241,7 +245,7 @@ class TrainingRank:
                     raise WorkerError(f"the run has ended without rank {folder.rank}")
                 with noted(result.unwritten):
                     write_json(folder.ranks_report, self._summary())
-                write_report(result, self._other_ranks(folder))
+                write_report(result, self._other_ranks())
                 for rank in self.coordinator.unwritten.keys() - {folder.rank}:
                     why = self.coordinator.unwritten[rank]
                     result.unwritten.extend(f"rank {rank}: {each}" for each in why)
@@ -272,12 +276,12 @@ class TrainingRank:
         modes = result.trainer.discovery.state_dict()["modes"]
         return self.coordinator.gather(RankResult(result.row, counters, modes))
 
-    def _other_ranks(self, folder: RunFolder) -> OtherRanks | None:
+    def _other_ranks(self) -> OtherRanks | None:
         """Return what the tables of other ranks say, as far as this one can read them."""
         from gfn_rb.training.report import OtherRanks  # matplotlib takes a while to load
 
         results, lost = self.coordinator.results, self.coordinator.lost
-        tables = {rank: RunFolder(folder.path, rank).metrics for rank in sorted(results)[1:]}
+        tables = {rank: RunFolder(self.folder.path, rank).metrics for rank in sorted(results)[1:]}
         rows = {rank: read_metrics(path) for rank, path in tables.items() if path.exists()}
         if not rows and not lost:
             return None

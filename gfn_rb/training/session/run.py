@@ -45,6 +45,10 @@ class StopSignals:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
+    def request(self) -> None:
+        """Ask to stop as SIGTERM would."""
+        self.received = self.received or signal.SIGTERM
+
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None:
             raise KeyboardInterrupt

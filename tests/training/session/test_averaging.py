@@ -9,7 +9,9 @@ import torch
 from torch import nn
 
 from gfn_rb.checkpoint import Secret
+from gfn_rb.errors import GfnRbError, WorkerError
 from gfn_rb.training.session.averaging import GRADIENT_TAG, GradientAverage
+from gfn_rb.training.session.joining import RefusedError
 from gfn_rb.transports import LocalTransport
 from gfn_rb.transports.deadline import ShutdownBudget
 
@@ -110,38 +112,40 @@ def test_who_is_done_is_left_out_in_silence(three, caplog):
     assert caplog.messages == []
 
 
-def test_who_is_lost_is_left_out_and_named(three, caplog):
+def raised(averages, modules):
+    """What each rank raises: its type and text."""
+
+    def one(average, found):
+        try:
+            average(graded(found, 1.0))
+        except GfnRbError as error:
+            return type(error), str(error)
+
+    pairs = zip(averages, modules, strict=True)
+    return together(*[lambda pair=pair: one(*pair) for pair in pairs])
+
+
+def test_all_fail_without_one_that_is_lost_and_the_first_says_so(three):
     averages, transports = three
+    averages[0]._advice = "; continue with: gfn-rb resume run"
     modules = [module(rank) for rank in range(3)]
     averaged(averages, modules, [1.0, 2.0, 6.0])
     transports[1].close()
-    others = [averages[0], averages[2]]
-    assert averaged(others, [modules[0], modules[2]], [1.0, 2.0]) == [(1.5, 1.5)] * 2
-    (message,) = caplog.messages
-    assert "rank 0: rank 1 is left out: rank 1 is lost" in message
-    assert "the mean of 2 ranks" in message
+    own, told = raised([averages[0], averages[2]], [modules[0], modules[2]])
+    assert own[0] is WorkerError
+    assert own[1].startswith("gradients cannot be averaged without rank 1: rank 1 is lost")
+    assert own[1].endswith("; continue with: gfn-rb resume run")
+    assert told == (RefusedError, own[1])
+    assert list(averages[0].peers.lost) == [1]
 
 
-def test_who_is_silent_is_left_out_and_told_so_when_it_comes_back(caplog):
+def test_who_was_silent_is_told_so_when_it_comes_back():
     transports = LocalTransport.group(2, timeout=5.0)
     averages = [GradientAverage(each, range(2), timeout=0.1) for each in transports]
-    modules = [graded(module(rank), float(rank)) for rank in range(2)]
-    averages[0](modules[0])
-    assert modules[0].weight.grad[0, 0] == 0.0
-    assert "rank 1 is left out: it sent no gradients within 0.1 s" in caplog.text
-    averages[1](modules[1])
-    assert modules[1].weight.grad[0, 0] == 1.0
-    assert averages[0].peers.present == []
-    assert len(caplog.messages) == 1  # the one that was silent need not wait to find out
-
-
-def test_others_wait_while_the_first_waits_for_each_in_turn():
-    transports = LocalTransport.group(5, timeout=5.0)
-    averages = [GradientAverage(each, range(5), timeout=0.3) for each in transports]
-    modules = [module(rank) for rank in range(5)]
-    ends = [(averages[i], modules[i], value) for i, value in ((0, 1.0), (4, 4.0))]
-    assert averaged(*zip(*ends, strict=True)) == [(2.5, 2.5)] * 2  # ranks 1 to 3 are silent
-    assert averages[0].peers.present == [4]
+    modules = [module(rank) for rank in range(2)]
+    (own,) = raised(averages[:1], modules[:1])
+    assert own[1].endswith("without rank 1: it sent no gradients within 0.1 s")
+    assert raised(averages[1:], modules[1:]) == [(RefusedError, own[1])]
 
 
 def test_when_the_first_is_done_each_goes_on_alone_in_silence(three, caplog):
@@ -154,14 +158,13 @@ def test_when_the_first_is_done_each_goes_on_alone_in_silence(three, caplog):
     assert caplog.messages == []
 
 
-def test_without_the_first_rank_each_goes_on_alone(three, caplog):
+def test_without_the_first_rank_each_other_fails(three):
     averages, transports = three
-    modules = [module(rank) for rank in range(3)]
     transports[0].close()
-    assert averaged(averages[1:], modules[1:], [2.0, 6.0]) == [(2.0, 2.0), (6.0, 6.0)]
-    assert averaged(averages[1:], modules[1:], [3.0, 5.0]) == [(3.0, 3.0), (5.0, 5.0)]
-    assert len(caplog.messages) == 2
-    assert all("rank 0 is left out" in each for each in caplog.messages)
+    modules = [module(rank) for rank in (1, 2)]
+    for kind, text in raised(averages[1:], modules):
+        assert kind is WorkerError
+        assert text.startswith("gradients cannot be averaged without rank 0: rank 0 is lost")
 
 
 def test_a_rank_alone_sends_nothing():
@@ -172,28 +175,32 @@ def test_a_rank_alone_sends_nothing():
     assert found.weight.grad[0, 0] == 4.0
 
 
-def stopping(which, told):
+def stopping(which, told, stop=lambda: None):
     """Two ranks with much patience, of which one may be told to stop."""
     transports = LocalTransport.group(2, timeout=60.0)
     stopped = [told.is_set if rank == which else lambda: False for rank in range(2)]
     return [
-        GradientAverage(transports[i], range(2), 60.0, ShutdownBudget(stopped[i])) for i in range(2)
+        GradientAverage(transports[i], range(2), 60.0, ShutdownBudget(stopped[i]), stop)
+        for i in range(2)
     ]
 
 
 @pytest.mark.parametrize("which", [0, 1])
-def test_a_rank_told_to_stop_does_not_wait_for_others(which, caplog):
-    told = threading.Event()
-    averages = stopping(which, told)
+def test_a_rank_told_to_stop_does_not_wait_for_others_which_stop_too(which, caplog):
+    told, other_stops = threading.Event(), threading.Event()
+    averages = stopping(which, told, other_stops.set)
     modules = [graded(module(rank), float(rank + 1)) for rank in range(2)]
     start = time.monotonic()
     threading.Timer(0.2, told.set).start()
     averages[which](modules[which])  # the other does not come
     assert 0.2 <= time.monotonic() - start < 30.0
     assert modules[which].weight.grad[0, 0] == which + 1
-    averages[1 - which](modules[1 - which])  # it goes on, and need not wait
+    assert not other_stops.is_set()
+    averages[1 - which](modules[1 - which])  # it ends its step, and need not wait
     # Rank 1 had sent its gradient before it was told.
     assert modules[1 - which].weight.grad[0, 0] == (2.0 if which == 0 else 1.5)
+    averages[1 - which](modules[1 - which])
+    assert other_stops.is_set()
     assert caplog.messages == []
 
 
@@ -210,9 +217,10 @@ def test_a_rank_told_to_stop_takes_what_is_there():
     assert [each.weight.grad[0, 0].item() for each in modules] == [1.5, 1.5]
 
 
-def test_who_lacks_the_secret_is_left_out(three, caplog):
+def test_who_lacks_the_secret_counts_as_lost(three):
     averages, transports = three
     for each in transports[:2]:
         each.secret = Secret(bytes(16))
-    assert averaged(averages, [module(rank) for rank in range(3)], [1.0, 3.0, 8.0])[0][0] == 2.0
-    assert "was made without the secret" in caplog.text
+    (_, text), *_ = raised(averages, [module(rank) for rank in range(3)])
+    assert "without rank 2: " in text
+    assert "was made without the secret" in text

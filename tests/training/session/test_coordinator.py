@@ -111,7 +111,7 @@ def test_rank_0_does_without_a_rank_that_is_lost(caplog):
     assert sorted(members[0].results) == [0, 2]
     assert [[*member.lost] for member in members] == [[1], [], [1]]
     (message,) = caplog.messages
-    assert message.startswith("rank 0: goes on without rank 1: ")
+    assert message.startswith("rank 0: has lost rank 1: ")
 
 
 def test_rank_0_does_without_ranks_that_are_silent_and_says_who_hangs(caplog):
@@ -119,7 +119,7 @@ def test_rank_0_does_without_ranks_that_are_silent_and_says_who_hangs(caplog):
     assert finished(members[0], result(1)) == (True, (1, 2))
     why = {1: "it has been silent for 0.1 s", 2: "it is not done 0.1 s after the others"}
     assert members[0].lost == why
-    assert caplog.messages == [f"rank 0: goes on without rank {r}: {why[r]}" for r in why]
+    assert caplog.messages == [f"rank 0: has lost rank {r}: {why[r]}" for r in why]
 
 
 @pytest.mark.parametrize("is_silent", [False, True])

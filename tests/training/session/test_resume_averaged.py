@@ -1,12 +1,17 @@
 """Ranks that average gradients, resumed after one was killed while the others had saved."""
 
 import shutil
+import socket
+import subprocess
+import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
 from training.training_runs import equal, grid, timeless
+from transports.ranks import environment
 
 from gfn_rb.checkpoint import load_state
 from gfn_rb.errors import CheckpointMismatchError
@@ -113,3 +118,54 @@ def test_ranks_that_went_on_without_others_are_refused(saved, tmp_path):
 def test_a_new_run_has_nothing_to_agree_on(tmp_path):
     agree_on_step(folders(tmp_path))
     assert list(tmp_path.iterdir()) == []
+
+
+class Ranks:
+    """Commands of two ranks over Gloo, killed where they are left."""
+
+    def __init__(self, place, *words):
+        with socket.socket() as free:
+            free.bind(("localhost", 0))
+            port = str(free.getsockname()[1])
+        known = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": port}
+        command = [sys.executable, "-m", "gfn_rb", *map(str, words)]
+        self.each = [
+            subprocess.Popen(
+                command, cwd=place, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+                env={**environment(), **known, "RANK": str(rank)},
+            )
+            for rank in RANKS
+        ]  # fmt: skip
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for each in self.each:
+            each.kill()
+            each.communicate()
+
+
+@pytest.mark.parametrize("killed", RANKS)
+def test_without_one_that_is_killed_the_other_stops_and_both_can_be_resumed(killed, tmp_path):
+    path, other = tmp_path / "run", 1 - killed
+    options = ("--average-gradients", "--checkpoint-every", "2", "--hidden", "16", "--out", path)
+    with Ranks(tmp_path, "train", "hypergrid", "--steps", "100000", *options) as ranks:
+        end = time.monotonic() + 120
+        while not all(folder.previous.exists() for folder in folders(path)):
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        ranks.each[killed].kill()
+        _, said = ranks.each[other].communicate(timeout=60)
+        assert ranks.each[other].returncode == 1
+    (line,) = [line for line in said.splitlines() if "gradients" in line]
+    assert line.startswith(
+        f"gfn-rb: rank {other}: gradients cannot be averaged without rank {killed}: "
+    )
+    assert line.endswith(f"; continue with: 2 processes of gfn-rb resume {path}")
+    taken = max(load_state(folder.checkpoint)["steps_done"] for folder in folders(path))
+    with Ranks(tmp_path, "resume", path, "--steps", taken + 4) as ranks:
+        said = [each.communicate(timeout=120)[1] for each in ranks.each]
+        assert [each.returncode for each in ranks.each] == [0, 0], said
+    weights = [load_state(folder.checkpoint)["policies"] for folder in folders(path)]
+    equal(*weights)
