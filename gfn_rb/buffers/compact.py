@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import chain
 from typing import Any, Literal, get_args
 
 import torch
@@ -26,6 +27,7 @@ from gfn_rb.keys import (
     PACKED_STATE,
     STATE,
 )
+from gfn_rb.numerics.flat import on_host
 from gfn_rb.shapes import Shaped
 from gfn_rb.torchrl_compat import new_tensordict
 from gfn_rb.writers.features import Features, ObjectColumns, Unique
@@ -100,10 +102,12 @@ class CompactRows(Transform):
             ShapeError, KeyMismatchError, ArgumentError: they are not the environment's.
         """
         batch_dims, entries = tensordict.ndim, dict(tensordict.items())
+        values = [_get(entries, column.key) for column in self._columns]
+        bounds = _bounds([value for value in values if value is not None])
         narrow = [
-            (column.key, column.held_as, column.narrowed(value, batch_dims))
-            for column in self._columns
-            if (value := _get(entries, column.key)) is not None
+            (column.key, column.held_as, column.narrowed(value, batch_dims, *next(bounds)))
+            for column, value in zip(self._columns, values, strict=True)
+            if value is not None
         ]
         if self.states == "rebuild":
             self._require_rebuildable(tensordict if batch_dims else tensordict.unsqueeze(0))
@@ -190,7 +194,9 @@ class CompactRows(Transform):
         env = self._env[0]
         action, length = rows.get(ACTION), rows.get(LENGTH)
         is_backward = rows.get(IS_BACKWARD, None)
-        turn = is_backward is not None and bool(is_backward.any())
+        turn = is_backward is not None
+        if turn and is_backward.is_cpu:  # a device is not waited for
+            turn = bool(is_backward.any())
         if turn:
             action = convert.flipped(action, length, is_backward)
         device = env.source_state.device
@@ -233,8 +239,14 @@ class _Column:
         fits = (d for d in _INTEGERS if torch.iinfo(d).min <= low and high <= torch.iinfo(d).max)
         self.stored = next(fits)
 
-    def narrowed(self, value: Tensor, batch_dims: int) -> Tensor:
+    def narrowed(self, value: Tensor, batch_dims: int, lowest: int, highest: int) -> Tensor:
         """Return the numbers as they are stored.
+
+        Args:
+            value: the numbers.
+            batch_dims: how many dimensions rows are counted along.
+            lowest: of them.
+            highest: of them.
 
         Raises:
             ShapeError: they are of another type or shape than the environment's.
@@ -246,7 +258,7 @@ class _Column:
                 f"{self.key!r} must be {self.dtype} of shape {['...', *shape]}, as the environment "
                 f"has it, got {value.dtype} of shape {list(value.shape)}: nothing was written"
             )
-        if not self._holds(value):
+        if value.numel() and (lowest < self.low or highest > self.high):
             wrong = value[(value < self.low) | (value > self.high)]
             raise ArgumentError(
                 f"{self.key!r} must be in [{self.low}, {self.high}], as the environment has it, to "
@@ -259,12 +271,6 @@ class _Column:
         fits = (word for word in _WORDS if size * self.stored.itemsize % word.itemsize == 0)
         return narrow.reshape(*value.shape[:batch_dims], size).view(next(fits, self.stored))
 
-    def _holds(self, value: Tensor) -> bool:
-        if not value.numel():  # of nothing there is no minimum
-            return True
-        low, high = torch.aminmax(value)  # one pass: two of NumPy's take longer to read memory
-        return int(low) >= self.low and int(high) <= self.high
-
     def restored(self, value: Tensor) -> Tensor:
         """Return the numbers as they came."""
         if self.shape is None:
@@ -274,6 +280,14 @@ class _Column:
         n_steps = value.shape[-1] // self.shape.numel()
         steps = () if n_steps == 1 else (n_steps,)
         return value.reshape(*value.shape[:-1], *steps, *self.shape)
+
+
+def _bounds(values: list[Tensor]) -> Iterator[tuple[int, int]]:
+    """Return the lowest and the highest of each tensor's numbers, fetched in one transfer."""
+    # One pass: two of NumPy's take longer to read memory. Of nothing there is no minimum.
+    pairs = [torch.aminmax(each) if each.numel() else each.new_zeros(2) for each in values]
+    ends = map(int, on_host(*chain.from_iterable(pairs)))
+    return zip(ends, ends, strict=True)
 
 
 def _columns(env: Environment) -> Iterator[_Column]:

@@ -184,7 +184,8 @@ class MergedReplayBuffer(ReplayBufferEnsemble):
             drawn, known = self._sampler.sample(self._storage, batch_size)
             rows = self._rows(drawn)
         rows = _transformed(self._transform, rows)
-        info = {INDEX: drawn[INDEX], BUFFER_ID: drawn[BUFFER_IDS], **known}
+        index, member = drawn[INDEX], drawn[BUFFER_IDS]
+        info = {INDEX: index, BUFFER_ID: member.to(index.device, non_blocking=True), **known}
         if isinstance(rows, TensorDictBase):
             for key, value in info.items():
                 rows.set(key, value)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,8 +22,10 @@ from gfn_rb.errors import (
     ShapeError,
 )
 from gfn_rb.keys import BUFFER_IDS, DRAW_LOG_PROB, INDEX, LOG_REWARD
+from gfn_rb.numerics.flat import on_host
 from gfn_rb.numerics.weighted_union import Groups, WeightedUnion, categorical
 from gfn_rb.samplers import SoftmaxRewardSampler
+from gfn_rb.samplers.base import require
 from gfn_rb.torchrl_compat import (
     UNKNOWN_GENERATION,
     all_slots,
@@ -147,27 +149,32 @@ class MergedSampler(SamplerEnsemble):
         # Again, for members' temperatures may have been annealed apart since p was set.
         sampler = _softmax_of(self._samplers)
         held = [i for i, each in enumerate(storages) if len(each)]
-        union = WeightedUnion([self._samplers[i].follow(storages[i]) for i in held])
-        if not union.log_total > -math.inf:
-            raise EmptyBufferError(sampler.nothing_to_draw.format(sampler.key))
+        parts = [self._samplers[i].follow(storages[i]) for i in held]
+        if len(devices := {str(part.log_weight.device) for part in parts}) > 1:
+            raise ArgumentError(
+                f"p='mass' needs members on one device, got {sorted(devices)}: pass p='size' or "
+                "weights"
+            )
+        union = WeightedUnion(parts)
+        require(union.has_mass, EmptyBufferError, sampler.nothing_to_draw, sampler.key)
         replacement = sampler.replacement
         # Too few rows of positive weight show only once they have been tried.
         if replacement is not True and n <= sum(len(each) for each in storages):
             part, row, enough = union.draw_distinct(n, self._rng)
+            part, enough = on_host(part, enough)
             if enough:
-                return _rows_of_members(torch.tensor(held, device=part.device)[part], row, {})
+                return _rows_of_members(torch.tensor(held)[part], row, {})
         if replacement is False:
             raise ArgumentError(sampler.too_few.format(n))
         part, row = union.draw(n, self._rng)
         log_prob = union.log_prob(part, row).to(torch.float32)
-        member = torch.tensor(held, device=part.device)[part]
-        return _rows_of_members(member, row, {DRAW_LOG_PROB: log_prob})
+        return _rows_of_members(torch.tensor(held)[part], row, {DRAW_LOG_PROB: log_prob})
 
     def _by_member(self, storages: Sequence[Storage], n: int) -> RowsOfMembers:
         share = self._weights(storages)
         if not share.any():
             raise EmptyBufferError(f"cannot draw {n} items: all members of positive p are empty")
-        member = categorical(share, n, self._rng)
+        member = categorical(share, n, _host_generator(self._rng))
         groups = Groups(member, len(storages))
         drawn = [
             _rows_of(sampler, storage, count) if count else (member.new_empty(0), {})
@@ -176,21 +183,22 @@ class MergedSampler(SamplerEnsemble):
         info = _shared_info(groups, [each for _, each in drawn])
         if DRAW_LOG_PROB in info:
             within = info[DRAW_LOG_PROB]
-            info[DRAW_LOG_PROB] = within + torch.log(share / share.sum())[member].to(within)
-        row = groups.join([index.to(member) for index, _ in drawn])
+            of_member = torch.log(share / share.sum())[member]
+            info[DRAW_LOG_PROB] = within + of_member.to(within, non_blocking=True)
+        device = next(index.device for index, _ in drawn if index.shape[0])
+        row = groups.join([index.to(device, non_blocking=not index.shape[0]) for index, _ in drawn])
         noted = [noted_generations(index) for index, _ in drawn]
         if any(each is not None for each in noted):
             stamps = [
                 torch.full_like(index, UNKNOWN_GENERATION) if each is None else each
                 for each, (index, _) in zip(noted, drawn, strict=True)
             ]
-            set_noted_generations(row, groups.join([each.to(member) for each in stamps]))
+            set_noted_generations(row, groups.join([each.to(device) for each in stamps]))
         return _rows_of_members(member, row, info)
 
     def _weights(self, storages: Sequence[Storage]) -> Tensor:
         """Return the members' shares, zero for empty ones."""
-        device = self._rng.device if self._rng is not None else None
-        sizes = torch.tensor([len(each) for each in storages], dtype=torch.float64, device=device)
+        sizes = torch.tensor([len(each) for each in storages], dtype=torch.float64)
         if isinstance(self._p, str):
             return sizes
         weights = torch.ones_like(sizes) if self._p is None else self._p.to(sizes)
@@ -330,3 +338,16 @@ def _softmax_of(samplers: Sequence[Sampler]) -> SoftmaxRewardSampler:
                 )
     first: SoftmaxRewardSampler = samplers[0]
     return first
+
+
+def _host_generator(generator: torch.Generator | None) -> torch.Generator | None:
+    """Return what draws on the host as a generator of a device determines, which then moves on.
+
+    Args:
+        generator: of any device; that of the host, and None, are returned as they are.
+    """
+    if generator is None or generator.device.type == "cpu":
+        return generator
+    seed = blake2b(generator.get_state().numpy().tobytes(), digest_size=7).digest()
+    torch.rand(1, device=generator.device, generator=generator)
+    return torch.Generator().manual_seed(int.from_bytes(seed, "little"))

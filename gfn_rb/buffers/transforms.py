@@ -159,7 +159,8 @@ class KeepRows(RowTransform):
         if are_trajectories(rows):
             trajectories = Trajectories.from_tensordict(rows)
             kept, length = self._split(trajectories), trajectories.length
-            episode = torch.arange(len(length), device=length.device).repeat_interleave(length)
+            number = torch.arange(len(length), device=length.device)
+            episode = number.repeat_interleave(length, output_size=len(kept))
             td = self._stamped(kept, episode, trajectories.log_reward)
             return td if version is None else td.set(POLICY_VERSION, version[episode])
         kept, is_backward = self._read(rows)
@@ -172,7 +173,7 @@ class KeepRows(RowTransform):
 
     def _stamped(self, rows: Rows, episode: Int64[Tensor, "m"], log_reward: Tensor) -> TensorDict:
         td = rows.to_tensordict()
-        td.set(EPISODE, episode + self.n_episodes.to(episode.device))
+        td.set(EPISODE, episode + self.n_episodes.to(episode.device, non_blocking=True))
         td.set(EPISODE_LOG_REWARD, log_reward[episode])
         self.n_episodes += len(log_reward)
         return td

@@ -24,9 +24,9 @@ _STEP_FILL = {keys.ACTION: -1, keys.LOG_PROB: 0, keys.ESTIMATOR_OUTPUT: 0}
 def require_lengths(length: Int64[Tensor, "n"], n_steps: int) -> None:
     """Raise unless each trajectory has as many actions as there is room for, and at least one.
 
-    On CUDA the device raises, so as not to wait for it.
+    Lengths on a device have it raise, so as not to wait for it.
     """
-    if length.is_cuda:
+    if not length.is_cpu:
         fits = ((length >= 1) & (length <= n_steps)).all()
         assert_on_device(fits, f"length must be 1 to {n_steps} in every row")
     elif len(length):
@@ -191,7 +191,7 @@ def joined(
     if not all(isinstance(value, Tensor) for value in entries[0].values()):  # but words
         return torch.cat([*batches])[order.argsort()]
     rows = TensorDict(batch_size=order.shape, device=batches[0].device)
-    order = order.to(next(iter(entries[0].values())).device)
+    order = order.to(next(iter(entries[0].values())).device, non_blocking=True)
     places = order.split([len(batch) for batch in batches])
     for key, first in entries[0].items():
         # Each value is copied once; concatenated and sorted it would be twice.

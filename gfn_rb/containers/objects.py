@@ -21,7 +21,7 @@ from gfn_rb.keys import (
 from gfn_rb.numerics.flat import flat_rows
 from gfn_rb.numerics.near.hashing import equal_bits
 from gfn_rb.shapes import Bool, Int64, Rows, Shaped
-from gfn_rb.torchrl_compat import entry_of
+from gfn_rb.torchrl_compat import assert_on_device, entry_of
 
 _IN_NUMPY = {
     *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
@@ -125,8 +125,11 @@ def stand_alone(rows: TensorDictBase) -> bool:
 
 def _exit_states(rows: Rows, at: Tensor | None, are_directed: bool) -> Shaped[Tensor, "m *S"]:
     """Return the last state before the sink, which of a backward row is its second."""
-    state = entry_of(rows, STATE).detach()
-    room, length = state.shape[1], _one_per_row(rows, LENGTH, at).cpu().numpy()
+    state, given = entry_of(rows, STATE).detach(), _one_per_row(rows, LENGTH, at)
+    room = state.shape[1]
+    if not state.is_cpu:
+        return _exit_states_there(rows, state, at, given, are_directed)
+    length = given.cpu().numpy()
     if len(length) and not 1 <= length.min() <= length.max() <= room:
         raise ArgumentError(
             f"length must be 1 to {room} in every row, got {length.min()} to {length.max()}"
@@ -135,9 +138,23 @@ def _exit_states(rows: Rows, at: Tensor | None, are_directed: bool) -> Shaped[Te
     if are_directed:
         step = np.where(_one_per_row(rows, IS_BACKWARD, at).cpu().numpy(), 1, step)
     row = np.arange(len(step)) if at is None else at.cpu().numpy()
-    if state.is_cpu and state.dtype in _IN_NUMPY:  # which takes half the time
+    if state.dtype in _IN_NUMPY:  # which takes half the time
         return torch.from_numpy(state.numpy()[row, step])
-    return state[torch.from_numpy(row).to(state.device), torch.from_numpy(step).to(state.device)]
+    return state[torch.from_numpy(row), torch.from_numpy(step)]
+
+
+def _exit_states_there(
+    rows: Rows, state: Tensor, at: Tensor | None, length: Tensor, are_directed: bool
+) -> Shaped[Tensor, "m *S"]:
+    """Return the last state before the sink, on a device, without waiting for it."""
+    length, room = length.to(state.device), state.shape[1]
+    fits = ((length >= 1) & (length <= room)).all()
+    assert_on_device(fits, f"length must be 1 to {room} in every row")
+    step = length - 1
+    if are_directed:
+        step = torch.where(_one_per_row(rows, IS_BACKWARD, at), 1, step)
+    row = torch.arange(len(step), device=state.device) if at is None else at.to(state.device)
+    return state[row, step]
 
 
 def _one_per_row(rows: Rows, key: str, at: Tensor | None) -> Shaped[Tensor, "m"]:

@@ -15,13 +15,14 @@ def flat_rows(rows: Shaped[Tensor, "n *S"]) -> Shaped[Tensor, "n d"]:
 
 def on_host(*tensors: Tensor) -> list[Tensor]:
     """Return tensors on the host, from a device in one transfer."""
-    if all(each.is_cpu for each in tensors):
+    away = [each for each in tensors if not each.is_cpu]
+    if not away:
         return [*tensors]
-    flat = [each.detach().reshape(-1).contiguous().view(torch.uint8) for each in tensors]
-    parts = torch.cat(flat).cpu().split([len(each) for each in flat])
+    flat = [each.detach().reshape(-1).contiguous().view(torch.uint8) for each in away]
+    parts = iter(torch.cat(flat).cpu().split([len(each) for each in flat]))
     return [  # copied, so that each begins where its dtype may
-        part.clone().view(each.dtype).view(each.shape)
-        for part, each in zip(parts, tensors, strict=True)
+        each if each.is_cpu else next(parts).clone().view(each.dtype).view(each.shape)
+        for each in tensors
     ]
 
 

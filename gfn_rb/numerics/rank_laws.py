@@ -149,7 +149,7 @@ class RankedDistribution:
     def assign(self, key: Float[Tensor, "n"]) -> None:
         """Set the keys of the first n rows, not NaN on the CPU; the others have none."""
         self._ranking.assign(key)
-        if key.device.type == "cuda":
+        if key.device.type != "cpu":
             self._has_nan = key.isnan().any()
 
     def draw_scored(
@@ -175,7 +175,7 @@ class RankedDistribution:
         def others(m: int, without: np.ndarray) -> tuple[np.ndarray, bool]:
             return self._perturbed(law, m, generator, without).numpy(), True
 
-        if self._device.type == "cuda":
+        if self._device.type != "cpu":
             rank = self._perturbed(law, n, generator)
         else:
             rank = torch.from_numpy(draw_different(n, draw, others, most=law.n // 16)[0])

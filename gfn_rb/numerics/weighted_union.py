@@ -18,11 +18,17 @@ class Groups:
     """A partition of n rows into k groups; rows of a group keep their order.
 
     Args:
-        group: the group of each row, in [0, k).
+        group: the group of each row, in [0, k); fetched if it is on a device.
         n_groups: k; a group may be empty.
+
+    Attributes:
+        group: on the host.
+        order: the rows, group after group, on the host.
+        counts: how many rows each group has.
     """
 
     def __init__(self, group: Int64[Tensor, "n"], n_groups: int) -> None:
+        self.group = group = group.cpu()
         self.order = group.argsort(stable=True)
         self.counts: list[int] = group.bincount(minlength=n_groups).tolist()
 
@@ -30,18 +36,18 @@ class Groups:
     def rank(self) -> Int64[Tensor, "n"]:
         """Where each row stands once the groups are laid one after another."""
         rank = torch.empty_like(self.order)
-        rank[self.order] = torch.arange(rank.shape[0], device=rank.device)
+        rank[self.order] = torch.arange(rank.shape[0])
         return rank
 
     def split(self, values: Shaped[Tensor, "n"]) -> tuple[Tensor, ...]:
         """Return the values of each group, of one value per row."""
-        return values[self.order].split(self.counts)
+        return values[self.order.to(values.device, non_blocking=True)].split(self.counts)
 
     def join(self, parts: Sequence[Tensor]) -> Shaped[Tensor, "n"]:
         """Return one value per row, in the order of the rows, of what :meth:`split` returns."""
         grouped = torch.cat([*parts])
         values = torch.empty_like(grouped)
-        values[self.order] = grouped
+        values[self.order.to(grouped.device, non_blocking=True)] = grouped
         return values
 
 
@@ -65,6 +71,12 @@ class WeightedUnion:
         """Log of the total mass, ``-inf`` when no row can be drawn."""
         return self._log_mass.logsumexp(0)
 
+    @property
+    def has_mass(self) -> Bool[Tensor, ""] | bool:
+        """Whether a row can be drawn; on a device a tensor, so as not to wait for it."""
+        has_mass = self.log_total > -math.inf
+        return bool(has_mass) if has_mass.is_cpu else has_mass
+
     def log_prob(self, part: Int64[Tensor, "n"], row: Int64[Tensor, "n"]) -> Float64[Tensor, "n"]:
         """Return log p of rows of parts, each taken as a single draw."""
         groups = Groups(part, len(self.parts))
@@ -77,20 +89,21 @@ class WeightedUnion:
         """Draw n rows with replacement: a part by its mass, then one of its rows.
 
         At least one row must have a finite weight.
+        The parts are returned on the host.
         """
         part = categorical(torch.softmax(self._log_mass, 0), n, generator)
-        groups = Groups(part, len(self.parts))
+        groups, none = Groups(part.clamp_(max=len(self.parts) - 1), len(self.parts)), part[:0]
         rows = [
-            tree.draw(count, generator) if count else part.new_empty(0)
+            tree.draw(count, generator) if count else none
             for tree, count in zip(self.parts, groups.counts, strict=True)
         ]
-        return part, groups.join(rows)
+        return groups.group, groups.join(rows)
 
     def draw_distinct(
         self, n: int, generator: torch.Generator | None = None
     ) -> tuple[Int64[Tensor, "n"], Int64[Tensor, "n"], Bool[Tensor, ""]]:
         """Draw n different rows, one after another, each from what the earlier ones left."""
-        if self._log_mass.device.type == "cuda":
+        if self._log_mass.device.type != "cpu":
             return self._perturbed(n, generator)
         k = len(self.parts)
 

@@ -158,12 +158,12 @@ class KeySampler(StateInFolder, Sampler, metaclass=_KeepReplacement):
             )
         distribution = self.follow(storage)
         if (has_mass := distribution.has_mass) is not True:
-            _require(has_mass, EmptyBufferError, self.nothing_to_draw, self.key)
+            require(has_mass, EmptyBufferError, self.nothing_to_draw, self.key)
         if self.replacement is True or (self.replacement == "auto" and batch_size > stored):
             return self._draw(distribution, batch_size)
         index, enough = distribution.draw_distinct(batch_size, self._rng)
         if self.replacement is False:
-            _require(enough, ArgumentError, self.too_few, batch_size)
+            require(enough, ArgumentError, self.too_few, batch_size)
         elif isinstance(enough, Tensor):
             index = torch.where(enough, index, distribution.draw_scored(batch_size, self._rng)[0])
         elif not enough:
@@ -277,7 +277,7 @@ def is_positive(value: float) -> bool:
     return 0 < value < math.inf
 
 
-def _require(condition: Tensor | bool, error: type[GfnRbError], message: str, *args: Any) -> None:
+def require(condition: Tensor | bool, error: type[GfnRbError], message: str, *args: Any) -> None:
     """Raise unless a condition is true; a 0-d tensor on its device, so as not to wait for it."""
     if isinstance(condition, Tensor):
         assert_on_device(condition, message.format(*args))

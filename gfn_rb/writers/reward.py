@@ -172,7 +172,10 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
         self._order.make_room(storage, min(len(storage) + len(key), storage.max_size))
         slot = self._offer(data, key, highest, rows)
         self._order.count_offered(key.shape[0])
-        return slot
+        device = data.device
+        if device is None or device.type == "cpu":
+            return slot
+        return slot.to(device, non_blocking=True)
 
     def identify(self, unique: Unique) -> None:
         """Identify objects by other entries from now on, such as the rows' compact form.
@@ -324,7 +327,9 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
         stored, extremes = len(self._storage), self._order.extremes(self._storage)
         slot = torch.arange(stored, stored + len(data))
         extremes.rank[stored : stored + len(data)] = self._order.rank(slot - stored)
-        self._write(slot, data, None, stored + len(data))
+        device = getattr(self._storage, "device", None)
+        is_there = isinstance(device, torch.device) and device.type != "cpu"
+        self._write(slot, data, slot - stored if is_there else None, stored + len(data))
         return slot
 
     def _merge(self, data: Rows, key: Tensor, highest: float) -> Tensor:
