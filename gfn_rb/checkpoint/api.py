@@ -37,27 +37,27 @@ ROWS, BUFFERS, JOURNAL, VALUES = "rows", "buffers", "journal", "values"
 def save_checkpoint(
     path: str | PathLike[str], rb: ReplayBuffer, *, secret: Secret | None = None, **extra: Any
 ) -> None:
-    """Save a replay buffer, and whatever else belongs to the run, in one file.
+    """Save a replay buffer and further values of the run in one file.
 
-    The file is written aside, synced, and takes the place of an older one in one step: killed at
-    any instant, a process leaves the last complete checkpoint. Only the rows in use are written,
-    straight from the storage's memory; a storage on disk may be larger than memory. The buffer
-    can be used by other threads again once this returns.
+    The file is written under another name, synced and renamed in one step. A kill at any time
+    leaves the last complete checkpoint. Only the rows in use are written, directly from the
+    storage's memory; a storage on disk may be larger than memory. Other threads may use the buffer
+    again when the call returns.
 
     Args:
-        path: the file to make or replace.
-        rb: a buffer whose storage is a ``LazyTensorStorage``, ``LazyMemmapStorage`` or
-            ``TensorStorage``, and whose writer and sampler have a ``state_dict``; or a
-            ``ReplayBufferEnsemble`` of such buffers.
-        secret: that of those who may load it, see :class:`~gfn_rb.checkpoint.Secret`; by default
-            its checksums find accidents alone.
-        **extra: values by name: tensors, TensorDicts, NumPy arrays, numbers, strings, None, and
-            dicts, lists and tuples of these, such as the ``state_dict`` of a module or optimiser,
-            or ``torch.get_rng_state()``. Nothing is pickled.
+        path: file to create or replace.
+        rb: buffer with a ``LazyTensorStorage``, ``LazyMemmapStorage`` or ``TensorStorage``, and
+            with a writer and sampler that have a ``state_dict``; or a ``ReplayBufferEnsemble`` of
+            such buffers.
+        secret: :class:`~gfn_rb.checkpoint.Secret` that a load then requires. None: the checksums
+            detect accidents alone.
+        **extra: further values by name. Allowed are tensors, TensorDicts, NumPy arrays, numbers,
+            strings, None, and dicts, lists and tuples of these, such as the ``state_dict`` of a
+            module or ``torch.get_rng_state()``. Nothing is pickled.
 
     Raises:
-        CheckpointError: something cannot be saved, named in the message; or the disk refused.
-            The older file is then unchanged.
+        CheckpointError: a value cannot be saved, named in the message; or writing to the disk
+            failed. The older file is unchanged.
 
     Examples:
         >>> save_checkpoint("run.ckpt", rb, model=policy.state_dict(), step=1000)
@@ -85,28 +85,30 @@ def save_buffer(
 def load_checkpoint(
     path: str | PathLike[str], rb: ReplayBuffer, *, secret: Secret | None = None
 ) -> dict[str, Any]:
-    """Restore a replay buffer, and return what was saved along with it.
+    """Restore a replay buffer, and return the further values that were saved with it.
 
-    What the buffer held is replaced. It then continues bit for bit like the one that was saved:
-    rows, writer, sampler, transforms, batch size, random generator, prefetched batches. The whole
-    file is verified, and compared with the buffer, before anything in the buffer changes.
+    The contents of the buffer are replaced: rows, writer, sampler, transforms, batch size, random
+    generator and prefetched batches. The buffer then continues bit for bit like the saved one. The
+    whole file is verified and compared with the buffer before the buffer changes. After an error,
+    the buffer is unchanged.
 
     Args:
-        path: a file that :func:`save_checkpoint` wrote.
-        rb: a buffer built like the one that was saved, fresh or in use. Its storage may be on
-            disk where the other was in memory, and the other way round.
-        secret: that it must have been made with; None for without any.
+        path: file that :func:`save_checkpoint` wrote.
+        rb: buffer made with the same options as the saved one, empty or in use. One of the two
+            storages may be on disk and the other in memory.
+        secret: :class:`~gfn_rb.checkpoint.Secret` that the file must have been made with; None for
+            a file without one.
 
     Returns:
-        The ``extra`` of :func:`save_checkpoint`, its tensors on the CPU.
+        The ``extra`` of :func:`save_checkpoint`, with tensors on the CPU.
 
     Raises:
-        CheckpointError: there is no such file, or it cannot be read; or the storage cannot be
+        CheckpointError: the file does not exist or cannot be read, or the storage cannot be
             allocated.
-        CheckpointCorruptError: it is truncated or damaged.
-        CheckpointMismatchError: it does not fit the buffer.
-        SecretError: it was made with another secret, or none, or without the one given, or changed
-            since. Whatever is raised, the buffer is as it was.
+        CheckpointCorruptError: the file is truncated or damaged.
+        CheckpointMismatchError: the file does not fit the buffer; the message names the option.
+        SecretError: the file was made with another secret, with none although one is given, or with
+            one although none is given; or it was changed.
     """
     file = ValueFile(resolved(path), secret)
     if BUFFERS not in file.nodes:
@@ -120,16 +122,17 @@ def load_checkpoint(
 def save_state(
     path: str | PathLike[str], state: dict[str, Any], *, secret: Secret | None = None
 ) -> None:
-    """Save nested values in one file, as :func:`save_checkpoint` does.
+    """Save nested values in one file, written and renamed as by :func:`save_checkpoint`.
 
     Args:
-        path: the file to make or replace.
-        state: what may be an ``extra`` of :func:`save_checkpoint`.
-        secret: see there.
+        path: file to create or replace.
+        state: values by name, of the types that :func:`save_checkpoint` accepts as ``extra``.
+        secret: :class:`~gfn_rb.checkpoint.Secret` that a load then requires. None: the checksums
+            detect accidents alone.
 
     Raises:
-        CheckpointError: something in it cannot be saved, named in the message; or the disk
-            refused. The older file is then unchanged.
+        CheckpointError: a value cannot be saved, named in the message; or writing to the disk
+            failed. The older file is unchanged.
     """
     for name in state:
         if not isinstance(name, str):
@@ -138,19 +141,21 @@ def save_state(
 
 
 def load_state(path: str | PathLike[str], *, secret: Secret | None = None) -> dict[str, Any]:
-    """Return what :func:`save_state` wrote, tensors as copies on the CPU.
+    """Return what :func:`save_state` wrote, with tensors as copies on the CPU.
 
-    Of a file that :func:`save_checkpoint` wrote, return the ``extra`` alone, for instance to
-    learn how to build the buffer that :func:`load_checkpoint` needs.
+    For a file of :func:`save_checkpoint`, return its ``extra``, for instance to read the options of
+    the buffer that :func:`load_checkpoint` needs.
 
     Args:
         path: the file.
-        secret: see :func:`load_checkpoint`.
+        secret: :class:`~gfn_rb.checkpoint.Secret` that the file must have been made with; None for
+            a file without one.
 
     Raises:
-        CheckpointError: there is no such file, or it cannot be read.
-        CheckpointCorruptError: it is truncated or damaged.
-        SecretError: see :func:`load_checkpoint`.
+        CheckpointError: the file does not exist or cannot be read.
+        CheckpointCorruptError: the file is truncated or damaged.
+        SecretError: the file was made with another secret, with none although one is given, or with
+            one although none is given; or it was changed.
     """
     file = ValueFile(resolved(path), secret)
     file.verify()
@@ -158,14 +163,14 @@ def load_state(path: str | PathLike[str], *, secret: Secret | None = None) -> di
 
 
 def schedule_state(scheduler: ParameterScheduler) -> dict[str, Any]:
-    """Return what a scheduler needs to go on, as an ``extra`` of :func:`save_checkpoint`.
+    """Return the state of a scheduler, as an ``extra`` of :func:`save_checkpoint`.
 
-    It is the scheduler's ``state_dict`` less its functions (the ``lambda_fn`` of a
-    ``LambdaScheduler``, the ``operator`` of a ``StepScheduler``), which cannot be saved without
-    pickling and need not be: the constructor makes them anew.
+    It is the scheduler's ``state_dict`` without its functions (the ``lambda_fn`` of a
+    ``LambdaScheduler``, the ``operator`` of a ``StepScheduler``), which only pickle could save. The
+    constructor of the restored scheduler sets them.
 
     Args:
-        scheduler: of a parameter of a buffer's sampler.
+        scheduler: scheduler of a parameter of a buffer's sampler.
 
     Examples:
         >>> anneal = LinearScheduler(rb, "temperature", final_value=0.5, num_steps=1000)
@@ -178,25 +183,31 @@ def schedule_state(scheduler: ParameterScheduler) -> dict[str, Any]:
 def inspect_checkpoint(
     path: str | PathLike[str], *, secret: Secret | None = None
 ) -> dict[str, Any]:
-    """Summarise a file of ``save_checkpoint`` or ``save_state``.
+    """Summarise a file of :func:`save_checkpoint` or :func:`save_state`.
 
-    Only the header is read and checked, so this takes no time however large the file is.
+    The function reads and verifies the header alone, so its time does not depend on the file's
+    size.
 
     Args:
         path: the file.
-        secret: see :func:`load_checkpoint`.
+        secret: :class:`~gfn_rb.checkpoint.Secret` that the file must have been made with; None for
+            a file without one.
 
     Returns:
-        ``version`` of the format; ``nbytes`` of the file; ``n_tensors`` and ``tensor_nbytes``;
-        ``values``: the names of what was saved along with the buffer, or of the state;
-        ``buffers``: for each buffer its classes, ``capacity``, ``length``, ``batch_size``,
-        ``prefetched`` batches, and ``rows``: the dtype and per-row shape of each key. The members
-        of an ensemble come before it. Everything in it can be written as JSON.
+        A dict that JSON can represent:
+
+        - ``version`` of the format, ``nbytes`` of the file, ``n_tensors`` and ``tensor_nbytes``,
+        - ``values``: names of the further values, or of the state,
+        - ``buffers``: for each buffer its classes, ``capacity``, ``length``, ``batch_size``,
+          ``prefetched`` batches, and ``rows``: dtype and shape per row of each key. Members of an
+          ensemble come before it.
 
     Raises:
-        CheckpointError: there is no such file, or it cannot be read.
-        CheckpointCorruptError: it is no checkpoint, truncated, or its header is damaged.
-        SecretError: see :func:`load_checkpoint`.
+        CheckpointError: the file does not exist or cannot be read.
+        CheckpointCorruptError: the file is not a checkpoint, is truncated, or its header is
+            damaged.
+        SecretError: the file was made with another secret, with none although one is given, or with
+            one although none is given; or it was changed.
     """
     file = ValueFile(resolved(path), secret)
     of_buffers = BUFFERS in file.nodes
@@ -213,16 +224,17 @@ def inspect_checkpoint(
 
 
 class AtomicCheckpoint:
-    """``dump`` and ``load`` of a buffer by way of one checkpoint file in a folder.
+    """``dump`` and ``load`` of a buffer through one checkpoint file in a folder.
 
-    A buffer's own ``dumps`` writes one file after another: a process that is killed leaves some of
-    them old and some new, and prefetched batches are pickled. Here the folder holds the old
-    checkpoint or the new one, and nothing is pickled. TorchRL's ``Checkpoint`` takes it for the
-    buffer.
+    A buffer's own ``dumps`` writes several files one after another and pickles prefetched batches.
+    A kill in between leaves old files beside new ones. With this class, the folder contains either
+    the old or the new checkpoint, and nothing is pickled. TorchRL's ``Checkpoint`` accepts it in
+    place of the buffer.
 
     Args:
-        rb: the buffer, or a merged one.
-        secret: see :func:`~gfn_rb.save_checkpoint`.
+        rb: buffer or merged buffer.
+        secret: :class:`~gfn_rb.checkpoint.Secret` to write and read the file with. None: its
+            checksums detect accidents alone.
 
     Examples:
         >>> checkpoint = torchrl.checkpoint.Checkpoint()
@@ -236,10 +248,10 @@ class AtomicCheckpoint:
         """Save the buffer in a folder.
 
         Args:
-            path: the folder, made if missing.
+            path: folder, created if missing.
 
         Raises:
-            CheckpointError: see :func:`~gfn_rb.save_checkpoint`. What was there stays.
+            CheckpointError: the buffer cannot be saved. The older checkpoint is unchanged.
         """
         folder = Path(path)
         folder.mkdir(exist_ok=True)
@@ -249,10 +261,11 @@ class AtomicCheckpoint:
         """Restore the buffer from a folder that :meth:`dump` wrote.
 
         Args:
-            path: the folder.
+            path: folder.
 
         Raises:
-            CheckpointError: see :func:`~gfn_rb.load_checkpoint`. The buffer is then as it was.
+            CheckpointError: the file is missing, damaged or of another buffer. The buffer is
+                unchanged.
         """
         load_checkpoint(Path(path) / CHECKPOINT_NAME, self.rb, secret=self.secret)
 

@@ -37,46 +37,47 @@ _LEAST = 1 << 22  # bytes up to which it is not, however small its checkpoint
 
 
 class Journal:
-    """Appends what changes in a buffer to a file, and restores the buffer from it.
+    """Appends the changes of a buffer to a file, and restores the buffer from it.
 
-    The file continues a checkpoint beside it. Where the two exist, the buffer is given what they
-    hold: rows with slots, ages and generations, the state of the writer, priorities and counts, as
-    of the last whole record. Killed at any instant, a process leaves two that belong together.
+    The file continues a checkpoint beside it. If both exist, the constructor restores the buffer as
+    of the last whole record: rows with slots, ages and generations, the state of the writer,
+    priorities and counts. A kill at any time leaves two files that belong together.
 
-    The file grows until ``save_checkpoint(path, rb)`` saves the buffer with the journal's secret:
-    the journal then continues that checkpoint, wherever it is, and begins anew. :meth:`compact`
-    does so without another file. A journal that has outgrown its checkpoint four times is
-    compacted when it is opened.
+    The file grows until ``save_checkpoint(path, rb)`` saves the buffer with the journal's secret.
+    The journal then continues that checkpoint and starts anew. :meth:`compact` does so without
+    another file. A journal four times as large as its checkpoint is compacted when it is opened.
 
-    The journal records all that is done through the buffer and its writer, ``empty``,
-    ``writer.remove`` and ``load_checkpoint`` included. TorchRL announces neither ``rb[i] = row``
-    nor ``rb.set_``; the journal finds such writes by the storage's revision, and all rows are in
-    the record that the next call or :meth:`sync` writes. What is written into the storage's
-    tensors is in the next checkpoint. Draws are not recorded: random generators, epochs and
-    schedules are as of the checkpoint.
+    The journal records every change through the buffer and its writer, including ``empty``,
+    ``writer.remove`` and ``load_checkpoint``. TorchRL does not announce ``rb[i] = row`` and
+    ``rb.set_``. The journal detects them by the storage's revision, and the next call or
+    :meth:`sync` writes all rows. It does not detect values written into the storage's tensors; the
+    next checkpoint contains them. Draws are not recorded: random generators, epochs and schedules
+    are those of the checkpoint.
 
     Args:
-        rb: a buffer of one process, over a one-dimensional ``TensorStorage``, with a writer of
-            this library. ``rb.journal`` is this journal from then on.
-        path: the file. The checkpoint has its name, followed by ``.gfnrb``.
-        sync: when the file is up to date. "always": what a call has changed is on disk when it
-            returns. "interval": a call that ends a second or more after the last sync writes and
-            syncs all changes; later ones are written by the next such call, :meth:`sync` or
-            :meth:`close`. "never": the operating system has it when a call returns, so that it
-            outlives a process that is killed, but not a machine that stops.
-        secret: the secret that both files are made with, None for without any.
+        rb: buffer of one process, with a one-dimensional ``TensorStorage`` and a writer of gfn_rb.
+            ``rb.journal`` is set to this journal.
+        path: the file. The checkpoint has the same name with ``.gfnrb`` appended.
+        sync: when changes are on disk.
+            "always": when the call that made them returns.
+            "interval": a call that ends a second or more after the last sync writes and syncs all
+            changes; the next such call, :meth:`sync` or :meth:`close` writes later ones.
+            "never": the operating system has them when the call returns; they survive a killed
+            process, but not a machine that stops.
+        secret: :class:`~gfn_rb.checkpoint.Secret` to write and read both files with; None for files
+            without one.
 
     Attributes:
         path: the file.
-        checkpoint: what it continues; a file for ``load_checkpoint`` like any other.
+        checkpoint: the checkpoint that it continues, which ``load_checkpoint`` can read.
 
     Raises:
-        ArgumentError: the buffer cannot be journaled, or another one has the file.
+        ArgumentError: the buffer cannot have a journal, or another process uses the file.
         CheckpointError: the file cannot be opened, read or written.
-        CheckpointCorruptError: a record is damaged or missing that was on disk. Behind the last
-            record that was synced, the file ends at the first that is torn.
-        CheckpointMismatchError: it is of another buffer, or another version.
-        SecretError: it was not made with the secret, or with one, or changed since.
+        CheckpointCorruptError: a synced record is damaged or missing. After the last synced record,
+            the file ends at the first torn record instead.
+        CheckpointMismatchError: the file is of another buffer or another version.
+        SecretError: the file was made with another secret, or was changed.
 
     Examples:
         >>> rb = reward_prioritized_buffer(1000)
@@ -128,24 +129,24 @@ class Journal:
 
     @property
     def position(self) -> dict[str, Any]:
-        """The name of the journal and the number of its last record, as plain values."""
+        """The name of the journal and the number of its last record."""
         return {"journal": self._log.name, "number": self._log.number}
 
     def continues(self, position: Any) -> bool:
-        """Return whether the journal has all that it had at a position, and perhaps more.
+        """Return whether the journal contains everything up to a position.
 
         Args:
-            position: from :attr:`position`, of any journal; or None.
+            position: :attr:`position` of any journal, or None.
         """
         if not isinstance(position, dict) or position.get("journal") != self._log.name:
             return False
         return bool(position["number"] <= self._log.number)
 
     def sync(self) -> None:
-        """Return once everything is on disk.
+        """Write all changes to disk, and return when they are there.
 
         Raises:
-            CheckpointError: the disk refused.
+            CheckpointError: writing to the disk failed.
         """
         with self._turn:
             if not self._is_closed:
@@ -153,20 +154,20 @@ class Journal:
                 self._append(sync=True)
 
     def compact(self) -> None:
-        """Save a checkpoint, and begin the file anew. The buffer waits for it.
+        """Save a checkpoint and start the file anew. The buffer is locked meanwhile.
 
         Raises:
-            CheckpointError: the disk refused, or the journal is closed. The older pair is then
-                unchanged.
+            CheckpointError: writing to the disk failed, or the journal is closed. The older files
+                are unchanged.
         """
         self._require_open()  # or somebody else may have the files by now
         save_buffer(self.checkpoint, self._rb, self, self._log.secret, {})
 
     def close(self) -> None:
-        """Write what is left, and let others open the file. The buffer takes nothing any more.
+        """Write the remaining changes and release the file. The buffer accepts no rows any more.
 
         Raises:
-            CheckpointError: the disk refused.
+            CheckpointError: writing to the disk failed.
         """
         if self._is_closed or self._process != os.getpid():
             return

@@ -64,23 +64,24 @@ def redo(log: JournalLog, checkpoint: Path, rb: ReplayBuffer, parts: list[SlotSt
 def recover(
     path: str | PathLike[str], target: str | PathLike[str], *, secret: Secret | None = None
 ) -> dict[str, Any]:
-    """Write what is sound of a damaged journal, and its checkpoint, to new files.
+    """Write the valid part of a damaged journal, and its checkpoint, to new files.
 
-    A buffer can be given a :class:`Journal` of the new files. The old ones are not changed.
+    A :class:`Journal` can open the new files. The old files are unchanged.
 
     Args:
-        path: the journal. Its checkpoint, ``path`` followed by ``.gfnrb``, must be sound.
-        target: the new journal, replaced if there is one.
-        secret: the secret that the files were made with, None for without any.
+        path: the journal. Its checkpoint, ``path`` with ``.gfnrb`` appended, must be valid.
+        target: new journal; an existing one is replaced.
+        secret: :class:`~gfn_rb.checkpoint.Secret` that the files were made with; None for files
+            without one.
 
     Returns:
-        ``number`` of the last record that is in the new files; ``left_out``, bytes of the
-        journal that are in neither; and ``damage``: words for what is wrong, None if nothing was.
+        ``number`` of the last record in the new files; ``left_out``, the bytes of the journal that
+        are not in them; and ``damage``, a description of the damage, or None.
 
     Raises:
-        CheckpointError: there is no journal at the path, or its header or its checkpoint is
-            damaged, or the disk refused.
-        ArgumentError: another process has one of the journals open.
+        CheckpointError: no journal is at the path, its header or checkpoint is damaged, or writing
+            to the disk failed.
+        ArgumentError: another process uses one of the journals.
 
     Examples:
         >>> recover("rb.journal", "recovered.journal")

@@ -57,7 +57,7 @@ Signature = tuple[tuple[tuple[str, ...], torch.dtype, torch.Size, torch.layout],
 
 
 class Frame(NamedTuple):
-    """What one message says."""
+    """The contents of one message."""
 
     kind: int
     meta: Meta
@@ -85,19 +85,19 @@ def encode_frame(
     meta: Meta | None = None,
     secret: Secret | None = None,
 ) -> list[Buffer]:
-    """Return the buffers that make a frame, one after another.
+    """Return the buffers that form a frame, in order.
 
     They share memory with the rows, which must not change until the frame has been sent.
 
     Args:
-        kind: 0 to 65,535: what it is about.
-        rows: TensorDict of batch size [n], its tensors dense; nested ones travel, empty ones do
-            not. Tensors that lie elsewhere or have gaps are copied first.
-        meta: what JSON can say, at most 1 MiB of it. NaN and infinities travel.
-        secret: that of those who are to believe it; by default it finds accidents alone.
+        kind: kind of the message, 0 to 65,535.
+        rows: TensorDict of batch size [n] with dense tensors. Nested TensorDicts are sent, empty
+            ones are not. Tensors on other devices or with gaps are copied first.
+        meta: dict that JSON can represent, at most 1 MiB. NaN and infinities are allowed.
+        secret: secret to make the frame with. None: its checksums detect accidents alone.
 
     Raises:
-        ArgumentError: the kind or the metadata break their rule.
+        ArgumentError: the kind or the metadata are not allowed.
         ShapeError: the rows cannot be sent.
     """
     if not 0 <= kind <= MAX_KIND:
@@ -135,17 +135,17 @@ def _sums(contents: list[memoryview], head: Running) -> bytes:
 
 
 def decode_frame(data: Shaped[np.ndarray, "n"], secret: Secret | None = None) -> Frame:
-    """Return what a message says, once all of it has been checked.
+    """Return the contents of a message after verifying all of it.
 
     Args:
-        data: the bytes of one message, uint8, aligned to 16. The rows are views of it.
-        secret: that it must have been made with, None for without any.
+        data: bytes of one message, uint8, aligned to 16. The rows are views of it.
+        secret: secret that the frame must have been made with; None for a frame without one.
 
     Raises:
-        SecretError: it was not made with the secret, or with one, or was changed since.
-        WireCorruptError: it is no frame, truncated or damaged.
-        WireVersionError: it is a frame of another version.
-        WireSchemaError: its schema is malformed.
+        SecretError: the frame was made with another secret, or was changed.
+        WireCorruptError: the bytes are not a frame, truncated or damaged.
+        WireVersionError: the frame has another version.
+        WireSchemaError: the schema is malformed.
     """
     content = data.data
     prefix, running = Prefix.checked(content, "a frame", FRAME, secret)

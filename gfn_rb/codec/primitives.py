@@ -17,10 +17,7 @@ Buffer = Any  # bytes, memoryview, array: anything contiguous that memoryview ta
 
 
 class LazyBuffer(NamedTuple):
-    """A buffer that is made while those before it may already be on their way.
-
-    So a checksum can be computed while what it sums is being sent.
-    """
+    """A buffer that is computed while earlier buffers are being sent, such as a checksum."""
 
     nbytes: int
     make: Callable[[], bytes]

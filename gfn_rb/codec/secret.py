@@ -18,18 +18,17 @@ Running = Any  # a hash of hashlib, which has no public class
 
 
 class Secret:
-    """What those share who believe each other's files and messages, and nobody else's.
+    """A secret that authenticates files and messages among the processes that share it.
 
-    Their checksums are then BLAKE2b with a key (RFC 7693), of 64 bits: who lacks the secret and
-    makes one up is right once in 2^64 times. What was made with another secret or none, or was
-    changed since, raises :class:`~gfn_rb.errors.SecretError`. Nothing is encrypted, and what is
-    put back or sent again as it once was is believed again.
+    Checksums are then keyed BLAKE2b (RFC 7693) of 64 bits. Data that was made with another secret
+    or none, or was changed, raises :class:`~gfn_rb.errors.SecretError`. A forgery without the
+    secret succeeds with probability 2^-64. Nothing is encrypted, and old data is accepted again.
 
     Args:
-        content: 16 bytes or more, random ones.
+        content: at least 16 random bytes.
 
     Raises:
-        ArgumentError: they are fewer.
+        ArgumentError: ``content`` has fewer bytes.
 
     Examples:
         >>> secret = Secret.read("run.secret")  # head -c 32 /dev/urandom > run.secret
@@ -43,10 +42,13 @@ class Secret:
 
     @classmethod
     def read(cls, path: str | PathLike[str]) -> Secret:
-        """Return the secret that a file holds.
+        """Return the secret that a file contains.
+
+        Args:
+            path: file with at least 16 bytes, readable by its owner alone (mode 0600).
 
         Raises:
-            ArgumentError: it cannot be read, is too short, or others than its owner may use it.
+            ArgumentError: the file cannot be read, is too short, or other users may read it.
         """
         try:
             with Path(path).open("rb") as stream:
@@ -76,7 +78,7 @@ class Secret:
         raise ArgumentError("secret must not be pickled: read it where it is used")
 
     def hash(self) -> Running:
-        """Return what sums bytes with this secret."""
+        """Return a function that computes checksums of bytes with this secret."""
         return blake2b(key=self._key, digest_size=SUM_NBYTES)
 
 

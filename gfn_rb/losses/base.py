@@ -68,15 +68,15 @@ LINEX_LIMIT = 10.0
 def linex(residual: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     r"""Return the Linex(1) cost of residuals: :math:`g(t) = e^t - t - 1` of their negative.
 
-    With t = log(backward flow / forward flow), minus the residual of a loss here, it has the
+    t is log(backward flow / forward flow), the negative residual of a loss. The cost has the
     gradient of the forward KL divergence, which punishes too little flow much more than too much
     (Hu et al. 2025, "Beyond Squared Error", arXiv:2410.02596). Near 0 it is half the square.
 
-    Above t = 10 it goes on along its tangent: the exponential of an early residual, of hundreds of
-    nats, is infinite.
+    Above t = 10 it continues along its tangent, because early residuals of hundreds of nats have an
+    infinite exponential.
 
     Args:
-        residual: in nats, see ``Loss.residual``.
+        residual: residuals of a loss, in nats.
     """
     shortfall = -residual
     beyond = (shortfall - LINEX_LIMIT).clamp(min=0)
@@ -84,33 +84,33 @@ def linex(residual: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
 
 
 class Loss(nn.Module, ABC, Generic[C]):
-    """A training objective: constraints that hold in every row once the policy is right.
+    """Base class of losses: constraints that hold in every row once the policy is right.
 
-    ``residual`` says how far each row is from that, in nats, ``row_loss`` what that costs, and a
-    call gives the mean over rows. Rows may come from anywhere: log-probabilities that are stored
-    with them are not used, unless a loss is told to.
+    ``residual`` returns by how much each row violates its constraint, in nats, ``row_loss`` returns
+    its cost, and a call returns the mean cost. Rows may come from any policy.
 
-    A subclass names the container it reads and the networks its constructor takes, and computes
-    ``residual``. One that has a ``name`` can be trained with by that name from then on.
+    A subclass defines ``reads``, ``networks`` and ``residual``. A subclass with a ``name`` is
+    available under that name in configurations.
 
     Attributes:
-        name: what configurations call it.
-        reads: the container it reads.
-        networks: the names of those arguments of its constructor that are modules.
-        options: fields of a configuration that its constructor takes.
-        every_state_terminates: whether it is for environments alone where every state terminates.
+        name: name in configurations.
+        reads: container class that the loss reads.
+        networks: names of the constructor's arguments that are modules.
+        options: fields of a configuration that the constructor accepts.
+        every_state_terminates: whether the loss requires that every state terminates.
         is_signed: whether the sign of a residual tells too much flow from too little, as Linex and
             the adaptive teacher need.
         scales: parameters that each shift all log flows; see :meth:`fit_log_z`.
 
     Args:
-        forward_policy: P_F.
-        env: where the rows come from; it does not become a submodule.
-        penalty: the cost of residuals, the square or :func:`linex`, say.
-        min_log_reward: floor under log R(x) in nats; none if None.
+        forward_policy: module that gives P_F.
+        env: environment of the rows; not a submodule of the loss.
+        penalty: callable from residuals [n] in nats to costs [n], such as ``torch.square`` or
+            :func:`linex`.
+        min_log_reward: lower bound that replaces smaller log-rewards, in nats; None for no bound.
 
     Raises:
-        ArgumentError: a policy goes the wrong way or does not say which.
+        ArgumentError: a policy has the wrong direction or none.
     """
 
     name: str
@@ -149,10 +149,11 @@ class Loss(nn.Module, ABC, Generic[C]):
         """Return the mean of ``row_loss``.
 
         Args:
-            batch: see ``residual``; at least one row.
+            batch: container, or TensorDict of its fields, with at least one row.
 
         Raises:
-            ArgumentError, NaNError: see ``residual``; also if there is no row.
+            ArgumentError: another container, no row, an infinite log-reward, or an illegal action.
+            NaNError: a log-reward or an output of a network is NaN.
         """
         if not len(batch):
             name = self.reads.__name__.lower()
@@ -163,10 +164,11 @@ class Loss(nn.Module, ABC, Generic[C]):
         """Return the cost of each row, with gradient.
 
         Args:
-            batch: see ``residual``.
+            batch: container, or TensorDict of its fields.
 
         Raises:
-            ArgumentError, NaNError: see ``residual``.
+            ArgumentError: another container, an infinite log-reward, or an illegal action.
+            NaNError: a log-reward or an output of a network is NaN.
         """
         return self.evaluate(batch)[0]
 
@@ -174,38 +176,39 @@ class Loss(nn.Module, ABC, Generic[C]):
         """Return the cost of each row and its residual, both with gradient.
 
         Args:
-            batch: see ``residual``.
+            batch: container, or TensorDict of its fields.
 
         Raises:
-            ArgumentError, NaNError: see ``residual``.
+            ArgumentError: another container, an infinite log-reward, or an illegal action.
+            NaNError: a log-reward or an output of a network is NaN.
         """
         residual = self.residual(batch)
         return self.penalty(residual), residual
 
     @abstractmethod
     def residual(self, batch: C | TensorDictBase) -> Float[Tensor, "n"]:
-        """Return how far each row is from what it should be, in nats, with gradient.
+        """Return by how much each row violates its constraint, in nats, with gradient.
 
-        It is above 0 where the flow of the policies is larger than what the reward asks for, below
-        0 where it is smaller.
+        It is above 0 if the flow of the policies is larger than the reward requires, and below 0 if
+        it is smaller.
 
         Args:
-            batch: the container, or the TensorDict of its fields that a replay buffer gives.
+            batch: container, or TensorDict of its fields, such as a draw from a buffer.
 
         Raises:
             ArgumentError: another container, an infinite log-reward, or an illegal action.
-            NaNError: a log-reward, or what a network gives, is NaN.
-            KeyMismatchError, ShapeError: a TensorDict does not hold the container's fields.
+            NaNError: a log-reward or an output of a network is NaN.
+            KeyMismatchError, ShapeError: the TensorDict does not have the container's fields.
         """
 
     def estimate_log_z(self, condition: ConditionBatch | None = None) -> Float[Tensor, "..."]:
-        """Return what the loss has learned to be log Z, in nats: log F(s_0).
+        """Return the learned log Z in nats, log F(s_0).
 
         Args:
-            condition: conditions, where the environment has them.
+            condition: conditions, if the environment has them.
 
         Returns:
-            A number for each condition; a single one, without dimension, where there is none.
+            One number for each condition; a tensor without dimension if there are none.
         """
         source = self.env.source(1 if condition is None else len(condition))
         flow = self._source_log_flow(source, condition)
@@ -219,13 +222,13 @@ class Loss(nn.Module, ABC, Generic[C]):
 
     @torch.no_grad()
     def fit_log_z(self, fresh: Trajectories) -> None:
-        """Set log Z, or the scale of all flows, to where the ends of some trajectories fit best.
+        """Set log Z, or the scale of all flows, to the value that fits some trajectories best.
 
-        The mean residual of the constraints that tie flows to rewards becomes 0. A loss without
-        flows is left as it is.
+        The mean residual of the constraints that connect flows and rewards becomes 0. A loss
+        without flows is unchanged.
 
         Args:
-            fresh: of the policy with new networks.
+            fresh: trajectories of the policy with new networks.
         """
         if self.scales:
             excess = self._end_residual(fresh).mean()
@@ -238,12 +241,12 @@ class Loss(nn.Module, ABC, Generic[C]):
         raise NotImplementedError
 
     def n_reward_calls(self, rows: C) -> int:
-        """Return how many rewards the loss asks of the environment, given some rows."""
+        """Return how many reward calls the loss makes for some rows."""
         return 0
 
     @property
     def env(self) -> GFNCore:
-        """The environment that the rows come from."""
+        """The environment of the rows."""
         return self._env[0]
 
     def _rows(self, batch: C | TensorDictBase) -> C:
@@ -271,22 +274,21 @@ def require_numbered(env: GFNCore, loss: Loss[Any]) -> None:
 
 
 class BalanceLoss(Loss[C]):
-    """A loss that compares what flows forward with what flows back.
+    """A loss that compares forward flows with backward flows.
 
-    With ``log_pf="stored"`` it takes log P_F from the rows' ``log_prob``, with the gradient that
-    ``Sampler.sample_trajectories(..., save_logprobs=True, requires_grad=True)`` gave it, instead of
-    asking the policy again. They must come from the loss's own policy as it is now: rows of a
-    buffer have no gradient, and are refused.
+    With ``log_pf="stored"`` the loss uses the rows' ``log_prob`` with the gradient of
+    ``Sampler.sample_trajectories(..., save_logprobs=True, requires_grad=True)``. The rows must come
+    from the current policy of the loss. Rows of a buffer have no gradient and raise an error.
 
     Args:
-        forward_policy: P_F.
-        backward_policy: P_B.
-        env: see :class:`Loss`.
-        log_pf: whether log P_F is "computed" or the one "stored".
+        forward_policy: module that gives P_F.
+        backward_policy: module that gives P_B.
+        env: environment of the rows; not a submodule of the loss.
+        log_pf: "computed" or "stored".
         **options: ``penalty`` and ``min_log_reward`` of :class:`Loss`.
 
     Raises:
-        ArgumentError: a policy goes the wrong way or does not say which, or ``log_pf`` is neither.
+        ArgumentError: a policy has the wrong direction or none, or ``log_pf`` has another value.
     """
 
     def __init__(

@@ -75,16 +75,29 @@ class DetailedBalance(StateFlowLoss[Transitions]):
 
         delta(s, s') = log F(s) + log P_F(s' | s) - log F(s') - log P_B(s | s')
 
-    where for the terminating transition x -> sink log R(x) stands for the last two terms, the loss
-    is the mean of delta^2 over transitions. Forward and backward rows can be mixed, and the rows of
-    an episode need not come together.
+    the loss is the mean of delta^2 over transitions. In the terminating transition x -> sink, log
+    R(x) replaces log F(s') + log P_B(s | s'). A batch may contain forward and backward rows, and
+    rows of incomplete episodes.
 
     Args:
-        forward_policy: P_F.
-        backward_policy: P_B.
-        env: see :class:`~gfn_rb.losses.base.BalanceLoss`.
-        state_flow: log F, such as :class:`gfn_rb.policies.StateFlow`.
-        **options: ``log_pf``, ``penalty`` and ``min_log_reward``, as there.
+        forward_policy: module that gives P_F, such as :class:`~gfn_rb.policies.ForwardPolicy`.
+        backward_policy: module that gives P_B, such as :class:`~gfn_rb.policies.BackwardPolicy` or
+            :class:`~gfn_rb.policies.UniformBackwardPolicy`.
+        env: environment of the rows, a :class:`~gfn_rb.envs.GFNEnv`; not a submodule of the loss.
+        state_flow: module that gives log F in nats, such as :class:`~gfn_rb.policies.StateFlow`.
+        **options: keywords below.
+
+    Keyword Args:
+        penalty: callable from residuals [n] in nats to costs [n]. Default: ``torch.square``;
+            :func:`~gfn_rb.losses.linex` is another.
+        min_log_reward: lower bound that replaces smaller log-rewards, in nats. Default: None, and a
+            log-reward of -inf raises an error.
+        log_pf: "computed" evaluates the forward policy, and "stored" uses the rows' ``log_prob``
+            with the gradient of ``Sampler.sample_trajectories(..., save_logprobs=True,
+            requires_grad=True)``. Default: "computed".
+
+    Raises:
+        ArgumentError: a policy has the wrong direction or none, or an option is out of range.
     """
 
     name = "db"
@@ -92,7 +105,7 @@ class DetailedBalance(StateFlowLoss[Transitions]):
     networks = ("forward_policy", "backward_policy", "state_flow")
 
     def residual(self, batch: Transitions | TensorDictBase) -> Float[Tensor, "n"]:
-        """Return delta(s, s') of each row, in nats, with gradient. See the base class."""
+        """Return delta(s, s') of each row, in nats, with gradient."""
         transitions = self._rows(batch)
         exits = self.env.kind(transitions.action) == self.env.exit_action
         # Rows that do not end an episode hold -inf, which would make all sums NaN.
@@ -119,23 +132,33 @@ class DetailedBalance(StateFlowLoss[Transitions]):
 class ModifiedDetailedBalance(BalanceLoss[Transitions]):
     """The modified detailed balance loss (Deleu et al. 2022, arXiv:2202.13903).
 
-    In an environment where every state is terminating, F(s) = R(s) / P_F(sink | s), and no network
-    of flows is needed: for a transition s -> s' the residual of detailed balance is
+    If every state of an environment is terminating, F(s) = R(s) / P_F(sink | s), and no network of
+    flows is needed. For a transition s -> s' the residual is
 
         delta(s, s') = log R(s) - log P_F(sink | s) + log P_F(s' | s)
                        - log R(s') + log P_F(sink | s') - log P_B(s | s')
 
-    For the terminating transition it is 0 whatever the policies, and so is that row here; with
-    ``average="constrained"``, as in torchgfn, the loss is the mean over the other rows alone. The
-    rewards of both ends are asked of the environment: the container knows them at the end of an
-    episode only. They are reward calls like any other.
+    and 0 for the terminating transition. The loss is the mean of delta^2 over rows. The loss asks
+    the environment for the rewards at both ends, because rows contain only the reward at the end of
+    an episode. These are additional reward calls.
 
     Args:
-        forward_policy: P_F.
-        backward_policy: P_B.
-        env: see :class:`~gfn_rb.losses.base.Loss`.
-        average: the rows over which the mean is taken: all "rows" or the "constrained".
-        **options: ``penalty`` and ``min_log_reward``, as there.
+        forward_policy: module that gives P_F, such as :class:`~gfn_rb.policies.ForwardPolicy`.
+        backward_policy: module that gives P_B, such as :class:`~gfn_rb.policies.BackwardPolicy` or
+            :class:`~gfn_rb.policies.UniformBackwardPolicy`.
+        env: environment of the rows, a :class:`~gfn_rb.envs.GFNEnv`; not a submodule of the loss.
+        average: rows that each constraint is averaged over: "rows" for all rows, "constrained" for
+            the rows that have the constraint, as in torchgfn.
+        **options: keywords below.
+
+    Keyword Args:
+        penalty: callable from residuals [n] in nats to costs [n]. Default: ``torch.square``;
+            :func:`~gfn_rb.losses.linex` is another.
+        min_log_reward: lower bound that replaces smaller log-rewards, in nats. Default: None, and a
+            log-reward of -inf raises an error.
+
+    Raises:
+        ArgumentError: a policy has the wrong direction or none, or an option is out of range.
     """
 
     name = "mdb"
@@ -173,10 +196,10 @@ class ModifiedDetailedBalance(BalanceLoss[Transitions]):
         return cost, residual
 
     def residual(self, batch: Transitions | TensorDictBase) -> Float[Tensor, "n"]:
-        """Return delta(s, s') of each row, in nats, with gradient; 0 at the terminating ones.
+        """Return delta(s, s') of each row, in nats, with gradient; 0 for terminating rows.
 
         Raises:
-            ArgumentError: as of the base class; also if a state is not terminating.
+            ArgumentError: a state is not terminating, or the batch is not one of transitions.
         """
         transitions = self._rows(batch)
         (moves,) = (transitions.action != self.env.exit_action).nonzero(as_tuple=True)
@@ -190,7 +213,7 @@ class ModifiedDetailedBalance(BalanceLoss[Transitions]):
         return self._log_reward(source, condition) - log_pf[:, self.env.exit_action]
 
     def n_reward_calls(self, rows: Transitions) -> int:
-        """Return two for each move, one at either end."""
+        """Return two reward calls for each move, one for either end."""
         return 2 * int((~rows.is_terminating).sum())
 
     def _residual_of_moves(self, moves: Transitions) -> Float[Tensor, "m"]:

@@ -23,31 +23,38 @@ class FlowMatching(SumLoss[States]):
     """The flow matching loss (Bengio et al. 2021, arXiv:2106.04399), between log flows.
 
     The logits of the forward policy are the log flows log F(s, a) along the edges out of s, exit
-    included, so that P_F(a | s) = F(s, a) / sum_a' F(s, a'). A state s has the residual
+    included, so that P_F(a | s) = F(s, a) / sum_a' F(s, a'). A state s other than the source has
+    the residual
 
         delta(s) = log sum_{(s', a): s' -a-> s} F(s', a) - log sum_a F(s, a)
 
-    but for the source, into which nothing flows; a row that is terminating has also
+    and a terminating row also has
 
         delta_R(x) = log F(x, exit) - log R(x)
 
-    and the loss is the mean over rows of delta^2 + reward_weight * delta_R^2; with
-    ``average="constrained"``, as in torchgfn, the mean of delta^2 over rows that are not the source
-    and that of reward_weight * delta_R^2 over terminating ones.
+    The loss is the mean over rows of delta^2 + reward_weight * delta_R^2. With
+    ``average="constrained"``, as in torchgfn, it is the mean of delta^2 over rows other than the
+    source plus the mean of reward_weight * delta_R^2 over terminating rows.
 
-    The network is called once, on the states and all their parents: as many rows as there are
-    legal backward moves, and the states themselves.
+    The network is called once, on the states and all their parents.
 
     Args:
-        forward_policy: its logits are log F(s, a), such as
-            :class:`gfn_rb.policies.ForwardPolicy`.
-        env: see :class:`~gfn_rb.losses.base.Loss`.
-        reward_weight: weight of the rewards among the constraints, positive.
-        average: the rows over which each constraint is averaged: all "rows" or the "constrained".
-        **options: ``penalty`` and ``min_log_reward``, as there.
+        forward_policy: module whose logits are log F(s, a), such as
+            :class:`~gfn_rb.policies.ForwardPolicy`.
+        env: environment of the rows, a :class:`~gfn_rb.envs.GFNEnv`; not a submodule of the loss.
+        reward_weight: weight of the rewards among the constraints, above 0.
+        average: rows that each constraint is averaged over: "rows" for all rows, "constrained" for
+            the rows that have the constraint, as in torchgfn.
+        **options: keywords below.
+
+    Keyword Args:
+        penalty: callable from residuals [n] in nats to costs [n]. Default: ``torch.square``;
+            :func:`~gfn_rb.losses.linex` is another.
+        min_log_reward: lower bound that replaces smaller log-rewards, in nats. Default: None, and a
+            log-reward of -inf raises an error.
 
     Raises:
-        ArgumentError: as ``Loss`` does, or ``reward_weight`` is not a positive number.
+        ArgumentError: a policy has the wrong direction or none, or an option is out of range.
     """
 
     name = "fm"
@@ -77,7 +84,7 @@ class FlowMatching(SumLoss[States]):
     def terms(
         self, batch: States | TensorDictBase
     ) -> tuple[Float[Tensor, "n 2"], Float[Tensor, "n 2"]]:
-        """Return delta and delta_R of each row, 0 where it has none, and their weights."""
+        """Return delta and delta_R of each row, 0 where a row has none, and their weights."""
         states = self._rows(batch)
         out_flow, in_flow = self._edge_flows(states)
         outflow, exit_flow = out_flow.logsumexp(1), out_flow[:, self.env.exit_action]

@@ -22,28 +22,39 @@ from gfn_rb.shapes import Float, Int64
 class SubTrajectoryBalance(StateFlowLoss[Trajectories], SumLoss[Trajectories]):
     """The sub-trajectory balance loss SubTB(lambda) (Madan et al. 2022, arXiv:2209.12782).
 
-    For a trajectory s_0, ..., s_{L-1} = x, s_L = sink, each of its parts i < j has the residual
+    For a trajectory s_0, ..., s_{L-1} = x, s_L = sink, each part i < j has the residual
 
         delta_ij = log F(s_i) + sum_{i<=t<j} log P_F(s_{t+1} | s_t)
                    - log F(s_j) - sum_{i<=t<j} log P_B(s_t | s_{t+1})
 
-    where log R(x) stands for log F(s_L). The loss of the trajectory is the mean of delta_ij^2 in
-    which a part of j - i steps weighs lambda^(j-i). Small lambda is nearer detailed balance, large
-    lambda nearer trajectory balance. With cumulative sums c_t of log P_F - log P_B all parts come
-    from one subtraction: delta_ij = (log F(s_i) - c_i) - (log F(s_j) - c_j).
+    with log F(s_L) = log R(x). The loss of the trajectory is the weighted mean of delta_ij^2, in
+    which a part of j - i steps has weight lambda^(j-i). A small lambda approaches detailed balance,
+    a large lambda trajectory balance. With cumulative sums c_t of log P_F - log P_B, one
+    subtraction gives all parts: delta_ij = (log F(s_i) - c_i) - (log F(s_j) - c_j).
 
-    Forward and backward rows can be mixed. Memory grows with the square of the padded length.
+    A batch may contain forward and backward rows. Memory grows with the square of the padded
+    length.
 
     Args:
-        forward_policy: P_F.
-        backward_policy: P_B.
-        env: see :class:`~gfn_rb.losses.base.BalanceLoss`.
-        state_flow: log F, such as :class:`gfn_rb.policies.StateFlow`.
-        subtb_lambda: weight of each further step, positive. May be changed between calls.
-        **options: ``log_pf``, ``penalty`` and ``min_log_reward``, as there.
+        forward_policy: module that gives P_F, such as :class:`~gfn_rb.policies.ForwardPolicy`.
+        backward_policy: module that gives P_B, such as :class:`~gfn_rb.policies.BackwardPolicy` or
+            :class:`~gfn_rb.policies.UniformBackwardPolicy`.
+        env: environment of the rows, a :class:`~gfn_rb.envs.GFNEnv`; not a submodule of the loss.
+        state_flow: module that gives log F in nats, such as :class:`~gfn_rb.policies.StateFlow`.
+        subtb_lambda: weight of each further step, above 0. It may change between calls.
+        **options: keywords below.
+
+    Keyword Args:
+        penalty: callable from residuals [n] in nats to costs [n]. Default: ``torch.square``;
+            :func:`~gfn_rb.losses.linex` is another.
+        min_log_reward: lower bound that replaces smaller log-rewards, in nats. Default: None, and a
+            log-reward of -inf raises an error.
+        log_pf: "computed" evaluates the forward policy, and "stored" uses the rows' ``log_prob``
+            with the gradient of ``Sampler.sample_trajectories(..., save_logprobs=True,
+            requires_grad=True)``. Default: "computed".
 
     Raises:
-        ArgumentError: as ``Loss`` does, or ``subtb_lambda`` is not a positive number.
+        ArgumentError: a policy has the wrong direction or none, or an option is out of range.
     """
 
     name = "subtb"
@@ -80,7 +91,7 @@ class SubTrajectoryBalance(StateFlowLoss[Trajectories], SumLoss[Trajectories]):
     ) -> tuple[Float[Tensor, "n k"], Float[Tensor, "n k"]]:
         """Return delta_ij of each row, k = (T+1)^2 of them, and their weights, which sum to 1.
 
-        Those that are no part of a row (i >= j, or beyond its end) have weight 0.
+        Pairs that are no part of a row (i >= j, or beyond its end) have weight 0.
         """
         trajectories = self._rows(batch).forward()
         potential = self._potentials(trajectories)

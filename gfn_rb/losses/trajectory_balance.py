@@ -24,21 +24,34 @@ class TrajectoryBalance(BalanceLoss[Trajectories]):
         delta(tau) = log Z_theta + sum_t log P_F(s_{t+1} | s_t)
                      - log R(x) - sum_t log P_B(s_t | s_{t+1})
 
-    the loss is the mean of delta^2 over trajectories, from wherever they come. Forward and backward
-    rows can be mixed.
+    the loss is the mean of delta^2 over trajectories from any source. A batch may contain forward
+    and backward rows.
 
-    A trajectory with R(x) = 0 has no finite residual. It is refused unless ``min_log_reward`` says
-    what to take for log R(x), which then holds for every lower value too.
+    A trajectory with R(x) = 0 has no finite residual and raises an error, unless ``min_log_reward``
+    is set.
 
     Args:
-        forward_policy: P_F.
-        backward_policy: P_B.
-        env: see :class:`~gfn_rb.losses.base.BalanceLoss`.
-        log_z: gives log Z_theta when called with the conditions [n, *C] of n trajectories, or with
-            None where they have none: one number for all, such as
-            :class:`gfn_rb.policies.LogZ`, or one for each, such as
-            :class:`gfn_rb.policies.ConditionalLogZ`.
-        **options: ``log_pf``, ``penalty`` and ``min_log_reward``, as there.
+        forward_policy: module that gives P_F, such as :class:`~gfn_rb.policies.ForwardPolicy`.
+        backward_policy: module that gives P_B, such as :class:`~gfn_rb.policies.BackwardPolicy` or
+            :class:`~gfn_rb.policies.UniformBackwardPolicy`.
+        env: environment of the rows, a :class:`~gfn_rb.envs.GFNEnv`; not a submodule of the loss.
+        log_z: module that gives log Z_theta when called with the conditions [n, *C] of n
+            trajectories, or with None if they have none. It returns one number, as
+            :class:`~gfn_rb.policies.LogZ` does, or one per trajectory, as
+            :class:`~gfn_rb.policies.ConditionalLogZ` does.
+        **options: keywords below.
+
+    Keyword Args:
+        penalty: callable from residuals [n] in nats to costs [n]. Default: ``torch.square``;
+            :func:`~gfn_rb.losses.linex` is another.
+        min_log_reward: lower bound that replaces smaller log-rewards, in nats. Default: None, and a
+            log-reward of -inf raises an error.
+        log_pf: "computed" evaluates the forward policy, and "stored" uses the rows' ``log_prob``
+            with the gradient of ``Sampler.sample_trajectories(..., save_logprobs=True,
+            requires_grad=True)``. Default: "computed".
+
+    Raises:
+        ArgumentError: a policy has the wrong direction or none, or an option is out of range.
     """
 
     name = "tb"
@@ -61,8 +74,7 @@ class TrajectoryBalance(BalanceLoss[Trajectories]):
         """Return delta(tau) of each row, in nats, with gradient.
 
         Raises:
-            ShapeError: as of the base class; also if log_z gives neither one number nor one per
-                row.
+            ShapeError: ``log_z`` gives neither one number nor one per row, or the rows do not fit.
         """
         trajectories = self._rows(batch)
         log_z = self._log_z_of(trajectories)

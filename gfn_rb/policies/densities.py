@@ -21,17 +21,17 @@ _ONE = math.log(math.e - 1)  # whose softplus is 1
 
 
 class MixturePolicy(StateNetwork):
-    """A perceptron that gives logits of kinds, and a mixture of densities of parameters.
+    """A multilayer perceptron with logits of kinds and a mixture of densities of parameters.
 
-    They are normal, and it says how they depart from the environment's reference, in units of its
-    standard deviation; or beta densities where the environment has bounds.
+    The densities are normal, and the outputs are relative to the environment's reference, in units
+    of its standard deviation. They are beta densities if the environment has bounds.
 
     Args:
-        env: see :class:`~gfn_rb.policies.networks.StateNetwork`, as ``hidden`` and ``trunk``.
-        hidden: likewise.
-        trunk: likewise.
-        is_backward: whether it is P_B, of the moves that led to a state.
-        n_components: distributions in the mixture.
+        env: environment with continuous actions; not a submodule.
+        hidden: widths of the hidden layers, each above 0.
+        trunk: trunk of another network, to share; ``hidden`` is then ignored.
+        is_backward: whether it is P_B, for the moves that led to a state.
+        n_components: number of distributions in the mixture, at least 1.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class MixturePolicy(StateNetwork):
         super().__init__(env, keys.LOGITS, sum(self._sizes), hidden, trunk)
 
     def get_dist(self, tensordict: TensorDictBase) -> Distribution:
-        """Write "logits", and return the density of parameters. See :class:`gfn_rb.Sampler`."""
+        """Write "logits" and return the density of parameters."""
         state, condition = tensordict.get(keys.STATE), tensordict.get(keys.CONDITION, None)
         out = self.evaluate(state, condition)
         logits, log_weight, *outs = out.split(self._sizes, 1)
@@ -86,7 +86,7 @@ class ReferencePolicy(TensorDictModuleBase):
         self._env = (env,)  # in a tuple, so that it does not become a submodule
 
     def get_dist(self, tensordict: TensorDictBase) -> Distribution:
-        """Write "logits", zeros, and return the reference."""
+        """Write zeros as "logits" and return the environment's reference."""
         (env,), state = self._env, tensordict.get(keys.STATE)
         zeros = torch.zeros(len(state), env.n_actions - 1, device=state.device)
         tensordict.set(keys.LOGITS, zeros)

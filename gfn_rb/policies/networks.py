@@ -94,9 +94,9 @@ class StateNetwork(StateModule):
 
 
 class Policy(StateNetwork):
-    """A network that writes one logit per action, "logits". See ``StateNetwork`` for what it takes.
+    """A multilayer perceptron that writes one logit per action, "logits".
 
-    Illegal actions are masked by whoever reads the logits.
+    Readers of the logits mask illegal actions.
     """
 
     is_backward: bool
@@ -108,13 +108,29 @@ class Policy(StateNetwork):
 
 
 class ForwardPolicy(Policy):
-    """P_F(s' | s): a logit for each action, the exit action last. See ``Policy``."""
+    """P_F(s' | s): a multilayer perceptron with a logit for each action, the exit action last.
+
+    It reads "state" through ``env.encode``, and "condition" if the environment has conditions.
+
+    Args:
+        env: environment whose encoding the network reads; not a submodule.
+        hidden: widths of the hidden layers, each above 0.
+        trunk: trunk of another network, to share; ``hidden`` is then ignored.
+    """
 
     is_backward = False
 
 
 class BackwardPolicy(Policy):
-    """P_B(s | s'): a logit for each move that may have led to s'. See ``Policy``."""
+    """P_B(s | s'): a multilayer perceptron with a logit for each move that may have led to s'.
+
+    It reads "state" through ``env.encode``, and "condition" if the environment has conditions.
+
+    Args:
+        env: environment whose encoding the network reads; not a submodule.
+        hidden: widths of the hidden layers, each above 0.
+        trunk: trunk of another network, to share; ``hidden`` is then ignored.
+    """
 
     is_backward = True
 
@@ -123,7 +139,7 @@ class UniformBackwardPolicy(StateModule):
     """P_B(s | s') = 1 / (number of moves that lead to s'): equal logits, no parameters.
 
     Args:
-        env: gives the number of actions.
+        env: environment that defines the number of actions.
     """
 
     is_backward = True
@@ -141,13 +157,13 @@ class UniformBackwardPolicy(StateModule):
 
 
 class StateFlow(StateNetwork):
-    """log F(s): the log of what flows through a state, "log_flow", in nats.
+    """log F(s): a multilayer perceptron that writes the log flow through a state, "log_flow".
 
     Args:
-        env: see ``StateNetwork``, as ``hidden`` and ``trunk``.
-        hidden: likewise.
-        trunk: likewise.
-        initial: what the bias of the output starts at.
+        env: environment whose encoding the network reads; not a submodule.
+        hidden: widths of the hidden layers, each above 0.
+        trunk: trunk of another network, to share; ``hidden`` is then ignored.
+        initial: initial bias of the output, in nats.
     """
 
     def __init__(
@@ -168,16 +184,16 @@ class StateFlow(StateNetwork):
 
 
 class Networks(NamedTuple):
-    """Modules of one's own, for ``make_networks`` of a configuration; None for the usual ones.
+    """Your own modules, returned by ``make_networks`` of a configuration; None for the defaults.
 
-    A module is called with what ``env.encode`` makes of states, float32 [n, encoded_size], with
-    encoded conditions beside it where there are any, and returns [n, k]. A TensorDictModule reads
-    "state", as it is, and "condition" itself, and writes "logits" or "log_flow".
+    A module receives ``env.encode(state)``, float32 [n, encoded_size], with encoded conditions
+    appended if there are any, and returns [n, k]. A TensorDictModule reads "state" and "condition"
+    itself and writes "logits" or "log_flow".
 
     Args:
-        forward: of k = ``env.n_actions`` numbers, the logits of P_F, exit action last.
-        backward: of k = ``env.n_actions - 1``, the logits of P_B.
-        flow: of k = 1, log F(s) in nats, to which a learnt constant is added.
+        forward: module with k = ``env.n_actions`` outputs, the logits of P_F, exit action last.
+        backward: module with k = ``env.n_actions - 1`` outputs, the logits of P_B.
+        flow: module with k = 1 output, log F(s) in nats. A learned constant is added to it.
     """
 
     forward: nn.Module | None = None
@@ -260,7 +276,7 @@ class LogZ(nn.Module):
     """The learned log partition function log Z_theta, one number in nats.
 
     Args:
-        initial: where it starts.
+        initial: initial value, in nats.
     """
 
     def __init__(self, initial: float = 0.0) -> None:
@@ -271,7 +287,7 @@ class LogZ(nn.Module):
         """Return log Z_theta.
 
         Args:
-            condition: makes no difference; see :class:`ConditionalLogZ`.
+            condition: ignored; :class:`ConditionalLogZ` uses it.
         """
         return self.value
 
@@ -280,9 +296,9 @@ class ConditionalLogZ(nn.Module):
     """The log partition function of rewards that depend on a condition: log Z_theta(condition).
 
     Args:
-        env: gives the shape of conditions; it does not become a submodule.
-        hidden: widths of the layers between condition and log Z.
-        initial: what the bias of the output starts at, in nats.
+        env: environment with conditions; not a submodule.
+        hidden: widths of the hidden layers, each above 0.
+        initial: initial bias of the output, in nats.
 
     Raises:
         ArgumentError: the environment has no conditions, or a width is not positive.
@@ -303,7 +319,7 @@ class ConditionalLogZ(nn.Module):
         """Return log Z_theta for each condition, in nats.
 
         Raises:
-            ArgumentError: there are no conditions.
+            ArgumentError: no conditions are given.
         """
         if condition is None:
             raise ArgumentError("condition must be given to ConditionalLogZ, got rows without")

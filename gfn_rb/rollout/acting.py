@@ -23,26 +23,32 @@ from gfn_rb.rollout.outputs import (
 
 
 class ActionSampler(TensorDictModuleBase):
-    """Draws a legal action from a policy's logits, for ``env.rollout`` and TorchRL's collectors.
+    """Samples a legal action from a policy's logits, for ``env.rollout`` and collectors.
 
-    It reads "state", "action_mask" and what else the policy reads, at any batch size, and writes
-    "action". Rows in the sink, which have no legal action, get the exit action, as from
-    ``env.rand_action``. Under an ``exploration_type`` of TorchRL other than random the most likely
-    action is taken, with the mean of its parameters where it has some. Nothing is recorded by
-    autograd.
+    It reads "state", "action_mask" and the policy's other inputs, at any batch size, and writes
+    "action". Rows in the sink get the exit action, as from ``env.rand_action``. If TorchRL's
+    ``exploration_type`` is not random, it takes the most likely action, with the mean of its
+    parameters. Autograd records nothing.
 
     Args:
-        policy: a forward policy, see :class:`gfn_rb.Sampler`. It is a submodule: a collector sends
-            its weights to its workers.
+        policy: forward policy, a module as for :class:`gfn_rb.Sampler`. It is a submodule: a
+            collector sends its weights to its workers.
         save_estimator_outputs: whether to write the policy's logits, "estimator_output".
-        save_logprobs: whether to write "log_prob", in nats, that of the distribution drawn from.
-        env: the environment, which a :class:`~gfn_rb.envs.ContinuousEnv` must be given: it makes
-            actions of parameters. Others are known by their mask.
-        **policy_kwargs: fields of :class:`gfn_rb.rollout.Exploration`: epsilon, temperature, noise,
-            exit_bias, generator.
+        save_logprobs: whether to write "log_prob", in nats, of the distribution drawn from.
+        env: the environment; required for a :class:`~gfn_rb.envs.ContinuousEnv`, which makes
+            actions of parameters.
+        **policy_kwargs: keywords below.
+
+    Keyword Args:
+        epsilon: share of uniformly random legal actions, 0 to 1. Default: 0.
+        temperature: divisor of the logits, above 0; above 1 flattens. Default: 1.
+        noise: standard deviation of Gaussian noise on each logit, at least 0. Default: 0.
+        exit_bias: number subtracted from the logit of the exit action; forward policies only.
+            Default: 0.
+        generator: ``torch.Generator`` of all random numbers. Default: PyTorch's global generator.
 
     Raises:
-        ArgumentError: the policy does not go forward, or an option is unknown or out of range.
+        ArgumentError: the policy is not forward, or an option is unknown or out of range.
 
     Examples:
         >>> policy = ActionSampler(ForwardPolicy(env), epsilon=0.1)
@@ -80,14 +86,14 @@ class ActionSampler(TensorDictModuleBase):
         """Write one action per row.
 
         Args:
-            tensordict: as an environment's ``reset`` or ``step`` gives it, of any batch size.
+            tensordict: output of an environment's ``reset`` or ``step``, of any batch size.
 
         Raises:
-            NaNError: the logits give no distribution.
+            NaNError: the logits are NaN.
             KeyMismatchError: a key is missing, or the policy wrote no logits.
-            ShapeError: it wrote another number of them than there are actions, or gives a density
-                of another shape than parameters have.
-            ArgumentError: it gives none.
+            ShapeError: the number of logits is not the number of actions, or a density has another
+                shape than the parameters.
+            ArgumentError: the policy gives no density of parameters.
         """
         state, mask = self._rows(tensordict, keys.STATE), self._rows(tensordict, keys.FORWARD_MASK)
         condition = None

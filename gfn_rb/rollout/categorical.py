@@ -19,12 +19,13 @@ def masked_log_softmax(
     """Normalise logits over legal actions: log p(a) = l_a - log sum_{b legal} exp(l_b).
 
     Args:
-        logits: what a policy's network gives.
-        mask: which actions are legal; at least one in every row.
+        logits: output of a policy's network.
+        mask: legal actions, at least one in every row.
 
     Returns:
-        Log-probabilities, -inf at illegal actions, with gradient. A row without a legal action
-        is NaN.
+        Log-probabilities in nats with gradient, -inf at illegal actions, NaN in a row without a
+        legal
+        action.
     """
     return logits.where(mask, -torch.inf).log_softmax(1)
 
@@ -38,17 +39,17 @@ class Exploration:
         p(a) = (1 - epsilon) softmax_A((l + noise z - exit_bias 1[a = exit]) / temperature)
                + epsilon / |A|
 
-    The defaults leave the policy as it is.
+    The defaults leave the policy unchanged.
 
     Args:
-        epsilon: share of the uniform distribution over legal actions, in [0, 1].
-        temperature: what logits are divided by, positive; above 1 flattens.
-        noise: standard deviation of the Gaussian noise on each logit.
-        exit_bias: what is taken off the exit action's logit; forward policies only.
-        generator: source of all random numbers; torch's own if None.
+        epsilon: share of uniformly random legal actions, 0 to 1.
+        temperature: divisor of the logits, above 0; above 1 flattens.
+        noise: standard deviation of the Gaussian noise on each logit, at least 0.
+        exit_bias: number subtracted from the logit of the exit action; forward policies only.
+        generator: ``torch.Generator`` of all random numbers; None for PyTorch's global generator.
 
     Raises:
-        ArgumentError: a number is out of its range.
+        ArgumentError: a number is out of range; the message names it.
     """
 
     epsilon: float = 0.0
@@ -68,7 +69,7 @@ class Exploration:
     def probabilities(
         self, logits: Float[Tensor, "n actions"], mask: Bool[Tensor, "n actions"]
     ) -> Float[Tensor, "n actions"]:
-        """Return p(a) of the class's equation; a row without a legal action is NaN."""
+        """Return p(a) of the class's equation; NaN in rows without a legal action."""
         if self.noise:
             noise = torch.empty_like(logits).normal_(0, self.noise, generator=self.generator)
             logits = logits + noise

@@ -29,26 +29,25 @@ from gfn_rb.shapes import Bool
 class LocalSearchSampler:
     """Improves objects by undoing their last moves and making new ones (back and forth).
 
-    One search takes an object x back by K moves, drawn from the backward policy, to a junction s,
-    and from there forward to a proposal x', drawn from the forward policy (Zhang et al. 2022,
-    arXiv:2202.01361; Kim et al. 2023, arXiv:2310.02710). The proposal is accepted if its reward is
-    strictly higher, or with the probability that leaves R(x) / Z invariant (Metropolis-Hastings).
-    Each row may go back by a number of moves of its own.
+    One search undoes K moves of an object x, sampled from the backward policy, and samples a
+    proposal x' from there with the forward policy (Zhang et al. 2022, arXiv:2202.01361; Kim et al.
+    2023, arXiv:2310.02710). The proposal is accepted if its reward is strictly higher, or with the
+    Metropolis-Hastings probability that leaves R(x) / Z invariant. Each row may have its own K.
 
-    ``**policy_kwargs`` are the fields of :class:`gfn_rb.rollout.Exploration`. They hold for both
-    policies, but exit_bias for the forward one alone. Metropolis-Hastings accounts for all of them
-    except noise, under which proposals have no tractable density and which it therefore refuses.
+    Exploration applies to both policies, ``exit_bias`` to the forward policy alone.
+    Metropolis-Hastings accounts for all options but ``noise``, which it refuses: proposals under
+    noise have no tractable density.
 
     Attributes:
-        n_reward_calls: number of states whose reward has been asked for so far: those of new
-            trajectories and of proposals. The objects that a search starts from cost none.
+        n_reward_calls: number of states whose reward was computed so far: ends of new trajectories
+            and proposals. Objects that a search starts from cost none.
 
     Args:
-        pf: forward policy, see :class:`gfn_rb.rollout.Sampler`.
-        pb: backward policy.
+        pf: forward policy, a module as for :class:`gfn_rb.Sampler`.
+        pb: backward policy, a module as for :class:`gfn_rb.Sampler`.
 
     Raises:
-        ArgumentError: a policy does not go the way that is needed.
+        ArgumentError: a policy has the wrong direction or none.
     """
 
     def __init__(self, pf: TensorDictModuleBase, pb: TensorDictModuleBase) -> None:
@@ -73,33 +72,42 @@ class LocalSearchSampler:
     ) -> tuple[Trajectories, Bool[Tensor, "n"]]:
         """Search once around each object.
 
-        Of the input only the objects x, their log-rewards and conditions count: the way back is
-        drawn anew from the backward policy, as far as the source, since a buffer may hold no path.
+        Only the objects x of the input count, with their log-rewards and conditions. The backward
+        policy samples the way back to the source, because a buffer may store no path.
 
         Args:
             env: the environment.
-            trajectories: where to start, forward or backward; or terminating states.
-            back_steps: K, the moves to undo (the exit action not counted): one number for all rows,
-                or one per row, int64 [n].
-            back_ratio: instead, the share in (0, 1] of a way's moves to undo, rounded up.
-            use_metropolis_hastings: whether to accept as Metropolis-Hastings does, by
-                :func:`gfn_rb.rollout.metropolis_hastings.log_acceptance`; otherwise a proposal is
-                accepted if its reward is strictly higher.
-            save_estimator_outputs: whether to keep the forward policy's logits at each step.
-            save_logprobs: whether to keep the forward policy's log-probability of each action, that
-                of the steps before the junction included.
-            **policy_kwargs: see the class.
+            trajectories: forward or backward trajectories, or terminating states.
+            back_steps: number K of moves to undo, the exit not counted: one number, or one per row,
+                int64 [n]. Give ``back_steps`` or ``back_ratio``.
+            back_ratio: share of moves to undo, above 0 and at most 1, rounded up.
+            use_metropolis_hastings: whether to accept by Metropolis-Hastings. Otherwise a proposal
+                is accepted if its reward is strictly higher.
+            save_estimator_outputs: whether to save the forward policy's logits at each step.
+            save_logprobs: whether to save the forward policy's log-probability of each action in
+                nats, including the steps before the undone moves.
+            **policy_kwargs: keywords below.
+
+        Keyword Args:
+            epsilon: share of uniformly random legal actions, 0 to 1. Default: 0.
+            temperature: divisor of the logits, above 0; above 1 flattens. Default: 1.
+            noise: standard deviation of Gaussian noise on each logit, at least 0. Default: 0.
+            exit_bias: number subtracted from the logit of the exit action; forward policies only.
+                Default: 0.
+            generator: ``torch.Generator`` of all random numbers. Default: PyTorch's global
+                generator.
 
         Returns:
-            The proposals as forward trajectories, accepted or not (all of them are worth storing),
-            and which rows were accepted, [n].
+            The proposals as forward trajectories, accepted or not, and which rows were accepted,
+            [n]. All
+            proposals are worth storing.
 
         Raises:
             ArgumentError: not exactly one of ``back_steps`` and ``back_ratio`` is given, one is out
-                of its range or goes back beyond the source, a state is not terminating, or an
-                option is unknown, out of range or barred.
+                of range or goes back beyond the source, a state is not terminating, or an option is
+                unknown, out of range or refused.
             ShapeError: a shape or dtype does not fit.
-            NaNError: a reward is NaN, or the logits give no distribution.
+            NaNError: a reward or the logits are NaN.
         """
         exploration = _exploration_from(policy_kwargs, use_metropolis_hastings)
         start = _terminating(trajectories)
@@ -128,17 +136,17 @@ class LocalSearchSampler:
     ) -> Trajectories:
         """Sample trajectories, then search around them several times.
 
-        Each of ``n_local_search_loops`` loops searches around what the loops before have accepted
-        in each row. All other arguments are those of ``Sampler.sample_trajectories`` and of
-        ``local_search``. Where lengths vary, ``back_ratio`` fits every row; without loops neither
-        it nor ``back_steps`` is needed.
+        Each of ``n_local_search_loops`` loops searches around the object that earlier loops
+        accepted in each row. The other arguments are those of ``Sampler.sample_trajectories`` and
+        of ``local_search``. Without loops, neither ``back_ratio`` nor ``back_steps`` is needed.
 
         Returns:
-            n * (1 + n_local_search_loops) trajectories: those sampled, then each loop's proposals.
+            n * (1 + n_local_search_loops) trajectories: the sampled ones, then each loop's
+            proposals.
 
         Raises:
-            ArgumentError, ShapeError, NaNError: see ``local_search`` and
-                ``Sampler.sample_trajectories``.
+            ArgumentError, ShapeError, NaNError: as ``local_search`` and
+                ``Sampler.sample_trajectories`` raise them.
         """
         if n_local_search_loops < 0:
             raise ArgumentError(

@@ -33,14 +33,15 @@ def action_log_probs(
     """Compute the log-probability of every action in each state, with gradient.
 
     Args:
-        policy: a forward or backward policy.
-        env: says which actions are legal.
+        policy: forward or backward policy.
+        env: environment that defines the legal actions.
         state: states with at least one legal action each.
         condition: one condition per state.
 
     Returns:
-        log P(. | s) in nats, -inf at illegal actions; A is ``env.n_actions`` for a forward policy
-        and one less for a backward one.
+        log P(. | s) in nats, -inf at illegal actions, for ``env.n_actions`` actions of a forward
+        policy
+        and one less of a backward policy.
 
     Raises:
         KeyMismatchError, ShapeError: the policy wrote no logits, or a wrong number of them.
@@ -69,22 +70,22 @@ def trajectory_log_probs(
 ) -> Float[Tensor, "n T"]:
     """Compute the log-probability of each action of trajectories under a policy, with gradient.
 
-    A forward policy gives log P_F(s_{t+1} | s_t) at every step; a backward policy
-    log P_B(s_t | s_{t+1}) at every step but the exit, where it is 0, as the sink has no other
-    way back. Each value stands at the action's own place in its row, whichever way that row runs.
-    The network is called once, on the real steps alone; a recurrent one on whole rows.
+    A forward policy gives log P_F(s_{t+1} | s_t) at every step. A backward policy gives log P_B(s_t
+    | s_{t+1}) at every step but the exit, where it is 0. Each value is at the position of its
+    action, in forward and in backward rows. The network is called once, on the real steps alone; a
+    recurrent network on whole rows.
 
     Args:
-        policy: a forward or backward policy.
-        env: where the trajectories come from.
+        policy: forward or backward policy.
+        env: environment of the trajectories.
         trajectories: forward and backward rows in any mixture.
 
     Returns:
-        Log-probabilities in nats, 0 after each row's length; -inf for an illegal action.
+        Log-probabilities in nats, 0 after each row's length, -inf for an illegal action.
 
     Raises:
         ArgumentError: the policy has no direction.
-        KeyMismatchError, ShapeError: it wrote no logits, or a wrong number of them.
+        KeyMismatchError, ShapeError: the policy wrote no logits, or a wrong number of them.
     """
     is_backward = require_direction(policy)
     if hidden_keys(policy):
@@ -154,21 +155,20 @@ def transition_log_probs(
 ) -> Float[Tensor, "n"]:
     """Compute the log-probability of each transition's action under a policy, with gradient.
 
-    A forward policy gives log P_F(s' | s), a backward policy log P_B(s | s'), whichever way the row
-    itself runs; 0 for the exit under a backward policy, as the sink has no other way back. The
-    network is called once.
+    A forward policy gives log P_F(s' | s) and a backward policy log P_B(s | s'), for forward and
+    backward rows. A backward policy gives 0 for the exit. The network is called once.
 
     Args:
-        policy: a forward or backward policy.
-        env: where the transitions come from.
+        policy: forward or backward policy.
+        env: environment of the transitions.
         transitions: forward and backward rows in any mixture.
 
     Returns:
-        Log-probabilities in nats; -inf for an illegal action.
+        Log-probabilities in nats, -inf for an illegal action.
 
     Raises:
         ArgumentError: the policy has no direction.
-        KeyMismatchError, ShapeError: it wrote no logits, or a wrong number of them.
+        KeyMismatchError, ShapeError: the policy wrote no logits, or a wrong number of them.
     """
     is_backward, action = require_direction(policy), transitions.action
     require_memoryless(policy)

@@ -17,28 +17,26 @@ from gfn_rb.rollout.walk import ActionDraw, Walk
 
 
 class Sampler:
-    """Draws actions and whole trajectories from a policy, in the direction the policy goes.
+    """Samples actions and whole trajectories from a policy, in the policy's direction.
 
-    Nothing here is recorded by autograd, unless log-probabilities with gradient are asked for:
-    losses compute them anew, see :func:`gfn_rb.rollout.trajectory_log_probs`. ``**policy_kwargs``
-    are the fields of :class:`gfn_rb.rollout.Exploration`: epsilon, temperature, noise, exit_bias,
-    generator. Log-probabilities that are kept are those of the distribution drawn from, these
-    options included, as in torchgfn; estimator outputs are the policy's bare logits.
+    Autograd records nothing unless ``requires_grad=True``; losses compute log-probabilities again.
+    Saved log-probabilities are those of the distribution drawn from, exploration included, as in
+    torchgfn. Saved estimator outputs are the policy's logits without exploration.
 
     Args:
-        policy: a TensorDict module from "state" (and "condition") to "logits", with an attribute
-            ``is_backward``. A forward policy writes a logit for each of the environment's actions,
-            a backward policy for each but the exit action. For a
+        policy: TensorDict module from "state" (and "condition") to "logits", with an attribute
+            ``is_backward``. A forward policy writes a logit for each action of the environment, and
+            a backward policy for each action but the exit. For a
             :class:`~gfn_rb.envs.ContinuousEnv` it has a method ``get_dist(tensordict)``, as a
-            ``ProbabilisticTensorDictSequential`` has, which writes the logits of kinds and returns
-            a distribution of parameters, batch shape [n], event shape [k], its mean in its support.
-            A forward policy may be recurrent, as one with TorchRL's ``GRUModule`` is: what it
-            writes under "next" and reads, beside "is_init", is carried from step to step from the
-            source on. Losses on trajectories call it once, on [n, T] states in TorchRL's recurrent
-            mode.
+            ``ProbabilisticTensorDictSequential`` has. The method writes the logits of kinds and
+            returns a distribution of parameters with batch shape [n], event shape [k] and a mean in
+            its support. A forward policy may be recurrent, such as one with TorchRL's
+            ``GRUModule``. Entries that it writes under "next" and reads, beside "is_init", are
+            carried from step to step. Losses on trajectories call it once, on [n, T] states in
+            TorchRL's recurrent mode.
 
     Raises:
-        ArgumentError: ``policy`` does not say which way it goes.
+        ArgumentError: ``policy`` has no ``is_backward``.
     """
 
     def __init__(self, policy: TensorDictModuleBase) -> None:
@@ -60,15 +58,24 @@ class Sampler:
         save_logprobs: bool = False,
         **policy_kwargs: Any,
     ) -> ActionDraw:
-        """Draw one action per state.
+        """Sample one action per state.
 
         Args:
             env: the environment.
             states: [n, *S], each with at least one legal action.
-            conditions: one condition per state, [n, *C].
+            conditions: one condition per state, [n, *C], if the environment has conditions.
             save_estimator_outputs: whether to return the policy's logits.
-            save_logprobs: whether to return the log-probability of each action.
-            **policy_kwargs: see the class.
+            save_logprobs: whether to return the log-probability of each action, in nats.
+            **policy_kwargs: keywords below.
+
+        Keyword Args:
+            epsilon: share of uniformly random legal actions, 0 to 1. Default: 0.
+            temperature: divisor of the logits, above 0; above 1 flattens. Default: 1.
+            noise: standard deviation of Gaussian noise on each logit, at least 0. Default: 0.
+            exit_bias: number subtracted from the logit of the exit action; forward policies only.
+                Default: 0.
+            generator: ``torch.Generator`` of all random numbers. Default: PyTorch's global
+                generator.
 
         Returns:
             A named tuple of action [n], log_prob [n] or None, estimator_output [n, A] or None.
@@ -76,7 +83,7 @@ class Sampler:
         Raises:
             ArgumentError: a state has no legal action, or an option is unknown or out of range.
             ShapeError: a shape or dtype is not the environment's.
-            NaNError: the logits give no distribution.
+            NaNError: the logits are NaN.
         """
         require_memoryless(self.policy)
         exploration = exploration_from(policy_kwargs, self.is_backward)
@@ -98,35 +105,45 @@ class Sampler:
         requires_grad: bool = False,
         **policy_kwargs: Any,
     ) -> Trajectories:
-        """Roll the policy out until every row has reached its end.
+        """Sample trajectories until every row has ended.
 
-        Rows that have reached it cost nothing: the others go on without them.
+        Rows that have ended cost nothing while the others continue.
 
         Args:
             env: the environment.
-            n: number of trajectories from the source; forward policies only.
-            states: where to start instead, [n, *S]: any states but the sink for a forward policy,
-                terminating states for a backward one. A forward row begins with its given state.
-            conditions: one condition per row, [n, *C]. Where the environment has conditions and
-                only ``n`` is given, ``env.sample_condition`` draws them.
-            save_estimator_outputs: whether to keep the policy's logits at each step.
-            save_logprobs: whether to keep the log-probability of each action.
-            log_rewards: log R of ``states`` in nats, [n], where already known; backward policies
-                only. Without it ``env.log_reward`` is asked, once.
-            requires_grad: whether log-probabilities, which must be kept then, have a gradient, for
-                losses with ``log_pf="stored"``. The policy cannot explore: they would not be its
-                own.
-            **policy_kwargs: see the class.
+            n: number of trajectories from the source, for forward policies. Give ``n`` or
+                ``states``.
+            states: starting states, [n, *S]: any states but the sink for a forward policy,
+                terminating states for a backward policy. A forward row begins with its given state.
+            conditions: one condition per row, [n, *C], if the environment has conditions. Default
+                with ``n``: ``env.sample_condition`` samples them.
+            save_estimator_outputs: whether to save the policy's logits at each step.
+            save_logprobs: whether to save the log-probability of each action, in nats.
+            log_rewards: log R of ``states`` in nats, [n], if known; backward policies only.
+                Default: the environment computes them once.
+            requires_grad: whether saved log-probabilities have a gradient, for losses with
+                ``log_pf="stored"``. It requires ``save_logprobs=True`` and no exploration.
+            **policy_kwargs: keywords below.
+
+        Keyword Args:
+            epsilon: share of uniformly random legal actions, 0 to 1. Default: 0.
+            temperature: divisor of the logits, above 0; above 1 flattens. Default: 1.
+            noise: standard deviation of Gaussian noise on each logit, at least 0. Default: 0.
+            exit_bias: number subtracted from the logit of the exit action; forward policies only.
+                Default: 0.
+            generator: ``torch.Generator`` of all random numbers. Default: PyTorch's global
+                generator.
 
         Returns:
-            Trajectories padded to the longest of them; ``is_backward`` is set if the policy is.
+            Trajectories padded to the longest one; ``is_backward`` is set if the policy is
+            backward.
 
         Raises:
             ArgumentError: not exactly one of ``n`` and ``states`` is given, a start does not fit
-                the policy's direction, a state on the way has no legal action, an option is
-                unknown or out of range, or does not go with ``requires_grad``.
+                the policy's direction, a state has no legal action, or an option is unknown, out of
+                range or excluded by ``requires_grad``.
             ShapeError: a shape or dtype is not the environment's.
-            NaNError: the logits give no distribution, or a reward is NaN.
+            NaNError: the logits or a reward are NaN.
         """
         exploration = exploration_from(policy_kwargs, self.is_backward)
         if requires_grad:
