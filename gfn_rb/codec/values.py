@@ -73,7 +73,7 @@ class Encoder:
     def _sequence(self, value: Any, path: str, depth: int) -> Node:
         return [self.encode(v, f"{path}[{i}]", depth + 1) for i, v in enumerate(value)]
 
-    def _tensordict(self, value: TensorDict, path: str, depth: int) -> Node:
+    def _collection(self, value: TensorDict, path: str, depth: int) -> Node:
         return {
             "batch_size": list(value.batch_size),
             "device": None if value.device is None else value.device.type,
@@ -114,7 +114,7 @@ _ENCODERS: dict[type, tuple[str, Callable[[Encoder, Any, str, int], Node]]] = {
     torch.device: ("device", lambda _, value, *__: str(value)),
     torch.dtype: ("dtype", lambda _, value, *__: dtype_name(value)),
     np.ndarray: ("array", Encoder._array),
-    TensorDict: ("tensordict", Encoder._tensordict),
+    TensorDict: ("tensordict", Encoder._collection),
     LazyStackedTensorDict: ("lazy_stack", Encoder._lazy_stack),
     Tensor: ("tensor", Encoder._tensor),
     torch.nn.Parameter: ("tensor", Encoder._tensor),
@@ -147,7 +147,7 @@ class Decoder:
                 raise ValueError(f"a key is {key!r:.80}, expected a string or an integer")
         return [(key, self.decode(node)) for key, node in content]
 
-    def _tensordict(self, content: Node) -> TensorDict:
+    def _collection(self, content: Node) -> TensorDict:
         device = content["device"]
         if device is not None:
             device = _CPU if device == "cpu" else self._accelerator
@@ -171,7 +171,7 @@ _DECODERS: dict[str, Callable[[Decoder, Node], Any]] = {
     "dtype": lambda _, content: DTYPES[content],
     "array": lambda self, content: self._tensor(content).numpy(),
     "scalar": lambda self, content: self._tensor(content).numpy()[()],
-    "tensordict": Decoder._tensordict,
+    "tensordict": Decoder._collection,
     "lazy_stack": Decoder._lazy_stack,
     "tensor": lambda self, content: self._tensor(content),
 }
