@@ -36,6 +36,7 @@ StateForm = Literal["narrow", "rebuild"]
 
 _INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 _WORDS = (torch.int64, torch.int32, torch.int16)
+_WIDEST = 8  # times the bytes that numbers are stored in, when they are whole
 _CHUNK = 1024  # rows made whole at a time where many are read: rebuilt states are large
 
 
@@ -134,6 +135,25 @@ class CompactRows(Transform):
             state = self._rebuilt(rows if rows.ndim else rows.unsqueeze(0))
             rows.set(STATE, state if rows.ndim else state[0])
         return rows
+
+    def check_size(self, tensordict: TensorDictBase, max_nbytes: int) -> None:
+        """Raise unless stored rows fit in a number of bytes once they are whole.
+
+        Args:
+            tensordict: batch size [n], made whole by nobody yet.
+            max_nbytes: how many bytes they may have.
+
+        Raises:
+            ArgumentError: they have more.
+        """
+        nbytes, action = 0, _get(dict(tensordict.items()), ACTION)
+        if self.states == "rebuild" and action is not None and action.ndim > 1:
+            nbytes = action.shape[0] * (action.shape[1] + 1) * self._env[0].source_state.nbytes
+        if nbytes <= max_nbytes < nbytes + _WIDEST * tensordict.bytes() and len(tensordict):
+            # All rows have the size of the first.
+            nbytes = len(tensordict) * self.forward(tensordict[:1]).bytes()
+        if nbytes > max_nbytes:
+            raise ArgumentError(f"rows have {nbytes} bytes whole, expected {max_nbytes} at most")
 
     def features(
         self, source: NestedKey | Callable[[TensorDictBase], Tensor] | None = None

@@ -4,12 +4,13 @@ import pytest
 import torch
 from factories import assert_equal, linear_policy, seeded
 from remote.remote_runs import group, objects, threads
+from tensordict import TensorDict
 
 from gfn_rb import Sampler, States, fifo_buffer
 from gfn_rb.buffers.compact import compact_rows_of
 from gfn_rb.containers import convert
 from gfn_rb.envs import ConditionalHyperGrid, HyperGrid, TFBind8
-from gfn_rb.errors import WireError
+from gfn_rb.errors import ArgumentError, WireError
 from gfn_rb.remote import ReplayBufferManager, ReplayBufferWorker, Subscription
 from gfn_rb.remote.protocol.channel import FrameChannel
 from gfn_rb.remote.protocol.messages import DATA_TAG, Kind
@@ -163,7 +164,41 @@ def test_compact_rows_that_are_too_large_whole_are_not_made_whole(monkeypatch):
     error = receiver.receive().error
     assert isinstance(error, WireError)
     assert f"bytes whole, expected {other.max_nbytes} at most" in str(error)
-    assert made == [1]
+    assert made == []
+
+
+@pytest.mark.parametrize("rows_fit", [True, False])
+def test_rows_of_large_states_are_bounded_however_few_their_bytes(rows_fit, monkeypatch):
+    env, (one, other) = HyperGrid(600, 2), group(2)  # a step of one byte becomes 4,800
+    form, rows = compact_rows_of(stored(env, "rebuild")), found(env, 3)
+    sender, receiver = FrameChannel(one, form), FrameChannel(other, form)
+    sender.learn_form(1, repr(form))
+    other.max_nbytes = rows.bytes() + (1 if rows_fit else -100_000)
+    assert sender.send(1, DATA_TAG, Kind.ITEMS, rows=rows).nbytes << 10 < other.max_nbytes
+    made, forward = [], type(form).forward
+    monkeypatch.setattr(type(form), "forward", lambda *a: made.append(len(a[1])) or forward(*a))
+    frame = receiver.receive()
+    assert (frame.error is None) == rows_fit
+    assert made == ([1, 3] if rows_fit else [])
+
+
+def test_a_single_row_of_many_steps_is_bounded_before_it_is_made_whole(monkeypatch):
+    form, n_steps = compact_rows_of(stored(HyperGrid(600, 2), "rebuild")), 1 << 20
+    monkeypatch.setattr(type(form), "forward", lambda *_: pytest.fail("made whole"))
+    rows = TensorDict({"action": torch.zeros(1, n_steps, dtype=torch.int16)}, [1])
+    with pytest.raises(ArgumentError, match=r"rows have \d+ bytes whole, expected 1073741824 at"):
+        form.check_size(rows, 1 << 30)
+
+
+def test_all_rows_are_not_made_whole_where_they_fit_no_message():
+    mine, rb, rows = group(2)[0], stored(DNA, "rebuild"), found(DNA, 99)
+    manager = ReplayBufferManager(mine, rb)
+    rb.extend(rows)
+    mine.max_nbytes = rows.bytes() // 2
+    with pytest.raises(ArgumentError, match=r"rows have \d+ bytes whole, expected \d+ at most"):
+        manager.items()
+    mine.max_nbytes = 2 * rows.bytes()
+    assert len(manager.items()) == len(rb)
 
 
 def test_items_travel_compact_beside_scores_that_do_not():

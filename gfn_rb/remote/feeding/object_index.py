@@ -120,16 +120,24 @@ class ObjectIndex:
         self._length = length
         return torch.from_numpy(rows)
 
-    def read(self, rows: Int64[Tensor, "m"]) -> TensorDictBase:
+    def read(self, rows: Int64[Tensor, "m"], max_nbytes: int | None = None) -> TensorDictBase:
         """Return copies of rows on the CPU as they came, whole where they are stored compact.
 
         Args:
             rows: in [0, len(storage)).
+            max_nbytes: how many bytes they may have whole, None for any number.
+
+        Raises:
+            ArgumentError: they have more.
         """
         stored = select_rows(all_slots(self.storage), rows, but=(INDEX,))
         if torch.device(self.storage.device).type != "cpu":
             stored = stored.cpu()
-        return stored if self._compact is None else self._compact.forward(stored)
+        if self._compact is None:
+            return stored
+        if max_nbytes is not None:
+            self._compact.check_size(stored, max_nbytes)
+        return self._compact.forward(stored)
 
     def log_reward(self, rows: Int64[Tensor, "m"]) -> Float[Tensor, "m"]:
         """Return the log-rewards of rows, integers as floats.

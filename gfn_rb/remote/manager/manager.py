@@ -258,7 +258,8 @@ class ReplayBufferManager:
             return None
         self._baseline.value()
         rows = torch.arange(len(index.storage))
-        return index.read(rows[index.log_reward(rows) >= self._baseline.threshold])
+        rows = rows[index.log_reward(rows) >= self._baseline.threshold]
+        return index.read(rows, self.transport.max_nbytes)
 
     def timing_summary(self) -> str:
         """Return in one line where the time went."""

@@ -22,8 +22,6 @@ from gfn_rb.errors import (
 from gfn_rb.remote.protocol.messages import Kind, remote_error
 from gfn_rb.transports.base import Envelope, SendHandle, Transport
 
-_GROWTH = 1 << 10  # by which compact rows grow at most when they are made whole
-
 
 class ReceivedFrame(NamedTuple):
     """A frame that came, or what came instead."""
@@ -153,7 +151,7 @@ class FrameChannel:
                         f"it has {len(each)} rows, expected max_rows={self._max_rows} at most"
                     )
             if meta.get("compact"):
-                rows = self._whole(rows, nbytes)
+                rows = self._whole(rows)
         except (PeerLostError, TransportClosedError, TransportTimeoutError):
             raise
         except (WireError, TransportError) as error:  # the latter of one that was too large
@@ -170,20 +168,16 @@ class FrameChannel:
         except GfnRbError:  # of another kind than is stored here: they travel whole
             return rows, meta
 
-    def _whole(self, rows: TensorDictBase | None, nbytes: int) -> TensorDictBase | None:
+    def _whole(self, rows: TensorDictBase | None) -> TensorDictBase | None:
         if rows is None:
             return None
         if self._compact is None:
             raise WireError("rows came compact, expected whole ones: this rank has no form of them")
-        limit, n_whole = self.transport.max_nbytes, 0
         try:
-            if nbytes * _GROWTH > limit:  # all rows have the size of the first
-                n_whole = len(rows) * self._compact.forward(rows[:1]).bytes()
-            if n_whole <= limit:
-                return self._compact.forward(rows)
+            self._compact.check_size(rows, self.transport.max_nbytes)
+            return self._compact.forward(rows)
         except Exception as error:  # of whatever an environment makes of foreign numbers
             raise WireError(f"rows cannot be read as {self.row_form}: {error}") from error
-        raise WireError(f"its rows have {n_whole} bytes whole, expected {limit} at most")
 
     def in_flight(self, dest: int) -> tuple[int, int]:
         """Return how many frames and bytes are on their way to a rank, and release the others."""
