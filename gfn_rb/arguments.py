@@ -56,9 +56,23 @@ def require_kind(
         )
 
 
+def require_device_of(generator: torch.Generator, device: torch.device) -> None:
+    """Raise unless a generator of random numbers is on the device of what it draws from."""
+    if generator.device.type != device.type:
+        raise ArgumentError(
+            f"generator must be on {device}, as the rows are, got one on {generator.device}"
+        )
+
+
 def as_device(name: str, value: Any) -> torch.device:
-    """Return a value as a device."""
+    """Return a value as a device, or raise unless this machine has it."""
     try:
-        return torch.device(value)
+        device = torch.device(value)
     except (TypeError, RuntimeError):
         raise ArgumentError(f"{name} must name a device of torch, got {value!r:.80}") from None
+    if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
+        raise ArgumentError(
+            f"{name} must be cpu, or cuda where torch finds such a device, got {value!r:.80}: "
+            f"it finds {count}"
+        )
+    return device

@@ -9,13 +9,14 @@ mutation revision by one.
 from __future__ import annotations
 
 import torch
-from tensordict import lazy_stack
+from tensordict import TensorDictBase, lazy_stack
 from torchrl.data.replay_buffers.storages import ListStorage, Storage, TensorStorage
 
 from gfn_rb.errors import ShapeError
 from gfn_rb.shapes import Rows
 from gfn_rb.torchrl_compat import all_slots, wait_for_init
 
+_HOST = torch.device("cpu")
 _FEWEST_SLOTS = 1024  # laid out beside a list storage, before they are doubled
 
 
@@ -66,6 +67,16 @@ def device_beside(storage: Storage) -> torch.device | None:
         return None
     device: torch.device = storage.device
     return device
+
+
+def staged(rows: TensorDictBase, device: torch.device) -> TensorDictBase:
+    """Return drawn rows on a device; those of the host go to CUDA through pinned memory.
+
+    Neither copy waits for the device, so that the next batch is drawn while it computes.
+    """
+    if device.type == "cuda":
+        return rows.to(device, non_blocking_pin=rows.device in (None, _HOST), num_threads=0)
+    return rows.to(device)
 
 
 def stored_rows(storage: Storage) -> Rows:

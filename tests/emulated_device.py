@@ -41,6 +41,12 @@ class Backend:
     def manual_seed_all(self, seed: int) -> None:
         pass
 
+    def get_rng_state(self, device: Any = None) -> Tensor:
+        return torch.empty(0, dtype=torch.uint8)  # random numbers are the host's
+
+    def set_rng_state(self, state: Tensor, device: Any = None) -> None:
+        pass
+
     def synchronize(self, device: Any = None) -> None:
         """Wait for downloads that did not wait themselves."""
         _note("synchronize", _pending["download"])

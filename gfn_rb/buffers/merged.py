@@ -189,7 +189,9 @@ class MergedReplayBuffer(ReplayBufferEnsemble):
         if isinstance(rows, TensorDictBase):
             for key, value in info.items():
                 rows.set(key, value)
-        return (rows.pin_memory() if self._pin_memory else rows), info
+        # Rows of a device cannot be pinned, and without CUDA there is no use for it.
+        pins = self._pin_memory and torch.cuda.is_available() and index.is_cpu
+        return (rows.pin_memory() if pins else rows), info
 
     def _stacked(self, batch_size: int) -> tuple[Any, Any]:
         """Sample as TorchRL's ensemble does."""

@@ -18,7 +18,13 @@ from torchrl.data.replay_buffers.storages import Storage
 from torchrl.data.replay_buffers.writers import Writer
 from torchrl.envs.transforms import Compose, Transform
 
-from gfn_rb.arguments import as_count, as_device, require_flag, require_kind
+from gfn_rb.arguments import (
+    as_count,
+    as_device,
+    require_device_of,
+    require_flag,
+    require_kind,
+)
 from gfn_rb.buffers.compact import CompactRows, StateForm
 from gfn_rb.buffers.environment import Environment
 from gfn_rb.buffers.rate_limiter import RateLimiter
@@ -33,6 +39,7 @@ from gfn_rb.errors import ArgumentError
 from gfn_rb.keys import EPISODE_LOG_REWARD, ESTIMATOR_OUTPUT, INDEX, LOG_PROB, LOG_REWARD
 from gfn_rb.samplers import SoftmaxRewardSampler
 from gfn_rb.samplers.base import Replacement
+from gfn_rb.storages import device_beside
 from gfn_rb.writers import DiversityWriter, FIFOWriter, RewardPrioritizedWriter
 from gfn_rb.writers.diversity import Near, When
 from gfn_rb.writers.features import Unique
@@ -481,6 +488,7 @@ def build(
         raise ArgumentError(
             f"storage must hold capacity={capacity} rows, got one of {storage.max_size}"
         )
+    _check_storage(storage, buffer_kwargs.get("generator"))
     # Inverse transforms run from the last to the first: the user's come first on the way in.
     on_insertion = [*([] if transform is None else [transform]), *transforms]
     if compact is not None:
@@ -509,6 +517,14 @@ def _check_options(options: dict[str, Any]) -> None:
     generator = options.get("generator")
     require_kind("generator", generator, torch.Generator, lambda value: value is None)
     require_flag("shared", options.get("shared", False))
+
+
+def _check_storage(storage: Storage, generator: torch.Generator | None) -> None:
+    device = device_beside(storage)
+    if device is not None:
+        as_device("storage's device", device)
+    if generator is not None and storage.device != "auto":
+        require_device_of(generator, torch.device("cpu") if device is None else device)
 
 
 def _row_buffer(

@@ -18,6 +18,7 @@ from torch import Tensor
 from typing_extensions import dataclass_transform
 
 from gfn_rb import keys
+from gfn_rb.arguments import as_device
 from gfn_rb.containers import convert
 from gfn_rb.containers.fields import Field, Key, Values, assemble, field
 from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
@@ -140,7 +141,7 @@ class Container:
 
     def to(self: C, device: torch.device | str) -> C:
         """Return the container with every tensor on a device."""
-        return self.wrap(self._td.to(torch.device(device)))
+        return self.wrap(self._td.to(as_device("device", device)))
 
     @property
     def device(self) -> torch.device:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.data import Binary, Categorical, Composite, TensorSpec, Unbounded
 from torchrl.envs import EnvBase
+from typing_extensions import Self
 
 from gfn_rb import keys
+from gfn_rb.arguments import as_device
 from gfn_rb.envs.core import GFNCore
 from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
 from gfn_rb.shapes import ActionBatch, Bool, Float, Shaped, StateBatch
@@ -55,6 +57,23 @@ class GFNEnv(GFNCore, EnvBase):
         batch_size: batch size of the TorchRL interface; () takes any.
         device: where the environment's tensors live.
     """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Check the device before subclasses make tensors on it."""
+        if kwargs.get("device") is not None:
+            as_device("device", kwargs["device"])
+        return super().__new__(cls, *args, **kwargs)
+
+    def to(self, device: torch.device | str) -> Self:
+        """Move the environment's tensors to a device.
+
+        Args:
+            device: the device.
+
+        Raises:
+            ArgumentError: this machine does not have it.
+        """
+        return super().to(as_device("device", device))
 
     def __init__(
         self,

@@ -26,6 +26,7 @@ from gfn_rb.errors import (
 )
 from gfn_rb.keys import ESTIMATOR_OUTPUT, LOG_PROB
 from gfn_rb.shapes import Int64
+from gfn_rb.storages import staged
 from gfn_rb.torchrl_compat import generator_of, write_cursor
 
 Indices = Sequence[int] | Tensor
@@ -143,8 +144,7 @@ class ExperienceMemory:
         """
         as_count("batch_size", batch_size)
         self._require_some(f"draw {batch_size} experiences")
-        rows: TensorDictBase = self.memory.sample(batch_size).to(self.device)
-        return rows
+        return staged(self.memory.sample(batch_size), self.device)
 
     def sample_random(self, batch_size: int) -> TensorDictBase:
         """Do as :meth:`sample_batch` does."""
@@ -159,8 +159,7 @@ class ExperienceMemory:
         Raises:
             ArgumentError: something else.
         """
-        rows: TensorDictBase = self.memory.storage[self._places_of(indices)].to(self.device)
-        return rows
+        return staged(self.memory.storage[self._places_of(indices)], self.device)
 
     def sample_by_index_fields(
         self, indices: Indices, fields: Sequence[NestedKey]

@@ -13,7 +13,7 @@ from torch import Tensor
 from torchrl.data.replay_buffers.samplers import Sampler
 from torchrl.data.replay_buffers.storages import Storage
 
-from gfn_rb.arguments import require_key
+from gfn_rb.arguments import require_device_of, require_key
 from gfn_rb.column import KeyColumn
 from gfn_rb.errors import (
     ArgumentError,
@@ -199,6 +199,8 @@ class KeySampler(StateInFolder, Sampler, metaclass=_KeepReplacement):
         if distribution is not None and rows is not None and not rows.shape[0]:
             return distribution
         values = self._column.values(storage)
+        if self._rng is not None and (distribution is None or not values.is_cpu):
+            require_device_of(self._rng, values.device)
         if not values.is_floating_point():
             values = values.to(torch.float64)
         if distribution is None or values.shape[0] > self._slots:

@@ -1,16 +1,20 @@
 """The devices that these tests run on: an emulated one, and CUDA where there is one."""
 
 import pytest
+import torch
+
+from gfn_rb.codec import values
 
 DEVICES = ["emulated", pytest.param("cuda", marks=pytest.mark.cuda)]
 
 
 @pytest.fixture(params=DEVICES)
-def device(request):
-    if request.param == "emulated":
-        import emulated_device
+def device(request, monkeypatch):
+    if request.param == "cuda":
+        return torch.device("cuda", 0)
+    import emulated_device as emulated  # which registers the device with PyTorch
 
-        return emulated_device.DEVICE
-    import torch
-
-    return torch.device("cuda", 0)
+    # A checkpoint knows the types of tensors by name, of which CUDA has no other.
+    encoder = values._ENCODERS[torch.Tensor]
+    monkeypatch.setitem(values._ENCODERS, emulated.EmulatedTensor, encoder)
+    return emulated.DEVICE

@@ -24,12 +24,14 @@ import torch
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModuleBase
 
+from gfn_rb.arguments import as_device
 from gfn_rb.containers import Trajectories
 from gfn_rb.envs.core import GFNCore
 from gfn_rb.errors import ArgumentError, CheckpointMismatchError, WorkerError
 from gfn_rb.rollout import Sampler
 from gfn_rb.rollout.categorical import exploration_from
 from gfn_rb.rollout.outputs import require_direction
+from gfn_rb.storages import staged
 from gfn_rb.training.sources.base import Source
 
 GRACE = 5.0
@@ -81,6 +83,7 @@ class WorkerSource(Source):
         device: torch.device | str = "cpu",
         **policy_kwargs: Any,
     ) -> None:
+        device = as_device("device", device)
         if n_workers < 1:
             raise ArgumentError(f"n_workers must be at least 1, got {n_workers}")
         if seed < 0:
@@ -134,7 +137,7 @@ class WorkerSource(Source):
         self._shared_policy.load_state_dict(self._policy.state_dict())  # copies in place
         batch = Trajectories.cat(self._run(tasks))
         self.batches_drawn += 1
-        return batch.to(self._device)
+        return batch.wrap(staged(batch.to_tensordict(), self._device))
 
     def close(self) -> None:
         """Stop the workers. Done at the end of the program too."""
