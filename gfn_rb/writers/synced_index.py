@@ -10,7 +10,7 @@ from torchrl.data.replay_buffers.storages import Storage
 
 from gfn_rb.column import Version
 from gfn_rb.errors import ShapeError
-from gfn_rb.numerics.near.duplicates import duplicates
+from gfn_rb.numerics.near.duplicates import Duplicates
 from gfn_rb.numerics.near.index import NearIndex, PreparedRows
 from gfn_rb.shapes import Rows, Shaped
 from gfn_rb.storages import slots_beside, stored_rows
@@ -32,7 +32,7 @@ class SyncedIndex:
     """
 
     def __init__(
-        self, features: Features, make: Callable[[int, Tensor], NearIndex] = duplicates
+        self, features: Features, make: Callable[[int, Tensor], NearIndex] = Duplicates
     ) -> None:
         self.features = features
         self._make = make

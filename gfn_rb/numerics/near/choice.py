@@ -57,14 +57,14 @@ def _by_chunks(index: NearIndex, rows: Tensor, beats: Beats) -> Choice:
     parts: list[Choice] = []
     for start in range(0, rows.shape[0], index.chunk):
         part = rows[start : start + index.chunk]
-        taken = torch.zeros(part.shape[0], dtype=torch.bool, device=rows.device)
+        taken = torch.zeros(part.shape[0], dtype=torch.bool)
         taken[peers.near(peers.prepare(part))[0]] = True
         here = start + (~taken).nonzero()[:, 0]
         prepared = index.prepare(rows[here])
         near = _without(index.near(prepared), [each.replaced for each in parts])
         chosen = _settle(prepared, near, index.near_each_other(prepared), _shifted(beats, here))
         length = peers.length + chosen.selected.shape[0]
-        slot = torch.arange(peers.length, length, device=rows.device)
+        slot = torch.arange(peers.length, length)
         peers.write(slot, peers.prepare(chosen.prepared.rows), length)
         parts.append(chosen._replace(selected=here[chosen.selected]))
     selected, replaced, pieces = zip(*parts, strict=True)
@@ -77,7 +77,7 @@ def _settle(prepared: PreparedRows, near: Pairs, peers: Pairs, beats: Beats) -> 
     (i, slot), (better, worse) = near, peers
     n = prepared.rows.shape[0]
     if not i.shape[0] and not better.shape[0]:
-        return Choice(torch.arange(n, device=prepared.rows.device), slot, prepared)
+        return Choice(torch.arange(n), slot, prepared)
     held, place = slot.unique(return_inverse=True)
     wins, place = beats(i, slot), place + n
     better = torch.cat([better, torch.where(wins, i, place)])

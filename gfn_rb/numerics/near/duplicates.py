@@ -16,83 +16,25 @@ _SLOT = 0xFFFFFFFF  # the bits of an entry that are the slot; those above are th
 
 
 class Duplicates(NearIndex):
-    """An index of equal rows for devices: the hash of each slot, compared with whole batches.
-
-    A batch is sorted by its hashes, and every slot looks itself up there: O(N log n) for N slots
-    and n rows, which a device does in less time than it takes to follow a table. Equal hashes only
-    suggest that rows are equal; the rows themselves decide.
-
-    Args:
-        capacity: number of slots.
-        like: any rows of the width, dtype and device of those to come.
-    """
-
-    chunk = 2**62  # any number
-
-    def __init__(self, capacity: int, like: Shaped[Tensor, "n d"]) -> None:
-        super().__init__(capacity, like)
-        self._hash = RowHash(like.shape[1], 1, like.device)
-        self._hash_of = torch.zeros(capacity, dtype=torch.int64, device=like.device)
-
-    def sibling(self, capacity: int) -> Duplicates:
-        """Return an empty index of another capacity; see :meth:`NearIndex.sibling`."""
-        return type(self)(capacity, self.rows)
-
-    def prepare(self, rows: Shaped[Tensor, "n d"]) -> PreparedRows:
-        """Hash rows; see :meth:`NearIndex.prepare`."""
-        key = self._hash(rows).view(-1)
-        return PreparedRows(rows, key, key)
-
-    def near(self, prepared: PreparedRows) -> Pairs:
-        """Return the slots of equal rows; see :meth:`NearIndex.near`."""
-        return self._equal(prepared, *self._of_equal_hash(prepared, self._hash_of[: self.length]))
-
-    def _of_equal_hash(self, prepared: PreparedRows, stored: Int64[Tensor, "s"]) -> Pairs:
-        """Return the pairs of a row and a position among stored hashes that are equal."""
-        key = prepared.key
-        asking = Multimap(key, torch.arange(key.shape[0], device=key.device))
-        position, i = asking.fetch(asking.spans(stored))
-        return i, position
-
-    def _equal(self, prepared: PreparedRows, i: Tensor, slot: Tensor) -> Pairs:
-        equal = (prepared.rows[i] == self.rows[slot]).all(1)
-        return i[equal], slot[equal]
-
-    def near_each_other(self, prepared: PreparedRows) -> Pairs:
-        """Pair each row with the first one equal to it; see :meth:`NearIndex.near_each_other`."""
-        if all_differ(prepared.key):
-            return prepared.key[:0], prepared.key[:0]
-        first, other = _with_first(prepared.key)
-        if first.shape[0] and not torch.equal(prepared.rows[first], prepared.rows[other]):
-            return _with_first(torch.unique(prepared.rows, dim=0, return_inverse=True)[1])
-        return first, other
-
-    def shorten(self, length: int) -> None:
-        """Take out the rows from a slot on; see :meth:`NearIndex.shorten`."""
-        self.length = length
-
-    def _enter(self, slot: Tensor, prepared: PreparedRows) -> None:
-        self._hash_of.index_copy_(0, slot, prepared.key)
-
-    def _enter_all(self) -> None:
-        self._hash_of[: self.length] = self.prepare(self.rows[: self.length]).key
-
-
-class HostDuplicates(Duplicates):
-    """:class:`Duplicates` on the CPU: a hash table, read and written whole batches at a time.
+    """An index of equal rows: a hash table, read and written whole batches at a time.
 
     A bucket is one row of a matrix, each cell of it a hash and a slot in one integer, so that one
     gather looks a batch up. An empty cell holds the complement of its position, a negative number.
     Rows whose bucket is full, such as many equal ones, overflow: their slots are kept apart, and
-    compared with a batch as on a device.
+    their hashes looked up in each batch. Equal hashes only suggest that rows are equal; the rows
+    themselves decide.
 
     Args:
         capacity: number of slots.
         like: any rows of the width and dtype of those to come.
     """
 
+    chunk = 2**62  # any number
+
     def __init__(self, capacity: int, like: Shaped[Tensor, "n d"]) -> None:
         super().__init__(capacity, like)
+        self._hash = RowHash(like.shape[1], 1)
+        self._hash_of = torch.zeros(capacity, dtype=torch.int64)
         self._n_buckets = max(1, capacity // _LOAD)
         # One cell more than there are, which stands for "has overflowed".
         self._nowhere = self._n_buckets * _WIDTH
@@ -100,6 +42,10 @@ class HostDuplicates(Duplicates):
         self._cell_of = np.empty(capacity, np.int64)
         self._overflow: Tensor  # slots
         self._clear()
+
+    def sibling(self, capacity: int) -> Duplicates:
+        """Return an empty index of another capacity; see :meth:`NearIndex.sibling`."""
+        return Duplicates(capacity, self.rows)
 
     def prepare(self, rows: Shaped[Tensor, "n d"]) -> PreparedRows:
         """Hash rows; see :meth:`NearIndex.prepare`."""
@@ -115,9 +61,20 @@ class HostDuplicates(Duplicates):
         row, cell = hits.nonzero()
         i, slot = torch.from_numpy(row), torch.from_numpy(cells[row, cell] & _SLOT)
         if self._overflow.shape[0]:
-            more, position = self._of_equal_hash(prepared, self._hash_of[self._overflow])
+            asking = Multimap(prepared.key, torch.arange(prepared.key.shape[0]))
+            position, more = asking.fetch(asking.spans(self._hash_of[self._overflow]))
             i, slot = torch.cat([i, more]), torch.cat([slot, self._overflow[position]])
-        return self._equal(prepared, i, slot)
+        equal = (prepared.rows[i] == self.rows[slot]).all(1)
+        return i[equal], slot[equal]
+
+    def near_each_other(self, prepared: PreparedRows) -> Pairs:
+        """Pair each row with the first one equal to it; see :meth:`NearIndex.near_each_other`."""
+        if all_differ(prepared.key):
+            return prepared.key[:0], prepared.key[:0]
+        first, other = _with_first(prepared.key)
+        if first.shape[0] and not torch.equal(prepared.rows[first], prepared.rows[other]):
+            return _with_first(torch.unique(prepared.rows, dim=0, return_inverse=True)[1])
+        return first, other
 
     def shorten(self, length: int) -> None:
         """Take out the rows from a slot on; see :meth:`NearIndex.shorten`."""
@@ -126,7 +83,7 @@ class HostDuplicates(Duplicates):
         self.length = length
 
     def _enter(self, slot: Tensor, prepared: PreparedRows) -> None:
-        super()._enter(slot, prepared)
+        self._hash_of.index_copy_(0, slot, prepared.key)
         row, bucket = slot.numpy(), prepared.place.numpy()
         self._leave(row)
         entry = row + (prepared.key.numpy() << 32)
@@ -159,11 +116,6 @@ class HostDuplicates(Duplicates):
         self._cells[cell] = ~cell
         if self._overflow.shape[0]:
             self._overflow = self._overflow[~torch.isin(self._overflow, torch.from_numpy(row))]
-
-
-def duplicates(capacity: int, like: Shaped[Tensor, "n d"]) -> Duplicates:
-    """Return an empty index of equal rows for rows such as these."""
-    return (HostDuplicates if like.is_cpu else Duplicates)(capacity, like)
 
 
 def _with_first(key: Tensor) -> Pairs:

@@ -45,7 +45,7 @@ class NearIndex(ABC):
 
     Args:
         capacity: number of slots.
-        like: any rows of the width, dtype and device of those to come.
+        like: any rows of the width and dtype of those to come.
     """
 
     chunk: int
@@ -54,7 +54,7 @@ class NearIndex(ABC):
     def __init__(self, capacity: int, like: Shaped[Tensor, "n d"]) -> None:
         self.capacity = capacity
         self.length = 0
-        self.rows = torch.zeros((capacity, like.shape[1]), dtype=like.dtype, device=like.device)
+        self.rows = torch.zeros((capacity, like.shape[1]), dtype=like.dtype)
 
     @abstractmethod
     def sibling(self, capacity: int) -> NearIndex:

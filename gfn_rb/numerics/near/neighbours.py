@@ -31,7 +31,7 @@ class Neighbours(NearIndex):
 
     Args:
         capacity: number of slots.
-        like: any rows of the width, dtype and device of those to come.
+        like: any rows of the width and dtype of those to come.
         p: see :func:`~gfn_rb.numerics.near.distances.check_norm`.
         cutoff: the largest distance that counts as near.
         n_keys: under how many keys a row is filed.
@@ -44,12 +44,12 @@ class Neighbours(NearIndex):
     ) -> None:
         super().__init__(capacity, like)
         self.p, self.cutoff = p, cutoff
-        self._key_of = torch.zeros((capacity, n_keys), dtype=torch.int64, device=like.device)
-        self._none = torch.empty(0, dtype=torch.int64, device=like.device)
+        self._key_of = torch.zeros((capacity, n_keys), dtype=torch.int64)
+        self._none = torch.empty(0, dtype=torch.int64)
         self._n_keys = n_keys
         self._recent_slot = self._none
         n_flags = min(_FLAGS * capacity, _MOST_FLAGS)
-        self._flags = torch.zeros(n_flags, dtype=torch.bool, device=like.device)
+        self._flags = torch.zeros(n_flags, dtype=torch.bool)
         self._table: Multimap | None = None
         self._nobody = Multimap(self._none, self._none)
 
@@ -128,7 +128,7 @@ class Neighbours(NearIndex):
         return _joined(found)
 
     def _by_halves(self, prepared: PreparedRows) -> Pairs:
-        rows = torch.arange(prepared.rows.shape[0], device=prepared.rows.device)
+        rows = torch.arange(prepared.rows.shape[0])
         halves = rows.tensor_split(2)
         found = [self.near(prepared.select(half)) for half in halves]
         return _joined([(half[i], slot) for half, (i, slot) in zip(halves, found, strict=True)])
@@ -157,7 +157,7 @@ class Neighbours(NearIndex):
         self._flags.zero_()
         if self.length == 0:
             return
-        slot = torch.arange(self.length, device=self.rows.device)
+        slot = torch.arange(self.length)
         slot = slot.repeat_interleave(self._n_keys)
         key = self._key_of[: self.length].reshape(-1)
         self._table = Multimap(key, slot)
@@ -170,7 +170,7 @@ class ColumnGroups(Neighbours):
 
     Args:
         capacity: number of slots.
-        like: any rows of the width, dtype and device of those to come.
+        like: any rows of the width and dtype of those to come.
         p: 0; or, for integers, whatever makes near rows differ in few columns.
         cutoff: the largest distance that counts as near.
         n_differ: h, in how many columns near rows can differ.
@@ -180,7 +180,7 @@ class ColumnGroups(Neighbours):
         self, capacity: int, like: Shaped[Tensor, "n d"], p: float, cutoff: float, n_differ: int
     ) -> None:
         super().__init__(capacity, like, p, cutoff, n_differ + 1)
-        self._hash = RowHash(like.shape[1], n_differ + 1, like.device)
+        self._hash = RowHash(like.shape[1], n_differ + 1)
 
     def sibling(self, capacity: int) -> ColumnGroups:
         """Return an empty index of another capacity; see :meth:`NearIndex.sibling`."""
@@ -193,7 +193,7 @@ class ColumnGroups(Neighbours):
         return PreparedRows(rows, key, key)
 
     def _probes(self, prepared: PreparedRows) -> Pairs:
-        rows = torch.arange(prepared.key.shape[0], device=prepared.key.device)
+        rows = torch.arange(prepared.key.shape[0])
         return rows.repeat_interleave(self._n_keys), prepared.key.view(-1)
 
     def _plausible(self, prepared: PreparedRows, i: Tensor, slot: Tensor) -> Pairs:

@@ -27,7 +27,7 @@ class Pivots(Neighbours):
 
     Args:
         capacity: number of slots.
-        like: any rows of the width, dtype and device of those to come.
+        like: any rows of the width and dtype of those to come.
         p: see :func:`~gfn_rb.numerics.near.distances.check_norm`.
         cutoff: the largest distance that counts as near.
     """
@@ -36,7 +36,7 @@ class Pivots(Neighbours):
         super().__init__(capacity, like, p, cutoff, 1)
         self._pivots = self.rows[:0]
         self._chosen_for = 0
-        self._radius = torch.zeros(capacity, dtype=torch.float64, device=like.device)
+        self._radius = torch.zeros(capacity, dtype=torch.float64)
         self._rounding = self._radius.new_zeros(())
 
     def sibling(self, capacity: int) -> Pivots:
@@ -46,7 +46,7 @@ class Pivots(Neighbours):
     def prepare(self, rows: Shaped[Tensor, "n d"]) -> PreparedRows:
         """Measure how far rows lie from the pivots; see :meth:`NearIndex.prepare`."""
         if not self._pivots.shape[0] or not rows.shape[0]:
-            key = torch.zeros((rows.shape[0], 1), dtype=torch.int64, device=rows.device)
+            key = torch.zeros((rows.shape[0], 1), dtype=torch.int64)
             reach = self._radius.new_zeros((rows.shape[0], len(self._pivots)))
             return PreparedRows(rows, key, reach)
         reach, rounding = rough_distances(rows.to(torch.float64), self._pivots, self.p)
@@ -102,7 +102,7 @@ class Pivots(Neighbours):
 def _far_apart(rows: Tensor, n: int, p: float) -> Tensor:
     """Choose rows, each as far as can be from those chosen before, among a sample of them."""
     sample = rows[:: max(1, rows.shape[0] // _SAMPLE)].to(torch.float64)
-    chosen = torch.zeros(n, dtype=torch.int64, device=rows.device)
+    chosen = torch.zeros(n, dtype=torch.int64)
     apart = torch.cdist(sample[:1], sample, p)[0]
     for k in range(1, n):
         chosen[k] = apart.argmax()

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gfn_rb.errors import NaNError, ShapeError
 from gfn_rb.numerics.near.distances import Distance
-from gfn_rb.numerics.near.duplicates import duplicates
+from gfn_rb.numerics.near.duplicates import Duplicates
 from gfn_rb.numerics.near.index import NearIndex, Pairs, PreparedRows
 from gfn_rb.numerics.near.neighbours import BATCH_OF_PAIRS, ColumnGroups
 from gfn_rb.numerics.near.pivots import Pivots
@@ -26,7 +26,7 @@ def near_index(
         return Measured(capacity, like, p, cutoff)
     n_differ = _most_that_differ(like, p, cutoff)
     if n_differ == 0:
-        return duplicates(capacity, like)
+        return Duplicates(capacity, like)
     if (n_differ + 1) * _COLUMNS <= like.shape[1]:
         return ColumnGroups(capacity, like, p, cutoff, n_differ)
     return Pivots(capacity, like, p, cutoff)
@@ -52,7 +52,7 @@ class Measured(NearIndex):
 
     Args:
         capacity: number of slots.
-        like: any rows of the width, dtype and device of those to come.
+        like: any rows of the width and dtype of those to come.
         distance: of each of n rows to each of m others, symmetric.
         cutoff: the largest distance that counts as near.
     """
@@ -71,7 +71,7 @@ class Measured(NearIndex):
 
     def prepare(self, rows: Shaped[Tensor, "n d"]) -> PreparedRows:
         """Return the rows as they are; see :meth:`NearIndex.prepare`."""
-        none = torch.empty((rows.shape[0], 0), dtype=torch.int64, device=rows.device)
+        none = torch.empty((rows.shape[0], 0), dtype=torch.int64)
         return PreparedRows(rows, none, none)
 
     def near(self, prepared: PreparedRows) -> Pairs:
@@ -81,7 +81,7 @@ class Measured(NearIndex):
         found = [self._near(rows, part).nonzero().T for part in stored if len(rows) and len(part)]
         starts = range(0, self.length, step)
         parts = [(i, slot + start) for start, (i, slot) in zip(starts, found, strict=False)]
-        none = torch.empty(0, dtype=torch.int64, device=rows.device)
+        none = torch.empty(0, dtype=torch.int64)
         i, slot = zip((none, none), *parts, strict=True)
         return torch.cat(i), torch.cat(slot)
 

@@ -45,7 +45,7 @@ def owners(rows: Rows, managers: Sequence[int], turn: int = 0) -> Int64[np.ndarr
     columns = state_columns(rows) if len(managers) > 1 else None
     if columns is None:
         return np.full(len(rows), managers[turn % len(managers)])
-    number = _hasher(columns.shape[1], 1, columns.device, _SEED)(columns)[:, 0].cpu().numpy()
+    number = _hasher(columns.shape[1], 1, _SEED)(columns)[:, 0].numpy()
     ranks = np.asarray(managers)
     seed = _mixed(ranks.astype(np.uint64) + np.uint64(1))
     return ranks[_mixed(number.astype(np.uint64)[:, None] ^ seed).argmax(1)]

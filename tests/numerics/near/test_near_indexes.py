@@ -9,7 +9,7 @@ from factories import DEVICES
 from gfn_rb.errors import NaNError, ShapeError
 from gfn_rb.numerics.near import duplicates, neighbours, pivots, search
 from gfn_rb.numerics.near.distances import distance
-from gfn_rb.numerics.near.duplicates import Duplicates, HostDuplicates
+from gfn_rb.numerics.near.duplicates import Duplicates
 from gfn_rb.numerics.near.hashing import RowHash
 from gfn_rb.numerics.near.neighbours import ColumnGroups
 from gfn_rb.numerics.near.pivots import Pivots
@@ -68,11 +68,11 @@ def check_after_any_writes(index, make_rows, p, cutoff, transitive=False, rounds
 @pytest.mark.parametrize(
     ("dtype", "p", "cutoff", "kind"),
     [
-        (torch.int64, 1, 0.0, HostDuplicates),
-        (torch.float32, 2, 0.0, HostDuplicates),
-        (torch.int64, 2, 0.99, HostDuplicates),
-        (torch.int64, math.inf, 0.5, HostDuplicates),
-        (torch.float32, 0, 0.5, HostDuplicates),
+        (torch.int64, 1, 0.0, Duplicates),
+        (torch.float32, 2, 0.0, Duplicates),
+        (torch.int64, 2, 0.99, Duplicates),
+        (torch.int64, math.inf, 0.5, Duplicates),
+        (torch.float32, 0, 0.5, Duplicates),
         (torch.float32, 2, 0.5, Pivots),
         (torch.int64, math.inf, 1.0, Pivots),
         (torch.int64, 1, 1.0, ColumnGroups),
@@ -129,11 +129,6 @@ def test_an_index_emptied_and_filled_again():
     assert as_set(index.near(index.prepare(rows))) == {(1, 0), (2, 1)}
 
 
-CUDA = pytest.param(Duplicates, "cuda", marks=pytest.mark.cuda)
-KINDS = [(HostDuplicates, "cpu"), (Duplicates, "cpu"), CUDA]
-both = pytest.mark.parametrize("kind", [HostDuplicates, Duplicates])
-
-
 def maker(dtype):
     def rows(n, generator):
         return torch.randint(-1, 2, (n, 3), generator=generator).to(dtype)
@@ -141,30 +136,27 @@ def maker(dtype):
     return rows
 
 
-@both
 @pytest.mark.parametrize(
     "dtype", [torch.int64, torch.uint8, torch.bool, torch.float32, torch.float64, torch.bfloat16]
 )
 @pytest.mark.parametrize("width", [1, 16])
-def test_equal_rows_are_found(kind, dtype, width, monkeypatch):
+def test_equal_rows_are_found(dtype, width, monkeypatch):
     monkeypatch.setattr(duplicates, "_WIDTH", width)  # 1: most rows end on the list
     make = maker(dtype)
-    index = kind(24, make(1, None))
+    index = Duplicates(24, make(1, None))
     check_after_any_writes(index, make, 1.0, 0.0, transitive=True, rounds=25)
 
 
-@both
-def test_rows_of_equal_hash_are_told_apart(kind, monkeypatch):
+def test_rows_of_equal_hash_are_told_apart(monkeypatch):
     monkeypatch.setattr(RowHash, "__call__", lambda self, rows: torch.zeros(len(rows), 1).long())
     make = maker(torch.int64)
-    index = kind(24, make(1, None))
+    index = Duplicates(24, make(1, None))
     check_after_any_writes(index, make, 1.0, 0.0, transitive=True, rounds=25)
 
 
-@both
-def test_more_equal_rows_than_a_bucket_holds(kind):
+def test_more_equal_rows_than_a_bucket_holds():
     rows = torch.zeros(40, 2)
-    index = kind(50, rows)
+    index = Duplicates(50, rows)
     index.write(torch.arange(40), index.prepare(rows), 40)
     prepared = index.prepare(torch.tensor([[0.0, -0.0], [1.0, 0.0]]))
     assert as_set(index.near(prepared)) == {(0, slot) for slot in range(40)}
@@ -175,7 +167,7 @@ def test_more_equal_rows_than_a_bucket_holds(kind):
 
 
 def test_rows_written_over_leave_their_cells():
-    index = HostDuplicates(50, torch.zeros(1, 1))
+    index = Duplicates(50, torch.zeros(1, 1))
     index.assign(torch.arange(50)[:, None].float())
     for step in range(40):
         rows = 100 * (step + 1) + torch.arange(30)[:, None].float()
@@ -185,16 +177,14 @@ def test_rows_written_over_leave_their_cells():
     assert (index._cells[:-1] >= 0).sum() + index._overflow.shape[0] == 10
 
 
-@pytest.mark.parametrize(("kind", "device"), KINDS)
-def test_many_rows(kind, device):
-    rows = torch.randperm(20_000, device=device)[:, None].expand(-1, 2).contiguous()
-    index = kind(20_000, rows)
+def test_many_rows():
+    rows = torch.randperm(20_000)[:, None].expand(-1, 2).contiguous()
+    index = Duplicates(20_000, rows)
     index.assign(rows)
-    prepared = index.prepare(torch.tensor([[17, 17], [17, 18], [19_999, 19_999]], device=device))
+    prepared = index.prepare(torch.tensor([[17, 17], [17, 18], [19_999, 19_999]]))
     expected = {(i, int((rows[:, 0] == value).nonzero())) for i, value in ((0, 17), (2, 19_999))}
     assert as_set(index.near(prepared)) == expected
-    if kind is HostDuplicates:
-        assert index._overflow.shape[0] < 20
+    assert index._overflow.shape[0] < 20
 
 
 def bits(n, generator=None, width=9):
