@@ -18,11 +18,11 @@ from typing import Any
 import torch
 from tensordict import NestedKey, is_tensor_collection
 from torch import Tensor
-from torchrl.data.replay_buffers.storages import Storage
+from torchrl.data.replay_buffers.storages import ListStorage, Storage
 
 from gfn_rb.errors import KeyMismatchError, ShapeError
 from gfn_rb.shapes import Int64, Shaped
-from gfn_rb.storages import is_listed, open_shared, require_rows
+from gfn_rb.storages import open_shared, require_rows
 from gfn_rb.torchrl_compat import (
     all_slots,
     bump_mutation_revision,
@@ -34,12 +34,36 @@ from gfn_rb.torchrl_compat import (
 
 _KEPT_APART = 256  # announcements that are not joined yet
 
-_NO_ROWS = torch.empty(0, dtype=torch.int64)
-
-
 # What identifies a content: the storage's revision, then of each tensor watched its version and its
 # address, for it may be replaced by another. Of a list of rows there is but the revision.
 Version = tuple[int, ...]
+
+
+class RowChanges:
+    """Rows that changed since they were taken last, all of them where these are many."""
+
+    def __init__(self) -> None:
+        self._rows: list[Tensor] | None = None  # None for "perhaps all"
+        self._count = 0
+
+    def note(self, rows: Int64[Tensor, "m"], stored: int) -> None:
+        """Record that some rows changed, of so many."""
+        if self._rows is not None:
+            self._rows.append(rows)
+            self._count += rows.shape[0]
+            if self._count > stored // 4:
+                self.forget()
+
+    def take(self) -> Int64[Tensor, "m"] | None:
+        """Return the rows, each perhaps repeatedly, or None for "perhaps all"."""
+        rows, self._rows, self._count = self._rows, [], 0
+        if not rows:
+            return None if rows is None else torch.empty(0, dtype=torch.int64)
+        return torch.cat(rows) if len(rows) > 1 else rows[0]
+
+    def forget(self) -> None:
+        """Make the next :meth:`take` answer "perhaps all"."""
+        self._rows = None
 
 
 class KeyColumn:
@@ -55,8 +79,7 @@ class KeyColumn:
         self.key = key
         self._reads: Callable[[NestedKey], bool] | None = None
         self._seen: Version | None = None
-        self._announced: list[Tensor] = []
-        self._count = 0
+        self._changes = RowChanges()
         self._raw: Tensor | None = None
         self._plain: Tensor | None = None
         self._slots: Any = None  # of the storage, whose entries were looked up
@@ -69,7 +92,7 @@ class KeyColumn:
 
         Not to be written to: see :meth:`write`.
         """
-        if is_listed(storage):
+        if isinstance(storage, ListStorage):
             return self._mirror.values(storage)
         return self._leaf(storage)[: length_of(storage)]
 
@@ -77,7 +100,7 @@ class KeyColumn:
         self, storage: Storage, index: Int64[Tensor, "m"], value: Shaped[Tensor, "m"]
     ) -> None:
         """Set the key of some rows, which has then to be announced."""
-        if is_listed(storage):
+        if isinstance(storage, ListStorage):
             self._mirror.write(storage, index, value)
         else:
             values = self.values(storage)
@@ -92,48 +115,35 @@ class KeyColumn:
         """Record that rows were just written; -1 stands for a row that was not."""
         if storage.ndim != 1:
             require_rows(storage)
-        listed = is_listed(storage)
+        listed = isinstance(storage, ListStorage)
         if listed:
             index = index.cpu()
             self._mirror.announce(storage, index)
         seen = self._seen
-        if (
-            seen is None
-            or index.device.type != "cpu"
-            or (now := self.version_after_write(storage)) == seen
-        ):
+        if seen is None or not index.is_cpu or (now := self.version_after_write(storage)) == seen:
             return
         rows = index.reshape(-1)
         rows = rows[rows >= 0]
         if rows.shape[0] == 0:
             return
-        self._count += rows.shape[0]
         # One write through the storage raises each counter by one. If they moved any further,
         # something else was written as well, and nobody knows where.
         revision, *tensor = seen
-        announced = (
+        expected = (
             (revision + rows.shape[0],) if listed else (revision + 1, tensor[0] + 1, tensor[1])
         )
-        if now != announced or self._count > len(storage) // 4:
-            self.forget()
-            return
-        self._seen = now
-        self._announced.append(rows)
+        self._seen = now if now == expected else None
+        self._changes.note(rows, len(storage))
 
     def changed(self, storage: Storage) -> Int64[Tensor, "m"] | None:
         """Return the rows that changed since the last call, or None for "perhaps all"."""
-        now, announced = self.version(storage), self._announced
-        if now == self._seen and not announced:
-            return _NO_ROWS
-        known = now == self._seen
-        self._seen, self._announced, self._count = now, [], 0
-        if not known:
-            return None
-        return torch.cat(announced) if len(announced) > 1 else announced[0]
+        now, rows = self.version(storage), self._changes.take()
+        is_known, self._seen = now == self._seen, now
+        return rows if is_known else None
 
     def forget(self) -> None:
         """Make the next :meth:`changed` answer "perhaps all"."""
-        self._seen, self._announced, self._count = None, [], 0
+        self._seen = None
 
     def version(self, storage: Storage) -> Version:
         """Return what identifies the present content."""
@@ -148,8 +158,8 @@ class KeyColumn:
 
     def _look_up(self, storage: Storage) -> None:
         """Look up the tensors that are watched, which may have been replaced."""
-        listed = is_listed(storage)
-        self._watched, slots = [] if listed else self._own(storage), all_slots(storage)
+        listed, slots = isinstance(storage, ListStorage), all_slots(storage)
+        self._watched = [] if listed else self._own(storage)
         if self._reads is not None and not listed:
             if slots is not self._slots:
                 self._also = [name for name in slots.keys(True, True) if self._reads(name)]

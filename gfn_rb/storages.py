@@ -50,8 +50,14 @@ def open_shared(storage: Storage) -> None:
 
 
 def is_laid_out(storage: Storage) -> bool:
-    """Return whether rows can be written over others; a list storage lays nothing out."""
-    return bool(getattr(storage, "initialized", True))
+    """Return whether rows can be written over others; a list storage lays nothing out.
+
+    A storage that another process has laid out is opened.
+    """
+    if getattr(storage, "initialized", True):
+        return True
+    open_shared(storage)
+    return bool(storage.initialized)
 
 
 def slots_beside(storage: Storage, n: int) -> int:

@@ -1,8 +1,8 @@
 """The only place that touches private names of torch, tensordict, torchrl and torchgfn.
 
-Each function wraps one name that has no public counterpart, tells which version it was read in
-and what breaks without it. What a base class leaves to its subclasses (``Writer._storage``,
-``Sampler._rng``, ``Transform._inv_call``, ...) is its interface, and is used where it is needed.
+Each function wraps one name that has no public counterpart, and says what it is for. What a base
+class leaves to its subclasses (``Writer._storage``, ``Sampler._rng``, ``Transform._inv_call``, ...)
+is its interface, and is used where it is needed.
 
 Read in torch 2.13.0, tensordict 0.14.3 and torchrl 0.14.1, unless said otherwise.
 """
@@ -45,19 +45,15 @@ _FEW = 1024  # stamps to begin with, where there is no telling how many it takes
 
 
 def default_store() -> dist.Store:
-    """Return the store by which torch.distributed's processes met (``_get_default_store``).
-
-    Without it, transports of theirs must be told a place of their own to meet at.
-    """
+    """Return the store by which torch.distributed's processes met (``_get_default_store``)."""
     return dist.distributed_c10d._get_default_store()
 
 
 def content_version(storage: Storage, tensors: Iterable[Tensor]) -> tuple[int, ...]:
     """Return what changes with each write to a storage or, in this process, to tensors of it.
 
-    That is :func:`mutation_revision`, then of each tensor how often it was written to in place
-    (``Tensor._version``) and its address, for it may be replaced by another.
-    Without it, writes to a key column behind a storage's back go unnoticed: stale draws.
+    The mutation revision, then of each tensor its in-place writes (``Tensor._version``) and its
+    address, for it may be replaced: without them writes behind a storage's back go unnoticed.
     """
     version = [int(storage._mutation_revision)]
     for tensor in tensors:
@@ -66,35 +62,23 @@ def content_version(storage: Storage, tensors: Iterable[Tensor]) -> tuple[int, .
 
 
 def assert_on_device(condition: Tensor, message: str) -> None:
-    """Raise unless a 0-d tensor is true, without waiting for its device (``torch._assert_async``).
-
-    Without it, each draw on CUDA waits for the device. On CUDA the error surfaces later.
-    """
+    """Raise unless a 0-d tensor is true, on CUDA without waiting (``torch._assert_async``)."""
     torch._assert_async(condition, message)
 
 
 def outside_graph(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Have ``torch.compile`` run a function as it is (``torch.compiler.disable``, without types).
-
-    Without it, code that asks tensors for numbers is compiled in pieces, or not at all.
-    """
+    """Have ``torch.compile`` leave a function as it is (``torch.compiler.disable``, untyped)."""
     run: Callable[_P, _R] = torch.compiler.disable(function)
     return run
 
 
 def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
-    """Apply a function to each leaf of nested containers (``torch.utils._pytree.tree_map``).
-
-    Without it, storages of dicts and tuples of tensors cannot be saved.
-    """
+    """Apply a function to each leaf of nested containers (``torch.utils._pytree.tree_map``)."""
     return tree_map(function, tree)
 
 
 def leaves_of(tree: Any) -> list[Tensor]:
-    """Return the tensors of TensorDicts and other containers (``torch.utils._pytree.tree_leaves``).
-
-    Without it, rows of dicts and tuples of tensors cannot be put back after a process died.
-    """
+    """Return the tensors of TensorDicts and other containers (``_pytree.tree_leaves``)."""
     leaves = tree.values(True, True) if is_tensor_collection(tree) else tree_leaves(tree)
     return list(leaves)
 
@@ -105,10 +89,7 @@ def leaves_of(tree: Any) -> list[Tensor]:
 def new_tensordict(
     entries: dict[str, Any], batch_size: torch.Size, device: torch.device | None = None
 ) -> TensorDict:
-    """Return a TensorDict of entries known to fit its batch size (``TensorDict._new_unsafe``).
-
-    Without it, each entry's shape is looked at again: about three times slower per message.
-    """
+    """Return a TensorDict of entries that fit, in a third of the time (``_new_unsafe``)."""
     return TensorDict._new_unsafe(entries, batch_size=batch_size, device=device)
 
 
@@ -116,10 +97,7 @@ def new_tensordict(
 
 
 def entry_of(rows: Any, key: Any) -> Any:
-    """Return an entry of rows, None where there is none (``TensorDict._tensordict``).
-
-    Without it, looking a name up takes six Python calls, dozens of times in an exchange.
-    """
+    """Return an entry of rows, None where there is none, in one call of six (``_tensordict``)."""
     if type(rows) is TensorDict and type(key) is str:
         return rows._tensordict.get(key)
     return rows.get(key, None)
@@ -128,34 +106,27 @@ def entry_of(rows: Any, key: Any) -> Any:
 def all_slots(storage: Storage) -> Any:
     """Return all slots of a storage, without a copy (``TensorStorage._storage``).
 
-    Without it, rows cannot be compared, moved or written in place. ``storage[:]`` is cut to the
-    length, and indexes each entry anew.
+    A TensorDict, a tensor or a tree of tensors; None before the first row, and of other kinds.
+    ``storage[:]`` is cut to the length, and indexes each entry anew.
     """
     return getattr(storage, "_storage", None)
 
 
 def mutation_revision(storage: Storage) -> int:
-    """Return a number that each change of a storage raises (``Storage._mutation_revision``).
-
-    It is shared between processes. Without it, what others wrote goes unnoticed: stale draws.
-    """
+    """Return a number that each change of a storage raises (``Storage._mutation_revision``)."""
     return int(storage._mutation_revision)
 
 
 def bump_mutation_revision(storage: Storage) -> None:
-    """Announce a change of a storage's rows (``Storage._bump_mutation_revision``).
-
-    Without it, other processes and TorchRL's own caches miss rows that are written in place.
-    """
+    """Announce a change of rows to processes and caches (``Storage._bump_mutation_revision``)."""
     storage._bump_mutation_revision()
 
 
 def set_length(storage: Storage, length: int) -> None:
     """Set the number of rows in use (``TensorStorage._len``), or cut a list of rows.
 
-    Without it, a writer that replaces rows before the storage is full leaves it too long, as
-    ``TensorStorage.set`` counts rows whether or not they overwrite; and none can shorten it.
-    A list is cut where it lies (``ListStorage._storage``, ``CompressedListStorage._metadata``).
+    ``TensorStorage.set`` counts rows whether or not they overwrite. A list is cut where it lies
+    (``ListStorage._storage``, ``CompressedListStorage._metadata``).
     """
     if not isinstance(storage, ListStorage):
         storage._len = length
@@ -165,49 +136,29 @@ def set_length(storage: Storage, length: int) -> None:
 
 
 def length_of(storage: TensorStorage) -> int:
-    """Return the number of rows in use (``TensorStorage._len``).
-
-    Without it, the length takes six Python calls, many times in an exchange.
-    """
+    """Return the number of rows in use, in one call of six (``TensorStorage._len``)."""
     return int(storage._len)
 
 
 def outer_length(storage: TensorStorage) -> int:
-    """Return the length along the first dimension (``TensorStorage._len_along_dim0``).
-
-    Without it, the rows of a storage of several dimensions cannot be saved.
-    """
+    """Return the length along the first dimension (``TensorStorage._len_along_dim0``)."""
     return int(storage._len_along_dim0)
 
 
-def attached_entities(storage: Storage) -> Iterable[Any]:
-    """Return the buffers that want to hear of changes (``Storage._attached_entities_iter``).
-
-    Without it, samplers read whole columns anew after rows were written in place.
-    """
-    entities: Iterable[Any] = storage._attached_entities_iter()
-    return entities
-
-
 def mark_update(storage: Storage, slot: Tensor) -> None:
-    """Tell the buffers that want to hear of changes which slots have changed. As the former."""
+    """Tell the buffers on a storage which slots have changed (``_attached_entities_iter``)."""
     for entity in storage._attached_entities_iter():
         entity.mark_update(slot)
 
 
 def attached_buffers(storage: Storage) -> list[ReplayBuffer]:
-    """Return the buffers on a storage (``Storage._attached_entities_iter``).
-
-    Without it nobody can change their locks.
-    """
-    return [each for each in attached_entities(storage) if isinstance(each, ReplayBuffer)]
+    """Return the buffers on a storage (``Storage._attached_entities_iter``)."""
+    entities = storage._attached_entities_iter()
+    return [each for each in entities if isinstance(each, ReplayBuffer)]
 
 
 def is_mapped(tensor: Tensor) -> bool:
-    """Return whether a tensor lies in a file, of which ``is_shared`` knows nothing.
-
-    Without it, memory-mapped rows would pass for a process's own.
-    """
+    """Return whether a tensor lies in a file, of which ``is_shared`` knows nothing."""
     return isinstance(tensor, MemoryMappedTensor)
 
 
@@ -230,8 +181,8 @@ class _Unlocked:
 def unlock_counters(*parts: Any) -> None:
     """Take the locks off counters that processes share: the buffer's own lock guards them.
 
-    These are ``TensorStorage._len_value``, ``Storage._mutation_revision_value`` and others of
-    ``multiprocessing.Value``. Without it, a process killed just while it counts stops all others.
+    These are ``multiprocessing.Value``, such as ``TensorStorage._len_value``: a process killed just
+    while it counts would stop all others.
     """
     unlocked: Any = _Unlocked()
     for part in parts:
@@ -244,8 +195,8 @@ def unlock_counters(*parts: Any) -> None:
 def abandon_layout(storage: Storage) -> None:
     """Let another process lay a storage out, for the one that did may have died meanwhile.
 
-    To be called while nobody does (``LazyTensorStorage._init_lock``, ``_init_event`` and
-    ``_init_directory``). Without it, all wait for the dead for ever.
+    To be called while nobody does (``_init_lock``, ``_init_event``, ``_init_directory``): all would
+    wait for the dead for ever.
     """
     if getattr(storage, "shared_init", False) and not storage._init_event.is_set():
         storage._init_lock.acquire(block=False)
@@ -256,26 +207,17 @@ def abandon_layout(storage: Storage) -> None:
 
 
 def wait_for_init(storage: TensorStorage) -> None:
-    """Open a storage that another process lays out (``LazyTensorStorage._wait_for_init``).
-
-    Without it, a writer or sampler in a second process sees rows but no memory that holds them.
-    """
+    """Open a storage that another process lays out (``LazyTensorStorage._wait_for_init``)."""
     storage._wait_for_init()
 
 
 def allocate(storage: TensorStorage, row: Any) -> None:
-    """Lay a lazy storage out for rows such as this (``TensorStorage._init``).
-
-    Without it, a checkpoint can only be loaded into a storage by writing its rows one more time.
-    """
+    """Lay a lazy storage out for rows such as this (``TensorStorage._init``)."""
     storage._init(row)
 
 
 def last_cursor(storage: Storage) -> int | None:
-    """Return where was last written to (``Storage._last_cursor_index``).
-
-    Without it, slice samplers cut episodes elsewhere after a checkpoint is loaded.
-    """
+    """Return where was last written, for slice samplers (``Storage._last_cursor_index``)."""
     cursor: int | None = storage._last_cursor_index
     return cursor
 
@@ -286,11 +228,7 @@ def set_last_cursor(storage: Storage, cursor: int | None) -> None:
 
 
 def slot_generations(storage: Storage) -> Any:
-    """Return the stamps of a storage's slots, if anybody tracks them (``_slot_generations``).
-
-    Each write to a slot raises its stamp. Without it, a state that is loaded for a trial changes
-    them, and a priority of a row that was overwritten goes to the new one.
-    """
+    """Return the stamps that writes raise, None if nobody tracks them (``_slot_generations``)."""
     return vars(storage).get(_SLOT_GENERATIONS)
 
 
@@ -300,7 +238,6 @@ def track_slot_generations(storage: Storage) -> Tensor:
     All writers raise them from then on, TorchRL's whether or not they were asked to track. Those
     of tensor storages lie in shared memory, and stay where they are: processes share them. Of
     other storages, which may be unbounded, there are as many as it takes.
-    Without it, nobody knows which rows were overwritten since they were drawn.
     """
     stamps: Tensor | None = slot_generations(storage)
     n_known = 0 if stamps is None else stamps.shape[0]
@@ -320,10 +257,7 @@ def track_slot_generations(storage: Storage) -> Tensor:
 
 
 def raise_slot_generations(storage: Storage, index: Tensor | None = None) -> None:
-    """Raise the stamps of slots that were written to, of all for None (``_slot_generations``).
-
-    Does nothing where nobody tracks them. Without it, see :func:`track_slot_generations`.
-    """
+    """Raise the stamps of slots that were written to, of all for None (``_slot_generations``)."""
     stamps: Tensor | None = vars(storage).get(_SLOT_GENERATIONS)
     if stamps is None:
         return
@@ -339,10 +273,10 @@ def raise_slot_generations(storage: Storage, index: Tensor | None = None) -> Non
 
 
 def note_generations(index: Tensor, storage: Storage) -> Tensor:
-    """Have slots remember the stamps they have now, wherever that tensor is handed to.
+    """Have slots remember their stamps wherever that tensor is handed to (``_slot_generations``).
 
-    TorchRL's buffers pass indices on as they are, and nothing beside them. Without it, nobody can
-    tell whether a late priority is for the row that was drawn last, or for one before it.
+    TorchRL's buffers pass indices on as they are, and nothing beside them: by their stamps late
+    priorities are known to be of rows that are gone. A stamp of -1 means nothing.
     """
     stamps = track_slot_generations(storage).index_select(0, index.clamp(min=0))
     set_noted_generations(index, stamps)
@@ -350,18 +284,12 @@ def note_generations(index: Tensor, storage: Storage) -> Tensor:
 
 
 def set_noted_generations(index: Tensor, stamps: Tensor) -> None:
-    """Have slots remember these stamps (``_slot_generations``).
-
-    Without it, as without the former, for some rows of a batch.
-    """
+    """Have slots remember these stamps, see :func:`note_generations`."""
     setattr(index, _SLOT_GENERATIONS, stamps)
 
 
 def noted_generations(index: Any) -> Tensor | None:
-    """Return what :func:`note_generations` noted (``_slot_generations``); None of other indices.
-
-    Without it, as without the former.
-    """
+    """Return what :func:`note_generations` noted; None of other indices."""
     return getattr(index, _SLOT_GENERATIONS, None)
 
 
@@ -375,29 +303,18 @@ def set_slot_generations(storage: Storage, generations: Any) -> None:
 
 
 def write_cursor(writer: TensorDictRoundRobinWriter) -> int:
-    """Return the slot that is written next (``RoundRobinWriter._cursor``).
-
-    Without it, ``ExperienceMemory.pointer`` has to build a ``state_dict``.
-    """
+    """Return the slot that is written next (``RoundRobinWriter._cursor``)."""
     cursor: int = writer._cursor
     return cursor
 
 
 def set_write_cursor(writer: TensorDictRoundRobinWriter, cursor: int) -> None:
-    """Set the slot that is written next (``RoundRobinWriter._cursor``).
-
-    Without it, a writer overwrites rows that others stored before there is need to, and a tensor
-    storage counts them twice.
-    """
+    """Set the slot that is written next (``RoundRobinWriter._cursor``)."""
     writer._cursor = cursor
 
 
 def remaining_batches(part: Sampler | Writer) -> int | None:
-    """Return how many batches are left of an epoch (``Sampler._remaining_batches``).
-
-    Samplers leave it out of their ``state_dict``. Without it, a restored buffer prefetches past
-    the end of its data.
-    """
+    """Return how many batches are left of an epoch (``Sampler._remaining_batches``)."""
     return vars(part).get(_REMAINING_BATCHES)
 
 
@@ -413,52 +330,35 @@ def set_remaining_batches(part: Sampler | Writer, remaining: int | None) -> None
 
 
 def generator_of(rb: ReplayBuffer) -> torch.Generator | None:
-    """Return a buffer's source of randomness, None for the global one (``ReplayBuffer._rng``).
-
-    Without it, it cannot be saved: ``set_rng`` has no counterpart that reads.
-    """
+    """Return a buffer's source of randomness, None for the global one (``ReplayBuffer._rng``)."""
     generator: torch.Generator | None = rb._rng
     return generator
 
 
 def set_ensemble_generator(part: Any, generator: torch.Generator | None) -> None:
-    """Set the generator of an ensemble's part, and not its members' (``_rng_private``).
-
-    Without it, an ensemble without a generator takes its members' away.
-    """
+    """Set the generator of an ensemble's part, and not its members' (``_rng_private``)."""
     part._rng_private = generator
 
 
 def replay_lock(rb: ReplayBuffer) -> AbstractContextManager[Any]:
-    """Return what keeps other threads from using a buffer (``ReplayBuffer._replay_lock``).
-
-    Without it, rows may be overwritten between the draw of their indices and their reading.
-    """
+    """Return what keeps other threads from using a buffer (``ReplayBuffer._replay_lock``)."""
     lock: AbstractContextManager[Any] = rb._replay_lock
     return lock
 
 
 def write_lock(rb: ReplayBuffer) -> AbstractContextManager[Any]:
-    """Return what keeps other processes from writing (``ReplayBuffer._write_lock``).
-
-    Without it, the same as without :func:`replay_lock`, between processes.
-    """
+    """Return what keeps other processes from writing (``ReplayBuffer._write_lock``)."""
     lock: AbstractContextManager[Any] = rb._write_lock
     return lock
 
 
 def set_write_lock(rb: ReplayBuffer, lock: AbstractContextManager[Any]) -> None:
-    """Set what keeps other processes from writing (``ReplayBuffer._write_lock``).
-
-    Without it, a process killed while it writes stops all others for ever.
-    """
+    """Set what keeps other processes from writing (``ReplayBuffer._write_lock``)."""
     rb._write_lock = lock
 
 
 def captured_prefetch(rb: ReplayBuffer) -> AbstractContextManager[dict[str, Any]]:
     """Hold a buffer still, with the batches it prefetched (``_capture_prefetch_state``).
-
-    Without it, batches drawn ahead are lost in a checkpoint: a restored run continues otherwise.
 
     Returns:
         A context that yields them under ``"queue"``, not copied.
@@ -470,8 +370,7 @@ def captured_prefetch(rb: ReplayBuffer) -> AbstractContextManager[dict[str, Any]
 def restore_prefetch(rb: ReplayBuffer, queue: tuple[Any, ...]) -> None:
     """Replace the batches a buffer has prefetched, while :func:`captured_prefetch` holds it.
 
-    The counterpart of the former (``_clear_prefetch_queue_locked``,
-    ``_restore_prefetch_queue_locked``).
+    By ``_clear_prefetch_queue_locked`` and ``_restore_prefetch_queue_locked``.
     """
     rb._clear_prefetch_queue_locked()
     state = {"version": 1, "capacity": prefetch_capacity(rb), "queue": queue}
@@ -481,8 +380,8 @@ def restore_prefetch(rb: ReplayBuffer, queue: tuple[Any, ...]) -> None:
 def drop_prefetched(storage: Storage) -> None:
     """Drop the batches that buffers on a storage have drawn ahead (``_prefetch_queue``).
 
-    Without it, rows that were removed are drawn, and a draw that failed for want of them is raised
-    by whoever saves the buffer. A thread that is taking a batch at this moment keeps the others.
+    Of removed rows they are, or failed for want of rows, which who saves the buffer would hear of.
+    A thread that takes a batch at this moment keeps the others.
     """
     for rb in attached_buffers(storage):
         if rb._prefetch and rb._futures_lock.acquire(blocking=False):
@@ -491,10 +390,7 @@ def drop_prefetched(storage: Storage) -> None:
 
 
 def check_prefetch(rb: ReplayBuffer, queue: tuple[Any, ...]) -> None:
-    """Raise unless a buffer would take these prefetched batches (``_validate_prefetch_state``).
-
-    Without it, they are found wanting once everything else was restored.
-    """
+    """Raise unless a buffer would take these prefetched batches (``_validate_prefetch_state``)."""
     rb._validate_prefetch_state({"version": 1, "capacity": prefetch_capacity(rb), "queue": queue})
     kinds = () if isinstance(rb, TensorDictReplayBuffer) else (Tensor, dict, tuple)
     for batch in queue:
@@ -515,18 +411,12 @@ def check_prefetch(rb: ReplayBuffer, queue: tuple[Any, ...]) -> None:
 
 
 def prefetch_capacity(rb: ReplayBuffer) -> int:
-    """Return how many batches are drawn ahead (``ReplayBuffer._prefetch_cap``).
-
-    Without it, batches cannot be refused that a buffer would not hold.
-    """
+    """Return how many batches are drawn ahead (``ReplayBuffer._prefetch_cap``)."""
     return int(rb._prefetch_cap)
 
 
 def consume_after_n_samples(rb: ReplayBuffer) -> int | None:
-    """Return after how many draws rows are removed (``ReplayBuffer._consume_after_n_samples``).
-
-    Without it, a restored buffer forgets what it had learned of it.
-    """
+    """Return after how many draws rows are removed (``_consume_after_n_samples``)."""
     n_samples: int | None = rb._consume_after_n_samples
     return n_samples
 
@@ -534,10 +424,7 @@ def consume_after_n_samples(rb: ReplayBuffer) -> int | None:
 def set_batch_size(
     rb: ReplayBuffer, batch_size: int | None, consume_after_n_samples: int | None
 ) -> None:
-    """Restore what batches are like (``_batch_size`` and ``_consume_after_n_samples``).
-
-    Without it, neither can be restored: both are set by the constructor alone.
-    """
+    """Restore what batches are like, which the constructor alone sets (``_batch_size``)."""
     rb._batch_size = batch_size
     rb._consume_after_n_samples = consume_after_n_samples
 
@@ -546,22 +433,19 @@ def set_batch_size(
 
 
 def member_buffers(rb: ReplayBufferEnsemble) -> Sequence[ReplayBuffer]:
-    """Return the buffers of an ensemble (``ReplayBufferEnsemble._rbs``).
-
-    Without it, their number is only known by asking for one too many.
-    """
+    """Return the buffers of an ensemble (``ReplayBufferEnsemble._rbs``)."""
     members: Sequence[ReplayBuffer] = rb._rbs
     return members
 
 
 def member_storages(storage: StorageEnsemble) -> Sequence[Storage]:
-    """Return the storages of an ensemble (``StorageEnsemble._storages``). As the former."""
+    """Return the storages of an ensemble (``StorageEnsemble._storages``)."""
     members: Sequence[Storage] = storage._storages
     return members
 
 
 def member_samplers(sampler: SamplerEnsemble) -> Sequence[Sampler]:
-    """Return the samplers of an ensemble (``SamplerEnsemble._samplers``). As the former."""
+    """Return the samplers of an ensemble (``SamplerEnsemble._samplers``)."""
     members: Sequence[Sampler] = sampler._samplers
     return members
 
@@ -570,9 +454,6 @@ def member_samplers(sampler: SamplerEnsemble) -> Sequence[Sampler]:
 
 
 def given_log_rewards(container: Any) -> Tensor | None:
-    """Return the log-rewards that a container holds already (``_log_rewards``, torchgfn 2.4.1).
-
-    Without it, they are computed where nobody asked for them, or all else is gathered too.
-    """
+    """Return the log-rewards that a container of torchgfn has (``_log_rewards``)."""
     log_rewards: Tensor | None = container._log_rewards
     return log_rewards

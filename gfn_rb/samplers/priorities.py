@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torchrl.data.replay_buffers.storages import Storage
 
-from gfn_rb.column import KeyColumn
+from gfn_rb.column import KeyColumn, RowChanges
 from gfn_rb.errors import CheckpointMismatchError
 from gfn_rb.shapes import Float, Float64, Int64
 from gfn_rb.sharing import journal_of, record_slots
@@ -81,18 +81,18 @@ class HeldPriorities:
         self._priority: Tensor | None = None
         self._stored = 0
         self._generation = None  # what others wrote before does not count
-        self._changed: list[Tensor] | None = None
+        self._changes = RowChanges()
 
     def values(self, storage: Storage) -> Float64[Tensor, "len"]:
         """Return the priority of every stored row."""
         priority, stored = self._of(storage), len(storage)
         if stored < self._stored:
             priority[stored:] = math.nan
-            self.forget()
+            self._changes.forget()
         elif stored > self._stored:
             fresh = priority[self._stored : stored]
             fresh.masked_fill_(fresh.isnan(), self.default)
-            self._note(torch.arange(self._stored, stored), storage)
+            self._changes.note(torch.arange(self._stored, stored), stored)
         self._stored = stored
         if self._is_shared:
             self._follow_others(storage)
@@ -102,7 +102,7 @@ class HeldPriorities:
         """Give rows that were just written the largest priority."""
         priority, index = self._of(storage), index.reshape(-1)
         priority[index.to(priority.device)] = self.default
-        self._note(index[index >= 0] if priority.device.type == "cpu" else index, storage)
+        self._changes.note(index[index >= 0] if priority.is_cpu else index, len(storage))
 
     def write(
         self, storage: Storage, index: Int64[Tensor, "m"], priority: Float[Tensor, "m"]
@@ -116,19 +116,18 @@ class HeldPriorities:
         held[index.to(held.device)] = priority.to(held)
         if priority.shape[0]:
             self.default = max(self.default, float(priority.max()))
-        self._note(index, storage)
+        self._changes.note(index, len(storage))
 
     def changed(self, storage: Storage) -> Int64[Tensor, "m"] | None:
         """Return the rows that changed since the last call, or None for "perhaps all"."""
         self.values(storage)  # notes what was appended
-        changed, self._changed = self._changed, []
-        if changed is None or (changed and self._of(storage).device.type != "cpu"):
-            return None
-        return torch.cat(changed) if changed else torch.empty(0, dtype=torch.int64)
+        rows = self._changes.take()
+        on_host = self._of(storage).is_cpu
+        return rows if rows is None or on_host or not rows.shape[0] else None
 
     def forget(self) -> None:
         """Make the next :meth:`changed` answer "perhaps all"."""
-        self._changed = None
+        self._changes.forget()
 
     def slots(self, storage: Storage) -> Float64[Tensor, "slots"]:
         """Return the priority of every slot, NaN where there is none so far; may be written to."""
@@ -179,7 +178,7 @@ class HeldPriorities:
             others = (stamps != self._generation).nonzero().reshape(-1)
             others = others[others < len(storage)]
             self._of(storage)[others] = self.default
-            self._note(others, storage)
+            self._changes.note(others, len(storage))
         self._generation = stamps.clone()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -190,12 +189,6 @@ class HeldPriorities:
         if self._generation is None and stamps is not None:
             self._generation = stamps.clone()
         return {**self.__dict__, "_storage": None}
-
-    def _note(self, index: Tensor, storage: Storage) -> None:
-        if self._changed is not None:
-            self._changed.append(index)
-            if sum(map(len, self._changed)) > len(storage) // 4:
-                self.forget()
 
 
 def _check_size(known: Float64[Tensor, "n"], slots: int) -> None:

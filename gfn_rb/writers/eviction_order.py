@@ -6,13 +6,13 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torchrl.data.replay_buffers.storages import Storage
+from torchrl.data.replay_buffers.storages import ListStorage, Storage
 
 from gfn_rb.column import KeyColumn, Version
 from gfn_rb.numerics.top_k import UNKNOWN_RANK, Replacements, TopK, worst_first
 from gfn_rb.shapes import Float, Float64, Int64, Shaped
 from gfn_rb.state_folder import require_count, require_numbers
-from gfn_rb.storages import is_laid_out, is_listed, open_shared, slots_beside
+from gfn_rb.storages import is_laid_out, slots_beside
 from gfn_rb.writers.moves import Moves
 
 Tie = Literal["newest", "oldest"]
@@ -43,7 +43,7 @@ class EvictionOrder:
         self.column = column
         self.tie = tie
         self.largest = largest
-        self._extremes: TopK | None = None
+        self._extremes: Any = None  # a TopK, once there is a storage
         self._restored: Tensor | None = None  # ranks, until there is a storage
         # Rows offered, rows written, storage revision the extremes are in step with. On the CPU,
         # and a tensor, so that processes sharing the buffer share it.
@@ -57,13 +57,13 @@ class EvictionOrder:
         """Return the keys and ranks of the rows of a storage, not necessarily in step with it."""
         if self._extremes is None:
             self.make_room(storage, len(storage))
-        assert self._extremes is not None
-        return self._extremes
+        extremes: TopK = self._extremes
+        return extremes
 
     def make_room(self, storage: Storage, n: int) -> None:
         """Lay out as many slots as there are, or for a list of rows, as are needed."""
         known = self._extremes
-        if known is not None and (not is_listed(storage) or n <= known.capacity):
+        if known is not None and (not isinstance(storage, ListStorage) or n <= known.capacity):
             return
         self._extremes = TopK(slots_beside(storage, n))
         if self._counters.is_shared():
@@ -82,11 +82,11 @@ class EvictionOrder:
 
     def in_step(self, storage: Storage) -> TopK:
         """Return the keys and ranks, read anew if the storage changed behind the writer's back."""
-        open_shared(storage)
-        if is_listed(storage):
+        laid_out = is_laid_out(storage)
+        if self._extremes is None or isinstance(storage, ListStorage):
             self.make_room(storage, len(storage))
-        extremes = self.extremes(storage)
-        if not is_laid_out(storage):
+        extremes: TopK = self._extremes
+        if not laid_out:
             return extremes
         version = self.column.version(storage)
         if version == self.version:
@@ -112,7 +112,7 @@ class EvictionOrder:
     def lowest(self, storage: Storage) -> float:
         """Return the lowest key of a full storage, looked up once for each content."""
         if self._floor is None or self._floor[0] is not self.version:
-            self._floor = (self.version, float(self.extremes(storage).minimum))
+            self._floor = (self.version, float(self._extremes.minimum))
         return self._floor[1]
 
     def wrote(
@@ -123,7 +123,7 @@ class EvictionOrder:
         rank: Int64[Tensor, "m"],
     ) -> None:
         """Record rows that were just written to a storage, with which this was in step."""
-        self.extremes(storage).update(slot, key, rank)
+        self._extremes.update(slot, key, rank)
         self.now_in_step(storage)
 
     def moved(self, storage: Storage, move: Moves, before: int) -> None:
@@ -138,7 +138,7 @@ class EvictionOrder:
     def now_in_step(self, storage: Storage) -> None:
         """Record that the extremes hold what was just written to the storage."""
         self.version = self.column.version_after_write(storage)
-        self.count[_REVISION] = self.version[0]
+        self._counters.numpy()[_REVISION] = self.version[0]
 
     def forget(self) -> None:
         """Have the keys read anew."""
@@ -152,7 +152,7 @@ class EvictionOrder:
 
     def rank(self, row: Int64[Tensor, "m"]) -> Int64[Tensor, "m"]:
         """Return what orders rows of the current batch among equal keys, the first to go lowest."""
-        age = row + int(self.count[_OFFERED])
+        age = row + int(self._counters.numpy()[_OFFERED])
         return age if self.tie == "newest" else -age
 
     def worst_first(self, key: Tensor) -> tuple[Tensor, Tensor]:
@@ -165,8 +165,9 @@ class EvictionOrder:
 
     def replacements(self, storage: Storage, key: Shaped[Tensor, "n"]) -> Replacements:
         """Return which rows of a batch come in, and the slots of those that they drive out."""
-        free = storage.max_size - len(storage)
-        return self.extremes(storage).replacements(key, free, self.tie == "newest")
+        free, extremes = storage.max_size - len(storage), self._extremes
+        chosen: Replacements = extremes.replacements(key, free, self.tie == "newest")
+        return chosen
 
     def driven_out(
         self, storage: Storage, contest: Float64[Tensor, "m"], rank: Tensor | None = None
@@ -214,11 +215,11 @@ class EvictionOrder:
 
     def count_offered(self, n: int) -> None:
         """Count rows offered, which makes those to come newer."""
-        self.count[_OFFERED] += n
+        self._counters.numpy()[_OFFERED] += n
 
     def count_written(self, n: int) -> None:
         """Count rows written."""
-        self.count[_WRITTEN] += n
+        self._counters.numpy()[_WRITTEN] += n
 
     def share(self) -> None:
         """Move everything into memory that forked processes share."""

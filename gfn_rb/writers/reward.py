@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from tensordict import NestedKey, lazy_stack, unravel_key
 from torch import Tensor
-from torchrl.data.replay_buffers.storages import Storage
+from torchrl.data.replay_buffers.storages import ListStorage, Storage
 
 from gfn_rb.arguments import require_choice, require_flag, require_key
 from gfn_rb.column import KeyColumn
@@ -18,12 +18,13 @@ from gfn_rb.numerics.flat import on_host
 from gfn_rb.shapes import Int64, Rows, Shaped
 from gfn_rb.sharing import journal_of, record_slots, recording, share_writes
 from gfn_rb.state_folder import StateInFolder, require_numbers
-from gfn_rb.storages import is_listed, require_rows
+from gfn_rb.storages import require_rows
 from gfn_rb.torchrl_compat import (
     drop_prefetched,
     mark_update,
     note_generations,
     outside_graph,
+    raise_slot_generations,
     set_length,
 )
 from gfn_rb.writers.eviction_order import EvictionOrder, Tie
@@ -169,7 +170,8 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
         if not key.shape[0]:
             return torch.empty(0, dtype=torch.int64)
         data, storage = self._layout.check(data, self._storage), self._storage
-        self._order.make_room(storage, min(len(storage) + len(key), storage.max_size))
+        if isinstance(storage, ListStorage):
+            self._order.make_room(storage, min(len(storage) + len(key), storage.max_size))
         slot = self._offer(data, key, highest, rows)
         self._order.count_offered(key.shape[0])
         device = data.device
@@ -392,7 +394,7 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
         storage, before = self._storage, len(self._storage)
         record_slots(storage, target)
         try:
-            if is_listed(storage) or (chosen is not None and storage.initialized):
+            if isinstance(storage, ListStorage) or (chosen is not None and storage.initialized):
                 write_rows(storage, target, data, chosen, length)
             else:
                 storage.set(target, data if chosen is None else data[chosen])
@@ -405,7 +407,7 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
         """Count rows written, and tell samplers which slots have changed."""
         self._order.count_written(n_written)
         if n_written:
-            self._count_generations(index)  # relabelled rows are what they were
+            raise_slot_generations(self._storage, index)  # relabelled rows are what they were
         self._order.column.announce(self._storage, index)
         mark_update(self._storage, index)
 

@@ -15,7 +15,7 @@ from tensordict import (
     is_leaf_nontensor,
 )
 from torch import Tensor
-from torchrl.data.replay_buffers.storages import LazyMemmapStorage, Storage
+from torchrl.data.replay_buffers.storages import LazyMemmapStorage, ListStorage, Storage
 
 from gfn_rb.errors import (
     ArgumentError,
@@ -36,7 +36,7 @@ from gfn_rb.keys import (
 from gfn_rb.numerics.flat import on_host
 from gfn_rb.shapes import Int64, Rows
 from gfn_rb.sharing import is_recorded
-from gfn_rb.storages import is_laid_out, is_listed, open_shared
+from gfn_rb.storages import is_laid_out, is_listed
 from gfn_rb.torchrl_compat import (
     all_slots,
     bump_mutation_revision,
@@ -150,7 +150,7 @@ def write_rows(
         chosen: positions in the batch, int64 [k]; None for all of them, in a list.
         length: of the storage afterwards, not below what it is now.
     """
-    if is_listed(storage):
+    if isinstance(storage, ListStorage):
         slot, order = target.sort()  # those behind the last one line up
         # Copied one by one: a row shall neither hold its batch in memory nor change with it.
         at = order if chosen is None else chosen[order]
@@ -273,9 +273,8 @@ class RowLayout:
 
     def check(self, data: Rows, storage: Storage) -> Rows:
         """Return the rows without bookkeeping and gradients, compared with what is stored."""
-        if is_listed(storage):
+        if isinstance(storage, ListStorage):
             return _without(data, self._dropped.intersection(data.keys())).detach()
-        open_shared(storage)
         entries, requires_grad = _entries(data)
         if requires_grad:
             data = data.detach()
