@@ -37,9 +37,9 @@ def calls_of(work):
 @pytest.mark.parametrize(
     ("options", "most"),
     [
-        ({}, 96),
-        ({"unique": "state"}, 120),
-        ({"unique": "state", "compact": "narrow", "env": HyperGrid(ndim=16, height=8)}, 148),
+        ({}, 70),
+        ({"unique": "state"}, 92),
+        ({"unique": "state", "compact": "narrow", "env": HyperGrid(ndim=16, height=8)}, 120),
     ],
     ids=["plain", "unique", "unique and narrow"],
 )
