@@ -219,11 +219,7 @@ class Journal:
             self._n_noted = len(self._pending)
 
     def __exit__(self, *_: object) -> None:
-        """Append what was changed, if it is to be at once.
-
-        Raises:
-            CheckpointError: it cannot be written. The buffer has it, and the next record will.
-        """
+        """Append what was changed, if it is to be at once."""
         self._depth -= 1
         if not self._depth:
             if len(self._pending) == self._n_noted:
@@ -298,11 +294,7 @@ class Journal:
         return True
 
     def _append(self, sync: bool) -> None:
-        """Append what changed since the last record.
-
-        Args:
-            sync: whether to return only once all records are on disk.
-        """
+        """Append what changed since the last record."""
         if self._is_paused:
             return
         if not self._depth:

@@ -69,10 +69,6 @@ os.register_at_fork(after_in_child=_close_all)
 class JournalLog:
     """The file of a journal, open and locked.
 
-    Args:
-        path: the file; made if it is missing.
-        secret: the secret that its frames are made with, None for without any.
-
     Attributes:
         path: the file.
         secret: the secret.
@@ -81,10 +77,6 @@ class JournalLog:
         number: the number of the last record.
         nbytes: where the next record begins, in bytes; 0 before the file has a header.
         is_synced: whether all records are known to be on disk.
-
-    Raises:
-        ArgumentError: another process has it open.
-        CheckpointError: it cannot be opened, or is no regular file.
     """
 
     def __init__(self, path: Path, secret: Secret | None = None) -> None:

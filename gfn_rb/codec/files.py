@@ -124,12 +124,6 @@ class ValueFile:
         running: what has summed the head with the secret.
         layout: of its tensors.
         nodes: of its values by name.
-
-    Raises:
-        SecretError: it was not made with the secret, or with one, or was changed since.
-        CheckpointError: there is no such file, or it cannot be read.
-        CheckpointCorruptError: it is no checkpoint, truncated, or its header is damaged.
-        CheckpointMismatchError: it is of another format version.
     """
 
     def __init__(self, path: Path, secret: Secret | None = None) -> None:

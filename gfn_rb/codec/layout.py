@@ -57,10 +57,6 @@ class Layout:
 
     Those below 16 KiB are part of the head, each at a multiple of 64 bytes. The others make the
     body, without gaps; wide dtypes are first, so that each tensor is aligned to its dtype.
-
-    Args:
-        fields: the tensors.
-        n_rows: of each tensor of a frame; None for a file.
     """
 
     def __init__(self, fields: tuple[Field, ...], n_rows: int | None = None) -> None:
@@ -134,16 +130,7 @@ def sealed_head(
     values: Sequence[Tensor],
     secret: Secret | None,
 ) -> tuple[bytearray, Running]:
-    """Return the head of a file or frame, and what has summed it with the secret.
-
-    Args:
-        form: which of the two.
-        kind: of a frame: what it is about.
-        texts: structure and metadata.
-        layout: of the tensors.
-        values: the tensors, of which the small ones are copied into the head.
-        secret: the secret, None for without.
-    """
+    """Return the head of a file or frame, and what has summed it with the secret."""
     structure, meta = texts
     texts_end = PREFIX_NBYTES + len(structure) + len(meta)
     head = bytearray(layout.head_nbytes(texts_end))
@@ -189,13 +176,7 @@ class Prefix(NamedTuple):
     def checked(
         cls, data: memoryview, name: str, form: bytes, secret: Secret | None = None
     ) -> tuple[Prefix, Running]:
-        """Return the prefix of a sound head, and what has summed that with the secret.
-
-        Raises:
-            WireCorruptError: the sizes, the checksum of the head or the form differ.
-            WireVersionError: it is of another version.
-            SecretError: it was not made with the secret, or with one.
-        """
+        """Return the prefix of a sound head, and what has summed that with the secret."""
         prefix, running = cls.read(data, name), None
         if form == FRAME:
             name = f"{name} of kind {prefix.kind}"

@@ -117,12 +117,7 @@ SUM_NBYTES = 8
 
 
 class BlockSums:
-    """The checksum of each block of what comes piece by piece.
-
-    Args:
-        head: what has summed the head with a secret. Each sum is then of all up to the block's end,
-            so that no block goes with others than its own.
-    """
+    """The checksum of each block of what comes piece by piece."""
 
     def __init__(self, head: Any = None) -> None:
         self._sums: list[Any] = []

@@ -335,11 +335,7 @@ class Transport(ABC):
 
 
 def checked_timeout(timeout: float) -> float:
-    """Return a timeout in seconds, if it is one.
-
-    Raises:
-        ArgumentError: it is negative or NaN.
-    """
+    """Return a timeout in seconds, if it is one."""
     if math.isnan(timeout) or timeout < 0:
         raise ArgumentError(f"timeout is {timeout}; expected seconds, 0 or more")
     return timeout
@@ -370,10 +366,6 @@ def polled(attempt: Callable[[], T | None], seconds: float) -> T | None:
 
     At first it only lets other processes run in between; later it sleeps, a tenth of the time
     waited but never above 2 ms.
-
-    Args:
-        attempt: what to call, at least once.
-        seconds: how long.
     """
     result = attempt()
     if result is not None or seconds <= 0:

@@ -119,10 +119,6 @@ class PeerConnection:
 
     A thread that waits inside Gloo cannot be woken from outside, but by a message. So whoever
     closes says goodbye, and is bid farewell by the peer's sender: both receivers then end.
-
-    Args:
-        transport: the endpoint here.
-        peer: the rank at the other end.
     """
 
     def __init__(self, transport: GlooTransport, peer: int) -> None:
@@ -142,11 +138,7 @@ class PeerConnection:
         self._sending = threading.Lock()
 
     def send(self, message: QueuedMessage) -> None:
-        """Begin to send a message; the sender waits for its end.
-
-        Raises:
-            PeerLostError: the peer is gone. One that leaves after that has the message.
-        """
+        """Begin to send a message; the sender waits for its end."""
         with self._sending:
             self._transport.check_present(self._peer)
             try:
@@ -247,17 +239,7 @@ def _chunks(data: np.ndarray) -> list[np.ndarray]:
 
 
 def meet(where: str, rank: int, size: int, patience: timedelta) -> tuple[dist.Store, int, int]:
-    """Return a store that all processes share, the rank of this one and how many there are.
-
-    Args:
-        where: how they find each other, see :class:`GlooTransport`.
-        rank: of this process, -1 for what the environment says.
-        size: how many there are; likewise.
-        patience: how long they wait for each other.
-
-    Raises:
-        ArgumentError: they do not find each other there.
-    """
+    """Return a store that all processes share, the rank of this one and how many there are."""
     try:
         return next(dist.rendezvous(where, rank, size, timeout=patience))
     except (ValueError, RuntimeError) as error:

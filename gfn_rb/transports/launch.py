@@ -72,10 +72,6 @@ def end_process(code: int, aborts: bool = False) -> None:
 
     Where the launcher is fault tolerant the others go on without it if the code is 0; otherwise
     they are ended too. Does nothing where MPI was not begun, or this process is alone.
-
-    Args:
-        code: of this process; of all, where they are ended.
-        aborts: have MPI end them all in any case.
     """
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
@@ -90,11 +86,7 @@ def end_process(code: int, aborts: bool = False) -> None:
 
 
 def end_at_exit(aborts: bool) -> None:
-    """Have this process end likewise once Python exits: before MPI waits for all to finalize.
-
-    Args:
-        aborts: see :func:`end_process`.
-    """
+    """Have this process end likewise once Python exits: before MPI waits for all to finalize."""
     # Nothing tells what sys.exit was called with; an exception that nobody caught is remembered.
     atexit.register(lambda: end_process(int(hasattr(sys, "last_value")), aborts))
 

@@ -105,16 +105,7 @@ class Mailboxes:
 
 
 class QueuedMessage(SendHandle):
-    """A message, and the handle of its sender.
-
-    Args:
-        transport: the endpoint in this process that it was sent by, or arrived at.
-        source: rank of the sender.
-        dest: rank of the receiver.
-        tag: of the message.
-        data: its bytes.
-        nbytes: how many it had, where these were too many to be read.
-    """
+    """A message, and the handle of its sender."""
 
     def __init__(
         self,
@@ -149,10 +140,6 @@ class MailboxTransport(Transport):
     """A transport whose messages arrive in a mailbox, put there by other threads.
 
     See :class:`Transport` for the other arguments.
-
-    Args:
-        rank: of this endpoint.
-        mailboxes: among which its own is.
     """
 
     def __init__(

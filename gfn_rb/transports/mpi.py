@@ -274,12 +274,7 @@ class MPISend(SendHandle):
         self._empty_polls = 0
 
     def start(self, comm: Any, content: memoryview, mpi_tag: int) -> None:
-        """Begin to send a piece of it.
-
-        Raises:
-            PeerLostError: the receiver is gone.
-            TransportError: MPI refuses.
-        """
+        """Begin to send a piece of it."""
         try:
             self._requests.append(comm.Isend([content, self._mpi.BYTE], self.dest, mpi_tag))
         except self._mpi.Exception as error:

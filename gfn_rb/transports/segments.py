@@ -43,11 +43,7 @@ def cut(parts: Sequence[Part], nbytes: int) -> tuple[bytes, list[Part]]:
 
 
 def sizes_after(head: memoryview, source: int) -> tuple[int, list[int]]:
-    """Return what a preamble says: the bytes of the message, and of each segment to come.
-
-    Raises:
-        TransportError: it contradicts itself.
-    """
+    """Return what a preamble says: the bytes of the message, and of each segment to come."""
     if len(head) < PREAMBLE.size:
         raise TransportError(f"rank {source} sent {len(head)} bytes, too few for a preamble")
     nbytes, *sizes = PREAMBLE.unpack(head[: PREAMBLE.size])

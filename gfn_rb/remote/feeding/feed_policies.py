@@ -25,10 +25,6 @@ class FeedPolicy(ABC):
 
     Putting m rows in, or picking k, costs some m or k times the square root of the capacity at
     most, never a pass over it.
-
-    Args:
-        index: of the manager's buffer.
-        generator: source of randomness, on the CPU.
     """
 
     def __init__(self, index: ObjectIndex, generator: torch.Generator | None = None) -> None:
@@ -36,20 +32,10 @@ class FeedPolicy(ABC):
 
     @abstractmethod
     def put(self, rows: _Rows, log_reward: Float[Tensor, "m"], arrival: _Rows) -> None:
-        """Put rows in, or change them; those of log-reward -inf are worth nothing, and not picked.
-
-        Args:
-            rows: each once.
-            log_reward: of each.
-            arrival: of each, larger is later.
-        """
+        """Put rows in, or change them; those of log-reward -inf are never picked."""
 
     def remove(self, rows: Int64[Tensor, "m"]) -> None:
-        """Take rows out; those that were not in are passed over.
-
-        Args:
-            rows: each once.
-        """
+        """Take rows out; those that were not in are passed over."""
         self.put(rows, torch.full(rows.shape, -math.inf), torch.zeros_like(rows))
 
     @abstractmethod
@@ -58,17 +44,10 @@ class FeedPolicy(ABC):
 
         Of rows of several managers, those that are wanted most are the ones to feed: these numbers
         can be compared with those of another manager's policy.
-
-        Args:
-            k: how many at most, at least 1.
         """
 
     def pick(self, k: int) -> Int64[Tensor, "j"]:
-        """Return up to k rows to feed; they stay in.
-
-        Args:
-            k: how many at most, at least 1.
-        """
+        """Return up to k rows to feed; they stay in."""
         return self.best(k)[0]
 
 
@@ -149,11 +128,7 @@ POLICIES: dict[str, type[FeedPolicy]] = {
 
 
 def check_policy(policy: Any) -> str:
-    """Return the name of a policy, or raise.
-
-    Raises:
-        ArgumentError: there is none of that name.
-    """
+    """Return the name of a policy, or raise."""
     if not isinstance(policy, str) or policy not in POLICIES:
         raise ArgumentError(f"policy must be one of {sorted(POLICIES)}, got {policy!r:.80}")
     return policy

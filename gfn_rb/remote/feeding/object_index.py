@@ -38,20 +38,12 @@ class ObjectIndex:
     remembered. A row that stands for no whole object has a number of its own that nothing finds.
     Objects are compared whole: hashes alone decide nothing.
 
-    Args:
-        rb: a buffer whose storage is a one-dimensional tensor storage with a ``log_reward``.
-        n_ranks: of how many ranks to record what they sent and were given.
-        n_remembered: how many objects to remember that are in the storage no more.
-
     Attributes:
         number: of the object in each row, -1 for an empty one.
         arrival: by number, the larger, the later an object arrived.
         n_arrived: how many objects arrived so far.
         sent: by number and rank, whether an object came from a rank; it may come from several.
         given: by number and rank, whether an object was given to a rank.
-
-    Raises:
-        ArgumentError: the buffer has another storage.
     """
 
     def __init__(self, rb: ReplayBuffer, n_ranks: int = 0, n_remembered: int = 0) -> None:
@@ -89,23 +81,12 @@ class ObjectIndex:
     # Following the storage.
 
     def mark_update(self, index: int | Tensor) -> None:
-        """Record that rows were written: TorchRL's call to what is attached to a storage.
-
-        Args:
-            index: the rows, -1 for one that was rejected.
-        """
+        """Record that rows were written: TorchRL's call to what is attached to a storage."""
         if self.storage.initialized:
             self._column.announce(self.storage, torch.as_tensor(index, dtype=torch.int64).cpu())
 
     def refresh(self) -> Int64[Tensor, "m"]:
-        """Bring the objects up to date with the storage.
-
-        Returns:
-            The rows that were read again, each once.
-
-        Raises:
-            GfnRbError: a row holds what is no object; all rows are then read again next time.
-        """
+        """Bring the objects up to date with the storage, and return the rows read again."""
         length = length_of(self.storage)
         rows, emptied = self._changed(length), np.arange(length, self._length)
         if len(rows) or len(emptied):
@@ -121,15 +102,7 @@ class ObjectIndex:
         return torch.from_numpy(rows)
 
     def read(self, rows: Int64[Tensor, "m"], max_nbytes: int | None = None) -> TensorDictBase:
-        """Return copies of rows on the CPU as they came, whole where they are stored compact.
-
-        Args:
-            rows: in [0, len(storage)).
-            max_nbytes: how many bytes they may have whole, None for any number.
-
-        Raises:
-            ArgumentError: they have more.
-        """
+        """Return copies of rows on the CPU as they came, whole where they are stored compact."""
         stored = select_rows(all_slots(self.storage), rows, but=(INDEX,))
         if torch.device(self.storage.device).type != "cpu":
             stored = stored.cpu()
@@ -140,11 +113,7 @@ class ObjectIndex:
         return self._compact.forward(stored)
 
     def log_reward(self, rows: Int64[Tensor, "m"]) -> Float[Tensor, "m"]:
-        """Return the log-rewards of rows, integers as floats.
-
-        Args:
-            rows: in [0, len(storage)).
-        """
+        """Return the log-rewards of rows, integers as floats."""
         values = self._column.values(self.storage)[rows].cpu()
         return values if values.is_floating_point() else values.to(torch.float64)
 
@@ -168,32 +137,17 @@ class ObjectIndex:
     # Finding.
 
     def find(self, keys: ObjectKeys) -> Int64[np.ndarray, "n"]:
-        """Return the numbers of objects as of the last refresh, -1 for those not known.
-
-        Args:
-            keys: of the objects; None, for what is no whole object, is never known.
-        """
+        """Return the numbers of objects as of the last refresh, -1 for those not known."""
         return np.fromiter(map(self._number_of.get, keys, repeat(-1)), np.int64, len(keys))
 
     def new(self, keys: ObjectKeys) -> tuple[Int64[np.ndarray, "k"], Int64[np.ndarray, "j"]]:
-        """Return the positions of the objects that are neither known nor repeated.
-
-        Args:
-            keys: of the objects; what is no whole object is always new.
-
-        Returns:
-            The positions, in order; and the numbers of the known objects among the others.
-        """
+        """Return the positions of the objects that are neither known nor repeated."""
         number = self.find(keys)
         is_first = _first(keys) == np.arange(len(keys))
         return ((number < 0) & is_first).nonzero()[0], number[number >= 0]
 
     def remember(self, keys: Iterable[bytes | None]) -> None:
-        """Remember objects, where the storage holds them and where it does not.
-
-        Args:
-            keys: of the objects, each once; what is no whole object is passed over.
-        """
+        """Remember objects, where the storage holds them and where it does not."""
         self.refresh()
         unknown: ObjectKeys = [
             key for key in keys if key is not None and key not in self._number_of
@@ -208,10 +162,6 @@ class ObjectIndex:
         """Return the numbers of objects that rows hold from now on.
 
         What leaves one row and enters another keeps its number.
-
-        Args:
-            left: the numbers of the objects that rows held until now.
-            keys: of what they hold from now on.
         """
         number, first = self.find(keys), _first(keys)
         is_new = number < 0
@@ -272,14 +222,7 @@ class ObjectIndex:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume from what :meth:`state_dict` returned, over a storage restored to that moment.
-
-        Args:
-            state: from another index; where that had fewer ranks, or more, the others are unknown.
-
-        Raises:
-            CheckpointMismatchError: it is of another number of rows.
-        """
+        """Resume from what :meth:`state_dict` returned, over a storage restored to that moment."""
         n, came = length_of(self.storage), len(state["arrival"])
         if came != n:
             raise CheckpointMismatchError(f"index of {came} rows, expected {n} as are stored")

@@ -24,10 +24,6 @@ MAX_QUOTA = 4096  # rows that are fed at a time: diverse ones take time that gro
 class Feeder:
     """Feeds workers from a manager's buffer.
 
-    Args:
-        rb: the buffer, whose generator softmax draws go by; None to feed nobody.
-        n_ranks: how many ranks there are.
-
     Attributes:
         index: the objects that the buffer holds, None without one.
         subscribers: those who are fed, by rank.
@@ -46,11 +42,7 @@ class Feeder:
         self.changes = ChangedRows(0 if rb is None else rb.storage.max_size)
 
     def subscribe(self, rank: int, terms: Any) -> None:
-        """Feed a worker from now on.
-
-        Raises:
-            ArgumentError: they cannot be met.
-        """
+        """Feed a worker from now on."""
         self.subscribers[rank] = Subscriber(rank, terms, self)
 
     def offer(self, rows: Int64[Tensor, "m"]) -> None:
@@ -90,11 +82,7 @@ class Feeder:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume from what :meth:`state_dict` returned, over a buffer restored to that moment.
-
-        Raises:
-            CheckpointMismatchError: it is of another buffer.
-        """
+        """Resume from what :meth:`state_dict` returned, over a buffer restored to that moment."""
         if self.index is not None and state["index"] is not None:
             self.index.load_state_dict(state["index"])
             self.subscribers = {
@@ -105,9 +93,6 @@ class Feeder:
 
 class ChangedRows:
     """The rows of a buffer that changed, for any number of readers.
-
-    Args:
-        room: rows of the buffer. Who never reads is told of no more than twice as many.
 
     Attributes:
         n_added: how often rows were added.
@@ -135,16 +120,7 @@ class ChangedRows:
 
 
 class Subscriber:
-    """A worker that a manager feeds.
-
-    Args:
-        rank: of the worker.
-        terms: what :meth:`~gfn_rb.remote.Subscription.terms` gave.
-        feeder: of the manager's buffer.
-
-    Raises:
-        ArgumentError: the terms are none, or the manager has no buffer.
-    """
+    """A worker that a manager feeds."""
 
     def __init__(self, rank: int, terms: Any, feeder: Feeder) -> None:
         if (index := feeder.index) is None:
@@ -161,14 +137,7 @@ class Subscriber:
         self._n_seen: int | None = None  # of the changes; None before the first look
 
     def next(self, quota: int) -> TensorDictBase | None:
-        """Return the rows to give next, and record that they were given.
-
-        Args:
-            quota: how many at most, at least 1.
-
-        Returns:
-            The rows, None if there are none.
-        """
+        """Return the rows to give next, and record that they were given."""
         if not self._index.storage.initialized:
             return None
         self._update_policy()

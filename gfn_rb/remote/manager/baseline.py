@@ -57,11 +57,7 @@ class Summary:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Summary:
-        """Return the summary that :meth:`to_json` gave.
-
-        Raises:
-            ArgumentError: they are something else.
-        """
+        """Return the summary that :meth:`to_json` gave."""
         said: list[Any] = [values.get(field.name) for field in fields(cls)]
         quantiles, rows, ema, batches, held, managers = said
         makes_sense = (
@@ -85,10 +81,6 @@ def kth_highest(summaries: Sequence[Summary], k: int) -> float:
     """Return a log-reward that at least k of the rows are known to reach: the highest such.
 
     Where there are fewer, that is the lowest one; where there are none, it is -inf.
-
-    Args:
-        summaries: of managers that have no row in common.
-        k: how many rows.
     """
     return _kth_highest(tuple((each.quantiles, each.rows) for each in summaries), k)
 

@@ -31,11 +31,6 @@ class BaselineKeeper:
 
     Nobody waits for anybody: news goes out to a manager when it has taken the last of it.
 
-    Args:
-        strategy: how the baseline is made.
-        rb: the manager's buffer, or None.
-        managers: the ranks of all managers, this one's first.
-
     Attributes:
         peers: the other managers. What those that have left have told still counts, unlike what
             lost ones have.
@@ -82,11 +77,7 @@ class BaselineKeeper:
             self._revision = mutation_revision(self._storage)
 
     def observe(self, log_reward: Float[Tensor, "n"]) -> None:
-        """Record a batch.
-
-        Args:
-            log_reward: of its rows; infinite ones and NaN do not count.
-        """
+        """Record a batch."""
         lowest, alpha = _lowest_finite(log_reward), self.strategy.alpha
         if lowest is not None:
             self._ema = lowest if self._ema is None else alpha * lowest + (1 - alpha) * self._ema
@@ -135,11 +126,7 @@ class BaselineKeeper:
         self._holds_others |= managers != self.present
 
     def broadcast(self, channel: FrameChannel) -> list[PeerLostError]:
-        """Tell the other managers what is new to them.
-
-        Returns:
-            Who turned out to be gone.
-        """
+        """Tell the other managers what is new to them, and return the losses that this found."""
         gone: list[PeerLostError] = []
         if not self._summaries:
             return gone
@@ -156,14 +143,7 @@ class BaselineKeeper:
         return gone
 
     def on_summary(self, rank: int, summary: Summary) -> bool:
-        """Record what another manager knows.
-
-        Returns:
-            Whether it had been lost.
-
-        Raises:
-            ArgumentError: the rank is that of no other manager, or one counted among others.
-        """
+        """Record what another manager knows, and return whether it had been lost."""
         if rank not in self.peers:
             raise ArgumentError(f"rank must be one of the managers {[*self.peers]}, got {rank}")
         if not self._managers.issuperset(summary.managers):

@@ -47,18 +47,6 @@ class BatchHandler:
 
     What does not fit the buffer, and whatever the scoring function raises, is caught here and
     reported: one worker's mistake is not to end the others' manager.
-
-    Args:
-        rb: where items are stored; None to score alone.
-        feeder: feeds workers from the same buffer, and is told what changed.
-        score: the scoring function.
-        baseline: follows the batches.
-        watch: measures phases "store" and "score".
-        duplicates: whether an object that the buffer holds already is dropped or stored again.
-        below: what log-rewards must be below, None for any.
-
-    Raises:
-        ArgumentError: another ``duplicates``.
     """
 
     def __init__(
@@ -79,13 +67,7 @@ class BatchHandler:
         self._drops, self._below = duplicates == "drop", below
 
     def handle(self, rows: TensorDictBase, sender: int, store: bool = True) -> IngestResult:
-        """Store and score a batch.
-
-        Args:
-            rows: batch size [n]; what is stored is copied.
-            sender: the rank they came from.
-            store: whether they are to be stored.
-        """
+        """Store and score a batch."""
         try:
             self.watch.switch("store")
             log_reward = check_rows(rows, self._below)

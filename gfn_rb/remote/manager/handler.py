@@ -44,13 +44,6 @@ _MAX_REASON = 2000  # characters: a refusal must fit where what it refuses did n
 class MessageHandler:
     """Handles the messages that a manager receives, and replies on the tag each came on.
 
-    Args:
-        channel: to all ranks.
-        batch_handler: stores and scores.
-        workers: the ranks that send items.
-        senders: what is counted of each of them.
-        queries: what any rank may ask for, by kind: each makes the answer.
-
     Attributes:
         batches: how many batches were answered.
         questions: what is to be answered by ``queries``, at most one question of each rank.
@@ -85,9 +78,6 @@ class MessageHandler:
         """Receive a message and do what it asks.
 
         Whatever that raises is answered with an error and logged: it costs its sender alone.
-
-        Raises:
-            PeerLostError: its sender is gone before all of it has come.
         """
         source, tag, nbytes = envelope
         frame = None
@@ -165,16 +155,11 @@ class MessageHandler:
         return 0 if handle is None else handle.nbytes
 
     def answer_question(self, is_idle: bool) -> bool:
-        """Answer the oldest question, and all others that one save answers as well.
+        """Answer the oldest question, if its time has come, and return whether it had.
 
         What answers a question may take long. As long as the last one took, other messages are
-        handled before the next: workers wait for one question at most.
-
-        Args:
-            is_idle: whether no other message waits.
-
-        Returns:
-            Whether there was one to answer now.
+        handled before the next: workers wait for one question at most. One save answers all who
+        ask for one.
         """
         start = time.monotonic()
         if not self.questions or not (is_idle or start >= self._next_question):

@@ -363,12 +363,7 @@ class ReplayBufferManager:
 
 
 def _lay_out(buffer: ReplayBuffer | None, rows: TensorDictBase) -> None:
-    """Make a buffer take rows such as these from now on, and no others.
-
-    Raises:
-        ArgumentError: there is no buffer, or no row.
-        GfnRbError: they can be stored in no buffer, or not in this one.
-    """
+    """Make a buffer take rows such as these from now on, and no others."""
     if buffer is None or not len(rows):
         raise ArgumentError(
             f"rows must be one row or more, to lay a buffer out, got {len(rows)} for {buffer!r:.40}"

@@ -38,12 +38,7 @@ class ReceivedFrame(NamedTuple):
     """Other rows than the items, and not as many."""
 
     def checked(self) -> ReceivedFrame:
-        """Return the message, unless it cannot be read or tells an error.
-
-        Raises:
-            GfnRbError: it cannot be read.
-            RemoteError: its sender refuses what it answers.
-        """
+        """Return the message, unless it cannot be read or tells an error."""
         if self.error is not None:
             raise self.error
         if self.kind == Kind.ERROR:
@@ -52,14 +47,7 @@ class ReceivedFrame(NamedTuple):
 
 
 class FrameChannel:
-    """Sends and receives frames, and keeps what is on its way alive.
-
-    Args:
-        transport: which is used by nobody else for the same tags.
-        compact: the form that items travel in to ranks that are found to have the same; None to
-            send them whole.
-        max_rows: the most rows of a message that are looked at.
-    """
+    """Sends and receives frames, and keeps what is on its way alive."""
 
     def __init__(
         self,
@@ -92,21 +80,7 @@ class FrameChannel:
         rows: TensorDictBase | None = None,
         scores: TensorDictBase | None = None,
     ) -> SendHandle:
-        """Send a frame without waiting.
-
-        Args:
-            dest: rank of the receiver.
-            tag: of the message.
-            kind: of the frame.
-            meta: what JSON can say.
-            rows: items, batch size [n]; must not change until it has left.
-            scores: batch size [m], likewise; never compact.
-
-        Raises:
-            ArgumentError: the metadata or the frame are too large.
-            ShapeError: the rows cannot be sent.
-            PeerLostError: the receiver is known to be gone.
-        """
+        """Send a frame without waiting; items must not change until it has left."""
         self.in_flight(dest)  # which releases what has left, and lets MPI move what has not
         if dest in self._have_form:
             rows, meta = self._packed(rows, meta or {})
@@ -121,11 +95,7 @@ class FrameChannel:
     def receive(
         self, source: int | None = None, tag: int | None = None, timeout: float = 0.0
     ) -> ReceivedFrame | None:
-        """Return the next frame of a source and tag, or of any, None if none comes in time.
-
-        Raises:
-            PeerLostError: the source is gone, or any rank of which this was not said before.
-        """
+        """Return the next frame of a source and tag, or of any, None if none comes in time."""
         envelope = self.transport.probe(source, tag, timeout)
         return None if envelope is None else self.take(envelope)
 
@@ -133,9 +103,6 @@ class FrameChannel:
         """Receive a frame that a probe has found.
 
         One that cannot be read is a message like others: whoever waits must learn who sent it.
-
-        Raises:
-            PeerLostError: its sender is gone before all of it has come.
         """
         source, tag, nbytes = envelope
         meta: dict[str, Any] = {}

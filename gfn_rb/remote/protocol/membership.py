@@ -34,13 +34,7 @@ class Member:
 
 
 class Membership:
-    """The one record of the ranks that another rank counts on.
-
-    Args:
-        ranks: which; the order is kept.
-        silence: seconds without a sign of life after which a rank is too silent.
-        clock: returns seconds that never go back.
-    """
+    """The one record of the ranks that another rank counts on."""
 
     def __init__(
         self,
@@ -82,11 +76,7 @@ class Membership:
         return rank in self._members and self._members[rank].state in _PRESENT
 
     def seen(self, rank: int) -> bool:
-        """Record a sign of life: the rank is active, whatever it was before.
-
-        Returns:
-            Whether it had been lost.
-        """
+        """Record that a rank is active, and return whether it had been lost."""
         member = self._members[rank]
         was_lost = member.state == LOST
         # Two clocks: people and checkpoints are told the date, which may be set back; silence is
@@ -96,11 +86,7 @@ class Membership:
         return was_lost
 
     def leave(self, rank: int, state: State = GONE, why: str = "") -> bool:
-        """Record that a rank has left; one that is none of them is passed over.
-
-        Returns:
-            Whether that is news: who has gone cannot be lost.
-        """
+        """Record that a rank has left, and return whether it had been present."""
         if not self.is_present(rank):
             return False
         member = self._members[rank]
@@ -127,11 +113,7 @@ class Membership:
         return {str(rank): asdict(member) for rank, member in self._members.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume from an earlier record; all ranks are expected again.
-
-        Args:
-            state: what :meth:`state_dict` gave, of any set of ranks.
-        """
+        """Resume from an earlier record; all ranks are expected again."""
         for rank, values in state.items():
             if int(rank) in self._members:
                 self._members[int(rank)] = Member(last_seen=values["last_seen"])

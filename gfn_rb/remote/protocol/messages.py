@@ -56,14 +56,7 @@ def no_scores(items: TensorDictBase, sender: int) -> dict[str, Any]:
 
 
 def pack(result: Any, n: int) -> tuple[dict[str, float], TensorDict | None]:
-    """Take what a scoring function returned apart into numbers and rows.
-
-    Returns:
-        The scores of the whole batch, and those of its rows, None if there are none.
-
-    Raises:
-        ArgumentError: it returned something else than scores.
-    """
+    """Take what a scoring function returned apart into numbers and rows."""
     if not isinstance(result, Mapping) or not all(isinstance(name, str) for name in result):
         raise ArgumentError(f"score must return a dict of scores by name, got {result!r:.200}")
     numbers: dict[str, float] = {}

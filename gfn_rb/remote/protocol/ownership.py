@@ -36,11 +36,6 @@ def owners(rows: Rows, managers: Sequence[int], turn: int = 0) -> Int64[np.ndarr
     """Return the rank of the manager that owns each row.
 
     Rows that stand for no object go together to the manager whose turn it is.
-
-    Args:
-        rows: any kind of items, batch size [n], on any device.
-        managers: the ranks of those present, at least one.
-        turn: a number that grows from batch to batch.
     """
     columns = state_columns(rows) if len(managers) > 1 else None
     if columns is None:
@@ -54,16 +49,7 @@ def owners(rows: Rows, managers: Sequence[int], turn: int = 0) -> Int64[np.ndarr
 def shares(
     rows: Rows, managers: Sequence[int], turn: int = 0
 ) -> list[tuple[int, Int64[torch.Tensor, "k"] | None]]:
-    """Return the managers that own any of the rows, and the positions of these.
-
-    Args:
-        rows: see :func:`owners`.
-        managers: likewise.
-        turn: likewise.
-
-    Returns:
-        The ranks, in the order given, and positions in order; None for all rows.
-    """
+    """Return the managers that own any of the rows, and the positions of these."""
     if len(managers) == 1:
         return [(managers[0], None)]
     owner = owners(rows, managers, turn)
@@ -76,13 +62,7 @@ def shares(
 
 
 def are_owned(rows: Rows, manager: int, managers: Sequence[int]) -> Bool[np.ndarray, "n"]:
-    """Return which rows a manager owns: none that another does.
-
-    Args:
-        rows: any kind of items, batch size [n].
-        manager: its rank.
-        managers: the ranks of those present.
-    """
+    """Return which rows a manager owns: none that another does."""
     if terminating_states(rows) is None:
         return np.ones(len(rows), bool)
     return owners(rows, managers) == manager

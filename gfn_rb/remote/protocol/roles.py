@@ -12,12 +12,7 @@ from gfn_rb.transports.base import Transport
 
 @dataclass(frozen=True)
 class RankRoles:
-    """The roles of all ranks. Every one that trains sends to every one that manages.
-
-    Args:
-        size: how many ranks there are.
-        managers: those that manage, ascending; there may be none.
-    """
+    """The roles of all ranks. Every one that trains sends to every one that manages."""
 
     size: int
     managers: tuple[int, ...]
@@ -34,14 +29,6 @@ def assign_roles(size: int, n_managers: int, hosts: Sequence[str | None]) -> Ran
     Rank 0 trains. Managers are spread over machines in proportion to their ranks, by d'Hondt's
     rule: each goes where there then are the most ranks per manager, and is the last rank there
     that trains.
-
-    Args:
-        size: how many ranks there are.
-        n_managers: how many are to manage.
-        hosts: the machine of each rank; None where that is not known, as good as one machine.
-
-    Raises:
-        ArgumentError: there are not enough ranks, or not as many machines named.
     """
     if len(hosts) != size:
         raise ArgumentError(f"hosts must name the machine of {size} ranks, got {len(hosts)} names")
@@ -68,16 +55,7 @@ def _next_manager(hosts: Sequence[str | None], managers: Sequence[int]) -> int:
 
 
 def check_ranks(name: str, ranks: Sequence[int], transport: Transport) -> list[int]:
-    """Return ranks, checked to be some, distinct and within the transport's.
-
-    Args:
-        name: how the error calls them.
-        ranks: what was given.
-        transport: whose ranks they are.
-
-    Raises:
-        ArgumentError: they are not, or the transport has no more than one.
-    """
+    """Return ranks, checked to be some, distinct and within the transport's."""
     if transport.size < 2:
         raise ArgumentError(
             "transport must have at least 2 ranks, a manager and a worker, got 1: start more "
@@ -96,16 +74,7 @@ def check_ranks(name: str, ranks: Sequence[int], transport: Transport) -> list[i
 def check_roles(
     transport: Transport, managers: Sequence[int] | None, workers: Sequence[int] | None
 ) -> tuple[list[int], list[int]]:
-    """Return the ranks of managers and of workers, checked.
-
-    Args:
-        transport: of a manager.
-        managers: those of all managers; by default the transport's own alone.
-        workers: by default all others.
-
-    Raises:
-        ArgumentError: they are no ranks, overlap, or the transport's is not among the managers.
-    """
+    """Return the ranks of managers and of workers, checked."""
     chosen = check_ranks("managers", [transport.rank] if managers is None else managers, transport)
     others = sorted(set(range(transport.size)) - set(chosen))
     served = check_ranks("workers", others if workers is None else workers, transport)

@@ -35,18 +35,7 @@ _DTYPES = {
 
 
 def check_rows(rows: TensorDictBase, below: float | None = math.inf) -> Float[Tensor, "n"]:
-    """Return the log-rewards of rows from another rank, or raise where they cannot be stored.
-
-    Args:
-        rows: batch size [n].
-        below: what log-rewards must be below, None for any.
-
-    Raises:
-        KeyMismatchError: they have no log-reward.
-        ShapeError: an entry has another dtype or shape than its meaning needs.
-        NaNError: a log-reward is NaN.
-        ArgumentError: a log-reward is too high.
-    """
+    """Return the log-rewards of rows from another rank, or raise where they cannot be stored."""
     entries = dict(rows.items())
     for name, value in entries.items():
         if type(value) is not Tensor or value.dtype not in _DTYPES.get(name, _ANY):

@@ -63,17 +63,6 @@ class ManagerClient:
     still holds. A greeting stays in the mailbox of a lost manager. When it answers that, it is
     back, and is sent what it owns again.
 
-    Args:
-        transport: to the managers, for one client at a time.
-        managers: their ranks.
-        timeout: seconds to wait for an answer.
-        statistics: what is counted in.
-        feed: called with the rows a manager feeds.
-        shutdown: what is left to wait once this rank is to stop; by default it never is.
-        compact: the form that rows travel in to managers that have the same; None for whole ones.
-        held: called with the managers before and after one was lost or came back; gives batches
-            of the rows held here whose owner is another now. By default there are none.
-
     Attributes:
         baseline: the newest that a manager told.
         membership: the managers, and why some are lost.
@@ -131,13 +120,9 @@ class ManagerClient:
         self._lose_overdue()
 
     def wait(self, limit: Deadline | None = None) -> bool:
-        """Wait until all batches are answered, or their manager is found to be lost.
+        """Wait until all batches are answered or their managers lost; return whether they are.
 
-        Args:
-            limit: when to stop waiting, and lose nobody; by default that of each batch.
-
-        Returns:
-            Whether all are answered. Where this rank is to stop, they may not be.
+        With a limit, waiting ends there and nobody is lost; by default each batch has its own.
         """
         while self.sent:
             deadline = next(iter(self.sent.values())).deadline if limit is None else limit
@@ -171,11 +156,7 @@ class ManagerClient:
     # Sending.
 
     def connect(self, terms: dict[str, Any] | None) -> None:
-        """Greet all managers.
-
-        Raises:
-            GfnRbError: see :meth:`ReplayBufferWorker.connect`.
-        """
+        """Greet all managers."""
         self._quota = 0 if terms is None else terms["quota"]
         form = self._channel.row_form
         self._hello = {"protocol": PROTOCOL, "subscription": terms, "rows": form}
@@ -187,16 +168,7 @@ class ManagerClient:
             raise TransportTimeoutError(what) from None
 
     def send(self, rows: TensorDictBase, store: bool, ready: Collection[int] | None = None) -> int:
-        """Send a batch, each row to the manager that owns it.
-
-        Args:
-            rows: batch size [n], on any device; must not change until they are answered.
-            store: whether they are to be stored, or only scored.
-            ready: the managers that may be sent something now, by default all.
-
-        Returns:
-            How many rows there was a manager to send to.
-        """
+        """Send each row to the manager that owns it, of those ready; return how many were sent."""
         self._n_batches += 1
         sent = self._send_shares(SentBatch(rows.batch_size[0], store), rows, None, ready)
         self._count.sent += sent
@@ -258,19 +230,7 @@ class ManagerClient:
         return split
 
     def ask(self, rank: int, kind: Kind, meta: dict[str, Any]) -> ReceivedFrame:
-        """Ask a manager something, and return its answer.
-
-        Args:
-            rank: of the manager.
-            kind: of the question.
-            meta: metadata of the question.
-
-        Raises:
-            TransportTimeoutError: it does not answer.
-            PeerLostError: it is gone.
-            RemoteError: it refuses.
-            WireError: its answer cannot be read.
-        """
+        """Ask a manager something, and return its answer."""
         deadline, responses = Deadline(self._timeout, self._shutdown), self._responses
         # A question has no number: one is open at a time, and the transport keeps the order.
         self._post(rank, kind, meta)
@@ -290,15 +250,7 @@ class ManagerClient:
         return answer
 
     def fetch(self, quota: int | None) -> None:
-        """Ask the managers for items, and hand these on as if they came with answers.
-
-        Args:
-            quota: how many at most; by default that of the subscription.
-
-        Raises:
-            RemoteError: a manager refuses.
-            WireError: its answer cannot be read.
-        """
+        """Ask the managers for items, and hand these on as if they came with answers."""
         owed = self._quota if quota is None else quota
         while owed and (managers := self.managers):
             split, owed = self._split(owed, managers), 0
@@ -314,12 +266,7 @@ class ManagerClient:
                     self._next[rank] = _next_scores(answer.meta)
 
     def leave(self, limit: Deadline) -> None:
-        """Say goodbye to all managers.
-
-        Args:
-            limit: when to stop waiting for their answers. Who has not answered by then is named in
-                the log, and not lost.
-        """
+        """Say goodbye to all managers."""
         start = time.monotonic()
         if self._has_several and self._hello is not None:
             # Who is found to be lost only now leaves rows behind that the others are to have.
@@ -371,11 +318,7 @@ class ManagerClient:
         self.send_moved(before)
 
     def send_moved(self, before: list[int]) -> None:
-        """Send the rows held here that another manager owns than before.
-
-        Args:
-            before: the managers of then; with none, all rows are sent.
-        """
+        """Send the rows held here that another manager owns than before."""
         if self._held is None or not self.managers:
             return
         for rows in self._held(before, self.managers):
@@ -548,11 +491,7 @@ def _number(message: ReceivedFrame) -> int:
 
 @contextmanager
 def answer_of(rank: int) -> Iterator[None]:
-    """Raise whatever an answer that makes no sense causes as the error of a rank.
-
-    Raises:
-        RemoteError: names the rank, and what is wrong.
-    """
+    """Raise whatever an answer that makes no sense causes as the error of a rank."""
     try:
         yield
     except RemoteError:

@@ -95,29 +95,12 @@ class NonBlocking(Mode):
 
 
 def join_batches(batches: Sequence[TensorDictBase]) -> TensorDictBase:
-    """Return the rows of batches as one; trajectories are padded to the longest.
-
-    Args:
-        batches: at least one.
-
-    Raises:
-        KeyMismatchError: their keys differ.
-        ShapeError: their dtypes or shapes do.
-        ArgumentError: they lie on different devices.
-    """
+    """Return the rows of batches as one; trajectories are padded to the longest."""
     return joined(batches, range(len(batches)), torch.arange(sum(map(len, batches))))
 
 
 def require_fit(pending: TensorDictBase, rows: TensorDictBase) -> None:
-    """Raise unless a batch can be sent together with one that waits for it.
-
-    Args:
-        pending: the other.
-        rows: batch size [n].
-
-    Raises:
-        KeyMismatchError, ShapeError, ArgumentError: see :func:`join_batches`.
-    """
+    """Raise unless a batch can be sent together with one that waits for it."""
     try:
         join_batches([pending[:1], rows[:1]])
     except (KeyMismatchError, ShapeError, ArgumentError) as error:
@@ -147,12 +130,7 @@ class BaselineFilter:
         self.refreshes = 0
 
     def __call__(self, rows: TensorDictBase, baseline: float | None) -> TensorDictBase:
-        """Return the rows to send; all of them when the baseline has to be learnt anew.
-
-        Args:
-            rows: batch size [n].
-            baseline: None while there is none.
-        """
+        """Return the rows to send; all of them when the baseline has to be learnt anew."""
         if baseline is None or not stand_alone(rows):
             return rows
         keep = ~(rows.get(LOG_REWARD).reshape(-1) < baseline)  # the manager shall see a NaN

@@ -339,11 +339,7 @@ class ReplayBufferWorker:
     # Sending.
 
     def _send_pending(self, ready: Collection[int] | None = None) -> bool:
-        """Send what is pending, reduced and filtered; return whether anything was sent.
-
-        Args:
-            ready: the managers that may be sent something, by default all.
-        """
+        """Send what is pending, reduced and filtered; return whether anything was sent."""
         batches, self._pending = self._pending, []
         left = sum(rows.batch_size[0] for rows in batches)
         try:
