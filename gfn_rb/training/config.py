@@ -141,6 +141,14 @@ class TrainConfig(GeneralOptions):
         for option, losses in self._heeded_by().items():
             if self.loss not in losses:
                 yield option, f"loss is {' or '.join(losses)}"
+        if getattr(getattr(self, "env_type", None), "condition_shape", None) is not None:
+            yield "lr_log_z", "the environment has no conditions, where log Z is a network"
+        if not isinstance(self.keep, KeepDiverse) and REPLAY[self.replay].gives is not Trajectories:
+            yield "keep.unique", "replay is trajectories or terminal"
+        if "correlation" not in self.metrics.names:
+            yield "metrics.backward", "metrics has correlation"
+        if {"elbo", "eubo", "accuracy"}.isdisjoint(self.metrics.names):
+            yield "metrics.samples", "metrics has elbo, eubo or accuracy"
         if not self.replay_ratio:
             yield from ((name, "replay_ratio is above 0") for name in ("draw", "max_age"))
         if self.epsilon_end is self.temperature_end is None:

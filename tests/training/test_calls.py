@@ -6,7 +6,7 @@ from pathlib import Path
 import gfn_rb
 from gfn_rb.training import TFBind8Config, Trainer
 
-LIMIT = 665  # per step
+LIMIT = 680  # per step
 PACKAGE = str(Path(gfn_rb.__file__).parent)
 
 

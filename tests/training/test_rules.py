@@ -12,9 +12,11 @@ from gfn_rb.training import (
     AnnealOptions,
     BayesianDAGConfig,
     BitSequenceConfig,
+    ConditionalHyperGridConfig,
     FeedOptions,
     HyperGridConfig,
     KeepDiverse,
+    KeepRecent,
     ManagersOptions,
     MetricsOptions,
     PriorityDraw,
@@ -187,6 +189,9 @@ def test_learning_rules_that_have_no_meaning_are_refused(options, message):
         ("backward", {"backward": "uniform", "loss": "fm", "replay": "states"}),
         ("lr_log_z", {"lr_log_z": 0.2, "loss": "subtb"}),
         ("log_z", {"log_z": 1.5, "loss": "mdb", "replay": "transitions"}),
+        ("keep.unique", {"keep": KeepRecent(unique=False), "loss": "fm", "replay": "states"}),
+        ("metrics.backward", {"metrics": MetricsOptions(("elbo",), backward=3)}),
+        ("metrics.samples", {"metrics": MetricsOptions(("correlation",), samples=3)}),
         ("draw", {"draw": UniformDraw(), "replay_ratio": 0.0}),
         ("max_age", {"max_age": 5, "replay_ratio": 0.0}),
     ],
@@ -196,6 +201,11 @@ def test_an_option_without_effect_is_named(name, given):
         HyperGridConfig(**given).validate()
     others = {key: value for key, value in given.items() if key != name.partition(".")[0]}
     HyperGridConfig(**others).validate()  # left alone, it does no harm
+
+
+def test_log_z_of_conditions_has_no_learning_rate_of_its_own():
+    with pytest.raises(ArgumentError, match="lr_log_z has no effect unless the env"):
+        ConditionalHyperGridConfig(lr_log_z=0.2).validate()
 
 
 @pytest.mark.parametrize("name", ["n_samples", "data_seed"])

@@ -47,7 +47,10 @@ def changed(config, draw=None, keep=None, **options):
         options["draw"] = DRAW[draw]() if isinstance(draw, str) else draw
     if keep is not None:
         options["keep"] = KEPT[keep] if isinstance(keep, str) else keep
-    return replace(config, **options)
+    config = replace(config, **options)
+    if config.replay in ("transitions", "states") and hasattr(config.keep, "unique"):
+        config = replace(config, keep=type(config.keep)())  # there, unique has no effect
+    return config
 
 
 def trained(config, steps):
