@@ -19,8 +19,13 @@ from rich.text import Text
 from gfn_rb.checkpoint import recover
 from gfn_rb.errors import ArgumentError
 from gfn_rb.training import RunResult, resume, train
-from gfn_rb.training.cli.comparing import comparison_lines, comparison_table
-from gfn_rb.training.cli.tables import inspection, ranks_tables, result_table
+from gfn_rb.training.cli.tables import (
+    comparison_lines,
+    comparison_table,
+    inspection,
+    ranks_tables,
+    result_table,
+)
 from gfn_rb.training.cli.watching import RunWatch
 from gfn_rb.training.config import CONFIGS, TrainConfig, find_config, group_named
 from gfn_rb.training.options import TransportName

@@ -1,7 +1,6 @@
 """What is known of a run and of its policy: discoveries, agreement with the target, bounds."""
 
 from gfn_rb.numerics.near.distances import tanimoto_distance
-from gfn_rb.training.metrics.agreement import accuracy, pearson, spearman
 from gfn_rb.training.metrics.bounds import (
     draw_from_target,
     estimate_log_probs,
@@ -14,8 +13,11 @@ from gfn_rb.training.metrics.evaluation import METRICS, Evaluation, check_metric
 from gfn_rb.training.metrics.fit import (
     ExactFit,
     Fit,
+    accuracy,
     jensen_shannon_distance,
     make_fit,
+    pearson,
+    spearman,
     total_variation,
 )
 

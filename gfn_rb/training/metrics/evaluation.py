@@ -19,14 +19,21 @@ from gfn_rb.envs.enumerable import MAX_STATES
 from gfn_rb.errors import ArgumentError
 from gfn_rb.rollout import Sampler
 from gfn_rb.shapes import Shaped
-from gfn_rb.training.metrics.agreement import accuracy, pearson, spearman
 from gfn_rb.training.metrics.bounds import (
     draw_from_target,
     estimate_log_probs,
     log_mean_exp,
     log_weights,
 )
-from gfn_rb.training.metrics.fit import MAX_EXACT_STATES, N_CONDITIONS, EstimateLogZ, make_fit
+from gfn_rb.training.metrics.fit import (
+    MAX_EXACT_STATES,
+    N_CONDITIONS,
+    EstimateLogZ,
+    accuracy,
+    make_fit,
+    pearson,
+    spearman,
+)
 
 N_TEST = 1000  # test states where an environment sets none
 

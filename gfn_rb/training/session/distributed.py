@@ -31,8 +31,7 @@ from gfn_rb.training.config import TrainConfig
 from gfn_rb.training.secret import run_secret
 from gfn_rb.training.session.averaging import GradientAverage
 from gfn_rb.training.session.coordinator import RankCoordinator, RankResult
-from gfn_rb.training.session.ending import RankEnd, end_without
-from gfn_rb.training.session.folder import RunFolder, write_json
+from gfn_rb.training.session.folder import RunFolder, StatusWriter, write_json
 from gfn_rb.training.session.joining import RefusedError, connect, join
 from gfn_rb.training.session.manager_hooks import (
     ManagerHooks,
@@ -49,7 +48,6 @@ from gfn_rb.training.session.run import (
     run_training,
     write_report,
 )
-from gfn_rb.training.session.status import StatusWriter
 from gfn_rb.training.trainer import Hooks, Trainer
 from gfn_rb.transports import LocalTransport, Transport
 from gfn_rb.transports.deadline import SHUTDOWN_SECONDS, ShutdownBudget
@@ -57,6 +55,56 @@ from gfn_rb.transports.launch import Launch, end_process, is_fault_tolerant
 
 if TYPE_CHECKING:
     from gfn_rb.training.report import OtherRanks
+import os
+import signal
+import socket
+from typing import NamedTuple
+
+from gfn_rb.transports import MPITransport
+from gfn_rb.transports.launch import end_at_exit
+
+log = logging.getLogger(__name__)
+
+
+class RankEnd(NamedTuple):
+    """How a rank of a run ended."""
+
+    stopped_by: signal.Signals | None
+    result: RunResult | None = None
+    lost: frozenset[int] = frozenset()
+    hanging: tuple[int, ...] = ()
+
+
+def end_without(end: RankEnd, transport: Transport, folder: RunFolder, since: float) -> None:
+    """Have this process end at its exit, and with it the job, though other ranks do not.
+
+    MPI finalizes with all processes together, and a launcher waits for all of them. Where the
+    others are known to go on without a process that dies, one that hangs on this machine is
+    killed; elsewhere MPI ends the job.
+    """
+    is_mpi, left = isinstance(transport, MPITransport), [*end.hanging]
+    if not is_mpi or is_fault_tolerant():
+        left = [rank for rank in left if not _is_killed(RunFolder(folder.path, rank), since)]
+    if is_mpi and (left or (is_fault_tolerant() and end.lost)):
+        if left:
+            log.warning("rank %d: has MPI end the job, for ranks %s hang", transport.rank, left)
+        end_at_exit(aborts=bool(left))
+
+
+def _is_killed(folder: RunFolder, since: float) -> bool:
+    """Kill the process of a rank if it is one of this machine, by the status it wrote itself."""
+    status = folder.read_status()
+    if status is None or status["host"] != socket.gethostname() or status["time"] < since:
+        return False
+    if status["process"] <= 1:  # which would be every process, or the machine's first
+        return False
+    try:
+        os.kill(status["process"], signal.SIGKILL)
+    except OSError:
+        return False
+    log.warning("killed rank %d, which hangs", folder.rank)
+    return True
+
 
 log = logging.getLogger(__name__)
 

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gfn_rb.codec.primitives import one_line
 from gfn_rb.errors import CheckpointCorruptError, CheckpointError
-from gfn_rb.training.session.folder import RunFolder, append_metrics, write_metrics
+from gfn_rb.training.session.folder import RunFolder, StatusWriter, append_metrics, write_metrics
 from gfn_rb.training.session.progress import describe_progress, progress, start_logger, tell
-from gfn_rb.training.session.status import StatusWriter
 from gfn_rb.training.trainer import Row, Trainer
 
 if TYPE_CHECKING:

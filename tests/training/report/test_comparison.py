@@ -7,7 +7,7 @@ import pytest
 from matplotlib.image import imread
 
 from gfn_rb.errors import ArgumentError, CheckpointCorruptError
-from gfn_rb.training.cli.comparing import comparison_lines, comparison_table
+from gfn_rb.training.cli.tables import comparison_lines, comparison_table
 from gfn_rb.training.report.comparison import compare_runs
 from gfn_rb.training.report.comparison_picture import draw_comparison, write_comparison
 

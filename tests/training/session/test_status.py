@@ -6,9 +6,8 @@ import time
 import pytest
 from training.training_runs import GRID
 
-from gfn_rb.training.session import status as module
-from gfn_rb.training.session.folder import RunFolder
-from gfn_rb.training.session.status import StatusWriter
+from gfn_rb.training.session import folder as module
+from gfn_rb.training.session.folder import RunFolder, StatusWriter
 
 
 @pytest.fixture
