@@ -13,6 +13,7 @@ from torch import Tensor
 from gfn_rb.errors import ArgumentError, ShapeError
 from gfn_rb.numerics.flat import flat_rows
 from gfn_rb.shapes import ActionBatch, Bool, ConditionBatch, Float, Int64, Shaped, StateBatch
+from gfn_rb.torchrl_compat import assert_on_device
 
 
 class GFNCore(ABC):
@@ -260,7 +261,9 @@ class GFNCore(ABC):
         """Raise ArgumentError unless the exit action is legal in every row of ``state``."""
         self.check_state(state, name)
         legal = self.forward_mask(state)[:, self.exit_action]
-        if not legal.all():
+        if not legal.is_cpu:  # the device raises, so as not to wait for it
+            assert_on_device(legal.all(), f"{name} must be terminating (its exit action legal)")
+        elif not legal.all():
             row = int((~legal).nonzero()[0])
             raise ArgumentError(
                 f"{name} must be terminating (its exit action legal), got {state[row].tolist()} "

@@ -115,6 +115,20 @@ def draw(
     return torch.searchsorted(cumulative, u * total, right=True).squeeze(1)
 
 
+def draw_any(
+    p: Float[Tensor, "n actions"], generator: torch.Generator | None = None
+) -> tuple[Int64[Tensor, "n"], Bool[Tensor, "n"]]:
+    """Draw as :func:`draw` does without waiting for a device, and tell which rows could be drawn.
+
+    The others get any action.
+    """
+    cumulative = p.cumsum(1, dtype=torch.float64)
+    total = cumulative[:, -1:]
+    u = torch.rand(total.shape, dtype=torch.float64, device=p.device, generator=generator)
+    action = torch.searchsorted(cumulative, u * total, right=True).squeeze(1)
+    return action.clamp_(max=p.shape[1] - 1), (total > 0).squeeze(1)
+
+
 def explain_no_draw(
     logits: Float[Tensor, "n actions"], mask: Bool[Tensor, "n actions"], state: StateBatch
 ) -> GfnRbError:

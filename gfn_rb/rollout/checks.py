@@ -9,6 +9,7 @@ from torch import Tensor
 from gfn_rb.envs.core import GFNCore
 from gfn_rb.errors import ArgumentError, NaNError, ShapeError
 from gfn_rb.rollout.categorical import Exploration
+from gfn_rb.torchrl_compat import assert_on_device
 
 
 def check_gradients(exploration: Exploration, save_logprobs: bool) -> None:
@@ -85,7 +86,10 @@ def check_log_rewards(log_rewards: Tensor | None, states: Tensor, is_backward: b
 
 def check_rewards(log_reward: Tensor, states: Tensor) -> None:
     """Raise NaNError if an environment's log-reward of some terminating state is NaN."""
-    if log_reward.isnan().any():
+    if not log_reward.is_cpu:  # the device raises, so as not to wait for it
+        message = "env.log_reward must return numbers, got nan"
+        assert_on_device(~log_reward.isnan().any(), message)
+    elif log_reward.isnan().any():
         row = int(log_reward.isnan().nonzero()[0])
         raise NaNError(
             f"env.log_reward must return numbers, got nan for state {states[row].tolist()} "

@@ -14,10 +14,10 @@ from torch import Tensor
 from gfn_rb.containers import Trajectories
 from gfn_rb.envs.core import GFNCore
 from gfn_rb.errors import ArgumentError
-from gfn_rb.rollout.categorical import Exploration, draw, explain_no_draw
+from gfn_rb.rollout.categorical import Exploration, draw, draw_any, explain_no_draw
 from gfn_rb.rollout.checks import check_rewards
 from gfn_rb.rollout.outputs import drawn_log_probs, hidden_before, policy_outputs
-from gfn_rb.shapes import ConditionBatch, Float, Int64, Shaped, StateBatch
+from gfn_rb.shapes import Bool, ConditionBatch, Float, Int64, Shaped, StateBatch
 
 
 class ActionDraw(NamedTuple):
@@ -85,6 +85,52 @@ class Steps:
         return torch.cat([none, *self.row]), column
 
 
+class PaddedSteps(Steps):
+    """Steps of all rows, those that have ended included, so that nothing waits for their device.
+
+    ``row`` holds which rows were active at each step.
+    """
+
+    def __init__(self, n: int, first: int, device: torch.device) -> None:
+        super().__init__(n, first, device)
+        self.outputs: list[tuple[Tensor, Tensor]] = []  # logits and legal actions of each step
+        self.sound: list[Tensor] = []  # whether each active row had something to draw from
+
+    def finish(self, state: StateBatch, active: Bool[Tensor, "n"], max_length: int) -> None:
+        """Raise if a step was unsound or a row has not ended; else leave idle steps out.
+
+        It waits for the device, once.
+        """
+        counts = [each.any() for each in self.row]
+        endless, *known = torch.stack([active.any(), *self.sound, *counts]).tolist()
+        n_taken = len(counts)
+        if not all(known[:n_taken]):
+            step = known.index(False)
+            row, (logits, mask) = self.row[step], self.outputs[step]
+            raise explain_no_draw(logits[row], mask[row], self.state[step][row])
+        if endless:
+            raise _endless(state[active], max_length)
+        n_steps = sum(known[n_taken:])
+        del self.row[n_steps:], self.state[n_steps:], self.draws[n_steps:], self.outputs[:]
+
+    def length(self) -> Int64[Tensor, "n"]:
+        """Count each trajectory's columns up to and with its last draw."""
+        first = torch.full((1, self.n), self.first, device=self.device)
+        return torch.cat([first, *(row[None] for row in self.row)]).sum(0)
+
+    def spread(
+        self, values: list[Any], fill: Shaped[Tensor, "*item"], extra: int = 0
+    ) -> Shaped[Tensor, "n columns *item"]:
+        """Stack each step's values, and ``fill`` where a row had ended."""
+        edge = fill.expand(self.n, *fill.shape)
+        kept = [
+            value.where(row.view(-1, *(1,) * fill.ndim), fill)
+            for row, value in zip(self.row, values, strict=True)
+        ]
+        columns = [edge] * self.first + kept + [edge] * extra
+        return torch.stack(columns, 1) if columns else fill.new_empty(self.n, 0, *fill.shape)
+
+
 @dataclass(frozen=True)
 class Walk:
     """A policy at work in an environment."""
@@ -144,10 +190,45 @@ class Walk:
             else:
                 action = drawn.action
                 goes_on = env.kind(action) != env.exit_action
-        raise ArgumentError(
-            f"env must end every trajectory within max_length={env.max_length} actions, got "
-            f"{state[0].tolist()} after them"
-        )
+        raise _endless(state, env.max_length)
+
+    def roll_together(self, state: StateBatch, condition: ConditionBatch | None) -> PaddedSteps:
+        """Do as :meth:`roll` does, all rows at every step, with one wait for their device.
+
+        Each step has the same shapes: rows that have ended stay in the sink.
+        """
+        env, explored, is_backward = self.env, self.exploration, self.policy.is_backward
+        take = env.backward_step if is_backward else env.forward_step
+        steps = PaddedSteps(len(state), first=int(is_backward), device=state.device)
+        hidden = hidden_before(self.policy, env, state)
+        active = torch.ones(len(state), dtype=torch.bool, device=state.device)
+        if is_backward:
+            active = ~env.is_source(state)
+        any_legal = torch.arange(env.n_actions - is_backward, device=state.device) == 0
+        for _ in range(env.max_length - is_backward):
+            mask = env.backward_mask(state) if is_backward else env.forward_mask(state)
+            drawable = torch.where(active[:, None], mask, any_legal)
+            _, logits, parameters = policy_outputs(
+                self.policy, env, state, condition, hidden, drawable
+            )
+            p = explored.probabilities(logits, drawable)
+            kind, is_drawn = draw_any(p.detach(), explored.generator)
+            action = kind if parameters is None else parameters.draw(kind, explored)
+            log_prob = None
+            if self.save_logprobs:
+                log_prob = drawn_log_probs(p, kind, parameters, action, explored)
+            kept = logits.detach() if self.save_estimator_outputs else None
+            steps.row.append(active)
+            steps.state.append(state)
+            steps.draws.append(ActionDraw(action, log_prob, kept))
+            steps.outputs.append((logits.detach(), mask))
+            steps.sound.append((is_drawn | ~active).all())
+            active = active & is_drawn
+            taken = active.view(-1, *(1,) * len(env.action_shape))
+            state = take(state, action.where(taken, env.dummy_action))
+            active = active & (~env.is_source(state) if is_backward else kind != env.exit_action)
+        steps.finish(state, active, env.max_length)
+        return steps
 
     def trajectories(
         self,
@@ -157,11 +238,13 @@ class Walk:
     ) -> Trajectories:
         """Roll out, pad the rows to trajectories, and ask for their rewards."""
         env, is_backward = self.env, self.policy.is_backward
-        steps = self.roll(start, condition)
+        steps = (self.roll if start.is_cpu else self.roll_together)(start, condition)
         length, row = steps.length(), torch.arange(steps.n, device=steps.device)
         state = steps.spread(steps.state, env.sink_state, extra=1)
-        padding = torch.full(env.action_shape, env.dummy_action, dtype=env.action_dtype)
-        action = steps.spread([drawn.action for drawn in steps.draws], padding.to(steps.device))
+        padding = torch.full(
+            env.action_shape, env.dummy_action, dtype=env.action_dtype, device=steps.device
+        )
+        action = steps.spread([drawn.action for drawn in steps.draws], padding)
         if is_backward:
             state[row, length] = env.source_state
             action[:, 0] = env.exits(steps.n)
@@ -187,3 +270,10 @@ class Walk:
             condition=condition,
             is_backward=torch.ones_like(row, dtype=torch.bool) if is_backward else None,
         )
+
+
+def _endless(state: StateBatch, max_length: int) -> ArgumentError:
+    return ArgumentError(
+        f"env must end every trajectory within max_length={max_length} actions, got "
+        f"{state[0].tolist()} after them"
+    )

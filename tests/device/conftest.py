@@ -18,3 +18,13 @@ def device(request, monkeypatch):
     encoder = values._ENCODERS[torch.Tensor]
     monkeypatch.setitem(values._ENCODERS, emulated.EmulatedTensor, encoder)
     return emulated.DEVICE
+
+
+@pytest.fixture
+def counted(device):
+    """What counts waits for the device within a block."""
+    if device.type == "cuda":
+        pytest.skip("counted on the emulated device")
+    import emulated_device as emulated
+
+    return emulated.counted

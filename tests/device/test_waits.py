@@ -31,16 +31,6 @@ SAMPLERS = {
 }
 
 
-@pytest.fixture
-def counted(device):
-    """What counts waits for the device within a block."""
-    if device.type == "cuda":
-        pytest.skip("counted on the emulated device")
-    import emulated_device
-
-    return emulated_device.counted
-
-
 @pytest.mark.parametrize("preset", PRESETS)
 def test_an_extend_waits_rarely(preset, device, counted):
     options = options_of(preset)
