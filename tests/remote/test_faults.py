@@ -10,7 +10,7 @@ from remote.remote_runs import LIMIT, group, objects, threads, values_of
 from gfn_rb import fifo_buffer
 from gfn_rb.codec.frames import encode_frame
 from gfn_rb.codec.layout import VERSION, Prefix
-from gfn_rb.errors import RemoteError, TransportTimeoutError, WireVersionError
+from gfn_rb.errors import RemoteError
 from gfn_rb.remote import (
     Awaited,
     Deferred,
@@ -95,18 +95,6 @@ def test_a_manager_drops_a_worker_of_another_format(caplog):
     assert manager.finished
     assert manager.metadata()["senders"]["1"]["state"] == "refused"
     assert FrameChannel(transports[1]).receive().meta["error"]["type"] == "WireVersionError"
-
-
-def test_a_manager_survives_messages_that_are_too_large(caplog):
-    transports = group(3)
-    transports[0].max_nbytes = 2000
-    manager = ReplayBufferManager(transports[0], fifo_buffer(900))
-    one, other = FrameChannel(transports[1]), FrameChannel(transports[2])
-    one.send(0, DATA_TAG, Kind.ITEMS, {"id": 1}, objects(range(300)))
-    other.send(0, DATA_TAG, Kind.ITEMS, {"id": 1}, objects([5]))
-    settle(manager)
-    assert "refused what rank 1 sent" in caplog.text
-    assert values_of(manager.buffer) == [5]
 
 
 class Damage:
@@ -214,25 +202,6 @@ def test_a_worker_whose_manager_falls_silent_goes_on_alone(caplog, mode):
     assert statistics.lost >= 2
 
 
-def test_a_worker_goes_on_with_the_managers_that_are_left(caplog):
-    transports = group(3)
-    managers = [
-        ReplayBufferManager(t, fifo_buffer(9), managers=[0, 1], workers=[2]) for t in transports[:2]
-    ]
-    worker = ReplayBufferWorker(transports[2], [0, 1], timeout=LIMIT)
-    with threads(managers[1].run):
-        # What the other manager tells it comes first or second.
-        with threads(lambda: [managers[0].step(LIMIT) for _ in range(2)]):
-            worker.connect()
-        transports[0].close()
-        for value in range(4):
-            worker.extend(objects([value]))
-        worker.close()
-    assert "manager 0 is lost" in caplog.text
-    assert "going on with managers [1]" in caplog.text
-    assert len(managers[1].buffer) == worker.statistics.stored == 4
-
-
 def test_a_manager_that_hangs_silences_only_its_own_share():
     transports = group(3)
     managers = [
@@ -253,22 +222,6 @@ def test_a_manager_that_hangs_silences_only_its_own_share():
     assert len(managers[1].buffer) == sum((each == 1).sum() for each in owner)
     assert worker.statistics.skipped == sum((each == 0).sum() for each in owner[2:]) > 0
     assert worker.statistics.lost == sum((each == 0).sum() for each in owner[:2])
-
-
-@pytest.mark.parametrize("closes", [True, False])
-def test_fetching_from_a_lost_manager_fetches_nothing(caplog, closes):
-    transports = group(2)
-    manager = ReplayBufferManager(transports[0], fifo_buffer(9))
-    subscription = Subscription(fifo_buffer(9), 1)
-    worker = ReplayBufferWorker(transports[1], 0, subscription=subscription, timeout=0.6)
-    with threads(lambda: manager.step(LIMIT)):
-        worker.connect()
-    if closes:
-        transports[0].close()
-    assert worker.fetch() == 0
-    assert worker.managers == []
-    assert worker.fetch() == 0
-    assert "worker 1: manager 0 is lost" in caplog.text
 
 
 def test_a_drain_ends_in_time(caplog):
@@ -311,36 +264,6 @@ def test_a_worker_that_is_to_stop_waits_a_second_for_a_manager_that_hangs(caplog
     statistics = worker.statistics
     assert (statistics.offered, statistics.sent, statistics.lost) == (3, 3, 3)
     assert "s, before manager 0 answered" in caplog.text
-
-
-def test_a_worker_that_is_to_stop_does_not_wait_to_be_greeted():
-    worker = ReplayBufferWorker(group(2)[1], 0, timeout=1e3, stopped=lambda: True)
-    start = time.monotonic()
-    message = "rank 0 did not answer before this rank was to stop: expected a running"
-    with pytest.raises(TransportTimeoutError, match=message):
-        worker.connect()
-    assert time.monotonic() - start < LIMIT
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_a_worker_that_is_to_stop_takes_the_answers_of_a_manager_that_does_not_hang(caplog, mode):
-    transports = group(2)
-    manager = ReplayBufferManager(transports[0], fifo_buffer(99))
-    worker = ReplayBufferWorker(transports[1], 0, mode=mode(), timeout=1e3, stopped=lambda: True)
-    with threads(manager.run), worker:
-        for value in range(5):
-            worker.extend(objects([value]))
-    statistics = worker.statistics
-    assert (statistics.sent, statistics.stored, statistics.lost) == (5, 5, 0)
-    assert caplog.messages == []
-
-
-def test_a_worker_names_a_manager_of_another_format():
-    transports = group(2)
-    worker = ReplayBufferWorker(transports[1], 0, timeout=LIMIT)
-    transports[0].send([of_another_version()], 1, DATA_TAG)
-    with pytest.raises(WireVersionError):
-        worker.connect()
 
 
 def test_a_worker_names_a_manager_of_another_protocol():

@@ -40,14 +40,6 @@ def test_what_happens_ends_the_wait(clock):
     assert not deadline.expired
 
 
-def test_what_has_happened_is_noticed_when_no_time_is_left(clock):
-    waits = []
-    assert Deadline(0.0, ShutdownBudget(clock=clock)).wait(
-        lambda seconds: not waits.append(seconds)
-    )
-    assert waits == [0.0]
-
-
 def test_a_rank_that_is_to_stop_has_one_second_for_all_waits(clock):
     told = []
     shutdown = ShutdownBudget(lambda: bool(told), clock=clock)
@@ -92,9 +84,3 @@ def test_waits_that_raise_are_counted(clock):
     with pytest.raises(OSError, match="no network"):
         Deadline(30.0, shutdown).wait(fail)
     assert shutdown.seconds == pytest.approx(SHUTDOWN_SECONDS - SLICE)
-
-
-def test_by_default_nobody_stops():
-    deadline = Deadline(30.0)
-    assert 29.0 < deadline.remaining <= 30.0
-    assert deadline.wait(lambda seconds: True)

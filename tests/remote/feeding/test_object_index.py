@@ -169,17 +169,6 @@ def test_what_is_no_object_is_not_held():
     assert index.new(parts)[0].tolist() == [0, 1]
 
 
-def test_parts_of_objects_take_no_place_of_what_is_remembered():
-    rb = fifo_buffer(2)
-    index = ObjectIndex(rb, n_remembered=2)
-    rb.extend(visited([1, 2], [True, True]))
-    for values in ([3, 3], [4, 4], [5, 5]):
-        index.refresh()
-        rb.extend(visited(values, [False, False]))
-    index.refresh()
-    assert known(index, VALUES) == [1, 2]
-
-
 def test_a_row_that_is_no_object_is_named_until_it_is_put_right():
     rb = fifo_buffer(3)
     index = ObjectIndex(rb)
@@ -233,16 +222,6 @@ def test_objects_of_another_size_are_not_known():
     assert known(index, [1, 2]) == [1, 2]
 
 
-def test_numbers_are_used_again_and_objects_forgotten_whole():
-    rb = fifo_buffer(2)
-    index = ObjectIndex(rb)
-    for value in (0, 256, 65536, 1, 2, 3):  # whose bytes end, or begin, in zeros
-        rb.extend(objects([value, value + 1]))
-        index.refresh()
-        assert known(index, [value - 1, value, value + 1]) == [value, value + 1]
-        assert len(index) == 2
-
-
 # What is known of objects.
 
 
@@ -258,26 +237,6 @@ def index(rb):
     index = ObjectIndex(rb, 4)
     index.refresh()
     return index
-
-
-def test_what_is_known_of_an_object_moves_with_it(rb, index):
-    index.sent[index.number[0], 1] = True
-    index.given[index.number[2], 2] = True
-    arrival = column(index, "arrival", ALL)
-    rb[:] = objects([3, 1, 5])
-    index.refresh()
-    assert column(index, "sent", ALL, 1) == [False, True, False]
-    assert column(index, "given", ALL, 2) == [True, False, False]
-    assert column(index, "arrival", ALL[:2]) == [arrival[2], arrival[0]]
-    assert column(index, "arrival", ALL[2:])[0] > max(arrival)
-
-
-def test_later_arrivals_have_higher_numbers(rb, index):
-    first = column(index, "arrival", ALL)
-    assert first == sorted({*first})
-    rb.extend(objects([4, 5]))
-    index.refresh()
-    assert min(column(index, "arrival", ALL[:2])) > max(first)
 
 
 @pytest.mark.parametrize("n_ranks", [4, 2, 6])

@@ -66,27 +66,6 @@ def test_a_worker_is_given_its_own_where_it_asks_for_it(rb, index, feeder, put):
     assert given(subscriber) == []
 
 
-def test_who_comes_late_is_given_what_is_there(rb, index, feeder, put):
-    put([3, 4], 2)
-    put([5], 1)
-    assert given(Subscriber(1, terms(), feeder), 9) == [4, 3]
-
-
-def test_what_nobody_looked_at_yet_is_known_to_have_been_given(rb, index, feeder, put):
-    rb.extend(objects([3, 4]))
-    assert given(Subscriber(1, terms(), feeder)) == [4, 3]
-    index.refresh()
-    assert index.given[index.number[:2], 1].all()
-
-
-def test_many_changes_between_two_replies_are_all_kept(rb, index, feeder, put):
-    subscriber = Subscriber(1, terms(), feeder)
-    put([1, 2, 3, 4, 5, 6], 2)
-    for _ in range(30):
-        feeder.offer(torch.tensor([0]))
-    assert given(subscriber, 9) == [6, 5, 4, 3, 2, 1]
-
-
 @settings(max_examples=50, deadline=None)
 @drawn(st.lists(st.integers(0, 5) | st.lists(st.integers(0, 5), max_size=4), max_size=40))
 def test_each_reader_is_told_of_all_changes_since_it_looked(steps):

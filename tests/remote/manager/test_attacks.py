@@ -159,14 +159,6 @@ def test_a_worker_cannot_make_managers_up(managers):
     scene.check_alive()
 
 
-def test_a_column_of_lengths_is_one_per_item():
-    n = 20_000
-    scene = Scene(fifo_buffer(n))
-    rows = trajectories(range(n))
-    answer = scene.attack(rows=rows.set("length", rows["length"][:, None]))
-    assert answer.meta["outcomes"]["stored"] == n
-
-
 @pytest.mark.parametrize("rb", [True, False])
 @pytest.mark.parametrize("store", [True, False])
 @pytest.mark.parametrize("names", [(), ("state",), ("log_reward",), ("log_reward", "state")])
@@ -178,13 +170,6 @@ def test_rows_without_content_are_bounded_by_their_number(rb, store, names):
     assert "WireError: it has 2147483647 rows, expected max_rows=1048576" in message_of(answer)
     assert answer.meta["to"] == 1
     assert scene.scored == []
-    scene.check_alive()
-
-
-def test_a_message_that_is_too_large_is_refused_by_name():
-    scene = Scene(fifo_buffer(99), max_nbytes=2000)
-    answer = scene.attack(rows=objects(range(300)))
-    assert "expected at most max_nbytes, 2000" in message_of(answer)
     scene.check_alive()
 
 
@@ -237,24 +222,6 @@ def test_what_cannot_be_stored_is_refused_whole_and_not_scored(kind, caplog):
     assert scene.scored == [1]
     assert 3 <= len(caplog.messages) <= 4  # a line for each type
     scene.check_alive(8)
-
-
-@pytest.mark.parametrize("what", ["NaN", "inf", "no log-reward", "log_reward nested"])
-def test_what_is_refused_is_not_scored_alone_either(what):
-    scene = Scene()
-    for store in (True, False):
-        answer = scene.attack(meta={"id": 1, "store": store}, rows=SPOILT[what])
-        assert answer.meta["outcomes"] == {"refused": 2}
-    assert scene.scored == []
-
-
-@pytest.mark.parametrize("kind", BUFFERS)
-def test_what_cannot_be_stored_does_not_come_first_either(kind):
-    for what, rows in SPOILT.items():
-        scene = Scene(BUFFERS[kind](9))
-        assert scene.attack(rows=rows).meta["outcomes"] == {"refused": 2}, what
-        assert len(scene.rb) == 0, what
-        scene.check_alive()
 
 
 def test_infinite_rewards_have_to_be_asked_for():

@@ -69,15 +69,6 @@ def test_what_does_not_fit_is_refused_and_neither_counted_nor_scored(rb):
     assert scored == [1]
 
 
-def test_the_baseline_is_told_how_many_rows_were_written(rb, monkeypatch):
-    manager, written = Manager(rb), []
-    monkeypatch.setattr(manager.baseline, "written", written.append)
-    manager.handle(objects([3, 4, 4]), 2)
-    manager.handle(objects([5]), 2, store=False)
-    manager.handle(objects([6], [torch.nan]), 2)
-    assert written == [2, 0]
-
-
 # What is stored, and who is given it.
 
 
@@ -108,62 +99,6 @@ def test_an_object_kept_in_several_rows_is_one_to_those_it_was_sent_by_or_given_
     assert given(store, 2) is None
     store.put(objects([7]), 1)
     assert given(store, 1) is None
-
-
-def test_an_object_in_two_rows_is_given_once():
-    store = Manager(fifo_buffer(4), 4, duplicates="keep")
-    store.feeder.subscribe(1, terms(quota=1))
-    store.put(objects([7, 7]), 3)
-    assert given(store, 1) == [7]
-    assert given(store, 1) is None
-
-
-def test_an_emptied_buffer_gives_nothing():
-    store = Manager(fifo_buffer(4), 4)
-    store.feeder.subscribe(1, terms())
-    store.put(objects([7, 8]), 3)
-    assert given(store, 1, 1) == [8]
-    store.rb.empty()
-    assert given(store, 1) is None
-    store.put(objects([8]), 3)
-    assert given(store, 1) == [8]
-
-
-def test_a_batch_that_does_not_fit_leaves_nothing_behind():
-    store = Manager(reward_prioritized_buffer(3), 3)
-    store.put(objects([1, 2]), 1)
-    wide = objects([5]).set("state", torch.tensor([[5, 0, 0]]))
-    assert store.put(wide, 1) == {"refused": 1}
-    assert values_of(store.rb) == [1, 2]
-    assert store.put(objects([2, 3]), 1) == {"stored": 1, "rejected": 0, "duplicates": 1}
-
-
-def test_as_many_as_asked_for_are_given_though_some_became_known():
-    store = Manager(reward_prioritized_buffer(5), 4)
-    store.feeder.subscribe(1, terms())
-    store.put(objects([2, 3, 4, 5]), 2)
-    assert given(store, 1, 1) == [5]
-    store.put(objects([4]), 1)
-    assert given(store, 1, 2) == [3, 2]
-
-
-def test_what_was_written_behind_the_stores_back_is_given():
-    store = Manager(fifo_buffer(2), 4)
-    store.feeder.subscribe(1, terms())
-    store.put(objects([3, 4]), 2)
-    assert given(store, 1) == [4, 3]
-    store.rb[:] = objects([8, 9])
-    store.put(objects([9]), 3)
-    assert given(store, 1) == [9, 8]
-
-
-def test_a_duplicate_of_what_has_moved_is_credited_to_the_right_object():
-    store = Manager(fifo_buffer(2), 4, duplicates="drop")
-    store.feeder.subscribe(1, terms())
-    store.put(objects([3, 4]), 2)
-    store.rb[:] = objects([4, 5])
-    store.put(objects([4]), 1)
-    assert given(store, 1) == [5]
 
 
 def test_a_writer_that_replaces_neighbours_is_followed():
@@ -202,14 +137,3 @@ def test_what_stands_for_no_object_is_refused_before_it_is_stored(duplicates):
     assert store.put(trajectories([7]).set("length", torch.tensor([9])), 1) == {"refused": 1}
     assert len(store.rb) == 2
     assert store.put(trajectories([8]), 1)["stored"] == 1
-
-
-def test_a_restored_store_goes_on_giving():
-    rb = fifo_buffer(6)
-    store = Manager(rb, 3)
-    store.feeder.subscribe(1, terms(quota=2))
-    store.put(objects([1, 2, 3]), 2)
-    assert given(store, 1) == [3, 2]
-    other = Manager(rb, 3)
-    other.feeder.load_state_dict(store.feeder.state_dict())
-    assert given(other, 1) == [1]

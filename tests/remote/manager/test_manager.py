@@ -1,11 +1,10 @@
 import logging
-import math
 
 import pytest
 import torch
-from remote.remote_runs import group, objects, trajectories, transitions, values_of
+from remote.remote_runs import group, objects, values_of
 
-from gfn_rb import fifo_buffer, reward_prioritized_buffer, terminating_state_buffer
+from gfn_rb import fifo_buffer, reward_prioritized_buffer
 from gfn_rb.buffers import RateLimiter
 from gfn_rb.errors import ArgumentError
 from gfn_rb.remote import EMABaseline, ReplayBufferManager
@@ -84,29 +83,6 @@ def test_the_answer_names_the_batch_and_holds_scores():
     assert answer.scores["each"].tolist() == [4.0, 6.0]
     assert answer.meta["outcomes"] == {"scored": 2}
     assert seen == [([3, 5], 1)]
-
-
-def test_duplicates_are_kept_where_asked_for():
-    rb = fifo_buffer(4)
-    _, one, _ = made(rb, duplicates="keep")
-    assert one.send(objects([1, 1])).meta["outcomes"]["stored"] == 2
-    assert values_of(rb) == [1, 1]
-
-
-def test_transitions_are_never_duplicates():
-    rb = fifo_buffer(8)
-    _, one, other = made(rb)
-    assert one.send(transitions([1, 2])).meta["outcomes"]["stored"] == 2
-    assert other.send(transitions([1, 2])).meta["outcomes"]["stored"] == 2
-    assert len(rb) == 4
-
-
-def test_trajectories_end_up_in_a_buffer_of_terminating_states():
-    rb = terminating_state_buffer(8)
-    _, one, other = made(rb)
-    one.send(trajectories([1, 2]))
-    assert other.send(trajectories([2, 3], length=4)).meta["outcomes"]["duplicates"] == 1
-    assert sorted(rb[:]["state"].flatten().tolist()) == [1, 2, 3]
 
 
 def test_the_baseline_is_told():
@@ -189,11 +165,6 @@ def test_a_manager_keeps_no_pace():
         ReplayBufferManager(group(2)[0], rb)
 
 
-def test_a_subscription_needs_a_buffer():
-    _, one, _ = made(None)
-    assert "this manager keeps no items" in one.subscribe().meta["error"]["message"]
-
-
 def test_a_worker_of_another_version_is_not_listened_to_until_it_is_replaced(caplog):
     rb = fifo_buffer(3)
     manager, one = made(rb, n=2)
@@ -204,48 +175,6 @@ def test_a_worker_of_another_version_is_not_listened_to_until_it_is_replaced(cap
     assert len(rb) == 0
     one.ask(Kind.HELLO, {"protocol": PROTOCOL})
     assert one.send(objects([1])).meta["outcomes"]["stored"] == 1
-
-
-def other_key(rows):
-    return rows.set("more", torch.zeros(len(rows)))
-
-
-def other_dtype(rows):
-    return rows.set("state", rows["state"].float())
-
-
-def without_reward(rows):
-    return rows.exclude("log_reward")
-
-
-def with_nan(rows):
-    return rows.set("log_reward", rows["log_reward"] * math.nan)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (other_key, "unknown keys ['more']"),
-        (other_dtype, "key 'state' does not fit the storage"),
-        (without_reward, "data lacks the key 'log_reward'"),
-        (with_nan, "key 'log_reward' is NaN in 2 of 2 items"),
-    ],
-)
-def test_items_that_do_not_fit_are_refused_whole(caplog, change, message):
-    rb = reward_prioritized_buffer(4)
-    manager, one, other = made(rb)
-    one.send(objects([1, 2]))
-    answer = other.send(change(objects([3, 4])), number=5)
-    assert answer.meta["to"] == 5
-    assert answer.meta["outcomes"] == {"refused": 2}
-    assert message in answer.meta["error"]["message"]
-    lines = [r.message for r in caplog.records if r.name.startswith("gfn_rb")]
-    assert [message in line for line in lines] == [True]
-    assert "rank 2" in caplog.text
-    assert values_of(rb) == [1, 2]
-    sender = manager.metadata()["senders"]["2"]
-    assert (sender["items"], sender["refused"], sender["errors"]) == (2, 2, 1)
-    assert other.send(objects([3])).meta["outcomes"]["stored"] == 1
 
 
 def failing(items, sender):
@@ -265,24 +194,6 @@ def test_an_error_in_scoring_is_told_and_survived(caplog):
     ]
     assert other.send(objects([3])).meta["outcomes"]["stored"] == 1
     assert manager.metadata()["senders"]["1"]["errors"] == 1
-
-
-@pytest.mark.parametrize("scores", [3, {1: 2.0}, {"a": torch.zeros(3)}, {"a": "b"}])
-def test_what_is_no_score_is_an_error_in_scoring(scores):
-    _, one, _ = made(None, lambda items, sender: scores)
-    assert one.send(objects([1, 2])).meta["error"]["type"] == "ArgumentError"
-
-
-def test_metadata_is_told_on_a_tag_of_its_own():
-    _, one, _ = made(fifo_buffer(3), metadata=lambda manager: {"mine": manager.batches})
-    one.post(Kind.ITEMS, {"id": 1}, objects([1, 2]))
-    answer = one.ask(Kind.METADATA, tag=METADATA_TAG)
-    assert answer.kind == Kind.METADATA
-    assert answer.meta["stored"] == 2
-    assert answer.meta["capacity"] == 3
-    assert answer.meta["mine"] == 1
-    assert set(answer.meta["seconds"]) >= {"idle", "receive", "store", "score", "reply"}
-    assert one.receive().kind == Kind.SCORES  # still there
 
 
 def test_bad_questions_are_answered(caplog):
@@ -357,15 +268,6 @@ def test_a_worker_that_said_goodbye_may_close(caplog):
     assert "lost" not in caplog.text
 
 
-def test_a_lost_worker_may_come_back(caplog):
-    manager, one, _ = made(fifo_buffer(9), worker_timeout=0.0)
-    manager.step()
-    manager.step()
-    assert manager.finished
-    assert one.send(objects([1])).meta["outcomes"]["stored"] == 1
-    assert "worker 1 is back" in caplog.text
-
-
 def test_answers_that_cannot_be_sent_are_refused(caplog):
     transports = group(2)
     transports[0].max_nbytes = 4000
@@ -406,21 +308,6 @@ def test_managers_keep_one_baseline_in_step():
         pass
     assert managers[0].baseline == 4.0
     assert not managers[0].finished
-
-
-@pytest.mark.parametrize("quantiles", ["x", [10**400]])
-def test_foreign_news_are_not_believed(caplog, quantiles):
-    transports = group(3)
-    manager = ReplayBufferManager(transports[0], managers=[0, 1], workers=[2])
-    news = {"quantiles": quantiles, "rows": 1, "ema": None, "batches": 0}
-    peer = FrameChannel(transports[1])
-    peer.send(0, PEER_TAG, Kind.SUMMARY, news)
-    manager.step()
-    assert (
-        "refused what rank 1 sent: ArgumentError: values must be those of a Summary" in caplog.text
-    )
-    assert peer.receive().kind == Kind.SUMMARY  # and not an error, which it would refuse in turn
-    assert peer.receive() is None
 
 
 @pytest.mark.parametrize("buffer", [True, False])
@@ -497,16 +384,6 @@ def test_a_failing_periodic_save_is_logged_and_tried_again_later(tmp_path, caplo
     one.send(objects([3]))
     assert path.is_file()
     assert manager.batches == 4
-
-
-def test_time_is_accounted_for():
-    manager, one, _ = made(fifo_buffer(3))
-    one.send(objects([1]))
-    summary = manager.timing_summary()
-    assert summary.startswith("manager 0: 1 batches; idle ")
-    for phase in ("receive", "store", "score", "reply"):
-        assert f"{phase} 0." in summary
-    assert manager.metadata()["seconds"]["store"] > 0
 
 
 def test_run_ends_in_time_and_says_where_the_time_went(caplog):

@@ -4,12 +4,10 @@ import pytest
 from remote.remote_runs import group, objects, threads
 
 from gfn_rb import reward_prioritized_buffer
-from gfn_rb.errors import ArgumentError
 from gfn_rb.remote import ReplayBufferManager, ReplayBufferWorker
 from gfn_rb.remote.manager.baseline import MinBaseline, Summary
 from gfn_rb.remote.manager.baseline_keeper import BaselineKeeper
 from gfn_rb.remote.protocol.channel import FrameChannel
-from gfn_rb.remote.protocol.messages import PEER_TAG, Kind
 from gfn_rb.remote.protocol.ownership import are_owned
 
 
@@ -51,20 +49,6 @@ def test_who_is_dropped_is_told_nothing_and_does_not_count():
     assert baseline.broadcast(one) == []
     assert other.receive() is None
     assert baseline.value() == 5.0
-
-
-def test_who_is_gone_is_named():
-    one, other = group(2)
-    other.close()
-    gone = keeper(0, 1, [5, 6]).broadcast(FrameChannel(one))
-    assert [error.rank for error in gone] == [1]
-
-
-def test_a_summary_of_something_else_is_refused():
-    one, other = map(FrameChannel, group(2))
-    other.send(0, PEER_TAG, Kind.SUMMARY, {"quantiles": "none"})
-    with pytest.raises(ArgumentError, match="values must be those of a Summary"):
-        Summary.from_json(one.receive().meta)
 
 
 def test_the_best_of_all_alone_count():

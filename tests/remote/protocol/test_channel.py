@@ -2,7 +2,7 @@ from collections import deque
 
 import pytest
 import torch
-from remote.remote_runs import group, objects, trajectories, transitions
+from remote.remote_runs import group, objects, transitions
 from tensordict import TensorDict
 
 from gfn_rb.errors import (
@@ -44,24 +44,6 @@ def test_what_is_nested_as_no_rows_are_is_a_frame_with_an_error():
     assert "'scores' that are no rows" in str(theirs.receive().error)
 
 
-def test_one_tag_can_be_waited_for():
-    mine, theirs = map(FrameChannel, group(2))
-    mine.send(1, 1, 3)
-    mine.send(1, 2, 4)
-    assert theirs.receive(tag=2).kind == 4
-    assert theirs.receive(source=0).kind == 3
-
-
-def test_tags_do_not_mix():
-    mine, theirs = map(FrameChannel, group(2))
-    for values in ([1], [2]):
-        mine.send(1, 0, 1, rows=objects(values))
-        mine.send(1, 1, 1, rows=trajectories(values))
-    for value in (1, 2):
-        assert theirs.receive(tag=1).rows["state"].flatten().tolist() == [0, value, -1]
-        assert theirs.receive(tag=0).rows["state"].flatten().tolist() == [value, 0]
-
-
 def test_a_message_that_is_too_large_is_a_parcel_with_an_error():
     mine, theirs = map(FrameChannel, group(2))
     theirs.transport.max_nbytes = 10
@@ -93,15 +75,6 @@ def test_what_is_no_frame_is_a_parcel_with_an_error():
     assert type(parcel.error).__name__.startswith("Wire")
 
 
-def test_a_lost_frame_takes_no_other_with_it():
-    one, other = group(2)
-    mine, theirs = FrameChannel(one), FrameChannel(other)
-    mine.send(1, 5, 1, rows=objects([1]))
-    other.recv(0, 5)
-    mine.send(1, 5, 1, rows=objects([2]))
-    assert theirs.receive().rows["state"].tolist() == [[2, 0]]
-
-
 def test_a_frame_that_could_not_be_made_or_sent_is_forgotten():
     one, other = group(2)
     mine, theirs = FrameChannel(one), FrameChannel(other)
@@ -118,14 +91,6 @@ def test_a_frame_that_could_not_be_made_or_sent_is_forgotten():
     other.close()
     with pytest.raises(PeerLostError):
         mine.send(1, 0, 1, rows=objects([1]))
-
-
-def test_frames_leave():
-    mine, theirs = map(FrameChannel, group(2))
-    mine.send(1, 0, 1)
-    theirs.receive()
-    assert mine.in_flight(1) == (0, 0)
-    assert mine.flush(0.1) == 0
 
 
 def test_frames_that_do_not_leave_are_counted():

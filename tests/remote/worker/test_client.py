@@ -1,9 +1,8 @@
 import logging
-import time
 
 import pytest
 import torch
-from remote.remote_runs import group, objects, transitions
+from remote.remote_runs import group, objects
 from tensordict import TensorDict
 
 from gfn_rb.errors import TransportTimeoutError
@@ -57,15 +56,6 @@ def test_each_row_goes_to_its_owner_in_one_frame():
     assert scene.client.send(objects([b]), store=True) == 1
     assert scene.managers[2].receive() is None  # who owns nothing is not bothered
     assert (scene.client.unanswered, scene.count.batches) == (2, 3)
-
-
-def test_what_nobody_owns_goes_to_managers_in_turn():
-    scene = Scene(2)
-    for _ in range(3):
-        scene.client.send(transitions([1, 2]), store=True)
-    first, second = scene.managers.values()
-    assert [first.receive().meta["id"], first.receive().meta["id"]] == [1, 3]
-    assert second.receive().meta["id"] == 2
 
 
 def test_answers_of_several_managers_are_one_reply():
@@ -190,14 +180,6 @@ def test_a_quota_is_shared_by_what_managers_have_next():
     assert quotas == [[2, 3], [2, 3], [2, 3]]
 
 
-def test_a_look_gives_up_what_is_overdue():
-    scene = Scene(timeout=0.01)
-    scene.client.send(objects([1]), store=True)
-    time.sleep(0.02)
-    scene.client.collect()
-    assert (scene.client.managers, scene.count.lost) == ([], 1)
-
-
 def test_an_answer_that_comes_too_late_answers_no_other_question():
     scene = Scene(timeout=0.05)
     for _ in range(2):
@@ -218,13 +200,6 @@ def test_a_manager_that_does_not_answer_is_given_up(caplog):
     assert "manager 1 is lost: it did not answer within 0.1 s" in caplog.text
     assert numbers(scene.managers[2]) == values
     assert scene.client.send(objects([3]), store=True) == 0
-
-
-def test_waiting_for_a_while_gives_nobody_up():
-    scene = Scene()
-    scene.client.send(objects([1]), store=True)
-    assert not scene.client.wait(Deadline(0.01))
-    assert scene.client.managers == [1]
 
 
 @pytest.mark.parametrize("closes", [True, False])

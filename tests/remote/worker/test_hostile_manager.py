@@ -1,6 +1,5 @@
 """Whatever a manager answers, a worker raises nothing but this project's errors, and goes on."""
 
-import contextlib
 import math
 
 import pytest
@@ -9,7 +8,7 @@ from remote.remote_runs import LIMIT, group, objects, threads, trajectories, val
 from tensordict import TensorDict
 
 from gfn_rb import fifo_buffer, reward_prioritized_buffer
-from gfn_rb.errors import GfnRbError, RemoteError
+from gfn_rb.errors import RemoteError
 from gfn_rb.remote import (
     Awaited,
     Deferred,
@@ -19,8 +18,7 @@ from gfn_rb.remote import (
     Subscription,
 )
 from gfn_rb.remote.protocol.channel import FrameChannel
-from gfn_rb.remote.protocol.messages import DATA_TAG, METADATA_TAG, PROTOCOL, Kind
-from gfn_rb.remote.worker.queries import ManagerQueries
+from gfn_rb.remote.protocol.messages import DATA_TAG, PROTOCOL, Kind
 
 MODES = [Awaited, Deferred, lambda: NonBlocking(99)]
 WELCOME = {"protocol": PROTOCOL, "baseline": None, "rows": None}
@@ -161,14 +159,6 @@ def test_an_answer_to_something_else_is_the_managers_error(kind):
         scene.worker.fetch()
 
 
-@pytest.mark.parametrize("wanted", ["x", [None], {"a": 1}, 3])
-def test_a_feed_that_wants_nonsense_is_the_managers_error(wanted):
-    scene = Scene()
-    scene.answer(Kind.FEED, {"next": wanted})
-    with pytest.raises(RemoteError, match="its answer makes no sense"):
-        scene.worker.fetch()
-
-
 @pytest.mark.parametrize(
     "welcome",
     [{}, {"protocol": [1]}, {**WELCOME, "baseline": "x"}, {**WELCOME, "baseline": math.nan}],
@@ -200,28 +190,6 @@ def test_a_manager_does_not_answer_for_another():
     scene.worker._client.collect()
     assert scene.worker.statistics.lost == 0
     assert scene.worker.unanswered == 1
-
-
-@pytest.mark.parametrize("kind", [Kind.METADATA, Kind.HELD, Kind.CHECKPOINT, Kind.ITEMS])
-@pytest.mark.parametrize("meta", [{}, {"capacity": "x"}, {"senders": 3, "kept_together": [1]}])
-def test_questions_are_answered_or_raise_this_projects_errors(kind, meta):
-    asking, *theirs = group(3, timeout=LIMIT)
-    queries = ManagerQueries(asking)
-    for ask in (queries.metadata, queries.items, queries.checkpoint):
-        for link in map(FrameChannel, theirs):
-            while link.receive(tag=METADATA_TAG) is not None:
-                pass
-        real = queries._channel.send
-
-        def send(rank, tag, asked, real=real):
-            real(rank, tag, asked)
-            rows = objects([1]) if rank == 1 else trajectories([2])
-            FrameChannel(theirs[rank - 1]).send(0, tag, kind, meta, rows)
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(queries._channel, "send", send)
-            with contextlib.suppress(GfnRbError):
-                ask([1, 2], LIMIT)
 
 
 # One worker after another on a transport.

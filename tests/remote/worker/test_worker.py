@@ -1,5 +1,4 @@
 import threading
-import time
 
 import pytest
 import torch
@@ -9,17 +8,15 @@ from remote.remote_runs import (
     objects,
     threads,
     trajectories,
-    transitions,
     values_of,
 )
 from torchrl.data import LazyTensorStorage, ReplayBuffer, TensorDictRoundRobinWriter
 
-from gfn_rb import MergedReplayBuffer, Trajectories, fifo_buffer, reward_prioritized_buffer
+from gfn_rb import MergedReplayBuffer, fifo_buffer, reward_prioritized_buffer
 from gfn_rb.errors import (
     ArgumentError,
     KeyMismatchError,
     NaNError,
-    PeerLostError,
     RemoteError,
     TransportTimeoutError,
 )
@@ -34,7 +31,6 @@ from gfn_rb.remote import (
 )
 from gfn_rb.remote.protocol.channel import FrameChannel
 from gfn_rb.remote.protocol.messages import DATA_TAG, PROTOCOL, Kind
-from gfn_rb.remote.protocol.ownership import owners
 
 MODES = [Awaited, Deferred, NonBlocking]
 
@@ -150,14 +146,6 @@ def test_items_are_sent_at_every_so_manyth_add(mode):
     assert pair.manager.buffer[:]["state"].shape == (5, 5, 1)
 
 
-def test_containers_and_single_items_can_be_added():
-    pair, local = Pair(fifo_buffer(20)), fifo_buffer(20)
-    with threads(pair.serve), pair.worker(buffer=local) as worker:
-        worker.extend(Trajectories.from_tensordict(trajectories([1, 2])))
-        worker.add(trajectories([3])[0])
-    assert len(local) == len(pair.manager.buffer) == 3
-
-
 def test_the_newest_answer_is_returned_even_where_nothing_is_due():
     worker, manager = driven(frequency=2)
     for values in ([1], [2], [3, 4], [5]):
@@ -207,14 +195,6 @@ def test_items_can_be_reduced_to_terminating_states(payload, stored):
     assert len(local) == 2
 
 
-def test_reduced_transitions_are_those_that_terminate():
-    pair = Pair(fifo_buffer(20))
-    with threads(pair.serve), pair.worker(payload="terminating", frequency=2) as worker:
-        worker.extend(transitions([1, 2, 3]))
-        worker.extend(transitions([4, 5]))
-        assert (worker.statistics.sent, worker.statistics.reduced) == (2, 3)
-
-
 def test_rows_below_the_baseline_are_not_sent():
     pair, local = Pair(reward_prioritized_buffer(2)), fifo_buffer(20)
     filtering = BaselineFilter(refresh_after=2)
@@ -231,15 +211,6 @@ def test_rows_below_the_baseline_are_not_sent():
         assert worker.statistics.refreshes == 1
         assert worker.extend(objects([1, 2])) is None
     assert len(local) == 2 + 3 + 8
-
-
-def test_transitions_are_not_filtered():
-    pair = Pair(fifo_buffer(4))
-    with threads(pair.serve), pair.worker(filter=BaselineFilter()) as worker:
-        worker.extend(transitions([1, 2, 3, 4]))
-        assert worker.baseline == 1.0
-        worker.extend(transitions([5, 6]))
-        assert (worker.statistics.sent, worker.statistics.filtered) == (6, 0)
 
 
 def test_a_worker_is_fed_what_others_found():
@@ -271,22 +242,6 @@ def test_a_worker_is_fed_what_others_found():
     assert other.statistics.fed == 0
 
 
-def test_several_managers_hold_what_they_own_and_answer_as_one():
-    transports = group(3)
-    managers = [
-        ReplayBufferManager(t, fifo_buffer(9), mean, managers=[0, 1], workers=[2])
-        for t in transports[:2]
-    ]
-    worker = ReplayBufferWorker(transports[2], [0, 1], timeout=LIMIT)
-    with threads(*(manager.run for manager in managers)), worker:
-        reply = worker.extend(objects(range(8)))
-    assert (reply.managers, reply.n, reply.outcomes["stored"]) == ((0, 1), 8, 8)
-    assert reply.scores["mean"] == 3.5
-    owner = owners(objects(range(8)), [0, 1])
-    for rank, manager in enumerate(managers):
-        assert values_of(manager.buffer) == [v for v in range(8) if owner[v] == rank] != []
-
-
 def failing(items, sender):
     raise ZeroDivisionError("no oracle")
 
@@ -310,14 +265,6 @@ def test_a_remote_error_is_raised_when_all_else_is_done(mode):
     assert values_of(local) == values_of(pair.manager.buffer) == [1]
     assert worker.statistics.errors == 1
     assert worker.statistics.stored == 1
-
-
-def test_a_remote_error_can_be_logged_instead(caplog):
-    pair = Pair(None, failing)
-    with threads(pair.serve), pair.worker(on_error="log") as worker:
-        reply = worker.extend(objects([1]))
-        assert reply.error.reason == "ZeroDivisionError: no oracle"
-    assert "worker 1: ZeroDivisionError: no oracle" in caplog.text
 
 
 def test_of_several_remote_errors_the_first_is_raised_and_the_others_are_logged(caplog):
@@ -349,16 +296,6 @@ def test_a_remote_error_leaves_the_block_unless_another_does(caplog, error, left
     assert (message in caplog.text) == (error is not None)
 
 
-def test_items_of_another_schema_are_refused_and_accounted_for():
-    pair = Pair(fifo_buffer(9))
-    with threads(pair.serve), pair.worker() as worker:
-        worker.extend(objects([1]))
-        with pytest.raises(RemoteError, match=r"KeyMismatchError.*unknown keys \['more'\]"):
-            worker.extend(objects([2, 3]).set("more", torch.zeros(2)))
-        worker.extend(objects([4]))
-        assert (worker.statistics.refused, worker.statistics.stored) == (2, 2)
-
-
 def test_items_that_do_not_fit_the_local_buffer_are_not_sent():
     pair, local = Pair(fifo_buffer(9)), reward_prioritized_buffer(9)
     with threads(pair.serve), pair.worker(buffer=local, frequency=2) as worker:
@@ -381,24 +318,6 @@ def test_batches_that_do_not_go_together_are_refused_before_anything_happens():
         assert worker.extend(objects([3])).n == 2
 
 
-def test_items_that_cannot_be_sent_are_accounted_for():
-    pair = Pair(fifo_buffer(9))
-    with threads(pair.serve), pair.worker() as worker:
-        pair.transports[1].max_nbytes = 4000
-        with pytest.raises(ArgumentError, match="expected at most max_nbytes, 4000"):
-            worker.extend(objects(range(999)))
-        worker.extend(objects([1, 2]))
-    statistics = worker.statistics
-    assert (statistics.offered, statistics.skipped, statistics.stored) == (1001, 999, 2)
-
-
-def test_an_empty_batch_is_nothing():
-    pair, local = Pair(fifo_buffer(9)), fifo_buffer(9)
-    with threads(pair.serve), pair.worker(buffer=local) as worker:
-        assert worker.extend(objects([])) is None
-        assert worker.statistics.batches == 0
-
-
 def test_a_rank_that_is_no_manager_is_named():
     transports = group(2)
     worker = ReplayBufferWorker(transports[0], 1, fifo_buffer(2), timeout=0.05)
@@ -407,13 +326,6 @@ def test_a_rank_that_is_no_manager_is_named():
         worker.extend(objects([1]))
     assert len(worker.buffer) == 0
     worker.close()  # there is nobody to say goodbye to
-
-
-def test_a_rank_that_is_gone_is_named():
-    transports = group(2)
-    transports[1].close()
-    with pytest.raises(PeerLostError, match="rank 1 is lost"):
-        ReplayBufferWorker(transports[0], 1, timeout=LIMIT).connect()
 
 
 def test_a_worker_told_to_goes_on_without_a_manager_it_never_met(caplog):
@@ -427,16 +339,6 @@ def test_a_worker_told_to_goes_on_without_a_manager_it_never_met(caplog):
     assert values_of(worker.buffer) == [1]
     assert (worker.statistics.offered, worker.statistics.skipped) == (1, 1)
     assert "manager 1 is lost: it never came; going on with its own buffer alone" in caplog.text
-
-
-def test_a_subscription_needs_a_manager_with_a_buffer():
-    pair = Pair(None)
-    with threads(pair.serve):
-        with pytest.raises(RemoteError, match="this manager keeps no items"):
-            pair.worker(subscription=Subscription(fifo_buffer(2), 1)).connect()
-        pair.worker().close()
-        with pair.worker():
-            pass
 
 
 @pytest.mark.parametrize(
@@ -465,28 +367,6 @@ def test_fetching_needs_a_subscription_and_a_quota():
         pair.worker().fetch()
     with pytest.raises(ArgumentError, match="quota must be at least 1, got 0"):
         pair.worker(subscription=Subscription(fifo_buffer(2), 1)).fetch(0)
-
-
-def test_a_fetch_greets_the_managers():
-    pair = Pair(fifo_buffer(3))
-    with threads(pair.serve):
-        worker = pair.worker(subscription=Subscription(fifo_buffer(2), 1))
-        assert worker.fetch() == 0
-        worker.close()
-
-
-def test_fetching_goes_on_with_the_managers_that_are_left():
-    transports, fed = group(3), fifo_buffer(9)
-    worker = ReplayBufferWorker(transports[2], [0, 1], subscription=Subscription(fed, 1))
-    links = [FrameChannel(transport) for transport in transports[:2]]
-    for link in links:
-        link.send(2, DATA_TAG, Kind.WELCOME, {"protocol": PROTOCOL})
-    worker.connect()
-    transports[0].close()
-    links[1].send(2, DATA_TAG, Kind.FEED, {}, objects([7]))
-    assert worker.fetch() == 1
-    assert worker.managers == [1]
-    assert values_of(fed) == [7]
 
 
 def test_bytes_and_seconds_are_counted_at_both_ends():
@@ -532,16 +412,3 @@ def test_a_close_ends_in_time_and_loses_nobody(mode, caplog):
     assert "before manager 0 answered" in caplog.text
     assert worker.managers == [0]  # it may only be slow
     assert worker.lost == {}
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_a_drain_ends_in_time_whatever_is_pending(mode):
-    transports = group(2)
-    FrameChannel(transports[0]).send(1, DATA_TAG, Kind.WELCOME, {"protocol": PROTOCOL})
-    worker = ReplayBufferWorker(transports[1], 0, mode=mode(), frequency=2, timeout=LIMIT)
-    worker.extend(objects([1]))
-    start = time.monotonic()
-    assert worker.drain(0.05) == []
-    assert time.monotonic() - start < LIMIT / 2
-    assert (worker.pending, worker.statistics.sent, worker.statistics.lost) == (0, 1, 1)
-    assert worker.managers == [0]
