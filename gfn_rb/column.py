@@ -70,9 +70,6 @@ class KeyColumn:
     """One scalar-valued key of a TorchRL storage, as a tensor.
 
     The key of rows in a list is mirrored, and read anew where they changed.
-
-    Args:
-        key: the key to watch.
     """
 
     def __init__(self, key: NestedKey) -> None:
@@ -200,11 +197,7 @@ class KeyColumn:
 
 
 class _Mirror:
-    """One scalar-valued key of rows in a list, as a tensor on the host.
-
-    Args:
-        key: the key.
-    """
+    """One scalar-valued key of rows in a list, as a tensor on the host."""
 
     def __init__(self, key: NestedKey) -> None:
         self.key = key

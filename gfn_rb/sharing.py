@@ -73,12 +73,7 @@ class SlotJournal(AbstractContextManager[Any], Protocol):
 
 
 class WriteLock:
-    """Keeps other processes from a buffer, until the block ends or this process does.
-
-    Args:
-        storage: what is written to; None to lock alone.
-        writer: who writes.
-    """
+    """Keeps other processes from a buffer, until the block ends or this process does."""
 
     def __init__(self, storage: Storage | None = None, writer: SlotState | None = None) -> None:
         self.storage, self.writer = storage, writer

@@ -12,10 +12,6 @@ class Stopwatch:
     """Adds up wall time by phase, exclusively: while an inner phase runs, the outer one stands.
 
     Time outside of all phases counts as "other".
-
-    Args:
-        phases: their names.
-        device: waited for at each change of phase, where it works asynchronously.
     """
 
     def __init__(self, phases: tuple[str, ...], device: torch.device | str = "cpu") -> None:

@@ -54,10 +54,10 @@ PARTS = {
     DiversityWriter: {
         "key": KEY, "features": FEATURES, "cutoff_distance": ["a", None, math.nan],
         "p": ["a", None, math.nan, -1, 0.5], "near": CHOICE, "when": CHOICE, "tie": CHOICE,
-        "distance": [3, "x"], "largest": FLAG, "track_generations": FLAG, "unique": ["state"],
+        "distance": [3, "x"], "largest": FLAG, "track_generations": FLAG,
     },
     FIFOWriter: {
-        "unique": UNIQUE, "on_duplicate": CHOICE, "track_generations": FLAG, "compilable": FLAG,
+        "unique": UNIQUE, "on_duplicate": CHOICE, "track_generations": FLAG,
     },
     SoftmaxRewardSampler: {"key": KEY, "temperature": POSITIVE, "replacement": REPLACEMENT},
     RankRewardSampler: {"key": KEY, "k": POSITIVE, "replacement": REPLACEMENT},

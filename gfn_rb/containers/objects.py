@@ -18,7 +18,6 @@ from gfn_rb.keys import (
     LENGTH,
     STATE,
 )
-from gfn_rb.numerics.flat import flat_rows
 from gfn_rb.numerics.near.hashing import equal_bits
 from gfn_rb.shapes import Bool, Int64, Rows, Shaped
 from gfn_rb.torchrl_compat import assert_on_device, entry_of
@@ -31,8 +30,8 @@ _IN_NUMPY = {
 ObjectKeys: TypeAlias = list[bytes | None]
 """Names of objects, equal for two rows exactly if they stand for the same object.
 
-The bits of its terminating state and condition; None for a row that stands for no whole object,
-and is like nothing else.
+The bytes of :func:`object_columns`; None for a row that stands for no whole object, and is like
+nothing else.
 """
 
 
@@ -42,10 +41,9 @@ def object_keys(rows: TensorDictBase, at: Int64[Tensor, "m"] | None = None) -> O
     if states is None:
         return [None] * n
     state, whole = states
-    content, condition = _bytes(state), entry_of(rows, CONDITION)
-    if condition is not None:
-        content = np.concatenate([content, _bytes(_at(condition, at))], 1)
-    width = content.shape[1]
+    columns = _columns(rows, state, at).cpu().contiguous()
+    width = 8 * columns.shape[1]
+    content: np.ndarray = columns.numpy()
     keys: ObjectKeys = content.view(f"V{width}").reshape(-1).tolist() if width else [b""] * n
     if whole is None:
         return keys
@@ -78,11 +76,11 @@ def state_columns(rows: Rows) -> Int64[Tensor, "n d"] | None:
     return None if states is None else _columns(rows, states[0])
 
 
-def _columns(rows: Rows, state: Tensor) -> Int64[Tensor, "n d"]:
-    condition = rows.get(CONDITION, None)
+def _columns(rows: Rows, state: Tensor, at: Tensor | None = None) -> Int64[Tensor, "n d"]:
+    columns, condition = equal_bits(state.detach()), entry_of(rows, CONDITION)
     if condition is None:
-        return equal_bits(state)
-    return torch.cat([equal_bits(state), equal_bits(condition.detach())], 1)
+        return columns
+    return torch.cat([columns, equal_bits(_at(condition.detach(), at))], 1)
 
 
 def terminating_states(
@@ -170,14 +168,3 @@ def _one_per_row(rows: Rows, key: str, at: Tensor | None) -> Shaped[Tensor, "m"]
 
 def _at(value: Tensor, at: Tensor | None) -> Tensor:
     return value if at is None else value[at]
-
-
-def _bytes(value: Tensor) -> Shaped[np.ndarray, "n w"]:
-    """Return the bytes of each row."""
-    flat = flat_rows(value.detach()).cpu()
-    if flat.is_floating_point():
-        flat = flat + 0.0  # -0.0 and 0.0 are one number
-    if flat.dtype not in _IN_NUMPY:
-        flat = flat.clone(memory_format=torch.contiguous_format).view(torch.uint8)
-    content: np.ndarray = flat.numpy()
-    return np.ascontiguousarray(content).view(np.uint8)

@@ -43,13 +43,6 @@ class BetaMixture(Distribution):
 
     A number whose bounds are equal is that one, and has no density. Arguments are not checked, for
     which a GPU would be waited for.
-
-    Args:
-        log_weight: of the components; they need not sum to one.
-        alpha: of each number, positive.
-        beta: likewise.
-        low: the lowest value of each number.
-        high: the highest, not below.
     """
 
     arg_constraints: ClassVar[dict[str, Any]] = {}

@@ -118,16 +118,7 @@ _TINY = 1e-300
 
 
 class RankedDistribution:
-    """Rows drawn by where their keys stand among all, the highest first, ties by row.
-
-    Args:
-        capacity: number of rows N, at least 1. None has a key at first.
-        like: a tensor of the keys' dtype and device.
-        law: returns the law over ranks, given the number of rows that have a key and the device.
-
-    Raises:
-        ArgumentError: capacity below 1.
-    """
+    """Rows drawn by where their keys stand among all, the highest first, ties by row."""
 
     def __init__(
         self, capacity: int, like: Tensor, law: Callable[[int, torch.device], RankLaw]

@@ -19,7 +19,7 @@ _ABSENT = _LIMITS.max
 
 
 class BlockedRanking:
-    """A mutable array of keys on the CPU that knows which row has the r-th highest.
+    """A mutable array of at most 2^29 keys on the CPU: which row has the r-th highest?
 
     Key and row make one 64-bit code: the bits of the key, put in descending order, then the row.
     Codes are different, and sort as (key, row) do. They lie in blocks, each of which holds the
@@ -33,10 +33,6 @@ class BlockedRanking:
 
     It works on NumPy views of the tensors: most of its steps are of some hundred numbers, on
     which a call to NumPy takes half the time of one to PyTorch.
-
-    Args:
-        capacity: number of rows N, at most 2^29. None has a key at first.
-        width: codes that a block has space for, at least 2.
     """
 
     def __init__(self, capacity: int, width: int = 64) -> None:
@@ -201,13 +197,7 @@ _SINGLE = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class SortedRanking:
-    """A ranking that is sorted whole when it is looked up after a change, on any device.
-
-    Args:
-        capacity: number of rows N. None has a key at first.
-        dtype: of the keys, a floating-point one.
-        device: where the tensors live. On CUDA, only :meth:`update` waits for the device.
-    """
+    """A ranking that is sorted whole when it is looked up after a change, on any device."""
 
     def __init__(
         self, capacity: int, dtype: torch.dtype, device: torch.device | str | None = None

@@ -23,12 +23,6 @@ class TopK:
     sort after all others. Each block of rows keeps its smallest pair: the k smallest rows are in
     the k blocks whose smallest pairs are smallest. NumPy views of the tensors are made anew each
     time: sharing a tensor between processes moves its memory.
-
-    Args:
-        capacity: number of rows N, at least 1.
-
-    Raises:
-        ArgumentError: capacity below 1.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -118,7 +112,7 @@ class TopK:
             newest: whether a row of the batch wins against an equal key, and the later one of equal
                 rows of the batch comes first; else neither.
         """
-        value, row = _worst_first(key, newest)
+        value, row = worst_first(key, newest)
         lost = max(len(value) - self.capacity, 0)
         if not free:
             floor = float(self.minimum)
@@ -195,15 +189,8 @@ class Replacements(NamedTuple):
 
 def worst_first(
     key: Float[Tensor, "n"], newest: bool
-) -> tuple[Float64[Tensor, "n"], Int64[Tensor, "n"]]:
-    """Sort keys; return them and their positions. Of equal ones the one to keep comes last."""
-    value, row = _worst_first(key, newest)
-    return torch.from_numpy(value), torch.from_numpy(row)
-
-
-def _worst_first(
-    key: Float[Tensor, "n"], newest: bool
 ) -> tuple[Float64[np.ndarray, "n"], Int64[np.ndarray, "n"]]:
+    """Sort keys; return them and their positions. Of equal ones the one to keep comes last."""
     if key.dtype == torch.bfloat16:  # which NumPy does not know
         key = key.float()
     value = key.numpy()

@@ -24,13 +24,6 @@ class WeightedRows:
     A write takes a pass over all rows at the next draw, which a GPU hardly notices. No method waits
     for the device.
 
-    Args:
-        capacity: number of rows N, at least 1. All start at ``-inf``.
-        device: where the tensors are.
-
-    Raises:
-        ArgumentError: capacity below 1.
-
     Attributes:
         log_weight: the log-weight of every row, in nats: float64 [N]. Do not write to it.
     """

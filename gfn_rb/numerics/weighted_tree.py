@@ -37,12 +37,6 @@ class WeightedTree(WeightedRows):
     What is drawn from with replacement are weights relative to an origin, the log of the total
     rounded coarsely. It rarely moves, and all weights with it. Those 700 nats below it are zero:
     they are drawn without replacement alone, by log-masses that are worked out when need be.
-
-    Args:
-        capacity: number of rows N, at least 1. All start at ``-inf``.
-
-    Raises:
-        ArgumentError: capacity below 1.
     """
 
     def __init__(self, capacity: int) -> None:

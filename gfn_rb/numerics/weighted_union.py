@@ -17,10 +17,6 @@ from gfn_rb.shapes import Bool, Float64, Int64, Shaped
 class Groups:
     """A partition of n rows into k groups; rows of a group keep their order.
 
-    Args:
-        group: the group of each row, in [0, k); fetched if it is on a device.
-        n_groups: k; a group may be empty.
-
     Attributes:
         group: on the host.
         order: the rows, group after group, on the host.
@@ -57,9 +53,6 @@ class WeightedUnion:
     Row ``j`` of part ``i`` is drawn with probability
     :math:`\exp(w_{ij} - \log\sum_{k,l} \exp w_{kl})`. Its total is taken when it is made: make a
     new one after a part has changed.
-
-    Args:
-        parts: at least one, all on one device.
     """
 
     def __init__(self, parts: Sequence[WeightedRows]) -> None:

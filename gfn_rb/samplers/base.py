@@ -24,6 +24,7 @@ from gfn_rb.errors import (
 )
 from gfn_rb.keys import DRAW_LOG_PROB, LOG_REWARD
 from gfn_rb.numerics.distribution import Distribution
+from gfn_rb.numerics.weighted_tree import weighted_rows
 from gfn_rb.state_folder import StateInFolder
 from gfn_rb.storages import slots_beside
 from gfn_rb.torchrl_compat import assert_on_device, outside_graph
@@ -119,9 +120,9 @@ class KeySampler(StateInFolder, Sampler, metaclass=_KeepReplacement):
         self._distribution: Distribution | None = None
         self._slots = 0  # of the distribution; beside a list of rows it has to grow
 
-    @abstractmethod
     def _make_distribution(self, capacity: int, like: Tensor) -> Distribution:
         """Return an empty distribution over that many rows, for numbers such as those."""
+        return weighted_rows(capacity, like.device)
 
     @abstractmethod
     def _log_weight(self, value: Tensor) -> Tensor:

@@ -14,7 +14,6 @@ from torchrl.data.replay_buffers.storages import Storage
 from gfn_rb.errors import ArgumentError, NaNError, ShapeError
 from gfn_rb.keys import PRIORITY_WEIGHT
 from gfn_rb.numerics.weighted_rows import WeightedRows
-from gfn_rb.numerics.weighted_tree import weighted_rows
 from gfn_rb.samplers.base import KeySampler, Parameter, Replacement, number
 from gfn_rb.samplers.priorities import AS_STORED, HeldPriorities, StoredPriorities
 from gfn_rb.torchrl_compat import (
@@ -117,9 +116,6 @@ class PrioritySampler(KeySampler):
         self._column.default = number("default_priority", value, _AT_LEAST_0, _is_at_least_0)
 
     # Drawing.
-
-    def _make_distribution(self, capacity: int, like: Tensor) -> WeightedRows:
-        return weighted_rows(capacity, like.device)
 
     def _checked(self, values: Tensor) -> Tensor:
         if self.key is None:  # checked as they were set

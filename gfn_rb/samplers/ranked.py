@@ -24,11 +24,6 @@ class RankSampler(KeySampler):
     number of items. For double precision and on CUDA, each change sorts them again.
 
     A subclass defines the probability of each rank in one method.
-
-    Args:
-        key: entry to rank items by.
-        replacement: True or False; ``"auto"`` draws without replacement unless the batch is larger
-            than the buffer.
     """
 
     def __init__(self, key: NestedKey = LOG_REWARD, replacement: Replacement = "auto") -> None:

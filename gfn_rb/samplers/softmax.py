@@ -7,8 +7,6 @@ from tensordict import NestedKey
 from torch import Tensor
 
 from gfn_rb.keys import LOG_REWARD
-from gfn_rb.numerics.weighted_rows import WeightedRows
-from gfn_rb.numerics.weighted_tree import weighted_rows
 from gfn_rb.samplers.base import KeySampler, Parameter, Replacement, is_positive
 
 
@@ -40,9 +38,6 @@ class SoftmaxRewardSampler(KeySampler):
     ) -> None:
         super().__init__(key, replacement)
         self.temperature = temperature
-
-    def _make_distribution(self, capacity: int, like: Tensor) -> WeightedRows:
-        return weighted_rows(capacity, like.device)
 
     def _log_weight(self, value: Tensor) -> Tensor:
         weight = value.to(torch.float64)

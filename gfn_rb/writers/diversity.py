@@ -22,7 +22,7 @@ from gfn_rb.shapes import Rows
 from gfn_rb.sharing import is_recorded, record_slots
 from gfn_rb.storages import is_laid_out
 from gfn_rb.writers.eviction_order import Tie
-from gfn_rb.writers.features import Features, Unique
+from gfn_rb.writers.features import Features
 from gfn_rb.writers.moves import Moves, moves_of
 from gfn_rb.writers.reward import RewardPrioritizedWriter, worded
 from gfn_rb.writers.rows import no_slots, write_rows
@@ -69,7 +69,6 @@ class DiversityWriter(RewardPrioritizedWriter):
         when: "always" compares every batch, "full" only batches that find the storage full.
         tie: which items of equal key are kept, the "newest" or the "oldest".
         largest: whether items of the largest keys are the best, or those of the smallest.
-        unique: must be None. A cutoff of 0 or more already removes equal items.
         track_generations: whether to count the writes of each slot, which
             ``rb.update_if_present`` needs.
 
@@ -96,19 +95,12 @@ class DiversityWriter(RewardPrioritizedWriter):
         near: Near = "replace",
         when: When = "always",
         tie: Tie = "newest",
-        unique: Unique = None,
         *,
         distance: Distance | None = None,
         largest: bool = True,
         track_generations: bool = False,
     ) -> None:
         super().__init__(key, tie, largest=largest, track_generations=track_generations)
-        if unique is not None:
-            raise ArgumentError(
-                f"unique has no meaning for a DiversityWriter, got {unique!r}: equal items never "
-                "stand beside each other at cutoff_distance >= 0, and the better of them stays; "
-                "name what they are compared by in features"
-            )
         for name, value in (("cutoff_distance", cutoff_distance), ("p", p)):
             is_number = isinstance(value, (float, int))
             if not is_number or (math.isnan(value) and name != "p"):

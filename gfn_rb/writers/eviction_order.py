@@ -28,12 +28,6 @@ class EvictionOrder:
     relabelled count with their new keys from the next call on. Keys are compared as float64, on
     the host whatever the storage's device: it has to know which rows come in before they are moved.
 
-    Args:
-        column: the key of each stored row.
-        tie: among equal keys, whether the "newest" or the "oldest" rows are kept.
-        largest: whether rows of the largest keys are kept, or of the smallest, whose signs are
-            then changed on the way in.
-
     Attributes:
         version: the content of the storage that this is in step with, as this process sees it; None
             for none.
@@ -44,7 +38,7 @@ class EvictionOrder:
         self.tie = tie
         self.largest = largest
         self._extremes: Any = None  # a TopK, once there is a storage
-        self._restored: Tensor | None = None  # ranks, until there is a storage
+        self.restored: Tensor | None = None  # ranks, until there is a storage
         # Rows offered, rows written, storage revision the extremes are in step with. On the CPU,
         # and a tensor, so that processes sharing the buffer share it.
         self._counters = torch.zeros(3, dtype=torch.int64)
@@ -70,9 +64,9 @@ class EvictionOrder:
             self._extremes.share_memory()
         if known is not None:
             self._extremes.assign(known.key, known.rank)
-        elif self._restored is not None:
-            self._extremes.rank[: len(self._restored)] = self._restored
-            self._restored = None
+        elif self.restored is not None:
+            self._extremes.rank[: len(self.restored)] = self.restored
+            self.restored = None
 
     def signed(self, key: Shaped[Tensor, "m"]) -> Float[Tensor, "m"]:
         """Return keys as floats, of which those to keep are the largest."""
@@ -157,7 +151,8 @@ class EvictionOrder:
 
     def worst_first(self, key: Tensor) -> tuple[Tensor, Tensor]:
         """Sort keys of a batch; of equal ones the one to keep comes last."""
-        return worst_first(key, self.tie == "newest")
+        value, row = worst_first(key, self.tie == "newest")
+        return torch.from_numpy(value), torch.from_numpy(row)
 
     def below(self, value: Tensor, floor: float) -> int:
         """Return how many of the sorted keys do not beat the lowest one stored."""
@@ -203,16 +198,6 @@ class EvictionOrder:
         """
         return self._counters.numpy()
 
-    @property
-    def n_restored(self) -> int:
-        """Number of rows restored before there was a storage."""
-        return 0 if self._restored is None else len(self._restored)
-
-    @property
-    def n_written(self) -> int:
-        """Number of rows written."""
-        return int(self.count[_WRITTEN])
-
     def count_offered(self, n: int) -> None:
         """Count rows offered, which makes those to come newer."""
         self._counters.numpy()[_OFFERED] += n
@@ -229,7 +214,8 @@ class EvictionOrder:
 
     def counters(self) -> list[int]:
         """Return how many rows were offered, and how many written."""
-        return [int(n) for n in self.count[:_REVISION]]
+        counters: list[int] = self._counters[:_REVISION].tolist()
+        return counters
 
     def roll_back(self, counters: list[int]) -> None:
         """Return to counters, and have every process read the keys anew."""
@@ -250,7 +236,7 @@ class EvictionOrder:
         if storage is not None:
             rank = self.extremes(storage).rank[: len(storage)].clone()
         else:
-            rank = torch.empty(0, dtype=torch.int64) if self._restored is None else self._restored
+            rank = torch.empty(0, dtype=torch.int64) if self.restored is None else self.restored
         return {
             "rank": rank,
             "offered": int(self.count[_OFFERED]),
@@ -264,7 +250,7 @@ class EvictionOrder:
         for name in ("offered", "written"):
             require_count(name, state[name])
         if storage is None:
-            self._restored = rank.clone()
+            self.restored = rank.clone()
         else:
             self.make_room(storage, len(rank))
             known = self.extremes(storage).rank

@@ -49,8 +49,6 @@ class FIFOWriter(TensorDictRoundRobinWriter):
             fingerprints [n] or [n, d]. None keeps equal rows too.
         on_duplicate: "refresh" replaces the stored row of an object by the new one, and "keep"
             rejects the new one.
-        compilable: whether ``torch.compile`` can compile the writer, as in
-            ``TensorDictRoundRobinWriter``.
         track_generations: whether to count the writes of each slot, which ``rb.update_if_present``
             needs.
     """
@@ -61,7 +59,6 @@ class FIFOWriter(TensorDictRoundRobinWriter):
         """Make a writer, of another class where objects are unique."""
         if unique is None:
             return super().__new__(cls)
-        options.pop("compilable", None)
         return UniqueFIFOWriter(unique, on_duplicate, **options)
 
     def __init__(
@@ -69,13 +66,11 @@ class FIFOWriter(TensorDictRoundRobinWriter):
         unique: Unique = None,
         on_duplicate: OnDuplicate = "refresh",
         *,
-        compilable: bool = False,
         track_generations: bool = False,
     ) -> None:
         require_choice("on_duplicate", on_duplicate, ("refresh", "keep"))
-        require_flag("compilable", compilable)
         require_flag("track_generations", track_generations)
-        super().__init__(compilable=compilable, track_generations=track_generations)
+        super().__init__(track_generations=track_generations)
         self._layout = RowLayout(DRAWN - {INDEX})  # which is stored, as by the one it extends
 
     def register_storage(self, storage: Storage) -> None:

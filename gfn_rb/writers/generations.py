@@ -27,10 +27,6 @@ class GenerationWriter(Writer):
     Processes that share the storage share the generations. ``rb.sample`` then gives those of its
     rows, under ``index_generation``, and ``rb.update_if_present(index=, generation=, patch=)``
     relabels the rows that are still there.
-
-    Args:
-        track_generations: whether to count. Storages of which somebody else counts are kept in
-            step all the same.
     """
 
     def __init__(self, track_generations: bool = False) -> None:

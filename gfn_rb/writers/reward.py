@@ -125,7 +125,8 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
             CheckpointMismatchError: a state was restored that holds more items.
         """
         require_rows(storage)
-        self._check_size(self._order.n_restored, storage)
+        if self._order.restored is not None:
+            self._check_size(len(self._order.restored), storage)
         super().register_storage(storage)
         if share_writes(storage, self):
             self._order.share()
@@ -425,7 +426,7 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
 
     @property
     def _write_count(self) -> int:
-        return self._order.n_written
+        return self._order.counters()[1]
 
     def _empty(self, empty_write_count: bool = True) -> None:
         if journal := journal_of(self._storage):

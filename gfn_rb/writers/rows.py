@@ -260,11 +260,7 @@ def relocate(storage: Storage, source: Tensor, target: Tensor) -> None:
 
 
 class RowLayout:
-    """Names, shapes and dtypes of the entries of each item of a storage.
-
-    Args:
-        dropped: names of entries that are not stored.
-    """
+    """Names, shapes and dtypes of the entries of each item of a storage."""
 
     def __init__(self, dropped: frozenset[str] = DRAWN) -> None:
         self._dropped = dropped

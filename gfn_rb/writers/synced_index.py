@@ -23,10 +23,6 @@ class SyncedIndex:
 
     It is read anew if the storage was written to by others. Each process has its own.
 
-    Args:
-        features: what rows are compared by.
-        make: returns an empty index of so many slots, for rows such as those given.
-
     Attributes:
         version: the content of the storage that the index holds, None for none.
     """

@@ -23,10 +23,6 @@ class Duplicates(NearIndex):
     Rows whose bucket is full, such as many equal ones, overflow: their slots are kept apart, and
     their hashes looked up in each batch. Equal hashes only suggest that rows are equal; the rows
     themselves decide.
-
-    Args:
-        capacity: number of slots.
-        like: any rows of the width and dtype of those to come.
     """
 
     chunk = 2**62  # any number

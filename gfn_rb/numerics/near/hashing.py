@@ -70,28 +70,16 @@ def equal_bits(rows: Shaped[Tensor, "n *S"]) -> Int64[Tensor, "n d"]:
 
 
 class Spans(NamedTuple):
-    """Where the values lie that look-ups yield; look-ups that yield none are left out.
+    """Where the values lie that look-ups yield; look-ups that yield none are left out."""
 
-    Args:
-        asked: positions of the look-ups, int64 [m].
-        start: of each, int64 [m].
-        size: number of values of each, int64 [m].
-        total: how many in all.
-    """
-
-    asked: Tensor
-    start: Tensor
-    size: Tensor
+    asked: Tensor  # positions of the look-ups, int64 [m]
+    start: Tensor  # of each, int64 [m]
+    size: Tensor  # number of values of each, int64 [m]
     total: int
 
 
 class Multimap:
-    """A fixed table from integers to the values filed under them, in the order of the integers.
-
-    Args:
-        key: below 2^63 - 1.
-        value: what to file under each.
-    """
+    """A fixed table from integers to the values filed under them, in the order of the integers."""
 
     def __init__(self, key: Int64[Tensor, "n"], value: Int64[Tensor, "n"]) -> None:
         ordered, order = key.sort()

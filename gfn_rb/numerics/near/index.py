@@ -14,17 +14,11 @@ Pairs = tuple[Tensor, Tensor]  # int64, of one length
 
 
 class PreparedRows(NamedTuple):
-    """Rows, and what an index finds them by.
+    """Rows, and what an index finds them by."""
 
-    Args:
-        rows: [n, d].
-        key: integers, [n] or [n, g].
-        place: whatever else the index needs of each, [n, ...].
-    """
-
-    rows: Tensor
-    key: Tensor
-    place: Tensor
+    rows: Tensor  # [n, d]
+    key: Tensor  # integers, [n] or [n, g]
+    place: Tensor  # whatever else the index needs of each, [n, ...]
 
     def select(self, index: Int64[Tensor, "k"]) -> PreparedRows:
         """Return some of the rows."""
@@ -42,10 +36,6 @@ class NearIndex(ABC):
     """Rows in slots, and which of them lie near other rows. Exact: no pair is missed or made up.
 
     Slots 0 to ``length - 1`` hold rows.
-
-    Args:
-        capacity: number of slots.
-        like: any rows of the width and dtype of those to come.
     """
 
     chunk: int

@@ -28,13 +28,6 @@ class Neighbours(NearIndex):
     is found is measured. The table of keys is fixed. The rows written since are few; a flag is
     raised for each of their keys, and where one is met, they are searched the other way round:
     they look up who is looking for them. Once they are many, the table is made anew.
-
-    Args:
-        capacity: number of slots.
-        like: any rows of the width and dtype of those to come.
-        p: see :func:`~gfn_rb.numerics.near.distances.check_norm`.
-        cutoff: the largest distance that counts as near.
-        n_keys: under how many keys a row is filed.
     """
 
     chunk = 1024
@@ -166,14 +159,8 @@ class Neighbours(NearIndex):
 class ColumnGroups(Neighbours):
     """Finds rows that differ in few columns, by hashes of groups of columns.
 
-    Of rows that differ in at most h columns, one of any h + 1 groups of columns is equal.
-
-    Args:
-        capacity: number of slots.
-        like: any rows of the width and dtype of those to come.
-        p: 0; or, for integers, whatever makes near rows differ in few columns.
-        cutoff: the largest distance that counts as near.
-        n_differ: h, in how many columns near rows can differ.
+    Of rows that differ in at most h columns, one of any h + 1 groups of columns is equal. For the
+    Hamming distance (p = 0), and for integers where near rows differ in few columns.
     """
 
     def __init__(

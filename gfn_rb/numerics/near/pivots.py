@@ -24,12 +24,6 @@ class Pivots(Neighbours):
     have no pivot closer by more than twice the cutoff than x's pivot, and its distance to that
     one differs from x's by at most the cutoff. Pivots lie far from each other (farthest-first
     traversal, Gonzalez 1985), so that clusters of rows have their own.
-
-    Args:
-        capacity: number of slots.
-        like: any rows of the width and dtype of those to come.
-        p: see :func:`~gfn_rb.numerics.near.distances.check_norm`.
-        cutoff: the largest distance that counts as near.
     """
 
     def __init__(self, capacity: int, like: Shaped[Tensor, "n d"], p: float, cutoff: float) -> None:

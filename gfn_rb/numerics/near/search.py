@@ -48,14 +48,7 @@ def _most_that_differ(like: Tensor, p: float, cutoff: float) -> int:
 
 
 class Measured(NearIndex):
-    """An index that measures all pairs: no bound is known that would rule any of them out.
-
-    Args:
-        capacity: number of slots.
-        like: any rows of the width and dtype of those to come.
-        distance: of each of n rows to each of m others, symmetric.
-        cutoff: the largest distance that counts as near.
-    """
+    """An index that measures all pairs: no bound is known that would rule any of them out."""
 
     chunk = 1024
 
