@@ -19,7 +19,7 @@ _ABSENT = _LIMITS.max
 
 
 class BlockedRanking:
-    """A mutable array of at most 2^29 keys on the CPU: which row has the r-th highest?
+    """A mutable array of at most 2^29 keys on the CPU that knows the row of the r-th highest.
 
     Key and row make one 64-bit code: the bits of the key, put in descending order, then the row.
     Codes are different, and sort as (key, row) do. They lie in blocks, each of which holds the
