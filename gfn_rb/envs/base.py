@@ -32,30 +32,32 @@ class EnvOptions(TypedDict, total=False):
 
 
 class GFNEnv(GFNCore, EnvBase):
-    """A GFlowNet's environment: ``GFNCore``'s functions, and TorchRL's interface over them.
+    """Base class of environments: the functions of a GFlowNet behind TorchRL's interface.
 
     ``reset``, ``step`` and ``rollout`` use the keys "state", "action_mask" (legal actions),
-    "backward_mask" (moves that could have led here) and "log_reward" (-inf unless a step
-    terminates), under "next" also "reward" (exp(log_reward), so 0 until the end), and refuse an
-    action outside its mask. Without ``batch_size`` they take TensorDicts of any batch size;
-    with one the environment is locked to it, and a collector runs that many trajectories at once.
+    "backward_mask" (moves that could have led to the state) and "log_reward" (-inf unless a step
+    terminates). Under "next" they also use "reward", which is exp(log_reward) and 0 until the end.
+    An action outside its mask raises an error. Without ``batch_size`` they accept TensorDicts of
+    any batch size. With one, the environment has that batch size, and a collector runs as many
+    trajectories at once.
 
-    ``rollout`` without a policy and ``rand_action`` draw legal actions, so no ``ActionMask``
-    transform is needed; a collector does with ``policy=env.rand_action``. What samples from the
-    action spec alone (a collector without policy, SerialEnv and ParallelEnv) knows no masks.
+    ``rollout`` without a policy and ``rand_action`` sample legal actions, so no ``ActionMask``
+    transform is needed. A collector needs ``policy=env.rand_action``. Collectors without a policy,
+    SerialEnv and ParallelEnv sample from the action spec and ignore masks.
 
     A subclass defines ``forward_mask``, ``backward_mask``, ``move``, ``undo``, ``log_reward`` and
-    ``encode``, and ``sample_condition`` if its rewards depend on one.
+    ``encode``, and ``sample_condition`` if its rewards depend on a condition. :func:`check_env`
+    tests it.
 
     Args:
         source_state: s0, [*S].
         sink_state: the state after the exit action, [*S]; no other state may equal it.
         n_actions: number of actions, the exit action included.
-        max_length: actions in the longest trajectory, the exit action included.
+        max_length: number of actions in the longest trajectory, the exit action included.
         encoded_size: width of the rows that ``encode`` returns.
-        condition_shape: shape of one condition, or None where rewards take none.
-        batch_size: batch size of the TorchRL interface; () takes any.
-        device: where the environment's tensors live.
+        condition_shape: shape of one condition; None if rewards depend on none.
+        batch_size: batch size of the TorchRL interface; () accepts any.
+        device: device of the environment's tensors.
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:

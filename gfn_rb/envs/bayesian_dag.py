@@ -41,7 +41,8 @@ class BayesianDAG(EnumerableEnv):
         data: one row per sample and a column per node, [m, d], or a .npy or .csv file of them.
         n_samples: rows to draw where no data is given, positive.
         seed: of the network and the samples.
-        **options: ``batch_size`` and ``device``, see :class:`GFNEnv`.
+        **options: ``batch_size`` of the TorchRL interface, by default any; and ``device``, by
+            default "cpu".
 
     Raises:
         ArgumentError: an argument is out of its range, or the file cannot be read.
@@ -110,7 +111,7 @@ class BayesianDAG(EnumerableEnv):
         return torch.cat([allowed.flatten(1), state[:, 0, :1] >= 0], 1)
 
     def backward_mask(self, state: StateBatch) -> Bool[Tensor, "n moves"]:
-        """Tell which edges there are."""
+        """Return which edges there are."""
         return (state == 1).flatten(1)
 
     def log_reward(self, state: StateBatch, condition: Tensor | None = None) -> Float[Tensor, "n"]:

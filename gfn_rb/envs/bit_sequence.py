@@ -51,10 +51,11 @@ class BitSequence(SequenceEnv, EnumerableEnv):
         delta: distance within which a mode is found, in bits, in [0, n_bits]; 28/120 of ``n_bits``,
             rounded down, if None.
         seed: which modes are drawn.
-        **options: ``batch_size`` and ``device``, see :class:`GFNEnv`.
+        **options: ``batch_size`` of the TorchRL interface, by default any; and ``device``, by
+            default "cpu".
 
     Raises:
-        ArgumentError: an argument is out of its range.
+        ArgumentError: an argument is out of range; the message names it.
     """
 
     n_modes: int
@@ -99,7 +100,7 @@ class BitSequence(SequenceEnv, EnumerableEnv):
         """Return the Hamming distance of each finished string to each mode, in bits.
 
         Raises:
-            ShapeError: ``state`` is no batch of states.
+            ShapeError: ``state`` is not a batch of states.
             ArgumentError: a string is not finished.
         """
         return self._distances(state).long()
@@ -119,7 +120,7 @@ class BitSequence(SequenceEnv, EnumerableEnv):
         """Spell out states, finished or not, in zeros and ones.
 
         Raises:
-            ShapeError: ``state`` is no batch of states.
+            ShapeError: ``state`` is not a batch of states.
             ArgumentError: a row is the sink.
         """
         self.check_state(state)

@@ -71,11 +71,11 @@ class GFNCore(ABC):
         return self.source_state.expand(n, *self.state_shape).clone()
 
     def is_source(self, state: StateBatch) -> Bool[Tensor, "n"]:
-        """Tell which rows are the source."""
+        """Return which rows are the source."""
         return self._equals(state, self.source_state)
 
     def is_sink(self, state: StateBatch) -> Bool[Tensor, "n"]:
-        """Tell which rows are the sink."""
+        """Return which rows are the sink."""
         return self._equals(state, self.sink_state)
 
     def kind(self, action: Shaped[Tensor, "*actions"]) -> Int64[Tensor, "*kinds"]:
@@ -100,11 +100,11 @@ class GFNCore(ABC):
 
     @abstractmethod
     def forward_mask(self, state: StateBatch) -> Bool[Tensor, "n actions"]:
-        """Tell which actions are legal; none is in the sink."""
+        """Return which actions are legal; none is in the sink."""
 
     @abstractmethod
     def backward_mask(self, state: StateBatch) -> Bool[Tensor, "n moves"]:
-        """Tell which moves could have led here; none did to the source or the sink."""
+        """Return which moves could have led here; none did to the source or the sink."""
 
     def forward_step(self, state: StateBatch, action: ActionBatch) -> StateBatch:
         """Take one action per row; the exit action and the dummy action lead to the sink."""
@@ -162,7 +162,7 @@ class GFNCore(ABC):
             condition: one condition per row, where the environment has conditions.
 
         Raises:
-            ShapeError: ``state`` is no batch of states.
+            ShapeError: ``state`` is not a batch of states.
             ArgumentError: the exit action is illegal in some row.
         """
 

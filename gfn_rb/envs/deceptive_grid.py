@@ -36,10 +36,11 @@ class DeceptiveGrid(GridEnv):
     Args:
         ndim: number of coordinates, at least 1.
         height: grid points per coordinate, at least 6.
-        **options: ``batch_size`` and ``device``, see :class:`GFNEnv`.
+        **options: ``batch_size`` of the TorchRL interface, by default any; and ``device``, by
+            default "cpu".
 
     Raises:
-        ArgumentError: an argument is out of its range.
+        ArgumentError: an argument is out of range; the message names it.
     """
 
     def __init__(self, ndim: int, height: int, **options: Unpack[EnvOptions]) -> None:
@@ -70,7 +71,7 @@ class DeceptiveGrid(GridEnv):
         return self._legal[state.amax(1)]
 
     def backward_mask(self, state: StateBatch) -> Bool[Tensor, "n moves"]:
-        """Tell which coordinates are above zero; on the border, the last move reached it."""
+        """Return which coordinates are above zero; on the border, the last move reached it."""
         return state > self._floor[state.amax(1)][:, None]
 
     def log_reward(self, state: StateBatch, condition: Tensor | None = None) -> Float[Tensor, "n"]:

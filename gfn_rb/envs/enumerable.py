@@ -45,15 +45,18 @@ class Graph(NamedTuple):
 
 
 class EnumerableEnv(GFNEnv):
-    """An environment whose states can be listed, with its exact target and policy distributions.
+    """An environment whose states can be listed, with exact target and policy distributions.
 
-    All paths to a state must have the same length. The graph is built at the first question that
-    needs it and kept until the environment moves to another device; its tensors are handed out as
-    they are, so leave them unchanged. Probabilities are float64. An instance with too many states
-    to list says so in ``is_enumerable``, works as any other environment, and refuses questions that
-    need the list. Where rewards depend on a condition, questions about them take one, [*C].
-    A subclass adds ``n_states``, ``state_key``, ``mode_index`` and ``n_modes`` to what ``GFNEnv``
-    asks for.
+    All paths to a state must have the same length. The graph is built when it is first needed and
+    kept until the environment moves to another device. Do not change its tensors. Probabilities are
+    float64.
+
+    An instance with too many states sets ``is_enumerable`` to False. It works as any other
+    environment and raises an error where the list is needed. If rewards depend on a condition,
+    exact distributions need one, [*C].
+
+    A subclass defines ``n_states``, ``state_key``, ``mode_index`` and ``n_modes`` in addition to
+    the functions of ``GFNEnv``.
     """
 
     n_modes: int
@@ -72,7 +75,7 @@ class EnumerableEnv(GFNEnv):
     def state_key(self, state: StateBatch) -> Int64[Tensor, "n"]:
         """Return an integer that no two states share; terminating states are ordered by it.
 
-        Asked only where the states are few enough to be listed.
+        It is called only if the states are few enough to be listed.
         """
 
     @abstractmethod
@@ -80,7 +83,7 @@ class EnumerableEnv(GFNEnv):
         """Return which mode each terminating state belongs to, in [0, n_modes); -1 for none."""
 
     def is_mode(self, state: StateBatch) -> Bool[Tensor, "n"]:
-        """Tell which terminating states belong to a mode."""
+        """Return which terminating states belong to a mode."""
         return self.mode_index(state) >= 0
 
     def modes_reached(
@@ -121,22 +124,22 @@ class EnumerableEnv(GFNEnv):
         """Return log Z = log sum_x R(x), in nats.
 
         Args:
-            condition: one condition, [*C], where the environment has conditions.
+            condition: one condition, [*C], if the environment has conditions.
 
         Raises:
-            ArgumentError: a condition is missing, or given to an environment without any.
-            ShapeError: it has another shape.
+            ArgumentError: a condition is missing, or given to an environment without conditions.
+            ShapeError: the condition has another shape.
         """
         return float(self._log_rewards(condition).logsumexp(0))
 
     @property
     def true_log_z(self) -> float | None:
-        """The log partition function, where states can be listed and rewards take no condition."""
+        """Log Z in nats; None if states cannot be listed or rewards depend on a condition."""
         return self.log_partition() if self._has_one_target else None
 
     @property
     def expected_score(self) -> float | None:
-        """The mean ``score`` under the target; None where ``true_log_z`` is."""
+        """The mean ``score`` under the target; None if ``true_log_z`` is None."""
         if not self._has_one_target:
             return None
         score = self.score(self.terminating_states()).double()
@@ -149,13 +152,14 @@ class EnumerableEnv(GFNEnv):
     def target_log_prob(
         self, condition: Shaped[Tensor, "*condition"] | None = None
     ) -> Float64[Tensor, "m"]:
-        """Return log R(x) - log Z of every terminating state.
+        """Return log R(x) - log Z of every terminating state, in nats.
 
         Args:
-            condition: see ``log_partition``.
+            condition: one condition, [*C], if the environment has conditions.
 
         Raises:
-            ArgumentError, ShapeError: see ``log_partition``.
+            ArgumentError: a condition is missing, or given to an environment without conditions.
+            ShapeError: the condition has another shape.
         """
         return self._log_rewards(condition).log_softmax(0)
 

@@ -24,10 +24,11 @@ class GridEnv(EnumerableEnv):
         ndim: number of coordinates, at least 1.
         height: grid points per coordinate, at least 2.
         max_length: actions in the longest trajectory, the exit action included.
-        **options: ``batch_size`` and ``device``, see :class:`GFNEnv`.
+        **options: ``batch_size`` of the TorchRL interface, by default any; and ``device``, by
+            default "cpu".
 
     Raises:
-        ArgumentError: an argument is out of its range.
+        ArgumentError: an argument is out of range; the message names it.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class GridEnv(EnumerableEnv):
         self._register(_code=code, _increment=_packed_one_hots(ndim, height))
 
     def is_source(self, state: StateBatch) -> Bool[Tensor, "n"]:
-        """Tell which rows are the origin."""
+        """Return which rows are the origin."""
         return state.sum(1) == 0
 
     def states_of(

@@ -35,10 +35,11 @@ class HyperGrid(GridEnv):
         r0: reward everywhere, positive.
         r1: reward added in the outer bands, positive.
         r2: reward added in the inner bands, positive.
-        **options: ``batch_size`` and ``device``, see :class:`GFNEnv`.
+        **options: ``batch_size`` of the TorchRL interface, by default any; and ``device``, by
+            default "cpu".
 
     Raises:
-        ArgumentError: an argument is out of its range.
+        ArgumentError: an argument is out of range; the message names it.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class HyperGrid(GridEnv):
         return torch.cat([(state < self.height - 1) & on_grid, on_grid], 1)
 
     def backward_mask(self, state: StateBatch) -> Bool[Tensor, "n moves"]:
-        """Tell which coordinates are above zero."""
+        """Return which coordinates are above zero."""
         return state > 0
 
     def log_reward(self, state: StateBatch, condition: Tensor | None = None) -> Float[Tensor, "n"]:
@@ -115,10 +116,11 @@ class ConditionalHyperGrid(HyperGrid):
         r2: reward added in the inner bands, positive.
         min_beta: lowest inverse temperature, positive.
         max_beta: highest inverse temperature, above ``min_beta``.
-        **options: ``batch_size`` and ``device``, see :class:`GFNEnv`.
+        **options: ``batch_size`` of the TorchRL interface, by default any; and ``device``, by
+            default "cpu".
 
     Raises:
-        ArgumentError: an argument is out of its range.
+        ArgumentError: an argument is out of range; the message names it.
     """
 
     condition_shape = torch.Size([1])
@@ -146,7 +148,7 @@ class ConditionalHyperGrid(HyperGrid):
         """Return log R(x | beta), in nats, the condition being beta of each row.
 
         Raises:
-            ShapeError: ``state`` is no batch of states, or there is not one condition per row.
+            ShapeError: ``state`` is not a batch of states, or there is not one condition per row.
             ArgumentError: the exit action is illegal in some row, or no condition is given.
         """
         log_reward = super().log_reward(state)

@@ -39,7 +39,7 @@ class Order(nn.Module, ABC):
 
     @abstractmethod
     def backward_mask(self, state: Text) -> Bool[Tensor, "n moves"]:
-        """Tell which moves could have led here."""
+        """Return which moves could have led here."""
 
     @abstractmethod
     def move(self, state: Text, move: Moves) -> Text:
@@ -76,7 +76,7 @@ class Append(Order):
         return self._mask[state[:, -1] - SINK]
 
     def backward_mask(self, state: Text) -> Bool[Tensor, "n moves"]:
-        """Tell which letter stands last."""
+        """Return which letter stands last."""
         letters = torch.arange(self.n_letters, device=state.device)
         return state.gather(1, self._last_written(state)) == letters
 
@@ -120,7 +120,7 @@ class PrependAppend(Append):
     n_ends = 2
 
     def backward_mask(self, state: Text) -> Bool[Tensor, "n moves"]:
-        """Tell which letter stands last, and which first."""
+        """Return which letter stands last, and which first."""
         first = state[:, :1] == torch.arange(self.n_letters, device=state.device)
         return torch.cat([super().backward_mask(state), first], 1)
 
@@ -172,7 +172,7 @@ class AnyPlace(Order):
         return mask
 
     def backward_mask(self, state: Text) -> Bool[Tensor, "n moves"]:
-        """Tell which letter stands at each place."""
+        """Return which letter stands at each place."""
         place = torch.arange(self.length, device=state.device)
         mask = state.new_zeros(len(state), self.n_moves, dtype=torch.bool)
         return mask.scatter_(1, place * self.n_letters + state.clamp(min=0), state >= 0)

@@ -42,10 +42,11 @@ class QM9Strings(ScoredSequenceEnv):
             "non_autoregressive" to write blocks in any order (see ``SequenceEnv``).
         beta: exponent of the reward, positive; 20 is published.
         min_reward: floor of r, in (0, 1].
-        **options: ``batch_size`` and ``device``, see :class:`GFNEnv`.
+        **options: ``batch_size`` of the TorchRL interface, by default any; and ``device``, by
+            default "cpu".
 
     Raises:
-        ArgumentError: an argument is out of its range.
+        ArgumentError: an argument is out of range; the message names it.
     """
 
     alphabet = "0123456789a"

@@ -69,7 +69,8 @@ class RNABinding(SequenceEnv):
         min_reward: floor of r, in (0, 1].
         threshold: r from which a sequence counts as a mode.
         modes: which sequences count as modes, "threshold" or "published".
-        **options: ``batch_size`` and ``device``, see :class:`GFNEnv`.
+        **options: ``batch_size`` of the TorchRL interface, by default any; and ``device``, by
+            default "cpu".
 
     Raises:
         GfnRbError: ViennaRNA is not installed.
@@ -151,7 +152,7 @@ class RNABinding(SequenceEnv):
         """Return the energy of each finished sequence's duplex with each target, in kcal/mol.
 
         Raises:
-            ShapeError: ``state`` is no batch of states.
+            ShapeError: ``state`` is not a batch of states.
             ArgumentError: a sequence is not finished.
         """
         self.check_terminating(state)
@@ -164,7 +165,7 @@ class RNABinding(SequenceEnv):
     def is_mode(
         self, state: StateBatch, log_reward: Float[Tensor, "n"] | None = None
     ) -> Bool[Tensor, "n"]:
-        """Tell which sequences are modes; r may be below ``threshold`` by rounding."""
+        """Return which sequences are modes; r may be below ``threshold`` by rounding."""
         if self.modes == "published":
             return torch.isin(self.state_key(state), self._mode_keys)
         return self.score(state, log_reward) >= self.threshold * (1 - 1e-6)

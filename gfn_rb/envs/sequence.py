@@ -36,10 +36,11 @@ class SequenceEnv(GFNEnv):
         form: "append", "prepend_append" or "non_autoregressive".
         letter_code: what ``encode`` writes for each letter, [n_letters, width], no two rows the
             same and none all zeros; one-hot vectors if None.
-        **options: ``batch_size`` and ``device``, see :class:`GFNEnv`.
+        **options: ``batch_size`` of the TorchRL interface, by default any; and ``device``, by
+            default "cpu".
 
     Raises:
-        ArgumentError: an argument is out of its range.
+        ArgumentError: an argument is out of range; the message names it.
     """
 
     alphabet: str = string.digits + string.ascii_uppercase
@@ -80,7 +81,7 @@ class SequenceEnv(GFNEnv):
         return self.order.n_states
 
     def is_source(self, state: StateBatch) -> Bool[Tensor, "n"]:
-        """Tell which rows hold no letter yet."""
+        """Return which rows hold no letter yet."""
         return (state == EMPTY).all(1)
 
     def forward_mask(self, state: StateBatch) -> Bool[Tensor, "n actions"]:
@@ -88,7 +89,7 @@ class SequenceEnv(GFNEnv):
         return self.order.forward_mask(state)
 
     def backward_mask(self, state: StateBatch) -> Bool[Tensor, "n moves"]:
-        """Tell which letters could have been written last, and how."""
+        """Return which letters could have been written last, and how."""
         return self.order.backward_mask(state)
 
     def states_of(
@@ -109,7 +110,7 @@ class SequenceEnv(GFNEnv):
         """Spell out states, finished or not.
 
         Raises:
-            ShapeError: ``state`` is no batch of states.
+            ShapeError: ``state`` is not a batch of states.
             ArgumentError: a row is the sink.
         """
         self.check_state(state)

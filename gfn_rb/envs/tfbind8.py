@@ -95,10 +95,11 @@ class TFBind8(ScoredSequenceEnv):
         beta: exponent of the reward, positive.
         min_reward: floor of r, in (0, 1].
         modes: which 8-mers count as modes, "top" or "published".
-        **options: ``batch_size`` and ``device``, see :class:`GFNEnv`.
+        **options: ``batch_size`` of the TorchRL interface, by default any; and ``device``, by
+            default "cpu".
 
     Raises:
-        ArgumentError: an argument is out of its range.
+        ArgumentError: an argument is out of range; the message names it.
     """
 
     alphabet = LETTERS

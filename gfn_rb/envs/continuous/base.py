@@ -20,23 +20,24 @@ class ContinuousEnv(GFNEnv):
     """An environment with moves in a continuum (Lahlou et al. 2023, arXiv:2301.12594).
 
     An action is a row of k + 1 floats: its kind, 0 for a move and 1 for the exit, and the k
-    parameters of a move, which are 0 at the exit. Masks are of kinds. A policy gives logits of
-    kinds and a density of parameters, see :class:`gfn_rb.Sampler`; its log-probability of an action
-    is the sum of both. All densities are with respect to the same measure of parameters.
+    parameters of a move, which are 0 at the exit. Masks refer to kinds. A policy gives logits of
+    kinds and a density of parameters; the log-probability of an action is the sum of both. All
+    densities are with respect to the same measure of parameters.
 
-    A state that one move from the source led to has no other parent. The backward probability of
-    that move is 1, and no density: ``from_source`` tells where that is so.
+    A state that one move from the source reached has no other parent. The backward probability of
+    that move is 1, not a density; ``from_source`` marks these states.
 
-    A subclass defines ``from_source`` and ``reference`` beside what it does for ``GFNEnv``, and
-    ``bounds`` if its parameters have some; its ``move`` and ``undo`` get whole actions.
+    A subclass defines ``from_source`` and ``reference`` in addition to the functions of ``GFNEnv``,
+    and ``bounds`` if its parameters have bounds. Its ``move`` and ``undo`` receive whole actions.
 
     Args:
-        source_state: see :class:`GFNEnv`, as all that follow but ``n_parameters``.
-        sink_state: likewise.
-        n_parameters: k.
-        max_length: likewise.
-        encoded_size: likewise.
-        **options: ``batch_size`` and ``device`` of the environment.
+        source_state: s0, [*S].
+        sink_state: the state after the exit action, [*S]; no other state may equal it.
+        n_parameters: number k of parameters of a move.
+        max_length: number of actions in the longest trajectory, the exit action included.
+        encoded_size: width of the rows that ``encode`` returns.
+        **options: ``batch_size`` of the TorchRL interface, an int or shape, by default any; and
+            ``device``, by default "cpu".
     """
 
     action_dtype = torch.float32
@@ -63,31 +64,31 @@ class ContinuousEnv(GFNEnv):
 
     @abstractmethod
     def from_source(self, state: StateBatch) -> tuple[Bool[Tensor, "n"], Float[Tensor, "n k"]]:
-        """Tell which states one move from the source led to, and that move's parameters."""
+        """Return which states one move from the source reached, and that move's parameters."""
 
     @abstractmethod
     def reference(self, state: StateBatch, is_backward: bool = False) -> Distribution:
         """Return a density of the parameters of moves that reaches all of them.
 
-        It draws random actions and those of an exploring policy, and backward it is a policy that
-        need not be learned. Batch shape [n], event shape [k], its mean in its support; where
-        nothing can be drawn, anything.
+        It samples random actions and those of an exploring policy. Backward, it is a policy without
+        learned parameters. The distribution has batch shape [n], event shape [k] and a mean in its
+        support. Rows without a legal move may have any density.
 
         Args:
-            state: where the moves start, or with ``is_backward`` where they led to.
-            is_backward: which of the two.
+            state: states where the moves start, or where they led to with ``is_backward``.
+            is_backward: whether the states are where the moves led to.
         """
 
     def bounds(
         self, state: StateBatch, is_backward: bool = False
     ) -> tuple[Float[Tensor, "n k"], Float[Tensor, "n k"]] | None:
-        """Return the lowest and the highest parameters of moves; None where they have no bounds.
+        """Return the lowest and the highest parameters of moves; None without bounds.
 
-        A parameter whose bounds are equal is known, and has no density.
+        A parameter with equal bounds is known and has no density.
 
         Args:
-            state: see ``reference``, as ``is_backward``.
-            is_backward: likewise.
+            state: states where the moves start, or where they led to with ``is_backward``.
+            is_backward: whether the states are where the moves led to.
         """
         return None
 
@@ -98,14 +99,14 @@ class ContinuousEnv(GFNEnv):
     def with_parameters(
         self, kind: Int64[Tensor, "n"], parameters: Float[Tensor, "n k"]
     ) -> Float[Tensor, "n k1"]:
-        """Return actions of their kinds, with parameters where these are moves."""
+        """Return actions of given kinds, with parameters for moves."""
         kept = parameters.where((kind != self.exit_action)[:, None], 0)
         return torch.cat([kind[:, None].to(kept.dtype), kept], 1)
 
     def random_action(
         self, state: StateBatch, kind: Int64[Tensor, "n"], is_backward: bool = False
     ) -> Float[Tensor, "n k1"]:
-        """Return actions of their kinds, with parameters from ``reference``."""
+        """Return actions of given kinds, with parameters from ``reference``."""
         parameters = self.reference(state, is_backward).sample()
         if is_backward:
             is_first, first = self.from_source(state)
@@ -113,7 +114,7 @@ class ContinuousEnv(GFNEnv):
         return self.with_parameters(kind, parameters)
 
     def fingerprint(self, state: StateBatch) -> Int64[Tensor, "n"]:
-        """Hash the bits of the numbers. See the base class."""
+        """Return a hash of the bits of each state."""
         return super().fingerprint(equal_bits(state).reshape(state.shape))
 
     def _check_legal(self, state: Tensor, action: ActionBatch, steps: Bool[Tensor, "n"]) -> None:

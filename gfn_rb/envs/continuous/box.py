@@ -20,30 +20,31 @@ _FREQUENCIES = (1.0, 2.0, 4.0, 8.0)  # half waves over the square
 
 
 class Box(ContinuousEnv):
-    r"""The box task of Lahlou et al. 2023 (arXiv:2301.12594, section 4.1): steps over the square.
+    r"""The box task of Lahlou et al. 2023: steps in the unit square (arXiv:2301.12594, 4.1).
 
-    From the corner (0, 0) the first move leads anywhere within the quarter disk of radius delta,
-    each further one by exactly delta up and to the right, as long as there is such a place in the
-    square. Every state but the source may end the walk, with the reward
+    The first move leads from the corner (0, 0) to any point of the quarter disk of radius delta.
+    Each further move has exactly the length delta, up and to the right, within the square. Every
+    state but the source may end the trajectory, with the reward
 
     .. math:: R(x) = r_0 + r_1 \prod_d [0.25 < |x_d - 0.5|]
                          + r_2 \prod_d [0.3 < |x_d - 0.5| < 0.4],
 
     so that Z is r_0 + r_1 / 4 + r_2 / 25.
 
-    The parameters of a move of length r are its angle with the first axis and r^2 / 2: the measure
+    The parameters of a move of length r are its angle with the first axis and r^2 / 2. The measure
     of both together is the area, in which rewards are densities. After the first move r is known,
-    and a density is one of angles.
+    and densities are densities of angles.
 
     Args:
         delta: length of a step, above 0 and at most 1.
-        r0: reward everywhere, positive.
-        r1: reward added in the outer bands, positive.
-        r2: reward added in the inner bands, positive.
-        **options: ``batch_size`` and ``device``, see :class:`~gfn_rb.envs.GFNEnv`.
+        r0: reward everywhere, above 0.
+        r1: reward added in the outer bands, above 0.
+        r2: reward added in the inner bands, above 0.
+        **options: ``batch_size`` of the TorchRL interface, an int or shape, by default any; and
+            ``device``, by default "cpu".
 
     Raises:
-        ArgumentError: an argument is out of its range.
+        ArgumentError: an argument is out of range; the message names it.
     """
 
     n_modes = 4
@@ -72,7 +73,7 @@ class Box(ContinuousEnv):
 
     @property
     def true_log_z(self) -> float:
-        """The log of the mean reward, as the square has an area of one."""
+        """The log of the mean reward, because the square has area 1."""
         return math.log(self.r0 + self.r1 / 4 + self.r2 / 25)
 
     def forward_mask(self, state: StateBatch) -> Bool[Tensor, "n 2"]:
@@ -83,11 +84,11 @@ class Box(ContinuousEnv):
         return torch.stack([moves, inside & ~self.is_source(state)], 1)
 
     def backward_mask(self, state: StateBatch) -> Bool[Tensor, "n 1"]:
-        """Tell where a move led: everywhere but to the source."""
+        """Return where a move led: everywhere but to the source."""
         return ~(self.is_source(state) | self.is_sink(state))[:, None]
 
     def from_source(self, state: StateBatch) -> tuple[Bool[Tensor, "n"], Float[Tensor, "n 2"]]:
-        """Tell which states are in the quarter disk. See the base class."""
+        """Return which states are in the quarter disk."""
         angle, half_square = torch.atan2(state[:, 1], state[:, 0]), state.square().sum(1) / 2
         is_first = (half_square <= self.delta**2 / 2) & self.backward_mask(state)[:, 0]
         return is_first, torch.stack([angle, half_square], 1)
@@ -95,7 +96,7 @@ class Box(ContinuousEnv):
     def bounds(
         self, state: StateBatch, is_backward: bool = False
     ) -> tuple[Float[Tensor, "n 2"], Float[Tensor, "n 2"]]:
-        """Return the angles of steps that stay within the square. See the base class."""
+        """Return the angles of steps that stay within the square."""
         room = ((state if is_backward else 1 - state) / self.delta).clamp(0, 1)
         lowest, highest = room[:, 0].acos(), room[:, 1].asin()
         half_square = torch.full_like(lowest, self.delta**2 / 2)
@@ -114,7 +115,7 @@ class Box(ContinuousEnv):
         return (self.r0 + self.r1 * in_outer + self.r2 * self._in_inner_band(state)).log()
 
     def encode(self, state: StateBatch) -> Float[Tensor, "n encoded"]:
-        """Return the coordinates from -1 to 1, their waves, and whether this is the source.
+        """Return the coordinates from -1 to 1, sines and cosines of them, and a flag of the source.
 
         Rewards have edges, which networks learn sooner from waves of several lengths.
         """
@@ -138,7 +139,7 @@ class Box(ContinuousEnv):
         return (state + _vector(move)).clamp(max=1)
 
     def undo(self, state: StateBatch, move: Float[Tensor, "n 3"]) -> StateBatch:
-        """Take the vector of the move off; a first move leads back to the source."""
+        """Subtract the vector of the move; a first move leads back to the source."""
         undone = (state - _vector(move)).clamp(min=0)
         return self.source_state.where(self.from_source(state)[0][:, None], undone)
 

@@ -18,27 +18,29 @@ from gfn_rb.shapes import Bool, Float, Int64, StateBatch
 
 
 class Line(ContinuousEnv):
-    r"""The line task of Lahlou et al. 2023 (arXiv:2301.12594): n moves of any size from a point.
+    r"""The line task of Lahlou et al. 2023 (arXiv:2301.12594): n moves on the real line.
 
-    A state is (x, t): where the walk is after t moves. After n of them it must end, with the reward
+    A state is (x, t): the position after t moves. After n moves the trajectory ends, with the
+    reward
 
     .. math:: R(x) = \sum_i N(x; \mu_i, \sigma_i^2),
 
-    so that log Z is the log of the number of modes, and the target their mixture.
+    so that log Z is the log of the number of modes, and the target is their mixture.
 
-    The reference is a random walk that ends with the second moment of the target about the start;
-    backward it is the bridge to the start, under which the forward policy that samples the target
-    is known: ``exact_forward``.
+    The reference is a random walk whose end has the second moment of the target about the start.
+    Backward it is the bridge to the start. With it, the forward policy that samples the target is
+    known: ``exact_forward``.
 
     Args:
-        means: of the modes.
-        scales: their standard deviations, positive.
+        means: means of the modes.
+        scales: standard deviations of the modes, above 0.
         start: x at the source.
-        n_steps: n, at least 1.
-        **options: ``batch_size`` and ``device``, see :class:`~gfn_rb.envs.GFNEnv`.
+        n_steps: number n of moves, at least 1.
+        **options: ``batch_size`` of the TorchRL interface, an int or shape, by default any; and
+            ``device``, by default "cpu".
 
     Raises:
-        ArgumentError: an argument is out of its range.
+        ArgumentError: an argument is out of range; the message names it.
     """
 
     _means: Tensor
@@ -82,24 +84,24 @@ class Line(ContinuousEnv):
         return math.log(len(self._means))
 
     def is_source(self, state: StateBatch) -> Bool[Tensor, "n"]:
-        """Tell which rows have made no move."""
+        """Return which rows have made no move."""
         return state[:, 1] == 0
 
     def is_sink(self, state: StateBatch) -> Bool[Tensor, "n"]:
-        """Tell which rows have ended."""
+        """Return which rows have ended."""
         return state[:, 1] < 0
 
     def forward_mask(self, state: StateBatch) -> Bool[Tensor, "n 2"]:
-        """Tell where a move is legal, and where the exit: after n moves."""
+        """Return where a move is legal, and where the exit: after n moves."""
         t = state[:, 1]
         return torch.stack([(t >= 0) & (t < self.n_steps), t >= self.n_steps], 1)
 
     def backward_mask(self, state: StateBatch) -> Bool[Tensor, "n 1"]:
-        """Tell where a move led."""
+        """Return where a move led."""
         return state[:, 1:] > 0
 
     def from_source(self, state: StateBatch) -> tuple[Bool[Tensor, "n"], Float[Tensor, "n 1"]]:
-        """Tell which states are those after the first move. See the base class."""
+        """Return which states are those after the first move."""
         return state[:, 1] == 1, state[:, :1] - self.start
 
     def reference(self, state: StateBatch, is_backward: bool = False) -> Distribution:
@@ -170,7 +172,7 @@ class Line(ContinuousEnv):
         return torch.cat([state[:, :1] + move[:, 1:], state[:, 1:] + 1], 1)
 
     def undo(self, state: StateBatch, move: Float[Tensor, "n 2"]) -> StateBatch:
-        """Take the move off x, and do not count it."""
+        """Subtract the move from x and from the count."""
         undone = torch.cat([state[:, :1] - move[:, 1:], state[:, 1:] - 1], 1)
         # Rounding must not keep a walk from its source.
         return self.source_state.where(undone[:, 1:] == 0, undone)
