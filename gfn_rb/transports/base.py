@@ -41,7 +41,7 @@ class Envelope(NamedTuple):
 
 
 class Message(NamedTuple):
-    """A message received."""
+    """A received message."""
 
     source: int
     tag: int
@@ -50,12 +50,12 @@ class Message(NamedTuple):
 
 
 class SendHandle(ABC):
-    """A message on its way. It keeps the payload alive for as long as that is needed.
+    """A message that is being sent. It keeps the payload alive until then.
 
     Args:
-        transport: the endpoint it was sent by.
+        transport: endpoint that sends it.
         dest: rank of the receiver.
-        nbytes: size of the message.
+        nbytes: size of the message in bytes.
     """
 
     def __init__(self, transport: Transport, dest: int, nbytes: int) -> None:
@@ -68,18 +68,18 @@ class SendHandle(ABC):
         """Return whether the payload may be changed; does not wait.
 
         Raises:
-            PeerLostError: the receiver is gone.
+            PeerLostError: the receiver is lost.
         """
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait until the payload may be changed.
 
         Args:
-            timeout: in seconds; None stands for that of the transport.
+            timeout: seconds to wait; None for the timeout of the transport.
 
         Raises:
-            TransportTimeoutError: it may not yet. The message stays on its way.
-            PeerLostError: the receiver is gone.
+            TransportTimeoutError: the payload is still in use. The message is still being sent.
+            PeerLostError: the receiver is lost.
         """
         seconds = self._transport._seconds(timeout)
         if self._transport._wait(lambda: self.done() or None, seconds) is None:
@@ -90,36 +90,36 @@ class SendHandle(ABC):
 
 
 class Transport(ABC):
-    """Messages of bytes between ranks 0 to size - 1.
+    """Base class of transports: messages of bytes between ranks 0 to size - 1.
 
-    Between two ranks, messages of one tag arrive in the order in which they were sent, each whole
-    and once. What they mean is not the transport's business. A payload is a sequence of buffers,
-    or :class:`~gfn_rb.codec.primitives.LazyBuffer` ones, which arrive joined. Tags are 0 to 32,000.
-    Where a ``source`` or a ``tag`` is asked for, None stands for any.
+    Between two ranks, messages of one tag arrive whole, once, and in the order in which they were
+    sent. A transport does not interpret them. A payload is a sequence of buffers, or
+    :class:`~gfn_rb.codec.primitives.LazyBuffer` ones, which arrive joined. Tags are 0 to 32,000. A
+    ``source`` or ``tag`` of None matches any.
 
-    Every wait ends: after ``timeout`` seconds (of the call, or else of the transport) with
-    :class:`~gfn_rb.errors.TransportTimeoutError`; ``math.inf`` waits for ever. A rank that is gone
-    raises :class:`~gfn_rb.errors.PeerLostError` in whoever sends to it, and in whoever waits for
-    it once its last message has been received. Whoever waits for any rank is told of each lost one
-    once, and can go on with the others.
+    Every wait ends after ``timeout`` seconds (of the call, or else of the transport) with
+    :class:`~gfn_rb.errors.TransportTimeoutError`; ``math.inf`` waits without limit. A lost rank
+    raises :class:`~gfn_rb.errors.PeerLostError` in a send to it, and in a wait for it after its
+    last message was received. A wait for any rank raises it once for each lost rank, and can be
+    repeated for the others.
 
-    An endpoint is used by one thread at a time, and closed by leaving its ``with`` block. Once it
-    is, every method raises :class:`~gfn_rb.errors.TransportClosedError`; an argument that breaks
-    its rule raises :class:`~gfn_rb.errors.ArgumentError`.
+    One thread at a time uses an endpoint, and leaving its ``with`` block closes it. Every method of
+    a closed endpoint raises :class:`~gfn_rb.errors.TransportClosedError`. An argument that is not
+    allowed raises :class:`~gfn_rb.errors.ArgumentError`.
 
     Args:
-        rank: of this endpoint.
-        size: how many endpoints there are.
-        timeout: how long calls wait that are given no timeout, in seconds.
-        max_nbytes: the largest message that is sent, or received: no more is ever allocated.
+        rank: rank of this endpoint.
+        size: number of endpoints.
+        timeout: seconds that calls wait without a timeout of their own.
+        max_nbytes: size of the largest message that is sent or received, in bytes. No larger one is
+            allocated.
 
     Attributes:
-        secret: what all ranks share that are to believe each other's frames, assigned before any
-            is sent; None, as at first, where whoever may send is believed. Messages are bytes
-            here: those who make frames of them go by it.
+        secret: :class:`~gfn_rb.checkpoint.Secret` that all ranks share, assigned before the first
+            message; None, the default, for frames without one.
 
     Raises:
-        ArgumentError: an argument breaks its rule.
+        ArgumentError: an argument has a value that is not allowed; the message names it.
     """
 
     def __init__(
@@ -138,38 +138,38 @@ class Transport(ABC):
 
     @property
     def lost(self) -> frozenset[int]:
-        """The ranks known to be gone."""
+        """The ranks known to be lost."""
         return frozenset(self._lost)
 
     def loss_of(self, rank: int) -> PeerLostError | None:
-        """Return what a rank was lost by, None if it is not.
+        """Return why a rank is lost, None if it is not.
 
         Args:
-            rank: which.
+            rank: the rank.
         """
         return self._lost.get(rank)
 
     def host(self, rank: int) -> str | None:
-        """Return the name of the machine a rank runs on, None if that is not known."""
+        """Return the name of the machine that a rank runs on, None if unknown."""
         return None
 
     def send(self, payload: Payload, dest: int, tag: int = 0, timeout: float | None = None) -> None:
         """Send a message, and wait until its payload may be changed.
 
         Raises:
-            TransportTimeoutError: the receiver did not take it in time. It may still arrive.
-            PeerLostError: the receiver is gone.
+            TransportTimeoutError: the receiver did not receive it in time. It may still arrive.
+            PeerLostError: the receiver is lost.
         """
         self.isend(payload, dest, tag).wait(timeout)
 
     def isend(self, payload: Payload, dest: int, tag: int = 0) -> SendHandle:
-        """Begin to send a message, and return at once.
+        """Start to send a message, and return at once.
 
-        Until the handle is done, the content of the payload must not change. Ask now and then
-        whether it is: some transports move bytes only while one of their methods is called.
+        Do not change the payload until the handle is done. Call ``done`` regularly: some transports
+        move bytes only while one of their methods is called.
 
         Raises:
-            PeerLostError: the receiver is known to be gone.
+            PeerLostError: the receiver is known to be lost.
         """
         if self.closed:
             self._check_open()
@@ -192,12 +192,12 @@ class Transport(ABC):
     ) -> Envelope | None:
         """Return the envelope of the message that ``recv`` would return, None if there is none.
 
-        The message is not received. After a probe, :meth:`take`, or a ``recv`` of the envelope's
+        The message is not received. After a probe, :meth:`take`, or a ``recv`` with the envelope's
         source and tag, returns that message.
 
         Raises:
-            PeerLostError: there is none, and the source is gone; or, waiting for any, a rank is
-                gone that no call has raised this for.
+            PeerLostError: there is no message and the source is lost; or, for any source, a rank is
+                lost that no call has reported.
         """
         if source is not None or tag is not None:
             self._check_filter(source, tag)
@@ -213,7 +213,7 @@ class Transport(ABC):
         """Wait for a message and return it.
 
         Raises:
-            TransportTimeoutError: none came in time.
+            TransportTimeoutError: no message came in time.
             TransportError: a message is larger than ``max_nbytes``. It is dropped.
             PeerLostError: as :meth:`probe` raises it.
         """
@@ -228,23 +228,23 @@ class Transport(ABC):
         return self.take(envelope)
 
     def take(self, envelope: Envelope) -> Message:
-        """Receive the message that a probe has found, and that was not received since.
+        """Receive the message that a probe found.
 
         Raises:
             ArgumentError: there is no such message.
             TransportError: the message is larger than ``max_nbytes``. It is dropped.
-            PeerLostError: the source is gone before all of it has come.
+            PeerLostError: the source was lost before the whole message arrived.
         """
         self._check_open()
         return Message(envelope.source, envelope.tag, self._take(envelope))
 
     def close(self, timeout: float | None = None) -> None:
-        """Close the endpoint, after the messages on their way have left.
+        """Close the endpoint after its messages have been sent.
 
-        Those that were not received here are dropped. Closing again does nothing.
+        Unreceived messages are dropped. A second call does nothing.
 
         Raises:
-            TransportTimeoutError: some did not leave. The endpoint is closed all the same.
+            TransportTimeoutError: some messages could not be sent. The endpoint is closed.
         """
         if not self.closed:
             seconds = self._seconds(timeout)

@@ -45,24 +45,24 @@ _FOREVER = timedelta(days=365)  # threads wait for what may never come
 class GlooTransport(MailboxTransport):
     """The endpoint of this process in a Gloo group of its own.
 
-    Making one waits until all have been made. Two threads for each peer send and receive, so that
-    messages move at any time. An endpoint holds messages of ``max_nbytes`` in all that were not
-    received yet; until there is room, its peers' next ones stay on their way. A handle is done
-    when the message has left the process.
+    The constructor waits until all processes have called it. Two threads for each peer send and
+    receive, so that messages move at any time. An endpoint holds at most ``max_nbytes`` of
+    unreceived messages; further ones wait at their senders. A handle is done when the message has
+    left the process.
 
     Args:
         where: how the processes find each other: ``"env://"``, ``"tcp://HOST:PORT"``,
             ``"file:///PATH"``, or a ``torch.distributed.Store``.
-        rank: of this process; -1 takes ``RANK`` from the environment.
-        size: how many processes there are; -1 takes ``WORLD_SIZE`` from the environment.
-        timeout: how long calls wait that are given no timeout, and the processes for each other
-            at first, in seconds.
-        max_nbytes: the largest message that is sent or received.
+        rank: rank of this process; -1 reads ``RANK`` from the environment.
+        size: number of processes; -1 reads ``WORLD_SIZE`` from the environment.
+        timeout: seconds that calls wait without a timeout of their own, and that the processes wait
+            for each other at first.
+        max_nbytes: size of the largest message that is sent or received, in bytes.
 
     Raises:
-        ArgumentError: an argument breaks its rule.
-        TransportTimeoutError: not all others came in time.
-        TransportError: this torch has no Gloo, or it refuses.
+        ArgumentError: an argument has a value that is not allowed; the message names it.
+        TransportTimeoutError: not all processes came in time.
+        TransportError: this torch has no Gloo, or Gloo fails.
     """
 
     def __init__(

@@ -187,26 +187,26 @@ class MailboxTransport(Transport):
 
 
 class LocalTransport(MailboxTransport):
-    """One endpoint of a group within a process; make them with :meth:`group`.
+    """One endpoint of a group within a process; :meth:`group` creates them.
 
-    A message is copied once, when it is sent: its payload may be changed at once. Its handle is
-    done when the receiver has taken it, so that whoever bounds what is on its way bounds memory.
+    A message is copied once, when it is sent, so its payload may change at once. Its handle is done
+    when the receiver has received it. A limit on unfinished handles therefore limits memory.
 
     Args:
-        rank: of this endpoint.
-        mailboxes: of the group.
-        timeout: how long calls wait that are given no timeout, in seconds.
-        max_nbytes: the largest message that is sent or received.
+        rank: rank of this endpoint.
+        mailboxes: mailboxes of the group.
+        timeout: seconds that calls wait without a timeout of their own.
+        max_nbytes: size of the largest message that is sent or received, in bytes.
     """
 
     @classmethod
     def group(
         cls: type[L], size: int, timeout: float = TIMEOUT, max_nbytes: int = MAX_NBYTES
     ) -> list[L]:
-        """Return ``size`` endpoints that are connected to each other, one for each rank.
+        """Return ``size`` connected endpoints, one for each rank.
 
         Raises:
-            ArgumentError: an argument breaks its rule.
+            ArgumentError: an argument has a value that is not allowed; the message names it.
         """
         if size < 1:
             raise ArgumentError(f"size is {size}; expected 1 or more")
@@ -214,7 +214,7 @@ class LocalTransport(MailboxTransport):
         return [cls(rank, mailboxes, timeout, max_nbytes) for rank in range(size)]
 
     def send(self, payload: Payload, dest: int, tag: int = 0, timeout: float | None = None) -> None:
-        """Send a message; it is copied, so this does not wait. See :meth:`Transport.send`."""
+        """Send a message. It is copied, so the call does not wait."""
         self._seconds(timeout)
         self.isend(payload, dest, tag)
 

@@ -37,24 +37,25 @@ _abandoned: list[Any] = []
 class MPITransport(Transport):
     """The endpoint of this process in an MPI communicator.
 
-    Making one is collective: every process of the communicator makes its own, and waits for the
-    others without a timeout. Started by ``python -m mpi4py``, a program that fails on one of them
-    ends them all. Messages travel in duplicates of the communicator, and never mix with other
-    traffic. Whoever waits leaves the processor to others, in growing sleeps of up to 2 ms.
+    The constructor is collective: every process of the communicator calls it and waits for the
+    others without a timeout. With ``python -m mpi4py``, an exception on one process ends all.
+    Messages use duplicates of the communicator and never mix with other traffic. Waits leave the
+    processor to other processes, in growing sleeps of up to 2 ms. Large buffers are sent without a
+    copy.
 
-    Large buffers are sent from where they are. Under a fault tolerant MPI (Open MPI: ``mpiexec
-    --with-ft ulfm``) the death of a process is noticed, and the others go on; under any other,
-    MPI ends the job. A program that begins MPI itself, before its first endpoint, wants ``--mca
-    async_mpi_finalize 1`` as well, or may hang at its very end after a death.
+    A fault tolerant MPI (Open MPI: ``mpiexec --with-ft ulfm``) reports the death of a process, and
+    the others continue. Any other MPI ends the job. A program that initialises MPI itself, before
+    its first endpoint, needs ``--mca async_mpi_finalize 1`` too; otherwise it may hang at its end
+    after a death.
 
     Args:
-        comm: an mpi4py intracommunicator; None stands for ``MPI.COMM_WORLD``.
-        timeout: how long calls wait that are given no timeout, in seconds.
-        max_nbytes: the largest message that is sent or received.
+        comm: mpi4py intracommunicator; None for ``MPI.COMM_WORLD``.
+        timeout: seconds that calls wait without a timeout of their own.
+        max_nbytes: size of the largest message that is sent or received, in bytes.
 
     Raises:
-        TransportError: mpi4py or an MPI library are not installed, or MPI refuses.
-        ArgumentError: an argument breaks its rule.
+        TransportError: mpi4py or an MPI library is missing, or MPI fails.
+        ArgumentError: an argument has a value that is not allowed; the message names it.
     """
 
     def __init__(
@@ -82,10 +83,10 @@ class MPITransport(Transport):
         return self._hosts[rank]
 
     def check_peers(self) -> bool:
-        """Record who has closed their endpoint or died, and return whether somebody has.
+        """Record ranks that closed their endpoint or died; return whether there are any.
 
         Raises:
-            TransportError: MPI refuses.
+            TransportError: MPI fails.
         """
         before = len(self._lost)
         try:
@@ -100,7 +101,7 @@ class MPITransport(Transport):
         return len(self._lost) > before
 
     def translated(self, error: Any, rank: int | None = None) -> TransportError:
-        """Return this library's error for an ``MPI.Exception``, which happened with a rank."""
+        """Return gfn_rb's error for an ``MPI.Exception`` that concerns a rank."""
         self._record_failures()
         if rank is not None and self._is_failure(error):
             self._mark_lost(rank, "its process died")

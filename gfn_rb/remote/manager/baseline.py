@@ -103,13 +103,13 @@ def _kth_highest(known: tuple[tuple[tuple[float, ...], int], ...], k: int) -> fl
 
 
 class Baseline(ABC):
-    """Base class of strategies that make a baseline of summaries.
+    """Base class of strategies that compute a baseline.
 
     Args:
-        alpha: the share of the newest batch in the running mean, in (0, 1].
+        alpha: weight of the newest batch in the running mean, above 0 and at most 1.
 
     Raises:
-        ArgumentError: another ``alpha``.
+        ArgumentError: ``alpha`` is out of range.
     """
 
     def __init__(self, alpha: float = 0.1) -> None:
@@ -120,21 +120,21 @@ class Baseline(ABC):
     @property
     @abstractmethod
     def levels(self) -> tuple[float, ...]:
-        """Quantiles that a manager that is alone has to know, ascending in [0, 1]."""
+        """Quantiles that a single manager must know, ascending in [0, 1]."""
 
     def of_full(self, summaries: Sequence[Summary], capacity: int) -> float:
-        """Return the baseline where the managers are full together; not asked without levels."""
+        """Return the baseline of full managers; called only if ``levels`` is not empty."""
         raise NotImplementedError
 
     def of(self, summaries: Sequence[Summary], capacity: int = 0) -> float | None:
-        """Return the baseline, None where nothing is known.
+        """Return the baseline, or None while nothing is known.
 
-        Until the managers are full together, and where they keep no rows, it is the mean of their
-        running means, each weighted with its number of batches.
+        Until the managers together are full, and for managers without a buffer, it is the mean of
+        their running means, weighted by their numbers of batches.
 
         Args:
-            summaries: of all managers.
-            capacity: how many rows they keep together.
+            summaries: summaries of all managers.
+            capacity: number of rows that all managers keep together.
         """
         is_full = sum(each.held for each in summaries) >= capacity
         if is_full and self.levels and any(each.quantiles for each in summaries):
@@ -150,28 +150,28 @@ class Baseline(ABC):
 
 
 class MinBaseline(Baseline):
-    """The lowest finite log-reward that is kept: of several managers, by all of them together."""
+    """Baseline at the lowest finite log-reward that all managers together keep."""
 
     levels = (0.0,)
 
     def of_full(self, summaries: Sequence[Summary], capacity: int) -> float:
-        """Return the lowest."""
+        """Return the lowest log-reward."""
         return kth_highest(summaries, capacity)
 
 
 class PercentileBaseline(Baseline):
-    """The log-reward that a share of what is kept lies below.
+    """Baseline at a percentile of the kept log-rewards.
 
-    Of n log-rewards the one of rank floor(percentile (n - 1)), counted from the lowest and 0. Where
-    there are several managers, each tells 65 order statistics, and the percentile of all buffers
-    together is right to within 1/64 in rank.
+    Of n log-rewards it is the one of rank floor(percentile (n - 1)), counted from 0 at the lowest.
+    Several managers report 65 order statistics each; the percentile over all buffers is then exact
+    to 1/64 in rank.
 
     Args:
-        percentile: the share, in [0, 1].
-        alpha: see :class:`Baseline`.
+        percentile: share of rows below the baseline, 0 to 1.
+        alpha: weight of the newest batch in the running mean, above 0 and at most 1.
 
     Raises:
-        ArgumentError: an argument is out of its range.
+        ArgumentError: an argument is out of range; the message names it.
     """
 
     def __init__(self, percentile: float = 0.1, alpha: float = 0.1) -> None:
@@ -202,6 +202,6 @@ class PercentileBaseline(Baseline):
 
 
 class EMABaseline(Baseline):
-    """The running mean of the lowest finite log-reward of each batch."""
+    """Baseline at the running mean of the lowest finite log-reward of each batch."""
 
     levels = ()

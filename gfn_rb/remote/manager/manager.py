@@ -54,44 +54,40 @@ _MAX_ROWS = 1 << 20  # of a message: its bytes do not bound rows of no size
 
 
 class ReplayBufferManager:
-    """Receives items from workers, keeps and scores them, and gives some of them to others.
+    """Receives items from workers, scores and keeps them, and feeds some of them to others.
 
-    Each batch is answered with its scores, what became of its rows, and a baseline: the log-reward
-    below which items are not worth sending. Workers that subscribe are fed. What a worker sends
-    that makes no sense is refused, logged in one line that names the worker, and answered; the
-    manager goes on.
+    Each batch gets a reply with its scores, the outcome of its rows, and a baseline: the log-reward
+    below which items need not be sent. Workers that subscribe are fed. An invalid message is
+    refused, logged in one line that names the worker, and answered; the manager continues.
 
     Args:
-        transport: to the workers and the other managers.
-        buffer: where items are stored, any replay buffer over a one-dimensional tensor storage;
-            None to score alone. What it stores compactly also travels so to and from workers
-            whose own buffers have the same form; the scoring function sees whole items.
-        score: ``fn(items, sender)`` to scores by name. The worker is told of what it raises. See
-            :data:`~gfn_rb.remote.protocol.messages.ScoreFunction`.
-        baseline: how the baseline is made, by default :class:`~gfn_rb.remote.MinBaseline`.
-        workers: the ranks that send items; by default all but the managers.
-        managers: the ranks of all managers. Each keeps what it is sent, which workers see to is
-            what it owns (see :mod:`gfn_rb.remote.protocol.ownership`). Where they keep the best,
-            the buffer's capacity is that of all together: each has room for so many rows.
-        duplicates: ``"drop"`` items whose object (terminating state and condition) is stored
-            already, or ``"keep"`` them. Transitions have no object, and are always kept.
-        metadata: what to answer metadata queries with, in addition to what the manager knows; a
-            function of the manager that returns what JSON can say.
-        checkpoint: a file to save to, on request, at the end of :meth:`run` and, where asked for,
-            in between.
-        checkpoint_every: save after so many batches.
+        transport: transport to the workers and the other managers.
+        buffer: buffer of the items, over a one-dimensional tensor storage; None to score alone. If
+            it stores compact rows, messages to and from workers with the same form contain compact
+            rows. The scoring function receives whole items.
+        score: callable ``fn(items, sender)`` that returns scores by name; None for no scores. The
+            worker is told of an exception that it raises.
+        baseline: strategy of the baseline. Default: :class:`~gfn_rb.remote.MinBaseline`.
+        workers: ranks that send items. Default: all ranks but the managers.
+        managers: ranks of all managers. Default: this rank alone. Each manager keeps the objects it
+            owns. If managers keep the best items, all together keep the buffer's capacity, and each
+            has room for as many rows.
+        duplicates: ``"drop"`` drops items whose object (terminating state and condition) is stored,
+            and ``"keep"`` stores them. Transitions identify no object and are always stored.
+        metadata: function of the manager that returns further values for metadata queries, which
+            JSON can represent.
+        checkpoint: file for :meth:`save`, for requests of workers, and for the end of :meth:`run`.
+        checkpoint_every: number of batches between checkpoints; None for none in between.
         worker_timeout: seconds of silence after which a worker counts as lost.
-        compact: the form that rows travel in between this rank and those that have the same; by
-            default that of the buffer.
-        rows: what workers send to be stored, one row or more, batch size [n]. They are not stored:
-            the buffer is laid out for such rows, and others are refused. By default it is laid out
-            for the first that come, whoever sends them.
-        log_reward_below: what log-rewards must be below, or the batch is refused; None for any.
-            NaN is always refused.
-        secret: that the checkpoint is made with, and must have been; None for without any.
+        compact: form of rows in messages. Default: that of the buffer.
+        rows: example of rows that workers send, batch size [n]. The buffer is allocated for such
+            rows, and others are refused. Default: the first rows that arrive decide.
+        log_reward_below: upper limit of log-rewards; a batch that reaches it is refused. None for
+            no limit. NaN is always refused.
+        secret: :class:`~gfn_rb.checkpoint.Secret` of the checkpoint; None for a file without one.
 
     Raises:
-        ArgumentError: an argument breaks its rule.
+        ArgumentError: an argument has a value that is not allowed; the message names it.
 
     Examples:
         >>> manager = ReplayBufferManager(transport, reward_prioritized_buffer(10_000), novelty)
@@ -165,28 +161,28 @@ class ReplayBufferManager:
 
     @property
     def finished(self) -> bool:
-        """True once every worker has said goodbye or is lost."""
+        """Whether every worker has closed or is lost."""
         return not self._workers.present
 
     @property
     def baseline(self) -> float | None:
-        """The log-reward below which items are not worth sending, None while nothing is known."""
+        """The log-reward below which items need not be sent; None while unknown."""
         return self._baseline.value()
 
     @property
     def batches(self) -> int:
-        """Number of batches that were answered."""
+        """Number of answered batches."""
         return self._handler.batches
 
     def run(self, timeout: float | None = None, stepped: Callable[[], None] | None = None) -> None:
-        """Serve until every worker has said goodbye or is lost.
+        """Serve until every worker has closed or is lost.
 
         Args:
-            timeout: stop after so many seconds all the same; None for never.
-            stepped: called after each message, and now and then where there is none.
+            timeout: seconds after which to stop in any case; None for no limit.
+            stepped: callable that is called after each message, and regularly without messages.
 
         Raises:
-            CheckpointError: it cannot save at the end, when all else is done.
+            CheckpointError: the checkpoint at the end cannot be written.
         """
         self._workers.restart_silence()
         self._handler.update_peers()  # which may have known an earlier one in its place
@@ -202,13 +198,13 @@ class ReplayBufferManager:
         self._end()
 
     def step(self, timeout: float = 0.0) -> bool:
-        """Handle one message, for use within another loop.
+        """Handle one message, for use in a loop of your own.
 
         Args:
-            timeout: how long to wait for one, in seconds.
+            timeout: seconds to wait for a message.
 
         Returns:
-            Whether there was one.
+            Whether a message was handled.
         """
         try:
             # Any rank may be next, on any tag. A probe tells which without room for the message,
@@ -226,7 +222,7 @@ class ReplayBufferManager:
         return answered or envelope is not None
 
     def metadata(self) -> dict[str, Any]:
-        """Return what is known here, as plain values: what a metadata query is answered with."""
+        """Return the manager's reply to a metadata query."""
         counted, threshold = self._baseline.read_now().held, self._baseline.threshold
         known = {
             "rank": self.transport.rank,
@@ -248,10 +244,9 @@ class ReplayBufferManager:
         return known if self._metadata is None else {**known, **self._metadata(self)}
 
     def items(self) -> TensorDictBase | None:
-        """Return the rows held here that may be among those all managers keep together.
+        """Return the rows that may be among those all managers keep together.
 
-        Of managers that keep the best, what lies below the K-th best of all is left out as far as
-        that is known; see :meth:`ManagerQueries.items`.
+        If managers keep the best items, rows known to be below the K-th best of all are left out.
         """
         index = self._feeder.index
         if index is None or not index.storage.initialized:
@@ -262,17 +257,17 @@ class ReplayBufferManager:
         return index.read(rows, self.transport.max_nbytes)
 
     def timing_summary(self) -> str:
-        """Return in one line where the time went."""
+        """Return the time spent in each kind of work, in one line."""
         return f"{self._name}: {self.batches} batches; {self._watch.summary()}"
 
     def save(self) -> str:
-        """Save buffer, statistics, baseline and who was fed what.
+        """Save the buffer, statistics, the baseline, and which rows each worker was fed.
 
         Returns:
             The file.
 
         Raises:
-            CheckpointError: there is no file to save to, or it cannot be written.
+            CheckpointError: the manager has no checkpoint file, or it cannot be written.
         """
         if self._checkpoint is None:
             raise CheckpointError("the manager has no file to save to: pass checkpoint=")
@@ -294,15 +289,15 @@ class ReplayBufferManager:
         return fspath(self._checkpoint)
 
     def load(self, path: str | PathLike[str] | None = None) -> None:
-        """Resume where a manager was when it saved. All workers are expected again.
+        """Resume from a checkpoint. All workers are expected again.
 
-        Where the buffer has a journal, it holds what was accepted since then as well.
+        A journal of the buffer also restores what was accepted since the checkpoint.
 
         Args:
-            path: the file; by default the one to save to.
+            path: the file. Default: the manager's checkpoint file.
 
         Raises:
-            CheckpointError: it cannot be read, or is of another kind of manager.
+            CheckpointError: the file cannot be read, or is of another kind of manager.
         """
         path = self._checkpoint if path is None else path
         if path is None:

@@ -128,10 +128,10 @@ class SenderStatistics(Outcomes):
     """Counters of one worker at a manager. ``items`` is the sum of the outcomes.
 
     Attributes:
-        batches: frames of items that came.
-        items: their rows.
-        bytes: the size of all frames that came.
-        fed: rows it was given.
+        batches: frames of items received.
+        items: rows received.
+        bytes: size of all frames received.
+        fed: rows fed to the worker.
         unreadable: frames that could not be read.
         errors: batches that could not be stored or scored.
     """

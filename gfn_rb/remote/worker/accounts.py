@@ -19,29 +19,28 @@ from gfn_rb.transports.deadline import Deadline
 class WorkerStatistics(Outcomes):
     """Counters of a worker.
 
-    ``offered`` is the sum of ``reduced``, ``filtered``, ``skipped``, ``sent`` and what is still
-    pending; ``sent`` and ``resent`` together that of the outcomes, ``lost`` and what is still
-    unanswered.
+    ``offered`` is the sum of ``reduced``, ``filtered``, ``skipped``, ``sent`` and pending rows.
+    ``sent`` plus ``resent`` is the sum of the outcomes, ``lost`` and unanswered rows.
 
     Attributes:
         offered: rows given to the worker.
-        reduced: rows that stand for no object of their own, left out of a reduced payload.
+        reduced: rows that identify no object, left out of a reduced payload.
         filtered: rows below the baseline, not sent.
         skipped: rows not sent, because too many batches were unanswered, no manager was left, or
-            they cannot be sent.
-        sent: rows sent, whole batches in one frame to each manager that owns any of them.
-        resent: rows sent again, because the manager that owned them was lost, or is back.
+            the rows cannot be sent.
+        sent: rows sent, one frame for each manager that owns any of them.
+        resent: rows sent again, because their manager was lost or returned.
         batches: frames of rows sent.
-        replies: of these, answered.
-        errors: of these, with an error.
+        replies: replies to them.
+        errors: replies with an error.
         lost: rows sent that will not be answered; they may have been sent again.
-        refreshes: batches sent whole to learn the baseline anew.
+        refreshes: batches sent whole to learn a new baseline.
         fed: rows received for the manager-fed buffer.
-        fed_duplicates: of these, dropped because held or fed before.
-        bytes_sent: the size of all frames sent.
-        bytes_received: the size of all frames received.
-        seconds_sending: time in which frames were made and handed over.
-        seconds_blocked: time in which the worker waited for a manager.
+        fed_duplicates: fed rows that were dropped because held or fed before.
+        bytes_sent: size of all frames sent.
+        bytes_received: size of all frames received.
+        seconds_sending: seconds in which frames were made and sent.
+        seconds_blocked: seconds in which the worker waited for a manager.
     """
 
     offered: int = 0
@@ -71,17 +70,17 @@ class WorkerStatistics(Outcomes):
 
 @dataclass(frozen=True)
 class Reply:
-    """The managers' answer to a batch.
+    """The managers' reply to a batch.
 
     Attributes:
-        managers: the ranks of those that owned any of the rows.
-        n: how many rows were sent.
-        scores: by name: a number for the batch, the mean over its rows of what several managers
-            say; or a tensor of one entry per row sent, NaN where its manager gave none.
-        outcomes: what became of the rows: how many were ``stored``, ``rejected``,
-            ``duplicates``, ``scored`` or ``refused``.
-        baseline: the log-reward below which items are not worth sending; None while unknown.
-        error: what went wrong over there, None if nothing did.
+        managers: ranks of the managers that owned any of the rows.
+        n: number of rows sent.
+        scores: scores by name: one number for the batch, the mean over rows of several managers; or
+            a tensor with one entry per sent row, NaN without a score.
+        outcomes: numbers of rows by outcome: ``stored``, ``rejected``, ``duplicates``, ``scored``
+            or ``refused``.
+        baseline: log-reward below which items need not be sent; None while unknown.
+        error: error of a manager; None without one.
     """
 
     managers: tuple[int, ...]

@@ -27,18 +27,18 @@ _REMEMBERED = 100_000  # objects fed earlier that are known to a worker at least
 
 
 class Mode(ABC):
-    """When a worker sends, and whether it waits for the answer."""
+    """Base class of modes: when a worker sends, and whether it waits for the reply."""
 
     @abstractmethod
     def before(self, client: ManagerClient) -> Collection[int]:
-        """Do what comes before a batch is sent.
+        """Run before a batch is sent.
 
         Returns:
-            The managers that may be sent what they own of it now.
+            The managers that may be sent the rows that they own.
         """
 
     def after(self, client: ManagerClient) -> None:  # noqa: B027
-        """Do what comes after; by default nothing."""
+        """Run after a batch was sent; by default nothing."""
 
     def __repr__(self) -> str:
         named = ", ".join(f"{name}={value}" for name, value in vars(self).items())
@@ -46,39 +46,41 @@ class Mode(ABC):
 
 
 class Awaited(Mode):
-    """Sends, and waits for the answer: scores are those of the items just added."""
+    """Mode that sends a batch and waits for its reply: scores are those of the added items."""
 
     def before(self, client: ManagerClient) -> Collection[int]:
-        """Send."""
+        """Send the batch."""
         return client.managers
 
     def after(self, client: ManagerClient) -> None:
-        """Wait for the answer."""
+        """Wait for the reply."""
         client.wait()
 
 
 class Deferred(Mode):
-    """Sends, and collects the answer at the next add: scores are one add old.
+    """Mode that sends a batch and reads its reply at the next add: scores are one add old.
 
-    The manager works while the worker trains; the worker waits only for what is left of that.
+    The manager works while the worker trains. The worker waits only for the rest of that work.
     """
 
     def before(self, client: ManagerClient) -> Collection[int]:
-        """Wait for the answer to the last batch."""
+        """Wait for the reply to the last batch."""
         client.wait()
         return client.managers
 
 
 class NonBlocking(Mode):
-    """Sends, and never waits: answers are taken when they have arrived.
+    """Mode that sends a batch and never waits: replies are read when they have arrived.
 
-    A manager that has not answered ``in_flight`` batches is sent no further one: the rows that it
-    owns are counted as ``skipped``, and stay in the worker's own buffer alone. That bounds the
-    memory held by what is on its way, and how far a manager can fall behind; the others are sent
-    theirs.
+    A manager with ``in_flight`` unanswered batches is sent no further one. Rows that it owns are
+    counted as ``skipped`` and stay in the worker's own buffer. This bounds the memory of unanswered
+    batches. Other managers still receive theirs.
+
+    Args:
+        in_flight: number of unanswered batches allowed for each manager, at least 1.
 
     Raises:
-        ArgumentError: ``in_flight`` below 1.
+        ArgumentError: ``in_flight`` is below 1.
     """
 
     def __init__(self, in_flight: int = 8) -> None:
@@ -87,7 +89,7 @@ class NonBlocking(Mode):
         self.in_flight = in_flight
 
     def before(self, client: ManagerClient) -> Collection[int]:
-        """Take what has arrived, and send to those that left few enough batches unanswered."""
+        """Read replies that have arrived, and send to managers with few unanswered batches."""
         client.collect()
         return [
             rank for rank in client.managers if len(client.unanswered_by(rank)) < self.in_flight
@@ -108,18 +110,21 @@ def require_fit(pending: TensorDictBase, rows: TensorDictBase) -> None:
 
 
 class BaselineFilter:
-    """Leaves out what lies below the managers' baseline.
+    """Filter that drops rows below the managers' baseline.
 
-    Only rows that stand for a whole object are left out: trajectories and terminating states, not
-    transitions nor visited states. A worker that has nothing to send learns of no new baseline:
-    after ``refresh_after`` batches in a row of which nothing was left, the next is sent whole.
+    Only rows that represent a whole object are dropped: trajectories and terminating states, not
+    transitions or visited states. A worker without rows to send learns no new baseline. After
+    ``refresh_after`` successive batches without a row left, the next batch is therefore sent whole.
+
+    Args:
+        refresh_after: number of successive empty batches, at least 1.
 
     Attributes:
-        empty: of how many batches in a row nothing was left.
-        refreshes: how many batches were sent whole to learn the baseline anew.
+        empty: number of successive batches so far without a row left.
+        refreshes: number of batches sent whole to learn a new baseline.
 
     Raises:
-        ArgumentError: ``refresh_after`` below 1.
+        ArgumentError: ``refresh_after`` is below 1.
     """
 
     def __init__(self, refresh_after: int = 10) -> None:
@@ -146,21 +151,22 @@ class BaselineFilter:
 
 
 class Subscription:
-    """A worker's wish to be given what others found: which items, how many, and where to.
+    """A worker's subscription to rows that other workers found.
 
-    Objects that the worker holds already, or was given before, are dropped on arrival.
+    Objects that the worker holds or was fed before are dropped on arrival.
 
     Args:
-        buffer: where they are stored, a second buffer beside the worker's own; draw from both
+        buffer: second buffer, beside the worker's own, that stores the fed rows. Draw from both
             through a :class:`~gfn_rb.MergedReplayBuffer`.
-        quota: how many rows come with each reply, at most.
-        policy: which of the rows that the worker does not know yet: the ``"top"`` ones,
-            ``"diverse"`` ones out of these, a ``"softmax"`` draw, or the ``"newest"``.
-        own: whether to be given also what came from this worker.
+        quota: highest number of rows with each reply, 1 to 4096.
+        policy: which unknown rows are fed: ``"top"`` for those of highest log-reward, ``"diverse"``
+            for different ones among these, ``"softmax"`` for a draw by reward, ``"newest"`` for the
+            newest.
+        own: whether rows of this worker are fed to it too.
 
     Raises:
-        ArgumentError: ``quota`` below 1 or above 4096, an unknown ``policy``, or a buffer over
-            another storage than a one-dimensional tensor storage.
+        ArgumentError: ``quota`` is out of range, ``policy`` is unknown, or the buffer has another
+            storage than a one-dimensional tensor storage.
 
     Examples:
         >>> fed = reward_prioritized_buffer(10_000)
@@ -182,7 +188,7 @@ class Subscription:
         self._untaken: deque[TensorDictBase] = deque()
 
     def terms(self) -> dict[str, Any]:
-        """Return what the manager has to know."""
+        """Return the subscription as the manager needs it."""
         fresh = len(self.buffer) == 0
         return {"quota": self.quota, "policy": self.policy, "own": self.own, "fresh": fresh}
 
@@ -190,11 +196,11 @@ class Subscription:
         """Store rows that the worker does not know.
 
         Args:
-            rows: from a manager, batch size [n].
-            local: what the worker holds itself.
+            rows: rows of a manager, batch size [n].
+            local: the worker's own buffer.
 
         Returns:
-            How many were dropped, because held, or fed before.
+            Number of rows dropped because the worker held them or was fed them before.
         """
         keys = object_keys(rows)
         self._fed.refresh()
@@ -213,7 +219,7 @@ class Subscription:
         return len(rows) - len(new)
 
     def take(self) -> TensorDictBase | None:
-        """Return the rows stored since the last call, see :meth:`ReplayBufferWorker.take_fed`."""
+        """Return the rows stored since the last call, as ``ReplayBufferWorker.take_fed`` does."""
         batches = [*self._untaken]
         self._untaken.clear()
         return join_batches(batches) if batches else None

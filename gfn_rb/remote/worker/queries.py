@@ -21,10 +21,10 @@ from gfn_rb.transports.base import Transport
 
 
 class ManagerQueries:
-    """Questions to managers, on a tag of their own: answers mix with nothing else.
+    """Queries to managers, on a message tag of their own.
 
     Args:
-        transport: to the managers; make one such object for each.
+        transport: transport to the managers. Create one such object for each transport.
     """
 
     def __init__(self, transport: Transport) -> None:
@@ -32,19 +32,19 @@ class ManagerQueries:
         self._channel = FrameChannel(transport)
 
     def metadata(self, manager: int | Sequence[int], timeout: float = 30.0) -> dict[str, Any]:
-        """Return what managers know: their size, baseline, timings and statistics of senders.
+        """Return what managers report: size, baseline, timings and statistics of senders.
 
         Args:
-            manager: the rank of one; or those of several, whose answers come as one: ``stored``,
-                ``capacity``, ``threshold``, ``batches`` and ``senders`` are those of all together,
-                and each one's own answer stands under ``managers`` by its rank.
-            timeout: how long to wait for an answer, in seconds.
+            manager: rank of one manager, or ranks of several. For several, ``stored``,
+                ``capacity``, ``threshold``, ``batches`` and ``senders`` are totals, and
+                ``managers`` has each one's own reply by rank.
+            timeout: seconds to wait for a reply.
 
         Raises:
-            ArgumentError: there is no such rank.
-            TransportTimeoutError: one does not answer.
-            PeerLostError: one is gone.
-            RemoteError: one could not answer.
+            ArgumentError: no such rank exists.
+            TransportTimeoutError: a manager does not answer.
+            PeerLostError: a manager is lost.
+            RemoteError: a manager reports an error.
         """
         answers = self._ask(manager, Kind.METADATA, timeout)
         if isinstance(manager, int):
@@ -55,20 +55,23 @@ class ManagerQueries:
         return merged
 
     def items(self, managers: int | Sequence[int], timeout: float = 300.0) -> TensorDictBase | None:
-        """Return what managers keep together: where they keep the best, the K best of all.
+        """Return the rows that managers keep together; of managers that keep the best, the K best.
 
-        Each object once, those of highest log-reward first; rows that stand for no object as they
-        are.
+        Each object occurs once, in descending order of log-reward. Rows that identify no object are
+        returned as they are.
 
         Args:
-            managers: the ranks of all that are present.
-            timeout: how long to wait for each answer, in seconds.
+            managers: ranks of all managers that are not lost.
+            timeout: seconds to wait for each reply.
 
         Returns:
-            Batch size [n], trajectories padded to the longest; None if there are none.
+            Rows of batch size [n], trajectories padded to the longest; None without rows.
 
         Raises:
-            ArgumentError, TransportTimeoutError, PeerLostError, RemoteError: see :meth:`metadata`.
+            ArgumentError: no such rank exists.
+            TransportTimeoutError: a manager does not answer.
+            PeerLostError: a manager is lost.
+            RemoteError: a manager reports an error.
         """
         answers = self._ask(managers, Kind.HELD, timeout)
         batches: list[TensorDictBase] = []
@@ -91,18 +94,20 @@ class ManagerQueries:
             return rows[torch.tensor(keep[: answers[0].meta["capacity"]])]
 
     def checkpoint(self, manager: int | Sequence[int], timeout: float = 300.0) -> str | list[str]:
-        """Have managers save their checkpoints now.
+        """Ask managers to save their checkpoints now.
 
         Args:
-            manager: the rank of one, or those of several.
-            timeout: how long to wait for each, in seconds.
+            manager: rank of one manager, or ranks of several.
+            timeout: seconds to wait for each.
 
         Returns:
-            The file, as that manager calls it; of several, a list.
+            The path of the file on the manager's machine; for several managers a list.
 
         Raises:
-            ArgumentError, TransportTimeoutError, PeerLostError: see :meth:`metadata`.
-            RemoteError: one has no file to save to, or could not.
+            ArgumentError: no such rank exists.
+            TransportTimeoutError: a manager does not answer.
+            PeerLostError: a manager is lost.
+            RemoteError: a manager has no checkpoint file, or could not write it.
         """
         answers = self._ask(manager, Kind.CHECKPOINT, timeout)
         paths = [str(each.meta.get("path")) for each in answers]

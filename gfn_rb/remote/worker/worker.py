@@ -41,47 +41,45 @@ Items: TypeAlias = TensorDictBase | Trajectories | Transitions | States
 
 
 class ReplayBufferWorker:
-    """Adds items to a local buffer, and sends each to the manager that owns it.
+    """Adds items to a local buffer, and sends each item to the manager that owns it.
 
-    Which one that is follows from its object alone, see :mod:`gfn_rb.remote.protocol.ownership`:
-    several managers together hold each object once, and feed every worker. When one is lost, the
-    others own what it did: they are sent what it had not answered, and what the local buffer still
-    holds of it.
+    A hash of the object determines the owner. Several managers together hold each object once, and
+    all feed every worker. When a manager is lost, the others own its objects. The worker sends
+    them its unanswered rows, and the rows of the local buffer that it owned.
 
-    The local buffer comes first: items are added to it before anything is sent, and when no
-    manager is left, the worker goes on with it alone. Until then, every row is accounted for in
-    :attr:`statistics`.
+    Items are added to the local buffer before anything is sent. Without any manager left, the
+    worker continues alone. :attr:`statistics` accounts for every row.
 
-    Where a manager has the same compact form of rows (see :class:`~gfn_rb.CompactRows`), they
-    travel in it, both ways; else they travel whole.
+    Rows are sent in compact form (see :class:`~gfn_rb.CompactRows`) if the manager has the same
+    form.
 
     Args:
-        transport: to the managers, for one worker at a time.
-        manager: rank of the manager, or ranks of all of them, the same on all workers.
+        transport: transport to the managers, for one worker at a time.
+        manager: rank of the manager, or ranks of all managers, the same on all workers.
         buffer: the local buffer; None to keep nothing.
         mode: when to send and whether to wait: :class:`~gfn_rb.remote.Awaited`,
-            :class:`~gfn_rb.remote.Deferred` or :class:`~gfn_rb.remote.NonBlocking`. In the
-            last two, items must not be changed in place after they were added.
-        frequency: send at every ``frequency``-th add what was added since the last time.
-        payload: what to send: whole ``"items"``; ``"terminating"`` states with their log-reward
-            and condition; or the same for ``"scoring"`` alone, not to be stored.
-        filter: leaves out rows below the managers' baseline, see
-            :class:`~gfn_rb.remote.BaselineFilter`; None to send all.
-        subscription: what the managers are to feed.
-        keep: which of ``log_prob`` and ``estimator_output`` to send; by default neither.
-        on_error: when a manager could not store or score a batch, :meth:`extend` and the like
-            ``"raise"`` a :class:`~gfn_rb.errors.RemoteError`, all else being done, or ``"log"`` it.
-        timeout: seconds to wait for an answer before a manager counts as lost.
-        stopped: whether this rank is to stop, as a signal may have told it. It is asked in the
-            course of all waits, which then last a second in all; what is unanswered is counted as
-            lost when the worker is closed.
-        compact: the form that rows travel in; by default that of the local buffer.
+            :class:`~gfn_rb.remote.Deferred` or :class:`~gfn_rb.remote.NonBlocking`. In the last
+            two, do not change items in place after they were added.
+        frequency: number of adds between messages, at least 1.
+        payload: what to send: ``"items"`` whole; ``"terminating"`` states with log-reward and
+            condition; or ``"scoring"``, the same states, to be scored and not stored.
+        filter: :class:`~gfn_rb.remote.BaselineFilter` that drops rows below the managers' baseline;
+            None to send all rows.
+        subscription: :class:`~gfn_rb.remote.Subscription` to rows of others; None for none.
+        keep: names among ``"log_prob"`` and ``"estimator_output"`` to send; by default neither.
+        on_error: ``"raise"`` raises :class:`~gfn_rb.errors.RemoteError` at the end of the call if a
+            manager could not store or score a batch, and ``"log"`` logs it.
+        timeout: seconds to wait for a reply before a manager counts as lost.
+        stopped: callable that returns whether this rank shall stop, for instance after a signal.
+            All further waits then last one second in total, and unanswered rows count as lost when
+            the worker is closed.
+        compact: form of rows in messages. Default: that of the local buffer.
 
     Attributes:
-        statistics: what was counted.
+        statistics: counters of the worker, :class:`~gfn_rb.remote.WorkerStatistics`.
 
     Raises:
-        ArgumentError: an argument breaks its rule.
+        ArgumentError: an argument has a value that is not allowed; the message names it.
 
     Examples:
         >>> with ReplayBufferWorker(transport, 0, local, mode=NonBlocking()) as worker:
@@ -147,7 +145,7 @@ class ReplayBufferWorker:
 
     @property
     def baseline(self) -> float | None:
-        """The log-reward below which items are not worth sending, None while unknown."""
+        """The log-reward below which items need not be sent; None while unknown."""
         return self._client.baseline
 
     @property
@@ -157,49 +155,49 @@ class ReplayBufferWorker:
 
     @property
     def lost(self) -> dict[int, str]:
-        """Why managers are lost, by rank."""
+        """The lost managers: rank and reason."""
         return self._client.membership.lost
 
     @property
     def unanswered(self) -> int:
-        """Number of batches that are still to be answered."""
+        """Number of unanswered batches."""
         return self._client.unanswered
 
     @property
     def pending(self) -> int:
-        """Number of rows that wait to be sent."""
+        """Number of rows that are not sent yet."""
         return sum(map(len, self._pending))
 
     def connect(self) -> None:
-        """Greet the managers. The first add does so too.
+        """Connect to the managers. The first add does so too.
 
         Raises:
-            TransportTimeoutError: a rank does not answer: it is no manager.
-            PeerLostError: a rank is gone.
-            RemoteError: a manager refuses the subscription, or this version.
-            WireError: a rank speaks another version.
+            TransportTimeoutError: a rank does not answer, so it is not a manager.
+            PeerLostError: a rank is lost.
+            RemoteError: a manager refuses the subscription or this version.
+            WireError: a rank uses another version.
         """
         if not self._connected:
             self._client.connect(None if self.subscription is None else self.subscription.terms())
             self._connected = True
 
     def lose_manager(self, manager: int, why: str) -> None:
-        """Count a manager as lost; a rank that is lost already, or is none, is passed over."""
+        """Count a manager as lost; ignored for a lost manager and for other ranks."""
         self._client.lose(manager, why)
 
     def add(self, item: TensorDictBase) -> Reply | None:
-        """Add one item, of batch size []. See :meth:`extend`."""
+        """Add one item of batch size [], as :meth:`extend` adds several."""
         return self.extend(item.unsqueeze(0))
 
     def extend(self, items: Items) -> Reply | None:
-        """Add items to the local buffer, and send what is due.
+        """Add items to the local buffer, and send the rows that are due.
 
         Args:
-            items: a container, or a TensorDict of batch size [n] with a ``log_reward``.
+            items: container, or TensorDict of batch size [n] with a ``log_reward``.
 
         Returns:
-            The newest answer that came in the meantime, if any: to these items or to earlier ones,
-            depending on the mode.
+            The newest reply that arrived, or None. Depending on the mode it answers these items or
+            earlier ones.
 
         Raises:
             KeyMismatchError, ShapeError, NaNError: the items do not fit. Nothing was sent.
@@ -228,10 +226,10 @@ class ReplayBufferWorker:
         return next(reversed(self._take_replies()), None)
 
     def flush(self) -> Reply | None:
-        """Send what is pending, without waiting for the next add that is due.
+        """Send pending rows now.
 
         Returns:
-            See :meth:`extend`.
+            The newest reply that arrived, or None.
         """
         ready = self.mode.before(self._client)
         if self._pending and self._send_pending(ready):
@@ -239,12 +237,12 @@ class ReplayBufferWorker:
         return next(reversed(self._take_replies()), None)
 
     def send_again(self) -> None:
-        """Send what the local buffer holds, whether it was sent before or not.
+        """Send all rows of the local buffer again.
 
-        For a run that goes on from checkpoints: managers may have saved before they answered for
-        rows that this rank has saved. What they hold they drop. Rows are sent as those of the last
-        :meth:`extend` are, before which nothing is; where a buffer holds them in another form,
-        that is logged instead.
+        It is for runs that resume from checkpoints, because managers may have saved before they
+        answered for rows that this rank has saved. Managers drop the rows that they hold. It needs
+        an earlier :meth:`extend`, whose form the rows take. If a buffer stores them in another
+        form, that is logged instead.
         """
         self._client.send_moved([])
 
@@ -252,13 +250,13 @@ class ReplayBufferWorker:
         """Ask the managers for items now.
 
         Args:
-            quota: how many at most; by default that of the subscription.
+            quota: highest number of rows, at least 1. Default: that of the subscription.
 
         Returns:
-            How many were new.
+            Number of new rows.
 
         Raises:
-            ArgumentError: ``quota`` below 1, or the worker has no subscription.
+            ArgumentError: ``quota`` is below 1, or the worker has no subscription.
             RemoteError: a manager refuses.
         """
         if self.subscription is None:
@@ -271,29 +269,29 @@ class ReplayBufferWorker:
         return self.statistics.fed - self.statistics.fed_duplicates - before
 
     def take_fed(self) -> TensorDictBase | None:
-        """Return the fed rows that were new to this worker since the last call, as they came.
+        """Return the new fed rows since the last call, in the order of arrival.
 
-        They are in the subscription's buffer as well, as far as its writer keeps them. As many
-        rows as that has room for are kept here, the newest ones.
+        The subscription's buffer has them too, as far as its writer keeps them. At most its
+        capacity of rows is held here, the newest ones.
 
         Returns:
-            Batch size [n], trajectories padded to the longest; None if there are none.
+            Rows of batch size [n], trajectories padded to the longest; None without rows.
         """
         return None if self.subscription is None else self.subscription.take()
 
     def drain(self, timeout: float = 30.0) -> list[Reply]:
-        """Send what is pending, and wait for all answers.
+        """Send pending rows, and wait for all replies.
 
-        Whatever the mode, nothing is skipped: what is unanswered is waited for first.
+        In every mode, nothing is skipped: the worker first waits for unanswered batches.
 
         Args:
-            timeout: how long, in seconds. What is unanswered then is counted as lost.
+            timeout: seconds to wait. Batches without a reply then count as lost.
 
         Returns:
-            The answers that nobody has seen, oldest first.
+            The unread replies, oldest first.
 
         Raises:
-            RemoteError: see :meth:`extend`.
+            RemoteError: a manager could not store or score a batch.
         """
         return self._drain(Deadline(timeout, self._shutdown))
 
@@ -306,14 +304,14 @@ class ReplayBufferWorker:
         return self._take_replies()
 
     def close(self, timeout: float = 30.0) -> None:
-        """Drain, and say goodbye to the managers. The transport stays open.
+        """Drain, and tell the managers that this worker closes. The transport stays open.
 
         Args:
-            timeout: how long to wait in all, in seconds. A manager that has not answered by then
-                is named in the log, and not lost.
+            timeout: seconds to wait in total. The log names a manager without a reply, which does
+                not count as lost.
 
         Raises:
-            RemoteError: see :meth:`extend`.
+            RemoteError: a manager could not store or score a batch.
         """
         if not self._connected:
             return
@@ -394,10 +392,10 @@ class ReplayBufferWorker:
         return replies
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the counters; buffers are saved on their own, and what is pending is not."""
+        """Return the counters, without buffers and pending rows."""
         return {"statistics": self.statistics.to_json(), "adds": self._adds}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume from earlier counters."""
+        """Restore counters."""
         self.statistics.restore(state["statistics"])
         self._adds = state["adds"]
