@@ -142,22 +142,3 @@ def test_a_lambda_out_of_range(value):
     env = HyperGrid(2, 3)
     with pytest.raises(ArgumentError, match=f"subtb_lambda must be a positive number, got {value}"):
         make_loss("subtb", env, tabular_networks(env), subtb_lambda=value)
-
-
-def test_terms_that_are_not_finite():
-    env = HyperGrid(2, 3)
-    networks = tabular_networks(env)
-    loss = make_loss("subtb", env, networks)
-    rows = both_ways(env, loss.forward_policy, loss.backward_policy)
-    with torch.no_grad():
-        networks["state_flow"].values[0] = torch.nan
-    with pytest.raises(ValueError, match="log F must be finite, got nan in 32 of"):
-        loss(rows)
-    impossible = Trajectories(
-        state=torch.tensor([[[2, 0], [2, 0], [-1, -1]]]),
-        action=torch.tensor([[0, env.exit_action]]),
-        length=torch.tensor([2]),
-        log_reward=torch.zeros(1),
-    )
-    with pytest.raises(ArgumentError, match="log P_F must be finite, got -inf in 1 of 1 rows"):
-        loss(impossible)

@@ -3,7 +3,6 @@ from __future__ import annotations
 import pytest
 import torch
 from factories import Ladder, seeded
-from statistics_of_draws import chi_square_p
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torchrl.envs.utils import ExplorationType, set_exploration_type
@@ -12,7 +11,7 @@ from gfn_rb import ActionSampler, Sampler, Trajectories
 from gfn_rb.envs import HyperGrid, Line
 from gfn_rb.errors import ArgumentError, KeyMismatchError, NaNError, ShapeError
 from gfn_rb.policies import BackwardPolicy, ForwardPolicy, MixturePolicy
-from gfn_rb.rollout import Exploration, trajectory_log_probs
+from gfn_rb.rollout import trajectory_log_probs
 
 GRID = HyperGrid(2, 3)
 
@@ -105,27 +104,6 @@ def test_conditions_reach_the_policy():
     )
     assert torch.equal(rows.length == 1, rows.condition[:, 0] > 0.5)
     assert set(rows.length.tolist()) == {1, 4}
-
-
-def test_draws_follow_the_distribution_of_the_options():
-    options = {"epsilon": 0.3, "temperature": 2.0, "exit_bias": 0.5}
-    td = at(*[[0, 2]] * 4000)  # the second coordinate is at its end: two legal actions
-    logits = torch.tensor([[0.3, 5.0, 1.0]])
-    acting = ActionSampler(
-        constant_policy(0.3, 5.0, 1.0),
-        save_logprobs=True,
-        save_estimator_outputs=True,
-        generator=torch.Generator().manual_seed(5),
-        **options,
-    )
-    out = acting(td)
-    p = Exploration(**options).probabilities(logits, GRID.forward_mask(torch.tensor([[0, 2]])))[0]
-    assert p[1] == 0
-    counts = torch.bincount(out["action"], minlength=3)
-    assert counts[1] == 0
-    assert chi_square_p(counts[[0, 2]], p[[0, 2]]) > 1e-3
-    torch.testing.assert_close(out["log_prob"], p[out["action"]].log())
-    assert torch.equal(out["estimator_output"], logits.expand(4000, 3))
 
 
 def test_keys_written_are_those_announced():

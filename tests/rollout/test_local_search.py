@@ -248,26 +248,6 @@ def test_conditions_stay_with_their_rows(use_metropolis_hastings):
     torch.testing.assert_close(rows.log_prob, again, atol=1e-5, rtol=0)
 
 
-def test_the_generator_decides_everything():
-    env = HyperGrid(3, 4)
-    sampler = searcher(env)
-    state = torch.get_rng_state()
-    first, again, other = (
-        sampler.sample_trajectories(
-            env,
-            20,
-            n_local_search_loops=2,
-            back_ratio=0.5,
-            use_metropolis_hastings=True,
-            generator=seeded(seed),
-        ).terminating_states
-        for seed in (3, 3, 4)
-    )
-    assert torch.equal(torch.get_rng_state(), state)
-    assert torch.equal(first, again)
-    assert not torch.equal(first, other)
-
-
 def test_no_row_at_all():
     env = HyperGrid(2, 4)
     sampler = searcher(env)

@@ -82,10 +82,6 @@ def test_a_diverse_buffer_holds_what_is_far_apart(config, p, replay):
     assert distance.min() == 3
 
 
-def test_every_replay_has_its_loss():
-    assert set(LOSS) == set(REPLAY)
-
-
 @pytest.mark.parametrize("replay", REPLAY)
 def test_options_reach_the_draw(replay):
     def sampler(draw, **options):
@@ -156,14 +152,6 @@ def test_an_item_learnt_from_has_its_residual_for_priority(replay):
     others[rows[INDEX]] = False
     assert others.any()
     assert (held[others] == 1).all()  # not drawn yet: what new items get at first
-
-
-def test_new_items_get_the_largest_priority():
-    trainer = trained(grid(draw="priority", capacity=1000), 4)
-    largest = max(float(priorities(trainer).max()), 1.0)
-    items = trainer.source.sample(8).to_tensordict()
-    trainer.rb.extend(items.set("policy_version", torch.full((8,), 4)))
-    assert float(priorities(trainer)[-8:].min()) >= largest
 
 
 def test_the_loss_of_an_item_is_the_mean_over_its_steps():

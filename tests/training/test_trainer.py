@@ -87,10 +87,6 @@ def assert_same(one, other):
 # Repeating and continuing.
 
 
-def test_same_seed_gives_the_same_numbers():
-    assert_same(trained(GRID, 7), trained(GRID, 7))
-
-
 def test_the_global_generator_is_neither_read_nor_moved():
     torch.manual_seed(5)
     before = torch.get_rng_state()
@@ -110,13 +106,6 @@ def test_a_restored_run_equals_one_never_interrupted(config, tmp_path):
     take(first, 4)
     take(restored, 4)
     assert_same(restored, first)
-
-
-def test_saving_changes_nothing(tmp_path):
-    saved = trained(GRID, 5)  # at a row of the history
-    saved.save(tmp_path / "checkpoint")
-    take(saved, 3)
-    assert_same(saved, trained(GRID, 8))
 
 
 def test_restoring_replaces_what_was_learnt(tmp_path):
@@ -267,13 +256,6 @@ def test_top_keeps_the_best_ever_sampled():
     assert torch.equal(trainer.rb.storage[:]["log_reward"].sort(descending=True).values, best)
 
 
-def test_recent_keeps_the_newest():
-    trainer = Recorded(grid(keep="recent"))
-    take(trainer, 10)
-    newest = torch.cat([batch.log_reward for batch in trainer.batches[::2]])[-24:]
-    assert torch.equal(trainer.rb.storage[:]["log_reward"].sort().values, newest.sort().values)
-
-
 # How it is learnt.
 
 
@@ -288,25 +270,6 @@ def test_log_z_starts_where_the_first_batch_fits_best():
         start.loss.fit_log_z(fresh)
         assert start.loss.residual(fresh).mean().abs() < 1e-5
     torch.testing.assert_close(start.log_z, float(expected))
-
-
-def test_log_z_starts_where_it_is_told():
-    trainer = Trainer(grid(log_z=4.5, lr_log_z=1e-6))
-    assert trainer.log_z == 4.5
-    trainer.step()
-    assert trainer.log_z == pytest.approx(4.5, abs=1e-4)
-
-
-def test_learning_rates_reach_their_parameters():
-    """Adam's first step moves every parameter by its learning rate."""
-    trainer = Trainer(grid(lr=1e-3, lr_log_z=0.25, log_z=0.0, replay_ratio=0.0))
-    before = {name: p.detach().clone() for name, p in trainer.loss.named_parameters()}
-    trainer.step()
-    after = trainer.loss.named_parameters()
-    moved = {name: (p.detach() - before[name]).abs().max() for name, p in after}
-    assert moved.pop("log_z.value") == pytest.approx(0.25, rel=1e-3)
-    assert len(moved) == 8  # two layers of two policies, weight and bias
-    assert all(float(step) == pytest.approx(1e-3, rel=1e-2) for step in moved.values())
 
 
 def test_learning_rates_fall_to_their_share():
@@ -440,18 +403,6 @@ def test_what_others_found_is_learnt_like_what_was_sampled(brought, sizes):
     assert all(map(torch.equal, learnt, elsewhere.state))
     row = trainer.record()
     assert (row["reward_calls"], row["buffer_size"]) == (8, 8)
-
-
-def test_gradients_can_be_replaced_before_they_are_used():
-    def zero(loss):
-        for parameter in loss.parameters():
-            parameter.grad.zero_()
-
-    trainer = Trainer(grid(log_z=1.0), hooks=Hooks(gradients=zero))
-    before = [parameter.detach().clone() for parameter in trainer.loss.parameters()]
-    trainer.step()
-    after = trainer.loss.parameters()
-    assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
 
 
 def merged_with(other):

@@ -329,28 +329,6 @@ def test_help_explains_every_option(env, capsys):
         assert re.search(words, out), option
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("words", "shown"),
-    [
-        ("rna_binding --targets GGGAAACCCU --length 6", ["best 100", "modes found"]),
-        ("bit_sequence --n-bits 40 --word-bits 4 --modes 5", ["best 100", "of 5"]),
-        ("conditional_hypergrid --height 6 --search 1", ["(exact, mean over 5 conditions)"]),
-        ("deceptive_grid --ndim 2 --height 9 --loss mdb --replay transitions", ["of 4"]),
-        ("qm9_strings --replay terminal", ["of 805"]),
-        ("hypergrid --ndim 2 --loss fm --replay states --draw priority", ["(exact)", "of 4"]),
-    ],
-)
-def test_other_environments_losses_and_replays(words, shown, capsys):
-    assert main(["train", *words.split(), *QUICK, "--steps", "3", "--out", "run"]) == 0
-    out = capsys.readouterr().out
-    assert [text for text in shown if text not in out] == []
-    assert (Path("run") / "report.png").read_bytes().startswith(b"\x89PNG")
-    assert main(["resume", "run", "--steps", "5"]) == 0
-    assert main(["train", *words.split(), *QUICK, "--steps", "5", "--out", "whole"]) == 0
-    assert results("run") == results("whole")
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_an_unavailable_device_is_named(capsys):
     code, line = refusal(capsys, *GRID, "--device", "cuda")

@@ -30,11 +30,3 @@ def test_runs_stay_few():
     assert sum(lengths) == len(keys) == 9600
     assert all(one > 2 * next_one for one, next_one in pairwise(lengths))
     assert len(lengths) <= 9  # log2(9600 / 32) + 1
-
-
-def test_keys_are_handed_over_whole():
-    one, other = KeySet(), KeySet()
-    for batch in ([5, 3, 5], [1, 3], [9]):
-        one.add(torch.tensor(batch))
-    assert other.add(one.keys()).all()
-    assert not other.add(torch.tensor([9, 1, 5, 3])).any()

@@ -41,17 +41,6 @@ def test_a_new_folder_holds_its_configuration(tmp_path):
     assert json.loads(folder.config.read_text())["env"] == "hypergrid"
 
 
-@pytest.mark.parametrize("named", [True, False])
-def test_a_folder_that_cannot_be_made_is_no_folder_that_exists(named, tmp_path, monkeypatch):
-    def fail(*_):
-        raise OSError("no room")
-
-    monkeypatch.setattr("os.rename", fail)
-    with pytest.raises(OSError, match="no room"):
-        RunFolder.create(grid(out=tmp_path / "runs" / "run") if named else GRID)
-    assert [*(tmp_path / "runs").iterdir()] == []
-
-
 def test_an_empty_folder_may_be_used(tmp_path):
     (tmp_path / "run").mkdir()
     RunFolder.create(grid(out=tmp_path / "run"))

@@ -165,16 +165,6 @@ def test_every_choice_of_feed_is_one_that_managers_know(feed, tmp_path):
     assert runs.manager.metadata()["subscribers"] == [0, 1]
 
 
-def test_without_feed_the_buffer_is_replayed_alone(tmp_path):
-    runs = Runs(replace(CONFIG, feed=FeedOptions()), tmp_path)
-    (trainer,) = runs.trainers
-    assert trainer.replayed is trainer.rb
-    assert runs.hooks[0].fed == [None] * STEPS
-    assert runs.sent[0]["fed"] == 0
-    assert runs.sent[0]["stored"] == len(objects(trainer.rb))
-    assert runs.manager.metadata()["subscribers"] == []
-
-
 @pytest.mark.parametrize(("draw", "p"), [("softmax", "mass"), ("uniform", "size")])
 def test_members_are_drawn_from_as_from_one_buffer(draw, p, tmp_path):
     runs = Runs(changed(CONFIG, draw=draw), tmp_path)
@@ -306,12 +296,6 @@ def test_a_manager_saves_as_often_as_its_workers(tmp_path):
     assert every(4) == 18  # batches of three workers
     assert every(4, send_every=2) == 9
     assert every(2, send_every=100) == 1
-
-
-def test_draws_of_no_two_buffers_are_the_same(tmp_path):
-    runs = Runs(CONFIG, tmp_path, size=3)
-    fed = [each.worker.subscription.buffer for each in runs.hooks]
-    assert len({rb._rng.initial_seed() for rb in (*fed, runs.manager.buffer)}) == 3
 
 
 def test_what_a_manager_refuses_is_logged_and_training_goes_on(caplog):
