@@ -24,6 +24,7 @@ from gfn_rb import (
     terminating_state_buffer,
     transition_buffer,
 )
+from gfn_rb.buffers import RateLimiter
 from gfn_rb.errors import ArgumentError
 from gfn_rb.transports import LocalTransport
 from gfn_rb.writers import FIFOWriter
@@ -64,6 +65,10 @@ PARTS = {
     QuantileRewardSampler: {"key": KEY, "top_fraction": [*POSITIVE, 1], "top_share": SHARE},
     PrioritySampler: {
         "key": KEY[1:], "alpha": NOT_NEGATIVE, "eps": NOT_NEGATIVE, "beta": NOT_NEGATIVE,
+    },
+    partial(RateLimiter, samples_per_insert=1.0): {
+        "samples_per_insert": [0.0, math.inf, math.nan], "min_size": [0, 2.5],
+        "tolerance": [-1.0, math.nan], "timeout": [-1.0],
     },
     partial(LocalTransport.group, 2): {"timeout": [math.nan, -1.0]},
     partial(ExperienceMemory, device="cpu", storing_device="cpu", buffer_size=3): {

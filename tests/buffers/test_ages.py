@@ -6,7 +6,6 @@ from functools import partial
 import pytest
 import torch
 from factories import DEVICES, Ladder, rows, seeded, trajectories
-from tensordict import TensorDict
 from torchrl.collectors import Collector
 
 import gfn_rb
@@ -133,17 +132,6 @@ def test_parts_of_trajectories_have_their_version(preset):
         drawn = drawn.exclude("index")
     again.extend(drawn)
     assert set(again[:]["policy_version"].tolist()) == set(drawn["policy_version"].tolist())
-
-
-def test_regenerated_trajectories_have_the_version_of_their_object():
-    def regenerate(states):
-        return TensorDict({"made_of": states["state"]}, states.batch_size)
-
-    rb = gfn_rb.terminating_state_buffer(4, regenerate=regenerate)
-    rb.extend(trajectories([1, 2]).set("policy_version", torch.tensor([1, 2])))
-    drawn = rb.sample(10)
-    assert torch.equal(drawn["policy_version"], drawn["made_of"][:, 0])
-    assert rb[0]["policy_version"] == rb[0]["made_of"][0]
 
 
 def test_trajectories_of_a_collector_have_the_version_of_their_first_action():

@@ -1,9 +1,6 @@
 """Compact rows: exact inverses, refusals, and every part of a buffer over them."""
 
-import copy
-import itertools
 import multiprocessing as mp
-import pickle
 
 import pytest
 import torch
@@ -11,13 +8,11 @@ from factories import Ladder, assert_equal, seeded
 from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import TensorDict
-from torchrl.data import LazyMemmapStorage, LazyTensorStorage, TensorDictReplayBuffer
+from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
 from gfn_rb import (
     CompactRows,
     DiversityWriter,
-    MergedReplayBuffer,
-    Sampler,
     Trajectories,
     diverse_buffer,
     fifo_buffer,
@@ -29,9 +24,8 @@ from gfn_rb import (
     transition_buffer,
 )
 from gfn_rb.containers import convert
-from gfn_rb.envs import BitSequence, ConditionalHyperGrid, HyperGrid, Line, TFBind8
+from gfn_rb.envs import BitSequence, ConditionalHyperGrid, HyperGrid, TFBind8
 from gfn_rb.errors import ArgumentError, CheckpointMismatchError, KeyMismatchError, ShapeError
-from gfn_rb.policies import MixturePolicy
 
 ENVS = {
     "TFBind8": TFBind8(),
@@ -133,18 +127,6 @@ def test_transitions_and_states_come_back_exactly(name):
             assert whole[key].equal(rows[key])
 
 
-def test_rows_without_bounds_stay_as_they_are():
-    ladder = ENVS["scalar states"]
-    assert CompactRows(ladder).inv(walks(ladder))["state"].dtype == torch.int64
-    bounded = Ladder(5)
-    bounded.state_range = (-1, 5)
-    rows = walks(bounded)
-    compact = CompactRows(bounded)
-    held = compact.inv(rows)
-    assert held["packed_state"].nbytes == rows["state"].numel()
-    assert compact(held)["state"].equal(rows["state"])
-
-
 def test_bytes_of_a_row():
     # 8 letters under 10 steps, 9 actions, a length of one byte each, and a reward.
     sizes = {None: 8 * (80 + 9 + 1) + 4, "narrow": 80 + 9 + 1 + 4, "rebuild": 9 + 1 + 4}
@@ -231,18 +213,6 @@ def test_a_writer_that_is_given_measures_whole_rows_too():
         rb.extend(walks(GRID))
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_walks_on_the_line_come_back_as_they_were(form):
-    env = Line()
-    rb = fifo_buffer(8, compact=form, env=env)
-    rows = Sampler(MixturePolicy(env, (8,))).sample_trajectories(env, 8)
-    rb.extend(rows.to_tensordict())
-    assert ("state" in rb.storage[:].keys()) == (form == "narrow")  # noqa: SIM118
-    assert rb[:]["state"].equal(rows.state)
-    assert rb[:]["action"].equal(rows.action)
-    assert rb[:]["length"].dtype == torch.int64
-
-
 @pytest.mark.parametrize("preset", [terminating_state_buffer, transition_buffer, state_buffer])
 def test_single_states_and_steps_are_stored_narrow(preset):
     ours, plain = preset(200, compact="narrow", env=GRID), preset(200)
@@ -251,31 +221,6 @@ def test_single_states_and_steps_are_stored_narrow(preset):
     assert_equal(contents(ours), contents(plain))
     with pytest.raises(ArgumentError, match=r"compact must be 'narrow'.*got 'rebuild'"):
         preset(200, compact="rebuild", env=GRID)
-
-
-def test_merged_buffers_hold_members_of_any_form():
-    members = [buffer(form) for form in (None, *FORMS)]
-    for seed, member in enumerate(members):
-        member.extend(walks(GRID, 8, seed, backward=True))
-    merged = MergedReplayBuffer(*members, p="size", batch_size=300, generator=seeded())
-    drawn = merged.sample()
-    assert sorted(drawn["buffer_id"].unique().tolist()) == [0, 1, 2]
-    for i, member in enumerate(members):
-        rows = drawn[drawn["buffer_id"] == i]
-        assert rows["state"].equal(member[:]["state"][rows["index"]])
-    Trajectories.from_tensordict(drawn)
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_rows_in_mapped_files_and_copies(form, tmp_path):
-    rb = buffer(form, storage=LazyMemmapStorage(64, scratch_dir=tmp_path))
-    rows = walks(GRID, 40, backward=True)
-    rb.extend(rows)
-    assert rb[:40]["state"][:, : rows["state"].shape[1]].equal(rows["state"])
-    assert pickle.loads(pickle.dumps(rb))[:]["state"].equal(rb[:]["state"])
-    assert copy.deepcopy(rb.transform)(rb.storage[:].copy())["state"].equal(rb[:]["state"])
-    rb[:40] = rb[:40]
-    assert rb[:40]["action"][:, : rows["action"].shape[1]].equal(rows["action"])
 
 
 def extend_in_child(rb, rows):
@@ -414,22 +359,3 @@ def test_rebuilding_needs_trajectories():
     for container in (trajectories.to_transitions(), trajectories.to_states()):
         with pytest.raises(KeyMismatchError, match=r"trajectories for states='rebuild'.*'narrow'"):
             buffer("rebuild", max_length=None).extend(container.to_tensordict())
-
-
-def test_batches_without_rows():
-    for form, preset in itertools.product(FORMS, PRESETS):
-        rb = buffer(form, preset=preset)
-        assert rb.extend(walks(GRID)[:0]).numel() == 0
-        rb.extend(walks(GRID))
-        assert rb.extend(walks(GRID)[:0]).numel() == 0
-        whole = rb[:1]
-        rb.empty()
-        assert_equal(dict(rb[:]), dict(whole[:0]))
-
-
-def test_states_that_are_single_numbers_and_not_what_actions_lead_to_are_named():
-    env = Ladder(4)
-    rb, rows = buffer("rebuild", env), walks(env)
-    rows["state"][1, 1] += 1
-    with pytest.raises(ArgumentError, match=r"got \d at step 1 of row 1, expected \d"):
-        rb.extend(rows)

@@ -112,13 +112,6 @@ def test_rows_tell_their_episodes_as_trajectories_do(drawn):
     assert torch.equal(one[:][EPISODE_LOG_REWARD], trajectories.log_reward[expected])
 
 
-def test_forward_states_tell_their_episodes():
-    rb = newest(state_buffer)
-    rb.extend(episodes([3, 1, 2], [0.0, 1.0, 2.0]).to_states().to_tensordict())
-    assert column(rb, EPISODE) == [0, 0, 0, 1, 2, 2]
-    assert column(rb, EPISODE_LOG_REWARD) == [0, 0, 0, 1, 2, 2]
-
-
 @pytest.mark.parametrize("preset", PRESETS)
 def test_drawn_rows_keep_their_stamps(preset):
     rb, other = newest(preset), newest(preset)
@@ -179,18 +172,6 @@ def test_at_most_the_least_episode_is_cut(preset, offered, capacity):
         cut = cut_episodes(rb, lengths)
         assert len(cut) <= 1
         assert all(e == min(column(rb, EPISODE), key=lambda e: (rewards[e], e)) for e in cut)
-
-
-@pytest.mark.parametrize("preset", PRESETS)
-def test_at_most_the_oldest_episode_is_cut(preset):
-    rb, lengths = newest(preset, 11), []
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(30):
-        batch = torch.randint(1, 5, (2,), generator=generator).tolist()
-        lengths += batch
-        rb.extend(episodes(batch, [0.0, 1.0]).to_tensordict())
-        assert cut_episodes(rb, lengths) <= {min(column(rb, EPISODE))}
-    assert len(rb) == 11
 
 
 # What is drawn.

@@ -10,7 +10,7 @@ import torchrl.data
 import torchrl.envs
 from buffers.merging import member, merged
 from factories import rows, seeded, two_rows
-from tensordict import TensorDict, tensorclass
+from tensordict import tensorclass
 from torchrl.data import (
     LazyTensorStorage,
     ReplayBuffer,
@@ -27,9 +27,7 @@ from gfn_rb.buffers import (
     MergedReplayBuffer,
     fifo_buffer,
     reward_prioritized_buffer,
-    terminating_state_buffer,
 )
-from gfn_rb.checkpoint.parts import part_state
 from gfn_rb.errors import (
     ArgumentError,
     CheckpointMismatchError,
@@ -109,39 +107,6 @@ def test_trajectories_of_different_lengths_merge():
     assert is_source.all()
 
 
-def test_regenerated_trajectories_merge_with_stored_ones():
-    def regenerate(rows):
-        n, zero = len(rows), torch.zeros_like(rows["state"])
-        return Trajectories(
-            state=torch.stack([zero - 1, rows["state"], zero], 1),
-            action=torch.tensor([9, 1]).expand(n, 2),
-            length=torch.full((n,), 2),
-            log_reward=rows["log_reward"],
-            is_backward=torch.ones(n, dtype=torch.bool),
-        ).to_tensordict()
-
-    made, stored = terminating_state_buffer(4, regenerate=regenerate), reward_prioritized_buffer(4)
-    for rb in (made, stored):
-        rb.extend(two_rows().to_tensordict())
-    for p in ("mass", [1, 1]):  # what is stored has other keys, and a log-reward
-        batch = MergedReplayBuffer(made, stored, p=p).sample(99)
-        assert set(batch["buffer_id"].tolist()) == {0, 1}
-        trajectories = Trajectories.from_tensordict(batch)
-        assert len(trajectories) == 99
-        expected = torch.where(batch["log_reward"] == 1.5, 5, 2)
-        assert torch.equal(trajectories.terminating_states, expected)
-
-
-def test_what_is_drawn_can_be_stored_and_drawn_again():
-    rb = merged(LOG_REWARDS)
-    batch = rb.sample(20)
-    assert "draw_log_prob" in batch
-    again = reward_prioritized_buffer(20)
-    again.extend(batch)
-    both = MergedReplayBuffer(again, rb[0]).sample(400)
-    assert set(both["buffer_id"].tolist()) == {0, 1}
-
-
 @pytest.mark.parametrize("p", ["mass", "size", [1, 1]])
 def test_members_of_different_kinds_are_named(p):
     plain = member([0.0] * 9)
@@ -156,21 +121,6 @@ def test_members_of_different_kinds_are_named(p):
         rb.set_rng(torch.Generator().manual_seed(0))
         with pytest.raises(error, match=message):
             rb.sample(9)
-
-
-def test_members_without_log_rewards_of_different_keys_are_named():
-    members = []
-    for name in ("y", "z"):
-        members.append(
-            TensorDictReplayBuffer(storage=LazyTensorStorage(4), sampler=RandomSampler())
-        )
-        members[-1].extend(TensorDict({"x": torch.zeros(4), name: torch.zeros(4)}, [4]))
-    rb = MergedReplayBuffer(*members, p=[1, 1], generator=torch.Generator().manual_seed(0))
-    drawn_together = r"members (0 and 1|1 and 0) hold rows of different keys"
-    with pytest.raises(KeyMismatchError, match=drawn_together):
-        [rb.sample(4) for _ in range(20)]
-    with pytest.raises(KeyMismatchError, match=r"different keys.*a multiple of 2, got 3"):
-        rb.sample(3)
 
 
 def test_a_transform_that_loses_rows_is_named():
@@ -320,28 +270,6 @@ def test_shares_of_another_number_of_members_are_refused_and_nothing_changes(tmp
         assert other.sampler.state_dict() == before
 
 
-def test_the_state_of_torchrls_ensemble_leaves_the_shares(tmp_path):
-    rb = merged([[0.0], [0.0]], p=[1, 3])
-    theirs = SamplerEnsemble(*(each.sampler for each in merged([[0.0]] * 2, temperature=2.0)._rbs))
-    theirs.dumps(tmp_path)
-    for load in (
-        lambda: rb.sampler.load_state_dict(theirs.state_dict()),
-        lambda: rb.sampler.loads(tmp_path),
-    ):
-        rb[0].sampler.temperature = 5.0
-        load()
-        assert [each.sampler.temperature for each in rb._rbs] == [2.0, 2.0]
-        assert rb.sampler.p.tolist() == [0.25, 0.75]
-
-
-def test_a_checkpoint_holds_the_members_state_once(tmp_path):
-    rb = MergedReplayBuffer(*(member([0.0] * 9, PrioritySampler()) for _ in range(2)), p="size")
-    members = sum(each.sampler.state_dict()["priority"].nbytes for each in rb._rbs)
-    assert members == 2 * 9 * 8
-    state = part_state(rb.sampler)
-    assert state["state"] == {"p": "size"}
-
-
 def test_losses_find_the_members_that_their_rows_came_from():
     kinds = (PrioritySampler(alpha=1.0), RandomSampler(), PrioritySampler(alpha=1.0))
     rb = MergedReplayBuffer(*(member([0.0] * 3, each) for each in kinds), p="size")
@@ -379,13 +307,6 @@ def test_prefetching_and_iteration():
         assert batch.batch_size == (3,)
         assert torch.equal(batch["log_reward"], batch["buffer_id"].float())
     rb.shutdown()
-
-
-def test_delayed_initialisation():
-    rb = MergedReplayBuffer(member([0.0]), member([0.0]), delayed_init=True)
-    rb.set_rng(torch.Generator().manual_seed(0))
-    assert rb.sample(5).batch_size == (5,)
-    assert rb[0].sampler._rng is rb._rng
 
 
 def test_members_may_be_written_meanwhile_by_another_thread():

@@ -58,17 +58,6 @@ def test_mass_without_replacement_draws_one_after_another(spread):
     assert has_successive_law(draw, softmax(log_rewards), times=400)
 
 
-def test_auto_repeats_only_when_it_must():
-    log_rewards = [[0.0, 1.0], [2.0, -INF], []]
-    rb = merged(log_rewards)
-    for _ in range(10):
-        assert counts_of(log_rewards, rb.sample(3)).tolist() == [1, 1, 1, 0]
-    for n in (4, 5, 50):  # four rows are stored, of which three can be drawn
-        batch = rb.sample(n)
-        assert batch["draw_log_prob"].shape == (n,)
-        assert counts_of(log_rewards, batch)[3] == 0
-
-
 def test_mass_gives_the_log_probability_of_each_draw():
     rb = merged([[math.log(1), math.log(2)], [math.log(5)]], replacement=True)
     batch = rb.sample(60)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from buffers.packed_episodes import PlainPacker, episodes_in
 from factories import Ladder
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import TensorDict
 from torchrl.collectors import Collector
@@ -20,7 +20,6 @@ from gfn_rb import (
     Trajectories,
     fifo_buffer,
     reward_prioritized_buffer,
-    terminating_state_buffer,
 )
 from gfn_rb.envs import HyperGrid
 from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
@@ -96,22 +95,6 @@ def test_as_a_postproc_it_outlives_the_memory_a_collector_reuses(options):
     assert found == log
 
 
-@pytest.mark.parametrize("n_steps", [2, 9])
-def test_with_whole_trajectories_from_the_collector(n_steps):
-    torch.manual_seed(3)
-    env = ladder(3)
-    rb = buffer(env)
-    source = collector(
-        env, frames_per_batch=3 * n_steps, replay_buffer=rb, trajs_per_batch=2, total_frames=54
-    )
-    for _ in source:
-        pass
-    stored = Trajectories.from_tensordict(rb[:])
-    assert len(rb) > 8
-    assert torch.equal(stored.log_reward, stored.condition[:, 0] * stored.terminating_states)
-    assert 54 - 3 * TOP <= int(stored.length.sum()) <= 54
-
-
 LONG = frames_of(ladder(3), 40)
 WHOLE = PlainPacker().pack(LONG)
 # After this step an episode has made one move, and will have made two after the next.
@@ -129,14 +112,6 @@ def test_where_batches_are_cut_does_not_matter(cuts):
     parts = [LONG[:, a:b] for a, b in pairwise(edges)]
     found = rows_of(PackTrajectories(ladder()), *parts)
     assert sorted(found) == sorted(WHOLE)
-
-
-@settings(max_examples=5, deadline=None)
-@given(st.lists(st.permutations(range(3)), min_size=8, max_size=8))
-def test_workers_may_come_in_any_order(orders):
-    # As a postproc in the main process: one batch of each worker at a time.
-    parts = [LONG[w : w + 1, 5 * i : 5 * i + 5] for i, order in enumerate(orders) for w in order]
-    assert sorted(rows_of(PackTrajectories(ladder()), *parts)) == sorted(WHOLE)
 
 
 def test_padding_is_no_frame():
@@ -181,21 +156,6 @@ def test_episodes_of_which_the_beginning_is_missing_are_left_out():
     found = rows_of(PackTrajectories(ladder()), late)
     assert len(found) == len(WHOLE) - len(began)
     assert set(map(str, found)) < set(map(str, WHOLE))
-
-
-def test_abandoned_episodes_are_never_stored_and_dropped_in_the_end():
-    torch.manual_seed(5)
-    env = ladder(4)
-    pack = PackTrajectories(env, patience=3)
-    source = collector(env, frames_per_batch=4, postproc=pack, reset_at_each_iter=True)
-    kept = []
-    for batch in islice(source, 40):
-        assert (batch["length"] == 1).all()
-        kept.append(len(pack._open.frames))
-    source.shutdown()
-    # Of each batch at most one frame per environment, for three batches after its own.
-    assert max(kept) <= 16
-    assert min(kept[10:]) >= 1
 
 
 def test_patience_counts_batches_that_do_not_continue_an_episode():
@@ -261,15 +221,6 @@ def test_a_batch_in_which_no_episode_ends_writes_nothing(make):
     other["collector", "traj_ids"] += 99
     assert rb.extend(other).tolist() == []
     assert (len(rb), rb.write_count) == (2, 2)
-
-
-def test_a_buffer_of_terminating_states_takes_frames_too():
-    env = ladder(3)
-    rb = terminating_state_buffer(100, transform=PackTrajectories(env), batch_size=5)
-    for i in range(0, 40, 5):
-        rb.extend(LONG[:, i : i + 5])
-    assert sorted(rb[:]["state"].tolist()) == sorted(row[0][-2] for row in WHOLE)
-    assert rb.sample().keys() >= {"state", "log_reward", "condition"}
 
 
 def test_what_holds_no_frames_passes():

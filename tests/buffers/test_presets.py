@@ -1,4 +1,3 @@
-import numpy as np
 import pytest
 import torch
 from factories import objects, two_rows
@@ -73,15 +72,6 @@ def test_the_best_are_kept_and_drawn_by_reward():
     rewards = rb.sample(4000)["log_reward"]
     counts = [int((rewards == r).sum()) for r in (1.0, 3.0, 5.0)]
     assert chi_square_p(counts, torch.softmax(torch.tensor([0.5, 1.5, 2.5]), 0)) > 1e-3
-
-
-def test_the_newest_are_kept_and_drawn_uniformly():
-    rb = fifo_buffer(3, generator=torch.Generator().manual_seed(0))
-    rb.extend(states([9.0, 0.0, 1.0, 2.0]))
-    drawn = rb.sample(6000)["log_reward"].long()
-    counts = np.bincount(drawn, minlength=3)
-    assert counts.sum() == 6000
-    assert chi_square_p(counts, [1 / 3] * 3) > 1e-3
 
 
 def test_the_best_that_are_far_apart_are_kept():
@@ -184,14 +174,6 @@ def test_rows_that_are_no_trajectories_need_no_padding(preset):
     assert sorted(rb[:]["action"].tolist()) == sorted(transitions["action"].tolist())
 
 
-@pytest.mark.parametrize("preset", PRESETS)
-def test_a_single_trajectory_is_added(preset):
-    rb = preset(4, max_length=6)
-    assert rb.add(two_rows().to_tensordict()[0]) == 0
-    assert rb.add(two_rows().to_tensordict()[1]) == 1
-    assert rb[:]["action"].tolist() == [[3, 2, 9, -1, -1, -1], [9, 2, -1, -1, -1, -1]]
-
-
 @pytest.mark.parametrize("preset", EVERY)
 def test_the_callers_rows_are_left_alone(preset):
     rb, td = preset(8), full_rows()
@@ -283,16 +265,6 @@ def test_what_is_no_terminating_state_is_refused(rows, error, message):
 
 
 # Options.
-
-
-@pytest.mark.parametrize("preset", ALL)
-def test_rows_live_in_the_storage_given(preset, tmp_path):
-    storage = LazyMemmapStorage(4, scratch_dir=tmp_path)
-    rb = preset(4, storage=storage)
-    rb.extend(two_rows().to_tensordict())
-    assert rb.storage is storage
-    assert len(list(tmp_path.rglob("*log_reward*")))
-    assert sorted(rb.sample(2)["log_reward"].tolist())[-1] in (1.5, -2.0)
 
 
 @pytest.mark.parametrize("preset", EVERY)

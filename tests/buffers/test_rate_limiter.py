@@ -38,24 +38,6 @@ def test_rows_are_drawn_while_too_few_were_and_offered_while_too_many_were():
     assert draws == {(i, s): i >= 3 and 2 * i - s > -1 for i, s in draws}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "name"),
-    [
-        ((0.0,), "samples_per_insert"),
-        ((float("inf"),), "samples_per_insert"),
-        ((float("nan"),), "samples_per_insert"),
-        ((1.0, 0), "min_size"),
-        ((1.0, 2.5), "min_size"),
-        ((1.0, 1, -1.0), "tolerance"),
-        ((1.0, 1, float("nan")), "tolerance"),
-        ((1.0, 1, 0.0, -1.0), "timeout"),
-    ],
-)
-def test_numbers_out_of_range_are_named(arguments, name, unchecked):
-    with pytest.raises(ArgumentError, match=name):
-        RateLimiter(*arguments)
-
-
 def test_a_buffer_that_prefetches_has_no_pace():
     limiter = RateLimiter(1.0)
     with pytest.raises(ArgumentError, match="prefetch must be 0"):

@@ -27,7 +27,6 @@ from torchrl.data import (
     LazyTensorStorage,
     RandomSampler,
     ReplayBuffer,
-    ReplayBufferEnsemble,
     RoundRobinWriter,
     SamplerWithoutReplacement,
     SliceSampler,
@@ -42,18 +41,13 @@ from torchrl.envs.transforms import Compose, ExcludeTransform, Transform
 from gfn_rb.buffers import (
     MergedReplayBuffer,
     diverse_buffer,
-    fifo_buffer,
     reward_prioritized_buffer,
-    state_buffer,
     terminating_state_buffer,
-    transition_buffer,
 )
 from gfn_rb.checkpoint import load_checkpoint, load_state, save_checkpoint, schedule_state
 from gfn_rb.errors import CheckpointError
 from gfn_rb.samplers import (
     PrioritySampler,
-    QuantileRewardSampler,
-    RankRewardSampler,
     SoftmaxRewardSampler,
 )
 
@@ -149,46 +143,12 @@ KINDS: dict[str, tuple[Make, Callable[[int], Any]]] = {
         rows,
     ),
     "shared memory": (lambda: buffer(shared=True), rows),
-    "transitions": (lambda: transition_buffer(CAPACITY, batch_size=4), trajectories),
-    "states": (lambda: state_buffer(CAPACITY, batch_size=4), trajectories),
     "highest rewards": (lambda: reward_prioritized_buffer(CAPACITY, batch_size=4), rows),
-    "oldest of equals": (
-        lambda: reward_prioritized_buffer(
-            CAPACITY, batch_size=4, tie="oldest", generator=generator(), replacement=True
-        ),
-        rows,
-    ),
-    "highest rewards on disk": (
-        lambda: reward_prioritized_buffer(
-            CAPACITY, batch_size=4, storage=LazyMemmapStorage(CAPACITY), prefetch=1
-        ),
-        rows,
-    ),
-    "by rank": (
-        lambda: reward_prioritized_buffer(CAPACITY, batch_size=4, sampler=RankRewardSampler(k=0.1)),
-        rows,
-    ),
-    "by quantile": (
-        lambda: reward_prioritized_buffer(
-            CAPACITY, batch_size=4, sampler=QuantileRewardSampler(top_share=0.7, replacement=True)
-        ),
-        rows,
-    ),
     "by priority": (lambda: buffer(sampler=PrioritySampler(beta=0.7), priority_key="loss"), losses),
     "by a stored priority": (lambda: buffer(sampler=PrioritySampler("loss")), losses),
     "far apart": (
         lambda: diverse_buffer(CAPACITY, batch_size=4, cutoff_distance=1.5, p=2.0),
         rows,
-    ),
-    "far apart on disk": (
-        lambda: diverse_buffer(
-            CAPACITY, batch_size=4, cutoff_distance=2.0, storage=LazyMemmapStorage(CAPACITY)
-        ),
-        trajectories,
-    ),
-    "newest trajectories": (
-        lambda: fifo_buffer(CAPACITY, batch_size=4, max_length=6, generator=generator()),
-        trajectories,
     ),
     "terminating states": (lambda: terminating_state_buffer(CAPACITY, batch_size=4), trajectories),
 }
@@ -296,13 +256,6 @@ def test_only_the_rows_in_use_are_written(tmp_path: Path) -> None:
     assert (tmp_path / "rb").stat().st_size < 20_000
 
 
-def test_a_buffer_that_is_saved_goes_on_undisturbed(tmp_path: Path) -> None:
-    rb, twin = used(buffer(prefetch=1)), buffer(prefetch=1)
-    restored(rb, twin, tmp_path)
-    save_checkpoint(tmp_path / "again", rb)
-    continue_both(rb, twin)
-
-
 # Rows that are not TensorDicts, and more dimensions than one.
 
 OTHERS: dict[str, tuple[Callable[[], Any], Callable[[int], Any], int]] = {
@@ -388,16 +341,6 @@ def test_ensembles_continue(fresh: bool, prefetch: int | None, make: Any, tmp_pa
         assert_same_content(rb[member], target[member])
 
 
-def test_a_member_may_stand_in_an_ensemble_twice(tmp_path: Path) -> None:
-    def make() -> ReplayBufferEnsemble:
-        member = buffer(shared=True)
-        return ReplayBufferEnsemble(member, member, batch_size=4)
-
-    rb = make()
-    rb[0].extend(rows(5))
-    assert_same_content(rb[1], restored(rb, make(), tmp_path)[1])
-
-
 # What is saved along.
 
 
@@ -461,12 +404,6 @@ def test_a_restored_schedule_goes_on_like_one_never_interrupted(make: Any, tmp_p
         anneal.step()
         its.step()
     assert rb.sampler.temperature != 2.0
-
-
-def test_functions_are_left_out_and_nothing_else() -> None:
-    for make, left_out in [("linear", set()), ("lambda", {"lambda_fn"}), ("added", {"operator"})]:
-        _, anneal = run(SCHEDULERS[make])
-        assert set(anneal.state_dict()) - set(schedule_state(anneal)) == left_out
 
 
 def test_a_state_with_functions_is_refused_by_name(tmp_path: Path) -> None:

@@ -1,10 +1,7 @@
 """Folders that hold a buffer as one checkpoint: whole, and nothing pickled."""
 
-import os
 import pickle
 import shutil
-import signal
-from itertools import count
 
 import pytest
 import torch
@@ -57,34 +54,6 @@ def test_one_file_holds_all_members(tmp_path):
     AtomicCheckpoint(again).load(tmp_path)
     assert torch.equal(again[0][:]["x"], rb[0][:]["x"])
     assert torch.equal(again[1][:]["x"], rb[1][:]["x"])
-
-
-@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
-def test_a_dump_that_is_killed_leaves_the_old_copy_or_the_new(tmp_path):
-    path = tmp_path / "rb"
-    rb = reward_prioritized_buffer(ROWS, batch_size=4)  # without threads, as it forks
-    rb.extend(rows(0))
-    AtomicCheckpoint(rb).dump(path)
-    first = 1
-    for _ in range(6):
-        read, write = os.pipe()
-        child = os.fork()
-        if child == 0:
-            rb = reward_prioritized_buffer(ROWS, batch_size=4)
-            for k in count(first):
-                rb.extend(rows(k))
-                AtomicCheckpoint(rb).dump(path)
-                os.write(write, b"x")
-        os.read(read, 1)
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        os.close(write)
-        os.close(read)
-        rb = reward_prioritized_buffer(ROWS, batch_size=4)
-        AtomicCheckpoint(rb).load(path)
-        (k,) = set(rb[:]["log_reward"].tolist())
-        assert k >= first
-        first = int(k) + 1
 
 
 @pytest.mark.parametrize("kind", ["folder", "archive"])

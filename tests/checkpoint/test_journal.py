@@ -206,16 +206,6 @@ def test_rows_and_counts_of_transforms_come_back(path: Path) -> None:
         again = transition_buffer(40, journal=copied(path), compact=compact, env=_ENV)
         assert_equal(state_of(again), state_of(rb))
         assert_equal(again.transform.state_dict(), rb.transform.state_dict())
-    rb = reward_prioritized_buffer(
-        9, journal=path.with_name("r"), sync="never", compact="rebuild", env=_ENV,
-        unique="state", max_length=_ENV.max_length,
-    )  # fmt: skip
-    rb.extend(trajectories(20, 1))
-    again = reward_prioritized_buffer(
-        9, journal=copied(path.with_name("r")), compact="rebuild", env=_ENV, unique="state",
-        max_length=_ENV.max_length,
-    )  # fmt: skip
-    assert_equal(again[:]["state"], rb[:]["state"])
 
 
 def test_writes_past_the_writer_come_back(path: Path) -> None:
@@ -234,19 +224,6 @@ def test_writes_past_the_writer_come_back(path: Path) -> None:
         rb.journal.sync()
         again = fifo_buffer(CAPACITY, journal=copied(path))
         assert_equal(state_of(again), state_of(rb))
-
-
-def test_conditional_relabels_come_back(path: Path) -> None:
-    def make(where: Path) -> Any:
-        writer = RewardPrioritizedWriter(track_generations=True)
-        return reward_prioritized_buffer(5, writer=writer, journal=where, sync="always")
-
-    rb = make(path)
-    rb.extend(items(5, 1))
-    batch = rb.sample(3)
-    patch = {"log_reward": torch.full((3,), 9.0)}
-    rb.update_if_present(index=batch["index"], generation=batch["index_generation"], patch=patch)
-    assert_equal(state_of(make(copied(path))), state_of(rb))
 
 
 def test_what_is_loaded_is_journaled(path: Path, tmp_path: Path) -> None:
@@ -338,16 +315,6 @@ def test_an_interval_is_one_record_and_one_sync(path: Path, synced: list[int]) -
     rb.journal.close()
     assert len(synced) == 2
     assert_equal(state_of(MAKES["best"](journal=copied(path))), state_of(rb))
-
-
-def test_what_was_left_to_the_system_is_on_disk_after_a_sync(path: Path, synced: list[int]) -> None:
-    rb = MAKES["best"](journal=path, sync="never")
-    synced.clear()
-    rb.extend(items(5, 1))
-    assert not synced
-    for _ in range(2):
-        rb.journal.sync()
-        assert synced == [path.stat().st_size]
 
 
 CALLS: dict[str, Callable[[Any], Any]] = {

@@ -108,20 +108,6 @@ def test_round_trip_of_anything_in_both_forms(
     assert same_bits(load_state(path)["rows"], td)
 
 
-def test_metadata_alone() -> None:
-    frame = decode_frame(message(encode_frame(65_535, meta={"question": None})))
-    assert frame.rows is None
-    assert frame.meta == {"question": None}
-
-
-def test_tensors_with_gaps_are_sent_whole() -> None:
-    td = TensorDict(
-        {"x": torch.arange(40_000).reshape(2, 20_000).t(), "z": torch.ones(1).expand(20_000)},
-        [20_000],
-    )
-    assert same_bits(decode_frame(message(encode_frame(0, td))).rows, td)
-
-
 @pytest.mark.parametrize("n", [3, 600])
 def test_every_flipped_byte_is_noticed(n: int) -> None:
     td = TensorDict({"a": torch.arange(4 * n).view(n, 4), "b": torch.rand(n) > 0.5}, [n])
@@ -194,16 +180,6 @@ def test_a_damaged_version_is_no_other_version() -> None:
             decode_frame(data)
         data[8 + bit // 8] ^= 1 << bit % 8
     assert decode_frame(data).kind == 2
-
-
-def test_what_one_frame_lacks_no_other_needs() -> None:
-    first, second, third = (message(encode_frame(1, rows(n), {"n": n})) for n in (2, 3, 4))
-    assert decode_frame(third).meta == {"n": 4}
-    second[100] ^= 1
-    with pytest.raises(WireCorruptError):
-        decode_frame(second)
-    assert same_bits(decode_frame(first).rows, rows(2))
-    assert same_bits(decode_frame(first).rows, rows(2))
 
 
 def forged(structure: bytes, meta: bytes, n_rows: int = 2, form: bytes = FRAME) -> np.ndarray:

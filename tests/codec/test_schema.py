@@ -73,11 +73,6 @@ def test_schemas_differ_by_key_dtype_and_shape_but_not_by_rows() -> None:
         assert text_of(rows().set(key, value)) != one
 
 
-def test_a_text_is_parsed_once() -> None:
-    text = text_of(rows())
-    assert parsed_fields(text) is parsed_fields(bytes([*text]))
-
-
 def test_assembled_undoes_described() -> None:
     fields, values = described(rows())
     td = assembled(RowLayout(fields, 3), values)
@@ -87,17 +82,6 @@ def test_assembled_undoes_described() -> None:
     assert all(
         td[key] is value for key, value in zip([f.label for f in fields], values, strict=True)
     )
-
-
-def test_tensors_nested_deeply_are_assembled_where_they_were() -> None:
-    td = TensorDict(
-        {"a": {"b": {"c": torch.arange(2)}, "d": torch.ones(2)}, "a!": torch.ones(2), "e": {}}, [2]
-    )
-    fields, values = described(td)
-    assert [field.label for field in fields] == [("a", "b", "c"), ("a", "d"), ("a!",)]
-    back = assembled(RowLayout(fields, 2), values)
-    assert back["a", "b", "c"].equal(torch.arange(2))
-    assert set(back.keys(True, True)) == {("a", "b", "c"), ("a", "d"), "a!"}
 
 
 def test_no_rows_of_nothing() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from tensordict import MemoryMappedTensor
 
-from gfn_rb.codec.primitives import DTYPES, ROW_DTYPES, aligned, dtype_name, viewed
+from gfn_rb.codec.primitives import ROW_DTYPES, dtype_name, viewed
 from gfn_rb.numerics.flat import plain_bytes
 
 
@@ -33,13 +33,6 @@ def test_any_dtype_goes_and_comes_back_without_a_copy(name: str) -> None:
     back = viewed(data.numpy(), 64, dtype, (2, 3))
     assert (back.dtype, back.shape, back.data_ptr()) == (dtype, (2, 3), data.data_ptr() + 64)
     assert back.reshape(-1).view(torch.uint8).equal(raw)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_tensors_without_elements(dtype: torch.dtype) -> None:
-    assert len(plain_bytes(torch.zeros(0, 3, dtype=dtype))) == 0
-    data = torch.zeros(64, dtype=torch.uint8)
-    assert viewed(data.numpy(), 64, dtype, (2, 0, 5)).shape == (2, 0, 5)
 
 
 def test_views_see_what_is_written_and_can_be_written() -> None:
@@ -83,15 +76,3 @@ def test_dtypes_of_rows_are_those_of_whole_bytes() -> None:
     assert not {"qint8", "int4", "uint1", "bits8", "float4_e2m1fn_x2"} & set(ROW_DTYPES)
     assert all(dtype_name(dtype) == name for name, dtype in ROW_DTYPES.items())
     assert len(ROW_DTYPES) == len(set(ROW_DTYPES.values()))
-
-
-def test_the_table_names_the_dtypes() -> None:
-    assert DTYPES["bfloat16"] is torch.bfloat16
-    assert DTYPES["bool"] is torch.bool
-    assert DTYPES["int64"] is torch.long
-    assert all(dtype_name(dtype) == name for name, dtype in DTYPES.items())
-
-
-@pytest.mark.parametrize(("at", "expected"), [(0, 0), (1, 64), (64, 64), (65, 128)])
-def test_the_next_multiple(at: int, expected: int) -> None:
-    assert aligned(at) == expected

@@ -178,36 +178,6 @@ def test_any_nesting_comes_back(tmp_path_factory: pytest.TempPathFactory, value:
     assert_same(round_trip(value, tmp_path_factory.getbasetemp()), value)
 
 
-def test_an_optimiser_continues_bit_for_bit(tmp_path: Path) -> None:
-    def make() -> tuple[torch.nn.Module, torch.optim.Optimizer, Any]:
-        torch.manual_seed(1)
-        model = torch.nn.Linear(3, 2)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-        return model, optimizer, torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
-
-    def train(parts: tuple[torch.nn.Module, torch.optim.Optimizer, Any], n: int) -> None:
-        model, optimizer, schedule = parts
-        for _ in range(n):
-            optimizer.zero_grad()
-            model(torch.randn(4, 3)).square().sum().backward()
-            optimizer.step()
-            schedule.step()
-
-    straight = make()
-    train(straight, 3)
-    names = ("model", "optimizer", "schedule")
-    state = {name: part.state_dict() for name, part in zip(names, straight, strict=True)}
-    save_state(tmp_path / "state", {**state, "rng": torch.get_rng_state()})
-    train(straight, 3)
-    restored, loaded = make(), load_state(tmp_path / "state")
-    for name, part in zip(names, restored, strict=True):
-        part.load_state_dict(loaded[name])
-    torch.set_rng_state(loaded["rng"])
-    train(restored, 3)
-    for one, other in zip(restored, straight, strict=True):
-        assert_same(one.state_dict(), other.state_dict())
-
-
 @pytest.mark.parametrize("wrap", [list, tuple, dict, TensorDict], ids=lambda kind: kind.__name__)
 def test_what_is_nested_deeply_comes_back(wrap: Any, tmp_path: Path) -> None:
     value: Any = wrap()

@@ -23,21 +23,6 @@ def test_real_steps_end_at_length() -> None:
     assert two_rows().real_steps.int().tolist() == [[1, 1, 1, 0], [1, 1, 0, 0]]
 
 
-def test_reverse_flips_what_is_real_and_leaves_the_padding() -> None:
-    turned = two_rows().reverse()
-    assert turned.state.tolist() == [[SINK, 5, 3, 0, SINK], [0, 2, SINK, SINK, SINK]]
-    assert turned.action.tolist() == [[9, 2, 3, -1], [2, 9, -1, -1]]
-    assert turned.log_prob is not None
-    assert turned.log_prob.tolist() == [
-        pytest.approx([-0.3, -0.2, -0.1, 0.0]),
-        pytest.approx([-0.7, 0.0, 0.0, 0.0]),
-    ]
-    assert turned.is_backward is not None
-    assert turned.is_backward.tolist() == [True, False]
-    assert turned.log_reward.tolist() == [1.5, -2.0]
-    assert turned.terminating_states.tolist() == [5, 2]
-
-
 def test_rows_without_direction_are_forward() -> None:
     rows = Trajectories.from_tensordict(forward_only())
     assert rows.is_backward is None

@@ -39,16 +39,6 @@ class TestBitSequence(EnumerableEnvConformance):
         return unchecked(gym.BitSequence(2, 8, 4))
 
 
-class TestNonAutoregressiveBitSequence(EnumerableEnvConformance):
-    def make_env(self) -> TorchGFNEnv:
-        return unchecked(gym.NonAutoregressiveBitSequence(2, 8))
-
-
-class TestSetAddition(EnumerableEnvConformance):
-    def make_env(self) -> TorchGFNEnv:
-        return unchecked(gym.SetAddition(5, 3, one_more_than_the_sum))
-
-
 class TestPerfectBinaryTree(EnumerableEnvConformance):
     def make_env(self) -> TorchGFNEnv:
         reward = lambda x: one_more_than_the_sum(x).float()  # noqa: E731

@@ -128,14 +128,6 @@ def test_all_is_laid_out_anew_only_after_as_many_writes_as_there_are_rows(writes
     assert ranked.built <= 6
 
 
-def test_a_write_touches_few_blocks():
-    ranked = BlockedRanking(4000)
-    ranked.assign(torch.randn(4000, generator=torch.Generator().manual_seed(0)))
-    before = ranked._flat.copy()
-    ranked.update(torch.tensor([7]), torch.tensor([0.5]))
-    assert (before != ranked._flat).sum() == 2  # a hole and a code
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_keys_in_half_precision(dtype):
     key = torch.tensor([1.0, math.inf, -2.0, 1.0, 0.0], dtype=dtype)

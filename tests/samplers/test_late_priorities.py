@@ -225,15 +225,3 @@ def test_rows_of_another_process_do_not_have_the_priority_of_those_before_them()
     assert fits(rb, torch.tensor([4.0, 4.0, 3.0, 4.0]).double() / 15)
     rb.update_priority(torch.tensor([0]), torch.tensor([1.0]))
     assert fits(rb, torch.tensor([1.0, 4.0, 3.0, 4.0]).double() / 12)
-
-
-def test_priorities_are_restored_where_others_may_write():
-    rb = buffer([1.0, 2.0, 3.0], alpha=1.0, eps=0.0)
-    rb.set_sampler(pickle.loads(pickle.dumps(rb.sampler)))
-    rb.update_priority(rb.sample(30)["index"], torch.ones(30))
-    rb.update_priority(torch.arange(3), torch.tensor([1.0, 0.0, 0.0]))
-    state = pickle.loads(pickle.dumps(rb.state_dict()))
-    rb.sample(3)
-    rb.empty()
-    rb.load_state_dict(state)
-    assert rb.sample(20)["index"].tolist() == [0] * 20

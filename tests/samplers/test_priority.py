@@ -7,11 +7,9 @@ import pytest
 import torch
 from samplers.priority_buffers import PRIORITY, buffer, fits, law, places, rows
 from statistics_of_draws import chi_square_p
-from tensordict import TensorDict
 from torchrl.data import (
     LazyMemmapStorage,
     LazyTensorStorage,
-    ListStorage,
     PrioritizedSampler,
     TensorDictReplayBuffer,
 )
@@ -155,14 +153,6 @@ def test_stored_priorities_are_left_alone_where_an_item_brings_none_of_torchrls(
     assert fits(buffer([], storage=rb.storage), [0.25] * 4)
 
 
-def test_held_priorities_work_on_any_storage():
-    rb = buffer([], storage=ListStorage(4), alpha=1.0, eps=0.0)
-    for x in range(3):
-        rb.add(TensorDict({"x": torch.tensor(x)}, []))
-    rb.update_priority(torch.arange(3), torch.tensor([1.0, 2.0, 1.0]))
-    assert fits(rb, [0.25, 0.5, 0.25])
-
-
 def test_stored_priorities_are_what_the_storage_holds_now():
     rb = buffer([1.0, 1.0, 1.0], "loss", storage=LazyMemmapStorage(3), alpha=1.0, eps=0.0)
     rb.sample(1)
@@ -207,15 +197,6 @@ def test_a_restored_buffer_goes_on_like_one_never_interrupted(key, tmp_path):
     for rb in (first, third, fourth, fifth):
         assert torch.equal(go_on(rb, losses[1]), expected)
         assert rb.sampler.default_priority == second.sampler.default_priority
-
-
-def test_an_emptied_buffer_begins_anew():
-    rb = buffer(alpha=1.0, eps=0.0)
-    assert rb.sampler.default_priority == 8
-    rb.empty()
-    assert rb.sampler.default_priority == 1
-    rb.extend(rows(2))
-    assert fits(rb, [0.5, 0.5])
 
 
 def test_state_of_the_other_kind_or_of_another_sampler_is_refused():

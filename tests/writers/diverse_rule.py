@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import torch
@@ -59,23 +58,3 @@ def rule(near, when, cutoff, p, capacity):
         return choose(stored, batch, capacity, cutoff, p)
 
     return step
-
-
-def torchgfn_rule(stored, batch, capacity, cutoff, p):
-    """torchgfn's NormBasedDiversePrioritizedReplayBuffer, as documented.
-
-    Until the buffer is full all is added. Then items below the lowest reward are dropped, then
-    items near a better one of the batch, then items near a stored one.
-    """
-    if len(stored) < capacity:
-        return best(stored + batch, capacity)
-    lowest = min(item.key for item in stored)
-    batch = sorted((item for item in batch if item.key >= lowest), reverse=True)
-    if cutoff >= 0:
-        batch = [
-            item
-            for n, item in enumerate(batch)
-            if min([math.inf, *(apart(item, other, p) for other in batch[:n])]) > cutoff
-        ]
-        batch = [i for i in batch if min(apart(i, other, p) for other in stored) > cutoff]
-    return best(stored + batch, capacity)

@@ -13,7 +13,7 @@ from torchrl.data import (
     SamplerWithoutReplacement,
     TensorDictReplayBuffer,
 )
-from writers.diverse_rule import Item, rule, torchgfn_rule
+from writers.diverse_rule import Item, rule
 
 from gfn_rb.errors import (
     ArgumentError,
@@ -130,34 +130,6 @@ def test_storage_holds_what_the_rule_keeps(device, few, data, capacity, options,
 # Cases worked out by hand.
 
 
-def test_nothing_gives_way_to_what_is_itself_dropped():
-    rb = buffer(9, cutoff_distance=1.0)
-    # 1 loses to 0; so 2, which is near 1 but not near 0, has nothing to fear.
-    rb.extend(rows([3.0, 2.0, 1.0], [[0], [1], [2]]))
-    assert serials(rb) == [0, 2]
-
-
-def test_one_item_takes_the_place_of_several_and_no_hole_stays():
-    rb = buffer(5, cutoff_distance=1.0)
-    rb.extend(rows([1.0, 2.0, 1.5, 0.5], [[0], [2], [9], [20]]))
-    slot = rb.add(rows([3.0], [[1]], 4)[0])
-    assert (len(rb), serials(rb)) == (3, [2, 3, 4])
-    assert rb[slot]["serial"] == 4
-    assert rb.writer.threshold == -math.inf
-    rb.extend(rows([0.0, 0.1, 0.2], [[30], [40], [50]], 5))
-    assert serials(rb) == [2, 3, 4, 6, 7]  # full again: the worst of the batch is left out
-    assert rb.writer.threshold == pytest.approx(0.1)
-
-
-def test_room_made_by_a_good_item_goes_to_one_below_the_threshold():
-    rb = buffer(3, cutoff_distance=1.0)
-    rb.extend(rows([1.0, 2.0, 3.0], [[0], [2], [9]]))
-    assert rb.writer.threshold == 1.0
-    slots = rb.extend(rows([5.0, 0.0], [[1], [20]], 3)).tolist()
-    assert sorted(slots) == [0, 1]
-    assert serials(rb) == [2, 3, 4]
-
-
 def test_the_same_state_under_another_condition_is_another_item():
     rb = buffer(4)
     rb.extend(rows([1.0, 2.0, 3.0], [[7], [7], [7]], condition=torch.tensor([0.0, 0.5, 0.5])))
@@ -181,36 +153,7 @@ def test_a_large_batch_into_a_large_buffer():
 # torchgfn's class.
 
 
-@pytest.mark.parametrize("cutoff", [-1.0, 0.0, 1.0])
-@pytest.mark.parametrize("size", [1, 9])
-def test_torchgfns_rule_is_reproduced(cutoff, size):
-    generator = torch.Generator().manual_seed(0)
-    options = {"near": "reject", "when": "full", "cutoff_distance": cutoff}
-    rb, items = buffer(20, **options), []
-    for first in range(0, 40 * size, size):
-        key = (10 * torch.randn(size, generator=generator)).tolist()
-        # Far apart within a batch: torchgfn also drops what is near an item dropped itself.
-        state = torch.randint(0, 9, (size, 2), generator=generator)
-        if cutoff >= 0 and size > 1:
-            state = (state.clamp(max=2) + 6 * torch.arange(size)[:, None]) % 25
-        batch = rows(key, state, first)
-        rb.extend(batch)
-        exact = zip(batch["log_reward"].tolist(), state.tolist(), strict=True)
-        new = [Item(k, first + i, tuple(s), first + i) for i, (k, s) in enumerate(exact)]
-        items = torchgfn_rule(items, new, 20, cutoff, 1.0)
-        assert serials(rb) == sorted(item.serial for item in items)
-
-
 # Living with others.
-
-
-def test_rows_rewritten_by_others_count_as_they_are():
-    rb = buffer(4)
-    rb.extend(rows([1.0, 2.0], [[1], [2]]))
-    rb[:]["state"][0] = 5
-    assert rb.extend(rows([0.0, 0.0], [[5], [1]], 2)).tolist() == [-1, 2]
-    rb[2] = rows([0.0], [[8]], 2)[0]
-    assert rb.extend(rows([-1.0, -1.0], [[8], [1]], 4)).tolist() == [-1, 3]
 
 
 def test_relabelled_items_give_way_and_features_of_the_key_follow():
@@ -276,13 +219,6 @@ def test_bad_rows_are_named_and_nothing_is_written(features, spoil, error, messa
     rb.writer._compared.features.source = good
     rb.extend(rows([2.0], [[4.0]], 1))
     assert serials(rb) == ([0, 1] if good is None else [1])
-
-
-def test_whole_numbers_will_do_for_options():
-    writer = DiversityWriter(cutoff_distance=1, p=2)
-    assert (writer.cutoff_distance, writer.p) == (1.0, 2.0)
-    assert isinstance(writer.cutoff_distance, float)
-    assert isinstance(writer.p, float)
 
 
 def test_the_smallest_are_kept_apart_from_each_other():

@@ -540,57 +540,6 @@ def test_what_is_stored_is_as_by_torchrls_writer(storage):
             assert_equal(ours.writer.state_dict()[name], value)
 
 
-def test_stored_rows_can_be_stored_again():
-    rb = buffer("newest", 5)
-    rb.extend(objects(0, 1, 2, 3))
-    assert rb.extend(rb[1:4]).tolist() == [4, 0, 1]
-    assert states(rb) == [2, 3, 2, 3, 1]
-    assert rb.extend(rb[1:5]).tolist() == [2, 3, 4, 0]
-    assert states(rb) == [1, 3, 3, 2, 3]
-
-
-def test_a_list_without_bound_grows():
-    writer, generator = RewardPrioritizedWriter(unique="state"), seeded()
-    rb = TensorDictReplayBuffer(
-        storage=ListStorage(), writer=writer, sampler=PrioritySampler(), batch_size=8
-    )
-    for _ in range(6):
-        rb.extend(objects(*torch.randint(0, 5000, (500,), generator=generator).tolist()))
-        rb.sample()
-    assert len(states(rb)) == len(set(states(rb))) > 2048
-    assert rb.writer.threshold == -math.inf
-    assert rb.writer.state_dict()["rank"].shape == (len(rb),)
-
-
-@both_storages
-@every_writer
-@pytest.mark.parametrize("filled_by", ["set", "writer", "state_dict"])
-def test_a_full_storage_of_ties_that_others_filled_takes_one_more(storage, writer, filled_by):
-    others, rb = rows([0.0, 0.0, 1.0], [5, 6, 7]), buffer(writer, storage=storage)
-    if filled_by == "set":
-        rb.storage.set(torch.arange(3), others)
-    else:
-        other = TensorDictReplayBuffer(
-            storage=rb.storage if filled_by == "writer" else storage(3),
-            writer=TensorDictMaxValueWriter(rank_key="log_reward"),
-        )
-        other.extend(others)
-        if filled_by == "state_dict":
-            rb.storage.load_state_dict(other.storage.state_dict())
-    assert rb.extend(objects(8)).tolist() == [0]
-    assert keys(rb) == [0.0, 0.0, 1.0]
-    assert states(rb) == [8, 6, 7]
-
-
-def test_fifo_goes_on_behind_rows_of_others():
-    rb = buffer("newest", 4)
-    rb.storage.set(torch.arange(2), rows([0.0, 1.0]))
-    assert rb.extend(rows([2.0])).tolist() == [2]
-    assert rb.add(rows([3.0])[0]) == 3
-    assert keys(rb) == [0.0, 1.0, 2.0, 3.0]
-    assert rb.extend(rows([4.0])).tolist() == [0]
-
-
 def test_fifo_keeps_the_newest_steps_of_a_storage_of_several_dimensions():
     rb = TensorDictReplayBuffer(
         storage=LazyTensorStorage(6, ndim=2), writer=FIFOWriter(), batch_size=4
