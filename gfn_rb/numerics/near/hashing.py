@@ -11,6 +11,7 @@ from torch import Tensor
 from gfn_rb.numerics.flat import flat_rows
 from gfn_rb.shapes import Int64, Shaped
 
+_DENSE = torch.contiguous_format
 _VIEWS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 # Of this process, so that nobody can make up rows of equal hashes beforehand.
 _SEED = torch.Generator().seed() & (2**63 - 1)
@@ -43,9 +44,10 @@ class RowHash:
     def __call__(self, rows: Shaped[Tensor, "n d"]) -> Int64[Tensor, "n g"]:
         """Return the hashes of rows of any real dtype, in [0, 2^31), on the host."""
         bits = rows if rows.dtype == torch.int64 else equal_bits(rows)
-        halves = (
-            bits.cpu().contiguous().view(torch.int32).numpy()
-        )  # NumPy takes a third of the time
+        bits = bits.cpu()
+        # One number of stride 0 counts as contiguous, and cannot be viewed as two.
+        bits = bits.contiguous() if bits.stride(-1) == 1 else bits.clone(memory_format=_DENSE)
+        halves = bits.view(torch.int32).numpy()  # NumPy takes a third of the time
         total: np.ndarray = halves @ self._factor
         return torch.from_numpy((total.view(np.uint64) >> 33).view(np.int64))
 
