@@ -1,5 +1,3 @@
-import pickle
-
 import pytest
 import torch
 from tensordict import TensorDict
@@ -48,13 +46,6 @@ def test_announced_writes_are_named(watched):
     assert column.changed(storage).tolist() == []
 
 
-def test_an_announcement_heard_twice_counts_once(watched):
-    storage, column = watched
-    write(storage, column, [3], [1.0])
-    column.announce(storage, torch.tensor([3]))
-    assert column.changed(storage).tolist() == [3]
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -91,13 +82,6 @@ def test_a_replaced_tensor_is_noticed():
     storage._storage = data
     assert column.changed(storage) is None
     assert column.values(storage).tolist() == [7.0] * 16
-
-
-def test_pickling_forgets_what_was_seen(watched):
-    storage, column = watched
-    again = pickle.loads(pickle.dumps(column))
-    assert again.key == "log_reward"
-    assert again.changed(storage) is None
 
 
 def test_a_key_is_written_in_every_storage(watched):

@@ -182,19 +182,6 @@ def test_transforms_of_members_and_of_the_whole():
     assert rb.sample(1)["y"].tolist() == [1]
 
 
-def test_collate_fn_joins_the_members_batches():
-    seen = []
-
-    def collate(batches):
-        seen.append(sorted(len(batch) for batch in batches))
-        return torch.cat(batches)
-
-    rb = MergedReplayBuffer(member([0.0] * 3), member([1.0] * 3), p="size", collate_fn=collate)
-    batch = rb.sample(8)
-    assert sum(seen[0]) == 8
-    assert torch.equal(batch["log_reward"], batch["buffer_id"].float())
-
-
 @pytest.mark.parametrize("options", [{"sample_from_all": True}, {"num_buffer_sampled": 2}])
 def test_torchrls_own_arguments_stack_batches(options):
     rb = MergedReplayBuffer(member([0.0] * 3), member([1.0] * 3), p=None, **options)

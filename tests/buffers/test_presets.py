@@ -214,16 +214,6 @@ def test_a_terminating_state_is_kept_once_unless_asked_otherwise():
         assert len(rb) == stored
 
 
-def test_terminating_states_come_as_they_are_too():
-    rb = terminating_state_buffer(4)
-    terminating = two_rows().to_states()
-    terminating = terminating[terminating.to_tensordict()["is_terminating"]]
-    rb.extend(terminating.to_tensordict())
-    rb.add(states([3.0])[0])
-    assert sorted(rb[:]["state"].tolist()) == [0, 2, 5]
-    assert set(rb[:].keys()) == {"state", "log_reward"}
-
-
 def test_regenerated_rows_are_what_is_sampled():
     def regenerate(rows):
         assert rows.ndim == 1

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoint.checkpoint_kill import kill_loop, memory
-from checkpoint.checkpoint_runs import buffer, ensemble, rows, used
+from checkpoint.checkpoint_runs import buffer, used
 from factories import in_fresh_process
 from torchrl.data import LazyMemmapStorage
 
@@ -307,25 +307,6 @@ def test_the_header_tells_of_a_buffer(tmp_path: Path) -> None:
         }
     ]
     assert json.loads(json.dumps(summary)) == summary
-
-
-def test_the_header_tells_of_an_ensemble(tmp_path: Path) -> None:
-    rb = ensemble()
-    rb[1].extend(rows(4))
-    save_checkpoint(tmp_path / "rb", rb)
-    first, second, whole = inspect_checkpoint(tmp_path / "rb")["buffers"]
-    assert (first["capacity"], first["length"], first["rows"]) == (20, 0, {})
-    assert (second["capacity"], second["length"]) == (9, 4)
-    assert (whole["class"], whole["capacity"]) == ("ReplayBufferEnsemble", None)
-    assert whole["sampler"] == "SamplerEnsemble"
-
-
-def test_the_header_tells_of_a_state(tmp_path: Path) -> None:
-    save_state(tmp_path / "state", {"a": torch.zeros(3), "b": [torch.zeros(2, 2).half(), 7]})
-    summary = inspect_checkpoint(tmp_path / "state")
-    assert summary["values"] == ["a", "b"]
-    assert summary["buffers"] == []
-    assert (summary["n_tensors"], summary["tensor_nbytes"]) == (2, 12 + 8)
 
 
 def test_tensors_are_not_looked_at(tmp_path: Path) -> None:

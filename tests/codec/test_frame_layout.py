@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gfn_rb.codec import primitives as module
-from gfn_rb.codec.frames import RowLayout, laid_out
+from gfn_rb.codec.frames import RowLayout
 from gfn_rb.codec.layout import FRAME, MAGIC, SMALL_NBYTES, VERSION, Field, Prefix
 from gfn_rb.codec.primitives import (
     ALIGNMENT,
@@ -52,12 +52,6 @@ def test_a_tensor_is_large_from_16_kib_on() -> None:
     assert len(RowLayout((field,), SMALL_NBYTES).large) == 1
 
 
-def test_no_rows_take_no_room() -> None:
-    layout = RowLayout((), 7)
-    assert (layout.small, layout.large, layout.tail_nbytes) == ([], [], 0)
-    assert layout.head_nbytes(64) == 64
-
-
 @given(FIELDS, st.integers(0, 40))
 def test_places_are_aligned_and_apart(shapes: list, n_rows: int) -> None:
     fields = tuple(Field((str(i),), dtype, tuple(s)) for i, (dtype, s) in enumerate(shapes))
@@ -76,13 +70,6 @@ def test_places_are_aligned_and_apart(shapes: list, n_rows: int) -> None:
     assert all(start % ALIGNMENT == 0 for _, start, _ in layout.small)
     n_blocks = -(-layout.body_nbytes // (1 << 24))
     assert layout.tail_nbytes - layout.body_nbytes == 8 * n_blocks
-
-
-def test_rows_that_look_the_same_share_a_layout() -> None:
-    text = b'[[["a"],"int64",[3]]]'
-    assert laid_out(text, 5) is laid_out(bytes([*text]), 5)
-    assert laid_out(text, 5) is not laid_out(text, 6)
-    assert laid_out(text, 5).fields == (Field(("a",), torch.int64, (3,)),)
 
 
 PREFIX = {

@@ -16,7 +16,7 @@ from torchrl.data import LazyMemmapStorage, LazyTensorStorage, TensorDictReplayB
 
 from gfn_rb.containers import States, Trajectories, Transitions
 from gfn_rb.containers.base import Container
-from gfn_rb.containers.fields import ANY, BOOL, Field, assemble
+from gfn_rb.containers.fields import ANY, Field
 from gfn_rb.errors import ArgumentError, ShapeError
 
 EACH = [two_rows(), two_rows().to_transitions(), two_rows().to_states()]
@@ -172,22 +172,3 @@ def test_a_number_stands_for_itself(shape: tuple[int, ...]) -> None:
     Field("x", "n 1", ANY).check(torch.zeros(3, 1), sizes(n=3), "Owner")
     with pytest.raises(ShapeError, match=r"Owner: 'x' has shape .*; expected \[n, 1\] with n=3"):
         Field("x", "n 1", ANY).check(torch.zeros(shape), sizes(n=3), "Owner")
-
-
-def test_equal_names_have_equal_sizes() -> None:
-    field = Field(("next", "state"), "n *S", ANY)
-    with pytest.raises(ShapeError, match=r"\('next', 'state'\) has shape \[3, 4\].*\*S=\[2\]"):
-        field.check(torch.zeros(3, 4), sizes(n=3, **{"*S": torch.Size([2])}), "Owner")
-
-
-def test_only_tensors_of_the_right_dtype_pass() -> None:
-    with pytest.raises(ShapeError, match="Owner: 'x' is a list, not a tensor"):
-        Field("x", "n", ANY).check([1], sizes(), "Owner")
-    with pytest.raises(ShapeError, match=r"'x' has dtype torch.float32; expected torch.bool"):
-        Field("x", "n", BOOL).check(torch.zeros(1), sizes(), "Owner")
-
-
-def test_assemble_nests_tuple_keys() -> None:
-    td = assemble({"a": torch.zeros(2), ("next", "b"): torch.ones(2, 3)}, (2,))
-    assert td.batch_size == td["next"].batch_size == (2,)
-    assert td["next", "b"].tolist() == [[1.0] * 3] * 2

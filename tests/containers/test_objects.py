@@ -26,11 +26,6 @@ def test_trajectories_are_their_terminating_state_however_they_came_there():
     assert content(mixed) == 2 * content(short)
 
 
-def test_trajectories_and_terminating_states_share_identities():
-    states = TensorDict({"state": torch.tensor([[5], [7]]), "log_reward": torch.zeros(2)}, [2])
-    assert content(states) == content(trajectories([5, 7]))
-
-
 @given(st.lists(st.lists(st.integers(0, 2), min_size=3, max_size=3), min_size=1, max_size=12))
 def test_identities_are_equal_exactly_if_objects_are(rows):
     names = content(TensorDict({"state": torch.tensor(rows)}, [len(rows)]))
@@ -62,18 +57,6 @@ def test_parts_of_objects_have_no_identity():
     assert not stand_alone(transitions([1]))
     assert stand_alone(objects([1]))
     assert stand_alone(trajectories([1]))
-
-
-@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.bfloat16, torch.float64])
-def test_any_dtype_will_do(dtype):
-    state = torch.tensor([[0, 1], [1, 0], [0, 1]]).to(dtype)
-    one, other, same = content(TensorDict({"state": state}, [3]))
-    assert one == same != other
-
-
-def test_nothing_has_no_identity():
-    assert content(objects([])) == []
-    assert content(TensorDict({"state": torch.zeros(2, 0)}, [2])) == [b"", b""]
 
 
 def test_rows_without_states_are_refused():

@@ -45,11 +45,6 @@ class TestPerfectBinaryTree(EnumerableEnvConformance):
         return unchecked(gym.PerfectBinaryTree(reward, depth=3))
 
 
-class TestDiscreteEBM(EnumerableEnvConformance):
-    def make_env(self) -> TorchGFNEnv:
-        return unchecked(gym.DiscreteEBM(3))
-
-
 class TestNotListed(GFNEnvConformance):
     def make_env(self) -> TorchGFNEnv:
         return unchecked(gym.HyperGrid(ndim=4, height=4, validate_modes=False), max_length=13)

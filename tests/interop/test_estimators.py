@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from tensordict import TensorDict
 from torch import nn
 
 from gfn_rb import LocalSearchSampler, Sampler
@@ -43,29 +42,12 @@ def flow() -> ScalarEstimator:
     return ScalarEstimator(MLP(KHOT.output_dim, 1, hidden_dim=16), KHOT)
 
 
-def test_logits_are_the_estimators() -> None:
-    state = torch.tensor([[0, 0], [3, 4], [2, 1]])
-    for is_backward in (False, True):
-        theirs = estimator(is_backward)
-        ours = adapt_estimator(theirs, ENV)
-        assert ours.is_backward is is_backward
-        out = ours(TensorDict({"state": state}, [3]))["logits"]
-        assert out.equal(theirs(GRID.states_from_tensor(state)))
-        assert {*map(id, ours.parameters())} == {*map(id, theirs.parameters())}
-
-
 def test_probabilities_are_the_estimators() -> None:
     state = torch.tensor([[0, 0], [3, 4], [2, 1]])
     theirs, states = estimator(), GRID.states_from_tensor(state)
     expected = theirs.to_probability_distribution(states, theirs(states)).probs
     ours = action_log_probs(adapt_estimator(theirs, ENV), ENV, state).exp()
     torch.testing.assert_close(ours, expected)
-
-
-def test_flows_are_one_number_per_state() -> None:
-    theirs, state = flow(), torch.tensor([[0, 0], [3, 4]])
-    ours = adapt_estimator(theirs, ENV)(TensorDict({"state": state}, [2]))["log_flow"]
-    assert ours.equal(theirs(GRID.states_from_tensor(state))[:, 0])
 
 
 def test_conditions_reach_the_estimator() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from statistics_of_draws import chi_square_p
 from tensordict import TensorDict
-from torchrl.data import LazyMemmapStorage, LazyTensorStorage, TensorDictReplayBuffer
+from torchrl.data import LazyMemmapStorage
 
 from gfn_rb import ExperienceMemory
 from gfn_rb.checkpoint import save_state
@@ -89,16 +89,6 @@ def test_a_batch_can_be_taken_out_added_to_and_put_back():
     buffer.add_batch(TensorDict(dict(batch), [4]))
     assert buffer.sample_all()["advantage"].tolist() == [0.0, 1.0, 2.0, 3.0]
     assert actions(buffer.sample_all()) == [0, 1, 2, 3]
-
-
-def test_storages_and_devices():
-    buffer = ExperienceMemory("cpu", "cpu", 5)
-    assert isinstance(buffer.memory, TensorDictReplayBuffer)
-    assert isinstance(buffer.memory.storage, LazyMemmapStorage)
-    assert (buffer.device, buffer.storing_device) == (torch.device("cpu"),) * 2
-    elsewhere = ExperienceMemory("cpu", "meta", 5)
-    assert isinstance(elsewhere.memory.storage, LazyTensorStorage)
-    assert elsewhere.memory.storage.device.type == "meta"
 
 
 @pytest.mark.cuda

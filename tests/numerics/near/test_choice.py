@@ -3,7 +3,6 @@ import torch
 
 from gfn_rb.numerics.near.choice import choose
 from gfn_rb.numerics.near.distances import distance
-from gfn_rb.numerics.near.neighbours import ColumnGroups
 from gfn_rb.numerics.near.search import near_index
 
 
@@ -43,8 +42,3 @@ def test_rows_are_chosen_as_if_one_by_one(seed, cutoff, chunk):
     assert choice.selected.tolist() == kept
     assert sorted(choice.replaced.tolist()) == sorted(replaced)
     assert torch.equal(choice.prepared.rows, rows[kept])
-
-
-def test_no_row_is_chosen_from_none():
-    index = ColumnGroups(4, torch.zeros(1, 6), 0.0, 1.0, 1)
-    assert choose(index, torch.zeros(0, 6), lambda i, s: i).selected.tolist() == []

@@ -119,16 +119,6 @@ def test_a_table_of_all_rows_is_made_when_those_apart_are_many():
     assert as_set(index.near(prepared)) == {(0, 7), (1, 4800)}
 
 
-def test_an_index_emptied_and_filled_again():
-    rows = torch.arange(18).view(3, 6)
-    index = ColumnGroups(4, rows, 1.0, 1.0, 1)
-    index.assign(rows)
-    index.assign(rows[:0])
-    assert index.near(index.prepare(rows))[0].tolist() == []
-    index.write(torch.arange(2), index.prepare(rows[1:]), 2)
-    assert as_set(index.near(index.prepare(rows))) == {(1, 0), (2, 1)}
-
-
 def maker(dtype):
     def rows(n, generator):
         return torch.randint(-1, 2, (n, 3), generator=generator).to(dtype)
@@ -212,17 +202,6 @@ def test_any_distance_finds_what_looking_finds(monkeypatch):
     index = near_index(40, bits(1), tanimoto_distance, 0.5)
     assert type(index) is type(index.sibling(3)) is Measured
     check_after_any_writes(index, bits, tanimoto_distance, 0.5)
-
-
-def test_all_parts_are_looked_at(monkeypatch):
-    monkeypatch.setattr(search, "BATCH_OF_PAIRS", 21)
-    stored, batch = bits(20, width=4), bits(7, width=4)
-    index = near_index(20, stored, tanimoto_distance, 0.25)
-    assert as_set(index.near(index.prepare(batch))) == set()
-    index.assign(stored)
-    expected = pairs_by_looking(batch, stored, tanimoto_distance, 0.25)
-    assert as_set(index.near(index.prepare(batch))) == expected
-    assert as_set(index.near(index.prepare(batch[:0]))) == set()
 
 
 @pytest.mark.parametrize(
