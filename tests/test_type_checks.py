@@ -9,13 +9,13 @@ from gfn_rb.envs.core import check_positive
 from gfn_rb.errors import ArgumentError
 from gfn_rb.numerics import blocks
 from gfn_rb.numerics.distribution import first_occurrences
-from gfn_rb.numerics.top_k import BlockTopK
+from gfn_rb.numerics.top_k import TopK
 
 pytestmark = pytest.mark.slow  # of the run that checks types
 
 
 def test_a_dimension_that_two_arguments_share_is_checked():
-    extremes = BlockTopK(8)
+    extremes = TopK(8)
     with pytest.raises(jaxtyping.TypeCheckError, match="rank"):
         extremes.assign(torch.zeros(3), torch.zeros(4, dtype=torch.int64))
 
@@ -31,7 +31,7 @@ def test_where_no_shape_is_named_types_are_checked():
 
 
 def test_what_is_returned_is_checked(monkeypatch):
-    extremes = BlockTopK(8)
+    extremes = TopK(8)
     extremes._block_key = torch.zeros(1)  # not of float64
     with pytest.raises(jaxtyping.TypeCheckError, match="minimum"):
         _ = extremes.minimum
