@@ -73,22 +73,21 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig(GeneralOptions):
-    """Everything that a training run depends on. The command line shows these fields.
+    """All options of a training run. The command line shows these fields.
 
-    A configuration of one's own is a frozen dataclass that adds the options of its environment, and
-    makes it of them; ``gfn-rb train mypackage.module:MyConfig`` trains on it.
+    A configuration of your own is a frozen dataclass with the options of its environment and a
+    ``make_env``. ``gfn-rb train mypackage.module:MyConfig`` trains on it.
 
-    The defaults did best on TFBind8 at 16,000 reward calls, where drawing by rank finds most modes
-    whatever is kept, and are level with the best on a grid and on RNA binding;
-    ``python -m benchmarks.learning`` compares others, ``python -m benchmarks.distributed_learning``
-    what ranks give each other.
+    The defaults found the most modes on TFBind8 at 16,000 reward calls, and are level with the best
+    on a grid and on RNA binding. ``python -m benchmarks.learning`` compares others, and ``python -m
+    benchmarks.distributed_learning`` several ranks.
 
     Attributes:
-        env: short name of the environment, in the names of folders and in titles; the name of the
-            class where it gives none.
-        every_state_terminates: whether every state of the environment is a terminating one.
-        distance_p: p of the norm by which diverse buffers compare states; 0 counts the places that
-            differ.
+        env: short name of the environment in names of folders and in titles. Default: the name of
+            the class.
+        every_state_terminates: whether every state of the environment is terminating.
+        distance_p: exponent of the norm by which diverse buffers compare states; 0 counts the
+            places that differ.
 
     Examples:
         >>> @dataclass(frozen=True, kw_only=True)
@@ -109,13 +108,13 @@ class TrainConfig(GeneralOptions):
             cls.env = cls.__name__
 
     def validate(self) -> None:
-        """Check every field by its type, and fields that exclude each other.
+        """Check the type of every field, and fields that exclude each other.
 
-        Not done at construction, where tyro would take the error for one in its own parsing.
+        It does not run at construction, because tyro would report the error as one of its parsing.
 
         Raises:
-            ArgumentError: a field is out of its range, two exclude each other, or one that differs
-                from its default has no effect with the others.
+            ArgumentError: a field is out of range, two fields exclude each other, or a field that
+                differs from its default has no effect.
         """
         check_options(self)
         for name, value in flat(self.to_dict()).items():
@@ -245,12 +244,12 @@ class TrainConfig(GeneralOptions):
 
     @property
     def temperature_end(self) -> float | None:
-        """Final temperature of the softmax draw; None where it is not annealed."""
+        """Final temperature of the softmax draw; None without annealing."""
         return self.draw.temperature_end if isinstance(self.draw, SoftmaxDraw) else None
 
     @property
     def anneal_steps(self) -> int:
-        """Steps until what is annealed is at its final value."""
+        """Number of steps until annealed options have their final values."""
         return self.anneal.steps or self.steps
 
     def annealed(self, start: float, end: float | None, step: int) -> float:
@@ -258,8 +257,8 @@ class TrainConfig(GeneralOptions):
 
         Args:
             start: value before the first step.
-            end: final value; None where it is not annealed.
-            step: steps taken so far.
+            end: final value; None without annealing.
+            step: number of steps taken.
         """
         if end is None:
             return float(start)
@@ -269,7 +268,7 @@ class TrainConfig(GeneralOptions):
         return float(start * (end / start) ** part)
 
     def with_steps(self, steps: int) -> TrainConfig:
-        """Return the configuration with other steps, and the schedule of annealing unchanged."""
+        """Return the configuration with another number of steps and the same annealing schedule."""
         if any(end is not None for end in (self.epsilon_end, self.temperature_end, self.lr_end)):
             anneal = replace(self.anneal, steps=self.anneal_steps)
             return replace(self, steps=steps, anneal=anneal)
@@ -291,18 +290,18 @@ class TrainConfig(GeneralOptions):
         return self.draw.make_rule() if isinstance(self.draw, PriorityDraw) else torch.abs
 
     def make_networks(self, env: GFNEnv) -> Networks:
-        """Return modules of one's own to train; by default there are none, and all are made.
+        """Return your own modules to train; by default none, and all are created.
 
         Args:
-            env: the environment. Weights are drawn by torch's generator, from the seed of the run.
+            env: the environment. Weights come from torch's generator, seeded by the run.
         """
         return Networks()
 
     def make_distance(self) -> float | Distance:
         """Return the distance between two states for diverse buffers: p of a norm, or a callable.
 
-        A callable takes two batches of states as rows, [n, d] and [m, d], with the condition's
-        numbers at the end where there are conditions, and returns [n, m].
+        A callable receives two batches of states as rows, [n, d] and [m, d], with conditions
+        appended if there are any, and returns [n, m].
         """
         return self.distance_p
 
@@ -316,9 +315,9 @@ class TrainConfig(GeneralOptions):
         """Return the replay buffer.
 
         Args:
-            env: what trajectories are of.
-            generator: draws the items.
-            regenerate: samples trajectories to terminating states, where these are stored.
+            env: environment of the trajectories.
+            generator: ``torch.Generator`` of the draws.
+            regenerate: callable that samples trajectories to stored terminating states.
             **more: options of the preset.
         """
         kind = REPLAY[self.replay]
@@ -344,11 +343,11 @@ class TrainConfig(GeneralOptions):
 
     @property
     def n_replayed(self) -> int:
-        """Trajectories replayed per batch of fresh ones."""
+        """Number of trajectories replayed for each batch of fresh ones."""
         return round(self.replay_ratio * self.batch_size)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON knows them, without where this time: a run may be moved."""
+        """Return the fields as JSON values, without ``out``, because a run folder may move."""
         shipped = CONFIGS.get(self.env) is type(self)
         values = {name: v for name, v in asdict(self).items() if name not in _WHERE}
         env = self.env if shipped else path_of(type(self))
@@ -359,8 +358,8 @@ class TrainConfig(GeneralOptions):
         """Return the configuration that ``to_dict`` turned into ``values``.
 
         Raises:
-            ArgumentError: it has another format, its class cannot be imported, or a field is
-                missing, unknown or out of its range.
+            ArgumentError: the format is another, the class cannot be imported, or a field is
+                missing, unknown or out of range.
         """
         rest = dict(values)
         if (version := rest.pop("format", 1)) != FORMAT:

@@ -15,7 +15,7 @@ from gfn_rb.shapes import Float
 
 @runtime_checkable
 class PriorityRule(Protocol):
-    """Tells how much an item is to be drawn by how well it was fitted. Any function may."""
+    """Turns residuals into priorities. Any function may be one."""
 
     def __call__(self, residual: Float[Tensor, "m"], /) -> Float[Tensor, "m"]:
         """Return priorities, at least 0 and finite.
@@ -33,8 +33,8 @@ class TeacherReward:
     With d = -residual, above 0 where the flow is too small: log(1 + eps + d^2 (1 + c 1[d > 0])).
 
     Args:
-        c: how much more too little flow counts than too much.
-        eps: keeps the reward of a perfect fit above 0.
+        c: additional weight of too little flow, at least 0.
+        eps: constant that keeps the reward of a perfect fit above 0.
     """
 
     c: float = 19.0

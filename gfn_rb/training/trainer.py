@@ -56,15 +56,15 @@ def _store(rb: ReplayBuffer, items: TensorDictBase) -> None:
 
 @dataclass(frozen=True)
 class Hooks:
-    """What else is done in the course of a training step.
+    """Callables that run during a training step.
 
     Args:
-        replayed: given the buffer of the run and its environment, returns the buffer to draw from,
-            such as an ensemble of it and others; checkpoints hold what it returns.
-        store: puts fresh items into the buffer, and returns trajectories that others have fed in
-            the meantime, to be learnt from like those sampled here; None where there are none.
-        gradients: called with the loss module when its gradients are there, before they are used.
-        stepped: called with the trainer after each step.
+        replayed: receives the buffer of the run and its environment, and returns the buffer to draw
+            from, such as an ensemble of it and others. Checkpoints contain what it returns.
+        store: adds fresh items to the buffer. It returns trajectories that other ranks fed
+            meanwhile, to train on like fresh ones, or None.
+        gradients: receives the loss module when its gradients are computed and not yet used.
+        stepped: receives the trainer after each step.
     """
 
     replayed: Callable[[ReplayBuffer, GFNEnv], ReplayBuffer] = lambda rb, env: rb
@@ -74,21 +74,20 @@ class Hooks:
 
 
 class Trainer:
-    """A GFlowNet in training, on fresh and on replayed items.
+    """Trains a GFlowNet on fresh and replayed items.
 
-    One step takes fresh trajectories from its source, stores them, and takes one optimiser step on
-    each batch of them and one on each batch of what is replayed. What others feed, and a hook
-    returns, is learnt from like the fresh ones, and as much more is replayed. Everything random
-    comes from the seed.
+    One step samples fresh trajectories, stores them, and takes one optimizer step on each of their
+    batches and one on each replayed batch. Trajectories that other ranks fed are treated like fresh
+    ones. The seed determines all random numbers.
 
     Args:
-        config: what to train, on what and how.
-        stream: which of the independent streams of random numbers to sample by. Initial weights
-            are the same in all of them.
-        hooks: what else is done in the course of a step.
+        config: configuration of the run.
+        stream: number of the stream of random numbers to sample with. Initial weights are the same
+            in all streams.
+        hooks: callables that run during a step.
 
     Raises:
-        ArgumentError: a field of the configuration is out of its range, or two do not go together.
+        ArgumentError: a field of the configuration is out of range, or two exclude each other.
 
     Examples:
         >>> trainer = Trainer(TFBind8Config(seed=1))
@@ -138,10 +137,10 @@ class Trainer:
         """Take one training step.
 
         Returns:
-            The mean loss of the fresh batches, each before it was learnt from.
+            The mean loss of the fresh batches, each before its optimizer step.
 
         Raises:
-            NaNError, ArgumentError: the loss is no longer finite.
+            NaNError, ArgumentError: the loss is not finite.
         """
         if isinstance(draw := self.config.draw, SoftmaxDraw) and draw.temperature_end is not None:
             self.rb.sampler.temperature = self.config.annealed(
@@ -167,7 +166,7 @@ class Trainer:
         return loss
 
     def close(self) -> None:
-        """Release the processes that sample for it."""
+        """Stop the processes that sample for the trainer."""
         self.source.close()
 
     def _batches(self, trajectories: Trajectories) -> list[Trajectories]:
@@ -235,17 +234,17 @@ class Trainer:
 
     @property
     def log_z(self) -> float:
-        """The learned log Z, in nats; where there are conditions, its mean over some."""
+        """The learned log Z in nats; with conditions, its mean over some of them."""
         return self.fit.learned_log_z()
 
     def measure(self) -> Row:
-        """Return what there is to know after the steps taken so far, by name.
+        """Return the metrics after the steps so far, by name.
 
-        Losses and ages are of what was learnt from since the last row of ``history``; None where
-        there is nothing to average. Ages are in steps; ``evicted`` of the rows that were
-        ``accepted`` have given way to others.
-        What is measured by samples is so by random numbers of its own. Seconds have ``time`` in
-        their name; everything else repeats with the seed.
+        Losses and ages are means over what was trained on since the last row of ``history``; None
+        without any. Ages are in steps. ``evicted`` of the ``accepted`` rows have been overwritten.
+
+        Metrics by samples use random numbers of their own. Names of seconds contain ``time``; all
+        other values repeat with the seed.
         """
         with self.watch("evaluation"):
             found = self.discovery.columns()
@@ -280,13 +279,13 @@ class Trainer:
     # Keeping it.
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Save everything that the next step depends on, in one file.
+        """Save everything that the next step depends on in one file.
 
         Args:
-            path: the file to make or replace, see :func:`gfn_rb.checkpoint.save_checkpoint`.
+            path: file to create or replace.
 
         Raises:
-            CheckpointError: it cannot be written.
+            CheckpointError: the file cannot be written.
         """
         save_checkpoint(
             path,
@@ -302,16 +301,16 @@ class Trainer:
         )
 
     def load(self, path: str | PathLike[str]) -> None:
-        """Continue from a file of ``save``, bit for bit as if there had been no interruption.
+        """Continue from a file of ``save``, bit for bit as without an interruption.
 
         Args:
-            path: saved with the same configuration; only ``steps`` may differ.
+            path: file of a run with the same configuration; only ``steps`` may differ.
 
         Raises:
-            CheckpointError: there is no such file, or it cannot be read.
-            CheckpointCorruptError: it is damaged.
-            CheckpointMismatchError: it is of another configuration, or not of a training run.
-            SecretError: it was not made with the secret of the run.
+            CheckpointError: the file does not exist or cannot be read.
+            CheckpointCorruptError: the file is damaged.
+            CheckpointMismatchError: the file is of another configuration, or not of a training run.
+            SecretError: the file was made with another secret, or was changed.
         """
         self._check_same(path)
         extra = load_checkpoint(path, self.replayed, secret=self._secret)

@@ -23,14 +23,15 @@ _EXTRA = ("tyro", "rich", "tqdm", "matplotlib")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command. A mistake of the user's is answered in one line on stderr.
+    """Run a command. User errors are reported in one line on stderr.
 
     Args:
-        arguments: the words after the program's name, ``sys.argv`` if None.
+        arguments: the words after the program's name; None for ``sys.argv``.
 
     Returns:
-        The exit code: 0; 1 if something failed; 2 if an argument makes no sense; 130 and 143 after
-        SIGINT and SIGTERM.
+        The exit status: 0; 1 if a command failed; 2 for a wrong argument; 130 and 143 after SIGINT
+            and
+        SIGTERM.
     """
     try:
         try:

@@ -23,17 +23,16 @@ def log_weights(
 ) -> Float64[Tensor, "n"]:
     """Return log w(tau) = log R(x) + log P_B(tau | x) - log P_F(tau) of each trajectory, in nats.
 
-    Where the policies are exact, each is log Z. Their mean is the evidence lower bound where the
-    forward policy sampled, E_{P_F}[log w] <= log Z, and the evidence upper bound where ends are
-    drawn from the target and the backward policy went back from them,
-    E_{x ~ R/Z, P_B}[log w] >= log Z (Blessing et al. 2024, arXiv:2406.07423; Sendera et al. 2024,
-    arXiv:2402.05098).
+    With exact policies each is log Z. For trajectories of the forward policy, their mean is the
+    evidence lower bound, E_{P_F}[log w] <= log Z. For backward trajectories from objects of the
+    target, it is the evidence upper bound, E_{x ~ R/Z, P_B}[log w] >= log Z (Blessing et al. 2024,
+    arXiv:2406.07423; Sendera et al. 2024, arXiv:2402.05098).
 
     Args:
-        pf: the forward policy.
-        pb: the backward policy.
-        env: where the trajectories come from.
-        trajectories: forward and backward ones in any mixture.
+        pf: forward policy.
+        pb: backward policy.
+        env: environment of the trajectories.
+        trajectories: forward and backward rows in any mixture.
     """
     forward = trajectory_log_probs(pf, env, trajectories).double().sum(1)
     backward = trajectory_log_probs(pb, env, trajectories).double().sum(1)
@@ -43,8 +42,8 @@ def log_weights(
 def log_mean_exp(value: Float[Tensor, "*shape"], dim: int = 0) -> Float[Tensor, "*rest"]:
     """Return log mean exp along a dimension.
 
-    Of ``log_weights`` of forward samples it is the importance estimate of log Z, which lies above
-    the evidence lower bound, and below log Z on average (Burda et al. 2016, arXiv:1509.00519).
+    For ``log_weights`` of forward samples it is the importance estimate of log Z. It is above the
+    evidence lower bound, and below log Z on average (Burda et al. 2016, arXiv:1509.00519).
     """
     return value.logsumexp(dim) - math.log(value.shape[dim])
 
@@ -60,19 +59,19 @@ def estimate_log_probs(
     condition: Shaped[Tensor, "n *condition"] | None = None,
     generator: torch.Generator | None = None,
 ) -> Float64[Tensor, "n"]:
-    """Estimate how probable the forward policy makes each terminating state, in nats.
+    """Estimate the forward policy's log-probability of each terminating state, in nats.
 
     P(x) = E_{tau ~ P_B(. | x)}[P_F(tau) / P_B(tau | x)], by k backward trajectories from each x
-    (Zhang et al. 2022, arXiv:2202.01361). Where one path alone leads to x, one is enough.
+    (Zhang et al. 2022, arXiv:2202.01361). If a single path leads to x, one trajectory is enough.
 
     Args:
-        pf: the forward policy.
-        pb: the backward policy.
-        env: the environment; it is not asked for rewards.
+        pf: forward policy.
+        pb: backward policy.
+        env: the environment; its rewards are not computed.
         state: terminating states x.
-        k: backward trajectories per state, at least 1.
-        condition: one condition per state, where the environment has conditions.
-        generator: draws the trajectories.
+        k: number of backward trajectories per state, at least 1.
+        condition: one condition per state, if the environment has conditions.
+        generator: ``torch.Generator`` of the trajectories.
 
     Raises:
         ArgumentError: ``k`` is below 1, or a state is not terminating.
@@ -110,13 +109,13 @@ def draw_from_target(
     condition: Shaped[Tensor, "*condition"] | None = None,
     generator: torch.Generator | None = None,
 ) -> Shaped[Tensor, "n *state"]:
-    """Draw terminating states with probability R(x) / Z exactly.
+    """Sample terminating states with probability R(x) / Z exactly.
 
     Args:
-        env: small enough to enumerate.
+        env: environment with few enough states to list.
         n: number of states.
-        condition: one condition, [*C], where the environment has conditions.
-        generator: draws them.
+        condition: one condition, [*C], if the environment has conditions.
+        generator: ``torch.Generator`` of the draws.
     """
     # By the inverse of the cumulative distribution: torch.multinomial takes 2^24 states at most.
     cumulative = env.target_log_prob(condition).exp().cumsum(0)

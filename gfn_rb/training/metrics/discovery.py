@@ -20,8 +20,8 @@ class DiscoveryMetrics:
 
     Args:
         env: the environment.
-        distance: between states; measures how different the best 100 are from each other.
-        separated: also count these modes, by a threshold and a distance.
+        distance: callable between states; measures the diversity of the best 100.
+        separated: further modes to count, by a threshold and a distance.
     """
 
     def __init__(
@@ -54,17 +54,17 @@ class DiscoveryMetrics:
 
     @property
     def distinct_calls(self) -> int:
-        """How many different terminating states were reached."""
+        """Number of distinct terminating states reached."""
         return len(self._seen)
 
     @property
     def modes_found(self) -> int:
-        """How many different modes were reached."""
+        """Number of distinct modes reached."""
         return len(self._modes)
 
     @property
     def top_score(self) -> float | None:
-        """Mean score of the best 100 different terminating states that were reached."""
+        """Mean score of the best 100 distinct terminating states reached."""
         return float(self.top.double().mean()) if len(self.top) else None
 
     def columns(self) -> dict[str, int | float | None]:
@@ -91,10 +91,10 @@ class DiscoveryMetrics:
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Start from counts made earlier.
+        """Restore counts.
 
         Args:
-            state_dict: of ``state_dict``.
+            state_dict: return value of ``state_dict``.
         """
         device = self._env.source_state.device
         self.calls, self.top = state_dict["calls"], state_dict["top"].to(device)

@@ -26,14 +26,13 @@ HAMMING = norm_distance(0.0)
 
 
 def mean_distance(state: Shaped[Tensor, "n *state"], distance: Distance = HAMMING) -> float | None:
-    """Return the mean distance between two different rows; None where there are fewer than two.
+    """Return the mean distance between two different rows; None for fewer than two rows.
 
-    The diversity of the best k objects is this of their states (Jain et al. 2022,
-    arXiv:2203.04115).
+    Of the states of the best k objects, it is their diversity (Jain et al. 2022, arXiv:2203.04115).
 
     Args:
         state: states.
-        distance: between states, symmetric.
+        distance: symmetric callable between states.
 
     Raises:
         ShapeError: ``distance`` returns another shape.
@@ -46,16 +45,15 @@ def mean_distance(state: Shaped[Tensor, "n *state"], distance: Distance = HAMMIN
 
 
 class SeparatedModes:
-    """Counts good objects that lie apart: of reward above a threshold, and far from each other.
+    """Counts good objects that are far apart: of score above a threshold and far from each other.
 
-    Of each batch in descending score, an object of at least ``threshold`` is a new mode if it lies
-    further than ``cutoff`` from every mode so far (Bengio et al. 2021, arXiv:2106.04399). All
-    objects at once give the modes that lists of them are made by, such as TFBind8's.
+    In descending order of score, an object of at least ``threshold`` is a new mode if its distance
+    to every mode so far is above ``cutoff`` (Bengio et al. 2021, arXiv:2106.04399).
 
     Args:
-        threshold: the least score of a mode.
-        cutoff: the distance that modes exceed.
-        distance: between states, symmetric.
+        threshold: lowest score of a mode.
+        cutoff: distance that modes exceed.
+        distance: symmetric callable between states.
 
     Attributes:
         state: the modes, [m, *S]; None before the first.
@@ -69,7 +67,7 @@ class SeparatedModes:
         return 0 if self.state is None else len(self.state)
 
     def add(self, state: Shaped[Tensor, "n *state"], score: Float[Tensor, "n"]) -> None:
-        """Take the modes among some objects, the best first.
+        """Add the modes among some objects, the best first.
 
         Raises:
             ShapeError: the distance returns another shape than [n, m].

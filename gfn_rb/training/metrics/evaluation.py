@@ -139,10 +139,10 @@ METRICS: dict[str, Metric] = {
 
 
 def check_metrics(metrics: Sequence[str], env: GFNEnv) -> None:
-    """Check that an environment can answer metrics.
+    """Check that an environment supports metrics.
 
     Raises:
-        ArgumentError: one of them it cannot.
+        ArgumentError: the environment does not support one of them.
     """
     able = [name for name, metric in METRICS.items() if metric.answers(env)]
     if wrong := [name for name in metrics if name not in able]:
@@ -153,27 +153,27 @@ def check_metrics(metrics: Sequence[str], env: GFNEnv) -> None:
 
 
 class Evaluation:
-    """Measures a policy: what is known of its fit, and metrics asked for by name.
+    """Measures a policy: its fit to the target, and metrics requested by name.
 
-    These sample, with the same numbers for the same seed and step and none from the generators of
-    training. Their rewards are not counted as calls. Where there are conditions they are means over
-    the environment's fixed ones.
+    Metrics by samples use the same random numbers for the same seed and step, and none of training.
+    Their reward calls are not counted. With conditions they are means over the environment's fixed
+    ones.
 
     Args:
         env: the environment.
-        pf: the forward policy.
-        pb: the backward policy.
-        estimate_log_z: returns the learned log Z in nats, for each of the conditions it is given.
-        metrics: names in ``METRICS``; "distances" lists states however many there are.
-        n_samples: trajectories that metrics sample.
-        n_backward: backward trajectories for each test state.
-        seed: of the samples.
+        pf: forward policy.
+        pb: backward policy.
+        estimate_log_z: callable that returns the learned log Z in nats for each given condition.
+        metrics: names among ``METRICS``; "distances" lists states whatever their number.
+        n_samples: number of trajectories that metrics sample.
+        n_backward: number of backward trajectories for each test state.
+        seed: seed of the samples.
 
     Attributes:
-        fit: what is known of the policy without sampling.
+        fit: the fit of the policy without sampling.
 
     Raises:
-        ArgumentError: the environment cannot answer one of the metrics.
+        ArgumentError: the environment does not support one of the metrics.
     """
 
     def __init__(
@@ -200,7 +200,7 @@ class Evaluation:
 
     @torch.no_grad()
     def columns(self, step: int) -> dict[str, float | None]:
-        """Return everything by name after some training steps; None for what is no number."""
+        """Return all metrics by name; None for undefined numbers."""
         known = self.fit.columns()
         sampled = [metric for metric in self._metrics if not known.keys() >= {*metric.columns}]
         if sampled:

@@ -22,14 +22,15 @@ def accuracy(
 ) -> float:
     """Return min(E_P[r] / E_{R/Z}[r], 1), in [0, 1] for positive scores.
 
-    The mean score of what the policy samples as a share of what samples of the target have on
-    average (Shen et al. 2023, arXiv:2305.07170; Kim et al. 2023, arXiv:2310.02710). They take the
-    reward without its exponent, as ``env.score`` does.
+    It is the mean score of the policy's samples as a share of the target's mean score (Shen et al.
+    2023, arXiv:2305.07170; Kim et al. 2023, arXiv:2310.02710). The score is the reward without
+    exponent, as ``env.score`` returns it.
 
     Args:
         score: r of samples of the policy, or of all objects.
-        expected: the mean of r under the target.
-        probability: of each object under the policy, where all are given; they sum to 1.
+        expected: mean of r under the target.
+        probability: probability of each object under the policy if all objects are given; the sum
+            is 1.
     """
     score = score.double()
     mean = score.mean() if probability is None else (score * probability).sum()
@@ -37,23 +38,25 @@ def accuracy(
 
 
 def pearson(x: Float[Tensor, "..."], y: Float[Tensor, "..."]) -> float:
-    """Return Pearson's correlation of two vectors in float64; NaN where either is constant.
+    """Return Pearson's correlation of two vectors in float64; NaN if one is constant.
 
-    Of the log-probability that a policy gives to the objects of a test set with their log R(x), it
-    is 1 for an exact policy (Nica et al. 2022; Madan et al. 2022, arXiv:2209.12782).
+    The correlation of log P(x) with log R(x) over a test set is 1 for an exact policy (Nica et al.
+    2022; Madan et al. 2022, arXiv:2209.12782).
 
     Raises:
-        ShapeError: they are not vectors of one length.
+        ShapeError: the arguments are not vectors of one length.
     """
     check_vectors(x=x, y=y)
     return float(torch.corrcoef(torch.stack([x.double(), y.double()]))[0, 1])
 
 
 def spearman(x: Float[Tensor, "..."], y: Float[Tensor, "..."]) -> float:
-    """Return Spearman's rank correlation, ties at their mean rank; NaN where either is constant.
+    """Return Spearman's rank correlation, ties at their mean rank; NaN if one is constant.
 
-    It asks whether a policy orders objects as the reward does. Arguments and errors are those of
-    :func:`pearson`.
+    It measures whether a policy orders objects as the reward does.
+
+    Raises:
+        ShapeError: the arguments are not vectors of one length.
     """
     ranks = []
     for value in (x, y):
@@ -79,16 +82,16 @@ MAX_EXACT_STATES = 200_000  # more than that, and a run would spend most of its 
 
 
 class Fit:
-    """Compares what was learned with a target of which nothing is known: it is too large.
+    """Compares the learned log Z with the true one, if known, for targets too large to list.
 
     Args:
-        estimate_log_z: returns the learned log Z in nats, for each of the conditions it is given.
-        conditions: those to average log Z over, where the environment has any.
-        log_z: the true log partition function, in nats; None where nobody knows it.
+        estimate_log_z: callable that returns the learned log Z in nats for each given condition.
+        conditions: conditions to average over, if the environment has any.
+        log_z: true log partition function in nats; None if unknown.
 
     Attributes:
-        log_z: see above.
-        method: how distances are measured, in a word or two; nothing where none is.
+        log_z: true log partition function in nats; None if unknown.
+        method: how distances are measured, in a word or two; empty if not measured.
     """
 
     method = ""
@@ -108,10 +111,10 @@ class Fit:
         return float(self._estimate_log_z(self._conditions).mean())
 
     def columns(self) -> dict[str, float]:
-        """Return what is known of the policy as it is now, by name.
+        """Return the metrics of the current policy, by name.
 
-        The learned log Z; where the true one is known, how far it is from that; and whatever
-        follows from the policy's exact distribution, where that is known.
+        They are the learned log Z, its gap to the true one if known, and metrics of the policy's
+        exact distribution if known.
         """
         log_z = self.learned_log_z()
         gap = {} if self.log_z is None else {"log_z_gap": abs(log_z - self.log_z)}
@@ -119,13 +122,13 @@ class Fit:
 
 
 class ExactFit(Fit):
-    """Knows the policy's distribution, and its exact distance to the target.
+    """Compares the exact distribution of a policy with the target.
 
     Args:
-        env: small enough to enumerate.
-        policy: the forward policy.
-        estimate_log_z: returns the learned log Z in nats, for each of the conditions it is given.
-        conditions: those to take means over, where the environment has any.
+        env: environment with few enough states to list.
+        policy: forward policy.
+        estimate_log_z: callable that returns the learned log Z in nats for each given condition.
+        conditions: conditions to average over, if the environment has any.
     """
 
     def __init__(
@@ -184,13 +187,13 @@ def make_fit(
     estimate_log_z: EstimateLogZ,
     max_states: int = MAX_EXACT_STATES,
 ) -> Fit:
-    """Return what compares a policy with the target, exactly wherever that takes little time.
+    """Return an object that compares a policy with the target, exactly if that takes little time.
 
     Args:
         env: the environment.
-        policy: the forward policy.
-        estimate_log_z: returns the learned log Z in nats, for each of the conditions it is given.
-        max_states: the most states to list.
+        policy: forward policy.
+        estimate_log_z: callable that returns the learned log Z in nats for each given condition.
+        max_states: highest number of states to list.
     """
     conditions = env.fixed_conditions(N_CONDITIONS)
     if not (isinstance(env, EnumerableEnv) and env.n_states <= max_states):

@@ -28,22 +28,22 @@ from gfn_rb.transports.launch import Launch
 
 
 def train(config: TrainConfig) -> RunResult | None:
-    """Train, and write everything into a new folder.
+    """Train, and write all results into a new folder.
 
-    Started by a launcher, this is one rank of the run, and all of them call it.
+    Under a launcher, this process is one rank of the run, and all ranks call this function.
 
     Args:
-        config: what to train; ``config.threads`` holds for the whole process.
+        config: configuration of the run; ``config.threads`` applies to the whole process.
 
     Returns:
-        How the run ended; None on all ranks but the one that reports, as a rule the first.
+        The result; None on all ranks but the reporting one, which is usually rank 0.
 
     Raises:
-        ArgumentError: an option cannot be honoured, ranks do not agree, or the folder exists.
-            Nothing is written.
-        NaNError: the loss is no longer finite.
-        TransportError: the ranks of the run cannot be connected.
-        RefusedError: rank 0 has raised why there is no run.
+        ArgumentError: an option has no effect or is not allowed, ranks do not agree, or the folder
+            exists. Nothing is written.
+        NaNError: the loss is not finite.
+        TransportError: the ranks cannot be connected.
+        RefusedError: rank 0 has raised the reason why there is no run.
         WorkerError: this rank of several failed.
     """
     started = find_launch(config.transport)
@@ -69,25 +69,25 @@ def resume(
 ) -> RunResult | None:
     """Continue a run from its last checkpoint, as if it had never stopped.
 
-    A run of several ranks goes on with as many ranks, from the last checkpoint of each; where
-    gradients are averaged, from the newest step of which all have one. Where the configuration
-    names a class of one's own, that is imported, which stderr says before; nothing is imported
-    from the folder itself.
+    A run of several ranks continues with the same number of ranks, from the last checkpoint of
+    each. With averaged gradients, it continues from the newest step of which all ranks have one. If
+    the configuration names a class of your own, that class is imported, and stderr says so before.
+    Nothing is imported from the folder itself.
 
     Args:
-        path: its folder.
-        steps: train up to this many steps instead of those configured.
-        transport: what joins the ranks, as in the configuration of a new run.
+        path: the run folder.
+        steps: total number of training steps; None for those of the configuration.
+        transport: transport of the ranks, as in a new run.
 
     Returns:
-        How the run ended; None on all ranks but the one that reports, as a rule the first.
+        The result; None on all ranks but the reporting one, which is usually rank 0.
 
     Raises:
-        ArgumentError: there is no run, it had another number of ranks, ``steps`` are fewer than
-            were taken already, or another process goes on with it.
+        ArgumentError: no run is in the folder, it had another number of ranks, ``steps`` are fewer
+            than were taken, or another process resumes it.
         CheckpointCorruptError: the checkpoint is damaged.
-        CheckpointMismatchError: the checkpoint is of another configuration, or those of ranks that
-            average gradients are of no step in common.
+        CheckpointMismatchError: the checkpoint is of another configuration, or ranks that average
+            gradients have no step in common.
     """
     folder, started = RunFolder.open(path), find_launch(transport)
     distributed.check_ranks(folder, started)

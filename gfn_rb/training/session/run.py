@@ -55,15 +55,14 @@ class StopSignals:
 
 
 class RunResult(NamedTuple):
-    """How a run ended, for now.
+    """The result of a run.
 
     Attributes:
-        trainer: the trainer, after its last step.
-        folder: where everything was written.
-        row: what was measured last, see ``Trainer.measure``.
-        stopped_by: the signal that stopped it before the end, None if it came to its end.
-        unwritten: why the disk did not take what was to be written at the end, if so. All else is
-            there.
+        trainer: the trainer after its last step.
+        folder: the run folder.
+        row: last measured row, as of ``Trainer.measure``.
+        stopped_by: signal that stopped the run before its end; None at its end.
+        unwritten: error of the disk at the end, if a file could not be written. All others are.
     """
 
     trainer: Trainer

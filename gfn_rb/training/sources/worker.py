@@ -41,32 +41,33 @@ _UNPICKLABLE = (pickle.PicklingError, AttributeError, TypeError)
 
 
 class WorkerSource(Source):
-    """Samples batches of trajectories in several processes, each with its share of every batch.
+    """Samples batches of trajectories in several processes, each with a share of every batch.
 
-    A batch is sampled when it is asked for, under the weights the policy then has, and is complete
-    when it is returned. What worker w adds to batch b depends on (seed, b, w) and the weights
-    alone: a run with the same seed and as many workers repeats exactly, and one that is resumed
-    from a checkpoint need only know how many batches were drawn. Worth it where rewards take long
-    to compute; a cheap environment is sampled faster in one process.
+    A batch is sampled when it is requested, with the policy's current weights, and is returned
+    complete. The share of worker w in batch b depends on (seed, b, w) and the weights alone. A run
+    with the same seed and number of workers therefore repeats exactly, and a resumed run only needs
+    the number of batches. It pays where rewards take long to compute; one process samples a cheap
+    environment faster.
 
-    TorchRL's collectors, which fill buffers in the background, cut batches by frames and let
-    episodes continue under newer weights; here every trajectory is of one policy.
+    TorchRL's collectors instead fill buffers in the background, cut batches by frames, and continue
+    episodes under newer weights. Here each trajectory is of one policy.
 
-    The processes are started afresh ("spawn"), so a script must guard its entry point by
-    ``if __name__ == "__main__":``. Each computes in one thread. They ignore Ctrl-C, and end with
-    the source, with the main process, or at the first error, which the main process raises.
+    Processes start by "spawn", so a script needs ``if __name__ == "__main__":``. Each uses one
+    thread. They ignore Ctrl-C, and end with the source, the main process, or the first error, which
+    the main process raises.
 
     Args:
-        make_env: returns the environment; called once in each worker.
-        policy: a forward policy. Workers use a copy of it, in shared memory.
-        n_workers: number of processes.
-        seed: of everything random, at least 0.
-        device: where the batches that ``sample`` returns live.
-        **policy_kwargs: fields of :class:`gfn_rb.rollout.Exploration` other than the generator.
+        make_env: callable that returns the environment; called once in each worker.
+        policy: forward policy. Workers use a copy of it in shared memory.
+        n_workers: number of processes, at least 1.
+        seed: seed of all random numbers, at least 0.
+        device: device of the returned batches.
+        **policy_kwargs: fields of :class:`gfn_rb.rollout.Exploration` (epsilon, temperature, noise,
+            exit_bias) without the generator.
 
     Raises:
-        ArgumentError: an option breaks its rule, or something cannot be pickled.
-        WorkerError: a worker could not make its environment, or died.
+        ArgumentError: an option has a value that is not allowed, or something cannot be pickled.
+        WorkerError: a worker could not create its environment, or died.
 
     Examples:
         >>> with WorkerSource(TFBind8, ForwardPolicy(TFBind8()), n_workers=4) as source:
@@ -118,11 +119,11 @@ class WorkerSource(Source):
             raise ArgumentError(f"policy must be picklable: {error}") from error
 
     def sample(self, n: int) -> Trajectories:
-        """Sample ``n`` trajectories from the source state, those of the first worker first.
+        """Sample ``n`` trajectories from the source state, in the order of the workers.
 
         Raises:
             ArgumentError: ``n`` is negative, or the workers are stopped.
-            WorkerError: a worker failed or died; all are stopped then.
+            WorkerError: a worker failed or died. All workers are then stopped.
         """
         if n < 0:
             raise ArgumentError(f"n must be at least 0, got {n}")
@@ -140,7 +141,7 @@ class WorkerSource(Source):
         return batch.wrap(staged(batch.to_tensordict(), self._device))
 
     def close(self) -> None:
-        """Stop the workers. Done at the end of the program too."""
+        """Stop the workers. The end of the program does so too."""
         self._stop()
 
     def state_dict(self) -> dict[str, int]:
@@ -152,13 +153,13 @@ class WorkerSource(Source):
         }
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        """Resume after the batches that another source has drawn.
+        """Continue after the batches of another source.
 
         Args:
-            state_dict: from a source with the same seed and number of workers.
+            state_dict: state of a source with the same seed and number of workers.
 
         Raises:
-            CheckpointMismatchError: from another.
+            CheckpointMismatchError: the state is of another source.
         """
         own = self.state_dict()
         for name in ("seed", "n_workers"):
