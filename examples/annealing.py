@@ -1,4 +1,4 @@
-"""Annealing: the same buffer drawn from ever more greedily, saved half-way, and resumed.
+"""Annealing: draw from a buffer ever more greedily; save it half-way and resume.
 
 python examples/annealing.py
 """
@@ -16,7 +16,7 @@ from gfn_rb.checkpoint import schedule_state
 
 
 def make() -> tuple[TensorDictReplayBuffer, LinearScheduler]:
-    """Return a buffer, and what lowers the temperature of its draws from 4 to 0.5."""
+    """Return a buffer, and a scheduler that lowers the temperature of its draws from 4 to 0.5."""
     rb = reward_prioritized_buffer(1000, temperature=4.0, replacement=True, batch_size=256)
     return rb, LinearScheduler(rb, "temperature", final_value=0.5, num_steps=8)
 

@@ -1,8 +1,7 @@
 """Best of n per prompt: a language model learns from the best completions of each prompt.
 
-The model is a stand-in of a few hundred numbers; a real one samples and is scored in the same
-places. A buffer for each prompt keeps its best completions, whatever other prompts are worth; the
-merged buffer draws from all alike.
+The model is a small table. A real model samples and is scored at the same places. A buffer for each
+prompt keeps its best completions, and the merged buffer draws from all buffers equally.
 
 python examples/best_of_n.py
 """

@@ -1,7 +1,7 @@
 """Elite imitation: a policy for CartPole learns from the steps of the best episodes so far.
 
-It is the cross-entropy method (Rubinstein 1999) with a buffer that keeps the best of all that was
-ever tried, and nothing of a GFlowNet. It needs gymnasium.
+It is the cross-entropy method (Rubinstein 1999) with a buffer that keeps the best episodes of the
+whole run. It is not a GFlowNet. It needs gymnasium.
 
 python examples/elite_imitation.py
 """
@@ -25,7 +25,7 @@ MAX_STEPS, EPISODES = 100, 16
 
 
 def with_return(episode: TensorDictBase) -> TensorDictBase:
-    """Return the steps of an episode, each with the return of all of it."""
+    """Return the steps of an episode, each with the return of the whole episode."""
     steps = episode.select("observation", "action")
     score = episode["next", "reward"].sum()
     return steps.set("episode_return", score.expand(len(steps)))

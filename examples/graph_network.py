@@ -15,12 +15,12 @@ from gfn_rb.training.config import BayesianDAGConfig
 
 
 class EdgeNetwork(nn.Module):
-    """Passes messages along edges, both ways, and answers for each pair of nodes and for the graph.
+    """Passes messages along edges in both directions; outputs one value per pair and per graph.
 
     Args:
-        n_nodes: nodes of the graph; each has a learnt beginning, for nodes are no equals here.
+        n_nodes: number of nodes; each has a learned initial value, because nodes differ here.
         width: features of a node.
-        rounds: of messages.
+        rounds: rounds of messages.
     """
 
     def __init__(self, n_nodes: int, width: int, rounds: int = 2) -> None:

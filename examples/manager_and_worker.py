@@ -1,4 +1,4 @@
-"""A manager that scores and keeps, and workers that sample: as threads, or one process each.
+"""A manager that scores and keeps items, and workers that sample: as threads or as processes.
 
 python examples/manager_and_worker.py
 mpiexec -n 3 python -m mpi4py examples/manager_and_worker.py
@@ -21,7 +21,7 @@ ENV = HyperGrid(2, 16)
 
 
 class Novelty:
-    """Scores what workers send by how new it is: a bonus for each object not seen before."""
+    """Scores items by novelty: a bonus for each object not seen before."""
 
     def __init__(self) -> None:
         self.seen = torch.zeros(0, dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""A multilayer perceptron of one's own, on a grid of one's own size.
+"""Your own multilayer perceptron, on a grid of configurable size.
 
 gfn-rb train examples.mlp:MLPConfig --size 16
 """
@@ -14,7 +14,7 @@ from gfn_rb.training import TrainConfig
 
 @dataclass(frozen=True, kw_only=True)
 class MLPConfig(TrainConfig):
-    """Find the rewarded corners of a square by a perceptron with layer normalisation."""
+    """Find the rewarded corners of a square with a perceptron with layer normalisation."""
 
     size: int = 8
     """Points along each side."""
@@ -22,11 +22,11 @@ class MLPConfig(TrainConfig):
     """Units of the hidden layer."""
 
     def make_env(self) -> GFNEnv:
-        """Return the square."""
+        """Return the square grid."""
         return HyperGrid(2, self.size, device=self.device)
 
     def make_networks(self, env: GFNEnv) -> Networks:
-        """Return modules: they are given what the environment encodes."""
+        """Return modules that receive the environment's encoding of states."""
         sizes = (env.n_actions, env.n_actions - 1, 1)
         return Networks(*(self._network(env.encoded_size, size) for size in sizes))
 

@@ -1,4 +1,4 @@
-"""An environment of one's own: teams of people, some of whom work well together.
+"""Your own environment: teams of people, some of whom work well together.
 
 python examples/own_environment.py
 """
@@ -14,12 +14,12 @@ from gfn_rb.training.metrics import ExactFit
 
 
 class Teams(EnumerableEnv):
-    """Teams are made by adding one person after another; log R sums what all pairs are worth.
+    """Build teams by adding one person after another; log R is the sum over all pairs.
 
-    A state has a 1 for each person who is in, and the sink is -1 everywhere.
+    A state has a 1 for each person in the team. The sink is -1 everywhere.
 
     Args:
-        worth: of each pair, [n, n], in nats.
+        worth: value of each pair, [n, n], in nats.
     """
 
     n_modes = 1  # the best team

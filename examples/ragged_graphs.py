@@ -1,4 +1,4 @@
-"""Graphs as rows of unlike shapes: a list of edges each, kept in a list and batched when drawn.
+"""Graphs as rows of different shapes: lists of edges, stored in a list and batched when drawn.
 
 python examples/ragged_graphs.py
 """
@@ -17,12 +17,12 @@ from gfn_rb.training.metrics import total_variation
 
 
 def edge_lists(graph: Tensor, name: Tensor, log_reward: Tensor) -> TensorDictBase:
-    """Return adjacency matrices [n, d, d] as rows of edges [E, 2], one E for each.
+    """Return adjacency matrices [n, d, d] as rows of edges [E, 2], with its own E for each row.
 
     Args:
         graph: the matrices.
-        name: one number each, the same for the same graph.
-        log_reward: of each.
+        name: one number per graph, equal for equal graphs.
+        log_reward: log-reward of each graph, in nats.
     """
     of, *edge = graph.nonzero(as_tuple=True)
     edges = torch.stack(edge, 1).split(of.bincount(minlength=len(graph)).tolist())

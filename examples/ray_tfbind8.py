@@ -1,4 +1,4 @@
-"""Two Ray actors sample DNA 8-mers into a Ray buffer, from which a learner draws by residual.
+"""Two Ray actors sample DNA 8-mers into a Ray buffer; a learner draws from it by residual.
 
 python -m examples.ray_tfbind8 --steps 1000
 """

@@ -1,6 +1,6 @@
-"""Diversity by Tanimoto: keep the best molecules of which no two have similar fingerprints.
+"""Diversity by Tanimoto: keep the best molecules, no two with similar fingerprints.
 
-Bits are drawn at random here, around a few scaffolds; those of RDKit go in the same way.
+Bits are random here, around a few scaffolds. Fingerprints of RDKit work in the same way.
 
 python examples/tanimoto.py
 """
@@ -16,7 +16,7 @@ N_SCAFFOLDS, N_BITS, CUTOFF = 20, 256, 0.4
 
 
 def molecules(n: int) -> TensorDict:
-    """Return molecules of some scaffolds, which decide most of the reward; a few bits differ."""
+    """Return molecules of some scaffolds, which determine most of the reward; a few bits differ."""
     scaffold = torch.randint(N_SCAFFOLDS, (n,))
     bits = (torch.rand(N_SCAFFOLDS, N_BITS) < 0.2)[scaffold] ^ (torch.rand(n, N_BITS) < 0.01)
     log_reward = -scaffold + torch.rand(n)
@@ -24,7 +24,7 @@ def molecules(n: int) -> TensorDict:
 
 
 def main() -> None:
-    """Offer the same molecules to a buffer that knows a distance and to one that does not."""
+    """Offer the same molecules to a buffer with a distance and to one without."""
     torch.manual_seed(0)
     offered = molecules(2000)
     writers = {

@@ -15,13 +15,13 @@ from gfn_rb.training import TFBind8Config
 
 
 class LetterTransformer(nn.Module):
-    """Reads letters and empty places, and answers by the mean over all of them.
+    """Reads letters and empty places, and outputs the mean over all of them.
 
     Args:
-        n_letters: letters 0 to n_letters - 1; lower numbers are empty places.
-        n_places: of a sequence.
-        n_out: numbers to return.
-        width: of the features of a letter.
+        n_letters: letters are 0 to n_letters - 1; lower numbers are empty places.
+        n_places: number of places of a sequence.
+        n_out: number of outputs.
+        width: features of a letter.
     """
 
     def __init__(self, n_letters: int, n_places: int, n_out: int, width: int) -> None:
