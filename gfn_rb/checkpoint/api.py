@@ -13,7 +13,7 @@ from torchrl.data import ReplayBuffer
 from torchrl.data.replay_buffers.scheduler import ParameterScheduler
 
 from gfn_rb.checkpoint.atomic import published
-from gfn_rb.checkpoint.buffers import captured, restore
+from gfn_rb.checkpoint.buffers import restore, snapshot_of
 from gfn_rb.checkpoint.parts import row_layout
 from gfn_rb.codec.files import ValueFile, check_written, write_file
 from gfn_rb.codec.layout import VERSION
@@ -77,7 +77,7 @@ def save_buffer(
 ) -> None:
     """Save a buffer in one file, and have its journal continue that."""
     compacting = nullcontext() if journal is None else journal.compacting(resolved(path), secret)
-    with captured(rb) as (state, rows), compacting as position:
+    with snapshot_of(rb) as (state, rows), compacting as position:
         parts = {ROWS: rows, BUFFERS: state, JOURNAL: position}
         _save_parts(path, parts, "extra", extra, secret)
 

@@ -61,7 +61,7 @@ _STATE: Rules = {
 
 
 @contextmanager
-def captured(rb: ReplayBuffer) -> Iterator[tuple[list[State], list[Any]]]:
+def snapshot_of(rb: ReplayBuffer) -> Iterator[tuple[list[State], list[Any]]]:
     """Yield the state and the rows of a buffer and its members, all of one moment.
 
     Nothing is copied, so until the context ends no other thread can use the buffer.

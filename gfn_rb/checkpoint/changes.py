@@ -153,7 +153,7 @@ def check_counts(rb: ReplayBuffer, parts: list[SlotState], counts: Mapping[str, 
             raise ValueError(f"{name} is {counts[name]!r:.80}")
 
 
-def put_back(
+def apply_record(
     rb: ReplayBuffer,
     parts: list[SlotState],
     rows: TensorDictBase | None,

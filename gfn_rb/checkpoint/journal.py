@@ -99,7 +99,7 @@ class Journal:
         self._turn = threading.RLock()
         self._depth = 0  # of blocks that a thread has entered
         self._revision = mutation_revision(rb.storage)  # after the last change that was noted
-        self._n_noted = 0  # changes noted when the outermost block was entered
+        self._n_recorded = 0  # changes noted when the outermost block was entered
         self._is_paused = self._is_closed = False
         other = journal_of(rb.storage)
         if isinstance(other, Journal) and not other._is_closed:
@@ -185,7 +185,7 @@ class Journal:
             self.close()
 
     @contextmanager
-    def rewound(self) -> Iterator[None]:
+    def replaying(self) -> Iterator[None]:
         """Leave the buffer alone for a block in which it is given an earlier state.
 
         At its end the buffer is what it was before, and parts that follow it have seen each change.
@@ -215,15 +215,15 @@ class Journal:
         self._turn.acquire()
         self._depth += 1
         if self._depth == 1:
-            self._note_writes_in_place()
-            self._n_noted = len(self._pending)
+            self._record_writes_in_place()
+            self._n_recorded = len(self._pending)
 
     def __exit__(self, *_: object) -> None:
         """Append what was changed, if it is to be at once."""
         self._depth -= 1
         if not self._depth:
-            if len(self._pending) == self._n_noted:
-                self._note_writes_in_place()
+            if len(self._pending) == self._n_recorded:
+                self._record_writes_in_place()
             self._revision = mutation_revision(self._rb.storage)
         try:
             if not self._depth and self._is_due():
@@ -253,7 +253,7 @@ class Journal:
         self.record_empty()
         self.record(torch.arange(self._rb.storage.max_size))
 
-    def _note_writes_in_place(self) -> None:
+    def _record_writes_in_place(self) -> None:
         """Note that all rows may have changed, if some did without a record of which."""
         revision = mutation_revision(self._rb.storage)
         if revision != self._revision:
@@ -298,7 +298,7 @@ class Journal:
         if self._is_paused:
             return
         if not self._depth:
-            self._note_writes_in_place()
+            self._record_writes_in_place()
         try:
             if len(self._pending) or self._counters() != self._known:
                 self._require_open()

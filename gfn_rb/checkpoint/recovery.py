@@ -11,7 +11,7 @@ from torchrl.data import ReplayBuffer
 
 from gfn_rb.checkpoint.api import load_checkpoint, load_state, position_of, resolved
 from gfn_rb.checkpoint.atomic import link
-from gfn_rb.checkpoint.changes import check_counts, put_back
+from gfn_rb.checkpoint.changes import apply_record, check_counts
 from gfn_rb.checkpoint.log import JournalLog
 from gfn_rb.codec.primitives import one_line
 from gfn_rb.codec.secret import Secret
@@ -48,7 +48,7 @@ def redo(log: JournalLog, checkpoint: Path, rb: ReplayBuffer, parts: list[SlotSt
         load_checkpoint(checkpoint, rb, secret=log.secret)
         for record in log.read(content):
             if record.meta["number"] > since:
-                put_back(rb, parts, record.rows, record.meta)
+                apply_record(rb, parts, record.rows, record.meta)
     except GfnRbError:
         raise
     except Exception as error:

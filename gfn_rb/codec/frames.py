@@ -35,7 +35,7 @@ from gfn_rb.codec.primitives import (
     to_text,
     viewed,
 )
-from gfn_rb.codec.secret import Running, Secret
+from gfn_rb.codec.secret import RunningHash, Secret
 from gfn_rb.errors import ArgumentError, ShapeError, WireCorruptError, WireSchemaError
 from gfn_rb.numerics.flat import plain_bytes
 from gfn_rb.shapes import Shaped
@@ -73,7 +73,7 @@ class RowLayout(Layout):
         super().__init__(fields, n_rows)
         self.batch_size = torch.Size([n_rows])
         self.is_flat = all(len(field.label) == 1 for field in fields)
-        self.truths = [i for i, field in enumerate(fields) if field.dtype is torch.bool]
+        self.bool_fields = [i for i, field in enumerate(fields) if field.dtype is torch.bool]
 
 
 NO_ROWS = RowLayout((), 0)
@@ -106,7 +106,7 @@ def encode_frame(
     structure, layout, values = b"", NO_ROWS, list[Tensor]()
     if rows is not None:
         signature, unordered = signature_of(rows)
-        structure, layout, order = outlined(signature, rows.batch_size[0])
+        structure, layout, order = schema_of(signature, rows.batch_size[0])
         values = [unordered[i] for i in order]
     head, running = sealed_head(FRAME, kind, (structure, text), layout, values, secret)
     if not layout.large:
@@ -127,7 +127,7 @@ def _meta_text(meta: Meta) -> bytes:
     return text
 
 
-def _sums(contents: list[memoryview], head: Running) -> bytes:
+def _sums(contents: list[memoryview], head: RunningHash) -> bytes:
     sums = BlockSums(head)
     for content in contents:
         sums.update(content)
@@ -159,7 +159,7 @@ def decode_frame(data: Shaped[np.ndarray, "n"], secret: Secret | None = None) ->
             f"{MAX_META_NBYTES}"
         )
     text = bytes(content[PREFIX_NBYTES : prefix.meta_at])
-    layout = laid_out(text, prefix.n_rows) if text else NO_ROWS
+    layout = layout_of(text, prefix.n_rows) if text else NO_ROWS
     meta = _meta(content[prefix.meta_at : prefix.texts_end], name)
     layout.check_sizes(prefix, name)
     if layout.large:
@@ -186,14 +186,14 @@ def _rows(data: np.ndarray, prefix: Prefix, layout: RowLayout, name: str) -> Ten
     views: list[Any] = [None] * len(layout.fields)
     for i, start in layout.starts(prefix):
         views[i] = viewed(data, start, layout.fields[i].dtype, layout.shapes[i])
-    for i in layout.truths:
+    for i in layout.bool_fields:
         # What torch makes of other bytes than 0 and 1 is undefined.
         if views[i].numpy().view(np.uint8).max(initial=0) > 1:
             raise WireCorruptError(
                 f"{layout.fields[i].label} in {name} holds truth values of bytes above 1; expected "
                 "0 or 1"
             )
-    return assembled(layout, views)
+    return tensordict_of(layout, views)
 
 
 # TensorDicts and schemas.
@@ -224,7 +224,7 @@ def _enter(
 
 
 @lru_cache(maxsize=128)
-def outlined(signature: Signature, n_rows: int) -> tuple[bytes, RowLayout, tuple[int, ...]]:
+def schema_of(signature: Signature, n_rows: int) -> tuple[bytes, RowLayout, tuple[int, ...]]:
     """Return a schema that every reader takes, where its tensors go, and their order: by keys."""
     for key, dtype, _, layout in signature:
         if layout is not torch.strided or dtype not in _ROW_DTYPES:
@@ -237,13 +237,13 @@ def outlined(signature: Signature, n_rows: int) -> tuple[bytes, RowLayout, tuple
             f"rows have a schema of {len(text)} bytes; expected {MAX_SCHEMA_NBYTES} at most"
         )
     try:
-        return text, laid_out(text, n_rows), order
+        return text, layout_of(text, n_rows), order
     except WireSchemaError as error:
         raise ShapeError(f"rows cannot be sent: {error}") from None
 
 
 @lru_cache(maxsize=128)
-def laid_out(text: bytes, n_rows: int) -> RowLayout:
+def layout_of(text: bytes, n_rows: int) -> RowLayout:
     """Return where the tensors of a schema lie; raise WireSchemaError if it is none."""
     return RowLayout(parsed_fields(text), n_rows)
 
@@ -279,7 +279,7 @@ def _list(value: Any, at_most: int) -> list[Any]:
     return value
 
 
-def assembled(layout: RowLayout, values: list[Tensor]) -> TensorDict:
+def tensordict_of(layout: RowLayout, values: list[Tensor]) -> TensorDict:
     """Return the TensorDict that holds a tensor for each field."""
     # The shapes are known to fit; the public constructor would look at each again.
     if layout.is_flat:

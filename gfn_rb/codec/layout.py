@@ -13,7 +13,7 @@ from torch import Tensor
 from xxhash import xxh3_64_intdigest
 
 from gfn_rb.codec.primitives import aligned, dtype_name, find_damage, sums_nbytes, to_text
-from gfn_rb.codec.secret import Running, Secret, changed, check_body
+from gfn_rb.codec.secret import RunningHash, Secret, changed, check_body
 from gfn_rb.errors import SecretError, WireCorruptError, WireVersionError
 from gfn_rb.numerics.flat import plain_bytes
 
@@ -109,7 +109,7 @@ class Layout:
         self,
         data: memoryview,
         prefix: Prefix,
-        running: Running,
+        running: RunningHash,
         name: str,
         map_blocks: Callable[..., Any] = map,
     ) -> None:
@@ -129,7 +129,7 @@ def sealed_head(
     layout: Layout,
     values: Sequence[Tensor],
     secret: Secret | None,
-) -> tuple[bytearray, Running]:
+) -> tuple[bytearray, RunningHash]:
     """Return the head of a file or frame, and what has summed it with the secret."""
     structure, meta = texts
     texts_end = PREFIX_NBYTES + len(structure) + len(meta)
@@ -175,7 +175,7 @@ class Prefix(NamedTuple):
     @classmethod
     def checked(
         cls, data: memoryview, name: str, form: bytes, secret: Secret | None = None
-    ) -> tuple[Prefix, Running]:
+    ) -> tuple[Prefix, RunningHash]:
         """Return the prefix of a sound head, and what has summed that with the secret."""
         prefix, running = cls.read(data, name), None
         if form == FRAME:
@@ -195,7 +195,7 @@ class Prefix(NamedTuple):
             raise WireCorruptError(f"{name} is of form {prefix.form!r}; expected {form!r}")
         return prefix, running
 
-    def _check_head(self, data: memoryview, name: str, secret: Secret | None) -> Running:
+    def _check_head(self, data: memoryview, name: str, secret: Secret | None) -> RunningHash:
         """Compare sizes and checksum; return what has summed the head with the secret."""
         if self.nbytes != len(data):
             raise WireCorruptError(f"{name} has {len(data)} bytes; expected {self.nbytes}")
@@ -216,7 +216,7 @@ class Prefix(NamedTuple):
             )
         return None
 
-    def seal(self, head: memoryview, secret: Secret | None = None) -> Running:
+    def seal(self, head: memoryview, secret: Secret | None = None) -> RunningHash:
         """Write it to a head with the checksum of all; return what summed it with the secret."""
         if secret is None:
             _PREFIX.pack_into(head, 0, MAGIC, *self)
@@ -243,7 +243,7 @@ def _sum(head: memoryview) -> int:
     return xxh3_64_intdigest(head[_SUMMED_FROM:], _WORD.unpack_from(head, _SEED_AT)[0])
 
 
-def _summed(head: memoryview, secret: Secret) -> Running:
+def _summed(head: memoryview, secret: Secret) -> RunningHash:
     running = secret.hash()
     running.update(head[_SEED_AT:_SUM_AT])
     running.update(head[_SUMMED_FROM:])

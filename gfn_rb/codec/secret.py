@@ -14,7 +14,7 @@ from gfn_rb.errors import ArgumentError, SecretError
 
 _LEAST = 16  # bytes, which nobody guesses if they are random
 
-Running = Any  # a hash of hashlib, which has no public class
+RunningHash = Any  # a hash of hashlib, which has no public class
 
 
 class Secret:
@@ -77,12 +77,12 @@ class Secret:
         """Refuse to be pickled: it would lie in what others may read."""
         raise ArgumentError("secret must not be pickled: read it where it is used")
 
-    def hash(self) -> Running:
+    def hash(self) -> RunningHash:
         """Return a function that computes checksums of bytes with this secret."""
         return blake2b(key=self._key, digest_size=SUM_NBYTES)
 
 
-def check_body(body: memoryview, sums: memoryview, head: Running, name: str) -> None:
+def check_body(body: memoryview, sums: memoryview, head: RunningHash, name: str) -> None:
     """Compare the checksums of a body, each of all from the head up to its block's end."""
     came = BlockSums(head)
     came.update(body)

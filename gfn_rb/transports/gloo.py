@@ -28,7 +28,7 @@ from gfn_rb.errors import (
     TransportTimeoutError,
 )
 from gfn_rb.transports.base import MAX_NBYTES, TIMEOUT, Part, checked_timeout
-from gfn_rb.transports.local import Mailboxes, MailboxTransport, QueuedMessage
+from gfn_rb.transports.local import Mailboxes, MailboxTransport, QueuedMessage, joined
 
 # What is sent first has always the same size, as the receiver must know it beforehand: bytes and
 # tag of the message, then its first bytes, which for most messages are all.
@@ -87,7 +87,7 @@ class GlooTransport(MailboxTransport):
         return self._hosts[rank]
 
     def _isend(self, parts: list[Part], nbytes: int, dest: int, tag: int) -> QueuedMessage:
-        message = self._queued(parts, nbytes, dest, tag)
+        message = QueuedMessage(self, self.rank, dest, tag, joined(parts, nbytes))
         if dest == self.rank:
             self._mailboxes.put(message)
         else:

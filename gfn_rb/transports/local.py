@@ -153,10 +153,6 @@ class MailboxTransport(Transport):
         self._mailboxes = mailboxes
         self._mailbox = mailboxes.of[rank]
 
-    def _queued(self, parts: Sequence[Part], nbytes: int, dest: int, tag: int) -> QueuedMessage:
-        """Return a message with a copy of its parts."""
-        return QueuedMessage(self, self.rank, dest, tag, joined(parts, nbytes))
-
     def _poll(self, source: int | None, tag: int | None) -> Envelope | None:
         with self._mailboxes.lock:
             gone = self._mailboxes.gone
@@ -219,7 +215,7 @@ class LocalTransport(MailboxTransport):
         self.isend(payload, dest, tag)
 
     def _isend(self, parts: list[Part], nbytes: int, dest: int, tag: int) -> QueuedMessage:
-        message = self._queued(parts, nbytes, dest, tag)
+        message = QueuedMessage(self, self.rank, dest, tag, joined(parts, nbytes))
         with self._mailboxes.lock:
             self.check_present(dest)
             self._mailboxes.put(message)

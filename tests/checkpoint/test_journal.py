@@ -243,7 +243,7 @@ def test_a_rewound_buffer_is_what_it_was_in_the_end(path: Path, tmp_path: Path) 
     save_checkpoint(tmp_path / "early", rb)
     rb.extend(items(9, 2))
     before, position = state_of(rb), rb.journal.position
-    with rb.journal.rewound():
+    with rb.journal.replaying():
         load_checkpoint(tmp_path / "early", rb)
         assert len(rb) <= 4
         rb.journal.sync()  # as the thread does once in a second
@@ -266,7 +266,7 @@ def test_a_buffer_that_stays_rewound_adds_nothing(
 
     with monkeypatch.context() as patch:
         patch.setattr(journal, "redo", fail)
-        with pytest.raises(CheckpointError, match="no disk"), rb.journal.rewound():
+        with pytest.raises(CheckpointError, match="no disk"), rb.journal.replaying():
             load_checkpoint(tmp_path / "early", rb)
     with pytest.raises(CheckpointError, match="is closed"):
         rb.extend(items(2, 3))
@@ -764,7 +764,7 @@ def test_a_fork_and_a_closed_journal_take_nothing(
     other.journal.close()
     with pytest.raises(CheckpointError, match="is closed"):
         rb.journal.compact()
-    with pytest.raises(CheckpointError, match="is closed"), rb.journal.rewound():
+    with pytest.raises(CheckpointError, match="is closed"), rb.journal.replaying():
         pass
     assert_equal(state_of(MAKES["best"](journal=path)), state_of(other))
 

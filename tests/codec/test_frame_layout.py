@@ -41,7 +41,7 @@ def test_places_worked_out_by_hand() -> None:
     assert layout.small == [(0, 0, 1010), (2, 1024, 1125)]
     assert layout.large == [(3, 0, 24_240), (1, 24_240, 44_440)]  # wide dtypes first
     assert (layout.body_nbytes, layout.tail_nbytes) == (44_440, 44_448)
-    assert layout.truths == [2]
+    assert layout.bool_fields == [2]
     assert layout.head_nbytes(65) == 128 + 1152
     assert layout.head_nbytes(128) == 128 + 1152
 

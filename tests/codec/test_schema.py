@@ -14,10 +14,10 @@ from torch import Tensor
 from gfn_rb.codec.frames import (
     MAX_FIELDS,
     RowLayout,
-    assembled,
-    outlined,
     parsed_fields,
+    schema_of,
     signature_of,
+    tensordict_of,
 )
 from gfn_rb.codec.layout import Field
 from gfn_rb.errors import ShapeError, WireSchemaError
@@ -35,12 +35,12 @@ def rows() -> TensorDict:
 
 
 def text_of(td: TensorDict) -> bytes:
-    return outlined(signature_of(td)[0], len(td))[0]
+    return schema_of(signature_of(td)[0], len(td))[0]
 
 
 def described(td: TensorDict) -> tuple[tuple[Field, ...], list[Tensor]]:
     signature, values = signature_of(td)
-    _, layout, order = outlined(signature, len(td))
+    _, layout, order = schema_of(signature, len(td))
     return layout.fields, [values[i] for i in order]
 
 
@@ -64,7 +64,7 @@ def test_text_says_keys_dtypes_and_row_shapes() -> None:
 
 def test_assembled_undoes_described() -> None:
     fields, values = described(rows())
-    td = assembled(RowLayout(fields, 3), values)
+    td = tensordict_of(RowLayout(fields, 3), values)
     assert td.batch_size == torch.Size([3])
     assert td["next"].batch_size == torch.Size([3])
     assert set(td.keys(True, True)) == set(rows().keys(True, True))
@@ -75,7 +75,7 @@ def test_assembled_undoes_described() -> None:
 
 def test_no_rows_of_nothing() -> None:
     assert described(TensorDict({"empty": {}}, [4])) == ((), [])
-    assert assembled(RowLayout((), 4), []).batch_size == torch.Size([4])
+    assert tensordict_of(RowLayout((), 4), []).batch_size == torch.Size([4])
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from remote.remote_runs import LIMIT, group, objects, trajectories
 from tensordict import TensorDict, TensorDictBase
 
 from gfn_rb import Sampler, errors, fifo_buffer, reward_prioritized_buffer, terminating_state_buffer
-from gfn_rb.codec.frames import NO_ROWS, decode_frame, encode_frame, laid_out
+from gfn_rb.codec.frames import NO_ROWS, decode_frame, encode_frame, layout_of
 from gfn_rb.codec.layout import PREFIX_NBYTES, Prefix
 from gfn_rb.codec.primitives import BlockSums, aligned
 from gfn_rb.codec.secret import Secret
@@ -84,7 +84,7 @@ class Parts:
         if pick.random() < 0.2:
             n_rows = pick.choice([0, 1, 3, 1000, 2**31, 2**40])
         with suppress(WireError):
-            layout = laid_out(structure, n_rows)
+            layout = layout_of(structure, n_rows)
         texts_end = PREFIX_NBYTES + len(structure) + len(meta)
         nbytes = layout.head_nbytes(texts_end) + layout.tail_nbytes
         if nbytes > 1 << 22:

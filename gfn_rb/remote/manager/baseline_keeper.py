@@ -46,7 +46,7 @@ class BaselineKeeper:
         self.peers = Membership(peers)
         self._summaries = dict.fromkeys(peers, Summary())  # of those that are not lost
         self.threshold = -math.inf
-        self._told: dict[int, Summary] = {}
+        self._last_sent: dict[int, Summary] = {}
         self._rb, self._managers = rb, frozenset(managers)
         self._storage = None if rb is None else rb.storage
         self._column = KeyColumn(LOG_REWARD)
@@ -133,13 +133,13 @@ class BaselineKeeper:
         summary = self.summary()
         for rank in self.peers.present:
             # A slow peer is sent the newest state later, instead of a queue of outdated ones.
-            if self._told.get(rank) == summary or channel.in_flight(rank)[0]:
+            if self._last_sent.get(rank) == summary or channel.in_flight(rank)[0]:
                 continue
             try:
                 channel.send(rank, PEER_TAG, Kind.SUMMARY, summary.to_json())
             except PeerLostError as error:
                 gone.append(error)
-            self._told[rank] = summary
+            self._last_sent[rank] = summary
         return gone
 
     def on_summary(self, rank: int, summary: Summary) -> bool:
@@ -153,7 +153,7 @@ class BaselineKeeper:
         known = self._summaries.get(rank)
         self._summaries[rank] = summary
         if was_lost := self.peers.seen(rank):
-            self._told.pop(rank, None)
+            self._last_sent.pop(rank, None)
             self._holds_others = True  # what that one owns again
         if known is None or summary.batches < known.batches:  # it began anew
             self._recount()

@@ -9,12 +9,10 @@ from typing import Literal, NamedTuple
 import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
-from torch import Tensor
 from torchrl.data import ReplayBuffer
 
 from gfn_rb.containers.objects import object_keys
 from gfn_rb.errors import ArgumentError
-from gfn_rb.remote.feeding.object_index import ObjectIndex
 from gfn_rb.remote.feeding.subscriber import Feeder
 from gfn_rb.remote.manager.baseline_keeper import BaselineKeeper
 from gfn_rb.remote.protocol.messages import ScoreFunction, one_line, pack
@@ -88,11 +86,15 @@ class BatchHandler:
         index, n = self.feeder.index, rows.batch_size[0]
         if self._rb is None or index is None:
             return {"scored": n}
-        # The buffer may have been written behind the manager's back, by a checkpoint or its owner:
-        # the index is refreshed before it is asked, and again once rows are in.
         self.baseline.notice_writes()
         keys = object_keys(rows)  # refuses what the index could not follow once it is stored
-        new = self._new(keys, sender, index) if self._drops else np.arange(n)
+        new = np.arange(n)
+        if self._drops:
+            # The buffer may have been written behind the manager's back, by a checkpoint or its
+            # owner: the index is refreshed before it is asked, and again once rows are in.
+            self.feeder.offer(index.refresh())
+            new, known = index.new(keys)
+            index.sent[known, sender] = True
         n_new, n_stored = len(new), 0
         if n_new:
             # A buffer writes their slots into what it is given.
@@ -100,22 +102,10 @@ class BatchHandler:
             slots = torch.as_tensor(self._rb.extend(chosen)).reshape(-1).cpu()
             slots = slots[slots >= 0]
             n_stored = len(slots)
-            self._follow(slots, sender, index)
+            try:
+                changed = index.refresh()
+                index.sent[index.number[slots.numpy()], sender] = True
+                self.feeder.offer(changed)
+            except Exception as error:  # rows that are stored are not refused
+                log.warning("rows were stored, and cannot be fed yet: %s", one_line(repr(error)))
         return {"stored": n_stored, "rejected": n_new - n_stored, "duplicates": n - n_new}
-
-    def _follow(self, slots: Tensor, sender: int, index: ObjectIndex) -> None:
-        """Record what was stored, and who sent it."""
-        try:
-            changed = index.refresh()
-            index.sent[index.number[slots.numpy()], sender] = True
-            self.feeder.offer(changed)
-        except Exception as error:  # rows that are stored are not refused: all are read again
-            log.warning("rows were stored, and cannot be fed yet: %s", one_line(repr(error)))
-
-    def _new(self, keys: list[bytes | None], sender: int, index: ObjectIndex) -> np.ndarray:
-        """Return which rows are to be stored; of the others, record that the sender has them."""
-        self.feeder.offer(index.refresh())
-        new, known = index.new(keys)
-        if len(known):
-            index.sent[known, sender] = True
-        return new

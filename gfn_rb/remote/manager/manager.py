@@ -195,7 +195,13 @@ class ReplayBufferManager:
             self.step(left)
             if stepped is not None:
                 stepped()
-        self._end()
+        self._handler.leave_peers()
+        untaken = self._channel.flush(_FLUSH, {*self._workers.lost, *self.managers})
+        if untaken:
+            log.warning("%s: %d answers were not taken", self._name, untaken)
+        if self._checkpoint is not None:
+            self.save()
+        log.info(self.timing_summary())
 
     def step(self, timeout: float = 0.0) -> bool:
         """Handle one message, for use in a loop of your own.
@@ -218,7 +224,16 @@ class ReplayBufferManager:
             return True
         self._watch.switch("other")
         answered = self._handler.answer_question(is_idle=envelope is None)
-        self._after_step()
+        for rank in self._workers.silent():
+            self._handler.lose(rank, "it has been silent for too long")
+        every = self._checkpoint_every
+        if every is not None and self.batches - self._batches_saved >= every:
+            try:
+                self.save()
+            except Exception as error:  # the next may succeed, as when a disk was full
+                why = one_line(f"{type(error).__name__}: {error}")
+                log.warning("%s: could not save, going on: %s", self._name, why)
+        self._handler.update_peers()
         return answered or envelope is not None
 
     def metadata(self) -> dict[str, Any]:
@@ -310,7 +325,7 @@ class ReplayBufferManager:
         # What is known of rows was saved of those of that time. Only a journal that was begun
         # since, or before the one that was saved, has nothing to add to them.
         goes_on = journal is not None and journal.continues(state.get("journal"))
-        with journal.rewound() if journal is not None and goes_on else nullcontext():
+        with journal.replaying() if journal is not None and goes_on else nullcontext():
             self._load(path, state)
 
     def _load(self, path: str | PathLike[str], state: dict[str, Any]) -> None:
@@ -324,29 +339,6 @@ class ReplayBufferManager:
                 sender.restore(state["senders"][str(rank)])
         self._watch.restore(state["seconds"])
         self._handler.batches = self._batches_saved = state["batches"]
-
-    # What no message tells.
-
-    def _after_step(self) -> None:
-        for rank in self._workers.silent():
-            self._handler.lose(rank, "it has been silent for too long")
-        every = self._checkpoint_every
-        if every is not None and self.batches - self._batches_saved >= every:
-            try:
-                self.save()
-            except Exception as error:  # the next may succeed, as when a disk was full
-                why = one_line(f"{type(error).__name__}: {error}")
-                log.warning("%s: could not save, going on: %s", self._name, why)
-        self._handler.update_peers()
-
-    def _end(self) -> None:
-        self._handler.leave_peers()
-        untaken = self._channel.flush(_FLUSH, {*self._workers.lost, *self.managers})
-        if untaken:
-            log.warning("%s: %d answers were not taken", self._name, untaken)
-        if self._checkpoint is not None:
-            self.save()
-        log.info(self.timing_summary())
 
     @property
     def _journal(self) -> Journal | None:
