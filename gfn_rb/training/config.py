@@ -36,23 +36,22 @@ from gfn_rb.training.metrics import check_metrics
 from gfn_rb.training.options import (
     CONTAINERS,
     REPLAY,
-    BackwardName,
     CompactName,
     GeneralOptions,
     KeepDiverse,
     PriorityDraw,
-    RegressionName,
+    ReplayName,
     SoftmaxDraw,
     TeacherDraw,
 )
 from gfn_rb.training.priority_rules import PriorityRule
 from gfn_rb.training.rules import (
-    FiniteFloat,
     NonNegativeFloat,
     PositiveFloat,
     PositiveInt,
     Seed,
     Share,
+    Widths,
     check_name,
     check_options,
     check_plain,
@@ -142,7 +141,10 @@ class TrainConfig(GeneralOptions):
                 yield option, f"loss is {' or '.join(losses)}"
         if getattr(getattr(self, "env_type", None), "condition_shape", None) is not None:
             yield "lr_log_z", "the environment has no conditions, where log Z is a network"
-        if not isinstance(self.keep, KeepDiverse) and REPLAY[self.replay].gives is not Trajectories:
+        if (
+            not isinstance(self.keep, KeepDiverse)
+            and REPLAY[self.replay_name].gives is not Trajectories
+        ):
             yield "keep.unique", "replay is trajectories or terminal"
         if "correlation" not in self.metrics.names:
             yield "metrics.backward", "metrics has correlation"
@@ -170,7 +172,7 @@ class TrainConfig(GeneralOptions):
         return heeded
 
     def _check_combinations(self) -> None:
-        loss, replay = LOSSES[self.loss], REPLAY[self.replay]
+        loss, replay = LOSSES[self.loss], REPLAY[self.replay_name]
         if loss.every_state_terminates and not self.every_state_terminates:
             others = [name for name, each in LOSSES.items() if not each.every_state_terminates]
             raise ArgumentError(
@@ -182,23 +184,23 @@ class TrainConfig(GeneralOptions):
             fitting = [name for name, each in REPLAY.items() if each.gives in convertible]
             raise ArgumentError(
                 f"replay must be one of {', '.join(fitting)} with loss {self.loss}, which reads "
-                f"{loss.reads.__name__.lower()}, got {self.replay!r}"
+                f"{loss.reads.__name__.lower()}, got {self.replay_name!r}"
             )
-        if isinstance(self.keep, KeepDiverse) and self.replay in ("transitions", "states"):
+        if isinstance(self.keep, KeepDiverse) and self.replay_name in ("transitions", "states"):
             raise ArgumentError(
-                f"keep must be one of top, recent with replay {self.replay}, whose episodes pass "
-                f"through the same states, got 'diverse'"
+                f"keep must be one of top, recent with replay {self.replay_name}, whose episodes "
+                f"pass through the same states, got 'diverse'"
             )
-        if self.compact == "rebuild" and self.replay != "trajectories":
+        if self.compact == "rebuild" and self.replay_name != "trajectories":
             raise ArgumentError(
-                f"compact must be one of none, narrow with replay {self.replay}, which stores no "
-                f"actions to rebuild states from, got 'rebuild'"
+                f"compact must be one of none, narrow with replay {self.replay_name}, which stores "
+                f"no actions to rebuild states from, got 'rebuild'"
             )
 
     def _check_learning(self) -> None:
         if not LOSSES[self.loss].is_signed:
             why = "whose residuals do not tell too little flow from too much"
-            if self.regression == "linex":
+            if self.regression_name == "linex":
                 raise ArgumentError(
                     f"regression must be squared with loss {self.loss}, {why}, got 'linex'"
                 )
@@ -210,9 +212,9 @@ class TrainConfig(GeneralOptions):
                 raise ArgumentError(
                     f"teacher must be 0 with loss {self.loss}, {why}, got {self.teacher.share}"
                 )
-        if self.teacher.share and REPLAY[self.replay].gives is not Trajectories:
+        if self.teacher.share and REPLAY[self.replay_name].gives is not Trajectories:
             raise ArgumentError(
-                f"teacher must be 0 with replay {self.replay}, got {self.teacher.share}"
+                f"teacher must be 0 with replay {self.replay_name}, got {self.teacher.share}"
             )
         if self.epsilon_end is not None and self.workers:
             raise ArgumentError(f"workers must be 0 with epsilon_end, got {self.workers}")
@@ -230,8 +232,10 @@ class TrainConfig(GeneralOptions):
         feed = f"feed {self.feed.kind}"
         if self.managers.n < 1:
             raise ArgumentError(f"managers must be at least 1 with {feed}, got 0")
-        if self.replay != "trajectories":
-            raise ArgumentError(f"replay must be trajectories with {feed}, got {self.replay!r}")
+        if self.replay_name != "trajectories":
+            raise ArgumentError(
+                f"replay must be trajectories with {feed}, got {self.replay_name!r}"
+            )
         if isinstance(self.draw, PriorityDraw):
             raise ArgumentError(
                 f"draw must be another than priority and teacher with {feed}, got "
@@ -241,6 +245,21 @@ class TrainConfig(GeneralOptions):
             raise ArgumentError(
                 f"draw.temperature_end must be None with {feed}, got {self.temperature_end}"
             )
+
+    @property
+    def replay_name(self) -> str:
+        """Name of what is stored: what auto stands for, if it is that."""
+        if self.replay != "auto":
+            return self.replay
+        is_stored = self.feed.kind != "none" or self.compact == "rebuild"
+        return "trajectories" if is_stored else "terminal"
+
+    @property
+    def regression_name(self) -> str:
+        """Name of the cost of residuals: what auto stands for, if it is that."""
+        if self.regression != "auto":
+            return self.regression
+        return "linex" if LOSSES[self.loss].is_signed else "squared"
 
     @property
     def temperature_end(self) -> float | None:
@@ -320,10 +339,10 @@ class TrainConfig(GeneralOptions):
             regenerate: callable that samples trajectories to stored terminating states.
             **more: options of the preset.
         """
-        kind = REPLAY[self.replay]
-        if self.replay == "trajectories":
+        kind = REPLAY[self.replay_name]
+        if self.replay_name == "trajectories":
             more["max_length"] = env.max_length
-        elif self.replay == "terminal":
+        elif self.replay_name == "terminal":
             more["regenerate"] = regenerate
         # The reward of an episode stands in its last step alone: steps are ranked by a copy of it.
         are_objects = kind.gives is Trajectories
@@ -463,8 +482,6 @@ class TFBind8Config(TrainConfig):
     modes: ModesName = "top"
     """Which 8-mers count as modes: the 327 of highest score, or the 328 published ones, of high
     score and no two within one letter of each other."""
-    backward: BackwardName = "uniform"
-    """Backward policy. With form append there is one way back only, and both are the same."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -478,8 +495,6 @@ class QM9StringsConfig(TrainConfig):
     """Write blocks at the right end, at both ends, or at any place."""
     beta: float = 20.0
     """Exponent of the reward."""
-    backward: BackwardName = "uniform"
-    """Backward policy."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -552,8 +567,6 @@ class BitSequenceConfig(TrainConfig):
     """Exponent of the reward; twice the bits by default, 2 nats per bit astray."""
     delta: int | None = None
     """A mode is found by any string within this many bits; 28/120 of the bits by default."""
-    lr: PositiveFloat = 1e-3
-    """Adam's learning rate for the networks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -620,15 +633,14 @@ class LineConfig(TrainConfig):
     compact: CompactName = "none"
     """How items are stored: whole, or, of trajectories, by their actions alone. Real numbers
     are not made narrow."""
-    backward: BackwardName = "uniform"
-    """Backward policy: learned, or (uniform) the bridge of a random walk."""
-    regression: RegressionName = "linex"
-    """What residuals cost, squared or linex. First walks end where the reward is next to
-    nothing, by hundreds of nats, of which linex makes less."""
-    log_z: FiniteFloat | None = 0.0
-    """Initial log Z, in nats. None fits the first batch, whose ends are all but the target."""
-    lr_log_z: PositiveFloat = 0.02
-    """Adam's learning rate for log Z."""
+    hidden: Widths = (128, 128)
+    """Widths of the hidden layers of each policy."""
+    lr: PositiveFloat = 3e-3
+    """Adam's learning rate for the networks."""
+    replay: ReplayName = "trajectories"
+    """Items to store: trajectories, or terminating states."""
+    replay_ratio: NonNegativeFloat = 1.0
+    """Replayed items per fresh one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -650,17 +662,13 @@ class BoxConfig(TrainConfig):
     compact: CompactName = "none"
     """How items are stored: whole, or, of trajectories, by their actions alone. Real numbers
     are not made narrow."""
-    backward: BackwardName = "uniform"
-    """Backward policy: learned, or (uniform) equal density of all angles."""
-    regression: RegressionName = "linex"
-    """What residuals cost, squared or linex, of which fresh trajectories leave no bias in log Z."""
+    hidden: Widths = (128, 128)
+    """Widths of the hidden layers of each policy."""
+    lr: PositiveFloat = 3e-3
+    """Adam's learning rate for the networks."""
     replay_ratio: NonNegativeFloat = 0.0
     """Replayed items per fresh one, none by default: some walks have far too little flow, and
     replayed they drive log Z up."""
-    log_z: FiniteFloat | None = 0.0
-    """Initial log Z, in nats; None fits the first batch."""
-    lr_log_z: PositiveFloat = 0.02
-    """Adam's learning rate for log Z."""
     lr_end: Share | None = 0.05
     """Final value of both learning rates, as a share of the first."""
     clip_grad_norm: PositiveFloat | None = 5.0

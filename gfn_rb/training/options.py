@@ -58,7 +58,7 @@ from gfn_rb.writers import DiversityWriter, RewardPrioritizedWriter
 LossName = Annotated[
     str, OneOf(LOSSES), tyro.conf.arg(constructor_factory=lambda: Literal[tuple(LOSSES)])
 ]
-ReplayName = Literal["trajectories", "transitions", "states", "terminal"]
+ReplayName = Literal["auto", "trajectories", "transitions", "states", "terminal"]
 CompactName = Literal["none", "narrow", "rebuild"]
 BackwardName = Literal["learned", "uniform"]
 LoggerName = Literal["none", "csv", "tensorboard", "wandb"]
@@ -66,7 +66,7 @@ FeedName = Literal["none", "top", "diverse", "softmax", "newest"]
 SendName = Literal["awaited", "deferred", "nonblocking"]
 BaselineName = Literal["min", "percentile", "ema", "none"]
 TransportName = Literal["auto", "mpi", "gloo", "local"]
-RegressionName = Literal["squared", "linex"]
+RegressionName = Literal["auto", "squared", "linex"]
 AnnealName = Literal["linear", "exponential"]
 MetricName = Literal["distances", "elbo", "eubo", "accuracy", "correlation"]
 
@@ -120,7 +120,7 @@ class RankDraw:
     """Draw items by their rank in reward."""
 
     kind: _DrawKind[Literal["rank"]] = "rank"
-    k: PositiveFloat = 0.01
+    k: PositiveFloat = 0.001
     """The item of rank r among N has the weight 1 / (k N + r)."""
 
     def make(self, key: Any) -> ItemSampler:
@@ -421,32 +421,33 @@ class GeneralOptions:
     loss: LossName = "tb"
     """Trajectory balance, sub-trajectory balance, detailed balance, its modified form (where every
     state is terminating), or flow matching."""
-    regression: RegressionName = "squared"
-    """Cost of a residual, except for fm: its square, or Linex, exponential where the flow is too
-    small and linear where it is too large."""
+    regression: RegressionName = "auto"
+    """Cost of a residual: its square, or Linex, exponential where the flow is too small and linear
+    where it is too large. auto is squared for fm, whose residuals have no sign, else linex."""
     subtb_lambda: PositiveFloat = 0.9
     """Sub-trajectory balance weighs a piece of k steps by this to the power of k."""
     clip_grad_norm: PositiveFloat | None = None
     """Gradients longer than this, of all parameters together, are shortened to it."""
-    backward: BackwardName = "learned"
+    backward: BackwardName = "uniform"
     """Backward policy. Flow matching learns none and always has the uniform one."""
-    hidden: Widths = (128, 128)
+    hidden: Widths = (256, 256)
     """Widths of the hidden layers of each policy."""
-    lr: PositiveFloat = 3e-3
+    lr: PositiveFloat = 1e-3
     """Adam's learning rate for the networks."""
-    lr_log_z: PositiveFloat = 0.1
+    lr_log_z: PositiveFloat = 0.02
     """Adam's learning rate for log Z, where it is a number of its own."""
     lr_end: Share | None = None
     """Final value of both learning rates, as a share of the first: they fall by equal
     differences."""
-    log_z: FiniteFloat | None = None
-    """Initial log Z, in nats, of tb, subtb and db. By default what fits the first fresh batch."""
+    log_z: FiniteFloat | None = 0.0
+    """Initial log Z, in nats, of tb, subtb and db. None is what fits the first fresh batch."""
 
-    replay_ratio: NonNegativeFloat = 1.0
+    replay_ratio: NonNegativeFloat = 2.0
     """Replayed items per fresh one; 0 turns replay off. What a manager feeds counts as fresh."""
-    replay: ReplayName = "trajectories"
+    replay: ReplayName = "auto"
     """Items to store: trajectories; their transitions (for db, mdb, fm) or states (for fm) one by
-    one; or terminating states, to which the backward policy regenerates trajectories."""
+    one; or terminating states, to which the backward policy regenerates trajectories. auto is
+    trajectories with feed or compact rebuild, else terminal."""
     capacity: PositiveInt = 100_000
     """Items the buffer keeps."""
     compact: CompactName = "narrow"

@@ -113,7 +113,7 @@ class Trainer:
             epsilon=lambda: config.annealed(config.epsilon, config.epsilon_end, self.steps_done),
         )  # fmt: skip
         self.priority_rule = config.make_priority_rule()
-        self.replay = REPLAY[config.replay]
+        self.replay = REPLAY[config.replay_name]
         draws = torch.Generator(config.device).manual_seed(replay)
         self.rb = config.make_buffer(self.env, draws, self._regenerate)
         self.replayed = self.hooks.replayed(self.rb, self.env)

@@ -3,15 +3,19 @@
 import sys
 from pathlib import Path
 
+import pytest
+
 import gfn_rb
 from gfn_rb.training import TFBind8Config, Trainer
 
-LIMIT = 680  # per step
+# Per step. Trajectories to terminating states are sampled backward.
+LIMITS = {"trajectories": 680, "terminal": 1_000}
 PACKAGE = str(Path(gfn_rb.__file__).parent)
 
 
-def test_a_step_makes_few_calls():
-    trainer = Trainer(TFBind8Config(seed=1))
+@pytest.mark.parametrize("replay", LIMITS)
+def test_a_step_makes_few_calls(replay):
+    trainer = Trainer(TFBind8Config(seed=1, replay=replay, replay_ratio=1.0))
     for _ in range(30):  # until nothing is set up any more
         trainer.step()
     n_calls = 0
@@ -25,4 +29,4 @@ def test_a_step_makes_few_calls():
         trainer.step()
     finally:
         sys.setprofile(None)
-    assert 100 < n_calls <= LIMIT
+    assert 100 < n_calls <= LIMITS[replay]

@@ -186,7 +186,7 @@ def test_learning_rules_that_have_no_meaning_are_refused(options, message):
         ("anneal.by", {"anneal": AnnealOptions(by="exponential")}),
         ("anneal.steps", {"anneal": AnnealOptions(steps=10)}),
         ("subtb_lambda", {"subtb_lambda": 0.5}),
-        ("backward", {"backward": "uniform", "loss": "fm", "replay": "states"}),
+        ("backward", {"backward": "learned", "loss": "fm", "replay": "states"}),
         ("lr_log_z", {"lr_log_z": 0.2, "loss": "subtb"}),
         ("log_z", {"log_z": 1.5, "loss": "mdb", "replay": "transitions"}),
         ("keep.unique", {"keep": KeepRecent(unique=False), "loss": "fm", "replay": "states"}),

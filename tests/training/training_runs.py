@@ -18,13 +18,16 @@ from gfn_rb.training import (
     Trainer,
 )
 
-# What most tests of training look at are rows: any of them, and as they came.
+# What most tests of training look at are rows: trajectories, any of them, and as they came.
 KEPT = {
     "top": KeepTop(unique=False),
     "diverse": KeepDiverse(),
     "recent": KeepRecent(unique=False),
 }
-ROWS = {"keep": KEPT["top"], "compact": "none"}
+ROWS = {
+    "keep": KEPT["top"], "compact": "none", "replay": "trajectories", "replay_ratio": 1.0,
+    "regression": "squared", "lr": 3e-3,
+}  # fmt: skip
 GRID = HyperGridConfig(
     **ROWS,
     ndim=2, height=6, steps=12, batch_size=8, capacity=24, hidden=(16,), eval_every=5,

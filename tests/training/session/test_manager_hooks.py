@@ -193,7 +193,14 @@ def test_how_rows_are_stored_and_sent_changes_nothing(draw, form, tmp_path_facto
 @pytest.mark.parametrize("baseline", [name for name in BASELINE if name != "none"])
 def test_a_baseline_leaves_out_items_that_are_worse(baseline, tmp_path):
     runs = Runs(
-        replace(CONFIG, managers=ManagersOptions(1, "awaited", baseline=baseline), capacity=4),
+        replace(
+            CONFIG,
+            managers=ManagersOptions(1, "awaited", baseline=baseline),
+            capacity=4,
+            log_z=None,
+            lr_log_z=0.1,
+            backward="learned",
+        ),
         tmp_path,
     )
     (sent,) = runs.sent
