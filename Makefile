@@ -1,8 +1,9 @@
 # Two commands do everything on a machine that holds only Python and this repository:
 #   make train   set up .venv, train on TFBind8 on the CPU, write a report
 #   make test    set up .venv, lint, type-check, run the tests of daily work
-# and two more:
+# and three more:
 #   make test-all   the same with the slow tests, and with types checked at each call
+#   make test-cuda  the tests that need a CUDA device, skipped where there is none
 #   make docs       set up .venv, build docs/ into site/
 PYTHON ?= python3
 VENV := .venv
@@ -10,7 +11,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 ARGS ?=
 
-.PHONY: train test test-all lint types tests bench docs images clean
+.PHONY: train test test-all test-cuda lint types tests bench docs images clean
 
 train: $(VENV)/.train
 	$(BIN)/gfn-rb train tfbind8 $(ARGS)
@@ -31,6 +32,9 @@ types: $(VENV)/.test
 tests: export PYTHONDONTWRITEBYTECODE =
 tests: $(VENV)/.test
 	$(BIN)/python -m pytest -n 2 $(ARGS)
+
+test-cuda: $(VENV)/.test
+	$(BIN)/python -m pytest -m cuda $(ARGS)
 
 bench: $(VENV)/.bench
 	$(BIN)/python -m benchmarks.local

@@ -20,6 +20,7 @@ from gfn_rb.envs.core import GFNCore
 from gfn_rb.errors import ArgumentError, NaNError
 from gfn_rb.rollout.outputs import require_direction
 from gfn_rb.shapes import ConditionBatch, Float, StateBatch
+from gfn_rb.torchrl_compat import assert_on_device
 
 _ILLEGAL = "-inf stands for an action that is illegal in its state"
 _HINTS = {
@@ -35,10 +36,17 @@ _HINTS = {
 
 
 def require_finite(residual: Float[Tensor, "..."], terms: Mapping[str, Tensor]) -> None:
-    """Raise unless residuals are finite, naming the first of their terms that is not."""
+    """Raise unless residuals are finite, naming the first of their terms that is not.
+
+    Of residuals on a device the device raises, so as not to wait for it.
+    """
+    named = {**terms, "residual": residual}
+    if not residual.is_cpu:
+        for name, value in named.items():
+            assert_on_device(value.isfinite().all(), f"{name} must be finite; {_HINTS[name]}")
+        return
     if residual.isfinite().all():
         return
-    named = {**terms, "residual": residual}
     name = next(name for name, value in named.items() if not value.isfinite().all())
     is_bad = ~named[name].isfinite()
     first = float(named[name].detach()[is_bad][0])

@@ -123,6 +123,11 @@ class DetailedBalance(StateFlowLoss[Transitions]):
     ) -> tuple[Float[Tensor, "n"], Float[Tensor, "n"]]:
         """Return log F(s) and log F(s'), 0 where s' is the sink; the network is called once."""
         # Both ends in one call: two would cost twice the overhead, which is most of the cost.
+        if not exits.is_cpu:  # those that end an episode too, or the device would be waited for
+            every = torch.arange(len(exits), device=exits.device)
+            state, condition = _both_ends(transitions, every)
+            flow, moved = log_flows(self.state_flow, state, condition).chunk(2)
+            return flow, moved.where(~exits, 0)
         (moves,) = (~exits).nonzero(as_tuple=True)
         state, condition = _both_ends(transitions, moves)
         flow, moved = log_flows(self.state_flow, state, condition).split([len(exits), len(moves)])

@@ -106,7 +106,12 @@ class SubTrajectoryBalance(StateFlowLoss[Trajectories], SumLoss[Trajectories]):
         log_pf = self._log_pf_of(trajectories, trajectory_log_probs)
         log_pb = trajectory_log_probs(self.backward_policy, self.env, trajectories)
         # The network is called on real steps alone: padding costs as much, and need be no state.
-        row, step = trajectories.real_steps.nonzero(as_tuple=True)
+        steps = trajectories.real_steps
+        if steps.is_cpu:
+            row, step = steps.nonzero(as_tuple=True)
+        else:  # a device would have to be waited for to know which they are
+            at = torch.arange(steps.numel(), device=steps.device)
+            row, step = at // steps.shape[1], at % steps.shape[1]
         condition = None if trajectories.condition is None else trajectories.condition[row]
         flow = log_flows(self.state_flow, trajectories.state[row, step], condition)
         sums = (log_pf - log_pb).cumsum(1)

@@ -90,10 +90,48 @@ def trajectory_log_probs(
     is_backward = require_direction(policy)
     if hidden_keys(policy):
         return _recurrent_log_probs(policy, env, trajectories)
+    if not trajectories.state.is_cpu and not env.action_shape:
+        return _padded_log_probs(policy, env, trajectories)
     row, step, state, condition = decisions(env, trajectories, is_backward)
     action = trajectories.action
     chosen = taken_log_probs(policy, env, state, condition, action[row, step])
     return chosen.new_zeros(action.shape[:2]).index_put((row, step), chosen)
+
+
+def _padded_log_probs(
+    policy: TensorDictModuleBase, env: GFNCore, trajectories: Trajectories
+) -> Float[Tensor, "n T"]:
+    """Compute what ``trajectory_log_probs`` does on all steps, and wait for no device."""
+    action, state, is_backward = trajectories.action, trajectories.state, policy.is_backward
+    decided, runs_backward = trajectories.real_steps, trajectories.is_backward
+    if is_backward:
+        decided = decided & (action != env.exit_action)
+    at = state[:, 1:] if is_backward else state[:, :-1]
+    if runs_backward is not None:
+        is_after = (runs_backward != is_backward).view(-1, *(1,) * (state.ndim - 1))
+        at = torch.where(is_after, state[:, 1:], state[:, :-1])
+    condition = trajectories.condition
+    if condition is not None:
+        condition = condition.repeat_interleave(action.shape[1], 0)
+    flat = action.flatten(), at.flatten(0, 1), condition, decided.flatten()
+    return _decided_log_probs(policy, env, *flat).view(action.shape)
+
+
+def _decided_log_probs(
+    policy: TensorDictModuleBase,
+    env: GFNCore,
+    action: Int64[Tensor, "n"],
+    state: StateBatch,
+    condition: ConditionBatch | None,
+    decided: Bool[Tensor, "n"],
+) -> Float[Tensor, "n"]:
+    """Compute the log-probability of each action that a policy decides, 0 for the others."""
+    mask = env.backward_mask(state) if policy.is_backward else env.forward_mask(state)
+    first = torch.arange(mask.shape[1], device=mask.device) == 0
+    mask = torch.where(decided[:, None], mask, first)  # one legal action, of log-probability 0
+    _, logits, _ = policy_outputs(policy, env, state, condition, mask=mask)
+    kind = action.where(decided, 0).unsqueeze(1)
+    return masked_log_softmax(logits, mask).gather(1, kind).squeeze(1)
 
 
 def decisions(
@@ -175,7 +213,10 @@ def transition_log_probs(
     parent, child = edge_ends(transitions)
     if not is_backward:
         return taken_log_probs(policy, env, parent, transitions.condition, action)
-    (row,) = (env.kind(action) != env.exit_action).nonzero(as_tuple=True)
+    decided = env.kind(action) != env.exit_action
+    if not child.is_cpu and not env.action_shape:
+        return _decided_log_probs(policy, env, action, child, transitions.condition, decided)
+    (row,) = decided.nonzero(as_tuple=True)
     condition = None if transitions.condition is None else transitions.condition[row]
     chosen = taken_log_probs(policy, env, child[row], condition, action[row])
     return chosen.new_zeros(len(action)).index_put((row,), chosen)

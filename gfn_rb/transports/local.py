@@ -137,7 +137,10 @@ class QueuedMessage(SendHandle):
 
 
 class MailboxTransport(Transport):
-    """A transport whose messages arrive in a mailbox, put there by other threads."""
+    """A transport whose messages arrive in a mailbox, put there by other threads.
+
+    See :class:`Transport` for the other arguments.
+    """
 
     def __init__(
         self,

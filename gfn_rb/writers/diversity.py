@@ -191,7 +191,12 @@ class DiversityWriter(RewardPrioritizedWriter):
         return slot
 
     def _pushed_out(self, contest: Tensor, replaced: Tensor) -> Tensor:
-        """Return the slots of the worst items that lose against keys, these from the best down."""
+        """Return the slots of the worst items, each of which loses against one of the keys.
+
+        Args:
+            contest: from the best down; the first meets the worst item, and so on.
+            replaced: slots given up already.
+        """
         order, extremes = self._order, self._order.extremes(self._storage)
         n = min(contest.shape[0] + replaced.shape[0], len(self._storage))
         if not replaced.shape[0]:

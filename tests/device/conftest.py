@@ -12,7 +12,7 @@ DEVICES = ["emulated", pytest.param("cuda", marks=pytest.mark.cuda)]
 def device(request, monkeypatch):
     if request.param == "cuda":
         return torch.device("cuda", 0)
-    import emulated_device as emulated  # which registers the device with PyTorch
+    from tests import emulated_device as emulated  # which registers the device with PyTorch
 
     # A checkpoint knows the types of tensors by name, of which CUDA has no other.
     encoder = values._ENCODERS[torch.Tensor]
@@ -25,6 +25,6 @@ def counted(device):
     """What counts waits for the device within a block."""
     if device.type == "cuda":
         pytest.skip("counted on the emulated device")
-    import emulated_device as emulated
+    from tests import emulated_device as emulated
 
     return emulated.counted

@@ -1,5 +1,6 @@
 """How often the host waits for the device: counted on the emulated one, none of it on CUDA."""
 
+import sys
 from functools import partial
 
 import pytest
@@ -8,6 +9,7 @@ from device.test_rows import CAPACITY, PRESETS, options_of, trajectories
 from factories import rows as numbered
 from torchrl.data.replay_buffers.samplers import RandomSampler
 
+from benchmarks import device as benchmark
 from gfn_rb import (
     MergedReplayBuffer,
     PrioritySampler,
@@ -43,6 +45,16 @@ def test_an_extend_waits_rarely(preset, device, counted):
         with counted() as waits:
             rb.extend(rows)
     assert sum(waits.values()) == OF_EXTEND[preset], waits.places
+
+
+def test_the_benchmark_counts_waits_where_there_is_no_gpu(monkeypatch, capsys):
+    if torch.cuda.is_available():
+        pytest.skip("there is a CUDA device")
+    monkeypatch.setattr(sys, "argv", ["benchmarks.device"])
+    benchmark.main()
+    first, *lines = capsys.readouterr().out.splitlines()
+    assert first == "no accelerator: the waits of an emulated one"
+    assert {line.rsplit(maxsplit=2)[1] for line in lines} == {"0", "1"}
 
 
 def buffer(device, sampler, start=0, replacement=None):
