@@ -81,9 +81,9 @@ _DrawKind = Annotated[
     tyro.conf.arg(
         name="",
         metavar="{softmax,rank,quantile,priority,teacher,uniform}",
-        help="Draw replayed items by exp(log reward / temperature), by rank, a share from the "
-        "best, by their residual when last replayed, by the adaptive teacher's reward of that "
-        "residual, or uniformly. Each has options of its own: see --draw softmax --help.",
+        help="How replayed items are drawn: by exp(log reward / temperature), by rank, a share "
+        "from the best, by the last residual, by the adaptive teacher's reward of that residual, "
+        "or uniformly. --draw softmax --help lists the options of softmax.",
     ),
 ]
 _KeepKind = Annotated[
@@ -91,8 +91,9 @@ _KeepKind = Annotated[
     tyro.conf.arg(
         name="",
         metavar="{top,diverse,recent}",
-        help="Keep the items of highest reward, of these only such as end far apart, or the most "
-        "recent. Each has options of its own: see --keep diverse --help.",
+        help="Which items the buffer keeps: those of highest reward, those of highest reward "
+        "that end far apart, or the most recent. --keep diverse --help lists the options of "
+        "diverse.",
     ),
 ]
 
@@ -106,9 +107,9 @@ class SoftmaxDraw:
 
     kind: _DrawKind[Literal["softmax"]] = "softmax"
     temperature: PositiveFloat = 1.0
-    """1 draws in proportion to the reward; above 1 is flatter."""
+    """Temperature of the draw. 1 draws in proportion to the reward; higher values are flatter."""
     temperature_end: PositiveFloat | None = None
-    """Final value of the temperature, when it is annealed."""
+    """Final value of the temperature. Default: no annealing."""
 
     def make(self, key: Any) -> ItemSampler:
         """Return the sampler, given the key of the log-rewards."""
@@ -121,7 +122,7 @@ class RankDraw:
 
     kind: _DrawKind[Literal["rank"]] = "rank"
     k: PositiveFloat = 0.001
-    """The item of rank r among N has the weight 1 / (k N + r)."""
+    """Flatness of the draw: the item of rank r among N has the weight 1 / (k N + r)."""
 
     def make(self, key: Any) -> ItemSampler:
         """Return the sampler, given the key of the log-rewards."""
@@ -136,7 +137,7 @@ class QuantileDraw:
     top_fraction: ProperShare = 0.1
     """Fraction of the items that count as the best."""
     top_share: Share = 0.5
-    """Share of the draws that come from these."""
+    """Share of the draws that come from the best items."""
 
     def make(self, key: Any) -> ItemSampler:
         """Return the sampler, given the key of the log-rewards."""
@@ -149,7 +150,7 @@ class PriorityDraw:
 
     kind: _DrawKind[Literal["priority", "teacher"]] = "priority"
     alpha: NonNegativeFloat = 0.6
-    """Items have the weight of their priority to this power; 0 is uniform."""
+    """Exponent of the priorities; 0 draws uniformly."""
 
     def make(self, key: Any) -> ItemSampler:
         """Return the sampler, which needs no key."""
@@ -166,7 +167,7 @@ class TeacherDraw(PriorityDraw):
 
     kind: _DrawKind[Literal["priority", "teacher"]] = "teacher"
     c: NonNegativeFloat = 19.0
-    """The square of a residual counts this many times more where the flow is too small."""
+    """Additional weight of the square of a residual where the flow is too small."""
 
     def make_rule(self) -> PriorityRule:
         """Return the function that turns residuals into priorities."""
@@ -205,7 +206,7 @@ class KeepTop:
 
     kind: _KeepKind[Literal["top"]] = "top"
     unique: bool = True
-    """Keep one item per object, the newest. Single transitions and states stand for no object."""
+    """Keep one item per object, the newest. It has no effect on single transitions and states."""
 
     def make(
         self, key: Any, are_objects: bool, distance: float | Distance, max_age: int | None
@@ -227,8 +228,8 @@ class KeepDiverse:
 
     kind: _KeepKind[Literal["diverse"]] = "diverse"
     cutoff: FiniteFloat = 0.0
-    """Items end further apart than this, in places that differ or in steps on a grid. 0 rules out
-    duplicates, of which the best is kept."""
+    """Minimum distance of the ends of items, in different places or in steps on a grid. 0 removes
+    duplicates and keeps the best of them."""
 
     def make(
         self, key: Any, are_objects: bool, distance: float | Distance, max_age: int | None
@@ -245,7 +246,7 @@ class KeepRecent:
 
     kind: _KeepKind[Literal["recent"]] = "recent"
     unique: bool = True
-    """Keep one item per object, the newest. Single transitions and states stand for no object."""
+    """Keep one item per object, the newest. It has no effect on single transitions and states."""
 
     def make(
         self, key: Any, are_objects: bool, distance: float | Distance, max_age: int | None
@@ -293,7 +294,7 @@ REPLAY: dict[str, ReplayKind] = {
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """Local search: undo the last moves of a trajectory, make new ones, go on from the better."""
+    """Local search: undo the last moves of a trajectory, sample new ones, keep the better."""
 
     loops: _Own[NonNegativeInt] = 0
     """Loops of local search around each fresh trajectory. Each takes batch-size reward calls."""
@@ -306,13 +307,13 @@ class TeacherOptions:
     """Adaptive teacher: a second policy, trained to sample what the first one fits badly."""
 
     share: _Own[Share] = 0.0
-    """Share of the fresh batches that the teacher samples. For replay of trajectories or terminal
-    states."""
+    """Share of the fresh batches that the teacher samples. It needs replay of trajectories or
+    terminating states."""
     c: NonNegativeFloat = 19.0
-    """The teacher's reward, log(1 + residual^2), counts a residual's square this many times more
+    """Additional weight of the square of a residual in the teacher's reward, log(1 + residual^2),
     where the flow is too small."""
     alpha: NonNegativeFloat = 0.0
-    """The teacher's reward is multiplied by the reward to this power."""
+    """Exponent of the reward that multiplies the teacher's reward."""
 
 
 @dataclass(frozen=True)
@@ -320,57 +321,56 @@ class MetricsOptions:
     """Further columns of metrics.csv. All take time."""
 
     names: _Own[Metrics] = ()
-    """elbo, eubo (evidence bounds, and an importance estimate of log Z), accuracy (mean score, as a
-    share of the target's), correlation (of estimated log P(x) with log R(x)) and distances (exact,
-    however many states there are)."""
+    """Metrics to add. elbo and eubo: evidence bounds and an importance estimate of log Z. accuracy:
+    mean score as a share of the target's. correlation: of estimated log P(x) with log R(x).
+    distances: exact, for any number of states."""
     samples: PositiveInt = 1000
-    """Trajectories by which elbo, eubo and accuracy are measured, beside training."""
+    """Number of additional trajectories that elbo, eubo and accuracy sample."""
     backward: PositiveInt = 10
-    """Backward trajectories per test state, which estimate its log P(x)."""
+    """Backward trajectories per test state, to estimate its log P(x)."""
 
 
 @dataclass(frozen=True)
 class SeparatedModesOptions:
-    """Modes counted by distance: objects of a high score, and far from each other."""
+    """Modes counted by distance: objects of high score that are far from each other."""
 
     score: _Own[FiniteFloat | None] = None
     """Lowest score of such a mode."""
     cutoff: NonNegativeFloat = 0.0
-    """Modes are further apart than this, in places that differ or in steps on a grid."""
+    """Minimum distance of two modes, in different places or in steps on a grid."""
 
 
 @dataclass(frozen=True)
 class ManagersOptions:
-    """Ranks that keep the best items of everyone instead of training."""
+    """Ranks that keep the best items of all ranks instead of training."""
 
     n: _Own[NonNegativeInt] = 0
-    """Number of managers. Under mpiexec, srun or torchrun they are among the ranks started;
-    otherwise they run beside training, in this process."""
+    """Number of managers. Under mpiexec, srun or torchrun they are some of the started ranks.
+    Otherwise they are threads of this process."""
     send: SendName = "deferred"
-    """How to send to a manager: wait for the reply, look for it at the next step, or never wait
-    and leave out what it cannot take."""
+    """How to send to a manager. awaited waits for the reply, deferred reads it at the next step,
+    and nonblocking never waits and skips items that a manager cannot take."""
     send_every: PositiveInt = 1
-    """Steps between sendings."""
+    """Steps between messages to a manager."""
     baseline: BaselineName = "none"
-    """Not to be sent are items below a manager's lowest, a low percentile of its items, or a
-    running mean of the lowest of each batch, which stands for the others until its buffer is full.
-    With none, all are sent: what has little reward teaches those who are fed, too."""
+    """Log-reward below which items are not sent: the lowest one that a manager keeps (min), a low
+    percentile of them, or a running mean of the lowest one of each batch (ema). Until its buffer is
+    full, a manager uses ema. none sends all items: items of low reward teach fed workers too."""
     journal: bool = False
-    """Managers have each row on disk before they answer for it, beside their checkpoints, and lose
-    none when they are killed."""
+    """Managers write each row to disk before they reply. A killed manager loses no row."""
 
 
 @dataclass(frozen=True)
 class FeedOptions:
-    """Items of other ranks, which come back from a manager."""
+    """Items of other ranks that a manager feeds."""
 
     kind: _Own[FeedName] = "none"
-    """Which of the items that others found come back: those of highest reward, diverse ones out of
-    these, drawn by reward, or the newest. Each is learnt from like a fresh one when it comes, and
-    replayed with the rank's own from then on; where gradients are averaged, it is only replayed."""
+    """Which items of other ranks are fed: those of highest reward, diverse ones among these, drawn
+    by reward, or the newest. A rank trains on a fed item as on a fresh one when it arrives, and
+    replays it from then on. With averaged gradients it is only replayed."""
     quota: PositiveInt = 64
-    """Maximum number of them in each reply. What all others find, batch-size per step each,
-    teaches most; fewer save time."""
+    """Maximum number of items in each reply. batch-size times the number of other ranks feeds all
+    items; fewer items save time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -378,9 +378,9 @@ class AnnealOptions:
     """How epsilon, the temperature and the learning rates reach their final values."""
 
     by: _Own[AnnealName] = "linear"
-    """Anneal epsilon and the temperature by equal differences, or by equal factors."""
+    """Schedule of epsilon and the temperature: linear or exponential."""
     steps: PositiveInt | None = None
-    """Steps until all are at their final values; by default those of the run."""
+    """Steps until the final values are reached. Default: the steps of the run."""
 
 
 # Everything else.
@@ -388,24 +388,24 @@ class AnnealOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class GeneralOptions:
-    """Options that stand for themselves."""
+    """Options that belong to no group."""
 
     steps: PositiveInt = 1000
-    """Training steps. Each samples one fresh batch, which takes batch-size reward calls, and as
-    many again for each loop of local search."""
+    """Training steps. Each step samples one fresh batch, which takes batch-size reward calls. Each
+    loop of local search takes as many again."""
     seed: Seed = 0
     """Seed of all random numbers. The same seed gives the same numbers."""
     out: Path | None = field(default=None, compare=False)
-    """Run folder to make. By default the next free runs/ENV-seedS-NNN."""
+    """Run folder to create. Default: the next free runs/ENV-seedS-NNN."""
     checkpoint_every: PositiveInt = 200
     """Steps between checkpoints."""
     eval_every: PositiveInt = 25
-    """Steps between rows of metrics.csv. They have exact distances to the target where the
-    environment has 200,000 states at most."""
+    """Steps between rows of metrics.csv. Rows contain exact distances to the target if the
+    environment has at most 200,000 states."""
     logger: LoggerName = "none"
-    """TorchRL logger that is given the rows of metrics.csv as well."""
+    """TorchRL logger that also receives the rows of metrics.csv."""
     device: Device = "cpu"
-    """cpu, cuda or cuda:N."""
+    """Device: cpu, cuda or cuda:N."""
     threads: PositiveInt = 1
     """CPU threads. More than one is slower for networks of the default size."""
 
@@ -414,7 +414,7 @@ class GeneralOptions:
     epsilon: Share = 0.0
     """Share of uniformly random actions when sampling fresh trajectories."""
     epsilon_end: Share | None = None
-    """Final value of epsilon, when it is annealed."""
+    """Final value of epsilon. Default: no annealing."""
     workers: NonNegativeInt = 0
     """Processes that sample fresh trajectories; 0 samples in the main process."""
 
@@ -425,9 +425,10 @@ class GeneralOptions:
     """Cost of a residual: its square, or Linex, exponential where the flow is too small and linear
     where it is too large. auto is squared for fm, whose residuals have no sign, else linex."""
     subtb_lambda: PositiveFloat = 0.9
-    """Sub-trajectory balance weighs a piece of k steps by this to the power of k."""
+    """Weight of each further step in sub-trajectory balance: a part of k steps has this number to
+    the power of k."""
     clip_grad_norm: PositiveFloat | None = None
-    """Gradients longer than this, of all parameters together, are shortened to it."""
+    """Maximum norm of the gradient of all parameters together. Default: no limit."""
     backward: BackwardName = "uniform"
     """Backward policy. Flow matching learns none and always has the uniform one."""
     hidden: Widths = (256, 256)
@@ -435,39 +436,40 @@ class GeneralOptions:
     lr: PositiveFloat = 1e-3
     """Adam's learning rate for the networks."""
     lr_log_z: PositiveFloat = 0.02
-    """Adam's learning rate for log Z, where it is a number of its own."""
+    """Adam's learning rate for log Z, if log Z is a separate parameter."""
     lr_end: Share | None = None
-    """Final value of both learning rates, as a share of the first: they fall by equal
-    differences."""
+    """Final value of both learning rates, as a share of the initial values. They fall linearly.
+    Default: no annealing."""
     log_z: FiniteFloat | None = 0.0
     """Initial log Z, in nats, of tb, subtb and db. None is what fits the first fresh batch."""
 
     replay_ratio: NonNegativeFloat = 2.0
-    """Replayed items per fresh one; 0 turns replay off. What a manager feeds counts as fresh."""
+    """Replayed items per fresh one; 0 turns replay off. Items fed by a manager count as fresh."""
     replay: ReplayName = "auto"
     """Items to store: trajectories; their transitions (for db, mdb, fm) or states (for fm) one by
     one; or terminating states, to which the backward policy regenerates trajectories. auto is
     trajectories with feed or compact rebuild, else terminal."""
     capacity: PositiveInt = 100_000
-    """Items the buffer keeps."""
+    """Number of items that the buffer keeps."""
     compact: CompactName = "narrow"
-    """How they are stored: whole, in the smallest integers that the environment needs, or, of
-    trajectories, by their actions alone, from which states are made again when they are drawn."""
+    """How items are stored: none stores them as they are, narrow uses the smallest integers that
+    the environment needs, and rebuild stores the actions of trajectories alone and computes their
+    states again when they are drawn."""
     max_age: NonNegativeInt | None = None
-    """Items that were sampled more than so many steps ago are dropped."""
+    """Maximum age of items in steps. Older items are dropped. Default: no limit."""
 
     transport: TransportName = field(default="auto", compare=False)
-    """Connection of the ranks started: MPI under mpiexec, and under srun where it speaks PMI; Gloo
-    under srun otherwise, and under torchrun. local trains in this process alone, whatever started
-    it."""
+    """Connection of the ranks. auto takes MPI under mpiexec and under srun with PMI, and Gloo under
+    torchrun and under srun without PMI. local trains in this process alone, whatever launcher
+    started it."""
     average_gradients: bool = False
-    """Average gradients over the ranks that train, which then all have the same weights, and learn
-    as one process would from batches as large as theirs together: make them smaller. Otherwise each
-    trains its own. When a rank is lost, all stop with status 1; gfn-rb resume continues from the
-    newest step that all have saved."""
+    """Average gradients over the ranks that train. All ranks then have the same weights, and train
+    as one process with their batches joined: choose a smaller batch-size. Otherwise each rank
+    trains its own weights. When a rank is lost, all stop with status 1; gfn-rb resume continues
+    from the newest step that all have saved."""
     patience: PositiveFloat = 120.0
-    """Seconds of silence after which another rank counts as lost; among ranks that train, and may
-    have to wait for a manager themselves, twice as many."""
+    """Seconds of silence after which another rank counts as lost. Between ranks that train the
+    limit is twice as long, because each may wait for a manager itself."""
 
     draw: Draw = RankDraw()
     """How replayed items are drawn."""
@@ -484,6 +486,6 @@ class GeneralOptions:
     separated_modes: SeparatedModesOptions = SeparatedModesOptions()
     """Modes counted by distance."""
     managers: ManagersOptions = ManagersOptions()
-    """Ranks that keep the best items of everyone."""
+    """Ranks that keep the best items of all ranks."""
     feed: FeedOptions = FeedOptions()
     """Items of other ranks."""
