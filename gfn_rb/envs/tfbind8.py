@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable
-from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -28,27 +26,6 @@ def load_scores(path: str | Path = PATH) -> Int64[Tensor, "65536"]:
     """Return the E-score of every 8-mer in alphabetical order, in units of 1e-5."""
     with np.load(path) as table:
         return torch.from_numpy(table["e_score"].astype(np.int64))
-
-
-def read_scores(source: str | Path) -> Int64[Tensor, "65536"]:
-    """Return E-scores from the original file: tab-separated 8-mer, reverse complement, E-score."""
-    scores: dict[str, int] = {}
-    with Path(source).open(newline="") as lines:
-        for row in list(csv.reader(lines, delimiter="\t"))[1:]:
-            score = round(float(row[2]) * 1e5)
-            for sequence in row[:2]:
-                if scores.setdefault(sequence, score) != score:
-                    raise ArgumentError(f"source must give {sequence} one score, got two")
-    sequences = ["".join(letters) for letters in product(LETTERS, repeat=LENGTH)]
-    missing = [sequence for sequence in sequences if sequence not in scores]
-    if missing:
-        raise ArgumentError(f"source must give every 8-mer a score, got none for {missing[0]}")
-    return torch.tensor([scores[sequence] for sequence in sequences])
-
-
-def write_table(source: str | Path, target: str | Path = PATH) -> None:
-    """Write ``read_scores(source)`` to ``target``, as int32 in a compressed .npz."""
-    np.savez_compressed(target, e_score=read_scores(source).numpy().astype(np.int32))
 
 
 MODE_FRACTION = 0.005

@@ -617,19 +617,11 @@ class BayesianDAGConfig(TrainConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LineConfig(TrainConfig):
-    """Walk to where a mixture of normal distributions is dense (Lahlou et al. 2023)."""
+class ContinuousConfig(TrainConfig):
+    """Defaults of environments whose moves have parameters."""
 
-    env: ClassVar[str] = "line"
-    env_type: ClassVar[type[GFNEnv]] = Line
     distance_p: ClassVar[float] = 1.0
 
-    means: tuple[float, ...] = (-1.5, 1.5)
-    """Means of the normal distributions."""
-    scales: tuple[float, ...] = (0.5, 0.5)
-    """Their standard deviations."""
-    n_steps: PositiveInt = 5
-    """Moves of a walk."""
     compact: CompactName = "none"
     """How items are stored: whole, or, of trajectories, by their actions alone. Real numbers
     are not made narrow."""
@@ -637,6 +629,21 @@ class LineConfig(TrainConfig):
     """Widths of the hidden layers of each policy."""
     lr: PositiveFloat = 3e-3
     """Adam's learning rate for the networks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LineConfig(ContinuousConfig):
+    """Walk to where a mixture of normal distributions is dense (Lahlou et al. 2023)."""
+
+    env: ClassVar[str] = "line"
+    env_type: ClassVar[type[GFNEnv]] = Line
+
+    means: tuple[float, ...] = (-1.5, 1.5)
+    """Means of the normal distributions."""
+    scales: tuple[float, ...] = (0.5, 0.5)
+    """Their standard deviations."""
+    n_steps: PositiveInt = 5
+    """Moves of a walk."""
     replay: ReplayName = "trajectories"
     """Items to store: trajectories, or terminating states."""
     replay_ratio: NonNegativeFloat = 1.0
@@ -644,12 +651,11 @@ class LineConfig(TrainConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BoxConfig(TrainConfig):
+class BoxConfig(ContinuousConfig):
     """Step over the unit square to its rewarded corners (Lahlou et al. 2023)."""
 
     env: ClassVar[str] = "box"
     env_type: ClassVar[type[GFNEnv]] = Box
-    distance_p: ClassVar[float] = 1.0
 
     delta: PositiveFloat = 0.25
     """Length of a step."""
@@ -659,13 +665,6 @@ class BoxConfig(TrainConfig):
     """Reward added in the outer bands."""
     r2: float = 2.0
     """Reward added in the inner bands."""
-    compact: CompactName = "none"
-    """How items are stored: whole, or, of trajectories, by their actions alone. Real numbers
-    are not made narrow."""
-    hidden: Widths = (128, 128)
-    """Widths of the hidden layers of each policy."""
-    lr: PositiveFloat = 3e-3
-    """Adam's learning rate for the networks."""
     replay_ratio: NonNegativeFloat = 0.0
     """Replayed items per fresh one, none by default: some walks have far too little flow, and
     replayed they drive log Z up."""
@@ -677,16 +676,6 @@ class BoxConfig(TrainConfig):
 
 CONFIGS: dict[str, type[TrainConfig]] = {
     config.env: config
-    for config in (
-        TFBind8Config,
-        HyperGridConfig,
-        ConditionalHyperGridConfig,
-        DeceptiveGridConfig,
-        BitSequenceConfig,
-        QM9StringsConfig,
-        RNABindingConfig,
-        BayesianDAGConfig,
-        LineConfig,
-        BoxConfig,
-    )
+    for config in [*vars().values()]
+    if isinstance(config, type) and issubclass(config, TrainConfig) and "env_type" in vars(config)
 }

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from gfn_rb.envs.tfbind8 import PATH, load_scores, read_scores, write_table
+from gfn_rb.envs.tfbind8 import PATH, load_scores
 from gfn_rb.errors import ArgumentError
+from tools.tfbind8_table import read_scores, write_table
 
 COMPLEMENT = str.maketrans("ACGT", "TGCA")
 

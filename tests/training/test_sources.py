@@ -75,7 +75,7 @@ def test_each_loop_goes_on_from_what_was_accepted(batches):
     start = Scripted(first)
     search = ScriptedSearch([second, third], [[True, False, True], [False] * 3])
     generator = torch.Generator()
-    source = LocalSearchSource(start, search, GRID.make_env(), 2, 0.25, generator, epsilon=0.5)
+    source = LocalSearchSource(start, search, GRID.make_env(), 2, 0.25, generator)
     found = source.sample(3)
     equal(found.state.tolist(), Trajectories.cat(batches).state.tolist())
     assert len(found) == 9
@@ -85,7 +85,7 @@ def test_each_loop_goes_on_from_what_was_accepted(batches):
     assert torch.equal(search.started_from[1].terminating_states, x)
     reward = torch.stack([second.log_reward[0], first.log_reward[1], second.log_reward[2]])
     assert torch.equal(search.started_from[1].log_reward, reward)
-    expected = {"back_ratio": 0.25, "generator": generator, "epsilon": 0.5}
+    expected = {"back_ratio": 0.25, "generator": generator}
     assert search.options == [expected, expected]
 
 

@@ -94,18 +94,19 @@ class LocalSearchSource(Source):
         loops: int,
         back_ratio: float,
         generator: torch.Generator,
-        **exploration: Any,
     ) -> None:
         self.parts = {"source": source}
         self._search, self._env, self._loops = search, env, loops
-        self._options = {"back_ratio": back_ratio, "generator": generator, **exploration}
+        self._back_ratio, self._generator = back_ratio, generator
 
     def sample(self, n: int) -> Trajectories:
         """Return n * (1 + loops) trajectories: the source's, then each loop's proposals."""
         current = self.parts["source"].sample(n)
         batches = [current]
         for _ in range(self._loops):
-            proposed, accepted = self._search.local_search(self._env, current, **self._options)
+            proposed, accepted = self._search.local_search(
+                self._env, current, back_ratio=self._back_ratio, generator=self._generator
+            )
             row = torch.arange(n, device=accepted.device)
             batches.append(proposed)
             current = Trajectories.cat([current, proposed])[row + n * accepted]
