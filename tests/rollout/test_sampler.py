@@ -112,6 +112,27 @@ def test_backward_paths_follow_the_exact_distribution():
     assert chi_square_p(undone_at.bincount(minlength=3), [1 / 4, 3 / 16, 9 / 16]) > 1e-3
 
 
+@pytest.mark.parametrize("is_backward", [False, True])
+def test_sampled_actions_follow_the_policy(is_backward):
+    env = HyperGrid(3, 4)
+    policy = linear_policy(env, is_backward)
+    state = torch.tensor([[1, 3, 2]])
+    options = {"epsilon": 0.2, "temperature": 1.5}
+    action, log_prob, logits = Sampler(policy).sample_actions(
+        env,
+        state.repeat(6_000, 1),
+        save_estimator_outputs=True,
+        save_logprobs=True,
+        generator=seeded(8),
+        **options,
+    )
+    mask = env.backward_mask(state) if is_backward else env.forward_mask(state)
+    p = Exploration(**options).probabilities(policy(state=state).detach(), mask)[0]
+    assert chi_square_p(action.bincount(minlength=len(p)), p / p.sum()) > 1e-3
+    torch.testing.assert_close(log_prob, p[action].log())
+    torch.testing.assert_close(logits[0], policy(state=state)[0].detach())
+
+
 def test_a_bare_module_is_no_policy(unchecked):
     message = "policy must be a TensorDictModule that reads 'state' and writes 'logits', got a Lin"
     with pytest.raises(ArgumentError, match=message):

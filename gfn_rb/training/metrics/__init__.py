@@ -7,8 +7,12 @@ from gfn_rb.training.metrics.bounds import (
     log_mean_exp,
     log_weights,
 )
-from gfn_rb.training.metrics.discovery import DiscoveryMetrics
-from gfn_rb.training.metrics.diversity import SeparatedModes, mean_distance, norm_distance
+from gfn_rb.training.metrics.discovery import (
+    DiscoveryMetrics,
+    SeparatedModes,
+    mean_distance,
+    norm_distance,
+)
 from gfn_rb.training.metrics.evaluation import METRICS, Evaluation, check_metrics
 from gfn_rb.training.metrics.fit import (
     ExactFit,
