@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypedDict
+from typing import Any, TypedDict, TypeVar
 
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.data import Binary, Categorical, Composite, TensorSpec, Unbounded
 from torchrl.envs import EnvBase
-from typing_extensions import Self
 
 from gfn_rb import keys
 from gfn_rb.arguments import as_device
 from gfn_rb.envs.core import GFNCore
 from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
 from gfn_rb.shapes import ActionBatch, Bool, Float, Shaped, StateBatch
+
+E = TypeVar("E", bound="GFNEnv")
 
 
 class EnvOptions(TypedDict, total=False):
@@ -60,13 +61,13 @@ class GFNEnv(GFNCore, EnvBase):
         device: device of the environment's tensors.
     """
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+    def __new__(cls: type[E], *args: Any, **kwargs: Any) -> E:
         """Check the device before subclasses make tensors on it."""
         if kwargs.get("device") is not None:
             as_device("device", kwargs["device"])
         return super().__new__(cls, *args, **kwargs)
 
-    def to(self, device: torch.device | str) -> Self:
+    def to(self: E, device: torch.device | str) -> E:
         """Move the environment's tensors to a device.
 
         Args:
