@@ -131,6 +131,11 @@ def test_no_import_runs_back(path: Path) -> None:
     assert not found, "\n".join(found)
 
 
+def test_types_are_checked_function_by_function() -> None:
+    """beartype refuses ``Self`` where it does not see the class; a type variable says the same."""
+    assert [str(path) for path in FILES if "import Self" in path.read_text()] == []
+
+
 def test_every_module_has_a_layer() -> None:
     assert unlisted(ROOT) == set()
 

@@ -109,6 +109,18 @@ def _interrupt(*_):
     raise KeyboardInterrupt
 
 
+def test_rows_that_were_written_twice_become_what_they_were_first():
+    rb = shared(LazyTensorStorage(4))
+    rb.extend(rows(1.0, 2.0, 3.0, 4.0))
+    lock = write_lock(rb)
+    with lock:
+        for key in (7.0, 8.0):
+            lock.record(torch.tensor([0, 2]))
+            rb[:]["log_reward"][[0, 2]] = key
+        lock._recover()
+    assert rb[:]["log_reward"].tolist() == [1.0, 2.0, 3.0, 4.0]
+
+
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 def test_the_lock_is_held_while_what_was_written_over_is_read():
     rb = shared(LazyTensorStorage(4))
