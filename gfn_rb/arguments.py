@@ -56,11 +56,11 @@ def require_kind(
         )
 
 
-def require_device_of(generator: torch.Generator, device: torch.device) -> None:
+def require_device_of(generator: torch.Generator, device: torch.device, what: str = "rows") -> None:
     """Raise unless a generator of random numbers is on the device of what it draws from."""
     if generator.device.type != device.type:
         raise ArgumentError(
-            f"generator must be on {device}, as the rows are, got one on {generator.device}"
+            f"generator must be on {device}, as the {what} are, got one on {generator.device}"
         )
 
 

@@ -101,7 +101,8 @@ class KeyColumn:
             self._mirror.write(storage, index, value)
         else:
             values = self.values(storage)
-            values[index] = value.to(values)
+            index = index.to(values.device, non_blocking=True)
+            values[index] = value.to(values, non_blocking=True)
             bump_mutation_revision(storage)
 
     def watch_also(self, reads: Callable[[NestedKey], bool]) -> None:

@@ -11,6 +11,7 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
+from gfn_rb.arguments import require_device_of
 from gfn_rb.containers import Trajectories
 from gfn_rb.envs.core import GFNCore
 from gfn_rb.errors import ArgumentError
@@ -198,6 +199,8 @@ class Walk:
         Each step has the same shapes: rows that have ended stay in the sink.
         """
         env, explored, is_backward = self.env, self.exploration, self.policy.is_backward
+        if explored.generator is not None:
+            require_device_of(explored.generator, state.device, "states")
         take = env.backward_step if is_backward else env.forward_step
         steps = PaddedSteps(len(state), first=int(is_backward), device=state.device)
         hidden = hidden_before(self.policy, env, state)

@@ -113,7 +113,7 @@ class HeldPriorities:
         held = self._of(storage)
         if journal := journal_of(storage):
             journal.record_beside(index)
-        held[index.to(held.device)] = priority.to(held)
+        held[index.to(held.device, non_blocking=True)] = priority.to(held, non_blocking=True)
         if priority.shape[0]:
             self.default = max(self.default, float(priority.max()))
         self._changes.note(index, len(storage))

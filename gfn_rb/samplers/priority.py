@@ -13,9 +13,11 @@ from torchrl.data.replay_buffers.storages import Storage
 
 from gfn_rb.errors import ArgumentError, NaNError, ShapeError
 from gfn_rb.keys import PRIORITY_WEIGHT
+from gfn_rb.numerics.flat import on_host
 from gfn_rb.numerics.weighted_rows import WeightedRows
 from gfn_rb.samplers.base import KeySampler, Parameter, Replacement, number
 from gfn_rb.samplers.priorities import AS_STORED, HeldPriorities, StoredPriorities
+from gfn_rb.shapes import Int64
 from gfn_rb.torchrl_compat import (
     UNKNOWN_GENERATION,
     note_generations,
@@ -193,7 +195,7 @@ class PrioritySampler(KeySampler):
         storage: Storage | None = None,
         generation: Tensor | None = None,
     ) -> None:
-        """Set the priorities of stored items. On CUDA this waits for the device.
+        """Set the priorities of stored items. On CUDA this waits for the device, once.
 
         Args:
             index: rows of the items, -1 for a rejected one.
@@ -227,17 +229,20 @@ class PrioritySampler(KeySampler):
             )
         if not row.shape[0]:
             return
+        drawn, now = self._generations(row, storage, drawn)
+        row, value, drawn, now = on_host(row, value, drawn, now)
         lowest, highest = (int(bound) for bound in row.aminmax())
         if lowest < 0 or self.key is not None:
             given = row >= 0 if self.key is None else (row >= 0) & (value != AS_STORED)
-            row, value = row[given], value[given]
-            drawn = drawn[given.to(drawn.device)] if drawn is not None else None
+            row, value, drawn, now = row[given], value[given], drawn[given], now[given]
             if not row.shape[0]:
                 return
             highest = int(row.max())
         _check(highest, value, storage.max_size)
-        late = self._is_late(row, highest, storage, drawn)
-        if late is not None:
+        late = (drawn != UNKNOWN_GENERATION) & (drawn != now)
+        if highest >= len(storage):
+            late |= row >= len(storage)
+        if late.any():
             self.n_late += int(late.sum())
             row, value = row[~late], value[~late]
         self._column.write(storage, row, value)
@@ -258,20 +263,16 @@ class PrioritySampler(KeySampler):
             is_known, UNKNOWN_GENERATION
         )
 
-    def _is_late(
-        self, row: Tensor, highest: int, storage: Storage, drawn: Tensor | None
-    ) -> Tensor | None:
-        """Tell which rows are no longer those that were drawn; None if all of them are."""
-        stamps, stored = slot_generations(storage), len(storage)
-        is_gone = row >= stored if highest >= stored else None
+    def _generations(
+        self, row: Int64[Tensor, "m"], storage: Storage, drawn: Tensor | None
+    ) -> tuple[Int64[Tensor, "m"], Int64[Tensor, "m"]]:
+        """Return the stamp of each row when it was drawn, unknown where nobody knows, and now."""
+        stamps = slot_generations(storage)
         if drawn is None or stamps is None:
-            return is_gone
-        drawn = drawn.to(stamps.device)
-        now = stamps.index_select(0, row.to(stamps.device).clamp(max=stamps.shape[0] - 1))
-        if is_gone is None and torch.equal(drawn, now):
-            return None
-        is_other = ((drawn != UNKNOWN_GENERATION) & (drawn != now)).to(row.device)
-        return is_other if is_gone is None else is_gone | is_other
+            unknown = torch.full_like(row, UNKNOWN_GENERATION)
+            return unknown, unknown
+        at = row.to(stamps.device).clamp(0, stamps.shape[0] - 1)
+        return drawn, stamps.index_select(0, at)
 
     def _empty(self) -> None:
         self._column.clear()

@@ -79,6 +79,18 @@ def test_a_draw_waits_for_nothing(sampler, replacement, device, counted):
         assert rows["x"].device == device
 
 
+@pytest.mark.parametrize("sampler", ["priority", "own priority"])
+def test_priorities_wait_once(sampler, device, counted):
+    rb = buffer(device, sampler)
+    rows = rb.sample(8)
+    with counted() as waits:
+        rb.update_priority(rows["index"], torch.arange(1.0, 9.0, device=device))
+    assert sum(waits.values()) == 1, waits.places
+    rb.extend(numbered(torch.full((CAPACITY,), 9.0), 50).to(device))
+    rb.update_priority(rows["index"], torch.ones(8, device=device))
+    assert rb.sampler.n_late == 8
+
+
 @pytest.mark.parametrize("p", ["mass", "size", None, [1.0, 2.0]])
 @pytest.mark.parametrize("sampler", ["softmax", "rank"])
 def test_a_merged_draw_waits_by_mass_alone(sampler, p, device, counted):
