@@ -174,7 +174,9 @@ class DiversityWriter(RewardPrioritizedWriter):
         value = key.index_select(0, chosen)
         free = self._storage.max_size - stored + removed.shape[0]
         if chosen.shape[0] > free:
-            out = self._pushed_out(value[free:], removed)
+            contest = value[free:][: stored - removed.shape[0]]
+            given_up = removed if removed.shape[0] else None
+            out = self._order.driven_out(self._storage, contest, given_up=given_up)
             n = free + out.shape[0]
             chosen, value, prepared = chosen[:n], value[:n], prepared.first(n)
             removed = torch.cat([removed, out]) if removed.shape[0] else out
@@ -189,23 +191,6 @@ class DiversityWriter(RewardPrioritizedWriter):
         slot = no_slots(key)
         slot[chosen] = move.target
         return slot
-
-    def _pushed_out(self, contest: Tensor, replaced: Tensor) -> Tensor:
-        """Return the slots of the worst items, each of which loses against one of the keys.
-
-        Args:
-            contest: from the best down; the first meets the worst item, and so on.
-            replaced: slots given up already.
-        """
-        order, extremes = self._order, self._order.extremes(self._storage)
-        n = min(contest.shape[0] + replaced.shape[0], len(self._storage))
-        if not replaced.shape[0]:
-            return order.driven_out(self._storage, contest[:n])
-        slot = extremes.smallest(n).rows(n)
-        slot = slot[~torch.isin(slot, replaced)]
-        value, slot = order.worst_slots_first(self._storage, slot)
-        n = min(contest.shape[0], slot.shape[0])
-        return slot[: int(order.beats(contest[:n], value[:n]).sum())]
 
     def _store(self, data: Rows, chosen: Tensor, move: Moves, before: int) -> None:
         storage = self._storage

@@ -165,28 +165,34 @@ class EvictionOrder:
         return chosen
 
     def driven_out(
-        self, storage: Storage, contest: Float64[Tensor, "m"], rank: Tensor | None = None
+        self,
+        storage: Storage,
+        contest: Float64[Tensor, "m"],
+        rank: Int64[Tensor, "m"] | None = None,
+        given_up: Int64[Tensor, "g"] | None = None,
     ) -> Int64[Tensor, "k"]:
         """Return the slots of the worst rows that lose against keys, these from the best down.
 
         Keys are newer than all stored rows, unless there are ranks to decide among equal ones.
+        Slots that were given up already are passed over.
         """
-        extremes = self.extremes(storage)
-        worst = extremes.smallest(contest.shape[0])
-        if rank is None:
+        extremes, m = self.extremes(storage), contest.shape[0]
+        if rank is None and given_up is None:
+            worst = extremes.smallest(m)
             return worst.rows(int(self.beats(contest, worst.key).sum()))
-        value, slot = self.worst_slots_first(storage, worst.rows(contest.shape[0]))
-        wins = (contest > value) | ((contest == value) & (rank > extremes.rank[slot]))
-        return slot[: int(wins.sum())]
-
-    def worst_slots_first(
-        self, storage: Storage, slot: Int64[Tensor, "m"]
-    ) -> tuple[Float64[Tensor, "m"], Int64[Tensor, "m"]]:
-        """Sort slots by key, then by rank; return their keys and the slots."""
-        extremes = self.extremes(storage)
+        n = min(m if given_up is None else m + given_up.shape[0], len(storage))
+        slot = extremes.smallest(n).rows(n)
+        if given_up is not None:
+            slot = slot[~torch.isin(slot, given_up)]
         slot = slot[extremes.rank[slot].argsort()]
         value, place = extremes.key[slot].sort(stable=True)
-        return value, slot[place]
+        slot, value = slot[place][:m], value[:m]
+        contest = contest[: slot.shape[0]]
+        wins = self.beats(contest, value)
+        if rank is not None:
+            is_later = rank[: slot.shape[0]] > extremes.rank[slot]
+            wins = (contest > value) | ((contest == value) & is_later)
+        return slot[: int(wins.sum())]
 
     # State.
 
