@@ -176,8 +176,10 @@ class KeyColumn:
 
         A memory-mapped tensor dispatches every operation through Python; its plain view does not.
         """
-        open_shared(storage)
         data = all_slots(storage)
+        if data is None:
+            open_shared(storage)
+            data = all_slots(storage)
         get = getattr(data, "get", None)  # of a TensorDict, a tensorclass or a dict of tensors
         raw = None if get is None else entry_of(data, self.key)
         if self._plain is None or raw is None or raw is not self._raw:

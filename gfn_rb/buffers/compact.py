@@ -325,13 +325,7 @@ def _exchanged(
     entries: dict[str, Any],
     columns: list[tuple[NestedKey, NestedKey, Tensor]],
 ) -> TensorDictBase:
-    """Return rows with some columns in the place of others, and leave those that came alone.
-
-    Args:
-        rows: the rows.
-        entries: those of their entries that are kept, or replaced.
-        columns: the key of each column to leave out, that of what takes its place, and this.
-    """
+    """Return rows with some columns (old key, new key, tensor) in the place of others, copied."""
     if NEXT in entries:
         entries[NEXT] = entries[NEXT].copy()
     for old, new, value in columns:

@@ -341,11 +341,7 @@ def _softmax_of(samplers: Sequence[Sampler]) -> SoftmaxRewardSampler:
 
 
 def _host_generator(generator: torch.Generator | None) -> torch.Generator | None:
-    """Return what draws on the host as a generator of a device determines, which then moves on.
-
-    Args:
-        generator: of any device; that of the host, and None, are returned as they are.
-    """
+    """Return what draws on the host as a generator of a device determines, which then moves on."""
     if generator is None or generator.device.type == "cpu":
         return generator
     seed = blake2b(generator.get_state().numpy().tobytes(), digest_size=7).digest()

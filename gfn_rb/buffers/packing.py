@@ -175,11 +175,7 @@ def _ids(frames: TensorDictBase) -> Int64[Tensor, "m"]:
 
 
 def _check_continuity(frames: TensorDictBase) -> None:
-    """Check that each episode goes on from where it was.
-
-    Raises:
-        ArgumentError: it does not: two collectors number their episodes alike.
-    """
+    """Check that each episode goes on from where it was."""
     ids, state, came_to = _ids(frames), frames.get(keys.STATE), frames.get(keys.NEXT_STATE)
     differs = (state[1:] != came_to[:-1]).reshape(-1, state.shape[1:].numel()).any(1)
     broken = differs & (ids[1:] == ids[:-1])

@@ -58,8 +58,7 @@ class _TrackedWrites(ReplayBuffer):
     def _counted(self, side: int, n: int) -> Iterator[bool]:
         """Count n rows when the rate limiter lets them pass, and not if the block fails.
 
-        Yields:
-            False where rows are offered too early and the limiter skips instead of waiting.
+        Yields False where rows are offered too early and the limiter skips instead of waiting.
         """
         limiter = self.rate_limiter
         may = self._count(side, n) or (
@@ -86,11 +85,7 @@ class _TrackedWrites(ReplayBuffer):
             return True
 
     def _fresh(self, data: Any) -> Int64[Tensor, "m"] | None:
-        """Take up the versions of rows; return which are not too old, None for all of them.
-
-        Raises:
-            KeyMismatchError: they have none, and there is a ``max_age``.
-        """
+        """Take up the versions of rows; return which are not too old, None for all of them."""
         version = _version_of(data)
         if version is None:
             if self.max_age is not None:

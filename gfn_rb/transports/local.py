@@ -137,10 +137,7 @@ class QueuedMessage(SendHandle):
 
 
 class MailboxTransport(Transport):
-    """A transport whose messages arrive in a mailbox, put there by other threads.
-
-    See :class:`Transport` for the other arguments.
-    """
+    """A transport whose messages arrive in a mailbox, put there by other threads."""
 
     def __init__(
         self,

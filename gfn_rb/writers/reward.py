@@ -307,14 +307,7 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
         return key, require_finite(rows)
 
     def _offer(self, data: Rows, key: Tensor, highest: float, rows: Tensor | None = None) -> Tensor:
-        """Write what is to be kept of a sound batch, and return one slot per row.
-
-        Args:
-            data: the batch.
-            key: of each row, on the host.
-            highest: the largest key.
-            rows: what they are compared by, where it is known already.
-        """
+        """Write what is to be kept of a batch, and return one slot per row; all on the host."""
         if self._compared is not None:
             return self._offer_objects(data, key, highest, self._compared, rows)
         return self._offer_any(data, key, highest)
@@ -384,14 +377,7 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
         return slot
 
     def _write(self, target: Tensor, data: Rows, chosen: Tensor | None, length: int) -> None:
-        """Write a batch, or the chosen rows of it, into slots.
-
-        Args:
-            target: slots, each once.
-            data: the batch.
-            chosen: positions in it; None for all, which go into free slots.
-            length: of the storage afterwards.
-        """
+        """Write the chosen rows of a batch into slots, or all rows of it into free ones."""
         storage, before = self._storage, len(self._storage)
         record_slots(storage, target)
         try:

@@ -140,9 +140,13 @@ class Baseline(ABC):
         if is_full and self.levels and any(each.quantiles for each in summaries):
             return self.of_full(summaries, capacity)
         known = [(each.ema, each.batches) for each in summaries if each.ema is not None]
-        total = sum(batches for _, batches in known)
-        # Weighted first: a product of a large number and a count may be infinite.
-        return sum(ema * (batches / total) for ema, batches in known) if total else None
+        total = sum([batches for _, batches in known])
+        if not total:
+            return None
+        # Weighted first: a product of a large number and a count may be infinite. So may be the sum
+        # of rounded parts, which is then beyond all of them.
+        mean, means = sum([e * (n / total) for e, n in known]), [e for e, _ in known]
+        return min(max(mean, min(means)), max(means))
 
     def __repr__(self) -> str:
         named = ", ".join(f"{name}={value}" for name, value in vars(self).items())

@@ -1,4 +1,5 @@
 import math
+import sys
 
 import pytest
 import torch
@@ -81,6 +82,18 @@ def test_order_statistics_of_large_buffers_are_read_when_enough_has_changed():
     assert keeper.value() == 5.0
     offer(keeper, rb, [4.5])
     assert keeper.value() == 4.0
+
+
+@pytest.mark.parametrize("sign", [-1.0, 1.0])
+def test_the_mean_of_the_largest_floats_is_finite(sign):
+    largest = sign * sys.float_info.max
+    for n in range(1, 60):
+        summaries = [Summary((), 0, largest, i) for i in (n, 7, 13)]
+        assert EMABaseline().of(summaries) == largest
+    keeper = BaselineKeeper(EMABaseline(alpha=0.3))
+    for _ in range(30):
+        keeper.observe(torch.tensor([largest], dtype=torch.float64))
+    assert math.isfinite(keeper.value())
 
 
 def test_managers_combine_what_they_know():

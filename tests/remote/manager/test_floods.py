@@ -17,7 +17,7 @@ class Flood:
 
     def __init__(self, monkeypatch, tmp_path, n=3):
         mine, *theirs = group(n)
-        self.now, self.asked, self.most = 100.0, [], 0
+        self.now, self.asked = 100.0, []
         monkeypatch.setattr("gfn_rb.remote.manager.handler.time.monotonic", lambda: self.now)
         self.manager = ReplayBufferManager(mine, fifo_buffer(9), checkpoint=tmp_path / "m.ckpt")
         queries = self.manager._handler._queries
@@ -38,7 +38,6 @@ class Flood:
         """Handle one message, while the hostile ones read all that they are sent."""
         found = self.manager.step()
         self.now += 1e-3
-        self.most = max(self.most, *(self.manager._channel.in_flight(r)[0] for r in (1, 2)))
         return found
 
     def settle(self):
@@ -85,20 +84,9 @@ def test_questions_have_half_of_the_time_where_messages_wait(monkeypatch, tmp_pa
 
 def test_one_save_answers_all_who_wait_for_one(monkeypatch, tmp_path):
     flood = Flood(monkeypatch, tmp_path, n=8)
-    for link in flood.others:
-        link.send(0, METADATA_TAG, Kind.METADATA)
-    flood.step()  # answers the first; the others wait
-    for link in flood.others[1:]:
-        link.receive(0)
-        link.send(0, METADATA_TAG, Kind.CHECKPOINT)
-    flood.settle()
-    answers = [frame for link in flood.others for frame in iter(link.receive, None)]
-    assert flood.asked.count(Kind.CHECKPOINT) <= 1
-    assert {each.kind for each in answers} <= {Kind.METADATA, Kind.CHECKPOINT, Kind.ERROR}
+    flood.manager._handler._next_question = flood.now + 1.0  # one was answered just before
     for link in flood.others:
         link.send(0, METADATA_TAG, Kind.CHECKPOINT)
-    flood.asked.clear()
-    flood.manager._handler._next_question = flood.now + 1.0
     flood.settle()
     paths = [frame.meta["path"] for link in flood.others for frame in iter(link.receive, None)]
     assert paths == [str(tmp_path / "m.ckpt")] * len(flood.others)
