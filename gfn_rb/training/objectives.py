@@ -61,7 +61,7 @@ def make_loss(config: TrainConfig, env: GFNEnv, seed: int) -> Loss:
     """Return the configured loss with new networks, whose weights are drawn on the CPU."""
     kind: Callable[..., Loss] = LOSSES[config.loss]
     options = {n: getattr(config, n) for n in LOSSES[config.loss].options if hasattr(config, n)}
-    options["penalty"] = REGRESSION[config.regression_name]
+    options["penalty"] = REGRESSION[config.regression]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         own = _own_networks(config, env)
