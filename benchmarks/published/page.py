@@ -18,7 +18,8 @@ from benchmarks.published.rows import ROWS, Row
 from benchmarks.published.runs import Result, is_met, load, modes_at, typical
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
-RESULTS, PROTOCOLS = DOCS / "published.md", DOCS / "published_protocols.md"
+RESULTS = DOCS / "published.md"
+GRIDS, OTHERS = DOCS / "published_protocols_grids.md", DOCS / "published_protocols.md"
 BEGIN, END = "<!-- made by benchmarks.published -->", "<!-- end -->"
 PICTURE = "published.png"
 PEERS = "published_peers.json"  # runs of others' code on the same machine, entered by hand
@@ -38,7 +39,11 @@ def write_page(folder: Path) -> None:
     lines += ["", *_measured(folder / PEERS, known)]
     lines += ["", *_by_default(folder)]
     _insert(RESULTS, lines)
-    _insert(PROTOCOLS, [line for row in ROWS.values() for line in [*_section(row), ""]][:-1])
+    for page, rows in (
+        (GRIDS, [row for row in ROWS.values() if row.name.startswith("grid")]),
+        (OTHERS, [row for row in ROWS.values() if not row.name.startswith("grid")]),
+    ):
+        _insert(page, [line for row in rows for line in [*_section(row), ""]][:-1])
     _draw(folder / PICTURE, {row: results for row, results in known.items() if row.n_modes})
 
 
