@@ -6,13 +6,15 @@ from factories import assert_sound, linear_policy, policy_of
 from losses.exact_flows import as_read, both_ways, make_loss
 from statistics_of_draws import chi_square_p
 
-from gfn_rb.envs import BitSequence, HyperGrid
+from gfn_rb.envs import BitSequence, Box, HyperGrid, Line, TFBind8
 from gfn_rb.errors import ArgumentError, NaNError
 from gfn_rb.losses import LOSSES
 from gfn_rb.policies import (
     BackwardPolicy,
     ForwardPolicy,
     LogZ,
+    MixturePolicy,
+    ReferencePolicy,
     StateFlow,
     UniformBackwardPolicy,
 )
@@ -22,6 +24,7 @@ from gfn_rb.rollout.log_probs import trajectory_log_probs
 ENVS = {
     "grid": lambda d: HyperGrid(2, 4, device=d),
     "bits": lambda d: BitSequence(8, 2, n_modes=2, device=d),
+    "binding": lambda d: TFBind8(form="prepend_append", device=d),
 }
 
 
@@ -117,6 +120,25 @@ def test_a_training_step_waits_rarely(name, device, counted):
         optimizer.step()
         optimizer.zero_grad()
     assert sum(waits.values()) == OF_STEP[name], waits.places
+
+
+@pytest.mark.parametrize("kind", [Box, Line])
+def test_real_actions_are_drawn_on_a_device(kind, device):
+    env = kind()
+    policy, reference = MixturePolicy(env, (8,)), ReferencePolicy(env)
+    loss = make_loss(
+        "tb",
+        env,
+        {"forward_policy": policy, "backward_policy": reference, "log_z": LogZ(0.0)},
+    ).to(device)
+    env.to(device)
+    rows = Sampler(policy).sample_trajectories(env, 16, save_logprobs=True)
+    back = Sampler(reference).sample_trajectories(env, states=rows.terminating_states)
+    found = [loss.row_loss(each).detach().cpu() for each in (rows, back)]
+    env.to("cpu")
+    loss.to("cpu")
+    for each, cost in zip((rows, back), found, strict=True):
+        torch.testing.assert_close(loss.row_loss(each.to("cpu")), cost, atol=1e-3, rtol=1e-3)
 
 
 def test_local_search_runs_on_a_device(device):
