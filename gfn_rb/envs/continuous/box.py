@@ -119,9 +119,7 @@ class Box(ContinuousEnv):
 
         Rewards have edges, which networks learn sooner from waves of several lengths.
         """
-        frequency = torch.tensor(_FREQUENCIES, dtype=state.dtype)
-        frequency = frequency.to(state.device, non_blocking=True)
-        phase = (math.pi * state[:, :, None] * frequency).flatten(1)
+        phase = (math.pi * state[:, :, None] * state.new_tensor(_FREQUENCIES)).flatten(1)
         is_source = self.is_source(state)[:, None].to(state.dtype)
         return torch.cat([2 * state - 1, phase.sin(), phase.cos(), is_source], 1)
 
