@@ -51,13 +51,16 @@ from gfn_rb.training.session.folder import RunFolder
 from gfn_rb.training.session.reading import read_metrics
 
 ALONE, AVERAGED, MANAGED = "1", "2, averaged", "2 and a manager"
+BOTH = "2, averaged, and a manager"
 OPTIONS: dict[str, tuple[Any, ...]] = {
-    "task": ("tfbind8", "hypergrid", "conditional_hypergrid", "bit_sequence"),
+    "task": ("tfbind8", "hypergrid", "conditional_hypergrid", "bit_sequence", "box"),
     "replay": ("trajectories", "transitions", "states", "terminal"),
     "keep": ("top", "diverse", "recent"),
     "draw": ("softmax", "rank", "quantile", "priority", "uniform"),
     "workers": (0, 1),
-    "ranks": (ALONE, AVERAGED, MANAGED),
+    "ranks": (ALONE, AVERAGED, MANAGED, BOTH),
+    "compact": ("none", "narrow", "rebuild"),
+    "transport": ("mpi", "gloo"),
 }
 STEPS = 60
 SIZES: dict[str, Any] = {
@@ -77,11 +80,13 @@ class Case(NamedTuple):
     draw: str
     workers: int
     ranks: str
+    compact: str
+    transport: str
 
     @property
     def size(self) -> int:
         """How many ranks there are."""
-        return {ALONE: 1, AVERAGED: 2, MANAGED: 3}[self.ranks]
+        return {ALONE: 1, AVERAGED: 2, MANAGED: 3, BOTH: 3}[self.ranks]
 
     @property
     def pairs(self) -> set[tuple[Any, ...]]:
@@ -90,11 +95,21 @@ class Case(NamedTuple):
 
     def options(self) -> dict[str, Any]:
         """Return the options of its configuration."""
-        named = {name: getattr(self, name) for name in ("replay", "keep", "draw", "workers")}
+        names = ("replay", "keep", "draw", "workers", "compact")
+        named = {name: getattr(self, name) for name in names}
         named |= {**SIZES, "loss": LOSS.get(self.replay, "tb")}
-        if self.ranks == MANAGED:  # which has room for all that is found
-            return {**named, "managers": 1, "feed": "top"}
+        if self.ranks != ALONE:
+            named["transport"] = self.transport
+        if self.is_managed:  # the manager has room for all that is found
+            feed = "top" if self.replay == "trajectories" else "none"
+            averaged = self.ranks == BOTH
+            return {**named, "managers": 1, "feed": feed, "average_gradients": averaged}
         return {**named, "capacity": 200, "average_gradients": self.ranks == AVERAGED}
+
+    @property
+    def is_managed(self) -> bool:
+        """Whether there is a manager."""
+        return self.ranks in (MANAGED, BOTH)
 
     def words(self) -> list[str]:
         """Return the command line that trains it."""
@@ -110,8 +125,11 @@ class Case(NamedTuple):
     def is_allowed(self) -> bool:
         """Return whether its options go together."""
         groups: dict[str, Any] = {"keep": KEEP[self.keep](), "draw": DRAW[self.draw]()}
-        if self.ranks == MANAGED:
-            groups |= {"managers": ManagersOptions(1), "feed": FeedOptions("top")}
+        if self.ranks == ALONE and self.transport != "mpi":
+            return False
+        if self.is_managed:
+            feed = FeedOptions(self.options()["feed"])
+            groups |= {"managers": ManagersOptions(1), "feed": feed}
         try:
             CONFIGS[self.task](**{**self.options(), **groups}).validate()
         except ArgumentError:
@@ -238,7 +256,7 @@ def _bytes(tensor: Tensor) -> bytes:
 
 def compare(case: Case, whole: Path, resumed: Path) -> list[str]:
     """Return what is wrong with a run that was resumed."""
-    if case.ranks == MANAGED:
+    if case.is_managed:
         return [*_unbalanced(resumed, case.size), *_lost(resumed, case.size)]
     found: list[str] = []
     for rank in range(case.size):
@@ -319,7 +337,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 break
             steps, wrong = attempt(case, draw)
             failed, share = failed + bool(wrong), tried
-            must = "accounts, objects" if case.ranks == MANAGED else "every bit"
+            must = "accounts, objects" if case.is_managed else "every bit"
             told = f"{case.task} | {' | '.join(map(str, case[1:]))} | {steps} | {must}"
             print(f"| {told} | {'NO' if wrong else 'yes'} |", flush=True)
             print("\n".join(wrong[:10]), file=sys.stderr, flush=True)
