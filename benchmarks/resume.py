@@ -25,6 +25,7 @@ import json
 import os
 import random
 import signal
+import socket
 import sys
 import tempfile
 import time
@@ -152,9 +153,17 @@ def chosen(draw: random.Random) -> Iterator[tuple[Case, float]]:
 # Runs.
 
 
+def started(words: Sequence[str], log: Path, size: int) -> Job:
+    """Return a job whose ranks find each other by Gloo as well."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    return Job(words, (), log, size)
+
+
 def undisturbed(case: Case, folder: Path) -> float:
     """Train to the end; return how many seconds that takes from the first checkpoint on."""
-    job = Job([*case.words(), "--out", str(folder)], (), folder.with_suffix(".log"), case.size)
+    job = started([*case.words(), "--out", str(folder)], folder.with_suffix(".log"), case.size)
     try:
         start = _first_checkpoint(job, folder)
         _finish(job)
@@ -169,7 +178,7 @@ def disturbed(case: Case, folder: Path, seconds: float) -> int:
     Raises:
         TooLate: it was done before.
     """
-    job = Job([*case.words(), "--out", str(folder)], (), folder.with_suffix(".log"), case.size)
+    job = started([*case.words(), "--out", str(folder)], folder.with_suffix(".log"), case.size)
     try:
         _first_checkpoint(job, folder)
         time.sleep(seconds)
@@ -184,7 +193,7 @@ def disturbed(case: Case, folder: Path, seconds: float) -> int:
     steps = min(step for step in saved if step is not None)
     if not pids or steps == STEPS:
         raise TooLate(f"it was done after {seconds:.1f} s")
-    resumed = Job(["resume", str(folder)], (), folder.with_suffix(".resumed"), case.size)
+    resumed = started(["resume", str(folder)], folder.with_suffix(".resumed"), case.size)
     try:
         _finish(resumed)
     finally:
