@@ -1,4 +1,4 @@
-"""Items, buffers, environments and policies that tests of several rooms are made of."""
+"""Items, buffers, environments and policies that tests of several folders are made of."""
 
 from __future__ import annotations
 

@@ -15,8 +15,8 @@ from tools.structure import (
     draw,
     import_graph,
     n_lines,
-    rooms,
     shared_class_names,
+    top_folders,
 )
 
 ROOT = Path(gfn_rb.__file__).parent
@@ -50,13 +50,13 @@ def test_modules_import_in_no_circle() -> None:
     graph = import_graph(ROOT)
     assert len(graph) > 50
     assert circles(graph) == []
-    assert circles(rooms(graph)) == []
+    assert circles(top_folders(graph)) == []
 
 
 def test_planted_circles_are_found(planted: Path) -> None:
     graph = import_graph(planted)
     assert circles(graph) == [["gfn_rb.a", "gfn_rb.b", "gfn_rb.room.c"]]
-    assert circles(rooms(graph)) == [["a", "b", "room"]]
+    assert circles(top_folders(graph)) == [["a", "b", "room"]]
     assert circles({"a": {"b"}, "b": set()}) == []
 
 

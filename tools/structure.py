@@ -3,14 +3,14 @@
 Prints, of the checkout in ROOT (by default the one this script lies in), which may be an older one:
 
 - the lines and files of the package, and the files in its largest folder;
-- circles of imports, between modules and between rooms, those at any depth and under
+- circles of imports, between modules and between folders, those at any depth and under
   ``TYPE_CHECKING`` included;
 - private names of torch, tensordict and torchrl used outside the adapter, and those that one
   module of the package uses of another: see ``tools/private_names.py``;
 - classes at module level that share a name;
 - the files a batch passes through on its way to a manager's storage: see ``tools/hops.py``.
 
-``--draw`` paints the rooms, their sizes and who imports whom, with matplotlib.
+``--draw`` paints the folders, their sizes and who imports whom, with matplotlib.
 """
 
 from __future__ import annotations
@@ -79,17 +79,17 @@ def _module(target: str, files: dict[str, Path]) -> str | None:
     return next((name for name in names if name in files), None)
 
 
-def room(module: str) -> str:
-    """Return the room of a module: what stands after the package's name; "" for its own file."""
+def top_folder(module: str) -> str:
+    """Return the folder of a module: what stands after the package's name; "" for its own file."""
     return [*module.split("."), ""][1]
 
 
-def rooms(graph: Graph) -> Graph:
-    """Return which room imports which. The package's own file imports all, and is left out."""
+def top_folders(graph: Graph) -> Graph:
+    """Return which folder imports which. The package's own file imports all, and is left out."""
     found: Graph = defaultdict(set)
     for module, targets in graph.items():
-        if room(module):
-            found[room(module)] |= {room(target) for target in targets} - {room(module), ""}
+        if own := top_folder(module):
+            found[own] |= {top_folder(target) for target in targets} - {own, ""}
     return dict(found)
 
 
@@ -190,7 +190,7 @@ def report(root: Path) -> None:
     print(f"files: {len(files)}")
     print(f"files in the largest folder: {largest} ({folder})")
     _list("circles of modules", [" <-> ".join(circle) for circle in circles(graph)])
-    _list("circles of rooms", [" <-> ".join(circle) for circle in circles(rooms(graph))])
+    _list("circles of folders", [" <-> ".join(circle) for circle in circles(top_folders(graph))])
     uses = private_uses_in(package, HERE / "gfn_rb" / ADAPTER)
     for what, foreign in (("foreign private names", True), ("private names of others", False)):
         found = [(path, use) for path, each in uses.items() for use in each]
@@ -207,10 +207,10 @@ def _list(what: str, items: list[str]) -> None:
 
 
 def draw(root: Path, path: Path) -> None:
-    """Paint the rooms in layers; an arrow goes to what is imported, unless others lead there.
+    """Paint the folders in layers; an arrow goes to what is imported, unless others lead there.
 
-    Modules that import no other, such as the names of errors and keys, are known to all rooms: they
-    stand at the top, without arrows.
+    Modules that import no other, such as the names of errors and keys, are known to all folders:
+    they stand at the top, without arrows.
     """
     import matplotlib
 
@@ -218,10 +218,10 @@ def draw(root: Path, path: Path) -> None:
     from matplotlib import pyplot as plt
 
     package = root / "gfn_rb"
-    graph = rooms(import_graph(package))
+    graph = top_folders(import_graph(package))
     sizes: dict[str, list[int]] = defaultdict(list)
     for module, file in modules(package).items():
-        sizes[room(module)].append(n_lines(file))
+        sizes[top_folder(module)].append(n_lines(file))
     graph.pop("__main__", None)
     common = {name for name in graph if not graph[name] and len(sizes[name]) == 1}
     graph = {name: targets - common for name, targets in graph.items() if name not in common}
@@ -249,12 +249,12 @@ def draw(root: Path, path: Path) -> None:
 
 
 def _layers(graph: Graph) -> list[list[str]]:
-    """Return the rooms, each below all that it imports: users at the end."""
+    """Return the folders, each below all that it imports: users at the end."""
     depth: dict[str, int] = {}
     while len(depth) < len(graph):
         ready = [n for n in graph if n not in depth and graph[n] <= depth.keys()]
         if not ready:
-            raise SystemExit(f"rooms import each other in circles: {circles(graph)}")
+            raise SystemExit(f"folders import each other in circles: {circles(graph)}")
         for name in ready:
             depth[name] = max((depth[target] + 1 for target in graph[name]), default=0)
     return [sorted(n for n in graph if depth[n] == d) for d in range(max(depth.values()) + 1)]
