@@ -119,7 +119,9 @@ def test_a_checkpoint_is_loaded_on_another_device(preset, from_device, device, t
 
 def test_rows_go_to_cuda_through_pinned_memory(monkeypatch):
     rows, calls = numbered([1.0]), []
-    monkeypatch.setattr(type(rows), "to", lambda self, *to, **how: calls.append((to, how)))
+    monkeypatch.setattr(
+        type(rows), "to", lambda self, *to, **how: (calls.append((to, how)), self)[1]
+    )
     staged(rows, torch.device("cuda"))
     staged(rows, torch.device("cpu"))
     there = (torch.device("cuda"),), {"non_blocking_pin": True, "num_threads": 0}
