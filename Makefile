@@ -32,6 +32,7 @@ types: $(VENV)/.test
 tests: export PYTHONDONTWRITEBYTECODE =
 tests: $(VENV)/.test
 	$(BIN)/python -m pytest -n 2 $(ARGS)
+	$(BIN)/python -m pytest tests/device $(ARGS)
 
 test-cuda: $(VENV)/.test
 	$(BIN)/python -m pytest -m cuda $(ARGS)

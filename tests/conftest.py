@@ -103,3 +103,10 @@ def unchecked():
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Leave tests of the emulated device to a process of their own: it changes autograd there."""
+    if collection_path.name == "device" and not any("device" in str(arg) for arg in config.args):
+        return True
+    return None
