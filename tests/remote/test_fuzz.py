@@ -76,6 +76,7 @@ class Parts:
         self.meta = json.loads(content[prefix.meta_at : prefix.texts_end] or b'{"id": 1}')
         self.prefix = prefix
         self.body = bytearray(content[aligned(prefix.texts_end) : prefix.head_nbytes])
+        self.small = self.body
 
     def sealed(self, pick: random.Random) -> bytes:
         """Return a frame of the sizes that its schema has, where it is one."""
