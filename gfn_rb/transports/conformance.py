@@ -244,7 +244,7 @@ def check_traffic(t: Transport) -> None:
 
 
 def check_close(t: Transport) -> None:
-    """Whoever closes has sent all; others receive it, then learn that this rank is gone."""
+    """Receive all that a rank has sent before it closes, then learn that it is gone."""
     if t.rank:
         handle = t.isend([_content(200_000, t.rank)], 0)
         t.send([b"last"], 0, 7)

@@ -117,8 +117,8 @@ class GlooTransport(MailboxTransport):
 class PeerConnection:
     """The connection to one peer, and the two threads that serve it.
 
-    A thread that waits inside Gloo cannot be woken from outside, but by a message. So whoever
-    closes says goodbye, and is bid farewell by the peer's sender: both receivers then end.
+    Only a message wakes a thread that waits inside Gloo. An endpoint that closes therefore sends a
+    closing message, and the peer's sender answers it: both receivers then end.
     """
 
     def __init__(self, transport: GlooTransport, peer: int) -> None:

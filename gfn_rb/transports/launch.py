@@ -45,7 +45,7 @@ def launched(environment: Environment | None = None) -> Launch | None:
     """Return which process of how many this is, None if it is alone.
 
     Of several launchers in one another the innermost counts that tells of more than one process:
-    torchrun, one of MPI, whoever sets ``RANK``, ``WORLD_SIZE`` and ``MASTER_ADDR``, srun. Only
+    torchrun, one of MPI, one that sets ``RANK``, ``WORLD_SIZE`` and ``MASTER_ADDR``, srun. Only
     environment variables are looked at: mpi4py is neither needed nor imported.
 
     Slurm sets its own for every process of a job. Those of a step count, which srun starts: a batch
@@ -86,7 +86,7 @@ def end_process(code: int, aborts: bool = False) -> None:
 
 
 def end_at_exit(aborts: bool) -> None:
-    """Have this process end likewise once Python exits: before MPI waits for all to finalize."""
+    """End this process when Python exits, before MPI waits for all ranks to finalize."""
     # Nothing tells what sys.exit was called with; an exception that nobody caught is remembered.
     atexit.register(lambda: end_process(int(hasattr(sys, "last_value")), aborts))
 

@@ -29,8 +29,8 @@ L = TypeVar("L", bound="LocalTransport")
 class Mailbox:
     """The messages that one rank has not received, of each sender in the order they came.
 
-    Whoever receives from any rank is given messages of all senders in turn: a flood of one keeps
-    nobody waiting for more than one of its messages.
+    A receive from any rank takes messages of all senders in turn, so a sender with many messages
+    delays another sender's message by one message at most.
     """
 
     def __init__(self) -> None:

@@ -24,8 +24,9 @@ class RowHash:
     ``h_g(x) = (sum_{j in g} a_j l_j + b_j u_j mod 2^64) >> 33``, where l and u are the lower and
     the upper 32 bits of a number, with random ``a_j`` and ``b_j``. The upper bits have factors of
     their own, as they would vanish from a product modulo 2^64.
-    Two different rows have the same hash with a probability of about 2^-31, whoever made them up
-    without knowing the factors. Equal numbers have equal hashes; column j belongs to group j mod g.
+    Two different rows have equal hashes with a probability of about 2^-31, even if an attacker who
+    does not know the factors chose them. Equal numbers have equal hashes; column j belongs to group
+    j mod g.
 
     Args:
         width: number of columns d.

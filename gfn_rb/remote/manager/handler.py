@@ -84,7 +84,7 @@ class MessageHandler:
         try:
             self._watch.switch("receive")
             frame = self._channel.take(envelope)
-            # Unreadable ones first, whoever sent them: their kind and metadata mean nothing.
+            # Unreadable frames first, from any sender: their kind and metadata mean nothing.
             if frame.error is not None:
                 self._handle_unreadable(frame, frame.error)
             elif tag == DATA_TAG and source in self._workers:

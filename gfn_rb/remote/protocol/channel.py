@@ -102,7 +102,7 @@ class FrameChannel:
     def take(self, envelope: Envelope) -> ReceivedFrame:
         """Receive a frame that a probe has found.
 
-        One that cannot be read is a message like others: whoever waits must learn who sent it.
+        An unreadable frame is returned too, because the receiver must learn its sender.
         """
         source, tag, nbytes = envelope
         meta: dict[str, Any] = {}
@@ -152,7 +152,7 @@ class FrameChannel:
         try:
             while handles and handles[0].done():
                 handles.popleft()
-        except PeerLostError:  # whoever waits for a message is told as well
+        except PeerLostError:  # the next receive raises this error as well
             handles.clear()
         return len(handles), sum([handle.nbytes for handle in handles])
 

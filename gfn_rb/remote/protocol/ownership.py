@@ -6,9 +6,9 @@ what it owned goes to the others in equal parts, and nothing else moves; where i
 owns what it did before.
 
 Each manager keeps the K best of what it was ever sent. The K best different objects of all of them
-are therefore exactly the K best of all they were sent, whoever owned what at the time, and whoever
-leaves takes nothing with it but what it alone held. The price is room for K rows at each manager,
-of which about K/m are among the best of all.
+are therefore exactly the K best of all they were sent, whatever the owners were at the time. A
+manager that leaves takes only rows with it that no other manager holds. The price is room for K
+rows at each manager, of which about K/m are among the best of all.
 """
 
 from __future__ import annotations

@@ -210,7 +210,7 @@ class Subscription:
             new = new[local.find([keys[i] for i in new.tolist()]) < 0]
         if len(new):
             fed = select_rows(rows, torch.from_numpy(new))
-            # Kept for whoever takes them too: the buffer's writer may not keep them all.
+            # Kept for take() as well: the buffer's writer may not keep them all.
             self.buffer.extend(shallow_copy(fed))  # whose writer may add entries
             self._untaken.append(fed)
             while sum(map(len, self._untaken)) - len(self._untaken[0]) >= self._room:

@@ -117,7 +117,7 @@ class ManagerQueries:
         ranks = [manager] if isinstance(manager, int) else manager
         for rank in check_ranks("manager", ranks, self.transport):
             while self._channel.receive(rank, METADATA_TAG) is not None:
-                pass  # answers that came too late for whoever asked
+                pass  # late answers to earlier queries
             self._channel.send(rank, METADATA_TAG, kind)
         return [self._answer(rank, kind, timeout) for rank in ranks]
 

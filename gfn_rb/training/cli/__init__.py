@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _run(arguments)
         finally:
             sys.stdout.flush()
-    except BrokenPipeError:  # whoever reads the output, such as head, has read enough
+    except BrokenPipeError:  # the reader of the output, such as head, has closed it
         nothing = os.open(os.devnull, os.O_WRONLY)
         for number in (1, 2):  # which the interpreter flushes at its end
             os.dup2(nothing, number)

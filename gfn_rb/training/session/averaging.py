@@ -188,7 +188,7 @@ def _write(mean: Float[Tensor, "p"], parameters: Sequence[Tensor]) -> None:
     """Write gradients, and the parameters where they follow."""
     sizes = [p.numel() for p in parameters]
     parts = mean.split(sizes if len(mean) == sum(sizes) else [*sizes, *sizes])
-    # Cloned: whoever clips gradients in place must not change a message that is on its way.
+    # Cloned: clipping gradients in place must not change a message that is being sent.
     for parameter, part in zip(parameters, parts, strict=False):
         parameter.grad = part.to(parameter).view_as(parameter).clone()
     for parameter, part in zip(parameters, parts[len(sizes) :], strict=False):

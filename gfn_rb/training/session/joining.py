@@ -150,4 +150,4 @@ def _send(channel: FrameChannel, ranks: Iterable[int], kind: int, meta: dict[str
     for rank in ranks:
         with suppress(PeerLostError):
             channel.send(rank, JOINING_TAG, kind, meta)
-    channel.flush(_FLUSHING)  # whoever raises next may never have MPI move it
+    channel.flush(_FLUSHING)  # an error may follow, after which MPI would not send it
