@@ -25,12 +25,12 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 from torchrl.data import ReplayBuffer
-from torchrl.data.replay_buffers.storages import Storage
+from torchrl.data.replay_buffers.storages import ListStorage, Storage
 
 from gfn_rb import torchrl_compat as compat
 from gfn_rb.errors import ArgumentError
 from gfn_rb.shapes import Int64
-from gfn_rb.storages import is_listed, open_shared
+from gfn_rb.storages import open_shared
 
 _HELD, _RECORDED = range(2)  # the words at the beginning of the file
 _HEAD = mmap.PAGESIZE  # where records begin
@@ -209,7 +209,7 @@ class WriteLock:
 def share_writes(storage: Storage, writer: SlotState) -> bool:
     """Have the buffers on a storage that are ``shared`` outlive processes that die."""
     shared = [rb for rb in compat.attached_buffers(storage) if rb.shared]
-    if shared and not is_listed(storage):
+    if shared and not isinstance(storage, ListStorage):
         len(storage)  # or it would make its counter later
         lock = lock_of(storage)
         if lock is None:

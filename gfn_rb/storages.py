@@ -20,11 +20,6 @@ _HOST = torch.device("cpu")
 _FEWEST_SLOTS = 1024  # laid out beside a list storage, before they are doubled
 
 
-def is_listed(storage: Storage) -> bool:
-    """Return whether a storage holds its rows one by one."""
-    return isinstance(storage, ListStorage)
-
-
 def require_rows(storage: Storage) -> None:
     """Raise unless a storage has one slot per item."""
     if storage.ndim != 1:
@@ -62,14 +57,14 @@ def is_laid_out(storage: Storage) -> bool:
 
 def slots_beside(storage: Storage, n: int) -> int:
     """Return how many slots to lay out beside a storage: all it has, or for a list some more."""
-    if not is_listed(storage):
+    if not isinstance(storage, ListStorage):
         return int(storage.max_size)
     return min(int(storage.max_size), max(_FEWEST_SLOTS, 1 << (n - 1).bit_length()))
 
 
 def device_beside(storage: Storage) -> torch.device | None:
     """Return where to lay something out beside a storage: the host, for a list of rows."""
-    if is_listed(storage) or storage.device == "auto":
+    if isinstance(storage, ListStorage) or storage.device == "auto":
         return None
     device: torch.device = storage.device
     return device
@@ -87,7 +82,7 @@ def staged(rows: TensorDictBase, device: torch.device) -> TensorDictBase:
 
 def stored_rows(storage: Storage) -> Rows:
     """Return all rows in use as one batch, without a copy."""
-    if is_listed(storage):
+    if isinstance(storage, ListStorage):
         rows = [storage.get(i) for i in range(len(storage))]
         if len({row.device for row in rows}) > 1:  # loaded ones know none
             rows = [row.clone(False).clear_device_() for row in rows]

@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torchrl.data.replay_buffers.storages import Storage
+from torchrl.data.replay_buffers.storages import ListStorage, Storage
 
 from gfn_rb.column import KeyColumn, RowChanges
 from gfn_rb.errors import CheckpointMismatchError
 from gfn_rb.shapes import Float, Float64, Int64
 from gfn_rb.sharing import journal_of, record_slots
 from gfn_rb.state_folder import require_numbers
-from gfn_rb.storages import device_beside, is_listed, require_rows, slots_beside
+from gfn_rb.storages import device_beside, require_rows, slots_beside
 from gfn_rb.torchrl_compat import slot_generations
 
 _PRIORITY, _DEFAULT = "priority", "default_priority"
@@ -172,7 +172,7 @@ class HeldPriorities:
     def _follow_others(self, storage: Storage) -> None:
         """Give rows that another process has written the largest priority."""
         stamps = slot_generations(storage)
-        if stamps is None or is_listed(storage):  # no list is shared
+        if stamps is None or isinstance(storage, ListStorage):  # no list is shared
             return
         if self._generation is not None:
             others = (stamps != self._generation).nonzero().reshape(-1)
@@ -184,7 +184,11 @@ class HeldPriorities:
     def __getstate__(self) -> dict[str, Any]:
         """Follow what others write from now on: it is about to be shared with them."""
         storage = self._storage
-        stamps = None if storage is None or is_listed(storage) else slot_generations(storage)
+        stamps = (
+            None
+            if storage is None or isinstance(storage, ListStorage)
+            else slot_generations(storage)
+        )
         self._is_shared = True
         if self._generation is None and stamps is not None:
             self._generation = stamps.clone()

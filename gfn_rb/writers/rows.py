@@ -36,7 +36,7 @@ from gfn_rb.keys import (
 from gfn_rb.numerics.flat import on_host
 from gfn_rb.shapes import Int64, Rows
 from gfn_rb.sharing import is_recorded
-from gfn_rb.storages import is_laid_out, is_listed
+from gfn_rb.storages import is_laid_out
 from gfn_rb.torchrl_compat import (
     all_slots,
     bump_mutation_revision,
@@ -205,7 +205,12 @@ def _beside(leaves: Sequence[Tensor], parts: Sequence[Tensor]) -> Sequence[Tenso
 
 def check_slots(storage: Storage | None) -> None:
     """Raise unless a storage has all its slots: the state of a smaller one has too few."""
-    if storage is None or is_listed(storage) or storage.ndim > 1 or not is_laid_out(storage):
+    if (
+        storage is None
+        or isinstance(storage, ListStorage)
+        or storage.ndim > 1
+        or not is_laid_out(storage)
+    ):
         return
     leaves = leaves_of(all_slots(storage))
     if leaves and len(leaves[0]) < storage.max_size:
@@ -245,7 +250,7 @@ def tensors_of(rows: Rows) -> dict[NestedKey, Tensor] | None:
 
 def relocate(storage: Storage, source: Tensor, target: Tensor) -> None:
     """Write stored rows over others."""
-    if is_listed(storage):
+    if isinstance(storage, ListStorage):
         storage.set(target.tolist(), [storage.get(i) for i in source.tolist()])
         return
     stored = all_slots(storage)
