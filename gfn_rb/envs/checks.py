@@ -44,7 +44,8 @@ def _passed(check: Callable[[], None], name: str) -> None:
         check()
     except Exception as error:  # what an environment of somebody else's raises may be anything
         first_line = str(error).strip().partition("\n")[0]
-        kind = "" if isinstance(error, AssertionError) else f"{type(error).__name__}: "
+        is_told = isinstance(error, AssertionError) and first_line
+        kind = "" if is_told else f"{type(error).__name__}: "
         raise ArgumentError(
             f"env must keep its promises, got a {name} that breaks this one: {promise} "
             f"({kind}{first_line})"

@@ -62,7 +62,8 @@ class QM9Strings(ScoredSequenceEnv):
         check_min_reward(min_reward)
         super().__init__(len(BLOCKS), LENGTH, form, **options)
         self.beta, self.min_reward = beta, min_reward
-        score, best = load_scores(), load_scores().max()
+        score = load_scores()
+        best = score.max()
         log_reward = beta * (score.clamp(min=min_reward) / best).log() + math.log(MAX_REWARD)
         modes = score.sort(descending=True, stable=True).indices[:N_MODES]
         self._register_scores(score / best, log_reward, modes)
