@@ -102,9 +102,9 @@ class Case(NamedTuple):
         if self.ranks != ALONE:
             named["transport"] = self.transport
         if self.is_managed:  # the manager has room for all that is found
-            feed = "top" if self.replay == "trajectories" else "none"
-            averaged = self.ranks == BOTH
-            return {**named, "managers": 1, "feed": feed, "average_gradients": averaged}
+            return {
+                **named, "managers": 1, "feed": "top", "average_gradients": self.ranks == BOTH
+            }  # fmt: skip
         return {**named, "capacity": 200, "average_gradients": self.ranks == AVERAGED}
 
     @property
@@ -129,8 +129,7 @@ class Case(NamedTuple):
         if self.ranks == ALONE and self.transport != "mpi":
             return False
         if self.is_managed:
-            feed = FeedOptions(self.options()["feed"])
-            groups |= {"managers": ManagersOptions(1), "feed": feed}
+            groups |= {"managers": ManagersOptions(1), "feed": FeedOptions("top")}
         try:
             CONFIGS[self.task](**{**self.options(), **groups}).validate()
         except ArgumentError:
@@ -303,9 +302,10 @@ def _lost(folder: Path, size: int) -> Iterator[str]:
 
 def _objects(folder: Path, rank: int) -> set[bytes | None]:
     config = RunFolder(folder).read_config()
-    whole = CompactRows(config.make_env(), "narrow").forward
     found, *_fed = contents(folder, rank)["rows"]
-    return set(object_keys(whole(found)))
+    if config.compact != "none":
+        found = CompactRows(config.make_env(), config.compact).forward(found)
+    return set(object_keys(found))
 
 
 # The table.

@@ -97,20 +97,23 @@ def _measured(path: Path, known: Mapping[Row, list[Result]]) -> list[str]:
 
 def _by_default(folder: Path) -> list[str]:
     """Return a table of what the default options reach, beside tuned ones at equal calls."""
+    known = {task: found for task, row in DEFAULTS.items() if (found := load(folder, row))}
+    if not known:
+        return []
     lines = [
         "### Default options",
         "",
         "| `python -m benchmarks.published` | task | calls | figure | defaults | tuned | seeds | |",
         "| --- " * 8 + "|",
     ]
-    for task, row in DEFAULTS.items():
-        figure, results = row.figures[0], load(folder, row)
+    for task, results in known.items():
+        row, figure = DEFAULTS[task], DEFAULTS[task].figures[0]
         tuned = load(folder, ROWS[task]) if task in ROWS and row.n_modes else []
         reached = [modes_at(result.curve, row.calls) for result in tuned]
         lines.append(
             f"| {row.name} | {row.title} | {row.calls:,} | {figure.title} | "
-            f"{typical(figure, results) if results else 'not run'} | "
-            f"{f'{mean(reached):,.1f}' if reached else ''} | {len(results) or ''} | "
+            f"{typical(figure, results)} | "
+            f"{f'{mean(reached):,.1f}' if reached else ''} | {len(results)} | "
             f"{'chosen on' if task in CHOSEN_ON else 'reported on'} |"
         )
     return lines
