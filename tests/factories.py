@@ -25,7 +25,8 @@ SINK = -1
 def in_fresh_process(work, *args):
     """What a function returns in a process without other threads, in which it may fork."""
     context = multiprocessing.get_context("forkserver")
-    with ProcessPoolExecutor(1, mp_context=context) as pool:
+    # A thread of OpenMP's would not be in the processes that it forks, which then wait for it.
+    with ProcessPoolExecutor(1, context, torch.set_num_threads, (1,)) as pool:
         return pool.submit(work, *args).result()
 
 
