@@ -89,7 +89,10 @@ def test_no_rows_of_nothing() -> None:
             TensorDict({"a": LazyStackedTensorDict(TensorDict({}), TensorDict({}))}, [2]),
             "LazyStacked",
         ),
-        (TensorDict({"a": torch.empty(2, dtype=torch.bits8)}, [2]), "torch.bits8"),
+        (
+            TensorDict({"a": torch.zeros(2, dtype=torch.uint8).view(torch.bits8)}, [2]),
+            "torch.bits8",
+        ),
     ],
 )
 def test_what_has_no_schema_is_refused(td: TensorDict, words: str) -> None:
