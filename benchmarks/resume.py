@@ -8,12 +8,13 @@ all its processes are killed (SIGKILL) at a random instant after the first check
 ``gfn-rb resume`` to its end. Combinations are chosen so that each has as many new pairs of options
 as can be found.
 
-What all ranks hold in the end is compared bit for bit: weights, optimiser, random generators,
-buffers with writers and samplers, history and tables, less seconds. With a manager that cannot be
-asked for: the order in which messages come decides what is fed. There each worker's rows must add
-up, those it sent to what became of them, each sender's at the manager likewise, and the manager
-must hold every object that a worker found and holds, or something was lost that it had answered
-for. What a worker was fed is not compared: the rank that found it may go on from before it did.
+What all workers hold in the end is compared bit for bit: weights, optimiser, random generators,
+buffers with writers and samplers, history and tables, less seconds. Workers that a manager feeds
+are not compared, as the order of messages decides what is fed.
+
+With a manager, the rows that a worker sent must add up to what became of them, at the worker and at
+the manager, and the manager must hold every object that a worker found and holds. What a worker was
+fed is not compared: the rank that found it may go on from an earlier step.
 
 The exit status is 1 if any comparison failed.
 """
@@ -45,6 +46,7 @@ from gfn_rb import CompactRows
 from gfn_rb.codec.files import ValueFile
 from gfn_rb.containers.objects import object_keys
 from gfn_rb.errors import ArgumentError
+from gfn_rb.keys import CONDITION, NEXT_DONE, STATE
 from gfn_rb.remote.protocol.messages import OUTCOMES
 from gfn_rb.training import DRAW, KEEP, FeedOptions, ManagersOptions
 from gfn_rb.training.config import CONFIGS
@@ -101,16 +103,27 @@ class Case(NamedTuple):
         named |= {**SIZES, "loss": LOSS.get(self.replay, "tb")}
         if self.ranks != ALONE:
             named["transport"] = self.transport
+        named["average_gradients"] = self.ranks in (AVERAGED, BOTH)
         if self.is_managed:  # the manager has room for all that is found
-            return {
-                **named, "managers": 1, "feed": "top", "average_gradients": self.ranks == BOTH
-            }  # fmt: skip
-        return {**named, "capacity": 200, "average_gradients": self.ranks == AVERAGED}
+            return {**named, "managers": 1, "feed": "top" if self.is_fed else "none"}
+        return {**named, "capacity": 200}
 
     @property
     def is_managed(self) -> bool:
         """Whether there is a manager."""
         return self.ranks in (MANAGED, BOTH)
+
+    @property
+    def is_fed(self) -> bool:
+        """Whether the manager feeds the workers, which takes a draw by numbers that all share."""
+        return self.is_managed and self.replay == "trajectories" and self.draw != "priority"
+
+    @property
+    def must(self) -> str:
+        """What is compared, in words."""
+        return ", ".join(
+            [*["every bit"] * (not self.is_fed), *["accounts", "objects"] * self.is_managed]
+        )
 
     def words(self) -> list[str]:
         """Return the command line that trains it."""
@@ -129,7 +142,8 @@ class Case(NamedTuple):
         if self.ranks == ALONE and self.transport != "mpi":
             return False
         if self.is_managed:
-            groups |= {"managers": ManagersOptions(1), "feed": FeedOptions("top")}
+            feed = FeedOptions(self.options()["feed"])
+            groups |= {"managers": ManagersOptions(1), "feed": feed}
         try:
             CONFIGS[self.task](**{**self.options(), **groups}).validate()
         except ArgumentError:
@@ -264,10 +278,10 @@ def _bytes(tensor: Tensor) -> bytes:
 
 def compare(case: Case, whole: Path, resumed: Path) -> list[str]:
     """Return what is wrong with a run that was resumed."""
-    if case.is_managed:
-        return [*_unbalanced(resumed, case.size), *_lost(resumed, case.size)]
     found: list[str] = []
-    for rank in range(case.size):
+    if case.is_managed:
+        found += [*_unbalanced(resumed, case.size), *_lost(resumed, case.size)]
+    for rank in range(0 if case.is_fed else case.size - case.is_managed):
         one, other = (without_seconds(contents(path, rank)) for path in (whole, resumed))
         found += differences(one, other, f"rank {rank}")
         tables = [read_metrics(RunFolder(path, rank).metrics) for path in (whole, resumed)]
@@ -305,7 +319,9 @@ def _objects(folder: Path, rank: int) -> set[bytes | None]:
     found, *_fed = contents(folder, rank)["rows"]
     if config.compact != "none":
         found = CompactRows(config.make_env(), config.compact).forward(found)
-    return set(object_keys(found))
+    if (done := found.get(NEXT_DONE, None)) is not None:  # transitions: the last ends in the object
+        found = found[done[:, 0]].select(STATE, CONDITION, strict=False)
+    return set(object_keys(found)) - {None}
 
 
 # The table.
@@ -346,8 +362,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 break
             steps, wrong = attempt(case, draw)
             failed, share = failed + bool(wrong), tried
-            must = "accounts, objects" if case.is_managed else "every bit"
-            told = f"{case.task} | {' | '.join(map(str, case[1:]))} | {steps} | {must}"
+            told = f"{case.task} | {' | '.join(map(str, case[1:]))} | {steps} | {case.must}"
             print(f"| {told} | {'NO' if wrong else 'yes'} |", flush=True)
             print("\n".join(wrong[:10]), file=sys.stderr, flush=True)
     print(f"\n{share:.0%} of all pairs of options; {failed} failed")
