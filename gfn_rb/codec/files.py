@@ -20,9 +20,9 @@ from torch import Tensor
 from gfn_rb.codec.layout import (
     FILE,
     PREFIX_NBYTES,
-    Field,
     Layout,
     Prefix,
+    TensorInfo,
     field_of,
     sealed_head,
     structure_of,
@@ -56,7 +56,7 @@ def write_file(
     Tensors are copied a megabyte at a time, so that what is summed is what is written, even if they
     change meanwhile; those that are not contiguous, or not on the CPU, a block at a time before.
     """
-    fields = tuple(Field(t.device.type, t.dtype, tuple(t.shape)) for t in tensors)
+    fields = tuple(TensorInfo(t.device.type, t.dtype, tuple(t.shape)) for t in tensors)
     layout = Layout(fields)
     texts = structure_of(fields), to_text(values)
     head, running = sealed_head(FILE, 0, texts, layout, tensors, secret)
@@ -95,25 +95,11 @@ def _pieces(tensor: Tensor) -> Iterator[memoryview]:
 
 
 def check_written(path: Path, secret: Secret | None = None) -> None:
-    """Raise :class:`CheckpointError` unless a file that was just written can be read.
-
-    It is read, not mapped: twice as quick where nobody needs its content.
-    """
-    file, step = ValueFile(path, secret), memoryview(bytearray(_STEP))
-    sums = BlockSums(file.running)
+    """Raise :class:`CheckpointError` unless a file that was just written can be read."""
+    file = ValueFile(path, secret)
     for name in file.nodes:
         file.outline(name)
-    with path.open("rb", buffering=0) as stream:
-        at = file.prefix.head_nbytes
-        end = at + file.layout.body_nbytes
-        stream.seek(at)
-        while at < end and (n := stream.readinto(step[: end - at])):
-            sums.update(step[:n])
-            at += n
-        if sums.digest() != stream.read():
-            raise CheckpointError(
-                f"{path} does not hold what was written to it: is the disk sound?"
-            )
+    file.verify()
 
 
 class ValueFile:
@@ -121,7 +107,7 @@ class ValueFile:
 
     Attributes:
         prefix: its first bytes.
-        running: what has summed the head with the secret.
+        running: hash of the head with the secret; None without one.
         layout: of its tensors.
         nodes: of its values by name.
     """
@@ -131,15 +117,13 @@ class ValueFile:
         self._bytes = memoryview(_mapped(path))
         with self.named_errors():
             self.prefix, self.running = Prefix.checked(self._bytes, "it", FILE, secret)
-            structure = from_text(self._bytes[PREFIX_NBYTES : self.prefix.meta_at])
+            meta_at, texts_end = self.prefix.meta_at, self.prefix.texts_end
+            structure = from_text(self._bytes[PREFIX_NBYTES:meta_at])
             self.layout = Layout(
                 tuple(field_of(on, dtype, shape, DTYPES) for on, dtype, shape in structure)
             )
             self.layout.check_sizes(self.prefix, "it")
-            texts_end = self.prefix.texts_end
-            self.nodes: dict[str, Node] = dict(
-                from_text(self._bytes[self.prefix.meta_at : texts_end])
-            )
+            self.nodes: dict[str, Node] = dict(from_text(self._bytes[meta_at:texts_end]))
         self._starts = dict(self.layout.starts(self.prefix))
 
     @property
@@ -154,14 +138,14 @@ class ValueFile:
 
     def views(self, name: str) -> Any:
         """Return a value whose tensors lie in the file: they must not be written to."""
-        return self._decode(name, lambda i: self._shaped(i, self._bytes_of(i)), _CPU)
+        return self._decode(name, self._view, _CPU)
 
     def load(self, name: str, accelerator: torch.device = _CPU) -> Any:
         """Return a value whose tensors are copies, on the accelerator if they were on one."""
 
         def load(i: int) -> Tensor:
             device = _CPU if self.layout.fields[i].label == "cpu" else accelerator
-            return self._shaped(i, self._bytes_of(i).to(device, copy=True))
+            return self._view(i, device)
 
         return self._decode(name, load, accelerator)
 
@@ -187,16 +171,15 @@ class ValueFile:
         except WireVersionError as error:
             raise CheckpointMismatchError(f"{self.path}: {error}") from None
         except WireCorruptError as error:
-            raise self._corrupt(str(error)) from None
+            raise CheckpointCorruptError(f"{self.path} is no sound checkpoint: {error}") from None
         except KeyError as error:
             raise CheckpointMismatchError(
                 f"{self.path} holds {error}, which this version of gfn_rb or torch does not know"
             ) from None
         except Exception as error:
-            raise self._corrupt(f"its values make no sense: {one_line(error)}") from error
-
-    def _corrupt(self, what: str) -> CheckpointCorruptError:
-        return CheckpointCorruptError(f"{self.path} is no sound checkpoint: {what}")
+            raise CheckpointCorruptError(
+                f"{self.path} is no sound checkpoint: its values make no sense: {one_line(error)}"
+            ) from error
 
     def _decode(self, name: str, tensor: Callable[[int], Tensor], accelerator: torch.device) -> Any:
         taken = set()
@@ -218,11 +201,11 @@ class ValueFile:
             warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning)
             return torch.frombuffer(self._bytes, dtype=torch.uint8)
 
-    def _bytes_of(self, i: int) -> Tensor:
-        return self._content[self._starts[i] :][: self.layout.sizes[i]]
-
-    def _shaped(self, i: int, content: Tensor) -> Tensor:
+    def _view(self, i: int, copied_to: torch.device | None = None) -> Tensor:
         _, dtype, shape = self.layout.fields[i]
+        content = self._content[self._starts[i] :][: self.layout.sizes[i]]
+        if copied_to is not None:  # as bytes, since torch copies no tensors of some dtypes
+            content = content.to(copied_to, copy=True)
         return content.view(dtype).reshape(shape)
 
 

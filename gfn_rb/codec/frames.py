@@ -19,23 +19,23 @@ from torch import Tensor
 from gfn_rb.codec.layout import (
     FRAME,
     PREFIX_NBYTES,
-    Field,
     Layout,
     Prefix,
+    TensorInfo,
     field_of,
     sealed_head,
     structure_of,
 )
 from gfn_rb.codec.primitives import (
     ROW_DTYPES,
-    BlockSums,
     Buffer,
     LazyBuffer,
     from_text,
+    sums_of,
     to_text,
     viewed,
 )
-from gfn_rb.codec.secret import RunningHash, Secret
+from gfn_rb.codec.secret import Secret
 from gfn_rb.errors import ArgumentError, ShapeError, WireCorruptError, WireSchemaError
 from gfn_rb.numerics.flat import plain_bytes
 from gfn_rb.shapes import Shaped
@@ -66,17 +66,7 @@ class Frame(NamedTuple):
     nbytes: int
 
 
-class RowLayout(Layout):
-    """Where the rows of a frame lie."""
-
-    def __init__(self, fields: tuple[Field, ...], n_rows: int) -> None:
-        super().__init__(fields, n_rows)
-        self.batch_size = torch.Size([n_rows])
-        self.is_flat = all(len(field.label) == 1 for field in fields)
-        self.bool_fields = [i for i, field in enumerate(fields) if field.dtype is torch.bool]
-
-
-NO_ROWS = RowLayout((), 0)
+NO_ROWS = Layout((), 0)
 
 
 def encode_frame(
@@ -113,7 +103,7 @@ def encode_frame(
         return [head]
     large = [plain_bytes(values[i]) for i, _, _ in layout.large]
     # Summed only when all else is on its way already.
-    lazy = LazyBuffer(layout.tail_nbytes - layout.body_nbytes, lambda: _sums(large, running))
+    lazy = LazyBuffer(layout.tail_nbytes - layout.body_nbytes, lambda: sums_of(large, running))
     return [head, *large, lazy]
 
 
@@ -125,13 +115,6 @@ def _meta_text(meta: Meta) -> bytes:
     if len(text) > MAX_META_NBYTES:
         raise ArgumentError(f"meta has {len(text)} bytes; expected at most {MAX_META_NBYTES}")
     return text
-
-
-def _sums(contents: list[memoryview], head: RunningHash) -> bytes:
-    sums = BlockSums(head)
-    for content in contents:
-        sums.update(content)
-    return sums.digest()
 
 
 def decode_frame(data: Shaped[np.ndarray, "n"], secret: Secret | None = None) -> Frame:
@@ -182,16 +165,15 @@ def _meta(text: memoryview, name: str) -> Meta:
     return meta
 
 
-def _rows(data: np.ndarray, prefix: Prefix, layout: RowLayout, name: str) -> TensorDict:
+def _rows(data: np.ndarray, prefix: Prefix, layout: Layout, name: str) -> TensorDict:
     views: list[Any] = [None] * len(layout.fields)
     for i, start in layout.starts(prefix):
-        views[i] = viewed(data, start, layout.fields[i].dtype, layout.shapes[i])
-    for i in layout.bool_fields:
+        label, dtype, _ = layout.fields[i]
+        views[i] = viewed(data, start, dtype, layout.shapes[i])
         # What torch makes of other bytes than 0 and 1 is undefined.
-        if views[i].numpy().view(np.uint8).max(initial=0) > 1:
+        if dtype is torch.bool and views[i].numpy().view(np.uint8).max(initial=0) > 1:
             raise WireCorruptError(
-                f"{layout.fields[i].label} in {name} holds truth values of bytes above 1; expected "
-                "0 or 1"
+                f"{label} in {name} holds truth values of bytes above 1; expected 0 or 1"
             )
     return tensordict_of(layout, views)
 
@@ -224,14 +206,14 @@ def _enter(
 
 
 @lru_cache(maxsize=128)
-def schema_of(signature: Signature, n_rows: int) -> tuple[bytes, RowLayout, tuple[int, ...]]:
-    """Return a schema that every reader takes, where its tensors go, and their order: by keys."""
+def schema_of(signature: Signature, n_rows: int) -> tuple[bytes, Layout, tuple[int, ...]]:
+    """Return a schema that every reader takes, the layout, and the order of its tensors by keys."""
     for key, dtype, _, layout in signature:
         if layout is not torch.strided or dtype not in _ROW_DTYPES:
             raise ShapeError(f"rows have {layout} of {dtype} at {key}; expected dense tensors")
     order = tuple(sorted(range(len(signature)), key=lambda i: signature[i][0]))
     entries = [signature[i] for i in order]
-    text = structure_of([Field(key, dtype, shape[1:]) for key, dtype, shape, _ in entries])
+    text = structure_of([TensorInfo(key, dtype, shape[1:]) for key, dtype, shape, _ in entries])
     if len(text) > MAX_SCHEMA_NBYTES:
         raise ShapeError(
             f"rows have a schema of {len(text)} bytes; expected {MAX_SCHEMA_NBYTES} at most"
@@ -243,13 +225,13 @@ def schema_of(signature: Signature, n_rows: int) -> tuple[bytes, RowLayout, tupl
 
 
 @lru_cache(maxsize=128)
-def layout_of(text: bytes, n_rows: int) -> RowLayout:
-    """Return where the tensors of a schema lie; raise WireSchemaError if it is none."""
-    return RowLayout(parsed_fields(text), n_rows)
+def layout_of(text: bytes, n_rows: int) -> Layout:
+    """Return the layout of the tensors of a schema; raise WireSchemaError if it is none."""
+    return Layout(parsed_fields(text), n_rows)
 
 
 @lru_cache(maxsize=128)
-def parsed_fields(text: bytes) -> tuple[Field, ...]:
+def parsed_fields(text: bytes) -> tuple[TensorInfo, ...]:
     """Return the fields of a schema; raise WireSchemaError if it is none or beyond bounds."""
     try:
         fields = tuple(_field(*entry) for entry in _list(from_text(text), MAX_FIELDS))
@@ -261,7 +243,7 @@ def parsed_fields(text: bytes) -> tuple[Field, ...]:
     return fields
 
 
-def _field(key: Any, dtype: Any, shape: Any) -> Field:
+def _field(key: Any, dtype: Any, shape: Any) -> TensorInfo:
     names = tuple(_list(key, MAX_KEY_DEPTH))
     if not names or not all(isinstance(name, str) for name in names):
         raise ValueError(f"a key is {key!r}, expected strings")
@@ -279,24 +261,21 @@ def _list(value: Any, at_most: int) -> list[Any]:
     return value
 
 
-def tensordict_of(layout: RowLayout, values: list[Tensor]) -> TensorDict:
+def tensordict_of(layout: Layout, values: list[Tensor]) -> TensorDict:
     """Return the TensorDict that holds a tensor for each field."""
-    # The shapes are known to fit; the public constructor would look at each again.
-    if layout.is_flat:
-        content = {key: v for ((key,), _, _), v in zip(layout.fields, values, strict=True)}
-        return new_tensordict(content, layout.batch_size)
     nested: dict[str, Any] = {}
-    for (key, _, _), value in zip(layout.fields, values, strict=True):
+    for field, value in zip(layout.fields, values, strict=True):
+        *path, name = field.label
         place = nested
-        for name in key[:-1]:
-            place = place.setdefault(name, {})
-        place[key[-1]] = value
-    return _tensordict(nested, layout.batch_size)
+        for each in path:
+            place = place.setdefault(each, {})
+        place[name] = value
+    return _tensordict(nested, torch.Size([layout.n_rows]))
 
 
 def _tensordict(nested: dict[str, Any], batch: torch.Size) -> TensorDict:
-    content = {
-        name: _tensordict(value, batch) if isinstance(value, dict) else value
-        for name, value in nested.items()
-    }
-    return new_tensordict(content, batch)
+    for name, value in nested.items():
+        if isinstance(value, dict):
+            nested[name] = _tensordict(value, batch)
+    # The shapes are known to fit; the public constructor would look at each again.
+    return new_tensordict(nested, batch)

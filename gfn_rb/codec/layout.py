@@ -5,15 +5,22 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable, Sequence
-from hmac import compare_digest
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from xxhash import xxh3_64_intdigest
+from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
-from gfn_rb.codec.primitives import aligned, dtype_name, find_damage, sums_nbytes, to_text
-from gfn_rb.codec.secret import RunningHash, Secret, changed, check_body
+from gfn_rb.codec.primitives import (
+    BLOCK,
+    SUM_NBYTES,
+    aligned,
+    dtype_name,
+    sums_nbytes,
+    sums_of,
+    to_text,
+)
+from gfn_rb.codec.secret import RunningHash, Secret, require_equal
 from gfn_rb.errors import SecretError, WireCorruptError, WireVersionError
 from gfn_rb.numerics.flat import plain_bytes
 
@@ -30,7 +37,7 @@ PREFIX_NBYTES = _PREFIX.size
 Place = tuple[int, int, int]  # the number of a tensor, and where it begins and ends
 
 
-class Field(NamedTuple):
+class TensorInfo(NamedTuple):
     """Description of one tensor."""
 
     label: Any
@@ -40,26 +47,30 @@ class Field(NamedTuple):
     """In a frame: of one row."""
 
 
-def structure_of(fields: Sequence[Field]) -> bytes:
+def structure_of(fields: Sequence[TensorInfo]) -> bytes:
     """Return the description of tensors as text."""
     return to_text([(label, dtype_name(dtype), shape) for label, dtype, shape in fields])
 
 
-def field_of(label: Any, dtype: Any, shape: Any, dtypes: dict[str, torch.dtype]) -> Field:
+def field_of(label: Any, dtype: Any, shape: Any, dtypes: dict[str, torch.dtype]) -> TensorInfo:
     """Return an entry of a structure, once its dtype and shape are known to be sound."""
     if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
         raise ValueError(f"a shape is {shape!r:.80}, expected sizes")
-    return Field(label, dtypes[dtype], tuple(shape))
+    return TensorInfo(label, dtypes[dtype], tuple(shape))
 
 
 class Layout:
-    """Where tensors lie.
+    """Positions of tensors in a file or frame.
 
     Those below 16 KiB are part of the head, each at a multiple of 64 bytes. The others make the
     body, without gaps; wide dtypes are first, so that each tensor is aligned to its dtype.
+
+    Args:
+        fields: the tensors.
+        n_rows: of a frame, how many rows each tensor has.
     """
 
-    def __init__(self, fields: tuple[Field, ...], n_rows: int | None = None) -> None:
+    def __init__(self, fields: tuple[TensorInfo, ...], n_rows: int | None = None) -> None:
         rows = () if n_rows is None else (n_rows,)
         self.fields, self.n_rows = fields, n_rows or 0
         self.shapes = [(*rows, *field.shape) for field in fields]
@@ -113,13 +124,23 @@ class Layout:
         name: str,
         map_blocks: Callable[..., Any] = map,
     ) -> None:
-        """Raise WireCorruptError or SecretError unless the body is as its checksums say."""
-        end = prefix.head_nbytes + self.body_nbytes
-        body, sums = data[prefix.head_nbytes : end], data[end:]
+        """Raise WireCorruptError or SecretError unless the body is as its checksums say.
+
+        Without a secret, ``map_blocks`` sums the blocks: ``map``, or that of an executor.
+        """
+        start, end = prefix.head_nbytes, prefix.head_nbytes + self.body_nbytes
         if running is not None:
-            check_body(body, sums, running, name)
-        elif damage := find_damage(body, sums, prefix.head_nbytes, map_blocks):
-            raise WireCorruptError(f"{name} is damaged: {damage}")
+            require_equal(sums_of([data[start:end]], running), data[end:], name)
+            return
+        blocks = [data[at : min(at + BLOCK, end)] for at in range(start, end, BLOCK)]
+        for i, came in enumerate(map_blocks(xxh3_64_digest, blocks)):
+            expected = bytes(data[end + i * SUM_NBYTES : end + (i + 1) * SUM_NBYTES])
+            if came != expected:
+                first = start + i * BLOCK
+                raise WireCorruptError(
+                    f"{name} is damaged: the checksum of bytes {first} to {first + len(blocks[i])} "
+                    f"is {came.hex()}; expected {expected.hex()}"
+                )
 
 
 def sealed_head(
@@ -207,8 +228,7 @@ class Prefix(NamedTuple):
         head = data[: self.head_nbytes]
         if secret is not None:
             running = _summed(head, secret)
-            if not compare_digest(running.digest(), _WORD.pack(self.sum)):
-                raise changed(name)
+            require_equal(running.digest(), _WORD.pack(self.sum), name)
             return running
         if (came := _sum(head)) != self.sum:
             raise WireCorruptError(

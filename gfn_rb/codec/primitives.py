@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from xxhash import xxh3_64, xxh3_64_digest
+from xxhash import xxh3_64
 
 Buffer = Any  # bytes, memoryview, array: anything contiguous that memoryview takes; or LazyBuffer
 
@@ -117,7 +117,11 @@ SUM_NBYTES = 8
 
 
 class BlockSums:
-    """The checksum of each block of what comes piece by piece."""
+    """The checksum of each block of bytes that come piece by piece.
+
+    Args:
+        head: hash of all that comes before, which keyed checksums include; None without a secret.
+    """
 
     def __init__(self, head: Any = None) -> None:
         self._sums: list[Any] = []
@@ -141,26 +145,14 @@ class BlockSums:
         return b"".join(each.digest() for each in self._sums)
 
 
+def sums_of(pieces: Iterable[memoryview], head: Any = None) -> bytes:
+    """Return the checksums of the blocks of bytes that come in pieces."""
+    sums = BlockSums(head)
+    for piece in pieces:
+        sums.update(piece)
+    return sums.digest()
+
+
 def sums_nbytes(nbytes: int) -> int:
     """Return how many bytes the checksums of so many bytes take."""
     return -(-nbytes // BLOCK) * SUM_NBYTES
-
-
-def find_damage(
-    body: memoryview, sums: memoryview, start: int, map_blocks: Callable[..., Any] = map
-) -> str:
-    """Compare every block with its checksum, and describe the first that differs, if one does.
-
-    It is called by its bytes in the frame or file, in which the body begins at ``start``. Blocks
-    are summed by ``map``, or by that of an executor.
-    """
-    blocks = [body[i : i + BLOCK] for i in range(0, len(body), BLOCK)]
-    for i, came in enumerate(map_blocks(xxh3_64_digest, blocks)):
-        expected = bytes(sums[i * SUM_NBYTES : (i + 1) * SUM_NBYTES])
-        if came != expected:
-            first = start + i * BLOCK
-            return (
-                f"the checksum of bytes {first} to {first + len(blocks[i])} is {came.hex()}; "
-                f"expected {expected.hex()}"
-            )
-    return ""

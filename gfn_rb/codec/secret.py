@@ -9,7 +9,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from gfn_rb.codec.primitives import SUM_NBYTES, BlockSums
+from gfn_rb.codec.primitives import SUM_NBYTES
 from gfn_rb.errors import ArgumentError, SecretError
 
 _LEAST = 16  # bytes, which nobody guesses if they are random
@@ -82,14 +82,7 @@ class Secret:
         return blake2b(key=self._key, digest_size=SUM_NBYTES)
 
 
-def check_body(body: memoryview, sums: memoryview, head: RunningHash, name: str) -> None:
-    """Compare the checksums of a body, each of all from the head up to its block's end."""
-    came = BlockSums(head)
-    came.update(body)
-    if not compare_digest(came.digest(), sums):
-        raise changed(name)
-
-
-def changed(name: str) -> SecretError:
-    """Return the error of a checksum that is wrong. What would be right is nobody's to know."""
-    return SecretError(f"{name} was made with another secret, or changed since")
+def require_equal(came: bytes, expected: bytes | memoryview, name: str) -> None:
+    """Raise :class:`SecretError` unless two keyed checksums are equal, and show neither."""
+    if not compare_digest(came, expected):
+        raise SecretError(f"{name} was made with another secret, or changed since")

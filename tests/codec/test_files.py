@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from gfn_rb.checkpoint import inspect_checkpoint, load_state, save_state
-from gfn_rb.codec import files, primitives
+from gfn_rb.codec import files, layout, primitives
 from gfn_rb.codec.files import ValueFile, write_file
 from gfn_rb.codec.layout import FILE, FRAME, VERSION, Prefix
 from gfn_rb.codec.values import Encoder
@@ -62,7 +62,7 @@ def test_any_changed_byte_is_noticed(path: Path, read: Any) -> None:
 
 def test_damage_is_located_by_block(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "_STEP", 1 << 10)
-    for module in (files, primitives):
+    for module in (files, layout, primitives):
         monkeypatch.setattr(module, "BLOCK", 1 << 12)
     state = {"x": torch.randn(5000), "y": torch.randn(100, 60).T, "z": torch.randn(3000)[::2]}
     save_state(path, state)

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from gfn_rb.codec.frames import (
     MAX_FIELDS,
-    RowLayout,
+    Layout,
     parsed_fields,
     schema_of,
     signature_of,
     tensordict_of,
 )
-from gfn_rb.codec.layout import Field
+from gfn_rb.codec.layout import TensorInfo
 from gfn_rb.errors import ShapeError, WireSchemaError
 
 
@@ -38,7 +38,7 @@ def text_of(td: TensorDict) -> bytes:
     return schema_of(signature_of(td)[0], len(td))[0]
 
 
-def described(td: TensorDict) -> tuple[tuple[Field, ...], list[Tensor]]:
+def described(td: TensorDict) -> tuple[tuple[TensorInfo, ...], list[Tensor]]:
     signature, values = signature_of(td)
     _, layout, order = schema_of(signature, len(td))
     return layout.fields, [values[i] for i in order]
@@ -47,9 +47,9 @@ def described(td: TensorDict) -> tuple[tuple[Field, ...], list[Tensor]]:
 def test_fields_are_in_the_order_of_their_keys() -> None:
     fields, values = described(rows())
     assert fields == (
-        Field(("log_reward",), torch.float32, ()),
-        Field(("next", "done"), torch.bool, (1,)),
-        Field(("state",), torch.int16, (4, 2)),
+        TensorInfo(("log_reward",), torch.float32, ()),
+        TensorInfo(("next", "done"), torch.bool, (1,)),
+        TensorInfo(("state",), torch.int16, (4, 2)),
     )
     assert [value.dtype for value in values] == [field.dtype for field in fields]
 
@@ -64,7 +64,7 @@ def test_text_says_keys_dtypes_and_row_shapes() -> None:
 
 def test_assembled_undoes_described() -> None:
     fields, values = described(rows())
-    td = tensordict_of(RowLayout(fields, 3), values)
+    td = tensordict_of(Layout(fields, 3), values)
     assert td.batch_size == torch.Size([3])
     assert td["next"].batch_size == torch.Size([3])
     assert set(td.keys(True, True)) == set(rows().keys(True, True))
@@ -75,7 +75,7 @@ def test_assembled_undoes_described() -> None:
 
 def test_no_rows_of_nothing() -> None:
     assert described(TensorDict({"empty": {}}, [4])) == ((), [])
-    assert tensordict_of(RowLayout((), 4), []).batch_size == torch.Size([4])
+    assert tensordict_of(Layout((), 4), []).batch_size == torch.Size([4])
 
 
 @pytest.mark.parametrize(
