@@ -6,7 +6,6 @@ import gc
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike, fspath
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,7 +31,6 @@ from gfn_rb.torchrl_compat import generator_of, write_cursor
 Indices = Sequence[int] | Tensor
 
 _SUFFIX = ".metadata"
-_BUFFER_SIZE, _DATA_SIZE, _POINTER = "buffer_size", "data_size", "pointer"
 
 
 class ExperienceMemory:
@@ -290,12 +288,7 @@ class ExperienceMemory:
         Raises:
             CheckpointError: the disk refuses.
         """
-        counters: dict[str, Any] = {
-            _BUFFER_SIZE: self.buffer_size,
-            _DATA_SIZE: len(self),
-            _POINTER: self.pointer,
-        }
-        save_checkpoint(_file(path), self.memory, **counters)
+        self._save(fspath(path) + _SUFFIX)
 
     def load(self, path: str | PathLike[str]) -> None:
         """Restore what :meth:`save` saved, the size of the memory included.
@@ -304,14 +297,23 @@ class ExperienceMemory:
             CheckpointError: there is no such file, it is damaged, or not one of :meth:`save`. The
                 memory is then as it was.
         """
-        counters = load_state(_file(path))
-        if counters.keys() != {_BUFFER_SIZE, _DATA_SIZE, _POINTER}:
-            raise CheckpointMismatchError(f"{_file(path)} was not saved by an ExperienceMemory")
-        memory = self._made(counters[_BUFFER_SIZE])
-        load_checkpoint(_file(path), memory)
-        self._hold(memory)
+        self._load(fspath(path) + _SUFFIX)
 
     # Within.
+
+    def _counters(self) -> dict[str, Any]:
+        return {"buffer_size": self.buffer_size, "data_size": len(self), "pointer": self.pointer}
+
+    def _save(self, file: str) -> None:
+        save_checkpoint(file, self.memory, **self._counters())
+
+    def _load(self, file: str) -> None:
+        counters = load_state(file)
+        if counters.keys() != self._counters().keys():
+            raise CheckpointMismatchError(f"{file} was not saved by an ExperienceMemory")
+        memory = self._made(counters["buffer_size"])
+        load_checkpoint(file, memory)
+        self._hold(memory)
 
     def _made(self, buffer_size: int) -> TensorDictReplayBuffer:
         as_count("buffer_size", buffer_size)
@@ -363,7 +365,3 @@ def _tensordict(data: Any) -> TensorDictBase:
     if isinstance(data, Mapping):
         return TensorDict(dict(data))
     raise ArgumentError(f"experiences must come in a TensorDict, got a {type(data).__name__}")
-
-
-def _file(path: str | PathLike[str]) -> Path:
-    return Path(fspath(path) + _SUFFIX)

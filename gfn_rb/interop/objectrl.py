@@ -1,30 +1,34 @@
-"""ObjectRL's replay buffer, to the attributes that its users set and the files that it writes."""
+"""ObjectRL's replay buffer, with the attributes that its users set and the files that it reads."""
 
 from __future__ import annotations
 
 import zipfile
 from collections.abc import Mapping
 from os import PathLike, fspath
+from pathlib import Path
 from typing import Any
 
 import torch
 from tensordict import TensorDictBase
 from torchrl.data import TensorDictReplayBuffer
 
+from gfn_rb.checkpoint.atomic import published
+from gfn_rb.errors import CheckpointError
 from gfn_rb.interop.experience import ExperienceMemory
+
+_CONTENTS = "contents"  # the entry of a .metadata file that ObjectRL's own files lack
 
 
 class ObjectRLReplayBuffer(ExperienceMemory):
-    """An ``ExperienceMemory`` under ObjectRL's name, whose counters can be set.
+    """An ``ExperienceMemory`` with ObjectRL's name, settable counters and files.
 
-    ``data_size`` and ``pointer`` are numbers beside the contents there: once set they are counted
-    on from what they were set to, and ``len`` and epochs go by them. ``buffer_size``, once set, is
-    how many are kept after the next ``reset()``. ``save`` keeps the contents, and ``load`` restores
-    them; of a file of ObjectRL's, which has counters alone, it sets these.
+    In ObjectRL, ``data_size`` and ``pointer`` are independent of the contents. Once set, they count
+    on from the value that they were set to, and ``len`` and epochs use them. ``buffer_size``, once
+    set, is the capacity after the next ``reset()``.
 
     Args:
-        *args: see :class:`~gfn_rb.ExperienceMemory`.
-        **options: likewise.
+        *args: arguments of :class:`~gfn_rb.ExperienceMemory`.
+        **options: keyword arguments of :class:`~gfn_rb.ExperienceMemory`.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -72,25 +76,51 @@ class ObjectRLReplayBuffer(ExperienceMemory):
         self._count(len(batch))
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Save the contents, and their own counters. See :meth:`ExperienceMemory.save`."""
-        counters, self._set = self._set, {}
-        try:
-            super().save(path)
-        finally:
-            self._set = counters
+        """Save the contents with their own counters, and a file that ObjectRL can load.
 
-    def load(self, path: str | PathLike[str]) -> None:
-        """Restore what :meth:`save` saved, or set the counters that ObjectRL's did.
+        ``PATH.gfnrb`` contains the contents, see :func:`~gfn_rb.save_checkpoint`.
+        ``PATH.metadata`` contains ``buffer_size``, ``data_size`` and ``pointer``, as ObjectRL's
+        file does. Each replaces an older file in one step.
+
+        Args:
+            path: path of the files without their suffixes.
 
         Raises:
-            CheckpointError: see :meth:`ExperienceMemory.load`.
+            CheckpointError: writing to the disk failed.
         """
-        file = fspath(path) + ".metadata"
-        if not zipfile.is_zipfile(file):
-            super().load(path)
+        counters, self._set = self._set, {}
+        try:
+            self._save(f"{fspath(path)}.gfnrb")
+            metadata = {**self._counters(), _CONTENTS: "gfnrb"}
+        finally:
+            self._set = counters
+        file = Path(f"{fspath(path)}.metadata")
+        try:
+            with published(file) as stream:
+                torch.save(metadata, stream)
+        except OSError as error:
+            raise CheckpointError(f"cannot write {file}: {error.strerror}") from error
+
+    def load(self, path: str | PathLike[str]) -> None:
+        """Restore the contents that :meth:`save` saved, or set the counters of ObjectRL's file.
+
+        Args:
+            path: path of the files without their suffixes. ``PATH.metadata`` may also be a file of
+                :meth:`ExperienceMemory.save`.
+
+        Raises:
+            CheckpointError: a file is missing, damaged or not of a replay buffer. The buffer is
+                unchanged.
+        """
+        file, contents = f"{fspath(path)}.metadata", f"{fspath(path)}.gfnrb"
+        if not zipfile.is_zipfile(file):  # also missing, where the first save was killed
+            self._load(file if Path(file).exists() else contents)
             return
-        counters = torch.load(file, weights_only=True)
-        self._set.update({key: counters[key] for key in ("buffer_size", "data_size", "pointer")})
+        metadata = torch.load(file, weights_only=True)
+        if _CONTENTS in metadata:
+            self._load(contents)
+        else:
+            self._set.update({name: metadata[name] for name in self._counters()})
 
     def _hold(self, memory: TensorDictReplayBuffer) -> None:
         self._set.clear()

@@ -5,6 +5,7 @@ from tensordict import TensorDict
 from torch import nn
 from torchrl.data import LazyMemmapStorage, TensorDictReplayBuffer
 
+from gfn_rb import ExperienceMemory
 from gfn_rb.interop.objectrl import ReplayBuffer
 
 CPU = torch.device("cpu")
@@ -108,6 +109,28 @@ def test_contents_are_restored(tmp_path) -> None:
     for each in (buffer, fresh):
         each.add(rows(1, 50)[0])
     assert fresh.sample_all()["action"].equal(buffer.sample_all()["action"])
+
+
+def test_objectrl_can_load_what_is_saved(tmp_path) -> None:
+    buffer, path = ReplayBuffer(CPU, CPU, 10), tmp_path / "buffer"
+    buffer.add_batch(rows(6))
+    buffer.add_batch(rows(8, 6))
+    buffer.save(str(path))
+    metadata = torch.load(f"{path}.metadata")  # as ObjectRL does
+    counters = {name: metadata[name] for name in ("buffer_size", "data_size", "pointer")}
+    assert counters == {"buffer_size": 10, "data_size": 10, "pointer": 4}
+    (tmp_path / "buffer.metadata").unlink()  # killed before it was written
+    fresh = ReplayBuffer(CPU, CPU, 3)
+    fresh.load(str(path))
+    assert fresh.sample_all()["action"].equal(buffer.sample_all()["action"])
+    torch.save(counters, f"{path}.metadata")  # ObjectRL saves over it
+    fresh = ReplayBuffer(CPU, CPU, 3)
+    fresh.load(str(path))
+    assert (fresh.buffer_size, fresh.data_size, fresh.pointer) == (10, 10, 4)
+    assert len(fresh.memory) == 0
+    ExperienceMemory(CPU, CPU, 5).save(path)
+    fresh.load(path)
+    assert (fresh.buffer_size, len(fresh)) == (5, 0)
 
 
 def test_files_of_objectrls_set_the_counters(tmp_path) -> None:
