@@ -41,8 +41,6 @@ def act(worker, seed):
             worker.extend(rows)
             if dice.random() < 0.05:
                 worker.drain(LIMIT)
-            if worker.subscription is not None and dice.random() < 0.05:
-                worker.fetch(dice.randrange(1, 9))
 
 
 MODES = [Awaited(), Deferred(), NonBlocking(in_flight=2)]

@@ -48,9 +48,10 @@ class Exchange:
         )
         options = {"payload": payload, "frequency": frequency}
         self.finder = ReplayBufferWorker(finder, 1, stored(env, form), **options)
-        subscription = Subscription(stored(env, form), 99, "top")
+        subscription = Subscription(stored(env, form), 99, "top", own=True)
+        compact = compact_rows_of(subscription.buffer)
         self.learner = ReplayBufferWorker(
-            learner, 1, stored(env, form), subscription=subscription, payload=payload
+            learner, 1, subscription=subscription, payload=payload, compact=compact
         )
         self.fed_to = subscription.buffer
         with threads(self.manager.run):
@@ -58,7 +59,7 @@ class Exchange:
                 for part in rows.split(len(rows) // 3):
                     self.reply = self.finder.extend(part) or self.finder.drain()[-1]
                 self.finder.drain()
-                self.learner.fetch()
+                self.learner.extend(rows[:1])  # whose reply brings all rows
             self.fed = self.learner.take_fed()
 
 
@@ -122,7 +123,7 @@ def test_rows_travel_whole_to_ranks_that_store_them_otherwise(manager, is_smalle
 
 def test_states_alone_travel_whole_where_actions_are_stored():
     ours = Exchange(DNA, found(DNA), "rebuild", fifo_buffer(99), payload="scoring")
-    assert sum(map(len, ours.scored)) == 12
+    assert sum(map(len, ours.scored)) == 12 + 1
     assert all(States.from_tensordict(each).is_terminating.all() for each in ours.scored)
 
 

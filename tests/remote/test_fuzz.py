@@ -52,7 +52,7 @@ DTYPES = [torch.bool, torch.uint8, torch.int16, torch.int64, torch.float16, torc
 DTYPES += [torch.float64, torch.complex64, torch.uint16, torch.uint64, torch.float8_e4m3fn]
 SUMMARY = {"quantiles": [], "rows": 0, "ema": None, "batches": 0, "held": 0, "managers": [0, 1]}
 TERMS = {"quota": 3, "policy": "top", "own": False, "fresh": True}
-ANSWER = {"to": 1, "outcomes": {"stored": 2}, "scores": {"a": 1.0}, "baseline": -3.0, "next": [2.0]}
+ANSWER = {"to": 1, "outcomes": {"stored": 2}, "scores": {"a": 1.0}, "baseline": -3.0}
 WELCOME = {"protocol": PROTOCOL, "baseline": None, "rows": None}
 
 
@@ -140,19 +140,17 @@ QUESTIONS = [
     bytes_of(Kind.ITEMS, {"id": 1}, objects(range(1500))),
     bytes_of(Kind.ITEMS, {"id": 1, "nested": True}, nested(objects([1, 2]), SCORES)),
     bytes_of(Kind.HELLO, {"protocol": PROTOCOL, "subscription": TERMS, "rows": None}),
-    bytes_of(Kind.FETCH, {"quota": 2}),
     bytes_of(Kind.GOODBYE),
     bytes_of(Kind.METADATA),
     bytes_of(Kind.HELD),
     bytes_of(Kind.SUMMARY, SUMMARY),
 ]
 ANSWERS = [
-    bytes_of(Kind.WELCOME, WELCOME),
+    bytes_of(Kind.HELLO, WELCOME),
     bytes_of(Kind.SCORES, ANSWER),
     bytes_of(Kind.SCORES, ANSWER, objects([5, 6, 7])),
     bytes_of(Kind.SCORES, {**ANSWER, "nested": True}, nested(objects([5]), SCORES)),
-    bytes_of(Kind.FEED, {"next": [1.0]}, objects([8, 9])),
-    bytes_of(Kind.BYE, {"stored": 1}),
+    bytes_of(Kind.GOODBYE, {"stored": 1}),
     bytes_of(Kind.ERROR, {"to": 1, "error": {"type": "x", "message": "y"}}),
 ]
 
@@ -244,7 +242,6 @@ ASKED = [
     *[(Kind.ITEMS, {**ITEMS, "quota": 2, "managers": [0, 1]}, True)] * 2,
     (Kind.ITEMS, {**ITEMS, "store": False}, True),
     (Kind.HELLO, {"protocol": PROTOCOL, "subscription": TERMS, "rows": None}, False),
-    (Kind.FETCH, {"quota": 2}, False),
     (Kind.METADATA, {}, False),
     (Kind.HELD, {}, False),
     (Kind.GOODBYE, {}, False),
@@ -403,23 +400,18 @@ class Working:
             timeout=LIMIT,
         )
         for link in self.links:
-            link.send(0, DATA_TAG, Kind.WELCOME, WELCOME)
+            link.send(0, DATA_TAG, Kind.HELLO, WELCOME)
         self.worker.connect()
         self.n_added = self.raised = 0
 
     def act(self, pick: random.Random) -> None:
-        """Add, collect or fetch, whatever has been answered."""
-        how = pick.randrange(5)
+        """Add or drain, whatever has been answered."""
         try:
-            if how < 3:
+            if pick.random() < 0.7:
                 self.n_added += 2
                 self.worker.extend(objects([self.n_added, self.n_added + 1]))
-            elif how == 3 or self.worker.subscription is None:
-                self.worker.drain(0.0)
             else:
-                for rank in self.worker.managers:  # which ends the wait
-                    self.links[rank - 1].send(0, DATA_TAG, Kind.FEED, {"next": []})
-                self.worker.fetch()
+                self.worker.drain(0.0)
         except GfnRbError:
             self.raised += 1
 
@@ -451,9 +443,9 @@ def test_no_answer_ends_or_bends_a_worker(what: str) -> None:
             newest = max(working.worker._client.sent, default=0)
             numbered = {**ANSWER, "to": newest - pick.randrange(3)}
             error = {"to": 1, "error": {"type": "x", "message": "y"}}
-            meta = random_meta(pick, numbered, numbered, WELCOME, {"next": [1.0]}, error)
+            meta = random_meta(pick, numbered, numbered, WELCOME, error)
             scores = SCORES if pick.random() < 0.2 else None
-            kind = pick.choice([*Kind, Kind.SCORES, Kind.SCORES, Kind.FEED, 0, 99])
+            kind = pick.choice([*Kind, Kind.SCORES, Kind.SCORES, 0, 99])
             with suppress(errors.ArgumentError, errors.ShapeError):
                 working.links[at].send(0, tag, kind, meta, random_rows(pick), scores)
         working.act(pick)

@@ -55,7 +55,7 @@ def hostile_messages(pick, honest):
                 (Kind.HELLO, {"protocol": PROTOCOL, "subscription": terms}, None, DATA_TAG),
                 (Kind.HELLO, {"protocol": PROTOCOL, "subscription": [terms]}, None, DATA_TAG),
                 (Kind.HELLO, {"protocol": 99}, None, DATA_TAG),
-                (Kind.FETCH, {"quota": 4096}, None, DATA_TAG),
+                (Kind.ITEMS, {"id": 6, "quota": 4096}, honest, DATA_TAG),
                 (Kind.GOODBYE, {}, None, DATA_TAG),
                 (Kind.SUMMARY, {"quantiles": [1e308], "rows": 1, "held": 1}, None, PEER_TAG),
                 (pick.choice([0, 99, *Kind]), {"to": 1, "x": "y" * 999}, None, pick.choice(TAGS)),

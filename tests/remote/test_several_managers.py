@@ -170,9 +170,14 @@ class Cluster:
         union = set(self.union())
         with self.serving():
             for rank, worker in self.workers.items():
-                while worker.fetch(50):
-                    pass
-                assert union <= set(values_of(worker.subscription.buffer)) | self.offered[rank]
+                known, before = set(self.offered[rank]), -1
+                while worker.statistics.fed > before and not union <= known:
+                    before = worker.statistics.fed
+                    for _ in range(self.n):  # managers take turns where the quota is small
+                        worker.extend(objects(range(-60, 0)))  # to all managers; worse than all
+                        worker.drain(LIMIT)
+                    known = set(values_of(worker.subscription.buffer)) | self.offered[rank]
+                assert union <= known
 
 
 ACTS = (Cluster.extend,) * 4 + (Cluster.step,) * 8

@@ -100,7 +100,6 @@ def send_to_all(transport: Transport, owners: range, n_batches: int) -> dict[str
                 assert torch.equal(reply.scores["each"], rows["log_reward"])
         worker.drain(TIMEOUT)
         union = queries.items(owners, TIMEOUT)
-        worker.fetch(100)
     assert union is not None
     check_intact(union)
     check_intact(fed[:])

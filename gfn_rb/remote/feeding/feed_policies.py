@@ -14,17 +14,17 @@ from gfn_rb.errors import ArgumentError
 from gfn_rb.numerics.top_k import TopK
 from gfn_rb.numerics.weighted_tree import weighted_rows
 from gfn_rb.remote.feeding.object_index import ObjectIndex
-from gfn_rb.shapes import Float, Float64, Int64
+from gfn_rb.shapes import Float, Int64
 
 _Rows = Int64[Tensor, "m"]
-_POOL = 8  # how many candidates the diverse policy compares for each that it gives
+_POOL = 8  # candidates that the diverse policy compares for each row that it feeds
 
 
 class FeedPolicy(ABC):
-    """Rows of a manager's buffer that one worker could be given, ready to be picked from.
+    """Rows of a manager's buffer that could be fed to one worker, and the choice among them.
 
-    Putting m rows in, or picking k, costs some m or k times the square root of the capacity at
-    most, never a pass over it.
+    Putting m rows in, or picking k, costs at most some m or k times the square root of the
+    capacity, never a pass over all rows.
     """
 
     def __init__(self, index: ObjectIndex, generator: torch.Generator | None = None) -> None:
@@ -35,24 +35,16 @@ class FeedPolicy(ABC):
         """Put rows in, or change them; those of log-reward -inf are never picked."""
 
     def remove(self, rows: Int64[Tensor, "m"]) -> None:
-        """Take rows out; those that were not in are passed over."""
+        """Take rows out; rows that are not in are ignored."""
         self.put(rows, torch.full(rows.shape, -math.inf), torch.zeros_like(rows))
 
     @abstractmethod
-    def best(self, k: int) -> tuple[Int64[Tensor, "j"], Float64[Tensor, "j"]]:
-        """Return up to k rows and how much each is wanted, most first; they stay in.
-
-        Of rows of several managers, those that are wanted most are the ones to feed: these numbers
-        can be compared with those of another manager's policy.
-        """
-
     def pick(self, k: int) -> Int64[Tensor, "j"]:
         """Return up to k rows to feed; they stay in."""
-        return self.best(k)[0]
 
 
 class Top(FeedPolicy):
-    """The items of highest reward, of equal ones the newest."""
+    """The items of highest reward; of equal ones, the newest."""
 
     def __init__(self, index: ObjectIndex, generator: torch.Generator | None = None) -> None:
         super().__init__(index, generator)
@@ -63,15 +55,14 @@ class Top(FeedPolicy):
         self._top_k.update(rows, self._key(log_reward.to(torch.float64), arrival), -arrival)
 
     def _key(self, log_reward: Tensor, arrival: Tensor) -> Tensor:
-        """Return what to order rows by, the best smallest; inf for what is worth nothing."""
+        """Return the key to order rows by, ascending; inf for rows that are never picked."""
         return -log_reward
 
-    def best(self, k: int) -> tuple[Int64[Tensor, "j"], Float64[Tensor, "j"]]:
-        """Return up to k rows and their log-rewards."""
+    def pick(self, k: int) -> Int64[Tensor, "j"]:
+        """Return up to k rows, the best first."""
         smallest = self._top_k.smallest(min(k, self._top_k.capacity))
         rows = smallest.rows(int((smallest.key < math.inf).sum()))
-        key, order = self._top_k.key[rows].sort(stable=True)
-        return rows[order], -key
+        return rows[self._top_k.key[rows].argsort(stable=True)]
 
 
 class Newest(Top):
@@ -80,17 +71,12 @@ class Newest(Top):
     def _key(self, log_reward: Tensor, arrival: Tensor) -> Tensor:
         return torch.where(log_reward > -math.inf, -arrival.to(torch.float64), math.inf)
 
-    def best(self, k: int) -> tuple[Int64[Tensor, "j"], Float64[Tensor, "j"]]:
-        """Return up to k rows; the more objects came to this manager since, the less wanted."""
-        rows, arrival = super().best(k)
-        return rows, arrival - self.index.n_arrived
-
 
 class Diverse(Top):
     """Items of high reward far from each other.
 
-    Of the 8 k items of highest reward, the best; then again and again the one whose terminating
-    state is, in L1 distance, furthest from all taken before (Gonzalez 1985).
+    Of the 8 k items of highest reward: the best, then repeatedly the one whose terminating state
+    has the largest L1 distance to all picked before (Gonzalez 1985).
     """
 
     def pick(self, k: int) -> Int64[Tensor, "j"]:
@@ -113,10 +99,10 @@ class Softmax(FeedPolicy):
         """Put rows in, or change them."""
         self._weights.update(rows, log_reward.to(torch.float64))
 
-    def best(self, k: int) -> tuple[Int64[Tensor, "j"], Float64[Tensor, "j"]]:
-        """Draw up to k rows. The largest numbers of several managers are a draw from all rows."""
+    def pick(self, k: int) -> Int64[Tensor, "j"]:
+        """Draw up to k rows."""
         rows, score = self._weights.perturbed(min(k, self._weights.capacity), self._generator)
-        return rows[score > -math.inf], score[score > -math.inf]
+        return rows[score > -math.inf]
 
 
 POLICIES: dict[str, type[FeedPolicy]] = {

@@ -25,9 +25,9 @@ class Feeder:
     """Feeds workers from a manager's buffer.
 
     Attributes:
-        index: the objects that the buffer holds, None without one.
-        subscribers: those who are fed, by rank.
-        threshold: the log-reward from which on rows are fed.
+        index: the objects that the buffer holds; None without a buffer.
+        subscribers: the fed workers, by rank.
+        threshold: lowest log-reward of rows that are fed.
         changes: the rows of the buffer that changed.
         generator: source of randomness of softmax draws, on the CPU.
     """
@@ -50,23 +50,14 @@ class Feeder:
         self.changes.add(rows)
 
     def next_for(self, rank: int, quota: int | None = None) -> TensorDictBase | None:
-        """Return the rows that a worker is given next, None if there are none or it is not fed.
+        """Return the next rows for a worker; None without rows, or for one that is not fed.
 
-        At most ``quota``, by default as many as it subscribed to, and 4096 in any case.
+        At most ``quota`` rows, by default the quota of its subscription, and never above 4096.
         """
         subscriber = self.subscribers.get(rank)
         if subscriber is None or quota == 0:
             return None
-        quota = subscriber.quota if quota is None else min(quota, MAX_QUOTA)
-        return subscriber.next(quota)
-
-    def peek_scores(self, rank: int) -> list[float]:
-        """Return how much the rows are wanted that a worker would be given next, most first.
-
-        As many as it subscribed to; see :class:`~gfn_rb.remote.feeding.feed_policies.FeedPolicy`.
-        """
-        subscriber = self.subscribers.get(rank)
-        return [] if subscriber is None else subscriber.peek_scores()
+        return subscriber.next(subscriber.quota if quota is None else min(quota, MAX_QUOTA))
 
     def keep_above(self, threshold: float) -> None:
         """Feed no rows of a lower log-reward than this from now on."""
@@ -75,7 +66,7 @@ class Feeder:
         self.threshold = threshold
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what is known of the buffer's objects and who is fed, without the buffer."""
+        """Return the record of objects and subscribers, without the buffer."""
         return {
             "index": None if self.index is None else self.index.state_dict(),
             "subscribers": {str(rank): each.terms for rank, each in self.subscribers.items()},
@@ -127,30 +118,22 @@ class Subscriber:
             raise ArgumentError("this manager keeps no items, so that nobody can be fed from it")
         self.rank = rank
         self.quota, self.own = _check_terms(terms)
-        # No more than is understood: they are saved, and whatever else they say is its sender's.
+        # Only the terms that are understood: they are saved, and others may be of any size.
         self.terms = {"quota": self.quota, "policy": terms.get("policy"), "own": self.own}
         self._feeder, self._index = feeder, index
         self._policy = POLICIES[check_policy(terms.get("policy"))](index, feeder.generator)
-        if terms.get("fresh"):  # it starts anew, and has nothing of what it was given
+        if terms.get("fresh"):  # it starts anew, without the rows that it was given
             index.given[:, rank] = False
         index.refresh()
         self._n_seen: int | None = None  # of the changes; None before the first look
 
     def next(self, quota: int) -> TensorDictBase | None:
-        """Return the rows to give next, and record that they were given."""
+        """Return the next rows, and record that they were given."""
         if not self._index.storage.initialized:
             return None
         self._update_policy()
         rows = self._pick(quota)
         return self._index.read(rows) if len(rows) else None
-
-    def peek_scores(self) -> list[float]:
-        """Return how much the rows are wanted that would be given next."""
-        if not self._index.storage.initialized:
-            return []
-        self._update_policy()
-        scores: list[float] = self._policy.best(self.quota)[1].tolist()
-        return scores
 
     def _update_policy(self) -> None:
         """Tell the policy what changed: once for all changes since the last reply."""
@@ -163,22 +146,22 @@ class Subscriber:
         changed = changed[: np.searchsorted(changed, n_rows)]
         if len(changed):
             rows, number = torch.from_numpy(changed), self._index.number[changed]
-            # What is known is put in as worth nothing: one update instead of two.
+            # Known rows are put in as -inf: one update instead of two.
             log_reward = self._index.log_reward(rows)
             log_reward = log_reward.masked_fill(~self._is_wanted(rows, log_reward), -math.inf)
             self._policy.put(rows, log_reward, torch.from_numpy(self._index.arrival[number]))
 
     def _is_wanted(self, rows: Tensor, log_reward: Tensor) -> Tensor:
-        """Return whether the worker was neither given nor sent what each row of enough holds."""
+        """Return which rows are above the threshold and unknown to the worker."""
         number, index = self._index.number[rows.numpy()], self._index
         known = index.given[number, self.rank]
         known = known if self.own else known | index.sent[number, self.rank]
         return torch.from_numpy(~known) & (log_reward >= self._feeder.threshold)
 
     def _pick(self, quota: int) -> Tensor:
-        """Take rows off the policy until enough hold what the worker lacks, and return these.
+        """Take rows off the policy until enough are unknown to the worker, and return these.
 
-        The others were emptied, the worker sent what they hold, or it was given another row of it.
+        The others were emptied, or the worker sent their objects or was given them in other rows.
         """
         index, picked = self._index, torch.empty(0, dtype=torch.int64)
         while (left := quota - len(picked)) > 0:

@@ -1,13 +1,12 @@
-"""The log-reward below which managers have no use for an item.
+"""Baselines: the log-reward below which managers would evict an item at once.
 
-A worker that knows it need not send what would be evicted at once. Several managers keep one
-baseline in step: each tells the others, without waiting, a summary of what it knows; each makes
-the baseline of all summaries it has. Managers that have the same summaries have the same
-baseline; a manager whose word is late is counted with its last one.
+A worker that knows the baseline need not send such items. Each of several managers sends the others
+summaries of its log-rewards, without waiting, and computes the baseline from the newest summary of
+each. Managers with the same summaries have the same baseline.
 
-Of several managers, each of which has room for the K best rows of its own, the K best of all count
-alone. Their K-th log-reward, the threshold, is known from below: 65 order statistics of what each
-manager owns above the last threshold say at least how many rows are above a number.
+If each of several managers keeps its K best rows, only the K best of all count. The K-th log-reward
+of all, the threshold, is bounded from below: 65 order statistics of the rows that each manager owns
+above the last threshold say at least how many rows are above a number.
 """
 
 from __future__ import annotations
@@ -136,16 +135,20 @@ class Baseline(ABC):
             summaries: summaries of all managers.
             capacity: number of rows that all managers keep together.
         """
-        is_full = sum(each.held for each in summaries) >= capacity
-        if is_full and self.levels and any(each.quantiles for each in summaries):
+        held, total, means, has_quantiles = 0, 0, list[float](), False
+        for each in summaries:
+            held += each.held
+            has_quantiles |= bool(each.quantiles)
+            if each.ema is not None:
+                means.append(each.ema)
+                total += each.batches
+        if self.levels and has_quantiles and held >= capacity:
             return self.of_full(summaries, capacity)
-        known = [(each.ema, each.batches) for each in summaries if each.ema is not None]
-        total = sum([batches for _, batches in known])
-        if not total:
-            return None
+        if len(means) < 2 or not total:
+            return means[0] if total else None
         # Weighted first: a product of a large number and a count may be infinite. So may be the sum
         # of rounded parts, which is then beyond all of them.
-        mean, means = sum([e * (n / total) for e, n in known]), [e for e, _ in known]
+        mean = sum(e.ema * (e.batches / total) for e in summaries if e.ema is not None)
         return min(max(mean, min(means)), max(means))
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""The baseline of one manager, kept in step with that of the others."""
+"""Baseline of one manager, kept equal to that of the others."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from gfn_rb.shapes import Float
 from gfn_rb.torchrl_compat import length_of, mutation_revision
 from gfn_rb.writers.reward import RewardPrioritizedWriter
 
-_STALE = 256  # the part of a buffer that may change before its order statistics are read again
+_STALE = 256  # order statistics are read again once 1/256 of the buffer may have changed
 
 
 class BaselineKeeper:
-    """One manager's baseline: follows its buffer, the batches that come in and the other managers.
+    """One manager's baseline: follows its buffer, its batches and the other managers.
 
-    Nobody waits for anybody: news goes out to a manager when it has taken the last of it.
+    No manager waits: a new summary is sent to a manager once it has received the last one.
 
     Attributes:
-        peers: the other managers. What those that have left have told still counts, unlike what
-            lost ones have.
-        threshold: a log-reward that so many rows reach, and of which those below it are not among
-            the best; -inf until that many are known of.
+        peers: the other managers. Summaries of those that said goodbye still count, unlike those of
+            lost ones.
+        threshold: a log-reward that at least ``capacity`` rows of all managers reach, so that rows
+            below it are not among the best; -inf until so many rows are known.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class BaselineKeeper:
         self._written = math.inf  # rows written since the quantiles were read
 
     def notice_writes(self) -> None:
-        """Record whether rows were written that no worker sent: other managers may own them."""
+        """Notice rows that no worker sent: other managers may own them."""
         several = len(self._managers) > 1 and self._storage is not None
         if several and mutation_revision(self._storage) != self._revision:
             self._holds_others, self._written = True, math.inf
@@ -92,32 +92,31 @@ class BaselineKeeper:
     def capacity(self) -> int:
         """Number of rows that all managers keep together.
 
-        As many as each of them has room for where they keep the best, all they have room for by any
-        other rule.
+        The room of one manager if they keep the best rows, else the room of all.
         """
         room = 0 if self._storage is None else self._storage.max_size
         return room if self._keeps_best else room * len(self.present)
 
     def summary(self) -> Summary:
-        """Return what this manager knows."""
+        """Return the summary of this manager."""
         self._read()
-        read = (self._quantiles, self._rows, self._ema, self._batches, self._held)
-        return Summary(*read, tuple(self.present))
+        managers = tuple(self.present) if self._summaries else (self.rank,)
+        return Summary(self._quantiles, self._rows, self._ema, self._batches, self._held, managers)
 
     def value(self) -> float | None:
-        """Return the baseline, None where nothing is known yet."""
+        """Return the baseline; None while unknown."""
         if not self._summaries:
             return self.strategy.of([self.summary()], self.capacity)
         known = {self.rank: self.summary(), **self._summaries}
         summaries = [known[rank] for rank in sorted(known)]  # all managers add in one order
-        if len({each.managers for each in summaries}) > 1:  # who counted another's rows
+        if len({each.managers for each in summaries}) > 1:  # rows may be counted twice
             return self.strategy.of(summaries, self.capacity + sum(s.held for s in summaries))
         if self._keeps_best and sum(s.rows for s in summaries) >= self.capacity:
             self.threshold = max(self.threshold, kth_highest(summaries, self.capacity))
         return self.strategy.of(summaries, self.capacity)
 
     def read_now(self) -> Summary:
-        """Return what this manager knows, without leaving out what changed lately."""
+        """Return the summary of this manager, the newest changes included."""
         self._written = math.inf
         return self.summary()
 
@@ -126,7 +125,7 @@ class BaselineKeeper:
         self._holds_others |= managers != self.present
 
     def broadcast(self, channel: FrameChannel) -> list[PeerLostError]:
-        """Tell the other managers what is new to them, and return the losses that this found."""
+        """Send the other managers the newest summary, and return the losses found thereby."""
         gone: list[PeerLostError] = []
         if not self._summaries:
             return gone
@@ -143,7 +142,7 @@ class BaselineKeeper:
         return gone
 
     def on_summary(self, rank: int, summary: Summary) -> bool:
-        """Record what another manager knows, and return whether it had been lost."""
+        """Record the summary of another manager, and return whether it had been lost."""
         if rank not in self.peers:
             raise ArgumentError(f"rank must be one of the managers {[*self.peers]}, got {rank}")
         if not self._managers.issuperset(summary.managers):
@@ -154,13 +153,13 @@ class BaselineKeeper:
         self._summaries[rank] = summary
         if was_lost := self.peers.seen(rank):
             self._last_sent.pop(rank, None)
-            self._holds_others = True  # what that one owns again
+            self._holds_others = True  # rows that it owns again
         if known is None or summary.batches < known.batches:  # it began anew
             self._recount()
         return was_lost
 
     def lose_peer(self, rank: int, why: str) -> bool:
-        """Continue without another manager; return whether it had been there."""
+        """Continue without another manager; return whether it had been present."""
         is_news = self.peers.leave(rank, LOST, why)
         if is_news:
             del self._summaries[rank]
@@ -168,11 +167,11 @@ class BaselineKeeper:
         return is_news
 
     def _recount(self) -> None:
-        """Forget what is known of the best of all: some of it is gone, or counted twice."""
+        """Forget the threshold and quantiles: their rows may be gone, or counted twice."""
         self.threshold, self._written = -math.inf, math.inf
 
     def _read(self) -> None:
-        """Read the order statistics, where enough has changed to matter."""
+        """Read the order statistics again if enough rows have changed."""
         storage = self._storage
         if storage is None or not storage.initialized:
             return
@@ -197,7 +196,7 @@ class BaselineKeeper:
         self._written = 0
 
     def _counted(self, values: Tensor) -> Tensor:
-        """Return the log-rewards that count: those owned here of what is known to be the best."""
+        """Return the log-rewards that count: of rows owned here, at or above the threshold."""
         if self._holds_others and self._rb is not None and len(values):
             managers = self.present
             parts = [are_owned(rows, self.rank, managers) for rows in batches_of(self._rb)]
@@ -206,15 +205,13 @@ class BaselineKeeper:
             values = values[torch.from_numpy(mine).to(values.device)]
         return values[values >= self.threshold]
 
-    # State.
-
     def state_dict(self) -> dict[str, Any]:
-        """Return what the buffer does not hold."""
+        """Return the state that does not follow from the buffer."""
         peers = {str(rank): summary.to_json() for rank, summary in self._summaries.items()}
         return {"ema": self._ema, "batches": self._batches, "peers": peers}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume from what :meth:`state_dict` returned."""
+        """Resume from a result of :meth:`state_dict`."""
         self._ema, self._batches = state["ema"], state["batches"]
         saved = {int(rank): Summary.from_json(values) for rank, values in state["peers"].items()}
         self._summaries |= {rank: saved[rank] for rank in saved.keys() & self._summaries.keys()}
@@ -228,7 +225,7 @@ def _keeps_best(writer: object) -> bool:
 
 
 def _lowest_finite(values: Float[Tensor, "n"]) -> float | None:
-    """Return the lowest of the numbers that are neither infinite nor NaN, None if none is."""
+    """Return the lowest finite number; None without one."""
     lowest = float(values.min()) if values.numel() else math.inf  # of NaN and others: NaN
     if not math.isfinite(lowest):
         finite = values[values.isfinite()]

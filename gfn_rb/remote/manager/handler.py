@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
-from tensordict import TensorDictBase
+import numpy as np
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torchrl.data import ReplayBuffer
 
+from gfn_rb.containers.objects import object_keys
 from gfn_rb.errors import (
     ArgumentError,
-    GfnRbError,
     PeerLostError,
     TransportClosedError,
     WireVersionError,
 )
+from gfn_rb.remote.feeding.subscriber import Feeder
 from gfn_rb.remote.manager.baseline import Summary
-from gfn_rb.remote.manager.batches import BatchHandler
-from gfn_rb.remote.protocol.channel import FrameChannel, ReceivedFrame
+from gfn_rb.remote.manager.baseline_keeper import BaselineKeeper
+from gfn_rb.remote.protocol.channel import FrameChannel, ReceivedFrame, check_rows
 from gfn_rb.remote.protocol.membership import GONE, LOST, REFUSED, Membership, State
 from gfn_rb.remote.protocol.messages import (
     DATA_TAG,
@@ -27,26 +32,118 @@ from gfn_rb.remote.protocol.messages import (
     PEER_TAG,
     PROTOCOL,
     Kind,
+    ScoreFunction,
     SenderStatistics,
     describe_error,
     is_number,
     one_line,
+    pack,
 )
+from gfn_rb.stopwatch import Stopwatch
 from gfn_rb.transports.base import Envelope, SendHandle
+from gfn_rb.writers.rows import select_rows, shallow_copy
 
 log = logging.getLogger(__name__)
 
 MAX_UNREAD = 256  # replies that a rank may leave unread before it counts as lost
-MAX_UNREAD_NBYTES = 1 << 28  # of these; what is asked for on METADATA_TAG is bounded by number
-_MAX_REASON = 2000  # characters: a refusal must fit where what it refuses did not
+MAX_UNREAD_NBYTES = 1 << 28  # of these; answers to questions are bounded by number instead
+_MAX_REASON = 2000  # characters: a refusal must fit where the refused frame did not
+
+
+class BatchResult(NamedTuple):
+    """Result of a batch."""
+
+    outcomes: dict[str, int]
+    """Numbers of rows by outcome."""
+    scores: Mapping[str, float] = {}
+    """Scores of the batch."""
+    per_row: TensorDict | None = None
+    """Scores of its rows."""
+    unstored: Exception | None = None
+    """Why it could not be stored, and was not scored either."""
+    unscored: Exception | None = None
+    """Why it could not be scored."""
+
+
+class BatchHandler:
+    """Stores and scores batches.
+
+    Rows that do not fit the buffer, and errors of the scoring function, are reported in the result:
+    one worker's mistake does not end the manager.
+    """
+
+    def __init__(
+        self,
+        rb: ReplayBuffer | None,
+        feeder: Feeder,
+        score: ScoreFunction | None,
+        baseline: BaselineKeeper,
+        watch: Stopwatch,
+        duplicates: str = "drop",
+        below: float | None = math.inf,
+    ) -> None:
+        if duplicates not in ("drop", "keep"):
+            raise ArgumentError(f"duplicates must be 'drop' or 'keep', got {duplicates!r}")
+        self.feeder, self.baseline, self.watch = feeder, baseline, watch
+        self._rb, self._score = rb, score
+        self._drops, self._below = duplicates == "drop", below
+
+    def handle(self, rows: TensorDictBase, sender: int, store: bool = True) -> BatchResult:
+        """Store and score a batch."""
+        try:
+            self.watch.switch("store")
+            log_reward = check_rows(rows, self._below)
+            n = len(log_reward)
+            outcomes = self._store(rows, n, sender) if store else {"scored": n}
+        except Exception as error:  # a writer, transform or storage may raise anything
+            return BatchResult({"refused": rows.batch_size[0]}, unstored=error)
+        if store:  # rows that are only scored have no effect on the baseline
+            self.baseline.written(outcomes.get("stored", 0))
+            self.baseline.observe(log_reward)
+        if self._score is None:
+            return BatchResult(outcomes)
+        try:
+            self.watch.switch("score")
+            return BatchResult(outcomes, *pack(self._score(rows, sender), n))
+        except Exception as error:
+            return BatchResult(outcomes, unscored=error)
+
+    def _store(self, rows: TensorDictBase, n: int, sender: int) -> dict[str, int]:
+        """Offer rows to the buffer, and return their outcomes."""
+        index = self.feeder.index
+        if self._rb is None or index is None:
+            return {"scored": n}
+        self.baseline.notice_writes()
+        keys = object_keys(rows)  # refuses rows that the index could not follow once stored
+        new = np.arange(n)
+        if self._drops:
+            # A checkpoint or its owner may have written to the buffer: the index is refreshed
+            # before it is asked, and again once rows are in.
+            self.feeder.offer(index.refresh())
+            new, known = index.new(keys)
+            index.sent[known, sender] = True
+        n_new, n_stored = len(new), 0
+        if n_new:
+            # A buffer writes the slots into the rows that it is given.
+            chosen = shallow_copy(rows) if n_new == n else select_rows(rows, torch.from_numpy(new))
+            slots = torch.as_tensor(self._rb.extend(chosen)).reshape(-1).cpu()
+            slots = slots[slots >= 0]
+            n_stored = len(slots)
+            try:
+                changed = index.refresh()
+                index.sent[index.number[slots.numpy()], sender] = True
+                self.feeder.offer(changed)
+            except Exception as error:  # rows that are stored are not refused
+                log.warning("rows were stored, and cannot be fed yet: %s", one_line(repr(error)))
+        return {"stored": n_stored, "rejected": n_new - n_stored, "duplicates": n - n_new}
 
 
 class MessageHandler:
     """Handles the messages that a manager receives, and replies on the tag each came on.
 
     Attributes:
-        batches: how many batches were answered.
-        questions: what is to be answered by ``queries``, at most one question of each rank.
+        batches: number of answered batches.
+        questions: questions that ``queries`` has yet to answer, at most one of each rank.
     """
 
     def __init__(
@@ -70,14 +167,13 @@ class MessageHandler:
         self._handlers: dict[int, Callable[[ReceivedFrame], None]] = {
             Kind.HELLO: self._hello,
             Kind.ITEMS: self._items,
-            Kind.FETCH: self._fetch,
             Kind.GOODBYE: self._goodbye,
         }
 
     def receive(self, envelope: Envelope) -> None:
         """Receive a message and do what it asks.
 
-        Whatever that raises is answered with an error and logged: it costs its sender alone.
+        Any error is answered and logged: it affects the sender alone.
         """
         source, tag, nbytes = envelope
         frame = None
@@ -86,8 +182,12 @@ class MessageHandler:
             frame = self._channel.take(envelope)
             # Unreadable frames first, from any sender: their kind and metadata mean nothing.
             if frame.error is not None:
-                self._handle_unreadable(frame, frame.error)
-            elif tag == DATA_TAG and source in self._workers:
+                if source in self._senders:
+                    self._senders[source].unreadable += 1
+                self._refuse(frame, frame.error)
+                if isinstance(frame.error, WireVersionError):
+                    self.lose(source, "it speaks another version", REFUSED)
+            elif tag == DATA_TAG and source in self._senders:
                 self._handle_data(frame)
             elif tag == METADATA_TAG:
                 self._handle_question(frame)
@@ -101,9 +201,9 @@ class MessageHandler:
             self._refuse(frame or ReceivedFrame(source, tag, 0, {}, None, nbytes, None), error)
 
     def lose(self, rank: int, why: str, state: State = LOST) -> None:
-        """Continue without a worker or manager; one that has left already is passed over."""
+        """Continue without a worker or manager; ignored for one that has left already."""
         if rank in self._peers:
-            with suppress(PeerLostError):  # what it said before it was gone
+            with suppress(PeerLostError):  # messages that it sent before it was gone
                 while (frame := self._channel.receive(rank, PEER_TAG)) is not None:
                     if frame.error is None:
                         with suppress(ArgumentError):
@@ -118,12 +218,12 @@ class MessageHandler:
     # Other managers.
 
     def update_peers(self) -> None:
-        """Tell the other managers what this one knows of rewards."""
+        """Send the other managers the newest summary of this one."""
         for error in self._baseline.broadcast(self._channel):
             self.lose(error.rank, str(error))
 
     def leave_peers(self) -> None:
-        """Tell the other managers what this one knows, and that it is done."""
+        """Send the other managers the last summary, and say goodbye to them."""
         self.update_peers()
         for rank in self._peers.present:
             with suppress(PeerLostError):
@@ -141,7 +241,7 @@ class MessageHandler:
     def _handle_question(self, frame: ReceivedFrame) -> None:
         if frame.kind not in self._queries:
             raise ArgumentError(f"a frame of kind {frame.kind} is no query")
-        # A question has a few bytes, and its answer may have those of the whole buffer.
+        # A question has a few bytes, and its answer may be as large as the whole buffer.
         if frame.source in self.questions or self._unread_answer(frame.source):
             raise ArgumentError("it has not taken the answer to its last question")
         self.questions[frame.source] = frame
@@ -149,31 +249,33 @@ class MessageHandler:
     def _unread_answer(self, rank: int) -> int:
         """Return the size of the answer to a rank's last question, 0 once it has been read."""
         handle = self._answered.get(rank)
-        if handle is not None and handle.done():
+        if handle is None:
+            return 0
+        if handle.done():
             del self._answered[rank]
             return 0
-        return 0 if handle is None else handle.nbytes
+        return handle.nbytes
 
     def answer_question(self, is_idle: bool) -> bool:
-        """Answer the oldest question, if its time has come, and return whether it had.
+        """Answer the oldest question if it is its turn, and return whether it was.
 
-        What answers a question may take long. As long as the last one took, other messages are
-        handled before the next: workers wait for one question at most. One save answers all who
+        An answer may take long. Other messages are handled for as long as the last one took, before
+        the next is given: workers wait for one question at most. One save answers all ranks that
         ask for one.
         """
         start = time.monotonic()
         if not self.questions or not (is_idle or start >= self._next_question):
             return False
-        kind = next(iter(self.questions.values())).kind
+        first = next(iter(self.questions.values()))
         saves = [each for each in self.questions.values() if each.kind == Kind.CHECKPOINT]
-        frames = saves if kind == Kind.CHECKPOINT else [next(iter(self.questions.values()))]
+        frames = saves if first.kind == Kind.CHECKPOINT else [first]
         for frame in frames:
             del self.questions[frame.source]
         try:
-            answer = self._queries[kind]()
+            answer = self._queries[first.kind]()
             rows = answer.pop("rows", None)
             for frame in frames:
-                sent = self._reply(frame, Kind(kind), answer, rows)
+                sent = self._reply(frame, Kind(first.kind), answer, rows)
                 if sent is not None:
                     self._answered[frame.source] = sent
         except TransportClosedError:
@@ -210,16 +312,17 @@ class MessageHandler:
         self._channel.learn_form(frame.source, frame.meta.get("rows"))
         form, baseline = self._channel.row_form, self._baseline.value()
         answer = {"protocol": PROTOCOL, "baseline": baseline, "rows": form}
-        self._reply(frame, Kind.WELCOME, answer)
+        self._reply(frame, Kind.HELLO, answer)
 
     def _items(self, frame: ReceivedFrame) -> None:
         rows, source, meta = frame.rows, frame.source, frame.meta
-        number = meta.get("id")
+        number, quota = meta.get("id"), meta.get("quota")
         if rows is None:
             raise ArgumentError("a frame of items holds none")
         if number is not None and not is_number(number):
             raise ArgumentError(f"id must be an integer of 64 bits, got {number!r:.80}")
-        quota = _quota(meta, 0)  # of several managers, of which each feeds a part
+        if quota is not None and (type(quota) is not int or quota < 0):
+            raise ArgumentError(f"quota must be at least 0, got {quota!r:.80}")
         if "managers" in meta:
             self._see_managers(source, meta["managers"])
         result = self._batch_handler.handle(rows, source, bool(meta.get("store", True)))
@@ -235,13 +338,14 @@ class MessageHandler:
         fed = None
         try:
             answer["baseline"] = self._baseline.value()
-            fed = self._next_for(source, quota)
-            if quota is not None:
-                answer["next"] = self._feeder.peek_scores(source)
+            if source in self._feeder.subscribers:
+                self._watch.switch("feed")
+                self._feeder.keep_above(self._baseline.threshold)
+                fed = self._feeder.next_for(source, quota)
         except Exception as unfed:  # rows that are stored are answered for all the same
             outcome, error = "cannot answer", unfed
-        sender = self._senders[source]
-        n = rows.batch_size[0]
+        sender, n = self._senders[source], rows.batch_size[0]
+        sender.fed += 0 if fed is None else len(fed)
         sender.count(batches=1, items=n, errors=int(error is not None), **result.outcomes)
         if error is not None:
             self._log(frame, error, outcome, f"{n} items: ")
@@ -249,7 +353,7 @@ class MessageHandler:
         self._reply(frame, Kind.SCORES, answer, fed, result.per_row)
 
     def _see_managers(self, source: int, managers: Any) -> None:
-        """Go by which managers the sender of rows chose their owner among, of several."""
+        """Use the managers among which the sender of rows chose their owners."""
         mine, known = self._channel.transport.rank, {*self._peers}
         is_list = isinstance(managers, list) and all(type(rank) is int for rank in managers)
         if not is_list or not {mine} <= set(managers) <= {mine, *known}:
@@ -262,25 +366,9 @@ class MessageHandler:
             self.lose(rank, f"worker {source} does without it")
         self._baseline.see_managers(managers)
 
-    def _next_for(self, rank: int, quota: int | None) -> TensorDictBase | None:
-        if rank not in self._feeder.subscribers:
-            return None
-        self._watch.switch("feed")
-        self._feeder.keep_above(self._baseline.threshold)
-        fed = self._feeder.next_for(rank, quota)
-        self._senders[rank].fed += 0 if fed is None else len(fed)
-        return fed
-
-    def _fetch(self, frame: ReceivedFrame) -> None:
-        quota, source = _quota(frame.meta, 1), frame.source
-        if source not in self._feeder.subscribers:
-            raise ArgumentError("it asks for items and has not subscribed")
-        fed = self._next_for(source, quota)
-        self._reply(frame, Kind.FEED, {"next": self._feeder.peek_scores(source)}, fed)
-
     def _goodbye(self, frame: ReceivedFrame) -> None:
         self._workers.leave(frame.source, GONE)
-        self._reply(frame, Kind.BYE, self._senders[frame.source].to_json())
+        self._reply(frame, Kind.GOODBYE, self._senders[frame.source].to_json())
 
     # Replies.
 
@@ -292,10 +380,10 @@ class MessageHandler:
         rows: TensorDictBase | None = None,
         scores: TensorDictBase | None = None,
     ) -> SendHandle | None:
-        """Reply to a message, and return the handle of that.
+        """Reply to a message, and return the handle of the reply.
 
-        Waiting would hand the whole manager to the slowest worker, and queueing without end its
-        memory: a rank that leaves too much unread is lost, and sent no more.
+        A manager that waited would be as slow as its slowest worker, and one that queued without a
+        limit would run out of memory: a rank that leaves too many replies unread is lost.
         """
         dest, sent = frame.source, None
         try:
@@ -321,48 +409,30 @@ class MessageHandler:
                 self._log(frame, error, "cannot refuse")
         return sent
 
-    def _handle_unreadable(self, frame: ReceivedFrame, error: GfnRbError) -> None:
-        if frame.source in self._senders:
-            self._senders[frame.source].unreadable += 1
-        self._refuse(frame, error)
-        if isinstance(error, WireVersionError):
-            self.lose(frame.source, "it speaks another version", REFUSED)
-
     def _refuse(self, frame: ReceivedFrame, why: str | Exception) -> None:
-        """Refuse a message: log why, and reply so, naming its id, or that it cannot be read."""
+        """Refuse a message: log the reason, and reply with it and the message's id."""
         self._log(frame, why)
         if frame.tag == PEER_TAG and frame.source in self._peers:
-            return  # it would refuse the refusal, and so on for ever
+            return  # the peer would refuse the refusal, and so on for ever
         error = {"type": "refused", "message": str(why)[:_MAX_REASON]}
         number = frame.meta.get("id")
         meta = {
             "to": number if is_number(number) else None,
             "error": describe_error(why) if isinstance(why, Exception) else error,
         }
-        if frame.error is not None:
-            meta["unreadable"] = True
         self._reply(frame, Kind.ERROR, meta)
 
     def _log(
         self, frame: ReceivedFrame, why: str | Exception, outcome: str = "refused", what: str = ""
     ) -> None:
-        """Log what became of a message, or a part of it."""
         reason = f"{type(why).__name__}: {why}" if isinstance(why, Exception) else why
-        # Of a frame that cannot be read, the tag is all that tells what it was about.
+        # Of a frame that cannot be read, nothing but the tag tells its subject.
         where = "" if frame.error is None else f" on tag {frame.tag}"
         line = f"{outcome} what rank {frame.source} sent{where}: {one_line(what + reason)}"
         self._warn(frame.source, f"{outcome} {type(why).__name__}", line)
 
     def _warn(self, rank: int, why: str, line: str) -> None:
-        """Log a line about a rank, once for each reason: a thousand bad messages fill no log."""
+        """Log a line about a rank, once for each reason: bad messages cannot fill the log."""
         if (rank, why) not in self._logged:
             self._logged.add((rank, why))
             log.warning("%s: %s", self._name, line)
-
-
-def _quota(meta: Mapping[str, Any], least: int) -> int | None:
-    """Return how many rows a message asks for, None where it does not say."""
-    quota = meta.get("quota")
-    if quota is not None and (type(quota) is not int or quota < least):
-        raise ArgumentError(f"quota must be at least {least}, got {quota!r:.80}")
-    return quota

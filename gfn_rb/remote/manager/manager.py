@@ -1,4 +1,4 @@
-"""The rank that keeps the best of everyone."""
+"""Manager: the rank that scores, keeps and feeds the rows of all workers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
 from os import PathLike, fspath
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from tensordict import TensorDictBase
@@ -28,19 +28,16 @@ from gfn_rb.errors import ArgumentError, CheckpointError, PeerLostError
 from gfn_rb.remote.feeding.subscriber import Feeder
 from gfn_rb.remote.manager.baseline import Baseline, MinBaseline
 from gfn_rb.remote.manager.baseline_keeper import BaselineKeeper
-from gfn_rb.remote.manager.batches import BatchHandler, Duplicates
-from gfn_rb.remote.manager.handler import MessageHandler
-from gfn_rb.remote.protocol.channel import FrameChannel
+from gfn_rb.remote.manager.handler import BatchHandler, MessageHandler
+from gfn_rb.remote.protocol.channel import FrameChannel, check_rows
 from gfn_rb.remote.protocol.membership import Membership
 from gfn_rb.remote.protocol.messages import (
     Kind,
     ScoreFunction,
     SenderStatistics,
-    no_scores,
     one_line,
 )
 from gfn_rb.remote.protocol.roles import check_roles
-from gfn_rb.remote.protocol.rows import check_rows
 from gfn_rb.stopwatch import Stopwatch
 from gfn_rb.transports.base import Transport
 from gfn_rb.writers.rows import shallow_copy
@@ -48,7 +45,7 @@ from gfn_rb.writers.rows import shallow_copy
 log = logging.getLogger(__name__)
 
 PHASES = ("idle", "receive", "store", "score", "feed", "reply", "checkpoint")
-_TICK = 0.2  # seconds between checks of what no message tells: silence, checkpoints that are due
+_TICK = 0.2  # seconds between checks of silence and of checkpoints that are due
 _FLUSH = 5.0  # seconds that answers have to leave at the end
 _MAX_ROWS = 1 << 20  # of a message: its bytes do not bound rows of no size
 
@@ -98,12 +95,12 @@ class ReplayBufferManager:
         self,
         transport: Transport,
         buffer: ReplayBuffer | None = None,
-        score: ScoreFunction = no_scores,
+        score: ScoreFunction | None = None,
         baseline: Baseline | None = None,
         *,
         workers: Sequence[int] | None = None,
         managers: Sequence[int] | None = None,
-        duplicates: Duplicates = "drop",
+        duplicates: Literal["drop", "keep"] = "drop",
         metadata: Callable[[ReplayBufferManager], Mapping[str, Any]] | None = None,
         checkpoint: str | PathLike[str] | None = None,
         checkpoint_every: int | None = None,
@@ -121,7 +118,7 @@ class ReplayBufferManager:
                 f"{checkpoint_every} with checkpoint={checkpoint!r}"
             )
         pace = getattr(buffer, "rate_limiter", None)
-        if pace is not None:  # which who is ahead would have all others wait for
+        if pace is not None:  # one worker that is ahead would make all others wait
             raise ArgumentError(
                 f"buffer of a manager must have no rate_limiter, got {pace}: give it to the "
                 "buffers of workers, which are those that draw"
@@ -185,10 +182,10 @@ class ReplayBufferManager:
             CheckpointError: the checkpoint at the end cannot be written.
         """
         self._workers.restart_silence()
-        self._handler.update_peers()  # which may have known an earlier one in its place
+        self._handler.update_peers()  # they may have known an earlier process in its place
         end = None if timeout is None else time.monotonic() + timeout
         while not self.finished:
-            # Woken now and then: silence, a due checkpoint and a signal are no messages.
+            # Bounded waits: no message announces silence, a due checkpoint or a signal.
             left = _TICK if end is None else min(_TICK, end - time.monotonic())
             if left < 0:
                 break
@@ -204,7 +201,7 @@ class ReplayBufferManager:
         log.info(self.timing_summary())
 
     def step(self, timeout: float = 0.0) -> bool:
-        """Handle one message, for use in a loop of your own.
+        """Handle one message.
 
         Args:
             timeout: seconds to wait for a message.
@@ -213,8 +210,7 @@ class ReplayBufferManager:
             Whether a message was handled.
         """
         try:
-            # Any rank may be next, on any tag. A probe tells which without room for the message,
-            # whose size is its sender's choice.
+            # A probe tells rank and tag without room for the message, whose size the sender chose.
             self._watch.switch("idle")
             envelope = self.transport.probe(timeout=0.0 if self._handler.questions else timeout)
             if envelope is not None:
@@ -322,8 +318,8 @@ class ReplayBufferManager:
             raise CheckpointError(f"{fspath(path)} holds no manager, but {sorted(saved)}")
         state = saved["manager"]
         journal = self._journal
-        # What is known of rows was saved of those of that time. Only a journal that was begun
-        # since, or before the one that was saved, has nothing to add to them.
+        # The state describes the rows at the time of the save. Only a journal that continues from
+        # there has rows to add.
         goes_on = journal is not None and journal.continues(state.get("journal"))
         with journal.replaying() if journal is not None and goes_on else nullcontext():
             self._load(path, state)

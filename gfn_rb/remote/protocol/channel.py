@@ -1,30 +1,47 @@
-"""Frames over a transport."""
+"""Frames over a transport, and checks of the rows that another rank sent."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections import defaultdict, deque
 from collections.abc import Collection
+from contextlib import suppress
 from typing import Any, NamedTuple
 
+import torch
 from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
 
 from gfn_rb.buffers.compact import CompactRows
 from gfn_rb.codec.frames import MAX_ROWS, decode_frame, encode_frame
 from gfn_rb.errors import (
+    ArgumentError,
     GfnRbError,
     PeerLostError,
+    ShapeError,
     TransportClosedError,
     TransportError,
     TransportTimeoutError,
     WireError,
 )
+from gfn_rb.keys import (
+    ACTION,
+    CONDITION,
+    IS_BACKWARD,
+    IS_TERMINATING,
+    LENGTH,
+    LOG_REWARD,
+    STATE,
+)
 from gfn_rb.remote.protocol.messages import Kind, remote_error
+from gfn_rb.shapes import Float
 from gfn_rb.transports.base import Envelope, SendHandle, Transport
+from gfn_rb.writers.rows import check_number, scalar_key
 
 
 class ReceivedFrame(NamedTuple):
-    """A frame that came, or what came instead."""
+    """A received frame, or the error of one that cannot be read."""
 
     source: int
     tag: int
@@ -33,12 +50,12 @@ class ReceivedFrame(NamedTuple):
     rows: TensorDictBase | None
     nbytes: int
     error: GfnRbError | None
-    """Why it cannot be read; all but source, tag, size and what metadata there is mean nothing."""
+    """Why it cannot be read; kind, rows and scores then mean nothing."""
     scores: TensorDictBase | None = None
-    """Other rows than the items, and not as many."""
+    """Rows besides the items, of another number."""
 
     def checked(self) -> ReceivedFrame:
-        """Return the message, unless it cannot be read or tells an error."""
+        """Return the message, or raise the error that it is or contains."""
         if self.error is not None:
             raise self.error
         if self.kind == Kind.ERROR:
@@ -47,7 +64,7 @@ class ReceivedFrame(NamedTuple):
 
 
 class FrameChannel:
-    """Sends and receives frames, and keeps what is on its way alive."""
+    """Sends and receives frames, and keeps frames alive that are being sent."""
 
     def __init__(
         self,
@@ -63,11 +80,11 @@ class FrameChannel:
 
     @property
     def row_form(self) -> str | None:
-        """Name of the compact form that items travel in, None where they travel whole."""
+        """Name of the compact form of items in messages; None if they are sent whole."""
         return None if self._compact is None else repr(self._compact)
 
     def learn_form(self, rank: int, form: Any) -> None:
-        """Send a rank items in the form of this one from now on if it has the same, else whole."""
+        """Send a rank compact items from now on if it has the same form, else whole ones."""
         has_it = form is not None and form == self.row_form
         (self._have_form.add if has_it else self._have_form.discard)(rank)
 
@@ -81,21 +98,23 @@ class FrameChannel:
         scores: TensorDictBase | None = None,
     ) -> SendHandle:
         """Send a frame without waiting; items must not change until it has left."""
-        self.in_flight(dest)  # which releases what has left, and lets MPI move what has not
-        if dest in self._have_form:
-            rows, meta = self._packed(rows, meta or {})
+        in_flight = self._in_flight[dest]
+        if in_flight:
+            self.in_flight(dest)  # releases frames that have left, and lets MPI move the others
+        if rows is not None and dest in self._have_form and self._compact is not None:
+            with suppress(GfnRbError):  # rows of another kind than the form's are sent whole
+                rows, meta = self._compact.packed(rows), {**(meta or {}), "compact": True}
         if scores is not None:
             rows, meta = _nested(rows, scores), {**(meta or {}), "nested": True}
-        handle = self.transport.isend(
-            encode_frame(kind, rows, meta, self.transport.secret), dest, tag
-        )
-        self._in_flight[dest].append(handle)
+        transport = self.transport
+        handle = transport.isend(encode_frame(kind, rows, meta, transport.secret), dest, tag)
+        in_flight.append(handle)
         return handle
 
     def receive(
         self, source: int | None = None, tag: int | None = None, timeout: float = 0.0
     ) -> ReceivedFrame | None:
-        """Return the next frame of a source and tag, or of any, None if none comes in time."""
+        """Return the next frame of a source and tag, or of any; None if none comes in time."""
         envelope = self.transport.probe(source, tag, timeout)
         return None if envelope is None else self.take(envelope)
 
@@ -107,54 +126,39 @@ class FrameChannel:
         source, tag, nbytes = envelope
         meta: dict[str, Any] = {}
         try:
-            data = self.transport.take(envelope).data
-            frame = decode_frame(data, self.transport.secret)
+            frame = decode_frame(self.transport.take(envelope).data, self.transport.secret)
             meta, rows, scores = frame.meta, frame.rows, None
             if meta.get("nested"):
                 rows, scores = _unnested(rows, "rows"), _unnested(rows, "scores")
             for each in (rows, scores):  # their bytes do not bound rows of no size
-                if each is not None and each.batch_size[0] > self._max_rows:
-                    raise WireError(
-                        f"it has {len(each)} rows, expected max_rows={self._max_rows} at most"
-                    )
-            if meta.get("compact"):
+                if each is not None and (n := each.batch_size[0]) > self._max_rows:
+                    raise WireError(f"it has {n} rows, expected max_rows={self._max_rows} at most")
+            if rows is not None and meta.get("compact"):
                 rows = self._whole(rows)
         except (PeerLostError, TransportClosedError, TransportTimeoutError):
             raise
-        except (WireError, TransportError) as error:  # the latter of one that was too large
+        except (WireError, TransportError) as error:  # the latter if it was too large
             return ReceivedFrame(source, tag, 0, meta, None, nbytes, error)
         return ReceivedFrame(source, tag, frame.kind, meta, rows, nbytes, None, scores)
 
-    def _packed(
-        self, rows: TensorDictBase | None, meta: dict[str, Any]
-    ) -> tuple[TensorDictBase | None, dict[str, Any]]:
-        if rows is None or self._compact is None:
-            return rows, meta
-        try:
-            return self._compact.packed(rows), {**meta, "compact": True}
-        except GfnRbError:  # of another kind than is stored here: they travel whole
-            return rows, meta
-
-    def _whole(self, rows: TensorDictBase | None) -> TensorDictBase | None:
-        if rows is None:
-            return None
+    def _whole(self, rows: TensorDictBase) -> TensorDictBase:
         if self._compact is None:
             raise WireError("rows came compact, expected whole ones: this rank has no form of them")
         try:
             self._compact.check_size(rows, self.transport.max_nbytes)
             return self._compact.forward(rows)
-        except Exception as error:  # of whatever an environment makes of foreign numbers
+        except Exception as error:  # an environment may raise anything for foreign numbers
             raise WireError(f"rows cannot be read as {self.row_form}: {error}") from error
 
     def in_flight(self, dest: int) -> tuple[int, int]:
-        """Return how many frames and bytes are on their way to a rank, and release the others."""
+        """Release frames that have left; return number and bytes of those still being sent."""
         handles = self._in_flight[dest]
         try:
             while handles and handles[0].done():
                 handles.popleft()
         except PeerLostError:  # the next receive raises this error as well
             handles.clear()
-        return len(handles), sum([handle.nbytes for handle in handles])
+        return (len(handles), sum([each.nbytes for each in handles])) if handles else (0, 0)
 
     def flush(self, timeout: float, exclude: Collection[int] = ()) -> int:
         """Wait until all frames but those to excluded ranks have left; return how many have not."""
@@ -172,7 +176,7 @@ class FrameChannel:
 
 
 def _nested(rows: TensorDictBase | None, scores: TensorDictBase) -> TensorDict:
-    """Return items and scores as one row: all tensors of a frame have equally many."""
+    """Return items and scores as one row, since all tensors of a frame have the same length."""
     groups = {"rows": rows, "scores": scores}
     return TensorDict({k: v.unsqueeze(0) for k, v in groups.items() if v is not None}, [1])
 
@@ -186,3 +190,52 @@ def _unnested(nested: TensorDictBase | None, name: str) -> TensorDictBase | None
         if rows.ndim == 1:
             return rows
     raise WireError(f"a frame has {name!r} that are no rows, expected a TensorDict of them")
+
+
+_INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
+_FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
+# Of others, PyTorch can make storages that it cannot write to, compare or look into.
+_ANY = frozenset({torch.bool, torch.complex64, torch.complex128}) | _INTEGERS | _FLOATS
+_DTYPES = {
+    LOG_REWARD: _INTEGERS | _FLOATS,
+    LENGTH: _INTEGERS,
+    **dict.fromkeys((IS_BACKWARD, IS_TERMINATING), frozenset({torch.bool})),
+    **dict.fromkeys((STATE, ACTION, CONDITION), _ANY),
+}
+
+
+def check_rows(rows: TensorDictBase, below: float | None = math.inf) -> Float[Tensor, "n"]:
+    """Return the log-rewards of rows from another rank, or raise if they cannot be stored."""
+    entries = dict(rows.items())
+    for name, value in entries.items():
+        if type(value) is not Tensor or value.dtype not in _DTYPES.get(name, _ANY):
+            _check_dtype(name, value, _DTYPES.get(name))
+    state = entries.get(STATE)
+    has_steps = ACTION in entries and LENGTH in entries
+    if state is not None and has_steps and (state.ndim < 2 or state.shape[1] < 2):
+        raise ShapeError(
+            f"key {STATE!r} must hold the states of trajectories, two or more, got shape "
+            f"{tuple(state.shape[1:])} per item"
+        )
+    log_reward = scalar_key(rows, LOG_REWARD)
+    highest = check_number(log_reward, LOG_REWARD)
+    if below is not None and highest >= below:
+        n = int((log_reward >= below).sum())
+        raise ArgumentError(
+            f"key {LOG_REWARD!r} must be below {below}, got up to {highest} in {n} of {len(rows)} "
+            "items: nothing was written"
+        )
+    return log_reward
+
+
+def _check_dtype(name: str, value: Any, expected: frozenset[torch.dtype] | None) -> None:
+    if isinstance(value, TensorDictBase):
+        if expected is not None:
+            raise ShapeError(f"key {name!r} must be a tensor, got entries {sorted(value.keys())}")
+        for key, inner in value.items(True, True):
+            _check_dtype(str(key), inner, None)
+    elif value.dtype not in (_ANY if expected is None else expected):
+        raise ShapeError(
+            f"key {name!r} must not be of {value.dtype}, expected one of "
+            f"{sorted(map(str, _ANY if expected is None else expected))}"
+        )

@@ -23,9 +23,9 @@ class Member:
     """State of a rank.
 
     Attributes:
-        state: whether it is here, and how it left.
-        why: it left; empty while it is here.
-        last_seen: when it last gave a sign of life, in seconds since the epoch; 0 if never.
+        state: whether it is present, and otherwise how it left.
+        why: reason why it left; empty while it is present.
+        last_seen: time of its last message, in seconds since the epoch; 0 without one.
     """
 
     state: State = EXPECTED
@@ -34,7 +34,11 @@ class Member:
 
 
 class Membership:
-    """The one record of the ranks that another rank counts on."""
+    """The one record of the ranks that another rank counts on.
+
+    Attributes:
+        present: the ranks that may still send something: expected or active.
+    """
 
     def __init__(
         self,
@@ -43,12 +47,12 @@ class Membership:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._members = {rank: Member() for rank in ranks}
+        self.present = [*self._members]
         self._silence, self._clock = silence, clock
-        self._seen = dict.fromkeys(self._members, clock())
         self._next_check = clock()
+        self._seen = dict.fromkeys(self._members, self._next_check)
 
     def __contains__(self, rank: int) -> bool:
-        """Return whether a rank is one of them, here or not."""
         return rank in self._members
 
     def __iter__(self) -> Iterator[int]:
@@ -58,58 +62,57 @@ class Membership:
         return self._members[rank]
 
     def __len__(self) -> int:
-        """Return how many there are, here or not."""
+        """Return the number of ranks, present or not."""
         return len(self._members)
 
     @property
-    def present(self) -> list[int]:
-        """The ranks that may yet send something: expected or active."""
-        return [rank for rank, each in self._members.items() if each.state in _PRESENT]
-
-    @property
     def lost(self) -> dict[int, str]:
-        """Why ranks are lost, by rank."""
+        """The lost ranks, each with the reason."""
         return {rank: each.why for rank, each in self._members.items() if each.state == LOST}
 
     def is_present(self, rank: int) -> bool:
-        """Return whether a rank is one of them and may yet send something."""
-        return rank in self._members and self._members[rank].state in _PRESENT
+        """Return whether a rank is one of them and may still send something."""
+        return rank in self.present
 
     def seen(self, rank: int) -> bool:
         """Record that a rank is active, and return whether it had been lost."""
         member = self._members[rank]
         was_lost = member.state == LOST
+        if member.state != ACTIVE:
+            self._set(rank, ACTIVE, "")
         # Two clocks: people and checkpoints are told the date, which may be set back; silence is
         # measured by one that never is.
-        member.state, member.why, member.last_seen = ACTIVE, "", time.time()
-        self._seen[rank] = self._clock()
+        member.last_seen, self._seen[rank] = time.time(), self._clock()
         return was_lost
 
     def leave(self, rank: int, state: State = GONE, why: str = "") -> bool:
         """Record that a rank has left, and return whether it had been present."""
-        if not self.is_present(rank):
-            return False
-        member = self._members[rank]
-        member.state, member.why = state, why
-        return True
+        was_present = rank in self.present
+        if was_present:
+            self._set(rank, state, why)
+        return was_present
+
+    def _set(self, rank: int, state: State, why: str) -> None:
+        self._members[rank].state, self._members[rank].why = state, why
+        self.present = [rank for rank, each in self._members.items() if each.state in _PRESENT]
 
     def silent(self) -> list[int]:
-        """Return the ranks present that have given no sign of life for too long."""
+        """Return the ranks present that have sent nothing for too long."""
         now = self._clock()
         if now < self._next_check:
             return []
         seen = {rank: self._seen[rank] for rank in self.present}
-        # Nobody can have been silent for too long before the one heard least recently has.
+        # No rank can be silent for too long before the one that was heard least recently.
         self._next_check = min(seen.values(), default=now) + self._silence
         return [rank for rank, when in seen.items() if when < now - self._silence]
 
     def restart_silence(self) -> None:
         """Count silence from now on."""
-        self._seen = dict.fromkeys(self._members, self._clock())
         self._next_check = self._clock()
+        self._seen = dict.fromkeys(self._members, self._next_check)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what is known of each rank, as plain values."""
+        """Return the record of each rank as plain values."""
         return {str(rank): asdict(member) for rank, member in self._members.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -117,4 +120,5 @@ class Membership:
         for rank, values in state.items():
             if int(rank) in self._members:
                 self._members[int(rank)] = Member(last_seen=values["last_seen"])
+        self.present = [rank for rank, each in self._members.items() if each.state in _PRESENT]
         self.restart_silence()

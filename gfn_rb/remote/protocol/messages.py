@@ -16,29 +16,25 @@ from torch import Tensor
 
 from gfn_rb.errors import ArgumentError, RemoteError
 
-PROTOCOL: Final = 2  # raised by whatever makes two sides misunderstand each other
+PROTOCOL: Final = 3  # raised by each change that makes two sides misunderstand each other
 
 DATA_TAG: Final = 0  # items, scores and fed items
-METADATA_TAG: Final = 1  # questions and answers that must not be confused with these
+METADATA_TAG: Final = 1  # questions of any rank, and their answers
 PEER_TAG: Final = 2  # between managers
 
 
 class Kind(IntEnum):
-    """Kinds of frames, by sender and content."""
+    """Kinds of frames. A question and its answer have the same kind."""
 
-    HELLO = 1  # worker: its terms
-    WELCOME = 2  # manager: answers HELLO
-    ITEMS = 3  # worker: rows, and whether to store them
-    SCORES = 4  # manager: answers ITEMS: outcomes, scores, baseline, and items
-    FETCH = 5  # worker: asks for items
-    FEED = 6  # manager: answers FETCH
-    GOODBYE = 7  # worker: will send no more
-    BYE = 8  # manager: answers GOODBYE
-    ERROR = 9  # manager: refuses a frame
-    METADATA = 10  # anyone: question; manager: answer
-    CHECKPOINT = 11  # anyone: request; manager: answer
-    SUMMARY = 12  # manager to manager: what it knows of rewards
-    HELD = 13  # anyone: question; manager: the rows it holds of those all managers keep
+    HELLO = 1  # worker: its terms; manager: its protocol, baseline and form of rows
+    ITEMS = 2  # worker: rows, and whether to store them
+    SCORES = 3  # manager, in answer to ITEMS: outcomes, scores, baseline, and fed items
+    GOODBYE = 4  # worker: it will send no more; manager: the worker's counters
+    ERROR = 5  # manager: refuses a frame
+    METADATA = 6  # any rank asks a manager for its state
+    CHECKPOINT = 7  # any rank asks a manager to save
+    HELD = 8  # any rank asks a manager for its share of the rows that all managers keep
+    SUMMARY = 9  # manager to manager: summary of its log-rewards
 
 
 Scores = dict[str, float | Tensor]
@@ -50,13 +46,8 @@ A score is a number (a float, or a tensor of one element) for the whole batch, o
 """
 
 
-def no_scores(items: TensorDictBase, sender: int) -> dict[str, Any]:
-    """Return no scores: what a manager does that only stores."""
-    return {}
-
-
 def pack(result: Any, n: int) -> tuple[dict[str, float], TensorDict | None]:
-    """Take what a scoring function returned apart into numbers and rows."""
+    """Split what a scoring function returned into numbers and rows."""
     if not isinstance(result, Mapping) or not all(isinstance(name, str) for name in result):
         raise ArgumentError(f"score must return a dict of scores by name, got {result!r:.200}")
     numbers: dict[str, float] = {}
@@ -75,7 +66,7 @@ def pack(result: Any, n: int) -> tuple[dict[str, float], TensorDict | None]:
 
 
 def unpack(numbers: Mapping[str, Any], rows: TensorDictBase | None) -> Scores:
-    """Put scores together again."""
+    """Join what :func:`pack` has split."""
     scores: Scores = {name: float(value) for name, value in numbers.items()}
     if rows is not None:
         scores.update({str(name): torch.as_tensor(value) for name, value in rows.items()})
@@ -87,13 +78,13 @@ OUTCOMES = ("stored", "rejected", "duplicates", "scored", "refused")
 
 @dataclass
 class Outcomes:
-    """Numbers of rows by what became of them at a manager.
+    """Numbers of rows by their outcome at a manager.
 
     Attributes:
         stored: they are in its buffer, or were for a while.
         rejected: its writer did not keep them.
         duplicates: it held the same object, or the batch did.
-        scored: they were scored alone, because that was asked for or there is no buffer.
+        scored: they were only scored, because that was asked for or there is no buffer.
         refused: they do not fit its buffer.
     """
 
@@ -106,7 +97,7 @@ class Outcomes:
     @property
     def outcomes(self) -> int:
         """Number of all rows."""
-        return sum(getattr(self, name) for name in OUTCOMES)
+        return self.stored + self.rejected + self.duplicates + self.scored + self.refused
 
     def count(self, **rows: int) -> None:
         """Add to counters by name."""
@@ -149,7 +140,7 @@ _CHARACTERS = 2000
 
 
 def describe_error(error: BaseException) -> dict[str, str]:
-    """Return an error as plain values: its type, message, and the last steps on the way to it."""
+    """Return an error as plain values: its type, message, and the end of its traceback."""
     steps = traceback.format_tb(error.__traceback__)[-_FRAMES:]
     return {
         "type": type(error).__name__,
@@ -159,7 +150,7 @@ def describe_error(error: BaseException) -> dict[str, str]:
 
 
 def remote_error(rank: int, values: Any) -> RemoteError:
-    """Return the error that :func:`describe_error` made of another rank's."""
+    """Return the error that :func:`describe_error` described on another rank."""
     said = values if isinstance(values, dict) else {}
     message = f"{said.get('type', 'an error')}: {said.get('message', 'not described')}"
     return RemoteError(rank, message, str(said.get("traceback", "")))
@@ -176,5 +167,5 @@ def is_number(value: Any) -> TypeGuard[int]:
 
 
 def one_line(text: str) -> str:
-    """Return a text in one line, of some hundred characters at most."""
+    """Return a text in one line, of at most 500 characters."""
     return " ".join(text.split())[:500]

@@ -1,14 +1,14 @@
 """Ownership of objects by managers: rendezvous hashing (Thaler & Ravishankar 1998).
 
-Each manager gives each object a weight, a hash of both, and the one of the highest weight among
-those present owns it. All ranks come to the same answer without a word. Where a manager leaves,
-what it owned goes to the others in equal parts, and nothing else moves; where it comes back, it
-owns what it did before.
+A hash of manager and object is the weight of the pair. Each object is owned by the manager with the
+highest weight among those present, so all ranks find the same owner without a message. When a
+manager leaves, its objects go to the others in equal parts and no other object moves; when it comes
+back, it owns the same objects as before.
 
-Each manager keeps the K best of what it was ever sent. The K best different objects of all of them
-are therefore exactly the K best of all they were sent, whatever the owners were at the time. A
-manager that leaves takes only rows with it that no other manager holds. The price is room for K
-rows at each manager, of which about K/m are among the best of all.
+Each manager keeps the K best of all rows it was sent. The K best different objects of all managers
+are therefore exactly the K best of all rows sent, whatever the owners were at the time. A manager
+that leaves takes only rows with it that no other manager holds. The price is room for K rows at
+each manager, of which about K/m are among the best of all.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gfn_rb.keys import INDEX
 from gfn_rb.numerics.near.hashing import RowHash
 from gfn_rb.shapes import Bool, Int64, Rows
 
-_BATCH = 4096  # rows that are looked at, or sent again, at a time
+_BATCH = 4096  # rows that are read, or sent again, at a time
 
 _SEED = 0x5EED  # the same at all ranks
 _hasher = lru_cache(64)(RowHash)
@@ -35,7 +35,7 @@ _hasher = lru_cache(64)(RowHash)
 def owners(rows: Rows, managers: Sequence[int], turn: int = 0) -> Int64[np.ndarray, "n"]:
     """Return the rank of the manager that owns each row.
 
-    Rows that stand for no object go together to the manager whose turn it is.
+    Rows that identify no object all go to one manager, chosen by ``turn``.
     """
     columns = state_columns(rows) if len(managers) > 1 else None
     if columns is None:
@@ -49,9 +49,10 @@ def owners(rows: Rows, managers: Sequence[int], turn: int = 0) -> Int64[np.ndarr
 def shares(
     rows: Rows, managers: Sequence[int], turn: int = 0
 ) -> list[tuple[int, Int64[torch.Tensor, "k"] | None]]:
-    """Return the managers that own any of the rows, and the positions of these."""
-    if len(managers) == 1:
-        return [(managers[0], None)]
+    """Return the managers that own any of the rows, each with the positions of these.
+
+    None stands for all positions.
+    """
     owner = owners(rows, managers, turn)
     at = [(rank, np.flatnonzero(owner == rank)) for rank in managers]
     return [
@@ -62,20 +63,20 @@ def shares(
 
 
 def are_owned(rows: Rows, manager: int, managers: Sequence[int]) -> Bool[np.ndarray, "n"]:
-    """Return which rows a manager owns: none that another does."""
+    """Return which rows a manager owns; rows that identify no object are owned by any."""
     if terminating_states(rows) is None:
         return np.ones(len(rows), bool)
     return owners(rows, managers) == manager
 
 
 def batches_of(rb: ReplayBuffer) -> Iterator[TensorDictBase]:
-    """Return all rows of a buffer whole, in batches, which bounds the memory that takes."""
+    """Yield all rows of a buffer whole, in batches of bounded size."""
     for start in range(0, len(rb), _BATCH):
         yield rb[start : start + _BATCH].exclude(INDEX)
 
 
 def _mixed(number: np.ndarray) -> np.ndarray:
-    """Return 64 bits, each of which depends on all those of a number (splitmix64's last steps)."""
+    """Return 64 bits, each of which depends on all bits of a number (end of splitmix64)."""
     for factor, shift in ((0xBF58476D1CE4E5B9, 30), (0x94D049BB133111EB, 27)):
         number = (number ^ (number >> np.uint64(shift))) * np.uint64(factor)
     return number ^ (number >> np.uint64(31))

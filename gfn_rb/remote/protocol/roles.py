@@ -12,7 +12,7 @@ from gfn_rb.transports.base import Transport
 
 @dataclass(frozen=True)
 class RankRoles:
-    """The roles of all ranks. Every one that trains sends to every one that manages."""
+    """The roles of all ranks. Every rank that trains sends to every rank that manages."""
 
     size: int
     managers: tuple[int, ...]
@@ -24,11 +24,11 @@ class RankRoles:
 
 
 def assign_roles(size: int, n_managers: int, hosts: Sequence[str | None]) -> RankRoles:
-    """Return who trains and who manages.
+    """Return which ranks train and which manage.
 
     Rank 0 trains. Managers are spread over machines in proportion to their ranks, by d'Hondt's
-    rule: each goes where there then are the most ranks per manager, and is the last rank there
-    that trains.
+    rule: each goes to the machine with the most ranks per manager, as the last rank there that
+    trains.
     """
     if len(hosts) != size:
         raise ArgumentError(f"hosts must name the machine of {size} ranks, got {len(hosts)} names")
@@ -38,24 +38,19 @@ def assign_roles(size: int, n_managers: int, hosts: Sequence[str | None]) -> Ran
             f"managers must be at least 0 and fewer than the ranks, got {n_managers} where {ranks} "
             f"started: at least one has to train"
         )
-    managers: list[int] = []
+    ranks_of, managers = Counter(hosts), list[int]()
     for _ in range(n_managers):
-        managers.append(_next_manager(hosts, managers))
+        managed = Counter(hosts[rank] for rank in managers)
+        training = [rank for rank in range(1, size) if rank not in managers]
+        # max returns the first of equals: the machine that comes first.
+        places = (hosts[rank] for rank in training)
+        host = max(places, key=lambda h: ranks_of[h] / (managed[h] + 1))
+        managers.append(max(rank for rank in training if hosts[rank] == host))
     return RankRoles(size, tuple(sorted(managers)))
 
 
-def _next_manager(hosts: Sequence[str | None], managers: Sequence[int]) -> int:
-    """Return the rank of one more manager."""
-    ranks = Counter(hosts)
-    managed = Counter(hosts[rank] for rank in managers)
-    training = [rank for rank in range(1, len(hosts)) if rank not in managers]
-    # max returns the first of equals: the machine that comes first.
-    host = max((hosts[rank] for rank in training), key=lambda h: ranks[h] / (managed[h] + 1))
-    return max(rank for rank in training if hosts[rank] == host)
-
-
 def check_ranks(name: str, ranks: Sequence[int], transport: Transport) -> list[int]:
-    """Return ranks, checked to be some, distinct and within the transport's."""
+    """Return ranks, or raise unless they are distinct ranks of the transport, at least one."""
     if transport.size < 2:
         raise ArgumentError(
             "transport must have at least 2 ranks, a manager and a worker, got 1: start more "

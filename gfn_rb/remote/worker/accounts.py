@@ -61,12 +61,6 @@ class WorkerStatistics(Outcomes):
     seconds_sending: float = 0.0
     seconds_blocked: float = 0.0
 
-    @property
-    def bandwidth(self) -> float:
-        """Bytes sent per second of sending or waiting."""
-        seconds = self.seconds_sending + self.seconds_blocked
-        return self.bytes_sent / seconds if seconds else 0.0
-
 
 @dataclass(frozen=True)
 class Reply:
@@ -93,14 +87,15 @@ class Reply:
 
 @dataclass(eq=False)
 class SentBatch:
-    """A batch, of which each manager was sent what it owns.
+    """A batch, of which each manager was sent the rows that it owns.
 
     Attributes:
         n: number of its rows.
         store: whether they are to be stored, or only scored.
-        is_new: whether the caller gets the reply; False for rows that were answered once before.
+        is_new: whether the caller gets the reply; False for rows that are sent again.
         unanswered: number of managers that have not answered.
-        answers: the others' replies, with the positions of their rows in the batch; None for all.
+        answers: replies of single managers, each with the positions of its rows in the batch; None
+            for all positions.
     """
 
     n: int
@@ -110,7 +105,7 @@ class SentBatch:
     answers: list[tuple[Tensor | None, Reply]] = field(default_factory=list)
 
     def reply(self) -> Reply:
-        """Return the answers as one."""
+        """Return the answers joined."""
         at, first = self.answers[0]
         if at is None:
             return first
@@ -144,10 +139,11 @@ class SentBatch:
 
 
 class SentShare(NamedTuple):
-    """The part of a batch that one manager was sent."""
+    """The rows of a batch that one manager was sent."""
 
     batch: SentBatch
     manager: int
+    n: int
     rows: TensorDictBase
     """Sent again to other managers if this one is lost."""
     at: Tensor | None

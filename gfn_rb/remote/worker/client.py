@@ -1,14 +1,12 @@
-"""A worker's messages to its managers, and the account of what became of its batches."""
+"""A worker's messages to its managers, and the account of the batches that it sent."""
 
 from __future__ import annotations
 
 import logging
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from heapq import nlargest
 from itertools import count
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -25,7 +23,7 @@ from gfn_rb.errors import (
     ShapeError,
     TransportTimeoutError,
 )
-from gfn_rb.remote.protocol.channel import FrameChannel, ReceivedFrame
+from gfn_rb.remote.protocol.channel import FrameChannel, ReceivedFrame, check_rows
 from gfn_rb.remote.protocol.membership import LOST, Membership
 from gfn_rb.remote.protocol.messages import (
     DATA_TAG,
@@ -40,7 +38,6 @@ from gfn_rb.remote.protocol.messages import (
     unpack,
 )
 from gfn_rb.remote.protocol.ownership import shares
-from gfn_rb.remote.protocol.rows import check_rows
 from gfn_rb.remote.worker.accounts import Reply, SentBatch, SentShare, WorkerStatistics
 from gfn_rb.transports.base import Transport
 from gfn_rb.transports.deadline import Deadline, ShutdownBudget
@@ -48,25 +45,23 @@ from gfn_rb.writers.rows import select_rows
 
 log = logging.getLogger(__name__)
 
-_ANSWERS = {Kind.HELLO: Kind.WELCOME, Kind.FETCH: Kind.FEED, Kind.GOODBYE: Kind.BYE}
-
 # Batch numbers grow over all workers of a transport, one after another: an answer that comes late
 # for one worker names no batch of the next.
 _NUMBERS: WeakKeyDictionary[Transport, Iterator[int]] = WeakKeyDictionary()
 
 
 class ManagerClient:
-    """Sends each manager what it owns, and keeps account of what became of it.
+    """Sends each manager the rows that it owns, and accounts for each of them.
 
-    A manager that does not answer in time is lost: what it has not answered is counted as such,
-    and sent again to those that own it from then on, as is what this worker sent it earlier and
-    still holds. A greeting stays in the mailbox of a lost manager. When it answers that, it is
-    back, and is sent what it owns again.
+    A manager that does not answer in time is lost. Its unanswered rows are counted as lost and sent
+    again to their new owners, and so are the rows of this worker's buffer that it owned. A greeting
+    stays in the mailbox of a lost manager. When it answers that greeting, it is present again and
+    is sent the rows that it owns.
 
     Attributes:
-        baseline: the newest that a manager told.
-        membership: the managers, and why some are lost.
-        sent: the frames that are not answered, by number, in the order they were sent.
+        baseline: the newest baseline of a manager.
+        membership: the managers, with the reason for each that is lost.
+        sent: the frames that are not answered, by number, in the order in which they were sent.
     """
 
     def __init__(
@@ -86,14 +81,13 @@ class ManagerClient:
         self._name = f"worker {transport.rank}"
         self._has_several = len(managers) > 1
         self._channel = FrameChannel(transport, compact)
-        self._timeout, self._shutdown = timeout, ShutdownBudget() if shutdown is None else shutdown
+        self._timeout, self._shutdown = timeout, shutdown or ShutdownBudget()
         self._count, self._feed, self._held = statistics, feed, held
         self._hello: dict[str, Any] | None = None
         self._responses: dict[int, ReceivedFrame] = {}  # to questions, by manager
         self._replies: list[Reply] = []
         self._errors: list[RemoteError] = []
         self._quota = 0  # rows to be fed with each batch
-        self._next: dict[int, Sequence[float]] = {}  # how much each manager's next rows are wanted
         self._n_batches = 0
         self._numbers = _NUMBERS.setdefault(transport, count(1))
 
@@ -102,7 +96,7 @@ class ManagerClient:
         """The managers that are not lost."""
         return self.membership.present
 
-    # What modes ask for.
+    # Calls of modes.
 
     @property
     def unanswered(self) -> int:
@@ -114,7 +108,7 @@ class ManagerClient:
         return [number for number, share in self.sent.items() if share.manager == manager]
 
     def collect(self) -> None:
-        """Take what has arrived, without waiting."""
+        """Receive all messages that have arrived, without waiting."""
         while self._receive(0.0):
             pass
         self._lose_overdue()
@@ -122,7 +116,7 @@ class ManagerClient:
     def wait(self, limit: Deadline | None = None) -> bool:
         """Wait until all batches are answered or their managers lost; return whether they are.
 
-        With a limit, waiting ends there and nobody is lost; by default each batch has its own.
+        With a limit, waiting ends there and no manager is lost; by default each batch has its own.
         """
         while self.sent:
             deadline = next(iter(self.sent.values())).deadline if limit is None else limit
@@ -142,7 +136,7 @@ class ManagerClient:
             self._give_up([*self.sent])
 
     def take_replies(self) -> tuple[list[Reply], list[RemoteError]]:
-        """Return the replies and refusals that were not returned before."""
+        """Return the replies and errors since the last call."""
         taken = self._replies, self._errors
         self._replies, self._errors = [], []
         return taken
@@ -160,12 +154,19 @@ class ManagerClient:
         self._quota = 0 if terms is None else terms["quota"]
         form = self._channel.row_form
         self._hello = {"protocol": PROTOCOL, "subscription": terms, "rows": form}
-        try:
-            for rank in self.managers:
-                self._welcome(self.ask(rank, Kind.HELLO, self._hello))
-        except TransportTimeoutError as error:
-            what = f"{error}: expected a running ReplayBufferManager there"
-            raise TransportTimeoutError(what) from None
+        for rank in self.managers:
+            self._welcome(self.ask(rank, Kind.HELLO, self._hello))
+
+    def ask(self, rank: int, kind: Kind, meta: dict[str, Any]) -> ReceivedFrame:
+        """Ask a manager something, and return its answer."""
+        deadline, responses = Deadline(self._timeout, self._shutdown), self._responses
+        self._post(rank, kind, meta)
+        if not deadline.wait(lambda seconds: self._receive(seconds, rank) and rank in responses):
+            raise TransportTimeoutError(
+                f"rank {rank} did not answer {deadline}: expected a running ReplayBufferManager "
+                "there"
+            )
+        return self._take_response(rank, kind)
 
     def send(self, rows: TensorDictBase, store: bool, ready: Collection[int] | None = None) -> int:
         """Send each row to the manager that owns it, of those ready; return how many were sent."""
@@ -185,91 +186,59 @@ class ManagerClient:
         start, sent, left = time.perf_counter(), 0, [(rows, at)]
         while left and (managers := self.managers):
             rows, at = left.pop()
-            parts = shares(rows, managers, self._n_batches - 1)
+            is_one = len(managers) == 1
+            parts = [(managers[0], None)] if is_one else shares(rows, managers, self._n_batches - 1)
             if ready is not None:
                 parts = [each for each in parts if each[0] in ready]
-            quotas: dict[int, int] = {}
-            if self._has_several and batch.is_new and at is None and parts:
-                quotas = self._split(self._quota, [rank for rank, _ in parts])
-            for rank, mine in parts:
+            for i, (rank, mine) in enumerate(parts):
                 part = rows if mine is None else select_rows(rows, mine)
                 where = at if mine is None else mine if at is None else at[mine]
                 meta: dict[str, Any] = {"id": next(self._numbers), "store": batch.store}
                 if self._has_several:
-                    meta |= {"managers": sorted(managers), "quota": quotas.get(rank, 0)}
+                    is_fed = batch.is_new and at is None
+                    quota = self._quota_of(i, len(parts)) if is_fed else 0
+                    meta |= {"managers": sorted(managers), "quota": quota}
                 deadline = Deadline(self._timeout, self._shutdown)
                 try:
-                    if not self.membership.is_present(rank):  # it was lost a moment ago
+                    if rank not in self.managers:  # it was lost a moment ago
                         raise PeerLostError(rank, self.membership[rank].why)
                     handle = self._channel.send(rank, DATA_TAG, Kind.ITEMS, meta, part)
                 except PeerLostError as error:
                     self.lose(rank, str(error))
                     left.append((part, where))
                     continue
-                # Counted only now: what could not be handed over was not sent.
-                self.sent[meta["id"]] = SentShare(batch, rank, part, where, deadline)
+                # Counted only now: rows that could not be handed over were not sent.
+                n = part.batch_size[0]
+                self.sent[meta["id"]] = SentShare(batch, rank, n, part, where, deadline)
                 batch.unanswered += 1
-                sent += part.batch_size[0]
+                sent += n
                 self._count.batches += 1
                 self._count.bytes_sent += handle.nbytes
         self._count.seconds_sending += time.perf_counter() - start
         return sent
 
-    def _split(self, quota: int, managers: Sequence[int]) -> Counter[int]:
-        """Return how many rows each manager is to feed, so that the best of all are fed.
-
-        Managers tell with their answers how much the rows are wanted that they would feed next, see
-        :meth:`~gfn_rb.remote.feeding.feed_policies.FeedPolicy.best`: the quota goes to the highest
-        of these numbers. As far as there are fewer, each manager is asked for as many more.
-        """
-        known = ((score, rank) for rank in managers for score in self._next.get(rank, ()))
-        split = Counter(rank for _, rank in nlargest(quota, known))
-        each, more = divmod(quota - split.total(), len(managers))
-        for i, rank in enumerate(managers):  # what cannot be shared equally goes to them in turn
-            split[rank] += each + ((i + self._n_batches) % len(managers) < more)
-        return split
-
-    def ask(self, rank: int, kind: Kind, meta: dict[str, Any]) -> ReceivedFrame:
-        """Ask a manager something, and return its answer."""
-        deadline, responses = Deadline(self._timeout, self._shutdown), self._responses
-        # A question has no number: one is open at a time, and the transport keeps the order.
-        self._post(rank, kind, meta)
-        if not deadline.wait(lambda seconds: self._receive(seconds, rank) and rank in responses):
-            raise TransportTimeoutError(f"rank {rank} did not answer {deadline}")
-        return self._take_response(rank, kind)
+    def _quota_of(self, i: int, n: int) -> int:
+        """Return how many rows the i-th of n managers is to feed: an equal part, in turn."""
+        each, more = divmod(self._quota, n)
+        return each + ((i + self._n_batches) % n < more)
 
     def _post(self, rank: int, kind: Kind, meta: dict[str, Any]) -> None:
         """Send a question; a late answer to an earlier one is dropped."""
+        # A question has no number: one is open at a time, and the transport keeps the order.
         self._responses.pop(rank, None)
         self._count.bytes_sent += self._channel.send(rank, DATA_TAG, kind, meta).nbytes
 
     def _take_response(self, rank: int, kind: Kind) -> ReceivedFrame:
         answer = self._responses.pop(rank).checked()
-        if answer.kind != _ANSWERS[kind]:
+        if answer.kind != kind:
             raise RemoteError(rank, f"it answered {kind.name} with a frame of kind {answer.kind}")
         return answer
-
-    def fetch(self, quota: int | None) -> None:
-        """Ask the managers for items, and hand these on as if they came with answers."""
-        owed = self._quota if quota is None else quota
-        while owed and (managers := self.managers):
-            split, owed = self._split(owed, managers), 0
-            for rank in [rank for rank in managers if split[rank]]:
-                try:
-                    answer = self.ask(rank, Kind.FETCH, {"quota": split[rank]})
-                except (PeerLostError, TransportTimeoutError) as error:
-                    self.lose(rank, str(error))
-                    owed += split[rank]  # by the others
-                    continue
-                self._take_fed(answer)
-                with answer_of(rank):
-                    self._next[rank] = _next_scores(answer.meta)
 
     def leave(self, limit: Deadline) -> None:
         """Say goodbye to all managers."""
         start = time.monotonic()
         if self._has_several and self._hello is not None:
-            # Who is found to be lost only now leaves rows behind that the others are to have.
+            # A manager that is found to be lost only now owned rows that the others are to have.
             self._ask_all(Kind.HELLO, self._hello, limit)
             self.settle(limit)
         if silent := self._ask_all(Kind.GOODBYE, {}, limit):
@@ -302,7 +271,7 @@ class ManagerClient:
         return unanswered
 
     def lose(self, rank: int, why: str) -> None:
-        """Count a manager as lost, and send what it owned again to those that own it now."""
+        """Count a manager as lost, and send the rows that it owned to their new owners."""
         before = self.managers
         if not self.membership.leave(rank, LOST, why):
             return  # it is lost already, or no manager but another worker that is done
@@ -312,13 +281,13 @@ class ManagerClient:
             with suppress(PeerLostError):  # it may only be slow, and answer some day
                 self._post(rank, Kind.HELLO, self._hello)
         for share in [self._close(number) for number in self.unanswered_by(rank)]:
-            self._count.lost += len(share.rows)
+            self._count.lost += share.n
             self._count.resent += self._send_shares(share.batch, share.rows, share.at)
             self._finish(share.batch)
         self.send_moved(before)
 
     def send_moved(self, before: list[int]) -> None:
-        """Send the rows held here that another manager owns than before."""
+        """Send the rows of the worker's buffer that another manager owns than before."""
         if self._held is None or not self.managers:
             return
         for rows in self._held(before, self.managers):
@@ -330,9 +299,9 @@ class ManagerClient:
     def _receive(self, timeout: float, source: int | None = None) -> bool:
         """Handle one message, if one comes in time.
 
-        Messages are sorted by what they are, not by what is waited for: an answer to an earlier
-        batch may come while a question is open. A transport tells once that a rank is lost to who
-        waits for any: a manager is lost to all batches then.
+        Messages are sorted by their kind, not by the call that waits: an answer to an earlier batch
+        may come while a question is open. A transport reports a lost rank once to a call that waits
+        for any rank; that manager is then lost for all batches.
         """
         start = time.perf_counter() if timeout > 0 else 0.0
         try:
@@ -347,22 +316,21 @@ class ManagerClient:
                 self._count.seconds_blocked += time.perf_counter() - start
         if message is None:
             return False
-        rank = message.source
         self._count.bytes_received += message.nbytes
-        if not self.membership.is_present(rank):
+        if message.source not in self.managers:
             self._receive_lost(message)
         elif message.error is not None or message.kind == Kind.ERROR:
             self._receive_error(message)
         elif message.kind == Kind.SCORES:
             self._receive_scores(message)
         else:
-            self._responses[rank] = message
+            self._responses[message.source] = message
         return True
 
     def _receive_lost(self, message: ReceivedFrame) -> None:
-        """Go on with a lost manager that has answered the greeting left for it."""
+        """Take a lost manager back that has answered the greeting left for it."""
         rank = message.source
-        if message.kind != Kind.WELCOME or rank not in self.membership:
+        if message.kind != Kind.HELLO or rank not in self.membership:
             log.warning("%s: ignored a frame of rank %d", self._name, rank)
             return
         before = self.managers
@@ -376,7 +344,7 @@ class ManagerClient:
         self.send_moved(before)
 
     def _welcome(self, answer: ReceivedFrame) -> None:
-        """Learn what a manager answers to a greeting."""
+        """Use a manager's answer to a greeting."""
         rank, meta = answer.source, answer.meta
         if meta.get("protocol") != PROTOCOL:
             raise RemoteError(rank, f"speaks {meta!s:.200}, expected protocol {PROTOCOL}")
@@ -385,31 +353,30 @@ class ManagerClient:
         self._channel.learn_form(rank, meta.get("rows"))
 
     def _receive_scores(self, message: ReceivedFrame) -> None:
-        """Close the account of a batch that is answered, and hand on what came with that."""
+        """Close the account of a batch that is answered, and hand the fed rows on."""
         meta, rank, number = message.meta, message.source, _number(message)
-        try:
-            self._take_fed(message)  # which the manager gives only once
-        except RemoteError as unfed:
-            self._errors.append(unfed)
+        if message.rows is not None:  # first, as the manager feeds them only once
+            try:
+                with answer_of(rank):
+                    check_rows(message.rows)
+                    self._feed(message.rows)
+            except RemoteError as unfed:
+                self._errors.append(unfed)
         share = self.sent.get(number)
         if share is None or share.manager != rank:
             return  # given up earlier
-        # What it has passed over will not be answered: a transport keeps the order of messages
-        # between two ranks, and a manager replies to each before it takes the next.
+        # Frames that it has passed over will not be answered: a transport keeps the order of
+        # messages between two ranks, and a manager replies to each before it takes the next.
         self._give_up([each for each in self.unanswered_by(rank) if each < number])
-        error, n = (
-            remote_error(rank, meta["error"]) if "error" in meta else None,
-            share.rows.batch_size[0],
-        )
+        error = remote_error(rank, meta["error"]) if "error" in meta else None
         try:
-            outcomes, scores = _outcomes(meta, n), _scores(meta, message.scores, n)
-            self._next[rank] = _next_scores(meta)
+            outcomes, scores = _outcomes(meta, share.n), _scores(meta, message.scores, share.n)
             self._update_baseline(meta)
         except Exception as nonsense:
             self._errors.append(_nonsense(rank, nonsense))
             self._give_up([number])
             return
-        reply = Reply((rank,), n, scores, outcomes, self.baseline, error)
+        reply = Reply((rank,), share.n, scores, outcomes, self.baseline, error)
         share.batch.answers.append((share.at, reply))
         self._count.count(replies=1, errors=int(error is not None), **outcomes)
         if error is not None:
@@ -419,8 +386,8 @@ class ManagerClient:
     def _receive_error(self, message: ReceivedFrame) -> None:
         """Close the account of a batch that is refused, or whose answer cannot be read.
 
-        Managers answer in order: what names no batch is about the oldest that this one has not
-        answered, and about a question once all batches before it are answered.
+        Managers answer in order. An error that names no batch is about the oldest that this manager
+        has not answered, and about a question once all batches before it are answered.
         """
         rank, number = message.source, _number(message)
         owed = self.unanswered_by(rank)
@@ -440,12 +407,6 @@ class ManagerClient:
         elif number in self.sent:
             self._give_up([number])
 
-    def _take_fed(self, message: ReceivedFrame) -> None:
-        if message.rows is not None:
-            with answer_of(message.source):
-                check_rows(message.rows)
-                self._feed(message.rows)
-
     def _update_baseline(self, meta: Mapping[str, Any]) -> None:
         value = meta.get("baseline")
         if value is None:
@@ -454,7 +415,7 @@ class ManagerClient:
             raise ArgumentError(f"baseline must be a number below inf, got {value!r:.80}")
         self.baseline = float(value)
 
-    # The account of what was sent.
+    # The account of sent frames.
 
     def _close(self, number: int) -> SentShare:
         share = self.sent.pop(number)
@@ -464,23 +425,23 @@ class ManagerClient:
     def _give_up(self, numbers: Iterable[int]) -> None:
         """Count frames as lost that will not be answered."""
         for share in map(self._close, numbers):
-            self._count.lost += len(share.rows)
+            self._count.lost += share.n
             self._finish(share.batch)
 
     def _finish(self, batch: SentBatch) -> None:
-        """Keep the reply to a batch, if no manager owes an answer and any gave one."""
+        """Keep the reply to a batch if all its frames are closed and any was answered."""
         if batch.unanswered or not batch.answers:
             return
         try:
             if batch.is_new:
                 self._replies.append(batch.reply())
-        except Exception as error:  # of scores that cannot be put together
+        except Exception as error:  # scores of several managers may not fit together
             why = f"its scores do not fit those of the other managers: {error}"
             self._errors.append(RemoteError(batch.answers[-1][1].managers[0], why))
         batch.answers = []
 
 
-# What managers answer.
+# Checks of answers.
 
 
 def _number(message: ReceivedFrame) -> int:
@@ -491,7 +452,7 @@ def _number(message: ReceivedFrame) -> int:
 
 @contextmanager
 def answer_of(rank: int) -> Iterator[None]:
-    """Raise whatever an answer that makes no sense causes as the error of a rank."""
+    """Turn any error that an invalid answer causes into a RemoteError of its rank."""
     try:
         yield
     except RemoteError:
@@ -505,18 +466,8 @@ def _nonsense(rank: int, error: Exception) -> RemoteError:
     return RemoteError(rank, f"its answer makes no sense: {why}")
 
 
-def _next_scores(meta: Mapping[str, Any]) -> list[float]:
-    """Return how much the rows are wanted that would be fed next."""
-    scores = meta.get("next", [])
-    if not isinstance(scores, list) or not all(
-        is_finite(each) or abs(each) == math.inf for each in scores
-    ):
-        raise ArgumentError(f"next must be numbers, got {scores!r:.80}")
-    return [float(each) for each in scores]
-
-
 def _outcomes(meta: Mapping[str, Any], n: int) -> dict[str, int]:
-    """Return what became of n rows that were sent."""
+    """Return the outcomes of n rows that were sent."""
     said = meta.get("outcomes")
     known = {} if not isinstance(said, dict) else {k: said[k] for k in OUTCOMES if k in said}
     if not all(type(count) is int and count >= 0 for count in known.values()):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Sequence
 from typing import Any, Literal
 
@@ -31,11 +31,7 @@ class Mode(ABC):
 
     @abstractmethod
     def before(self, client: ManagerClient) -> Collection[int]:
-        """Run before a batch is sent.
-
-        Returns:
-            The managers that may be sent the rows that they own.
-        """
+        """Run before a batch is sent; return the managers that may be sent their rows."""
 
     def after(self, client: ManagerClient) -> None:  # noqa: B027
         """Run after a batch was sent; by default nothing."""
@@ -49,7 +45,7 @@ class Awaited(Mode):
     """Mode that sends a batch and waits for its reply: scores are those of the added items."""
 
     def before(self, client: ManagerClient) -> Collection[int]:
-        """Send the batch."""
+        """Return all managers."""
         return client.managers
 
     def after(self, client: ManagerClient) -> None:
@@ -64,7 +60,7 @@ class Deferred(Mode):
     """
 
     def before(self, client: ManagerClient) -> Collection[int]:
-        """Wait for the reply to the last batch."""
+        """Wait for the reply to the last batch, and return all managers."""
         client.wait()
         return client.managers
 
@@ -89,11 +85,12 @@ class NonBlocking(Mode):
         self.in_flight = in_flight
 
     def before(self, client: ManagerClient) -> Collection[int]:
-        """Read replies that have arrived, and send to managers with few unanswered batches."""
+        """Read replies that have arrived; return the managers with few unanswered batches."""
         client.collect()
-        return [
-            rank for rank in client.managers if len(client.unanswered_by(rank)) < self.in_flight
-        ]
+        if len(client.sent) < self.in_flight:
+            return client.managers
+        owed = Counter(share.manager for share in client.sent.values())
+        return [rank for rank in client.managers if owed[rank] < self.in_flight]
 
 
 def join_batches(batches: Sequence[TensorDictBase]) -> TensorDictBase:
@@ -135,7 +132,7 @@ class BaselineFilter:
         self.refreshes = 0
 
     def __call__(self, rows: TensorDictBase, baseline: float | None) -> TensorDictBase:
-        """Return the rows to send; all of them when the baseline has to be learnt anew."""
+        """Return the rows to send; all of them if a new baseline has to be learnt."""
         if baseline is None or not stand_alone(rows):
             return rows
         keep = ~(rows.get(LOG_REWARD).reshape(-1) < baseline)  # the manager shall see a NaN
@@ -183,24 +180,24 @@ class Subscription:
         self.quota = quota
         self.policy = check_policy(policy)
         self.own = own
-        self._room = buffer.storage.max_size  # rows, for somebody who never takes them
+        self._room = buffer.storage.max_size  # rows that are kept for take() at most
         self._fed = ObjectIndex(buffer, n_remembered=_REMEMBERED + self._room)
         self._untaken: deque[TensorDictBase] = deque()
 
     def terms(self) -> dict[str, Any]:
         """Return the subscription as the manager needs it."""
-        fresh = len(self.buffer) == 0
-        return {"quota": self.quota, "policy": self.policy, "own": self.own, "fresh": fresh}
+        terms = {"quota": self.quota, "policy": self.policy, "own": self.own}
+        return {**terms, "fresh": len(self.buffer) == 0}
 
     def receive(self, rows: TensorDictBase, local: ObjectIndex | None) -> int:
-        """Store rows that the worker does not know.
+        """Store the rows that neither the worker's own buffer nor this one has had.
 
         Args:
             rows: rows of a manager, batch size [n].
-            local: the worker's own buffer.
+            local: objects of the worker's own buffer.
 
         Returns:
-            Number of rows dropped because the worker held them or was fed them before.
+            Number of rows dropped.
         """
         keys = object_keys(rows)
         self._fed.refresh()
@@ -220,6 +217,5 @@ class Subscription:
 
     def take(self) -> TensorDictBase | None:
         """Return the rows stored since the last call, as ``ReplayBufferWorker.take_fed`` does."""
-        batches = [*self._untaken]
-        self._untaken.clear()
+        batches, self._untaken = self._untaken, deque()
         return join_batches(batches) if batches else None

@@ -11,10 +11,9 @@ from tensordict import TensorDictBase
 from gfn_rb.containers.objects import object_keys
 from gfn_rb.errors import RemoteError, TransportTimeoutError
 from gfn_rb.keys import LOG_REWARD
-from gfn_rb.remote.protocol.channel import FrameChannel, ReceivedFrame
+from gfn_rb.remote.protocol.channel import FrameChannel, ReceivedFrame, check_rows
 from gfn_rb.remote.protocol.messages import METADATA_TAG, Kind
 from gfn_rb.remote.protocol.roles import check_ranks
-from gfn_rb.remote.protocol.rows import check_rows
 from gfn_rb.remote.worker.client import answer_of
 from gfn_rb.remote.worker.options import join_batches
 from gfn_rb.transports.base import Transport
@@ -22,6 +21,11 @@ from gfn_rb.transports.base import Transport
 
 class ManagerQueries:
     """Queries to managers, on a message tag of their own.
+
+    Every query raises :class:`~gfn_rb.errors.ArgumentError` for a rank that does not exist,
+    :class:`~gfn_rb.errors.TransportTimeoutError` if a manager does not answer,
+    :class:`~gfn_rb.errors.PeerLostError` if a manager is lost, and
+    :class:`~gfn_rb.errors.RemoteError` if a manager reports an error.
 
     Args:
         transport: transport to the managers. Create one such object for each transport.
@@ -39,12 +43,6 @@ class ManagerQueries:
                 ``capacity``, ``threshold``, ``batches`` and ``senders`` are totals, and
                 ``managers`` has each one's own reply by rank.
             timeout: seconds to wait for a reply.
-
-        Raises:
-            ArgumentError: no such rank exists.
-            TransportTimeoutError: a manager does not answer.
-            PeerLostError: a manager is lost.
-            RemoteError: a manager reports an error.
         """
         answers = self._ask(manager, Kind.METADATA, timeout)
         if isinstance(manager, int):
@@ -66,12 +64,6 @@ class ManagerQueries:
 
         Returns:
             Rows of batch size [n], trajectories padded to the longest; None without rows.
-
-        Raises:
-            ArgumentError: no such rank exists.
-            TransportTimeoutError: a manager does not answer.
-            PeerLostError: a manager is lost.
-            RemoteError: a manager reports an error.
         """
         answers = self._ask(managers, Kind.HELD, timeout)
         batches: list[TensorDictBase] = []
@@ -86,11 +78,8 @@ class ManagerQueries:
         rows = rows[rows.get(LOG_REWARD).reshape(-1).argsort(descending=True, stable=True)]
         first: dict[bytes, int] = {}
         with answer_of(answers[0].source):
-            keep = [
-                i
-                for i, key in enumerate(object_keys(rows))
-                if key is None or first.setdefault(key, i) == i
-            ]
+            keys = enumerate(object_keys(rows))
+            keep = [i for i, key in keys if key is None or first.setdefault(key, i) == i]
             return rows[torch.tensor(keep[: answers[0].meta["capacity"]])]
 
     def checkpoint(self, manager: int | Sequence[int], timeout: float = 300.0) -> str | list[str]:
@@ -104,9 +93,6 @@ class ManagerQueries:
             The path of the file on the manager's machine; for several managers a list.
 
         Raises:
-            ArgumentError: no such rank exists.
-            TransportTimeoutError: a manager does not answer.
-            PeerLostError: a manager is lost.
             RemoteError: a manager has no checkpoint file, or could not write it.
         """
         answers = self._ask(manager, Kind.CHECKPOINT, timeout)
@@ -119,22 +105,23 @@ class ManagerQueries:
             while self._channel.receive(rank, METADATA_TAG) is not None:
                 pass  # late answers to earlier queries
             self._channel.send(rank, METADATA_TAG, kind)
-        return [self._answer(rank, kind, timeout) for rank in ranks]
-
-    def _answer(self, rank: int, kind: Kind, timeout: float) -> ReceivedFrame:
-        answer = self._channel.receive(rank, METADATA_TAG, timeout)
-        if answer is None:
-            raise TransportTimeoutError(
-                f"rank {rank} did not answer within {timeout:g} s: expected a running "
-                "ReplayBufferManager there"
-            )
-        if answer.checked().kind != kind:
-            raise RemoteError(rank, f"it answered {kind.name} with a frame of kind {answer.kind}")
-        return answer
+        answers = []
+        for rank in ranks:
+            answer = self._channel.receive(rank, METADATA_TAG, timeout)
+            if answer is None:
+                raise TransportTimeoutError(
+                    f"rank {rank} did not answer within {timeout:g} s: expected a running "
+                    "ReplayBufferManager there"
+                )
+            if answer.checked().kind != kind:
+                what = f"it answered {kind.name} with a frame of kind {answer.kind}"
+                raise RemoteError(rank, what)
+            answers.append(answer)
+        return answers
 
 
 def _merged(answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return what several managers know as one."""
+    """Return the metadata of several managers as one."""
     capacity = max(each["kept_together"] for each in answers)
     known = {
         name: [each[name] for each in answers if each[name] is not None]

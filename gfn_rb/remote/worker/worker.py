@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias, get_args
 
 import torch
 from tensordict import NestedKey, TensorDictBase
@@ -204,25 +204,25 @@ class ReplayBufferWorker:
             RemoteError: a manager could not store or score a batch.
         """
         rows = items if isinstance(items, TensorDictBase) else items.to_tensordict()
-        scalar_key(rows, LOG_REWARD)
-        keys = set(rows.keys())
+        n, keys = len(scalar_key(rows, LOG_REWARD)), set(rows.keys())
         # Cheaper than to exclude nothing.
         sent = rows if keys.isdisjoint(self._dropped) else rows.exclude(*self._dropped)
-        # Whatever can be refused is refused before anything is kept: nothing is half-added.
+        # Everything is checked before anything is kept: nothing is half-added.
         if self._pending:
             require_fit(self._pending[-1], sent)
-        self.connect()
-        if n := rows.batch_size[0]:
+        if not self._connected:
+            self.connect()
+        if n:
             self._sent_keys = keys.difference(self._dropped)
             if self.buffer is not None:  # whose writer may add entries
                 self.buffer.extend(shallow_copy(rows))
             self.statistics.offered += n
-            # What waits may be changed by its owner in the meantime.
+            # The owner of pending rows may change them in the meantime.
             self._pending.append(sent if self.frequency == 1 else sent.clone())
         self._adds += 1
         if self._adds % self.frequency == 0:
             return self.flush()
-        self._client.collect()  # what has arrived would otherwise fill the manager's queue for it
+        self._client.collect()  # unread replies would make the manager lose this worker
         return next(reversed(self._take_replies()), None)
 
     def flush(self) -> Reply | None:
@@ -245,28 +245,6 @@ class ReplayBufferWorker:
         form, that is logged instead.
         """
         self._client.send_moved([])
-
-    def fetch(self, quota: int | None = None) -> int:
-        """Ask the managers for items now.
-
-        Args:
-            quota: highest number of rows, at least 1. Default: that of the subscription.
-
-        Returns:
-            Number of new rows.
-
-        Raises:
-            ArgumentError: ``quota`` is below 1, or the worker has no subscription.
-            RemoteError: a manager refuses.
-        """
-        if self.subscription is None:
-            raise ArgumentError("the worker has no subscription, so that nothing can be fetched")
-        if quota is not None and quota < 1:
-            raise ArgumentError(f"quota must be at least 1, got {quota}")
-        self.connect()
-        before = self.statistics.fed - self.statistics.fed_duplicates
-        self._client.fetch(quota)
-        return self.statistics.fed - self.statistics.fed_duplicates - before
 
     def take_fed(self) -> TensorDictBase | None:
         """Return the new fed rows since the last call, in the order of arrival.
@@ -297,7 +275,7 @@ class ReplayBufferWorker:
 
     def _drain(self, limit: Deadline) -> list[Reply]:
         if self._connected:
-            if self._pending:  # what they bring may be too much while others are unanswered
+            if self._pending:  # sent only when their replies can be awaited
                 self._client.settle(limit)
                 self._send_pending()
             self._client.settle(limit)
@@ -337,9 +315,9 @@ class ReplayBufferWorker:
     # Sending.
 
     def _send_pending(self, ready: Collection[int] | None = None) -> bool:
-        """Send what is pending, reduced and filtered; return whether anything was sent."""
+        """Send pending rows, reduced and filtered; return whether any were sent."""
         batches, self._pending = self._pending, []
-        left = sum(rows.batch_size[0] for rows in batches)
+        left = sum([rows.batch_size[0] for rows in batches])
         try:
             rows = batches[0] if len(batches) == 1 else join_batches(batches)
             if self.payload != "items":
@@ -353,12 +331,12 @@ class ReplayBufferWorker:
                 self.statistics.refreshes = self.filter.refreshes
             sent = self._client.send(rows, self.payload != "scoring", ready) if left else 0
             left -= sent
-        finally:  # what cannot be sent is accounted for as well
+        finally:  # rows that cannot be sent are accounted for as well
             self.statistics.skipped += left
         return sent > 0
 
     def _moved(self, before: list[int], after: list[int]) -> Iterator[TensorDictBase]:
-        """Return what is held here of rows as they are sent whose owner is another now."""
+        """Yield the rows of the local buffer, as they are sent, that have another owner now."""
         if self.buffer is None or self.payload == "scoring":
             return
         for rows in batches_of(self.buffer):
@@ -368,7 +346,7 @@ class ReplayBufferWorker:
                 log.warning("%s: cannot send %s again, holds %s", self._name, sent, held)
                 return
             if terminating_states(rows) is None:
-                return  # nobody owns transitions
+                return  # transitions have no owner
             moved = owners(rows, after) != (owners(rows, before) if before else None)
             if moved.any():
                 moving = rows.select(*self._sent_keys)[torch.from_numpy(moved)]
@@ -382,20 +360,11 @@ class ReplayBufferWorker:
             self.statistics.count(fed=len(rows), fed_duplicates=dropped)
 
     def _take_replies(self) -> list[Reply]:
-        """Return the replies that nobody has seen, and raise or log the errors likewise."""
+        """Return the replies since the last call, and raise or log the errors since then."""
         replies, errors = self._client.take_replies()
-        # One can be raised; the others must not go unseen.
+        # Only one error can be raised; the others are logged.
         for error in errors[1:] if self._raises else errors:
             log.warning("%s: %s", self._name, error.reason)
         if errors and self._raises:
             raise errors[0]
         return replies
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the counters, without buffers and pending rows."""
-        return {"statistics": self.statistics.to_json(), "adds": self._adds}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore counters."""
-        self.statistics.restore(state["statistics"])
-        self._adds = state["adds"]

@@ -100,7 +100,7 @@ def test_a_subscription_nested_deep_can_be_saved_around(depth, tmp_path):
     scene = Scene(fifo_buffer(9), checkpoint=tmp_path / "m.ckpt")
     terms = {"quota": 1, "policy": "top", "more": nested(depth)}
     answer = scene.attack(Kind.HELLO, {"protocol": PROTOCOL, "subscription": terms})
-    assert answer.kind == Kind.WELCOME
+    assert answer.kind == Kind.HELLO
     scene.manager.save()
     scene.manager.load()
     for terms in ({"quota": 1, "policy": nested(depth)}, {"quota": nested(depth)}, nested(depth)):
@@ -117,7 +117,8 @@ def test_nobody_is_fed_without_bounds(policy):
     answer = scene.attack(Kind.HELLO, {"protocol": PROTOCOL, "subscription": terms})
     assert "quota must be an integer from 1 to 4096" in message_of(answer)
     scene.attack(Kind.HELLO, {"protocol": PROTOCOL, "subscription": {**terms, "quota": 4096}})
-    assert scene.attack(Kind.FETCH, {"quota": 10**30}).kind == Kind.FEED
+    answer = scene.attack(meta={"id": 1, "quota": 10**30}, rows=objects([3]))
+    assert answer.kind == Kind.SCORES
     for quota in (-1, True, "2", 1.0):
         answer = scene.attack(meta={"id": 1, "quota": quota}, rows=objects([3]))
         assert "quota must be at least 0" in message_of(answer)

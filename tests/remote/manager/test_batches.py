@@ -9,15 +9,14 @@ from gfn_rb.errors import ArgumentError
 from gfn_rb.remote.feeding.subscriber import Feeder
 from gfn_rb.remote.manager.baseline import EMABaseline
 from gfn_rb.remote.manager.baseline_keeper import BaselineKeeper
-from gfn_rb.remote.manager.batches import BatchHandler
-from gfn_rb.remote.protocol.messages import no_scores
+from gfn_rb.remote.manager.handler import BatchHandler
 from gfn_rb.stopwatch import Stopwatch
 
 
 class Manager:
     """What a manager does with batches, without messages."""
 
-    def __init__(self, rb, n_ranks=3, score=no_scores, duplicates="drop"):
+    def __init__(self, rb, n_ranks=3, score=None, duplicates="drop"):
         self.rb = rb
         self.baseline = BaselineKeeper(EMABaseline(1.0))
         self.feeder = Feeder(rb, n_ranks)

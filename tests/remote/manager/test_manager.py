@@ -89,7 +89,7 @@ def test_the_baseline_is_told():
     rb = fifo_buffer(3)
     manager, one, other = made(rb)
     hello = one.ask(Kind.HELLO, {"protocol": PROTOCOL, "subscription": None})
-    assert hello.kind == Kind.WELCOME
+    assert hello.kind == Kind.HELLO
     assert hello.meta["baseline"] is None
     assert one.send(objects([4, 6])).meta["baseline"] == 4.0  # of batch minima
     assert other.send(objects([5, 7])).meta["baseline"] == 5.0  # of the full buffer: 5, 6, 7
@@ -107,7 +107,7 @@ def test_a_strategy_can_be_given():
 
 def test_a_subscriber_is_fed_with_its_answers():
     manager, one, other = made(reward_prioritized_buffer(9))
-    assert one.subscribe().kind == Kind.WELCOME
+    assert one.subscribe().kind == Kind.HELLO
     other.send(objects([1, 2, 3]))
     answer = one.send(objects([2, 9]))
     assert answer.meta["outcomes"] == {"stored": 1, "rejected": 0, "duplicates": 1}
@@ -117,24 +117,10 @@ def test_a_subscriber_is_fed_with_its_answers():
     assert manager.metadata()["subscribers"] == [1]
 
 
-def test_a_subscriber_is_fed_on_request():
-    _, one, other = made(reward_prioritized_buffer(9))
-    one.subscribe()
-    other.send(objects([1, 2, 3, 4]))
-    assert one.ask(Kind.FETCH, {"quota": 3}).rows["state"][:, 0].tolist() == [4, 3, 2]
-    assert one.ask(Kind.FETCH, {"quota": None}).rows["state"][:, 0].tolist() == [1]
-    nothing = one.ask(Kind.FETCH, {"quota": None})
-    assert (nothing.kind, nothing.rows) == (Kind.FEED, None)
-    for quota in (0, "x", True, 1.5):
-        refusal = one.ask(Kind.FETCH, {"quota": quota}).meta["error"]["message"]
-        assert refusal == f"quota must be at least 1, got {quota!r}"
-
-
 @pytest.mark.parametrize(
     ("kind", "meta", "message"),
     [
-        (Kind.FETCH, {"quota": 1}, "has not subscribed"),
-        (Kind.SCORES, {}, "a frame of kind 4 means nothing to a manager"),
+        (Kind.SCORES, {}, "a frame of kind 3 means nothing to a manager"),
         (99, {}, "a frame of kind 99 means nothing to a manager"),
         (Kind.ITEMS, {}, "a frame of items holds none"),
         (Kind.HELLO, {"protocol": 99}, f"it speaks protocol 99, this manager speaks {PROTOCOL}"),
@@ -221,7 +207,7 @@ def test_it_is_finished_when_all_workers_have_said_goodbye():
     manager, one, other = made(fifo_buffer(2))
     one.send(objects([1]))
     bye = one.ask(Kind.GOODBYE)
-    assert bye.kind == Kind.BYE
+    assert bye.kind == Kind.GOODBYE
     assert bye.meta["stored"] == 1
     assert not manager.finished
     one.ask(Kind.METADATA, tag=METADATA_TAG)  # who asks does not come back

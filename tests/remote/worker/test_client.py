@@ -139,7 +139,7 @@ def test_rows_held_here_move_with_their_owner_and_back(caplog):
 
     scene = Scene(2, held=held)
     for rank in (1, 2):
-        scene.managers[rank].send(0, DATA_TAG, Kind.WELCOME, {"protocol": PROTOCOL})
+        scene.managers[rank].send(0, DATA_TAG, Kind.HELLO, {"protocol": PROTOCOL})
     scene.client.connect(None)
     for rank in (1, 2):
         assert scene.managers[rank].receive().kind == Kind.HELLO
@@ -152,7 +152,7 @@ def test_rows_held_here_move_with_their_owner_and_back(caplog):
     assert scene.client.take_replies() == ([], [])  # nobody waits for these
     greeting = scene.managers[1].receive()
     assert greeting.kind == Kind.HELLO  # was left for it to answer
-    scene.managers[1].send(0, DATA_TAG, Kind.WELCOME, {"protocol": PROTOCOL, "baseline": 3.0})
+    scene.managers[1].send(0, DATA_TAG, Kind.HELLO, {"protocol": PROTOCOL, "baseline": 3.0})
     scene.client.collect()
     assert "worker 0: manager 1 is back" in caplog.text
     assert (scene.client.managers, scene.client.baseline) == ([1, 2], 3.0)
@@ -160,32 +160,27 @@ def test_rows_held_here_move_with_their_owner_and_back(caplog):
     assert (scene.count.sent, scene.count.resent, scene.count.stored) == (0, 4, 2)
 
 
-def test_a_quota_is_shared_by_what_managers_have_next():
+def test_managers_feed_equal_parts_of_a_quota():
     scene = Scene(2)
     for rank in (1, 2):
-        scene.managers[rank].send(0, DATA_TAG, Kind.WELCOME, {"protocol": PROTOCOL})
+        scene.managers[rank].send(0, DATA_TAG, Kind.HELLO, {"protocol": PROTOCOL})
     scene.client.connect({"quota": 5, "policy": "top"})
     rows = objects(of(1) + of(2))
     for link in scene.managers.values():
         link.receive()
     quotas = []
-    for number, following in ((1, [9.0, 8.0, 1.0]), (3, [2.0] * 5)):
+    for _ in range(2):
         scene.client.send(rows, store=True)
         quotas.append([link.receive().meta["quota"] for link in scene.managers.values()])
-        scene.answer(1, number, {"stored": 1}, next=following)
-        scene.answer(2, number + 1, {"stored": 1}, next=[8.5, 7.0, 6.0, 0.5, 0.2])
-        scene.client.collect()
-    scene.client.send(rows, store=True)
-    quotas.append([link.receive().meta["quota"] for link in scene.managers.values()])
-    assert quotas == [[2, 3], [2, 3], [2, 3]]
+    assert sorted(quotas) == [[2, 3], [3, 2]]
 
 
 def test_an_answer_that_comes_too_late_answers_no_other_question():
     scene = Scene(timeout=0.05)
     for _ in range(2):
         with pytest.raises(TransportTimeoutError):
-            scene.client.ask(1, Kind.FETCH, {})
-        scene.managers[1].send(0, DATA_TAG, Kind.FEED)
+            scene.client.ask(1, Kind.HELLO, {})
+        scene.managers[1].send(0, DATA_TAG, Kind.HELLO)
         scene.client.collect()
 
 

@@ -41,7 +41,7 @@ class Scene:
             **options,
         )
         for link in self.links:
-            link.send(0, DATA_TAG, Kind.WELCOME, WELCOME)
+            link.send(0, DATA_TAG, Kind.HELLO, WELCOME)
         self.worker.connect()
 
     def answer(self, kind, meta, rows=None, scores=None, by=0):
@@ -69,10 +69,6 @@ ANSWERS = {
     "a baseline above all": {"baseline": math.inf},
     "a baseline without bounds": {"baseline": 10**400},
     "a nested baseline": {"baseline": [[0.0]]},
-    "wanted in words": {"next": ["a", 1.0]},
-    "wanted by name": {"next": {"a": 1}},
-    "wanted NaN": {"next": [math.nan]},
-    "wanted nothing": {"next": [None]},
 }
 
 
@@ -143,20 +139,18 @@ def test_a_feed_that_cannot_be_stored_costs_nothing_else(what):
     with pytest.raises(RemoteError, match="rank 1: its answer makes no sense: "):
         scene.worker.extend(objects([1, 2]))
     assert scene.worker.statistics.stored == 2  # its rows were answered for
-    scene.answer(Kind.FEED, {"next": []}, FEEDS[what])
-    with pytest.raises(RemoteError, match="rank 1: its answer makes no sense: "):
-        scene.worker.fetch()
     assert values_of(scene.fed) == [7]
-    scene.answer(Kind.FEED, {"next": []}, objects([8]))
-    assert scene.worker.fetch() == 1
+    scene.answer(Kind.SCORES, {**ANSWER, "to": 2}, objects([8]))
+    scene.worker.extend(objects([3, 4]))
+    assert values_of(scene.fed) == [7, 8]
 
 
-@pytest.mark.parametrize("kind", [Kind.HELLO, Kind.ITEMS, Kind.BYE, Kind.WELCOME, 99, 0])
+@pytest.mark.parametrize("kind", [Kind.ITEMS, Kind.GOODBYE, 99, 0])
 def test_an_answer_to_something_else_is_the_managers_error(kind):
-    scene = Scene()
-    scene.answer(kind, {})
-    with pytest.raises(RemoteError, match=f"it answered FETCH with a frame of kind {int(kind)}"):
-        scene.worker.fetch()
+    mine, theirs = group(2)
+    FrameChannel(theirs).send(0, DATA_TAG, kind, {})
+    with pytest.raises(RemoteError, match=f"it answered HELLO with a frame of kind {int(kind)}"):
+        ReplayBufferWorker(mine, 1, timeout=LIMIT).connect()
 
 
 @pytest.mark.parametrize(
@@ -166,7 +160,7 @@ def test_an_answer_to_something_else_is_the_managers_error(kind):
 def test_a_welcome_that_makes_no_sense_is_the_managers_error(welcome):
     mine, theirs = group(2)
     worker = ReplayBufferWorker(mine, 1, timeout=LIMIT)
-    FrameChannel(theirs).send(0, DATA_TAG, Kind.WELCOME, welcome)
+    FrameChannel(theirs).send(0, DATA_TAG, Kind.HELLO, welcome)
     with pytest.raises(RemoteError):
         worker.connect()
 
@@ -174,7 +168,7 @@ def test_a_welcome_that_makes_no_sense_is_the_managers_error(welcome):
 def test_a_manager_that_is_lost_does_not_come_back_with_nonsense(caplog):
     scene = Scene(2, mode=NonBlocking())
     scene.worker.lose_manager(1, "of a test")
-    scene.answer(Kind.WELCOME, {**WELCOME, "baseline": "x"})
+    scene.answer(Kind.HELLO, {**WELCOME, "baseline": "x"})
     scene.worker.extend(objects([1]))
     assert scene.worker.managers == [2]
     assert "manager 1 stays lost: its answer makes no sense" in caplog.text
@@ -214,7 +208,7 @@ def test_what_comes_late_for_a_worker_is_not_about_a_batch_of_the_next():
     link, numbers = FrameChannel(mine), []
     for value in range(2):
         worker = ReplayBufferWorker(theirs, 0, mode=NonBlocking(), timeout=0.5)
-        link.send(1, DATA_TAG, Kind.WELCOME, WELCOME)
+        link.send(1, DATA_TAG, Kind.HELLO, WELCOME)
         worker.extend(objects([value]))
         sent = next(m for m in iter(link.receive, None) if m.kind == Kind.ITEMS)
         numbers.append(sent.meta["id"])
