@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         RankRewardSampler,
         SoftmaxRewardSampler,
     )
+    from gfn_rb.storages import RowMemmapStorage, RowTensorStorage
     from gfn_rb.writers import DiversityWriter, FIFOWriter, RewardPrioritizedWriter
 
 __all__ = [
@@ -45,6 +46,8 @@ __all__ = [
     "QuantileRewardSampler",
     "RankRewardSampler",
     "RewardPrioritizedWriter",
+    "RowMemmapStorage",
+    "RowTensorStorage",
     "Sampler",
     "SoftmaxRewardSampler",
     "States",
@@ -69,6 +72,7 @@ __getattr__ = lazy_exports(
     containers="States Trajectories Transitions",
     rollout="ActionSampler LocalSearchSampler Sampler",
     samplers="PrioritySampler QuantileRewardSampler RankRewardSampler SoftmaxRewardSampler",
+    storages="RowMemmapStorage RowTensorStorage",
     writers="DiversityWriter FIFOWriter RewardPrioritizedWriter",
     **{"interop.experience": "ExperienceMemory"},
 )

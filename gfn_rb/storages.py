@@ -8,14 +8,34 @@ mutation revision by one.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
-from tensordict import TensorDictBase, lazy_stack
-from torchrl.data.replay_buffers.storages import ListStorage, Storage, TensorStorage
+from tensordict import MemoryMappedTensor, TensorDict, TensorDictBase, lazy_stack
+from torch import Tensor
+from torch.compiler import is_compiling
+from torchrl.data.replay_buffers.storages import (
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    ListStorage,
+    Storage,
+    TensorStorage,
+)
 
 from gfn_rb.errors import ShapeError
-from gfn_rb.shapes import Rows
-from gfn_rb.torchrl_compat import all_slots, wait_for_init
+from gfn_rb.shapes import Int64, Rows
+from gfn_rb.torchrl_compat import (
+    all_slots,
+    as_plain,
+    bump_mutation_revision,
+    length_of,
+    new_tensordict,
+    set_last_cursor,
+    set_length,
+    wait_for_init,
+)
 
+_TENSORS = (Tensor, MemoryMappedTensor)
 _HOST = torch.device("cpu")
 _FEWEST_SLOTS = 1024  # laid out beside a list storage, before they are doubled
 
@@ -88,3 +108,98 @@ def stored_rows(storage: Storage) -> Rows:
             rows = [row.clone(False).clear_device_() for row in rows]
         return lazy_stack(rows)
     return all_slots(storage)[: len(storage)]
+
+
+class _RowAccess(TensorStorage):
+    """Reads and writes rows tensor by tensor where a vector of int64 on the CPU names them.
+
+    ``TensorDict`` works out batch size, dimension names and kind of any index first, which takes
+    most of the time. All other indices and rows are left to TorchRL.
+    """
+
+    def get(self, index: Any) -> Any:
+        """Return rows, as the base class does."""
+        if self.initialized and self.ndim == 1 and _is_vector(index):
+            try:
+                rows = _selected(all_slots(self), index, length_of(self))
+            except (IndexError, RuntimeError):  # such as indices counted from the end
+                rows = None
+            if rows is not None:
+                return rows
+        return super().get(index)
+
+    def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
+        """Write rows, as the base class does."""
+        pairs: list[tuple[Tensor, Tensor]] = []
+        is_plain = self.initialized and self.ndim == 1 and _is_vector(cursor)
+        if not (is_plain and _paired(all_slots(self), data, cursor.shape, pairs)):
+            super().set(cursor, data, set_cursor=set_cursor)
+            return
+        if set_cursor:
+            set_last_cursor(self, cursor)
+            set_length(self, min(length_of(self) + cursor.shape[0], self.max_size))
+        try:
+            for held, rows in pairs:
+                held.index_copy_(0, cursor, rows)
+            bump_mutation_revision(self)
+        except (IndexError, RuntimeError):
+            super().set(cursor, data, set_cursor=False)
+
+
+class RowTensorStorage(_RowAccess, LazyTensorStorage):
+    """A ``LazyTensorStorage`` that reads and writes batches of rows in less time.
+
+    Presets use it unless they are given a storage. Options, content and files are those of
+    ``LazyTensorStorage``. Words and other objects, several dimensions, and slices, masks and lists
+    as indices are handled by TorchRL.
+    """
+
+
+class RowMemmapStorage(_RowAccess, LazyMemmapStorage):
+    """A ``LazyMemmapStorage`` that reads and writes batches of rows in less time.
+
+    Options, content and files are those of ``LazyMemmapStorage``; see :class:`RowTensorStorage`.
+    """
+
+
+def _is_vector(index: Any) -> bool:
+    is_tensor = type(index) is Tensor and index.dtype is torch.int64
+    return is_tensor and index.ndim == 1 and index.is_cpu and not is_compiling()
+
+
+def _selected(held: Any, index: Int64[Tensor, "n"], length: int) -> TensorDict | None:
+    """Return rows of a TensorDict of tensors on the CPU, None of anything else."""
+    if type(held) is not TensorDict or any(held.names):
+        return None
+    rows: dict[str, Any] = {}
+    for name, entry in held.items():
+        if type(entry) in _TENSORS:
+            leaf = entry if type(entry) is Tensor else as_plain(entry)
+            if leaf.is_cpu:
+                used = leaf if length == leaf.shape[0] else leaf[:length]
+                rows[name] = used.index_select(0, index)
+                continue
+        rows[name] = inner = _selected(entry, index, length)
+        if inner is None:
+            return None
+    return new_tensordict(rows, torch.Size(index.shape + held.batch_size[1:]), held.device)
+
+
+def _paired(held: Any, rows: Any, shape: torch.Size, pairs: list[tuple[Tensor, Tensor]]) -> bool:
+    """List which tensor is written to which; return whether all are of one dtype and shape."""
+    if type(held) is not TensorDict or type(rows) is not TensorDict:
+        return False
+    entries = dict(rows.items())
+    if rows.batch_size != shape + held.batch_size[1:] or len(entries) != len(held.keys()):
+        return False
+    for name, entry in held.items():
+        value: Any = entries.get(name)
+        if type(entry) in _TENSORS and type(value) in _TENSORS:
+            entry, value = as_plain(entry), as_plain(value)
+            fits = value.dtype == entry.dtype and value.shape == shape + entry.shape[1:]
+            if not (fits and entry.is_cpu and value.is_cpu):
+                return False
+            pairs.append((entry, value))
+        elif not _paired(entry, value, shape, pairs):
+            return False
+    return True

@@ -72,6 +72,17 @@ def outside_graph(function: Callable[_P, _R]) -> Callable[_P, _R]:
     return run
 
 
+def as_plain(tensor: Tensor) -> Tensor:
+    """Return a memory-mapped tensor as a plain one (``torch._C.DisableTorchFunctionSubclass``).
+
+    Each operation on a memory-mapped tensor, ``as_subclass`` too, is dispatched through Python.
+    """
+    if type(tensor) is Tensor:
+        return tensor
+    with torch._C.DisableTorchFunctionSubclass():
+        return tensor.as_subclass(Tensor)
+
+
 def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
     """Apply a function to each leaf of nested containers (``torch.utils._pytree.tree_map``)."""
     return tree_map(function, tree)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
-from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+from torchrl.data import TensorDictReplayBuffer
 from torchrl.data.replay_buffers.samplers import RandomSampler, Sampler
 from torchrl.data.replay_buffers.storages import Storage
 from torchrl.data.replay_buffers.writers import Writer
@@ -39,7 +39,7 @@ from gfn_rb.errors import ArgumentError
 from gfn_rb.keys import EPISODE_LOG_REWARD, ESTIMATOR_OUTPUT, INDEX, LOG_PROB, LOG_REWARD
 from gfn_rb.samplers import SoftmaxRewardSampler
 from gfn_rb.samplers.base import Replacement
-from gfn_rb.storages import device_beside
+from gfn_rb.storages import RowTensorStorage, device_beside
 from gfn_rb.writers import DiversityWriter, FIFOWriter, RewardPrioritizedWriter
 from gfn_rb.writers.diversity import Near, When
 from gfn_rb.writers.features import Unique
@@ -483,7 +483,7 @@ def build(
     _check_options(buffer_kwargs)
     device = as_device("device", device)
     if storage is None:
-        storage = LazyTensorStorage(capacity, device=device)
+        storage = RowTensorStorage(capacity, device=device)
     if storage.max_size != capacity:
         raise ArgumentError(
             f"storage must hold capacity={capacity} rows, got one of {storage.max_size}"
