@@ -29,6 +29,14 @@ ActionBatch: TypeAlias = Shaped[Tensor, "n *action"]
 """One action per row."""
 ConditionBatch: TypeAlias = Shaped[Tensor, "n *condition"]
 """One condition per row."""
+Flags: TypeAlias = Bool[Tensor, "n"]
+"""One flag per row."""
+Integers: TypeAlias = Int64[Tensor, "n"]
+"""One integer per row."""
+Floats: TypeAlias = Float[Tensor, "n"]
+"""One number per row."""
+Modes: TypeAlias = Int64[Tensor, "modes"]
+"""Identities of modes."""
 
 Rows: TypeAlias = Any
 """A TensorDict or an instance of a tensorclass, which have no base class in common."""

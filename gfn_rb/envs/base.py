@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypedDict, TypeVar
 
 import torch
@@ -15,7 +15,7 @@ from gfn_rb import keys
 from gfn_rb.arguments import as_device
 from gfn_rb.envs.core import GFNCore
 from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
-from gfn_rb.shapes import ActionBatch, Bool, Float, Shaped, StateBatch
+from gfn_rb.shapes import ActionBatch, Flags, Floats, Shaped, StateBatch
 
 E = TypeVar("E", bound="GFNEnv")
 
@@ -60,6 +60,8 @@ class GFNEnv(GFNCore, EnvBase):
         batch_size: batch size of the TorchRL interface; () accepts any.
         device: device of the environment's tensors.
     """
+
+    _tensor_names: Sequence[str] = ()
 
     def __new__(cls: type[E], *args: Any, **kwargs: Any) -> E:
         """Check the device before subclasses make tensors on it."""
@@ -128,47 +130,55 @@ class GFNEnv(GFNCore, EnvBase):
 
     def _step(self, tensordict: TensorDictBase) -> TensorDict:
         state = self._rows(tensordict, keys.STATE, self.state_shape)
-        action = self._actions(tensordict)
+        action = self._rows(tensordict, keys.ACTION, self.action_shape)
         condition = None
         if self.condition_shape is not None:
             condition = self._rows(tensordict, keys.CONDITION, self.condition_shape)
-        steps = self._stepping_rows(tensordict)
+        # TorchRL marks the rows that an environment with a batch size shall advance.
+        marked = tensordict.get(keys.STEPPING, None)
+        steps = torch.ones_like(self.is_sink(state)) if marked is None else marked.reshape(-1)
         self._check_legal(state, action, steps)
         next_state = self.forward_step(state, action).where(self._per_row(steps), state)
         exits = steps & (self.kind(action) == self.exit_action)
-        log_reward = self._exit_log_reward(state, condition, exits)
+        log_reward = torch.full(exits.shape, -torch.inf, device=exits.device)
+        at_exit = None if condition is None else condition[exits]
+        log_reward[exits] = self.log_reward(state[exits], at_exit)
         out = self._observe(next_state, log_reward, condition, tensordict.batch_size)
         done = self.is_sink(next_state).reshape(*tensordict.batch_size, 1)
         out.update({keys.DONE: done, keys.TERMINATED: done.clone()})
         return out.set(keys.REWARD, out[keys.LOG_REWARD].exp().unsqueeze(-1))
 
     def _register(self, **tensors: Tensor) -> None:
-        """Hold tensors that move with the environment, and that its state_dict leaves out."""
+        """Set tensors that move with the environment and are not in its ``state_dict``.
+
+        They are plain attributes: a buffer costs two calls of ``__getattr__`` whenever it is read.
+        """
         for name, tensor in tensors.items():
-            self.register_buffer(name, tensor.to(self.device), persistent=False)
+            setattr(self, name, tensor.to(self.device))
+        self._tensor_names = [*self._tensor_names, *tensors]
+
+    def _apply(self: E, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> E:
+        for name in self._tensor_names:
+            setattr(self, name, fn(getattr(self, name)))
+        return super()._apply(fn, recurse)
 
     def _set_seed(self, seed: int | None) -> None:
         """Do nothing: transitions are deterministic, and random actions use torch's generator."""
 
     def _rows(self, tensordict: TensorDictBase, key: str, shape: torch.Size) -> Tensor:
-        return _entry(tensordict, key).reshape(tensordict.batch_size.numel(), *shape)
+        """Return an entry with one batch dimension."""
+        value: Tensor | None = tensordict.get(key, None)
+        if value is None:  # a policy may write logits alone
+            raise KeyMismatchError(
+                f"a step needs {key!r}, got {sorted(map(str, tensordict.keys()))}: "
+                "gfn_rb.ActionSampler makes a policy draw actions"
+            )
+        expected = tensordict.batch_size + shape
+        if value.numel() != expected.numel():
+            raise ShapeError(f"{key} must have shape {list(expected)}, got {list(value.shape)}")
+        return value.reshape(tensordict.batch_size.numel(), *shape)
 
-    def _actions(self, tensordict: TensorDictBase) -> ActionBatch:
-        expected = tensordict.batch_size + self.action_shape
-        action = _entry(tensordict, keys.ACTION)
-        if action.numel() != expected.numel():
-            raise ShapeError(f"action must have shape {list(expected)}, got {list(action.shape)}")
-        return self._rows(tensordict, keys.ACTION, self.action_shape)
-
-    def _stepping_rows(self, tensordict: TensorDictBase) -> Bool[Tensor, "n"]:
-        """Read TorchRL's mark of the rows that a batch-locked environment shall advance."""
-        marked = tensordict.get(keys.STEPPING, None)
-        if marked is None:
-            n = tensordict.batch_size.numel()
-            return torch.ones(n, dtype=torch.bool, device=self.source_state.device)
-        return marked.reshape(-1)
-
-    def _check_legal(self, state: Tensor, action: ActionBatch, steps: Bool[Tensor, "n"]) -> None:
+    def _check_legal(self, state: Tensor, action: ActionBatch, steps: Flags) -> None:
         mask, kind = self.forward_mask(state), self.kind(action)
         inside = (kind >= 0) & (kind < self.n_actions)
         legal = inside & mask.gather(1, kind.where(inside, 0)[:, None])[:, 0]
@@ -181,18 +191,10 @@ class GFNEnv(GFNCore, EnvBase):
                 f"state {state[row].tolist()}, expected one of {mask[row].nonzero()[:, 0].tolist()}"
             )
 
-    def _exit_log_reward(
-        self, state: Tensor, condition: Tensor | None, exits: Bool[Tensor, "n"]
-    ) -> Float[Tensor, "n"]:
-        log_reward = torch.full(exits.shape, -torch.inf, device=exits.device)
-        at_exit = None if condition is None else condition[exits]
-        log_reward[exits] = self.log_reward(state[exits], at_exit)
-        return log_reward
-
     def _observe(
         self,
         state: StateBatch,
-        log_reward: Float[Tensor, "n"],
+        log_reward: Floats,
         condition: Tensor | None,
         batch: torch.Size,
     ) -> TensorDict:
@@ -228,14 +230,3 @@ class GFNEnv(GFNCore, EnvBase):
 
     def _spec(self, kind: type, *shape: int, dtype: torch.dtype = torch.float32) -> TensorSpec:
         return kind(shape=(*self.batch_size, *shape), device=self.device, dtype=dtype)
-
-
-def _entry(tensordict: TensorDictBase, key: str) -> Tensor:
-    """Return an entry, which a policy that only writes logits has not written."""
-    value: Tensor | None = tensordict.get(key, None)
-    if value is None:
-        raise KeyMismatchError(
-            f"a step needs {key!r}, got {sorted(map(str, tensordict.keys()))}: "
-            "gfn_rb.ActionSampler makes a policy draw actions"
-        )
-    return value

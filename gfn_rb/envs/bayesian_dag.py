@@ -12,9 +12,10 @@ from typing_extensions import Unpack
 
 from gfn_rb.envs.base import EnvOptions
 from gfn_rb.envs.bge import BGeScore
+from gfn_rb.envs.core import from_digits, states_of_writes
 from gfn_rb.envs.enumerable import EnumerableEnv
 from gfn_rb.errors import ArgumentError, NaNError, ShapeError
-from gfn_rb.shapes import Bool, Float, Float64, Int64, StateBatch
+from gfn_rb.shapes import Bool, Float, Float64, Floats, Int64, Integers, StateBatch
 
 MOST_LISTED = 5  # nodes: 29,281 graphs; of 6 there are 3.8 million
 MOST_IN_TABLE = 12  # nodes whose families, 2^12 each, are scored once for all
@@ -41,8 +42,7 @@ class BayesianDAG(EnumerableEnv):
         data: one row per sample and a column per node, [m, d], or a .npy or .csv file of them.
         n_samples: rows to draw where no data is given, positive.
         seed: of the network and the samples.
-        **options: ``batch_size`` of the TorchRL interface, by default any; and ``device``, by
-            default "cpu".
+        **options: ``batch_size`` of the TorchRL interface, by default any; ``device``, "cpu".
 
     Raises:
         ArgumentError: an argument is out of its range, or the file cannot be read.
@@ -114,42 +114,35 @@ class BayesianDAG(EnumerableEnv):
         """Return which edges there are."""
         return (state == 1).flatten(1)
 
-    def log_reward(self, state: StateBatch, condition: Tensor | None = None) -> Float[Tensor, "n"]:
+    def log_reward(self, state: StateBatch, condition: Tensor | None = None) -> Floats:
         """Return log R(G), in nats (the class's equation)."""
         self.check_terminating(state)
         return self._node_scores(state).sum(1).float()
 
-    def score(
-        self, state: StateBatch, log_reward: Float[Tensor, "n"] | None = None
-    ) -> Float[Tensor, "n"]:
+    def score(self, state: StateBatch, log_reward: Floats | None = None) -> Floats:
         """Return log R(G), for R(G) overflows."""
         return self.log_reward(state) if log_reward is None else log_reward
 
     def states_of(
-        self, action: Int64[Tensor, "n T"], length: Int64[Tensor, "n"]
+        self, action: Int64[Tensor, "n T"], length: Integers
     ) -> Int64[Tensor, "n T1 *state"]:
-        """Note when each edge is added, and compare with each step."""
-        step = torch.arange(action.shape[1] + 1, device=action.device)
-        edge = action.where(step[1:] < length[:, None], self.exit_action)
-        never = action.new_full((len(action), self.n_actions), len(step))
-        added = never.scatter(1, edge, step[1:].expand_as(edge))[:, None, :-1]
-        state = (added <= step[:, None]).long()
-        state.masked_fill_((step >= length[:, None])[:, :, None], -1)
+        """Write a 1 for each edge that is added."""
+        one = torch.ones_like(action)
+        state = states_of_writes(action, one, length, self.exit_action, empty=0, sink=-1)
         return state.unflatten(2, self.state_shape)
 
     def encode(self, state: StateBatch) -> Float[Tensor, "n encoded"]:
         """Return the adjacency matrix; zeros for the sink."""
         return (state == 1).flatten(1).float()
 
-    def mode_index(self, state: StateBatch) -> Int64[Tensor, "n"]:
+    def mode_index(self, state: StateBatch) -> Integers:
         """Return -1: no modes are defined."""
         self.check_terminating(state)
         return state.new_full((len(state),), -1)
 
-    def state_key(self, state: StateBatch) -> Int64[Tensor, "n"]:
+    def state_key(self, state: StateBatch) -> Integers:
         """Read the adjacency matrix as bits."""
-        bit = torch.arange(self.n_nodes**2 - 1, -1, -1, device=state.device)
-        return (state.flatten(1) << bit).sum(1)
+        return from_digits(state.flatten(1), 2)
 
     def edge_marginals(
         self, log_prob: Float64[Tensor, "m"] | None = None
@@ -165,11 +158,11 @@ class BayesianDAG(EnumerableEnv):
         log_prob = self.target_log_prob() if log_prob is None else log_prob
         return torch.einsum("m,mij->ij", log_prob.exp(), self.terminating_states().double())
 
-    def move(self, state: StateBatch, move: Int64[Tensor, "n"]) -> StateBatch:
+    def move(self, state: StateBatch, move: Integers) -> StateBatch:
         """Add an edge."""
         return state.flatten(1).scatter(1, move[:, None], 1).view_as(state)
 
-    def undo(self, state: StateBatch, move: Int64[Tensor, "n"]) -> StateBatch:
+    def undo(self, state: StateBatch, move: Integers) -> StateBatch:
         """Remove an edge."""
         return state.flatten(1).scatter(1, move[:, None], 0).view_as(state)
 
@@ -183,15 +176,11 @@ class BayesianDAG(EnumerableEnv):
 
     def _node_scores(self, state: StateBatch) -> Float64[Tensor, "n d"]:
         """Return what each node's parents add to its score."""
-        if not len(self._family_score):
-            return self._node_scores_anew(state)
-        bit = torch.arange(self.n_nodes, device=state.device)
-        parents = (state << bit[:, None]).sum(1)
-        return self._family_score[parents, bit]
-
-    def _node_scores_anew(self, state: StateBatch) -> Float64[Tensor, "n d"]:
+        node = torch.arange(self.n_nodes, device=state.device)
+        if len(self._family_score):
+            return self._family_score[(state << node[:, None]).sum(1), node]
         parents = (state == 1).mT.flatten(0, 1)
-        score, node = BGeScore(self.data), torch.arange(self.n_nodes, device=state.device)
+        score = BGeScore(self.data)
         alone = score(node, parents.new_zeros(self.state_shape))
         return score(node.repeat(len(state)), parents).unflatten(0, (-1, self.n_nodes)) - alone
 
@@ -262,25 +251,19 @@ def draw_data(
 
 def read_data(path: str | Path) -> Float64[Tensor, "m d"]:
     """Read a table of numbers from a .npy file, or from text with commas and perhaps a header."""
-    path = Path(path)
     try:
-        if path.suffix == ".npy":
+        if Path(path).suffix == ".npy":
             return torch.from_numpy(np.load(path).astype(np.float64))
-        with path.open() as lines:
-            header = not _is_number(lines.readline().split(",")[0])
-        return torch.from_numpy(np.loadtxt(path, delimiter=",", skiprows=int(header), ndmin=2))
+        lines = Path(path).read_text().splitlines()
+        try:
+            table = np.loadtxt(lines, delimiter=",", ndmin=2)
+        except ValueError:
+            table = np.loadtxt(lines[1:], delimiter=",", ndmin=2)
+        return torch.from_numpy(table)
     except (OSError, ValueError) as error:
         raise ArgumentError(
             f"data must be a .npy or .csv file of numbers, got {path}: {error}"
         ) from error
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _checked(data: Tensor, n_nodes: int | None) -> Float64[Tensor, "m d"]:

@@ -15,7 +15,7 @@ from gfn_rb.envs.enumerable import EnumerableEnv
 from gfn_rb.envs.orders import EMPTY
 from gfn_rb.envs.sequence import SequenceEnv, read, spell
 from gfn_rb.errors import ArgumentError, ShapeError
-from gfn_rb.shapes import Float, Int64, StateBatch
+from gfn_rb.shapes import Floats, Int64, Integers, Modes, StateBatch
 
 BLOCKS = ("00000000", "11111111", "11110000", "00001111", "00111100")
 BLOCK_BITS = 8
@@ -51,8 +51,7 @@ class BitSequence(SequenceEnv, EnumerableEnv):
         delta: distance within which a mode is found, in bits, in [0, n_bits]; 28/120 of ``n_bits``,
             rounded down, if None.
         seed: which modes are drawn.
-        **options: ``batch_size`` of the TorchRL interface, by default any; and ``device``, by
-            default "cpu".
+        **options: ``batch_size`` of the TorchRL interface, by default any; ``device``, "cpu".
 
     Raises:
         ArgumentError: an argument is out of range; the message names it.
@@ -86,15 +85,13 @@ class BitSequence(SequenceEnv, EnumerableEnv):
         modes = self.from_strings(draw_modes(n_bits, n_modes, seed))
         self._register(modes=modes, _mode_code=self.encode(modes).T)
 
-    def log_reward(self, state: StateBatch, condition: Tensor | None = None) -> Float[Tensor, "n"]:
+    def log_reward(self, state: StateBatch, condition: Tensor | None = None) -> Floats:
         """Return log R(x), in nats (the class's equation)."""
-        return -self.beta / self.n_bits * self._distances(state).amin(1)
+        return -self.beta / self.n_bits * self.distances(state).amin(1)
 
-    def score(
-        self, state: StateBatch, log_reward: Float[Tensor, "n"] | None = None
-    ) -> Float[Tensor, "n"]:
+    def score(self, state: StateBatch, log_reward: Floats | None = None) -> Floats:
         """Return the share of bits that agree with the nearest mode."""
-        return 1 - self._distances(state).amin(1) / self.n_bits
+        return 1 - self.distances(state).amin(1) / self.n_bits
 
     def distances(self, state: StateBatch) -> Int64[Tensor, "n modes"]:
         """Return the Hamming distance of each finished string to each mode, in bits.
@@ -103,18 +100,18 @@ class BitSequence(SequenceEnv, EnumerableEnv):
             ShapeError: ``state`` is not a batch of states.
             ArgumentError: a string is not finished.
         """
-        return self._distances(state).long()
+        self.check_terminating(state)
+        agreeing_less_others = self.encode(state) @ self._mode_code  # of -1s and 1s
+        return ((self.n_bits - agreeing_less_others) / 2).long()
 
-    def mode_index(self, state: StateBatch) -> Int64[Tensor, "n"]:
+    def mode_index(self, state: StateBatch) -> Integers:
         """Return the nearest mode of each string, if within ``delta``, else -1; ties by number."""
-        distance, mode = self._distances(state).min(1)
+        distance, mode = self.distances(state).min(1)
         return mode.where(distance <= self.delta, -1)
 
-    def modes_reached(
-        self, state: StateBatch, log_reward: Float[Tensor, "n"] | None = None
-    ) -> Int64[Tensor, "m"]:
+    def modes_reached(self, state: StateBatch, log_reward: Floats | None = None) -> Modes:
         """Return every mode within ``delta`` of some string, each once."""
-        return (self._distances(state) <= self.delta).any(0).nonzero()[:, 0]
+        return (self.distances(state) <= self.delta).any(0).nonzero()[:, 0]
 
     def to_strings(self, state: StateBatch) -> list[str]:
         """Spell out states, finished or not, in zeros and ones.
@@ -154,11 +151,6 @@ class BitSequence(SequenceEnv, EnumerableEnv):
     def _words_of(self, bits: Int64[Tensor, "*n bits"]) -> Int64[Tensor, "*n words"]:
         """Read words of bits, the most significant bit first."""
         return from_digits(bits.unflatten(-1, (self.length, self.word_bits)), 2)
-
-    def _distances(self, state: StateBatch) -> Float[Tensor, "n modes"]:
-        """Count bits by the product of -1s and 1s: (bits that agree) - (bits that do not)."""
-        self.check_terminating(state)
-        return (self.n_bits - self.encode(state) @ self._mode_code) / 2
 
 
 def draw_modes(n_bits: int, n_modes: int, seed: int) -> list[str]:

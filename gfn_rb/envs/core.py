@@ -12,7 +12,19 @@ from torch import Tensor
 
 from gfn_rb.errors import ArgumentError, ShapeError
 from gfn_rb.numerics.flat import flat_rows
-from gfn_rb.shapes import ActionBatch, Bool, ConditionBatch, Float, Int64, Shaped, StateBatch
+from gfn_rb.shapes import (
+    ActionBatch,
+    Bool,
+    ConditionBatch,
+    Flags,
+    Float,
+    Floats,
+    Int64,
+    Integers,
+    Modes,
+    Shaped,
+    StateBatch,
+)
 from gfn_rb.torchrl_compat import assert_on_device
 
 
@@ -21,33 +33,31 @@ class GFNCore(ABC):
 
     Every trajectory starts in the source, takes moves (actions ``0 .. n_actions - 2``) and ends
     with the exit action ``n_actions - 1``, which leads from a terminating state x to the sink.
-    Each method takes and returns batch-first tensors of any number of rows, works on their device,
-    changes none of them and, for speed, trusts its input unless it says otherwise.
+    Each method takes and returns batch-first tensors of any number of rows, works on their device
+    and changes none of them. For speed, input is not checked unless a method says so.
 
-    What a run has found is counted with three functions of terminating states, which an environment
-    overrides where it knows better: ``fingerprint`` tells distinct states apart, ``modes_reached``
-    tells which modes they stand for, and ``score`` how good they are.
+    Metrics of a run use three functions of terminating states, which an environment may override:
+    ``fingerprint`` identifies distinct states, ``modes_reached`` the modes that they belong to, and
+    ``score`` measures their quality.
 
     Attributes:
         source_state: s0, [*S].
         sink_state: the state after the exit action, [*S]; no other state equals it.
         state_shape: S.
         state_dtype: dtype of states.
-        state_range: the lowest and the highest number in any state, the sink included; None where
-            they are not known, or where states are no integers.
-        is_deterministic: whether an action leads from a state always to the same one. What makes
-            states again from actions asks.
-        n_actions: number of actions, the exit action included; of their kinds, where an action is
-            more than its number.
+        state_range: the lowest and the highest number in any state, the sink included; None for
+            states that are not bounded integers.
+        is_deterministic: whether the actions of a trajectory determine its states.
+        n_actions: number of actions, the exit action included; of kinds, if actions have
+            parameters (:class:`~gfn_rb.envs.ContinuousEnv`).
         exit_action: the last action.
-        action_shape: shape of one action, () where it is a number. What numbers do not tell is in
-            :class:`~gfn_rb.envs.ContinuousEnv`.
+        action_shape: shape of one action; () for a number.
         action_dtype: dtype of actions.
         dummy_action: the action that pads a trajectory after its end.
         max_length: actions in the longest trajectory, the exit action included.
         encoded_size: width of the rows that ``encode`` returns.
-        condition_shape: shape of one condition, or None where rewards take none.
-        n_modes: number of modes; 0 where none are defined, None where nobody knows how many.
+        condition_shape: shape of one condition; None if rewards depend on none.
+        n_modes: number of modes; 0 if none are defined, None if their number is unknown.
     """
 
     source_state: Tensor
@@ -70,16 +80,16 @@ class GFNCore(ABC):
         """Return ``n`` rows of the source state."""
         return self.source_state.expand(n, *self.state_shape).clone()
 
-    def is_source(self, state: StateBatch) -> Bool[Tensor, "n"]:
+    def is_source(self, state: StateBatch) -> Flags:
         """Return which rows are the source."""
         return self._equals(state, self.source_state)
 
-    def is_sink(self, state: StateBatch) -> Bool[Tensor, "n"]:
+    def is_sink(self, state: StateBatch) -> Flags:
         """Return which rows are the sink."""
         return self._equals(state, self.sink_state)
 
     def kind(self, action: Shaped[Tensor, "*actions"]) -> Int64[Tensor, "*kinds"]:
-        """Return the number of each action."""
+        """Return the number of each action, without its parameters."""
         return action
 
     def exits(self, n: int) -> ActionBatch:
@@ -90,12 +100,9 @@ class GFNCore(ABC):
         return action.view(n, *self.action_shape)
 
     def random_action(
-        self, state: StateBatch, kind: Int64[Tensor, "n"], is_backward: bool = False
+        self, state: StateBatch, kind: Integers, is_backward: bool = False
     ) -> ActionBatch:
-        """Return actions of these numbers, which lead away from the states, or led to them.
-
-        Whatever else there is to an action is drawn.
-        """
+        """Return actions of these kinds from the states, or to them; parameters are drawn."""
         return kind
 
     @abstractmethod
@@ -113,18 +120,18 @@ class GFNCore(ABC):
         return moved.where(self._per_row(is_move), self.sink_state)
 
     def states_of(
-        self, action: Shaped[Tensor, "n T *action"], length: Int64[Tensor, "n"]
+        self, action: Shaped[Tensor, "n T *action"], length: Integers
     ) -> Shaped[Tensor, "n T1 *state"]:
         """Return the states that forward trajectories pass through, padded as rollouts are.
 
-        All rows step at once; an environment overrides this where it knows a closed form.
+        An environment overrides this if it has a closed form.
 
         Args:
-            action: T actions per trajectory, whatever they are after its end.
+            action: T actions per trajectory, of any value after its end.
             length: number of real actions of each, the exit action included.
 
         Returns:
-            The source, what each action led to, and the sink from there on; T1 = T + 1 in all.
+            T1 = T + 1 states per trajectory: the source, those after its actions, then the sink.
         """
         n, n_steps = action.shape[:2]
         state = self.source_state.new_empty(n, n_steps + 1, *self.state_shape)
@@ -137,7 +144,7 @@ class GFNCore(ABC):
     def backward_step(self, state: StateBatch, action: ActionBatch) -> StateBatch:
         """Undo one move per row; rows with the dummy action (padding) become the sink.
 
-        The exit action cannot be undone, since the sink does not tell where it was entered from.
+        The exit action cannot be undone: the sink does not show the state before it.
         """
         is_move = self._is_move(self.kind(action))
         undone = self.undo(state, action.where(self._per_action(is_move), 0))
@@ -152,9 +159,7 @@ class GFNCore(ABC):
         """Undo one move per row, out of place; rows where it is illegal may hold anything."""
 
     @abstractmethod
-    def log_reward(
-        self, state: StateBatch, condition: ConditionBatch | None = None
-    ) -> Float[Tensor, "n"]:
+    def log_reward(self, state: StateBatch, condition: ConditionBatch | None = None) -> Floats:
         """Return log R(x) of terminating states, in nats, float32.
 
         Args:
@@ -172,7 +177,7 @@ class GFNCore(ABC):
 
     @property
     def true_log_z(self) -> float | None:
-        """The true log partition function in nats; None if unknown, or a condition decides."""
+        """The log partition function in nats; None if unknown or dependent on a condition."""
         return None
 
     @property
@@ -181,10 +186,9 @@ class GFNCore(ABC):
         return None
 
     def test_states(self) -> StateBatch | None:
-        """Return terminating states to judge a policy by, always the same; None where none are set.
+        """Return terminating states, always the same, whose log-probability measures a policy.
 
-        A policy is asked how probable it makes them, by
-        ``gfn_rb.training.metrics.estimate_log_probs``.
+        See ``gfn_rb.training.metrics.estimate_log_probs``. None if the environment has none.
         """
         return None
 
@@ -197,53 +201,45 @@ class GFNCore(ABC):
     def fixed_conditions(self, n: int) -> ConditionBatch | None:
         """Return ``n`` conditions, always the same, that span the law of ``sample_condition``.
 
-        Policies are measured under them. None where the environment has no conditions.
+        Metrics use them. None if the environment has no conditions.
         """
         return None
 
     def encode_condition(self, condition: ConditionBatch) -> Float[Tensor, "n encoded"]:
-        """Return the float32 input that a network sees for each condition, well scaled.
-
-        It is as wide as a condition has elements.
-        """
+        """Return a network's float32 input for each condition, as wide as it has elements."""
         return flat_rows(condition).float()
 
-    def fingerprint(self, state: StateBatch) -> Int64[Tensor, "n"]:
+    def fingerprint(self, state: StateBatch) -> Integers:
         """Return 64 bits of identity: equal for equal states, different for different ones.
 
-        A sum of coordinates times fixed random odd numbers, modulo 2^64, takes any two of a
-        million states for one with a probability of about 1e-7. Environments that can number their
+        It is a sum of coordinates times fixed random odd numbers, modulo 2^64: two of a million
+        states share one with a probability of about 1e-7. Environments that can number their
         states return the number instead. A state has the same fingerprint in every process.
         """
         rows = state.reshape(len(state), self.state_shape.numel())
         return (rows * _random_odd(rows.shape[1], rows.device)).sum(1)
 
-    def modes_reached(
-        self, state: StateBatch, log_reward: Float[Tensor, "n"] | None = None
-    ) -> Int64[Tensor, "m"]:
+    def modes_reached(self, state: StateBatch, log_reward: Floats | None = None) -> Modes:
         """Return the identity of every mode that some terminating state in the batch reaches.
 
-        A state may reach none, one or several modes; a mode may be listed once or often, and modes
-        found so far are the distinct identities seen so far. Identities are numbers in
-        [0, n_modes), or any numbers where ``n_modes`` is None.
+        A state may reach none, one or several modes, and a mode may be listed repeatedly.
+        Identities are numbers in [0, n_modes), or any numbers if ``n_modes`` is None.
 
         Args:
             state: terminating states.
-            log_reward: log R of each where it is known already: a costly one is not computed anew.
+            log_reward: log R of each in nats if known, so that it is not computed again.
         """
         return state.new_empty(0, dtype=torch.int64)
 
-    def score(
-        self, state: StateBatch, log_reward: Float[Tensor, "n"] | None = None
-    ) -> Float[Tensor, "n"]:
-        """Return how good terminating states are, on the scale that their field reports.
+    def score(self, state: StateBatch, log_reward: Floats | None = None) -> Floats:
+        """Return the quality of terminating states, on the scale that their field reports.
 
-        It orders states as log R does, without an exponent, a floor or a condition; R(x) itself
-        unless an environment says otherwise.
+        It orders states as log R does, without exponent, lower limit or condition. By default it
+        is R(x).
 
         Args:
             state: terminating states.
-            log_reward: see ``modes_reached``.
+            log_reward: log R of each in nats if known, so that it is not computed again.
         """
         return (self.log_reward(state) if log_reward is None else log_reward).exp()
 
@@ -270,17 +266,63 @@ class GFNCore(ABC):
                 f"in row {row}"
             )
 
-    def _is_move(self, kind: Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:
+    def checked_condition(
+        self, condition: Shaped[Tensor, "*rows_condition"] | None, *rows: int
+    ) -> Shaped[Tensor, "*rows_condition"]:
+        """Return ``condition``; raise unless its shape is [*rows, *C] and rewards depend on one."""
+        name = type(self).__name__
+        if condition is None:
+            raise ArgumentError(f"condition must be given for {name}, got None")
+        if self.condition_shape is None:
+            raise ArgumentError(
+                f"condition must be None for {name}, got shape {list(condition.shape)}"
+            )
+        if condition.shape != (*rows, *self.condition_shape):
+            raise ShapeError(
+                f"condition must have shape {[*rows, *self.condition_shape]}, got "
+                f"{list(condition.shape)}"
+            )
+        return condition
+
+    def _is_move(self, kind: Integers) -> Flags:
         return (kind >= 0) & (kind < self.exit_action)
 
-    def _per_action(self, flag: Bool[Tensor, "n"]) -> Bool[Tensor, "n *ones"]:
+    def _per_action(self, flag: Flags) -> Bool[Tensor, "n *ones"]:
         return flag.view(-1, *(1 for _ in self.action_shape))
 
-    def _per_row(self, flag: Bool[Tensor, "n"]) -> Bool[Tensor, "n *ones"]:
+    def _per_row(self, flag: Flags) -> Bool[Tensor, "n *ones"]:
         return flag.view(-1, *(1 for _ in self.state_shape))
 
-    def _equals(self, state: StateBatch, one: Shaped[Tensor, "*state"]) -> Bool[Tensor, "n"]:
+    def _equals(self, state: StateBatch, one: Shaped[Tensor, "*state"]) -> Flags:
         return (state == one).reshape(len(state), self.state_shape.numel()).all(1)
+
+
+def states_of_writes(
+    place: Int64[Tensor, "n T"],
+    value: Int64[Tensor, "n T"],
+    length: Integers,
+    n_places: int,
+    empty: int,
+    sink: int,
+) -> Int64[Tensor, "n T1 places"]:
+    """Return the states of trajectories whose moves each write a value at an empty place.
+
+    Args:
+        place: where each move writes, of any value from the exit action on.
+        value: what each move writes.
+        length: number of real actions of each trajectory, the exit action included.
+        n_places: number of places in a state.
+        empty: content of a place before its write.
+        sink: content of all places in the sink.
+    """
+    step = torch.arange(place.shape[1] + 1, device=place.device)
+    is_move = step[1:] < length[:, None]
+    place = place.where(is_move, n_places)  # other actions write at an additional place
+    blank = place.new_full((len(place), n_places + 1), len(step))
+    written = blank.scatter(1, place, step[1:].expand_as(place))[:, None, :-1]
+    content = blank.scatter(1, place, value)[:, None, :-1]
+    state = content.where(written <= step[:, None], empty)
+    return state.masked_fill_((step >= length[:, None])[:, :, None], sink)
 
 
 def check_positive(**arguments: float) -> None:
@@ -290,8 +332,9 @@ def check_positive(**arguments: float) -> None:
             raise ArgumentError(f"{name} must be positive and finite, got {value}")
 
 
-def check_min_reward(min_reward: float) -> None:
-    """Raise ArgumentError unless the floor of a reward that is 1 at most makes sense."""
+def check_power(beta: float, min_reward: float) -> None:
+    """Raise ArgumentError unless beta log max(r, min_reward) is a log-reward of r up to 1."""
+    check_positive(beta=beta)
     if not 0 < min_reward <= 1:
         raise ArgumentError(f"min_reward must be in (0, 1], got {min_reward}")
 
@@ -303,7 +346,7 @@ def from_digits(digit: Int64[Tensor, "*n digits"], base: int) -> Int64[Tensor, "
 
 
 @lru_cache
-def _random_odd(n: int, device: torch.device) -> Int64[Tensor, "n"]:
-    """Return ``n`` odd numbers drawn once and for all from the whole range of int64."""
+def _random_odd(n: int, device: torch.device) -> Integers:
+    """Return ``n`` fixed odd numbers from the whole range of int64."""
     rng = random.Random(0)
     return torch.tensor([2 * rng.getrandbits(63) + 1 - 2**63 for _ in range(n)], device=device)

@@ -12,7 +12,7 @@ from gfn_rb.envs.base import EnvOptions
 from gfn_rb.envs.core import from_digits
 from gfn_rb.envs.grid import GridEnv
 from gfn_rb.errors import ArgumentError
-from gfn_rb.shapes import Bool, Float, Int64, Shaped, StateBatch
+from gfn_rb.shapes import Bool, Floats, Integers, Shaped, StateBatch
 
 REWARDS = (0.1 + 1e-5, 1e-5, 2 + 1e-5)  # in the middle, around the goals, at a goal
 
@@ -36,8 +36,7 @@ class DeceptiveGrid(GridEnv):
     Args:
         ndim: number of coordinates, at least 1.
         height: grid points per coordinate, at least 6.
-        **options: ``batch_size`` of the TorchRL interface, by default any; and ``device``, by
-            default "cpu".
+        **options: ``batch_size`` of the TorchRL interface, by default any; ``device``, "cpu".
 
     Raises:
         ArgumentError: an argument is out of range; the message names it.
@@ -74,13 +73,13 @@ class DeceptiveGrid(GridEnv):
         """Return which coordinates are above zero; on the border, the last move reached it."""
         return state > self._floor[state.amax(1)][:, None]
 
-    def log_reward(self, state: StateBatch, condition: Tensor | None = None) -> Float[Tensor, "n"]:
+    def log_reward(self, state: StateBatch, condition: Tensor | None = None) -> Floats:
         """Return log R(x), in nats (the class's equation)."""
         self.check_terminating(state)
         level = self._is_outer[state].all(1).long() + (self._goal[state] >= 0).all(1)
         return self._log_levels[level]
 
-    def mode_index(self, state: StateBatch) -> Int64[Tensor, "n"]:
+    def mode_index(self, state: StateBatch) -> Integers:
         """Return each goal's number, in order of ``state_key``; -1 for other states."""
         self.check_terminating(state)
         digit = self._goal[state]

@@ -13,7 +13,7 @@ from torch import Tensor
 from gfn_rb.envs.base import GFNEnv
 from gfn_rb.envs.core import GFNCore
 from gfn_rb.errors import ArgumentError, NaNError, ShapeError
-from gfn_rb.shapes import Bool, Float, Float64, Int64, Shaped, StateBatch
+from gfn_rb.shapes import Bool, Float, Float64, Floats, Int64, Integers, Modes, Shaped, StateBatch
 
 LogPF = Callable[..., Tensor]
 
@@ -26,7 +26,7 @@ class Layer(NamedTuple):
     Attributes:
         state: the states, [k, *S].
         mask: their legal actions, [k, n_actions].
-        child: row of each move's result in the next layer, [k, n_actions - 1]; -1 if illegal.
+        child: row of each legal move's result in the next layer, in the order of the mask.
         n_children: rows of the next layer.
     """
 
@@ -37,11 +37,15 @@ class Layer(NamedTuple):
 
 
 class Graph(NamedTuple):
-    """Every state of an environment by layers, and its terminating states in order of their key."""
+    """Every state of an environment by layers, and its terminating states in order of their key.
+
+    ``log_reward`` is None if rewards depend on a condition.
+    """
 
     layers: list[Layer]
     terminating: Tensor
     terminating_key: Tensor
+    log_reward: Tensor | None
 
 
 class EnumerableEnv(GFNEnv):
@@ -72,28 +76,22 @@ class EnumerableEnv(GFNEnv):
         return self.n_states <= MAX_STATES
 
     @abstractmethod
-    def state_key(self, state: StateBatch) -> Int64[Tensor, "n"]:
+    def state_key(self, state: StateBatch) -> Integers:
         """Return an integer that no two states share; terminating states are ordered by it.
 
         It is called only if the states are few enough to be listed.
         """
 
     @abstractmethod
-    def mode_index(self, state: StateBatch) -> Int64[Tensor, "n"]:
+    def mode_index(self, state: StateBatch) -> Integers:
         """Return which mode each terminating state belongs to, in [0, n_modes); -1 for none."""
 
-    def is_mode(self, state: StateBatch) -> Bool[Tensor, "n"]:
-        """Return which terminating states belong to a mode."""
-        return self.mode_index(state) >= 0
-
-    def modes_reached(
-        self, state: StateBatch, log_reward: Float[Tensor, "n"] | None = None
-    ) -> Int64[Tensor, "m"]:
+    def modes_reached(self, state: StateBatch, log_reward: Floats | None = None) -> Modes:
         """Return the mode of each terminating state that belongs to one."""
         mode = self.mode_index(state)
         return mode[mode >= 0]
 
-    def fingerprint(self, state: StateBatch) -> Int64[Tensor, "n"]:
+    def fingerprint(self, state: StateBatch) -> Integers:
         """Return each state's key, or a hash of the state where there are too many to list."""
         return self.state_key(state) if self.is_enumerable else super().fingerprint(state)
 
@@ -105,20 +103,10 @@ class EnumerableEnv(GFNEnv):
         """Return every terminating state, in order of ``state_key``."""
         return self._graph.terminating
 
-    @property
-    def n_terminating(self) -> int:
-        """Number of terminating states."""
-        return len(self._graph.terminating)
-
-    def terminating_index(self, state: StateBatch) -> Int64[Tensor, "n"]:
+    def terminating_index(self, state: StateBatch) -> Integers:
         """Return each terminating state's row in ``terminating_states()``."""
         self.check_terminating(state)
         return torch.searchsorted(self._graph.terminating_key, self.state_key(state))
-
-    @property
-    def log_z(self) -> float:
-        """The log partition function of an environment without conditions, in nats."""
-        return self.log_partition()
 
     def log_partition(self, condition: Shaped[Tensor, "*condition"] | None = None) -> float:
         """Return log Z = log sum_x R(x), in nats.
@@ -189,52 +177,26 @@ class EnumerableEnv(GFNEnv):
         """
         out = torch.full_like(self._graph.terminating_key, -torch.inf, dtype=torch.float64)
         log_flow = out.new_zeros(1)
-        if condition is not None:
-            log_pf = _given(log_pf, condition)
         for layer in self._graph.layers:
-            log_p = self._layer_log_pf(layer, log_pf, chunk_size)
-            exits, edges = layer.mask[:, -1], layer.mask[:, :-1]
+            log_p = out.new_zeros(()).where(layer.mask, -torch.inf)
+            choices = (layer.mask.sum(1) > 1).nonzero()[:, 0]
+            for rows in choices.split(chunk_size):
+                given = (
+                    () if condition is None else (condition.expand(len(rows), *condition.shape),)
+                )
+                log_p[rows] = _checked(log_pf(layer.state[rows], *given), layer.mask[rows])
+            exits, moves = layer.mask[:, -1], layer.mask[:, :-1]
             out[self.terminating_index(layer.state[exits])] = (log_flow + log_p[:, -1])[exits]
-            edge_flow = (log_flow[:, None] + log_p[:, :-1])[edges]
-            log_flow = _scatter_logsumexp(edge_flow, layer.child[edges], layer.n_children)
+            edge_flow = (log_flow[:, None] + log_p[:, :-1])[moves]
+            log_flow = _scatter_logsumexp(edge_flow, layer.child, layer.n_children)
         return out
-
-    def _layer_log_pf(
-        self, layer: Layer, log_pf: LogPF, chunk_size: int
-    ) -> Float64[Tensor, "k actions"]:
-        zero = torch.zeros((), dtype=torch.float64, device=layer.mask.device)
-        log_p = zero.where(layer.mask, -torch.inf)
-        choices = (layer.mask.sum(1) > 1).nonzero()[:, 0]
-        for rows in choices.split(chunk_size):
-            log_p[rows] = _checked(log_pf(layer.state[rows]), layer.mask[rows])
-        return log_p
 
     def _log_rewards(self, condition: Shaped[Tensor, "*condition"] | None) -> Float64[Tensor, "m"]:
         """Return log R(x) of every terminating state."""
-        if condition is None and self.condition_shape is None:
-            return self._terminating_log_reward
-        condition = self._checked_condition(condition)
-        state = self._graph.terminating
+        if condition is None and self._graph.log_reward is not None:
+            return self._graph.log_reward
+        condition, state = self.checked_condition(condition), self._graph.terminating
         return self.log_reward(state, condition.expand(len(state), *condition.shape)).double()
-
-    def _checked_condition(self, condition: Tensor | None) -> Tensor:
-        name = type(self).__name__
-        if condition is None:
-            raise ArgumentError(f"condition must be given for {name}, got None")
-        if self.condition_shape is None:
-            raise ArgumentError(
-                f"condition must be None for {name}, got shape {list(condition.shape)}"
-            )
-        if condition.shape != self.condition_shape:
-            raise ShapeError(
-                f"condition must have shape {list(self.condition_shape)}, got "
-                f"{list(condition.shape)}"
-            )
-        return condition
-
-    @cached_property
-    def _terminating_log_reward(self) -> Float64[Tensor, "m"]:
-        return self.log_reward(self._graph.terminating).double()
 
     @cached_property
     def _graph(self) -> Graph:
@@ -250,7 +212,9 @@ class EnumerableEnv(GFNEnv):
             layers.append(layer)
         terminating = torch.cat([layer.state[layer.mask[:, -1]] for layer in layers])
         key, order = self.state_key(terminating).sort()
-        return Graph(layers, terminating[order], key)
+        state = terminating[order]
+        log_reward = self.log_reward(state).double() if self.condition_shape is None else None
+        return Graph(layers, state, key, log_reward)
 
     def _expand(self, state: Shaped[Tensor, "k *state"]) -> tuple[Layer, Tensor]:
         """Return ``state`` as a layer, and the states of the next one."""
@@ -259,13 +223,10 @@ class EnumerableEnv(GFNEnv):
         result = self.forward_step(state[row], move)
         key, child = self.state_key(result).unique(return_inverse=True)
         first = torch.empty_like(key).scatter_(0, child, torch.arange(len(row), device=key.device))
-        table = torch.full_like(mask[:, :-1], -1, dtype=torch.int64)
-        table[row, move] = child
-        return Layer(state, mask, table, len(key)), result[first]
+        return Layer(state, mask, child, len(key)), result[first]
 
     def _apply(self, *args: Any, **kwargs: Any) -> EnumerableEnv:
-        for name in ("_graph", "_terminating_log_reward"):  # they live on the old device
-            self.__dict__.pop(name, None)
+        self.__dict__.pop("_graph", None)  # it is on the old device
         return super()._apply(*args, **kwargs)
 
 
@@ -277,15 +238,6 @@ def uniform_log_pf(env: GFNCore) -> LogPF:
         return (mask / mask.sum(1, keepdim=True)).log()
 
     return log_pf
-
-
-def _given(log_pf: LogPF, condition: Shaped[Tensor, "*condition"]) -> LogPF:
-    """Return ``log_pf`` as a function of states alone."""
-
-    def of_states(state: Shaped[Tensor, "k *state"]) -> Float[Tensor, "k actions"]:
-        return log_pf(state, condition.expand(len(state), *condition.shape))
-
-    return of_states
 
 
 def _scatter_logsumexp(

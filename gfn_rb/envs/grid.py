@@ -11,21 +11,20 @@ from gfn_rb.envs.base import EnvOptions
 from gfn_rb.envs.core import from_digits
 from gfn_rb.envs.enumerable import EnumerableEnv
 from gfn_rb.errors import ArgumentError
-from gfn_rb.shapes import Bool, Float, Int64, StateBatch
+from gfn_rb.shapes import Flags, Float, Int64, Integers, StateBatch
 
 
 class GridEnv(EnumerableEnv):
     """The points {0, ..., height-1}^ndim; move d adds one to coordinate d, the sink is -1 in all.
 
-    A subclass says where one may move and stop (``forward_mask``, ``backward_mask``), and defines
-    rewards and modes.
+    A subclass defines where moves and the exit action are legal (``forward_mask``,
+    ``backward_mask``), rewards and modes.
 
     Args:
         ndim: number of coordinates, at least 1.
         height: grid points per coordinate, at least 2.
         max_length: actions in the longest trajectory, the exit action included.
-        **options: ``batch_size`` of the TorchRL interface, by default any; and ``device``, by
-            default "cpu".
+        **options: ``batch_size`` of the TorchRL interface, by default any; ``device``, "cpu".
 
     Raises:
         ArgumentError: an argument is out of range; the message names it.
@@ -48,52 +47,46 @@ class GridEnv(EnumerableEnv):
         )
         self.n_dims, self.height = ndim, height
         self.state_range = (-1, height - 1)
-        code = torch.eye(height + 1, height).roll(1, 0)  # of -1 (the sink), 0, 1, ...
-        self._register(_code=code, _increment=_packed_one_hots(ndim, height))
+        # Coordinates share words of 64 bits while moves are summed up. None of them overflows.
+        self._packing = (
+            torch.int8 if height <= 2**7 else torch.int16 if height <= 2**15 else torch.int64
+        )
+        per_word = 8 // self._packing.itemsize
+        packed = torch.eye(ndim + 1, -(-ndim // per_word) * per_word, dtype=self._packing)
+        packed[ndim] = 0  # the exit action
+        self._register(
+            _code=torch.eye(height + 1, height).roll(1, 0),  # of -1 (the sink), 0, 1, ...
+            _increment=torch.eye(ndim, dtype=torch.int64),
+            _packed_increment=packed.view(torch.int64),
+        )
 
-    def is_source(self, state: StateBatch) -> Bool[Tensor, "n"]:
+    def is_source(self, state: StateBatch) -> Flags:
         """Return which rows are the origin."""
-        return state.sum(1) == 0
+        return state.amax(1) == 0
 
     def states_of(
-        self, action: Int64[Tensor, "n T"], length: Int64[Tensor, "n"]
+        self, action: Int64[Tensor, "n T"], length: Integers
     ) -> Int64[Tensor, "n T1 *state"]:
-        """Sum up the moves. Several coordinates share a machine word, none of which overflows."""
+        """Sum up the moves."""
         step = torch.arange(action.shape[1] + 1, device=action.device)
         past = step >= length[:, None]
         move = action.where((action >= 0) & ~past[:, 1:], self.exit_action)
-        words = pad(embedding(move, self._increment).cumsum_(1), (0, 0, 1, 0))
+        words = pad(embedding(move, self._packed_increment).cumsum_(1), (0, 0, 1, 0))
         words.masked_fill_(past[:, :, None], -1)  # in each coordinate: the sink
-        packed = words.view(_packing(self.height))
-        return packed[:, :, : self.n_dims].to(torch.int64)
+        return words.view(self._packing)[:, :, : self.n_dims].to(torch.int64)
 
     def encode(self, state: StateBatch) -> Float[Tensor, "n encoded"]:
         """Return one one-hot vector per coordinate; zeros for the sink."""
         return embedding(state + 1, self._code).flatten(1)
 
-    def state_key(self, state: StateBatch) -> Int64[Tensor, "n"]:
+    def state_key(self, state: StateBatch) -> Integers:
         """Read the coordinates as digits in base ``height``."""
         return from_digits(state, self.height)
 
-    def move(self, state: StateBatch, move: Int64[Tensor, "n"]) -> StateBatch:
+    def move(self, state: StateBatch, move: Integers) -> StateBatch:
         """Add one to a coordinate."""
-        index = move[:, None]
-        return state.scatter_add(1, index, torch.ones_like(index))
+        return state + self._increment.index_select(0, move)
 
-    def undo(self, state: StateBatch, move: Int64[Tensor, "n"]) -> StateBatch:
-        """Take one off a coordinate."""
-        index = move[:, None]
-        return state.scatter_add(1, index, torch.full_like(index, -1))
-
-
-def _packing(height: int) -> torch.dtype:
-    """Return the type that coordinates have while they share words of 64 bits."""
-    return torch.int8 if height <= 2**7 else torch.int16 if height <= 2**15 else torch.int64
-
-
-def _packed_one_hots(n_dims: int, height: int) -> Int64[Tensor, "actions words"]:
-    """Return what each action adds to the coordinates, those packed in words."""
-    dtype = _packing(height)
-    per_word = 8 // dtype.itemsize
-    width = -(-n_dims // per_word) * per_word
-    return pad(torch.eye(n_dims, width, dtype=dtype), (0, 0, 0, 1)).view(torch.int64)
+    def undo(self, state: StateBatch, move: Integers) -> StateBatch:
+        """Subtract one from a coordinate."""
+        return state - self._increment.index_select(0, move)

@@ -11,8 +11,8 @@ from typing_extensions import Unpack
 from gfn_rb.envs.base import EnvOptions
 from gfn_rb.envs.core import check_positive, from_digits
 from gfn_rb.envs.grid import GridEnv
-from gfn_rb.errors import ArgumentError, ShapeError
-from gfn_rb.shapes import Bool, Float, Int64, StateBatch
+from gfn_rb.errors import ArgumentError
+from gfn_rb.shapes import Bool, ConditionBatch, Flags, Float, Floats, Integers, StateBatch
 
 
 class HyperGrid(GridEnv):
@@ -35,8 +35,7 @@ class HyperGrid(GridEnv):
         r0: reward everywhere, positive.
         r1: reward added in the outer bands, positive.
         r2: reward added in the inner bands, positive.
-        **options: ``batch_size`` of the TorchRL interface, by default any; and ``device``, by
-            default "cpu".
+        **options: ``batch_size`` of the TorchRL interface, by default any; ``device``, "cpu".
 
     Raises:
         ArgumentError: an argument is out of range; the message names it.
@@ -56,6 +55,13 @@ class HyperGrid(GridEnv):
         self.r0, self.r1, self.r2 = r0, r1, r2
         self.n_modes = 2**ndim
         self._has_inner_band = bool(self._in_inner_band(torch.arange(height)[:, None]).any())
+        # Of each action the coordinate that decides, and the lowest value where it is illegal. All
+        # bits of the sink's -1 are set, so that those of ``_bits`` make it ``height`` or more.
+        self._register(
+            _column=torch.arange(ndim + 1) % ndim,
+            _limit=torch.tensor([height - 1] * ndim + [height]),
+        )
+        self._bits = 2 ** height.bit_length() - 1
 
     @property
     def n_states(self) -> int:
@@ -64,32 +70,29 @@ class HyperGrid(GridEnv):
 
     def forward_mask(self, state: StateBatch) -> Bool[Tensor, "n actions"]:
         """Allow a move where it stays on the grid, and the exit action everywhere."""
-        on_grid = state[:, :1] >= 0  # only the sink is not
-        return torch.cat([(state < self.height - 1) & on_grid, on_grid], 1)
+        return state.index_select(1, self._column).bitwise_and(self._bits) < self._limit
 
     def backward_mask(self, state: StateBatch) -> Bool[Tensor, "n moves"]:
         """Return which coordinates are above zero."""
         return state > 0
 
-    def log_reward(self, state: StateBatch, condition: Tensor | None = None) -> Float[Tensor, "n"]:
+    def log_reward(self, state: StateBatch, condition: Tensor | None = None) -> Floats:
         """Return log R(x), in nats (the class's equation)."""
         self.check_terminating(state)
-        reward = (
-            self.r0 + self.r1 * self._in_outer_band(state) + self.r2 * self._in_inner_band(state)
-        )
-        return reward.log().float()
+        outer, inner = self._in_outer_band(state), self._in_inner_band(state)
+        return (self.r0 + self.r1 * outer + self.r2 * inner).log().float()
 
-    def mode_index(self, state: StateBatch) -> Int64[Tensor, "n"]:
+    def mode_index(self, state: StateBatch) -> Integers:
         """Return each state's corner (bit d, most significant first, set where x_d > 0.5) or -1."""
         self.check_terminating(state)
         in_mode = self._in_inner_band(state) if self._has_inner_band else self._in_outer_band(state)
         corner = from_digits((2 * state > self.height - 1).long(), 2)
         return corner.where(in_mode, -1)
 
-    def _in_outer_band(self, state: StateBatch) -> Bool[Tensor, "n"]:
+    def _in_outer_band(self, state: StateBatch) -> Flags:
         return (2 * self._doubled_offset(state) > self.height - 1).all(1)
 
-    def _in_inner_band(self, state: StateBatch) -> Bool[Tensor, "n"]:
+    def _in_inner_band(self, state: StateBatch) -> Flags:
         offset = 5 * self._doubled_offset(state)
         return ((3 * (self.height - 1) < offset) & (offset < 4 * (self.height - 1))).all(1)
 
@@ -106,7 +109,7 @@ class ConditionalHyperGrid(HyperGrid):
     with HyperGrid's R. The condition of a row is its inverse temperature beta, [1]; a GFlowNet
     trained under all of them samples at any (Kim et al. 2024, arXiv:2310.02823).
     Beta is drawn log-uniformly from [min_beta, max_beta], and a network sees log beta, scaled to
-    [-1, 1]. The log partition function depends on beta too.
+    [-1, 1]. The log partition function depends on beta.
 
     Args:
         ndim: number of coordinates, at least 1.
@@ -116,8 +119,7 @@ class ConditionalHyperGrid(HyperGrid):
         r2: reward added in the inner bands, positive.
         min_beta: lowest inverse temperature, positive.
         max_beta: highest inverse temperature, above ``min_beta``.
-        **options: ``batch_size`` of the TorchRL interface, by default any; and ``device``, by
-            default "cpu".
+        **options: ``batch_size`` of the TorchRL interface, by default any; ``device``, "cpu".
 
     Raises:
         ArgumentError: an argument is out of range; the message names it.
@@ -144,7 +146,7 @@ class ConditionalHyperGrid(HyperGrid):
         super().__init__(ndim, height, r0, r1, r2, **options)
         self.min_beta, self.max_beta = min_beta, max_beta
 
-    def log_reward(self, state: StateBatch, condition: Tensor | None = None) -> Float[Tensor, "n"]:
+    def log_reward(self, state: StateBatch, condition: Tensor | None = None) -> Floats:
         """Return log R(x | beta), in nats, the condition being beta of each row.
 
         Raises:
@@ -152,23 +154,14 @@ class ConditionalHyperGrid(HyperGrid):
             ArgumentError: the exit action is illegal in some row, or no condition is given.
         """
         log_reward = super().log_reward(state)
-        if condition is None:
-            raise ArgumentError(f"condition must be given for {type(self).__name__}, got None")
-        if condition.shape != (len(state), 1):
-            raise ShapeError(
-                f"condition must have shape {[len(state), 1]}, got {list(condition.shape)}"
-            )
+        condition = self.checked_condition(condition, len(state))
         return condition[:, 0].float() * log_reward
 
-    def score(
-        self, state: StateBatch, log_reward: Float[Tensor, "n"] | None = None
-    ) -> Float[Tensor, "n"]:
+    def score(self, state: StateBatch, log_reward: Floats | None = None) -> Floats:
         """Return R(x), the reward at beta = 1."""
         return super().log_reward(state).exp()
 
-    def sample_condition(
-        self, n: int, generator: torch.Generator | None = None
-    ) -> Float[Tensor, "n 1"]:
+    def sample_condition(self, n: int, generator: torch.Generator | None = None) -> ConditionBatch:
         """Draw ``n`` inverse temperatures from the log-uniform law."""
         device = self.source_state.device
         return self._at(torch.rand(n, 1, device=device, generator=generator))

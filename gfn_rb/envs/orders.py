@@ -2,206 +2,159 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from typing import TypeAlias
 
 import torch
-from torch import Tensor, nn
-from torch.nn.functional import pad
+from torch import Tensor
 
-from gfn_rb.shapes import Bool, Int64
+from gfn_rb.envs.core import states_of_writes
+from gfn_rb.shapes import Bool, Int64, Integers
 
 EMPTY = -1
 SINK = -2
 
 Text: TypeAlias = Int64[Tensor, "n places"]
-Moves: TypeAlias = Int64[Tensor, "n"]
 
 
-class Order(nn.Module, ABC):
-    """The moves between unfinished sequences of letters 0 .. n_letters-1.
+class Append:
+    """Move m writes letter m at the right end: the graph is a tree.
 
-    Methods are those of ``GFNCore``, without the exit action. ``gap`` is how strings show a place
-    that is empty while a later one is not.
+    Methods are those of ``GFNCore``, without the exit action.
+
+    Args:
+        n_letters: number of letters.
+        length: letters in a finished sequence.
+        device: device of the states.
+
+    Attributes:
+        n_moves: number of moves.
+        n_states: number of sequences, unfinished and finished.
+        gap: character for a place that is empty while a later one is not.
     """
 
-    n_moves: int
-    n_states: int  # sequences, unfinished and finished
+    n_ends = 1
     gap = ""
 
-    def __init__(self, n_letters: int, length: int) -> None:
-        super().__init__()
+    def __init__(self, n_letters: int, length: int, device: torch.device | str | None) -> None:
         self.n_letters, self.length = n_letters, length
-
-    @abstractmethod
-    def forward_mask(self, state: Text) -> Bool[Tensor, "n actions"]:
-        """Allow moves until the sequence is full, then the exit action."""
-
-    @abstractmethod
-    def backward_mask(self, state: Text) -> Bool[Tensor, "n moves"]:
-        """Return which moves could have led here."""
-
-    @abstractmethod
-    def move(self, state: Text, move: Moves) -> Text:
-        """Write one letter per row."""
-
-    @abstractmethod
-    def undo(self, state: Text, move: Moves) -> Text:
-        """Take one letter per row back."""
-
-    @abstractmethod
-    def states_of(
-        self, action: Int64[Tensor, "n T"], length: Int64[Tensor, "n"]
-    ) -> Int64[Tensor, "n T1 places"]:
-        """Return what trajectories pass through, in a closed form."""
-
-
-class Append(Order):
-    """Move m writes letter m at the right end: the graph is a tree."""
-
-    n_ends = 1
-    _mask: Tensor
-
-    def __init__(self, n_letters: int, length: int) -> None:
-        super().__init__(n_letters, length)
         self.n_moves = n_letters * self.n_ends
         self.n_states = sum(n_letters**written for written in range(length + 1))
-        mask = torch.zeros(n_letters + 2, self.n_moves + 1, dtype=torch.bool)
-        mask[EMPTY - SINK, :-1] = True
-        mask[-SINK:, -1] = True
-        self.register_buffer("_mask", mask, persistent=False)  # of SINK, EMPTY, 0, ...
+        # By the letter in the last place. Index EMPTY, -1, is the last row, and SINK that before.
+        self._legal = torch.zeros(n_letters + 2, self.n_moves + 1, dtype=torch.bool, device=device)
+        self._legal[EMPTY, :-1] = True
+        self._legal[:n_letters, -1] = True
+        self._letters = torch.arange(n_letters, device=device)
 
     def forward_mask(self, state: Text) -> Bool[Tensor, "n actions"]:
         """Look at the last place, which is the last to be filled."""
-        return self._mask[state[:, -1] - SINK]
+        return self._legal[state[:, -1]]
 
     def backward_mask(self, state: Text) -> Bool[Tensor, "n moves"]:
-        """Return which letter stands last."""
-        letters = torch.arange(self.n_letters, device=state.device)
-        return state.gather(1, self._last_written(state)) == letters
+        """Return which letter is the last."""
+        return state.gather(1, self._last_place(state)) == self._letters
 
-    def move(self, state: Text, move: Moves) -> Text:
-        """Write behind the last letter."""
-        place = (state[:, :-1] >= 0).sum(1, keepdim=True)
-        return state.scatter(1, place, move[:, None])
+    def move(self, state: Text, move: Integers) -> Text:
+        """Write after the last letter."""
+        first_empty = state.argmin(1, keepdim=True)  # the first of several minima
+        return state.scatter(1, first_empty, move[:, None])
 
-    def undo(self, state: Text, move: Moves) -> Text:
-        """Take the last letter back."""
-        return state.scatter(1, self._last_written(state), EMPTY)
+    def undo(self, state: Text, move: Integers) -> Text:
+        """Empty the last place."""
+        return state.scatter(1, self._last_place(state), EMPTY)
 
     def states_of(
-        self, action: Int64[Tensor, "n T"], length: Int64[Tensor, "n"]
+        self, action: Int64[Tensor, "n T"], length: Integers
     ) -> Int64[Tensor, "n T1 places"]:
-        """Read each state off the finished sequence: it is the start of it."""
-        step = torch.arange(action.shape[1] + 1, device=action.device)[:, None]
-        return self._cut(self._moves(action)[:, None], step, length)
+        """Write each letter at the place of its step."""
+        step = torch.arange(action.shape[1], device=action.device)
+        return states_of_writes(step.expand_as(action), action, length, self.length, EMPTY, SINK)
 
-    def _moves(self, action: Int64[Tensor, "n T"]) -> Text:
-        """Return one move per place; where there are fewer, no trajectory has ended."""
-        move = action[:, : self.length]
-        return pad(move, (0, self.length - move.shape[1]), value=EMPTY)
-
-    def _cut(
-        self, text: Int64[Tensor, "n starts places"], step: Tensor, length: Int64[Tensor, "n"]
-    ) -> Int64[Tensor, "n T1 places"]:
-        """Cut ``text`` behind as many letters as steps were made."""
-        place = torch.arange(self.length, device=step.device)
-        state = text.where(place < step, EMPTY)
-        return state.masked_fill_(step >= length[:, None, None], SINK)
-
-    def _last_written(self, state: Text) -> Int64[Tensor, "n 1"]:
-        """Return the place of the last letter; 0 where there is none."""
+    def _last_place(self, state: Text) -> Int64[Tensor, "n 1"]:
+        """Return the place of the last letter; 0 if there is none."""
         return (state[:, 1:] >= 0).sum(1, keepdim=True)
 
 
 class PrependAppend(Append):
-    """Moves from ``n_letters`` on write at the left end."""
+    """Append, and moves from ``n_letters`` on write at the left end."""
 
     n_ends = 2
 
     def backward_mask(self, state: Text) -> Bool[Tensor, "n moves"]:
-        """Return which letter stands last, and which first."""
-        first = state[:, :1] == torch.arange(self.n_letters, device=state.device)
-        return torch.cat([super().backward_mask(state), first], 1)
+        """Return which letter is the last, and which the first."""
+        return torch.cat([super().backward_mask(state), state[:, :1] == self._letters], 1)
 
-    def move(self, state: Text, move: Moves) -> Text:
-        """Write behind the last letter, or before the first."""
+    def move(self, state: Text, move: Integers) -> Text:
+        """Write after the last letter, or before the first."""
         letter = move % self.n_letters
         prepended = torch.cat([letter[:, None], state[:, :-1]], 1)
-        is_left = (move >= self.n_letters)[:, None]
-        return prepended.where(is_left, super().move(state, letter))
+        return prepended.where(self._is_left(move), super().move(state, letter))
 
-    def undo(self, state: Text, move: Moves) -> Text:
-        """Take the last letter back, or the first."""
+    def undo(self, state: Text, move: Integers) -> Text:
+        """Remove the last letter, or the first."""
         beheaded = torch.cat([state[:, 1:], torch.full_like(state[:, :1], EMPTY)], 1)
-        is_left = (move >= self.n_letters)[:, None]
-        return beheaded.where(is_left, super().undo(state, move))
+        return beheaded.where(self._is_left(move), super().undo(state, move))
 
     def states_of(
-        self, action: Int64[Tensor, "n T"], length: Int64[Tensor, "n"]
+        self, action: Int64[Tensor, "n T"], length: Integers
     ) -> Int64[Tensor, "n T1 places"]:
-        """Read each state off the finished sequence: it is a stretch of it, from its own start."""
-        move, n_steps = self._moves(action), action.shape[1]
-        step = torch.arange(n_steps + 1, device=action.device)[:, None]
-        place = torch.arange(self.length, device=action.device)
-        is_left = move >= self.n_letters
-        n_left = pad(is_left.cumsum(1), (1, 0))  # letters put at the left before each step
-        start = n_left[:, -1:] - n_left  # of the state before each step, in the finished sequence
-        # A letter moves on with each one put to its left later.
-        target = place.where(~is_left, 0) + start[:, 1:]
-        finished = torch.empty_like(move).scatter_(1, target, move % self.n_letters)
-        start = start[:, step[:, 0].clamp(max=self.length)]
-        at = (start[:, :, None] + place).clamp(max=self.length - 1)
-        return self._cut(finished[:, None].expand(-1, n_steps + 1, -1).gather(2, at), step, length)
+        """Write each letter at its place in the finished sequence, and move each state left."""
+        step = torch.arange(action.shape[1] + 1, device=action.device)
+        is_move = step[1:] < length[:, None]
+        is_left = (action >= self.n_letters) & is_move
+        n_left = torch.zeros_like(step).repeat(len(action), 1)
+        n_left[:, 1:] = is_left.cumsum(1)
+        start = n_left[:, -1:] - n_left  # place of each state's first letter
+        place = start[:, 1:] + step[:-1].where(~is_left, 0)
+        letter = action % self.n_letters
+        text = states_of_writes(place, letter, length, self.length, EMPTY, SINK)
+        column = torch.arange(self.length, device=action.device) + start[:, :, None]
+        return text.gather(2, column % self.length)  # what is left of the start is empty
+
+    def _is_left(self, move: Integers) -> Bool[Tensor, "n 1"]:
+        return (move >= self.n_letters)[:, None]
 
 
-class AnyPlace(Order):
-    """Move p n_letters + m writes letter m at place p, where it is still empty."""
+class AnyPlace:
+    """Move p n_letters + m writes letter m at place p, where it is still empty.
+
+    Arguments, attributes and methods are those of :class:`Append`.
+    """
 
     gap = "-"
 
-    def __init__(self, n_letters: int, length: int) -> None:
-        super().__init__(n_letters, length)
+    def __init__(self, n_letters: int, length: int, device: torch.device | str | None) -> None:
+        self.n_letters, self.length = n_letters, length
         self.n_moves, self.n_states = length * n_letters, (n_letters + 1) ** length
+        self._first_move = n_letters * torch.arange(length, device=device)  # of each place
 
     def forward_mask(self, state: Text) -> Bool[Tensor, "n actions"]:
         """Allow each letter at each empty place."""
-        mask = state.new_empty(len(state), self.n_moves + 1, dtype=torch.bool)
-        mask[:, :-1].unflatten(1, (self.length, -1)).copy_((state == EMPTY)[:, :, None])
-        mask[:, -1] = (state >= 0).all(1)
-        return mask
+        is_empty = (state == EMPTY).repeat_interleave(self.n_letters, 1)
+        return torch.cat([is_empty, (state >= 0).all(1, keepdim=True)], 1)
 
     def backward_mask(self, state: Text) -> Bool[Tensor, "n moves"]:
-        """Return which letter stands at each place."""
-        place = torch.arange(self.length, device=state.device)
+        """Return which letter is at each place."""
         mask = state.new_zeros(len(state), self.n_moves, dtype=torch.bool)
-        return mask.scatter_(1, place * self.n_letters + state.clamp(min=0), state >= 0)
+        return mask.scatter_(1, self._first_move + state.clamp(min=0), state >= 0)
 
-    def move(self, state: Text, move: Moves) -> Text:
+    def move(self, state: Text, move: Integers) -> Text:
         """Write at the place of the move."""
         move = move[:, None]
         return state.scatter(1, move // self.n_letters, move % self.n_letters)
 
-    def undo(self, state: Text, move: Moves) -> Text:
+    def undo(self, state: Text, move: Integers) -> Text:
         """Empty the place of the move."""
         return state.scatter(1, move[:, None] // self.n_letters, EMPTY)
 
     def states_of(
-        self, action: Int64[Tensor, "n T"], length: Int64[Tensor, "n"]
+        self, action: Int64[Tensor, "n T"], length: Integers
     ) -> Int64[Tensor, "n T1 places"]:
-        """Note when each place is written, and compare with each step."""
-        n_steps = action.shape[1]
-        step = torch.arange(n_steps + 1, device=action.device)
-        is_move = step[1:] < length[:, None]  # the last action of each is the exit action
-        place = (action // self.n_letters).where(is_move, self.length)  # one more than there are
-        blank = action.new_full((len(action), self.length + 1), n_steps + 1)
-        written = blank.scatter(1, place, step[1:].expand_as(place))[:, None, :-1]
-        letter = blank.scatter(1, place, action % self.n_letters)[:, None, :-1]
-        state = letter.where(written <= step[:, None], EMPTY)
-        return state.masked_fill_((step >= length[:, None])[:, :, None], SINK)
+        """Write each letter at the place of its move."""
+        place, letter = action // self.n_letters, action % self.n_letters
+        return states_of_writes(place, letter, length, self.length, EMPTY, SINK)
 
 
-ORDERS: dict[str, type[Order]] = {
+ORDERS: dict[str, type[Append | AnyPlace]] = {
     "append": Append,
     "prepend_append": PrependAppend,
     "non_autoregressive": AnyPlace,

@@ -11,7 +11,7 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from gfn_rb.envs.base import EnvOptions
-from gfn_rb.envs.core import check_min_reward, check_positive
+from gfn_rb.envs.core import check_power
 from gfn_rb.envs.sequence import ScoredSequenceEnv
 from gfn_rb.shapes import Float64
 
@@ -42,8 +42,7 @@ class QM9Strings(ScoredSequenceEnv):
             "non_autoregressive" to write blocks in any order (see ``SequenceEnv``).
         beta: exponent of the reward, positive; 20 is published.
         min_reward: floor of r, in (0, 1].
-        **options: ``batch_size`` of the TorchRL interface, by default any; and ``device``, by
-            default "cpu".
+        **options: ``batch_size`` of the TorchRL interface, by default any; ``device``, "cpu".
 
     Raises:
         ArgumentError: an argument is out of range; the message names it.
@@ -58,8 +57,7 @@ class QM9Strings(ScoredSequenceEnv):
         min_reward: float = 1e-3,
         **options: Unpack[EnvOptions],
     ) -> None:
-        check_positive(beta=beta)
-        check_min_reward(min_reward)
+        check_power(beta, min_reward)
         super().__init__(len(BLOCKS), LENGTH, form, **options)
         self.beta, self.min_reward = beta, min_reward
         score = load_scores()

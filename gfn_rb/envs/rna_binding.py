@@ -15,15 +15,14 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from gfn_rb.envs.base import EnvOptions
-from gfn_rb.envs.core import check_min_reward, check_positive
+from gfn_rb.envs.core import check_power
 from gfn_rb.envs.sequence import SequenceEnv
 from gfn_rb.errors import ArgumentError, GfnRbError
-from gfn_rb.shapes import Bool, Float, Int64, StateBatch
+from gfn_rb.shapes import Flags, Float, Floats, Int64, Modes, StateBatch
 
 LETTERS = "ACGU"
 SUMS_PATH = Path(__file__).parent / "data" / "rna_l14.csv"
 MODES_PATH = Path(__file__).parent / "data" / "rna_l14_modes.npz"
-MAX_LENGTH = 27  # what the keys of unfinished strings, numbers in base 5, leave room for
 TARGETS = {
     "RNA1": "GAACGAGGCACAUUCCGGCUCGCCCGGCCCAUGUGAGCAUGGGCCGGACC"
     "CCGUCCGCGCGGGGCCCCCGCGCGGACGGGGGCGAGCCGGAAUGUGCCUC",
@@ -64,15 +63,14 @@ class RNABinding(SequenceEnv):
 
     Args:
         targets: names among "RNA1" to "RNA4", or sequences of ACGU; r is the mean over them.
-        length: number of letters in a finished sequence, 1 to 27.
+        length: number of letters in a finished sequence, at least 1.
         form: "append", "prepend_append" to write at both ends, or "non_autoregressive" to write
             letters in any order (see ``SequenceEnv``).
         beta: exponent of the reward, above 0.
         min_reward: lower limit of r, above 0 and at most 1.
         threshold: lowest r of a mode.
         modes: which sequences count as modes, "threshold" or "published".
-        **options: ``batch_size`` of the TorchRL interface, by default any; and ``device``, by
-            default "cpu".
+        **options: ``batch_size`` of the TorchRL interface, by default any; ``device``, "cpu".
 
     Raises:
         GfnRbError: ViennaRNA is not installed.
@@ -97,7 +95,11 @@ class RNABinding(SequenceEnv):
             raise GfnRbError(
                 "RNABinding needs ViennaRNA: pip install '.[rna]' in a clone of gfn_rb"
             )
-        _check(length, beta, min_reward, threshold)
+        check_power(beta, min_reward)
+        if not min_reward <= threshold < math.inf:
+            raise ArgumentError(
+                f"threshold must be finite and at least min_reward={min_reward}, got {threshold}"
+            )
         super().__init__(len(LETTERS), length, form, **options)
         self.beta, self.min_reward, self.threshold = beta, min_reward, threshold
         self.targets = _sequences(targets)
@@ -115,31 +117,29 @@ class RNABinding(SequenceEnv):
     @property
     def true_log_z(self) -> float | None:
         """The log partition function in nats, if known (see the class)."""
-        return self._known_sums[0] if self._known_sums else None
+        return self._known_sums[0]
 
     @property
     def expected_score(self) -> float | None:
         """The mean of max(r(x), min_reward) under the target, if known."""
-        return self._known_sums[1] if self._known_sums else None
+        return self._known_sums[1]
 
     @property
-    def _known_sums(self) -> tuple[float, float] | None:
+    def _known_sums(self) -> tuple[float, float] | tuple[None, None]:
         if len(self.targets) > 1 or self.length != 14 or self.min_reward != 1e-3:
-            return None
-        return known_sums().get((self.targets[0], self.beta))
+            return None, None
+        return known_sums().get((self.targets[0], self.beta), (None, None))
 
     @property
     def n_scored(self) -> int:
         """Number of distinct sequences that ViennaRNA has computed."""
         return len(self._energies)
 
-    def log_reward(self, state: StateBatch, condition: Tensor | None = None) -> Float[Tensor, "n"]:
+    def log_reward(self, state: StateBatch, condition: Tensor | None = None) -> Floats:
         """Return log R(x), in nats (the class's equation)."""
         return self.beta * self.score(state).clamp(min=self.min_reward).log()
 
-    def score(
-        self, state: StateBatch, log_reward: Float[Tensor, "n"] | None = None
-    ) -> Float[Tensor, "n"]:
+    def score(self, state: StateBatch, log_reward: Floats | None = None) -> Floats:
         """Return r(x), without exponent, and without lower limit unless ``log_reward`` is given.
 
         Args:
@@ -164,23 +164,15 @@ class RNABinding(SequenceEnv):
         rows = [self._energies[x] for x in sequences]
         return torch.tensor(rows, device=state.device).reshape(-1, len(self.targets))
 
-    def is_mode(
-        self, state: StateBatch, log_reward: Float[Tensor, "n"] | None = None
-    ) -> Bool[Tensor, "n"]:
+    def is_mode(self, state: StateBatch, log_reward: Floats | None = None) -> Flags:
         """Return which sequences are modes; r may be below ``threshold`` by rounding."""
         if self.modes == "published":
             return torch.isin(self.state_key(state), self._mode_keys)
         return self.score(state, log_reward) >= self.threshold * (1 - 1e-6)
 
-    def modes_reached(
-        self, state: StateBatch, log_reward: Float[Tensor, "n"] | None = None
-    ) -> Int64[Tensor, "m"]:
+    def modes_reached(self, state: StateBatch, log_reward: Floats | None = None) -> Modes:
         """Return the fingerprint of every sequence that is a mode."""
         return self.fingerprint(state)[self.is_mode(state, log_reward)]
-
-    def fingerprint(self, state: StateBatch) -> Int64[Tensor, "n"]:
-        """Return each string's own number, see ``state_key``."""
-        return self.state_key(state)
 
 
 @cache
@@ -237,14 +229,3 @@ def _sequences(targets: Sequence[str]) -> tuple[str, ...]:
             f"targets must be among {list(TARGETS)} or spelt in {LETTERS}, got {wrong[0]!r}"
         )
     return sequences
-
-
-def _check(length: int, beta: float, min_reward: float, threshold: float) -> None:
-    if not 1 <= length <= MAX_LENGTH:
-        raise ArgumentError(f"length must be in [1, {MAX_LENGTH}], got {length}")
-    check_positive(beta=beta)
-    check_min_reward(min_reward)
-    if not min_reward <= threshold < math.inf:
-        raise ArgumentError(
-            f"threshold must be finite and at least min_reward={min_reward}, got {threshold}"
-        )

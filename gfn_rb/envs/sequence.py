@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding
@@ -16,7 +16,9 @@ from gfn_rb.envs.core import from_digits
 from gfn_rb.envs.enumerable import EnumerableEnv
 from gfn_rb.envs.orders import EMPTY, ORDERS, SINK
 from gfn_rb.errors import ArgumentError, ShapeError
-from gfn_rb.shapes import Bool, Float, Float64, Int64, StateBatch
+from gfn_rb.shapes import Bool, Flags, Float, Float64, Floats, Int64, Integers, StateBatch
+
+S = TypeVar("S", bound="SequenceEnv")
 
 
 class SequenceEnv(GFNEnv):
@@ -36,8 +38,7 @@ class SequenceEnv(GFNEnv):
         form: "append", "prepend_append" or "non_autoregressive".
         letter_code: what ``encode`` writes for each letter, [n_letters, width], no two rows the
             same and none all zeros; one-hot vectors if None.
-        **options: ``batch_size`` of the TorchRL interface, by default any; and ``device``, by
-            default "cpu".
+        **options: ``batch_size`` of the TorchRL interface, by default any; ``device``, "cpu".
 
     Raises:
         ArgumentError: an argument is out of range; the message names it.
@@ -59,7 +60,7 @@ class SequenceEnv(GFNEnv):
         for name, value in {"n_letters": n_letters, "length": length}.items():
             if value < 1:
                 raise ArgumentError(f"{name} must be at least 1, got {value}")
-        order = ORDERS[form](n_letters, length)
+        order = ORDERS[form](n_letters, length, options.get("device"))
         letter_code = torch.eye(n_letters) if letter_code is None else letter_code
         super().__init__(
             torch.full((length,), EMPTY),
@@ -70,7 +71,7 @@ class SequenceEnv(GFNEnv):
             **options,
         )
         self.n_letters, self.length = n_letters, length
-        self.form, self.order = form, order.to(self.device)
+        self.form, self.order = form, order
         self.state_range = (SINK, n_letters - 1)
         code = torch.cat([torch.zeros_like(letter_code[:1]).expand(2, -1), letter_code])
         self._register(_code=code)  # of SINK, EMPTY, 0, ...
@@ -80,9 +81,9 @@ class SequenceEnv(GFNEnv):
         """Number of sequences, unfinished and finished."""
         return self.order.n_states
 
-    def is_source(self, state: StateBatch) -> Bool[Tensor, "n"]:
+    def is_source(self, state: StateBatch) -> Flags:
         """Return which rows hold no letter yet."""
-        return (state == EMPTY).all(1)
+        return state.amax(1) == EMPTY
 
     def forward_mask(self, state: StateBatch) -> Bool[Tensor, "n actions"]:
         """Allow every move until the sequence is full, then the exit action."""
@@ -93,16 +94,16 @@ class SequenceEnv(GFNEnv):
         return self.order.backward_mask(state)
 
     def states_of(
-        self, action: Int64[Tensor, "n T"], length: Int64[Tensor, "n"]
+        self, action: Int64[Tensor, "n T"], length: Integers
     ) -> Int64[Tensor, "n T1 *state"]:
-        """Read each state off the finished sequence, see :class:`~gfn_rb.envs.orders.Order`."""
+        """Write each letter at its place, see :mod:`gfn_rb.envs.orders`."""
         return self.order.states_of(action, length)
 
     def encode(self, state: StateBatch) -> Float[Tensor, "n encoded"]:
         """Return the code of the letter in each place; zeros where it is empty."""
         return embedding(state - SINK, self._code).flatten(1)
 
-    def state_key(self, state: StateBatch) -> Int64[Tensor, "n"]:
+    def state_key(self, state: StateBatch) -> Integers:
         """Read the places as digits in base n_letters + 1, empty being 0: dictionary order."""
         return from_digits(state + 1, self.n_letters + 1)
 
@@ -123,29 +124,34 @@ class SequenceEnv(GFNEnv):
             ShapeError: a string is longer than ``length``.
             ArgumentError: a string holds other letters than ``alphabet``.
         """
-        return read(strings, self.alphabet, self.length, self.order.gap).to(
-            self.source_state.device
-        )
+        letter = read(strings, self.alphabet, self.length, self.order.gap)
+        return letter.to(self.source_state.device)
 
-    def move(self, state: StateBatch, move: Int64[Tensor, "n"]) -> StateBatch:
+    def fingerprint(self, state: StateBatch) -> Integers:
+        """Return each sequence's key, or a hash where keys do not fit into 63 bits."""
+        fits = (self.n_letters + 1) ** self.length < 2**63
+        return self.state_key(state) if fits else super().fingerprint(state)
+
+    def move(self, state: StateBatch, move: Integers) -> StateBatch:
         """Write one letter per row."""
         return self.order.move(state, move)
 
-    def undo(self, state: StateBatch, move: Int64[Tensor, "n"]) -> StateBatch:
-        """Take one letter per row back."""
+    def undo(self, state: StateBatch, move: Integers) -> StateBatch:
+        """Remove one letter per row."""
         return self.order.undo(state, move)
+
+    def _apply(self: S, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> S:
+        super()._apply(fn, recurse)
+        self.order = type(self.order)(self.n_letters, self.length, self.source_state.device)
+        return self
 
 
 def spell(letter: Int64[Tensor, "n length"], alphabet: str, gap: str = "") -> list[str]:
-    """Spell out rows of letters: places in ``alphabet``, and -1 for ``gap``.
-
-    Without a gap, nothing but -1 may follow the first one.
-    """
+    """Spell out rows of letters, which are indices in ``alphabet``, or -1 for ``gap``."""
     if (letter < -1).any():
         raise ArgumentError("state must hold letters, got the sink")
-    characters = np.frombuffer(alphabet.encode() + (gap.encode() or b"\0"), dtype="S1")
-    rows = np.ascontiguousarray(characters[letter.cpu().numpy()])  # -1 is the last of them
-    return [text.decode() for text in rows.view(f"S{letter.shape[1]}")[:, 0]]
+    characters = [*alphabet, gap]
+    return ["".join(characters[i] for i in row) for row in letter.tolist()]
 
 
 def read(
@@ -174,21 +180,19 @@ class ScoredSequenceEnv(SequenceEnv, EnumerableEnv):
         mode = torch.full(score.shape, -1).scatter(0, modes, torch.arange(len(modes)))
         self._register(_score=score.float(), _log_reward=log_reward.float(), _mode=mode)
 
-    def log_reward(self, state: StateBatch, condition: Tensor | None = None) -> Float[Tensor, "n"]:
+    def log_reward(self, state: StateBatch, condition: Tensor | None = None) -> Floats:
         """Return log R(x), in nats (the class's equation)."""
         return self._log_reward[self.terminating_index(state)]
 
-    def score(
-        self, state: StateBatch, log_reward: Float[Tensor, "n"] | None = None
-    ) -> Float[Tensor, "n"]:
+    def score(self, state: StateBatch, log_reward: Floats | None = None) -> Floats:
         """Return the score of each finished sequence, without floor or exponent."""
         return self._score[self.terminating_index(state)]
 
-    def mode_index(self, state: StateBatch) -> Int64[Tensor, "n"]:
+    def mode_index(self, state: StateBatch) -> Integers:
         """Return the rank (0 is the best) of each sequence that is a mode, -1 for the others."""
         return self._mode[self.terminating_index(state)]
 
-    def terminating_index(self, state: StateBatch) -> Int64[Tensor, "n"]:
+    def terminating_index(self, state: StateBatch) -> Integers:
         """Read each finished sequence as a number in base ``n_letters``."""
         self.check_terminating(state)
         return from_digits(state, self.n_letters)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,42 +10,26 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from gfn_rb.envs.base import EnvOptions
-from gfn_rb.envs.core import check_min_reward, check_positive
+from gfn_rb.envs.core import check_power
 from gfn_rb.envs.sequence import ScoredSequenceEnv
 from gfn_rb.errors import ArgumentError
 from gfn_rb.numerics.near.distances import greedy
-from gfn_rb.shapes import Int64
+from gfn_rb.shapes import Int64, Integers, Modes
 
 LETTERS = "ACGT"
 LENGTH = 8
 PATH = Path(__file__).parent / "data" / "tfbind8_six6_ref_r1.npz"
+N_TOP = 327  # int(0.005 * 4^8)
+N_APART = (
+    328  # modes that differ in two letters, down to the score of 0.88920 of the published list
+)
+N_BEST = 1200  # strings to search for them; the last of them is in place 1,121
 
 
 def load_scores(path: str | Path = PATH) -> Int64[Tensor, "65536"]:
     """Return the E-score of every 8-mer in alphabetical order, in units of 1e-5."""
     with np.load(path) as table:
         return torch.from_numpy(table["e_score"].astype(np.int64))
-
-
-MODE_FRACTION = 0.005
-N_APART = 328  # modes that lie apart, down to the score of 0.88920 where the published list ends
-N_BEST = 1200  # strings to look for them among; the last of them is in place 1,121
-
-
-def _top(ranked: Int64[Tensor, "n"]) -> Int64[Tensor, "m"]:
-    return ranked[: int(MODE_FRACTION * len(ranked))]
-
-
-def _apart(ranked: Int64[Tensor, "n"]) -> Int64[Tensor, "m"]:
-    """Keep what differs in two letters at least from all that is kept before it."""
-    best = ranked[:N_BEST]
-    letter = best[:, None] // len(LETTERS) ** torch.arange(LENGTH) % len(LETTERS)
-    near = (letter[:, None] != letter).sum(2) <= 1
-    better, worse = near.triu(1).nonzero(as_tuple=True)
-    return best[greedy(len(best), better, worse)][:N_APART]
-
-
-MODES: dict[str, Callable[[Tensor], Tensor]] = {"published": _apart, "top": _top}
 
 
 class TFBind8(ScoredSequenceEnv):
@@ -71,8 +54,7 @@ class TFBind8(ScoredSequenceEnv):
         beta: exponent of the reward, above 0.
         min_reward: lower limit of r, above 0 and at most 1.
         modes: which 8-mers count as modes, "top" or "published".
-        **options: ``batch_size`` of the TorchRL interface, by default any; and ``device``, by
-            default "cpu".
+        **options: ``batch_size`` of the TorchRL interface, by default any; ``device``, "cpu".
 
     Raises:
         ArgumentError: an argument is out of range; the message names it.
@@ -88,14 +70,21 @@ class TFBind8(ScoredSequenceEnv):
         modes: str = "top",
         **options: Unpack[EnvOptions],
     ) -> None:
-        check_positive(beta=beta)
-        check_min_reward(min_reward)
-        if modes not in MODES:
-            raise ArgumentError(f"modes must be one of {sorted(MODES)}, got {modes!r}")
+        check_power(beta, min_reward)
+        if modes not in ("published", "top"):
+            raise ArgumentError(f"modes must be 'published' or 'top', got {modes!r}")
         super().__init__(len(LETTERS), LENGTH, form, **options)
         self.beta, self.min_reward = beta, min_reward
         e_score = load_scores().double()
         score = (e_score - e_score.min()) / (e_score.max() - e_score.min())
-        ranked = MODES[modes](score.sort(descending=True, stable=True).indices)
-        log_reward = beta * score.clamp(min=min_reward).log()
-        self._register_scores(score, log_reward, ranked)
+        ranked = score.sort(descending=True, stable=True).indices
+        best = ranked[:N_TOP] if modes == "top" else _apart(ranked[:N_BEST])[:N_APART]
+        self._register_scores(score, beta * score.clamp(min=min_reward).log(), best)
+
+
+def _apart(ranked: Integers) -> Modes:
+    """Keep the 8-mers that differ in at least two letters from all that are kept before them."""
+    letter = ranked[:, None] // len(LETTERS) ** torch.arange(LENGTH) % len(LETTERS)
+    near = (letter[:, None] != letter).sum(2) <= 1
+    better, worse = near.triu(1).nonzero(as_tuple=True)
+    return ranked[greedy(len(ranked), better, worse)]

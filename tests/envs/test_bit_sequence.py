@@ -111,8 +111,8 @@ def test_log_z_by_counting_strings() -> None:
     modes = draw_modes(16, 3, 0)
     every = ["".join(bits) for bits in product("01", repeat=16)]
     total = sum(math.exp(-min(hamming(x, mode) for mode in modes)) for x in every)
-    assert env.log_z == pytest.approx(math.log(total), abs=1e-6)
-    assert env.n_terminating == 2**16
+    assert env.log_partition() == pytest.approx(math.log(total), abs=1e-6)
+    assert len(env.terminating_states()) == 2**16
     uniform = env.policy_log_prob(uniform_log_pf(env))
     torch.testing.assert_close(uniform, torch.full_like(uniform, -16 * math.log(2)))
 

@@ -54,8 +54,8 @@ def breaking(name, function, base=HyperGrid, arguments=(2, 5)):
     return Broken(*arguments)
 
 
-def every_move(mask, state):
-    return (mask | True) & ((state != -1).all(1) & (state != 0).any(1))[:, None]
+def every_move(mask, state):  # but to the source and the sink of grids
+    return (mask | True) & (state.amax(1) > 0)[:, None]
 
 
 def exit_anywhere(mask, state):
@@ -65,27 +65,36 @@ def exit_anywhere(mask, state):
 @pytest.mark.parametrize(
     ("env", "promise", "found"),
     [
-        (breaking("forward_mask", lambda mask, *_: mask[:, :-1]), "sizes that the attributes",
+        (breaking("forward_mask", lambda mask, *_: mask[:, :-1]), "have the sizes and dtypes",
          "the shape of forward_mask(source(3)) is [3, 2], expected [3, 3]"),
-        (breaking("forward_mask", lambda mask, *_: mask | True), "The sink allows nothing",
-         "an action is legal in the sink, in state [-1, -1]"),
-        (breaking("backward_mask", lambda mask, *_: mask & False), "Undoing random moves",
-         "no move is marked as the last, in state [0, 1]"),
-        (breaking("backward_mask", every_move), "Undoing random moves", "expected [0, 0]"),
-        (breaking("backward_mask", every_move, DeceptiveGrid, (2, 6)), "Undoing random moves",
-         "expected [0, 0]"),
-        (breaking("backward_mask", every_move, TFBind8, ()), "", "state "),
-        (breaking("forward_mask", exit_anywhere, TFBind8, ()), "finished objects alone",
-         "it is legal in an unfinished sequence, in state [-1, "),
-        (breaking("undo", lambda state, *_: state + 1), "Undoing random moves", "leads from"),
+        (breaking("forward_mask", lambda mask, *_: mask | True), "The sink has no legal action",
+         "forward_mask(sink).any(1) is True, expected False, for state [-1, -1]"),
+        (breaking("backward_mask", lambda mask, *_: mask & False), "Every legal move is in",
+         "a move in backward_mask of its result is False, expected True, for state [0, 0] and "
+         "action 0"),
+        (breaking("backward_mask", lambda mask, *_: mask | True), "The source is the start",
+         "backward_mask(source).any(1) is True, expected False, for state [0, 0]"),
+        (breaking("backward_mask", every_move), "Every move in a backward mask",
+         "in forward_mask of the state before it, is False, expected True, for state [0, 1] and "
+         "action 0"),
+        (breaking("backward_mask", every_move, DeceptiveGrid, (2, 6)),
+         "ends in the source",
+         "is [-2, 0], expected [0, 0], for state [0, 1]"),
+        (breaking("backward_mask", lambda mask, state: mask | (state >= 0).any(1)[:, None],
+                  CountOnes, (3, 2)), "Every move in a backward mask",
+         "is [1, -1], expected [0, -1], for state [0, -1] and action 1"),
+        (breaking("forward_mask", exit_anywhere, TFBind8, ()), "in terminating states alone",
+         "is True, expected False, for state [-1, "),
+        (breaking("undo", lambda state, *_: state + 1), "Every legal move",
+         "backward_step is [1, 1], expected [0, 0], for state [1, 0] and action 0"),
         (breaking("encode", lambda code, *_: code * torch.nan), "``encode`` gives finite",
-         "encode gives NaN or inf, in state [0, 0]"),
+         "encode(state).isfinite().all(1) is False, expected True, for state [0, 0]"),
         (breaking("encode", lambda code, *_: code * 0), "``encode`` gives",
-         "is 1, expected"),
+         "encode of states [[0, 0], [0, 1]] is the same, expected different rows"),
         (breaking("log_reward", lambda value, *_: value.double()), "is a float32",
          "the dtype of log_reward is torch.float64, expected torch.float32"),
         (breaking("log_reward", lambda value, *_: value * torch.nan), "is a float32",
-         "log_reward is NaN or inf, in state [0, 0]"),
+         "log_reward < inf is False, expected True, for state [0, 0]"),
         (breaking("log_reward", lambda value, *_: value.nope), "is a float32",
          "AttributeError: 'Tensor' object"),
     ],
@@ -102,10 +111,10 @@ def test_a_broken_promise_is_told_in_one_line(env, promise, found):
 
 def test_an_exit_that_is_legal_too_often_or_too_seldom_is_found():
     check_env(HyperGrid(2, 5), every_state_terminates=True)
-    check_env(TFBind8(), every_state_terminates=None)
-    with pytest.raises(ArgumentError, match="by the masks is True, expected False"):
+    check_env(TFBind8(), every_state_terminates=False)
+    with pytest.raises(ArgumentError, match=r"True in all \d+ states.*\[0, 0\].*expected False"):
         check_env(HyperGrid(2, 5), every_state_terminates=False)
-    with pytest.raises(ArgumentError, match="by the masks is False, expected True"):
+    with pytest.raises(ArgumentError, match=r"is False, expected True, for state \[-2\.4"):
         check_env(Line(), every_state_terminates=True)
 
 

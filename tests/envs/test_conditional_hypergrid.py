@@ -114,7 +114,7 @@ def test_wrong_conditions() -> None:
     with pytest.raises(ArgumentError, match="condition must be given for ConditionalHyperGrid"):
         env.target_log_prob()
     with pytest.raises(ArgumentError, match="condition must be given"):
-        _ = env.log_z
+        env.log_partition()
     with pytest.raises(ShapeError, match=r"condition must have shape \[1\], got \[3, 1\]"):
         env.target_log_prob(torch.ones(3, 1))
     with pytest.raises(ArgumentError, match=r"condition must be None for HyperGrid, got shape \[1"):

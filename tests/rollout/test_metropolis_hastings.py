@@ -117,7 +117,7 @@ def test_the_exact_chain_leaves_the_target_invariant(name, rule, options):
     env, rule = ENVS[name](), RULES[rule]
     pf, pb = (walk(env, is_backward, **OPTIONS[options]) for is_backward in (False, True))
     search, q = all_searches(env, pf, pb, rule)
-    m = env.n_terminating
+    m = len(env.terminating_states())
     x = env.terminating_index(search.backtracked.terminating_states)
     to = env.terminating_index(search.reconstructed.terminating_states)
     np.testing.assert_allclose(torch.zeros(m).double().index_add(0, x, q), 1, atol=1e-5)

@@ -13,7 +13,7 @@ from typing_extensions import Unpack
 from gfn_rb.envs.base import EnvOptions, GFNEnv
 from gfn_rb.errors import ArgumentError
 from gfn_rb.numerics.near.hashing import equal_bits
-from gfn_rb.shapes import ActionBatch, Bool, Float, Int64, Shaped, StateBatch
+from gfn_rb.shapes import ActionBatch, Flags, Float, Int64, Integers, Shaped, StateBatch
 
 
 class ContinuousEnv(GFNEnv):
@@ -63,7 +63,7 @@ class ContinuousEnv(GFNEnv):
         )
 
     @abstractmethod
-    def from_source(self, state: StateBatch) -> tuple[Bool[Tensor, "n"], Float[Tensor, "n k"]]:
+    def from_source(self, state: StateBatch) -> tuple[Flags, Float[Tensor, "n k"]]:
         """Return which states one move from the source reached, and that move's parameters."""
 
     @abstractmethod
@@ -97,14 +97,14 @@ class ContinuousEnv(GFNEnv):
         return action[..., 0].long()
 
     def with_parameters(
-        self, kind: Int64[Tensor, "n"], parameters: Float[Tensor, "n k"]
+        self, kind: Integers, parameters: Float[Tensor, "n k"]
     ) -> Float[Tensor, "n k1"]:
         """Return actions of given kinds, with parameters for moves."""
         kept = parameters.where((kind != self.exit_action)[:, None], 0)
         return torch.cat([kind[:, None].to(kept.dtype), kept], 1)
 
     def random_action(
-        self, state: StateBatch, kind: Int64[Tensor, "n"], is_backward: bool = False
+        self, state: StateBatch, kind: Integers, is_backward: bool = False
     ) -> Float[Tensor, "n k1"]:
         """Return actions of given kinds, with parameters from ``reference``."""
         parameters = self.reference(state, is_backward).sample()
@@ -113,11 +113,11 @@ class ContinuousEnv(GFNEnv):
             parameters = first.where(is_first[:, None], parameters)
         return self.with_parameters(kind, parameters)
 
-    def fingerprint(self, state: StateBatch) -> Int64[Tensor, "n"]:
+    def fingerprint(self, state: StateBatch) -> Integers:
         """Return a hash of the bits of each state."""
         return super().fingerprint(equal_bits(state).reshape(state.shape))
 
-    def _check_legal(self, state: Tensor, action: ActionBatch, steps: Bool[Tensor, "n"]) -> None:
+    def _check_legal(self, state: Tensor, action: ActionBatch, steps: Flags) -> None:
         super()._check_legal(state, action, steps)
         if (bounds := self.bounds(state)) is None:
             return

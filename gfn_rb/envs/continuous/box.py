@@ -14,7 +14,7 @@ from gfn_rb.envs.continuous.base import ContinuousEnv
 from gfn_rb.envs.core import check_positive
 from gfn_rb.errors import ArgumentError
 from gfn_rb.numerics.mixtures import uniform
-from gfn_rb.shapes import Bool, Float, Int64, StateBatch
+from gfn_rb.shapes import Bool, Flags, Float, Floats, Modes, StateBatch
 
 _FREQUENCIES = (1.0, 2.0, 4.0, 8.0)  # half waves over the square
 
@@ -87,7 +87,7 @@ class Box(ContinuousEnv):
         """Return where a move led: everywhere but to the source."""
         return ~(self.is_source(state) | self.is_sink(state))[:, None]
 
-    def from_source(self, state: StateBatch) -> tuple[Bool[Tensor, "n"], Float[Tensor, "n 2"]]:
+    def from_source(self, state: StateBatch) -> tuple[Flags, Float[Tensor, "n 2"]]:
         """Return which states are in the quarter disk."""
         angle, half_square = torch.atan2(state[:, 1], state[:, 0]), state.square().sum(1) / 2
         is_first = (half_square <= self.delta**2 / 2) & self.backward_mask(state)[:, 0]
@@ -108,7 +108,7 @@ class Box(ContinuousEnv):
         """Return the uniform density of the parameters."""
         return uniform(*self.bounds(state, is_backward))
 
-    def log_reward(self, state: StateBatch, condition: Tensor | None = None) -> Float[Tensor, "n"]:
+    def log_reward(self, state: StateBatch, condition: Tensor | None = None) -> Floats:
         """Return log R(x), in nats (the class's equation)."""
         self.check_terminating(state)
         in_outer = ((state - 0.5).abs() > 0.25).all(1)
@@ -123,14 +123,12 @@ class Box(ContinuousEnv):
         is_source = self.is_source(state)[:, None].to(state.dtype)
         return torch.cat([2 * state - 1, phase.sin(), phase.cos(), is_source], 1)
 
-    def modes_reached(
-        self, state: StateBatch, log_reward: Float[Tensor, "n"] | None = None
-    ) -> Int64[Tensor, "m"]:
+    def modes_reached(self, state: StateBatch, log_reward: Floats | None = None) -> Modes:
         """Return the corners, 0 to 3, in the inner bands of which some state lies."""
         corner = 2 * (state[:, 0] > 0.5).long() + (state[:, 1] > 0.5).long()
         return corner[self._in_inner_band(state)]
 
-    def _in_inner_band(self, state: StateBatch) -> Bool[Tensor, "n"]:
+    def _in_inner_band(self, state: StateBatch) -> Flags:
         offset = (state - 0.5).abs()
         return ((offset > 0.3) & (offset < 0.4)).all(1)
 

@@ -14,7 +14,7 @@ from gfn_rb.envs.base import EnvOptions
 from gfn_rb.envs.continuous.base import ContinuousEnv
 from gfn_rb.errors import ArgumentError
 from gfn_rb.numerics.mixtures import normal_mixture
-from gfn_rb.shapes import Bool, Float, Int64, StateBatch
+from gfn_rb.shapes import Bool, Flags, Float, Floats, Modes, StateBatch
 
 
 class Line(ContinuousEnv):
@@ -83,11 +83,11 @@ class Line(ContinuousEnv):
         """The log of the number of modes: each has a mass of one."""
         return math.log(len(self._means))
 
-    def is_source(self, state: StateBatch) -> Bool[Tensor, "n"]:
+    def is_source(self, state: StateBatch) -> Flags:
         """Return which rows have made no move."""
         return state[:, 1] == 0
 
-    def is_sink(self, state: StateBatch) -> Bool[Tensor, "n"]:
+    def is_sink(self, state: StateBatch) -> Flags:
         """Return which rows have ended."""
         return state[:, 1] < 0
 
@@ -100,7 +100,7 @@ class Line(ContinuousEnv):
         """Return where a move led."""
         return state[:, 1:] > 0
 
-    def from_source(self, state: StateBatch) -> tuple[Bool[Tensor, "n"], Float[Tensor, "n 1"]]:
+    def from_source(self, state: StateBatch) -> tuple[Flags, Float[Tensor, "n 1"]]:
         """Return which states are those after the first move."""
         return state[:, 1] == 1, state[:, :1] - self.start
 
@@ -138,13 +138,13 @@ class Line(ContinuousEnv):
             (next_variance - gain**2 * variance).sqrt()[..., None],
         )
 
-    def log_marginal(self, state: StateBatch) -> Float[Tensor, "n"]:
+    def log_marginal(self, state: StateBatch) -> Floats:
         """Return log p_t(x) of states after t moves: their flow is Z p_t(x); 0 at the source."""
         mean, variance = self._marginal(state[:, 1:].clamp(min=1))
         log_p = Normal(mean, variance.sqrt()).log_prob(state[:, :1]).logsumexp(1)
         return (log_p - math.log(len(self._means))).where(state[:, 1] > 0, 0)
 
-    def log_reward(self, state: StateBatch, condition: Tensor | None = None) -> Float[Tensor, "n"]:
+    def log_reward(self, state: StateBatch, condition: Tensor | None = None) -> Floats:
         """Return the log of the summed densities of the modes."""
         self.check_terminating(state)
         return Normal(self._means, self._scales).log_prob(state[:, :1]).logsumexp(1)
@@ -154,9 +154,7 @@ class Line(ContinuousEnv):
         x = (state[:, :1] - self.start) / self.spread
         return torch.cat([x, state[:, 1:] / self.n_steps], 1)
 
-    def modes_reached(
-        self, state: StateBatch, log_reward: Float[Tensor, "n"] | None = None
-    ) -> Int64[Tensor, "m"]:
+    def modes_reached(self, state: StateBatch, log_reward: Floats | None = None) -> Modes:
         """Return the modes within one standard deviation of which some state lies."""
         near = (state[:, :1] - self._means).abs() <= self._scales
         return near.nonzero()[:, 1]
