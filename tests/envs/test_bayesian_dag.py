@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from gfn_rb.envs import BayesianDAG, bayesian_dag
-from gfn_rb.envs.bayesian_dag import draw_data
-from gfn_rb.envs.bge import BGeScore
+from gfn_rb.envs.bayesian_dag import BGeScore, draw_data
 from gfn_rb.envs.conformance import EnumerableEnvConformance, GFNEnvConformance
 from gfn_rb.errors import ArgumentError, NaNError, ShapeError
 
