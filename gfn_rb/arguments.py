@@ -6,6 +6,7 @@ import operator
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
 import torch
 
 from gfn_rb.errors import ArgumentError
@@ -13,24 +14,38 @@ from gfn_rb.errors import ArgumentError
 _MOST = 2**63 - 1
 
 
+def shown(value: Any) -> str:
+    """Return a value's text on one line, at most 80 characters."""
+    return " ".join(repr(value).split())[:80]
+
+
+def kind_of(value: Any) -> str:
+    """Return what a value is: its class and its text, or the name of a class itself."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    return f"a {type(value).__name__}: {shown(value)}"
+
+
 def require_key(name: str, value: Any) -> None:
     """Raise unless a value can be the key of an entry: a string, or a tuple of them."""
     parts = value if isinstance(value, tuple) else (value,)
     if not parts or not all(isinstance(part, str) and part for part in parts):
-        raise ArgumentError(f"{name} must be a key, a string or a tuple of them, got {value!r:.80}")
+        raise ArgumentError(
+            f"{name} must be a key, a string or a tuple of them, got {shown(value)}"
+        )
 
 
 def require_flag(name: str, value: Any) -> None:
     """Raise unless a value is True or False."""
     if not isinstance(value, bool):
-        raise ArgumentError(f"{name} must be True or False, got {value!r:.80}")
+        raise ArgumentError(f"{name} must be True or False, got {shown(value)}")
 
 
 def require_choice(name: str, value: Any, choices: Iterable[Any]) -> None:
     """Raise unless a value is one of several."""
     if not any(value is each or (type(value) is str and value == each) for each in choices):
         *others, last = (repr(each) for each in choices)
-        raise ArgumentError(f"{name} must be {', '.join(others)} or {last}, got {value!r:.80}")
+        raise ArgumentError(f"{name} must be {', '.join(others)} or {last}, got {shown(value)}")
 
 
 def as_count(name: str, value: Any, least: int = 1) -> int:
@@ -38,9 +53,9 @@ def as_count(name: str, value: Any, least: int = 1) -> int:
     try:
         count = operator.index(value)
     except (TypeError, RuntimeError):
-        raise ArgumentError(f"{name} must be an integer, got {value!r:.80}") from None
+        raise ArgumentError(f"{name} must be an integer, got {shown(value)}") from None
     if isinstance(value, bool) or count > _MOST:
-        raise ArgumentError(f"{name} must be an integer below 2^63, got {value!r:.80}")
+        raise ArgumentError(f"{name} must be an integer below 2^63, got {shown(value)}")
     if count < least:
         raise ArgumentError(f"{name} must be at least {least}, got {count}")
     return count
@@ -51,9 +66,19 @@ def require_kind(
 ) -> None:
     """Raise unless a value is of a class, or is something else that will do."""
     if not isinstance(value, kind) and (but is None or not but(value)):
-        raise ArgumentError(
-            f"{name} must be a {kind.__name__}, got a {type(value).__name__}: {value!r:.80}"
-        )
+        raise ArgumentError(f"{name} must be a {kind.__name__}, got {kind_of(value)}")
+
+
+def require_optional(name: str, value: Any, kind: type) -> None:
+    """Raise unless a value is None or of a class."""
+    if value is not None:
+        require_kind(name, value, kind)
+
+
+def require_number(name: str, value: Any) -> None:
+    """Raise unless a value is a number."""
+    if not isinstance(value, (int, float, np.number)):
+        raise ArgumentError(f"{name} must be a number, got {kind_of(value)}")
 
 
 def require_device_of(generator: torch.Generator, device: torch.device, what: str = "rows") -> None:
@@ -69,10 +94,10 @@ def as_device(name: str, value: Any) -> torch.device:
     try:
         device = torch.device(value)
     except (TypeError, RuntimeError):
-        raise ArgumentError(f"{name} must name a device of torch, got {value!r:.80}") from None
+        raise ArgumentError(f"{name} must name a device of torch, got {shown(value)}") from None
     if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
         raise ArgumentError(
-            f"{name} must be cpu, or cuda where torch finds such a device, got {value!r:.80}: "
+            f"{name} must be cpu, or cuda where torch finds such a device, got {shown(value)}: "
             f"it finds {count}"
         )
     return device

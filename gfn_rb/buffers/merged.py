@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from gfn_rb.containers.convert import joined, require_alike
 from gfn_rb.errors import ArgumentError, ShapeError
 from gfn_rb.keys import BUFFER_ID, BUFFER_IDS, DRAW_LOG_PROB, INDEX
 from gfn_rb.numerics.weighted_union import Groups
+from gfn_rb.samplers import SoftmaxRewardSampler
 from gfn_rb.sharing import WriteLock
 from gfn_rb.torchrl_compat import (
     member_samplers,
@@ -64,7 +65,9 @@ class MergedReplayBuffer(ReplayBufferEnsemble):
         p: ``"mass"`` draws from the softmax over the rows of all members. Each member then needs a
             :class:`~gfn_rb.SoftmaxRewardSampler` of the same key, temperature and replacement.
             ``"size"`` weighs members by their numbers of rows, a list gives one weight per member,
-            and None gives equal weights; each member then draws in its own way.
+            and None gives equal weights; each member then draws in its own way. Default:
+            ``"mass"`` if every member has a ``SoftmaxRewardSampler`` and batches are not stacked,
+            otherwise equal weights, as in a ``ReplayBufferEnsemble``.
         batch_size: number of rows that ``sample()`` draws, at least 1. Default: None, which
             requires ``sample(n)``.
         transform: transform or callable, applied to merged batches.
@@ -72,9 +75,8 @@ class MergedReplayBuffer(ReplayBufferEnsemble):
             and concatenate.
         generator: ``torch.Generator`` of merged draws, and from now on of the members. None leaves
             the members theirs, and merged draws use PyTorch's global generator.
-        sample_from_all: whether to draw n / k rows from each member, stacked; needs ``p=None``.
-        num_buffer_sampled: number k of members to draw, with n / k rows from each, stacked; needs
-            weights.
+        sample_from_all: whether to draw n / k rows from each member, stacked; needs equal weights.
+        num_buffer_sampled: number k of members to draw, with n / k rows from each, stacked.
         **kwargs: keywords of ``ReplayBufferEnsemble``, such as ``prefetch``, ``shared`` and
             ``storages``.
 
@@ -90,7 +92,7 @@ class MergedReplayBuffer(ReplayBufferEnsemble):
     def __init__(
         self,
         *members: ReplayBuffer,
-        p: Shares = "mass",
+        p: Shares | Literal["auto"] = "auto",
         batch_size: int | None = None,
         transform: Transform | Callable[[Any], Any] | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
@@ -105,6 +107,9 @@ class MergedReplayBuffer(ReplayBufferEnsemble):
                 as_count(name, value)
         require_kind("generator", generator, torch.Generator, lambda value: value is None)
         self._stacks = sample_from_all or num_buffer_sampled is not None
+        if p == "auto":
+            draws_by_reward = all(isinstance(rb.sampler, SoftmaxRewardSampler) for rb in members)
+            p = "mass" if draws_by_reward and not self._stacks else None
         if self._stacks and isinstance(p, str):
             raise ArgumentError(
                 "sample_from_all and num_buffer_sampled stack batches by member: p must be None "

@@ -14,6 +14,7 @@ from torch import Tensor
 from torchrl.data.replay_buffers.samplers import Sampler, SamplerEnsemble
 from torchrl.data.replay_buffers.storages import Storage, StorageEnsemble
 
+from gfn_rb.arguments import as_count
 from gfn_rb.errors import (
     ArgumentError,
     CheckpointMismatchError,
@@ -123,8 +124,8 @@ class MergedSampler(SamplerEnsemble):
             EmptyBufferError: no member of positive weight holds anything of positive weight.
             KeyMismatchError: ``batch_size`` is not a multiple of k where batches are stacked.
         """
-        if batch_size < 1:
-            raise ArgumentError(f"batch_size must be at least 1, got {batch_size}")
+        if type(batch_size) is not int or batch_size < 1:
+            batch_size = as_count("batch_size", batch_size)
         if not any(len(each) for each in member_storages(storage)):
             raise EmptyBufferError(f"cannot draw {batch_size} items: all members are empty")
         if isinstance(self._p, str) and self._p == "mass":

@@ -21,9 +21,11 @@ from torchrl.envs.transforms import Compose, Transform
 from gfn_rb.arguments import (
     as_count,
     as_device,
+    require_choice,
     require_device_of,
     require_flag,
     require_kind,
+    require_optional,
 )
 from gfn_rb.buffers.compact import CompactRows, StateForm
 from gfn_rb.buffers.environment import Environment
@@ -478,8 +480,10 @@ def build(
     capacity = as_count("capacity", capacity)
     require_kind("writer", writer, Writer, callable)
     require_kind("sampler", sampler, Sampler, callable)
-    require_kind("storage", storage, Storage, lambda value: value is None)
+    require_optional("storage", storage, Storage)
     require_kind("transform", transform, Transform, lambda v: v is None or callable(v))
+    require_flag("statistics", statistics)
+    require_optional("rate_limiter", rate_limiter, RateLimiter)
     _check_options(buffer_kwargs)
     device = as_device("device", device)
     if storage is None:
@@ -492,6 +496,7 @@ def build(
     # Inverse transforms run from the last to the first: the user's come first on the way in.
     on_insertion = [*([] if transform is None else [transform]), *transforms]
     if compact is not None:
+        require_choice("compact", compact, ("narrow", "rebuild", None))
         if env is None:
             raise ArgumentError(f"env must be given for compact={compact!r}, got None")
         rows = CompactRows(env, compact)
@@ -515,7 +520,7 @@ def _check_options(options: dict[str, Any]) -> None:
     if prefetch is not None and as_count("prefetch", prefetch, 0) and batch_size is None:
         raise ArgumentError(f"prefetch must be 0 without a batch_size, got {prefetch}")
     generator = options.get("generator")
-    require_kind("generator", generator, torch.Generator, lambda value: value is None)
+    require_optional("generator", generator, torch.Generator)
     require_flag("shared", options.get("shared", False))
 
 

@@ -10,7 +10,7 @@ from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.envs.transforms import Transform
 
-from gfn_rb.arguments import as_count
+from gfn_rb.arguments import as_count, kind_of
 from gfn_rb.containers import States, Trajectories, Transitions, convert
 from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
 from gfn_rb.keys import (
@@ -35,6 +35,8 @@ class RowTransform(Transform):
     """A transform of rows on their way into a buffer, which leaves what is sampled as it is."""
 
     def _inv_call(self, tensordict: TensorDictBase) -> TensorDictBase:
+        if not isinstance(tensordict, TensorDictBase):
+            raise ArgumentError(f"data must be a TensorDict, got {kind_of(tensordict)}")
         # Rows of different shapes cannot be asked together whether one has a gradient.
         if isinstance(tensordict, LazyStackedTensorDict) or tensordict.requires_grad:
             tensordict = tensordict.detach()

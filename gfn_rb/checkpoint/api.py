@@ -12,6 +12,7 @@ from typing import Any
 from torchrl.data import ReplayBuffer
 from torchrl.data.replay_buffers.scheduler import ParameterScheduler
 
+from gfn_rb.arguments import kind_of, require_kind
 from gfn_rb.checkpoint.atomic import published
 from gfn_rb.checkpoint.buffers import restore, snapshot_of
 from gfn_rb.checkpoint.parts import row_layout
@@ -242,6 +243,7 @@ class AtomicCheckpoint:
     """
 
     def __init__(self, rb: ReplayBuffer, secret: Secret | None = None) -> None:
+        require_kind("rb", rb, ReplayBuffer)
         self.rb, self.secret = rb, secret
 
     def dump(self, path: str | PathLike[str]) -> None:
@@ -303,7 +305,7 @@ def _save_parts(
 def resolved(path: Any) -> Path:
     """Return where a path leads to."""
     if not isinstance(path, (str, os.PathLike)) or "\0" in (name := os.fspath(path)):
-        raise ArgumentError(f"path must be a path to a file, got {path!r}")
+        raise ArgumentError(f"path must be a path to a file, got {kind_of(path)}")
     try:
         return Path(os.fsdecode(name)).resolve()
     except (OSError, RuntimeError) as error:  # the latter of links, up to Python 3.12

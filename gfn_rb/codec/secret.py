@@ -36,6 +36,8 @@ class Secret:
     """
 
     def __init__(self, content: bytes) -> None:
+        if not isinstance(content, bytes):
+            raise ArgumentError(f"secret must be bytes, got a {type(content).__name__}")
         if len(content) < _LEAST:
             raise ArgumentError(f"secret must have {_LEAST} bytes or more, got {len(content)}")
         self._key = blake2b(content).digest()

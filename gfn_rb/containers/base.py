@@ -18,7 +18,7 @@ from torch import Tensor
 from typing_extensions import dataclass_transform
 
 from gfn_rb import keys
-from gfn_rb.arguments import as_device
+from gfn_rb.arguments import as_device, require_kind
 from gfn_rb.containers import convert
 from gfn_rb.containers.fields import Field, Key, Values, assemble, field
 from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
@@ -79,6 +79,7 @@ class Container:
             ShapeError: If a batch size, shape or dtype is not the table's.
             ArgumentError: If a trajectory has no action, or more than there is room for.
         """
+        require_kind("td", td, TensorDictBase)
         if td.batch_dims != 1:
             raise ShapeError(
                 f"{cls.__name__}: td has batch size {list(td.batch_size)}; expected [n]"
@@ -205,8 +206,11 @@ def _row_index(
     if isinstance(index, slice):
         return index
     if isinstance(index, int) and not isinstance(index, bool):
+        if not -n_rows <= index < n_rows:
+            raise IndexError(f"index must be below the {n_rows} rows, got {index}")
         row = range(n_rows)[index]
         return slice(row, row + 1)
+    require_kind("index", index, Tensor, lambda value: isinstance(value, (list, np.ndarray)))
     rows = torch.as_tensor(index)
     if rows.ndim > 1:
         raise ArgumentError(f"index has shape {list(rows.shape)}; expected at most one dimension")

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
+from gfn_rb.arguments import require_kind
 from gfn_rb.envs.base import GFNEnv
 from gfn_rb.envs.orders import EMPTY
 from gfn_rb.envs.sequence import SequenceEnv
@@ -30,8 +31,7 @@ def check_env(env: GFNEnv, every_state_terminates: bool | None = None) -> None:
         ArgumentError: a check failed; the message names the check, the state, what came and what
             was expected.
     """
-    if not isinstance(env, GFNEnv):
-        raise ArgumentError(f"env must be a gfn_rb.envs.GFNEnv, got a {type(env).__name__}")
+    require_kind("env", env, GFNEnv)
     walks = _FewWalks(env, every_state_terminates)
     for name in (*vars(CoreConformance), *vars(_FewWalks)):  # later checks rely on earlier ones
         if name.startswith("test_"):

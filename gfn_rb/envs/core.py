@@ -10,6 +10,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from gfn_rb.arguments import kind_of, require_kind, shown
 from gfn_rb.errors import ArgumentError, ShapeError
 from gfn_rb.numerics.flat import flat_rows
 from gfn_rb.shapes import (
@@ -245,6 +246,7 @@ class GFNCore(ABC):
 
     def check_state(self, state: Tensor, name: str = "state") -> None:
         """Raise ShapeError unless ``state``, an argument ``name``, is a batch of states."""
+        require_kind(name, state, Tensor)
         fits = state.ndim > 0 and state.shape[1:] == self.state_shape
         if not fits or state.dtype != self.state_dtype:
             expected = ", ".join(["n", *map(str, self.state_shape)])
@@ -328,8 +330,16 @@ def states_of_writes(
 def check_positive(**arguments: float) -> None:
     """Raise ArgumentError unless every argument is positive and finite."""
     for name, value in arguments.items():
-        if not 0 < value < math.inf:
-            raise ArgumentError(f"{name} must be positive and finite, got {value}")
+        if not isinstance(value, (int, float)) or not 0 < value < math.inf:
+            raise ArgumentError(f"{name} must be positive and finite, got {shown(value)}")
+
+
+def require_env(env: object) -> None:
+    """Raise unless an argument ``env`` is an environment, and not its class or its name."""
+    if not isinstance(env, GFNCore):
+        raise ArgumentError(
+            f"env must be an environment such as gfn_rb.envs.HyperGrid(2, 8), got {kind_of(env)}"
+        )
 
 
 def check_power(beta: float, min_reward: float) -> None:

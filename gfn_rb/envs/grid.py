@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn.functional import embedding, pad
 from typing_extensions import Unpack
 
+from gfn_rb.arguments import as_count
 from gfn_rb.envs.base import EnvOptions
 from gfn_rb.envs.core import from_digits
 from gfn_rb.envs.enumerable import EnumerableEnv
@@ -33,10 +34,8 @@ class GridEnv(EnumerableEnv):
     def __init__(
         self, ndim: int, height: int, *, max_length: int, **options: Unpack[EnvOptions]
     ) -> None:
-        if ndim < 1:
-            raise ArgumentError(f"ndim must be at least 1, got {ndim}")
-        if height < 2:
-            raise ArgumentError(f"height must be at least 2, got {height}")
+        as_count("ndim", ndim)
+        as_count("height", height, 2)
         super().__init__(
             torch.zeros(ndim, dtype=torch.int64),
             torch.full((ndim,), -1),
@@ -77,7 +76,13 @@ class GridEnv(EnumerableEnv):
 
     def encode(self, state: StateBatch) -> Float[Tensor, "n encoded"]:
         """Return one one-hot vector per coordinate; zeros for the sink."""
-        return embedding(state + 1, self._code).flatten(1)
+        try:
+            return embedding(state + 1, self._code).flatten(1)
+        except IndexError:
+            raise ArgumentError(
+                f"state must hold coordinates from 0 to {self.height - 1}, got up to "
+                f"{int(state.max())}: is it a state of another environment?"
+            ) from None
 
     def state_key(self, state: StateBatch) -> Integers:
         """Read the coordinates as digits in base ``height``."""

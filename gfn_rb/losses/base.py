@@ -13,11 +13,11 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 
 from gfn_rb import keys
-from gfn_rb.arguments import require_choice
+from gfn_rb.arguments import require_choice, require_number
 from gfn_rb.containers import Trajectories
 from gfn_rb.containers.base import Container
-from gfn_rb.envs.core import GFNCore
-from gfn_rb.errors import ArgumentError, NaNError
+from gfn_rb.envs.core import GFNCore, require_env
+from gfn_rb.errors import ArgumentError, NaNError, ShapeError
 from gfn_rb.rollout.outputs import require_direction
 from gfn_rb.shapes import ConditionBatch, Float, StateBatch
 from gfn_rb.torchrl_compat import assert_on_device
@@ -149,6 +149,11 @@ class Loss(nn.Module, ABC, Generic[C]):
         min_log_reward: float | None = None,
     ) -> None:
         super().__init__()
+        require_env(env)
+        if not callable(penalty):
+            raise ArgumentError(f"penalty must be a callable, got {penalty!r}")
+        if min_log_reward is not None:
+            require_number("min_log_reward", min_log_reward)
         self.forward_policy = forward_policy
         self.penalty, self.min_log_reward = penalty, min_log_reward
         self._env = (env,)  # in a tuple, so that an environment's buffers stay out of state_dict
@@ -163,7 +168,8 @@ class Loss(nn.Module, ABC, Generic[C]):
             ArgumentError: another container, no row, an infinite log-reward, or an illegal action.
             NaNError: a log-reward or an output of a network is NaN.
         """
-        if not len(batch):
+        if not hasattr(batch, "__len__") or not len(batch):
+            self._rows(batch)  # which raises for what is no batch
             name = self.reads.__name__.lower()
             raise ArgumentError(f"{name} must have at least one row, got none")
         return self.row_loss(batch).mean()
@@ -259,10 +265,16 @@ class Loss(nn.Module, ABC, Generic[C]):
 
     def _rows(self, batch: C | TensorDictBase) -> C:
         if isinstance(batch, TensorDictBase):
-            return self.reads.from_tensordict(batch)
+            batch = self.reads.from_tensordict(batch)
         if not isinstance(batch, self.reads):
             raise ArgumentError(
                 f"{type(self).__name__} reads {self.reads.__name__}, got {type(batch).__name__}"
+            )
+        state, shape = batch.state, self.env.state_shape
+        if state.shape[state.ndim - len(shape) :] != shape or state.dtype != self.env.state_dtype:
+            raise ShapeError(
+                f"batch must hold states of env, {self.env.state_dtype} of shape {list(shape)}, "
+                f"got {state.dtype} of shape {list(state.shape)} in all"
             )
         return batch
 

@@ -8,6 +8,7 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 
+from gfn_rb.arguments import require_kind
 from gfn_rb.containers import Trajectories
 from gfn_rb.envs.core import GFNCore
 from gfn_rb.errors import ShapeError
@@ -68,6 +69,7 @@ class TrajectoryBalance(BalanceLoss[Trajectories]):
         **options: Any,
     ) -> None:
         super().__init__(forward_policy, backward_policy, env, **options)
+        require_kind("log_z", log_z, nn.Module)
         self.log_z = log_z
 
     def residual(self, batch: Trajectories | TensorDictBase) -> Float[Tensor, "n"]:

@@ -12,6 +12,7 @@ from torch.distributions import Distribution
 from torch.nn.functional import softplus
 
 from gfn_rb import keys
+from gfn_rb.arguments import as_count, require_kind
 from gfn_rb.envs.continuous import ContinuousEnv
 from gfn_rb.numerics.mixtures import BetaMixture, normal_mixture
 from gfn_rb.policies.networks import StateNetwork, Trunk
@@ -43,6 +44,8 @@ class MixturePolicy(StateNetwork):
         is_backward: bool = False,
         n_components: int = 4,
     ) -> None:
+        require_kind("env", env, ContinuousEnv)
+        as_count("n_components", n_components)
         self.is_backward = is_backward
         k, n_kinds = env.action_shape[0] - 1, env.n_actions - is_backward
         self._shape = (-1, n_components, k)
@@ -82,6 +85,7 @@ class ReferencePolicy(TensorDictModuleBase):
 
     def __init__(self, env: ContinuousEnv) -> None:
         super().__init__()
+        require_kind("env", env, ContinuousEnv)
         self.in_keys, self.out_keys = [keys.STATE], [keys.LOGITS]
         self._env = (env,)  # in a tuple, so that it does not become a submodule
 

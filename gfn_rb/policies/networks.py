@@ -11,7 +11,8 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 
 from gfn_rb import keys
-from gfn_rb.envs.core import GFNCore
+from gfn_rb.arguments import as_count, require_kind, require_number
+from gfn_rb.envs.core import GFNCore, require_env
 from gfn_rb.errors import ArgumentError, ShapeError
 from gfn_rb.rollout.outputs import StateModule
 from gfn_rb.shapes import ConditionBatch, Float, StateBatch
@@ -30,9 +31,8 @@ class Trunk(nn.Module):
 
     def __init__(self, in_features: int, hidden: Sequence[int]) -> None:
         super().__init__()
-        widths = [in_features, *hidden]
-        if min(widths) < 1:
-            raise ArgumentError(f"hidden must hold positive widths, got {list(hidden)}")
+        require_kind("hidden", hidden, list, lambda value: isinstance(value, Sequence))
+        widths = [in_features, *(as_count("hidden", width) for width in hidden)]
         self.in_features, self.out_features = in_features, widths[-1]
         self.layers = nn.ModuleList(map(nn.Linear, widths[:-1], widths[1:]))
 
@@ -69,6 +69,7 @@ class StateNetwork(StateModule):
         trunk: Trunk | None,
     ) -> None:
         super().__init__()
+        require_env(env)
         self.in_keys, self.out_keys = [keys.STATE], [out_key]
         in_features = env.encoded_size
         if env.condition_shape is not None:
@@ -90,6 +91,11 @@ class StateNetwork(StateModule):
         if len(self.in_keys) > 1:
             assert condition is not None
             x = torch.cat([x, self._encode_condition(condition)], 1)
+        if x.shape[1] != self.trunk.in_features:
+            raise ShapeError(
+                f"states must be of the environment of this {type(self).__name__}, which encodes "
+                f"them to {self.trunk.in_features} numbers, got {x.shape[1]}"
+            )
         return self.head(self.trunk(x))
 
 
@@ -104,6 +110,7 @@ class Policy(StateNetwork):
     def __init__(
         self, env: GFNCore, hidden: Sequence[int] = (128, 128), trunk: Trunk | None = None
     ) -> None:
+        require_env(env)
         super().__init__(env, keys.LOGITS, env.n_actions - self.is_backward, hidden, trunk)
 
 
@@ -146,6 +153,7 @@ class UniformBackwardPolicy(StateModule):
 
     def __init__(self, env: GFNCore) -> None:
         super().__init__()
+        require_env(env)
         self.in_keys, self.out_keys = [keys.STATE], [keys.LOGITS]
         self.n_moves = env.n_actions - 1
 
@@ -281,6 +289,7 @@ class LogZ(nn.Module):
 
     def __init__(self, initial: float = 0.0) -> None:
         super().__init__()
+        require_number("initial", initial)
         self.value = nn.Parameter(torch.tensor(float(initial)))
 
     def forward(self, condition: ConditionBatch | None = None) -> Float[Tensor, ""]:
@@ -308,6 +317,7 @@ class ConditionalLogZ(nn.Module):
         self, env: GFNCore, hidden: Sequence[int] = (128, 128), initial: float = 0.0
     ) -> None:
         super().__init__()
+        require_env(env)
         if env.condition_shape is None:
             raise ArgumentError("env must have conditions for ConditionalLogZ, got one without")
         self._encode_condition = env.encode_condition

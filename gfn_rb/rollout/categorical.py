@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gfn_rb.arguments import require_optional
 from gfn_rb.errors import ArgumentError, GfnRbError, NaNError
 from gfn_rb.shapes import Bool, Float, Int64, StateBatch
 
@@ -59,6 +60,10 @@ class Exploration:
     generator: torch.Generator | None = None
 
     def __post_init__(self) -> None:
+        require_optional("generator", self.generator, torch.Generator)
+        for name in ("epsilon", "temperature", "noise", "exit_bias"):
+            if isinstance(getattr(self, name), str):
+                raise ArgumentError(f"{name} must be a number, got {getattr(self, name)!r}")
         if not 0 <= self.epsilon <= 1:
             raise ArgumentError(f"epsilon must be in [0, 1], got {self.epsilon}")
         if not 0 < self.temperature < float("inf"):

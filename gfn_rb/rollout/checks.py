@@ -6,6 +6,7 @@ from dataclasses import fields
 
 from torch import Tensor
 
+from gfn_rb.arguments import as_count
 from gfn_rb.envs.core import GFNCore
 from gfn_rb.errors import ArgumentError, NaNError, ShapeError
 from gfn_rb.rollout.categorical import Exploration
@@ -35,10 +36,8 @@ def starting_states(
     if (n is None) == (states is None):
         given = "neither" if n is None else "both"
         raise ArgumentError(f"exactly one of n and states must be given, got {given}")
-    if n is not None and n < 0:
-        raise ArgumentError(f"n must be at least 0, got {n}")
     if states is None:
-        return env.source(n or 0)
+        return env.source(as_count("n", n, 0))
     if is_backward:
         env.check_terminating(states, "states")
         return states

@@ -9,7 +9,7 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
 from gfn_rb.containers import Trajectories
-from gfn_rb.envs.core import GFNCore
+from gfn_rb.envs.core import GFNCore, require_env
 from gfn_rb.rollout import checks
 from gfn_rb.rollout.categorical import exploration_from
 from gfn_rb.rollout.outputs import require_direction, require_memoryless
@@ -85,6 +85,7 @@ class Sampler:
             ShapeError: a shape or dtype is not the environment's.
             NaNError: the logits are NaN.
         """
+        require_env(env)
         require_memoryless(self.policy)
         exploration = exploration_from(policy_kwargs, self.is_backward)
         env.check_state(states, "states")
@@ -145,6 +146,7 @@ class Sampler:
             ShapeError: a shape or dtype is not the environment's.
             NaNError: the logits or a reward are NaN.
         """
+        require_env(env)
         exploration = exploration_from(policy_kwargs, self.is_backward)
         if requires_grad:
             checks.check_gradients(exploration, save_logprobs)

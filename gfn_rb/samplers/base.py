@@ -13,7 +13,7 @@ from torch import Tensor
 from torchrl.data.replay_buffers.samplers import Sampler
 from torchrl.data.replay_buffers.storages import Storage
 
-from gfn_rb.arguments import require_device_of, require_key
+from gfn_rb.arguments import as_count, require_device_of, require_key
 from gfn_rb.column import KeyColumn
 from gfn_rb.errors import (
     ArgumentError,
@@ -148,8 +148,8 @@ class KeySampler(StateInFolder, Sampler, metaclass=_KeepReplacement):
             NaNError: a stored number is NaN.
         """
         stored = len(storage)
-        if batch_size < 1:
-            raise ArgumentError(f"batch_size must be at least 1, got {batch_size}")
+        if type(batch_size) is not int or batch_size < 1:
+            batch_size = as_count("batch_size", batch_size)
         if stored == 0:
             raise EmptyBufferError(f"cannot draw {batch_size} items: the buffer is empty")
         if self.replacement is False and batch_size > stored:

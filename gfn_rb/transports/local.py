@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from gfn_rb.arguments import require_kind
 from gfn_rb.codec.primitives import LazyBuffer
 from gfn_rb.errors import ArgumentError, PeerLostError
 from gfn_rb.transports.base import (
@@ -146,6 +147,7 @@ class MailboxTransport(Transport):
         timeout: float = TIMEOUT,
         max_nbytes: int = MAX_NBYTES,
     ) -> None:
+        require_kind("mailboxes", mailboxes, Mailboxes)
         super().__init__(rank, len(mailboxes.of), timeout, max_nbytes)
         self._mailboxes = mailboxes
         self._mailbox = mailboxes.of[rank]

@@ -10,7 +10,7 @@ from tensordict import NestedKey, lazy_stack, unravel_key
 from torch import Tensor
 from torchrl.data.replay_buffers.storages import ListStorage, Storage
 
-from gfn_rb.arguments import require_choice, require_flag, require_key
+from gfn_rb.arguments import require_choice, require_flag, require_key, require_kind
 from gfn_rb.column import KeyColumn
 from gfn_rb.errors import ArgumentError, CheckpointMismatchError, ShapeError
 from gfn_rb.keys import LOG_REWARD
@@ -162,6 +162,8 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
             ArgumentError: an item identifies no object although ``unique`` is set, or a key is an
                 integer beyond 2^53.
         """
+        if self._storage is None:
+            raise ArgumentError("writer must be attached to a buffer before rows are written")
         if isinstance(data, list):
             data = lazy_stack(data)
         key, rows = self._order.signed(self._keys_of(data)), None
@@ -227,7 +229,7 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
         It is read from the storage, so other processes may write at the same time.
         """
         largest = self._order.largest
-        if len(self._storage) < self._storage.max_size:
+        if self._storage is None or len(self._storage) < self._storage.max_size:
             return -math.inf if largest else math.inf
         values = self._order.column.values(self._storage)
         return float(values.min() if largest else values.max())
@@ -272,6 +274,7 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
             ArgumentError: a slot holds no item.
         """
         storage, before = self._storage, len(self._storage)
+        require_kind("index", index, Tensor)
         index = index.reshape(-1).cpu().unique()
         check_stored(index, before)
         if not index.shape[0]:

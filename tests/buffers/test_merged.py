@@ -184,7 +184,7 @@ def test_transforms_of_members_and_of_the_whole():
 
 @pytest.mark.parametrize("options", [{"sample_from_all": True}, {"num_buffer_sampled": 2}])
 def test_torchrls_own_arguments_stack_batches(options):
-    rb = MergedReplayBuffer(member([0.0] * 3), member([1.0] * 3), p=None, **options)
+    rb = MergedReplayBuffer(member([0.0] * 3), member([1.0] * 3), **options)
     assert type(rb.sampler) is SamplerEnsemble
     batch = rb.sample(6)
     assert batch.batch_size == (2, 3)
@@ -192,7 +192,7 @@ def test_torchrls_own_arguments_stack_batches(options):
     assert torch.equal(batch["buffer_id"], batch["index", "buffer_ids"])
     assert rb[0:2].sample(4).batch_size == (2, 2)
     with pytest.raises(ArgumentError, match=r"stack batches by member.*got 'mass'"):
-        MergedReplayBuffer(member(), member(), **options)
+        MergedReplayBuffer(member(), member(), p="mass", **options)
 
 
 def test_it_is_made_of_components_too():

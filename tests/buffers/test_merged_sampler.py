@@ -198,7 +198,8 @@ def test_impossible_draws_are_named(log_rewards, options, n, error, message):
 @pytest.mark.parametrize("sampler", [RankRewardSampler, QuantileRewardSampler, PrioritySampler])
 def test_samplers_without_a_mass_are_named_and_merge_by_size(sampler):
     with pytest.raises(ArgumentError, match=f"got {sampler.__name__} in member 0: pass p='size'"):
-        MergedReplayBuffer(*(member([0.0], sampler()) for _ in range(2)))
+        MergedReplayBuffer(*(member([0.0], sampler()) for _ in range(2)), p="mass")
+    assert MergedReplayBuffer(*(member([0.0], sampler()) for _ in range(2))).sampler.p is None
     log_rewards = [[0.0, 1.0], [], [2.0, 1.0, 3.0]]
     members = [member(each, sampler(replacement=True)) for each in log_rewards]
     rb = MergedReplayBuffer(*members, p="size", generator=torch.Generator().manual_seed(0))

@@ -128,7 +128,7 @@ def test_bad_arguments():
         ConditionalLogZ(HyperGrid(2, 4))
     with pytest.raises(ArgumentError, match="condition must be given to ConditionalLogZ"):
         ConditionalLogZ(Ladder(3))(None)
-    with pytest.raises(ArgumentError, match=r"hidden must hold positive widths, got \[8, 0\]"):
+    with pytest.raises(ArgumentError, match="hidden must be at least 1, got 0"):
         ForwardPolicy(HyperGrid(2, 4), hidden=(8, 0))
     with pytest.raises(ShapeError, match="trunk must take 8 features, got one of 7"):
         BackwardPolicy(HyperGrid(2, 4), trunk=Trunk(7, [4]))

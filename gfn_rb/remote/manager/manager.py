@@ -9,12 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
 from os import PathLike, fspath
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from tensordict import TensorDictBase
 from torchrl.data import ReplayBuffer
 
+from gfn_rb.arguments import require_choice, require_kind, require_optional
 from gfn_rb.buffers.compact import CompactRows, compact_rows_of
 from gfn_rb.checkpoint import (
     Journal,
@@ -110,6 +111,12 @@ class ReplayBufferManager:
         log_reward_below: float | None = math.inf,
         secret: Secret | None = None,
     ) -> None:
+        require_kind("transport", transport, Transport)
+        require_optional("buffer", buffer, ReplayBuffer)
+        require_optional("baseline", baseline, Baseline)
+        require_choice("duplicates", duplicates, get_args(Duplicates))
+        if not callable(score):
+            raise ArgumentError(f"score must be a callable, got {score!r}")
         self.transport = transport
         self.buffer = buffer
         if checkpoint_every is not None and (checkpoint is None or checkpoint_every < 1):

@@ -56,6 +56,8 @@ def check_ranks(name: str, ranks: Sequence[int], transport: Transport) -> list[i
             "transport must have at least 2 ranks, a manager and a worker, got 1: start more "
             "processes, such as by mpiexec -n 2"
         )
+    if isinstance(ranks, (int, str)):
+        raise ArgumentError(f"{name} must be a list of ranks, got {ranks!r}")
     chosen = list(ranks)
     within = all(type(rank) is int and 0 <= rank < transport.size for rank in chosen)
     if not chosen or not within or len(set(chosen)) < len(chosen):

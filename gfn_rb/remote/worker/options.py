@@ -11,6 +11,7 @@ import torch
 from tensordict import TensorDictBase
 from torchrl.data import ReplayBuffer
 
+from gfn_rb.arguments import require_kind
 from gfn_rb.containers.convert import joined
 from gfn_rb.containers.objects import object_keys, stand_alone
 from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
@@ -174,6 +175,7 @@ class Subscription:
     def __init__(
         self, buffer: ReplayBuffer, quota: int, policy: str = "top", own: bool = False
     ) -> None:
+        require_kind("buffer", buffer, ReplayBuffer)
         if not 1 <= quota <= MAX_QUOTA:
             raise ArgumentError(f"quota must be an integer from 1 to {MAX_QUOTA}, got {quota}")
         self.buffer = buffer

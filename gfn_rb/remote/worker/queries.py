@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
+from gfn_rb.arguments import require_kind
 from gfn_rb.containers.objects import object_keys
 from gfn_rb.errors import RemoteError, TransportTimeoutError
 from gfn_rb.keys import LOG_REWARD
@@ -32,6 +33,7 @@ class ManagerQueries:
     """
 
     def __init__(self, transport: Transport) -> None:
+        require_kind("transport", transport, Transport)
         self.transport = transport
         self._channel = FrameChannel(transport)
 

@@ -10,6 +10,7 @@ import torch
 from tensordict import NestedKey, TensorDictBase
 from torchrl.data import ReplayBuffer
 
+from gfn_rb.arguments import require_kind, require_optional
 from gfn_rb.buffers.compact import CompactRows, compact_rows_of
 from gfn_rb.buffers.presets import stale_entries
 from gfn_rb.containers import States, Trajectories, Transitions
@@ -104,6 +105,11 @@ class ReplayBufferWorker:
         stopped: Callable[[], bool] = never,
         compact: CompactRows | None = None,
     ) -> None:
+        require_kind("transport", transport, Transport)
+        require_optional("buffer", buffer, ReplayBuffer)
+        require_optional("mode", mode, Mode)
+        require_optional("filter", filter, BaselineFilter)
+        require_optional("subscription", subscription, Subscription)
         managers = [manager] if isinstance(manager, int) else manager
         managers = check_ranks("manager", managers, transport)
         if transport.rank in managers:
@@ -203,7 +209,10 @@ class ReplayBufferWorker:
             KeyMismatchError, ShapeError, NaNError: the items do not fit. Nothing was sent.
             RemoteError: a manager could not store or score a batch.
         """
-        rows = items if isinstance(items, TensorDictBase) else items.to_tensordict()
+        if not isinstance(items, TensorDictBase):
+            require_kind("items", items, TensorDictBase, lambda v: hasattr(v, "to_tensordict"))
+            items = items.to_tensordict()
+        rows = items
         n, keys = len(scalar_key(rows, LOG_REWARD)), set(rows.keys())
         # Cheaper than to exclude nothing.
         sent = rows if keys.isdisjoint(self._dropped) else rows.exclude(*self._dropped)
