@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
 from os import PathLike, fspath
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from tensordict import TensorDictBase
@@ -114,7 +114,7 @@ class ReplayBufferManager:
         require_kind("transport", transport, Transport)
         require_optional("buffer", buffer, ReplayBuffer)
         require_optional("baseline", baseline, Baseline)
-        require_choice("duplicates", duplicates, get_args(Duplicates))
+        require_choice("duplicates", duplicates, ("drop", "keep"))
         if not callable(score):
             raise ArgumentError(f"score must be a callable, got {score!r}")
         self.transport = transport
