@@ -1,4 +1,4 @@
-"""Publishing a file whole or not at all (POSIX)."""
+"""Atomic replacement of files, and locks on them (POSIX)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from xxhash import xxh3_64_hexdigest
-
 from gfn_rb.errors import CheckpointError
 
 try:
@@ -25,18 +23,17 @@ except ModuleNotFoundError as error:
         "not here"
     ) from error
 
-_LONGEST = 200  # bytes of a name that are repeated in that of its temporary file
+_LONGEST = 200  # bytes of a name that its temporary file repeats
 
 
 @contextmanager
 def published(path: Path, check: Callable[[Path], None] | None = None) -> Iterator[BinaryIO]:
-    """Yield a file to write, which takes the place of ``path`` once it is complete and on disk.
+    """Yield a file to write, which replaces ``path`` once it is complete and on disk.
 
-    What is written goes to ``.NAME.<16 hex digits>.tmp`` in the same folder. At the end it is
-    synced, renamed to ``path`` in one step, and the folder is synced; it has the mode of the file
-    that it replaces. Killed at any instant, it leaves the old file or the new one, and at most one
-    such temporary file, which the next call removes. A temporary file that a living process writes
-    is locked, and left alone; nobody waits for anybody, who may be stopped meanwhile.
+    It is written as ``.NAME.<16 hex digits>.tmp`` in the same folder, synced and renamed in one
+    step, and then the folder is synced. It has the mode of the file that it replaces. A kill at any
+    time leaves the old or the new file, and at most one temporary file, which the next call
+    removes. The temporary file of a living process is locked, and is not removed.
     """
     mode = _mode_to_keep(path)
     temporary, stream = _created(path)
@@ -61,8 +58,8 @@ def published(path: Path, check: Callable[[Path], None] | None = None) -> Iterat
 
 
 def link(source: Path, target: Path) -> None:
-    """Give a file a second name, in place of what has it; copy the file to another disk."""
-    temporary = target.with_name(f".{_stem(target)}.{secrets.token_hex(8)}.tmp")
+    """Replace ``target`` by a hard link to a file, or by a copy where links are not possible."""
+    temporary = _temporary_name(target)
     try:
         os.link(source, temporary)
     except OSError:  # another disk, or one that knows no links
@@ -74,7 +71,6 @@ def link(source: Path, target: Path) -> None:
 
 
 def _mode_to_keep(path: Path) -> int | None:
-    """Return the mode of the file that is replaced, None if there is none."""
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
@@ -85,52 +81,45 @@ def _mode_to_keep(path: Path) -> int | None:
 
 
 def kind_of(mode: int) -> str:
-    """Return in a word what lies at a path, given its mode."""
+    """Return the kind of a file that is not a regular one, in a word, from its mode."""
     kinds = {stat.S_IFDIR: "folder", stat.S_IFIFO: "pipe", stat.S_IFSOCK: "socket"}
     return kinds.get(stat.S_IFMT(mode), "device")
 
 
+def _temporary_name(path: Path) -> Path:
+    return path.with_name(f".{_stem(path)}.{secrets.token_hex(8)}.tmp")
+
+
 def _stem(path: Path) -> str:
-    """Return the name of a file, or of a longer one its beginning and its sum."""
-    name = os.fsencode(path.name)
-    if len(name) <= _LONGEST:
-        return path.name
-    beginning = name[: _LONGEST // 2].decode(errors="ignore").encode()
-    return f"{beginning.decode()}-{xxh3_64_hexdigest(name)}"
+    return os.fsencode(path.name)[:_LONGEST].decode(errors="ignore")
 
 
 def _created(path: Path) -> tuple[Path, BinaryIO]:
-    """Return a temporary file, and that file open and locked, after removing abandoned ones.
-
-    Between its creation and its locking another process may take it for an abandoned one, and
-    remove it: then the next is made.
-    """
+    """Return a temporary file, open and locked, after removing abandoned ones."""
     remove_abandoned(path.parent, _stem(path))
     while True:
-        temporary = path.with_name(f".{_stem(path)}.{secrets.token_hex(8)}.tmp")
+        temporary = _temporary_name(path)
         stream = temporary.open("x+b")
+        # Before it was locked, another process may have removed it as an abandoned one.
         if try_lock(stream) and os.fstat(stream.fileno()).st_nlink:
             return temporary, stream
         stream.close()
 
 
 def try_lock(stream: BinaryIO) -> bool:
-    """Lock a file for as long as it is open, and return whether nobody else has it.
-
-    Some network file systems know no locks: there it is nobody's.
-    """
+    """Lock a file for as long as it is open; return False if another process has locked it."""
     try:
         fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:
+    except OSError:  # of network file systems that know no locks
         pass
     return True
 
 
 def unlock(stream: BinaryIO) -> None:
-    """Let others have a file at once, though processes forked meanwhile may have it open too."""
-    with suppress(OSError):  # of the network file systems that know no locks
+    """Unlock a file at once, although forked processes may still have it open."""
+    with suppress(OSError):  # of network file systems that know no locks
         fcntl.flock(stream, fcntl.LOCK_UN)
 
 

@@ -1,7 +1,7 @@
-"""What a replay buffer consists of: taking it out, comparing it, putting it back.
+"""State of whole replay buffers: read, compared and restored.
 
-The rows are kept apart from the rest: they are many, and move between storage and file without
-a copy in between. An ensemble is listed as its members, one after another, and itself.
+Rows are kept apart from the rest, as they move between storage and file without a copy. An
+ensemble is a list of its members followed by itself.
 """
 
 from __future__ import annotations
@@ -16,27 +16,8 @@ from torchrl.data import ReplayBuffer, ReplayBufferEnsemble
 from torchrl.data.replay_buffers.storages import TensorStorage
 
 from gfn_rb import torchrl_compat as compat
-from gfn_rb.checkpoint.parts import (
-    COUNT,
-    MAPPING,
-    NONE,
-    TEXT,
-    Rules,
-    expect,
-    generator_state,
-    load_part,
-    part_state,
-    prepare,
-    require,
-    restore_generator,
-    restore_rows,
-    storage_state,
-    stored_rows,
-    try_generator,
-    try_part,
-    try_rows,
-    try_transform,
-)
+from gfn_rb.checkpoint import parts
+from gfn_rb.checkpoint.parts import COUNT, MAPPING, NONE, TEXT, Rules, expect
 from gfn_rb.codec.primitives import one_line
 from gfn_rb.errors import CheckpointCorruptError, CheckpointError
 from gfn_rb.sharing import journal_of
@@ -69,21 +50,22 @@ def snapshot_of(rb: ReplayBuffer) -> Iterator[tuple[list[State], list[Any]]]:
     rbs = _with_members(rb)
     with _held(rbs) as queues:
         states = [_state(each, queue) for each, queue in zip(rbs, queues, strict=True)]
-        yield states, [None if _members(each) else stored_rows(each.storage) for each in rbs]
+        yield states, [None if _members(each) else parts.stored_rows(each.storage) for each in rbs]
 
 
 def restore(rb: ReplayBuffer, load: Callable[[torch.device], Any], rows: Any) -> None:
-    """Put state and rows back, once it is known that all of them fit."""
+    """Restore state and rows after all of them were compared with the buffer."""
     rbs = _with_members(rb)
-    states = load(_device(rbs))
+    states = load(_accelerator(rbs))
     for what, each in (("state", states), ("rows", rows)):
         if not isinstance(each, list):
             raise CheckpointCorruptError(f"the {what} of the buffers is a {type(each).__name__}")
         expect("number of buffers", len(each), len(rbs))
     with _held(rbs):
-        for i, parts in enumerate(zip(rbs, states, rows, strict=True)):
+        saved = [*zip(rbs, states, rows, strict=True)]
+        for i, each in enumerate(saved):
             try:
-                _check(*parts)
+                _check(*each)
             except CheckpointError as error:
                 member = f"buffer {i + 1} of {len(rbs)}: " if len(rbs) > 1 else ""
                 raise type(error)(_shortened(f"{member}{error}")) from error
@@ -91,22 +73,18 @@ def restore(rb: ReplayBuffer, load: Callable[[torch.device], Any], rows: Any) ->
                 raise CheckpointCorruptError(
                     _shortened(f"the state of the buffer makes no sense: {one_line(error)}")
                 ) from error
-        for each, state, content in zip(rbs, states, rows, strict=True):
+        for own, state, content in saved:
             if not state["members"]:
-                prepare(each.storage, state["storage"], content)
-        for parts in zip(rbs, states, rows, strict=True):
-            _restore(*parts)
-            if journal := journal_of(parts[0].storage):
+                parts.prepare(own.storage, state["storage"], content)
+        for own, state, content in saved:
+            _restore(own, state, content)
+            if journal := journal_of(own.storage):
                 journal.record_all()
 
 
 def _shortened(message: str) -> str:
-    """Return a message in one line, as what came may be anything."""
     line = " ".join(message.split())
     return line if len(line) <= _LINE else f"{line[: _LINE // 2]} ... {line[-_LINE // 2 :]}"
-
-
-# Which buffers, and for how long.
 
 
 def _members(rb: ReplayBuffer) -> tuple[ReplayBuffer, ...]:
@@ -133,38 +111,32 @@ def _with_members(rb: Any) -> list[ReplayBuffer]:
 
 @contextmanager
 def _held(rbs: list[ReplayBuffer]) -> Iterator[list[Any]]:
-    """Keep other threads, and processes that share a buffer, from changing it meanwhile."""
-    whole = rbs[-1]
-    # An ensemble, then its members in one order, or two ensembles could wait for each other.
-    distinct = {id(rb): rb for rb in (whole, *sorted(rbs, key=id))}
+    """Keep other threads and processes from changing buffers; yield their prefetched batches."""
+    queues = {}
     with ExitStack() as stack:
-        queues = {}
-        for key, rb in distinct.items():
-            prefetched = stack.enter_context(compat.captured_prefetch(rb))
+        # An ensemble, then its members in one order, or two ensembles could wait for each other.
+        for rb in dict.fromkeys((rbs[-1], *sorted(rbs, key=id))):
+            queues[rb] = stack.enter_context(compat.captured_prefetch(rb))["queue"]
             stack.enter_context(compat.write_lock(rb))
-            queues[key] = prefetched["queue"]
-        yield [queues[id(rb)] for rb in rbs]
+        yield [queues[rb] for rb in rbs]
 
 
-def _device(rbs: list[ReplayBuffer]) -> torch.device:
-    """Return where the first storage lives that does not live on the CPU."""
+def _accelerator(rbs: list[ReplayBuffer]) -> torch.device:
+    """Return the device of the first storage that is not on the CPU."""
     devices = [getattr(rb.storage, "device", None) for rb in rbs]
     found = (each for each in devices if isinstance(each, torch.device) and each.type != "cpu")
     return next(found, torch.device("cpu"))
-
-
-# One buffer.
 
 
 def _state(rb: ReplayBuffer, queue: tuple[Any, ...]) -> State:
     return {
         "class": type(rb).__qualname__,
         "members": len(_members(rb)),
-        "storage": None if _members(rb) else storage_state(rb.storage),
-        "sampler": part_state(rb.sampler),
-        "writer": part_state(rb.writer),
+        "storage": None if _members(rb) else parts.storage_state(rb.storage),
+        "sampler": parts.part_state(rb.sampler),
+        "writer": parts.part_state(rb.writer),
         "transform": rb.transform.state_dict(),
-        "generator": generator_state(compat.generator_of(rb)),
+        "generator": parts.generator_state(compat.generator_of(rb)),
         "batch_size": rb.batch_size,
         "consume_after_n_samples": compat.consume_after_n_samples(rb),
         "prefetch": compat.prefetch_capacity(rb),
@@ -173,29 +145,29 @@ def _state(rb: ReplayBuffer, queue: tuple[Any, ...]) -> State:
 
 
 def _check(rb: ReplayBuffer, state: State, rows: Any) -> None:
-    require("state of the buffer", state, _STATE)
+    parts.require("state of the buffer", state, _STATE)
     expect("number of members", state["members"], len(_members(rb)))
     for what, part in (("sampler", rb.sampler), ("writer", rb.writer)):
         expect(f"class of the {what}", state[what]["class"], type(part).__qualname__)
     if not state["members"]:
-        try_rows(rb.storage, state["storage"], rows)
+        parts.try_rows(rb.storage, state["storage"], rows)
     expect("prefetch capacity", state["prefetch"], compat.prefetch_capacity(rb))
     compat.check_prefetch(rb, state["queue"])
     if not (state["batch_size"] or state["batch_size"] is None):
         raise CheckpointCorruptError("the batch size of the buffer is 0")
-    try_generator(compat.generator_of(rb), state["generator"])
-    try_transform(rb.transform, state["transform"])
-    try_part(rb.sampler, state["sampler"], rb.storage, "sampler")
-    try_part(rb.writer, state["writer"], rb.storage, "writer")
+    parts.try_generator(compat.generator_of(rb), state["generator"])
+    parts.try_transform(rb.transform, state["transform"])
+    parts.try_part(rb.sampler, state["sampler"], rb.storage, "sampler")
+    parts.try_part(rb.writer, state["writer"], rb.storage, "writer")
 
 
 def _restore(rb: ReplayBuffer, state: State, rows: Any) -> None:
     # Rows first: samplers and writers note what the storage holds as their state is loaded.
     if not state["members"]:
-        restore_rows(rb.storage, state["storage"], rows)
-    load_part(rb.sampler, state["sampler"])
-    load_part(rb.writer, state["writer"])
+        parts.restore_rows(rb.storage, state["storage"], rows)
+    parts.load_part(rb.sampler, state["sampler"])
+    parts.load_part(rb.writer, state["writer"])
     rb.transform.load_state_dict(state["transform"])
     compat.set_batch_size(rb, state["batch_size"], state["consume_after_n_samples"])
-    restore_generator(rb, state["generator"])
+    parts.restore_generator(rb, state["generator"])
     compat.restore_prefetch(rb, state["queue"])

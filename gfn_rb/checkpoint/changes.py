@@ -1,14 +1,13 @@
-"""What changed in a buffer, as the frames of a journal, and back into a buffer.
+"""Changes of a buffer as records of a journal, read from a buffer and applied to one.
 
-A record holds effects, not calls: the slots that were written to, what stands there afterwards, and
-the numbers that the buffer counts. Whatever led to them, putting them back is exact, needs no
-environment, distance or order of calls, and may be done twice.
+A record contains effects, not calls: the slots that were written, their rows afterwards, and the
+counters of the buffer. Applying it is exact, needs no environment or distance, and may be repeated.
 
-============  ====================================================================================
+============  ==================================================================================
 ``slot``      int64 [m], each once
-``row``       the rows there now; missing where they are what they were, or there are none any more
-``beside``    what writer and sampler keep of each slot, and its generation, by position
-============  ====================================================================================
+``row``       the rows of the slots; missing where rows did not change or were removed
+``beside``    values that writer and sampler keep for each slot, and its generation, by position
+============  ==================================================================================
 """
 
 from __future__ import annotations
@@ -35,36 +34,25 @@ _SLOT, _ROW, _BESIDE = "slot", "row", "beside"
 
 
 class Record(NamedTuple):
-    """One record of a journal.
+    """One record of a journal."""
 
-    Attributes:
-        rows: from :func:`changed_rows`; None where only numbers changed.
-        counts: from :func:`counts_of`, and whether the buffer was ``emptied`` before.
-    """
-
-    rows: TensorDict | None
-    counts: dict[str, Any]
+    rows: TensorDict | None  # of changed_rows; None where only counters changed
+    counts: dict[str, Any]  # of counts_of, and whether the buffer was emptied before
 
 
 @dataclass
 class Changes:
-    """Slots that changed since the last record, in any order and perhaps repeatedly.
-
-    Attributes:
-        rows: slots of which the rows, and what is kept beside them, have changed.
-        beside: slots of which only what is kept beside the rows has changed.
-        emptied: how often the buffer was emptied.
-    """
+    """Slots that changed since the last record, in any order and perhaps repeatedly."""
 
     rows: list[Tensor] = field(default_factory=list)
-    beside: list[Tensor] = field(default_factory=list)
-    emptied: int = 0
+    beside: list[Tensor] = field(default_factory=list)  # slots whose rows did not change
+    emptied: int = 0  # times
 
     def __len__(self) -> int:
         return len(self.rows) + len(self.beside) + self.emptied
 
     def records(self, rb: ReplayBuffer, parts: list[SlotState]) -> list[Record]:
-        """Return the records that hold what has changed, copied."""
+        """Return records with copies of all that changed."""
         capacity = rb.storage.max_size
         slot, beside = _distinct(self.rows, capacity), _distinct(self.beside, capacity)
         rows = slot[slot < len(rb.storage)]
@@ -79,7 +67,7 @@ class Changes:
 
 
 def _distinct(slots: list[Tensor], capacity: int) -> Tensor:
-    """Return slots in order, each once, without the -1 of rejected rows and what is no slot."""
+    """Return slots in order, each once, without invalid ones such as the -1 of rejected rows."""
     if not slots:
         return torch.empty(0, dtype=torch.int64)
     slot = torch.cat([each.to("cpu", torch.int64) for each in slots])
@@ -91,7 +79,7 @@ def _distinct(slots: list[Tensor], capacity: int) -> Tensor:
 
 
 def slot_states(rb: Any) -> list[SlotState]:
-    """Return the parts of a buffer of which a journal keeps what they know of slots."""
+    """Return the parts of a buffer that keep values for each slot; raise if it is not journaled."""
     if not isinstance(rb, ReplayBuffer) or getattr(rb, "shared", False):
         kind = "one that is shared" if isinstance(rb, ReplayBuffer) else type(rb).__qualname__
         raise ArgumentError(f"journal needs a replay buffer of one process, got {kind}")
@@ -111,7 +99,7 @@ def slot_states(rb: Any) -> list[SlotState]:
 
 
 def counts_of(rb: ReplayBuffer, parts: list[SlotState]) -> dict[str, Any]:
-    """Return the numbers that a buffer counts, as plain values."""
+    """Return the counters of a buffer, as plain values."""
     return {
         "length": len(rb.storage),
         "cursor": compat.last_cursor(rb.storage),
@@ -123,7 +111,7 @@ def counts_of(rb: ReplayBuffer, parts: list[SlotState]) -> dict[str, Any]:
 def changed_rows(
     rb: ReplayBuffer, parts: list[SlotState], slot: Int64[Tensor, "m"], with_rows: bool
 ) -> TensorDict:
-    """Return copies of what stands in slots now, batch size [m]."""
+    """Return copies of the contents of slots, batch size [m]."""
     beside = [each.index_select(0, slot.to(each.device)) for each in _beside(rb, parts)]
     held: dict[str, Any] = {_SLOT: slot}
     if beside:
@@ -138,7 +126,7 @@ def changed_rows(
 
 
 def check_counts(rb: ReplayBuffer, parts: list[SlotState], counts: Mapping[str, Any]) -> None:
-    """Raise unless the numbers of a record can be those of a buffer."""
+    """Raise unless the counters of a record are possible for a buffer."""
     capacity, cursor = rb.storage.max_size, counts["cursor"]
     expected, came = [part.counters() for part in parts], counts["counters"]
     fits = {
@@ -159,10 +147,10 @@ def apply_record(
     rows: TensorDictBase | None,
     counts: Mapping[str, Any],
 ) -> None:
-    """Do to a buffer what a record holds."""
+    """Apply a record to a buffer."""
     storage = rb.storage
     if counts["emptied"]:
-        type(rb).empty(rb)  # not the journal's, which is reading this record
+        type(rb).empty(rb)  # rb.empty is the journal's, which reads this record
     if rows is not None:
         slot, content = rows.get(_SLOT), rows.get(_ROW, None)
         if content is not None:
@@ -193,7 +181,7 @@ def _assign(targets: Mapping[Any, Tensor], rows: TensorDictBase, slot: Tensor) -
 
 
 def _beside(rb: ReplayBuffer, parts: list[SlotState]) -> list[Tensor]:
-    """Return what is kept of each slot beside the rows."""
+    """Return the tensors with values for each slot, apart from the rows."""
     kept = [each for part in parts for each in part.slot_tensors()]
     if rb.writer.tracks_generations:
         kept.append(compat.track_slot_generations(rb.storage))

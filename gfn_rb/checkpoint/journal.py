@@ -96,15 +96,14 @@ class Journal:
         self.path = resolved(path)
         self.checkpoint = self.path.with_name(self.path.name + ".gfnrb")
         self._process = os.getpid()
-        self._turn = threading.RLock()
-        self._depth = 0  # of blocks that a thread has entered
-        self._revision = mutation_revision(rb.storage)  # after the last change that was noted
-        self._n_recorded = 0  # changes noted when the outermost block was entered
+        self._turn, self._depth = threading.RLock(), 0  # blocks that a thread has entered
+        self._revision = mutation_revision(rb.storage)  # after the last change that was recorded
+        self._n_recorded = 0  # changes recorded when the outermost block was entered
         self._is_paused = self._is_closed = False
         other = journal_of(rb.storage)
         if isinstance(other, Journal) and not other._is_closed:
             raise ArgumentError(f"rb must have no other journal, got one that has {other.path}")
-        self._refused: Any = None  # what the disk did not take, as far as it can be told apart
+        self._refused: Any = None  # changes and counters that could not be written
         self._pending, self._known = Changes(), self._counters()
         self._written_at = time.monotonic()
         self._log = JournalLog(self.path, secret)
@@ -115,7 +114,7 @@ class Journal:
             else:
                 self._log.sync()
             base = self.checkpoint.stat().st_size if self.checkpoint.exists() else 0
-            if is_new or self._log.nbytes > max(_LEAST, _OUTGROWN * base):
+            if is_new or self._log.end.nbytes > max(_LEAST, _OUTGROWN * base):
                 self.compact()
         except BaseException:
             self._give_up()
@@ -125,12 +124,10 @@ class Journal:
         rb.journal, rb.empty = self, self._empty
         atexit.register(_close, weakref.ref(self))
 
-    # What users call.
-
     @property
     def position(self) -> dict[str, Any]:
         """The name of the journal and the number of its last record."""
-        return {"journal": self._log.name, "number": self._log.number}
+        return {"journal": self._log.name, "number": self._log.end.number}
 
     def continues(self, position: Any) -> bool:
         """Return whether the journal contains everything up to a position.
@@ -140,7 +137,7 @@ class Journal:
         """
         if not isinstance(position, dict) or position.get("journal") != self._log.name:
             return False
-        return bool(position["number"] <= self._log.number)
+        return bool(position["number"] <= self._log.end.number)
 
     def sync(self) -> None:
         """Write all changes to disk, and return when they are there.
@@ -180,15 +177,15 @@ class Journal:
         self._log.close()
 
     def __del__(self) -> None:
-        """Close what nobody can use any more."""
+        """Write the remaining changes."""
         if hasattr(self, "_log"):
             self.close()
 
     @contextmanager
     def replaying(self) -> Iterator[None]:
-        """Leave the buffer alone for a block in which it is given an earlier state.
+        """Pause for a block that restores an earlier state; at its end redo all later changes.
 
-        At its end the buffer is what it was before, and parts that follow it have seen each change.
+        Parts that follow the buffer see each change again.
 
         Raises:
             CheckpointError: the files cannot be read, or the journal is closed.
@@ -201,17 +198,17 @@ class Journal:
         finally:
             try:
                 self._redo()
-            except BaseException:  # the file is sound, and must not go on with this buffer
+            except BaseException:  # the file is valid, and must not continue with this buffer
                 self._give_up()
                 raise
             finally:
                 self._is_paused = False
                 self._revision = mutation_revision(self._rb.storage)
 
-    # What the buffer and its parts call.
+    # Write lock of the buffer.
 
     def __enter__(self) -> None:
-        """Keep other threads from writing to the buffer; it is the buffer's write lock."""
+        """Keep other threads from writing to the buffer."""
         self._turn.acquire()
         self._depth += 1
         if self._depth == 1:
@@ -219,7 +216,7 @@ class Journal:
             self._n_recorded = len(self._pending)
 
     def __exit__(self, *_: object) -> None:
-        """Append what was changed, if it is to be at once."""
+        """Append the changes, if they are due."""
         self._depth -= 1
         if not self._depth:
             if len(self._pending) == self._n_recorded:
@@ -232,15 +229,15 @@ class Journal:
             self._turn.release()
 
     def record(self, slot: Tensor) -> None:
-        """Note that rows, and what is kept beside them, are about to change."""
+        """Record that rows, and the values of writer and sampler for them, are about to change."""
         self._pending.rows.append(slot.reshape(-1).clone())
 
     def record_beside(self, slot: Tensor) -> None:
-        """Note that what is kept beside rows is about to change."""
+        """Record that values of writer and sampler are about to change."""
         self._pending.beside.append(slot.reshape(-1).clone())
 
     def record_empty(self) -> None:
-        """Note that the storage is being emptied."""
+        """Record that the storage is being emptied."""
         self._pending.emptied += 1
 
     def _empty(self, empty_write_count: bool = True) -> None:
@@ -249,29 +246,22 @@ class Journal:
             type(self._rb).empty(self._rb, empty_write_count)
 
     def record_all(self) -> None:
-        """Note that all there was has been replaced."""
+        """Record that all rows have been replaced."""
         self.record_empty()
         self.record(torch.arange(self._rb.storage.max_size))
 
     def _record_writes_in_place(self) -> None:
-        """Note that all rows may have changed, if some did without a record of which."""
+        """Record all rows if some were changed past the writer."""
         revision = mutation_revision(self._rb.storage)
         if revision != self._revision:
             self.record(torch.arange(len(self._rb.storage)))
         self._revision = revision
 
-    # What `save_checkpoint` calls.
-
     @contextmanager
     def compacting(self, path: Path, secret: Secret | None) -> Iterator[dict[str, Any] | None]:
-        """Begin anew behind a checkpoint that a block saves, in which nobody uses the buffer.
+        """Begin anew after a checkpoint that a block saves at a path with a secret.
 
-        Args:
-            path: where the block saves it.
-            secret: the secret that the block makes it with.
-
-        Yields:
-            The position of the journal; None where the journal cannot continue the checkpoint.
+        The position of the journal is yielded, None if it cannot continue the checkpoint.
         """
         if self._is_paused or self._is_closed or secret != self._log.secret:
             yield None
@@ -281,20 +271,18 @@ class Journal:
         if path != self.checkpoint:
             with self._log.named_errors():
                 link(path, self.checkpoint)
-        if self._log.first <= self._log.number:
-            self._log.begin(self._log.name, self._log.number + 1)
-
-    # Appending.
+        if self._log.first <= self._log.end.number:
+            self._log.begin(self._log.name, self._log.end.number + 1)
 
     def _is_due(self) -> bool:
-        if self._refused is not None:  # a call that only draws is not told again
+        if self._refused is not None:  # a call that only draws does not raise again
             return bool(self._refused != (len(self._pending), self._counters()))
         if self._sync == "interval" and not self._is_closed:
             return time.monotonic() - self._written_at >= _INTERVAL
         return True
 
     def _append(self, sync: bool) -> None:
-        """Append what changed since the last record."""
+        """Append all changes since the last record."""
         if self._is_paused:
             return
         if not self._depth:
@@ -306,11 +294,11 @@ class Journal:
                 self._log.append(records)
                 self._known, self._pending = records[-1].counts["counters"], Changes()
             if sync and not self._is_closed and not self._log.is_synced:
-                number = self._log.number
+                number = self._log.end.number
                 try:
                     self._log.sync()
                 finally:
-                    if self._log.number < number:  # the log has dropped what may be lost
+                    if self._log.end.number < number:  # the log has dropped what may be lost
                         self.record_all()
         except BaseException:
             self._refused = len(self._pending), self._counters()

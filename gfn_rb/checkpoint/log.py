@@ -7,9 +7,9 @@ records  frames: the number of each, the checksum of the whole frame before it, 
 ======== ==================================================================================
 
 Each begins at a multiple of 64 bytes. The log ends at the first frame that does not continue the
-chain of checksums. Records behind it are nothing, even sound ones, which may be old bytes or the
-rows of a torn record. If the mark tells that a record was synced which the log lacks, the file is
-damaged; otherwise the end was torn while it was written.
+chain of checksums. Later records are ignored, even valid ones: they may be old bytes or the rows of
+a torn record. If the log lacks a record that was synced by the mark, the file is damaged. Otherwise
+the process was killed while it wrote the end.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from hmac import compare_digest
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, BinaryIO, NamedTuple, NoReturn
 
 import numpy as np
 from tensordict import TensorDict
@@ -54,7 +54,7 @@ _MARK = struct.Struct("<Q8s")
 _MARK_NBYTES = 64  # within one sector, which disks write whole or not at all
 
 # Logs that this process has open, which a fork closes in the child. Their locks would otherwise
-# last as long as the child. `close` would not do: it unlocks the file for the parent, too.
+# last as long as the child. `close` would unlock the file for the parent, too.
 _opened: weakref.WeakSet[JournalLog] = weakref.WeakSet()
 
 
@@ -66,6 +66,14 @@ def _close_all() -> None:
 os.register_at_fork(after_in_child=_close_all)
 
 
+class LogEnd(NamedTuple):
+    """End of a log: position in bytes, number of the last record, checksum of the last frame."""
+
+    nbytes: int = 0
+    number: int = 0
+    checksum: str = ""
+
+
 class JournalLog:
     """The file of a journal, open and locked.
 
@@ -74,8 +82,7 @@ class JournalLog:
         secret: the secret.
         name: the name of the journal; empty before the file has a header.
         first: the number of the first record that the file holds or will hold.
-        number: the number of the last record.
-        nbytes: where the next record begins, in bytes; 0 before the file has a header.
+        end: end of the last record.
         is_synced: whether all records are known to be on disk.
     """
 
@@ -86,11 +93,9 @@ class JournalLog:
         except OSError as error:
             raise CheckpointError(f"cannot open the journal {path}: {error.strerror}") from error
         _opened.add(self)
-        self.name, self.first, self.number, self.nbytes = "", 1, 0, 0
-        self._begun = self._previous = ""  # checksums of the header and of the last frame
-        self._synced = 0, 0, ""  # nbytes, number and checksum as of the last sync
-        self._mark_at = 0
-        self.is_synced = False  # who wrote it may have been killed before a sync
+        self.name, self.first, self._mark_at = "", 1, 0
+        self.end = self._synced = self._begun = LogEnd()  # now, at the last sync, without records
+        self.is_synced = False  # its last writer may have been killed before a sync
 
     # Writing.
 
@@ -98,61 +103,62 @@ class JournalLog:
         """Replace the file by one without records, in one step."""
         meta = {"format": FORMAT, "journal": name, "first": first}
         (header,) = encode_frame(HEADER, None, meta, self.secret)
-        previous, mark_at = self._checksum(header), aligned(len(header))
+        checksum = self._checksum(header)
         with self.named_errors(), published(self.path) as stream:
             stream.write(header)
-            stream.seek(mark_at)
-            stream.write(self._mark(first - 1, previous))
+            stream.seek(aligned(len(header)))
+            stream.write(self._mark(first - 1, checksum))
             # Locked since it was made, and for as long as it is open.
             replacement = open(os.dup(stream.fileno()), "r+b", buffering=0)  # noqa: SIM115
         self._stream.close()
         self._stream, self.is_synced = replacement, True
-        self.name, self.first, self.number = name, first, first - 1
-        self._begun, self._previous, self._mark_at = previous, previous, mark_at
-        self.nbytes = mark_at + _MARK_NBYTES
-        self._synced = self.nbytes, self.number, self._previous
+        self._begin(name, first, len(header), checksum)
+
+    def _begin(self, name: str, first: int, header_nbytes: int, checksum: str) -> None:
+        self.name, self.first, self._mark_at = name, first, aligned(header_nbytes)
+        self.end = self._synced = self._begun = LogEnd(
+            self._mark_at + _MARK_NBYTES, first - 1, checksum
+        )
 
     def append(self, records: Sequence[tuple[TensorDict | None, dict[str, Any]]]) -> None:
         """Append records that are read all or none."""
         self.is_synced = False
-        at, number, previous = self.nbytes, self.number, self._previous
+        at, number, previous = self.end
         try:
             with self.named_errors():
                 for i, (rows, change) in enumerate(records):
-                    number, at = number + 1, aligned(at)
+                    number, summed = number + 1, self._hash()
                     chain = {"number": number, "previous": previous, "more": i + 1 < len(records)}
-                    at, previous = self._write(at, rows, {**chain, **change})
+                    for buffer in encode_frame(RECORD, rows, {**chain, **change}, self.secret):
+                        made = buffer.make() if isinstance(buffer, LazyBuffer) else buffer
+                        data = memoryview(made).cast("B")
+                        summed.update(data)
+                        at = write_at(self._stream.fileno(), at, data)
+                    at, previous = aligned(at), summed.hexdigest()
         except BaseException:
             self.truncate()
             raise
-        self.nbytes, self.number, self._previous = aligned(at), number, previous
-
-    def _write(self, at: int, rows: TensorDict | None, meta: dict[str, Any]) -> tuple[int, str]:
-        """Write a record to a place; return where it ends, and its checksum."""
-        summed = self._hash()
-        for buffer in encode_frame(RECORD, rows, meta, self.secret):
-            made = buffer.make() if isinstance(buffer, LazyBuffer) else buffer
-            data = memoryview(made).cast("B")
-            summed.update(data)
-            at = write_at(self._stream.fileno(), at, data)
-        return at, summed.hexdigest()
+        self.end = LogEnd(at, number, previous)
 
     def copy_records(self, content: Shaped[np.ndarray, "n"], since: int, target: Path) -> None:
         """Write a new journal of the records that :meth:`read` has found sound."""
         copy = JournalLog(target, self.secret)
-        copy.begin(self.name, self.first if since < self.number else since + 1)
-        if since < self.number:
+        copy.begin(self.name, self.first if since < self.end.number else since + 1)
+        if since < self.end.number:
             with copy.named_errors():
-                records = content[copy.nbytes : self.nbytes].data
-                write_at(copy._stream.fileno(), copy.nbytes, records)
-                copy.nbytes, copy.number = self.nbytes, self.number
-                copy.sync()
+                write_at(
+                    copy._stream.fileno(),
+                    copy.end.nbytes,
+                    content[copy.end.nbytes : self.end.nbytes].data,
+                )
+            copy.end = self.end
+            copy.sync()
         copy.close()
 
     def truncate(self) -> None:
-        """Cut off what follows the last record."""
+        """Cut off all bytes after the last record."""
         with suppress(OSError):  # it does not continue the chain, and the next record covers it
-            os.ftruncate(self._stream.fileno(), self.nbytes)
+            os.ftruncate(self._stream.fileno(), self.end.nbytes)
 
     def sync(self) -> None:
         """Return once all records are on disk, and note so in the mark.
@@ -163,17 +169,17 @@ class JournalLog:
             try:
                 os.fsync(self._stream.fileno())
             except OSError:
-                # What was written since the last sync may be lost, which the system tells once.
-                self.nbytes, self.number, self._previous = self._synced
+                # All bytes since the last sync may be lost, which the system tells once.
+                self.end = self._synced
                 self.truncate()
                 raise
-            self.is_synced, self._synced = True, (self.nbytes, self.number, self._previous)
-            mark = memoryview(self._mark(self.number, self._begun))
+            self.is_synced, self._synced = True, self.end
+            mark = memoryview(self._mark(self.end.number, self._begun.checksum))
             write_at(self._stream.fileno(), self._mark_at, mark)
 
     @contextmanager
     def named_errors(self) -> Iterator[None]:
-        """Turn what the system says of the disk into an error that names the journal."""
+        """Raise errors of the disk as :class:`CheckpointError` that names the journal."""
         try:
             yield
         except OSError as error:
@@ -182,7 +188,7 @@ class JournalLog:
             ) from error
 
     def close(self) -> None:
-        """Let others open the file."""
+        """Release the file."""
         if not self._stream.closed:
             unlock(self._stream)
             self._stream.close()
@@ -190,18 +196,18 @@ class JournalLog:
     # Reading.
 
     def content(self) -> Shaped[np.ndarray, "n"]:
-        """Return the bytes of the file, read where they are looked at."""
+        """Return the bytes of the file, mapped."""
         if not os.fstat(self._stream.fileno()).st_size:
             return np.empty(0, np.uint8)
-        # Tensors have to be writable; nothing that is written to these reaches the file.
+        # Tensors have to be writable; no write to these reaches the file.
         mapped = mmap.mmap(self._stream.fileno(), 0, access=mmap.ACCESS_COPY)
         return np.frombuffer(mapped, np.uint8)
 
     def read(self, content: Shaped[np.ndarray, "n"]) -> Iterator[Frame]:
-        """Yield the records of the file, and go on behind the last one."""
+        """Yield the records of the file, and continue after the last one."""
         self._read_header(content)
         group: list[Frame] = []
-        at, number, previous, why = self.nbytes, self.number, self._previous, "it ends"
+        (at, number, previous), why = self.end, "it ends"
         while at < len(content):
             try:
                 frame = _frame_at(content, at, self.secret)
@@ -217,13 +223,13 @@ class JournalLog:
             number, at = number + 1, at + aligned(frame.nbytes)
             group.append(frame)
             if meta.get("more") is not True:
-                self.nbytes, self.number, self._previous = at, number, previous
+                self.end = LogEnd(at, number, previous)
                 yield from group
                 group = []
-        if self.number < (synced := self._synced_number(content)):
+        if self.end.number < (synced := self._synced_number(content)):
             self._refuse(
-                f"record {self.number + 1} at byte {self.nbytes} is damaged or missing, and "
-                f"record {synced} was on disk: {why}"
+                f"record {self.end.number + 1} at byte {self.end.nbytes} is damaged or missing, "
+                f"and record {synced} was on disk: {why}"
             )
 
     def _read_header(self, content: Shaped[np.ndarray, "n"]) -> None:
@@ -244,24 +250,19 @@ class JournalLog:
         is_sound = isinstance(meta.get("journal"), str) and is_count(meta.get("first"))
         if header.kind != HEADER or not is_sound:
             self._refuse(f"it begins with a frame of kind {header.kind} that says {meta!r:.80}")
-        self.name, self.first, self.number = meta["journal"], meta["first"], meta["first"] - 1
-        self._begun = self._previous = self._checksum(content[: header.nbytes])
-        self._mark_at = aligned(header.nbytes)
-        self.nbytes = self._mark_at + _MARK_NBYTES
-        self._synced = self.nbytes, self.number, self._previous
+        checksum = self._checksum(content[: header.nbytes])
+        self._begin(meta["journal"], meta["first"], header.nbytes, checksum)
 
     def _synced_number(self, content: Shaped[np.ndarray, "n"]) -> int:
-        """Return the number of the last record that was synced, as the mark tells."""
+        """Return the number of the last record that was synced, by the mark."""
         mark = bytes(content[self._mark_at : self._mark_at + _MARK_NBYTES])
         synced: int = _MARK.unpack_from(mark.ljust(_MARK_NBYTES, b"\0"))[0]
-        if not compare_digest(mark, self._mark(synced, self._begun)):
+        if not compare_digest(mark, self._mark(synced, self._begun.checksum)):
             self._refuse(f"the mark at byte {self._mark_at} is damaged")
         return synced
 
     def _refuse(self, what: str) -> NoReturn:
         raise CheckpointCorruptError(f"{self.path} is no sound journal: {what}")
-
-    # Checksums.
 
     def _hash(self) -> Any:
         return xxh3_64() if self.secret is None else self.secret.hash()
@@ -283,7 +284,7 @@ def _frame_at(content: Shaped[np.ndarray, "n"], at: int, secret: Secret | None) 
 
 
 def _locked(path: Path) -> BinaryIO:
-    """Return a file open for reading and writing that no other process has open."""
+    """Return a file open for reading and writing, locked."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o666)
         stream = open(descriptor, "r+b", buffering=0)  # noqa: SIM115
@@ -298,7 +299,7 @@ def _locked(path: Path) -> BinaryIO:
                     f"journal must belong to one buffer of one process, got {path}, which another "
                     "has"
                 )
-            # Who had it open may have put another file in its place just before.
+            # Its last owner may have replaced it just before.
             if os.path.samestat(status, os.stat(path)):
                 return stream
         except BaseException:

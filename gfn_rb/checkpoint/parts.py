@@ -1,7 +1,7 @@
-"""The parts of a buffer that hold state: storage, sampler, writer, transform, generator.
+"""State of the parts of a buffer: storage, sampler, writer, transform, generator.
 
-Each has three functions: one that takes its state, one that raises unless a state fits and
-changes nothing, and one that puts a state back.
+Each part has a function that returns its state, one that raises unless a state fits, without
+changing anything, and one that restores a state.
 """
 
 from __future__ import annotations
@@ -58,8 +58,6 @@ def is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value < 2**63
 
 
-# The rows of a storage.
-
 _STORAGE: Rules = {
     "class": TEXT,
     "capacity": COUNT,
@@ -71,7 +69,7 @@ _PART: Rules = {"class": TEXT, "state": (object,), "remaining": COUNT + NONE}
 
 
 def storage_state(storage: TensorStorage) -> dict[str, Any]:
-    """Return what is known of a storage apart from its rows."""
+    """Return the state of a storage without its rows."""
     return {
         "class": type(storage).__qualname__,
         "capacity": storage.max_size,
@@ -89,7 +87,7 @@ def stored_rows(storage: TensorStorage) -> Any:
 
 
 def try_rows(storage: TensorStorage, state: dict[str, Any], rows: Any) -> None:
-    """Raise unless rows fit a storage."""
+    """Raise unless a state and rows fit a storage."""
     require("state of the storage", state, _STORAGE)
     expect("number of storage dimensions", state["ndim"], storage.ndim)
     _check_rows(state, rows)
@@ -103,23 +101,19 @@ def try_rows(storage: TensorStorage, state: dict[str, Any], rows: Any) -> None:
 
 
 def _check_rows(state: dict[str, Any], rows: Any) -> None:
-    """Raise unless there are as many rows as a storage says."""
-    length, ndim = state["length"], state["ndim"]
-    shapes = set() if rows is None else {leaf.shape[:ndim] for leaf in _leaves(rows).values()}
-    n, inner = 0, 1
-    if shapes:
-        shape = next(iter(shapes))
-        n, inner = shape[0], math.prod(shape[1:])
-    fits = len(shapes) <= 1 and all(len(shape) == ndim for shape in shapes)
-    if not fits or length > state["capacity"] or (shapes and n != -(-length // max(inner, 1))):
-        raise CheckpointCorruptError(
-            f"the storage has length {length} of {state['capacity']}, and rows of "
-            f"{[tuple(shape) for shape in shapes][:3]}"
-        )
-    if length and not shapes:
-        raise CheckpointCorruptError(f"the storage has length {length}, and no rows")
-    if state["cursor"] is not None and state["cursor"] >= max(state["capacity"], 1):
-        raise CheckpointCorruptError(f"the storage was written to at slot {state['cursor']}")
+    """Raise unless there are as many rows as the state of a storage says."""
+    length, capacity, cursor, ndim = (state[k] for k in ("length", "capacity", "cursor", "ndim"))
+    shapes = {leaf.shape[:ndim] for leaf in _leaves(rows).values()} if rows is not None else set()
+    for shape in shapes or {torch.Size([0] * ndim)}:
+        n_expected = -(-length // max(math.prod(shape[1:]), 1))
+        fits = len(shapes) <= 1 and len(shape) == ndim and shape[0] == n_expected
+        if not fits or length > capacity:
+            raise CheckpointCorruptError(
+                f"the storage has length {length} of {capacity}, and rows of "
+                f"{[tuple(shape) for shape in shapes][:3]}"
+            )
+    if cursor is not None and cursor >= max(capacity, 1):
+        raise CheckpointCorruptError(f"the storage was written to at slot {cursor}")
 
 
 def prepare(storage: TensorStorage, state: dict[str, Any], rows: Any) -> None:
@@ -170,18 +164,12 @@ def row_layout(rows: Any) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
 
 
 def _capacity(storage: TensorStorage, rows: Any) -> int:
-    """Return the capacity that a storage has, or will have once it is allocated.
-
-    One of several dimensions rounds it up to whole rows as it learns of their length.
-    """
+    """Return the capacity of a storage once it is allocated: of several dimensions, whole rows."""
     if storage.ndim == 1 or storage.initialized or rows is None:
         return int(storage.max_size)
     shape = getattr(rows, "shape", None) or next(iter(_leaves(rows).values())).shape
     inner = math.prod(shape[1 : storage.ndim])
     return -(-storage.max_size // inner) * math.prod(shape[1:])
-
-
-# Samplers and writers.
 
 
 def part_state(part: Sampler | Writer) -> dict[str, Any]:
@@ -197,7 +185,7 @@ def part_state(part: Sampler | Writer) -> dict[str, Any]:
 
 
 def try_part(part: Sampler | Writer, state: dict[str, Any], storage: Storage, what: str) -> None:
-    """Raise unless a state fits. It is loaded for a trial, and the present one loaded again."""
+    """Raise unless a state loads, and load the present state again."""
     require(f"state of the {what}", state, _PART)
     present, generations = deepcopy(part_state(part)), compat.slot_generations(storage)
     try:
@@ -214,14 +202,11 @@ def try_part(part: Sampler | Writer, state: dict[str, Any], storage: Storage, wh
 
 
 def load_part(part: Sampler | Writer, state: dict[str, Any]) -> None:
-    """Put a state back."""
+    """Restore the state of a sampler or writer."""
     if state["state"] is not None:
         members = part.state_dict() if isinstance(part, _ENSEMBLES) else {}
         part.load_state_dict({**members, **state["state"]})
     compat.set_remaining_batches(part, state["remaining"])
-
-
-# Transforms.
 
 
 def try_transform(transform: Transform, state: dict[str, Any]) -> None:
@@ -240,8 +225,6 @@ def try_transform(transform: Transform, state: dict[str, Any]) -> None:
             expect(f"transform entry {name}", state[name], value)
 
 
-# Generators.
-
 _GENERATOR: Rules = {"device": TEXT, "state": (Tensor,)}
 
 
@@ -253,12 +236,11 @@ def generator_state(generator: torch.Generator | None) -> dict[str, Any] | None:
 
 
 def try_generator(generator: torch.Generator | None, state: dict[str, Any] | None) -> None:
-    """Raise unless a state fits."""
-    if state is not None:
-        require("state of the generator", state, _GENERATOR)
+    """Raise unless a state fits a generator."""
     if state is None:
         expect("generator", "the global one", "the global one" if generator is None else "its own")
         return
+    require("state of the generator", state, _GENERATOR)
     if generator is not None:
         expect("device of the generator", state["device"], generator.device.type)
     try:
@@ -270,7 +252,7 @@ def try_generator(generator: torch.Generator | None, state: dict[str, Any] | Non
 
 
 def restore_generator(rb: ReplayBuffer, state: dict[str, Any] | None) -> None:
-    """Put the state back into the buffer's generator, which is made if it has none."""
+    """Restore the state of the buffer's generator, which is made if it has none."""
     if state is None:
         return
     generator = compat.generator_of(rb)

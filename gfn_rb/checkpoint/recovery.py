@@ -27,9 +27,9 @@ _log = logging.getLogger(__name__)
 
 
 def redo(log: JournalLog, checkpoint: Path, rb: ReplayBuffer, parts: list[SlotState]) -> bool:
-    """Give a buffer what checkpoint and journal hold, up to the last whole record.
+    """Restore a buffer from checkpoint and journal, and return whether there are any.
 
-    The whole file is verified before anything in the buffer changes.
+    Both files are verified before the buffer changes.
     """
     content, has_checkpoint = log.content(), checkpoint.exists()
     if not len(content):
@@ -42,9 +42,14 @@ def redo(log: JournalLog, checkpoint: Path, rb: ReplayBuffer, parts: list[SlotSt
     try:
         for record in log.read(content):
             check_counts(rb, parts, record.meta)
-        if not has_checkpoint and log.number == 0:
+        if not has_checkpoint and log.end.number == 0:
             return False  # killed before there was a checkpoint
-        since = _last_in(checkpoint, log)
+        since = _position(checkpoint, log)
+        if not log.first - 1 <= since <= log.end.number:
+            raise CheckpointCorruptError(
+                f"{log.path} is no sound journal: it holds records {log.first} to "
+                f"{log.end.number}, and {checkpoint} ends with record {since}"
+            )
         load_checkpoint(checkpoint, rb, secret=log.secret)
         for record in log.read(content):
             if record.meta["number"] > since:
@@ -55,7 +60,7 @@ def redo(log: JournalLog, checkpoint: Path, rb: ReplayBuffer, parts: list[SlotSt
         raise CheckpointCorruptError(
             f"{log.path} is no sound journal: its records do not fit the buffer: {one_line(error)}"
         ) from error
-    if (torn := len(content) - log.nbytes) > 0:
+    if (torn := len(content) - log.end.nbytes) > 0:
         _log.warning("%s: %d bytes of a torn record are dropped", log.path, torn)
         log.truncate()
     return True
@@ -108,22 +113,12 @@ def recover(
         log.copy_records(content, since, new)
     finally:
         log.close()
-    left_out = max(0, len(content) - log.nbytes)
-    return {"number": max(since, log.number), "left_out": left_out, "damage": damage}
-
-
-def _last_in(checkpoint: Path, log: JournalLog) -> int:
-    """Return the number of the last record that the checkpoint holds already."""
-    since = _position(checkpoint, log)
-    if not log.first - 1 <= since <= log.number:
-        raise CheckpointCorruptError(
-            f"{log.path} is no sound journal: it holds records {log.first} to {log.number}, and "
-            f"{checkpoint} ends with record {since}"
-        )
-    return since
+    left_out = max(0, len(content) - log.end.nbytes)
+    return {"number": max(since, log.end.number), "left_out": left_out, "damage": damage}
 
 
 def _position(checkpoint: Path, log: JournalLog) -> int:
+    """Return the number of the last record that a checkpoint contains."""
     position = position_of(checkpoint, log.secret)
     if not isinstance(position, dict) or position.get("journal") != log.name:
         raise CheckpointMismatchError(

@@ -34,6 +34,7 @@ from gfn_rb.errors import (
     CheckpointCorruptError,
     CheckpointError,
     CheckpointMismatchError,
+    GfnRbError,
     SecretError,
     WireCorruptError,
     WireVersionError,
@@ -96,10 +97,15 @@ def _pieces(tensor: Tensor) -> Iterator[memoryview]:
 
 def check_written(path: Path, secret: Secret | None = None) -> None:
     """Raise :class:`CheckpointError` unless a file that was just written can be read."""
-    file = ValueFile(path, secret)
-    for name in file.nodes:
-        file.outline(name)
-    file.verify()
+    try:
+        file = ValueFile(path, secret)
+        for name in file.nodes:
+            file.outline(name)
+        file.verify()
+    except GfnRbError as error:
+        raise CheckpointError(
+            f"{path} does not hold what was written to it, is the disk sound? {error}"
+        ) from error
 
 
 class ValueFile:
