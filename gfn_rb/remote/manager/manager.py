@@ -115,7 +115,7 @@ class ReplayBufferManager:
         require_optional("buffer", buffer, ReplayBuffer)
         require_optional("baseline", baseline, Baseline)
         require_choice("duplicates", duplicates, ("drop", "keep"))
-        if not callable(score):
+        if score is not None and not callable(score):
             raise ArgumentError(f"score must be a callable, got {score!r}")
         self.transport = transport
         self.buffer = buffer
