@@ -142,11 +142,7 @@ class Transport(ABC):
         return frozenset(self._lost)
 
     def loss_of(self, rank: int) -> PeerLostError | None:
-        """Return why a rank is lost, None if it is not.
-
-        Args:
-            rank: the rank.
-        """
+        """Return the error of a lost rank, None if it is not lost."""
         return self._lost.get(rank)
 
     def host(self, rank: int) -> str | None:
@@ -171,14 +167,18 @@ class Transport(ABC):
         Raises:
             PeerLostError: the receiver is known to be lost.
         """
-        if self.closed:
-            self._check_open()
-        if not 0 <= dest < self.size:
-            self._check_rank("dest", dest)
-        if not 0 <= tag <= MAX_TAG:
-            _check_tag(tag)
-        parts = [part if isinstance(part, LazyBuffer) else _bytes(part) for part in payload]
-        nbytes = sum(part.nbytes for part in parts)
+        self._check("dest", dest, tag)
+        parts: list[Part] = []
+        nbytes = 0
+        for buffer in payload:
+            part = buffer if isinstance(buffer, LazyBuffer) else memoryview(buffer)
+            if isinstance(part, memoryview):
+                if not part.c_contiguous:
+                    raise ArgumentError("payload has a buffer with gaps; expected contiguous ones")
+                if part.ndim != 1 or part.format != "B":
+                    part = part.cast("B") if part.nbytes else memoryview(b"")  # empty: no cast
+            parts.append(part)
+            nbytes += part.nbytes
         if nbytes > self.max_nbytes:
             raise ArgumentError(
                 f"payload has {nbytes} bytes; expected at most max_nbytes, {self.max_nbytes}"
@@ -199,10 +199,9 @@ class Transport(ABC):
             PeerLostError: there is no message and the source is lost; or, for any source, a rank is
                 lost that no call has reported.
         """
-        if source is not None or tag is not None:
-            self._check_filter(source, tag)
+        self._check("source", source, tag)
         seconds = checked_timeout(timeout) if timeout else 0.0
-        found = self._find(source, tag)  # without what a wait costs
+        found = self._find(source, tag)  # without the cost of a wait
         if found is not None or not seconds:
             return found
         return self._wait(lambda: self._find(source, tag), seconds)
@@ -217,13 +216,14 @@ class Transport(ABC):
             TransportError: a message is larger than ``max_nbytes``. It is dropped.
             PeerLostError: as :meth:`probe` raises it.
         """
-        self._check_filter(source, tag)
         seconds = self._seconds(timeout)
-        envelope = self._wait(lambda: self._find(source, tag), seconds)
+        envelope = self.probe(source, tag, seconds)
         if envelope is None:
+            from_rank = "any rank" if source is None else f"rank {source}"
+            of_tag = "any tag" if tag is None else f"tag {tag}"
             raise TransportTimeoutError(
-                f"rank {self.rank} received no message from {_any('rank', source)} of "
-                f"{_any('tag', tag)} within {seconds:g} s"
+                f"rank {self.rank} received no message from {from_rank} of {of_tag} within "
+                f"{seconds:g} s"
             )
         return self.take(envelope)
 
@@ -235,7 +235,8 @@ class Transport(ABC):
             TransportError: the message is larger than ``max_nbytes``. It is dropped.
             PeerLostError: the source was lost before the whole message arrived.
         """
-        self._check_open()
+        if self.closed:
+            raise TransportClosedError(f"{self!r} is closed")
         return Message(envelope.source, envelope.tag, self._take(envelope))
 
     def close(self, timeout: float | None = None) -> None:
@@ -257,14 +258,14 @@ class Transport(ABC):
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
         if error is None:
             self.close()
-        else:  # which is the one to hear of
+        else:  # the error that ended the block is raised, at once
             with suppress(TransportTimeoutError):
                 self.close(0.0)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(rank={self.rank}, size={self.size})"
 
-    # What a transport is made of.
+    # What a transport implements.
 
     @abstractmethod
     def _isend(self, parts: list[Part], nbytes: int, dest: int, tag: int) -> SendHandle:
@@ -290,10 +291,8 @@ class Transport(ABC):
         return polled(attempt, seconds)
 
     def _find(self, source: int | None, tag: int | None) -> Envelope | None:
-        if self.closed:
-            self._check_open()
         envelope = self._poll(source, tag)
-        # Losses come last: what a rank sent before it was gone is still received.
+        # Losses come last: messages that a rank sent before it was gone are still received.
         if envelope is None and source is None and self._unreported:
             raise self._lost[self._unreported.pop(0)]
         if envelope is None and source in self._lost:
@@ -306,7 +305,7 @@ class Transport(ABC):
             self._unreported.append(rank)
 
     def _unknown(self, envelope: Envelope) -> ArgumentError:
-        return ArgumentError(f"{envelope} was received before; expected what a probe has found")
+        return ArgumentError(f"{envelope} was received before; expected one that a probe has found")
 
     def _too_large(self, envelope: Envelope) -> TransportError:
         return TransportError(
@@ -319,19 +318,14 @@ class Transport(ABC):
     def _seconds(self, timeout: float | None) -> float:
         return self.timeout if timeout is None else checked_timeout(timeout)
 
-    def _check_open(self) -> None:
+    def _check(self, name: str, rank: int | None, tag: int | None) -> None:
+        """Raise if the endpoint is closed, or rank or tag are out of range."""
         if self.closed:
             raise TransportClosedError(f"{self!r} is closed")
-
-    def _check_rank(self, name: str, rank: int) -> None:
-        if not 0 <= rank < self.size:
+        if rank is not None and not 0 <= rank < self.size:
             raise ArgumentError(f"{name} is {rank}; expected a rank, 0 to {self.size - 1}")
-
-    def _check_filter(self, source: int | None, tag: int | None) -> None:
-        if source is not None:
-            self._check_rank("source", source)
-        if tag is not None:
-            _check_tag(tag)
+        if tag is not None and not 0 <= tag <= MAX_TAG:
+            raise ArgumentError(f"tag is {tag}; expected 0 to {MAX_TAG}")
 
 
 def checked_timeout(timeout: float) -> float:
@@ -339,22 +333,6 @@ def checked_timeout(timeout: float) -> float:
     if math.isnan(timeout) or timeout < 0:
         raise ArgumentError(f"timeout is {timeout}; expected seconds, 0 or more")
     return timeout
-
-
-def _check_tag(tag: int) -> None:
-    if not 0 <= tag <= MAX_TAG:
-        raise ArgumentError(f"tag is {tag}; expected 0 to {MAX_TAG}")
-
-
-def _bytes(part: Buffer) -> memoryview:
-    view = memoryview(part)
-    if not view.c_contiguous:
-        raise ArgumentError("payload has a buffer with gaps; expected contiguous ones")
-    return view.cast("B") if view.nbytes else memoryview(b"")  # an empty view cannot be cast
-
-
-def _any(what: str, which: int | None) -> str:
-    return f"any {what}" if which is None else f"{what} {which}"
 
 
 _EAGER = 2e-3  # seconds: most replies come within, and the shortest sleep takes longer than many

@@ -1,7 +1,7 @@
 """Conformance suite of transports: checks that all ranks run side by side.
 
-Each check is a function of an endpoint; every rank calls the same ones in the same order, on any
-number of ranks. :func:`run` calls them all, and :func:`check_close` last.
+Each check is a function of an endpoint. All ranks, any number of them, call the same checks in the
+same order: :func:`run` calls them all, :func:`check_close` last.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def run(transport: Transport) -> dict[str, str]:
     """Run all checks up to the first that fails, and close the endpoint; all ranks call this.
 
     Returns:
-        For each check that was run, what went wrong, or nothing.
+        The error of each check that was run, "" without one.
     """
     found = {}
     for check in CHECKS:
@@ -46,7 +46,10 @@ def run(transport: Transport) -> dict[str, str]:
             meet(transport)
             found[check.__name__] = ""
         except Exception as error:
-            found[check.__name__] = _told(error)
+            frames = traceback.extract_tb(error.__traceback__)
+            line = [frame.lineno for frame in frames if frame.filename == __file__][-1]
+            told = f"{type(error).__name__} on line {line}: {error}"
+            found[check.__name__] = " ".join(told.split())
             break
     with suppress(TransportTimeoutError):
         transport.close(1.0)
@@ -79,7 +82,7 @@ def check_every_size(t: Transport) -> None:
         assert message.data.dtype == np.uint8
         assert message.data.flags.c_contiguous
         assert message.data.ctypes.data % 16 == 0
-        assert _bytes(message) == _content(nbytes, _left(t)).tobytes()
+        assert message.data.tobytes() == _content(nbytes, _left(t)).tobytes()
         message.data.fill(0)
 
 
@@ -101,7 +104,7 @@ def check_payloads_are_joined(t: Transport) -> None:
             part.make() if isinstance(part, LazyBuffer) else memoryview(part) for part in payload
         )
         handle = t.isend(payload, _right(t))
-        assert _bytes(t.recv(_left(t))) == expected
+        assert t.recv(_left(t)).data.tobytes() == expected
         handle.wait()
 
 
@@ -113,12 +116,12 @@ def check_tags_are_chosen_and_kept_in_order(t: Transport) -> None:
             assert t.probe(tag=tag) is None
         else:
             for i in range(tag, len(SIZES), 3):
-                assert _bytes(t.recv(_left(t), tag)) == _content(SIZES[i], i).tobytes()
+                assert t.recv(_left(t), tag).data.tobytes() == _content(SIZES[i], i).tobytes()
     _wait(handles)
 
 
 def check_probe(t: Transport) -> None:
-    """See that a probe says what will be received or taken, and receives nothing."""
+    """Check that a probe returns the next message's envelope, and receives nothing."""
     assert t.probe(tag=5) is None
     assert t.probe(_left(t), 5, timeout=0.01) is None
     meet(t)
@@ -128,7 +131,7 @@ def check_probe(t: Transport) -> None:
         assert envelope == (_left(t), 5, n)
         assert t.probe(_left(t), 5) == envelope
         assert t.probe(tag=4) is None
-        assert _bytes(receive(envelope)) == _content(n, 0).tobytes()
+        assert receive(envelope).data.tobytes() == _content(n, 0).tobytes()
     _refused(ArgumentError, lambda: t.take(Envelope(_left(t), 5, 7)))  # it was received
     assert t.probe(tag=5) is None
     _wait(handles)
@@ -144,7 +147,7 @@ def check_receive_from_any(t: Transport) -> None:
             message = t.recv()
             assert message.tag == seen[message.source]
             n = sizes[message.tag]
-            assert _bytes(message) == _content(n, message.source).tobytes()
+            assert message.data.tobytes() == _content(n, message.source).tobytes()
             seen[message.source] += 1
         assert seen == dict.fromkeys(range(t.size), len(sizes))
         handles += [t.isend([b"all came"], rank, 21) for rank in range(t.size)]
@@ -153,7 +156,7 @@ def check_receive_from_any(t: Transport) -> None:
 
 
 def check_timeouts(t: Transport) -> None:
-    """See waiting for what does not come end on time, with an error that says so."""
+    """Check that a wait without a message ends on time, with an error."""
     for source in (None, _left(t)):
         start = time.monotonic()
         error = _refused(TransportTimeoutError, partial(t.recv, source, 9, 0.05))
@@ -162,7 +165,7 @@ def check_timeouts(t: Transport) -> None:
 
 
 def check_bad_arguments(t: Transport) -> None:
-    """See that what breaks a rule is refused, and sends nothing."""
+    """Check that arguments that are not allowed are refused, and nothing is sent."""
     large = np.zeros(t.max_nbytes // 2 + 1, np.uint8) if t.max_nbytes < 1 << 24 else None
     for wrong in (
         lambda: t.isend([b""], t.size),
@@ -183,11 +186,11 @@ def check_bad_arguments(t: Transport) -> None:
 
 
 def check_payload_outlives_its_names(t: Transport) -> None:
-    """Nobody but the transport has to hold a payload."""
+    """Check that the transport keeps a payload alive."""
     handle = t.isend([_content(300_000, 3) for _ in range(3)], _right(t))
     gc.collect()
     _ = [_content(300_000, i) for i in range(10)]
-    assert _bytes(t.recv(_left(t))) == 3 * _content(300_000, 3).tobytes()
+    assert t.recv(_left(t)).data.tobytes() == 3 * _content(300_000, 3).tobytes()
     handle.wait()
     assert handle.done()
 
@@ -201,23 +204,19 @@ def check_nothing_is_shared(t: Transport) -> None:
     meet(t)
     content.fill(0)
     meet(t)
-    assert _bytes(message) == _content(200_000, 4).tobytes()
+    assert message.data.tobytes() == _content(200_000, 4).tobytes()
 
 
 def check_too_large_messages_are_dropped(t: Transport) -> None:
-    """See a message above the receiver's limit refused, and the next one arrive."""
+    """Check that a message above the limit is refused, and the next one arrives."""
+    handles = [t.isend([bytes(60_000)] * 3, _right(t)), t.isend([b"next"], _right(t))]
     limit, t.max_nbytes = t.max_nbytes, 100_000
-    payload = [bytes(60_000)]
-    t.max_nbytes = limit
-    handles = [t.isend(payload * 3, _right(t)), t.isend([b"next"], _right(t))]
-    t.max_nbytes = 100_000
     # A transport may have read it before the limit was lowered: then it is refused when taken.
     error = _refused(TransportError, lambda: t.recv(_left(t)))
     assert "sent 180000 bytes; expected at most max_nbytes, 100000" in str(error)
-    assert _bytes(t.recv(_left(t))) == b"next"
+    assert t.recv(_left(t)).data.tobytes() == b"next"
     t.max_nbytes = limit
-    for handle in handles:
-        handle.wait()
+    _wait(handles)
 
 
 def check_traffic(t: Transport) -> None:
@@ -244,15 +243,15 @@ def check_traffic(t: Transport) -> None:
 
 
 def check_close(t: Transport) -> None:
-    """Receive all that a rank has sent before it closes, then learn that it is gone."""
+    """All messages of a rank that closes are received; then it is lost."""
     if t.rank:
         handle = t.isend([_content(200_000, t.rank)], 0)
         t.send([b"last"], 0, 7)
         handle.wait()
     else:
         for rank in range(1, t.size):
-            assert _bytes(t.recv(rank, 7)) == b"last"
-            assert _bytes(t.recv(rank)) == _content(200_000, rank).tobytes()
+            assert t.recv(rank, 7).data.tobytes() == b"last"
+            assert t.recv(rank).data.tobytes() == _content(200_000, rank).tobytes()
             assert _refused(PeerLostError, partial(t.recv, rank)).rank == rank
             _refused(PeerLostError, partial(t.isend, [b""], rank))
         told = {_refused(PeerLostError, t.recv).rank for _ in range(1, t.size)}
@@ -281,13 +280,6 @@ CHECKS: tuple[Check, ...] = (
 )
 
 
-def _told(error: Exception) -> str:
-    """Return what went wrong and on which line, in one."""
-    frames = traceback.extract_tb(error.__traceback__)
-    lines = [frame.lineno for frame in frames if frame.filename == __file__]
-    return " ".join(f"{type(error).__name__} on line {lines[-1]}: {error}".split())
-
-
 def _right(t: Transport) -> int:
     return (t.rank + 1) % t.size
 
@@ -297,12 +289,8 @@ def _left(t: Transport) -> int:
 
 
 def _content(nbytes: int, seed: int) -> np.ndarray:
-    """Return bytes that differ from one seed to the next, and do not repeat in a hurry."""
+    """Return bytes that depend on the seed and do not repeat soon."""
     return (np.arange(nbytes, dtype=np.uint32) * 2_654_435_761 + seed >> 13).astype(np.uint8)
-
-
-def _bytes(message: Message) -> bytes:
-    return message.data.tobytes()
 
 
 def _wait(handles: list[SendHandle]) -> None:

@@ -17,10 +17,9 @@ def never() -> bool:
 
 @dataclass
 class ShutdownBudget:
-    """Waiting time left to a rank that is to stop: one second in all, however many waits.
+    """Waiting time left to a rank that is to stop: one second in all, over any number of waits.
 
-    Only the time spent waiting counts, so that a rank that has work left first can still say
-    goodbye afterwards.
+    Only the time spent waiting counts: a rank that has work left can still say goodbye afterwards.
 
     Attributes:
         stopped: returns whether this rank is to stop; asked between slices of a wait.
@@ -34,7 +33,7 @@ class ShutdownBudget:
 
 
 class Deadline:
-    """A time limit of one or several waits, which a rank that is to stop does not wait out.
+    """A time limit of one or several waits, cut short if this rank is to stop.
 
     Args:
         seconds: from now.
@@ -51,7 +50,7 @@ class Deadline:
         self._end = self._shutdown.clock() + seconds
 
     def __str__(self) -> str:
-        """Return when it was, for the message of who waited in vain."""
+        """Return the limit that ended a wait, for error messages."""
         is_cut = self.expired and not self.passed
         return "before this rank was to stop" if is_cut else f"within {self._seconds:g} s"
 
@@ -63,26 +62,26 @@ class Deadline:
 
     @property
     def expired(self) -> bool:
-        """True where no waiting is left: the limit has passed, or this rank stops."""
+        """Whether no waiting is left: the limit has passed, or this rank stops."""
         return self.remaining <= 0.0
 
     @property
     def passed(self) -> bool:
-        """True where the time limit itself has passed."""
+        """Whether the time limit itself has passed."""
         return self._shutdown.clock() >= self._end
 
     def wait(self, happened: Callable[[float], bool]) -> bool:
-        """Wait for something, in slices of 0.1 s.
+        """Call ``happened`` with slices of 0.1 s until it returns true or the deadline expires.
 
         Args:
-            happened: waits for at most so many seconds, and returns whether it happened. It is
-                called at least once, with 0 where no waiting is left.
+            happened: waits for at most so many seconds, and returns whether the event happened. It
+                is called at least once, with 0 if no waiting is left.
 
         Returns:
-            Whether it happened, before the deadline.
+            Whether it happened.
         """
-        # In slices, because a signal only sets what ``stopped`` returns: no wait of a transport
-        # ends by it.
+        # In slices, because a signal only changes the result of ``stopped``: it ends no wait of a
+        # transport.
         shutdown = self._shutdown
         while True:
             start = shutdown.clock()

@@ -1,8 +1,7 @@
 """Messages between processes by torch.distributed's Gloo: TCP, and nothing to install.
 
-Gloo receives only from a rank it is told, and only as many bytes as it is told: it has no probe.
-So each peer has a thread that always receives the next head, which says how much follows. What
-arrives is put into a mailbox, where it can be probed for.
+Gloo has no probe: it receives a given number of bytes from a given rank. A thread for each peer
+therefore receives heads, which tell how much follows, and puts messages into a mailbox.
 """
 
 from __future__ import annotations
@@ -22,16 +21,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gfn_rb.errors import (
-    ArgumentError,
-    TransportError,
-    TransportTimeoutError,
-)
+from gfn_rb.errors import ArgumentError, TransportError, TransportTimeoutError
 from gfn_rb.transports.base import MAX_NBYTES, TIMEOUT, Part, checked_timeout
 from gfn_rb.transports.local import Mailboxes, MailboxTransport, QueuedMessage, joined
 
-# What is sent first has always the same size, as the receiver must know it beforehand: bytes and
-# tag of the message, then its first bytes, which for most messages are all.
+# The first piece has a fixed size, which the receiver must know beforehand: bytes and tag of the
+# message, then its first bytes, which for most messages are all.
 _HEAD = struct.Struct("<qq")
 _FIRST = 4096
 _INLINE = _FIRST - _HEAD.size
@@ -39,7 +34,7 @@ _INLINE = _FIRST - _HEAD.size
 _GOODBYE = -1
 _FAREWELL = -2
 _CHUNK = 1 << 24
-_FOREVER = timedelta(days=365)  # threads wait for what may never come
+_FOREVER = timedelta(days=365)
 
 
 class GlooTransport(MailboxTransport):
@@ -97,9 +92,9 @@ class GlooTransport(MailboxTransport):
     def _close(self, seconds: float) -> None:
         end = time.monotonic() + seconds
         with self._mailboxes.lock:
-            self._mailbox.clear()
+            self._mailbox.queues.clear()
             self._mailboxes.closed = True
-            self._mailboxes.changed.notify_all()
+            self._mailboxes.notify()
         for peer in self._peers.values():
             peer.outgoing.put(None)
         # A thread that waits inside Gloo must not outlive the interpreter.
@@ -122,8 +117,8 @@ class PeerConnection:
     """
 
     def __init__(self, transport: GlooTransport, peer: int) -> None:
-        # Messages begun with the pieces that Gloo still sends; (None, []) asks for a farewell,
-        # None for the end.
+        # Messages with their pieces that Gloo still sends; (None, []) asks for a farewell, None
+        # for the end.
         self.outgoing: queue.SimpleQueue[
             tuple[QueuedMessage | None, list[tuple[Any, Tensor]]] | None
         ] = queue.SimpleQueue()
@@ -150,7 +145,7 @@ class PeerConnection:
                 self.outgoing.put((message, works))
 
     def _begin(self, tag: int, data: np.ndarray) -> list[tuple[Any, Tensor]]:
-        """Begin to send a message: its head with its first bytes, then the others."""
+        """Begin to send the first piece of a message, then the others."""
         first = np.empty(_FIRST, np.uint8)
         _HEAD.pack_into(first.data, 0, len(data), tag)
         inline = data[:_INLINE]
@@ -180,8 +175,7 @@ class PeerConnection:
     def _send_all(self) -> None:
         while (begun := self.outgoing.get()) is not None:
             message, works = begun
-            if message is None:
-                # After everything sent before, which the peer still reads.
+            if message is None:  # after everything sent before, which the peer still reads
                 with self._sending:
                     self._mailboxes.mark_gone(self._peer, "it closed its endpoint")
                     self._send_last(_FAREWELL)
@@ -206,7 +200,7 @@ class PeerConnection:
                 self._mailboxes.put(message)
 
     def _received(self, nbytes: int, tag: int, inline: np.ndarray) -> QueuedMessage:
-        """Receive the rest of a message; one that is too large is read without being kept."""
+        """Receive the rest of a message; drop one that is too large."""
         here, n_left = self._transport, nbytes - len(inline)
         if nbytes > here.max_nbytes:
             scratch = np.empty(min(n_left, _CHUNK), np.uint8)
@@ -225,7 +219,7 @@ class PeerConnection:
         return message
 
     def _has_room(self, nbytes: int) -> bool:
-        """Return whether what came from this peer and was not taken leaves room for more."""
+        """Return whether the untaken messages of this peer leave room for more."""
         self._untaken = [message for message in self._untaken if not message.delivered]
         held = sum(message.nbytes for message in self._untaken)
         return held + nbytes <= self._transport.max_nbytes
@@ -239,7 +233,7 @@ def _chunks(data: np.ndarray) -> list[np.ndarray]:
 
 
 def meet(where: str, rank: int, size: int, patience: timedelta) -> tuple[dist.Store, int, int]:
-    """Return a store that all processes share, the rank of this one and how many there are."""
+    """Return a store that all processes share, and rank and size."""
     try:
         return next(dist.rendezvous(where, rank, size, timeout=patience))
     except (ValueError, RuntimeError) as error:
@@ -267,7 +261,7 @@ def _store(
 def _connected(
     store: dist.Store, rank: int, size: int, patience: timedelta
 ) -> tuple[list[str], Any]:
-    """Return the names of all machines and the group, once all have come."""
+    """Return the names of all machines and the group, once all processes have come."""
     try:
         store.set(f"host/{rank}", socket.gethostname())
         hosts = [store.get(f"host/{each}").decode() for each in range(size)]

@@ -44,12 +44,11 @@ class Launch(NamedTuple):
 def launched(environment: Environment | None = None) -> Launch | None:
     """Return which process of how many this is, None if it is alone.
 
-    Of several launchers in one another the innermost counts that tells of more than one process:
-    torchrun, one of MPI, one that sets ``RANK``, ``WORLD_SIZE`` and ``MASTER_ADDR``, srun. Only
-    environment variables are looked at: mpi4py is neither needed nor imported.
+    Of nested launchers the innermost with more than one process counts: torchrun, MPI, one that
+    sets ``RANK``, ``WORLD_SIZE`` and ``MASTER_ADDR``, srun. Only environment variables are read.
 
-    Slurm sets its own for every process of a job. Those of a step count, which srun starts: a batch
-    script and the shell of ``salloc`` are alone, however many tasks they may start.
+    Slurm sets variables for every process of a job. Only those of a step count, which srun starts:
+    a batch script and the shell of ``salloc`` are alone.
     """
     known = os.environ if environment is None else environment
     told = [each for each in (_torchrun(known), _mpi(known), _env(known), _srun(known)) if each]
@@ -61,17 +60,17 @@ def launched(environment: Environment | None = None) -> Launch | None:
 def is_fault_tolerant(environment: Environment | None = None) -> bool:
     """Return whether the launcher lets the others go on when a process dies.
 
-    Open MPI does where asked to: ``mpiexec --with-ft ulfm``.
+    Open MPI does with ``mpiexec --with-ft ulfm``.
     """
     known = os.environ if environment is None else environment
     return known.get("OMPI_MCA_mpi_ft_enable", "0").lower() in ("1", "true", "yes")
 
 
 def end_process(code: int, aborts: bool = False) -> None:
-    """End this process with an exit code, without waiting for those it was started with.
+    """End this process with an exit code, without waiting for the other processes.
 
-    Where the launcher is fault tolerant the others go on without it if the code is 0; otherwise
-    they are ended too. Does nothing where MPI was not begun, or this process is alone.
+    Under a fault tolerant launcher the others go on without it if the code is 0; otherwise they are
+    ended too. Does nothing without MPI, or if this process is alone.
     """
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
@@ -87,7 +86,7 @@ def end_process(code: int, aborts: bool = False) -> None:
 
 def end_at_exit(aborts: bool) -> None:
     """End this process when Python exits, before MPI waits for all ranks to finalize."""
-    # Nothing tells what sys.exit was called with; an exception that nobody caught is remembered.
+    # The argument of sys.exit is not known here; an uncaught exception is.
     atexit.register(lambda: end_process(int(hasattr(sys, "last_value")), aborts))
 
 

@@ -32,21 +32,24 @@ class Mailbox:
 
     A receive from any rank takes messages of all senders in turn, so a sender with many messages
     delays another sender's message by one message at most.
+
+    Attributes:
+        queues: messages by sender; the sender that was served longest ago comes first.
     """
 
     def __init__(self) -> None:
-        self._queues: dict[int, deque[QueuedMessage]] = {}  # next the sender served longest ago
+        self.queues: dict[int, deque[QueuedMessage]] = {}
 
     def __len__(self) -> int:
-        return sum(map(len, self._queues.values()))
+        return sum(map(len, self.queues.values()))
 
     def put(self, message: QueuedMessage) -> None:
         """Add a message."""
-        self._queues.setdefault(message.envelope.source, deque()).append(message)
+        self.queues.setdefault(message.envelope.source, deque()).append(message)
 
     def first(self, source: int | None, tag: int | None) -> QueuedMessage | None:
         """Return the next message of a source and tag, or of any; it stays."""
-        queues = self._queues.values() if source is None else [self._queues.get(source, ())]
+        queues = self.queues.values() if source is None else [self.queues.get(source, ())]
         for queue in queues:
             for message in queue:
                 if tag is None or tag == message.envelope.tag:
@@ -56,30 +59,26 @@ class Mailbox:
     def remove(self, message: QueuedMessage) -> None:
         """Remove a message; its sender is served after all others."""
         source = message.envelope.source
-        queue = self._queues.pop(source)
+        queue = self.queues.pop(source)
         queue.remove(message)
         if queue:
-            self._queues[source] = queue
-
-    def clear(self) -> None:
-        """Drop all messages."""
-        self._queues.clear()
+            self.queues[source] = queue
 
 
 class Mailboxes:
-    """The mailboxes of endpoints that live in one process, one for each of ``size`` ranks.
+    """The mailboxes of endpoints in one process, one for each of ``size`` ranks.
 
     Attributes:
         lock: held for every change.
-        changed: wakes the threads that wait for a change.
         of: the mailbox of each rank.
-        gone: the ranks that are gone, and how that is known.
+        gone: the lost ranks, each with the reason.
         closed: True once messages that still arrive are dropped.
     """
 
     def __init__(self, size: int) -> None:
-        self.lock = threading.RLock()  # reentrant: what is called while waiting takes it itself
-        self.changed = threading.Condition(self.lock)
+        self.lock = threading.RLock()  # reentrant: callbacks of a wait take it too
+        self._changed = threading.Condition(self.lock)
+        self._n_waiting = 0
         self.of = [Mailbox() for _ in range(size)]
         self.gone: dict[int, str] = {}
         self.closed = False
@@ -88,20 +87,29 @@ class Mailboxes:
         """Put a message into the mailbox of its receiver."""
         with self.lock:
             self.of[message.dest].put(message)
-            self.changed.notify_all()
+            self.notify()
 
     def mark_gone(self, rank: int, reason: str) -> None:
-        """Record that a rank is gone, and how that is known; the first reason stays."""
+        """Record that a rank is lost; the first reason stays."""
         with self.lock:
             self.gone.setdefault(rank, reason)
-            self.changed.notify_all()
+            self.notify()
+
+    def notify(self) -> None:
+        """Wake the threads that wait for a change; the caller holds the lock."""
+        if self._n_waiting:
+            self._changed.notify_all()
 
     def wait(self, attempt: Callable[[], T | None], seconds: float) -> T | None:
-        """Call whenever something has changed, until the result is not None, or time is up."""
+        """Call after each change until the result is not None, or time is up."""
         end = time.monotonic() + seconds
         with self.lock:
-            while (result := attempt()) is None and (left := end - time.monotonic()) > 0:
-                self.changed.wait(min(left, threading.TIMEOUT_MAX))
+            self._n_waiting += 1
+            try:
+                while (result := attempt()) is None and (left := end - time.monotonic()) > 0:
+                    self._changed.wait(min(left, threading.TIMEOUT_MAX))
+            finally:
+                self._n_waiting -= 1
         return result
 
 
@@ -127,7 +135,7 @@ class QueuedMessage(SendHandle):
         """Record that its sender need not wait for it any more."""
         with self._mailboxes.lock:
             self.delivered = True
-            self._mailboxes.changed.notify_all()
+            self._mailboxes.notify()
 
     def done(self) -> bool:
         """Return whether it has been delivered; see :meth:`SendHandle.done`."""
@@ -223,7 +231,7 @@ class LocalTransport(MailboxTransport):
     def _close(self, seconds: float) -> None:
         self._mailboxes.mark_gone(self.rank, "it closed its endpoint")
         with self._mailboxes.lock:
-            self._mailbox.clear()
+            self._mailbox.queues.clear()
 
 
 def joined(parts: Sequence[Part], nbytes: int) -> np.ndarray:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import struct
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
@@ -24,14 +26,19 @@ from gfn_rb.transports.base import (
     polled,
 )
 from gfn_rb.transports.launch import is_fault_tolerant
-from gfn_rb.transports.segments import PREAMBLE, cut, sizes_after
 
 _GOODBYE = 0  # the MPI tag of an endpoint that closes; others are one more than ours
 _HOST_NBYTES = 256
 _SELDOM = 8  # polls without success before the peers are checked, which costs more than a poll
 _CHUNK = 1 << 24  # longer segments are sent in pieces, so that they can be dropped in little room
-# MPI may still read from or write to buffers of requests that were given up: they must outlive it.
+# MPI may still read from or write to buffers of abandoned requests: they must outlive it.
 _abandoned: list[Any] = []
+
+# The first piece of a message: bytes of the message and of each later segment, then first bytes.
+WHOLE = 1 << 18  # messages up to here are sent in one piece: a copy costs less than a second one
+SMALL = 1 << 16  # a smaller first part goes with the first piece; others are sent without a copy
+MAX_SEGMENTS = 7
+PREAMBLE = struct.Struct(f"<{1 + MAX_SEGMENTS}Q")
 
 
 class MPITransport(Transport):
@@ -114,9 +121,9 @@ class MPITransport(Transport):
         send = MPISend(self, dest, nbytes)
         self._sending = [other for other in self._sending if other.pending]
         self._sending.append(send)
-        # Heads alone are probed for. Segments need no probe, as the head tells their sizes. Nor can
-        # they be taken for another message's: MPI keeps the order of each source and tag, and no
-        # second head of these is matched before the first has been taken with its segments.
+        # Only heads are probed for: they tell the sizes of the segments. Segments of two messages
+        # are not confused: MPI keeps the order of each source and tag, and no second head of these
+        # is matched before the first has been taken with its segments.
         send.start(self._heads, memoryview(head), tag + 1)
         for part in segments:
             content = memoryview(part.make()) if isinstance(part, LazyBuffer) else part
@@ -131,26 +138,26 @@ class MPITransport(Transport):
         envelope = self._match(source, tag)
         if envelope is None:
             self._empty_polls += 1
-            # What a peer sent before it was gone has arrived by the time that this is known.
+            # By the time that a peer is known to be gone, its messages have arrived.
             if self._empty_polls % _SELDOM == 0 and self.check_peers():
                 envelope = self._match(source, tag)
         return envelope
 
     def _match(self, source: int | None, tag: int | None) -> Envelope | None:
-        """Receive the head of the first message that matches.
+        """Receive the head of the first message that matches, and keep it in ``_matched``.
 
-        A matched probe takes the message out of MPI's queue, so that nothing received in between
-        can be mistaken for it; the head then waits in ``_matched`` to be taken.
+        A matched probe takes the message out of MPI's queue, so that no other can be mistaken for
+        it.
         """
-        mpi = self._mpi
+        mpi, status = self._mpi, self._status
         rank = mpi.ANY_SOURCE if source is None else source
         mpi_tag = mpi.ANY_TAG if tag is None else tag + 1
         try:
-            message = self._heads.Improbe(rank, mpi_tag, self._status)
+            message = self._heads.Improbe(rank, mpi_tag, status)
             if message is None:
                 return None
-            came_from, came_as = self._status.Get_source(), self._status.Get_tag()
-            head = np.empty(self._status.Get_count(mpi.BYTE), np.uint8)
+            came_from, came_as = status.Get_source(), status.Get_tag()
+            head = np.empty(status.Get_count(mpi.BYTE), np.uint8)
             message.Recv([head, mpi.BYTE])
         except mpi.Exception as error:
             if not self._is_failure(error):
@@ -166,10 +173,11 @@ class MPITransport(Transport):
         return envelope
 
     def _take(self, envelope: Envelope) -> np.ndarray:
-        index = next((i for i, each in enumerate(self._matched) if each[0] == envelope), None)
-        if index is None:
+        found = [each for each in self._matched if each[0] == envelope]
+        if not found:
             raise self._unknown(envelope)
-        _, head, sizes = self._matched.pop(index)
+        self._matched = [each for each in self._matched if each is not found[0]]
+        _, head, sizes = found[0]
         inline = head[PREAMBLE.size :]
         if envelope.nbytes > self.max_nbytes:
             self._drop(envelope, sizes)
@@ -205,17 +213,14 @@ class MPITransport(Transport):
             raise
 
     def _drop(self, envelope: Envelope, sizes: list[int]) -> None:
-        """Receive a message's segments without room for them: MPI would keep them otherwise."""
+        """Receive and drop a message's segments, which MPI would keep otherwise."""
         scratch = np.empty(min(max(sizes, default=0), _CHUNK), np.uint8).data
         for size in sizes:
             for start, end in _chunks(0, size):
                 self._receive(envelope, [scratch[: end - start]])
 
     def _record_failures(self) -> None:
-        """Learn from MPI which processes have died, and acknowledge it.
-
-        Until a failure is acknowledged, every probe of any source raises it anew.
-        """
+        """Record the processes that died, and acknowledge it: each probe would raise it again."""
         try:
             failed = self._heads.Get_failed()
         except (NotImplementedError, self._mpi.Exception):
@@ -231,7 +236,13 @@ class MPITransport(Transport):
         return error.Get_error_class() in {getattr(self._mpi, name, None) for name in names}
 
     def _close(self, seconds: float) -> None:
-        stuck = self._drain(seconds)
+
+        def emptied() -> bool | None:
+            self._sending = [send for send in self._sending if send.in_flight()]
+            return not self._sending or None
+
+        polled(emptied, seconds)
+        stuck = self._sending  # those to lost ranks do not count
         for rank in set(range(self.size)) - {self.rank} - self.lost:
             goodbye = MPISend(self, rank, 0)
             try:
@@ -246,22 +257,11 @@ class MPITransport(Transport):
                 f"which their receivers did not take within {seconds:g} s"
             )
 
-    def _drain(self, seconds: float) -> list[MPISend]:
-        """Return the messages that did not leave in time; those to lost ranks do not count."""
-
-        def emptied() -> bool | None:
-            self._sending = [send for send in self._sending if send.in_flight()]
-            return not self._sending or None
-
-        polled(emptied, seconds)
-        return self._sending
-
 
 class MPISend(SendHandle):
-    """A message on its way, in pieces.
+    """A message that is being sent in pieces; see :class:`SendHandle` for the arguments.
 
-    MPI moves most of a large message only while it is called: so :meth:`done`, which asks it, is
-    what sends. See :class:`SendHandle` for the arguments.
+    MPI moves most of a large message only while it is called, by :meth:`done`.
     """
 
     _transport: MPITransport
@@ -275,7 +275,7 @@ class MPISend(SendHandle):
         self._empty_polls = 0
 
     def start(self, comm: Any, content: memoryview, mpi_tag: int) -> None:
-        """Begin to send a piece of it."""
+        """Begin to send a piece."""
         try:
             self._requests.append(comm.Isend([content, self._mpi.BYTE], self.dest, mpi_tag))
         except self._mpi.Exception as error:
@@ -285,20 +285,8 @@ class MPISend(SendHandle):
         """Return whether the payload may be changed; see :meth:`SendHandle.done`."""
         if self._error is not None:
             raise self._error
-        if self.pending:
-            self._test()
-        if self.pending and (lost := self._transport.loss_of(self.dest)):
-            raise self._given_up(lost)
-        return not self.pending
-
-    def in_flight(self) -> bool:
-        """Return whether it has not left yet, and may still do so."""
-        try:
-            return not self.done()
-        except TransportError:
-            return False
-
-    def _test(self) -> None:
+        if not self.pending:
+            return True
         try:
             self.pending = not self._mpi.Request.Testall(self._requests)
         except self._mpi.Exception as error:
@@ -307,9 +295,19 @@ class MPISend(SendHandle):
         # A send to a process that closed its endpoint stays pending for ever.
         if self.pending and self._empty_polls % _SELDOM == 0:
             self._transport.check_peers()
+        if self.pending and (lost := self._transport.loss_of(self.dest)):
+            raise self._given_up(lost)
+        return not self.pending
+
+    def in_flight(self) -> bool:
+        """Return whether it is still being sent, and may yet leave."""
+        try:
+            return not self.done()
+        except TransportError:
+            return False
 
     def _given_up(self, error: TransportError) -> TransportError:
-        """Give it up, and return why, which is raised from now on."""
+        """Give the message up, and return the error that is raised from now on."""
         self.pending, self._error = False, error
         _abandoned.append(self._requests)
         return error
@@ -317,8 +315,8 @@ class MPISend(SendHandle):
 
 def _mpi() -> ModuleType:
     if is_fault_tolerant():
-        # Read when MPI begins. Without it, finalizing waits for all processes in a fence, which now
-        # and then never ends once one of them has died.
+        # Read when MPI begins. Without it, MPI finalizes behind a fence of all processes, which
+        # sometimes never ends once one of them has died.
         os.environ.setdefault("OMPI_MCA_async_mpi_finalize", "1")
     try:
         from mpi4py import MPI
@@ -328,6 +326,39 @@ def _mpi() -> ModuleType:
             f"gfn_rb; importing mpi4py.MPI says: {error}"
         ) from error
     return MPI
+
+
+# Pieces of messages.
+
+
+def cut(parts: Sequence[Part], nbytes: int) -> tuple[bytes, list[Part]]:
+    """Return the first piece of a message, with the sizes of the others, and the others."""
+    if nbytes <= WHOLE:
+        first, segments = parts, list[Part]()
+    else:
+        n_inline = int(parts[0].nbytes < SMALL and not isinstance(parts[0], LazyBuffer))
+        first, segments = parts[:n_inline], [part for part in parts[n_inline:] if part.nbytes]
+    if len(segments) > MAX_SEGMENTS:
+        segments = [memoryview(b"".join(map(_made, segments)))]
+    sizes = [part.nbytes for part in segments] + [0] * (MAX_SEGMENTS - len(segments))
+    return b"".join([PREAMBLE.pack(nbytes, *sizes), *map(_made, first)]), segments
+
+
+def sizes_after(head: memoryview, source: int) -> tuple[int, list[int]]:
+    """Return the sizes in the first piece: of the message, and of each segment to come."""
+    if len(head) < PREAMBLE.size:
+        raise TransportError(f"rank {source} sent {len(head)} bytes, too few for a preamble")
+    nbytes, *sizes = PREAMBLE.unpack_from(head)
+    inline = len(head) - PREAMBLE.size
+    if inline + sum(sizes) != nbytes:
+        raise TransportError(
+            f"rank {source} announced {nbytes} bytes, in pieces of {inline} and {sizes}"
+        )
+    return nbytes, [size for size in sizes if size]
+
+
+def _made(part: Part) -> bytes | memoryview:
+    return part.make() if isinstance(part, LazyBuffer) else part
 
 
 def _chunks(start: int, end: int) -> list[tuple[int, int]]:
