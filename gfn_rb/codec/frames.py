@@ -141,9 +141,10 @@ def decode_frame(data: Shaped[np.ndarray, "n"], secret: Secret | None = None) ->
             f"{prefix.meta_nbytes} bytes; expected at most {MAX_SCHEMA_NBYTES} and "
             f"{MAX_META_NBYTES}"
         )
-    text = bytes(content[PREFIX_NBYTES : prefix.meta_at])
+    meta_at = prefix.meta_at
+    text = bytes(content[PREFIX_NBYTES:meta_at])
     layout = layout_of(text, prefix.n_rows) if text else NO_ROWS
-    meta = _meta(content[prefix.meta_at : prefix.texts_end], name)
+    meta = _meta(content[meta_at : meta_at + prefix.meta_nbytes], name)
     layout.check_sizes(prefix, name)
     if layout.large:
         layout.check_body(content, prefix, running, name)

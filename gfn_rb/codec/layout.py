@@ -82,7 +82,8 @@ class Layout:
         large = [i for i, size in enumerate(self.sizes) if size >= SMALL_NBYTES]
         large.sort(key=lambda i: -fields[i].dtype.itemsize)
         # From the first multiple of 64 after the texts.
-        self.small, self._small_nbytes = self._placed(small, aligned)
+        self.small, end = self._placed(small, aligned)
+        self._small_nbytes = aligned(end)
         # From the end of the head.
         self.large, self.body_nbytes = self._placed(large, int)
         self.tail_nbytes = self.body_nbytes + sums_nbytes(self.body_nbytes)
@@ -97,11 +98,11 @@ class Layout:
 
     def head_nbytes(self, texts_end: int) -> int:
         """Return the bytes of the head."""
-        return aligned(aligned(texts_end) + self._small_nbytes)
+        return aligned(texts_end) + self._small_nbytes
 
     def starts(self, prefix: Prefix) -> list[tuple[int, int]]:
         """Return the number of each tensor, and where it begins in the file or frame."""
-        small, large = aligned(prefix.texts_end), prefix.head_nbytes
+        small, large = prefix.head_nbytes - self._small_nbytes, prefix.head_nbytes
         starts = [(i, small + start) for i, start, _ in self.small]
         return starts + [(i, large + start) for i, start, _ in self.large]
 
@@ -220,9 +221,10 @@ class Prefix(NamedTuple):
         """Compare sizes and checksum; return what has summed the head with the secret."""
         if self.nbytes != len(data):
             raise WireCorruptError(f"{name} has {len(data)} bytes; expected {self.nbytes}")
-        if not self.texts_end <= self.head_nbytes <= self.nbytes:
+        texts_end = self.texts_end
+        if not texts_end <= self.head_nbytes <= self.nbytes:
             raise WireCorruptError(
-                f"{name} has a head of {self.head_nbytes} bytes with texts up to {self.texts_end}; "
+                f"{name} has a head of {self.head_nbytes} bytes with texts up to {texts_end}; "
                 f"expected it to hold the texts, and to lie within {self.nbytes}"
             )
         head = data[: self.head_nbytes]

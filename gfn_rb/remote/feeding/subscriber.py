@@ -124,7 +124,7 @@ class Subscriber:
         self._policy = POLICIES[check_policy(terms.get("policy"))](index, feeder.generator)
         if terms.get("fresh"):  # it starts anew, without the rows that it was given
             index.given[:, rank] = False
-        index.refresh()
+        feeder.offer(index.refresh())
         self._n_seen: int | None = None  # of the changes; None before the first look
 
     def next(self, quota: int) -> TensorDictBase | None:

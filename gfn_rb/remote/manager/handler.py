@@ -93,7 +93,7 @@ class BatchHandler:
         try:
             self.watch.switch("store")
             log_reward = check_rows(rows, self._below)
-            n = len(log_reward)
+            n = log_reward.shape[0]
             outcomes = self._store(rows, n, sender) if store else {"scored": n}
         except Exception as error:  # a writer, transform or storage may raise anything
             return BatchResult({"refused": rows.batch_size[0]}, unstored=error)
@@ -128,7 +128,7 @@ class BatchHandler:
             chosen = shallow_copy(rows) if n_new == n else select_rows(rows, torch.from_numpy(new))
             slots = torch.as_tensor(self._rb.extend(chosen)).reshape(-1).cpu()
             slots = slots[slots >= 0]
-            n_stored = len(slots)
+            n_stored = slots.shape[0]
             try:
                 changed = index.refresh()
                 index.sent[index.number[slots.numpy()], sender] = True
@@ -344,7 +344,7 @@ class MessageHandler:
                 fed = self._feeder.next_for(source, quota)
         except Exception as unfed:  # rows that are stored are answered for all the same
             outcome, error = "cannot answer", unfed
-        sender, n = self._senders[source], rows.batch_size[0]
+        sender, n = self._senders[source], sum(result.outcomes.values())
         sender.fed += 0 if fed is None else len(fed)
         sender.count(batches=1, items=n, errors=int(error is not None), **result.outcomes)
         if error is not None:

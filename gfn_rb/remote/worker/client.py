@@ -200,7 +200,7 @@ class ManagerClient:
                     meta |= {"managers": sorted(managers), "quota": quota}
                 deadline = Deadline(self._timeout, self._shutdown)
                 try:
-                    if rank not in self.managers:  # it was lost a moment ago
+                    if not self.membership.is_present(rank):  # it was lost a moment ago
                         raise PeerLostError(rank, self.membership[rank].why)
                     handle = self._channel.send(rank, DATA_TAG, Kind.ITEMS, meta, part)
                 except PeerLostError as error:
@@ -317,7 +317,7 @@ class ManagerClient:
         if message is None:
             return False
         self._count.bytes_received += message.nbytes
-        if message.source not in self.managers:
+        if message.source not in self.membership.present:
             self._receive_lost(message)
         elif message.error is not None or message.kind == Kind.ERROR:
             self._receive_error(message)
@@ -469,9 +469,13 @@ def _nonsense(rank: int, error: Exception) -> RemoteError:
 def _outcomes(meta: Mapping[str, Any], n: int) -> dict[str, int]:
     """Return the outcomes of n rows that were sent."""
     said = meta.get("outcomes")
-    known = {} if not isinstance(said, dict) else {k: said[k] for k in OUTCOMES if k in said}
-    if not all(type(count) is int and count >= 0 for count in known.values()):
-        raise ArgumentError(f"outcomes must be counts, got {said!r:.200}")
+    known: dict[str, int] = {}
+    if isinstance(said, dict):
+        for name in OUTCOMES:
+            if name in said:
+                if type(said[name]) is not int or said[name] < 0:
+                    raise ArgumentError(f"outcomes must be counts, got {said!r:.200}")
+                known[name] = said[name]
     if sum(known.values()) != n:
         raise ArgumentError(f"outcomes must add up to the {n} rows sent, got {said!r:.200}")
     return known

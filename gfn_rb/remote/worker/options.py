@@ -185,6 +185,7 @@ class Subscription:
         self._room = buffer.storage.max_size  # rows that are kept for take() at most
         self._fed = ObjectIndex(buffer, n_remembered=_REMEMBERED + self._room)
         self._untaken: deque[TensorDictBase] = deque()
+        self._n_untaken = 0
 
     def terms(self) -> dict[str, Any]:
         """Return the subscription as the manager needs it."""
@@ -212,12 +213,14 @@ class Subscription:
             # Kept for take() as well: the buffer's writer may not keep them all.
             self.buffer.extend(shallow_copy(fed))  # whose writer may add entries
             self._untaken.append(fed)
-            while sum(map(len, self._untaken)) - len(self._untaken[0]) >= self._room:
+            self._n_untaken += len(new)
+            while self._n_untaken - (oldest := len(self._untaken[0])) >= self._room:
                 self._untaken.popleft()
+                self._n_untaken -= oldest
             self._fed.remember([keys[i] for i in new.tolist()])
         return len(rows) - len(new)
 
     def take(self) -> TensorDictBase | None:
         """Return the rows stored since the last call, as ``ReplayBufferWorker.take_fed`` does."""
-        batches, self._untaken = self._untaken, deque()
+        batches, self._untaken, self._n_untaken = self._untaken, deque(), 0
         return join_batches(batches) if batches else None

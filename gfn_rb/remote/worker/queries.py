@@ -1,4 +1,4 @@
-"""Questions that any rank may put to managers."""
+"""Questions that any rank may ask managers."""
 
 from __future__ import annotations
 
@@ -37,22 +37,23 @@ class ManagerQueries:
         self.transport = transport
         self._channel = FrameChannel(transport)
 
-    def metadata(self, manager: int | Sequence[int], timeout: float = 30.0) -> dict[str, Any]:
-        """Return what managers report: size, baseline, timings and statistics of senders.
+    def metadata(self, manager: int, timeout: float = 30.0) -> dict[str, Any]:
+        """Return what a manager reports: size, baseline, timings and statistics of senders.
 
         Args:
-            manager: rank of one manager, or ranks of several. For several, ``stored``,
-                ``capacity``, ``threshold``, ``batches`` and ``senders`` are totals, and
-                ``managers`` has each one's own reply by rank.
-            timeout: seconds to wait for a reply.
+            manager: rank of the manager.
+            timeout: seconds to wait for the reply.
         """
-        answers = self._ask(manager, Kind.METADATA, timeout)
-        if isinstance(manager, int):
-            return answers[0].meta
-        for i, each in enumerate(answers):
-            with answer_of(each.source):
-                merged = _merged([before.meta for before in answers[: i + 1]])
-        return merged
+        return self._ask([manager], Kind.METADATA, timeout)[0].meta
+
+    def checkpoint(self, manager: int, timeout: float = 300.0) -> str:
+        """Ask a manager to save its checkpoint now, and return the path on its machine.
+
+        Args:
+            manager: rank of the manager.
+            timeout: seconds to wait for the reply.
+        """
+        return str(self._ask([manager], Kind.CHECKPOINT, timeout)[0].meta.get("path"))
 
     def items(self, managers: int | Sequence[int], timeout: float = 300.0) -> TensorDictBase | None:
         """Return the rows that managers keep together; of managers that keep the best, the K best.
@@ -67,7 +68,8 @@ class ManagerQueries:
         Returns:
             Rows of batch size [n], trajectories padded to the longest; None without rows.
         """
-        answers = self._ask(managers, Kind.HELD, timeout)
+        ranks = [managers] if isinstance(managers, int) else managers
+        answers = self._ask(ranks, Kind.HELD, timeout)
         batches: list[TensorDictBase] = []
         for each in answers:
             if each.rows is not None and len(each.rows):
@@ -84,25 +86,7 @@ class ManagerQueries:
             keep = [i for i, key in keys if key is None or first.setdefault(key, i) == i]
             return rows[torch.tensor(keep[: answers[0].meta["capacity"]])]
 
-    def checkpoint(self, manager: int | Sequence[int], timeout: float = 300.0) -> str | list[str]:
-        """Ask managers to save their checkpoints now.
-
-        Args:
-            manager: rank of one manager, or ranks of several.
-            timeout: seconds to wait for each.
-
-        Returns:
-            The path of the file on the manager's machine; for several managers a list.
-
-        Raises:
-            RemoteError: a manager has no checkpoint file, or could not write it.
-        """
-        answers = self._ask(manager, Kind.CHECKPOINT, timeout)
-        paths = [str(each.meta.get("path")) for each in answers]
-        return paths[0] if isinstance(manager, int) else paths
-
-    def _ask(self, manager: int | Sequence[int], kind: Kind, timeout: float) -> list[ReceivedFrame]:
-        ranks = [manager] if isinstance(manager, int) else manager
+    def _ask(self, ranks: Sequence[int], kind: Kind, timeout: float) -> list[ReceivedFrame]:
         for rank in check_ranks("manager", ranks, self.transport):
             while self._channel.receive(rank, METADATA_TAG) is not None:
                 pass  # late answers to earlier queries
@@ -120,28 +104,3 @@ class ManagerQueries:
                 raise RemoteError(rank, what)
             answers.append(answer)
         return answers
-
-
-def _merged(answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the metadata of several managers as one."""
-    capacity = max(each["kept_together"] for each in answers)
-    known = {
-        name: [each[name] for each in answers if each[name] is not None]
-        for name in ("baseline", "threshold")
-    }
-    senders: dict[str, dict[str, Any]] = {}
-    for each in answers:
-        for rank, sender in each["senders"].items():
-            earlier = senders.get(rank, {})
-            numbers = {k: n + earlier.get(k, 0) for k, n in sender.items() if type(n) is int}
-            senders[rank] = {**sender, **numbers}
-    return {
-        "managers": {str(each["rank"]): each for each in answers},
-        "stored": min(capacity, sum(each["counted"] for each in answers)),
-        "capacity": capacity,
-        "threshold": max(known["threshold"], default=None),
-        "baseline": max(known["baseline"], default=None),
-        "batches": sum(each["batches"] for each in answers),
-        "subscribers": sorted({rank for each in answers for rank in each["subscribers"]}),
-        "senders": senders,
-    }

@@ -213,7 +213,7 @@ class ReplayBufferWorker:
             require_kind("items", items, TensorDictBase, lambda v: hasattr(v, "to_tensordict"))
             items = items.to_tensordict()
         rows = items
-        n, keys = len(scalar_key(rows, LOG_REWARD)), set(rows.keys())
+        n, keys = scalar_key(rows, LOG_REWARD).shape[0], {key for key, _ in rows.items()}
         # Cheaper than to exclude nothing.
         sent = rows if keys.isdisjoint(self._dropped) else rows.exclude(*self._dropped)
         # Everything is checked before anything is kept: nothing is half-added.
