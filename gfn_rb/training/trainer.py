@@ -17,7 +17,8 @@ from torchrl.data import ReplayBuffer
 from gfn_rb import keys
 from gfn_rb.buffers import MergedReplayBuffer
 from gfn_rb.buffers.statistics import ReplayStatistics, total
-from gfn_rb.checkpoint import load_checkpoint, load_state, save_checkpoint
+from gfn_rb.checkpoint import load_checkpoint, save_checkpoint
+from gfn_rb.checkpoint.api import outline
 from gfn_rb.containers import Trajectories
 from gfn_rb.containers.base import Container
 from gfn_rb.envs import GFNEnv
@@ -322,7 +323,7 @@ class Trainer:
         self.watch.restore(extra["time"])
 
     def _check_same(self, path: str | PathLike[str]) -> None:
-        saved, own = load_state(path, secret=self._secret).get("config"), self.config.to_dict()
+        saved, own = outline(path, self._secret).get("config"), self.config.to_dict()
         if not isinstance(saved, dict) or "env" not in saved:
             raise CheckpointMismatchError(f"{path} holds no training run")
         for name in [*own, *saved]:

@@ -58,11 +58,12 @@ def spearman(x: Float[Tensor, "..."], y: Float[Tensor, "..."]) -> float:
     Raises:
         ShapeError: the arguments are not vectors of one length.
     """
-    ranks = []
-    for value in (x, y):
-        _, at, count = value.unique(return_inverse=True, return_counts=True)
-        ranks.append((count.cumsum(0) - (count - 1) / 2)[at])
-    return pearson(*ranks)
+    return pearson(_ranks(x), _ranks(y))
+
+
+def _ranks(value: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    _, at, count = value.unique(return_inverse=True, return_counts=True)
+    return (count.cumsum(0) - (count - 1) / 2)[at]
 
 
 def check_vectors(**vectors: Tensor) -> None:
@@ -79,6 +80,7 @@ EstimateLogZ = Callable[[Tensor | None], Tensor]
 
 N_CONDITIONS = 5
 MAX_EXACT_STATES = 200_000  # more than that, and a run would spend most of its time measuring
+_CHUNK = 2048  # states whose activations fit into a processor's cache
 
 
 class Fit:
@@ -144,41 +146,63 @@ class ExactFit(Fit):
             self.method = f"exact, mean over {len(conditions)} conditions"
             log_z = fmean(env.log_partition(condition) for condition in conditions)
         super().__init__(estimate_log_z, conditions, log_z)
-        self.env, self._log_pf = env, partial(action_log_probs, policy, env)
-        self._targets = [env.target_log_prob(condition) for condition in self._each]
-        self._score = env.score(env.terminating_states())
+        self.env, self._policy, score = env, policy, env.score(env.terminating_states())
+        self._targets = [Target(env.target_log_prob(each), score) for each in self._each]
+        self._weights: list[Tensor] = []  # for which these were computed:
+        self._log_probs: dict[tuple[float, ...], Tensor] = {}  # by condition
 
     @property
     def target(self) -> Float64[Tensor, "m"]:
         """The target's log-probability of each terminating state, under the first condition."""
-        return self._targets[0]
+        return self._targets[0].log_prob
 
     def policy_log_prob(
         self, condition: Shaped[Tensor, "*condition"] | None = None
     ) -> Float64[Tensor, "m"]:
-        """Return the policy's exact log-probability of each terminating state."""
-        return self.env.policy_log_prob(self._log_pf, condition=condition)
+        """Return the policy's exact log-probability of each terminating state.
+
+        It is computed once for the same weights.
+        """
+        weights = [*self._policy.parameters(), *self._policy.buffers()]
+        # By value: fused optimisers write without counting up a tensor's version.
+        if not self._log_probs or not all(map(torch.equal, weights, self._weights)):
+            self._weights, self._log_probs = [each.detach().clone() for each in weights], {}
+        key = () if condition is None else tuple(condition.flatten().tolist())
+        if key not in self._log_probs:
+            log_pf = partial(action_log_probs, self._policy, self.env)
+            self._log_probs[key] = self.env.policy_log_prob(log_pf, _CHUNK, condition)
+        return self._log_probs[key]
 
     def columns(self) -> dict[str, float]:
         """Return log Z, and distances, correlations and accuracy, all of them exact."""
         rows = [
-            compare_exactly(self.policy_log_prob(condition), target, self._score)
+            target.compare(self.policy_log_prob(condition))
             for condition, target in zip(self._each, self._targets, strict=True)
         ]
         return {**super().columns(), **{name: fmean(row[name] for row in rows) for name in rows[0]}}
 
 
-def compare_exactly(
-    log_p: Float64[Tensor, "m"], log_q: Float64[Tensor, "m"], score: Float[Tensor, "m"]
-) -> dict[str, float]:
-    """Return how far a policy is from its target, by the names of columns."""
-    return {
-        "total_variation": total_variation(log_p, log_q),
-        "jensen_shannon_distance": jensen_shannon_distance(log_p, log_q),
-        "spearman": spearman(log_p, log_q),
-        "pearson": pearson(log_p, log_q),
-        "accuracy": accuracy(score, float(log_q.exp() @ score.double()), log_p.exp()),
-    }
+class Target:
+    """A target distribution whose states are all listed, to compare policies with.
+
+    Args:
+        log_prob: log-probability of each terminating state.
+        score: score of each terminating state.
+    """
+
+    def __init__(self, log_prob: Float64[Tensor, "m"], score: Float[Tensor, "m"]) -> None:
+        self.log_prob, self._score, self._ranks = log_prob, score, _ranks(log_prob)
+        self._mean_score = float(log_prob.exp() @ score.double())
+
+    def compare(self, log_p: Float64[Tensor, "m"]) -> dict[str, float]:
+        """Return how far a policy is from the target, by the names of columns."""
+        return {
+            "total_variation": total_variation(log_p, self.log_prob),
+            "jensen_shannon_distance": jensen_shannon_distance(log_p, self.log_prob),
+            "spearman": pearson(_ranks(log_p), self._ranks),
+            "pearson": pearson(log_p, self.log_prob),
+            "accuracy": accuracy(self._score, self._mean_score, log_p.exp()),
+        }
 
 
 def make_fit(

@@ -66,8 +66,13 @@ def write_figure(path: Path, figure: Figure, kind: str = "png") -> None:
 
 def finish(axes: Axes, title: str, ylabel: str) -> None:
     """Label a panel, and draw its grid."""
-    axes.set_title(title, fontsize=12, loc="left", y=1)  # else all ticks are measured to place it
+    axes.set_title(title, fontsize=12, loc="left", y=1)
     axes.set_ylabel(ylabel)
+    # At fixed places, as the title: or matplotlib measures all ticks again to place them.
+    axes.xaxis.set_label_coords(0.5, -0.09)
+    axes.yaxis.set_label_coords(-0.16, 0.5)
+    if axes.get_yscale() == "linear":
+        axes.locator_params(axis="y", nbins=5)
     axes.grid(color="0.9")
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)

@@ -193,9 +193,10 @@ def run_training(
     with noted(unwritten):
         save()
     status("done")
-    row = trainer.measure()
-    is_new = row["step"] != trainer.history[-1]["step"]  # a longer run would not have it
+    row = trainer.history[-1]
+    if is_new := row["step"] != trainer.steps_done:
+        row = trainer.measure()  # not recorded: a longer run would not have it
     if is_new or not is_whole:
         with noted(unwritten):
-            write(row if is_new else trainer.history[-1])
+            write(row)
     return RunResult(trainer, folder, row, None, unwritten)
