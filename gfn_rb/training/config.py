@@ -43,7 +43,6 @@ from gfn_rb.training.options import (
     RegressionName,
     ReplayName,
     SoftmaxDraw,
-    TeacherDraw,
 )
 from gfn_rb.training.priority_rules import PriorityRule
 from gfn_rb.training.rules import (
@@ -77,10 +76,6 @@ class TrainConfig(GeneralOptions):
 
     A configuration of your own is a frozen dataclass with the options of its environment and a
     ``make_env``. ``gfn-rb train mypackage.module:MyConfig`` trains on it.
-
-    The defaults found the most modes on TFBind8 at 16,000 reward calls, and are level with the best
-    on a grid and on RNA binding. ``python -m benchmarks.learning`` compares others, and ``python -m
-    benchmarks.distributed_learning`` several ranks.
 
     Attributes:
         env: short name of the environment in names of folders and in titles. Default: the name of
@@ -174,51 +169,50 @@ class TrainConfig(GeneralOptions):
 
     def _check_combinations(self) -> None:
         loss, replay = LOSSES[self.loss], REPLAY[self.replay_name]
-        if loss.every_state_terminates and not self.every_state_terminates:
-            others = [name for name, each in LOSSES.items() if not each.every_state_terminates]
-            raise ArgumentError(
-                f"loss must be one of {', '.join(others)} with {self.env}, where not every state "
-                f"is terminating, got {self.loss!r}"
-            )
+        others = [name for name, each in LOSSES.items() if not each.every_state_terminates]
+        _require(
+            self.every_state_terminates or not loss.every_state_terminates,
+            "loss", f"one of {', '.join(others)} with {self.env}, where not every state is "
+            "terminating", self.loss,
+        )  # fmt: skip
         convertible = CONTAINERS[: CONTAINERS.index(loss.reads) + 1]
-        if replay.gives not in convertible:
-            fitting = [name for name, each in REPLAY.items() if each.gives in convertible]
-            raise ArgumentError(
-                f"replay must be one of {', '.join(fitting)} with loss {self.loss}, which reads "
-                f"{loss.reads.__name__.lower()}, got {self.replay_name!r}"
-            )
-        if isinstance(self.keep, KeepDiverse) and self.replay_name in ("transitions", "states"):
-            raise ArgumentError(
-                f"keep must be one of top, recent with replay {self.replay_name}, whose episodes "
-                f"pass through the same states, got 'diverse'"
-            )
-        if self.compact == "rebuild" and self.replay_name != "trajectories":
-            raise ArgumentError(
-                f"compact must be one of none, narrow with replay {self.replay_name}, which stores "
-                f"no actions to rebuild states from, got 'rebuild'"
-            )
+        fitting = [name for name, each in REPLAY.items() if each.gives in convertible]
+        _require(
+            replay.gives in convertible,
+            "replay", f"one of {', '.join(fitting)} with loss {self.loss}, which reads "
+            f"{loss.reads.__name__.lower()}", self.replay_name,
+        )  # fmt: skip
+        _require(
+            replay.gives is Trajectories or self.keep.kind != "diverse",
+            "keep", f"one of top, recent with replay {self.replay_name}, whose episodes pass "
+            "through the same states", self.keep.kind,
+        )  # fmt: skip
+        _require(
+            self.compact != "rebuild" or self.replay_name == "trajectories",
+            "compact", f"one of none, narrow with replay {self.replay_name}, which stores no "
+            "actions to rebuild states from", self.compact,
+        )  # fmt: skip
 
     def _check_learning(self) -> None:
-        if not LOSSES[self.loss].is_signed:
-            why = "whose residuals do not tell too little flow from too much"
-            if self.regression == "linex":
-                raise ArgumentError(
-                    f"regression must be squared with loss {self.loss}, {why}, got 'linex'"
-                )
-            if isinstance(self.draw, TeacherDraw):
-                raise ArgumentError(
-                    f"draw must be another than teacher with loss {self.loss}, {why}, got 'teacher'"
-                )
-            if self.teacher.share:
-                raise ArgumentError(
-                    f"teacher must be 0 with loss {self.loss}, {why}, got {self.teacher.share}"
-                )
-        if self.teacher.share and REPLAY[self.replay_name].gives is not Trajectories:
-            raise ArgumentError(
-                f"teacher must be 0 with replay {self.replay_name}, got {self.teacher.share}"
-            )
-        if self.epsilon_end is not None and self.workers:
-            raise ArgumentError(f"workers must be 0 with epsilon_end, got {self.workers}")
+        loss, teacher = LOSSES[self.loss], self.teacher.share
+        why = f"with loss {self.loss}, whose residuals do not tell too little flow from too much"
+        _require(
+            loss.is_signed or self.regression != "linex",
+            "regression", f"squared {why}", self.regression,
+        )  # fmt: skip
+        _require(
+            loss.is_signed or self.draw.kind != "teacher",
+            "draw", f"another than teacher {why}", self.draw.kind,
+        )  # fmt: skip
+        _require(loss.is_signed or not teacher, "teacher", f"0 {why}", teacher)
+        _require(
+            not teacher or REPLAY[self.replay_name].gives is Trajectories,
+            "teacher", f"0 with replay {self.replay_name}", teacher,
+        )  # fmt: skip
+        _require(
+            self.epsilon_end is None or not self.workers,
+            "workers", "0 with epsilon_end", self.workers,
+        )  # fmt: skip
         ends = {"epsilon": (self.epsilon, self.epsilon_end)}
         if isinstance(self.draw, SoftmaxDraw):
             ends["draw.temperature"] = (self.draw.temperature, self.draw.temperature_end)
@@ -230,22 +224,15 @@ class TrainConfig(GeneralOptions):
                 )
 
     def _check_feed(self) -> None:
-        feed = f"feed {self.feed.kind}"
-        if self.managers.n < 1:
-            raise ArgumentError(f"managers must be at least 1 with {feed}, got 0")
-        if self.replay_name != "trajectories":
-            raise ArgumentError(
-                f"replay must be trajectories with {feed}, got {self.replay_name!r}"
-            )
-        if isinstance(self.draw, PriorityDraw):
-            raise ArgumentError(
-                f"draw must be another than priority and teacher with {feed}, got "
-                f"{self.draw.kind!r}"
-            )
-        if self.temperature_end is not None:
-            raise ArgumentError(
-                f"draw.temperature_end must be None with {feed}, got {self.temperature_end}"
-            )
+        feed, end = f"with feed {self.feed.kind}", self.temperature_end
+        _require(self.managers.n >= 1, "managers", f"at least 1 {feed}", self.managers.n)
+        stores = self.replay_name
+        _require(stores == "trajectories", "replay", f"trajectories {feed}", stores)
+        _require(
+            not isinstance(self.draw, PriorityDraw),
+            "draw", f"another than priority and teacher {feed}", self.draw.kind,
+        )  # fmt: skip
+        _require(end is None, "draw.temperature_end", f"None {feed}", end)
 
     @property
     def replay_name(self) -> str:
@@ -380,6 +367,11 @@ class TrainConfig(GeneralOptions):
         return _made(find_config(rest.pop("env", None)), _with(list, tuple, rest))
 
 
+def _require(holds: bool, name: str, expected: str, value: Any) -> None:
+    if not holds:
+        raise ArgumentError(f"{name} must be {expected}, got {value!r}")
+
+
 def flat(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of ``to_dict`` in one table, named as on the command line."""
     table: dict[str, Any] = {}
@@ -394,14 +386,13 @@ def flat(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _with(given: type, wanted: type, values: Mapping[str, Any]) -> dict[str, Any]:
     """Return values, also those of groups, with sequences of one type turned into another."""
-    return {
-        name: _with(given, wanted, v)
-        if isinstance(v, dict)
-        else wanted(v)
-        if isinstance(v, given)
-        else v
-        for name, v in values.items()
-    }
+    changed = dict(values)
+    for name, value in values.items():
+        if isinstance(value, dict):
+            changed[name] = _with(given, wanted, value)
+        elif isinstance(value, given):
+            changed[name] = wanted(value)
+    return changed
 
 
 def _made(kind: type[T], values: dict[str, Any], group: str = "") -> T:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args
 
 import torch
 import tyro
@@ -73,6 +73,12 @@ MetricName = Literal["distances", "elbo", "eubo", "accuracy", "correlation"]
 Metrics = Annotated[
     tuple[MetricName, ...], Rule(lambda v: len({*v}) == len(v), "names that are all different")
 ]
+
+
+def _described(group: type) -> Any:
+    """Return a group's own description for tyro, which else looks for one in the sources."""
+    return tyro.conf.arg(help=group.__doc__)
+
 
 T = TypeVar("T")
 _Own = Annotated[T, tyro.conf.arg(name="")]  # given by the name of the group
@@ -186,14 +192,7 @@ class UniformDraw:
 
 
 Draw = SoftmaxDraw | RankDraw | QuantileDraw | PriorityDraw | TeacherDraw | UniformDraw
-DRAW: dict[str, Callable[..., Draw]] = {
-    "softmax": SoftmaxDraw,
-    "rank": RankDraw,
-    "quantile": QuantileDraw,
-    "priority": PriorityDraw,
-    "teacher": TeacherDraw,
-    "uniform": UniformDraw,
-}
+DRAW: dict[str, Callable[..., Draw]] = {kind().kind: kind for kind in get_args(Draw)}
 """The options of how items are drawn, by kind."""
 
 
@@ -256,11 +255,7 @@ class KeepRecent:
 
 
 Keep = KeepTop | KeepDiverse | KeepRecent
-KEEP: dict[str, Callable[..., Keep]] = {
-    "top": KeepTop,
-    "diverse": KeepDiverse,
-    "recent": KeepRecent,
-}
+KEEP: dict[str, Callable[..., Keep]] = {kind().kind: kind for kind in get_args(Keep)}
 """The options of which items a buffer keeps, by kind."""
 
 
@@ -476,17 +471,12 @@ class GeneralOptions:
     """How replayed items are drawn."""
     keep: Keep = KeepTop()
     """Which items the buffer keeps."""
-    search: SearchOptions = SearchOptions()
-    """Local search around fresh trajectories."""
-    teacher: TeacherOptions = TeacherOptions()
-    """Adaptive teacher."""
-    anneal: AnnealOptions = AnnealOptions()
-    """Annealing."""
-    metrics: MetricsOptions = MetricsOptions()
-    """Further columns of metrics.csv."""
-    separated_modes: SeparatedModesOptions = SeparatedModesOptions()
-    """Modes counted by distance."""
-    managers: ManagersOptions = ManagersOptions()
-    """Ranks that keep the best items of all ranks."""
-    feed: FeedOptions = FeedOptions()
-    """Items of other ranks."""
+    search: Annotated[SearchOptions, _described(SearchOptions)] = SearchOptions()
+    teacher: Annotated[TeacherOptions, _described(TeacherOptions)] = TeacherOptions()
+    anneal: Annotated[AnnealOptions, _described(AnnealOptions)] = AnnealOptions()
+    metrics: Annotated[MetricsOptions, _described(MetricsOptions)] = MetricsOptions()
+    separated_modes: Annotated[SeparatedModesOptions, _described(SeparatedModesOptions)] = (
+        SeparatedModesOptions()
+    )
+    managers: Annotated[ManagersOptions, _described(ManagersOptions)] = ManagersOptions()
+    feed: Annotated[FeedOptions, _described(FeedOptions)] = FeedOptions()

@@ -111,7 +111,10 @@ def _mpi(known: Environment) -> Launch | None:
         if size is not None and rank is not None:
             if step is not None and (rank, size) == (step.rank, step.size):
                 return step._replace(transport="mpi")
-            return Launch(rank, size, "mpi", f"mpiexec -n {size} gfn-rb", _env_url(known))
+            # Open MPI refuses more ranks than a machine has cores, where all are on one.
+            is_local = _number(known, "OMPI_COMM_WORLD_LOCAL_SIZE") == size
+            more = "--oversubscribe " if is_local and size > (os.cpu_count() or 1) else ""
+            return Launch(rank, size, "mpi", f"mpiexec {more}-n {size} gfn-rb", _env_url(known))
     if step is not None and str(step.rank) in (known.get("PMIX_RANK"), known.get("PMI_RANK")):
         return step._replace(transport="mpi")
     return None

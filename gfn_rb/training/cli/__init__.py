@@ -29,9 +29,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: the words after the program's name; None for ``sys.argv``.
 
     Returns:
-        The exit status: 0; 1 if a command failed; 2 for a wrong argument; 130 and 143 after SIGINT
-            and
-        SIGTERM.
+        The exit status: 0, also if the reader of the output has gone; 1 if a command failed; 2 for
+        a wrong argument; 130 and 143 after SIGINT and SIGTERM.
     """
     try:
         try:
@@ -42,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         nothing = os.open(os.devnull, os.O_WRONLY)
         for number in (1, 2):  # which the interpreter flushes at its end
             os.dup2(nothing, number)
-        return _FAILURE
+        return 0
 
 
 def _run(arguments: Sequence[str] | None) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich import box
@@ -15,7 +15,6 @@ from rich.text import Text
 from gfn_rb.checkpoint import inspect_checkpoint
 from gfn_rb.errors import ArgumentError
 from gfn_rb.training.config import flat
-from gfn_rb.training.report.comparison import Comparison, Configuration
 from gfn_rb.training.secret import run_secret
 from gfn_rb.training.session.folder import RunFolder
 from gfn_rb.training.session.reading import (
@@ -26,6 +25,9 @@ from gfn_rb.training.session.reading import (
     read_metrics,
 )
 from gfn_rb.training.trainer import PHASES, Row, Trainer
+
+if TYPE_CHECKING:  # matplotlib, which the report imports, takes a while to load
+    from gfn_rb.training.report.comparison import Comparison, Configuration
 
 Lines = Iterable[tuple[str, str]]
 

@@ -11,10 +11,10 @@ from gfn_rb.training.cli.tables import aligned_lines, number
 from gfn_rb.training.session.folder import RunFolder
 from gfn_rb.training.session.reading import MAX_RANKS, Status, printable
 
-_HEADINGS = (
-    "rank", "role", "host", "state", "steps", "per s", "calls", "per s", "modes", "loss", "age",
-    "sent", "fed", "stored", "seen",
-)  # fmt: skip
+# Two tables of at most 80 columns.
+_STANDING = ("rank", "role", "host", "state", "steps", "per s", "seen")
+_COUNTS = ("rank", "calls", "per s", "modes", "loss", "age", "sent", "fed", "stored")
+_LONGEST = 12  # letters of a host's name
 
 
 class RunWatch:
@@ -44,29 +44,39 @@ class RunWatch:
         return all(status and status["state"] in ("done", "stopped") for status in known)
 
     def lines(self, now: float | None = None) -> Iterator[str]:
-        """Yield a line for each rank, and one for each loss of a peer."""
+        """Yield two lines for each rank, and one for each loss of a peer."""
         time_now = time.time() if now is None else now
-        rows = [_row(rank, status, time_now) for rank, status in self._known.items()]
-        yield from aligned_lines([[*_HEADINGS], *rows])
-        for rank, status in self._known.items():
+        known = self._known.items()
+        standing = [_standing(rank, status, time_now) for rank, status in known]
+        yield from aligned_lines([_STANDING, *standing])
+        yield ""
+        yield from aligned_lines([_COUNTS, *(_counts(rank, status) for rank, status in known)])
+        for rank, status in known:
             for lost, why in (status["lost"] if status and "lost" in status else {}).items():
                 yield printable(f"rank {rank} has lost rank {lost}{f': {why}' if why else ''}")
 
 
-def _row(rank: int, status: Status | None, now: float) -> list[str]:
+def _standing(rank: int, status: Status | None, now: float) -> list[str]:
     if status is None:
-        return [str(rank), "", "", "silent", *[""] * (len(_HEADINGS) - 4)]
-    counts, rates = status["counts"], status["rates"]
+        return [str(rank), "", "", "silent", *[""] * (len(_STANDING) - 4)]
     of_steps = f" of {status['of_steps']:,}" if "of_steps" in status else ""
-    who = (printable(text, 80) for text in (status["role"], status["host"], status["state"]))
+    host = printable(status["host"].partition(".")[0], _LONGEST)
     return [
-        str(rank), *who,
-        f"{counts['steps']:,}{of_steps}", _rate(rates.get("steps")),
-        number(counts.get("calls")), _rate(rates.get("calls")),
+        str(rank), printable(status["role"], 7), host, printable(status["state"], 7),
+        f"{status['counts']['steps']:,}{of_steps}", _rate(status["rates"].get("steps")),
+        f"{max(0.0, now - status['time']):.0f} s ago",
+    ]  # fmt: skip
+
+
+def _counts(rank: int, status: Status | None) -> list[str]:
+    if status is None:
+        return [str(rank), *[""] * (len(_COUNTS) - 1)]
+    counts = status["counts"]
+    return [
+        str(rank), number(counts.get("calls")), _rate(status["rates"].get("calls")),
         number(status.get("modes_found")), number(status.get("loss")),
         number(status.get("mean_age")),
         number(counts.get("sent")), number(counts.get("fed")), number(status.get("stored")),
-        f"{max(0.0, now - status['time']):.0f} s ago",
     ]  # fmt: skip
 
 

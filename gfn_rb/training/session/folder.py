@@ -28,7 +28,7 @@ from gfn_rb.transports.launch import Launch
 RUNS = Path("runs")
 # The commands of gfn_rb.transports.launch. What else a file tells to run is not repeated.
 _COMMAND = re.compile(
-    r"(mpiexec|srun) -n [0-9]+ gfn-rb|[0-9]+ processes of gfn-rb"
+    r"(mpiexec(?: --oversubscribe)?|srun) -n [0-9]+ gfn-rb|[0-9]+ processes of gfn-rb"
     r"|torchrun (--nnodes [0-9]+ --rdzv-endpoint HOST:PORT )?--nproc-per-node [0-9]+ -m gfn_rb"
 )
 

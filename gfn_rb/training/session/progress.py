@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 
-from torchrl.record.loggers import get_logger
-
 from gfn_rb.errors import ArgumentError, GfnRbError
 from gfn_rb.training.config import TrainConfig
 from gfn_rb.training.session.folder import RunFolder
@@ -100,6 +98,8 @@ def start_logger(
     """Log the history by a TorchRL logger, afresh; return what to call with each further row."""
     if config.logger == "none":
         return lambda _: None
+    from torchrl.record.loggers import get_logger  # which take a while to load
+
     shutil.rmtree(folder.logs, ignore_errors=True)
     name = folder.path.resolve().name
     logger = get_logger(config.logger, str(folder.logs), name, wandb_kwargs={"project": "gfn_rb"})

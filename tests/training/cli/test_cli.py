@@ -388,7 +388,7 @@ def test_output_that_nobody_reads_ends_quietly(words, tmp_path):
         command, stdout=writing, stderr=subprocess.PIPE, text=True, env=path, timeout=120
     )
     os.close(writing)
-    assert done.returncode == 1
+    assert done.returncode == 0
     assert not re.search(r"Traceback|Err|pipe", done.stderr), done.stderr
 
 

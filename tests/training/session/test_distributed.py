@@ -48,7 +48,9 @@ def test_one_report_speaks_for_all_ranks(run, job):
     assert (folder / "report.png").stat().st_size > 10_000
     assert sum(line.startswith("report  ") for line in lines) == 1
     assert any(f"{STEPS}/{STEPS} steps" in line for line in lines)
-    assert f"3 ranks; to go on after a stop: mpiexec -n 3 gfn-rb resume {folder}" in lines
+    how = RunFolder(folder).how_to_resume()
+    assert f"-n 3 gfn-rb resume {folder}" in how
+    assert f"3 ranks; to go on after a stop: {how}" in lines
     assert any(line.split()[:2] == ["manager", "2"] for line in lines)
     assert "\x1b" not in "".join(lines)  # though mpiexec gives each rank a terminal
 
@@ -108,7 +110,7 @@ def test_a_run_goes_on_with_as_many_ranks_alone(run, capsys):
     (line,) = capsys.readouterr().err.splitlines()
     assert line == (
         "gfn-rb: run must go on with the number of ranks it had, 3, got 1: "
-        f"mpiexec -n 3 gfn-rb resume {folder}"
+        f"{RunFolder(folder).how_to_resume()}"
     )
     assert [row["step"] for row in rows(folder, 0)] == ["0", "6", "12"]
 

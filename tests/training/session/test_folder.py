@@ -106,6 +106,7 @@ def test_a_damaged_number_of_ranks_is_named(text, tmp_path):
     ("command", "printed"),
     [
         ("srun -n 3 gfn-rb", "srun -n 3 gfn-rb"),
+        ("mpiexec --oversubscribe -n 3 gfn-rb", "mpiexec --oversubscribe -n 3 gfn-rb"),
         ("torchrun --nproc-per-node 3 -m gfn_rb", "torchrun --nproc-per-node 3 -m gfn_rb"),
         ("rm -rf ~; gfn-rb", "mpiexec -n 3 gfn-rb"),
         ("srun -n 3 gfn-rb\n", "mpiexec -n 3 gfn-rb"),
