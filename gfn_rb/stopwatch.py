@@ -24,16 +24,15 @@ class Stopwatch(AbstractContextManager[None]):
     def __call__(self, phase: str) -> AbstractContextManager[None]:
         """Attribute the time spent inside of a ``with`` to ``phase``."""
         # It is its own context: a generator takes three times as long, and a step enters seven.
-        self._outer.append(self._phase)
-        self._switch(phase)
+        self._outer.append(self.switch(phase))
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._switch(self._outer.pop())
+        self.switch(self._outer.pop())
 
     def read(self) -> dict[str, float]:
         """Return the seconds of each phase up to now."""
-        self._switch(self._phase)
+        self.switch(self._phase)
         return dict(self.seconds)
 
     def summary(self) -> str:
@@ -47,9 +46,11 @@ class Stopwatch(AbstractContextManager[None]):
         self.seconds = dict(seconds)
         self._since = time.perf_counter()
 
-    def _switch(self, phase: str) -> None:
+    def switch(self, phase: str) -> str:
+        """Attribute the time from now on to a phase, and return the one before."""
         if self._waits:
             torch.cuda.synchronize(self._device)
-        now = time.perf_counter()
-        self.seconds[self._phase] += now - self._since
+        now, outer = time.perf_counter(), self._phase
+        self.seconds[outer] += now - self._since
         self._phase, self._since = phase, now
+        return outer
