@@ -70,14 +70,7 @@ class GFNEnv(GFNCore, EnvBase):
         return super().__new__(cls, *args, **kwargs)
 
     def to(self: E, device: torch.device | str) -> E:
-        """Move the environment's tensors to a device.
-
-        Args:
-            device: the device.
-
-        Raises:
-            ArgumentError: this machine does not have it.
-        """
+        """Move the environment's tensors to ``device``; raise if this machine does not have it."""
         return super().to(as_device("device", device))
 
     def __init__(
@@ -218,9 +211,8 @@ class GFNEnv(GFNCore, EnvBase):
             keys.BACKWARD_MASK: self._spec(Binary, self.n_actions - 1, dtype=torch.bool),
             keys.LOG_REWARD: self._spec(Unbounded),
         }
-        flags = {
-            key: self._spec(Binary, 1, dtype=torch.bool) for key in (keys.DONE, keys.TERMINATED)
-        }
+        flag = self._spec(Binary, 1, dtype=torch.bool)
+        flags = {keys.DONE: flag, keys.TERMINATED: flag.clone()}
         one = {"shape": self.batch_size, "device": self.device}
         self.state_spec = Composite(read, **one).clone()
         self.observation_spec = Composite({**read, **written}, **one)

@@ -287,7 +287,7 @@ class GFNCore(ABC):
         return condition
 
     def _is_move(self, kind: Integers) -> Flags:
-        return (kind >= 0) & (kind < self.exit_action)
+        return kind.clamp(0, self.exit_action - 1) == kind  # fewer operations than two comparisons
 
     def _per_action(self, flag: Flags) -> Bool[Tensor, "n *ones"]:
         return flag.view(-1, *(1 for _ in self.action_shape))

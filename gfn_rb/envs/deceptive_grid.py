@@ -1,4 +1,4 @@
-"""DeceptiveGrid: a grid that rewards most far out, and punishes the way there."""
+"""DeceptiveGrid: a grid with its highest rewards far out, behind states of almost no reward."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gfn_rb.envs.base import EnvOptions
 from gfn_rb.envs.core import from_digits
 from gfn_rb.envs.grid import GridEnv
 from gfn_rb.errors import ArgumentError
-from gfn_rb.shapes import Bool, Floats, Integers, Shaped, StateBatch
+from gfn_rb.shapes import Bool, Floats, Integers, StateBatch
 
 REWARDS = (0.1 + 1e-5, 1e-5, 2 + 1e-5)  # in the middle, around the goals, at a goal
 
@@ -24,14 +24,14 @@ class DeceptiveGrid(GridEnv):
 
         R(x) = 0.1 + 1e-5 - 0.1 prod_d 1[|x_d| > 0.2] + 2 prod_d 1[0.6 < |x_d| < 0.8]
 
-    so that all around the goals, the states of highest reward, there is next to none (1e-5), and
-    the middle pays (arXiv:2410.01432). The rounding of doubles decides which points on the edge of
-    a band belong to it, and with it the number of goals, here as in the published code: 81 in 4
-    dimensions of height 16, 1,296 of height 32, 2,601 in 2 dimensions of height 256.
+    The goals, states of highest reward, are surrounded by states of almost none (1e-5), and the
+    middle has more than those (arXiv:2410.01432). The rounding of doubles decides which points are
+    in a band, and so the number of goals, as in the published code: 81 in 4 dimensions of height
+    16, 1,296 of height 32, 2,601 in 2 dimensions of height 256.
 
-    Move d adds one to coordinate d, and the exit action is legal everywhere. At height-1 in some
-    coordinate it is the only action: there the walk ends by itself, as published, and a state has
-    at most one such coordinate. Every goal is a mode.
+    Move d adds one to coordinate d, and the exit action is legal everywhere. With a coordinate of
+    height-1 it is the only legal action, as published, so a state has at most one such coordinate.
+    Every goal is a mode.
 
     Args:
         ndim: number of coordinates, at least 1.
@@ -51,8 +51,8 @@ class DeceptiveGrid(GridEnv):
         goal = (inner.cumsum(0) - 1).where(inner, -1)
         self._n_outer, self._n_inner = int(outer.sum()), int(inner.sum())
         self.n_modes = self._n_inner**ndim
-        # By a state's highest coordinate, -1 in the sink, which is the last row too: what is legal,
-        # and above what a coordinate is for its last move to be undone.
+        # By a state's highest coordinate (-1, the last row, in the sink): its legal actions, and
+        # the value above which a coordinate's last move can be undone.
         legal = torch.ones(height + 1, ndim + 1, dtype=torch.bool)
         legal[height - 1 :, :-1], legal[height] = False, False
         floor = torch.zeros(height + 1, dtype=torch.int64)
@@ -71,7 +71,7 @@ class DeceptiveGrid(GridEnv):
 
     def backward_mask(self, state: StateBatch) -> Bool[Tensor, "n moves"]:
         """Return which coordinates are above zero; on the border, the last move reached it."""
-        return state > self._floor[state.amax(1)][:, None]
+        return state > self._floor[state.amax(1, keepdim=True)]
 
     def log_reward(self, state: StateBatch, condition: Tensor | None = None) -> Floats:
         """Return log R(x), in nats (the class's equation)."""
@@ -85,20 +85,10 @@ class DeceptiveGrid(GridEnv):
         digit = self._goal[state]
         return from_digits(digit, self._n_inner).where((digit >= 0).all(1), -1)
 
-    def log_partition(self, condition: Shaped[Tensor, "*condition"] | None = None) -> float:
-        """Return log Z, in nats, by counting the states of each reward.
-
-        Raises:
-            ArgumentError: a condition is given.
-        """
-        if condition is not None:
-            return super().log_partition(condition)  # which refuses it
-        return math.log(self._sum_of_rewards())
-
     @property
     def true_log_z(self) -> float:
-        """The log partition function, at any size."""
-        return self.log_partition()
+        """Log Z in nats, at any size: it counts the states of each reward."""
+        return math.log(self._sum_of_rewards())
 
     @property
     def expected_score(self) -> float:
@@ -111,6 +101,6 @@ class DeceptiveGrid(GridEnv):
         return sum(n * reward**power for n, reward in zip(counts, REWARDS, strict=True))
 
     def _n_reachable(self, n_points: int) -> int:
-        """Count states of so many points per coordinate, among them the border."""
+        """Count states with ``n_points`` values per coordinate, one of them on the border."""
         n_inside = (n_points - 1) ** self.n_dims
         return n_inside + self.n_dims * (n_points - 1) ** (self.n_dims - 1)

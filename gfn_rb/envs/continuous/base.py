@@ -1,4 +1,4 @@
-"""Environments whose moves have real numbers beside what kind they are."""
+"""Base class of environments whose moves have real parameters."""
 
 from __future__ import annotations
 
@@ -36,8 +36,7 @@ class ContinuousEnv(GFNEnv):
         n_parameters: number k of parameters of a move.
         max_length: number of actions in the longest trajectory, the exit action included.
         encoded_size: width of the rows that ``encode`` returns.
-        **options: ``batch_size`` of the TorchRL interface, an int or shape, by default any; and
-            ``device``, by default "cpu".
+        **options: ``batch_size`` of the TorchRL interface, by default any; ``device``, "cpu".
     """
 
     action_dtype = torch.float32

@@ -40,8 +40,7 @@ class Box(ContinuousEnv):
         r0: reward everywhere, above 0.
         r1: reward added in the outer bands, above 0.
         r2: reward added in the inner bands, above 0.
-        **options: ``batch_size`` of the TorchRL interface, an int or shape, by default any; and
-            ``device``, by default "cpu".
+        **options: ``batch_size`` of the TorchRL interface, by default any; ``device``, "cpu".
 
     Raises:
         ArgumentError: an argument is out of range; the message names it.

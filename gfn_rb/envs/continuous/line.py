@@ -36,8 +36,7 @@ class Line(ContinuousEnv):
         scales: standard deviations of the modes, above 0.
         start: x at the source.
         n_steps: number n of moves, at least 1.
-        **options: ``batch_size`` of the TorchRL interface, an int or shape, by default any; and
-            ``device``, by default "cpu".
+        **options: ``batch_size`` of the TorchRL interface, by default any; ``device``, "cpu".
 
     Raises:
         ArgumentError: an argument is out of range; the message names it.
@@ -55,10 +54,8 @@ class Line(ContinuousEnv):
         **options: Unpack[EnvOptions],
     ) -> None:
         if not means or len(means) != len(scales):
-            raise ArgumentError(
-                f"means and scales must be as many, at least one, got {len(means)} and "
-                f"{len(scales)}"
-            )
+            n, m = len(means), len(scales)
+            raise ArgumentError(f"means and scales must be as many, at least one, got {n} and {m}")
         if not all(0 < scale < math.inf for scale in scales):
             raise ArgumentError(f"scales must be positive and finite, got {list(scales)}")
         if not all(map(math.isfinite, (*means, start))):
