@@ -10,18 +10,13 @@ from hypothesis import strategies as st
 
 from gfn_rb.envs import BitSequence, uniform_log_pf
 from gfn_rb.envs.bit_sequence import BLOCKS, draw_modes
-from gfn_rb.envs.conformance import EnumerableEnvConformance, GFNEnvConformance
+from gfn_rb.envs.conformance import EnumerableEnvConformance
 from gfn_rb.errors import ArgumentError, ShapeError
 
 
 class TestBitSequence(EnumerableEnvConformance):
     def make_env(self) -> BitSequence:
         return BitSequence(8, 2, n_modes=3)
-
-
-class TestBitSequenceOf120Bits(GFNEnvConformance):
-    def make_env(self) -> BitSequence:
-        return BitSequence(word_bits=6)
 
 
 def hamming(one: str, other: str) -> int:
@@ -125,28 +120,6 @@ def test_what_is_enumerable() -> None:
     message = r"at most 20000000 states to be enumerated, BitSequence has 1\.334e\+36"
     with pytest.raises(ArgumentError, match=message):
         env.terminating_states()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"n_bits": 12}, "n_bits must be a positive multiple of 8, got 12"),
-        ({"n_bits": 0}, "n_bits must be a positive multiple of 8, got 0"),
-        ({"word_bits": 7}, r"word_bits must be a divisor of n_bits=120 in \[1, 16\], got 7"),
-        ({"word_bits": 20}, "word_bits must be a divisor"),
-        ({"word_bits": 0}, "word_bits must be a divisor"),
-        ({"n_bits": 8, "n_modes": 6}, r"n_modes must be in \[1, 5\] for 8 bits, got 6"),
-        ({"n_modes": 0}, "n_modes must be in"),
-        ({"beta": 0.0}, "beta must be positive and finite, got 0.0"),
-        ({"beta": math.nan}, "beta must be positive"),
-        ({"delta": -1}, r"delta must be in \[0, 120\], got -1"),
-        ({"delta": 121}, "delta must be in"),
-        ({"form": "insert"}, "form must be one of"),
-    ],
-)
-def test_wrong_arguments(arguments: dict[str, float], message: str) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        BitSequence(**arguments)
 
 
 def test_wrong_states_and_strings() -> None:

@@ -82,19 +82,6 @@ def test_modes_are_the_inner_bands():
     assert_close(env.log_reward(state).exp(), torch.tensor([2.6, 2.6, 2.6, 2.6, 0.1]))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"delta": 1.5}, "delta must be at most 1, got 1.5"),
-        ({"delta": 0.0}, "delta must be positive and finite, got 0.0"),
-        ({"r1": -1.0}, "r1 must be positive and finite, got -1.0"),
-    ],
-)
-def test_arguments_out_of_range_are_named(arguments, message):
-    with pytest.raises(ArgumentError, match=message):
-        Box(**arguments)
-
-
 def test_moves_beyond_their_bounds_are_refused():
     env = Box()
     td = env.reset(TensorDict(batch_size=[1]))

@@ -5,12 +5,14 @@ import torch
 from factories import CountOnes
 
 from gfn_rb.envs import (
+    BayesianDAG,
     BitSequence,
     Box,
     ConditionalHyperGrid,
     DeceptiveGrid,
     HyperGrid,
     Line,
+    QM9Strings,
     RNABinding,
     TFBind8,
     check_env,
@@ -27,6 +29,8 @@ from gfn_rb.errors import ArgumentError
         lambda: DeceptiveGrid(1, 12),
         lambda: DeceptiveGrid(3, 6),
         TFBind8,
+        QM9Strings,
+        lambda: BayesianDAG(13, n_samples=20),  # too many nodes for a list and a table
         lambda: CountOnes(1, 3),
         lambda: BitSequence(8, 2, "prepend_append", n_modes=2, seed=1),
         lambda: BitSequence(8, 1, n_modes=5, delta=2),

@@ -97,14 +97,6 @@ def test_networks_measure_and_sample_alike_under_a_condition() -> None:
     assert total_variation(*ends) > 0.05
 
 
-@pytest.mark.parametrize(
-    ("low", "high"), [(0.0, 1.0), (2.0, 1.0), (1.0, 1.0), (1.0, math.inf), (math.nan, 1.0)]
-)
-def test_wrong_range(low: float, high: float) -> None:
-    with pytest.raises(ArgumentError, match=f"ascending order, got {low} and {high}"):
-        ConditionalHyperGrid(2, 8, min_beta=low, max_beta=high)
-
-
 def test_wrong_conditions() -> None:
     env, state = ConditionalHyperGrid(2, 8), torch.zeros(2, 2, dtype=torch.int64)
     with pytest.raises(ArgumentError, match="condition must be given for ConditionalHyperGrid"):

@@ -8,7 +8,6 @@ import torch
 
 from gfn_rb.envs import DeceptiveGrid, EnumerableEnv
 from gfn_rb.envs.conformance import EnumerableEnvConformance
-from gfn_rb.errors import ArgumentError
 
 
 class TestDeceptiveGrid9x9(EnumerableEnvConformance):
@@ -78,12 +77,3 @@ def test_masks_by_hand() -> None:
     ]  # fmt: skip
     assert env.backward_mask(state).int().tolist() == [[0, 0], [1, 1], [1, 0], [0, 1], [0, 0]]
     assert env.max_length == len(list(env.layers())) == 10
-
-
-@pytest.mark.parametrize(
-    ("ndim", "height", "message"),
-    [(0, 8, "ndim must be at least 1, got 0"), (2, 5, "height must be at least 6, got 5")],
-)
-def test_wrong_arguments(ndim: int, height: int, message: str) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        DeceptiveGrid(ndim, height)

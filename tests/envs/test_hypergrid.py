@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from gfn_rb.envs import HyperGrid
 from gfn_rb.envs.conformance import EnumerableEnvConformance
-from gfn_rb.errors import ArgumentError
 
 
 class TestHyperGrid8x8(EnumerableEnvConformance):
@@ -84,19 +83,3 @@ def test_masks_and_steps_by_hand() -> None:
     assert env.backward_step(state, action).tolist() == before
     assert env.encode(state[:1]).tolist() == [[0, 1, 0, 1, 0, 0]]
     assert (env.n_actions, env.max_length, env.encoded_size) == (3, 5, 6)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"ndim": 0, "height": 8}, "ndim must be at least 1, got 0"),
-        ({"ndim": 2, "height": 1}, "height must be at least 2, got 1"),
-        ({"ndim": 2, "height": 8, "r0": 0.0}, "r0 must be positive and finite, got 0.0"),
-        ({"ndim": 2, "height": 8, "r1": -1.0}, "r1 must be positive"),
-        ({"ndim": 2, "height": 8, "r2": math.nan}, "r2 must be positive"),
-        ({"ndim": 2, "height": 8, "r2": math.inf}, "r2 must be positive"),
-    ],
-)
-def test_wrong_arguments(arguments: dict[str, float], message: str) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        HyperGrid(**arguments)

@@ -8,7 +8,6 @@ from torch.testing import assert_close
 
 from gfn_rb.envs import Line
 from gfn_rb.envs.conformance import ContinuousEnvConformance
-from gfn_rb.errors import ArgumentError
 
 
 class TestLine(ContinuousEnvConformance):
@@ -52,18 +51,3 @@ def test_the_last_marginal_is_the_target():
 def test_modes_are_reached_within_a_standard_deviation():
     env = Line((-1.0, 2.0), (0.5, 1.0))
     assert env.modes_reached(states(env, [-1.4, 0.0, 1.2, 2.9], 5.0)).tolist() == [0, 1, 1]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"means": (1.0,)}, "means and scales must be as many, at least one, got 1 and 2"),
-        ({"means": (), "scales": ()}, "at least one, got 0 and 0"),
-        ({"scales": (1.0, 0.0)}, r"scales must be positive and finite, got \[1.0, 0.0\]"),
-        ({"start": math.inf}, "means and start must be finite, got .* and inf"),
-        ({"n_steps": 0}, "n_steps must be at least 1, got 0"),
-    ],
-)
-def test_arguments_out_of_range_are_named(arguments, message):
-    with pytest.raises(ArgumentError, match=message):
-        Line(**arguments)

@@ -6,14 +6,7 @@ import pytest
 import torch
 
 from gfn_rb.envs import QM9Strings
-from gfn_rb.envs.conformance import GFNEnvConformance
 from gfn_rb.envs.qm9_strings import load_scores
-from gfn_rb.errors import ArgumentError
-
-
-class TestQM9Strings(GFNEnvConformance):
-    def make_env(self) -> QM9Strings:
-        return QM9Strings()
 
 
 def test_rewards_by_the_table() -> None:
@@ -43,9 +36,3 @@ def test_published_modes() -> None:
     assert float(load_scores()[is_mode].min()) == pytest.approx(9.130295, abs=1e-6)
     published = env.from_strings(["00011", "00110", "00111"])  # the first of the list
     assert (env.mode_index(published) >= 0).all()
-
-
-@pytest.mark.parametrize("options", [{"beta": 0.0}, {"min_reward": 0.0}, {"form": "both"}])
-def test_arguments(options: dict[str, object]) -> None:
-    with pytest.raises(ArgumentError, match=next(iter(options))):
-        QM9Strings(**options)

@@ -1,12 +1,10 @@
 from __future__ import annotations
 
-import pytest
 import torch
 from factories import CountOnes
 
 from gfn_rb.envs import SequenceEnv
 from gfn_rb.envs.conformance import EnumerableEnvConformance
-from gfn_rb.errors import ArgumentError
 
 
 class TestAppend(EnumerableEnvConformance):
@@ -84,16 +82,3 @@ def test_letter_code_by_hand() -> None:
     state = torch.tensor([[2, 0], [1, -1], [-2, -2]])
     expected = [[-1.0, 3.0, 0.5, 1.0], [2.0, 0.0, 0.0, 0.0], [0.0] * 4]
     assert Coded().encode(state).tolist() == expected
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((2, 3, "insert"), "form must be one of .*'append', .*'prepend_append'.*, got 'insert'"),
-        ((0, 3), "n_letters must be at least 1, got 0"),
-        ((2, 0), "length must be at least 1, got 0"),
-    ],
-)
-def test_wrong_arguments(arguments: tuple[int, ...], message: str) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        CountOnes(*arguments)
