@@ -10,8 +10,8 @@ Read in torch 2.13.0, tensordict 0.14.3 and torchrl 0.14.1, unless said otherwis
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from multiprocessing.sharedctypes import SynchronizedBase
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -313,6 +313,17 @@ def set_slot_generations(storage: Storage, generations: Any) -> None:
 # Writers and samplers.
 
 
+class DrawInfo(dict[str, Any]):
+    """What is known of a draw, on the storage's device already.
+
+    ``ReplayBuffer.sample`` moves a plain dict to that device by ``tree_map``, which takes as long
+    as a draw; of another class it is a leaf, and stays as it is. Copies are plain dicts.
+    """
+
+    def __reduce__(self) -> Any:
+        return dict, (dict(self),)
+
+
 def write_cursor(writer: TensorDictRoundRobinWriter) -> int:
     """Return the slot that is written next (``RoundRobinWriter._cursor``)."""
     cursor: int = writer._cursor
@@ -368,14 +379,14 @@ def set_write_lock(rb: ReplayBuffer, lock: AbstractContextManager[Any]) -> None:
     rb._write_lock = lock
 
 
-def captured_prefetch(rb: ReplayBuffer) -> AbstractContextManager[dict[str, Any]]:
-    """Hold a buffer still, with the batches it prefetched (``_capture_prefetch_state``).
-
-    Returns:
-        A context that yields them under ``"queue"``, not copied.
-    """
-    context: AbstractContextManager[dict[str, Any]] = rb._capture_prefetch_state(clone_queue=False)
-    return context
+@contextmanager
+def captured_prefetch(rb: ReplayBuffer) -> Iterator[tuple[Any, ...]]:
+    """Hold a buffer still and yield its prefetched batches (``_capture_prefetch_state``)."""
+    with rb._capture_prefetch_state(clone_queue=False) as state:
+        yield tuple(
+            (rows, dict(known) if isinstance(known, DrawInfo) else known)
+            for rows, known in state["queue"]
+        )
 
 
 def restore_prefetch(rb: ReplayBuffer, queue: tuple[Any, ...]) -> None:

@@ -8,7 +8,7 @@ from beartype.roar import BeartypeCallHintViolation
 from gfn_rb.envs.core import check_positive
 from gfn_rb.errors import ArgumentError
 from gfn_rb.numerics import blocks
-from gfn_rb.numerics.distribution import first_occurrences
+from gfn_rb.numerics.distribution import FirstOccurrences
 from gfn_rb.numerics.top_k import TopK
 
 pytestmark = pytest.mark.slow  # of the run that checks types
@@ -22,7 +22,7 @@ def test_a_dimension_that_two_arguments_share_is_checked():
 
 def test_the_kind_of_a_shaped_argument_is_checked():
     with pytest.raises(jaxtyping.TypeCheckError, match="values"):
-        first_occurrences(torch.zeros(3).numpy())
+        FirstOccurrences(3)(torch.zeros(3).numpy())
 
 
 def test_where_no_shape_is_named_types_are_checked():

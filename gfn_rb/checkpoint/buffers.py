@@ -116,7 +116,7 @@ def _held(rbs: list[ReplayBuffer]) -> Iterator[list[Any]]:
     with ExitStack() as stack:
         # An ensemble, then its members in one order, or two ensembles could wait for each other.
         for rb in dict.fromkeys((rbs[-1], *sorted(rbs, key=id))):
-            queues[rb] = stack.enter_context(compat.captured_prefetch(rb))["queue"]
+            queues[rb] = stack.enter_context(compat.captured_prefetch(rb))
             stack.enter_context(compat.write_lock(rb))
         yield [queues[rb] for rb in rbs]
 

@@ -37,9 +37,28 @@ class Distribution(Protocol):
         """Draw n different rows; also return whether there are n of positive probability."""
 
 
+class FirstOccurrences:
+    """Marks the first occurrence of each number in an array.
+
+    Args:
+        n: how many numbers there are, from 0.
+    """
+
+    def __init__(self, n: int) -> None:
+        self._last = np.empty(n, np.int32)  # where each number was seen, in some array
+
+    def __call__(self, values: Int64[np.ndarray, "m"]) -> Bool[np.ndarray, "m"]:
+        """Return which values did not occur earlier."""
+        position = np.arange(len(values), dtype=np.int32)
+        self._last[values[::-1]] = position[::-1]  # of equal values the last written stays
+        first: np.ndarray = self._last.take(values) == position
+        return first
+
+
 def draw_different(
     n: int,
     draw: Callable[[int], np.ndarray],
+    is_first: Callable[[np.ndarray], np.ndarray],
     draw_others: Callable[[int, np.ndarray], tuple[np.ndarray, bool]],
     most: int = 0,
 ) -> tuple[Int64[np.ndarray, "n"], bool]:
@@ -51,6 +70,7 @@ def draw_different(
     Args:
         n: how many.
         draw: draws a number of values with replacement.
+        is_first: marks the first occurrences among values.
         draw_others: draws a number of different values that are not among some; also returns
             whether there are as many.
         most: how many draws with replacement to double up to before the rest is drawn.
@@ -60,28 +80,11 @@ def draw_different(
         not, the values at the end are not draws.
     """
     drawn = draw(n + n // 8 + 8)
-    values = first_occurrences(drawn)[:n]
+    values = drawn[is_first(drawn)]
     while len(values) < n and len(drawn) < most:
         drawn = np.concatenate([drawn, draw(len(drawn))])
-        values = first_occurrences(drawn)[:n]
-    if len(values) == n:
-        return values, True
+        values = drawn[is_first(drawn)]
+    if len(values) >= n:
+        return values[:n], True
     others, enough = draw_others(n - len(values), values)
     return np.concatenate([values, others]), enough
-
-
-def first_occurrences(values: Int64[np.ndarray, "m"]) -> Int64[np.ndarray, "k"]:
-    """Return the different values in the order in which each first appears.
-
-    Args:
-        values: from 0 to 2^63 / (2 m): beside each its position is sorted.
-    """
-    shift = len(values).bit_length()
-    code = (values << shift) | np.arange(len(values))
-    code.sort()
-    again = (code[1:] ^ code[:-1]) < (1 << shift)  # the value before stands there as well
-    if not np.count_nonzero(again):
-        return values
-    is_first = np.ones(len(values), np.bool_)
-    is_first[code[1:][again] & ((1 << shift) - 1)] = False
-    return values[is_first]

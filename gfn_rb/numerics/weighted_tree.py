@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gfn_rb.numerics.blocks import block_count, block_size
-from gfn_rb.numerics.distribution import draw_different
+from gfn_rb.numerics.distribution import FirstOccurrences, draw_different
 from gfn_rb.numerics.weighted_rows import LARGEST, WeightedRows, gumbel_like, lowest_of
 from gfn_rb.shapes import Float, Float64, Int64
 
@@ -22,6 +22,9 @@ from gfn_rb.shapes import Float, Float64, Int64
 # power of two, so that rounding is exact for numbers of any size.
 _STRIDE = 256.0
 _FAR = 700.0  # the most that can be exponentiated, near enough
+# As long as the total is between these, the origin is the log of the total, rounded.
+_LEAST, _MOST = math.exp(-_STRIDE / 2), math.exp(_STRIDE / 2)
+_SMALLEST = np.finfo(np.float64).tiny
 _FINE = 1e-250  # from here to its inverse, no term of a sum is cut or lost that matters
 
 
@@ -34,9 +37,13 @@ def weighted_rows(capacity: int, device: torch.device | str | None = None) -> We
 class WeightedTree(WeightedRows):
     """A :class:`WeightedRows` on the CPU whose rows are in blocks, each of which knows its sum.
 
-    What is drawn from with replacement are weights relative to an origin, the log of the total
-    rounded coarsely. It rarely moves, and all weights with it. Those 700 nats below it are zero:
-    they are drawn without replacement alone, by log-masses that are worked out when need be.
+    Draws with replacement use weights relative to an origin, the log of the total rounded coarsely.
+    It rarely moves, and all weights with it. Weights 700 nats below it are zero: such rows are
+    drawn without replacement alone, by log-masses that are computed when needed.
+
+    A row is found by two binary searches: its block by the cumulative masses of blocks, then the
+    row among the cumulative shares of all rows, those of block b in [2 b, 2 b + 1]. The gap to the
+    next block is wider than any rounding: a draw never leaves its block.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -46,14 +53,18 @@ class WeightedTree(WeightedRows):
         self._rows = np.full((n_blocks, self._width), -math.inf)
         self._flat = self._rows.reshape(-1)
         self.log_weight = torch.from_numpy(self._flat[:capacity])
-        # Per block: the cumulative weights of its rows, their sum, its log-mass, its lowest row.
-        self._inside = np.zeros_like(self._rows)
+        self._weight = np.zeros_like(self._rows)
+        self._share = np.repeat(2.0 * np.arange(n_blocks), self._width).reshape(n_blocks, -1)
+        self._shares = self._share.reshape(-1)
+        # Blocks end above their highest draw, 2 b + 1 where it is rounded up.
+        self._stretch = 1 - 2 * np.spacing(2.0 * n_blocks)
         self._sum = np.zeros(n_blocks)
         self._log_mass = np.full(n_blocks, -math.inf)
         self._is_stale = np.zeros(n_blocks, np.bool_)  # whether the log-mass is to be worked out
         self._lowest: np.ndarray | None = None  # from the first time it is asked for
         self._origin = 0.0
         self._total: np.ndarray | None = None  # the cumulative sum of blocks
+        self.is_first = FirstOccurrences(len(self._flat))
 
     @property
     def log_total(self) -> Float64[Tensor, ""]:
@@ -75,21 +86,20 @@ class WeightedTree(WeightedRows):
     def update(self, index: Int64[Tensor, "m"], log_weight: Float[Tensor, "m"]) -> None:
         """Change the log-weight of some rows; see :meth:`WeightedRows.update`."""
         row = index.numpy()
-        self._flat[row] = np.minimum(log_weight.numpy(), LARGEST, dtype=np.float64)
+        weights = np.minimum(log_weight.numpy(), LARGEST, dtype=np.float64)
+        self._flat[row] = weights
         if len(row) >= len(self._sum):
             self._weigh_all()
             return
+        self._weight.reshape(-1)[row] = self._relative(weights)
         block = row >> self._shift
         is_first = np.ones(len(block), np.bool_)  # rows written together often lie side by side
         np.not_equal(block[1:], block[:-1], out=is_first[1:])
         block = block[is_first]
-        rows = self._rows.take(block, 0)
         if self._lowest is not None:
-            self._lowest[block] = lowest_of(torch.from_numpy(rows)).numpy()
-        inside = self._weigh(rows)
-        self._inside[block], self._sum[block] = inside, inside[:, -1]
+            self._lowest[block] = lowest_of(torch.from_numpy(self._rows.take(block, 0))).numpy()
         self._is_stale[block] = True
-        self._total = None
+        self._add_up(block)
 
     def assign(self, log_weight: Float[Tensor, "n"]) -> None:
         """Set the log-weights of the first n rows; see :meth:`WeightedRows.assign`."""
@@ -97,20 +107,29 @@ class WeightedTree(WeightedRows):
         self._weigh_all()
 
     def _weigh_all(self) -> None:
-        """Weigh all rows, relative to where the largest is."""
+        """Weigh all rows, relative to the largest."""
         self._is_stale[:], self._lowest = True, None
         self._weigh_from(_rounded(max(float(self._rows.max()), -LARGEST)))
 
     def _weigh_from(self, origin: float) -> None:
-        self._origin, self._total = origin, None
-        self._inside[:] = self._weigh(self._rows)
-        self._sum = self._inside[:, -1].copy()
+        self._origin = origin
+        self._weight[:] = self._relative(self._rows)
+        self._add_up(np.arange(len(self._sum)))
 
-    def _weigh(self, rows: Float64[np.ndarray, "b B"]) -> Float64[np.ndarray, "b B"]:
-        """Return the cumulative weights of the rows of some blocks."""
-        relative = rows - self._origin
-        weight = np.exp(np.minimum(relative, _FAR, out=relative), out=relative)
-        return torch.from_numpy(weight).cumsum(1).numpy()  # NumPy's takes five times longer
+    def _relative(self, log_weight: Float64[np.ndarray, "*n"]) -> Float64[np.ndarray, "*n"]:
+        """Return weights relative to the origin."""
+        relative = log_weight - self._origin
+        return np.exp(np.minimum(relative, _FAR, out=relative), out=relative)
+
+    def _add_up(self, block: Int64[np.ndarray, "b"]) -> None:
+        """Add up the weights of blocks, and the shares of their rows."""
+        share = torch.from_numpy(self._weight.take(block, 0)).cumsum(1).numpy()  # faster than NumPy
+        mass = share[:, -1:]
+        self._sum[block] = mass[:, 0]
+        share /= np.maximum(mass, _SMALLEST) * self._stretch
+        share += 2.0 * block[:, None]
+        self._share[block] = share
+        self._total = None
 
     def _up_to_each(self) -> Float64[np.ndarray, "blocks"]:
         """Return the cumulative weight of the blocks.
@@ -119,15 +138,16 @@ class WeightedTree(WeightedRows):
         original would have drawn.
         """
         if self._total is None:
-            total = torch.from_numpy(self._sum).cumsum(0).numpy()
-            for _ in range(2):  # the second time, what rounded to zero before is in the total
-                origin = self._due_origin(float(total[-1]))
-                if origin == self._origin:
-                    break
-                self._weigh_from(origin)
-                total = torch.from_numpy(self._sum).cumsum(0).numpy()
-            self._total = total
+            self._total = self._added_up()
+            if not _LEAST < self._total[-1] < _MOST:
+                for _ in range(2):  # the second time, what rounded to zero before is in the total
+                    if (origin := self._due_origin(float(self._total[-1]))) != self._origin:
+                        self._weigh_from(origin)
+                        self._total = self._added_up()
         return self._total
+
+    def _added_up(self) -> Float64[np.ndarray, "blocks"]:
+        return torch.from_numpy(self._sum).cumsum(0).numpy()
 
     def _due_origin(self, total: float) -> float:
         if _FINE < total < 1 / _FINE:
@@ -148,13 +168,14 @@ class WeightedTree(WeightedRows):
         return torch.from_numpy(self._drawn(n, generator))
 
     def _drawn(self, n: int, generator: torch.Generator | None) -> Int64[np.ndarray, "n"]:
-        uniform = torch.rand(2, n, 1, dtype=torch.float64, generator=generator).numpy()
+        chosen, place = torch.rand(2, n, dtype=torch.float64, generator=generator).numpy()
         total = self._up_to_each() if self._total is None else self._total
-        block = total.searchsorted(uniform[0, :, 0] * total[-1], "right")
-        inside = self._inside.take(block, 0)
-        # The first row whose cumulative weight exceeds the uniform: its own is positive.
-        column = (inside <= uniform[1] * inside[:, -1:]).argmin(1)
-        return (block << self._shift) + column
+        chosen *= total[-1]
+        block = total.searchsorted(chosen, "right")
+        place += block
+        place += block
+        # The first row whose share ends beyond the place: its own weight is positive.
+        return self._shares.searchsorted(place, "right")
 
     def draw_distinct(
         self, n: int, generator: torch.Generator | None = None
@@ -170,7 +191,9 @@ class WeightedTree(WeightedRows):
             self._is_stale[without >> self._shift] = True
             return index.numpy(), bool(score[-1] > -math.inf)
 
-        index, enough = draw_different(n, partial(self._drawn, generator=generator), others)
+        index, enough = draw_different(
+            n, partial(self._drawn, generator=generator), self.is_first, others
+        )
         return torch.from_numpy(index), enough
 
     def perturbed(

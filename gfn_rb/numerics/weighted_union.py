@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gfn_rb.numerics.distribution import draw_different
 from gfn_rb.numerics.weighted_rows import WeightedRows
+from gfn_rb.numerics.weighted_tree import WeightedTree
 from gfn_rb.shapes import Bool, Float64, Int64, Shaped
 
 
@@ -96,13 +97,25 @@ class WeightedUnion:
         self, n: int, generator: torch.Generator | None = None
     ) -> tuple[Int64[Tensor, "n"], Int64[Tensor, "n"], Bool[Tensor, ""]]:
         """Draw n different rows, one after another, each from what the earlier ones left."""
-        if self._log_mass.device.type != "cpu":
+        trees = [part for part in self.parts if isinstance(part, WeightedTree)]
+        if len(trees) < (k := len(self.parts)):  # on a device
             return self._perturbed(n, generator)
-        k = len(self.parts)
+        mass = torch.softmax(self._log_mass, 0).cumsum(0).numpy()
 
         def draw(m: int) -> np.ndarray:
-            part, row = self.draw(m, generator)
-            return (row * k + part).numpy()
+            uniform = torch.rand(m, dtype=torch.float64, generator=generator).numpy()
+            code = mass.searchsorted(uniform * mass[-1], "right")
+            for i, tree in enumerate(trees):
+                of_part = np.flatnonzero(code == i)
+                if len(of_part):
+                    code[of_part] += k * tree.draw(len(of_part), generator).numpy()
+            return code
+
+        def is_first(code: np.ndarray) -> np.ndarray:
+            part, row, first = code % k, code // k, np.empty(len(code), np.bool_)
+            for i, tree in enumerate(trees):
+                first[part == i] = tree.is_first(row[part == i])
+            return first
 
         def others(m: int, without: np.ndarray) -> tuple[np.ndarray, bool]:
             code = torch.from_numpy(without)
@@ -113,7 +126,7 @@ class WeightedUnion:
             self._reweigh(taken, kept)
             return (row * k + part).numpy(), bool(enough)
 
-        drawn, enough = draw_different(n, draw, others)
+        drawn, enough = draw_different(n, draw, is_first, others)
         code = torch.from_numpy(drawn)
         return code % k, code // k, torch.tensor(enough)
 

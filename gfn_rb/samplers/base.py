@@ -27,7 +27,7 @@ from gfn_rb.numerics.distribution import Distribution
 from gfn_rb.numerics.weighted_tree import weighted_rows
 from gfn_rb.state_folder import StateInFolder
 from gfn_rb.storages import slots_beside
-from gfn_rb.torchrl_compat import assert_on_device, outside_graph
+from gfn_rb.torchrl_compat import DrawInfo, assert_on_device, outside_graph
 
 Replacement = Literal["auto", True, False]
 
@@ -126,7 +126,7 @@ class KeySampler(StateInFolder, Sampler, metaclass=_KeepReplacement):
 
     @abstractmethod
     def _log_weight(self, value: Tensor) -> Tensor:
-        """Turn stored numbers into what the distribution takes, float64, same shape."""
+        """Turn stored numbers into what the distribution takes, floats of the same shape."""
 
     # What TorchRL calls.
 
@@ -169,7 +169,7 @@ class KeySampler(StateInFolder, Sampler, metaclass=_KeepReplacement):
             index = torch.where(enough, index, distribution.draw_scored(batch_size, self._rng)[0])
         elif not enough:
             return self._draw(distribution, batch_size)
-        return index, {}
+        return index, DrawInfo()
 
     def mark_update(self, index: int | Tensor, *, storage: Storage | None = None) -> None:
         """Record that rows were written."""
@@ -190,7 +190,7 @@ class KeySampler(StateInFolder, Sampler, metaclass=_KeepReplacement):
 
     def _draw(self, distribution: Distribution, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
         index, log_prob = distribution.draw_scored(batch_size, self._rng)
-        return index, {DRAW_LOG_PROB: log_prob.to(torch.float32)}
+        return index, DrawInfo({DRAW_LOG_PROB: log_prob.to(torch.float32)})
 
     def follow(self, storage: Storage) -> Distribution:
         """Bring the distribution up to date with the storage, and return it."""

@@ -155,7 +155,8 @@ class PrioritySampler(KeySampler):
         assert isinstance(tree, WeightedRows)
         self._note_drawn(index, storage)
         log_excess = tree.log_weight.index_select(0, index).sub_(tree.lowest)
-        return index, {**info, PRIORITY_WEIGHT: log_excess.mul_(-self.beta).exp_().float()}
+        info[PRIORITY_WEIGHT] = log_excess.mul_(-self.beta).exp_().float()
+        return index, info
 
     def _note_drawn(self, index: Tensor, storage: Storage) -> None:
         """Remember of which rows a batch is, should others have their slots when it comes back."""

@@ -40,5 +40,4 @@ class SoftmaxRewardSampler(KeySampler):
         self.temperature = temperature
 
     def _log_weight(self, value: Tensor) -> Tensor:
-        weight = value.to(torch.float64)
-        return weight if self.temperature == 1 else weight / self.temperature
+        return value if self.temperature == 1 else value.to(torch.float64) / self.temperature

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from statistics_of_draws import chi_square_p, has_successive_law
 
 from gfn_rb.errors import ArgumentError
-from gfn_rb.numerics.distribution import first_occurrences
+from gfn_rb.numerics.distribution import FirstOccurrences
 from gfn_rb.numerics.weighted_rows import WeightedRows
 from gfn_rb.numerics.weighted_tree import weighted_rows
 from gfn_rb.numerics.weighted_union import Groups, WeightedUnion, categorical
@@ -170,6 +170,21 @@ def test_rows_of_infinite_weight_share_the_mass(make, method):
     assert index[2] == 2
 
 
+@pytest.mark.parametrize("uniform", [0.0, 1 - 2**-53])
+def test_draws_at_the_ends_of_a_block_have_weight(monkeypatch, uniform):
+    # Where one block ends rows of weight zero do, and a sum of block and uniform is rounded.
+    tree = weighted_rows(2**16)
+    assert len(tree._sum) > 256
+    log_weight = torch.full((2**16,), -math.inf)
+    log_weight[1 :: tree._width] = log_weight[2 :: tree._width] = 0.0
+    tree.assign(log_weight)
+    blocks = torch.arange(0, 2**16, tree._width)
+    chosen = (torch.arange(len(blocks)) + 0.5) / len(blocks)
+    pair = torch.stack([chosen, torch.full_like(chosen, uniform)]).double()
+    monkeypatch.setattr(torch, "rand", lambda *_, **__: pair)
+    assert torch.equal(tree.draw(len(blocks)), blocks + (1 if uniform == 0 else 2))
+
+
 @pytest.mark.parametrize("make", [weighted_rows, WeightedRows])
 def test_an_empty_distribution_has_no_mass(make):
     assert float(make(100).log_total) == -math.inf
@@ -178,8 +193,9 @@ def test_an_empty_distribution_has_no_mass(make):
 
 def test_different_values_come_in_the_order_in_which_each_first_appears():
     values = np.random.default_rng(0).integers(0, 50, 300)
-    assert first_occurrences(values).tolist() == [*dict.fromkeys(values.tolist())]
-    assert first_occurrences(values[:0]).tolist() == []
+    is_first = FirstOccurrences(50)
+    for some in (values, values[::2], values[:0]):
+        assert some[is_first(some)].tolist() == [*dict.fromkeys(some.tolist())]
 
 
 def test_capacity_must_be_positive():
