@@ -61,6 +61,13 @@ def content_version(storage: Storage, tensors: Iterable[Tensor]) -> tuple[int, .
     return tuple(version)
 
 
+def has_hooks(module: torch.nn.Module) -> bool:
+    """Return whether a call of a module runs more than its ``forward`` (``Module._call_impl``)."""
+    own = module._forward_hooks, module._forward_pre_hooks
+    backward = module._backward_hooks, module._backward_pre_hooks
+    return any((*own, *backward, torch.nn.modules.module._has_any_global_hook()))
+
+
 def assert_on_device(condition: Tensor, message: str) -> None:
     """Raise unless a 0-d tensor is true, on CUDA without waiting (``torch._assert_async``)."""
     torch._assert_async(condition, message)

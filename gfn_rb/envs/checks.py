@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gfn_rb.arguments import require_kind
 from gfn_rb.envs.base import GFNEnv
+from gfn_rb.envs.core import on_host
 from gfn_rb.envs.orders import EMPTY
 from gfn_rb.envs.sequence import SequenceEnv
 from gfn_rb.errors import ArgumentError
@@ -259,6 +261,24 @@ class CoreConformance(RandomWalks):
         expect("the shape of log_reward", list(log_reward.shape), [len(state)])
         expect("the dtype of log_reward", log_reward.dtype, torch.float32)
         expect_rows("log_reward < inf", log_reward < torch.inf, True, state)
+
+    def test_host_forms_agree(self) -> None:
+        """What a method computes on NumPy arrays is what it computes on tensors."""
+        env = self.make_env()
+        state = self.visited(env)
+        parent, _, move = self.moves(env, state)
+        child = env.move(parent, move)
+        calls: list[tuple[Any, ...]] = [(env.move, parent, move), (env.undo, child, move)]
+        of_states = env.forward_mask, env.backward_mask, env.is_source, env.encode
+        for method, *tensors in [*calls, *((each, state) for each in of_states)]:
+            name = f"the host form of {method.__name__}"
+            expected = method(*tensors)
+            found = torch.from_numpy(on_host(method)(*(each.numpy() for each in tensors)))
+            expect(f"the dtype of {name}", found.dtype, expected.dtype)
+            expect(f"the shape of {name}", found.shape, expected.shape)
+            is_same = torch.isclose(found, expected, 0, 0, equal_nan=True)
+            is_same = is_same.reshape(len(found), -1).all(1)
+            expect_rows(f"{name} == {method.__name__}", is_same, True, tensors[0])
 
 
 class _FewWalks(CoreConformance):

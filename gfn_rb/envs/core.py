@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 import random
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from functools import lru_cache
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,6 +30,38 @@ from gfn_rb.shapes import (
     StateBatch,
 )
 from gfn_rb.torchrl_compat import assert_on_device
+
+_HOST_FORM = "host_form"
+
+
+HostFunction = Callable[..., np.ndarray]
+Method = TypeVar("Method", bound=Callable[..., Tensor])
+
+
+def with_host_form(bind: Callable[[Any], HostFunction]) -> Callable[[Method], Method]:
+    """Give a method of an environment a second form, on NumPy arrays.
+
+    Rollouts on the CPU use it: on few rows it takes a third of the time. A method that overrides
+    this one is without it, until it is given its own.
+
+    Args:
+        bind: takes ``self`` and returns a function of arrays, which it does not change. Rollouts
+            call it once.
+    """
+
+    def attach(method: Method) -> Method:
+        setattr(method, _HOST_FORM, bind)
+        return method
+
+    return attach
+
+
+def on_host(method: Callable[..., Tensor]) -> HostFunction:
+    """Return a bound method of an environment as a function of NumPy arrays."""
+    if (bind := getattr(method, _HOST_FORM, None)) is not None:
+        function: HostFunction = bind(method.__self__)  # type: ignore[attr-defined]
+        return function
+    return lambda *arrays: method(*map(torch.from_numpy, arrays)).numpy()
 
 
 class GFNCore(ABC):

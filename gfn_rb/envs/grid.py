@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding, pad
@@ -9,7 +12,7 @@ from typing_extensions import Unpack
 
 from gfn_rb.arguments import as_count
 from gfn_rb.envs.base import EnvOptions
-from gfn_rb.envs.core import from_digits
+from gfn_rb.envs.core import from_digits, with_host_form
 from gfn_rb.envs.enumerable import EnumerableEnv
 from gfn_rb.errors import ArgumentError
 from gfn_rb.shapes import Flags, Float, Int64, Integers, StateBatch
@@ -59,6 +62,7 @@ class GridEnv(EnumerableEnv):
             _packed_increment=packed.view(torch.int64),
         )
 
+    @with_host_form(lambda self: lambda state: ~np.logical_or.reduce(state, 1))
     def is_source(self, state: StateBatch) -> Flags:
         """Return which rows are the origin."""
         return state.amax(1) == 0
@@ -74,6 +78,7 @@ class GridEnv(EnumerableEnv):
         words.masked_fill_(past[:, :, None], -1)  # in each coordinate: the sink
         return words.view(self._packing)[:, :, : self.n_dims].to(torch.int64)
 
+    @with_host_form(lambda self: partial(_coded, self, self._code.numpy()))
     def encode(self, state: StateBatch) -> Float[Tensor, "n encoded"]:
         """Return one one-hot vector per coordinate; zeros for the sink."""
         try:
@@ -88,10 +93,29 @@ class GridEnv(EnumerableEnv):
         """Read the coordinates as digits in base ``height``."""
         return from_digits(state, self.height)
 
+    @with_host_form(lambda self: partial(_added, 1))
     def move(self, state: StateBatch, move: Integers) -> StateBatch:
         """Add one to a coordinate."""
         return state + self._increment.index_select(0, move)
 
+    @with_host_form(lambda self: partial(_added, -1))
     def undo(self, state: StateBatch, move: Integers) -> StateBatch:
         """Subtract one from a coordinate."""
         return state - self._increment.index_select(0, move)
+
+
+def _coded(
+    env: GridEnv, code: Float[np.ndarray, "digits width"], state: Int64[np.ndarray, "n dims"]
+) -> Float[np.ndarray, "n encoded"]:
+    try:
+        return code.take(state + 1, 0).reshape(len(state), -1)
+    except IndexError:
+        return env.encode(torch.from_numpy(state)).numpy()  # raises
+
+
+def _added(
+    change: int, state: Int64[np.ndarray, "n dims"], move: Int64[np.ndarray, "n"]
+) -> Int64[np.ndarray, "n dims"]:
+    state = state.copy()
+    state[np.arange(len(state)), move] += change
+    return state

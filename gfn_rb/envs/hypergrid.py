@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
 from gfn_rb.envs.base import EnvOptions
-from gfn_rb.envs.core import check_positive, from_digits
+from gfn_rb.envs.core import check_positive, from_digits, with_host_form
 from gfn_rb.envs.grid import GridEnv
 from gfn_rb.errors import ArgumentError
-from gfn_rb.shapes import Bool, ConditionBatch, Flags, Float, Floats, Integers, StateBatch
+from gfn_rb.shapes import Bool, ConditionBatch, Float, Floats, Int64, Integers, StateBatch
 
 
 class HyperGrid(GridEnv):
@@ -54,10 +56,14 @@ class HyperGrid(GridEnv):
         super().__init__(ndim, height, max_length=ndim * (height - 1) + 1, **options)
         self.r0, self.r1, self.r2 = r0, r1, r2
         self.n_modes = 2**ndim
-        self._has_inner_band = bool(self._in_inner_band(torch.arange(height)[:, None]).any())
+        # Of each coordinate: 2 in the inner band, 1 in the rest of the outer one, 0 elsewhere.
+        offset = (2 * torch.arange(height) - (height - 1)).abs()  # 2 (height-1) |x - 0.5|
+        in_inner = (3 * (height - 1) < 5 * offset) & (5 * offset < 4 * (height - 1))
         # Of each action the coordinate that decides, and the lowest value where it is illegal. All
         # bits of the sink's -1 are set, so that those of ``_bits`` make it ``height`` or more.
         self._register(
+            _band=(2 * offset > height - 1).long() + in_inner,
+            _log_levels=torch.tensor([r0, r0 + r1, r0 + r1 + r2]).log(),
             _column=torch.arange(ndim + 1) % ndim,
             _limit=torch.tensor([height - 1] * ndim + [height]),
         )
@@ -68,10 +74,12 @@ class HyperGrid(GridEnv):
         """Number of grid points."""
         return self.height**self.n_dims
 
+    @with_host_form(lambda self: partial(_legal, self.height))
     def forward_mask(self, state: StateBatch) -> Bool[Tensor, "n actions"]:
         """Allow a move where it stays on the grid, and the exit action everywhere."""
         return state.index_select(1, self._column).bitwise_and(self._bits) < self._limit
 
+    @with_host_form(lambda self: lambda state: state > 0)
     def backward_mask(self, state: StateBatch) -> Bool[Tensor, "n moves"]:
         """Return which coordinates are above zero."""
         return state > 0
@@ -79,26 +87,18 @@ class HyperGrid(GridEnv):
     def log_reward(self, state: StateBatch, condition: Tensor | None = None) -> Floats:
         """Return log R(x), in nats (the class's equation)."""
         self.check_terminating(state)
-        outer, inner = self._in_outer_band(state), self._in_inner_band(state)
-        return (self.r0 + self.r1 * outer + self.r2 * inner).log().float()
+        return self._log_levels[self._band[state].amin(1)]
 
     def mode_index(self, state: StateBatch) -> Integers:
         """Return each state's corner (bit d, most significant first, set where x_d > 0.5) or -1."""
         self.check_terminating(state)
-        in_mode = self._in_inner_band(state) if self._has_inner_band else self._in_outer_band(state)
         corner = from_digits((2 * state > self.height - 1).long(), 2)
-        return corner.where(in_mode, -1)
+        return corner.where(self._band[state].amin(1) == self._band.max(), -1)
 
-    def _in_outer_band(self, state: StateBatch) -> Flags:
-        return (2 * self._doubled_offset(state) > self.height - 1).all(1)
 
-    def _in_inner_band(self, state: StateBatch) -> Flags:
-        offset = 5 * self._doubled_offset(state)
-        return ((3 * (self.height - 1) < offset) & (offset < 4 * (self.height - 1))).all(1)
-
-    def _doubled_offset(self, state: StateBatch) -> StateBatch:
-        """Return |2 i - (height-1)|, which is 2 (height-1) |x - 0.5|."""
-        return (2 * state - (self.height - 1)).abs()
+def _legal(height: int, state: Int64[np.ndarray, "n dims"]) -> Bool[np.ndarray, "n actions"]:
+    on_grid = state[:, :1] >= 0
+    return np.concatenate([(state < height - 1) & on_grid, on_grid], 1)
 
 
 class ConditionalHyperGrid(HyperGrid):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from gfn_rb.envs.core import states_of_writes
+from gfn_rb.envs.core import states_of_writes, with_host_form
 from gfn_rb.shapes import Bool, Int64, Integers
 
 EMPTY = -1
@@ -45,19 +47,23 @@ class Append:
         self._legal[:n_letters, -1] = True
         self._letters = torch.arange(n_letters, device=device)
 
+    @with_host_form(lambda self: partial(_legal_after_last, self._legal.numpy()))
     def forward_mask(self, state: Text) -> Bool[Tensor, "n actions"]:
         """Look at the last place, which is the last to be filled."""
         return self._legal[state[:, -1]]
 
+    @with_host_form(lambda self: partial(_is_last, self._letters.numpy()))
     def backward_mask(self, state: Text) -> Bool[Tensor, "n moves"]:
         """Return which letter is the last."""
         return state.gather(1, self._last_place(state)) == self._letters
 
+    @with_host_form(lambda self: _appended)
     def move(self, state: Text, move: Integers) -> Text:
         """Write after the last letter."""
         first_empty = state.argmin(1, keepdim=True)  # the first of several minima
         return state.scatter(1, first_empty, move[:, None])
 
+    @with_host_form(lambda self: _shortened)
     def undo(self, state: Text, move: Integers) -> Text:
         """Empty the last place."""
         return state.scatter(1, self._last_place(state), EMPTY)
@@ -79,16 +85,19 @@ class PrependAppend(Append):
 
     n_ends = 2
 
+    @with_host_form(lambda self: partial(_is_at_an_end, self._letters.numpy()))
     def backward_mask(self, state: Text) -> Bool[Tensor, "n moves"]:
         """Return which letter is the last, and which the first."""
         return torch.cat([super().backward_mask(state), state[:, :1] == self._letters], 1)
 
+    @with_host_form(lambda self: partial(_written, self.n_letters))
     def move(self, state: Text, move: Integers) -> Text:
         """Write after the last letter, or before the first."""
         letter = move % self.n_letters
         prepended = torch.cat([letter[:, None], state[:, :-1]], 1)
         return prepended.where(self._is_left(move), super().move(state, letter))
 
+    @with_host_form(lambda self: partial(_taken_back, self.n_letters))
     def undo(self, state: Text, move: Integers) -> Text:
         """Remove the last letter, or the first."""
         beheaded = torch.cat([state[:, 1:], torch.full_like(state[:, :1], EMPTY)], 1)
@@ -152,6 +161,51 @@ class AnyPlace:
         """Write each letter at the place of its move."""
         place, letter = action // self.n_letters, action % self.n_letters
         return states_of_writes(place, letter, length, self.length, EMPTY, SINK)
+
+
+# The host forms of the methods above.
+
+States: TypeAlias = Int64[np.ndarray, "n places"]
+Numbers: TypeAlias = Int64[np.ndarray, "n"]
+
+
+def _legal_after_last(legal: Bool[np.ndarray, "letters actions"], state: States) -> np.ndarray:
+    return legal.take(state[:, -1], 0)
+
+
+def _last_place(state: States) -> Numbers:
+    return np.add.reduce(state[:, 1:] >= 0, 1)
+
+
+def _is_last(letters: Numbers, state: States) -> np.ndarray:
+    return state[np.arange(len(state)), _last_place(state)][:, None] == letters
+
+
+def _appended(state: States, letter: Numbers) -> States:
+    place, state = state.argmin(1), state.copy()
+    state[np.arange(len(state)), place] = letter
+    return state
+
+
+def _shortened(state: States, move: Numbers) -> States:
+    place, state = _last_place(state), state.copy()
+    state[np.arange(len(state)), place] = EMPTY
+    return state
+
+
+def _is_at_an_end(letters: Numbers, state: States) -> np.ndarray:
+    return np.concatenate([_is_last(letters, state), state[:, :1] == letters], 1)
+
+
+def _written(n_letters: int, state: States, move: Numbers) -> States:
+    letter, is_left = move % n_letters, (move >= n_letters)[:, None]
+    prepended = np.concatenate([letter[:, None], state[:, :-1]], 1)
+    return np.where(is_left, prepended, _appended(state, letter))
+
+
+def _taken_back(n_letters: int, state: States, move: Numbers) -> States:
+    beheaded = np.concatenate([state[:, 1:], np.full_like(state[:, :1], EMPTY)], 1)
+    return np.where((move >= n_letters)[:, None], beheaded, _shortened(state, move))
 
 
 ORDERS: dict[str, type[Append | AnyPlace]] = {

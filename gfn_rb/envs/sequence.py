@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import string
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 from typing_extensions import Unpack
 
 from gfn_rb.envs.base import EnvOptions, GFNEnv
-from gfn_rb.envs.core import from_digits
+from gfn_rb.envs.core import from_digits, on_host, with_host_form
 from gfn_rb.envs.enumerable import EnumerableEnv
 from gfn_rb.envs.orders import EMPTY, ORDERS, SINK
 from gfn_rb.errors import ArgumentError, ShapeError
@@ -81,14 +83,17 @@ class SequenceEnv(GFNEnv):
         """Number of sequences, unfinished and finished."""
         return self.order.n_states
 
+    @with_host_form(lambda self: lambda state: np.logical_and.reduce(state == EMPTY, 1))
     def is_source(self, state: StateBatch) -> Flags:
         """Return which rows hold no letter yet."""
         return state.amax(1) == EMPTY
 
+    @with_host_form(lambda self: on_host(self.order.forward_mask))
     def forward_mask(self, state: StateBatch) -> Bool[Tensor, "n actions"]:
         """Allow every move until the sequence is full, then the exit action."""
         return self.order.forward_mask(state)
 
+    @with_host_form(lambda self: on_host(self.order.backward_mask))
     def backward_mask(self, state: StateBatch) -> Bool[Tensor, "n moves"]:
         """Return which letters could have been written last, and how."""
         return self.order.backward_mask(state)
@@ -99,6 +104,7 @@ class SequenceEnv(GFNEnv):
         """Write each letter at its place, see :mod:`gfn_rb.envs.orders`."""
         return self.order.states_of(action, length)
 
+    @with_host_form(lambda self: partial(_coded, self._code.numpy()))
     def encode(self, state: StateBatch) -> Float[Tensor, "n encoded"]:
         """Return the code of the letter in each place; zeros where it is empty."""
         return embedding(state - SINK, self._code).flatten(1)
@@ -132,10 +138,12 @@ class SequenceEnv(GFNEnv):
         fits = (self.n_letters + 1) ** self.length < 2**63
         return self.state_key(state) if fits else super().fingerprint(state)
 
+    @with_host_form(lambda self: on_host(self.order.move))
     def move(self, state: StateBatch, move: Integers) -> StateBatch:
         """Write one letter per row."""
         return self.order.move(state, move)
 
+    @with_host_form(lambda self: on_host(self.order.undo))
     def undo(self, state: StateBatch, move: Integers) -> StateBatch:
         """Remove one letter per row."""
         return self.order.undo(state, move)
@@ -144,6 +152,12 @@ class SequenceEnv(GFNEnv):
         super()._apply(fn, recurse)
         self.order = type(self.order)(self.n_letters, self.length, self.source_state.device)
         return self
+
+
+def _coded(
+    code: Float[np.ndarray, "letters width"], state: Int64[np.ndarray, "n length"]
+) -> Float[np.ndarray, "n encoded"]:
+    return code.take(state - SINK, 0).reshape(len(state), -1)
 
 
 def spell(letter: Int64[Tensor, "n length"], alphabet: str, gap: str = "") -> list[str]:

@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from gfn_rb import keys
 from gfn_rb.arguments import as_count, require_kind, require_number
-from gfn_rb.envs.core import GFNCore, require_env
+from gfn_rb.envs.core import GFNCore, on_host, require_env
 from gfn_rb.errors import ArgumentError, ShapeError
-from gfn_rb.rollout.outputs import StateModule
+from gfn_rb.rollout.outputs import Evaluator, StateModule
 from gfn_rb.shapes import ConditionBatch, Float, StateBatch
+from gfn_rb.torchrl_compat import has_hooks
 
 
 class Trunk(nn.Module):
@@ -82,21 +85,45 @@ class StateNetwork(StateModule):
             )
         self.head = nn.Linear(self.trunk.out_features, out_features)
         self._encode, self._encode_condition = env.encode, env.encode_condition
+        self._in_features = in_features
 
     def evaluate(
         self, state: StateBatch, condition: ConditionBatch | None = None
     ) -> Float[Tensor, "n ..."]:
         """Return what the network says of each row. See the base class."""
-        x = self._encode(state)
+        return self.head(self.trunk(self._input(self._encode(state), condition)))
+
+    def evaluator(self) -> Evaluator:
+        """Return ``evaluate`` without calls of modules, unless something is hooked onto one."""
+        layers = [*self.trunk.layers, self.head]
+        kinds = type(self).evaluate, type(self.trunk).forward, {type(layer) for layer in layers}
+        is_plain = kinds == (StateNetwork.evaluate, Trunk.forward, {nn.Linear})
+        if not is_plain or any(map(has_hooks, [self.trunk, *layers])):
+            return super().evaluator()
+        # Read once: to look a parameter up in a module takes as long as to add a small tensor.
+        *hidden, (weight, bias) = [(layer.weight, layer.bias) for layer in layers]
+        encode = on_host(self._encode)
+
+        def evaluate(state: np.ndarray, condition: Tensor | None) -> Tensor:
+            x = self._input(torch.from_numpy(encode(state)), condition)
+            for w, b in hidden:
+                x = linear(x, w, b).relu_()
+            return linear(x, weight, bias)
+
+        return evaluate
+
+    def _input(
+        self, x: Float[Tensor, "n encoded"], condition: ConditionBatch | None
+    ) -> Float[Tensor, "n in"]:
         if len(self.in_keys) > 1:
             assert condition is not None
             x = torch.cat([x, self._encode_condition(condition)], 1)
-        if x.shape[1] != self.trunk.in_features:
+        if x.shape[1] != self._in_features:
             raise ShapeError(
                 f"states must be of the environment of this {type(self).__name__}, which encodes "
-                f"them to {self.trunk.in_features} numbers, got {x.shape[1]}"
+                f"them to {self._in_features} numbers, got {x.shape[1]}"
             )
-        return self.head(self.trunk(x))
+        return x
 
 
 class Policy(StateNetwork):

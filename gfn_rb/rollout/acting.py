@@ -106,8 +106,8 @@ class ActionSampler(TensorDictModuleBase):
         p = self.exploration.probabilities(logits, mask)
         is_random = exploration_type() in (None, ExplorationType.RANDOM)
         if is_random or p.isnan().any():
-            chosen = draw(p, self.exploration.generator)
-            if chosen is None:
+            chosen, is_drawn = draw(p, self.exploration.generator)
+            if not is_drawn.all():
                 raise explain_no_draw(logits, mask, state)
         else:
             chosen = p.argmax(1)

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from gfn_rb.arguments import require_optional
 from gfn_rb.errors import ArgumentError, GfnRbError, NaNError
-from gfn_rb.shapes import Bool, Float, Int64, StateBatch
+from gfn_rb.shapes import Bool, Float, Float64, Int64, StateBatch
 
 
 def masked_log_softmax(
@@ -105,33 +106,35 @@ def exploration_from(policy_kwargs: Mapping[str, Any], is_backward: bool) -> Exp
 
 def draw(
     p: Float[Tensor, "n actions"], generator: torch.Generator | None = None
-) -> Int64[Tensor, "n"] | None:
-    """Draw one action per row by inverting the cumulative distribution; None if a row has none.
+) -> tuple[Int64[Tensor, "n"], Bool[Tensor, "n"]]:
+    """Draw one action per row by inverting the cumulative distribution, without waiting.
 
     It takes one uniform number per row, where ``torch.multinomial`` takes an exponential one per
-    action: on a CPU as fast for a few rows, and several times faster for many. Sums are float64,
-    in which sums of float32 terms are as good as exact: an action of probability 0 is never drawn.
-    """
-    cumulative = p.cumsum(1, dtype=torch.float64)
-    total = cumulative[:, -1:]
-    if not (total > 0).all():
-        return None
-    u = torch.rand(total.shape, dtype=torch.float64, device=p.device, generator=generator)
-    return torch.searchsorted(cumulative, u * total, right=True).squeeze(1)
+    action. Sums are float64, in which sums of float32 terms are as good as exact: an action of
+    probability 0 is never drawn.
 
-
-def draw_any(
-    p: Float[Tensor, "n actions"], generator: torch.Generator | None = None
-) -> tuple[Int64[Tensor, "n"], Bool[Tensor, "n"]]:
-    """Draw as :func:`draw` does without waiting for a device, and tell which rows could be drawn.
-
-    The others get any action.
+    Returns:
+        The actions, and which rows have a distribution to draw from. The others get any action.
     """
     cumulative = p.cumsum(1, dtype=torch.float64)
     total = cumulative[:, -1:]
     u = torch.rand(total.shape, dtype=torch.float64, device=p.device, generator=generator)
     action = torch.searchsorted(cumulative, u * total, right=True).squeeze(1)
     return action.clamp_(max=p.shape[1] - 1), (total > 0).squeeze(1)
+
+
+def draw_on_host(
+    p: Float64[np.ndarray, "n actions"], u: Float64[np.ndarray, "n 1"]
+) -> Int64[np.ndarray, "n"] | None:
+    """Do as :func:`draw` does with given uniform numbers; None if a row has no distribution.
+
+    NumPy takes a third of the time of torch on few rows.
+    """
+    cumulative = p.cumsum(1)
+    total = cumulative[:, -1:]
+    if not np.minimum.reduce(total, None) > 0:  # NaN is not
+        return None
+    return (cumulative > u * total).argmax(1)
 
 
 def explain_no_draw(

@@ -84,7 +84,12 @@ def check_log_rewards(log_rewards: Tensor | None, states: Tensor, is_backward: b
 
 
 def check_rewards(log_reward: Tensor, states: Tensor) -> None:
-    """Raise NaNError if an environment's log-reward of some terminating state is NaN."""
+    """Raise unless an environment's log-rewards of terminating states are one number per state."""
+    if log_reward.shape != states.shape[:1]:
+        raise ShapeError(
+            f"env.log_reward must return one number for each of {len(states)} states, got shape "
+            f"{list(log_reward.shape)}"
+        )
     if not log_reward.is_cpu:  # the device raises, so as not to wait for it
         message = "env.log_reward must return numbers, got nan"
         assert_on_device(~log_reward.isnan().any(), message)

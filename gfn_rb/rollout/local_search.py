@@ -112,7 +112,10 @@ class LocalSearchSampler:
         exploration = _exploration_from(policy_kwargs, use_metropolis_hastings)
         start = _terminating(trajectories)
         rule = back_steps_rule(back_steps, back_ratio, len(start))
-        proposal = self._propose(env, start, rule, exploration, save_estimator_outputs)
+        needs_log_probs = use_metropolis_hastings or save_logprobs
+        proposal = self._propose(
+            env, start, rule, exploration, save_estimator_outputs, needs_log_probs
+        )
         if use_metropolis_hastings:
             updated = metropolis_hastings(proposal, rule, exploration.generator)
         else:
@@ -181,6 +184,7 @@ class LocalSearchSampler:
         rule: BackStepsRule,
         exploration: Exploration,
         save_estimator_outputs: bool,
+        save_logprobs: bool,
     ) -> Proposal:
         """Walk back, find the junctions, and walk forward from them."""
         back = replace(exploration, exit_bias=0.0)
@@ -188,7 +192,7 @@ class LocalSearchSampler:
             env,
             states=start.state,
             conditions=start.condition,
-            save_logprobs=True,
+            save_logprobs=save_logprobs,
             log_rewards=start.log_reward,
             **vars(back),
         ).reverse()
@@ -198,7 +202,7 @@ class LocalSearchSampler:
             states=old.state[torch.arange(len(old), device=old.device), junction],
             conditions=start.condition,
             save_estimator_outputs=save_estimator_outputs,
-            save_logprobs=True,
+            save_logprobs=save_logprobs,
             **vars(exploration),
         )
         self.n_reward_calls += len(new)

@@ -17,9 +17,9 @@ from gfn_rb.rollout.outputs import (
     hidden_keys,
     policy_outputs,
     require_direction,
+    require_logits,
     require_memoryless,
     rows_for,
-    wrong_logits,
 )
 from gfn_rb.shapes import ActionBatch, Bool, ConditionBatch, Float, Int64, Shaped, StateBatch
 
@@ -177,8 +177,7 @@ def _recurrent_log_probs(
     td.set(keys.IS_INIT, first[:, None].expand(*shape, 1))
     with set_recurrent_mode(True):
         logits = policy(td).get(keys.LOGITS, None)
-    if logits is None or logits.shape != (*shape, env.n_actions):
-        raise wrong_logits(policy, logits, (*shape, env.n_actions))
+    logits = require_logits(policy, logits, (*shape, env.n_actions))
     row, step = rows.real_steps.nonzero(as_tuple=True)
     log_p = masked_log_softmax(logits[row, step], env.forward_mask(rows.state[row, step]))
     chosen = log_p.gather(1, rows.action[row, step][:, None]).squeeze(1)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
@@ -16,7 +17,7 @@ from torch.distributions import Distribution
 from gfn_rb import keys
 from gfn_rb.envs.continuous import ContinuousEnv
 from gfn_rb.envs.core import GFNCore
-from gfn_rb.errors import ArgumentError, GfnRbError, KeyMismatchError, ShapeError
+from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
 from gfn_rb.rollout.categorical import Exploration
 from gfn_rb.shapes import ActionBatch, Bool, ConditionBatch, Float, Int64, Shaped, StateBatch
 
@@ -93,6 +94,10 @@ def _drawn_by(generator: torch.Generator | None, device: torch.device) -> Iterat
         put(before)
 
 
+Evaluator = Callable[[np.ndarray, Tensor | None], Tensor]
+"""Maps an array of states, and their conditions if there are any, to an entry about each."""
+
+
 class StateModule(TensorDictModuleBase):
     """Module that writes one entry about states, computed from plain tensors by ``evaluate``.
 
@@ -112,11 +117,20 @@ class StateModule(TensorDictModuleBase):
         """
         raise NotImplementedError
 
+    def evaluator(self) -> Evaluator:
+        """Return ``evaluate`` for many calls between two changes of the module."""
+        return lambda state, condition: self.evaluate(torch.from_numpy(state), condition)
+
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write the entry."""
         condition = tensordict.get(keys.CONDITION) if keys.CONDITION in self.in_keys else None
         value = self.evaluate(tensordict.get(keys.STATE), condition)
         return tensordict.set(self.out_keys[0], value)
+
+
+def evaluator_of(policy: TensorDictModuleBase) -> Evaluator | None:
+    """Return a policy as a function of plain states; None if it needs a TensorDict."""
+    return policy.evaluator() if type(policy).forward is StateModule.forward else None
 
 
 def require_direction(policy: TensorDictModuleBase, name: str = "policy") -> bool:
@@ -173,9 +187,7 @@ def policy_outputs(
         td = rows_for(state, condition)
         parameters = Parameters(env, state, policy.get_dist(td), policy.is_backward)
         logits = td.get(keys.LOGITS, None)
-    if logits is None or logits.shape != mask.shape:
-        raise wrong_logits(policy, logits, mask.shape)
-    return mask, logits, parameters
+    return mask, require_logits(policy, logits, mask.shape), parameters
 
 
 def rows_for(
@@ -190,14 +202,16 @@ def rows_for(
     return TensorDict(source, batch_size=state.shape[:batch_dims])
 
 
-def wrong_logits(
+def require_logits(
     policy: TensorDictModuleBase, logits: Tensor | None, expected: tuple[int, ...]
-) -> GfnRbError:
-    """Return the error that tells what a policy wrote instead of logits of the expected shape."""
+) -> Tensor:
+    """Return logits; raise unless a policy wrote them in the expected shape."""
+    if logits is not None and logits.shape == expected:
+        return logits
     name = type(policy).__name__
     if logits is None:
-        return KeyMismatchError(f"policy must write {keys.LOGITS!r}, {name} did not")
-    return ShapeError(
+        raise KeyMismatchError(f"policy must write {keys.LOGITS!r}, {name} did not")
+    raise ShapeError(
         f"policy must write {keys.LOGITS!r} of shape {list(expected)}, got {list(logits.shape)} "
         f"from {name}"
     )

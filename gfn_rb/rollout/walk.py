@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
-from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
+from gfn_rb import keys
 from gfn_rb.arguments import require_device_of
 from gfn_rb.containers import Trajectories
-from gfn_rb.envs.core import GFNCore
+from gfn_rb.envs.core import GFNCore, on_host
 from gfn_rb.errors import ArgumentError
-from gfn_rb.rollout.categorical import Exploration, draw, draw_any, explain_no_draw
+from gfn_rb.rollout.categorical import Exploration, draw, draw_on_host, explain_no_draw
 from gfn_rb.rollout.checks import check_rewards
-from gfn_rb.rollout.outputs import drawn_log_probs, hidden_before, policy_outputs
-from gfn_rb.shapes import Bool, ConditionBatch, Float, Int64, Shaped, StateBatch
+from gfn_rb.rollout.outputs import (
+    Parameters,
+    drawn_log_probs,
+    evaluator_of,
+    hidden_before,
+    policy_outputs,
+    require_logits,
+)
+from gfn_rb.shapes import Bool, ConditionBatch, Float, Float64, Int64, Shaped, StateBatch
+from gfn_rb.torchrl_compat import new_tensordict
+
+_BLOCK = 32  # steps whose random numbers are drawn at once
 
 
 class ActionDraw(NamedTuple):
@@ -36,13 +48,18 @@ class ActionDraw(NamedTuple):
 
 
 class Steps:
-    """States and draws of a rollout, step by step, each of the rows that were active then."""
+    """States and draws of a rollout, step by step, each of the rows that were active then.
+
+    Rows, states and actions are arrays, the others tensors.
+    """
 
     def __init__(self, n: int, first: int, device: torch.device) -> None:
         self.n, self.first, self.device = n, first, device
-        self.row: list[Tensor] = []
-        self.state: list[Tensor] = []
-        self.draws: list[ActionDraw] = []
+        self.row: list[Any] = []
+        self.state: list[Any] = []
+        self.action: list[Any] = []
+        self.log_prob: list[Tensor] = []
+        self.logits: list[Tensor] = []
 
     @property
     def n_steps(self) -> int:
@@ -51,39 +68,33 @@ class Steps:
 
     def length(self) -> Int64[Tensor, "n"]:
         """Count each trajectory's columns up to and with its last draw."""
-        if self._together:
-            return torch.full((self.n,), self.n_steps, device=self.device)
-        return torch.bincount(self._index[0], minlength=self.n) + self.first
+        return torch.from_numpy(np.bincount(self._index[0], minlength=self.n) + self.first)
 
     def spread(
         self, values: list[Any], fill: Shaped[Tensor, "*item"], extra: int = 0
     ) -> Shaped[Tensor, "n columns *item"]:
         """Write each step's values into their rows and column, and ``fill`` everywhere else."""
-        if self._together:
-            edge = fill.expand(self.n, *fill.shape)
-            return torch.stack([edge] * self.first + values + [edge] * extra, 1)
-        out = fill.expand(self.n, self.n_steps + extra, *fill.shape).clone()
-        if values:
-            out[self._index] = torch.cat(values)
-        return out
+        shape = self.n, self.n_steps + extra, *fill.shape
+        if not (values and isinstance(values[0], np.ndarray)):
+            out = fill.expand(shape).clone()
+            if values:
+                out[tuple(map(torch.from_numpy, self._index))] = torch.cat(values)
+            return out
+        filled = np.empty(shape, values[0].dtype)
+        filled[...] = fill.numpy()
+        filled[self._index] = np.concatenate(values)
+        return torch.from_numpy(filled)
 
-    def over_zeros(self, values: list[Any], *shape: int) -> Float[Tensor, "n columns *item"]:
+    def over_zeros(self, values: list[Tensor], *shape: int) -> Float[Tensor, "n columns *item"]:
         """Spread values of items of one shape over zeros; see ``spread``."""
         dtype = values[0].dtype if values else None
         return self.spread(values, torch.zeros(shape, dtype=dtype, device=self.device))
 
-    @property
-    def _together(self) -> bool:
-        """Whether all trajectories have the same length, which makes the layout a mere stack."""
-        return bool(self.row) and len(self.row[-1]) == self.n
-
     @cached_property
-    def _index(self) -> tuple[Int64[Tensor, "m"], Int64[Tensor, "m"]]:
+    def _index(self) -> tuple[Int64[np.ndarray, "m"], Int64[np.ndarray, "m"]]:
         """Row and column of each draw."""
-        counts = torch.tensor([len(row) for row in self.row], dtype=torch.int64)
-        column = torch.arange(self.first, self.n_steps).repeat_interleave(counts).to(self.device)
-        none = torch.empty(0, dtype=torch.int64, device=self.device)
-        return torch.cat([none, *self.row]), column
+        column = np.arange(self.first, self.n_steps).repeat([len(row) for row in self.row])
+        return np.concatenate([np.empty(0, np.int64), *self.row]), column
 
 
 class PaddedSteps(Steps):
@@ -94,7 +105,7 @@ class PaddedSteps(Steps):
 
     def __init__(self, n: int, first: int, device: torch.device) -> None:
         super().__init__(n, first, device)
-        self.outputs: list[tuple[Tensor, Tensor]] = []  # logits and legal actions of each step
+        self.mask: list[Tensor] = []
         self.sound: list[Tensor] = []  # whether each active row had something to draw from
 
     def finish(self, state: StateBatch, active: Bool[Tensor, "n"], max_length: int) -> None:
@@ -107,12 +118,13 @@ class PaddedSteps(Steps):
         n_taken = len(counts)
         if not all(known[:n_taken]):
             step = known.index(False)
-            row, (logits, mask) = self.row[step], self.outputs[step]
-            raise explain_no_draw(logits[row], mask[row], self.state[step][row])
+            row, steps = self.row[step], (self.logits, self.mask, self.state)
+            raise explain_no_draw(*(each[step][row] for each in steps))
         if endless:
             raise _endless(state[active], max_length)
         n_steps = sum(known[n_taken:])
-        del self.row[n_steps:], self.state[n_steps:], self.draws[n_steps:], self.outputs[:]
+        for each in (self.row, self.state, self.action, self.log_prob, self.logits):
+            del each[n_steps:]
 
     def length(self) -> Int64[Tensor, "n"]:
         """Count each trajectory's columns up to and with its last draw."""
@@ -143,55 +155,107 @@ class Walk:
     save_estimator_outputs: bool = False
 
     def draw(
-        self,
-        state: Shaped[Tensor, "k *state"],
-        condition: Shaped[Tensor, "k *condition"] | None,
-        hidden: TensorDictBase | None = None,
+        self, state: Shaped[Tensor, "k *state"], condition: Shaped[Tensor, "k *condition"] | None
     ) -> ActionDraw:
         """Draw one action per state."""
         explored = self.exploration
-        mask, logits, parameters = policy_outputs(self.policy, self.env, state, condition, hidden)
+        mask, logits, parameters = policy_outputs(self.policy, self.env, state, condition)
         p = explored.probabilities(logits, mask)
-        kind = draw(p.detach(), explored.generator)
-        if kind is None:
+        kind, is_drawn = draw(p, explored.generator)
+        if not is_drawn.all():
             raise explain_no_draw(logits, mask, state)
         action = kind if parameters is None else parameters.draw(kind, explored)
         log_prob = None
         if self.save_logprobs:
             log_prob = drawn_log_probs(p, kind, parameters, action, explored)
-        return ActionDraw(
-            action, log_prob, logits.detach() if self.save_estimator_outputs else None
-        )
+        return ActionDraw(action, log_prob, logits if self.save_estimator_outputs else None)
 
-    def roll(self, state: StateBatch, condition: ConditionBatch | None) -> Steps:
-        """Draw and take actions; rows that have reached their end are left behind."""
-        env, is_backward = self.env, self.policy.is_backward
-        steps = Steps(len(state), first=int(is_backward), device=state.device)
-        row, action = torch.arange(len(state), device=state.device), None
-        hidden = hidden_before(self.policy, env, state)
-        goes_on = ~env.is_source(state) if is_backward else torch.ones_like(row, dtype=torch.bool)
-        for _ in range(env.max_length + 1):
-            rest = goes_on.nonzero().squeeze(1)
-            if len(rest) < len(goes_on):
-                row, state = row[rest], state[rest]
-                action = None if action is None else action[rest]
-                condition = None if condition is None else condition[rest]
-                hidden = None if hidden is None else hidden[rest]
+    def roll(self, start: StateBatch, condition: ConditionBatch | None) -> Steps:
+        """Draw and take actions; rows that have reached their end are left behind.
+
+        All but the policy is computed by NumPy: a step of few rows costs what its calls cost.
+        """
+        env, explored, is_backward = self.env, self.exploration, self.policy.is_backward
+        move, undo, is_source = on_host(env.move), on_host(env.undo), on_host(env.is_source)
+        outputs, hidden = self._outputs(), hidden_before(self.policy, env, start)
+        steps, chances = Steps(len(start), first=int(is_backward), device=start.device), []
+        row, state = np.arange(len(start)), start.detach().numpy()
+        action, goes_on = row, np.ones(len(start), np.bool_)
+        if is_backward:
+            goes_on = ~is_source(state)
+        for u in self._uniforms(len(start)):
+            rest = goes_on.nonzero()[0]
+            if len(rest) < len(row):
+                row, state, action = row[rest], state[rest], action[rest]
+                at = torch.from_numpy(rest)
+                condition = None if condition is None else condition[at]
+                hidden = None if hidden is None else hidden[at]
             if not len(row):
-                return steps
-            if action is not None:
-                state = env.move(state, action)
-            drawn = self.draw(state, condition, hidden)
+                break
+            if steps.row and not is_backward:
+                state = move(state, action)
+            legal, logits, parameters = outputs(state, condition, hidden)
+            p = explored.probabilities(logits, legal)
+            kind = draw_on_host(p.detach().double().numpy(), u[: len(row)])
+            if kind is None:
+                raise explain_no_draw(logits, legal, torch.from_numpy(state))
+            action = kind
+            if parameters is not None:
+                action = parameters.draw(torch.from_numpy(kind), explored).numpy()
             steps.row.append(row)
             steps.state.append(state)
-            steps.draws.append(drawn)
+            steps.action.append(action)
+            chances.append((p, kind, parameters))
+            if self.save_estimator_outputs:
+                steps.logits.append(logits.detach())
             if is_backward:
-                state = env.undo(state, drawn.action)
-                goes_on = ~env.is_source(state)
+                state = undo(state, action)
+                goes_on = ~is_source(state)
             else:
-                action = drawn.action
-                goes_on = env.kind(action) != env.exit_action
-        raise _endless(state, env.max_length)
+                goes_on = kind != env.exit_action
+        else:
+            raise _endless(torch.from_numpy(state), env.max_length)
+        if self.save_logprobs and chances:
+            steps.log_prob = self._log_probs(chances, steps.action)
+        return steps
+
+    def _outputs(self) -> Callable[..., tuple[Tensor, Tensor, Parameters | None]]:
+        """Return ``policy_outputs`` for arrays of states, with what all calls share looked up."""
+        policy, env = self.policy, self.env
+        masks = on_host(env.backward_mask if policy.is_backward else env.forward_mask)
+        evaluate = None if env.action_shape else evaluator_of(policy)
+        if evaluate is None:
+            return lambda state, condition, hidden: policy_outputs(
+                policy, env, torch.from_numpy(state), condition, hidden
+            )
+
+        def outputs(state: np.ndarray, condition: Tensor | None, hidden: None) -> Any:
+            mask = masks(state)
+            logits = require_logits(policy, evaluate(state, condition), mask.shape)
+            return torch.from_numpy(mask), logits, None
+
+        return outputs
+
+    def _uniforms(self, n: int) -> Iterator[Float64[np.ndarray, "n 1"]]:
+        """Yield uniform numbers for one step more than there may be, drawn for several at once."""
+        left, generator = self.env.max_length + 1, self.exploration.generator
+        while left:
+            size = min(left, _BLOCK)
+            yield from torch.rand(size, n, 1, dtype=torch.float64, generator=generator).numpy()
+            left -= size
+
+    def _log_probs(self, chances: list[Any], actions: list[np.ndarray]) -> list[Tensor]:
+        """Return the log-probabilities of all actions, without parameters in one operation."""
+        p, kinds, parameters = zip(*chances, strict=True)
+        if parameters[0] is None:
+            kind = torch.from_numpy(np.concatenate(kinds))
+            return [drawn_log_probs(torch.cat(p), kind, None, kind, self.exploration)]
+        return [
+            drawn_log_probs(
+                each, torch.from_numpy(kind), density, torch.from_numpy(action), self.exploration
+            )
+            for each, kind, density, action in zip(p, kinds, parameters, actions, strict=True)
+        ]
 
     def roll_together(self, state: StateBatch, condition: ConditionBatch | None) -> PaddedSteps:
         """Do as :meth:`roll` does, all rows at every step, with one wait for their device.
@@ -215,16 +279,15 @@ class Walk:
                 self.policy, env, state, condition, hidden, drawable
             )
             p = explored.probabilities(logits, drawable)
-            kind, is_drawn = draw_any(p.detach(), explored.generator)
+            kind, is_drawn = draw(p.detach(), explored.generator)
             action = kind if parameters is None else parameters.draw(kind, explored)
-            log_prob = None
             if self.save_logprobs:
-                log_prob = drawn_log_probs(p, kind, parameters, action, explored)
-            kept = logits.detach() if self.save_estimator_outputs else None
+                steps.log_prob.append(drawn_log_probs(p, kind, parameters, action, explored))
             steps.row.append(active)
             steps.state.append(state)
-            steps.draws.append(ActionDraw(action, log_prob, kept))
-            steps.outputs.append((logits.detach(), mask))
+            steps.action.append(action)
+            steps.logits.append(logits.detach())
+            steps.mask.append(mask)
             steps.sound.append((is_drawn | ~active).all())
             active = active & is_drawn
             taken = active.view(-1, *(1,) * len(env.action_shape))
@@ -241,38 +304,40 @@ class Walk:
     ) -> Trajectories:
         """Roll out, pad the rows to trajectories, and ask for their rewards."""
         env, is_backward = self.env, self.policy.is_backward
-        steps = (self.roll if start.is_cpu else self.roll_together)(start, condition)
+        on_cpu = start.is_cpu and start.dtype != torch.bfloat16  # which NumPy does not have
+        steps = (self.roll if on_cpu else self.roll_together)(start, condition)
         length, row = steps.length(), torch.arange(steps.n, device=steps.device)
         state = steps.spread(steps.state, env.sink_state, extra=1)
         padding = torch.full(
             env.action_shape, env.dummy_action, dtype=env.action_dtype, device=steps.device
         )
-        action = steps.spread([drawn.action for drawn in steps.draws], padding)
+        action = steps.spread(steps.action, padding)
         if is_backward:
             state[row, length] = env.source_state
             action[:, 0] = env.exits(steps.n)
         log_prob = estimator_output = None
         if self.save_logprobs:
-            log_prob = steps.over_zeros([drawn.log_prob for drawn in steps.draws])
+            log_prob = steps.over_zeros(steps.log_prob)
         if self.save_estimator_outputs:
-            logits = [drawn.estimator_output for drawn in steps.draws]
-            estimator_output = steps.over_zeros(logits, env.n_actions - is_backward)
+            estimator_output = steps.over_zeros(steps.logits, env.n_actions - is_backward)
         if log_reward is None:
             x = start if is_backward else state[row, length - 1]
             with torch.no_grad():
                 conditions = () if env.condition_shape is None else (condition,)
                 log_reward = env.log_reward(x, *conditions)
             check_rewards(log_reward, x)
-        return Trajectories(
-            state=state,
-            action=action,
-            length=length,
-            log_reward=log_reward.float(),
-            log_prob=log_prob,
-            estimator_output=estimator_output,
-            condition=condition,
-            is_backward=torch.ones_like(row, dtype=torch.bool) if is_backward else None,
-        )
+        values = {
+            keys.STATE: state,
+            keys.ACTION: action,
+            keys.LENGTH: length,
+            keys.LOG_REWARD: log_reward.float(),
+            keys.LOG_PROB: log_prob,
+            keys.ESTIMATOR_OUTPUT: estimator_output,
+            keys.CONDITION: condition,
+            keys.IS_BACKWARD: torch.ones_like(row, dtype=torch.bool) if is_backward else None,
+        }
+        given = {key: value for key, value in values.items() if value is not None}
+        return Trajectories.wrap(new_tensordict(given, row.shape))
 
 
 def _endless(state: StateBatch, max_length: int) -> ArgumentError:

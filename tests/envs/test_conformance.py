@@ -14,6 +14,7 @@ from torch.nn.functional import one_hot
 from gfn_rb import envs
 from gfn_rb.envs import EnumerableEnv, GFNEnv, HyperGrid
 from gfn_rb.envs.conformance import EnumerableEnvConformance, GFNEnvConformance
+from gfn_rb.envs.core import with_host_form
 
 
 def broken(base: type[GFNEnv] = HyperGrid, **methods: object) -> type[GFNEnv]:
@@ -31,6 +32,12 @@ class WrongSpec(HyperGrid):
     def _observe(self, *args):
         td = super()._observe(*args)
         return td.set("log_reward", td["log_reward"].double())
+
+
+class HostDiffers(HyperGrid):
+    @with_host_form(lambda self: lambda state: state >= 0)
+    def backward_mask(self, state):
+        return state > 0
 
 
 class OneRowOnly(HyperGrid):
@@ -67,6 +74,7 @@ BROKEN = {
     "sink_is_an_end": broken(
         forward_mask=lambda self, x: torch.cat([x < self.height - 1, x[:, :1] > -2], 1)
     ),
+    "host_forms_agree": HostDiffers,
     "exit_leads_to_sink": ExitStays,
     "walks_end_within_max_length": with_attribute("max_length", 2),
     "backward_walks_end_in_source": masked(lambda x: (x > 0) & (x.sum(1, keepdim=True) != 2)),

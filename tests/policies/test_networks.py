@@ -142,3 +142,26 @@ def test_conditions_are_encoded_by_the_environment():
     x = torch.tensor([[0.0, 1.0, 0.0, -1.0], [0.0, 0.0, 1.0, 0.5]])
     expected = x @ policy.head.weight.T + policy.head.bias
     torch.testing.assert_close(policy(batch(state, condition=condition))["logits"], expected)
+
+
+@pytest.mark.parametrize("env", [HyperGrid(2, 4), ConditionalHyperGrid(2, 4)])
+def test_an_evaluator_is_the_network(env):
+    policy = ForwardPolicy(env, hidden=(5, 6))
+    state, condition = env.terminating_states(), None
+    if env.condition_shape is not None:
+        condition = env.sample_condition(len(state))
+    expected = policy.evaluate(state, condition)
+    torch.testing.assert_close(policy.evaluator()(state.numpy(), condition), expected)
+
+
+def test_an_evaluator_calls_what_is_hooked_on():
+    policy = ForwardPolicy(HyperGrid(2, 4), hidden=(5,))
+    calls = []
+    hook = policy.trunk.layers[0].register_forward_hook(lambda *_: calls.append("hook"))
+    state = torch.zeros(3, 2, dtype=torch.int64)
+    policy.evaluator()(state.numpy(), None)
+    assert calls == ["hook"]
+    hook.remove()
+    torch.nn.utils.parametrizations.weight_norm(policy.head)
+    expected = policy.evaluate(state)
+    torch.testing.assert_close(policy.evaluator()(state.numpy(), None), expected)

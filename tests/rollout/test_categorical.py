@@ -13,7 +13,7 @@ from statistics_of_draws import chi_square_p
 
 from gfn_rb.errors import ArgumentError, NaNError
 from gfn_rb.rollout import Exploration, masked_log_softmax
-from gfn_rb.rollout.categorical import draw, explain_no_draw
+from gfn_rb.rollout.categorical import draw, draw_on_host, explain_no_draw
 
 LOG3 = math.log(3)
 
@@ -69,22 +69,34 @@ def test_probabilities_equal_a_plain_oracle(actions, epsilon, temperature):
     assert (p[~mask] == 0).all()
 
 
-def test_draw_follows_the_probabilities():
+def on_host(p, generator=None):
+    u = torch.rand(len(p), 1, dtype=torch.float64, generator=generator)
+    return torch.from_numpy(draw_on_host(p.double().numpy(), u.numpy()))
+
+
+DRAWS = {"device": lambda p, generator=None: draw(p, generator)[0], "host": on_host}
+
+
+@pytest.mark.parametrize("form", DRAWS)
+def test_draw_follows_the_probabilities(form):
     p = torch.tensor([0.05, 0.0, 0.5, 0.15, 0.3, 0.0])
-    action = draw(p.expand(20_000, -1), seeded())
+    action = DRAWS[form](p.expand(20_000, -1), seeded())
     assert chi_square_p(action.bincount(minlength=6), p / p.sum()) > 1e-3
 
 
+@pytest.mark.parametrize("form", DRAWS)
 @pytest.mark.parametrize(("u", "expected"), [(0.0, 1), (1 - 2.0**-53, 3)])
-def test_extreme_uniforms_give_actions_of_positive_probability(monkeypatch, u, expected):
-    monkeypatch.setattr(torch, "rand", lambda shape, **kw: torch.full(shape, u, dtype=kw["dtype"]))
+def test_extreme_uniforms_give_actions_of_positive_probability(monkeypatch, form, u, expected):
+    monkeypatch.setattr(torch, "rand", lambda *a, dtype, **kw: torch.full((1, 1), u, dtype=dtype))
     p = torch.tensor([[0.0, 0.3, 0.3, 0.4, 0.0, 0.0]])
-    assert draw(p).tolist() == [expected]
+    assert DRAWS[form](p).tolist() == [expected]
 
 
 @pytest.mark.parametrize("bad", [[0.0, 0.0], [math.nan, 0.5], [0.5, math.nan]])
-def test_draw_gives_none_where_a_row_has_no_distribution(bad):
-    assert draw(torch.tensor([[0.5, 0.5], bad])) is None
+def test_draw_tells_rows_without_a_distribution(bad):
+    p = torch.tensor([[0.5, 0.5], bad])
+    assert draw(p)[1].tolist() == [True, False]
+    assert draw_on_host(p.double().numpy(), np.full((2, 1), 0.5)) is None
 
 
 @pytest.mark.parametrize(
