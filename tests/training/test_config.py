@@ -1,10 +1,9 @@
 import json
-from dataclasses import fields
+import re
 from pathlib import Path
 from typing import get_args
 
 import pytest
-import torch
 
 from gfn_rb.envs import (
     BayesianDAG,
@@ -40,8 +39,6 @@ from gfn_rb.training.config import CONFIGS
 from gfn_rb.training.objectives import BACKWARD
 from gfn_rb.training.session.manager_hooks import BASELINE, FEED, SEND
 
-ENVIRONMENTS = ", ".join(CONFIGS)
-
 
 def test_environments_are_made_as_configured():
     env = HyperGridConfig(ndim=3, height=5, r0=0.2).make_env()
@@ -70,7 +67,7 @@ def test_environments_are_made_as_configured():
 @pytest.mark.parametrize(
     "config",
     [
-        TFBind8Config(),
+        TFBind8Config(out=Path("elsewhere")),
         TFBind8Config(seed=5, hidden=(8,), log_z=1.5, keep=KeepRecent(), lr=1e-4, beta=2.5),
         HyperGridConfig(
             ndim=2, replay="terminal", draw=TeacherDraw(c=2.0), search=SearchOptions(3)
@@ -82,12 +79,8 @@ def test_environments_are_made_as_configured():
 )
 def test_json_round_trip(config):
     values = json.loads(json.dumps(config.to_dict()))
+    assert "out" not in values
     assert TrainConfig.from_dict(values) == config
-
-
-def test_the_folder_is_no_part_of_the_configuration():
-    assert "out" not in TFBind8Config(out=Path("x")).to_dict()
-    assert TFBind8Config(out=Path("x")) == TFBind8Config()
 
 
 @pytest.mark.parametrize(
@@ -122,72 +115,34 @@ def test_a_value_out_of_range_is_named(name, value, expected, request):
     assert str(caught.value) == f"{name} must be {expected}, got {value!r}"
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_cuda_is_refused_where_there_is_none():
-    with pytest.raises(ArgumentError, match="device must be cpu, or cuda where"):
-        TFBind8Config(device="cuda").validate()
-
-
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("config", "change", "message"),
     [
-        ({"env": "chess"}, f"env must be one of {ENVIRONMENTS}, got 'chess'"),
-        (
-            {"env": "tfbind"},
-            f"env must be one of {ENVIRONMENTS}, got 'tfbind': did you mean tfbind8?",
-        ),
-        ({"format": 1}, "format of a configuration must be 2, got 1"),
-        ({"env": None}, f"env must be one of {ENVIRONMENTS}, got None"),
-        ({"depth": 3}, "depth is unknown in a configuration of tfbind8"),
-        ({"ndim": 3}, "ndim is unknown in a configuration of tfbind8"),
-        ({"steps": "10"}, "steps must be a whole number, got '10'"),
-        ({"steps": 10.0}, "steps must be a whole number, got 10.0"),
-        ({"steps": True}, "steps must be a whole number, got True"),
-        ({"lr": "fast"}, "lr must be a number, got 'fast'"),
-        ({"beta": None}, "beta must be a number, got None"),
-        ({"hidden": 3}, "hidden must be a list, got 3"),
-        ({"hidden": ["8"]}, "hidden must be a whole number, got '8'"),
-        ({"log_z": "low"}, "log_z must be a number, got 'low'"),
-        ({"form": 3}, "form must be one of append, prepend_append, non_autoregressive, got 3"),
-        (
-            {"keep": {"kind": "best"}},
-            "keep must be one of top, diverse, recent, got 'best'",
-        ),
-        ({"keep": "top"}, "keep must be a KeepTop or a KeepDiverse or a KeepRecent, got 'top'"),
-        ({"keep": {"kind": "top"}}, "keep.unique is missing in a configuration"),
-        (
-            {"draw": {"kind": "rank", "k": 0.01, "temperature": 2.0}},
-            "draw.temperature is unknown in a configuration",
-        ),
-        ({"draw": {"kind": "rank", "k": "x"}}, "draw.k must be a number, got 'x'"),
-        ({"search": {"loops": 1.5, "back_ratio": 0.5}}, "search must be a whole number, got 1.5"),
-        ({"compact": "tiny"}, "compact must be one of none, narrow, rebuild, got 'tiny'"),
-        (
-            {"replay": "pixels"},
-            "replay must be one of auto, trajectories, transitions, states, terminal, got 'pixels'",
-        ),
-        ({"loss": "mse"}, f"loss must be one of {', '.join(LOSSES)}, got 'mse'"),
-        ({"backward": "no"}, "backward must be one of learned, uniform, got 'no'"),
-        ({"logger": "pen"}, "logger must be one of none, csv, tensorboard, wandb, got 'pen'"),
+        (TFBind8Config, {"env": "tfbind"}, "got 'tfbind': did you mean tfbind8?"),
+        (TFBind8Config, {"env": None}, f"env must be one of {', '.join(CONFIGS)}, got None"),
+        (TFBind8Config, {"format": 1}, "format of a configuration must be 2, got 1"),
+        (TFBind8Config, {"ndim": 3}, "ndim is unknown in a configuration of tfbind8"),
+        (TFBind8Config, {"lr": ...}, "lr is missing in a configuration of tfbind8"),
+        (TFBind8Config, {"steps": True}, "steps must be a whole number, got True"),
+        (TFBind8Config, {"lr": "fast"}, "lr must be a number, got 'fast'"),
+        (TFBind8Config, {"hidden": 3}, "hidden must be a list, got 3"),
+        (TFBind8Config, {"hidden": ["8"]}, "hidden must be a whole number, got '8'"),
+        (TFBind8Config, {"loss": "mse"}, f"loss must be one of {', '.join(LOSSES)}, got 'mse'"),
+        (TFBind8Config, {"form": 3}, "form must be one of append, prepend_append, non_autoreg"),
+        (TFBind8Config, {"keep": {"kind": "best"}}, "keep must be one of top, diverse, recent"),
+        (TFBind8Config, {"keep": "top"}, "keep must be a KeepTop or a KeepDiverse or a KeepRec"),
+        (TFBind8Config, {"keep": {"kind": "top"}}, "keep.unique is missing in a configuration"),
+        (TFBind8Config, {"draw": {"kind": "rank", "k": "x"}}, "draw.k must be a number, got 'x'"),
+        (BitSequenceConfig, {"delta": 2.5}, "delta must be a whole number, got 2.5"),
+        (RNABindingConfig, {"targets": "RNA1"}, "targets must be a list, got 'RNA1'"),
+        (RNABindingConfig, {"targets": [3]}, "targets must be a word, got 3"),
     ],
 )
-def test_a_wrong_entry_is_named(change, message):
-    with pytest.raises(ArgumentError) as caught:
-        TrainConfig.from_dict({**TFBind8Config().to_dict(), **change})
-    assert str(caught.value) == message
-
-
-def test_a_missing_entry_is_named():
-    values = TFBind8Config().to_dict()
-    del values["lr"]
-    with pytest.raises(ArgumentError, match="lr is missing in a configuration of tfbind8"):
+def test_a_wrong_entry_is_named(config, change, message):
+    values = {**config().to_dict(), **change}
+    values = {name: value for name, value in values.items() if value is not ...}
+    with pytest.raises(ArgumentError, match=re.escape(message)):
         TrainConfig.from_dict(values)
-
-
-@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-def test_every_field_has_a_default(config):
-    assert config().env in CONFIGS
-    assert all(hasattr(config(), f.name) for f in fields(config))
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tensordict import TensorDict
-from training.training_runs import DNA, grid, trained
+from training.training_runs import DNA, grid, timeless, trained
 
 from gfn_rb.containers import Trajectories
 from gfn_rb.keys import INDEX, LOG_REWARD
@@ -17,23 +16,19 @@ LOSS = {"trajectories": "tb", "transitions": "db", "states": "fm", "terminal": "
 @pytest.mark.slow
 @pytest.mark.parametrize("keep", KEEP)
 @pytest.mark.parametrize("draw", DRAW)
-@pytest.mark.parametrize("replay", ["trajectories", "terminal"])
+@pytest.mark.parametrize("replay", REPLAY)
 def test_every_choice_trains(keep, draw, replay):
-    trainer = trained(grid(keep=keep, draw=draw, replay=replay), 4)
+    takes_apart = replay in ("transitions", "states")
+    if takes_apart and (keep == "diverse" or draw == "teacher"):
+        pytest.skip("refused by name")
+    capacity = 60 if takes_apart else 24
+    trainer = trained(
+        grid(keep=keep, draw=draw, replay=replay, loss=LOSS[replay], capacity=capacity), 4
+    )
     if keep == "diverse":  # as many as differ
         assert 8 <= len(trainer.rb) == len(ends(trainer).unique(dim=0)) <= 24
     else:
-        assert len(trainer.rb) == 24
-    assert trainer.measure()["replay_loss"] > 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("keep", ["top", "recent"])
-@pytest.mark.parametrize("draw", [name for name in DRAW if name != "teacher"])
-@pytest.mark.parametrize("replay", ["transitions", "states"])
-def test_every_choice_trains_on_single_steps(keep, draw, replay):
-    trainer = trained(grid(keep=keep, draw=draw, replay=replay, loss=LOSS[replay], capacity=60), 3)
-    assert 40 < len(trainer.rb) <= 60
+        assert 24 <= len(trainer.rb) <= capacity
     assert trainer.measure()["replay_loss"] > 0
 
 
@@ -50,12 +45,7 @@ def test_every_choice_trains_on_single_steps(keep, draw, replay):
 def test_how_rows_are_stored_changes_nothing(replay, keep, compact):
     options = {"replay": replay, "keep": keep, "loss": LOSS[replay]}
     ours, plain = (
-        {
-            k: v
-            for k, v in trained(grid(compact=c, **options), 3).measure().items()
-            if "time" not in k
-        }
-        for c in (compact, "none")
+        timeless(trained(grid(compact=each, **options), 3).measure()) for each in (compact, "none")
     )
     assert ours == plain
 
@@ -94,22 +84,6 @@ def test_options_reach_the_draw(replay):
     by_quantile = sampler("quantile", top_fraction=0.2, top_share=0.75)
     assert (by_quantile.top_fraction, by_quantile.top_share) == (0.2, 0.75)
     assert sampler("priority", alpha=0.9).alpha == 0.9
-
-
-@pytest.mark.parametrize(
-    ("draw", "given", "expected"),
-    [("softmax", {}, 0.75), ("softmax", {"temperature": 0.5}, 0.9), ("uniform", {}, 0.5)],
-)
-def test_draws_follow_their_rule(draw, given, expected):
-    """Rewards 1 and 3: shares 3/4, 9/10 at half the temperature, and 1/2 when all are alike."""
-    options = {"replay": "terminal", "draw": DRAW[draw](**given)}
-    trainer = Trainer(grid(**options, capacity=2))
-    rows = {"state": torch.eye(2).long(), LOG_REWARD: torch.tensor([1.0, 3.0]).log()}
-    trainer.rb.extend(TensorDict(rows, [2]))
-    share = (trainer.rb.sample(4000)[LOG_REWARD] > 0).float().mean()
-    assert float(share) == pytest.approx(
-        expected, abs=4 * (expected * (1 - expected) / 4000) ** 0.5
-    )
 
 
 def test_steps_are_drawn_by_what_their_episode_came_to():
@@ -152,16 +126,6 @@ def test_an_item_learnt_from_has_its_residual_for_priority(replay):
     others[rows[INDEX]] = False
     assert others.any()
     assert (held[others] == 1).all()  # not drawn yet: what new items get at first
-
-
-def test_the_loss_of_an_item_is_the_mean_over_its_steps():
-    trainer = Trainer(grid())
-    items = trainer.source.sample(5)
-    step = torch.arange(float(items.length.sum()))
-    expected = [part.mean() for part in step.split(items.length.tolist())]
-    torch.testing.assert_close(mean_per_item(items, step), torch.stack(expected))
-    loss = torch.rand(5)
-    assert mean_per_item(items, loss) is loss
 
 
 def test_steps_that_turn_into_others_keep_their_loss():
