@@ -15,6 +15,7 @@ from torch import Tensor
 from torchrl.data import ReplayBuffer
 
 from gfn_rb import keys
+from gfn_rb.arguments import require_kind
 from gfn_rb.buffers import MergedReplayBuffer
 from gfn_rb.buffers.statistics import ReplayStatistics, total
 from gfn_rb.checkpoint import load_checkpoint, save_checkpoint
@@ -98,6 +99,7 @@ class Trainer:
     """
 
     def __init__(self, config: TrainConfig, *, stream: int = 0, hooks: Hooks | None = None) -> None:
+        require_kind("config", config, TrainConfig)
         config.validate()
         self.config, self.hooks = config, Hooks() if hooks is None else hooks
         self._secret = run_secret()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import io
+import re
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import redirect_stderr, suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
@@ -168,7 +170,7 @@ def parse(arguments: Sequence[str] | None) -> Command:
     """Return the command that a command line asks for."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words[:1] != ["train"] or words[1:2] in ([], ["-h"], ["--help"]):
-        command: Command = tyro.cli(
+        command: Command = _parsed(
             Command,
             prog="gfn-rb",
             description=DESCRIPTION,
@@ -180,7 +182,7 @@ def parse(arguments: Sequence[str] | None) -> Command:
     training = Train(env)
     default = _chosen(training.config, options)
     try:
-        training.config = tyro.cli(
+        training.config = _parsed(
             type(default),
             prog=f"gfn-rb train {env}",
             args=options,
@@ -192,6 +194,25 @@ def parse(arguments: Sequence[str] | None) -> Command:
     return training
 
 
+def _parsed(kind: Any, **options: Any) -> Any:
+    """Return what tyro makes of words; raise in one line what it would print in a box."""
+    said = io.StringIO()
+    try:
+        with redirect_stderr(said):
+            return tyro.cli(kind, **options)
+    except SystemExit as end:
+        if not end.code:  # after --help
+            raise
+    title, *lines = (line.strip("╭╮╰╯│─ ") for line in said.getvalue().splitlines())
+    lines = [line for line in lines if line.strip("-")]  # rules are dashes where output is piped
+    text, _, near = " ".join(lines).partition(" Perhaps you meant: ")
+    text = re.split(" Argument helptext: | For full helptext", text)[0].rstrip(".")
+    names = dict.fromkeys(re.findall(r"--[\w.-]+", near.partition(" For full helptext")[0]))
+    hint = f": did you mean {' or '.join(names)}?" if names else f": see {options['prog']} --help"
+    title = "" if text.startswith((title, "Error", "invalid")) else f"{title}: "
+    raise ArgumentError(f"{title}{text}{hint}")
+
+
 def _chosen(config: TrainConfig, words: Sequence[str]) -> TrainConfig:
     """Return a configuration with the kinds of groups that words such as --draw softmax choose.
 
@@ -199,10 +220,12 @@ def _chosen(config: TrainConfig, words: Sequence[str]) -> TrainConfig:
     """
     hints, chosen = get_type_hints(type(config)), {}
     for name, groups in ((f.name, groups_of(hints[f.name])) for f in fields(config)):
+        if len(groups) < 2:
+            continue
         parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-        parser.add_argument(f"--{name}", dest="kind")
+        parser.add_argument(f"--{name}", dest="kind", nargs="?")  # without a value tyro complains
         kind = parser.parse_known_args(words)[0].kind
-        if len(groups) > 1 and kind not in (None, getattr(config, name).kind):
+        if kind not in (None, getattr(config, name).kind):
             chosen[name] = group_named(name, groups, kind)()
     return replace(config, **chosen)
 
