@@ -152,7 +152,7 @@ def sealed_head(
     values: Sequence[Tensor],
     secret: Secret | None,
 ) -> tuple[bytearray, RunningHash]:
-    """Return the head of a file or frame, and what has summed it with the secret."""
+    """Return the head of a file or frame, and its hash with the secret."""
     structure, meta = texts
     texts_end = PREFIX_NBYTES + len(structure) + len(meta)
     head = bytearray(layout.head_nbytes(texts_end))
@@ -198,7 +198,7 @@ class Prefix(NamedTuple):
     def checked(
         cls, data: memoryview, name: str, form: bytes, secret: Secret | None = None
     ) -> tuple[Prefix, RunningHash]:
-        """Return the prefix of a sound head, and what has summed that with the secret."""
+        """Return the prefix of a valid head, and the hash of the head with the secret."""
         prefix, running = cls.read(data, name), None
         if form == FRAME:
             name = f"{name} of kind {prefix.kind}"
@@ -207,8 +207,8 @@ class Prefix(NamedTuple):
             raise SecretError(f"{name} was made with a secret, and none is given to read it")
         if secret is not None and not is_keyed:
             raise SecretError(f"{name} was made without the secret that is given to read it")
-        # The checksum comes first, so that a damaged version is told apart from another one. Of
-        # neither this version nor this form it is not compared: version 1 makes it otherwise.
+        # The checksum comes first, so that a damaged version is not taken for another version.
+        # Version 1 has other forms and another checksum.
         if prefix.version == VERSION or prefix.form == form or secret is not None:
             running = prefix._check_head(data, name, secret)
         if prefix.version != VERSION:
@@ -218,7 +218,7 @@ class Prefix(NamedTuple):
         return prefix, running
 
     def _check_head(self, data: memoryview, name: str, secret: Secret | None) -> RunningHash:
-        """Compare sizes and checksum; return what has summed the head with the secret."""
+        """Compare sizes and checksum; return the hash of the head with the secret."""
         if self.nbytes != len(data):
             raise WireCorruptError(f"{name} has {len(data)} bytes; expected {self.nbytes}")
         texts_end = self.texts_end
@@ -227,26 +227,21 @@ class Prefix(NamedTuple):
                 f"{name} has a head of {self.head_nbytes} bytes with texts up to {texts_end}; "
                 f"expected it to hold the texts, and to lie within {self.nbytes}"
             )
-        head = data[: self.head_nbytes]
+        came, running = _head_sum(data[: self.head_nbytes], secret)
         if secret is not None:
-            running = _summed(head, secret)
-            require_equal(running.digest(), _WORD.pack(self.sum), name)
-            return running
-        if (came := _sum(head)) != self.sum:
+            require_equal(_WORD.pack(came), _WORD.pack(self.sum), name)
+        elif came != self.sum:
             raise WireCorruptError(
                 f"the checksum of the head of {name} is {came:016x}; expected {self.sum:016x}"
             )
-        return None
+        return running
 
     def seal(self, head: memoryview, secret: Secret | None = None) -> RunningHash:
-        """Write it to a head with the checksum of all; return what summed it with the secret."""
-        if secret is None:
-            _PREFIX.pack_into(head, 0, MAGIC, *self)
-            _WORD.pack_into(head, _SUM_AT, _sum(head))
-            return None
-        _PREFIX.pack_into(head, 0, MAGIC, *self._replace(form=self.form.upper()))
-        running = _summed(head, secret)
-        head[_SUM_AT:_SUMMED_FROM] = running.digest()
+        """Write the prefix and the checksum of a head; return its hash with the secret."""
+        form = self.form if secret is None else self.form.upper()
+        _PREFIX.pack_into(head, 0, MAGIC, *self._replace(form=form))
+        came, running = _head_sum(head, secret)
+        _WORD.pack_into(head, _SUM_AT, came)
         return running
 
     @property
@@ -260,13 +255,12 @@ class Prefix(NamedTuple):
         return PREFIX_NBYTES + self.structure_nbytes + self.meta_nbytes
 
 
-def _sum(head: memoryview) -> int:
-    # The seed has version, kind and form in it, so that these are summed as well.
-    return xxh3_64_intdigest(head[_SUMMED_FROM:], _WORD.unpack_from(head, _SEED_AT)[0])
-
-
-def _summed(head: memoryview, secret: Secret) -> RunningHash:
+def _head_sum(head: memoryview, secret: Secret | None) -> tuple[int, RunningHash]:
+    """Return the checksum of a head without magic and checksum, and its hash with the secret."""
+    if secret is None:
+        # The seed contains version, kind and form, so that these are summed as well.
+        return xxh3_64_intdigest(head[_SUMMED_FROM:], _WORD.unpack_from(head, _SEED_AT)[0]), None
     running = secret.hash()
     running.update(head[_SEED_AT:_SUM_AT])
     running.update(head[_SUMMED_FROM:])
-    return running
+    return _WORD.unpack(running.digest())[0], running

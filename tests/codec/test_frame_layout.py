@@ -1,4 +1,4 @@
-"""Plans, worked out by hand."""
+"""Layouts and prefixes, worked out by hand."""
 
 from __future__ import annotations
 
@@ -36,12 +36,8 @@ def test_places_worked_out_by_hand() -> None:
     assert (layout.body_nbytes, layout.tail_nbytes) == (44_440, 44_448)
     assert layout.head_nbytes(65) == 128 + 1152
     assert layout.head_nbytes(128) == 128 + 1152
-
-
-def test_a_tensor_is_large_from_16_kib_on() -> None:
-    field = TensorInfo(("a",), torch.uint8, ())
-    assert len(Layout((field,), SMALL_NBYTES - 1).small) == 1
-    assert len(Layout((field,), SMALL_NBYTES).large) == 1
+    for n, is_large in ((SMALL_NBYTES - 1, 0), (SMALL_NBYTES, 1)):
+        assert len(Layout((TensorInfo(("a",), torch.uint8, ()),), n).large) == is_large
 
 
 @given(FIELDS, st.integers(0, 40))

@@ -1,7 +1,8 @@
-"""Frames give back what went in, and believe nothing that arrives otherwise."""
+"""Frames: round trips, schemas, and the refusal of everything else."""
 
 from __future__ import annotations
 
+import json
 import math
 import struct
 import tracemalloc
@@ -12,27 +13,33 @@ import torch
 import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
-from tensordict import TensorDict
+from tensordict import LazyStackedTensorDict, TensorDict
 
 from gfn_rb.checkpoint import load_state, save_state
 from gfn_rb.codec.frames import (
     MAX_DIMS,
+    MAX_FIELDS,
     MAX_META_NBYTES,
     MAX_ROWS,
     MAX_SCHEMA_NBYTES,
     Frame,
     decode_frame,
     encode_frame,
+    parsed_fields,
+    schema_of,
+    signature_of,
 )
-from gfn_rb.codec.layout import FILE, FRAME, VERSION, Prefix
+from gfn_rb.codec.layout import FILE, FRAME, VERSION, Prefix, TensorInfo
 from gfn_rb.codec.primitives import ROW_DTYPES, LazyBuffer, from_text, to_text
 from gfn_rb.errors import (
     ArgumentError,
     ShapeError,
     WireCorruptError,
     WireError,
+    WireSchemaError,
     WireVersionError,
 )
+from gfn_rb.numerics.flat import plain_bytes
 from gfn_rb.transports.local import joined
 
 
@@ -67,11 +74,7 @@ def same_bits(a: TensorDict, b: TensorDict) -> bool:
     return keys == set(b.keys(True, True)) and all(
         a.get(k).dtype == b.get(k).dtype
         and a.get(k).shape == b.get(k).shape
-        and a.get(k)
-        .contiguous()
-        .reshape(-1)
-        .view(torch.uint8)
-        .equal(b.get(k).contiguous().reshape(-1).view(torch.uint8))
+        and bytes(plain_bytes(a.get(k))) == bytes(plain_bytes(b.get(k)))
         for k in keys
     )
 
@@ -279,20 +282,69 @@ def test_rows_of_many_dimensions_or_vast_without_elements() -> None:
 
 
 def test_what_cannot_be_sent_is_refused() -> None:
-    for kind, td, meta in (
-        (-1, None, None),
-        (0, None, {"a": {1, 2}}),
-        (0, None, {"a": "x" * (1 << 20)}),
-    ):
+    for kind, meta in ((-1, None), (0, {"a": {1, 2}}), (0, {"a": "x" * (1 << 20)})):
         with pytest.raises(ArgumentError):
-            encode_frame(kind, td, meta)
-    for td in (
-        TensorDict({}, []),
-        TensorDict({"a": torch.eye(3).to_sparse()}, [3]),
-        TensorDict({"a": "text"}, [3]),
-    ):
-        with pytest.raises(ShapeError):
-            encode_frame(0, td)
+            encode_frame(kind, None, meta)
+
+
+@pytest.mark.parametrize(
+    ("td", "words"),
+    [
+        (TensorDict({}, []), r"batch size \[\]; expected \[n\]"),
+        (TensorDict({"a": torch.zeros(2, 3)}, [2, 3]), r"batch size \[2, 3\]; expected \[n\]"),
+        (TensorDict({"a": torch.eye(2).to_sparse()}, [2]), r"sparse_coo .* at \('a',\)"),
+        (TensorDict({"a": {"b": "text"}}, [2]), r"NonTensorData at \('a', 'b'\)"),
+        (
+            TensorDict({"a": LazyStackedTensorDict(TensorDict({}), TensorDict({}))}, [2]),
+            "LazyStacked",
+        ),
+        (
+            TensorDict({"a": torch.zeros(2, dtype=torch.uint8).view(torch.bits8)}, [2]),
+            "torch.bits8",
+        ),
+    ],
+)
+def test_rows_that_cannot_be_sent_are_refused(td: TensorDict, words: str) -> None:
+    with pytest.raises(ShapeError, match=words):
+        encode_frame(0, td)
+
+
+# Schemas.
+
+
+def test_a_schema_says_keys_dtypes_and_row_shapes_in_order() -> None:
+    expected = (
+        b'[[["log_reward"],"float32",[]],[["next","done"],"bool",[1]],[["state"],"int64",[3,2]]]'
+    )
+    assert schema_of(signature_of(rows())[0], 5)[0] == expected
+    assert parsed_fields(expected) == (
+        TensorInfo(("log_reward",), torch.float32, ()),
+        TensorInfo(("next", "done"), torch.bool, (1,)),
+        TensorInfo(("state",), torch.int64, (3, 2)),
+    )
+
+
+def test_many_fields_are_refused_before_they_are_made() -> None:
+    listed = [[[f"{i:05d}"], "bool", []] for i in range(MAX_FIELDS)]
+    assert len(parsed_fields(json.dumps(listed).encode())) == MAX_FIELDS
+    listed.append([["99999"], "bool", []])
+    with pytest.raises(WireSchemaError, match="at most 1024 entries"):
+        parsed_fields(json.dumps(listed).encode())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{}", "[1]", '[["a","int64",[]]]', '[[["a"],"qint8",[]]]', '[[["a"],"int64",[-1]]]',
+        '[[["a"],"int64",[1.0]]]', '[[["a"],"int64",[4294967296]]]', '[[["a"],[],[]]]',
+        '[[[],"int64",[]]]', '[[["a"],"int64",[]],[["a"],"int64",[]]]',
+        '[[["b"],"int64",[]],[["a"],"int64",[]]]', '[[["a"],"int64",[]],[["a","b"],"int64",[]]]',
+        "[" * 100_000, "[" * 500, json.dumps([[["a"] * 33, "int64", []]]),
+    ],
+)  # fmt: skip
+def test_invalid_schemas_are_refused(text: str) -> None:
+    with pytest.raises(WireSchemaError):
+        parsed_fields(text.encode())
 
 
 def test_brackets_in_words_are_not_nested_and_cost_no_memory() -> None:
