@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -258,37 +259,29 @@ def test_only_the_rows_in_use_are_written(tmp_path: Path) -> None:
 
 # Rows that are not TensorDicts, and more dimensions than one.
 
+FLAT: dict[str, Callable[[int], Any]] = {
+    "tensor": lambda n: torch.randn(n, 3),
+    "dict": lambda n: {"a": torch.randn(n), "b": (torch.randn(n, 2), torch.arange(n))},
+}
+OF_TWO_DIMENSIONS: dict[str, Callable[[int], Any]] = {
+    "tensor": lambda n: torch.randn(n, 3),
+    "TensorDict": lambda n: TensorDict({"x": torch.randn(n, 3, 2)}, [n, 3]),
+}
+
+
+def flat(storage: str) -> ReplayBuffer:
+    parts = {"storage": STORAGES[storage](), "writer": RoundRobinWriter()}
+    return ReplayBuffer(**parts, batch_size=3, generator=generator())
+
+
+def of_two_dimensions() -> ReplayBuffer:
+    storage = LazyTensorStorage(20, ndim=2)
+    return ReplayBuffer(storage=storage, batch_size=4, generator=generator(), dim_extend=0)
+
+
 OTHERS: dict[str, tuple[Callable[[], Any], Callable[[int], Any], int]] = {
-    **{
-        f"{rows}, {name}": (
-            lambda make=make: ReplayBuffer(
-                storage=make(), writer=RoundRobinWriter(), batch_size=3, generator=generator()
-            ),
-            make_rows,
-            12,
-        )
-        for name, make in STORAGES.items()
-        for rows, make_rows in {
-            "tensor": lambda n: torch.randn(n, 3),
-            "dict": lambda n: {"a": torch.randn(n), "b": (torch.randn(n, 2), torch.arange(n))},
-        }.items()
-    },
-    **{
-        f"{rows} of two dimensions": (
-            lambda: ReplayBuffer(
-                storage=LazyTensorStorage(20, ndim=2),
-                batch_size=4,
-                generator=generator(),
-                dim_extend=0,
-            ),
-            make_rows,
-            5,
-        )
-        for rows, make_rows in {
-            "tensor": lambda n: torch.randn(n, 3),
-            "TensorDict": lambda n: TensorDict({"x": torch.randn(n, 3, 2)}, [n, 3]),
-        }.items()
-    },
+    **{f"{r}, {s}": (partial(flat, s), FLAT[r], 12) for s in STORAGES for r in FLAT},
+    **{f"{r} of two": (of_two_dimensions, make, 5) for r, make in OF_TWO_DIMENSIONS.items()},
 }
 
 

@@ -170,8 +170,8 @@ def test_names_may_be_as_long_as_the_system_takes(path: Path, name: str) -> None
 
 def test_only_files_are_replaced_and_read(path: Path) -> None:
     os.mkfifo(path)
-    with pytest.raises(CheckpointError, match="path must name a file, got the pipe"):
-        save_state(path, {})
+    with pytest.raises(CheckpointError, match="path must name a file, got the folder"):
+        save_state(path.parent, {})
     for device, word in ((path, "pipe"), (Path("/dev/null"), "device")):
         with pytest.raises(CheckpointError, match=f"path must name a file, got the {word}"):
             save_state(device, {})
@@ -266,8 +266,6 @@ def test_a_full_disk_is_named_and_leaves_the_old_file(path: Path) -> None:
 
 
 def test_paths_that_cannot_be(path: Path) -> None:
-    with pytest.raises(CheckpointError, match="path must name a file, got the folder"):
-        save_state(path.parent, {})
     with pytest.raises(CheckpointError, match=r"nowhere/x: No such file or directory"):
         save_state(path.parent / "nowhere" / "x", {})
     with pytest.raises(CheckpointError, match="cannot write /proc/self/x"):  # nobody may

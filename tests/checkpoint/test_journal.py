@@ -82,8 +82,11 @@ def items(n: int, seed: int) -> TensorDict:
     generator = seeded(seed)
     values = torch.randint(0, 30, (n,), generator=generator)
     reward = torch.randint(-3, 4, (n,), generator=generator).float()
-    version = torch.full((n,), seed)
-    return objects(values, reward).set("policy_version", version)
+    return objects(values, reward).set("policy_version", torch.full((n,), seed))
+
+
+def rejected(n: int, seed: int) -> TensorDict:
+    return items(n, seed).set("log_reward", torch.full((n,), -50.0))
 
 
 def trajectories(n: int, seed: int) -> TensorDict:
@@ -93,6 +96,13 @@ def trajectories(n: int, seed: int) -> TensorDict:
     rows = {"state": _ENV.states_of(action, length), "action": action, "length": length}
     reward = {"log_reward": length.float(), "condition": torch.ones(n, 1)}
     return TensorDict({**rows, **reward}, [n])
+
+
+def raising(error: Exception) -> Callable[..., None]:
+    def fail(*_: Any) -> None:
+        raise error
+
+    return fail
 
 
 def copied(path: Path) -> Path:
@@ -117,14 +127,10 @@ def state_of(rb: Any) -> dict[str, Any]:
 MAKES: dict[str, Make] = {
     "best": lambda **more: reward_prioritized_buffer(CAPACITY, **more),
     "unique": lambda **more: reward_prioritized_buffer(CAPACITY, unique="state", **more),
-    "kept": lambda **more: reward_prioritized_buffer(
-        CAPACITY, unique="state", on_duplicate="keep", tie="oldest", **more
-    ),
     "smallest": lambda **more: reward_prioritized_buffer(
         CAPACITY, writer=RewardPrioritizedWriter(largest=False, track_generations=True), **more
     ),
     "diverse": lambda **more: diverse_buffer(CAPACITY, cutoff_distance=2, **more),
-    "rejecting": lambda **more: diverse_buffer(CAPACITY, cutoff_distance=2, near="reject", **more),
     "newest": lambda **more: fifo_buffer(CAPACITY, **more),
     "newest unique": lambda **more: fifo_buffer(CAPACITY, unique="state", **more),
     "young": lambda **more: fifo_buffer(CAPACITY, max_age=3, **more),
@@ -174,7 +180,7 @@ STEPS: tuple[Callable[[Any, int], Any], ...] = (
     lambda rb, step: rb.extend(items(9, step)),
     remove,
     lambda rb, step: rb.add(items(1, step)[0]),
-    lambda rb, step: rb.extend(items(3, step).set("log_reward", torch.full((3,), -50.0))),
+    lambda rb, step: rb.extend(rejected(3, step)),
     draw,
     lambda rb, step: rb.extend(items(20, step)),
     relabel,
@@ -261,11 +267,8 @@ def test_a_buffer_that_stays_rewound_adds_nothing(
     rb.extend(items(9, 2))
     before = state_of(rb)
 
-    def fail(*_: Any) -> None:
-        raise CheckpointError("no disk")
-
     with monkeypatch.context() as patch:
-        patch.setattr(journal, "redo", fail)
+        patch.setattr(journal, "redo", raising(CheckpointError("no disk")))
         with pytest.raises(CheckpointError, match="no disk"), rb.journal.replaying():
             load_checkpoint(tmp_path / "early", rb)
     with pytest.raises(CheckpointError, match="is closed"):
@@ -319,9 +322,7 @@ def test_an_interval_is_one_record_and_one_sync(path: Path, synced: list[int]) -
 
 CALLS: dict[str, Callable[[Any], Any]] = {
     "extend": lambda rb: rb.extend(items(9, 2)),
-    "extend by rows that are rejected": lambda rb: rb.extend(
-        items(3, 2).set("log_reward", torch.full((3,), -50.0))
-    ),
+    "extend by rows that are rejected": lambda rb: rb.extend(rejected(3, 2)),
     "add": lambda rb: rb.add(items(1, 2)[0]),
     "update": lambda rb: rb.writer.update(torch.tensor([0]), torch.tensor([9.0])),
     "remove": lambda rb: rb.writer.remove(torch.tensor([1])),
@@ -352,11 +353,8 @@ def test_what_a_failed_sync_may_have_lost_is_written_again(
     rb.extend(items(5, 2))
     size = path.stat().st_size
 
-    def fail(_: int) -> None:
-        raise OSError(5, "Input/output error")
-
     with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", fail)
+        patch.setattr(os, "fsync", raising(OSError(5, "Input/output error")))
         with pytest.raises(CheckpointError, match=r"cannot write the journal .*output error"):
             rb.journal.sync()
     assert path.stat().st_size < size  # what may not be on disk is no part of the chain
@@ -381,10 +379,7 @@ def test_a_journal_is_compacted_when_a_checkpoint_is_saved(
         assert_equal(state_of(again), state_of(rb))
     assert rb.journal.checkpoint.samefile(tmp_path / "saved")
 
-    def fail(*_: object) -> None:
-        raise OSError(18, "Invalid cross-device link")
-
-    monkeypatch.setattr(os, "link", fail)
+    monkeypatch.setattr(os, "link", raising(OSError(18, "Invalid cross-device link")))
     rb.extend(items(6, 9))
     save_checkpoint(tmp_path / "saved", rb, secret=secret)
     assert path.stat().st_size == begun
@@ -407,32 +402,6 @@ def test_a_journal_that_has_outgrown_its_checkpoint_is_compacted_when_opened(
     assert copy.stat().st_size == begun
     assert inspect_checkpoint(f"{copy}.gfnrb")["buffers"][0]["length"] == len(rb)
     assert_equal(state_of(again), state_of(rb))
-
-
-def test_each_step_of_a_compaction_leaves_a_pair(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rb = MAKES["unique"](journal=path, sync="always")
-    rb.extend(items(20, 1))
-    copies: list[Path] = []
-    fsync, replace = os.fsync, os.replace
-
-    def before_fsync(descriptor: int) -> None:
-        copies.append(copied(path))
-        fsync(descriptor)
-
-    def around_replace(source: Path, target: Path) -> None:
-        copies.append(copied(path))
-        replace(source, target)
-        copies.append(copied(path))
-
-    monkeypatch.setattr(os, "fsync", before_fsync)
-    monkeypatch.setattr(os, "replace", around_replace)
-    rb.journal.compact()
-    monkeypatch.undo()
-    assert len(copies) > 6
-    for each in copies:
-        assert_equal(state_of(MAKES["unique"](journal=each)), state_of(rb))
 
 
 def test_a_journal_killed_before_its_first_checkpoint_begins_anew(path: Path) -> None:
@@ -479,11 +448,10 @@ def opened(path: Path, content: bytes) -> Any:
     target = path.with_name("damaged")
     target.write_bytes(content)
     shutil.copy(f"{path}.gfnrb", f"{target}.gfnrb")
-    before = content
     try:
         rb = MAKES["unique"](journal=target)
     except BaseException:
-        assert target.read_bytes() == before  # nothing changed
+        assert target.read_bytes() == content  # nothing changed
         raise
     rb.journal.close()
     return rb
@@ -731,7 +699,7 @@ def test_a_full_disk_is_named_and_loses_nothing_once_there_is_room(path: Path, s
             extend_and_sync(rb, 2)
         rb.sample(3)  # which writes nothing
         with pytest.raises(CheckpointError, match="File too large"):  # rejected for rows not there
-            rb.extend(items(3, 1).set("log_reward", torch.full((3,), -50.0)))
+            rb.extend(rejected(3, 1))
         held = MAKES["best"](journal=copied(path))
         with pytest.raises(CheckpointError, match="File too large"):
             rb.extend(items(9, 3))
