@@ -2,10 +2,11 @@
 
 ``pytest`` runs the short tier. ``pytest --all`` also runs the tests marked ``slow``, tries more
 examples of each property, checks every annotation of the package at each call, and fills memory
-that nobody wrote (``torch.empty``) with NaN or the largest integer.
+that nobody wrote (``torch.empty``, ``np.empty``) with NaN or the largest integer.
 """
 
 import functools
+import importlib
 import inspect
 import logging
 import multiprocessing
@@ -51,9 +52,8 @@ torch.set_num_threads(1)
 # Processes are as fresh as with "spawn" (what they are given is pickled, nothing else inherited),
 # but forked from a server that has made its imports: seconds of CPU, once for the whole run.
 multiprocessing.set_start_method("forkserver", force=True)
-multiprocessing.set_forkserver_preload(
-    ["torchrl.collectors", "gfn_rb.training", "hypothesis", "pytest", "scipy.stats"]
-)
+PRELOADED = ["torchrl.collectors", "gfn_rb.training", "hypothesis", "pytest", "scipy.stats"]
+multiprocessing.set_forkserver_preload(PRELOADED)
 # A deadline would measure what else the machine does.
 CHECKS = hypothesis.HealthCheck
 UNTIMED = {
@@ -73,7 +73,8 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "slow: runs with --all only")
     hypothesis.settings.load_profile("all" if config.option.all else "short")
     if config.option.all:
-        torch.use_deterministic_algorithms(True)  # which fills uninitialized memory
+        importlib.import_module("tests.uninitialized")
+        multiprocessing.set_forkserver_preload([*PRELOADED, "tests.uninitialized"])
         jaxtyping.jaxtyped = checked  # which is what the import hook writes above each function
         jaxtyping.install_import_hook("gfn_rb", "beartype.beartype")
 
