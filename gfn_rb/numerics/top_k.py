@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,15 +13,19 @@ from gfn_rb.numerics.blocks import block_count, block_size
 from gfn_rb.shapes import Float, Float64, Int64
 
 UNKNOWN_RANK = torch.iinfo(torch.int64).max
+_FEWEST = 512  # rows that are sorted at a time
+_QUERIES = 8  # that one sort is expected to serve
+_SHARE = 16  # of many tied rows, one in so many is sorted
 
 
 class TopK:
     """A mutable array of (key, rank) pairs on the host, of which the smallest are found quickly.
 
     Pairs compare by key, then by rank, so ties among keys are decided exactly. Rows never written
-    sort after all others. Each block of rows keeps its smallest pair: the k smallest rows are in
-    the k blocks whose smallest pairs are smallest. NumPy views of the tensors are made anew each
-    time: sharing a tensor between processes moves its memory.
+    sort after all others. The smallest rows are kept sorted, and serve several queries. They are
+    found by blocks of rows: each block has a lower bound of its keys, which is made exact whenever
+    the block is searched. NumPy views of the tensors are made anew each time: sharing a tensor
+    between processes moves its memory.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -32,10 +35,8 @@ class TopK:
         n_rows = n_blocks * self._width
         self._key = torch.full((n_rows,), math.inf, dtype=torch.float64)
         self._rank = torch.full((n_rows,), UNKNOWN_RANK, dtype=torch.int64)
-        self._block_key = torch.full((n_blocks,), math.inf, dtype=torch.float64)
-        # Only ties need the blocks' ranks: after a write they are worked out at the next tie.
-        self._block_rank = torch.full((n_blocks,), UNKNOWN_RANK, dtype=torch.int64)
-        self._is_stale = np.zeros(n_blocks, np.bool_)
+        self._bound = torch.full((n_blocks,), math.inf, dtype=torch.float64)
+        self.forget_sorted()
 
     @property
     def key(self) -> Float64[Tensor, "N"]:
@@ -47,26 +48,52 @@ class TopK:
         """The rank of every row. A view, which may be written to before an :meth:`assign`."""
         return self._rank[: self.capacity]
 
-    @property
-    def minimum(self) -> Float64[Tensor, ""]:
-        """The smallest key, ``+inf`` when nothing was written."""
-        return self._block_key.min()
+    def smallest(
+        self, k: int
+    ) -> tuple[Float64[np.ndarray, "k"], Int64[np.ndarray, "k"]]:
+        """Return the k smallest keys in ascending order and their rows, k at most the capacity."""
+        if k > len(self._sorted_row):
+            self._sort(k)
+        return self._sorted_key[:k], self._sorted_row[:k]
 
     def update(
-        self, index: Int64[Tensor, "m"], key: Float64[Tensor, "m"], rank: Int64[Tensor, "m"]
+        self,
+        index: Int64[Tensor, "m"],
+        key: Float64[Tensor, "m"],
+        rank: Int64[Tensor, "m"],
+        n_smallest: int = 0,
     ) -> None:
-        """Change some rows."""
-        row, keys = index.numpy(), self._key.numpy()
-        keys[row] = key.numpy()
-        self._rank.numpy()[row] = rank.numpy()
-        if len(row) >= len(self._is_stale):
-            self._summarise()
-            return
-        block = row >> self._shift
-        rows = keys.reshape(-1, self._width).take(block, 0)
-        lowest = torch.from_numpy(rows).amin(1)  # three times as fast as NumPy's
-        self._block_key.numpy()[block] = lowest.numpy()
-        self._is_stale[block] = True
+        """Change some rows.
+
+        Args:
+            index: rows, each once.
+            key: their new keys.
+            rank: their new ranks.
+            n_smallest: how many rows, the first ones, are the smallest ones in ascending order and
+                get no smaller keys.
+        """
+        row, keys, ranks = index.numpy(), self._key.numpy(), self._rank.numpy()
+        new, new_rank, n = key.numpy(), rank.numpy(), n_smallest
+        if n < len(row):
+            is_sorted = self._is_sorted(keys[row[n:]], ranks[row[n:]])
+            if is_sorted.any():
+                is_kept = ~np.isin(self._sorted_row, row[n:][is_sorted])
+                self._sorted_key = self._sorted_key[is_kept]
+                self._sorted_row = self._sorted_row[is_kept]
+            np.minimum.at(self._bound.numpy(), row[n:] >> self._shift, new[n:])
+        keys[row] = new
+        ranks[row] = new_rank
+        self._sorted_key, self._sorted_row = self._sorted_key[n:], self._sorted_row[n:]
+        is_sorted = new <= self._last[0]
+        if is_sorted.any():
+            is_sorted = self._is_sorted(new, new_rank)
+            self._sorted_key = np.concatenate([self._sorted_key, new[is_sorted]])
+            self._sorted_row = np.concatenate([self._sorted_row, row[is_sorted]])
+            order = self._sorted_key.argsort()
+            ordered = self._sorted_key[order]
+            if (ordered[1:] == ordered[:-1]).any():
+                order = np.lexsort((ranks[self._sorted_row], self._sorted_key))
+            self._sorted_key, self._sorted_row = self._sorted_key[order], self._sorted_row[order]
 
     def assign(self, key: Float[Tensor, "n"], rank: Int64[Tensor, "n"]) -> None:
         """Set the first n rows, no key NaN; the others become as if never written."""
@@ -75,20 +102,19 @@ class TopK:
         self._key[n:] = math.inf
         self._rank[:n] = rank
         self._rank[n:] = UNKNOWN_RANK
-        self._summarise()
-
-    def _summarise(self) -> None:
-        torch.amin(self._key.view(-1, self._width), 1, out=self._block_key)
-        self.doubt_ranks()
+        torch.amin(self._key.view(-1, self._width), 1, out=self._bound)
+        self.forget_sorted()
 
     def remove(self, index: Int64[Tensor, "m"]) -> None:
         """Make rows as if never written; each stands once."""
         key = torch.full(index.shape, math.inf, dtype=torch.float64)
         self.update(index, key, torch.full_like(index, UNKNOWN_RANK))
 
-    def doubt_ranks(self) -> None:
-        """Look at all ranks at the next tie: a process that shares the tensors wrote some."""
-        self._is_stale[:] = True
+    def forget_sorted(self) -> None:
+        """Sort anew at the next query: a process that shares the tensors wrote to them."""
+        self._sorted_key, self._sorted_row = np.empty(0), np.empty(0, np.int64)
+        # All rows up to this (key, rank) are sorted.
+        self._last: tuple[float, float] = (-math.inf, -math.inf)
 
     def share_memory(self) -> None:
         """Move the tensors into memory that forked processes share."""
@@ -96,11 +122,9 @@ class TopK:
             if isinstance(value, Tensor):
                 value.share_memory_()
 
-    def smallest(self, k: int) -> Smallest:
-        """Find the k smallest keys, at most as many as there are."""
-        return Smallest(self, k, *self._lowest(k))
-
-    def replacements(self, key: Float[Tensor, "n"], free: int, newest: bool) -> Replacements:
+    def replacements(
+        self, key: Float[Tensor, "n"], free: int, newest: bool
+    ) -> tuple[Int64[Tensor, "c"], Float64[Tensor, "c"], Int64[Tensor, "m"]]:
         """Let a batch contend with the smallest rows.
 
         Its rows from the largest key down take the free places; the others meet the smallest rows
@@ -111,80 +135,59 @@ class TopK:
             free: how many rows have no key yet, fewer than n.
             newest: whether a row of the batch wins against an equal key, and the later one of equal
                 rows of the batch comes first; else neither.
+
+        Returns:
+            Positions in the batch: of the rows that replace others, then of those that take free
+            places; their keys; and the rows that are replaced, the smallest first.
         """
         value, row = worst_first(key, newest)
         lost = max(len(value) - self.capacity, 0)
         if not free:
-            floor = float(self.minimum)
+            floor = self.smallest(1)[0][0]
             lost = max(lost, int(value.searchsorted(floor, "left" if newest else "right")))
-        value, row = value[lost:], row[lost:]
-        n = len(value) - free
-        smallest = self.smallest(n)
-        best, lowest = value[:n][::-1], smallest.key.numpy()
+        n = len(value) - lost - free
+        lowest, out = self.smallest(n)
+        best = value[lost : lost + n][::-1]
         m = int(np.count_nonzero(best >= lowest if newest else best > lowest))
-        chosen, taken = torch.from_numpy(row[n - m :]), torch.from_numpy(value[n - m :])
-        return Replacements(chosen, taken, smallest.rows(m))
+        value, row = value[lost + n - m :], row[lost + n - m :]
+        return torch.from_numpy(row), torch.from_numpy(value), torch.from_numpy(out[:m])
 
-    def _lowest(self, k: int) -> tuple[Float64[Tensor, "k1"], Int64[Tensor, "k1"]]:
-        """Return the k + 1 smallest keys in ascending order, fewer if there are, and their rows."""
-        lowest = self._block_key.numpy()
-        block = _positions(lowest, k + 1)
-        key = self._key.numpy().reshape(-1, self._width).take(block, 0).reshape(-1)
-        if k + 1 < len(lowest):  # no row above the largest of these minima is among the smallest
-            position = np.flatnonzero(key <= lowest[block[-1]])
-        else:
-            position = _positions(key, k + 1)
-        key = key[position]
-        order = key.argsort()[: k + 1]
-        position = position[order]
-        start = block[position >> self._shift] << self._shift
-        row = start + (position & (self._width - 1))
-        return torch.from_numpy(key[order]), torch.from_numpy(row)
+    def _is_sorted(self, key: np.ndarray, rank: np.ndarray) -> np.ndarray:
+        """Tell which pairs are among the sorted ones."""
+        last_key, last_rank = self._last
+        return (key < last_key) | ((key == last_key) & (rank <= last_rank))
 
-    def _first_by_rank(self, m: int) -> Int64[Tensor, "m"]:
-        """Return the m smallest rows, in no order, where ranks may have to decide."""
-        keys, ranks = self._key.view(-1, self._width), self._rank.view(-1, self._width)
-        stale = torch.from_numpy(self._is_stale.nonzero()[0])
-        tied = keys[stale] == self._block_key[stale, None]
-        self._block_rank[stale] = torch.where(tied, ranks[stale], UNKNOWN_RANK).amin(1)
-        self._is_stale[:] = False
-        block = _first(self._block_key, self._block_rank, min(m, len(self._block_key)))
-        position = _first(keys[block].view(-1), ranks[block].view(-1), m)
-        return (block[position >> self._shift] << self._shift) + (position & (self._width - 1))
+    def _sort(self, k: int) -> None:
+        """Sort the k smallest rows, and others that the next queries will ask for."""
+        keys, bound = self._key.numpy().reshape(-1, self._width), self._bound.numpy()
+        n, found, limit = max(_QUERIES * k, _FEWEST), np.empty(0, np.int64), math.inf
+        while len(found) < k:  # bounds too low are made exact on the way
+            if n < len(bound):
+                limit = np.partition(bound, n)[n]
+            block = (bound <= limit).nonzero()[0]
+            some = keys[block]
+            bound[block] = some.min(1)
+            found = (some.reshape(-1) <= limit).nonzero()[0]
+            found = (block[found >> self._shift] << self._shift) + (found & (self._width - 1))
+        key, rank = self._key.numpy()[found], self._rank.numpy()[found]
+        order = _in_order(key, rank, max(n, len(found) // _SHARE))
+        self._sorted_key, self._sorted_row = key[order], found[order]
+        self._last = float(key[order[-1]]), int(rank[order[-1]])
 
 
-class Smallest:
-    """The k smallest keys, and on demand the rows that have some of them.
-
-    Ranks are compared only where several rows have the same key and not all of them are asked for.
-    """
-
-    def __init__(self, top_k: TopK, k: int, key: Tensor, row: Tensor) -> None:
-        self._top_k, self._key, self._row = top_k, key, row
-        self.key: Float64[Tensor, "k"] = key[:k]  # in ascending order
-
-    def rows(self, m: int) -> Int64[Tensor, "m"]:
-        """Return the m <= k smallest rows by (key, rank), in no particular order."""
-        if 0 < m < len(self._key):
-            last, beyond = self._key[m - 1 : m + 1].tolist()
-            if last == beyond:
-                return self._top_k._first_by_rank(m)
-        return self._row[:m]
-
-
-class Replacements(NamedTuple):
-    """Which rows of a batch come in, and which rows they replace.
-
-    Attributes:
-        chosen: positions in the batch: of the rows that replace others, then of those that take
-            free places.
-        key: their keys.
-        out: the rows that are replaced, in no particular order.
-    """
-
-    chosen: Int64[Tensor, "c"]
-    key: Float64[Tensor, "c"]
-    out: Int64[Tensor, "m"]
+def _in_order(
+    key: Float64[np.ndarray, "n"], rank: Int64[np.ndarray, "n"], k: int
+) -> Int64[np.ndarray, "k"]:
+    """Return the positions of the k smallest (key, rank) pairs in ascending order."""
+    if k >= len(key):
+        return np.lexsort((rank, key))
+    border = np.partition(key, k - 1)[k - 1]
+    below, tied = (key < border).nonzero()[0], (key == border).nonzero()[0]
+    n_tied = k - len(below)
+    if n_tied < len(tied):
+        tied = tied[rank[tied].argpartition(n_tied - 1)[:n_tied]]
+    chosen = np.concatenate([below, tied])
+    return chosen[np.lexsort((rank[chosen], key[chosen]))]
 
 
 def worst_first(
@@ -197,15 +200,3 @@ def worst_first(
     row = (value if newest else value[::-1]).argsort(kind="stable")
     row = row if newest else len(value) - 1 - row
     return value[row].astype(np.float64), row
-
-
-def _positions(key: Float64[np.ndarray, "n"], k: int) -> Int64[np.ndarray, "k"]:
-    """Return the positions of the k smallest numbers, all of them if there are fewer."""
-    return key.argpartition(k - 1)[:k] if k < len(key) else np.arange(len(key))
-
-
-def _first(key: Float64[Tensor, "n"], rank: Int64[Tensor, "n"], k: int) -> Int64[Tensor, "k"]:
-    """Return the positions of the k smallest (key, rank) pairs, in no order."""
-    border = key.kthvalue(k).values
-    order = torch.where(key < border, -UNKNOWN_RANK, torch.where(key == border, rank, UNKNOWN_RANK))
-    return order.topk(k, largest=False, sorted=False).indices

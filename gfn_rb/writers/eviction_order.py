@@ -9,7 +9,7 @@ from torch import Tensor
 from torchrl.data.replay_buffers.storages import ListStorage, Storage
 
 from gfn_rb.column import KeyColumn, Version
-from gfn_rb.numerics.top_k import UNKNOWN_RANK, Replacements, TopK, worst_first
+from gfn_rb.numerics.top_k import UNKNOWN_RANK, TopK, worst_first
 from gfn_rb.shapes import Float, Float64, Int64, Shaped
 from gfn_rb.state_folder import require_count, require_numbers
 from gfn_rb.storages import is_laid_out, slots_beside
@@ -92,7 +92,7 @@ class EvictionOrder:
             values = self.signed(self.column.values(storage)).cpu()
             extremes.assign(values, self._ranks(extremes, len(values)))
         else:
-            extremes.doubt_ranks()
+            extremes.forget_sorted()
         self.version, self.count[_REVISION] = version, version[0]
         return extremes
 
@@ -106,7 +106,7 @@ class EvictionOrder:
     def lowest(self, storage: Storage) -> float:
         """Return the lowest key of a full storage, looked up once for each content."""
         if self._floor is None or self._floor[0] is not self.version:
-            self._floor = (self.version, float(self._extremes.minimum))
+            self._floor = (self.version, float(self._extremes.smallest(1)[0][0]))
         return self._floor[1]
 
     def wrote(
@@ -115,9 +115,13 @@ class EvictionOrder:
         slot: Int64[Tensor, "m"],
         key: Float64[Tensor, "m"],
         rank: Int64[Tensor, "m"],
+        n_replaced: int = 0,
     ) -> None:
-        """Record rows that were just written to a storage, with which this was in step."""
-        self._extremes.update(slot, key, rank)
+        """Record rows that were just written to a storage, with which this was in step.
+
+        The first ``n_replaced`` slots are those that :meth:`replacements` returned.
+        """
+        self._extremes.update(slot, key, rank, n_replaced)
         self.now_in_step(storage)
 
     def moved(self, storage: Storage, move: Moves, before: int) -> None:
@@ -158,11 +162,12 @@ class EvictionOrder:
         """Return how many of the sorted keys do not beat the lowest one stored."""
         return int(torch.searchsorted(value, floor, right=self.tie == "oldest"))
 
-    def replacements(self, storage: Storage, key: Shaped[Tensor, "n"]) -> Replacements:
-        """Return which rows of a batch come in, and the slots of those that they drive out."""
-        free, extremes = storage.max_size - len(storage), self._extremes
-        chosen: Replacements = extremes.replacements(key, free, self.tie == "newest")
-        return chosen
+    def replacements(
+        self, key: Shaped[Tensor, "n"], free: int
+    ) -> tuple[Int64[Tensor, "c"], Float64[Tensor, "c"], Int64[Tensor, "m"]]:
+        """Return which rows of a batch come in, and what they replace; see :class:`TopK`."""
+        extremes: TopK = self._extremes
+        return extremes.replacements(key, free, self.tie == "newest")
 
     def driven_out(
         self,
@@ -177,16 +182,11 @@ class EvictionOrder:
         Slots that were given up already are passed over.
         """
         extremes, m = self.extremes(storage), contest.shape[0]
-        if rank is None and given_up is None:
-            worst = extremes.smallest(m)
-            return worst.rows(int(self.beats(contest, worst.key).sum()))
         n = min(m if given_up is None else m + given_up.shape[0], len(storage))
-        slot = extremes.smallest(n).rows(n)
+        value, slot = map(torch.from_numpy, extremes.smallest(n))
         if given_up is not None:
-            slot = slot[~torch.isin(slot, given_up)]
-        slot = slot[extremes.rank[slot].argsort()]
-        value, place = extremes.key[slot].sort(stable=True)
-        slot, value = slot[place][:m], value[:m]
+            is_left = ~torch.isin(slot, given_up)
+            value, slot = value[is_left][:m], slot[is_left][:m]
         contest = contest[: slot.shape[0]]
         wins = self.beats(contest, value)
         if rank is not None:

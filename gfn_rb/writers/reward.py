@@ -337,13 +337,14 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
         is_full = len(storage) == storage.max_size
         if is_full and not order.beats(highest, order.lowest(storage)):
             return no_slots(key)
-        chosen, value, target = order.replacements(storage, key)
+        chosen, value, target = order.replacements(key, storage.max_size - len(storage))
+        n_replaced = target.shape[0]
         if not is_full:
             fresh = torch.arange(len(storage), storage.max_size)
             target = torch.cat([target, fresh])
         slot = no_slots(key).index_copy_(0, chosen, target)
         self._write(target, data, chosen, storage.max_size)
-        order.wrote(storage, target, value, order.rank(chosen))
+        order.wrote(storage, target, value, order.rank(chosen), n_replaced)
         return slot
 
     def _offer_objects(

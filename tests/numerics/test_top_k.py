@@ -1,4 +1,5 @@
 import math
+from unittest import mock
 
 import pytest
 import torch
@@ -6,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gfn_rb.errors import ArgumentError
+from gfn_rb.numerics import top_k
 from gfn_rb.numerics.top_k import TopK
 
 # Few different keys, so that ties abound; infinities of both signs.
@@ -19,9 +21,18 @@ keys = st.one_of(st.integers(-2, 2).map(float), st.sampled_from([math.inf, -math
     ),
     k=st.integers(1, 90),
     whole=st.booleans(),
+    few=st.booleans(),
 )
-def test_smallest_rows_are_those_of_a_sort(capacity, batches, k, whole):
+def test_smallest_rows_are_those_of_a_sort(capacity, batches, k, whole, few):
     extremes, plain = TopK(capacity), {}
+
+    def check():
+        n = min(k, len(plain))
+        expected = sorted(plain, key=plain.__getitem__)[:n]
+        key, row = extremes.smallest(n)
+        assert row.tolist() == expected
+        assert key.tolist() == [plain[i][0] for i in expected]
+
     for number, batch in enumerate(batches):
         # Ranks are unique, as the callers' are.
         rows = {i % capacity: (key, (number * 100 + rank) * 97 + i) for i, key, rank in batch}
@@ -36,16 +47,11 @@ def test_smallest_rows_are_those_of_a_sort(capacity, batches, k, whole):
             torch.tensor(key, dtype=torch.float64),
             torch.tensor(rank, dtype=torch.int64),
         )
+        with mock.patch.multiple(top_k, _FEWEST=1 if few else 512, _QUERIES=1, _SHARE=4):
+            check()
     if whole:
         extremes.assign(extremes.key.clone(), extremes.rank.clone())
-    k = min(k, len(plain))
-    if k:
-        expected = sorted(plain, key=plain.__getitem__)[:k]
-        smallest = extremes.smallest(k)
-        for m in range(k + 1):
-            assert set(smallest.rows(m).tolist()) == set(expected[:m])
-        assert smallest.key.tolist() == [plain[i][0] for i in expected]
-        assert float(extremes.minimum) == plain[expected[0]][0]
+        check()
 
 
 @given(
@@ -72,6 +78,7 @@ def test_replacements_leave_the_best_of_all(stored, batch, free, newest):
     everything += [(k, sign * (100 + i), "batch", i) for i, k in enumerate(batch)]
     best = sorted(everything)[len(everything) - capacity :]
     assert sorted(chosen) == sorted(i for _, _, kind, i in best if kind == "batch")
+    assert out == sorted(out, key=lambda i: (stored[i], sign * int(age[i])))
     assert set(out) == set(range(len(stored))) - {i for _, _, kind, i in best if kind == "stored"}
     assert value == [batch[i] for i in chosen]
     assert len(chosen) == len(out) + free
@@ -81,10 +88,10 @@ def test_rows_past_an_assignment_are_forgotten():
     extremes = TopK(4)
     extremes.assign(torch.tensor([3.0, 1.0, 2.0]), torch.arange(3))
     extremes.assign(torch.tensor([5.0]), torch.arange(1))
-    assert extremes.minimum == 5.0
-    assert extremes.smallest(1).rows(1).tolist() == [0]
+    assert extremes.smallest(1)[0].tolist() == [5.0]
+    assert extremes.smallest(1)[1].tolist() == [0]
     extremes.assign(torch.tensor([math.inf]), torch.tensor([5]))
-    assert extremes.smallest(1).rows(1).tolist() == [0]
+    assert extremes.smallest(1)[1].tolist() == [0]
 
 
 def test_capacity_must_be_positive():

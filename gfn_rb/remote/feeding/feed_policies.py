@@ -60,9 +60,8 @@ class Top(FeedPolicy):
 
     def pick(self, k: int) -> Int64[Tensor, "j"]:
         """Return up to k rows, the best first."""
-        smallest = self._top_k.smallest(min(k, self._top_k.capacity))
-        rows = smallest.rows(int((smallest.key < math.inf).sum()))
-        return rows[self._top_k.key[rows].argsort(stable=True)]
+        key, rows = self._top_k.smallest(min(k, self._top_k.capacity))
+        return torch.from_numpy(rows[key < math.inf])
 
 
 class Newest(Top):
