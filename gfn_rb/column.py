@@ -80,8 +80,8 @@ class KeyColumn:
         self._raw: Tensor | None = None
         self._plain: Tensor | None = None
         self._slots: Any = None  # of the storage, whose entries were looked up
-        self._also: list[NestedKey] = []
-        self._watched: list[Tensor] = []
+        self._entries: list[tuple[NestedKey, Any]] = []  # that are watched
+        self._watched: list[Tensor] = []  # the same, as plain tensors
         self._mirror = _Mirror(key)
 
     def values(self, storage: Storage) -> Shaped[Tensor, "len"]:
@@ -145,7 +145,14 @@ class KeyColumn:
 
     def version(self, storage: Storage) -> Version:
         """Return what identifies the present content."""
-        self._look_up(storage)
+        slots = all_slots(storage)
+        if slots is None or slots is not self._slots:
+            self._look_up(storage)
+        else:
+            for name, entry in self._entries:
+                if entry_of(slots, name) is not entry:  # replaced by another tensor
+                    self._look_up(storage)
+                    break
         return content_version(storage, self._watched)
 
     def version_after_write(self, storage: Storage) -> Version:
@@ -156,16 +163,20 @@ class KeyColumn:
 
     def _look_up(self, storage: Storage) -> None:
         """Look up the tensors that are watched, which may have been replaced."""
-        listed, slots = isinstance(storage, ListStorage), all_slots(storage)
-        self._watched = [] if listed else self._own(storage)
-        if self._reads is not None and not listed:
-            if slots is not self._slots:
-                self._also = [name for name in slots.keys(True, True) if self._reads(name)]
-            self._watched += [slots.get(name) for name in self._also]
-        self._slots = slots
+        self._entries, self._watched = [], []
+        if not isinstance(storage, ListStorage):
+            self._watch_own(storage)
+            if self._reads is not None:
+                for name, entry in all_slots(storage).items(True, True):
+                    if self._reads(name):
+                        self._entries.append((name, entry))
+                        self._watched.append(entry.detach().as_subclass(Tensor))
+        self._slots = all_slots(storage)
 
-    def _own(self, storage: Storage) -> list[Tensor]:
-        return [self._leaf(storage)]
+    def _watch_own(self, storage: Storage) -> None:
+        leaf = self._leaf(storage)
+        self._entries.append((self.key, self._raw))
+        self._watched.append(leaf)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the counters and tensors of this process."""

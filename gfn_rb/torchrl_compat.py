@@ -121,6 +121,20 @@ def entry_of(rows: Any, key: Any) -> Any:
     return rows.get(key, None)
 
 
+def plain_entries(rows: Any) -> dict[str, Tensor] | None:
+    """Return the entries of a flat TensorDict of tensors, not to be changed (``_tensordict``).
+
+    None for any other rows, and where a tensor is memory-mapped.
+    """
+    if type(rows) is not TensorDict:
+        return None
+    entries: dict[str, Tensor] = rows._tensordict
+    for value in entries.values():
+        if type(value) is not Tensor:
+            return None
+    return entries
+
+
 def all_slots(storage: Storage) -> Any:
     """Return all slots of a storage, without a copy (``TensorStorage._storage``).
 
@@ -153,9 +167,9 @@ def set_length(storage: Storage, length: int) -> None:
         del rows[length:]
 
 
-def length_of(storage: TensorStorage) -> int:
-    """Return the number of rows in use, in one call of six (``TensorStorage._len``)."""
-    return int(storage._len)
+def length_of(storage: Storage) -> int:
+    """Return the number of rows in use, for tensors in one call of six (``TensorStorage._len``)."""
+    return int(storage._len) if isinstance(storage, TensorStorage) else len(storage)
 
 
 def outer_length(storage: TensorStorage) -> int:

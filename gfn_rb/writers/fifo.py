@@ -280,6 +280,5 @@ class _EqualKeys(KeyColumn):
     def values(self, storage: Storage) -> Float[Tensor, "len"]:
         return torch.zeros(len(storage))
 
-    def _own(self, storage: Storage) -> list[Tensor]:
+    def _watch_own(self, storage: Storage) -> None:
         open_shared(storage)
-        return []

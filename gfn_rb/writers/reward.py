@@ -21,6 +21,7 @@ from gfn_rb.state_folder import StateInFolder, require_numbers
 from gfn_rb.storages import require_rows
 from gfn_rb.torchrl_compat import (
     drop_prefetched,
+    length_of,
     mark_update,
     note_generations,
     outside_graph,
@@ -316,7 +317,7 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
         return self._offer_any(data, key, highest)
 
     def _offer_any(self, data: Rows, key: Tensor, highest: float) -> Tensor:
-        if key.shape[0] <= self._storage.max_size - len(self._storage):
+        if key.shape[0] <= self._storage.max_size - length_of(self._storage):
             return self._append(data)
         self._order.in_step(self._storage)
         return self._merge(data, key, highest)
@@ -334,13 +335,14 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
     def _merge(self, data: Rows, key: Tensor, highest: float) -> Tensor:
         """Write the rows that win a slot: a free one, or that of one of the worst items."""
         storage, order = self._storage, self._order
-        is_full = len(storage) == storage.max_size
+        stored = length_of(storage)
+        is_full = stored == storage.max_size
         if is_full and not order.beats(highest, order.lowest(storage)):
             return no_slots(key)
-        chosen, value, target = order.replacements(key, storage.max_size - len(storage))
+        chosen, value, target = order.replacements(key, storage.max_size - stored)
         n_replaced = target.shape[0]
         if not is_full:
-            fresh = torch.arange(len(storage), storage.max_size)
+            fresh = torch.arange(stored, storage.max_size)
             target = torch.cat([target, fresh])
         slot = no_slots(key).index_copy_(0, chosen, target)
         self._write(target, data, chosen, storage.max_size)
@@ -365,7 +367,7 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
             slot = self._merge_objects(data, key.to(torch.float64), same)
         else:
             slot = self._merge(data, key, highest)
-        index.keep(slot, prepared, len(storage))
+        index.keep(slot, prepared, length_of(storage))
         compared.version = self._order.version
         return slot
 
@@ -382,7 +384,7 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
 
     def _write(self, target: Tensor, data: Rows, chosen: Tensor | None, length: int) -> None:
         """Write the chosen rows of a batch into slots, or all rows of it into free ones."""
-        storage, before = self._storage, len(self._storage)
+        storage, before = self._storage, length_of(self._storage)
         record_slots(storage, target)
         try:
             if isinstance(storage, ListStorage) or (chosen is not None and storage.initialized):

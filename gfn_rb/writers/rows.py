@@ -42,8 +42,10 @@ from gfn_rb.torchrl_compat import (
     bump_mutation_revision,
     entry_of,
     leaves_of,
+    length_of,
     map_leaves,
     new_tensordict,
+    plain_entries,
     set_last_cursor,
     set_length,
 )
@@ -158,13 +160,17 @@ def write_rows(
         storage.set(slot.tolist(), rows)
         return
     assert chosen is not None
-    stored, tensors = all_slots(storage), tensors_of(data)
+    stored = all_slots(storage)
+    leaves, tensors = plain_entries(stored), plain_entries(data)
+    if leaves is None or tensors is None:
+        tensors = tensors_of(data)
+        leaves = {name: stored.get(name) for name in tensors or ()}
     if tensors is None:
         stored[target] = data[chosen].to(storage.device)
     else:
         elsewhere = []
         for name, value in tensors.items():
-            leaf = stored.get(name)
+            leaf = leaves[name]
             if leaf.is_cpu and value.is_cpu:
                 leaf.index_copy_(0, target, value.index_select(0, chosen))
             else:
@@ -172,7 +178,7 @@ def write_rows(
         if elsewhere:
             _copy_between(elsewhere, target, chosen)
     bump_mutation_revision(storage)
-    if length > len(storage):
+    if length > length_of(storage):
         set_length(storage, length)
 
 
@@ -276,14 +282,17 @@ class RowLayout:
         """Return the rows without bookkeeping and gradients, compared with what is stored."""
         if isinstance(storage, ListStorage):
             return _without(data, self._dropped.intersection(data.keys())).detach()
-        entries, requires_grad = _entries(data)
-        if requires_grad:
-            data = data.detach()
         stored = all_slots(storage) if is_laid_out(storage) else None
         if self._stored is not stored or not self._entries:
             self._stored = stored
             self._entries = {} if stored is None else _entries(stored)[0]
             self._entries.pop(INDEX, None)
+        plain = plain_entries(data)
+        if plain is not None and _fit(plain, self._entries):
+            return data
+        entries, requires_grad = _entries(data)
+        if requires_grad:
+            data = data.detach()
         drawn = self._dropped.intersection(entries)
         if drawn:
             drawn = drawn.difference(self._entries)
@@ -297,6 +306,16 @@ class RowLayout:
         elif entries != self._entries:
             _explain(entries, self._entries)
         return data
+
+
+def _fit(came: dict[str, Tensor], expected: dict[NestedKey, _Entry]) -> bool:
+    """Return whether rows without gradients have the entries that are expected, and no others."""
+    if len(came) != len(expected):
+        return False
+    for name, value in came.items():
+        if value.requires_grad or expected.get(name) != (value.shape[1:], value.dtype):
+            return False
+    return bool(expected)
 
 
 def _without(data: Rows, names: frozenset[str]) -> Rows:

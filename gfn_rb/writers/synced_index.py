@@ -14,6 +14,7 @@ from gfn_rb.numerics.near.duplicates import Duplicates
 from gfn_rb.numerics.near.index import NearIndex, PreparedRows
 from gfn_rb.shapes import Rows, Shaped
 from gfn_rb.storages import slots_beside, stored_rows
+from gfn_rb.torchrl_compat import length_of
 from gfn_rb.writers.features import Features, require_finite
 from gfn_rb.writers.moves import Moves
 
@@ -45,17 +46,16 @@ class SyncedIndex:
     ) -> NearIndex:
         """Return the index in step with a storage."""
         index = self._index
-        n = min(len(storage) + len(rows), storage.max_size)
+        n = min(length_of(storage) + rows.shape[0], storage.max_size)
         if index is None:
             index = self._make(slots_beside(storage, n), rows)
-        elif rows.shape[1:] != index.rows.shape[1:] or rows.dtype != index.rows.dtype:
+        elif rows.shape[1:] != index.like.shape[1:] or rows.dtype != index.like.dtype:
             raise ShapeError(
                 f"features must stay alike: got {rows.dtype} of width {rows.shape[1]}, expected "
-                f"{index.rows.dtype} of width {index.rows.shape[1]} as before"
+                f"{index.like.dtype} of width {index.like.shape[1]} as before"
             )
         elif index.capacity < n:  # of a list of rows
-            known, index = index, index.sibling(slots_beside(storage, n))
-            index.assign(known.rows[: known.length])
+            index, self.version = index.sibling(slots_beside(storage, n)), None
         if version is not None and version != self.version:
             index.assign(self.read(stored_rows(storage)) if len(storage) else rows[:0])
             self.version = version
@@ -79,7 +79,7 @@ class SyncedIndex:
         index = self._index
         assert index is not None
         if move.source.shape[0]:
-            index.write(move.hole, index.prepare(index.rows[move.source]), index.length)
+            index.move(move.source, move.hole)
         if move.length < index.length:
             index.shorten(move.length)
 

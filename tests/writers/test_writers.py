@@ -30,7 +30,6 @@ from gfn_rb.errors import (
     NaNError,
     ShapeError,
 )
-from gfn_rb.numerics.near.duplicates import Duplicates
 from gfn_rb.samplers import PrioritySampler, RankRewardSampler, SoftmaxRewardSampler
 from gfn_rb.torchrl_compat import replay_lock
 from gfn_rb.writers import DiversityWriter, FIFOWriter, RewardPrioritizedWriter
@@ -376,51 +375,6 @@ def test_trajectories_are_told_apart_by_their_end_and_condition(writer):
 def test_fingerprints_of_several_columns_and_of_any_key_tell_objects_apart(unique, slots):
     rb = buffer(RewardPrioritizedWriter(unique=unique))
     assert rb.extend(objects(1, 2, 3, serial=torch.tensor([7, 7, 8]))).tolist() == slots
-
-
-N_CRAFTED = 8000
-
-
-def colliding_sums():
-    """Rows (x, t) with a x + b t = 0 mod 2^64, for factors that anybody could know."""
-    a, b = 0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F
-    x = [(-pow(a, -1, 2**64) * b * t) % 2**64 for t in range(N_CRAFTED)]
-    return torch.tensor([[each - 2**64 * (each >= 2**63), t] for t, each in enumerate(x)])
-
-
-def highest_bits():
-    """Rows of even parity in their highest bits, which survive no product with odd factors."""
-    number = torch.arange(N_CRAFTED)[:, None] >> torch.arange(13) & 1
-    bits = torch.cat([number, number.sum(1, keepdim=True) & 1], 1)
-    return torch.where(bits == 1, torch.iinfo(torch.int64).min, 0)
-
-
-@pytest.mark.parametrize("crafted", [colliding_sums, highest_bits])
-def test_rows_crafted_to_collide_cost_no_more_than_others(crafted, monkeypatch):
-    looked_at = 0
-    near = Duplicates.near
-
-    def counted(index, prepared):
-        nonlocal looked_at  # the rows of equal hash, and those whose bucket was full
-        hashes, held = prepared.key.unique(), index._hash_of[: index.length]
-        looked_at += int(torch.isin(held, hashes).sum()) + len(index._overflow)
-        return near(index, prepared)
-
-    monkeypatch.setattr(Duplicates, "near", counted)
-
-    def work(state):
-        nonlocal looked_at
-        looked_at = 0
-        rb = buffer("unique", N_CRAFTED)
-        for part in state.split(256):
-            log_reward = torch.zeros(len(part))
-            rb.extend(TensorDict({"state": part, "log_reward": log_reward}, [len(part)]))
-        assert len(rb) == N_CRAFTED
-        return looked_at + len(state)  # each row is looked up in its bucket
-
-    state = crafted()
-    honest = torch.arange(state.numel()).reshape(state.shape)
-    assert work(state) <= 3 * work(honest)
 
 
 def test_rows_that_others_stored_twice_are_left_and_the_first_is_refreshed():

@@ -68,7 +68,7 @@ def _by_chunks(index: NearIndex, rows: Tensor, beats: Beats) -> Choice:
         peers.write(slot, peers.prepare(chosen.prepared.rows), length)
         parts.append(chosen._replace(selected=here[chosen.selected]))
     selected, replaced, pieces = zip(*parts, strict=True)
-    prepared = PreparedRows(*(torch.cat(each) for each in zip(*pieces, strict=True)))
+    prepared = index.prepare(torch.cat([piece.rows for piece in pieces]))
     return Choice(torch.cat(selected), torch.cat(replaced), prepared)
 
 

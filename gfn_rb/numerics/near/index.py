@@ -1,9 +1,9 @@
-"""Base class of the indexes of near rows: the rows themselves, by slot."""
+"""Base classes of the indexes of near rows."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,15 +17,18 @@ class PreparedRows(NamedTuple):
     """Rows, and what an index finds them by."""
 
     rows: Tensor  # [n, d]
-    key: Tensor  # integers, [n] or [n, g]
+    key: Any  # Tensor [n, g], or a list of n bytes
     place: Tensor  # whatever else the index needs of each, [n, ...]
 
     def select(self, index: Int64[Tensor, "k"]) -> PreparedRows:
         """Return some of the rows."""
         rows, key, place = self
-        return PreparedRows(
-            rows.index_select(0, index), key.index_select(0, index), place.index_select(0, index)
-        )
+        if isinstance(key, list):
+            some: Any = [key[i] for i in index.tolist()]
+        else:
+            some = key.index_select(0, index)
+        rows = rows.index_select(0, index)
+        return PreparedRows(rows, some, rows if place is self.rows else place.index_select(0, index))
 
     def first(self, n: int) -> PreparedRows:
         """Return the first n rows."""
@@ -33,9 +36,13 @@ class PreparedRows(NamedTuple):
 
 
 class NearIndex(ABC):
-    """Rows in slots, and which of them lie near other rows. Exact: no pair is missed or made up.
+    """Which slots hold rows near other rows. Exact: no pair is missed or made up.
 
     Slots 0 to ``length - 1`` hold rows.
+
+    Args:
+        capacity: number of slots.
+        like: rows of the width and dtype that the index will hold.
     """
 
     chunk: int
@@ -43,8 +50,8 @@ class NearIndex(ABC):
 
     def __init__(self, capacity: int, like: Shaped[Tensor, "n d"]) -> None:
         self.capacity = capacity
+        self.like = like[:0].clone()
         self.length = 0
-        self.rows = torch.zeros((capacity, like.shape[1]), dtype=like.dtype)
 
     @abstractmethod
     def sibling(self, capacity: int) -> NearIndex:
@@ -68,26 +75,54 @@ class NearIndex(ABC):
         Where being near carries over from one row to the next, those of the first row suffice.
         """
 
+    @abstractmethod
     def write(self, slot: Int64[Tensor, "n"], prepared: PreparedRows, length: int) -> None:
         """Put rows into slots, each once; so many slots then hold rows, no fewer than now."""
-        self.rows.index_copy_(0, slot, prepared.rows)
-        self.length = length
-        self._enter(slot, prepared)
+
+    @abstractmethod
+    def assign(self, rows: Shaped[Tensor, "n d"]) -> None:
+        """Put rows into the first slots, and take all others out."""
+
+    @abstractmethod
+    def move(self, source: Int64[Tensor, "m"], target: Int64[Tensor, "m"]) -> None:
+        """Copy rows from slots into others."""
+
+    @abstractmethod
+    def shorten(self, length: int) -> None:
+        """Take out the rows from slot ``length`` on."""
 
     def keep(self, slot: Int64[Tensor, "n"], prepared: PreparedRows, length: int) -> None:
         """Put those rows into slots that have one, the others of -1 being left out."""
         chosen = (slot >= 0).nonzero()[:, 0]
         self.write(slot[chosen], prepared.select(chosen), length)
 
+
+class HeldRows(NearIndex):
+    """An index that holds the rows themselves."""
+
+    def __init__(self, capacity: int, like: Shaped[Tensor, "n d"]) -> None:
+        super().__init__(capacity, like)
+        self.rows = torch.zeros((capacity, like.shape[1]), dtype=like.dtype)
+
+    def write(self, slot: Int64[Tensor, "n"], prepared: PreparedRows, length: int) -> None:
+        """Put rows into slots; see :meth:`NearIndex.write`."""
+        self.rows.index_copy_(0, slot, prepared.rows)
+        self.length = length
+        self._enter(slot, prepared)
+
     def assign(self, rows: Shaped[Tensor, "n d"]) -> None:
-        """Put rows into the first slots, and take all others out."""
+        """Put rows into the first slots; see :meth:`NearIndex.assign`."""
         self.rows[: rows.shape[0]] = rows
         self.length = rows.shape[0]
         self._enter_all()
 
-    @abstractmethod
+    def move(self, source: Int64[Tensor, "m"], target: Int64[Tensor, "m"]) -> None:
+        """Copy rows from slots into others; see :meth:`NearIndex.move`."""
+        self.write(target, self.prepare(self.rows[source]), self.length)
+
     def shorten(self, length: int) -> None:
-        """Take out the rows from slot ``length`` on."""
+        """Take out the rows from a slot on; see :meth:`NearIndex.shorten`."""
+        self.length = length
 
     @abstractmethod
     def _enter(self, slot: Tensor, prepared: PreparedRows) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gfn_rb.numerics.near.distances import rough_distances, within
 from gfn_rb.numerics.near.hashing import Multimap, RowHash, Spans, all_differ
-from gfn_rb.numerics.near.index import NearIndex, Pairs, PreparedRows
+from gfn_rb.numerics.near.index import HeldRows, Pairs, PreparedRows
 from gfn_rb.shapes import Shaped
 
 BATCH_OF_PAIRS = 2**21  # looked at together, so that memory stays bounded
@@ -21,7 +21,7 @@ _FLAGS = 128  # for each slot, so that few keys share one
 _MOST_FLAGS = 2**22
 
 
-class Neighbours(NearIndex):
+class Neighbours(HeldRows):
     """An index of rows within a cutoff of each other.
 
     Rows are filed under integer keys such that near rows are found by looking few keys up; what
@@ -132,10 +132,6 @@ class Neighbours(NearIndex):
         return ~(apart > self.cutoff * (1 + RELATIVE) + rounding)  # NaN of an overflow: perhaps
 
     # Writing.
-
-    def shorten(self, length: int) -> None:
-        """Take out the rows from a slot on; see :meth:`NearIndex.shorten`."""
-        self.length = length
 
     def _enter(self, slot: Tensor, prepared: PreparedRows) -> None:
         self._key_of.index_copy_(0, slot, prepared.key)

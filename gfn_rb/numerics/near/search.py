@@ -10,7 +10,7 @@ from torch import Tensor
 from gfn_rb.errors import NaNError, ShapeError
 from gfn_rb.numerics.near.distances import Distance
 from gfn_rb.numerics.near.duplicates import Duplicates
-from gfn_rb.numerics.near.index import NearIndex, Pairs, PreparedRows
+from gfn_rb.numerics.near.index import HeldRows, NearIndex, Pairs, PreparedRows
 from gfn_rb.numerics.near.neighbours import BATCH_OF_PAIRS, ColumnGroups
 from gfn_rb.numerics.near.pivots import Pivots
 from gfn_rb.shapes import Shaped
@@ -47,7 +47,7 @@ def _most_that_differ(like: Tensor, p: float, cutoff: float) -> int:
     return math.floor(min(bound * (1 + 1e-9), width))
 
 
-class Measured(NearIndex):
+class Measured(HeldRows):
     """An index that measures all pairs: no bound is known that would rule any of them out."""
 
     chunk = 1024
@@ -82,10 +82,6 @@ class Measured(NearIndex):
         """Return near rows i < j; see :meth:`NearIndex.near_each_other`."""
         i, j = self._near(prepared.rows, prepared.rows).triu(1).nonzero().unbind(1)
         return i, j
-
-    def shorten(self, length: int) -> None:
-        """Take out the rows from a slot on; see :meth:`NearIndex.shorten`."""
-        self.length = length
 
     def _enter(self, slot: Tensor, prepared: PreparedRows) -> None:
         """Do nothing: the rows are all there is."""
