@@ -17,6 +17,10 @@ _FEWEST = 512  # rows that are sorted at a time
 _QUERIES = 8  # that one sort is expected to serve
 _SHARE = 16  # of many tied rows, one in so many is sorted
 
+_NOTHING = (-math.inf, -math.inf)  # below all pairs
+_NO_KEYS: np.ndarray = np.empty(0)
+_NO_ROWS: np.ndarray = np.empty(0, np.int64)
+
 
 class TopK:
     """A mutable array of (key, rank) pairs on the host, of which the smallest are found quickly.
@@ -36,7 +40,8 @@ class TopK:
         self._key = torch.full((n_rows,), math.inf, dtype=torch.float64)
         self._rank = torch.full((n_rows,), UNKNOWN_RANK, dtype=torch.int64)
         self._bound = torch.full((n_blocks,), math.inf, dtype=torch.float64)
-        self.forget_sorted()
+        self._sorted_key, self._sorted_row = _NO_KEYS, _NO_ROWS
+        self._last = _NOTHING  # all rows up to this (key, rank) are sorted
 
     @property
     def key(self) -> Float64[Tensor, "N"]:
@@ -48,9 +53,7 @@ class TopK:
         """The rank of every row. A view, which may be written to before an :meth:`assign`."""
         return self._rank[: self.capacity]
 
-    def smallest(
-        self, k: int
-    ) -> tuple[Float64[np.ndarray, "k"], Int64[np.ndarray, "k"]]:
+    def smallest(self, k: int) -> tuple[Float64[np.ndarray, "k"], Int64[np.ndarray, "k"]]:
         """Return the k smallest keys in ascending order and their rows, k at most the capacity."""
         if k > len(self._sorted_row):
             self._sort(k)
@@ -58,42 +61,45 @@ class TopK:
 
     def update(
         self,
-        index: Int64[Tensor, "m"],
-        key: Float64[Tensor, "m"],
-        rank: Int64[Tensor, "m"],
+        row: Int64[np.ndarray, "m"],
+        key: Float64[np.ndarray, "m"],
+        rank: Int64[np.ndarray, "m"],
         n_smallest: int = 0,
     ) -> None:
         """Change some rows.
 
         Args:
-            index: rows, each once.
+            row: their positions, each once.
             key: their new keys.
             rank: their new ranks.
             n_smallest: how many rows, the first ones, are the smallest ones in ascending order and
-                get no smaller keys.
+                get no smaller keys. If any, ``key`` is in ascending order.
         """
-        row, keys, ranks = index.numpy(), self._key.numpy(), self._rank.numpy()
-        new, new_rank, n = key.numpy(), rank.numpy(), n_smallest
+        keys, ranks, n = self._key.numpy(), self._rank.numpy(), n_smallest
+        self._sorted_key, self._sorted_row = self._sorted_key[n:], self._sorted_row[n:]
         if n < len(row):
-            is_sorted = self._is_sorted(keys[row[n:]], ranks[row[n:]])
-            if is_sorted.any():
-                is_kept = ~np.isin(self._sorted_row, row[n:][is_sorted])
+            known = self._is_sorted(keys[row[n:]], ranks[row[n:]])
+            if known.any():
+                is_kept = ~np.isin(self._sorted_row, row[n:][known])
                 self._sorted_key = self._sorted_key[is_kept]
                 self._sorted_row = self._sorted_row[is_kept]
-            np.minimum.at(self._bound.numpy(), row[n:] >> self._shift, new[n:])
-        keys[row] = new
-        ranks[row] = new_rank
-        self._sorted_key, self._sorted_row = self._sorted_key[n:], self._sorted_row[n:]
-        is_sorted = new <= self._last[0]
-        if is_sorted.any():
-            is_sorted = self._is_sorted(new, new_rank)
-            self._sorted_key = np.concatenate([self._sorted_key, new[is_sorted]])
-            self._sorted_row = np.concatenate([self._sorted_row, row[is_sorted]])
-            order = self._sorted_key.argsort()
-            ordered = self._sorted_key[order]
-            if (ordered[1:] == ordered[:-1]).any():
-                order = np.lexsort((ranks[self._sorted_row], self._sorted_key))
-            self._sorted_key, self._sorted_row = self._sorted_key[order], self._sorted_row[order]
+            np.minimum.at(self._bound.numpy(), row[n:] >> self._shift, key[n:])
+        keys[row], ranks[row] = key, rank
+        if len(row) and (not n or key[0] <= self._last[0]):
+            self._insert(row, key, rank)
+
+    def _insert(self, row: np.ndarray, key: np.ndarray, rank: np.ndarray) -> None:
+        """Sort changed rows in among the smallest, where they belong to these."""
+        is_small = self._is_sorted(key, rank)
+        if not is_small.any():
+            return
+        key = np.concatenate([self._sorted_key, key[is_small]])
+        row = np.concatenate([self._sorted_row, row[is_small]])
+        order = key.argsort()
+        ordered = key[order]
+        if (ordered[1:] == ordered[:-1]).any():
+            order = np.lexsort((self._rank.numpy()[row], key))
+        self._sorted_key, self._sorted_row = key[order], row[order]
 
     def assign(self, key: Float[Tensor, "n"], rank: Int64[Tensor, "n"]) -> None:
         """Set the first n rows, no key NaN; the others become as if never written."""
@@ -105,16 +111,14 @@ class TopK:
         torch.amin(self._key.view(-1, self._width), 1, out=self._bound)
         self.forget_sorted()
 
-    def remove(self, index: Int64[Tensor, "m"]) -> None:
+    def remove(self, row: Int64[np.ndarray, "m"]) -> None:
         """Make rows as if never written; each stands once."""
-        key = torch.full(index.shape, math.inf, dtype=torch.float64)
-        self.update(index, key, torch.full_like(index, UNKNOWN_RANK))
+        self.update(row, np.full(len(row), math.inf), np.full(len(row), UNKNOWN_RANK))
 
     def forget_sorted(self) -> None:
         """Sort anew at the next query: a process that shares the tensors wrote to them."""
-        self._sorted_key, self._sorted_row = np.empty(0), np.empty(0, np.int64)
-        # All rows up to this (key, rank) are sorted.
-        self._last: tuple[float, float] = (-math.inf, -math.inf)
+        self._sorted_key, self._sorted_row = _NO_KEYS, _NO_ROWS
+        self._last = _NOTHING
 
     def share_memory(self) -> None:
         """Move the tensors into memory that forked processes share."""
@@ -123,8 +127,8 @@ class TopK:
                 value.share_memory_()
 
     def replacements(
-        self, key: Float[Tensor, "n"], free: int, newest: bool
-    ) -> tuple[Int64[Tensor, "c"], Float64[Tensor, "c"], Int64[Tensor, "m"]]:
+        self, key: Float[np.ndarray, "n"], order: Int64[np.ndarray, "n"], free: int, newest: bool
+    ) -> tuple[Float64[np.ndarray, "c"], Int64[np.ndarray, "c"], Int64[np.ndarray, "m"]]:
         """Let a batch contend with the smallest rows.
 
         Its rows from the largest key down take the free places; the others meet the smallest rows
@@ -132,25 +136,28 @@ class TopK:
 
         Args:
             key: of each row of the batch, not NaN.
+            order: of the batch, as :func:`ascending` returns it.
             free: how many rows have no key yet, fewer than n.
-            newest: whether a row of the batch wins against an equal key, and the later one of equal
-                rows of the batch comes first; else neither.
+            newest: whether a row of the batch wins against an equal key.
 
         Returns:
-            Positions in the batch: of the rows that replace others, then of those that take free
-            places; their keys; and the rows that are replaced, the smallest first.
+            Keys and positions in the batch of the rows that replace others, then of those that take
+            free places; and the rows that are replaced, the smallest first.
         """
-        value, row = worst_first(key, newest)
-        lost = max(len(value) - self.capacity, 0)
+        lost = max(len(key) - self.capacity, 0)
         if not free:
             floor = self.smallest(1)[0][0]
-            lost = max(lost, int(value.searchsorted(floor, "left" if newest else "right")))
-        n = len(value) - lost - free
-        lowest, out = self.smallest(n)
-        best = value[lost : lost + n][::-1]
+            if float(key[order[-1]]) < floor:
+                return _NO_KEYS, _NO_ROWS, _NO_ROWS
+        key = key[order].astype(np.float64)  # NumPy would round the floor to the keys' dtype
+        if not free:
+            lost = max(lost, int(key.searchsorted(floor, "left" if newest else "right")))
+        n = len(key) - lost - free
+        lowest, replaced = self.smallest(n)
+        best = key[lost : lost + n][::-1]
         m = int(np.count_nonzero(best >= lowest if newest else best > lowest))
-        value, row = value[lost + n - m :], row[lost + n - m :]
-        return torch.from_numpy(row), torch.from_numpy(value), torch.from_numpy(out[:m])
+        start = lost + n - m
+        return key[start:], order[start:], replaced[:m]
 
     def _is_sorted(self, key: np.ndarray, rank: np.ndarray) -> np.ndarray:
         """Tell which pairs are among the sorted ones."""
@@ -160,7 +167,7 @@ class TopK:
     def _sort(self, k: int) -> None:
         """Sort the k smallest rows, and others that the next queries will ask for."""
         keys, bound = self._key.numpy().reshape(-1, self._width), self._bound.numpy()
-        n, found, limit = max(_QUERIES * k, _FEWEST), np.empty(0, np.int64), math.inf
+        n, found, limit = max(_QUERIES * k, _FEWEST), _NO_ROWS, math.inf
         while len(found) < k:  # bounds too low are made exact on the way
             if n < len(bound):
                 limit = np.partition(bound, n)[n]
@@ -190,13 +197,11 @@ def _in_order(
     return chosen[np.lexsort((rank[chosen], key[chosen]))]
 
 
-def worst_first(
-    key: Float[Tensor, "n"], newest: bool
-) -> tuple[Float64[np.ndarray, "n"], Int64[np.ndarray, "n"]]:
-    """Sort keys; return them and their positions. Of equal ones the one to keep comes last."""
-    if key.dtype == torch.bfloat16:  # which NumPy does not know
-        key = key.float()
-    value = key.numpy()
-    row = (value if newest else value[::-1]).argsort(kind="stable")
-    row = row if newest else len(value) - 1 - row
-    return value[row].astype(np.float64), row
+def ascending(key: Float[np.ndarray, "n"], newest: bool) -> Int64[np.ndarray, "n"]:
+    """Return the order in which keys ascend, NaN last.
+
+    Of equal keys the last one is the newest, or else the oldest.
+    """
+    if newest:
+        return key.argsort(kind="stable")
+    return len(key) - 1 - key[::-1].argsort(kind="stable")

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
@@ -16,16 +17,17 @@ from gfn_rb.errors import ArgumentError, CheckpointMismatchError
 from gfn_rb.keys import LOG_REWARD
 from gfn_rb.numerics.near.choice import Choice, choose
 from gfn_rb.numerics.near.distances import Distance, check_norm
-from gfn_rb.numerics.near.index import NearIndex, PreparedRows
+from gfn_rb.numerics.near.index import NearIndex
 from gfn_rb.numerics.near.search import near_index
-from gfn_rb.shapes import Rows
+from gfn_rb.shapes import Float64, Int64, Rows
 from gfn_rb.sharing import is_recorded, record_slots
 from gfn_rb.storages import is_laid_out
+from gfn_rb.torchrl_compat import length_of
 from gfn_rb.writers.eviction_order import Tie
 from gfn_rb.writers.features import Features
 from gfn_rb.writers.moves import Moves, moves_of
-from gfn_rb.writers.reward import RewardPrioritizedWriter, worded
-from gfn_rb.writers.rows import no_slots, write_rows
+from gfn_rb.writers.reward import RewardPrioritizedWriter, Written, worded
+from gfn_rb.writers.rows import write_rows
 from gfn_rb.writers.synced_index import SyncedIndex
 
 Near = Literal["replace", "reject"]
@@ -84,7 +86,7 @@ class DiversityWriter(RewardPrioritizedWriter):
         tensor([-1,  0, -1])
     """
 
-    _compared: SyncedIndex
+    _index: SyncedIndex
 
     def __init__(
         self,
@@ -127,70 +129,86 @@ class DiversityWriter(RewardPrioritizedWriter):
         self.features = features
         p = self.p if self.distance is None else self.distance
         make = partial(near_index, p=p, cutoff=self.cutoff_distance)
-        self._compare(SyncedIndex(Features(features), make))
+        self._compare_by(SyncedIndex(Features(features), make))
 
     # Choosing.
 
-    def _offer(self, data: Rows, key: Tensor, highest: float, rows: Tensor | None = None) -> Tensor:
-        full = len(self._storage) == self._storage.max_size
-        if self.cutoff_distance < 0 or (self.when == "full" and not full):
-            return self._offer_any(data, key, highest)
-        rows = self._compared.read(data) if rows is None else rows
-        order = self._order
-        order.in_step(self._storage)
-        floor = order.lowest(self._storage) if full else -math.inf
-        key = key.to(torch.float64)
-        if full and not order.beats(highest, floor):
-            return no_slots(key)
-        index = self._compared.follow(self._storage, rows, order.version)
-        value, row = order.worst_first(key)
-        hopeless = order.below(value, floor) if full else 0
-        row = row.flip(0)
-        choice = self._chosen(index, rows, key, row[: row.shape[0] - hopeless])
+    def _offer(self, data: Rows, key: Tensor, rows: Tensor | None) -> Written:
+        storage, order = self._storage, self._order
+        is_full = length_of(storage) == storage.max_size
+        if self.cutoff_distance < 0 or (self.when == "full" and not is_full):
+            return self._offer_any(data, key)
+        rows = self._index.read(data) if rows is None else rows
+        order.sync(storage)
+        value, row = order.ascending(key)
+        floor = order.lowest(storage) if is_full else -math.inf
+        if is_full and not order.beats(float(value[row[-1]]), floor):
+            return row[:0], row[:0]
+        index = self._index.follow(storage, rows, order.version)
+        row = row[::-1]
+        value = value[row].astype(np.float64)
+        n_hopeless = int(np.count_nonzero(~order.beats(value, floor))) if is_full else 0
+        choice = self._chosen(index, rows, value, row, len(row) - n_hopeless)
         # Fewer rows come in than go out: there is room for the hopeless after all.
-        if hopeless and choice.selected.shape[0] < choice.replaced.shape[0]:
-            choice = self._chosen(index, rows, key, row)
-        return self._carry_out(data, key, choice, index)
+        if n_hopeless and choice.selected.shape[0] < choice.replaced.shape[0]:
+            choice = self._chosen(index, rows, value, row, len(row))
+        return self._carry_out(data, value, row, choice, index)
 
-    def _chosen(self, index: NearIndex, rows: Tensor, key: Tensor, order: Tensor) -> Choice:
-        """Choose among rows in an order from the best to the worst; name them by their place."""
-        stored = self._order.extremes(self._storage).key
+    def _chosen(
+        self,
+        index: NearIndex,
+        rows: Tensor,
+        value: Float64[np.ndarray, "n"],
+        row: Int64[np.ndarray, "n"],
+        n: int,
+    ) -> Choice:
+        """Choose among the n best rows; keys and positions are given from the best to the worst."""
+        stored = self._order.ranked(self._storage).key.numpy()
 
         def beats(i: Tensor, slot: Tensor) -> Any:
-            return self._order.beats(key[order[i]], stored[slot])
+            wins = self._order.beats(value[i.numpy()], stored[slot.numpy()])
+            return torch.from_numpy(wins)
 
-        rows = rows.index_select(0, order)
-        choice = choose(index, rows, beats if self.near == "replace" else _never)
-        if choice.selected.shape[0] == order.shape[0]:
-            return choice._replace(selected=order)
-        return choice._replace(selected=order.index_select(0, choice.selected))
+        rows = rows.index_select(0, torch.from_numpy(row[:n].copy()))
+        return choose(index, rows, beats if self.near == "replace" else _never)
 
     # Writing.
 
-    def _carry_out(self, data: Rows, key: Tensor, choice: Choice, index: NearIndex) -> Tensor:
-        """Cut what was chosen to the capacity, write it, and return one slot per row."""
-        stored = index.length
-        chosen, removed, prepared = choice
-        value = key.index_select(0, chosen)
+    def _carry_out(
+        self,
+        data: Rows,
+        value: Float64[np.ndarray, "n"],
+        row: Int64[np.ndarray, "n"],
+        choice: Choice,
+        index: NearIndex,
+    ) -> Written:
+        """Cut what was chosen to the capacity, and write it."""
+        stored, order = index.length, self._order
+        selected, removed, prepared = choice
+        chosen, value = row[selected.numpy()], value[selected.numpy()]
         free = self._storage.max_size - stored + removed.shape[0]
-        if chosen.shape[0] > free:
+        if len(chosen) > free:
             contest = value[free:][: stored - removed.shape[0]]
-            given_up = removed if removed.shape[0] else None
-            out = self._order.driven_out(self._storage, contest, given_up=given_up)
+            given_up = removed.numpy() if removed.shape[0] else None
+            out = torch.from_numpy(order.driven_out(self._storage, contest, given_up=given_up))
             n = free + out.shape[0]
             chosen, value, prepared = chosen[:n], value[:n], prepared.first(n)
             removed = torch.cat([removed, out]) if removed.shape[0] else out
-        if not chosen.shape[0]:
-            return no_slots(key)
-        if chosen.shape[0] > removed.shape[0]:  # rows line up at the end as they came
-            chosen, place = chosen.sort()
-            value, prepared = value.index_select(0, place), prepared.select(place)
-        move = moves_of(chosen.shape[0], removed, stored)
-        self._store(data, chosen, move, stored)
-        self._follow_up(index, move, value, self._order.rank(chosen), prepared)
-        slot = no_slots(key)
-        slot[chosen] = move.target
-        return slot
+        if not len(chosen):
+            return chosen, chosen
+        if len(chosen) > removed.shape[0]:  # rows line up at the end as they came
+            place = chosen.argsort()
+            chosen, value = chosen[place], value[place]
+            prepared = prepared.select(torch.from_numpy(place))
+        move = moves_of(len(chosen), removed, stored)
+        self._store(data, torch.from_numpy(chosen), move, stored)
+        target = move.target.numpy()
+        order.ranked(self._storage).update(target, value, order.rank(chosen))
+        index.write(move.target, prepared, max(move.length, stored))
+        order.move(self._storage, move, stored)
+        self._index.move(move)
+        self._index.version = order.version
+        return chosen, target
 
     def _store(self, data: Rows, chosen: Tensor, move: Moves, before: int) -> None:
         storage = self._storage
@@ -203,17 +221,6 @@ class DiversityWriter(RewardPrioritizedWriter):
         move.close_holes(storage, before)
         changed = torch.cat([move.target, move.hole]) if move.hole.shape[0] else move.target
         self._announce(changed, chosen.shape[0])
-
-    def _follow_up(
-        self, index: NearIndex, move: Moves, key: Tensor, rank: Tensor, prepared: PreparedRows
-    ) -> None:
-        """Do to the extremes and to the index what was done to the storage."""
-        self._order.extremes(self._storage).update(move.target, key, rank)
-        before = index.length
-        index.write(move.target, prepared, max(move.length, before))
-        self._order.moved(self._storage, move, before)
-        self._compared.move(move)
-        self._compared.version = self._order.version
 
     # State.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import torch
 from tensordict import NestedKey, lazy_stack, unravel_key
 from torch import Tensor
@@ -15,7 +16,8 @@ from gfn_rb.column import KeyColumn
 from gfn_rb.errors import ArgumentError, CheckpointMismatchError, ShapeError
 from gfn_rb.keys import LOG_REWARD
 from gfn_rb.numerics.flat import on_host
-from gfn_rb.shapes import Int64, Rows, Shaped
+from gfn_rb.numerics.near.index import Pairs
+from gfn_rb.shapes import Float64, Int64, Rows, Shaped
 from gfn_rb.sharing import journal_of, record_slots, recording, share_writes
 from gfn_rb.state_folder import StateInFolder, require_numbers
 from gfn_rb.storages import require_rows
@@ -32,24 +34,18 @@ from gfn_rb.writers.eviction_order import EvictionOrder, Tie
 from gfn_rb.writers.features import ObjectColumns, Unique, require_finite
 from gfn_rb.writers.generations import GenerationWriter
 from gfn_rb.writers.moves import moves_of
-from gfn_rb.writers.objects import (
-    OnDuplicate,
-    Same,
-    choose_objects,
-    first_slot,
-    same_objects,
-)
+from gfn_rb.writers.objects import OnDuplicate, choose_objects, first_slot, is_last
 from gfn_rb.writers.rows import (
     RowLayout,
     check_number,
     check_slots,
     check_stored,
-    no_slots,
     scalar_key,
     write_rows,
 )
 from gfn_rb.writers.synced_index import SyncedIndex
 
+Written = tuple[np.ndarray, np.ndarray]  # int64: rows of a batch that were written, their slots
 _OPTIONS = ("tie", "largest", "key", "unique", "on_duplicate")
 
 
@@ -108,7 +104,7 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
         self.unique = unique
         self.on_duplicate = on_duplicate
         self._order = EvictionOrder(KeyColumn(key), tie, largest)
-        self._compared: SyncedIndex | None = None  # rows by what tells whether they are the same
+        self._index: SyncedIndex | None = None  # rows by what tells whether they are the same
         if unique is not None:
             self.identify(unique)
         self._layout = RowLayout()
@@ -170,18 +166,18 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
         key, rows = self._order.signed(self._keys_of(data)), None
         if not key.is_cpu:
             key, rows = self._fetched(data, key)
-        highest = check_number(key, self.key)
-        if not key.shape[0]:
+        n, storage, device = key.shape[0], self._storage, data.device
+        if not n:
             return torch.empty(0, dtype=torch.int64)
-        data, storage = self._layout.check(data, self._storage), self._storage
+        data = self._layout.check(data, storage)
         if isinstance(storage, ListStorage):
-            self._order.make_room(storage, min(len(storage) + len(key), storage.max_size))
-        slot = self._offer(data, key, highest, rows)
-        self._order.count_offered(key.shape[0])
-        device = data.device
-        if device is None or device.type == "cpu":
-            return slot
-        return slot.to(device, non_blocking=True)
+            self._order.make_room(storage, min(len(storage) + n, storage.max_size))
+        row, target = self._offer(data, key, rows)
+        self._order.count_offered(n)
+        slot = torch.full((n,), -1)
+        if len(row):
+            slot.numpy()[row] = target
+        return slot if device is None else slot.to(device, non_blocking=device.type != "cpu")
 
     def identify(self, unique: Unique) -> None:
         """Identify objects by other entries from now on, such as the rows' compact form.
@@ -189,11 +185,11 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
         Args:
             unique: key, list of keys or callable, as in the constructor; not None.
         """
-        self._compare(SyncedIndex(ObjectColumns(unique)))
+        self._compare_by(SyncedIndex(ObjectColumns(unique)))
 
-    def _compare(self, index: SyncedIndex) -> None:
+    def _compare_by(self, index: SyncedIndex) -> None:
         """Compare rows by an index, and watch what it reads together with the key."""
-        self._compared = index
+        self._index = index
         self._order.column.watch_also(index.features.reads)
         self._order.forget()
 
@@ -214,12 +210,12 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
         Raises:
             ArgumentError: the writer has ``unique=None``.
         """
-        if self._compared is None or self.unique is None:
+        if self._index is None or self.unique is None:
             raise ArgumentError("unique must be given to find objects by, got unique=None")
         storage = self._storage
-        self._order.in_step(storage)
-        index, prepared = self._compared.prepare(storage, data, self._order.version)
-        slot = first_slot(index.near(prepared), len(prepared.rows))
+        self._order.sync(storage)
+        index, prepared = self._index.prepare(storage, data, self._order.version)
+        slot = torch.from_numpy(first_slot(index.near(prepared), len(prepared.rows)))
         note_generations(slot, storage)
         return slot
 
@@ -252,15 +248,15 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
             raise ShapeError(f"index and key must have one length, got {len(index)} and {len(key)}")
         check_number(key, self.key)
         check_stored(index, len(self._storage))
-        storage, compared = self._storage, self._compared
-        rank, column = self._order.in_step(storage).rank[index], self._order.column
+        storage, compared = self._storage, self._index
+        rank, column = self._order.sync(storage).rank[index].numpy(), self._order.column
         known = compared is not None and compared.version == self._order.version
         with recording(storage):
             record_slots(storage, index)
             column.write(storage, index, key)
             self._announce(index)
-            values = self._order.signed(column.values(storage)[index]).cpu()
-            self._order.wrote(storage, index, values.to(torch.float64), rank)
+            values = self._order.signed(column.values(storage)[index]).cpu().to(torch.float64)
+            self._order.update(storage, index.numpy(), values.numpy(), rank)
         if compared is not None:
             reads_key = compared.features.reads(unravel_key(self.key))
             compared.version = self._order.version if known and not reads_key else None
@@ -280,8 +276,8 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
         check_stored(index, before)
         if not index.shape[0]:
             return
-        self._order.in_step(storage)
-        compared = self._compared
+        self._order.sync(storage)
+        compared = self._index
         known = compared is not None and compared.version == self._order.version
         move = moves_of(0, index, before)
         drop_prefetched(storage)
@@ -290,7 +286,7 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
             move.close_holes(storage, before)
             self._count_generations(move.slots(before))
             self._announce(move.hole)
-            self._order.moved(storage, move, before)
+            self._order.move(storage, move, before)
         if compared is not None and known:
             compared.move(move)
             compared.version = self._order.version
@@ -305,82 +301,86 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
 
         All decisions are made there, so that a batch waits for its device once.
         """
-        if self._compared is None:
+        if self._index is None:
             return key.cpu(), None
-        key, rows = on_host(key, self._compared.features.of(data))
+        key, rows = on_host(key, self._index.features.of(data))
         return key, require_finite(rows)
 
-    def _offer(self, data: Rows, key: Tensor, highest: float, rows: Tensor | None = None) -> Tensor:
-        """Write what is to be kept of a batch, and return one slot per row; all on the host."""
-        if self._compared is not None:
-            return self._offer_objects(data, key, highest, self._compared, rows)
-        return self._offer_any(data, key, highest)
+    def _offer(self, data: Rows, key: Tensor, rows: Tensor | None) -> Written:
+        """Write what is to be kept of a batch; all decisions are made on the host."""
+        if self._index is not None:
+            return self._offer_objects(data, key, self._index, rows)
+        return self._offer_any(data, key)
 
-    def _offer_any(self, data: Rows, key: Tensor, highest: float) -> Tensor:
+    def _offer_any(self, data: Rows, key: Tensor) -> Written:
         if key.shape[0] <= self._storage.max_size - length_of(self._storage):
+            check_number(key, self.key)
             return self._append(data)
-        self._order.in_step(self._storage)
-        return self._merge(data, key, highest)
+        value, row = self._order.ascending(key)
+        self._order.sync(self._storage)
+        return self._merge(data, value, row)
 
-    def _append(self, data: Rows) -> Tensor:
+    def _append(self, data: Rows) -> Written:
         """Write the whole batch into free slots. Nothing is compared before the storage is full."""
-        stored, extremes = len(self._storage), self._order.extremes(self._storage)
-        slot = torch.arange(stored, stored + len(data))
-        extremes.rank[stored : stored + len(data)] = self._order.rank(slot - stored)
+        n, stored = data.shape[0], length_of(self._storage)
+        row, slot = np.arange(n), torch.arange(stored, stored + n)
+        self._order.ranked(self._storage).rank.numpy()[stored : stored + n] = self._order.rank(row)
         device = getattr(self._storage, "device", None)
         is_there = isinstance(device, torch.device) and device.type != "cpu"
-        self._write(slot, data, slot - stored if is_there else None, stored + len(data))
-        return slot
+        self._write(slot, data, slot - stored if is_there else None, stored + n)
+        return row, slot.numpy()
 
-    def _merge(self, data: Rows, key: Tensor, highest: float) -> Tensor:
+    def _merge(
+        self, data: Rows, value: Float64[np.ndarray, "n"], row: Int64[np.ndarray, "n"]
+    ) -> Written:
         """Write the rows that win a slot: a free one, or that of one of the worst items."""
         storage, order = self._storage, self._order
-        stored = length_of(storage)
-        is_full = stored == storage.max_size
-        if is_full and not order.beats(highest, order.lowest(storage)):
-            return no_slots(key)
-        chosen, value, target = order.replacements(key, storage.max_size - stored)
-        n_replaced = target.shape[0]
-        if not is_full:
-            fresh = torch.arange(stored, storage.max_size)
-            target = torch.cat([target, fresh])
-        slot = no_slots(key).index_copy_(0, chosen, target)
-        self._write(target, data, chosen, storage.max_size)
-        order.wrote(storage, target, value, order.rank(chosen), n_replaced)
-        return slot
+        stored, size = length_of(storage), storage.max_size
+        value, row, target = order.replacements(value, row, size - stored)
+        if not len(row):
+            return row, target
+        n_replaced = len(target)
+        if stored < size:
+            target = np.concatenate([target, np.arange(stored, size)])
+        self._write(torch.from_numpy(target), data, torch.from_numpy(row), size)
+        order.update(storage, target, value, order.rank(row), n_replaced)
+        return row, target
 
     def _offer_objects(
-        self,
-        data: Rows,
-        key: Tensor,
-        highest: float,
-        compared: SyncedIndex,
-        rows: Tensor | None,
-    ) -> Tensor:
+        self, data: Rows, key: Tensor, synced: SyncedIndex, rows: Tensor | None
+    ) -> Written:
         """Write what is to be kept, one row per object."""
-        storage = self._storage
-        self._order.in_step(storage)
-        index, prepared = compared.prepare(storage, data, self._order.version, rows)
-        stored, twins = index.near(prepared), index.near_each_other(prepared)
-        if index.length < index.capacity or stored[0].shape[0] or twins[0].shape[0]:
-            same = same_objects(stored, twins, key.shape[0])
-            slot = self._merge_objects(data, key.to(torch.float64), same)
-        else:
-            slot = self._merge(data, key, highest)
-        index.keep(slot, prepared, length_of(storage))
-        compared.version = self._order.version
-        return slot
-
-    def _merge_objects(self, data: Rows, key: Tensor, same: Same) -> Tensor:
-        """Write rows over those of the same objects; let the other ones win slots as usual."""
         storage, order = self._storage, self._order
-        record_slots(storage, same.slot)  # whose places in the order change as it is chosen
-        slot, length = choose_objects(order, storage, key, same, self.on_duplicate)
-        chosen = (slot >= 0).nonzero()[:, 0]
-        if chosen.shape[0]:
-            self._write(slot[chosen], data, chosen, length)
-            order.wrote(storage, slot[chosen], key[chosen], order.rank(chosen))
-        return slot
+        value, row = order.ascending(key)
+        order.sync(storage)
+        index, prepared = synced.prepare(storage, data, order.version, rows)
+        stored, twins = index.near(prepared), index.near_each_other(prepared)
+        if length_of(storage) < storage.max_size or stored[0].shape[0] or twins[0].shape[0]:
+            row, target = self._merge_objects(data, key.to(torch.float64).numpy(), stored, twins)
+        else:
+            row, target = self._merge(data, value, row)
+        chosen = prepared.select(torch.from_numpy(row))
+        index.write(torch.from_numpy(target), chosen, length_of(storage))
+        synced.version = order.version
+        return row, target
+
+    def _merge_objects(
+        self, data: Rows, key: Float64[np.ndarray, "n"], stored: Pairs, twins: Pairs
+    ) -> Written:
+        """Write rows over those of the same objects; let the other ones win slots as usual."""
+        storage, order, n = self._storage, self._order, len(key)
+        stored_at = first_slot(stored, n)
+        # Their places in the order change while rows are chosen.
+        record_slots(storage, torch.from_numpy(stored_at))
+        slot, length = choose_objects(
+            order, storage, key, stored_at, is_last(twins, n), self.on_duplicate
+        )
+        row = (slot >= 0).nonzero()[0]
+        target = slot[row]
+        if len(row):
+            self._write(torch.from_numpy(target), data, torch.from_numpy(row), length)
+            order.update(storage, target, key[row], order.rank(row))
+        return row, target
 
     def _write(self, target: Tensor, data: Rows, chosen: Tensor | None, length: int) -> None:
         """Write the chosen rows of a batch into slots, or all rows of it into free ones."""
@@ -454,8 +454,8 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
             check_slots(self._storage)
         self._order.restore(self._storage, state_dict)
         self._restore_generations(state_dict)
-        if self._compared is not None:
-            self._compared.version = None
+        if self._index is not None:
+            self._index.version = None
 
     @staticmethod
     def _check_size(n: int, storage: Storage) -> None:
@@ -476,7 +476,7 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
 
     def slot_tensors(self) -> list[Tensor]:
         """Return the position of each slot in the order of eviction."""
-        return [self._order.extremes(self._storage).rank]
+        return [self._order.ranked(self._storage).rank]
 
     def counters(self) -> list[int]:
         """Return the numbers of rows offered and written."""
@@ -489,13 +489,13 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
             counters: earlier return value of :meth:`counters`; empty if nothing was written.
         """
         self._order.roll_back(counters)
-        if self._compared is not None:
-            self._compared.version = None
+        if self._index is not None:
+            self._index.version = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Make sure that a process this is sent to shares the state, rather than starts its own."""
         if self._storage is not None:
-            self._order.extremes(self._storage)
+            self._order.ranked(self._storage)
         state: dict[str, Any] = super().__getstate__()
         return state
 
@@ -503,7 +503,7 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
         unique = f", unique={self.unique!r}, on_duplicate={self.on_duplicate!r}"
         return (
             f"{type(self).__name__}(key={self.key!r}, tie={self.tie!r}"
-            f"{unique if self._compared else ''}{'' if self.largest else ', largest=False'})"
+            f"{unique if self._index else ''}{'' if self.largest else ', largest=False'})"
         )
 
 

@@ -132,11 +132,6 @@ def select_rows(rows: Rows, at: Int64[Tensor, "m"], but: Collection[str] = ()) -
     return new_tensordict(kept, at.shape)
 
 
-def no_slots(key: Tensor) -> Int64[Tensor, "n"]:
-    """Return -1 for each row: none is written so far."""
-    return torch.full(key.shape, -1, dtype=torch.int64, device=key.device)
-
-
 def write_rows(
     storage: Storage, target: Int64[Tensor, "k"], data: Rows, chosen: Tensor | None, length: int
 ) -> None:

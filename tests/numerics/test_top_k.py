@@ -1,6 +1,7 @@
 import math
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 
 from gfn_rb.errors import ArgumentError
 from gfn_rb.numerics import top_k
-from gfn_rb.numerics.top_k import TopK
+from gfn_rb.numerics.top_k import TopK, ascending
 
 # Few different keys, so that ties abound; infinities of both signs.
 keys = st.one_of(st.integers(-2, 2).map(float), st.sampled_from([math.inf, -math.inf, 1e-300]))
@@ -43,9 +44,9 @@ def test_smallest_rows_are_those_of_a_sort(capacity, batches, k, whole, few):
             [r[1] for r in rows.values()],
         )
         extremes.update(
-            torch.tensor(index, dtype=torch.int64),
-            torch.tensor(key, dtype=torch.float64),
-            torch.tensor(rank, dtype=torch.int64),
+            np.array(index, dtype=np.int64),
+            np.array(key, dtype=np.float64),
+            np.array(rank, dtype=np.int64),
         )
         with mock.patch.multiple(top_k, _FEWEST=1 if few else 512, _QUERIES=1, _SHARE=4):
             check()
@@ -69,8 +70,9 @@ def test_replacements_leave_the_best_of_all(stored, batch, free, newest):
         torch.tensor(stored, dtype=torch.float64),
         (age if newest else -age),
     )
-    key = torch.tensor(batch, dtype=torch.float64)
-    chosen, value, out = (part.tolist() for part in extremes.replacements(key, free, newest))
+    key = np.array(batch)
+    parts = extremes.replacements(key, ascending(key, newest), free, newest)
+    value, chosen, out = (part.tolist() for part in parts)
     # Everything there is, from the worst on: equal keys by age, the batch newer than all stored.
     sign = 1 if newest else -1
     pairs = zip(stored, age.tolist(), strict=True)

@@ -210,13 +210,13 @@ def test_bad_rows_are_named_and_nothing_is_written(features, spoil, error, messa
     rb = buffer(4, features=good)
     rb.extend(rows([1.0], [[1.0]]))
     if good is None:
-        rb.writer._compared.features.source = features
+        rb.writer._index.features.source = features
     with pytest.raises(error, match=message) as caught:
         rb.extend(spoil(rows([7.0, 8.0], [[2.0], [3.0]], 1)))
     assert "\n" not in str(caught.value)
     assert serials(rb) == [0]
     assert rb.write_count == 1
-    rb.writer._compared.features.source = good
+    rb.writer._index.features.source = good
     rb.extend(rows([2.0], [[4.0]], 1))
     assert serials(rb) == ([0, 1] if good is None else [1])
 

@@ -27,8 +27,7 @@ class PreparedRows(NamedTuple):
             some: Any = [key[i] for i in index.tolist()]
         else:
             some = key.index_select(0, index)
-        rows = rows.index_select(0, index)
-        return PreparedRows(rows, some, rows if place is self.rows else place.index_select(0, index))
+        return PreparedRows(rows.index_select(0, index), some, place.index_select(0, index))
 
     def first(self, n: int) -> PreparedRows:
         """Return the first n rows."""

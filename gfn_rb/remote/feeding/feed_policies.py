@@ -52,7 +52,8 @@ class Top(FeedPolicy):
 
     def put(self, rows: _Rows, log_reward: Float[Tensor, "m"], arrival: _Rows) -> None:
         """Put rows in, or change them."""
-        self._top_k.update(rows, self._key(log_reward.to(torch.float64), arrival), -arrival)
+        key = self._key(log_reward.to(torch.float64), arrival)
+        self._top_k.update(rows.numpy(), key.numpy(), -arrival.numpy())
 
     def _key(self, log_reward: Tensor, arrival: Tensor) -> Tensor:
         """Return the key to order rows by, ascending; inf for rows that are never picked."""
