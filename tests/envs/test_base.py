@@ -91,14 +91,6 @@ def test_rows_that_torchrl_does_not_step_stay_where_they_are() -> None:
     assert after["log_reward"].tolist() == [-torch.inf] * 3
 
 
-def test_partial_reset() -> None:
-    env = HyperGrid(1, 4, batch_size=(3,))
-    td = env.reset()
-    td["state"] = torch.tensor([[2], [-1], [-1]])
-    td["_reset"] = torch.tensor([[False], [True], [True]])
-    assert env.reset(td)["state"].tolist() == [[2], [0], [0]]
-
-
 def test_rollout_goes_on_after_the_end() -> None:
     env = CountOnes(2, 3, batch_size=(4,))
     td = env.rollout(12, break_when_any_done=False)

@@ -6,7 +6,6 @@ from functools import partial
 import pytest
 import torch
 from scipy.stats import kstest
-from torch import Tensor
 
 from gfn_rb.envs import ConditionalHyperGrid, HyperGrid
 from gfn_rb.envs.conformance import EnumerableEnvConformance
@@ -60,20 +59,6 @@ def test_fixed_conditions_by_hand() -> None:
     assert env.fixed_conditions(0).shape == (0, 1)
     code = env.encode_condition(torch.tensor([[0.25], [1.0], [4.0]]))
     torch.testing.assert_close(code, torch.tensor([[-1.0], [0.0], [1.0]]))
-
-
-def test_a_policy_is_measured_under_its_condition() -> None:
-    """Exit with a probability that is the condition: P(x) follows from the number of steps."""
-    env = ConditionalHyperGrid(1, 3, min_beta=0.25, max_beta=0.5)
-
-    def log_pf(state: Tensor, condition: Tensor) -> Tensor:
-        p = torch.cat([1 - condition, condition], 1)
-        return p.where(env.forward_mask(state), 0).log().log_softmax(1)
-
-    p = env.policy_log_prob(log_pf, condition=torch.tensor([0.25])).exp()
-    assert p.tolist() == pytest.approx([1 / 4, 3 / 16, 9 / 16])
-    p = env.policy_log_prob(log_pf, condition=torch.tensor([0.5])).exp()
-    assert p.tolist() == pytest.approx([1 / 2, 1 / 4, 1 / 4])
 
 
 def test_networks_measure_and_sample_alike_under_a_condition() -> None:

@@ -17,13 +17,6 @@ class TestScalarStatesAndConditions(GFNEnvConformance):
         return Ladder(4)
 
 
-def test_conditions_that_are_single_numbers_are_encoded() -> None:
-    env = Ladder(4)
-    env.condition_shape = torch.Size([])
-    assert env.encode_condition(torch.tensor([1, 2])).tolist() == [[1.0], [2.0]]
-    assert env.encode_condition(torch.empty(0)).shape == (0, 1)
-
-
 def test_exit_and_dummy_lead_to_the_sink_and_moves_do_not() -> None:
     env = Ladder(4)
     state = torch.tensor([2, 2, 2, -1])
@@ -68,6 +61,7 @@ def test_what_counts_where_an_environment_says_nothing() -> None:
     assert GFNCore.fixed_conditions(env, 3) is None
     code = GFNCore.encode_condition(env, torch.tensor([[[1, 2]], [[3, 4]]]))
     assert code.equal(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+    assert GFNCore.encode_condition(env, torch.tensor([1, 2])).tolist() == [[1.0], [2.0]]
 
 
 def test_checks_name_what_came() -> None:

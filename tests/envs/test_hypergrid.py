@@ -26,13 +26,6 @@ def reward_in_fractions(
     return r0 + r1 * outer + r2 * inner
 
 
-def test_rewards_of_height_8_by_hand() -> None:
-    # x_d = i/7, |x_d - 1/2|: 0 -> .5, 1 -> .357, 2 -> .214, 3 -> .071, and mirrored
-    state = torch.tensor([[0, 0], [1, 1], [1, 6], [0, 1], [2, 1], [3, 4], [7, 7], [5, 6]])
-    expected = torch.tensor([0.6, 2.6, 2.6, 0.6, 0.1, 0.1, 0.6, 0.1]).log()
-    torch.testing.assert_close(HyperGrid(2, 8).log_reward(state), expected)
-
-
 @given(st.integers(2, 40), st.lists(st.integers(0, 1000), min_size=1, max_size=4))
 def test_reward_equals_its_definition_in_fractions(height: int, digits: list[int]) -> None:
     state = tuple(digit % height for digit in digits)
