@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
 from gfn_rb.envs.base import EnvOptions
-from gfn_rb.envs.core import check_positive, from_digits
+from gfn_rb.envs.core import check_positive, from_digits, to_digits
 from gfn_rb.envs.enumerable import EnumerableEnv
-from gfn_rb.envs.orders import EMPTY
-from gfn_rb.envs.sequence import SequenceEnv, read, spell
-from gfn_rb.errors import ArgumentError, ShapeError
+from gfn_rb.envs.sequence import SequenceEnv
+from gfn_rb.errors import ArgumentError
 from gfn_rb.shapes import Floats, Int64, Integers, Modes, StateBatch
 
 BLOCKS = ("00000000", "11111111", "11110000", "00001111", "00111100")
@@ -77,10 +75,11 @@ class BitSequence(SequenceEnv, EnumerableEnv):
             2**word_bits,
             n_bits // word_bits,
             form,
-            letter_code=_bits_of(torch.arange(2**word_bits), word_bits) * 2.0 - 1,
+            letter_code=to_digits(torch.arange(2**word_bits), 2, word_bits) * 2.0 - 1,
             **options,
         )
         self.n_bits, self.word_bits = n_bits, word_bits
+        self.alphabet = [f"{word:0{word_bits}b}" for word in range(2**word_bits)]
         self.n_modes, self.beta, self.delta = n_modes, beta, delta
         modes = self.from_strings(draw_modes(n_bits, n_modes, seed))
         self._register(modes=modes, _mode_code=self.encode(modes).T)
@@ -113,29 +112,6 @@ class BitSequence(SequenceEnv, EnumerableEnv):
         """Return every mode within ``delta`` of some string, each once."""
         return (self.distances(state) <= self.delta).any(0).nonzero()[:, 0]
 
-    def to_strings(self, state: StateBatch) -> list[str]:
-        """Spell out states, finished or not, in zeros and ones.
-
-        Raises:
-            ShapeError: ``state`` is not a batch of states.
-            ArgumentError: a row is the sink.
-        """
-        self.check_state(state)
-        bits = _bits_of(state, self.word_bits).where(state[:, :, None] >= 0, state[:, :, None])
-        return spell(bits.flatten(1), "01", self.order.gap)
-
-    def from_strings(self, strings: Sequence[str]) -> Int64[Tensor, "n words"]:
-        """Return the states that ``strings`` of zeros and ones spell.
-
-        Raises:
-            ShapeError: a string is longer than ``n_bits``, or holds no whole number of words.
-            ArgumentError: a string holds anything but zeros and ones.
-        """
-        if torn := [text for text in strings if len(text) % self.word_bits]:
-            raise ShapeError(f"strings must hold words of {self.word_bits} bits, got {torn[0]!r}")
-        bits = read(strings, "01", self.n_bits, self.order.gap).to(self.source_state.device)
-        return self._words_of(bits).where(bits[:, :: self.word_bits] >= 0, EMPTY)
-
     def test_states(self) -> Int64[Tensor, "m *state"]:
         """Return each mode, and strings of each with 1, 2, ..., n_bits - 1 of its bits flipped.
 
@@ -143,14 +119,11 @@ class BitSequence(SequenceEnv, EnumerableEnv):
         7,200 strings by default, the same at each call.
         """
         generator = torch.Generator().manual_seed(0)
-        bits = _bits_of(self.modes.cpu(), self.word_bits).flatten(1)
+        bits = to_digits(self.modes.cpu(), 2, self.word_bits).flatten(1)
         place = torch.rand(self.n_modes, self.n_bits, self.n_bits, generator=generator).argsort(2)
         flip = place < torch.arange(self.n_bits)[:, None]
-        return self._words_of(bits[:, None] ^ flip).flatten(0, 1).to(self.modes.device)
-
-    def _words_of(self, bits: Int64[Tensor, "*n bits"]) -> Int64[Tensor, "*n words"]:
-        """Read words of bits, the most significant bit first."""
-        return from_digits(bits.unflatten(-1, (self.length, self.word_bits)), 2)
+        flipped = (bits[:, None] ^ flip).view(-1, self.length, self.word_bits)
+        return from_digits(flipped, 2).to(self.modes.device)
 
 
 def draw_modes(n_bits: int, n_modes: int, seed: int) -> list[str]:
@@ -160,11 +133,6 @@ def draw_modes(n_bits: int, n_modes: int, seed: int) -> list[str]:
     while len(modes) < n_modes:
         modes["".join(rng.choices(BLOCKS, k=n_bits // BLOCK_BITS))] = None
     return list(modes)
-
-
-def _bits_of(word: Int64[Tensor, "*n"], word_bits: int) -> Int64[Tensor, "*n bits"]:
-    """Write words in binary, the most significant bit first."""
-    return word.unsqueeze(-1) >> torch.arange(word_bits - 1, -1, -1, device=word.device) & 1
 
 
 def _check(n_bits: int, word_bits: int, n_modes: int, beta: float, delta: int) -> None:

@@ -390,6 +390,12 @@ def from_digits(digit: Int64[Tensor, "*n digits"], base: int) -> Int64[Tensor, "
     return (digit * powers).sum(-1)
 
 
+def to_digits(number: Int64[Tensor, "*n"], base: int, n_digits: int) -> Int64[Tensor, "*n digits"]:
+    """Write numbers in a base, the most significant digit first."""
+    powers = base ** torch.arange(n_digits - 1, -1, -1, device=number.device)
+    return number[..., None] // powers % base
+
+
 @lru_cache
 def _random_odd(n: int, device: torch.device) -> Integers:
     """Return ``n`` fixed odd numbers from the whole range of int64."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from gfn_rb.envs.base import EnvOptions
-from gfn_rb.envs.core import check_power
+from gfn_rb.envs.core import check_power, to_digits
 from gfn_rb.envs.sequence import SequenceEnv
 from gfn_rb.errors import ArgumentError, GfnRbError
 from gfn_rb.shapes import Flags, Float, Floats, Int64, Modes, StateBatch
@@ -202,7 +202,7 @@ def published_modes(targets: tuple[str, ...], length: int) -> Int64[Tensor, "n 1
                 f"targets={list(targets)}, length={length}"
             )
         code = torch.from_numpy(lists[names[targets[0]]].astype(np.int64))
-    return code[:, None] // len(LETTERS) ** torch.arange(13, -1, -1) % len(LETTERS)
+    return to_digits(code, len(LETTERS), 14)
 
 
 def lowest_energy(target: str) -> float:

@@ -46,7 +46,7 @@ class SequenceEnv(GFNEnv):
         ArgumentError: an argument is out of range; the message names it.
     """
 
-    alphabet: str = string.digits + string.ascii_uppercase
+    alphabet: Sequence[str] = string.digits + string.ascii_uppercase
 
     def __init__(
         self,
@@ -121,17 +121,36 @@ class SequenceEnv(GFNEnv):
             ArgumentError: a row is the sink.
         """
         self.check_state(state)
-        return spell(state, self.alphabet, self.order.gap)
+        if (state < EMPTY).any():
+            raise ArgumentError("state must hold letters, got the sink")
+        letters = [*self.alphabet, self._gap]  # whose index is EMPTY, -1
+        return ["".join(letters[i] for i in row) for row in state.tolist()]
 
     def from_strings(self, strings: Sequence[str]) -> Int64[Tensor, "n length"]:
         """Return the states that ``strings`` spell.
 
         Raises:
-            ShapeError: a string is longer than ``length``.
-            ArgumentError: a string holds other letters than ``alphabet``.
+            ShapeError: a string is longer than ``length`` letters.
+            ArgumentError: a string has other letters than ``alphabet``.
         """
-        letter = read(strings, self.alphabet, self.length, self.order.gap)
-        return letter.to(self.source_state.device)
+        letters, width = self.alphabet, len(self.alphabet[0])
+        index = {letter: i for i, letter in enumerate(letters)} | {self._gap: EMPTY}
+        rows = []
+        for text in strings:
+            split = [text[i : i + width] for i in range(0, len(text), width)]
+            if len(split) > self.length:
+                most = self.length * width
+                raise ShapeError(f"strings must have at most {most} letters, got {text!r}")
+            if not index.keys() >= {*split}:
+                known = "".join(letters) if width == 1 else f"{letters[0]} to {letters[-1]}"
+                raise ArgumentError(f"strings must hold only the letters {known}, got {text!r}")
+            rows.append([index[letter] for letter in split] + [EMPTY] * (self.length - len(split)))
+        state = torch.tensor(rows, dtype=torch.int64, device=self.source_state.device)
+        return state.reshape(-1, self.length)
+
+    @property
+    def _gap(self) -> str:
+        return self.order.gap * len(self.alphabet[0])
 
     def fingerprint(self, state: StateBatch) -> Integers:
         """Return each sequence's key, or a hash where keys do not fit into 63 bits."""
@@ -158,26 +177,6 @@ def _coded(
     code: Float[np.ndarray, "letters width"], state: Int64[np.ndarray, "n length"]
 ) -> Float[np.ndarray, "n encoded"]:
     return code.take(state - SINK, 0).reshape(len(state), -1)
-
-
-def spell(letter: Int64[Tensor, "n length"], alphabet: str, gap: str = "") -> list[str]:
-    """Spell out rows of letters, which are indices in ``alphabet``, or -1 for ``gap``."""
-    if (letter < -1).any():
-        raise ArgumentError("state must hold letters, got the sink")
-    characters = [*alphabet, gap]
-    return ["".join(characters[i] for i in row) for row in letter.tolist()]
-
-
-def read(
-    strings: Sequence[str], alphabet: str, length: int, gap: str = ""
-) -> Int64[Tensor, "n length"]:
-    """Return the rows of letters that strings of at most ``length`` spell, on the CPU."""
-    if too_long := [text for text in strings if len(text) > length]:
-        raise ShapeError(f"strings must have at most {length} letters, got {too_long[0]!r}")
-    if wrong := [text for text in strings if set(text) - set(alphabet + gap)]:
-        raise ArgumentError(f"strings must hold only the letters {alphabet}, got {wrong[0]!r}")
-    rows = [[alphabet.find(c) for c in text.ljust(length)] for text in strings]  # -1 is empty
-    return torch.tensor(rows, dtype=torch.int64).reshape(-1, length)
 
 
 class ScoredSequenceEnv(SequenceEnv, EnumerableEnv):

@@ -10,7 +10,7 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from gfn_rb.envs.base import EnvOptions
-from gfn_rb.envs.core import check_power
+from gfn_rb.envs.core import check_power, to_digits
 from gfn_rb.envs.sequence import ScoredSequenceEnv
 from gfn_rb.errors import ArgumentError
 from gfn_rb.numerics.near.distances import greedy
@@ -84,7 +84,7 @@ class TFBind8(ScoredSequenceEnv):
 
 def _apart(ranked: Integers) -> Modes:
     """Keep the 8-mers that differ in at least two letters from all that are kept before them."""
-    letter = ranked[:, None] // len(LETTERS) ** torch.arange(LENGTH) % len(LETTERS)
+    letter = to_digits(ranked, len(LETTERS), LENGTH)
     near = (letter[:, None] != letter).sum(2) <= 1
     better, worse = near.triu(1).nonzero(as_tuple=True)
     return ranked[greedy(len(ranked), better, worse)]
