@@ -153,21 +153,6 @@ def test_compact_rows_that_cannot_be_read_are_refused_by_name():
     assert "rows came compact, expected whole ones" in str(FrameChannel(other).receive().error)
 
 
-def test_compact_rows_that_are_too_large_whole_are_not_made_whole(monkeypatch):
-    one, other = group(2)
-    form, rows = compact_rows_of(stored(DNA, "rebuild")), found(DNA, 99)
-    sender, receiver = FrameChannel(one, form), FrameChannel(other, form)
-    sender.learn_form(1, repr(form))
-    other.max_nbytes = rows.bytes() // 2
-    sender.send(1, DATA_TAG, Kind.ITEMS, rows=rows)
-    made, forward = [], type(form).forward
-    monkeypatch.setattr(type(form), "forward", lambda *a: made.append(len(a[1])) or forward(*a))
-    error = receiver.receive().error
-    assert isinstance(error, WireError)
-    assert f"bytes whole, expected {other.max_nbytes} at most" in str(error)
-    assert made == []
-
-
 @pytest.mark.parametrize("rows_fit", [True, False])
 def test_rows_of_large_states_are_bounded_however_few_their_bytes(rows_fit, monkeypatch):
     env, (one, other) = HyperGrid(600, 2), group(2)  # a step of one byte becomes 4,800

@@ -10,7 +10,6 @@ from remote.remote_runs import LIMIT, group, objects, threads, values_of
 from gfn_rb import fifo_buffer
 from gfn_rb.codec.frames import encode_frame
 from gfn_rb.codec.layout import VERSION, Prefix
-from gfn_rb.errors import RemoteError
 from gfn_rb.remote import (
     Awaited,
     Deferred,
@@ -263,14 +262,6 @@ def test_a_worker_that_is_to_stop_waits_a_second_for_a_manager_that_hangs(caplog
     statistics = worker.statistics
     assert (statistics.offered, statistics.sent, statistics.lost) == (3, 3, 3)
     assert "s, before manager 0 answered" in caplog.text
-
-
-def test_a_worker_names_a_manager_of_another_protocol():
-    transports = group(2)
-    worker = ReplayBufferWorker(transports[1], 0, timeout=LIMIT)
-    FrameChannel(transports[0]).send(1, DATA_TAG, Kind.HELLO, {"protocol": PROTOCOL + 1})
-    with pytest.raises(RemoteError, match=f"expected protocol {PROTOCOL}"):
-        worker.connect()
 
 
 def test_frames_of_strangers_are_ignored(caplog):

@@ -61,13 +61,6 @@ def test_a_rank_that_is_to_stop_has_one_second_for_all_waits(clock):
     assert clock.now - start == pytest.approx(1.0)
 
 
-def test_a_short_wait_is_not_made_longer_by_the_budget(clock):
-    deadline = Deadline(0.25, ShutdownBudget(lambda: True, clock=clock))
-    assert deadline.remaining == 0.25
-    clock.now += 0.25
-    assert str(deadline) == "within 0.25 s"
-
-
 def test_a_stop_in_the_course_of_a_wait_is_noticed_after_a_slice(clock):
     shutdown = ShutdownBudget(lambda: clock.now > 100.35, seconds=0.0, clock=clock)
     assert not Deadline(30.0, shutdown).wait(clock.nothing)

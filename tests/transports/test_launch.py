@@ -102,12 +102,6 @@ def test_the_environment_of_this_process_counts_by_default(monkeypatch):
     assert is_fault_tolerant()
 
 
-def test_fault_tolerance():
-    assert is_fault_tolerant({"OMPI_MCA_mpi_ft_enable": "true"})
-    assert not is_fault_tolerant({"OMPI_MCA_mpi_ft_enable": "0"})
-    assert not is_fault_tolerant({})
-
-
 def test_looking_loads_no_mpi():
     program = (
         "import sys, transports.little; from gfn_rb.transports.launch import *; launched(); "

@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gfn_rb.codec.primitives import LazyBuffer
-from gfn_rb.errors import PeerLostError, TransportError, TransportTimeoutError
+from gfn_rb.errors import ArgumentError, PeerLostError, TransportError, TransportTimeoutError
 from gfn_rb.transports import LocalTransport
-from gfn_rb.transports.local import QueuedMessage, joined
+from gfn_rb.transports.local import QueuedMessage
 
 
 def queued(
@@ -20,24 +19,6 @@ def queued(
 @pytest.fixture
 def sender() -> LocalTransport:
     return LocalTransport.group(2, timeout=0.05)[0]
-
-
-def test_a_message_is_done_when_it_is_delivered(sender: LocalTransport) -> None:
-    sent = queued(sender)
-    sender._mailboxes.put(sent)
-    assert sender._mailboxes.of[1].first(None, None) is sent
-    assert not sent.done()
-    sent.deliver()
-    assert sent.done()
-    sent.wait(0.0)
-
-
-def test_a_message_nobody_takes(sender: LocalTransport) -> None:
-    sent = queued(sender, nbytes=3)
-    with pytest.raises(TransportTimeoutError, match=r"rank 1 did not take .* 3 bytes within 0\.05"):
-        sent.wait()
-    with pytest.raises(TransportTimeoutError, match="within 0 s"):
-        sent.wait(0.0)
 
 
 def test_a_message_to_a_lost_rank_is_lost_unless_it_was_delivered(sender: LocalTransport) -> None:
@@ -102,8 +83,29 @@ def test_each_loss_is_told_once_and_others_go_on() -> None:
             c.recv(0)
 
 
-def test_joined_is_one_after_another_and_a_copy() -> None:
-    first = bytearray(b"ab")
-    data = joined([memoryview(first), LazyBuffer(3, lambda: b"cde"), memoryview(b"f")], 6)
-    first[:] = b"zz"
-    assert bytes(data) == b"abcdef"
+@pytest.mark.parametrize("size", [0, -3])
+def test_groups_have_members(size: int) -> None:
+    with pytest.raises(ArgumentError, match=f"size is {size}; expected 1 or more"):
+        LocalTransport.group(size)
+
+
+def test_a_handle_is_done_when_the_receiver_has_taken_it() -> None:
+    a, b = LocalTransport.group(2)
+    handle = a.isend([b"x"], 1)
+    assert b.probe(0) is not None
+    assert not handle.done()
+    with pytest.raises(TransportTimeoutError):
+        handle.wait(0.0)
+    b.recv()
+    assert handle.done()
+
+
+def test_closing_drops_what_was_not_received_and_tells_its_sender() -> None:
+    a, b = LocalTransport.group(2)
+    handle = a.isend([b"x"], 1)
+    b.close()
+    with pytest.raises(PeerLostError):
+        handle.wait()
+    with pytest.raises(PeerLostError, match="rank 1 is lost"):
+        a.send([b"y"], 1)
+    assert len(b._mailbox) == 0

@@ -1,14 +1,17 @@
-"""MPI: what is said without it, and life after the death of a rank."""
+"""MPI: its absence, the pieces of messages, and life after the death of a rank."""
 
 from __future__ import annotations
 
 import sys
 
+import numpy as np
 import pytest
 from transports.ranks import PROGRAM, mpi_kind, reports, under_mpiexec
 
+from gfn_rb.codec.primitives import LazyBuffer
 from gfn_rb.errors import TransportError
 from gfn_rb.transports import MPITransport
+from gfn_rb.transports.mpi import MAX_SEGMENTS, PREAMBLE, WHOLE, cut, sizes_after
 
 DIED = "lost 1: its process died"
 
@@ -35,3 +38,54 @@ def test_others_go_on_after_a_rank_was_killed() -> None:
     assert first["hosts"][0]
     refused = "ArgumentError: comm is a Group; expected an mpi4py Intracomm"
     assert first["refused"] == third["refused"] == refused
+
+
+# Pieces of messages.
+
+LARGE = memoryview(np.arange(WHOLE, dtype=np.uint8))
+
+
+def view(text: bytes) -> memoryview:
+    return memoryview(text)
+
+
+def test_small_messages_are_one_piece() -> None:
+    head, segments = cut([view(b"ab"), view(b""), view(b"c")], 3)
+    assert segments == []
+    assert head[PREAMBLE.size :] == b"abc"
+    assert sizes_after(memoryview(head), 0) == (3, [])
+
+
+def test_messages_up_to_a_limit_are_one_piece() -> None:
+    late = LazyBuffer(2, lambda: b"zz")
+    parts = [view(b"a"), LARGE[: WHOLE - 4], late, view(b"!")]
+    head, segments = cut(parts, WHOLE)
+    assert segments == []
+    assert head[PREAMBLE.size :] == b"a" + bytes(LARGE[: WHOLE - 4]) + b"zz!"
+    assert cut([*parts, view(b"?")], WHOLE + 1)[1] == [*parts[1:], b"?"]
+
+
+def test_large_parts_are_not_copied_and_late_ones_made_last() -> None:
+    made = []
+    late = LazyBuffer(2, lambda: made.append(1) or b"zz")
+    head, segments = cut([view(b"head"), LARGE, view(b""), LARGE, late], 6 + 2 * WHOLE)
+    assert head.endswith(b"head")
+    assert [each is part for each, part in zip(segments, (LARGE, LARGE, late), strict=True)]
+    assert sizes_after(memoryview(head), 0) == (6 + 2 * WHOLE, [WHOLE, WHOLE, 2])
+    assert not made
+
+
+def test_many_segments_become_one() -> None:
+    parts = [LARGE] * (MAX_SEGMENTS + 1)
+    head, segments = cut(parts, WHOLE * len(parts))
+    assert len(segments) == 1
+    assert bytes(segments[0]) == bytes(LARGE) * len(parts)
+    assert sizes_after(memoryview(head), 0) == (WHOLE * len(parts), [WHOLE * len(parts)])
+
+
+@pytest.mark.parametrize(
+    "head", [b"", b"x" * 63, PREAMBLE.pack(5, *[0] * 7), PREAMBLE.pack(*[1] * 8)]
+)
+def test_contradictions_are_refused(head: bytes) -> None:
+    with pytest.raises(TransportError, match="rank 3"):
+        sizes_after(memoryview(head), 3)

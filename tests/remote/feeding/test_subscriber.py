@@ -96,14 +96,6 @@ def test_a_restarted_worker_is_given_everything_again_a_returning_one_is_not(
     assert given(Subscriber(1, terms(fresh=True), feeder), 9) == [4, 3]
 
 
-def test_what_is_given_holds_no_bookkeeping_and_is_a_copy(rb, index, feeder, put):
-    put([3], 2)
-    rows = Subscriber(1, terms(), feeder).next(1)
-    assert set(rows.keys()) == {"state", "log_reward"}
-    rows["log_reward"].zero_()
-    assert rb[:]["log_reward"].tolist() == [3.0]
-
-
 def test_slots_that_a_buffer_stores_are_not_given():
     rb = TensorDictReplayBuffer(storage=LazyTensorStorage(4))
     feeder = Feeder(rb, 4)

@@ -1,6 +1,5 @@
 """Messages made to end a manager, fill it or bend it: each costs its sender alone."""
 
-import logging
 import math
 import sys
 
@@ -377,17 +376,6 @@ def test_who_is_to_end_ends(error):
     scene.hostile.send(0, DATA_TAG, Kind.ITEMS, {"id": 1}, objects([1]))
     with pytest.raises(error):
         scene.manager.step()
-
-
-def test_a_manager_logs_each_kind_of_error_of_each_sender_once(caplog):
-    scene = Scene(fifo_buffer(9))
-    caplog.set_level(logging.WARNING)
-    for _ in range(9):
-        for link in (scene.hostile, scene.honest):
-            scene.post(link, Kind.ITEMS, {"id": 1}, SPOILT["NaN"])
-            scene.post(link, Kind.ITEMS, {"id": 1}, SPOILT["no log-reward"])
-    assert len(caplog.messages) == 4
-    assert scene.manager.metadata()["senders"]["1"]["errors"] == 18
 
 
 def test_a_state_of_odd_strides_is_an_object_too():

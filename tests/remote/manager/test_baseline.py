@@ -55,14 +55,6 @@ def test_min_is_the_mean_until_the_buffer_is_full_and_then_its_lowest():
     assert keeper.value() == 3.0
 
 
-def test_the_ema_takes_no_notice_of_a_full_buffer():
-    rb = fifo_buffer(2)
-    keeper = BaselineKeeper(EMABaseline(alpha=1.0), rb)
-    offer(keeper, rb, [1.0, 5.0])
-    keeper.observe(torch.tensor([9.0]))
-    assert keeper.value() == 9.0
-
-
 @pytest.mark.parametrize(
     ("percentile", "expected"), [(0.0, 10.0), (0.24, 10.0), (0.25, 20.0), (0.5, 30.0), (1.0, 50.0)]
 )

@@ -46,28 +46,6 @@ def test_a_batch_is_stored_scored_and_observed(rb):
     assert manager.baseline.value() == 3.0
 
 
-def test_a_batch_to_be_scored_alone_is_not_stored(rb):
-    manager = Manager(rb)
-    assert manager.handle(objects([3, 4]), 2, store=False).outcomes == {"scored": 2}
-    assert len(rb) == 0
-    assert manager.baseline.value() is None
-
-
-def test_what_does_not_fit_is_refused_and_neither_counted_nor_scored(rb):
-    scored = []
-    manager = Manager(rb, score=lambda rows, sender: scored.append(len(rows)) or {})
-    result = manager.handle(objects([1, 2], [0.0, torch.nan]), 2)
-    assert result.outcomes == {"refused": 2}
-    assert type(result.unstored).__name__ == "NaNError"
-    assert manager.baseline.value() is None
-    result = manager.handle(objects([1]).exclude("log_reward"), 2, store=False)
-    assert result.outcomes == {"refused": 1}
-    assert type(result.unstored).__name__ == "KeyMismatchError"
-    assert scored == []
-    assert manager.put(objects([1]), 2)["stored"] == 1
-    assert scored == [1]
-
-
 # What is stored, and who is given it.
 
 

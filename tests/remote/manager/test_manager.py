@@ -7,7 +7,7 @@ from remote.remote_runs import group, objects, values_of
 from gfn_rb import fifo_buffer, reward_prioritized_buffer
 from gfn_rb.buffers import RateLimiter
 from gfn_rb.errors import ArgumentError
-from gfn_rb.remote import EMABaseline, ReplayBufferManager
+from gfn_rb.remote import ReplayBufferManager
 from gfn_rb.remote.protocol.channel import FrameChannel
 from gfn_rb.remote.protocol.messages import DATA_TAG, METADATA_TAG, PEER_TAG, PROTOCOL, Kind
 
@@ -96,13 +96,6 @@ def test_the_baseline_is_told():
     assert manager.baseline == 5.0
     late = other.ask(Kind.HELLO, {"protocol": PROTOCOL, "subscription": None})
     assert late.meta["baseline"] == 5.0
-
-
-def test_a_strategy_can_be_given():
-    manager, one, _ = made(fifo_buffer(1), baseline=EMABaseline(alpha=0.5))
-    one.send(objects([4]))
-    one.send(objects([8]))
-    assert manager.baseline == 6.0
 
 
 def test_a_subscriber_is_fed_with_its_answers():
@@ -266,34 +259,6 @@ def test_answers_that_cannot_be_sent_are_refused(caplog):
     assert answer.meta["to"] == 3
     assert "the answer cannot be sent" in answer.meta["error"]["message"]
     assert one.send(objects([])).kind == Kind.SCORES
-
-
-def test_managers_keep_one_baseline_in_step():
-    transports = group(4)
-    managers = [
-        ReplayBufferManager(t, fifo_buffer(2), managers=[0, 1], workers=[2, 3])
-        for t in transports[:2]
-    ]
-    link = FrameChannel(transports[2])
-
-    def settle():
-        while sum(manager.step() for manager in managers):
-            pass
-
-    link.send(0, DATA_TAG, Kind.ITEMS, {"id": 1}, objects([4, 6]))
-    settle()
-    assert managers[0].baseline == managers[1].baseline == 4.0  # a mean: one is not full
-    link.send(1, DATA_TAG, Kind.ITEMS, {"id": 2}, objects([3, 9]))
-    settle()
-    assert managers[0].baseline == managers[1].baseline == 3.0
-    link.send(1, DATA_TAG, Kind.ITEMS, {"id": 3}, objects([8]))
-    settle()
-    assert managers[0].baseline == managers[1].baseline == 4.0
-    transports[1].close()
-    while managers[0].step():
-        pass
-    assert managers[0].baseline == 4.0
-    assert not managers[0].finished
 
 
 @pytest.mark.parametrize("buffer", [True, False])

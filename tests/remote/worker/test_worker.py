@@ -360,26 +360,6 @@ def test_bad_arguments_are_named(unchecked, kwargs, message):
         ReplayBufferWorker(group(2)[1], **{"manager": 0, **kwargs})
 
 
-def test_bytes_and_seconds_are_counted_at_both_ends():
-    pair = Pair(fifo_buffer(9))
-    with threads(pair.serve), pair.worker() as worker:
-        worker.extend(objects(range(9)))
-        statistics = worker.statistics
-        assert statistics.bytes_sent == pair.manager.metadata()["senders"]["1"]["bytes"]
-        assert statistics.bytes_received > 0
-        assert statistics.seconds_blocked > 0
-        assert statistics.seconds_sending > 0
-
-
-def test_goodbye_is_said_once():
-    pair = Pair(None)
-    with threads(pair.serve), pair.worker(timeout=0.5) as worker:
-        worker.close()
-    assert worker.managers == [0]
-    worker.close(0.5)  # the manager serves no more
-    assert worker.managers == [0]
-
-
 @pytest.mark.parametrize("mode", MODES)
 def test_a_close_ends_in_time_and_loses_nobody(mode, caplog):
     transports = group(2)
