@@ -22,8 +22,7 @@ from gfn_rb.errors import (
     WireVersionError,
 )
 from gfn_rb.remote.feeding.subscriber import Feeder
-from gfn_rb.remote.manager.baseline import Summary
-from gfn_rb.remote.manager.baseline_keeper import BaselineKeeper
+from gfn_rb.remote.manager.baseline import BaselineKeeper, Summary
 from gfn_rb.remote.protocol.channel import FrameChannel, ReceivedFrame, check_rows
 from gfn_rb.remote.protocol.membership import GONE, LOST, REFUSED, Membership, State
 from gfn_rb.remote.protocol.messages import (

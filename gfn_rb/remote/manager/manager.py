@@ -27,8 +27,7 @@ from gfn_rb.checkpoint import (
 )
 from gfn_rb.errors import ArgumentError, CheckpointError, PeerLostError
 from gfn_rb.remote.feeding.subscriber import Feeder
-from gfn_rb.remote.manager.baseline import Baseline, MinBaseline
-from gfn_rb.remote.manager.baseline_keeper import BaselineKeeper
+from gfn_rb.remote.manager.baseline import Baseline, BaselineKeeper, MinBaseline
 from gfn_rb.remote.manager.handler import BatchHandler, MessageHandler
 from gfn_rb.remote.protocol.channel import FrameChannel, check_rows
 from gfn_rb.remote.protocol.membership import Membership

@@ -7,8 +7,7 @@ from gfn_rb import DiversityWriter, Sampler, fifo_buffer, reward_prioritized_buf
 from gfn_rb.envs import HyperGrid
 from gfn_rb.errors import ArgumentError
 from gfn_rb.remote.feeding.subscriber import Feeder
-from gfn_rb.remote.manager.baseline import EMABaseline
-from gfn_rb.remote.manager.baseline_keeper import BaselineKeeper
+from gfn_rb.remote.manager.baseline import BaselineKeeper, EMABaseline
 from gfn_rb.remote.manager.handler import BatchHandler
 from gfn_rb.stopwatch import Stopwatch
 

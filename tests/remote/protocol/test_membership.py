@@ -28,27 +28,18 @@ def test_ranks_come_and_go():
     assert (ranks[5].state, ranks[5].why) == (LOST, "it was killed")
 
 
-def test_who_has_gone_cannot_be_lost():
-    ranks = Membership([1])
+def test_ranks_that_left_or_are_unknown_cannot_be_lost_and_lost_ones_may_return():
+    ranks = Membership([1, 2])
     ranks.leave(1, GONE)
     assert not ranks.leave(1, LOST, "it is silent")
-    assert (states(ranks), ranks.lost) == ([GONE], {})
-
-
-def test_strangers_are_passed_over():
-    ranks = Membership([1])
-    assert not ranks.leave(2, LOST)
-    assert not ranks.is_present(2)
-
-
-def test_the_lost_may_return():
-    ranks = Membership([1])
-    ranks.leave(1, LOST, "it was silent")
-    assert ranks.seen(1)
-    assert (ranks.present, ranks[1].why) == ([1], "")
-    ranks.leave(1, REFUSED)
-    assert ranks.present == []
-    assert ranks.lost == {}
+    assert not ranks.leave(3, LOST)
+    assert not ranks.is_present(3)
+    ranks.leave(2, LOST, "it was silent")
+    assert (states(ranks), ranks.lost) == ([GONE, LOST], {2: "it was silent"})
+    assert ranks.seen(2)
+    assert (ranks.present, ranks[2].why) == ([2], "")
+    ranks.leave(2, REFUSED)
+    assert (ranks.present, ranks.lost) == ([], {})
 
 
 def test_silence_is_noticed():
