@@ -7,6 +7,7 @@ from gfn_rb.lazy import lazy_exports
 if TYPE_CHECKING:
     from gfn_rb.buffers.compact import CompactRows
     from gfn_rb.buffers.merged import MergedReplayBuffer
+    from gfn_rb.buffers.options import BufferOptions
     from gfn_rb.buffers.packing import PackTrajectories
     from gfn_rb.buffers.presets import (
         diverse_buffer,
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from gfn_rb.buffers.tracked import TrackedReplayBuffer
 
 __all__ = [
+    "BufferOptions",
     "CompactRows",
     "MergedReplayBuffer",
     "PackTrajectories",
@@ -39,6 +41,7 @@ __getattr__ = lazy_exports(
     __name__,
     compact="CompactRows",
     merged="MergedReplayBuffer",
+    options="BufferOptions",
     packing="PackTrajectories",
     presets="diverse_buffer fifo_buffer reward_prioritized_buffer state_buffer"
     " terminating_state_buffer transition_buffer",

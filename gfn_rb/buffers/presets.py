@@ -7,6 +7,9 @@ transforms.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from difflib import get_close_matches
+from inspect import signature
+from itertools import chain
 from typing import Any
 
 import torch
@@ -17,19 +20,17 @@ from torchrl.data.replay_buffers.samplers import RandomSampler, Sampler
 from torchrl.data.replay_buffers.storages import Storage
 from torchrl.data.replay_buffers.writers import Writer
 from torchrl.envs.transforms import Compose, Transform
+from typing_extensions import Unpack
 
 from gfn_rb.arguments import (
     as_count,
     as_device,
-    require_choice,
     require_device_of,
     require_flag,
     require_kind,
-    require_optional,
 )
-from gfn_rb.buffers.compact import CompactRows, StateForm
-from gfn_rb.buffers.environment import Environment
-from gfn_rb.buffers.rate_limiter import RateLimiter
+from gfn_rb.buffers.compact import CompactRows
+from gfn_rb.buffers.options import BufferOptions
 from gfn_rb.buffers.tracked import TrackedReplayBuffer
 from gfn_rb.buffers.transforms import (
     KeepItems,
@@ -64,7 +65,7 @@ def reward_prioritized_buffer(
     sampler: Sampler | None = None,
     max_length: int | None = None,
     keep: Sequence[str] = (),
-    **options: Any,
+    **options: Unpack[BufferOptions],
 ) -> TensorDictReplayBuffer:
     """Return a buffer that keeps the rows of highest reward and draws them by reward.
 
@@ -89,30 +90,8 @@ def reward_prioritized_buffer(
             come, which requires batches of one length.
         keep: names among ``"log_prob"`` and ``"estimator_output"`` to store. Others are dropped,
             because the policy that made them changes.
-        **options: keywords below, and other keywords of ``TensorDictReplayBuffer``.
-
-    Keyword Args:
-        storage: storage of ``capacity`` rows, such as a ``LazyMemmapStorage``. Default: a
-            ``LazyTensorStorage``.
-        device: device of the default storage. Default: ``"cpu"``.
-        compact: ``"narrow"`` stores rows in the smallest integers that ``env`` needs, and
-            ``"rebuild"`` stores trajectories without their states. Drawn rows equal added ones.
-            Default: None, rows are stored as they are.
-        env: environment of the rows; required with ``compact``.
-        transform: ``Transform`` or callable, applied first when rows are added and last when they
-            are drawn.
-        statistics: whether ``rb.stats()`` counts the rows that were added and drawn. Default:
-            False.
-        rate_limiter: :class:`~gfn_rb.buffers.RateLimiter` that keeps draws in proportion to added
-            rows. Default: None.
-        max_age: highest age of a row in policy versions, at least 0; older rows are removed. Rows
-            need a ``policy_version``. Default: None, any age.
-        batch_size: number of rows that ``sample()`` draws, at least 1. Default: None, which
-            requires ``sample(n)``.
-        prefetch: number of batches to draw ahead, at least 0; needs ``batch_size``. Default: 0.
-        generator: ``torch.Generator`` of the draws. Default: PyTorch's global generator.
-        shared: whether several processes use the buffer, which needs a lock. Default: False.
-        service_backend: ``"ray"`` creates the buffer in a Ray actor. Default: None.
+        **options: :class:`~gfn_rb.buffers.BufferOptions`, such as ``storage``, ``batch_size`` and
+            ``generator``.
 
     Raises:
         ArgumentError: an option has a value that is not allowed; the message names it.
@@ -139,7 +118,7 @@ def diverse_buffer(
     sampler: Sampler | None = None,
     max_length: int | None = None,
     keep: Sequence[str] = (),
-    **options: Any,
+    **options: Unpack[BufferOptions],
 ) -> TensorDictReplayBuffer:
     """Return a buffer that keeps the best rows that are far apart and draws them by reward.
 
@@ -166,30 +145,8 @@ def diverse_buffer(
             come, which requires batches of one length.
         keep: names among ``"log_prob"`` and ``"estimator_output"`` to store. Others are dropped,
             because the policy that made them changes.
-        **options: keywords below, and other keywords of ``TensorDictReplayBuffer``.
-
-    Keyword Args:
-        storage: storage of ``capacity`` rows, such as a ``LazyMemmapStorage``. Default: a
-            ``LazyTensorStorage``.
-        device: device of the default storage. Default: ``"cpu"``.
-        compact: ``"narrow"`` stores rows in the smallest integers that ``env`` needs, and
-            ``"rebuild"`` stores trajectories without their states. Drawn rows equal added ones.
-            Default: None, rows are stored as they are.
-        env: environment of the rows; required with ``compact``.
-        transform: ``Transform`` or callable, applied first when rows are added and last when they
-            are drawn.
-        statistics: whether ``rb.stats()`` counts the rows that were added and drawn. Default:
-            False.
-        rate_limiter: :class:`~gfn_rb.buffers.RateLimiter` that keeps draws in proportion to added
-            rows. Default: None.
-        max_age: highest age of a row in policy versions, at least 0; older rows are removed. Rows
-            need a ``policy_version``. Default: None, any age.
-        batch_size: number of rows that ``sample()`` draws, at least 1. Default: None, which
-            requires ``sample(n)``.
-        prefetch: number of batches to draw ahead, at least 0; needs ``batch_size``. Default: 0.
-        generator: ``torch.Generator`` of the draws. Default: PyTorch's global generator.
-        shared: whether several processes use the buffer, which needs a lock. Default: False.
-        service_backend: ``"ray"`` creates the buffer in a Ray actor. Default: None.
+        **options: :class:`~gfn_rb.buffers.BufferOptions`, such as ``storage``, ``batch_size`` and
+            ``generator``.
 
     Raises:
         ArgumentError: an option has a value that is not allowed; the message names it.
@@ -208,7 +165,7 @@ def fifo_buffer(
     sampler: Sampler | None = None,
     max_length: int | None = None,
     keep: Sequence[str] = (),
-    **options: Any,
+    **options: Unpack[BufferOptions],
 ) -> TensorDictReplayBuffer:
     """Return a buffer that keeps the newest rows and draws them uniformly.
 
@@ -224,30 +181,8 @@ def fifo_buffer(
             come, which requires batches of one length.
         keep: names among ``"log_prob"`` and ``"estimator_output"`` to store. Others are dropped,
             because the policy that made them changes.
-        **options: keywords below, and other keywords of ``TensorDictReplayBuffer``.
-
-    Keyword Args:
-        storage: storage of ``capacity`` rows, such as a ``LazyMemmapStorage``. Default: a
-            ``LazyTensorStorage``.
-        device: device of the default storage. Default: ``"cpu"``.
-        compact: ``"narrow"`` stores rows in the smallest integers that ``env`` needs, and
-            ``"rebuild"`` stores trajectories without their states. Drawn rows equal added ones.
-            Default: None, rows are stored as they are.
-        env: environment of the rows; required with ``compact``.
-        transform: ``Transform`` or callable, applied first when rows are added and last when they
-            are drawn.
-        statistics: whether ``rb.stats()`` counts the rows that were added and drawn. Default:
-            False.
-        rate_limiter: :class:`~gfn_rb.buffers.RateLimiter` that keeps draws in proportion to added
-            rows. Default: None.
-        max_age: highest age of a row in policy versions, at least 0; older rows are removed. Rows
-            need a ``policy_version``. Default: None, any age.
-        batch_size: number of rows that ``sample()`` draws, at least 1. Default: None, which
-            requires ``sample(n)``.
-        prefetch: number of batches to draw ahead, at least 0; needs ``batch_size``. Default: 0.
-        generator: ``torch.Generator`` of the draws. Default: PyTorch's global generator.
-        shared: whether several processes use the buffer, which needs a lock. Default: False.
-        service_backend: ``"ray"`` creates the buffer in a Ray actor. Default: None.
+        **options: :class:`~gfn_rb.buffers.BufferOptions`, such as ``storage``, ``batch_size`` and
+            ``generator``.
 
     Raises:
         ArgumentError: an option has a value that is not allowed; the message names it.
@@ -280,7 +215,7 @@ def terminating_state_buffer(
     on_duplicate: OnDuplicate = "refresh",
     writer: Writer | None = None,
     sampler: Sampler | None = None,
-    **options: Any,
+    **options: Unpack[BufferOptions],
 ) -> TensorDictReplayBuffer:
     """Return a buffer of terminating states and their log-rewards, without trajectories.
 
@@ -300,30 +235,8 @@ def terminating_state_buffer(
         writer: writer to use instead of one that keeps the highest rewards; ``unique`` and
             ``on_duplicate`` are then ignored.
         sampler: sampler to use instead of draws in proportion to the reward.
-        **options: keywords below, and other keywords of ``TensorDictReplayBuffer``.
-
-    Keyword Args:
-        storage: storage of ``capacity`` rows, such as a ``LazyMemmapStorage``. Default: a
-            ``LazyTensorStorage``.
-        device: device of the default storage. Default: ``"cpu"``.
-        compact: ``"narrow"`` stores rows in the smallest integers that ``env`` needs. Drawn rows
-            equal added ones.
-            Default: None, rows are stored as they are.
-        env: environment of the rows; required with ``compact``.
-        transform: ``Transform`` or callable, applied first when rows are added and last when they
-            are drawn.
-        statistics: whether ``rb.stats()`` counts the rows that were added and drawn. Default:
-            False.
-        rate_limiter: :class:`~gfn_rb.buffers.RateLimiter` that keeps draws in proportion to added
-            rows. Default: None.
-        max_age: highest age of a row in policy versions, at least 0; older rows are removed. Rows
-            need a ``policy_version``. Default: None, any age.
-        batch_size: number of rows that ``sample()`` draws, at least 1. Default: None, which
-            requires ``sample(n)``.
-        prefetch: number of batches to draw ahead, at least 0; needs ``batch_size``. Default: 0.
-        generator: ``torch.Generator`` of the draws. Default: PyTorch's global generator.
-        shared: whether several processes use the buffer, which needs a lock. Default: False.
-        service_backend: ``"ray"`` creates the buffer in a Ray actor. Default: None.
+        **options: :class:`~gfn_rb.buffers.BufferOptions`, such as ``storage``, ``batch_size`` and
+            ``generator``.
 
     Raises:
         ArgumentError: an option has a value that is not allowed; the message names it.
@@ -341,7 +254,7 @@ def transition_buffer(
     writer: Writer | None = None,
     sampler: Sampler | None = None,
     keep: Sequence[str] = (),
-    **options: Any,
+    **options: Unpack[BufferOptions],
 ) -> TensorDictReplayBuffer:
     """Return a buffer that accepts trajectories and returns single transitions.
 
@@ -361,37 +274,15 @@ def transition_buffer(
             an episode neighbouring ranks.
         keep: ``["log_prob"]`` stores the log-probabilities. They are dropped by default, because
             the policy that made them changes.
-        **options: keywords below, and other keywords of ``TensorDictReplayBuffer``.
-
-    Keyword Args:
-        storage: storage of ``capacity`` rows, such as a ``LazyMemmapStorage``. Default: a
-            ``LazyTensorStorage``.
-        device: device of the default storage. Default: ``"cpu"``.
-        compact: ``"narrow"`` stores rows in the smallest integers that ``env`` needs. Drawn rows
-            equal added ones.
-            Default: None, rows are stored as they are.
-        env: environment of the rows; required with ``compact``.
-        transform: ``Transform`` or callable, applied first when rows are added and last when they
-            are drawn.
-        statistics: whether ``rb.stats()`` counts the rows that were added and drawn. Default:
-            False.
-        rate_limiter: :class:`~gfn_rb.buffers.RateLimiter` that keeps draws in proportion to added
-            rows. Default: None.
-        max_age: highest age of a row in policy versions, at least 0; older rows are removed. Rows
-            need a ``policy_version``. Default: None, any age.
-        batch_size: number of rows that ``sample()`` draws, at least 1. Default: None, which
-            requires ``sample(n)``.
-        prefetch: number of batches to draw ahead, at least 0; needs ``batch_size``. Default: 0.
-        generator: ``torch.Generator`` of the draws. Default: PyTorch's global generator.
-        shared: whether several processes use the buffer, which needs a lock. Default: False.
-        service_backend: ``"ray"`` creates the buffer in a Ray actor. Default: None.
+        **options: :class:`~gfn_rb.buffers.BufferOptions`, such as ``storage``, ``batch_size`` and
+            ``generator``.
 
     Raises:
         ArgumentError: an option has a value that is not allowed; the message names it.
     """
     require_kind("keep", keep, list, lambda value: isinstance(value, Sequence))
     rows = KeepTransitions(_dropped(keep, (LOG_PROB,)))
-    return _row_buffer(capacity, writer, sampler, rows, **options)
+    return _row_buffer(capacity, writer, sampler, rows, options)
 
 
 def state_buffer(
@@ -399,7 +290,7 @@ def state_buffer(
     *,
     writer: Writer | None = None,
     sampler: Sampler | None = None,
-    **options: Any,
+    **options: Unpack[BufferOptions],
 ) -> TensorDictReplayBuffer:
     """Return a buffer that accepts trajectories and returns single visited states.
 
@@ -413,35 +304,13 @@ def state_buffer(
             that ranks needs ``key="episode_log_reward"``.
         sampler: sampler to use instead of draws in proportion to the reward of the episode. A
             sampler by reward needs ``key="episode_log_reward"``.
-        **options: keywords below, and other keywords of ``TensorDictReplayBuffer``.
-
-    Keyword Args:
-        storage: storage of ``capacity`` rows, such as a ``LazyMemmapStorage``. Default: a
-            ``LazyTensorStorage``.
-        device: device of the default storage. Default: ``"cpu"``.
-        compact: ``"narrow"`` stores rows in the smallest integers that ``env`` needs. Drawn rows
-            equal added ones.
-            Default: None, rows are stored as they are.
-        env: environment of the rows; required with ``compact``.
-        transform: ``Transform`` or callable, applied first when rows are added and last when they
-            are drawn.
-        statistics: whether ``rb.stats()`` counts the rows that were added and drawn. Default:
-            False.
-        rate_limiter: :class:`~gfn_rb.buffers.RateLimiter` that keeps draws in proportion to added
-            rows. Default: None.
-        max_age: highest age of a row in policy versions, at least 0; older rows are removed. Rows
-            need a ``policy_version``. Default: None, any age.
-        batch_size: number of rows that ``sample()`` draws, at least 1. Default: None, which
-            requires ``sample(n)``.
-        prefetch: number of batches to draw ahead, at least 0; needs ``batch_size``. Default: 0.
-        generator: ``torch.Generator`` of the draws. Default: PyTorch's global generator.
-        shared: whether several processes use the buffer, which needs a lock. Default: False.
-        service_backend: ``"ray"`` creates the buffer in a Ray actor. Default: None.
+        **options: :class:`~gfn_rb.buffers.BufferOptions`, such as ``storage``, ``batch_size`` and
+            ``generator``.
 
     Raises:
         ArgumentError: an option has a value that is not allowed; the message names it.
     """
-    return _row_buffer(capacity, writer, sampler, KeepStates(), **options)
+    return _row_buffer(capacity, writer, sampler, KeepStates(), options)
 
 
 def build(
@@ -449,54 +318,35 @@ def build(
     writer: Writer,
     sampler: Sampler,
     transforms: Sequence[Transform] = (),
-    *,
-    storage: Storage | None = None,
-    device: torch.device | str = "cpu",
-    compact: StateForm | None = None,
-    env: Environment | None = None,
-    transform: Transform | Callable[[Any], Any] | None = None,
-    statistics: bool = False,
-    rate_limiter: RateLimiter | None = None,
-    max_age: int | None = None,
-    **buffer_kwargs: Any,
+    **options: Unpack[BufferOptions],
 ) -> TensorDictReplayBuffer:
-    """Return a buffer made of these parts; presets document the options.
+    """Return a buffer made of these parts.
 
     Args:
         capacity: number of rows kept.
         writer: which rows are kept.
         sampler: which rows are drawn.
         transforms: transforms of the preset, in the order in which added rows pass them.
-        storage: storage of ``capacity`` rows.
-        device: device of the default storage.
-        compact: ``"narrow"``, ``"rebuild"`` or None.
-        env: environment of the rows.
-        transform: transform of the user.
-        statistics: whether to count rows.
-        rate_limiter: limiter of draws and offers.
-        max_age: highest age of a row.
-        **buffer_kwargs: keywords of ``TensorDictReplayBuffer``.
+        **options: as of a preset.
     """
+    _check_options(options)
     capacity = as_count("capacity", capacity)
     require_kind("writer", writer, Writer, callable)
     require_kind("sampler", sampler, Sampler, callable)
-    require_optional("storage", storage, Storage)
-    require_kind("transform", transform, Transform, lambda v: v is None or callable(v))
-    require_flag("statistics", statistics)
-    require_optional("rate_limiter", rate_limiter, RateLimiter)
-    _check_options(buffer_kwargs)
-    device = as_device("device", device)
-    if storage is None:
-        storage = RowTensorStorage(capacity, device=device)
+    parts: dict[str, Any] = {**options, "writer": writer, "sampler": sampler}
+    device = as_device("device", parts.pop("device", "cpu"))
+    compact, env = parts.pop("compact", None), parts.pop("env", None)
+    if (storage := parts.get("storage")) is None:
+        storage = parts["storage"] = RowTensorStorage(capacity, device=device)
     if storage.max_size != capacity:
         raise ArgumentError(
             f"storage must hold capacity={capacity} rows, got one of {storage.max_size}"
         )
-    _check_storage(storage, buffer_kwargs.get("generator"))
+    _check_storage(storage, options.get("generator"))
     # Inverse transforms run from the last to the first: the user's come first on the way in.
+    transform = parts.pop("transform", None)
     on_insertion = [*([] if transform is None else [transform]), *transforms]
     if compact is not None:
-        require_choice("compact", compact, ("narrow", "rebuild", None))
         if env is None:
             raise ArgumentError(f"env must be given for compact={compact!r}, got None")
         rows = CompactRows(env, compact)
@@ -505,22 +355,32 @@ def build(
             writer.measure(rows.features(writer.features))
         elif isinstance(writer, RewardPrioritizedWriter) and writer.unique is not None:
             writer.identify(rows.identity(writer.unique))
-    parts = {"storage": storage, "writer": writer, "sampler": sampler, **buffer_kwargs}
     if on_insertion:
         parts["transform"] = Compose(*on_insertion[::-1])
-    if statistics or rate_limiter is not None or max_age is not None:
-        return TrackedReplayBuffer(rate_limiter=rate_limiter, max_age=max_age, **parts)
+    limits = {name: parts.pop(name, None) for name in ("rate_limiter", "max_age")}
+    if parts.pop("statistics", False) or any(value is not None for value in limits.values()):
+        return TrackedReplayBuffer(**limits, **parts)
     return TensorDictReplayBuffer(**parts)
 
 
-def _check_options(options: dict[str, Any]) -> None:
+def _check_options(options: Any) -> None:
+    for name in options:
+        if name not in BufferOptions.__annotations__:
+            presets = (reward_prioritized_buffer, diverse_buffer, terminating_state_buffer)
+            named = chain.from_iterable(signature(each).parameters for each in presets)
+            near = get_close_matches(name, {*BufferOptions.__annotations__, *named}, 1)
+            hint = f", did you mean {near[0]!r}?" if near else ""
+            raise ArgumentError(f"{name!r} is not an option of this buffer{hint}")
     batch_size, prefetch = options.get("batch_size"), options.get("prefetch")
     if batch_size is not None:
         as_count("batch_size", batch_size)
     if prefetch is not None and as_count("prefetch", prefetch, 0) and batch_size is None:
         raise ArgumentError(f"prefetch must be 0 without a batch_size, got {prefetch}")
-    generator = options.get("generator")
-    require_optional("generator", generator, torch.Generator)
+    for name, kind in (("generator", torch.Generator), ("storage", Storage)):
+        require_kind(name, options.get(name), kind, lambda value: value is None)
+    require_kind(
+        "transform", options.get("transform"), Transform, lambda v: v is None or callable(v)
+    )
     require_flag("shared", options.get("shared", False))
 
 
@@ -533,14 +393,18 @@ def _check_storage(storage: Storage, generator: torch.Generator | None) -> None:
 
 
 def _row_buffer(
-    capacity: int, writer: Writer | None, sampler: Sampler | None, rows: Transform, **options: Any
+    capacity: int,
+    writer: Writer | None,
+    sampler: Sampler | None,
+    rows: Transform,
+    options: BufferOptions,
 ) -> TensorDictReplayBuffer:
     writer = RewardPrioritizedWriter(EPISODE_LOG_REWARD) if writer is None else writer
     sampler = SoftmaxRewardSampler(EPISODE_LOG_REWARD) if sampler is None else sampler
     return build(capacity, writer, sampler, [rows], **_without_paths(options))
 
 
-def _without_paths(options: dict[str, Any]) -> dict[str, Any]:
+def _without_paths(options: BufferOptions) -> BufferOptions:
     if options.get("compact") == "rebuild":
         raise ArgumentError(
             "compact must be 'narrow' for rows that are no trajectories, got 'rebuild': a single "

@@ -102,7 +102,7 @@ def terminating_states(
         ShapeError: there are several lengths or marks per row.
         ArgumentError: a trajectory has no step, or more than it has room for.
     """
-    held = {key for key, _ in rows.items()}  # cheaper than of keys()
+    held = set(dict(rows.items()))  # cheaper than of keys()
     if STATE not in held:
         raise KeyMismatchError(f"items lack {STATE!r}: they hold {sorted(map(str, held))}")
     if held >= {ACTION, LENGTH}:

@@ -1,3 +1,9 @@
+import inspect
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from factories import objects, two_rows
@@ -8,14 +14,17 @@ from torchrl.data import (
     LazyStackStorage,
     LazyTensorStorage,
     ListStorage,
+    ReplayBuffer,
     RoundRobinWriter,
     TensorDictReplayBuffer,
 )
 from torchrl.data.replay_buffers.samplers import RandomSampler
 from torchrl.envs.transforms import Transform
 
+import gfn_rb
 from gfn_rb import Trajectories
 from gfn_rb.buffers import (
+    BufferOptions,
     RateLimiter,
     TrackedReplayBuffer,
     diverse_buffer,
@@ -273,6 +282,32 @@ def test_what_a_preset_is_made_of(preset):
         assert preset(4, writer=writer).writer is writer
     sampler = SoftmaxRewardSampler(temperature=3.0)
     assert preset(4, sampler=sampler).sampler is sampler
+
+
+@pytest.mark.parametrize("preset", EVERY)
+def test_an_unknown_option_is_refused(preset):
+    with pytest.raises(ArgumentError, match=r"'temprature' .* did you mean 'temperature'"):
+        preset(4, temprature=2.0)
+
+
+def test_options_are_those_of_the_buffers():
+    given = inspect.signature(ReplayBuffer.__init__).parameters.keys()
+    given |= inspect.signature(TrackedReplayBuffer.__init__).parameters.keys()
+    of_presets = {"device", "compact", "env", "statistics", "priority_key"}
+    of_parts = {"self", "options", "writer", "sampler"}
+    assert set(BufferOptions.__annotations__) == (given - of_parts) | of_presets
+
+
+@pytest.mark.slow
+def test_type_checkers_find_a_misspelt_option(tmp_path):
+    (tmp_path / "user.py").write_text(
+        "from gfn_rb import fifo_buffer\nrb = fifo_buffer(4, batch_size=2, temprature=2.0)\n"
+    )
+    command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "user.py"]
+    env = {**os.environ, "MYPYPATH": str(Path(gfn_rb.__file__).parents[1])}
+    run = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert "temprature" in run.stdout
+    assert run.stdout.count("error:") == 1
 
 
 @pytest.mark.parametrize("preset", ALL)

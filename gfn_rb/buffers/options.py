@@ -1,0 +1,92 @@
+"""The options that all presets take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torchrl.data.replay_buffers.checkpointers import StorageCheckpointerBase
+from torchrl.data.replay_buffers.sample_units import SampleUnit
+from torchrl.data.replay_buffers.storages import Storage
+from torchrl.envs.transforms import Transform
+from typing_extensions import TypedDict
+
+from gfn_rb.buffers.compact import StateForm
+from gfn_rb.buffers.environment import Environment
+from gfn_rb.buffers.rate_limiter import RateLimiter
+
+
+class BufferOptions(TypedDict, total=False):
+    """Keywords of every preset. All may be left out.
+
+    Attributes:
+        storage: storage of ``capacity`` rows, such as a :class:`~gfn_rb.RowMemmapStorage`. Default:
+            a :class:`~gfn_rb.RowTensorStorage`.
+        device: device of the default storage. Default: ``"cpu"``.
+        compact: ``"narrow"`` stores rows in the smallest integers that ``env`` needs.
+            ``"rebuild"``, for trajectories alone, also leaves out their states. Drawn rows equal
+            added ones. Default: None, rows are stored as they are.
+        env: environment of the rows; required with ``compact``. Default: None.
+        transform: ``Transform`` or callable, applied first when rows are added and last when they
+            are drawn. Default: None.
+        statistics: whether ``rb.stats()`` counts the rows that were added and drawn. Default:
+            False.
+        rate_limiter: limiter that keeps draws in proportion to added rows. Default: None.
+        max_age: highest age of a row in policy versions, at least 0; older rows are removed. Rows
+            need a ``policy_version``. Default: None, any age.
+        batch_size: number of rows that ``sample()`` draws, at least 1. Default: None, which
+            requires ``sample(n)``.
+        prefetch: number of batches to draw ahead, at least 0; above 0 needs ``batch_size``.
+            Default: 0.
+        generator: generator of the draws, on the device of the rows. Default: PyTorch's global
+            generator.
+        shared: whether several processes use the buffer, which needs a lock. Default: False.
+        service_backend: ``"direct"``, or ``"ray"``, which creates the buffer in a Ray actor.
+            Default: ``"direct"``.
+        priority_key: entry of a batch that holds new priorities, for
+            :class:`~gfn_rb.PrioritySampler`. Default: ``"td_error"``.
+        collate_fn: callable applied to drawn rows. Default: none is needed.
+        pin_memory: whether drawn rows are placed in pinned memory. Default: False.
+        sample_unit: ``SampleUnit`` of TorchRL that replaces drawn rows by more of them. Default:
+            None.
+        transform_factory: callable that makes the transform in the process of the buffer; replaces
+            the transforms of the preset. Default: None.
+        dim_extend: dimension along which ``extend`` counts rows. Default: 0.
+        checkpointer: TorchRL's checkpointer of the storage. Default: that of the storage.
+        consume_after_n_samples: number of draws after which a row is removed; needs a sampler and
+            a writer of TorchRL. Default: None, never.
+        compilable: whether ``torch.compile`` may trace the buffer. Default: None, no.
+        delayed_init: whether to set the buffer up when it is first used. Default: None, no.
+        service_backend_options: options of the Ray actor. Default: None.
+        transport: transport of a buffer in an actor, ``"auto"``, ``"direct"``, ``"ray"`` or
+            ``"distributed"``. Default: ``"auto"``.
+        transport_options: options of the transport. Default: None.
+    """
+
+    storage: Storage | None
+    device: torch.device | str
+    compact: StateForm | None
+    env: Environment | None
+    transform: Transform | Callable[[Any], Any] | None
+    statistics: bool
+    rate_limiter: RateLimiter | None
+    max_age: int | None
+    batch_size: int | None
+    prefetch: int | None
+    generator: torch.Generator | None
+    shared: bool
+    service_backend: Literal["direct", "ray"]
+    priority_key: str
+    collate_fn: Callable[[Any], Any] | None
+    pin_memory: bool
+    sample_unit: SampleUnit | None
+    transform_factory: Callable[[], Any] | None
+    dim_extend: int | None
+    checkpointer: StorageCheckpointerBase | Callable[[], StorageCheckpointerBase] | None
+    consume_after_n_samples: int | None
+    compilable: bool | None
+    delayed_init: bool | None
+    service_backend_options: dict[str, Any] | None
+    transport: Literal["auto", "direct", "ray", "distributed"]
+    transport_options: dict[str, Any] | None
