@@ -59,6 +59,7 @@ def run(manager, *trainings, env=GRID, **options):
         first.set()
         made[0].run()
         assert not made[0].is_running
+        assert made[0].exit_counter == len(trainings)
 
     def train(rank):
         at(ends[rank])
@@ -83,7 +84,8 @@ class Manager(ours.ReplayBufferManager):
         return {"mean": float(self.replay_buffer.log_rewards.mean())}
 
 
-def scores(container, sender_rank):
+def scores(container, **given):
+    sender_rank = given["sender_rank"]
     return {"n": float(len(container)), "of": float(sender_rank)}
 
 
@@ -250,7 +252,7 @@ def test_what_cannot_be_sent_is_refused() -> None:
         with pytest.raises(RemoteError, match="no score"):
             rb.add(rollouts(n=2))
         with pytest.raises(ArgumentError, match="another buffer of this process"):
-            buffer(0)
+            buffer(0).add(rollouts(n=2))
         with pytest.raises(NotImplementedError, match="got graphs"):
             buffer(1, GRAPHS)
         with pytest.raises(NotImplementedError, match="remote_buffer_freq must be 1"):
@@ -269,7 +271,7 @@ def test_what_cannot_be_sent_is_refused() -> None:
     [
         ({"rank": 1}, "rank must be that of this process, 0, got 1"),
         ({"num_training_ranks": 2}, "num_training_ranks must be from 1 to 1"),
-        ({"baseline_strategy": "max"}, "baseline_strategy must be one of 'min', 'percentile'"),
+        ({"baseline_strategy": "max"}, "baseline_strategy must be 'min', 'percentile' or 'ema'"),
         ({"baseline_percentile": 2.0, "baseline_strategy": "percentile"}, "baseline_percentile"),
         ({"baseline_ema_alpha": 0.0}, "alpha must be above 0"),
     ],
@@ -277,9 +279,19 @@ def test_what_cannot_be_sent_is_refused() -> None:
 def test_arguments_of_managers_are_checked(options, why) -> None:
     at(group(2)[0])
     with pytest.raises(ValueError, match=why):
-        ours.ReplayBufferManager(GRID, **{"rank": 0, "num_training_ranks": 1, **options})
+        ours.ReplayBufferManager(GRID, **{"rank": 0, "num_training_ranks": 1, **options}).run()
     with pytest.raises(NotImplementedError, match="got 1: managers have none"):
         ours.ReplayBufferManager(GRID, 0, 1, remote_manager_rank=1)
+
+
+def test_buffers_and_managers_are_made_in_a_lone_process() -> None:
+    rb = ours.ReplayBuffer(GRID, remote_manager_rank=1, baseline_filtering=True)
+    assert (rb.async_score, rb.baseline_filtering, rb.baseline_refresh_after) == (False, True, 10)
+    manager = ours.ReplayBufferManager(GRID, 1, 2, baseline_strategy="ema", timing=True)
+    assert (manager.is_running, manager.exit_counter) == (True, 0)
+    assert (manager.baseline_strategy, manager.communication_backend) == ("ema", "mpi")
+    assert issubclass(theirs.Trajectories, ours.Container)
+    assert isinstance(rollouts(n=1), ours.ContainerUnion)
 
 
 @pytest.mark.slow

@@ -1,6 +1,9 @@
 """torchgfn's environments, estimators, buffers and managers on our parts; it needs torchgfn."""
 
+from gfn.containers import Container
+
 from gfn_rb.interop.torchgfn.buffers import (
+    ContainerUnion,
     NormBasedDiversePrioritizedReplayBuffer,
     ReplayBuffer,
     TerminatingStateBuffer,
@@ -14,7 +17,13 @@ from gfn_rb.interop.torchgfn.environment import (
 from gfn_rb.interop.torchgfn.manager import ReplayBufferManager
 from gfn_rb.interop.torchgfn.rows import container_of, rows_of
 
+DATA_TAG, METADATA_TAG = 0, 1  # of messages of torchgfn; here the frame tells its kind
+
 __all__ = [
+    "DATA_TAG",
+    "METADATA_TAG",
+    "Container",
+    "ContainerUnion",
     "NormBasedDiversePrioritizedReplayBuffer",
     "ReplayBuffer",
     "ReplayBufferManager",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import zipfile
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from torchrl.data.replay_buffers.writers import Writer
 
 from gfn_rb.checkpoint import load_checkpoint, save_checkpoint
 from gfn_rb.errors import ArgumentError
-from gfn_rb.interop.torchgfn.remote import endpoint, require_sendable
+from gfn_rb.interop.torchgfn.remote import check_backend, endpoint, require_sendable
 from gfn_rb.interop.torchgfn.rows import GraphTable, RowStore, end_features, near_better, rows_of
 from gfn_rb.remote import (
     Awaited,
@@ -30,6 +31,9 @@ from gfn_rb.remote import (
 from gfn_rb.samplers import SoftmaxRewardSampler
 from gfn_rb.shapes import Float
 from gfn_rb.writers import DiversityWriter, FIFOWriter, RewardPrioritizedWriter
+
+ContainerUnion = Trajectories | Transitions | StatesContainer
+"""The containers that a buffer takes."""
 
 _KINDS = (Trajectories, Transitions, StatesContainer)
 
@@ -91,23 +95,34 @@ class ReplayBuffer:
         self.prioritized_sampling = prioritized_sampling
         self.remote_manager_rank, self.remote_buffer_freq = remote_manager_rank, remote_buffer_freq
         self.communication_backend, self.timing = communication_backend, timing
+        self.async_score, self.async_comm = async_score, async_comm
+        self.lazy_sort, self.scoring_only = lazy_sort, scoring_only
+        self.baseline_filtering = baseline_filtering
+        self.baseline_refresh_after = baseline_refresh_after
         self.timing_data: dict[str, list[float]] = {}
         self.pending_container = None
         self._kind: Any = None
         self._copy: Any = None
         self._graphs = None if isinstance(env.s0, Tensor) else GraphTable(env)
         self._rows = self._new_rows()
-        self._worker: ReplayBufferWorker | None = None
+        check_backend(communication_backend)
         if remote_manager_rank is not None:
             require_sendable(env, remote_buffer_freq)
-            mode = NonBlocking if async_comm else Deferred if async_score else Awaited
-            self._worker = endpoint(communication_backend).worker(
-                remote_manager_rank,
-                mode=mode(),
-                frequency=remote_buffer_freq,
-                filter=BaselineFilter(baseline_refresh_after) if baseline_filtering else None,
-                payload="terminating" if scoring_only else "items",
-            )
+
+    @cached_property
+    def _worker(self) -> ReplayBufferWorker | None:
+        """The connection to the manager, made on first use, if there is a manager."""
+        if self.remote_manager_rank is None:
+            return None
+        mode = NonBlocking if self.async_comm else Deferred if self.async_score else Awaited
+        refresh_after = self.baseline_refresh_after
+        return endpoint(self.communication_backend).worker(
+            self.remote_manager_rank,
+            mode=mode(),
+            frequency=self.remote_buffer_freq,
+            filter=BaselineFilter(refresh_after) if self.baseline_filtering else None,
+            payload="terminating" if self.scoring_only else "items",
+        )
 
     def add(self, training_container: Any) -> dict[str, float] | None:
         """Add items, and send those that are due to the manager.

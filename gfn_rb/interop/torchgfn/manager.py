@@ -5,15 +5,22 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 from gfn.env import Env
 from tensordict import TensorDictBase
 
 from gfn_rb import remote
+from gfn_rb.arguments import require_choice
 from gfn_rb.errors import ArgumentError
 from gfn_rb.interop.torchgfn.buffers import NormBasedDiversePrioritizedReplayBuffer, ReplayBuffer
-from gfn_rb.interop.torchgfn.remote import PATIENCE, endpoint, require_sendable
+from gfn_rb.interop.torchgfn.remote import (
+    PATIENCE,
+    check_backend,
+    endpoint,
+    require_sendable,
+)
 from gfn_rb.interop.torchgfn.rows import container_of
 from gfn_rb.remote.manager.baseline import Summary
 from gfn_rb.transports import Transport
@@ -31,8 +38,8 @@ class ReplayBufferManager:
         num_training_ranks: number of ranks that send to it; :meth:`run` ends when that many have
             left.
         scoring_function: maps a container to scores by name, each a number for the batch; it is
-            also given ``sender_rank`` if it has an argument of that name. By default the score is
-            infinite.
+            also given ``sender_rank`` if it has an argument of that name, or ``**kwargs``. By
+            default the score is infinite.
         diverse_replay_buffer: keep items apart from each other, too.
         capacity: the number of items kept.
         remote_manager_rank: must be None, as a manager has no manager of its own.
@@ -51,7 +58,7 @@ class ReplayBufferManager:
         replay_buffer: the items kept.
 
     Raises:
-        ValueError: another ``baseline_strategy``, or another argument breaks its rule.
+        ValueError: an argument breaks its rule.
         NotImplementedError: ``remote_manager_rank`` is given, or states are graphs.
     """
 
@@ -78,12 +85,11 @@ class ReplayBufferManager:
                 "managers have none of their own"
             )
         require_sendable(env)
-        shares = {"min": 0.0, "percentile": baseline_percentile, "ema": None}
-        if baseline_strategy not in shares:
-            raise ArgumentError(
-                f"baseline_strategy must be one of {', '.join(map(repr, shares))}, got "
-                f"{baseline_strategy!r}"
-            )
+        check_backend(communication_backend)
+        require_choice("baseline_strategy", baseline_strategy, ("min", "percentile", "ema"))
+        self.remote_manager_rank, self.communication_backend = None, communication_backend
+        self.timing, self.baseline_strategy = timing, baseline_strategy
+        self.baseline_percentile, self.baseline_ema_alpha = baseline_percentile, baseline_ema_alpha
         self.env, self.rank, self.num_training_ranks = env, rank, num_training_ranks
         self.diverse_replay_buffer, self.capacity = diverse_replay_buffer, capacity
         self.store_locally = store_locally
@@ -93,38 +99,56 @@ class ReplayBufferManager:
             if diverse_replay_buffer
             else ReplayBuffer(env, capacity, prioritized_capacity=True, timing=timing)
         )
-        baseline = _KeptBaseline(self.replay_buffer, shares[baseline_strategy], baseline_ema_alpha)
-        transport = endpoint(communication_backend).transport
-        if rank != transport.rank:
-            raise ArgumentError(f"rank must be that of this process, {transport.rank}, got {rank}")
-        if not 1 <= num_training_ranks < transport.size:
+        shares = {"min": 0.0, "percentile": baseline_percentile, "ema": None}
+        self._baseline = _KeptBaseline(
+            self.replay_buffer, shares[baseline_strategy], baseline_ema_alpha
+        )
+
+    @cached_property
+    def _manager(self) -> _Manager:
+        """The manager that serves, connected on first use."""
+        transport = endpoint(self.communication_backend).transport
+        if self.rank != transport.rank:
+            raise ArgumentError(
+                f"rank must be that of this process, {transport.rank}, got {self.rank}"
+            )
+        if not 1 <= self.num_training_ranks < transport.size:
             raise ArgumentError(
                 f"num_training_ranks must be from 1 to {transport.size - 1}, all other ranks, got "
-                f"{num_training_ranks}"
+                f"{self.num_training_ranks}"
             )
-        self._manager = _Manager(
-            num_training_ranks,
+        return _Manager(
+            self.num_training_ranks,
             transport,
             score=self._add_and_score,
-            baseline=baseline,
+            baseline=self._baseline,
             metadata=lambda _: {
                 "stored": len(self.replay_buffer),
-                "capacity": capacity,
+                "capacity": self.capacity,
                 **self._compute_metadata(),
             },
             worker_timeout=math.inf,
         )
 
     @property
+    def exit_counter(self) -> int:
+        """The number of training ranks that have left."""
+        return self._manager.n_left if "_manager" in vars(self) else 0
+
+    @property
     def is_running(self) -> bool:
         """Whether some training ranks have not left yet."""
-        return not self._manager.finished
+        return "_manager" not in vars(self) or not self._manager.finished
 
     def run(self, async_send: bool = True) -> None:
         """Serve until all training ranks have left.
 
         Args:
             async_send: no effect, as sending an answer never waits.
+
+        Raises:
+            ArgumentError: ``rank`` is not that of this process, or there are fewer other ranks than
+                ``num_training_ranks``.
         """
         self._manager.run()
 
@@ -164,8 +188,9 @@ class ReplayBufferManager:
         container = container_of(rows.to(self.env.device), self.env)
         if self.store_locally:
             self.replay_buffer.add(container)
-        takes = inspect.signature(self.scoring_function).parameters
-        given = {"sender_rank": sender} if "sender_rank" in takes else {}
+        takes = inspect.signature(self.scoring_function).parameters.values()
+        named = any(each.name == "sender_rank" or each.kind is each.VAR_KEYWORD for each in takes)
+        given = {"sender_rank": sender} if named else {}
         return self.scoring_function(container, **given)
 
 
@@ -177,11 +202,15 @@ class _Manager(remote.ReplayBufferManager):
         self._n_senders = n_senders
 
     @property
-    def finished(self) -> bool:
-        """Whether that many ranks that ever sent anything have left."""
+    def n_left(self) -> int:
+        """How many ranks that ever sent anything have left."""
         left = [rank for rank in self._senders if not self._workers.is_present(rank)]
-        sent = [rank for rank in left if self._workers[rank].last_seen]
-        return len(sent) >= self._n_senders or super().finished
+        return sum(bool(self._workers[rank].last_seen) for rank in left)
+
+    @property
+    def finished(self) -> bool:
+        """Whether enough ranks have left."""
+        return self.n_left >= self._n_senders or super().finished
 
 
 class _KeptBaseline(remote.Baseline):

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from gfn.env import Env
 
+from gfn_rb.arguments import require_choice
 from gfn_rb.errors import ArgumentError
 from gfn_rb.remote import ManagerQueries, ReplayBufferWorker
 from gfn_rb.torchrl_compat import default_store
@@ -47,6 +48,12 @@ class Endpoint:
 
 
 _endpoints: dict[str, Endpoint] = {}
+_BACKENDS = {"mpi": "mpi", "torch": "gloo", "gloo": "gloo"}
+
+
+def check_backend(backend: str) -> None:
+    """Raise unless a backend has a known name."""
+    require_choice("communication_backend", backend, _BACKENDS)
 
 
 def endpoint(backend: str | None = None) -> Endpoint:
@@ -56,11 +63,8 @@ def endpoint(backend: str | None = None) -> Endpoint:
     """
     if backend is None:
         backend = next(iter(_endpoints), "mpi")
-    name = {"mpi": "mpi", "torch": "gloo", "gloo": "gloo"}.get(backend)
-    if name is None:
-        raise ArgumentError(
-            f"communication_backend must be 'mpi', 'torch' or 'gloo', got {backend!r}"
-        )
+    check_backend(backend)
+    name = _BACKENDS[backend]
     if name not in _endpoints:
         if name == "mpi":
             transport: Transport = MPITransport(timeout=PATIENCE)
