@@ -73,6 +73,7 @@ class DiversityWriter(RewardPrioritizedWriter):
         largest: whether items of the largest keys are the best, or those of the smallest.
         track_generations: whether to count the writes of each slot, which
             ``rb.update_if_present`` needs.
+        compilable: no effect; accepted because TorchRL passes it to its own writers.
 
     Raises:
         ArgumentError: an argument has a value that is not allowed; the message names it.
@@ -101,6 +102,7 @@ class DiversityWriter(RewardPrioritizedWriter):
         distance: Distance | None = None,
         largest: bool = True,
         track_generations: bool = False,
+        compilable: bool | None = None,
     ) -> None:
         super().__init__(key, tie, largest=largest, track_generations=track_generations)
         for name, value in (("cutoff_distance", cutoff_distance), ("p", p)):

@@ -51,6 +51,7 @@ class FIFOWriter(TensorDictRoundRobinWriter):
             rejects the new one.
         track_generations: whether to count the writes of each slot, which ``rb.update_if_present``
             needs.
+        compilable: no effect; accepted because TorchRL passes it to its own writers.
     """
 
     def __new__(
@@ -67,6 +68,7 @@ class FIFOWriter(TensorDictRoundRobinWriter):
         on_duplicate: OnDuplicate = "refresh",
         *,
         track_generations: bool = False,
+        compilable: bool | None = None,
     ) -> None:
         require_choice("on_duplicate", on_duplicate, ("refresh", "keep"))
         require_flag("track_generations", track_generations)
@@ -251,6 +253,7 @@ class UniqueFIFOWriter(RewardPrioritizedWriter):
         unique: what tells objects apart, see :class:`~gfn_rb.RewardPrioritizedWriter`.
         on_duplicate: whether a row whose object is stored shall "refresh" it, or "keep" it.
         track_generations: count how often each slot is written to.
+        compilable: no effect; accepted because TorchRL passes it to its own writers.
     """
 
     def __init__(
@@ -259,6 +262,7 @@ class UniqueFIFOWriter(RewardPrioritizedWriter):
         on_duplicate: OnDuplicate = "refresh",
         *,
         track_generations: bool = False,
+        compilable: bool | None = None,
     ) -> None:
         super().__init__(
             INDEX, unique=unique, on_duplicate=on_duplicate, track_generations=track_generations

@@ -73,6 +73,7 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
         largest: whether items of the largest keys are the best, or those of the smallest.
         track_generations: whether to count the writes of each slot, which
             ``rb.update_if_present`` needs.
+        compilable: no effect; accepted because TorchRL passes it to its own writers.
 
     Raises:
         ArgumentError: an argument has a value that is not allowed; the message names it.
@@ -94,6 +95,7 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
         *,
         largest: bool = True,
         track_generations: bool = False,
+        compilable: bool | None = None,
     ) -> None:
         super().__init__(track_generations)
         require_key("key", key)
