@@ -38,11 +38,11 @@ class Teams(EnumerableEnv):
         self.register_buffer("worth", worth.triu(1).float(), persistent=False)
 
     def forward_mask(self, state: Tensor) -> Tensor:
-        """Allow whoever is not in yet, and to stop."""
+        """Allow adding each person who is not in the team, and the exit."""
         return torch.cat([state == 0, ~self.is_sink(state)[:, None]], 1)
 
     def backward_mask(self, state: Tensor) -> Tensor:
-        """Say who may have come last."""
+        """Return who may have been added last."""
         return state == 1
 
     def move(self, state: Tensor, move: Tensor) -> Tensor:
@@ -50,7 +50,7 @@ class Teams(EnumerableEnv):
         return state.scatter(1, move[:, None], 1)
 
     def undo(self, state: Tensor, move: Tensor) -> Tensor:
-        """Take one person out of each team."""
+        """Remove one person from each team."""
         return state.scatter(1, move[:, None], 0)
 
     def log_reward(self, state: Tensor, condition: Tensor | None = None) -> Tensor:
@@ -62,7 +62,7 @@ class Teams(EnumerableEnv):
         """Return what networks see."""
         return state.float()
 
-    # What follows lets an environment be listed, and asked for exact distributions.
+    # These methods let the states be listed, for exact distributions.
 
     @property
     def n_states(self) -> int:
@@ -70,7 +70,7 @@ class Teams(EnumerableEnv):
         return 2**self.n_people
 
     def state_key(self, state: Tensor) -> Tensor:
-        """Read the people who are in as binary digits."""
+        """Read the team as binary digits."""
         return (state << torch.arange(self.n_people, device=state.device)).sum(1)
 
     def mode_index(self, state: Tensor) -> Tensor:

@@ -69,7 +69,7 @@ def train(n_steps: int, batch_size: int = 16, seed: int = 0) -> tuple[float, flo
         graph = fresh.terminating_states
         rb.extend(edge_lists(graph, env.fingerprint(graph), fresh.log_reward))
         drawn = rb.sample(batch_size)
-        # Ways to the drawn graphs are made anew, backward.
+        # New backward trajectories from the drawn graphs.
         replayed = backward.sample_trajectories(
             env, states=adjacency(drawn, 4), log_rewards=drawn["log_reward"]
         )

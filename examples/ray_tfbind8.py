@@ -52,7 +52,7 @@ class Collector:
 
 
 def learn(steps: int, every: int, seed: int = 0) -> Iterator[dict[str, Any]]:
-    """Train, and yield what is known of the policy and the buffer every so many steps.
+    """Train, and yield metrics of the policy and the buffer at regular steps.
 
     Args:
         steps: optimiser steps, one for each batch that is stored.

@@ -30,7 +30,7 @@ class SequenceEnv(GFNEnv):
     moves 0 .. n_letters-1, which write a letter at the right end (its graph is a tree);
     "prepend_append" adds n_letters .. 2 n_letters-1, which write one at the left end, all letters
     being aligned left. The two moves of one letter may give the same string and are then still two
-    edges. In form "non_autoregressive" move p n_letters + m writes letter m at place p, in whatever
+    edges. In form "non_autoregressive" move p n_letters + m writes letter m at place p, in any
     order (Tiapkin et al. 2024, arXiv:2310.12934). Strings are spelt in the letters of ``alphabet``,
     with "-" for a place that is empty while others may be filled in any order.
 

@@ -167,12 +167,6 @@ def test_every_conformance_test_is_seen_to_fail() -> None:
     assert names == {f"test_{test}" for test in BROKEN}
 
 
-def test_suites_ask_for_an_environment() -> None:
-    with pytest.raises(TypeError, match="make_env"):
-        EnumerableEnvConformance()
-    assert isinstance(CountOnes(2, 2), EnumerableEnv)
-
-
 def imported_names(path: Path) -> set[str]:
     nodes = list(ast.walk(ast.parse(path.read_text())))
     plain = {name.name for node in nodes if isinstance(node, ast.Import) for name in node.names}

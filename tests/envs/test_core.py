@@ -24,16 +24,6 @@ def test_exit_and_dummy_lead_to_the_sink_and_moves_do_not() -> None:
     assert env.backward_step(state, torch.tensor([0, 0, -1, -1])).tolist() == [1, 1, -1, -1]
 
 
-def test_move_and_undo_are_steps_without_exit_or_padding() -> None:
-    env = CountOnes(2, 3, "prepend_append")
-    state = torch.tensor([[-1, -1, -1], [0, -1, -1], [0, 1, -1]])
-    action = torch.tensor([0, 1, 3])
-    moved = env.move(state, action)
-    assert moved.tolist() == [[0, -1, -1], [0, 1, -1], [1, 0, 1]]
-    assert torch.equal(moved, env.forward_step(state, action))
-    assert torch.equal(env.undo(moved, action), state)
-
-
 def test_fingerprints_are_sums_of_fixed_odd_multiples() -> None:
     rng = random.Random(0)
     odd = [2 * rng.getrandbits(63) + 1 for _ in range(120)]

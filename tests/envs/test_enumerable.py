@@ -66,21 +66,6 @@ def test_policy_distribution_equals_all_trajectories(
     torch.testing.assert_close(p, torch.tensor(oracle, dtype=torch.float64))
 
 
-def test_two_edges_to_one_state_both_count() -> None:
-    # from "0": append 0 and prepend 0 both give 00, append 1 gives 01, prepend 1 gives 10
-    env = CountOnes(2, 2, "prepend_append")
-    p = env.policy_log_prob(uniform_log_pf(env)).exp()
-    torch.testing.assert_close(p, torch.full((4,), 0.25, dtype=torch.float64))
-    biased = torch.tensor([0.7, 0.1, 0.1, 0.1, 1.0]).log()  # append 0 mostly
-
-    def log_pf(state: Tensor) -> Tensor:
-        return biased.where(env.forward_mask(state), -torch.inf)
-
-    # P("0") = .8, P("1") = .2; 00 = .8*.8, 01 = .8*.1 + .2*.1, 10 = .8*.1 + .2*.7, 11 = .2*.2
-    expected = torch.tensor([0.64, 0.1, 0.22, 0.04], dtype=torch.float64)
-    torch.testing.assert_close(env.policy_log_prob(log_pf).exp(), expected)
-
-
 def test_probabilities_below_the_smallest_float_are_exact() -> None:
     env = HyperGrid(1, 3)  # 0 -> 1 -> 2, each step with probability e^-1000
 

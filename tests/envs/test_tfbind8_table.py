@@ -35,12 +35,6 @@ def test_shipped_table_holds_known_values() -> None:
     assert PATH.stat().st_size < 300_000
 
 
-def test_shipped_strands_share_their_score() -> None:
-    scores = load_scores().reshape([4] * 8)
-    other = scores.permute(*range(7, -1, -1)).flip(*[list(range(8))])
-    assert other.equal(scores)
-
-
 def test_reading_and_writing_a_table(tmp_path: Path) -> None:
     source, target = tmp_path / "source.txt", tmp_path / "table.npz"
     source.write_text(rows_of(pairs()))
