@@ -18,6 +18,11 @@ from gfn_rb.containers import Trajectories
 from gfn_rb.containers.base import Container
 from gfn_rb.envs.core import GFNCore, require_env
 from gfn_rb.errors import ArgumentError, NaNError, ShapeError
+from gfn_rb.rollout.log_probs import (
+    both_log_probs,
+    trajectory_log_probs,
+    transition_log_probs,
+)
 from gfn_rb.rollout.outputs import require_direction
 from gfn_rb.shapes import ConditionBatch, Float, StateBatch
 from gfn_rb.torchrl_compat import assert_on_device
@@ -330,15 +335,19 @@ class BalanceLoss(Loss[C]):
         require_choice("log_pf", log_pf, get_args(LogPF))
         self.backward_policy, self.log_pf = backward_policy, log_pf
 
-    def _log_pf_of(
-        self, rows: C, compute: Callable[[TensorDictModuleBase, GFNCore, C], Float[Tensor, "*n"]]
-    ) -> Float[Tensor, "*n"]:
-        """Return the log P_F of the rows' actions, with gradient: stored, or computed."""
+    def _log_probs(self, rows: C) -> tuple[Float[Tensor, "*n"], Float[Tensor, "*n"]]:
+        """Return log P_F, stored or computed, and log P_B of the rows' actions, with gradient."""
+        forward, backward, env = self.forward_policy, self.backward_policy, self.env
+        of_rows: Callable[..., Tensor] = transition_log_probs
+        if isinstance(rows, Trajectories):
+            if self.log_pf == "computed":
+                return both_log_probs(forward, backward, env, rows)
+            of_rows = trajectory_log_probs
+        log_pf = rows.column(keys.LOG_PROB)
         if self.log_pf == "computed":
-            return compute(self.forward_policy, self.env, rows)
-        log_prob = rows.column(keys.LOG_PROB)
-        assert log_prob is not None  # see _rows
-        return log_prob
+            log_pf = of_rows(forward, env, rows)
+        assert log_pf is not None  # see _rows
+        return log_pf, of_rows(backward, env, rows)
 
     def _rows(self, batch: C | TensorDictBase) -> C:
         rows = super()._rows(batch)

@@ -110,8 +110,7 @@ class DetailedBalance(StateFlowLoss[Transitions]):
         exits = self.env.kind(transitions.action) == self.env.exit_action
         # Rows that do not end an episode hold -inf, which would make all sums NaN.
         log_reward = self._floored(transitions.log_reward).where(exits, 0)
-        log_pf = self._log_pf_of(transitions, transition_log_probs)
-        log_pb = transition_log_probs(self.backward_policy, self.env, transitions)
+        log_pf, log_pb = self._log_probs(transitions)
         flow, next_flow = self._flows(transitions, exits)
         residual = flow + log_pf - (log_reward + next_flow) - log_pb
         terms = {"log_reward": log_reward, "log P_F": log_pf, "log P_B": log_pb}

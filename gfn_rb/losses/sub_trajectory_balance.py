@@ -15,7 +15,6 @@ from gfn_rb.envs.core import GFNCore
 from gfn_rb.errors import ArgumentError
 from gfn_rb.losses.base import SumLoss, require_finite
 from gfn_rb.losses.detailed_balance import StateFlowLoss, log_flows
-from gfn_rb.rollout import trajectory_log_probs
 from gfn_rb.shapes import Float, Int64
 
 
@@ -103,8 +102,7 @@ class SubTrajectoryBalance(StateFlowLoss[Trajectories], SumLoss[Trajectories]):
     def _potentials(self, trajectories: Trajectories) -> Float[Tensor, "n T1"]:
         """Return log F(s_t) - c_t of forward rows; beyond the sink, any finite number."""
         log_reward = self._floored(trajectories.log_reward)
-        log_pf = self._log_pf_of(trajectories, trajectory_log_probs)
-        log_pb = trajectory_log_probs(self.backward_policy, self.env, trajectories)
+        log_pf, log_pb = self._log_probs(trajectories)
         # The network is called on real steps alone: padding costs as much, and need be no state.
         steps = trajectories.real_steps
         if steps.is_cpu:

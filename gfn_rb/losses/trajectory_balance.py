@@ -13,7 +13,6 @@ from gfn_rb.containers import Trajectories
 from gfn_rb.envs.core import GFNCore
 from gfn_rb.errors import ShapeError
 from gfn_rb.losses.base import BalanceLoss, require_finite
-from gfn_rb.rollout import trajectory_log_probs
 from gfn_rb.shapes import ConditionBatch, Float, StateBatch
 
 
@@ -81,8 +80,7 @@ class TrajectoryBalance(BalanceLoss[Trajectories]):
         trajectories = self._rows(batch)
         log_z = self._log_z_of(trajectories)
         log_reward = self._floored(trajectories.log_reward)
-        log_pf = self._log_pf_of(trajectories, trajectory_log_probs).sum(1)
-        log_pb = trajectory_log_probs(self.backward_policy, self.env, trajectories).sum(1)
+        log_pf, log_pb = (each.sum(1) for each in self._log_probs(trajectories))
         residual = log_z + (log_pf - log_reward - log_pb)
         terms = {"log_reward": log_reward, "log P_F": log_pf, "log P_B": log_pb, "log_z": log_z}
         require_finite(residual, terms)

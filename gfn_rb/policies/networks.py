@@ -91,7 +91,18 @@ class StateNetwork(StateModule):
         self, state: StateBatch, condition: ConditionBatch | None = None
     ) -> Float[Tensor, "n ..."]:
         """Return what the network says of each row. See the base class."""
-        return self.head(self.trunk(self._input(self._encode(state), condition)))
+        return self.head(self.features(state, condition))
+
+    def features(
+        self, state: StateBatch, condition: ConditionBatch | None = None
+    ) -> Float[Tensor, "n out"]:
+        """Return the trunk's output for each row, the input of ``head``."""
+        return self.trunk(self._input(self._encode(state), condition))
+
+    def plain_trunk(self) -> nn.Module | None:
+        """Return the trunk, unless a subclass computes something else. See the base class."""
+        kinds = type(self).evaluate, type(self).forward
+        return self.trunk if kinds == (StateNetwork.evaluate, StateModule.forward) else None
 
     def evaluator(self) -> Evaluator:
         """Return ``evaluate`` without calls of modules, unless something is hooked onto one."""

@@ -13,6 +13,7 @@ from gfn_rb.containers.convert import flipped
 from gfn_rb.envs.core import GFNCore
 from gfn_rb.rollout.categorical import masked_log_softmax
 from gfn_rb.rollout.outputs import (
+    StateModule,
     hidden_before,
     hidden_keys,
     policy_outputs,
@@ -96,6 +97,44 @@ def trajectory_log_probs(
     action = trajectories.action
     chosen = taken_log_probs(policy, env, state, condition, action[row, step])
     return chosen.new_zeros(action.shape[:2]).index_put((row, step), chosen)
+
+
+def both_log_probs(
+    forward: TensorDictModuleBase,
+    backward: TensorDictModuleBase,
+    env: GFNCore,
+    trajectories: Trajectories,
+) -> tuple[Float[Tensor, "n T"], Float[Tensor, "n T"]]:
+    """Compute ``trajectory_log_probs`` of two policies; a trunk they share is called once."""
+    trunks = [p.plain_trunk() for p in (forward, backward) if isinstance(p, StateModule)]
+    is_shared = len(trunks) == 2 and trunks[0] is not None and trunks[0] is trunks[1]
+    if not is_shared or not trajectories.state.is_cpu:
+        return (
+            trajectory_log_probs(forward, env, trajectories),
+            trajectory_log_probs(backward, env, trajectories),
+        )
+    row, step, state, condition = decisions(env, trajectories, is_backward=False)
+    action, runs_backward = trajectories.action[row, step], trajectories.is_backward
+    (moves,) = (action != env.exit_action).nonzero(as_tuple=True)
+    # The backward policy decides where the next action of the same trajectory begins.
+    after = moves + 1
+    if runs_backward is not None:
+        after = torch.where(runs_backward[row[moves]], moves - 1, after)
+    features = forward.features(state, condition)
+    zeros = features.new_zeros(trajectories.action.shape)
+    log_pf, log_pb = (
+        masked_log_softmax(require_logits(policy, policy.head(x), mask.shape), mask)
+        .gather(1, taken[:, None])
+        .squeeze(1)
+        for policy, x, mask, taken in (
+            (forward, features, env.forward_mask(state), action),
+            (backward, features[after], env.backward_mask(state[after]), action[moves]),
+        )
+    )
+    return (
+        zeros.index_put((row, step), log_pf),
+        zeros.index_put((row[moves], step[moves]), log_pb),
+    )
 
 
 def _padded_log_probs(

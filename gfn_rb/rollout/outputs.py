@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from gfn_rb import keys
@@ -120,6 +120,10 @@ class StateModule(TensorDictModuleBase):
     def evaluator(self) -> Evaluator:
         """Return ``evaluate`` for many calls between two changes of the module."""
         return lambda state, condition: self.evaluate(torch.from_numpy(state), condition)
+
+    def plain_trunk(self) -> nn.Module | None:
+        """Return the trunk if the entry is ``head(features(state, condition))``; else None."""
+        return None
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write the entry."""

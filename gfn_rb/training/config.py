@@ -146,6 +146,9 @@ class TrainConfig(GeneralOptions):
             yield "metrics.backward", "metrics has correlation"
         if {"elbo", "eubo", "accuracy"}.isdisjoint(self.metrics.names):
             yield "metrics.samples", "metrics has elbo, eubo or accuracy"
+        flows = "state_flow" in LOSSES[self.loss].networks
+        if not flows and (self.backward == "uniform" or self.loss == "fm"):
+            yield "share_trunk", "backward is learned, or loss is db or subtb"
         if not self.replay_ratio:
             yield from ((name, "replay_ratio is above 0") for name in ("draw", "max_age"))
         if self.epsilon_end is self.temperature_end is None:

@@ -12,8 +12,10 @@ from torch.optim.lr_scheduler import LinearLR, LRScheduler
 from gfn_rb.arguments import require_kind
 from gfn_rb.containers.base import Container
 from gfn_rb.envs import ContinuousEnv, GFNEnv
+from gfn_rb.errors import ArgumentError
 from gfn_rb.losses import LOSSES, REGRESSION, Loss
 from gfn_rb.policies.densities import MixturePolicy, ReferencePolicy
+from gfn_rb.policies.flat_adam import FlatAdam
 from gfn_rb.policies.networks import (
     BackwardPolicy,
     ConditionalLogZ,
@@ -22,6 +24,7 @@ from gfn_rb.policies.networks import (
     Networks,
     OwnNetwork,
     StateFlow,
+    Trunk,
     UniformBackwardPolicy,
 )
 from gfn_rb.shapes import Float
@@ -29,31 +32,35 @@ from gfn_rb.training.config import TrainConfig
 
 LOG_Z = "log_z.value"  # the parameter, in a loss that has one
 
-BACKWARD: dict[str, Callable[[GFNEnv, tuple[int, ...]], TensorDictModuleBase]] = {
-    "learned": lambda env, hidden: (
-        MixturePolicy(env, hidden, is_backward=True)
+BACKWARD: dict[str, Callable[[GFNEnv, tuple[int, ...], Trunk | None], TensorDictModuleBase]] = {
+    "learned": lambda env, hidden, trunk: (
+        MixturePolicy(env, hidden, trunk, is_backward=True)
         if isinstance(env, ContinuousEnv)
-        else BackwardPolicy(env, hidden)
+        else BackwardPolicy(env, hidden, trunk)
     ),
-    "uniform": lambda env, _: (
+    "uniform": lambda env, _, __: (
         ReferencePolicy(env) if isinstance(env, ContinuousEnv) else UniformBackwardPolicy(env)
     ),
 }
 
 # How to make each network that a loss may ask for.
-_NETWORKS: dict[str, Callable[[TrainConfig, GFNEnv], nn.Module]] = {
-    "forward_policy": lambda config, env: (
-        MixturePolicy(env, config.hidden)
+_NETWORKS: dict[str, Callable[[TrainConfig, GFNEnv, Trunk | None], nn.Module]] = {
+    "forward_policy": lambda config, env, trunk: (
+        MixturePolicy(env, config.hidden, trunk)
         if isinstance(env, ContinuousEnv)
-        else ForwardPolicy(env, config.hidden)
+        else ForwardPolicy(env, config.hidden, trunk)
     ),
-    "backward_policy": lambda config, env: BACKWARD[config.backward](env, config.hidden),
-    "log_z": lambda config, env: (
+    "backward_policy": lambda config, env, trunk: BACKWARD[config.backward](
+        env, config.hidden, trunk
+    ),
+    "log_z": lambda config, env, _: (
         LogZ(config.log_z or 0.0)
         if env.condition_shape is None
         else ConditionalLogZ(env, config.hidden, initial=config.log_z or 0.0)
     ),
-    "state_flow": lambda config, env: StateFlow(env, config.hidden, initial=config.log_z or 0.0),
+    "state_flow": lambda config, env, trunk: StateFlow(
+        env, config.hidden, trunk, initial=config.log_z or 0.0
+    ),
 }
 
 
@@ -65,8 +72,9 @@ def make_loss(config: TrainConfig, env: GFNEnv, seed: int) -> Loss:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         own = _own_networks(config, env)
+        trunk = _shared_trunk(config, env, own) if config.share_trunk else None
         networks = {
-            name: own.get(name) or _NETWORKS[name](config, env)
+            name: own.get(name) or _NETWORKS[name](config, env, trunk)
             for name in LOSSES[config.loss].networks
         }
         loss = kind(env=env, **networks, **options).to(config.device)
@@ -74,6 +82,15 @@ def make_loss(config: TrainConfig, env: GFNEnv, seed: int) -> Loss:
             if isinstance(network, OwnNetwork):
                 network.to(config.device).check(env)
     return loss
+
+
+def _shared_trunk(config: TrainConfig, env: GFNEnv, own: dict[str, nn.Module]) -> Trunk:
+    if own:
+        raise ArgumentError(
+            f"share_trunk must be false with networks of your own, got true and {sorted(own)}"
+        )
+    n_conditions = 0 if env.condition_shape is None else env.condition_shape.numel()
+    return Trunk(env.encoded_size + n_conditions, config.hidden)
 
 
 def _own_networks(config: TrainConfig, env: GFNEnv) -> dict[str, nn.Module]:
@@ -96,7 +113,8 @@ def make_optimizer(config: TrainConfig, loss: Loss) -> torch.optim.Adam:
     groups = [{"params": networks, "lr": config.lr}]
     if log_z:
         groups.append({"params": log_z, "lr": config.lr_log_z})
-    return torch.optim.Adam(groups, fused=True)
+    kinds = {(p.device, p.dtype) for p in networks}
+    return FlatAdam(groups) if len(kinds) == 1 else torch.optim.Adam(groups, fused=True)
 
 
 def make_schedule(config: TrainConfig, optimizer: torch.optim.Optimizer) -> LRScheduler:

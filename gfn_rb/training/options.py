@@ -429,6 +429,9 @@ class GeneralOptions:
     """Backward policy. Flow matching learns none and always has the uniform one."""
     hidden: Widths = (256, 256)
     """Widths of the hidden layers of each policy."""
+    share_trunk: bool = False
+    """Use the same hidden layers for the forward policy, a learned backward policy and state flows.
+    Learning takes about half of the time per step."""
     lr: PositiveFloat = 1e-3
     """Adam's learning rate for the networks."""
     lr_log_z: PositiveFloat = 0.02

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import math
+from copy import deepcopy
 
 import pytest
 import torch
 from factories import Ladder
+from losses.exact_flows import both_ways, make_loss
 from tensordict.nn import TensorDictModule
 
 from gfn_rb.containers import Trajectories
@@ -16,6 +18,7 @@ from gfn_rb.policies import (
     ConditionalLogZ,
     ForwardPolicy,
     LogZ,
+    StateFlow,
     UniformBackwardPolicy,
 )
 from gfn_rb.rollout import Sampler
@@ -149,3 +152,24 @@ def test_log_z_of_another_shape_or_without_conditions():
     loss.log_z = ConditionalLogZ(Ladder(3))
     with pytest.raises(ArgumentError, match="condition must be given to ConditionalLogZ"):
         loss(trajectory())
+
+
+@pytest.mark.parametrize("name", ["tb", "subtb"])
+def test_a_shared_trunk_is_called_once_and_gives_the_same(name):
+    env = HyperGrid(2, 4)
+    torch.manual_seed(0)
+    forward = ForwardPolicy(env, (8,))
+    networks = {
+        "forward_policy": forward,
+        "backward_policy": BackwardPolicy(env, trunk=forward.trunk),
+        "state_flow": StateFlow(env, (8,)),
+        "log_z": LogZ(1.0),
+    }
+    loss = make_loss(name, env, networks)
+    rows = both_ways(env, forward, networks["backward_policy"])
+    alone = deepcopy(networks["backward_policy"])  # with a trunk of its own, of the same weights
+    expected = make_loss(name, env, {**networks, "backward_policy": alone}).row_loss(rows)
+    calls = []
+    forward.trunk.register_forward_hook(lambda *_: calls.append(1))
+    torch.testing.assert_close(loss.row_loss(rows), expected)
+    assert len(calls) == 1

@@ -3,6 +3,7 @@ import torch
 from training.training_runs import GRID, WARM_GRID, grid
 
 from gfn_rb.containers import States, Trajectories, Transitions
+from gfn_rb.errors import ArgumentError
 from gfn_rb.losses import LOSSES, DetailedBalance, linex
 from gfn_rb.policies import UniformBackwardPolicy
 from gfn_rb.training import Trainer
@@ -55,13 +56,23 @@ def test_options_reach_their_loss():
     assert db.state_flow.head.bias.item() == 2.5
 
 
+def test_a_trunk_is_shared():
+    config = grid(loss="subtb", backward="learned", share_trunk=True)
+    config.validate()
+    loss = make_loss(config, config.make_env(), 0)
+    assert loss.forward_policy.trunk is loss.backward_policy.trunk is loss.state_flow.trunk
+    with pytest.raises(ArgumentError, match="share_trunk has no effect unless backward is learned"):
+        grid(share_trunk=True).validate()
+
+
 @pytest.mark.parametrize("name", LOSSES)
 def test_every_parameter_is_optimised_once(name):
     config = grid(loss=name, lr=0.25, lr_log_z=0.5)
     loss = make_loss(config, config.make_env(), 0)
-    groups = make_optimizer(config, loss).param_groups
-    rate = {id(p): group["lr"] for group in groups for p in group["params"]}
-    assert sum(len(group["params"]) for group in groups) == len(rate)
+    optimizer = make_optimizer(config, loss)
+    groups = list(zip(optimizer.param_groups, optimizer.parts, strict=True))
+    rate = {id(p): group["lr"] for group, parts in groups for p in parts}
+    assert sum(len(parts) for _, parts in groups) == len(rate)
     expected = {
         id(p): 0.5 if parameter == "log_z.value" else 0.25
         for parameter, p in loss.named_parameters()
