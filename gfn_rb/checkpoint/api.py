@@ -31,7 +31,7 @@ from gfn_rb.sharing import SlotJournal, journal_of
 
 CHECKPOINT_NAME = "buffer.gfnrb"  # in a folder of AtomicCheckpoint
 
-# What a file holds; of save_state the last alone.
+# The values of a file; save_state writes the last one alone.
 ROWS, BUFFERS, JOURNAL, VALUES = "rows", "buffers", "journal", "values"
 
 
@@ -273,15 +273,9 @@ class AtomicCheckpoint:
 
 
 def outline(path: str | PathLike[str], secret: Secret | None = None) -> dict[str, Any]:
-    """Return what was saved along with the buffer, or the state, its tensors without content."""
+    """Return the further values of a checkpoint, or the state, with tensors without content."""
     file = ValueFile(resolved(path), secret)
     return _values_of(file, file.outline)
-
-
-def position_of(path: Path, secret: Secret | None) -> Any:
-    """Return the position of the journal that continues a checkpoint, None if there was none."""
-    file = ValueFile(path, secret)
-    return file.outline(JOURNAL) if JOURNAL in file.nodes else None
 
 
 def _save_parts(
@@ -291,7 +285,7 @@ def _save_parts(
     values: dict[str, Any],
     secret: Secret | None,
 ) -> None:
-    """Write a file of several parts and of values, which errors call by a name."""
+    """Write a file of parts and of values, which errors call ``name``."""
     target, encoder = resolved(path), Encoder()
     nodes = {part: encoder.encode(value, part) for part, value in parts.items()}
     nodes[VALUES] = encoder.encode(values, name)
@@ -303,7 +297,7 @@ def _save_parts(
 
 
 def resolved(path: Any) -> Path:
-    """Return where a path leads to."""
+    """Return a path with its links resolved."""
     if not isinstance(path, (str, os.PathLike)) or "\0" in (name := os.fspath(path)):
         raise ArgumentError(f"path must be a path to a file, got {kind_of(path)}")
     try:
@@ -313,7 +307,7 @@ def resolved(path: Any) -> Path:
 
 
 def _values_of(file: ValueFile, read: Callable[[str], Any]) -> dict[str, Any]:
-    """Return what was saved along with the buffer, or the state, by a method of the file."""
+    """Return the further values of a checkpoint, or the state, by a method of the file."""
     values = read(VALUES)
     if not isinstance(values, dict):
         raise CheckpointCorruptError(f"{file.path} holds {type(values).__name__}, expected a dict")

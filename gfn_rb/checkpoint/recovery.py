@@ -9,10 +9,11 @@ from typing import Any
 
 from torchrl.data import ReplayBuffer
 
-from gfn_rb.checkpoint.api import load_checkpoint, load_state, position_of, resolved
+from gfn_rb.checkpoint.api import JOURNAL, load_checkpoint, load_state, resolved
 from gfn_rb.checkpoint.atomic import link
 from gfn_rb.checkpoint.changes import apply_record, check_counts
 from gfn_rb.checkpoint.log import JournalLog
+from gfn_rb.codec.files import ValueFile
 from gfn_rb.codec.primitives import one_line
 from gfn_rb.codec.secret import Secret
 from gfn_rb.errors import (
@@ -119,7 +120,8 @@ def recover(
 
 def _position(checkpoint: Path, log: JournalLog) -> int:
     """Return the number of the last record that a checkpoint contains."""
-    position = position_of(checkpoint, log.secret)
+    file = ValueFile(checkpoint, log.secret)
+    position = file.outline(JOURNAL) if JOURNAL in file.nodes else None
     if not isinstance(position, dict) or position.get("journal") != log.name:
         raise CheckpointMismatchError(
             f"the journal {log.path} is of another buffer than the checkpoint {checkpoint}: "

@@ -1,4 +1,4 @@
-"""Files of values by name, whose tensors are written from memory and read where they lie."""
+"""Files of named values, whose tensors are written from memory and read from a map."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from gfn_rb.errors import (
 )
 from gfn_rb.numerics.flat import plain_bytes
 
-_STEP = 1 << 20  # what is summed fits the cache when it is written
+_STEP = 1 << 20  # bytes that are summed and then written, so that they are in the cache
 _THREADS = min(4, os.cpu_count() or 1)
 _CPU = torch.device("cpu")
 
@@ -54,8 +54,8 @@ def write_file(
 ) -> None:
     """Write nodes by name, and the tensors that they refer to, to an empty file.
 
-    Tensors are copied a megabyte at a time, so that what is summed is what is written, even if they
-    change meanwhile; those that are not contiguous, or not on the CPU, a block at a time before.
+    Tensors are copied a megabyte at a time, so that the checksums are valid even if they change
+    meanwhile. Tensors with gaps or on other devices are first copied a block at a time.
     """
     fields = tuple(TensorInfo(t.device.type, t.dtype, tuple(t.shape)) for t in tensors)
     layout = Layout(fields)
@@ -75,7 +75,7 @@ def write_file(
 
 
 def _reserve(stream: BinaryIO, nbytes: int) -> None:
-    """Have the disk set room aside: it takes a third less time than to do so on the way."""
+    """Allocate the file on disk, which takes a third less time than growing it."""
     if nbytes > _STEP and hasattr(os, "posix_fallocate"):
         try:
             os.posix_fallocate(stream.fileno(), 0, nbytes)
@@ -138,12 +138,12 @@ class ValueFile:
         return len(self._bytes)
 
     def verify(self) -> None:
-        """Raise CheckpointCorruptError or SecretError unless all is as the checksums say."""
+        """Raise CheckpointCorruptError or SecretError unless all checksums are right."""
         with self.named_errors(), ThreadPoolExecutor(_THREADS) as pool:
             self.layout.check_body(self._bytes, self.prefix, self.running, "it", pool.map)
 
     def views(self, name: str) -> Any:
-        """Return a value whose tensors lie in the file: they must not be written to."""
+        """Return a value whose tensors are views of the file. They must not be written to."""
         return self._decode(name, self._view, _CPU)
 
     def load(self, name: str, accelerator: torch.device = _CPU) -> Any:
@@ -167,7 +167,7 @@ class ValueFile:
 
     @contextmanager
     def named_errors(self) -> Iterator[None]:
-        """Raise errors of this library alone: the checksums may be right, and the content wrong."""
+        """Raise errors of this library alone, also for wrong content with right checksums."""
         try:
             yield
         except SecretError as error:
@@ -216,10 +216,7 @@ class ValueFile:
 
 
 def _mapped(path: Path) -> mmap.mmap | bytes:
-    """Return the content of a file, read where it is looked at.
-
-    Read-only, so that the system need not set memory aside for a file larger than memory.
-    """
+    """Return the content of a file as a read-only map, which needs no memory of its size."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would have it wait
         try:

@@ -1,8 +1,8 @@
-"""Nested values as JSON plus a list of tensors, and back.
+"""Conversion of nested values to JSON plus a list of tensors, and back.
 
-None, bools, integers and strings stand for themselves. Anything else becomes an object of one
-entry: its kind and its content. Floats are their bits in hex. Tensors, arrays and bytes are
-listed apart; their content is the position in that list.
+None, bools, integers and strings are themselves. Any other value is an object of one entry, its
+kind and content. Floats are their bits in hex. The content of tensors, arrays and bytes is a
+position in the list of tensors.
 """
 
 from __future__ import annotations
@@ -29,10 +29,7 @@ _MAX_BITS = 14_000  # beyond, Python refuses to write an integer as text
 
 
 class Encoder:
-    """Turns nested values into JSON nodes, and collects their tensors.
-
-    Tensors are not copied: until they are written, they must not change.
-    """
+    """Converts nested values to JSON nodes, and collects their tensors without a copy."""
 
     def __init__(self) -> None:
         self.tensors: list[Tensor] = []
@@ -123,9 +120,9 @@ _ENCODERS: dict[type, tuple[str, Callable[[Encoder, Any, str, int], Node]]] = {
 
 
 class Decoder:
-    """Turns JSON nodes into the values they were made from, given the tensor of each position.
+    """Converts JSON nodes to values, given the tensor of each position.
 
-    TensorDicts that did not live on the CPU are said to live on the accelerator.
+    TensorDicts that were not on the CPU get the accelerator as their device.
     """
 
     def __init__(self, tensor: Callable[[int], Tensor], accelerator: torch.device = _CPU) -> None:

@@ -186,7 +186,11 @@ class Trainer:
         with self.watch("buffer"):
             version = torch.full_like(fresh.length, self.steps_done)
             items = fresh.to_tensordict().set(keys.POLICY_VERSION, version)
-            return fresh, self.hooks.store(self.rb, items)
+            state = self.generator.get_state()
+            fed = self.hooks.store(self.rb, items)
+            # Reading terminating states, to send them again, draws trajectories to them.
+            self.generator.set_state(state)
+            return fresh, fed
 
     def _draw(self, batches: Sequence[Trajectories]) -> list[TensorDictBase]:
         """Draw what is replayed after some batches, in parts of their size."""

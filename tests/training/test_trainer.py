@@ -96,6 +96,19 @@ def test_the_global_generator_is_neither_read_nor_moved():
     assert_same(one, trained(GRID, 3))
 
 
+def test_reading_the_buffer_while_items_are_stored_changes_nothing():
+    """A rank that resumes sends again what it holds; of terminating states that draws rollouts."""
+
+    def store(rb, items):
+        rb.extend(items)
+        assert "action" in rb[:].keys()
+
+    config = grid(replay="terminal")
+    reading = Trainer(config, hooks=Hooks(store=store))
+    take(reading, 3)
+    assert_same(reading, trained(config, 3))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("config", VARIANTS.values(), ids=VARIANTS)
 def test_a_restored_run_equals_one_never_interrupted(config, tmp_path):
