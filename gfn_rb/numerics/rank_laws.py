@@ -13,8 +13,8 @@ from gfn_rb.numerics.distribution import FirstOccurrences, draw_different
 from gfn_rb.numerics.ranking import ranking
 from gfn_rb.shapes import Bool, Float, Float64, Int64
 
-# Ranks whose mass is summed one by one.
-_HEAD = 2048
+# Ranks whose mass is summed one by one: as many as take no longer than the calls for the others.
+_HEAD = 2**14
 
 
 class HarmonicLaw:

@@ -62,10 +62,11 @@ class BlockedRanking:
         position, end = rank.numpy(), self._end()
         # The counts say in which block each rank lies; only these blocks are sorted.
         block = end.searchsorted(position, "right")
-        within = position - end[block] + self._count[block]
-        code = self._data[self._order[block]]
+        within = position - end.take(block) + self._count.take(block)
+        code = self._data.take(self._order.take(block), 0)  # half the time of self._data[...]
         code.sort(axis=1)
-        return torch.from_numpy(code[np.arange(len(within)), within] & _ROW)
+        within += np.arange(0, code.size, self._width)
+        return torch.from_numpy(code.reshape(-1).take(within) & _ROW)
 
     # Blocks stand in an order that is not theirs in memory: `_order` says where each lies,
     # `_number` which one lies there. Arrays over blocks are in their order.
@@ -105,11 +106,11 @@ class BlockedRanking:
 
     def _remove(self, row: Int64[np.ndarray, "m"]) -> None:
         """Take out the codes of rows that have one."""
-        place = self._place[row]
+        place = self._place.take(row)
         if self._n < len(self._place):
             place = place[place >= 0]
         self._flat[place] = _ABSENT
-        np.subtract.at(self._count, self._number[place // self._width], 1)
+        np.subtract.at(self._count, self._number.take(place // self._width), 1)
         self._n -= len(place)
         self._ends = None
 
@@ -117,7 +118,7 @@ class BlockedRanking:
         """Put in ascending codes."""
         block = self._block(code)
         nth = np.arange(len(code)) - block.searchsorted(block)  # of those for the same block
-        column = self._used[block] + nth
+        column = self._used.take(block) + nth
         crowded = column >= self._width
         if np.count_nonzero(crowded):
             # With those that soon will be: many at once cost little more than a few.
@@ -129,7 +130,7 @@ class BlockedRanking:
             if np.count_nonzero(crowded):
                 self._cut(np.unique(block[crowded]), code)
                 return
-        place = self._order[block] * self._width + column
+        place = self._order.take(block) * self._width + column
         self._flat[place] = code
         self._place[code & _ROW] = place
         self._used[block] = column + 1  # of several for a block the last one counts
