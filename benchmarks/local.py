@@ -1,7 +1,7 @@
 """Local buffers against TorchRL's and torchgfn's: ``python -m benchmarks.local``.
 
     --quick        a smoke run on small buffers, whose figures mean nothing
-    --parts ...    some of: extend fill sample unique torchgfn memory large
+    --parts ...    some of: extend fill storage sample rank merged unique torchgfn memory large
     --json PATH    also write the figures to a file
 
 "large" compares a buffer of ten million rows with one of a million, and the most memory that the
@@ -19,11 +19,13 @@ from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
-from torchrl.data import TensorDictReplayBuffer, TensorDictRoundRobinWriter
+from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer, TensorDictRoundRobinWriter
 
 from benchmarks import workloads as work
 from benchmarks.timing import Contender, Effort, Result, compare, row, run_parts
-from gfn_rb.samplers import SoftmaxRewardSampler
+from gfn_rb.buffers import MergedReplayBuffer
+from gfn_rb.samplers import RankRewardSampler, SoftmaxRewardSampler
+from gfn_rb.storages import RowTensorStorage
 from gfn_rb.writers import FIFOWriter, RewardPrioritizedWriter
 
 HALF = work.BATCH // 2
@@ -112,6 +114,54 @@ def sample(scale: Scale) -> list[Result]:
     return results
 
 
+def storage(scale: Scale) -> list[Result]:
+    """Compare TorchRL's own parts over our storage with the same over its own."""
+    results = []
+    for capacity in scale.capacities:
+        ours, peer = (
+            work.fill(work.buffer(capacity, storage=kind), capacity)
+            for kind in (RowTensorStorage, LazyTensorStorage)
+        )
+        pairs = (
+            ("round robin over our storage", partial(_extending, accepted=HALF)),
+            ("random draws over our storage", _drawing),
+        )
+        for name, contender in pairs:
+            mine, its = contender(ours), contender(peer)
+            results.append(compare(name, capacity, mine, its, scale.effort, 1.0))
+    return results
+
+
+def rank(scale: Scale) -> list[Result]:
+    """Compare drawing 128 items by rank with drawing them uniformly."""
+    results = []
+    for capacity in scale.capacities:
+        ours = _full(capacity, RewardPrioritizedWriter(), RankRewardSampler())
+        peer = _full(capacity, None, None)
+        for name, setup, bound in (("at rest", False, 1.2), ("after writing", True, 2.0)):
+            pair = [
+                _drawing(rb, partial(_write, rb)) if setup else _drawing(rb) for rb in (ours, peer)
+            ]
+            label = f"sample by rank, {name}"
+            results.append(compare(label, capacity, *pair, scale.effort, bound))
+    return results
+
+
+def merged(scale: Scale) -> list[Result]:
+    """Compare a draw from two buffers as one with a draw of half the rows from each."""
+    results = []
+    for capacity in scale.capacities:
+        members = [
+            _full(capacity, RewardPrioritizedWriter(), SoftmaxRewardSampler()) for _ in range(2)
+        ]
+        for p in ("mass", "size"):
+            ours = _drawing(MergedReplayBuffer(*members, p=p))
+            peer = Contender(lambda _, each=members: [rb.sample(HALF) for rb in each])
+            label = f"sample of two members by {p}, against the members"
+            results.append(compare(label, capacity, ours, peer, scale.effort, 1.2))
+    return results
+
+
 def unique(scale: Scale) -> list[Result]:
     """Compare writing 128 items, one row per object, with writing them by reward alone."""
     results = []
@@ -139,7 +189,7 @@ def large(scale: Scale) -> list[Result]:
     ):
         label = f"{name}, against {scale.large[1]:,} rows"
         pair = contender(ours), contender(peer)
-        results.append(compare(label, scale.large[0], *pair, scale.slow, 1.5))
+        results.append(compare(label, scale.large[0], *pair, scale.slow, 1.3))
     held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     results.append(Result("bytes held at most, against 24 GiB", scale.large[0], *_bytes(held)))
     print(row(results[-1]), flush=True)
@@ -195,7 +245,10 @@ def memory(scale: Scale) -> list[Result]:
 PARTS: dict[str, Callable[[Scale], list[Result]]] = {
     "extend": extend,
     "fill": fill,
+    "storage": storage,
     "sample": sample,
+    "rank": rank,
+    "merged": merged,
     "unique": unique,
     "torchgfn": torchgfn,
     "memory": memory,
@@ -246,12 +299,12 @@ def _sampling(
             _drawing(ours),
             _drawing(peer),
             effort,
-            None if kind else 1.5,
+            None if kind else 0.8,
         )
     ]
 
     mine, its = (_drawing(rb, partial(_write, rb, spread)) for rb in (ours, peer))
-    bound = None if kind else 2.5
+    bound = None if kind else 1.0
     name = f"sample after writing, {kind}{mode}"
     results.append(compare(name, capacity, mine, its, effort, bound))
     return results

@@ -24,6 +24,7 @@ from torchrl.data import (
     TensorDictRoundRobinWriter,
 )
 
+from gfn_rb.storages import RowTensorStorage
 from gfn_rb.writers import RewardPrioritizedWriter
 
 BATCH = 128
@@ -88,16 +89,23 @@ def nearby(batch: TensorDict, state: Tensor, share: float = 1 / 8) -> TensorDict
     return batch
 
 
-def buffer(capacity: int, writer: Any = None, sampler: Any = None) -> TensorDictReplayBuffer:
+def buffer(
+    capacity: int, writer: Any = None, sampler: Any = None, storage: Any = None
+) -> TensorDictReplayBuffer:
     """Return an empty buffer in memory.
 
     Args:
         capacity: rows.
         writer: TorchRL's round-robin writer if None.
         sampler: TorchRL's uniform sampler if None.
+        storage: class of the storage. None: TorchRL's ``LazyTensorStorage`` for a buffer of
+            TorchRL's parts, and ``RowTensorStorage``, as in presets, for others.
     """
+    if storage is None:
+        is_torchrl = writer is None and sampler is None
+        storage = LazyTensorStorage if is_torchrl else RowTensorStorage
     return TensorDictReplayBuffer(
-        storage=LazyTensorStorage(capacity),
+        storage=storage(capacity),
         writer=TensorDictRoundRobinWriter() if writer is None else writer,
         sampler=RandomSampler() if sampler is None else sampler,
         batch_size=BATCH,
