@@ -42,6 +42,7 @@ class Container:
     log_reward: Tensor
     condition: Tensor | None
     _fields: ClassVar[tuple[Field, ...]]
+    _keys: ClassVar[tuple[Key, ...]]
     _plurals: ClassVar[dict[str, str]]
     __signature__: ClassVar[Signature]
 
@@ -49,6 +50,7 @@ class Container:
         super().__init_subclass__()
         named = {name: each for name, each in vars(cls).items() if isinstance(each, Field)}
         cls._fields = tuple(named.values())
+        cls._keys = tuple(f.key for f in cls._fields)
         cls._plurals = {f"{f.key}s": f.key for f in cls._fields if isinstance(f.key, str)}
         parameters = [
             Parameter(name, Parameter.KEYWORD_ONLY, default=None if f.optional else Parameter.empty)
@@ -94,7 +96,7 @@ class Container:
 
         Keys set in the result do not reach the container.
         """
-        return self._td.select(*(field.key for field in self._fields), strict=False)
+        return self._td.select(*self._keys, strict=False)
 
     @classmethod
     def cat(cls: type[C], containers: Sequence[C]) -> C:

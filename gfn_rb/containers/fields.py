@@ -51,7 +51,7 @@ class Field:
 
     def __get__(self, container: Any, owner: type) -> Any:
         """Return the column of a container, None where it lacks it; of the class, the field."""
-        return self if container is None else container.column(self.key)
+        return self if container is None else container._td.get(self.key, None)
 
     def check(self, value: Any, sizes: dict[str, Any], owner: str) -> None:
         """Check one value against the table and the sizes known so far, and note new ones."""

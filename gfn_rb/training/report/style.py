@@ -72,7 +72,7 @@ def finish(axes: Axes, title: str, ylabel: str) -> None:
     axes.xaxis.set_label_coords(0.5, -0.09)
     axes.yaxis.set_label_coords(-0.16, 0.5)
     if axes.get_yscale() == "linear":
-        axes.locator_params(axis="y", nbins=5)
+        axes.locator_params(axis="y", nbins=4)
     axes.grid(color="0.9")
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
@@ -89,5 +89,5 @@ def number_calls(axes: Axes, label: str) -> None:
     """Label the horizontal axis of a panel as reward calls."""
     axes.set_xlabel(label)
     axes.set_xlim(0, 1.03 * max(axes.dataLim.x1, 1))
-    axes.locator_params(axis="x", nbins=5)
+    axes.locator_params(axis="x", nbins=4)
     axes.xaxis.set_major_formatter("{x:,.0f}")

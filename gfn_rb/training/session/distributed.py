@@ -7,6 +7,9 @@ the same code runs over :class:`~gfn_rb.transports.LocalTransport`.
 from __future__ import annotations
 
 import logging
+import os
+import signal
+import socket
 import sys
 import threading
 import time
@@ -15,7 +18,7 @@ from contextlib import closing, suppress
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gfn_rb.checkpoint.api import outline
 from gfn_rb.errors import (
@@ -49,21 +52,16 @@ from gfn_rb.training.session.run import (
     write_report,
 )
 from gfn_rb.training.trainer import Hooks, Trainer
-from gfn_rb.transports import LocalTransport, Transport
+from gfn_rb.transports import LocalTransport, MPITransport, Transport
 from gfn_rb.transports.deadline import SHUTDOWN_SECONDS, ShutdownBudget
-from gfn_rb.transports.launch import Launch, end_process, is_fault_tolerant
+from gfn_rb.transports.launch import Launch, end_at_exit, end_process, is_fault_tolerant
 
 if TYPE_CHECKING:
     from gfn_rb.training.report import OtherRanks
-import os
-import signal
-import socket
-from typing import NamedTuple
-
-from gfn_rb.transports import MPITransport
-from gfn_rb.transports.launch import end_at_exit
 
 log = logging.getLogger(__name__)
+
+_CLOSING = 30.0  # seconds that managers have at the end
 
 
 class RankEnd(NamedTuple):
@@ -104,11 +102,6 @@ def _is_killed(folder: RunFolder, since: float) -> bool:
         return False
     log.warning("killed rank %d, which hangs", folder.rank)
     return True
-
-
-log = logging.getLogger(__name__)
-
-_CLOSING = 30.0  # seconds that managers have at the end
 
 
 def run_distributed(
