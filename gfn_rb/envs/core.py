@@ -397,7 +397,7 @@ def to_digits(number: Int64[Tensor, "*n"], base: int, n_digits: int) -> Int64[Te
 
 
 @lru_cache
-def _random_odd(n: int, device: torch.device) -> Integers:
-    """Return ``n`` fixed odd numbers from the whole range of int64."""
+def _random_odd(size: int, device: torch.device) -> Int64[Tensor, "size"]:
+    """Return fixed odd numbers from the whole range of int64."""
     rng = random.Random(0)
-    return torch.tensor([2 * rng.getrandbits(63) + 1 - 2**63 for _ in range(n)], device=device)
+    return torch.tensor([2 * rng.getrandbits(63) + 1 - 2**63 for _ in range(size)], device=device)

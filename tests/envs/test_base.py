@@ -112,6 +112,14 @@ def test_conditions_are_drawn_at_reset_and_carried() -> None:
     torch.testing.assert_close(td["next", "log_reward"][:, -1], 3 * condition[:, 0, 0])
 
 
+def test_tensors_move_with_the_environment() -> None:
+    for env in (HyperGrid(2, 4), TFBind8()):
+        env._apply(lambda tensor: tensor.to("meta"))
+        state = env.source(2)
+        moved = state, env.forward_mask(state), env.encode(state), env.sink_state
+        assert {tensor.device.type for tensor in moved} == {"meta"}
+
+
 def test_pickled_environment_is_the_same() -> None:
     env = TFBind8("prepend_append")
     copy = pickle.loads(pickle.dumps(env))
