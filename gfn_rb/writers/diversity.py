@@ -13,7 +13,7 @@ from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 
 from gfn_rb.arguments import require_choice
-from gfn_rb.errors import ArgumentError, CheckpointMismatchError
+from gfn_rb.errors import ArgumentError
 from gfn_rb.keys import LOG_REWARD
 from gfn_rb.numerics.near.choice import Choice, choose
 from gfn_rb.numerics.near.distances import Distance, check_norm
@@ -26,7 +26,7 @@ from gfn_rb.torchrl_compat import length_of
 from gfn_rb.writers.eviction_order import Tie
 from gfn_rb.writers.features import Features
 from gfn_rb.writers.moves import Moves, moves_of
-from gfn_rb.writers.reward import RewardPrioritizedWriter, Written, worded
+from gfn_rb.writers.reward import RewardPrioritizedWriter, Written
 from gfn_rb.writers.rows import write_rows
 from gfn_rb.writers.synced_index import SyncedIndex
 
@@ -88,6 +88,10 @@ class DiversityWriter(RewardPrioritizedWriter):
     """
 
     _index: SyncedIndex
+    _option_names = (
+        *("cutoff_distance", "p", "near", "when", "features"),
+        *RewardPrioritizedWriter._option_names,
+    )
 
     def __init__(
         self,
@@ -146,7 +150,7 @@ class DiversityWriter(RewardPrioritizedWriter):
         floor = order.lowest(storage) if is_full else -math.inf
         if is_full and not order.beats(float(value[row[-1]]), floor):
             return row[:0], row[:0]
-        index = self._index.follow(storage, rows, order.version)
+        index = self._index.sync(storage, rows, order.version)
         row = row[::-1]
         value = value[row].astype(np.float64)
         n_hopeless = int(np.count_nonzero(~order.beats(value, floor))) if is_full else 0
@@ -232,37 +236,10 @@ class DiversityWriter(RewardPrioritizedWriter):
         name = getattr(self.distance, "__qualname__", type(self.distance).__qualname__)
         return self.p if self.distance is None else name
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the age of each item and the counters, which the storage does not hold."""
-        return {**super().state_dict(), **self._measure()}
-
-    def _measure(self) -> dict[str, Any]:
-        """Return how items are compared. A callable has no name that means anything."""
-        return {
-            "cutoff_distance": self.cutoff_distance,
-            "p": self._norm,
-            "near": self.near,
-            "when": self.when,
-            "features": "a callable" if callable(self.features) else str(self.features),
-        }
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned. Features are read from the storage.
-
-        Args:
-            state_dict: state of a writer with the same options, ``distance`` included.
-
-        Raises:
-            CheckpointMismatchError: the state is of a writer with other options, or of a larger
-                storage.
-        """
-        expected = self._measure()
-        came = {name: state_dict[name] for name in expected if name in state_dict}
-        if came != expected:
-            raise CheckpointMismatchError(
-                f"writer state is of {worded(came)}, expected {worded(expected)}"
-            )
-        super().load_state_dict(state_dict)
+    def _options(self) -> dict[str, Any]:
+        measure = {name: getattr(self, name) for name in ("cutoff_distance", "near", "when")}
+        features = "a callable" if callable(self.features) else str(self.features)
+        return {**super()._options(), **measure, "p": self._norm, "features": features}
 
     def __repr__(self) -> str:
         return (

@@ -46,7 +46,6 @@ from gfn_rb.writers.rows import (
 from gfn_rb.writers.synced_index import SyncedIndex
 
 Written = tuple[np.ndarray, np.ndarray]  # int64: rows of a batch that were written, their slots
-_OPTIONS = ("tie", "largest", "key", "unique", "on_duplicate")
 
 
 class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
@@ -85,6 +84,8 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
         >>> rb.extend(TensorDict({"log_reward": torch.tensor([1.0, 3.0, 2.0])}, [3]))
         tensor([-1,  0,  1])
     """
+
+    _option_names: tuple[str, ...] = ("tie", "largest", "key", "unique", "on_duplicate")
 
     def __init__(
         self,
@@ -216,8 +217,9 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
             raise ArgumentError("unique must be given to find objects by, got unique=None")
         storage = self._storage
         self._order.sync(storage)
-        index, prepared = self._index.prepare(storage, data, self._order.version)
-        slot = torch.from_numpy(first_slot(index.near(prepared), len(prepared.rows)))
+        rows = self._index.read(data)
+        index = self._index.sync(storage, rows, self._order.version)
+        slot = torch.from_numpy(first_slot(index.near(index.prepare(rows)), rows.shape[0]))
         note_generations(slot, storage)
         return slot
 
@@ -355,7 +357,9 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
         storage, order = self._storage, self._order
         value, row = order.ascending(key)
         order.sync(storage)
-        index, prepared = synced.prepare(storage, data, order.version, rows)
+        rows = synced.read(data) if rows is None else rows
+        index = synced.sync(storage, rows, order.version)
+        prepared = index.prepare(rows)
         stored, twins = index.near(prepared), index.near_each_other(prepared)
         if length_of(storage) < storage.max_size or stored[0].shape[0] or twins[0].shape[0]:
             row, target = self._merge_objects(data, key.to(torch.float64).numpy(), stored, twins)
@@ -437,18 +441,17 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
         """Restore what :meth:`state_dict` returned. Keys are read from the storage when needed.
 
         Args:
-            state_dict: state of a writer with the same ``key``, ``tie``, ``unique`` and
-                ``on_duplicate``.
+            state_dict: state of a writer with the same options.
 
         Raises:
             CheckpointMismatchError: the state is of a writer with other options, or of a larger
                 storage.
         """
         expected, rank = self._options(), state_dict.get("rank", torch.empty(0))
-        came = {name: state_dict[name] for name in _OPTIONS if name in state_dict}
+        came = {name: state_dict[name] for name in self._option_names if name in state_dict}
         if came != expected:
             raise CheckpointMismatchError(
-                f"writer state is of {worded(came)}, expected {worded(expected)}"
+                f"writer state is of {_listed(came)}, expected {_listed(expected)}"
             )
         require_numbers("rank", rank, torch.int64)
         if self._storage is not None:
@@ -509,6 +512,6 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
         )
 
 
-def worded(options: dict[str, Any]) -> str:
+def _listed(options: dict[str, Any]) -> str:
     """Return options as an error names them."""
     return ", ".join(f"{name}={value!r}" for name, value in options.items()) or "another kind"

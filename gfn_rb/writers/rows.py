@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from operator import attrgetter, eq
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import torch
 from tensordict import (
@@ -155,17 +155,13 @@ def write_rows(
         storage.set(slot.tolist(), rows)
         return
     assert chosen is not None
-    stored = all_slots(storage)
-    leaves, tensors = plain_entries(stored), plain_entries(data)
-    if leaves is None or tensors is None:
-        tensors = tensors_of(data)
-        leaves = {name: stored.get(name) for name in tensors or ()}
+    stored, tensors = all_slots(storage), tensors_of(data)
     if tensors is None:
         stored[target] = data[chosen].to(storage.device)
     else:
         elsewhere = []
         for name, value in tensors.items():
-            leaf = leaves[name]
+            leaf = entry_of(stored, name)
             if leaf.is_cpu and value.is_cpu:
                 leaf.index_copy_(0, target, value.index_select(0, chosen))
             else:
@@ -188,11 +184,11 @@ def _copy_between(
     chosen_on = {each.device: chosen.to(each.device, non_blocking=True) for each in values}
     target_on = {each.device: target.to(each.device, non_blocking=True) for each in leaves}
     parts = [value.index_select(0, chosen_on[value.device]) for value in values]
-    for leaf, part in zip(leaves, _beside(leaves, parts), strict=True):
+    for leaf, part in zip(leaves, _on_devices_of(leaves, parts), strict=True):
         leaf.index_copy_(0, target_on[leaf.device], part)
 
 
-def _beside(leaves: Sequence[Tensor], parts: Sequence[Tensor]) -> Sequence[Tensor]:
+def _on_devices_of(leaves: Sequence[Tensor], parts: Sequence[Tensor]) -> Sequence[Tensor]:
     """Return rows on the devices of the leaves that they are written to; see _copy_between."""
     if all(map(eq, map(_DEVICE, parts), map(_DEVICE, leaves))):
         return parts
@@ -228,7 +224,7 @@ def write_run(storage: Storage, start: int, tensors: dict[NestedKey, Tensor]) ->
     n, size, stored = len(next(iter(tensors.values()))), storage.max_size, all_slots(storage)
     at_end = min(n, size - start)
     leaves = [stored.get(name) for name in tensors]
-    for leaf, value in zip(leaves, _beside(leaves, [*tensors.values()]), strict=True):
+    for leaf, value in zip(leaves, _on_devices_of(leaves, [*tensors.values()]), strict=True):
         if value.untyped_storage().data_ptr() == leaf.untyped_storage().data_ptr():
             value = value.clone()  # of stored rows: written over before it is read
         leaf[start : start + at_end] = value[:at_end]
@@ -242,6 +238,8 @@ def write_run(storage: Storage, start: int, tensors: dict[NestedKey, Tensor]) ->
 
 def tensors_of(rows: Rows) -> dict[NestedKey, Tensor] | None:
     """Return the tensors that rows hold, by name; None if they also hold words or other objects."""
+    if (plain := plain_entries(rows)) is not None:
+        return cast(dict[NestedKey, Tensor], plain)
     leaves = dict(rows.items(True, True, is_leaf=is_leaf_nontensor))
     for leaf in leaves.values():
         if not isinstance(leaf, Tensor):

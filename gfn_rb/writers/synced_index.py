@@ -1,4 +1,4 @@
-"""An index of the rows of a storage, kept in step with it."""
+"""An index that follows the rows of a storage."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torchrl.data.replay_buffers.storages import Storage
 from gfn_rb.column import Version
 from gfn_rb.errors import ShapeError
 from gfn_rb.numerics.near.duplicates import Duplicates
-from gfn_rb.numerics.near.index import NearIndex, PreparedRows
+from gfn_rb.numerics.near.index import NearIndex
 from gfn_rb.shapes import Rows, Shaped
 from gfn_rb.storages import slots_beside, stored_rows
 from gfn_rb.torchrl_compat import length_of
@@ -41,10 +41,16 @@ class SyncedIndex:
         rows = self.features.of(data)
         return rows if rows.is_cpu else require_finite(rows.cpu())
 
-    def follow(
+    def sync(
         self, storage: Storage, rows: Shaped[Tensor, "n d"], version: Version | None
     ) -> NearIndex:
-        """Return the index in step with a storage."""
+        """Return the index, read anew unless it holds this version of the storage's content.
+
+        Args:
+            storage: whose rows are in the index.
+            rows: what rows that are to be looked up are compared by.
+            version: of the storage's content; None before the first row.
+        """
         index = self._index
         n = min(length_of(storage) + rows.shape[0], storage.max_size)
         if index is None:
@@ -62,20 +68,8 @@ class SyncedIndex:
         self._index = index
         return index
 
-    def prepare(
-        self,
-        storage: Storage,
-        data: Rows,
-        version: Version | None,
-        rows: Tensor | None = None,
-    ) -> tuple[NearIndex, PreparedRows]:
-        """Return the index in step with a storage, and rows ready to be looked up in it."""
-        rows = self.read(data) if rows is None else rows
-        index = self.follow(storage, rows, version)
-        return index, index.prepare(rows)
-
     def move(self, move: Moves) -> None:
-        """Move rows as they were moved in the storage, with which this was in step."""
+        """Move rows as they were moved in the storage, which the index matched before."""
         index = self._index
         assert index is not None
         if move.source.shape[0]:
