@@ -73,16 +73,14 @@ QUICK = Scale(
 
 
 def extend(scale: Scale) -> list[Result]:
-    """Compare writing 128 items into a full buffer with round-robin writing."""
+    """Compare writing a batch into a full buffer with round-robin writing."""
     results = []
     for capacity in scale.capacities:
         ours = work.fill(work.buffer(capacity, RewardPrioritizedWriter()), capacity)
         peer = work.fill(work.buffer(capacity), capacity)
-        for name, accepted, bound in (
-            ("extend, half of the rows accepted", HALF, 1.3),
-            ("extend, all rows rejected", 0, 0.5),
-        ):
-            mine, its = _extending(ours, accepted), _extending(peer, accepted)
+        for n, accepted, bound in ((64, 32, 0.8), (128, 64, 0.8), (512, 256, 1.2), (128, 0, 0.4)):
+            mine, its = (_extending(rb, accepted, n=n) for rb in (ours, peer))
+            name = f"extend, {accepted} of {n} rows accepted"
             results.append(compare(name, capacity, mine, its, scale.effort, bound))
         newest = work.fill(work.buffer(capacity, FIFOWriter()), capacity)
         mine, its = _extending(newest, HALF), _extending(peer, HALF)
@@ -273,8 +271,8 @@ def _full(capacity: int, writer: Any, sampler: Any, spread: float = 1.0) -> Tens
     return work.fill(work.buffer(capacity, writer, sampler), capacity, spread)
 
 
-def _extending(rb: TensorDictReplayBuffer, accepted: int, spread: float = 1.0) -> Contender:
-    return Contender(rb.extend, partial(work.challenge_to, rb, accepted, spread))
+def _extending(rb: TensorDictReplayBuffer, accepted: int, n: int = work.BATCH) -> Contender:
+    return Contender(rb.extend, partial(work.challenge_to, rb, accepted, n=n))
 
 
 def _drawing(rb: Any, setup: Callable[[], Any] = lambda: None) -> Contender:

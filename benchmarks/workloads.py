@@ -124,7 +124,7 @@ def fill(rb: TensorDictReplayBuffer, capacity: int, scale: float = 1.0) -> Tenso
     return rb
 
 
-def challenge(log_reward: Tensor, accepted: int, scale: float = 1.0) -> Tensor:
+def challenge(log_reward: Tensor, accepted: int, scale: float = 1.0, n: int = BATCH) -> Tensor:
     """Return the log-rewards of a batch of which a full buffer accepts exactly so many rows.
 
     The rows to be accepted beat the ``accepted`` lowest rewards stored, and are drawn from the
@@ -132,17 +132,18 @@ def challenge(log_reward: Tensor, accepted: int, scale: float = 1.0) -> Tensor:
 
     Args:
         log_reward: what is stored, shape [capacity].
-        accepted: how many rows to have accepted, at most 128.
+        accepted: how many rows to have accepted, at most n.
         scale: standard deviation of the normal, in nats.
+        n: rows of the batch.
 
     Returns:
-        Shape [128], float32.
+        Shape [n], float32.
     """
     lowest = log_reward.min()
     cut = log_reward.kthvalue(max(accepted, 1)).values
-    below = lowest - 0.1 - torch.rand(BATCH - accepted)
+    below = lowest - 0.1 - torch.rand(n - accepted)
     batch = torch.cat([below, _normal_above(cut / scale, accepted) * scale])
-    return batch[torch.randperm(BATCH)]
+    return batch[torch.randperm(n)]
 
 
 def _normal_above(cut: Tensor, n: int) -> Tensor:
@@ -151,15 +152,18 @@ def _normal_above(cut: Tensor, n: int) -> Tensor:
     return (-torch.special.ndtri(tail.clamp(min=1e-300))).clamp(min=cut.double())
 
 
-def challenge_to(rb: TensorDictReplayBuffer, accepted: int, scale: float = 1.0) -> TensorDict:
+def challenge_to(
+    rb: TensorDictReplayBuffer, accepted: int, scale: float = 1.0, n: int = BATCH
+) -> TensorDict:
     """Return a batch of which a full buffer accepts exactly so many rows.
 
     Args:
         rb: the buffer. What a round-robin buffer gets is made from its own content likewise.
         accepted: see :func:`challenge`.
         scale: likewise.
+        n: likewise.
     """
-    return items(challenge(rb[:].get("log_reward"), accepted, scale))
+    return items(challenge(rb[:].get("log_reward"), accepted, scale, n))
 
 
 def check_challenge() -> None:

@@ -14,9 +14,7 @@ from torchrl.data import (
     LazyTensorStorage,
     ListStorage,
     ReplayBuffer,
-    RoundRobinWriter,
     StorageEnsemble,
-    TensorDictMaxValueWriter,
     TensorDictReplayBuffer,
     TensorStorage,
 )
@@ -148,13 +146,6 @@ def test_a_batch_with_words_of_which_nothing_is_kept_is_rejected(storage, writer
     assert [row["word"] for row in rb[:].unbind(0)] == ["7", "9"]
 
 
-def test_a_batch_with_words_that_are_all_too_old_is_rejected():
-    rb = reward_prioritized_buffer(4, max_age=1)
-    rb.extend(wordy(1, 2).set("policy_version", torch.tensor([5, 5])))
-    assert rb.extend(wordy(3, 4).set("policy_version", torch.tensor([1, 2]))).tolist() == [-1, -1]
-    assert len(rb) == 2
-
-
 def test_words_cannot_be_journaled_shared_or_on_disk(tmp_path):
     for options in ({"shared": True}, {"storage": LazyMemmapStorage(4)}, {}):
         rb = journaled(fifo_buffer(4, **options), None if options else tmp_path / "x")
@@ -226,18 +217,6 @@ def test_gradients_are_cut_off(writer, storage):
         assert not any(rb.storage.get(i)["log_reward"].requires_grad for i in range(len(rb)))
 
 
-@pytest.mark.parametrize("writer", [RoundRobinWriter, TensorDictMaxValueWriter])
-@both_storages
-def test_gradients_that_other_writers_leave_poison_no_draw(writer, storage):
-    options = {} if writer is RoundRobinWriter else {"rank_key": "log_reward"}
-    rb = buffer(writer(**options), 6, storage, batch_size=4)
-    for _ in range(3):
-        rb.extend(objects(0, 1, 2).set("log_reward", torch.arange(3.0).requires_grad_() * 1.0))
-        for sampler in (SoftmaxRewardSampler, RankRewardSampler, PrioritySampler):
-            rb.set_sampler(sampler())
-            rb.sample()
-
-
 def stacks(first, length=3):
     """Two rows, each a stack of two members whose shapes differ."""
     members = [
@@ -267,12 +246,6 @@ def test_an_empty_batch_is_nothing_to_write(writer, n_stored):
     rb.extend(rows([1.0] * n_stored))
     assert rb.extend(rows([])).tolist() == []
     assert (len(rb), rb.write_count) == (n_stored, n_stored)
-
-
-def test_a_key_of_shape_n_1():
-    rb, batch = buffer(), rows([1.0, 2.0])
-    rb.extend(batch.set("log_reward", batch["log_reward"][:, None]))
-    assert rb[:]["log_reward"].tolist() == [[1.0], [2.0]]
 
 
 # Bad rows.
