@@ -15,7 +15,6 @@ from gfn_rb.checkpoint import Journal
 from gfn_rb.envs import GFNEnv
 from gfn_rb.errors import PeerLostError
 from gfn_rb.keys import POLICY_VERSION
-from gfn_rb.policies.networks import ForwardPolicy
 from gfn_rb.remote import (
     Awaited,
     BaselineFilter,
@@ -35,6 +34,7 @@ from gfn_rb.remote.protocol.roles import RankRoles
 from gfn_rb.rollout import Sampler
 from gfn_rb.torchrl_compat import generator_of
 from gfn_rb.training.config import TrainConfig
+from gfn_rb.training.objectives import make_loss
 from gfn_rb.training.options import SoftmaxDraw
 from gfn_rb.training.secret import run_secret
 from gfn_rb.training.session.folder import RunFolder
@@ -153,7 +153,7 @@ def make_manager(
             1, config.checkpoint_every * len(roles.workers) // config.managers.send_every
         ),
         worker_timeout=worker_silence(config, roles),
-        rows=_example_row(env),
+        rows=_example_row(on_cpu, env),
         secret=secret,
     )
     if folder.checkpoint.exists():
@@ -161,10 +161,9 @@ def make_manager(
     return manager
 
 
-def _example_row(env: GFNEnv) -> TensorDictBase:
+def _example_row(config: TrainConfig, env: GFNEnv) -> TensorDictBase:
     """Return a row as those that train send, by which a manager knows what to store."""
-    with torch.random.fork_rng(devices=[]):  # of the weights, which nothing else is to follow from
-        policy = ForwardPolicy(env)
+    policy = make_loss(config, env, config.seed).forward_policy
     one = Sampler(policy).sample_trajectories(env, 1, generator=torch.Generator().manual_seed(0))
     return one.to_tensordict().set(POLICY_VERSION, torch.zeros_like(one.length))
 

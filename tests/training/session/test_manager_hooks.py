@@ -15,7 +15,7 @@ from gfn_rb.checkpoint import load_state
 from gfn_rb.errors import KeyMismatchError, SecretError, TransportTimeoutError
 from gfn_rb.remote import ReplayBufferManager
 from gfn_rb.remote.protocol.roles import assign_roles
-from gfn_rb.training import FeedOptions, ManagersOptions, SearchOptions
+from gfn_rb.training import FeedOptions, LineConfig, ManagersOptions, SearchOptions
 from gfn_rb.training.session.folder import RunFolder
 from gfn_rb.training.session.manager_hooks import (
     BASELINE,
@@ -344,6 +344,7 @@ def test_ranks_that_train_have_time_to_lose_their_manager_first(tmp_path):
         replace(CONFIG, search=SearchOptions(1)),
         replace(CONFIG, compact="rebuild"),
         replace(WARM_GRID, managers=ManagersOptions(1)),
+        LineConfig(batch_size=8, hidden=(8,), managers=ManagersOptions(1)),
     ],
 )
 def test_a_manager_knows_what_is_sent_before_it_comes(config, tmp_path):
