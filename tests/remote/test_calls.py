@@ -14,9 +14,14 @@ from gfn_rb.remote import NonBlocking, ReplayBufferManager, ReplayBufferWorker, 
 ROUNDS = 8
 
 
-def rows(i, n=64):
+def rows(i, n=64, n_steps=60, width=16):
     values = torch.arange(i * n, (i + 1) * n)
-    columns = {"state": values[:, None].repeat(1, 16), "log_reward": values.double()}
+    columns = {
+        "state": values[:, None, None].repeat(1, n_steps + 1, width),
+        "action": torch.zeros(n, n_steps, dtype=torch.int64),
+        "length": torch.full((n,), n_steps),
+        "log_reward": values.double(),
+    }
     return TensorDict(columns, [n])
 
 
@@ -44,7 +49,7 @@ class Calls:
         sys.setprofile(None)
 
 
-@pytest.mark.parametrize(("is_fed", "most"), [(False, 380), (True, 600)])
+@pytest.mark.parametrize(("is_fed", "most"), [(False, 400), (True, 700)])
 def test_an_exchange_takes_few_calls_at_worker_and_manager(is_fed, most, request):
     if request.config.option.all:
         pytest.skip("types are checked at each call, by further calls")
@@ -70,4 +75,4 @@ def test_an_exchange_takes_few_calls_at_worker_and_manager(is_fed, most, request
             worker._client.collect()
     assert worker.statistics.stored == 2 * ROUNDS * 64
     assert worker.statistics.fed == is_fed * 2 * ROUNDS * 16
-    assert most / 2 < calls.count / ROUNDS < most
+    assert most / 2 < calls.count / ROUNDS <= most
