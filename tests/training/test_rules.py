@@ -105,6 +105,15 @@ def test_a_value_out_of_range_is_named(name, value, line):
             "draw.temperature_end must be None with feed top, got 2.0",
         ),
         ({"clip_grad_norm": 0.0}, "clip_grad_norm must be positive and finite, got 0.0"),
+        ({"feed": FeedOptions("top")}, "managers must be at least 1 with feed top, got 0"),
+        (
+            {"feed": FeedOptions("top"), "managers": ManagersOptions(1), "replay": "terminal"},
+            "replay must be trajectories with feed top, got 'terminal'",
+        ),
+        (
+            {"feed": FeedOptions("top"), "managers": ManagersOptions(1), "draw": "priority"},
+            "draw must be another than priority and teacher with feed top, got 'priority'",
+        ),
         (
             {"loss": "fm", "replay": "states", "keep": "diverse"},
             "keep must be one of top, recent with replay states, whose .* got 'diverse'",
