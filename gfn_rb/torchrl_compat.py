@@ -254,7 +254,7 @@ def last_cursor(storage: Storage) -> int | None:
     return cursor
 
 
-def set_last_cursor(storage: Storage, cursor: int | None) -> None:
+def set_last_cursor(storage: Storage, cursor: int | Tensor | None) -> None:
     """Restore what :func:`last_cursor` returned (``Storage._set_last_cursor``)."""
     storage._set_last_cursor(cursor)
 
