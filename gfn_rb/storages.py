@@ -37,7 +37,7 @@ from gfn_rb.torchrl_compat import (
 
 _TENSORS = (Tensor, MemoryMappedTensor)
 _HOST = torch.device("cpu")
-_FEWEST_SLOTS = 1024  # laid out beside a list storage, before they are doubled
+_FEWEST_SLOTS = 1024  # allocated for a list storage at first
 
 
 def require_rows(storage: Storage) -> None:
@@ -75,15 +75,15 @@ def is_laid_out(storage: Storage) -> bool:
     return bool(storage.initialized)
 
 
-def slots_beside(storage: Storage, n: int) -> int:
-    """Return how many slots to lay out beside a storage: all it has, or for a list some more."""
+def slots_to_allocate(storage: Storage, n: int) -> int:
+    """Return for how many slots of a storage to allocate memory; a list may grow, in doublings."""
     if not isinstance(storage, ListStorage):
         return int(storage.max_size)
     return min(int(storage.max_size), max(_FEWEST_SLOTS, 1 << (n - 1).bit_length()))
 
 
-def device_beside(storage: Storage) -> torch.device | None:
-    """Return where to lay something out beside a storage: the host, for a list of rows."""
+def storage_device(storage: Storage) -> torch.device | None:
+    """Return the device of a storage's rows; None, the host, for a list of rows."""
     if isinstance(storage, ListStorage) or storage.device == "auto":
         return None
     device: torch.device = storage.device

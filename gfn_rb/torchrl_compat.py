@@ -304,24 +304,24 @@ def raise_slot_generations(storage: Storage, index: Tensor | None = None) -> Non
     stamps.index_add_(0, index, torch.ones_like(index))
 
 
-def note_generations(index: Tensor, storage: Storage) -> Tensor:
-    """Have slots remember their stamps wherever that tensor is handed to (``_slot_generations``).
+def attach_generations(index: Tensor, storage: Storage) -> Tensor:
+    """Attach to a tensor of slots their stamps, as an attribute (``_slot_generations``).
 
     TorchRL's buffers pass indices on as they are, and nothing beside them: by their stamps late
     priorities are known to be of rows that are gone. A stamp of -1 means nothing.
     """
     stamps = track_slot_generations(storage).index_select(0, index.clamp(min=0))
-    set_noted_generations(index, stamps)
+    set_attached_generations(index, stamps)
     return stamps
 
 
-def set_noted_generations(index: Tensor, stamps: Tensor) -> None:
-    """Have slots remember these stamps, see :func:`note_generations`."""
+def set_attached_generations(index: Tensor, stamps: Tensor) -> None:
+    """Attach these stamps to a tensor of slots; see :func:`attach_generations`."""
     setattr(index, _SLOT_GENERATIONS, stamps)
 
 
-def noted_generations(index: Any) -> Tensor | None:
-    """Return what :func:`note_generations` noted; None of other indices."""
+def attached_generations(index: Any) -> Tensor | None:
+    """Return what :func:`attach_generations` attached; None for other indices."""
     return getattr(index, _SLOT_GENERATIONS, None)
 
 

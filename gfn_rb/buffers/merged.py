@@ -25,12 +25,12 @@ from gfn_rb.numerics.weighted_union import Groups
 from gfn_rb.samplers import SoftmaxRewardSampler
 from gfn_rb.sharing import WriteLock
 from gfn_rb.torchrl_compat import (
+    attached_generations,
     member_samplers,
-    noted_generations,
     outside_graph,
     replay_lock,
+    set_attached_generations,
     set_ensemble_generator,
-    set_noted_generations,
     set_write_lock,
     write_lock,
 )
@@ -264,12 +264,12 @@ class MergedReplayBuffer(ReplayBufferEnsemble):
         """
         if data.ndim != 1:
             raise ShapeError(f"data must have batch size [n], got {list(data.batch_size)}")
-        member, noted = data.get(BUFFER_ID), noted_generations(data.get(INDEX))
+        member, noted = data.get(BUFFER_ID), attached_generations(data.get(INDEX))
         for i in member.unique().tolist():
             if isinstance(self._rbs[i], TensorDictReplayBuffer):
                 rows = data[member == i]
                 if noted is not None:  # which only the whole batch remembers
-                    set_noted_generations(rows.get(INDEX), noted[member == i])
+                    set_attached_generations(rows.get(INDEX), noted[member == i])
                 self._rbs[i].update_tensordict_priority(rows)
 
     def __getitem__(self, index: Any) -> Any:

@@ -30,10 +30,10 @@ from gfn_rb.samplers.base import require
 from gfn_rb.torchrl_compat import (
     UNKNOWN_GENERATION,
     all_slots,
+    attached_generations,
     member_storages,
-    noted_generations,
+    set_attached_generations,
     set_ensemble_generator,
-    set_noted_generations,
 )
 
 Shares = Literal["mass", "size"] | Sequence[float | int] | Tensor | None
@@ -188,13 +188,13 @@ class MergedSampler(SamplerEnsemble):
             info[DRAW_LOG_PROB] = within + of_member.to(within, non_blocking=True)
         device = next(index.device for index, _ in drawn if index.shape[0])
         row = groups.join([index.to(device, non_blocking=not index.shape[0]) for index, _ in drawn])
-        noted = [noted_generations(index) for index, _ in drawn]
+        noted = [attached_generations(index) for index, _ in drawn]
         if any(each is not None for each in noted):
             stamps = [
                 torch.full_like(index, UNKNOWN_GENERATION) if each is None else each
                 for each, (index, _) in zip(noted, drawn, strict=True)
             ]
-            set_noted_generations(row, groups.join([each.to(device) for each in stamps]))
+            set_attached_generations(row, groups.join([each.to(device) for each in stamps]))
         return _rows_of_members(member, row, info)
 
     def _weights(self, storages: Sequence[Storage]) -> Tensor:

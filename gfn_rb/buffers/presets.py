@@ -42,7 +42,7 @@ from gfn_rb.errors import ArgumentError
 from gfn_rb.keys import EPISODE_LOG_REWARD, ESTIMATOR_OUTPUT, INDEX, LOG_PROB, LOG_REWARD
 from gfn_rb.samplers import SoftmaxRewardSampler
 from gfn_rb.samplers.base import Replacement
-from gfn_rb.storages import RowTensorStorage, device_beside
+from gfn_rb.storages import RowTensorStorage, storage_device
 from gfn_rb.writers import DiversityWriter, FIFOWriter, RewardPrioritizedWriter
 from gfn_rb.writers.diversity import Near, When
 from gfn_rb.writers.features import Unique
@@ -385,7 +385,7 @@ def _check_options(options: Any) -> None:
 
 
 def _check_storage(storage: Storage, generator: torch.Generator | None) -> None:
-    device = device_beside(storage)
+    device = storage_device(storage)
     if device is not None:
         as_device("storage's device", device)
     if generator is not None and storage.device != "auto":

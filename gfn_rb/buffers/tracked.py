@@ -18,7 +18,7 @@ from gfn_rb.column import KeyColumn
 from gfn_rb.errors import ArgumentError, KeyMismatchError
 from gfn_rb.keys import POLICY_VERSION
 from gfn_rb.shapes import Int64
-from gfn_rb.storages import device_beside, is_laid_out
+from gfn_rb.storages import is_laid_out, storage_device
 from gfn_rb.torchrl_compat import outside_graph, replay_lock, write_lock
 
 
@@ -157,7 +157,7 @@ class TrackedReplayBuffer(TensorDictReplayBuffer, _TrackedWrites):
             raise ArgumentError(
                 f"writer must be able to remove rows for max_age={max_age}, got {self.writer!r}"
             )
-        self.statistics = ReplayStatistics(device_beside(self.storage))
+        self.statistics = ReplayStatistics(storage_device(self.storage))
         self.insert_transform(0, self.statistics)
 
     @outside_graph

@@ -26,7 +26,7 @@ from gfn_rb.keys import DRAW_LOG_PROB, LOG_REWARD
 from gfn_rb.numerics.distribution import Distribution
 from gfn_rb.numerics.weighted_tree import weighted_rows
 from gfn_rb.state_folder import StateInFolder
-from gfn_rb.storages import slots_beside
+from gfn_rb.storages import slots_to_allocate
 from gfn_rb.torchrl_compat import DrawInfo, assert_on_device, outside_graph
 
 Replacement = Literal["auto", True, False]
@@ -205,7 +205,7 @@ class KeySampler(StateInFolder, Sampler, metaclass=_KeepReplacement):
         if not values.is_floating_point():
             values = values.to(torch.float64)
         if distribution is None or values.shape[0] > self._slots:
-            self._slots, rows = slots_beside(storage, values.shape[0]), None
+            self._slots, rows = slots_to_allocate(storage, values.shape[0]), None
             distribution = self._distribution = self._make_distribution(self._slots, values)
         if rows is None or not values.is_cpu:
             distribution.assign(self._checked(values))

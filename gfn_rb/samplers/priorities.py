@@ -14,7 +14,7 @@ from gfn_rb.errors import CheckpointMismatchError
 from gfn_rb.shapes import Float, Float64, Int64
 from gfn_rb.sharing import journal_of, record_slots
 from gfn_rb.state_folder import require_numbers
-from gfn_rb.storages import device_beside, require_rows, slots_beside
+from gfn_rb.storages import require_rows, slots_to_allocate, storage_device
 from gfn_rb.torchrl_compat import slot_generations
 
 _PRIORITY, _DEFAULT = "priority", "default_priority"
@@ -164,7 +164,7 @@ class HeldPriorities:
             known = self._known if self._priority is None else self._priority[:-1]
             _check_size(known, storage.max_size)
             self._storage = storage
-            n, device = slots_beside(storage, len(storage)), device_beside(storage)
+            n, device = slots_to_allocate(storage, len(storage)), storage_device(storage)
             self._priority = torch.full((n + 1,), math.nan, dtype=torch.float64, device=device)
             self._priority[: len(known)] = known
         return self._priority

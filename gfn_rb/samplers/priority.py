@@ -20,8 +20,8 @@ from gfn_rb.samplers.priorities import AS_STORED, HeldPriorities, StoredPrioriti
 from gfn_rb.shapes import Int64
 from gfn_rb.torchrl_compat import (
     UNKNOWN_GENERATION,
-    note_generations,
-    noted_generations,
+    attach_generations,
+    attached_generations,
     outside_graph,
     slot_generations,
     track_slot_generations,
@@ -160,7 +160,7 @@ class PrioritySampler(KeySampler):
 
     def _note_drawn(self, index: Tensor, storage: Storage) -> None:
         """Remember of which rows a batch is, should others have their slots when it comes back."""
-        stamps, n_slots = note_generations(index, storage), len(track_slot_generations(storage))
+        stamps, n_slots = attach_generations(index, storage), len(track_slot_generations(storage))
         if self._drawn is None or self._drawn.shape[0] < n_slots:
             before, self._drawn = self._drawn, stamps.new_full((n_slots,), UNKNOWN_GENERATION)
             if before is not None:
@@ -255,7 +255,7 @@ class PrioritySampler(KeySampler):
         # Of rows just inserted, TorchRL passes on the same tensor; of a single one, its number.
         if index is inserted or (isinstance(inserted, int) and row.tolist() == [inserted]):
             return None
-        noted = noted_generations(index)
+        noted = attached_generations(index)
         if noted is not None or self._drawn is None:
             return None if noted is None else noted.reshape(-1)
         at = row.to(self._drawn.device)

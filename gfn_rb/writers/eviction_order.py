@@ -14,7 +14,7 @@ from gfn_rb.column import KeyColumn, Version
 from gfn_rb.numerics.top_k import UNKNOWN_RANK, TopK, ascending
 from gfn_rb.shapes import Float, Float64, Int64, Shaped
 from gfn_rb.state_folder import require_count, require_numbers
-from gfn_rb.storages import is_laid_out, slots_beside
+from gfn_rb.storages import is_laid_out, slots_to_allocate
 from gfn_rb.writers.moves import Moves
 from gfn_rb.writers.rows import check_number
 
@@ -61,7 +61,7 @@ class EvictionOrder:
         known = self._worst
         if known is not None and (not isinstance(storage, ListStorage) or n <= known.capacity):
             return
-        self._worst = TopK(slots_beside(storage, n))
+        self._worst = TopK(slots_to_allocate(storage, n))
         if self._counters.is_shared():
             self._worst.share_memory()
         if known is not None:

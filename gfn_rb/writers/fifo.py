@@ -17,7 +17,7 @@ from gfn_rb.keys import INDEX
 from gfn_rb.shapes import Float, Rows
 from gfn_rb.sharing import is_recorded, journal_of, record_slots, share_writes
 from gfn_rb.state_folder import require_count, require_numbers
-from gfn_rb.storages import device_beside, open_shared
+from gfn_rb.storages import open_shared, storage_device
 from gfn_rb.torchrl_compat import (
     all_slots,
     leaves_of,
@@ -98,7 +98,7 @@ class FIFOWriter(TensorDictRoundRobinWriter):
         self._line_up()
         data = self._checked(data)
         self._record(1)
-        return super().add(self._beside(data))
+        return super().add(self._on_storage_device(data))
 
     @outside_graph
     def extend(self, data: Rows) -> Tensor:
@@ -126,7 +126,7 @@ class FIFOWriter(TensorDictRoundRobinWriter):
         tensors = self._side_by_side(data)
         if tensors is None:
             self._record(n)
-            return super().extend(self._beside(data))
+            return super().extend(self._on_storage_device(data))
         start, size = write_cursor(self), storage.max_size
         slot = torch.arange(start, start + n, device=data.device) % size
         if is_recorded(storage):
@@ -146,9 +146,9 @@ class FIFOWriter(TensorDictRoundRobinWriter):
         is_plain = is_plain and stored.get(INDEX, None) is not None
         return tensors_of(data) if has_room and is_plain else None
 
-    def _beside(self, data: Rows) -> Rows:
+    def _on_storage_device(self, data: Rows) -> Rows:
         """Return rows on the storage's device, which TorchRL's writer does not move."""
-        device = device_beside(self._storage)
+        device = storage_device(self._storage)
         return data if device is None or data.device in (None, device) else data.to(device)
 
     def write_at(self, index: int | Tensor, data: Rows) -> int | Tensor:
@@ -167,7 +167,7 @@ class FIFOWriter(TensorDictRoundRobinWriter):
             return RoundRobinWriter.write_at(self, index, detached(data))
         one = not isinstance(index, Tensor) or index.ndim == 0
         checked = self._checked(data) if one else self._layout.check(data, self._storage)
-        return super().write_at(index, self._beside(checked))
+        return super().write_at(index, self._on_storage_device(checked))
 
     def _record(self, n: int) -> None:
         """Note that the next n slots are about to be written over."""

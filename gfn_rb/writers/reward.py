@@ -22,10 +22,10 @@ from gfn_rb.sharing import journal_of, record_slots, recording, share_writes
 from gfn_rb.state_folder import StateInFolder, require_numbers
 from gfn_rb.storages import require_rows
 from gfn_rb.torchrl_compat import (
+    attach_generations,
     drop_prefetched,
     length_of,
     mark_update,
-    note_generations,
     outside_graph,
     raise_slot_generations,
     set_length,
@@ -220,7 +220,7 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
         rows = self._index.read(data)
         index = self._index.sync(storage, rows, self._order.version)
         slot = torch.from_numpy(first_slot(index.near(index.prepare(rows)), rows.shape[0]))
-        note_generations(slot, storage)
+        attach_generations(slot, storage)
         return slot
 
     @property

@@ -13,7 +13,7 @@ from gfn_rb.errors import ShapeError
 from gfn_rb.numerics.near.duplicates import Duplicates
 from gfn_rb.numerics.near.index import NearIndex
 from gfn_rb.shapes import Rows, Shaped
-from gfn_rb.storages import slots_beside, stored_rows
+from gfn_rb.storages import slots_to_allocate, stored_rows
 from gfn_rb.torchrl_compat import length_of
 from gfn_rb.writers.features import Features, require_finite
 from gfn_rb.writers.moves import Moves
@@ -54,14 +54,14 @@ class SyncedIndex:
         index = self._index
         n = min(length_of(storage) + rows.shape[0], storage.max_size)
         if index is None:
-            index = self._make(slots_beside(storage, n), rows)
+            index = self._make(slots_to_allocate(storage, n), rows)
         elif rows.shape[1:] != index.like.shape[1:] or rows.dtype != index.like.dtype:
             raise ShapeError(
                 f"features must stay alike: got {rows.dtype} of width {rows.shape[1]}, expected "
                 f"{index.like.dtype} of width {index.like.shape[1]} as before"
             )
         elif index.capacity < n:  # of a list of rows
-            index, self.version = index.sibling(slots_beside(storage, n)), None
+            index, self.version = index.sibling(slots_to_allocate(storage, n)), None
         if version is not None and version != self.version:
             index.assign(self.read(stored_rows(storage)) if len(storage) else rows[:0])
             self.version = version
