@@ -53,6 +53,7 @@ images: $(VENV)/.bench
 
 $(VENV)/.created:
 	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip  # Debian 12's takes minutes for a second extra
 	touch $@
 
 $(VENV)/.train $(VENV)/.test $(VENV)/.bench $(VENV)/.docs: $(VENV)/.%: $(VENV)/.created pyproject.toml constraints.txt

@@ -35,7 +35,7 @@ def adjacency(rows: TensorDictBase, n_nodes: int) -> Tensor:
     edges = rows.get("edges", as_list=True)
     of = torch.arange(len(edges)).repeat_interleave(torch.tensor([*map(len, edges)]))
     graph = torch.zeros(len(edges), n_nodes, n_nodes, dtype=torch.int64)
-    return graph.index_put((of, *torch.cat(edges).T), torch.ones(len(of), dtype=torch.int64))
+    return graph.index_put((of, *torch.cat([*edges]).T), torch.ones(len(of), dtype=torch.int64))
 
 
 def make_buffer(capacity: int) -> TensorDictReplayBuffer:

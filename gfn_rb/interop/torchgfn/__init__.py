@@ -1,6 +1,6 @@
 """torchgfn's environments, estimators, buffers and managers on our parts; it needs torchgfn."""
 
-from gfn.containers import Container
+from gfn.containers import Container as Container
 
 from gfn_rb.interop.torchgfn.buffers import (
     ContainerUnion,
@@ -17,12 +17,14 @@ from gfn_rb.interop.torchgfn.environment import (
 from gfn_rb.interop.torchgfn.manager import ReplayBufferManager
 from gfn_rb.interop.torchgfn.rows import container_of, rows_of
 
-DATA_TAG, METADATA_TAG = 0, 1  # of messages of torchgfn; here the frame tells its kind
+DATA_TAG = 0
+"""The tag of torchgfn's messages with items; here each frame contains its kind."""
+METADATA_TAG = 1
+"""The tag of torchgfn's messages with metadata; here each frame contains its kind."""
 
 __all__ = [
     "DATA_TAG",
     "METADATA_TAG",
-    "Container",
     "ContainerUnion",
     "NormBasedDiversePrioritizedReplayBuffer",
     "ReplayBuffer",
