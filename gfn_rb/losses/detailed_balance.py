@@ -206,8 +206,11 @@ class ModifiedDetailedBalance(BalanceLoss[Transitions]):
             ArgumentError: a state is not terminating, or the batch is not one of transitions.
         """
         transitions = self._rows(batch)
-        (moves,) = (transitions.action != self.env.exit_action).nonzero(as_tuple=True)
-        delta = self._residual_of_moves(transitions[moves])
+        is_move = transitions.action != self.env.exit_action
+        if not is_move.is_cpu:  # all rows, or the device would be waited for
+            return self._residual_of_moves(transitions, is_move).where(is_move, 0)
+        (moves,) = is_move.nonzero(as_tuple=True)
+        delta = self._residual_of_moves(transitions[moves], is_move[moves])
         return delta.new_zeros(len(transitions)).index_put((moves,), delta)
 
     def _source_log_flow(
@@ -220,9 +223,16 @@ class ModifiedDetailedBalance(BalanceLoss[Transitions]):
         """Return two reward calls for each move, one for either end."""
         return 2 * int((~rows.is_terminating).sum())
 
-    def _residual_of_moves(self, moves: Transitions) -> Float[Tensor, "m"]:
+    def _residual_of_moves(
+        self, moves: Transitions, is_move: Bool[Tensor, "m"]
+    ) -> Float[Tensor, "m"]:
+        """Return delta(s, s') of moves; any finite number of exits."""
         every = torch.arange(len(moves), device=moves.device)
-        state, condition = _both_ends(moves, every)
+        parent, child = edge_ends(moves)
+        after_exit = ~is_move.view(-1, *(1,) * (parent.ndim - 1))
+        state = torch.cat([parent, torch.where(after_exit, parent, child)])
+        condition = moves.condition
+        condition = None if condition is None else torch.cat([condition, condition])
         log_p = action_log_probs(self.forward_policy, self.env, state, condition)
         log_exit = log_p[:, self.env.exit_action]
         log_pf = log_p[every, moves.action]

@@ -98,7 +98,7 @@ class FlowMatching(SumLoss[States]):
         delta = torch.stack([flow, at_exit["log F(exit)"] - at_exit["log_reward"]], 1)
         require_finite(delta, {**at_exit, "log F": inflow + outflow})
         has = torch.stack([inner, ends], 1)
-        weight = has * delta.new_tensor([1.0, self.reward_weight])
+        weight = torch.stack([inner, ends * self.reward_weight], 1).to(delta.dtype)
         if self.average == "constrained":
             weight = weight * (len(has) / has.sum(0).clamp(min=1))
         return delta, weight
@@ -117,14 +117,21 @@ class FlowMatching(SumLoss[States]):
     ) -> tuple[Float[Tensor, "n actions"], Float[Tensor, "n moves"]]:
         """Return log F along the edges out of and into each state, -inf where there is none."""
         mask = self.env.backward_mask(states.state)
-        row, move = mask.nonzero(as_tuple=True)
-        parent = self.env.undo(states.state[row], move)
+        if mask.is_cpu:
+            row, move = mask.nonzero(as_tuple=True)
+        else:  # all, for a device would have to be waited for to know which moves are legal
+            at = torch.arange(mask.numel(), device=mask.device)
+            row, move = at // mask.shape[1], at % mask.shape[1]
+        parent, is_legal = self.env.undo(states.state[row], move), mask[row, move]
+        if not mask.is_cpu:  # an illegal move may lead anywhere
+            at_source = ~is_legal.view(-1, *(1,) * (parent.ndim - 1))
+            parent = torch.where(at_source, self.env.source_state, parent)
         condition = states.condition
         if condition is not None:
             condition = torch.cat([condition, condition[row]])
         flows = self._log_flows(torch.cat([states.state, parent]), condition)
         out, of_parents = flows.split([len(states), len(row)])
-        into = of_parents.gather(1, move[:, None]).squeeze(1)
+        into = of_parents.gather(1, move[:, None]).squeeze(1).where(is_legal, -torch.inf)
         return out, out.new_full(mask.shape, -torch.inf).index_put((row, move), into)
 
     def _log_flows(
