@@ -36,7 +36,6 @@ from gfn_rb import Sampler, Trajectories, reward_prioritized_buffer
 from gfn_rb.envs import GFNEnv, HyperGrid, TFBind8
 from gfn_rb.losses import TrajectoryBalance
 from gfn_rb.policies import BackwardPolicy, ForwardPolicy, LogZ
-from gfn_rb.policies.flat_adam import FlatAdam
 
 BATCH, HIDDEN, EXIT_BIAS, CAPACITY = 16, (256, 256), 50.0, 1000
 TASKS: dict[str, Callable[[], GFNEnv]] = {
@@ -52,7 +51,8 @@ def ours(env: GFNEnv, replays: bool) -> Callable[[], None]:
     backward = BackwardPolicy(env, trunk=forward.trunk)
     loss = TrajectoryBalance(forward, backward, env, LogZ())
     log_z, networks = [loss.log_z.value], [*forward.parameters(), *backward.head.parameters()]
-    optimizer = FlatAdam([{"params": networks, "lr": 1e-3}, {"params": log_z, "lr": 0.1}])
+    groups = [{"params": networks, "lr": 1e-3}, {"params": log_z, "lr": 0.1}]
+    optimizer = torch.optim.Adam(groups, fused=True)
     rb = reward_prioritized_buffer(CAPACITY, max_length=env.max_length)
     sampler, bias = Sampler(forward), EXIT_BIAS if isinstance(env, HyperGrid) else 0.0
 

@@ -15,7 +15,6 @@ from gfn_rb.envs import ContinuousEnv, GFNEnv
 from gfn_rb.errors import ArgumentError
 from gfn_rb.losses import LOSSES, REGRESSION, Loss
 from gfn_rb.policies.densities import MixturePolicy, ReferencePolicy
-from gfn_rb.policies.flat_adam import FlatAdam
 from gfn_rb.policies.networks import (
     BackwardPolicy,
     ConditionalLogZ,
@@ -113,8 +112,7 @@ def make_optimizer(config: TrainConfig, loss: Loss) -> torch.optim.Adam:
     groups = [{"params": networks, "lr": config.lr}]
     if log_z:
         groups.append({"params": log_z, "lr": config.lr_log_z})
-    kinds = {(p.device, p.dtype) for p in networks}
-    return FlatAdam(groups) if len(kinds) == 1 else torch.optim.Adam(groups, fused=True)
+    return torch.optim.Adam(groups, fused=True)
 
 
 def make_schedule(config: TrainConfig, optimizer: torch.optim.Optimizer) -> LRScheduler:

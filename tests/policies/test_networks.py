@@ -7,7 +7,6 @@ from tensordict import TensorDict
 
 from gfn_rb.envs import ConditionalHyperGrid, HyperGrid, TFBind8
 from gfn_rb.errors import ArgumentError, ShapeError
-from gfn_rb.policies.flat_adam import FlatAdam
 from gfn_rb.policies.networks import (
     BackwardPolicy,
     ConditionalLogZ,
@@ -166,33 +165,3 @@ def test_an_evaluator_calls_what_is_hooked_on():
     torch.nn.utils.parametrizations.weight_norm(policy.head)
     expected = policy.evaluate(state)
     torch.testing.assert_close(policy.evaluator()(state.numpy(), None), expected)
-
-
-def test_flat_adam_is_adam():
-    def networks():
-        torch.manual_seed(0)
-        policy, log_z = ForwardPolicy(HyperGrid(2, 4), hidden=(5,)), LogZ(1.0)
-        policy.trunk.layers[0].bias.requires_grad_(False)
-        return policy, log_z
-
-    def groups(policy, log_z):
-        return [{"params": [*policy.parameters()], "lr": 0.1}, {"params": [log_z.value]}]
-
-    state = HyperGrid(2, 4).terminating_states()
-    plain, flat = networks(), networks()
-    optimizers = torch.optim.Adam(groups(*plain), lr=0.3), FlatAdam(groups(*flat), lr=0.3)
-    for step in range(6):
-        for (policy, log_z), optimizer in zip((plain, flat), optimizers, strict=True):
-            optimizer.zero_grad()
-            (policy.evaluate(state).square().sum() + log_z().square()).backward()
-            optimizer.step()
-        for (name, a), b in zip(plain[0].named_parameters(), flat[0].parameters(), strict=True):
-            torch.testing.assert_close(a, b, msg=name)
-        torch.testing.assert_close(plain[1].value, flat[1].value)
-        if step == 2:  # continue in new objects, exactly
-            weights, moments = flat[0].state_dict(), optimizers[1].state_dict()
-            flat = networks()[0], flat[1]
-            optimizers = optimizers[0], FlatAdam(groups(*flat), lr=0.3)
-            flat[0].load_state_dict(weights)
-            optimizers[1].load_state_dict(moments)
-    assert flat[0].trunk.layers[0].bias.grad is None
