@@ -17,7 +17,7 @@ from gfn_rb.errors import ArgumentError, CheckpointMismatchError, ShapeError
 from gfn_rb.keys import LOG_REWARD
 from gfn_rb.numerics.flat import on_host
 from gfn_rb.numerics.near.index import Pairs
-from gfn_rb.shapes import Float64, Int64, Rows, Shaped
+from gfn_rb.shapes import Float, Float64, Int64, Rows, Shaped
 from gfn_rb.sharing import journal_of, record_slots, recording, share_writes
 from gfn_rb.state_folder import StateInFolder, require_numbers
 from gfn_rb.storages import require_rows
@@ -335,7 +335,7 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
         return row, slot.numpy()
 
     def _merge(
-        self, data: Rows, value: Float64[np.ndarray, "n"], row: Int64[np.ndarray, "n"]
+        self, data: Rows, value: Float[np.ndarray, "n"], row: Int64[np.ndarray, "n"]
     ) -> Written:
         """Write the rows that win a slot: a free one, or that of one of the worst items."""
         storage, order = self._storage, self._order
