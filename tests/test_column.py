@@ -75,11 +75,15 @@ def test_many_announcements_are_not_worth_keeping(watched):
     assert column.changed(storage) is None
 
 
-def test_a_replaced_tensor_is_noticed():
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_replaced_tensor_is_noticed(whole):
     storage, column = storage_of([0.0] * 16), KeyColumn("log_reward")
     column.changed(storage)
     data = TensorDict({"log_reward": torch.full((32,), 7.0)}, [32])
-    storage._storage = data
+    if whole:
+        storage._storage = data
+    else:
+        storage._storage.set("log_reward", data["log_reward"])
     assert column.changed(storage) is None
     assert column.values(storage).tolist() == [7.0] * 16
 

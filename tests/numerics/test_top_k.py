@@ -96,6 +96,15 @@ def test_rows_past_an_assignment_are_forgotten():
     assert extremes.smallest(1)[1].tolist() == [0]
 
 
+def test_a_block_that_gets_a_smaller_key_is_searched():
+    smallest = TopK(64)  # four blocks
+    smallest.assign(torch.arange(64.0), torch.arange(64))
+    with mock.patch.multiple(top_k, _FEWEST=1, _QUERIES=1):
+        assert smallest.smallest(1)[1].tolist() == [0]
+        smallest.update(np.array([63]), np.array([0.5]), np.array([63]))
+        assert smallest.smallest(2)[1].tolist() == [0, 63]
+
+
 def test_capacity_must_be_positive():
     with pytest.raises(ArgumentError, match="capacity must be at least 1, got -1"):
         TopK(-1)
