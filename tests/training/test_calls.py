@@ -9,7 +9,7 @@ import gfn_rb
 from gfn_rb.training import TFBind8Config, Trainer
 
 # Per step. Trajectories to terminating states are sampled backward.
-LIMITS = {"trajectories": 630, "terminal": 830}
+LIMITS = {"trajectories": 680, "terminal": 860}
 PACKAGE = str(Path(gfn_rb.__file__).parent)
 
 
