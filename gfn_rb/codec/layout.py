@@ -238,8 +238,8 @@ class Prefix(NamedTuple):
 
     def seal(self, head: memoryview, secret: Secret | None = None) -> RunningHash:
         """Write the prefix and the checksum of a head; return its hash with the secret."""
-        form = self.form if secret is None else self.form.upper()
-        _PREFIX.pack_into(head, 0, MAGIC, *self._replace(form=form))
+        prefix = self if secret is None else self._replace(form=self.form.upper())
+        _PREFIX.pack_into(head, 0, MAGIC, *prefix)
         came, running = _head_sum(head, secret)
         _WORD.pack_into(head, _SUM_AT, came)
         return running
