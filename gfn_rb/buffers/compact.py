@@ -70,7 +70,7 @@ class CompactRows(Transform):
         if states not in get_args(StateForm):
             raise ArgumentError(f"states must be one of {get_args(StateForm)}, got {states!r}")
         if not isinstance(env, Environment):
-            raise ArgumentError(f"env must be a GFNCore, such as a GFNEnv, got {type(env)}")
+            raise ArgumentError(f"env must be a GFNEnv, got {type(env)}")
         if states == "rebuild" and not env.is_deterministic:
             raise ArgumentError(
                 f"env must have deterministic transitions to make states again, those of "

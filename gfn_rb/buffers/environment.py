@@ -10,7 +10,7 @@ from torch import Tensor
 
 @runtime_checkable
 class Environment(Protocol):
-    """The part of an environment that buffers read: every ``GFNCore``, and so ``GFNEnv``, has it.
+    """The part of an environment that buffers read: every ``GFNEnv`` has it.
 
     Attributes:
         source_state: the state s0 that forward trajectories start in, [*S].

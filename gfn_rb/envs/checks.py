@@ -138,7 +138,7 @@ class RandomWalks(ABC):
 
 
 class CoreConformance(RandomWalks):
-    """Tests of every ``GFNCore``: the part of the suite that needs no pytest."""
+    """Tests of every ``GFNEnv``: the part of the suite that needs no pytest."""
 
     def test_attributes_agree(self) -> None:
         """The source, sink, actions and masks have the sizes and dtypes of the attributes."""

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from gfn_rb.envs.base import GFNEnv
-from gfn_rb.envs.core import GFNCore
 from gfn_rb.errors import ArgumentError, NaNError, ShapeError
 from gfn_rb.shapes import Bool, Float, Float64, Floats, Int64, Integers, Modes, Shaped, StateBatch
 
@@ -230,7 +229,7 @@ class EnumerableEnv(GFNEnv):
         return super()._apply(*args, **kwargs)
 
 
-def uniform_log_pf(env: GFNCore) -> LogPF:
+def uniform_log_pf(env: GFNEnv) -> LogPF:
     """Return the policy that takes each legal action of ``env`` with the same probability."""
 
     def log_pf(state: Shaped[Tensor, "k *state"]) -> Float64[Tensor, "k actions"]:

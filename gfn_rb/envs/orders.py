@@ -21,7 +21,7 @@ Text: TypeAlias = Int64[Tensor, "n places"]
 class Append:
     """Move m writes letter m at the right end: the graph is a tree.
 
-    Methods are those of ``GFNCore``, without the exit action.
+    Methods are those of ``GFNEnv``, without the exit action.
 
     Args:
         n_letters: number of letters.

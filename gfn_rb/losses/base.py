@@ -16,7 +16,7 @@ from gfn_rb import keys
 from gfn_rb.arguments import require_choice, require_number
 from gfn_rb.containers import Trajectories
 from gfn_rb.containers.base import Container
-from gfn_rb.envs.core import GFNCore, require_env
+from gfn_rb.envs.base import GFNEnv, require_env
 from gfn_rb.errors import ArgumentError, NaNError, ShapeError
 from gfn_rb.rollout.log_probs import (
     both_log_probs,
@@ -148,7 +148,7 @@ class Loss(nn.Module, ABC, Generic[C]):
     def __init__(
         self,
         forward_policy: TensorDictModuleBase,
-        env: GFNCore,
+        env: GFNEnv,
         *,
         penalty: Penalty = torch.square,
         min_log_reward: float | None = None,
@@ -264,7 +264,7 @@ class Loss(nn.Module, ABC, Generic[C]):
         return 0
 
     @property
-    def env(self) -> GFNCore:
+    def env(self) -> GFNEnv:
         """The environment of the rows."""
         return self._env[0]
 
@@ -289,7 +289,7 @@ class Loss(nn.Module, ABC, Generic[C]):
         return log_reward.clamp(min=self.min_log_reward)
 
 
-def require_numbered(env: GFNCore, loss: Loss[Any]) -> None:
+def require_numbered(env: GFNEnv, loss: Loss[Any]) -> None:
     """Raise unless the actions of an environment are numbers."""
     if env.action_shape:
         raise ArgumentError(
@@ -320,7 +320,7 @@ class BalanceLoss(Loss[C]):
         self,
         forward_policy: TensorDictModuleBase,
         backward_policy: TensorDictModuleBase,
-        env: GFNCore,
+        env: GFNEnv,
         *,
         log_pf: LogPF = "computed",
         **options: Any,

@@ -12,7 +12,7 @@ from torch import Tensor
 from gfn_rb import keys
 from gfn_rb.arguments import require_choice, require_kind
 from gfn_rb.containers import Trajectories, Transitions
-from gfn_rb.envs.core import GFNCore
+from gfn_rb.envs.base import GFNEnv
 from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
 from gfn_rb.losses.base import Average, BalanceLoss, C, require_finite, require_numbered
 from gfn_rb.rollout import action_log_probs, transition_log_probs
@@ -49,7 +49,7 @@ class StateFlowLoss(BalanceLoss[C]):
         self,
         forward_policy: TensorDictModuleBase,
         backward_policy: TensorDictModuleBase,
-        env: GFNCore,
+        env: GFNEnv,
         state_flow: TensorDictModuleBase,
         **options: Any,
     ) -> None:
@@ -174,7 +174,7 @@ class ModifiedDetailedBalance(BalanceLoss[Transitions]):
         self,
         forward_policy: TensorDictModuleBase,
         backward_policy: TensorDictModuleBase,
-        env: GFNCore,
+        env: GFNEnv,
         *,
         average: Average = "rows",
         **options: Any,

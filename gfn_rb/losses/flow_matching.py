@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gfn_rb.arguments import require_choice
 from gfn_rb.containers import States, Trajectories
-from gfn_rb.envs.core import GFNCore
+from gfn_rb.envs.base import GFNEnv
 from gfn_rb.errors import ArgumentError
 from gfn_rb.losses.base import Average, SumLoss, require_finite, require_numbered
 from gfn_rb.rollout.outputs import policy_outputs, require_direction, require_memoryless
@@ -66,7 +66,7 @@ class FlowMatching(SumLoss[States]):
     def __init__(
         self,
         forward_policy: TensorDictModuleBase,
-        env: GFNCore,
+        env: GFNEnv,
         *,
         reward_weight: float = 1.0,
         average: Average = "rows",

@@ -11,7 +11,7 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
 from gfn_rb.containers import Trajectories
-from gfn_rb.envs.core import GFNCore
+from gfn_rb.envs.base import GFNEnv
 from gfn_rb.errors import ArgumentError
 from gfn_rb.losses.base import SumLoss, require_finite
 from gfn_rb.losses.detailed_balance import StateFlowLoss, log_flows
@@ -65,7 +65,7 @@ class SubTrajectoryBalance(StateFlowLoss[Trajectories], SumLoss[Trajectories]):
         self,
         forward_policy: TensorDictModuleBase,
         backward_policy: TensorDictModuleBase,
-        env: GFNCore,
+        env: GFNEnv,
         state_flow: TensorDictModuleBase,
         *,
         subtb_lambda: float = 0.9,

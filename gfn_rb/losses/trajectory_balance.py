@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from gfn_rb.arguments import require_kind
 from gfn_rb.containers import Trajectories
-from gfn_rb.envs.core import GFNCore
+from gfn_rb.envs.base import GFNEnv
 from gfn_rb.errors import ShapeError
 from gfn_rb.losses.base import BalanceLoss, require_finite
 from gfn_rb.shapes import ConditionBatch, Float, StateBatch
@@ -63,7 +63,7 @@ class TrajectoryBalance(BalanceLoss[Trajectories]):
         self,
         forward_policy: TensorDictModuleBase,
         backward_policy: TensorDictModuleBase,
-        env: GFNCore,
+        env: GFNEnv,
         log_z: nn.Module,
         **options: Any,
     ) -> None:

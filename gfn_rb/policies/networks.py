@@ -14,7 +14,8 @@ from torch.nn.functional import linear
 
 from gfn_rb import keys
 from gfn_rb.arguments import as_count, require_kind, require_number
-from gfn_rb.envs.core import GFNCore, on_host, require_env
+from gfn_rb.envs.base import GFNEnv, require_env
+from gfn_rb.envs.core import on_host
 from gfn_rb.errors import ArgumentError, ShapeError
 from gfn_rb.rollout.outputs import Evaluator, StateModule
 from gfn_rb.shapes import ConditionBatch, Float, StateBatch
@@ -65,7 +66,7 @@ class StateNetwork(StateModule):
 
     def __init__(
         self,
-        env: GFNCore,
+        env: GFNEnv,
         out_key: str,
         out_features: int,
         hidden: Sequence[int],
@@ -146,7 +147,7 @@ class Policy(StateNetwork):
     is_backward: bool
 
     def __init__(
-        self, env: GFNCore, hidden: Sequence[int] = (128, 128), trunk: Trunk | None = None
+        self, env: GFNEnv, hidden: Sequence[int] = (128, 128), trunk: Trunk | None = None
     ) -> None:
         require_env(env)
         super().__init__(env, keys.LOGITS, env.n_actions - self.is_backward, hidden, trunk)
@@ -189,7 +190,7 @@ class UniformBackwardPolicy(StateModule):
 
     is_backward = True
 
-    def __init__(self, env: GFNCore) -> None:
+    def __init__(self, env: GFNEnv) -> None:
         super().__init__()
         require_env(env)
         self.in_keys, self.out_keys = [keys.STATE], [keys.LOGITS]
@@ -214,7 +215,7 @@ class StateFlow(StateNetwork):
 
     def __init__(
         self,
-        env: GFNCore,
+        env: GFNEnv,
         hidden: Sequence[int] = (128, 128),
         trunk: Trunk | None = None,
         initial: float = 0.0,
@@ -257,7 +258,7 @@ class OwnNetwork(TensorDictModuleBase):
         initial: for a flow, what the constant that is added starts at.
     """
 
-    def __init__(self, env: GFNCore, module: nn.Module, role: str, initial: float = 0.0) -> None:
+    def __init__(self, env: GFNEnv, module: nn.Module, role: str, initial: float = 0.0) -> None:
         super().__init__()
         self.is_backward = role == "backward"
         self.in_keys = [keys.STATE] + [keys.CONDITION] * (env.condition_shape is not None)
@@ -275,7 +276,7 @@ class OwnNetwork(TensorDictModuleBase):
         return tensordict.set(self.out_keys[0], out)
 
     @torch.no_grad()
-    def check(self, env: GFNCore) -> None:
+    def check(self, env: GFNEnv) -> None:
         """Call the module once, on two states.
 
         Raises:
@@ -311,7 +312,7 @@ class OwnNetwork(TensorDictModuleBase):
         out: Tensor = self.module(x)
         return out
 
-    def _takes(self, env: GFNCore) -> str:
+    def _takes(self, env: GFNEnv) -> str:
         if isinstance(self.module, TensorDictModuleBase):
             return f"{' and '.join(map(repr, self.in_keys))}, and write {self.out_keys[0]!r}"
         beside = "" if len(self.in_keys) == 1 else ", encoded conditions beside them"
@@ -352,7 +353,7 @@ class ConditionalLogZ(nn.Module):
     """
 
     def __init__(
-        self, env: GFNCore, hidden: Sequence[int] = (128, 128), initial: float = 0.0
+        self, env: GFNEnv, hidden: Sequence[int] = (128, 128), initial: float = 0.0
     ) -> None:
         super().__init__()
         require_env(env)

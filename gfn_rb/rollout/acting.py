@@ -11,7 +11,7 @@ from torch import Tensor
 from torchrl.envs.utils import ExplorationType, exploration_type
 
 from gfn_rb import keys
-from gfn_rb.envs.core import GFNCore
+from gfn_rb.envs.base import GFNEnv
 from gfn_rb.errors import ArgumentError, KeyMismatchError
 from gfn_rb.rollout.categorical import draw, explain_no_draw, exploration_from
 from gfn_rb.rollout.outputs import (
@@ -61,7 +61,7 @@ class ActionSampler(TensorDictModuleBase):
         save_estimator_outputs: bool = False,
         save_logprobs: bool = False,
         *,
-        env: GFNCore | None = None,
+        env: GFNEnv | None = None,
         **policy_kwargs: Any,
     ) -> None:
         super().__init__()

@@ -7,7 +7,7 @@ from dataclasses import fields
 from torch import Tensor
 
 from gfn_rb.arguments import as_count
-from gfn_rb.envs.core import GFNCore
+from gfn_rb.envs.base import GFNEnv
 from gfn_rb.errors import ArgumentError, NaNError, ShapeError
 from gfn_rb.rollout.categorical import Exploration
 from gfn_rb.torchrl_compat import assert_on_device
@@ -24,9 +24,7 @@ def check_gradients(exploration: Exploration, save_logprobs: bool) -> None:
         )
 
 
-def starting_states(
-    env: GFNCore, n: int | None, states: Tensor | None, is_backward: bool
-) -> Tensor:
+def starting_states(env: GFNEnv, n: int | None, states: Tensor | None, is_backward: bool) -> Tensor:
     """Return the states that trajectories start from: those given, or ``n`` times the source."""
     if is_backward and (states is None or n is not None):
         raise ArgumentError(
@@ -51,7 +49,7 @@ def starting_states(
     return states
 
 
-def check_conditions(env: GFNCore, states: Tensor, conditions: Tensor | None) -> None:
+def check_conditions(env: GFNEnv, states: Tensor, conditions: Tensor | None) -> None:
     """Raise unless there is one condition per state, of the environment's shape if it has any."""
     shape = env.condition_shape
     if conditions is None:

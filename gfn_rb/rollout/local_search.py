@@ -10,7 +10,7 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
 from gfn_rb.containers import States, Trajectories
-from gfn_rb.envs.core import GFNCore
+from gfn_rb.envs.base import GFNEnv
 from gfn_rb.errors import ArgumentError, NaNError
 from gfn_rb.rollout.categorical import Exploration, exploration_from
 from gfn_rb.rollout.metropolis_hastings import (
@@ -61,7 +61,7 @@ class LocalSearchSampler:
     @torch.no_grad()
     def local_search(
         self,
-        env: GFNCore,
+        env: GFNEnv,
         trajectories: Trajectories | States,
         back_steps: int | Tensor | None = None,
         back_ratio: float | None = None,
@@ -125,7 +125,7 @@ class LocalSearchSampler:
     @torch.no_grad()
     def sample_trajectories(
         self,
-        env: GFNCore,
+        env: GFNEnv,
         n: int | None = None,
         states: Tensor | None = None,
         conditions: Tensor | None = None,
@@ -179,7 +179,7 @@ class LocalSearchSampler:
 
     def _propose(
         self,
-        env: GFNCore,
+        env: GFNEnv,
         start: States,
         rule: BackStepsRule,
         exploration: Exploration,

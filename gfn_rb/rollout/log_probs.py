@@ -10,7 +10,7 @@ from torchrl.modules import set_recurrent_mode
 from gfn_rb import keys
 from gfn_rb.containers import Trajectories, Transitions
 from gfn_rb.containers.convert import flipped
-from gfn_rb.envs.core import GFNCore
+from gfn_rb.envs.base import GFNEnv
 from gfn_rb.rollout.categorical import masked_log_softmax
 from gfn_rb.rollout.outputs import (
     StateModule,
@@ -27,7 +27,7 @@ from gfn_rb.shapes import ActionBatch, Bool, ConditionBatch, Float, Int64, Shape
 
 def action_log_probs(
     policy: TensorDictModuleBase,
-    env: GFNCore,
+    env: GFNEnv,
     state: StateBatch,
     condition: ConditionBatch | None = None,
 ) -> Float[Tensor, "n actions"]:
@@ -54,7 +54,7 @@ def action_log_probs(
 
 def taken_log_probs(
     policy: TensorDictModuleBase,
-    env: GFNCore,
+    env: GFNEnv,
     state: StateBatch,
     condition: ConditionBatch | None,
     action: ActionBatch,
@@ -67,7 +67,7 @@ def taken_log_probs(
 
 
 def trajectory_log_probs(
-    policy: TensorDictModuleBase, env: GFNCore, trajectories: Trajectories
+    policy: TensorDictModuleBase, env: GFNEnv, trajectories: Trajectories
 ) -> Float[Tensor, "n T"]:
     """Compute the log-probability of each action of trajectories under a policy, with gradient.
 
@@ -102,7 +102,7 @@ def trajectory_log_probs(
 def both_log_probs(
     forward: TensorDictModuleBase,
     backward: TensorDictModuleBase,
-    env: GFNCore,
+    env: GFNEnv,
     trajectories: Trajectories,
 ) -> tuple[Float[Tensor, "n T"], Float[Tensor, "n T"]]:
     """Compute ``trajectory_log_probs`` of two policies; a trunk they share is called once."""
@@ -138,7 +138,7 @@ def both_log_probs(
 
 
 def _padded_log_probs(
-    policy: TensorDictModuleBase, env: GFNCore, trajectories: Trajectories
+    policy: TensorDictModuleBase, env: GFNEnv, trajectories: Trajectories
 ) -> Float[Tensor, "n T"]:
     """Compute what ``trajectory_log_probs`` does on all steps, and wait for no device."""
     action, state, is_backward = trajectories.action, trajectories.state, policy.is_backward
@@ -158,7 +158,7 @@ def _padded_log_probs(
 
 def _decided_log_probs(
     policy: TensorDictModuleBase,
-    env: GFNCore,
+    env: GFNEnv,
     action: Int64[Tensor, "n"],
     state: StateBatch,
     condition: ConditionBatch | None,
@@ -174,7 +174,7 @@ def _decided_log_probs(
 
 
 def decisions(
-    env: GFNCore, trajectories: Trajectories, is_backward: bool
+    env: GFNEnv, trajectories: Trajectories, is_backward: bool
 ) -> tuple[
     Int64[Tensor, "m"],
     Int64[Tensor, "m"],
@@ -200,7 +200,7 @@ def decisions(
 
 
 def _recurrent_log_probs(
-    policy: TensorDictModuleBase, env: GFNCore, trajectories: Trajectories
+    policy: TensorDictModuleBase, env: GFNEnv, trajectories: Trajectories
 ) -> Float[Tensor, "n T"]:
     """Compute what ``trajectory_log_probs`` does: all steps at once, in TorchRL's recurrent mode.
 
@@ -227,7 +227,7 @@ def _recurrent_log_probs(
 
 
 def transition_log_probs(
-    policy: TensorDictModuleBase, env: GFNCore, transitions: Transitions
+    policy: TensorDictModuleBase, env: GFNEnv, transitions: Transitions
 ) -> Float[Tensor, "n"]:
     """Compute the log-probability of each transition's action under a policy, with gradient.
 

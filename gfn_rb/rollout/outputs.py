@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from gfn_rb import keys
+from gfn_rb.envs.base import GFNEnv
 from gfn_rb.envs.continuous import ContinuousEnv
-from gfn_rb.envs.core import GFNCore
 from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
 from gfn_rb.rollout.categorical import Exploration
 from gfn_rb.shapes import ActionBatch, Bool, ConditionBatch, Float, Int64, Shaped, StateBatch
@@ -155,7 +155,7 @@ def require_direction(policy: TensorDictModuleBase, name: str = "policy") -> boo
 
 def policy_outputs(
     policy: TensorDictModuleBase,
-    env: GFNCore | None,
+    env: GFNEnv | None,
     state: StateBatch,
     condition: ConditionBatch | None,
     hidden: TensorDictBase | None = None,
@@ -240,7 +240,7 @@ def hidden_keys(policy: TensorDictModuleBase) -> list[str]:
 
 
 def hidden_before(
-    policy: TensorDictModuleBase, env: GFNCore, state: StateBatch
+    policy: TensorDictModuleBase, env: GFNEnv, state: StateBatch
 ) -> TensorDict | None:
     """Return what a recurrent policy reads beside states at its first step; None for others.
 

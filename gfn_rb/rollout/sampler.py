@@ -9,7 +9,7 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
 from gfn_rb.containers import Trajectories
-from gfn_rb.envs.core import GFNCore, require_env
+from gfn_rb.envs.base import GFNEnv, require_env
 from gfn_rb.rollout import checks
 from gfn_rb.rollout.categorical import exploration_from
 from gfn_rb.rollout.outputs import require_direction, require_memoryless
@@ -51,7 +51,7 @@ class Sampler:
     @torch.no_grad()
     def sample_actions(
         self,
-        env: GFNCore,
+        env: GFNEnv,
         states: Tensor,
         conditions: Tensor | None = None,
         save_estimator_outputs: bool = False,
@@ -95,7 +95,7 @@ class Sampler:
 
     def sample_trajectories(
         self,
-        env: GFNCore,
+        env: GFNEnv,
         n: int | None = None,
         states: Tensor | None = None,
         conditions: Tensor | None = None,

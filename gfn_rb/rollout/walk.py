@@ -15,7 +15,8 @@ from torch import Tensor
 from gfn_rb import keys
 from gfn_rb.arguments import require_device_of
 from gfn_rb.containers import Trajectories
-from gfn_rb.envs.core import GFNCore, on_host
+from gfn_rb.envs.base import GFNEnv
+from gfn_rb.envs.core import on_host
 from gfn_rb.errors import ArgumentError
 from gfn_rb.rollout.categorical import Exploration, draw, draw_on_host, explain_no_draw
 from gfn_rb.rollout.checks import check_rewards
@@ -149,7 +150,7 @@ class Walk:
     """A policy at work in an environment."""
 
     policy: TensorDictModuleBase
-    env: GFNCore
+    env: GFNEnv
     exploration: Exploration
     save_logprobs: bool = False
     save_estimator_outputs: bool = False

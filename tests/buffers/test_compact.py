@@ -293,7 +293,7 @@ class Slippery(HyperGrid):
 def test_what_cannot_be_made():
     with pytest.raises(ArgumentError, match=r"states must be one of .*, got 'tiny'"):
         CompactRows(GRID, "tiny")
-    with pytest.raises(ArgumentError, match=r"env must be a GFNCore.* got <class 'dict'>"):
+    with pytest.raises(ArgumentError, match=r"env must be a GFNEnv.* got <class 'dict'>"):
         CompactRows({})
     with pytest.raises(ArgumentError, match=r"deterministic.*Slippery are random.*'narrow'"):
         CompactRows(Slippery(2, 3), "rebuild")

@@ -7,8 +7,8 @@ import torch
 from factories import CountOnes, Ladder
 
 from gfn_rb.envs import BitSequence
+from gfn_rb.envs.base import GFNEnv
 from gfn_rb.envs.conformance import GFNEnvConformance
-from gfn_rb.envs.core import GFNCore
 from gfn_rb.errors import ArgumentError, ShapeError
 
 
@@ -39,7 +39,7 @@ def test_fingerprints_are_sums_of_fixed_odd_multiples() -> None:
 def test_what_counts_where_an_environment_says_nothing() -> None:
     class Plain(Ladder):
         condition_shape = None
-        score = GFNCore.score
+        score = GFNEnv.score
 
         def log_reward(self, state: torch.Tensor, condition: object = None) -> torch.Tensor:
             return state.log()
@@ -48,10 +48,10 @@ def test_what_counts_where_an_environment_says_nothing() -> None:
     assert env.n_modes == 0
     assert env.modes_reached(torch.tensor([1, 2])).tolist() == []
     torch.testing.assert_close(env.score(torch.tensor([0, 3])), torch.tensor([0.0, 3.0]))
-    assert GFNCore.fixed_conditions(env, 3) is None
-    code = GFNCore.encode_condition(env, torch.tensor([[[1, 2]], [[3, 4]]]))
+    assert GFNEnv.fixed_conditions(env, 3) is None
+    code = GFNEnv.encode_condition(env, torch.tensor([[[1, 2]], [[3, 4]]]))
     assert code.equal(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
-    assert GFNCore.encode_condition(env, torch.tensor([1, 2])).tolist() == [[1.0], [2.0]]
+    assert GFNEnv.encode_condition(env, torch.tensor([1, 2])).tolist() == [[1.0], [2.0]]
 
 
 def test_checks_name_what_came() -> None:

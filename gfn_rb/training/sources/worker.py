@@ -26,7 +26,7 @@ from tensordict.nn import TensorDictModuleBase
 
 from gfn_rb.arguments import as_device
 from gfn_rb.containers import Trajectories
-from gfn_rb.envs.core import GFNCore
+from gfn_rb.envs.base import GFNEnv
 from gfn_rb.errors import ArgumentError, CheckpointMismatchError, WorkerError
 from gfn_rb.rollout import Sampler
 from gfn_rb.rollout.categorical import exploration_from
@@ -76,7 +76,7 @@ class WorkerSource(Source):
 
     def __init__(
         self,
-        make_env: Callable[[], GFNCore],
+        make_env: Callable[[], GFNEnv],
         policy: TensorDictModuleBase,
         n_workers: int,
         *,
@@ -255,8 +255,8 @@ def _end_with_parent() -> None:
 
 
 @functools.cache
-def _environment() -> GFNCore:
-    env: GFNCore = pickle.loads(_job[0])()  # noqa: S301 (its own parent made it)
+def _environment() -> GFNEnv:
+    env: GFNEnv = pickle.loads(_job[0])()  # noqa: S301 (its own parent made it)
     return env
 
 
