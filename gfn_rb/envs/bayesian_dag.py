@@ -53,8 +53,6 @@ class BayesianDAG(EnumerableEnv):
         true_graph: the network that ``data`` was drawn from, [d, d]; None where it was given.
     """
 
-    n_modes = 0
-
     def __init__(
         self,
         n_nodes: int | None = None,
@@ -86,12 +84,8 @@ class BayesianDAG(EnumerableEnv):
         """Number of graphs, by Robinson's recurrence (1973) over the nodes without parents."""
         counts = [1]
         for n in range(1, self.n_nodes + 1):
-            counts.append(
-                sum(
-                    (-1) ** (k + 1) * math.comb(n, k) * 2 ** (k * (n - k)) * counts[n - k]
-                    for k in range(1, n + 1)
-                )
-            )
+            terms = [math.comb(n, k) * 2 ** (k * (n - k)) * counts[n - k] for k in range(1, n + 1)]
+            counts.append(sum(terms[::2]) - sum(terms[1::2]))
         return counts[-1]
 
     @property
@@ -133,11 +127,6 @@ class BayesianDAG(EnumerableEnv):
     def encode(self, state: StateBatch) -> Float[Tensor, "n encoded"]:
         """Return the adjacency matrix; zeros for the sink."""
         return (state == 1).flatten(1).float()
-
-    def mode_index(self, state: StateBatch) -> Integers:
-        """Return -1: no modes are defined."""
-        self.check_terminating(state)
-        return state.new_full((len(state),), -1)
 
     def state_key(self, state: StateBatch) -> Integers:
         """Read the adjacency matrix as bits."""
@@ -212,12 +201,7 @@ class BGeScore:
     def __call__(
         self, node: Int64[Tensor, "k"], parents: Bool[Tensor, "k d"]
     ) -> Float64[Tensor, "k"]:
-        """Return the score of each node with its parents, in nats.
-
-        Args:
-            node: in [0, d).
-            parents: flags of its parents, never itself.
-        """
+        """Return the score of each node with the parents that flags mark, in nats."""
         m, p = self.n_samples, parents.sum(1, dtype=torch.float64)
         family = parents.scatter(1, node[:, None], True)
         dets = (m + p + 2) * self._log_det(parents) - (m + p + 3) * self._log_det(family)

@@ -64,16 +64,7 @@ def expect_rows(
     action: Tensor | None = None,
     atol: float = 0.0,
 ) -> None:
-    """Raise AssertionError unless all rows are as expected.
-
-    Args:
-        what: name of the rows in the message.
-        got: the rows, [n, ...].
-        expected: as many rows of the same shape, or a flag for all.
-        state: the state that each row is about; the message shows the first with a wrong row.
-        action: the action that each row is about.
-        atol: highest allowed difference.
-    """
+    """Raise AssertionError, which shows a state and its wrong row, unless rows are as expected."""
     expected = torch.as_tensor(expected).expand_as(got) if isinstance(expected, bool) else expected
     expect(f"the shape of {what}", list(got.shape), list(expected.shape))
     right = (got.double() - expected.double()).abs() <= atol

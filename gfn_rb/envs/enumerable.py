@@ -20,31 +20,21 @@ MAX_STATES = 20_000_000
 
 
 class Layer(NamedTuple):
-    """The states that one number of actions reaches, and the edges to the next layer.
-
-    Attributes:
-        state: the states, [k, *S].
-        mask: their legal actions, [k, n_actions].
-        child: row of each legal move's result in the next layer, in the order of the mask.
-        n_children: rows of the next layer.
-    """
+    """The states that one number of actions reaches, and the edges to the next layer."""
 
     state: Tensor
     mask: Tensor
-    child: Tensor
+    child: Tensor  # the row of each legal move's result, in the order of the mask
     n_children: int
 
 
 class Graph(NamedTuple):
-    """Every state of an environment by layers, and its terminating states in order of their key.
-
-    ``log_reward`` is None if rewards depend on a condition.
-    """
+    """Every state of an environment by layers, and its terminating states in order of their key."""
 
     layers: list[Layer]
     terminating: Tensor
     terminating_key: Tensor
-    log_reward: Tensor | None
+    log_reward: Tensor | None  # None if rewards depend on a condition
 
 
 class EnumerableEnv(GFNEnv):
@@ -58,11 +48,11 @@ class EnumerableEnv(GFNEnv):
     environment and raises an error where the list is needed. If rewards depend on a condition,
     exact distributions need one, [*C].
 
-    A subclass defines ``n_states``, ``state_key``, ``mode_index`` and ``n_modes`` in addition to
-    the functions of ``GFNEnv``.
+    A subclass defines ``n_states`` and ``state_key`` in addition to the functions of ``GFNEnv``,
+    and ``mode_index`` and ``n_modes`` if it has modes.
     """
 
-    n_modes: int
+    n_modes: int = 0
 
     @property
     @abstractmethod
@@ -81,9 +71,10 @@ class EnumerableEnv(GFNEnv):
         It is called only if the states are few enough to be listed.
         """
 
-    @abstractmethod
     def mode_index(self, state: StateBatch) -> Integers:
         """Return which mode each terminating state belongs to, in [0, n_modes); -1 for none."""
+        self.check_terminating(state)
+        return state.new_full((len(state),), -1, dtype=torch.int64)
 
     def modes_reached(self, state: StateBatch, log_reward: Floats | None = None) -> Modes:
         """Return the mode of each terminating state that belongs to one."""
@@ -180,9 +171,7 @@ class EnumerableEnv(GFNEnv):
             log_p = out.new_zeros(()).where(layer.mask, -torch.inf)
             choices = (layer.mask.sum(1) > 1).nonzero()[:, 0]
             for rows in choices.split(chunk_size):
-                given = (
-                    () if condition is None else (condition.expand(len(rows), *condition.shape),)
-                )
+                given = [] if condition is None else [condition.expand(len(rows), *condition.shape)]
                 log_p[rows] = _checked(log_pf(layer.state[rows], *given), layer.mask[rows])
             exits, moves = layer.mask[:, -1], layer.mask[:, :-1]
             out[self.terminating_index(layer.state[exits])] = (log_flow + log_p[:, -1])[exits]

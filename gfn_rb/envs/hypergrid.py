@@ -147,12 +147,7 @@ class ConditionalHyperGrid(HyperGrid):
         self.min_beta, self.max_beta = min_beta, max_beta
 
     def log_reward(self, state: StateBatch, condition: Tensor | None = None) -> Floats:
-        """Return log R(x | beta), in nats, the condition being beta of each row.
-
-        Raises:
-            ShapeError: ``state`` is not a batch of states, or there is not one condition per row.
-            ArgumentError: the exit action is illegal in some row, or no condition is given.
-        """
+        """Return log R(x | beta), in nats, the condition being beta of each row."""
         log_reward = super().log_reward(state)
         condition = self.checked_condition(condition, len(state))
         return condition[:, 0].float() * log_reward
@@ -167,7 +162,7 @@ class ConditionalHyperGrid(HyperGrid):
         return self._at(torch.rand(n, 1, device=device, generator=generator))
 
     def fixed_conditions(self, n: int) -> Float[Tensor, "n 1"]:
-        """Return ``n`` inverse temperatures, evenly spaced in log beta, the ends included.
+        """Return ``n`` inverse temperatures, evenly spaced in log beta between both ends.
 
         A single one is the geometric mean of the ends.
         """

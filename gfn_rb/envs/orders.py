@@ -19,23 +19,10 @@ Text: TypeAlias = Int64[Tensor, "n places"]
 
 
 class Append:
-    """Move m writes letter m at the right end: the graph is a tree.
-
-    Methods are those of ``GFNEnv``, without the exit action.
-
-    Args:
-        n_letters: number of letters.
-        length: letters in a finished sequence.
-        device: device of the states.
-
-    Attributes:
-        n_moves: number of moves.
-        n_states: number of sequences, unfinished and finished.
-        gap: character for a place that is empty while a later one is not.
-    """
+    """Move m writes letter m at the right end. Methods are as in ``GFNEnv``."""
 
     n_ends = 1
-    gap = ""
+    gap = ""  # character for a place that is empty while a later one is not
 
     def __init__(self, n_letters: int, length: int, device: torch.device | str | None) -> None:
         self.n_letters, self.length = n_letters, length
@@ -124,10 +111,7 @@ class PrependAppend(Append):
 
 
 class AnyPlace:
-    """Move p n_letters + m writes letter m at place p, where it is still empty.
-
-    Arguments, attributes and methods are those of :class:`Append`.
-    """
+    """Move p n_letters + m writes letter m at place p, where it is still empty."""
 
     gap = "-"
 

@@ -140,12 +140,7 @@ class RNABinding(SequenceEnv):
         return self.beta * self.score(state).clamp(min=self.min_reward).log()
 
     def score(self, state: StateBatch, log_reward: Floats | None = None) -> Floats:
-        """Return r(x), without exponent, and without lower limit unless ``log_reward`` is given.
-
-        Args:
-            state: finished sequences.
-            log_reward: log R of each in nats if known; ViennaRNA is then not called.
-        """
+        """Return r(x); with ``log_reward``, not below ``min_reward``, and without ViennaRNA."""
         if log_reward is not None:
             return (log_reward / self.beta).exp()
         return (self.energy(state) / self._full_energy).mean(1)
@@ -189,11 +184,7 @@ def known_sums() -> dict[tuple[str, float], tuple[float, float]]:
 
 
 def published_modes(targets: tuple[str, ...], length: int) -> Int64[Tensor, "n 14"]:
-    """Return the published modes as letters.
-
-    Raises:
-        ArgumentError: none are published for such a task.
-    """
+    """Return the published modes as letters; raise if none are published for such a task."""
     names = {target: name for name, target in TARGETS.items()}
     with np.load(MODES_PATH) as lists:
         if len(targets) != 1 or length != 14 or names.get(targets[0]) not in lists:

@@ -23,15 +23,7 @@ from gfn_rb.torchrl_compat import has_hooks
 
 
 class Trunk(nn.Module):
-    """Linear layers, each followed by a ReLU: the part two policies can share.
-
-    Args:
-        in_features: width of the input.
-        hidden: width of each layer, positive; none gives the identity.
-
-    Raises:
-        ArgumentError: a width is not positive.
-    """
+    """Linear layers, each followed by a ReLU, that networks can share; the identity without any."""
 
     def __init__(self, in_features: int, hidden: Sequence[int]) -> None:
         super().__init__()
@@ -48,20 +40,9 @@ class Trunk(nn.Module):
 
 
 class StateNetwork(StateModule):
-    """A multilayer perceptron on states: trunk, then a linear head.
+    """A multilayer perceptron on states: a trunk, which others may share, then a linear head.
 
     It reads "state" through ``env.encode`` and, where the environment has conditions, "condition".
-
-    Args:
-        env: gives the encoding; it does not become a submodule.
-        out_key: what it writes.
-        out_features: numbers per state.
-        hidden: widths of a new trunk's layers.
-        trunk: another network's trunk, to share; ``hidden`` is then passed over.
-
-    Raises:
-        ArgumentError: a width is not positive.
-        ShapeError: ``trunk`` takes another width than the environment encodes to.
     """
 
     def __init__(
@@ -139,10 +120,7 @@ class StateNetwork(StateModule):
 
 
 class Policy(StateNetwork):
-    """A multilayer perceptron that writes one logit per action, "logits".
-
-    Readers of the logits mask illegal actions.
-    """
+    """A multilayer perceptron that writes one logit per action, illegal ones too."""
 
     is_backward: bool
 
@@ -249,14 +227,7 @@ class Networks(NamedTuple):
 
 
 class OwnNetwork(TensorDictModuleBase):
-    """A module of the user's in the place of a policy or of state flows. See :class:`Networks`.
-
-    Args:
-        env: gives the encoding; it does not become a submodule.
-        module: the module.
-        role: which of the networks it is.
-        initial: for a flow, what the constant that is added starts at.
-    """
+    """A module of the user's in the place of a policy or of state flows. See :class:`Networks`."""
 
     def __init__(self, env: GFNEnv, module: nn.Module, role: str, initial: float = 0.0) -> None:
         super().__init__()
@@ -277,11 +248,7 @@ class OwnNetwork(TensorDictModuleBase):
 
     @torch.no_grad()
     def check(self, env: GFNEnv) -> None:
-        """Call the module once, on two states.
-
-        Raises:
-            ArgumentError: it fails, or returns something else than it should.
-        """
+        """Call the module on two states; raise unless it returns what it should."""
         td = TensorDict({keys.STATE: env.source(2)}, [2], device=env.source_state.device)
         if env.condition_shape is not None:
             td.set(keys.CONDITION, env.sample_condition(2))

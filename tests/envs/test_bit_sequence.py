@@ -100,11 +100,10 @@ def test_wrong_states_and_strings() -> None:
     env = BitSequence(16, 4, n_modes=1)
     with pytest.raises(ArgumentError, match="state must be terminating"):
         env.distances(env.from_strings(["0000"]))
-    with pytest.raises(ArgumentError, match="only the letters 0000 to 1111, got '00000'"):
-        env.from_strings(["00000"])
+    for text in ("00000", "0120"):
+        with pytest.raises(ArgumentError, match=f"only the letters 0000 to 1111, got '{text}'"):
+            env.from_strings([text])
     with pytest.raises(ShapeError, match="at most 16 letters"):
         env.from_strings(["0" * 20])
-    with pytest.raises(ArgumentError, match="got '0120'"):
-        env.from_strings(["0120"])
     with pytest.raises(ArgumentError, match="got the sink"):
         env.to_strings(env.sink_state[None])

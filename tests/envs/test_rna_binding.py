@@ -139,10 +139,7 @@ def test_what_is_known_of_a_task() -> None:
 
 def test_a_missing_viennarna_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "RNA", None)
-    with pytest.raises(
-        GfnRbError,
-        match=r"RNABinding needs ViennaRNA: pip install '\.\[rna\]' in a clone of gfn_rb",
-    ):
+    with pytest.raises(GfnRbError, match="RNABinding needs ViennaRNA: pip install"):
         RNABinding()
 
 

@@ -105,9 +105,7 @@ def test_width_grows_by_itself_and_is_trimmed() -> None:
     for longest in (3, 9, 5, 30, 31, 2):
         trajectories = rollouts(n=40)
         short = trajectories[trajectories.terminating_idx <= longest]
-        mine.add(short[:4])
-        other.add(short[:4])
-        assert_same(mine.training_container, other.training_container)
+        assert_same_after_every_add(mine, other, [short[:4]])
 
 
 def test_what_is_added_is_cut_off_from_gradients() -> None:

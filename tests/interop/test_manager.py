@@ -99,17 +99,13 @@ def test_manager_holds_what_torchgfns_would_and_scores_it(kind, env) -> None:
         rb = buffer(MANAGER, env)
         assert rb.add(first[:0]) is None
         for each in (first, second):
-            found = rb.add(each)
-            assert found["n"] == len(each)
-            assert found["of"] == 0
+            assert rb.add(each).items() >= {"n": len(each), "of": 0}.items()
         assert_same(rb.training_container[: len(first)], first)
         turn.set()
 
     def go_on():
         assert turn.wait(LIMIT)
-        found = buffer(MANAGER, env).add(third)
-        assert found["n"] == len(third)
-        assert found["of"] == 1
+        assert buffer(MANAGER, env).add(third).items() >= {"n": len(third), "of": 1}.items()
         known = ours.ReplayBufferManager.get_metadata(MANAGER)
         assert known["stored"] == min(60, len(first) + len(second) + len(third))
         assert known["capacity"] == 60

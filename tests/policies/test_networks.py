@@ -33,6 +33,9 @@ def test_one_logit_per_action(env):
         td = policy(batch(env.source(3)))
         assert td["logits"].shape == (3, width)
         assert td["logits"].dtype == torch.float32
+        assert env not in list(policy.modules())
+    assert (td["logits"] == 0).all()
+    assert list(policy.parameters()) == []
 
 
 def test_logits_are_those_of_the_layers():
@@ -45,6 +48,7 @@ def test_logits_are_those_of_the_layers():
     expected = x @ policy.head.weight.T + policy.head.bias
     torch.testing.assert_close(policy(batch(state))["logits"], expected)
     assert [tuple(layer.weight.shape) for layer in policy.trunk.layers] == [(5, 8), (6, 5)]
+    assert {name.split(".")[0] for name in policy.state_dict()} == {"trunk", "head"}
 
 
 def test_a_trunk_is_shared():
@@ -55,32 +59,6 @@ def test_a_trunk_is_shared():
     assert len(list(together.parameters())) == 2 + 2 + 2
     backward(batch(env.source(1)))["logits"].sum().backward()
     assert forward.trunk.layers[0].weight.grad is not None
-
-
-def test_conditions_are_read_after_the_state():
-    env = Ladder(3)
-    policy = ForwardPolicy(env, hidden=())
-    assert policy.in_keys == ["state", "condition"]
-    with torch.no_grad():
-        policy.head.weight.copy_(torch.tensor([[1.0, 10.0], [0.0, 1.0]]))
-        policy.head.bias.zero_()
-    td = batch(torch.tensor([1, 2]), condition=torch.tensor([[0.5], [0.25]]))
-    torch.testing.assert_close(policy(td)["logits"], torch.tensor([[6.0, 0.5], [4.5, 0.25]]))
-
-
-def test_uniform_has_no_parameters_and_equal_logits():
-    env = HyperGrid(3, 4)
-    policy = UniformBackwardPolicy(env)
-    assert list(policy.parameters()) == []
-    assert (policy(batch(env.source(4)))["logits"] == 0).all()
-
-
-def test_the_environment_is_no_part_of_the_policy():
-    env = HyperGrid(2, 4)
-    policy = ForwardPolicy(env)
-    names = {name.split(".")[0] for name in policy.state_dict()}
-    assert names == {"trunk", "head"}
-    assert env not in list(policy.modules())
 
 
 def test_log_z_starts_where_told():
@@ -134,10 +112,10 @@ def test_bad_arguments():
         BackwardPolicy(HyperGrid(2, 4), trunk=Trunk(7, [4]))
 
 
-def test_conditions_are_encoded_by_the_environment():
+def test_conditions_are_read_after_the_state_as_the_environment_encodes_them():
     env = ConditionalHyperGrid(1, 3, min_beta=0.25, max_beta=4.0)
     policy = ForwardPolicy(env, hidden=())
-    assert policy.head.in_features == 4
+    assert policy.in_keys == ["state", "condition"]
     state, condition = torch.tensor([[1], [2]]), torch.tensor([[0.25], [2.0]])
     x = torch.tensor([[0.0, 1.0, 0.0, -1.0], [0.0, 0.0, 1.0, 0.5]])
     expected = x @ policy.head.weight.T + policy.head.bias

@@ -133,8 +133,4 @@ class ContinuousEnv(GFNEnv):
 
     def _set_specs(self) -> None:
         super()._set_specs()
-        self.action_spec = Unbounded(
-            shape=(*self.batch_size, *self.action_shape),
-            device=self.device,
-            dtype=self.action_dtype,
-        )
+        self.action_spec = self._spec(Unbounded, *self.action_shape, dtype=self.action_dtype)

@@ -20,14 +20,7 @@ from gfn_rb.checkpoint import load_checkpoint, save_checkpoint
 from gfn_rb.errors import ArgumentError
 from gfn_rb.interop.torchgfn.remote import check_backend, endpoint, require_sendable
 from gfn_rb.interop.torchgfn.rows import GraphTable, RowStore, end_features, near_better, rows_of
-from gfn_rb.remote import (
-    Awaited,
-    BaselineFilter,
-    Deferred,
-    NonBlocking,
-    ReplayBufferWorker,
-    Reply,
-)
+from gfn_rb.remote import Awaited, BaselineFilter, Deferred, NonBlocking, ReplayBufferWorker, Reply
 from gfn_rb.samplers import SoftmaxRewardSampler
 from gfn_rb.shapes import Float
 from gfn_rb.writers import DiversityWriter, FIFOWriter, RewardPrioritizedWriter
@@ -416,8 +409,5 @@ def _scores_of(reply: Reply | None) -> dict[str, float] | None:
     """Return a manager's reply as torchgfn does: the mean of each score over the batch."""
     if reply is None:
         return None
-    scores = {
-        name: float(torch.as_tensor(value, dtype=torch.float64).mean())
-        for name, value in reply.scores.items()
-    }
+    scores = {name: float(torch.as_tensor(x).double().mean()) for name, x in reply.scores.items()}
     return scores if reply.baseline is None else {**scores, "baseline_log_reward": reply.baseline}

@@ -15,7 +15,7 @@ from torch import Tensor
 from gfn_rb import keys
 from gfn_rb.envs.checks import check_env
 from gfn_rb.envs.enumerable import EnumerableEnv
-from gfn_rb.errors import ArgumentError, ShapeError
+from gfn_rb.errors import ArgumentError
 from gfn_rb.numerics.flat import flat_rows
 from gfn_rb.numerics.near.hashing import equal_bits
 from gfn_rb.shapes import Bool, ConditionBatch, Float, Int64, StateBatch
@@ -42,7 +42,6 @@ class TorchGFNEnv(EnumerableEnv):
         ArgumentError: its actions are not discrete, or it has too many states to be listed.
     """
 
-    n_modes = 0
     n_states: float = math.inf  # type: ignore[assignment]
 
     def __init__(
@@ -84,28 +83,14 @@ class TorchGFNEnv(EnumerableEnv):
         return self._stepped(self.undo, state, action)
 
     def log_reward(
-        self,
-        state: StateBatch,
-        condition: ConditionBatch | None = None,
+        self, state: StateBatch, condition: ConditionBatch | None = None
     ) -> Float[Tensor, "n"]:
-        """Return torchgfn's ``log_reward``, float32.
-
-        Raises:
-            ShapeError: ``state`` is no batch of states, or there is not one condition per row.
-            ArgumentError: the exit action is illegal in some row, or no condition is given.
-        """
+        """Return torchgfn's ``log_reward``, float32."""
         self.check_terminating(state)
-        if self.condition_shape is None:
-            return self.inner.log_reward(self.states(state)).detach().float()
-        if condition is None:
-            name = type(self.inner).__name__
-            raise ArgumentError(f"condition must be given for {name}, got None")
-        if condition.shape != (len(state), *self.condition_shape):
-            raise ShapeError(
-                f"condition must have shape {[len(state), *self.condition_shape]}, got "
-                f"{list(condition.shape)}"
-            )
-        return self.inner.log_reward(self.states(state, condition)).detach().float()
+        given = None
+        if self.condition_shape is not None:
+            given = self.checked_condition(condition, len(state))
+        return self.inner.log_reward(self.states(state, given)).detach().float()
 
     def encode(self, state: StateBatch) -> Float[Tensor, "n encoded"]:
         """Return the preprocessor's output, or the state itself; the sink's is the source's."""
@@ -150,10 +135,6 @@ class TorchGFNEnv(EnumerableEnv):
         """Return each state's hash, distinct among the states that were listed."""
         return self.fingerprint(state)
 
-    def mode_index(self, state: StateBatch) -> Int64[Tensor, "n"]:
-        """Return -1: no state belongs to a mode."""
-        return state.new_full((len(state),), -1, dtype=torch.int64)
-
     def states(self, state: StateBatch, condition: Tensor | None = None) -> Any:
         """Return rows as torchgfn's ``States``, which share their memory."""
         if condition is None:
@@ -179,10 +160,7 @@ class TorchGFNEnv(EnumerableEnv):
         return out
 
     def _stepped(
-        self,
-        step: Callable[[Tensor, Tensor], Tensor],
-        state: StateBatch,
-        action: Int64[Tensor, "n"],
+        self, step: Callable[..., Tensor], state: StateBatch, action: Int64[Tensor, "n"]
     ) -> StateBatch:
         rows = (self._is_move(action) & ~self.is_sink(state)).nonzero()[:, 0]
         out = self.sink_state.expand_as(state).clone()
@@ -283,10 +261,8 @@ class TorchGFNNetwork(TensorDictModuleBase):
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write the estimator's output for each row."""
-        state, condition = tensordict.get(keys.STATE), None
-        if len(self.in_keys) > 1:
-            condition = tensordict.get(keys.CONDITION)
-        states = self._states(state, condition)
+        condition = tensordict.get(keys.CONDITION) if len(self.in_keys) > 1 else None
+        states = self._states(tensordict.get(keys.STATE), condition)
         out = self.estimator(states, condition) if self._takes_condition else self.estimator(states)
         (key,) = self.out_keys
         return tensordict.set(key, out.squeeze(1) if key == keys.LOG_FLOW else out)

@@ -15,12 +15,7 @@ from gfn_rb import remote
 from gfn_rb.arguments import require_choice
 from gfn_rb.errors import ArgumentError
 from gfn_rb.interop.torchgfn.buffers import NormBasedDiversePrioritizedReplayBuffer, ReplayBuffer
-from gfn_rb.interop.torchgfn.remote import (
-    PATIENCE,
-    check_backend,
-    endpoint,
-    require_sendable,
-)
+from gfn_rb.interop.torchgfn.remote import PATIENCE, check_backend, endpoint, require_sendable
 from gfn_rb.interop.torchgfn.rows import container_of
 from gfn_rb.remote.manager.baseline import Summary
 from gfn_rb.transports import Transport

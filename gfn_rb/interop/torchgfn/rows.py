@@ -16,21 +16,9 @@ from torch import Tensor
 from torchrl.data import TensorDictReplayBuffer
 from torchrl.data.replay_buffers.writers import Writer
 
+from gfn_rb import keys
 from gfn_rb.buffers.presets import build
 from gfn_rb.errors import ArgumentError, NaNError
-from gfn_rb.keys import (
-    ACTION,
-    CONDITION,
-    DONE,
-    IS_BACKWARD,
-    IS_TERMINATING,
-    LENGTH,
-    LOG_REWARD,
-    NEXT,
-    NEXT_DONE,
-    NEXT_STATE,
-    STATE,
-)
 from gfn_rb.shapes import Float, Int64, Rows, Shaped
 from gfn_rb.torchrl_compat import all_slots, given_log_rewards, new_tensordict, write_cursor
 from gfn_rb.writers import RewardPrioritizedWriter
@@ -85,11 +73,11 @@ def rows_of(container: Any, graphs: GraphTable | None = None) -> TensorDict:
     n, given = len(container), given_log_rewards(container)
     if given is None:
         given = torch.full((n,), torch.nan, device=container.device)
-    rows[LOG_REWARD] = given
+    rows[keys.LOG_REWARD] = given
     if (condition := container.states.conditions) is not None:
-        rows[CONDITION] = condition[0] if condition.ndim == 3 else condition
+        rows[keys.CONDITION] = condition[0] if condition.ndim == 3 else condition
     if getattr(container, "is_backward", False):
-        rows[IS_BACKWARD] = torch.ones(n, dtype=torch.bool, device=container.device)
+        rows[keys.IS_BACKWARD] = torch.ones(n, dtype=torch.bool, device=container.device)
     return new_tensordict({key: value.detach() for key, value in rows.items()}, torch.Size([n]))
 
 
@@ -102,27 +90,26 @@ def container_of(rows: Rows, env: Env, graphs: GraphTable | None = None) -> Any:
         env: the environment of torchgfn's that they are of.
         graphs: what :func:`rows_of` filed graphs in.
     """
-    log_reward = rows.get(LOG_REWARD)
-    common: dict[str, Any] = {"env": env}
-    common["log_rewards"] = None if bool(log_reward.isnan().any()) else log_reward
-    held = set(rows.keys())
-    if LENGTH in held:
+    log_reward, held = rows.get(keys.LOG_REWARD), set(rows.keys())
+    known = None if bool(log_reward.isnan().any()) else log_reward
+    common: dict[str, Any] = {"env": env, "log_rewards": known}
+    if keys.LENGTH in held:
         return _trajectories(rows, common, graphs)
-    common["states"] = _states(env, rows.get(STATE), rows.get(CONDITION, None), graphs)
-    if ACTION not in held:
-        return StatesContainer(is_terminating=rows.get(IS_TERMINATING), **common)
+    common["states"] = _states(env, rows.get(keys.STATE), rows.get(keys.CONDITION, None), graphs)
+    if keys.ACTION not in held:
+        return StatesContainer(is_terminating=rows.get(keys.IS_TERMINATING), **common)
     return Transitions(
-        actions=_actions(env, rows.get(ACTION)),
-        next_states=_states(env, rows.get(NEXT_STATE), rows.get(CONDITION, None), graphs),
-        is_terminating=rows.get(NEXT_DONE).squeeze(1),
-        is_backward=IS_BACKWARD in held,
+        actions=_actions(env, rows.get(keys.ACTION)),
+        next_states=_states(env, rows.get(keys.NEXT_STATE), rows.get(keys.CONDITION, None), graphs),
+        is_terminating=rows.get(keys.NEXT_DONE).squeeze(1),
+        is_backward=keys.IS_BACKWARD in held,
         **common,
     )
 
 
 def padded(rows: TensorDict, n_steps: int, env: Env) -> TensorDict:
     """Return trajectories of at most ``n_steps`` steps padded to it, by sink and dummy actions."""
-    state, action = rows.get(STATE), rows.get(ACTION)
+    state, action = rows.get(keys.STATE), rows.get(keys.ACTION)
     missing = n_steps - action.shape[1]
     dummy = env.Actions.make_dummy_actions((1,)).tensor.reshape(action.shape[2:])
     sink = env.sf if isinstance(env.sf, Tensor) else state.new_tensor(-1)
@@ -132,7 +119,7 @@ def padded(rows: TensorDict, n_steps: int, env: Env) -> TensorDict:
         return torch.cat([steps, more], 1)
 
     return rows.clone(recurse=False).update(
-        {STATE: filled(state, sink), ACTION: filled(action, dummy)}
+        {keys.STATE: filled(state, sink), keys.ACTION: filled(action, dummy)}
     )
 
 
@@ -141,23 +128,23 @@ def _columns(container: Any, graphs: GraphTable | None) -> dict[str, Any]:
     state = _tensor(container.states, graphs)
     if isinstance(container, Trajectories):
         return {
-            STATE: state.transpose(0, 1),
-            ACTION: _plain(container).transpose(0, 1),
-            LENGTH: container.terminating_idx.long(),
+            keys.STATE: state.transpose(0, 1),
+            keys.ACTION: _plain(container).transpose(0, 1),
+            keys.LENGTH: container.terminating_idx.long(),
         }
     if isinstance(container, Transitions):
         return {
-            STATE: state,
-            ACTION: _plain(container),
-            NEXT: TensorDict(
+            keys.STATE: state,
+            keys.ACTION: _plain(container),
+            keys.NEXT: TensorDict(
                 {
-                    STATE: _tensor(container.next_states, graphs),
-                    DONE: container.is_terminating[:, None],
+                    keys.STATE: _tensor(container.next_states, graphs),
+                    keys.DONE: container.is_terminating[:, None],
                 },
                 [len(container)],
             ),
         }
-    return {STATE: state, IS_TERMINATING: container.is_terminating}
+    return {keys.STATE: state, keys.IS_TERMINATING: container.is_terminating}
 
 
 def _tensor(states: States, graphs: GraphTable | None) -> Tensor:
@@ -175,17 +162,17 @@ def _plain(container: Any) -> Tensor:
 
 
 def _trajectories(rows: Rows, common: dict[str, Any], graphs: GraphTable | None) -> Trajectories:
-    env, length, condition = common["env"], rows.get(LENGTH), rows.get(CONDITION, None)
+    env, length, condition = common["env"], rows.get(keys.LENGTH), rows.get(keys.CONDITION, None)
     n_steps = int(length.max()) if len(length) else 0
-    state = rows.get(STATE)[:, : n_steps + 1].transpose(0, 1).contiguous()
-    action = rows.get(ACTION)[:, :n_steps].transpose(0, 1).contiguous()
+    state = rows.get(keys.STATE)[:, : n_steps + 1].transpose(0, 1).contiguous()
+    action = rows.get(keys.ACTION)[:, :n_steps].transpose(0, 1).contiguous()
     if condition is not None:
         condition = condition.expand(n_steps + 1, *condition.shape).contiguous()
     return Trajectories(
         states=_states(env, state, condition, graphs),
         actions=_actions(env, action),
         terminating_idx=length,
-        is_backward=rows.get(IS_BACKWARD, None) is not None,
+        is_backward=rows.get(keys.IS_BACKWARD, None) is not None,
         **common,
     )
 
@@ -203,8 +190,8 @@ def _states(env: Env, state: Tensor, condition: Tensor | None, graphs: GraphTabl
 
 def end_features(rows: TensorDictBase) -> Shaped[Tensor, "n d"]:
     """Return flat terminating states, between which torchgfn measures distances."""
-    state = rows.get(STATE)
-    if (length := rows.get(LENGTH, None)) is not None:
+    state = rows.get(keys.STATE)
+    if (length := rows.get(keys.LENGTH, None)) is not None:
         state = state[torch.arange(len(state), device=state.device), length - 1]
     return state.flatten(1)
 
@@ -216,9 +203,9 @@ def near_better(rows: TensorDictBase, cutoff: float, p: float) -> Shaped[Tensor,
     it looks at what is stored: the row of higher reward may itself be dropped.
     """
     features = end_features(rows)
-    if (condition := rows.get(CONDITION, None)) is not None:
+    if (condition := rows.get(keys.CONDITION, None)) is not None:
         features = torch.cat([features, condition], 1)
-    order = rows.get(LOG_REWARD).argsort(descending=True, stable=True)
+    order = rows.get(keys.LOG_REWARD).argsort(descending=True, stable=True)
     features = features[order].to(torch.get_default_dtype())
     distance = torch.cdist(features, features, p=p).tril(-1)
     above = torch.ones_like(distance).triu().bool()
@@ -249,7 +236,7 @@ class RowStore:
 
     def extend(self, rows: TensorDict) -> None:
         """Offer rows to the writer."""
-        if LENGTH in rows:
+        if keys.LENGTH in rows:
             rows = self._of_one_width(rows)
         self.rb.writer.extend(rows)
         if self._graphs is not None:
@@ -261,8 +248,7 @@ class RowStore:
 
     def log_rewards(self) -> Float[Tensor, "n"]:
         """Return the log-rewards of all items, by slot."""
-        stored: Tensor = self._stored(LOG_REWARD)
-        return stored[: len(self)]
+        return self._stored(keys.LOG_REWARD)[: len(self)]
 
     def in_order(self, by_age: bool = False) -> Int64[Tensor, "n"]:
         """Return all slots: by reward where the best are kept, unless ``by_age``, else by age."""
@@ -296,7 +282,7 @@ class RowStore:
         """Pad rows to the width of what is stored, or that to a new width, half as much again."""
         if not len(self):
             return rows
-        width, n_steps = self._stored(ACTION).shape[1], rows.get(ACTION).shape[1]
+        width, n_steps = self._stored(keys.ACTION).shape[1], rows.get(keys.ACTION).shape[1]
         if n_steps > width:
             width = max(n_steps, width + width // 2)
             stored = TensorDict(self._rows_at(self.in_order(by_age=True)), [len(self)])
@@ -306,7 +292,7 @@ class RowStore:
 
     def _forget_graphs(self, graphs: GraphTable) -> None:
         """Forget the graphs that no row holds, once they are as many as those held."""
-        entries = (self._stored(STATE), self._stored(NEXT_STATE))
+        entries = (self._stored(keys.STATE), self._stored(keys.NEXT_STATE))
         held = torch.cat([n[: len(self)].flatten() for n in entries if n is not None])
         if len(graphs) > 2 * len(held):
             graphs.keep(held)
