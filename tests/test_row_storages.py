@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import NonTensorStack, TensorClass, TensorDict
 from torch import Tensor
-from torchrl.data import LazyMemmapStorage, LazyTensorStorage, ReplayBuffer, TensorDictReplayBuffer
+from torchrl.data import LazyMemmapStorage, LazyTensorStorage, ReplayBuffer
 from torchrl.data.replay_buffers.storages import Storage
 
 from gfn_rb.storages import RowMemmapStorage, RowTensorStorage
@@ -177,14 +177,3 @@ def test_state_pickles_dumps_and_loads(kinds: Any, other: int, tmp_path: Path) -
         new.extend(nested(1))
         load(new)
         assert describe(new[:]) == describe(rb[:])
-
-
-def test_buffers_of_torchrl_draw_and_write_through_it() -> None:
-    batches = []
-    for kind in (RowTensorStorage, LazyTensorStorage):
-        torch.manual_seed(0)
-        rb = TensorDictReplayBuffer(storage=kind(SIZE), batch_size=4)
-        for _ in range(3):
-            rb.extend(nested(4))
-        batches.append(describe(rb.sample()))
-    assert batches[0] == batches[1]

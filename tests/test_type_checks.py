@@ -8,7 +8,7 @@ from beartype.roar import BeartypeCallHintViolation
 from gfn_rb.envs.core import check_positive
 from gfn_rb.errors import ArgumentError
 from gfn_rb.numerics import blocks
-from gfn_rb.numerics.distribution import FirstOccurrences
+from gfn_rb.numerics.distinct import FirstOccurrences
 from gfn_rb.numerics.top_k import TopK
 
 pytestmark = pytest.mark.slow  # of the run that checks types

@@ -116,14 +116,7 @@ class CompactRows(Transform):
         return _exchanged(tensordict, entries, narrow)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Make stored rows whole again.
-
-        Args:
-            tensordict: batch size [n] or []. It may be the storage itself, and is left alone.
-
-        Returns:
-            The columns and types that once came.
-        """
+        """Make stored rows, batch size [n] or [], whole again; the argument is not changed."""
         entries = dict(tensordict.items())
         whole = [
             (column.held_as, column.key, column.restored(value))
@@ -178,11 +171,7 @@ class CompactRows(Transform):
         return repr(self)
 
     def set_extra_state(self, state: str) -> None:
-        """Compare the form of loaded rows with this one's; there is nothing to restore.
-
-        Raises:
-            CheckpointMismatchError: they were stored in another form, or for another environment.
-        """
+        """Raise unless loaded rows were stored in this form and for this environment."""
         if state != repr(self):
             raise CheckpointMismatchError(f"rows are stored as {state}, expected {self!r}")
 
@@ -260,18 +249,7 @@ class _Column:
         self.stored = next(fits)
 
     def narrowed(self, value: Tensor, batch_dims: int, lowest: int, highest: int) -> Tensor:
-        """Return the numbers as they are stored.
-
-        Args:
-            value: the numbers.
-            batch_dims: how many dimensions rows are counted along.
-            lowest: of them.
-            highest: of them.
-
-        Raises:
-            ShapeError: they are of another type or shape than the environment's.
-            ArgumentError: one of them is out of range.
-        """
+        """Return numbers, of these lowest and highest, as they are stored, or raise."""
         shape = () if self.shape is None else self.shape
         if value.dtype != self.dtype or value.shape[value.ndim - len(shape) :] != shape:
             raise ShapeError(
@@ -335,10 +313,8 @@ def _exchanged(
     return new_tensordict(entries, rows.batch_size, rows.device)
 
 
-def _get(entries: dict[str, Any], key: NestedKey) -> Tensor | None:
+def _get(entries: dict[str, Any], key: NestedKey) -> Any:
     """Return a column, of which those of two names lie in what follows a step."""
     if isinstance(key, str):
         return entries.get(key)
-    after = entries.get(NEXT)
-    value: Tensor | None = None if after is None else after.get(key[1], None)
-    return value
+    return entries[NEXT].get(key[1], None) if NEXT in entries else None

@@ -10,21 +10,7 @@ from torch import Tensor
 
 @runtime_checkable
 class Environment(Protocol):
-    """The part of an environment that buffers read: every ``GFNEnv`` has it.
-
-    Attributes:
-        source_state: the state s0 that forward trajectories start in, [*S].
-        state_shape: S.
-        state_dtype: the dtype of states.
-        state_range: the lowest and the highest number in any state, the sink included; None for
-            states that are not bounded integers.
-        is_deterministic: whether the actions of a trajectory determine its states.
-        n_actions: the number of actions, the exit action included.
-        exit_action: the number of the last action of a trajectory.
-        action_shape: the shape of one action, () for a number.
-        dummy_action: the action that pads a trajectory after its end.
-        max_length: the number of actions in the longest trajectory, the exit action included.
-    """
+    """The part of an environment that buffers read; ``GFNEnv``, which has it, documents it."""
 
     source_state: Tensor
     state_shape: torch.Size

@@ -132,11 +132,7 @@ class MergedReplayBuffer(ReplayBufferEnsemble):
             set_write_lock(self, WriteLock())
 
     def set_rng(self, generator: torch.Generator | None) -> None:
-        """Set the generator of merged draws and of the members.
-
-        Args:
-            generator: None for PyTorch's global generator; the members then keep theirs.
-        """
+        """Set the generator of merged draws and of the members, which keep theirs for None."""
         if not self.initialized:
             self._init()
         self._rng = generator
@@ -147,17 +143,11 @@ class MergedReplayBuffer(ReplayBufferEnsemble):
                 member.set_rng(generator)
 
     def set_sampler(self, sampler: Sampler) -> SamplerEnsemble:
-        """Replace the sampler of all members.
+        """Replace the sampler of all members, and return the former one.
 
         Args:
             sampler: a :class:`~gfn_rb.buffers.merged_sampler.MergedSampler` with one sampler for
                 each member, or a ``SamplerEnsemble`` if batches are stacked.
-
-        Returns:
-            The former sampler.
-
-        Raises:
-            ArgumentError: the sampler is of another kind, or for another number of members.
         """
         kind = SamplerEnsemble if self._stacks else MergedSampler
         k, came = len(self._rbs), type(sampler).__name__

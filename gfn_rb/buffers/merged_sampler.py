@@ -59,17 +59,12 @@ class MergedSampler(SamplerEnsemble):
     In all but the first, the members' own samplers draw the rows within. A draw's
     ``draw_log_prob`` is that of member and row together, where each of them knows its part.
 
-    Only the softmax gives members a mass that can be compared. By rank, quantile or priority an
-    item is likely or not beside those of its own buffer, so such samplers go with ``"size"`` or
-    weights. The ``priority_weight`` of a row is then that within its member.
-
-    Args:
-        *samplers: those of the members.
-        p: the shares. May be assigned anew.
+    Only the softmax gives members a mass that can be compared: samplers by rank, quantile or
+    priority go with ``"size"`` or weights. The ``priority_weight`` of a row is then that within its
+    member.
 
     Raises:
-        ArgumentError: ``p`` is something else, has a weight that is not a number above or equal
-            zero, or none above zero, or the samplers do not allow it.
+        ArgumentError: ``p`` breaks these rules, or the samplers do not allow it.
     """
 
     _p: Any
@@ -89,40 +84,27 @@ class MergedSampler(SamplerEnsemble):
             raise ArgumentError(f"p must be 'mass', 'size' or one weight per member, got {value!r}")
         if isinstance(value, str) and value == "mass":
             _softmax_of(self._samplers)
-        if value is None or isinstance(value, str):
-            self._p = value
-        else:
-            self._p = _shares(value, len(self._samplers))
+        if value is not None and not isinstance(value, str):
+            value = _shares(value, len(self._samplers))
+        self._p = value
 
     def stacks(self, storage: StorageEnsemble) -> bool:
         """Return whether batches stay stacked by member, [k, n / k], as TorchRL's do.
 
-        So it is with weights, where members hold different kinds of data, which their transforms
-        make alike: rows of different keys, not all of which have a log-reward.
+        So it is with weights and rows of different keys, not all of which have a log-reward.
         """
         if isinstance(self._p, str):
             return False
-        kinds = [
-            keys for each in member_storages(storage) if len(each) and (keys := _stored_keys(each))
-        ]
+        kinds = [keys for each in member_storages(storage) if (keys := _stored_keys(each))]
         alike = all(keys == kinds[0] for keys in kinds)
         return not alike and not all(LOG_REWARD in keys for keys in kinds)
 
     def sample(self, storage: StorageEnsemble, batch_size: int) -> RowsOfMembers:
         """Draw a batch of rows.
 
-        Args:
-            storage: the members' storages, in the order of the samplers.
-            batch_size: number of rows n.
-
         Returns:
             ``buffer_ids`` and ``index`` of each row, both int64 [n], or [k] and [k, n / k] where
             :meth:`stacks` says so; and what is known of the draws, such as ``draw_log_prob`` [n].
-
-        Raises:
-            ArgumentError: ``batch_size`` below 1, or more than can be drawn without replacement.
-            EmptyBufferError: no member of positive weight holds anything of positive weight.
-            KeyMismatchError: ``batch_size`` is not a multiple of k where batches are stacked.
         """
         if type(batch_size) is not int or batch_size < 1:
             batch_size = as_count("batch_size", batch_size)
@@ -306,7 +288,7 @@ def _shared_info(groups: Groups, infos: Sequence[dict[str, Any]]) -> dict[str, A
 
 
 def _stored_keys(storage: Storage) -> set[NestedKey]:
-    stored = all_slots(storage)
+    stored = all_slots(storage) if len(storage) else None
     return set(stored.keys(True, True)) - {INDEX} if isinstance(stored, TensorDictBase) else set()
 
 

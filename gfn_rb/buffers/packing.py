@@ -79,15 +79,7 @@ class PackTrajectories(Transform):
         self._open = None
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Pack a batch of frames; return anything else, such as drawn rows, unchanged.
-
-        Args:
-            tensordict: frames of batch size [*B, T], or rows.
-
-        Raises:
-            KeyMismatchError, ShapeError, ArgumentError: the frames are not those of one collector
-                with trajectory ids. Nothing is packed or kept then.
-        """
+        """Pack frames, batch size [*B, T]; return others, such as drawn rows, unchanged."""
         return self._inv_call(tensordict)
 
     def _inv_call(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -102,8 +94,7 @@ class PackTrajectories(Transform):
         packed = Trajectories.from_rollout(frames, source).to_tensordict()
         is_open = ~is_over & (waited <= self.patience)
         self._open = _OpenEpisodes(episodes.frames[is_open], waited[is_open])
-        version = frames.get(keys.NEXT_POLICY_VERSION, None)
-        if version is not None:
+        if (version := frames.get(keys.NEXT_POLICY_VERSION, None)) is not None:
             packed.set(keys.POLICY_VERSION, version[first_steps(frames, source)])
         return packed
 
@@ -113,20 +104,15 @@ class PackTrajectories(Transform):
 
 
 class _OpenEpisodes(NamedTuple):
-    """Frames of episodes, those of each next to each other and in time.
+    """Frames of episodes, those of each next to each other and in time."""
 
-    Attributes:
-        frames: batch size [m].
-        waited: for how many batches each frame has been here, [m].
-    """
-
-    frames: TensorDictBase
-    waited: Tensor
+    frames: TensorDictBase  # batch size [m]
+    waited: Tensor  # for how many batches each frame has been here, [m]
 
     @classmethod
     def of(cls, frames: TensorDictBase, waited: Int64[Tensor, "m"] | None = None) -> _OpenEpisodes:
         """Put frames in order; those of one episode come in time already."""
-        order = _ids(frames).argsort(stable=True)
+        order = frames.get(_IDS).argsort(stable=True)
         waited = torch.zeros_like(order) if waited is None else waited[order]
         return cls(frames[order], waited)
 
@@ -141,7 +127,7 @@ class _OpenEpisodes(NamedTuple):
 
     def state(self) -> tuple[Bool[Tensor, "m"], Int64[Tensor, "m"]]:
         """Tell of each frame whether its episode is over, and how long that has waited for more."""
-        ids = _ids(self.frames)
+        ids = self.frames.get(_IDS)
         is_last = torch.ones_like(ids, dtype=torch.bool)
         is_last[:-1] = ids[1:] != ids[:-1]
         number = is_last.cumsum(0) - is_last.long()
@@ -170,13 +156,9 @@ def _frames(batch: TensorDictBase) -> TensorDictBase:
     return frames.contiguous().reshape(ids.numel())[is_real.reshape(-1).nonzero().squeeze(1)]
 
 
-def _ids(frames: TensorDictBase) -> Int64[Tensor, "m"]:
-    return frames.get(_IDS)
-
-
 def _check_continuity(frames: TensorDictBase) -> None:
     """Check that each episode goes on from where it was."""
-    ids, state, came_to = _ids(frames), frames.get(keys.STATE), frames.get(keys.NEXT_STATE)
+    ids, state, came_to = frames.get(_IDS), frames.get(keys.STATE), frames.get(keys.NEXT_STATE)
     differs = (state[1:] != came_to[:-1]).reshape(-1, state.shape[1:].numel()).any(1)
     broken = differs & (ids[1:] == ids[:-1])
     if broken.any():

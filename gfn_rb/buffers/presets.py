@@ -195,13 +195,7 @@ def fifo_buffer(
 def recent_writer(
     unique: Unique = None, on_duplicate: OnDuplicate = "refresh", max_age: int | None = None
 ) -> Writer:
-    """Return a writer that keeps the newest rows; with ``max_age`` one that can remove rows.
-
-    Args:
-        unique: what identifies an object, see :class:`~gfn_rb.FIFOWriter`.
-        on_duplicate: ``"refresh"`` or ``"keep"``.
-        max_age: highest age of a row in the buffer, or None.
-    """
+    """Return a writer that keeps the newest rows; with ``max_age`` one that can remove rows."""
     kind = FIFOWriter if max_age is None else UniqueFIFOWriter
     writer: Writer = kind(unique, on_duplicate)
     return writer
@@ -320,15 +314,7 @@ def build(
     transforms: Sequence[Transform] = (),
     **options: Unpack[BufferOptions],
 ) -> TensorDictReplayBuffer:
-    """Return a buffer made of these parts.
-
-    Args:
-        capacity: number of rows kept.
-        writer: which rows are kept.
-        sampler: which rows are drawn.
-        transforms: transforms of the preset, in the order in which added rows pass them.
-        **options: as of a preset.
-    """
+    """Return a buffer made of these parts; added rows pass the transforms in their order."""
     _check_options(options)
     capacity = as_count("capacity", capacity)
     require_kind("writer", writer, Writer, callable)
@@ -342,7 +328,11 @@ def build(
         raise ArgumentError(
             f"storage must hold capacity={capacity} rows, got one of {storage.max_size}"
         )
-    _check_storage(storage, options.get("generator"))
+    rows_on = storage_device(storage)
+    if rows_on is not None:
+        as_device("storage's device", rows_on)
+    if (generator := options.get("generator")) is not None and storage.device != "auto":
+        require_device_of(generator, rows_on or torch.device("cpu"))
     # Inverse transforms run from the last to the first: the user's come first on the way in.
     transform = parts.pop("transform", None)
     on_insertion = [*([] if transform is None else [transform]), *transforms]
@@ -384,14 +374,6 @@ def _check_options(options: Any) -> None:
     require_flag("shared", options.get("shared", False))
 
 
-def _check_storage(storage: Storage, generator: torch.Generator | None) -> None:
-    device = storage_device(storage)
-    if device is not None:
-        as_device("storage's device", device)
-    if generator is not None and storage.device != "auto":
-        require_device_of(generator, torch.device("cpu") if device is None else device)
-
-
 def _row_buffer(
     capacity: int,
     writer: Writer | None,
@@ -414,11 +396,7 @@ def _without_paths(options: BufferOptions) -> BufferOptions:
 
 
 def stale_entries(keep: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of entries that are dropped when a row is stored or sent.
-
-    Args:
-        keep: names among ``"log_prob"`` and ``"estimator_output"`` that are not dropped.
-    """
+    """Return the names of entries that are dropped when a row is stored or sent."""
     require_kind("keep", keep, list, lambda value: isinstance(value, Sequence))
     return (INDEX, *_dropped(keep, _STALE))
 

@@ -164,29 +164,19 @@ class TrackedReplayBuffer(TensorDictReplayBuffer, _TrackedWrites):
     def _sample(self, batch_size: int) -> tuple[Any, dict[Any, Any]]:
         with self._counted(DRAWN, batch_size):
             rows, info = super()._sample(batch_size)
-        version = _version_of(rows)
-        if version is not None:
+        if (version := _version_of(rows)) is not None:
             with replay_lock(self), write_lock(self):
                 self.statistics.count_ages(version)
         return rows, info
 
     def count_drawn(self, rows: Any) -> None:
-        """Count rows that another method than :meth:`sample` drew; the caller holds the locks.
-
-        Args:
-            rows: drawn rows, batch size [n].
-        """
+        """Count rows that another method than :meth:`sample` drew; the caller holds the locks."""
         self.statistics.rows[DRAWN] += len(rows)
-        version = _version_of(rows)
-        if version is not None:
+        if (version := _version_of(rows)) is not None:
             self.statistics.count_ages(version)
 
     def can_sample(self, batch_size: int | None = None) -> bool:
-        """Return whether a batch can be drawn now, without waiting.
-
-        Args:
-            batch_size: number of rows. Default: the batch size of the buffer.
-        """
+        """Return whether a batch can be drawn now, without waiting."""
         limiter = self.rate_limiter
         in_turn = limiter is None or limiter.may_sample(*self.statistics.rows.tolist())
         return in_turn and super().can_sample(batch_size)
@@ -217,11 +207,7 @@ class TrackedReplayBuffer(TensorDictReplayBuffer, _TrackedWrites):
         return stats
 
     def empty(self, empty_write_count: bool = True) -> None:
-        """Empty the buffer.
-
-        Args:
-            empty_write_count: whether to reset the counts too.
-        """
+        """Empty the buffer, and reset the counts unless told otherwise."""
         with replay_lock(self), write_lock(self):
             super().empty(empty_write_count)
             if empty_write_count:

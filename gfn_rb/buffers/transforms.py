@@ -49,11 +49,7 @@ class RowTransform(Transform):
         """Return what is stored of rows, batch size [n]."""
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Return what is sampled, in a container of its own.
-
-        Storages may hand out their own containers. Entries that later transforms set are then not
-        stored.
-        """
+        """Return what is sampled in a new container: a storage may hand out its own."""
         return tensordict.copy()
 
 
@@ -61,14 +57,6 @@ class KeepItems(RowTransform):
     """Drops entries of rows on their way into a buffer, and pads trajectories to one length.
 
     A storage holds rows of one shape, and a batch of trajectories is only as wide as its longest.
-
-    Args:
-        dropped: the keys of entries that are not stored.
-        max_length: T, the longest trajectory in actions, exit included: ``env.max_length``; None
-            to store trajectories as wide as they come.
-
-    Raises:
-        ArgumentError: ``max_length`` below 1.
     """
 
     def __init__(self, dropped: tuple[str, ...], max_length: int | None = None) -> None:
@@ -97,12 +85,7 @@ class KeepTerminatingStates(RowTransform):
     """Reduces trajectories to their terminating state, log-reward and condition.
 
     Rows that hold no actions are taken for terminating states already. On the way out, rows pass
-    through ``regenerate`` if there is one, for instance a backward rollout that turns terminating
-    states into trajectories.
-
-    Args:
-        regenerate: [n] rows of ``state`` [n, *S] and ``log_reward`` [n] to whatever ``sample``
-            shall return, batch size [n].
+    through ``regenerate`` if there is one.
     """
 
     def __init__(
@@ -140,12 +123,9 @@ class KeepRows(RowTransform):
 
     What is no trajectory must be rows, episode after episode. Rows that have both stamps, such as
     drawn ones, keep them and may come in any order.
-
-    Attributes:
-        n_episodes: the number of the next episode, int64.
     """
 
-    n_episodes: Tensor
+    n_episodes: Tensor  # the number of the next episode
 
     def __init__(self) -> None:
         super().__init__()
@@ -190,11 +170,7 @@ class KeepRows(RowTransform):
 
 
 class KeepTransitions(KeepRows):
-    """Stores a row per action. See ``KeepRows``.
-
-    Args:
-        dropped: optional fields of transitions to leave out.
-    """
+    """Stores a row per action, without some optional fields. See ``KeepRows``."""
 
     def __init__(self, dropped: tuple[str, ...] = (LOG_PROB,)) -> None:
         super().__init__()

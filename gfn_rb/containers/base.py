@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from inspect import Parameter, Signature
+from itertools import product
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -123,8 +124,15 @@ class Container:
                 kind = type(container).__name__
                 raise ArgumentError(f"containers[{i}] is a {kind}; expected {cls.__name__}")
         tds = convert.aligned([container._td for container in containers])
-        for i, td in enumerate(tds[1:], start=1):
-            _require_same_rows(tds[0], td, i)
+        entries = [dict(td.items(True, True)) for td in tds]
+        convert.require_alike(entries, range(len(tds)), what="containers")
+        for i, key in product(range(1, len(tds)), entries[0]):
+            if (of_other := entries[i][key].requires_grad) != entries[0][key].requires_grad:
+                has, lacks = (i, 0) if of_other else (0, i)  # joined, all would seem to have one
+                raise ArgumentError(
+                    f"containers[{has}] has {key!r} with a gradient and containers[{lacks}] "
+                    f"without; drop({key!r}) it"
+                )
         return cls.wrap(torch.cat(tds, 0))
 
     def drop(self: C, *names: str) -> C:
@@ -221,28 +229,3 @@ def _row_index(
             raise ArgumentError(f"index is a mask of shape {list(rows.shape)}; expected [{n_rows}]")
         return rows.nonzero().squeeze(1)
     return rows.reshape(-1) if rows.numel() else rows.reshape(-1).long()
-
-
-def _require_same_rows(first: TensorDictBase, other: TensorDictBase, i: int) -> None:
-    own, others = set(first.keys(True, True)), set(other.keys(True, True))
-    for key in sorted(own ^ others):
-        has, lacks = (0, i) if key in own else (i, 0)
-        raise KeyMismatchError(
-            f"containers[{has}] has {key!r} and containers[{lacks}] does not; "
-            f"drop({key!r}) it or add it everywhere"
-        )
-    for key in own:
-        a, b = first.get(key), other.get(key)
-        if a.device != b.device:
-            raise ArgumentError(f"containers[{i}] is on {b.device}; expected {a.device}")
-        if a.requires_grad != b.requires_grad:  # joined, all would seem to have one
-            has, lacks = (0, i) if a.requires_grad else (i, 0)
-            raise ArgumentError(
-                f"containers[{has}] has {key!r} with a gradient and containers[{lacks}] without; "
-                f"drop({key!r}) it"
-            )
-        if (a.shape[1:], a.dtype) != (b.shape[1:], b.dtype):
-            raise ShapeError(
-                f"containers[{i}]: {key!r} has rows of shape {list(b.shape[1:])} and {b.dtype}; "
-                f"expected {list(a.shape[1:])} and {a.dtype}"
-            )

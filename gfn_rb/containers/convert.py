@@ -171,18 +171,7 @@ def aligned(batches: Sequence[TensorDictBase]) -> list[TensorDictBase]:
 def joined(
     batches: Sequence[TensorDictBase], members: Sequence[int], order: Int64[Tensor, "n"]
 ) -> TensorDictBase:
-    """Return one batch of the rows of several, which are :func:`aligned`.
-
-    Args:
-        batches: at least one, batch size [n_i] each.
-        members: which member of a buffer each comes from, for messages.
-        order: where each row goes, batch after batch.
-
-    Raises:
-        KeyMismatchError: a key is in some batches only.
-        ArgumentError: they lie on different devices.
-        ShapeError: rows differ in dtype or shape.
-    """
+    """Return one batch of the rows of several, :func:`aligned`, each at its place in ``order``."""
     if len(batches) == 1:
         return batches[0]
     batches = aligned(batches)
@@ -203,20 +192,23 @@ def joined(
 
 
 def require_alike(
-    entries: Sequence[dict[NestedKey, Tensor]], members: Sequence[int], in_shape: bool = True
+    entries: Sequence[dict[NestedKey, Tensor]],
+    members: Sequence[int],
+    in_shape: bool = True,
+    what: str = "members",
 ) -> None:
-    """Raise unless all rows have the same keys and dtypes."""
+    """Raise unless all rows have the same keys and dtypes, and perhaps devices and shapes."""
     first = entries[0]
     for other, member in zip(entries[1:], members[1:], strict=True):
         if other.keys() != first.keys():
             pairs = ((first, other), (other, first))
             only = [sorted(map(str, a.keys() - b.keys())) for a, b in pairs]
             raise KeyMismatchError(
-                f"members {members[0]} and {member} hold rows of different keys: only the first "
+                f"{what} {members[0]} and {member} hold rows of different keys: only the first "
                 f"has {only[0]}, only the second {only[1]}"
             )
         for key, value in other.items():
-            one, differ = first[key], f"members {members[0]} and {member} differ in {key!r}: "
+            one, differ = first[key], f"{what} {members[0]} and {member} differ in {key!r}: "
             one_dtype, dtype = getattr(one, "dtype", None), getattr(value, "dtype", None)
             if one_dtype != dtype:
                 raise ShapeError(f"{differ}{one_dtype} and {dtype}")

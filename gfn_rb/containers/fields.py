@@ -41,12 +41,8 @@ class Columnar(Protocol):
 class Field:
     """One column of a container, declared in its class and read from its rows.
 
-    Args:
-        key: Where the field lies in the TensorDict.
-        shape: Dimensions by name, as in ``"n T+1 *S"``: equal names have equal sizes across the
-            fields of a container, a number stands for itself and a starred name for all the rest.
-        dtypes: The dtypes allowed.
-        optional: Whether a container can lack the field.
+    Its shape names dimensions, as in ``"n T+1 *S"``: equal names have equal sizes across the fields
+    of a container, a number stands for itself and a starred name for all the rest.
     """
 
     def __init__(self, key: Key, shape: str, dtypes: DTypes, optional: bool = False) -> None:
@@ -69,7 +65,8 @@ class Field:
                 f"{owner}: {self.key!r} has dtype {value.dtype}; expected {self.dtypes.name}"
             )
         if not self._fits(value.shape, sizes):
-            known = ", ".join(f"{name}={_plain(size)}" for name, size in sizes.items() if name)
+            plain = {n: s if isinstance(s, int) else list(s) for n, s in sizes.items() if n}
+            known = ", ".join(f"{name}={size}" for name, size in plain.items())
             raise ShapeError(
                 f"{owner}: {self.key!r} has shape {list(value.shape)}; expected {self.shape}"
                 + (f" with {known}" if known else "")
@@ -97,10 +94,6 @@ def _name_and_offset(name: str) -> tuple[str, int]:
         return "", int(name)
     base, _, offset = name.partition("+")
     return base, int(offset or 0)
-
-
-def _plain(size: int | torch.Size) -> int | list[int]:
-    return size if isinstance(size, int) else list(size)
 
 
 def assemble(

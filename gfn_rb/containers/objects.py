@@ -9,18 +9,12 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from gfn_rb.containers.convert import require_lengths
 from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
-from gfn_rb.keys import (
-    ACTION,
-    CONDITION,
-    IS_BACKWARD,
-    IS_TERMINATING,
-    LENGTH,
-    STATE,
-)
+from gfn_rb.keys import ACTION, CONDITION, IS_BACKWARD, IS_TERMINATING, LENGTH, STATE
 from gfn_rb.numerics.near.hashing import equal_bits
 from gfn_rb.shapes import Bool, Int64, Rows, Shaped
-from gfn_rb.torchrl_compat import assert_on_device, entry_of
+from gfn_rb.torchrl_compat import entry_of
 
 _IN_NUMPY = {
     *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
@@ -90,17 +84,8 @@ def terminating_states(
 
     Trajectories do, and terminating states; transitions and visited states are parts of one.
 
-    Args:
-        rows: any kind of items, batch size [n].
-        at: which of them; None for all.
-
     Returns:
         The states, and a mask over them, or None for all; None if the rows are transitions.
-
-    Raises:
-        KeyMismatchError: there are no states.
-        ShapeError: there are several lengths or marks per row.
-        ArgumentError: a trajectory has no step, or more than it has room for.
     """
     held = set(dict(rows.items()))  # cheaper than of keys()
     if STATE not in held:
@@ -123,35 +108,16 @@ def stand_alone(rows: TensorDictBase) -> bool:
 
 def _exit_states(rows: Rows, at: Tensor | None, are_directed: bool) -> Shaped[Tensor, "m *S"]:
     """Return the last state before the sink, which of a backward row is its second."""
-    state, given = entry_of(rows, STATE).detach(), _one_per_row(rows, LENGTH, at)
-    room = state.shape[1]
-    if not state.is_cpu:
-        return _exit_states_there(rows, state, at, given, are_directed)
-    length = given.cpu().numpy()
-    if len(length) and not 1 <= length.min() <= length.max() <= room:
-        raise ArgumentError(
-            f"length must be 1 to {room} in every row, got {length.min()} to {length.max()}"
-        )
+    state = entry_of(rows, STATE).detach()
+    length = _one_per_row(rows, LENGTH, at).to(state.device)
+    require_lengths(length, state.shape[1])
     step = length - 1
     if are_directed:
-        step = np.where(_one_per_row(rows, IS_BACKWARD, at).cpu().numpy(), 1, step)
-    row = np.arange(len(step)) if at is None else at.cpu().numpy()
-    if state.dtype in _IN_NUMPY:  # which takes half the time
-        return torch.from_numpy(state.numpy()[row, step])
-    return state[torch.from_numpy(row), torch.from_numpy(step)]
-
-
-def _exit_states_there(
-    rows: Rows, state: Tensor, at: Tensor | None, length: Tensor, are_directed: bool
-) -> Shaped[Tensor, "m *S"]:
-    """Return the last state before the sink, on a device, without waiting for it."""
-    length, room = length.to(state.device), state.shape[1]
-    fits = ((length >= 1) & (length <= room)).all()
-    assert_on_device(fits, f"length must be 1 to {room} in every row")
-    step = length - 1
-    if are_directed:
-        step = torch.where(_one_per_row(rows, IS_BACKWARD, at), 1, step)
+        is_backward = _one_per_row(rows, IS_BACKWARD, at).to(state.device)
+        step = torch.where(is_backward, 1, step)
     row = torch.arange(len(step), device=state.device) if at is None else at.to(state.device)
+    if state.is_cpu and state.dtype in _IN_NUMPY:  # which takes half the time
+        return torch.from_numpy(state.numpy()[row.numpy(), step.numpy()])
     return state[row, step]
 
 

@@ -26,12 +26,7 @@ def normal_mixture(
 ) -> MixtureSameFamily:
     """Return a mixture of m normal distributions of k independent numbers for each of n rows.
 
-    Its arguments are not checked, for which a GPU would be waited for.
-
-    Args:
-        log_weight: of the components; they need not sum to one.
-        mean: of each number.
-        scale: standard deviations, positive.
+    Its arguments are not checked, for which a GPU would be waited for; weights are normalized.
     """
     normal = Independent(Normal(mean, scale, validate_args=False), 1, validate_args=False)
     choice = Categorical(logits=log_weight, validate_args=False)

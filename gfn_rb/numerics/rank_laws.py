@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gfn_rb.numerics.distribution import FirstOccurrences, draw_different
+from gfn_rb.numerics.distinct import FirstOccurrences, draw_different
 from gfn_rb.numerics.ranking import ranking
 from gfn_rb.shapes import Bool, Float, Float64, Int64
 
@@ -25,15 +25,10 @@ class HarmonicLaw:
     :math:`\psi(y + 1/2) = \log y + 1/(24 y^2) - 7/(960 y^4) + \dots`, where the third term is
     below the precision of float64. No step takes longer for larger n, and none loses digits when
     a is huge (the uniform law) or tiny (rank 0 takes all).
-
-    Args:
-        n: number of ranks, at least 1.
-        offset: a > 0. Beyond 1e-150 and 1e150 the law no longer changes.
-        device: where ranks are drawn.
     """
 
     def __init__(self, n: int, offset: float, device: torch.device | str | None = None) -> None:
-        offset = min(max(offset, 1e-150), 1e150)
+        offset = min(max(offset, 1e-150), 1e150)  # beyond, the law no longer changes
         self.n, self._offset = n, offset
         head = torch.arange(min(n, _HEAD), dtype=torch.float64, device=device)
         head.add_(offset).reciprocal_()
@@ -77,19 +72,11 @@ class HarmonicLaw:
 
 
 class StepLaw:
-    """The first ranks share a part of the probability evenly, the others what is left.
-
-    Where either group is empty, the other has all.
-
-    Args:
-        n: number of ranks, at least 1.
-        n_top: how many come first, 1 to n.
-        share: the probability that they have together, 0 to 1.
-    """
+    """The first 1 to n ranks have a share of the probability, evenly, the others what is left."""
 
     def __init__(self, n: int, n_top: int, share: float) -> None:
         self.n, self._n_top = n, n_top
-        self._share = share if n_top < n else 1.0
+        self._share = share if n_top < n else 1.0  # without others all of it
         self._p_top = self._share / n_top
         self._p_rest = (1 - self._share) / max(n - n_top, 1)
 

@@ -225,13 +225,9 @@ class SortedRanking:
 
     def row(self, rank: Int64[Tensor, "k"]) -> Int64[Tensor, "k"]:
         """Return the rows of ranks: see :meth:`BlockedRanking.row`."""
-        return self._sorted()[rank]
-
-    def _sorted(self) -> Tensor:
-        if self._order is None:
-            # NaN, of rows without a key, sorts last.
+        if self._order is None:  # NaN, of rows without a key, sorts last
             self._order = self._key.neg().sort(stable=True).indices
-        return self._order
+        return self._order[rank]
 
 
 # Mutable arrays of keys, ordered from the highest to the lowest, ties by row.

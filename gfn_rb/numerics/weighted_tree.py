@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gfn_rb.numerics.blocks import block_count, block_size
-from gfn_rb.numerics.distribution import FirstOccurrences, draw_different
+from gfn_rb.numerics.distinct import FirstOccurrences, draw_different
 from gfn_rb.numerics.weighted_rows import LARGEST, WeightedRows, gumbel_like, lowest_of
 from gfn_rb.shapes import Float, Float64, Int64
 
@@ -138,16 +138,13 @@ class WeightedTree(WeightedRows):
         original would have drawn.
         """
         if self._total is None:
-            self._total = self._added_up()
+            self._total = torch.from_numpy(self._sum).cumsum(0).numpy()
             if not _LEAST < self._total[-1] < _MOST:
                 for _ in range(2):  # the second time, what rounded to zero before is in the total
                     if (origin := self._due_origin(float(self._total[-1]))) != self._origin:
                         self._weigh_from(origin)
-                        self._total = self._added_up()
+                        self._total = torch.from_numpy(self._sum).cumsum(0).numpy()
         return self._total
-
-    def _added_up(self) -> Float64[np.ndarray, "blocks"]:
-        return torch.from_numpy(self._sum).cumsum(0).numpy()
 
     def _due_origin(self, total: float) -> float:
         if _FINE < total < 1 / _FINE:

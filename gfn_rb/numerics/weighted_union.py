@@ -9,24 +9,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gfn_rb.numerics.distribution import draw_different
+from gfn_rb.numerics.distinct import draw_different
 from gfn_rb.numerics.weighted_rows import WeightedRows
 from gfn_rb.numerics.weighted_tree import WeightedTree
 from gfn_rb.shapes import Bool, Float64, Int64, Shaped
 
 
 class Groups:
-    """A partition of n rows into k groups; rows of a group keep their order.
-
-    Attributes:
-        group: on the host.
-        order: the rows, group after group, on the host.
-        counts: how many rows each group has.
-    """
+    """A partition of n rows into k groups, on the host; rows of a group keep their order."""
 
     def __init__(self, group: Int64[Tensor, "n"], n_groups: int) -> None:
         self.group = group = group.cpu()
-        self.order = group.argsort(stable=True)
+        self.order = group.argsort(stable=True)  # the rows, group after group
         self.counts: list[int] = group.bincount(minlength=n_groups).tolist()
 
     @property
@@ -52,8 +46,7 @@ class WeightedUnion:
     r"""The distribution over all rows of several :class:`WeightedRows`, by their weights.
 
     Row ``j`` of part ``i`` is drawn with probability
-    :math:`\exp(w_{ij} - \log\sum_{k,l} \exp w_{kl})`. Its total is taken when it is made: make a
-    new one after a part has changed.
+    :math:`\exp(w_{ij} - \log\sum_{k,l} \exp w_{kl})`. Make a new one after a part has changed.
     """
 
     def __init__(self, parts: Sequence[WeightedRows]) -> None:
@@ -80,11 +73,7 @@ class WeightedUnion:
     def draw(
         self, n: int, generator: torch.Generator | None = None
     ) -> tuple[Int64[Tensor, "n"], Int64[Tensor, "n"]]:
-        """Draw n rows with replacement: a part by its mass, then one of its rows.
-
-        At least one row must have a finite weight.
-        The parts are returned on the host.
-        """
+        """Draw n rows with replacement: parts by their mass, on the host, and a row of each."""
         part = categorical(torch.softmax(self._log_mass, 0), n, generator)
         groups, none = Groups(part.clamp_(max=len(self.parts) - 1), len(self.parts)), part[:0]
         rows = [
@@ -138,10 +127,7 @@ class WeightedUnion:
     def _perturbed(
         self, n: int, generator: torch.Generator | None
     ) -> tuple[Int64[Tensor, "n"], Int64[Tensor, "n"], Bool[Tensor, ""]]:
-        """Draw n different rows as the n largest Gumbel-perturbed log-weights of all parts.
-
-        They are among the n largest of each part.
-        """
+        """Draw n different rows: the largest Gumbel-perturbed log-weights among those of parts."""
         drawn = [tree.perturbed(min(n, tree.capacity), generator) for tree in self.parts]
         row, score = (torch.cat(values) for values in zip(*drawn, strict=True))
         part = torch.cat([rows.new_full(rows.shape, i) for i, (rows, _) in enumerate(drawn)])

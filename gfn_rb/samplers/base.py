@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, overload
 
 import torch
 from tensordict import NestedKey
@@ -23,13 +23,19 @@ from gfn_rb.errors import (
     NaNError,
 )
 from gfn_rb.keys import DRAW_LOG_PROB, LOG_REWARD
-from gfn_rb.numerics.distribution import Distribution
+from gfn_rb.numerics.weighted_rows import WeightedRows
 from gfn_rb.numerics.weighted_tree import weighted_rows
 from gfn_rb.state_folder import StateInFolder
 from gfn_rb.storages import slots_to_allocate
 from gfn_rb.torchrl_compat import DrawInfo, assert_on_device, outside_graph
 
 Replacement = Literal["auto", True, False]
+if TYPE_CHECKING:
+    from gfn_rb.numerics.rank_laws import RankedDistribution
+
+    Distribution = WeightedRows | RankedDistribution
+else:  # draws by weights alone import no ranks
+    Distribution = Any
 
 
 class _KeepReplacement(type(Sampler)):  # type: ignore[misc]
@@ -40,21 +46,11 @@ class _KeepReplacement(type(Sampler)):  # type: ignore[misc]
 
 
 class Parameter:
-    """A number of a sampler that may be annealed, by assignment or by a TorchRL scheduler.
-
-    Args:
-        rule: what the error says it must be.
-        fits: whether a number keeps the rule; NaN must not.
-        of_draws: whether what is drawn depends on it.
-
-    Raises:
-        ArgumentError: upon assignment, a value that breaks the rule, or is no number.
-    """
+    """A number of a sampler that may be annealed; assignment checks that it ``fits`` the rule."""
 
     def __init__(self, rule: str, fits: Callable[[float], bool], of_draws: bool = True) -> None:
-        self.rule = rule
-        self.fits = fits
-        self.of_draws = of_draws
+        self.rule, self.fits = rule, fits
+        self.of_draws = of_draws  # whether the probabilities depend on it
 
     def __set_name__(self, owner: type[KeySampler], name: str) -> None:
         self.name = name
@@ -78,28 +74,11 @@ class Parameter:
 class KeySampler(StateInFolder, Sampler, metaclass=_KeepReplacement):
     """Draws rows by a number that the storage holds for each of them.
 
-    A subclass has its parameters as class attributes, and says how the stored numbers become a
-    distribution, in one method. The rest is here: following the storage, replacement, empty
-    buffers, state.
-
-    What is drawn from is what the storage holds at that moment. Rows written through any buffer
-    attached to the storage cost a partial update; any other change (another process, an in-place
-    write) has the column read anew. On CUDA it is read anew after every change, which takes no
-    longer there and waits for nothing; impossible draws then stop on the device, as
-    ``torch.multinomial``'s do.
-
-    Draws with replacement come with ``draw_log_prob``, the log-probability of each, float32; it is
-    not called ``log_prob``, because items may hold one of their own, that of their actions.
-
-    Args:
-        key: the key to draw by, one number per item.
-        replacement: whether an item may appear twice in a batch. ``"auto"``: only when the batch
-            exceeds the number of items that can be drawn.
-        column: a ``KeyColumn``, or what has its methods: where the numbers are, by default in the
-            storage, under the key.
-
-    Raises:
-        ArgumentError: another ``replacement``.
+    A subclass has its parameters as class attributes, and turns the stored numbers into
+    log-weights in one method. Rows written through any buffer attached to the storage cost a
+    partial update; after any other change (another process, an in-place write), and after every
+    change on CUDA, the column is read anew. On CUDA impossible draws stop on the device, as
+    ``torch.multinomial``'s do. Draws with replacement come with ``draw_log_prob``.
     """
 
     _parameters: ClassVar[tuple[str, ...]] = ()
@@ -132,21 +111,7 @@ class KeySampler(StateInFolder, Sampler, metaclass=_KeepReplacement):
 
     @outside_graph
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
-        """Draw a batch of rows.
-
-        Args:
-            storage: one-dimensional, of tensors or a list.
-            batch_size: number of rows.
-
-        Returns:
-            Their indices, int64 [batch_size], and with replacement ``draw_log_prob`` [batch_size].
-
-        Raises:
-            ArgumentError: ``batch_size`` below 1, or more than can be drawn without replacement.
-            EmptyBufferError: nothing is stored, or every item has weight zero.
-            KeyMismatchError, ShapeError: the storage has no such key, or not one number per item.
-            NaNError: a stored number is NaN.
-        """
+        """Draw the indices of a batch, and with replacement the ``draw_log_prob`` of each."""
         stored = len(storage)
         if type(batch_size) is not int or batch_size < 1:
             batch_size = as_count("batch_size", batch_size)
@@ -223,7 +188,7 @@ class KeySampler(StateInFolder, Sampler, metaclass=_KeepReplacement):
     # State: the storage holds all but the parameters.
 
     def _parameter_changed(self) -> None:
-        """Have the distribution made anew, by a parameter that it depends on."""
+        """Have the distribution made anew."""
         self._column.forget()
 
     def state_dict(self) -> dict[str, Any]:
@@ -242,21 +207,20 @@ class KeySampler(StateInFolder, Sampler, metaclass=_KeepReplacement):
         self._column.forget()
 
     def _check_state(self, state_dict: dict[str, Any]) -> None:
-        if set(state_dict) != set(self.state_dict()):
+        own = self.state_dict()
+        if set(state_dict) != set(own):
             raise CheckpointMismatchError(
                 f"sampler state holds {sorted(state_dict)}, this {type(self).__name__} expects "
-                f"{sorted(self.state_dict())}"
+                f"{sorted(own)}"
             )
-        expected = self.state_dict()["key"]
-        if state_dict["key"] != expected:
+        if state_dict["key"] != own["key"]:
             raise CheckpointMismatchError(
-                f"sampler state is of key={state_dict['key']!r}, expected key={expected!r}"
+                f"sampler state is of key={state_dict['key']!r}, expected key={own['key']!r}"
             )
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what is read from the storage again."""
-        state = super().__getstate__()
-        return {**state, "_distribution": None}
+        return {**super().__getstate__(), "_distribution": None}
 
     def __repr__(self) -> str:
         names = ("key", *self._parameters, "replacement")

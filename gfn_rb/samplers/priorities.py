@@ -23,11 +23,7 @@ AS_STORED = -1.0
 
 
 class StoredPriorities(KeyColumn):
-    """Priorities that the storage holds under a key, and saves.
-
-    Attributes:
-        default: leaves the priority of an item as it is stored.
-    """
+    """Priorities that the storage holds under a key, and saves."""
 
     default = AS_STORED
 
@@ -58,9 +54,6 @@ class HeldPriorities:
     An item that is written gets the largest priority set so far, so that it is drawn soon; so do
     those that other processes write. Where rows are written by none of the buffers' writers
     (``storage.set``), slots keep the priority of the item before.
-
-    Attributes:
-        default: of an item that brings none: the largest priority set so far, at first 1.
     """
 
     def __init__(self) -> None:
@@ -75,7 +68,7 @@ class HeldPriorities:
         self._set(torch.empty(0, dtype=torch.float64), 1.0)
 
     def _set(self, known: Float64[Tensor, "n"], default: float) -> None:
-        self.default = default
+        self.default = default  # of an item that brings none: the largest so far, at first 1
         self._known = known  # of the first slots, until all are laid out
         # One more than there are slots: -1, of a row that was rejected, writes to the last.
         self._priority: Tensor | None = None
@@ -143,9 +136,8 @@ class HeldPriorities:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take over what :meth:`state` returned."""
-        known = state[_PRIORITY]
+        known, default = state[_PRIORITY], state[_DEFAULT]
         require_numbers(_PRIORITY, known, torch.float64)
-        default = state[_DEFAULT]
         if bool((known < 0).any()) or not (isinstance(default, float) and 0 <= default < math.inf):
             raise CheckpointMismatchError(
                 f"priorities of the state are {default!r:.80} by default and at least "
@@ -155,7 +147,7 @@ class HeldPriorities:
         if self._priority is not None:
             slots = self._priority.shape[0] - 1
             _check_size(known, slots if self._storage is None else self._storage.max_size)
-        self._set(known.clone(), state[_DEFAULT])
+        self._set(known.clone(), default)
 
     def _of(self, storage: Storage) -> Float64[Tensor, "slots"]:
         """Return the priorities of all slots, which are laid out when the storage is known."""
@@ -171,8 +163,7 @@ class HeldPriorities:
 
     def _follow_others(self, storage: Storage) -> None:
         """Give rows that another process has written the largest priority."""
-        stamps = slot_generations(storage)
-        if stamps is None or isinstance(storage, ListStorage):  # no list is shared
+        if (stamps := _generations(storage)) is None:
             return
         if self._generation is not None:
             others = (stamps != self._generation).nonzero().reshape(-1)
@@ -183,16 +174,15 @@ class HeldPriorities:
 
     def __getstate__(self) -> dict[str, Any]:
         """Follow what others write from now on: it is about to be shared with them."""
-        storage = self._storage
-        stamps = (
-            None
-            if storage is None or isinstance(storage, ListStorage)
-            else slot_generations(storage)
-        )
+        stamps = _generations(self._storage)
         self._is_shared = True
         if self._generation is None and stamps is not None:
             self._generation = stamps.clone()
         return {**self.__dict__, "_storage": None}
+
+
+def _generations(storage: Storage | None) -> Tensor | None:
+    return None if isinstance(storage, ListStorage | None) else slot_generations(storage)
 
 
 def _check_size(known: Float64[Tensor, "n"], slots: int) -> None:

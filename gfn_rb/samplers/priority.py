@@ -135,20 +135,7 @@ class PrioritySampler(KeySampler):
 
     @outside_graph
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
-        """Draw a batch of rows.
-
-        Args:
-            storage: one-dimensional, of tensors or a list.
-            batch_size: number of rows.
-
-        Returns:
-            Their indices, int64 [batch_size]; ``priority_weight`` [batch_size] and, with
-            replacement, ``draw_log_prob`` [batch_size].
-
-        Raises:
-            ArgumentError, EmptyBufferError, KeyMismatchError, ShapeError, NaNError: see
-                :meth:`KeySampler.sample`.
-        """
+        """Draw the indices of a batch, with ``priority_weight``, as the base class does."""
         self._storage = storage
         index, info = super().sample(storage, batch_size)
         tree = self._distribution
@@ -170,12 +157,7 @@ class PrioritySampler(KeySampler):
     # Priorities.
 
     def mark_update(self, index: int | Tensor, *, storage: Storage | None = None) -> None:
-        """Record that rows were written.
-
-        Args:
-            index: written rows, -1 for a rejected one.
-            storage: storage of the rows.
-        """
+        """Record that rows were written, -1 for a rejected one."""
         if storage is not None:
             self._storage = storage
             track_slot_generations(storage)  # before it is shared with other processes
@@ -292,11 +274,7 @@ class PrioritySampler(KeySampler):
         return [] if self.key is not None else [self._column.default]
 
     def roll_back(self, counters: list[float]) -> None:
-        """Restore counters, and read all priorities again.
-
-        Args:
-            counters: earlier return value of :meth:`counters`.
-        """
+        """Restore what :meth:`counters` returned, and read all priorities again."""
         if counters:
             self._column.default = counters[0]
         self._column.forget()
@@ -308,15 +286,7 @@ class PrioritySampler(KeySampler):
         return {**super().state_dict(), **self._column.state()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned.
-
-        Args:
-            state_dict: state of a sampler that keeps priorities in the same place.
-
-        Raises:
-            CheckpointMismatchError: the state keeps priorities elsewhere, or has more priorities
-                than there are slots.
-        """
+        """Restore what :meth:`state_dict` returned, of priorities kept in the same place."""
         self._check_state(state_dict)
         self._drawn = None
         self._column.restore(state_dict)

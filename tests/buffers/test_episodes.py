@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 
-import numpy as np
 import pytest
 import torch
 from containers.container_paths import kind_and_paths, stack
 from factories import two_rows
 from hypothesis import given
 from hypothesis import strategies as st
-from statistics_of_draws import chi_square_p
 from tensordict import TensorDict
 from torchrl.data.replay_buffers.samplers import RandomSampler, SliceSampler
 
@@ -23,7 +21,6 @@ from gfn_rb.errors import ArgumentError, EmptyBufferError, KeyMismatchError, NaN
 from gfn_rb.keys import EPISODE, EPISODE_LOG_REWARD
 from gfn_rb.losses import DetailedBalance, FlowMatching
 from gfn_rb.policies import BackwardPolicy, ForwardPolicy, StateFlow
-from gfn_rb.samplers import SoftmaxRewardSampler
 from gfn_rb.writers import FIFOWriter
 
 PRESETS = [transition_buffer, state_buffer]
@@ -175,34 +172,6 @@ def test_at_most_the_least_episode_is_cut(preset, offered, capacity):
 
 
 # What is drawn.
-
-
-LENGTHS, REWARDS = [4, 1, 2, 3], [1.0, 2.0, 0.0, -1.0]
-
-
-def filled(preset, sampler=None, capacity=10, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    rb = preset(capacity, writer=FIFOWriter(), sampler=sampler, generator=generator)
-    rb.extend(episodes(LENGTHS, REWARDS).to_tensordict())
-    return rb
-
-
-def drawn_counts(rb, n=20_000):
-    return np.bincount(rb.sample(n)["index"], minlength=len(rb))
-
-
-@pytest.mark.parametrize("preset", PRESETS)
-@pytest.mark.parametrize("temperature", [1.0, 2.0])
-def test_all_rows_of_an_episode_are_drawn_equally_often(preset, temperature):
-    sampler = SoftmaxRewardSampler(EPISODE_LOG_REWARD, temperature, replacement=True)
-    rb = filled(preset, sampler)
-    counts = drawn_counts(rb)
-    weight = np.exp(np.repeat(REWARDS, LENGTHS) / temperature)
-    assert chi_square_p(counts, weight / weight.sum()) > 1e-3
-    first = counts[:4]  # of the first episode, three rows are not terminating
-    assert chi_square_p(first, [1 / 4] * 4) > 1e-3
-    naive = filled(preset, SoftmaxRewardSampler(replacement=True))
-    assert (drawn_counts(naive)[np.isneginf(column(naive, "log_reward"))] == 0).all()
 
 
 def test_slices_are_whole_episodes():

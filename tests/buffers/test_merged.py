@@ -9,7 +9,7 @@ import torch
 import torchrl.data
 import torchrl.envs
 from buffers.merging import member, merged
-from factories import rows, seeded, two_rows
+from factories import rows, seeded
 from tensordict import tensorclass
 from torchrl.data import (
     LazyTensorStorage,
@@ -22,7 +22,7 @@ from torchrl.data.replay_buffers.storages import StorageEnsemble
 from torchrl.data.replay_buffers.writers import WriterEnsemble
 from torchrl.envs.transforms import RenameTransform, Transform
 
-from gfn_rb import Trajectories, load_checkpoint, save_checkpoint
+from gfn_rb import load_checkpoint, save_checkpoint
 from gfn_rb.buffers import (
     MergedReplayBuffer,
     fifo_buffer,
@@ -93,22 +93,7 @@ def test_the_ensembles_own_example_runs_unchanged(monkeypatch, capsys):
 # Flat batches.
 
 
-def test_trajectories_of_different_lengths_merge():
-    short, long = fifo_buffer(4, max_length=3), fifo_buffer(4, max_length=6)
-    short.extend(two_rows().forward().trim().to_tensordict())
-    long.extend(two_rows().to_tensordict())
-    rb = MergedReplayBuffer(short, long, p=[1, 1])
-    batch = rb.sample(50)
-    assert set(batch["buffer_id"].tolist()) == {0, 1}
-    trajectories = Trajectories.from_tensordict(batch)
-    assert trajectories.n_steps == 6
-    assert set(trajectories.terminating_states.tolist()) == {2, 5}
-    is_source = trajectories.forward().state[:, 0] == 0
-    assert is_source.all()
-
-
-@pytest.mark.parametrize("p", ["mass", "size", [1, 1]])
-def test_members_of_different_kinds_are_named(p):
+def test_members_of_different_kinds_are_named():
     plain = member([0.0] * 9)
     for entry, error, message in [
         ({"extra": torch.zeros(9)}, KeyMismatchError, r"members 0 and 1.*second \['extra'\]"),
@@ -117,8 +102,7 @@ def test_members_of_different_kinds_are_named(p):
     ]:
         other = member(capacity=9)
         other.extend(rows([0.0] * 9).update(entry))
-        rb = MergedReplayBuffer(plain, other, p=p)
-        rb.set_rng(torch.Generator().manual_seed(0))
+        rb = MergedReplayBuffer(plain, other, generator=seeded())
         with pytest.raises(error, match=message):
             rb.sample(9)
 

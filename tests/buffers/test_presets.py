@@ -195,24 +195,13 @@ def test_the_callers_rows_are_left_alone(preset):
 # Terminating states.
 
 
-@pytest.mark.parametrize("turned", [False, True])
-def test_terminating_states_are_taken_from_either_direction(turned):
-    trajectories = two_rows().reverse() if turned else two_rows()
-    rb = terminating_state_buffer(4)
-    rb.extend(trajectories.to_tensordict())
-    assert set(rb[:].keys()) == {"state", "log_reward"}
-    assert dict(zip(rb[:]["state"].tolist(), rb[:]["log_reward"].tolist(), strict=True)) == {
-        5: 1.5,
-        2: -2.0,
-    }
-
-
 def test_terminating_states_keep_their_condition_and_nothing_else():
     rb = terminating_state_buffer(4, writer=FIFOWriter())
     rb.extend(full_rows())
     rb.add(full_rows()[0])
     assert set(rb[:].keys()) - {"index"} == {"state", "log_reward", "condition"}
-    assert rb[:]["state"].tolist() == [5, 2, 5]
+    assert rb[:]["state"].tolist() == [5, 2, 5]  # of a forward and a backward row
+    assert rb[:]["log_reward"].tolist() == [1.5, -2.0, 1.5]
     assert rb[:]["condition"].tolist() == [7, 8, 7]
 
 

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from tensordict import LazyStackedTensorDict
 from torchrl.data import LazyMemmapStorage, LazyTensorStorage, TensorDictReplayBuffer
 
-from gfn_rb.containers import States, Trajectories, Transitions
+from gfn_rb.containers import Trajectories
 from gfn_rb.containers.base import Container
-from gfn_rb.containers.fields import ANY, Field
 from gfn_rb.errors import ArgumentError, ShapeError
 
 EACH = [two_rows(), two_rows().to_transitions(), two_rows().to_states()]
@@ -29,16 +28,6 @@ def test_to_and_from_tensordict_are_inverses(rows: Container) -> None:
     again = type(rows).from_tensordict(td)
     assert same(again.to_tensordict(), td)
     assert again.state.data_ptr() == td["state"].data_ptr()
-
-
-@each
-def test_what_a_buffer_adds_is_left_behind(rows: Container) -> None:
-    td = rows.to_tensordict()
-    td["index"] = torch.arange(len(rows))
-    td["buffer_id"] = torch.zeros(len(rows), dtype=torch.int64)
-    td["next", "reward"] = torch.zeros(len(rows), 1)
-    td["priority"] = torch.ones(len(rows))
-    assert same(type(rows).from_tensordict(td)._td, rows._td)
 
 
 @each
@@ -126,22 +115,6 @@ def test_an_index_that_fits_no_row_is_refused(rows: Container) -> None:
         rows[[[0]]]
 
 
-def test_state_and_transition_rows_join() -> None:
-    transitions, states = two_rows().to_transitions(), two_rows().to_states()
-    twice = Transitions.cat([transitions, transitions[:2]])
-    assert twice.state.tolist() == [*transitions.state.tolist(), *transitions.state[:2].tolist()]
-    assert twice.next_done.tolist() == [*transitions.next_done.tolist(), [False], [False]]
-    assert len(States.cat([states, states, states])) == 3 * len(states)
-
-
-def test_cat_of_mixed_conditions_names_the_field() -> None:
-    states = two_rows().to_states()
-    td = states.to_tensordict()
-    td["condition"] = torch.zeros(len(states), 2)
-    with pytest.raises(KeyError, match=r"containers\[1\] has 'condition' and containers\[0\]"):
-        States.cat([states, States.from_tensordict(td)])
-
-
 def test_device_of_the_tensordict_is_kept() -> None:
     rows = stack(Kind(), [])
     assert rows.to_tensordict().device is None
@@ -149,26 +122,3 @@ def test_device_of_the_tensordict_is_kept() -> None:
     assert moved.to_tensordict().device == torch.device("cpu")
     assert Trajectories.from_tensordict(moved.to_tensordict())._td.device == torch.device("cpu")
     assert moved.to_transitions()._td.device == moved.to_states()._td.device == torch.device("cpu")
-
-
-def test_device_mismatch_is_refused() -> None:
-    rows = two_rows()
-    with pytest.raises(ArgumentError, match=r"containers\[1\] is on meta; expected cpu"):
-        Trajectories.cat([rows, rows.to("meta")])
-
-
-def sizes(**known: Any) -> dict[str, Any]:
-    return {"": 0, **known}
-
-
-def test_a_first_field_sets_the_sizes() -> None:
-    found = sizes()
-    Field("x", "n T+1 *S", ANY).check(torch.zeros(3, 5, 2, 7), found, "Owner")
-    assert found == {"": 0, "n": 3, "T": 4, "*S": torch.Size([2, 7])}
-
-
-@pytest.mark.parametrize("shape", [(3,), (3, 2), (3, 4, 1)])
-def test_a_number_stands_for_itself(shape: tuple[int, ...]) -> None:
-    Field("x", "n 1", ANY).check(torch.zeros(3, 1), sizes(n=3), "Owner")
-    with pytest.raises(ShapeError, match=r"Owner: 'x' has shape .*; expected \[n, 1\] with n=3"):
-        Field("x", "n 1", ANY).check(torch.zeros(shape), sizes(n=3), "Owner")

@@ -45,18 +45,6 @@ def test_states_by_hand() -> None:
     assert states.terminating_states.tolist() == [5, 2]
 
 
-def test_the_source_can_be_terminating() -> None:
-    row = two_rows()[:1].drop("log_prob", "is_backward").to_tensordict()
-    row["state"] = torch.tensor([[0, SINK, SINK, SINK, SINK]])
-    row["action"] = torch.tensor([[9, -1, -1, -1]])
-    row["length"] = torch.tensor([1])
-    rows = type(two_rows()).from_tensordict(row)
-    assert rows.to_states().state.tolist() == [0]
-    assert rows.to_states().is_terminating.tolist() == [True]
-    assert rows.to_transitions().next_state.tolist() == [SINK]
-    assert rows.reverse().to_states().state.tolist() == [0]
-
-
 @given(kind_and_paths(), st.integers(0, 2))
 def test_rows_are_the_oracle_s(case: tuple[Kind, list[Path]], extra: int) -> None:
     kind, paths = case
@@ -70,46 +58,23 @@ def test_rows_are_the_oracle_s(case: tuple[Kind, list[Path]], extra: int) -> Non
     assert steps.state.dtype == states.state.dtype == kind.state_dtype
 
 
-def three_steps(**changes: torch.Tensor) -> Transitions:
-    """0 -> 4 and 4 -> sink, then the backward step sink -> 6."""
-    fields = {
-        "state": torch.tensor([0, 4, -1]),
-        "action": torch.tensor([1, 9, 9]),
-        "next_state": torch.tensor([4, -1, 6]),
-        "next_done": torch.tensor([[False], [True], [True]]),
-        "log_reward": torch.tensor([-INF, 0.25, 3.0]),
-        "is_backward": torch.tensor([False, False, True]),
-    }
-    return Transitions(**{**fields, **changes})
-
-
-def test_states_are_the_ends_nearer_the_source() -> None:
-    states = three_steps(condition=torch.tensor([[1], [2], [3]])).to_states()
-    assert states.state.tolist() == [0, 4, 6]
-    assert states.is_terminating.tolist() == [False, True, True]
-    assert states.log_reward.tolist() == [-INF, 0.25, 3.0]
-    assert states.condition is not None
-    assert states.condition.tolist() == [[1], [2], [3]]
-    forward = three_steps().drop("is_backward")[:2].to_states()
-    assert forward.state.tolist() == [0, 4]
-
-
-def test_transitions_that_do_not_fit_are_named() -> None:
-    with pytest.raises(ShapeError, match=r"\('next', 'done'\) has shape \[3\]; expected \[n, 1\]"):
-        three_steps(next_done=torch.zeros(3, dtype=torch.bool))
-    with pytest.raises(ShapeError, match=r"\('next', 'state'\) has shape \[3, 2\]; expected \[n,"):
-        three_steps(next_state=torch.zeros(3, 2))
-    td = three_steps().to_tensordict().exclude(("next", "done"))
-    with pytest.raises(KeyMismatchError, match=r"Transitions: \('next', 'done'\) is missing"):
-        Transitions.from_tensordict(td)
-
-
-def test_states_that_do_not_fit_are_named() -> None:
-    fields = {"state": torch.zeros(3, 2), "log_reward": torch.zeros(3)}
-    with pytest.raises(ShapeError, match=r"States: 'is_terminating' has dtype torch.int64"):
-        States(**fields, is_terminating=torch.zeros(3, dtype=torch.int64))
-    with pytest.raises(ShapeError, match=r"States: 'is_terminating' has shape \[3, 1\].*\[n\]"):
-        States(**fields, is_terminating=torch.zeros(3, 1, dtype=torch.bool))
+@pytest.mark.parametrize(
+    ("kind", "key", "value", "message"),
+    [
+        (Transitions, "next_done", torch.zeros(5).bool(), r"'done'\) has shape \[5\]; .*\[n, 1\]"),
+        (Transitions, "next_state", torch.zeros(5, 2), r"'state'\) has shape \[5, 2\]; .*\[n,"),
+        (States, "is_terminating", torch.zeros(5), "'is_terminating' has dtype torch.float32"),
+        (States, "is_terminating", torch.zeros(5, 1).bool(), r"has shape \[5, 1\].*\[n\]"),
+    ],
+)
+def test_fields_that_do_not_fit_are_named(kind, key, value, message) -> None:
+    rows = two_rows().to_transitions() if kind is Transitions else two_rows().to_states()
+    fields = {name: getattr(rows, name) for name in kind.__annotations__}
+    with pytest.raises(ShapeError, match=message):
+        kind(**{**fields, key: value})
+    missing = rows.to_tensordict().exclude("log_reward")
+    with pytest.raises(KeyMismatchError, match=f"{kind.__name__}: 'log_reward' is missing"):
+        kind.from_tensordict(missing)
 
 
 def batch(n, **entries):
@@ -148,45 +113,9 @@ def test_trajectories_are_padded_to_the_longest_and_say_which_way_they_run():
     assert forward.n_steps == 3
 
 
-def test_a_single_batch_is_taken_as_it_is():
-    one = batch(3)
-    assert joined([one], [2], torch.arange(3)) is one
-
-
 def test_empty_nests_do_not_count_as_keys():
     with_nest = batch(1, some=TensorDict(batch_size=[1]))
     assert set(joined([with_nest, batch(1)], [0, 1], torch.arange(2)).keys()) == {"x"}
-
-
-@pytest.mark.parametrize(
-    ("other", "error", "message"),
-    [
-        (
-            batch(1, y=torch.zeros(1)),
-            KeyMismatchError,
-            r"members 1 and 3 hold rows of different keys: only the first has \[\], only the "
-            r"second \['y'\]",
-        ),
-        (
-            batch(1).rename_key_("x", "y"),
-            KeyMismatchError,
-            r"the first has \['x'\], only the second \['y'\]",
-        ),
-        (
-            batch(1).float(),
-            ShapeError,
-            "members 1 and 3 differ in 'x': torch.int64 and torch.float32",
-        ),
-        (
-            TensorDict({"x": torch.zeros(1, 2, dtype=torch.int64)}, [1]),
-            ShapeError,
-            r"members 1 and 3 differ in 'x': rows of shape \[\] and \[2\]",
-        ),
-    ],
-)
-def test_rows_that_do_not_fit_are_named_with_their_members(other, error, message):
-    with pytest.raises(error, match=message):
-        joined([batch(2), other], [1, 3], torch.arange(3))
 
 
 @pytest.mark.cuda

@@ -271,27 +271,3 @@ def test_rollouts_of_an_environment(stop: str) -> None:
     n_ends = int(laid["next", "done"].sum())
     assert len(rows) == (8 if stop == "break_when_all_done" else n_ends)
     assert len(rows) > 0
-
-
-@pytest.mark.filterwarnings("ignore:split_trajs=True produces")
-@pytest.mark.filterwarnings("ignore:Creating .* inherits from WeightUpdaterBase")  # on import
-@pytest.mark.parametrize("split", [False, True])
-def test_batches_of_a_collector(split: bool) -> None:
-    from torchrl.collectors import Collector
-
-    torch.manual_seed(0)
-    env = HyperGrid(2, 4, batch_size=[8])
-    collector = Collector(
-        env, env.rand_action, frames_per_batch=48, total_frames=144, split_trajs=split
-    )
-    batches = list(collector)
-    collector.shutdown()
-    rows = [Trajectories.from_rollout(batch, env.source_state) for batch in batches]
-    for container in rows:
-        assert_walks_of(env, container)
-    assert len(batches) == 3
-    if not split:  # joined in time, only what the very end cuts is lost
-        joined = torch.cat(batches, 1)
-        every = Trajectories.from_rollout(joined)
-        assert_walks_of(env, every)
-        assert len(every) == int(joined["next", "done"].sum()) > sum(map(len, rows))

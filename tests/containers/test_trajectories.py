@@ -33,13 +33,6 @@ def test_rows_without_direction_are_forward() -> None:
     assert backward.state.tolist() == [[SINK, 5, 3, 0, SINK]]
 
 
-def test_trim_cuts_to_the_longest_row() -> None:
-    rows = two_rows()
-    assert rows.trim().n_steps == 3
-    assert rows[1].trim().state.tolist() == [[SINK, 2, 0]]
-    assert rows[:0].trim().n_steps == 0
-
-
 def test_pad_to_refuses_to_cut_real_steps() -> None:
     assert two_rows().pad_to(3).n_steps == 3
     with pytest.raises(ArgumentError, match=r"n_steps=2 would cut a row of 3 real steps"):
@@ -68,24 +61,22 @@ def test_cat_takes_rows_without_direction_as_forward() -> None:
 
 def test_cat_names_the_field_that_only_some_have() -> None:
     rows = two_rows()
-    with pytest.raises(
-        KeyMismatchError, match=r"containers\[0\] has 'log_prob' and .*\[1\] does not"
-    ):
+    with pytest.raises(KeyMismatchError, match=r"containers 0 and 1 .* first has \['log_prob'\]"):
         Trajectories.cat([rows, rows.drop("log_prob")])
-    with pytest.raises(
-        KeyMismatchError, match=r"containers\[1\] has 'log_prob' and .*\[0\] does not"
-    ):
+    with pytest.raises(KeyMismatchError, match=r"containers 0 and 1 .*second \['log_prob'\]"):
         Trajectories.cat([rows.drop("log_prob"), rows])
 
 
 def test_cat_refuses_other_rows() -> None:
     rows, td = two_rows(), two_rows().to_tensordict()
     td["state"] = td["state"].float()
-    with pytest.raises(ShapeError, match=r"containers\[1\]: 'state' .* torch.float32; expected"):
+    with pytest.raises(ShapeError, match=r"containers 0 and 1 differ in 'state'.* torch.float32"):
         Trajectories.cat([rows, Trajectories.from_tensordict(td)])
     td["state"] = td["state"].long()[..., None]
-    with pytest.raises(ShapeError, match=r"'state' has rows of shape \[5, 1\].*expected \[5\]"):
+    with pytest.raises(ShapeError, match=r"in 'state': rows of shape \[5\] and \[5, 1\]"):
         Trajectories.cat([rows, Trajectories.from_tensordict(td)])
+    with pytest.raises(ArgumentError, match=r"differ in 'state': on cpu and meta"):
+        Trajectories.cat([rows, rows.to("meta")])
     with pytest.raises(ArgumentError, match="containers is empty; expected at least one"):
         Trajectories.cat([])
     with pytest.raises(ArgumentError, match=r"containers\[1\] is a Transitions; expected Traj"):
@@ -106,6 +97,7 @@ def test_cat_refuses_other_rows() -> None:
         ("estimator_output", torch.zeros(2, 5, 3), r"'estimator_output' has shape \[2, 5, 3\]"),
         ("is_backward", torch.zeros(2), r"'is_backward' has dtype torch.float32"),
         ("state", torch.zeros(2), r"'state' has shape \[2\]; expected \[n, T\+1, \*S\]"),
+        ("condition", torch.zeros(3), r"'condition' has shape \[3\]; expected \[n, \*C\] with n=2"),
         ("state", torch.zeros(2, 0), r"'state' has shape \[2, 0\]; expected \[n, T\+1, \*S\]"),
     ],
 )

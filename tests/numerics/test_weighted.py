@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from statistics_of_draws import chi_square_p, has_successive_law
 
 from gfn_rb.errors import ArgumentError
-from gfn_rb.numerics.distribution import FirstOccurrences
+from gfn_rb.numerics.distinct import FirstOccurrences
 from gfn_rb.numerics.weighted_rows import WeightedRows
 from gfn_rb.numerics.weighted_tree import weighted_rows
 from gfn_rb.numerics.weighted_union import Groups, WeightedUnion, categorical
@@ -235,13 +235,6 @@ def test_total_lowest_and_log_prob_follow_any_updates(make, device, capacity, ba
 
 
 # Unions.
-
-
-def test_log_probabilities_by_hand():
-    union = union_of([[math.log(1), math.log(2)], [-math.inf], [math.log(5)]])
-    assert float(union.log_total) == pytest.approx(math.log(8))
-    log_prob = union.log_prob(torch.tensor([2, 0, 0, 1]), torch.tensor([0, 1, 0, 0]))
-    assert log_prob.exp().tolist() == pytest.approx([5 / 8, 2 / 8, 1 / 8, 0.0])
 
 
 few = st.sampled_from([-math.inf, -5e3, -3.0, 0.0, 0.5, 700.0])

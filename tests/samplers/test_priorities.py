@@ -64,27 +64,6 @@ def test_rows_of_a_storage_emptied_by_others_are_forgotten():
     assert held.values(storage).tolist() == [2, 8, 8, 8]
 
 
-def test_state_is_exact_and_needs_no_storage():
-    held, storage = HeldPriorities(), stored(3)
-    assert held.state()["priority"].tolist() == []
-    held.values(storage)
-    priority = torch.tensor([1 / 3, 1e-300, 7.0], dtype=torch.float64)
-    held.write(storage, torch.arange(3), priority)
-    state = held.state()
-    assert torch.equal(state["priority"], priority)
-    assert state["default_priority"] == 7
-    held.write(storage, torch.tensor([0]), torch.tensor([9.0]))  # the state is a copy
-    fresh = HeldPriorities()
-    fresh.restore(state)
-    assert torch.equal(fresh.state()["priority"], priority)
-    assert torch.equal(fresh.values(storage), priority)
-    assert fresh.changed(storage) is None
-    fresh.announce(storage, write(storage, [3]))
-    assert fresh.values(storage).tolist() == [*priority.tolist(), 7]
-    fresh.clear()
-    assert fresh.values(storage).tolist() == [1, 1, 1, 1]
-
-
 def test_unfit_storages_are_named():
     large = HeldPriorities()
     large.values(stored(6))

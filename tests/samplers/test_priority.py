@@ -8,7 +8,6 @@ import torch
 from samplers.priority_buffers import PRIORITY, buffer, fits, law, places, rows
 from statistics_of_draws import chi_square_p
 from torchrl.data import (
-    LazyMemmapStorage,
     LazyTensorStorage,
     PrioritizedSampler,
     TensorDictReplayBuffer,
@@ -56,22 +55,6 @@ def test_new_items_get_the_largest_priority_so_far():
     rb.sampler.default_priority = 1.0  # forgets the larger one
     rb.add(rows(1)[0])
     assert fits(rb, np.array([1, 1, 3, 3]) / 8)
-
-
-def test_many_updates_stay_exact():
-    rb = buffer([], capacity=700, alpha=0.7, writer=RewardPrioritizedWriter())
-    generator = torch.Generator().manual_seed(0)
-    plain, largest = torch.full((700,), math.nan, dtype=torch.float64), 1.0
-    for _ in range(60):
-        new = rows(40).set("log_reward", torch.randn(40, generator=generator))
-        index = rb.extend(new)  # some are rejected
-        plain[index[index >= 0]] = largest
-        index = rb.sample(32)["index"].unique()
-        loss = torch.rand(index.shape, generator=generator).double() * 3
-        rb.update_priority(index, loss)
-        plain[index], largest = loss, max(largest, float(loss.max()))
-    assert len(rb) == 700
-    assert fits(rb, law(plain.numpy(), 0.7), n=50_000)
 
 
 @places
@@ -151,18 +134,6 @@ def test_stored_priorities_are_left_alone_where_an_item_brings_none_of_torchrls(
     assert rb[:]["loss"].tolist() == [1, 2, 3, 4]
     assert fits(rb, [0.1, 0.2, 0.3, 0.4])
     assert fits(buffer([], storage=rb.storage), [0.25] * 4)
-
-
-def test_stored_priorities_are_what_the_storage_holds_now():
-    rb = buffer([1.0, 1.0, 1.0], "loss", storage=LazyMemmapStorage(3), alpha=1.0, eps=0.0)
-    rb.sample(1)
-    rb.set_at_("loss", torch.tensor([2.0]), torch.tensor([0]))
-    assert fits(rb, [0.5, 0.25, 0.25])
-    rb[:]["loss"][1] = 5.0
-    assert fits(rb, [2 / 8, 5 / 8, 1 / 8])
-    other = buffer([], "loss", storage=rb.storage)
-    other.update_priority(torch.tensor([2]), torch.tensor([3.0]))
-    assert fits(rb, [2 / 10, 5 / 10, 3 / 10])
 
 
 # State.

@@ -177,19 +177,6 @@ def test_the_items_own_log_prob_is_left_alone():
 
 
 @kinds
-def test_many_items_after_many_writes(kind):
-    rb = buffer(kind, [], capacity=5000, writer=RewardPrioritizedWriter(), replacement=True)
-    generator = seeded()
-    for step in range(120):  # the last half of them into a full buffer
-        # Rounded, so that ties abound.
-        rb.extend(rows((torch.randn(83, generator=generator) * 9).round() / 10 + step / 100))
-        if step % 3 == 0:
-            rb.sample(7)
-    assert len(rb) == 5000
-    assert fits(rb, kind, 100_000)
-
-
-@kinds
 @pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])
 def test_what_is_drawn_is_what_is_stored_now(kind, storage):
     rb = buffer(kind, [0.0] * 8, storage=storage(8), replacement=True)
@@ -257,13 +244,6 @@ def test_annealing_does_not_sort_anew(kind, monkeypatch):
         if name != "key":
             setattr(rb.sampler, name, value / 2)
     rb.sample(1)
-
-
-def test_prefetching_and_iteration():
-    rb = buffer_of(SoftmaxRewardSampler(), LOG_REWARD, seed=None, batch_size=3, prefetch=2)
-    for _, batch in zip(range(10), rb, strict=False):
-        assert batch.shape == (3,)
-        assert 4 not in batch["index"]
 
 
 # What cannot be drawn.

@@ -1,48 +1,16 @@
-"""Mutable discrete distributions over rows, and draws of different rows."""
+"""Draws of different rows."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, runtime_checkable
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from gfn_rb.shapes import Bool, Float, Float64, Int64
-
-
-@runtime_checkable
-class Distribution(Protocol):
-    """A discrete distribution over rows, made of one number per row."""
-
-    @property
-    def has_mass(self) -> Bool[Tensor, ""] | bool:
-        """Whether a row can be drawn."""
-
-    def update(self, index: Int64[Tensor, "m"], value: Float[Tensor, "m"], /) -> None:
-        """Set the numbers of some rows."""
-
-    def assign(self, value: Float[Tensor, "n"], /) -> None:
-        """Set the numbers of the first n rows; the others are never drawn."""
-
-    def draw_scored(
-        self, n: int, generator: torch.Generator | None = None
-    ) -> tuple[Int64[Tensor, "n"], Float64[Tensor, "n"]]:
-        """Draw n rows with replacement, and return the log-probability of each as well."""
-
-    def draw_distinct(
-        self, n: int, generator: torch.Generator | None = None
-    ) -> tuple[Int64[Tensor, "n"], Bool[Tensor, ""] | bool]:
-        """Draw n different rows; also return whether there are n of positive probability."""
+from gfn_rb.shapes import Bool, Int64
 
 
 class FirstOccurrences:
-    """Marks the first occurrence of each number in an array.
-
-    Args:
-        n: how many numbers there are, from 0.
-    """
+    """Marks the first occurrence of each number, 0 to n - 1, in an array."""
 
     def __init__(self, n: int) -> None:
         self._last = np.empty(n, np.int32)  # where each number was seen, in some array
