@@ -40,10 +40,11 @@ test-cuda: $(VENV)/.test
 bench: $(VENV)/.bench
 	$(BIN)/python -m benchmarks.local
 
-# Material says on every build that there will be a MkDocs 2.
+# Not --quiet, which hides warnings from --strict. Material says on every build that there will be a
+# MkDocs 2.
 docs: export NO_MKDOCS_2_WARNING = 1
 docs: $(VENV)/.docs
-	$(BIN)/mkdocs build --strict --quiet
+	$(BIN)/mkdocs build --strict
 
 # The pictures that are drawn from what is kept; docs/benchmarks.md tells what runs for the others.
 images: $(VENV)/.bench

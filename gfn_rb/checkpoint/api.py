@@ -199,9 +199,9 @@ def inspect_checkpoint(
 
         - ``version`` of the format, ``nbytes`` of the file, ``n_tensors`` and ``tensor_nbytes``,
         - ``values``: names of the further values, or of the state,
-        - ``buffers``: for each buffer its classes, ``capacity``, ``length``, ``batch_size``,
-          ``prefetched`` batches, and ``rows``: dtype and shape per row of each key. Members of an
-          ensemble come before it.
+        - ``buffers``: one dict for each buffer; members of an ensemble come before it,
+        - in each of them its classes, ``capacity``, ``length``, ``batch_size``,
+        - its ``prefetched`` batches, and ``rows``: dtype and shape per row of each key.
 
     Raises:
         CheckpointError: the file does not exist or cannot be read.
