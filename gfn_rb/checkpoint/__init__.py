@@ -9,8 +9,8 @@ from gfn_rb.checkpoint.api import (
     save_state,
     schedule_state,
 )
+from gfn_rb.checkpoint.changes import recover
 from gfn_rb.checkpoint.journal import Journal
-from gfn_rb.checkpoint.recovery import recover
 from gfn_rb.codec.secret import Secret
 
 __all__ = [

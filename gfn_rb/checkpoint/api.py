@@ -216,7 +216,7 @@ def inspect_checkpoint(
         pairs = zip(file.outline(BUFFERS), file.outline(ROWS), strict=True) if of_buffers else ()
         return {
             "version": VERSION,
-            "nbytes": file.nbytes,
+            "nbytes": file.prefix.nbytes,
             "n_tensors": len(file.layout.sizes),
             "tensor_nbytes": sum(file.layout.sizes),
             "values": list(_values_of(file, file.outline)),

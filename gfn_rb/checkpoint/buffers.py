@@ -56,7 +56,9 @@ def snapshot_of(rb: ReplayBuffer) -> Iterator[tuple[list[State], list[Any]]]:
 def restore(rb: ReplayBuffer, load: Callable[[torch.device], Any], rows: Any) -> None:
     """Restore state and rows after all of them were compared with the buffer."""
     rbs = _with_members(rb)
-    states = load(_accelerator(rbs))
+    devices = [getattr(each.storage, "device", None) for each in rbs]
+    found = (each for each in devices if isinstance(each, torch.device) and each.type != "cpu")
+    states = load(next(found, torch.device("cpu")))
     for what, each in (("state", states), ("rows", rows)):
         if not isinstance(each, list):
             raise CheckpointCorruptError(f"the {what} of the buffers is a {type(each).__name__}")
@@ -119,13 +121,6 @@ def _held(rbs: list[ReplayBuffer]) -> Iterator[list[Any]]:
             queues[rb] = stack.enter_context(compat.captured_prefetch(rb))
             stack.enter_context(compat.write_lock(rb))
         yield [queues[rb] for rb in rbs]
-
-
-def _accelerator(rbs: list[ReplayBuffer]) -> torch.device:
-    """Return the device of the first storage that is not on the CPU."""
-    devices = [getattr(rb.storage, "device", None) for rb in rbs]
-    found = (each for each in devices if isinstance(each, torch.device) and each.type != "cpu")
-    return next(found, torch.device("cpu"))
 
 
 def _state(rb: ReplayBuffer, queue: tuple[Any, ...]) -> State:

@@ -21,9 +21,8 @@ from torchrl.data import ReplayBuffer
 from gfn_rb.arguments import require_choice
 from gfn_rb.checkpoint.api import resolved, save_buffer
 from gfn_rb.checkpoint.atomic import link
-from gfn_rb.checkpoint.changes import Changes, slot_states
+from gfn_rb.checkpoint.changes import Changes, redo, slot_states
 from gfn_rb.checkpoint.log import JournalLog
-from gfn_rb.checkpoint.recovery import redo
 from gfn_rb.codec.secret import Secret
 from gfn_rb.errors import ArgumentError, CheckpointError
 from gfn_rb.sharing import journal_of, keep_journal

@@ -56,14 +56,7 @@ _MARK_NBYTES = 64  # within one sector, which disks write whole or not at all
 # Logs that this process has open, which a fork closes in the child. Their locks would otherwise
 # last as long as the child. `close` would unlock the file for the parent, too.
 _opened: weakref.WeakSet[JournalLog] = weakref.WeakSet()
-
-
-def _close_all() -> None:
-    for log in _opened:
-        log._stream.close()
-
-
-os.register_at_fork(after_in_child=_close_all)
+os.register_at_fork(after_in_child=lambda: [log._stream.close() for log in _opened])
 
 
 class LogEnd(NamedTuple):
@@ -89,7 +82,7 @@ class JournalLog:
     def __init__(self, path: Path, secret: Secret | None = None) -> None:
         self.path, self.secret = path, secret
         try:
-            self._stream = _locked(path)
+            self._stream: BinaryIO = _locked(path)
         except OSError as error:
             raise CheckpointError(f"cannot open the journal {path}: {error.strerror}") from error
         _opened.add(self)

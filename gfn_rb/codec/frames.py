@@ -167,19 +167,29 @@ def _meta(text: memoryview, name: str) -> Meta:
 
 
 def _rows(data: np.ndarray, prefix: Prefix, layout: Layout, name: str) -> TensorDict:
-    views: list[Any] = [None] * len(layout.fields)
-    for i, start in layout.starts(prefix):
+    nested: dict[str, Any] = {}
+    for i, start in sorted(layout.starts(prefix)):
         label, dtype, _ = layout.fields[i]
-        views[i] = viewed(data, start, dtype, layout.shapes[i])
+        value = viewed(data, start, dtype, layout.shapes[i])
         # What torch makes of other bytes than 0 and 1 is undefined.
-        if dtype is torch.bool and views[i].numpy().view(np.uint8).max(initial=0) > 1:
+        if dtype is torch.bool and value.numpy().view(np.uint8).max(initial=0) > 1:
             raise WireCorruptError(
                 f"{label} in {name} holds truth values of bytes above 1; expected 0 or 1"
             )
-    return tensordict_of(layout, views)
+        *path, last = label
+        place = nested
+        for key in path:
+            place = place.setdefault(key, {})
+        place[last] = value
+    return _tensordict(nested, torch.Size([layout.n_rows]))
 
 
-# TensorDicts and schemas.
+def _tensordict(nested: dict[str, Any], batch: torch.Size) -> TensorDict:
+    for name, value in nested.items():
+        if isinstance(value, dict):
+            nested[name] = _tensordict(value, batch)
+    # The shapes are known to fit; the public constructor would look at each again.
+    return new_tensordict(nested, batch)
 
 
 def signature_of(td: TensorDictBase) -> tuple[Signature, list[Tensor]]:
@@ -260,23 +270,3 @@ def _list(value: Any, at_most: int) -> list[Any]:
     if not isinstance(value, list) or len(value) > at_most:
         raise ValueError(f"expected a list of at most {at_most} entries")
     return value
-
-
-def tensordict_of(layout: Layout, values: list[Tensor]) -> TensorDict:
-    """Return the TensorDict that holds a tensor for each field."""
-    nested: dict[str, Any] = {}
-    for field, value in zip(layout.fields, values, strict=True):
-        *path, name = field.label
-        place = nested
-        for each in path:
-            place = place.setdefault(each, {})
-        place[name] = value
-    return _tensordict(nested, torch.Size([layout.n_rows]))
-
-
-def _tensordict(nested: dict[str, Any], batch: torch.Size) -> TensorDict:
-    for name, value in nested.items():
-        if isinstance(value, dict):
-            nested[name] = _tensordict(value, batch)
-    # The shapes are known to fit; the public constructor would look at each again.
-    return new_tensordict(nested, batch)

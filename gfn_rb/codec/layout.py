@@ -11,15 +11,7 @@ import torch
 from torch import Tensor
 from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
-from gfn_rb.codec.primitives import (
-    BLOCK,
-    SUM_NBYTES,
-    aligned,
-    dtype_name,
-    sums_nbytes,
-    sums_of,
-    to_text,
-)
+from gfn_rb.codec.primitives import BLOCK, SUM_NBYTES, aligned, dtype_name, sums_of, to_text
 from gfn_rb.codec.secret import RunningHash, Secret, require_equal
 from gfn_rb.errors import SecretError, WireCorruptError, WireVersionError
 from gfn_rb.numerics.flat import plain_bytes
@@ -86,7 +78,7 @@ class Layout:
         self._small_nbytes = aligned(end)
         # From the end of the head.
         self.large, self.body_nbytes = self._placed(large, int)
-        self.tail_nbytes = self.body_nbytes + sums_nbytes(self.body_nbytes)
+        self.tail_nbytes = self.body_nbytes + -(-self.body_nbytes // BLOCK) * SUM_NBYTES
 
     def _placed(self, numbers: list[int], begin: Any) -> tuple[list[Place], int]:
         places, end = [], 0

@@ -151,8 +151,3 @@ def sums_of(pieces: Iterable[memoryview], head: Any = None) -> bytes:
     for piece in pieces:
         sums.update(piece)
     return sums.digest()
-
-
-def sums_nbytes(nbytes: int) -> int:
-    """Return how many bytes the checksums of so many bytes take."""
-    return -(-nbytes // BLOCK) * SUM_NBYTES

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gfn_rb.codec import primitives as module
 from gfn_rb.codec.frames import Layout
 from gfn_rb.codec.layout import FRAME, MAGIC, SMALL_NBYTES, VERSION, Prefix, TensorInfo
-from gfn_rb.codec.primitives import ALIGNMENT, ROW_DTYPES, aligned, sums_nbytes, sums_of
+from gfn_rb.codec.primitives import ALIGNMENT, ROW_DTYPES, aligned, sums_of
 from gfn_rb.errors import WireCorruptError
 
 DTYPE = st.sampled_from([ROW_DTYPES[name] for name in ("bool", "int16", "float32", "int64")])
@@ -119,4 +119,3 @@ def test_blocks_do_not_depend_on_how_bytes_come(sizes: list[int], block: int) ->
         sums = sums_of(pieces)
         blocks = [data[i : i + block] for i in range(0, len(data), block)]
         assert sums == b"".join(xxhash.xxh3_64_digest(each) for each in blocks)
-        assert sums_nbytes(len(data)) == len(sums)

@@ -14,7 +14,7 @@ from tensordict import TensorDict
 
 from gfn_rb import fifo_buffer, load_checkpoint, save_checkpoint
 from gfn_rb.checkpoint import Secret, inspect_checkpoint, load_state, save_state
-from gfn_rb.codec import LazyBuffer, decode_frame, encode_frame, primitives
+from gfn_rb.codec import LazyBuffer, decode_frame, encode_frame, layout, primitives
 from gfn_rb.codec.layout import Prefix
 from gfn_rb.errors import ArgumentError, GfnRbError, SecretError
 
@@ -117,7 +117,8 @@ def test_no_part_goes_with_others_than_its_own(form: tuple) -> None:
 def test_no_block_goes_with_others_than_its_own(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(primitives, "BLOCK", 10_000)
+    for module in (layout, primitives):
+        monkeypatch.setattr(module, "BLOCK", 10_000)
     files = []
     for value in (1.0, 2.0):
         save_state(path, {"rows": torch.full((9000,), value)}, secret=SECRET)
