@@ -11,11 +11,7 @@ from typing import Any
 import numpy as np
 
 from gfn_rb.codec.primitives import LazyBuffer
-from gfn_rb.errors import (
-    ArgumentError,
-    TransportError,
-    TransportTimeoutError,
-)
+from gfn_rb.errors import ArgumentError, TransportError, TransportTimeoutError
 from gfn_rb.transports.base import (
     MAX_NBYTES,
     TIMEOUT,

@@ -6,13 +6,7 @@ import sys
 import pytest
 from transports.ranks import environment
 
-from gfn_rb.transports.launch import (
-    Launch,
-    end_process,
-    first_host,
-    is_fault_tolerant,
-    launched,
-)
+from gfn_rb.transports.launch import Launch, end_process, first_host, is_fault_tolerant, launched
 
 STEP = {
     "SLURM_JOB_ID": "1234567", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "8",

@@ -15,12 +15,7 @@ from tensordict import TensorDict, TensorDictBase
 from torchrl.data import ReplayBuffer
 
 from gfn_rb.containers.objects import object_keys
-from gfn_rb.errors import (
-    ArgumentError,
-    PeerLostError,
-    TransportClosedError,
-    WireVersionError,
-)
+from gfn_rb.errors import ArgumentError, PeerLostError, TransportClosedError, WireVersionError
 from gfn_rb.remote.feeding.subscriber import Feeder
 from gfn_rb.remote.manager.baseline import BaselineKeeper, Summary
 from gfn_rb.remote.protocol.channel import FrameChannel, ReceivedFrame, check_rows

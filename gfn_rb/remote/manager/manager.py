@@ -31,12 +31,7 @@ from gfn_rb.remote.manager.baseline import Baseline, BaselineKeeper, MinBaseline
 from gfn_rb.remote.manager.handler import BatchHandler, MessageHandler
 from gfn_rb.remote.protocol.channel import FrameChannel, check_rows
 from gfn_rb.remote.protocol.membership import Membership
-from gfn_rb.remote.protocol.messages import (
-    Kind,
-    ScoreFunction,
-    SenderStatistics,
-    one_line,
-)
+from gfn_rb.remote.protocol.messages import Kind, ScoreFunction, SenderStatistics, one_line
 from gfn_rb.remote.protocol.roles import check_roles
 from gfn_rb.stopwatch import Stopwatch
 from gfn_rb.transports.base import Transport

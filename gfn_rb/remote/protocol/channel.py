@@ -25,15 +25,7 @@ from gfn_rb.errors import (
     TransportTimeoutError,
     WireError,
 )
-from gfn_rb.keys import (
-    ACTION,
-    CONDITION,
-    IS_BACKWARD,
-    IS_TERMINATING,
-    LENGTH,
-    LOG_REWARD,
-    STATE,
-)
+from gfn_rb.keys import ACTION, CONDITION, IS_BACKWARD, IS_TERMINATING, LENGTH, LOG_REWARD, STATE
 from gfn_rb.remote.protocol.messages import Kind, remote_error
 from gfn_rb.shapes import Float
 from gfn_rb.transports.base import Envelope, SendHandle, Transport
@@ -67,10 +59,7 @@ class FrameChannel:
     """Sends and receives frames, and keeps frames alive that are being sent."""
 
     def __init__(
-        self,
-        transport: Transport,
-        compact: CompactRows | None = None,
-        max_rows: int = MAX_ROWS,
+        self, transport: Transport, compact: CompactRows | None = None, max_rows: int = MAX_ROWS
     ) -> None:
         self.transport = transport
         self._compact = compact

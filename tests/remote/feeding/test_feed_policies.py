@@ -9,13 +9,7 @@ from statistics_of_draws import chi_square_p
 
 from gfn_rb import fifo_buffer
 from gfn_rb.errors import ArgumentError
-from gfn_rb.remote.feeding.feed_policies import (
-    Diverse,
-    Newest,
-    Softmax,
-    Top,
-    check_policy,
-)
+from gfn_rb.remote.feeding.feed_policies import Diverse, Newest, Softmax, Top, check_policy
 from gfn_rb.remote.feeding.object_index import ObjectIndex
 
 

@@ -102,9 +102,7 @@ def test_managers_combine_what_they_know():
 
 @settings(max_examples=40)
 @given(
-    st.lists(st.integers(0, 300), min_size=1, max_size=5),
-    st.integers(1, 400),
-    st.integers(0, 999),
+    st.lists(st.integers(0, 300), min_size=1, max_size=5), st.integers(1, 400), st.integers(0, 999)
 )
 def test_the_threshold_of_all_is_reached_by_as_many_rows_and_few_more(sizes, k, seed):
     rng, names = torch.Generator().manual_seed(seed), range(len(sizes))

@@ -58,10 +58,7 @@ def test_several_managers_answer_as_one():
     transports, capacity = group(3), 8
     managers = [
         ReplayBufferManager(
-            transport,
-            reward_prioritized_buffer(capacity),
-            managers=[0, 1],
-            workers=[2],
+            transport, reward_prioritized_buffer(capacity), managers=[0, 1], workers=[2]
         )
         for transport in transports[:2]
     ]

@@ -2,14 +2,7 @@ import threading
 
 import pytest
 import torch
-from remote.remote_runs import (
-    LIMIT,
-    group,
-    objects,
-    threads,
-    trajectories,
-    values_of,
-)
+from remote.remote_runs import LIMIT, group, objects, threads, trajectories, values_of
 from torchrl.data import LazyTensorStorage, ReplayBuffer, TensorDictRoundRobinWriter
 
 from gfn_rb import MergedReplayBuffer, fifo_buffer, reward_prioritized_buffer
