@@ -273,10 +273,7 @@ class Transport(ABC):
 
     @abstractmethod
     def _poll(self, source: int | None, tag: int | None) -> Envelope | None:
-        """Return the first message that matches, None if there is none; do not wait.
-
-        Peers found to be gone are recorded with ``_mark_lost``.
-        """
+        """Return the first message that matches, without waiting; record peers that are gone."""
 
     @abstractmethod
     def _take(self, envelope: Envelope) -> np.ndarray:
@@ -313,8 +310,6 @@ class Transport(ABC):
             f"{self.max_nbytes}"
         )
 
-    # Checks.
-
     def _seconds(self, timeout: float | None) -> float:
         return self.timeout if timeout is None else checked_timeout(timeout)
 
@@ -340,11 +335,7 @@ _LONGEST = 2e-3
 
 
 def polled(attempt: Callable[[], T | None], seconds: float) -> T | None:
-    """Call again and again until the result is not None, or time is up; return it.
-
-    At first it only lets other processes run in between; later it sleeps, a tenth of the time
-    waited but never above 2 ms.
-    """
+    """Call until the result is not None, or time is up; sleeps in between grow to 2 ms."""
     result = attempt()
     if result is not None or seconds <= 0:
         return result

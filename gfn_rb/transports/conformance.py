@@ -34,11 +34,7 @@ Check = Callable[[Transport], None]
 
 
 def run(transport: Transport) -> dict[str, str]:
-    """Run all checks up to the first that fails, and close the endpoint; all ranks call this.
-
-    Returns:
-        The error of each check that was run, "" without one.
-    """
+    """Run all checks up to the first that fails; return the error of each, "" for none."""
     found = {}
     for check in CHECKS:
         try:

@@ -17,15 +17,7 @@ def never() -> bool:
 
 @dataclass
 class ShutdownBudget:
-    """Waiting time left to a rank that is to stop: one second in all, over any number of waits.
-
-    Only the time spent waiting counts: a rank that has work left can still say goodbye afterwards.
-
-    Attributes:
-        stopped: returns whether this rank is to stop; asked between slices of a wait.
-        seconds: how long it may wait from then on.
-        clock: returns seconds that never go back.
-    """
+    """Waiting time left, in all, once ``stopped`` returns true; only time spent waiting counts."""
 
     stopped: Callable[[], bool] = never
     seconds: float = SHUTDOWN_SECONDS
@@ -34,10 +26,6 @@ class ShutdownBudget:
 
 class Deadline:
     """A time limit of one or several waits, cut short if this rank is to stop.
-
-    Args:
-        seconds: from now.
-        shutdown: shared with all other deadlines of the rank; by default it is never to stop.
 
     Examples:
         >>> deadline = Deadline(30.0, shutdown)
@@ -71,15 +59,7 @@ class Deadline:
         return self._shutdown.clock() >= self._end
 
     def wait(self, happened: Callable[[float], bool]) -> bool:
-        """Call ``happened`` with slices of 0.1 s until it returns true or the deadline expires.
-
-        Args:
-            happened: waits for at most so many seconds, and returns whether the event happened. It
-                is called at least once, with 0 if no waiting is left.
-
-        Returns:
-            Whether it happened.
-        """
+        """Call ``happened`` with slices of at most 0.1 s until it is true or no time is left."""
         # In slices, because a signal only changes the result of ``stopped``: it ends no wait of a
         # transport.
         shutdown = self._shutdown

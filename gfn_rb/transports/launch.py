@@ -58,10 +58,7 @@ def launched(environment: Environment | None = None) -> Launch | None:
 
 
 def is_fault_tolerant(environment: Environment | None = None) -> bool:
-    """Return whether the launcher lets the others go on when a process dies.
-
-    Open MPI does with ``mpiexec --with-ft ulfm``.
-    """
+    """Return whether other processes survive one's death (``mpiexec --with-ft ulfm``)."""
     known = os.environ if environment is None else environment
     return known.get("OMPI_MCA_mpi_ft_enable", "0").lower() in ("1", "true", "yes")
 

@@ -66,14 +66,7 @@ class Mailbox:
 
 
 class Mailboxes:
-    """The mailboxes of endpoints in one process, one for each of ``size`` ranks.
-
-    Attributes:
-        lock: held for every change.
-        of: the mailbox of each rank.
-        gone: the lost ranks, each with the reason.
-        closed: True once messages that still arrive are dropped.
-    """
+    """The mailboxes of endpoints in one process, one for each of ``size`` ranks."""
 
     def __init__(self, size: int) -> None:
         self.lock = threading.RLock()  # reentrant: callbacks of a wait take it too

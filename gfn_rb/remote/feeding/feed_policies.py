@@ -21,11 +21,7 @@ _POOL = 8  # candidates that the diverse policy compares for each row that it fe
 
 
 class FeedPolicy(ABC):
-    """Rows of a manager's buffer that could be fed to one worker, and the choice among them.
-
-    Putting m rows in, or picking k, costs at most some m or k times the square root of the
-    capacity, never a pass over all rows.
-    """
+    """Rows of a manager's buffer that could be fed to one worker, and the choice among them."""
 
     def __init__(self, index: ObjectIndex, generator: torch.Generator | None = None) -> None:
         self.index, self._generator = index, generator

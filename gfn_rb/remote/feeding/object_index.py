@@ -27,23 +27,12 @@ _CHUNK = 65_536  # compact rows made whole at a time: all of a storage may be la
 
 
 class ObjectIndex:
-    """The different objects that the rows of a storage hold, by number.
+    """The different objects in the rows of a storage, by number; rows of one share its number.
 
-    What the storage holds is the truth: rows that its writer moves, overwrites or restores are
-    read again. Where rows were announced as written, only those are: a refresh costs what the rows
-    changed since the last one cost, however many there are.
-
-    Rows of one object share its number. What is known of an object is known of every row that
-    holds it, moves with it from row to row, and ends when it leaves the storage, unless it is
+    Rows that were announced as written, moved or restored are read again. What is known of an
+    object moves with it from row to row, and ends when it leaves the storage unless it is
     remembered. A row that stands for no whole object has a number of its own that nothing finds.
     Objects are compared whole: hashes alone decide nothing.
-
-    Attributes:
-        number: of the object in each row, -1 for an empty one.
-        arrival: by number, the larger, the later an object arrived.
-        n_arrived: how many objects arrived so far.
-        sent: by number and rank, whether an object came from a rank; it may come from several.
-        given: by number and rank, whether an object was given to a rank.
     """
 
     def __init__(self, rb: ReplayBuffer, n_ranks: int = 0, n_remembered: int = 0) -> None:
@@ -55,10 +44,10 @@ class ObjectIndex:
         self.storage: Storage = rb.storage
         capacity = rb.storage.max_size
         n = capacity + n_remembered
-        self.number = np.full(capacity, -1)
-        self.arrival = np.zeros(n, np.int64)
-        self.sent = np.zeros((n, n_ranks), bool)
-        self.given = np.zeros((n, n_ranks), bool)
+        self.number = np.full(capacity, -1)  # of the object in each row, -1 for an empty one
+        self.arrival = np.zeros(n, np.int64)  # by number; it grows with each arrival
+        self.sent = np.zeros((n, n_ranks), bool)  # by number and rank, whether it came from there
+        self.given = np.zeros((n, n_ranks), bool)  # and whether it was given to the rank
         self._compact = compact_rows_of(rb)
         self._length = 0
         self._column = KeyColumn(LOG_REWARD)
@@ -159,10 +148,7 @@ class ObjectIndex:
     # Numbers.
 
     def _replace(self, left: np.ndarray, keys: ObjectKeys) -> Int64[np.ndarray, "m"]:
-        """Return the numbers of objects that rows hold from now on.
-
-        What leaves one row and enters another keeps its number.
-        """
+        """Return the numbers of objects that rows hold now; one that moves keeps its number."""
         number, first = self.find(keys), _first(keys)
         is_new = number < 0
         # What enters counts before what left is forgotten: an object that only moves is both.
@@ -172,7 +158,7 @@ class ObjectIndex:
         if self._n_remembered:
             for each in number[~is_new].tolist():
                 self._remembered.pop(each, None)
-            whole = {each: None for each in gone if self._key[each] is not None}
+            whole = dict.fromkeys(each for each in gone if self._key[each] is not None)
             self._remembered.update(whole)
             gone = dict.fromkeys([*(gone.keys() - whole.keys()), *self._oldest(self._n_remembered)])
         self._forget(gone)

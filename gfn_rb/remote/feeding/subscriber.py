@@ -22,15 +22,7 @@ MAX_QUOTA = 4096  # rows that are fed at a time: diverse ones take time that gro
 
 
 class Feeder:
-    """Feeds workers from a manager's buffer.
-
-    Attributes:
-        index: the objects that the buffer holds; None without a buffer.
-        subscribers: the fed workers, by rank.
-        threshold: lowest log-reward of rows that are fed.
-        changes: the rows of the buffer that changed.
-        generator: source of randomness of softmax draws, on the CPU.
-    """
+    """Feeds workers from a manager's buffer."""
 
     def __init__(self, rb: ReplayBuffer | None, n_ranks: int) -> None:
         self.index = None if rb is None else ObjectIndex(rb, n_ranks)
@@ -50,10 +42,7 @@ class Feeder:
         self.changes.add(rows)
 
     def next_for(self, rank: int, quota: int | None = None) -> TensorDictBase | None:
-        """Return the next rows for a worker; None without rows, or for one that is not fed.
-
-        At most ``quota`` rows, by default the quota of its subscription, and never above 4096.
-        """
+        """Return the next rows for a worker, at most ``quota``; None without any."""
         subscriber = self.subscribers.get(rank)
         if subscriber is None or quota == 0:
             return None
@@ -83,11 +72,7 @@ class Feeder:
 
 
 class ChangedRows:
-    """The rows of a buffer that changed, for any number of readers.
-
-    Attributes:
-        n_added: how often rows were added.
-    """
+    """The rows of a buffer that changed, for any number of readers."""
 
     def __init__(self, room: int) -> None:
         self.n_added = 0
@@ -159,10 +144,7 @@ class Subscriber:
         return torch.from_numpy(~known) & (log_reward >= self._feeder.threshold)
 
     def _pick(self, quota: int) -> Tensor:
-        """Take rows off the policy until enough are unknown to the worker, and return these.
-
-        The others were emptied, or the worker sent their objects or was given them in other rows.
-        """
+        """Take rows off the policy until ``quota`` are unknown to the worker; return these."""
         index, picked = self._index, torch.empty(0, dtype=torch.int64)
         while (left := quota - len(picked)) > 0:
             rows = self._policy.pick(left)

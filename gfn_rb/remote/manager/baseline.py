@@ -91,10 +91,7 @@ class Summary:
 
 
 def kth_highest(summaries: Sequence[Summary], k: int) -> float:
-    """Return a log-reward that at least k of the rows are known to reach: the highest such.
-
-    Where there are fewer, that is the lowest one; where there are none, it is -inf.
-    """
+    """Return a log-reward that at least k rows reach, else the lowest one; -inf without rows."""
     return _kth_highest(tuple((each.quantiles, each.rows) for each in summaries), k)
 
 
@@ -229,16 +226,7 @@ class EMABaseline(Baseline):
 
 
 class BaselineKeeper:
-    """One manager's baseline: follows its buffer, its batches and the other managers.
-
-    No manager waits: a new summary is sent to a manager once it has received the last one.
-
-    Attributes:
-        peers: the other managers. Summaries of those that said goodbye still count, unlike those of
-            lost ones.
-        threshold: a log-reward that at least ``capacity`` rows of all managers reach, so that rows
-            below it are not among the best; -inf until so many rows are known.
-    """
+    """One manager's baseline: follows its buffer, its batches and the other managers."""
 
     def __init__(
         self, strategy: Baseline, rb: ReplayBuffer | None = None, managers: Sequence[int] = (0,)
@@ -247,13 +235,18 @@ class BaselineKeeper:
         self.rank, *peers = managers
         self.peers = Membership(peers)
         self._summaries = dict.fromkeys(peers, Summary())  # of those that are not lost
+        # A log-reward that at least ``capacity`` rows reach: no row below it is among the best.
         self.threshold = -math.inf
         self._last_sent: dict[int, Summary] = {}
         self._rb, self._managers = rb, frozenset(managers)
         self._storage = None if rb is None else rb.storage
         self._column = KeyColumn(LOG_REWARD)
         self._levels = SKETCH if peers else strategy.levels
-        self._keeps_best = rb is not None and _keeps_best(rb.writer)
+        writer = None if rb is None else rb.writer
+        self._keeps_best = isinstance(writer, RewardPrioritizedWriter) and (
+            writer.key,
+            writer.largest,
+        ) == (LOG_REWARD, True)
         self._holds_others = False  # whether rows may be here that another manager owns
         self._revision: int | None = None  # of the storage, after the last rows that workers sent
         if rb is not None and len(rb) == 0:
@@ -292,10 +285,7 @@ class BaselineKeeper:
 
     @property
     def capacity(self) -> int:
-        """Number of rows that all managers keep together.
-
-        The room of one manager if they keep the best rows, else the room of all.
-        """
+        """Rows that all managers keep: one manager's room if they keep the best, else all rooms."""
         room = 0 if self._storage is None else self._storage.max_size
         return room if self._keeps_best else room * len(self.present)
 
@@ -418,12 +408,6 @@ class BaselineKeeper:
         saved = {int(rank): Summary.from_json(values) for rank, values in state["peers"].items()}
         self._summaries |= {rank: saved[rank] for rank in saved.keys() & self._summaries.keys()}
         self._written = math.inf
-
-
-def _keeps_best(writer: object) -> bool:
-    return (
-        isinstance(writer, RewardPrioritizedWriter) and writer.key == LOG_REWARD and writer.largest
-    )
 
 
 def _lowest_finite(values: Float[Tensor, "n"]) -> float | None:

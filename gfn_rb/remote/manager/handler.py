@@ -60,11 +60,7 @@ class BatchResult(NamedTuple):
 
 
 class BatchHandler:
-    """Stores and scores batches.
-
-    Rows that do not fit the buffer, and errors of the scoring function, are reported in the result:
-    one worker's mistake does not end the manager.
-    """
+    """Stores and scores batches; an error is part of the result and does not end the manager."""
 
     def __init__(
         self,
@@ -133,12 +129,7 @@ class BatchHandler:
 
 
 class MessageHandler:
-    """Handles the messages that a manager receives, and replies on the tag each came on.
-
-    Attributes:
-        batches: number of answered batches.
-        questions: questions that ``queries`` has yet to answer, at most one of each rank.
-    """
+    """Handles the messages that a manager receives, and replies on the tag each came on."""
 
     def __init__(
         self,
@@ -149,7 +140,7 @@ class MessageHandler:
         queries: Mapping[int, Callable[[], dict[str, Any]]],
     ) -> None:
         self.batches = 0
-        self.questions: dict[int, ReceivedFrame] = {}
+        self.questions: dict[int, ReceivedFrame] = {}  # at most one of each rank
         self._answered: dict[int, SendHandle] = {}  # the answer to each rank's last question
         self._next_question = 0.0  # when the next is answered though other messages wait
         self._name = f"manager {channel.transport.rank}"
@@ -165,10 +156,7 @@ class MessageHandler:
         }
 
     def receive(self, envelope: Envelope) -> None:
-        """Receive a message and do what it asks.
-
-        Any error is answered and logged: it affects the sender alone.
-        """
+        """Receive a message and do what it asks; any error is answered and logged."""
         source, tag, nbytes = envelope
         frame = None
         try:
@@ -243,12 +231,10 @@ class MessageHandler:
     def _unread_answer(self, rank: int) -> int:
         """Return the size of the answer to a rank's last question, 0 once it has been read."""
         handle = self._answered.get(rank)
-        if handle is None:
-            return 0
-        if handle.done():
-            del self._answered[rank]
-            return 0
-        return handle.nbytes
+        if handle is None or not handle.done():
+            return 0 if handle is None else handle.nbytes
+        del self._answered[rank]  # which holds the whole answer
+        return 0
 
     def answer_question(self, is_idle: bool) -> bool:
         """Answer the oldest question if it is its turn, and return whether it was.
@@ -298,15 +284,13 @@ class MessageHandler:
         version, terms = frame.meta.get("protocol"), frame.meta.get("subscription")
         if version != PROTOCOL:
             self.lose(frame.source, "it speaks another version", REFUSED)
-            raise ArgumentError(
-                f"it speaks protocol {version!r:.80}, this manager speaks {PROTOCOL}"
-            )
+            spoken = f"it speaks protocol {version!r:.80}"
+            raise ArgumentError(f"{spoken}, this manager speaks {PROTOCOL}")
         if terms is not None:
             self._feeder.subscribe(frame.source, terms)
         self._channel.learn_form(frame.source, frame.meta.get("rows"))
-        form, baseline = self._channel.row_form, self._baseline.value()
-        answer = {"protocol": PROTOCOL, "baseline": baseline, "rows": form}
-        self._reply(frame, Kind.HELLO, answer)
+        answer = {"baseline": self._baseline.value(), "rows": self._channel.row_form}
+        self._reply(frame, Kind.HELLO, {"protocol": PROTOCOL, **answer})
 
     def _items(self, frame: ReceivedFrame) -> None:
         rows, source, meta = frame.rows, frame.source, frame.meta
@@ -321,15 +305,11 @@ class MessageHandler:
             self._see_managers(source, meta["managers"])
         result = self._batch_handler.handle(rows, source, bool(meta.get("store", True)))
         self.batches += 1
-        answer: dict[str, Any] = {
-            "to": number,
-            "outcomes": result.outcomes,
-            "scores": result.scores,
-        }
-        outcome, error = "refused", result.unstored
+        answer: dict[str, Any] = {"to": number, "outcomes": result.outcomes}
+        answer["scores"] = result.scores
+        outcome, error, fed = "refused", result.unstored, None
         if result.unscored is not None:
             outcome, error = "cannot score", result.unscored
-        fed = None
         try:
             answer["baseline"] = self._baseline.value()
             if source in self._feeder.subscribers:
@@ -388,10 +368,8 @@ class MessageHandler:
             self._watch.switch("reply")
             sent = self._channel.send(dest, frame.tag, kind, meta, rows, scores)
             if unread == MAX_UNREAD or nbytes + sent.nbytes > MAX_UNREAD_NBYTES:
-                self.lose(
-                    dest,
-                    f"it has left {MAX_UNREAD} answers or {MAX_UNREAD_NBYTES} bytes of them unread",
-                )
+                left = f"{MAX_UNREAD} answers or {MAX_UNREAD_NBYTES} bytes of them"
+                self.lose(dest, f"it has left {left} unread")
         except PeerLostError as error:
             self.lose(dest, str(error))
         except TransportClosedError:

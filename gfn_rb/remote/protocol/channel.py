@@ -108,10 +108,7 @@ class FrameChannel:
         return None if envelope is None else self.take(envelope)
 
     def take(self, envelope: Envelope) -> ReceivedFrame:
-        """Receive a frame that a probe has found.
-
-        An unreadable frame is returned too, because the receiver must learn its sender.
-        """
+        """Receive a frame that a probe has found, even an unreadable one: its sender is known."""
         source, tag, nbytes = envelope
         meta: dict[str, Any] = {}
         try:

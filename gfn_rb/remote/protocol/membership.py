@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
 State = Literal["expected", "active", "gone", "lost", "refused"]
-
 EXPECTED: Final = "expected"  # it has not sent anything yet
 ACTIVE: Final = "active"
 GONE: Final = "gone"  # it said that it leaves
@@ -20,25 +19,15 @@ _PRESENT = (EXPECTED, ACTIVE)
 
 @dataclass
 class Member:
-    """State of a rank.
-
-    Attributes:
-        state: whether it is present, and otherwise how it left.
-        why: reason why it left; empty while it is present.
-        last_seen: time of its last message, in seconds since the epoch; 0 without one.
-    """
+    """State of a rank, why it left ("" while present), and the time of its last message."""
 
     state: State = EXPECTED
     why: str = ""
     last_seen: float = 0.0
 
 
-class Membership:
-    """The one record of the ranks that another rank counts on.
-
-    Attributes:
-        present: the ranks that may still send something: expected or active.
-    """
+class Membership(dict[int, Member]):
+    """The ranks that another rank counts on; ``present`` are those expected or active."""
 
     def __init__(
         self,
@@ -46,29 +35,16 @@ class Membership:
         silence: float = math.inf,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._members = {rank: Member() for rank in ranks}
-        self.present = [*self._members]
+        super().__init__((rank, Member()) for rank in ranks)
+        self.present = [*self]
         self._silence, self._clock = silence, clock
         self._next_check = clock()
-        self._seen = dict.fromkeys(self._members, self._next_check)
-
-    def __contains__(self, rank: int) -> bool:
-        return rank in self._members
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._members)
-
-    def __getitem__(self, rank: int) -> Member:
-        return self._members[rank]
-
-    def __len__(self) -> int:
-        """Return the number of ranks, present or not."""
-        return len(self._members)
+        self._seen = dict.fromkeys(self, self._next_check)
 
     @property
     def lost(self) -> dict[int, str]:
         """The lost ranks, each with the reason."""
-        return {rank: each.why for rank, each in self._members.items() if each.state == LOST}
+        return {rank: each.why for rank, each in self.items() if each.state == LOST}
 
     def is_present(self, rank: int) -> bool:
         """Return whether a rank is one of them and may still send something."""
@@ -76,7 +52,7 @@ class Membership:
 
     def seen(self, rank: int) -> bool:
         """Record that a rank is active, and return whether it had been lost."""
-        member = self._members[rank]
+        member = self[rank]
         was_lost = member.state == LOST
         if member.state != ACTIVE:
             self._set(rank, ACTIVE, "")
@@ -93,8 +69,8 @@ class Membership:
         return was_present
 
     def _set(self, rank: int, state: State, why: str) -> None:
-        self._members[rank].state, self._members[rank].why = state, why
-        self.present = [rank for rank, each in self._members.items() if each.state in _PRESENT]
+        self[rank].state, self[rank].why = state, why
+        self.present = [rank for rank, each in self.items() if each.state in _PRESENT]
 
     def silent(self) -> list[int]:
         """Return the ranks present that have sent nothing for too long."""
@@ -109,16 +85,16 @@ class Membership:
     def restart_silence(self) -> None:
         """Count silence from now on."""
         self._next_check = self._clock()
-        self._seen = dict.fromkeys(self._members, self._next_check)
+        self._seen = dict.fromkeys(self, self._next_check)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the record of each rank as plain values."""
-        return {str(rank): asdict(member) for rank, member in self._members.items()}
+        return {str(rank): asdict(member) for rank, member in self.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from an earlier record; all ranks are expected again."""
         for rank, values in state.items():
-            if int(rank) in self._members:
-                self._members[int(rank)] = Member(last_seen=values["last_seen"])
-        self.present = [rank for rank, each in self._members.items() if each.state in _PRESENT]
+            if int(rank) in self:
+                self[int(rank)] = Member(last_seen=values["last_seen"])
+        self.present = [rank for rank, each in self.items() if each.state in _PRESENT]
         self.restart_silence()

@@ -27,16 +27,12 @@ from gfn_rb.numerics.near.hashing import RowHash
 from gfn_rb.shapes import Bool, Int64, Rows
 
 _BATCH = 4096  # rows that are read, or sent again, at a time
-
 _SEED = 0x5EED  # the same at all ranks
 _hasher = lru_cache(64)(RowHash)
 
 
 def owners(rows: Rows, managers: Sequence[int], turn: int = 0) -> Int64[np.ndarray, "n"]:
-    """Return the rank of the manager that owns each row.
-
-    Rows that identify no object all go to one manager, chosen by ``turn``.
-    """
+    """Return each row's owner; ``turn`` chooses one for all rows that identify no object."""
     columns = state_columns(rows) if len(managers) > 1 else None
     if columns is None:
         return np.full(len(rows), managers[turn % len(managers)])
@@ -49,17 +45,11 @@ def owners(rows: Rows, managers: Sequence[int], turn: int = 0) -> Int64[np.ndarr
 def shares(
     rows: Rows, managers: Sequence[int], turn: int = 0
 ) -> list[tuple[int, Int64[torch.Tensor, "k"] | None]]:
-    """Return the managers that own any of the rows, each with the positions of these.
-
-    None stands for all positions.
-    """
+    """Return the managers that own any rows, each with the positions of these (None for all)."""
     owner = owners(rows, managers, turn)
     at = [(rank, np.flatnonzero(owner == rank)) for rank in managers]
-    return [
-        (rank, None if len(each) == len(owner) else torch.from_numpy(each))
-        for rank, each in at
-        if len(each)
-    ]
+    n = len(owner)
+    return [(r, None if len(i) == n else torch.from_numpy(i)) for r, i in at if len(i)]
 
 
 def are_owned(rows: Rows, manager: int, managers: Sequence[int]) -> Bool[np.ndarray, "n"]:

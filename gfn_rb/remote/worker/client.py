@@ -114,10 +114,7 @@ class ManagerClient:
         self._lose_overdue()
 
     def wait(self, limit: Deadline | None = None) -> bool:
-        """Wait until all batches are answered or their managers lost; return whether they are.
-
-        With a limit, waiting ends there and no manager is lost; by default each batch has its own.
-        """
+        """Wait until all batches are answered or, without a limit, lost; return if so."""
         while self.sent:
             deadline = next(iter(self.sent.values())).deadline if limit is None else limit
             if deadline.wait(self._receive):
@@ -441,9 +438,6 @@ class ManagerClient:
         batch.answers = []
 
 
-# Checks of answers.
-
-
 def _number(message: ReceivedFrame) -> int:
     """Return the number of the batch that a message answers, -1 if it names none."""
     number = message.meta.get("to")
@@ -469,13 +463,9 @@ def _nonsense(rank: int, error: Exception) -> RemoteError:
 def _outcomes(meta: Mapping[str, Any], n: int) -> dict[str, int]:
     """Return the outcomes of n rows that were sent."""
     said = meta.get("outcomes")
-    known: dict[str, int] = {}
-    if isinstance(said, dict):
-        for name in OUTCOMES:
-            if name in said:
-                if type(said[name]) is not int or said[name] < 0:
-                    raise ArgumentError(f"outcomes must be counts, got {said!r:.200}")
-                known[name] = said[name]
+    known = {k: said[k] for k in OUTCOMES if k in said} if isinstance(said, dict) else {}
+    if any(type(count) is not int or count < 0 for count in known.values()):
+        raise ArgumentError(f"outcomes must be counts, got {said!r:.200}")
     if sum(known.values()) != n:
         raise ArgumentError(f"outcomes must add up to the {n} rows sent, got {said!r:.200}")
     return known
