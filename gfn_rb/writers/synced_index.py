@@ -10,8 +10,7 @@ from torchrl.data.replay_buffers.storages import Storage
 
 from gfn_rb.column import Version
 from gfn_rb.errors import ShapeError
-from gfn_rb.numerics.near.duplicates import Duplicates
-from gfn_rb.numerics.near.index import NearIndex
+from gfn_rb.numerics.near.index import Duplicates, NearIndex
 from gfn_rb.shapes import Rows, Shaped
 from gfn_rb.storages import slots_to_allocate, stored_rows
 from gfn_rb.torchrl_compat import length_of

@@ -21,7 +21,7 @@ from gfn_rb.errors import (
     NaNError,
     ShapeError,
 )
-from gfn_rb.numerics.near import neighbours, pivots
+from gfn_rb.numerics.near import neighbours
 from gfn_rb.writers import DiversityWriter
 
 
@@ -86,7 +86,7 @@ def test_storage_holds_what_the_rule_keeps(device, few, data, capacity, options,
     sign = 1 if options["tie"] == "newest" else -1
     rb, items, serial = buffer(capacity, device=device, **options), [], 0
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pivots, "_FEWEST", few)
+        patch.setattr(neighbours, "_FEWEST", few)
         patch.setattr(neighbours, "_FEW", few)
         patch.setattr(neighbours.Neighbours, "chunk", 2 * few)
         for name, some in actions:

@@ -29,21 +29,12 @@ class Choice(NamedTuple):
     prepared: PreparedRows
 
 
-def choose(
-    index: NearIndex,
-    rows: Shaped[Tensor, "n d"],
-    beats: Beats,
-) -> Choice:
+def choose(index: NearIndex, rows: Shaped[Tensor, "n d"], beats: Beats) -> Choice:
     """Keep each row that is near none better, whether among the rows kept or in the index.
 
     Goes through all rows, those in the index too, from the best to the worst, and compares each
-    with what is kept alone. Rows in the index are not compared with each other.
-
-    Args:
-        index: rows held before.
-        rows: candidates, from the best to the worst.
-        beats: tells pair by pair whether a candidate, given by its position, is better than the
-            row in a slot.
+    with what is kept alone. Rows in the index are not compared with each other. Candidates come
+    from the best to the worst; ``beats(position, slot)`` compares them with rows in the index.
     """
     if rows.shape[0] <= index.chunk:
         prepared = index.prepare(rows)
@@ -61,8 +52,12 @@ def _by_chunks(index: NearIndex, rows: Tensor, beats: Beats) -> Choice:
         taken[peers.near(peers.prepare(part))[0]] = True
         here = start + (~taken).nonzero()[:, 0]
         prepared = index.prepare(rows[here])
-        near = _without(index.near(prepared), [each.replaced for each in parts])
-        chosen = _settle(prepared, near, index.near_each_other(prepared), _shifted(beats, here))
+        i, slot = index.near(prepared)
+        if parts and i.shape[0]:
+            left = ~torch.isin(slot, torch.cat([each.replaced for each in parts]))
+            i, slot = i[left], slot[left]
+        peers_near = index.near_each_other(prepared)
+        chosen = _settle(prepared, (i, slot), peers_near, lambda i, s, at=here: beats(at[i], s))
         length = peers.length + chosen.selected.shape[0]
         slot = torch.arange(peers.length, length)
         peers.write(slot, peers.prepare(chosen.prepared.rows), length)
@@ -85,17 +80,3 @@ def _settle(prepared: PreparedRows, near: Pairs, peers: Pairs, beats: Beats) -> 
     stays = greedy(n + held.shape[0], better, worse)
     kept = stays[:n].nonzero()[:, 0]
     return Choice(kept, held[~stays[n:]], prepared.select(kept))
-
-
-def _shifted(beats: Beats, here: Tensor) -> Beats:
-    """Take positions among some of the rows for positions among all."""
-    return lambda i, slot: beats(here[i], slot)
-
-
-def _without(near: Pairs, replaced: list[Tensor]) -> Pairs:
-    """Leave out the pairs whose slot has been given up."""
-    i, slot = near
-    if not replaced or not i.shape[0]:
-        return near
-    left = ~torch.isin(slot, torch.cat(replaced))
-    return i[left], slot[left]

@@ -20,11 +20,7 @@ _OVERFLOW = 1e15  # a cutoff whose square leaves float32 room
 
 
 def check_norm(p: float | int) -> float:
-    """Return p if distances can be measured with it: 0, or at least 1, ``inf`` included.
-
-    Raises:
-        ArgumentError: any other.
-    """
+    """Return p if distances can be measured with it: 0, or at least 1, ``inf`` included."""
     if not (p == 0 or p >= 1):
         raise ArgumentError(f"p must be 0 (Hamming distance), at least 1, or inf, got {p!r}")
     return float(p)
@@ -76,7 +72,8 @@ def within(
         for n_columns in (_COARSE, width):
             a = rows[:, :n_columns].index_select(0, i[pairs])
             b = others[:, :n_columns].index_select(0, j[pairs])
-            apart = torch.linalg.vector_norm(_coarse_difference(a, b), p, dim=1)
+            delta = a - b if a.dtype == torch.float32 else _difference(a, b).to(torch.float32)
+            apart = torch.linalg.vector_norm(delta, p, dim=1)
             pairs = pairs[apart <= cutoff * (1 + _ROUNDING * n_columns)]
         i, j = i[pairs], j[pairs]
     near = distance(rows.index_select(0, i), others.index_select(0, j), p) <= cutoff
@@ -98,12 +95,8 @@ def greedy(n: int, better: Int64[Tensor, "m"], worse: Int64[Tensor, "m"]) -> Boo
     """Keep every node that has no better neighbour among those kept.
 
     What going through the nodes from the best to the worst keeps, many at a time: all that have
-    no better neighbour left are kept at once, and their neighbours dropped.
-
-    Args:
-        n: number of nodes.
-        better: of each pair of neighbours the better node, in an order without cycles.
-        worse: and the other one.
+    no better neighbour left are kept at once, and their neighbours dropped. Each pair of neighbours
+    is given as its better and its worse node, in an order without cycles.
     """
     kept = torch.ones(n, dtype=torch.bool, device=better.device)
     kept[worse] = False
@@ -129,10 +122,3 @@ def _difference(a: Tensor, b: Tensor) -> Float64[Tensor, "m d"]:
     if a.is_floating_point():
         return a.to(torch.float64) - b.to(torch.float64)
     return (a.to(torch.int64) - b.to(torch.int64)).to(torch.float64)
-
-
-def _coarse_difference(a: Tensor, b: Tensor) -> Tensor:
-    """Return a - b in float32, to the rounding of float32 in the difference."""
-    if a.dtype == torch.float32:
-        return a - b
-    return _difference(a, b).to(torch.float32)

@@ -15,10 +15,13 @@ from gfn_rb.shapes import Shaped
 
 BATCH_OF_PAIRS = 2**21  # looked at together, so that memory stays bounded
 _WORTHWHILE = 16  # a look-up that leaves more than one row in so many is dearer than all pairs
-RELATIVE = 1e-9  # what rounding may do to a distance, relative to it, and more
+_RELATIVE = 1e-9  # what rounding may do to a distance, relative to it, and more
 _FEW = 512  # rows that are always worth a table of their own
 _FLAGS = 128  # for each slot, so that few keys share one
 _MOST_FLAGS = 2**22
+_FEWEST = 512  # rows that pivots are chosen for
+_MOST_PIVOTS = 1024
+_SAMPLE = 4096  # rows that pivots are chosen among
 
 
 class Neighbours(HeldRows):
@@ -52,9 +55,9 @@ class Neighbours(HeldRows):
     def _probes(self, prepared: PreparedRows) -> Pairs:
         """Return which keys to look up for which row."""
 
-    @abstractmethod
     def _plausible(self, prepared: PreparedRows, i: Tensor, slot: Tensor) -> Pairs:
-        """Drop pairs that a bound rules out."""
+        """Drop pairs that a bound rules out, none if there is no bound."""
+        return i, slot
 
     @abstractmethod
     def _may_be_near(self, prepared: PreparedRows) -> Tensor:
@@ -86,7 +89,8 @@ class Neighbours(HeldRows):
         i = torch.cat([row.index_select(0, asked), i])
         slot = torch.cat([slot, self._recent_slot.index_select(0, filed // self._n_keys)])
         held = (slot < self.length).nonzero()[:, 0]
-        return self._measured(prepared, *self._plausible(prepared, i[held], slot[held]))
+        i, slot = self._plausible(prepared, i[held], slot[held])
+        return self._measured(prepared.rows, self.rows, i, slot)
 
     def _recent(self, row: Tensor, key: Tensor) -> tuple[Multimap, Spans]:
         """Return who looks for which flagged key, and where rows written last meet them."""
@@ -99,16 +103,13 @@ class Neighbours(HeldRows):
     def near_each_other(self, prepared: PreparedRows) -> Pairs:
         """Return near rows i < j; see :meth:`NearIndex.near_each_other`."""
         i, j = self._may_be_near(prepared).triu(1).nonzero().unbind(1)
+        return self._measured(prepared.rows, prepared.rows, i, j)
+
+    def _measured(self, rows: Tensor, others: Tensor, i: Tensor, j: Tensor) -> Pairs:
         if not i.shape[0]:
             return i, j
-        near = within(prepared.rows, prepared.rows, i, j, self.p, self.cutoff)
+        near = within(rows, others, i, j, self.p, self.cutoff)
         return i[near], j[near]
-
-    def _measured(self, prepared: PreparedRows, i: Tensor, slot: Tensor) -> Pairs:
-        if not i.shape[0]:
-            return i, slot
-        near = within(prepared.rows, self.rows, i, slot, self.p, self.cutoff)
-        return i[near], slot[near]
 
     def _measured_all(self, prepared: PreparedRows) -> Pairs:
         """Compare with every row, some of them at a time."""
@@ -117,19 +118,18 @@ class Neighbours(HeldRows):
         for start in range(0, self.length, step):
             rows = self.rows[start : min(start + step, self.length)]
             i, j = self._roughly_near(prepared.rows, rows).nonzero().unbind(1)
-            found.append(self._measured(prepared, i, j + start))
+            found.append(self._measured(prepared.rows, self.rows, i, j + start))
         return _joined(found)
 
     def _by_halves(self, prepared: PreparedRows) -> Pairs:
-        rows = torch.arange(prepared.rows.shape[0])
-        halves = rows.tensor_split(2)
+        halves = torch.arange(prepared.rows.shape[0]).tensor_split(2)
         found = [self.near(prepared.select(half)) for half in halves]
         return _joined([(half[i], slot) for half, (i, slot) in zip(halves, found, strict=True)])
 
     def _roughly_near(self, a: Tensor, b: Tensor) -> Tensor:
         dtype = torch.float32 if a.dtype == torch.float32 else torch.float64
         apart, rounding = rough_distances(a.to(dtype), b.to(dtype), self.p)
-        return ~(apart > self.cutoff * (1 + RELATIVE) + rounding)  # NaN of an overflow: perhaps
+        return ~(apart > self.cutoff * (1 + _RELATIVE) + rounding)  # NaN of an overflow: perhaps
 
     # Writing.
 
@@ -146,10 +146,8 @@ class Neighbours(HeldRows):
         self._flags.zero_()
         if self.length == 0:
             return
-        slot = torch.arange(self.length)
-        slot = slot.repeat_interleave(self._n_keys)
-        key = self._key_of[: self.length].reshape(-1)
-        self._table = Multimap(key, slot)
+        slot = torch.arange(self.length).repeat_interleave(self._n_keys)
+        self._table = Multimap(self._key_of[: self.length].reshape(-1), slot)
 
 
 class ColumnGroups(Neighbours):
@@ -167,8 +165,7 @@ class ColumnGroups(Neighbours):
 
     def sibling(self, capacity: int) -> ColumnGroups:
         """Return an empty index of another capacity; see :meth:`NearIndex.sibling`."""
-        n_differ = self._key_of.shape[1] - 1
-        return ColumnGroups(capacity, self.rows, self.p, self.cutoff, n_differ)
+        return ColumnGroups(capacity, self.rows, self.p, self.cutoff, self._n_keys - 1)
 
     def prepare(self, rows: Shaped[Tensor, "n d"]) -> PreparedRows:
         """Hash rows; see :meth:`NearIndex.prepare`."""
@@ -178,9 +175,6 @@ class ColumnGroups(Neighbours):
     def _probes(self, prepared: PreparedRows) -> Pairs:
         rows = torch.arange(prepared.key.shape[0])
         return rows.repeat_interleave(self._n_keys), prepared.key.view(-1)
-
-    def _plausible(self, prepared: PreparedRows, i: Tensor, slot: Tensor) -> Pairs:
-        return i, slot
 
     def near_each_other(self, prepared: PreparedRows) -> Pairs:
         """Return near rows i < j; see :meth:`NearIndex.near_each_other`."""
@@ -195,6 +189,93 @@ class ColumnGroups(Neighbours):
     def _enter_all(self) -> None:
         self._key_of[: self.length] = self.prepare(self.rows[: self.length]).key
         self._file_all()
+
+
+class Pivots(Neighbours):
+    """Finds near rows by their distances to some of the rows, the pivots.
+
+    Each row x is filed under its nearest pivot. By the triangle inequality a row q near x can
+    have no pivot closer by more than twice the cutoff than x's pivot, and its distance to that
+    one differs from x's by at most the cutoff. Pivots lie far from each other (farthest-first
+    traversal, Gonzalez 1985), so that clusters of rows have their own.
+    """
+
+    def __init__(self, capacity: int, like: Shaped[Tensor, "n d"], p: float, cutoff: float) -> None:
+        super().__init__(capacity, like, p, cutoff, 1)
+        self._pivots = self.rows[:0]
+        self._chosen_for = 0
+        self._radius = torch.zeros(capacity, dtype=torch.float64)
+        self._rounding = self._radius.new_zeros(())
+
+    def sibling(self, capacity: int) -> Pivots:
+        """Return an empty index of another capacity; see :meth:`NearIndex.sibling`."""
+        return Pivots(capacity, self.rows, self.p, self.cutoff)
+
+    def prepare(self, rows: Shaped[Tensor, "n d"]) -> PreparedRows:
+        """Measure how far rows lie from the pivots; see :meth:`NearIndex.prepare`."""
+        if not self._pivots.shape[0] or not rows.shape[0]:
+            key = torch.zeros((rows.shape[0], 1), dtype=torch.int64)
+            reach = self._radius.new_zeros((rows.shape[0], len(self._pivots)))
+            return PreparedRows(rows, key, reach)
+        reach, rounding = rough_distances(rows.to(torch.float64), self._pivots, self.p)
+        self._rounding = torch.maximum(self._rounding, rounding)
+        return PreparedRows(rows, reach.argmin(1, keepdim=True), reach)
+
+    @property
+    def _slack(self) -> Tensor:
+        """The cutoff, and what rounding may add to a difference of two distances."""
+        return self.cutoff * (1 + _RELATIVE) + 2 * self._rounding
+
+    def _probes(self, prepared: PreparedRows) -> Pairs:
+        # The triangle inequality, twice: if d(q, x) <= c and p is x's nearest pivot, then for the
+        # pivot o nearest to q, d(q, p) <= d(x, p) + c <= d(x, o) + c <= d(q, o) + 2 c.
+        closest = prepared.place.amin(1, keepdim=True)
+        reachable = prepared.place <= closest * (1 + _RELATIVE) + 2 * self._slack
+        row, pivot = reachable.nonzero().unbind(1)
+        return row, pivot
+
+    def _plausible(self, prepared: PreparedRows, i: Tensor, slot: Tensor) -> Pairs:
+        pivot = self._key_of[:, 0].index_select(0, slot)
+        reach = prepared.place.view(-1).index_select(0, i * prepared.place.shape[1] + pivot)
+        radius = self._radius.index_select(0, slot)
+        bound = self._slack + _RELATIVE * reach
+        near = ((reach - radius).abs_() <= bound).nonzero()[:, 0]
+        return i[near], slot[near]
+
+    def _may_be_near(self, prepared: PreparedRows) -> Tensor:
+        return self._roughly_near(prepared.rows, prepared.rows)
+
+    def _enter(self, slot: Tensor, prepared: PreparedRows) -> None:
+        if self.length >= max(_FEWEST, 2 * self._chosen_for):
+            self._enter_all()
+        elif self._pivots.shape[0]:
+            self._radius.index_copy_(0, slot, prepared.place.amin(1))
+            super()._enter(slot, prepared)
+
+    def _enter_all(self) -> None:
+        self._table, self._recent_slot = None, self._none
+        self._pivots, self._chosen_for = self.rows[:0], 0
+        if self.length < _FEWEST:
+            return
+        rows = self.rows[: self.length]
+        self._pivots = _far_apart(rows, min(4 * math.isqrt(self.length), _MOST_PIVOTS), self.p)
+        self._chosen_for = self.length
+        step = max(1, BATCH_OF_PAIRS // self._pivots.shape[0])
+        prepared = [self.prepare(part) for part in rows.split(step)]
+        self._radius[: self.length] = torch.cat([prepared.place.amin(1) for prepared in prepared])
+        self._key_of[: self.length] = torch.cat([prepared.key for prepared in prepared])
+        self._file_all()
+
+
+def _far_apart(rows: Tensor, n: int, p: float) -> Tensor:
+    """Choose rows, each as far as can be from those chosen before, among a sample of them."""
+    sample = rows[:: max(1, rows.shape[0] // _SAMPLE)].to(torch.float64)
+    chosen = torch.zeros(n, dtype=torch.int64)
+    apart = torch.cdist(sample[:1], sample, p)[0]
+    for k in range(1, n):
+        chosen[k] = apart.argmax()
+        apart = torch.minimum(apart, torch.cdist(sample[chosen[k : k + 1]], sample, p)[0])
+    return sample[chosen]
 
 
 def _joined(found: list[Pairs]) -> Pairs:

@@ -9,10 +9,8 @@ from torch import Tensor
 
 from gfn_rb.errors import NaNError, ShapeError
 from gfn_rb.numerics.near.distances import Distance
-from gfn_rb.numerics.near.duplicates import Duplicates
-from gfn_rb.numerics.near.index import HeldRows, NearIndex, Pairs, PreparedRows
-from gfn_rb.numerics.near.neighbours import BATCH_OF_PAIRS, ColumnGroups
-from gfn_rb.numerics.near.pivots import Pivots
+from gfn_rb.numerics.near.index import Duplicates, HeldRows, NearIndex, Pairs, PreparedRows
+from gfn_rb.numerics.near.neighbours import BATCH_OF_PAIRS, ColumnGroups, Pivots
 from gfn_rb.shapes import Shaped
 
 _COLUMNS = 3  # a group of fewer columns is equal too often
@@ -39,9 +37,7 @@ def _most_that_differ(like: Tensor, p: float, cutoff: float) -> int:
         return 0
     if p == 0:
         return math.floor(min(cutoff, width))
-    if like.is_floating_point() or (p == math.inf and cutoff >= 1):
-        return width
-    if cutoff >= width:
+    if like.is_floating_point() or (p == math.inf and cutoff >= 1) or cutoff >= width:
         return width
     bound = cutoff**p if p < math.inf else 0.0
     return math.floor(min(bound * (1 + 1e-9), width))
@@ -82,12 +78,6 @@ class Measured(HeldRows):
         """Return near rows i < j; see :meth:`NearIndex.near_each_other`."""
         i, j = self._near(prepared.rows, prepared.rows).triu(1).nonzero().unbind(1)
         return i, j
-
-    def _enter(self, slot: Tensor, prepared: PreparedRows) -> None:
-        """Do nothing: the rows are all there is."""
-
-    def _enter_all(self) -> None:
-        """Do nothing: the rows are all there is."""
 
     def _near(self, a: Tensor, b: Tensor) -> Tensor:
         apart = self.distance(a, b)

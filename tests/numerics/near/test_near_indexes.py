@@ -7,11 +7,10 @@ import torch
 from factories import DEVICES
 
 from gfn_rb.errors import NaNError, ShapeError
-from gfn_rb.numerics.near import neighbours, pivots, search
+from gfn_rb.numerics.near import neighbours, search
 from gfn_rb.numerics.near.distances import distance
-from gfn_rb.numerics.near.duplicates import Duplicates
-from gfn_rb.numerics.near.neighbours import ColumnGroups
-from gfn_rb.numerics.near.pivots import Pivots
+from gfn_rb.numerics.near.index import Duplicates
+from gfn_rb.numerics.near.neighbours import ColumnGroups, Pivots
 from gfn_rb.numerics.near.search import Measured, near_index
 from gfn_rb.training.metrics import tanimoto_distance
 
@@ -202,10 +201,9 @@ def test_a_distance_that_is_none_is_named(distance, error, message):
 @pytest.mark.parametrize("pairs", [8, 2**21])
 @pytest.mark.parametrize("dtype", [torch.int64, torch.float32])
 def test_near_rows_are_found(p, pairs, dtype, monkeypatch):
-    monkeypatch.setattr(pivots, "_FEWEST", 4)
+    monkeypatch.setattr(neighbours, "_FEWEST", 4)
     monkeypatch.setattr(neighbours, "_FEW", 6)
-    for module in (neighbours, pivots):
-        monkeypatch.setattr(module, "BATCH_OF_PAIRS", pairs)
+    monkeypatch.setattr(neighbours, "BATCH_OF_PAIRS", pairs)
 
     def make(n, generator):
         return torch.randint(0, 7, (n, 2), generator=generator).to(dtype)
