@@ -56,8 +56,11 @@ def _by_chunks(index: NearIndex, rows: Tensor, beats: Beats) -> Choice:
         if parts and i.shape[0]:
             left = ~torch.isin(slot, torch.cat([each.replaced for each in parts]))
             i, slot = i[left], slot[left]
-        peers_near = index.near_each_other(prepared)
-        chosen = _settle(prepared, (i, slot), peers_near, lambda i, s, at=here: beats(at[i], s))
+
+        def beats_here(i: Tensor, slot: Tensor, here: Tensor = here) -> Tensor:
+            return beats(here[i], slot)
+
+        chosen = _settle(prepared, (i, slot), index.near_each_other(prepared), beats_here)
         length = peers.length + chosen.selected.shape[0]
         slot = torch.arange(peers.length, length)
         peers.write(slot, peers.prepare(chosen.prepared.rows), length)
