@@ -66,14 +66,10 @@ class TopK:
         rank: Int64[np.ndarray, "m"],
         n_smallest: int = 0,
     ) -> None:
-        """Change some rows.
+        """Change some rows, each once.
 
-        Args:
-            row: their positions, each once.
-            key: their new keys.
-            rank: their new ranks.
-            n_smallest: how many rows, the first ones, are the smallest ones in ascending order and
-                get no smaller keys. If any, ``key`` is in ascending order.
+        If the first ``n_smallest`` of them are the smallest of all, in ascending order, and get no
+        smaller keys, they are not looked for. ``key`` has to be in ascending order then.
         """
         keys, ranks, n = self._key.numpy(), self._rank.numpy(), n_smallest
         self._sorted_key, self._sorted_row = self._sorted_key[n:], self._sorted_row[n:]
@@ -131,14 +127,9 @@ class TopK:
     ) -> tuple[Float64[np.ndarray, "c"], Int64[np.ndarray, "c"], Int64[np.ndarray, "m"]]:
         """Let a batch contend with the smallest rows.
 
-        Its rows from the largest key down take the free places; the others meet the smallest rows
-        from the smallest up, and replace them pair by pair as long as they win.
-
-        Args:
-            key: of each row of the batch, not NaN.
-            order: of the batch, as :func:`ascending` returns it.
-            free: how many rows have no key yet, fewer than n.
-            newest: whether a row of the batch wins against an equal key.
+        Its rows from the largest key down take the ``free`` places; the others meet the smallest
+        rows from the smallest up, and replace them pair by pair as long as they win: the
+        ``newest`` against equal keys too. No key is NaN.
 
         Returns:
             Keys and positions in the batch of the rows that replace others, then of those that take
@@ -198,10 +189,7 @@ def _in_order(
 
 
 def ascending(key: Float[np.ndarray, "n"], newest: bool) -> Int64[np.ndarray, "n"]:
-    """Return the order in which keys ascend, NaN last.
-
-    Of equal keys the last one is the newest, or else the oldest.
-    """
+    """Return the order in which keys ascend, NaN last, of equal ones the newest or the oldest."""
     if newest:
         return key.argsort(kind="stable")
     return len(key) - 1 - key[::-1].argsort(kind="stable")

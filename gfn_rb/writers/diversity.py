@@ -23,12 +23,10 @@ from gfn_rb.shapes import Float64, Int64, Rows
 from gfn_rb.sharing import is_recorded, record_slots
 from gfn_rb.storages import is_laid_out
 from gfn_rb.torchrl_compat import length_of
-from gfn_rb.writers.eviction_order import Tie
-from gfn_rb.writers.features import Features
-from gfn_rb.writers.moves import Moves, moves_of
+from gfn_rb.writers.eviction_order import Moves, Tie, moves_of
+from gfn_rb.writers.features import Features, SyncedIndex
 from gfn_rb.writers.reward import RewardPrioritizedWriter, Written
 from gfn_rb.writers.rows import write_rows
-from gfn_rb.writers.synced_index import SyncedIndex
 
 Near = Literal["replace", "reject"]
 When = Literal["always", "full"]
@@ -127,11 +125,7 @@ class DiversityWriter(RewardPrioritizedWriter):
         self.measure(features)
 
     def measure(self, features: NestedKey | Callable[[TensorDictBase], Tensor] | None) -> None:
-        """Measure distances between other features from now on.
-
-        Args:
-            features: key, or callable from items [n] to a tensor [n, d].
-        """
+        """Measure distances between other features from now on, given as in the constructor."""
         self.features = features
         p = self.p if self.distance is None else self.distance
         make = partial(near_index, p=p, cutoff=self.cutoff_distance)

@@ -1,9 +1,9 @@
-"""The order in which stored rows give way to better ones."""
+"""The order in which stored rows give way to better ones, and how others close the gaps."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -15,13 +15,53 @@ from gfn_rb.numerics.top_k import UNKNOWN_RANK, TopK, ascending
 from gfn_rb.shapes import Float, Float64, Int64, Shaped
 from gfn_rb.state_folder import require_count, require_numbers
 from gfn_rb.storages import is_laid_out, slots_to_allocate
-from gfn_rb.writers.moves import Moves
-from gfn_rb.writers.rows import check_number
+from gfn_rb.torchrl_compat import bump_mutation_revision, set_length
+from gfn_rb.writers.rows import check_number, relocate
 
 Tie = Literal["newest", "oldest"]
 
 _OFFERED, _WRITTEN, _REVISION = range(3)
 _AGES_BEFORE = 2**62  # what rows of unknown age are older by than the first row offered
+
+
+class Moves(NamedTuple):
+    """Slots that are written, and rows that move into slots that others gave up."""
+
+    target: Tensor  # slots for the new rows
+    source: Tensor  # slots of rows that move, all of them from ``length`` on
+    hole: Tensor  # where these move to
+    length: int  # of the storage afterwards
+
+    def slots(self, before: int) -> Int64[Tensor, "m"]:
+        """Return all slots that hold something else afterwards, or nothing."""
+        return torch.cat([self.target, self.hole, self.tail(before)])
+
+    def tail(self, before: int) -> Int64[Tensor, "t"]:
+        """Return the slots that are given up; see :meth:`slots`."""
+        return torch.arange(min(self.length, before), before, device=self.target.device)
+
+    def close_holes(self, storage: Storage, before: int) -> None:
+        """Move rows in a storage, and cut it to its length."""
+        if self.source.shape[0]:
+            relocate(storage, self.source, self.hole)
+        if self.length < before:
+            set_length(storage, self.length)
+            bump_mutation_revision(storage)  # or samplers would take it for a write to some rows
+
+
+def moves_of(n: int, removed: Int64[Tensor, "k"], stored: int) -> Moves:
+    """Put n rows over removed ones and then at the end, or close holes with rows from the end."""
+    length = stored + n - removed.shape[0]
+    if length == stored:
+        none = removed[:0]
+        return Moves(removed, none, none, length)
+    if length > stored:
+        fresh = torch.arange(stored, length, device=removed.device)
+        return Moves(torch.cat([removed, fresh]), fresh[:0], fresh[:0], length)
+    removed = removed.sort().values
+    tail = torch.arange(length, stored, device=removed.device)
+    source = tail[~torch.isin(tail, removed)]
+    return Moves(removed[:n], source, removed[n : n + source.shape[0]], length)
 
 
 class EvictionOrder:
@@ -30,10 +70,6 @@ class EvictionOrder:
     It follows the key column of the storage: rows that other code wrote or relabelled count with
     their new keys from the next call on. Keys are compared as float64, on the host whatever the
     storage's device: it has to know which rows come in before they are moved.
-
-    Attributes:
-        version: the content of the storage that the order matches, as this process sees it; None
-            for none.
     """
 
     def __init__(self, column: KeyColumn, tie: Tie, largest: bool = True) -> None:
@@ -43,9 +79,10 @@ class EvictionOrder:
         self._worst: Any = None  # a TopK, once there is a storage
         self.restored: Tensor | None = None  # ranks, until there is a storage
         # Rows offered, rows written, storage revision that the order matches. On the CPU, and a
-        # tensor, so that processes sharing the buffer share it.
+        # tensor, so that processes sharing the buffer share it. Its NumPy view, quicker to read and
+        # write one by one, is made anew each time: sharing a tensor moves its memory.
         self._counters = torch.zeros(3, dtype=torch.int64)
-        self.version: Version | None = None
+        self.version: Version | None = None  # of the storage's content, as this process sees it
 
     # Following a storage.
 
@@ -89,12 +126,12 @@ class EvictionOrder:
         # A process that shares the order keeps it up to date and records for which revision. Its
         # writes do not raise the version that this process sees of the key tensor.
         mine = self.version is not None and version[1:] == self.version[1:]
-        if not mine or int(self._count[_REVISION]) != version[0]:
+        if not mine or int(self._counters.numpy()[_REVISION]) != version[0]:
             values = self.signed(self.column.values(storage)).cpu()
             worst.assign(values, self._ranks(worst, len(values)))
         else:
             worst.forget_sorted()
-        self.version, self._count[_REVISION] = version, version[0]
+        self.version, self._counters.numpy()[_REVISION] = version, version[0]
         return worst
 
     def _ranks(self, worst: TopK, stored: int) -> Int64[Tensor, "n"]:
@@ -112,10 +149,7 @@ class EvictionOrder:
         rank: Int64[np.ndarray, "m"],
         n_replaced: int = 0,
     ) -> None:
-        """Follow rows that were just written to a storage, which the order matched before.
-
-        The first ``n_replaced`` slots are those that :meth:`replacements` returned.
-        """
+        """Follow rows just written, the first of them to slots from :meth:`replacements`."""
         self._worst.update(slot, key, rank, n_replaced)
         self.now_matches(storage)
 
@@ -152,11 +186,7 @@ class EvictionOrder:
     def ascending(
         self, key: Float[Tensor, "n"]
     ) -> tuple[Float[np.ndarray, "n"], Int64[np.ndarray, "n"]]:
-        """Return keys of a batch, and in which order they ascend; see :meth:`sort`.
-
-        Raises:
-            NaNError: one is NaN.
-        """
+        """Return keys of a batch, none NaN, and in which order they ascend; see :meth:`sort`."""
         value = (key.float() if key.dtype == torch.bfloat16 else key).numpy()
         row = self.sort(value)
         if math.isnan(value[row[-1]]):
@@ -174,13 +204,7 @@ class EvictionOrder:
     def replacements(
         self, value: Float[np.ndarray, "n"], row: Int64[np.ndarray, "n"], free: int
     ) -> tuple[Float64[np.ndarray, "c"], Int64[np.ndarray, "c"], Int64[np.ndarray, "m"]]:
-        """Return keys and positions of the rows that come in, and the slots that they replace.
-
-        Args:
-            value: keys, as :meth:`ascending` returns them.
-            row: their order.
-            free: number of slots that hold no row.
-        """
+        """Return keys and positions of the rows that come in, and the slots that they replace."""
         worst: TopK = self._worst
         return worst.replacements(value, row, free, self.tie == "newest")
 
@@ -211,14 +235,6 @@ class EvictionOrder:
 
     # State.
 
-    @property
-    def _count(self) -> Any:
-        """The counters as NumPy numbers, far quicker to read and write one by one.
-
-        Made anew each time: sharing a tensor between processes moves its memory.
-        """
-        return self._counters.numpy()
-
     def count_offered(self, n: int) -> None:
         """Count rows offered, which makes those to come newer."""
         self._counters.numpy()[_OFFERED] += n
@@ -240,17 +256,17 @@ class EvictionOrder:
 
     def roll_back(self, counters: list[int]) -> None:
         """Return to counters, and have every process read the keys anew."""
-        self._count[: len(counters)] = counters
-        self._count[_REVISION] = -1
+        self._counters.numpy()[: len(counters)] = counters
+        self._counters.numpy()[_REVISION] = -1
         self.forget()
 
     def empty(self, storage: Storage | None, empty_write_count: bool = True) -> None:
         """Start anew, for the storage was emptied."""
-        self._count[_OFFERED] = 0
+        self._counters.numpy()[_OFFERED] = 0
         if storage is not None:
             self.ranked(storage).rank.fill_(UNKNOWN_RANK)
         if empty_write_count:
-            self._count[_WRITTEN] = 0
+            self._counters.numpy()[_WRITTEN] = 0
 
     def state(self, storage: Storage | None) -> dict[str, Any]:
         """Return the age of each row, and how many were offered and written."""
@@ -274,7 +290,7 @@ class EvictionOrder:
             known = self.ranked(storage).rank
             known[: len(rank)] = rank
             known[len(rank) :] = UNKNOWN_RANK
-        self._count[:_REVISION] = state["offered"], state["written"]
+        self._counters.numpy()[:_REVISION] = state["offered"], state["written"]
         self.forget()
 
     def __getstate__(self) -> dict[str, Any]:

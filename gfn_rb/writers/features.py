@@ -1,4 +1,4 @@
-"""Numbers that the items of a buffer are compared by."""
+"""Numbers that the items of a buffer are compared by, and an index of them."""
 
 from __future__ import annotations
 
@@ -8,15 +8,21 @@ from typing import Any, TypeAlias
 import torch
 from tensordict import LazyStackedTensorDict, NestedKey, TensorDictBase
 from torch import Tensor
+from torchrl.data.replay_buffers.storages import Storage
 
 from gfn_rb.arguments import require_key
+from gfn_rb.column import Version
 from gfn_rb.containers import convert
 from gfn_rb.containers.objects import object_columns
 from gfn_rb.errors import ArgumentError, KeyMismatchError, NaNError, ShapeError
 from gfn_rb.keys import ACTION, CONDITION, IS_BACKWARD, LENGTH, NEXT, NEXT_STATE, STATE
 from gfn_rb.numerics.flat import flat_rows
 from gfn_rb.numerics.near.hashing import equal_bits
+from gfn_rb.numerics.near.index import Duplicates, NearIndex
 from gfn_rb.shapes import Int64, Rows, Shaped
+from gfn_rb.storages import slots_to_allocate, stored_rows
+from gfn_rb.torchrl_compat import length_of
+from gfn_rb.writers.eviction_order import Moves
 
 Unique: TypeAlias = NestedKey | list[NestedKey] | Callable[[TensorDictBase], Tensor] | None
 
@@ -24,17 +30,7 @@ _READ_BY_DEFAULT = (STATE, NEXT_STATE, LENGTH, IS_BACKWARD, CONDITION)
 
 
 class Features:
-    """Turns items into rows of numbers to measure distances between.
-
-    Args:
-        source: a key, whose entry is flattened; a callable from items, batch size [n], to rows
-            [n, d]; or None for the state that items are about: the terminating state of
-            trajectories, the state and the next one of transitions, else the state. The item's
-            ``condition`` is appended in any case.
-
-    Raises:
-        ArgumentError: something else.
-    """
+    """Turns items into rows of numbers to measure distances between; see ``DiversityWriter``."""
 
     def __init__(self, source: NestedKey | Callable[[TensorDictBase], Tensor] | None) -> None:
         if not (source is None or callable(source) or isinstance(source, (str, tuple))):
@@ -89,13 +85,9 @@ class Features:
 
 
 class ObjectColumns(Features):
-    """Turns items into rows of integers that are equal exactly where items count as the same.
+    """Turns items into rows of integers that are equal exactly where items are of one object.
 
-    Args:
-        source: "state" for the object that an item stands for, its terminating state and its
-            condition, see :func:`~gfn_rb.containers.objects.object_columns`; another key, or a
-            list of keys, whose entries have to be equal; or a callable from items, batch size
-            [n], to int64 fingerprints, [n] or [n, d].
+    See ``unique`` of ``RewardPrioritizedWriter``.
     """
 
     def __init__(self, source: Unique) -> None:
@@ -177,3 +169,57 @@ def require_finite(rows: Tensor) -> Tensor:
         f"features are NaN or infinite in {int(bad.sum())} of {rows.shape[0]} items, first at "
         f"position {first}: expected finite numbers, nothing was written"
     )
+
+
+class SyncedIndex:
+    """An index of what the rows of a storage are compared by, one in each process.
+
+    It is read anew if the storage was written to by others.
+    """
+
+    def __init__(
+        self, features: Features, make: Callable[[int, Tensor], NearIndex] = Duplicates
+    ) -> None:
+        self.features = features
+        self._make = make
+        self._index: NearIndex | None = None
+        self.version: Version | None = None  # of the storage's content that the index holds
+
+    def read(self, data: Rows) -> Shaped[Tensor, "n d"]:
+        """Return what rows are compared by, on the host."""
+        rows = self.features.of(data)
+        return rows if rows.is_cpu else require_finite(rows.cpu())
+
+    def sync(
+        self, storage: Storage, rows: Shaped[Tensor, "n d"], version: Version | None
+    ) -> NearIndex:
+        """Return an index fit to look rows up, read anew unless it is of this version."""
+        index = self._index
+        n = min(length_of(storage) + rows.shape[0], storage.max_size)
+        if index is None:
+            index = self._make(slots_to_allocate(storage, n), rows)
+        elif rows.shape[1:] != index.like.shape[1:] or rows.dtype != index.like.dtype:
+            raise ShapeError(
+                f"features must stay alike: got {rows.dtype} of width {rows.shape[1]}, expected "
+                f"{index.like.dtype} of width {index.like.shape[1]} as before"
+            )
+        elif index.capacity < n:  # of a list of rows
+            index, self.version = index.sibling(slots_to_allocate(storage, n)), None
+        if version is not None and version != self.version:
+            index.assign(self.read(stored_rows(storage)) if len(storage) else rows[:0])
+            self.version = version
+        self._index = index
+        return index
+
+    def move(self, move: Moves) -> None:
+        """Move rows as they were moved in the storage, which the index matched before."""
+        index = self._index
+        assert index is not None
+        if move.source.shape[0]:
+            index.move(move.source, move.hole)
+        if move.length < index.length:
+            index.shorten(move.length)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the index, which each process makes from the storage."""
+        return {**self.__dict__, "_index": None, "version": None}

@@ -190,11 +190,7 @@ class FIFOWriter(TensorDictRoundRobinWriter):
         return [write_cursor(self), self._write_count]
 
     def roll_back(self, counters: list[int]) -> None:
-        """Restore counters.
-
-        Args:
-            counters: earlier return value of :meth:`counters`; empty if nothing was written.
-        """
+        """Restore what :meth:`counters` returned; empty if nothing was written."""
         if counters:
             set_write_cursor(self, counters[0])
             self._write_count = counters[1]
@@ -245,16 +241,7 @@ def _are_rows(data: Any) -> bool:
 
 
 class UniqueFIFOWriter(RewardPrioritizedWriter):
-    """A writer that keeps the ``capacity`` newest objects, one row each.
-
-    Where all items rank alike, the oldest give way to the newest.
-
-    Args:
-        unique: what tells objects apart, see :class:`~gfn_rb.RewardPrioritizedWriter`.
-        on_duplicate: whether a row whose object is stored shall "refresh" it, or "keep" it.
-        track_generations: count how often each slot is written to.
-        compilable: no effect; accepted because TorchRL passes it to its own writers.
-    """
+    """A writer that keeps the newest objects: as all rank alike, the oldest give way."""
 
     def __init__(
         self,

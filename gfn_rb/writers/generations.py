@@ -22,12 +22,7 @@ _GENERATION = "generation"
 
 
 class GenerationWriter(Writer):
-    """A writer that can tell how often each slot was written to, as TorchRL's can.
-
-    Processes that share the storage share the generations. ``rb.sample`` then gives those of its
-    rows, under ``index_generation``, and ``rb.update_if_present(index=, generation=, patch=)``
-    relabels the rows that are still there.
-    """
+    """A writer that can tell how often each slot was written to, as TorchRL's can."""
 
     def __init__(self, track_generations: bool = False) -> None:
         super().__init__()

@@ -43,18 +43,9 @@ def choose_objects(
 ) -> tuple[Int64[np.ndarray, "n"], int]:
     """Choose rows to write over those of the same objects; let the others win slots as usual.
 
-    Stored rows that are to be refreshed take their new place in the order.
-
-    Args:
-        order: of the stored rows, which it matches.
-        storage: where they are.
-        key: of each row of the batch.
-        stored_at: slot of each row's object, -1 for none.
-        is_last: whether no later row of the batch is of the row's object.
-        on_duplicate: what to do with a row whose object is stored.
-
-    Returns:
-        One slot per row, -1 for a row that is not kept, and the storage's length afterwards.
+    Stored rows that are to be refreshed take their new place in the order, which matches the
+    storage. ``stored_at`` is the slot of each row's object. Returned are one slot per row, -1 for a
+    row that is not kept, and the storage's length afterwards.
     """
     stored, capacity = len(storage), storage.max_size
     free = capacity - stored

@@ -30,10 +30,9 @@ from gfn_rb.torchrl_compat import (
     raise_slot_generations,
     set_length,
 )
-from gfn_rb.writers.eviction_order import EvictionOrder, Tie
-from gfn_rb.writers.features import ObjectColumns, Unique, require_finite
+from gfn_rb.writers.eviction_order import EvictionOrder, Tie, moves_of
+from gfn_rb.writers.features import ObjectColumns, SyncedIndex, Unique, require_finite
 from gfn_rb.writers.generations import GenerationWriter
-from gfn_rb.writers.moves import moves_of
 from gfn_rb.writers.objects import OnDuplicate, choose_objects, first_slot, is_last
 from gfn_rb.writers.rows import (
     RowLayout,
@@ -43,7 +42,6 @@ from gfn_rb.writers.rows import (
     scalar_key,
     write_rows,
 )
-from gfn_rb.writers.synced_index import SyncedIndex
 
 Written = tuple[np.ndarray, np.ndarray]  # int64: rows of a batch that were written, their slots
 
@@ -183,11 +181,7 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
         return slot if device is None else slot.to(device, non_blocking=device.type != "cpu")
 
     def identify(self, unique: Unique) -> None:
-        """Identify objects by other entries from now on, such as the rows' compact form.
-
-        Args:
-            unique: key, list of keys or callable, as in the constructor; not None.
-        """
+        """Identify objects by other entries from now on, such as the rows' compact form."""
         self._compare_by(SyncedIndex(ObjectColumns(unique)))
 
     def _compare_by(self, index: SyncedIndex) -> None:
@@ -301,10 +295,7 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
         return scalar_key(data, self.key)
 
     def _fetched(self, data: Rows, key: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return the keys of rows on a device, and what they are compared by, on the host.
-
-        All decisions are made there, so that a batch waits for its device once.
-        """
+        """Return the keys of rows on a device and what these are compared by, in one transfer."""
         if self._index is None:
             return key.cpu(), None
         key, rows = on_host(key, self._index.features.of(data))
@@ -488,11 +479,7 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
         return self._order.counters()
 
     def roll_back(self, counters: list[int]) -> None:
-        """Restore counters, and read the storage again in every process.
-
-        Args:
-            counters: earlier return value of :meth:`counters`; empty if nothing was written.
-        """
+        """Restore what :meth:`counters` returned, and have every process read the keys anew."""
         self._order.roll_back(counters)
         if self._index is not None:
             self._index.version = None

@@ -8,12 +8,7 @@ from operator import attrgetter, eq
 from typing import Any, NoReturn, cast
 
 import torch
-from tensordict import (
-    LazyStackedTensorDict,
-    NestedKey,
-    TensorDictBase,
-    is_leaf_nontensor,
-)
+from tensordict import LazyStackedTensorDict, NestedKey, TensorDictBase, is_leaf_nontensor
 from torch import Tensor
 from torchrl.data.replay_buffers.storages import LazyMemmapStorage, ListStorage, Storage
 
@@ -135,17 +130,10 @@ def select_rows(rows: Rows, at: Int64[Tensor, "m"], but: Collection[str] = ()) -
 def write_rows(
     storage: Storage, target: Int64[Tensor, "k"], data: Rows, chosen: Tensor | None, length: int
 ) -> None:
-    """Write some rows of a batch over stored ones, or behind them.
+    """Write some rows of a batch over stored ones, or behind them; all of them for None, in a list.
 
     What ``storage.set(target, data[chosen])`` does to a full storage, in a quarter of the time: it
     need not work out the batch size of any index.
-
-    Args:
-        storage: laid out.
-        target: slots, each once.
-        data: rows that have the storage's layout, batch size [n].
-        chosen: positions in the batch, int64 [k]; None for all of them, in a list.
-        length: of the storage afterwards, not below what it is now.
     """
     if isinstance(storage, ListStorage):
         slot, order = target.sort()  # those behind the last one line up
@@ -202,12 +190,9 @@ def _on_devices_of(leaves: Sequence[Tensor], parts: Sequence[Tensor]) -> Sequenc
 
 def check_slots(storage: Storage | None) -> None:
     """Raise unless a storage has all its slots: the state of a smaller one has too few."""
-    if (
-        storage is None
-        or isinstance(storage, ListStorage)
-        or storage.ndim > 1
-        or not is_laid_out(storage)
-    ):
+    if storage is None or isinstance(storage, ListStorage):
+        return
+    if storage.ndim > 1 or not is_laid_out(storage):
         return
     leaves = leaves_of(all_slots(storage))
     if leaves and len(leaves[0]) < storage.max_size:
