@@ -14,8 +14,7 @@ import torch
 from gfn_rb.losses.base import LOSSES, Loss, Penalty, linex
 from gfn_rb.losses.detailed_balance import DetailedBalance, ModifiedDetailedBalance
 from gfn_rb.losses.flow_matching import FlowMatching
-from gfn_rb.losses.sub_trajectory_balance import SubTrajectoryBalance
-from gfn_rb.losses.trajectory_balance import TrajectoryBalance
+from gfn_rb.losses.trajectory_balance import SubTrajectoryBalance, TrajectoryBalance
 
 for _module in iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")

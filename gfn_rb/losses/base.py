@@ -18,11 +18,7 @@ from gfn_rb.containers import Trajectories
 from gfn_rb.containers.base import Container
 from gfn_rb.envs.base import GFNEnv, require_env
 from gfn_rb.errors import ArgumentError, NaNError, ShapeError
-from gfn_rb.rollout.log_probs import (
-    both_log_probs,
-    trajectory_log_probs,
-    transition_log_probs,
-)
+from gfn_rb.rollout.log_probs import both_log_probs, trajectory_log_probs, transition_log_probs
 from gfn_rb.rollout.outputs import require_direction
 from gfn_rb.shapes import ConditionBatch, Float, StateBatch
 from gfn_rb.torchrl_compat import assert_on_device

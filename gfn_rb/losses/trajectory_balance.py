@@ -1,9 +1,11 @@
-"""Trajectory balance: one constraint per trajectory."""
+"""Trajectory balance, one constraint per trajectory, and sub-trajectory balance, one per part."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
@@ -11,9 +13,10 @@ from torch import Tensor, nn
 from gfn_rb.arguments import require_kind
 from gfn_rb.containers import Trajectories
 from gfn_rb.envs.base import GFNEnv
-from gfn_rb.errors import ShapeError
-from gfn_rb.losses.base import BalanceLoss, require_finite
-from gfn_rb.shapes import ConditionBatch, Float, StateBatch
+from gfn_rb.errors import ArgumentError, ShapeError
+from gfn_rb.losses.base import BalanceLoss, SumLoss, require_finite
+from gfn_rb.losses.detailed_balance import StateFlowLoss, log_flows
+from gfn_rb.shapes import ConditionBatch, Float, Int64, StateBatch
 
 
 class TrajectoryBalance(BalanceLoss[Trajectories]):
@@ -102,3 +105,119 @@ class TrajectoryBalance(BalanceLoss[Trajectories]):
                 f"shape {list(log_z.shape)}"
             )
         return log_z.expand(len(trajectories))
+
+
+class SubTrajectoryBalance(StateFlowLoss[Trajectories], SumLoss[Trajectories]):
+    """The sub-trajectory balance loss SubTB(lambda) (Madan et al. 2022, arXiv:2209.12782).
+
+    For a trajectory s_0, ..., s_{L-1} = x, s_L = sink, each part i < j has the residual
+
+        delta_ij = log F(s_i) + sum_{i<=t<j} log P_F(s_{t+1} | s_t)
+                   - log F(s_j) - sum_{i<=t<j} log P_B(s_t | s_{t+1})
+
+    with log F(s_L) = log R(x). The loss of the trajectory is the weighted mean of delta_ij^2, in
+    which a part of j - i steps has weight lambda^(j-i). A small lambda approaches detailed balance,
+    a large lambda trajectory balance. With cumulative sums c_t of log P_F - log P_B, one
+    subtraction gives all parts: delta_ij = (log F(s_i) - c_i) - (log F(s_j) - c_j).
+
+    A batch may contain forward and backward rows. Memory grows with the square of the padded
+    length.
+
+    Args:
+        forward_policy: module that gives P_F, such as :class:`~gfn_rb.policies.ForwardPolicy`.
+        backward_policy: module that gives P_B, such as :class:`~gfn_rb.policies.BackwardPolicy` or
+            :class:`~gfn_rb.policies.UniformBackwardPolicy`.
+        env: environment of the rows, a :class:`~gfn_rb.envs.GFNEnv`; not a submodule of the loss.
+        state_flow: module that gives log F in nats, such as :class:`~gfn_rb.policies.StateFlow`.
+        subtb_lambda: weight of each further step, above 0. It may change between calls.
+        **options: keywords below.
+
+    Keyword Args:
+        penalty: callable from residuals [n] in nats to costs [n]. Default: ``torch.square``;
+            :func:`~gfn_rb.losses.linex` is another.
+        min_log_reward: lower bound that replaces smaller log-rewards, in nats. Default: None, and a
+            log-reward of -inf raises an error.
+        log_pf: "computed" evaluates the forward policy, and "stored" uses the rows' ``log_prob``
+            with the gradient of ``Sampler.sample_trajectories(..., save_logprobs=True,
+            requires_grad=True)``. Default: "computed".
+
+    Raises:
+        ArgumentError: a policy has the wrong direction or none, or an option is out of range.
+    """
+
+    name = "subtb"
+    reads = Trajectories
+    networks = ("forward_policy", "backward_policy", "state_flow")
+    options = ("subtb_lambda",)
+
+    def __init__(
+        self,
+        forward_policy: TensorDictModuleBase,
+        backward_policy: TensorDictModuleBase,
+        env: GFNEnv,
+        state_flow: TensorDictModuleBase,
+        *,
+        subtb_lambda: float = 0.9,
+        **options: Any,
+    ) -> None:
+        super().__init__(forward_policy, backward_policy, env, state_flow, **options)
+        self.subtb_lambda = subtb_lambda
+
+    @property
+    def subtb_lambda(self) -> float:
+        """The weight of each further step."""
+        return self._subtb_lambda
+
+    @subtb_lambda.setter
+    def subtb_lambda(self, value: Any) -> None:
+        if not 0 < float(value) < math.inf:
+            raise ArgumentError(f"subtb_lambda must be a positive number, got {value!r}")
+        self._subtb_lambda = float(value)
+
+    def terms(
+        self, batch: Trajectories | TensorDictBase
+    ) -> tuple[Float[Tensor, "n k"], Float[Tensor, "n k"]]:
+        """Return delta_ij of each row, k = (T+1)^2 of them, and their weights, which sum to 1.
+
+        Pairs that are no part of a row (i >= j, or beyond its end) have weight 0.
+        """
+        trajectories = self._rows(batch).forward()
+        potential = self._potentials(trajectories)
+        delta = potential[:, :, None] - potential[:, None, :]
+        weight = self._weights(trajectories.length, potential)
+        # What is no part is cleared: a penalty of it might overflow, and infinity times 0 is NaN.
+        return delta.where(weight > 0, 0).flatten(1), weight.flatten(1)
+
+    def _potentials(self, trajectories: Trajectories) -> Float[Tensor, "n T1"]:
+        """Return log F(s_t) - c_t of forward rows; beyond the sink, any finite number."""
+        log_reward = self._floored(trajectories.log_reward)
+        log_pf, log_pb = self._log_probs(trajectories)
+        # The network is called on real steps alone: padding costs as much, and need be no state.
+        steps = trajectories.real_steps
+        if steps.is_cpu:
+            row, step = steps.nonzero(as_tuple=True)
+        else:  # a device would have to be waited for to know which they are
+            at = torch.arange(steps.numel(), device=steps.device)
+            row, step = at // steps.shape[1], at % steps.shape[1]
+        condition = None if trajectories.condition is None else trajectories.condition[row]
+        flow = log_flows(self.state_flow, trajectories.state[row, step], condition)
+        sums = (log_pf - log_pb).cumsum(1)
+        log_flow = sums.new_zeros(trajectories.state.shape[:2])
+        log_flow = log_flow.index_put((row, step), flow.to(sums.dtype))
+        last = torch.arange(len(trajectories), device=row.device), trajectories.length
+        log_flow = log_flow.index_put(last, log_reward.to(sums.dtype))
+        potential = torch.cat([log_flow[:, :1], log_flow[:, 1:] - sums], 1)
+        terms = {"log_reward": log_reward, "log P_F": log_pf, "log P_B": log_pb, "log F": flow}
+        require_finite(potential, terms)
+        return potential
+
+    def _weights(
+        self, length: Int64[Tensor, "n"], like: Float[Tensor, "n T1"]
+    ) -> Float[Tensor, "n T1 T1"]:
+        """Return lambda^(j-i) of the parts of each row, over their sum."""
+        at = torch.arange(like.shape[1], device=length.device)
+        n_steps = at - at[:, None]
+        is_part = (n_steps > 0) & (at <= length[:, None, None])
+        log_weight = (n_steps * math.log(self.subtb_lambda)).to(like.dtype)
+        masked = log_weight.where(is_part, -torch.inf)
+        return masked.flatten(1).softmax(1).reshape(masked.shape)

@@ -17,9 +17,8 @@ from gfn_rb.arguments import require_device_of
 from gfn_rb.containers import Trajectories
 from gfn_rb.envs.base import GFNEnv
 from gfn_rb.envs.core import on_host
-from gfn_rb.errors import ArgumentError
+from gfn_rb.errors import ArgumentError, NaNError, ShapeError
 from gfn_rb.rollout.categorical import Exploration, draw, draw_on_host, explain_no_draw
-from gfn_rb.rollout.checks import check_rewards
 from gfn_rb.rollout.outputs import (
     Parameters,
     drawn_log_probs,
@@ -29,7 +28,7 @@ from gfn_rb.rollout.outputs import (
     require_logits,
 )
 from gfn_rb.shapes import Bool, ConditionBatch, Float, Float64, Int64, Shaped, StateBatch
-from gfn_rb.torchrl_compat import new_tensordict
+from gfn_rb.torchrl_compat import assert_on_device, new_tensordict
 
 _BLOCK = 32  # steps whose random numbers are drawn at once
 
@@ -346,3 +345,21 @@ def _endless(state: StateBatch, max_length: int) -> ArgumentError:
         f"env must end every trajectory within max_length={max_length} actions, got "
         f"{state[0].tolist()} after them"
     )
+
+
+def check_rewards(log_reward: Tensor, states: Tensor) -> None:
+    """Raise unless an environment's log-rewards of terminating states are one number per state."""
+    if log_reward.shape != states.shape[:1]:
+        raise ShapeError(
+            f"env.log_reward must return one number for each of {len(states)} states, got shape "
+            f"{list(log_reward.shape)}"
+        )
+    if not log_reward.is_cpu:  # the device raises, so as not to wait for it
+        message = "env.log_reward must return numbers, got nan"
+        assert_on_device(~log_reward.isnan().any(), message)
+    elif log_reward.isnan().any():
+        row = int(log_reward.isnan().nonzero()[0])
+        raise NaNError(
+            f"env.log_reward must return numbers, got nan for state {states[row].tolist()} "
+            f"in row {row}"
+        )

@@ -439,21 +439,17 @@ def find_config(env: Any) -> type[TrainConfig]:
         )
     if found.make_env is TrainConfig.make_env and not hasattr(found, "env_type"):
         raise ArgumentError(f"{env} must have a method make_env(self), got none")
-    _check_fields_of(found, env)
-    return found
-
-
-def _check_fields_of(config: type[TrainConfig], env: str) -> None:
     try:
-        hints = get_type_hints(config)
+        hints = get_type_hints(found)
     except NameError as error:
         raise ArgumentError(f"{env} must have annotations that can be read: {error}") from error
     own = {name for name, hint in hints.items() if ClassVar not in (hint, get_origin(hint))}
-    if bare := sorted(own - {f.name for f in fields(config)}):
+    if bare := sorted(own - {f.name for f in fields(found)}):
         raise ArgumentError(
             f"{env} must be decorated with @dataclass(frozen=True, kw_only=True), got a class "
             f"whose {bare[0]} is no field"
         )
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)

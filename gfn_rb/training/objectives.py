@@ -71,7 +71,15 @@ def make_loss(config: TrainConfig, env: GFNEnv, seed: int) -> Loss:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         own = _own_networks(config, env)
-        trunk = _shared_trunk(config, env, own) if config.share_trunk else None
+        trunk = None
+        if config.share_trunk:
+            if own:
+                raise ArgumentError(
+                    "share_trunk must be false with networks of your own, got true and "
+                    f"{sorted(own)}"
+                )
+            n_conditions = 0 if env.condition_shape is None else env.condition_shape.numel()
+            trunk = Trunk(env.encoded_size + n_conditions, config.hidden)
         networks = {
             name: own.get(name) or _NETWORKS[name](config, env, trunk)
             for name in LOSSES[config.loss].networks
@@ -81,15 +89,6 @@ def make_loss(config: TrainConfig, env: GFNEnv, seed: int) -> Loss:
             if isinstance(network, OwnNetwork):
                 network.to(config.device).check(env)
     return loss
-
-
-def _shared_trunk(config: TrainConfig, env: GFNEnv, own: dict[str, nn.Module]) -> Trunk:
-    if own:
-        raise ArgumentError(
-            f"share_trunk must be false with networks of your own, got true and {sorted(own)}"
-        )
-    n_conditions = 0 if env.condition_shape is None else env.condition_shape.numel()
-    return Trunk(env.encoded_size + n_conditions, config.hidden)
 
 
 def _own_networks(config: TrainConfig, env: GFNEnv) -> dict[str, nn.Module]:

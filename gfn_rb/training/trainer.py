@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from os import PathLike
@@ -18,7 +19,7 @@ from gfn_rb import keys
 from gfn_rb.arguments import require_kind
 from gfn_rb.buffers import MergedReplayBuffer
 from gfn_rb.buffers.statistics import ReplayStatistics, total
-from gfn_rb.checkpoint import load_checkpoint, save_checkpoint
+from gfn_rb.checkpoint import Secret, load_checkpoint, save_checkpoint
 from gfn_rb.checkpoint.api import outline
 from gfn_rb.containers import Trajectories
 from gfn_rb.containers.base import Container
@@ -43,8 +44,14 @@ from gfn_rb.training.objectives import (
 )
 from gfn_rb.training.options import REPLAY, PriorityDraw, SoftmaxDraw
 from gfn_rb.training.priority_rules import mean_per_item
-from gfn_rb.training.secret import run_secret
 from gfn_rb.training.sources import make_source
+
+
+def run_secret() -> Secret | None:
+    """Return the secret of all files and frames of a run, None if the environment names none."""
+    path = os.environ.get("GFN_RB_SECRET_FILE")
+    return Secret.read(path) if path else None
+
 
 Row = dict[str, int | float | None]
 

@@ -5,8 +5,9 @@ import torch
 
 from gfn_rb.envs import HyperGrid
 from gfn_rb.errors import ArgumentError, NaNError, ShapeError
-from gfn_rb.rollout import checks
+from gfn_rb.rollout import sampler as checks
 from gfn_rb.rollout.categorical import exploration_from
+from gfn_rb.rollout.walk import check_rewards
 
 GRID = HyperGrid(2, 4)
 ORIGIN = torch.zeros(3, 2, dtype=torch.int64)
@@ -82,6 +83,6 @@ def test_log_rewards():
 
 
 def test_rewards():
-    checks.check_rewards(torch.tensor([0.0, -torch.inf, 2.0]), ORIGIN)
+    check_rewards(torch.tensor([0.0, -torch.inf, 2.0]), ORIGIN)
     with pytest.raises(NaNError, match=r"got nan for state \[0, 0\] in row 1"):
-        checks.check_rewards(torch.tensor([0.0, torch.nan, torch.nan]), ORIGIN)
+        check_rewards(torch.tensor([0.0, torch.nan, torch.nan]), ORIGIN)

@@ -37,7 +37,7 @@ from gfn_rb.training import (
 from gfn_rb.training import options as literals
 from gfn_rb.training.config import CONFIGS
 from gfn_rb.training.objectives import BACKWARD
-from gfn_rb.training.session.manager_hooks import BASELINE, FEED, SEND
+from gfn_rb.training.session.rank_hooks import BASELINE, FEED, SEND
 
 
 def test_environments_are_made_as_configured():

@@ -22,17 +22,17 @@ from gfn_rb.checkpoint import recover
 from gfn_rb.errors import ArgumentError
 from gfn_rb.training import RunResult, resume, train
 from gfn_rb.training.cli.tables import (
+    RunWatch,
     comparison_lines,
     comparison_table,
     inspection,
     ranks_tables,
     result_table,
 )
-from gfn_rb.training.cli.watching import RunWatch
 from gfn_rb.training.config import CONFIGS, TrainConfig, find_config, group_named
 from gfn_rb.training.options import TransportName
 from gfn_rb.training.rules import groups_of
-from gfn_rb.training.secret import run_secret
+from gfn_rb.training.trainer import run_secret
 
 DESCRIPTION = (
     "Replay for GFlowNets: training runs, to resume, to watch, to inspect and to compare. "
@@ -105,12 +105,11 @@ class Compare:
     def __call__(self) -> int:
         """Do it, and return the exit code."""
         # matplotlib takes a while to load
-        from gfn_rb.training.report import comparison_picture
-        from gfn_rb.training.report.comparison import compare_runs
+        from gfn_rb.training.report import comparison as report
 
-        comparison_picture.check_format(self.out)
-        comparison = compare_runs(self.runs, self.metrics, self.calls)
-        comparison_picture.write_comparison(self.out, comparison)
+        report.check_format(self.out)
+        comparison = report.compare_runs(self.runs, self.metrics, self.calls)
+        report.write_comparison(self.out, comparison)
         console = Console(markup=False, emoji=False)
         if console.is_terminal:
             console.print(comparison_table(comparison))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,19 +17,21 @@ from rich.text import Text
 from gfn_rb.checkpoint import inspect_checkpoint
 from gfn_rb.errors import ArgumentError
 from gfn_rb.training.config import flat
-from gfn_rb.training.secret import run_secret
 from gfn_rb.training.session.folder import RunFolder
 from gfn_rb.training.session.reading import (
+    MAX_RANKS,
     ManagerReport,
     RunReport,
+    Status,
     printable,
     read_json,
     read_metrics,
 )
-from gfn_rb.training.trainer import PHASES, Row, Trainer
+from gfn_rb.training.trainer import PHASES, Trainer, run_secret
 
 if TYPE_CHECKING:  # matplotlib, which the report imports, takes a while to load
     from gfn_rb.training.report.comparison import Comparison, Configuration
+
 
 Lines = Iterable[tuple[str, str]]
 
@@ -47,11 +51,15 @@ _OTHERS = {
 }
 
 
-def result_table(trainer: Trainer, row: Row) -> Table:
+def result_table(trainer: Trainer, row: Mapping[str, Any]) -> Table:
     """Return the table at the end of a run; the row was measured there."""
     config = trainer.config
     title = f"{config.env}, {row['step']:,} steps of {config.batch_size}, seed {config.seed}"
-    return _table(title, [*_quality(trainer, row), *_times(row)])
+    total = row["time_total"]
+    seconds = {name: row[f"time_{name}"] for name in PHASES}
+    seconds["other"] = total - sum(seconds.values())
+    times = [(f"  {name}", f"{s:.1f} s ({s / total:.0%})") for name, s in seconds.items()]
+    return _table(title, [*_quality(trainer, row), ("wall time", f"{total:.1f} s"), *times])
 
 
 def ranks_tables(folder: RunFolder) -> list[Table]:
@@ -61,16 +69,8 @@ def ranks_tables(folder: RunFolder) -> list[Table]:
     report: RunReport = read_json(folder.ranks_report, RunReport)
     table = Table(title="ranks", title_justify="left", box=box.SIMPLE_HEAD)
     table.add_column(no_wrap=True)
-    headings = (
-        "reward calls",
-        "modes found",
-        "total variation",
-        "sent",
-        "fed",
-        "received",
-        "stored",
-    )
-    for heading in headings:
+    metrics = "reward calls", "modes found", "total variation"
+    for heading in (*metrics, "sent", "fed", "received", "stored"):
         table.add_column(heading, justify="right")
     for rank, done in report["ranks"].items():
         row, counters = done["measured"], done["counters"]
@@ -150,26 +150,17 @@ def _quality(trainer: Trainer, row: Mapping[str, Any]) -> Lines:
     ]
 
 
-def _times(row: Mapping[str, Any]) -> Lines:
-    total = row["time_total"]
-    seconds = {name: row[f"time_{name}"] for name in PHASES}
-    seconds["other"] = total - sum(seconds.values())
-    split = [(f"  {name}", f"{s:.1f} s ({s / total:.0%})") for name, s in seconds.items()]
-    return [("wall time", f"{total:.1f} s"), *split]
-
-
 def _checkpoint_tables(path: Path) -> list[Table]:
     summary = inspect_checkpoint(path, secret=run_secret())
     size = f"{summary['nbytes'] / 1e6:,.1f} MB, {summary['n_tensors']:,} tensors"
     head = [("size", size), ("values", ", ".join(map(str, summary["values"])))]
-    buffers = [_table("buffer", _buffer_lines(buffer)) for buffer in summary["buffers"]]
-    return [_table(str(path), head), *buffers]
-
-
-def _buffer_lines(buffer: dict[str, Any]) -> Lines:
-    rows = buffer.pop("rows")
-    keys = [(f"key {name}", f"{key['dtype']} {key['shape']}") for name, key in rows.items()]
-    return [*_shown({k: v for k, v in buffer.items() if v is not None}), *keys]
+    tables = [_table(str(path), head)]
+    for buffer in summary["buffers"]:
+        rows = buffer.pop("rows")
+        keys = [(f"key {name}", f"{key['dtype']} {key['shape']}") for name, key in rows.items()]
+        known = {k: v for k, v in buffer.items() if v is not None}
+        tables.append(_table("buffer", [*_shown(known), *keys]))
+    return tables
 
 
 def _shown(values: Mapping[str, Any]) -> Lines:
@@ -244,3 +235,73 @@ def _column(configurations: Iterable[Configuration], metric: str, calls: int) ->
         return f"{mean:,.{digits}f}" + ("" if math.isnan(spread) else f" ± {spread:,.{digits}f}")
 
     return [cell(*each) for each in numbers]
+
+
+# Two tables of at most 80 columns.
+_STANDING = ("rank", "role", "host", "state", "steps", "per s", "seen")
+_COUNTS = ("rank", "calls", "per s", "modes", "loss", "age", "sent", "fed", "stored")
+_LONGEST = 12  # letters of a host's name
+
+
+class RunWatch:
+    """Reads how the ranks of a run stand; a file that cannot be read counts as what it was."""
+
+    def __init__(self, path: Path) -> None:
+        self._folder = RunFolder.open(path)
+        self._known: dict[int, Status | None] = {}
+
+    def read(self) -> None:
+        """Read what all ranks wrote last."""
+        names = [path.name for path in self._folder.path.glob("status*.json")]
+        found = [re.fullmatch(r"status(?:-rank(\d+))?\.json", name) for name in names]
+        ranks = {int(match[1] or 0) for match in found if match}
+        for rank in sorted(ranks | {*range(self._folder.n_ranks())}):
+            if rank < MAX_RANKS:
+                status = RunFolder(self._folder.path, rank).read_status()
+                self._known[rank] = status or self._known.get(rank)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether no rank goes on."""
+        known = self._known.values()
+        return all(status and status["state"] in ("done", "stopped") for status in known)
+
+    def lines(self, now: float | None = None) -> Iterator[str]:
+        """Yield two lines for each rank, and one for each loss of a peer."""
+        time_now = time.time() if now is None else now
+        known = self._known.items()
+        standing = [_standing(rank, status, time_now) for rank, status in known]
+        yield from aligned_lines([_STANDING, *standing])
+        yield ""
+        yield from aligned_lines([_COUNTS, *(_counts(rank, status) for rank, status in known)])
+        for rank, status in known:
+            for lost, why in (status["lost"] if status and "lost" in status else {}).items():
+                yield printable(f"rank {rank} has lost rank {lost}{f': {why}' if why else ''}")
+
+
+def _standing(rank: int, status: Status | None, now: float) -> list[str]:
+    if status is None:
+        return [str(rank), "", "", "silent", *[""] * (len(_STANDING) - 4)]
+    of_steps = f" of {status['of_steps']:,}" if "of_steps" in status else ""
+    host = printable(status["host"].partition(".")[0], _LONGEST)
+    return [
+        str(rank), printable(status["role"], 7), host, printable(status["state"], 7),
+        f"{status['counts']['steps']:,}{of_steps}", _rate(status["rates"].get("steps")),
+        f"{max(0.0, now - status['time']):.0f} s ago",
+    ]  # fmt: skip
+
+
+def _counts(rank: int, status: Status | None) -> list[str]:
+    if status is None:
+        return [str(rank), *[""] * (len(_COUNTS) - 1)]
+    counts = status["counts"]
+    return [
+        str(rank), number(counts.get("calls")), _rate(status["rates"].get("calls")),
+        number(status.get("modes_found")), number(status.get("loss")),
+        number(status.get("mean_age")),
+        number(counts.get("sent")), number(counts.get("fed")), number(status.get("stored")),
+    ]  # fmt: skip
+
+
+def _rate(per_second: float | None) -> str:
+    return "" if per_second is None else f"{per_second:,.1f}"

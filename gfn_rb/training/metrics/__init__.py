@@ -1,19 +1,21 @@
 """What is known of a run and of its policy: discoveries, agreement with the target, bounds."""
 
 from gfn_rb.numerics.near.distances import tanimoto_distance
-from gfn_rb.training.metrics.bounds import (
-    draw_from_target,
-    estimate_log_probs,
-    log_mean_exp,
-    log_weights,
-)
 from gfn_rb.training.metrics.discovery import (
     DiscoveryMetrics,
     SeparatedModes,
     mean_distance,
     norm_distance,
 )
-from gfn_rb.training.metrics.evaluation import METRICS, Evaluation, check_metrics
+from gfn_rb.training.metrics.evaluation import (
+    METRICS,
+    Evaluation,
+    check_metrics,
+    draw_from_target,
+    estimate_log_probs,
+    log_mean_exp,
+    log_weights,
+)
 from gfn_rb.training.metrics.fit import (
     ExactFit,
     Fit,

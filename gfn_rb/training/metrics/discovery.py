@@ -108,10 +108,7 @@ class DiscoveryMetrics:
     """
 
     def __init__(
-        self,
-        env: GFNEnv,
-        distance: Distance = HAMMING,
-        separated: SeparatedModes | None = None,
+        self, env: GFNEnv, distance: Distance = HAMMING, separated: SeparatedModes | None = None
     ) -> None:
         self._env, self._distance, self._separated = env, distance, separated
         self.calls = 0

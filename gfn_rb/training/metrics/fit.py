@@ -183,12 +183,7 @@ class ExactFit(Fit):
 
 
 class Target:
-    """A target distribution whose states are all listed, to compare policies with.
-
-    Args:
-        log_prob: log-probability of each terminating state.
-        score: score of each terminating state.
-    """
+    """A target whose states are all listed, with their log-probabilities and scores."""
 
     def __init__(self, log_prob: Float64[Tensor, "m"], score: Float[Tensor, "m"]) -> None:
         self.log_prob, self._score, self._ranks = log_prob, score, _ranks(log_prob)

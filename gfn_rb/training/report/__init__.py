@@ -2,13 +2,233 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
+import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import PercentFormatter
+from torch import Tensor
 
-from gfn_rb.training.report.panels import OtherRanks, ReportData, chosen_panels
-from gfn_rb.training.report.style import panel_grid, write_figure
+from gfn_rb.keys import LOG_REWARD
+from gfn_rb.shapes import Float64
+from gfn_rb.training.metrics import ExactFit
+from gfn_rb.training.report.style import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PINK,
+    finish,
+    number_calls,
+    panel_grid,
+    scale_if_wide,
+    several_colors,
+    write_figure,
+)
+from gfn_rb.training.trainer import Row, Trainer
+
+Table = Sequence[Mapping[str, Any]]
+
+
+class OtherRanks(NamedTuple):
+    """What the other ranks of a run did."""
+
+    rows: Mapping[int, Table]
+    modes_found: int
+    lost: int = 0
+
+
+class ReportData(NamedTuple):
+    """What a report shows."""
+
+    trainer: Trainer
+    rows: Sequence[Row]
+    others: OtherRanks | None = None
+
+    @property
+    def ranks(self) -> dict[int, Table]:
+        """What each rank measured on the way."""
+        return {0: self.rows, **({} if self.others is None else self.others.rows)}
+
+    @property
+    def rank_colors(self) -> dict[int, str]:
+        """The colour of each rank; none where there is one alone."""
+        ranks = {} if self.others is None else self.ranks
+        return dict(zip(ranks, several_colors(len(ranks)), strict=True))
+
+    def has(self, key: str, above: float = -np.inf) -> bool:
+        """Whether some rank measured a number larger than this."""
+        return any((column(rows, key) > above).any() for rows in self.ranks.values())
+
+
+class Curve(NamedTuple):
+    """A column of metrics as a line of a panel."""
+
+    key: str
+    label: str
+    color: str
+    style: str = "-"
+
+
+MODES = (
+    Curve("modes_found", "modes", BLUE),
+    Curve("separated_modes", "modes by distance", GREEN, "-."),
+)
+DISTANCES = (
+    Curve("total_variation", "total variation", BLUE),
+    Curve("jensen_shannon_distance", "Jensen-Shannon", ORANGE, "--"),
+)
+AGREEMENT = (
+    Curve("spearman", "Spearman", BLUE),
+    Curve("pearson", "Pearson", ORANGE, "--"),
+    Curve("accuracy", "accuracy", GREEN, "-."),
+)
+LOSSES = (Curve("loss", "fresh", BLUE), Curve("replay_loss", "replayed", ORANGE, "--"))
+LOG_Z = (
+    Curve("log_z", "learned", BLUE),
+    Curve("log_z_importance", "importance", PINK, ":"),
+    Curve("elbo", "ELBO", GREEN, "-."),
+    Curve("eubo", "EUBO", ORANGE, "--"),
+)
+
+
+def draw_modes(axes: Axes, data: ReportData) -> None:
+    """Draw modes found against reward calls, their number, and what the target would find."""
+    env, fit = data.trainer.env, data.trainer.fit
+    if isinstance(fit, ExactFit) and env.condition_shape is None:
+        calls = np.linspace(0, column(data.rows, "reward_calls")[-1], 200)
+        expected = expected_modes(_mode_mass(fit), calls)
+        axes.plot(calls, expected, color=GREY, linestyle="--", label="draws from the target")
+    if env.n_modes:
+        axes.axhline(env.n_modes, color=GREY, linestyle=":", label=f"all {env.n_modes:,}")
+    if data.others is not None:
+        together = data.others.modes_found
+        axes.axhline(together, color="black", linestyle="--", label=f"all ranks: {together:,}")
+    _draw_curves(axes, data, MODES, "{:,.0f}")
+    axes.set_ylim(bottom=0)
+    finish(axes, "Modes found", "modes")
+
+
+def draw_top(axes: Axes, data: ReportData) -> None:
+    """Draw the mean score of the best 100 distinct states against reward calls."""
+    _draw_curves(axes, data, [Curve("top_100_score", "best 100", BLUE)])
+    finish(axes, "Best 100 found", "mean score")
+
+
+def draw_rewards(axes: Axes, data: ReportData) -> None:
+    """Draw the share of the buffer, and of target and policy, that has at least some reward."""
+    rb, fit = data.trainer.rb, data.trainer.fit
+    log_reward = rb.storage[:].get(LOG_REWARD).double()
+    stored = log_reward[log_reward.isfinite()].cpu()  # of steps, those that terminate
+    shown: list[tuple[Tensor, Tensor | None, dict[str, Any]]] = []
+    title, label = "Log-rewards stored", "log-reward log R(x), nats"
+    if isinstance(fit, ExactFit) and fit.env.condition_shape is None:
+        title, label, stored = "Rewards sampled and stored", "reward R(x)", stored.exp()
+        reward = fit.env.log_reward(fit.env.terminating_states()).double().exp()
+        policy = fit.policy_log_prob().exp()
+        shown += [(reward, fit.target.exp(), {"color": GREY, "linewidth": 4, "label": "target"})]
+        shown += [(reward, policy, {"color": BLUE, "label": "policy (exact)"})]
+    name = f"buffer ({len(rb):,} items)"
+    shown += [(stored, None, {"color": ORANGE, "linestyle": "--", "label": name})]
+    for value, weight, options in shown:
+        # Equal values are added up here: matplotlib's compress=True takes the first weight alone.
+        distinct, at = np.unique(value.cpu().numpy(), return_inverse=True)
+        total = np.bincount(at, None if weight is None else weight.cpu().numpy())
+        axes.ecdf(distinct, total, complementary=True, **options)
+    axes.set_xlabel(label)
+    axes.set_ylim(0, 1.02)
+    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    finish(axes, title, "share with at least this")
+
+
+def draw_distance(axes: Axes, data: ReportData) -> None:
+    """Draw the exact distances between policy and target against reward calls."""
+    _draw_curves(axes, data, DISTANCES)
+    axes.set_ylim(bottom=0)
+    finish(axes, "Distance from policy to target", f"distance ({data.trainer.fit.method})")
+
+
+def draw_agreement(axes: Axes, data: ReportData) -> None:
+    """Draw correlations of log P(x) with log R(x), and accuracy, against reward calls."""
+    _draw_curves(axes, data, AGREEMENT)
+    finish(axes, "Agreement of policy and target", "1 for an exact policy")
+
+
+def draw_loss(axes: Axes, data: ReportData) -> None:
+    """Draw the loss of fresh and of replayed batches against reward calls."""
+    _draw_curves(axes, data, LOSSES)
+    scale_if_wide(axes)
+    finish(axes, f"Loss ({data.trainer.config.loss})", "mean since the last point")
+
+
+def draw_log_z(axes: Axes, data: ReportData) -> None:
+    """Draw the learned log Z, bounds where they are measured, and the true one where known."""
+    true = data.trainer.fit.log_z
+    if true is not None:
+        axes.axhline(true, color=GREY, linestyle=":", linewidth=2, label=f"true: {true:.3f}")
+    _draw_curves(axes, data, LOG_Z, first=1)  # before training, log Z is just any number
+    finish(axes, "log Z", "nats")
+
+
+def chosen_panels(data: ReportData) -> list[Callable[[Axes, ReportData], None]]:
+    """Return the panels that have something to show."""
+    is_measured = data.has("total_variation")
+    chosen = {
+        draw_modes: any(data.has(each.key, above=0.0) for each in MODES),
+        draw_top: not is_measured,
+        draw_rewards: True,
+        draw_distance: is_measured,
+        draw_agreement: any(data.has(each.key) for each in AGREEMENT),
+        draw_loss: data.has("loss"),
+        draw_log_z: True,
+    }
+    return [panel for panel, is_shown in chosen.items() if is_shown]
+
+
+def expected_modes(
+    mass: Float64[Tensor, "modes"], n_draws: Float64[np.ndarray, "k"]
+) -> Float64[np.ndarray, "k"]:
+    r"""Return how many modes n independent draws are expected to reach, sum_m 1 - (1 - p_m)^n."""
+    # In logarithms: 1 - p is 1 to all digits for most modes of a large target.
+    log_miss = np.log1p(-mass.cpu().numpy())
+    return -np.expm1(n_draws[:, None] * log_miss).sum(1)
+
+
+def column(rows: Table, key: str) -> Float64[np.ndarray, "k"]:
+    """Return a column as numbers, NaN where there is none."""
+    values = [row.get(key) for row in rows]
+    return np.array([np.nan if v in (None, "") else float(v) for v in values], dtype=np.float64)
+
+
+def _draw_curves(
+    axes: Axes, data: ReportData, curves: Sequence[Curve], number: str = "{:.3f}", first: int = 0
+) -> None:
+    """Draw columns against reward calls, each rank against its own."""
+    for rank, rows in reversed(data.ranks.items()):  # the first rank on top
+        rows = rows[first:] or rows
+        for curve in curves:
+            if not data.has(curve.key):
+                continue
+            calls, values = column(rows, "reward_calls"), column(rows, curve.key)
+            label = f"{curve.label}{'' if data.others else f': {number.format(values[-1])}'}"
+            axes.plot(
+                calls, values, linestyle=curve.style, linewidth=1.2 if rank else 2.4,
+                color=data.rank_colors.get(rank, curve.color), label="_" if rank else label,
+            )[0].set_gid(f"rank {rank}")  # fmt: skip
+    number_calls(axes, "reward calls" if data.others is None else "reward calls of each rank")
+
+
+def _mode_mass(fit: ExactFit) -> Float64[Tensor, "modes"]:
+    """Return the target's probability of each mode."""
+    env = fit.env
+    mode, target = env.mode_index(env.terminating_states()), fit.target.exp()
+    mass = target.new_zeros(env.n_modes + 1)  # no mode is -1, the last place
+    return mass.index_put_((mode,), target, accumulate=True)[:-1]
+
 
 __all__ = ["OtherRanks", "ReportData", "draw_report", "write_report"]
 

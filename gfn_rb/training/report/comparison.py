@@ -8,23 +8,29 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from gfn_rb.errors import ArgumentError, CheckpointCorruptError
 from gfn_rb.shapes import Float64
 from gfn_rb.training.config import flat
+from gfn_rb.training.report.style import (
+    finish,
+    number_calls,
+    panel_grid,
+    scale_if_wide,
+    several_colors,
+    write_figure,
+)
 from gfn_rb.training.session.folder import RunFolder
 from gfn_rb.training.session.reading import printable, read_metrics
 
 # Default metrics of a comparison: the first three of these that all runs have.
 USUAL = (
-    "modes_found",
-    "separated_modes",
-    "total_variation",
-    "accuracy",
-    "spearman",
-    "log_z_gap",
-    "top_100_score",
-    "loss",
+    *("modes_found", "separated_modes", "total_variation", "accuracy", "spearman", "log_z_gap"),
+    *("top_100_score", "loss"),
 )
 HIGHER_IS_BETTER = {
     *("modes_found", "separated_modes", "distinct_reward_calls", "top_100_score"),
@@ -144,10 +150,8 @@ def compare_runs(
         if all(run.has(metric) for run in runs)
         and any(np.nan_to_num(run.columns[metric]).any() for run in runs)
     ]
-    chosen = [*metrics] or usual[:3]
-    return Comparison(
-        printable(first.config["env"]), calls or shortest.calls, chosen, _grouped(runs)
-    )
+    env, chosen = printable(first.config["env"]), [*metrics] or usual[:3]
+    return Comparison(env, calls or shortest.calls, chosen, _grouped(runs))
 
 
 def read_run(path: Path) -> FinishedRun:
@@ -209,3 +213,52 @@ def _joined(tables: Sequence[Columns]) -> Columns:
     joined = {name: np.mean([table[name][:n] for table in tables], axis=0) for name in names}
     joined["reward_calls"] *= len(tables)
     return joined
+
+
+def check_format(path: Path) -> str:
+    """Return the format that a picture's name asks for."""
+    known = FigureCanvasAgg.get_supported_filetypes()
+    ending = path.suffix.lower().removeprefix(".")
+    if ending not in known:
+        raise ArgumentError(f"out must end in one of {', '.join(sorted(known))}, got {path}")
+    return ending
+
+
+def write_comparison(path: Path, comparison: Comparison) -> None:
+    """Draw a comparison and write it in the format of its name."""
+    write_figure(path, draw_comparison(comparison), check_format(path))
+
+
+def draw_comparison(comparison: Comparison) -> Figure:
+    """Return a panel for each metric: means over seeds against reward calls, and their spread."""
+    configurations = comparison.configurations
+    headline = _plain(f"{comparison.env}, mean ± standard deviation over seeds")
+    n_runs = [len(each.runs) for each in configurations]
+    seeds = ["" if n == 1 else f" ({n} seeds)" for n in n_runs]
+    labels = [_plain(each.label) + n for each, n in zip(configurations, seeds, strict=True)]
+    colors = several_colors(len(labels))
+    legend = [Line2D([], [], color=color, linewidth=2.2) for color in colors]
+    figure, panels = panel_grid(len(comparison.metrics), headline, legend, labels)
+    for axes, metric in zip(panels, comparison.metrics, strict=True):
+        for each, color, label in zip(configurations, colors, labels, strict=True):
+            _draw(axes, each, metric, color, label)
+        axes.axvline(comparison.calls, color="0.7", linestyle=":")
+        number_calls(axes, "reward calls")
+        if "loss" in metric:
+            scale_if_wide(axes)
+        words = metric.replace("_", " ")
+        better = {1: " (higher is better)", -1: " (lower is better)", 0: ""}[direction(metric)]
+        finish(axes, words + better, words)
+    return figure
+
+
+def _plain(text: str) -> str:
+    return text.replace("$", r"\$")  # which would begin a formula
+
+
+def _draw(axes: Axes, each: Configuration, metric: str, color: str, label: str) -> None:
+    calls = np.unique(np.concatenate([run.columns["reward_calls"] for run in each.runs]))
+    calls = calls[calls <= min(run.calls for run in each.runs)]
+    mean, spread = each.at(metric, calls)
+    axes.plot(calls, mean, color=color, linewidth=2.2, label=label)
+    axes.fill_between(calls, mean - spread, mean + spread, color=color, alpha=0.2, linewidth=0)

@@ -31,12 +31,11 @@ from gfn_rb.errors import (
 from gfn_rb.remote.protocol.membership import LOST
 from gfn_rb.remote.protocol.roles import RankRoles, assign_roles
 from gfn_rb.training.config import TrainConfig
-from gfn_rb.training.secret import run_secret
-from gfn_rb.training.session.averaging import GradientAverage
 from gfn_rb.training.session.coordinator import RankCoordinator, RankResult
 from gfn_rb.training.session.folder import RunFolder, StatusWriter, write_json
 from gfn_rb.training.session.joining import RefusedError, connect, join
-from gfn_rb.training.session.manager_hooks import (
+from gfn_rb.training.session.rank_hooks import (
+    GradientAverage,
     ManagerHooks,
     longest_silence,
     make_manager,
@@ -51,7 +50,7 @@ from gfn_rb.training.session.run import (
     run_training,
     write_report,
 )
-from gfn_rb.training.trainer import Hooks, Trainer
+from gfn_rb.training.trainer import Hooks, Trainer, run_secret
 from gfn_rb.transports import LocalTransport, MPITransport, Transport
 from gfn_rb.transports.deadline import SHUTDOWN_SECONDS, ShutdownBudget
 from gfn_rb.transports.launch import Launch, end_at_exit, end_process, is_fault_tolerant
@@ -131,10 +130,8 @@ def run_distributed(
 
         path = join(transport, plan, fault, prepared, config.patience)
         if transport.rank == 0:  # told first: mpiexec may hand on nothing after Ctrl-C
-            how = RunFolder(path).how_to_resume()
-            print(
-                f"{transport.size} ranks; to go on after a stop: {how}", file=sys.stderr, flush=True
-            )
+            how = f"to go on after a stop: {RunFolder(path).how_to_resume()}"
+            print(f"{transport.size} ranks; {how}", file=sys.stderr, flush=True)
         folder = RunFolder(path, transport.rank)
         end = run_rank(config, transport, roles, folder)
     end_without(end, transport, folder, since)
@@ -178,13 +175,9 @@ def run_rank(
     # Made before what waits for others, all of which share the one second left after a signal.
     stop = StopSignals()
     shutdown = ShutdownBudget(lambda: stop.received is not None)
-    coordinator = RankCoordinator(
-        transport,
-        roles,
-        longest_silence(config, roles),
-        shutdown,
-        worker_silence(config, roles) + config.patience,
-    )
+    silence, manager_silence = longest_silence(config, roles), worker_silence(config, roles)
+    limits = silence, shutdown, manager_silence + config.patience
+    coordinator = RankCoordinator(transport, roles, *limits)
     try:
         if transport.rank in roles.managers:
             end = _manage(config, transport, coordinator, folder, stop)
@@ -264,9 +257,8 @@ class TrainingRank:
         self.hooks = Hooks(gradients=self.average, stepped=coordinator.report_progress)
         if roles.managers:
             self.manager = ManagerHooks(config, transport, roles, shutdown.stopped)
-            self.hooks = replace(
-                self.hooks, replayed=self.manager.replayed, store=self.manager.store
-            )
+            replayed, store = self.manager.replayed, self.manager.store
+            self.hooks = replace(self.hooks, replayed=replayed, store=store)
         self._start = time.perf_counter()
 
     def train(self) -> RankEnd:
@@ -291,10 +283,8 @@ class TrainingRank:
                     why = self.coordinator.unwritten[rank]
                     result.unwritten.extend(f"rank {rank}: {each}" for each in why)
                 hanging = self.coordinator.end()
-        lost = frozenset(self.coordinator.lost)
-        return RankEnd(
-            result.stopped_by, result if reports or result.stopped_by else None, lost, hanging
-        )
+        own = result if reports or result.stopped_by else None
+        return RankEnd(result.stopped_by, own, frozenset(self.coordinator.lost), hanging)
 
     def _shared(self) -> dict[str, Any]:
         """Return what this rank has sent and was fed, and whom it has lost."""
@@ -348,24 +338,8 @@ class TrainingRank:
 
 def _stamp(path: Path) -> tuple[int, int] | None:
     """Return what changes when a file is written anew, None while there is none."""
-    try:
-        known = path.stat()
-    except FileNotFoundError:
-        return None
-    return known.st_ino, known.st_mtime_ns
-
-
-# Earlier runs.
-
-
-def check_ranks(folder: RunFolder, started: Launch | None) -> None:
-    """Check that an earlier run goes on with as many ranks as it had."""
-    had, has = folder.n_ranks(), 1 if started is None else started.size
-    if has != had:
-        raise ArgumentError(
-            f"run must go on with the number of ranks it had, {had}, got {has}: "
-            f"{folder.how_to_resume()}"
-        )
+    known = path.stat() if path.exists() else None
+    return None if known is None else (known.st_ino, known.st_mtime_ns)
 
 
 def check_steps(folder: RunFolder, steps: int) -> None:
@@ -383,15 +357,12 @@ def _saved_steps(*checkpoints: Path) -> list[int]:
 
 
 def agree_on_step(ranks: Sequence[RunFolder]) -> None:
-    """Take ranks that average gradients back to the newest step of which all have a checkpoint.
-
-    A rank takes no step before all have saved what was due before it: of the two checkpoints that
-    each keeps, one is of a step that all have, unless some went on without others. Who has saved
-    once at most has the beginning, too.
-    """
+    """Take ranks that average gradients back to the newest step of which all have a checkpoint."""
+    # A rank takes no step before all have saved what was due before it: of the two checkpoints that
+    # each keeps, one is of a step that all have, unless some went on without others.
     kept = {each.rank: _saved_steps(each.checkpoint, each.previous) for each in ranks}
     for steps in kept.values():
-        if len(steps) < 2:
+        if len(steps) < 2:  # the beginning, too
             steps.append(0)
     common = set.intersection(*map(set, kept.values()))
     if not common:

@@ -69,16 +69,11 @@ class RunFolder:
         """Return the folder of an earlier run."""
         folder = cls(path)
         if not folder.config.is_file():
-            raise ArgumentError(
-                f"run must be a folder that holds a {folder.config.name}, got {path}"
-            )
+            raise ArgumentError(f"run must be a folder that holds a config.json, got {path}")
         return folder
 
     def keep_checkpoint(self) -> None:
-        """Give the newest checkpoint, if there is one, the name of the one before it as well.
-
-        It keeps its own until the next is published: killed at any instant, a run has one.
-        """
+        """Give the newest checkpoint, if any, a second name: killed at any time, a run has one."""
         if self.checkpoint.exists():
             temporary = self.previous.with_suffix(".tmp")
             temporary.unlink(missing_ok=True)  # of a killed process
@@ -197,11 +192,9 @@ EVERY = 5.0  # seconds between two writings of a rank
 
 
 class StatusWriter:
-    """Writes how a rank stands, every five seconds at most.
+    """Writes how a rank stands, every five seconds at most, with the rates of its counts.
 
-    The file says who the rank is and when it wrote, in seconds since the epoch, and what it was
-    told; and for each count how much was added per second since the writing before. It is replaced
-    in one step, and not synced: a crash of the machine may take it away.
+    The file is replaced in one step, and not synced: a crash of the machine may take it away.
     """
 
     def __init__(

@@ -64,9 +64,13 @@ def find_launch(transport: TransportName = "auto") -> Launch | None:
 def connect(started: Launch, patience: float) -> Transport:
     """Connect the processes that were started. Where MPI cannot, rank 0 says why for all."""
     if started.transport == "gloo":
-        return GlooTransport(
-            _next_store(started, patience), started.rank, started.size, timeout=patience
-        )
+        assert started.where is not None
+        if started.where not in _stores:
+            seconds = timedelta(seconds=patience)
+            _stores[started.where], _, _ = meet(started.where, started.rank, started.size, seconds)
+        # Each group of these processes needs keys of its own.
+        store = dist.PrefixStore(f"run{next(_runs)}", _stores[started.where])
+        return GlooTransport(store, started.rank, started.size, timeout=patience)
     try:
         transport = MPITransport(timeout=patience)
         if transport.size != started.size:
@@ -80,15 +84,6 @@ def connect(started: Launch, patience: float) -> Transport:
             raise RefusedError(str(error), code=1) from error
         raise
     return transport
-
-
-def _next_store(started: Launch, patience: float) -> dist.Store:
-    """Return what one more group of these processes is made by: each wants a place of its own."""
-    assert started.where is not None
-    if started.where not in _stores:
-        seconds = timedelta(seconds=patience)
-        _stores[started.where], _, _ = meet(started.where, started.rank, started.size, seconds)
-    return dist.PrefixStore(f"run{next(_runs)}", _stores[started.where])
 
 
 def join(

@@ -17,13 +17,18 @@ from gfn_rb.training.config import CONFIGS, TrainConfig
 from gfn_rb.training.import_path import check_importable, imports_outside
 from gfn_rb.training.objectives import make_loss
 from gfn_rb.training.options import TransportName
-from gfn_rb.training.secret import run_secret
 from gfn_rb.training.session import distributed
 from gfn_rb.training.session.folder import RunFolder, RunLock
 from gfn_rb.training.session.joining import find_launch
-from gfn_rb.training.session.progress import check_installed
-from gfn_rb.training.session.run import RunResult, StopSignals, restore, run_training, write_report
-from gfn_rb.training.trainer import Trainer
+from gfn_rb.training.session.run import (
+    RunResult,
+    StopSignals,
+    check_installed,
+    restore,
+    run_training,
+    write_report,
+)
+from gfn_rb.training.trainer import Trainer, run_secret
 from gfn_rb.transports.launch import Launch
 
 
@@ -90,7 +95,12 @@ def resume(
             gradients have no step in common.
     """
     folder, started = RunFolder.open(path), find_launch(transport)
-    distributed.check_ranks(folder, started)
+    had, has = folder.n_ranks(), 1 if started is None else started.size
+    if has != had:
+        raise ArgumentError(
+            f"run must go on with the number of ranks it had, {had}, got {has}: "
+            f"{folder.how_to_resume()}"
+        )
     with imports_outside(path):
         return _resume(folder, started, steps)
 

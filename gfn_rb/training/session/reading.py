@@ -103,7 +103,8 @@ class RunReport(TypedDict):
 def read_text(path: Path, max_nbytes: int) -> str:
     """Return the text of a file of a run."""
     # A pipe would keep a reader waiting, and a device never end.
-    with open(path, "rb", opener=_opened) as stream:
+    flags = os.O_NONBLOCK | os.O_NOCTTY
+    with open(path, "rb", opener=lambda name, mode: os.open(name, mode | flags)) as stream:
         status = os.fstat(stream.fileno())
         if not stat.S_ISREG(status.st_mode):
             kind = kind_of(status.st_mode)
@@ -156,7 +157,3 @@ def printable(value: Any, longest: int = 1000) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
-
-
-def _opened(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)

@@ -12,8 +12,13 @@ from gfn_rb.losses import Loss
 from gfn_rb.rollout import LocalSearchSampler
 from gfn_rb.training.config import TrainConfig
 from gfn_rb.training.objectives import backward_policy
-from gfn_rb.training.sources.base import LocalSearchSource, PolicySource, Source
-from gfn_rb.training.sources.teacher import Teacher, TeacherSource
+from gfn_rb.training.sources.base import (
+    LocalSearchSource,
+    PolicySource,
+    Source,
+    Teacher,
+    TeacherSource,
+)
 from gfn_rb.training.sources.worker import WorkerSource
 
 __all__ = [

@@ -130,7 +130,7 @@ TOGETHER = (  # so that each option has an effect
     "--managers.baseline min --managers.journal --feed top --feed.quota 32 --patience 60.0 "
     "--max-age 9 --capacity 64 --compact none",
     "--draw teacher --draw.c 3.0 --draw.alpha 0.7 --replay terminal --form prepend_append "
-    "--beta 2.0 --backward learned --modes published --keep.no-unique",
+    "--beta 2.0 --backward learned --share-trunk --modes published --keep.no-unique",
     "--steps 1 --seed 5 --batch-size 4 --replay-ratio 0.5 --search 1 --search.back-ratio 0.25 "
     "--workers 0 --hidden 8 4 --device cpu --threads 1 --eval-every 3 --checkpoint-every 2 "
     "--logger csv --out run --transport local --metrics elbo correlation --metrics.samples 20 "

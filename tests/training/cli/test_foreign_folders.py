@@ -15,7 +15,7 @@ from training.training_runs import GRID
 
 from gfn_rb.checkpoint import save_state
 from gfn_rb.training.cli import main
-from gfn_rb.training.report import comparison_picture
+from gfn_rb.training.report import comparison
 from gfn_rb.training.session.folder import RunFolder, write_metrics
 
 MEASURED = {"reward_calls": 96, "modes_found": 4, "total_variation": 0.25, "loss": None}
@@ -59,7 +59,7 @@ def _bounded(place, monkeypatch):
         raise AssertionError("a command hangs")
 
     monkeypatch.chdir(place)
-    monkeypatch.setattr(comparison_picture, "write_comparison", lambda *_: None)
+    monkeypatch.setattr(comparison, "write_comparison", lambda *_: None)
     before = signal.signal(signal.SIGALRM, hangs)
     signal.alarm(60)
     yield

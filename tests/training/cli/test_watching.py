@@ -6,7 +6,7 @@ import pytest
 from training.training_runs import GRID
 
 from gfn_rb.training.cli import main
-from gfn_rb.training.cli.watching import RunWatch
+from gfn_rb.training.cli.tables import RunWatch
 from gfn_rb.training.session.folder import RunFolder
 
 WORKER = {

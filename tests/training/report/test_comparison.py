@@ -8,8 +8,7 @@ from matplotlib.image import imread
 
 from gfn_rb.errors import ArgumentError, CheckpointCorruptError
 from gfn_rb.training.cli.tables import comparison_lines, comparison_table
-from gfn_rb.training.report.comparison import compare_runs
-from gfn_rb.training.report.comparison_picture import draw_comparison, write_comparison
+from gfn_rb.training.report.comparison import compare_runs, draw_comparison, write_comparison
 
 
 def write_run(path, rows, ranks=None, **options):

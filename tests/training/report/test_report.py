@@ -8,8 +8,7 @@ from matplotlib.image import imread
 from training.training_runs import BITS, GRID, RNA, WARM_GRID, grid, take, trained
 
 from gfn_rb.training import MetricsOptions, SeparatedModesOptions
-from gfn_rb.training.report import OtherRanks, ReportData, draw_report, write_report
-from gfn_rb.training.report.panels import expected_modes
+from gfn_rb.training.report import OtherRanks, ReportData, draw_report, expected_modes, write_report
 
 
 def finished(config, steps):

@@ -10,8 +10,8 @@ from torch import nn
 
 from gfn_rb.checkpoint import Secret
 from gfn_rb.errors import GfnRbError, WorkerError
-from gfn_rb.training.session.averaging import GRADIENT_TAG, GradientAverage
 from gfn_rb.training.session.joining import RefusedError
+from gfn_rb.training.session.rank_hooks import GRADIENT_TAG, GradientAverage
 from gfn_rb.transports import LocalTransport
 from gfn_rb.transports.deadline import ShutdownBudget
 

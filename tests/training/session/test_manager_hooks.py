@@ -17,7 +17,7 @@ from gfn_rb.remote import ReplayBufferManager
 from gfn_rb.remote.protocol.roles import assign_roles
 from gfn_rb.training import FeedOptions, LineConfig, ManagersOptions, SearchOptions
 from gfn_rb.training.session.folder import RunFolder
-from gfn_rb.training.session.manager_hooks import (
+from gfn_rb.training.session.rank_hooks import (
     BASELINE,
     FEED,
     SEND,

@@ -5,9 +5,9 @@ import pytest
 from training.training_runs import GRID, RNA, WARM_GRID, grid, trained
 
 from gfn_rb.errors import ArgumentError, GfnRbError
-from gfn_rb.training.session import progress as module
+from gfn_rb.training.session import run as module
 from gfn_rb.training.session.folder import RunFolder
-from gfn_rb.training.session.progress import (
+from gfn_rb.training.session.run import (
     check_installed,
     describe_progress,
     progress,
