@@ -68,16 +68,7 @@ class LogEnd(NamedTuple):
 
 
 class JournalLog:
-    """The file of a journal, open and locked.
-
-    Attributes:
-        path: the file.
-        secret: the secret.
-        name: the name of the journal; empty before the file has a header.
-        first: the number of the first record that the file holds or will hold.
-        end: end of the last record.
-        is_synced: whether all records are known to be on disk.
-    """
+    """The file of a journal, open and locked."""
 
     def __init__(self, path: Path, secret: Secret | None = None) -> None:
         self.path, self.secret = path, secret
@@ -86,7 +77,8 @@ class JournalLog:
         except OSError as error:
             raise CheckpointError(f"cannot open the journal {path}: {error.strerror}") from error
         _opened.add(self)
-        self.name, self.first, self._mark_at = "", 1, 0
+        self.name, self._mark_at = "", 0  # until the file has a header
+        self.first = 1  # the number of the first record that the file holds or will hold
         self.end = self._synced = self._begun = LogEnd()  # now, at the last sync, without records
         self.is_synced = False  # its last writer may have been killed before a sync
 
@@ -289,8 +281,8 @@ def _locked(path: Path) -> BinaryIO:
                 )
             if not try_lock(stream):
                 raise ArgumentError(
-                    f"journal must belong to one buffer of one process, got {path}, which another "
-                    "has"
+                    f"journal must belong to one buffer of one process, got {path}, "
+                    "which another has"
                 )
             # Its last owner may have replaced it just before.
             if os.path.samestat(status, os.stat(path)):

@@ -255,8 +255,6 @@ def restore_generator(rb: ReplayBuffer, state: dict[str, Any] | None) -> None:
     """Restore the state of the buffer's generator, which is made if it has none."""
     if state is None:
         return
-    generator = compat.generator_of(rb)
-    if generator is None:
-        generator = torch.Generator(state["device"])
-        rb.set_rng(generator)
+    if (generator := compat.generator_of(rb)) is None:
+        rb.set_rng(generator := torch.Generator(state["device"]))
     generator.set_state(state["state"])

@@ -104,14 +104,7 @@ def check_written(path: Path, secret: Secret | None = None) -> None:
 
 
 class ValueFile:
-    """A file opened for reading, its head checked.
-
-    Attributes:
-        prefix: its first bytes.
-        running: hash of the head with the secret; None without one.
-        layout: of its tensors.
-        nodes: of its values by name.
-    """
+    """A file opened for reading, its head checked: the layout of its tensors, its nodes by name."""
 
     def __init__(self, path: Path, secret: Secret | None = None) -> None:
         self.path = path

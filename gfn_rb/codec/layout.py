@@ -32,11 +32,9 @@ Place = tuple[int, int, int]  # the number of a tensor, and where it begins and 
 class TensorInfo(NamedTuple):
     """Description of one tensor."""
 
-    label: Any
-    """Of a frame: the key of the tensor. Of a file: the type of the device that it was on."""
+    label: Any  # in a frame the key of the tensor, in a file the type of the device it was on
     dtype: torch.dtype
-    shape: tuple[int, ...]
-    """In a frame: of one row."""
+    shape: tuple[int, ...]  # in a frame of one row
 
 
 def structure_of(fields: Sequence[TensorInfo]) -> bytes:
@@ -52,14 +50,10 @@ def field_of(label: Any, dtype: Any, shape: Any, dtypes: dict[str, torch.dtype])
 
 
 class Layout:
-    """Positions of tensors in a file or frame.
+    """Positions of tensors in a file, or in a frame, where each tensor has a number of rows.
 
     Those below 16 KiB are part of the head, each at a multiple of 64 bytes. The others make the
     body, without gaps; wide dtypes are first, so that each tensor is aligned to its dtype.
-
-    Args:
-        fields: the tensors.
-        n_rows: of a frame, how many rows each tensor has.
     """
 
     def __init__(self, fields: tuple[TensorInfo, ...], n_rows: int | None = None) -> None:
@@ -161,18 +155,14 @@ class Prefix(NamedTuple):
     """The first 64 bytes of a file or frame."""
 
     version: int
-    kind: int
-    """Of a frame: what it is about."""
+    kind: int  # of a frame
     form: bytes
-    sum: int
-    """The checksum of the head but for magic and checksum."""
-    nbytes: int
-    """Of all."""
+    sum: int  # of the head but for magic and checksum
+    nbytes: int  # of all
     head_nbytes: int
     structure_nbytes: int
     meta_nbytes: int
-    n_rows: int
-    """Of each tensor of a frame."""
+    n_rows: int  # of each tensor of a frame
 
     @classmethod
     def read(cls, data: memoryview, name: str) -> Prefix:
@@ -213,8 +203,7 @@ class Prefix(NamedTuple):
         """Compare sizes and checksum; return the hash of the head with the secret."""
         if self.nbytes != len(data):
             raise WireCorruptError(f"{name} has {len(data)} bytes; expected {self.nbytes}")
-        texts_end = self.texts_end
-        if not texts_end <= self.head_nbytes <= self.nbytes:
+        if not (texts_end := self.texts_end) <= self.head_nbytes <= self.nbytes:
             raise WireCorruptError(
                 f"{name} has a head of {self.head_nbytes} bytes with texts up to {texts_end}; "
                 f"expected it to hold the texts, and to lie within {self.nbytes}"
@@ -244,7 +233,7 @@ class Prefix(NamedTuple):
     @property
     def texts_end(self) -> int:
         """Where the metadata ends, in bytes."""
-        return PREFIX_NBYTES + self.structure_nbytes + self.meta_nbytes
+        return self.meta_at + self.meta_nbytes
 
 
 def _head_sum(head: memoryview, secret: Secret | None) -> tuple[int, RunningHash]:

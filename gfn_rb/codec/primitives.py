@@ -117,16 +117,12 @@ SUM_NBYTES = 8
 
 
 class BlockSums:
-    """The checksum of each block of bytes that come piece by piece.
-
-    Args:
-        head: hash of all that comes before, which keyed checksums include; None without a secret.
-    """
+    """The checksum of each block of bytes that come piece by piece."""
 
     def __init__(self, head: Any = None) -> None:
         self._sums: list[Any] = []
         self._room = 0  # bytes that the last block lacks
-        self._before = head
+        self._before = head  # of all that comes before, which keyed checksums include
 
     def update(self, data: memoryview) -> None:
         """Add bytes to those before."""

@@ -120,10 +120,7 @@ _ENCODERS: dict[type, tuple[str, Callable[[Encoder, Any, str, int], Node]]] = {
 
 
 class Decoder:
-    """Converts JSON nodes to values, given the tensor of each position.
-
-    TensorDicts that were not on the CPU get the accelerator as their device.
-    """
+    """Converts JSON nodes to values; TensorDicts not on the CPU move to the accelerator."""
 
     def __init__(self, tensor: Callable[[int], Tensor], accelerator: torch.device = _CPU) -> None:
         self._tensor = tensor

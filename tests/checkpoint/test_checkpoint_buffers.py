@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torchrl.checkpoint
 from checkpoint.checkpoint_runs import (
     CAPACITY,
     Make,
@@ -21,7 +23,7 @@ from checkpoint.checkpoint_runs import (
     rows,
     used,
 )
-from factories import assert_equal
+from factories import assert_equal, trajectories
 from tensordict import TensorDict
 from torchrl.data import (
     LazyMemmapStorage,
@@ -45,15 +47,20 @@ from gfn_rb.buffers import (
     reward_prioritized_buffer,
     terminating_state_buffer,
 )
-from gfn_rb.checkpoint import load_checkpoint, load_state, save_checkpoint, schedule_state
-from gfn_rb.errors import CheckpointError
-from gfn_rb.samplers import (
-    PrioritySampler,
-    SoftmaxRewardSampler,
+from gfn_rb.checkpoint import (
+    AtomicCheckpoint,
+    load_checkpoint,
+    load_state,
+    save_checkpoint,
+    schedule_state,
 )
+from gfn_rb.checkpoint.api import CHECKPOINT_NAME
+from gfn_rb.errors import CheckpointError
+from gfn_rb.samplers import PrioritySampler, SoftmaxRewardSampler
+
+FRESH = pytest.mark.parametrize("fresh", [True, False], ids=["fresh", "in use"])
 
 # Every kind of part, into a fresh buffer and into one in use.
-
 
 STORAGES: dict[str, Callable[[], Any]] = {
     "memory": lambda: LazyTensorStorage(CAPACITY),
@@ -61,7 +68,7 @@ STORAGES: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("fresh", [True, False], ids=["fresh", "in use"])
+@FRESH
 @pytest.mark.parametrize("prefetch", [None, 1])
 @pytest.mark.parametrize("sampler", [RandomSampler, SamplerWithoutReplacement])
 @pytest.mark.parametrize("target_storage", STORAGES)
@@ -93,18 +100,8 @@ class Shift(Transform):
         return tensordict.set("state", tensordict.get("state") + self.shift)
 
 
-def trajectories(n: int) -> TensorDict:
-    n_actions = 4
-    return TensorDict(
-        {
-            "state": torch.randint(5, (n, n_actions + 1, 2)),
-            "action": torch.randint(5, (n, n_actions)),
-            "length": torch.randint(1, n_actions + 1, (n,)),
-            "log_reward": torch.randint(-3, 4, (n,)).to(torch.float32),
-            "is_backward": torch.zeros(n, dtype=torch.bool),
-        },
-        [n],
-    )
+def paths(n: int) -> TensorDict:
+    return trajectories(torch.randint(5, (n,)), torch.randint(-3, 4, (n,)).float(), n_steps=4)
 
 
 def episodes(n: int) -> TensorDict:
@@ -147,16 +144,13 @@ KINDS: dict[str, tuple[Make, Callable[[int], Any]]] = {
     "highest rewards": (lambda: reward_prioritized_buffer(CAPACITY, batch_size=4), rows),
     "by priority": (lambda: buffer(sampler=PrioritySampler(beta=0.7), priority_key="loss"), losses),
     "by a stored priority": (lambda: buffer(sampler=PrioritySampler("loss")), losses),
-    "far apart": (
-        lambda: diverse_buffer(CAPACITY, batch_size=4, cutoff_distance=1.5, p=2.0),
-        rows,
-    ),
-    "terminating states": (lambda: terminating_state_buffer(CAPACITY, batch_size=4), trajectories),
+    "far apart": (lambda: diverse_buffer(CAPACITY, batch_size=4, cutoff_distance=1.5, p=2.0), rows),
+    "terminating states": (lambda: terminating_state_buffer(CAPACITY, batch_size=4), paths),
 }
 
 
 @pytest.mark.parametrize("n", [13, 45], ids=["half full", "overwritten"])
-@pytest.mark.parametrize("fresh", [True, False], ids=["fresh", "in use"])
+@FRESH
 @pytest.mark.parametrize("kind", KINDS)
 def test_any_kind_continues(kind: str, fresh: bool, n: int, tmp_path: Path) -> None:
     make, make_rows = KINDS[kind]
@@ -200,7 +194,7 @@ class Watching(RandomSampler):
         self.seen = (len(self.storage), self.storage._mutation_revision)
 
 
-@pytest.mark.parametrize("fresh", [True, False], ids=["fresh", "in use"])
+@FRESH
 def test_the_parts_find_the_rows_in_place_and_announced(fresh: bool, tmp_path: Path) -> None:
     target = buffer(sampler=Watching())
     target.sampler.storage = target.storage
@@ -237,7 +231,7 @@ def test_the_generator_given_to_the_buffer_is_the_one_that_is_restored(tmp_path:
     assert without.sample().shape == (4,)
 
 
-@pytest.mark.parametrize("fresh", [True, False], ids=["fresh", "in use"])
+@FRESH
 def test_buffers_without_rows(fresh: bool, tmp_path: Path) -> None:
     emptied = used(buffer())
     emptied.empty()
@@ -263,10 +257,6 @@ FLAT: dict[str, Callable[[int], Any]] = {
     "tensor": lambda n: torch.randn(n, 3),
     "dict": lambda n: {"a": torch.randn(n), "b": (torch.randn(n, 2), torch.arange(n))},
 }
-OF_TWO_DIMENSIONS: dict[str, Callable[[int], Any]] = {
-    "tensor": lambda n: torch.randn(n, 3),
-    "TensorDict": lambda n: TensorDict({"x": torch.randn(n, 3, 2)}, [n, 3]),
-}
 
 
 def flat(storage: str) -> ReplayBuffer:
@@ -281,11 +271,14 @@ def of_two_dimensions() -> ReplayBuffer:
 
 OTHERS: dict[str, tuple[Callable[[], Any], Callable[[int], Any], int]] = {
     **{f"{r}, {s}": (partial(flat, s), FLAT[r], 12) for s in STORAGES for r in FLAT},
-    **{f"{r} of two": (of_two_dimensions, make, 5) for r, make in OF_TWO_DIMENSIONS.items()},
-}
+    "tensor of two": (of_two_dimensions, FLAT["tensor"], 5),
+    "TensorDict of two": (
+        of_two_dimensions, lambda n: TensorDict({"x": torch.randn(n, 3, 2)}, [n, 3]), 5
+    ),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("fresh", [True, False], ids=["fresh", "in use"])
+@FRESH
 @pytest.mark.parametrize("kind", OTHERS)
 def test_other_rows(kind: str, fresh: bool, tmp_path: Path) -> None:
     make, make_rows, n = OTHERS[kind]
@@ -310,7 +303,7 @@ def merged(prefetch: int | None = None) -> MergedReplayBuffer:
 
 @pytest.mark.parametrize("make", [ensemble, merged])
 @pytest.mark.parametrize("prefetch", [None, 1])
-@pytest.mark.parametrize("fresh", [True, False], ids=["fresh", "in use"])
+@FRESH
 def test_ensembles_continue(fresh: bool, prefetch: int | None, make: Any, tmp_path: Path) -> None:
     rb, target = make(prefetch), make(prefetch)
     for each in (rb,) if fresh else (rb, target):
@@ -377,14 +370,14 @@ SCHEDULERS = {
 }
 
 
-def run(make: Any) -> Any:
+def scheduled(make: Any) -> Any:
     rb = buffer(sampler=SoftmaxRewardSampler(temperature=2.0, replacement=True))
     return rb, make(rb)
 
 
 @pytest.mark.parametrize("make", SCHEDULERS.values(), ids=SCHEDULERS)
 def test_a_restored_schedule_goes_on_like_one_never_interrupted(make: Any, tmp_path: Path) -> None:
-    (rb, anneal), (other, its) = run(make), run(make)
+    (rb, anneal), (other, its) = scheduled(make), scheduled(make)
     rb.extend(rows(20))
     for _ in range(3):
         anneal.step()
@@ -399,8 +392,45 @@ def test_a_restored_schedule_goes_on_like_one_never_interrupted(make: Any, tmp_p
     assert rb.sampler.temperature != 2.0
 
 
-def test_a_state_with_functions_is_refused_by_name(tmp_path: Path) -> None:
-    rb, anneal = run(SCHEDULERS["lambda"])
-    with pytest.raises(CheckpointError, match=r"\['anneal'\]\['lambda_fn'\]"):
-        save_checkpoint(tmp_path / "rb", rb, anneal=anneal.state_dict())
-    assert not (tmp_path / "rb").exists()
+# Folders that contain a buffer as one checkpoint.
+
+
+def filled() -> ReplayBuffer:
+    rb = reward_prioritized_buffer(9, batch_size=4, prefetch=2)
+    rb.extend(rows(9))
+    rb.sample()
+    return rb
+
+
+def test_a_folder_holds_one_file_and_nothing_pickled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rb, again = (MergedReplayBuffer(filled(), filled(), p="size", batch_size=8) for _ in range(2))
+    for module in (pickle, torch):
+        for name in ("load", "loads", "dump", "dumps", "save"):
+            monkeypatch.delattr(module, name, raising=False)
+    AtomicCheckpoint(rb).dump(tmp_path / "rb")
+    assert [path.name for path in (tmp_path / "rb").iterdir()] == [CHECKPOINT_NAME]
+    (tmp_path / "rb" / "prefetch.pkl").write_bytes(b"\x80\x04.")  # would not unpickle
+    AtomicCheckpoint(again).load(tmp_path / "rb")
+    for member in (0, 1):
+        assert_equal(again[member][:], rb[member][:])
+        assert_equal(again[member].sample(), rb[member].sample())
+
+
+@pytest.mark.parametrize("name", ["run", "run.zip"])
+def test_torchrls_checkpoint_holds_them(name: str, tmp_path: Path) -> None:
+    rb, again = filled(), filled()
+    for each, act in ((rb, "save"), (again, "load")):
+        checkpoint = torchrl.checkpoint.Checkpoint()
+        checkpoint.register("rb", AtomicCheckpoint(each))
+        getattr(checkpoint, act)(tmp_path / name)
+    assert_equal(again.sample(), rb.sample())
+
+
+def test_a_folder_without_a_dump_is_refused(tmp_path: Path) -> None:
+    rb = filled()
+    before = rb[:].clone()
+    with pytest.raises(CheckpointError, match="there is no checkpoint at"):
+        AtomicCheckpoint(rb).load(tmp_path)
+    assert_equal(rb[:], before)

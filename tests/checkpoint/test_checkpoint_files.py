@@ -87,19 +87,17 @@ def test_the_file_is_synced_then_renamed_then_the_folder_is_synced(
     assert events == [f"file of {size} bytes", "rename to run.ckpt", "folder"]
 
 
-@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
-def test_a_failed_save_leaves_the_old_file_and_no_other(
-    path: Path, error: BaseException, monkeypatch: pytest.MonkeyPatch
+def test_an_interrupted_save_leaves_the_old_file_and_no_other(
+    path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_state(path, {"k": 1})
 
-    def fail(*_: Any) -> None:
-        raise error
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
 
-    monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises((CheckpointError, KeyboardInterrupt)) as caught:
+    monkeypatch.setattr(os, "fsync", interrupt)
+    with pytest.raises(KeyboardInterrupt):
         save_state(path, {"k": 2})
-    assert isinstance(error, KeyboardInterrupt) or "run.ckpt: No space" in str(caught.value)
     assert load_state(path) == {"k": 1}
     assert names(path.parent) == {"run.ckpt"}
 
@@ -115,17 +113,12 @@ def test_leftovers_of_killed_saves_are_removed_and_nothing_else(path: Path) -> N
     }
     for name in {LEFTOVER, *others}:
         (path.parent / name).touch()
+    with (path.parent / LEFTOVER).open("wb") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)  # of a save in progress
+        save_state(path, {})
+        assert names(path.parent) == {"run.ckpt", LEFTOVER, *others}
     save_state(path, {})
     assert names(path.parent) == {"run.ckpt", *others}
-
-
-def test_the_file_of_a_save_in_progress_is_left_alone(path: Path) -> None:
-    with (path.parent / LEFTOVER).open("wb") as stream:
-        fcntl.flock(stream, fcntl.LOCK_EX)
-        save_state(path, {})
-        assert names(path.parent) == {"run.ckpt", LEFTOVER}
-    save_state(path, {})
-    assert names(path.parent) == {"run.ckpt"}
 
 
 def test_a_save_in_progress_holds_its_lock(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,24 +68,18 @@ class Case(NamedTuple):
 
 CASES = {
     "capacity": Case(
-        buffer,
-        lambda: buffer(storage=LazyTensorStorage(21)),
-        "the capacity of the checkpoint is 20, expected 21 as in the buffer",
+        buffer, lambda: buffer(storage=LazyTensorStorage(21)), "the capacity .* is 20, expected 21 "
     ),
     "sampler": Case(
         buffer,
         lambda: buffer(sampler=SamplerWithoutReplacement()),
-        "class of the sampler of the checkpoint is RandomSampler, expected SamplerWithoutRepl",
+        "class of the sampler .* is RandomSampler, expected SamplerWithoutReplacement",
     ),
     "writer": Case(
-        lambda: buffer(writer=RewardPrioritizedWriter()),
-        buffer,
-        "class of the writer of the checkpoint is RewardPrioritizedWriter, expected TensorDictRou",
+        lambda: buffer(writer=RewardPrioritizedWriter()), buffer, "class of the writer .* is Reward"
     ),
     "the writer's own terms": Case(
-        lambda: rewarded("oldest"),
-        lambda: rewarded("newest"),
-        "writer state is of tie='oldest', largest=True, key='log_reward', expected tie='newest', ",
+        lambda: rewarded("oldest"), lambda: rewarded("newest"), "tie='oldest'.*expected tie='newest"
     ),
     "what a sampler draws by": Case(
         lambda: buffer(sampler=SoftmaxRewardSampler(("next", "reward"))),
@@ -93,69 +87,56 @@ CASES = {
         "sampler state is of key=.*next.*, expected key='log_reward'",
     ),
     "prefetching": Case(
-        lambda: buffer(prefetch=1),
-        buffer,
-        "prefetch capacity of the checkpoint is 1, expected 0",
+        lambda: buffer(prefetch=1), buffer, "prefetch capacity .* is 1, expected 0"
     ),
     "PyTorch's generator": Case(
-        lambda: buffer(generator=None),
-        buffer,
-        "generator of the checkpoint is the global one, expected its own",
+        lambda: buffer(generator=None), buffer, "generator .* is the global one, expected its own"
     ),
     "transform": Case(
-        lambda: scaled(torch.ones(1)),
-        buffer,
-        r"set of transform entries of the checkpoint is \['transforms.0.loc', .* expected \[\]",
+        lambda: scaled(torch.ones(1)), buffer, r"set of transform entries .*loc.* expected \[\]"
     ),
     "shape of a transform": Case(
-        lambda: scaled(torch.ones(1)),
-        lambda: scaled(1.0),
-        r"transform entry transforms.0.loc of the checkpoint is torch.Size\(\[1\]\), expected tor",
+        lambda: scaled(torch.ones(1)), lambda: scaled(1.0), r"entry transforms.0.loc .*\[1\].*\[\]"
     ),
 }
 IN_USE = {
     "keys": Case(
         buffer,
         buffer,
-        r"set of storage keys of the checkpoint is \['index', 'length', .*expected \['index', 'log",
+        "set of storage keys .* is .*'length', .*expected",
         lambda n: rows(n).set("length", torch.zeros(n)),
     ),
     "dtype": Case(
         buffer,
         buffer,
-        r"'state' of the checkpoint is \(torch.int64, \(3,\)\), expected \(torch.float32, \(3,\)\)",
+        "'state' .* is .torch.int64, .*expected .torch.float32",
         lambda n: rows(n).set("state", torch.zeros(n, 3, dtype=torch.int64)),
     ),
     "shape": Case(
         lambda: buffer(storage=LazyMemmapStorage(CAPACITY)),
         buffer,
-        r"'state' of the checkpoint is \(torch.float32, \(4,\)\), expected \(torch.float32, \(3,\)",
+        r"'state' .*\(4,\)\), expected .*\(3,\)",
         lambda n: rows(n).set("state", torch.zeros(n, 4)),
     ),
 }
 
 
-@pytest.mark.parametrize("case", [*CASES, *IN_USE])
-def test_a_buffer_in_use_stays_as_it_was(case: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("case", "fresh"),
+    [(name, fresh) for name in (*CASES, *IN_USE) for fresh in (False, True)[: 1 + (name in CASES)]],
+)
+def test_a_buffer_stays_as_it_was(case: str, fresh: bool, tmp_path: Path) -> None:
     make, make_target, message, saved_rows = {**CASES, **IN_USE}[case]
-    target = used(make_target())
-    twin = restored(target, make_target(), tmp_path)
+    target, twin = make_target(), make_target()
+    if not fresh:
+        restored(used(target), twin, tmp_path)
     save_checkpoint(tmp_path / "other", used(make(), saved_rows, 15))
     refused(tmp_path / "other", target, message)
-    continue_both(twin, target)
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_a_fresh_buffer_stays_fresh(case: str, tmp_path: Path) -> None:
-    make, make_target, message, saved_rows = CASES[case]
-    target = make_target()
-    save_checkpoint(tmp_path / "other", used(make(), saved_rows, 15))
-    refused(tmp_path / "other", target, message)
-    assert not target.storage.initialized
-    assert len(target) == 0
-    twin, batch = make_target(), rows(13)
-    for each in (target, twin):
-        each.extend(batch.clone())
+    if fresh:
+        assert not target.storage.initialized
+        batch = rows(13)
+        for each in (target, twin):
+            each.extend(batch.clone())
     continue_both(twin, target)
 
 

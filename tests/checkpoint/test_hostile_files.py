@@ -236,14 +236,19 @@ def test_a_tensor_stands_for_one_value_alone(tmp_path: Path) -> None:
         load_state(path)
 
 
+def entry(node: Any, name: str) -> Any:
+    """The node of an entry of a dict, of which other content may be set."""
+    return next(each for each in node["dict"] if each[0] == name)
+
+
 def test_rows_and_their_number_agree(tmp_path: Path) -> None:
     path, target = tmp_path / "rb.ckpt", buffer(storage=LazyTensorStorage(CAPACITY))
     save_checkpoint(path, used(buffer()))
     content = path.read_bytes()
     for name, value in (("length", 14), ("length", 12), ("cursor", 20), ("capacity", 5)):
         parts = Parts(content)
-        (_, state) = next(e for e in parts.meta["buffers"]["list"][0]["dict"] if e[0] == "storage")
-        next(entry for entry in state["dict"] if entry[0] == name)[1] = value
+        state = entry(parts.meta["buffers"]["list"][0], "storage")[1]
+        entry(state, name)[1] = value
         path.write_bytes(parts.sealed())
         with pytest.raises(CheckpointError, match=r"the storage (has length|was written to at)"):
             load_checkpoint(path, target)
@@ -264,7 +269,7 @@ def test_what_is_saved_along_has_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("entry", "value", "why"),
+    ("i", "value", "why"),
     [
         (0, {"float": "3ff0000000000000"}, "TypeError: a prefetched batch has no rows"),
         (0, {"tuple": []}, "TypeError: a prefetched batch has no rows"),
@@ -275,13 +280,13 @@ def test_what_is_saved_along_has_names(tmp_path: Path) -> None:
     ],
 )
 def test_prefetched_batches_are_what_they_should_be(
-    entry: int, value: Any, why: str, tmp_path: Path
+    i: int, value: Any, why: str, tmp_path: Path
 ) -> None:
     path, target = tmp_path / "rb.ckpt", buffer(prefetch=2)
     save_checkpoint(path, filled(buffer(prefetch=2)))
     parts = Parts(path.read_bytes())
-    (_, queue) = next(e for e in parts.meta["buffers"]["list"][0]["dict"] if e[0] == "queue")
-    queue["tuple"][0]["tuple"][entry] = value
+    queue = entry(parts.meta["buffers"]["list"][0], "queue")[1]
+    queue["tuple"][0]["tuple"][i] = value
     path.write_bytes(parts.sealed())
     with pytest.raises(CheckpointError, match=why):
         load_checkpoint(path, target)

@@ -8,6 +8,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,13 @@ def copied(path: Path) -> Path:
     return target
 
 
+def assert_comes_back(rb: Any, make: Make, path: Path, **more: Any) -> Any:
+    """Return a buffer that is what a process finds that opens the journal now."""
+    again = make(journal=copied(path), **more)
+    assert_equal(state_of(again), state_of(rb))
+    return again
+
+
 def state_of(rb: Any) -> dict[str, Any]:
     """What is to come back; of the transform's state the draws are as of the last record."""
     return {
@@ -124,36 +132,33 @@ def state_of(rb: Any) -> dict[str, Any]:
     }
 
 
-MAKES: dict[str, Make] = {
-    "best": lambda **more: reward_prioritized_buffer(CAPACITY, **more),
-    "unique": lambda **more: reward_prioritized_buffer(CAPACITY, unique="state", **more),
-    "smallest": lambda **more: reward_prioritized_buffer(
-        CAPACITY, writer=RewardPrioritizedWriter(largest=False, track_generations=True), **more
-    ),
-    "diverse": lambda **more: diverse_buffer(CAPACITY, cutoff_distance=2, **more),
-    "newest": lambda **more: fifo_buffer(CAPACITY, **more),
-    "newest unique": lambda **more: fifo_buffer(CAPACITY, unique="state", **more),
-    "young": lambda **more: fifo_buffer(CAPACITY, max_age=3, **more),
-    "terminal": lambda **more: terminating_state_buffer(CAPACITY, **more),
-    "priorities": lambda **more: reward_prioritized_buffer(
-        CAPACITY, sampler=PrioritySampler(), **more
-    ),
-    "mapped": lambda **more: reward_prioritized_buffer(
-        CAPACITY, storage=LazyMemmapStorage(CAPACITY), **more
-    ),
-    "tracked": lambda **more: by_hand(FIFOWriter(track_generations=True), **more),
-    "by hand": lambda **more: by_hand(
-        DiversityWriter(cutoff_distance=1.0, track_generations=True), **more
-    ),
-}
-
-
 def by_hand(writer: Any, **more: Any) -> Any:
     """A buffer of TorchRL's own, with a journal where one is asked for."""
     rb = TensorDictReplayBuffer(
         storage=LazyTensorStorage(CAPACITY), writer=writer, batch_size=4, generator=seeded()
     )
     return journaled(rb, **more)
+
+
+BEST = partial(reward_prioritized_buffer, CAPACITY)
+MAKES: dict[str, Make] = {
+    "best": BEST,
+    "unique": partial(BEST, unique="state"),
+    "smallest": lambda **more: BEST(
+        writer=RewardPrioritizedWriter(largest=False, track_generations=True), **more
+    ),
+    "diverse": partial(diverse_buffer, CAPACITY, cutoff_distance=2),
+    "newest": partial(fifo_buffer, CAPACITY),
+    "newest unique": partial(fifo_buffer, CAPACITY, unique="state"),
+    "young": partial(fifo_buffer, CAPACITY, max_age=3),
+    "terminal": partial(terminating_state_buffer, CAPACITY),
+    "priorities": lambda **more: BEST(sampler=PrioritySampler(), **more),
+    "mapped": lambda **more: BEST(storage=LazyMemmapStorage(CAPACITY), **more),
+    "tracked": lambda **more: by_hand(FIFOWriter(track_generations=True), **more),
+    "by hand": lambda **more: by_hand(
+        DiversityWriter(cutoff_distance=1.0, track_generations=True), **more
+    ),
+}
 
 
 def relabel(rb: Any, step: int) -> None:
@@ -196,8 +201,7 @@ def test_a_buffer_comes_back_with_every_writer(name: str, sync: str, path: Path)
         act(rb, step)
         if step % 5 == 4 or step > 16:
             rb.journal.sync() if sync == "interval" else None
-            again = MAKES[name](journal=copied(path), sync=sync)
-            assert_equal(state_of(again), state_of(rb))
+            again = assert_comes_back(rb, MAKES[name], path, sync=sync)
     for step in (30, 31):  # and goes on alike
         assert_equal(again.extend(items(6, step)), rb.extend(items(6, step)))
     assert_equal(state_of(again), state_of(rb))
@@ -217,19 +221,15 @@ def test_rows_and_counts_of_transforms_come_back(path: Path) -> None:
 def test_writes_past_the_writer_come_back(path: Path) -> None:
     rb = fifo_buffer(CAPACITY, journal=path, sync="never")
     rb.extend(items(8, 1))
-    rb[2:4] = items(2, 2).set("index", torch.tensor([2, 3]))
-    rb.journal.sync()
-    again = fifo_buffer(CAPACITY, journal=copied(path))
-    assert_equal(state_of(again), state_of(rb))
     for write in (
+        lambda: rb.__setitem__(slice(2, 4), items(2, 2).set("index", torch.tensor([2, 3]))),
         lambda: rb.set_("log_reward", torch.ones(8)),
         lambda: rb.set_at_("log_reward", torch.zeros(2), torch.tensor([0, 5])),
         lambda: rb.update_({"log_reward": torch.full((8,), 2.0)}),
     ):
         write()
         rb.journal.sync()
-        again = fifo_buffer(CAPACITY, journal=copied(path))
-        assert_equal(state_of(again), state_of(rb))
+        assert_comes_back(rb, MAKES["newest"], path)
 
 
 def test_what_is_loaded_is_journaled(path: Path, tmp_path: Path) -> None:
@@ -238,9 +238,9 @@ def test_what_is_loaded_is_journaled(path: Path, tmp_path: Path) -> None:
     save_checkpoint(tmp_path / "early", rb)
     rb.extend(items(9, 2))
     load_checkpoint(tmp_path / "early", rb)
-    assert_equal(state_of(MAKES["unique"](journal=copied(path))), state_of(rb))
+    assert_comes_back(rb, MAKES["unique"], path)
     rb.extend(items(9, 3))
-    assert_equal(state_of(MAKES["unique"](journal=copied(path))), state_of(rb))
+    assert_comes_back(rb, MAKES["unique"], path)
 
 
 def test_a_rewound_buffer_is_what_it_was_in_the_end(path: Path, tmp_path: Path) -> None:
@@ -256,7 +256,7 @@ def test_a_rewound_buffer_is_what_it_was_in_the_end(path: Path, tmp_path: Path) 
     assert_equal(state_of(rb), before)
     assert rb.journal.position == position
     rb.extend(items(9, 3))
-    assert_equal(state_of(MAKES["unique"](journal=copied(path))), state_of(rb))
+    assert_comes_back(rb, MAKES["unique"], path)
 
 
 def test_a_buffer_that_stays_rewound_adds_nothing(
@@ -282,7 +282,7 @@ def test_slots_that_are_none_are_passed_over(path: Path) -> None:
     with pytest.raises(IndexError):
         rb.writer.write_at(torch.tensor([99]), items(1, 2))
     rb.extend(items(2, 3))
-    assert_equal(state_of(MAKES["tracked"](journal=copied(path))), state_of(rb))
+    assert_comes_back(rb, MAKES["tracked"], path)
 
 
 # When.
@@ -317,7 +317,7 @@ def test_an_interval_is_one_record_and_one_sync(path: Path, synced: list[int]) -
     assert len(synced) == 1
     rb.journal.close()
     assert len(synced) == 2
-    assert_equal(state_of(MAKES["best"](journal=copied(path))), state_of(rb))
+    assert_comes_back(rb, MAKES["best"], path)
 
 
 CALLS: dict[str, Callable[[Any], Any]] = {
@@ -340,8 +340,7 @@ def test_one_sync_covers_all_that_a_call_wrote(
     synced.clear()
     CALLS[call](rb)
     assert synced == [path.stat().st_size]
-    again = MAKES[name](journal=copied(path))
-    assert_equal(state_of(again), state_of(rb))
+    assert_comes_back(rb, MAKES[name], path)
 
 
 def test_what_a_failed_sync_may_have_lost_is_written_again(
@@ -359,7 +358,7 @@ def test_what_a_failed_sync_may_have_lost_is_written_again(
             rb.journal.sync()
     assert path.stat().st_size < size  # what may not be on disk is no part of the chain
     rb.journal.sync()
-    assert_equal(state_of(MAKES["tracked"](journal=copied(path))), state_of(rb))
+    assert_comes_back(rb, MAKES["tracked"], path)
 
 
 # Compaction.
@@ -375,8 +374,7 @@ def test_a_journal_is_compacted_when_a_checkpoint_is_saved(
         rb.extend(items(6, seed))
         save_checkpoint(tmp_path / "saved", rb, secret=secret, step=seed)
         assert path.stat().st_size == begun
-        again = MAKES["unique"](journal=copied(path), secret=secret)
-        assert_equal(state_of(again), state_of(rb))
+        assert_comes_back(rb, MAKES["unique"], path, secret=secret)
     assert rb.journal.checkpoint.samefile(tmp_path / "saved")
 
     monkeypatch.setattr(os, "link", raising(OSError(18, "Invalid cross-device link")))
@@ -387,7 +385,7 @@ def test_a_journal_is_compacted_when_a_checkpoint_is_saved(
     rb.extend(items(6, 10))
     save_checkpoint(tmp_path / "other", rb, secret=Secret(bytes(range(16))))
     assert path.stat().st_size > begun  # it cannot continue what it cannot read
-    assert_equal(state_of(MAKES["unique"](journal=copied(path), secret=secret)), state_of(rb))
+    assert_comes_back(rb, MAKES["unique"], path, secret=secret)
 
 
 def test_a_journal_that_has_outgrown_its_checkpoint_is_compacted_when_opened(
@@ -471,8 +469,7 @@ def test_the_log_ends_at_the_first_record_that_breaks_the_chain(
         assert_equal(state_of(opened(path, synced + b"".join(gap))), expected[0])
     rb = MAKES["unique"](journal=path.with_name("damaged"), sync="never")  # and can go on
     rb.extend(items(6, 9))
-    again = MAKES["unique"](journal=copied(path.with_name("damaged")))
-    assert_equal(state_of(again), state_of(rb))
+    assert_comes_back(rb, MAKES["unique"], path.with_name("damaged"))
 
 
 def test_a_byte_flipped_in_what_was_on_disk_is_refused(path: Path, records: list[bytes]) -> None:
@@ -547,16 +544,10 @@ def test_rows_that_hold_records_harm_nothing(path: Path, records: list[bytes]) -
 @pytest.mark.parametrize(
     "values",
     [
-        {"emptied": 2**62},
-        {"length": 2**62},
-        {"length": -1},
-        {"cursor": 2**62},
-        {"counters": []},
-        {"counters": [[2**70, 1]]},
-        {"transform": {}},
-        {"emptied": None},
+        {"emptied": 2**62}, {"length": 2**62}, {"length": -1}, {"cursor": 2**62}, {"counters": []},
+        {"counters": [[2**70, 1]]}, {"transform": {}}, {"emptied": None},
     ],
-)
+)  # fmt: skip
 def test_absurd_numbers_are_refused_quickly(path: Path, values: dict[str, Any]) -> None:
     def make(**more: Any) -> TensorDictReplayBuffer:
         return MAKES["best"](statistics=True, **more)
@@ -710,7 +701,7 @@ def test_a_full_disk_is_named_and_loses_nothing_once_there_is_room(path: Path, s
     assert len(held) == 9
     rb.extend(items(9, 4))
     rb.journal.sync()
-    assert_equal(state_of(MAKES["best"](journal=copied(path))), state_of(rb))
+    assert_comes_back(rb, MAKES["best"], path)
 
 
 @pytest.mark.parametrize("sync", ["never", "interval"])

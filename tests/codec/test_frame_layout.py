@@ -1,4 +1,4 @@
-"""Layouts and prefixes, worked out by hand."""
+"""Layouts, prefixes and tensors as bytes, worked out by hand."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from gfn_rb.codec import primitives as module
 from gfn_rb.codec.frames import Layout
 from gfn_rb.codec.layout import FRAME, MAGIC, SMALL_NBYTES, VERSION, Prefix, TensorInfo
-from gfn_rb.codec.primitives import ALIGNMENT, ROW_DTYPES, aligned, sums_of
+from gfn_rb.codec.primitives import ALIGNMENT, ROW_DTYPES, aligned, dtype_name, sums_of, viewed
 from gfn_rb.errors import WireCorruptError
+from gfn_rb.numerics.flat import plain_bytes
 
 DTYPE = st.sampled_from([ROW_DTYPES[name] for name in ("bool", "int16", "float32", "int64")])
 FIELDS = st.lists(
@@ -119,3 +120,44 @@ def test_blocks_do_not_depend_on_how_bytes_come(sizes: list[int], block: int) ->
         sums = sums_of(pieces)
         blocks = [data[i : i + block] for i in range(0, len(data), block)]
         assert sums == b"".join(xxhash.xxh3_64_digest(each) for each in blocks)
+
+
+# Tensors.
+
+
+def address(content: memoryview) -> int:
+    return torch.frombuffer(content, dtype=torch.uint8).data_ptr()
+
+
+def test_bytes_are_little_endian_and_in_c_order() -> None:
+    assert bytes(plain_bytes(torch.tensor([1, -2], dtype=torch.int16))) == b"\x01\x00\xfe\xff"
+    assert bytes(plain_bytes(torch.tensor([[1, 2], [3, 4]], dtype=torch.uint8).t())) == b"\1\3\2\4"
+    assert bytes(plain_bytes(torch.tensor([True, False]))) == b"\x01\x00"
+    assert bytes(plain_bytes(torch.tensor([1.0], dtype=torch.bfloat16))) == b"\x80\x3f"
+
+
+@pytest.mark.parametrize("name", sorted(ROW_DTYPES))
+def test_any_dtype_goes_and_comes_back_without_a_copy(name: str) -> None:
+    dtype = ROW_DTYPES[name]
+    raw = torch.randint(0, 2, (6 * dtype.itemsize,), dtype=torch.uint8)
+    value = raw.view(dtype).view(2, 3)
+    content = plain_bytes(value)
+    assert address(content) == value.data_ptr()
+    assert bytes(content) == bytes(raw.numpy())
+    data = torch.cat([torch.zeros(64, dtype=torch.uint8), raw])
+    back = viewed(data.numpy(), 64, dtype, (2, 3))
+    assert (back.dtype, back.shape, back.data_ptr()) == (dtype, (2, 3), data.data_ptr() + 64)
+    assert back.reshape(-1).view(torch.uint8).equal(raw)
+
+
+@pytest.mark.cuda
+def test_tensors_on_a_device() -> None:
+    assert bytes(plain_bytes(torch.tensor([1, 2], dtype=torch.int8, device="cuda"))) == b"\1\2"
+
+
+def test_dtypes_of_rows_are_those_of_whole_bytes() -> None:
+    known = {"bool", "int8", "int64", "uint8", "uint16", "bfloat16", "complex64"}
+    assert known <= set(ROW_DTYPES)
+    assert not {"qint8", "int4", "uint1", "bits8", "float4_e2m1fn_x2"} & set(ROW_DTYPES)
+    assert all(dtype_name(dtype) == name for name, dtype in ROW_DTYPES.items())
+    assert len(ROW_DTYPES) == len(set(ROW_DTYPES.values()))

@@ -138,17 +138,13 @@ def test_a_file_changes_nothing_before_it_is_believed(path: Path) -> None:
     rb.extend(objects([1, 2, 3]))
     save_checkpoint(path, rb, secret=SECRET, step=3)
     for secret in (None, OTHER):
-        for read in (lambda s: load_checkpoint(path, target, secret=s), load_outline(path)):
+        for read, *to in ((load_checkpoint, target), (inspect_checkpoint,)):
             with pytest.raises(SecretError, match=str(path)):
-                read(secret)
+                read(path, *to, secret=secret)
     assert len(target) == 0
     assert inspect_checkpoint(path, secret=SECRET)["buffers"][0]["length"] == 3
     assert load_checkpoint(path, target, secret=SECRET) == {"step": 3}
     assert len(target) == 3
-
-
-def load_outline(path: Path) -> Callable[[Secret | None], object]:
-    return lambda secret: inspect_checkpoint(path, secret=secret)
 
 
 def test_a_journal_is_of_one_secret(tmp_path: Path) -> None:
