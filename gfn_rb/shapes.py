@@ -24,19 +24,12 @@ else:
         Bool = Float = Float64 = Int = Int64 = Shaped = _Unchecked
 
 StateBatch: TypeAlias = Shaped[Tensor, "n *state"]
-"""Any number of states."""
 ActionBatch: TypeAlias = Shaped[Tensor, "n *action"]
-"""One action per row."""
 ConditionBatch: TypeAlias = Shaped[Tensor, "n *condition"]
-"""One condition per row."""
-Flags: TypeAlias = Bool[Tensor, "n"]
-"""One flag per row."""
+Flags: TypeAlias = Bool[Tensor, "n"]  # one per row, as the following ones
 Integers: TypeAlias = Int64[Tensor, "n"]
-"""One integer per row."""
 Floats: TypeAlias = Float[Tensor, "n"]
-"""One number per row."""
-Modes: TypeAlias = Int64[Tensor, "modes"]
-"""Identities of modes."""
+Modes: TypeAlias = Int64[Tensor, "modes"]  # identities of modes
 
 Rows: TypeAlias = Any
 """A TensorDict or an instance of a tensorclass, which have no base class in common."""

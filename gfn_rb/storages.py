@@ -55,21 +55,14 @@ def require_rows(storage: Storage) -> None:
 
 
 def open_shared(storage: Storage) -> None:
-    """Open a storage that another process has laid out.
-
-    With ``shared_init=True`` the first process to write lays the storage out; the others know its
-    length at once, but its memory only when they ask for it.
-    """
+    """Open a storage with ``shared_init=True`` that another process has laid out."""
     if getattr(storage, "shared_init", False) and not storage.initialized and len(storage):
         wait_for_init(storage)
 
 
 def is_laid_out(storage: Storage) -> bool:
-    """Return whether rows can be written over others; a list storage lays nothing out.
-
-    A storage that another process has laid out is opened.
-    """
-    if getattr(storage, "initialized", True):
+    """Return whether rows can be written over others; a shared storage is opened for that."""
+    if getattr(storage, "initialized", True):  # a list lays nothing out
         return True
     open_shared(storage)
     return bool(storage.initialized)
@@ -84,10 +77,8 @@ def slots_to_allocate(storage: Storage, n: int) -> int:
 
 def storage_device(storage: Storage) -> torch.device | None:
     """Return the device of a storage's rows; None, the host, for a list of rows."""
-    if isinstance(storage, ListStorage) or storage.device == "auto":
-        return None
-    device: torch.device = storage.device
-    return device
+    is_list = isinstance(storage, ListStorage) or storage.device == "auto"
+    return None if is_list else storage.device
 
 
 def staged(rows: TensorDictBase, device: torch.device) -> TensorDictBase:
@@ -197,7 +188,7 @@ def _paired(held: Any, rows: Any, shape: torch.Size, pairs: list[tuple[Tensor, T
         if type(entry) in _TENSORS and type(value) in _TENSORS:
             entry, value = as_plain(entry), as_plain(value)
             fits = value.dtype == entry.dtype and value.shape == shape + entry.shape[1:]
-            if not (fits and entry.is_cpu and value.is_cpu):
+            if not (fits and entry.is_cpu and value.is_cpu) or value.requires_grad:
                 return False
             pairs.append((entry, value))
         elif not _paired(entry, value, shape, pairs):

@@ -158,16 +158,16 @@ class MergedReplayBuffer(ReplayBufferEnsemble):
             raise ArgumentError(f"sampler must be a {kind.__name__} of {k} samplers, got {came}")
         for i, part in enumerate(parts):
             require_kind(f"sampler of member {i}", part, Sampler)
-        former: SamplerEnsemble = super().set_sampler(sampler)
+        former = super().set_sampler(sampler)
         if self._rng is not None:
             super().set_rng(self._rng)
         return former
 
     def _maybe_make_sampler(self, sampler: Any) -> SamplerEnsemble:
-        ensemble: SamplerEnsemble = super()._maybe_make_sampler(sampler)
-        return (
-            ensemble if self._stacks else MergedSampler(*member_samplers(ensemble), p=self._shares)
-        )
+        ensemble = super()._maybe_make_sampler(sampler)
+        if self._stacks:
+            return ensemble
+        return MergedSampler(*member_samplers(ensemble), p=self._shares)
 
     # Sampling.
 
@@ -215,7 +215,7 @@ class MergedReplayBuffer(ReplayBufferEnsemble):
         batches = {i: self._rows_of(i, index) for i, index in parts if index.shape[0]}
         members, listed = [*batches], [*batches.values()]
         if self._join is not None:
-            return self._join(listed)[groups.rank]
+            return self._join(listed)[groups.order.argsort()]
         return _joined(listed, members, groups)
 
     def _rows_of(self, member: int, index: Tensor) -> Any:
@@ -234,10 +234,7 @@ class MergedReplayBuffer(ReplayBufferEnsemble):
     # Members.
 
     def stats(self) -> dict[str, int | float | bool]:
-        """Return what the ensemble returns, and the sums of its members' statistics.
-
-        A drawn row counts at its member, and does not wait for a rate limiter.
-        """
+        """Return what the ensemble returns, and the sums of its members' statistics."""
         statistics = [rb.statistics for rb in self._rbs if isinstance(rb, TrackedReplayBuffer)]
         return {**super().stats(), **total(statistics)}
 
@@ -304,7 +301,7 @@ def _joined(batches: Sequence[Any], members: Sequence[int], groups: Groups) -> A
     if isinstance(first, TensorDictBase):
         return joined(batches, members, groups.order)
     if isinstance(first, Tensor):
-        return torch.cat([*batches])[groups.rank]
+        return groups.join(batches)
     fields = joined([each.to_tensordict() for each in batches], members, groups.order)
     return type(first).from_tensordict(fields)
 

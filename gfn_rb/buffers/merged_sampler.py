@@ -197,8 +197,7 @@ class MergedSampler(SamplerEnsemble):
         # TorchRL's own way, but for empty members, which it would draw from and fail.
         ensemble = SamplerEnsemble(*self._samplers, p=self._weights(member_storages(storage)))
         set_ensemble_generator(ensemble, self._rng)
-        rows: RowsOfMembers = ensemble.sample(storage, n)
-        return rows
+        return ensemble.sample(storage, n)
 
     # State: the shares, beside that of the members.
 
@@ -207,13 +206,9 @@ class MergedSampler(SamplerEnsemble):
         return {**super().state_dict(), _P: self._p}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned.
-
-        Without ``p``, as TorchRL's ensemble leaves it, the shares stay what they are.
-        """
-        # Before any member changes.
+        """Restore what :meth:`state_dict` returned, or TorchRL's ensemble, which has no ``p``."""
         shares = self._fitting(state_dict.get(_P, self._p))
-        super().load_state_dict(state_dict)
+        super().load_state_dict(state_dict)  # checked before any member changes
         self._p = shares
 
     def dumps(self, path: str | Path) -> None:
@@ -319,8 +314,7 @@ def _softmax_of(samplers: Sequence[Sampler]) -> SoftmaxRewardSampler:
                     f"p='mass' needs one {name} in all members, got {one!r} in member 0 and "
                     f"{other!r} in member {i}"
                 )
-    first: SoftmaxRewardSampler = samplers[0]
-    return first
+    return samplers[0]
 
 
 def _host_generator(generator: torch.Generator | None) -> torch.Generator | None:

@@ -12,8 +12,7 @@ from torchrl.data.replay_buffers.storages import Storage
 from torchrl.envs.transforms import Transform
 from typing_extensions import TypedDict
 
-from gfn_rb.buffers.compact import StateForm
-from gfn_rb.buffers.environment import Environment
+from gfn_rb.buffers.compact import Environment, StateForm
 from gfn_rb.buffers.rate_limiter import RateLimiter
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torchrl.envs.transforms import Transform
 
 from gfn_rb import keys
-from gfn_rb.buffers.environment import Environment
+from gfn_rb.buffers.compact import Environment
 from gfn_rb.containers import Trajectories
 from gfn_rb.containers.rollouts import first_steps, require_rollout
 from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
@@ -117,10 +117,8 @@ class _OpenEpisodes(NamedTuple):
         return cls(frames[order], waited)
 
     def followed_by(self, new: _OpenEpisodes) -> _OpenEpisodes:
-        """Put the frames of another batch behind these. Fields that some frames lack are dropped.
-
-        A policy does not write its log-probabilities while a collector draws random actions.
-        """
+        """Put the frames of another batch behind these."""
+        # A policy does not write its log-probabilities while a collector draws random actions.
         common = set(self.frames.keys(True, True)) & set(new.frames.keys(True, True))
         frames = torch.cat([part.frames.select(*common) for part in (self, new)])
         return self.of(frames, torch.cat([self.waited + 1, new.waited]))

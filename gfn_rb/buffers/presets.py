@@ -197,8 +197,7 @@ def recent_writer(
 ) -> Writer:
     """Return a writer that keeps the newest rows; with ``max_age`` one that can remove rows."""
     kind = FIFOWriter if max_age is None else UniqueFIFOWriter
-    writer: Writer = kind(unique, on_duplicate)
-    return writer
+    return kind(unique, on_duplicate)
 
 
 def terminating_state_buffer(
@@ -274,7 +273,6 @@ def transition_buffer(
     Raises:
         ArgumentError: an option has a value that is not allowed; the message names it.
     """
-    require_kind("keep", keep, list, lambda value: isinstance(value, Sequence))
     rows = KeepTransitions(_dropped(keep, (LOG_PROB,)))
     return _row_buffer(capacity, writer, sampler, rows, options)
 
@@ -397,11 +395,11 @@ def _without_paths(options: BufferOptions) -> BufferOptions:
 
 def stale_entries(keep: Sequence[str]) -> tuple[str, ...]:
     """Return the names of entries that are dropped when a row is stored or sent."""
-    require_kind("keep", keep, list, lambda value: isinstance(value, Sequence))
     return (INDEX, *_dropped(keep, _STALE))
 
 
 def _dropped(keep: Sequence[str], stale: tuple[str, ...]) -> tuple[str, ...]:
+    require_kind("keep", keep, list, lambda value: isinstance(value, Sequence))
     if isinstance(keep, str) or not set(keep) <= set(stale):
         raise ArgumentError(f"keep must be a list of names out of {stale}, got {keep!r}")
     return tuple(name for name in stale if name not in keep)

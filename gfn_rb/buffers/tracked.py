@@ -39,8 +39,7 @@ class _TrackedWrites(ReplayBuffer):
         with self._counted(OFFERED, data.batch_size.numel()) as may:
             fresh = self._fresh(data) if may else torch.empty(0, dtype=torch.int64)
             if fresh is None:
-                index: Tensor = super()._extend(data, **options)
-                return index
+                return super()._extend(data, **options)
             index = torch.full((len(data),), -1, device=fresh.device)
             if may and fresh.shape[0]:
                 index[fresh] = super()._extend(data[fresh], **options).to(fresh.device)
@@ -51,8 +50,7 @@ class _TrackedWrites(ReplayBuffer):
         with self._counted(OFFERED, 1) as may:
             if not may or self._fresh(data.unsqueeze(0)) is not None:
                 return -1
-            index: int | Tensor = super()._add(data)
-            return index
+            return super()._add(data)
 
     @contextmanager
     def _counted(self, side: int, n: int) -> Iterator[bool]:

@@ -74,13 +74,8 @@ class Container:
         Args:
             td: TensorDict of batch size [n]. Its tensors are shared, not copied.
 
-        Returns:
-            The container; ``to_tensordict`` gives the fields back unchanged.
-
         Raises:
-            KeyMismatchError: If a required field is missing or stands under its plural.
-            ShapeError: If a batch size, shape or dtype is not the table's.
-            ArgumentError: If a trajectory has no action, or more than there is room for.
+            KeyMismatchError, ShapeError, ArgumentError: a field is missing or does not fit.
         """
         require_kind("td", td, TensorDictBase)
         if td.batch_dims != 1:
@@ -88,15 +83,15 @@ class Container:
                 f"{cls.__name__}: td has batch size {list(td.batch_size)}; expected [n]"
             )
         values = {f.key: v for f in cls._fields if (v := td.get(f.key, None)) is not None}
-        if not cls._plurals.keys().isdisjoint(td.keys()):
-            cls._refuse_plurals(values, td)
+        for plural in cls._plurals.keys() & td.keys():
+            if (name := cls._plurals[plural]) not in values:
+                raise KeyMismatchError(
+                    f"{cls.__name__}: {plural!r} is not one of its fields; expected {name!r}"
+                )
         return cls._checked(values, td.device)
 
     def to_tensordict(self) -> TensorDict:
-        """Give the fields as a TensorDict of batch size [n] that shares the container's tensors.
-
-        Keys set in the result do not reach the container.
-        """
+        """Give the fields as a new TensorDict of batch size [n] that shares the tensors."""
         return self._td.select(*self._keys, strict=False)
 
     @classmethod
@@ -106,16 +101,11 @@ class Container:
         A container without ``is_backward`` holds forward rows and joins as such.
 
         Args:
-            containers: At least one, all with the same optional fields, row shapes and dtypes.
-
-        Returns:
-            A container of their rows, in order, with storage of its own.
+            containers: At least one, of one kind, all with the same optional fields, row shapes,
+                dtypes and device, and with a gradient in the same fields.
 
         Raises:
-            ArgumentError: If there is none, one of another kind or on another device, or a field
-                has a gradient in some containers only.
-            KeyMismatchError: If an optional field is in some containers only.
-            ShapeError: If row shapes or dtypes differ.
+            ArgumentError, KeyMismatchError, ShapeError: They differ.
         """
         if not containers:
             raise ArgumentError(f"containers is empty; expected at least one {cls.__name__}")
@@ -136,11 +126,7 @@ class Container:
         return cls.wrap(torch.cat(tds, 0))
 
     def drop(self: C, *names: str) -> C:
-        """Return the container without some optional fields; one it lacks is passed over.
-
-        Raises:
-            ArgumentError: If a name is not that of an optional field.
-        """
+        """Return the container without some optional fields; one it lacks is passed over."""
         optional = {f.key for f in self._fields if f.optional}
         for name in names:
             if name not in optional:
@@ -179,11 +165,7 @@ class Container:
 
     @classmethod
     def wrap(cls: type[C], td: TensorDictBase) -> C:
-        """Return a container of fields that are known to fit, without a look at them.
-
-        Args:
-            td: just the container's fields, batch size [n].
-        """
+        """Return a container of just its fields, which are known to fit and not checked."""
         container = cls.__new__(cls)
         container._td = td
         return container
@@ -199,14 +181,6 @@ class Container:
                     f"{cls.__name__}: {each.key!r} is missing; of its fields there are {[*values]}"
                 )
         return cls.wrap(assemble(values, (sizes["n"],), device))
-
-    @classmethod
-    def _refuse_plurals(cls, values: Values, td: TensorDictBase) -> None:
-        for plural, name in cls._plurals.items():
-            if name not in values and td.get(plural, None) is not None:
-                raise KeyMismatchError(
-                    f"{cls.__name__}: {plural!r} is not one of its fields; expected {name!r}"
-                )
 
 
 def _row_index(

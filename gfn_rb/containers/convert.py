@@ -22,10 +22,7 @@ _STEP_FILL = {keys.ACTION: -1, keys.LOG_PROB: 0, keys.ESTIMATOR_OUTPUT: 0}
 
 
 def require_lengths(length: Int64[Tensor, "n"], n_steps: int) -> None:
-    """Raise unless each trajectory has as many actions as there is room for, and at least one.
-
-    Lengths on a device have it raise, so as not to wait for it.
-    """
+    """Raise unless lengths are 1 to ``n_steps``; those on a device have it raise, unwaited for."""
     if not length.is_cpu:
         fits = ((length >= 1) & (length <= n_steps)).all()
         assert_on_device(fits, f"length must be 1 to {n_steps} in every row")
@@ -123,10 +120,7 @@ def flipped(
 
 
 def resized(td: TensorDictBase, n_steps: int) -> TensorDictBase:
-    """Bring trajectories to ``n_steps`` steps: append sink states, dummy actions and zeros, or cut.
-
-    What is cut is not looked at.
-    """
+    """Pad trajectories to ``n_steps`` with sink states, dummy actions and zeros, or cut them."""
     extra = n_steps - td.get(keys.ACTION).shape[1]
     if extra == 0:
         return td
@@ -149,11 +143,7 @@ def resized(td: TensorDictBase, n_steps: int) -> TensorDictBase:
 
 
 def aligned(batches: Sequence[TensorDictBase]) -> list[TensorDictBase]:
-    """Bring batches of rows to one form, as far as they say the same in different ones.
-
-    Trajectories are padded to the longest. Rows without ``is_backward`` are forward where others
-    say which way they run.
-    """
+    """Pad trajectories of all batches to the longest, and mark rows forward if some are marked."""
     held = [set(batch.keys()) for batch in batches]
     if any(keys.IS_BACKWARD in each for each in held):
         batches = [

@@ -19,8 +19,7 @@ class FirstOccurrences:
         """Return which values did not occur earlier."""
         position = np.arange(len(values), dtype=np.int32)
         self._last[values[::-1]] = position[::-1]  # of equal values the last written stays
-        first: np.ndarray = self._last.take(values) == position
-        return first
+        return self._last.take(values) == position
 
 
 def draw_different(

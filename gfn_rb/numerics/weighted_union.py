@@ -23,13 +23,6 @@ class Groups:
         self.order = group.argsort(stable=True)  # the rows, group after group
         self.counts: list[int] = group.bincount(minlength=n_groups).tolist()
 
-    @property
-    def rank(self) -> Int64[Tensor, "n"]:
-        """Where each row stands once the groups are laid one after another."""
-        rank = torch.empty_like(self.order)
-        rank[self.order] = torch.arange(rank.shape[0])
-        return rank
-
     def split(self, values: Shaped[Tensor, "n"]) -> tuple[Tensor, ...]:
         """Return the values of each group, of one value per row."""
         return values[self.order.to(values.device, non_blocking=True)].split(self.counts)

@@ -1,7 +1,5 @@
 """Compact rows: exact inverses, refusals, and every part of a buffer over them."""
 
-import multiprocessing as mp
-
 import pytest
 import torch
 from factories import Ladder, assert_equal, seeded
@@ -218,26 +216,6 @@ def test_single_states_and_steps_are_stored_narrow(preset):
     assert_equal(contents(ours), contents(plain))
     with pytest.raises(ArgumentError, match=r"compact must be 'narrow'.*got 'rebuild'"):
         preset(200, compact="rebuild", env=GRID)
-
-
-def extend_in_child(rb, rows):
-    rb.extend(rows)
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_processes_share_compact_rows(form):
-    rb = buffer(form, shared=True, preset=diverse_buffer)
-    first, second = walks(GRID, 3), walks(GRID, 8, 1, backward=True)
-    rb.extend(convert.turned(first, torch.zeros(3, dtype=torch.bool)))
-    rb.storage._storage.share_memory_()  # as pickling it for a spawned process does
-    child = mp.get_context("fork").Process(target=extend_in_child, args=(rb, second))
-    child.start()
-    child.join(60)
-    assert child.exitcode == 0
-    alone = buffer(None, preset=diverse_buffer)
-    alone.extend(convert.turned(first, torch.zeros(3, dtype=torch.bool)))
-    alone.extend(second)
-    assert_equal(contents(rb), contents(alone))
 
 
 # Checkpoints.

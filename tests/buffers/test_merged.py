@@ -272,14 +272,6 @@ def test_members_keep_their_state_and_their_generators():
     assert kept.sampler._rng is rb[1].sampler._rng is rb._rng
 
 
-def test_prefetching_and_iteration():
-    rb = MergedReplayBuffer(member([0.0] * 4), member([1.0] * 4), batch_size=3, prefetch=2)
-    for _, batch in zip(range(6), rb, strict=False):
-        assert batch.batch_size == (3,)
-        assert torch.equal(batch["log_reward"], batch["buffer_id"].float())
-    rb.shutdown()
-
-
 def test_members_may_be_written_meanwhile_by_another_thread():
     # Rows and tags belong together: x is written as ten times the log-reward.
     rb = MergedReplayBuffer(*(fifo_buffer(64) for _ in range(2)), p="size")
@@ -304,23 +296,6 @@ def test_members_may_be_written_meanwhile_by_another_thread():
         stop.set()
         writer.join()
     assert not failures
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: MergedReplayBuffer(), "members must be at least one buffer, got none"),
-        (lambda: MergedReplayBuffer([member()]), "members must be replay buffers.*a list as"),
-        (
-            lambda: MergedReplayBuffer(member(), merged([[0.0]])),
-            "no ensembles of such, got a MergedReplayBuffer as member 1",
-        ),
-        (lambda: MergedReplayBuffer(*[member()] * 2), "members must differ, got member 1 twice"),
-    ],
-)
-def test_bad_members_are_named(make, message, unchecked):
-    with pytest.raises(ArgumentError, match=message):
-        make()
 
 
 @tensorclass

@@ -10,7 +10,6 @@ from buffers.packed_episodes import PlainPacker, episodes_in
 from factories import Ladder
 from hypothesis import given
 from hypothesis import strategies as st
-from tensordict import TensorDict
 from torchrl.collectors import Collector
 from torchrl.collectors.utils import split_trajectories
 
@@ -24,7 +23,6 @@ from gfn_rb import (
 from gfn_rb.envs import HyperGrid
 from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
 from gfn_rb.policies import ForwardPolicy
-from gfn_rb.rollout import ActionSampler, trajectory_log_probs
 
 TOP = 4
 
@@ -127,27 +125,6 @@ def test_frames_that_an_interrupted_collector_did_not_reach_are_left_out():
     assert sorted(rows_of(PackTrajectories(ladder()), first, rest)) == sorted(WHOLE)
 
 
-def test_truncated_episodes_are_left_out():
-    torch.manual_seed(4)
-    env, log = ladder(3), []
-    rb = buffer(env)
-    source = collector(
-        env,
-        frames_per_batch=9,
-        replay_buffer=rb,
-        max_frames_per_traj=2,
-        total_frames=90,
-        postproc=lambda frames: log.append(frames.clone()) or frames,
-    )
-    for _ in source:
-        pass
-    plain = PlainPacker()
-    expected = [row for frames in log for row in plain.pack(frames)]
-    ends = torch.cat([frames["next", "done"] for frames in log]).sum()
-    assert 0 < len(expected) < int(ends)
-    assert episodes_in(rb[:]) == expected
-
-
 def test_episodes_of_which_the_beginning_is_missing_are_left_out():
     late = LONG[:, 1:]
     began = {int(i) for i in LONG["collector", "traj_ids"][:, 0]}
@@ -180,24 +157,6 @@ def test_forgotten_episodes_are_not_completed():
     cut = sum(int((LONG["collector", "traj_ids"][:, 4:] == i).sum()) > 0 for i in began)
     assert cut > 0
     assert len(before) + len(after) == len(WHOLE) - cut
-
-
-def test_log_probs_are_those_of_the_actions():
-    torch.manual_seed(6)
-    env = HyperGrid(2, 4, batch_size=(3,))
-    policy = ForwardPolicy(env, (8,))
-    rb = buffer(env, keep=["log_prob", "estimator_output"])
-    acting = ActionSampler(policy, save_logprobs=True, save_estimator_outputs=True)
-    for _ in collector(env, acting, frames_per_batch=12, replay_buffer=rb, total_frames=120):
-        pass
-    stored = Trajectories.from_tensordict(rb[:])
-    assert len(stored) > 10
-    recomputed = trajectory_log_probs(policy, env, stored).detach()
-    torch.testing.assert_close(stored.log_prob, recomputed, atol=1e-5, rtol=0)
-    logits = policy(TensorDict({"state": stored.state[:, 0]}, [len(stored)]))["logits"]
-    torch.testing.assert_close(stored.estimator_output[:, 0], logits.detach())
-    is_past = torch.arange(stored.n_steps) >= stored.length[:, None]
-    assert (stored.log_prob[is_past] == 0).all()
 
 
 def test_fields_that_only_some_frames_of_a_batch_have_are_dropped():

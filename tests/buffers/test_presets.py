@@ -273,12 +273,6 @@ def test_what_a_preset_is_made_of(preset):
     assert preset(4, sampler=sampler).sampler is sampler
 
 
-@pytest.mark.parametrize("preset", EVERY)
-def test_an_unknown_option_is_refused(preset):
-    with pytest.raises(ArgumentError, match=r"'temprature' .* did you mean 'temperature'"):
-        preset(4, temprature=2.0)
-
-
 def test_options_are_those_of_the_buffers():
     given = inspect.signature(ReplayBuffer.__init__).parameters.keys()
     given |= inspect.signature(TrackedReplayBuffer.__init__).parameters.keys()

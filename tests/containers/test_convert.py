@@ -37,14 +37,6 @@ def test_transitions_by_hand() -> None:
     torch.testing.assert_close(steps.log_prob, torch.tensor([-0.1, -0.2, -0.3, 0.0, -0.7]))
 
 
-def test_states_by_hand() -> None:
-    states = two_rows().to_states()
-    assert states.state.tolist() == [0, 3, 5, 2, 0]
-    assert states.is_terminating.tolist() == [False, False, True, True, False]
-    assert states.log_reward.tolist() == [-INF, -INF, 1.5, -2.0, -INF]
-    assert states.terminating_states.tolist() == [5, 2]
-
-
 @given(kind_and_paths(), st.integers(0, 2))
 def test_rows_are_the_oracle_s(case: tuple[Kind, list[Path]], extra: int) -> None:
     kind, paths = case

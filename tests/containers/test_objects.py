@@ -10,25 +10,21 @@ from gfn_rb.containers.steps import reduce_to_states
 from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
 
 
-def content(rows):
-    return object_keys(rows)
-
-
 def test_trajectories_are_their_terminating_state_however_they_came_there():
     short, long = trajectories([5, 7]), trajectories([5, 7], length=3, n_steps=6)
-    assert content(short) == content(long)
+    assert object_keys(short) == object_keys(long)
     backward = trajectories([5, 7], length=3)
     backward.set("state", backward["state"].flip(1)).set("is_backward", torch.ones(2).bool())
-    assert content(backward) == content(short)
+    assert object_keys(backward) == object_keys(short)
     mixed = torch.cat(
         [backward, trajectories([5, 7], length=3).set("is_backward", torch.zeros(2).bool())]
     )
-    assert content(mixed) == 2 * content(short)
+    assert object_keys(mixed) == 2 * object_keys(short)
 
 
 @given(st.lists(st.lists(st.integers(0, 2), min_size=3, max_size=3), min_size=1, max_size=12))
 def test_identities_are_equal_exactly_if_objects_are(rows):
-    names = content(TensorDict({"state": torch.tensor(rows)}, [len(rows)]))
+    names = object_keys(TensorDict({"state": torch.tensor(rows)}, [len(rows)]))
     for i, one in enumerate(rows):
         for j, other in enumerate(rows):
             assert (names[i] == names[j]) == (one == other)
@@ -45,7 +41,7 @@ def test_some_rows_are_looked_at_alone():
 
 def test_conditions_tell_objects_apart():
     rows = objects([1, 1, 1]).set("condition", torch.tensor([[0.0], [1.0], [-0.0]]))
-    one, other, same = content(rows)
+    one, other, same = object_keys(rows)
     assert one == same != other
 
 

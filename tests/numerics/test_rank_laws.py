@@ -18,15 +18,6 @@ def quantile(law, uniform):
     return law.quantile(torch.tensor(uniform, dtype=torch.float64)).tolist()
 
 
-def test_harmonic_law_by_hand():
-    # a = 1, n = 3: weights 1, 1/2, 1/3 of 11/6.
-    law = HarmonicLaw(3, 1.0)
-    p = law.log_prob(torch.arange(3)).exp()
-    assert p.tolist() == pytest.approx([6 / 11, 3 / 11, 2 / 11], rel=1e-15)
-    assert quantile(law, [0.0, 0.54, 0.55, 0.81, 0.82, BELOW_1]) == [0, 0, 1, 1, 2, 2]
-    assert law.support == 3
-
-
 # Below, at and above the number of ranks that are summed one by one; nearly uniform and peaked.
 @pytest.mark.parametrize("n", [1, 5, _HEAD - 1, _HEAD, _HEAD + 1, _HEAD + 2, 30_000, 300_000])
 @pytest.mark.parametrize("offset", [1e-6, 0.3, 1.0, 300.0, 1e9, 1e15])
