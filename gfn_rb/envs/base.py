@@ -441,11 +441,7 @@ class GFNEnv(EnvBase):
             )
 
     def _observe(
-        self,
-        state: StateBatch,
-        log_reward: Floats,
-        condition: Tensor | None,
-        batch: torch.Size,
+        self, state: StateBatch, log_reward: Floats, condition: Tensor | None, batch: torch.Size
     ) -> TensorDict:
         rows = {
             keys.STATE: state,

@@ -180,11 +180,9 @@ class ExperienceMemory:
         held = set(stored.keys(True, True))
         if isinstance(fields, str) or not fields:
             raise ArgumentError(f"fields must be a list of at least one name, got {fields!r}")
-        for field in fields:
-            if field not in held:
-                raise KeyMismatchError(
-                    f"fields must be among {sorted(map(str, held))}, got {field!r}"
-                )
+        if unknown := [field for field in fields if field not in held]:
+            known = sorted(map(str, held))
+            raise KeyMismatchError(f"fields must be among {known}, got {unknown[0]!r}")
         values = [stored.get(field)[places].to(self.device) for field in fields]
         return values[0] if len(values) == 1 else tuple(values)
 

@@ -204,10 +204,8 @@ def test_when_and_what_is_sent_is_chosen() -> None:
         assert states.add(batches[2])["n"] == 8
         assert len(states) == 8
 
-    made = run(
-        *(ours.ReplayBufferManager, train_for_scores),
-        **{"scoring_function": score, "diverse_replay_buffer": True},
-    )
+    diverse = {"scoring_function": score, "diverse_replay_buffer": True}
+    made = run(ours.ReplayBufferManager, train_for_scores, **diverse)
     assert kinds == [("StatesContainer", 8)]
     assert len(made.replay_buffer) == 8
     assert torch.equal(

@@ -159,7 +159,7 @@ class ReplayBuffer:
             RemoteError: the manager could not store or score the items.
         """
         replies = [] if self._worker is None else self._worker.drain(timeout_sec)
-        return _scores_of(replies[-1]) if replies else None
+        return _scores_of(replies[-1] if replies else None)
 
     def sample(self, n_samples: int) -> Any:
         """Draw items, by reward or uniformly.
@@ -175,8 +175,7 @@ class ReplayBuffer:
         """
         if not len(self):
             raise ValueError("Buffer is empty")
-        start = time.perf_counter()
-        rows = self._rows
+        start, rows = time.perf_counter(), self._rows
         draw = rows.draw_by_reward if self.prioritized_sampling else rows.draw_distinct
         drawn = rows.at(draw(n_samples))
         self._note("sample", start)

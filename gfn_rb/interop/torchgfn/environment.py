@@ -169,26 +169,22 @@ class TorchGFNEnv(EnumerableEnv):
 
     def _list_states(self) -> None:
         """Count all states, layer by layer, and with them the longest trajectory."""
-        state, found, n_layers = self.source(1), [], 0
+        state, found = self.source(1), []
         while len(state):
             found.append(self.state_key(state))
-            n_layers += 1
             if sum(map(len, found)) > MAX_LISTED:
                 raise ArgumentError(
                     f"max_length must be given where there are more than {MAX_LISTED} states to "
                     "find it among, got None"
                 )
             state = self._expand(state)[1]
-        self.max_length = n_layers
-        n, n_distinct = sum(map(len, found)), len(torch.cat(found).unique())
-        if n == n_distinct:  # or paths of several lengths lead to one state
-            self.n_states = n
+        self.max_length, key = len(found), torch.cat(found)
+        if len(key.unique()) == len(key):  # or paths of several lengths lead to one state
+            self.n_states = len(key)
 
 
 def adapt_env(
-    env: Any,
-    preprocessor: Callable[..., Tensor] | None = None,
-    max_length: int | None = None,
+    env: Any, preprocessor: Callable[..., Tensor] | None = None, max_length: int | None = None
 ) -> TorchGFNEnv:
     """Return a discrete torchgfn environment as a ``GFNEnv``, for samplers, losses and trainer.
 

@@ -133,17 +133,10 @@ def _columns(container: Any, graphs: GraphTable | None) -> dict[str, Any]:
             keys.LENGTH: container.terminating_idx.long(),
         }
     if isinstance(container, Transitions):
-        return {
-            keys.STATE: state,
-            keys.ACTION: _plain(container),
-            keys.NEXT: TensorDict(
-                {
-                    keys.STATE: _tensor(container.next_states, graphs),
-                    keys.DONE: container.is_terminating[:, None],
-                },
-                [len(container)],
-            ),
-        }
+        done = container.is_terminating[:, None]
+        entries = {keys.STATE: _tensor(container.next_states, graphs), keys.DONE: done}
+        after = TensorDict(entries, [len(container)])
+        return {keys.STATE: state, keys.ACTION: _plain(container), keys.NEXT: after}
     return {keys.STATE: state, keys.IS_TERMINATING: container.is_terminating}
 
 
@@ -214,10 +207,7 @@ def near_better(rows: TensorDictBase, cutoff: float, p: float) -> Shaped[Tensor,
 
 
 class RowStore:
-    """Items of one kind, stored as rows in a replay buffer ``rb``.
-
-    Rows go to the writer and leave the storage directly: nobody else uses the buffer.
-    """
+    """Items of one kind, as rows that only this class writes to and reads from a buffer ``rb``."""
 
     def __init__(
         self,
