@@ -12,8 +12,5 @@ if TYPE_CHECKING:
 __all__ = ["DiversityWriter", "FIFOWriter", "RewardPrioritizedWriter"]
 
 __getattr__ = lazy_exports(
-    __name__,
-    diversity="DiversityWriter",
-    fifo="FIFOWriter",
-    reward="RewardPrioritizedWriter",
+    __name__, diversity="DiversityWriter", fifo="FIFOWriter", reward="RewardPrioritizedWriter"
 )

@@ -12,11 +12,7 @@ from torchrl.data.replay_buffers.writers import Writer
 from gfn_rb.arguments import require_flag
 from gfn_rb.shapes import Int64
 from gfn_rb.state_folder import require_numbers
-from gfn_rb.torchrl_compat import (
-    raise_slot_generations,
-    slot_generations,
-    track_slot_generations,
-)
+from gfn_rb.torchrl_compat import raise_slot_generations, slot_generations, track_slot_generations
 
 _GENERATION = "generation"
 

@@ -19,15 +19,7 @@ from gfn_rb.errors import (
     NaNError,
     ShapeError,
 )
-from gfn_rb.keys import (
-    ACTION,
-    BUFFER_ID,
-    BUFFER_IDS,
-    DRAW_LOG_PROB,
-    INDEX,
-    LENGTH,
-    PRIORITY_WEIGHT,
-)
+from gfn_rb.keys import ACTION, BUFFER_ID, BUFFER_IDS, DRAW_LOG_PROB, INDEX, LENGTH, PRIORITY_WEIGHT
 from gfn_rb.numerics.flat import on_host
 from gfn_rb.shapes import Int64, Rows
 from gfn_rb.sharing import is_recorded

@@ -2,12 +2,10 @@ import math
 from unittest import mock
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gfn_rb.errors import ArgumentError
 from gfn_rb.numerics import top_k
 from gfn_rb.numerics.top_k import TopK, ascending
 
@@ -38,16 +36,9 @@ def test_smallest_rows_are_those_of_a_sort(capacity, batches, k, whole, few):
         # Ranks are unique, as the callers' are.
         rows = {i % capacity: (key, (number * 100 + rank) * 97 + i) for i, key, rank in batch}
         plain.update(rows)
-        index, key, rank = (
-            list(rows),
-            [r[0] for r in rows.values()],
-            [r[1] for r in rows.values()],
-        )
-        extremes.update(
-            np.array(index, dtype=np.int64),
-            np.array(key, dtype=np.float64),
-            np.array(rank, dtype=np.int64),
-        )
+        parts = (list(rows), *([pair[part] for pair in rows.values()] for part in (0, 1)))
+        kinds = (np.int64, np.float64, np.int64)
+        extremes.update(*(np.array(part, kind) for part, kind in zip(parts, kinds, strict=True)))
         with mock.patch.multiple(top_k, _FEWEST=1 if few else 512, _QUERIES=1, _SHARE=4):
             check()
     if whole:
@@ -66,10 +57,7 @@ def test_replacements_leave_the_best_of_all(stored, batch, free, newest):
     batch += [0.0] * (free + 1 - len(batch))
     extremes = TopK(capacity)
     age = torch.randperm(len(stored), generator=torch.Generator().manual_seed(len(batch)))
-    extremes.assign(
-        torch.tensor(stored, dtype=torch.float64),
-        (age if newest else -age),
-    )
+    extremes.assign(torch.tensor(stored, dtype=torch.float64), (age if newest else -age))
     key = np.array(batch)
     parts = extremes.replacements(key, ascending(key, newest), free, newest)
     value, chosen, out = (part.tolist() for part in parts)
@@ -103,8 +91,3 @@ def test_a_block_that_gets_a_smaller_key_is_searched():
         assert smallest.smallest(1)[1].tolist() == [0]
         smallest.update(np.array([63]), np.array([0.5]), np.array([63]))
         assert smallest.smallest(2)[1].tolist() == [0, 63]
-
-
-def test_capacity_must_be_positive():
-    with pytest.raises(ArgumentError, match="capacity must be at least 1, got -1"):
-        TopK(-1)

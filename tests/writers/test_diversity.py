@@ -15,12 +15,7 @@ from torchrl.data import (
 )
 from writers.diverse_rule import Item, rule
 
-from gfn_rb.errors import (
-    ArgumentError,
-    KeyMismatchError,
-    NaNError,
-    ShapeError,
-)
+from gfn_rb.errors import ArgumentError, NaNError, ShapeError
 from gfn_rb.numerics.near import neighbours
 from gfn_rb.writers import DiversityWriter
 
@@ -129,12 +124,6 @@ def test_storage_holds_what_the_rule_keeps(device, few, data, capacity, options,
 # Cases worked out by hand.
 
 
-def test_the_same_state_under_another_condition_is_another_item():
-    rb = buffer(4)
-    rb.extend(rows([1.0, 2.0, 3.0], [[7], [7], [7]], condition=torch.tensor([0.0, 0.5, 0.5])))
-    assert serials(rb) == [0, 2]
-
-
 def test_a_large_batch_into_a_large_buffer():
     generator = torch.Generator().manual_seed(0)
     state = torch.rand(3000, 2, generator=generator) * 40
@@ -195,26 +184,20 @@ def width_of_batch(td):
 @pytest.mark.parametrize(
     ("features", "spoil", "error", "message"),
     [
-        ("x", lambda b: b, KeyMismatchError, "lacks the features 'x'"),
         (None, lambda b: b.set("state", b["state"] / 0), NaNError, "infinite in 2 of 2 items"),
         (width_of_batch, lambda b: b, ShapeError, "of width 2, expected torch.float32 of width 1"),
         (None, lambda b: b.set("log_reward", torch.full((2,), math.nan)), NaNError, "is NaN in 2"),
     ],
 )
 def test_bad_rows_are_named_and_nothing_is_written(features, spoil, error, message):
-    good = features if features is width_of_batch else None
-    rb = buffer(4, features=good)
+    rb = buffer(4, features=features)
     rb.extend(rows([1.0], [[1.0]]))
-    if good is None:
-        rb.writer._index.features.source = features
-    with pytest.raises(error, match=message) as caught:
+    with pytest.raises(error, match=message):
         rb.extend(spoil(rows([7.0, 8.0], [[2.0], [3.0]], 1)))
-    assert "\n" not in str(caught.value)
     assert serials(rb) == [0]
     assert rb.write_count == 1
-    rb.writer._index.features.source = good
     rb.extend(rows([2.0], [[4.0]], 1))
-    assert serials(rb) == ([0, 1] if good is None else [1])
+    assert serials(rb) == ([0, 1] if features is None else [1])
 
 
 def test_the_smallest_are_kept_apart_from_each_other():

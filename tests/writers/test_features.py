@@ -5,7 +5,7 @@ from tensordict import TensorDict
 from torchrl.data import LazyMemmapStorage, LazyTensorStorage
 
 from gfn_rb.column import KeyColumn
-from gfn_rb.errors import ArgumentError, KeyMismatchError, NaNError, ShapeError
+from gfn_rb.errors import KeyMismatchError, NaNError, ShapeError
 from gfn_rb.writers.features import Features
 
 
@@ -53,13 +53,6 @@ def test_features_that_are_none(source, error, message):
     data = items(state=torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 2.0]]))
     with pytest.raises(error, match=message):
         Features(source)(data)
-
-
-def test_a_source_of_no_kind(unchecked):
-    with pytest.raises(
-        ArgumentError, match="features must be a key, a callable or None, got a int"
-    ):
-        Features(3)
 
 
 @pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])

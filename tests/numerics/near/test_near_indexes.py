@@ -1,6 +1,7 @@
 """Indexes of near rows against looking at every pair."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -91,18 +92,42 @@ def test_the_index_suits_rows_and_distance(dtype, p, cutoff, kind):
         assert index.prepare(torch.zeros(1, 12, dtype=dtype)).key.shape == (1, groups)
 
 
-@pytest.mark.parametrize(
-    ("p", "cutoff", "n_differ"), [(1.0, 1.0, 1), (2.0, 1.5, 2), (0.0, 1.0, 1), (0.0, 2.0, 2)]
-)
-@pytest.mark.parametrize("dtype", [torch.int64, torch.float64])
-def test_rows_that_differ_little_are_found(p, cutoff, n_differ, dtype, monkeypatch):
-    monkeypatch.setattr(neighbours, "_FEW", 10)
+def bits(n, generator=None, width=9):
+    return torch.rand(n, width, generator=generator) < 0.4
 
-    def make(n, generator):
-        return torch.randint(0, 3, (n, 5), generator=generator).to(dtype)
 
-    index = ColumnGroups(30, make(1, None), p, cutoff, n_differ)
-    check_after_any_writes(index, make, p, cutoff, rounds=40)
+def grid(dtype, low, high, width):
+    return lambda n, generator: torch.randint(low, high, (n, width), generator=generator).to(dtype)
+
+
+NUMBERS = [torch.int64, torch.uint8, torch.bool, torch.float32, torch.float64, torch.bfloat16]
+DIFFERING = [(1.0, 1.0, 1), (2.0, 1.5, 2), (0.0, 1.0, 1), (0.0, 2.0, 2)]
+INDEXES = [
+    *((Duplicates, grid(dtype, -1, 2, 3), 1.0, 0.0) for dtype in NUMBERS),
+    *(
+        (partial(ColumnGroups, n_differ=n_differ), grid(dtype, 0, 3, 5), p, cutoff)
+        for dtype in (torch.int64, torch.float64)
+        for p, cutoff, n_differ in DIFFERING
+    ),
+    *(
+        (Pivots, grid(dtype, 0, 7, 2), p, 1.0)
+        for dtype in (torch.int64, torch.float32)
+        for p in (0.0, 1.0, 1.5, 2.0, math.inf)
+    ),
+    (Measured, bits, tanimoto_distance, 0.5),
+]
+
+
+@pytest.mark.parametrize("pairs", [8, 2**21])
+@pytest.mark.parametrize(("kind", "make", "p", "cutoff"), INDEXES)
+def test_near_rows_are_found(kind, make, p, cutoff, pairs, monkeypatch):
+    monkeypatch.setattr(neighbours, "_FEWEST", 4)
+    monkeypatch.setattr(neighbours, "_FEW", 6)
+    for module in (neighbours, search):
+        monkeypatch.setattr(module, "BATCH_OF_PAIRS", pairs)
+    is_equality = kind is Duplicates
+    index = kind(30, make(1, None), *(() if is_equality else (p, cutoff)))
+    check_after_any_writes(index, make, p, cutoff, is_equality, rounds=25)
 
 
 def test_a_table_of_all_rows_is_made_when_those_apart_are_many():
@@ -115,22 +140,6 @@ def test_a_table_of_all_rows_is_made_when_those_apart_are_many():
         assert index._recent_slot.shape[0] < 512 + 8 * 71
     prepared = index.prepare(rows[[7, 4800]] + torch.tensor([0, 0, 0, 0, 0, 1]))
     assert as_set(index.near(prepared)) == {(0, 7), (1, 4800)}
-
-
-def maker(dtype):
-    def rows(n, generator):
-        return torch.randint(-1, 2, (n, 3), generator=generator).to(dtype)
-
-    return rows
-
-
-@pytest.mark.parametrize(
-    "dtype", [torch.int64, torch.uint8, torch.bool, torch.float32, torch.float64, torch.bfloat16]
-)
-def test_equal_rows_are_found(dtype):
-    make = maker(dtype)
-    index = Duplicates(24, make(1, None))
-    check_after_any_writes(index, make, 1.0, 0.0, transitive=True, rounds=25)
 
 
 def test_many_equal_rows():
@@ -156,10 +165,6 @@ def test_rows_written_over_leave_the_index():
     assert len(index._slot_of) == 10
 
 
-def bits(n, generator=None, width=9):
-    return torch.rand(n, width, generator=generator) < 0.4
-
-
 def of_sets(a, b):
     """The Tanimoto distance from its definition, for two sets of places."""
     a, b = ({i for i, bit in enumerate(row) if bit} for row in (a.tolist(), b.tolist()))
@@ -176,13 +181,6 @@ def test_tanimoto_is_that_of_sets(dtype):
     assert tanimoto_distance(a[:0], b).shape == (0, 11)
 
 
-def test_any_distance_finds_what_looking_finds(monkeypatch):
-    monkeypatch.setattr(search, "BATCH_OF_PAIRS", 64)  # several parts for each look-up
-    index = near_index(40, bits(1), tanimoto_distance, 0.5)
-    assert type(index) is type(index.sibling(3)) is Measured
-    check_after_any_writes(index, bits, tanimoto_distance, 0.5)
-
-
 @pytest.mark.parametrize(
     ("distance", "error", "message"),
     [
@@ -193,23 +191,9 @@ def test_any_distance_finds_what_looking_finds(monkeypatch):
 def test_a_distance_that_is_none_is_named(distance, error, message):
     rows = torch.rand(3, 2)
     index = near_index(5, rows, distance, 1.0)
+    assert type(index.sibling(3)) is Measured
     with pytest.raises(error, match=message):
         index.near_each_other(index.prepare(rows))
-
-
-@pytest.mark.parametrize("p", [0.0, 1.0, 1.5, 2.0, math.inf])
-@pytest.mark.parametrize("pairs", [8, 2**21])
-@pytest.mark.parametrize("dtype", [torch.int64, torch.float32])
-def test_near_rows_are_found(p, pairs, dtype, monkeypatch):
-    monkeypatch.setattr(neighbours, "_FEWEST", 4)
-    monkeypatch.setattr(neighbours, "_FEW", 6)
-    monkeypatch.setattr(neighbours, "BATCH_OF_PAIRS", pairs)
-
-    def make(n, generator):
-        return torch.randint(0, 7, (n, 2), generator=generator).to(dtype)
-
-    index = Pivots(30, make(1, None), p, 1.0)
-    check_after_any_writes(index, make, p, 1.0, rounds=25)
 
 
 @pytest.mark.parametrize("device", DEVICES)
