@@ -222,25 +222,6 @@ def test_a_manager_that_hangs_silences_only_its_own_share():
     assert worker.statistics.lost == sum((each == 0).sum() for each in owner[:2])
 
 
-def test_a_drain_ends_in_time(caplog):
-    transports = group(2)
-    manager = ReplayBufferManager(transports[0], fifo_buffer(9))
-    worker = ReplayBufferWorker(transports[1], 0, mode=NonBlocking(), timeout=LIMIT)
-    with threads(lambda: manager.step(LIMIT)):
-        worker.connect()
-    worker.extend(objects([1, 2]))
-    start = time.monotonic()
-    assert worker.drain(0.05) == []
-    assert time.monotonic() - start < LIMIT / 2
-    assert "worker 1: 1 batches unanswered after 0." in caplog.text
-    assert (worker.unanswered, worker.statistics.lost) == (0, 2)
-    manager.step()
-    worker.extend(objects([3]))  # the late answer changes nothing
-    assert worker.statistics.lost == 2
-    manager.step()
-    assert [reply.n for reply in worker.drain(LIMIT)] == [1]
-
-
 @pytest.mark.parametrize("mode", MODES)
 def test_a_worker_that_is_to_stop_waits_a_second_for_a_manager_that_hangs(caplog, mode):
     told = threading.Event()

@@ -65,24 +65,6 @@ def test_a_message_that_was_not_read_says_how_large_it_was() -> None:
     assert bytes(b.recv().data) == b"next"
 
 
-def test_each_loss_is_told_once_and_others_go_on() -> None:
-    a, b, c = LocalTransport.group(3)
-    a.send([b"last words"], 2)
-    a.close()
-    assert bytes(c.recv().data) == b"last words"
-    with pytest.raises(PeerLostError) as caught:
-        c.recv(timeout=5.0)
-    assert caught.value.rank == 0
-    assert c.lost == {0}
-    b.send([b"still here"], 2)
-    assert c.recv().source == 1
-    with pytest.raises(TransportTimeoutError):
-        c.recv(timeout=0.01)
-    for _ in range(2):
-        with pytest.raises(PeerLostError, match="it closed its endpoint"):
-            c.recv(0)
-
-
 @pytest.mark.parametrize("size", [0, -3])
 def test_groups_have_members(size: int) -> None:
     with pytest.raises(ArgumentError, match=f"size is {size}; expected 1 or more"):

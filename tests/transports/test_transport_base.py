@@ -13,20 +13,12 @@ import pytest
 from gfn_rb.codec.primitives import LazyBuffer
 from gfn_rb.errors import ArgumentError
 from gfn_rb.transports import LocalTransport
-from gfn_rb.transports.base import MAX_TAG, Envelope, checked_timeout, polled
+from gfn_rb.transports.base import MAX_TAG, Envelope, polled
 
 
 @pytest.fixture
 def alone() -> LocalTransport:
     return LocalTransport.group(1, timeout=5.0)[0]
-
-
-@pytest.mark.parametrize("timeout", [-1.0, -1e-9, math.nan, -math.inf])
-def test_timeouts_that_make_no_sense_are_refused(timeout: float) -> None:
-    with pytest.raises(ArgumentError, match=r"timeout is .*; expected seconds, 0 or more"):
-        checked_timeout(timeout)
-    with pytest.raises(ArgumentError, match="timeout"):
-        LocalTransport.group(1, timeout=timeout)
 
 
 @pytest.mark.parametrize("max_nbytes", [0, -1, 1 << 31])
@@ -42,6 +34,7 @@ def test_errors_name_the_argument_and_what_came(alone: LocalTransport) -> None:
         (lambda: alone.isend([b""], 0, MAX_TAG + 1), "tag is 32001; expected 0 to 32000"),
         (lambda: alone.probe(tag=-1), "tag is -1; expected 0 to 32000"),
         (lambda: alone.send([b""], 0, timeout=-1.0), "timeout is -1.0; expected seconds"),
+        (lambda: LocalTransport.group(1, timeout=math.nan), "timeout is nan; expected seconds"),
         (lambda: alone.take(Envelope(0, 3, 1)), "Envelope(source=0, tag=3, nbytes=1) was received"),
         (lambda: alone.isend([np.zeros(4)[::2]], 0), "payload has a buffer with gaps"),
     ):

@@ -56,16 +56,6 @@ def test_a_worker_is_given_what_others_sent_once(rb, index, feeder, put):
     assert given(subscriber) == [9]
 
 
-def test_a_worker_is_given_its_own_where_it_asks_for_it(rb, index, feeder, put):
-    subscriber = Subscriber(1, terms(own=True), feeder)
-    put([5, 1], 1)
-    put([3], 2)
-    assert given(subscriber) == [5, 3]
-    assert given(subscriber) == [1]
-    feeder.offer(torch.arange(3))
-    assert given(subscriber) == []
-
-
 @settings(max_examples=50, deadline=None)
 @drawn(st.lists(st.integers(0, 5) | st.lists(st.integers(0, 5), max_size=4), max_size=40))
 def test_each_reader_is_told_of_all_changes_since_it_looked(steps):

@@ -247,15 +247,6 @@ def keeper(rank, other, values):
     return baseline
 
 
-def test_managers_come_to_one_baseline():
-    one, other = map(FrameChannel, group(2))
-    here, there = keeper(0, 1, [5, 6]), keeper(1, 0, [3, 9])
-    assert here.broadcast(one) == there.broadcast(other) == []
-    there.on_summary(0, Summary.from_json(other.receive().meta))
-    here.on_summary(1, Summary.from_json(one.receive().meta))
-    assert here.value() == there.value() == 6.0  # of 3, 5, 6 and 9 the two best are kept
-
-
 def test_nothing_new_is_not_told():
     one, other = map(FrameChannel, group(2))
     baseline = keeper(0, 1, [5, 6])
@@ -292,6 +283,7 @@ def test_the_best_of_all_alone_count():
                 hearer.on_summary(teller.rank, Summary.from_json(told.meta))
             hearer.value()
     assert here.threshold == there.threshold == 6.0
+    assert here.value() == there.value() == 6.0  # of 3, 5, 6 and 9 the two best are kept
     assert [here.read_now().held, there.read_now().held] == [1, 1]
     here.lose_peer(1, "of a test")
     assert (here.threshold, here.read_now().held, here.value()) == (-math.inf, 2, 5.0)

@@ -15,37 +15,13 @@ from gfn_rb.stopwatch import Stopwatch
 class Manager:
     """What a manager does with batches, without messages."""
 
-    def __init__(self, rb, n_ranks=3, score=None, duplicates="drop"):
-        self.rb = rb
-        self.baseline = BaselineKeeper(EMABaseline(1.0))
-        self.feeder = Feeder(rb, n_ranks)
-        watch = Stopwatch(("store", "score"))
-        self.handle = BatchHandler(rb, self.feeder, score, self.baseline, watch, duplicates).handle
+    def __init__(self, rb, n_ranks=3, duplicates="drop"):
+        self.rb, self.feeder = rb, Feeder(rb, n_ranks)
+        baseline, watch = BaselineKeeper(EMABaseline(1.0)), Stopwatch(("store", "score"))
+        self.handle = BatchHandler(rb, self.feeder, None, baseline, watch, duplicates).handle
 
     def put(self, rows, sender):
         return self.handle(rows, sender).outcomes
-
-
-@pytest.fixture
-def rb():
-    return reward_prioritized_buffer(4)
-
-
-def test_a_batch_is_stored_scored_and_observed(rb):
-    def score(rows, sender):
-        return {"mean": rows["log_reward"].mean(), "twice": 2 * rows["log_reward"], "from": sender}
-
-    manager = Manager(rb, score=score)
-    result = manager.handle(objects([3, 4]), 2)
-    assert result.outcomes == {"stored": 2, "rejected": 0, "duplicates": 0}
-    assert result.scores == {"mean": 3.5, "from": 2.0}
-    assert result.per_row["twice"].tolist() == [6.0, 8.0]
-    assert result.unstored is result.unscored is None
-    assert values_of(rb) == [3, 4]
-    assert manager.baseline.value() == 3.0
-
-
-# What is stored, and who is given it.
 
 
 def terms(**changes):

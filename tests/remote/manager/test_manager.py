@@ -119,11 +119,6 @@ def test_a_subscriber_is_fed_with_its_answers():
         (Kind.HELLO, {"protocol": 99}, f"it speaks protocol 99, this manager speaks {PROTOCOL}"),
         (Kind.HELLO, {}, "it speaks protocol None"),
         (Kind.HELLO, {"protocol": PROTOCOL, "subscription": 3}, "subscription must be terms"),
-        (
-            Kind.HELLO,
-            {"protocol": PROTOCOL, "subscription": {"quota": 0, "policy": "top"}},
-            "quota must be an integer from 1 to 4096, got 0",
-        ),
     ],
 )
 def test_what_makes_no_sense_is_refused(caplog, kind, meta, message):
@@ -349,10 +344,6 @@ def test_run_ends_in_time_and_says_where_the_time_went(caplog):
     ("kwargs", "message"),
     [
         ({"managers": [1]}, r"managers must hold this rank, 0, and no worker, got \[1\]"),
-        ({"managers": [0, 3]}, r"managers must be different ranks in 0 to 2.*got \[0, 3\]"),
-        ({"managers": [0, 1, 2]}, r"workers must be different ranks.*got \[\]"),
-        ({"workers": [0, 1]}, "managers must hold this rank, 0, and no worker"),
-        ({"workers": [1, 1]}, "workers must be different ranks"),
         ({"workers": [-1]}, "workers must be different ranks"),
         ({"duplicates": "maybe"}, "duplicates must be 'drop' or 'keep', got 'maybe'"),
         ({"checkpoint_every": 1}, "checkpoint_every must be at least 1 and needs checkpoint"),

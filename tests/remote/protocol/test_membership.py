@@ -64,13 +64,6 @@ def test_without_a_limit_nobody_is_too_silent():
     assert ranks.silent() == []
 
 
-def test_when_a_rank_was_last_seen_is_told(monkeypatch):
-    monkeypatch.setattr(time, "time", lambda: 1234.5)
-    ranks = Membership([1, 2])
-    ranks.seen(1)
-    assert (ranks[1].last_seen, ranks[2].last_seen) == (1234.5, 0.0)
-
-
 def test_restored_ranks_are_expected_again_and_silence_before_does_not_count(monkeypatch):
     monkeypatch.setattr(time, "time", lambda: 1234.5)
     clock = Clock()

@@ -25,6 +25,12 @@ class Scene:
             mine, [*self.managers], timeout, self.count, self.fed.append, held=held
         )
 
+    def connect(self, terms):
+        for link in self.managers.values():
+            link.send(0, DATA_TAG, Kind.HELLO, {"protocol": PROTOCOL})
+        self.client.connect(terms)
+        assert all(link.receive().kind == Kind.HELLO for link in self.managers.values())
+
     def answer(
         self, rank, to, outcomes, baseline=None, fed=None, scores=None, numbers=None, **more
     ):
@@ -90,18 +96,6 @@ def test_rows_whose_manager_gave_no_scores_have_none():
     assert scene.count.errors == 1
 
 
-def test_a_batch_is_answered_by_the_manager_it_went_to():
-    scene = Scene(2)
-    for rank in (1, 2):
-        scene.client.send(objects(of(rank)), store=True)
-    scene.answer(2, 1, {"stored": 1})
-    scene.client.collect()
-    assert scene.client.unanswered == 2
-    scene.answer(2, 2, {"stored": 1})
-    scene.client.collect()
-    assert (scene.client.unanswered, scene.count.stored, scene.count.lost) == (1, 1, 0)
-
-
 def test_items_are_taken_of_an_answer_to_what_was_given_up():
     scene = Scene()
     scene.client.send(objects([1]), store=True)
@@ -138,11 +132,7 @@ def test_rows_held_here_move_with_their_owner_and_back(caplog):
         yield objects([7, 8])
 
     scene = Scene(2, held=held)
-    for rank in (1, 2):
-        scene.managers[rank].send(0, DATA_TAG, Kind.HELLO, {"protocol": PROTOCOL})
-    scene.client.connect(None)
-    for rank in (1, 2):
-        assert scene.managers[rank].receive().kind == Kind.HELLO
+    scene.connect(None)
     scene.client.lose(1, "of a test")
     assert calls == [([1, 2], [2])]
     sent = scene.managers[2].receive()
@@ -162,13 +152,8 @@ def test_rows_held_here_move_with_their_owner_and_back(caplog):
 
 def test_managers_feed_equal_parts_of_a_quota():
     scene = Scene(2)
-    for rank in (1, 2):
-        scene.managers[rank].send(0, DATA_TAG, Kind.HELLO, {"protocol": PROTOCOL})
-    scene.client.connect({"quota": 5, "policy": "top"})
-    rows = objects(of(1) + of(2))
-    for link in scene.managers.values():
-        link.receive()
-    quotas = []
+    scene.connect({"quota": 5, "policy": "top"})
+    rows, quotas = objects(of(1) + of(2)), []
     for _ in range(2):
         scene.client.send(rows, store=True)
         quotas.append([link.receive().meta["quota"] for link in scene.managers.values()])

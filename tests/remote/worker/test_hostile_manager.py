@@ -48,35 +48,22 @@ class Scene:
         self.links[by].send(0, DATA_TAG, kind, meta, rows, scores)
 
 
-ANSWERS = {
-    "no outcomes": {"outcomes": None},
-    "outcomes in a list": {"outcomes": [1]},
-    "outcomes in words": {"outcomes": {"stored": "2"}},
-    "outcomes in halves": {"outcomes": {"stored": 2.0}},
-    "outcomes by truth": {"outcomes": {"stored": True, "rejected": 1}},
-    "negative outcomes": {"outcomes": {"stored": 3, "rejected": -1}},
-    "outcomes without bounds": {"outcomes": {"stored": 10**400}},
-    "too many outcomes": {"outcomes": {"stored": 3}},
-    "too few outcomes": {"outcomes": {"stored": 1}},
-    "other outcomes": {"outcomes": {"eaten": 2}},
-    "no scores": {"scores": None},
-    "scores in a list": {"scores": [1]},
-    "scores in words": {"scores": {"a": "1"}},
-    "scores without bounds": {"scores": {"a": 10**400}},
-    "nested scores": {"scores": {"a": {"b": 1}}},
-    "a baseline in words": {"baseline": "1"},
-    "a baseline that is NaN": {"baseline": math.nan},
-    "a baseline above all": {"baseline": math.inf},
-    "a baseline without bounds": {"baseline": 10**400},
-    "a nested baseline": {"baseline": [[0.0]]},
+NONSENSE = {
+    "outcomes": [
+        *(None, [1], {"stored": "2"}, {"stored": 2.0}, {"stored": True, "rejected": 1}),
+        *({"stored": 3, "rejected": -1}, {"stored": 10**400}, {"stored": 3}, {"stored": 1}),
+        {"eaten": 2},
+    ],
+    "scores": [None, [1], {"a": "1"}, {"a": 10**400}, {"a": {"b": 1}}],
+    "baseline": ["1", math.nan, math.inf, 10**400, [[0.0]]],
 }
 
 
-@pytest.mark.parametrize("what", ANSWERS)
-def test_an_answer_that_makes_no_sense_is_the_managers_error(what):
+@pytest.mark.parametrize(("name", "value"), [(k, v) for k, each in NONSENSE.items() for v in each])
+def test_an_answer_that_makes_no_sense_is_the_managers_error(name, value):
     local = fifo_buffer(9)
     scene = Scene(local=local)
-    scene.answer(Kind.SCORES, {**ANSWER, **ANSWERS[what]})
+    scene.answer(Kind.SCORES, {**ANSWER, name: value})
     with pytest.raises(RemoteError, match="rank 1: its answer makes no sense: "):
         scene.worker.extend(objects([1, 2]))
     assert values_of(local) == [1, 2]
@@ -145,24 +132,19 @@ def test_a_feed_that_cannot_be_stored_costs_nothing_else(what):
     assert values_of(scene.fed) == [7, 8]
 
 
-@pytest.mark.parametrize("kind", [Kind.ITEMS, Kind.GOODBYE, 99, 0])
-def test_an_answer_to_something_else_is_the_managers_error(kind):
-    mine, theirs = group(2)
-    FrameChannel(theirs).send(0, DATA_TAG, kind, {})
-    with pytest.raises(RemoteError, match=f"it answered HELLO with a frame of kind {int(kind)}"):
-        ReplayBufferWorker(mine, 1, timeout=LIMIT).connect()
-
-
 @pytest.mark.parametrize(
-    "welcome",
-    [{}, {"protocol": [1]}, {**WELCOME, "baseline": "x"}, {**WELCOME, "baseline": math.nan}],
+    ("kind", "welcome", "message"),
+    [
+        *((each, {}, f"HELLO with a frame of kind {int(each)}") for each in (Kind.GOODBYE, 99, 0)),
+        *((Kind.HELLO, each, "expected protocol") for each in ({}, {"protocol": [1]})),
+        *((Kind.HELLO, {**WELCOME, "baseline": each}, "no sense") for each in ("x", math.nan)),
+    ],
 )
-def test_a_welcome_that_makes_no_sense_is_the_managers_error(welcome):
+def test_a_welcome_that_makes_no_sense_is_the_managers_error(kind, welcome, message):
     mine, theirs = group(2)
-    worker = ReplayBufferWorker(mine, 1, timeout=LIMIT)
-    FrameChannel(theirs).send(0, DATA_TAG, Kind.HELLO, welcome)
-    with pytest.raises(RemoteError):
-        worker.connect()
+    FrameChannel(theirs).send(0, DATA_TAG, kind, welcome)
+    with pytest.raises(RemoteError, match=message):
+        ReplayBufferWorker(mine, 1, timeout=LIMIT).connect()
 
 
 def test_a_manager_that_is_lost_does_not_come_back_with_nonsense(caplog):
