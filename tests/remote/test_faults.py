@@ -62,6 +62,14 @@ def of_a_damaged_version():
     return data
 
 
+def pair(mode=NonBlocking, local=None, score=None, **options):
+    """A manager of rank 0, and a worker of rank 1."""
+    mine, theirs = group(2)
+    manager = ReplayBufferManager(mine, fifo_buffer(99), score)
+    options = {"mode": mode(), "timeout": LIMIT, **options}
+    return manager, ReplayBufferWorker(theirs, 0, local, **options)
+
+
 def settle(manager):
     while manager.step():
         pass
@@ -111,10 +119,8 @@ class Damage:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_worker_whose_frame_was_damaged_goes_on(caplog, mode):
-    transports = group(2)
-    manager = ReplayBufferManager(transports[0], fifo_buffer(99))
-    Damage(transports[1], {2, 5})  # the first batch, with its schema, and the fourth
-    worker = ReplayBufferWorker(transports[1], 0, mode=mode(), on_error="log", timeout=LIMIT)
+    manager, worker = pair(mode, on_error="log")
+    Damage(worker._client._channel.transport, {2, 5})  # the first batch and the fourth
     with threads(manager.run), worker:
         for value in range(8):
             worker.extend(objects([value, value + 10]))
@@ -157,13 +163,10 @@ def score_rows(items, sender):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_worker_whose_manager_closes_goes_on_alone(caplog, mode):
-    transports = group(2)
-    manager = ReplayBufferManager(transports[0], fifo_buffer(9))
-    local = fifo_buffer(9)
-    worker = ReplayBufferWorker(transports[1], 0, local, mode=mode(), timeout=LIMIT)
+    manager, worker = pair(mode, local := fifo_buffer(9))
     with threads(lambda: manager.run(timeout=1e-9) or manager.step(LIMIT)):
         worker.connect()
-    transports[0].close()
+    manager.transport.close()
     for value in range(4):
         assert worker.extend(objects([value])) is None
     worker.close()
@@ -179,10 +182,7 @@ def test_a_worker_whose_manager_closes_goes_on_alone(caplog, mode):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_worker_whose_manager_falls_silent_goes_on_alone(caplog, mode):
-    transports = group(2)
-    manager = ReplayBufferManager(transports[0], fifo_buffer(9))
-    local = fifo_buffer(999)
-    worker = ReplayBufferWorker(transports[1], 0, local, mode=mode(), timeout=0.6)
+    manager, worker = pair(mode, local := fifo_buffer(999), timeout=0.6)
     with threads(lambda: manager.step(LIMIT)):
         worker.connect()
     start = time.monotonic()
@@ -225,11 +225,7 @@ def test_a_manager_that_hangs_silences_only_its_own_share():
 @pytest.mark.parametrize("mode", MODES)
 def test_a_worker_that_is_to_stop_waits_a_second_for_a_manager_that_hangs(caplog, mode):
     told = threading.Event()
-    transports = group(2)
-    manager = ReplayBufferManager(transports[0], fifo_buffer(9))
-    worker = ReplayBufferWorker(
-        transports[1], 0, mode=mode(), timeout=1e3, stopped=told.is_set, on_error="log"
-    )
+    manager, worker = pair(mode, timeout=1e3, stopped=told.is_set, on_error="log")
     with threads(lambda: manager.step(LIMIT)):
         worker.connect()
     threading.Timer(0.2, told.set).start()

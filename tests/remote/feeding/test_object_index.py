@@ -211,17 +211,6 @@ def test_new_objects_are_named_once_and_in_order():
     ]
 
 
-def test_objects_of_another_size_are_not_known():
-    rb = fifo_buffer(4)
-    index = ObjectIndex(rb)
-    wide = objects([1, 2]).set("state", torch.tensor([[1, 0, 0], [2, 0, 0]]))
-    index.find(object_keys(wide))
-    rb.extend(objects([1, 2]))
-    index.refresh()
-    assert index.find(object_keys(wide)).tolist() == [-1, -1]
-    assert known(index, [1, 2]) == [1, 2]
-
-
 # What is known of objects.
 
 
