@@ -37,12 +37,9 @@ _HINTS = {
 
 
 def require_finite(residual: Float[Tensor, "..."], terms: Mapping[str, Tensor]) -> None:
-    """Raise unless residuals are finite, naming the first of their terms that is not.
-
-    Of residuals on a device the device raises, so as not to wait for it.
-    """
+    """Raise unless residuals are finite, naming the first of their terms that is not."""
     named = {**terms, "residual": residual}
-    if not residual.is_cpu:
+    if not residual.is_cpu:  # the device raises, so as not to wait for it
         for name, value in named.items():
             assert_on_device(value.isfinite().all(), f"{name} must be finite; {_HINTS[name]}")
         return
@@ -297,19 +294,8 @@ def require_numbered(env: GFNEnv, loss: Loss[Any]) -> None:
 class BalanceLoss(Loss[C]):
     """A loss that compares forward flows with backward flows.
 
-    With ``log_pf="stored"`` the loss uses the rows' ``log_prob`` with the gradient of
-    ``Sampler.sample_trajectories(..., save_logprobs=True, requires_grad=True)``. The rows must come
-    from the current policy of the loss. Rows of a buffer have no gradient and raise an error.
-
-    Args:
-        forward_policy: module that gives P_F.
-        backward_policy: module that gives P_B.
-        env: environment of the rows; not a submodule of the loss.
-        log_pf: "computed" or "stored".
-        **options: ``penalty`` and ``min_log_reward`` of :class:`Loss`.
-
-    Raises:
-        ArgumentError: a policy has the wrong direction or none, or ``log_pf`` has another value.
+    With ``log_pf="stored"`` it uses the rows' ``log_prob``, which must have a gradient and be of
+    its current policy.
     """
 
     def __init__(
@@ -370,14 +356,7 @@ class SumLoss(Loss[C]):
 
     @abstractmethod
     def terms(self, batch: C | TensorDictBase) -> tuple[Float[Tensor, "n k"], Float[Tensor, "n k"]]:
-        """Return each row's residuals, in nats, with gradient, and their weights, at least 0.
-
-        Args:
-            batch: see ``residual``.
-
-        Raises:
-            ArgumentError, NaNError: see ``residual``.
-        """
+        """Return each row's residuals, in nats, with gradient, and their weights, at least 0."""
 
     def evaluate(self, batch: C | TensorDictBase) -> tuple[Float[Tensor, "n"], Float[Tensor, "n"]]:
         """Return each row's weighted sum of penalties, and its residual. See the base class."""

@@ -217,7 +217,8 @@ class ModifiedDetailedBalance(BalanceLoss[Transitions]):
         self, source: StateBatch, condition: ConditionBatch | None
     ) -> Float[Tensor, "n"]:
         log_pf = action_log_probs(self.forward_policy, self.env, source, condition)
-        return self._log_reward(source, condition) - log_pf[:, self.env.exit_action]
+        log_reward = self._floored(self.env.log_reward(source, condition))
+        return log_reward - log_pf[:, self.env.exit_action]
 
     def n_reward_calls(self, rows: Transitions) -> int:
         """Return two reward calls for each move, one for either end."""
@@ -237,17 +238,12 @@ class ModifiedDetailedBalance(BalanceLoss[Transitions]):
         log_exit = log_p[:, self.env.exit_action]
         log_pf = log_p[every, moves.action]
         log_pb = transition_log_probs(self.backward_policy, self.env, moves)
-        log_reward = self._log_reward(state, condition)
+        log_reward = self._floored(self.env.log_reward(state, condition))
         flow, next_flow = (log_reward - log_exit).tensor_split(2)
         residual = flow + log_pf - next_flow - log_pb
         terms = {"log P_F(exit)": log_exit, "log P_F": log_pf, "log P_B": log_pb}
         require_finite(residual, {"log_reward": log_reward, **terms})
         return residual
-
-    def _log_reward(
-        self, state: StateBatch, condition: ConditionBatch | None
-    ) -> Float[Tensor, "n"]:
-        return self._floored(self.env.log_reward(state, condition))
 
 
 def _both_ends(

@@ -81,7 +81,13 @@ class TrajectoryBalance(BalanceLoss[Trajectories]):
             ShapeError: ``log_z`` gives neither one number nor one per row, or the rows do not fit.
         """
         trajectories = self._rows(batch)
-        log_z = self._log_z_of(trajectories)
+        log_z = self.log_z(trajectories.condition)
+        if log_z.shape not in ((), (len(trajectories),)):
+            raise ShapeError(
+                f"log_z must give one number or one for each of {len(trajectories)} rows, got "
+                f"shape {list(log_z.shape)}"
+            )
+        log_z = log_z.expand(len(trajectories))
         log_reward = self._floored(trajectories.log_reward)
         log_pf, log_pb = (each.sum(1) for each in self._log_probs(trajectories))
         residual = log_z + (log_pf - log_reward - log_pb)
@@ -96,15 +102,6 @@ class TrajectoryBalance(BalanceLoss[Trajectories]):
         self, source: StateBatch, condition: ConditionBatch | None
     ) -> Float[Tensor, "n"]:
         return self.log_z(condition).expand(len(source))
-
-    def _log_z_of(self, trajectories: Trajectories) -> Float[Tensor, "n"]:
-        log_z = self.log_z(trajectories.condition)
-        if log_z.shape not in ((), (len(trajectories),)):
-            raise ShapeError(
-                f"log_z must give one number or one for each of {len(trajectories)} rows, got "
-                f"shape {list(log_z.shape)}"
-            )
-        return log_z.expand(len(trajectories))
 
 
 class SubTrajectoryBalance(StateFlowLoss[Trajectories], SumLoss[Trajectories]):

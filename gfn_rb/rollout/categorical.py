@@ -107,15 +107,9 @@ def exploration_from(policy_kwargs: Mapping[str, Any], is_backward: bool) -> Exp
 def draw(
     p: Float[Tensor, "n actions"], generator: torch.Generator | None = None
 ) -> tuple[Int64[Tensor, "n"], Bool[Tensor, "n"]]:
-    """Draw one action per row by inverting the cumulative distribution, without waiting.
-
-    It takes one uniform number per row, where ``torch.multinomial`` takes an exponential one per
-    action. Sums are float64, in which sums of float32 terms are as good as exact: an action of
-    probability 0 is never drawn.
-
-    Returns:
-        The actions, and which rows have a distribution to draw from. The others get any action.
-    """
+    """Draw one action per row, without waiting; also tell which rows have a distribution."""
+    # By the inverse of the cumulative distribution: one uniform number per row. Sums of float32
+    # terms are as good as exact in float64: an action of probability 0 is never drawn.
     cumulative = p.cumsum(1, dtype=torch.float64)
     total = cumulative[:, -1:]
     u = torch.rand(total.shape, dtype=torch.float64, device=p.device, generator=generator)
@@ -126,10 +120,7 @@ def draw(
 def draw_on_host(
     p: Float64[np.ndarray, "n actions"], u: Float64[np.ndarray, "n 1"]
 ) -> Int64[np.ndarray, "n"] | None:
-    """Do as :func:`draw` does with given uniform numbers; None if a row has no distribution.
-
-    NumPy takes a third of the time of torch on few rows.
-    """
+    """Do as :func:`draw` does with given uniform numbers; None if a row has no distribution."""
     cumulative = p.cumsum(1)
     total = cumulative[:, -1:]
     if not np.minimum.reduce(total, None) > 0:  # NaN is not

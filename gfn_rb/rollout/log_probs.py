@@ -183,8 +183,7 @@ def decisions(
 ]:
     """Return row and column of each action that a policy decides, the state where, the condition.
 
-    That is the state before the action in rows that run the policy's own way, the state after it in
-    the others. The exit is not for a backward policy to decide.
+    In rows of the other direction it is the state after the action. P_B decides no exit.
     """
     decided, runs_backward = trajectories.real_steps, trajectories.is_backward
     if is_backward:
@@ -202,11 +201,8 @@ def decisions(
 def _recurrent_log_probs(
     policy: TensorDictModuleBase, env: GFNEnv, trajectories: Trajectories
 ) -> Float[Tensor, "n T"]:
-    """Compute what ``trajectory_log_probs`` does: all steps at once, in TorchRL's recurrent mode.
-
-    Padding comes after the real steps, so that these do not depend on it.
-    """
-    rows = trajectories.forward()
+    """Do as ``trajectory_log_probs``: all steps at once, in TorchRL's recurrent mode."""
+    rows = trajectories.forward()  # padding is last, so that real steps do not depend on it
     hidden_before(policy, env, rows.state[:, 0])  # raises
     condition, shape = rows.condition, rows.action.shape[:2]
     if condition is not None:

@@ -22,12 +22,7 @@ BackStepsRule = Callable[[Tensor], Tensor]
 
 
 class Scored(NamedTuple):
-    """Log-probabilities and logits of a policy for the actions of trajectories.
-
-    Attributes:
-        log_prob: of each action, in nats, [n, T]; 0 after each length, and at the exit for P_B.
-        estimator_output: the policy's logits where it was asked, zeros elsewhere, [n, T, A].
-    """
+    """Log-probabilities [n, T] and logits [n, T, A] of a policy for actions; elsewhere 0."""
 
     log_prob: Tensor
     estimator_output: Tensor
@@ -47,11 +42,6 @@ class Proposal:
     def backtracked_pf(self) -> Scored:
         """The forward policy's log-probabilities and logits on ``backtracked``."""
         return rescored(self.pf, self.backtracked)
-
-    @cached_property
-    def reconstructed_pb(self) -> Scored:
-        """The backward policy's log-probabilities and logits on ``reconstructed``."""
-        return rescored(self.pb, self.reconstructed)
 
     def trajectories(self, save_estimator_outputs: bool, save_logprobs: bool) -> Trajectories:
         """Join source -> s and s -> x', with what the forward policy says of both if wanted."""
@@ -92,11 +82,7 @@ def spliced(
 
 
 def rescored(walk: Walk, trajectories: Trajectories) -> Scored:
-    """Ask a policy about every action of forward trajectories, with the walk's exploration.
-
-    Unlike ``trajectory_log_probs``, which is about the policy as it is, this gives the
-    log-probabilities of the distribution that the walk would draw from.
-    """
+    """Return the log-probabilities with which a walk, explorations included, takes actions."""
     policy, env = walk.policy, walk.env
     row, step, state, condition = decisions(env, trajectories, policy.is_backward)
     action = trajectories.action[row, step]
@@ -168,7 +154,7 @@ def log_acceptance(proposal: Proposal, rule: BackStepsRule) -> Float64[Tensor, "
     assert old.log_prob is not None
     assert new.log_prob is not None
     half = torch.arange(old.n_steps, device=old.device) >= proposal.junction[:, None]
-    new_pb, old_pf = proposal.reconstructed_pb.log_prob, proposal.backtracked_pf.log_prob * half
+    new_pb, old_pf = rescored(proposal.pb, new).log_prob, proposal.backtracked_pf.log_prob * half
     double = torch.float64
     log_new = new_pb.sum(1, dtype=double) + old_pf.sum(1, dtype=double)
     log_old = (old.log_prob * half).sum(1, dtype=double) + new.log_prob.sum(1, dtype=double)

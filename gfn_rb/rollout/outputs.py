@@ -24,10 +24,7 @@ from gfn_rb.shapes import ActionBatch, Bool, ConditionBatch, Float, Int64, Shape
 
 @dataclass(frozen=True)
 class Parameters:
-    """Distribution of the parameters of moves under a policy, in a batch of states.
-
-    With exploration, parameters are those of the environment's reference in the share ``epsilon``.
-    """
+    """Distribution of the parameters of moves under a policy, in a batch of states."""
 
     env: ContinuousEnv
     state: Tensor
@@ -109,12 +106,7 @@ class StateModule(TensorDictModuleBase):
     def evaluate(
         self, state: StateBatch, condition: ConditionBatch | None = None
     ) -> Float[Tensor, "n ..."]:
-        """Return the entry for each state.
-
-        Args:
-            state: states.
-            condition: one condition per state, where the module reads them.
-        """
+        """Return the entry for each state."""
         raise NotImplementedError
 
     def evaluator(self) -> Evaluator:
@@ -161,10 +153,7 @@ def policy_outputs(
     hidden: TensorDictBase | None = None,
     mask: Bool[Tensor, "n actions"] | None = None,
 ) -> tuple[Bool[Tensor, "n actions"], Float[Tensor, "n actions"], Parameters | None]:
-    """Return the legal actions of each state, their logits, and their parameters if there are any.
-
-    The inputs ``hidden`` of a recurrent policy are changed to those of its next step.
-    """
+    """Return each state's legal actions, logits and any parameters; move ``hidden`` one step on."""
     if mask is None:
         assert env is not None
         mask = env.backward_mask(state) if policy.is_backward else env.forward_mask(state)
@@ -242,10 +231,7 @@ def hidden_keys(policy: TensorDictModuleBase) -> list[str]:
 def hidden_before(
     policy: TensorDictModuleBase, env: GFNEnv, state: StateBatch
 ) -> TensorDict | None:
-    """Return what a recurrent policy reads beside states at its first step; None for others.
-
-    That is the mark "is_init" alone: without a hidden state it begins with its own.
-    """
+    """Return what a recurrent policy reads at its first step, "is_init"; None for others."""
     if not hidden_keys(policy):
         return None
     if policy.is_backward or env.action_shape or not env.is_source(state).all():

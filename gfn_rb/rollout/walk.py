@@ -34,13 +34,7 @@ _BLOCK = 32  # steps whose random numbers are drawn at once
 
 
 class ActionDraw(NamedTuple):
-    """One draw from a policy.
-
-    Attributes:
-        action: drawn actions, [n, *A].
-        log_prob: their log-probabilities under the distribution drawn from, [n], where kept.
-        estimator_output: the policy's logits, [n, A], where kept.
-    """
+    """Actions [n, *A], and where kept log-probabilities [n] and the policy's logits [n, A]."""
 
     action: Tensor
     log_prob: Tensor | None
@@ -48,13 +42,11 @@ class ActionDraw(NamedTuple):
 
 
 class Steps:
-    """States and draws of a rollout, step by step, each of the rows that were active then.
-
-    Rows, states and actions are arrays, the others tensors.
-    """
+    """States and draws of a rollout, step by step, each of the rows that were active then."""
 
     def __init__(self, n: int, first: int, device: torch.device) -> None:
         self.n, self.first, self.device = n, first, device
+        # Rows, states and actions are arrays, the others tensors.
         self.row: list[Any] = []
         self.state: list[Any] = []
         self.action: list[Any] = []
@@ -98,10 +90,7 @@ class Steps:
 
 
 class PaddedSteps(Steps):
-    """Steps of all rows, those that have ended included, so that nothing waits for their device.
-
-    ``row`` holds which rows were active at each step.
-    """
+    """Steps of all rows, so that none waits for their device; ``row`` holds the active ones."""
 
     def __init__(self, n: int, first: int, device: torch.device) -> None:
         super().__init__(n, first, device)
@@ -109,10 +98,7 @@ class PaddedSteps(Steps):
         self.sound: list[Tensor] = []  # whether each active row had something to draw from
 
     def finish(self, state: StateBatch, active: Bool[Tensor, "n"], max_length: int) -> None:
-        """Raise if a step was unsound or a row has not ended; else leave idle steps out.
-
-        It waits for the device, once.
-        """
+        """Raise if a step was unsound or a row has not ended; else leave idle steps out."""
         counts = [each.any() for each in self.row]
         endless, *known = torch.stack([active.any(), *self.sound, *counts]).tolist()
         n_taken = len(counts)
@@ -171,10 +157,8 @@ class Walk:
         return ActionDraw(action, log_prob, logits if self.save_estimator_outputs else None)
 
     def roll(self, start: StateBatch, condition: ConditionBatch | None) -> Steps:
-        """Draw and take actions; rows that have reached their end are left behind.
-
-        All but the policy is computed by NumPy: a step of few rows costs what its calls cost.
-        """
+        """Draw and take actions; rows that have reached their end are left behind."""
+        # All but the policy is computed by NumPy: a step of few rows costs what its calls cost.
         env, explored, is_backward = self.env, self.exploration, self.policy.is_backward
         move, undo, is_source = on_host(env.move), on_host(env.undo), on_host(env.is_source)
         outputs, hidden = self._outputs(), hidden_before(self.policy, env, start)
@@ -258,10 +242,7 @@ class Walk:
         ]
 
     def roll_together(self, state: StateBatch, condition: ConditionBatch | None) -> PaddedSteps:
-        """Do as :meth:`roll` does, all rows at every step, with one wait for their device.
-
-        Each step has the same shapes: rows that have ended stay in the sink.
-        """
+        """Do as :meth:`roll` does, all rows at every step, with one wait for their device."""
         env, explored, is_backward = self.env, self.exploration, self.policy.is_backward
         if explored.generator is not None:
             require_device_of(explored.generator, state.device, "states")

@@ -27,17 +27,6 @@ def look_up(env, table, out_key, is_backward=None):
     return module
 
 
-class Constant(torch.nn.Module):
-    """Gives one number, as LogZ does."""
-
-    def __init__(self, value):
-        super().__init__()
-        self.value = torch.tensor(value, dtype=torch.float32)
-
-    def forward(self, condition=None):
-        return self.value
-
-
 @dataclass
 class Flows:
     """log F(s, a) and log F(s) by ``state_key``, and log Z."""
@@ -85,7 +74,7 @@ def exact_networks(env, backward):
         "forward_policy": look_up(env, flows.edges, "logits", is_backward=False),
         "backward_policy": backward,
         "state_flow": look_up(env, flows.states, "log_flow"),
-        "log_z": Constant(flows.log_z),
+        "log_z": LogZ(flows.log_z),
     }
 
 

@@ -10,8 +10,9 @@ from tensordict.nn import TensorDictModule
 
 from gfn_rb.containers import Transitions
 from gfn_rb.envs import HyperGrid
-from gfn_rb.errors import ArgumentError
+from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
 from gfn_rb.losses import DetailedBalance, ModifiedDetailedBalance
+from gfn_rb.losses.detailed_balance import log_flows
 from gfn_rb.policies import UniformBackwardPolicy
 
 ENVS = {"grid": lambda: HyperGrid(2, 3), "letters": lambda: CountOnes(2, 3, "prepend_append")}
@@ -118,12 +119,6 @@ def test_terminating_rows_alone_are_fine(name):
     delta.sum().backward()
 
 
-def test_a_row_that_exits_without_a_reward_is_refused():
-    loss = DetailedBalance(*even_networks(HyperGrid(2, 2)))
-    with pytest.raises(ArgumentError, match="log_reward must be finite, got -inf in 1 of 2 rows"):
-        loss(two_steps(-torch.inf))
-
-
 def test_the_modified_form_needs_every_state_to_be_terminating():
     env = CountOnes(2, 3, "prepend_append")
     networks = tabular_networks(env)
@@ -141,3 +136,26 @@ def test_the_modified_form_needs_every_state_to_be_terminating():
         ArgumentError, match=r"log P_F\(exit\) must be finite, got -inf.*not termin"
     ):
         loss(rows)
+
+
+# State flows.
+
+
+def test_one_number_per_state_and_condition():
+    flow = TensorDictModule(lambda s: 2.0 * s, ["state"], ["log_flow"])
+    assert log_flows(flow, torch.tensor([1, 3]), None).tolist() == [2, 6]
+    with_condition = TensorDictModule(
+        lambda s, c: s + c[:, 0], ["state", "condition"], ["log_flow"]
+    )
+    condition = torch.tensor([[0.5], [0.25]])
+    assert log_flows(with_condition, torch.tensor([1, 3]), condition).tolist() == [1.5, 3.25]
+
+
+def test_networks_that_write_something_else():
+    state = torch.zeros(3, 2)
+    silent = TensorDictModule(lambda s: s[:, 0], ["state"], ["flow"])
+    with pytest.raises(KeyMismatchError, match="state_flow must write 'log_flow', TensorDictModul"):
+        log_flows(silent, state, None)
+    wide = TensorDictModule(lambda s: s[:, :1], ["state"], ["log_flow"])
+    with pytest.raises(ShapeError, match=r"'log_flow' of shape \[3\], got \[3, 1\] from TensorDi"):
+        log_flows(wide, state, None)

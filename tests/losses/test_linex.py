@@ -20,10 +20,6 @@ def test_by_hand(residual):
     assert given.grad.item() == pytest.approx(1 - math.exp(t), abs=1e-12)
 
 
-def test_too_little_flow_costs_more_than_too_much():
-    assert linex(torch.tensor(-3.0)) > 7 * linex(torch.tensor(3.0))
-
-
 @pytest.mark.parametrize("residual", [-10.5, -100.0, -1e6])
 def test_it_goes_on_along_its_tangent(residual):
     given = torch.tensor(residual, requires_grad=True)

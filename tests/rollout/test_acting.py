@@ -34,30 +34,21 @@ def at(*states, env=GRID):
 
 
 @pytest.mark.parametrize("batch_size", [(), (3,), (2, 2)])
-def test_rollouts_of_any_batch_size(batch_size):
+@pytest.mark.parametrize("has_parameters", [False, True])
+def test_rollouts_of_any_batch_size(has_parameters, batch_size):
     torch.manual_seed(0)
-    env = HyperGrid(2, 3, batch_size=batch_size)
-    policy = ForwardPolicy(env, (8,))
-    acting = ActionSampler(policy, save_logprobs=True)
+    env, policy = HyperGrid(2, 3, batch_size=batch_size), ForwardPolicy(GRID, (8,))
+    if has_parameters:
+        env = Line(n_steps=2, batch_size=batch_size)
+        policy = MixturePolicy(env, (8,))
+    acting = ActionSampler(policy, save_logprobs=True, env=env)
     rollout = env.rollout(
         20, acting, break_when_any_done=False, break_when_all_done=bool(batch_size)
     )
-    assert rollout["action"].shape == rollout["log_prob"].shape == rollout.shape
+    assert rollout["log_prob"].shape == rollout.shape
+    assert rollout["action"].shape == (*rollout.shape, *env.action_shape)
     rows = Trajectories.from_rollout(rollout, env.source_state)
     assert len(rows) >= env.batch_size.numel()
-    recomputed = trajectory_log_probs(policy, env, rows).detach()
-    torch.testing.assert_close(rows.log_prob, recomputed, atol=1e-5, rtol=0)
-
-
-@pytest.mark.parametrize("batch_size", [(), (2, 2)])
-def test_rollouts_with_parameters(batch_size):
-    torch.manual_seed(0)
-    env = Line(n_steps=2, batch_size=batch_size)
-    policy = MixturePolicy(env, (8,))
-    acting = ActionSampler(policy, save_logprobs=True, env=env)
-    rollout = env.rollout(7, acting, break_when_any_done=False, break_when_all_done=False)
-    rows = Trajectories.from_rollout(rollout, env.source_state)
-    assert rows.action.shape == (2 * env.batch_size.numel(), 3, 2)
     recomputed = trajectory_log_probs(policy, env, rows).detach()
     torch.testing.assert_close(rows.log_prob, recomputed, atol=1e-5, rtol=0)
 

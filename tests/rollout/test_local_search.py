@@ -155,16 +155,6 @@ def test_saved_numbers_are_the_forward_policys_on_the_whole_row(
         torch.testing.assert_close(rows.log_prob, again, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("keeps", ["save_estimator_outputs", "save_logprobs"])
-def test_only_what_is_asked_for_is_saved(keeps):
-    env = HyperGrid(2, 4)
-    rows = searcher(env).sample_trajectories(
-        env, 8, n_local_search_loops=1, back_ratio=0.5, generator=seeded(), **{keeps: True}
-    )
-    assert (rows.estimator_output is not None) == (keeps == "save_estimator_outputs")
-    assert (rows.log_prob is not None) == (keeps == "save_logprobs")
-
-
 @pytest.mark.parametrize("use_metropolis_hastings", [False, True])
 def test_loops_equal_searches_made_by_hand(use_metropolis_hastings):
     env = CountOnes(2, 4, "prepend_append")

@@ -11,7 +11,6 @@ from gfn_rb.envs import HyperGrid, TFBind8
 from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
 from gfn_rb.policies import BackwardPolicy, ForwardPolicy
 from gfn_rb.rollout import Sampler, action_log_probs, trajectory_log_probs, transition_log_probs
-from gfn_rb.samplers import SoftmaxRewardSampler
 
 ENVS = {"grid": lambda: HyperGrid(3, 4), "dna": lambda: TFBind8("prepend_append")}
 
@@ -103,18 +102,6 @@ def test_by_hand():
     torch.testing.assert_close(turned.exp(), torch.tensor([[1.0, 1 / 2, 1.0]]))
 
 
-def test_an_illegal_action_has_probability_zero():
-    env = HyperGrid(2, 2)
-    trajectories = Trajectories(
-        state=torch.tensor([[[0, 0], [1, 0], [1, 0], [-1, -1]]]),
-        action=torch.tensor([[0, 0, 2]]),
-        length=torch.tensor([3]),
-        log_reward=torch.zeros(1),
-    )
-    log_pf = trajectory_log_probs(linear_policy(env, False), env, trajectories)
-    assert log_pf[0].isneginf().tolist() == [False, True, False]
-
-
 def test_action_log_probs_are_normalised_over_legal_actions():
     env = HyperGrid(2, 3)
     states = env.terminating_states()
@@ -179,9 +166,9 @@ def with_saved_log_probs(env, policy, n=24):
     )
 
 
-def buffered(rows, max_length, **options):
+def buffered(rows, max_length):
     """The same rows, in some order, after a stay in a buffer."""
-    rb = fifo_buffer(len(rows), max_length=max_length, keep=["log_prob"], **options)
+    rb = fifo_buffer(len(rows), max_length=max_length, keep=["log_prob"])
     rb.extend(rows.to_tensordict())
     return Trajectories.from_tensordict(rb.sample(len(rows)))
 
@@ -191,9 +178,6 @@ STAYS = {
     "padded": lambda rows, env: rows.pad_to(rows.n_steps + 3),
     "turned around": lambda rows, env: rows.pad_to(rows.n_steps + 1).reverse(),
     "from a buffer": lambda rows, env: buffered(rows, env.max_length + 2),
-    "from a buffer, by reward": lambda rows, env: buffered(
-        rows, env.max_length + 2, sampler=SoftmaxRewardSampler(replacement=True)
-    ),
     "from a buffer of turned rows": lambda rows, env: buffered(rows.reverse(), env.max_length),
     "beside longer rows": lambda rows, env: Trajectories.cat(
         [rows[rows.length == rows.length.min()].trim(), rows]

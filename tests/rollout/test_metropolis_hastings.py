@@ -221,8 +221,5 @@ def test_rules_by_hand():
     assert back_steps_rule(3, None, 5)(moves).tolist() == [3] * 5
     each = torch.tensor([0, 1, 0, 5, 2])
     assert moves_back(back_steps_rule(each, None, 5), moves).tolist() == each.tolist()
-
-
-def test_a_ratio_is_not_rounded_up_by_mistake():
     # 0.07 * 100 is 7.000000000000001 in floating point
     assert back_steps_rule(None, 0.07, 1)(torch.tensor([100])).tolist() == [7]

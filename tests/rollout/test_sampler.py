@@ -8,8 +8,11 @@ from hypothesis import strategies as st
 from statistics_of_draws import chi_square_p
 
 from gfn_rb.envs import HyperGrid, TFBind8
-from gfn_rb.errors import ArgumentError
+from gfn_rb.errors import ArgumentError, NaNError, ShapeError
 from gfn_rb.rollout import Exploration, Sampler, action_log_probs
+from gfn_rb.rollout.categorical import exploration_from
+from gfn_rb.rollout.sampler import check_conditions, check_log_rewards, starting_states
+from gfn_rb.rollout.walk import check_rewards
 
 ENVS = {
     "grid": HyperGrid(3, 4),
@@ -163,15 +166,6 @@ def test_known_log_rewards_cost_no_reward_call(monkeypatch):
     assert rows.log_reward.dtype == torch.float32
 
 
-def test_the_reward_is_asked_for_once(monkeypatch):
-    env = HyperGrid(2, 4)
-    calls = []
-    real = env.log_reward
-    monkeypatch.setattr(env, "log_reward", lambda state: calls.append(len(state)) or real(state))
-    Sampler(linear_policy(env, False)).sample_trajectories(env, 9)
-    assert calls == [9]
-
-
 @pytest.mark.parametrize("is_backward", [False, True])
 def test_conditions_reach_policy_reward_and_trajectories(is_backward):
     env = Ladder(3)
@@ -223,3 +217,76 @@ def test_autograd_records_nothing():
     )
     assert not rows.log_prob.requires_grad
     assert not rows.estimator_output.requires_grad
+
+
+# Arguments.
+
+GRID = HyperGrid(2, 4)
+ORIGIN = torch.zeros(3, 2, dtype=torch.int64)
+SINK = torch.full((1, 2), -1)
+
+
+def conditional() -> HyperGrid:
+    env = HyperGrid(2, 4)
+    env.condition_shape = torch.Size([5])
+    return env
+
+
+def test_unknown_options_are_listed():
+    with pytest.raises(ArgumentError, match=r"among \['epsilon', .*\], got \['epsilom'\]"):
+        exploration_from({"epsilom": 0.1}, False)
+
+
+def test_a_backward_policy_has_no_exit_to_bias():
+    assert exploration_from({"exit_bias": 1.0}, False).exit_bias == 1.0
+    with pytest.raises(ArgumentError, match="exit_bias must be 0 for a backward policy"):
+        exploration_from({"exit_bias": 1.0}, True)
+
+
+@pytest.mark.parametrize(
+    ("n", "states", "is_backward", "message"),
+    [
+        (None, None, False, "exactly one of n and states must be given, got neither"),
+        (3, ORIGIN, False, "exactly one of n and states must be given, got both"),
+        (-1, None, False, "n must be at least 0, got -1"),
+        (3, None, True, "states alone must be given .*, got n=3 and no states"),
+        (3, ORIGIN, True, "states alone must be given .*, got n=3 and 3 states"),
+        (None, None, True, "states alone must be given .*, got n=None and no states"),
+        (None, SINK, False, r"other than the sink for a forward policy, got \[-1, -1\] in row 0"),
+        (None, SINK, True, r"states must be terminating .*, got \[-1, -1\] in row 0"),
+    ],
+)
+def test_where_trajectories_cannot_start(n, states, is_backward, message):
+    with pytest.raises(ArgumentError, match=message):
+        starting_states(GRID, n, states, is_backward)
+
+
+def test_conditions():
+    check_conditions(GRID, ORIGIN, None)
+    check_conditions(GRID, ORIGIN, torch.zeros(3, 9))
+    check_conditions(conditional(), ORIGIN, torch.zeros(3, 5))
+    with pytest.raises(
+        ShapeError, match=r"conditions must have shape \[3, \.\.\.\].* got \[2, 9\]"
+    ):
+        check_conditions(GRID, ORIGIN, torch.zeros(2, 9))
+    with pytest.raises(ShapeError, match=r"conditions must have shape \[3, 5\].* got \[3, 9\]"):
+        check_conditions(conditional(), ORIGIN, torch.zeros(3, 9))
+    with pytest.raises(ArgumentError, match="conditions must be given for HyperGrid, got None"):
+        check_conditions(conditional(), ORIGIN, None)
+
+
+def test_log_rewards():
+    check_log_rewards(None, ORIGIN, False)
+    check_log_rewards(torch.zeros(3), ORIGIN, True)
+    with pytest.raises(ArgumentError, match="log_rewards must be None for a forward policy"):
+        check_log_rewards(torch.zeros(3), ORIGIN, False)
+    with pytest.raises(ShapeError, match=r"floating point of shape \[3\], got .* \[2\]"):
+        check_log_rewards(torch.zeros(2), ORIGIN, True)
+    with pytest.raises(ShapeError, match=r"floating point of shape \[3\], got torch.int64"):
+        check_log_rewards(torch.zeros(3, dtype=torch.int64), ORIGIN, True)
+
+
+def test_rewards():
+    check_rewards(torch.tensor([0.0, -torch.inf, 2.0]), ORIGIN)
+    with pytest.raises(NaNError, match=r"got nan for state \[0, 0\] in row 1"):
+        check_rewards(torch.tensor([0.0, torch.nan, torch.nan]), ORIGIN)
