@@ -3,14 +3,11 @@
 To be run in a fresh process without other threads, which does the forking.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import resource
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -21,7 +18,6 @@ from torchrl.data import (
     TensorDictReplayBuffer,
     TensorDictRoundRobinWriter,
 )
-from torchrl.data.replay_buffers.storages import TensorStorage
 
 from gfn_rb.checkpoint import load_checkpoint, save_checkpoint
 
@@ -29,7 +25,7 @@ ROWS = 64
 WIDTH = 8192  # float32: 2 MB in all, so that most of a save's time is spent writing
 
 
-def make_buffer(storage: TensorStorage | None = None) -> TensorDictReplayBuffer:
+def make_buffer(storage=None):
     return TensorDictReplayBuffer(
         storage=LazyTensorStorage(ROWS) if storage is None else storage,
         writer=TensorDictRoundRobinWriter(),
@@ -37,11 +33,11 @@ def make_buffer(storage: TensorStorage | None = None) -> TensorDictReplayBuffer:
     )
 
 
-def generation(k: int) -> TensorDict:
+def generation(k):
     return TensorDict({"k": torch.full((ROWS, WIDTH), float(k))}, [ROWS])
 
 
-def save_for_ever(path: Path, k: int) -> None:
+def save_for_ever(path, k):
     rb = make_buffer()
     while True:
         rb.extend(generation(k))
@@ -49,7 +45,7 @@ def save_for_ever(path: Path, k: int) -> None:
         k += 1
 
 
-def forked(work: Callable[[], None]) -> int:
+def forked(work):
     """Run in a child, which never returns; give its process id."""
     child = os.fork()
     if child == 0:
@@ -60,13 +56,13 @@ def forked(work: Callable[[], None]) -> int:
     return child
 
 
-def timed(work: Callable[[], None]) -> float:
+def timed(work):
     start = time.perf_counter()
     work()
     return time.perf_counter() - start
 
 
-def stopped_while_writing(child: int, folder: Path) -> None:
+def stopped_while_writing(child, folder):
     """Stop a child at an instant when its file lies beside the last good one."""
     while True:
         while len(os.listdir(folder)) < 2:
@@ -78,7 +74,7 @@ def stopped_while_writing(child: int, folder: Path) -> None:
         os.kill(child, signal.SIGCONT)
 
 
-def loaded_generation(path: Path) -> int:
+def loaded_generation(path):
     """The generation in the file, which all its rows and the extra must agree on."""
     rb = make_buffer()
     k = load_checkpoint(path, rb)["k"]
@@ -87,7 +83,7 @@ def loaded_generation(path: Path) -> int:
     return int(k)
 
 
-def kill_loop(path: Path, n_kills: int, seed: int) -> dict[str, list[int]]:
+def kill_loop(path, n_kills, seed):
     """After each kill: the generation that loads, and how many files lie about.
 
     Every other kill comes while a file is being written, the others at any instant after a save.
@@ -96,7 +92,7 @@ def kill_loop(path: Path, n_kills: int, seed: int) -> dict[str, list[int]]:
     rb = make_buffer()
     rb.extend(generation(0))
     a_save = max(timed(lambda: save_checkpoint(path, rb, k=0)) for _ in range(3))
-    found: dict[str, list[int]] = {"generations": [0], "files": []}
+    found = {"generations": [0], "files": []}
     for i in range(n_kills):
         before = path.stat().st_mtime_ns
         child = forked(lambda: save_for_ever(path, found["generations"][-1] + 1))
@@ -115,16 +111,16 @@ def kill_loop(path: Path, n_kills: int, seed: int) -> dict[str, list[int]]:
     return found
 
 
-def data_segment() -> int:
+def data_segment():
     """Bytes of private memory that the process has been given, the quantity RLIMIT_DATA bounds."""
     status = Path("/proc/self/status").read_text()
     return 1024 * next(int(line.split()[1]) for line in status.splitlines() if "VmData" in line)
 
 
-def within(nbytes: int, work: Callable[[], object]) -> bool:
+def within(nbytes, work):
     """Whether work succeeds in a child that may not allocate more than so many bytes."""
 
-    def limited() -> None:
+    def limited():
         limit = data_segment() + nbytes
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
         try:
@@ -136,11 +132,11 @@ def within(nbytes: int, work: Callable[[], object]) -> bool:
     return os.waitstatus_to_exitcode(status) == 0
 
 
-def memory(folder: Path) -> dict[str, bool]:
+def memory(folder):
     """Save and load 64 MB between storages on disk, with 32 MB of memory to spend."""
     n, width = 256, 65536
 
-    def on_disk(name: str) -> TensorDictReplayBuffer:
+    def on_disk(name):
         storage = LazyMemmapStorage(n, scratch_dir=folder / name, auto_cleanup=False)
         rb = TensorDictReplayBuffer(storage=storage, batch_size=8)
         rb.extend(TensorDict({"x": torch.zeros(1, width)}, [1]))

@@ -1,11 +1,5 @@
 """Buffers to save and restore, and what it means that two of them do the same."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import torch
 from factories import assert_equal
 from tensordict import TensorDict
@@ -13,7 +7,6 @@ from torchrl.data import (
     LazyMemmapStorage,
     LazyTensorStorage,
     RandomSampler,
-    ReplayBuffer,
     ReplayBufferEnsemble,
     TensorDictReplayBuffer,
     TensorDictRoundRobinWriter,
@@ -23,20 +16,19 @@ from gfn_rb.checkpoint import load_checkpoint, save_checkpoint
 from gfn_rb.writers import RewardPrioritizedWriter
 
 CAPACITY = 20
-Make = Callable[[], ReplayBuffer]
 
 
-def rows(n: int) -> TensorDict:
+def rows(n):
     nested = TensorDict({"reward": torch.randn(n, 1)}, [n])
     tied = torch.randint(-3, 4, (n,)).to(torch.float32)
     return TensorDict({"state": torch.randn(n, 3), "log_reward": tied, "next": nested}, [n])
 
 
-def generator() -> torch.Generator:
+def generator():
     return torch.Generator().manual_seed(7)
 
 
-def buffer(**changes: Any) -> TensorDictReplayBuffer:
+def buffer(**changes):
     parts = {
         "storage": LazyTensorStorage(CAPACITY),
         "sampler": RandomSampler(),
@@ -47,7 +39,7 @@ def buffer(**changes: Any) -> TensorDictReplayBuffer:
     return TensorDictReplayBuffer(**{**parts, **changes})
 
 
-def assert_same_content(rb: ReplayBuffer, other: ReplayBuffer) -> None:
+def assert_same_content(rb, other):
     assert len(rb) == len(other)
     if len(rb):
         assert_equal(rb.storage[:], other.storage[:])
@@ -55,9 +47,7 @@ def assert_same_content(rb: ReplayBuffer, other: ReplayBuffer) -> None:
     assert_equal(rb.sampler.state_dict(), other.sampler.state_dict())
 
 
-def continue_both(
-    rb: ReplayBuffer, other: ReplayBuffer, make_rows: Callable[[int], Any] = rows, n: int = 12
-) -> None:
+def continue_both(rb, other, make_rows=rows, n=12):
     """Draw from both and write to both, alternately: they must agree on every bit."""
     for i in range(n):
         state = torch.get_rng_state()
@@ -73,7 +63,7 @@ def continue_both(
     assert_same_content(rb, other)
 
 
-def used(rb: ReplayBuffer, make_rows: Callable[[int], Any] = rows, n: int = 13) -> ReplayBuffer:
+def used(rb, make_rows=rows, n=13):
     rb.extend(make_rows(n))
     for _ in range(3):
         rb.sample()
@@ -81,13 +71,13 @@ def used(rb: ReplayBuffer, make_rows: Callable[[int], Any] = rows, n: int = 13) 
     return rb
 
 
-def restored(rb: ReplayBuffer, target: ReplayBuffer, folder: Path) -> ReplayBuffer:
+def restored(rb, target, folder):
     save_checkpoint(folder / "rb", rb)
     assert load_checkpoint(folder / "rb", target) == {}
     return target
 
 
-def ensemble(prefetch: int | None = None) -> ReplayBufferEnsemble:
+def ensemble(prefetch=None):
     members = [
         buffer(generator=None),
         buffer(storage=LazyMemmapStorage(9), writer=RewardPrioritizedWriter(), generator=None),

@@ -16,8 +16,6 @@ threads    three threads extend, one of which dies of an error
 rank       a manager extends, and a worker sends; what its manager answered is acknowledged
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os
@@ -27,9 +25,8 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from tensordict import TensorDict
@@ -52,10 +49,10 @@ NOBODY = 65534
 class Pipe:
     """Tells a number of a kind to the parent, in one write."""
 
-    def __init__(self, pipe: int) -> None:
+    def __init__(self, pipe):
         self.pipe = pipe
 
-    def __call__(self, what: str, k: int) -> None:
+    def __call__(self, what, k):
         os.write(self.pipe, f"{what} {k}\n".encode())
 
 
@@ -69,15 +66,15 @@ class Place(NamedTuple):
     pick: random.Random
 
     @property
-    def saved(self) -> Path:
+    def saved(self):
         return self.path.with_suffix(".saved")
 
     @property
-    def buffer(self) -> Any:
+    def buffer(self):
         return make(self.kind, self.path, self.sync)
 
 
-def numbers(rb: Any) -> list[int]:
+def numbers(rb):
     """The rows that a buffer holds, by slot."""
     return rb.storage[:]["state"][:, 0].tolist() if len(rb) else []
 
@@ -85,18 +82,18 @@ def numbers(rb: Any) -> list[int]:
 # The rule.
 
 
-def reward(number: int) -> float:
+def reward(number):
     """Rewards rise, out of order, and no two are equal."""
     return float(number // 256 * 256 + number * 101 % 256)
 
 
-def rows_of(k: int) -> TensorDict:
+def rows_of(k):
     each = range(k * N, (k + 1) * N)
     rewards = torch.tensor([reward(number) for number in each])
     return TensorDict({"state": torch.tensor(each)[:, None], "log_reward": rewards}, [N])
 
 
-def kept(kind: str, n_batches: int) -> list[int]:
+def kept(kind, n_batches):
     """What is kept of so many batches: plain Python."""
     offered = range(n_batches * N)
     best = sorted(offered, key=reward) if kind == "best" else list(offered)
@@ -106,7 +103,7 @@ def kept(kind: str, n_batches: int) -> list[int]:
 # The children.
 
 
-def make(kind: str, path: Path | None = None, sync: Any = "interval") -> Any:
+def make(kind, path=None, sync="interval"):
     preset = reward_prioritized_buffer if kind == "best" else fifo_buffer
     n = THREADS * PER_THREAD * N if kind == "threads" else CAPACITY
     rb = preset(n)
@@ -115,15 +112,13 @@ def make(kind: str, path: Path | None = None, sync: Any = "interval") -> Any:
     return rb
 
 
-def n_offered(rb: Any) -> int:
+def n_offered(rb):
     """As the writer counts, whose rows are there; a buffer counts before it hands them over."""
     state = rb.writer.state_dict()
     return int(state["_write_count"] if "_write_count" in state else state["offered"])
 
 
-def extend(
-    place: Place, tell: Pipe, each: Callable[[Any, int], object] = lambda rb, k: None
-) -> None:
+def extend(place, tell, each=lambda rb, k: None):
     rb = place.buffer
     while True:
         k = n_offered(rb) // N
@@ -132,23 +127,23 @@ def extend(
         each(rb, k + 1)
 
 
-def compact(place: Place, tell: Pipe) -> None:
-    def begin(rb: Any, _: int) -> None:
+def compact(place, tell):
+    def begin(rb, _):
         if threading.active_count() < 3:
             threading.Thread(target=rb.journal.compact).start()
 
     extend(place, tell, begin)
 
 
-def save(place: Place, tell: Pipe) -> None:
-    def save_and_tell(rb: Any, k: int) -> None:
+def save(place, tell):
+    def save_and_tell(rb, k):
         save_checkpoint(place.saved, rb, k=k)
         tell("saved", k)
 
     extend(place, tell, save_and_tell)
 
 
-def refused(place: Place, tell: Pipe) -> None:
+def refused(place, tell):
     rb = place.buffer
     _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
     is_root = os.geteuid() == 0
@@ -169,8 +164,8 @@ def refused(place: Place, tell: Pipe) -> None:
             tell("tried", k + 1)
 
 
-def orphan(place: Place, tell: Pipe) -> None:
-    def fork_once(rb: Any, _: int) -> None:
+def orphan(place, tell):
+    def fork_once(rb, _):
         nonlocal forked
         if not forked and os.fork() == 0:
             os.close(tell.pipe)
@@ -182,10 +177,10 @@ def orphan(place: Place, tell: Pipe) -> None:
     extend(place, tell, fork_once)
 
 
-def threads(place: Place, tell: Pipe) -> None:
+def threads(place, tell):
     rb, dies_at = place.buffer, place.pick.randrange(1, 20)
 
-    def extend_from(thread: int) -> None:
+    def extend_from(thread):
         for i in range(PER_THREAD):
             if thread == 0 and i == dies_at:
                 rb.extend(TensorDict({"other": torch.zeros(N)}, [N]))  # which raises
@@ -198,7 +193,7 @@ def threads(place: Place, tell: Pipe) -> None:
     signal.pause()
 
 
-def rank(place: Place, tell: Pipe) -> None:
+def rank(place, tell):
     mine, theirs = LocalTransport.group(2)
     manager = ReplayBufferManager(mine, place.buffer, checkpoint=place.saved)
     if place.saved.exists():
@@ -228,7 +223,7 @@ PLACES = {
 }
 
 
-def forked(work: Callable[[Pipe], object]) -> tuple[int, int]:
+def forked(work):
     """Start a child; give its process id, and where what it tells is read."""
     read, write = os.pipe()
     child = os.fork()
@@ -245,17 +240,17 @@ def forked(work: Callable[[Pipe], object]) -> tuple[int, int]:
     return child, read
 
 
-def told_by(pipe: int) -> dict[str, int]:
+def told_by(pipe):
     """Return the last number of each kind that a child told."""
     with open(pipe) as stream:
         pairs = [line.rsplit(maxsplit=1) for line in stream]
     return {what: int(k) if k.isdigit() else -1 for what, k in pairs}
 
 
-def look(place: Place) -> dict[str, Any]:
+def look(place):
     """Return what a process finds that opens the journal."""
 
-    def find(pipe: Pipe) -> None:
+    def find(pipe):
         rb = make(place.kind, place.path, "never")
         found = {"offered": n_offered(rb), "rows": numbers(rb)}
         if place.saved.exists() and place.name != "rank":
@@ -277,7 +272,7 @@ def look(place: Place) -> dict[str, Any]:
 # What is right.
 
 
-def faults(place: Place, told: dict[str, int], before: int, found: dict[str, Any]) -> list[str]:
+def faults(place, told, before, found):
     """Return what is wrong with what was found."""
     if "error" in found:
         return [f"it cannot be opened: {found['error']}"]
@@ -299,7 +294,7 @@ def faults(place: Place, told: dict[str, int], before: int, found: dict[str, Any
     return wrong
 
 
-def faults_of_threads(told: dict[str, int], rows: list[int], sync: str) -> list[str]:
+def faults_of_threads(told, rows, sync):
     """Each batch is there as a whole, and those of each thread from the first one on."""
     batches = [number // N for number in rows[::N]]
     if rows != [number for k in batches for number in range(k * N, (k + 1) * N)]:
@@ -315,16 +310,16 @@ def faults_of_threads(told: dict[str, int], rows: list[int], sync: str) -> list[
     return wrong
 
 
-def kill_loop(folder: Path, n_kills: int, seed: int) -> dict[str, Any]:
+def kill_loop(folder, n_kills, seed):
     """Return how often each place was killed, how often that was right, and what was wrong."""
     torch.set_num_threads(1)
     journal._LEAST, journal._OUTGROWN, journal._INTERVAL = 20_000, 1, 0.05
     pick = random.Random(seed)
     for kind in KINDS:  # once here, for what is loaded late
         make(kind).extend(rows_of(0))
-    n_found: dict[Path, int] = {}
+    n_found = {}
     killed = {name: [0, 0] for name in PLACES}
-    wrong: list[str] = []
+    wrong = []
     for i in range(n_kills):
         name = [*PLACES][i % len(PLACES)]
         kind = {"threads": "threads", "rank": "best"}.get(name, pick.choice(KINDS))

@@ -1,19 +1,13 @@
 """A restored buffer continues bit for bit like the one that was saved."""
 
-from __future__ import annotations
-
 import pickle
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import torchrl.checkpoint
 from checkpoint.checkpoint_runs import (
     CAPACITY,
-    Make,
     assert_same_content,
     buffer,
     continue_both,
@@ -33,7 +27,6 @@ from torchrl.data import (
     RoundRobinWriter,
     SamplerWithoutReplacement,
     SliceSampler,
-    TensorDictReplayBuffer,
     TensorDictRoundRobinWriter,
     TensorStorage,
 )
@@ -62,7 +55,7 @@ FRESH = pytest.mark.parametrize("fresh", [True, False], ids=["fresh", "in use"])
 
 # Every kind of part, into a fresh buffer and into one in use.
 
-STORAGES: dict[str, Callable[[], Any]] = {
+STORAGES = {
     "memory": lambda: LazyTensorStorage(CAPACITY),
     "disk": lambda: LazyMemmapStorage(CAPACITY),
 }
@@ -73,14 +66,7 @@ STORAGES: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("sampler", [RandomSampler, SamplerWithoutReplacement])
 @pytest.mark.parametrize("target_storage", STORAGES)
 @pytest.mark.parametrize("storage", STORAGES)
-def test_a_run_continues(
-    storage: str,
-    target_storage: str,
-    sampler: Any,
-    prefetch: int | None,
-    fresh: bool,
-    tmp_path: Path,
-) -> None:
+def test_a_run_continues(storage, target_storage, sampler, prefetch, fresh, tmp_path):
     rb = buffer(storage=STORAGES[storage](), sampler=sampler(), prefetch=prefetch)
     target = buffer(storage=STORAGES[target_storage](), sampler=sampler(), prefetch=prefetch)
     if not fresh:
@@ -91,29 +77,29 @@ def test_a_run_continues(
 class Shift(Transform):
     """Has state, a buffer that moves with every batch."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.register_buffer("shift", torch.zeros(()))
 
-    def forward(self, tensordict: TensorDict) -> TensorDict:
+    def forward(self, tensordict):
         self.shift += 1
         return tensordict.set("state", tensordict.get("state") + self.shift)
 
 
-def paths(n: int) -> TensorDict:
+def paths(n):
     return trajectories(torch.randint(5, (n,)), torch.randint(-3, 4, (n,)).float(), n_steps=4)
 
 
-def episodes(n: int) -> TensorDict:
+def episodes(n):
     ids = torch.arange(n) // 3
     return TensorDict({"x": torch.randn(n), "episode": ids, "done": ids < 0}, [n])
 
 
-def losses(n: int) -> TensorDict:
+def losses(n):
     return rows(n).set("loss", torch.rand(n))
 
 
-KINDS: dict[str, tuple[Make, Callable[[int], Any]]] = {
+KINDS = {
     "PyTorch's generator": (lambda: buffer(generator=None), rows),
     "no batch left over": (
         lambda: buffer(sampler=SamplerWithoutReplacement(drop_last=True, shuffle=False)),
@@ -152,7 +138,7 @@ KINDS: dict[str, tuple[Make, Callable[[int], Any]]] = {
 @pytest.mark.parametrize("n", [13, 45], ids=["half full", "overwritten"])
 @FRESH
 @pytest.mark.parametrize("kind", KINDS)
-def test_any_kind_continues(kind: str, fresh: bool, n: int, tmp_path: Path) -> None:
+def test_any_kind_continues(kind, fresh, n, tmp_path):
     make, make_rows = KINDS[kind]
     rb, target = make(), make()
     for _ in range(n // 15 + 1):
@@ -167,8 +153,8 @@ def test_any_kind_continues(kind: str, fresh: bool, n: int, tmp_path: Path) -> N
 # Things that are easily forgotten.
 
 
-def test_the_rest_of_an_epoch_bounds_what_is_prefetched(tmp_path: Path) -> None:
-    def make() -> TensorDictReplayBuffer:
+def test_the_rest_of_an_epoch_bounds_what_is_prefetched(tmp_path):
+    def make():
         return buffer(sampler=SamplerWithoutReplacement(drop_last=True), prefetch=2)
 
     rb = make()
@@ -186,16 +172,16 @@ def test_the_rest_of_an_epoch_bounds_what_is_prefetched(tmp_path: Path) -> None:
 class Watching(RandomSampler):
     """Looks at the storage while its state is loaded, as samplers may that follow its content."""
 
-    def __init__(self) -> None:
-        self.storage: Any = None
-        self.seen: tuple[int, int] | None = None
+    def __init__(self):
+        self.storage = None
+        self.seen = None
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict):
         self.seen = (len(self.storage), self.storage._mutation_revision)
 
 
 @FRESH
-def test_the_parts_find_the_rows_in_place_and_announced(fresh: bool, tmp_path: Path) -> None:
+def test_the_parts_find_the_rows_in_place_and_announced(fresh, tmp_path):
     target = buffer(sampler=Watching())
     target.sampler.storage = target.storage
     if not fresh:
@@ -207,7 +193,7 @@ def test_the_parts_find_the_rows_in_place_and_announced(fresh: bool, tmp_path: P
     assert target.storage._mutation_revision > before
 
 
-def test_prefetched_batches_are_those_of_their_time(tmp_path: Path) -> None:
+def test_prefetched_batches_are_those_of_their_time(tmp_path):
     rb = buffer(prefetch=2)
     rb.extend(rows(CAPACITY))
     rb.sample()
@@ -220,7 +206,7 @@ def test_prefetched_batches_are_those_of_their_time(tmp_path: Path) -> None:
         assert_equal(target.sample().exclude("index"), batch.exclude("index"))
 
 
-def test_the_generator_given_to_the_buffer_is_the_one_that_is_restored(tmp_path: Path) -> None:
+def test_the_generator_given_to_the_buffer_is_the_one_that_is_restored(tmp_path):
     mine = torch.Generator().manual_seed(99)
     rb = used(buffer())
     target = restored(rb, buffer(generator=mine), tmp_path)
@@ -232,7 +218,7 @@ def test_the_generator_given_to_the_buffer_is_the_one_that_is_restored(tmp_path:
 
 
 @FRESH
-def test_buffers_without_rows(fresh: bool, tmp_path: Path) -> None:
+def test_buffers_without_rows(fresh, tmp_path):
     emptied = used(buffer())
     emptied.empty()
     for rb in (buffer(), emptied):
@@ -244,7 +230,7 @@ def test_buffers_without_rows(fresh: bool, tmp_path: Path) -> None:
         continue_both(rb, target, n=3)
 
 
-def test_only_the_rows_in_use_are_written(tmp_path: Path) -> None:
+def test_only_the_rows_in_use_are_written(tmp_path):
     rb = buffer(storage=LazyMemmapStorage(10**6))
     rb.extend(rows(10))
     save_checkpoint(tmp_path / "rb", rb)
@@ -253,23 +239,23 @@ def test_only_the_rows_in_use_are_written(tmp_path: Path) -> None:
 
 # Rows that are not TensorDicts, and more dimensions than one.
 
-FLAT: dict[str, Callable[[int], Any]] = {
+FLAT = {
     "tensor": lambda n: torch.randn(n, 3),
     "dict": lambda n: {"a": torch.randn(n), "b": (torch.randn(n, 2), torch.arange(n))},
 }
 
 
-def flat(storage: str) -> ReplayBuffer:
+def flat(storage):
     parts = {"storage": STORAGES[storage](), "writer": RoundRobinWriter()}
     return ReplayBuffer(**parts, batch_size=3, generator=generator())
 
 
-def of_two_dimensions() -> ReplayBuffer:
+def of_two_dimensions():
     storage = LazyTensorStorage(20, ndim=2)
     return ReplayBuffer(storage=storage, batch_size=4, generator=generator(), dim_extend=0)
 
 
-OTHERS: dict[str, tuple[Callable[[], Any], Callable[[int], Any], int]] = {
+OTHERS = {
     **{f"{r}, {s}": (partial(flat, s), FLAT[r], 12) for s in STORAGES for r in FLAT},
     "tensor of two": (of_two_dimensions, FLAT["tensor"], 5),
     "TensorDict of two": (
@@ -280,7 +266,7 @@ OTHERS: dict[str, tuple[Callable[[], Any], Callable[[int], Any], int]] = {
 
 @FRESH
 @pytest.mark.parametrize("kind", OTHERS)
-def test_other_rows(kind: str, fresh: bool, tmp_path: Path) -> None:
+def test_other_rows(kind, fresh, tmp_path):
     make, make_rows, n = OTHERS[kind]
     rb, target = make(), make()
     rb.extend(make_rows(n))
@@ -296,7 +282,7 @@ def test_other_rows(kind: str, fresh: bool, tmp_path: Path) -> None:
 # Ensembles.
 
 
-def merged(prefetch: int | None = None) -> MergedReplayBuffer:
+def merged(prefetch=None):
     members = [reward_prioritized_buffer(n, generator=generator()) for n in (CAPACITY, 9)]
     return MergedReplayBuffer(*members, batch_size=6, prefetch=prefetch)
 
@@ -304,7 +290,7 @@ def merged(prefetch: int | None = None) -> MergedReplayBuffer:
 @pytest.mark.parametrize("make", [ensemble, merged])
 @pytest.mark.parametrize("prefetch", [None, 1])
 @FRESH
-def test_ensembles_continue(fresh: bool, prefetch: int | None, make: Any, tmp_path: Path) -> None:
+def test_ensembles_continue(fresh, prefetch, make, tmp_path):
     rb, target = make(prefetch), make(prefetch)
     for each in (rb,) if fresh else (rb, target):
         each[0].extend(rows(12))
@@ -330,7 +316,7 @@ def test_ensembles_continue(fresh: bool, prefetch: int | None, make: Any, tmp_pa
 # What is saved along.
 
 
-def test_extra_values_come_back(tmp_path: Path) -> None:
+def test_extra_values_come_back(tmp_path):
     path, rb = tmp_path / "rb", used(buffer())
     model = torch.nn.Linear(2, 2)
     save_checkpoint(path, rb, model=model.state_dict(), step=3, name=None)
@@ -355,7 +341,7 @@ def test_extra_values_come_back(tmp_path: Path) -> None:
     ],
     ids=["TorchRL", "highest rewards"],
 )
-def test_buffers_on_an_accelerator_continue(make: Make, tmp_path: Path) -> None:
+def test_buffers_on_an_accelerator_continue(make, tmp_path):
     rb = make()
     rb.extend(rows(13).to("cuda"))
     rb.sample()
@@ -370,13 +356,13 @@ SCHEDULERS = {
 }
 
 
-def scheduled(make: Any) -> Any:
+def scheduled(make):
     rb = buffer(sampler=SoftmaxRewardSampler(temperature=2.0, replacement=True))
     return rb, make(rb)
 
 
 @pytest.mark.parametrize("make", SCHEDULERS.values(), ids=SCHEDULERS)
-def test_a_restored_schedule_goes_on_like_one_never_interrupted(make: Any, tmp_path: Path) -> None:
+def test_a_restored_schedule_goes_on_like_one_never_interrupted(make, tmp_path):
     (rb, anneal), (other, its) = scheduled(make), scheduled(make)
     rb.extend(rows(20))
     for _ in range(3):
@@ -395,16 +381,14 @@ def test_a_restored_schedule_goes_on_like_one_never_interrupted(make: Any, tmp_p
 # Folders that contain a buffer as one checkpoint.
 
 
-def filled() -> ReplayBuffer:
+def filled():
     rb = reward_prioritized_buffer(9, batch_size=4, prefetch=2)
     rb.extend(rows(9))
     rb.sample()
     return rb
 
 
-def test_a_folder_holds_one_file_and_nothing_pickled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_holds_one_file_and_nothing_pickled(tmp_path, monkeypatch):
     rb, again = (MergedReplayBuffer(filled(), filled(), p="size", batch_size=8) for _ in range(2))
     for module in (pickle, torch):
         for name in ("load", "loads", "dump", "dumps", "save"):
@@ -419,7 +403,7 @@ def test_a_folder_holds_one_file_and_nothing_pickled(
 
 
 @pytest.mark.parametrize("name", ["run", "run.zip"])
-def test_torchrls_checkpoint_holds_them(name: str, tmp_path: Path) -> None:
+def test_torchrls_checkpoint_holds_them(name, tmp_path):
     rb, again = filled(), filled()
     for each, act in ((rb, "save"), (again, "load")):
         checkpoint = torchrl.checkpoint.Checkpoint()
@@ -428,7 +412,7 @@ def test_torchrls_checkpoint_holds_them(name: str, tmp_path: Path) -> None:
     assert_equal(again.sample(), rb.sample())
 
 
-def test_a_folder_without_a_dump_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_a_dump_is_refused(tmp_path):
     rb = filled()
     before = rb[:].clone()
     with pytest.raises(CheckpointError, match="there is no checkpoint at"):

@@ -1,7 +1,5 @@
 """The file: whole or not at all, and nothing but what was written."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os
@@ -10,7 +8,6 @@ import stat
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -34,11 +31,11 @@ LEFTOVER = ".run.ckpt.0123456789abcdef.tmp"
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path):
     return tmp_path / "run.ckpt"
 
 
-def names(folder: Path) -> set[str]:
+def names(folder):
     return {entry.name for entry in folder.iterdir()}
 
 
@@ -46,7 +43,7 @@ def names(folder: Path) -> set[str]:
 
 
 @pytest.mark.slow
-def test_a_kill_at_any_instant_leaves_the_last_good_one(path: Path) -> None:
+def test_a_kill_at_any_instant_leaves_the_last_good_one(path):
     found = in_fresh_process(kill_loop, path, 12, 3)
     generations, files = found["generations"], found["files"]
     assert generations == sorted(generations)  # whatever was published stays
@@ -56,7 +53,7 @@ def test_a_kill_at_any_instant_leaves_the_last_good_one(path: Path) -> None:
     assert files[-1] == 1  # which the next save removed
 
 
-def test_storages_larger_than_memory_pass_through(tmp_path: Path) -> None:
+def test_storages_larger_than_memory_pass_through(tmp_path):
     # A copy does not fit, or the limit would not limit.
     found = in_fresh_process(memory, tmp_path)
     assert found == {"copy": False, "save": True, "load": True, "rows": True}
@@ -65,18 +62,16 @@ def test_storages_larger_than_memory_pass_through(tmp_path: Path) -> None:
 # Publishing.
 
 
-def test_the_file_is_synced_then_renamed_then_the_folder_is_synced(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    events: list[str] = []
+def test_the_file_is_synced_then_renamed_then_the_folder_is_synced(path, monkeypatch):
+    events = []
     fsync, replace = os.fsync, os.replace
 
-    def record_fsync(descriptor: int) -> None:
+    def record_fsync(descriptor):
         is_folder = stat.S_ISDIR(os.fstat(descriptor).st_mode)
         events.append("folder" if is_folder else f"file of {os.fstat(descriptor).st_size} bytes")
         fsync(descriptor)
 
-    def record_replace(source: Path, target: Path) -> None:
+    def record_replace(source, target):
         events.append(f"rename to {Path(target).name}")
         replace(source, target)
 
@@ -87,12 +82,10 @@ def test_the_file_is_synced_then_renamed_then_the_folder_is_synced(
     assert events == [f"file of {size} bytes", "rename to run.ckpt", "folder"]
 
 
-def test_an_interrupted_save_leaves_the_old_file_and_no_other(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_save_leaves_the_old_file_and_no_other(path, monkeypatch):
     save_state(path, {"k": 1})
 
-    def interrupt(*_: Any) -> None:
+    def interrupt(*_):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(os, "fsync", interrupt)
@@ -102,7 +95,7 @@ def test_an_interrupted_save_leaves_the_old_file_and_no_other(
     assert names(path.parent) == {"run.ckpt"}
 
 
-def test_leftovers_of_killed_saves_are_removed_and_nothing_else(path: Path) -> None:
+def test_leftovers_of_killed_saves_are_removed_and_nothing_else(path):
     others = {
         ".run.ckpt.0123456789abcde.tmp",
         ".run.ckpt.0123456789abcdef.tmp2",
@@ -121,10 +114,10 @@ def test_leftovers_of_killed_saves_are_removed_and_nothing_else(path: Path) -> N
     assert names(path.parent) == {"run.ckpt", *others}
 
 
-def test_a_save_in_progress_holds_its_lock(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_save_in_progress_holds_its_lock(path, monkeypatch):
     replace = os.replace
 
-    def save_another(source: Path, target: Path) -> None:
+    def save_another(source, target):
         monkeypatch.setattr(os, "replace", replace)
         save_state(path, {"k": "the other"})
         replace(source, target)
@@ -134,7 +127,7 @@ def test_a_save_in_progress_holds_its_lock(path: Path, monkeypatch: pytest.Monke
     assert load_state(path) == {"k": "the one"}
 
 
-def test_links_are_followed_and_the_umask_decides_who_may_read(path: Path) -> None:
+def test_links_are_followed_and_the_umask_decides_who_may_read(path):
     link = path.with_name("latest")
     link.symlink_to(path)
     before = os.umask(0o027)
@@ -151,7 +144,7 @@ def test_links_are_followed_and_the_umask_decides_who_may_read(path: Path) -> No
 
 
 @pytest.mark.parametrize("name", ["x" * 255, "ä" * 127, "x" * 201])
-def test_names_may_be_as_long_as_the_system_takes(path: Path, name: str) -> None:
+def test_names_may_be_as_long_as_the_system_takes(path, name):
     path = path.with_name(name)
     save_state(path, {"k": 1})
     leftover = path.with_name(f".{atomic._stem(path)}.0123456789abcdef.tmp")
@@ -161,7 +154,7 @@ def test_names_may_be_as_long_as_the_system_takes(path: Path, name: str) -> None
     assert names(path.parent) == {name}
 
 
-def test_only_files_are_replaced_and_read(path: Path) -> None:
+def test_only_files_are_replaced_and_read(path):
     os.mkfifo(path)
     with pytest.raises(CheckpointError, match="path must name a file, got the folder"):
         save_state(path.parent, {})
@@ -176,16 +169,16 @@ def test_only_files_are_replaced_and_read(path: Path) -> None:
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("wrong", [None, 3, "a\0b", ["x"]])
-def test_what_is_no_path_is_named(wrong: Any) -> None:
+def test_what_is_no_path_is_named(wrong):
     for call in (load_state, inspect_checkpoint, lambda path: save_state(path, {})):
         with pytest.raises(ArgumentError, match="path must be a path to a file, got"):
             call(wrong)
 
 
-def test_tensors_that_change_meanwhile_make_a_sound_file(path: Path) -> None:
+def test_tensors_that_change_meanwhile_make_a_sound_file(path):
     state, done = {"x": torch.zeros(1 << 22)}, threading.Event()
 
-    def change() -> None:
+    def change():
         while not done.is_set():
             state["x"].add_(1.0)
 
@@ -200,13 +193,11 @@ def test_tensors_that_change_meanwhile_make_a_sound_file(path: Path) -> None:
         thread.join()
 
 
-def test_what_the_disk_did_not_take_is_not_published(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_disk_did_not_take_is_not_published(path, monkeypatch):
     save_state(path, {"k": 1})
     check = files.check_written
 
-    def check_damaged(file: Path, secret: None) -> None:
+    def check_damaged(file, secret):
         content = bytearray(file.read_bytes())
         content[-70] ^= 1
         file.write_bytes(content)
@@ -220,14 +211,12 @@ def test_what_the_disk_did_not_take_is_not_published(
 
 
 @pytest.mark.slow
-def test_nobody_waits_for_one_that_was_stopped_or_loses_a_file_to_one_that_tidies_up(
-    path: Path,
-) -> None:
+def test_nobody_waits_for_one_that_was_stopped_or_loses_a_file_to_one_that_tidies_up(path):
     folder = os.open(path.parent, os.O_RDONLY)
     fcntl.flock(folder, fcntl.LOCK_EX)
     done = threading.Event()
 
-    def tidy_up() -> None:
+    def tidy_up():
         while not done.is_set():
             atomic.remove_abandoned(path.parent)
 
@@ -244,7 +233,7 @@ def test_nobody_waits_for_one_that_was_stopped_or_loses_a_file_to_one_that_tidie
     assert names(path.parent) == {"run.ckpt"}
 
 
-def test_a_full_disk_is_named_and_leaves_the_old_file(path: Path) -> None:
+def test_a_full_disk_is_named_and_leaves_the_old_file(path):
     save_state(path, {"k": 1})
     for state in ({"x": torch.zeros(1 << 20)}, {"x": torch.zeros(1 << 15)}):
         before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -258,7 +247,7 @@ def test_a_full_disk_is_named_and_leaves_the_old_file(path: Path) -> None:
         assert names(path.parent) == {"run.ckpt"}
 
 
-def test_paths_that_cannot_be(path: Path) -> None:
+def test_paths_that_cannot_be(path):
     with pytest.raises(CheckpointError, match=r"nowhere/x: No such file or directory"):
         save_state(path.parent / "nowhere" / "x", {})
     with pytest.raises(CheckpointError, match="cannot write /proc/self/x"):  # nobody may
@@ -270,7 +259,7 @@ def test_paths_that_cannot_be(path: Path) -> None:
             read(path.parent)
 
 
-def test_the_header_tells_of_a_buffer(tmp_path: Path) -> None:
+def test_the_header_tells_of_a_buffer(tmp_path):
     rb = used(buffer(storage=LazyMemmapStorage(20), prefetch=2))
     save_checkpoint(tmp_path / "rb", rb, model={"w": torch.zeros(4)}, step=2)
     summary = inspect_checkpoint(tmp_path / "rb")
@@ -298,7 +287,7 @@ def test_the_header_tells_of_a_buffer(tmp_path: Path) -> None:
     assert json.loads(json.dumps(summary)) == summary
 
 
-def test_tensors_are_not_looked_at(tmp_path: Path) -> None:
+def test_tensors_are_not_looked_at(tmp_path):
     path = tmp_path / "state"
     save_state(path, {"x": torch.zeros(5000)})
     before, content = inspect_checkpoint(path), bytearray(path.read_bytes())

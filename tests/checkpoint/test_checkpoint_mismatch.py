@@ -1,9 +1,6 @@
 """A checkpoint that does not fit a buffer is refused in one line, and changes nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -40,28 +37,24 @@ from gfn_rb.errors import CheckpointCorruptError, CheckpointError, CheckpointMis
 from gfn_rb.samplers import SoftmaxRewardSampler
 from gfn_rb.writers import RewardPrioritizedWriter
 
-Make = Callable[[], Any]
 
-
-def refused(
-    path: Path, target: Any, message: str, error: type[CheckpointError] = CheckpointMismatchError
-) -> None:
+def refused(path, target, message, error=CheckpointMismatchError):
     with pytest.raises(error, match=message) as caught:
         load_checkpoint(path, target)
     assert "\n" not in str(caught.value)
 
 
-def rewarded(tie: Any) -> TensorDictReplayBuffer:
+def rewarded(tie):
     return reward_prioritized_buffer(CAPACITY, tie=tie, batch_size=4, generator=generator())
 
 
-def scaled(scale: Any) -> TensorDictReplayBuffer:
+def scaled(scale):
     return buffer(transform=RewardScaling(scale, scale, in_keys=[("next", "reward")]))
 
 
 class Case(NamedTuple):
-    saved: Make
-    target: Make
+    saved: Callable
+    target: Callable
     message: str
     saved_rows: Any = rows
 
@@ -125,7 +118,7 @@ IN_USE = {
     ("case", "fresh"),
     [(name, fresh) for name in (*CASES, *IN_USE) for fresh in (False, True)[: 1 + (name in CASES)]],
 )
-def test_a_buffer_stays_as_it_was(case: str, fresh: bool, tmp_path: Path) -> None:
+def test_a_buffer_stays_as_it_was(case, fresh, tmp_path):
     make, make_target, message, saved_rows = {**CASES, **IN_USE}[case]
     target, twin = make_target(), make_target()
     if not fresh:
@@ -140,7 +133,7 @@ def test_a_buffer_stays_as_it_was(case: str, fresh: bool, tmp_path: Path) -> Non
     continue_both(twin, target)
 
 
-def test_another_number_of_dimensions(tmp_path: Path) -> None:
+def test_another_number_of_dimensions(tmp_path):
     save_checkpoint(tmp_path / "rb", used(buffer()))
     target = buffer(storage=LazyTensorStorage(CAPACITY, ndim=2))
     refused(tmp_path / "rb", target, "number of storage dimensions of the checkpoint is 1, expec")
@@ -150,20 +143,20 @@ def test_another_number_of_dimensions(tmp_path: Path) -> None:
 class Fussy(RandomSampler):
     """Notices only half-way through that a state is not to its taste."""
 
-    def __init__(self, taste: str) -> None:
+    def __init__(self, taste):
         self.taste = taste
         self.loaded = 0
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self):
         return {"loaded": self.loaded, "taste": self.taste}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict):
         self.loaded = state_dict.pop("loaded")
         if state_dict["taste"] != self.taste:
             raise KeyError("not to my\ntaste")
 
 
-def test_a_state_that_does_not_load_is_taken_back(tmp_path: Path) -> None:
+def test_a_state_that_does_not_load_is_taken_back(tmp_path):
     source = used(buffer(sampler=Fussy("sweet")))
     source.sampler.loaded = 5
     save_checkpoint(tmp_path / "rb", source)
@@ -176,12 +169,12 @@ def test_a_state_that_does_not_load_is_taken_back(tmp_path: Path) -> None:
     assert good.sampler.loaded == 5
 
 
-def stamped(capacity: int) -> TensorDictReplayBuffer:
+def stamped(capacity):
     writer = TensorDictRoundRobinWriter(track_generations=True)
     return buffer(storage=LazyTensorStorage(capacity), writer=writer, generator=None)
 
 
-def test_members_are_compared_before_any_of_them_changes(tmp_path: Path) -> None:
+def test_members_are_compared_before_any_of_them_changes(tmp_path):
     rb = ReplayBufferEnsemble(stamped(20), stamped(20), batch_size=4)
     for member in (0, 1):
         rb[member].extend(rows(5))
@@ -193,14 +186,14 @@ def test_members_are_compared_before_any_of_them_changes(tmp_path: Path) -> None
     assert target[0].writer.state_dict() == stamped(20).writer.state_dict()
 
 
-def test_another_number_of_members(tmp_path: Path) -> None:
+def test_another_number_of_members(tmp_path):
     save_checkpoint(tmp_path / "one", used(buffer()))
     refused(tmp_path / "one", ensemble(), "number of buffers of the checkpoint is 1, expected 3")
     save_checkpoint(tmp_path / "three", ensemble())
     refused(tmp_path / "three", buffer(), "number of buffers of the checkpoint is 3, expected 1")
 
 
-def test_a_damaged_file_changes_nothing(tmp_path: Path) -> None:
+def test_a_damaged_file_changes_nothing(tmp_path):
     path, target = tmp_path / "other", used(buffer())
     twin = restored(target, buffer(), tmp_path)
     save_checkpoint(path, used(buffer()))
@@ -213,13 +206,13 @@ def test_a_damaged_file_changes_nothing(tmp_path: Path) -> None:
     continue_both(twin, target)
 
 
-def test_a_file_without_buffer(tmp_path: Path) -> None:
+def test_a_file_without_buffer(tmp_path):
     save_state(tmp_path / "state", {})
     refused(tmp_path / "state", buffer(), "holds no buffer: expected one of save_checkpoint")
 
 
-def test_a_storage_that_cannot_be_allocated(tmp_path: Path) -> None:
-    def on_disk() -> TensorDictReplayBuffer:
+def test_a_storage_that_cannot_be_allocated(tmp_path):
+    def on_disk():
         return buffer(storage=LazyMemmapStorage(CAPACITY, scratch_dir=tmp_path / "scratch"))
 
     save_checkpoint(tmp_path / "rb", used(on_disk()))
@@ -229,7 +222,7 @@ def test_a_storage_that_cannot_be_allocated(tmp_path: Path) -> None:
     assert not target.storage.initialized
 
 
-def test_a_generator_of_a_device_that_is_not_there(tmp_path: Path) -> None:
+def test_a_generator_of_a_device_that_is_not_there(tmp_path):
     with pytest.raises(CheckpointMismatchError, match=r"device of the generator .* is cuda, expec"):
         try_generator(generator(), {"device": "cuda", "state": torch.zeros(16).to(torch.uint8)})
     with pytest.raises(CheckpointMismatchError, match="generator of the checkpoint cannot be rest"):
@@ -245,17 +238,17 @@ class Item:
 
 
 class Remembering(TensorDictReplayBuffer):
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self):
         return {**super().state_dict(), "memory": 1}
 
 
-def holding_items() -> ReplayBuffer:
+def holding_items():
     rb = ReplayBuffer(storage=LazyTensorStorage(3))
     rb.extend(Item(x=torch.zeros(2), batch_size=[2]))
     return rb
 
 
-def with_a_sampler_holding(value: Any) -> ReplayBuffer:
+def with_a_sampler_holding(value):
     rb = buffer(sampler=Fussy("sweet"))
     rb.sampler.taste = value
     return rb
@@ -280,13 +273,13 @@ def with_a_sampler_holding(value: Any) -> ReplayBuffer:
         ),
     ],
 )
-def test_what_cannot_be_saved_is_named(make: Make, message: str, tmp_path: Path) -> None:
+def test_what_cannot_be_saved_is_named(make, message, tmp_path):
     with pytest.raises(CheckpointError, match=message):
         save_checkpoint(tmp_path / "rb", make())
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_something_else_than_a_buffer(tmp_path: Path) -> None:
+def test_something_else_than_a_buffer(tmp_path):
     with pytest.raises(CheckpointError, match="rb must be a TorchRL ReplayBuffer, got list"):
         save_checkpoint(tmp_path / "rb", [])  # type: ignore[arg-type]

@@ -1,22 +1,17 @@
 """Files that somebody has changed, whose checksums may be right: refused, and nothing else."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
 import random
 import resource
 import time
-from collections.abc import Callable
 from copy import deepcopy
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from checkpoint.checkpoint_runs import CAPACITY, buffer, ensemble, rows, used
-from torchrl.data import LazyTensorStorage, ReplayBuffer
+from torchrl.data import LazyTensorStorage
 from xxhash import xxh3_64_digest
 
 from gfn_rb.checkpoint import (
@@ -37,7 +32,7 @@ FILES = int(os.environ.get("GFN_RB_FILES", "1200"))
 SECONDS = float(os.environ.get("GFN_RB_SECONDS", "inf"))  # after which it ends, however many
 
 pytestmark = pytest.mark.usefixtures("unlogged")
-MAKES: dict[str, Callable[[], ReplayBuffer]] = {
+MAKES = {
     "plain": buffer,
     "best": lambda: buffer(
         writer=RewardPrioritizedWriter(track_generations=True), sampler=SoftmaxRewardSampler()
@@ -57,12 +52,12 @@ WORDS += [{"lazy_stack": {"dim": 10**9, "items": []}}, {"device": "cuda:77"}, {"
 WORDS += [{"scalar": 1}, {"dtype": "float64"}, {"float": "c08f400000000000"}]
 
 
-def positive(n: int) -> Any:
+def positive(n):
     data = rows(n)
     return data.set("log_reward", data["log_reward"].abs())
 
 
-def filled(rb: ReplayBuffer) -> ReplayBuffer:
+def filled(rb):
     for each in rb._rbs if hasattr(rb, "_rbs") else [rb]:
         each.extend(positive(13))
     for _ in range(3):
@@ -73,7 +68,7 @@ def filled(rb: ReplayBuffer) -> ReplayBuffer:
 class Parts:
     """A file taken apart, so that it can be put together again with other content."""
 
-    def __init__(self, content: bytes) -> None:
+    def __init__(self, content):
         prefix = Prefix.read(memoryview(content), "it")
         self.structure = json.loads(content[64 : prefix.meta_at])
         self.meta = json.loads(content[prefix.meta_at : prefix.texts_end])
@@ -81,7 +76,7 @@ class Parts:
         self.small = bytearray(content[-(-prefix.texts_end // 64) * 64 : prefix.head_nbytes])
         self.body = bytearray(content[prefix.head_nbytes :])[:-8]
 
-    def sealed(self) -> bytes:
+    def sealed(self):
         structure, meta = (json.dumps(each).encode() for each in (self.structure, self.meta))
         head = bytearray(-(-(64 + len(structure) + len(meta)) // 64) * 64) + self.small
         head[64 : 64 + len(structure) + len(meta)] = structure + meta
@@ -92,7 +87,7 @@ class Parts:
         return bytes(head) + bytes(self.body) + sums
 
 
-def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+def places(value, path=()):
     """Every place in nested values."""
     inner = value.items() if isinstance(value, dict) else enumerate(value)
     return [
@@ -105,13 +100,13 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     ]
 
 
-def at(value: Any, path: tuple[Any, ...]) -> Any:
+def at(value, path):
     for key in path:
         value = value[key]
     return value
 
 
-def changed(parts: Parts, pick: random.Random) -> None:
+def changed(parts, pick):
     """Change the texts or the tensors of a file in some place."""
     root = pick.choice([parts.structure, parts.meta, parts.meta, parts.meta])
     *path, key = pick.choice(places(root))
@@ -132,7 +127,7 @@ def changed(parts: Parts, pick: random.Random) -> None:
         inside[key] = deepcopy(pick.choice(WORDS))
 
 
-def mutant(content: bytes, pick: random.Random) -> bytes:
+def mutant(content, pick):
     """Return a changed file; of every other one the checksums are right."""
     if pick.random() < 0.5:
         damaged = bytearray(content)
@@ -148,19 +143,19 @@ def mutant(content: bytes, pick: random.Random) -> bytes:
     return parts.sealed()
 
 
-def memory() -> int:
+def memory():
     """Return the most memory that this process had so far, in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def fingerprint(rb: ReplayBuffer) -> Any:
+def fingerprint(rb):
     members = list(rb._rbs) if hasattr(rb, "_rbs") else [rb]
     stored = [each[:].sum().to_dict() if len(each) else {} for each in members]
     return str([stored, rb.writer.state_dict(), rb.sampler.state_dict(), rb._rng.get_state().sum()])
 
 
 @pytest.mark.parametrize("kind", MAKES)
-def test_changed_files_are_refused_by_this_library_alone(kind: str, tmp_path: Path) -> None:
+def test_changed_files_are_refused_by_this_library_alone(kind, tmp_path):
     pick, path = random.Random(kind), tmp_path / "rb.ckpt"
     source = filled(MAKES[kind]())
     extra = {"a": [1.5, {"b": torch.zeros(3)}], "c": (None, b"abc", torch.float16), 3: "x"}
@@ -206,14 +201,14 @@ def test_changed_files_are_refused_by_this_library_alone(kind: str, tmp_path: Pa
     print(kind, found, f"grown by {(memory() - peak) >> 20} MB")
 
 
-def timed(path: Path, target: ReplayBuffer) -> float:
+def timed(path, target):
     start = time.process_time()
     with contextlib.suppress(CheckpointError):
         load_checkpoint(path, target)
     return time.process_time() - start
 
 
-def use(rb: ReplayBuffer) -> None:
+def use(rb):
     """A buffer that took a file works, whatever was in it."""
     for each in rb._rbs if hasattr(rb, "_rbs") else [rb]:
         with contextlib.suppress(NaNError):  # features may have become it
@@ -225,7 +220,7 @@ def use(rb: ReplayBuffer) -> None:
             rb.sample()
 
 
-def test_a_tensor_stands_for_one_value_alone(tmp_path: Path) -> None:
+def test_a_tensor_stands_for_one_value_alone(tmp_path):
     path = tmp_path / "rb.ckpt"
     save_checkpoint(path, used(buffer()), x=[torch.zeros(99), torch.zeros(99)])
     parts = Parts(path.read_bytes())
@@ -236,12 +231,12 @@ def test_a_tensor_stands_for_one_value_alone(tmp_path: Path) -> None:
         load_state(path)
 
 
-def entry(node: Any, name: str) -> Any:
+def entry(node, name):
     """The node of an entry of a dict, of which other content may be set."""
     return next(each for each in node["dict"] if each[0] == name)
 
 
-def test_rows_and_their_number_agree(tmp_path: Path) -> None:
+def test_rows_and_their_number_agree(tmp_path):
     path, target = tmp_path / "rb.ckpt", buffer(storage=LazyTensorStorage(CAPACITY))
     save_checkpoint(path, used(buffer()))
     content = path.read_bytes()
@@ -256,7 +251,7 @@ def test_rows_and_their_number_agree(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_what_is_saved_along_has_names(tmp_path: Path) -> None:
+def test_what_is_saved_along_has_names(tmp_path):
     path = tmp_path / "state.ckpt"
     with pytest.raises(CheckpointError, match="cannot save state: got -1, expected a name"):
         save_state(path, {-1: 2})
@@ -279,9 +274,7 @@ def test_what_is_saved_along_has_names(tmp_path: Path) -> None:
         (1, {"dict": [["index", {"list": [1]}]]}, "ValueError: a prefetched batch has 'index' of"),
     ],
 )
-def test_prefetched_batches_are_what_they_should_be(
-    i: int, value: Any, why: str, tmp_path: Path
-) -> None:
+def test_prefetched_batches_are_what_they_should_be(i, value, why, tmp_path):
     path, target = tmp_path / "rb.ckpt", buffer(prefetch=2)
     save_checkpoint(path, filled(buffer(prefetch=2)))
     parts = Parts(path.read_bytes())

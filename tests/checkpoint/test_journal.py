@@ -1,16 +1,12 @@
 """The journal of a buffer: what was accepted comes back, and nothing else."""
 
-from __future__ import annotations
-
 import os
 import resource
 import shutil
 import time
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -46,7 +42,6 @@ from gfn_rb.writers import DiversityWriter, FIFOWriter, RewardPrioritizedWriter
 CAPACITY = 12
 # The whole check is of 1,000 kills: GFN_RB_KILLS=1000 pytest tests/checkpoint/test_journal.py
 KILLS = int(os.environ.get("GFN_RB_KILLS", "16"))
-Make = Callable[..., Any]
 
 _ENV = Ladder(5)
 diverse_buffer = with_journal(gfn_rb.diverse_buffer)
@@ -57,17 +52,17 @@ transition_buffer = with_journal(gfn_rb.transition_buffer)
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path):
     return tmp_path / "rb.journal"
 
 
 @pytest.fixture(autouse=True)
-def closed() -> Iterator[None]:
+def closed():
     """Close what a test leaves open, as a process does that ends."""
-    opened: list[Journal] = []
+    opened = []
     init = Journal.__init__
 
-    def remember(self: Journal, *args: Any, **options: Any) -> None:
+    def remember(self, *args, **options):
         init(self, *args, **options)
         opened.append(self)
 
@@ -78,7 +73,7 @@ def closed() -> Iterator[None]:
         each.close()
 
 
-def items(n: int, seed: int) -> TensorDict:
+def items(n, seed):
     """Rows of few objects, with tied rewards and versions that rise."""
     generator = seeded(seed)
     values = torch.randint(0, 30, (n,), generator=generator)
@@ -86,11 +81,11 @@ def items(n: int, seed: int) -> TensorDict:
     return objects(values, reward).set("policy_version", torch.full((n,), seed))
 
 
-def rejected(n: int, seed: int) -> TensorDict:
+def rejected(n, seed):
     return items(n, seed).set("log_reward", torch.full((n,), -50.0))
 
 
-def trajectories(n: int, seed: int) -> TensorDict:
+def trajectories(n, seed):
     length = 1 + torch.randint(0, _ENV.max_length, (n,), generator=seeded(seed))
     step = torch.arange(_ENV.max_length)
     action = (step == length[:, None] - 1).long().where(step < length[:, None], -1)
@@ -99,14 +94,14 @@ def trajectories(n: int, seed: int) -> TensorDict:
     return TensorDict({**rows, **reward}, [n])
 
 
-def raising(error: Exception) -> Callable[..., None]:
-    def fail(*_: Any) -> None:
+def raising(error):
+    def fail(*_):
         raise error
 
     return fail
 
 
-def copied(path: Path) -> Path:
+def copied(path):
     """What a process leaves that is killed now."""
     target = path.with_name(f"copy-{len(os.listdir(path.parent))}")
     for suffix in ("", ".gfnrb"):
@@ -114,14 +109,14 @@ def copied(path: Path) -> Path:
     return target
 
 
-def assert_comes_back(rb: Any, make: Make, path: Path, **more: Any) -> Any:
+def assert_comes_back(rb, make, path, **more):
     """Return a buffer that is what a process finds that opens the journal now."""
     again = make(journal=copied(path), **more)
     assert_equal(state_of(again), state_of(rb))
     return again
 
 
-def state_of(rb: Any) -> dict[str, Any]:
+def state_of(rb):
     """What is to come back; of the transform's state the draws are as of the last record."""
     return {
         "rows": dict(sorted(rb.storage[:].clone().flatten_keys().items())) if len(rb) else None,
@@ -132,7 +127,7 @@ def state_of(rb: Any) -> dict[str, Any]:
     }
 
 
-def by_hand(writer: Any, **more: Any) -> Any:
+def by_hand(writer, **more):
     """A buffer of TorchRL's own, with a journal where one is asked for."""
     rb = TensorDictReplayBuffer(
         storage=LazyTensorStorage(CAPACITY), writer=writer, batch_size=4, generator=seeded()
@@ -141,7 +136,7 @@ def by_hand(writer: Any, **more: Any) -> Any:
 
 
 BEST = partial(reward_prioritized_buffer, CAPACITY)
-MAKES: dict[str, Make] = {
+MAKES = {
     "best": BEST,
     "unique": partial(BEST, unique="state"),
     "smallest": lambda **more: BEST(
@@ -161,23 +156,23 @@ MAKES: dict[str, Make] = {
 }
 
 
-def relabel(rb: Any, step: int) -> None:
+def relabel(rb, step):
     if hasattr(rb.writer, "update") and rb.writer.key != "index":
         rb.writer.update(torch.tensor([0, 2]), torch.tensor([5.0 + step, -step]))
 
 
-def remove(rb: Any, _: int) -> None:
+def remove(rb, _):
     if hasattr(rb.writer, "remove"):
         rb.writer.remove(torch.tensor([1]))
 
 
-def draw(rb: Any, step: int) -> None:
+def draw(rb, step):
     index = rb.sample(4)["index"]
     if isinstance(rb.sampler, PrioritySampler):
         rb.update_priority(index, torch.arange(4) + float(step))
 
 
-STEPS: tuple[Callable[[Any, int], Any], ...] = (
+STEPS = (
     lambda rb, step: rb.extend(items(5, step)),
     relabel,
     lambda rb, step: rb.extend(items(9, step)),
@@ -195,7 +190,7 @@ STEPS: tuple[Callable[[Any, int], Any], ...] = (
 
 @pytest.mark.parametrize("name", MAKES)
 @pytest.mark.parametrize("sync", ["always", "interval"])
-def test_a_buffer_comes_back_with_every_writer(name: str, sync: str, path: Path) -> None:
+def test_a_buffer_comes_back_with_every_writer(name, sync, path):
     rb = MAKES[name](journal=path, sync=sync)
     for step, act in enumerate((*STEPS, lambda rb, _: rb.empty(), *STEPS[:6])):
         act(rb, step)
@@ -207,7 +202,7 @@ def test_a_buffer_comes_back_with_every_writer(name: str, sync: str, path: Path)
     assert_equal(state_of(again), state_of(rb))
 
 
-def test_rows_and_counts_of_transforms_come_back(path: Path) -> None:
+def test_rows_and_counts_of_transforms_come_back(path):
     for compact in (None, "narrow"):
         path = path.with_name(f"{compact}")
         rb = transition_buffer(40, journal=path, sync="never", compact=compact, env=_ENV)
@@ -218,7 +213,7 @@ def test_rows_and_counts_of_transforms_come_back(path: Path) -> None:
         assert_equal(again.transform.state_dict(), rb.transform.state_dict())
 
 
-def test_writes_past_the_writer_come_back(path: Path) -> None:
+def test_writes_past_the_writer_come_back(path):
     rb = fifo_buffer(CAPACITY, journal=path, sync="never")
     rb.extend(items(8, 1))
     for write in (
@@ -232,7 +227,7 @@ def test_writes_past_the_writer_come_back(path: Path) -> None:
         assert_comes_back(rb, MAKES["newest"], path)
 
 
-def test_what_is_loaded_is_journaled(path: Path, tmp_path: Path) -> None:
+def test_what_is_loaded_is_journaled(path, tmp_path):
     rb = MAKES["unique"](journal=path, sync="never")
     rb.extend(items(9, 1))
     save_checkpoint(tmp_path / "early", rb)
@@ -243,7 +238,7 @@ def test_what_is_loaded_is_journaled(path: Path, tmp_path: Path) -> None:
     assert_comes_back(rb, MAKES["unique"], path)
 
 
-def test_a_rewound_buffer_is_what_it_was_in_the_end(path: Path, tmp_path: Path) -> None:
+def test_a_rewound_buffer_is_what_it_was_in_the_end(path, tmp_path):
     rb = MAKES["unique"](journal=path, sync="always")
     rb.extend(items(4, 1))
     save_checkpoint(tmp_path / "early", rb)
@@ -259,9 +254,7 @@ def test_a_rewound_buffer_is_what_it_was_in_the_end(path: Path, tmp_path: Path) 
     assert_comes_back(rb, MAKES["unique"], path)
 
 
-def test_a_buffer_that_stays_rewound_adds_nothing(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_buffer_that_stays_rewound_adds_nothing(path, tmp_path, monkeypatch):
     rb = MAKES["unique"](journal=path, sync="interval")
     save_checkpoint(tmp_path / "early", rb)
     rb.extend(items(9, 2))
@@ -276,7 +269,7 @@ def test_a_buffer_that_stays_rewound_adds_nothing(
     assert_equal(state_of(MAKES["unique"](journal=path)), before)
 
 
-def test_slots_that_are_none_are_passed_over(path: Path) -> None:
+def test_slots_that_are_none_are_passed_over(path):
     rb = MAKES["tracked"](journal=path, sync="never")
     rb.extend(items(8, 1))
     with pytest.raises(IndexError):
@@ -289,12 +282,12 @@ def test_slots_that_are_none_are_passed_over(path: Path) -> None:
 
 
 @pytest.fixture
-def synced(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def synced(monkeypatch):
     """Sizes of the files that were synced."""
-    sizes: list[int] = []
+    sizes = []
     fsync = os.fsync
 
-    def count(descriptor: int) -> None:
+    def count(descriptor):
         sizes.append(os.fstat(descriptor).st_size)
         fsync(descriptor)
 
@@ -302,7 +295,7 @@ def synced(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sizes
 
 
-def test_an_interval_is_one_record_and_one_sync(path: Path, synced: list[int]) -> None:
+def test_an_interval_is_one_record_and_one_sync(path, synced):
     rb = MAKES["best"](journal=path, sync="interval")
     synced.clear()
     for seed in range(20):
@@ -320,7 +313,7 @@ def test_an_interval_is_one_record_and_one_sync(path: Path, synced: list[int]) -
     assert_comes_back(rb, MAKES["best"], path)
 
 
-CALLS: dict[str, Callable[[Any], Any]] = {
+CALLS = {
     "extend": lambda rb: rb.extend(items(9, 2)),
     "extend by rows that are rejected": lambda rb: rb.extend(rejected(3, 2)),
     "add": lambda rb: rb.add(items(1, 2)[0]),
@@ -332,9 +325,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("name", ["best", "diverse", "mapped"])
 @pytest.mark.parametrize("call", CALLS)
-def test_one_sync_covers_all_that_a_call_wrote(
-    call: str, name: str, path: Path, synced: list[int]
-) -> None:
+def test_one_sync_covers_all_that_a_call_wrote(call, name, path, synced):
     rb = MAKES[name](journal=path, sync="always")
     rb.extend(items(20, 1))
     synced.clear()
@@ -343,9 +334,7 @@ def test_one_sync_covers_all_that_a_call_wrote(
     assert_comes_back(rb, MAKES[name], path)
 
 
-def test_what_a_failed_sync_may_have_lost_is_written_again(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_failed_sync_may_have_lost_is_written_again(path, monkeypatch):
     rb = MAKES["tracked"](journal=path, sync="never")
     rb.extend(items(5, 1))
     rb.journal.sync()
@@ -365,9 +354,7 @@ def test_what_a_failed_sync_may_have_lost_is_written_again(
 
 
 @pytest.mark.parametrize("secret", [None, Secret(bytes(16))])
-def test_a_journal_is_compacted_when_a_checkpoint_is_saved(
-    path: Path, tmp_path: Path, secret: Secret | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_journal_is_compacted_when_a_checkpoint_is_saved(path, tmp_path, secret, monkeypatch):
     rb = MAKES["unique"](journal=path, sync="never", secret=secret)
     begun = path.stat().st_size
     for seed in range(4):
@@ -388,9 +375,7 @@ def test_a_journal_is_compacted_when_a_checkpoint_is_saved(
     assert_comes_back(rb, MAKES["unique"], path, secret=secret)
 
 
-def test_a_journal_that_has_outgrown_its_checkpoint_is_compacted_when_opened(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_journal_that_has_outgrown_its_checkpoint_is_compacted_when_opened(path, monkeypatch):
     rb = MAKES["unique"](journal=path, sync="never")
     begun = path.stat().st_size
     rb.extend(items(9, 1))
@@ -402,7 +387,7 @@ def test_a_journal_that_has_outgrown_its_checkpoint_is_compacted_when_opened(
     assert_equal(state_of(again), state_of(rb))
 
 
-def test_a_journal_killed_before_its_first_checkpoint_begins_anew(path: Path) -> None:
+def test_a_journal_killed_before_its_first_checkpoint_begins_anew(path):
     rb = MAKES["best"](journal=path)
     rb.journal.close()
     Path(f"{path}.gfnrb").unlink()
@@ -415,7 +400,7 @@ def test_a_journal_killed_before_its_first_checkpoint_begins_anew(path: Path) ->
         Path(f"{path}.gfnrb").unlink()
 
 
-def test_a_buffer_that_holds_rows_begins_with_them(path: Path) -> None:
+def test_a_buffer_that_holds_rows_begins_with_them(path):
     rb = by_hand(RewardPrioritizedWriter())
     rb.extend(items(9, 1))
     rb.journal = Journal(rb, path, "never")
@@ -428,7 +413,7 @@ def test_a_buffer_that_holds_rows_begins_with_them(path: Path) -> None:
 
 
 @pytest.fixture
-def records(path: Path) -> list[bytes]:
+def records(path):
     """Head of a journal, of whose five records three were synced; and each record."""
     rb = MAKES["unique"](journal=path, sync="never")
     ends = [path.stat().st_size]
@@ -442,7 +427,7 @@ def records(path: Path) -> list[bytes]:
     return [content[a:b] for a, b in zip([0, *aligned], aligned, strict=False)]
 
 
-def opened(path: Path, content: bytes) -> Any:
+def opened(path, content):
     target = path.with_name("damaged")
     target.write_bytes(content)
     shutil.copy(f"{path}.gfnrb", f"{target}.gfnrb")
@@ -455,9 +440,7 @@ def opened(path: Path, content: bytes) -> Any:
     return rb
 
 
-def test_the_log_ends_at_the_first_record_that_breaks_the_chain(
-    path: Path, records: list[bytes], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_log_ends_at_the_first_record_that_breaks_the_chain(path, records, caplog):
     expected = [state_of(opened(path, b"".join(records[: n + 1]))) for n in (3, 4)]
     assert "dropped" not in caplog.text
     synced, tail = b"".join(records[:4]), b"".join(records[4:])
@@ -472,7 +455,7 @@ def test_the_log_ends_at_the_first_record_that_breaks_the_chain(
     assert_comes_back(rb, MAKES["unique"], path.with_name("damaged"))
 
 
-def test_a_byte_flipped_in_what_was_on_disk_is_refused(path: Path, records: list[bytes]) -> None:
+def test_a_byte_flipped_in_what_was_on_disk_is_refused(path, records):
     content = b"".join(records)
     end = sum(map(len, records[:4]))
     sizes = [Prefix.read(memoryview(each), "it").nbytes for each in records]
@@ -489,13 +472,13 @@ def test_a_byte_flipped_in_what_was_on_disk_is_refused(path: Path, records: list
             assert len(opened(path, bytes(damaged))) == CAPACITY
 
 
-def test_a_missing_record_that_was_on_disk_is_refused(path: Path, records: list[bytes]) -> None:
+def test_a_missing_record_that_was_on_disk_is_refused(path, records):
     for kept in ([0], [0, 1], [0, 1, 3, 4, 5], [0, 2, 3, 4, 5], [0, 2, 1, 3], [0, 1, 2]):
         with pytest.raises(CheckpointCorruptError, match="is damaged or missing, and record 3 was"):
             opened(path, b"".join(records[i] for i in kept))
 
 
-def test_what_is_sound_of_a_damaged_journal_is_recovered(path: Path, records: list[bytes]) -> None:
+def test_what_is_sound_of_a_damaged_journal_is_recovered(path, records):
     rb, expected = MAKES["unique"](), []
     for seed in range(5):
         rb.extend(items(4, seed))
@@ -520,7 +503,7 @@ def test_what_is_sound_of_a_damaged_journal_is_recovered(path: Path, records: li
             recover(wrong, target)
 
 
-def test_rows_that_hold_records_harm_nothing(path: Path, records: list[bytes]) -> None:
+def test_rows_that_hold_records_harm_nothing(path, records):
     """A torn record ends the log, even where its rows are sound records of the same journal."""
     content = b"".join(records)
     held = torch.frombuffer(bytearray(content + content), dtype=torch.uint8)
@@ -548,8 +531,8 @@ def test_rows_that_hold_records_harm_nothing(path: Path, records: list[bytes]) -
         {"counters": [[2**70, 1]]}, {"transform": {}}, {"emptied": None},
     ],
 )  # fmt: skip
-def test_absurd_numbers_are_refused_quickly(path: Path, values: dict[str, Any]) -> None:
-    def make(**more: Any) -> TensorDictReplayBuffer:
+def test_absurd_numbers_are_refused_quickly(path, values):
+    def make(**more):
         return MAKES["best"](statistics=True, **more)
 
     rb = make(journal=path, sync="never")
@@ -562,7 +545,7 @@ def test_absurd_numbers_are_refused_quickly(path: Path, values: dict[str, Any]) 
     assert time.monotonic() - begun < 5
 
 
-def test_checkpoints_and_journals_that_do_not_fit_are_refused(path: Path) -> None:
+def test_checkpoints_and_journals_that_do_not_fit_are_refused(path):
     rb = MAKES["unique"](journal=path, sync="never")
     early, copy = Path(f"{path}.gfnrb").read_bytes(), path.read_bytes()
     rb.extend(items(9, 1))
@@ -596,7 +579,7 @@ def test_checkpoints_and_journals_that_do_not_fit_are_refused(path: Path) -> Non
     assert len(MAKES["unique"](journal=path)) == len(rb)
 
 
-def test_other_formats_and_other_files_are_refused(path: Path) -> None:
+def test_other_formats_and_other_files_are_refused(path):
     meta = {"journal": "x", "first": 1}
     for kind, values, match in (
         (1, {**meta, "format": 1}, "of format 1, expected 3"),
@@ -616,7 +599,7 @@ def test_other_formats_and_other_files_are_refused(path: Path) -> None:
 
 
 @pytest.mark.parametrize("zeros", [False, True])
-def test_files_with_a_secret_that_are_cut_are_refused(path: Path, zeros: bool) -> None:
+def test_files_with_a_secret_that_are_cut_are_refused(path, zeros):
     """A file that lost its end is corrupt; one whose end is zeros may be anybody's."""
     secret = Secret(bytes(16))
     rb = MAKES["best"](journal=path, sync="always", secret=secret)
@@ -638,7 +621,7 @@ def test_files_with_a_secret_that_are_cut_are_refused(path: Path, zeros: bool) -
 # Paths, disks and processes.
 
 
-def test_paths_that_cannot_be(path: Path) -> None:
+def test_paths_that_cannot_be(path):
     with pytest.raises(CheckpointError, match="Is a directory"):
         MAKES["best"](journal=path.parent)
     os.mkfifo(path)
@@ -661,7 +644,7 @@ def test_paths_that_cannot_be(path: Path) -> None:
         MAKES["best"](journal="/proc/self/x")
 
 
-def test_two_buffers_on_one_path_are_refused(path: Path) -> None:
+def test_two_buffers_on_one_path_are_refused(path):
     rb = MAKES["best"](journal=path, sync="never")
     for _ in range(2):
         with pytest.raises(ArgumentError, match="journal must belong to one buffer"):
@@ -672,13 +655,13 @@ def test_two_buffers_on_one_path_are_refused(path: Path) -> None:
     assert len(MAKES["best"](journal=path)) == len(rb)
 
 
-def extend_and_sync(rb: Any, seed: int) -> None:
+def extend_and_sync(rb, seed):
     rb.extend(items(9, seed))
     rb.journal.sync()
 
 
 @pytest.mark.parametrize("sync", ["always", "interval"])
-def test_a_full_disk_is_named_and_loses_nothing_once_there_is_room(path: Path, sync: str) -> None:
+def test_a_full_disk_is_named_and_loses_nothing_once_there_is_room(path, sync):
     rb = MAKES["best"](journal=path, sync=sync)
     rb.extend(items(9, 1))
     rb.journal.sync()
@@ -705,9 +688,7 @@ def test_a_full_disk_is_named_and_loses_nothing_once_there_is_room(path: Path, s
 
 
 @pytest.mark.parametrize("sync", ["never", "interval"])
-def test_a_fork_and_a_closed_journal_take_nothing(
-    sync: str, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fork_and_a_closed_journal_take_nothing(sync, path, monkeypatch):
     rb = MAKES["best"](journal=path, sync=sync)
     monkeypatch.setattr(os, "getpid", lambda: 1)  # as a child sees it
     with pytest.raises(ArgumentError, match="this one is forked from it"):
@@ -729,7 +710,7 @@ def test_a_fork_and_a_closed_journal_take_nothing(
 
 
 @contextmanager
-def forked() -> Iterator[None]:
+def forked():
     """Have a forked process live on, from when its hooks have run, until a block ends."""
     (begun, begin), (read, write) = os.pipe(), os.pipe()
     child = os.fork()
@@ -749,9 +730,7 @@ def forked() -> Iterator[None]:
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 @pytest.mark.parametrize("has_closed", [True, False])
-def test_a_forked_process_that_lives_on_leaves_the_file_to_others(
-    path: Path, has_closed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_forked_process_that_lives_on_leaves_the_file_to_others(path, has_closed, monkeypatch):
     rb = MAKES["best"](journal=path, sync="never")
     if not has_closed:  # as one that had no time to yet
         monkeypatch.setattr(log, "_opened", set())
@@ -766,7 +745,7 @@ def test_a_forked_process_that_lives_on_leaves_the_file_to_others(
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_buffers_that_cannot_be_journaled_are_refused(path: Path) -> None:
+def test_buffers_that_cannot_be_journaled_are_refused(path):
     with pytest.raises(ArgumentError, match="journal needs a replay buffer of one process"):
         fifo_buffer(3, journal=path, shared=True)
     with pytest.raises(ArgumentError, match="journal needs a writer"):
@@ -783,7 +762,7 @@ def test_buffers_that_cannot_be_journaled_are_refused(path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_kill_at_any_instant_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
+def test_a_kill_at_any_instant_loses_nothing_that_was_acknowledged(tmp_path):
     found = in_fresh_process(kill_loop, tmp_path, KILLS, 1)
     assert found["wrong"] == []
     assert sum(n for n, _ in found["killed"].values()) == KILLS

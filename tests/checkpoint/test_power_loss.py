@@ -5,14 +5,11 @@ synced, any pages in any of their versions, any size of a file, and any of the r
 that may so be left is opened, and must hold what there was after one of the calls that it may.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,18 +37,18 @@ class Disk:
     was written to it since: bytes to a place, or a new size without any.
     """
 
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.synced: dict[int, bytes] = {}
-        self.written: dict[int, list[tuple[int, bytes | None]]] = {}
-        self.names: dict[str, int] = {}
-        self.renames: list[tuple[str, int]] = []
-        self.on_change: Callable[[], None] | None = None  # None: nothing is noted
-        self._kept: list[int] = []  # descriptors, so that no file gets the number of another
+    def __init__(self, patch):
+        self.synced = {}
+        self.written = {}
+        self.names = {}
+        self.renames = []
+        self.on_change = None  # None: nothing is noted
+        self._kept = []  # descriptors, so that no file gets the number of another
         for name in ("pwrite", "fsync", "ftruncate", "replace", "open"):
             patch.setattr(os, name, self._around(getattr(os, name), getattr(self, f"_{name}")))
 
-    def _around(self, call: Callable[..., Any], note: Callable[..., None]) -> Callable[..., Any]:
-        def called(*args: Any, **options: Any) -> Any:
+    def _around(self, call, note):
+        def called(*args, **options):
             if self.on_change is None:
                 return call(*args, **options)
             self.on_change()
@@ -62,20 +59,20 @@ class Disk:
 
         return called
 
-    def _file(self, descriptor: int) -> int:
+    def _file(self, descriptor):
         number = os.fstat(descriptor).st_ino
         if number not in self.synced:
             self._kept.append(os.dup(descriptor))
             self.synced[number], self.written[number] = b"", []
         return number
 
-    def _pwrite(self, _: int, n: int, descriptor: int, data: Any, at: int) -> None:
+    def _pwrite(self, _, n, descriptor, data, at):
         self.written[self._file(descriptor)].append((at, bytes(data[:n])))
 
-    def _ftruncate(self, _: int, __: None, descriptor: int, size: int) -> None:
+    def _ftruncate(self, _, __, descriptor, size):
         self.written[self._file(descriptor)].append((size, None))
 
-    def _fsync(self, _: int, __: None, descriptor: int) -> None:
+    def _fsync(self, _, __, descriptor):
         if Path(f"/proc/self/fd/{descriptor}").is_dir():
             self.names.update(self.renames)
             self.renames.clear()
@@ -84,25 +81,25 @@ class Disk:
         self.synced[number] = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
         self.written[number].clear()
 
-    def _replace(self, number: int, _: None, __: Path, target: Path) -> None:
+    def _replace(self, number, _, __, target):
         self.renames.append((target.name, number))
 
-    def _open(self, _: int, descriptor: int, path: Any, flags: int, *__: int) -> None:
+    def _open(self, _, descriptor, path, flags, *__):
         if flags & os.O_CREAT and not os.fstat(descriptor).st_size:
             self.renames.append((Path(path).name, self._file(descriptor)))
 
-    def close(self) -> None:
+    def close(self):
         """Forget the files."""
         for descriptor in self._kept:
             os.close(descriptor)
 
-    def after_power_loss(self, pick: random.Random) -> dict[str, bytes]:
+    def after_power_loss(self, pick):
         """Return files by name that may be left if the power fails now."""
         kept = pick.choice((0.0, 0.5, 1.0))
         names = {**self.names, **dict(each for each in self.renames if pick.random() <= kept)}
         return {name: self._content(number, pick) for name, number in names.items()}
 
-    def _content(self, number: int, pick: random.Random) -> bytes:
+    def _content(self, number, pick):
         versions = [self.synced.get(number, b"")]
         for at, data in self.written.get(number, ()):
             before = versions[-1]
@@ -123,11 +120,11 @@ class Disk:
         return b"".join(pages)[:size]
 
 
-def make() -> Any:
+def make():
     return gfn_rb.reward_prioritized_buffer(CAPACITY, unique="state")
 
 
-def items(n: int, pick: random.Random) -> TensorDict:
+def items(n, pick):
     """Rows of which three take a page."""
     state = torch.tensor([pick.randrange(20) for _ in range(n)])
     reward = torch.tensor([float(pick.randrange(9)) for _ in range(n)])
@@ -135,7 +132,7 @@ def items(n: int, pick: random.Random) -> TensorDict:
     return TensorDict({"state": state, "log_reward": reward, "content": content}, [n])
 
 
-def held(rb: Any) -> str:
+def held(rb):
     """Return all that a journal brings back, as text."""
     rows = rb.storage[:] if len(rb) else {}
     kept = [*sorted(rows.items()), *sorted(rb.writer.state_dict().items())]
@@ -150,23 +147,23 @@ class Run:
         wrong: what was wrong.
     """
 
-    def __init__(self, folder: Path, sync: Any, n_states: int, seed: int) -> None:
+    def __init__(self, folder, sync, n_states, seed):
         self.folder, self.sync, self.pick = folder, sync, random.Random(seed)
         self.path, self.left = folder / "rb", folder / "left"
         self.left.mkdir()
         self.per_change, self.n_states = n_states, 0
-        self.expected: list[str] = []  # after each call
+        self.expected = []  # after each call
         self.n_promised = 0  # calls that a power loss may not undo
         self.opened, self.opener = dict[Any, str](), make()
-        self.wrong: list[str] = []
-        self.found: Counter[str] = Counter()
+        self.wrong = []
+        self.found = Counter()
 
-    def calls(self, disk: Disk) -> None:
+    def calls(self, disk):
         """Make the calls."""
         rb = make()
-        states: list[dict[str, bytes]] = []
+        states = []
 
-        def lose() -> None:
+        def lose():
             states.extend(disk.after_power_loss(self.pick) for _ in range(self.per_change))
 
         disk.on_change = lambda: None
@@ -206,7 +203,7 @@ class Run:
                 self.n_promised = len(self.expected) - 1
         rb.journal.close()
 
-    def check(self, files: dict[str, bytes], name: str) -> None:
+    def check(self, files, name):
         """Note what is wrong with what is left while the last call was made."""
         self.n_states += 1
         key = tuple(sorted(files.items()))
@@ -218,7 +215,7 @@ class Run:
             self.wrong.append(f"{self.sync}, {name}, call {len(self.expected)}: {what}")
         self.found["newest" if came == may[-1] else "older"] += 1
 
-    def open(self, files: dict[str, bytes]) -> str:
+    def open(self, files):
         """Return what a buffer is given of files."""
         for name in NAMES:
             (self.left / name).unlink(missing_ok=True)
@@ -235,7 +232,7 @@ class Run:
 
 
 @pytest.fixture
-def folder() -> Iterator[Path]:
+def folder():
     """A folder in memory, where there is one."""
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     path = Path(tempfile.mkdtemp(dir=memory))
@@ -247,9 +244,7 @@ def folder() -> Iterator[Path]:
 @pytest.mark.parametrize(
     "n_states", [100, pytest.param(10_000, marks=pytest.mark.slow)], ids=["short", "long"]
 )
-def test_a_power_loss_takes_nothing_that_was_promised(
-    sync: str, n_states: int, folder: Path
-) -> None:
+def test_a_power_loss_takes_nothing_that_was_promised(sync, n_states, folder):
     n, found = 0, Counter[str]()
     for seed in range(10_000):
         if n >= n_states:

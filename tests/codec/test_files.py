@@ -1,11 +1,7 @@
 """Files: nothing but what was written is believed, whoever wrote it."""
 
-from __future__ import annotations
-
 import random
 import struct
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +18,7 @@ from gfn_rb.errors import CheckpointCorruptError, CheckpointMismatchError
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path):
     return tmp_path / "run.ckpt"
 
 
@@ -33,7 +29,7 @@ STATE = {"x": torch.arange(9.0), "y": [2.5, "z"]}
 
 
 @pytest.mark.parametrize("read", [load_state, inspect_checkpoint])
-def test_truncation_and_changed_bytes_are_noticed_anywhere(path: Path, read: Any) -> None:
+def test_truncation_and_changed_bytes_are_noticed_anywhere(path, read):
     save_state(path, STATE)
     content, pick = path.read_bytes(), random.Random(0)
     for length in range(len(content)):
@@ -52,7 +48,7 @@ def test_truncation_and_changed_bytes_are_noticed_anywhere(path: Path, read: Any
             read(path)
 
 
-def test_damage_is_located_by_block(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damage_is_located_by_block(path, monkeypatch):
     monkeypatch.setattr(files, "_STEP", 1 << 10)
     for module in (files, layout, primitives):
         monkeypatch.setattr(module, "BLOCK", 1 << 12)
@@ -69,7 +65,7 @@ def test_damage_is_located_by_block(path: Path, monkeypatch: pytest.MonkeyPatch)
         load_state(path)
 
 
-def test_every_byte_has_its_place(path: Path) -> None:
+def test_every_byte_has_its_place(path):
     large = {"z": torch.ones(5000, 4, dtype=torch.uint8), "w": torch.arange(4000)}
     save_state(path, {**STATE, **large})
     structure = b'[["cpu","float32",[9]],["cpu","uint8",[5000,4]],["cpu","int64",[4000]]]'
@@ -94,20 +90,20 @@ def test_every_byte_has_its_place(path: Path) -> None:
         (b"PK\x03\x04" + bytes(100), r"it begins with b'PK\\x03\\x04\\x00\\x00\\x00\\x00'"),
     ],
 )
-def test_other_files_are_told_apart(path: Path, content: bytes, message: str) -> None:
+def test_other_files_are_told_apart(path, content, message):
     path.write_bytes(content)
     with pytest.raises(CheckpointCorruptError, match=message):
         load_state(path)
 
 
-def sealed(prefix: Prefix, content: bytes) -> bytes:
+def sealed(prefix, content):
     """Return a file with another prefix, and checksums that fit."""
     head = bytearray(content[: prefix.head_nbytes])
     prefix.seal(memoryview(head))
     return bytes(head) + content[prefix.head_nbytes :]
 
 
-def test_another_format_is_told_apart_from_damage(path: Path) -> None:
+def test_another_format_is_told_apart_from_damage(path):
     save_state(path, STATE)
     content = path.read_bytes()
     prefix = Prefix.read(memoryview(content), "it")
@@ -125,7 +121,7 @@ def test_another_format_is_told_apart_from_damage(path: Path) -> None:
 @pytest.mark.parametrize(
     "node", [{"novelty": 1}, {"dtype": "float7"}], ids=["unknown kind", "unknown dtype"]
 )
-def test_what_a_later_version_might_write_is_named(path: Path, node: Any) -> None:
+def test_what_a_later_version_might_write_is_named(path, node):
     with path.open("wb") as stream:
         write_file(stream, {"values": node}, [])
     (name,) = node.values() if "dtype" in node else node
@@ -136,7 +132,7 @@ def test_what_a_later_version_might_write_is_named(path: Path, node: Any) -> Non
 # Harm.
 
 
-def forged(structure: str, meta: str, small: bytes = b"") -> bytes:
+def forged(structure, meta, small=b""):
     """Return a file without a body, its texts and small tensors as given."""
     texts = (structure + meta).encode("utf8", "surrogatepass")
     head = bytearray(-(-(64 + len(texts)) // 64) * 64) + small
@@ -166,9 +162,7 @@ def forged(structure: str, meta: str, small: bytes = b"") -> bytes:
          '{"values":{"dict":[["a",{"tensor":0}]]}}', "its values make no sense: "),
     ],
 )  # fmt: skip
-def test_texts_that_make_no_sense_are_refused(
-    path: Path, structure: str, meta: str, words: str
-) -> None:
+def test_texts_that_make_no_sense_are_refused(path, structure, meta, words):
     path.write_bytes(forged(structure, meta, bytes(64) if "cpu" in structure else b""))
     with pytest.raises(CheckpointCorruptError, match=words):
         load_state(path)
@@ -177,7 +171,7 @@ def test_texts_that_make_no_sense_are_refused(
 # Writing straight from memory.
 
 
-def test_contiguous_tensors_are_not_copied() -> None:
+def test_contiguous_tensors_are_not_copied():
     tensor = torch.zeros(3 * files.BLOCK, dtype=torch.uint8)
     (piece,) = files._pieces(tensor[5:])
     address = np.frombuffer(piece, np.uint8).ctypes.data
@@ -194,16 +188,14 @@ def test_contiguous_tensors_are_not_copied() -> None:
     ],
     ids=["transposed", "one row", "strided", "rows above a block"],
 )
-def test_other_tensors_are_copied_block_by_block(
-    tensor: torch.Tensor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_tensors_are_copied_block_by_block(tensor, monkeypatch):
     monkeypatch.setattr(files, "BLOCK", 1 << 12)
     pieces = [bytes(piece) for piece in files._pieces(tensor)]
     assert max(map(len, pieces)) <= 1 << 12
     assert b"".join(pieces) == tensor.contiguous().numpy().tobytes()
 
 
-def test_what_lived_on_an_accelerator_goes_to_the_one_asked_for(path: Path) -> None:
+def test_what_lived_on_an_accelerator_goes_to_the_one_asked_for(path):
     # The meta device stands for an accelerator, on which there is no content to compare.
     on_cpu, elsewhere = torch.arange(3), TensorDict({"x": torch.ones(2)}, [2], device="cpu")
     encoder = Encoder()

@@ -1,7 +1,5 @@
 """Layouts, prefixes and tensors as bytes, worked out by hand."""
 
-from __future__ import annotations
-
 import struct
 from itertools import accumulate
 
@@ -24,7 +22,7 @@ FIELDS = st.lists(
 )
 
 
-def test_places_worked_out_by_hand() -> None:
+def test_places_worked_out_by_hand():
     fields = (
         TensorInfo(("a",), torch.int16, (5,)),
         TensorInfo(("b",), torch.uint8, (200,)),
@@ -42,7 +40,7 @@ def test_places_worked_out_by_hand() -> None:
 
 
 @given(FIELDS, st.integers(0, 40))
-def test_places_are_aligned_and_apart(shapes: list, n_rows: int) -> None:
+def test_places_are_aligned_and_apart(shapes, n_rows):
     fields = tuple(TensorInfo((str(i),), dtype, tuple(s)) for i, (dtype, s) in enumerate(shapes))
     layout = Layout(fields, n_rows)
     assert sorted(place[0] for place in (*layout.small, *layout.large)) == [*range(len(fields))]
@@ -67,7 +65,7 @@ PREFIX = {
 }  # fmt: skip
 
 
-def sealed(**changes: int) -> bytearray:
+def sealed(**changes):
     """Return bytes of zeros that begin with a prefix."""
     fields = {**PREFIX, **changes}
     data = bytearray(128)
@@ -75,11 +73,11 @@ def sealed(**changes: int) -> bytearray:
     return data
 
 
-def checked(data: bytearray | memoryview) -> Prefix:
+def checked(data):
     return Prefix.checked(memoryview(data), "it", FRAME)[0]
 
 
-def test_every_byte_of_a_prefix_has_its_place() -> None:
+def test_every_byte_of_a_prefix_has_its_place():
     data = sealed()
     summed = xxhash.xxh3_64_intdigest(data[24:96], seed=int.from_bytes(data[8:16], "little"))
     expected = MAGIC + struct.pack("<HH4sQQQQQQ", 3, 7, b"rows", summed, 128, 96, 3, 2, 11)
@@ -100,18 +98,18 @@ def test_every_byte_of_a_prefix_has_its_place() -> None:
         ({"structure_nbytes": (1 << 64) - 1}, "expected it to hold the texts"),
     ],
 )
-def test_sizes_beyond_the_bytes_are_refused(changes: dict[str, int], words: str) -> None:
+def test_sizes_beyond_the_bytes_are_refused(changes, words):
     with pytest.raises(WireCorruptError, match=words):
         checked(sealed(**changes))
 
 
-def content(nbytes: int) -> torch.Tensor:
+def content(nbytes):
     generator = torch.Generator().manual_seed(0)
     return torch.randint(0, 256, (nbytes,), dtype=torch.uint8, generator=generator)
 
 
 @given(st.lists(st.integers(0, 700), max_size=9), st.integers(1, 600))
-def test_blocks_do_not_depend_on_how_bytes_come(sizes: list[int], block: int) -> None:
+def test_blocks_do_not_depend_on_how_bytes_come(sizes, block):
     data = content(sum(sizes)).numpy().data
     ends = [*accumulate(sizes)]
     pieces = [data[end - n : end] for end, n in zip(ends, sizes, strict=True)]
@@ -125,11 +123,11 @@ def test_blocks_do_not_depend_on_how_bytes_come(sizes: list[int], block: int) ->
 # Tensors.
 
 
-def address(content: memoryview) -> int:
+def address(content):
     return torch.frombuffer(content, dtype=torch.uint8).data_ptr()
 
 
-def test_bytes_are_little_endian_and_in_c_order() -> None:
+def test_bytes_are_little_endian_and_in_c_order():
     assert bytes(plain_bytes(torch.tensor([1, -2], dtype=torch.int16))) == b"\x01\x00\xfe\xff"
     assert bytes(plain_bytes(torch.tensor([[1, 2], [3, 4]], dtype=torch.uint8).t())) == b"\1\3\2\4"
     assert bytes(plain_bytes(torch.tensor([True, False]))) == b"\x01\x00"
@@ -137,7 +135,7 @@ def test_bytes_are_little_endian_and_in_c_order() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(ROW_DTYPES))
-def test_any_dtype_goes_and_comes_back_without_a_copy(name: str) -> None:
+def test_any_dtype_goes_and_comes_back_without_a_copy(name):
     dtype = ROW_DTYPES[name]
     raw = torch.randint(0, 2, (6 * dtype.itemsize,), dtype=torch.uint8)
     value = raw.view(dtype).view(2, 3)
@@ -151,11 +149,11 @@ def test_any_dtype_goes_and_comes_back_without_a_copy(name: str) -> None:
 
 
 @pytest.mark.cuda
-def test_tensors_on_a_device() -> None:
+def test_tensors_on_a_device():
     assert bytes(plain_bytes(torch.tensor([1, 2], dtype=torch.int8, device="cuda"))) == b"\1\2"
 
 
-def test_dtypes_of_rows_are_those_of_whole_bytes() -> None:
+def test_dtypes_of_rows_are_those_of_whole_bytes():
     known = {"bool", "int8", "int64", "uint8", "uint16", "bfloat16", "complex64"}
     assert known <= set(ROW_DTYPES)
     assert not {"qint8", "int4", "uint1", "bits8", "float4_e2m1fn_x2"} & set(ROW_DTYPES)

@@ -1,7 +1,5 @@
 """Frames: round trips, schemas, and the refusal of everything else."""
 
-from __future__ import annotations
-
 import json
 import math
 import struct
@@ -43,12 +41,12 @@ from gfn_rb.numerics.flat import plain_bytes
 from gfn_rb.transports.local import joined
 
 
-def message(buffers: list) -> np.ndarray:
+def message(buffers):
     parts = [p if isinstance(p, LazyBuffer) else memoryview(p).cast("B") for p in buffers]
     return joined(parts, sum(part.nbytes for part in parts))
 
 
-def mended(data: np.ndarray) -> np.ndarray:
+def mended(data):
     """Write the checksum that fits what the head says."""
     raw = data.tobytes()
     (head,) = struct.unpack_from("<Q", raw, 32)
@@ -58,7 +56,7 @@ def mended(data: np.ndarray) -> np.ndarray:
     return data
 
 
-def rows(n: int = 5) -> TensorDict:
+def rows(n=5):
     return TensorDict(
         {
             "state": torch.arange(n * 6).reshape(n, 3, 2),
@@ -69,7 +67,7 @@ def rows(n: int = 5) -> TensorDict:
     )
 
 
-def same_bits(a: TensorDict, b: TensorDict) -> bool:
+def same_bits(a, b):
     keys = set(a.keys(True, True))
     return keys == set(b.keys(True, True)) and all(
         a.get(k).dtype == b.get(k).dtype
@@ -79,7 +77,7 @@ def same_bits(a: TensorDict, b: TensorDict) -> bool:
     )
 
 
-def test_round_trip_of_large_and_small() -> None:
+def test_round_trip_of_large_and_small():
     for n in (0, 1, 5, 3000):
         td = rows(n)
         data = message(encode_frame(7, td, {"a": [1, math.inf]}))
@@ -91,9 +89,7 @@ def test_round_trip_of_large_and_small() -> None:
 
 
 @given(data=st.data())
-def test_round_trip_of_anything_in_both_forms(
-    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_round_trip_of_anything_in_both_forms(data, tmp_path_factory):
     n = data.draw(st.integers(0, 9))
     td = TensorDict({}, [n])
     names = st.text("abü", min_size=1, max_size=2)
@@ -112,7 +108,7 @@ def test_round_trip_of_anything_in_both_forms(
 
 
 @pytest.mark.parametrize("n", [3, 600])
-def test_every_flipped_byte_and_truncation_is_noticed(n: int) -> None:
+def test_every_flipped_byte_and_truncation_is_noticed(n):
     td = TensorDict({"a": torch.arange(4 * n).view(n, 4), "b": torch.rand(n) > 0.5}, [n])
     data = message(encode_frame(2, td, {"k": 1}))
     for at in [*range(0, len(data), 1 if n == 3 else 331), *range(len(data) - 64, len(data))]:
@@ -129,7 +125,7 @@ def test_every_flipped_byte_and_truncation_is_noticed(n: int) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 63), st.integers(0, 255)), max_size=12), st.booleans())
-def test_fuzzed_headers_raise_the_named_errors_alone(changes: list, mend: bool) -> None:
+def test_fuzzed_headers_raise_the_named_errors_alone(changes, mend):
     data = message(encode_frame(2, rows(), {"k": 1}))
     for at, value in changes:
         data[at] = value
@@ -143,7 +139,7 @@ def test_fuzzed_headers_raise_the_named_errors_alone(changes: list, mend: bool) 
 
 
 @pytest.mark.parametrize("n", [5, 40_000])
-def test_truth_values_other_than_0_and_1_are_refused(n: int) -> None:
+def test_truth_values_other_than_0_and_1_are_refused(n):
     truth = torch.zeros(n, dtype=torch.bool)
     td = TensorDict({"a": {"b": truth}, "c": torch.full((n,), 255, dtype=torch.uint8)}, [n])
     assert decode_frame(message(encode_frame(0, td))).rows["a", "b"].equal(truth)
@@ -154,7 +150,7 @@ def test_truth_values_other_than_0_and_1_are_refused(n: int) -> None:
             decode_frame(message(encode_frame(0, td)))
 
 
-def test_metadata_must_be_an_object() -> None:
+def test_metadata_must_be_an_object():
     data = message(encode_frame(3, meta={"a": 1}))
     for text in (b'["a",1]', b"{'a':1}", b'{"a": \xff', b"[" * 7):
         changed = data.copy()
@@ -163,7 +159,7 @@ def test_metadata_must_be_an_object() -> None:
             decode_frame(mended(changed))
 
 
-def test_another_version_is_named_and_a_damaged_one_is_none() -> None:
+def test_another_version_is_named_and_a_damaged_one_is_none():
     data = message(encode_frame(2))
     for bit in range(16):
         data[8 + bit // 8] ^= 1 << bit % 8
@@ -176,7 +172,7 @@ def test_another_version_is_named_and_a_damaged_one_is_none() -> None:
         decode_frame(mended(data))
 
 
-def forged(structure: bytes, meta: bytes, n_rows: int = 2, form: bytes = FRAME) -> np.ndarray:
+def forged(structure, meta, n_rows=2, form=FRAME):
     """Return a frame of zeros with texts of one's own, sealed as a sender who means harm would."""
     texts = structure + meta
     head = bytearray(-(-(64 + len(texts)) // 64) * 64 + 64)
@@ -199,7 +195,7 @@ def forged(structure: bytes, meta: bytes, n_rows: int = 2, form: bytes = FRAME) 
         (forged(b"", b'{"[[[":' * 600), "nested 600 deep; expected at most 512"),
     ],
 )
-def test_what_is_beyond_bounds_is_refused(data: np.ndarray, words: str) -> None:
+def test_what_is_beyond_bounds_is_refused(data, words):
     with pytest.raises(WireCorruptError, match=words):
         decode_frame(data)
 
@@ -213,9 +209,7 @@ TOKENS = st.lists(
 
 
 @given(TOKENS | st.binary(max_size=30), TOKENS | st.binary(max_size=30), st.integers(0, 3))
-def test_forged_texts_raise_the_named_errors_alone(
-    structure: bytes, meta: bytes, n_rows: int
-) -> None:
+def test_forged_texts_raise_the_named_errors_alone(structure, meta, n_rows):
     try:
         frame = decode_frame(forged(structure, meta, n_rows))
     except WireError:
@@ -225,11 +219,11 @@ def test_forged_texts_raise_the_named_errors_alone(
     assert (frame.rows is None) == (structure == b"")
 
 
-def test_metadata_nested_deeply_is_refused_by_its_sender() -> None:
-    nested: list = []
+def test_metadata_nested_deeply_is_refused_by_its_sender():
+    nested = []
     for _ in range(600):
         nested = [nested]
-    circle: list = []
+    circle = []
     circle.append(circle)
     for deep in (nested, circle):
         with pytest.raises(ArgumentError, match="meta is nothing that JSON can say"):
@@ -239,12 +233,12 @@ def test_metadata_nested_deeply_is_refused_by_its_sender() -> None:
 
 
 @pytest.mark.parametrize("text", ["{} {}", "[1]x", "1 2", "", " "])
-def test_a_text_is_one_value_and_no_more(text: str) -> None:
+def test_a_text_is_one_value_and_no_more(text):
     with pytest.raises(ValueError, match=r"goes on after its end|Expecting value"):
         from_text(text.encode())
 
 
-def test_small_tensors_are_copied_and_large_ones_are_not() -> None:
+def test_small_tensors_are_copied_and_large_ones_are_not():
     td = TensorDict({"a": torch.zeros(9), "b": torch.zeros(9, 9000), "c": torch.zeros(9, 800)}, [9])
     head, *large, lazy = encode_frame(1, td)
     addresses = [np.frombuffer(each, np.uint8).ctypes.data for each in large]
@@ -255,13 +249,13 @@ def test_small_tensors_are_copied_and_large_ones_are_not() -> None:
     assert len(encode_frame(1, td.select("a"))) == 1
 
 
-def test_more_schemas_than_are_remembered() -> None:
+def test_more_schemas_than_are_remembered():
     for i in [*range(140), *range(140), 5, 139]:
         td = TensorDict({"a": torch.zeros(1, i)}, [1])
         assert decode_frame(message(encode_frame(0, td))).rows["a"].shape == (1, i)
 
 
-def test_rows_of_many_dimensions_or_vast_without_elements() -> None:
+def test_rows_of_many_dimensions_or_vast_without_elements():
     vast = torch.Size([MAX_ROWS])
     for td in (
         TensorDict({"a": torch.ones(2, *[1] * MAX_DIMS), "b": torch.ones(2).bfloat16()}, [2]),
@@ -275,7 +269,7 @@ def test_rows_of_many_dimensions_or_vast_without_elements() -> None:
 @pytest.mark.parametrize(
     ("kind", "meta"), [(-1, None), (1 << 16, None), (0, {"a": {1, 2}}), (0, {"a": "x" * (1 << 20)})]
 )
-def test_what_cannot_be_sent_is_refused(kind: int, meta: dict | None) -> None:
+def test_what_cannot_be_sent_is_refused(kind, meta):
     with pytest.raises(ArgumentError):
         encode_frame(kind, None, meta)
 
@@ -291,7 +285,7 @@ def test_what_cannot_be_sent_is_refused(kind: int, meta: dict | None) -> None:
         (TensorDict({"a": torch.zeros(2).view(torch.uint8).view(torch.bits8)}, [8]), "torch.bits8"),
     ],
 )
-def test_rows_that_cannot_be_sent_are_refused(td: TensorDict, words: str) -> None:
+def test_rows_that_cannot_be_sent_are_refused(td, words):
     with pytest.raises(ShapeError, match=words):
         encode_frame(0, td)
 
@@ -299,7 +293,7 @@ def test_rows_that_cannot_be_sent_are_refused(td: TensorDict, words: str) -> Non
 # Schemas.
 
 
-def test_a_schema_says_keys_dtypes_and_row_shapes_in_order() -> None:
+def test_a_schema_says_keys_dtypes_and_row_shapes_in_order():
     expected = (
         b'[[["log_reward"],"float32",[]],[["next","done"],"bool",[1]],[["state"],"int64",[3,2]]]'
     )
@@ -311,7 +305,7 @@ def test_a_schema_says_keys_dtypes_and_row_shapes_in_order() -> None:
     )
 
 
-def test_many_fields_are_refused_before_they_are_made() -> None:
+def test_many_fields_are_refused_before_they_are_made():
     listed = [[[f"{i:05d}"], "bool", []] for i in range(MAX_FIELDS)]
     assert len(parsed_fields(json.dumps(listed).encode())) == MAX_FIELDS
     listed.append([["99999"], "bool", []])
@@ -329,12 +323,12 @@ def test_many_fields_are_refused_before_they_are_made() -> None:
         "[" * 100_000, "[" * 500, json.dumps([[["a"] * 33, "int64", []]]),
     ],
 )  # fmt: skip
-def test_invalid_schemas_are_refused(text: str) -> None:
+def test_invalid_schemas_are_refused(text):
     with pytest.raises(WireSchemaError):
         parsed_fields(text.encode())
 
 
-def test_brackets_in_words_are_not_nested_and_cost_no_memory() -> None:
+def test_brackets_in_words_are_not_nested_and_cost_no_memory():
     for word in ("[" * 600, '"[' * 600, '\\"{' * 600, '\\\\"["' * 600, "x" * 1_000_000):
         meta = {"a": word, '"[': [[]] * 600}
         assert decode_frame(message(encode_frame(0, meta=meta))).meta == meta

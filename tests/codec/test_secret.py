@@ -1,10 +1,6 @@
 """What was not made with the secret is refused by name, before anything of it is believed."""
 
-from __future__ import annotations
-
 import pickle
-from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,45 +18,45 @@ SECRET, OTHER = Secret(bytes(range(32))), Secret(bytes(32))
 META = {"id": 1}
 
 
-def rows(value: float) -> TensorDict:
+def rows(value):
     """Rows with a tensor in the head of a frame and one in its body."""
     return TensorDict(
         {"small": torch.full((3,), value), "large": torch.full((3, 2000), value)}, [3]
     )
 
 
-def frame(secret: Secret | None, value: float = 1.0) -> bytes:
+def frame(secret, value=1.0):
     made = encode_frame(7, rows(value), META, secret)
     return b"".join(each.make() if isinstance(each, LazyBuffer) else each for each in made)
 
 
-def read_frame(content: bytes, secret: Secret | None) -> float:
+def read_frame(content, secret):
     return float(decode_frame(np.frombuffer(content, np.uint8).copy(), secret).rows["large"][0, 0])
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path):
     return tmp_path / "state.ckpt"
 
 
 @pytest.fixture(params=["frame", "file"])
-def form(request: pytest.FixtureRequest, path: Path) -> tuple[Callable, Callable]:
+def form(request, path):
     """What makes bytes of a number with a secret, and what reads them."""
     if request.param == "frame":
         return frame, read_frame
 
-    def make(secret: Secret | None, value: float = 1.0) -> bytes:
+    def make(secret, value=1.0):
         save_state(path, {"rows": torch.full((9000,), value)}, secret=secret)
         return path.read_bytes()
 
-    def read(content: bytes, secret: Secret | None) -> float:
+    def read(content, secret):
         path.write_bytes(content)
         return float(load_state(path, secret=secret)["rows"][0])
 
     return make, read
 
 
-def test_those_who_share_a_secret_read_what_each_other_wrote(form: tuple) -> None:
+def test_those_who_share_a_secret_read_what_each_other_wrote(form):
     make, read = form
     assert read(make(SECRET), Secret(bytes(range(32)))) == 1.0
     assert make(None) != make(SECRET) != make(OTHER)
@@ -75,14 +71,14 @@ def test_those_who_share_a_secret_read_what_each_other_wrote(form: tuple) -> Non
         (OTHER, SECRET, "was made with another secret, or changed since"),
     ],
 )
-def test_what_was_made_otherwise_is_refused(form: tuple, made, read_with, why: str) -> None:
+def test_what_was_made_otherwise_is_refused(form, made, read_with, why):
     make, read = form
     with pytest.raises(SecretError, match=why) as caught:
         read(make(made), read_with)
     assert "\n" not in str(caught.value)
 
 
-def test_any_flipped_bit_is_refused(form: tuple) -> None:
+def test_any_flipped_bit_is_refused(form):
     make, read = form
     content = make(SECRET)
     for at in [*range(64), *range(64, len(content), 997), len(content) - 1]:
@@ -93,7 +89,7 @@ def test_any_flipped_bit_is_refused(form: tuple) -> None:
             assert at < 8 or isinstance(caught.value, SecretError)
 
 
-def test_who_makes_sums_without_the_secret_is_refused(form: tuple) -> None:
+def test_who_makes_sums_without_the_secret_is_refused(form):
     make, read = form
     forged = bytearray(make(None, 2.0))
     forged[12:16] = forged[12:16].upper()  # it says that it was made with a secret
@@ -106,7 +102,7 @@ def test_who_makes_sums_without_the_secret_is_refused(form: tuple) -> None:
         assert shown not in str(caught.value)
 
 
-def test_no_part_goes_with_others_than_its_own(form: tuple) -> None:
+def test_no_part_goes_with_others_than_its_own(form):
     make, read = form
     one, other = make(SECRET, 1.0), make(SECRET, 2.0)
     for end in (10_000, len(one) - 8):
@@ -114,9 +110,7 @@ def test_no_part_goes_with_others_than_its_own(form: tuple) -> None:
             read(one[:end] + other[end:], SECRET)
 
 
-def test_no_block_goes_with_others_than_its_own(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_block_goes_with_others_than_its_own(path, monkeypatch):
     for module in (layout, primitives):
         monkeypatch.setattr(module, "BLOCK", 10_000)
     files = []
@@ -133,7 +127,7 @@ def test_no_block_goes_with_others_than_its_own(
             load_state(path, secret=SECRET)
 
 
-def test_a_file_changes_nothing_before_it_is_believed(path: Path) -> None:
+def test_a_file_changes_nothing_before_it_is_believed(path):
     rb, target = fifo_buffer(8), fifo_buffer(8)
     rb.extend(objects([1, 2, 3]))
     save_checkpoint(path, rb, secret=SECRET, step=3)
@@ -147,7 +141,7 @@ def test_a_file_changes_nothing_before_it_is_believed(path: Path) -> None:
     assert len(target) == 3
 
 
-def test_a_journal_is_of_one_secret(tmp_path: Path) -> None:
+def test_a_journal_is_of_one_secret(tmp_path):
     options = {"journal": tmp_path / "rb.journal", "sync": "always"}
     rb = journaled(fifo_buffer(8), secret=SECRET, **options)
     rb.extend(objects([1, 2, 3]))
@@ -158,7 +152,7 @@ def test_a_journal_is_of_one_secret(tmp_path: Path) -> None:
     assert len(journaled(fifo_buffer(8), secret=SECRET, **options)) == 3
 
 
-def test_a_secret_is_its_owners_alone_and_long_enough(tmp_path: Path) -> None:
+def test_a_secret_is_its_owners_alone_and_long_enough(tmp_path):
     path = tmp_path / "secret"
     with pytest.raises(ArgumentError, match=r"cannot be read from .*No such file"):
         Secret.read(path)
@@ -173,7 +167,7 @@ def test_a_secret_is_its_owners_alone_and_long_enough(tmp_path: Path) -> None:
         Secret.read(path)
 
 
-def test_a_secret_is_shown_and_pickled_nowhere() -> None:
+def test_a_secret_is_shown_and_pickled_nowhere():
     assert repr(SECRET) == "Secret(...)"
     with pytest.raises(ArgumentError, match="must not be pickled"):
         pickle.dumps(SECRET)

@@ -1,12 +1,8 @@
 """Nested values come back exactly, type by type, or are refused by name."""
 
-from __future__ import annotations
-
 import math
 import struct
 from collections import Counter, OrderedDict, namedtuple
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,12 +17,12 @@ from gfn_rb.codec.primitives import DTYPES
 from gfn_rb.errors import CheckpointError
 
 
-def round_trip(value: Any, folder: Path) -> Any:
+def round_trip(value, folder):
     save_state(folder / "state", {"value": value})
     return load_state(folder / "state")["value"]
 
 
-def assert_same(came: Any, expected: Any) -> None:
+def assert_same(came, expected):
     """Same type, same content, to the bit."""
     assert type(came) is type(expected)
     if isinstance(expected, (TensorDict, LazyStackedTensorDict)):
@@ -56,12 +52,12 @@ def assert_same(came: Any, expected: Any) -> None:
         assert came == expected
 
 
-def raw(tensor: Tensor) -> bytes:
+def raw(tensor):
     dense = torch.cat([tensor.resolve_conj().resolve_neg().reshape(-1)])
     return dense.view(torch.uint8).numpy().tobytes()
 
 
-VALUES: dict[str, Any] = {
+VALUES = {
     "none": None,
     "bools": [True, False],
     "integers": [0, -1, 2**63, -(2**200)],
@@ -81,7 +77,7 @@ VALUES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("value", VALUES.values(), ids=VALUES)
-def test_values_come_back_exactly(value: Any, tmp_path: Path) -> None:
+def test_values_come_back_exactly(value, tmp_path):
     assert_same(round_trip(value, tmp_path), value)
 
 
@@ -105,7 +101,7 @@ def test_values_come_back_exactly(value: Any, tmp_path: Path) -> None:
     }.items(),
     ids=lambda pair: pair[0],
 )
-def test_tensors_come_back_exactly(tensor: tuple[str, Tensor], tmp_path: Path) -> None:
+def test_tensors_come_back_exactly(tensor, tmp_path):
     came = round_trip(tensor[1], tmp_path)
     assert_same(came, tensor[1].detach().clone())
     assert not came.is_conj()
@@ -116,7 +112,7 @@ QUANTISED = {"qint8", "qint32", "quint8", "quint2x4", "quint4x2"}
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf")
 @pytest.mark.parametrize("name", sorted(set(DTYPES) - QUANTISED))
-def test_every_dtype_comes_back(name: str, tmp_path: Path) -> None:
+def test_every_dtype_comes_back(name, tmp_path):
     content = torch.randint(0, 2, (48,), dtype=torch.uint8)
     tensor = content.view(DTYPES[name])
     came = round_trip([tensor, tensor[:0]], tmp_path)
@@ -124,7 +120,7 @@ def test_every_dtype_comes_back(name: str, tmp_path: Path) -> None:
     assert torch.equal(came[0].view(torch.uint8), content)
 
 
-def test_parameters_and_mapped_tensors_become_plain_tensors(tmp_path: Path) -> None:
+def test_parameters_and_mapped_tensors_become_plain_tensors(tmp_path):
     plain = torch.arange(3.0)
     mapped = MemoryMappedTensor.from_tensor(plain)
     for came in round_trip([torch.nn.Parameter(plain), mapped, mapped[:3]], tmp_path):
@@ -132,7 +128,7 @@ def test_parameters_and_mapped_tensors_become_plain_tensors(tmp_path: Path) -> N
         assert not came.requires_grad
 
 
-def test_tensordicts_come_back_exactly(tmp_path: Path) -> None:
+def test_tensordicts_come_back_exactly(tmp_path):
     nested = TensorDict({"d": torch.zeros(2, 3, 1), "e": TensorDict({}, [2])}, [2, 3])
     outer = TensorDict({"b": torch.arange(2), "a": nested}, [2], device="cpu")
     named = TensorDict({"b": torch.arange(2)}, [2], names=["time"])
@@ -143,7 +139,7 @@ def test_tensordicts_come_back_exactly(tmp_path: Path) -> None:
         assert_same(round_trip(value, tmp_path), value)
 
 
-def test_what_is_loaded_is_a_copy_that_may_be_written_to(tmp_path: Path) -> None:
+def test_what_is_loaded_is_a_copy_that_may_be_written_to(tmp_path):
     path = tmp_path / "state"
     save_state(path, {"x": torch.zeros(3), "y": np.zeros(3)})
     state = load_state(path)
@@ -177,13 +173,13 @@ nested = st.recursive(
 
 
 @given(value=nested)
-def test_any_nesting_comes_back(tmp_path_factory: pytest.TempPathFactory, value: Any) -> None:
+def test_any_nesting_comes_back(tmp_path_factory, value):
     assert_same(round_trip(value, tmp_path_factory.getbasetemp()), value)
 
 
 @pytest.mark.parametrize("wrap", [list, tuple, dict, TensorDict], ids=lambda kind: kind.__name__)
-def test_what_is_nested_deeply_comes_back(wrap: Any, tmp_path: Path) -> None:
-    value: Any = wrap()
+def test_what_is_nested_deeply_comes_back(wrap, tmp_path):
+    value = wrap()
     for _ in range(40 if wrap is TensorDict else 99):  # TensorDicts recurse deeply themselves
         value = wrap({"a": value}) if wrap in (dict, TensorDict) else wrap([value])
     assert_same(round_trip(value, tmp_path), value)
@@ -193,7 +189,7 @@ def test_what_is_nested_deeply_comes_back(wrap: Any, tmp_path: Path) -> None:
 
 
 Point = namedtuple("Point", "x y")
-circle: list[Any] = []
+circle = []
 circle.append(circle)
 
 
@@ -219,9 +215,7 @@ circle.append(circle)
         ({"i": 10**5000}, r"state\['i'\]: got an integer of over 14000 bits"),
     ],
 )
-def test_what_cannot_be_saved_is_named_and_nothing_is_written(
-    value: dict[str, Any], message: str, tmp_path: Path
-) -> None:
+def test_what_cannot_be_saved_is_named_and_nothing_is_written(value, message, tmp_path):
     path = tmp_path / "state"
     save_state(path, {"old": 1})
     with pytest.raises(CheckpointError, match=message) as caught:
