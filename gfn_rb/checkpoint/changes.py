@@ -206,10 +206,7 @@ def _beside(rb: ReplayBuffer, parts: list[SlotState]) -> list[Tensor]:
 
 
 def redo(log: JournalLog, checkpoint: Path, rb: ReplayBuffer, parts: list[SlotState]) -> bool:
-    """Restore a buffer from checkpoint and journal, and return whether there are any.
-
-    Both files are verified before the buffer changes.
-    """
+    """Restore a buffer from checkpoint and journal, verified first; return if there are any."""
     content, has_checkpoint = log.content(), checkpoint.exists()
     if not len(content):
         if not has_checkpoint:

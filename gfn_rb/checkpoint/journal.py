@@ -99,8 +99,7 @@ class Journal:
         self._revision = mutation_revision(rb.storage)  # after the last change that was recorded
         self._n_recorded = 0  # changes recorded when the outermost block was entered
         self._is_paused = self._is_closed = False
-        other = journal_of(rb.storage)
-        if isinstance(other, Journal) and not other._is_closed:
+        if isinstance(other := journal_of(rb.storage), Journal) and not other._is_closed:
             raise ArgumentError(f"rb must have no other journal, got one that has {other.path}")
         self._refused: Any = None  # changes and counters that could not be written
         self._pending, self._known = Changes(), self._counters()
@@ -176,7 +175,6 @@ class Journal:
         self._log.close()
 
     def __del__(self) -> None:
-        """Write the remaining changes."""
         if hasattr(self, "_log"):
             self.close()
 
@@ -251,17 +249,13 @@ class Journal:
 
     def _record_writes_in_place(self) -> None:
         """Record all rows if some were changed past the writer."""
-        revision = mutation_revision(self._rb.storage)
-        if revision != self._revision:
+        if (revision := mutation_revision(self._rb.storage)) != self._revision:
             self.record(torch.arange(len(self._rb.storage)))
-        self._revision = revision
+            self._revision = revision
 
     @contextmanager
     def compacting(self, path: Path, secret: Secret | None) -> Iterator[dict[str, Any] | None]:
-        """Begin anew after a checkpoint that a block saves at a path with a secret.
-
-        The position of the journal is yielded, None if it cannot continue the checkpoint.
-        """
+        """Begin anew after a checkpoint that a block saves; yield the position to save, or None."""
         if self._is_paused or self._is_closed or secret != self._log.secret:
             yield None
             return
@@ -327,6 +321,5 @@ class Journal:
 
 
 def _close(journal: weakref.ref[Journal]) -> None:
-    alive = journal()
-    if alive is not None:
+    if alive := journal():
         alive.close()

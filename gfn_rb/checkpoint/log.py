@@ -130,12 +130,9 @@ class JournalLog:
         copy = JournalLog(target, self.secret)
         copy.begin(self.name, self.first if since < self.end.number else since + 1)
         if since < self.end.number:
+            start = copy.end.nbytes
             with copy.named_errors():
-                write_at(
-                    copy._stream.fileno(),
-                    copy.end.nbytes,
-                    content[copy.end.nbytes : self.end.nbytes].data,
-                )
+                write_at(copy._stream.fileno(), start, content[start : self.end.nbytes].data)
             copy.end = self.end
             copy.sync()
         copy.close()
@@ -227,10 +224,9 @@ class JournalLog:
         except WireError as error:
             self._refuse(f"at byte 0, {error}")
         meta: dict[str, Any] = header.meta
-        if header.kind == HEADER and meta.get("format") != FORMAT:
+        if header.kind == HEADER and (came := meta.get("format")) != FORMAT:
             raise CheckpointMismatchError(
-                f"the journal {self.path} is of format {meta.get('format')!r:.80}, "
-                f"expected {FORMAT}"
+                f"the journal {self.path} is of format {came!r:.80}, expected {FORMAT}"
             )
         is_sound = isinstance(meta.get("journal"), str) and is_count(meta.get("first"))
         if header.kind != HEADER or not is_sound:

@@ -111,10 +111,7 @@ class Layout:
         name: str,
         map_blocks: Callable[..., Any] = map,
     ) -> None:
-        """Raise WireCorruptError or SecretError unless the body is as its checksums say.
-
-        Without a secret, ``map_blocks`` sums the blocks: ``map``, or that of an executor.
-        """
+        """Raise unless the body is as its checksums say; ``map_blocks`` may be an executor's."""
         start, end = prefix.head_nbytes, prefix.head_nbytes + self.body_nbytes
         if running is not None:
             require_equal(sums_of([data[start:end]], running), data[end:], name)

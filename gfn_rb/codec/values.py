@@ -38,9 +38,7 @@ class Encoder:
         """Return the node of a value, which errors call by its path."""
         if type(value) in _PLAIN:
             if type(value) is int and value.bit_length() > _MAX_BITS:
-                raise CheckpointError(
-                    f"cannot save {path}: got an integer of over {_MAX_BITS} bits"
-                )
+                raise CheckpointError(f"cannot save {path}: an integer of over {_MAX_BITS} bits")
             return value
         if depth > _DEPTH:
             raise CheckpointError(f"cannot save {path[:80]}...: nested over {_DEPTH} deep")

@@ -99,47 +99,43 @@ def losses(n):
     return rows(n).set("loss", torch.rand(n))
 
 
+def stored(n):
+    return TensorStorage(rows(n).set("index", torch.arange(n)))
+
+
 KINDS = {
-    "PyTorch's generator": (lambda: buffer(generator=None), rows),
-    "no batch left over": (
-        lambda: buffer(sampler=SamplerWithoutReplacement(drop_last=True, shuffle=False)),
-        rows,
+    "PyTorch's generator": lambda: buffer(generator=None),
+    "no batch left over": lambda: buffer(
+        sampler=SamplerWithoutReplacement(drop_last=True, shuffle=False)
     ),
-    "generation stamps": (
-        lambda: buffer(writer=TensorDictRoundRobinWriter(track_generations=True)),
-        rows,
+    "generation stamps": lambda: buffer(writer=TensorDictRoundRobinWriter(track_generations=True)),
+    "rows used up": lambda: buffer(
+        sampler=ConsumingSampler(2), consume_after_n_samples=2, batch_size=1
     ),
-    "rows used up": (
-        lambda: buffer(sampler=ConsumingSampler(2), consume_after_n_samples=2, batch_size=1),
-        rows,
+    "slices": lambda: buffer(sampler=SliceSampler(num_slices=2, traj_key="episode"), batch_size=2),
+    "transforms": lambda: buffer(transform=Compose(Shift(), ExcludeTransform("next"))),
+    "a given storage": lambda: buffer(storage=stored(CAPACITY)),
+    "late construction": lambda: buffer(
+        storage=lambda: LazyTensorStorage(CAPACITY), writer=None, delayed_init=True
     ),
-    "slices": (
-        lambda: buffer(sampler=SliceSampler(num_slices=2, traj_key="episode"), batch_size=2),
-        episodes,
-    ),
-    "transforms": (lambda: buffer(transform=Compose(Shift(), ExcludeTransform("next"))), rows),
-    "a given storage": (
-        lambda: buffer(storage=TensorStorage(rows(CAPACITY).set("index", torch.arange(CAPACITY)))),
-        rows,
-    ),
-    "late construction": (
-        lambda: buffer(storage=lambda: LazyTensorStorage(CAPACITY), writer=None, delayed_init=True),
-        rows,
-    ),
-    "shared memory": (lambda: buffer(shared=True), rows),
-    "highest rewards": (lambda: reward_prioritized_buffer(CAPACITY, batch_size=4), rows),
-    "by priority": (lambda: buffer(sampler=PrioritySampler(beta=0.7), priority_key="loss"), losses),
-    "by a stored priority": (lambda: buffer(sampler=PrioritySampler("loss")), losses),
-    "far apart": (lambda: diverse_buffer(CAPACITY, batch_size=4, cutoff_distance=1.5, p=2.0), rows),
-    "terminating states": (lambda: terminating_state_buffer(CAPACITY, batch_size=4), paths),
+    "shared memory": lambda: buffer(shared=True),
+    "highest rewards": lambda: reward_prioritized_buffer(CAPACITY, batch_size=4),
+    "by priority": lambda: buffer(sampler=PrioritySampler(beta=0.7), priority_key="loss"),
+    "by a stored priority": lambda: buffer(sampler=PrioritySampler("loss")),
+    "far apart": lambda: diverse_buffer(CAPACITY, batch_size=4, cutoff_distance=1.5, p=2.0),
+    "terminating states": lambda: terminating_state_buffer(CAPACITY, batch_size=4),
 }
+ROWS = {
+    "slices": episodes, "by priority": losses, "by a stored priority": losses,
+    "terminating states": paths,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("n", [13, 45], ids=["half full", "overwritten"])
 @FRESH
 @pytest.mark.parametrize("kind", KINDS)
 def test_any_kind_continues(kind, fresh, n, tmp_path):
-    make, make_rows = KINDS[kind]
+    make, make_rows = KINDS[kind], ROWS.get(kind, rows)
     rb, target = make(), make()
     for _ in range(n // 15 + 1):
         rb.extend(make_rows(min(n, 15)))
