@@ -23,8 +23,6 @@ from gfn_rb.errors import ArgumentError
 from gfn_rb.training import RunResult, resume, train
 from gfn_rb.training.cli.tables import (
     RunWatch,
-    comparison_lines,
-    comparison_table,
     inspection,
     ranks_tables,
     result_table,
@@ -105,6 +103,7 @@ class Compare:
     def __call__(self) -> int:
         """Do it, and return the exit code."""
         # matplotlib takes a while to load
+        from gfn_rb.training.cli.comparison import comparison_lines, comparison_table
         from gfn_rb.training.report import comparison as report
 
         report.check_format(self.out)

@@ -7,7 +7,7 @@ import pytest
 from matplotlib.image import imread
 
 from gfn_rb.errors import ArgumentError, CheckpointCorruptError
-from gfn_rb.training.cli.tables import comparison_lines, comparison_table
+from gfn_rb.training.cli.comparison import comparison_lines, comparison_table
 from gfn_rb.training.report.comparison import compare_runs, draw_comparison, write_comparison
 
 
