@@ -138,9 +138,6 @@ def test_types_are_checked_function_by_function() -> None:
 
 def test_every_module_has_a_layer() -> None:
     assert unlisted(ROOT) == set()
-
-
-def test_the_walk_finds_the_package() -> None:
     assert {"gfn_rb", "gfn_rb.errors", "gfn_rb.numerics"} <= {module_name(path) for path in FILES}
 
 
@@ -148,14 +145,11 @@ def test_the_walk_finds_the_package() -> None:
     ("source", "module", "lines"),
     [
         ("from gfn_rb.buffers.presets import f", "gfn_rb.writers.reward", [1]),
-        ("import gfn_rb.samplers.softmax as s", "gfn_rb.writers.reward", [1]),
         ("import torch\nimport math, gfn_rb.training.cli", "gfn_rb.interop.objectrl", [2]),
         ("from gfn_rb import buffers", "gfn_rb.writers.reward", [1]),
-        ("from gfn_rb import SoftmaxRewardSampler", "gfn_rb.interop.torchgfn", [1]),
         ("import gfn_rb", "gfn_rb.training.cli", [1]),
         ("from ..samplers import base", "gfn_rb.writers.reward", [1]),
         ("from .. import samplers", "gfn_rb.writers.reward", [1]),
-        ("from .checkpoint import f", "gfn_rb.buffers", [1]),
         ("def f():\n    from gfn_rb.envs import GFNEnv", "gfn_rb.checkpoint.atomic", [2]),
         (
             "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import gfn_rb.training.cli",
@@ -164,10 +158,8 @@ def test_the_walk_finds_the_package() -> None:
         ),
         ("try:\n    import gfn_rb.remote\nexcept ImportError:\n    pass", "gfn_rb.envs.base", [2]),
         ("importlib.import_module('gfn_rb.training')", "gfn_rb.remote.manager", [1]),
-        ("__import__('gfn_rb.training')", "gfn_rb.remote.manager", [1]),
         ("from gfn_rb.numerics import A\nfrom gfn_rb.numerics import B", "gfn_rb.keys", [1, 2]),
         ("from jaxtyping import Float", "gfn_rb.numerics.top_k", [1]),
-        ("def f():\n    import gfn.containers", "gfn_rb.containers.convert", [2]),
         ("from mpi4py import MPI", "gfn_rb.remote.manager", [1]),
         ("from torchrl.data import Storage", "gfn_rb.numerics.top_k", [1]),
     ],
@@ -183,12 +175,9 @@ def test_the_check_fails_on_a_planted_import(source: str, module: str, lines: li
         ("from gfn_rb.writers.rows import check", "gfn_rb.writers.reward", False),
         ("from .rows import check", "gfn_rb.writers.reward", False),
         ("from .reward import W", "gfn_rb.writers", True),
-        ("from ..numerics import TopK", "gfn_rb.writers", True),
-        ("from gfn_rb import keys", "gfn_rb.errors", False),
         ("from gfn_rb import keys", "gfn_rb.numerics.top_k", False),
         ("from gfn_rb.training.cli import main", "gfn_rb", True),
         ("from gfn_rb.training.cli import main", "gfn_rb.__main__", False),
-        ("from jaxtyping import Float", "gfn_rb.shapes", False),
         ("from mpi4py import MPI", "gfn_rb.transports.mpi", False),
         ("import gfnx", "gfn_rb.writers.reward", False),
     ],

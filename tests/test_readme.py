@@ -8,12 +8,9 @@ parsed (tests/test_commands.py). What cannot run here says so in a title that re
 
 import contextlib
 import io
-import os
 import re
 import shlex
-import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,8 +18,6 @@ from pathlib import Path
 import pytest
 import torch
 
-import gfn_rb
-from gfn_rb.checkpoint import load_state
 from gfn_rb.training.cli import main
 from gfn_rb.training.session.folder import RunFolder
 from gfn_rb.training.session.reading import read_metrics
@@ -123,13 +118,6 @@ def test_example(page: str, example: Example) -> None:
     assert not found, "\n".join(found)
 
 
-def test_readme_has_an_example_with_its_output() -> None:
-    blocks = [
-        block for name, example in EXAMPLES for block in example.blocks if name == "README.md"
-    ]
-    assert any(block.output is not None for block in blocks)
-
-
 def test_the_links_of_readme_lead_somewhere() -> None:
     links = re.findall(r"\]\((?!https?:)([^)#]+)", PAGES[0].read_text())
     assert len(links) > 20
@@ -151,17 +139,6 @@ def section(title: str) -> dict[str, str]:
     return {match["info"]: match["body"] for match in FENCE.finditer(text)}
 
 
-def killed_at_its_first_checkpoint(words: list[str], checkpoint: Path) -> None:
-    """Run a command in a process of its own, and kill it once it has something to go on from."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(gfn_rb.__file__).parents[1])}
-    with subprocess.Popen([sys.executable, "-m", "gfn_rb", *words], env=environment) as process:
-        deadline = time.monotonic() + 120
-        while not checkpoint.exists() and process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.02)
-        process.kill()
-    assert process.returncode == -9, process.returncode
-
-
 @pytest.mark.slow
 def test_ones_own_from_an_empty_folder(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -173,22 +150,19 @@ def test_ones_own_from_an_empty_folder(
     lines = [shlex.split(line, comments=True) for line in code["bash"].splitlines()]
     (_, *explain), (_, *first), (_, *again), (_, *second), (_, *compare) = lines
     quick = ["--batch-size", "4", "--eval-every", "1", "--checkpoint-every", "1"]
-    folders = [RunFolder(Path(words[words.index("--out") + 1])) for words in (first, second)]
 
     with pytest.raises(SystemExit) as ended:
         main(explain)
     assert not ended.value.code
     assert "Points along each side." in capsys.readouterr().out
 
-    killed_at_its_first_checkpoint([*first, *quick, "--steps", "100000"], folders[0].checkpoint)
-    taken = load_state(folders[0].checkpoint)["steps_done"]
-    steps = str(taken + 2)
+    assert main([*first, *quick, "--steps", "2"]) == 0
     assert again[-2] == "--steps"
-    assert main([*again[:-1], steps]) == 0
-    assert main([*second, *quick, "--steps", steps]) == 0
-    for folder in folders:
-        rows = read_metrics(folder.metrics)
-        assert [int(row["step"]) for row in rows] == [*range(taken + 3)]
+    assert main([*again[:-1], "4"]) == 0
+    assert main([*second, *quick, "--steps", "4"]) == 0
+    for words in (first, second):
+        rows = read_metrics(RunFolder(Path(words[words.index("--out") + 1])).metrics)
+        assert [int(row["step"]) for row in rows] == [*range(5)]
     capsys.readouterr()
     assert main(compare) == 0
     table = capsys.readouterr().out
@@ -198,23 +172,40 @@ def test_ones_own_from_an_empty_folder(
 RIGHT = "Some words.\n\n```python\nx = 1 + 1\nprint(x)\n```\n\n```text\n2\n```\n"
 
 
-def test_right_output_passes() -> None:
-    assert check(RIGHT) == []
-
-
 @pytest.mark.parametrize("output", ["3\n", "", "2\n\n", " 2\n", "2\n2\n"])
 def test_wrong_output_is_found(output: str) -> None:
-    found = check(RIGHT.replace("text\n2\n", f"text\n{output}"))
-    assert found == [f"README.md:4 printed\n2\n\nwhere it says\n{output}"]
+    wrong = RIGHT.replace("text\n2\n", f"text\n{output}")
+    found = check(RIGHT + wrong + RIGHT)
+    assert found == [f"README.md:14 printed\n2\n\nwhere it says\n{output}"]
 
 
-def test_every_block_is_checked() -> None:
-    assert len(check(RIGHT + RIGHT.replace("text\n2", "text\n3") + RIGHT)) == 1
+@pytest.mark.parametrize(
+    "page",
+    [
+        RIGHT + "```python continued\nprint(x + 1)\n```\n```text\n3\n```\n",
+        RIGHT.replace("```\n\n```text\n2", "```\nFor instance:\n```text\n3"),
+        "```text\n1\n```\n" + RIGHT,
+        '```python title="not run here: it asks"\n1 / 0\n```\n```text\n2\n```\n',
+        "```bash\nfalse\n```\n```\nplain\n```\n```json\n{}\n```\n",
+    ],
+    ids=["continued", "other words between", "no block before", "not run", "other languages"],
+)
+def test_what_is_right_or_not_run_passes(page: str) -> None:
+    assert check(page) == []
 
 
-def test_text_after_other_words_is_not_output() -> None:
-    assert check(RIGHT.replace("```\n\n```text\n2", "```\nFor instance:\n```text\n3")) == []
-    assert check("```text\n1\n```\n" + RIGHT) == []
+@pytest.mark.parametrize(
+    ("page", "error"),
+    [
+        (RIGHT + "```python\nprint(x)\n```\n", NameError),
+        ("```python continued\nprint(1)\n```\n", AssertionError),
+        ("```python skip\nprint(1)\n```\n", AssertionError),
+    ],
+    ids=["fresh namespace", "nothing to continue", "unknown fence"],
+)
+def test_a_page_that_makes_no_sense_is_refused(page: str, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        check(page)
 
 
 def test_a_failing_block_names_its_line() -> None:
@@ -224,29 +215,6 @@ def test_a_failing_block_names_its_line() -> None:
     assert (str(last.path).endswith("README.md"), last.lineno + 1) == (True, 5)
 
 
-def test_each_block_has_a_fresh_namespace() -> None:
-    with pytest.raises(NameError):
-        check(RIGHT + "```python\nprint(x)\n```\n")
-
-
-def test_a_continued_block_keeps_the_namespace() -> None:
-    assert check(RIGHT + "```python continued\nprint(x + 1)\n```\n```text\n3\n```\n") == []
-
-
-@pytest.mark.parametrize("info", ["python continued", "python skip"])
-def test_a_fence_that_makes_no_sense_is_refused(info: str) -> None:
-    with pytest.raises(AssertionError):
-        check(f"```{info}\nprint(1)\n```\n")
-
-
-def test_a_block_that_says_so_is_not_run() -> None:
-    assert parse('```python title="not run here: it asks"\nprint(1)\n```\n```text\n2\n```\n') == []
-
-
 def test_a_file_stands_for_its_content() -> None:
     ((block,),) = (e.blocks for e in parse('```python\n--8<-- "examples/mlp.py"\n```\n'))
     assert block.code == (ROOT / "examples" / "mlp.py").read_text()
-
-
-def test_other_blocks_are_left_alone() -> None:
-    assert parse("```bash\nfalse\n```\n```\nplain\n```\n```json\n{}\n```\n") == []

@@ -1,21 +1,17 @@
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from gfn_rb.stopwatch import Stopwatch
 
 
-class Clock:
-    """A clock that is set by hand."""
-
-    def __init__(self, monkeypatch):
-        self.now = 0
-        monkeypatch.setattr(time, "perf_counter", lambda: self.now)
-
-
 @pytest.fixture
 def clock(monkeypatch):
-    return Clock(monkeypatch)
+    """A clock that is set by hand."""
+    clock = SimpleNamespace(now=0)
+    monkeypatch.setattr(time, "perf_counter", lambda: clock.now)
+    return clock
 
 
 def test_time_goes_to_the_innermost_phase(clock):
@@ -33,14 +29,9 @@ def test_time_goes_to_the_innermost_phase(clock):
 
 def test_an_error_ends_its_phase(clock):
     watch = Stopwatch(("a",))
-
-    def fail():
-        with watch("a"):
-            clock.now = 2
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        fail()
+    with pytest.raises(KeyError), watch("a"):  # noqa: PT012
+        clock.now = 2
+        raise KeyError
     clock.now = 5
     assert watch.read() == {"a": 2, "other": 3}
 

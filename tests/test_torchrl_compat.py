@@ -26,10 +26,6 @@ def test_private_names_are_used_where_they_belong() -> None:
     assert not uses, "\n".join(uses)
 
 
-def test_the_adapter_knows_the_names() -> None:
-    assert {"_storage", "_len", "_rbs", "_new_unsafe", "_pytree", "_slot_generations"} <= FOREIGN
-
-
 def test_each_function_of_the_adapter_names_what_it_wraps() -> None:
     functions = [
         function
@@ -45,15 +41,12 @@ def test_each_function_of_the_adapter_names_what_it_wraps() -> None:
     ("source", "found"),
     [
         ("storage._len = 3", ["_len"]),
-        ("class W:\n    def f(self):\n        return self._storage._len", ["_len"]),
         ("class W:\n    def __init__(self):\n        self._len = 0\n    def f(self, s):\n"
          "        return s._len", ["_len"]),
         ("from torch.utils._pytree import tree_map", ["_pytree"]),
         ("from torchrl.data import _Private", ["_Private"]),
         ("getattr(storage, '_storage', None)", ["_storage"]),
-        ("torch._assert_async(x)", ["_assert_async"]),
         ("rb.writer._cursor", ["_cursor"]),
-        ("TensorDict._new_unsafe({}, batch_size=[])", ["_new_unsafe"]),
     ],
 )  # fmt: skip
 def test_a_planted_use_is_found(source: str, found: list[str]) -> None:
@@ -65,14 +58,11 @@ def test_a_planted_use_is_found(source: str, found: list[str]) -> None:
     [
         "self._storage",
         "super()._sample(3)",
-        "getattr(self, '_storage', None)",
         "os._exit(1)",
         "row._replace(a=1)",
         "class A:\n    __slots__ = ('_name',)\n    def f(self, other):\n        other._name",
-        "class A:\n    _count: int\n    def f(self, other):\n        other._count",
         "class A:\n    def _go(self): ...\ndef f(a):\n    a._go()",
         "from __future__ import annotations",
-        "x.__dict__",
     ],
 )
 def test_what_is_ones_own_may_be_used(source: str) -> None:

@@ -1,9 +1,11 @@
-"""The checks of annotations that the test run installs, each seen to fail."""
+"""What the slow tier checks and fills, seen to work: annotations, and memory nobody wrote."""
 
 import jaxtyping
+import numpy as np
 import pytest
 import torch
 from beartype.roar import BeartypeCallHintViolation
+from factories import in_fresh_process
 
 from gfn_rb.envs.core import check_positive
 from gfn_rb.errors import ArgumentError
@@ -11,7 +13,7 @@ from gfn_rb.numerics import blocks
 from gfn_rb.numerics.distinct import FirstOccurrences
 from gfn_rb.numerics.top_k import TopK
 
-pytestmark = pytest.mark.slow  # of the run that checks types
+pytestmark = pytest.mark.slow
 
 
 def test_a_dimension_that_two_arguments_share_is_checked():
@@ -44,3 +46,21 @@ def test_what_is_returned_is_checked(monkeypatch):
 def test_checks_can_be_switched_off():
     with pytest.raises(ArgumentError, match="height"):  # the function's own check
         check_positive(height="3")
+
+
+LARGEST = 2**63 - 1
+
+
+def unwritten():
+    of_torch = torch.empty(5), torch.zeros(1).new_empty(5), torch.zeros(1).resize_(5)[1:]
+    return [
+        *(bool(each.isnan().all()) for each in of_torch),
+        bool((torch.empty(5, dtype=torch.int64) == LARGEST).all()),
+        bool(np.isnan(np.empty(5)).all()),
+        bool((np.empty(5, np.int64) == LARGEST).all()),
+    ]
+
+
+def test_memory_that_nobody_wrote_is_filled():
+    assert all(unwritten())
+    assert all(in_fresh_process(unwritten))
