@@ -3,6 +3,7 @@ import math
 import pytest
 import torch
 from buffers.merging import counts_of, member, merged, softmax
+from factories import rows
 from hypothesis import given
 from hypothesis import strategies as st
 from statistics_of_draws import chi_square_p
@@ -41,12 +42,30 @@ def test_mass_draws_from_the_softmax_of_the_union(log_rewards, temperature):
     assert chi_square_p(counts, softmax(log_rewards, temperature)) > 1e-3
 
 
+def test_mass_without_replacement_draws_different_rows_of_weight():
+    rb = merged([[0.0, 8.0], [], [4.0], [-INF, 2.0]])
+    for _ in range(5):
+        batch = rb.sample(4)
+        assert counts_of([[0, 0], [], [0], [0, 0]], batch).tolist() == [1, 1, 1, 0, 1]
+        assert "draw_log_prob" not in batch
+
+
 def test_mass_gives_the_log_probability_of_each_draw():
     rb = merged([[math.log(1), math.log(2)], [math.log(5)]], replacement=True)
     batch = rb.sample(60)
     p = torch.tensor([[1 / 8, 2 / 8], [5 / 8, 0.0]])[batch["buffer_id"], batch["index"]]
     torch.testing.assert_close(batch["draw_log_prob"], p.log())
     assert set(p.tolist()) == {1 / 8, 2 / 8, 5 / 8}
+
+
+def test_mass_follows_what_is_written():
+    rb = merged([[0.0, 0.0], [0.0]], replacement=True)
+    rb.sample(1)
+    rb[1].extend(rows([-INF]))  # over the only row
+    rb[0].set_at_("log_reward", torch.tensor([-INF]), torch.tensor([1]))
+    batch = rb.sample(50)
+    assert not batch["buffer_id"].any()
+    assert not batch["index"].any()
 
 
 def test_temperatures_are_annealed_together():

@@ -76,3 +76,13 @@ def test_unfit_storages_are_named():
     with pytest.raises(CheckpointMismatchError, match=message):
         late.restore(large.state())
     assert late.state()["priority"].tolist() == [1, 1]
+
+
+def test_a_state_is_a_copy_and_needs_no_storage():
+    held, storage = HeldPriorities(), stored(2)
+    held.write(storage, torch.arange(2), torch.tensor([0.25, 7.0]))
+    state, fresh = held.state(), HeldPriorities()
+    held.write(storage, torch.tensor([0]), torch.tensor([9.0]))
+    fresh.restore(state)
+    fresh.announce(storage, write(storage, [2]))
+    assert fresh.values(storage).tolist() == [0.25, 7, 7]

@@ -2,12 +2,11 @@
 
 import copy
 import math
-import pickle
 
 import numpy as np
 import pytest
 import torch
-from factories import assert_cuda_draws_do_not_wait, buffer_of, rows, seeded
+from factories import assert_cuda_draws_do_not_wait, buffer_of, rows
 from statistics_of_draws import chi_square_p
 from tensordict import TensorDict
 from torchrl.data import (
@@ -209,30 +208,6 @@ def test_rejected_rows_do_not_hide_other_changes(writer):
     rb.set_at_("log_reward", torch.tensor([2.0]), torch.tensor([1]))
     assert rb.extend(rows([-1.0])).tolist() == [-1]
     assert fits(rb, "softmax")
-
-
-@kinds
-def test_a_restored_buffer_goes_on_like_one_never_interrupted(kind, tmp_path):
-    # The first two have a history of writes; what is restored has not.
-    first, second = (buffer(kind, [0.0] * 900, seed=3) for _ in range(2))
-    generator = seeded(1)
-    for _ in range(30):
-        new = rows(torch.randint(5, (40,), generator=generator).float())
-        drawn = [(rb.extend(new), rb.sample(16)["index"])[1] for rb in (first, second)]
-        assert torch.equal(*drawn)
-    first.dumps(tmp_path / "rb")
-    third = buffer(kind, [], capacity=900, seed=99)
-    third.loads(tmp_path / "rb")
-    fourth = pickle.loads(pickle.dumps(first))
-    fourth.set_rng(torch.Generator())
-    fourth._rng.set_state(first._rng.get_state())
-    for _ in range(3):
-        new = rows(torch.randint(5, (40,), generator=generator).float())
-        for n in (16, 850):  # the second needs more than repeated draws
-            drawn = [rb.sample(n)["index"] for rb in (first, second, third, fourth)]
-            assert all(torch.equal(drawn[0], d) for d in drawn[1:])
-        for rb in (first, second, third, fourth):
-            rb.extend(new)
 
 
 @ranked_kinds
