@@ -7,8 +7,7 @@ from gfn_rb.envs.checks import check_env
 from gfn_rb.envs.continuous import Box, ContinuousEnv, Line
 from gfn_rb.envs.deceptive_grid import DeceptiveGrid
 from gfn_rb.envs.enumerable import EnumerableEnv, uniform_log_pf
-from gfn_rb.envs.grid import GridEnv
-from gfn_rb.envs.hypergrid import ConditionalHyperGrid, HyperGrid
+from gfn_rb.envs.grid import ConditionalHyperGrid, GridEnv, HyperGrid
 from gfn_rb.envs.qm9_strings import QM9Strings
 from gfn_rb.envs.rna_binding import RNABinding
 from gfn_rb.envs.sequence import ScoredSequenceEnv, SequenceEnv

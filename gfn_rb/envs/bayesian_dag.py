@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
+from gfn_rb.arguments import as_count
 from gfn_rb.envs.base import EnvOptions
 from gfn_rb.envs.core import from_digits, states_of_writes
 from gfn_rb.envs.enumerable import EnumerableEnv
@@ -254,9 +255,8 @@ def draw_data(
     n_nodes: int, n_samples: int, seed: int
 ) -> tuple[Int64[Tensor, "d d"], Float64[Tensor, "m d"]]:
     """Draw a network, and samples of it."""
-    for name, value, least in (("n_nodes", n_nodes, 2), ("n_samples", n_samples, 1)):
-        if value < least:
-            raise ArgumentError(f"{name} must be at least {least}, got {value}")
+    as_count("n_nodes", n_nodes, 2)
+    as_count("n_samples", n_samples)
     generator = torch.Generator().manual_seed(seed)
     probability = min(1.0, 2 / (n_nodes - 1))
     shape, double = (n_nodes, n_nodes), torch.float64

@@ -78,8 +78,8 @@ def expect_rows(
         )
 
 
-class RandomWalks(ABC):
-    """Uniform random walks through the environment under test, the same at each call."""
+class CoreConformance(ABC):
+    """Tests of every ``GFNEnv`` that need no pytest, on random walks, the same at each call."""
 
     n_walks = 64
     atol = 0.0  # allowed rounding of a move that is made and undone
@@ -126,10 +126,6 @@ class RandomWalks(ABC):
     def dummies(self, env: GFNEnv, n: int) -> Tensor:
         """Return ``n`` dummy actions."""
         return torch.full((n, *env.action_shape), env.dummy_action, dtype=env.action_dtype)
-
-
-class CoreConformance(RandomWalks):
-    """Tests of every ``GFNEnv``: the part of the suite that needs no pytest."""
 
     def test_attributes_agree(self) -> None:
         """The source, sink, actions and masks have the sizes and dtypes of the attributes."""

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
+from gfn_rb.arguments import as_count
 from gfn_rb.envs.base import EnvOptions
 from gfn_rb.envs.core import from_digits
 from gfn_rb.envs.grid import GridEnv
-from gfn_rb.errors import ArgumentError
 from gfn_rb.shapes import Bool, Floats, Integers, StateBatch
 
 REWARDS = (0.1 + 1e-5, 1e-5, 2 + 1e-5)  # in the middle, around the goals, at a goal
@@ -43,8 +43,7 @@ class DeceptiveGrid(GridEnv):
     """
 
     def __init__(self, ndim: int, height: int, **options: Unpack[EnvOptions]) -> None:
-        if height < 6:  # below, no point lies where the goals are
-            raise ArgumentError(f"height must be at least 6, got {height}")
+        as_count("height", height, 6)  # below, no point lies where the goals are
         super().__init__(ndim, height, max_length=ndim * (height - 2) + 2, **options)
         x = (torch.arange(height, dtype=torch.float64) / (height - 1) * 2 - 1).abs()
         outer, inner = x > 0.2, (x > 0.6) & (x < 0.8)

@@ -1,7 +1,8 @@
-"""Grids that are walked upwards from the origin."""
+"""Grids that are walked upwards from the origin, and HyperGrid with its rewarded corners."""
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import numpy as np
@@ -12,10 +13,10 @@ from typing_extensions import Unpack
 
 from gfn_rb.arguments import as_count
 from gfn_rb.envs.base import EnvOptions
-from gfn_rb.envs.core import from_digits, with_host_form
+from gfn_rb.envs.core import check_positive, from_digits, with_host_form
 from gfn_rb.envs.enumerable import EnumerableEnv
 from gfn_rb.errors import ArgumentError
-from gfn_rb.shapes import Flags, Float, Int64, Integers, StateBatch
+from gfn_rb.shapes import Bool, ConditionBatch, Flags, Float, Floats, Int64, Integers, StateBatch
 
 
 class GridEnv(EnumerableEnv):
@@ -119,3 +120,165 @@ def _added(
     state = state.copy()
     state[np.arange(len(state)), move] += change
     return state
+
+
+class HyperGrid(GridEnv):
+    """A grid {0, ..., height-1}^ndim, walked upwards from the origin (Bengio et al. 2021).
+
+    Move d adds one to coordinate d; the exit action is legal everywhere, so every state is
+    terminating. With x_d = i_d / (height-1),
+
+        R(x) = r0 + r1 prod_d 1[0.25 < |x_d - 0.5| <= 0.5] + r2 prod_d 1[0.3 < |x_d - 0.5| < 0.4]
+
+    decided in integers, so that no state on a border is misjudged by rounding.
+
+    Modes are the 2^ndim regions of highest reward, one per corner (at height 8, one state each).
+    At heights 2 to 6 and 11 no grid point lies in the 0.3-0.4 band; the highest reward is then
+    r0 + r1 and the regions are the 0.25-0.5 bands around the corners.
+
+    Args:
+        ndim: number of coordinates, at least 1.
+        height: grid points per coordinate, at least 2.
+        r0: reward everywhere, positive.
+        r1: reward added in the outer bands, positive.
+        r2: reward added in the inner bands, positive.
+        **options: ``batch_size`` of the TorchRL interface, by default any; ``device``, "cpu".
+
+    Raises:
+        ArgumentError: an argument is out of range; the message names it.
+    """
+
+    def __init__(
+        self,
+        ndim: int,
+        height: int,
+        r0: float = 0.1,
+        r1: float = 0.5,
+        r2: float = 2.0,
+        **options: Unpack[EnvOptions],
+    ) -> None:
+        check_positive(r0=r0, r1=r1, r2=r2)
+        super().__init__(ndim, height, max_length=ndim * (height - 1) + 1, **options)
+        self.r0, self.r1, self.r2 = r0, r1, r2
+        self.n_modes = 2**ndim
+        # Of each coordinate: 2 in the inner band, 1 in the rest of the outer one, 0 elsewhere.
+        offset = (2 * torch.arange(height) - (height - 1)).abs()  # 2 (height-1) |x - 0.5|
+        in_inner = (3 * (height - 1) < 5 * offset) & (5 * offset < 4 * (height - 1))
+        # Of each action the coordinate that decides, and the lowest value where it is illegal. All
+        # bits of the sink's -1 are set, so that those of ``_bits`` make it ``height`` or more.
+        self._register(
+            _band=(2 * offset > height - 1).long() + in_inner,
+            _log_levels=torch.tensor([r0, r0 + r1, r0 + r1 + r2]).log(),
+            _column=torch.arange(ndim + 1) % ndim,
+            _limit=torch.tensor([height - 1] * ndim + [height]),
+        )
+        self._bits = 2 ** height.bit_length() - 1
+
+    @property
+    def n_states(self) -> int:
+        """Number of grid points."""
+        return self.height**self.n_dims
+
+    @with_host_form(lambda self: partial(_legal, self.height))
+    def forward_mask(self, state: StateBatch) -> Bool[Tensor, "n actions"]:
+        """Allow a move where it stays on the grid, and the exit action everywhere."""
+        return state.index_select(1, self._column).bitwise_and(self._bits) < self._limit
+
+    @with_host_form(lambda self: lambda state: state > 0)
+    def backward_mask(self, state: StateBatch) -> Bool[Tensor, "n moves"]:
+        """Return which coordinates are above zero."""
+        return state > 0
+
+    def log_reward(self, state: StateBatch, condition: Tensor | None = None) -> Floats:
+        """Return log R(x), in nats (the class's equation)."""
+        self.check_terminating(state)
+        return self._log_levels[self._band[state].amin(1)]
+
+    def mode_index(self, state: StateBatch) -> Integers:
+        """Return each state's corner (bit d, most significant first, set where x_d > 0.5) or -1."""
+        self.check_terminating(state)
+        corner = from_digits((2 * state > self.height - 1).long(), 2)
+        return corner.where(self._band[state].amin(1) == self._band.max(), -1)
+
+
+def _legal(height: int, state: Int64[np.ndarray, "n dims"]) -> Bool[np.ndarray, "n actions"]:
+    on_grid = state[:, :1] >= 0
+    return np.concatenate([(state < height - 1) & on_grid, on_grid], 1)
+
+
+class ConditionalHyperGrid(HyperGrid):
+    """A HyperGrid whose reward is raised to a power that the policy is told.
+
+        log R(x | beta) = beta log R(x)
+
+    with HyperGrid's R. The condition of a row is its inverse temperature beta, [1]; a GFlowNet
+    trained under all of them samples at any (Kim et al. 2024, arXiv:2310.02823).
+    Beta is drawn log-uniformly from [min_beta, max_beta], and a network sees log beta, scaled to
+    [-1, 1]. The log partition function depends on beta.
+
+    Args:
+        ndim: number of coordinates, at least 1.
+        height: grid points per coordinate, at least 2.
+        r0: reward everywhere, positive.
+        r1: reward added in the outer bands, positive.
+        r2: reward added in the inner bands, positive.
+        min_beta: lowest inverse temperature, positive.
+        max_beta: highest inverse temperature, above ``min_beta``.
+        **options: ``batch_size`` of the TorchRL interface, by default any; ``device``, "cpu".
+
+    Raises:
+        ArgumentError: an argument is out of range; the message names it.
+    """
+
+    condition_shape = torch.Size([1])
+
+    def __init__(
+        self,
+        ndim: int,
+        height: int,
+        r0: float = 0.1,
+        r1: float = 0.5,
+        r2: float = 2.0,
+        min_beta: float = 0.5,
+        max_beta: float = 2.0,
+        **options: Unpack[EnvOptions],
+    ) -> None:
+        if not 0 < min_beta < max_beta < math.inf:
+            raise ArgumentError(
+                "min_beta and max_beta must be positive, finite and in ascending order, got "
+                f"{min_beta} and {max_beta}"
+            )
+        super().__init__(ndim, height, r0, r1, r2, **options)
+        self.min_beta, self.max_beta = min_beta, max_beta
+
+    def log_reward(self, state: StateBatch, condition: Tensor | None = None) -> Floats:
+        """Return log R(x | beta), in nats, the condition being beta of each row."""
+        log_reward = super().log_reward(state)
+        condition = self.checked_condition(condition, len(state))
+        return condition[:, 0].float() * log_reward
+
+    def score(self, state: StateBatch, log_reward: Floats | None = None) -> Floats:
+        """Return R(x), the reward at beta = 1."""
+        return super().log_reward(state).exp()
+
+    def sample_condition(self, n: int, generator: torch.Generator | None = None) -> ConditionBatch:
+        """Draw ``n`` inverse temperatures from the log-uniform law."""
+        device = self.source_state.device
+        return self._at(torch.rand(n, 1, device=device, generator=generator))
+
+    def fixed_conditions(self, n: int) -> Float[Tensor, "n 1"]:
+        """Return ``n`` inverse temperatures, evenly spaced in log beta between both ends.
+
+        A single one is the geometric mean of the ends.
+        """
+        share = torch.arange(n, device=self.source_state.device)[:, None] / max(n - 1, 1)
+        return self._at(share if n > 1 else share + 0.5)
+
+    def encode_condition(self, condition: Float[Tensor, "n 1"]) -> Float[Tensor, "n 1"]:
+        """Return log beta, scaled so that ``min_beta`` is -1 and ``max_beta`` is 1."""
+        share = (condition.float() / self.min_beta).log() / math.log(self.max_beta / self.min_beta)
+        return 2 * share - 1
+
+    def _at(self, share: Float[Tensor, "n 1"]) -> Float[Tensor, "n 1"]:
+        """Return beta at a share of the way from ``min_beta`` to ``max_beta``, in log beta."""
+        return self.min_beta * (share * math.log(self.max_beta / self.min_beta)).exp()

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.functional import embedding
 from typing_extensions import Unpack
 
+from gfn_rb.arguments import as_count
 from gfn_rb.envs.base import EnvOptions, GFNEnv
 from gfn_rb.envs.core import from_digits, on_host, with_host_form
 from gfn_rb.envs.enumerable import EnumerableEnv
@@ -59,9 +60,8 @@ class SequenceEnv(GFNEnv):
     ) -> None:
         if form not in ORDERS:
             raise ArgumentError(f"form must be one of {sorted(ORDERS)}, got {form!r}")
-        for name, value in {"n_letters": n_letters, "length": length}.items():
-            if value < 1:
-                raise ArgumentError(f"{name} must be at least 1, got {value}")
+        as_count("n_letters", n_letters)
+        as_count("length", length)
         order = ORDERS[form](n_letters, length, options.get("device"))
         letter_code = torch.eye(n_letters) if letter_code is None else letter_code
         super().__init__(

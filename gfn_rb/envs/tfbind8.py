@@ -20,9 +20,7 @@ LETTERS = "ACGT"
 LENGTH = 8
 PATH = Path(__file__).parent / "data" / "tfbind8_six6_ref_r1.npz"
 N_TOP = 327  # int(0.005 * 4^8)
-N_APART = (
-    328  # modes that differ in two letters, down to the score of 0.88920 of the published list
-)
+N_APART = 328  # modes that differ in two letters, down to 0.88920, as the published list
 N_BEST = 1200  # strings to search for them; the last of them is in place 1,121
 
 

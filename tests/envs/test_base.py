@@ -65,20 +65,6 @@ def test_specs_with_a_batch_size(batch: tuple[int, ...]) -> None:
         assert env.reset().batch_size == torch.Size(batch)
 
 
-def test_rollout_until_all_are_done_with_a_batch_size() -> None:
-    env = HyperGrid(2, 4, batch_size=(32,))
-    torch.manual_seed(0)
-    td = env.rollout(env.max_length, break_when_all_done=True)
-    done = td["next", "done"].squeeze(-1)
-    assert done[:, -1].all()
-    first = done.int().argmax(1)
-    assert len(first.unique()) > 1
-    after_end = torch.arange(td.shape[1]) > first[:, None]
-    repeated = td[torch.arange(32), first][:, None].expand(td.shape)  # TorchRL repeats the end
-    for key in ("state", "action", ("next", "log_reward")):
-        assert td[key][after_end].equal(repeated[key][after_end])
-
-
 def test_rows_that_torchrl_does_not_step_stay_where_they_are() -> None:
     env = HyperGrid(2, 4, batch_size=(3,))
     td = env.reset()

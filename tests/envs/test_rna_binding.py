@@ -57,7 +57,8 @@ def test_no_sequence_is_folded_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     env.log_reward(first.flip(0))
     env.modes_reached(env.from_strings(["AAAA", "GCCU"]))
     assert len(folded) == 6
-    assert env.n_scored == 3
+    assert env.state_dict() == {}
+    assert pickle.loads(pickle.dumps(env)).n_scored == env.n_scored == 3
 
 
 def test_modes_are_distinct_strong_binders() -> None:
@@ -87,16 +88,6 @@ def test_rewards_known_from_elsewhere_need_no_scoring() -> None:
         assert len(known) == int((score >= threshold - 1e-6).sum())
         assert elsewhere.n_scored == 0
     torch.testing.assert_close(env.score(state, log_reward), score.clamp(min=env.min_reward))
-
-
-def test_scores_are_no_state_of_the_environment_and_survive_pickling() -> None:
-    env = RNABinding(SHORT, 4)
-    state = env.from_strings(["GCAU"])
-    score = env.score(state)
-    assert env.state_dict() == {}
-    copy = pickle.loads(pickle.dumps(env))
-    assert copy.score(state).equal(score)
-    assert copy.n_scored == 1
 
 
 def test_known_sums_lead_from_each_beta_to_the_next() -> None:

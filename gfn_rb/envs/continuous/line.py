@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.distributions import Distribution, Independent, Normal
 from typing_extensions import Unpack
 
+from gfn_rb.arguments import as_count
 from gfn_rb.envs.base import EnvOptions
 from gfn_rb.envs.continuous.base import ContinuousEnv
 from gfn_rb.errors import ArgumentError
@@ -60,8 +61,7 @@ class Line(ContinuousEnv):
             raise ArgumentError(f"scales must be positive and finite, got {list(scales)}")
         if not all(map(math.isfinite, (*means, start))):
             raise ArgumentError(f"means and start must be finite, got {list(means)} and {start}")
-        if n_steps < 1:
-            raise ArgumentError(f"n_steps must be at least 1, got {n_steps}")
+        as_count("n_steps", n_steps)
         self.start, self.n_steps, self.n_modes = start, n_steps, len(means)
         moments = [(m - start) ** 2 + s**2 for m, s in zip(means, scales, strict=True)]
         self.spread = math.sqrt(sum(moments) / len(moments))
