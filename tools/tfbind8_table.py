@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gfn_rb.envs.tfbind8 import LENGTH, LETTERS, PATH
+from gfn_rb.envs.scored_sequences import BASES, N_BASES, TFBIND8_PATH
 from gfn_rb.errors import ArgumentError
 
 
@@ -24,14 +24,14 @@ def read_scores(source: str | Path) -> Tensor:
             for sequence in row[:2]:
                 if scores.setdefault(sequence, score) != score:
                     raise ArgumentError(f"source must give {sequence} one score, got two")
-    sequences = ["".join(letters) for letters in product(LETTERS, repeat=LENGTH)]
+    sequences = ["".join(letters) for letters in product(BASES, repeat=N_BASES)]
     missing = [sequence for sequence in sequences if sequence not in scores]
     if missing:
         raise ArgumentError(f"source must give every 8-mer a score, got none for {missing[0]}")
     return torch.tensor([scores[sequence] for sequence in sequences])
 
 
-def write_table(source: str | Path, target: str | Path = PATH) -> None:
+def write_table(source: str | Path, target: str | Path = TFBIND8_PATH) -> None:
     """Write ``read_scores(source)`` to ``target``, as int32 in a compressed .npz."""
     np.savez_compressed(target, e_score=read_scores(source).numpy().astype(np.int32))
 

@@ -5,13 +5,11 @@ from gfn_rb.envs.bayesian_dag import BayesianDAG
 from gfn_rb.envs.bit_sequence import BitSequence
 from gfn_rb.envs.checks import check_env
 from gfn_rb.envs.continuous import Box, ContinuousEnv, Line
-from gfn_rb.envs.deceptive_grid import DeceptiveGrid
 from gfn_rb.envs.enumerable import EnumerableEnv, uniform_log_pf
-from gfn_rb.envs.grid import ConditionalHyperGrid, GridEnv, HyperGrid
-from gfn_rb.envs.qm9_strings import QM9Strings
+from gfn_rb.envs.grid import ConditionalHyperGrid, DeceptiveGrid, GridEnv, HyperGrid
 from gfn_rb.envs.rna_binding import RNABinding
-from gfn_rb.envs.sequence import ScoredSequenceEnv, SequenceEnv
-from gfn_rb.envs.tfbind8 import TFBind8
+from gfn_rb.envs.scored_sequences import QM9Strings, ScoredSequenceEnv, TFBind8
+from gfn_rb.envs.sequence import SequenceEnv
 
 __all__ = [
     "BayesianDAG",

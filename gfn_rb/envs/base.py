@@ -37,12 +37,7 @@ E = TypeVar("E", bound="GFNEnv")
 
 
 class EnvOptions(TypedDict, total=False):
-    """Keywords that every environment takes.
-
-    Attributes:
-        batch_size: batch size of the TorchRL interface; () takes any.
-        device: where the environment's tensors live.
-    """
+    """Keywords that every environment takes."""
 
     batch_size: Sequence[int]
     device: torch.device | str | None

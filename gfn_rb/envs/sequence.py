@@ -16,10 +16,9 @@ from typing_extensions import Unpack
 from gfn_rb.arguments import as_count
 from gfn_rb.envs.base import EnvOptions, GFNEnv
 from gfn_rb.envs.core import from_digits, on_host, with_host_form
-from gfn_rb.envs.enumerable import EnumerableEnv
 from gfn_rb.envs.orders import EMPTY, ORDERS, SINK
 from gfn_rb.errors import ArgumentError, ShapeError
-from gfn_rb.shapes import Bool, Flags, Float, Float64, Floats, Int64, Integers, StateBatch
+from gfn_rb.shapes import Bool, Flags, Float, Int64, Integers, StateBatch
 
 S = TypeVar("S", bound="SequenceEnv")
 
@@ -177,35 +176,3 @@ def _coded(
     code: Float[np.ndarray, "letters width"], state: Int64[np.ndarray, "n length"]
 ) -> Float[np.ndarray, "n encoded"]:
     return code.take(state - SINK, 0).reshape(len(state), -1)
-
-
-class ScoredSequenceEnv(SequenceEnv, EnumerableEnv):
-    """Write a sequence whose reward is read from a table. A constructor registers the table."""
-
-    def _register_scores(
-        self,
-        score: Float64[Tensor, "n"],
-        log_reward: Float64[Tensor, "n"],
-        modes: Int64[Tensor, "m"],
-    ) -> None:
-        """Take the score and log R of every sequence, in order of its letters, and the modes."""
-        self.n_modes = len(modes)
-        mode = torch.full(score.shape, -1).scatter(0, modes, torch.arange(len(modes)))
-        self._register(_score=score.float(), _log_reward=log_reward.float(), _mode=mode)
-
-    def log_reward(self, state: StateBatch, condition: Tensor | None = None) -> Floats:
-        """Return log R(x), in nats (the class's equation)."""
-        return self._log_reward[self.terminating_index(state)]
-
-    def score(self, state: StateBatch, log_reward: Floats | None = None) -> Floats:
-        """Return the score of each finished sequence, without floor or exponent."""
-        return self._score[self.terminating_index(state)]
-
-    def mode_index(self, state: StateBatch) -> Integers:
-        """Return the rank (0 is the best) of each sequence that is a mode, -1 for the others."""
-        return self._mode[self.terminating_index(state)]
-
-    def terminating_index(self, state: StateBatch) -> Integers:
-        """Read each finished sequence as a number in base ``n_letters``."""
-        self.check_terminating(state)
-        return from_digits(state, self.n_letters)

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from gfn_rb.envs import QM9Strings
-from gfn_rb.envs.qm9_strings import load_scores
+from gfn_rb.envs.scored_sequences import QM9_PATH, load_table
 
 
 def test_rewards_by_the_table() -> None:
-    env, score = QM9Strings(), load_scores()
+    env, score = QM9Strings(), load_table(QM9_PATH)
     state = env.from_strings(["00000", "00011", "a9876"])
     place = [int(text, 11) for text in ("00000", "00011", "a9876")]
     ratio = score[place].clamp(min=1e-3) / score.max()
@@ -33,6 +33,6 @@ def test_published_modes() -> None:
     state = env.terminating_states()
     is_mode = env.mode_index(state) >= 0
     assert env.n_modes == 805 == int(is_mode.sum())
-    assert float(load_scores()[is_mode].min()) == pytest.approx(9.130295, abs=1e-6)
+    assert float(load_table(QM9_PATH)[is_mode].min()) == pytest.approx(9.130295, abs=1e-6)
     published = env.from_strings(["00011", "00110", "00111"])  # the first of the list
     assert (env.mode_index(published) >= 0).all()

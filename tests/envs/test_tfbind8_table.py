@@ -4,9 +4,8 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-import torch
 
-from gfn_rb.envs.tfbind8 import PATH, load_scores
+from gfn_rb.envs.scored_sequences import TFBIND8_PATH, load_table
 from gfn_rb.errors import ArgumentError
 from tools.tfbind8_table import read_scores, write_table
 
@@ -27,12 +26,12 @@ def pairs() -> dict[tuple[str, str], str]:
 
 def test_shipped_table_holds_known_values() -> None:
     # the original's first rows: AAAAAAAA 0.03000, AAAAAAAC -0.12351, AAAAAAAG -0.04566
-    scores = load_scores()
+    scores = load_table(TFBIND8_PATH)
     assert scores[:3].tolist() == [3000, -12351, -4566]
     assert scores[-1] == 3000  # TTTTTTTT, the other strand of AAAAAAAA
     assert scores[int("23333333", 4)] == -12351  # GTTTTTTT, the other strand of AAAAAAAC
     assert (int(scores.min()), int(scores.max())) == (-47907, 49105)
-    assert PATH.stat().st_size < 300_000
+    assert TFBIND8_PATH.stat().st_size < 300_000
 
 
 def test_reading_and_writing_a_table(tmp_path: Path) -> None:
@@ -42,8 +41,7 @@ def test_reading_and_writing_a_table(tmp_path: Path) -> None:
     assert scores[:2].tolist() == [-10000, -9999]
     assert scores[-1] == -10000  # TTTTTTTT
     write_table(source, target)
-    assert load_scores(target).equal(scores)
-    assert load_scores(target).dtype == torch.int64
+    assert load_table(target).equal(scores.double())
 
 
 def test_missing_and_double_scores_are_refused(tmp_path: Path) -> None:

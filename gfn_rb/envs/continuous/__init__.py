@@ -1,7 +1,6 @@
 """Environments whose states and actions are real numbers."""
 
 from gfn_rb.envs.continuous.base import ContinuousEnv
-from gfn_rb.envs.continuous.box import Box
-from gfn_rb.envs.continuous.line import Line
+from gfn_rb.envs.continuous.tasks import Box, Line
 
 __all__ = ["Box", "ContinuousEnv", "Line"]

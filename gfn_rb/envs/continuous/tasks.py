@@ -1,4 +1,4 @@
-"""A walk on the line that ends where a mixture of normal distributions is dense."""
+"""The two tasks of Lahlou et al. 2023: a walk over the unit square, and one on the line."""
 
 from __future__ import annotations
 
@@ -13,9 +13,139 @@ from typing_extensions import Unpack
 from gfn_rb.arguments import as_count
 from gfn_rb.envs.base import EnvOptions
 from gfn_rb.envs.continuous.base import ContinuousEnv
+from gfn_rb.envs.core import check_positive
 from gfn_rb.errors import ArgumentError
-from gfn_rb.numerics.mixtures import normal_mixture
+from gfn_rb.numerics.mixtures import normal_mixture, uniform
 from gfn_rb.shapes import Bool, Flags, Float, Floats, Modes, StateBatch
+
+_FREQUENCIES = (1.0, 2.0, 4.0, 8.0)  # half waves over the square
+
+
+class Box(ContinuousEnv):
+    r"""The box task of Lahlou et al. 2023: steps in the unit square (arXiv:2301.12594, 4.1).
+
+    The first move leads from the corner (0, 0) to any point of the quarter disk of radius delta.
+    Each further move has exactly the length delta, up and to the right, within the square. Every
+    state but the source may end the trajectory, with the reward
+
+    .. math:: R(x) = r_0 + r_1 \prod_d [0.25 < |x_d - 0.5|]
+                         + r_2 \prod_d [0.3 < |x_d - 0.5| < 0.4],
+
+    so that Z is r_0 + r_1 / 4 + r_2 / 25.
+
+    The parameters of a move of length r are its angle with the first axis and r^2 / 2. The measure
+    of both together is the area, in which rewards are densities. After the first move r is known,
+    and densities are densities of angles.
+
+    Args:
+        delta: length of a step, above 0 and at most 1.
+        r0: reward everywhere, above 0.
+        r1: reward added in the outer bands, above 0.
+        r2: reward added in the inner bands, above 0.
+        **options: ``batch_size`` of the TorchRL interface, by default any; ``device``, "cpu".
+
+    Raises:
+        ArgumentError: an argument is out of range; the message names it.
+    """
+
+    n_modes = 4
+
+    def __init__(
+        self,
+        delta: float = 0.25,
+        r0: float = 0.1,
+        r1: float = 0.5,
+        r2: float = 2.0,
+        **options: Unpack[EnvOptions],
+    ) -> None:
+        check_positive(delta=delta, r0=r0, r1=r1, r2=r2)
+        if delta > 1:
+            raise ArgumentError(f"delta must be at most 1, got {delta}")
+        self.delta, self.r0, self.r1, self.r2 = delta, r0, r1, r2
+        super().__init__(
+            torch.zeros(2),
+            torch.full((2,), -1.0),
+            n_parameters=2,
+            # A step of delta adds as much to the sum of both coordinates, or more.
+            max_length=math.floor(2 / delta) + 2,
+            encoded_size=3 + 4 * len(_FREQUENCIES),
+            **options,
+        )
+
+    @property
+    def true_log_z(self) -> float:
+        """The log of the mean reward, because the square has area 1."""
+        return math.log(self.r0 + self.r1 / 4 + self.r2 / 25)
+
+    def forward_mask(self, state: StateBatch) -> Bool[Tensor, "n 2"]:
+        """Allow a move where a step stays within the square, the exit everywhere but the source."""
+        inside = ~self.is_sink(state)
+        has_room = (1 - state).norm(dim=1) > self.delta
+        moves = (has_room & inside) | self.is_source(state)
+        return torch.stack([moves, inside & ~self.is_source(state)], 1)
+
+    def backward_mask(self, state: StateBatch) -> Bool[Tensor, "n 1"]:
+        """Return where a move led: everywhere but to the source."""
+        return ~(self.is_source(state) | self.is_sink(state))[:, None]
+
+    def from_source(self, state: StateBatch) -> tuple[Flags, Float[Tensor, "n 2"]]:
+        """Return which states are in the quarter disk."""
+        angle, half_square = torch.atan2(state[:, 1], state[:, 0]), state.square().sum(1) / 2
+        is_first = (half_square <= self.delta**2 / 2) & self.backward_mask(state)[:, 0]
+        return is_first, torch.stack([angle, half_square], 1)
+
+    def bounds(
+        self, state: StateBatch, is_backward: bool = False
+    ) -> tuple[Float[Tensor, "n 2"], Float[Tensor, "n 2"]]:
+        """Return the angles of steps that stay within the square."""
+        room = ((state if is_backward else 1 - state) / self.delta).clamp(0, 1)
+        lowest, highest = room[:, 0].acos(), room[:, 1].asin()
+        half_square = torch.full_like(lowest, self.delta**2 / 2)
+        shortest = half_square.where(~self.is_source(state), 0)
+        low = torch.stack([lowest, shortest], 1)
+        return low, torch.stack([highest.maximum(lowest), half_square], 1)
+
+    def reference(self, state: StateBatch, is_backward: bool = False) -> Distribution:
+        """Return the uniform density of the parameters."""
+        return uniform(*self.bounds(state, is_backward))
+
+    def log_reward(self, state: StateBatch, condition: Tensor | None = None) -> Floats:
+        """Return log R(x), in nats (the class's equation)."""
+        self.check_terminating(state)
+        in_outer = ((state - 0.5).abs() > 0.25).all(1)
+        return (self.r0 + self.r1 * in_outer + self.r2 * self._in_inner_band(state)).log()
+
+    def encode(self, state: StateBatch) -> Float[Tensor, "n encoded"]:
+        """Return the coordinates from -1 to 1, sines and cosines of them, and a flag of the source.
+
+        Rewards have edges, which networks learn sooner from waves of several lengths.
+        """
+        phase = (math.pi * state[:, :, None] * state.new_tensor(_FREQUENCIES)).flatten(1)
+        is_source = self.is_source(state)[:, None].to(state.dtype)
+        return torch.cat([2 * state - 1, phase.sin(), phase.cos(), is_source], 1)
+
+    def modes_reached(self, state: StateBatch, log_reward: Floats | None = None) -> Modes:
+        """Return the corners, 0 to 3, in the inner bands of which some state lies."""
+        corner = 2 * (state[:, 0] > 0.5).long() + (state[:, 1] > 0.5).long()
+        return corner[self._in_inner_band(state)]
+
+    def _in_inner_band(self, state: StateBatch) -> Flags:
+        offset = (state - 0.5).abs()
+        return ((offset > 0.3) & (offset < 0.4)).all(1)
+
+    def move(self, state: StateBatch, move: Float[Tensor, "n 3"]) -> StateBatch:
+        """Add the vector of the move."""
+        return (state + _vector(move)).clamp(max=1)
+
+    def undo(self, state: StateBatch, move: Float[Tensor, "n 3"]) -> StateBatch:
+        """Subtract the vector of the move; a first move leads back to the source."""
+        undone = (state - _vector(move)).clamp(min=0)
+        return self.source_state.where(self.from_source(state)[0][:, None], undone)
+
+
+def _vector(move: Float[Tensor, "n 3"]) -> Float[Tensor, "n 2"]:
+    angle, length = move[:, 1], (2 * move[:, 2]).sqrt()
+    return length[:, None] * torch.stack([angle.cos(), angle.sin()], 1)
 
 
 class Line(ContinuousEnv):
