@@ -199,23 +199,15 @@ class TrainConfig(GeneralOptions):
     def _check_learning(self) -> None:
         loss, teacher = LOSSES[self.loss], self.teacher.share
         why = f"with loss {self.loss}, whose residuals do not tell too little flow from too much"
-        _require(
-            loss.is_signed or self.regression != "linex",
-            "regression", f"squared {why}", self.regression,
-        )  # fmt: skip
-        _require(
-            loss.is_signed or self.draw.kind != "teacher",
-            "draw", f"another than teacher {why}", self.draw.kind,
-        )  # fmt: skip
-        _require(loss.is_signed or not teacher, "teacher", f"0 {why}", teacher)
-        _require(
-            not teacher or REPLAY[self.replay_name].gives is Trajectories,
-            "teacher", f"0 with replay {self.replay_name}", teacher,
-        )  # fmt: skip
-        _require(
-            self.epsilon_end is None or not self.workers,
-            "workers", "0 with epsilon_end", self.workers,
-        )  # fmt: skip
+        if not loss.is_signed:
+            draw, regression = self.draw.kind, self.regression
+            _require(regression != "linex", "regression", f"squared {why}", regression)
+            _require(draw != "teacher", "draw", f"another than teacher {why}", draw)
+            _require(not teacher, "teacher", f"0 {why}", teacher)
+        if REPLAY[self.replay_name].gives is not Trajectories:
+            _require(not teacher, "teacher", f"0 with replay {self.replay_name}", teacher)
+        if self.epsilon_end is not None:
+            _require(not self.workers, "workers", "0 with epsilon_end", self.workers)
         ends = {"epsilon": (self.epsilon, self.epsilon_end)}
         if isinstance(self.draw, SoftmaxDraw):
             ends["draw.temperature"] = (self.draw.temperature, self.draw.temperature_end)
@@ -228,13 +220,11 @@ class TrainConfig(GeneralOptions):
 
     def _check_feed(self) -> None:
         feed, end = f"with feed {self.feed.kind}", self.temperature_end
+        stores, draw = self.replay_name, self.draw.kind
         _require(self.managers.n >= 1, "managers", f"at least 1 {feed}", self.managers.n)
-        stores = self.replay_name
         _require(stores == "trajectories", "replay", f"trajectories {feed}", stores)
-        _require(
-            not isinstance(self.draw, PriorityDraw),
-            "draw", f"another than priority and teacher {feed}", self.draw.kind,
-        )  # fmt: skip
+        fits = not isinstance(self.draw, PriorityDraw)
+        _require(fits, "draw", f"another than priority and teacher {feed}", draw)
         _require(end is None, "draw.temperature_end", f"None {feed}", end)
 
     @property

@@ -141,7 +141,7 @@ class Trainer:
         }  # fmt: skip
         self.steps_done = 0
         self.history: list[Row] = []
-        self._losses = _no_losses()
+        self._losses: dict[str, list[float]] = {"loss": [], "replay_loss": []}  # since the last row
 
     def step(self) -> float:
         """Take one training step.
@@ -280,7 +280,7 @@ class Trainer:
         """Measure, and append the row to ``history``."""
         row = self.measure()
         self.history.append(row)
-        self._losses = _no_losses()
+        self._losses = {"loss": [], "replay_loss": []}
         for statistics in self._statistics():
             statistics.forget_ages()
         return row
@@ -356,11 +356,6 @@ def _make_discovery(config: TrainConfig, env: GFNEnv) -> DiscoveryMetrics:
     if (modes := config.separated_modes).score is not None:
         separated = SeparatedModes(modes.score, modes.cutoff, distance)
     return DiscoveryMetrics(env, distance, separated)
-
-
-def _no_losses() -> dict[str, list[float]]:
-    """Return an empty record of the losses since the last row of history."""
-    return {"loss": [], "replay_loss": []}
 
 
 def _seeds(seed: int, stream: int) -> list[int]:

@@ -232,10 +232,11 @@ def write_comparison(path: Path, comparison: Comparison) -> None:
 def draw_comparison(comparison: Comparison) -> Figure:
     """Return a panel for each metric: means over seeds against reward calls, and their spread."""
     configurations = comparison.configurations
-    headline = _plain(f"{comparison.env}, mean ± standard deviation over seeds")
+    headline = f"{comparison.env}, mean ± standard deviation over seeds"
     n_runs = [len(each.runs) for each in configurations]
     seeds = ["" if n == 1 else f" ({n} seeds)" for n in n_runs]
-    labels = [_plain(each.label) + n for each, n in zip(configurations, seeds, strict=True)]
+    labels = [each.label + n for each, n in zip(configurations, seeds, strict=True)]
+    headline, *labels = (text.replace("$", r"\$") for text in (headline, *labels))  # no formulas
     colors = several_colors(len(labels))
     legend = [Line2D([], [], color=color, linewidth=2.2) for color in colors]
     figure, panels = panel_grid(len(comparison.metrics), headline, legend, labels)
@@ -250,10 +251,6 @@ def draw_comparison(comparison: Comparison) -> Figure:
         better = {1: " (higher is better)", -1: " (lower is better)", 0: ""}[direction(metric)]
         finish(axes, words + better, words)
     return figure
-
-
-def _plain(text: str) -> str:
-    return text.replace("$", r"\$")  # which would begin a formula
 
 
 def _draw(axes: Axes, each: Configuration, metric: str, color: str, label: str) -> None:

@@ -237,9 +237,8 @@ class RankCoordinator:
         if among.seen(rank):
             log.warning("rank %d: rank %d is back", self._rank, rank)
         if message.error is not None:
-            log.warning(
-                "rank %d: cannot read what rank %d sent: %s", self._rank, rank, message.error
-            )
+            what = self._rank, rank, message.error
+            log.warning("rank %d: cannot read what rank %d sent: %s", *what)
         elif message.kind == _RunKind.ALIVE:
             self._progress[rank] = message.meta or self._progress.get(rank, {})
         elif message.kind == _RunKind.END:
@@ -257,7 +256,7 @@ class RankCoordinator:
                 self.unwritten[rank] = unwritten
             if rank in self.peers:
                 rows, meta = message.rows, message.meta
-                modes = (
-                    torch.zeros(0, dtype=torch.int64) if rows is None else rows.get("mode").clone()
-                )
+                modes = torch.zeros(0, dtype=torch.int64)
+                if rows is not None:
+                    modes = rows.get("mode").clone()
                 self.results[rank] = RankResult(meta["row"], meta["counters"], modes)

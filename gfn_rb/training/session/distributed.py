@@ -73,12 +73,9 @@ class RankEnd(NamedTuple):
 
 
 def end_without(end: RankEnd, transport: Transport, folder: RunFolder, since: float) -> None:
-    """Have this process end at its exit, and with it the job, though other ranks do not.
-
-    MPI finalizes with all processes together, and a launcher waits for all of them. Where the
-    others are known to go on without a process that dies, one that hangs on this machine is
-    killed; elsewhere MPI ends the job.
-    """
+    """Have this process end at its exit, and with it the job, though other ranks do not."""
+    # MPI finalizes with all processes together, and a launcher waits for all. Where others go on
+    # without a process that dies, one that hangs on this machine is killed; else MPI ends the job.
     is_mpi, left = isinstance(transport, MPITransport), [*end.hanging]
     if not is_mpi or is_fault_tolerant():
         left = [rank for rank in left if not _is_killed(RunFolder(folder.path, rank), since)]
@@ -321,6 +318,7 @@ class TrainingRank:
     def _summary(self) -> dict[str, Any]:
         known = self.coordinator
         results = sorted(known.results.items())
+        did = {str(r): {"measured": each.row, "counters": each.counters} for r, each in results}
         return {
             "size": known.roles.size,
             "managers": [*known.roles.managers],
@@ -329,10 +327,7 @@ class TrainingRank:
             "reward_calls": sum(int(each.row["reward_calls"] or 0) for _, each in results),
             "modes_found": known.modes_found(),
             "wall_seconds": time.perf_counter() - self._start,
-            "ranks": {
-                str(rank): {"measured": each.row, "counters": each.counters}
-                for rank, each in results
-            },
+            "ranks": did,
         }
 
 

@@ -157,7 +157,13 @@ def _fault(config: TrainConfig, started: Launch | None) -> GfnRbError | None:
         config.validate()
         check_importable(type(config))
         if started is None:
-            _check_alone(config)
+            defaults = {f.name: f.default for f in fields(config)}
+            useless = "average_gradients", *(() if config.managers.n else ("patience",))
+            for name in useless:
+                if (value := getattr(config, name)) != defaults[name]:
+                    raise ArgumentError(
+                        f"{name} has no effect unless several ranks are started, got {value} with 1"
+                    )
         if type(config) not in CONFIGS.values():  # one of the user's: has it parts that fit?
             own = replace(config, device="cpu")
             with torch.random.fork_rng(devices=[]):
@@ -169,14 +175,3 @@ def _fault(config: TrainConfig, started: Launch | None) -> GfnRbError | None:
         return error
     torch.set_num_threads(config.threads)
     return None
-
-
-def _check_alone(config: TrainConfig) -> None:
-    """Check that nothing is asked for which only several ranks can do."""
-    defaults = {f.name: f.default for f in fields(config)}
-    for name, has_effect in (("average_gradients", False), ("patience", config.managers.n > 0)):
-        value = getattr(config, name)
-        if not has_effect and value != defaults[name]:
-            raise ArgumentError(
-                f"{name} has no effect unless several ranks are started, got {value} with 1"
-            )

@@ -299,6 +299,9 @@ def make_manager(
     on_cpu = replace(config, device="cpu", max_age=None)  # of everyone, whose steps differ
     env, secret = on_cpu.make_env(), run_secret()
     buffer = _buffer(on_cpu, env, transport.rank)
+    # A row as those that train send, by which a manager knows what to store.
+    sampler = Sampler(make_loss(on_cpu, env, config.seed).forward_policy)
+    one = sampler.sample_trajectories(env, 1, generator=torch.Generator().manual_seed(0))
     every = config.checkpoint_every * len(roles.workers) // config.managers.send_every
     if config.managers.journal:
         Journal(buffer, folder.journal, "always", secret)
@@ -311,19 +314,12 @@ def make_manager(
         checkpoint=folder.checkpoint,
         checkpoint_every=max(1, every),
         worker_timeout=worker_silence(config, roles),
-        rows=_example_row(on_cpu, env),
+        rows=one.to_tensordict().set(POLICY_VERSION, torch.zeros_like(one.length)),
         secret=secret,
     )
     if folder.checkpoint.exists():
         manager.load()
     return manager
-
-
-def _example_row(config: TrainConfig, env: GFNEnv) -> TensorDictBase:
-    """Return a row as those that train send, by which a manager knows what to store."""
-    policy = make_loss(config, env, config.seed).forward_policy
-    one = Sampler(policy).sample_trajectories(env, 1, generator=torch.Generator().manual_seed(0))
-    return one.to_tensordict().set(POLICY_VERSION, torch.zeros_like(one.length))
 
 
 def _buffer(config: TrainConfig, env: GFNEnv, rank: int) -> TensorDictReplayBuffer:

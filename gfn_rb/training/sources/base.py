@@ -73,11 +73,9 @@ class PolicySource(Source):
 
 
 class LocalSearchSource(Source):
-    """Follows each trajectory of another source by those that local search makes of it.
+    """Follows trajectories of another source by all proposals of a local search around them.
 
-    Each loop searches once around what the loops before accepted in each row, a proposal of
-    strictly higher reward (Kim et al. 2023, arXiv:2310.02710). Every proposal is returned, accepted
-    or not, and has cost a reward call.
+    Each loop searches around the best of the loops before (Kim et al. 2023, arXiv:2310.02710).
     """
 
     def __init__(
@@ -108,15 +106,11 @@ class LocalSearchSource(Source):
 
 
 class Teacher:
-    """A policy with networks of its own, trained to sample what another one fits badly.
+    """A policy with networks of its own, trained to sample what another, the student, fits badly.
 
-    With the residual of that other policy, the student, and r from
-    :class:`~gfn_rb.training.priority_rules.TeacherReward`, it learns to sample in proportion to
-
-        log R_T(x) = log r(residual) + alpha log R(x)
-
-    by trajectory balance, from all that the student learns from (Kim et al. 2025,
-    arXiv:2410.01432).
+    By trajectory balance, from all that the student learns from, it learns to sample by
+    log R_T(x) = log r(residual) + alpha log R(x), with r of ``TeacherReward`` and the student's
+    residual (Kim et al. 2025, arXiv:2410.01432).
     """
 
     def __init__(self, config: TrainConfig, env: GFNEnv, seed: int) -> None:
